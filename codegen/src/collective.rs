@@ -1,0 +1,73 @@
+//! Collectives: which elements of a piece go to which member of the group.
+
+use crate::layout::Layout;
+use shardc_ir::kernel::{Block, Collective, Exchange, Kernel, Reduced};
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::types::{Extent, Reduction, Type};
+
+/// Coordinates of every member of this rank's group, in group order.
+fn members(l: &Layout, axes: AtomSet) -> Vec<Vec<usize>> {
+    let group = l.mesh.group(axes, l.mesh.rank(l.coords));
+    group.into_iter().map(|r| l.mesh.coords(r)).collect()
+}
+
+fn kernel(axes: AtomSet, exchange: Exchange) -> Kernel {
+    Kernel::Collective(Collective { axes, exchange })
+}
+
+/// The part of `operand` that lies where another tensor has the piece `piece` of dim `dim`.
+fn overlap(l: &Layout, operand: usize, dim: usize, piece: Extent) -> Block {
+    let own = l.extent(operand, dim);
+    let first = piece.offset.max(own.offset);
+    let last = (piece.offset + piece.len).min(own.offset + own.len);
+    l.part(operand, dim, first - own.offset, last.saturating_sub(first))
+}
+
+/// The piece of dim `dim` that each member has in a tensor of type `t`.
+fn pieces(l: &Layout, axes: AtomSet, t: &Type, dim: usize) -> Vec<Extent> {
+    members(l, axes).iter().map(|c| t.extent(l.mesh, dim, c)).collect()
+}
+
+fn blocks(l: &Layout, operand: usize, dim: usize, pieces: &[Extent]) -> Vec<Block> {
+    pieces.iter().map(|&p| overlap(l, operand, dim, p)).collect()
+}
+
+pub(crate) fn all_reduce(l: &Layout, axes: AtomSet) -> Kernel {
+    let one = |i: usize| {
+        let t = l.types[i];
+        let fold = if axes.within(t.max) {
+            Reduction::Max
+        } else if axes.within(t.min) {
+            Reduction::Min
+        } else {
+            Reduction::Sum
+        };
+        Reduced { fold, from: l.whole(i), to: l.whole(l.ins + i) }
+    };
+    kernel(axes, Exchange::AllReduce { tensors: (0..l.ins).map(one).collect() })
+}
+
+pub(crate) fn all_gather(l: &Layout, axes: AtomSet, dim: usize) -> Kernel {
+    let pieces = pieces(l, axes, l.types[0], dim);
+    kernel(axes, Exchange::AllGather { from: l.whole(0), to: blocks(l, 1, dim, &pieces) })
+}
+
+pub(crate) fn reduce_scatter(l: &Layout, axes: AtomSet, dim: usize) -> Kernel {
+    let pieces = pieces(l, axes, l.types[1], dim);
+    let from = blocks(l, 0, dim, &pieces);
+    kernel(axes, Exchange::ReduceScatter { fold: Reduction::Sum, from, to: l.whole(1) })
+}
+
+/// Members split dim `from` before and dim `to` after: what a member gives is its piece, cut where
+/// the receiver's new piece is.
+pub(crate) fn all_to_all(l: &Layout, axes: AtomSet, from: usize, to: usize) -> Kernel {
+    let (old, new) = (pieces(l, axes, l.types[0], from), pieces(l, axes, l.types[1], to));
+    let exchange =
+        Exchange::AllToAll { from: blocks(l, 0, to, &new), to: blocks(l, 1, from, &old) };
+    kernel(axes, exchange)
+}
+
+pub(crate) fn permute(l: &Layout, axes: AtomSet, shift: usize) -> Kernel {
+    let shift = shift % l.mesh.ways(axes);
+    kernel(axes, Exchange::Permute { shift, from: l.whole(0), to: l.whole(1) })
+}

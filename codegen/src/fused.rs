@@ -1,0 +1,127 @@
+//! Ops that are one kernel because their parts would cost much more: optimizers, rotary embedding,
+//! attention.
+
+use crate::elementwise::{Body, map};
+use crate::layout::Layout;
+use shardc_ir::kernel::{self, Heads, Kernel, Unary, View};
+use shardc_ir::ops::attention::ROWS;
+use shardc_ir::ops::{AdamW, OpDef, Sgd};
+
+/// One step of AdamW: `param - lr (decay · param + m / c1 / (√(v / c2) + eps))`.
+pub(crate) fn adamw(l: &Layout, op: &AdamW, ranks: &[usize]) -> Kernel {
+    map(l, &op.rule(ranks), |b| {
+        let [p, g, m, v, lr, step, by] = [0, 1, 2, 3, 4, 5, 6].map(|i| b.load(i));
+        let g = b.mul(g, by);
+        let moment = |b: &mut Body, old, beta: f64, new| {
+            let log = b.constant(beta.ln());
+            let (beta, rest) = (b.constant(beta), b.constant(1.0 - beta));
+            let (x, y) = (b.mul(old, beta), b.mul(new, rest));
+            // 1 - beta^step, without the cancellation of the first steps.
+            let exponent = b.mul(step, log);
+            let (power, minus) = (b.unary(Unary::ExpM1, exponent), b.constant(-1.0));
+            (b.add(x, y), b.mul(power, minus))
+        };
+        let (m, c1) = moment(b, m, op.beta1, g);
+        let g2 = b.mul(g, g);
+        let (v, c2) = moment(b, v, op.beta2, g2);
+        let (m_hat, v_hat) = (b.div(m, c1), b.div(v, c2));
+        let (root, eps) = (b.unary(Unary::Sqrt, v_hat), b.constant(op.eps));
+        let below = b.add(root, eps);
+        let update = b.div(m_hat, below);
+        let decay = b.constant(op.decay);
+        let decayed = b.mul(p, decay);
+        let sum = b.add(decayed, update);
+        let change = b.mul(lr, sum);
+        [b.sub(p, change), m, v]
+    })
+}
+
+/// One step of stochastic gradient descent.
+pub(crate) fn sgd(l: &Layout, op: &Sgd, ranks: &[usize]) -> Kernel {
+    map(l, &op.rule(ranks), |b| {
+        let [p, g, lr, by] = [0, 1, 2, 3].map(|i| b.load(i));
+        let decay = b.constant(op.decay);
+        let (g, p_decay) = (b.mul(g, by), b.mul(p, decay));
+        let sum = b.add(g, p_decay);
+        let change = b.mul(lr, sum);
+        [b.sub(p, change)]
+    })
+}
+
+/// Rows of an operand, without its last, adjacent dim.
+fn rows(l: &Layout, operand: usize) -> View {
+    let mut strides = l.strides(operand);
+    strides.pop();
+    View { operand, offset: 0, strides }
+}
+
+/// Rotary embedding; `cos` and `sin` are `[s, r]`.
+pub(crate) fn rope(l: &Layout) -> Kernel {
+    let lens = l.lens(3);
+    let table = |operand: usize| {
+        let s = l.strides(operand)[0];
+        View { operand, offset: 0, strides: [0, s, 0].into_iter().collect() }
+    };
+    Kernel::Rope(kernel::Rope {
+        extents: [lens[0], lens[1], lens[2]],
+        width: lens[3],
+        turns: l.lens(1)[1],
+        x: rows(l, 0),
+        cos: table(1),
+        sin: table(2),
+        out: rows(l, 3),
+    })
+}
+
+fn heads(l: &Layout, scale: f64, window: Option<usize>, positions: [usize; 2]) -> Heads {
+    let (q, k, v) = (l.lens(0), l.lens(1), l.lens(2));
+    let adjacent = |operand| View { operand, offset: 0, strides: [1].into_iter().collect() };
+    Heads {
+        batch: q[0],
+        queries: q[1],
+        keys: k[1],
+        groups: k[2],
+        repeat: q[2].checked_div(k[2]).unwrap_or(0),
+        width: q[3],
+        value_width: v[3],
+        scale: scale as f32,
+        window,
+        rows: q[1].min(ROWS),
+        q_pos: adjacent(positions[0]),
+        k_pos: adjacent(positions[1]),
+        scratch: adjacent(l.types.len()),
+    }
+}
+
+/// All dims of an operand.
+fn all(l: &Layout, operand: usize) -> View {
+    View { operand, offset: 0, strides: l.strides(operand) }
+}
+
+/// Operands q, k, v, q_pos, k_pos; results out, lse; then the workspace.
+pub(crate) fn attention(l: &Layout, scale: f64, window: Option<usize>) -> Kernel {
+    Kernel::Attention(Box::new(kernel::Attention {
+        heads: heads(l, scale, window, [3, 4]),
+        q: rows(l, 0),
+        k: rows(l, 1),
+        v: rows(l, 2),
+        out: rows(l, 5),
+        lse: all(l, 6),
+    }))
+}
+
+/// Operands q, k, v, lse, d_o, delta, q_pos, k_pos; results d_q, d_k, d_v; then the workspace.
+pub(crate) fn attention_grad(l: &Layout, scale: f64, window: Option<usize>) -> Kernel {
+    Kernel::AttentionGrad(Box::new(kernel::AttentionGrad {
+        heads: heads(l, scale, window, [6, 7]),
+        q: rows(l, 0),
+        k: rows(l, 1),
+        v: rows(l, 2),
+        lse: all(l, 3),
+        d_out: rows(l, 4),
+        delta: all(l, 5),
+        d_q: rows(l, 8),
+        d_k: rows(l, 9),
+        d_v: rows(l, 10),
+    }))
+}

@@ -1,0 +1,80 @@
+//! Ops that move elements and do no arithmetic: copies of pieces, and looking up by index.
+
+use crate::layout::{Layout, Nest};
+use shardc_ir::kernel::{Block, Copy, Extents, Kernel, Pick};
+use shardc_ir::rule::{Dims, Group, Rule};
+
+/// A copy from one block to another of the same sizes, before loops are joined.
+fn copy(l: &Layout, lens: &[usize], from: (&Extents, usize), to: (&Extents, usize)) -> Copy {
+    let mut nest = Nest::new(2);
+    for (d, &n) in lens.iter().enumerate() {
+        nest.push(n, &[from.0[d], to.0[d]]);
+    }
+    Copy {
+        clear: None,
+        extents: nest.extents(),
+        from: nest.view(0, 0, from.1),
+        to: nest.view(1, l.ins, to.1),
+    }
+}
+
+/// The operand with its dims reordered, or repeated along new ones.
+pub(crate) fn spread(l: &Layout, rule: &Rule) -> Kernel {
+    let loops = &rule.outs[0];
+    let from = l.along(0, &rule.ins[0], loops);
+    Kernel::Copy(copy(l, &l.lens(1), (&from, 0), (&l.strides(1), 0)))
+}
+
+/// This rank's piece of dim `dim`.
+pub(crate) fn slice(l: &Layout, dim: usize) -> Kernel {
+    let first = l.extent(1, dim).offset - l.extent(0, dim).offset;
+    let from = l.strides(0);
+    Kernel::Copy(copy(l, &l.lens(1), (&from, first * from[dim]), (&l.strides(1), 0)))
+}
+
+/// This rank's piece of dim `dim` among zeros.
+pub(crate) fn place(l: &Layout, dim: usize) -> Kernel {
+    let first = l.extent(0, dim).offset - l.extent(1, dim).offset;
+    let to = l.strides(1);
+    let mut k = copy(l, &l.lens(0), (&l.strides(0), 0), (&to, first * to[dim]));
+    k.clear = Some(l.whole(1));
+    Kernel::Copy(k)
+}
+
+/// `take`: loops over the result; the picked dim is the one that only `x` has.
+pub(crate) fn take(l: &Layout, rule: &Rule) -> Kernel {
+    let loops = &rule.outs[0];
+    Kernel::Take(pick(l, rule, loops, l.lens(2), (0, only(&rule.ins[0], [&rule.ins[1], loops]))))
+}
+
+/// `put`: loops over `x`; the picked dim is the one that only the result has.
+pub(crate) fn put(l: &Layout, rule: &Rule) -> Kernel {
+    let loops = &rule.ins[0];
+    let dim = only(&rule.outs[0], [&rule.ins[1], loops]);
+    let clear: Block = l.whole(2);
+    Kernel::Put { pick: pick(l, rule, loops, l.lens(0), (2, dim)), clear }
+}
+
+fn only(all: &Dims, others: [&Dims; 2]) -> usize {
+    let alone = |g: &Group| !others.iter().any(|o| o.contains(g));
+    all.iter().position(alone).expect("accepts() asks for one such letter")
+}
+
+fn pick(l: &Layout, rule: &Rule, loops: &Dims, lens: Extents, at: (usize, usize)) -> Pick {
+    let dims = [&rule.ins[0], &rule.ins[1], &rule.outs[0]];
+    let walks = [0, 1, 2].map(|t| l.along(t, dims[t], loops));
+    let mut nest = Nest::new(3);
+    for (d, &n) in lens.iter().enumerate() {
+        nest.push(n, &[walks[0][d], walks[1][d], walks[2][d]]);
+    }
+    let picked = l.extent(at.0, at.1);
+    Pick {
+        extents: nest.extents(),
+        x: nest.view(0, 0, 0),
+        index: nest.view(1, 1, 0),
+        out: nest.view(2, 2, 0),
+        first: picked.offset,
+        len: picked.len,
+        stride: l.strides(at.0)[at.1],
+    }
+}

@@ -1,0 +1,68 @@
+//! Which loops the letters of a `dot` become.
+
+use shardc_codegen::lower;
+use shardc_ir::builder::Builder;
+use shardc_ir::func::{Func, Name};
+use shardc_ir::kernel::{Gemm, Kernel};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::ops::Dot;
+use shardc_ir::types::{AtomList, Type};
+
+/// The kernel of a `dot` on one rank; dim 1 of the operands marked `true` is split over tp, the
+/// others are replicated.
+fn dot(ways: usize, rank: usize, rule: &str, ins: [(&[usize], bool); 2]) -> Kernel {
+    let mesh = Mesh::new(&[("tp", ways)]).unwrap();
+    let mut f = Func::new("f");
+    let args = ins.map(|(sizes, split)| {
+        let mut t = Type::f32(sizes);
+        if ways > 1 && split {
+            t.dims[1].atoms = AtomList::collect([Atom(0)]).unwrap();
+        } else if ways > 1 {
+            t.replicated = AtomSet::one(Atom(0));
+        }
+        f.arg(t, Name::parse("x"), None)
+    });
+    let ranks = ins.map(|i| i.0.len());
+    Builder::new(&mesh, &mut f).push("y", Dot::by(rule, &ranks), &args);
+    lower(&mesh, &f, &f.nodes[0], &mesh.coords(rank)).unwrap()
+}
+
+fn gemm(k: Kernel) -> Gemm {
+    match k {
+        Kernel::Gemm(g) => g,
+        other => panic!("{other:?} is no product"),
+    }
+}
+
+#[test]
+fn adjacent_letters_become_one_loop() {
+    let g = gemm(dot(1, 0, "bsh,oh->bso", [(&[2, 3, 4], false), (&[5, 4], false)]));
+    assert_eq!((g.m, g.n, g.k, g.batch.len(), g.sum.len()), (6, 5, 4, 0, 0));
+    let g = gemm(dot(1, 0, "bso,bsh->oh", [(&[2, 3, 5], false), (&[2, 3, 4], false)]));
+    assert_eq!((g.m, g.n, g.k, g.batch.len(), g.sum.len()), (5, 4, 6, 0, 0));
+    let g = gemm(dot(1, 0, "bmk,bkn->bmn", [(&[2, 3, 5], false), (&[2, 5, 4], false)]));
+    assert_eq!((g.m, g.n, g.k, &g.batch[..]), (3, 4, 5, &[2][..]));
+}
+
+#[test]
+fn padded_letters_stay_loops_of_their_own() {
+    // 5 positions over 2 ranks: rank 0 holds 3 of 3, rank 1 holds 2 of 3 places.
+    let forward = |r| gemm(dot(2, r, "bsh,oh->bso", [(&[4, 5, 7], true), (&[6, 7], false)]));
+    assert_eq!((forward(0).m, forward(0).batch.len()), (12, 0));
+    let g = forward(1);
+    assert_eq!((g.m, &g.batch[..], g.a.view.strides[0]), (4, &[2][..], 7));
+    assert_eq!(g.a.row_stride, 21);
+    let g = gemm(dot(2, 1, "bso,bsh->oh", [(&[4, 5, 6], true), (&[4, 5, 7], true)]));
+    assert_eq!((g.k, &g.sum[..], g.out.view.strides.len()), (4, &[2][..], 0));
+}
+
+#[test]
+fn products_without_two_sides_are_reductions() {
+    for (rule, ins) in [
+        ("bsh,bsh->bs", [(&[2, 3, 4][..], false), (&[2, 3, 4][..], false)]),
+        ("ab,ab->", [(&[2, 3], false), (&[2, 3], false)]),
+        ("bs,bsh->h", [(&[2, 3], false), (&[2, 3, 4], false)]),
+    ] {
+        assert!(matches!(dot(1, 0, rule, ins), Kernel::Reduce(_)), "{rule}");
+    }
+}

@@ -1,0 +1,70 @@
+//! Compiles `examples/tiny-llama` for dp=2, tp=2, trains it on the text of this repository on four
+//! local ranks, and shows that one rank gives the same losses.
+//!
+//! `cargo run --release --example tiny_llama`
+
+use shardc::commands::inspect::{self, Inspect};
+use shardc::commands::run::{Run, Start, session};
+use shardc::data::Data;
+use shardc::flags::Flags;
+use shardc_ir::diag::Result;
+use shardc_runtime::StepBatch;
+use std::path::Path;
+
+const STEPS: usize = 60;
+
+fn main() {
+    if let Err(d) = demo() {
+        eprintln!("{d}");
+        std::process::exit(d.exit as i32);
+    }
+}
+
+fn demo() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dir = std::env::temp_dir().join(format!("shardc-tiny-llama-{}.plan", std::process::id()));
+    let flags = |mesh: &str| Flags {
+        mesh: Some(mesh.into()),
+        global_batch: Some(8),
+        seq: Some(128),
+        lr: Some(3e-3),
+        clip: Some(1.0),
+        ..Flags::default()
+    };
+    println!("$ shardc compile examples/tiny-llama --mesh dp=2,tp=2 --seq 128 --lr 3e-3 --clip 1.0");
+    let four = train(&root.join("examples/tiny-llama"), &flags("dp=2,tp=2"), Some(&dir), root)?;
+    println!("\nthe same on one rank");
+    let one = train(&root.join("examples/tiny-llama"), &flags(""), None, root)?;
+    let worst = four.iter().zip(&one).map(|(a, b)| ((a - b) / b).abs()).fold(0.0f32, f32::max);
+    println!("\n4 ranks and 1 rank: largest relative difference of {STEPS} losses is {worst:.1e}");
+    assert!(worst < 1e-3, "sharded training must give the losses of one rank");
+    Ok(())
+}
+
+/// Compiles, shows the plan, trains; the losses.
+fn train(model: &Path, flags: &Flags, dir: Option<&Path>, root: &Path) -> Result<Vec<f32>> {
+    let o = flags.options()?;
+    let out = shardc::compile(model, &o, dir, &mut |_, _| {})?;
+    if let Some(dir) = dir {
+        let what = Inspect { summary: true, ..Inspect::default() };
+        print!("{}", inspect::inspect(&shardc::plan_dir::read(dir)?, &what, false)?);
+        let _ = std::fs::remove_dir_all(dir);
+    }
+    let plan = &out.stored.plan;
+    let start = Start::Random { seed: o.seed };
+    let mut ranks = session(plan, &start, &Run { timeout: 60, ..Run::default() })?;
+    let data = Data::open(&format!("bytes:{}/**/*.rs", root.display()), plan.settings.vocab)?;
+    let since = std::time::Instant::now();
+    let mut losses = vec![];
+    for step in 1..=STEPS {
+        let (ids, targets) = data.batch(o.seed, step as u32, o.global_batch, o.seq);
+        let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
+        let loss = ranks.step(&batch, o.lr.at(step), step)?.loss.unwrap_or(f32::NAN);
+        losses.push(loss);
+        if step == 1 || step % 10 == 0 {
+            let rate = (step * ids.len()) as f64 / since.elapsed().as_secs_f64();
+            println!("step {step:>3}  loss {loss:.4}  {rate:.0} tokens/s");
+        }
+    }
+    Ok(losses)
+}

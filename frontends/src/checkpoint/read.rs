@@ -1,0 +1,167 @@
+//! Reads a slice of a parameter, and no more of the file than it needs.
+//!
+//! Files are read at positions into one buffer of at most [`BUFFER`] bytes rather than mapped: a
+//! mapping counts as memory of the process, and a file that shrinks under it kills the process.
+
+use super::{Checkpoint, Entry};
+use crate::files;
+use half::{bf16, f16};
+use safetensors::Dtype;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::tensor::{each_index, strides};
+use shardc_ir::weights::Weight;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+
+/// Most bytes read at once.
+const BUFFER: usize = 1 << 20;
+/// Pieces this near to each other are read together.
+const GAP: usize = 1 << 16;
+
+impl Checkpoint {
+    /// Reads a slice of a parameter as f32, row-major: one range per dim of the *parameter*. Equal
+    /// files give equal numbers; BF16 and F16 become f32 exactly.
+    ///
+    /// Errors: those of [`Checkpoint::check`]; `slice` if the ranges or `out` do not fit the
+    /// parameter; `file` if the file has changed.
+    pub fn read(&self, weight: &Weight, ranges: &[Range<usize>], out: &mut [f32]) -> Result<()> {
+        let entry = self.entry(weight)?;
+        let ranges = in_tensor(weight, check_slice(weight, ranges, out.len())?)?;
+        let path = self.file(entry);
+        let (file, len) = files::open(path)?;
+        let fail = |e: std::io::Error| files::io_error("cannot read the tensor", path, &e);
+        if len < entry.bytes.end {
+            return Err(Diag::new("truncated", format!("the file has shrunk to {len} bytes"))
+                .at(path.display().to_string())
+                .help(format!("`{}` ends at byte {}", weight.tensor, entry.bytes.end)));
+        }
+        read_pieces(&mut Window { file, at: 0, bytes: vec![] }, entry, &ranges, out).map_err(fail)
+    }
+}
+
+/// Checks a slice of a parameter: one range per dim, inside it, `len` elements in all.
+pub(super) fn check_slice<'a>(
+    w: &Weight,
+    ranges: &'a [Range<usize>],
+    len: usize,
+) -> Result<&'a [Range<usize>]> {
+    let inside = |(r, &n): (&Range<usize>, &usize)| r.start <= r.end && r.end <= n;
+    let fits = ranges.len() == w.shape.len() && ranges.iter().zip(&w.shape).all(inside);
+    let elements = || ranges.iter().try_fold(1usize, |n, r| n.checked_mul(r.len()));
+    // So that no stride of the parameter overflows.
+    let small = w.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1))).is_some();
+    if small && fits && elements() == Some(len) {
+        return Ok(ranges);
+    }
+    let what = format!("{ranges:?}, {len} elements, is no slice of `{}` {:?}", w.param, w.shape);
+    Err(Diag::new("slice", what).help(format!("use one range in each of {:?}", w.shape)))
+}
+
+/// The slice in coordinates of the checkpoint's tensor.
+fn in_tensor(w: &Weight, ranges: &[Range<usize>]) -> Result<Vec<Range<usize>>> {
+    let mut out = ranges.to_vec();
+    let mut shape = w.tensor_shape.clone();
+    if let Some(p) = &w.part {
+        let end = p.start.checked_add(p.len);
+        let (Some(size), Some(end)) = (shape.get_mut(p.dim), end) else {
+            return Err(no_part(w));
+        };
+        if end > *size {
+            return Err(no_part(w));
+        }
+        *size = p.len;
+        if let Some(r) = out.get_mut(p.dim) {
+            *r = r.start + p.start..r.end + p.start;
+        }
+    }
+    if shape == w.shape { Ok(out) } else { Err(no_part(w)) }
+}
+
+fn no_part(w: &Weight) -> Diag {
+    let what = format!("parameter `{}` {:?} is no part of {:?}", w.param, w.shape, w.tensor_shape);
+    Diag::new("slice", what).help(format!("its part is {:?}", w.part))
+}
+
+fn read_pieces(
+    window: &mut Window,
+    entry: &Entry,
+    ranges: &[Range<usize>],
+    out: &mut [f32],
+) -> std::io::Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    let element = if entry.dtype == Dtype::F32 { 4 } else { 2 };
+    // Dims from `whole` on are read whole, so a piece of dim `whole - 1` is contiguous.
+    let full = |d: usize| ranges[d].len() == entry.shape[d];
+    let whole = (0..ranges.len()).rev().find(|&d| !full(d)).map_or(0, |d| d + 1);
+    let outer = whole.saturating_sub(1);
+    let strides = strides(&entry.shape);
+    let piece: usize = ranges[outer..].iter().map(Range::len).product();
+    let lens: Vec<usize> = ranges[..outer].iter().map(Range::len).collect();
+    let starts: usize = ranges.iter().zip(&strides).map(|(r, s)| r.start * s).sum();
+    // Nearness of neighbours decides whether the bytes between them are worth reading.
+    let step = outer.checked_sub(1).map_or(0, |d| strides[d]);
+    let near = (step.saturating_sub(piece)).saturating_mul(element) <= GAP;
+    let last: usize =
+        starts + lens.iter().zip(&strides).map(|(n, s)| (n - 1) * s).sum::<usize>() + piece;
+    let end = entry.bytes.start + (last * element) as u64;
+    let mut result = Ok(());
+    let mut rest = out;
+    each_index(&lens, |i| {
+        let first = starts + i.iter().zip(&strides).map(|(i, s)| i * s).sum::<usize>();
+        let (now, later) = std::mem::take(&mut rest).split_at_mut(piece);
+        rest = later;
+        let mut at = entry.bytes.start + (first * element) as u64;
+        for chunk in now.chunks_mut(BUFFER / element) {
+            let need = chunk.len() * element;
+            let ahead = if near { (end - at).min(BUFFER as u64) as usize } else { need };
+            if result.is_ok() {
+                result = window.get(at, need, ahead).map(|b| decode(entry.dtype, b, chunk));
+            }
+            at += need as u64;
+        }
+    });
+    result
+}
+
+/// The bytes of a file that were read last.
+struct Window {
+    file: File,
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+impl Window {
+    /// `need` bytes from `at`; reads `ahead` bytes if they are not there.
+    fn get(&mut self, at: u64, need: usize, ahead: usize) -> std::io::Result<&[u8]> {
+        let there = at >= self.at && at + need as u64 <= self.at + self.bytes.len() as u64;
+        if !there {
+            self.bytes.resize(ahead.max(need), 0);
+            self.at = at;
+            self.file.seek(SeekFrom::Start(at))?;
+            self.file.read_exact(&mut self.bytes)?;
+        }
+        let from = (at - self.at) as usize;
+        Ok(&self.bytes[from..from + need])
+    }
+}
+
+fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        Dtype::BF16 => pairs_into(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        Dtype::F16 => pairs_into(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+        _ => {
+            for (b, x) in bytes.as_chunks::<4>().0.iter().zip(out) {
+                *x = f32::from_le_bytes(*b);
+            }
+        }
+    }
+}
+
+fn pairs_into(bytes: &[u8], out: &mut [f32], f: impl Fn([u8; 2]) -> f32) {
+    for (b, x) in bytes.as_chunks::<2>().0.iter().zip(out) {
+        *x = f(*b);
+    }
+}

@@ -1,0 +1,177 @@
+//! Checked reading of config.json: every number is tested before it is used, every error names its
+//! key.
+
+use serde_json::{Map, Value};
+use shardc_ir::diag::{Diag, Exit, Result};
+
+/// Largest count in a config: token numbers are i32, and products of a few counts stay in range.
+pub const MAX_COUNT: u64 = 1 << 31;
+
+/// An object of config.json and where it stands.
+#[derive(Clone, Debug)]
+pub struct Config<'a> {
+    object: &'a Map<String, Value>,
+    file: String,
+    pointer: String,
+}
+
+impl<'a> Config<'a> {
+    /// The whole config; `file` is its path for messages.
+    pub fn new(value: &'a Value, file: &str) -> Result<Config<'a>> {
+        match value {
+            Value::Object(object) => {
+                Ok(Config { object, file: file.into(), pointer: String::new() })
+            }
+            other => Err(Diag::new("config", format!("an object is needed, not {}", kind(other)))
+                .at(file)
+                .help(r#"write {"model_type": "llama", "hidden_size": 128, …}"#)),
+        }
+    }
+
+    /// File and JSON pointer of a key.
+    pub fn place(&self, key: &str) -> String {
+        format!("{}: {}/{key}", self.file, self.pointer)
+    }
+
+    /// An error about a key, code `config`.
+    pub fn error(&self, key: &str, message: impl Into<String>, help: impl Into<String>) -> Diag {
+        Diag::new("config", message).at(self.place(key)).help(help)
+    }
+
+    /// An error about something this compiler cannot do, exit status 4.
+    pub fn unsupported(
+        &self,
+        code: &'static str,
+        key: &str,
+        message: String,
+        help: String,
+    ) -> Diag {
+        Diag::new(code, message).at(self.place(key)).help(help).exit(Exit::Unsupported)
+    }
+
+    /// The value of a key; `None` if it is absent or null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|v| !v.is_null())
+    }
+
+    /// True if the key is there, be it null.
+    pub fn has(&self, key: &str) -> bool {
+        self.object.contains_key(key)
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.object.keys().map(String::as_str)
+    }
+
+    /// An object under a key; `None` if absent, null or empty.
+    pub fn child(&self, key: &str) -> Result<Option<Config<'a>>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(m)) if m.is_empty() => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(Config {
+                object,
+                file: self.file.clone(),
+                pointer: format!("{}/{key}", self.pointer),
+            })),
+            Some(v) => Err(self.wrong(key, "an object", v, r#"{"rope_type": "default"} or null"#)),
+        }
+    }
+
+    fn wrong(&self, key: &str, want: &str, got: &Value, example: &str) -> Diag {
+        let what = format!("`{key}` must be {want}, not {}", kind(got));
+        self.error(key, what, format!("write {example}"))
+    }
+
+    /// A count of 1 to 2^31 that may be absent or null.
+    pub fn count_if(&self, key: &str) -> Result<Option<usize>> {
+        let Some(v) = self.get(key) else { return Ok(None) };
+        let help = format!("write a whole number of 1 to {MAX_COUNT}");
+        match v.as_u64() {
+            Some(n @ 1..=MAX_COUNT) => Ok(Some(n as usize)),
+            Some(n) => Err(self.error(key, format!("`{key}` is {n}"), help)),
+            None if v.is_number() => Err(self.error(key, format!("`{key}` is {v}"), help)),
+            None => {
+                let what = format!("`{key}` must be a whole number, not {}", kind(v));
+                Err(self.error(key, what, help))
+            }
+        }
+    }
+
+    /// A count of 1 to 2^31.
+    pub fn count(&self, key: &str) -> Result<usize> {
+        self.count_if(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn missing(&self, key: &str) -> Diag {
+        let near = crate::near::nearest(key, self.keys(), 2);
+        let d =
+            self.error(key, format!("`{key}` is missing"), format!("add \"{key}\", at least 1"));
+        match near[..] {
+            [] => d,
+            _ => d.help(format!("the config has `{}`", near.join("`, `"))),
+        }
+    }
+
+    /// A finite number that may be absent or null.
+    pub fn number_if(&self, key: &str) -> Result<Option<f64>> {
+        let Some(v) = self.get(key) else { return Ok(None) };
+        match v.as_f64().filter(|x| x.is_finite()) {
+            Some(x) => Ok(Some(x)),
+            None => Err(self.wrong(key, "a number", v, "a number such as 1.0")),
+        }
+    }
+
+    /// A number greater than 0 that may be absent or null.
+    pub fn positive_if(&self, key: &str) -> Result<Option<f64>> {
+        match self.number_if(key)? {
+            Some(x) if x <= 0.0 => {
+                let help = "write a number greater than 0, such as 1.0";
+                Err(self.error(key, format!("`{key}` is {x}"), help))
+            }
+            x => Ok(x),
+        }
+    }
+
+    /// A number greater than 0.
+    pub fn positive(&self, key: &str) -> Result<f64> {
+        self.positive_if(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// true or false, `absent` if it is absent or null.
+    pub fn flag(&self, key: &str, absent: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(absent),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(v) => Err(self.wrong(key, "true or false", v, "true or false")),
+        }
+    }
+
+    /// A string that may be absent or null.
+    pub fn word_if(&self, key: &str) -> Result<Option<&'a str>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s)),
+            Some(v) => Err(self.wrong(key, "a string", v, "a string such as \"silu\"")),
+        }
+    }
+
+    /// A list of strings that may be absent or null.
+    pub fn words_if(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
+        let Some(v) = self.get(key) else { return Ok(None) };
+        let words = v.as_array().and_then(|a| a.iter().map(Value::as_str).collect());
+        words
+            .map(Some)
+            .ok_or_else(|| self.wrong(key, "a list of strings", v, "[\"full_attention\"]"))
+    }
+}
+
+fn kind(v: &Value) -> &'static str {
+    match v {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

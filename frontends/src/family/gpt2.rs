@@ -1,0 +1,59 @@
+//! GPT-2 (Radford et al., 2019): layer norms with bias, learned positions, one fused projection to
+//! q, k and v, weights stored `[in, out]`, a plain MLP with the tanh form of GELU.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "gpt2",
+    keys: Keys {
+        hidden: "n_embd",
+        layers: "n_layer",
+        heads: "n_head",
+        kv_heads: None,
+        ffn: "n_inner",
+        max_positions: "n_positions",
+        eps: "layer_norm_epsilon",
+        activation: "activation_function",
+        dropout: &["attn_pdrop", "embd_pdrop", "resid_pdrop"],
+    },
+    absent: Absent {
+        kv_heads: None,
+        head_dim: None,
+        ffn_ratio: Some(4),
+        max_positions: 1024,
+        eps: 1e-5,
+        tied: true,
+    },
+    root: "transformer",
+    embedding: "wte",
+    positions: Positions::Learned("wpe"),
+    layers: "h",
+    norm: Norm::Layer,
+    attention: Attention {
+        norm: "ln_1",
+        module: "attn",
+        q: Linear::conv1d("c_attn", Some("q")),
+        k: Linear::conv1d("c_attn", Some("k")),
+        v: Linear::conv1d("c_attn", Some("v")),
+        o: Linear::conv1d("c_proj", None),
+        head_norms: None,
+        window: Window::Never,
+    },
+    mlp: Mlp {
+        norm: "ln_2",
+        module: "mlp",
+        gate: None,
+        up: Linear::conv1d("c_fc", None),
+        down: Linear::conv1d("c_proj", None),
+        activation: Activation::GeluTanh,
+    },
+    final_norm: "ln_f",
+    scaled_residual_init: true,
+    // Causal masks, which old checkpoints store.
+    unused: &[".attn.bias", ".attn.masked_bias"],
+    fixed: &[
+        ("scale_attn_weights", true),
+        ("scale_attn_by_inverse_layer_idx", false),
+        ("add_cross_attention", false),
+    ],
+};

@@ -1,0 +1,61 @@
+//! Llama (Touvron et al., 2023): RMS norms, rotary positions, grouped key-value heads, SwiGLU.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "llama",
+    keys: Keys {
+        hidden: "hidden_size",
+        layers: "num_hidden_layers",
+        heads: "num_attention_heads",
+        kv_heads: Some("num_key_value_heads"),
+        ffn: "intermediate_size",
+        max_positions: "max_position_embeddings",
+        eps: "rms_norm_eps",
+        activation: "hidden_act",
+        dropout: &["attention_dropout"],
+    },
+    absent: Absent {
+        kv_heads: None,
+        head_dim: None,
+        ffn_ratio: None,
+        max_positions: 2048,
+        eps: 1e-6,
+        tied: false,
+    },
+    root: "model",
+    embedding: "embed_tokens",
+    positions: Positions::Rotary,
+    layers: "layers",
+    norm: Norm::Rms,
+    attention: Attention {
+        norm: "input_layernorm",
+        module: "self_attn",
+        q: Linear::torch("q_proj", Bias::Key("attention_bias")),
+        k: Linear::torch("k_proj", Bias::Key("attention_bias")),
+        v: Linear::torch("v_proj", Bias::Key("attention_bias")),
+        o: Linear::torch("o_proj", Bias::Key("attention_bias")),
+        head_norms: None,
+        window: Window::Never,
+    },
+    mlp: Mlp {
+        norm: "post_attention_layernorm",
+        module: "mlp",
+        gate: Some(Linear::torch("gate_proj", Bias::Key("mlp_bias"))),
+        up: Linear::torch("up_proj", Bias::Key("mlp_bias")),
+        down: Linear::torch("down_proj", Bias::Key("mlp_bias")),
+        activation: Activation::Silu,
+    },
+    final_norm: "norm",
+    scaled_residual_init: false,
+    unused: &["rotary_emb.inv_freq"],
+    fixed: &[],
+};
+
+/// The MLP of the families that have no biases in it.
+pub(super) const PLAIN_MLP: Mlp = Mlp {
+    gate: Some(Linear::torch("gate_proj", Bias::Never)),
+    up: Linear::torch("up_proj", Bias::Never),
+    down: Linear::torch("down_proj", Bias::Never),
+    ..FAMILY.mlp
+};

@@ -1,0 +1,18 @@
+//! Mistral (Jiang et al., 2023): Llama without biases, every layer with the same window.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "mistral",
+    absent: Absent { kv_heads: Some(8), max_positions: 4096 * 32, ..llama::FAMILY.absent },
+    attention: Attention {
+        q: Linear::torch("q_proj", Bias::Never),
+        k: Linear::torch("k_proj", Bias::Never),
+        v: Linear::torch("v_proj", Bias::Never),
+        o: Linear::torch("o_proj", Bias::Never),
+        window: Window::All { absent: 4096 },
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    ..llama::FAMILY
+};

@@ -1,0 +1,247 @@
+//! Model families as data. A new family is one file with one descriptor, and one line of
+//! [`FAMILIES`].
+//!
+//! All families here are decoders of the same plan: embedding, blocks of normed attention and
+//! normed MLP around a residual stream, norm, output projection. A descriptor says which norm,
+//! which MLP, which positions, where config.json keeps the sizes, and how the modules are called.
+
+mod gpt2;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+
+use crate::config::Config;
+use crate::near::nearest;
+use shardc_ir::diag::Result;
+
+/// All known families.
+pub const FAMILIES: [&Family; 5] =
+    [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY];
+
+/// A family of models: its block recipe and its map of weights.
+#[derive(Debug)]
+pub struct Family {
+    /// `model_type` in config.json.
+    pub model_type: &'static str,
+    pub keys: Keys,
+    pub absent: Absent,
+    /// Module that holds the model; checkpoint names may lack it.
+    pub root: &'static str,
+    pub embedding: &'static str,
+    pub positions: Positions,
+    /// Module list of the blocks.
+    pub layers: &'static str,
+    pub norm: Norm,
+    pub attention: Attention,
+    pub mlp: Mlp,
+    pub final_norm: &'static str,
+    /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.
+    pub scaled_residual_init: bool,
+    /// Ends of the names of checkpoint tensors that are no weights.
+    pub unused: &'static [&'static str],
+    /// Switches that change the mathematics, with the only value that is compiled.
+    pub fixed: &'static [(&'static str, bool)],
+}
+
+/// Names of the keys that families call differently.
+#[derive(Clone, Copy, Debug)]
+pub struct Keys {
+    pub hidden: &'static str,
+    pub layers: &'static str,
+    pub heads: &'static str,
+    /// `None`: as many key-value heads as heads.
+    pub kv_heads: Option<&'static str>,
+    pub ffn: &'static str,
+    pub max_positions: &'static str,
+    pub eps: &'static str,
+    pub activation: &'static str,
+    pub dropout: &'static [&'static str],
+}
+
+/// What transformers assumes where the config says nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Absent {
+    /// `None`: as many as heads.
+    pub kv_heads: Option<usize>,
+    /// `None`: hidden size / heads.
+    pub head_dim: Option<usize>,
+    /// MLP width over hidden size; `None`: the width must be given.
+    pub ffn_ratio: Option<usize>,
+    pub max_positions: usize,
+    pub eps: f64,
+    pub tied: bool,
+}
+
+/// How a model knows where a token stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Positions {
+    /// Queries and keys turn with their position.
+    Rotary,
+    /// A second embedding, of this module.
+    Learned(&'static str),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Norm {
+    /// x / rms(x) · weight (Zhang and Sennrich, 2019).
+    Rms,
+    /// (x - mean) / deviation · weight + bias (Ba et al., 2016).
+    Layer,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Norm before it.
+    pub norm: &'static str,
+    /// Module of the block that holds it.
+    pub module: &'static str,
+    pub q: Linear,
+    pub k: Linear,
+    pub v: Linear,
+    pub o: Linear,
+    /// Norms of every head of q and of k, before they turn.
+    pub head_norms: Option<[&'static str; 2]>,
+    pub window: Window,
+}
+
+/// Which layers see only the last tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Window {
+    Never,
+    /// All, if `sliding_window` is a number; this many if the key is absent.
+    All {
+        absent: usize,
+    },
+    /// With `use_sliding_window`: those that `layer_types` names, or from `max_window_layers` on.
+    Switched {
+        absent: usize,
+        first: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Mlp {
+    /// Norm before it.
+    pub norm: &'static str,
+    /// Module of the block that holds it.
+    pub module: &'static str,
+    /// Multiplied with the activation of this projection, if there is one.
+    pub gate: Option<Linear>,
+    pub up: Linear,
+    pub down: Linear,
+    pub activation: Activation,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Activation {
+    Silu,
+    GeluTanh,
+}
+
+/// A product with a weight, and perhaps a bias.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    /// Module within attention or MLP.
+    pub module: &'static str,
+    pub layout: Layout,
+    pub bias: Bias,
+    /// The weight is a slice of a fused tensor: its name, after the tensor's. The slices of one
+    /// module lie one after the other, in the order q, k, v.
+    pub part: Option<&'static str>,
+}
+
+/// Order of a weight's dims in the checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// `[out, in]`, as torch.nn.Linear.
+    OutIn,
+    /// `[in, out]`, as the Conv1D of GPT-2.
+    InOut,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bias {
+    Never,
+    Always,
+    /// If this key of the config is true.
+    Key(&'static str),
+}
+
+impl Activation {
+    /// The config's words for it.
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Activation::Silu => &["silu", "swish"],
+            Activation::GeluTanh => &["gelu_new", "gelu_pytorch_tanh"],
+        }
+    }
+}
+
+impl Linear {
+    /// A torch.nn.Linear.
+    pub const fn torch(module: &'static str, bias: Bias) -> Linear {
+        Linear { module, layout: Layout::OutIn, bias, part: None }
+    }
+
+    /// A Conv1D with bias; `part` names its slice if it is fused.
+    pub const fn conv1d(module: &'static str, part: Option<&'static str>) -> Linear {
+        Linear { module, layout: Layout::InOut, bias: Bias::Always, part }
+    }
+}
+
+impl Family {
+    /// What stands before every name but the output projection's: `model.`, or nothing if the
+    /// checkpoint has the names without it.
+    pub fn prefix(&self, has: impl Fn(&str) -> bool) -> String {
+        let root = format!("{}.", self.root);
+        let name = |prefix: &str| format!("{prefix}{}.weight", self.embedding);
+        if !has(&name(&root)) && has(&name("")) { String::new() } else { root }
+    }
+}
+
+/// The family of a config. Errors: `unknown-model-type`, exit status 4, with the known ones.
+pub fn find(config: &Config) -> Result<&'static Family> {
+    let known = || FAMILIES.iter().map(|f| f.model_type);
+    let list = known().collect::<Vec<_>>().join(", ");
+    let Some(word) = config.word_if("model_type")? else {
+        let what = "`model_type` is missing";
+        return Err(config.error("model_type", what, format!("the known types are {list}")));
+    };
+    if let Some(f) = FAMILIES.iter().find(|f| f.model_type == word) {
+        return Ok(f);
+    }
+    let what = format!("model type `{word}` is not known");
+    let help = format!("the {} known types are {list}", FAMILIES.len());
+    let d = config.unsupported("unknown-model-type", "model_type", what, help);
+    Err(match nearest(word, known(), 1)[..] {
+        [] => d,
+        [near, ..] => d.help(format!("the nearest is `{near}`")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_nearest_family_is_named() {
+        let c = json!({"model_type": "qwen4"});
+        let d = find(&Config::new(&c, "config.json").unwrap()).unwrap_err();
+        assert_eq!((d.code, d.exit as i32), ("unknown-model-type", 4));
+        let all = d.help.join("\n");
+        assert!(
+            all.contains("llama, mistral, qwen2, qwen3, gpt2") && all.contains("`qwen2`"),
+            "{all}"
+        );
+    }
+
+    #[test]
+    fn the_prefix_follows_the_checkpoint() {
+        let f = &gpt2::FAMILY;
+        assert_eq!(f.prefix(|_| false), "transformer.");
+        assert_eq!(f.prefix(|n| n == "wte.weight"), "");
+        assert_eq!(f.prefix(|n| n == "transformer.wte.weight"), "transformer.");
+    }
+}

@@ -1,0 +1,18 @@
+//! Qwen2 (Yang et al., 2024): Llama with biases of q, k and v only, and windows of some layers.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "qwen2",
+    absent: Absent { kv_heads: Some(32), max_positions: 32768, ..llama::FAMILY.absent },
+    attention: Attention {
+        q: Linear::torch("q_proj", Bias::Always),
+        k: Linear::torch("k_proj", Bias::Always),
+        v: Linear::torch("v_proj", Bias::Always),
+        o: Linear::torch("o_proj", Bias::Never),
+        window: Window::Switched { absent: 4096, first: 28 },
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    ..llama::FAMILY
+};

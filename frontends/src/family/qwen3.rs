@@ -1,0 +1,21 @@
+//! Qwen3 (Yang et al., 2025): Llama with a norm of every head of q and k, and a head size of its
+//! own.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "qwen3",
+    absent: Absent {
+        kv_heads: Some(32),
+        head_dim: Some(128),
+        max_positions: 32768,
+        ..llama::FAMILY.absent
+    },
+    attention: Attention {
+        head_norms: Some(["q_norm", "k_norm"]),
+        window: Window::Switched { absent: 4096, first: 28 },
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    ..llama::FAMILY
+};

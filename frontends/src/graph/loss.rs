@@ -1,0 +1,23 @@
+//! Cross-entropy of the next token, of ops that keep a vocabulary split over ranks.
+
+use super::parts::rule;
+use shardc_ir::builder::Builder;
+use shardc_ir::func::Value;
+use shardc_ir::ops::{AtLeast, Dot, Exp, Log, ReduceMax, ReduceSum, StopGradient, Sub, Take};
+
+/// The sum over tokens of -log softmax(logits)[target], without those whose target is negative.
+/// logits [b, s, v], targets i32 [b, s]; the result is a scalar, normalised elsewhere.
+pub(super) fn sum_of_losses(b: &mut Builder, logits: Value, targets: Value) -> Value {
+    b.enter("loss");
+    let max = b.push("max", ReduceMax { rule: rule("bsv->bs", &[3]) }, &[logits]);
+    let max = b.push("max", StopGradient {}, &[max]);
+    b.note("softmax does not change if all logits of a token move alike");
+    let z = b.push("z", Sub { rule: super::parts::spread("bsv,bs->bsv", &[3, 2]) }, &[logits, max]);
+    let e = b.push("exp", Exp {}, &[z]);
+    let sum = b.push("sum", ReduceSum { rule: rule("bsv->bs", &[3]) }, &[e]);
+    let lse = b.push("lse", Log {}, &[sum]);
+    let at_target = b.push("z_target", Take { rule: rule("bsv,bs->bs", &[3, 2]) }, &[z, targets]);
+    let nll = b.push("nll", Sub::same(), &[lse, at_target]);
+    let valid = b.push("valid", AtLeast { bound: 0.0 }, &[targets]);
+    b.push("loss", Dot::by("bs,bs->", &[2, 2]), &[nll, valid])
+}

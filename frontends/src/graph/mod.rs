@@ -1,0 +1,111 @@
+//! Writes the program of a model: the mathematics on one device, scopes named as HF names modules.
+//!
+//! Letters of dims: b rows, s tokens, h hidden, n heads, g key-value heads, d elements of a head,
+//! o joined heads, f MLP, v vocabulary, p positions, r rotary pairs.
+
+mod block;
+mod loss;
+mod parts;
+mod weights;
+
+use crate::Shape;
+use crate::config::Config;
+use crate::family::Family;
+use crate::sizes::Arch;
+use block::Rotary;
+use shardc_ir::builder::Builder;
+use shardc_ir::diag::Result;
+use shardc_ir::func::{Func, Module, Port, Role, RoleKind, Value};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mul, Scale, Sin, Take};
+use shardc_ir::plan::Mode;
+use shardc_ir::types::{DType, Type};
+use shardc_ir::weights::Weight;
+
+/// A model's program and what belongs to it; see [`crate::Model`].
+pub(crate) struct Graph {
+    pub module: Module,
+    pub weights: Vec<Weight>,
+    pub sequence: Vec<(Value, usize)>,
+}
+
+/// Builds the program. `prefix` stands before the checkpoint's names. All sizes are checked before,
+/// so the only errors are the config's.
+pub(crate) fn build(
+    f: &Family,
+    c: &Config,
+    arch: &Arch,
+    shape: Shape,
+    prefix: &str,
+) -> Result<Graph> {
+    let mut module = Module { mesh: Mesh::default(), funcs: vec![Func::new("model")] };
+    let b = &mut Builder::new(&module.mesh, &mut module.funcs[0]);
+    let (params, weights) = weights::declare(b, f, c, arch, prefix)?;
+    let mut input = |name: &'static str, sizes: &[usize]| {
+        let role = Role::new(RoleKind::Input, name);
+        b.enter("");
+        let named = b.named(name);
+        b.f.arg(Type::new(DType::I32, sizes), named, Some(role))
+    };
+    let rows = [shape.batch, shape.seq];
+    let ids = input("input_ids", &rows);
+    let targets = (shape.mode == Mode::Train).then(|| input("targets", &rows));
+    let positions = input("positions", &[shape.seq]);
+
+    b.enter(&params.embedding.1);
+    let mut x = b.push(
+        "hidden",
+        Take { rule: parts::rule("vh,bs->bsh", &[2, 2]) },
+        &[params.embedding.0, ids],
+    );
+    if let Some((table, scope)) = &params.positions {
+        b.enter(scope);
+        let p = b.push(
+            "position",
+            Take { rule: parts::rule("ph,s->sh", &[2, 1]) },
+            &[*table, positions],
+        );
+        b.enter(f.root);
+        x = b.push("hidden", Add { rule: parts::spread("bsh,sh->bsh", &[3, 2]) }, &[x, p]);
+    }
+    let mut sequence = vec![(x, 1)];
+    let rotary = rotary(b, f, arch, positions);
+    for (block, &window) in params.blocks.iter().zip(&arch.windows) {
+        let cx = block::Cx { arch, rotary, positions, window, activation: f.mlp.activation };
+        for half in [block::attention, block::mlp] {
+            x = half(b, &cx, block, x);
+            sequence.push((x, 1));
+        }
+    }
+    let x = parts::norm(b, &params.final_norm, arch.eps, x, "bsh");
+    b.enter("lm_head");
+    let head = params.head.unwrap_or(params.embedding.0);
+    let logits = b.push("logits", Dot::by("bsh,vh->bsv", &[3, 2]), &[x, head]);
+    let mut results = vec![];
+    if let Some(t) = targets {
+        let value = loss::sum_of_losses(b, logits, t);
+        results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
+    }
+    results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });
+    b.f.results = results;
+    Ok(Graph { module, weights, sequence })
+}
+
+/// Cosine and sine of every position and pair, once per model.
+fn rotary(b: &mut Builder, f: &Family, arch: &Arch, positions: Value) -> Option<Rotary> {
+    let rope = arch.rope.as_ref()?;
+    b.enter(&format!("{}.rotary", f.root));
+    let at = b.push("position", Cast { to: DType::F32 }, &[positions]);
+    let freq = b.push("inv_freq", Literal { values: rope.inv_freq.clone() }, &[]);
+    let angle = b.push("angle", Mul::by("s,r->sr", &[1, 1]), &[at, freq]);
+    let cos = b.push("cos", Cos {}, &[angle]);
+    let sin = b.push("sin", Sin {}, &[angle]);
+    let by = rope.attention_factor;
+    if by == 1.0 {
+        return Some(Rotary { cos, sin });
+    }
+    let cos = b.push("cos", Scale { by }, &[cos]);
+    let sin = b.push("sin", Scale { by }, &[sin]);
+    b.note("the attention factor of yarn sharpens q and k alike");
+    Some(Rotary { cos, sin })
+}

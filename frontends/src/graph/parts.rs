@@ -1,0 +1,100 @@
+//! Norms and products with a weight, written with the ops of the IR.
+
+use crate::family::Layout;
+use shardc_ir::attr::{Broadcast, RuleAttr, Sizes};
+use shardc_ir::builder::Builder;
+use shardc_ir::func::Value;
+use shardc_ir::ops::{Add, Dot, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub};
+use shardc_ir::rule::Letter;
+use smallvec::smallvec;
+
+/// The parameters of a norm.
+pub(super) struct Norm {
+    pub weight: Value,
+    /// `Some` for a layer norm, which also subtracts the mean.
+    pub bias: Option<Value>,
+    pub scope: String,
+}
+
+/// The parameters of a product.
+pub(super) struct Linear {
+    pub weight: Value,
+    pub bias: Option<Value>,
+    pub layout: Layout,
+    pub scope: String,
+}
+
+pub(super) fn rule(text: &str, ranks: &[usize]) -> RuleAttr {
+    RuleAttr::new(text, ranks)
+}
+
+pub(super) fn spread(text: &str, ranks: &[usize]) -> Broadcast {
+    Broadcast::new(text, ranks)
+}
+
+/// A norm over the last of `dims`; the weight has that dim only.
+pub(super) fn norm(b: &mut Builder, p: &Norm, eps: f64, x: Value, dims: &str) -> Value {
+    b.enter(&p.scope);
+    let rank = dims.len();
+    let (rows, last) = dims.split_at(rank - 1);
+    let mean_of = 1.0 / b.ty(x).dims[rank - 1].size as f64;
+    let by_row = format!("{dims},{rows}->{dims}");
+    let x = match p.bias {
+        None => x,
+        Some(_) => {
+            let sum =
+                b.push("sum", ReduceSum { rule: rule(&format!("{dims}->{rows}"), &[rank]) }, &[x]);
+            let mean = b.push("mean", Scale { by: mean_of }, &[sum]);
+            b.push("centered", Sub { rule: spread(&by_row, &[rank, rank - 1]) }, &[x, mean])
+        }
+    };
+    let squares =
+        b.push("squares", Dot::by(&format!("{dims},{dims}->{rows}"), &[rank, rank]), &[x, x]);
+    let mean = b.push("variance", Scale { by: mean_of }, &[squares]);
+    let shifted = b.push("variance", Shift { by: eps }, &[mean]);
+    let scale = b.push("rstd", Rsqrt {}, &[shifted]);
+    let y = b.push("normed", Mul::by(&by_row, &[rank, rank - 1]), &[x, scale]);
+    let by_last = format!("{dims},{last}->{dims}");
+    let y = b.push("normed", Mul::by(&by_last, &[rank, 1]), &[y, p.weight]);
+    match p.bias {
+        None => y,
+        Some(v) => b.push("normed", Add { rule: spread(&by_last, &[rank, 1]) }, &[y, v]),
+    }
+}
+
+/// x [b, s, from] times a weight, plus its bias: [b, s, to].
+pub(super) fn linear(
+    b: &mut Builder,
+    hint: &'static str,
+    p: &Linear,
+    x: Value,
+    from: char,
+    to: char,
+) -> Value {
+    b.enter(&p.scope);
+    let weight = match p.layout {
+        Layout::OutIn => format!("{to}{from}"),
+        Layout::InOut => format!("{from}{to}"),
+    };
+    let y = b.push(hint, Dot::by(&format!("bs{from},{weight}->bs{to}"), &[3, 2]), &[x, p.weight]);
+    match p.bias {
+        None => y,
+        Some(v) => {
+            b.push(hint, Add { rule: spread(&format!("bs{to},{to}->bs{to}"), &[3, 1]) }, &[y, v])
+        }
+    }
+}
+
+/// Splits joined heads or joins them; `letter` (`n` or `g`) counts `heads`.
+pub(super) fn reshape(
+    b: &mut Builder,
+    hint: &'static str,
+    text: &str,
+    letter: u8,
+    heads: usize,
+    x: Value,
+) -> Value {
+    let sizes = Sizes(smallvec![(Letter(letter - b'a'), heads)]);
+    let rank = b.ty(x).rank();
+    b.push(hint, Reshape { rule: rule(text, &[rank]), sizes }, &[x])
+}

@@ -1,0 +1,160 @@
+//! Reads models: a Hugging Face folder becomes a one-device program, a list of weights and facts.
+//!
+//! [`load`] reads `config.json` and the headers of the safetensors files, never whole weights.
+//! [`family`] is the table of model families, `graph` writes the program of any of them, and
+//! [`checkpoint`] finds, reads, makes and saves weights.
+
+// A diagnostic ends the command: its size costs nothing.
+#![allow(clippy::result_large_err)]
+
+pub mod batch;
+pub mod checkpoint;
+pub mod config;
+pub mod family;
+mod files;
+mod graph;
+mod near;
+pub mod rope;
+mod sizes;
+
+pub use batch::{Batch, read_batch};
+pub use checkpoint::init::init;
+pub use checkpoint::save::{save, write_tensors};
+pub use checkpoint::{Checkpoint, Entry};
+
+use config::Config;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Module, Value};
+use shardc_ir::plan::Mode;
+use shardc_ir::weights::Weight;
+use std::path::{Path, PathBuf};
+
+/// The sizes that a config does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Rows of one microbatch, over all data-parallel ranks.
+    pub batch: usize,
+    /// Tokens per row.
+    pub seq: usize,
+    pub mode: Mode,
+}
+
+/// The numbers that decide how a model may be split.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Facts {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Width of the MLP.
+    pub ffn: usize,
+    pub vocab: usize,
+    pub max_positions: usize,
+    /// The output projection is the embedding.
+    pub tied: bool,
+}
+
+/// A model as the passes take it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// `model_type` in config.json.
+    pub family: &'static str,
+    /// An empty mesh and one function, `model`. Arguments: the parameters in the order of
+    /// `weights`; then `input_ids`, in training `targets`, both i32 of batch × seq, and
+    /// `positions`, i32 of seq. `targets[i]` is `labels[i + 1]`, negative where there is none.
+    /// Results: in training `loss`, the sum over tokens; always `logits`, batch × seq × vocab.
+    pub module: Module,
+    pub weights: Vec<Weight>,
+    pub facts: Facts,
+    /// The residual stream: the embedding and every sum with a residual, each with its dim of
+    /// tokens.
+    pub sequence: Vec<(Value, usize)>,
+    /// config.json as it was read.
+    pub config: serde_json::Value,
+    /// What the user should know although the model loads.
+    pub warnings: Vec<Diag>,
+    /// The weights beside the config, if there are any.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// Largest config.json that is read, in bytes.
+const MAX_CONFIG: u64 = 16 << 20;
+
+/// Reads a model from its folder or its config.json. Weights are optional: without safetensors
+/// files beside the config `checkpoint` is `None`; with them, every tensor is checked for name,
+/// shape and element type.
+///
+/// Errors name the key or tensor: codes `file`, `config`, `unknown-model-type`, `rope-type`,
+/// `activation`, `unsupported-config`, `shape`, and those of [`Checkpoint::open`] and
+/// [`Checkpoint::check`].
+pub fn load(path: &Path, shape: Shape) -> Result<Model> {
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    let config = read_config(&file)?;
+    let dir = file.parent().filter(|d| !d.as_os_str().is_empty()).map_or(".".into(), PathBuf::from);
+    let checkpoint = Checkpoint::open(&dir)?;
+    let has = |name: &str| checkpoint.as_ref().is_some_and(|c| c.get(name).is_some());
+    let (mut model, family) = build(&config, &file.display().to_string(), shape, &has)?;
+    if let Some(c) = &checkpoint {
+        c.check(&model.weights)?;
+        model.warnings.extend(c.unused(&model.weights, family.unused));
+    } else if dir.join("pytorch_model.bin").exists() {
+        let what = "weights in pytorch_model.bin are not read, only safetensors files";
+        let help =
+            "convert it: transformers' save_pretrained writes model.safetensors (version 4.35+)";
+        model
+            .warnings
+            .push(Diag::new("weights-not-read", what).at(dir.display().to_string()).help(help));
+    }
+    model.checkpoint = checkpoint;
+    Ok(model)
+}
+
+/// Makes a model from a parsed config alone; `place` names it in messages.
+///
+/// Errors: those of [`load`] that concern the config.
+pub fn from_config(config: &serde_json::Value, place: &str, shape: Shape) -> Result<Model> {
+    build(config, place, shape, &|_| false).map(|b| b.0)
+}
+
+/// The model of a config; `has` tells whether a checkpoint has a tensor, which decides how tensors
+/// are called.
+fn build(
+    config: &serde_json::Value,
+    place: &str,
+    shape: Shape,
+    has: &dyn Fn(&str) -> bool,
+) -> Result<(Model, &'static family::Family)> {
+    let view = Config::new(config, place)?;
+    let family = family::find(&view)?;
+    let mut warnings = vec![];
+    let arch = sizes::Arch::read(family, &view, shape, &mut warnings)?;
+    let prefix = family.prefix(has);
+    let graph = graph::build(family, &view, &arch, shape, &prefix)?;
+    let model = Model {
+        family: family.model_type,
+        module: graph.module,
+        weights: graph.weights,
+        facts: arch.facts,
+        sequence: graph.sequence,
+        config: config.clone(),
+        warnings,
+        checkpoint: None,
+    };
+    Ok((model, family))
+}
+
+fn read_config(file: &Path) -> Result<serde_json::Value> {
+    let place = file.display().to_string();
+    let bytes = files::read_small(file, MAX_CONFIG).map_err(|d| {
+        let help = "give a folder that holds config.json, such as examples/tiny-llama";
+        if file.exists() { d } else { d.help(help) }
+    })?;
+    serde_json::from_slice(&bytes).map_err(|e| {
+        Diag::new("config", format!("config.json is not JSON: {e}")).at(place).help(format!(
+            "see line {}, column {}",
+            e.line(),
+            e.column()
+        ))
+    })
+}

@@ -1,0 +1,270 @@
+//! Rotary position embeddings (Su et al., 2021): the inverse frequencies, as transformers computes
+//! them.
+//!
+//! A kind of scaling is one function and one line of `TYPES`. All formulas are evaluated in f64
+//! and rounded once, to the f32 of the program's `literal`.
+
+use crate::config::Config;
+use shardc_ir::diag::Result;
+use std::f64::consts::PI;
+use std::sync::Arc;
+
+/// What the rotary table of a model is made of.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rope {
+    /// One per pair of a head's elements: head_dim / 2.
+    pub inv_freq: Arc<[f32]>,
+    /// Factor of cosine and sine.
+    pub attention_factor: f64,
+}
+
+/// What a scaling starts from.
+struct Base<'a> {
+    /// The object that holds the scaling's own keys.
+    config: Config<'a>,
+    theta: f64,
+    /// Elements of a head that turn.
+    dim: usize,
+    /// Positions before scaling, by `original_max_position_embeddings`.
+    original: f64,
+    max_positions: f64,
+    /// `theta^(-2i/dim)`.
+    inv_freq: Vec<f64>,
+}
+
+/// Frequencies and attention factor of one kind of scaling.
+type Scaling = fn(&Base) -> Result<(Vec<f64>, f64)>;
+
+/// The known values of `rope_type`.
+const TYPES: [(&str, Scaling); 4] =
+    [("default", default), ("linear", linear), ("llama3", llama3), ("yarn", yarn)];
+
+/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`.
+///
+/// Errors: `rope-type` for an unknown kind, `config` for numbers that make no frequencies.
+pub fn read(config: &Config, head_dim: usize, max_positions: usize) -> Result<Rope> {
+    let own = match config.child("rope_scaling")? {
+        Some(c) => Some(("rope_scaling", c)),
+        None => config.child("rope_parameters")?.map(|c| ("rope_parameters", c)),
+    };
+    let word = match &own {
+        None => None,
+        Some((_, c)) => match c.word_if("rope_type")? {
+            Some(w) => Some(("rope_type", w)),
+            None => c.word_if("type")?.map(|w| ("type", w)),
+        },
+    };
+    let (word_key, word) = word.unwrap_or(("rope_type", "default"));
+    let (key, own) = own.unwrap_or(("rope_parameters", config.clone()));
+    if let Some(nested) = ["full_attention", "sliding_attention"].into_iter().find(|k| own.has(k)) {
+        let what = format!("`{key}` differs between kinds of layers (`{nested}`)");
+        let help = "give one set of numbers for all layers, such as {\"rope_theta\": 10000.0}";
+        return Err(config.unsupported("unsupported-config", key, what, help.into()));
+    }
+    for c in [config, &own] {
+        if c.number_if("partial_rotary_factor")?.is_some_and(|x| x != 1.0) {
+            let what = "only a part of each head would turn, which this family does not do".into();
+            let help = "remove `partial_rotary_factor`, or set it to 1.0".into();
+            return Err(c.unsupported("unsupported-config", "partial_rotary_factor", what, help));
+        }
+    }
+    if !head_dim.is_multiple_of(2) {
+        let what = format!("rotary embeddings need pairs, but a head has {head_dim} elements");
+        let help = format!("use head_dim {} or {}", head_dim + 1, head_dim.max(3) - 1);
+        return Err(config.error("head_dim", what, help));
+    }
+    let theta = own.positive_if("rope_theta")?.or(config.positive_if("rope_theta")?).unwrap_or(1e4);
+    let from = |c: &Config| c.positive_if("original_max_position_embeddings");
+    let original = from(&own)?.or(from(config)?).unwrap_or(max_positions as f64);
+    let power = |i: usize| theta.powf(-((2 * i) as f64) / head_dim as f64);
+    let Some((_, scaling)) = TYPES.iter().find(|t| t.0 == word) else {
+        let known: Vec<_> = TYPES.iter().map(|t| t.0).collect();
+        let what = format!("rotary scaling of type `{word}` is not known");
+        let help = format!("the {} known types are {}", known.len(), known.join(", "));
+        return Err(own.unsupported("rope-type", word_key, what, help));
+    };
+    let inv_freq = (0..head_dim / 2).map(power).collect();
+    let base = Base {
+        config: own,
+        theta,
+        dim: head_dim,
+        original,
+        max_positions: max_positions as f64,
+        inv_freq,
+    };
+    let (inv_freq, attention_factor) = scaling(&base)?;
+    let inv_freq: Arc<[f32]> = inv_freq.iter().map(|&x| x as f32).collect();
+    if !attention_factor.is_finite() || inv_freq.iter().any(|x| !x.is_finite()) {
+        let what = format!("the rotary frequencies of type `{word}` are not finite");
+        return Err(base.config.error(
+            word_key,
+            what,
+            "use numbers near rope_theta 10000, factor 8",
+        ));
+    }
+    Ok(Rope { inv_freq, attention_factor })
+}
+
+fn default(b: &Base) -> Result<(Vec<f64>, f64)> {
+    Ok((b.inv_freq.clone(), 1.0))
+}
+
+fn linear(b: &Base) -> Result<(Vec<f64>, f64)> {
+    let factor = b.config.positive("factor")?;
+    Ok((b.inv_freq.iter().map(|x| x / factor).collect(), 1.0))
+}
+
+/// Llama 3.1: long waves are stretched, short ones kept, those between interpolated.
+fn llama3(b: &Base) -> Result<(Vec<f64>, f64)> {
+    let factor = b.config.positive("factor")?;
+    let low = b.config.positive("low_freq_factor")?;
+    let high = b.config.positive("high_freq_factor")?;
+    if high <= low {
+        let what =
+            format!("`high_freq_factor` {high} must be greater than `low_freq_factor` {low}");
+        return Err(b.config.error("high_freq_factor", what, format!("use {}", 4.0 * low)));
+    }
+    let one = |&x: &f64| {
+        let wave = 2.0 * PI / x;
+        if wave < b.original / high {
+            x
+        } else if wave > b.original / low {
+            x / factor
+        } else {
+            let smooth = (b.original / wave - low) / (high - low);
+            (1.0 - smooth) * x / factor + smooth * x
+        }
+    };
+    Ok((b.inv_freq.iter().map(one).collect(), 1.0))
+}
+
+/// YaRN (Peng et al., 2023): a ramp over the pairs between kept and stretched frequencies, and a
+/// factor that sharpens attention.
+fn yarn(b: &Base) -> Result<(Vec<f64>, f64)> {
+    let c = &b.config;
+    let factor = c.positive_if("factor")?.unwrap_or(b.max_positions / b.original);
+    // As in transformers, 0 stands for the default.
+    let or = |key: &str, absent: f64| -> Result<f64> {
+        Ok(c.number_if(key)?.filter(|&x| x != 0.0).unwrap_or(absent))
+    };
+    let attention_factor = match c.positive_if("attention_factor")? {
+        Some(x) => x,
+        None => {
+            let m = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+            match (or("mscale", 0.0)?, or("mscale_all_dim", 0.0)?) {
+                (a, all) if a != 0.0 && all != 0.0 => m(a) / m(all),
+                _ => m(1.0),
+            }
+        }
+    };
+    if b.theta <= 1.0 {
+        let what = format!("`rope_theta` is {}; yarn needs more than 1", b.theta);
+        return Err(c.error("rope_theta", what, "use 10000"));
+    }
+    let (fast, slow) = (or("beta_fast", 32.0)?, or("beta_slow", 1.0)?);
+    for (key, x) in [("beta_fast", fast), ("beta_slow", slow)] {
+        if x < 0.0 {
+            return Err(c.error(key, format!("`{key}` is {x}"), "use beta_fast 32, beta_slow 1"));
+        }
+    }
+    // The pair that makes this many rotations over the original positions.
+    let dim = b.dim as f64;
+    let pair = |turns: f64| dim * (b.original / (turns * 2.0 * PI)).ln() / (2.0 * b.theta.ln());
+    let (mut low, mut high) = (pair(fast), pair(slow));
+    if c.flag("truncate", true)? {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(dim - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    let one = |(i, x): (usize, &f64)| {
+        let stretched = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        x / factor * stretched + x * (1.0 - stretched)
+    };
+    Ok((b.inv_freq.iter().enumerate().map(one).collect(), attention_factor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn rope(config: serde_json::Value, head_dim: usize) -> Result<Rope> {
+        read(&Config::new(&config, "config.json")?, head_dim, 32)
+    }
+
+    fn near(got: &[f32], want: &[f64]) {
+        assert_eq!(got.len(), want.len());
+        for (g, w) in got.iter().zip(want) {
+            assert!((f64::from(*g) - w).abs() <= 1e-7 * w.abs(), "{got:?}, not {want:?}");
+        }
+    }
+
+    /// The numbers of transformers for tests/fixtures/llama_gqa: all three branches.
+    #[test]
+    fn llama3_frequencies() {
+        let r = rope(
+            json!({"rope_theta": 100.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+                "low_freq_factor": 0.25, "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 8}}),
+            8,
+        );
+        near(&r.unwrap().inv_freq, &[1.0, 0.095_839_985_88, 0.0125, 0.003_952_847]);
+    }
+
+    /// The numbers of transformers for tests/fixtures/llama_yarn, in both dialects.
+    #[test]
+    fn yarn_frequencies() {
+        let old = json!({"rope_theta": 100.0, "rope_scaling": {"type": "yarn", "factor": 4.0,
+            "beta_fast": 32.0, "beta_slow": 0.1, "original_max_position_embeddings": 8}});
+        let new = json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100,
+            "beta_fast": 32.0, "beta_slow": 0.1, "original_max_position_embeddings": 8}});
+        let [old, new] = [rope(old, 8).unwrap(), rope(new, 8).unwrap()];
+        near(&old.inv_freq, &[1.0, 0.237_170_824_5, 0.05, 0.007_905_694_2]);
+        assert!((old.attention_factor - 1.138_629_436_1).abs() < 1e-10);
+        assert_eq!(old, new);
+    }
+
+    #[test]
+    fn yarn_attention_factor_variants() {
+        let with = |more: serde_json::Value| {
+            let mut own = json!({"rope_type": "yarn", "factor": 4.0});
+            own.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            rope(json!({"rope_parameters": own}), 8).unwrap().attention_factor
+        };
+        let m = |s: f64| 0.1 * s * 4f64.ln() + 1.0;
+        assert_eq!(with(json!({"mscale": 2.0, "mscale_all_dim": 0.5})), m(2.0) / m(0.5));
+        assert_eq!(with(json!({"mscale": 2.0, "mscale_all_dim": 0})), m(1.0));
+        assert_eq!(with(json!({"attention_factor": 1.25, "mscale": 2.0})), 1.25);
+    }
+
+    #[test]
+    fn default_and_linear() {
+        let d = rope(json!({"rope_theta": 10000.0, "rope_scaling": null}), 4).unwrap();
+        near(&d.inv_freq, &[1.0, 0.01]);
+        let l =
+            rope(json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}), 4).unwrap();
+        near(&l.inv_freq, &[0.5, 0.005]);
+        assert_eq!(rope(json!({}), 4).unwrap(), d);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let code = |c, dim| {
+            let d = rope(c, dim).unwrap_err();
+            (d.code, d.place.unwrap(), d.help.join(" "))
+        };
+        let (c, place, help) = code(json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), 4);
+        assert_eq!((c, &*place), ("rope-type", "config.json: /rope_scaling/type"));
+        assert!(help.contains("default, linear, llama3, yarn"), "{help}");
+        let (c, place, _) = code(json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}), 4);
+        assert_eq!((c, &*place), ("config", "config.json: /rope_scaling/factor"));
+        assert_eq!(code(json!({"rope_theta": "x"}), 4).0, "config");
+        assert_eq!(code(json!({"rope_scaling": {"rope_type": "linear"}}), 4).0, "config");
+        assert_eq!(code(json!({}), 5).1, "config.json: /head_dim");
+        assert_eq!(code(json!({"partial_rotary_factor": 0.5}), 4).0, "unsupported-config");
+        assert_eq!(code(json!({"rope_theta": 1e-300}), 64).0, "config");
+        assert_eq!(code(json!({"rope_scaling": [1]}), 4).0, "config");
+    }
+}

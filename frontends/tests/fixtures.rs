@@ -1,0 +1,280 @@
+//! Every reference folder loads, and its program gives the logits and the loss that transformers
+//! gives.
+
+use shardc_frontends::{Checkpoint, Model, Shape, load, read_batch};
+use shardc_ir::func::RoleKind;
+use shardc_ir::interp::{Precision, call};
+use shardc_ir::plan::Mode;
+use shardc_ir::tensor::Tensor;
+use shardc_ir::text::{parse, print};
+use shardc_ir::types::DType;
+use shardc_ir::verify::{Phase, verify};
+use std::ops::Range;
+use std::path::PathBuf;
+
+const NAMES: [&str; 8] = [
+    "gpt2",
+    "llama_bias_tied",
+    "llama_gqa",
+    "llama_mha",
+    "llama_yarn",
+    "mistral_window",
+    "qwen2",
+    "qwen3",
+];
+const TRAIN: Shape = Shape { batch: 8, seq: 16, mode: Mode::Train };
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+fn whole(shape: &[usize]) -> Vec<Range<usize>> {
+    shape.iter().map(|&n| 0..n).collect()
+}
+
+fn model(name: &str, shape: Shape) -> Model {
+    load(&folder(name), shape).unwrap_or_else(|d| panic!("{name}: {d}"))
+}
+
+/// A reference tensor.
+fn stored(name: &str, tensor: &str) -> Vec<f64> {
+    let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let data = file.tensor(tensor).unwrap().data();
+    data.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b).into()).collect()
+}
+
+/// Arguments of the program: weights from the checkpoint, the batch of the folder.
+fn arguments(m: &Model, name: &str) -> Vec<Vec<Tensor>> {
+    let batch = read_batch(&folder(name).join("batch.safetensors")).unwrap();
+    batch.check(m.facts.vocab).unwrap();
+    let checkpoint = m.checkpoint.as_ref().expect("weights");
+    let f = &m.module.funcs[0];
+    let mut weights = m.weights.iter();
+    let mut one = |port: &shardc_ir::func::Port| {
+        let role = port.role.as_ref().expect("a role");
+        let shape = f.ty(port.value).sizes();
+        let n = shape.iter().product();
+        let ints = |v: Vec<i32>| v.into_iter().take(n).map(f64::from).collect();
+        let data: Vec<f64> = match (role.kind, &*role.name) {
+            (RoleKind::Param, param) => {
+                let w = weights.next().expect("one weight per parameter");
+                assert_eq!((&*w.param, &w.shape[..]), (param, &shape[..]));
+                let mut out = vec![0.0; n];
+                checkpoint.read(w, &whole(&w.shape), &mut out).unwrap();
+                out.into_iter().map(f64::from).collect()
+            }
+            (_, "input_ids") => ints(batch.input_ids.clone()),
+            (_, "targets") => ints(batch.targets()),
+            (_, "positions") => (0..shape[0]).map(|i| i as f64).collect(),
+            (_, other) => panic!("{other}"),
+        };
+        vec![Tensor::new(&shape, data)]
+    };
+    f.args.iter().map(&mut one).collect()
+}
+
+fn off(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let most = want.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+    got.iter().zip(want).fold(0.0f64, |m, (g, w)| m.max((g - w).abs())) / most
+}
+
+/// Results of the program on the first rows of the folder's batch.
+fn results(name: &str, rows: usize) -> (Model, Vec<Vec<Tensor>>, Vec<Vec<Tensor>>) {
+    let m = model(name, Shape { batch: rows, ..TRAIN });
+    let args = arguments(&m, name);
+    let out = call(&m.module.mesh, &m.module.funcs[0], &args, Precision::F64).unwrap();
+    (m, args, out)
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in NAMES {
+        let (m, _, out) = results(name, 2);
+        let want = stored(name, "logits");
+        let off = off(&out[1][0].data, &want[..2 * 16 * m.facts.vocab]);
+        assert!(off <= 1e-5, "{name}: logits are off by {off:e}");
+    }
+}
+
+#[test]
+fn the_loss_is_that_of_transformers() {
+    for name in ["llama_mha", "gpt2"] {
+        let (_, args, out) = results(name, 8);
+        let targets = &args[args.len() - 2][0];
+        // The program gives the sum, the reference the mean.
+        let count = targets.data.iter().filter(|&&t| t >= 0.0).count() as f64;
+        let off = off(&[out[0][0].data[0] / count], &stored(name, "loss"));
+        assert!(off <= 1e-6, "{name}: the loss is off by {off:e}");
+    }
+}
+
+#[test]
+fn programs_have_the_arguments_and_results_that_are_promised() {
+    for name in NAMES {
+        let m = model(name, TRAIN);
+        assert!(m.warnings.is_empty(), "{name}: {:?}", m.warnings);
+        let f = &m.module.funcs[0];
+        assert_eq!((m.module.funcs.len(), f.name.as_str()), (1, "model"));
+        let roles: Vec<_> = f.args.iter().map(|a| a.role.clone().unwrap()).collect();
+        let (params, inputs) = roles.split_at(m.weights.len());
+        assert!(params.iter().all(|r| r.kind == RoleKind::Param));
+        let names: Vec<_> = inputs.iter().map(|r| &*r.name).collect();
+        assert_eq!(names, ["input_ids", "targets", "positions"]);
+        let results: Vec<_> = f.results.iter().map(|r| r.role.clone().unwrap()).collect();
+        assert_eq!((results[0].kind, &*results[0].name), (RoleKind::Sum, "loss"));
+        assert_eq!((results[1].kind, &*results[1].name), (RoleKind::Output, "logits"));
+        assert_eq!(f.ty(f.results[1].value).sizes()[..], [8, 16, m.facts.vocab]);
+        assert_eq!(m.sequence.len(), 1 + 2 * m.facts.layers);
+        assert!(m.sequence.iter().all(|&(v, d)| d == 1 && f.ty(v).sizes()[..] == [8, 16, 32]));
+        let per_layer = f.nodes.len() as f64 / m.facts.layers as f64;
+        assert!((30.0..60.0).contains(&per_layer), "{name}: {per_layer} nodes per layer");
+        // Every node passes the ops' own checks, and nothing is computed for nobody.
+        for n in &f.nodes {
+            let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
+            n.op.check(&m.module.mesh, &ins, &[]).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+        }
+        let mut lean = f.clone();
+        lean.drop_dead();
+        assert_eq!(lean.nodes.len(), f.nodes.len(), "{name} has dead nodes");
+    }
+}
+
+#[test]
+fn programs_verify_and_survive_their_text() {
+    for name in NAMES {
+        let m = model(name, TRAIN);
+        verify(&m.module, Phase::Source).unwrap_or_else(|d| panic!("{name}: {}", d[0]));
+        let text = print(&m.module);
+        let again = parse(&text).unwrap_or_else(|d| panic!("{name}: {d}"));
+        assert_eq!(print(&again), text, "{name}");
+    }
+}
+
+#[test]
+fn inference_gives_logits_only() {
+    let m = model("llama_gqa", Shape { batch: 1, seq: 4, mode: Mode::Infer });
+    let f = &m.module.funcs[0];
+    let inputs: Vec<_> = f.args[m.weights.len()..].iter().map(|a| f.ty(a.value).dtype).collect();
+    assert_eq!(inputs, [DType::I32; 2]);
+    let results: Vec<_> = f.results.iter().map(|r| &*r.role.as_ref().unwrap().name).collect();
+    assert_eq!(results, ["logits"]);
+}
+
+#[test]
+fn scopes_and_names_follow_the_modules() {
+    let m = model("llama_gqa", TRAIN);
+    let f = &m.module.funcs[0];
+    let names: Vec<_> = f.args.iter().map(|a| f.name(a.value).to_string()).collect();
+    for want in
+        ["%embed_tokens", "%l2.q_proj", "%l0.input_layernorm", "%norm", "%lm_head", "%positions"]
+    {
+        assert!(names.contains(&want.to_string()), "{want} is not in {names:?}");
+    }
+    let scopes: Vec<_> = f.nodes.iter().map(|n| &*f.scope_info(n.scope).path).collect();
+    for want in [
+        "model.embed_tokens",
+        "model.rotary",
+        "model.layers.1",
+        "model.layers.1.self_attn",
+        "model.layers.1.self_attn.o_proj",
+        "model.layers.1.mlp",
+        "model.layers.1.mlp.down_proj",
+        "model.layers.1.post_attention_layernorm",
+        "model.norm",
+        "lm_head",
+        "loss",
+    ] {
+        assert!(scopes.contains(&want), "{want}");
+    }
+}
+
+#[test]
+fn tensor_parallel_dims_follow_the_recipe() {
+    let dim = |m: &Model, name: &str| m.weights.iter().find(|w| w.param == name).unwrap().tp_dim;
+    let m = model("llama_bias_tied", TRAIN);
+    let l = "model.layers.0";
+    assert_eq!(dim(&m, "model.embed_tokens.weight"), Some(0));
+    assert_eq!(dim(&m, &format!("{l}.self_attn.q_proj.weight")), Some(0));
+    assert_eq!(dim(&m, &format!("{l}.self_attn.q_proj.bias")), Some(0));
+    assert_eq!(dim(&m, &format!("{l}.self_attn.o_proj.weight")), Some(1));
+    assert_eq!(dim(&m, &format!("{l}.mlp.down_proj.bias")), None);
+    assert_eq!(dim(&m, &format!("{l}.input_layernorm.weight")), None);
+    assert!(m.facts.tied && !m.weights.iter().any(|w| w.tensor == "lm_head.weight"));
+    let g = model("gpt2", TRAIN);
+    assert_eq!(dim(&g, "transformer.wpe.weight"), None);
+    assert_eq!(dim(&g, "transformer.h.1.attn.c_attn.weight.k"), Some(1));
+    assert_eq!(dim(&g, "transformer.h.1.attn.c_attn.bias.v"), Some(0));
+    assert_eq!(dim(&g, "transformer.h.1.attn.c_proj.weight"), Some(0));
+    assert_eq!(dim(&g, "transformer.h.1.mlp.c_fc.weight"), Some(1));
+}
+
+#[test]
+fn fused_tensors_are_three_parameters() {
+    let m = model("gpt2", TRAIN);
+    let parts: Vec<_> = m.weights.iter().filter(|w| w.part.is_some()).collect();
+    assert_eq!(parts.len(), 2 * 6);
+    let k = parts.iter().find(|w| w.param == "transformer.h.0.attn.c_attn.weight.k").unwrap();
+    let p = k.part.unwrap();
+    assert_eq!((p.dim, p.start, p.len), (1, 32, 32));
+    assert_eq!((&k.tensor_shape[..], &k.shape[..]), (&[32, 96][..], &[32, 32][..]));
+    // Its slice is that of the stored tensor.
+    let bytes = std::fs::read(folder("gpt2/model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let all: Vec<f32> = file
+        .tensor(&k.tensor)
+        .unwrap()
+        .data()
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|b| f32::from_le_bytes(*b))
+        .collect();
+    let mut got = [0.0; 6];
+    m.checkpoint.unwrap().read(k, &[4..6, 7..10], &mut got).unwrap();
+    let want: Vec<f32> = (4..6).flat_map(|r| all[r * 96 + 39..r * 96 + 42].to_vec()).collect();
+    assert_eq!(got[..], want[..]);
+}
+
+#[test]
+fn windows_of_layers() {
+    let windows = |m: &Model| -> Vec<_> {
+        let attention = |n: &shardc_ir::func::Node| match &n.op {
+            shardc_ir::ops::Op::Attention(a) => Some(a.window),
+            _ => None,
+        };
+        m.module.funcs[0].nodes.iter().filter_map(attention).collect()
+    };
+    assert_eq!(windows(&model("mistral_window", TRAIN)), [Some(5), Some(5)]);
+    // sliding_window is 4, but use_sliding_window is false.
+    assert_eq!(windows(&model("qwen2", TRAIN)), [None, None]);
+}
+
+#[test]
+fn a_config_alone_makes_a_model() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../examples/tiny-llama/config.json");
+    let m = load(&path, Shape { batch: 2, seq: 8, mode: Mode::Train }).unwrap();
+    assert!(m.checkpoint.is_none() && m.warnings.is_empty());
+    assert_eq!((m.facts.layers, m.facts.hidden, m.facts.ffn, m.facts.vocab), (4, 128, 352, 256));
+    assert_eq!((m.facts.heads, m.facts.kv_heads, m.facts.head_dim), (8, 4, 16));
+    assert!(!m.facts.tied && m.weights.len() == 4 * 9 + 3);
+}
+
+#[test]
+fn a_slice_read_alone_is_the_slice_of_the_whole() {
+    for name in ["llama_gqa", "gpt2"] {
+        let m = model(name, TRAIN);
+        let c = Checkpoint::open(&folder(name)).unwrap().unwrap();
+        for w in &m.weights {
+            let mut all = vec![0.0; w.shape.iter().product()];
+            c.read(w, &whole(&w.shape), &mut all).unwrap();
+            let part: Vec<_> = w.shape.iter().map(|&n| n / 3..n.div_ceil(2) + 1).collect();
+            let mut got = vec![0.0; part.iter().map(Range::len).product()];
+            c.read(w, &part, &mut got).unwrap();
+            let all = Tensor::new(&w.shape, all.into_iter().map(f64::from).collect());
+            let want = part.iter().enumerate().fold(all, |t, (d, r)| t.slice(d, r.start, r.len()));
+            assert!(want.data.iter().zip(&got).all(|(a, b)| *a == f64::from(*b)), "{}", w.param);
+        }
+    }
+}

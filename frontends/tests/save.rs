@@ -1,0 +1,180 @@
+//! Saved folders load again, bit for bit, and nothing else is ever replaced.
+
+#![allow(clippy::result_large_err)]
+
+use serde_json::json;
+use shardc_frontends::{Checkpoint, Model, Shape, init, load, save, write_tensors};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::Mode;
+use shardc_ir::weights::{Init, Weight};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const SHAPE: Shape = Shape { batch: 1, seq: 4, mode: Mode::Infer };
+
+/// A fresh path that does not exist.
+fn target(test: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("shardc-save-{test}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&dir);
+    dir
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+fn values(c: &Checkpoint, w: &Weight) -> Result<Vec<f32>> {
+    let mut out = vec![0.0; w.shape.iter().product()];
+    let all: Vec<_> = w.shape.iter().map(|&n| 0..n).collect();
+    c.read(w, &all, &mut out).map(|()| out)
+}
+
+fn save_model(dir: &Path, m: &Model) -> Result<()> {
+    let c = m.checkpoint.as_ref().expect("weights");
+    save(dir, &m.config, &m.weights, Some(c.dir()), |w| values(c, w))
+}
+
+#[test]
+fn a_saved_model_is_the_model() {
+    for name in ["gpt2", "llama_gqa", "llama_bias_tied"] {
+        let dir = target(name);
+        let m = load(&fixture(name), SHAPE).unwrap();
+        save_model(&dir, &m).unwrap();
+        // Replacing it gives the same again, however the folder is written.
+        save_model(&dir.join(""), &m).unwrap();
+        let again = load(&dir, SHAPE).unwrap();
+        assert_eq!((&again.weights, &again.config), (&m.weights, &m.config));
+        assert!(again.warnings.is_empty(), "{:?}", again.warnings);
+        let (a, b) = (m.checkpoint.unwrap(), again.checkpoint.unwrap());
+        assert!(a.iter().map(|x| x.0).eq(b.iter().map(|x| x.0)), "the same tensors");
+        for w in &m.weights {
+            assert_eq!(values(&a, w).unwrap(), values(&b, w).unwrap(), "{}", w.param);
+        }
+        // The safetensors crate reads it too.
+        let bytes = fs::read(dir.join("model.safetensors")).unwrap();
+        let (_, meta) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        assert_eq!(meta.metadata().as_ref().unwrap()["format"], "pt");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[test]
+fn names_without_prefix_are_found() {
+    let dir = target("bare");
+    let m = load(&fixture("gpt2"), SHAPE).unwrap();
+    let bare: Vec<Weight> = m
+        .weights
+        .iter()
+        .cloned()
+        .map(|mut w| {
+            w.tensor = w.tensor.trim_start_matches("transformer.").into();
+            w
+        })
+        .collect();
+    let c = m.checkpoint.as_ref().unwrap();
+    save(&dir, &m.config, &bare, None, |w| {
+        let of = m.weights.iter().find(|f| f.param == w.param).expect("the same parameters");
+        values(c, of)
+    })
+    .unwrap();
+    let again = load(&dir, SHAPE).unwrap();
+    assert_eq!(again.weights[0].param, "wte.weight");
+    assert!(again.weights.iter().any(|w| w.param == "h.0.attn.c_attn.weight.q"));
+    let f = &again.module.funcs[0];
+    assert!(f.scopes.iter().any(|s| &*s.path == "transformer.h.0.attn.c_attn"));
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn the_element_type_is_kept_consistent() {
+    let dir = target("dtype");
+    let config = json!({"model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 1});
+    save(&dir, &config, &[], None, |_| Ok(vec![])).unwrap();
+    let text = fs::read(dir.join("config.json")).unwrap();
+    let got: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!(got, json!({"model_type": "llama", "torch_dtype": "float32", "hidden_size": 1}));
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn other_folders_are_not_replaced() {
+    let dir = target("other");
+    fs::create_dir_all(&dir).unwrap();
+    let save = |d: &Path| save(d, &json!({}), &[], None, |_| Ok(vec![])).map_err(|d| d.code);
+    fs::write(dir.join("thesis.tex"), "ten years").unwrap();
+    assert_eq!(save(&dir), Err("save-target"));
+    assert_eq!(save(&dir.join("thesis.tex")), Err("save-target"));
+    assert_eq!(save(&dir.join("..")), Err("save-target"));
+    fs::write(dir.join("config.json"), "{\"name\": \"a web page\"}").unwrap();
+    assert_eq!(save(&dir), Err("save-target"));
+    fs::write(dir.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
+    fs::create_dir(dir.join("src")).unwrap();
+    assert_eq!(save(&dir), Err("save-target"));
+    assert_eq!(fs::read(dir.join("thesis.tex")).unwrap(), b"ten years");
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a_failed_save_leaves_what_was_there() {
+    let dir = target("failed");
+    let m = load(&fixture("gpt2"), SHAPE).unwrap();
+    save_model(&dir, &m).unwrap();
+    let before = fs::read(dir.join("model.safetensors")).unwrap();
+    let fail = |_: &Weight| Err(Diag::new("slice", "gone"));
+    assert_eq!(save(&dir, &m.config, &m.weights, None, fail).unwrap_err().code, "slice");
+    let short = |_: &Weight| Ok(vec![0.0; 3]);
+    assert_eq!(save(&dir, &m.config, &m.weights, None, short).unwrap_err().code, "weights");
+    let some = &m.weights[..6];
+    assert!(some.iter().any(|w| w.part.is_some()), "an incomplete fused tensor");
+    assert_eq!(save(&dir, &m.config, some, None, short).unwrap_err().code, "weights");
+    assert_eq!(fs::read(dir.join("model.safetensors")).unwrap(), before);
+    let name = dir.file_name().unwrap().to_str().unwrap().to_string();
+    let beside = fs::read_dir(dir.parent().unwrap()).unwrap();
+    let left: Vec<_> = beside
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|n| n.starts_with(&name) && *n != name)
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn dumps_are_safetensors_files() {
+    let path = target("dump");
+    let tensor = |n: usize| ("loss".to_string(), vec![n], vec![1.5f32, -0.25]);
+    write_tensors(&path, vec![tensor(2), ("s".into(), vec![], vec![7.0])]).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.tensor("loss").unwrap().data(), [1.5f32, -0.25].map(f32::to_le_bytes).concat());
+    assert_eq!(file.tensor("s").unwrap().shape(), [0usize; 0]);
+    assert_eq!(write_tensors(&path, vec![tensor(3)]).unwrap_err().code, "weights");
+    assert_eq!(write_tensors(&path, vec![tensor(2), tensor(2)]).unwrap_err().code, "weights");
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn initial_values_do_not_depend_on_the_slice() {
+    let w = |init| Weight {
+        param: "w".into(),
+        tensor: "w".into(),
+        tensor_shape: vec![64, 48],
+        part: None,
+        shape: vec![64, 48],
+        init,
+        trainable: true,
+        matrix: true,
+        tp_dim: None,
+    };
+    let normal = w(Init::Normal(0.02));
+    let (mut all, mut part) = (vec![0.0; 64 * 48], vec![0.0; 5 * 7]);
+    init(&normal, &[0..64, 0..48], 3, &mut all).unwrap();
+    init(&normal, &[10..15, 40..47], 3, &mut part).unwrap();
+    let want: Vec<f32> = (10..15).flat_map(|r| all[r * 48 + 40..r * 48 + 47].to_vec()).collect();
+    assert_eq!(part, want);
+    let mean_square = all.iter().map(|x| f64::from(x * x)).sum::<f64>() / all.len() as f64;
+    assert!((mean_square.sqrt() / 0.02 - 1.0).abs() < 0.05, "{mean_square}");
+    init(&w(Init::Ones), &[10..15, 40..47], 3, &mut part).unwrap();
+    assert_eq!(part, [1.0; 35]);
+    assert_eq!(init(&normal, &[0..65, 0..1], 3, &mut [0.0; 65]).unwrap_err().code, "slice");
+}

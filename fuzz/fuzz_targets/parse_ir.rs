@@ -1,0 +1,20 @@
+//! Any text is read or refused, never more: `cargo +nightly fuzz run parse_ir ../ir/tests/corpus`.
+//!
+//! What is read is verified, printed and read again. The same property is tested without a nightly
+//! compiler by `ir/tests/fuzz.rs`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use shardc_ir::text::{Repeat, parse, print, print_with};
+use shardc_ir::verify::{Phase, verify};
+
+fuzz_target!(|text: &str| {
+    let Ok(m) = parse(text) else { return };
+    for phase in [Phase::Source, Phase::Sharded, Phase::Ranked] {
+        let _ = verify(&m, phase);
+    }
+    let folded = print(&m);
+    let back = parse(&folded).expect("what is printed can be read");
+    assert_eq!(print_with(&back, Repeat::Unroll), print_with(&m, Repeat::Unroll));
+});

@@ -1,0 +1,336 @@
+//! Attributes of ops: how each kind is written between `[` and `]`, and read back.
+
+use crate::mesh::{AtomSet, Mesh};
+use crate::rule::{Letter, Rule};
+use crate::types::{AtomList, DType};
+use smallvec::SmallVec;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// What reading an attribute may depend on.
+pub struct AttrCx<'a> {
+    pub mesh: &'a Mesh,
+    /// Ranks of the operands.
+    pub ranks: &'a [usize],
+}
+
+/// A kind of attribute.
+pub trait Attr: Sized {
+    /// Written without `name=`.
+    const BARE: bool;
+    fn write(&self, mesh: &Mesh, out: &mut String);
+    fn read(text: &str, cx: &AttrCx) -> Result<Self, String>;
+    /// The value that is not written at all, if there is one.
+    fn implied() -> Option<Self> {
+        None
+    }
+    fn is_implied(&self) -> bool {
+        false
+    }
+}
+
+/// A letter rule given as an attribute, as in `dot[mk,kn->mn]`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct RuleAttr(pub Arc<Rule>);
+
+/// Sizes of letters that no operand fixes, as in `expand[b->bh; h=4]`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Sizes(pub SmallVec<[(Letter, usize); 2]>);
+
+/// The letter rule of an element-wise op of several operands: none if all have the same dims, else
+/// written out, as in `mul[bsh,h->bsh]`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Broadcast(pub Option<Arc<Rule>>);
+
+impl Broadcast {
+    /// All operands have the same dims.
+    pub const SAME: Broadcast = Broadcast(None);
+    pub fn new(text: &str, ranks: &[usize]) -> Broadcast {
+        Broadcast(Some(Arc::new(Rule::new(text, ranks))))
+    }
+    pub fn rule(&self, ranks: &[usize]) -> Rule {
+        match &self.0 {
+            Some(r) => (**r).clone(),
+            None => Rule::elementwise(ranks.len(), 1, ranks.first().copied().unwrap_or(0)),
+        }
+    }
+    /// Says why the operands do not fit.
+    pub fn accepts(&self, ranks: &[usize]) -> Result<(), String> {
+        match &self.0 {
+            None if ranks.windows(2).any(|w| w[0] != w[1]) => {
+                Err("operands of different rank need a rule, as in `mul[bsh,h->bsh]`".into())
+            }
+            None => Ok(()),
+            Some(r) if r.ins.len() != ranks.len() => {
+                Err(format!("the rule is for {} operands", r.ins.len()))
+            }
+            Some(r) => {
+                let out = &r.outs[0];
+                let lost = r
+                    .ins
+                    .iter()
+                    .flatten()
+                    .flat_map(|g| g.letters())
+                    .find(|&&l| !crate::rule::has_letter(out, l));
+                match lost {
+                    Some(l) => Err(format!(
+                        "`{}` is missing on the right: an element-wise op keeps every letter",
+                        l.name()
+                    )),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl Attr for Broadcast {
+    const BARE: bool = true;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        if let Some(r) = &self.0 {
+            let _ = write!(out, "{r}");
+        }
+    }
+    fn read(text: &str, cx: &AttrCx) -> Result<Self, String> {
+        Ok(Broadcast(Some(RuleAttr::read(text, cx)?.0)))
+    }
+    fn implied() -> Option<Self> {
+        Some(Broadcast(None))
+    }
+    fn is_implied(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl RuleAttr {
+    pub fn new(text: &str, ranks: &[usize]) -> RuleAttr {
+        RuleAttr(Arc::new(Rule::new(text, ranks)))
+    }
+}
+
+impl Attr for RuleAttr {
+    const BARE: bool = true;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        let _ = write!(out, "{}", self.0);
+    }
+    fn read(text: &str, cx: &AttrCx) -> Result<Self, String> {
+        if text.contains("..") || text.contains('!') {
+            return Err("write every letter of this rule".into());
+        }
+        let rule = Rule::parse(text, cx.ranks)?;
+        if rule.outs.len() != 1 {
+            return Err(format!("a rule has one result on the right, not {}", rule.outs.len()));
+        }
+        Ok(RuleAttr(Arc::new(rule)))
+    }
+}
+
+impl Attr for Sizes {
+    const BARE: bool = true;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        for (i, (l, n)) in self.0.iter().enumerate() {
+            let _ = write!(out, "{}{}={n}", if i > 0 { "," } else { "" }, l.name());
+        }
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        let mut out = SmallVec::new();
+        for part in text.split(',') {
+            let (l, n) = part.split_once('=').ok_or("a size is written `h=4`")?;
+            let rule = Rule::parse(&format!("->{}", l.trim()), &[])?;
+            let letters = rule.letters();
+            let [letter] = letters[..] else { return Err("a size is of one letter".into()) };
+            out.push((letter, read_size(n.trim())?));
+        }
+        Ok(Sizes(out))
+    }
+    fn implied() -> Option<Self> {
+        Some(Sizes::default())
+    }
+    fn is_implied(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Largest size of a dim: sizes stay exact in f64 and their products are checked.
+pub const MAX_SIZE: usize = 1 << 40;
+
+pub(crate) fn read_size(text: &str) -> Result<usize, String> {
+    let n: usize = text.parse().map_err(|_| format!("`{text}` is not a size"))?;
+    if n > MAX_SIZE {
+        Err(format!("{n} is larger than the largest size, {MAX_SIZE}"))
+    } else {
+        Ok(n)
+    }
+}
+
+impl Attr for AtomSet {
+    const BARE: bool = true;
+    fn write(&self, mesh: &Mesh, out: &mut String) {
+        mesh.write_atoms(self.iter(), "*", out);
+    }
+    fn read(text: &str, cx: &AttrCx) -> Result<Self, String> {
+        let list = read_atoms(text, cx.mesh)?;
+        if list.is_empty() {
+            return Err("name at least one axis".into());
+        }
+        Ok(list.set())
+    }
+}
+
+/// Reads `dp*tp:(1)2` as atoms.
+pub fn read_atoms(text: &str, mesh: &Mesh) -> Result<AtomList, String> {
+    let mut list = AtomList::EMPTY;
+    for part in text.split('*') {
+        let (name, sub) = match part.split_once(':') {
+            Some((n, s)) => (n.trim(), Some(s)),
+            None => (part.trim(), None),
+        };
+        let axis = mesh.axes.iter().position(|a| a.name == name).ok_or_else(|| {
+            let known: Vec<_> = mesh.axes.iter().map(|a| a.name.as_str()).collect();
+            format!("no axis `{name}` in the mesh, which has [{}]", known.join(", "))
+        })?;
+        let (pre, size) = match sub {
+            None => (1, mesh.axes[axis].size),
+            Some(s) => read_sub_axis(s)?,
+        };
+        let mut at = pre;
+        let end = pre.saturating_mul(size);
+        for (i, a) in mesh.atoms.iter().enumerate().filter(|(_, a)| a.axis as usize == axis) {
+            if a.pre == at && at < end {
+                let atom = crate::mesh::Atom(i as u8);
+                if list.set().has(atom) {
+                    return Err(format!("`{name}` is named twice"));
+                }
+                list = list.push(atom).ok_or("more than 7 parts of axes")?;
+                at *= a.size;
+            }
+        }
+        if at != end || size < 2 {
+            return Err(format!("`{part}` is not a part of axis `{name}` of this mesh"));
+        }
+    }
+    Ok(list)
+}
+
+/// Reads `(pre)size` of a sub-axis.
+pub fn read_sub_axis(text: &str) -> Result<(usize, usize), String> {
+    let bad = || format!("a sub-axis is written `axis:(2)4`, not `:{text}`");
+    let (pre, size) =
+        text.trim().strip_prefix('(').and_then(|t| t.split_once(')')).ok_or_else(bad)?;
+    let pre = pre.trim().parse().map_err(|_| bad())?;
+    let size = size.trim().parse().map_err(|_| bad())?;
+    if pre == 0 || size == 0 { Err(bad()) } else { Ok((pre, size)) }
+}
+
+impl Attr for f64 {
+    const BARE: bool = false;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        let _ = write!(out, "{self:?}");
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        text.parse()
+            .ok()
+            .filter(|x: &f64| !x.is_nan())
+            .ok_or_else(|| format!("`{text}` is not a number"))
+    }
+}
+
+impl Attr for usize {
+    const BARE: bool = false;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        let _ = write!(out, "{self}");
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        read_size(text)
+    }
+}
+
+impl Attr for Option<usize> {
+    const BARE: bool = false;
+    fn write(&self, mesh: &Mesh, out: &mut String) {
+        match self {
+            Some(n) => n.write(mesh, out),
+            None => out.push_str("none"),
+        }
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        if text == "none" { Ok(None) } else { read_size(text).map(Some) }
+    }
+}
+
+impl Attr for DType {
+    const BARE: bool = true;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        out.push_str(self.name());
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        DType::ALL
+            .into_iter()
+            .find(|d| d.name() == text)
+            .ok_or_else(|| format!("`{text}` is not an element type: f32, bf16, f16 or i32"))
+    }
+}
+
+impl Attr for Arc<[f32]> {
+    const BARE: bool = true;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        for (i, x) in self.iter().enumerate() {
+            let _ = write!(out, "{}{x:?}", if i > 0 { ", " } else { "" });
+        }
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        let one = |t: &str| t.trim().parse().map_err(|_| format!("`{t}` is not a number"));
+        text.split(',').map(one).collect()
+    }
+}
+
+/// Writes attributes in order: bare ones as they are, the first always bare.
+pub struct AttrWriter<'a> {
+    pub mesh: &'a Mesh,
+    pub out: &'a mut String,
+    pub count: usize,
+}
+
+impl AttrWriter<'_> {
+    pub fn attr<A: Attr>(&mut self, name: &str, a: &A) {
+        if a.is_implied() {
+            return;
+        }
+        self.out.push_str(if self.count == 0 { "[" } else { "; " });
+        if self.count > 0 && !A::BARE {
+            self.out.push_str(name);
+            self.out.push('=');
+        }
+        a.write(self.mesh, self.out);
+        self.count += 1;
+    }
+}
+
+/// Reads attributes in the order they are written.
+pub struct AttrReader<'a> {
+    pub cx: AttrCx<'a>,
+    pub rest: Option<&'a str>,
+    pub first: bool,
+}
+
+impl AttrReader<'_> {
+    pub fn attr<A: Attr>(&mut self, name: &str) -> Result<A, String> {
+        let Some(rest) = self.rest else {
+            return A::implied().ok_or_else(|| format!("attribute `{name}` is missing"));
+        };
+        let (head, tail) = match rest.split_once(';') {
+            Some((h, t)) => (h, Some(t)),
+            None => (rest, None),
+        };
+        self.rest = tail;
+        let mut head = head.trim();
+        if !std::mem::take(&mut self.first) && !A::BARE {
+            head = head
+                .strip_prefix(name)
+                .and_then(|h| h.trim_start().strip_prefix('='))
+                .ok_or_else(|| format!("attribute `{name}=` is expected, not `{head}`"))?
+                .trim();
+        }
+        A::read(head, &self.cx)
+    }
+}

@@ -1,0 +1,100 @@
+//! A message to the user: what is wrong, where, by which rule, and what would be right.
+
+use serde::Serialize;
+
+/// A user's mistake (or a limit of ours), never a bug: bugs panic.
+///
+/// Printed as
+/// ```text
+/// error[heads-not-divisible]: 6 query heads cannot be split over tp=4
+///    --> config.json: num_attention_heads
+///    = rule: heads % tp == 0
+///    = why: ...
+///    = help: use tp=2, tp=3 or tp=6
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[error("{}", self.render())]
+pub struct Diag {
+    /// Word code, as in `shardc explain rule:CODE`.
+    pub code: &'static str,
+    pub message: String,
+    /// File, flag, JSON pointer or program line the message is about.
+    pub place: Option<String>,
+    pub rule: Option<String>,
+    /// How it came to this, nearest cause first.
+    pub why: Vec<String>,
+    /// Ways out, with numbers.
+    pub help: Vec<String>,
+    pub exit: Exit,
+}
+
+/// Exit status of the command that ends with this diagnostic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Exit {
+    Problems = 1,
+    Usage = 2,
+    Infeasible = 3,
+    Unsupported = 4,
+    Environment = 5,
+    RankFailed = 6,
+}
+
+/// Result with a diagnostic.
+pub type Result<T> = std::result::Result<T, Diag>;
+
+impl Diag {
+    /// A usage error (exit status 2) with a code and a message.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Diag {
+        Diag {
+            code,
+            message: message.into(),
+            place: None,
+            rule: None,
+            why: vec![],
+            help: vec![],
+            exit: Exit::Usage,
+        }
+    }
+    pub fn at(mut self, place: impl Into<String>) -> Diag {
+        self.place = Some(place.into());
+        self
+    }
+    pub fn rule(mut self, rule: impl Into<String>) -> Diag {
+        self.rule = Some(rule.into());
+        self
+    }
+    pub fn why(mut self, why: impl Into<String>) -> Diag {
+        self.why.push(why.into());
+        self
+    }
+    pub fn help(mut self, help: impl Into<String>) -> Diag {
+        self.help.push(help.into());
+        self
+    }
+    pub fn exit(mut self, exit: Exit) -> Diag {
+        self.exit = exit;
+        self
+    }
+
+    /// The text a person reads.
+    pub fn render(&self) -> String {
+        let mut s = format!("error[{}]: {}", self.code, self.message);
+        let mut line = |head: &str, text: &str| {
+            for l in text.lines() {
+                s.push_str(format!("\n   {head}{l}").trim_end());
+            }
+        };
+        if let Some(p) = &self.place {
+            // The lines after the first show the program.
+            let (head, picture) = p.split_once('\n').unwrap_or((p, ""));
+            line("--> ", head);
+            line(" | ", picture);
+        }
+        if let Some(r) = &self.rule {
+            line("= rule: ", r);
+        }
+        self.why.iter().for_each(|w| line("= why: ", w));
+        self.help.iter().for_each(|h| line("= help: ", h));
+        s
+    }
+}

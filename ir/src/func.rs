@@ -1,0 +1,347 @@
+//! Modules, functions, nodes and values: a flat SSA list per function, unrolled over layers.
+
+use crate::mesh::Mesh;
+use crate::ops::Op;
+use crate::types::{AtomList, Type};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// A value of a function: index into [`Func::values`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Value(pub u32);
+
+/// A scope path: index into [`Func::scopes`]. 0 is the empty path.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Scope(pub u32);
+
+/// A place in the model, such as `model.layers.7.mlp.up_proj`, and the number of its layer.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ScopeInfo {
+    pub path: Arc<str>,
+    pub layer: Option<u32>,
+}
+
+/// Name of a value: `%d_l3.q.1` is a gradient (`d_`), of layer 3, hinted `q`, the second of that name.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub struct Name {
+    pub grad: bool,
+    pub layer: Option<u32>,
+    pub hint: Cow<'static, str>,
+    pub dup: u32,
+}
+
+/// What is known of a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValueInfo {
+    pub ty: Type,
+    pub name: Name,
+}
+
+/// One op applied to values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub op: Op,
+    pub ins: SmallVec<[Value; 4]>,
+    pub outs: SmallVec<[Value; 2]>,
+    pub scope: Scope,
+    /// Why this line exists; printed after `//`.
+    pub note: Option<Cow<'static, str>>,
+}
+
+/// What an argument or result of a function is to the world outside. A result with a role feeds
+/// every later argument with the same role and name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoleKind {
+    /// A stored parameter; its name is the parameter's.
+    Param,
+    /// A parameter as forward and backward use it: fanned out or gathered.
+    Ready,
+    /// The gradient of a parameter, accumulated over microbatches.
+    Grad,
+    /// Optimizer state, named `PARAM:exp_avg`.
+    State,
+    /// Data of a step: `input_ids`, `targets`, `positions`.
+    Input,
+    /// Saved by forward for backward.
+    Stash,
+    /// A run-time scalar: `lr`, `step`.
+    Scalar,
+    /// A sum over microbatches that is no gradient: `loss`.
+    Sum,
+    /// Computed once per step and used by later functions: `loss_scale`.
+    Step,
+    /// Shown to the user: `loss`, `grad_norm`, `logits`.
+    Output,
+}
+
+impl RoleKind {
+    pub const ALL: [RoleKind; 10] = [
+        RoleKind::Param,
+        RoleKind::Ready,
+        RoleKind::Grad,
+        RoleKind::State,
+        RoleKind::Input,
+        RoleKind::Stash,
+        RoleKind::Scalar,
+        RoleKind::Sum,
+        RoleKind::Step,
+        RoleKind::Output,
+    ];
+    pub fn name(self) -> &'static str {
+        match self {
+            RoleKind::Param => "param",
+            RoleKind::Ready => "ready",
+            RoleKind::Grad => "grad",
+            RoleKind::State => "state",
+            RoleKind::Input => "input",
+            RoleKind::Stash => "stash",
+            RoleKind::Scalar => "scalar",
+            RoleKind::Sum => "sum",
+            RoleKind::Step => "step",
+            RoleKind::Output => "output",
+        }
+    }
+}
+
+/// A role with the name it is known by.
+#[derive(Clone, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct Role {
+    pub kind: RoleKind,
+    pub name: Arc<str>,
+}
+
+impl Role {
+    pub fn new(kind: RoleKind, name: impl Into<Arc<str>>) -> Role {
+        Role { kind, name: name.into() }
+    }
+}
+
+/// An argument or result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Port {
+    pub value: Value,
+    pub role: Option<Role>,
+}
+
+/// A sharding somebody asked for: per dim its atoms, and whether propagation may add more.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Annotation {
+    pub dims: SmallVec<[AnnotatedDim; 4]>,
+    /// 0 is propagated first.
+    pub priority: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AnnotatedDim {
+    pub atoms: AtomList,
+    pub open: bool,
+}
+
+/// A function: arguments, a flat list of nodes in program order, results.
+#[derive(Clone, Debug, Default)]
+pub struct Func {
+    pub name: String,
+    pub args: Vec<Port>,
+    pub results: Vec<Port>,
+    pub nodes: Vec<Node>,
+    pub values: Vec<ValueInfo>,
+    pub scopes: Vec<ScopeInfo>,
+    pub annotations: BTreeMap<Value, Annotation>,
+    /// Per name without its `.N`: the numbers in use.
+    taken: HashMap<(bool, Option<u32>, Cow<'static, str>), Taken>,
+    scope_ids: HashMap<Arc<str>, Scope>,
+}
+
+/// Numbers in use of a name: all below `next`, and those of `others`.
+#[derive(Clone, Debug, Default)]
+struct Taken {
+    next: u32,
+    others: Vec<u32>,
+}
+
+impl Taken {
+    /// The wanted number if it is free, else the first free one.
+    fn take(&mut self, wanted: u32) -> u32 {
+        let free = |t: &Taken, n: u32| n >= t.next && !t.others.contains(&n);
+        if wanted > self.next && free(self, wanted) {
+            self.others.push(wanted);
+            return wanted;
+        }
+        let n = self.next;
+        self.next += 1;
+        while let Some(i) = self.others.iter().position(|&o| o == self.next) {
+            self.others.swap_remove(i);
+            self.next += 1;
+        }
+        n
+    }
+}
+
+/// Functions over one mesh.
+#[derive(Clone, Debug, Default)]
+pub struct Module {
+    pub mesh: Mesh,
+    pub funcs: Vec<Func>,
+}
+
+impl Module {
+    pub fn func(&self, name: &str) -> Option<&Func> {
+        self.funcs.iter().find(|f| f.name == name)
+    }
+}
+
+impl Name {
+    /// Reads the text after `%`.
+    pub fn parse(text: &str) -> Name {
+        let (grad, mut t) = match text.strip_prefix("d_") {
+            Some(t) => (true, t),
+            None => (false, text),
+        };
+        let number = |s: &str| s.parse::<u32>().ok().filter(|n| *n < 1 << 24 && n.to_string() == s);
+        let mut layer = None;
+        if let Some((head, rest)) = t.split_once('.') {
+            if let Some(n) = head.strip_prefix('l').and_then(number) {
+                (layer, t) = (Some(n), rest);
+            }
+        }
+        let mut dup = 0;
+        if let Some((head, n)) = t.rsplit_once('.') {
+            if let Some(n) = number(n).filter(|&n| n > 0 && !head.is_empty()) {
+                (t, dup) = (head, n);
+            }
+        }
+        Name { grad, layer, hint: Cow::Owned(t.to_string()), dup }
+    }
+
+    pub fn write(&self, out: &mut String) {
+        use std::fmt::Write as _;
+        out.push('%');
+        if self.grad {
+            out.push_str("d_");
+        }
+        if let Some(l) = self.layer {
+            let _ = write!(out, "l{l}.");
+        }
+        out.push_str(&self.hint);
+        if self.dup > 0 {
+            let _ = write!(out, ".{}", self.dup);
+        }
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let mut s = String::new();
+        self.write(&mut s);
+        f.write_str(&s)
+    }
+}
+
+impl ScopeInfo {
+    fn new(path: &str) -> ScopeInfo {
+        let layer = path.split('.').find_map(|p| p.parse().ok());
+        ScopeInfo { path: path.into(), layer }
+    }
+}
+
+impl Func {
+    pub fn new(name: &str) -> Func {
+        let mut f = Func { name: name.into(), ..Func::default() };
+        f.scope("");
+        f
+    }
+
+    /// A function of the same scopes and no nodes.
+    pub fn like(&self, name: &str) -> Func {
+        Func {
+            name: name.into(),
+            scopes: self.scopes.clone(),
+            scope_ids: self.scope_ids.clone(),
+            ..Func::default()
+        }
+    }
+
+    pub fn ty(&self, v: Value) -> &Type {
+        &self.values[v.0 as usize].ty
+    }
+    pub fn name(&self, v: Value) -> &Name {
+        &self.values[v.0 as usize].name
+    }
+
+    /// The scope with this path, made if new.
+    pub fn scope(&mut self, path: &str) -> Scope {
+        if let Some(&s) = self.scope_ids.get(path) {
+            return s;
+        }
+        let s = Scope(self.scopes.len() as u32);
+        let info = ScopeInfo::new(path);
+        self.scope_ids.insert(info.path.clone(), s);
+        self.scopes.push(info);
+        s
+    }
+    pub fn scope_info(&self, s: Scope) -> &ScopeInfo {
+        &self.scopes[s.0 as usize]
+    }
+
+    /// A new value; if its name is taken, it gets the first free `.N`.
+    pub fn value(&mut self, ty: Type, mut name: Name) -> Value {
+        name.dup = self
+            .taken
+            .entry((name.grad, name.layer, name.hint.clone()))
+            .or_default()
+            .take(name.dup);
+        self.values.push(ValueInfo { ty, name });
+        Value(self.values.len() as u32 - 1)
+    }
+
+    /// Gives a value another name; if that is taken, the next `.N` of it.
+    pub fn rename(&mut self, v: Value, mut name: Name) {
+        name.dup = self
+            .taken
+            .entry((name.grad, name.layer, name.hint.clone()))
+            .or_default()
+            .take(name.dup);
+        self.values[v.0 as usize].name = name;
+    }
+
+    /// A new argument.
+    pub fn arg(&mut self, ty: Type, name: Name, role: Option<Role>) -> Value {
+        let value = self.value(ty, name);
+        self.args.push(Port { value, role });
+        value
+    }
+
+    /// The node that makes each value; `None` for arguments.
+    pub fn makers(&self) -> Vec<Option<u32>> {
+        let mut m = vec![None; self.values.len()];
+        for (i, n) in self.nodes.iter().enumerate() {
+            for o in &n.outs {
+                m[o.0 as usize] = Some(i as u32);
+            }
+        }
+        m
+    }
+
+    /// Removes nodes whose results nobody uses.
+    pub fn drop_dead(&mut self) {
+        let mut live = vec![false; self.values.len()];
+        for r in &self.results {
+            live[r.value.0 as usize] = true;
+        }
+        let mut keep = vec![false; self.nodes.len()];
+        for (i, n) in self.nodes.iter().enumerate().rev() {
+            if n.outs.iter().any(|o| live[o.0 as usize]) {
+                keep[i] = true;
+                for v in &n.ins {
+                    live[v.0 as usize] = true;
+                }
+            }
+        }
+        let mut k = keep.iter();
+        self.nodes.retain(|_| *k.next().expect("one per node"));
+    }
+}

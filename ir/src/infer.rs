@@ -1,0 +1,551 @@
+//! Result types of an op from its letter rule and its operand types: shapes, shardings, sums still
+//! to be taken. The one place where the type discipline (I, R, S, V, P) is written down.
+//!
+//! Over one mesh atom, the legal combinations are:
+//!
+//! | operands | result |
+//! |---|---|
+//! | all I | I |
+//! | all R | R |
+//! | one letter sharded in every operand that has it, the rest R | S if the result has the letter, else P |
+//! | V and R | V |
+//! | P in operands the op is linear in, the rest R (or, for sums, all P) | P |
+//!
+//! Everything else is an error that names the collective or `fan_out` that is missing.
+
+use crate::mesh::{AtomSet, Mesh};
+use crate::rule::{Dims, Letter, Rule, has_letter};
+use crate::types::{AtomList, DType, Dim, Reduction, Type};
+use smallvec::SmallVec;
+
+/// In which operands an op is linear, which decides where pending sums may pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Linear {
+    /// In none.
+    No,
+    /// In each of these operands (bit i = operand i) while all others are fixed: a product.
+    Each(u32),
+    /// In these operands together while the others are fixed: a sum, or an op of one operand.
+    Together(u32),
+}
+
+/// Why an op cannot be typed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TypeError {
+    pub code: &'static str,
+    pub message: String,
+    pub help: String,
+}
+
+pub(crate) fn err<T>(
+    code: &'static str,
+    message: String,
+    help: impl Into<String>,
+) -> Result<T, TypeError> {
+    Err(TypeError { code, message, help: help.into() })
+}
+
+/// Size and split of one letter.
+#[derive(Clone, Copy, Debug)]
+pub struct Loop {
+    pub letter: Letter,
+    pub size: usize,
+    pub atoms: AtomList,
+}
+
+/// All loops of an op with their global sizes and splits.
+#[derive(Clone, Debug, Default)]
+pub struct Loops(pub SmallVec<[Loop; 8]>);
+
+impl Loops {
+    pub fn get(&self, l: Letter) -> Option<Loop> {
+        self.0.iter().copied().find(|x| x.letter == l)
+    }
+    pub fn size(&self, l: Letter) -> Option<usize> {
+        self.get(l).map(|x| x.size)
+    }
+}
+
+/// What the rule needs to know beyond the operands' types.
+pub struct Query<'a> {
+    pub mesh: &'a Mesh,
+    pub rule: &'a Rule,
+    pub ins: &'a [&'a Type],
+    /// Sizes of letters that no operand fixes.
+    pub sizes: &'a [(Letter, usize)],
+    /// Declared result types: they choose the split of letters that only results have, and the
+    /// state of an op without operands.
+    pub declared: &'a [Option<&'a Type>],
+    pub dtypes: &'a [DType],
+    pub linear: Linear,
+    pub reduction: Reduction,
+}
+
+/// Sizes of all letters; an error if operands disagree.
+pub fn sizes(
+    rule: &Rule,
+    ins: &[&Type],
+    given: &[(Letter, usize)],
+) -> Result<SmallVec<[(Letter, usize); 8]>, TypeError> {
+    let mut out: SmallVec<[(Letter, usize); 8]> = given.iter().copied().collect();
+    let find = |out: &[(Letter, usize)], l: Letter| out.iter().find(|x| x.0 == l).map(|x| x.1);
+    for (i, (dims, t)) in rule.ins.iter().zip(ins).enumerate() {
+        if dims.len() != t.rank() {
+            return err(
+                "rank",
+                format!(
+                    "operand {i} has {} dims, the rule `{rule}` needs {}",
+                    t.rank(),
+                    dims.len()
+                ),
+                "give it the rule's shape",
+            );
+        }
+        for (g, d) in dims.iter().zip(&t.dims) {
+            if let Some(l) = g.single() {
+                match find(&out, l) {
+                    None => out.push((l, d.size)),
+                    Some(s) if s == d.size => {}
+                    Some(s) => {
+                        return err(
+                            "size",
+                            format!(
+                                "`{}` is {} in operand {i} and {s} elsewhere",
+                                l.name(),
+                                d.size
+                            ),
+                            format!("make both sizes of `{}` equal", l.name()),
+                        );
+                    }
+                }
+            }
+        }
+    }
+    for (dims, t) in rule.ins.iter().zip(ins) {
+        for (g, d) in dims.iter().zip(&t.dims).filter(|(g, _)| g.single().is_none()) {
+            let mut known = 1usize;
+            let mut open = None;
+            for &l in g.letters() {
+                match find(&out, l) {
+                    Some(s) => known = known.saturating_mul(s),
+                    None if open.is_none() => open = Some(l),
+                    None => {
+                        return err(
+                            "size",
+                            format!(
+                                "sizes of `{}` and `{}` are not known",
+                                open.map_or(' ', Letter::name),
+                                l.name()
+                            ),
+                            "name one of them in the attributes",
+                        );
+                    }
+                }
+            }
+            let fits = if let Some(l) = open {
+                let ok = known > 0 && d.size % known == 0;
+                out.push((l, if ok { d.size / known } else { 0 }));
+                ok
+            } else {
+                known == d.size
+            };
+            if !fits {
+                return err(
+                    "size",
+                    format!(
+                        "a dim of {} is not made of `{}`",
+                        d.size,
+                        crate::rule::dims_text(&[*g])
+                    ),
+                    format!("{known} must divide {}", d.size),
+                );
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Cuts a dim's atoms at its letters: the major letter takes atoms until it is full.
+pub fn project(
+    mesh: &Mesh,
+    letters: &[Letter],
+    sizes: &[(Letter, usize)],
+    atoms: AtomList,
+) -> Result<SmallVec<[AtomList; 3]>, TypeError> {
+    let mut out = SmallVec::new();
+    let mut rest = atoms.iter().peekable();
+    for (k, &l) in letters.iter().enumerate() {
+        let size = sizes.iter().find(|x| x.0 == l).map_or(1, |x| x.1);
+        let mut list = AtomList::EMPTY;
+        let mut ways = 1;
+        while let Some(&a) = rest.peek() {
+            let last = k + 1 == letters.len();
+            let divides = size % (ways * mesh.size(a)) == 0;
+            if !divides && (!last || letters.len() > 1) {
+                if ways == size {
+                    break;
+                }
+                return err(
+                    "split",
+                    format!(
+                        "`{}` of {size} cannot be split {} ways",
+                        l.name(),
+                        ways * mesh.size(a)
+                    ),
+                    format!("split it over a part of the axis that divides {size}"),
+                );
+            }
+            list = list.push(a).expect("no longer than the dim's");
+            ways *= mesh.size(a);
+            rest.next();
+        }
+        if k + 1 < letters.len() && ways != size && rest.peek().is_some() {
+            return err(
+                "split",
+                format!("`{}` of {size} is split only {ways} ways before a minor letter", l.name()),
+                "split the major letter first",
+            );
+        }
+        out.push(list);
+    }
+    Ok(out)
+}
+
+/// Types of all results.
+pub fn infer(q: &Query) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    let loops = loops(q)?;
+    let sharded = loops.0.iter().fold(AtomSet::EMPTY, |s, l| s.union(l.atoms.set()));
+    let names = |s: AtomSet| q.mesh.names(s, "*");
+    for (i, t) in q.ins.iter().enumerate() {
+        let bad = sharded.minus(t.sharded()).minus(t.replicated);
+        if bad.is_empty() {
+            continue;
+        }
+        let what = if t.partial().meets(bad) {
+            "a sum still to be taken"
+        } else if t.varying.meets(bad) {
+            "varying"
+        } else {
+            "invariant"
+        };
+        let help = if t.partial().meets(bad) {
+            format!("all_reduce[{}] it first", names(bad))
+        } else {
+            format!("fan_out[{}] it first", names(bad))
+        };
+        return err(
+            "mixed",
+            format!(
+                "operand {i} is {what} over {}, but another operand is split over it",
+                names(bad)
+            ),
+            help,
+        );
+    }
+    let states = unsharded(q, sharded)?;
+    let mut out = SmallVec::new();
+    for (o, dims) in q.rule.outs.iter().enumerate() {
+        let mut t = Type::new(q.dtypes[o], &[]);
+        (t.replicated, t.varying, t.sum, t.max, t.min) =
+            (states.replicated, states.varying, states.sum, states.max, states.min);
+        for g in dims {
+            t.dims.push(result_dim(q.mesh, g.letters(), &loops)?);
+        }
+        let lost = sharded.minus(t.sharded());
+        for l in &loops.0 {
+            if l.atoms.set().meets(lost) && has_letter(dims, l.letter) {
+                return err(
+                    "split",
+                    format!("`{}` is split below a letter that is not full", l.letter.name()),
+                    "split the major letter first",
+                );
+            }
+        }
+        let p = t.pending_mut(q.reduction);
+        *p = p.union(lost);
+        out.push(t);
+    }
+    Ok(out)
+}
+
+/// Sizes and splits of all letters; an error if operands disagree.
+pub fn loops(q: &Query) -> Result<Loops, TypeError> {
+    let sizes = sizes(q.rule, q.ins, q.sizes)?;
+    let mut loops = Loops(
+        sizes.iter().map(|&(letter, size)| Loop { letter, size, atoms: AtomList::EMPTY }).collect(),
+    );
+    let mut seen: SmallVec<[(Letter, usize); 8]> = SmallVec::new();
+    let mut note = |loops: &mut Loops, from: usize, l: Letter, atoms: AtomList| {
+        let x = loops.0.iter_mut().find(|x| x.letter == l).expect("all letters have sizes");
+        match seen.iter().find(|s| s.0 == l) {
+            None => {
+                seen.push((l, from));
+                x.atoms = atoms;
+                Ok(())
+            }
+            Some(_) if x.atoms == atoms => Ok(()),
+            Some(s) => {
+                let show = |a: AtomList| {
+                    let mut t = x.size.to_string();
+                    if !a.is_empty() {
+                        t.push('@');
+                        q.mesh.write_atoms(a.iter(), "*", &mut t);
+                    }
+                    t
+                };
+                err(
+                    "sharding-conflict",
+                    format!(
+                        "`{}` is {} in operand {} and {} in operand {from}",
+                        l.name(),
+                        show(x.atoms),
+                        s.1,
+                        show(atoms)
+                    ),
+                    "split both alike, or reshard one of them first",
+                )
+            }
+        }
+    };
+    for (i, (dims, t)) in q.rule.ins.iter().zip(q.ins).enumerate() {
+        for (g, d) in dims.iter().zip(&t.dims) {
+            match g.single() {
+                Some(l) => note(&mut loops, i, l, d.atoms)?,
+                None => {
+                    let parts = project(q.mesh, g.letters(), &sizes, d.atoms)?;
+                    for (&l, p) in g.letters().iter().zip(parts) {
+                        note(&mut loops, i, l, p)?;
+                    }
+                }
+            }
+        }
+    }
+    // Letters that only results have are split as the declared result says.
+    for (dims, t) in q.rule.outs.iter().zip(q.declared) {
+        let Some(t) = t else { continue };
+        if t.rank() != dims.len() {
+            return err(
+                "rank",
+                format!(
+                    "the result has {} dims, the rule `{}` gives {}",
+                    t.rank(),
+                    q.rule,
+                    dims.len()
+                ),
+                "declare the rule's shape",
+            );
+        }
+        for (g, d) in dims.iter().zip(&t.dims) {
+            if let Some(l) = g.single().filter(|&l| !q.rule.ins.iter().any(|i| has_letter(i, l))) {
+                if loops.get(l).is_none() {
+                    loops.0.push(Loop { letter: l, size: d.size, atoms: AtomList::EMPTY });
+                }
+                let x = loops.0.iter_mut().find(|x| x.letter == l).expect("just added");
+                x.atoms = d.atoms;
+            }
+        }
+    }
+    let mut used = AtomSet::EMPTY;
+    for l in &loops.0 {
+        let s = l.atoms.set();
+        if s.meets(used) {
+            return err(
+                "sharding-conflict",
+                format!(
+                    "`{}` and another dim are both split over {}",
+                    l.letter.name(),
+                    q.mesh.names(s.and(used), "*")
+                ),
+                "an axis can split one dim of an op: reshard one operand first",
+            );
+        }
+        if !s.is_empty() && q.rule.is_whole(l.letter) {
+            return err(
+                "needs-whole",
+                format!(
+                    "`{}` is split over {}, but the op needs it whole",
+                    l.letter.name(),
+                    q.mesh.names(s, "*")
+                ),
+                "all_gather it first",
+            );
+        }
+        used = used.union(s);
+    }
+    Ok(loops)
+}
+
+fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, TypeError> {
+    let mut d = Dim { size: 1, atoms: AtomList::EMPTY };
+    let mut full = true;
+    for &l in letters {
+        let Some(x) = loops.get(l) else {
+            return err(
+                "size",
+                format!("the size of `{}` is not known", l.name()),
+                "name it in the attributes",
+            );
+        };
+        let Some(size) = d.size.checked_mul(x.size) else {
+            return err(
+                "size",
+                format!("a dim made of `{}` is too large", l.name()),
+                "use smaller sizes",
+            );
+        };
+        d.size = size;
+        if !x.atoms.is_empty() {
+            let joined = full.then(|| x.atoms.iter().try_fold(d.atoms, AtomList::push)).flatten();
+            let Some(atoms) = joined else {
+                return err(
+                    "split",
+                    format!("`{}` is split below a letter that is not full", l.name()),
+                    "split the major letter first",
+                );
+            };
+            let ways: usize = x.atoms.iter().map(|a| mesh.size(a)).product();
+            if letters.len() > 1 && x.size % ways != 0 {
+                return err(
+                    "split",
+                    format!(
+                        "`{}` of {} cannot be split {ways} ways inside a joined dim",
+                        l.name(),
+                        x.size
+                    ),
+                    format!("split it over an axis that divides {}", x.size),
+                );
+            }
+            d.atoms = atoms;
+            full = ways == x.size;
+        } else if x.size != 1 {
+            full = false;
+        }
+    }
+    Ok(d)
+}
+
+/// True if a mask of operands has operand `i`. All bits set is all operands, however many.
+fn has(mask: u32, i: usize) -> bool {
+    mask == !0 || i < 32 && mask >> i & 1 == 1
+}
+
+struct States {
+    replicated: AtomSet,
+    varying: AtomSet,
+    sum: AtomSet,
+    max: AtomSet,
+    min: AtomSet,
+}
+
+/// States of the result over the atoms that split no letter.
+fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError> {
+    let names = |s: AtomSet| q.mesh.names(s, "*");
+    let any = |f: fn(&Type) -> AtomSet| {
+        q.ins.iter().fold(AtomSet::EMPTY, |s, t| s.union(f(t))).minus(sharded)
+    };
+    let mut st = States {
+        replicated: any(|t| t.replicated),
+        varying: any(|t| t.varying),
+        sum: any(|t| t.sum),
+        max: any(|t| t.max),
+        min: any(|t| t.min),
+    };
+    if q.ins.is_empty() {
+        if let Some(Some(t)) = q.declared.first() {
+            st = States {
+                replicated: t.replicated,
+                varying: t.varying,
+                sum: t.sum,
+                max: t.max,
+                min: t.min,
+            };
+        }
+        return Ok(st);
+    }
+    if st.replicated.is_empty()
+        && st.varying.is_empty()
+        && st.sum.is_empty()
+        && st.max.is_empty()
+        && st.min.is_empty()
+    {
+        return Ok(st);
+    }
+    // R with R, V or P; never with I.
+    for (i, t) in q.ins.iter().enumerate() {
+        let others = st.replicated.union(st.varying).union(st.sum).union(st.max).union(st.min);
+        let bad = others.minus(t.marked());
+        if !bad.is_empty() {
+            return err(
+                "mixed",
+                format!("operand {i} is invariant over {}, another operand is not", names(bad)),
+                format!("fan_out[{}] it first", names(bad)),
+            );
+        }
+    }
+    let joint = |i: usize| matches!(q.linear, Linear::Together(mask) if has(mask, i));
+    for (i, t) in q.ins.iter().enumerate() {
+        for (r, pending) in
+            [(Reduction::Sum, t.sum), (Reduction::Max, t.max), (Reduction::Min, t.min)]
+        {
+            let p = pending.minus(sharded);
+            if p.is_empty() {
+                continue;
+            }
+            let linear = match q.linear {
+                Linear::No => false,
+                Linear::Together(mask) => {
+                    q.reduction == r && has(mask, i) && (r == Reduction::Sum || q.ins.len() == 1)
+                }
+                Linear::Each(mask) => r == Reduction::Sum && has(mask, i),
+            };
+            if !linear {
+                return err(
+                    "partial",
+                    format!(
+                        "operand {i} is a sum over {} still to be taken, and the op is not linear in it",
+                        names(p)
+                    ),
+                    format!("all_reduce[{}] it first", names(p)),
+                );
+            }
+            for (j, u) in q.ins.iter().enumerate().filter(|&(j, _)| j != i) {
+                let ok = if joint(j) { p.within(u.pending(r)) } else { p.within(u.replicated) };
+                if !ok {
+                    let want = if joint(j) { "also be a sum over" } else { "be replicated over" };
+                    return err(
+                        "partial",
+                        format!(
+                            "operand {i} is a sum over {} still to be taken; operand {j} must {want} it",
+                            names(p)
+                        ),
+                        format!("all_reduce[{}] operand {i} first", names(p)),
+                    );
+                }
+            }
+        }
+    }
+    st.replicated = st.replicated.minus(st.varying).minus(st.sum).minus(st.max).minus(st.min);
+    let twice = st.varying.and(st.sum.union(st.max).union(st.min));
+    if !twice.is_empty() {
+        return err(
+            "mixed",
+            format!("one operand varies over {}, another is a sum over it", names(twice)),
+            format!("all_reduce[{}] it first", names(twice)),
+        );
+    }
+    Ok(st)
+}
+
+/// Number of loop iterations of an op on one rank (largest chunk), for costs.
+pub fn local_iterations(mesh: &Mesh, loops: &Loops) -> f64 {
+    let per = |l: &Loop| {
+        let ways: usize = l.atoms.iter().map(|a| mesh.size(a)).product();
+        l.size.div_ceil(ways) as f64
+    };
+    loops.0.iter().map(per).product()
+}
+
+/// Dims of a type that hold these letters, for messages and tests.
+pub fn dim_of(dims: &Dims, l: Letter) -> Option<usize> {
+    dims.iter().position(|g| g.letters().contains(&l))
+}

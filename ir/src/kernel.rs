@@ -1,0 +1,463 @@
+//! The kernel language: what one rank computes for one node, with concrete sizes.
+//!
+//! A kernel names its memory by *operand*: the node's operands first, then its results, then its
+//! workspace, if it has one. Memory is counted in elements of 4 bytes and is walked by loops with
+//! strides, since pieces are stored padded: sizes here are valid lengths, strides those of the
+//! storage, so no kernel ever reads padding. This is the language that is executed on the CPU and
+//! that can be printed as C or CUDA; everything about shapes, letters and meshes has been decided
+//! before, and what is left is loops.
+
+use crate::mesh::AtomSet;
+use crate::types::Reduction;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Sizes of nested loops, outermost first.
+pub type Extents = SmallVec<[usize; 4]>;
+
+/// The kernels of a plan for one rank: by function, then by node.
+pub type Program = Vec<Vec<Kernel>>;
+
+/// How loops walk an operand: element `offset + Σ index · stride`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct View {
+    pub operand: usize,
+    pub offset: usize,
+    /// One stride per loop; 0 repeats.
+    pub strides: Extents,
+}
+
+/// A box of elements of one operand.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Block {
+    pub extents: Extents,
+    pub view: View,
+}
+
+/// How 4 bytes of memory are read and written. Arithmetic is in f32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Elem {
+    F32,
+    I32,
+}
+
+/// An operand that is read element by element.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Load {
+    pub view: View,
+    pub elem: Elem,
+}
+
+/// A result that is written element by element.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Store {
+    pub view: View,
+    pub elem: Elem,
+    /// The instruction whose value is written.
+    pub value: usize,
+}
+
+/// An f32 function of one operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unary {
+    Exp,
+    /// e^x - 1, accurate near 0.
+    ExpM1,
+    Log,
+    Sqrt,
+    Rsqrt,
+    Tanh,
+    Logistic,
+    Silu,
+    /// GELU in its tanh form.
+    Gelu,
+    Sin,
+    Cos,
+}
+
+/// An f32 function of two operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Max,
+    Min,
+    /// 1 where the first is at least the second, else 0.
+    AtLeast,
+}
+
+/// One instruction of an element's program. Numbers name earlier instructions.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Scalar {
+    /// The element of load number `.0`.
+    Load(usize),
+    Const(f32),
+    Unary(Unary, usize),
+    Binary(Binary, usize, usize),
+}
+
+/// Loops over `extents`; every element runs `body`. All loads of an element come before its
+/// stores, so a result may lie on an operand that is walked alike.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Map {
+    pub extents: Extents,
+    pub loads: Vec<Load>,
+    pub body: Vec<Scalar>,
+    pub stores: Vec<Store>,
+}
+
+/// For every index of `outer`, the fold of `value` over `inner`; over nothing, 0, -inf or +inf.
+/// Loads walk `outer`, then `inner`; the result walks `outer`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Reduce {
+    pub fold: Reduction,
+    pub outer: Extents,
+    pub inner: Extents,
+    pub loads: Vec<Load>,
+    pub body: Vec<Scalar>,
+    /// The instruction whose value is folded.
+    pub value: usize,
+    pub out: View,
+}
+
+/// Copies elements of any type, after zeros were written to `clear`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Copy {
+    pub clear: Option<Block>,
+    pub extents: Extents,
+    pub from: View,
+    pub to: View,
+}
+
+/// A matrix of a product: `view` walks the batch loops and, if an operand's, then the sum loops.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Matrix {
+    pub view: View,
+    pub row_stride: usize,
+    pub col_stride: usize,
+}
+
+/// `out[m,n] = Σ a[m,k] b[k,n]` for every index of `batch`, summed over `sum` too (loops of k that
+/// do not join into one stride), in order.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gemm {
+    pub batch: Extents,
+    pub sum: Extents,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub a: Matrix,
+    pub b: Matrix,
+    pub out: Matrix,
+}
+
+/// Element `index - first` of a dim with `len` places `stride` apart; an index outside gives 0
+/// (take) or goes nowhere (put).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Pick {
+    pub extents: Extents,
+    pub x: View,
+    /// i32.
+    pub index: View,
+    pub out: View,
+    pub first: usize,
+    pub len: usize,
+    /// Stride of the picked dim, in `x` (take) or in `out` (put).
+    pub stride: usize,
+}
+
+/// Rotary embedding of `[b, s, n]` rows of `width` adjacent elements, of which the first `2·turns`
+/// turn; `cos` and `sin` are rows of `turns` adjacent elements. All views walk `[b, s, n]`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rope {
+    pub extents: [usize; 3],
+    pub width: usize,
+    pub turns: usize,
+    pub x: View,
+    pub cos: View,
+    pub sin: View,
+    pub out: View,
+}
+
+/// Sizes of attention: `groups · repeat` query heads over `groups` key-value heads.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Heads {
+    pub batch: usize,
+    pub queries: usize,
+    pub keys: usize,
+    pub groups: usize,
+    pub repeat: usize,
+    /// Width of queries and keys.
+    pub width: usize,
+    /// Width of values.
+    pub value_width: usize,
+    pub scale: f32,
+    /// Keys at least this far back are not seen.
+    pub window: Option<usize>,
+    /// Queries treated at once: a matrix of scores has so many rows.
+    pub rows: usize,
+    /// i32 positions, adjacent.
+    pub q_pos: View,
+    pub k_pos: View,
+    /// Scratch of `rows · keys` elements per matrix of scores (one forward, two backward).
+    pub scratch: View,
+}
+
+/// Causal attention without a stored score matrix; views walk `[b, position, head]`, the width
+/// being adjacent.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Attention {
+    pub heads: Heads,
+    pub q: View,
+    pub k: View,
+    pub v: View,
+    pub out: View,
+    pub lse: View,
+}
+
+/// Gradients of [`Attention`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct AttentionGrad {
+    pub heads: Heads,
+    pub q: View,
+    pub k: View,
+    pub v: View,
+    pub lse: View,
+    pub d_out: View,
+    pub delta: View,
+    pub d_q: View,
+    pub d_k: View,
+    pub d_v: View,
+}
+
+/// One tensor of an `all_reduce`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Reduced {
+    pub fold: Reduction,
+    pub from: Block,
+    pub to: Block,
+}
+
+/// What is exchanged; lists have one entry per member of the group, in group order.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Exchange {
+    AllReduce {
+        tensors: Vec<Reduced>,
+    },
+    /// Everybody's `from`, each to its own block.
+    AllGather {
+        from: Block,
+        to: Vec<Block>,
+    },
+    /// The fold of everybody's block for this member.
+    ReduceScatter {
+        fold: Reduction,
+        from: Vec<Block>,
+        to: Block,
+    },
+    AllToAll {
+        from: Vec<Block>,
+        to: Vec<Block>,
+    },
+    /// From the member `shift` places before.
+    Permute {
+        shift: usize,
+        from: Block,
+        to: Block,
+    },
+}
+
+/// An exchange between the ranks of a group over `axes`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Collective {
+    pub axes: AtomSet,
+    pub exchange: Exchange,
+}
+
+/// What one rank does for one node.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Kernel {
+    /// Nothing: the result is the operand's memory.
+    View,
+    /// Numbers from the program to adjacent elements of operand `to`.
+    Literal {
+        values: Arc<[f32]>,
+        to: usize,
+    },
+    Map(Map),
+    Reduce(Reduce),
+    Copy(Copy),
+    Gemm(Gemm),
+    /// `out = x[index]`.
+    Take(Pick),
+    /// Zeros to `clear`, then `out[index] += x`, in loop order.
+    Put {
+        pick: Pick,
+        clear: Block,
+    },
+    Rope(Rope),
+    Attention(Box<Attention>),
+    AttentionGrad(Box<AttentionGrad>),
+    Collective(Collective),
+}
+
+impl View {
+    /// The element with this index; loops beyond the index stand at 0.
+    pub fn at(&self, index: &[usize]) -> usize {
+        self.strides.iter().zip(index).fold(self.offset, |o, (s, i)| o + s * i)
+    }
+    /// One past the last element that loops of these sizes reach; 0 if they are empty.
+    pub fn end(&self, extents: &[usize]) -> usize {
+        if extents.contains(&0) {
+            return 0;
+        }
+        self.strides.iter().zip(extents).fold(self.offset + 1, |o, (s, n)| o + s * (n - 1))
+    }
+}
+
+impl Block {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.extents.iter().product()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// One past the last element.
+    pub fn end(&self) -> usize {
+        self.view.end(&self.extents)
+    }
+}
+
+impl Kernel {
+    /// Calls `f(operand, end)` for every view: the kernel touches elements below `end` only. Who
+    /// gives it memory checks this once and may then run it without further checks.
+    pub fn reach(&self, f: &mut dyn FnMut(usize, usize)) {
+        let mut see = |v: &View, extents: &[&[usize]]| {
+            let all: SmallVec<[usize; 8]> =
+                extents.iter().flat_map(|e| e.iter().copied()).collect();
+            f(v.operand, v.end(&all));
+        };
+        match self {
+            Kernel::View => {}
+            Kernel::Literal { values, to } => f(*to, values.len()),
+            Kernel::Map(k) => {
+                k.loads.iter().for_each(|l| see(&l.view, &[&k.extents]));
+                k.stores.iter().for_each(|s| see(&s.view, &[&k.extents]));
+            }
+            Kernel::Reduce(k) => {
+                k.loads.iter().for_each(|l| see(&l.view, &[&k.outer, &k.inner]));
+                see(&k.out, &[&k.outer]);
+            }
+            Kernel::Copy(k) => {
+                k.clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
+                see(&k.from, &[&k.extents]);
+                see(&k.to, &[&k.extents]);
+            }
+            Kernel::Gemm(k) => {
+                let none = Extents::new();
+                for (x, sum, rows, cols) in
+                    [(&k.a, &k.sum, k.m, k.k), (&k.b, &k.sum, k.k, k.n), (&k.out, &none, k.m, k.n)]
+                {
+                    let mut v = x.view.clone();
+                    v.strides.extend([x.row_stride, x.col_stride]);
+                    see(&v, &[&k.batch, sum, &[rows, cols]]);
+                }
+            }
+            Kernel::Take(k) => k.reach(true, &mut see),
+            Kernel::Put { pick, clear } => {
+                pick.reach(false, &mut see);
+                see(&clear.view, &[&clear.extents]);
+            }
+            Kernel::Rope(k) => {
+                for (v, n) in
+                    [(&k.x, k.width), (&k.out, k.width), (&k.cos, k.turns), (&k.sin, k.turns)]
+                {
+                    see(&v.adjacent(), &[&k.extents, &[n]]);
+                }
+            }
+            Kernel::Attention(k) => {
+                let h = &k.heads;
+                h.reach(1, &mut see);
+                see(&k.q.adjacent(), &[&h.by_query(), &[h.width]]);
+                see(&k.k.adjacent(), &[&h.by_key(), &[h.width]]);
+                see(&k.v.adjacent(), &[&h.by_key(), &[h.value_width]]);
+                see(&k.out.adjacent(), &[&h.by_query(), &[h.value_width]]);
+                see(&k.lse, &[&h.by_query()]);
+            }
+            Kernel::AttentionGrad(k) => {
+                let h = &k.heads;
+                h.reach(2, &mut see);
+                [&k.q, &k.d_q]
+                    .iter()
+                    .for_each(|v| see(&v.adjacent(), &[&h.by_query(), &[h.width]]));
+                [&k.k, &k.d_k].iter().for_each(|v| see(&v.adjacent(), &[&h.by_key(), &[h.width]]));
+                [&k.v, &k.d_v]
+                    .iter()
+                    .for_each(|v| see(&v.adjacent(), &[&h.by_key(), &[h.value_width]]));
+                see(&k.d_out.adjacent(), &[&h.by_query(), &[h.value_width]]);
+                [&k.lse, &k.delta].iter().for_each(|v| see(v, &[&h.by_query()]));
+            }
+            Kernel::Collective(c) => {
+                c.exchange.blocks().for_each(|b| see(&b.view, &[&b.extents]));
+            }
+        }
+    }
+}
+
+impl View {
+    /// The same walk with one more, innermost loop over adjacent elements.
+    pub fn adjacent(&self) -> View {
+        let mut v = self.clone();
+        v.strides.push(1);
+        v
+    }
+}
+
+impl Pick {
+    fn reach(&self, take: bool, see: &mut dyn FnMut(&View, &[&[usize]])) {
+        let one = |v: &View, picked: bool| {
+            let mut v = v.clone();
+            v.strides.push(self.stride);
+            (v, [if picked { self.len } else { 1 }])
+        };
+        for (v, picked) in [(&self.x, take), (&self.out, !take)] {
+            let (v, n) = one(v, picked);
+            see(&v, &[&self.extents, &n]);
+        }
+        see(&self.index, &[&self.extents]);
+    }
+}
+
+impl Heads {
+    /// Sizes of `[b, query, head]`.
+    pub fn by_query(&self) -> [usize; 3] {
+        [self.batch, self.queries, self.groups * self.repeat]
+    }
+    /// Sizes of `[b, key, group]`.
+    pub fn by_key(&self) -> [usize; 3] {
+        [self.batch, self.keys, self.groups]
+    }
+    fn reach(&self, matrices: usize, see: &mut dyn FnMut(&View, &[&[usize]])) {
+        see(&self.q_pos, &[&[self.queries]]);
+        see(&self.k_pos, &[&[self.keys]]);
+        see(&self.scratch, &[&[matrices * self.rows * self.keys]]);
+    }
+}
+
+impl Exchange {
+    /// All blocks, sources and destinations.
+    pub fn blocks(&self) -> Box<dyn Iterator<Item = &Block> + '_> {
+        match self {
+            Exchange::AllReduce { tensors } => {
+                Box::new(tensors.iter().flat_map(|t| [&t.from, &t.to]))
+            }
+            Exchange::AllGather { from, to } => Box::new(std::iter::once(from).chain(to)),
+            Exchange::ReduceScatter { from, to, .. } => Box::new(from.iter().chain([to])),
+            Exchange::AllToAll { from, to } => Box::new(from.iter().chain(to)),
+            Exchange::Permute { from, to, .. } => Box::new([from, to].into_iter()),
+        }
+    }
+}

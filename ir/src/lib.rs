@@ -1,0 +1,23 @@
+//! The tensor graph of shardc: types, ops, text, verifier, reference interpreter, plans.
+//!
+//! Everything else depends on this crate and on no other of ours. Meaning is executable here: each
+//! op is evaluated in f64, on one device or on all ranks in lockstep ([`interp`]).
+
+pub mod attr;
+pub mod builder;
+pub mod diag;
+pub mod func;
+pub mod infer;
+pub mod interp;
+pub mod kernel;
+pub mod mesh;
+pub mod ops;
+pub mod plan;
+pub mod rng;
+pub mod rule;
+pub mod samples;
+pub mod tensor;
+pub mod text;
+pub mod types;
+pub mod verify;
+pub mod weights;

@@ -1,0 +1,40 @@
+//! `adamw`: one step of AdamW.
+
+use super::*;
+
+op! {
+    /// One step of AdamW (Loshchilov and Hutter, 2019) as torch computes it: the gradient is first
+    /// multiplied by `g_scale`, decay is decoupled, `eps` is added to √(v/(1-β2^step)). Results: new
+    /// parameter and moments, in place of the old ones.
+    AdamW = "adamw" (param, grad, exp_avg, exp_avg_sq, lr, step, g_scale) { beta1: f64, beta2: f64, eps: f64, decay: f64 }
+    samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]"]
+}
+
+impl OpDef for AdamW {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        floats(ins, 7)?;
+        let same = ins[..4].iter().all(|t| t.rank() == ins[0].rank()) && ins[4..].iter().all(|t| t.rank() == 0);
+        if same { Ok(()) } else { Err("four tensors of one shape and three scalars are needed".into()) }
+    }
+    fn rule(&self, ranks: &[usize]) -> Rule {
+        Rule::new("..,..,..,..,,,->..,..,..", ranks)
+    }
+    fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
+        12.0 * loops.iter().map(|l| l.1).product::<f64>()
+    }
+    fn in_place(&self, result: usize) -> Option<usize> {
+        [Some(0), Some(2), Some(3)][result]
+    }
+    fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
+        smallvec::smallvec![None; 7]
+    }
+    fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let [lr, step, by] = [ins[4].data[0], ins[5].data[0], ins[6].data[0]];
+        let m = ins[2].zip(ins[1], |m, g| self.beta1 * m + (1.0 - self.beta1) * g * by);
+        let v = ins[3].zip(ins[1], |v, g| self.beta2 * v + (1.0 - self.beta2) * g * by * g * by);
+        let (c1, c2) = (1.0 - self.beta1.powf(step), 1.0 - self.beta2.powf(step));
+        let update = m.zip(&v, |m, v| (m / c1) / ((v / c2).sqrt() + self.eps));
+        let p = ins[0].zip(&update, |p, u| p - lr * self.decay * p - lr * u);
+        vec![p, m, v]
+    }
+}

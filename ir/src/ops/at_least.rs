@@ -1,0 +1,27 @@
+//! `at_least`: 1 where an integer is at least a bound, else 0.
+
+use super::*;
+
+op! {
+    /// 1.0 where `x >= bound`, else 0.0, as f32. Counts valid labels and masks the others.
+    AtLeast = "at_least" (x) { bound: f64 }
+    samples ["at_least[0.0] i32[3,4]"]
+}
+
+impl OpDef for AtLeast {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        if ins.len() == 1 { Ok(()) } else { Err("one operand is needed".into()) }
+    }
+    fn rule(&self, ranks: &[usize]) -> Rule {
+        Rule::elementwise(1, 1, ranks[0])
+    }
+    fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
+        smallvec::smallvec![DType::F32]
+    }
+    fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
+        smallvec::smallvec![None]
+    }
+    fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        vec![ins[0].map(|x| if x >= self.bound { 1.0 } else { 0.0 })]
+    }
+}

@@ -1,0 +1,113 @@
+//! `attention`: causal scaled dot-product attention with grouped key-value heads.
+
+use super::*;
+
+op! {
+    /// Causal attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v `[b,t,g,e]`,
+    /// n = g·r heads, without a stored score matrix. A key at position p is seen from position q if
+    /// p <= q and, with a window, q - p < window. Results: the output `[b,s,n,e]` and the log-sum-exp
+    /// of the scaled scores `[b,s,n]` (-inf, and output 0, where nothing is seen).
+    Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, window: Option<usize> }
+    samples [
+        "attention[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
+        "attention[0.7; window=2] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",
+    ]
+}
+
+/// Queries a kernel treats at once: its scratch memory holds so many rows of scores.
+pub const ROWS: usize = 64;
+
+/// Bytes of `matrices` blocks of scores, [`ROWS`] queries by all keys, in f32.
+pub(crate) fn score_bytes(mesh: &Mesh, q: &Type, k: &Type, matrices: usize) -> usize {
+    matrices * q.chunk(mesh, 1).min(ROWS) * k.chunk(mesh, 1) * 4
+}
+
+/// Calls `f(b, s, n, g, t)` for every query and key that see each other.
+pub(crate) fn each_pair(ins: [&Tensor; 4], window: Option<usize>, mut f: impl FnMut(usize, usize, usize, usize, usize)) {
+    let [q, k, q_pos, k_pos] = ins;
+    let (n, g) = (q.shape[2], k.shape[2]);
+    let r = n.checked_div(g).unwrap_or(1).max(1);
+    for b in 0..q.shape[0] {
+        for s in 0..q.shape[1] {
+            for h in 0..n {
+                for t in 0..k.shape[1] {
+                    let far = q_pos.data[s] - k_pos.data[t];
+                    if far >= 0.0 && window.is_none_or(|w| far < w as f64) {
+                        f(b, s, h, h / r, t);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Shapes and element types of q, k, v and positions.
+pub(crate) fn accepts_qkv(ins: &[&Type], positions: [usize; 2]) -> Result<(), String> {
+    if ins[..3].iter().any(|t| t.rank() != 4 || !t.dtype.is_float()) {
+        return Err("q, k and v are floats of 4 dims".into());
+    }
+    if positions.iter().any(|&p| ins[p].rank() != 1 || ins[p].dtype != DType::I32) {
+        return Err("positions are i32 of 1 dim".into());
+    }
+    Ok(())
+}
+
+/// Multiplications and additions of products over all pairs: b·s·n·t·(d + e).
+pub(crate) fn pair_flops(loops: &[(Letter, f64)], per: f64) -> f64 {
+    let size = |c: char| loops.iter().find(|l| l.0.name() == c).map_or(1.0, |l| l.1);
+    per * size('b') * size('s') * size('g') * size('r') * size('t') * (size('d') + size('e'))
+}
+
+impl OpDef for Attention {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        if ins.len() != 5 {
+            return Err("five operands are needed".into());
+        }
+        accepts_qkv(ins, [3, 4])
+    }
+    fn rule(&self, _: &[usize]) -> Rule {
+        Rule::new("bs(gr)!d,b!tg!d,b!tg!e,s,!t->bs(gr)e,bs(gr)", &[4, 4, 4, 1, 1])
+    }
+    fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
+        pair_flops(loops, 2.0)
+    }
+    fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
+        let none = smallvec::smallvec![None; 5];
+        let Some(d_o) = d[0] else { return none };
+        // delta = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2; the second term where lse is used)
+        let mut delta = b.push("delta", Dot::by("bsne,bsne->bsn", &[4, 4]), &[d_o, outs[0]]);
+        if let Some(d_lse) = d[1] {
+            delta = b.push("delta", Sub::same(), &[delta, d_lse]);
+        }
+        let op = AttentionGrad { scale: self.scale, window: self.window };
+        let g = b.push_n(&["q", "k", "v"], op, &[ins[0], ins[1], ins[2], outs[1], d_o, delta, ins[3], ins[4]]);
+        smallvec::smallvec![Some(g[0]), Some(g[1]), Some(g[2]), None, None]
+    }
+    fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
+        score_bytes(mesh, ins[0], ins[1], 1)
+    }
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let [q, k, v] = [ins[0], ins[1], ins[2]];
+        let pairs = [q, k, ins[3], ins[4]];
+        let score = |b, s, h, g, t| self.scale * (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum::<f64>();
+        let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
+        each_pair(pairs, self.window, |b, s, h, g, t| {
+            let m = max.at_mut(&[b, s, h]);
+            *m = m.max(score(b, s, h, g, t));
+        });
+        let (mut sum, mut out) = (Tensor::full(&cx.out_shape(1), 0.0), Tensor::full(&cx.out_shape(0), 0.0));
+        each_pair(pairs, self.window, |b, s, h, g, t| {
+            let p = (score(b, s, h, g, t) - max.at(&[b, s, h])).exp();
+            *sum.at_mut(&[b, s, h]) += p;
+            for e in 0..v.shape[3] {
+                *out.at_mut(&[b, s, h, e]) += p * v.at(&[b, t, g, e]);
+            }
+        });
+        let shape = out.shape.clone();
+        let out = Tensor::from_fn(&shape, |i| {
+            let z = sum.at(&i[..3]);
+            if z == 0.0 { 0.0 } else { out.at(i) / z }
+        });
+        vec![out, max.zip(&sum, |m, z| if z == 0.0 { f64::NEG_INFINITY } else { m + z.ln() })]
+    }
+}

@@ -1,0 +1,38 @@
+//! `cast`: the same numbers in another element type.
+
+use super::*;
+
+op! {
+    /// The operand in another element type, rounded to nearest even.
+    Cast = "cast" (x) { to: DType }
+    samples ["cast[f32] f32[3,4]"]
+}
+
+impl OpDef for Cast {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        if ins.len() != 1 {
+            return Err("one operand is needed".into());
+        }
+        if self.to.is_float() { Ok(()) } else { Err("a cast goes to a float type".into()) }
+    }
+    fn rule(&self, ranks: &[usize]) -> Rule {
+        Rule::elementwise(1, 1, ranks[0])
+    }
+    fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
+        smallvec::smallvec![self.to]
+    }
+    /// Up to rounding: a sum still to be taken may be cast part by part, as gradients are.
+    fn linear(&self) -> Linear {
+        Linear::Together(1)
+    }
+    fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
+        let from = b.ty(ins[0]).dtype;
+        if !from.is_float() {
+            return smallvec::smallvec![None];
+        }
+        grads_of(d, |d| b.push("cast_grad", Cast { to: from }, &[d]))
+    }
+    fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        vec![ins[0].clone()]
+    }
+}

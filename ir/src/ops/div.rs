@@ -1,0 +1,49 @@
+//! `div`: quotient, element by element.
+
+use super::*;
+use crate::attr::Broadcast;
+
+op! {
+    /// `a / b`; a rule spreads a smaller operand.
+    Div = "div" (a, b) { rule: Broadcast }
+    samples ["div f32[3,4], f32[3,4]", "div[bs,b->bs] f32[3,4], f32[3]"]
+}
+
+impl Div {
+    pub fn same() -> Div {
+        Div { rule: Broadcast::SAME }
+    }
+}
+
+impl OpDef for Div {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        mul::binary(&self.rule, ins)
+    }
+    fn rule(&self, ranks: &[usize]) -> Rule {
+        self.rule.rule(ranks)
+    }
+    fn linear(&self) -> Linear {
+        Linear::Each(1)
+    }
+    fn in_place(&self, _: usize) -> Option<usize> {
+        Some(0)
+    }
+    fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
+        let Some(d) = d[0] else { return smallvec::smallvec![None, None] };
+        let r = self.rule(&[b.ty(ins[0]).rank(), b.ty(ins[1]).rank()]);
+        let rule = Broadcast(Some(std::sync::Arc::new(Rule::of(&[&r.outs[0], &r.ins[1]], &[&r.outs[0]]))));
+        // d/da = d / b, d/db = - d y / b
+        let q = b.push("q", Div { rule }, &[d, ins[1]]);
+        let first = b.wants(ins[0]).then(|| mul::reduce_to(b, q, &r.outs[0], &r.ins[0]));
+        let second = b.wants(ins[1]).then(|| {
+            let m = b.push("m", Mul::same(), &[q, outs[0]]);
+            let s = mul::reduce_to(b, m, &r.outs[0], &r.ins[1]);
+            b.push("neg", Scale { by: -1.0 }, &[s])
+        });
+        smallvec::smallvec![first, second]
+    }
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let parts = mul::spread(cx, &self.rule(&mul::ranks(ins)), ins);
+        vec![parts[0].zip(&parts[1], |x, y| x / y)]
+    }
+}

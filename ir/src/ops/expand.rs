@@ -1,0 +1,40 @@
+//! `expand`: repeats a tensor along new dims.
+
+use super::*;
+use crate::attr::{RuleAttr, Sizes};
+use std::sync::Arc;
+
+op! {
+    /// The operand repeated along new dims, whose sizes are attributes: `expand[bs->bsh; h=64]`.
+    Expand = "expand" (x) { rule: RuleAttr, sizes: Sizes }
+    samples ["expand[bs->bsh; h=4] f32[2,3]"]
+}
+
+impl OpDef for Expand {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        if ins.len() != 1 || self.rule.0.ins.len() != 1 || self.rule.0.ins[0].len() != ins[0].rank() {
+            return Err("one operand with the dims of the rule is needed".into());
+        }
+        let kept = self.rule.0.ins[0].iter().all(|g| self.rule.0.outs[0].contains(g));
+        if kept { Ok(()) } else { Err("an expand keeps the operand's letters".into()) }
+    }
+    fn rule(&self, _: &[usize]) -> Rule {
+        (*self.rule.0).clone()
+    }
+    fn sizes(&self) -> &[(Letter, usize)] {
+        &self.sizes.0
+    }
+    fn linear(&self) -> Linear {
+        Linear::Together(1)
+    }
+    fn grad(&self, b: &mut Builder, _: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
+        let r = &self.rule.0;
+        let rule = RuleAttr(Arc::new(Rule::of(&[&r.outs[0]], &[&r.ins[0]])));
+        grads_of(d, |d| b.push("expand_grad", ReduceSum { rule }, &[d]))
+    }
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let r = &self.rule.0;
+        let at: Shape = r.ins[0].iter().map(|g| r.outs[0].iter().position(|o| o == g).expect("kept")).collect();
+        vec![Tensor::from_fn(&cx.out_shape(0), |i| ins[0].at(&at.iter().map(|&p| i[p]).collect::<Shape>()))]
+    }
+}

@@ -1,0 +1,254 @@
+//! The ops. One file per op says everything about it: name, operands, attributes, letter rule,
+//! gradient, reference evaluation, samples. The table below is the only list of them.
+
+use crate::attr::{AttrCx, AttrReader, AttrWriter};
+use crate::builder::Builder;
+use crate::func::Value;
+use crate::infer::{self, Linear, Query, TypeError};
+use crate::mesh::{AtomSet, Mesh};
+use crate::rule::{Letter, Rule};
+use crate::tensor::{Shape, Tensor};
+use crate::types::{DType, Extent, Reduction, Type};
+use smallvec::SmallVec;
+
+/// Gradients of an op's operands; `None` where there is none.
+pub type Grads = SmallVec<[Option<Value>; 4]>;
+
+/// Declares an op: its doc, name, operands and attributes. Printing and parsing are derived.
+macro_rules! op {
+    ($(#[doc = $doc:literal])* $op:ident = $name:literal ($($operand:ident),*) {$($field:ident : $ty:ty),*}
+     samples [$($sample:literal),* $(,)?]) => {
+        $(#[doc = $doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $op { $(pub $field: $ty),* }
+        impl $crate::ops::OpText for $op {
+            const NAME: &'static str = $name;
+            const OPERANDS: &'static [&'static str] = &[$(stringify!($operand)),*];
+            const SAMPLES: &'static [&'static str] = &[$($sample),*];
+            const DOC: &'static str = concat!($($doc, "\n"),*);
+            fn write_attrs(&self, _w: &mut $crate::attr::AttrWriter) { $(_w.attr(stringify!($field), &self.$field);)* }
+            fn read_attrs(_r: &mut $crate::attr::AttrReader) -> Result<Self, String> {
+                Ok($op { $($field: _r.attr(stringify!($field))?),* })
+            }
+        }
+    };
+}
+
+/// The derived text of an op.
+pub trait OpText: Sized {
+    const NAME: &'static str;
+    const OPERANDS: &'static [&'static str];
+    const SAMPLES: &'static [&'static str];
+    const DOC: &'static str;
+    fn write_attrs(&self, w: &mut AttrWriter);
+    fn read_attrs(r: &mut AttrReader) -> Result<Self, String>;
+}
+
+/// Where an op runs: the mesh, the rank's coordinates, and the operand and result types.
+pub struct EvalCx<'a> {
+    pub mesh: &'a Mesh,
+    pub coords: &'a [usize],
+    pub ins: &'a [&'a Type],
+    pub outs: &'a [&'a Type],
+}
+
+impl EvalCx<'_> {
+    /// The true shape of this rank's piece of a result.
+    pub fn out_shape(&self, o: usize) -> Shape {
+        self.outs[o].lens(self.mesh, self.coords)
+    }
+    pub fn in_extent(&self, i: usize, dim: usize) -> Extent {
+        self.ins[i].extent(self.mesh, dim, self.coords)
+    }
+    pub fn out_extent(&self, o: usize, dim: usize) -> Extent {
+        self.outs[o].extent(self.mesh, dim, self.coords)
+    }
+}
+
+/// What an op means. Every op has a rule (collectives: only for their shape), a gradient and an
+/// evaluation; the rest has defaults.
+pub trait OpDef {
+    /// The letter rule for operands of these ranks. Never panics for operands that
+    /// [`OpDef::accepts`] allows.
+    fn rule(&self, ranks: &[usize]) -> Rule;
+    /// Sizes of letters that no operand fixes.
+    fn sizes(&self) -> &[(Letter, usize)] {
+        &[]
+    }
+    fn linear(&self) -> Linear {
+        Linear::No
+    }
+    /// How letters missing on the right are reduced.
+    fn reduction(&self) -> Reduction {
+        Reduction::Sum
+    }
+    /// Element types of the results; by default that of the first operand.
+    fn dtypes(&self, ins: &[&Type], outs: usize) -> SmallVec<[DType; 2]> {
+        let d = ins.first().map_or(DType::F32, |t| t.dtype);
+        std::iter::repeat_n(d, outs).collect()
+    }
+    /// Says what is wrong with operand count, ranks or element types, before the rule is asked.
+    fn accepts(&self, _ins: &[&Type]) -> Result<(), String> {
+        Ok(())
+    }
+    /// Result types; by default from the rule.
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
+        let ranks: SmallVec<[usize; 4]> = ins.iter().map(|t| t.rank()).collect();
+        let rule = self.rule(&ranks);
+        let dtypes = self.dtypes(ins, rule.outs.len());
+        infer::infer(&Query {
+            mesh,
+            rule: &rule,
+            ins,
+            sizes: self.sizes(),
+            declared,
+            dtypes: &dtypes,
+            linear: self.linear(),
+            reduction: self.reduction(),
+        })
+    }
+    /// Appends the gradient computation; `outs` are the op's results, `d` their cotangents.
+    /// Operands for which `b.wants(v)` is false need none.
+    fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads;
+    /// Evaluates the op on one rank's pieces: slow, obvious, the definition of the op.
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor>;
+    /// Set for ops in which ranks exchange data.
+    fn collective(&self) -> Option<&dyn Collective> {
+        None
+    }
+    /// Floating-point operations for loops of these sizes (letter, iterations).
+    fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
+        loops.iter().map(|l| l.1).product()
+    }
+    /// The result is the operand's memory, seen differently.
+    fn is_view(&self) -> bool {
+        false
+    }
+    /// The operand over which a result may be written, if they have the same size and nobody reads
+    /// the operand later. Element-wise ops read an element before they write it.
+    fn in_place(&self, _result: usize) -> Option<usize> {
+        None
+    }
+    /// Scratch memory of one rank, in bytes, beyond operands and results.
+    fn workspace(&self, _mesh: &Mesh, _ins: &[&Type], _outs: &[&Type]) -> usize {
+        0
+    }
+}
+
+/// An op in which the ranks of a group exchange data.
+pub trait Collective {
+    /// The atoms whose ranks form the groups.
+    fn atoms(&self) -> AtomSet;
+    /// Name in summaries and `--format json`.
+    fn kind(&self) -> &'static str;
+    /// Evaluates a whole group: operand `i` of the rank at place `p` is `ins[p][i]`.
+    fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>>;
+    /// Bytes that one rank sends under the ring cost, for operand `i` and result of these types.
+    fn ring_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64;
+}
+
+macro_rules! ops {
+    ($($module:ident :: $op:ident),* $(,)?) => {
+        $(pub mod $module;
+          pub use $module::$op;)*
+        /// Any op.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Op { $($op($module::$op)),* }
+        $(impl From<$module::$op> for Op { fn from(o: $module::$op) -> Op { Op::$op(o) } })*
+        impl Op {
+            /// Meaning of the op.
+            pub fn def(&self) -> &dyn OpDef { match self { $(Op::$op(o) => o),* } }
+            /// Name in the text.
+            pub fn mnemonic(&self) -> &'static str { match self { $(Op::$op(_) => $module::$op::NAME),* } }
+            /// Names of the operands, for messages.
+            pub fn operands(&self) -> &'static [&'static str] { match self { $(Op::$op(_) => $module::$op::OPERANDS),* } }
+            /// Writes name and attributes.
+            pub fn write(&self, mesh: &Mesh, out: &mut String) {
+                out.push_str(self.mnemonic());
+                let mut w = AttrWriter { mesh, out, count: 0 };
+                match self { $(Op::$op(o) => o.write_attrs(&mut w)),* }
+                if w.count > 0 { out.push(']'); }
+            }
+            /// Reads the attributes of the op called `name`; `attrs` is the text between brackets.
+            pub fn read(name: &str, attrs: Option<&str>, cx: AttrCx) -> Result<Op, String> {
+                let mut r = AttrReader { cx, rest: attrs, first: true };
+                let op = match name {
+                    $($module::$op::NAME => Op::$op(OpText::read_attrs(&mut r)?),)*
+                    _ => return Err(format!("no op is called `{name}`; the ops are {}", NAMES.join(", "))),
+                };
+                if r.rest.is_some_and(|t| !t.trim().is_empty()) {
+                    return Err(format!("`{name}` has no attribute `{}`", r.rest.unwrap_or("").trim()));
+                }
+                Ok(op)
+            }
+        }
+        /// All op names, in table order.
+        pub const NAMES: &[&str] = &[$($module::$op::NAME),*];
+        /// All samples: `name[attrs] operand types`.
+        pub const SAMPLES: &[(&str, &[&str])] = &[$(($module::$op::NAME, $module::$op::SAMPLES)),*];
+        /// What each op does, one paragraph each.
+        pub const DOCS: &[(&str, &str)] = &[$(($module::$op::NAME, $module::$op::DOC)),*];
+    };
+}
+
+ops! {
+    add::Add, sub::Sub, mul::Mul, div::Div, scale::Scale, shift::Shift,
+    exp::Exp, log::Log, sqrt::Sqrt, rsqrt::Rsqrt, tanh::Tanh, logistic::Logistic, silu::Silu, gelu::Gelu,
+    sin::Sin, cos::Cos, clamp::Clamp, at_least::AtLeast, cast::Cast, stop_gradient::StopGradient,
+    literal::Literal, fill::Fill,
+    reshape::Reshape, transpose::Transpose, expand::Expand,
+    reduce_sum::ReduceSum, reduce_max::ReduceMax, dot::Dot, take::Take, put::Put,
+    rope::Rope, attention::Attention, attention_grad::AttentionGrad,
+    adamw::AdamW, sgd::Sgd,
+    fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
+    slice::Slice, place::Place, all_to_all::AllToAll, permute::Permute,
+}
+
+impl Op {
+    /// Result types after all checks: operand count, ranks, element types, rule.
+    pub fn check(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
+        self.def()
+            .accepts(ins)
+            .or_else(|m| infer::err("operands", m, "give the op the operands its doc names"))?;
+        let outs = self.def().types(mesh, ins, declared)?;
+        match outs.iter().find_map(|t| t.clash()) {
+            None => Ok(outs),
+            Some(a) => infer::err(
+                "mixed",
+                format!("the result has two states over {}", mesh.names(AtomSet::one(a), "*")),
+                "give it one",
+            ),
+        }
+    }
+
+    /// The collective behind this op, if ranks exchange data in it.
+    pub fn collective(&self) -> Option<&dyn Collective> {
+        self.def().collective()
+    }
+}
+
+/// `n` operands, all float.
+pub(crate) fn floats(ins: &[&Type], n: usize) -> Result<(), String> {
+    if ins.len() != n {
+        return Err(format!("{n} operands are needed, not {}", ins.len()));
+    }
+    match ins.iter().find(|t| !t.dtype.is_float()) {
+        Some(t) => Err(format!("a float is needed, not {}", t.dtype.name())),
+        None => Ok(()),
+    }
+}
+
+/// Gradients of an op with one operand and one result.
+pub(crate) fn grads_of(d: &[Option<Value>], f: impl FnOnce(Value) -> Value) -> Grads {
+    smallvec::smallvec![d[0].map(f)]
+}

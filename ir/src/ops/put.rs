@@ -1,0 +1,69 @@
+//! `put`: adds elements into places given by index; the gradient of `take`.
+
+use super::*;
+use crate::attr::{RuleAttr, Sizes};
+use crate::tensor::each_index;
+use std::sync::Arc;
+
+op! {
+    /// Adds every element of `x` at place `index` of a new letter, summing over the letters missing
+    /// on the right; places nobody names are 0.
+    Put = "put" (x, index) { rule: RuleAttr, sizes: Sizes }
+    samples ["put[bsh,bs->vh; v=5] f32[2,3,4], i32[2,3]", "put[bs,bs->bsv; v=5] f32[2,3], i32[2,3]"]
+}
+
+impl Put {
+    fn letter(&self) -> Option<(usize, Letter)> {
+        let r = &self.rule.0;
+        take::index_letter(&r.outs[0], &r.ins[1], &r.ins[0])
+    }
+}
+
+impl OpDef for Put {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        let r = &self.rule.0;
+        if ins.len() != 2 || r.ins.len() != 2 || (0..2).any(|i| r.ins[i].len() != ins[i].rank()) || r.outs.len() != 1 {
+            return Err("two operands with the dims of the rule are needed".into());
+        }
+        if !ins[0].dtype.is_float() || ins[1].dtype != DType::I32 {
+            return Err("a float and an i32 index are needed".into());
+        }
+        if self.letter().is_none() || r.ins[1].iter().any(|g| !r.ins[0].contains(g)) {
+            return Err("the rule has one letter that only the result has, and `x` has those of the index".into());
+        }
+        Ok(())
+    }
+    fn rule(&self, _: &[usize]) -> Rule {
+        (*self.rule.0).clone()
+    }
+    fn sizes(&self) -> &[(Letter, usize)] {
+        &self.sizes.0
+    }
+    fn linear(&self) -> Linear {
+        Linear::Each(1)
+    }
+    fn flops(&self, _: &[(Letter, f64)]) -> f64 {
+        0.0
+    }
+    fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
+        let r = &self.rule.0;
+        let rule = RuleAttr(Arc::new(Rule::of(&[&r.outs[0], &r.ins[1]], &[&r.ins[0]])));
+        smallvec::smallvec![d[0].map(|d| b.push("put_grad", Take { rule }, &[d, ins[1]])), None]
+    }
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let r = &self.rule.0;
+        let (dim, _) = self.letter().expect("accepted");
+        let e = cx.out_extent(0, dim);
+        let mut out = Tensor::full(&cx.out_shape(0), 0.0);
+        let at_i: Shape = r.ins[1].iter().map(|g| r.ins[0].iter().position(|x| x == g).expect("accepted")).collect();
+        let at_o: Vec<Option<usize>> = r.outs[0].iter().map(|g| r.ins[0].iter().position(|x| x == g)).collect();
+        each_index(&ins[0].shape, |i| {
+            let k = ins[1].at(&at_i.iter().map(|&p| i[p]).collect::<Shape>()) - e.offset as f64;
+            if k >= 0.0 && k < e.len as f64 {
+                let o: Shape = at_o.iter().map(|p| p.map_or(k as usize, |p| i[p])).collect();
+                *out.at_mut(&o) += ins[0].at(i);
+            }
+        });
+        vec![out]
+    }
+}

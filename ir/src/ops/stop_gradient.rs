@@ -1,0 +1,30 @@
+//! `stop_gradient`: The operand, through which no gradient flows.
+
+use super::*;
+
+op! {
+    /// The operand, through which no gradient flows, element by element.
+    StopGradient = "stop_gradient" (x) {}
+    samples ["stop_gradient f32[3,4]"]
+}
+
+impl OpDef for StopGradient {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        floats(ins, 1)
+    }
+    fn rule(&self, ranks: &[usize]) -> Rule {
+        Rule::elementwise(1, 1, ranks[0])
+    }
+    fn linear(&self) -> Linear {
+        Linear::Together(1)
+    }
+    fn is_view(&self) -> bool {
+        true
+    }
+    fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
+        smallvec::smallvec![None]
+    }
+    fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        vec![ins[0].map(|x| x)]
+    }
+}

@@ -1,0 +1,241 @@
+//! Letter rules: one letter per dim, and everything that follows from them.
+//!
+//! `mk,kn->mn` says that an op has the independent loops m, n, k; which dims of which operand each
+//! runs over; and that k, missing on the right, is reduced. Shapes, shardings, pending sums and
+//! FLOPs all come from the rule. `..` stands for all leading dims, `!k` must be whole on every rank,
+//! `(hd)` is one dim made of two factors, h major. (The factors of Shardy's op sharding rules,
+//! written as einsum letters.)
+
+use smallvec::SmallVec;
+use std::fmt;
+
+/// A loop of an op. Letters from `..` print as `0`, `1`, ….
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Letter(pub u8);
+
+/// Letters `a..z`, `A..Z`, then up to 8 leading dims.
+const LEADING: u8 = 52;
+const MAX_LEADING: usize = 8;
+
+/// The letters of one dim, major to minor. One, unless the dim is made of several.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Group {
+    len: u8,
+    letters: [Letter; 3],
+}
+
+/// The dims of one operand or result.
+pub type Dims = SmallVec<[Group; 4]>;
+
+/// A parsed letter rule for given operand ranks.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Rule {
+    pub ins: SmallVec<[Dims; 3]>,
+    pub outs: SmallVec<[Dims; 2]>,
+    /// Letters that must not be sharded, as a bit set.
+    whole: u64,
+}
+
+impl Letter {
+    fn from_char(c: char) -> Option<Letter> {
+        match c {
+            'a'..='z' => Some(Letter(c as u8 - b'a')),
+            'A'..='Z' => Some(Letter(c as u8 - b'A' + 26)),
+            '0'..='7' => Some(Letter(c as u8 - b'0' + LEADING)),
+            _ => None,
+        }
+    }
+    pub fn name(self) -> char {
+        match self.0 {
+            0..=25 => (b'a' + self.0) as char,
+            26..=51 => (b'A' + self.0 - 26) as char,
+            n => (b'0' + n - LEADING) as char,
+        }
+    }
+}
+
+impl Group {
+    pub fn one(l: Letter) -> Group {
+        Group { len: 1, letters: [l; 3] }
+    }
+    pub fn letters(&self) -> &[Letter] {
+        &self.letters[..self.len as usize]
+    }
+    /// The letter, if the dim is made of just one.
+    pub fn single(&self) -> Option<Letter> {
+        (self.len == 1).then_some(self.letters[0])
+    }
+}
+
+impl Rule {
+    /// Parses a rule the project wrote itself.
+    pub fn new(text: &str, ranks: &[usize]) -> Rule {
+        Rule::parse(text, ranks).unwrap_or_else(|e| panic!("rule `{text}`: {e}"))
+    }
+
+    /// An element-wise rule: `n_in` operands and `n_out` results, all of rank `rank`.
+    pub fn elementwise(n_in: usize, n_out: usize, rank: usize) -> Rule {
+        let dims: Dims = (0..rank).map(|i| Group::one(Letter(LEADING + i as u8))).collect();
+        Rule {
+            ins: std::iter::repeat_n(dims.clone(), n_in).collect(),
+            outs: std::iter::repeat_n(dims, n_out).collect(),
+            whole: 0,
+        }
+    }
+
+    /// A rule of given dims.
+    pub fn of(ins: &[&Dims], outs: &[&Dims]) -> Rule {
+        Rule {
+            ins: ins.iter().map(|&d| d.clone()).collect(),
+            outs: outs.iter().map(|&d| d.clone()).collect(),
+            whole: 0,
+        }
+    }
+
+    /// Parses a rule; `ranks` are the operands' ranks (they say how many dims `..` stands for).
+    ///
+    /// ```
+    /// # use shardc_ir::rule::Rule;
+    /// let r = Rule::parse("mk,kn->mn", &[2, 2]).unwrap();
+    /// assert_eq!(r.to_string(), "mk,kn->mn");
+    /// assert!(Rule::parse("mk,kn->mn", &[2, 3]).is_err());
+    /// ```
+    pub fn parse(text: &str, ranks: &[usize]) -> Result<Rule, String> {
+        let (left, right) = text.split_once("->").ok_or("a rule has `->`")?;
+        let mut rule = Rule { ins: SmallVec::new(), outs: SmallVec::new(), whole: 0 };
+        let mut leading = None;
+        if !(left.is_empty() && ranks.is_empty()) {
+            for (i, t) in left.split(',').enumerate() {
+                let rank = *ranks
+                    .get(i)
+                    .ok_or_else(|| format!("the rule has more than {} operands", ranks.len()))?;
+                let dims = parse_dims(t, Some(rank), &mut leading, &mut rule.whole)?;
+                rule.ins.push(dims);
+            }
+        }
+        if rule.ins.len() != ranks.len() {
+            return Err(format!(
+                "the rule has {} operands, the op {}",
+                rule.ins.len(),
+                ranks.len()
+            ));
+        }
+        for t in right.split(',') {
+            let dims = parse_dims(t, None, &mut leading, &mut rule.whole)?;
+            rule.outs.push(dims);
+        }
+        Ok(rule)
+    }
+
+    /// True if the letter must be whole on every rank.
+    pub fn is_whole(&self, l: Letter) -> bool {
+        self.whole >> l.0 & 1 == 1
+    }
+
+    /// All letters, in order of first appearance.
+    pub fn letters(&self) -> SmallVec<[Letter; 8]> {
+        let mut out = SmallVec::new();
+        for g in self.ins.iter().chain(&self.outs).flatten() {
+            for &l in g.letters() {
+                if !out.contains(&l) {
+                    out.push(l);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// True if some dim contains the letter.
+pub fn has_letter(dims: &[Group], l: Letter) -> bool {
+    dims.iter().any(|g| g.letters().contains(&l))
+}
+
+fn parse_dims(
+    t: &str,
+    rank: Option<usize>,
+    leading: &mut Option<usize>,
+    whole: &mut u64,
+) -> Result<Dims, String> {
+    let (dots, rest) = match t.strip_prefix("..") {
+        Some(r) => (true, r),
+        None => (false, t),
+    };
+    let mut named: Dims = SmallVec::new();
+    let mut group: Option<Group> = None;
+    let mut bang = false;
+    for c in rest.chars() {
+        match c {
+            '!' => bang = true,
+            '(' if group.is_none() => group = Some(Group { len: 0, letters: [Letter(0); 3] }),
+            ')' => match group.take() {
+                Some(g) if g.len > 0 => named.push(g),
+                _ => return Err("`()` holds letters".into()),
+            },
+            _ => {
+                let l = Letter::from_char(c).ok_or_else(|| format!("`{c}` is not a letter"))?;
+                if has_letter(&named, l) || group.is_some_and(|g| g.letters().contains(&l)) {
+                    return Err(format!("`{c}` is twice in one operand"));
+                }
+                if std::mem::take(&mut bang) {
+                    *whole |= 1 << l.0;
+                }
+                match &mut group {
+                    Some(g) if g.len == 3 => return Err("at most 3 letters in `()`".into()),
+                    Some(g) => {
+                        g.letters[g.len as usize] = l;
+                        g.len += 1;
+                    }
+                    None => named.push(Group::one(l)),
+                }
+            }
+        }
+    }
+    if group.is_some() {
+        return Err("`(` is not closed".into());
+    }
+    let mut dims = Dims::new();
+    if dots {
+        let n = match (rank, *leading) {
+            (Some(r), _) => r.checked_sub(named.len()).ok_or("the operand has too few dims")?,
+            (None, Some(n)) => n,
+            (None, None) => return Err("`..` is not on the left".into()),
+        };
+        if n > MAX_LEADING || leading.is_some_and(|m| m != n) {
+            return Err(format!(
+                "`..` stands for {n} dims here and {} there",
+                leading.unwrap_or(MAX_LEADING)
+            ));
+        }
+        *leading = Some(n);
+        dims.extend((0..n).map(|i| Group::one(Letter(LEADING + i as u8))));
+    }
+    dims.extend(named);
+    if rank.is_some_and(|r| r != dims.len()) {
+        return Err(format!("the operand has {} dims, the rule {}", rank.unwrap_or(0), dims.len()));
+    }
+    Ok(dims)
+}
+
+/// Writes dims as a rule does.
+pub fn dims_text(dims: &[Group]) -> String {
+    let mut s = String::new();
+    for g in dims {
+        match g.letters() {
+            [l] => s.push(l.name()),
+            many => {
+                s.push('(');
+                s.extend(many.iter().map(|l| l.name()));
+                s.push(')');
+            }
+        }
+    }
+    s
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let side = |ds: &[Dims]| ds.iter().map(|d| dims_text(d)).collect::<Vec<_>>().join(",");
+        write!(f, "{}->{}", side(&self.ins), side(&self.outs))
+    }
+}

@@ -1,0 +1,51 @@
+//! The text of the IR: the debugger, the test format and the documentation at once.
+//!
+//! ```text
+//! module  := "mesh" "[" { axis "=" size "," } "]" { func }
+//! func    := "func" "@" name "(" { "%" name ":" type [ role ] [ asked ] "," } ")"
+//!            "->" results "{" { line } return "}"
+//! results := type | "(" { type [ role ] "," } ")"
+//! role    := kind "\"" name "\""
+//! line    := path ":"
+//!          | { "%" name "," } "=" op [ "[" attributes "]" ] { "%" name "," }
+//!            ":" { type [ asked ] "," } [ "//" note ]
+//! return  := "return" ( { "%" name "," } | "(" { "%" name "," } ")" )
+//! type    := dtype "[" { size [ "@" atoms ] "," } "]" [ "~" atoms ] [ "!" atoms ] [ "+" atoms ]
+//!            [ "max:" atoms ] [ "min:" atoms ]
+//! atoms   := axis [ ":(" pre ")" size ] { "*" … }
+//! asked   := "@(" { [ atoms ] [ "?" ] | "-" "," } ")" [ "p" priority ]
+//! ```
+//!
+//! One op stands on one line; a line `path:` says in which scope the ops after it stand (a lone `:`
+//! is the empty path, in which a function begins). What somebody asked of a value's sharding, an
+//! [`Annotation`](crate::func::Annotation), follows its type: `?` may be split further, `-` is
+//! whole. `//` on any other line begins a comment, which is not kept.
+//!
+//! Lines of layers that differ only in their layer numbers are printed once (see [`Repeat`]):
+//!
+//! ```text
+//! repeat i in 0..=31, %l{i-1}.y at 0 is %h {
+//!   %l{i}.a = gelu %l{i-1}.y : f32[4,16]
+//! }
+//! ```
+//!
+//! `31..=0` counts down, `0..=30 by 2` in steps; `P at K is V` gives the value that stands for `P`
+//! in iteration K. This is folding of text and nothing else: [`expand`] undoes it before any line
+//! is read, so a folded and an unrolled text are the same module.
+
+mod cursor;
+mod expand;
+mod fold;
+mod items;
+mod near;
+mod parse;
+mod print;
+mod types;
+
+pub use expand::{Expanded, MAX_BYTES, MAX_COUNT, MAX_LINES, expand};
+pub use items::parse_type;
+pub(crate) use items::{MAX_DIMS, MAX_ELEMENTS};
+pub(crate) use parse::is_path;
+pub use parse::parse;
+pub use print::{NodeText, Repeat, node_text, print, print_with};
+pub use types::{type_text, write_type};

@@ -1,0 +1,435 @@
+//! Reads a module from text: syntax, names, number of results. What it reads may still be ill
+//! typed; [`verify`](crate::verify::verify) says so.
+
+use super::cursor::{Cursor, Fail, Res};
+use super::expand::{Expanded, expand};
+use super::items::axis_error;
+use super::near::nearest;
+use super::types::type_text;
+use crate::attr::{AttrCx, read_sub_axis};
+use crate::diag::Diag;
+use crate::func::{Annotation, Func, Module, Name, Node, Port, Role, Scope, Value, ValueInfo};
+use crate::mesh::{MAX_ATOMS, Mesh};
+use crate::ops::{DOCS, NAMES, Op, SAMPLES};
+use crate::types::Type;
+use smallvec::SmallVec;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+
+/// Reads a module. The grammar is in [`text`](super).
+///
+/// Types are checked by [`verify`](crate::verify::verify), except that the results of a function
+/// have the types its head says.
+///
+/// # Errors
+/// A [`Diag`] with the place: `syntax`, `undefined-value`, `redefined`, `unknown-op`,
+/// `unknown-axis`, `attribute`, `size`, `arity`, `result-type`, `repeat`, `too-large`, `mesh` or
+/// `sub-axis`.
+pub fn parse(text: &str) -> Result<Module, Diag> {
+    let e: Expanded = expand(text)?;
+    let c = Cursor { text: &e.text, at: 0 };
+    let mut p = Parser { c, mesh: Mesh::default(), func: None };
+    match p.module() {
+        Ok(funcs) => Ok(Module { mesh: p.mesh, funcs }),
+        Err(f) => Err(f.diag(&e, p.func)),
+    }
+}
+
+/// Where reading is, and what is known of the module so far.
+pub(super) struct Parser<'t> {
+    pub c: Cursor<'t>,
+    pub mesh: Mesh,
+    /// The function being read.
+    pub func: Option<&'t str>,
+}
+
+/// The values of a function by name.
+type Defined<'t> = HashMap<&'t str, Value>;
+
+/// What the head of a function says of a result.
+type Declared = (Type, Option<Role>);
+
+impl<'t> Parser<'t> {
+    fn module(&mut self) -> Res<Vec<Func>> {
+        self.c.blank();
+        if self.c.eat("mesh") {
+            self.mesh()?;
+            self.cuts()?;
+        }
+        let mut funcs: Vec<Func> = vec![];
+        let mut seen = HashSet::new();
+        loop {
+            self.c.blank();
+            if self.c.peek().is_none() {
+                return Ok(funcs);
+            }
+            let at = self.c.at;
+            if !self.c.eat("func") {
+                let f = self.c.needs("`func`");
+                return Err(f.help("a module is `mesh [tp=2]`, then `func @name(…) -> … { … }`"));
+            }
+            let f = self.func()?;
+            if !seen.insert(f.name.clone()) {
+                let m = format!("a second function is called `@{}`", f.name);
+                let help = format!("call it `@{}.{}`", f.name, funcs.len());
+                return Err(Fail::new("redefined", at, 4, m).help(help));
+            }
+            funcs.push(f);
+        }
+    }
+
+    fn mesh(&mut self) -> Res<()> {
+        self.c.spaces();
+        let at = self.c.at;
+        self.c.must("[")?;
+        let mut axes = vec![];
+        self.list("]", |p| {
+            let name = p.c.word();
+            p.c.spaces();
+            p.c.must("=")?;
+            p.c.spaces();
+            let start = p.c.at;
+            axes.push((name, p.number(usize::MAX)?));
+            if axes.len() > 2 * MAX_ATOMS {
+                let m = format!("more than {} axes", 2 * MAX_ATOMS);
+                let help = format!("use at most {MAX_ATOMS} axes");
+                return Err(Fail::new("mesh", start, 1, m).help(help));
+            }
+            Ok(())
+        })?;
+        self.mesh = Mesh::new(&axes).map_err(|d| Fail::of(d, at, self.c.at - at))?;
+        Ok(())
+    }
+
+    /// Cuts axes into the atoms that the whole text names, before any type is read.
+    fn cuts(&mut self) -> Res<()> {
+        let mut cuts: Vec<(usize, usize, usize)> = vec![];
+        let b = self.c.text.as_bytes();
+        let mut at = self.c.at;
+        let special = |c: &u8| matches!(c, b'(' | b'"' | b'/');
+        while let Some(n) = b[at..].iter().position(special) {
+            at += n;
+            let mut c = Cursor { text: self.c.text, at };
+            match b[at] {
+                b'"' => at = c.quoted().map_or(at + 1, |_| c.at),
+                b'/' if b.get(at + 1) == Some(&b'/') => at += c.line().len(),
+                b'(' if at > 0 && b[at - 1] == b':' => {
+                    let word = |c: &&u8| c.is_ascii_alphanumeric() || **c == b'_';
+                    let start = at - 1 - b[..at - 1].iter().rev().take_while(word).count();
+                    let name = &b[start..at - 1];
+                    let axis = self.mesh.axes.iter().position(|a| a.name.as_bytes() == name);
+                    c.at += 1;
+                    c.digits();
+                    c.eat(")");
+                    c.digits();
+                    // What is not a part of an axis is an error where it stands.
+                    let sub = read_sub_axis(&self.c.text[at..c.at]).ok();
+                    if let (Some(axis), Some((pre, size))) = (axis, sub) {
+                        cuts.push((axis, pre, start));
+                        cuts.extend(pre.checked_mul(size).map(|end| (axis, end, start)));
+                    }
+                    at = c.at;
+                }
+                _ => at += 1,
+            }
+        }
+        cuts.sort_unstable();
+        cuts.dedup_by_key(|c| (c.0, c.1));
+        for (axis, pre, at) in cuts {
+            self.mesh.cut(axis, pre).map_err(|d| Fail::of(d, at, 1))?;
+        }
+        Ok(())
+    }
+
+    /// Items separated by commas until `close`, on any number of lines.
+    fn list(&mut self, close: &str, mut item: impl FnMut(&mut Self) -> Res<()>) -> Res<()> {
+        loop {
+            self.c.blank();
+            if self.c.eat(close) {
+                return Ok(());
+            }
+            item(self)?;
+            self.c.blank();
+            if !self.c.eat(",") {
+                if self.c.eat(close) {
+                    return Ok(());
+                }
+                let f = self.c.needs(&format!("`,` or `{close}`"));
+                return Err(f.help(format!("close the list with `{close}`")));
+            }
+        }
+    }
+
+    fn func(&mut self) -> Res<Func> {
+        self.c.spaces();
+        self.c.must("@")?;
+        let name = self.c.name();
+        if name.is_empty() {
+            let f = self.c.needs("the name of a function");
+            return Err(f.help("for example `func @forward(…)`"));
+        }
+        self.func = Some(name);
+        let mut f = Func::new(name);
+        let mut known: Defined = HashMap::new();
+        self.c.must("(")?;
+        self.list(")", |p| {
+            let (at, name) = p.value_name()?;
+            p.c.spaces();
+            p.c.must(":")?;
+            p.c.spaces();
+            let ty = p.ty()?;
+            let role = p.role()?;
+            let asked = p.asked(ty.rank())?;
+            let value = p.define(&mut f, &mut known, (at, name), ty, asked)?;
+            f.args.push(Port { value, role });
+            Ok(())
+        })?;
+        self.c.blank();
+        self.c.must("->")?;
+        self.c.blank();
+        let mut results: Vec<Declared> = vec![];
+        if self.c.eat("(") {
+            self.list(")", |p| {
+                results.push((p.ty()?, p.role()?));
+                Ok(())
+            })?;
+        } else {
+            results.push((self.ty()?, None));
+        }
+        self.c.blank();
+        self.c.must("{")?;
+        self.body(&mut f, &mut known, results)?;
+        self.c.blank();
+        self.c.must("}")?;
+        // The function learns which names are taken, in an order in which each gets its own number.
+        let mut by_number: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
+        by_number.sort_by_key(|&v| f.name(v).dup);
+        for v in by_number {
+            let name = f.name(v).clone();
+            f.rename(v, name);
+        }
+        Ok(f)
+    }
+
+    fn body(&mut self, f: &mut Func, known: &mut Defined<'t>, heads: Vec<Declared>) -> Res<()> {
+        let mut scope = Scope(0);
+        loop {
+            self.c.blank();
+            if self.c.peek() == Some(b'%') {
+                self.node(f, known, scope)?;
+                continue;
+            }
+            let code = self.c.line().split("//").next().unwrap_or("").trim_end();
+            match code.strip_suffix(':') {
+                Some(path) if is_path(path) => {
+                    scope = f.scope(path);
+                    self.c.at += code.len();
+                }
+                _ if self.c.eat("return") => return self.results(f, known, heads),
+                _ => {
+                    let f = self.c.needs("an op, a scope or `return`");
+                    return Err(f.help("write `%y = op[..] %x : type`, `path:` or `return %y`"));
+                }
+            }
+        }
+    }
+
+    fn results(&mut self, f: &mut Func, known: &Defined<'t>, heads: Vec<Declared>) -> Res<()> {
+        let at = self.c.at;
+        self.c.spaces();
+        let mut values: Vec<(Value, usize, &str)> = vec![];
+        if self.c.eat("(") {
+            self.list(")", |p| {
+                values.push(p.operand(known)?);
+                Ok(())
+            })?;
+        } else {
+            while self.c.peek() == Some(b'%') {
+                values.push(self.operand(known)?);
+                self.c.spaces();
+                if !self.c.eat(",") {
+                    break;
+                }
+                self.c.spaces();
+            }
+        }
+        if values.len() != heads.len() {
+            let (n, k) = (values.len(), heads.len());
+            let m = format!("{n} values are returned, the head of the function has {k}");
+            return Err(Fail::new("arity", at, 1, m).help(format!("return {k} values")));
+        }
+        for ((value, at, name), (ty, role)) in values.into_iter().zip(heads) {
+            let own = f.ty(value);
+            if *own != ty {
+                let (own, ty) = (type_text(&self.mesh, own), type_text(&self.mesh, &ty));
+                let m = format!("`%{name}` is {own}, the head of the function says {ty}");
+                return Err(Fail::new("result-type", at, name.len() + 1, m)
+                    .rule("a result has the type that the head of the function gives it")
+                    .help(format!("write `-> {own}` in the head")));
+            }
+            f.results.push(Port { value, role });
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, f: &mut Func, known: &mut Defined<'t>, scope: Scope) -> Res<()> {
+        let mut names: SmallVec<[(usize, &'t str); 2]> = SmallVec::new();
+        loop {
+            names.push(self.value_name()?);
+            self.c.spaces();
+            if !self.c.eat(",") {
+                break;
+            }
+            self.c.spaces();
+        }
+        self.c.must("=")?;
+        self.c.spaces();
+        let at = self.c.at;
+        let mnemonic = self.c.word();
+        if !NAMES.contains(&mnemonic) {
+            return Err(unknown_op(mnemonic, at));
+        }
+        let (mut attrs, mut attrs_at) = (None, at);
+        if self.c.eat("[") {
+            let closed = self.c.line().split_once(']').filter(|(t, _)| !t.contains('%'));
+            let Some((text, _)) = closed else {
+                let f = self.c.needs("`]`");
+                return Err(f.help(format!("close the attributes of `{mnemonic}` with `]`")));
+            };
+            (attrs, attrs_at) = (Some(text), self.c.at);
+            self.c.at += text.len() + 1;
+        }
+        self.c.spaces();
+        let mut ins: SmallVec<[Value; 4]> = SmallVec::new();
+        while self.c.peek() == Some(b'%') {
+            ins.push(self.operand(known)?.0);
+            self.c.spaces();
+            if !self.c.eat(",") {
+                break;
+            }
+            self.c.spaces();
+        }
+        let ranks: SmallVec<[usize; 4]> = ins.iter().map(|&v| f.ty(v).rank()).collect();
+        let op = Op::read(mnemonic, attrs, AttrCx { mesh: &self.mesh, ranks: &ranks })
+            .map_err(|m| self.bad_attribute(m, mnemonic, attrs_at, attrs.unwrap_or("")))?;
+        self.c.must(":")?;
+        let mut outs: SmallVec<[Value; 2]> = SmallVec::new();
+        let wrong_number = |at: usize, n: &str| {
+            let m = format!("{} values are defined, but {n} types are given", names.len());
+            Fail::new("arity", at, 1, m).help(format!("give {} after the `:`", names.len()))
+        };
+        for (i, &name) in names.iter().enumerate() {
+            self.c.spaces();
+            if i > 0 && !self.c.eat(",") {
+                return Err(wrong_number(self.c.at, &i.to_string()));
+            }
+            self.c.spaces();
+            let ty = self.ty()?;
+            let asked = self.asked(ty.rank())?;
+            outs.push(self.define(f, known, name, ty, asked)?);
+        }
+        self.c.spaces();
+        if self.c.peek() == Some(b',') {
+            return Err(wrong_number(self.c.at, "more"));
+        }
+        let note = self.note();
+        if !matches!(self.c.peek(), None | Some(b'\n')) {
+            let f = self.c.needs("the end of the line");
+            return Err(f.help("put each op on a line of its own"));
+        }
+        f.nodes.push(Node { op, ins, outs, scope, note });
+        Ok(())
+    }
+
+    fn note(&mut self) -> Option<Cow<'static, str>> {
+        if !self.c.eat("//") {
+            return None;
+        }
+        let text = self.c.line();
+        self.c.at += text.len();
+        let text = text.replace(char::is_control, " ");
+        Some(text.trim()).filter(|t| !t.is_empty()).map(|t| Cow::Owned(t.to_string()))
+    }
+
+    /// `%name`, without the sign.
+    fn value_name(&mut self) -> Res<(usize, &'t str)> {
+        let at = self.c.at;
+        self.c.must("%")?;
+        let name = self.c.name();
+        if name.is_empty() {
+            return Err(self.c.needs("the name of a value").help("for example `%x`"));
+        }
+        Ok((at, name))
+    }
+
+    /// A value that was defined before.
+    fn operand(&mut self, known: &Defined<'t>) -> Res<(Value, usize, &'t str)> {
+        let (at, name) = self.value_name()?;
+        if let Some(&v) = known.get(name) {
+            return Ok((v, at, name));
+        }
+        // Sorted, so that of equally near names the same ones are told every time.
+        let mut all: Vec<&str> = known.keys().copied().collect();
+        all.sort_unstable();
+        let m = format!("`%{name}` is not defined above this line");
+        let f = Fail::new("undefined-value", at, name.len() + 1, m)
+            .rule("a value is defined once, above its uses");
+        let near: Vec<_> = nearest(name, all).iter().map(|n| format!("`%{n}`")).collect();
+        Err(f.help(match near.is_empty() {
+            false => format!("did you mean {}?", near.join(" or ")),
+            true => format!("define it first: `%{name} = …`, or make it an argument"),
+        }))
+    }
+
+    fn define(
+        &self,
+        f: &mut Func,
+        known: &mut Defined<'t>,
+        (at, name): (usize, &'t str),
+        ty: Type,
+        asked: Option<Annotation>,
+    ) -> Res<Value> {
+        let value = Value(f.values.len() as u32);
+        f.values.push(ValueInfo { ty, name: Name::parse(name) });
+        if known.insert(name, value).is_some() {
+            let m = format!("`%{name}` is defined a second time");
+            return Err(Fail::new("redefined", at, name.len() + 1, m)
+                .rule("a value is defined once, above its uses")
+                .help(format!("call it `%{name}.{}`", known.len())));
+        }
+        if let Some(a) = asked {
+            f.annotations.insert(value, a);
+        }
+        Ok(value)
+    }
+
+    fn bad_attribute(&self, message: String, op: &str, at: usize, attrs: &str) -> Box<Fail> {
+        if message.starts_with("no axis") {
+            return axis_error(message, attrs, &self.mesh, at);
+        }
+        let doc = DOCS.iter().find(|d| d.0 == op).map_or("", |d| d.1);
+        let sample = SAMPLES.iter().find(|s| s.0 == op).and_then(|s| s.1.first());
+        Fail::new("attribute", at, attrs.len(), format!("`{op}`: {message}"))
+            .rule(doc.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.'))
+            .help(match sample {
+                Some(s) => format!("for example `{s}`"),
+                None => format!("for example `{op}[tp]`, with `; dim=0` where a dim is needed"),
+            })
+    }
+}
+
+/// What may stand before the `:` of a scope line.
+pub(crate) fn is_path(path: &str) -> bool {
+    let plain = |c: u8| c.is_ascii_graphic() && !matches!(c, b'%' | b'{' | b'}' | b'"' | b':');
+    path.bytes().all(plain) && !path.contains("//")
+}
+
+fn unknown_op(name: &str, at: usize) -> Box<Fail> {
+    let near = nearest(name, NAMES.iter().copied());
+    Fail::new("unknown-op", at, name.len(), format!("no op is called `{name}`"))
+        .rule(format!("the ops are {}", NAMES.join(", ")))
+        .help(match near.is_empty() {
+            false => format!("did you mean `{}`?", near.join("` or `")),
+            true => "build it of these: a mean is a `reduce_sum` and a `scale`".into(),
+        })
+}

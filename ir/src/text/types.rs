@@ -1,0 +1,103 @@
+//! Types, annotations, numbers and strings as text.
+
+use crate::func::Annotation;
+use crate::mesh::{AtomSet, Mesh};
+use crate::types::Type;
+
+/// A type as text, for example `f32[4,16@tp]+dp`.
+///
+/// ```
+/// # use shardc_ir::{mesh::Mesh, text, types::Type};
+/// let mesh = Mesh::new(&[("dp", 2), ("tp", 4)]).unwrap();
+/// let mut t = Type::f32(&[4, 16]);
+/// t.sum = mesh.all();
+/// assert_eq!(text::type_text(&mesh, &t), "f32[4,16]+dp*tp");
+/// ```
+pub fn type_text(mesh: &Mesh, ty: &Type) -> String {
+    let mut out = String::new();
+    write_type(mesh, ty, &mut out);
+    out
+}
+
+/// Appends a type: element type, dims with the atoms that split them, then the sets that are not
+/// empty, in the order `~` replicated, `!` varying, `+` sum, `max:`, `min:`.
+pub fn write_type(mesh: &Mesh, ty: &Type, out: &mut String) {
+    out.push_str(ty.dtype.name());
+    out.push('[');
+    for (i, d) in ty.dims.iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        push_number(d.size, out);
+        if !d.atoms.is_empty() {
+            out.push('@');
+            mesh.write_atoms(d.atoms.iter(), "*", out);
+        }
+    }
+    out.push(']');
+    let mut mark = |sign: &str, s: AtomSet| {
+        if !s.is_empty() {
+            out.push_str(sign);
+            mesh.write_atoms(s.iter(), "*", out);
+        }
+    };
+    mark("~", ty.replicated);
+    mark("!", ty.varying);
+    mark("+", ty.sum);
+    mark(" max:", ty.max);
+    mark(" min:", ty.min);
+}
+
+/// Appends ` @(dp,?,-,tp?)p1`: per dim its atoms, `?` if it may be split further, `-` if it is
+/// whole; priority 0 is not written.
+pub(super) fn write_annotation(mesh: &Mesh, a: &Annotation, out: &mut String) {
+    out.push_str(" @(");
+    for (i, d) in a.dims.iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        mesh.write_atoms(d.atoms.iter(), "*", out);
+        if d.open {
+            out.push('?');
+        } else if d.atoms.is_empty() {
+            out.push('-');
+        }
+    }
+    out.push(')');
+    if a.priority > 0 {
+        out.push('p');
+        push_number(a.priority as usize, out);
+    }
+}
+
+/// Appends a number; faster than the formatting machinery, which is what most of printing is.
+pub(super) fn push_number(mut n: usize, out: &mut String) {
+    let mut digits = [0u8; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (n % 10) as u8;
+        n /= 10;
+        if n == 0 {
+            break;
+        }
+    }
+    out.extend(digits[at..].iter().map(|&d| d as char));
+}
+
+/// Appends a string in quotes; `\`, `"` and control characters are escaped.
+pub(super) fn write_quoted(text: &str, out: &mut String) {
+    out.push('"');
+    if text.bytes().all(|b| (b' '..0x7f).contains(&b) && b != b'"' && b != b'\\') {
+        out.push_str(text);
+    } else {
+        for c in text.chars() {
+            match c {
+                '"' | '\\' => out.extend(['\\', c]),
+                c if c.is_control() => out.extend(c.escape_unicode()),
+                c => out.push(c),
+            }
+        }
+    }
+    out.push('"');
+}

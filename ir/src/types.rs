@@ -1,0 +1,276 @@
+//! What each rank holds of a value: element type, global sizes, and one state per mesh atom.
+//!
+//! | state | meaning | gradient | text |
+//! |---|---|---|---|
+//! | I invariant | same on all ranks, used the same way | I | `f32[4,8]` |
+//! | R replicated | same now, ranks go on to use it differently | P | `f32[4,8]~tp` |
+//! | S(d) sharded | its own piece of dim d | S(d) | `f32[4,16@tp]` |
+//! | V varying | its own value, no global dim | V | `f32[4,4]!tp` |
+//! | P(sum) partial | the true value is the sum over ranks | R | `f32[4,8]+tp` |
+//! | P(max), P(min) | likewise, no gradient | – | `f32[4,8]max:tp` |
+//!
+//! The table is that of `spmd_types` (PyTorch, 2026) with I, R, V and P; S keeps the dim, so sizes
+//! in a type are always global. A dim of `n` over `k` ranks is cut into pieces of `ceil(n/k)`; the
+//! last pieces may be short or empty, and nothing ever reads beyond them.
+
+use crate::mesh::{Atom, AtomSet, Mesh};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// Element type.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum DType {
+    F32,
+    BF16,
+    F16,
+    I32,
+}
+
+impl DType {
+    pub const ALL: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::I32];
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::BF16 | DType::F16 => 2,
+        }
+    }
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::I32 => "i32",
+        }
+    }
+    pub fn is_float(self) -> bool {
+        self != DType::I32
+    }
+}
+
+/// Ordered atoms (major to minor) that split one dim. At most 7.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct AtomList {
+    len: u8,
+    atoms: [u8; 7],
+}
+
+impl AtomList {
+    pub const EMPTY: AtomList = AtomList { len: 0, atoms: [0; 7] };
+    /// Adds a minor-most atom; `None` if the list is full.
+    #[must_use]
+    pub fn push(mut self, a: Atom) -> Option<AtomList> {
+        *self.atoms.get_mut(self.len as usize)? = a.0;
+        self.len += 1;
+        Some(self)
+    }
+    pub fn collect(atoms: impl IntoIterator<Item = Atom>) -> Option<AtomList> {
+        atoms.into_iter().try_fold(AtomList::EMPTY, AtomList::push)
+    }
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = Atom> + Clone {
+        (0..self.len as usize).map(move |i| Atom(self.atoms[i]))
+    }
+    pub fn len(self) -> usize {
+        self.len as usize
+    }
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+    pub fn get(self, i: usize) -> Atom {
+        assert!(i < self.len());
+        Atom(self.atoms[i])
+    }
+    pub fn set(self) -> AtomSet {
+        self.iter().collect()
+    }
+    pub fn starts_with(self, o: AtomList) -> bool {
+        self.len >= o.len && self.atoms[..o.len()] == o.atoms[..o.len()]
+    }
+    /// The first `n` atoms.
+    pub fn take(self, n: usize) -> AtomList {
+        AtomList::collect(self.iter().take(n)).expect("a prefix fits")
+    }
+}
+
+impl std::fmt::Debug for AtomList {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_list().entries(self.iter().map(|a| a.0)).finish()
+    }
+}
+
+/// One dim: its global size and the atoms that split it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Dim {
+    pub size: usize,
+    pub atoms: AtomList,
+}
+
+/// Which sum is still to be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub enum Reduction {
+    Sum,
+    Max,
+    Min,
+}
+
+/// State of a value over one atom.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum State {
+    Invariant,
+    Replicated,
+    Sharded(usize),
+    Varying,
+    Partial(Reduction),
+}
+
+/// Type of a value: element type, dims with global sizes, and a state for every mesh atom. Atoms
+/// named nowhere are invariant.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Type {
+    pub dtype: DType,
+    pub dims: SmallVec<[Dim; 4]>,
+    pub replicated: AtomSet,
+    pub varying: AtomSet,
+    pub sum: AtomSet,
+    pub max: AtomSet,
+    pub min: AtomSet,
+}
+
+/// A rank's piece of a dim: `len` elements from `offset`, stored in `chunk` places.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    pub offset: usize,
+    pub len: usize,
+    pub chunk: usize,
+}
+
+impl Type {
+    /// An invariant type.
+    pub fn new(dtype: DType, sizes: &[usize]) -> Type {
+        let dims = sizes.iter().map(|&size| Dim { size, atoms: AtomList::EMPTY });
+        Type {
+            dtype,
+            dims: dims.collect(),
+            replicated: AtomSet::EMPTY,
+            varying: AtomSet::EMPTY,
+            sum: AtomSet::EMPTY,
+            max: AtomSet::EMPTY,
+            min: AtomSet::EMPTY,
+        }
+    }
+    pub fn f32(sizes: &[usize]) -> Type {
+        Type::new(DType::F32, sizes)
+    }
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+    pub fn sizes(&self) -> SmallVec<[usize; 4]> {
+        self.dims.iter().map(|d| d.size).collect()
+    }
+    /// Number of elements of the global tensor.
+    pub fn elements(&self) -> usize {
+        self.dims.iter().map(|d| d.size).product()
+    }
+    /// All atoms that split some dim.
+    pub fn sharded(&self) -> AtomSet {
+        self.dims.iter().fold(AtomSet::EMPTY, |s, d| s.union(d.atoms.set()))
+    }
+    /// All atoms over which a reduction is still to be taken.
+    pub fn partial(&self) -> AtomSet {
+        self.sum.union(self.max).union(self.min)
+    }
+    /// Atoms with any state but invariant.
+    pub fn marked(&self) -> AtomSet {
+        self.sharded().union(self.partial()).union(self.replicated).union(self.varying)
+    }
+    pub fn state(&self, a: Atom) -> State {
+        if let Some(d) = self.dims.iter().position(|d| d.atoms.set().has(a)) {
+            State::Sharded(d)
+        } else if self.sum.has(a) {
+            State::Partial(Reduction::Sum)
+        } else if self.max.has(a) {
+            State::Partial(Reduction::Max)
+        } else if self.min.has(a) {
+            State::Partial(Reduction::Min)
+        } else if self.replicated.has(a) {
+            State::Replicated
+        } else if self.varying.has(a) {
+            State::Varying
+        } else {
+            State::Invariant
+        }
+    }
+    /// The set of atoms pending this reduction.
+    pub fn pending(&self, r: Reduction) -> AtomSet {
+        match r {
+            Reduction::Sum => self.sum,
+            Reduction::Max => self.max,
+            Reduction::Min => self.min,
+        }
+    }
+    pub fn pending_mut(&mut self, r: Reduction) -> &mut AtomSet {
+        match r {
+            Reduction::Sum => &mut self.sum,
+            Reduction::Max => &mut self.max,
+            Reduction::Min => &mut self.min,
+        }
+    }
+    /// Makes an atom invariant, whatever it was.
+    pub fn clear(&mut self, a: Atom) {
+        let s = AtomSet::one(a);
+        for set in
+            [&mut self.replicated, &mut self.varying, &mut self.sum, &mut self.max, &mut self.min]
+        {
+            *set = set.minus(s);
+        }
+        for d in &mut self.dims {
+            d.atoms = AtomList::collect(d.atoms.iter().filter(|&x| x != a)).expect("shorter");
+        }
+    }
+    /// Type of the gradient: S, V and I stay, R becomes P(sum), P(sum) becomes R.
+    pub fn cotangent(&self) -> Type {
+        let mut t = self.clone();
+        std::mem::swap(&mut t.replicated, &mut t.sum);
+        t
+    }
+    /// Checks that no atom has two states; says which does.
+    pub fn clash(&self) -> Option<Atom> {
+        let mut seen = AtomSet::EMPTY;
+        let sets = [self.replicated, self.varying, self.sum, self.max, self.min];
+        let dims = self.dims.iter().flat_map(|d| d.atoms.iter());
+        dims.chain(sets.into_iter().flat_map(AtomSet::iter)).find(|&a| {
+            let twice = seen.has(a);
+            seen = seen.with(a);
+            twice
+        })
+    }
+
+    /// Number of pieces a dim is cut into.
+    pub fn pieces(&self, mesh: &Mesh, dim: usize) -> usize {
+        self.dims[dim].atoms.iter().map(|a| mesh.size(a)).product()
+    }
+    /// Storage size of a rank's piece of a dim, the same on every rank: `ceil(size / pieces)`.
+    pub fn chunk(&self, mesh: &Mesh, dim: usize) -> usize {
+        self.dims[dim].size.div_ceil(self.pieces(mesh, dim))
+    }
+    /// Storage shape of a rank's piece, the same on every rank.
+    pub fn chunks(&self, mesh: &Mesh) -> SmallVec<[usize; 4]> {
+        (0..self.rank()).map(|d| self.chunk(mesh, d)).collect()
+    }
+    /// Bytes of a rank's piece, the same on every rank.
+    pub fn local_bytes(&self, mesh: &Mesh) -> usize {
+        self.chunks(mesh).iter().product::<usize>() * self.dtype.bytes()
+    }
+    /// What part of a dim the rank with these coordinates holds.
+    pub fn extent(&self, mesh: &Mesh, dim: usize, coords: &[usize]) -> Extent {
+        let chunk = self.chunk(mesh, dim);
+        let place =
+            self.dims[dim].atoms.iter().fold(0, |p, a| p * mesh.size(a) + coords[a.0 as usize]);
+        let n = self.dims[dim].size;
+        let offset = (place * chunk).min(n);
+        Extent { offset, len: chunk.min(n - offset), chunk }
+    }
+    /// The true (unpadded) shape of a rank's piece.
+    pub fn lens(&self, mesh: &Mesh, coords: &[usize]) -> SmallVec<[usize; 4]> {
+        (0..self.rank()).map(|d| self.extent(mesh, d, coords).len).collect()
+    }
+}

@@ -1,0 +1,564 @@
+//! Checks a module: every value defined once and before its uses, every type as its op's rule says,
+//! values that pass from one function to the next of one type. All problems are found at once; a
+//! problem that every layer has is told once.
+
+use crate::diag::Diag;
+use crate::func::{Func, Module, Name, Node, Role, Value};
+use crate::infer::TypeError;
+use crate::mesh::{AtomSet, Mesh};
+use crate::ops::{DOCS, Op};
+use crate::text::{MAX_DIMS, MAX_ELEMENTS, is_path, node_text, type_text};
+use crate::types::{AtomList, DType, Type};
+use smallvec::SmallVec;
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// How much the types of a module say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// One device: no collectives, no marks.
+    Source,
+    /// Types may carry marks that do not fit together yet; the sizes follow the rules.
+    Sharded,
+    /// What every rank runs: types exactly as the rules say, marks included.
+    Ranked,
+}
+
+/// Most different problems that are told, and most that are looked at.
+const MAX_TOLD: usize = 1000;
+const MAX_FOUND: usize = 20_000;
+
+/// Checks a whole module for a phase.
+///
+/// # Errors
+/// All problems, in program order: `ssa` (a value undefined, defined twice), `name`, `arity`,
+/// `mesh`, `size`, `phase` (a mark or collective too early), `mixed` (an axis with two states),
+/// `result-type`, `role`, and the codes of [`TypeError`].
+pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
+    let mut p = Problems::default();
+    let mut fed: HashMap<&Role, (&str, &Type)> = HashMap::new();
+    for f in &m.funcs {
+        let mut c = Checker { mesh: &m.mesh, f, phase, made: vec![Maker::None; f.values.len()] };
+        if c.values(&mut p) {
+            c.nodes(&mut p);
+            c.roles(&mut fed, &mut p);
+        }
+    }
+    p.finish()
+}
+
+/// Problems found so far, each once for all layers that have it.
+#[derive(Default)]
+struct Problems {
+    told: Vec<(Diag, BTreeSet<u32>)>,
+    seen: HashMap<String, usize>,
+    found: usize,
+}
+
+impl Problems {
+    fn push(&mut self, layer: Option<u32>, d: impl FnOnce() -> Diag) {
+        self.found += 1;
+        if self.found > MAX_FOUND {
+            return;
+        }
+        let d = d();
+        let key = without_layer(&d, layer.unwrap_or(u32::MAX));
+        let next = self.told.len();
+        let at = *self.seen.entry(key).or_insert(next);
+        if at == next && next < MAX_TOLD {
+            self.told.push((d, BTreeSet::new()));
+        }
+        if let Some((_, layers)) = self.told.get_mut(at) {
+            layers.extend(layer);
+        }
+    }
+
+    fn finish(self) -> Result<(), Vec<Diag>> {
+        let one = |(d, layers): (Diag, BTreeSet<u32>)| match layers.len() {
+            0 | 1 => d,
+            2 => d.why("same in 1 other layer"),
+            n => d.why(format!("same in {} other layers", n - 1)),
+        };
+        let diags: Vec<Diag> = self.told.into_iter().map(one).collect();
+        if diags.is_empty() { Ok(()) } else { Err(diags) }
+    }
+}
+
+/// A message with the layer's number, and those of its neighbours, taken out of names (`%l3.x`,
+/// `%d_l3.x`) and out of the scope; sizes that happen to be equal to it stay.
+fn without_layer(d: &Diag, layer: u32) -> String {
+    let place = d.place.as_deref().unwrap_or("");
+    let (head, picture) = place.split_once('\n').unwrap_or((place, ""));
+    let number = layer.to_string();
+    let path: Vec<_> = head.split('.').map(|p| if p == number { "{i}" } else { p }).collect();
+    let mut out = format!("{} {}", d.code, path.join("."));
+    // The op, without the carets below it: longer numbers move them.
+    for text in [&*d.message, picture.trim_start().lines().next().unwrap_or("")] {
+        for (k, part) in text.split('%').enumerate() {
+            out.push_str(if k > 0 { "%" } else { " " });
+            let name = part.strip_prefix("d_").unwrap_or(part).strip_prefix('l');
+            let len = name.map_or(0, |t| t.bytes().take_while(u8::is_ascii_digit).count());
+            let digits = name.map_or("", |t| &t[..len]);
+            match digits.parse::<i64>().map(|d| d - i64::from(layer)) {
+                Ok(distance @ -1..=1) => {
+                    let start = part.len() - name.map_or(0, str::len);
+                    out.push_str(&format!(
+                        "{}{{i{distance:+}}}{}",
+                        &part[..start],
+                        &part[start + len..]
+                    ));
+                }
+                _ => out.push_str(part),
+            }
+        }
+    }
+    out
+}
+
+/// What defines a value.
+#[derive(Clone, Copy, PartialEq)]
+enum Maker {
+    None,
+    Arg,
+    Node(u32),
+}
+
+struct Checker<'a> {
+    mesh: &'a Mesh,
+    f: &'a Func,
+    phase: Phase,
+    made: Vec<Maker>,
+}
+
+impl<'a> Checker<'a> {
+    fn diag(&self, code: &'static str, message: String) -> Diag {
+        Diag::new(code, message).at(format!("@{}", self.f.name))
+    }
+
+    /// A message about a node, with the line and carets below the operands named.
+    fn at_node(&self, code: &'static str, n: &Node, operands: &[usize], message: String) -> Diag {
+        let path = self.f.scopes.get(n.scope.0 as usize).map_or("", |s| &s.path);
+        let t = node_text(self.mesh, self.f, n);
+        let mut place = format!("@{}", self.f.name);
+        if !path.is_empty() {
+            place += &format!(", {path}");
+        }
+        place += &format!("\n\n{}\n", t.text);
+        let mut at = 0;
+        for r in operands.iter().filter_map(|&i| t.ins.get(i)) {
+            place += &" ".repeat(r.start - at);
+            place += &"^".repeat(r.len());
+            at = r.end;
+        }
+        Diag::new(code, message).at(place)
+    }
+
+    fn type_of(&self, v: Value) -> String {
+        type_text(self.mesh, self.f.ty(v))
+    }
+
+    /// Checks that all indices exist, and every value alone. False if nothing more can be asked.
+    fn values(&mut self, p: &mut Problems) -> bool {
+        let f = self.f;
+        let known = |v: &Value| (v.0 as usize) < f.values.len();
+        let ports = f.args.iter().chain(&f.results).map(|p| &p.value);
+        let mut used = ports.chain(f.nodes.iter().flat_map(|n| n.ins.iter().chain(&n.outs)));
+        let scopes = f.nodes.iter().all(|n| (n.scope.0 as usize) < f.scopes.len());
+        if !used.all(known) || !scopes {
+            let m = "a value or a scope is used that the function does not have".to_string();
+            p.push(None, || {
+                self.diag("ssa", m).help(format!("use one of its {} values", f.values.len()))
+            });
+            return false;
+        }
+        let all = self.mesh.all();
+        if f.values.iter().any(|v| !v.ty.marked().within(all)) {
+            let m = "a type names a part of an axis that the mesh does not have".to_string();
+            p.push(None, || {
+                self.diag("mesh", m).help(format!("the mesh has {} parts of axes", all.len()))
+            });
+            return false;
+        }
+        let mut names = HashSet::with_capacity(f.values.len());
+        for v in &f.values {
+            if !names.insert(&v.name) {
+                p.push(v.name.layer, || {
+                    self.diag("ssa", format!("two values are called `{}`", v.name))
+                        .rule("the names of a function's values differ")
+                        .help(format!("call one of them `{}.{}`", v.name, v.name.dup + 1))
+                });
+            }
+            if !is_readable(&v.name) {
+                p.push(v.name.layer, || {
+                    self.diag("name", format!("`{}` does not read back as the name it is", v.name))
+                        .rule(
+                            "a name is [d_][lN.]word[.N], its word of letters, digits, `_` and `.`",
+                        )
+                        .help("call it `%x`, or put its prefixes into the fields they belong to")
+                });
+            }
+            self.alone(&v.name, &v.ty, p);
+        }
+        for s in f.scopes.iter().filter(|s| !is_path(&s.path)) {
+            p.push(s.layer, || {
+                self.diag("name", format!("`{}` is no scope path", s.path.escape_debug()))
+                    .help("use letters, digits, `.` and `_`, for example `model.layers.0`")
+            });
+        }
+        for (v, a) in &f.annotations {
+            let rank = f.values.get(v.0 as usize).map_or(0, |v| v.ty.rank());
+            let fits = a.dims.iter().all(|d| d.atoms.set().within(all));
+            if a.dims.len() != rank || !fits {
+                p.push(None, || {
+                    let m = format!(
+                        "a sharding of {} dims is asked of a value of {rank}",
+                        a.dims.len()
+                    );
+                    self.diag("arity", m).help(format!("name {rank} dims over the mesh's axes"))
+                });
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Checks one type by itself.
+    fn alone(&self, name: &Name, ty: &Type, p: &mut Problems) {
+        if let Some(a) = ty.clash() {
+            p.push(name.layer, || {
+                let axis = self.mesh.names(AtomSet::one(a), "*");
+                let m =
+                    format!("`{name}` has two states over {axis}: {}", type_text(self.mesh, ty));
+                self.diag("mixed", m)
+                    .rule("over each axis a value is in one state")
+                    .help(format!("name {axis} once in its type"))
+            });
+        }
+        if self.phase == Phase::Source && !ty.marked().is_empty() {
+            p.push(name.layer, || {
+                let m =
+                    format!("`{name}` is {}, but nothing is sharded yet", type_text(self.mesh, ty));
+                self.diag("phase", m).rule("a source program is for one device").help(format!(
+                    "declare `{}`, and ask for shardings with `@(…)`",
+                    type_text(self.mesh, &erased(ty))
+                ))
+            });
+        }
+        let elements = ty.dims.iter().fold(1usize, |n, d| n.saturating_mul(d.size.max(1)));
+        if elements > MAX_ELEMENTS || ty.rank() > MAX_DIMS {
+            p.push(name.layer, || {
+                self.diag("size", format!("`{name}` is too large: {}", type_text(self.mesh, ty)))
+                    .rule(format!("dims <= {MAX_DIMS}, elements <= {MAX_ELEMENTS}"))
+                    .help(format!("use at most {MAX_ELEMENTS} elements"))
+            });
+        }
+    }
+
+    fn nodes(&mut self, p: &mut Problems) {
+        let f = self.f;
+        for a in &f.args {
+            self.define(a.value, Maker::Arg, p);
+        }
+        // Before ranks have programs, marks do not fit together yet: sizes only.
+        let marks =
+            self.phase != Phase::Ranked && f.values.iter().any(|v| !v.ty.marked().is_empty());
+        let plain: Vec<Type> = match marks {
+            true => f.values.iter().map(|v| erased(&v.ty)).collect(),
+            false => vec![],
+        };
+        for (i, n) in f.nodes.iter().enumerate() {
+            for (k, v) in n.ins.iter().enumerate() {
+                if self.made[v.0 as usize] == Maker::None {
+                    p.push(self.layer(n), || {
+                        let m = format!("`{}` is used before it is defined", f.name(*v));
+                        self.at_node("ssa", n, &[k], m)
+                            .rule("a value is defined once, above its uses")
+                            .help("define it above, or make it an argument")
+                    });
+                }
+            }
+            for &o in &n.outs {
+                self.define(o, Maker::Node(i as u32), p);
+            }
+            let bad_note = |t: &str| t.is_empty() || t.trim() != t || t.contains(char::is_control);
+            if n.note.as_deref().is_some_and(bad_note) {
+                p.push(self.layer(n), || {
+                    self.at_node("name", n, &[], "a note that does not read back as it is".into())
+                        .help("write one line, without spaces around it")
+                });
+            }
+            self.node(n, &plain, p);
+        }
+        for r in &f.results {
+            if self.made[r.value.0 as usize] == Maker::None {
+                p.push(None, || {
+                    self.diag("ssa", format!("`{}` is returned but never defined", f.name(r.value)))
+                        .help("define it, or take it off the results")
+                });
+            }
+        }
+    }
+
+    fn define(&mut self, v: Value, by: Maker, p: &mut Problems) {
+        let made = &mut self.made[v.0 as usize];
+        if *made != Maker::None {
+            p.push(self.f.name(v).layer, || {
+                self.diag("ssa", format!("`{}` is defined a second time", self.f.name(v)))
+                    .rule("a value is defined once, above its uses")
+                    .help("give the second a name of its own")
+            });
+            return;
+        }
+        *made = by;
+    }
+
+    fn layer(&self, n: &Node) -> Option<u32> {
+        self.f.scope_info(n.scope).layer.or_else(|| self.f.name(*n.outs.first()?).layer)
+    }
+
+    /// Types of one op's results.
+    fn node(&self, n: &Node, plain: &[Type], p: &mut Problems) {
+        let f = self.f;
+        let ty = |v: &Value| plain.get(v.0 as usize).unwrap_or_else(|| f.ty(*v));
+        let ins: SmallVec<[&Type; 8]> = n.ins.iter().map(ty).collect();
+        let outs: SmallVec<[&Type; 4]> = n.outs.iter().map(ty).collect();
+        if is_collective(&n.op) && self.phase != Phase::Ranked {
+            return self.early_collective(n, &ins, &outs, p);
+        }
+        let declared: SmallVec<[Option<&Type>; 4]> = outs.iter().map(|&t| Some(t)).collect();
+        let made = match n.op.check(self.mesh, &ins, &declared) {
+            Ok(made) => made,
+            Err(e) => return p.push(self.layer(n), || self.type_error(n, &e)),
+        };
+        if made.len() != n.outs.len() {
+            return p.push(self.layer(n), || {
+                let m = format!(
+                    "`{}` has {} results, {} are named",
+                    n.op.mnemonic(),
+                    made.len(),
+                    n.outs.len()
+                );
+                self.at_node("arity", n, &[], m)
+                    .help(format!("name {} values before `=`", made.len()))
+            });
+        }
+        for ((t, o), own) in made.iter().zip(&n.outs).zip(outs) {
+            if t != own {
+                p.push(self.layer(n), || self.wrong_result(n, *o, t, own));
+            }
+        }
+    }
+
+    /// A collective before ranks have programs: refused in a source, else only its shape counts.
+    fn early_collective(&self, n: &Node, ins: &[&Type], outs: &[&Type], p: &mut Problems) {
+        let op = n.op.mnemonic();
+        if self.phase == Phase::Source {
+            return p.push(self.layer(n), || {
+                self.at_node("phase", n, &[], format!("`{op}` in a program for one device"))
+                    .rule("a source program has no collectives")
+                    .help(format!("take `{op}` out: collectives follow from the shardings"))
+            });
+        }
+        if n.ins.len() != n.outs.len() || n.ins.is_empty() {
+            return p.push(self.layer(n), || {
+                let m = format!("`{op}` has {} operands and {} results", n.ins.len(), n.outs.len());
+                self.at_node("arity", n, &[], m).help(format!("name {} results", n.ins.len()))
+            });
+        }
+        for ((t, o), own) in ins.iter().zip(&n.outs).zip(outs) {
+            if t != own {
+                p.push(self.layer(n), || self.wrong_result(n, *o, t, own));
+            }
+        }
+    }
+
+    fn type_error(&self, n: &Node, e: &TypeError) -> Diag {
+        let (message, named) = self.name_operands(n, &e.message);
+        let show: Vec<usize> = match named.is_empty() {
+            true => (0..n.ins.len().min(4)).collect(),
+            false => named.iter().copied().collect(),
+        };
+        let help = self.name_operands(n, &e.help).0;
+        let m = format!("`{}`: {message}", n.op.mnemonic());
+        let mut d = self.at_node(e.code, n, &show, m).rule(self.rule_text(n)).help(help);
+        // Of few operands all are shown: the others are what this one does not fit.
+        let few = if n.ins.len() <= 3 { (0..n.ins.len()).collect() } else { show };
+        for i in few {
+            d = d.why(self.origin(n, i));
+        }
+        d
+    }
+
+    /// Replaces `operand 1` by the operand's name.
+    fn name_operands(&self, n: &Node, text: &str) -> (String, BTreeSet<usize>) {
+        let (mut out, mut named) = (String::new(), BTreeSet::new());
+        let mut rest = text;
+        while let Some(at) = rest.find("operand ") {
+            let tail = &rest[at + "operand ".len()..];
+            let len = tail.bytes().take_while(u8::is_ascii_digit).count();
+            let index = tail[..len].parse::<usize>().ok().filter(|&i| i < n.ins.len());
+            out.push_str(&rest[..at]);
+            match index {
+                Some(i) => {
+                    named.insert(i);
+                    out.push_str(&format!("`{}`", self.f.name(n.ins[i])));
+                    rest = &tail[len..];
+                }
+                None => {
+                    out.push_str("operand ");
+                    rest = tail;
+                }
+            }
+        }
+        (out + rest, named)
+    }
+
+    /// Type of an operand and where it comes from.
+    fn origin(&self, n: &Node, i: usize) -> String {
+        let v = n.ins[i];
+        let names = n.op.operands();
+        let which = names.get(i).map_or(String::new(), |o| format!(", operand `{o}`,"));
+        let from = match self.made[v.0 as usize] {
+            Maker::Arg => "an argument".to_string(),
+            Maker::None => "not defined yet".to_string(),
+            Maker::Node(k) => {
+                let maker = &self.f.nodes[k as usize];
+                format!("made by `{}`", node_text(self.mesh, self.f, maker).text)
+            }
+        };
+        format!("`{}`{which} is {}, {from}", self.f.name(v), self.type_of(v))
+    }
+
+    /// The letter rule, or what a collective does.
+    fn rule_text(&self, n: &Node) -> String {
+        let ins: Vec<&Type> = n.ins.iter().map(|&v| self.f.ty(v)).collect();
+        let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
+        if !is_collective(&n.op) && n.op.def().accepts(&ins).is_ok() {
+            return n.op.def().rule(&ranks).to_string();
+        }
+        let doc = DOCS.iter().find(|d| d.0 == n.op.mnemonic()).map_or("", |d| d.1);
+        doc.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.').to_string()
+    }
+
+    fn wrong_result(&self, n: &Node, out: Value, made: &Type, declared: &Type) -> Diag {
+        let (made_text, got) = (type_text(self.mesh, made), type_text(self.mesh, declared));
+        let m = format!(
+            "`{}` makes `{}` a {made_text}, but it is declared {got}",
+            n.op.mnemonic(),
+            self.f.name(out)
+        );
+        let all: Vec<usize> = (0..n.ins.len().min(4)).collect();
+        let mut d = self.at_node("result-type", n, &all, m).rule(self.rule_text(n));
+        for i in all {
+            d = d.why(self.origin(n, i));
+        }
+        d.help(match bridge(self.mesh, made, declared) {
+            Some(step) => format!("declare `{made_text}`, or insert `{step}` after this op"),
+            None => format!("declare `{made_text}`"),
+        })
+    }
+
+    /// A result and the later arguments it feeds have one type.
+    fn roles(&self, fed: &mut HashMap<&'a Role, (&'a str, &'a Type)>, p: &mut Problems) {
+        for a in &self.f.args {
+            let Some(role) = &a.role else { continue };
+            let Some(&(from, ty)) = fed.get(role) else { continue };
+            let own = self.f.ty(a.value);
+            let same = match self.phase {
+                Phase::Sharded => erased(ty) == erased(own),
+                Phase::Source | Phase::Ranked => ty == own,
+            };
+            if !same {
+                let name = self.f.name(a.value);
+                p.push(name.layer, || {
+                    let (ty, own) = (type_text(self.mesh, ty), type_text(self.mesh, own));
+                    let m = format!("`{name}` is {own}, but @{from} makes it {ty}");
+                    self.diag("role", m)
+                        .rule(format!(
+                            "{} \"{}\" has one type everywhere",
+                            role.kind.name(),
+                            role.name
+                        ))
+                        .help(format!("declare the argument `{ty}`"))
+                });
+            }
+        }
+        let mut own = HashSet::new();
+        for r in &self.f.results {
+            let Some(role) = &r.role else { continue };
+            if !own.insert(role) {
+                let name = self.f.name(r.value);
+                p.push(name.layer, || {
+                    let m = format!(
+                        "`{name}` is the second result that is {} \"{}\"",
+                        role.kind.name(),
+                        role.name
+                    );
+                    self.diag("role", m)
+                        .rule("the results of a function have different roles")
+                        .help("add the two, or return one of them")
+                });
+            }
+            fed.insert(role, (&self.f.name, self.f.ty(r.value)));
+        }
+    }
+}
+
+/// True for ops that only make sense on ranks: those that exchange data or change states.
+fn is_collective(op: &Op) -> bool {
+    matches!(op, Op::FanOut(_) | Op::Slice(_) | Op::Place(_)) || op.collective().is_some()
+}
+
+/// The type on one device.
+fn erased(t: &Type) -> Type {
+    let mut plain = Type::new(t.dtype, &[]);
+    plain.dims = t.dims.clone();
+    plain.dims.iter_mut().for_each(|d| d.atoms = AtomList::EMPTY);
+    plain
+}
+
+/// True if the text of a name reads back as this name.
+fn is_readable(n: &Name) -> bool {
+    const MAX: u32 = 1 << 24;
+    let word = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.');
+    if n.layer.is_some_and(|l| l >= MAX) || n.dup >= MAX || !n.hint.bytes().all(word) {
+        return false;
+    }
+    // Only a hint with a dot, or that begins like a prefix, can be read in two ways.
+    let prefix = n.layer.is_none() && n.hint.starts_with(['d', 'l']);
+    if !n.hint.is_empty() && !prefix && !n.hint.contains('.') {
+        return true;
+    }
+    let text = n.to_string();
+    text.len() > 1 && Name::parse(&text[1..]) == *n
+}
+
+/// The op that turns one type into another, if one does.
+fn bridge(mesh: &Mesh, from: &Type, to: &Type) -> Option<String> {
+    if from.sizes() != to.sizes() {
+        return None;
+    }
+    if from.dtype != to.dtype {
+        return (to.dtype != DType::I32).then(|| format!("cast[{}]", to.dtype.name()));
+    }
+    let name = |s: AtomSet| mesh.names(s, "*");
+    let dim =
+        |t: &Type, s: AtomSet| t.dims.iter().position(|d| d.atoms.set().meets(s)).unwrap_or(0);
+    let summed = from.partial().minus(to.partial());
+    let scattered = summed.and(to.sharded());
+    let gathered = from.sharded().minus(to.sharded());
+    let sliced = to.sharded().minus(from.marked().minus(from.replicated));
+    let fanned = to.replicated.minus(from.marked());
+    if !scattered.is_empty() {
+        Some(format!("reduce_scatter[{}; dim={}]", name(scattered), dim(to, scattered)))
+    } else if !summed.is_empty() {
+        Some(format!("all_reduce[{}]", name(summed)))
+    } else if !gathered.is_empty() {
+        Some(format!("all_gather[{}; dim={}]", name(gathered), dim(from, gathered)))
+    } else if !sliced.is_empty() {
+        Some(format!("slice[{}; dim={}]", name(sliced), dim(to, sliced)))
+    } else if !fanned.is_empty() {
+        Some(format!("fan_out[{}]", name(fanned)))
+    } else {
+        None
+    }
+}

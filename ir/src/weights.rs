@@ -1,0 +1,42 @@
+//! Where a parameter's numbers come from: a slice of a checkpoint tensor, or a distribution.
+
+use serde::{Deserialize, Serialize};
+
+/// How a parameter starts when there is no checkpoint.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f64),
+    Ones,
+    Zeros,
+}
+
+/// One parameter of the model and the part of a checkpoint tensor it is. A fused tensor (GPT-2's
+/// `c_attn`) is several parameters, each with its own slice, so that each can be sharded alone.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Weight {
+    /// Name of the parameter: the role name of the argument in every program.
+    pub param: String,
+    /// Name of the tensor in the checkpoint.
+    pub tensor: String,
+    /// Shape of the tensor in the checkpoint.
+    pub tensor_shape: Vec<usize>,
+    /// The parameter is `len` elements of dim `dim` from `start`; all of it if `None`.
+    pub part: Option<Part>,
+    /// Shape of the parameter.
+    pub shape: Vec<usize>,
+    pub init: Init,
+    pub trainable: bool,
+    /// It is a matrix (`--decay matrices` spares the others).
+    pub matrix: bool,
+    /// The dim that 1-D tensor parallelism splits, by the family's recipe.
+    pub tp_dim: Option<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Part {
+    pub dim: usize,
+    pub start: usize,
+    pub len: usize,
+}

@@ -1,0 +1,11 @@
+//! The passes: from a model on one device to a plan for every rank.
+//!
+//! [`pipeline`] is the one list of their order; each pass is one function in one file.
+
+pub mod autodiff;
+pub mod memory;
+pub mod options;
+pub mod pipeline;
+pub mod rewrite;
+pub mod shard;
+pub mod step;

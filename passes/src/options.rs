@@ -1,0 +1,101 @@
+//! What the user asked for, after the command line and before the passes.
+
+use serde::{Deserialize, Serialize};
+use shardc_ir::plan::{LrSchedule, Mode};
+
+/// Optimizer and its constants.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Optimizer {
+    AdamW { beta1: f64, beta2: f64, eps: f64 },
+    Sgd,
+}
+
+/// Which parameters weight decay applies to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decay {
+    All,
+    Matrices,
+}
+
+/// One `--shard 'GLOB=D,D[@pN]'`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ShardRule {
+    /// Matches parameter names, or scope paths of activations.
+    pub glob: String,
+    /// One entry per dim, as written: `-`, `?`, `tp`, `dp*tp`, `tp:(1)2`, each with an optional `?`.
+    pub dims: Vec<String>,
+    pub priority: u8,
+}
+
+/// Everything the pipeline of passes depends on besides the model.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Options {
+    /// Axes outer to inner, canonical names.
+    pub mesh: Vec<(String, usize)>,
+    pub mode: Mode,
+    pub global_batch: usize,
+    /// Sequences per rank and microbatch.
+    pub microbatch: usize,
+    pub seq: usize,
+    /// Sequence parallelism: the residual stream is split over tp along the sequence.
+    pub sp: bool,
+    pub optimizer: Optimizer,
+    pub lr: LrSchedule,
+    pub weight_decay: f64,
+    pub decay: Decay,
+    pub clip: Option<f64>,
+    /// Globs of parameters that are not trained.
+    pub freeze: Vec<String>,
+    pub shard: Vec<ShardRule>,
+    pub seed: u64,
+    /// Keep logits and reduced gradients as outputs (`run --dump`).
+    pub observe: bool,
+}
+
+impl Options {
+    /// Size of an axis; 1 if the mesh does not have it.
+    pub fn axis(&self, name: &str) -> usize {
+        self.mesh.iter().find(|a| a.0 == name).map_or(1, |a| a.1)
+    }
+    /// Ranks among which the batch is split.
+    pub fn data_parallel(&self) -> usize {
+        self.axis("dp_replicate") * self.axis("dp_shard")
+    }
+    /// Microbatches per step.
+    pub fn microbatches(&self) -> usize {
+        self.global_batch / (self.data_parallel() * self.microbatch).max(1)
+    }
+    /// Rows of one microbatch over all ranks.
+    pub fn microbatch_rows(&self) -> usize {
+        self.microbatch * self.data_parallel()
+    }
+}
+
+/// Matches `*` (any run of characters) and `?` (any one) in a glob.
+///
+/// ```
+/// # use shardc_passes::options::glob;
+/// assert!(glob("model.layers.*.q_proj.weight", "model.layers.3.q_proj.weight"));
+/// assert!(!glob("*.bias", "q_proj.weight"));
+/// ```
+pub fn glob(pattern: &str, text: &str) -> bool {
+    let (p, t) = (pattern.as_bytes(), text.as_bytes());
+    // Where to resume if what follows the last `*` does not match here.
+    let (mut i, mut j, mut star) = (0, 0, None);
+    while j < t.len() {
+        if i < p.len() && p[i] == b'*' {
+            star = Some((i, j));
+            i += 1;
+        } else if i < p.len() && (p[i] == t[j] || p[i] == b'?') {
+            (i, j) = (i + 1, j + 1);
+        } else if let Some((si, sj)) = star {
+            star = Some((si, sj + 1));
+            (i, j) = (si + 1, sj + 1);
+        } else {
+            return false;
+        }
+    }
+    p[i..].iter().all(|&c| c == b'*')
+}

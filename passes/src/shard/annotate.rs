@@ -1,0 +1,219 @@
+//! Writes down who wants which sharding: the mesh, the family's recipe for tensor parallelism, the
+//! batch over the data-parallel axes, the residual stream over tp (`--sp`), and `--shard`.
+//!
+//! Before:  `func @model(%q_proj: f32[64,64], %input_ids: i32[8,16])`, no mesh
+//! After:   the same with annotations `64@tp`, `8@dp_replicate`, and a mesh cut where heads need it
+//! Assumes: phase Source.  Leaves: phase Source with annotations.
+
+use crate::options::{Options, ShardRule, glob};
+use shardc_ir::attr::{read_atoms, read_sub_axis};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::Op;
+use shardc_ir::rule::Letter;
+use shardc_ir::types::AtomList;
+use shardc_ir::weights::Weight;
+
+/// Priority of the residual stream's split: after parameters and batch have spread.
+const SEQUENCE: u8 = 1;
+
+/// Makes the mesh and annotates the function; `sequence` lists residual values and their seq dim.
+pub fn annotate(
+    f: &mut Func,
+    weights: &[Weight],
+    sequence: &[(Value, usize)],
+    o: &Options,
+) -> Result<Mesh> {
+    let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
+    let mut mesh = Mesh::new(&axes)?;
+    cut_sub_axes(&mut mesh, &o.shard)?;
+    let limits: Vec<Option<usize>> = weights.iter().map(|w| split_limit(f, w)).collect();
+    let tp = mesh.axes.iter().position(|a| a.name == "tp");
+    if let Some(tp) = tp {
+        let ways = mesh.axes[tp].size;
+        for &limit in limits.iter().flatten() {
+            if limit < ways && limit > 1 && ways % limit == 0 {
+                mesh.cut(tp, limit)?;
+            }
+        }
+    }
+    let tp = mesh.axis("tp").unwrap_or_default();
+    let batch: AtomSet = ["dp_replicate", "dp_shard"]
+        .iter()
+        .filter_map(|a| mesh.axis(a))
+        .fold(AtomSet::EMPTY, AtomSet::union);
+    let mut new: Vec<(Value, Annotation)> = Vec::new();
+    for a in &f.args {
+        let rank = f.ty(a.value).rank();
+        let (Some(role), true) = (&a.role, rank > 0) else { continue };
+        let mut dims = vec![AnnotatedDim { atoms: AtomList::EMPTY, open: false }; rank];
+        match role.kind {
+            RoleKind::Param => {
+                let at = weights.iter().position(|w| *w.param == *role.name);
+                if let Some((d, i)) = at.and_then(|i| Some((weights[i].tp_dim?, i))) {
+                    dims[d].atoms = up_to(&mesh, tp, limits[i]);
+                }
+            }
+            RoleKind::Input if rank > 1 => {
+                dims[0].atoms = AtomList::collect(batch.iter()).unwrap_or_default()
+            }
+            _ => {}
+        }
+        new.push((a.value, Annotation { dims: dims.into(), priority: 0 }));
+    }
+    if o.sp && !tp.is_empty() {
+        for &(v, dim) in sequence {
+            let open = |d| AnnotatedDim {
+                atoms: if d == dim {
+                    AtomList::collect(tp.iter()).unwrap_or_default()
+                } else {
+                    AtomList::EMPTY
+                },
+                open: d < dim,
+            };
+            new.push((
+                v,
+                Annotation { dims: (0..f.ty(v).rank()).map(open).collect(), priority: SEQUENCE },
+            ));
+        }
+    }
+    f.annotations.extend(new);
+    o.shard.iter().try_for_each(|r| apply(&mesh, f, r))?;
+    Ok(mesh)
+}
+
+/// The leading atoms of `set` whose product divides the limit.
+fn up_to(mesh: &Mesh, set: AtomSet, limit: Option<usize>) -> AtomList {
+    let mut ways = 1;
+    let fits = set.iter().take_while(|&a| {
+        ways *= mesh.size(a);
+        limit.is_none_or(|l| l % ways == 0)
+    });
+    AtomList::collect(fits).unwrap_or_default()
+}
+
+/// How many ways the tensor-parallel dim of a weight can be split so that heads stay whole: the
+/// number of heads if the product it feeds is cut into heads, no limit otherwise.
+fn split_limit(f: &Func, w: &Weight) -> Option<usize> {
+    let arg = f.args.iter().find(|a| {
+        a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param && *r.name == *w.param)
+    })?;
+    let (mut v, mut dim) = (arg.value, w.tp_dim?);
+    loop {
+        let (n, j) = f.nodes.iter().find_map(|n| Some((n, n.ins.iter().position(|&x| x == v)?)))?;
+        let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+        let rule = n.op.def().rule(&ranks);
+        let letter: Letter = rule.ins[j][dim].single()?;
+        if let Op::Reshape(r) = &n.op {
+            let _ = r;
+            return None;
+        }
+        let out = rule.outs[0].iter().position(|g| g.single() == Some(letter))?;
+        (v, dim) = (n.outs[0], out);
+        let split = f.nodes.iter().find_map(|n| match &n.op {
+            Op::Reshape(r) if n.ins[0] == v && r.rule.0.ins[0][dim].letters().len() > 1 => {
+                let major = r.rule.0.ins[0][dim].letters()[0];
+                let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(major))?;
+                Some(f.ty(n.outs[0]).dims[at].size)
+            }
+            _ => None,
+        });
+        if split.is_some() {
+            return split;
+        }
+        // Only a bias may stand between a product and its heads.
+        if !matches!(n.op, Op::Dot(_) | Op::Add(_))
+            || f.nodes.iter().filter(|n| n.ins.contains(&v)).count() != 1
+        {
+            return None;
+        }
+    }
+}
+
+/// Cuts the mesh wherever a `--shard` names part of an axis.
+fn cut_sub_axes(mesh: &mut Mesh, rules: &[ShardRule]) -> Result<()> {
+    for part in rules.iter().flat_map(|r| &r.dims).flat_map(|d| d.trim_end_matches('?').split('*'))
+    {
+        let Some((name, sub)) = part.split_once(':') else { continue };
+        let (pre, size) = read_sub_axis(sub).map_err(|e| {
+            Diag::new("shard", e).at(format!("--shard …{part}…")).help("write for example tp:(1)2")
+        })?;
+        if let Some(axis) = mesh.axes.iter().position(|a| a.name == name) {
+            mesh.cut(axis, pre)?;
+            mesh.cut(axis, pre.saturating_mul(size))?;
+        }
+    }
+    Ok(())
+}
+
+/// Applies one `--shard` to the parameters it matches, or to the last values of the scopes it matches.
+fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule) -> Result<()> {
+    let place = || format!("--shard '{}={}'", rule.glob, rule.dims.join(","));
+    let mut hits: Vec<Value> = f
+        .args
+        .iter()
+        .filter(|a| a.role.as_ref().is_some_and(|r| glob(&rule.glob, &r.name)))
+        .map(|a| a.value)
+        .collect();
+    if hits.is_empty() {
+        let mut last: std::collections::BTreeMap<u32, Value> = Default::default();
+        for n in f.nodes.iter().filter(|n| glob(&rule.glob, &f.scope_info(n.scope).path)) {
+            last.insert(n.scope.0, n.outs[0]);
+        }
+        hits = last.into_values().collect();
+    }
+    if hits.is_empty() {
+        let names: Vec<&str> =
+            f.args.iter().filter_map(|a| Some(&*a.role.as_ref()?.name)).take(6).collect();
+        return Err(Diag::new(
+            "unknown-tensor",
+            format!("`{}` matches no parameter, input or scope", rule.glob),
+        )
+        .at(place())
+        .help(format!(
+            "name one of {}, … (shardc inspect --phase source lists them all)",
+            names.join(", ")
+        )));
+    }
+    for v in hits {
+        let rank = f.ty(v).rank();
+        if rule.dims.len() != rank {
+            return Err(Diag::new(
+                "shard",
+                format!("{} dims are given, the tensor has {rank}", rule.dims.len()),
+            )
+            .at(place())
+            .help(format!("give {rank} entries, `-` for a dim that stays whole")));
+        }
+        let dim = |text: &String| -> std::result::Result<AnnotatedDim, String> {
+            let (body, open) = match text.strip_suffix('?') {
+                Some(b) => (b, true),
+                None => (text.as_str(), false),
+            };
+            let atoms = if body.is_empty() || body == "-" {
+                AtomList::EMPTY
+            } else {
+                read_atoms(body, mesh)?
+            };
+            Ok(AnnotatedDim { atoms, open })
+        };
+        let dims = rule.dims.iter().map(dim).collect::<std::result::Result<_, _>>();
+        let dims = dims.map_err(|e| {
+            Diag::new("shard", e).at(place()).help("a dim is `-`, `?`, an axis, `a*b` or `a:(k)n`")
+        })?;
+        let a = Annotation { dims, priority: rule.priority };
+        let twice = a
+            .dims
+            .iter()
+            .flat_map(|d: &AnnotatedDim| d.atoms.iter())
+            .fold((AtomSet::EMPTY, false), |(s, t), x| (s.with(x), t || s.has(x)));
+        if twice.1 {
+            return Err(Diag::new("shard", "an axis splits two dims of one tensor")
+                .at(place())
+                .help("use each axis once"));
+        }
+        f.annotations.insert(v, a);
+    }
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! Shardings: where they come from, how they spread, and the collectives they need.
+
+pub mod annotate;
+pub mod partition;
+pub mod propagate;
+pub mod reshard;

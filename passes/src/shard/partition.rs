@@ -1,0 +1,485 @@
+//! Makes the program that every rank runs: places f and g and every other collective.
+//!
+//! Before:  `%h = dot[mk,kn->mn] %x, %w : f32[4,16@tp]`, `%x: f32[4,8]`
+//! After:   `%x.f = fan_out[tp] %x : f32[4,8]~tp`, `%h = dot[mk,kn->mn] %x.f, %w : f32[4,16@tp]`
+//! Assumes: phase Sharded.  Leaves: phase Ranked.
+//!
+//! Each op runs with its loops split over some atoms ([`execution`]). That fixes the layout it needs
+//! of each operand and the layout it gives; the difference is a shortest path of collectives, shared
+//! by all uses that need the same. Parameters change layout at step scope, before the microbatches.
+
+use super::propagate::{OpFactors, factors};
+use super::reshard::{Resharder, Step};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Func, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::Op;
+use shardc_ir::types::{AtomList, Type};
+use smallvec::SmallVec;
+use std::borrow::Cow;
+
+/// How a stored parameter becomes what forward and backward use.
+#[derive(Clone, Debug)]
+pub struct Preparation {
+    pub param: Role,
+    /// Layout in which a rank stores the parameter.
+    pub stored: Type,
+    pub steps: Vec<Step>,
+    pub trainable: bool,
+    /// Number of the layer and short name, for the names of values.
+    pub name: shardc_ir::func::Name,
+    pub scope: String,
+}
+
+/// The forward program of a microbatch, and what must be done to parameters before it.
+pub struct Partitioned {
+    pub forward: Func,
+    pub params: Vec<Preparation>,
+}
+
+/// How an op runs: per letter, the atoms its loop is split over.
+struct Execution {
+    lists: SmallVec<[AtomList; 8]>,
+    atoms: AtomSet,
+}
+
+/// Partitions the one function of a module of phase Sharded.
+pub fn partition(mesh: &Mesh, src: &Func, frozen: &dyn Fn(&str) -> bool) -> Result<Partitioned> {
+    let is_param = params(src);
+    let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
+    let exec: Vec<Execution> =
+        (0..ops.len()).map(|i| execution(mesh, src, &ops[i], &is_param)).collect();
+    let active = active(src, frozen);
+    let replicated = replicated_mode(mesh, src, &ops, &exec, &is_param, &active);
+    let mut p = Partition {
+        mesh,
+        src,
+        ops,
+        exec,
+        replicated,
+        out: src.like("forward"),
+        now: vec![None; src.values.len()],
+        made: vec![SmallVec::new(); src.values.len()],
+        resharder: Resharder::default(),
+        needs: vec![],
+        active,
+    };
+    p.needs = p.all_needs();
+    let params = p.arguments(frozen)?;
+    for i in 0..src.nodes.len() {
+        p.node(i)?;
+    }
+    for r in &src.results {
+        let value = p.now[r.value.0 as usize].expect("results are computed");
+        p.out.results.push(shardc_ir::func::Port { value, role: r.role.clone() });
+    }
+    Ok(Partitioned { forward: p.out, params })
+}
+
+fn params(f: &Func) -> Vec<bool> {
+    let mut is = vec![false; f.values.len()];
+    for a in &f.args {
+        is[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+    }
+    is
+}
+
+/// Values whose gradient is needed: those that depend on a trained parameter.
+pub(crate) fn active(f: &Func, frozen: &dyn Fn(&str) -> bool) -> Vec<bool> {
+    let mut on = vec![false; f.values.len()];
+    for a in &f.args {
+        let role = a.role.as_ref();
+        on[a.value.0 as usize] = role.is_some_and(|r| {
+            matches!(r.kind, RoleKind::Param | RoleKind::Ready) && !frozen(&r.name)
+        });
+    }
+    for n in &f.nodes {
+        let stops =
+            matches!(n.op, Op::StopGradient(_) | Op::Clamp(_) | Op::ReduceMax(_) | Op::AtLeast(_));
+        let any = !stops && n.ins.iter().any(|v| on[v.0 as usize]);
+        for o in &n.outs {
+            on[o.0 as usize] = any && f.ty(*o).dtype.is_float();
+        }
+    }
+    on
+}
+
+/// Chooses the split of an op's loops: parameters stay where they are; then what the results want;
+/// then sums that the operands already hold in parts.
+fn execution(mesh: &Mesh, f: &Func, op: &OpFactors, is_param: &[bool]) -> Execution {
+    let mut e = Execution {
+        lists: op.factor_ids().map(|_| AtomList::EMPTY).collect(),
+        atoms: AtomSet::EMPTY,
+    };
+    let mut take = |fac: u8, list: AtomList| {
+        let mine = e.lists[fac as usize];
+        if op.is_whole(fac) || !list.starts_with(mine) {
+            return;
+        }
+        let mut new = mine;
+        for a in list.iter().skip(mine.len()) {
+            match new.push(a).filter(|_| !e.atoms.has(a)) {
+                Some(l) => new = l,
+                None => break,
+            }
+            e.atoms = e.atoms.with(a);
+        }
+        e.lists[fac as usize] = new;
+    };
+    for turn in 0..3 {
+        op.each_dim(|i, v, result, d| {
+            let speaks = match turn {
+                0 => !result && is_param[v.0 as usize],
+                1 => result,
+                _ => !result,
+            };
+            if speaks {
+                op.project_dim(mesh, i, d, f.ty(v).dims[d].atoms, |g, l| {
+                    if turn < 2 || op.is_reduced(g) {
+                        take(g, l);
+                    }
+                });
+            }
+        });
+    }
+    e
+}
+
+/// Ops that should run replicated (R) rather than invariant (I) over some atoms: where the result is
+/// only used as R, and making the operands R is cheaper than fanning the result out. This is how KV
+/// heads fewer than tp get the fan_out on their weight, once per step, and not on k and v.
+fn replicated_mode(
+    mesh: &Mesh,
+    f: &Func,
+    ops: &[OpFactors],
+    exec: &[Execution],
+    is_param: &[bool],
+    active: &[bool],
+) -> Vec<AtomSet> {
+    let mut mode = vec![AtomSet::EMPTY; f.nodes.len()];
+    for a in mesh.all().iter() {
+        let needs =
+            |u: usize, j: usize| exec[u].atoms.has(a) && !ops[u].holds(j, &exec[u].lists, a);
+        // Values that may become R: every user needs them so, or may itself run so.
+        let mut possible = vec![true; f.values.len()];
+        let mut fanned = vec![false; f.values.len()];
+        for r in &f.results {
+            possible[r.value.0 as usize] = false;
+        }
+        for (u, n) in f.nodes.iter().enumerate().rev() {
+            let may = !exec[u].atoms.has(a) && n.outs.iter().all(|o| possible[o.0 as usize]);
+            for (j, v) in n.ins.iter().enumerate() {
+                fanned[v.0 as usize] |= needs(u, j);
+                possible[v.0 as usize] &= needs(u, j) || may;
+            }
+        }
+        if !fanned.iter().any(|&x| x) {
+            continue;
+        }
+        // What it costs to have each value as R.
+        let bytes = |v: Value| f.ty(v).local_bytes(mesh) as f64;
+        let mut cost = vec![0.0; f.values.len()];
+        let mut hoist = vec![f64::INFINITY; f.nodes.len()];
+        for p in &f.args {
+            cost[p.value.0 as usize] =
+                if is_param[p.value.0 as usize] { bytes(p.value) * 1e-3 } else { 0.0 };
+        }
+        for (u, n) in f.nodes.iter().enumerate() {
+            let operand = |v: &Value| {
+                if !active[v.0 as usize] || (fanned[v.0 as usize] && !is_param[v.0 as usize]) {
+                    0.0
+                } else {
+                    cost[v.0 as usize]
+                }
+            };
+            if !exec[u].atoms.has(a) && !n.ins.is_empty() {
+                hoist[u] = n.ins.iter().map(operand).sum();
+            }
+            let own: f64 = n.outs.iter().map(|&o| bytes(o)).sum();
+            for o in &n.outs {
+                let may = possible[o.0 as usize];
+                cost[o.0 as usize] = if may { own.min(hoist[u]) } else { own };
+            }
+        }
+        // From the users back: run as R where all users are R and it pays.
+        let mut all_r = vec![true; f.values.len()];
+        let mut used = vec![false; f.values.len()];
+        for r in &f.results {
+            all_r[r.value.0 as usize] = false;
+        }
+        for (u, n) in f.nodes.iter().enumerate().rev() {
+            let own: f64 = n.outs.iter().map(|&o| bytes(o)).sum();
+            let wanted = n.outs.iter().all(|o| all_r[o.0 as usize] || !used[o.0 as usize]);
+            let any = n.outs.iter().any(|o| used[o.0 as usize]);
+            let live = n.outs.iter().any(|o| active[o.0 as usize]);
+            if live && any && wanted && hoist[u] < own {
+                mode[u] = mode[u].with(a);
+            }
+            for (j, v) in n.ins.iter().enumerate() {
+                used[v.0 as usize] = true;
+                all_r[v.0 as usize] &= needs(u, j) || mode[u].has(a);
+            }
+        }
+    }
+    mode
+}
+
+struct Partition<'a> {
+    mesh: &'a Mesh,
+    src: &'a Func,
+    ops: Vec<OpFactors>,
+    exec: Vec<Execution>,
+    replicated: Vec<AtomSet>,
+    out: Func,
+    /// The new value of each source value, in its own layout.
+    now: Vec<Option<Value>>,
+    /// The same in other layouts, as uses needed them.
+    made: Vec<SmallVec<[(Type, Value); 2]>>,
+    resharder: Resharder,
+    /// The layouts that the users of each source value need, in program order.
+    needs: Vec<SmallVec<[Type; 2]>>,
+    active: Vec<bool>,
+}
+
+impl Partition<'_> {
+    fn all_needs(&self) -> Vec<SmallVec<[Type; 2]>> {
+        let mut needs: Vec<SmallVec<[Type; 2]>> = vec![SmallVec::new(); self.src.values.len()];
+        for (u, n) in self.src.nodes.iter().enumerate() {
+            for (j, v) in n.ins.iter().enumerate() {
+                let t = self.required(u, j);
+                if !needs[v.0 as usize].contains(&t) {
+                    needs[v.0 as usize].push(t);
+                }
+            }
+        }
+        needs
+    }
+
+    /// Fans a value out that has no gradient, for all users at once: it costs nothing, and layers
+    /// that share it (positions, rotary tables) stay alike.
+    fn fan_out_early(&mut self, src: Value, u: Option<usize>) -> Result<()> {
+        let i = src.0 as usize;
+        if self.active[i] {
+            return Ok(());
+        }
+        let have = self.now[i].expect("just made");
+        for want in self.needs[i].clone() {
+            let only_fan_out = {
+                let mut t = self.out.ty(have).clone();
+                t.replicated = want.replicated;
+                t == want && self.out.ty(have).replicated.within(want.replicated)
+            };
+            if only_fan_out && *self.out.ty(have) != want {
+                let scope = u.map_or(Scope(0), |u| self.src.nodes[u].scope);
+                let v = self.reshard_in(have, &want, scope)?;
+                self.made[i].push((want, v));
+            }
+        }
+        Ok(())
+    }
+
+    /// The type that node `u` needs of its operand `j`.
+    fn required(&self, u: usize, j: usize) -> Type {
+        let (op, e) = (&self.ops[u], &self.exec[u]);
+        let mut t = Type::new(
+            self.src.ty(self.src.nodes[u].ins[j]).dtype,
+            &self.src.ty(self.src.nodes[u].ins[j]).sizes(),
+        );
+        for (d, dim) in t.dims.iter_mut().enumerate() {
+            dim.atoms = op.dim_atoms(j, d, &e.lists);
+        }
+        t.replicated = e.atoms.minus(t.sharded()).union(self.replicated[u]);
+        t
+    }
+
+    fn arguments(&mut self, frozen: &dyn Fn(&str) -> bool) -> Result<Vec<Preparation>> {
+        let mut out = Vec::new();
+        for a in &self.src.args {
+            let (stored, name) = (self.src.ty(a.value).clone(), self.src.name(a.value).clone());
+            let (mut ty, mut role) = (stored.clone(), a.role.clone());
+            if let Some(param) = a.role.clone().filter(|r| r.kind == RoleKind::Param) {
+                ty = common(&stored, &self.needs[a.value.0 as usize]);
+                let Some(path) = self.resharder.path(self.mesh, &stored, &ty) else {
+                    return Err(self.no_path(&param.name, &stored, &ty));
+                };
+                let scope = param.name.rsplit_once('.').map_or("", |s| s.0).to_string();
+                role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });
+                out.push(Preparation {
+                    trainable: !frozen(&param.name),
+                    param,
+                    stored,
+                    steps: path.steps,
+                    name: name.clone(),
+                    scope,
+                });
+            }
+            let v = self.out.arg(ty, name, role);
+            self.now[a.value.0 as usize] = Some(v);
+        }
+        for a in &self.src.args {
+            let scope_free = a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Param);
+            if scope_free {
+                self.fan_out_early(a.value, None)?;
+            }
+        }
+        Ok(out)
+    }
+
+    fn no_path(&self, what: &str, from: &Type, to: &Type) -> Diag {
+        let text = |t: &Type| shardc_ir::text::type_text(self.mesh, t);
+        Diag::new(
+            "no-reshard",
+            format!(
+                "no sequence of collectives takes `{what}` from {} to {}",
+                text(from),
+                text(to)
+            ),
+        )
+        .rule("a dim that is cut unevenly cannot be cut again")
+        .help(
+            "pad the dim to a multiple of the number of pieces, or shard another dim with --shard",
+        )
+    }
+
+    /// The operand in the layout that the node needs.
+    fn operand(&mut self, u: usize, j: usize) -> Result<Value> {
+        let src = self.src.nodes[u].ins[j];
+        let have = self.now[src.0 as usize].expect("operands come first");
+        let want = self.required(u, j);
+        if *self.out.ty(have) == want {
+            return Ok(have);
+        }
+        if let Some(m) = self.made[src.0 as usize].iter().find(|m| m.0 == want) {
+            return Ok(m.1);
+        }
+        let v = self.reshard(have, &want, u)?;
+        self.made[src.0 as usize].push((want, v));
+        Ok(v)
+    }
+
+    /// Appends the collectives from a value's type to another.
+    fn reshard(&mut self, v: Value, to: &Type, u: usize) -> Result<Value> {
+        self.reshard_in(v, to, self.src.nodes[u].scope)
+    }
+
+    fn reshard_in(&mut self, v: Value, to: &Type, scope: Scope) -> Result<Value> {
+        let Some(path) = self.resharder.path(self.mesh, self.out.ty(v), to) else {
+            return Err(self.no_path(&self.out.name(v).to_string(), self.out.ty(v), to));
+        };
+        let mut at = v;
+        for s in path.steps {
+            let (suffix, note) = words(&s.op);
+            let mut name = self.out.name(v).clone();
+            name.hint = Cow::Owned(format!("{}_{suffix}", name.hint));
+            name.dup = 0;
+            let new = self.out.value(s.ty, name);
+            let node = Node {
+                op: s.op,
+                ins: SmallVec::from_slice(&[at]),
+                outs: SmallVec::from_slice(&[new]),
+                scope,
+                note: Some(Cow::Borrowed(note)),
+            };
+            self.out.nodes.push(node);
+            at = new;
+        }
+        Ok(at)
+    }
+
+    fn node(&mut self, u: usize) -> Result<()> {
+        let src = self.src;
+        let n = &src.nodes[u];
+        let ins: SmallVec<[Value; 4]> =
+            (0..n.ins.len()).map(|j| self.operand(u, j)).collect::<Result<_>>()?;
+        let first = n.ins.len();
+        let declared: SmallVec<[Type; 2]> = (0..n.outs.len())
+            .map(|o| {
+                let mut t = self.src.ty(n.outs[o]).clone();
+                for (d, dim) in t.dims.iter_mut().enumerate() {
+                    dim.atoms = self.ops[u].dim_atoms(first + o, d, &self.exec[u].lists);
+                }
+                t
+            })
+            .collect();
+        let hints: SmallVec<[Option<&Type>; 2]> = declared.iter().map(Some).collect();
+        let given: SmallVec<[&Type; 4]> = ins.iter().map(|&v| self.out.ty(v)).collect();
+        let types = n.op.check(self.mesh, &given, &hints).unwrap_or_else(|e| {
+            let shown: Vec<_> =
+                given.iter().map(|t| shardc_ir::text::type_text(self.mesh, t)).collect();
+            panic!("partition: {:?} of ({}): {}; {}", n.op, shown.join(", "), e.message, e.help)
+        });
+        drop(given);
+        let mut outs: SmallVec<[Value; 2]> = SmallVec::new();
+        for (t, &o) in types.into_iter().zip(&n.outs) {
+            let mut name = self.src.name(o).clone();
+            if !t.partial().is_empty() && !self.stays_pending(o) {
+                name.hint = Cow::Owned(format!("{}_part", name.hint));
+            }
+            outs.push(self.out.value(t, name));
+        }
+        self.out.nodes.push(Node {
+            op: n.op.clone(),
+            ins,
+            outs: outs.clone(),
+            scope: n.scope,
+            note: n.note.clone(),
+        });
+        for (&o, v) in n.outs.iter().zip(outs) {
+            let mut at = v;
+            if !self.stays_pending(o) {
+                let own = self.out.ty(v).clone();
+                let mut to = Type::new(own.dtype, &own.sizes());
+                for (d, s) in to.dims.iter_mut().zip(&self.src.ty(o).dims) {
+                    d.atoms = s.atoms;
+                }
+                to.replicated = own.replicated.minus(to.sharded());
+                at = self.finish(v, &to, o, u)?;
+            }
+            self.now[o.0 as usize] = Some(at);
+            self.fan_out_early(o, Some(u))?;
+        }
+        Ok(())
+    }
+
+    /// Brings a fresh result into its own layout; the last value takes the source's name.
+    fn finish(&mut self, v: Value, to: &Type, src: Value, u: usize) -> Result<Value> {
+        let before = self.out.nodes.len();
+        let at = self.reshard(v, to, u)?;
+        if self.out.nodes.len() > before {
+            let name = self.src.name(src).clone();
+            self.out.rename(at, name);
+        }
+        Ok(at)
+    }
+
+    /// Sums over microbatches are reduced once per step.
+    fn stays_pending(&self, v: Value) -> bool {
+        self.src
+            .results
+            .iter()
+            .any(|r| r.value == v && r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum))
+    }
+}
+
+/// The layout that serves all uses of a parameter: what they agree on.
+fn common(stored: &Type, needs: &[Type]) -> Type {
+    let Some(first) = needs.first() else { return stored.clone() };
+    let mut t = first.clone();
+    if needs.iter().any(|n| n.dims != first.dims) {
+        t.dims.clone_from(&stored.dims);
+    }
+    t.replicated = needs.iter().fold(t.replicated, |s, n| s.and(n.replicated)).minus(t.sharded());
+    t
+}
+
+/// Suffix of the value and note of a collective that partition inserts.
+fn words(op: &Op) -> (&'static str, &'static str) {
+    match op.mnemonic() {
+        "fan_out" => ("f", "f: ranks use it differently from here"),
+        "all_reduce" => ("sum", "g: sum of the ranks' parts"),
+        "reduce_scatter" => ("piece", "each rank keeps its piece of the sum"),
+        "all_gather" => ("all", "the op needs it whole"),
+        "slice" => ("piece", "each rank goes on with its piece"),
+        _ => ("moved", "another dim is split from here"),
+    }
+}

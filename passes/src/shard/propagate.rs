@@ -1,0 +1,440 @@
+//! Spreads shardings to all values, letter by letter.
+//!
+//! Before:  `%h = dot[mk,kn->mn] %x, %w : f32[4,16]`, `%w: f32[8,16@tp]`
+//! After:   `%h = dot[mk,kn->mn] %x, %w : f32[4,16@tp]`
+//! Assumes: verified, phase Source plus annotations.  Leaves: phase Sharded.
+//!
+//! The algorithm is Shardy's (docs/propagation.md): factors of an op, user priorities outermost,
+//! inside each four rounds of ever more ops and factors, a worklist to the fixed point. Shardings
+//! only grow, so it ends. A dim that every user needs whole takes no sharding from elsewhere.
+
+use shardc_ir::func::{Annotation, Func, Value};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::rule::{Letter, has_letter};
+use shardc_ir::types::AtomList;
+use smallvec::SmallVec;
+
+type Dims = SmallVec<[AtomList; 4]>;
+
+/// Why a dim of a value is split over an atom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause {
+    pub value: Value,
+    pub dim: usize,
+    pub atom: Atom,
+    pub from: Origin,
+}
+
+/// Where a split came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// An annotation: the user's, or the model family's recipe.
+    Annotation { priority: u8 },
+    /// Another value, through an op.
+    Op { node: u32, value: Value, priority: u8, round: u8 },
+}
+
+/// One loop of an op.
+struct Factor {
+    size: usize,
+    whole: bool,
+    /// Missing in every result.
+    reduced: bool,
+}
+
+/// One operand or result, with the factors (by number) of each dim.
+struct Tensor {
+    value: Value,
+    result: bool,
+    dims: SmallVec<[SmallVec<[u8; 3]>; 4]>,
+}
+
+/// The factors of one op.
+pub(crate) struct OpFactors {
+    factors: SmallVec<[Factor; 8]>,
+    tensors: SmallVec<[Tensor; 4]>,
+    /// Element-wise, or a change of dims only.
+    pointwise: bool,
+}
+
+/// The letters of a node's rule, with sizes.
+pub(crate) fn factors(f: &Func, node: usize) -> OpFactors {
+    let n = &f.nodes[node];
+    let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    let rule = n.op.def().rule(&ranks);
+    let letters = rule.letters();
+    let place =
+        |l: Letter| letters.iter().position(|&x| x == l).expect("a letter of the rule") as u8;
+    let types: SmallVec<[_; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
+    let sizes = shardc_ir::infer::sizes(&rule, &types, n.op.def().sizes()).unwrap_or_default();
+    let size = |l: Letter| sizes.iter().find(|s| s.0 == l).map_or(1, |s| s.1);
+    let factor = |&l: &Letter| Factor {
+        size: size(l),
+        whole: rule.is_whole(l),
+        reduced: !rule.outs.iter().any(|o| has_letter(o, l)),
+    };
+    let tensor = |result, dims: &shardc_ir::rule::Dims, value| Tensor {
+        value,
+        result,
+        dims: dims.iter().map(|g| g.letters().iter().map(|&l| place(l)).collect()).collect(),
+    };
+    let ins = rule.ins.iter().zip(&n.ins).map(|(d, &v)| tensor(false, d, v));
+    let outs = rule.outs.iter().zip(&n.outs).map(|(d, &v)| tensor(true, d, v));
+    let tensors: SmallVec<[Tensor; 4]> = ins.chain(outs).collect();
+    let factors: SmallVec<[Factor; 8]> = letters.iter().map(factor).collect();
+    let pointwise = factors.iter().all(|x| !x.reduced)
+        && tensors
+            .iter()
+            .filter(|t| !t.dims.is_empty())
+            .all(|t| t.dims.iter().map(|d| d.len()).sum::<usize>() == factors.len());
+    OpFactors { factors, tensors, pointwise }
+}
+
+/// Cuts a dim's atoms at its factors; atoms that fit no factor are left out.
+fn project(
+    mesh: &Mesh,
+    op: &OpFactors,
+    dim: &[u8],
+    atoms: AtomList,
+    mut each: impl FnMut(u8, AtomList),
+) {
+    if let [only] = dim {
+        return each(*only, atoms);
+    }
+    let mut rest = atoms.iter().peekable();
+    for &f in dim {
+        let size = op.factors[f as usize].size;
+        let (mut list, mut ways) = (AtomList::EMPTY, 1);
+        while let Some(&a) = rest.peek() {
+            if size % (ways * mesh.size(a)) != 0 {
+                break;
+            }
+            list = list.push(a).expect("no longer than the dim's");
+            ways *= mesh.size(a);
+            rest.next();
+        }
+        each(f, list);
+        if ways != size {
+            break;
+        }
+    }
+}
+
+struct State<'a> {
+    mesh: &'a Mesh,
+    f: &'a Func,
+    ops: Vec<OpFactors>,
+    dims: Vec<Dims>,
+    /// Atoms of annotations of lower priority, which must wait: not to be used by others now.
+    held: Vec<AtomSet>,
+    /// Bit per dim: takes no more atoms.
+    closed: Vec<u16>,
+    causes: Vec<Cause>,
+}
+
+/// Makes the annotated and propagated shardings the types of all values; returns why each stands.
+pub fn propagate(mesh: &Mesh, f: &mut Func) -> Vec<Cause> {
+    let ops: Vec<OpFactors> = (0..f.nodes.len()).map(|i| factors(f, i)).collect();
+    let dims =
+        f.values.iter().map(|v| v.ty.dims.iter().map(|_| AtomList::EMPTY).collect()).collect();
+    let whole = closed_by_use(f, &ops);
+    let n = f.values.len();
+    let mut s = State {
+        mesh,
+        f,
+        ops,
+        dims,
+        held: vec![AtomSet::EMPTY; n],
+        closed: whole.clone(),
+        causes: vec![],
+    };
+    let users = users(f, &s.ops);
+    let mut priorities: Vec<u8> = f.annotations.values().map(|a| a.priority).collect();
+    priorities.sort_unstable();
+    priorities.dedup();
+    for p in priorities {
+        s.closed.clone_from(&whole);
+        for (&v, a) in &f.annotations {
+            s.apply(v, a, p);
+        }
+        for round in 0..4 {
+            s.fixed_point(&users, p, round);
+        }
+    }
+    let State { dims, causes, .. } = s;
+    for (info, dims) in f.values.iter_mut().zip(dims) {
+        for (d, atoms) in info.ty.dims.iter_mut().zip(dims) {
+            d.atoms = atoms;
+        }
+    }
+    causes
+}
+
+/// Nodes that touch each value.
+fn users(f: &Func, ops: &[OpFactors]) -> Vec<SmallVec<[u32; 4]>> {
+    let mut users = vec![SmallVec::new(); f.values.len()];
+    for (i, op) in ops.iter().enumerate() {
+        for t in &op.tensors {
+            let list: &mut SmallVec<[u32; 4]> = &mut users[t.value.0 as usize];
+            if list.last() != Some(&(i as u32)) {
+                list.push(i as u32);
+            }
+        }
+    }
+    users
+}
+
+/// Bit per dim of each value: every user needs it whole, directly or through pass-through letters.
+fn closed_by_use(f: &Func, ops: &[OpFactors]) -> Vec<u16> {
+    let mut used = vec![false; f.values.len()];
+    let mut closed = vec![0u16; f.values.len()];
+    for op in ops.iter().rev() {
+        let outs: SmallVec<[&Tensor; 2]> = op.tensors.iter().filter(|t| t.result).collect();
+        let needs = |fac: u8| {
+            let through = |t: &&Tensor| {
+                let d = t.dims.iter().position(|d| d[..] == [fac]);
+                d.is_some_and(|d| {
+                    used[t.value.0 as usize] && closed[t.value.0 as usize] >> d & 1 == 1
+                })
+            };
+            op.factors[fac as usize].whole || outs.iter().any(through)
+        };
+        let bits: SmallVec<[(usize, u16); 4]> = op
+            .tensors
+            .iter()
+            .filter(|t| !t.result)
+            .map(|t| {
+                let bit = |(d, fs): (usize, &SmallVec<[u8; 3]>)| {
+                    u16::from(fs.len() == 1 && needs(fs[0])) << d
+                };
+                (t.value.0 as usize, t.dims.iter().enumerate().map(bit).sum())
+            })
+            .collect();
+        for (v, b) in bits {
+            closed[v] = if used[v] { closed[v] & b } else { b };
+            used[v] = true;
+        }
+    }
+    closed
+}
+
+impl State<'_> {
+    /// Lets an annotation speak at its priority, and keeps its atoms free before.
+    fn apply(&mut self, v: Value, a: &Annotation, now: u8) {
+        let i = v.0 as usize;
+        if a.priority > now {
+            let own = a.dims.iter().fold(AtomSet::EMPTY, |s, d| s.union(d.atoms.set()));
+            self.held[i] = own;
+            for (d, x) in a.dims.iter().enumerate() {
+                if !x.atoms.is_empty() || !x.open {
+                    self.closed[i] |= 1 << d;
+                }
+            }
+            return;
+        }
+        self.held[i] = AtomSet::EMPTY;
+        for (d, x) in a.dims.iter().enumerate() {
+            if x.open {
+                self.closed[i] &= !(1 << d);
+            } else {
+                self.closed[i] |= 1 << d;
+            }
+            if a.priority == now && x.atoms.starts_with(self.dims[i][d]) {
+                for atom in x.atoms.iter().skip(self.dims[i][d].len()) {
+                    let from = Origin::Annotation { priority: now };
+                    self.causes.push(Cause { value: v, dim: d, atom, from });
+                }
+                self.dims[i][d] = x.atoms;
+            }
+        }
+    }
+
+    fn fixed_point(&mut self, users: &[SmallVec<[u32; 4]>], priority: u8, round: u8) {
+        let n = self.ops.len();
+        let mut queued = vec![true; n];
+        let mut queue: std::collections::VecDeque<u32> = (0..n as u32).collect();
+        while let Some(node) = queue.pop_front() {
+            queued[node as usize] = false;
+            for v in self.step(node, users, priority, round) {
+                for &u in &users[v.0 as usize] {
+                    if !std::mem::replace(&mut queued[u as usize], true) {
+                        queue.push_back(u);
+                    }
+                }
+            }
+        }
+    }
+
+    /// One op: every factor takes the longest split that all its tensors agree on.
+    fn step(
+        &mut self,
+        node: u32,
+        users: &[SmallVec<[u32; 4]>],
+        priority: u8,
+        round: u8,
+    ) -> SmallVec<[Value; 4]> {
+        let op = &self.ops[node as usize];
+        let mut grown = SmallVec::new();
+        if round < 2 && !op.pointwise {
+            return grown;
+        }
+        // One producer and one user touch a value that is used once.
+        if round == 0 && op.tensors.iter().any(|t| !t.result && users[t.value.0 as usize].len() > 2)
+        {
+            return grown;
+        }
+        // Longest list per factor, and the tensor it comes from.
+        let mut best: SmallVec<[(AtomList, usize); 8]> =
+            op.factors.iter().map(|_| (AtomList::EMPTY, usize::MAX)).collect();
+        let mut clash: SmallVec<[bool; 8]> = op.factors.iter().map(|_| false).collect();
+        for (ti, t) in op.tensors.iter().enumerate() {
+            for (d, fs) in t.dims.iter().enumerate() {
+                let atoms = self.dims[t.value.0 as usize][d];
+                if atoms.is_empty() {
+                    continue;
+                }
+                project(self.mesh, op, fs, atoms, |f, list| {
+                    let (b, from) = &mut best[f as usize];
+                    if list.starts_with(*b) {
+                        if list.len() > b.len() {
+                            (*b, *from) = (list, ti);
+                        }
+                    } else if !b.starts_with(list) {
+                        clash[f as usize] = true;
+                        let same = b.iter().zip(list.iter()).take_while(|(x, y)| x == y).count();
+                        *b = b.take(same);
+                    }
+                });
+            }
+        }
+        // Factors of larger source tensors first (Shardy's aggressive strategy).
+        let mut order: SmallVec<[usize; 8]> = (0..op.factors.len())
+            .filter(|&f| {
+                !best[f].0.is_empty()
+                    && !op.factors[f].whole
+                    && (round == 3 || !op.factors[f].reduced)
+            })
+            .collect();
+        let size_of =
+            |f: usize| op.tensors.get(best[f].1).map_or(0, |t| self.f.ty(t.value).elements());
+        order.sort_by_key(|&f| (std::cmp::Reverse(size_of(f)), f));
+        for f in order {
+            let (list, from) = best[f];
+            let source = op.tensors.get(from).map_or(op.tensors[0].value, |t| t.value);
+            for results_first in [true, false] {
+                for t in op.tensors.iter().filter(|t| t.result == results_first) {
+                    let v = t.value.0 as usize;
+                    let at = t.dims.iter().position(|d| d.contains(&(f as u8)));
+                    let Some(d) = at.filter(|&d| self.closed[v] >> d & 1 == 0) else { continue };
+                    let longer = grow(
+                        self.mesh,
+                        op,
+                        &t.dims[d],
+                        f as u8,
+                        list,
+                        &self.dims[v],
+                        d,
+                        self.held[v],
+                    );
+                    if let Some(new) = longer {
+                        for atom in new.iter().skip(self.dims[v][d].len()) {
+                            let from = Origin::Op { node, value: source, priority, round };
+                            self.causes.push(Cause { value: t.value, dim: d, atom, from });
+                        }
+                        self.dims[v][d] = new;
+                        grown.push(t.value);
+                    }
+                }
+            }
+        }
+        grown
+    }
+}
+
+/// The dim's atoms with factor `f` split as `list`, as far as legal; `None` if nothing is added.
+#[allow(clippy::too_many_arguments)]
+fn grow(
+    mesh: &Mesh,
+    op: &OpFactors,
+    dim: &[u8],
+    f: u8,
+    list: AtomList,
+    now: &Dims,
+    d: usize,
+    held: AtomSet,
+) -> Option<AtomList> {
+    let mut parts: SmallVec<[AtomList; 3]> = dim.iter().map(|_| AtomList::EMPTY).collect();
+    let mut covered = 0;
+    project(mesh, op, dim, now[d], |g, l| {
+        if let Some(k) = dim.iter().position(|&x| x == g) {
+            parts[k] = l;
+            covered += l.len();
+        }
+    });
+    if covered != now[d].len() {
+        return None; // atoms that straddle factors stay as they are
+    }
+    let k = dim.iter().position(|&x| x == f)?;
+    let ways = |l: AtomList| l.iter().map(|a| mesh.size(a)).product::<usize>();
+    let full = |k: usize| ways(parts[k]) == op.factors[dim[k] as usize].size;
+    if !list.starts_with(parts[k])
+        || !(0..k).all(full)
+        || parts[k + 1..].iter().any(|p| !p.is_empty())
+    {
+        return None;
+    }
+    let used = now.iter().fold(held, |s, l| s.union(l.set()));
+    let size = op.factors[f as usize].size;
+    let mut out = now[d];
+    let mut w = ways(parts[k]);
+    for a in list.iter().skip(parts[k].len()) {
+        let next = w * mesh.size(a);
+        // Only a dim of one factor may be cut unevenly, and only once.
+        let fits = size % next == 0 || (dim.len() == 1 && size % w == 0 && size >= next);
+        if used.has(a) || !fits {
+            break;
+        }
+        out = out.push(a)?;
+        w = next;
+    }
+    (out.len() > now[d].len()).then_some(out)
+}
+
+impl OpFactors {
+    pub(crate) fn factor_ids(&self) -> impl Iterator<Item = u8> {
+        0..self.factors.len() as u8
+    }
+    pub(crate) fn is_whole(&self, f: u8) -> bool {
+        self.factors[f as usize].whole
+    }
+    pub(crate) fn is_reduced(&self, f: u8) -> bool {
+        self.factors[f as usize].reduced
+    }
+    /// Calls `f(tensor, value, is result, dim)` for every dim of every operand and result.
+    pub(crate) fn each_dim(&self, mut f: impl FnMut(usize, Value, bool, usize)) {
+        for (i, t) in self.tensors.iter().enumerate() {
+            (0..t.dims.len()).for_each(|d| f(i, t.value, t.result, d));
+        }
+    }
+    /// Cuts the atoms of dim `d` of tensor `i` at its factors.
+    pub(crate) fn project_dim(
+        &self,
+        mesh: &Mesh,
+        i: usize,
+        d: usize,
+        atoms: AtomList,
+        each: impl FnMut(u8, AtomList),
+    ) {
+        project(mesh, self, &self.tensors[i].dims[d], atoms, each);
+    }
+    /// The atoms of dim `d` of tensor `i` (operands, then results) if factors are split so.
+    pub(crate) fn dim_atoms(&self, i: usize, d: usize, lists: &[AtomList]) -> AtomList {
+        let fs = &self.tensors[i].dims[d];
+        let joined = fs.iter().flat_map(|&f| lists[f as usize].iter());
+        AtomList::collect(joined).unwrap_or(AtomList::EMPTY)
+    }
+    /// True if tensor `i` has a dim that is split over `a`.
+    pub(crate) fn holds(&self, i: usize, lists: &[AtomList], a: Atom) -> bool {
+        self.tensors[i].dims.iter().flatten().any(|&f| lists[f as usize].set().has(a))
+    }
+}

@@ -1,0 +1,257 @@
+//! Makes `@finish`, which runs once per step after the microbatches: reduces the gradients, takes
+//! their norm, clips, and steps the optimizer.
+//!
+//! The reduction of a gradient is the mirror of what `@enter` did to its parameter. The norm counts
+//! every parameter once because types say what is counted twice: a split gradient's square is a sum
+//! still to be taken, an invariant one's is not.
+
+use crate::options::{Decay, Optimizer, Options};
+use crate::shard::partition::Preparation;
+use shardc_ir::attr::RuleAttr;
+use shardc_ir::builder::Builder;
+use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::*;
+use shardc_ir::types::Type;
+use shardc_ir::weights::Weight;
+use std::collections::BTreeMap;
+
+/// Added to the norm before dividing, as torch's `clip_grad_norm_` does.
+const CLIP_EPS: f64 = 1e-6;
+
+/// Builds the function. `forward` has the loss's accumulator, `backward` the gradients'.
+pub fn finish(
+    mesh: &Mesh,
+    params: &[Preparation],
+    weights: &[Weight],
+    forward: &Func,
+    backward: &Func,
+    o: &Options,
+) -> Func {
+    let mut f = Func::new("finish");
+    let trained: Vec<&Preparation> = params.iter().filter(|p| has_grad(backward, p)).collect();
+    let args = arguments(&mut f, &trained, forward, backward, o);
+    let mut b = Builder::new(mesh, &mut f);
+    let grads: Vec<Value> =
+        trained.iter().zip(&args.grads).map(|(p, &d)| reduce(&mut b, p, d)).collect();
+    b.enter("step");
+    loss(&mut b, args.loss, args.inv_tokens);
+    let norm = norm(&mut b, &trained, &grads);
+    output(&mut b, norm, "grad_norm");
+    let by = match o.clip {
+        Some(max) => {
+            let shifted = b.push("norm_eps", Shift { by: CLIP_EPS }, &[norm]);
+            let top = b.push_as("max_norm", Fill { value: max }, &[], &Type::f32(&[]));
+            let ratio = b.push("clip", Div::same(), &[top, shifted]);
+            b.push("clip", Clamp { lo: 0.0, hi: 1.0 }, &[ratio])
+        }
+        None => b.push_as("g_scale", Fill { value: 1.0 }, &[], &Type::f32(&[])),
+    };
+    let mut scalars = Scalars { lr: args.lr, step: args.step, by, fanned: BTreeMap::new() };
+    for (i, p) in trained.iter().enumerate() {
+        let w = weights.iter().find(|w| *w.param == *p.param.name);
+        let decays = o.decay == Decay::All || w.is_none_or(|w| w.matrix);
+        let decay = if decays { o.weight_decay } else { 0.0 };
+        update(&mut b, p, args.params[i], grads[i], &args.states[i], &mut scalars, decay, o);
+        if o.observe {
+            output(&mut b, grads[i], &format!("grad.{}", p.param.name));
+        }
+    }
+    // By kind, so that layers look alike.
+    f.results.sort_by_key(|r| r.role.as_ref().map(|r| r.kind));
+    f
+}
+
+fn has_grad(backward: &Func, p: &Preparation) -> bool {
+    let is = |a: &Port| {
+        a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad && r.name == p.param.name)
+    };
+    p.trainable && backward.args.iter().any(is)
+}
+
+struct Args {
+    params: Vec<Value>,
+    grads: Vec<Value>,
+    states: Vec<Vec<Value>>,
+    loss: Value,
+    inv_tokens: Value,
+    lr: Value,
+    step: Value,
+}
+
+fn arguments(
+    f: &mut Func,
+    trained: &[&Preparation],
+    forward: &Func,
+    backward: &Func,
+    o: &Options,
+) -> Args {
+    let scalar = Type::f32(&[]);
+    let plain = |hint: &'static str| Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
+    let find = |g: &Func, kind, name: &str| -> Type {
+        let a = g
+            .args
+            .iter()
+            .find(|a| a.role.as_ref().is_some_and(|r| r.kind == kind && &*r.name == name));
+        g.ty(a.expect("every trained parameter and the loss have accumulators").value).clone()
+    };
+    let params = trained
+        .iter()
+        .map(|p| f.arg(p.stored.clone(), p.name.clone(), Some(p.param.clone())))
+        .collect();
+    let grads = trained
+        .iter()
+        .map(|p| {
+            let role = Role { kind: RoleKind::Grad, name: p.param.name.clone() };
+            f.arg(
+                find(backward, RoleKind::Grad, &p.param.name),
+                Name { grad: true, ..p.name.clone() },
+                Some(role),
+            )
+        })
+        .collect();
+    let slots: &[&str] = match o.optimizer {
+        Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+        Optimizer::Sgd => &[],
+    };
+    let states = trained
+        .iter()
+        .map(|p| {
+            let state = |s: &&str| {
+                let name = Name { hint: format!("{}_{s}", p.name.hint).into(), ..p.name.clone() };
+                f.arg(
+                    p.stored.clone(),
+                    name,
+                    Some(Role::new(RoleKind::State, format!("{}:{s}", p.param.name))),
+                )
+            };
+            slots.iter().map(state).collect()
+        })
+        .collect();
+    let loss = f.arg(
+        find(forward, RoleKind::Sum, "loss"),
+        plain("loss_sum"),
+        Some(Role::new(RoleKind::Sum, "loss")),
+    );
+    let inv_tokens =
+        f.arg(scalar.clone(), plain("inv_tokens"), Some(Role::new(RoleKind::Step, "inv_tokens")));
+    let lr = f.arg(scalar.clone(), plain("lr"), Some(Role::new(RoleKind::Scalar, "lr")));
+    let step = f.arg(scalar, plain("step"), Some(Role::new(RoleKind::Scalar, "step")));
+    Args { params, grads, states, loss, inv_tokens, lr, step }
+}
+
+fn output(b: &mut Builder, value: Value, name: &str) {
+    b.f.results.push(Port { value, role: Some(Role::new(RoleKind::Output, name)) });
+}
+
+/// The mirror of the parameter's preparation.
+fn reduce(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
+    b.enter(&p.scope);
+    b.grad = true;
+    let types: Vec<&Type> =
+        std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
+    for (i, s) in p.steps.iter().enumerate().rev() {
+        // Only the types of the primal values are asked for: nothing reads them here.
+        let ends = [types[i], types[i + 1]].map(|t| {
+            b.f.value(t.clone(), Name { grad: false, layer: None, hint: "primal".into(), dup: 0 })
+        });
+        let g = s.op.def().grad(b, &[ends[0]], &[ends[1]], &[Some(d)]);
+        d = g[0].expect("preparations are differentiable");
+        b.f.rename(d, Name { grad: true, ..p.name.clone() });
+        b.note("gradients of all microbatches and data-parallel ranks, once per step");
+    }
+    b.grad = false;
+    d
+}
+
+fn loss(b: &mut Builder, sum: Value, inv_tokens: Value) {
+    let axes = b.ty(sum).sum;
+    let sum = if axes.is_empty() { sum } else { b.push("loss_sum", AllReduce { axes }, &[sum]) };
+    let loss = b.push("loss", Mul::same(), &[sum, inv_tokens]);
+    output(b, loss, "loss");
+}
+
+/// Square root of the sum of squares of all gradients.
+fn norm(b: &mut Builder, params: &[&Preparation], grads: &[Value]) -> Value {
+    let mut groups: BTreeMap<AtomSet, Vec<Value>> = BTreeMap::new();
+    for (p, &g) in params.iter().zip(grads) {
+        b.enter(&p.scope);
+        let letters: String = ('a'..).take(b.ty(g).rank()).collect();
+        let rule = RuleAttr::new(&format!("{letters},{letters}->"), &[letters.len(); 2]);
+        let sq = b.push("sq", Dot { rule }, &[g, g]);
+        groups.entry(b.ty(sq).sum).or_default().push(sq);
+    }
+    b.enter("step");
+    let mut sums = Vec::new();
+    for (axes, parts) in groups {
+        let mut s = b.push("squares", Add::same(), &parts);
+        if !axes.is_empty() {
+            s = b.push("squares", AllReduce { axes }, &[s]);
+            b.note("each piece of a split gradient is counted by the rank that has it");
+        }
+        sums.push(s);
+    }
+    let total = match &sums[..] {
+        [] => b.push_as("squares", Fill { value: 0.0 }, &[], &Type::f32(&[])),
+        [one] => *one,
+        many => b.push("squares", Add::same(), many),
+    };
+    b.push("grad_norm", Sqrt {}, &[total])
+}
+
+/// The step's scalars, fanned out over the atoms that split a parameter: one fan_out per set.
+struct Scalars {
+    lr: Value,
+    step: Value,
+    by: Value,
+    fanned: BTreeMap<AtomSet, [Value; 3]>,
+}
+
+impl Scalars {
+    fn over(&mut self, b: &mut Builder, axes: AtomSet) -> [Value; 3] {
+        let own = [self.lr, self.step, self.by];
+        if axes.is_empty() {
+            return own;
+        }
+        *self
+            .fanned
+            .entry(axes)
+            .or_insert_with(|| own.map(|v| b.push("scalar_f", FanOut { axes }, &[v])))
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn update(
+    b: &mut Builder,
+    p: &Preparation,
+    param: Value,
+    grad: Value,
+    state: &[Value],
+    scalars: &mut Scalars,
+    decay: f64,
+    o: &Options,
+) {
+    let [lr, step, by] = scalars.over(b, p.stored.sharded());
+    b.enter(&p.scope);
+    let role = |kind, name: String| Some(Role::new(kind, name));
+    let name = p.param.name.clone();
+    let (op, ins): (Op, Vec<Value>) = match o.optimizer {
+        Optimizer::AdamW { beta1, beta2, eps } => (
+            AdamW { beta1, beta2, eps, decay }.into(),
+            vec![param, grad, state[0], state[1], lr, step, by],
+        ),
+        Optimizer::Sgd => (Sgd { decay }.into(), vec![param, grad, lr, by]),
+    };
+    let outs = b.push_n(&["new", "exp_avg", "exp_avg_sq"], op, &ins);
+    let roles = [
+        role(RoleKind::Param, name.to_string()),
+        role(RoleKind::State, format!("{name}:exp_avg")),
+        role(RoleKind::State, format!("{name}:exp_avg_sq")),
+    ];
+    for ((&v, role), suffix) in outs.iter().zip(roles).zip(["new", "exp_avg_new", "exp_avg_sq_new"])
+    {
+        b.f.rename(v, Name { hint: format!("{}_{suffix}", p.name.hint).into(), ..p.name.clone() });
+        b.f.results.push(Port { value: v, role });
+    }
+    b.enter("step");
+}

@@ -1,0 +1,5 @@
+//! The step around the microbatches: what happens to parameters before them, and gradients after.
+
+pub mod combine;
+pub mod enter;
+pub mod finish;

@@ -1,0 +1,142 @@
+//! A step's data: checked once, then written by every rank into its arena.
+
+use crate::arena::Arena;
+use crate::wiring::{Port, Wiring};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::RoleKind;
+use shardc_ir::plan::Settings;
+use shardc_ir::types::{DType, Type};
+
+/// What all ranks get for a step.
+pub(crate) struct StepData {
+    pub input_ids: Vec<i32>,
+    pub targets: Vec<i32>,
+    pub lr: f32,
+    pub step: f32,
+    pub observe: bool,
+}
+
+fn names_input(name: &str) -> bool {
+    matches!(name, "input_ids" | "targets" | "positions")
+}
+
+/// Checks tokens and targets of `[global_batch, seq]`. A negative target is ignored.
+pub(crate) fn check(s: &Settings, data: &StepData, needs_targets: bool) -> Result<()> {
+    let want = s.global_batch.saturating_mul(s.seq);
+    for (name, x) in [("input_ids", &data.input_ids), ("targets", &data.targets)] {
+        let ids = name == "input_ids";
+        if x.len() != want && (ids || needs_targets || !x.is_empty()) {
+            let (b, q) = (s.global_batch, s.seq);
+            return Err(Diag::new(
+                "batch-shape",
+                format!("`{name}` has {} numbers, the plan needs {want}", x.len()),
+            )
+            .rule("a batch is [global_batch, seq]")
+            .help(format!(
+                "give [{b}, {q}] numbers, or compile with other --global-batch and --seq"
+            )));
+        }
+        let vocab = i32::try_from(s.vocab).unwrap_or(i32::MAX);
+        if let Some(at) = x.iter().position(|&i| i >= vocab || (ids && i < 0)) {
+            let (row, column, id) = (at / s.seq, at % s.seq, x[at]);
+            let code = if ids { "token-range" } else { "label-range" };
+            let low = if ids { "0" } else { "any negative number (ignored) or 0" };
+            return Err(Diag::new(
+                code,
+                format!(
+                    "`{name}` is {id} in row {row}, column {column}; the model has {vocab} tokens"
+                ),
+            )
+            .at(format!("{name}[{row}, {column}]"))
+            .rule("a token is in 0..vocab_size")
+            .help(format!("use {low} to {}", vocab - 1)));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that every input of the plan is one that a step can fill. True if targets are needed.
+pub(crate) fn check_inputs(w: &Wiring) -> Result<bool> {
+    let s = &w.plan.settings;
+    let mut targets = false;
+    for p in w.args(RoleKind::Input) {
+        let t = p.ty;
+        let (rows, parts) = (t.dims.first().map_or(0, |d| d.size), microbatches(w, &p));
+        let even = t.rank() == 1 || t.rank() == 2 && rows % t.pieces(w.mesh(), 0) == 0;
+        let batch = t.rank() == 2
+            && rows.checked_mul(parts) == Some(s.global_batch)
+            && t.dims[1].size == s.seq;
+        let line = t.rank() == 1 && rows == s.seq;
+        let fits = if p.name == "positions" { line } else { batch };
+        // All of a batch is one tensor for a function of the step: no gaps between microbatches.
+        let raw = |q: &Port| w.plan.memory.places[q.func][q.value.0 as usize].per_microbatch;
+        let raw = w.args(RoleKind::Input).filter(|q| q.name == p.name).map(|q| raw(&q)).max();
+        let raw = raw.unwrap_or(0);
+        let whole = raw.saturating_mul(s.microbatches);
+        let local = t.local_bytes(w.mesh());
+        let gaps = t.rank() == 2 && parts == 1 && s.microbatches > 1 && whole != local;
+        let gaps = gaps || p.place.bytes < local;
+        if !names_input(p.name) || t.dtype != DType::I32 || !even || !fits || gaps {
+            let sizes: Vec<usize> = t.sizes().to_vec();
+            let message = format!("input `{}` of sizes {sizes:?} cannot be filled", p.name);
+            return Err(Diag::new("plan", message)
+                .rule("i32: input_ids and targets [batch, seq], rows split evenly; positions [seq]")
+                .help(format!("compile for {} sequences of {} tokens", s.global_batch, s.seq))
+                .exit(Exit::Environment));
+        }
+        targets |= p.name == "targets";
+    }
+    Ok(targets)
+}
+
+/// Microbatches of which a function sees one at a time.
+fn microbatches(w: &Wiring, p: &Port) -> usize {
+    if w.per_microbatch[p.func] { w.plan.settings.microbatches } else { 1 }
+}
+
+/// The row of the global batch that is row `row` of microbatch `j`: a rank's rows of all its
+/// microbatches lie together, in order.
+pub(crate) fn global_row(w: &Wiring, t: &Type, row: usize, j: usize) -> usize {
+    let pieces = t.pieces(w.mesh(), 0);
+    let own = t.dims[0].size / pieces.max(1);
+    let (piece, i) = (row / own.max(1), row % own.max(1));
+    piece * (w.plan.settings.global_batch / pieces) + j * own + i
+}
+
+/// Writes this rank's part of a step's inputs and scalars.
+pub(crate) fn write(
+    w: &Wiring,
+    arena: &mut Arena,
+    coords: &[usize],
+    data: &StepData,
+) -> Option<()> {
+    let mesh = w.mesh();
+    for p in w.args(RoleKind::Input) {
+        let last = p.ty.extent(mesh, p.ty.rank() - 1, coords);
+        for j in 0..microbatches(w, &p) {
+            let to = arena.elements(p.place, j)?;
+            let word = |i: i32| f32::from_bits(i as u32);
+            if p.ty.rank() == 1 {
+                (0..last.len).for_each(|i| to[i] = word((last.offset + i) as i32));
+                continue;
+            }
+            let from = if p.name == "targets" { &data.targets } else { &data.input_ids };
+            let rows = p.ty.extent(mesh, 0, coords);
+            for i in 0..rows.len {
+                let at =
+                    global_row(w, p.ty, rows.offset + i, j) * w.plan.settings.seq + last.offset;
+                let to = &mut to[i * last.chunk..][..last.len];
+                to.iter_mut().zip(&from[at..]).for_each(|(t, &x)| *t = word(x));
+            }
+        }
+    }
+    for p in w.args(RoleKind::Scalar) {
+        let x = match p.name {
+            "lr" => data.lr,
+            "step" => data.step,
+            _ => return None,
+        };
+        *arena.elements(p.place, 0)?.first_mut()? = x;
+    }
+    Some(())
+}

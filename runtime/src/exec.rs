@@ -1,0 +1,88 @@
+//! Runs one kernel: one `match`.
+
+use crate::map::Registers;
+use crate::transport::{Reduced, Region, Transport};
+use crate::{attention, fold, map, moves, product};
+use shardc_ir::diag::Result;
+use shardc_ir::kernel::{Block, Collective, Exchange, Kernel};
+
+/// What kernels need beside their memory.
+pub struct Executor {
+    transport: Box<dyn Transport>,
+    threads: usize,
+    registers: Registers,
+}
+
+impl Executor {
+    /// `threads`: how many threads one product may use.
+    pub fn new(transport: Box<dyn Transport>, threads: usize) -> Executor {
+        Executor { transport, threads, registers: Registers::default() }
+    }
+
+    pub fn transport(&mut self) -> &mut dyn Transport {
+        &mut *self.transport
+    }
+
+    /// Runs a kernel on the memory of its operands, results and workspace, in this order.
+    ///
+    /// # Errors
+    /// Those of the transport.
+    ///
+    /// # Safety
+    /// The memory of operand `i` is valid for as many elements as [`Kernel::reach`] says; results
+    /// overlap no operands, but that of a [`Kernel::Map`] may be one that is walked alike. Nobody
+    /// else uses this memory meanwhile, other ranks in collectives excepted.
+    pub unsafe fn run(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
+        let (threads, registers) = (self.threads, &mut self.registers);
+        // SAFETY: by the caller, for every kind of kernel.
+        unsafe {
+            match kernel {
+                Kernel::View => {}
+                Kernel::Literal { values, to } => {
+                    memory[*to].copy_from_nonoverlapping(values.as_ptr(), values.len());
+                }
+                Kernel::Map(k) => map::run(k, memory, registers),
+                Kernel::Reduce(k) => fold::run(k, memory, registers),
+                Kernel::Copy(k) => moves::copy(k, memory),
+                Kernel::Gemm(k) => product::run(k, memory, threads),
+                Kernel::Take(k) => moves::pick(k, memory, true),
+                Kernel::Put { pick, clear } => {
+                    moves::clear(clear, memory);
+                    moves::pick(pick, memory, false);
+                }
+                Kernel::Rope(k) => moves::rope(k, memory),
+                Kernel::Attention(k) => attention::forward(k, memory, threads),
+                Kernel::AttentionGrad(k) => attention::backward(k, memory, threads),
+                Kernel::Collective(k) => return self.exchange(k, memory),
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Executor::run`].
+    unsafe fn exchange(&mut self, k: &Collective, memory: &[*mut f32]) -> Result<()> {
+        // SAFETY: by the caller.
+        let region = |b: &Block| unsafe { Region::new(memory[b.view.operand], b) };
+        let regions = |b: &[Block]| b.iter().map(region).collect::<Vec<_>>();
+        let t = &mut self.transport;
+        match &k.exchange {
+            Exchange::AllReduce { tensors } => {
+                let one = |r: &shardc_ir::kernel::Reduced| Reduced {
+                    fold: r.fold,
+                    from: region(&r.from),
+                    to: region(&r.to),
+                };
+                t.all_reduce(k.axes, &tensors.iter().map(one).collect::<Vec<_>>())
+            }
+            Exchange::AllGather { from, to } => t.all_gather(k.axes, &region(from), &regions(to)),
+            Exchange::ReduceScatter { fold, from, to } => {
+                t.reduce_scatter(k.axes, *fold, &regions(from), &region(to))
+            }
+            Exchange::AllToAll { from, to } => t.all_to_all(k.axes, &regions(from), &regions(to)),
+            Exchange::Permute { shift, from, to } => {
+                t.permute(k.axes, *shift, &region(from), &region(to))
+            }
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Runs a plan: ranks are threads of this process, each with one arena and one list of kernels.
+//!
+//! The executor is one `match` over kernels; the step is the plan's list of actions; collectives go
+//! through a [`transport::Transport`], so that another transport changes nothing here.
+
+pub mod arena;
+pub mod exec;
+pub mod session;
+pub mod threads;
+pub mod transport;
+
+mod attention;
+mod batch;
+mod fold;
+mod hub;
+mod map;
+mod math;
+mod moves;
+mod product;
+mod rank;
+mod region;
+mod wiring;
+
+pub use session::{Array, Options, Session, StepBatch, StepResult};

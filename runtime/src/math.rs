@@ -1,0 +1,214 @@
+//! f32 functions of whole slices, written so that the compiler vectorises them, each compiled
+//! twice: for any processor of the target, and for AVX2. Both give the same bits (nothing is fused).
+
+use shardc_ir::kernel::{Binary, Unary};
+
+/// Defines a function whose body is compiled once more for AVX2.
+macro_rules! vectorised {
+    ($(#[$doc:meta])* fn $name:ident($($a:ident: $t:ty),*) $(-> $r:ty)? $body:block) => {
+        $(#[$doc])*
+        pub(crate) fn $name($($a: $t),*) $(-> $r)? {
+            #[inline(always)]
+            fn any($($a: $t),*) $(-> $r)? $body
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2")]
+                fn avx2($($a: $t),*) $(-> $r)? { any($($a),*) }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the processor has AVX2.
+                    return unsafe { avx2($($a),*) };
+                }
+            }
+            any($($a),*)
+        }
+    };
+}
+
+/// e^x within 2 units in the last place (Cephes' expf; Moshier, 1984): x = n ln 2 + r, with
+/// |r| <= ln 2 / 2.
+#[inline(always)]
+pub(crate) fn exp(x: f32) -> f32 {
+    /// 1.5 · 2^23: adding it rounds to an integer, which then stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let c = x.clamp(-104.0, 89.0);
+    let shifted = c * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    // ln 2 in two parts, the first short enough for an exact product.
+    let r = c - n * 0.693_359_4 + n * 2.121_944_4e-4;
+    let p = 1.987_569_1e-4;
+    let p = p * r + 1.398_2e-3;
+    let p = p * r + 8.333_452e-3;
+    let p = p * r + 4.166_579_6e-2;
+    let p = p * r + 1.666_666_5e-1;
+    let p = p * r + 0.5;
+    let y = p * (r * r) + r + 1.0;
+    // 2^n in two factors, so that neither overflows where the result does not.
+    let i = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let half = i >> 1;
+    let power = |k: i32| f32::from_bits((k.wrapping_add(127) as u32) << 23);
+    y * power(half) * power(i.wrapping_sub(half))
+}
+
+/// tanh x within 2 units in the last place: a polynomial near 0 (Cephes' tanhf), else by `exp`.
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    let z = x * x;
+    let p = -5.704_988_7e-3;
+    let p = p * z + 2.063_909e-2;
+    let p = p * z - 5.373_971_6e-2;
+    let p = p * z + 1.333_144_2e-1;
+    let p = p * z - 3.333_328e-1;
+    let near = p * z * x + x;
+    let far = 1.0 - 2.0 / (exp(2.0 * x.abs()) + 1.0);
+    if x.abs() < 0.625 { near } else { far.copysign(x) }
+}
+
+#[inline(always)]
+fn each(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
+    out.iter_mut().zip(x).for_each(|(o, &x)| *o = f(x));
+}
+
+#[inline(always)]
+fn both(x: &[f32], y: &[f32], out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
+    out.iter_mut().zip(x.iter().zip(y)).for_each(|(o, (&x, &y))| *o = f(x, y));
+}
+
+vectorised! {
+    /// A function of every element.
+    fn unary(f: Unary, x: &[f32], out: &mut [f32]) {
+        /// √(2/π) and the cubic term of GELU's tanh form.
+        const ROOT: f32 = 0.797_884_6;
+        const CUBE: f32 = 0.044_715;
+        match f {
+            Unary::Exp => each(x, out, exp),
+            Unary::ExpM1 => each(x, out, f32::exp_m1),
+            Unary::Log => each(x, out, f32::ln),
+            Unary::Sqrt => each(x, out, f32::sqrt),
+            Unary::Rsqrt => each(x, out, |x| 1.0 / x.sqrt()),
+            Unary::Tanh => each(x, out, tanh),
+            Unary::Logistic => each(x, out, |x| 1.0 / (1.0 + exp(-x))),
+            Unary::Silu => each(x, out, |x| x / (1.0 + exp(-x))),
+            // (1 + tanh u) / 2 = 1 / (1 + e^(-2u))
+            Unary::Gelu => each(x, out, |x| x / (1.0 + exp(-2.0 * ROOT * (x + CUBE * x * x * x)))),
+            Unary::Sin => each(x, out, f32::sin),
+            Unary::Cos => each(x, out, f32::cos),
+        }
+    }
+}
+
+vectorised! {
+    /// A function of every pair of elements.
+    fn binary(f: Binary, x: &[f32], y: &[f32], out: &mut [f32]) {
+        match f {
+            Binary::Add => both(x, y, out, |x, y| x + y),
+            Binary::Sub => both(x, y, out, |x, y| x - y),
+            Binary::Mul => both(x, y, out, |x, y| x * y),
+            Binary::Div => both(x, y, out, |x, y| x / y),
+            Binary::Max => both(x, y, out, f32::max),
+            Binary::Min => both(x, y, out, f32::min),
+            Binary::AtLeast => both(x, y, out, |x, y| if x >= y { 1.0 } else { 0.0 }),
+        }
+    }
+}
+
+/// Partial folds kept side by side: as many as vector registers hold without dependence.
+const LANES: usize = 16;
+
+/// Folds a slice in a fixed order: 16 partial folds of every 16th element, then those in pairs.
+#[inline(always)]
+fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut acc = [start; LANES];
+    let mut chunks = x.chunks_exact(LANES);
+    for c in &mut chunks {
+        for (a, &x) in acc.iter_mut().zip(c) {
+            *a = f(*a, x);
+        }
+    }
+    for (a, &x) in acc.iter_mut().zip(chunks.remainder()) {
+        *a = f(*a, x);
+    }
+    let mut n = LANES;
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            acc[i] = f(acc[i], acc[i + n]);
+        }
+    }
+    acc[0]
+}
+
+vectorised! {
+    fn sum(x: &[f32]) -> f32 { lanes(x, 0.0, |a, b| a + b) }
+}
+vectorised! {
+    fn max(x: &[f32]) -> f32 { lanes(x, f32::NEG_INFINITY, f32::max) }
+}
+vectorised! {
+    fn min(x: &[f32]) -> f32 { lanes(x, f32::INFINITY, f32::min) }
+}
+
+vectorised! {
+    /// Makes a row of scaled scores probabilities before division: e^(score - shift) where a key at
+    /// `keys[i]` is seen from `at`, else 0. A key is seen if `0 <= at - key < window`.
+    fn weights(scores: &mut [f32], keys: &[i32], at: i32, window: u32, shift: f32) {
+        for (x, &k) in scores.iter_mut().zip(keys) {
+            let seen = (at.wrapping_sub(k) as u32) < window;
+            let e = exp(*x - shift);
+            *x = if seen { e } else { 0.0 };
+        }
+    }
+}
+
+vectorised! {
+    /// Puts -inf where a key is not seen.
+    fn mask(scores: &mut [f32], keys: &[i32], at: i32, window: u32) {
+        for (x, &k) in scores.iter_mut().zip(keys) {
+            let seen = (at.wrapping_sub(k) as u32) < window;
+            *x = if seen { *x } else { f32::NEG_INFINITY };
+        }
+    }
+}
+
+vectorised! {
+    /// d_score = scale · p (d_p - delta), over `d_p`.
+    fn score_grad(d_p: &mut [f32], p: &[f32], delta: f32, scale: f32) {
+        for (d, &p) in d_p.iter_mut().zip(p) {
+            *d = scale * p * (*d - delta);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ulps(got: f32, want: f64) -> f64 {
+        let w = want as f32;
+        let ulp = f64::from(f32::from_bits(w.abs().to_bits() + 1)) - f64::from(w.abs());
+        (f64::from(got) - want).abs() / ulp
+    }
+
+    #[test]
+    fn exp_and_tanh_are_accurate() {
+        let mut worst = [0.0f64; 2];
+        for i in -870_000..880_000 {
+            let x = i as f32 * 1e-4;
+            worst[0] = worst[0].max(ulps(exp(x), f64::from(x).exp()));
+            worst[1] = worst[1].max(ulps(tanh(x), f64::from(x).tanh()));
+        }
+        assert!(worst[0] < 2.0 && worst[1] < 2.5, "{worst:?}");
+        assert_eq!(
+            [exp(f32::NEG_INFINITY), exp(-200.0), exp(0.0), exp(200.0)],
+            [0.0, 0.0, 1.0, f32::INFINITY]
+        );
+        assert!(exp(f32::NAN).is_nan() && tanh(f32::NAN).is_nan());
+        assert_eq!([tanh(f32::NEG_INFINITY), tanh(0.0), tanh(f32::INFINITY)], [-1.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn folds_of_nothing() {
+        assert_eq!([sum(&[]), max(&[]), min(&[])], [0.0, f32::NEG_INFINITY, f32::INFINITY]);
+        let x: Vec<f32> = (0..37).map(|i| i as f32).collect();
+        assert_eq!([sum(&x), max(&x), min(&x)], [666.0, 36.0, 0.0]);
+    }
+}

@@ -1,0 +1,279 @@
+//! One rank: its arena, its kernels, its thread.
+
+use crate::arena::Arena;
+use crate::batch::{self, StepData};
+use crate::exec::Executor;
+use crate::region::{Region, copy, dense_block};
+use crate::session::LoadFn;
+use crate::transport::Transport;
+use crate::wiring::{Port, Wiring, owns, piece};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::RoleKind;
+use shardc_ir::kernel::Program;
+use shardc_ir::plan::Place;
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+
+/// Elements that a padded weight is loaded through at a time.
+const STAGING: usize = 1 << 18;
+
+/// What a rank is asked to do.
+pub(crate) enum Command {
+    Step(Arc<StepData>),
+    /// This rank's piece of the value in a place, if it is its owner.
+    Fetch {
+        func: usize,
+        value: shardc_ir::func::Value,
+    },
+}
+
+/// A rank's piece of an output, dense.
+pub(crate) struct Piece {
+    /// Number of the output among [`Wiring::results`].
+    pub output: usize,
+    pub microbatch: usize,
+    pub data: Vec<f32>,
+}
+
+pub(crate) struct Reply {
+    pub pieces: Vec<Piece>,
+    /// High-water mark of the arena, in bytes.
+    pub touched: usize,
+}
+
+/// A failure, and whether it began here.
+pub(crate) struct Failed {
+    pub own: bool,
+    pub cause: Diag,
+}
+
+pub(crate) struct Rank {
+    rank: usize,
+    coords: Vec<usize>,
+    wiring: Arc<Wiring>,
+    program: Program,
+    arena: Arena,
+    executor: Executor,
+    /// Function and node at work, one word of each rank's: `func << 32 | node`.
+    at: Arc<Vec<AtomicUsize>>,
+}
+
+fn out_of_arena() -> Diag {
+    Diag::new("plan", "a place of the plan is not in its arena")
+        .help("compile the plan again with this version of shardc")
+        .exit(Exit::Environment)
+}
+
+impl Rank {
+    /// Makes the arena and fills parameters; state begins as 0.
+    pub fn new(
+        wiring: Arc<Wiring>,
+        program: Program,
+        transport: Box<dyn Transport>,
+        (threads, poison): (usize, bool),
+        at: Arc<Vec<AtomicUsize>>,
+        load: &LoadFn,
+    ) -> Result<Rank> {
+        wiring.check_program(&program)?;
+        let rank = transport.rank();
+        let bytes = wiring.plan.memory.peak_bytes;
+        let arena = Arena::new(bytes, poison).ok_or_else(out_of_arena)?;
+        let coords = wiring.mesh().coords(rank);
+        let executor = Executor::new(transport, threads);
+        let mut r = Rank { rank, coords, wiring, program, arena, executor, at };
+        r.fill(load)?;
+        Ok(r)
+    }
+
+    fn fill(&mut self, load: &LoadFn) -> Result<()> {
+        let w = self.wiring.clone();
+        let mut done: Vec<Place> = vec![];
+        for p in w.args(RoleKind::Param) {
+            if !done.contains(&p.place) {
+                done.push(p.place);
+                self.load(&p, load)?;
+            }
+        }
+        for p in w.args(RoleKind::State) {
+            self.arena.elements(p.place, 0).ok_or_else(out_of_arena)?.fill(0.0);
+        }
+        Ok(())
+    }
+
+    /// Fills one parameter: at once if its piece is dense, else some rows at a time.
+    fn load(&mut self, p: &Port, load: &LoadFn) -> Result<()> {
+        let mesh = self.wiring.mesh();
+        let weight =
+            self.wiring.plan.weights.iter().find(|x| x.param == p.name).ok_or_else(|| {
+                Diag::new(
+                    "weight-missing",
+                    format!("the plan does not say where `{}` comes from", p.name),
+                )
+                .help(format!(
+                    "list it among the plan's {} weights",
+                    self.wiring.plan.weights.len()
+                ))
+            })?;
+        let block = piece(mesh, p.ty, &self.coords);
+        let whole: Vec<Range<usize>> = (0..p.ty.rank())
+            .map(|d| p.ty.extent(mesh, d, &self.coords))
+            .map(|e| e.offset..e.offset + e.len)
+            .collect();
+        if block.is_empty() {
+            return Ok(());
+        }
+        let to = self.arena.elements(p.place, 0).ok_or_else(out_of_arena)?;
+        if block.end() > to.len() {
+            return Err(out_of_arena());
+        }
+        // Padding of the first dim lies behind the rest.
+        let row: usize = block.extents.iter().skip(1).product();
+        let dense = block.view.strides.first().is_none_or(|&s| s == row);
+        if dense {
+            return load(weight, &whole, &mut to[..block.len()]);
+        }
+        let rows = (STAGING / row.max(1)).max(1);
+        let mut staging = vec![0.0; rows.min(block.extents[0]) * row];
+        let mut first = 0;
+        while first < block.extents[0] {
+            let n = rows.min(block.extents[0] - first);
+            let mut ranges = whole.clone();
+            ranges[0] = whole[0].start + first..whole[0].start + first + n;
+            let mut part = block.clone();
+            part.extents[0] = n;
+            load(weight, &ranges, &mut staging[..n * row])?;
+            let from = dense_block(&part.extents);
+            part.view.offset = first * block.view.strides[0];
+            // SAFETY: both blocks lie in memory of ours: these rows are part of the piece, whose
+            // end was compared with the place above.
+            unsafe {
+                let from = Region::new(staging.as_mut_ptr(), &from);
+                copy(&from, &Region::new(to.as_mut_ptr(), &part), 0..n * row);
+            }
+            first += n;
+        }
+        Ok(())
+    }
+
+    /// Answers commands until the session is gone.
+    pub fn serve(
+        mut self,
+        commands: &Receiver<Command>,
+        replies: &Sender<std::result::Result<Reply, Failed>>,
+    ) {
+        while let Ok(command) = commands.recv() {
+            let done = catch_unwind(AssertUnwindSafe(|| match &command {
+                Command::Step(data) => self.step(data),
+                Command::Fetch { func, value } => self.fetch(*func, *value),
+            }));
+            let done = done.unwrap_or_else(|panic| Err(self.panicked(&*panic)));
+            if let Err(f) = &done {
+                self.executor.transport().abort(f.cause.clone());
+            }
+            if replies.send(done).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn panicked(&self, panic: &(dyn std::any::Any + Send)) -> Failed {
+        let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let at = self.at[self.rank].load(Ordering::Relaxed);
+        let who = self.wiring.rank_text(self.rank);
+        let cause = Diag::new("rank-failed", format!("{who} panicked: {text}"))
+            .at(self.wiring.node_text(at >> 32, at & 0xffff_ffff))
+            .help("this is a bug of shardc: report it with the plan and these 2 lines")
+            .exit(Exit::RankFailed);
+        Failed { own: true, cause }
+    }
+
+    fn own<T>(&self, x: Option<T>) -> std::result::Result<T, Failed> {
+        x.ok_or_else(|| Failed { own: true, cause: out_of_arena() })
+    }
+
+    fn step(&mut self, data: &StepData) -> std::result::Result<Reply, Failed> {
+        let w = self.wiring.clone();
+        let wrote = batch::write(&w, &mut self.arena, &self.coords, data);
+        self.own(wrote)?;
+        let mut pieces = vec![];
+        for a in &w.plan.actions {
+            let microbatch = a.microbatch.unwrap_or(0);
+            self.call(&w, a.func, microbatch)?;
+            for (output, p) in w.results(RoleKind::Output).enumerate() {
+                if p.func == a.func && (data.observe || p.ty.elements() == 1) {
+                    let piece = self.read(&p);
+                    pieces.extend(self.own(piece)?.map(|data| Piece { output, microbatch, data }));
+                }
+            }
+        }
+        Ok(Reply { pieces, touched: self.arena.touched() })
+    }
+
+    /// Runs all nodes of a function.
+    fn call(
+        &mut self,
+        w: &Wiring,
+        func: usize,
+        microbatch: usize,
+    ) -> std::result::Result<(), Failed> {
+        for (n, bound) in w.nodes[func].iter().enumerate() {
+            self.at[self.rank].store(func << 32 | n, Ordering::Relaxed);
+            let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
+            for p in bound {
+                let at = self.arena.at(*p, microbatch);
+                memory.push(self.own(at)?.as_ptr());
+            }
+            // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
+            // places, and the arena has checked that they lie inside it. The plan keeps operands
+            // and results apart.
+            let done = unsafe { self.executor.run(&self.program[func][n], &memory) };
+            done.map_err(|cause| {
+                let place = format!("{}, {}", w.rank_text(self.rank), w.node_text(func, n));
+                let cause = if cause.place.is_none() { cause.at(place) } else { cause };
+                Failed { own: false, cause }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn fetch(
+        &mut self,
+        func: usize,
+        value: shardc_ir::func::Value,
+    ) -> std::result::Result<Reply, Failed> {
+        let w = self.wiring.clone();
+        let ty = w.plan.module.funcs[func].ty(value);
+        let place = w.places[func][value.0 as usize];
+        let piece = self.read(&Port { func, value, name: "", ty, place });
+        let data = self.own(piece)?;
+        let pieces =
+            data.map(|data| Piece { output: 0, microbatch: 0, data }).into_iter().collect();
+        Ok(Reply { pieces, touched: self.arena.touched() })
+    }
+
+    /// The dense elements of this rank's piece, if it is its owner; `None` outside if the place is
+    /// too small for the type.
+    fn read(&mut self, p: &Port) -> Option<Option<Vec<f32>>> {
+        let mesh = self.wiring.mesh();
+        if !owns(mesh, p.ty, &self.coords) {
+            return Some(None);
+        }
+        let block = piece(mesh, p.ty, &self.coords);
+        let from = self.arena.elements(p.place, 0)?;
+        if block.end() > from.len() {
+            return None;
+        }
+        let mut data = vec![0.0; block.len()];
+        // SAFETY: the block lies in the place, as was just checked; the copy is dense.
+        unsafe {
+            let to = Region::new(data.as_mut_ptr(), &dense_block(&block.extents));
+            copy(&Region::new(from.as_mut_ptr(), &block), &to, 0..block.len());
+        }
+        Some(Some(data))
+    }
+}

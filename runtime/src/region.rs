@@ -1,0 +1,124 @@
+//! A box of elements somewhere in memory, walked in row-major order in contiguous runs.
+
+use shardc_ir::kernel::{Block, Extents, View};
+use shardc_ir::tensor;
+use shardc_ir::types::Reduction;
+use std::ops::Range;
+
+/// Elements of 4 bytes in the memory of some rank: the block of an operand.
+#[derive(Clone, Debug)]
+pub struct Region {
+    first: *mut f32,
+    extents: Extents,
+    strides: Extents,
+}
+
+// SAFETY: who makes a region promises that its memory may be read by the ranks it is shown to.
+unsafe impl Send for Region {}
+// SAFETY: as above; a region itself is never changed.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// The block `block` of the operand whose memory begins at `base`.
+    ///
+    /// # Safety
+    /// All elements of the block lie in memory valid for reads and writes, which nobody frees or
+    /// uses otherwise before the transport's call returns; if it returns an error, before the
+    /// transports of all ranks are dropped.
+    pub unsafe fn new(base: *mut f32, block: &Block) -> Region {
+        Region {
+            first: base.wrapping_add(block.view.offset),
+            extents: block.extents.clone(),
+            strides: block.view.strides.clone(),
+        }
+    }
+
+    /// Adjacent elements.
+    ///
+    /// # Safety
+    /// As for [`Region::new`].
+    pub unsafe fn adjacent(first: *mut f32, len: usize) -> Region {
+        Region { first, extents: smallvec::smallvec![len], strides: smallvec::smallvec![1] }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.extents.iter().product()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of element `i` in row-major order, and how many from there on are adjacent.
+    fn run(&self, mut i: usize) -> (*mut f32, usize) {
+        let Some((&n, &stride)) = self.extents.last().zip(self.strides.last()) else {
+            return (self.first, 1);
+        };
+        let inner = i % n;
+        let left = if stride == 1 { n - inner } else { 1 };
+        let mut at = inner * stride;
+        i /= n;
+        let outer = self.extents.len() - 1;
+        for (n, stride) in self.extents[..outer].iter().zip(&self.strides).rev() {
+            at += i % n * stride;
+            i /= n;
+        }
+        (self.first.wrapping_add(at), left)
+    }
+}
+
+/// Writes the elements of `from` in this range over those of `to`, in order.
+///
+/// # Safety
+/// Both have at least `range.end` elements, nobody writes `from` or uses `to` meanwhile.
+pub(crate) unsafe fn copy(from: &Region, to: &Region, range: Range<usize>) {
+    let mut i = range.start;
+    while i < range.end {
+        let ((src, a), (dst, b)) = (from.run(i), to.run(i));
+        let n = a.min(b).min(range.end - i);
+        // SAFETY: both runs have n elements; equal runs are allowed.
+        unsafe { std::ptr::copy(src, dst, n) };
+        i += n;
+    }
+}
+
+/// Elements folded at a time: a run stays in the nearest cache while all parts pass by.
+const RUN: usize = 1024;
+
+/// Folds the elements of all of `from` in this range, from the left, into those of `to`.
+///
+/// # Safety
+/// As for [`copy`]; `to` may be one of `from`, but overlaps none otherwise.
+pub(crate) unsafe fn fold(fold: Reduction, from: &[Region], to: &Region, range: Range<usize>) {
+    let mut acc = [0.0f32; RUN];
+    let mut i = range.start;
+    while i < range.end {
+        let (dst, mut n) = to.run(i);
+        n = from.iter().fold(n, |n, f| n.min(f.run(i).1)).min(range.end - i).min(RUN);
+        let acc = &mut acc[..n];
+        for (k, f) in from.iter().enumerate() {
+            // SAFETY: all runs have n elements, and nobody writes them meanwhile.
+            let src = unsafe { std::slice::from_raw_parts(f.run(i).0.cast_const(), n) };
+            if k == 0 { acc.copy_from_slice(src) } else { join(fold, acc, src) }
+        }
+        // SAFETY: the result's run has n elements; all parts of it have been read.
+        unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr(), dst, n) };
+        i += n;
+    }
+}
+
+/// Folds `x` into `acc`, element by element.
+pub(crate) fn join(fold: Reduction, acc: &mut [f32], x: &[f32]) {
+    let both = acc.iter_mut().zip(x);
+    match fold {
+        Reduction::Sum => both.for_each(|(a, x)| *a += x),
+        Reduction::Max => both.for_each(|(a, x)| *a = a.max(*x)),
+        Reduction::Min => both.for_each(|(a, x)| *a = a.min(*x)),
+    }
+}
+
+/// A row-major block without gaps.
+pub(crate) fn dense_block(extents: &[usize]) -> Block {
+    let view = View { operand: 0, offset: 0, strides: tensor::strides(extents) };
+    Block { extents: extents.into(), view }
+}

@@ -1,0 +1,357 @@
+//! A running plan: one thread per rank, alive from step to step.
+
+use crate::batch::{self, StepData};
+use crate::rank::{Command, Failed, Piece, Rank, Reply};
+use crate::region::{Region, copy, dense_block};
+use crate::threads::Threads;
+use crate::wiring::{Port, Wiring, whole};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::kernel::Program;
+use shardc_ir::plan::Plan;
+use shardc_ir::tensor;
+use shardc_ir::weights::Weight;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Fills a slice of a parameter: the elements of these ranges, one per dim, in row-major order.
+pub type LoadFn<'a> = dyn Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<()> + Sync + 'a;
+
+/// Makes the kernels of a rank.
+pub type LowerFn<'a> = dyn Fn(&Plan, usize) -> Result<Program> + Sync + 'a;
+
+/// How to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads that one rank's products may use.
+    pub threads: usize,
+    /// Fill arenas with NaN, so that reading what was never written shows.
+    pub poison: bool,
+    /// A rank that others have waited for so long has failed.
+    pub timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { threads: 1, poison: false, timeout: Duration::from_secs(600) }
+    }
+}
+
+/// One step's data, `[global_batch, seq]` each. Position i is scored against `targets[i]`; negative
+/// targets are ignored. A plan without targets takes an empty slice.
+#[derive(Clone, Copy, Debug)]
+pub struct StepBatch<'a> {
+    pub input_ids: &'a [i32],
+    pub targets: &'a [i32],
+    /// Return all outputs, not only scalars.
+    pub observe: bool,
+}
+
+/// A global tensor, row-major.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Array {
+    pub shape: Vec<usize>,
+    pub data: Vec<f32>,
+}
+
+/// What a step gives.
+#[derive(Clone, Debug, Default)]
+pub struct StepResult {
+    pub loss: Option<f32>,
+    pub grad_norm: Option<f32>,
+    /// Targets that count.
+    pub tokens: usize,
+    /// Outputs by name: scalars, and all others if the batch is observed. Those of all
+    /// microbatches stand in one tensor if their first dim is the batch, else the last's remain.
+    pub outputs: BTreeMap<String, Array>,
+}
+
+struct Worker {
+    commands: Option<Sender<Command>>,
+    replies: Receiver<std::result::Result<Reply, Failed>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Ranks with their weights and state.
+pub struct Session {
+    wiring: Arc<Wiring>,
+    workers: Vec<Worker>,
+    at: Arc<Vec<AtomicUsize>>,
+    timeout: Duration,
+    needs_targets: bool,
+    failed: Option<Diag>,
+    touched: usize,
+}
+
+impl Session {
+    /// Starts all ranks of a plan: each lowers its program, makes its arena and loads its slices.
+    ///
+    /// # Errors
+    /// `plan` if the plan contradicts itself, `weight-missing`, and those of `lower` and `load`.
+    pub fn new(plan: &Plan, options: Options, lower: &LowerFn, load: &LoadFn) -> Result<Session> {
+        let wiring = Arc::new(Wiring::new(plan)?);
+        let needs_targets = batch::check_inputs(&wiring)?;
+        let ranks = wiring.mesh().ranks();
+        let at: Arc<Vec<AtomicUsize>> = Arc::new((0..ranks).map(|_| AtomicUsize::new(0)).collect());
+        let ends = Threads::connect(wiring.mesh(), options.timeout);
+        let made: Mutex<Vec<(usize, Result<Rank>)>> = Mutex::new(vec![]);
+        std::thread::scope(|s| {
+            for (rank, end) in ends.into_iter().enumerate() {
+                let (wiring, at, made) = (wiring.clone(), at.clone(), &made);
+                s.spawn(move || {
+                    let how = (options.threads, options.poison);
+                    let r = lower(&wiring.plan, rank).and_then(|program| {
+                        Rank::new(wiring, program, Box::new(end), how, at, load)
+                    });
+                    made.lock().unwrap_or_else(PoisonError::into_inner).push((rank, r));
+                });
+            }
+        });
+        let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+        made.sort_by_key(|m| m.0);
+        let ready: Vec<Rank> = made.into_iter().map(|m| m.1).collect::<Result<_>>()?;
+        let workers: Result<Vec<Worker>> = ready.into_iter().enumerate().map(start).collect();
+        let timeout = options.timeout;
+        Ok(Session {
+            wiring,
+            workers: workers?,
+            at,
+            timeout,
+            needs_targets,
+            failed: None,
+            touched: 0,
+        })
+    }
+
+    /// Runs one step, the `step`-th (from 1), at a learning rate.
+    ///
+    /// # Errors
+    /// `batch-shape`, `token-range` and `label-range` if the data do not fit (nothing has run
+    /// then); `nan-loss`; `rank-failed`, after which the session fails always.
+    pub fn step(&mut self, batch: &StepBatch, lr: f64, step: usize) -> Result<StepResult> {
+        let data = Arc::new(StepData {
+            input_ids: batch.input_ids.to_vec(),
+            targets: batch.targets.to_vec(),
+            lr: lr as f32,
+            step: step as f32,
+            observe: batch.observe,
+        });
+        batch::check(&self.wiring.plan.settings, &data, self.needs_targets)?;
+        let replies = self.ask(|| Command::Step(data.clone()))?;
+        let mut out = StepResult {
+            tokens: batch.targets.iter().filter(|&&t| t >= 0).count(),
+            ..StepResult::default()
+        };
+        let ports: Vec<Port> = self.wiring.results(RoleKind::Output).collect();
+        for (rank, r) in replies.iter().enumerate() {
+            for p in &r.pieces {
+                let port = &ports[p.output];
+                let to = out.outputs.entry(port.name.to_string()).or_default();
+                self.assemble(port, rank, p, to);
+            }
+        }
+        let scalar = |name: &str| out.outputs.get(name).and_then(|a| a.data.first().copied());
+        (out.loss, out.grad_norm) = (scalar("loss"), scalar("grad_norm"));
+        match out.loss.filter(|l| !l.is_finite()) {
+            None => Ok(out),
+            Some(loss) => Err(Diag::new("nan-loss", format!("the loss of step {step} is {loss}"))
+                .rule("a loss is a finite number")
+                .why(format!("learning rate {lr}, gradient norm {:?}", out.grad_norm))
+                .help(format!("try --lr {}, or --clip 1.0", lr / 10.0))
+                .exit(Exit::Problems)),
+        }
+    }
+
+    /// The value of a parameter, a state or an output after a step, gathered from its owners.
+    ///
+    /// # Errors
+    /// `unknown-tensor` if no value has the role, `partial` if its ranks hold parts of a sum, and
+    /// `rank-failed`.
+    pub fn tensor(&mut self, role: &Role) -> Result<Array> {
+        let wiring = self.wiring.clone();
+        let port = wiring.find(role).filter(|p| p.ty.dtype == shardc_ir::types::DType::F32);
+        let Some(port) = port else {
+            let known: Vec<&str> = wiring
+                .args(role.kind)
+                .chain(wiring.results(role.kind))
+                .map(|p| p.name)
+                .take(8)
+                .collect();
+            return Err(Diag::new(
+                "unknown-tensor",
+                format!("no {} is called `{}`", role.kind.name(), role.name),
+            )
+            .help(format!("the first {} are {}", known.len(), known.join(", "))));
+        };
+        whole(port.name, port.ty)?;
+        let (func, value) = (port.func, port.value);
+        let replies = self.ask(|| Command::Fetch { func, value })?;
+        let mut out = Array::default();
+        for (rank, r) in replies.iter().enumerate() {
+            for p in &r.pieces {
+                self.place(&port, rank, &p.data, &port.ty.sizes(), None, &mut out);
+            }
+        }
+        Ok(out)
+    }
+
+    /// The most bytes of its arena that any rank has used.
+    pub fn touched(&self) -> usize {
+        self.touched
+    }
+
+    /// Puts a rank's piece of an output into the global tensor.
+    fn assemble(&self, port: &Port, rank: usize, p: &Piece, to: &mut Array) {
+        let w = &self.wiring;
+        let mut shape = port.ty.sizes();
+        let input = w.args(RoleKind::Input).find(|i| i.func == port.func && i.ty.rank() == 2);
+        let batch = input.filter(|i| {
+            w.per_microbatch[port.func] && shape.len() > 1 && shape[0] == i.ty.dims[0].size
+        });
+        if batch.is_some() {
+            shape[0] = w.plan.settings.global_batch;
+        }
+        self.place(port, rank, &p.data, &shape, batch.map(|b| (b, p.microbatch)), to);
+    }
+
+    /// Copies a dense piece to its place in a tensor of this shape; if `batch` is given, rows are
+    /// those of a microbatch.
+    fn place(
+        &self,
+        port: &Port,
+        rank: usize,
+        data: &[f32],
+        shape: &[usize],
+        batch: Option<(Port, usize)>,
+        to: &mut Array,
+    ) {
+        let size = shape.iter().product();
+        if to.shape != shape || to.data.len() != size {
+            *to = Array { shape: shape.to_vec(), data: vec![0.0; size] };
+        }
+        let mesh = self.wiring.mesh();
+        let coords = mesh.coords(rank);
+        let extents: Vec<_> = (0..shape.len()).map(|d| port.ty.extent(mesh, d, &coords)).collect();
+        let lens: Vec<usize> = extents.iter().map(|e| e.len).collect();
+        let offsets: Vec<usize> = extents.iter().map(|e| e.offset).collect();
+        let strides = tensor::strides(shape);
+        let (rows, inner) = match (&batch, lens.split_first()) {
+            (Some(_), Some((&n, rest))) => (n, rest.to_vec()),
+            _ => (1, lens.clone()),
+        };
+        let outer = lens.len() - inner.len();
+        let mut from = dense_block(&inner);
+        let size = from.len();
+        for i in 0..rows {
+            let first = batch.map(|(b, j)| {
+                batch::global_row(&self.wiring, b.ty, offsets[0] + i, j) * strides[0]
+            });
+            let rest =
+                offsets[outer..].iter().zip(&strides[outer..]).map(|(o, s)| o * s).sum::<usize>();
+            let mut target = from.clone();
+            target.view.strides = strides[outer..].into();
+            target.view.offset = first.unwrap_or(0) + rest;
+            from.view.offset = i * size;
+            assert!(
+                from.end() <= data.len() && target.end() <= to.data.len(),
+                "a piece fits its tensor"
+            );
+            // SAFETY: both blocks are inside their vectors, as was just checked; the source is
+            // only read.
+            unsafe {
+                let source = Region::new(data.as_ptr().cast_mut(), &from);
+                copy(&source, &Region::new(to.data.as_mut_ptr(), &target), 0..size);
+            }
+        }
+    }
+
+    /// Gives all ranks a command and waits for all replies.
+    fn ask(&mut self, command: impl Fn() -> Command) -> Result<Vec<Reply>> {
+        if let Some(f) = &self.failed {
+            return Err(f.clone());
+        }
+        for w in &self.workers {
+            // A rank whose thread has ended is found below, when it does not reply.
+            let _ = w.commands.as_ref().map(|c| c.send(command()));
+        }
+        let mut replies = vec![];
+        let mut failures: Vec<(usize, Failed)> = vec![];
+        for (rank, w) in self.workers.iter_mut().enumerate() {
+            let reply = if failures.is_empty() {
+                w.replies.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                w.replies.recv_timeout(self.timeout + Duration::from_secs(1))
+            };
+            match reply {
+                Ok(Ok(r)) => replies.push(r),
+                Ok(Err(f)) => failures.push((rank, f)),
+                Err(e) => {
+                    // A thread that does not answer cannot be joined either.
+                    w.thread = None;
+                    let what = if e == RecvTimeoutError::Timeout {
+                        "does not answer"
+                    } else {
+                        "has ended"
+                    };
+                    let cause =
+                        Diag::new("rank-failed", format!("{} {what}", self.wiring.rank_text(rank)))
+                            .help("start again from the last checkpoint, with 1 thread per rank")
+                            .exit(Exit::RankFailed);
+                    failures.push((rank, Failed { own: e != RecvTimeoutError::Timeout, cause }));
+                }
+            }
+        }
+        self.touched = replies.iter().map(|r| r.touched).fold(self.touched, usize::max);
+        let first = failures.iter().position(|f| f.1.own).unwrap_or(0);
+        if failures.is_empty() {
+            return Ok(replies);
+        }
+        let (rank, failed) = failures.swap_remove(first);
+        let cause = self.explain(rank, failed.cause);
+        self.failed = Some(cause.clone());
+        Err(cause)
+    }
+
+    /// Adds where the other ranks were.
+    fn explain(&self, rank: usize, mut cause: Diag) -> Diag {
+        /// More ranks than this are not listed.
+        const LISTED: usize = 8;
+        for other in (0..self.at.len()).filter(|&r| r != rank).take(LISTED) {
+            let at = self.at[other].load(Ordering::Relaxed);
+            let node = self.wiring.node_text(at >> 32, at & 0xffff_ffff);
+            cause = cause.why(format!("{} was at {node}", self.wiring.rank_text(other)));
+        }
+        cause
+    }
+}
+
+fn start((rank, r): (usize, Rank)) -> Result<Worker> {
+    let (commands, inbox) = channel();
+    let (outbox, replies) = channel();
+    let thread = std::thread::Builder::new().name(format!("rank {rank}"));
+    let thread = thread.spawn(move || r.serve(&inbox, &outbox)).map_err(|e| {
+        Diag::new("threads", format!("the thread of rank {rank} did not start: {e}"))
+            .help(format!("allow this process {} more threads", rank + 1))
+            .exit(Exit::Environment)
+    })?;
+    Ok(Worker { commands: Some(commands), replies, thread: Some(thread) })
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for w in &mut self.workers {
+            w.commands = None;
+        }
+        for w in &mut self.workers {
+            if let Some(t) = w.thread.take() {
+                // A panic was reported as the rank's failure.
+                let _ = t.join();
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The transport between threads of one process: operands are read where they lie.
+//!
+//! An operation is: publish where my data is, wait for the others, read theirs, wait until all have
+//! read. A sum moves a ring's bytes: each member folds its own chunk and then reads the others'.
+
+use crate::hub::{Call, Group, Hub, held};
+use crate::region::{copy, fold, join};
+use crate::transport::{Reduced, Region, Transport};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::types::Reduction;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
+
+/// Sums of at most this many elements are published by value and folded whole by every member: one
+/// wait instead of three.
+const SMALL: usize = 2048;
+
+/// One rank's end.
+pub struct Threads {
+    rank: usize,
+    hub: Arc<Hub>,
+    groups: BTreeMap<Key, (Arc<Group>, usize)>,
+    scratch: Vec<f32>,
+}
+
+/// Names a group among those of one rank: over atoms, or from one rank to another.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Over(AtomSet),
+    Pair(usize, usize),
+}
+
+/// A call that has begun: whom with, at which place, in which round.
+struct Begun {
+    group: Arc<Group>,
+    me: usize,
+    round: u64,
+}
+
+impl Begun {
+    fn calls(&self) -> &[RwLock<Call>] {
+        &self.group.calls[self.round as usize % 2]
+    }
+    fn ways(&self) -> usize {
+        self.group.members.len()
+    }
+}
+
+impl Threads {
+    /// One end per rank of the mesh; a member that keeps others waiting longer than `timeout` has
+    /// failed.
+    pub fn connect(mesh: &Mesh, timeout: Duration) -> Vec<Threads> {
+        let ranks = mesh.ranks();
+        let hub = Arc::new(Hub {
+            mesh: mesh.clone(),
+            timeout,
+            failed: AtomicBool::new(false),
+            cause: Mutex::new(None),
+            left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+            groups: Mutex::new(BTreeMap::new()),
+        });
+        let end =
+            |rank| Threads { rank, hub: hub.clone(), groups: BTreeMap::new(), scratch: vec![] };
+        (0..ranks).map(end).collect()
+    }
+
+    fn group(&mut self, key: Key) -> (Arc<Group>, usize) {
+        if let Some(g) = self.groups.get(&key) {
+            return g.clone();
+        }
+        let members = match key {
+            Key::Over(axes) => self.hub.mesh.group(axes, self.rank),
+            Key::Pair(from, to) => vec![from, to],
+        };
+        let me = members.iter().position(|&r| r == self.rank).expect("a rank is in its group");
+        // A pair is not the group of the same two ranks: a send may wait while a sum goes on.
+        let mut name = members.clone();
+        name.extend(matches!(key, Key::Pair(..)).then_some(usize::MAX));
+        let mut groups = held(self.hub.groups.lock());
+        let g = groups.entry(name).or_insert_with(|| Arc::new(Group::new(members))).clone();
+        drop(groups);
+        self.groups.insert(key, (g.clone(), me));
+        (g, me)
+    }
+
+    /// Publishes a call and waits until all members have.
+    fn begin(
+        &mut self,
+        key: Key,
+        name: &'static str,
+        fill: impl FnOnce(&mut Call),
+    ) -> Result<Begun> {
+        let (group, me) = self.group(key);
+        let c = Begun { round: group.round.load(Ordering::Acquire), group, me };
+        {
+            let mut call = held(c.calls()[me].write());
+            call.name = name;
+            call.folds.clear();
+            call.regions.clear();
+            call.data.clear();
+            fill(&mut call);
+        }
+        c.group.wait(&self.hub, me)?;
+        for (p, call) in c.calls().iter().enumerate() {
+            let other = held(call.read()).name;
+            if other != name {
+                let (a, b) = (self.rank, c.group.members[p]);
+                return self.fail(format!("rank {a} calls {name} while rank {b} calls {other}"));
+            }
+        }
+        Ok(c)
+    }
+
+    fn fail<T>(&self, message: String) -> Result<T> {
+        self.hub.fail_with(message)
+    }
+
+    /// Region `i` that member `p` has published, of `len` elements.
+    fn theirs(&self, c: &Begun, p: usize, i: usize, len: usize) -> Result<Region> {
+        let call = held(c.calls()[p].read());
+        let found = call.regions.get(i).map_or(0, Region::len);
+        match call.regions.get(i) {
+            Some(r) if found == len => Ok(r.clone()),
+            _ => {
+                let name = call.name;
+                drop(call);
+                self.unequal(name, len, c.group.members[p], found)
+            }
+        }
+    }
+
+    fn unequal<T>(&self, name: &str, len: usize, other: usize, found: usize) -> Result<T> {
+        let me = self.rank;
+        self.fail(format!("{name}: rank {me} expects {len} elements, rank {other} has {found}"))
+    }
+
+    /// Waits until all members have read what was published.
+    fn end(&self, c: &Begun) -> Result<()> {
+        c.group.wait(&self.hub, c.me)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.hub.left[self.rank].store(true, Ordering::Release);
+        self.hub.wake_all();
+    }
+}
+
+/// The chunk of `total` elements that member `p` of `ways` folds.
+fn chunk(total: usize, ways: usize, p: usize) -> Range<usize> {
+    // Whole cache lines, so that two members never write the same one.
+    let size = total.div_ceil(ways).next_multiple_of(16);
+    (p * size).min(total)..((p + 1) * size).min(total)
+}
+
+/// Calls `f(tensor, range of its elements)` for a range of all tensors one after the other.
+fn split(
+    tensors: &[Reduced],
+    range: Range<usize>,
+    mut f: impl FnMut(usize, Range<usize>) -> Result<()>,
+) -> Result<()> {
+    let mut start = 0;
+    for (i, t) in tensors.iter().enumerate() {
+        let n = t.to.len();
+        let part =
+            range.start.clamp(start, start + n) - start..range.end.clamp(start, start + n) - start;
+        if !part.is_empty() {
+            f(i, part)?;
+        }
+        start += n;
+    }
+    Ok(())
+}
+
+impl Transport for Threads {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+    fn world(&self) -> usize {
+        self.hub.left.len()
+    }
+    fn barrier(&mut self, axes: AtomSet) -> Result<()> {
+        self.begin(Key::Over(axes), "barrier", |_| {}).map(|_| ())
+    }
+
+    fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
+        let total: usize = tensors.iter().map(|t| t.to.len()).sum();
+        if total <= SMALL {
+            return self.small(axes, tensors, total);
+        }
+        let c = self.begin(Key::Over(axes), "all_reduce", |call| {
+            call.regions.extend(tensors.iter().flat_map(|t| [&t.from, &t.to]).cloned());
+            call.folds.extend(tensors.iter().map(|t| t.fold));
+        })?;
+        self.same_folds(&c, tensors)?;
+        let mut parts = Vec::with_capacity(c.ways());
+        split(tensors, chunk(total, c.ways(), c.me), |i, range| {
+            parts.clear();
+            for p in 0..c.ways() {
+                parts.push(self.theirs(&c, p, 2 * i, tensors[i].to.len())?);
+            }
+            // SAFETY: lengths are equal; members write and read only their own chunks now, and
+            // results overlap no operand but their own.
+            unsafe { fold(tensors[i].fold, &parts, &tensors[i].to, range) };
+            Ok(())
+        })?;
+        c.group.wait(&self.hub, c.me)?;
+        for p in (0..c.ways()).filter(|&p| p != c.me) {
+            split(tensors, chunk(total, c.ways(), p), |i, range| {
+                let from = self.theirs(&c, p, 2 * i + 1, tensors[i].to.len())?;
+                // SAFETY: lengths are equal; member p has written this range and leaves it.
+                unsafe { copy(&from, &tensors[i].to, range) };
+                Ok(())
+            })?;
+        }
+        self.end(&c)
+    }
+
+    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
+        let c =
+            self.begin(Key::Over(axes), "all_gather", |call| call.regions.push(from.clone()))?;
+        self.receive(&c, to, 0)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        axes: AtomSet,
+        how: Reduction,
+        from: &[Region],
+        to: &Region,
+    ) -> Result<()> {
+        let publish = |call: &mut Call| {
+            call.regions.extend_from_slice(from);
+            call.folds.push(how);
+        };
+        let c = self.begin(Key::Over(axes), "reduce_scatter", publish)?;
+        let parts: Result<Vec<Region>> =
+            (0..c.ways()).map(|p| self.theirs(&c, p, c.me, to.len())).collect();
+        // SAFETY: lengths are equal, members leave their operands, the result is ours alone.
+        unsafe { fold(how, &parts?, to, 0..to.len()) };
+        self.end(&c)
+    }
+
+    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
+        let publish = |call: &mut Call| call.regions.extend_from_slice(from);
+        let c = self.begin(Key::Over(axes), "all_to_all", publish)?;
+        let me = c.me;
+        self.receive(&c, to, me)
+    }
+
+    fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()> {
+        let c = self.begin(Key::Over(axes), "permute", |call| call.regions.push(from.clone()))?;
+        let ways = c.ways();
+        self.take(&c, (c.me + ways - shift % ways) % ways, 0, to)?;
+        self.end(&c)
+    }
+
+    fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()> {
+        let c = self.begin(Key::Over(axes), "broadcast", |call| call.regions.push(data.clone()))?;
+        let root = root % c.ways();
+        if c.me != root {
+            self.take(&c, root, 0, data)?;
+        }
+        self.end(&c)
+    }
+
+    fn send(&mut self, to: usize, data: &Region) -> Result<()> {
+        let key = self.pair(self.rank, to)?;
+        let c = self.begin(key, "send to recv", |call| call.regions.push(data.clone()))?;
+        self.end(&c)
+    }
+
+    fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
+        let key = self.pair(from, self.rank)?;
+        let c = self.begin(key, "send to recv", |_| {})?;
+        self.take(&c, 0, 0, data)?;
+        self.end(&c)
+    }
+
+    fn abort(&mut self, cause: Diag) {
+        self.hub.fail(cause);
+    }
+}
+
+impl Threads {
+    /// An `all_reduce` of few elements.
+    fn small(&mut self, axes: AtomSet, tensors: &[Reduced], total: usize) -> Result<()> {
+        let c = self.begin(Key::Over(axes), "all_reduce", |call| {
+            call.folds.extend(tensors.iter().map(|t| t.fold));
+            call.data.resize(total, 0.0);
+            let mut first = call.data.as_mut_ptr();
+            for t in tensors {
+                let n = t.from.len().min(t.to.len());
+                // SAFETY: the vector has room for all of `to`; nobody writes operands now.
+                unsafe { copy(&t.from, &Region::adjacent(first, n), 0..n) };
+                first = first.wrapping_add(t.to.len());
+            }
+        })?;
+        self.same_folds(&c, tensors)?;
+        self.scratch.clear();
+        for (p, call) in c.calls().iter().enumerate() {
+            let call = held(call.read());
+            if call.data.len() != total {
+                let found = call.data.len();
+                drop(call);
+                return self.unequal("all_reduce", total, c.group.members[p], found);
+            }
+            if p == 0 {
+                self.scratch.extend_from_slice(&call.data);
+                continue;
+            }
+            let mut at = 0;
+            for t in tensors {
+                let range = at..at + t.to.len();
+                at = range.end;
+                join(t.fold, &mut self.scratch[range.clone()], &call.data[range]);
+            }
+        }
+        let mut first = self.scratch.as_mut_ptr();
+        for t in tensors {
+            let n = t.to.len();
+            // SAFETY: the sum of all lengths was folded; results are ours alone.
+            unsafe { copy(&Region::adjacent(first, n), &t.to, 0..n) };
+            first = first.wrapping_add(n);
+        }
+        Ok(())
+    }
+
+    /// Checks that all members fold the same tensors alike.
+    fn same_folds(&self, c: &Begun, tensors: &[Reduced]) -> Result<()> {
+        for (p, call) in c.calls().iter().enumerate() {
+            if !held(call.read()).folds.iter().copied().eq(tensors.iter().map(|t| t.fold)) {
+                let (a, b) = (self.rank, c.group.members[p]);
+                return self
+                    .fail(format!("all_reduce: ranks {a} and {b} reduce different tensors"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies region `i` of member `p`.
+    fn take(&self, c: &Begun, p: usize, i: usize, to: &Region) -> Result<()> {
+        let from = self.theirs(c, p, i, to.len())?;
+        // SAFETY: lengths are equal, and members leave their operands until all have read.
+        unsafe { copy(&from, to, 0..to.len()) };
+        Ok(())
+    }
+
+    /// Copies region `i` of every member to its place, and waits until all have.
+    fn receive(&self, c: &Begun, to: &[Region], i: usize) -> Result<()> {
+        if to.len() != c.ways() {
+            let (me, n, ways) = (self.rank, to.len(), c.ways());
+            return self.fail(format!("rank {me} has {n} places for the data of {ways} ranks"));
+        }
+        to.iter().enumerate().try_for_each(|(p, to)| self.take(c, p, i, to))?;
+        self.end(c)
+    }
+
+    fn pair(&self, from: usize, to: usize) -> Result<Key> {
+        if from == to || from.max(to) >= self.world() {
+            return self.fail(format!("rank {from} cannot send to rank {to}"));
+        }
+        Ok(Key::Pair(from, to))
+    }
+}

@@ -1,0 +1,57 @@
+//! What ranks exchange, and how: the interface between the executor and a way to move bytes.
+
+pub use crate::region::Region;
+use shardc_ir::diag::Result;
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::types::Reduction;
+
+/// One tensor of an `all_reduce`: both regions have the same number of elements on every member.
+#[derive(Clone, Debug)]
+pub struct Reduced {
+    pub fold: Reduction,
+    pub from: Region,
+    pub to: Region,
+}
+
+/// One rank's end of a transport. A group is named by its atoms: the ranks that differ from this
+/// one in those coordinates only, in group order. All members call the same operations in the same
+/// order, with matching sizes. Results overlap no operand, but that of an `all_reduce` may be its
+/// own.
+///
+/// A sum is folded from the left in group order, in f32, so results depend neither on chunking nor
+/// on the transport, and are the same on all members, bit for bit.
+///
+/// Every operation fails, with a [`shardc_ir::diag::Diag`] that names the rank, when a member
+/// failed, left, called something else, or did not come in time. After that all of them fail.
+pub trait Transport: Send {
+    /// This rank.
+    fn rank(&self) -> usize;
+    /// Number of ranks.
+    fn world(&self) -> usize;
+    /// Waits for all members.
+    fn barrier(&mut self, axes: AtomSet) -> Result<()>;
+    /// Folds all tensors, in one pass.
+    fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()>;
+    /// Member p's `from` arrives in `to[p]` of everybody.
+    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()>;
+    /// `to` becomes the fold of the members' `from[this member]`.
+    fn reduce_scatter(
+        &mut self,
+        axes: AtomSet,
+        fold: Reduction,
+        from: &[Region],
+        to: &Region,
+    ) -> Result<()>;
+    /// `from[p]` arrives in member p's `to[this member]`.
+    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()>;
+    /// `from` arrives in the `to` of the member `shift` places on, around the ring.
+    fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()>;
+    /// The `data` of member `root` arrives in everybody's.
+    fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()>;
+    /// Hands data to rank `to`; returns when it has been received.
+    fn send(&mut self, to: usize, data: &Region) -> Result<()>;
+    /// Receives data from rank `from`.
+    fn recv(&mut self, from: usize, data: &Region) -> Result<()>;
+    /// Makes every pending and later operation of every rank fail with this cause.
+    fn abort(&mut self, cause: shardc_ir::diag::Diag);
+}

@@ -1,0 +1,313 @@
+//! Collectives between threads: uneven pieces of several dims, the same bits on all ranks, and no
+//! hanging when a rank fails.
+
+mod lab;
+
+use shardc_ir::diag::{Diag, Exit};
+use shardc_ir::func::{Func, Name, Port};
+use shardc_ir::interp;
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::ops::{AllGather, AllReduce, AllToAll, Op, Permute, Place, ReduceScatter, Slice};
+use shardc_ir::rng::Stream;
+use shardc_ir::tensor::Tensor;
+use shardc_ir::types::{AtomList, DType, Type};
+use shardc_runtime::threads::Threads;
+use shardc_runtime::transport::{Reduced, Region, Transport};
+use std::time::{Duration, Instant};
+
+fn atoms(list: &[u8]) -> AtomList {
+    AtomList::collect(list.iter().map(|&a| Atom(a))).unwrap()
+}
+
+/// A function of one collective.
+fn function(mesh: &Mesh, op: Op, ins: &[Type]) -> Func {
+    let mut f = Func::new("f");
+    let args: Vec<_> = ins.iter().map(|t| f.arg(t.clone(), Name::parse("x"), None)).collect();
+    let mut b = shardc_ir::builder::Builder::new(mesh, &mut f);
+    let outs = b.push_n(&["y"], op, &args);
+    f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
+    f
+}
+
+fn draw(sizes: &[usize], seed: u64) -> Tensor {
+    let s = Stream::new(seed, "x", 0);
+    let mut i = 0;
+    Tensor::from_fn(sizes, |_| {
+        i += 1;
+        f64::from((s.uniform(i) * 2.0 - 1.0) as f32)
+    })
+}
+
+fn check(what: &str, mesh: &Mesh, op: impl Into<Op>, ins: &[Type]) {
+    let f = function(mesh, op.into(), ins);
+    let rounded = |t: &Tensor| t.map(|x| f64::from(x as f32));
+    let varied = |t: &Type, i: usize| -> Vec<Tensor> {
+        if t.varying.is_empty() {
+            let mut x = draw(&t.sizes(), i as u64);
+            if t.dtype == DType::I32 {
+                x = x.map(|x| (x * 1e9).round());
+            }
+            let pieces = interp::scatter(mesh, t, &x);
+            return if t.dtype == DType::I32 {
+                pieces
+            } else {
+                pieces.iter().map(rounded).collect()
+            };
+        }
+        (0..mesh.ranks()).map(|r| draw(&t.lens(mesh, &mesh.coords(r)), r as u64)).collect()
+    };
+    let args: Vec<Vec<Tensor>> = ins.iter().enumerate().map(|(i, t)| varied(t, i)).collect();
+    lab::compare(what, mesh, &f, &args);
+}
+
+/// Meshes, the atoms of the group, and the atoms of a dim that is split once more.
+fn meshes() -> Vec<(Mesh, AtomSet)> {
+    let mut out = vec![];
+    for n in [2, 3, 4] {
+        out.push((Mesh::new(&[("tp", n)]).unwrap(), AtomSet(1)));
+    }
+    let two = Mesh::new(&[("dp", 2), ("tp", 2)]).unwrap();
+    out.extend([1, 2, 3].map(|s| (two.clone(), AtomSet(s))));
+    out
+}
+
+fn list(s: AtomSet) -> Vec<u8> {
+    s.iter().map(|a| a.0).collect()
+}
+
+#[test]
+fn sums_match_their_meaning() {
+    for (mesh, group) in meshes() {
+        for sizes in [&[3usize, 5][..], &[70, 61], &[0, 4], &[]] {
+            let mut t = Type::f32(sizes);
+            t.sum = group;
+            let what = format!("all_reduce over {group:?} of {sizes:?} on {:?}", mesh.axes);
+            check(&what, &mesh, AllReduce { axes: group }, std::slice::from_ref(&t));
+            let mut max = Type::f32(&[7, 300]);
+            max.max = group;
+            // Different folds in one pass.
+            check(&what, &mesh, AllReduce { axes: group }, &[t.clone(), max, t]);
+        }
+    }
+}
+
+#[test]
+fn pieces_match_their_meaning() {
+    for (mesh, group) in meshes() {
+        for dim in 0..3 {
+            let what = format!("dim {dim} over {group:?} on {:?}", mesh.axes);
+            for dtype in [DType::F32, DType::I32] {
+                let mut t = Type::new(dtype, &[5, 7, 6]);
+                t.dims[dim].atoms = atoms(&list(group));
+                check(
+                    &format!("all_gather {what}"),
+                    &mesh,
+                    AllGather { axes: group, dim },
+                    &[t.clone()],
+                );
+                let to = (dim + 1) % 3;
+                check(
+                    &format!("all_to_all {what}"),
+                    &mesh,
+                    AllToAll { axes: group, from: dim, to },
+                    &[t.clone()],
+                );
+            }
+            let mut t = Type::f32(&[5, 7, 6]);
+            t.dims[dim].atoms = atoms(&list(group));
+            check(&format!("place {what}"), &mesh, Place { axes: group, dim }, &[t]);
+            check(
+                &format!("slice {what}"),
+                &mesh,
+                Slice { axes: group, dim },
+                &[Type::f32(&[5, 7, 6])],
+            );
+            let mut t = Type::f32(&[5, 7, 6]);
+            t.sum = group;
+            check(
+                &format!("reduce_scatter {what}"),
+                &mesh,
+                ReduceScatter { axes: group, dim },
+                &[t],
+            );
+        }
+        for shift in [1, 2, 5] {
+            let mut t = Type::f32(&[5, 7]);
+            t.varying = group;
+            check(&format!("permute {shift}"), &mesh, Permute { axes: group, shift }, &[t]);
+        }
+    }
+}
+
+#[test]
+fn other_dims_may_be_split_unevenly() {
+    let mesh = Mesh::new(&[("dp", 3), ("tp", 2)]).unwrap();
+    let (dp, tp) = (atoms(&[0]), AtomSet(2));
+    let mut t = Type::f32(&[7, 5, 3]);
+    t.dims[0].atoms = dp;
+    let mut s = t.clone();
+    s.dims[1].atoms = atoms(&[1]);
+    check("gather beside dp", &mesh, AllGather { axes: tp, dim: 1 }, &[s.clone()]);
+    check("all_to_all beside dp", &mesh, AllToAll { axes: tp, from: 1, to: 2 }, &[s]);
+    t.sum = tp;
+    check("sum beside dp", &mesh, AllReduce { axes: tp }, &[t.clone()]);
+    check("scatter beside dp", &mesh, ReduceScatter { axes: tp, dim: 2 }, &[t]);
+    // A dim split over dp and then tp: gathered over tp, the minor one.
+    let mut t = Type::f32(&[24, 3]);
+    t.dims[0].atoms = atoms(&[0, 1]);
+    check("minor part", &mesh, AllGather { axes: tp, dim: 0 }, &[t]);
+}
+
+/// Runs one closure per rank and returns what they return.
+fn ranks<T: Send>(mesh: &Mesh, timeout: u64, f: impl Fn(usize, Threads) -> T + Sync) -> Vec<T> {
+    let ends = Threads::connect(mesh, Duration::from_millis(timeout));
+    std::thread::scope(|s| {
+        let f = &f;
+        let all: Vec<_> =
+            ends.into_iter().enumerate().map(|(r, e)| s.spawn(move || f(r, e))).collect();
+        all.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// SAFETY of the tests below: vectors outlive the transports, which only these threads use.
+fn region(x: &mut Vec<f32>) -> Region {
+    let block = lab::dense(&[x.len()]);
+    // SAFETY: the block is the whole vector; see above.
+    unsafe { Region::new(x.as_mut_ptr(), &block) }
+}
+
+#[test]
+fn sums_are_left_folds_and_the_same_bits_everywhere() {
+    for n in [2, 3, 4] {
+        let mesh = Mesh::new(&[("tp", n)]).unwrap();
+        for len in [1, 100, 2049, 5000] {
+            let draw = |r: usize| -> Vec<f32> {
+                draw(&[len], r as u64).data.iter().map(|&x| x as f32).collect()
+            };
+            let parts: Vec<Vec<f32>> = (0..n).map(draw).collect();
+            let part = |r: usize| parts[r].clone();
+            let fold = |i: usize| parts[1..].iter().fold(parts[0][i], |a, p| a + p[i]);
+            let want: Vec<f32> = (0..len).map(fold).collect();
+            let got = ranks(&mesh, 9000, |r, mut end| {
+                let (mut x, mut y, mut own) = (part(r), vec![f32::NAN; len], part(r));
+                for _ in 0..20 {
+                    let tensor = Reduced {
+                        fold: shardc_ir::types::Reduction::Sum,
+                        from: region(&mut x),
+                        to: region(&mut y),
+                    };
+                    end.all_reduce(AtomSet(1), &[tensor]).unwrap();
+                }
+                let in_place = region(&mut own);
+                let tensor = Reduced {
+                    fold: shardc_ir::types::Reduction::Sum,
+                    from: in_place.clone(),
+                    to: in_place,
+                };
+                end.all_reduce(AtomSet(1), &[tensor]).unwrap();
+                // Nobody may free what others still read.
+                end.barrier(AtomSet(1)).unwrap();
+                (y, own)
+            });
+            for (y, own) in got {
+                assert!(y == want && own == want, "{n} ranks, {len} elements");
+            }
+        }
+    }
+}
+
+#[test]
+fn data_goes_from_rank_to_rank() {
+    let mesh = Mesh::new(&[("pp", 2), ("tp", 2)]).unwrap();
+    let got = ranks(&mesh, 9000, |r, mut end| {
+        let mut x = vec![r as f32; 3];
+        end.broadcast(AtomSet(2), 1, &region(&mut x)).unwrap();
+        let mut y = vec![0.0; 3];
+        if r < 2 {
+            end.send(r + 2, &region(&mut x)).unwrap();
+            end.recv(r + 2, &region(&mut y)).unwrap();
+        } else {
+            end.recv(r - 2, &region(&mut y)).unwrap();
+            end.send(r - 2, &region(&mut x)).unwrap();
+        }
+        end.barrier(AtomSet(3)).unwrap();
+        y[2]
+    });
+    assert_eq!(got, [3.0, 3.0, 1.0, 1.0]);
+}
+
+#[test]
+fn a_failing_rank_ends_the_others_at_once() {
+    let mesh = Mesh::new(&[("tp", 4)]).unwrap();
+    let start = Instant::now();
+    let got = ranks(&mesh, 60_000, |r, mut end| {
+        let mut x = vec![0.0f32; 4000];
+        for i in 0..10 {
+            if r == 2 && i == 5 {
+                end.abort(Diag::new("test", "rank 2 gave up").exit(Exit::RankFailed));
+                return None;
+            }
+            let t = Reduced {
+                fold: shardc_ir::types::Reduction::Sum,
+                from: region(&mut x),
+                to: region(&mut x),
+            };
+            if let Err(e) = end.all_reduce(AtomSet(1), &[t]) {
+                // Others may still read this memory: see the contract of regions.
+                std::mem::forget(x);
+                return Some(e.message);
+            }
+        }
+        Some("no error".into())
+    });
+    assert!(start.elapsed() < Duration::from_secs(1));
+    for r in [0, 1, 3] {
+        assert_eq!(got[r].as_deref(), Some("rank 2 gave up"));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_or_is_late_or_calls_something_else_is_named() {
+    let mesh = Mesh::new(&[("tp", 3)]).unwrap();
+    let error = |r: Result<(), Diag>| r.err().map(|d| (d.exit, d.message));
+    let start = Instant::now();
+    let left = ranks(
+        &mesh,
+        60_000,
+        |r, mut end| if r == 1 { None } else { error(end.barrier(AtomSet(1))) },
+    );
+    assert!(start.elapsed() < Duration::from_secs(1));
+    let late = ranks(&mesh, 200, |r, mut end| {
+        if r == 1 {
+            std::thread::sleep(Duration::from_millis(600));
+        }
+        error(end.barrier(AtomSet(1)))
+    });
+    let other = ranks(&mesh, 60_000, |r, mut end| {
+        let mut x = vec![0.0f32; 4];
+        let e = match r {
+            1 => error(end.broadcast(AtomSet(1), 0, &region(&mut x))),
+            _ => error(end.barrier(AtomSet(1))),
+        };
+        std::mem::forget(x);
+        e
+    });
+    let sizes = ranks(&mesh, 60_000, |r, mut end| {
+        let mut x = vec![0.0f32; if r == 1 { 3 } else { 4 }];
+        let e = error(end.broadcast(AtomSet(1), 0, &region(&mut x)));
+        std::mem::forget(x);
+        e
+    });
+    for (got, word) in [
+        (left, "rank 1 is gone"),
+        (late, "for ranks [1]"),
+        (other, "rank 1 calls broadcast"),
+        (sizes, "3 elements"),
+    ] {
+        let (exit, message) = got[0].clone().expect("rank 0 fails");
+        let calls_other = message.contains("while rank 1 calls broadcast")
+            || message.contains("rank 1 calls broadcast");
+        assert!(exit == Exit::RankFailed && (message.contains(word) || calls_other), "{message}");
+        assert!(got[2].is_some());
+    }
+}

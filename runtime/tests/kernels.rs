@@ -1,0 +1,139 @@
+//! Every op's kernel gives what the op means, whole and split along every letter.
+
+mod lab;
+
+use shardc_ir::func::{Func, Name, Node, Port, Scope};
+use shardc_ir::interp;
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::ops::Op;
+use shardc_ir::rule::{Dims, Letter};
+use shardc_ir::samples::{self, Sample};
+use shardc_ir::tensor::Tensor;
+use shardc_ir::types::{AtomList, Type};
+
+/// Samples large enough to fill blocks, and odd.
+const LARGE: &[&str] = &[
+    "dot[mk,kn->mn] f32[33,67], f32[67,35]",
+    "dot[bsh,oh->bso] f32[3,7,33], f32[21,33]",
+    "dot[bso,bsh->oh] f32[3,7,21], f32[3,7,33]",
+    "dot[bso,oh->bsh] f32[3,7,21], f32[21,33]",
+    "dot[bmk,bkn->bmn] f32[3,5,9], f32[3,9,7]",
+    "dot[kabm,kan->nbma] f32[3,5,2,3], f32[3,5,4]",
+    "dot[bsh,bs->h] f32[3,7,530], f32[3,7]",
+    "dot[bsh,h->bs] f32[3,7,530], f32[530]",
+    "dot[ab,ab->] f32[37,53], f32[37,53]",
+    "add f32[3,1300], f32[3,1300], f32[3,1300]",
+    "mul[bsh,h->bsh] f32[2,3,1030], f32[1030]",
+    "mul[ab,ba->ab] f32[33,34], f32[34,33]",
+    "silu f32[1537]",
+    "reduce_sum[bsh->h] f32[3,5,1100]",
+    "reduce_sum[bsh->bs] f32[2,3,1500]",
+    "reduce_sum[bsh->s] f32[3,5,70]",
+    "reduce_sum[ab->] f32[33,45]",
+    "reduce_max[bsv->bs] f32[2,3,700]",
+    "reduce_max[bsv->v] f32[5,7,3]",
+    "transpose[abc->cba] f32[5,7,9]",
+    "transpose[abc->acb] i32[5,7,9]",
+    "expand[bs->shb; h=5] f32[3,7]",
+    "take[vh,bs->bsh] f32[7,33], i32[3,5]",
+    "put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]",
+    "rope f32[2,5,3,10], f32[5,4], f32[5,4]",
+    "attention[0.3; window=none] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], i32[70], i32[70]",
+    "attention[0.3; window=5] f32[1,130,2,3], f32[1,130,2,3], f32[1,130,2,3], i32[130], i32[130]",
+    "attention_grad[0.3; window=9] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
+    "adamw[0.9; beta2=0.99; eps=1e-8; decay=0.1] f32[3,700], f32[3,700], f32[3,700], f32[3,700], f32[], f32[], f32[]",
+    "add f32[0,4], f32[0,4]",
+    "reduce_sum[ab->a] f32[3,0]",
+    "reduce_max[ab->b] f32[0,3]",
+    "dot[mk,kn->mn] f32[3,0], f32[0,4]",
+];
+
+/// Splits the dims that begin with a letter over the mesh's first atom; other operands are
+/// replicated over it.
+fn split(t: &Type, dims: &Dims, letter: Option<Letter>) -> Type {
+    let mut t = t.clone();
+    let Some(letter) = letter else { return t };
+    match dims.iter().position(|g| g.letters()[0] == letter) {
+        Some(d) => t.dims[d].atoms = AtomList::collect([Atom(0)]).unwrap(),
+        None => t.replicated = AtomSet::one(Atom(0)),
+    }
+    t
+}
+
+/// The sample as a function over a mesh, split along a letter, if its types allow that.
+fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
+    let ranks: Vec<usize> = s.ins.iter().map(Type::rank).collect();
+    let rule = s.op.def().rule(&ranks);
+    let ins: Vec<Type> = s.ins.iter().zip(&rule.ins).map(|(t, d)| split(t, d, letter)).collect();
+    let mut declared: Vec<Type> = s.declared.clone();
+    if declared.is_empty() {
+        let outs = s.types();
+        declared = outs.iter().zip(&rule.outs).map(|(t, d)| split(t, d, letter)).collect();
+    }
+    let types: Vec<&Type> = ins.iter().collect();
+    let outs = s.op.check(mesh, &types, &declared.iter().map(Some).collect::<Vec<_>>()).ok()?;
+    let mut f = Func::new("f");
+    let args: Vec<_> = ins.iter().map(|t| f.arg(t.clone(), Name::parse("x"), None)).collect();
+    let outs: Vec<_> = outs.into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
+    f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
+    f.nodes.push(Node {
+        op: s.op.clone(),
+        ins: args.into(),
+        outs: outs.into(),
+        scope: Scope(0),
+        note: None,
+    });
+    Some(f)
+}
+
+/// Compares on so many ranks, split along all letters; says how many splits there were.
+fn check(s: &Sample, ways: &[usize]) -> usize {
+    let global = s.draw(11);
+    let mut splits = 0;
+    for &ways in ways {
+        let mesh = Mesh::new(&[("tp", ways)]).unwrap();
+        let ranks: Vec<usize> = s.ins.iter().map(Type::rank).collect();
+        let letters: Vec<Option<Letter>> = match ways {
+            1 => vec![None],
+            _ => s.op.def().rule(&ranks).letters().into_iter().map(Some).collect(),
+        };
+        for letter in letters {
+            let Some(f) = function(s, &mesh, letter) else { continue };
+            splits += usize::from(ways > 1);
+            let args: Vec<Vec<Tensor>> = f
+                .args
+                .iter()
+                .zip(&global)
+                .map(|(p, t)| interp::scatter(&mesh, f.ty(p.value), t))
+                .collect();
+            let what = format!("{} split {ways} ways along {:?}", s.text, letter.map(Letter::name));
+            lab::compare(&what, &mesh, &f, &args);
+        }
+    }
+    splits
+}
+
+#[test]
+fn all_samples_match_their_meaning() {
+    let mut splits = 0;
+    for s in samples::all() {
+        splits += check(&s, &[1, 2, 3, 4]);
+    }
+    assert!(splits > 150, "only {splits} splits were tried");
+}
+
+#[test]
+fn large_samples_match_their_meaning() {
+    for text in LARGE {
+        check(&Sample::parse(text).unwrap(), &[1, 2, 3]);
+    }
+}
+
+#[test]
+fn element_types_without_kernels_are_refused() {
+    let s = Sample::parse("cast[bf16] f32[3,4]").unwrap();
+    let f = function(&s, &Mesh::default(), None).unwrap();
+    let e = shardc_codegen::lower(&Mesh::default(), &f, &f.nodes[0], &[]).unwrap_err();
+    assert_eq!(e.code, "dtype");
+    assert!(matches!(s.op, Op::Cast(_)) && !e.help.is_empty());
+}

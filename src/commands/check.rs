@@ -1,0 +1,31 @@
+//! `shardc check`: every violated rule at once; reads no weights.
+
+use super::gather;
+use crate::flags::Flags;
+use crate::{read_model, rules};
+use serde_json::json;
+use shardc_ir::diag::Result;
+use std::path::Path;
+
+/// Prints the violations; exit status 1 if there are any.
+pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
+    let (model, flags) = gather(model, flags)?;
+    let mut o = flags.options()?;
+    // Sizes that do not divide must not keep the facts from being read.
+    let asked = o.clone();
+    (o.global_batch, o.microbatch, o.seq) = (o.data_parallel(), 1, 1);
+    let input = read_model(&model, &o)?;
+    let found = input.facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
+    if as_json {
+        println!("{}", json!({ "ok": found.is_empty(), "violations": found }));
+    } else {
+        super::warn(&input.warnings);
+        for v in &found {
+            println!("{}", v.diag());
+        }
+        if found.is_empty() {
+            println!("ok: {} on {} ranks", input.family, o.mesh.iter().map(|a| a.1).product::<usize>());
+        }
+    }
+    Ok(i32::from(!found.is_empty()))
+}

@@ -1,0 +1,100 @@
+//! `shardc compile`: model in, plan out.
+
+use super::{bytes, gather, warn};
+use crate::flags::Flags;
+use crate::report::Report;
+use comfy_table::{CellAlignment, Table, presets};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::plan::Plan;
+use shardc_ir::text;
+use std::path::Path;
+
+/// Compiles and prints the report.
+pub fn compile(model: &Path, flags: Flags, out: Option<&Path>, dump_after: Option<&str>, json: bool) -> Result<i32> {
+    let (model, flags) = gather(model, flags)?;
+    let o = flags.options()?;
+    let mut passes = vec![];
+    let mut dump = None;
+    let done = crate::compile(&model, &o, out, &mut |pass, m| {
+        passes.push(pass.to_string());
+        if dump_after == Some(pass) {
+            dump = Some(text::print(m));
+        }
+    })?;
+    if let Some(p) = dump_after.filter(|_| dump.is_none()) {
+        return Err(Diag::new("unknown-pass", format!("no pass is called `{p}`")).at("--dump-after").help(format!("use {}", passes.join(", "))));
+    }
+    let plan = &done.stored.plan;
+    if let Some(limit) = flags.memory.filter(|&l| plan.memory.peak_bytes > l) {
+        return Err(too_large(plan, limit));
+    }
+    warn(&done.warnings);
+    if json {
+        println!("{}", serde_json::to_string(&done.report).expect("a report is plain data"));
+    } else if let Some(text) = dump {
+        print!("{text}");
+    } else {
+        print!("{}", human(plan, &done.stored.family, &done.report));
+        if let Some(dir) = out {
+            println!("wrote {0}   next: shardc inspect {0} --summary · shardc run {0}", dir.display());
+        }
+    }
+    Ok(0)
+}
+
+fn too_large(plan: &Plan, limit: usize) -> Diag {
+    let mut d = Diag::new("out-of-memory", format!("a rank needs {} ({} B), the limit is {} ({limit} B)", bytes(plan.memory.peak_bytes), plan.memory.peak_bytes, bytes(limit)))
+        .at(format!("--memory {limit}"))
+        .rule("peak_bytes <= --memory")
+        .exit(Exit::Infeasible);
+    for (name, class, size) in &plan.memory.live_at_peak {
+        d = d.why(format!("{name} holds {} ({class:?})", bytes(*size)));
+    }
+    d.help(format!("use more tp or dp, a smaller --microbatch (now {}), or --memory {}", plan.settings.global_batch / plan.settings.microbatches, plan.memory.peak_bytes))
+}
+
+/// The mesh as people write it, with the order of ranks.
+pub fn mesh_line(plan: &Plan) -> String {
+    let mesh = &plan.module.mesh;
+    if mesh.axes.is_empty() {
+        return "1 rank".into();
+    }
+    let axes: Vec<String> = mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
+    let inner = &mesh.axes[mesh.axes.len() - 1].name;
+    format!("{} = {} ranks, {inner} varies fastest", axes.join(" x "), mesh.ranks())
+}
+
+fn human(plan: &Plan, family: &str, r: &Report) -> String {
+    let c = &r.per_class[0];
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    let rows = [
+        ("weights", c.weights_bytes), ("gradients", c.grads_bytes), ("optimizer", c.optimizer_bytes), ("activations", c.activation_bytes),
+        ("collective buffers", c.collective_buffer_bytes), ("inputs", c.input_bytes), ("temporaries", c.temporary_bytes), ("peak", c.peak_bytes),
+    ];
+    for (name, n) in rows {
+        t.add_row([format!("  {name}"), bytes(n), format!("{n} B")]);
+    }
+    for i in 1..3 {
+        if let Some(c) = t.column_mut(i) {
+            c.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let s = &plan.settings;
+    let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
+    let mut total: std::collections::BTreeMap<(&str, &str, &str), (usize, f64)> = Default::default();
+    for x in &c.collectives {
+        let e = total.entry((x.phase, x.kind, &x.axis)).or_default();
+        e.0 += x.count;
+        e.1 += x.bytes;
+    }
+    let mut comm = Table::new();
+    comm.load_preset(presets::NOTHING);
+    for ((phase, kind, axis), (count, sent)) in total {
+        comm.add_row([format!("  {phase}"), kind.into(), axis.into(), format!("{count} calls"), bytes(sent as usize)]);
+    }
+    format!(
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {} microbatches\nmemory of one rank\n{t}\nsent by one rank per step\n{comm}\ncompiled in {:.1} ms\n",
+        mesh_line(plan), s.global_batch, s.seq, s.microbatches, r.compile_ms,
+    )
+}

@@ -1,0 +1,105 @@
+//! `shardc explain`: why a value is split as it is, why a collective is there, what a tensor costs,
+//! what a rule means.
+
+mod collective;
+mod pages;
+mod tensor;
+mod trace;
+mod value;
+mod words;
+
+pub use pages::PAGES;
+
+use crate::plan_dir::Stored;
+use serde_json::{Map, Value as Json};
+use shardc_ir::diag::{Diag, Result};
+
+/// An answer: named parts of a few lines each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// One line that says what is explained.
+    pub subject: String,
+    pub parts: Vec<(&'static str, Vec<String>)>,
+}
+
+impl Answer {
+    fn new(subject: impl Into<String>) -> Answer {
+        Answer { subject: subject.into(), parts: vec![] }
+    }
+
+    /// Adds a part; one without lines is left out.
+    fn part(&mut self, name: &'static str, lines: Vec<String>) {
+        if !lines.is_empty() {
+            self.parts.push((name, lines));
+        }
+    }
+
+    /// The text a person reads: part names in a column, lines beside them.
+    fn text(&self) -> String {
+        let mut out = self.subject.clone() + "\n";
+        for (name, lines) in &self.parts {
+            for (i, l) in lines.iter().enumerate() {
+                let head = if i == 0 { *name } else { "" };
+                out.push_str(format!("{head:<10}{l}").trim_end());
+                out.push('\n');
+            }
+        }
+        out
+    }
+
+    fn json(&self) -> String {
+        let mut o = Map::new();
+        o.insert("subject".into(), self.subject.clone().into());
+        for (name, lines) in &self.parts {
+            o.insert((*name).into(), lines.clone().into());
+        }
+        format!("{}\n", Json::Object(o))
+    }
+}
+
+/// Explains `%value` (the `%` may be left out, `@func %value` chooses a function),
+/// `collective:N`, `tensor:NAME` or `rule:CODE`.
+///
+/// # Errors
+/// `unknown-value`, `unknown-collective`, `unknown-tensor` or `unknown-rule`, with what there is.
+pub fn explain(s: &Stored, what: &str, json: bool) -> Result<String> {
+    let what = what.trim();
+    if let Some(code) = what.strip_prefix("rule:") {
+        return rule(code, json);
+    }
+    let why = trace::Why::of(s)?;
+    let answer = if let Some(n) = what.strip_prefix("collective:") {
+        collective::explain(&why, n)
+    } else if let Some(name) = what.strip_prefix("tensor:") {
+        tensor::explain(&why, name)
+    } else {
+        value::explain(&why, what)
+    }?;
+    Ok(if json { answer.json() } else { answer.text() })
+}
+
+/// The page of a diagnostic's code.
+fn rule(code: &str, json: bool) -> Result<String> {
+    let code = code.trim();
+    let Some((_, page)) = PAGES.iter().find(|p| p.0 == code) else {
+        let known: Vec<&str> = PAGES.iter().map(|p| p.0).collect();
+        return Err(Diag::new("unknown-rule", format!("no rule is called `{code}`"))
+            .at(format!("rule:{code}"))
+            .help(format!("use one of the {}: {}", known.len(), known.join(", "))));
+    };
+    if json {
+        let out = serde_json::json!({ "subject": format!("rule:{code}"), "page": page });
+        return Ok(format!("{out}\n"));
+    }
+    Ok((*page).into())
+}
+
+/// At most `n` items of a list, and how many more there are.
+fn some(mut lines: Vec<String>, n: usize) -> Vec<String> {
+    if lines.len() > n {
+        let more = lines.len() - n;
+        lines.truncate(n);
+        lines.push(format!("… {more} more"));
+    }
+    lines
+}

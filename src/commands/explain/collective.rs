@@ -1,0 +1,293 @@
+//! `explain collective:N`: what it does, among which ranks, at which cost, why, and what would
+//! remove it.
+
+use super::trace::Why;
+use super::value::users;
+use super::{Answer, some, words};
+use crate::commands::bytes;
+use crate::commands::inspect::{group_text, is_gradient, is_looped, numbered};
+use crate::report::phase_of;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Func, Node, Scope, Value};
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::ops::Op;
+use shardc_ir::text::type_text;
+
+/// Most items of a list in an answer.
+const MAX_ITEMS: usize = 6;
+
+/// One collective of the plan.
+struct Call<'a> {
+    fi: usize,
+    f: &'a Func,
+    n: &'a Node,
+    kind: &'static str,
+    atoms: AtomSet,
+}
+
+fn call<'a>(why: &Why<'a>, (fi, ni): (usize, usize)) -> Call<'a> {
+    let f = why.func(fi);
+    let n = &f.nodes[ni];
+    let c = n.op.collective().expect("only collectives are numbered");
+    Call { fi, f, n, kind: c.kind(), atoms: c.atoms() }
+}
+
+/// Explains the `n`-th collective in program order, counted from 1.
+pub fn explain(why: &Why, number: &str) -> Result<Answer> {
+    let all = numbered(why.plan);
+    let index = number.trim().parse::<usize>().ok().and_then(|n| n.checked_sub(1));
+    let Some(&at) = index.and_then(|i| all.get(i)) else {
+        let d = Diag::new("unknown-collective", format!("the plan has {} collectives", all.len()))
+            .at(format!("collective:{number}"));
+        return Err(match all.len() {
+            0 => d.help("one rank exchanges nothing: compile with --mesh tp=2 to see some"),
+            n => d.help(format!("use collective:1 to collective:{n}; shardc inspect PLAN --summary lists them")),
+        });
+    };
+    let c = call(why, at);
+    let (mesh, axes) = (why.mesh, why.mesh.names(c.atoms, "+"));
+    let scope = &c.f.scope_info(c.n.scope).path;
+    let mut a = Answer::new(format!("collective:{} is {} over {axes} in @{}, {scope}", number.trim(), c.kind, c.f.name));
+    a.part("line", vec![words::node(mesh, c.f, c.n)]);
+    a.part("what", what(why, &c));
+    a.part("ranks", ranks(why, c.atoms));
+    a.part("bytes", cost(why, &c));
+    a.part("why", reasons(why, &c));
+    a.part("used by", some(c.n.outs.iter().flat_map(|&o| users(why, c.fi, o)).collect(), MAX_ITEMS));
+    a.part("mirror", mirror(why, &c, &all));
+    a.part("same as", same(why, &c, &all, at));
+    a.part("remove", remove(why, &c));
+    Ok(a)
+}
+
+fn what(why: &Why, c: &Call) -> Vec<String> {
+    let (ways, t) = (why.mesh.ways(c.atoms), c.f.ty(c.n.ins[0]));
+    let sum = match () {
+        () if c.atoms.meets(t.max) => "maximum",
+        () if c.atoms.meets(t.min) => "minimum",
+        () => "sum",
+    };
+    let out = c.f.ty(c.n.outs[0]);
+    let after = match c.atoms.meets(out.replicated) {
+        true => "the same on all of them, and used differently from there (R)",
+        false => "the same on all of them (I)",
+    };
+    let first = match c.kind {
+        "all_reduce" => format!("takes the {sum} of {ways} ranks' parts; the result is {after}"),
+        "reduce_scatter" => format!("takes the {sum} of {ways} ranks' parts; each rank keeps its piece"),
+        "all_gather" => format!("puts the pieces of {ways} ranks together; the result is {after}"),
+        "all_to_all" => format!("{ways} ranks exchange pieces: another dim is split afterwards"),
+        "permute" => format!("each of {ways} ranks hands its piece to another"),
+        _ => format!("{ways} ranks exchange data"),
+    };
+    let types = format!("{} -> {}", type_text(why.mesh, t), type_text(why.mesh, out));
+    let mut l = vec![first, types];
+    l.extend((c.n.ins.len() > 1).then(|| format!("{} tensors in one call", c.n.ins.len())));
+    l
+}
+
+fn ranks(why: &Why, atoms: AtomSet) -> Vec<String> {
+    let mesh = why.mesh;
+    let groups = mesh.ranks() / mesh.ways(atoms);
+    let mut firsts = vec![];
+    let mut rank = 0;
+    while firsts.len() < groups.min(4) {
+        let g = mesh.group(atoms, rank);
+        if g.iter().min() == Some(&rank) {
+            firsts.push(group_text(&g));
+        }
+        rank += 1;
+    }
+    let more = if groups > firsts.len() { " | …" } else { "" };
+    let s = if groups == 1 { "" } else { "s" };
+    vec![format!("{groups} group{s} of {}: {}{more}", mesh.ways(atoms), firsts.join(" | "))]
+}
+
+fn cost(why: &Why, c: &Call) -> Vec<String> {
+    let (mesh, p) = (why.mesh, why.mesh.ways(c.atoms));
+    let coll = c.n.op.collective().expect("a collective");
+    let pairs = || c.n.ins.iter().zip(&c.n.outs);
+    let ring: f64 = pairs().map(|(&x, &y)| coll.ring_bytes(mesh, c.f.ty(x), c.f.ty(y))).sum();
+    let local = |v| c.f.ty(v).local_bytes(mesh);
+    let (held, given): (usize, usize) = pairs().fold((0, 0), |(a, b), (&x, &y)| (a + local(x), b + local(y)));
+    let formula = match c.kind {
+        "all_reduce" => format!(" = 2*({p}-1)/{p} of its {held} B"),
+        "reduce_scatter" => format!(" = ({p}-1)/{p} of its {held} B"),
+        "all_gather" => format!(" = ({p}-1)/{p} of the gathered {given} B"),
+        _ => format!(", of its {held} B"),
+    };
+    let calls = why.plan.actions.iter().filter(|x| x.func == c.fi).count();
+    let often = match is_looped(why.plan, c.fi) {
+        true => format!("once per microbatch: {calls} calls per step"),
+        false => "once per step".into(),
+    };
+    let step = bytes((ring * calls as f64) as usize);
+    vec![format!("a rank sends {ring} B per call (ring){formula}"), format!("{often}, {step} per rank and step")]
+}
+
+fn reasons(why: &Why, c: &Call) -> Vec<String> {
+    let (f, x) = (c.f, c.n.ins[0]);
+    let mut l = vec![];
+    l.extend(c.n.note.as_ref().map(|n| format!("note: {n}")));
+    let gradients = (0..c.n.ins.len()).filter(|&i| is_gradient(f, c.n, i)).count();
+    if gradients > 0 {
+        l.push(format!("{gradients} gradients: each rank has those of its own part of the batch or sequence"));
+    }
+    l.push(format!("{} comes as {}", f.name(x), type_text(why.mesh, f.ty(x))));
+    if let Some(atom) = c.atoms.iter().next() {
+        l.extend(why.chain(c.fi, x, atom).into_iter().map(|s| format!("  {s}")));
+        let out = c.n.outs[0];
+        let chain = why.chain(c.fi, out, atom);
+        if c.f.ty(out).sharded().has(atom) && chain.len() > 1 {
+            l.push(format!("{} is wanted as {}", f.name(out), type_text(why.mesh, f.ty(out))));
+            l.extend(chain.into_iter().skip(1).map(|s| format!("  {s}")));
+        }
+    }
+    l
+}
+
+/// The op of forward whose gradient this one is, or the one of backward that is its gradient.
+fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
+    let gradient = c.f.name(c.n.outs[0]).grad;
+    let of: &[&str] = match c.kind {
+        "all_reduce" => &["fan_out", "all_reduce"],
+        "all_gather" => &["reduce_scatter", "slice"],
+        "reduce_scatter" => &["all_gather"],
+        "all_to_all" => &["all_to_all"],
+        "permute" => &["permute"],
+        _ => &[],
+    };
+    let other = match (phase_of(&c.f.name), gradient) {
+        ("forward", _) => "backward",
+        ("backward", true) => "forward",
+        ("backward", false) => return recomputed(why, c, all),
+        (_, true) if c.n.ins.len() > 1 => {
+            return vec!["each is the gradient of a fan_out of its parameter in @enter".into()];
+        }
+        (_, true) => "enter",
+        _ => return vec![],
+    };
+    let Some((fi, g)) = why.plan.module.funcs.iter().enumerate().find(|f| f.1.name == other) else {
+        return vec![];
+    };
+    // The gradient of an op stands in the op's scope and is named after the op's operand.
+    let named = |a: Value, g: &Func, b: Value| {
+        let (a, b) = (c.f.name(a), g.name(b));
+        a.hint == b.hint && a.layer == b.layer
+    };
+    let fits = |n: &&Node| {
+        let (Some(&x), Some(&y)) = (n.ins.first(), n.outs.first()) else { return false };
+        let crossed = match gradient {
+            true => named(c.n.outs[0], g, x),
+            false => named(c.n.ins[0], g, y),
+        };
+        let over = match &n.op {
+            Op::FanOut(x) => x.axes,
+            Op::Slice(x) => x.axes,
+            o => o.collective().map_or(AtomSet::EMPTY, |c| c.atoms()),
+        };
+        let here = path(g, n.scope) == path(c.f, c.n.scope);
+        of.contains(&n.op.mnemonic()) && here && crossed && over == c.atoms
+    };
+    let found: Vec<&Node> = g.nodes.iter().filter(fits).collect();
+    let [one] = found[..] else { return vec![] };
+    let number = all.iter().position(|&(i, n)| i == fi && std::ptr::eq(&g.nodes[n], one));
+    let number = number.map_or(String::new(), |i| format!("collective:{}, ", i + 1));
+    let says = if gradient { "it is the gradient of" } else { "its gradient is" };
+    vec![format!("{says} {number}`{}` of @{other}", words::node(why.mesh, g, one))]
+}
+
+/// A collective of forward that backward runs again, because its result was not saved.
+fn recomputed(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
+    let twin = all.iter().position(|&at| {
+        let o = call(why, at);
+        o.f.name == "forward" && o.n.op == c.n.op && path(o.f, o.n.scope) == path(c.f, c.n.scope) && {
+            let (a, b) = (o.f.name(o.n.outs[0]), c.f.name(c.n.outs[0]));
+            a.hint == b.hint && a.layer == b.layer
+        }
+    });
+    let of = twin.map_or("a collective of forward".into(), |i| format!("collective:{}", i + 1));
+    vec![format!("it is {of} again: forward saves the pieces, backward needs the whole")]
+}
+
+fn path(f: &Func, s: Scope) -> &str {
+    &f.scope_info(s).path
+}
+
+/// The same call in other layers.
+fn same(why: &Why, c: &Call, all: &[(usize, usize)], me: (usize, usize)) -> Vec<String> {
+    let key = |x: &Call| {
+        let info = x.f.scope_info(x.n.scope);
+        let layer = info.layer.map(|l| l.to_string()).unwrap_or_default();
+        let parts = info.path.split('.').map(|p| if p == layer { "N" } else { p });
+        let name = x.f.name(x.n.outs[0]);
+        (x.fi, x.kind, x.atoms, parts.collect::<Vec<_>>().join("."), name.grad, name.hint.to_string())
+    };
+    if c.f.scope_info(c.n.scope).layer.is_none() {
+        return vec![];
+    }
+    let mine = key(c);
+    let layer = |x: &Call| x.f.scope_info(x.n.scope).layer;
+    let others = all.iter().enumerate().filter(|x| *x.1 != me);
+    let twins: Vec<String> = others
+        .filter_map(|(i, &at)| {
+            let o = call(why, at);
+            let same = layer(&o) != layer(c) && key(&o) == mine;
+            same.then(|| layer(&o).map(|l| format!("collective:{} of layer {l}", i + 1)))?
+        })
+        .collect();
+    if twins.is_empty() { vec![] } else { vec![some(twins, MAX_ITEMS).join(", ")] }
+}
+
+/// What would make this collective unnecessary, and at which price.
+fn remove(why: &Why, c: &Call) -> Vec<String> {
+    let (mesh, o) = (why.mesh, &why.s.options);
+    let axis = mesh.names(c.atoms, "+");
+    let tp = mesh.axis("tp").unwrap_or_default();
+    let held: usize = c.n.outs.iter().map(|&v| c.f.ty(v).local_bytes(mesh)).sum();
+    let gradient = (0..c.n.ins.len()).any(|i| is_gradient(c.f, c.n, i));
+    let mut l = vec![];
+    if !is_looped(why.plan, c.fi) && !gradient {
+        return vec![format!("a mesh without {axis}: it is a number about all ranks, {held} B")];
+    }
+    let data = c.atoms.minus(tp);
+    if !data.is_empty() {
+        let (axis, ways) = (mesh.names(data, "+"), mesh.ways(data));
+        l.push(format!("a mesh without {axis}: {ways} times the work of a rank for the same batch"));
+    }
+    if gradient && c.atoms.meets(tp) {
+        let shared = why.s.facts.filter(|f| f.kv_heads < o.axis("tp"));
+        l.extend(shared.map(|f| format!("tp={} or less: then no two ranks share a KV head", f.kv_heads)));
+        l.extend(o.sp.then(|| "no --sp: then every rank of tp sees whole sequences at the norms".into()));
+    } else if c.atoms.within(tp) {
+        l.extend(sequence(why, c, held));
+        l.push(format!("a smaller tp: with tp=1 each rank holds {} times the weights", o.axis("tp")));
+    }
+    l
+}
+
+/// What sequence parallelism has to do with a collective over tp.
+fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
+    let ways = why.mesh.ways(c.atoms);
+    let dim = match &c.n.op {
+        Op::AllGather(x) => Some(x.dim),
+        Op::ReduceScatter(x) => Some(x.dim),
+        _ => None,
+    };
+    let ty = c.f.ty(c.n.outs[0]);
+    let of_sequence = dim.is_some_and(|d| ty.dims[d].size == why.plan.settings.seq);
+    let layer = c.f.scope_info(c.n.scope).layer.is_some();
+    let gradient = c.f.name(c.n.outs[0]).grad;
+    match (why.s.options.sp, c.kind) {
+        (true, "all_gather") if of_sequence && c.f.name == "backward" && !gradient => Some(format!(
+            "saving the whole in forward: {held} B more per rank, layer and microbatch"
+        )),
+        (true, _) if of_sequence => Some(format!(
+            "no --sp: it and its counterpart become one all_reduce of the same bytes; what is saved between them is {ways} times as large"
+        )),
+        (false, "all_reduce") if layer => Some(format!(
+            "--sp makes it a reduce_scatter and an all_gather of the same bytes; what is saved between them is 1/{ways} as large"
+        )),
+        _ => None,
+    }
+}

@@ -1,0 +1,25 @@
+//! The pages of `docs/errors`, one per code of a diagnostic.
+
+macro_rules! pages {
+    ($($code:literal)*) => {
+        &[$(($code, include_str!(concat!("../../../docs/errors/", $code, ".md")))),*]
+    };
+}
+
+/// Code and page of every diagnostic, by code.
+pub const PAGES: &[(&str, &str)] = pages! {
+    "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape"
+    "collective" "config" "config-file" "data" "dropout-ignored" "dtype" "evaluated-shape"
+    "file" "flag" "heads-not-divisible" "index" "kv-heads-against-tp" "label-range" "mesh"
+    "microbatch" "missing-tensor" "missing-weights" "mixed" "name" "nan-loss" "needs-whole"
+    "no-reshard" "not-built" "operands" "out-of-memory" "output" "padding" "partial" "phase"
+    "plan" "rank" "rank-failed" "ranks-disagree" "redefined" "repeat" "result-type" "role"
+    "rope-type" "safetensors" "save-target" "sequence-length" "sequence-not-divisible"
+    "sequence-too-long" "shape" "shard" "sharding-conflict" "size" "slice" "source"
+    "sp-needs-tp" "split" "ssa" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "threads"
+    "tiny" "token-range" "too-large" "too-many-ranks" "truncated" "unbound" "undefined-value"
+    "uneven" "unknown-axis" "unknown-class" "unknown-collective" "unknown-model-type"
+    "unknown-op" "unknown-pass" "unknown-rank" "unknown-rule" "unknown-tensor" "unknown-value"
+    "unsupported-config" "unused-tensors" "varying" "weight-missing" "weights"
+    "weights-not-read"
+};

@@ -1,0 +1,280 @@
+//! Follows a state of a value back to who asked for it.
+//!
+//! In the programs of the ranks, types say by themselves where a state comes from: the letter rule of
+//! the producer leads to an operand with the same split. In the model, propagation wrote down each
+//! cause. A chain goes back through the programs until it meets a value of the model, then along the
+//! causes to an annotation.
+
+use super::words;
+use crate::plan_dir::Stored;
+use shardc_ir::diag::Result;
+use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
+use shardc_ir::mesh::Atom;
+use shardc_ir::mesh::Mesh;
+use shardc_ir::plan::Plan;
+use shardc_ir::rule::has_letter;
+use shardc_ir::types::{State, Type};
+use shardc_passes::options::glob;
+use shardc_passes::shard::propagate::Origin;
+use std::collections::BTreeMap;
+
+/// Steps of a chain shown from its beginning and from its end; those between are counted.
+const SHOWN: (usize, usize) = (4, 3);
+/// Longest chain followed: no program is that deep, so it ends whatever the text says.
+const MAX_STEPS: usize = 100_000;
+
+/// A plan with all that explains it.
+pub struct Why<'a> {
+    pub s: &'a Stored,
+    pub plan: &'a Plan,
+    pub mesh: &'a Mesh,
+    /// The model with propagated shardings.
+    model: Module,
+    causes: BTreeMap<(Value, usize, Atom), Origin>,
+    /// Values of the model by name.
+    names: BTreeMap<String, Value>,
+    makers: Vec<Vec<Option<u32>>>,
+}
+
+/// A place in a chain.
+#[derive(Clone, Copy)]
+enum At {
+    /// A value of a function of the plan.
+    Program(usize, Value),
+    /// A value of the model.
+    Model(Value),
+}
+
+impl<'a> Why<'a> {
+    /// Compiles the plan's source again to learn the causes.
+    pub fn of(s: &'a Stored) -> Result<Why<'a>> {
+        let again = crate::recompile(s, &s.options)?.compiled;
+        let model = again.sharded;
+        let causes = again.causes.iter().map(|c| ((c.value, c.dim, c.atom), c.from)).collect();
+        let f = &model.funcs[0];
+        let all = (0..f.values.len() as u32).map(Value);
+        let names = all.map(|v| (f.name(v).to_string(), v)).collect();
+        let makers = s.plan.module.funcs.iter().map(Func::makers).collect();
+        Ok(Why { s, plan: &s.plan, mesh: &s.plan.module.mesh, model, causes, names, makers })
+    }
+
+    pub fn func(&self, fi: usize) -> &'a Func {
+        &self.plan.module.funcs[fi]
+    }
+
+    /// The node that makes a value.
+    pub fn maker(&self, fi: usize, v: Value) -> Option<&'a shardc_ir::func::Node> {
+        let at = self.makers[fi].get(v.0 as usize).copied().flatten();
+        at.map(|i| &self.func(fi).nodes[i as usize])
+    }
+
+    /// The role of an argument.
+    pub fn role(&self, fi: usize, v: Value) -> Option<&'a Role> {
+        self.func(fi).args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref())
+    }
+
+    /// The value with this name and shape in the model.
+    fn in_model(&self, fi: usize, v: Value) -> Option<Value> {
+        let f = self.func(fi);
+        let m = *self.names.get(&f.name(v).to_string())?;
+        (f.name == "forward" && self.model.funcs[0].ty(m).sizes() == f.ty(v).sizes()).then_some(m)
+    }
+
+    fn model_arg(&self, kind: RoleKind, name: &str) -> Option<Value> {
+        let is = |r: &Role| r.kind == kind && *r.name == *name;
+        let mut args = self.model.funcs[0].args.iter();
+        args.find(|a| a.role.as_ref().is_some_and(is)).map(|a| a.value)
+    }
+
+    /// The result of another function that feeds an argument with this role.
+    fn source(&self, fi: usize, role: &Role) -> Option<(usize, Value)> {
+        let before = (0..fi).rev().map(|i| (i, self.func(i)));
+        before.into_iter().find_map(|(i, f)| {
+            let r = f.results.iter().find(|r| r.role.as_ref() == Some(role))?;
+            Some((i, r.value))
+        })
+    }
+
+    /// Why a value has its state over an atom: nearest cause first.
+    pub fn chain(&self, fi: usize, v: Value, atom: Atom) -> Vec<String> {
+        let mut lines = vec![];
+        let mut at = Some(At::Program(fi, v));
+        for _ in 0..MAX_STEPS {
+            at = match at {
+                Some(At::Program(fi, v)) => self.program_step(fi, v, atom, &mut lines),
+                Some(At::Model(v)) => self.model_step(v, atom, &mut lines),
+                None => break,
+            };
+        }
+        let (head, tail) = SHOWN;
+        if lines.len() > head + tail + 1 {
+            let cut = lines.len() - head - tail;
+            lines.splice(head..head + cut, [format!("… {cut} more steps")]);
+        }
+        lines.into_iter().map(|l| format!("<- {l}")).collect()
+    }
+
+    fn program_step(&self, fi: usize, v: Value, atom: Atom, out: &mut Vec<String>) -> Option<At> {
+        let f = self.func(fi);
+        let state = f.ty(v).state(atom);
+        if state == State::Invariant {
+            return None;
+        }
+        if let (State::Sharded(_), Some(m)) = (state, self.in_model(fi, v)) {
+            if self.model.funcs[0].ty(m).state(atom) == state {
+                return Some(At::Model(m));
+            }
+        }
+        let Some(n) = self.maker(fi, v) else { return self.argument_step(fi, v, state, out) };
+        let text = words::node(self.mesh, f, n);
+        let o = n.outs.iter().position(|&x| x == v)?;
+        let note = n.note.as_deref().map_or(String::new(), |n| format!("  // {n}"));
+        if n.op.mnemonic() == "fan_out" || n.op.collective().is_some() {
+            // A collective hands on what it does not change, operand by operand.
+            let x = *n.ins.get(o)?;
+            if f.ty(x).state(atom) == state {
+                return Some(At::Program(fi, x));
+            }
+            out.push(format!("made so by `{text}`{note}"));
+            return match state {
+                State::Sharded(d) => self.split_of_result(fi, v, d, atom),
+                _ => None,
+            };
+        }
+        if n.ins.is_empty() {
+            out.push(format!("`{text}` is made in the layout that its uses need"));
+            let name = |r: &shardc_ir::func::Port| r.role.as_ref().map(|r| r.name.clone());
+            let name = f.results.iter().find(|r| r.value == v).and_then(name)?;
+            return self.model_arg(RoleKind::Param, &name).map(At::Model);
+        }
+        let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+        let rule = n.op.def().rule(&ranks);
+        match state {
+            State::Sharded(d) => {
+                let letters = rule.outs.get(o)?.get(d)?.letters();
+                let holds = |j: usize| {
+                    let t = f.ty(n.ins[j]);
+                    let State::Sharded(e) = t.state(atom) else { return false };
+                    rule.ins[j][e].letters().iter().any(|l| letters.contains(l))
+                };
+                let j = (0..n.ins.len()).find(|&j| holds(j))?;
+                out.push(format!("{} has it, by `{text}`", f.name(n.ins[j])));
+                Some(At::Program(fi, n.ins[j]))
+            }
+            _ => {
+                let like = n.ins.iter().find(|&&x| f.ty(x).state(atom) == state);
+                if let Some(&x) = like {
+                    out.push(format!("{} is so, by `{text}`", f.name(x)));
+                    return Some(At::Program(fi, x));
+                }
+                // A letter that is summed away and split: here the parts arise.
+                let j = (0..n.ins.len()).find(|&j| matches!(f.ty(n.ins[j]).state(atom), State::Sharded(_)))?;
+                let State::Sharded(e) = f.ty(n.ins[j]).state(atom) else { return None };
+                let all = rule.ins[j][e].letters().iter();
+                let gone = all.filter(|l| !has_letter(&rule.outs[o], **l));
+                let letter: String = gone.map(|l| l.name()).collect();
+                out.push(format!("`{text}` takes it along `{letter}`, which is split: each rank has its part"));
+                out.push(format!("{} is {}", f.name(n.ins[j]), shardc_ir::text::type_text(self.mesh, f.ty(n.ins[j]))));
+                Some(At::Program(fi, n.ins[j]))
+            }
+        }
+    }
+
+    /// Why the result of a collective is wanted in pieces: its name in the model, or its primal's.
+    fn split_of_result(&self, fi: usize, v: Value, d: usize, atom: Atom) -> Option<At> {
+        let f = self.func(fi);
+        let mut name = f.name(v).clone();
+        name.grad = false;
+        let m = *self.names.get(&name.to_string())?;
+        let t = self.model.funcs[0].ty(m);
+        (t.state(atom) == State::Sharded(d)).then_some(At::Model(m))
+    }
+
+    fn argument_step(&self, fi: usize, v: Value, state: State, out: &mut Vec<String>) -> Option<At> {
+        let role = self.role(fi, v)?;
+        let sharded = matches!(state, State::Sharded(_));
+        let model = |kind, name: &str| self.model_arg(kind, name).map(At::Model).filter(|_| sharded);
+        let owner = role.name.rsplit_once(':').map_or(&*role.name, |p| p.0);
+        match role.kind {
+            RoleKind::Param => model(RoleKind::Param, &role.name),
+            RoleKind::Input => model(RoleKind::Input, &role.name),
+            RoleKind::State => {
+                out.push(format!("optimizer state is stored like its parameter {owner}"));
+                model(RoleKind::Param, owner)
+            }
+            RoleKind::Grad if sharded => {
+                out.push(format!("a gradient is split like its parameter {}", role.name));
+                model(RoleKind::Param, &role.name)
+            }
+            RoleKind::Ready if sharded => model(RoleKind::Param, &role.name),
+            _ => {
+                let (i, r) = self.source(fi, role)?;
+                out.push(format!("it is {}, from @{}", words::role(role.kind, &role.name), self.func(i).name));
+                Some(At::Program(i, r))
+            }
+        }
+    }
+
+    fn model_step(&self, v: Value, atom: Atom, out: &mut Vec<String>) -> Option<At> {
+        let f = &self.model.funcs[0];
+        let State::Sharded(d) = f.ty(v).state(atom) else { return None };
+        match *self.causes.get(&(v, d, atom))? {
+            Origin::Annotation { .. } => {
+                out.push(self.asker(v));
+                None
+            }
+            Origin::Op { node, value, .. } => {
+                let text = words::node(self.mesh, f, &f.nodes[node as usize]);
+                out.push(format!("{} has it, by `{text}`", f.name(value)));
+                Some(At::Model(value))
+            }
+        }
+    }
+
+    /// Who annotated a value of the model.
+    fn asker(&self, v: Value) -> String {
+        let f = &self.model.funcs[0];
+        let o = &self.s.options;
+        let asked = f.annotations.get(&v).map_or(String::new(), |a| annotation(self.mesh, a));
+        let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
+        let scope = f.nodes.iter().find(|n| n.outs.contains(&v)).map(|n| &f.scope_info(n.scope).path);
+        let names = [role.map(|r| &*r.name), scope.map(|p| &**p)];
+        let by = |g: &str| names.iter().flatten().any(|n| glob(g, n));
+        if let Some(r) = o.shard.iter().rev().find(|r| by(&r.glob)) {
+            return format!("you asked for it: --shard '{}={}'", r.glob, r.dims.join(","));
+        }
+        match role {
+            _ if self.s.family == "ir" => format!("you asked for it: {} is @({asked}) in the model's text", f.name(v)),
+            Some(r) if r.kind == RoleKind::Param => format!(
+                "the {} recipe for tensor parallelism splits {} as ({asked})",
+                self.s.family, r.name
+            ),
+            Some(r) => format!("data parallelism splits the batch: {} as ({asked})", r.name),
+            None => format!("--sp splits the residual stream: {} as ({asked})", f.name(v)),
+        }
+    }
+
+    /// The layout in which a parameter is stored.
+    pub fn stored(&self, name: &str) -> Option<(usize, Value, &'a Type)> {
+        let mut funcs = self.plan.module.funcs.iter().enumerate();
+        funcs.find_map(|(fi, f)| {
+            let is = |r: &Role| r.kind == RoleKind::Param && *r.name == *name;
+            let a = f.args.iter().find(|a| a.role.as_ref().is_some_and(is))?;
+            Some((fi, a.value, f.ty(a.value)))
+        })
+    }
+}
+
+/// `tp,-`: per dim who splits it.
+fn annotation(mesh: &Mesh, a: &shardc_ir::func::Annotation) -> String {
+    let dim = |d: &shardc_ir::func::AnnotatedDim| {
+        let mut s = String::new();
+        mesh.write_atoms(d.atoms.iter(), "*", &mut s);
+        match (s.is_empty(), d.open) {
+            (true, true) => "?".into(),
+            (true, false) => "-".into(),
+            (false, open) => s + if open { "?" } else { "" },
+        }
+    };
+    a.dims.iter().map(dim).collect::<Vec<_>>().join(",")
+}

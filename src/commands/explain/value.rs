@@ -1,0 +1,113 @@
+//! `explain %value`: its type in words, who asked for it, who makes and uses it, where it lies.
+
+use super::trace::Why;
+use super::{Answer, some, words};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Func, Value};
+use shardc_ir::text::type_text;
+use shardc_ir::types::State;
+
+/// Most users that are shown.
+const MAX_USERS: usize = 8;
+/// Most names suggested for one that is not there.
+const MAX_NEAR: usize = 8;
+
+/// Functions in which a name is looked for first.
+const FIRST: [&str; 4] = ["forward", "backward", "finish", "enter"];
+
+fn find(f: &Func, name: &str) -> Option<Value> {
+    (0..f.values.len() as u32).map(Value).find(|&v| f.name(v).to_string()[1..] == *name)
+}
+
+/// Explains a value; `what` is `%name`, `name` or `@func %name`.
+pub fn explain(why: &Why, what: &str) -> Result<Answer> {
+    let (func, name) = match what.strip_prefix('@') {
+        Some(rest) => rest.split_once(|c: char| c == '%' || c.is_whitespace()).unwrap_or((rest, "")),
+        None => ("", what),
+    };
+    let (func, name) = (func.trim(), name.trim().trim_start_matches('%'));
+    let funcs = &why.plan.module.funcs;
+    let order = |f: &&(usize, Value)| FIRST.iter().position(|n| *n == funcs[f.0].name);
+    let here = |(fi, f): (usize, &Func)| Some((fi, find(f, name)?));
+    let used = |&(fi, v): &(usize, Value)| why.maker(fi, v).is_some() || why.role(fi, v).is_some();
+    let all: Vec<(usize, Value)> = funcs.iter().enumerate().filter_map(here).filter(used).collect();
+    let asked = all.iter().filter(|x| func.is_empty() || funcs[x.0].name == func);
+    // Where it is made says more than where it is handed on.
+    let best = asked.min_by_key(|x| (why.maker(x.0, x.1).is_none(), order(x)));
+    let &(fi, v) = best.ok_or_else(|| unknown(why, what, name))?;
+    let (f, mesh) = (why.func(fi), why.mesh);
+    let maker = why.maker(fi, v);
+    let mut a = Answer::new(format!("{} in @{}: {}", f.name(v), f.name, type_text(mesh, f.ty(v))));
+    a.part("type", words::type_lines(mesh, f, maker, v));
+    a.part("why", reasons(why, fi, v));
+    a.part("made by", match maker {
+        Some(n) => {
+            let scope = &f.scope_info(n.scope).path;
+            let mut l = vec![words::node(mesh, f, n)];
+            l.extend((!scope.is_empty()).then(|| format!("in {scope}")));
+            l.extend(n.note.as_ref().map(|n| format!("note: {n}")));
+            l
+        }
+        None => why.role(fi, v).map(|r| format!("an argument: {}", words::role(r.kind, &r.name))).into_iter().collect(),
+    });
+    a.part("used by", some(users(why, fi, v), MAX_USERS));
+    a.part("memory", words::memory(why.plan, fi, maker, v));
+    let others = all.iter().filter(|x| x.0 != fi);
+    a.part("also in", others.map(|&(i, o)| {
+        let how = why.role(i, o).map(|r| format!(", as {}", words::role(r.kind, &r.name)));
+        format!("@{}{}: shardc explain PLAN '@{} {}'", funcs[i].name, how.unwrap_or_default(), funcs[i].name, f.name(v))
+    }).collect());
+    Ok(a)
+}
+
+/// For every axis over which the value is not simply the same: the chain of causes.
+pub fn reasons(why: &Why, fi: usize, v: Value) -> Vec<String> {
+    let (f, mesh) = (why.func(fi), why.mesh);
+    let mut out = vec![];
+    for (atoms, state) in words::states(mesh, f.ty(v)) {
+        let Some(atom) = atoms.iter().next().filter(|_| state != State::Invariant) else { continue };
+        let what = match state {
+            State::Sharded(d) => format!("{} over", words::dim_name(f, why.maker(fi, v), v, d)),
+            _ => "over".into(),
+        };
+        out.push(format!("{what} {}:", mesh.names(atoms, "*")));
+        let chain = why.chain(fi, v, atom);
+        out.extend(chain.into_iter().map(|l| format!("  {l}")));
+    }
+    if out.is_empty() {
+        out.push("nobody asked for a split of it, and no operand brought one".into());
+    }
+    out
+}
+
+/// Lines that use a value in its function, and what it is handed on as.
+pub fn users(why: &Why, fi: usize, v: Value) -> Vec<String> {
+    let f = why.func(fi);
+    let nodes = f.nodes.iter().filter(|n| n.ins.contains(&v));
+    let mut out: Vec<String> = nodes.map(|n| words::node(why.mesh, f, n)).collect();
+    for r in f.results.iter().filter(|r| r.value == v) {
+        let role = r.role.as_ref().map(|r| words::role(r.kind, &r.name));
+        out.push(format!("a result of @{}: {}", f.name, role.unwrap_or_default()));
+    }
+    out
+}
+
+fn unknown(why: &Why, what: &str, name: &str) -> Diag {
+    let d = Diag::new("unknown-value", format!("no value is called `%{name}`")).at(what);
+    let mut near: Vec<String> = vec![];
+    let stem = name.rsplit('.').find(|p| p.parse::<u32>().is_err()).unwrap_or(name);
+    for f in &why.plan.module.funcs {
+        for v in &f.values {
+            let n = v.name.to_string();
+            if !stem.is_empty() && n.contains(stem) && !near.contains(&n) && near.len() < MAX_NEAR {
+                near.push(n);
+            }
+        }
+    }
+    let funcs: Vec<&str> = why.plan.module.funcs.iter().map(|f| &*f.name).collect();
+    let d = match near[..] {
+        [] => d,
+        _ => d.help(format!("{} names are like it: {}", near.len(), near.join(", "))),
+    };
+    d.help(format!("use a name as `shardc inspect` prints it; `@{} %name` chooses one of the {} functions", funcs.join("|@"), funcs.len()))
+}

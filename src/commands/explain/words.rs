@@ -1,0 +1,143 @@
+//! Types, places and ops in words.
+
+use crate::commands::inspect::is_looped;
+use shardc_ir::func::{Func, Node, RoleKind, Value};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::plan::{Class, Plan};
+use shardc_ir::text;
+use shardc_ir::types::{Reduction, State, Type};
+
+/// Longest text of an op in an answer, in characters.
+const MAX_TEXT: usize = 140;
+
+/// An op as the program shows it, cut if it is very long.
+pub fn node(mesh: &Mesh, f: &Func, n: &Node) -> String {
+    let all = text::node_text(mesh, f, n).text;
+    match all.chars().count() > MAX_TEXT {
+        true => all.chars().take(MAX_TEXT).collect::<String>() + " …",
+        false => all,
+    }
+}
+
+/// Neighbouring atoms of one axis in one state: `(atoms, state)` in mesh order.
+pub fn states(mesh: &Mesh, t: &Type) -> Vec<(AtomSet, State)> {
+    let mut out: Vec<(AtomSet, State)> = vec![];
+    let mut axis = None;
+    for a in mesh.all().iter() {
+        let here = mesh.atoms[a.0 as usize].axis;
+        match out.last_mut() {
+            Some((set, s)) if axis == Some(here) && *s == t.state(a) => *set = set.with(a),
+            _ => out.push((AtomSet::one(a), t.state(a))),
+        }
+        axis = Some(here);
+    }
+    out
+}
+
+/// The letter of a dim in the rule of the op that makes the value, and the dim's number.
+pub fn dim_name(f: &Func, maker: Option<&Node>, v: Value, dim: usize) -> String {
+    let letter = maker.filter(|n| n.op.collective().is_none()).and_then(|n| {
+        let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+        let out = n.outs.iter().position(|&o| o == v)?;
+        let rule = n.op.def().rule(&ranks);
+        let letters = rule.outs.get(out)?.get(dim)?.letters().iter();
+        Some(letters.map(|l| l.name()).collect::<String>())
+    });
+    // Letters of element-wise rules are upper case: they say nothing.
+    match letter.filter(|l| l.chars().all(|c| c.is_ascii_lowercase())) {
+        Some(l) => format!("dim {dim} (`{l}`)"),
+        None => format!("dim {dim}"),
+    }
+}
+
+/// One line per axis (or part of one): what the ranks along it hold.
+pub fn type_lines(mesh: &Mesh, f: &Func, maker: Option<&Node>, v: Value) -> Vec<String> {
+    let t = f.ty(v);
+    let line = |(atoms, state): (AtomSet, State)| {
+        let (axis, ways) = (mesh.names(atoms, "*"), mesh.ways(atoms));
+        let what = match state {
+            State::Invariant => "the same on all ranks, used the same way (I)".to_string(),
+            State::Replicated => {
+                "the same on all ranks now, but they go on to use it differently (R)".into()
+            }
+            State::Varying => "each rank has its own (V)".into(),
+            State::Partial(Reduction::Sum) => {
+                "a part of a sum that is still to be taken (P)".into()
+            }
+            State::Partial(Reduction::Max) => {
+                "a candidate for a maximum that is still to be taken (P)".into()
+            }
+            State::Partial(Reduction::Min) => {
+                "a candidate for a minimum that is still to be taken (P)".into()
+            }
+            State::Sharded(d) => format!(
+                "{} of {} is split, {} on a rank (S)",
+                dim_name(f, maker, v, d),
+                t.dims[d].size,
+                t.chunk(mesh, d)
+            ),
+        };
+        format!("over {axis} ({ways}): {what}")
+    };
+    let all: Vec<String> = states(mesh, t).into_iter().map(line).collect();
+    if all.is_empty() { vec!["one rank: it has everything".into()] } else { all }
+}
+
+/// The class of memory that arguments and results of a role are counted under.
+fn class_of_role(k: RoleKind) -> Class {
+    match k {
+        RoleKind::Param => Class::Weights,
+        RoleKind::Ready => Class::CollectiveBuffer,
+        RoleKind::Grad => Class::Grads,
+        RoleKind::State => Class::Optimizer,
+        RoleKind::Input | RoleKind::Scalar => Class::Input,
+        RoleKind::Stash => Class::Activation,
+        RoleKind::Sum | RoleKind::Step | RoleKind::Output => Class::Temporary,
+    }
+}
+
+/// Where a value lies in a rank's arena, and with what it shares that place.
+pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<String> {
+    let f = &plan.module.funcs[fi];
+    let Some(p) = plan.memory.places.get(fi).and_then(|f| f.get(v.0 as usize)) else {
+        return vec![];
+    };
+    let mut ports = f.args.iter().chain(&f.results).filter(|a| a.value == v);
+    let role = ports.find_map(|a| a.role.as_ref());
+    let class = match (role, maker) {
+        (Some(r), _) => class_of_role(r.kind),
+        (None, Some(n)) if n.op.collective().is_some() => Class::CollectiveBuffer,
+        (None, _) => Class::Temporary,
+    };
+    let name = crate::commands::inspect::class_name(class);
+    let mut out = vec![format!("{} B at byte {} of a rank's arena, {name}", p.bytes, p.offset)];
+    if p.per_microbatch > 0 && is_looped(plan, fi) {
+        out.push(format!("one after the other for the {} microbatches", plan.settings.microbatches));
+    }
+    if let Some(n) = maker {
+        let there = |x: &&Value| {
+            plan.memory.places[fi][x.0 as usize].offset == p.offset && f.ty(**x).local_bytes(&plan.module.mesh) > 0
+        };
+        if let Some(x) = n.ins.iter().find(there) {
+            let how = if n.op.def().is_view() { "a view of" } else { "written over" };
+            out.push(format!("{how} {}, which has the same place", f.name(*x)));
+        }
+    }
+    out
+}
+
+/// What an argument or result is for, in words.
+pub fn role(kind: RoleKind, name: &str) -> String {
+    match kind {
+        RoleKind::Param => format!("the stored parameter {name}"),
+        RoleKind::Ready => format!("parameter {name}, ready for forward and backward"),
+        RoleKind::Grad => format!("the gradient of {name}, summed over microbatches"),
+        RoleKind::State => format!("optimizer state {name}"),
+        RoleKind::Input => format!("input {name}"),
+        RoleKind::Stash => format!("%{name} as forward saved it for backward"),
+        RoleKind::Scalar => format!("the run-time scalar {name}"),
+        RoleKind::Sum => format!("{name}, summed over microbatches"),
+        RoleKind::Step => format!("{name}, computed once per step"),
+        RoleKind::Output => format!("output {name}"),
+    }
+}

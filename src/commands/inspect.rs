@@ -1,0 +1,96 @@
+//! `shardc inspect`: the programs of a plan, a summary of what they cost, the ranks.
+
+mod layers;
+mod local;
+mod ranks;
+mod summary;
+
+pub use ranks::group_text;
+pub use summary::class_name;
+pub use layers::{
+    Calls, LayerCollectives, Part, Section, is_gradient, is_looped, layer_collectives, numbered,
+};
+
+use crate::plan_dir::Stored;
+use serde_json::json;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::Module;
+use shardc_ir::text;
+
+/// What to show of a plan; without flags, its programs.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)] // the subcommand has this name already
+pub struct Inspect {
+    /// Show the program after a pass: source, annotate, propagate, partition, ..., ranked
+    #[arg(long)]
+    pub phase: Option<String>,
+    /// Show the programs of this rank class
+    #[arg(long, value_name = "C")]
+    pub class: Option<usize>,
+    /// Show the programs with this rank's place in the mesh and its slice of every weight
+    #[arg(long, value_name = "R", conflicts_with = "class")]
+    pub rank: Option<usize>,
+    /// Add the size of a rank's piece to every line
+    #[arg(long)]
+    pub local: bool,
+    /// Show memory, and collectives per layer and microbatch
+    #[arg(long, conflicts_with_all = ["phase", "local", "rank"])]
+    pub summary: bool,
+    /// Show all ranks with their coordinates and groups
+    #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary"])]
+    pub ranks: bool,
+}
+
+/// The text to print.
+///
+/// # Errors
+/// `unknown-pass`, `unknown-class` or `unknown-rank`, each listing what there is.
+pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
+    if let Some(c) = what.class.filter(|&c| c != 0) {
+        return Err(Diag::new("unknown-class", format!("the plan has 1 rank class, not {}", c + 1))
+            .at(format!("--class {c}"))
+            .help("use --class 0: all ranks run the same programs"));
+    }
+    if what.summary {
+        return Ok(summary::summary(s, json));
+    }
+    if what.ranks {
+        return Ok(ranks::table(&s.plan.module.mesh, json));
+    }
+    let mut m = module(s, what.phase.as_deref())?;
+    if what.local {
+        local::annotate(&mut m);
+    }
+    let mut program = text::print(&m);
+    if what.local {
+        program = local::arguments(&m.mesh, &program);
+    }
+    let rank = what.rank.map(|r| ranks::Rank::of(&s.plan, r)).transpose()?;
+    if json {
+        let phase = what.phase.as_deref().unwrap_or("ranked");
+        let out = json!({ "phase": phase, "rank": rank, "text": program });
+        return Ok(format!("{out}\n"));
+    }
+    Ok(rank.map_or(String::new(), |r| r.header()) + &program)
+}
+
+/// The module as a pass leaves it: stored, or made again from the source.
+fn module(s: &Stored, phase: Option<&str>) -> Result<Module> {
+    let Some(phase) = phase.filter(|p| *p != "ranked") else { return Ok(s.plan.module.clone()) };
+    if phase == "source" {
+        return text::parse(&s.source);
+    }
+    let (mut known, mut found) = (vec!["source".to_string()], None);
+    crate::recompile_watched(s, &s.options, &mut |pass, m| {
+        known.push(pass.into());
+        if pass == phase {
+            found = Some(m.clone());
+        }
+    })?;
+    known.push("ranked".into());
+    found.ok_or_else(|| {
+        Diag::new("unknown-pass", format!("no phase is called `{phase}`"))
+            .at(format!("--phase {phase}"))
+            .help(format!("use one of the {}: {}", known.len(), known.join(", ")))
+    })
+}

@@ -1,0 +1,135 @@
+//! The ranks of a mesh: coordinates, groups, and slices of the weights.
+
+use super::summary::{lines, trimmed};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::json;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::RoleKind;
+use shardc_ir::mesh::Mesh;
+use shardc_ir::plan::Plan;
+use std::collections::BTreeMap;
+
+/// Most ranks of the table.
+const MAX_ROWS: usize = 64;
+/// Most ranks of one group that are named.
+const MAX_GROUP: usize = 8;
+
+/// Index along every axis, by axis name, for the rank.
+pub fn coordinates(mesh: &Mesh, rank: usize) -> Vec<(String, usize)> {
+    let digits = mesh.coords(rank);
+    let one = |a: &shardc_ir::mesh::Axis| {
+        let atoms = mesh.axis(&a.name).unwrap_or_default();
+        (a.name.clone(), mesh.place(atoms, &digits))
+    };
+    mesh.axes.iter().map(one).collect()
+}
+
+/// `0 1 2 3 … 4 more`.
+pub fn group_text(group: &[usize]) -> String {
+    let some: Vec<String> = group.iter().take(MAX_GROUP).map(usize::to_string).collect();
+    match group.len().saturating_sub(MAX_GROUP) {
+        0 => some.join(" "),
+        more => format!("{} … {more} more", some.join(" ")),
+    }
+}
+
+/// All ranks with coordinates and groups.
+pub fn table(mesh: &Mesh, as_json: bool) -> String {
+    let group = |name: &str, r: usize| mesh.group(mesh.axis(name).unwrap_or_default(), r);
+    let shown = mesh.ranks().min(MAX_ROWS);
+    if as_json {
+        let one = |r: usize| {
+            let at: BTreeMap<String, usize> = coordinates(mesh, r).into_iter().collect();
+            let groups: BTreeMap<&str, Vec<usize>> =
+                mesh.axes.iter().map(|a| (&*a.name, group(&a.name, r))).collect();
+            json!({ "rank": r, "coordinates": at, "groups": groups })
+        };
+        let all: Vec<_> = (0..shown).map(one).collect();
+        return format!("{}\n", json!({ "ranks": mesh.ranks(), "shown": all }));
+    }
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    let axes = || mesh.axes.iter().map(|a| a.name.clone());
+    let groups = axes().map(|a| format!("group over {a}"));
+    t.set_header(["rank".to_string()].into_iter().chain(axes()).chain(groups));
+    for r in 0..shown {
+        let at = coordinates(mesh, r).into_iter().map(|(_, i)| i.to_string());
+        let of = mesh.axes.iter().map(|a| group_text(&group(&a.name, r)));
+        t.add_row([r.to_string()].into_iter().chain(at).chain(of));
+    }
+    let mut out = trimmed(&t);
+    if mesh.ranks() > shown {
+        out.push_str(&format!("… {} more\n", mesh.ranks() - shown));
+    }
+    out
+}
+
+/// One rank: where it stands and what it holds.
+#[derive(Serialize)]
+pub struct Rank {
+    rank: usize,
+    ranks: usize,
+    coordinates: Vec<(String, usize)>,
+    weights: Vec<Slice>,
+}
+
+/// A rank's piece of a weight: per dim offset, length and the whole size.
+#[derive(Serialize)]
+struct Slice {
+    name: String,
+    dims: Vec<(usize, usize, usize)>,
+}
+
+impl Rank {
+    /// A rank of a plan.
+    ///
+    /// # Errors
+    /// `unknown-rank` if the plan has fewer ranks.
+    pub fn of(plan: &Plan, rank: usize) -> Result<Rank> {
+        let mesh = &plan.module.mesh;
+        if rank >= mesh.ranks() {
+            return Err(Diag::new("unknown-rank", format!("the plan has {} ranks", mesh.ranks()))
+                .at(format!("--rank {rank}"))
+                .help(format!("use --rank 0 to --rank {}", mesh.ranks() - 1)));
+        }
+        let digits = mesh.coords(rank);
+        let mut weights: Vec<Slice> = vec![];
+        for f in &plan.module.funcs {
+            for a in &f.args {
+                let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Param) else {
+                    continue;
+                };
+                if weights.iter().any(|w| *w.name == *role.name) {
+                    continue;
+                }
+                let t = f.ty(a.value);
+                let dim = |d: usize| {
+                    let e = t.extent(mesh, d, &digits);
+                    (e.offset, e.len, t.dims[d].size)
+                };
+                let dims = (0..t.rank()).map(dim).collect();
+                weights.push(Slice { name: role.name.to_string(), dims });
+            }
+        }
+        Ok(Rank { rank, ranks: mesh.ranks(), coordinates: coordinates(mesh, rank), weights })
+    }
+
+    /// Comment lines above the program, so that the whole still is a program.
+    pub fn header(&self) -> String {
+        let at: Vec<String> = self.coordinates.iter().map(|(a, i)| format!("{a}={i}")).collect();
+        let at = if at.is_empty() { "alone".into() } else { at.join(", ") };
+        let mut t = Table::new();
+        t.load_preset(presets::NOTHING);
+        for w in &self.weights {
+            let dim = |&(from, len, n): &(usize, usize, usize)| match len == n {
+                true => format!("all {n}"),
+                false => format!("{from}..{} of {n}", from + len),
+            };
+            let dims: Vec<String> = w.dims.iter().map(dim).collect();
+            t.add_row([w.name.clone(), dims.join(", ")]);
+        }
+        let head = format!("rank {} of {}: {at}\nits slices of the weights\n", self.rank, self.ranks);
+        lines("// ", &(head + &trimmed(&t)))
+    }
+}

@@ -1,0 +1,133 @@
+//! The command line: one file per command.
+
+pub mod check;
+pub mod compile;
+pub mod explain;
+pub mod inspect;
+pub mod run;
+pub mod verify;
+
+use crate::flags::{self, Flags};
+use clap::{Parser, Subcommand, ValueEnum};
+use shardc_ir::diag::{Diag, Result};
+use std::path::{Path, PathBuf};
+
+/// Compiles transformers to sharded programs for every rank of a mesh, and runs them.
+#[derive(Parser, Debug)]
+#[command(version, after_help = "Examples:
+  shardc check my-model --mesh tp=8
+  shardc compile my-model --mesh dp=2,tp=2 -o my.plan
+  shardc inspect my.plan --summary
+  shardc run my.plan --data 'bytes:src/**/*.rs' --steps 50
+
+Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment,
+6 a rank failed, 101 a bug of ours, 130 interrupted.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+    /// Results for people, or as JSON
+    #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
+    pub format: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Format {
+    Human,
+    Json,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// List every violated rule of a model on a mesh, with the nearest legal values
+    Check {
+        model: PathBuf,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
+    /// Compile a model to a plan: HF folder or its config.json, .ir, shardc.toml
+    Compile {
+        model: PathBuf,
+        /// Folder of the plan
+        #[arg(short, long)]
+        output: Option<PathBuf>,
+        /// Print the program after a pass
+        #[arg(long, value_name = "PASS")]
+        dump_after: Option<String>,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
+    /// Show a plan: its programs, its summary, its ranks
+    Inspect {
+        plan: PathBuf,
+        #[command(flatten)]
+        what: inspect::Inspect,
+    },
+    /// Say why a value, a collective, a tensor or a rule is as it is
+    Explain {
+        plan: PathBuf,
+        /// %value, collective:N, tensor:NAME or rule:CODE
+        what: String,
+    },
+    /// Run a plan on this machine, ranks as threads
+    Run {
+        plan: PathBuf,
+        #[command(flatten)]
+        how: Box<run::Run>,
+    },
+    /// Check a plan: types, collective order, memory, numbers against one rank
+    Verify {
+        plan: PathBuf,
+        /// Compare numbers on small sizes of the same model
+        #[arg(long)]
+        tiny: bool,
+    },
+}
+
+/// Runs a command; the exit status.
+pub fn run(cli: Cli) -> Result<i32> {
+    let json = cli.format == Format::Json;
+    match cli.command {
+        Command::Check { model, flags } => check::check(&model, *flags, json),
+        Command::Compile { model, output, dump_after, flags } => compile::compile(&model, *flags, output.as_deref(), dump_after.as_deref(), json),
+        Command::Inspect { plan, what } => {
+            print!("{}", inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);
+            Ok(0)
+        }
+        Command::Explain { plan, what } => {
+            print!("{}", explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?);
+            Ok(0)
+        }
+        Command::Run { plan, how } => run::run(&plan, *how, json),
+        Command::Verify { plan, tiny } => verify::verify(&plan, tiny, json),
+    }
+}
+
+/// The model's path and all flags: those of `shardc.toml` below those of the command line.
+fn gather(model: &Path, flags: Flags) -> Result<(PathBuf, Flags)> {
+    if model.extension().is_some_and(|e| e == "toml") {
+        let (path, below) = flags::read_toml(model)?;
+        let dir = model.parent().unwrap_or(Path::new("."));
+        return Ok((dir.join(path), flags.over(below)));
+    }
+    Ok((model.to_path_buf(), flags))
+}
+
+/// Prints warnings to standard error.
+fn warn(all: &[Diag]) {
+    for w in all {
+        eprintln!("{}", w.render().replacen("error[", "warning[", 1));
+    }
+}
+
+/// `n` bytes for people.
+pub fn bytes(n: usize) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut x = n as f64;
+    let mut u = 0;
+    while x >= 1024.0 && u + 1 < units.len() {
+        x /= 1024.0;
+        u += 1;
+    }
+    if u == 0 { format!("{n} B") } else { format!("{x:.2} {}", units[u]) }
+}

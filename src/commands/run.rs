@@ -1,0 +1,220 @@
+//! `shardc run`: executes a plan on this machine, ranks as threads.
+
+use crate::data::Data;
+use crate::plan_dir::{self, Stored};
+use crate::recompile;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use shardc_frontends::{Batch, Checkpoint, read_batch, save, write_tensors};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::plan::{Mode, Plan};
+use shardc_ir::weights::Weight;
+use shardc_runtime::{Options, Session, StepBatch, StepResult};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Flags of `run`.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct Run {
+    /// HF folder with the weights to start from [default: random weights]
+    #[arg(long, value_name = "DIR")]
+    pub weights: Option<PathBuf>,
+    /// Training data: bytes:GLOB, one token per byte [default: random tokens]
+    #[arg(long)]
+    pub data: Option<String>,
+    /// Steps to run [default: 10]
+    #[arg(long)]
+    pub steps: Option<usize>,
+    /// One batch for all steps: safetensors with input_ids and labels, i64 [global_batch, seq]
+    #[arg(long, value_name = "FILE", conflicts_with = "data")]
+    pub batch: Option<PathBuf>,
+    /// Write logits, loss, gradients and parameters there (recompiles the plan to observe them)
+    #[arg(long, value_name = "FILE", requires = "batch")]
+    pub dump: Option<PathBuf>,
+    /// Write the parameters as an HF folder at the end
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Seconds a rank may wait for another
+    #[arg(long, default_value_t = 600)]
+    pub timeout: u64,
+    /// Threads of one rank's products [default: cores / ranks]
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// Most ranks run as threads of one process.
+const MAX_LOCAL_RANKS: usize = 256;
+
+/// Where the first values of parameters come from.
+pub enum Start {
+    Random { seed: u64 },
+    Checkpoint(Checkpoint),
+}
+
+impl Start {
+    /// The weights of a folder, or random ones.
+    pub fn open(dir: Option<&Path>, plan: &Plan) -> Result<Start> {
+        let Some(dir) = dir else { return Ok(Start::Random { seed: plan.settings.seed }) };
+        let none = || Diag::new("missing-weights", "the folder has no model.safetensors and no index").at(dir.display().to_string()).help("leave --weights out to start from random weights");
+        let c = Checkpoint::open(dir)?.ok_or_else(none)?;
+        c.check(&plan.weights)?;
+        Ok(Start::Checkpoint(c))
+    }
+}
+
+/// Starts the ranks of a plan.
+pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
+    let ranks = plan.module.mesh.ranks();
+    if ranks > MAX_LOCAL_RANKS {
+        return Err(Diag::new("too-many-ranks", format!("{ranks} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"))
+            .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here"))
+            .exit(Exit::Environment));
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = how.threads.unwrap_or((cores / ranks).max(1)).max(1);
+    let options = Options { threads, timeout: Duration::from_secs(how.timeout.max(1)), ..Options::default() };
+    let load = |w: &Weight, ranges: &[std::ops::Range<usize>], out: &mut [f32]| match start {
+        Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
+        Start::Checkpoint(c) => c.read(w, ranges, out),
+    };
+    Session::new(plan, options, &|p, rank| shardc_codegen::program(p, rank), &load)
+}
+
+/// Tokens of a step.
+enum Feed {
+    Data(Data),
+    Batch(Batch),
+}
+
+/// Runs the command.
+pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
+    let stored = plan_dir::read(dir)?;
+    let stored = if how.dump.is_some() { observed(&stored)? } else { stored };
+    let plan = &stored.plan;
+    let s = &plan.settings;
+    let start = Start::open(how.weights.as_deref(), plan)?;
+    if matches!(start, Start::Random { .. }) {
+        eprintln!("starting from random weights, seed {} (--weights DIR starts from a checkpoint)", s.seed);
+    }
+    let feed = match (&how.batch, &how.data) {
+        (Some(file), _) => {
+            let b = read_batch(file)?;
+            if (b.rows, b.seq) != (s.global_batch, s.seq) {
+                return Err(Diag::new("batch", format!("the batch is [{}, {}], the plan takes [{}, {}]", b.rows, b.seq, s.global_batch, s.seq))
+                    .at(file.display().to_string())
+                    .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
+            }
+            b.check(s.vocab)?;
+            Feed::Batch(b)
+        }
+        (None, Some(spec)) => Feed::Data(Data::open(spec, s.vocab)?),
+        (None, None) => Feed::Data(Data::Random { vocab: s.vocab }),
+    };
+    let mut session = session(plan, &start, &how)?;
+    let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
+    let mut first: Option<StepResult> = None;
+    let bar = progress(steps, as_json);
+    for step in 1..=steps {
+        let (ids, targets) = match &feed {
+            Feed::Data(d) => d.batch(s.seed, step as u32, s.global_batch, s.seq),
+            Feed::Batch(b) => (b.input_ids.clone(), b.targets()),
+        };
+        let targets = if s.mode == Mode::Train { targets } else { vec![] };
+        let since = Instant::now();
+        let observe = step == 1 && how.dump.is_some();
+        let r = session.step(&StepBatch { input_ids: &ids, targets: &targets, observe }, s.lr.at(step), step)?;
+        show(&bar, step, &r, since.elapsed(), ids.len(), as_json);
+        if step == 1 {
+            first = Some(r);
+        }
+    }
+    bar.finish_and_clear();
+    if let (Some(file), Some(first)) = (&how.dump, &first) {
+        dump(file, &stored, first, &mut session)?;
+    }
+    if let Some(dir) = &how.save {
+        save(dir, &stored.config, &plan.weights, how.weights.as_deref(), |w| parameter(&mut session, &w.param))?;
+        eprintln!("saved {}", dir.display());
+    }
+    Ok(0)
+}
+
+/// The plan made again with logits and gradients as outputs.
+fn observed(stored: &Stored) -> Result<Stored> {
+    let mut o = stored.options.clone();
+    o.observe = true;
+    let again = recompile(stored, &o)?;
+    let (old, new) = (stored.plan.memory.peak_bytes, again.stored.plan.memory.peak_bytes);
+    eprintln!("recompiled to observe logits and gradients: peak {new} B instead of {old} B");
+    Ok(again.stored)
+}
+
+fn progress(steps: usize, as_json: bool) -> ProgressBar {
+    let hidden = as_json || !std::io::stderr().is_terminal();
+    let bar = ProgressBar::with_draw_target(Some(steps as u64), if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() });
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left").expect("a fixed template");
+    bar.set_style(style);
+    bar
+}
+
+fn show(bar: &ProgressBar, step: usize, r: &StepResult, took: Duration, tokens: usize, as_json: bool) {
+    let ms = took.as_secs_f64() * 1e3;
+    if as_json {
+        println!("{}", json!({ "step": step, "loss": r.loss, "grad_norm": r.grad_norm, "tokens": r.tokens, "ms": ms }));
+        return;
+    }
+    let rate = tokens as f64 / took.as_secs_f64();
+    let number = |x: Option<f32>| x.map_or("-".into(), |x| format!("{x:.4}"));
+    let line = format!("step {step:>5}  loss {}  grad norm {}  {rate:.0} tokens/s  {ms:.0} ms", number(r.loss), number(r.grad_norm));
+    bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
+    bar.inc(1);
+    bar.suspend(|| println!("{line}"));
+}
+
+/// The current value of a parameter, whole.
+pub fn parameter(session: &mut Session, param: &str) -> Result<Vec<f32>> {
+    session.tensor(&Role::new(RoleKind::Param, param)).map(|a| a.data)
+}
+
+/// Writes what was observed, under the checkpoint's names and layouts.
+fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session) -> Result<()> {
+    let mut out: Vec<(String, Vec<usize>, Vec<f32>)> = vec![];
+    for name in ["logits", "loss"] {
+        if let Some(a) = first.outputs.get(name) {
+            out.push((name.into(), a.shape.clone(), a.data.clone()));
+        }
+    }
+    let weights = &stored.plan.weights;
+    if stored.plan.settings.mode == Mode::Train {
+        let grads = whole_tensors(weights, |w| Ok(first.outputs.get(&format!("grad.{}", w.param)).map(|a| a.data.clone())))?;
+        out.extend(grads.into_iter().map(|(n, s, d)| (format!("grad.{n}"), s, d)));
+        let params = whole_tensors(weights, |w| parameter(session, &w.param).map(Some))?;
+        out.extend(params.into_iter().map(|(n, s, d)| (format!("param.{n}"), s, d)));
+    }
+    write_tensors(file, out)
+}
+
+/// Checkpoint tensors from parameters: fused ones are put together again.
+fn whole_tensors(weights: &[Weight], mut get: impl FnMut(&Weight) -> Result<Option<Vec<f32>>>) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
+    let mut out: Vec<(String, Vec<usize>, Vec<f32>)> = vec![];
+    for w in weights {
+        let Some(data) = get(w)? else { continue };
+        let Some(p) = w.part else {
+            out.push((w.tensor.clone(), w.tensor_shape.clone(), data));
+            continue;
+        };
+        if out.last().is_none_or(|t| t.0 != w.tensor) && !out.iter().any(|t| t.0 == w.tensor) {
+            out.push((w.tensor.clone(), w.tensor_shape.clone(), vec![0.0; w.tensor_shape.iter().product()]));
+        }
+        let whole = out.iter_mut().find(|t| t.0 == w.tensor).expect("just added");
+        let inner: usize = w.tensor_shape[p.dim + 1..].iter().product();
+        let outer: usize = w.tensor_shape[..p.dim].iter().product();
+        for o in 0..outer {
+            let to = (o * w.tensor_shape[p.dim] + p.start) * inner;
+            whole.2[to..to + p.len * inner].copy_from_slice(&data[o * p.len * inner..(o + 1) * p.len * inner]);
+        }
+    }
+    Ok(out)
+}

@@ -1,0 +1,150 @@
+//! `shardc verify`: checks a plan by its types, by replay, and by its numbers against one rank.
+
+use super::run::{Run, Start, parameter, session};
+use crate::plan_dir::{self, Stored};
+use crate::Output;
+use serde::Serialize;
+use serde_json::json;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::{Mode, Plan};
+use shardc_passes::memory::replay;
+use shardc_runtime::StepBatch;
+use std::path::Path;
+
+/// The outcome of one check.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    pub name: &'static str,
+    pub ok: bool,
+    pub max_error: f64,
+    pub tolerance: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+/// Largest relative difference between two f32 computations that only reassociate sums: a few
+/// hundred roundings of 6e-8 each.
+const F32_TOLERANCE: f64 = 1e-4;
+/// Steps compared.
+const STEPS: usize = 2;
+
+/// Runs all checks; exit status 1 if one fails.
+pub fn verify(dir: &Path, tiny: bool, as_json: bool) -> Result<i32> {
+    // Reading verifies types, hashes and the peak; what it finds is a failed check, not an error.
+    let (stored, types) = match plan_dir::read(dir) {
+        Ok(s) => (Some(s), exact("types", None)),
+        Err(d) if dir.join("plan.json").exists() => (None, exact("types", Some(d.to_string()))),
+        Err(d) => return Err(d),
+    };
+    let mut checks = vec![types];
+    if let Some(s) = stored {
+        checks.push(exact("collective-order", order(&s.plan)));
+        checks.push(exact("memory", replay::replay(&s.plan).err()));
+        if s.plan.settings.mode == Mode::Train {
+            checks.extend(numbers(&s, tiny)?);
+        }
+    }
+    let ok = checks.iter().all(|c| c.ok);
+    if as_json {
+        println!("{}", json!({ "ok": ok, "checks": checks }));
+    } else {
+        for c in &checks {
+            let word = if c.ok { "ok" } else { "FAILED" };
+            let error = if c.tolerance > 0.0 { format!("  max error {:.1e}, tolerance {:.0e}", c.max_error, c.tolerance) } else { String::new() };
+            println!("{:<18} {word}{error}", c.name);
+            if let Some(d) = &c.detail {
+                println!("{d}");
+            }
+        }
+    }
+    Ok(i32::from(!ok))
+}
+
+fn exact(name: &'static str, problem: Option<String>) -> Check {
+    let ok = problem.is_none();
+    Check { name, ok, max_error: if ok { 0.0 } else { f64::INFINITY }, tolerance: 0.0, detail: problem }
+}
+
+/// All ranks of a class run one list, so every group meets the same collectives in the same order
+/// as long as every rank is of the class and every action exists.
+fn order(plan: &Plan) -> Option<String> {
+    let m = plan.settings.microbatches;
+    let bad = plan.actions.iter().find(|a| a.func >= plan.module.funcs.len() || a.microbatch.is_some_and(|j| j >= m));
+    bad.map(|a| format!("the step calls function {} for microbatch {:?}", a.func, a.microbatch))
+}
+
+/// Losses and parameters of a few steps on the plan's ranks against one rank.
+fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
+    let s = if tiny { &shrink(s)?.stored } else { s };
+    let mut alone = s.options.clone();
+    alone.mesh.clear();
+    (alone.sp, alone.microbatch) = (false, alone.global_batch);
+    alone.shard.clear();
+    let input = crate::retarget(s, &alone)?;
+    let one = run_steps(&input.stored.plan)?;
+    let many = run_steps(&s.plan)?;
+    let relative = |a: f64, b: f64| (a - b).abs() / b.abs().max(1e-12);
+    let loss = many.0.iter().zip(&one.0).map(|(a, b)| relative(*a, *b)).fold(0.0, f64::max);
+    let mut worst = (0.0, String::new());
+    for ((name, a), (_, b)) in many.1.iter().zip(&one.1) {
+        let top = b.iter().fold(1e-12f32, |m, x| m.max(x.abs()));
+        let d = a.iter().zip(b).fold(0.0f32, |m, (x, y)| m.max((x - y).abs()));
+        if f64::from(d / top) > worst.0 {
+            worst = (f64::from(d / top), name.clone());
+        }
+    }
+    let check = |name, max_error: f64, detail| Check { name, ok: max_error <= F32_TOLERANCE, max_error, tolerance: F32_TOLERANCE, detail };
+    let detail = (worst.0 > F32_TOLERANCE).then(|| format!("   worst: {}", worst.1));
+    Ok(vec![check("loss", loss, None), check("parameters", worst.0, detail)])
+}
+
+type Numbers = (Vec<f64>, Vec<(String, Vec<f32>)>);
+
+fn run_steps(plan: &Plan) -> Result<Numbers> {
+    let s = &plan.settings;
+    let mut session = session(plan, &Start::Random { seed: s.seed }, &Run { timeout: 600, ..Run::default() })?;
+    let data = crate::data::Data::Random { vocab: s.vocab.min(1 << 20) };
+    let mut losses = vec![];
+    for step in 1..=STEPS {
+        let (ids, targets) = data.batch(s.seed, step as u32, s.global_batch, s.seq);
+        let r = session.step(&StepBatch { input_ids: &ids, targets: &targets, observe: false }, s.lr.at(step), step)?;
+        losses.push(f64::from(r.loss.unwrap_or(f32::NAN)));
+    }
+    let params = plan.weights.iter().map(|w| Ok((w.param.clone(), parameter(&mut session, &w.param)?)));
+    let params = params.collect::<Result<_>>()?;
+    Ok((losses, params))
+}
+
+/// The same family and layout with small sizes: two layers, narrow, short.
+fn shrink(s: &Stored) -> Result<Output> {
+    let Some(f) = s.facts else {
+        return Err(Diag::new("tiny", "a model from text has no sizes to shrink").help("leave --tiny out"));
+    };
+    let mut config = s.config.clone();
+    let width = |n: usize| n.min(8);
+    let sizes: [(&str, usize); 12] = [
+        ("num_hidden_layers", f.layers.min(2)), ("n_layer", f.layers.min(2)),
+        ("hidden_size", f.heads * width(f.head_dim)), ("n_embd", f.heads * width(f.head_dim)),
+        ("head_dim", width(f.head_dim)),
+        ("intermediate_size", f.ffn.min(f.heads * 16)), ("n_inner", f.ffn.min(f.heads * 16)),
+        ("vocab_size", f.vocab.min(512)),
+        ("num_attention_heads", f.heads), ("n_head", f.heads), ("num_key_value_heads", f.kv_heads),
+        ("max_window_layers", f.layers.min(2)),
+    ];
+    if let Some(map) = config.as_object_mut() {
+        for (k, n) in sizes {
+            if map.get(k).is_some_and(|v| v.is_number()) {
+                map.insert(k.into(), n.into());
+            }
+        }
+        if let Some(types) = map.get_mut("layer_types").and_then(|t| t.as_array_mut()) {
+            types.truncate(f.layers.min(2));
+        }
+    }
+    let mut o = s.options.clone();
+    let tp = o.axis("tp");
+    o.seq = o.seq.min(16 * tp);
+    o.global_batch = o.data_parallel() * o.microbatches().min(2);
+    o.microbatch = 1;
+    crate::compile_config(&config, &o)
+}

@@ -1,0 +1,254 @@
+//! Flags of `compile` and `check`, from the command line and from `shardc.toml`; flags win.
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_passes::options::{Decay, Optimizer, Options, ShardRule};
+use std::path::Path;
+
+/// What a user may ask of the compiler. Every field may stand in `shardc.toml` under its flag's name.
+#[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Flags {
+    /// Axes and sizes, outer to inner: dp=2,tp=2 (dp is short for dp_replicate)
+    #[arg(long, help_heading = "Layout")]
+    pub mesh: Option<String>,
+    /// train, or infer (forward to logits) [default: train]
+    #[arg(long, help_heading = "Run")]
+    pub mode: Option<String>,
+    /// Sequences per step over all ranks [default: 8]
+    #[arg(long, help_heading = "Run")]
+    pub global_batch: Option<usize>,
+    /// Sequences per rank and microbatch [default: all]
+    #[arg(long, help_heading = "Run")]
+    pub microbatch: Option<usize>,
+    /// Tokens per sequence [default: 512]
+    #[arg(long, help_heading = "Run")]
+    pub seq: Option<usize>,
+    /// Element type of weights and activations: f32 [default: f32]
+    #[arg(long, help_heading = "Run")]
+    pub dtype: Option<String>,
+    /// Seed of initial weights and data order [default: 0]
+    #[arg(long, help_heading = "Run")]
+    pub seed: Option<u64>,
+    /// ZeRO stage: 0 [default: 0]
+    #[arg(long, help_heading = "Layout")]
+    pub zero: Option<u8>,
+    /// Split the residual stream over tp along the sequence (sequence parallelism)
+    #[arg(long, help_heading = "Layout")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub sp: bool,
+    /// Context parallelism: all-gather, ring or ulysses (with cp > 1)
+    #[arg(long, help_heading = "Layout")]
+    pub cp_mode: Option<String>,
+    /// Tensor parallelism: 1d [default: 1d]
+    #[arg(long, help_heading = "Layout")]
+    pub tp_mode: Option<String>,
+    /// Pipeline schedule; with one stage all are the same [default: 1f1b]
+    #[arg(long, help_heading = "Layout")]
+    pub schedule: Option<String>,
+    /// Recomputation: none [default: none]
+    #[arg(long, help_heading = "Layout")]
+    pub recompute: Option<String>,
+    /// Bytes of memory of one rank; a plan that needs more is refused
+    #[arg(long, help_heading = "Layout")]
+    pub memory: Option<usize>,
+    /// adamw or sgd [default: adamw]
+    #[arg(long, help_heading = "Optimizer")]
+    pub optimizer: Option<String>,
+    /// Learning rate [default: 1e-3]
+    #[arg(long, help_heading = "Optimizer")]
+    pub lr: Option<f64>,
+    /// constant or warmup-cosine [default: constant]
+    #[arg(long, help_heading = "Optimizer")]
+    pub lr_schedule: Option<String>,
+    /// Steps of linear warmup (warmup-cosine)
+    #[arg(long, help_heading = "Optimizer")]
+    pub warmup: Option<usize>,
+    /// Step at which the cosine ends (warmup-cosine)
+    #[arg(long, help_heading = "Optimizer")]
+    pub total_steps: Option<usize>,
+    /// AdamW's betas [default: 0.9,0.999]
+    #[arg(long, help_heading = "Optimizer")]
+    pub betas: Option<String>,
+    /// AdamW's epsilon [default: 1e-8]
+    #[arg(long, help_heading = "Optimizer")]
+    pub eps: Option<f64>,
+    /// Decoupled weight decay [default: 0.01]
+    #[arg(long, help_heading = "Optimizer")]
+    pub weight_decay: Option<f64>,
+    /// Parameters that decay: all, or matrices [default: all]
+    #[arg(long, help_heading = "Optimizer")]
+    pub decay: Option<String>,
+    /// Largest global gradient norm [default: off]
+    #[arg(long, help_heading = "Optimizer")]
+    pub clip: Option<f64>,
+    /// Parameters that are not trained; repeatable
+    #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
+    pub freeze: Vec<String>,
+    /// Sharding of a parameter or scope: 'GLOB=D,D[@pN]', D is -, ?, an axis, a*b or a:(k)n; repeatable
+    #[arg(long, value_name = "GLOB=D,D", help_heading = "Layout")]
+    pub shard: Vec<String>,
+    /// Engine of the collectives: threads [default: threads]
+    #[arg(long, help_heading = "Run")]
+    pub transport: Option<String>,
+    /// Device: cpu [default: cpu]
+    #[arg(long, help_heading = "Run")]
+    pub device: Option<String>,
+}
+
+/// Axis names in canonical order, outer to inner.
+const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
+
+impl Flags {
+    /// These flags, with the holes filled from `below`.
+    pub fn over(self, below: Flags) -> Flags {
+        macro_rules! merge {
+            ($($f:ident)*) => { Flags {
+                $($f: self.$f.or(below.$f),)*
+                sp: self.sp || below.sp,
+                freeze: if self.freeze.is_empty() { below.freeze } else { self.freeze },
+                shard: if self.shard.is_empty() { below.shard } else { self.shard },
+            } };
+        }
+        merge!(mesh mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule recompute
+               memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
+    }
+
+    /// The options of the passes, with defaults; refuses what is not built.
+    pub fn options(&self) -> Result<Options> {
+        self.refuse_unbuilt()?;
+        let mesh = parse_mesh(self.mesh.as_deref().unwrap_or(""))?;
+        let word = |given: &Option<String>, flag: &str, words: &[&str]| -> Result<usize> {
+            let Some(g) = given else { return Ok(0) };
+            words.iter().position(|w| w == g).ok_or_else(|| {
+                Diag::new("flag", format!("`{g}` is no value of {flag}")).at(format!("{flag} {g}")).help(format!("use {}", words.join(" or ")))
+            })
+        };
+        let mode = [Mode::Train, Mode::Infer][word(&self.mode, "--mode", &["train", "infer"])?];
+        let decay = [Decay::All, Decay::Matrices][word(&self.decay, "--decay", &["all", "matrices"])?];
+        let optimizer = match word(&self.optimizer, "--optimizer", &["adamw", "sgd"])? {
+            0 => {
+                let (beta1, beta2) = betas(self.betas.as_deref().unwrap_or("0.9,0.999"))?;
+                Optimizer::AdamW { beta1, beta2, eps: positive("--eps", self.eps.unwrap_or(1e-8))? }
+            }
+            _ => Optimizer::Sgd,
+        };
+        let rate = positive("--lr", self.lr.unwrap_or(1e-3))?;
+        let lr = match word(&self.lr_schedule, "--lr-schedule", &["constant", "warmup-cosine"])? {
+            0 => LrSchedule::Constant { lr: rate },
+            _ => LrSchedule::WarmupCosine { lr: rate, warmup: self.warmup.unwrap_or(0), total: self.total_steps.unwrap_or(1000), floor: 0.0 },
+        };
+        let shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
+        let mut o = Options {
+            mesh,
+            mode,
+            global_batch: self.global_batch.unwrap_or(8),
+            microbatch: 0,
+            seq: self.seq.unwrap_or(512),
+            sp: self.sp,
+            optimizer,
+            lr,
+            weight_decay: self.weight_decay.unwrap_or(0.01),
+            decay,
+            clip: self.clip.map(|c| positive("--clip", c)).transpose()?,
+            freeze: self.freeze.clone(),
+            shard,
+            seed: self.seed.unwrap_or(0),
+            observe: false,
+        };
+        o.microbatch = self.microbatch.unwrap_or_else(|| o.global_batch.div_ceil(o.data_parallel()));
+        Ok(o)
+    }
+
+    /// Values that DESIGN names and no pass makes yet.
+    fn refuse_unbuilt(&self) -> Result<()> {
+        let cases: [(&str, Option<String>, &[&str]); 8] = [
+            ("--zero", self.zero.map(|z| z.to_string()), &["0"]),
+            ("--dtype", self.dtype.clone(), &["f32"]),
+            ("--cp-mode", self.cp_mode.clone(), &["all-gather"]),
+            ("--tp-mode", self.tp_mode.clone(), &["1d"]),
+            ("--schedule", self.schedule.clone(), &["1f1b", "gpipe", "naive"]),
+            ("--recompute", self.recompute.clone(), &["none"]),
+            ("--transport", self.transport.clone(), &["threads"]),
+            ("--device", self.device.clone(), &["cpu"]),
+        ];
+        for (flag, value, built) in cases {
+            if let Some(v) = value.filter(|v| !built.contains(&v.as_str())) {
+                return Err(Diag::new("not-built", format!("{flag} {v} is not built yet"))
+                    .at(format!("{flag} {v}"))
+                    .help(format!("use {flag} {}", built.join(" or ")))
+                    .exit(Exit::Unsupported));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads `shardc.toml`: the flags, and the model's path relative to the file.
+pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
+    #[derive(Deserialize)]
+    struct WithModel {
+        model: String,
+        #[serde(flatten)]
+        rest: toml::Table,
+    }
+    let bad = |m: String| Diag::new("config-file", m).at(path.display().to_string()).help("a minimal file is: model = \"my-model\" and mesh = \"dp=2,tp=2\"");
+    let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+    let file: WithModel = toml::from_str(&text).map_err(|e| bad(e.message().to_string()))?;
+    let flags = file.rest.try_into().map_err(|e: toml::de::Error| bad(e.message().to_string()))?;
+    Ok((file.model, flags))
+}
+
+fn positive(flag: &str, x: f64) -> Result<f64> {
+    if x > 0.0 && x.is_finite() {
+        return Ok(x);
+    }
+    Err(Diag::new("flag", format!("{flag} {x} is not a positive number")).at(flag).help(format!("for example {flag} 1e-3")))
+}
+
+fn betas(text: &str) -> Result<(f64, f64)> {
+    let two: Vec<f64> = text.split(',').filter_map(|t| t.trim().parse().ok()).filter(|b| (0.0..1.0).contains(b)).collect();
+    match two[..] {
+        [a, b] if text.matches(',').count() == 1 => Ok((a, b)),
+        _ => Err(Diag::new("flag", format!("`{text}` is not two numbers in [0, 1)")).at("--betas").help("for example --betas 0.9,0.95")),
+    }
+}
+
+/// Reads `dp=2,tp=4` into canonical names, in the order given.
+pub fn parse_mesh(text: &str) -> Result<Vec<(String, usize)>> {
+    let bad = |m: String| Diag::new("mesh", m).at(format!("--mesh {text}")).help("for example --mesh dp=2,tp=2");
+    let mut out: Vec<(String, usize)> = vec![];
+    for part in text.split(',').filter(|p| !p.trim().is_empty()) {
+        let (name, size) = part.split_once('=').ok_or_else(|| bad(format!("`{part}` is not axis=size")))?;
+        let size: usize = size.trim().parse().map_err(|_| bad(format!("`{}` is not a size", size.trim())))?;
+        let name = match name.trim() {
+            "dp" => "dp_replicate",
+            n => n,
+        };
+        if ["pp", "cp", "ep", "etp"].contains(&name) && size > 1 {
+            return Err(Diag::new("not-built", format!("axis {name}={size} is not built yet"))
+                .at(format!("--mesh {text}"))
+                .help(format!("use {name}=1 and put the {size} ranks into dp or tp"))
+                .exit(Exit::Unsupported));
+        }
+        out.push((name.into(), size));
+    }
+    let place = |n: &str| AXES.iter().position(|a| *a == n);
+    if out.iter().all(|a| place(&a.0).is_some()) {
+        out.sort_by_key(|a| place(&a.0));
+    }
+    shardc_ir::mesh::Mesh::new(&out.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>()).map_err(|d| d.at(format!("--mesh {text}")))?;
+    Ok(out)
+}
+
+fn shard_rule(text: &str) -> Result<ShardRule> {
+    let bad = |m: &str| Diag::new("shard", m).at(format!("--shard '{text}'")).help("for example --shard '*.q_proj.weight=tp,-' or '*.mlp=dp,tp?,-@p1'");
+    let (glob, dims) = text.rsplit_once('=').ok_or_else(|| bad("a sharding is GLOB=D,D"))?;
+    let (dims, priority) = match dims.rsplit_once("@p") {
+        Some((d, p)) => (d, p.parse().map_err(|_| bad("a priority is @p0 to @p255"))?),
+        None => (dims, 0),
+    };
+    Ok(ShardRule { glob: glob.into(), dims: dims.split(',').map(|d| d.trim().to_string()).collect(), priority })
+}

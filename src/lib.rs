@@ -1,0 +1,158 @@
+//! The driver of shardc: one [`compile`] function, the plan directory, and the command line.
+#![allow(clippy::result_large_err)] // a diagnostic is large and rare
+
+pub mod commands;
+pub mod data;
+pub mod flags;
+pub mod plan_dir;
+pub mod report;
+pub mod rules;
+
+use plan_dir::Stored;
+use report::Report;
+use shardc_frontends::{Facts, Model, Shape};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::text;
+use shardc_ir::verify::{Phase, verify};
+use shardc_passes::options::Options;
+use shardc_passes::pipeline::{self, Compiled, Source, Watch};
+use std::path::Path;
+use std::time::Instant;
+
+/// A model before compilation: from a Hugging Face folder, or from text.
+pub struct Input {
+    pub source: Source,
+    pub family: String,
+    pub facts: Option<Facts>,
+    pub config: serde_json::Value,
+    pub warnings: Vec<Diag>,
+}
+
+/// Reads a Hugging Face folder, its config.json, or a `.ir` file.
+pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
+    if path.extension().is_some_and(|e| e == "ir") {
+        let bad = |m: String| Diag::new("file", m).at(path.display().to_string()).help("give a readable text file of at most 64 MiB");
+        let size = std::fs::metadata(path).map_err(|e| bad(e.to_string()))?.len();
+        if size > 64 << 20 {
+            return Err(bad(format!("{size} bytes is too large for a model's text")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+        return from_text(&text).map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) });
+    }
+    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
+    let model = shardc_frontends::load(path, shape)?;
+    Ok(from_model(model))
+}
+
+fn from_model(m: Model) -> Input {
+    let source = Source { module: m.module, weights: m.weights, sequence: m.sequence, vocab: m.facts.vocab };
+    Input { source, family: m.family.into(), facts: Some(m.facts), config: m.config, warnings: m.warnings }
+}
+
+/// Reads a module of one function; parameters are its arguments with role `param`.
+fn from_text(text: &str) -> Result<Input> {
+    let module = text::parse(text)?;
+    let module = Module { funcs: module.funcs, mesh: module.mesh };
+    verify(&module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
+    let [f] = &module.funcs[..] else {
+        return Err(Diag::new("source", format!("a model is one function, the text has {}", module.funcs.len())).help("put everything into one `func @model`"));
+    };
+    let params = f.args.iter().filter_map(|a| Some((a, a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?)));
+    let weights = params.map(|(a, r)| {
+        let shape = f.ty(a.value).sizes().to_vec();
+        shardc_ir::weights::Weight {
+            param: r.name.to_string(),
+            tensor: r.name.to_string(),
+            tensor_shape: shape.clone(),
+            part: None,
+            matrix: shape.len() > 1,
+            shape,
+            init: shardc_ir::weights::Init::Normal(0.02),
+            trainable: true,
+            tp_dim: None,
+        }
+    });
+    let weights = weights.collect();
+    let source = Source { module, weights, sequence: vec![], vocab: usize::MAX >> 1 };
+    Ok(Input { source, family: "ir".into(), facts: None, config: serde_json::json!({}), warnings: vec![] })
+}
+
+/// A compiled model with what is needed to write, explain and repeat it.
+pub struct Output {
+    pub stored: Stored,
+    pub report: Report,
+    pub compiled: Compiled,
+    pub warnings: Vec<Diag>,
+}
+
+/// Compiles a model; if `out` is given, writes the plan there, and the report's time includes that.
+pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> Result<Output> {
+    let since = Instant::now();
+    let input = read_model(model, o)?;
+    if let Some(v) = input.facts.as_ref().and_then(|f| rules::violations(f, o).into_iter().next()) {
+        return Err(v.diag());
+    }
+    let read_ms = since.elapsed().as_secs_f64() * 1e3;
+    finish(input, o, out, watch, since, read_ms)
+}
+
+/// Compiles a stored plan's source again with other options.
+pub fn recompile(s: &Stored, o: &Options) -> Result<Output> {
+    recompile_watched(s, o, &mut |_, _| {})
+}
+
+/// The same, showing what each pass leaves.
+pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output> {
+    let mut input = from_text(&s.source)?;
+    input.source.weights.clone_from(&s.plan.weights);
+    input.source.vocab = s.plan.settings.vocab;
+    (input.family, input.facts, input.config) = (s.family.clone(), s.facts, s.config.clone());
+    finish(input, o, None, watch, Instant::now(), 0.0)
+}
+
+/// Compiles a stored plan's model for another mesh: its source without the annotations of its own.
+pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
+    if s.facts.is_some() {
+        return compile_config(&s.config, o);
+    }
+    let mut input = from_text(&s.source)?;
+    input.source.module.mesh = Default::default();
+    input.source.module.funcs[0].annotations.clear();
+    input.source.weights.clone_from(&s.plan.weights);
+    input.source.vocab = s.plan.settings.vocab;
+    finish(input, o, None, &mut |_, _| {}, Instant::now(), 0.0)
+}
+
+/// Compiles a model from a config alone.
+pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
+    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
+    let input = from_model(shardc_frontends::from_config(config, "config.json", shape)?);
+    finish(input, o, None, &mut |_, _| {}, Instant::now(), 0.0)
+}
+
+fn finish(input: Input, o: &Options, out: Option<&Path>, watch: Watch, since: Instant, read_ms: f64) -> Result<Output> {
+    let Input { source, family, facts, config, mut warnings } = input;
+    let mut annotated = String::new();
+    let mut keep = |pass: &str, m: &Module| {
+        if pass == "annotate" {
+            annotated = text::print(m);
+        }
+        watch(pass, m);
+    };
+    let mut compiled = pipeline::compile(source, o, &mut keep)?;
+    warnings.append(&mut compiled.warnings);
+    let mut stored = Stored { plan: compiled.plan.clone(), options: o.clone(), source: annotated, family, facts, config, report: serde_json::Value::Null };
+    let mut phases = vec![("read", read_ms)];
+    phases.append(&mut compiled.phases);
+    let mut report = report::report(&stored.plan, &phases, 0.0);
+    if let Some(dir) = out {
+        let writing = Instant::now();
+        plan_dir::write(dir, &stored, &report)?;
+        phases.push(("write", writing.elapsed().as_secs_f64() * 1e3));
+    }
+    report.phases = phases.iter().map(|(n, ms)| report::PhaseTime { name: n.to_string(), ms: *ms }).collect();
+    report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
+    stored.report = serde_json::to_value(&report).unwrap_or_default();
+    Ok(Output { stored, report, compiled, warnings })
+}

@@ -1,0 +1,179 @@
+//! The plan directory: `plan.json`, `source.ir`, `options.toml`, `programs/*.ir`, `weights.json`,
+//! `config.json`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
+
+use crate::report::Report;
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use shardc_frontends::Facts;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::plan::{Plan, Settings};
+use shardc_ir::text;
+use shardc_ir::verify::{Phase, verify};
+use shardc_ir::weights::Weight;
+use shardc_passes::memory::memory;
+use shardc_passes::options::Options;
+use shardc_passes::pipeline::schedule;
+use std::path::{Path, PathBuf};
+
+/// Version of the directory's form.
+pub const SCHEMA: u32 = 1;
+
+/// `plan.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Head {
+    schema: u32,
+    version: String,
+    family: String,
+    settings: Settings,
+    facts: Option<FactsJson>,
+    /// blake3 of the source text and of the options: what the plan was made of.
+    source_hash: String,
+    /// blake3 of the programs.
+    programs_hash: String,
+    peak_bytes: usize,
+    report: Json,
+}
+
+/// [`Facts`] as written.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct FactsJson {
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    ffn: usize,
+    vocab: usize,
+    max_positions: usize,
+    tied: bool,
+}
+
+/// A plan with what it was made of.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    pub plan: Plan,
+    pub options: Options,
+    /// The annotated model on one device, as text.
+    pub source: String,
+    pub family: String,
+    pub facts: Option<Facts>,
+    /// The model's config.json, if it came from one.
+    pub config: Json,
+    pub report: Json,
+}
+
+fn hash(parts: &[&str]) -> String {
+    let mut h = blake3::Hasher::new();
+    for p in parts {
+        h.update(&(p.len() as u64).to_le_bytes()).update(p.as_bytes());
+    }
+    h.finalize().to_hex().to_string()
+}
+
+/// Writes the directory beside its place and renames it; replaces only what is a plan.
+pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
+    if dir.exists() && !dir.join("plan.json").exists() && std::fs::read_dir(dir).is_ok_and(|mut d| d.next().is_some()) {
+        return Err(Diag::new("output", "the folder exists and is no plan").at(dir.display().to_string()).help("give -o another folder, or empty this one"));
+    }
+    let programs = text::print(&s.plan.module);
+    let options = toml::to_string(&s.options).expect("options are plain data");
+    let f = s.facts;
+    let facts = f.map(|f| FactsJson { layers: f.layers, hidden: f.hidden, heads: f.heads, kv_heads: f.kv_heads, head_dim: f.head_dim, ffn: f.ffn, vocab: f.vocab, max_positions: f.max_positions, tied: f.tied });
+    let mut report = serde_json::to_value(report).expect("a report is plain data");
+    // Times differ from run to run; the plan must not.
+    for key in ["compile_ms", "phases"] {
+        report.as_object_mut().expect("a report is an object").remove(key);
+    }
+    let head = Head {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION").into(),
+        family: s.family.clone(),
+        settings: s.plan.settings.clone(),
+        facts,
+        source_hash: hash(&[&s.source, &options]),
+        programs_hash: hash(&[&programs]),
+        peak_bytes: s.plan.memory.peak_bytes,
+        report,
+    };
+    let json = |v: &dyn erased::Json| v.pretty();
+    let name = dir.file_name().map_or("plan".into(), |n| n.to_string_lossy().into_owned());
+    let tmp = dir.with_file_name(format!("{name}.tmp-{}", std::process::id()));
+    let files: [(&str, String); 6] = [
+        ("plan.json", json(&head)),
+        ("source.ir", s.source.clone()),
+        ("options.toml", options),
+        ("programs/all.ir", programs),
+        ("weights.json", json(&s.plan.weights)),
+        ("config.json", json(&s.config)),
+    ];
+    let put = || -> std::io::Result<()> {
+        std::fs::create_dir_all(tmp.join("programs"))?;
+        for (file, content) in &files {
+            std::fs::write(tmp.join(file), content)?;
+        }
+        if dir.exists() {
+            std::fs::remove_dir_all(dir)?;
+        }
+        std::fs::rename(&tmp, dir)
+    };
+    put().map_err(|e| {
+        let _ = std::fs::remove_dir_all(&tmp);
+        Diag::new("output", e.to_string()).at(dir.display().to_string()).help("choose a folder that can be written").exit(Exit::Environment)
+    })
+}
+
+mod erased {
+    /// Anything that prints as JSON.
+    pub trait Json {
+        fn pretty(&self) -> String;
+    }
+    impl<T: serde::Serialize> Json for T {
+        fn pretty(&self) -> String {
+            serde_json::to_string_pretty(self).expect("plain data") + "\n"
+        }
+    }
+}
+
+/// Largest file of a plan that is read, in bytes.
+const MAX_FILE: u64 = 1 << 30;
+
+fn read_file(dir: &Path, name: &str) -> Result<String> {
+    let path: PathBuf = dir.join(name);
+    let bad = |m: String| Diag::new("plan", m).at(path.display().to_string()).help("make the plan again with shardc compile");
+    let size = std::fs::metadata(&path).map_err(|e| bad(e.to_string()))?.len();
+    if size > MAX_FILE {
+        return Err(bad(format!("{size} bytes is more than the largest plan file, {MAX_FILE}")));
+    }
+    std::fs::read_to_string(&path).map_err(|e| bad(e.to_string()))
+}
+
+/// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with
+/// what `plan.json` says.
+pub fn read(dir: &Path) -> Result<Stored> {
+    let bad = |file: &str, m: String| Diag::new("plan", m).at(dir.join(file).display().to_string()).help("make the plan again with shardc compile");
+    let head: Head = serde_json::from_str(&read_file(dir, "plan.json")?).map_err(|e| bad("plan.json", e.to_string()))?;
+    if head.schema != SCHEMA {
+        return Err(bad("plan.json", format!("the plan has schema {}, this shardc reads {SCHEMA}", head.schema)));
+    }
+    let (source, options, programs) = (read_file(dir, "source.ir")?, read_file(dir, "options.toml")?, read_file(dir, "programs/all.ir")?);
+    if hash(&[&programs]) != head.programs_hash || hash(&[&source, &options]) != head.source_hash {
+        return Err(bad("programs/all.ir", "the texts are not those that the plan was made of (their hash differs)".into()));
+    }
+    let weights: Vec<Weight> = serde_json::from_str(&read_file(dir, "weights.json")?).map_err(|e| bad("weights.json", e.to_string()))?;
+    let options: Options = toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
+    let config = serde_json::from_str(&read_file(dir, "config.json")?).map_err(|e| bad("config.json", e.to_string()))?;
+    let module = text::parse(&programs)?;
+    verify(&module, Phase::Ranked).map_err(|mut all| all.swap_remove(0))?;
+    let m = head.settings.microbatches;
+    if m == 0 || m > 1 << 20 {
+        return Err(bad("plan.json", format!("{m} microbatches")));
+    }
+    let memory = memory(&module, m);
+    if memory.peak_bytes != head.peak_bytes {
+        return Err(bad("plan.json", format!("the plan states a peak of {} B, its programs need {}", head.peak_bytes, memory.peak_bytes)));
+    }
+    let actions = schedule(&module, m);
+    let facts = head.facts.map(|f| Facts { layers: f.layers, hidden: f.hidden, heads: f.heads, kv_heads: f.kv_heads, head_dim: f.head_dim, ffn: f.ffn, vocab: f.vocab, max_positions: f.max_positions, tied: f.tied });
+    let plan = Plan { module, actions, memory, weights, settings: head.settings };
+    Ok(Stored { plan, options, source, family: head.family, facts, config, report: head.report })
+}

@@ -1,0 +1,67 @@
+//! The divisibility rules of a model on a mesh: every one that is violated, with nearest legal values.
+
+use serde::Serialize;
+use shardc_frontends::Facts;
+use shardc_ir::diag::Diag;
+use shardc_passes::options::Options;
+
+/// One violated rule.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Violation {
+    pub code: &'static str,
+    pub rule: &'static str,
+    /// The numbers, by name.
+    pub values: Vec<(&'static str, usize)>,
+    /// What would be legal instead.
+    pub nearest: Vec<String>,
+}
+
+impl Violation {
+    /// The violation as a message.
+    pub fn diag(&self) -> Diag {
+        let values: Vec<String> = self.values.iter().map(|(n, v)| format!("{n}={v}")).collect();
+        let d = Diag::new(self.code, format!("{} does not hold for {}", self.rule, values.join(", "))).rule(self.rule);
+        d.help(format!("nearest legal: {}", self.nearest.join(", ")))
+    }
+}
+
+/// Divisors of `n` nearest to `near`, at most three, nearest first.
+fn divisors_near(n: usize, near: usize, ok: impl Fn(usize) -> bool) -> Vec<usize> {
+    let mut all: Vec<usize> = (1..=n.min(1 << 16)).filter(|d| n % d == 0 && ok(*d)).collect();
+    all.sort_by_key(|d| (d.abs_diff(near), *d));
+    all.truncate(3);
+    all
+}
+
+/// All violated rules.
+pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
+    let mut out = vec![];
+    let (tp, dp) = (o.axis("tp"), o.data_parallel());
+    let kv_ok = |t: usize| f.kv_heads % t == 0 || t % f.kv_heads == 0;
+    let legal_tp = || divisors_near(f.heads, tp, kv_ok).iter().map(|t| format!("tp={t}")).collect::<Vec<_>>();
+    let mut add = |holds: bool, code, rule, values: &[(&'static str, usize)], nearest: Vec<String>| {
+        if !holds {
+            out.push(Violation { code, rule, values: values.to_vec(), nearest });
+        }
+    };
+    add(f.heads % tp == 0, "heads-not-divisible", "heads % tp == 0", &[("heads", f.heads), ("tp", tp)], legal_tp());
+    add(kv_ok(tp), "kv-heads-against-tp", "kv_heads % tp == 0 or tp % kv_heads == 0", &[("kv_heads", f.kv_heads), ("tp", tp)], legal_tp());
+    let rows = dp * o.microbatch;
+    let near = |d: usize| d.max(1);
+    add(
+        o.global_batch > 0 && o.microbatch > 0 && o.global_batch % near(rows) == 0,
+        "batch-not-divisible",
+        "global_batch % (dp * microbatch) == 0",
+        &[("global_batch", o.global_batch), ("dp", dp), ("microbatch", o.microbatch)],
+        vec![
+            format!("--global-batch {}", o.global_batch.div_ceil(near(rows)).max(1) * near(rows)),
+            format!("--microbatch {}", divisors_near((o.global_batch / dp).max(1), o.microbatch, |_| true).first().copied().unwrap_or(1)),
+        ],
+    );
+    add(o.seq > 0 && o.seq <= f.max_positions, "sequence-too-long", "1 <= seq <= max_position_embeddings", &[("seq", o.seq), ("max_position_embeddings", f.max_positions)], vec![format!("--seq {}", f.max_positions)]);
+    if o.sp {
+        add(tp > 1, "sp-needs-tp", "tp > 1 with --sp", &[("tp", tp)], vec!["tp=2".into(), "no --sp".into()]);
+        add(o.seq % tp == 0, "sequence-not-divisible", "seq % tp == 0 with --sp", &[("seq", o.seq), ("tp", tp)], vec![format!("--seq {}", o.seq.div_ceil(tp) * tp)]);
+    }
+    out
+}

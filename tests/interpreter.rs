@@ -1,0 +1,74 @@
+//! The compiled step of every fixture, run by the f64 interpreter on all ranks, against transformers.
+
+mod fixture;
+use fixture::*;
+use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::interp::{Precision, State, run_step};
+use shardc_ir::tensor::Tensor;
+
+fn check(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) {
+    let fx = Fixture::open(name);
+    let o = options(mesh, sp, microbatch);
+    let model = fx.model(&o);
+    let compiled = compile(&model, &o);
+    let plan = &compiled.plan;
+    let m = &plan.module;
+    let mut state = State::default();
+    for a in m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a))) {
+        let (f, a) = a;
+        let (role, ty) = (a.role.clone().expect("roles"), f.ty(a.value));
+        let shape = ty.sizes();
+        let t = match role.kind {
+            RoleKind::Param => Tensor::new(&shape, fx.parameter(&model, &role.name)),
+            RoleKind::State => Tensor::full(&shape, 0.0),
+            _ => continue,
+        };
+        state.put(&m.mesh, role, ty, &t);
+    }
+    fx.inputs(&mut state);
+    for step in 1..=3 {
+        for (name, x) in [("lr", 1e-3), ("step", step as f64)] {
+            let f = m.func("finish").expect("finish");
+            let a = f.args.iter().find(|a| a.role == Some(Role::new(RoleKind::Scalar, name))).expect("scalar");
+            state.put(&m.mesh, Role::new(RoleKind::Scalar, name), f.ty(a.value), &Tensor::scalar(x));
+        }
+        run_step(m, &plan.actions, &mut state, Precision::F64).unwrap_or_else(|e| panic!("{e}"));
+        if step == 1 {
+            let out = |n: &str| state.output(&m.mesh, n).unwrap_or_else(|e| panic!("{n}: {e}")).data;
+            fx.compare_loss(out("loss")[0]);
+            fx.compare_logits(&out("logits"));
+            fx.compare_grads(&model, |p| out(&format!("grad.{p}")));
+        }
+    }
+    fx.compare_params(&model, |p| {
+        let f = m.func("finish").expect("finish");
+        let role = Role::new(RoleKind::Param, p);
+        let a = f.args.iter().find(|a| a.role.as_ref() == Some(&role)).expect("trained");
+        shardc_ir::interp::gather(&m.mesh, f.ty(a.value), &state.values[&role]).unwrap_or_else(|e| panic!("{e}")).data
+    });
+}
+
+/// Meshes, and rows per rank and microbatch: 1 and 4 microbatches on each.
+const MESHES: &[(&[(&str, usize)], [usize; 2])] = &[
+    (&[], [8, 2]),
+    (&[("tp", 2)], [8, 2]),
+    (&[("tp", 4)], [8, 2]),
+    (&[("dp_replicate", 2)], [4, 1]),
+    (&[("dp_replicate", 2), ("tp", 2)], [4, 1]),
+];
+
+fn all(name: &str) {
+    for (mesh, rows) in MESHES {
+        for sp in [false, true] {
+            for &mb in rows {
+                eprintln!("{name} {mesh:?} sp={sp} mb={mb}");
+                check(name, mesh, sp, mb);
+            }
+        }
+    }
+}
+
+macro_rules! families {
+    ($($name:ident)*) => { $(#[test] fn $name() { all(stringify!($name)); })* };
+}
+families! { llama_mha llama_gqa llama_bias_tied llama_yarn mistral_window qwen2 qwen3 gpt2 }

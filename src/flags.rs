@@ -10,6 +10,7 @@ use std::path::Path;
 /// What a user may ask of the compiler. Every field may stand in `shardc.toml` under its flag's name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+#[group(skip)]
 pub struct Flags {
     /// Axes and sizes, outer to inner: dp=2,tp=2 (dp is short for dp_replicate)
     #[arg(long, help_heading = "Layout")]
@@ -157,12 +158,13 @@ impl Flags {
             shard,
             seed: self.seed.unwrap_or(0),
             observe: false,
+            memory: self.memory,
         };
         o.microbatch = self.microbatch.unwrap_or_else(|| o.global_batch.div_ceil(o.data_parallel()));
         Ok(o)
     }
 
-    /// Values that DESIGN names and no pass makes yet.
+    /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         let cases: [(&str, Option<String>, &[&str]); 8] = [
             ("--zero", self.zero.map(|z| z.to_string()), &["0"]),

@@ -1,5 +1,4 @@
 //! The driver of shardc: one [`compile`] function, the plan directory, and the command line.
-#![allow(clippy::result_large_err)] // a diagnostic is large and rare
 
 pub mod commands;
 pub mod data;
@@ -16,9 +15,13 @@ use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::{self, Compiled, Source, Watch};
+use shardc_passes::pipeline::{self, Source, Watch};
+use shardc_passes::shard::propagate::Cause;
 use std::path::Path;
 use std::time::Instant;
+
+/// Version of the plan directory and of the JSON reports.
+pub const SCHEMA: u32 = 1;
 
 /// A model before compilation: from a Hugging Face folder, or from text.
 pub struct Input {
@@ -82,7 +85,9 @@ fn from_text(text: &str) -> Result<Input> {
 pub struct Output {
     pub stored: Stored,
     pub report: Report,
-    pub compiled: Compiled,
+    /// The model with propagated shardings, and why each stands.
+    pub sharded: Module,
+    pub causes: Vec<Cause>,
     pub warnings: Vec<Diag>,
 }
 
@@ -142,7 +147,7 @@ fn finish(input: Input, o: &Options, out: Option<&Path>, watch: Watch, since: In
     };
     let mut compiled = pipeline::compile(source, o, &mut keep)?;
     warnings.append(&mut compiled.warnings);
-    let mut stored = Stored { plan: compiled.plan.clone(), options: o.clone(), source: annotated, family, facts, config, report: serde_json::Value::Null };
+    let mut stored = Stored { plan: compiled.plan, options: o.clone(), source: annotated, family, facts, config, report: serde_json::Value::Null };
     let mut phases = vec![("read", read_ms)];
     phases.append(&mut compiled.phases);
     let mut report = report::report(&stored.plan, &phases, 0.0);
@@ -154,5 +159,5 @@ fn finish(input: Input, o: &Options, out: Option<&Path>, watch: Watch, since: In
     report.phases = phases.iter().map(|(n, ms)| report::PhaseTime { name: n.to_string(), ms: *ms }).collect();
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
     stored.report = serde_json::to_value(&report).unwrap_or_default();
-    Ok(Output { stored, report, compiled, warnings })
+    Ok(Output { stored, report, sharded: compiled.sharded, causes: compiled.causes, warnings })
 }

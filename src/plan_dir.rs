@@ -1,6 +1,7 @@
 //! The plan directory: `plan.json`, `source.ir`, `options.toml`, `programs/*.ir`, `weights.json`,
 //! `config.json`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
 
+use crate::SCHEMA;
 use crate::report::Report;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -15,9 +16,6 @@ use shardc_passes::options::Options;
 use shardc_passes::pipeline::schedule;
 use std::path::{Path, PathBuf};
 
-/// Version of the directory's form.
-pub const SCHEMA: u32 = 1;
-
 /// `plan.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Head {
@@ -25,27 +23,13 @@ struct Head {
     version: String,
     family: String,
     settings: Settings,
-    facts: Option<FactsJson>,
+    facts: Option<Facts>,
     /// blake3 of the source text and of the options: what the plan was made of.
     source_hash: String,
     /// blake3 of the programs.
     programs_hash: String,
     peak_bytes: usize,
     report: Json,
-}
-
-/// [`Facts`] as written.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct FactsJson {
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    ffn: usize,
-    vocab: usize,
-    max_positions: usize,
-    tied: bool,
 }
 
 /// A plan with what it was made of.
@@ -77,8 +61,6 @@ pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
     }
     let programs = text::print(&s.plan.module);
     let options = toml::to_string(&s.options).expect("options are plain data");
-    let f = s.facts;
-    let facts = f.map(|f| FactsJson { layers: f.layers, hidden: f.hidden, heads: f.heads, kv_heads: f.kv_heads, head_dim: f.head_dim, ffn: f.ffn, vocab: f.vocab, max_positions: f.max_positions, tied: f.tied });
     let mut report = serde_json::to_value(report).expect("a report is plain data");
     // Times differ from run to run; the plan must not.
     for key in ["compile_ms", "phases"] {
@@ -89,22 +71,21 @@ pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
         version: env!("CARGO_PKG_VERSION").into(),
         family: s.family.clone(),
         settings: s.plan.settings.clone(),
-        facts,
+        facts: s.facts,
         source_hash: hash(&[&s.source, &options]),
         programs_hash: hash(&[&programs]),
         peak_bytes: s.plan.memory.peak_bytes,
         report,
     };
-    let json = |v: &dyn erased::Json| v.pretty();
     let name = dir.file_name().map_or("plan".into(), |n| n.to_string_lossy().into_owned());
     let tmp = dir.with_file_name(format!("{name}.tmp-{}", std::process::id()));
     let files: [(&str, String); 6] = [
-        ("plan.json", json(&head)),
+        ("plan.json", pretty(&head)),
         ("source.ir", s.source.clone()),
         ("options.toml", options),
         ("programs/all.ir", programs),
-        ("weights.json", json(&s.plan.weights)),
-        ("config.json", json(&s.config)),
+        ("weights.json", pretty(&s.plan.weights)),
+        ("config.json", pretty(&s.config)),
     ];
     let put = || -> std::io::Result<()> {
         std::fs::create_dir_all(tmp.join("programs"))?;
@@ -122,16 +103,8 @@ pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
     })
 }
 
-mod erased {
-    /// Anything that prints as JSON.
-    pub trait Json {
-        fn pretty(&self) -> String;
-    }
-    impl<T: serde::Serialize> Json for T {
-        fn pretty(&self) -> String {
-            serde_json::to_string_pretty(self).expect("plain data") + "\n"
-        }
-    }
+fn pretty<T: Serialize>(x: &T) -> String {
+    serde_json::to_string_pretty(x).expect("plain data") + "\n"
 }
 
 /// Largest file of a plan that is read, in bytes.
@@ -172,8 +145,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
     if memory.peak_bytes != head.peak_bytes {
         return Err(bad("plan.json", format!("the plan states a peak of {} B, its programs need {}", head.peak_bytes, memory.peak_bytes)));
     }
-    let actions = schedule(&module, m);
-    let facts = head.facts.map(|f| Facts { layers: f.layers, hidden: f.hidden, heads: f.heads, kv_heads: f.kv_heads, head_dim: f.head_dim, ffn: f.ffn, vocab: f.vocab, max_positions: f.max_positions, tied: f.tied });
-    let plan = Plan { module, actions, memory, weights, settings: head.settings };
-    Ok(Stored { plan, options, source, family: head.family, facts, config, report: head.report })
+    let (actions, evaluation) = schedule(&module, m);
+    let plan = Plan { module, actions, evaluation, memory, weights, settings: head.settings };
+    Ok(Stored { plan, options, source, family: head.family, facts: head.facts, config, report: head.report })
 }

@@ -79,6 +79,9 @@ pub fn collectives(plan: &Plan) -> Vec<CollectiveReport> {
     let mut out: Vec<CollectiveReport> = vec![];
     for (fi, f) in plan.module.funcs.iter().enumerate() {
         let calls = plan.actions.iter().filter(|a| a.func == fi).count();
+        if calls == 0 {
+            continue; // only an evaluation runs it
+        }
         for n in &f.nodes {
             let Some(c) = n.op.collective() else { continue };
             let key = (fi, c.kind(), c.atoms().0, n.scope.0);
@@ -125,5 +128,5 @@ pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> R
         collectives: collectives(plan),
     };
     let phases = phases.iter().map(|(n, ms)| PhaseTime { name: n.to_string(), ms: *ms }).collect();
-    Report { schema: crate::plan_dir::SCHEMA, ranks, classes: 1, compile_ms, phases, per_class: vec![one] }
+    Report { schema: crate::SCHEMA, ranks, classes: 1, compile_ms, phases, per_class: vec![one] }
 }

@@ -4,9 +4,6 @@
 //! [`family`] is the table of model families, `graph` writes the program of any of them, and
 //! [`checkpoint`] finds, reads, makes and saves weights.
 
-// A diagnostic ends the command: its size costs nothing.
-#![allow(clippy::result_large_err)]
-
 pub mod batch;
 pub mod checkpoint;
 pub mod config;
@@ -23,6 +20,7 @@ pub use checkpoint::save::{save, write_tensors};
 pub use checkpoint::{Checkpoint, Entry};
 
 use config::Config;
+use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Module, Value};
 use shardc_ir::plan::Mode;
@@ -40,7 +38,7 @@ pub struct Shape {
 }
 
 /// The numbers that decide how a model may be split.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Facts {
     pub layers: usize,
     pub hidden: usize,

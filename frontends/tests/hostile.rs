@@ -1,6 +1,6 @@
 //! Files and configs that lie: a diagnostic with its code and place, never a panic.
 
-#![allow(clippy::result_large_err, clippy::single_range_in_vec_init)]
+#![allow(clippy::single_range_in_vec_init)]
 
 use serde_json::{Value, json};
 use shardc_frontends::{Checkpoint, Shape, load, read_batch};

@@ -1,7 +1,5 @@
 //! Saved folders load again, bit for bit, and nothing else is ever replaced.
 
-#![allow(clippy::result_large_err)]
-
 use serde_json::json;
 use shardc_frontends::{Checkpoint, Model, Shape, init, load, save, write_tensors};
 use shardc_ir::diag::{Diag, Result};

@@ -78,7 +78,7 @@ impl<'a> Builder<'a> {
         declared: &[Option<&Type>],
         hints: &[&'static str],
     ) -> SmallVec<[Value; 2]> {
-        let text = format!("{op:?}");
+        let text = op.mnemonic();
         self.try_push(op, ins, declared, hints).unwrap_or_else(|e| {
             let types: Vec<_> = ins
                 .iter()

@@ -203,16 +203,16 @@ impl Name {
         };
         let number = |s: &str| s.parse::<u32>().ok().filter(|n| *n < 1 << 24 && n.to_string() == s);
         let mut layer = None;
-        if let Some((head, rest)) = t.split_once('.') {
-            if let Some(n) = head.strip_prefix('l').and_then(number) {
-                (layer, t) = (Some(n), rest);
-            }
+        if let Some((head, rest)) = t.split_once('.')
+            && let Some(n) = head.strip_prefix('l').and_then(number)
+        {
+            (layer, t) = (Some(n), rest);
         }
         let mut dup = 0;
-        if let Some((head, n)) = t.rsplit_once('.') {
-            if let Some(n) = number(n).filter(|&n| n > 0 && !head.is_empty()) {
-                (t, dup) = (head, n);
-            }
+        if let Some((head, n)) = t.rsplit_once('.')
+            && let Some(n) = number(n).filter(|&n| n > 0 && !head.is_empty())
+        {
+            (t, dup) = (head, n);
         }
         Name { grad, layer, hint: Cow::Owned(t.to_string()), dup }
     }

@@ -116,6 +116,8 @@ pub struct Settings {
 pub struct Plan {
     pub module: Module,
     pub actions: Vec<Action>,
+    /// What gives the loss of a batch and changes no parameter; empty if the plan does not train.
+    pub evaluation: Vec<Action>,
     pub memory: Memory,
     pub weights: Vec<Weight>,
     pub settings: Settings,

@@ -44,7 +44,7 @@ impl Stream {
 
     /// Standard normal, at a global index (Box and Muller, 1958).
     pub fn normal(&self, index: u64) -> f64 {
-        let w = self.words(index / 2 | 1 << 63);
+        let w = self.words((index / 2) | (1 << 63));
         let i = (index % 2) as usize * 2;
         let u = |w: u32| (f64::from(w) + 0.5) / 4_294_967_296.0;
         (-2.0 * u(w[i]).ln()).sqrt() * (2.0 * std::f64::consts::PI * u(w[i + 1])).cos()

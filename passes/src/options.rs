@@ -52,6 +52,8 @@ pub struct Options {
     pub seed: u64,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
     pub observe: bool,
+    /// Most bytes a rank may need.
+    pub memory: Option<usize>,
 }
 
 impl Options {

@@ -10,10 +10,10 @@ use crate::shard::partition::partition;
 use crate::shard::propagate::{Cause, propagate};
 use crate::step::combine::combine;
 use crate::step::enter::enter;
-use crate::step::finish::finish;
-use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Module, Value};
-use shardc_ir::plan::{Action, Mode, Plan, Settings};
+use crate::step::finish::{evaluate, finish};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::{Func, Module, RoleKind, Value};
+use shardc_ir::plan::{Action, Memory, Mode, Plan, Settings};
 use shardc_ir::verify::{Phase, verify};
 use shardc_ir::weights::Weight;
 use std::time::Instant;
@@ -62,6 +62,9 @@ impl Manager<'_, '_> {
 /// Compiles a model to a plan: a pure function of its arguments.
 pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     let Source { module: mut m, weights, sequence, vocab } = source;
+    if o.mode == Mode::Train {
+        trains(&m.funcs[0])?;
+    }
     let mut phases = vec![];
     let frozen = |name: &str| o.freeze.iter().any(|g| glob(g, name));
     let mut run = Manager { watch, phases: &mut phases, since: Instant::now() };
@@ -103,8 +106,9 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     let backward = m.funcs.get(1);
     let first = enter(&m.mesh, &parts.params, &m.funcs[0], backward, o);
     let last = backward.map(|b| finish(&m.mesh, &parts.params, &weights, &m.funcs[0], b, o));
+    let loss = last.as_ref().map(|_| evaluate(&m.mesh, &m.funcs[0]));
     m.funcs.insert(0, first);
-    m.funcs.extend(last);
+    m.funcs.extend(last.into_iter().chain(loss));
     run.done("step", &m);
 
     if let Some(f) = m.funcs.get_mut(3) {
@@ -112,10 +116,13 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     }
     run.done("combine", &m);
 
-    let actions = schedule(&m, o.microbatches());
+    let (actions, evaluation) = schedule(&m, o.microbatches());
     run.done("schedule", &m);
 
     let places = memory(&m, o.microbatches());
+    if let Some(limit) = o.memory.filter(|&l| places.peak_bytes > l) {
+        return Err(too_large(&places, limit, o));
+    }
     run.done("memory", &m);
 
     if let Err(all) = verify(&m, Phase::Ranked) {
@@ -134,28 +141,59 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         lr: o.lr,
         seed: o.seed,
     };
-    let plan = Plan { module: m, actions, memory: places, weights, settings };
+    let plan = Plan { module: m, actions, evaluation, memory: places, weights, settings };
     Ok(Compiled { plan, sharded, causes, phases, warnings })
+}
+
+/// Training needs a loss and the labels it is the mean over.
+fn trains(f: &Func) -> Result<()> {
+    let sums = f.results.iter().filter(|r| is_role(r, RoleKind::Sum, "loss")).count();
+    let targets =
+        f.args.iter().any(|a| is_role(a, RoleKind::Input, "targets") && f.ty(a.value).rank() == 2);
+    if sums == 1 && targets {
+        return Ok(());
+    }
+    Err(Diag::new("no-loss", format!("@{} has no loss to train", f.name))
+        .rule("one result `sum \"loss\"` and one argument `input \"targets\"` of [batch, seq]")
+        .help("add them, or compile with --mode infer"))
+}
+
+fn is_role(p: &shardc_ir::func::Port, kind: RoleKind, name: &str) -> bool {
+    p.role.as_ref().is_some_and(|r| r.kind == kind && &*r.name == name)
+}
+
+/// A plan that needs more memory than a rank has.
+fn too_large(m: &Memory, limit: usize, o: &Options) -> Diag {
+    let what = format!("a rank needs {} B, the limit is {limit} B", m.peak_bytes);
+    let mut d = Diag::new("out-of-memory", what)
+        .at(format!("--memory {limit}"))
+        .rule("peak_bytes <= --memory")
+        .exit(Exit::Infeasible);
+    for (name, class, size) in &m.live_at_peak {
+        d = d.why(format!("{name} holds {size} B ({class:?}) at the peak"));
+    }
+    let smaller = (o.microbatch / 2).max(1);
+    d.help(format!("use more tp or dp, --microbatch {smaller}, or --memory {}", m.peak_bytes))
 }
 
 /// Results that only a person would look at are not computed in training.
 fn drop_outputs(f: &mut Func) {
-    use shardc_ir::func::RoleKind;
     f.results.retain(|r| r.role.as_ref().is_none_or(|r| r.kind != RoleKind::Output));
     f.drop_dead();
 }
 
-/// One stage: enter, each microbatch forward and backward, finish.
-pub fn schedule(m: &Module, microbatches: usize) -> Vec<Action> {
+/// The step and the evaluation. One stage: enter, each microbatch forward and backward, finish; an
+/// evaluation has no backward and ends with the loss.
+pub fn schedule(m: &Module, microbatches: usize) -> (Vec<Action>, Vec<Action>) {
     let at = |name: &str| m.funcs.iter().position(|f| f.name == name);
-    let once = |name| at(name).map(|func| Action { func, microbatch: None });
-    let mut out: Vec<Action> = once("enter").into_iter().collect();
-    for j in 0..microbatches {
-        let each = ["forward", "backward"].into_iter().filter_map(at);
-        out.extend(each.map(|func| Action { func, microbatch: Some(j) }));
-    }
-    out.extend(once("finish"));
-    out
+    let list = |each: &[&str], last: &str| -> Vec<Action> {
+        let once = |name: &str| at(name).map(|func| Action { func, microbatch: None });
+        let loops = (0..microbatches).flat_map(|j| each.iter().map(move |name| (j, *name)));
+        let loops = loops.filter_map(|(j, n)| Some(Action { func: at(n)?, microbatch: Some(j) }));
+        once("enter").into_iter().chain(loops).chain(once(last)).collect()
+    };
+    let evaluation = at("evaluate").map(|_| list(&["forward"], "evaluate")).unwrap_or_default();
+    (list(&["forward", "backward"], "finish"), evaluation)
 }
 
 /// A warning for each parameter of which more than 1/8 of the stored elements is padding.

@@ -14,6 +14,8 @@ pub(crate) struct StepData {
     pub lr: f32,
     pub step: f32,
     pub observe: bool,
+    /// Run the plan's evaluation instead of its step.
+    pub evaluate: bool,
 }
 
 fn names_input(name: &str) -> bool {

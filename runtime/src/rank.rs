@@ -201,7 +201,8 @@ impl Rank {
         let wrote = batch::write(&w, &mut self.arena, &self.coords, data);
         self.own(wrote)?;
         let mut pieces = vec![];
-        for a in &w.plan.actions {
+        let actions = if data.evaluate { &w.plan.evaluation } else { &w.plan.actions };
+        for a in actions {
             let microbatch = a.microbatch.unwrap_or(0);
             self.call(&w, a.func, microbatch)?;
             for (output, p) in w.results(RoleKind::Output).enumerate() {

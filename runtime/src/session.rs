@@ -134,12 +134,35 @@ impl Session {
     /// `batch-shape`, `token-range` and `label-range` if the data do not fit (nothing has run
     /// then); `nan-loss`; `rank-failed`, after which the session fails always.
     pub fn step(&mut self, batch: &StepBatch, lr: f64, step: usize) -> Result<StepResult> {
+        self.run_actions(batch, lr, step, false)
+    }
+
+    /// The loss of a batch; no parameter changes.
+    ///
+    /// # Errors
+    /// `no-evaluation` if the plan does not train, and those of [`Session::step`].
+    pub fn evaluate(&mut self, batch: &StepBatch) -> Result<StepResult> {
+        if self.wiring.plan.evaluation.is_empty() {
+            return Err(Diag::new("no-evaluation", "the plan has no loss to evaluate")
+                .help("compile it with --mode train"));
+        }
+        self.run_actions(batch, 0.0, 0, true)
+    }
+
+    fn run_actions(
+        &mut self,
+        batch: &StepBatch,
+        lr: f64,
+        step: usize,
+        evaluate: bool,
+    ) -> Result<StepResult> {
         let data = Arc::new(StepData {
             input_ids: batch.input_ids.to_vec(),
             targets: batch.targets.to_vec(),
             lr: lr as f32,
             step: step as f32,
             observe: batch.observe,
+            evaluate,
         });
         batch::check(&self.wiring.plan.settings, &data, self.needs_targets)?;
         let replies = self.ask(|| Command::Step(data.clone()))?;

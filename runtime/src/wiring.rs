@@ -55,7 +55,7 @@ impl Wiring {
             return Err(broken("places do not match the plan's functions".into()));
         }
         let mut per_microbatch = vec![false; funcs.len()];
-        for a in &plan.actions {
+        for a in plan.actions.iter().chain(&plan.evaluation) {
             let known =
                 a.func < funcs.len() && a.microbatch.is_none_or(|m| m < plan.settings.microbatches);
             if !known {

@@ -112,6 +112,7 @@ fn plan(mesh: &str) -> Plan {
     };
     Plan {
         actions: actions.collect(),
+        evaluation: vec![],
         memory: plan_memory(&module, 2),
         module,
         weights: vec![weight("e", [VOCAB, 3]), weight("h", [3, VOCAB])],

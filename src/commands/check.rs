@@ -1,6 +1,6 @@
 //! `shardc check`: every violated rule at once; reads no weights.
 
-use super::gather;
+use super::{gather, show};
 use crate::flags::Flags;
 use crate::{read_model, rules};
 use serde_json::json;
@@ -17,14 +17,14 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     let input = read_model(&model, &o)?;
     let found = input.facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
     if as_json {
-        println!("{}", json!({ "ok": found.is_empty(), "violations": found }));
+        show(format!("{}\n", json!({ "ok": found.is_empty(), "violations": found })));
     } else {
         super::warn(&input.warnings);
         for v in &found {
-            println!("{}", v.diag());
+            show(format!("{}\n", v.diag()));
         }
         if found.is_empty() {
-            println!("ok: {} on {} ranks", input.family, o.mesh.iter().map(|a| a.1).product::<usize>());
+            show(format!("ok: {} on {} ranks\n", input.family, o.mesh.iter().map(|a| a.1).product::<usize>()));
         }
     }
     Ok(i32::from(!found.is_empty()))

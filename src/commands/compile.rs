@@ -1,10 +1,10 @@
 //! `shardc compile`: model in, plan out.
 
-use super::{bytes, gather, warn};
+use super::{bytes, gather, show, warn};
 use crate::flags::Flags;
 use crate::report::Report;
 use comfy_table::{CellAlignment, Table, presets};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
 use std::path::Path;
@@ -25,32 +25,18 @@ pub fn compile(model: &Path, flags: Flags, out: Option<&Path>, dump_after: Optio
         return Err(Diag::new("unknown-pass", format!("no pass is called `{p}`")).at("--dump-after").help(format!("use {}", passes.join(", "))));
     }
     let plan = &done.stored.plan;
-    if let Some(limit) = flags.memory.filter(|&l| plan.memory.peak_bytes > l) {
-        return Err(too_large(plan, limit));
-    }
     warn(&done.warnings);
     if json {
-        println!("{}", serde_json::to_string(&done.report).expect("a report is plain data"));
+        show(serde_json::to_string(&done.report).expect("a report is plain data") + "\n");
     } else if let Some(text) = dump {
-        print!("{text}");
+        show(text);
     } else {
-        print!("{}", human(plan, &done.stored.family, &done.report));
+        show(human(plan, &done.stored.family, &done.report));
         if let Some(dir) = out {
-            println!("wrote {0}   next: shardc inspect {0} --summary · shardc run {0}", dir.display());
+            show(format!("wrote {0}   next: shardc inspect {0} --summary · shardc run {0}\n", dir.display()));
         }
     }
     Ok(0)
-}
-
-fn too_large(plan: &Plan, limit: usize) -> Diag {
-    let mut d = Diag::new("out-of-memory", format!("a rank needs {} ({} B), the limit is {} ({limit} B)", bytes(plan.memory.peak_bytes), plan.memory.peak_bytes, bytes(limit)))
-        .at(format!("--memory {limit}"))
-        .rule("peak_bytes <= --memory")
-        .exit(Exit::Infeasible);
-    for (name, class, size) in &plan.memory.live_at_peak {
-        d = d.why(format!("{name} holds {} ({class:?})", bytes(*size)));
-    }
-    d.help(format!("use more tp or dp, a smaller --microbatch (now {}), or --memory {}", plan.settings.global_batch / plan.settings.microbatches, plan.memory.peak_bytes))
 }
 
 /// The mesh as people write it, with the order of ranks.

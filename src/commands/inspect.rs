@@ -5,11 +5,11 @@ mod local;
 mod ranks;
 mod summary;
 
-pub use ranks::group_text;
-pub use summary::class_name;
 pub use layers::{
     Calls, LayerCollectives, Part, Section, is_gradient, is_looped, layer_collectives, numbered,
 };
+pub use ranks::group_text;
+pub use summary::class_name;
 
 use crate::plan_dir::Stored;
 use serde_json::json;
@@ -47,9 +47,12 @@ pub struct Inspect {
 /// `unknown-pass`, `unknown-class` or `unknown-rank`, each listing what there is.
 pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
     if let Some(c) = what.class.filter(|&c| c != 0) {
-        return Err(Diag::new("unknown-class", format!("the plan has 1 rank class, not {}", c + 1))
-            .at(format!("--class {c}"))
-            .help("use --class 0: all ranks run the same programs"));
+        return Err(Diag::new(
+            "unknown-class",
+            format!("the plan has 1 rank class, not {}", c + 1),
+        )
+        .at(format!("--class {c}"))
+        .help("use --class 0: all ranks run the same programs"));
     }
     if what.summary {
         return Ok(summary::summary(s, json));

@@ -91,11 +91,11 @@ pub fn run(cli: Cli) -> Result<i32> {
         Command::Check { model, flags } => check::check(&model, *flags, json),
         Command::Compile { model, output, dump_after, flags } => compile::compile(&model, *flags, output.as_deref(), dump_after.as_deref(), json),
         Command::Inspect { plan, what } => {
-            print!("{}", inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);
+            show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);
             Ok(0)
         }
         Command::Explain { plan, what } => {
-            print!("{}", explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?);
+            show(explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?);
             Ok(0)
         }
         Command::Run { plan, how } => run::run(&plan, *how, json),
@@ -111,6 +111,15 @@ fn gather(model: &Path, flags: Flags) -> Result<(PathBuf, Flags)> {
         return Ok((dir.join(path), flags.over(below)));
     }
     Ok((model.to_path_buf(), flags))
+}
+
+/// Prints a result. A reader that has gone away (`| head`) ends the command quietly.
+pub fn show(text: impl AsRef<str>) {
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    if out.write_all(text.as_ref().as_bytes()).and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
 }
 
 /// Prints warnings to standard error.

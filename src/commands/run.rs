@@ -1,5 +1,6 @@
 //! `shardc run`: executes a plan on this machine, ranks as threads.
 
+use super::show;
 use crate::data::Data;
 use crate::plan_dir::{self, Stored};
 use crate::recompile;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Flags of `run`.
 #[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)]
 pub struct Run {
     /// HF folder with the weights to start from [default: random weights]
     #[arg(long, value_name = "DIR")]
@@ -24,6 +26,12 @@ pub struct Run {
     /// Training data: bytes:GLOB, one token per byte [default: random tokens]
     #[arg(long)]
     pub data: Option<String>,
+    /// Data whose loss is shown every --eval-every steps, without training on it
+    #[arg(long, value_name = "DATA")]
+    pub eval_data: Option<String>,
+    /// Steps between evaluations
+    #[arg(long, default_value_t = 10)]
+    pub eval_every: usize,
     /// Steps to run [default: 10]
     #[arg(long)]
     pub steps: Option<usize>,
@@ -44,6 +52,8 @@ pub struct Run {
     pub threads: Option<usize>,
 }
 
+/// Every evaluation sees the batch of this step number, which no training step has.
+const EVALUATION: u32 = u32::MAX;
 /// Most ranks run as threads of one process.
 const MAX_LOCAL_RANKS: usize = 256;
 
@@ -114,6 +124,7 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
     };
     let mut session = session(plan, &start, &how)?;
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
+    let eval = how.eval_data.as_deref().map(|d| Data::open(d, s.vocab)).transpose()?;
     let mut first: Option<StepResult> = None;
     let bar = progress(steps, as_json);
     for step in 1..=steps {
@@ -125,9 +136,18 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
         let since = Instant::now();
         let observe = step == 1 && how.dump.is_some();
         let r = session.step(&StepBatch { input_ids: &ids, targets: &targets, observe }, s.lr.at(step), step)?;
-        show(&bar, step, &r, since.elapsed(), ids.len(), as_json);
+        show_step(&bar, step, &r, since.elapsed(), ids.len(), as_json);
         if step == 1 {
             first = Some(r);
+        }
+        if let Some(d) = eval.as_ref().filter(|_| step % how.eval_every.max(1) == 0) {
+            let (ids, targets) = d.batch(s.seed, EVALUATION, s.global_batch, s.seq);
+            let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
+            let loss = session.evaluate(&batch)?.loss;
+            match as_json {
+                true => show(format!("{}\n", json!({ "step": step, "eval_loss": loss }))),
+                false => bar.suspend(|| show(format!("step {step:>5}  evaluation loss {:.4}\n", loss.unwrap_or(f32::NAN)))),
+            }
         }
     }
     bar.finish_and_clear();
@@ -144,7 +164,8 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
 /// The plan made again with logits and gradients as outputs.
 fn observed(stored: &Stored) -> Result<Stored> {
     let mut o = stored.options.clone();
-    o.observe = true;
+    // The limit is that of the plan that trains.
+    (o.observe, o.memory) = (true, None);
     let again = recompile(stored, &o)?;
     let (old, new) = (stored.plan.memory.peak_bytes, again.stored.plan.memory.peak_bytes);
     eprintln!("recompiled to observe logits and gradients: peak {new} B instead of {old} B");
@@ -159,10 +180,10 @@ fn progress(steps: usize, as_json: bool) -> ProgressBar {
     bar
 }
 
-fn show(bar: &ProgressBar, step: usize, r: &StepResult, took: Duration, tokens: usize, as_json: bool) {
+fn show_step(bar: &ProgressBar, step: usize, r: &StepResult, took: Duration, tokens: usize, as_json: bool) {
     let ms = took.as_secs_f64() * 1e3;
     if as_json {
-        println!("{}", json!({ "step": step, "loss": r.loss, "grad_norm": r.grad_norm, "tokens": r.tokens, "ms": ms }));
+        show(format!("{}\n", json!({ "step": step, "loss": r.loss, "grad_norm": r.grad_norm, "tokens": r.tokens, "ms": ms })));
         return;
     }
     let rate = tokens as f64 / took.as_secs_f64();
@@ -170,7 +191,7 @@ fn show(bar: &ProgressBar, step: usize, r: &StepResult, took: Duration, tokens: 
     let line = format!("step {step:>5}  loss {}  grad norm {}  {rate:.0} tokens/s  {ms:.0} ms", number(r.loss), number(r.grad_norm));
     bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
     bar.inc(1);
-    bar.suspend(|| println!("{line}"));
+    bar.suspend(|| show(line + "\n"));
 }
 
 /// The current value of a parameter, whole.
@@ -180,7 +201,7 @@ pub fn parameter(session: &mut Session, param: &str) -> Result<Vec<f32>> {
 
 /// Writes what was observed, under the checkpoint's names and layouts.
 fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session) -> Result<()> {
-    let mut out: Vec<(String, Vec<usize>, Vec<f32>)> = vec![];
+    let mut out: Vec<NamedTensor> = vec![];
     for name in ["logits", "loss"] {
         if let Some(a) = first.outputs.get(name) {
             out.push((name.into(), a.shape.clone(), a.data.clone()));
@@ -196,9 +217,12 @@ fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session)
     write_tensors(file, out)
 }
 
+/// Name, shape and values.
+type NamedTensor = (String, Vec<usize>, Vec<f32>);
+
 /// Checkpoint tensors from parameters: fused ones are put together again.
-fn whole_tensors(weights: &[Weight], mut get: impl FnMut(&Weight) -> Result<Option<Vec<f32>>>) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>> {
-    let mut out: Vec<(String, Vec<usize>, Vec<f32>)> = vec![];
+fn whole_tensors(weights: &[Weight], mut get: impl FnMut(&Weight) -> Result<Option<Vec<f32>>>) -> Result<Vec<NamedTensor>> {
+    let mut out: Vec<NamedTensor> = vec![];
     for w in weights {
         let Some(data) = get(w)? else { continue };
         let Some(p) = w.part else {

@@ -3,10 +3,10 @@
 use super::*;
 
 op! {
-    /// Causal attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v `[b,t,g,e]`,
-    /// n = g·r heads, without a stored score matrix. A key at position p is seen from position q if
-    /// p <= q and, with a window, q - p < window. Results: the output `[b,s,n,e]` and the log-sum-exp
-    /// of the scaled scores `[b,s,n]` (-inf, and output 0, where nothing is seen).
+    /// Causal attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v
+    /// `[b,t,g,e]`, n = g·r heads, without a stored score matrix. A key at position p is seen from
+    /// position q if p <= q and, with a window, q - p < window. Results: the output `[b,s,n,e]` and
+    /// the log-sum-exp of the scaled scores `[b,s,n]` (-inf, and output 0, where nothing is seen).
     Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, window: Option<usize> }
     samples [
         "attention[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",

@@ -17,7 +17,8 @@ impl OpDef for Transpose {
         }
         let (mut a, mut b) = (self.rule.0.ins[0].to_vec(), self.rule.0.outs[0].to_vec());
         let key = |g: &crate::rule::Group| g.letters().to_vec();
-        (a.sort_by_key(key), b.sort_by_key(key));
+        a.sort_by_key(key);
+        b.sort_by_key(key);
         if a != b { Err("a transpose keeps its letters".into()) } else { Ok(()) }
     }
     fn rule(&self, _: &[usize]) -> Rule {

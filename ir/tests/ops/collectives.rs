@@ -12,7 +12,7 @@ use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, Type};
 
-/// A state over the collective's axes, as in DESIGN's table.
+/// A state over the collective's axes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum On {
     I,

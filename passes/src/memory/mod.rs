@@ -1,6 +1,7 @@
 //! Gives every value of every function its place in one arena per rank.
 //!
-//! Lifetimes run over the whole step: `enter`, one microbatch, `finish`. What is made before the
+//! Lifetimes run over the whole step: `enter`, one microbatch, `finish`,
+//! `evaluate`. What is made before the
 //! microbatches and used by one of them lives through all of them. Views share their operand's
 //! place; so do results that an op may write over an operand nobody reads later; so do values that
 //! one function hands to another. Offsets are first fit in order of birth.
@@ -11,6 +12,11 @@ use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{ALIGN, Class, Memory, Place};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Bytes by class.
+type ByClass = Vec<(Class, usize)>;
+/// Values with their class and bytes.
+type Live = Vec<(String, Class, usize)>;
 
 /// A piece of memory and its life, in node positions over the whole step.
 struct Buffer {
@@ -301,12 +307,7 @@ impl Planner<'_> {
     }
 
     /// Bytes by class at the peak, and the largest values alive then. Gaps count as temporary.
-    fn account(
-        &self,
-        order: &[usize],
-        peak: usize,
-        at: usize,
-    ) -> (Vec<(Class, usize)>, Vec<(String, Class, usize)>) {
+    fn account(&self, order: &[usize], peak: usize, at: usize) -> (ByClass, Live) {
         let alive: Vec<&Buffer> = order
             .iter()
             .map(|&b| &self.buffers[b])

@@ -57,12 +57,12 @@ struct Replay<'a> {
     roles: HashMap<Role, u64>,
 }
 
-/// Replays two steps; says which value is lost, and where.
+/// Replays two steps and an evaluation between them; says which value is lost, and where.
 pub fn replay(plan: &Plan) -> Result<(), String> {
     let mut r = Replay { plan, arena: Arena::default(), next: 1, roles: HashMap::new() };
-    for _ in 0..2 {
+    for actions in [&plan.actions, &plan.evaluation, &plan.actions] {
         r.fill_inputs()?;
-        for a in &plan.actions {
+        for a in actions {
             // Microbatches beyond the second repeat what the second did.
             if a.microbatch.is_none_or(|j| j < 2) {
                 r.call(a.func, a.microbatch.unwrap_or(0))?;

@@ -1,7 +1,7 @@
 //! Rewrites a program into a cheaper one with the same results, by lines of algebra.
 //!
-//! Before:  %s = add %p, %q           with %p = all_reduce[tp] %a, %q = all_reduce[tp] %b
-//! After:   %s = all_reduce[tp] %ab   with %ab = add %a, %b  // sum-of-sums
+//! Before:  `%s = add %p, %q` with `%p = all_reduce[tp] %a`, `%q = all_reduce[tp] %b`
+//! After:   `%s = all_reduce[tp] %ab` with `%ab = add %a, %b  // sum-of-sums`
 //! Assumes: verified; phase Source for [`RuleSet::Algebra`], Ranked for [`RuleSet::Collectives`].
 //! Leaves:  the phase as it was, every value that survives with its name and type.
 //!

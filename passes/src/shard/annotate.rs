@@ -8,12 +8,14 @@
 use crate::options::{Options, ShardRule, glob};
 use shardc_ir::attr::{read_atoms, read_sub_axis};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};
+use shardc_ir::func::{AnnotatedDim, Annotation, Func, Port, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::rule::Letter;
 use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
 
 /// Priority of the residual stream's split: after parameters and batch have spread.
 const SEQUENCE: u8 = 1;
@@ -28,11 +30,19 @@ pub fn annotate(
     let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
     let mut mesh = Mesh::new(&axes)?;
     cut_sub_axes(&mut mesh, &o.shard)?;
-    let limits: Vec<Option<usize>> = weights.iter().map(|w| split_limit(f, w)).collect();
+    // Per parameter, the dim that tensor parallelism splits and how many ways it may.
+    let by_name: BTreeMap<&str, &Weight> = weights.iter().map(|w| (&*w.param, w)).collect();
+    let users = users(f);
+    let recipe = |a: &Port| {
+        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
+        let dim = by_name.get(&*role.name)?.tp_dim?;
+        Some((dim, split_limit(f, &users, a.value, dim)))
+    };
+    let recipes: Vec<Option<(usize, Option<usize>)>> = f.args.iter().map(recipe).collect();
     let tp = mesh.axes.iter().position(|a| a.name == "tp");
     if let Some(tp) = tp {
         let ways = mesh.axes[tp].size;
-        for &limit in limits.iter().flatten() {
+        for limit in recipes.iter().flatten().filter_map(|r| r.1) {
             if limit < ways && limit > 1 && ways % limit == 0 {
                 mesh.cut(tp, limit)?;
             }
@@ -44,15 +54,14 @@ pub fn annotate(
         .filter_map(|a| mesh.axis(a))
         .fold(AtomSet::EMPTY, AtomSet::union);
     let mut new: Vec<(Value, Annotation)> = Vec::new();
-    for a in &f.args {
+    for (a, recipe) in f.args.iter().zip(&recipes) {
         let rank = f.ty(a.value).rank();
         let (Some(role), true) = (&a.role, rank > 0) else { continue };
         let mut dims = vec![AnnotatedDim { atoms: AtomList::EMPTY, open: false }; rank];
         match role.kind {
             RoleKind::Param => {
-                let at = weights.iter().position(|w| *w.param == *role.name);
-                if let Some((d, i)) = at.and_then(|i| Some((weights[i].tp_dim?, i))) {
-                    dims[d].atoms = up_to(&mesh, tp, limits[i]);
+                if let &Some((d, limit)) = recipe {
+                    dims[d].atoms = up_to(&mesh, tp, limit);
                 }
             }
             RoleKind::Input if rank > 1 => {
@@ -93,40 +102,47 @@ fn up_to(mesh: &Mesh, set: AtomSet, limit: Option<usize>) -> AtomList {
     AtomList::collect(fits).unwrap_or_default()
 }
 
+/// Per value, the nodes that use it and as which operand.
+type Users = Vec<SmallVec<[(u32, u32); 2]>>;
+
+fn users(f: &Func) -> Users {
+    let mut users: Users = vec![SmallVec::new(); f.values.len()];
+    for (i, n) in f.nodes.iter().enumerate() {
+        for (j, v) in n.ins.iter().enumerate() {
+            users[v.0 as usize].push((i as u32, j as u32));
+        }
+    }
+    users
+}
+
 /// How many ways the tensor-parallel dim of a weight can be split so that heads stay whole: the
 /// number of heads if the product it feeds is cut into heads, no limit otherwise.
-fn split_limit(f: &Func, w: &Weight) -> Option<usize> {
-    let arg = f.args.iter().find(|a| {
-        a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param && *r.name == *w.param)
-    })?;
-    let (mut v, mut dim) = (arg.value, w.tp_dim?);
+fn split_limit(f: &Func, users: &Users, arg: Value, dim: usize) -> Option<usize> {
+    let (mut v, mut dim) = (arg, dim);
     loop {
-        let (n, j) = f.nodes.iter().find_map(|n| Some((n, n.ins.iter().position(|&x| x == v)?)))?;
-        let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
-        let rule = n.op.def().rule(&ranks);
-        let letter: Letter = rule.ins[j][dim].single()?;
-        if let Op::Reshape(r) = &n.op {
-            let _ = r;
+        let &(i, j) = users[v.0 as usize].first()?;
+        let n = &f.nodes[i as usize];
+        // Only a product, and a bias, may stand between a weight and its heads.
+        if !matches!(n.op, Op::Dot(_) | Op::Add(_)) {
             return None;
         }
-        let out = rule.outs[0].iter().position(|g| g.single() == Some(letter))?;
-        (v, dim) = (n.outs[0], out);
-        let split = f.nodes.iter().find_map(|n| match &n.op {
-            Op::Reshape(r) if n.ins[0] == v && r.rule.0.ins[0][dim].letters().len() > 1 => {
-                let major = r.rule.0.ins[0][dim].letters()[0];
-                let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(major))?;
-                Some(f.ty(n.outs[0]).dims[at].size)
+        let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+        let rule = n.op.def().rule(&ranks);
+        let letter: Letter = rule.ins[j as usize][dim].single()?;
+        dim = rule.outs[0].iter().position(|g| g.single() == Some(letter))?;
+        v = n.outs[0];
+        let next = &users[v.0 as usize];
+        let heads = next.iter().find_map(|&(k, _)| match &f.nodes[k as usize].op {
+            Op::Reshape(r) => {
+                let major =
+                    r.rule.0.ins[0][dim].letters().split_first().filter(|l| !l.1.is_empty())?.0;
+                let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(*major))?;
+                Some(f.ty(f.nodes[k as usize].outs[0]).dims[at].size)
             }
             _ => None,
         });
-        if split.is_some() {
-            return split;
-        }
-        // Only a bias may stand between a product and its heads.
-        if !matches!(n.op, Op::Dot(_) | Op::Add(_))
-            || f.nodes.iter().filter(|n| n.ins.contains(&v)).count() != 1
-        {
-            return None;
+        if heads.is_some() || next.len() != 1 {
+            return heads;
         }
     }
 }
@@ -157,7 +173,7 @@ fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule) -> Result<()> {
         .map(|a| a.value)
         .collect();
     if hits.is_empty() {
-        let mut last: std::collections::BTreeMap<u32, Value> = Default::default();
+        let mut last: BTreeMap<u32, Value> = BTreeMap::new();
         for n in f.nodes.iter().filter(|n| glob(&rule.glob, &f.scope_info(n.scope).path)) {
             last.insert(n.scope.0, n.outs[0]);
         }

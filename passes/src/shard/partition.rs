@@ -4,7 +4,7 @@
 //! After:   `%x.f = fan_out[tp] %x : f32[4,8]~tp`, `%h = dot[mk,kn->mn] %x.f, %w : f32[4,16@tp]`
 //! Assumes: phase Sharded.  Leaves: phase Ranked.
 //!
-//! Each op runs with its loops split over some atoms ([`execution`]). That fixes the layout it needs
+//! Each op runs with its loops split over some atoms (`execution`). That fixes the layout it needs
 //! of each operand and the layout it gives; the difference is a shortest path of collectives, shared
 //! by all uses that need the same. Parameters change layout at step scope, before the microbatches.
 
@@ -368,7 +368,7 @@ impl Partition<'_> {
         };
         let mut at = v;
         for s in path.steps {
-            let (suffix, note) = words(&s.op);
+            let (suffix, note) = words(&s.op, self.out.ty(at));
             let mut name = self.out.name(v).clone();
             name.hint = Cow::Owned(format!("{}_{suffix}", name.hint));
             name.dup = 0;
@@ -473,8 +473,9 @@ fn common(stored: &Type, needs: &[Type]) -> Type {
 }
 
 /// Suffix of the value and note of a collective that partition inserts.
-fn words(op: &Op) -> (&'static str, &'static str) {
+fn words(op: &Op, from: &Type) -> (&'static str, &'static str) {
     match op.mnemonic() {
+        "all_reduce" if !from.max.is_empty() => ("max", "largest of the ranks' parts"),
         "fan_out" => ("f", "f: ranks use it differently from here"),
         "all_reduce" => ("sum", "g: sum of the ranks' parts"),
         "reduce_scatter" => ("piece", "each rank keeps its piece of the sum"),

@@ -389,8 +389,8 @@ fn grow(
     let mut w = ways(parts[k]);
     for a in list.iter().skip(parts[k].len()) {
         let next = w * mesh.size(a);
-        // Only a dim of one factor may be cut unevenly, and only once.
-        let fits = size % next == 0 || (dim.len() == 1 && size % w == 0 && size >= next);
+        // Only a dim of one factor may be cut unevenly.
+        let fits = size % next == 0 || (dim.len() == 1 && size >= next);
         if used.has(a) || !fits {
             break;
         }

@@ -27,6 +27,10 @@ pub fn combine(mesh: &Mesh, f: &mut Func) {
             continue;
         };
         let bytes = f.ty(n.ins[0]).local_bytes(mesh);
+        if bytes >= BUCKET_BYTES {
+            nodes.push(n);
+            continue;
+        }
         match open.get_mut(&axes) {
             Some((at, sum)) if *sum + bytes <= BUCKET_BYTES => {
                 *sum += bytes;

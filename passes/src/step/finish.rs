@@ -29,8 +29,11 @@ pub fn finish(
     o: &Options,
 ) -> Func {
     let mut f = Func::new("finish");
-    let trained: Vec<&Preparation> = params.iter().filter(|p| has_grad(backward, p)).collect();
-    let args = arguments(&mut f, &trained, forward, backward, o);
+    let sums = accumulators(backward);
+    let has_grad = |p: &&Preparation| p.trainable && sums.contains_key(&*p.param.name);
+    let trained: Vec<&Preparation> = params.iter().filter(has_grad).collect();
+    let args = arguments(&mut f, &trained, forward, &sums, o);
+    let matrices: BTreeMap<&str, bool> = weights.iter().map(|w| (&*w.param, w.matrix)).collect();
     let mut b = Builder::new(mesh, &mut f);
     let grads: Vec<Value> =
         trained.iter().zip(&args.grads).map(|(p, &d)| reduce(&mut b, p, d)).collect();
@@ -49,8 +52,8 @@ pub fn finish(
     };
     let mut scalars = Scalars { lr: args.lr, step: args.step, by, fanned: BTreeMap::new() };
     for (i, p) in trained.iter().enumerate() {
-        let w = weights.iter().find(|w| *w.param == *p.param.name);
-        let decays = o.decay == Decay::All || w.is_none_or(|w| w.matrix);
+        let matrix = matrices.get(&*p.param.name).is_none_or(|&m| m);
+        let decays = o.decay == Decay::All || matrix;
         let decay = if decays { o.weight_decay } else { 0.0 };
         update(&mut b, p, args.params[i], grads[i], &args.states[i], &mut scalars, decay, o);
         if o.observe {
@@ -62,11 +65,32 @@ pub fn finish(
     f
 }
 
-fn has_grad(backward: &Func, p: &Preparation) -> bool {
-    let is = |a: &Port| {
-        a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad && r.name == p.param.name)
-    };
-    p.trainable && backward.args.iter().any(is)
+/// Makes `@evaluate`, which ends an evaluation: the loss and nothing else.
+pub fn evaluate(mesh: &Mesh, forward: &Func) -> Func {
+    let mut f = Func::new("evaluate");
+    let plain = |hint: &'static str| Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
+    let sum = Some(Role::new(RoleKind::Sum, "loss"));
+    let sum = f.arg(loss_type(forward), plain("loss_sum"), sum);
+    let role = Some(Role::new(RoleKind::Step, "inv_tokens"));
+    let inv_tokens = f.arg(Type::f32(&[]), plain("inv_tokens"), role);
+    let mut b = Builder::new(mesh, &mut f);
+    b.enter("step");
+    loss(&mut b, sum, inv_tokens);
+    f
+}
+
+/// Type of the loss's accumulator.
+fn loss_type(forward: &Func) -> Type {
+    let is_loss = |a: &&Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
+    let sum = forward.args.iter().find(is_loss).expect("a training program sums its loss");
+    forward.ty(sum.value).clone()
+}
+
+/// Type of every gradient's accumulator, by parameter.
+fn accumulators(backward: &Func) -> BTreeMap<&str, &Type> {
+    let grad = |a: &'_ Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad);
+    let args = backward.args.iter().filter(|a| grad(a));
+    args.filter_map(|a| Some((&*a.role.as_ref()?.name, backward.ty(a.value)))).collect()
 }
 
 struct Args {
@@ -83,18 +107,11 @@ fn arguments(
     f: &mut Func,
     trained: &[&Preparation],
     forward: &Func,
-    backward: &Func,
+    sums: &BTreeMap<&str, &Type>,
     o: &Options,
 ) -> Args {
     let scalar = Type::f32(&[]);
     let plain = |hint: &'static str| Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
-    let find = |g: &Func, kind, name: &str| -> Type {
-        let a = g
-            .args
-            .iter()
-            .find(|a| a.role.as_ref().is_some_and(|r| r.kind == kind && &*r.name == name));
-        g.ty(a.expect("every trained parameter and the loss have accumulators").value).clone()
-    };
     let params = trained
         .iter()
         .map(|p| f.arg(p.stored.clone(), p.name.clone(), Some(p.param.clone())))
@@ -103,11 +120,7 @@ fn arguments(
         .iter()
         .map(|p| {
             let role = Role { kind: RoleKind::Grad, name: p.param.name.clone() };
-            f.arg(
-                find(backward, RoleKind::Grad, &p.param.name),
-                Name { grad: true, ..p.name.clone() },
-                Some(role),
-            )
+            f.arg(sums[&*p.param.name].clone(), Name { grad: true, ..p.name.clone() }, Some(role))
         })
         .collect();
     let slots: &[&str] = match o.optimizer {
@@ -128,11 +141,7 @@ fn arguments(
             slots.iter().map(state).collect()
         })
         .collect();
-    let loss = f.arg(
-        find(forward, RoleKind::Sum, "loss"),
-        plain("loss_sum"),
-        Some(Role::new(RoleKind::Sum, "loss")),
-    );
+    let loss = f.arg(loss_type(forward), plain("loss_sum"), Some(Role::new(RoleKind::Sum, "loss")));
     let inv_tokens =
         f.arg(scalar.clone(), plain("inv_tokens"), Some(Role::new(RoleKind::Step, "inv_tokens")));
     let lr = f.arg(scalar.clone(), plain("lr"), Some(Role::new(RoleKind::Scalar, "lr")));

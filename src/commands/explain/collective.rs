@@ -41,19 +41,29 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
             .at(format!("collective:{number}"));
         return Err(match all.len() {
             0 => d.help("one rank exchanges nothing: compile with --mesh tp=2 to see some"),
-            n => d.help(format!("use collective:1 to collective:{n}; shardc inspect PLAN --summary lists them")),
+            n => d.help(format!(
+                "use collective:1 to collective:{n}; shardc inspect PLAN --summary lists them"
+            )),
         });
     };
     let c = call(why, at);
     let (mesh, axes) = (why.mesh, why.mesh.names(c.atoms, "+"));
     let scope = &c.f.scope_info(c.n.scope).path;
-    let mut a = Answer::new(format!("collective:{} is {} over {axes} in @{}, {scope}", number.trim(), c.kind, c.f.name));
+    let mut a = Answer::new(format!(
+        "collective:{} is {} over {axes} in @{}, {scope}",
+        number.trim(),
+        c.kind,
+        c.f.name
+    ));
     a.part("line", vec![words::node(mesh, c.f, c.n)]);
     a.part("what", what(why, &c));
     a.part("ranks", ranks(why, c.atoms));
     a.part("bytes", cost(why, &c));
     a.part("why", reasons(why, &c));
-    a.part("used by", some(c.n.outs.iter().flat_map(|&o| users(why, c.fi, o)).collect(), MAX_ITEMS));
+    a.part(
+        "used by",
+        some(c.n.outs.iter().flat_map(|&o| users(why, c.fi, o)).collect(), MAX_ITEMS),
+    );
     a.part("mirror", mirror(why, &c, &all));
     a.part("same as", same(why, &c, &all, at));
     a.part("remove", remove(why, &c));
@@ -74,7 +84,9 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
     };
     let first = match c.kind {
         "all_reduce" => format!("takes the {sum} of {ways} ranks' parts; the result is {after}"),
-        "reduce_scatter" => format!("takes the {sum} of {ways} ranks' parts; each rank keeps its piece"),
+        "reduce_scatter" => {
+            format!("takes the {sum} of {ways} ranks' parts; each rank keeps its piece")
+        }
         "all_gather" => format!("puts the pieces of {ways} ranks together; the result is {after}"),
         "all_to_all" => format!("{ways} ranks exchange pieces: another dim is split afterwards"),
         "permute" => format!("each of {ways} ranks hands its piece to another"),
@@ -109,7 +121,8 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     let pairs = || c.n.ins.iter().zip(&c.n.outs);
     let ring: f64 = pairs().map(|(&x, &y)| coll.ring_bytes(mesh, c.f.ty(x), c.f.ty(y))).sum();
     let local = |v| c.f.ty(v).local_bytes(mesh);
-    let (held, given): (usize, usize) = pairs().fold((0, 0), |(a, b), (&x, &y)| (a + local(x), b + local(y)));
+    let (held, given): (usize, usize) =
+        pairs().fold((0, 0), |(a, b), (&x, &y)| (a + local(x), b + local(y)));
     let formula = match c.kind {
         "all_reduce" => format!(" = 2*({p}-1)/{p} of its {held} B"),
         "reduce_scatter" => format!(" = ({p}-1)/{p} of its {held} B"),
@@ -122,7 +135,10 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
         false => "once per step".into(),
     };
     let step = bytes((ring * calls as f64) as usize);
-    vec![format!("a rank sends {ring} B per call (ring){formula}"), format!("{often}, {step} per rank and step")]
+    vec![
+        format!("a rank sends {ring} B per call (ring){formula}"),
+        format!("{often}, {step} per rank and step"),
+    ]
 }
 
 fn reasons(why: &Why, c: &Call) -> Vec<String> {
@@ -131,7 +147,9 @@ fn reasons(why: &Why, c: &Call) -> Vec<String> {
     l.extend(c.n.note.as_ref().map(|n| format!("note: {n}")));
     let gradients = (0..c.n.ins.len()).filter(|&i| is_gradient(f, c.n, i)).count();
     if gradients > 0 {
-        l.push(format!("{gradients} gradients: each rank has those of its own part of the batch or sequence"));
+        l.push(format!(
+            "{gradients} gradients: each rank has those of its own part of the batch or sequence"
+        ));
     }
     l.push(format!("{} comes as {}", f.name(x), type_text(why.mesh, f.ty(x))));
     if let Some(atom) = c.atoms.iter().next() {
@@ -201,10 +219,13 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
 fn recomputed(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
     let twin = all.iter().position(|&at| {
         let o = call(why, at);
-        o.f.name == "forward" && o.n.op == c.n.op && path(o.f, o.n.scope) == path(c.f, c.n.scope) && {
-            let (a, b) = (o.f.name(o.n.outs[0]), c.f.name(c.n.outs[0]));
-            a.hint == b.hint && a.layer == b.layer
-        }
+        o.f.name == "forward"
+            && o.n.op == c.n.op
+            && path(o.f, o.n.scope) == path(c.f, c.n.scope)
+            && {
+                let (a, b) = (o.f.name(o.n.outs[0]), c.f.name(c.n.outs[0]));
+                a.hint == b.hint && a.layer == b.layer
+            }
     });
     let of = twin.map_or("a collective of forward".into(), |i| format!("collective:{}", i + 1));
     vec![format!("it is {of} again: forward saves the pieces, backward needs the whole")]
@@ -221,7 +242,14 @@ fn same(why: &Why, c: &Call, all: &[(usize, usize)], me: (usize, usize)) -> Vec<
         let layer = info.layer.map(|l| l.to_string()).unwrap_or_default();
         let parts = info.path.split('.').map(|p| if p == layer { "N" } else { p });
         let name = x.f.name(x.n.outs[0]);
-        (x.fi, x.kind, x.atoms, parts.collect::<Vec<_>>().join("."), name.grad, name.hint.to_string())
+        (
+            x.fi,
+            x.kind,
+            x.atoms,
+            parts.collect::<Vec<_>>().join("."),
+            name.grad,
+            name.hint.to_string(),
+        )
     };
     if c.f.scope_info(c.n.scope).layer.is_none() {
         return vec![];
@@ -253,15 +281,24 @@ fn remove(why: &Why, c: &Call) -> Vec<String> {
     let data = c.atoms.minus(tp);
     if !data.is_empty() {
         let (axis, ways) = (mesh.names(data, "+"), mesh.ways(data));
-        l.push(format!("a mesh without {axis}: {ways} times the work of a rank for the same batch"));
+        l.push(format!(
+            "a mesh without {axis}: {ways} times the work of a rank for the same batch"
+        ));
     }
     if gradient && c.atoms.meets(tp) {
         let shared = why.s.facts.filter(|f| f.kv_heads < o.axis("tp"));
-        l.extend(shared.map(|f| format!("tp={} or less: then no two ranks share a KV head", f.kv_heads)));
-        l.extend(o.sp.then(|| "no --sp: then every rank of tp sees whole sequences at the norms".into()));
+        l.extend(
+            shared.map(|f| format!("tp={} or less: then no two ranks share a KV head", f.kv_heads)),
+        );
+        l.extend(
+            o.sp.then(|| "no --sp: then every rank of tp sees whole sequences at the norms".into()),
+        );
     } else if c.atoms.within(tp) {
         l.extend(sequence(why, c, held));
-        l.push(format!("a smaller tp: with tp=1 each rank holds {} times the weights", o.axis("tp")));
+        l.push(format!(
+            "a smaller tp: with tp=1 each rank holds {} times the weights",
+            o.axis("tp")
+        ));
     }
     l
 }
@@ -279,14 +316,16 @@ fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
     let layer = c.f.scope_info(c.n.scope).layer.is_some();
     let gradient = c.f.name(c.n.outs[0]).grad;
     match (why.s.options.sp, c.kind) {
-        (true, "all_gather") if of_sequence && c.f.name == "backward" && !gradient => Some(format!(
-            "saving the whole in forward: {held} B more per rank, layer and microbatch"
-        )),
+        (true, "all_gather") if of_sequence && c.f.name == "backward" && !gradient => Some(
+            format!("saving the whole in forward: {held} B more per rank, layer and microbatch"),
+        ),
         (true, _) if of_sequence => Some(format!(
-            "no --sp: it and its counterpart become one all_reduce of the same bytes; what is saved between them is {ways} times as large"
+            "no --sp: it and its counterpart become one all_reduce of the same bytes; \
+             what is saved between them is {ways} times as large"
         )),
         (false, "all_reduce") if layer => Some(format!(
-            "--sp makes it a reduce_scatter and an all_gather of the same bytes; what is saved between them is 1/{ways} as large"
+            "--sp makes it a reduce_scatter and an all_gather of the same bytes; \
+             what is saved between them is 1/{ways} as large"
         )),
         _ => None,
     }

@@ -12,7 +12,7 @@ use shardc_ir::weights::{Init, Weight};
 /// Most names suggested for one that is not there.
 const MAX_NEAR: usize = 8;
 
-/// Explains the parameter of this name, or all parameters cut from a checkpoint tensor of this name.
+/// Explains the parameter of this name, or all that are cut from a checkpoint tensor of this name.
 pub fn explain(why: &Why, name: &str) -> Result<Answer> {
     let name = name.trim();
     let all = &why.plan.weights;
@@ -23,8 +23,14 @@ pub fn explain(why: &Why, name: &str) -> Result<Answer> {
     };
     let Some(first) = found.first() else { return Err(unknown(why, name)) };
     if found.len() > 1 {
-        let mut a = Answer::new(format!("tensor {name}: {:?}, which is {} parameters", first.tensor_shape, found.len()));
-        let part = |w: &&Weight| format!("{}: {}; shardc explain PLAN tensor:{}", w.param, cut(w), w.param);
+        let mut a = Answer::new(format!(
+            "tensor {name}: {:?}, which is {} parameters",
+            first.tensor_shape,
+            found.len()
+        ));
+        let part = |w: &&Weight| {
+            format!("{}: {}; shardc explain PLAN tensor:{}", w.param, cut(w), w.param)
+        };
         a.part("parts", found.iter().map(part).collect());
         return Ok(a);
     }
@@ -41,7 +47,12 @@ fn cut(w: &Weight) -> String {
 
 fn parameter(why: &Why, w: &Weight) -> Answer {
     let mesh = why.mesh;
-    let mut a = Answer::new(format!("parameter {}: {:?}, {} elements", w.param, w.shape, w.shape.iter().product::<usize>()));
+    let mut a = Answer::new(format!(
+        "parameter {}: {:?}, {} elements",
+        w.param,
+        w.shape,
+        w.shape.iter().product::<usize>()
+    ));
     let start = match w.init {
         Init::Normal(sd) => format!("normal with standard deviation {sd}"),
         Init::Ones => "ones".into(),
@@ -50,7 +61,11 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
     a.part("from", vec![cut(w), format!("without a checkpoint: {start}")]);
     if let Some((fi, v, t)) = why.stored(&w.param) {
         let whole = t.elements() * t.dtype.bytes();
-        let mut l = vec![format!("{}: {} B on a rank of {whole} B", type_text(mesh, t), t.local_bytes(mesh))];
+        let mut l = vec![format!(
+            "{}: {} B on a rank of {whole} B",
+            type_text(mesh, t),
+            t.local_bytes(mesh)
+        )];
         l.extend(words::type_lines(mesh, why.func(fi), None, v));
         a.part("stored", l);
         a.part("why", value::reasons(why, fi, v));
@@ -64,7 +79,9 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
 /// The ops of `@enter` between the stored parameter and what forward and backward use.
 fn ready(why: &Why, fi: usize, v: Value, name: &str) -> Vec<String> {
     let f = why.func(fi);
-    let is = |r: &&shardc_ir::func::Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready && *r.name == *name);
+    let is = |r: &&shardc_ir::func::Port| {
+        r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready && *r.name == *name)
+    };
     let Some(end) = f.results.iter().find(is) else { return vec![] };
     let mut lines = vec![];
     let mut at = end.value;
@@ -88,7 +105,12 @@ fn arg(f: &Func, kind: RoleKind, name: &str) -> Option<Value> {
 /// The sum over microbatches, and the collectives that reduce it over ranks.
 fn gradient(why: &Why, name: &str) -> Vec<String> {
     let funcs = &why.plan.module.funcs;
-    let Some((fi, f, v)) = funcs.iter().enumerate().rev().find_map(|(i, f)| Some((i, f, arg(f, RoleKind::Grad, name)?))) else {
+    let Some((fi, f, v)) = funcs
+        .iter()
+        .enumerate()
+        .rev()
+        .find_map(|(i, f)| Some((i, f, arg(f, RoleKind::Grad, name)?)))
+    else {
         return vec!["none: it is not trained".into()];
     };
     let t = f.ty(v);
@@ -100,7 +122,8 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
     )];
     let all = numbered(why.plan);
     let mut at = v;
-    let next = |at: Value| f.nodes.iter().position(|n| n.ins.contains(&at) && n.op.collective().is_some());
+    let next =
+        |at: Value| f.nodes.iter().position(|n| n.ins.contains(&at) && n.op.collective().is_some());
     while let Some(i) = next(at) {
         let n = &f.nodes[i];
         let number = all.iter().position(|x| *x == (fi, i)).map_or(0, |p| p + 1);
@@ -111,7 +134,11 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
             1 => String::new(),
             k => format!(" with {} others", k - 1),
         };
-        lines.push(format!("then once per step {kind} over {}{with} (collective:{number}) to {}", why.mesh.names(atoms, "+"), type_text(why.mesh, f.ty(to))));
+        lines.push(format!(
+            "then once per step {kind} over {}{with} (collective:{number}) to {}",
+            why.mesh.names(atoms, "+"),
+            type_text(why.mesh, f.ty(to))
+        ));
         at = to;
     }
     if lines.len() == 1 {
@@ -126,11 +153,17 @@ fn optimizer(why: &Why, name: &str) -> Vec<String> {
     for f in &why.plan.module.funcs {
         for a in &f.args {
             let Some(r) = a.role.as_ref().filter(|r| r.kind == RoleKind::State) else { continue };
-            let Some((owner, slot)) = r.name.rsplit_once(':').filter(|x| x.0 == name) else { continue };
+            let Some((owner, slot)) = r.name.rsplit_once(':').filter(|x| x.0 == name) else {
+                continue;
+            };
             let t = f.ty(a.value);
             debug_assert_eq!(owner, name);
             sum += t.local_bytes(why.mesh);
-            lines.push(format!("{slot}: {}, {} B on a rank", type_text(why.mesh, t), t.local_bytes(why.mesh)));
+            lines.push(format!(
+                "{slot}: {}, {} B on a rank",
+                type_text(why.mesh, t),
+                t.local_bytes(why.mesh)
+            ));
         }
     }
     if lines.len() > 1 {
@@ -142,9 +175,17 @@ fn optimizer(why: &Why, name: &str) -> Vec<String> {
 fn unknown(why: &Why, name: &str) -> Diag {
     let all = &why.plan.weights;
     let stem = name.trim_end_matches(".weight").rsplit('.').next().unwrap_or(name);
-    let near: Vec<String> = all.iter().map(|w| w.param.clone()).filter(|n| !stem.is_empty() && n.contains(stem)).collect();
+    let near: Vec<String> = all
+        .iter()
+        .map(|w| w.param.clone())
+        .filter(|n| !stem.is_empty() && n.contains(stem))
+        .collect();
     let shown = if near.is_empty() { all.iter().map(|w| w.param.clone()).collect() } else { near };
     Diag::new("unknown-tensor", format!("no tensor of the plan is called `{name}`"))
         .at(format!("tensor:{name}"))
-        .help(format!("the plan has {} tensors, for example {}", all.len(), some(shown, MAX_NEAR).join(", ")))
+        .help(format!(
+            "the plan has {} tensors, for example {}",
+            all.len(),
+            some(shown, MAX_NEAR).join(", ")
+        ))
 }

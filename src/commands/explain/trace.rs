@@ -1,9 +1,9 @@
 //! Follows a state of a value back to who asked for it.
 //!
-//! In the programs of the ranks, types say by themselves where a state comes from: the letter rule of
-//! the producer leads to an operand with the same split. In the model, propagation wrote down each
-//! cause. A chain goes back through the programs until it meets a value of the model, then along the
-//! causes to an annotation.
+//! In the programs of the ranks, types say by themselves where a state comes from: the letter rule
+//! of the producer leads to an operand with the same split. In the model, propagation wrote down
+//! each cause. A chain goes back through the programs until it meets a value of the model, then
+//! along the causes to an annotation.
 
 use super::words;
 use crate::plan_dir::Stored;
@@ -48,7 +48,7 @@ enum At {
 impl<'a> Why<'a> {
     /// Compiles the plan's source again to learn the causes.
     pub fn of(s: &'a Stored) -> Result<Why<'a>> {
-        let again = crate::recompile(s, &s.options)?.compiled;
+        let again = crate::recompile(s, &s.options)?;
         let model = again.sharded;
         let causes = again.causes.iter().map(|c| ((c.value, c.dim, c.atom), c.from)).collect();
         let f = &model.funcs[0];
@@ -120,10 +120,9 @@ impl<'a> Why<'a> {
         if state == State::Invariant {
             return None;
         }
-        if let (State::Sharded(_), Some(m)) = (state, self.in_model(fi, v)) {
-            if self.model.funcs[0].ty(m).state(atom) == state {
-                return Some(At::Model(m));
-            }
+        let model = self.in_model(fi, v).filter(|_| matches!(state, State::Sharded(_)));
+        if let Some(m) = model.filter(|&m| self.model.funcs[0].ty(m).state(atom) == state) {
+            return Some(At::Model(m));
         }
         let Some(n) = self.maker(fi, v) else { return self.argument_step(fi, v, state, out) };
         let text = words::node(self.mesh, f, n);
@@ -168,13 +167,20 @@ impl<'a> Why<'a> {
                     return Some(At::Program(fi, x));
                 }
                 // A letter that is summed away and split: here the parts arise.
-                let j = (0..n.ins.len()).find(|&j| matches!(f.ty(n.ins[j]).state(atom), State::Sharded(_)))?;
+                let j = (0..n.ins.len())
+                    .find(|&j| matches!(f.ty(n.ins[j]).state(atom), State::Sharded(_)))?;
                 let State::Sharded(e) = f.ty(n.ins[j]).state(atom) else { return None };
                 let all = rule.ins[j][e].letters().iter();
                 let gone = all.filter(|l| !has_letter(&rule.outs[o], **l));
                 let letter: String = gone.map(|l| l.name()).collect();
-                out.push(format!("`{text}` takes it along `{letter}`, which is split: each rank has its part"));
-                out.push(format!("{} is {}", f.name(n.ins[j]), shardc_ir::text::type_text(self.mesh, f.ty(n.ins[j]))));
+                out.push(format!(
+                    "`{text}` takes it along `{letter}`, which is split: each rank has its part"
+                ));
+                out.push(format!(
+                    "{} is {}",
+                    f.name(n.ins[j]),
+                    shardc_ir::text::type_text(self.mesh, f.ty(n.ins[j]))
+                ));
                 Some(At::Program(fi, n.ins[j]))
             }
         }
@@ -190,10 +196,17 @@ impl<'a> Why<'a> {
         (t.state(atom) == State::Sharded(d)).then_some(At::Model(m))
     }
 
-    fn argument_step(&self, fi: usize, v: Value, state: State, out: &mut Vec<String>) -> Option<At> {
+    fn argument_step(
+        &self,
+        fi: usize,
+        v: Value,
+        state: State,
+        out: &mut Vec<String>,
+    ) -> Option<At> {
         let role = self.role(fi, v)?;
         let sharded = matches!(state, State::Sharded(_));
-        let model = |kind, name: &str| self.model_arg(kind, name).map(At::Model).filter(|_| sharded);
+        let model =
+            |kind, name: &str| self.model_arg(kind, name).map(At::Model).filter(|_| sharded);
         let owner = role.name.rsplit_once(':').map_or(&*role.name, |p| p.0);
         match role.kind {
             RoleKind::Param => model(RoleKind::Param, &role.name),
@@ -209,7 +222,11 @@ impl<'a> Why<'a> {
             RoleKind::Ready if sharded => model(RoleKind::Param, &role.name),
             _ => {
                 let (i, r) = self.source(fi, role)?;
-                out.push(format!("it is {}, from @{}", words::role(role.kind, &role.name), self.func(i).name));
+                out.push(format!(
+                    "it is {}, from @{}",
+                    words::role(role.kind, &role.name),
+                    self.func(i).name
+                ));
                 Some(At::Program(i, r))
             }
         }
@@ -237,14 +254,17 @@ impl<'a> Why<'a> {
         let o = &self.s.options;
         let asked = f.annotations.get(&v).map_or(String::new(), |a| annotation(self.mesh, a));
         let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
-        let scope = f.nodes.iter().find(|n| n.outs.contains(&v)).map(|n| &f.scope_info(n.scope).path);
+        let scope =
+            f.nodes.iter().find(|n| n.outs.contains(&v)).map(|n| &f.scope_info(n.scope).path);
         let names = [role.map(|r| &*r.name), scope.map(|p| &**p)];
         let by = |g: &str| names.iter().flatten().any(|n| glob(g, n));
         if let Some(r) = o.shard.iter().rev().find(|r| by(&r.glob)) {
             return format!("you asked for it: --shard '{}={}'", r.glob, r.dims.join(","));
         }
         match role {
-            _ if self.s.family == "ir" => format!("you asked for it: {} is @({asked}) in the model's text", f.name(v)),
+            _ if self.s.family == "ir" => {
+                format!("you asked for it: {} is @({asked}) in the model's text", f.name(v))
+            }
             Some(r) if r.kind == RoleKind::Param => format!(
                 "the {} recipe for tensor parallelism splits {} as ({asked})",
                 self.s.family, r.name

@@ -22,7 +22,9 @@ fn find(f: &Func, name: &str) -> Option<Value> {
 /// Explains a value; `what` is `%name`, `name` or `@func %name`.
 pub fn explain(why: &Why, what: &str) -> Result<Answer> {
     let (func, name) = match what.strip_prefix('@') {
-        Some(rest) => rest.split_once(|c: char| c == '%' || c.is_whitespace()).unwrap_or((rest, "")),
+        Some(rest) => {
+            rest.split_once(|c: char| c == '%' || c.is_whitespace()).unwrap_or((rest, ""))
+        }
         None => ("", what),
     };
     let (func, name) = (func.trim(), name.trim().trim_start_matches('%'));
@@ -40,23 +42,41 @@ pub fn explain(why: &Why, what: &str) -> Result<Answer> {
     let mut a = Answer::new(format!("{} in @{}: {}", f.name(v), f.name, type_text(mesh, f.ty(v))));
     a.part("type", words::type_lines(mesh, f, maker, v));
     a.part("why", reasons(why, fi, v));
-    a.part("made by", match maker {
-        Some(n) => {
-            let scope = &f.scope_info(n.scope).path;
-            let mut l = vec![words::node(mesh, f, n)];
-            l.extend((!scope.is_empty()).then(|| format!("in {scope}")));
-            l.extend(n.note.as_ref().map(|n| format!("note: {n}")));
-            l
-        }
-        None => why.role(fi, v).map(|r| format!("an argument: {}", words::role(r.kind, &r.name))).into_iter().collect(),
-    });
+    a.part(
+        "made by",
+        match maker {
+            Some(n) => {
+                let scope = &f.scope_info(n.scope).path;
+                let mut l = vec![words::node(mesh, f, n)];
+                l.extend((!scope.is_empty()).then(|| format!("in {scope}")));
+                l.extend(n.note.as_ref().map(|n| format!("note: {n}")));
+                l
+            }
+            None => why
+                .role(fi, v)
+                .map(|r| format!("an argument: {}", words::role(r.kind, &r.name)))
+                .into_iter()
+                .collect(),
+        },
+    );
     a.part("used by", some(users(why, fi, v), MAX_USERS));
     a.part("memory", words::memory(why.plan, fi, maker, v));
     let others = all.iter().filter(|x| x.0 != fi);
-    a.part("also in", others.map(|&(i, o)| {
-        let how = why.role(i, o).map(|r| format!(", as {}", words::role(r.kind, &r.name)));
-        format!("@{}{}: shardc explain PLAN '@{} {}'", funcs[i].name, how.unwrap_or_default(), funcs[i].name, f.name(v))
-    }).collect());
+    a.part(
+        "also in",
+        others
+            .map(|&(i, o)| {
+                let how = why.role(i, o).map(|r| format!(", as {}", words::role(r.kind, &r.name)));
+                format!(
+                    "@{}{}: shardc explain PLAN '@{} {}'",
+                    funcs[i].name,
+                    how.unwrap_or_default(),
+                    funcs[i].name,
+                    f.name(v)
+                )
+            })
+            .collect(),
+    );
     Ok(a)
 }
 
@@ -65,7 +85,9 @@ pub fn reasons(why: &Why, fi: usize, v: Value) -> Vec<String> {
     let (f, mesh) = (why.func(fi), why.mesh);
     let mut out = vec![];
     for (atoms, state) in words::states(mesh, f.ty(v)) {
-        let Some(atom) = atoms.iter().next().filter(|_| state != State::Invariant) else { continue };
+        let Some(atom) = atoms.iter().next().filter(|_| state != State::Invariant) else {
+            continue;
+        };
         let what = match state {
             State::Sharded(d) => format!("{} over", words::dim_name(f, why.maker(fi, v), v, d)),
             _ => "over".into(),
@@ -109,5 +131,9 @@ fn unknown(why: &Why, what: &str, name: &str) -> Diag {
         [] => d,
         _ => d.help(format!("{} names are like it: {}", near.len(), near.join(", "))),
     };
-    d.help(format!("use a name as `shardc inspect` prints it; `@{} %name` chooses one of the {} functions", funcs.join("|@"), funcs.len()))
+    d.help(format!(
+        "use a name as `shardc inspect` prints it; `@{} %name` chooses one of the {} functions",
+        funcs.join("|@"),
+        funcs.len()
+    ))
 }

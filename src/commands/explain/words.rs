@@ -112,11 +112,15 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
     let name = crate::commands::inspect::class_name(class);
     let mut out = vec![format!("{} B at byte {} of a rank's arena, {name}", p.bytes, p.offset)];
     if p.per_microbatch > 0 && is_looped(plan, fi) {
-        out.push(format!("one after the other for the {} microbatches", plan.settings.microbatches));
+        out.push(format!(
+            "one after the other for the {} microbatches",
+            plan.settings.microbatches
+        ));
     }
     if let Some(n) = maker {
         let there = |x: &&Value| {
-            plan.memory.places[fi][x.0 as usize].offset == p.offset && f.ty(**x).local_bytes(&plan.module.mesh) > 0
+            plan.memory.places[fi][x.0 as usize].offset == p.offset
+                && f.ty(**x).local_bytes(&plan.module.mesh) > 0
         };
         if let Some(x) = n.ins.iter().find(there) {
             let how = if n.op.def().is_view() { "a view of" } else { "written over" };

@@ -79,9 +79,10 @@ impl Section {
 impl LayerCollectives {
     /// The section of a decoder layer; `None` if the layer has no collectives.
     pub fn layer(&self, n: u32) -> Option<&Section> {
-        let is =
-            |s: &&Section| matches!(s.part, Part::Layers { first, last } if first <= n && n <= last);
-        self.sections.iter().find(is)
+        self.sections.iter().find(|s| match s.part {
+            Part::Layers { first, last } => first <= n && n <= last,
+            Part::Scope { .. } | Part::Step => false,
+        })
     }
     /// The section of the step scope.
     pub fn step(&self) -> Option<&Section> {
@@ -97,9 +98,11 @@ impl LayerCollectives {
     }
 }
 
-/// Function and node of every collective, in program order. The first one is `collective:1`.
+/// Function and node of every collective of a step, in program order. The first one is
+/// `collective:1`.
 pub fn numbered(plan: &Plan) -> Vec<(usize, usize)> {
-    let nodes = plan.module.funcs.iter().enumerate();
+    let called = |fi: &usize| plan.actions.iter().any(|a| a.func == *fi);
+    let nodes = plan.module.funcs.iter().enumerate().filter(|(fi, _)| called(fi));
     let all = nodes.flat_map(|(fi, f)| (0..f.nodes.len()).map(move |n| (fi, n)));
     all.filter(|&(f, n)| plan.module.funcs[f].nodes[n].op.collective().is_some()).collect()
 }
@@ -115,7 +118,7 @@ pub fn is_gradient(f: &Func, n: &Node, i: usize) -> bool {
     f.args.iter().any(|a| a.value == n.ins[i] && a.role.as_ref().is_some_and(grad))
 }
 
-/// Counts the collectives of a plan.
+/// Counts the collectives of a plan's step.
 pub fn layer_collectives(plan: &Plan) -> LayerCollectives {
     let mut layers: BTreeMap<u32, Vec<Calls>> = BTreeMap::new();
     // Scopes whose first collective comes before those of the layers, and after.
@@ -175,7 +178,16 @@ fn count(plan: &Plan, fi: usize, ni: usize, number: usize, out: &mut Vec<Calls>)
     let same = |x: &Calls| x.phase == phase && x.kind == kind && x.axis == axis;
     let at = out.iter().position(same).unwrap_or_else(|| {
         let numbers = vec![];
-        out.push(Calls { phase, kind, axis, calls: 0, tensors: 0, gradients: 0, bytes: 0.0, numbers });
+        out.push(Calls {
+            phase,
+            kind,
+            axis,
+            calls: 0,
+            tensors: 0,
+            gradients: 0,
+            bytes: 0.0,
+            numbers,
+        });
         out.len() - 1
     });
     let sent = n.ins.iter().zip(&n.outs).map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y)));

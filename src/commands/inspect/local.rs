@@ -36,7 +36,8 @@ pub fn arguments(mesh: &Mesh, text: &str) -> String {
         let item = line.strip_prefix(' ').and_then(|l| l.strip_suffix(','));
         let ty = item.map(|l| l.split_once(": ").map_or(l, |(_, t)| t).trim_start());
         // The type ends at its bracket: what follows does not change sizes.
-        let ty = ty.and_then(|t| Some(&t[..=t.find(']')?])).filter(|t| !t.contains(['%', '=', ' ']));
+        let ty =
+            ty.and_then(|t| Some(&t[..=t.find(']')?])).filter(|t| !t.contains(['%', '=', ' ']));
         if let Some(t) = ty.and_then(|t| parse_type(mesh, t).ok()) {
             out.push_str("  // local ");
             out.push_str(&sizes(mesh, &t));

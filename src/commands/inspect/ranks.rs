@@ -129,7 +129,8 @@ impl Rank {
             let dims: Vec<String> = w.dims.iter().map(dim).collect();
             t.add_row([w.name.clone(), dims.join(", ")]);
         }
-        let head = format!("rank {} of {}: {at}\nits slices of the weights\n", self.rank, self.ranks);
+        let head =
+            format!("rank {} of {}: {at}\nits slices of the weights\n", self.rank, self.ranks);
         lines("// ", &(head + &trimmed(&t)))
     }
 }

@@ -55,10 +55,13 @@ pub fn summary(s: &Stored, as_json: bool) -> String {
 
 fn as_object(s: &Stored, c: &LayerCollectives) -> String {
     let (plan, mesh) = (&s.plan, &s.plan.module.mesh);
-    let axes: Vec<_> = mesh.axes.iter().map(|a| json!({ "name": a.name, "size": a.size })).collect();
-    let by_class: Vec<_> = plan.memory.at_peak.iter().map(|(c, n)| json!({ "class": c, "bytes": n })).collect();
+    let axes: Vec<_> =
+        mesh.axes.iter().map(|a| json!({ "name": a.name, "size": a.size })).collect();
+    let by_class: Vec<_> =
+        plan.memory.at_peak.iter().map(|(c, n)| json!({ "class": c, "bytes": n })).collect();
     let live = plan.memory.live_at_peak.iter();
-    let live: Vec<_> = live.map(|(v, c, n)| json!({ "value": v, "class": c, "bytes": n })).collect();
+    let live: Vec<_> =
+        live.map(|(v, c, n)| json!({ "value": v, "class": c, "bytes": n })).collect();
     let (calls, sent) = c.total();
     let out = json!({
         "family": s.family,
@@ -66,7 +69,9 @@ fn as_object(s: &Stored, c: &LayerCollectives) -> String {
         "ranks": mesh.ranks(),
         "rank_order": order(plan),
         "settings": plan.settings,
-        "memory": { "peak_bytes": plan.memory.peak_bytes, "at_peak": by_class, "live_at_peak": live },
+        "memory": {
+            "peak_bytes": plan.memory.peak_bytes, "at_peak": by_class, "live_at_peak": live
+        },
         "collectives": c,
         "per_step": { "calls": calls, "bytes": sent },
     });
@@ -94,10 +99,13 @@ fn human(s: &Stored, c: &LayerCollectives) -> String {
     let row = |(c, n): (&str, usize)| vec![c.into(), bytes(n), format!("{n} B"), share(n)];
     let classes = table(classes.map(row), &[1, 2, 3]);
     let live = m.live_at_peak.iter();
-    let live = live.map(|(v, c, n)| vec![v.clone(), class_name(*c).into(), bytes(*n), format!("{n} B")]);
+    let live =
+        live.map(|(v, c, n)| vec![v.clone(), class_name(*c).into(), bytes(*n), format!("{n} B")]);
     let live = table(live, &[2, 3]);
     let mut out = format!(
-        "model  {}, {parameters} parameters\nmesh   {}; {}\nstep   {} sequences of {} tokens in {} microbatches\n",
+        "model  {}, {parameters} parameters\n\
+         mesh   {}; {}\n\
+         step   {} sequences of {} tokens in {} microbatches\n",
         s.family,
         mesh_line(plan),
         order(plan),
@@ -114,7 +122,11 @@ fn human(s: &Stored, c: &LayerCollectives) -> String {
         out += "  none\n";
     }
     for sec in &c.sections {
-        out += &format!("  {}\n{}", heading(sec), lines("   ", &trimmed(&table(sec.calls.iter().map(calls), &[1, 4]))));
+        out += &format!(
+            "  {}\n{}",
+            heading(sec),
+            lines("   ", &trimmed(&table(sec.calls.iter().map(calls), &[1, 3])))
+        );
     }
     let (n, sent) = c.total();
     out += &format!("  in all per step: {n} calls, {} sent by one rank\n", bytes(sent as usize));
@@ -135,9 +147,12 @@ fn calls(c: &Calls) -> Vec<String> {
     let some: Vec<String> = c.numbers.iter().take(MAX_NUMBERS).map(usize::to_string).collect();
     let more = if c.numbers.len() > MAX_NUMBERS { ", …" } else { "" };
     let mut what = format!("collective:{}{more}", some.join(","));
+    if c.tensors != c.calls {
+        what += &format!("   {} tensors", c.tensors);
+    }
     if c.gradients > 0 {
         what += &format!("   gradients of {} parameters", c.gradients);
     }
     let kind = format!("{} over {}", c.kind, c.axis);
-    vec![c.phase.into(), c.calls.to_string(), kind, format!("{} tensors", c.tensors), bytes(c.bytes as usize), what]
+    vec![c.phase.into(), c.calls.to_string(), kind, bytes(c.bytes as usize), what]
 }

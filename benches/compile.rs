@@ -1,0 +1,35 @@
+//! Compile cost from config to written plan, kernels not included: `cargo bench --bench compile`.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use shardc::flags::Flags;
+use std::path::Path;
+
+fn compile(model: &str, mesh: &str, ranks: usize, out: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs");
+    let flags = Flags {
+        mesh: Some(mesh.into()),
+        global_batch: Some(ranks),
+        seq: Some(4096),
+        ..Flags::default()
+    };
+    let o = flags.options().expect("legal flags");
+    shardc::compile(&root.join(model), &o, Some(out), &mut |_, _| {}).expect("a plan");
+}
+
+fn benches(c: &mut Criterion) {
+    let out = std::env::temp_dir().join(format!("shardc-bench-{}.plan", std::process::id()));
+    let mut g = c.benchmark_group("compile");
+    g.sample_size(20);
+    for (name, model, mesh, dp) in [
+        ("llama-3.1-8b tp=8,dp=8", "llama-3.1-8b.json", "dp=8,tp=8", 8),
+        ("llama-3.1-405b tp=8 (8 ranks)", "llama-3.1-405b.json", "tp=8", 1),
+        ("llama-3.1-405b tp=8,dp=2048 (16384 ranks)", "llama-3.1-405b.json", "dp=2048,tp=8", 2048),
+    ] {
+        g.bench_function(name, |b| b.iter(|| compile(model, mesh, dp, &out)));
+    }
+    g.finish();
+    let _ = std::fs::remove_dir_all(&out);
+}
+
+criterion_group!(all, benches);
+criterion_main!(all);

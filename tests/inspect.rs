@@ -1,0 +1,375 @@
+//! `inspect` and `explain` on compiled fixtures: how many collectives a layer has and what they
+//! send, and the answers people read.
+
+mod fixture;
+use fixture::*;
+use shardc::commands::explain::{PAGES, explain};
+use shardc::commands::inspect::{Inspect, LayerCollectives, inspect, layer_collectives, numbered};
+use shardc::plan_dir::Stored;
+use shardc::report;
+use shardc_ir::func::Module;
+use shardc_ir::text;
+use shardc_passes::options::Options;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// A fixture, compiled without dumps.
+fn stored(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Stored {
+    let o = Options { observe: false, ..options(mesh, sp, microbatch) };
+    let config = Fixture::open(name).dir.join("config.json");
+    shardc::compile(&config, &o, None, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored
+}
+
+/// The collectives of a fixture; all its layers are alike.
+fn counted(s: &Stored) -> LayerCollectives {
+    let c = layer_collectives(&s.plan);
+    let layer = c.layer(0).expect("layer 0 has collectives");
+    let last = s.facts.map_or(0, |f| f.layers as u32 - 1);
+    assert_eq!(c.layer(last), Some(layer), "all layers are one section");
+    c
+}
+
+/// Bytes one rank sends per layer and microbatch under the ring cost: 4·2(t−1)/t·N·h·4.
+fn megatron_bytes(t: usize, tokens: usize, hidden: usize) -> f64 {
+    (4 * 2 * (t - 1) * tokens * hidden * 4 / t) as f64
+}
+
+const HIDDEN: usize = 32;
+
+#[test]
+fn a_layer_has_2_all_reduces_forward_and_2_backward() {
+    for (mesh, t, microbatch) in
+        [(&[("tp", 4)][..], 4, 2), (&[("tp", 2)], 2, 8), (&[("dp_replicate", 2), ("tp", 2)], 2, 1)]
+    {
+        for name in ["llama_gqa", "llama_mha", "qwen3"] {
+            let s = stored(name, mesh, false, microbatch);
+            let layer = counted(&s).layer(0).cloned().expect("a layer");
+            assert_eq!(layer.count("forward", "all_reduce"), 2, "{name} {mesh:?}");
+            let backward = layer.count("backward", "all_reduce");
+            assert_eq!(backward, 2, "{name} {mesh:?}: {layer:?}");
+            assert!(layer.calls.iter().all(|c| c.kind == "all_reduce" && c.axis == "tp"));
+            assert_eq!(layer.bytes(), megatron_bytes(t, microbatch * SEQ, HIDDEN));
+        }
+    }
+}
+
+#[test]
+fn sequence_parallelism_sends_the_same_bytes_and_gathers_again() {
+    for (mesh, microbatch) in [(&[("tp", 2)][..], 8), (&[("dp_replicate", 2), ("tp", 2)], 1)] {
+        let s = stored("llama_gqa", mesh, true, microbatch);
+        let layer = counted(&s).layer(0).cloned().expect("a layer");
+        let counts = [
+            layer.count("forward", "all_gather"),
+            layer.count("forward", "reduce_scatter"),
+            layer.count("backward", "all_gather"),
+            layer.count("backward", "reduce_scatter"),
+            layer.count("forward", "all_reduce") + layer.count("backward", "all_reduce"),
+        ];
+        // Backward has 2 of its own and gathers 2 of forward again.
+        assert_eq!(counts, [2, 2, 4, 2, 0], "{mesh:?}: {layer:?}");
+        let gather = megatron_bytes(2, microbatch * SEQ, HIDDEN) / 8.0;
+        assert_eq!(layer.bytes(), 10.0 * gather);
+    }
+}
+
+#[test]
+fn a_gradient_is_reduced_once_per_step_whatever_the_microbatches() {
+    for name in ["llama_gqa", "gpt2"] {
+        for microbatch in [4, 2, 1] {
+            for sp in [false, true] {
+                let s = stored(name, &[("dp_replicate", 2), ("tp", 2)], sp, microbatch);
+                let c = layer_collectives(&s.plan);
+                assert_eq!(c.microbatches, 4 / microbatch);
+                let data = |axis: &str| axis.split('+').any(|a| a == "dp_replicate");
+                let step = c.step().expect("reductions of the step");
+                let reduced = step.calls.iter().filter(|c| data(&c.axis) && c.kind == "all_reduce");
+                let gradients: usize = reduced.map(|c| c.gradients).sum();
+                assert_eq!(gradients, s.plan.weights.len(), "{name} {microbatch} {sp}");
+                let inside = c.sections.iter().filter(|s| *s != step).flat_map(|s| &s.calls);
+                let inside = inside.filter(|c| data(&c.axis)).count();
+                assert_eq!(inside, 0, "nothing is exchanged over dp in a microbatch");
+            }
+        }
+    }
+}
+
+#[test]
+fn totals_are_those_of_the_report() {
+    for sp in [false, true] {
+        let s = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], sp, 2);
+        let all = report::collectives(&s.plan);
+        let (calls, bytes) = layer_collectives(&s.plan).total();
+        assert_eq!(calls, all.iter().map(|c| c.count).sum::<usize>());
+        assert_eq!(bytes, all.iter().map(|c| c.bytes).sum::<f64>());
+        let one = layer_collectives(&stored("llama_gqa", &[], false, 8).plan);
+        assert_eq!((one.total(), one.sections.len()), ((0, 0.0), 0));
+    }
+}
+
+fn show(s: &Stored, set: impl Fn(&mut Inspect), json: bool) -> String {
+    let mut what = Inspect::default();
+    set(&mut what);
+    inspect(s, &what, json).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn lines(m: &Module) -> String {
+    text::print_with(m, text::Repeat::Unroll)
+}
+
+#[test]
+fn what_inspect_prints_is_a_program() {
+    let s = stored("llama_gqa", &[("tp", 4)], false, 2);
+    let own = lines(&s.plan.module);
+    let read = |t: &str| lines(&text::parse(t).unwrap_or_else(|e| panic!("{e}")));
+    assert_eq!(read(&show(&s, |_| {}, false)), own);
+    assert_eq!(read(&show(&s, |w| w.phase = Some("verify".into()), false)), own);
+    assert_eq!(read(&show(&s, |w| w.phase = Some("source".into()), false)), read(&s.source));
+    let rank = show(&s, |w| w.rank = Some(3), false);
+    assert!(rank.starts_with("// rank 3 of 4: tp=3\n"), "{rank}");
+    let k = rank.lines().find(|l| l.contains("layers.1.self_attn.k_proj.weight"));
+    assert!(k.is_some_and(|l| l.ends_with(" 8..16 of 16, all 32")), "{k:?}");
+    assert_eq!(read(&rank), own);
+    let local = show(&s, |w| w.local = true, false);
+    for line in [
+        "%l{i}.q_proj: f32[32@tp,32] param",
+        "self_attn.q_proj.weight\",  // local [8,32]\n",
+        "// local [2,16,1,8]\n",
+        "// local [2,16,1,8], [2,16,1]\n",
+    ] {
+        assert!(local.contains(line), "{line}");
+    }
+    // Local sizes are notes, and nothing else changes.
+    let bare = |t: &str| {
+        let mut m = text::parse(t).unwrap_or_else(|e| panic!("{e}"));
+        m.funcs.iter_mut().flat_map(|f| &mut f.nodes).for_each(|n| n.note = None);
+        lines(&m)
+    };
+    assert_eq!(bare(&local), bare(&own));
+}
+
+#[test]
+fn every_phase_can_be_shown() {
+    let s = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], true, 2);
+    let wrong = Inspect { phase: Some("shard".into()), ..Inspect::default() };
+    let d = inspect(&s, &wrong, false).expect_err("no such phase");
+    let (_, names) = d.help[0].split_once(": ").expect("a list of phases");
+    let all: Vec<&str> = names.split(", ").collect();
+    assert!(all.contains(&"propagate") && all.contains(&"ranked"), "{all:?}");
+    for phase in all {
+        let t = show(&s, |w| (w.phase, w.local) = (Some(phase.into()), true), false);
+        assert!(text::parse(&t).is_ok(), "{phase}");
+        let object = show(&s, |w| w.phase = Some(phase.into()), true);
+        let object: serde_json::Value = serde_json::from_str(&object).expect("json");
+        assert_eq!(object["phase"], phase);
+    }
+    for (what, code) in [
+        (Inspect { class: Some(1), ..Inspect::default() }, "unknown-class"),
+        (Inspect { rank: Some(4), ..Inspect::default() }, "unknown-rank"),
+    ] {
+        assert_eq!(inspect(&s, &what, false).expect_err("none such").code, code);
+    }
+}
+
+#[test]
+fn the_summary_as_people_and_programs_read_it() {
+    let s = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], true, 2);
+    insta::assert_snapshot!("summary_sp", show(&s, |w| w.summary = true, false));
+    insta::assert_snapshot!("ranks", show(&s, |w| w.ranks = true, false));
+    let json: serde_json::Value =
+        serde_json::from_str(&show(&s, |w| w.summary = true, true)).expect("json");
+    let parts = json["memory"]["at_peak"].as_array().expect("classes");
+    let sum: u64 = parts.iter().filter_map(|p| p["bytes"].as_u64()).sum();
+    assert_eq!(Some(sum), json["memory"]["peak_bytes"].as_u64());
+    let layers = &json["collectives"]["sections"][1];
+    assert_eq!((&layers["where"], &layers["last"]), (&"layers".into(), &2.into()));
+    let ranks: serde_json::Value =
+        serde_json::from_str(&show(&s, |w| w.ranks = true, true)).expect("json");
+    assert_eq!(ranks["shown"][3]["groups"]["dp_replicate"], serde_json::json!([1, 3]));
+}
+
+fn answer(s: &Stored, what: &str) -> String {
+    explain(s, what, false).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// An answer without places in memory, which move with every change of the planner.
+fn steady(s: &Stored, what: &str) -> String {
+    let a = answer(s, what);
+    let Some((head, tail)) = a.split_once(" B at byte ") else { return a };
+    let tail = tail.trim_start_matches(|c: char| c.is_ascii_digit());
+    format!("{head} B at byte N{tail}")
+}
+
+#[test]
+fn explained_values_collectives_and_tensors() {
+    let sp = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], true, 2);
+    let kv = stored("llama_gqa", &[("tp", 4)], false, 2);
+    let fused = stored("gpt2", &[("tp", 2)], false, 8);
+    insta::assert_snapshot!("value_split_by_recipe", steady(&kv, "%l1.q"));
+    insta::assert_snapshot!("value_of_shared_kv_heads", steady(&kv, "l1.k"));
+    insta::assert_snapshot!("value_pending", steady(&sp, "%l0.mlp_out_part"));
+    insta::assert_snapshot!("value_gradient", steady(&sp, "@backward %d_l1.down_proj"));
+    insta::assert_snapshot!("collective_gather", steady(&sp, "collective:3"));
+    let k_proj = "tensor:model.layers.1.self_attn.k_proj.weight";
+    insta::assert_snapshot!("tensor_shared_kv_heads", steady(&kv, k_proj));
+    let c_attn = "tensor:transformer.h.0.attn.c_attn.weight";
+    insta::assert_snapshot!("tensor_of_several_parameters", steady(&fused, c_attn));
+}
+
+#[test]
+fn everything_in_a_plan_can_be_explained() {
+    for (mesh, sp) in
+        [(&[("tp", 4)][..], false), (&[("dp_replicate", 2), ("tp", 2)], true), (&[], false)]
+    {
+        let s = stored("llama_gqa", mesh, sp, if sp { 2 } else { 4 });
+        for n in 1..=numbered(&s.plan).len() {
+            let a = answer(&s, &format!("collective:{n}"));
+            assert!(a.contains("\nwhy ") && a.contains("\nremove "), "{a}");
+        }
+        for w in &s.plan.weights {
+            let a = answer(&s, &format!("tensor:{}", w.param));
+            assert!(a.contains("\ngradient ") && a.contains("exp_avg_sq"), "{a}");
+        }
+        // Every split of a few values of each function is led back to somebody who asked for it.
+        for f in &s.plan.module.funcs {
+            let made: Vec<_> = f.nodes.iter().map(|n| n.outs[0]).collect();
+            for v in made.into_iter().step_by(1 + f.nodes.len() / 12) {
+                let a = answer(&s, &format!("@{} {}", f.name, f.name(v)));
+                let asked = ["recipe", "data parallelism", "--sp splits"];
+                let split = !f.ty(v).sharded().is_empty();
+                assert!(!split || asked.iter().any(|x| a.contains(x)), "{a}");
+            }
+        }
+        let json = explain(&s, "%l0.q", true).unwrap_or_else(|e| panic!("{e}"));
+        let json: serde_json::Value = serde_json::from_str(&json).expect("json");
+        assert!(json["type"].as_array().is_some_and(|l| !l.is_empty()), "{json}");
+    }
+}
+
+#[test]
+fn a_users_sharding_is_named_as_such() {
+    let mut o = Options { observe: false, ..options(&[("tp", 2)], false, 8) };
+    o.shard = vec![
+        shardc_passes::options::ShardRule {
+            glob: "*.0.mlp.down_proj.weight".into(),
+            dims: vec!["-".into(), "-".into()],
+            priority: 0,
+        },
+        shardc_passes::options::ShardRule {
+            glob: "*.mlp.gate_proj.weight".into(),
+            dims: vec!["tp".into(), "-".into()],
+            priority: 0,
+        },
+    ];
+    let config = Fixture::open("llama_gqa").dir.join("config.json");
+    let s =
+        shardc::compile(&config, &o, None, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored;
+    let a = answer(&s, "%l1.gate");
+    assert!(a.contains("you asked for it: --shard '*.mlp.gate_proj.weight=tp,-'"), "{a}");
+}
+
+#[test]
+fn what_is_not_there_lists_what_is() {
+    let s = stored("llama_gqa", &[("tp", 2)], false, 8);
+    let n = numbered(&s.plan).len();
+    for (what, code, help) in [
+        ("%l9.q", "unknown-value", "%l0.q"),
+        ("@nowhere %l0.q", "unknown-value", "@enter|@forward|@backward|@finish"),
+        ("", "unknown-value", "chooses one of the"),
+        ("@", "unknown-value", "chooses one of the"),
+        ("collective:0", "unknown-collective", &format!("collective:1 to collective:{n}")),
+        ("collective:x", "unknown-collective", &format!("collective:{n}")),
+        ("tensor:q_proj", "unknown-tensor", "model.layers.0.self_attn.q_proj.weight"),
+        ("tensor:é", "unknown-tensor", "30 tensors"),
+        ("rule:E0201", "unknown-rule", "heads-not-divisible"),
+    ] {
+        let d = explain(&s, what, false).expect_err(what);
+        assert_eq!(d.code, code, "{what}");
+        assert!(d.help.iter().any(|h| h.contains(help)), "{what}: {d}");
+    }
+}
+
+/// Source files of the workspace, tests left out.
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for e in std::fs::read_dir(dir).expect("a folder of the workspace") {
+        let path = e.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|x| x == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// The word in quotes at the beginning of a text.
+fn quoted(t: &str) -> Option<&str> {
+    let word = t.trim_start().strip_prefix('"')?.split_once('"')?.0;
+    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (!word.is_empty() && word.chars().all(ok)).then_some(word)
+}
+
+/// Codes of diagnostics in a source file: the first argument of whatever makes one, the words that
+/// `code` is bound to, and, in the table of divisibility rules, the first word of each.
+fn codes(text: &str, is_rules: bool, out: &mut BTreeSet<String>) {
+    let text = text.split("#[cfg(test)]").next().unwrap_or("");
+    for call in [
+        "Diag::new(",
+        " err(",
+        ":err(",
+        "Fail::new(",
+        ".diag(",
+        "at_node(",
+        "wrong(",
+        "unsupported(",
+    ] {
+        let found = text.split(call).skip(1).filter_map(quoted);
+        out.extend(found.map(String::from));
+    }
+    for binding in text.split("let code = ").skip(1) {
+        let end = binding.find(';').unwrap_or(binding.len());
+        out.extend(
+            binding[..end]
+                .match_indices('"')
+                .filter_map(|(i, _)| quoted(&binding[i..]))
+                .map(String::from),
+        );
+    }
+    for binding in text.split("let (code, ").skip(1) {
+        let end = binding.find(';').unwrap_or(binding.len());
+        out.extend(binding[..end].split('(').skip(1).filter_map(quoted).map(String::from));
+    }
+    if is_rules {
+        let table = text.split(" add(").skip(1);
+        let first = table.filter_map(|t| t.find('"').and_then(|i| quoted(&t[i..])));
+        out.extend(first.map(String::from));
+    }
+}
+
+#[test]
+fn every_code_has_a_page_and_every_page_a_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![];
+    for dir in ["src", "ir/src", "frontends/src", "passes/src", "codegen/src", "runtime/src"] {
+        sources(&root.join(dir), &mut files);
+    }
+    let mut used = BTreeSet::new();
+    for f in files {
+        let text = std::fs::read_to_string(&f).expect("source text");
+        codes(&text, f.ends_with("src/rules.rs"), &mut used);
+    }
+    let pages: BTreeSet<String> = PAGES.iter().map(|p| p.0.to_string()).collect();
+    let on_disk = std::fs::read_dir(root.join("docs/errors")).expect("docs/errors");
+    let name = |e: std::io::Result<std::fs::DirEntry>| {
+        e.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned()
+    };
+    let on_disk: BTreeSet<String> = on_disk.map(name).collect();
+    assert_eq!(pages, on_disk, "the table of src/commands/explain/pages.rs lists docs/errors");
+    let without: Vec<_> = used.difference(&pages).collect();
+    assert!(without.is_empty(), "write docs/errors/CODE.md for {without:?}");
+    let unused: Vec<_> = pages.difference(&used).collect();
+    assert!(unused.is_empty(), "no diagnostic has the code of {unused:?}");
+    for (code, page) in PAGES {
+        assert!(page.starts_with(&format!("# {code}\n\n")), "{code}");
+        assert!(page.contains(&format!("[{code}]: ")), "{code} has an example");
+        assert!(page.contains("\nWay out:\n\n- ") || page.contains("\nWays out:\n\n- "), "{code}");
+    }
+}

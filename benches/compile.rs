@@ -22,7 +22,7 @@ fn benches(c: &mut Criterion) {
     g.sample_size(20);
     for (name, model, mesh, dp) in [
         ("llama-3.1-8b tp=8,dp=8", "llama-3.1-8b.json", "dp=8,tp=8", 8),
-        ("llama-3.1-405b tp=8 (8 ranks)", "llama-3.1-405b.json", "tp=8", 1),
+        ("llama-3.1-405b tp=4,dp=2 (8 ranks)", "llama-3.1-405b.json", "dp=2,tp=4", 2),
         ("llama-3.1-405b tp=8,dp=2048 (16384 ranks)", "llama-3.1-405b.json", "dp=2048,tp=8", 2048),
     ] {
         g.bench_function(name, |b| b.iter(|| compile(model, mesh, dp, &out)));

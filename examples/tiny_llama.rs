@@ -31,7 +31,9 @@ fn demo() -> Result<()> {
         clip: Some(1.0),
         ..Flags::default()
     };
-    println!("$ shardc compile examples/tiny-llama --mesh dp=2,tp=2 --seq 128 --lr 3e-3 --clip 1.0");
+    println!(
+        "$ shardc compile examples/tiny-llama --mesh dp=2,tp=2 --seq 128 --lr 3e-3 --clip 1.0"
+    );
     let four = train(&root.join("examples/tiny-llama"), &flags("dp=2,tp=2"), Some(&dir), root)?;
     println!("\nthe same on one rank");
     let one = train(&root.join("examples/tiny-llama"), &flags(""), None, root)?;

@@ -19,10 +19,17 @@ impl Data {
     /// `bytes:GLOB`, where `**` crosses folders; hidden folders and `target` are left out.
     pub fn open(spec: &str, vocab: usize) -> Result<Data> {
         let Some(pattern) = spec.strip_prefix("bytes:") else {
-            return Err(Diag::new("data", format!("`{spec}` is no kind of data")).at(format!("--data {spec}")).help("use bytes:GLOB, for example bytes:src/*.rs"));
+            return Err(Diag::new("data", format!("`{spec}` is no kind of data"))
+                .at(format!("--data {spec}"))
+                .help("use bytes:GLOB, for example bytes:src/*.rs"));
         };
         if vocab < 256 {
-            return Err(Diag::new("data", format!("bytes are 256 tokens, the model knows {vocab}")).at(format!("--data {spec}")).help("use a model with vocab_size 256 or more"));
+            return Err(Diag::new(
+                "data",
+                format!("bytes are 256 tokens, the model knows {vocab}"),
+            )
+            .at(format!("--data {spec}"))
+            .help("use a model with vocab_size 256 or more"));
         }
         let root: PathBuf = pattern.split('/').take_while(|p| !p.contains(['*', '?'])).collect();
         let root = if pattern.starts_with('/') { Path::new("/").join(root) } else { root };
@@ -32,21 +39,34 @@ impl Data {
         files.sort();
         let mut bytes = vec![];
         for f in &files {
-            let read = std::fs::read(f).map_err(|e| Diag::new("data", e.to_string()).at(f.display().to_string()).help("make the file readable").exit(Exit::Environment))?;
+            let read = std::fs::read(f).map_err(|e| {
+                Diag::new("data", e.to_string())
+                    .at(f.display().to_string())
+                    .help("make the file readable")
+                    .exit(Exit::Environment)
+            })?;
             bytes.extend_from_slice(&read);
             if bytes.len() > MAX_BYTES {
-                return Err(Diag::new("data", format!("the files hold more than {MAX_BYTES} bytes")).at(format!("--data {spec}")).help("name fewer files"));
+                return Err(Diag::new(
+                    "data",
+                    format!("the files hold more than {MAX_BYTES} bytes"),
+                )
+                .at(format!("--data {spec}"))
+                .help("name fewer files"));
             }
         }
         if bytes.is_empty() {
-            return Err(Diag::new("data", "no file matches, or all are empty").at(format!("--data {spec}")).help("quote the glob, and check the current folder"));
+            return Err(Diag::new("data", "no file matches, or all are empty")
+                .at(format!("--data {spec}"))
+                .help("quote the glob, and check the current folder"));
         }
         Ok(Data::Bytes(bytes))
     }
 
     /// Tokens and targets of a step, `[rows, seq]` each: the same on every mesh.
     pub fn batch(&self, seed: u64, step: u32, rows: usize, seq: usize) -> (Vec<i32>, Vec<i32>) {
-        let (mut ids, mut targets) = (Vec::with_capacity(rows * seq), Vec::with_capacity(rows * seq));
+        let (mut ids, mut targets) =
+            (Vec::with_capacity(rows * seq), Vec::with_capacity(rows * seq));
         let s = Stream::new(seed, "data", step);
         for row in 0..rows {
             let token = |i: usize| match self {
@@ -54,7 +74,9 @@ impl Data {
                     let start = (s.uniform(row as u64) * b.len() as f64) as usize;
                     i32::from(b[(start + i) % b.len()])
                 }
-                Data::Random { vocab } => (s.uniform((row * (seq + 1) + i) as u64) * *vocab as f64) as i32,
+                Data::Random { vocab } => {
+                    (s.uniform((row * (seq + 1) + i) as u64) * *vocab as f64) as i32
+                }
             };
             ids.extend((0..seq).map(token));
             targets.extend((1..=seq).map(token));
@@ -79,7 +101,9 @@ fn collect(dir: &Path, pattern: &str, depth: usize, out: &mut Vec<PathBuf>) {
         let path = e.path();
         if kind.is_dir() {
             collect(&path, pattern, depth + 1, out);
-        } else if kind.is_file() && matches(pattern, path.to_string_lossy().trim_start_matches("./")) {
+        } else if kind.is_file()
+            && matches(pattern, path.to_string_lossy().trim_start_matches("./"))
+        {
             out.push(path);
         }
     }

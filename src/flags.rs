@@ -88,7 +88,7 @@ pub struct Flags {
     /// Parameters that are not trained; repeatable
     #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
     pub freeze: Vec<String>,
-    /// Sharding of a parameter or scope: 'GLOB=D,D[@pN]', D is -, ?, an axis, a*b or a:(k)n; repeatable
+    /// Sharding of a parameter or scope, D is -, ?, an axis, a*b or a:(k)n, then @pN; repeatable
     #[arg(long, value_name = "GLOB=D,D", help_heading = "Layout")]
     pub shard: Vec<String>,
     /// Engine of the collectives: threads [default: threads]
@@ -98,6 +98,9 @@ pub struct Flags {
     #[arg(long, help_heading = "Run")]
     pub device: Option<String>,
 }
+
+/// Largest batch and sequence: products of them with a mesh stay far from overflow.
+const MAX_COUNT: usize = 1 << 30;
 
 /// Axis names in canonical order, outer to inner.
 const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
@@ -124,11 +127,14 @@ impl Flags {
         let word = |given: &Option<String>, flag: &str, words: &[&str]| -> Result<usize> {
             let Some(g) = given else { return Ok(0) };
             words.iter().position(|w| w == g).ok_or_else(|| {
-                Diag::new("flag", format!("`{g}` is no value of {flag}")).at(format!("{flag} {g}")).help(format!("use {}", words.join(" or ")))
+                Diag::new("flag", format!("`{g}` is no value of {flag}"))
+                    .at(format!("{flag} {g}"))
+                    .help(format!("use {}", words.join(" or ")))
             })
         };
         let mode = [Mode::Train, Mode::Infer][word(&self.mode, "--mode", &["train", "infer"])?];
-        let decay = [Decay::All, Decay::Matrices][word(&self.decay, "--decay", &["all", "matrices"])?];
+        let decay =
+            [Decay::All, Decay::Matrices][word(&self.decay, "--decay", &["all", "matrices"])?];
         let optimizer = match word(&self.optimizer, "--optimizer", &["adamw", "sgd"])? {
             0 => {
                 let (beta1, beta2) = betas(self.betas.as_deref().unwrap_or("0.9,0.999"))?;
@@ -139,7 +145,12 @@ impl Flags {
         let rate = positive("--lr", self.lr.unwrap_or(1e-3))?;
         let lr = match word(&self.lr_schedule, "--lr-schedule", &["constant", "warmup-cosine"])? {
             0 => LrSchedule::Constant { lr: rate },
-            _ => LrSchedule::WarmupCosine { lr: rate, warmup: self.warmup.unwrap_or(0), total: self.total_steps.unwrap_or(1000), floor: 0.0 },
+            _ => LrSchedule::WarmupCosine {
+                lr: rate,
+                warmup: self.warmup.unwrap_or(0),
+                total: self.total_steps.unwrap_or(1000),
+                floor: 0.0,
+            },
         };
         let shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
         let mut o = Options {
@@ -151,7 +162,7 @@ impl Flags {
             sp: self.sp,
             optimizer,
             lr,
-            weight_decay: self.weight_decay.unwrap_or(0.01),
+            weight_decay: not_negative("--weight-decay", self.weight_decay.unwrap_or(0.01))?,
             decay,
             clip: self.clip.map(|c| positive("--clip", c)).transpose()?,
             freeze: self.freeze.clone(),
@@ -160,7 +171,20 @@ impl Flags {
             observe: false,
             memory: self.memory,
         };
-        o.microbatch = self.microbatch.unwrap_or_else(|| o.global_batch.div_ceil(o.data_parallel()));
+        let sizes = [
+            ("--global-batch", o.global_batch),
+            ("--seq", o.seq),
+            ("--microbatch", self.microbatch.unwrap_or(1)),
+        ];
+        for (flag, n) in sizes {
+            if n == 0 || n > MAX_COUNT {
+                return Err(Diag::new("flag", format!("{flag} {n} is not in 1..={MAX_COUNT}"))
+                    .at(format!("{flag} {n}"))
+                    .help(format!("for example {flag} 8")));
+            }
+        }
+        o.microbatch =
+            self.microbatch.unwrap_or_else(|| o.global_batch.div_ceil(o.data_parallel()));
         Ok(o)
     }
 
@@ -196,7 +220,11 @@ pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
         #[serde(flatten)]
         rest: toml::Table,
     }
-    let bad = |m: String| Diag::new("config-file", m).at(path.display().to_string()).help("a minimal file is: model = \"my-model\" and mesh = \"dp=2,tp=2\"");
+    let bad = |m: String| {
+        Diag::new("config-file", m)
+            .at(path.display().to_string())
+            .help("a minimal file is: model = \"my-model\" and mesh = \"dp=2,tp=2\"")
+    };
     let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
     let file: WithModel = toml::from_str(&text).map_err(|e| bad(e.message().to_string()))?;
     let flags = file.rest.try_into().map_err(|e: toml::de::Error| bad(e.message().to_string()))?;
@@ -207,24 +235,40 @@ fn positive(flag: &str, x: f64) -> Result<f64> {
     if x > 0.0 && x.is_finite() {
         return Ok(x);
     }
-    Err(Diag::new("flag", format!("{flag} {x} is not a positive number")).at(flag).help(format!("for example {flag} 1e-3")))
+    Err(Diag::new("flag", format!("{flag} {x} is not a positive number"))
+        .at(flag)
+        .help(format!("for example {flag} 1e-3")))
+}
+
+fn not_negative(flag: &str, x: f64) -> Result<f64> {
+    if x == 0.0 { Ok(x) } else { positive(flag, x) }
 }
 
 fn betas(text: &str) -> Result<(f64, f64)> {
-    let two: Vec<f64> = text.split(',').filter_map(|t| t.trim().parse().ok()).filter(|b| (0.0..1.0).contains(b)).collect();
+    let two: Vec<f64> = text
+        .split(',')
+        .filter_map(|t| t.trim().parse().ok())
+        .filter(|b| (0.0..1.0).contains(b))
+        .collect();
     match two[..] {
         [a, b] if text.matches(',').count() == 1 => Ok((a, b)),
-        _ => Err(Diag::new("flag", format!("`{text}` is not two numbers in [0, 1)")).at("--betas").help("for example --betas 0.9,0.95")),
+        _ => Err(Diag::new("flag", format!("`{text}` is not two numbers in [0, 1)"))
+            .at("--betas")
+            .help("for example --betas 0.9,0.95")),
     }
 }
 
 /// Reads `dp=2,tp=4` into canonical names, in the order given.
 pub fn parse_mesh(text: &str) -> Result<Vec<(String, usize)>> {
-    let bad = |m: String| Diag::new("mesh", m).at(format!("--mesh {text}")).help("for example --mesh dp=2,tp=2");
+    let bad = |m: String| {
+        Diag::new("mesh", m).at(format!("--mesh {text}")).help("for example --mesh dp=2,tp=2")
+    };
     let mut out: Vec<(String, usize)> = vec![];
     for part in text.split(',').filter(|p| !p.trim().is_empty()) {
-        let (name, size) = part.split_once('=').ok_or_else(|| bad(format!("`{part}` is not axis=size")))?;
-        let size: usize = size.trim().parse().map_err(|_| bad(format!("`{}` is not a size", size.trim())))?;
+        let (name, size) =
+            part.split_once('=').ok_or_else(|| bad(format!("`{part}` is not axis=size")))?;
+        let size: usize =
+            size.trim().parse().map_err(|_| bad(format!("`{}` is not a size", size.trim())))?;
         let name = match name.trim() {
             "dp" => "dp_replicate",
             n => n,
@@ -241,16 +285,25 @@ pub fn parse_mesh(text: &str) -> Result<Vec<(String, usize)>> {
     if out.iter().all(|a| place(&a.0).is_some()) {
         out.sort_by_key(|a| place(&a.0));
     }
-    shardc_ir::mesh::Mesh::new(&out.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>()).map_err(|d| d.at(format!("--mesh {text}")))?;
+    shardc_ir::mesh::Mesh::new(&out.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>())
+        .map_err(|d| d.at(format!("--mesh {text}")))?;
     Ok(out)
 }
 
 fn shard_rule(text: &str) -> Result<ShardRule> {
-    let bad = |m: &str| Diag::new("shard", m).at(format!("--shard '{text}'")).help("for example --shard '*.q_proj.weight=tp,-' or '*.mlp=dp,tp?,-@p1'");
+    let bad = |m: &str| {
+        Diag::new("shard", m)
+            .at(format!("--shard '{text}'"))
+            .help("for example --shard '*.q_proj.weight=tp,-' or '*.mlp=dp,tp?,-@p1'")
+    };
     let (glob, dims) = text.rsplit_once('=').ok_or_else(|| bad("a sharding is GLOB=D,D"))?;
     let (dims, priority) = match dims.rsplit_once("@p") {
         Some((d, p)) => (d, p.parse().map_err(|_| bad("a priority is @p0 to @p255"))?),
         None => (dims, 0),
     };
-    Ok(ShardRule { glob: glob.into(), dims: dims.split(',').map(|d| d.trim().to_string()).collect(), priority })
+    Ok(ShardRule {
+        glob: glob.into(),
+        dims: dims.split(',').map(|d| d.trim().to_string()).collect(),
+        priority,
+    })
 }

@@ -11,7 +11,9 @@ use plan_dir::Stored;
 use report::Report;
 use shardc_frontends::{Facts, Model, Shape};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Op;
 use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
 use shardc_passes::options::Options;
@@ -35,13 +37,19 @@ pub struct Input {
 /// Reads a Hugging Face folder, its config.json, or a `.ir` file.
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
     if path.extension().is_some_and(|e| e == "ir") {
-        let bad = |m: String| Diag::new("file", m).at(path.display().to_string()).help("give a readable text file of at most 64 MiB");
+        let bad = |m: String| {
+            Diag::new("file", m)
+                .at(path.display().to_string())
+                .help("give a readable text file of at most 64 MiB")
+        };
         let size = std::fs::metadata(path).map_err(|e| bad(e.to_string()))?.len();
         if size > 64 << 20 {
             return Err(bad(format!("{size} bytes is too large for a model's text")));
         }
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        return from_text(&text).map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) });
+        let input = from_text(&text).and_then(|i| same_mesh(&i.source.module.mesh, o).map(|()| i));
+        return input
+            .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) });
     }
     let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
     let model = shardc_frontends::load(path, shape)?;
@@ -49,19 +57,32 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
 }
 
 fn from_model(m: Model) -> Input {
-    let source = Source { module: m.module, weights: m.weights, sequence: m.sequence, vocab: m.facts.vocab };
-    Input { source, family: m.family.into(), facts: Some(m.facts), config: m.config, warnings: m.warnings }
+    let source =
+        Source { module: m.module, weights: m.weights, sequence: m.sequence, vocab: m.facts.vocab };
+    Input {
+        source,
+        family: m.family.into(),
+        facts: Some(m.facts),
+        config: m.config,
+        warnings: m.warnings,
+    }
 }
 
 /// Reads a module of one function; parameters are its arguments with role `param`.
 fn from_text(text: &str) -> Result<Input> {
     let module = text::parse(text)?;
-    let module = Module { funcs: module.funcs, mesh: module.mesh };
     verify(&module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
     let [f] = &module.funcs[..] else {
-        return Err(Diag::new("source", format!("a model is one function, the text has {}", module.funcs.len())).help("put everything into one `func @model`"));
+        return Err(Diag::new(
+            "source",
+            format!("a model is one function, the text has {}", module.funcs.len()),
+        )
+        .help("put everything into one `func @model`"));
     };
-    let params = f.args.iter().filter_map(|a| Some((a, a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?)));
+    let params = f
+        .args
+        .iter()
+        .filter_map(|a| Some((a, a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?)));
     let weights = params.map(|(a, r)| {
         let shape = f.ty(a.value).sizes().to_vec();
         shardc_ir::weights::Weight {
@@ -77,8 +98,46 @@ fn from_text(text: &str) -> Result<Input> {
         }
     });
     let weights = weights.collect();
-    let source = Source { module, weights, sequence: vec![], vocab: usize::MAX >> 1 };
-    Ok(Input { source, family: "ir".into(), facts: None, config: serde_json::json!({}), warnings: vec![] })
+    let vocab = vocabulary(f);
+    let source = Source { module, weights, sequence: vec![], vocab };
+    Ok(Input {
+        source,
+        family: "ir".into(),
+        facts: None,
+        config: serde_json::json!({}),
+        warnings: vec![],
+    })
+}
+
+/// Size of the smallest dim that `input_ids` or `targets` index.
+fn vocabulary(f: &Func) -> usize {
+    let is_tokens = |v: Value| {
+        let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
+        role.is_some_and(|r| r.kind == RoleKind::Input && &*r.name != "positions")
+    };
+    let indexed = |n: &Node| match &n.op {
+        Op::Take(t) if is_tokens(n.ins[1]) => {
+            let rule = &t.rule.0;
+            let dim = rule.ins[0]
+                .iter()
+                .position(|g| !rule.ins[1].contains(g) && !rule.outs[0].contains(g))?;
+            Some(f.ty(n.ins[0]).dims[dim].size)
+        }
+        _ => None,
+    };
+    f.nodes.iter().filter_map(indexed).min().unwrap_or(i32::MAX as usize)
+}
+
+/// The mesh of a text must be that of the flags.
+fn same_mesh(text: &Mesh, o: &Options) -> Result<()> {
+    let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
+    let given = Mesh::new(&axes)?;
+    if text.axes.is_empty() || text.axes == given.axes {
+        return Ok(());
+    }
+    let axes: Vec<String> = text.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
+    Err(Diag::new("mesh", "the text has another mesh than --mesh")
+        .help(format!("give --mesh {}", axes.join(","))))
 }
 
 /// A compiled model with what is needed to write, explain and repeat it.
@@ -136,7 +195,14 @@ pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output>
     finish(input, o, None, &mut |_, _| {}, Instant::now(), 0.0)
 }
 
-fn finish(input: Input, o: &Options, out: Option<&Path>, watch: Watch, since: Instant, read_ms: f64) -> Result<Output> {
+fn finish(
+    input: Input,
+    o: &Options,
+    out: Option<&Path>,
+    watch: Watch,
+    since: Instant,
+    read_ms: f64,
+) -> Result<Output> {
     let Input { source, family, facts, config, mut warnings } = input;
     let mut annotated = String::new();
     let mut keep = |pass: &str, m: &Module| {
@@ -147,7 +213,15 @@ fn finish(input: Input, o: &Options, out: Option<&Path>, watch: Watch, since: In
     };
     let mut compiled = pipeline::compile(source, o, &mut keep)?;
     warnings.append(&mut compiled.warnings);
-    let mut stored = Stored { plan: compiled.plan, options: o.clone(), source: annotated, family, facts, config, report: serde_json::Value::Null };
+    let mut stored = Stored {
+        plan: compiled.plan,
+        options: o.clone(),
+        source: annotated,
+        family,
+        facts,
+        config,
+        report: serde_json::Value::Null,
+    };
     let mut phases = vec![("read", read_ms)];
     phases.append(&mut compiled.phases);
     let mut report = report::report(&stored.plan, &phases, 0.0);
@@ -156,7 +230,8 @@ fn finish(input: Input, o: &Options, out: Option<&Path>, watch: Watch, since: In
         plan_dir::write(dir, &stored, &report)?;
         phases.push(("write", writing.elapsed().as_secs_f64() * 1e3));
     }
-    report.phases = phases.iter().map(|(n, ms)| report::PhaseTime { name: n.to_string(), ms: *ms }).collect();
+    report.phases =
+        phases.iter().map(|(n, ms)| report::PhaseTime { name: n.to_string(), ms: *ms }).collect();
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
     stored.report = serde_json::to_value(&report).unwrap_or_default();
     Ok(Output { stored, report, sharded: compiled.sharded, causes: compiled.causes, warnings })

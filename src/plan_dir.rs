@@ -56,8 +56,13 @@ fn hash(parts: &[&str]) -> String {
 
 /// Writes the directory beside its place and renames it; replaces only what is a plan.
 pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
-    if dir.exists() && !dir.join("plan.json").exists() && std::fs::read_dir(dir).is_ok_and(|mut d| d.next().is_some()) {
-        return Err(Diag::new("output", "the folder exists and is no plan").at(dir.display().to_string()).help("give -o another folder, or empty this one"));
+    if dir.exists()
+        && !dir.join("plan.json").exists()
+        && std::fs::read_dir(dir).is_ok_and(|mut d| d.next().is_some())
+    {
+        return Err(Diag::new("output", "the folder exists and is no plan")
+            .at(dir.display().to_string())
+            .help("give -o another folder, or empty this one"));
     }
     let programs = text::print(&s.plan.module);
     let options = toml::to_string(&s.options).expect("options are plain data");
@@ -92,14 +97,26 @@ pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
         for (file, content) in &files {
             std::fs::write(tmp.join(file), content)?;
         }
-        if dir.exists() {
-            std::fs::remove_dir_all(dir)?;
+        // The old plan stays until the new one is there.
+        let old = dir.with_file_name(format!("{name}.old-{}", std::process::id()));
+        let replaces = dir.exists();
+        if replaces {
+            std::fs::rename(dir, &old)?;
         }
-        std::fs::rename(&tmp, dir)
+        if let Err(e) = std::fs::rename(&tmp, dir) {
+            if replaces {
+                std::fs::rename(&old, dir)?;
+            }
+            return Err(e);
+        }
+        if replaces { std::fs::remove_dir_all(&old) } else { Ok(()) }
     };
     put().map_err(|e| {
         let _ = std::fs::remove_dir_all(&tmp);
-        Diag::new("output", e.to_string()).at(dir.display().to_string()).help("choose a folder that can be written").exit(Exit::Environment)
+        Diag::new("output", e.to_string())
+            .at(dir.display().to_string())
+            .help("choose a folder that can be written")
+            .exit(Exit::Environment)
     })
 }
 
@@ -112,7 +129,11 @@ const MAX_FILE: u64 = 1 << 30;
 
 fn read_file(dir: &Path, name: &str) -> Result<String> {
     let path: PathBuf = dir.join(name);
-    let bad = |m: String| Diag::new("plan", m).at(path.display().to_string()).help("make the plan again with shardc compile");
+    let bad = |m: String| {
+        Diag::new("plan", m)
+            .at(path.display().to_string())
+            .help("make the plan again with shardc compile")
+    };
     let size = std::fs::metadata(&path).map_err(|e| bad(e.to_string()))?.len();
     if size > MAX_FILE {
         return Err(bad(format!("{size} bytes is more than the largest plan file, {MAX_FILE}")));
@@ -123,18 +144,36 @@ fn read_file(dir: &Path, name: &str) -> Result<String> {
 /// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with
 /// what `plan.json` says.
 pub fn read(dir: &Path) -> Result<Stored> {
-    let bad = |file: &str, m: String| Diag::new("plan", m).at(dir.join(file).display().to_string()).help("make the plan again with shardc compile");
-    let head: Head = serde_json::from_str(&read_file(dir, "plan.json")?).map_err(|e| bad("plan.json", e.to_string()))?;
+    let bad = |file: &str, m: String| {
+        Diag::new("plan", m)
+            .at(dir.join(file).display().to_string())
+            .help("make the plan again with shardc compile")
+    };
+    let head: Head = serde_json::from_str(&read_file(dir, "plan.json")?)
+        .map_err(|e| bad("plan.json", e.to_string()))?;
     if head.schema != SCHEMA {
-        return Err(bad("plan.json", format!("the plan has schema {}, this shardc reads {SCHEMA}", head.schema)));
+        return Err(bad(
+            "plan.json",
+            format!("the plan has schema {}, this shardc reads {SCHEMA}", head.schema),
+        ));
     }
-    let (source, options, programs) = (read_file(dir, "source.ir")?, read_file(dir, "options.toml")?, read_file(dir, "programs/all.ir")?);
+    let (source, options, programs) = (
+        read_file(dir, "source.ir")?,
+        read_file(dir, "options.toml")?,
+        read_file(dir, "programs/all.ir")?,
+    );
     if hash(&[&programs]) != head.programs_hash || hash(&[&source, &options]) != head.source_hash {
-        return Err(bad("programs/all.ir", "the texts are not those that the plan was made of (their hash differs)".into()));
+        return Err(bad(
+            "programs/all.ir",
+            "the texts are not those that the plan was made of (their hash differs)".into(),
+        ));
     }
-    let weights: Vec<Weight> = serde_json::from_str(&read_file(dir, "weights.json")?).map_err(|e| bad("weights.json", e.to_string()))?;
-    let options: Options = toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
-    let config = serde_json::from_str(&read_file(dir, "config.json")?).map_err(|e| bad("config.json", e.to_string()))?;
+    let weights: Vec<Weight> = serde_json::from_str(&read_file(dir, "weights.json")?)
+        .map_err(|e| bad("weights.json", e.to_string()))?;
+    let options: Options =
+        toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
+    let config = serde_json::from_str(&read_file(dir, "config.json")?)
+        .map_err(|e| bad("config.json", e.to_string()))?;
     let module = text::parse(&programs)?;
     verify(&module, Phase::Ranked).map_err(|mut all| all.swap_remove(0))?;
     let m = head.settings.microbatches;
@@ -143,9 +182,23 @@ pub fn read(dir: &Path) -> Result<Stored> {
     }
     let memory = memory(&module, m);
     if memory.peak_bytes != head.peak_bytes {
-        return Err(bad("plan.json", format!("the plan states a peak of {} B, its programs need {}", head.peak_bytes, memory.peak_bytes)));
+        return Err(bad(
+            "plan.json",
+            format!(
+                "the plan states a peak of {} B, its programs need {}",
+                head.peak_bytes, memory.peak_bytes
+            ),
+        ));
     }
     let (actions, evaluation) = schedule(&module, m);
     let plan = Plan { module, actions, evaluation, memory, weights, settings: head.settings };
-    Ok(Stored { plan, options, source, family: head.family, facts: head.facts, config, report: head.report })
+    Ok(Stored {
+        plan,
+        options,
+        source,
+        family: head.family,
+        facts: head.facts,
+        config,
+        report: head.report,
+    })
 }

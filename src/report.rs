@@ -98,7 +98,12 @@ pub fn collectives(plan: &Plan) -> Vec<CollectiveReport> {
                 });
                 out.len() - 1
             });
-            let bytes: f64 = n.ins.iter().zip(&n.outs).map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y))).sum();
+            let bytes: f64 = n
+                .ins
+                .iter()
+                .zip(&n.outs)
+                .map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y)))
+                .sum();
             out[i].count += calls;
             out[i].tensors += calls * n.ins.len();
             out[i].bytes += bytes * calls as f64;

@@ -9,7 +9,7 @@ use shardc_passes::options::Options;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Violation {
     pub code: &'static str,
-    pub rule: &'static str,
+    pub rule: String,
     /// The numbers, by name.
     pub values: Vec<(&'static str, usize)>,
     /// What would be legal instead.
@@ -20,7 +20,9 @@ impl Violation {
     /// The violation as a message.
     pub fn diag(&self) -> Diag {
         let values: Vec<String> = self.values.iter().map(|(n, v)| format!("{n}={v}")).collect();
-        let d = Diag::new(self.code, format!("{} does not hold for {}", self.rule, values.join(", "))).rule(self.rule);
+        let d =
+            Diag::new(self.code, format!("{} does not hold for {}", self.rule, values.join(", ")))
+                .rule(self.rule.clone());
         d.help(format!("nearest legal: {}", self.nearest.join(", ")))
     }
 }
@@ -33,35 +35,74 @@ fn divisors_near(n: usize, near: usize, ok: impl Fn(usize) -> bool) -> Vec<usize
     all
 }
 
+/// Legal global batches and microbatches near those asked for.
+fn batches(global: usize, dp: usize, microbatch: usize) -> Vec<String> {
+    let rows = dp * microbatch.max(1);
+    let mut out = vec![format!("--global-batch {}", global.div_ceil(rows).max(1) * rows)];
+    if global > 0 && global % dp == 0 {
+        let fits = divisors_near(global / dp, microbatch, |_| true);
+        out.extend(fits.iter().map(|m| format!("--microbatch {m}")));
+    }
+    out
+}
+
 /// All violated rules.
 pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     let mut out = vec![];
     let (tp, dp) = (o.axis("tp"), o.data_parallel());
     let kv_ok = |t: usize| f.kv_heads % t == 0 || t % f.kv_heads == 0;
-    let legal_tp = || divisors_near(f.heads, tp, kv_ok).iter().map(|t| format!("tp={t}")).collect::<Vec<_>>();
-    let mut add = |holds: bool, code, rule, values: &[(&'static str, usize)], nearest: Vec<String>| {
-        if !holds {
-            out.push(Violation { code, rule, values: values.to_vec(), nearest });
-        }
-    };
-    add(f.heads % tp == 0, "heads-not-divisible", "heads % tp == 0", &[("heads", f.heads), ("tp", tp)], legal_tp());
-    add(kv_ok(tp), "kv-heads-against-tp", "kv_heads % tp == 0 or tp % kv_heads == 0", &[("kv_heads", f.kv_heads), ("tp", tp)], legal_tp());
-    let rows = dp * o.microbatch;
-    let near = |d: usize| d.max(1);
+    let legal_tp =
+        || divisors_near(f.heads, tp, kv_ok).iter().map(|t| format!("tp={t}")).collect::<Vec<_>>();
+    let mut add =
+        |holds: bool, code, rule: &str, values: &[(&'static str, usize)], nearest: Vec<String>| {
+            if !holds {
+                out.push(Violation { code, rule: rule.into(), values: values.to_vec(), nearest });
+            }
+        };
     add(
-        o.global_batch > 0 && o.microbatch > 0 && o.global_batch % near(rows) == 0,
+        f.heads % tp == 0,
+        "heads-not-divisible",
+        "heads % tp == 0",
+        &[("heads", f.heads), ("tp", tp)],
+        legal_tp(),
+    );
+    add(
+        kv_ok(tp),
+        "kv-heads-against-tp",
+        "kv_heads % tp == 0 or tp % kv_heads == 0",
+        &[("kv_heads", f.kv_heads), ("tp", tp)],
+        legal_tp(),
+    );
+    let rows = (dp * o.microbatch).max(1);
+    add(
+        o.global_batch > 0 && o.microbatch > 0 && o.global_batch % rows == 0,
         "batch-not-divisible",
         "global_batch % (dp * microbatch) == 0",
         &[("global_batch", o.global_batch), ("dp", dp), ("microbatch", o.microbatch)],
-        vec![
-            format!("--global-batch {}", o.global_batch.div_ceil(near(rows)).max(1) * near(rows)),
-            format!("--microbatch {}", divisors_near((o.global_batch / dp).max(1), o.microbatch, |_| true).first().copied().unwrap_or(1)),
-        ],
+        batches(o.global_batch, dp, o.microbatch),
     );
-    add(o.seq > 0 && o.seq <= f.max_positions, "sequence-too-long", "1 <= seq <= max_position_embeddings", &[("seq", o.seq), ("max_position_embeddings", f.max_positions)], vec![format!("--seq {}", f.max_positions)]);
+    add(
+        o.seq > 0 && o.seq <= f.max_positions,
+        "sequence-too-long",
+        "1 <= seq <= max_position_embeddings",
+        &[("seq", o.seq), ("max_position_embeddings", f.max_positions)],
+        vec![format!("--seq {}", f.max_positions)],
+    );
     if o.sp {
-        add(tp > 1, "sp-needs-tp", "tp > 1 with --sp", &[("tp", tp)], vec!["tp=2".into(), "no --sp".into()]);
-        add(o.seq % tp == 0, "sequence-not-divisible", "seq % tp == 0 with --sp", &[("seq", o.seq), ("tp", tp)], vec![format!("--seq {}", o.seq.div_ceil(tp) * tp)]);
+        add(
+            tp > 1,
+            "sp-needs-tp",
+            "tp > 1 with --sp",
+            &[("tp", tp)],
+            vec!["tp=2".into(), "no --sp".into()],
+        );
+        add(
+            o.seq % tp == 0,
+            "sequence-not-divisible",
+            "seq % tp == 0 with --sp",
+            &[("seq", o.seq), ("tp", tp)],
+            vec![format!("--seq {}", o.seq.div_ceil(tp) * tp)],
+        );
     }
     out
 }

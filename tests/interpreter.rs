@@ -29,12 +29,22 @@ fn check(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) {
     for step in 1..=3 {
         for (name, x) in [("lr", 1e-3), ("step", step as f64)] {
             let f = m.func("finish").expect("finish");
-            let a = f.args.iter().find(|a| a.role == Some(Role::new(RoleKind::Scalar, name))).expect("scalar");
-            state.put(&m.mesh, Role::new(RoleKind::Scalar, name), f.ty(a.value), &Tensor::scalar(x));
+            let a = f
+                .args
+                .iter()
+                .find(|a| a.role == Some(Role::new(RoleKind::Scalar, name)))
+                .expect("scalar");
+            state.put(
+                &m.mesh,
+                Role::new(RoleKind::Scalar, name),
+                f.ty(a.value),
+                &Tensor::scalar(x),
+            );
         }
         run_step(m, &plan.actions, &mut state, Precision::F64).unwrap_or_else(|e| panic!("{e}"));
         if step == 1 {
-            let out = |n: &str| state.output(&m.mesh, n).unwrap_or_else(|e| panic!("{n}: {e}")).data;
+            let out =
+                |n: &str| state.output(&m.mesh, n).unwrap_or_else(|e| panic!("{n}: {e}")).data;
             fx.compare_loss(out("loss")[0]);
             fx.compare_logits(&out("logits"));
             fx.compare_grads(&model, |p| out(&format!("grad.{p}")));
@@ -44,7 +54,9 @@ fn check(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) {
         let f = m.func("finish").expect("finish");
         let role = Role::new(RoleKind::Param, p);
         let a = f.args.iter().find(|a| a.role.as_ref() == Some(&role)).expect("trained");
-        shardc_ir::interp::gather(&m.mesh, f.ty(a.value), &state.values[&role]).unwrap_or_else(|e| panic!("{e}")).data
+        shardc_ir::interp::gather(&m.mesh, f.ty(a.value), &state.values[&role])
+            .unwrap_or_else(|e| panic!("{e}"))
+            .data
     });
 }
 

@@ -33,13 +33,19 @@ fn check(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) {
         a.data.into_iter().map(f64::from).collect()
     };
     let after: Vec<Vec<f64>> = model.weights.iter().map(|w| param(&mut s, &w.param)).collect();
-    fx.compare_params(&model, |p| after[model.weights.iter().position(|w| w.param == p).expect("a weight")].clone());
+    fx.compare_params(&model, |p| {
+        after[model.weights.iter().position(|w| w.param == p).expect("a weight")].clone()
+    });
     // An evaluation is the loss of the next step, and changes nothing.
     let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
     let evaluation = s.evaluate(&batch).unwrap_or_else(|e| panic!("{e}")).loss;
     let step = s.step(&batch, 1e-3, 4).unwrap_or_else(|e| panic!("{e}")).loss;
     assert_eq!(evaluation, step, "{name} {mesh:?}: loss of an evaluation");
-    assert_eq!(s.touched(), plan.memory.peak_bytes, "{name} {mesh:?}: high-water mark of the arena");
+    assert_eq!(
+        s.touched(),
+        plan.memory.peak_bytes,
+        "{name} {mesh:?}: high-water mark of the arena"
+    );
 }
 
 type Axes = &'static [(&'static str, usize)];

@@ -16,7 +16,7 @@ mod sizes;
 
 pub use batch::{Batch, read_batch};
 pub use checkpoint::init::init;
-pub use checkpoint::save::{save, write_tensors};
+pub use checkpoint::save::{check_target, save, write_tensors};
 pub use checkpoint::{Checkpoint, Entry};
 
 use config::Config;

@@ -13,7 +13,9 @@ use crate::step::enter::enter;
 use crate::step::finish::{evaluate, finish};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Module, RoleKind, Value};
+use shardc_ir::mesh::AtomSet;
 use shardc_ir::plan::{Action, Memory, Mode, Plan, Settings};
+use shardc_ir::types::{DType, Type};
 use shardc_ir::verify::{Phase, verify};
 use shardc_ir::weights::Weight;
 use std::time::Instant;
@@ -41,6 +43,22 @@ pub struct Compiled {
     pub warnings: Vec<Diag>,
 }
 
+/// Names of the passes, in order.
+pub const PASSES: [&str; 12] = [
+    "rewrite",
+    "annotate",
+    "propagate",
+    "partition",
+    "differentiate",
+    "split",
+    "rewrite-collectives",
+    "step",
+    "combine",
+    "schedule",
+    "memory",
+    "verify",
+];
+
 /// Called after each pass with its name and the module as it then is.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Module);
 
@@ -62,9 +80,7 @@ impl Manager<'_, '_> {
 /// Compiles a model to a plan: a pure function of its arguments.
 pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     let Source { module: mut m, weights, sequence, vocab } = source;
-    if o.mode == Mode::Train {
-        trains(&m.funcs[0])?;
-    }
+    check_source(&m.funcs[0], o)?;
     let mut phases = vec![];
     let frozen = |name: &str| o.freeze.iter().any(|g| glob(g, name));
     let mut run = Manager { watch, phases: &mut phases, since: Instant::now() };
@@ -131,7 +147,8 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     }
     run.done("verify", &m);
 
-    let warnings = padding(&m.mesh, &sharded.funcs[0], &weights);
+    let mut warnings = padding(&m.mesh, &sharded.funcs[0], &weights);
+    warnings.extend(idle_axes(&m.mesh, &sharded.funcs[0]));
     let settings = Settings {
         mode: o.mode,
         global_batch: o.global_batch,
@@ -145,16 +162,62 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     Ok(Compiled { plan, sharded, causes, phases, warnings })
 }
 
-/// Training needs a loss and the labels it is the mean over.
-fn trains(f: &Func) -> Result<()> {
-    let sums = f.results.iter().filter(|r| is_role(r, RoleKind::Sum, "loss")).count();
-    let targets =
-        f.args.iter().any(|a| is_role(a, RoleKind::Input, "targets") && f.ty(a.value).rank() == 2);
-    if sums == 1 && targets {
+/// What the passes assume of a model, whoever wrote it.
+fn check_source(f: &Func, o: &Options) -> Result<()> {
+    let bad = |what: String, rule: &str, help: String| {
+        Err(Diag::new("source", what).at(format!("@{}", f.name)).rule(rule).help(help))
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for a in &f.args {
+        let (name, ty) = (f.name(a.value), f.ty(a.value));
+        let sizes = ty.sizes();
+        let Some(role) = &a.role else {
+            return bad(
+                format!("{name} has no role"),
+                "an argument is a parameter or an input",
+                "write param \"NAME\" or input \"input_ids\" after its type".into(),
+            );
+        };
+        if !seen.insert(role) {
+            return bad(
+                format!("two arguments are {} \"{}\"", role.kind.name(), role.name),
+                "roles are unique",
+                "give each its own name".into(),
+            );
+        }
+        let batch = [o.microbatch_rows(), o.seq];
+        let fits = match (role.kind, &*role.name) {
+            (RoleKind::Param, _) => ty.dtype == DType::F32,
+            (RoleKind::Input, "input_ids" | "targets") => {
+                ty.dtype == DType::I32 && sizes[..] == batch
+            }
+            (RoleKind::Input, "positions") => ty.dtype == DType::I32 && sizes[..] == [o.seq],
+            _ => false,
+        };
+        if !fits {
+            let rule =
+                "param: f32; input_ids, targets: i32[microbatch * dp, seq]; positions: i32[seq]";
+            let sizes = sizes.to_vec();
+            return bad(
+                format!("{} \"{}\" is {} {sizes:?}", role.kind.name(), role.name, ty.dtype.name()),
+                rule,
+                format!(
+                    "write i32[{},{}] in the text, or give --microbatch and --seq as there",
+                    batch[0], batch[1]
+                ),
+            );
+        }
+    }
+    if o.mode == Mode::Infer {
+        return Ok(());
+    }
+    let sums: Vec<_> = f.results.iter().filter(|r| is_role(r, RoleKind::Sum, "loss")).collect();
+    let scalar = sums.len() == 1 && *f.ty(sums[0].value) == Type::f32(&[]);
+    if scalar && f.args.iter().any(|a| is_role(a, RoleKind::Input, "targets")) {
         return Ok(());
     }
     Err(Diag::new("no-loss", format!("@{} has no loss to train", f.name))
-        .rule("one result `sum \"loss\"` and one argument `input \"targets\"` of [batch, seq]")
+        .rule("one result f32[] `sum \"loss\"` and one argument `input \"targets\"`")
         .help("add them, or compile with --mode infer"))
 }
 
@@ -194,6 +257,20 @@ pub fn schedule(m: &Module, microbatches: usize) -> (Vec<Action>, Vec<Action>) {
     };
     let evaluation = at("evaluate").map(|_| list(&["forward"], "evaluate")).unwrap_or_default();
     (list(&["forward", "backward"], "finish"), evaluation)
+}
+
+/// A warning for each axis that splits nothing: its ranks all do the same work.
+fn idle_axes(mesh: &shardc_ir::mesh::Mesh, f: &Func) -> Vec<Diag> {
+    let used = f.values.iter().fold(AtomSet::EMPTY, |s, v| s.union(v.ty.sharded()));
+    let idle = mesh.axes.iter().filter(|a| mesh.axis(&a.name).is_none_or(|s| !s.meets(used)));
+    let warn = |a: &shardc_ir::mesh::Axis| {
+        Diag::new(
+            "idle-axis",
+            format!("axis {} splits nothing: {} ranks do the same work", a.name, a.size),
+        )
+        .help(format!("split something with --shard 'GLOB={},…', or use dp={}", a.name, a.size))
+    };
+    idle.map(warn).collect()
 }
 
 /// A warning for each parameter of which more than 1/8 of the stored elements is padding.

@@ -180,13 +180,17 @@ impl Session {
         }
         let scalar = |name: &str| out.outputs.get(name).and_then(|a| a.data.first().copied());
         (out.loss, out.grad_norm) = (scalar("loss"), scalar("grad_norm"));
-        match out.loss.filter(|l| !l.is_finite()) {
+        let named = [("loss", out.loss), ("gradient norm", out.grad_norm)];
+        let bad = named.into_iter().find_map(|(n, x)| Some((n, x.filter(|x| !x.is_finite())?)));
+        match bad {
             None => Ok(out),
-            Some(loss) => Err(Diag::new("nan-loss", format!("the loss of step {step} is {loss}"))
-                .rule("a loss is a finite number")
-                .why(format!("learning rate {lr}, gradient norm {:?}", out.grad_norm))
-                .help(format!("try --lr {}, or --clip 1.0", lr / 10.0))
-                .exit(Exit::Problems)),
+            Some((what, x)) => {
+                Err(Diag::new("nan-loss", format!("the {what} of step {step} is {x}"))
+                    .rule("loss and gradient norm are finite numbers")
+                    .why(format!("the learning rate is {lr}"))
+                    .help(format!("try --lr {}, or --clip 1.0", lr / 10.0))
+                    .exit(Exit::Problems))
+            }
         }
     }
 

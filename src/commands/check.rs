@@ -2,7 +2,8 @@
 
 use super::{gather, show};
 use crate::flags::Flags;
-use crate::{read_model, rules};
+use crate::read_model;
+use crate::rules::{self, Violation};
 use serde_json::json;
 use shardc_ir::diag::Result;
 use std::path::Path;
@@ -15,16 +16,31 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     let asked = o.clone();
     (o.global_batch, o.microbatch, o.seq) = (o.data_parallel(), 1, 1);
     let input = read_model(&model, &o)?;
-    let found = input.facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
+    let mut found = input.facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
+    if found.is_empty() {
+        // No rule is violated; whatever the passes still refuse, or warn of, is found by compiling.
+        match crate::compile(&model, &asked, None, &mut |_, _| {}) {
+            Ok(done) => super::warn(&done.warnings),
+            Err(d) => found.push(Violation {
+                code: d.code,
+                rule: d.rule.unwrap_or(d.message),
+                values: vec![],
+                nearest: d.help,
+            }),
+        }
+    }
     if as_json {
         show(format!("{}\n", json!({ "ok": found.is_empty(), "violations": found })));
     } else {
-        super::warn(&input.warnings);
         for v in &found {
             show(format!("{}\n", v.diag()));
         }
         if found.is_empty() {
-            show(format!("ok: {} on {} ranks\n", input.family, o.mesh.iter().map(|a| a.1).product::<usize>()));
+            show(format!(
+                "ok: {} on {} ranks\n",
+                input.family,
+                o.mesh.iter().map(|a| a.1).product::<usize>()
+            ));
         }
     }
     Ok(i32::from(!found.is_empty()))

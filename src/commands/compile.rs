@@ -7,23 +7,30 @@ use comfy_table::{CellAlignment, Table, presets};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
+use shardc_passes::pipeline::PASSES;
 use std::path::Path;
 
 /// Compiles and prints the report.
-pub fn compile(model: &Path, flags: Flags, out: Option<&Path>, dump_after: Option<&str>, json: bool) -> Result<i32> {
+pub fn compile(
+    model: &Path,
+    flags: Flags,
+    out: Option<&Path>,
+    dump_after: Option<&str>,
+    json: bool,
+) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
     let o = flags.options()?;
-    let mut passes = vec![];
+    if let Some(p) = dump_after.filter(|p| !PASSES.contains(p)) {
+        return Err(Diag::new("unknown-pass", format!("no pass is called `{p}`"))
+            .at(format!("--dump-after {p}"))
+            .help(format!("use {}", PASSES.join(", "))));
+    }
     let mut dump = None;
     let done = crate::compile(&model, &o, out, &mut |pass, m| {
-        passes.push(pass.to_string());
         if dump_after == Some(pass) {
             dump = Some(text::print(m));
         }
     })?;
-    if let Some(p) = dump_after.filter(|_| dump.is_none()) {
-        return Err(Diag::new("unknown-pass", format!("no pass is called `{p}`")).at("--dump-after").help(format!("use {}", passes.join(", "))));
-    }
     let plan = &done.stored.plan;
     warn(&done.warnings);
     if json {
@@ -33,7 +40,10 @@ pub fn compile(model: &Path, flags: Flags, out: Option<&Path>, dump_after: Optio
     } else {
         show(human(plan, &done.stored.family, &done.report));
         if let Some(dir) = out {
-            show(format!("wrote {0}   next: shardc inspect {0} --summary · shardc run {0}\n", dir.display()));
+            show(format!(
+                "wrote {0}   next: shardc inspect {0} --summary · shardc run {0}\n",
+                dir.display()
+            ));
         }
     }
     Ok(0)
@@ -55,8 +65,14 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);
     let rows = [
-        ("weights", c.weights_bytes), ("gradients", c.grads_bytes), ("optimizer", c.optimizer_bytes), ("activations", c.activation_bytes),
-        ("collective buffers", c.collective_buffer_bytes), ("inputs", c.input_bytes), ("temporaries", c.temporary_bytes), ("peak", c.peak_bytes),
+        ("weights", c.weights_bytes),
+        ("gradients", c.grads_bytes),
+        ("optimizer", c.optimizer_bytes),
+        ("activations", c.activation_bytes),
+        ("collective buffers", c.collective_buffer_bytes),
+        ("inputs", c.input_bytes),
+        ("temporaries", c.temporary_bytes),
+        ("peak", c.peak_bytes),
     ];
     for (name, n) in rows {
         t.add_row([format!("  {name}"), bytes(n), format!("{n} B")]);
@@ -68,7 +84,8 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     }
     let s = &plan.settings;
     let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
-    let mut total: std::collections::BTreeMap<(&str, &str, &str), (usize, f64)> = Default::default();
+    let mut total: std::collections::BTreeMap<(&str, &str, &str), (usize, f64)> =
+        Default::default();
     for x in &c.collectives {
         let e = total.entry((x.phase, x.kind, &x.axis)).or_default();
         e.0 += x.count;
@@ -77,10 +94,20 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     let mut comm = Table::new();
     comm.load_preset(presets::NOTHING);
     for ((phase, kind, axis), (count, sent)) in total {
-        comm.add_row([format!("  {phase}"), kind.into(), axis.into(), format!("{count} calls"), bytes(sent as usize)]);
+        comm.add_row([
+            format!("  {phase}"),
+            kind.into(),
+            axis.into(),
+            format!("{count} calls"),
+            bytes(sent as usize),
+        ]);
     }
     format!(
         "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {} microbatches\nmemory of one rank\n{t}\nsent by one rank per step\n{comm}\ncompiled in {:.1} ms\n",
-        mesh_line(plan), s.global_batch, s.seq, s.microbatches, r.compile_ms,
+        mesh_line(plan),
+        s.global_batch,
+        s.seq,
+        s.microbatches,
+        r.compile_ms,
     )
 }

@@ -14,14 +14,17 @@ use std::path::{Path, PathBuf};
 
 /// Compiles transformers to sharded programs for every rank of a mesh, and runs them.
 #[derive(Parser, Debug)]
-#[command(version, after_help = "Examples:
+#[command(
+    version,
+    after_help = "Examples:
   shardc check my-model --mesh tp=8
   shardc compile my-model --mesh dp=2,tp=2 -o my.plan
   shardc inspect my.plan --summary
   shardc run my.plan --data 'bytes:src/**/*.rs' --steps 50
 
 Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment,
-6 a rank failed, 101 a bug of ours, 130 interrupted.")]
+6 a rank failed, 101 a bug of ours, 130 interrupted."
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -89,7 +92,9 @@ pub fn run(cli: Cli) -> Result<i32> {
     let json = cli.format == Format::Json;
     match cli.command {
         Command::Check { model, flags } => check::check(&model, *flags, json),
-        Command::Compile { model, output, dump_after, flags } => compile::compile(&model, *flags, output.as_deref(), dump_after.as_deref(), json),
+        Command::Compile { model, output, dump_after, flags } => {
+            compile::compile(&model, *flags, output.as_deref(), dump_after.as_deref(), json)
+        }
         Command::Inspect { plan, what } => {
             show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);
             Ok(0)

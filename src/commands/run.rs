@@ -6,7 +6,7 @@ use crate::plan_dir::{self, Stored};
 use crate::recompile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use shardc_frontends::{Batch, Checkpoint, read_batch, save, write_tensors};
+use shardc_frontends::{Batch, Checkpoint, check_target, read_batch, save, write_tensors};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::{Mode, Plan};
@@ -47,7 +47,7 @@ pub struct Run {
     /// Seconds a rank may wait for another
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
-    /// Threads of one rank's products [default: cores / ranks]
+    /// Threads of one rank's products, at most the cores [default: cores / ranks]
     #[arg(long)]
     pub threads: Option<usize>,
 }
@@ -67,7 +67,11 @@ impl Start {
     /// The weights of a folder, or random ones.
     pub fn open(dir: Option<&Path>, plan: &Plan) -> Result<Start> {
         let Some(dir) = dir else { return Ok(Start::Random { seed: plan.settings.seed }) };
-        let none = || Diag::new("missing-weights", "the folder has no model.safetensors and no index").at(dir.display().to_string()).help("leave --weights out to start from random weights");
+        let none = || {
+            Diag::new("missing-weights", "the folder has no model.safetensors and no index")
+                .at(dir.display().to_string())
+                .help("leave --weights out to start from random weights")
+        };
         let c = Checkpoint::open(dir)?.ok_or_else(none)?;
         c.check(&plan.weights)?;
         Ok(Start::Checkpoint(c))
@@ -78,13 +82,17 @@ impl Start {
 pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
     let ranks = plan.module.mesh.ranks();
     if ranks > MAX_LOCAL_RANKS {
-        return Err(Diag::new("too-many-ranks", format!("{ranks} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"))
-            .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here"))
-            .exit(Exit::Environment));
+        return Err(Diag::new(
+            "too-many-ranks",
+            format!("{ranks} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"),
+        )
+        .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here"))
+        .exit(Exit::Environment));
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = how.threads.unwrap_or((cores / ranks).max(1)).max(1);
-    let options = Options { threads, timeout: Duration::from_secs(how.timeout.max(1)), ..Options::default() };
+    let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
+    let options =
+        Options { threads, timeout: Duration::from_secs(how.timeout.max(1)), ..Options::default() };
     let load = |w: &Weight, ranges: &[std::ops::Range<usize>], out: &mut [f32]| match start {
         Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
         Start::Checkpoint(c) => c.read(w, ranges, out),
@@ -104,17 +112,29 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
     let stored = if how.dump.is_some() { observed(&stored)? } else { stored };
     let plan = &stored.plan;
     let s = &plan.settings;
+    if let Some(dir) = &how.save {
+        check_target(dir)?;
+    }
     let start = Start::open(how.weights.as_deref(), plan)?;
     if matches!(start, Start::Random { .. }) {
-        eprintln!("starting from random weights, seed {} (--weights DIR starts from a checkpoint)", s.seed);
+        eprintln!(
+            "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
+            s.seed
+        );
     }
     let feed = match (&how.batch, &how.data) {
         (Some(file), _) => {
             let b = read_batch(file)?;
             if (b.rows, b.seq) != (s.global_batch, s.seq) {
-                return Err(Diag::new("batch", format!("the batch is [{}, {}], the plan takes [{}, {}]", b.rows, b.seq, s.global_batch, s.seq))
-                    .at(file.display().to_string())
-                    .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
+                return Err(Diag::new(
+                    "batch",
+                    format!(
+                        "the batch is [{}, {}], the plan takes [{}, {}]",
+                        b.rows, b.seq, s.global_batch, s.seq
+                    ),
+                )
+                .at(file.display().to_string())
+                .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
             }
             b.check(s.vocab)?;
             Feed::Batch(b)
@@ -135,7 +155,11 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
         let targets = if s.mode == Mode::Train { targets } else { vec![] };
         let since = Instant::now();
         let observe = step == 1 && how.dump.is_some();
-        let r = session.step(&StepBatch { input_ids: &ids, targets: &targets, observe }, s.lr.at(step), step)?;
+        let r = session.step(
+            &StepBatch { input_ids: &ids, targets: &targets, observe },
+            s.lr.at(step),
+            step,
+        )?;
         show_step(&bar, step, &r, since.elapsed(), ids.len(), as_json);
         if step == 1 {
             first = Some(r);
@@ -146,7 +170,12 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
             let loss = session.evaluate(&batch)?.loss;
             match as_json {
                 true => show(format!("{}\n", json!({ "step": step, "eval_loss": loss }))),
-                false => bar.suspend(|| show(format!("step {step:>5}  evaluation loss {:.4}\n", loss.unwrap_or(f32::NAN)))),
+                false => bar.suspend(|| {
+                    show(format!(
+                        "step {step:>5}  evaluation loss {:.4}\n",
+                        loss.unwrap_or(f32::NAN)
+                    ))
+                }),
             }
         }
     }
@@ -155,7 +184,9 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
         dump(file, &stored, first, &mut session)?;
     }
     if let Some(dir) = &how.save {
-        save(dir, &stored.config, &plan.weights, how.weights.as_deref(), |w| parameter(&mut session, &w.param))?;
+        save(dir, &stored.config, &plan.weights, how.weights.as_deref(), |w| {
+            parameter(&mut session, &w.param)
+        })?;
         eprintln!("saved {}", dir.display());
     }
     Ok(0)
@@ -174,21 +205,39 @@ fn observed(stored: &Stored) -> Result<Stored> {
 
 fn progress(steps: usize, as_json: bool) -> ProgressBar {
     let hidden = as_json || !std::io::stderr().is_terminal();
-    let bar = ProgressBar::with_draw_target(Some(steps as u64), if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() });
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left").expect("a fixed template");
+    let bar = ProgressBar::with_draw_target(
+        Some(steps as u64),
+        if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() },
+    );
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
+        .expect("a fixed template");
     bar.set_style(style);
     bar
 }
 
-fn show_step(bar: &ProgressBar, step: usize, r: &StepResult, took: Duration, tokens: usize, as_json: bool) {
+fn show_step(
+    bar: &ProgressBar,
+    step: usize,
+    r: &StepResult,
+    took: Duration,
+    tokens: usize,
+    as_json: bool,
+) {
     let ms = took.as_secs_f64() * 1e3;
     if as_json {
-        show(format!("{}\n", json!({ "step": step, "loss": r.loss, "grad_norm": r.grad_norm, "tokens": r.tokens, "ms": ms })));
+        show(format!(
+            "{}\n",
+            json!({ "step": step, "loss": r.loss, "grad_norm": r.grad_norm, "tokens": r.tokens, "ms": ms })
+        ));
         return;
     }
     let rate = tokens as f64 / took.as_secs_f64();
     let number = |x: Option<f32>| x.map_or("-".into(), |x| format!("{x:.4}"));
-    let line = format!("step {step:>5}  loss {}  grad norm {}  {rate:.0} tokens/s  {ms:.0} ms", number(r.loss), number(r.grad_norm));
+    let line = format!(
+        "step {step:>5}  loss {}  grad norm {}  {rate:.0} tokens/s  {ms:.0} ms",
+        number(r.loss),
+        number(r.grad_norm)
+    );
     bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
     bar.inc(1);
     bar.suspend(|| show(line + "\n"));
@@ -209,7 +258,9 @@ fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session)
     }
     let weights = &stored.plan.weights;
     if stored.plan.settings.mode == Mode::Train {
-        let grads = whole_tensors(weights, |w| Ok(first.outputs.get(&format!("grad.{}", w.param)).map(|a| a.data.clone())))?;
+        let grads = whole_tensors(weights, |w| {
+            Ok(first.outputs.get(&format!("grad.{}", w.param)).map(|a| a.data.clone()))
+        })?;
         out.extend(grads.into_iter().map(|(n, s, d)| (format!("grad.{n}"), s, d)));
         let params = whole_tensors(weights, |w| parameter(session, &w.param).map(Some))?;
         out.extend(params.into_iter().map(|(n, s, d)| (format!("param.{n}"), s, d)));
@@ -221,7 +272,10 @@ fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session)
 type NamedTensor = (String, Vec<usize>, Vec<f32>);
 
 /// Checkpoint tensors from parameters: fused ones are put together again.
-fn whole_tensors(weights: &[Weight], mut get: impl FnMut(&Weight) -> Result<Option<Vec<f32>>>) -> Result<Vec<NamedTensor>> {
+fn whole_tensors(
+    weights: &[Weight],
+    mut get: impl FnMut(&Weight) -> Result<Option<Vec<f32>>>,
+) -> Result<Vec<NamedTensor>> {
     let mut out: Vec<NamedTensor> = vec![];
     for w in weights {
         let Some(data) = get(w)? else { continue };
@@ -230,14 +284,19 @@ fn whole_tensors(weights: &[Weight], mut get: impl FnMut(&Weight) -> Result<Opti
             continue;
         };
         if out.last().is_none_or(|t| t.0 != w.tensor) && !out.iter().any(|t| t.0 == w.tensor) {
-            out.push((w.tensor.clone(), w.tensor_shape.clone(), vec![0.0; w.tensor_shape.iter().product()]));
+            out.push((
+                w.tensor.clone(),
+                w.tensor_shape.clone(),
+                vec![0.0; w.tensor_shape.iter().product()],
+            ));
         }
         let whole = out.iter_mut().find(|t| t.0 == w.tensor).expect("just added");
         let inner: usize = w.tensor_shape[p.dim + 1..].iter().product();
         let outer: usize = w.tensor_shape[..p.dim].iter().product();
         for o in 0..outer {
             let to = (o * w.tensor_shape[p.dim] + p.start) * inner;
-            whole.2[to..to + p.len * inner].copy_from_slice(&data[o * p.len * inner..(o + 1) * p.len * inner]);
+            whole.2[to..to + p.len * inner]
+                .copy_from_slice(&data[o * p.len * inner..(o + 1) * p.len * inner]);
         }
     }
     Ok(out)

@@ -2,14 +2,15 @@
 
 use super::run::{Run, Start, session};
 use super::show;
-use crate::plan_dir::{self, Stored};
 use crate::Output;
+use crate::plan_dir::{self, Stored};
 use serde::Serialize;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
 use shardc_passes::memory::replay;
+use shardc_passes::options::{Options, ShardRule};
 use shardc_runtime::StepBatch;
 use std::path::Path;
 
@@ -52,7 +53,11 @@ pub fn verify(dir: &Path, tiny: bool, as_json: bool) -> Result<i32> {
     } else {
         for c in &checks {
             let word = if c.ok { "ok" } else { "FAILED" };
-            let error = if c.tolerance > 0.0 { format!("  max error {:.1e}, tolerance {:.0e}", c.max_error, c.tolerance) } else { String::new() };
+            let error = if c.tolerance > 0.0 {
+                format!("  max error {:.1e}, tolerance {:.0e}", c.max_error, c.tolerance)
+            } else {
+                String::new()
+            };
             show(format!("{:<18} {word}{error}\n", c.name));
             if let Some(d) = &c.detail {
                 show(format!("{d}\n"));
@@ -64,14 +69,23 @@ pub fn verify(dir: &Path, tiny: bool, as_json: bool) -> Result<i32> {
 
 fn exact(name: &'static str, problem: Option<String>) -> Check {
     let ok = problem.is_none();
-    Check { name, ok, max_error: if ok { 0.0 } else { f64::INFINITY }, tolerance: 0.0, detail: problem }
+    Check {
+        name,
+        ok,
+        max_error: if ok { 0.0 } else { f64::INFINITY },
+        tolerance: 0.0,
+        detail: problem,
+    }
 }
 
 /// All ranks of a class run one list, so every group meets the same collectives in the same order
 /// as long as every rank is of the class and every action exists.
 fn order(plan: &Plan) -> Option<String> {
     let m = plan.settings.microbatches;
-    let bad = plan.actions.iter().find(|a| a.func >= plan.module.funcs.len() || a.microbatch.is_some_and(|j| j >= m));
+    let bad = plan
+        .actions
+        .iter()
+        .find(|a| a.func >= plan.module.funcs.len() || a.microbatch.is_some_and(|j| j >= m));
     bad.map(|a| format!("the step calls function {} for microbatch {:?}", a.func, a.microbatch))
 }
 
@@ -91,13 +105,14 @@ fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
     let one = run_steps(&crate::retarget(s, &alone)?.stored.plan)?;
     let many = run_steps(&crate::recompile(s, &many)?.stored.plan)?;
     let relative = |(a, b): (&f64, &f64)| (a - b).abs() / b.abs().max(1e-12);
-    let loss = many.0.iter().zip(&one.0).map(relative).fold(0.0, f64::max);
+    let loss = many.0.iter().zip(&one.0).map(relative).fold(0.0, larger);
     let mut worst = (0.0, "");
     for ((name, a), (_, b)) in many.1.iter().zip(&one.1) {
-        let norm = |it: &mut dyn Iterator<Item = f32>| it.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+        let norm =
+            |it: &mut dyn Iterator<Item = f32>| it.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
         let size = norm(&mut b.iter().copied()) + 1e-4 * (b.len() as f64).sqrt();
         let error = norm(&mut a.iter().zip(b).map(|(x, y)| x - y)) / size;
-        if error > worst.0 {
+        if error.is_nan() || error > worst.0 {
             worst = (error, name);
         }
     }
@@ -110,6 +125,11 @@ fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
     };
     let detail = (worst.0 > F32_TOLERANCE).then(|| format!("   worst: {}", worst.1));
     Ok(vec![check("loss", loss, None), check("gradients", worst.0, detail)])
+}
+
+/// The larger of two, or NaN: `f64::max` would forget it.
+fn larger(a: f64, b: f64) -> f64 {
+    if b.is_nan() || b > a { b } else { a }
 }
 
 type Numbers = (Vec<f64>, Vec<(String, Vec<f32>)>);
@@ -126,7 +146,9 @@ fn run_steps(plan: &Plan) -> Result<Numbers> {
         let r = session.step(&batch, s.lr.at(step), step)?;
         losses.push(f64::from(r.loss.unwrap_or(f32::NAN)));
         if step == 1 {
-            let found = |w: &Weight| Some((w.param.clone(), r.outputs.get(&format!("grad.{}", w.param))?.data.clone()));
+            let found = |w: &Weight| {
+                Some((w.param.clone(), r.outputs.get(&format!("grad.{}", w.param))?.data.clone()))
+            };
             grads = plan.weights.iter().filter_map(found).collect();
         }
     }
@@ -136,17 +158,24 @@ fn run_steps(plan: &Plan) -> Result<Numbers> {
 /// The same family and layout with small sizes: two layers, narrow, short.
 fn shrink(s: &Stored) -> Result<Output> {
     let Some(f) = s.facts else {
-        return Err(Diag::new("tiny", "a model from text has no sizes to shrink").help("leave --tiny out"));
+        return Err(
+            Diag::new("tiny", "a model from text has no sizes to shrink").help("leave --tiny out")
+        );
     };
     let mut config = s.config.clone();
     let width = |n: usize| n.min(8);
     let sizes: [(&str, usize); 12] = [
-        ("num_hidden_layers", f.layers.min(2)), ("n_layer", f.layers.min(2)),
-        ("hidden_size", f.heads * width(f.head_dim)), ("n_embd", f.heads * width(f.head_dim)),
+        ("num_hidden_layers", f.layers.min(2)),
+        ("n_layer", f.layers.min(2)),
+        ("hidden_size", f.heads * width(f.head_dim)),
+        ("n_embd", f.heads * width(f.head_dim)),
         ("head_dim", width(f.head_dim)),
-        ("intermediate_size", f.ffn.min(f.heads * 16)), ("n_inner", f.ffn.min(f.heads * 16)),
+        ("intermediate_size", f.ffn.min(f.heads * 16)),
+        ("n_inner", f.ffn.min(f.heads * 16)),
         ("vocab_size", f.vocab.min(512)),
-        ("num_attention_heads", f.heads), ("n_head", f.heads), ("num_key_value_heads", f.kv_heads),
+        ("num_attention_heads", f.heads),
+        ("n_head", f.heads),
+        ("num_key_value_heads", f.kv_heads),
         ("max_window_layers", f.layers.min(2)),
     ];
     if let Some(map) = config.as_object_mut() {
@@ -165,5 +194,14 @@ fn shrink(s: &Stored) -> Result<Output> {
     o.seq = o.seq.min(16 * tp);
     o.global_batch = o.data_parallel() * o.microbatches().min(2);
     o.microbatch = 1;
+    // What was said of layers that are no longer there is left out.
+    let alone = |shard: Vec<ShardRule>, freeze: Vec<String>| Options { shard, freeze, ..o.clone() };
+    let known = |p: &Options| match crate::compile_config(&config, p) {
+        Err(d) => d.code != "unknown-tensor",
+        Ok(_) => true,
+    };
+    let shard = o.shard.iter().filter(|r| known(&alone(vec![(*r).clone()], vec![]))).cloned();
+    let freeze = o.freeze.iter().filter(|g| known(&alone(vec![], vec![(*g).clone()]))).cloned();
+    let o = alone(shard.collect(), freeze.collect());
     crate::compile_config(&config, &o)
 }

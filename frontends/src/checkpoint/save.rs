@@ -73,8 +73,8 @@ impl Drop for Temporary {
     }
 }
 
-/// True if `dir` exists and may be replaced.
-fn check_target(dir: &Path) -> Result<bool> {
+/// True if `dir` exists and may be replaced. Errors: `save-target` if it exists and may not.
+pub fn check_target(dir: &Path) -> Result<bool> {
     let place = dir.display().to_string();
     let refuse = |what: &str| {
         Err(Diag::new("save-target", what)

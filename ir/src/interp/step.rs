@@ -17,6 +17,8 @@ pub struct Shown {
     pub ty: Type,
     /// One tensor per rank.
     pub ranks: Vec<Tensor>,
+    /// Rows of one owner of the microbatch's inputs, if the call had such an input.
+    pub rows: Option<usize>,
 }
 
 /// Everything that lives between the calls of a step.
@@ -55,7 +57,7 @@ impl State {
             return Ok(parts[parts.len() - 1].clone());
         }
         // Row i of owner r in microbatch j is row (r m + j) mb + i of the batch.
-        let (m, mb) = (parts.len(), ty.chunk(mesh, 0));
+        let (m, mb) = (parts.len(), shown[0].rows.unwrap_or_else(|| ty.chunk(mesh, 0)));
         let mut shape = parts[0].shape.clone();
         shape[0] *= m;
         Ok(Tensor::from_fn(&shape, |i| {
@@ -91,7 +93,13 @@ pub fn run_step(
             let Some(role) = &port.role else { continue };
             if role.kind == RoleKind::Output {
                 let ty = func.ty(port.value).clone();
-                let shown = Shown { microbatch: action.microbatch, ty, ranks };
+                let batch = |a: &&Port| {
+                    let input = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
+                    input && func.ty(a.value).rank() == 2
+                };
+                let input = func.args.iter().find(batch);
+                let rows = input.map(|a| func.ty(a.value).chunk(&module.mesh, 0));
+                let shown = Shown { microbatch: action.microbatch, ty, ranks, rows };
                 state.outputs.entry(role.name.clone()).or_default().push(shown);
             } else {
                 state.values.insert(role.clone(), ranks);

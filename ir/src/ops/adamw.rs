@@ -13,8 +13,13 @@ op! {
 impl OpDef for AdamW {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, 7)?;
-        let same = ins[..4].iter().all(|t| t.rank() == ins[0].rank()) && ins[4..].iter().all(|t| t.rank() == 0);
-        if same { Ok(()) } else { Err("four tensors of one shape and three scalars are needed".into()) }
+        let same = ins[..4].iter().all(|t| t.rank() == ins[0].rank())
+            && ins[4..].iter().all(|t| t.rank() == 0);
+        if same {
+            Ok(())
+        } else {
+            Err("four tensors of one shape and three scalars are needed".into())
+        }
     }
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::new("..,..,..,..,,,->..,..,..", ranks)

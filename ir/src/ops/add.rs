@@ -39,7 +39,9 @@ impl OpDef for Add {
         let Some(d) = d[0] else { return ins.iter().map(|_| None).collect() };
         let ranks: SmallVec<[usize; 4]> = ins.iter().map(|&v| b.ty(v).rank()).collect();
         let rule = self.rule(&ranks);
-        let one = |(i, &v): (usize, &Value)| b.wants(v).then(|| reduce_to(b, d, &rule.outs[0], &rule.ins[i]));
+        let one = |(i, &v): (usize, &Value)| {
+            b.wants(v).then(|| reduce_to(b, d, &rule.outs[0], &rule.ins[i]))
+        };
         ins.iter().enumerate().map(one).collect()
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {

@@ -10,9 +10,18 @@ op! {
 }
 
 /// Takes `axes` off the minor end of a dim's split.
-pub(crate) fn unsplit(mesh: &Mesh, t: &mut Type, axes: AtomSet, dim: usize) -> Result<(), TypeError> {
+pub(crate) fn unsplit(
+    mesh: &Mesh,
+    t: &mut Type,
+    axes: AtomSet,
+    dim: usize,
+) -> Result<(), TypeError> {
     let Some(d) = t.dims.get_mut(dim) else {
-        return infer::err("collective", format!("the operand has no dim {dim}"), "name one of its dims");
+        return infer::err(
+            "collective",
+            format!("the operand has no dim {dim}"),
+            "name one of its dims",
+        );
     };
     let keep = d.atoms.len().checked_sub(axes.len());
     match keep.filter(|&k| d.atoms.iter().skip(k).all(|a| axes.has(a))) {
@@ -27,19 +36,37 @@ pub(crate) fn unsplit(mesh: &Mesh, t: &mut Type, axes: AtomSet, dim: usize) -> R
 
 /// Adds `axes` at the minor end of a dim's split, in mesh order unless the declared result has them
 /// in another.
-pub(crate) fn split(mesh: &Mesh, t: &mut Type, axes: AtomSet, dim: usize, declared: &[Option<&Type>]) -> Result<(), TypeError> {
+pub(crate) fn split(
+    mesh: &Mesh,
+    t: &mut Type,
+    axes: AtomSet,
+    dim: usize,
+    declared: &[Option<&Type>],
+) -> Result<(), TypeError> {
     let Some(d) = t.dims.get_mut(dim) else {
-        return infer::err("collective", format!("the operand has no dim {dim}"), "name one of its dims");
+        return infer::err(
+            "collective",
+            format!("the operand has no dim {dim}"),
+            "name one of its dims",
+        );
     };
     let wanted = declared.first().copied().flatten().and_then(|w| w.dims.get(dim)).map(|w| w.atoms);
-    let wanted = wanted.filter(|w| w.starts_with(d.atoms) && w.len() == d.atoms.len() + axes.len() && w.iter().skip(d.atoms.len()).collect::<AtomSet>() == axes);
+    let wanted = wanted.filter(|w| {
+        w.starts_with(d.atoms)
+            && w.len() == d.atoms.len() + axes.len()
+            && w.iter().skip(d.atoms.len()).collect::<AtomSet>() == axes
+    });
     match wanted.or_else(|| axes.iter().try_fold(d.atoms, crate::types::AtomList::push)) {
         Some(l) => {
             let coarse = t.clone();
             t.dims[dim].atoms = l;
             slice::nested(mesh, &coarse, t, dim)
         }
-        None => infer::err("collective", format!("dim {dim} would be split over more than 7 parts of axes"), "use fewer axes on it"),
+        None => infer::err(
+            "collective",
+            format!("dim {dim} would be split over more than 7 parts of axes"),
+            "use fewer axes on it",
+        ),
     }
 }
 
@@ -50,10 +77,16 @@ impl OpDef for AllGather {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(1, 1, ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], declared: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let mut t = ins[0].clone();
         unsplit(mesh, &mut t, self.axes, self.dim)?;
-        let r = declared.first().copied().flatten().map_or(self.axes, |d| d.replicated.and(self.axes));
+        let r =
+            declared.first().copied().flatten().map_or(self.axes, |d| d.replicated.and(self.axes));
         t.replicated = t.replicated.union(r);
         Ok(smallvec::smallvec![t])
     }
@@ -66,7 +99,11 @@ impl OpDef for AllGather {
         let (axes, dim) = (self.axes, self.dim);
         let like = b.ty(ins[0]).cotangent();
         let g = grads_of(d, |d| {
-            if r.is_empty() { b.push_as("piece", Slice { axes, dim }, &[d], &like) } else { b.push_as("scattered", ReduceScatter { axes, dim }, &[d], &like) }
+            if r.is_empty() {
+                b.push_as("piece", Slice { axes, dim }, &[d], &like)
+            } else {
+                b.push_as("scattered", ReduceScatter { axes, dim }, &[d], &like)
+            }
         });
         if d[0].is_some() {
             b.note("mirror of an all_gather");

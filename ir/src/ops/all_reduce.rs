@@ -33,7 +33,12 @@ impl OpDef for AllReduce {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(ranks.len(), ranks.len(), ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], declared: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let one = |(i, x): (usize, &&Type)| {
             let mut t = (*x).clone();
             if ![t.sum, t.max, t.min].into_iter().any(|p| self.axes.within(p)) {
@@ -96,7 +101,9 @@ impl Collective for AllReduce {
     fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>> {
         let operands = ins[0].len();
         let sums: Vec<Tensor> = (0..operands)
-            .map(|i| fold_group(cx[0].ins[i], self.axes, &ins.iter().map(|p| p[i]).collect::<Vec<_>>()))
+            .map(|i| {
+                fold_group(cx[0].ins[i], self.axes, &ins.iter().map(|p| p[i]).collect::<Vec<_>>())
+            })
             .collect();
         ins.iter().map(|_| sums.clone()).collect()
     }

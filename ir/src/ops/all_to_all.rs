@@ -15,7 +15,19 @@ impl OpDef for AllToAll {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(1, 1, ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], declared: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
+        if self.from == self.to {
+            return infer::err(
+                "collective",
+                format!("dim {} would be split from itself", self.from),
+                "name two dims",
+            );
+        }
         let mut t = ins[0].clone();
         all_gather::unsplit(mesh, &mut t, self.axes, self.from)?;
         all_gather::split(mesh, &mut t, self.axes, self.to, declared)?;

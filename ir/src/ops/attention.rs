@@ -23,7 +23,11 @@ pub(crate) fn score_bytes(mesh: &Mesh, q: &Type, k: &Type, matrices: usize) -> u
 }
 
 /// Calls `f(b, s, n, g, t)` for every query and key that see each other.
-pub(crate) fn each_pair(ins: [&Tensor; 4], window: Option<usize>, mut f: impl FnMut(usize, usize, usize, usize, usize)) {
+pub(crate) fn each_pair(
+    ins: [&Tensor; 4],
+    window: Option<usize>,
+    mut f: impl FnMut(usize, usize, usize, usize, usize),
+) {
     let [q, k, q_pos, k_pos] = ins;
     let (n, g) = (q.shape[2], k.shape[2]);
     let r = n.checked_div(g).unwrap_or(1).max(1);
@@ -80,7 +84,11 @@ impl OpDef for Attention {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
         let op = AttentionGrad { scale: self.scale, window: self.window };
-        let g = b.push_n(&["q", "k", "v"], op, &[ins[0], ins[1], ins[2], outs[1], d_o, delta, ins[3], ins[4]]);
+        let g = b.push_n(
+            &["q", "k", "v"],
+            op,
+            &[ins[0], ins[1], ins[2], outs[1], d_o, delta, ins[3], ins[4]],
+        );
         smallvec::smallvec![Some(g[0]), Some(g[1]), Some(g[2]), None, None]
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
@@ -89,13 +97,17 @@ impl OpDef for Attention {
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [q, k, v] = [ins[0], ins[1], ins[2]];
         let pairs = [q, k, ins[3], ins[4]];
-        let score = |b, s, h, g, t| self.scale * (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum::<f64>();
+        let score = |b, s, h, g, t| {
+            self.scale
+                * (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum::<f64>()
+        };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
         each_pair(pairs, self.window, |b, s, h, g, t| {
             let m = max.at_mut(&[b, s, h]);
             *m = m.max(score(b, s, h, g, t));
         });
-        let (mut sum, mut out) = (Tensor::full(&cx.out_shape(1), 0.0), Tensor::full(&cx.out_shape(0), 0.0));
+        let (mut sum, mut out) =
+            (Tensor::full(&cx.out_shape(1), 0.0), Tensor::full(&cx.out_shape(0), 0.0));
         each_pair(pairs, self.window, |b, s, h, g, t| {
             let p = (score(b, s, h, g, t) - max.at(&[b, s, h])).exp();
             *sum.at_mut(&[b, s, h]) += p;

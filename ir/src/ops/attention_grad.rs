@@ -15,13 +15,20 @@ impl OpDef for AttentionGrad {
             return Err("eight operands are needed".into());
         }
         attention::accepts_qkv(ins, [6, 7])?;
-        if ins[3].rank() != 3 || ins[4].rank() != 4 || ins[5].rank() != 3 || ins[3..6].iter().any(|t| !t.dtype.is_float()) {
+        if ins[3].rank() != 3
+            || ins[4].rank() != 4
+            || ins[5].rank() != 3
+            || ins[3..6].iter().any(|t| !t.dtype.is_float())
+        {
             return Err("`lse` and `delta` are [b, s, n], `d_o` is [b, s, n, e]".into());
         }
         Ok(())
     }
     fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t->bs(gr)d,btgd,btge", &[4, 4, 4, 3, 4, 3, 1, 1])
+        Rule::new(
+            "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t->bs(gr)d,btgd,btge",
+            &[4, 4, 4, 3, 4, 3, 1, 1],
+        )
     }
     fn linear(&self) -> Linear {
         Linear::Together(1 << 4 | 1 << 5)
@@ -37,12 +44,15 @@ impl OpDef for AttentionGrad {
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];
-        let (mut dq, mut dk, mut dv) = (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
+        let (mut dq, mut dk, mut dv) =
+            (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
         attention::each_pair([q, k, ins[6], ins[7]], self.window, |b, s, h, g, t| {
             let row = [b, s, h];
-            let score = self.scale * (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum::<f64>();
+            let score = self.scale
+                * (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum::<f64>();
             let p = (score - lse.at(&row)).exp();
-            let dp: f64 = (0..v.shape[3]).map(|e| d_o.at(&[b, s, h, e]) * v.at(&[b, t, g, e])).sum();
+            let dp: f64 =
+                (0..v.shape[3]).map(|e| d_o.at(&[b, s, h, e]) * v.at(&[b, t, g, e])).sum();
             let ds = self.scale * p * (dp - delta.at(&row));
             for e in 0..v.shape[3] {
                 *dv.at_mut(&[b, t, g, e]) += p * d_o.at(&[b, s, h, e]);

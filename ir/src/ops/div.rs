@@ -31,7 +31,8 @@ impl OpDef for Div {
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
         let Some(d) = d[0] else { return smallvec::smallvec![None, None] };
         let r = self.rule(&[b.ty(ins[0]).rank(), b.ty(ins[1]).rank()]);
-        let rule = Broadcast(Some(std::sync::Arc::new(Rule::of(&[&r.outs[0], &r.ins[1]], &[&r.outs[0]]))));
+        let rule =
+            Broadcast(Some(std::sync::Arc::new(Rule::of(&[&r.outs[0], &r.ins[1]], &[&r.outs[0]]))));
         // d/da = d / b, d/db = - d y / b
         let q = b.push("q", Div { rule }, &[d, ins[1]]);
         let first = b.wants(ins[0]).then(|| mul::reduce_to(b, q, &r.outs[0], &r.ins[0]));

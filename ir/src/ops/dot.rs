@@ -23,12 +23,17 @@ impl OpDef for Dot {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, 2)?;
         let r = &self.rule.0;
-        if r.ins.len() != 2 || r.outs.len() != 1 || (0..2).any(|i| r.ins[i].len() != ins[i].rank()) {
+        if r.ins.len() != 2 || r.outs.len() != 1 || (0..2).any(|i| r.ins[i].len() != ins[i].rank())
+        {
             return Err("two operands with the dims of the rule are needed".into());
         }
         let plain = r.ins.iter().chain(&r.outs).flatten().all(|g| g.single().is_some());
         let [a, b] = [&r.ins[0], &r.ins[1]];
-        let alone = |x: &Dims, y: &Dims| x.iter().any(|g| g.letters().iter().any(|&l| !has_letter(y, l) && !has_letter(&r.outs[0], l)));
+        let alone = |x: &Dims, y: &Dims| {
+            x.iter().any(|g| {
+                g.letters().iter().any(|&l| !has_letter(y, l) && !has_letter(&r.outs[0], l))
+            })
+        };
         let fresh = r.outs[0].iter().any(|g| !a.contains(g) && !b.contains(g));
         if !plain || fresh || alone(a, b) || alone(b, a) {
             return Err("each letter of a dot is in two of its three tensors, or in one operand and the result".into());
@@ -48,15 +53,23 @@ impl OpDef for Dot {
         let Some(d) = d[0] else { return smallvec::smallvec![None, None] };
         let r = &self.rule.0;
         // A gradient has its operand's own order of dims, so a weight's gradient is laid out as the weight.
-        let a = b.wants(ins[0]).then(|| product(b, "dot_grad", (d, &r.outs[0]), (ins[1], &r.ins[1]), &r.ins[0]));
-        let w = b.wants(ins[1]).then(|| product(b, "dot_grad", (d, &r.outs[0]), (ins[0], &r.ins[0]), &r.ins[1]));
+        let a = b
+            .wants(ins[0])
+            .then(|| product(b, "dot_grad", (d, &r.outs[0]), (ins[1], &r.ins[1]), &r.ins[0]));
+        let w = b
+            .wants(ins[1])
+            .then(|| product(b, "dot_grad", (d, &r.outs[0]), (ins[0], &r.ins[0]), &r.ins[1]));
         smallvec::smallvec![a, w]
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;
         let letters = r.letters();
         let place = |dims: &Dims| -> Shape {
-            dims.iter().map(|g| letters.iter().position(|&l| g.single() == Some(l)).expect("plain letters")).collect()
+            dims.iter()
+                .map(|g| {
+                    letters.iter().position(|&l| g.single() == Some(l)).expect("plain letters")
+                })
+                .collect()
         };
         let at = [place(&r.ins[0]), place(&r.ins[1]), place(&r.outs[0])];
         let mut shape: Shape = letters.iter().map(|_| 0).collect();
@@ -65,13 +78,22 @@ impl OpDef for Dot {
         }
         let pick = |i: &[usize], at: &Shape| at.iter().map(|&p| i[p]).collect::<Shape>();
         let mut out = Tensor::full(&cx.out_shape(0), 0.0);
-        each_index(&shape, |i| *out.at_mut(&pick(i, &at[2])) += ins[0].at(&pick(i, &at[0])) * ins[1].at(&pick(i, &at[1])));
+        each_index(&shape, |i| {
+            *out.at_mut(&pick(i, &at[2])) +=
+                ins[0].at(&pick(i, &at[0])) * ins[1].at(&pick(i, &at[1]))
+        });
         vec![out]
     }
 }
 
 /// `a` times `b` with the letters `to`: a `dot` if letters are summed, else a `mul`.
-pub(crate) fn product(b: &mut Builder, hint: &'static str, x: (Value, &Dims), y: (Value, &Dims), to: &Dims) -> Value {
+pub(crate) fn product(
+    b: &mut Builder,
+    hint: &'static str,
+    x: (Value, &Dims),
+    y: (Value, &Dims),
+    to: &Dims,
+) -> Value {
     let rule = Arc::new(Rule::of(&[x.1, y.1], &[to]));
     let summed = x.1.iter().chain(y.1).any(|g| !to.contains(g));
     if summed {

@@ -12,7 +12,8 @@ op! {
 
 impl OpDef for Expand {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        if ins.len() != 1 || self.rule.0.ins.len() != 1 || self.rule.0.ins[0].len() != ins[0].rank() {
+        if ins.len() != 1 || self.rule.0.ins.len() != 1 || self.rule.0.ins[0].len() != ins[0].rank()
+        {
             return Err("one operand with the dims of the rule is needed".into());
         }
         let kept = self.rule.0.ins[0].iter().all(|g| self.rule.0.outs[0].contains(g));
@@ -34,7 +35,10 @@ impl OpDef for Expand {
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;
-        let at: Shape = r.ins[0].iter().map(|g| r.outs[0].iter().position(|o| o == g).expect("kept")).collect();
-        vec![Tensor::from_fn(&cx.out_shape(0), |i| ins[0].at(&at.iter().map(|&p| i[p]).collect::<Shape>()))]
+        let at: Shape =
+            r.ins[0].iter().map(|g| r.outs[0].iter().position(|o| o == g).expect("kept")).collect();
+        vec![Tensor::from_fn(&cx.out_shape(0), |i| {
+            ins[0].at(&at.iter().map(|&p| i[p]).collect::<Shape>())
+        })]
     }
 }

@@ -17,7 +17,11 @@ pub(crate) fn one(ins: &[&Type]) -> Result<(), String> {
 /// An error that an operand is not in the state the collective starts from.
 pub(crate) fn wrong<T>(mesh: &Mesh, axes: AtomSet, want: &str) -> Result<T, TypeError> {
     let n = mesh.names(axes, "*");
-    infer::err("collective", format!("the operand must be {want} over {n}"), format!("take {n} off the collective, or reshard its operand"))
+    infer::err(
+        "collective",
+        format!("the operand must be {want} over {n}"),
+        format!("take {n} off the collective, or reshard its operand"),
+    )
 }
 
 impl OpDef for FanOut {
@@ -27,7 +31,12 @@ impl OpDef for FanOut {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(1, 1, ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], _: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        _: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let mut t = ins[0].clone();
         if t.marked().meets(self.axes) {
             return wrong(mesh, self.axes, "invariant");

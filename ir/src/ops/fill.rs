@@ -16,12 +16,23 @@ impl OpDef for Fill {
     fn rule(&self, _: &[usize]) -> Rule {
         Rule::new("->", &[])
     }
-    fn types(&self, _: &Mesh, _: &[&Type], declared: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        _: &Mesh,
+        _: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         match declared.first().copied().flatten() {
-            None => infer::err("operands", "the type of `fill` must be declared".into(), "write `: f32[...]` after it"),
-            Some(t) if self.value != 0.0 && !t.partial().is_empty() => {
-                infer::err("partial", format!("every rank would add {}", self.value), "only zeros may be a sum still to be taken")
-            }
+            None => infer::err(
+                "operands",
+                "the type of `fill` must be declared".into(),
+                "write `: f32[...]` after it",
+            ),
+            Some(t) if self.value != 0.0 && !t.partial().is_empty() => infer::err(
+                "partial",
+                format!("every rank would add {}", self.value),
+                "only zeros may be a sum still to be taken",
+            ),
             Some(t) => Ok(smallvec::smallvec![t.clone()]),
         }
     }

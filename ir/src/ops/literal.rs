@@ -16,7 +16,12 @@ impl OpDef for Literal {
     fn rule(&self, _: &[usize]) -> Rule {
         Rule::new("->a", &[])
     }
-    fn types(&self, _: &Mesh, _: &[&Type], _: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        _: &Mesh,
+        _: &[&Type],
+        _: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         Ok(smallvec::smallvec![Type::f32(&[self.values.len()])])
     }
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {

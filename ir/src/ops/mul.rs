@@ -28,7 +28,11 @@ pub fn reduce_to(b: &mut Builder, d: Value, from: &Dims, to: &Dims) -> Value {
     }
     let rule = RuleAttr(Arc::new(Rule::of(&[from], &[to])));
     let kept = from.iter().flat_map(|g| g.letters()).all(|&l| has_letter(to, l));
-    if kept { b.push("t", Transpose { rule }, &[d]) } else { b.push("sum", ReduceSum { rule }, &[d]) }
+    if kept {
+        b.push("t", Transpose { rule }, &[d])
+    } else {
+        b.push("sum", ReduceSum { rule }, &[d])
+    }
 }
 
 pub(crate) fn ranks(ins: &[&Tensor]) -> SmallVec<[usize; 4]> {
@@ -40,7 +44,10 @@ pub(crate) fn spread(cx: &EvalCx, rule: &Rule, ins: &[&Tensor]) -> Vec<Tensor> {
     let shape = cx.out_shape(0);
     let out = &rule.outs[0];
     let one = |(dims, t): (&Dims, &&Tensor)| {
-        let at: Shape = dims.iter().map(|g| out.iter().position(|o| o == g).expect("checked by accepts")).collect();
+        let at: Shape = dims
+            .iter()
+            .map(|g| out.iter().position(|o| o == g).expect("checked by accepts"))
+            .collect();
         Tensor::from_fn(&shape, |i| t.at(&at.iter().map(|&p| i[p]).collect::<Shape>()))
     };
     rule.ins.iter().zip(ins).map(one).collect()
@@ -68,7 +75,8 @@ impl OpDef for Mul {
                     return b.push("mul_grad", Mul::same(), &[d, ins[other]]);
                 }
                 // d * other, summed over the letters that this operand lacks.
-                let rule = RuleAttr(Arc::new(Rule::of(&[&r.outs[0], &r.ins[other]], &[&r.ins[this]])));
+                let rule =
+                    RuleAttr(Arc::new(Rule::of(&[&r.outs[0], &r.ins[other]], &[&r.ins[this]])));
                 let summed = r.outs[0].iter().any(|g| !r.ins[this].contains(g));
                 if summed {
                     b.push("mul_grad", Dot { rule }, &[d, ins[other]])

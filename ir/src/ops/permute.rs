@@ -15,7 +15,12 @@ impl OpDef for Permute {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(1, 1, ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], _: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        _: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         if !self.axes.within(ins[0].varying) {
             return fan_out::wrong(mesh, self.axes, "varying");
         }

@@ -16,7 +16,12 @@ impl OpDef for Place {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(1, 1, ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], _: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        _: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let mut t = ins[0].clone();
         all_gather::unsplit(mesh, &mut t, self.axes, self.dim)?;
         t.sum = t.sum.union(self.axes);

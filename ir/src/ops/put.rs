@@ -22,14 +22,21 @@ impl Put {
 impl OpDef for Put {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         let r = &self.rule.0;
-        if ins.len() != 2 || r.ins.len() != 2 || (0..2).any(|i| r.ins[i].len() != ins[i].rank()) || r.outs.len() != 1 {
+        if ins.len() != 2
+            || r.ins.len() != 2
+            || (0..2).any(|i| r.ins[i].len() != ins[i].rank())
+            || r.outs.len() != 1
+        {
             return Err("two operands with the dims of the rule are needed".into());
         }
         if !ins[0].dtype.is_float() || ins[1].dtype != DType::I32 {
             return Err("a float and an i32 index are needed".into());
         }
         if self.letter().is_none() || r.ins[1].iter().any(|g| !r.ins[0].contains(g)) {
-            return Err("the rule has one letter that only the result has, and `x` has those of the index".into());
+            return Err(
+                "the rule has one letter that only the result has, and `x` has those of the index"
+                    .into(),
+            );
         }
         Ok(())
     }
@@ -55,8 +62,12 @@ impl OpDef for Put {
         let (dim, _) = self.letter().expect("accepted");
         let e = cx.out_extent(0, dim);
         let mut out = Tensor::full(&cx.out_shape(0), 0.0);
-        let at_i: Shape = r.ins[1].iter().map(|g| r.ins[0].iter().position(|x| x == g).expect("accepted")).collect();
-        let at_o: Vec<Option<usize>> = r.outs[0].iter().map(|g| r.ins[0].iter().position(|x| x == g)).collect();
+        let at_i: Shape = r.ins[1]
+            .iter()
+            .map(|g| r.ins[0].iter().position(|x| x == g).expect("accepted"))
+            .collect();
+        let at_o: Vec<Option<usize>> =
+            r.outs[0].iter().map(|g| r.ins[0].iter().position(|x| x == g)).collect();
         each_index(&ins[0].shape, |i| {
             let k = ins[1].at(&at_i.iter().map(|&p| i[p]).collect::<Shape>()) - e.offset as f64;
             if k >= 0.0 && k < e.len as f64 {

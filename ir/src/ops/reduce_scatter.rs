@@ -15,7 +15,12 @@ impl OpDef for ReduceScatter {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(1, 1, ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], declared: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let mut t = ins[0].clone();
         if !self.axes.within(t.sum) {
             return fan_out::wrong(mesh, self.axes, "a sum still to be taken");
@@ -28,7 +33,8 @@ impl OpDef for ReduceScatter {
         0.0
     }
     fn grad(&self, b: &mut Builder, _: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        let g = grads_of(d, |d| b.push("gathered", AllGather { axes: self.axes, dim: self.dim }, &[d]));
+        let g =
+            grads_of(d, |d| b.push("gathered", AllGather { axes: self.axes, dim: self.dim }, &[d]));
         if d[0].is_some() {
             b.note("mirror of a reduce_scatter");
         }
@@ -50,7 +56,11 @@ impl Collective for ReduceScatter {
         "reduce_scatter"
     }
     fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>> {
-        let sum = all_reduce::fold_group(cx[0].ins[0], self.axes, &ins.iter().map(|p| p[0]).collect::<Vec<_>>());
+        let sum = all_reduce::fold_group(
+            cx[0].ins[0],
+            self.axes,
+            &ins.iter().map(|p| p[0]).collect::<Vec<_>>(),
+        );
         cx.iter().map(|c| vec![slice::own_piece(c, self.dim, &sum)]).collect()
     }
     fn ring_bytes(&self, mesh: &Mesh, input: &Type, _: &Type) -> f64 {

@@ -26,8 +26,17 @@ pub(crate) fn accepts_reduce(rule: &RuleAttr, ins: &[&Type]) -> Result<(), Strin
 }
 
 /// Folds the operand into the result, in row-major order.
-pub(crate) fn fold(rule: &Rule, shape: &[usize], x: &Tensor, start: f64, f: impl Fn(f64, f64) -> f64) -> Tensor {
-    let at: Shape = rule.outs[0].iter().map(|g| rule.ins[0].iter().position(|i| i == g).expect("kept")).collect();
+pub(crate) fn fold(
+    rule: &Rule,
+    shape: &[usize],
+    x: &Tensor,
+    start: f64,
+    f: impl Fn(f64, f64) -> f64,
+) -> Tensor {
+    let at: Shape = rule.outs[0]
+        .iter()
+        .map(|g| rule.ins[0].iter().position(|i| i == g).expect("kept"))
+        .collect();
     let mut out = Tensor::full(shape, start);
     each_index(&x.shape, |i| {
         let j: Shape = at.iter().map(|&p| i[p]).collect();
@@ -39,7 +48,10 @@ pub(crate) fn fold(rule: &Rule, shape: &[usize], x: &Tensor, start: f64, f: impl
 
 /// Sizes of the letters that an operand of these dims loses on the right.
 pub(crate) fn lost_sizes(rule: &Rule, t: &Type) -> Sizes {
-    let lost = rule.ins[0].iter().zip(&t.dims).filter(|(g, _)| g.letters().iter().any(|&l| !has_letter(&rule.outs[0], l)));
+    let lost = rule.ins[0]
+        .iter()
+        .zip(&t.dims)
+        .filter(|(g, _)| g.letters().iter().any(|&l| !has_letter(&rule.outs[0], l)));
     Sizes(lost.filter_map(|(g, d)| Some((g.single()?, d.size))).collect())
 }
 

@@ -12,10 +12,12 @@ op! {
 
 impl OpDef for Reshape {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        if ins.len() != 1 || self.rule.0.ins.len() != 1 || self.rule.0.ins[0].len() != ins[0].rank() {
+        if ins.len() != 1 || self.rule.0.ins.len() != 1 || self.rule.0.ins[0].len() != ins[0].rank()
+        {
             return Err("one operand with the dims of the rule is needed".into());
         }
-        let flat = |d: &crate::rule::Dims| d.iter().flat_map(|g| g.letters().to_vec()).collect::<Vec<_>>();
+        let flat =
+            |d: &crate::rule::Dims| d.iter().flat_map(|g| g.letters().to_vec()).collect::<Vec<_>>();
         if flat(&self.rule.0.ins[0]) != flat(&self.rule.0.outs[0]) {
             return Err("a reshape keeps the letters and their order".into());
         }
@@ -39,7 +41,8 @@ impl OpDef for Reshape {
         // The mirror cannot see the sizes that the operand's own dims gave.
         let known = infer::sizes(r, &[b.ty(ins[0])], &self.sizes.0).unwrap_or_default();
         let joined = r.ins[0].iter().chain(&r.outs[0]).filter(|g| g.single().is_none());
-        let major: SmallVec<[Letter; 4]> = joined.flat_map(|g| g.letters()[..g.letters().len() - 1].to_vec()).collect();
+        let major: SmallVec<[Letter; 4]> =
+            joined.flat_map(|g| g.letters()[..g.letters().len() - 1].to_vec()).collect();
         let sizes = Sizes(known.into_iter().filter(|s| major.contains(&s.0)).collect());
         grads_of(d, |d| b.push("reshape_grad", Reshape { rule, sizes }, &[d]))
     }

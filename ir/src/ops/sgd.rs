@@ -12,7 +12,11 @@ impl OpDef for Sgd {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, 4)?;
         let same = ins[1].rank() == ins[0].rank() && ins[2..].iter().all(|t| t.rank() == 0);
-        if same { Ok(()) } else { Err("two tensors of one shape and two scalars are needed".into()) }
+        if same {
+            Ok(())
+        } else {
+            Err("two tensors of one shape and two scalars are needed".into())
+        }
     }
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::new("..,..,,->..", ranks)

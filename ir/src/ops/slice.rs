@@ -22,7 +22,12 @@ impl OpDef for Slice {
     fn rule(&self, ranks: &[usize]) -> Rule {
         Rule::elementwise(1, 1, ranks[0])
     }
-    fn types(&self, mesh: &Mesh, ins: &[&Type], declared: &[Option<&Type>]) -> Result<SmallVec<[Type; 2]>, TypeError> {
+    fn types(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let mut t = ins[0].clone();
         if !self.axes.within(t.replicated) && t.marked().meets(self.axes) {
             return fan_out::wrong(mesh, self.axes, "replicated, or invariant,");
@@ -38,7 +43,13 @@ impl OpDef for Slice {
         let like = b.ty(ins[0]).cotangent();
         let (axes, dim) = (self.axes, self.dim);
         let replicated = axes.within(b.ty(ins[0]).replicated);
-        grads_of(d, |d| if replicated { b.push("placed", Place { axes, dim }, &[d]) } else { b.push_as("gathered", AllGather { axes, dim }, &[d], &like) })
+        grads_of(d, |d| {
+            if replicated {
+                b.push("placed", Place { axes, dim }, &[d])
+            } else {
+                b.push_as("gathered", AllGather { axes, dim }, &[d], &like)
+            }
+        })
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![own_piece(cx, self.dim, ins[0])]
@@ -53,5 +64,9 @@ pub(crate) fn nested(mesh: &Mesh, coarse: &Type, fine: &Type, dim: usize) -> Res
     if c == 1 || n.div_ceil(f) * (f / c) == n.div_ceil(c) || n % f == 0 {
         return Ok(());
     }
-    infer::err("uneven", format!("{n} cut {c} ways cannot be cut further, {f} ways in all: pieces would overlap"), format!("pad {n} to a multiple of {f}"))
+    infer::err(
+        "uneven",
+        format!("{n} cut {c} ways cannot be cut further, {f} ways in all: pieces would overlap"),
+        format!("pad {n} to a multiple of {f}"),
+    )
 }

@@ -13,7 +13,11 @@ op! {
 }
 
 /// The letter that the index runs over: in `all`, but in neither `index` nor `rest`.
-pub(crate) fn index_letter(all: &[crate::rule::Group], index: &[crate::rule::Group], rest: &[crate::rule::Group]) -> Option<(usize, Letter)> {
+pub(crate) fn index_letter(
+    all: &[crate::rule::Group],
+    index: &[crate::rule::Group],
+    rest: &[crate::rule::Group],
+) -> Option<(usize, Letter)> {
     let mut only = all.iter().enumerate().filter(|(_, g)| !index.contains(g) && !rest.contains(g));
     match (only.next(), only.next()) {
         (Some((i, g)), None) => Some((i, g.single()?)),
@@ -31,7 +35,11 @@ impl Take {
 impl OpDef for Take {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         let r = &self.rule.0;
-        if ins.len() != 2 || r.ins.len() != 2 || (0..2).any(|i| r.ins[i].len() != ins[i].rank()) || r.outs.len() != 1 {
+        if ins.len() != 2
+            || r.ins.len() != 2
+            || (0..2).any(|i| r.ins[i].len() != ins[i].rank())
+            || r.outs.len() != 1
+        {
             return Err("two operands with the dims of the rule are needed".into());
         }
         if !ins[0].dtype.is_float() || ins[1].dtype != DType::I32 {
@@ -55,11 +63,16 @@ impl OpDef for Take {
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let r = &self.rule.0;
-        let (Some(d), Some((dim, letter))) = (d[0], self.letter()) else { return smallvec::smallvec![None, None] };
+        let (Some(d), Some((dim, letter))) = (d[0], self.letter()) else {
+            return smallvec::smallvec![None, None];
+        };
         let rule = RuleAttr(Arc::new(Rule::of(&[&r.outs[0], &r.ins[1]], &[&r.ins[0]])));
         let like = b.ty(ins[0]).cotangent();
         let sizes = Sizes(smallvec::smallvec![(letter, like.dims[dim].size)]);
-        smallvec::smallvec![Some(b.push_as("take_grad", Put { rule, sizes }, &[d, ins[1]], &like)), None]
+        smallvec::smallvec![
+            Some(b.push_as("take_grad", Put { rule, sizes }, &[d, ins[1]], &like)),
+            None
+        ]
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;

@@ -23,13 +23,12 @@ pub fn split(joint: Joint) -> (Func, Func) {
         makers: &makers,
         backward_from,
         b: j.like("backward"),
-        map: BTreeMap::new(),
+        map: vec![None; j.values.len()],
         stash: vec![],
     };
     // Arguments of backward in the order of the joint program's, then stashes, then accumulators.
-    let used: std::collections::BTreeSet<Value> =
-        j.nodes[backward_from..].iter().flat_map(|n| n.ins.iter().copied()).collect();
-    for a in j.args.iter().filter(|a| used.contains(&a.value)) {
+    let used = used(&j, backward_from);
+    for a in j.args.iter().filter(|a| used[a.value.0 as usize]) {
         s.argument(a.value, a.role.clone());
     }
     let mut grads: BTreeMap<Value, Vec<Role>> = BTreeMap::new();
@@ -43,7 +42,7 @@ pub fn split(joint: Joint) -> (Func, Func) {
         s.copy(n, ins);
         for o in &n.outs {
             for role in grads.remove(o).unwrap_or_default() {
-                let v = s.map[o];
+                let v = s.map[o.0 as usize].expect("just copied");
                 accumulate(&mut s.b, v, role);
             }
         }
@@ -52,18 +51,17 @@ pub fn split(joint: Joint) -> (Func, Func) {
         let v = s.provide(v);
         roles.into_iter().for_each(|role| accumulate(&mut s.b, v, role));
     }
-    let j = s.j;
-    let (mut stash, mut b) = (std::mem::take(&mut s.stash), s.b);
+    let Split { mut stash, mut b, .. } = s;
     // By kind, and what belongs to no layer first, so that layers look alike.
     let order =
         |f: &Func, p: &Port| (p.role.as_ref().map(|r| r.kind), f.name(p.value).layer.is_some());
-    stash.sort_by_key(|p| order(j, p));
+    stash.sort_by_key(|p| order(&j, p));
     let mut args = std::mem::take(&mut b.args);
     args.sort_by_key(|p| order(&b, p));
     b.args = args;
     drop_unused_args(&mut b);
     b.drop_dead();
-    let mut f = j.clone();
+    let mut f = j;
     f.name = "forward".into();
     f.nodes.truncate(backward_from);
     f.args.retain(|a| a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Step));
@@ -103,9 +101,15 @@ pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
 }
 
 fn drop_unused_args(f: &mut Func) {
-    let used: std::collections::BTreeSet<Value> =
-        f.nodes.iter().flat_map(|n| n.ins.iter().copied()).collect();
-    f.args.retain(|a| used.contains(&a.value));
+    let used = used(f, 0);
+    f.args.retain(|a| used[a.value.0 as usize]);
+}
+
+/// Which values are operands of nodes from `first` on.
+fn used(f: &Func, first: usize) -> Vec<bool> {
+    let mut used = vec![false; f.values.len()];
+    f.nodes[first..].iter().flat_map(|n| &n.ins).for_each(|v| used[v.0 as usize] = true);
+    used
 }
 
 struct Split<'a> {
@@ -113,20 +117,20 @@ struct Split<'a> {
     makers: &'a [Option<u32>],
     backward_from: usize,
     b: Func,
-    map: BTreeMap<Value, Value>,
+    map: Vec<Option<Value>>,
     stash: Vec<Port>,
 }
 
 impl Split<'_> {
     fn argument(&mut self, v: Value, role: Option<Role>) -> Value {
         let new = self.b.arg(self.j.ty(v).clone(), self.j.name(v).clone(), role);
-        self.map.insert(v, new);
+        self.map[v.0 as usize] = Some(new);
         new
     }
 
     /// The value in backward: already there, recomputed, or saved by forward.
     fn provide(&mut self, v: Value) -> Value {
-        if let Some(&new) = self.map.get(&v) {
+        if let Some(new) = self.map[v.0 as usize] {
             return new;
         }
         let Some(maker) = self.makers[v.0 as usize] else {
@@ -138,7 +142,7 @@ impl Split<'_> {
         if n.op.def().is_view() || matches!(n.op, Op::AllGather(_)) {
             let ins = n.ins.iter().map(|&x| self.provide(x)).collect();
             self.copy(n, ins);
-            return self.map[&v];
+            return self.map[v.0 as usize].expect("just copied");
         }
         let role = Some(Role::new(RoleKind::Stash, &self.j.name(v).to_string()[1..]));
         self.stash.push(Port { value: v, role: role.clone() });
@@ -151,7 +155,7 @@ impl Split<'_> {
             .iter()
             .map(|&o| {
                 let new = self.b.value(self.j.ty(o).clone(), self.j.name(o).clone());
-                self.map.insert(o, new);
+                self.map[o.0 as usize] = Some(new);
                 new
             })
             .collect();

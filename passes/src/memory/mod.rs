@@ -260,8 +260,9 @@ impl Planner<'_> {
             let size = padded(self.buffers[b].bytes);
             let offset = free.take(size);
             self.buffers[b].offset = offset;
-            if offset + size > peak {
-                (peak, peak_at) = (offset + size, birth);
+            let end = offset + self.buffers[b].bytes;
+            if end > peak {
+                (peak, peak_at) = (end, birth);
             }
             dying.insert((self.buffers[b].death, b));
         }
@@ -306,7 +307,8 @@ impl Planner<'_> {
         Memory { places, workspaces: scratch, peak_bytes: peak, at_peak, live_at_peak }
     }
 
-    /// Bytes by class at the peak, and the largest values alive then. Gaps count as temporary.
+    /// Bytes by class at the peak, and the largest values alive then. Gaps, of
+    /// alignment and of first fit, count as temporary.
     fn account(&self, order: &[usize], peak: usize, at: usize) -> (ByClass, Live) {
         let alive: Vec<&Buffer> = order
             .iter()
@@ -315,7 +317,7 @@ impl Planner<'_> {
             .collect();
         let mut by: BTreeMap<Class, usize> = BTreeMap::new();
         for b in &alive {
-            *by.entry(b.class).or_default() += padded(b.bytes);
+            *by.entry(b.class).or_default() += b.bytes;
         }
         let used: usize = by.values().sum();
         *by.entry(Class::Temporary).or_default() += peak - used;

@@ -11,6 +11,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Port, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
+use shardc_ir::plan::Mode;
 use shardc_ir::rule::Letter;
 use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
@@ -88,8 +89,67 @@ pub fn annotate(
         }
     }
     f.annotations.extend(new);
-    o.shard.iter().try_for_each(|r| apply(&mesh, f, r))?;
+    o.shard.iter().try_for_each(|r| apply(&mesh, f, r, o))?;
+    check_inputs(&mesh, f, batch, o)?;
+    check_frozen(f, o)?;
     Ok(mesh)
+}
+
+/// All inputs of a batch must be cut into rows alike, or ranks would pair tokens with the labels of
+/// other rows; with several microbatches that is the split over the data-parallel axes.
+fn check_inputs(mesh: &Mesh, f: &Func, batch: AtomSet, o: &Options) -> Result<()> {
+    for a in &f.args {
+        let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Input) else { continue };
+        let (ty, note) = (f.ty(a.value), f.annotations.get(&a.value));
+        let Some(note) = note.filter(|_| ty.rank() > 1) else { continue };
+        let rows = note.dims[0].atoms;
+        let ways: usize = rows.iter().map(|x| mesh.size(x)).product();
+        let moved = o.microbatches() > 1 && rows.set() != batch;
+        if moved || ty.dims[0].size % ways != 0 {
+            let what = format!("the rows of `{}` cannot be cut {ways} ways here", role.name);
+            return Err(Diag::new("shard", what)
+                .at(format!("--shard '{}=…'", role.name))
+                .rule("rows are cut over dp; otherwise only evenly, and with 1 microbatch")
+                .help(format!("leave dim 0 to dp, or use --microbatch {}", o.global_batch)));
+        }
+    }
+    Ok(())
+}
+
+/// Every `--freeze` must match something, and something must be left to train.
+fn check_frozen(f: &Func, o: &Options) -> Result<()> {
+    let params =
+        || f.args.iter().filter_map(|a| a.role.as_ref()).filter(|r| r.kind == RoleKind::Param);
+    if let Some(g) = o.freeze.iter().find(|g| !params().any(|r| glob(g, &r.name))) {
+        let names: Vec<&str> = params().map(|r| &*r.name).take(4).collect();
+        return Err(Diag::new("unknown-tensor", format!("`{g}` matches no parameter"))
+            .at(format!("--freeze '{g}'"))
+            .help(format!("name some of {}, …", names.join(", "))));
+    }
+    let all = params().count() > 0 && params().all(|r| o.freeze.iter().any(|g| glob(g, &r.name)));
+    if all && o.mode == Mode::Train {
+        return Err(Diag::new("no-loss", "every parameter is frozen: there is nothing to train")
+            .at("--freeze")
+            .help("freeze fewer, or compile with --mode infer"));
+    }
+    Ok(())
+}
+
+/// A dim as written, with `dp` for the data-parallel axes and axes of one rank left out.
+fn spelled(body: &str, mesh: &Mesh, o: &Options) -> String {
+    let one = |p: &str| -> Vec<String> {
+        let name = p.split(':').next().unwrap_or(p);
+        match name {
+            "dp" if mesh.axis("dp").is_none() => ["dp_replicate", "dp_shard"]
+                .iter()
+                .filter(|a| mesh.axis(a).is_some())
+                .map(|a| p.replacen("dp", a, 1))
+                .collect(),
+            _ if o.mesh.iter().any(|a| a.0 == name && a.1 == 1) => vec![],
+            _ => vec![p.to_string()],
+        }
+    };
+    body.split('*').flat_map(|p| one(p.trim())).collect::<Vec<_>>().join("*")
 }
 
 /// The leading atoms of `set` whose product divides the limit.
@@ -164,7 +224,7 @@ fn cut_sub_axes(mesh: &mut Mesh, rules: &[ShardRule]) -> Result<()> {
 }
 
 /// Applies one `--shard` to the parameters it matches, or to the last values of the scopes it matches.
-fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule) -> Result<()> {
+fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule, o: &Options) -> Result<()> {
     let place = || format!("--shard '{}={}'", rule.glob, rule.dims.join(","));
     let mut hits: Vec<Value> = f
         .args
@@ -207,10 +267,11 @@ fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule) -> Result<()> {
                 Some(b) => (b, true),
                 None => (text.as_str(), false),
             };
+            let body = spelled(body, mesh, o);
             let atoms = if body.is_empty() || body == "-" {
                 AtomList::EMPTY
             } else {
-                read_atoms(body, mesh)?
+                read_atoms(&body, mesh)?
             };
             Ok(AnnotatedDim { atoms, open })
         };

@@ -8,7 +8,7 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
-use shardc_ir::types::Type;
+use shardc_ir::types::{AtomList, Type};
 use std::collections::HashMap;
 
 /// One collective and the type it makes.
@@ -39,15 +39,15 @@ const MAX_STATES: usize = 4096;
 impl Resharder {
     /// The cheapest steps from `from` to `to`; `None` if no sequence of collectives leads there.
     pub fn path(&mut self, mesh: &Mesh, from: &Type, to: &Type) -> Option<Path> {
+        if from == to {
+            return Some(Path { steps: vec![], states: 1 });
+        }
         let key = (from.clone(), to.clone());
         self.known.entry(key).or_insert_with(|| search(mesh, from, to)).clone()
     }
 }
 
 fn search(mesh: &Mesh, from: &Type, to: &Type) -> Option<Path> {
-    if from == to {
-        return Some(Path { steps: vec![], states: 1 });
-    }
     let moving = moving_atoms(mesh, from, to);
     let mut graph: DiGraph<Type, (Op, f64)> = DiGraph::new();
     let mut ids: HashMap<Type, NodeIndex> = HashMap::new();
@@ -77,11 +77,16 @@ fn search(mesh: &Mesh, from: &Type, to: &Type) -> Option<Path> {
     Some(Path { steps: steps.collect(), states: graph.node_count() })
 }
 
-/// Atoms whose state differs, with all atoms minor to them in the same dim.
+/// Atoms whose state differs, with all atoms minor to them in the same dim; all of a dim that is cut
+/// unevenly.
 fn moving_atoms(mesh: &Mesh, from: &Type, to: &Type) -> AtomSet {
     let mut set: AtomSet = mesh.all().iter().filter(|&a| from.state(a) != to.state(a)).collect();
     for (f, t) in from.dims.iter().zip(&to.dims) {
-        let same = f.atoms.iter().zip(t.atoms.iter()).take_while(|(x, y)| x == y).count();
+        let pieces = |l: AtomList| l.iter().map(|a| mesh.size(a)).product::<usize>();
+        // Uneven pieces can be neither cut again nor joined in part: all of the dim moves.
+        let even = [f, t].iter().all(|d| d.size % pieces(d.atoms) == 0);
+        let alike = f.atoms.iter().zip(t.atoms.iter()).take_while(|(x, y)| even && x == y);
+        let same = alike.count();
         if f.atoms != t.atoms {
             set = f.atoms.iter().chain(t.atoms.iter()).fold(set, |s, a| {
                 let kept = f.atoms.iter().take(same).any(|x| x == a);
@@ -121,7 +126,7 @@ fn moves(mesh: &Mesh, t: &Type, to: &Type, moving: AtomSet) -> Vec<(Op, Type)> {
             add(AllReduce { axes }.into(), None);
             add(AllReduce { axes }.into(), Some(&replicated));
             for dim in (0..t.rank()).filter(|&d| axes.within(wanted(d))) {
-                add(ReduceScatter { axes, dim }.into(), None);
+                add(ReduceScatter { axes, dim }.into(), Some(to));
             }
         }
     }
@@ -134,14 +139,14 @@ fn moves(mesh: &Mesh, t: &Type, to: &Type, moving: AtomSet) -> Vec<(Op, Type)> {
             add(AllGather { axes, dim: from }.into(), None);
             add(AllGather { axes, dim: from }.into(), Some(&invariant));
             for dim in (0..t.rank()).filter(|&j| j != from && axes.meets(wanted(j))) {
-                add(AllToAll { axes, from, to: dim }.into(), None);
+                add(AllToAll { axes, from, to: dim }.into(), Some(to));
             }
         }
     }
     for free in [invariant, t.replicated.and(moving)] {
         for axes in subsets(free) {
             for dim in (0..t.rank()).filter(|&d| axes.within(wanted(d))) {
-                add(Slice { axes, dim }.into(), None);
+                add(Slice { axes, dim }.into(), Some(to));
             }
         }
     }
@@ -154,7 +159,6 @@ fn moves(mesh: &Mesh, t: &Type, to: &Type, moving: AtomSet) -> Vec<(Op, Type)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shardc_ir::types::AtomList;
 
     fn kinds(from: &Type, to: &Type, mesh: &Mesh) -> Vec<&'static str> {
         let p = Resharder::default().path(mesh, from, to).expect("a path");

@@ -10,7 +10,7 @@ macro_rules! pages {
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape"
     "collective" "config" "config-file" "data" "dropout-ignored" "dtype" "evaluated-shape"
-    "file" "flag" "heads-not-divisible" "index" "kv-heads-against-tp" "label-range" "mesh"
+    "file" "flag" "heads-not-divisible" "idle-axis" "index" "kv-heads-against-tp" "label-range" "mesh"
     "microbatch" "missing-tensor" "missing-weights" "mixed" "name" "nan-loss" "needs-whole"
     "no-evaluation" "no-loss" "no-reshard" "not-built" "operands" "out-of-memory" "output"
     "padding" "partial" "phase" "plan" "rank" "rank-failed" "ranks-disagree" "redefined"

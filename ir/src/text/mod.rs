@@ -3,8 +3,8 @@
 //! ```text
 //! module  := "mesh" "[" { axis "=" size "," } "]" { func }
 //! func    := "func" "@" name "(" { "%" name ":" type [ role ] [ asked ] "," } ")"
-//!            "->" results "{" { line } return "}"
-//! results := type | "(" { type [ role ] "," } ")"
+//!            "->" results "{" { line } [ return ] "}"
+//! results := type | "(" { [ "%" name ":" ] type [ role ] "," } ")"   // named: no return
 //! role    := kind "\"" name "\""
 //! line    := path ":"
 //!          | { "%" name "," } "=" op [ "[" attributes "]" ] { "%" name "," }

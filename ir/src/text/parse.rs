@@ -47,7 +47,11 @@ pub(super) struct Parser<'t> {
 type Defined<'t> = HashMap<&'t str, Value>;
 
 /// What the head of a function says of a result.
-type Declared = (Type, Option<Role>);
+/// A value, and where and how the text names it.
+type Named<'t> = (Value, usize, &'t str);
+
+/// A result in the head of a function: where and how it is named, if it is, its type and role.
+type Declared<'t> = (Option<(usize, &'t str)>, Type, Option<Role>);
 
 impl<'t> Parser<'t> {
     fn module(&mut self) -> Res<Vec<Func>> {
@@ -187,14 +191,23 @@ impl<'t> Parser<'t> {
         self.c.blank();
         self.c.must("->")?;
         self.c.blank();
-        let mut results: Vec<Declared> = vec![];
+        let mut results: Vec<Declared<'t>> = vec![];
         if self.c.eat("(") {
             self.list(")", |p| {
-                results.push((p.ty()?, p.role()?));
+                let name = if p.c.peek() == Some(b'%') {
+                    let name = p.value_name()?;
+                    p.c.spaces();
+                    p.c.must(":")?;
+                    p.c.spaces();
+                    Some(name)
+                } else {
+                    None
+                };
+                results.push((name, p.ty()?, p.role()?));
                 Ok(())
             })?;
         } else {
-            results.push((self.ty()?, None));
+            results.push((None, self.ty()?, None));
         }
         self.c.blank();
         self.c.must("{")?;
@@ -211,7 +224,7 @@ impl<'t> Parser<'t> {
         Ok(f)
     }
 
-    fn body(&mut self, f: &mut Func, known: &mut Defined<'t>, heads: Vec<Declared>) -> Res<()> {
+    fn body(&mut self, f: &mut Func, known: &mut Defined<'t>, heads: Vec<Declared<'t>>) -> Res<()> {
         let mut scope = Scope(0);
         loop {
             self.c.blank();
@@ -219,13 +232,23 @@ impl<'t> Parser<'t> {
                 self.node(f, known, scope)?;
                 continue;
             }
+            // A head that names its results needs no `return`.
+            let named = !heads.is_empty() && heads.iter().all(|h| h.0.is_some());
+            if named && self.c.peek() == Some(b'}') {
+                let named = heads.iter().filter_map(|h| h.0);
+                let values = named.map(|n| self.defined(known, n)).collect::<Res<_>>()?;
+                return self.results(f, values, heads);
+            }
             let code = self.c.line().split("//").next().unwrap_or("").trim_end();
             match code.strip_suffix(':') {
                 Some(path) if is_path(path) => {
                     scope = f.scope(path);
                     self.c.at += code.len();
                 }
-                _ if self.c.eat("return") => return self.results(f, known, heads),
+                _ if self.c.eat("return") => {
+                    let values = self.returned(known)?;
+                    return self.results(f, values, heads);
+                }
                 _ => {
                     let f = self.c.needs("an op, a scope or `return`");
                     return Err(f.help("write `%y = op[..] %x : type`, `path:` or `return %y`"));
@@ -234,10 +257,10 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn results(&mut self, f: &mut Func, known: &Defined<'t>, heads: Vec<Declared>) -> Res<()> {
-        let at = self.c.at;
+    /// The values after `return`.
+    fn returned(&mut self, known: &Defined<'t>) -> Res<Vec<Named<'t>>> {
         self.c.spaces();
-        let mut values: Vec<(Value, usize, &str)> = vec![];
+        let mut values = vec![];
         if self.c.eat("(") {
             self.list(")", |p| {
                 values.push(p.operand(known)?);
@@ -253,12 +276,17 @@ impl<'t> Parser<'t> {
                 self.c.spaces();
             }
         }
+        Ok(values)
+    }
+
+    fn results(&mut self, f: &mut Func, values: Vec<Named>, heads: Vec<Declared>) -> Res<()> {
+        let at = self.c.at;
         if values.len() != heads.len() {
             let (n, k) = (values.len(), heads.len());
             let m = format!("{n} values are returned, the head of the function has {k}");
             return Err(Fail::new("arity", at, 1, m).help(format!("return {k} values")));
         }
-        for ((value, at, name), (ty, role)) in values.into_iter().zip(heads) {
+        for ((value, at, name), (_, ty, role)) in values.into_iter().zip(heads) {
             let own = f.ty(value);
             if *own != ty {
                 let (own, ty) = (type_text(&self.mesh, own), type_text(&self.mesh, &ty));
@@ -363,8 +391,13 @@ impl<'t> Parser<'t> {
     }
 
     /// A value that was defined before.
-    fn operand(&mut self, known: &Defined<'t>) -> Res<(Value, usize, &'t str)> {
-        let (at, name) = self.value_name()?;
+    fn operand(&mut self, known: &Defined<'t>) -> Res<Named<'t>> {
+        let name = self.value_name()?;
+        self.defined(known, name)
+    }
+
+    /// The value of this name.
+    fn defined(&self, known: &Defined<'t>, (at, name): (usize, &'t str)) -> Res<Named<'t>> {
         if let Some(&v) = known.get(name) {
             return Ok((v, at, name));
         }

@@ -169,25 +169,26 @@ impl Printer<'_> {
             [one] if one.role.is_none() => self.port(f, one),
             all => {
                 self.out.push('(');
-                self.list(f, all, short, "  ", |p, port| p.port(f, port));
+                self.list(f, all, short, "  ", |p, port| {
+                    if !short {
+                        p.out.push_str(names.get(port.value));
+                        p.out.push_str(": ");
+                    }
+                    p.port(f, port);
+                });
                 self.out.push(')');
             }
         }
         self.out.push_str(" {\n");
         self.body(f, &names);
         self.line(NO_LAYER);
-        self.out.push_str("  return");
-        let name = |p: &mut Self, port: &Port| p.out.push_str(names.get(port.value));
         if short {
+            self.out.push_str("  return");
             self.out.push_str(if f.results.is_empty() { "" } else { " " });
-            self.list(f, &f.results, true, "", name);
-        } else {
-            self.out.push_str(" (");
-            self.list(f, &f.results, false, "    ", name);
-            self.out.push_str("  )");
+            self.list(f, &f.results, true, "", |p, port| p.out.push_str(names.get(port.value)));
+            self.out.push('\n');
+            self.line(NO_LAYER);
         }
-        self.out.push('\n');
-        self.line(NO_LAYER);
         self.out.push_str("}\n");
     }
 

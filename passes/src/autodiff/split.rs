@@ -9,7 +9,7 @@
 //! sequence, are recomputed: what is saved is the piece.
 
 use super::differentiate::Joint;
-use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::ops::{Add, Op};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -38,8 +38,8 @@ pub fn split(joint: Joint) -> (Func, Func) {
         }
     }
     for n in &j.nodes[backward_from..] {
-        let ins: SmallVec<[Value; 4]> = n.ins.iter().map(|&v| s.provide(v)).collect();
-        s.copy(n, ins);
+        let ins: SmallVec<[Value; 4]> = n.ins.iter().map(|&v| s.provide(v, n.scope)).collect();
+        s.copy(n, ins, n.scope);
         for o in &n.outs {
             for role in grads.remove(o).unwrap_or_default() {
                 let v = s.map[o.0 as usize].expect("just copied");
@@ -48,7 +48,7 @@ pub fn split(joint: Joint) -> (Func, Func) {
         }
     }
     for (v, roles) in grads {
-        let v = s.provide(v);
+        let v = s.provide(v, Scope(0));
         roles.into_iter().for_each(|role| accumulate(&mut s.b, v, role));
     }
     let Split { mut stash, mut b, .. } = s;
@@ -129,7 +129,8 @@ impl Split<'_> {
     }
 
     /// The value in backward: already there, recomputed, or saved by forward.
-    fn provide(&mut self, v: Value) -> Value {
+    /// What is recomputed stands in the scope of its first user.
+    fn provide(&mut self, v: Value, scope: Scope) -> Value {
         if let Some(new) = self.map[v.0 as usize] {
             return new;
         }
@@ -140,8 +141,8 @@ impl Split<'_> {
         assert!((maker as usize) < self.backward_from, "backward values are made in order");
         let n = &self.j.nodes[maker as usize];
         if n.op.def().is_view() || matches!(n.op, Op::AllGather(_)) {
-            let ins = n.ins.iter().map(|&x| self.provide(x)).collect();
-            self.copy(n, ins);
+            let ins = n.ins.iter().map(|&x| self.provide(x, scope)).collect();
+            self.copy(n, ins, scope);
             return self.map[v.0 as usize].expect("just copied");
         }
         let role = Some(Role::new(RoleKind::Stash, &self.j.name(v).to_string()[1..]));
@@ -149,7 +150,7 @@ impl Split<'_> {
         self.argument(v, role)
     }
 
-    fn copy(&mut self, n: &Node, ins: SmallVec<[Value; 4]>) {
+    fn copy(&mut self, n: &Node, ins: SmallVec<[Value; 4]>, scope: Scope) {
         let outs: SmallVec<[Value; 2]> = n
             .outs
             .iter()
@@ -159,12 +160,6 @@ impl Split<'_> {
                 new
             })
             .collect();
-        self.b.nodes.push(Node {
-            op: n.op.clone(),
-            ins,
-            outs,
-            scope: n.scope,
-            note: n.note.clone(),
-        });
+        self.b.nodes.push(Node { op: n.op.clone(), ins, outs, scope, note: n.note.clone() });
     }
 }

@@ -28,6 +28,7 @@ pub struct Preparation {
     pub trainable: bool,
     /// Number of the layer and short name, for the names of values.
     pub name: shardc_ir::func::Name,
+    /// Where its nodes at step scope stand.
     pub scope: String,
 }
 
@@ -302,7 +303,7 @@ impl Partition<'_> {
                 let Some(path) = self.resharder.path(self.mesh, &stored, &ty) else {
                     return Err(self.no_path(&param.name, &stored, &ty));
                 };
-                let scope = param.name.rsplit_once('.').map_or("", |s| s.0).to_string();
+                let scope = step_scope(&param.name).to_string();
                 role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });
                 out.push(Preparation {
                     trainable: !frozen(&param.name),
@@ -459,6 +460,19 @@ impl Partition<'_> {
             .iter()
             .any(|r| r.value == v && r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum))
     }
+}
+
+/// Scope of what is done to a parameter at step scope: its layer, or the module that holds it.
+pub(crate) fn step_scope(param: &str) -> &str {
+    let mut end = 0;
+    for part in param.split('.') {
+        end += part.len();
+        if part.parse::<u32>().is_ok() {
+            return &param[..end];
+        }
+        end += 1;
+    }
+    param.rsplit_once('.').map_or("step", |s| s.0)
 }
 
 /// The layout that serves all uses of a parameter: what they agree on.

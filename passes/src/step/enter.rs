@@ -4,7 +4,7 @@
 //! whole global batch, so that the loss is a mean per token whatever the layout.
 
 use crate::options::Options;
-use crate::shard::partition::Preparation;
+use crate::shard::partition::{Preparation, step_scope};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -58,8 +58,7 @@ pub fn enter(
         else {
             continue;
         };
-        // In the parameter's scope, with its layer.
-        b.enter(role.name.rsplit_once('.').map_or("step", |s| s.0));
+        b.enter(if role.kind == RoleKind::Grad { step_scope(&role.name) } else { "step" });
         let v = b.push_as("zero", Fill { value: 0.0 }, &[], g.ty(a.value));
         let name = g.name(a.value).clone();
         b.f.rename(v, Name { dup: 0, ..name });

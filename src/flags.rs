@@ -49,6 +49,15 @@ pub struct Flags {
     /// Pipeline schedule; with one stage all are the same [default: 1f1b]
     #[arg(long, help_heading = "Layout")]
     pub schedule: Option<String>,
+    /// Model chunks per rank: 1 [default: 1]
+    #[arg(long, help_heading = "Layout")]
+    pub chunks: Option<usize>,
+    /// Drop gathered parameters after forward: yes [default: yes]
+    #[arg(long, help_heading = "Layout")]
+    pub reshard_after_forward: Option<String>,
+    /// Dropout: 0 [default: 0]
+    #[arg(long, help_heading = "Run")]
+    pub dropout: Option<String>,
     /// Recomputation: none [default: none]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
@@ -116,7 +125,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule recompute
+        merge!(mesh mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule chunks reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -190,7 +199,10 @@ impl Flags {
 
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
-        let cases: [(&str, Option<String>, &[&str]); 8] = [
+        let cases: [(&str, Option<String>, &[&str]); 11] = [
+            ("--chunks", self.chunks.map(|c| c.to_string()), &["1"]),
+            ("--reshard-after-forward", self.reshard_after_forward.clone(), &["yes"]),
+            ("--dropout", self.dropout.clone(), &["0"]),
             ("--zero", self.zero.map(|z| z.to_string()), &["0"]),
             ("--dtype", self.dtype.clone(), &["f32"]),
             ("--cp-mode", self.cp_mode.clone(), &["all-gather"]),

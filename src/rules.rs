@@ -11,9 +11,17 @@ pub struct Violation {
     pub code: &'static str,
     pub rule: String,
     /// The numbers, by name.
+    #[serde(serialize_with = "as_map")]
     pub values: Vec<(&'static str, usize)>,
     /// What would be legal instead.
     pub nearest: Vec<String>,
+}
+
+fn as_map<S: serde::Serializer>(
+    values: &[(&'static str, usize)],
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    to.collect_map(values.iter().copied())
 }
 
 impl Violation {

@@ -479,7 +479,7 @@ fn check_lists_all_violations_at_once() {
             "{v}"
         );
         assert!(
-            v["rule"].is_string() && !v["values"].as_array().expect("a list").is_empty(),
+            v["rule"].is_string() && !v["values"].as_object().expect("a map").is_empty(),
             "{v}"
         );
     }

@@ -8,6 +8,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
 use shardc_passes::pipeline::PASSES;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Compiles and prints the report.
@@ -84,10 +85,11 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     }
     let s = &plan.settings;
     let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
-    let mut total: std::collections::BTreeMap<(&str, &str, &str), (usize, f64)> =
-        Default::default();
+    let mut total: BTreeMap<(usize, &str, &str), (usize, f64)> = BTreeMap::new();
+    let phases = ["forward", "backward", "step"];
     for x in &c.collectives {
-        let e = total.entry((x.phase, x.kind, &x.axis)).or_default();
+        let phase = phases.iter().position(|p| *p == x.phase).unwrap_or(phases.len());
+        let e = total.entry((phase, x.kind, &x.axis)).or_default();
         e.0 += x.count;
         e.1 += x.bytes;
     }
@@ -95,19 +97,21 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     comm.load_preset(presets::NOTHING);
     for ((phase, kind, axis), (count, sent)) in total {
         comm.add_row([
-            format!("  {phase}"),
+            format!("  {}", phases[phase]),
             kind.into(),
             axis.into(),
             format!("{count} calls"),
             bytes(sent as usize),
         ]);
     }
-    format!(
+    let text = format!(
         "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {} microbatches\nmemory of one rank\n{t}\nsent by one rank per step\n{comm}\ncompiled in {:.1} ms\n",
         mesh_line(plan),
         s.global_batch,
         s.seq,
         s.microbatches,
         r.compile_ms,
-    )
+    );
+    // Tables fill their last column with blanks.
+    text.lines().map(|l| l.trim_end().to_string() + "\n").collect()
 }

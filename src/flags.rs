@@ -97,7 +97,8 @@ pub struct Flags {
     /// Parameters that are not trained; repeatable
     #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
     pub freeze: Vec<String>,
-    /// Sharding of a parameter or scope, D is -, ?, an axis, a*b or a:(k)n, then @pN; repeatable
+    /// Sharding of a parameter or scope: D is -, ?, an axis, a*b or a:(k)n, then @pN; or one of the
+    /// words colwise, rowwise, replicated; repeatable
     #[arg(long, value_name = "GLOB=D,D", help_heading = "Layout")]
     pub shard: Vec<String>,
     /// Engine of the collectives: threads [default: threads]

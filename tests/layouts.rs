@@ -67,6 +67,9 @@ fn obeyed(compiled: &Compiled, rules: &[ShardRule]) {
     for a in &f.args {
         let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Param) else { continue };
         let Some(r) = rules.iter().rev().find(|r| glob(&r.glob, &role.name)) else { continue };
+        if ["colwise", "rowwise", "replicated"].contains(&r.dims[0].as_str()) {
+            continue; // `words_split_what_they_say`
+        }
         for (d, word) in f.ty(a.value).dims.iter().zip(&r.dims).filter(|(_, w)| !w.ends_with('?')) {
             let asked = if word == "-" { Ok(AtomList::EMPTY) } else { read_atoms(word, &m.mesh) };
             assert_eq!(Ok(d.atoms), asked, "`{}` is not stored as asked", role.name);
@@ -149,6 +152,7 @@ const X3: Axes = &[("x", 3)];
 
 /// Meshes and mixes, in the order of the models below.
 const LLAMA: &[(Axes, &[&str])] = &[
+    (TP2, &["*.gate_proj.weight=rowwise", "*.q_proj.weight=replicated"]),
     (DP2_TP2, &["*.q_proj.weight=dp_replicate,-"]),
     (TP2, &["*.embed_tokens.weight=-,tp"]),
     (TP2, &["*.gate_proj.weight=-,tp", "*.up_proj.weight=-,tp", "*.down_proj.weight=tp,-"]),
@@ -200,6 +204,8 @@ const GPT2: &[(Axes, &[&str])] = &[
     (DP2_TP2, &["*wpe.weight=-,tp"]),
     (TP2, &["*.mlp.c_fc.weight=tp,-", "*.mlp.c_proj.weight=-,tp"]),
     (TP2, &["*.mlp.c_fc.bias=-"]),
+    (TP2, &["*.mlp.c_fc.weight=rowwise", "*.mlp.c_fc.bias=replicated"]),
+    (TP2, &["*.mlp.c_proj.weight=colwise", "*.mlp.c_proj.bias=colwise"]),
     (TP2, &["*.ln_1.weight=tp"]),
     (TP4, &["*.mlp.c_fc.weight=-,tp:(1)2", "*.mlp.c_proj.weight=tp:(1)2,-"]),
     (DP2_TP2, &["*.mlp.c_fc.weight=-,dp_replicate*tp"]),
@@ -283,4 +289,27 @@ fn drawn_gqa() {
 #[test]
 fn drawn_gpt2() {
     drawn("gpt2", &["transformer.h.0.mlp", "transformer.h.1.attn", "transformer.h.?"], 40);
+}
+
+/// Columns of a product are dim 0 of Hugging Face's [out, in] and dim 1 of Conv1D's [in, out].
+#[test]
+fn words_split_what_they_say() {
+    let cases = [
+        ("llama_mha", "model.layers.0.mlp.gate_proj.weight", "colwise", [true, false]),
+        ("llama_mha", "model.layers.0.mlp.gate_proj.weight", "rowwise", [false, true]),
+        ("llama_mha", "model.layers.0.mlp.gate_proj.weight", "replicated", [false, false]),
+        ("gpt2", "transformer.h.0.mlp.c_fc.weight", "colwise", [false, true]),
+        ("gpt2", "transformer.h.0.mlp.c_fc.weight", "rowwise", [true, false]),
+    ];
+    for (name, param, word, split) in cases {
+        let fx = Fixture::open(name);
+        let mut o = options(TP2, false, ROWS);
+        o.shard = vec![rule(&format!("{param}={word}"))];
+        let module = compile(&fx.model(&o), &o).plan.module;
+        let f = module.func("enter").expect("enter");
+        let is = |a: &&shardc_ir::func::Port| a.role.as_ref().is_some_and(|r| &*r.name == param);
+        let ty = f.ty(f.args.iter().find(is).expect("the parameter").value);
+        let found = [0, 1].map(|d| !ty.dims[d].atoms.is_empty());
+        assert_eq!(found, split, "{name} {param}={word}");
+    }
 }

@@ -167,6 +167,18 @@ fn check_source(f: &Func, o: &Options) -> Result<()> {
     let bad = |what: String, rule: &str, help: String| {
         Err(Diag::new("source", what).at(format!("@{}", f.name)).rule(rule).help(help))
     };
+    if o.microbatches() * o.microbatch_rows() != o.global_batch || o.global_batch == 0 {
+        let (rows, global) = (o.microbatch_rows(), o.global_batch);
+        return Err(Diag::new(
+            "batch-not-divisible",
+            format!("{global} sequences are no whole number of microbatches of {rows}"),
+        )
+        .rule("global_batch % (dp * microbatch) == 0")
+        .help(format!(
+            "use --global-batch {}",
+            global.div_ceil(rows.max(1)).max(1) * rows.max(1)
+        )));
+    }
     let mut seen = std::collections::BTreeSet::new();
     for a in &f.args {
         let (name, ty) = (f.name(a.value), f.ty(a.value));

@@ -135,6 +135,27 @@ fn check_frozen(f: &Func, o: &Options) -> Result<()> {
     Ok(())
 }
 
+/// A word of torch's and Hugging Face's tensor-parallel plans as dims over `tp`: `colwise` splits
+/// what a product makes of a weight, `rowwise` what it sums over, `replicated` nothing. A bias is
+/// split with the columns.
+fn style_word(f: &Func, v: Value, word: &str) -> Option<Vec<String>> {
+    let rank = f.ty(v).rank();
+    let whole = vec!["-".to_string(); rank];
+    let colwise = match word {
+        "replicated" => return Some(whole),
+        "colwise" => true,
+        "rowwise" => false,
+        _ => return None,
+    };
+    let (n, j) = f.nodes.iter().find_map(|n| Some((n, n.ins.iter().position(|&x| x == v)?)))?;
+    let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+    let rule = n.op.def().rule(&ranks);
+    let made = |d: usize| rule.outs[0].contains(&rule.ins[j][d]);
+    let split = (0..rank).find(|&d| made(d) == colwise);
+    let one = |d: usize| if Some(d) == split { "tp".to_string() } else { "-".into() };
+    Some((0..rank).map(one).collect())
+}
+
 /// A dim as written, with `dp` for the data-parallel axes and axes of one rank left out.
 fn spelled(body: &str, mesh: &Mesh, o: &Options) -> String {
     let one = |p: &str| -> Vec<String> {
@@ -254,7 +275,12 @@ fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule, o: &Options) -> Result<()>
     }
     for v in hits {
         let rank = f.ty(v).rank();
-        if rule.dims.len() != rank {
+        let words = match &rule.dims[..] {
+            [word] => style_word(f, v, word),
+            _ => None,
+        };
+        let written = words.as_ref().unwrap_or(&rule.dims);
+        if written.len() != rank {
             return Err(Diag::new(
                 "shard",
                 format!("{} dims are given, the tensor has {rank}", rule.dims.len()),
@@ -275,7 +301,7 @@ fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule, o: &Options) -> Result<()>
             };
             Ok(AnnotatedDim { atoms, open })
         };
-        let dims = rule.dims.iter().map(dim).collect::<std::result::Result<_, _>>();
+        let dims = written.iter().map(dim).collect::<std::result::Result<_, _>>();
         let dims = dims.map_err(|e| {
             Diag::new("shard", e).at(place()).help("a dim is `-`, `?`, an axis, `a*b` or `a:(k)n`")
         })?;

@@ -4,6 +4,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Decay, Optimizer, Options, ShardRule};
 use std::path::Path;
 
@@ -58,7 +59,7 @@ pub struct Flags {
     /// Dropout: 0 [default: 0]
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
-    /// Recomputation: none [default: none]
+    /// What backward computes again: none, selective, full, or op names [default: none]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
     /// Bytes of memory of one rank; a plan that needs more is refused
@@ -180,6 +181,7 @@ impl Flags {
             seed: self.seed.unwrap_or(0),
             observe: false,
             memory: self.memory,
+            recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
         };
         let sizes = [
             ("--global-batch", o.global_batch),
@@ -200,7 +202,7 @@ impl Flags {
 
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
-        let cases: [(&str, Option<String>, &[&str]); 11] = [
+        let cases: [(&str, Option<String>, &[&str]); 10] = [
             ("--chunks", self.chunks.map(|c| c.to_string()), &["1"]),
             ("--reshard-after-forward", self.reshard_after_forward.clone(), &["yes"]),
             ("--dropout", self.dropout.clone(), &["0"]),
@@ -209,7 +211,6 @@ impl Flags {
             ("--cp-mode", self.cp_mode.clone(), &["all-gather"]),
             ("--tp-mode", self.tp_mode.clone(), &["1d"]),
             ("--schedule", self.schedule.clone(), &["1f1b", "gpipe", "naive"]),
-            ("--recompute", self.recompute.clone(), &["none"]),
             ("--transport", self.transport.clone(), &["threads"]),
             ("--device", self.device.clone(), &["cpu"]),
         ];
@@ -242,6 +243,15 @@ pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
     let file: WithModel = toml::from_str(&text).map_err(|e| bad(e.message().to_string()))?;
     let flags = file.rest.try_into().map_err(|e: toml::de::Error| bad(e.message().to_string()))?;
     Ok((file.model, flags))
+}
+
+fn recompute(text: &str) -> Result<Recompute> {
+    Recompute::parse(text).map_err(|name| {
+        let ops = shardc_ir::ops::NAMES.join(", ");
+        Diag::new("flag", format!("`{name}` is no value of --recompute"))
+            .at(format!("--recompute {text}"))
+            .help(format!("use none, selective or full, or ops: {ops}"))
+    })
 }
 
 fn positive(flag: &str, x: f64) -> Result<f64> {

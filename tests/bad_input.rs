@@ -411,7 +411,7 @@ fn what_is_not_built_or_does_not_fit() {
         &["--dtype", "bf16"],
         &["--mesh", "cp=2"],
         &["--tp-mode", "2d"],
-        &["--recompute", "full"],
+        &["--dropout", "0.1"],
         &["--schedule", "zb-h1"],
         &["--transport", "nccl"],
         &["--device", "cuda"],

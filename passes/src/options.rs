@@ -1,5 +1,6 @@
 //! What the user asked for, after the command line and before the passes.
 
+use crate::autodiff::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 use shardc_ir::plan::{LrSchedule, Mode};
 
@@ -52,6 +53,9 @@ pub struct Options {
     pub seed: u64,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
     pub observe: bool,
+    /// What backward computes again.
+    #[serde(default)]
+    pub recompute: Recompute,
     /// Most bytes a rank may need.
     pub memory: Option<usize>,
 }

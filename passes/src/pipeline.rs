@@ -111,7 +111,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         run.done("differentiate", &m);
 
         joint.func = m.funcs.remove(0);
-        let (forward, backward) = split(joint);
+        let (forward, backward) = split(joint, &o.recompute);
         m.funcs = vec![forward, backward];
         run.done("split", &m);
     }

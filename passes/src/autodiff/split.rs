@@ -5,23 +5,24 @@
 //!          and the loss are added to accumulators that live through all microbatches
 //! Assumes: phase Ranked.  Leaves: phase Ranked.
 //!
-//! Every value that crosses from F to B is saved or recomputed. Views, and gathers of a split
-//! sequence, are recomputed: what is saved is the piece.
+//! Every value that crosses from F to B is saved or recomputed, as [`super::recompute`] says.
 
 use super::differentiate::Joint;
+use super::recompute::{Recompute, recomputed};
 use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
-use shardc_ir::ops::{Add, Op};
+use shardc_ir::ops::Add;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// Cuts the joint program.
-pub fn split(joint: Joint) -> (Func, Func) {
+pub fn split(joint: Joint, policy: &Recompute) -> (Func, Func) {
     let Joint { func: j, backward_from } = joint;
     let makers = j.makers();
     let mut s = Split {
         j: &j,
         makers: &makers,
         backward_from,
+        again: recomputed(&j, backward_from, policy),
         b: j.like("backward"),
         map: vec![None; j.values.len()],
         stash: vec![],
@@ -116,6 +117,8 @@ struct Split<'a> {
     j: &'a Func,
     makers: &'a [Option<u32>],
     backward_from: usize,
+    /// Per forward node: backward makes its results again.
+    again: Vec<bool>,
     b: Func,
     map: Vec<Option<Value>>,
     stash: Vec<Port>,
@@ -140,7 +143,7 @@ impl Split<'_> {
         };
         assert!((maker as usize) < self.backward_from, "backward values are made in order");
         let n = &self.j.nodes[maker as usize];
-        if n.op.def().is_view() || matches!(n.op, Op::AllGather(_)) {
+        if self.again[maker as usize] {
             let ins = n.ins.iter().map(|&x| self.provide(x, scope)).collect();
             self.copy(n, ins, scope);
             return self.map[v.0 as usize].expect("just copied");

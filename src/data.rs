@@ -16,11 +16,11 @@ pub enum Data {
 const MAX_BYTES: usize = 256 << 20;
 
 impl Data {
-    /// `bytes:GLOB`, where `**` crosses folders; hidden folders and `target` are left out.
-    pub fn open(spec: &str, vocab: usize) -> Result<Data> {
+    /// `bytes:GLOB` given with a flag, where `**` crosses folders; hidden folders and `target` are left out.
+    pub fn open(flag: &str, spec: &str, vocab: usize) -> Result<Data> {
         let Some(pattern) = spec.strip_prefix("bytes:") else {
             return Err(Diag::new("data", format!("`{spec}` is no kind of data"))
-                .at(format!("--data {spec}"))
+                .at(format!("{flag} {spec}"))
                 .help("use bytes:GLOB, for example bytes:src/*.rs"));
         };
         if vocab < 256 {
@@ -28,7 +28,7 @@ impl Data {
                 "data",
                 format!("bytes are 256 tokens, the model knows {vocab}"),
             )
-            .at(format!("--data {spec}"))
+            .at(format!("{flag} {spec}"))
             .help("use a model with vocab_size 256 or more"));
         }
         let root: PathBuf = pattern.split('/').take_while(|p| !p.contains(['*', '?'])).collect();
@@ -51,13 +51,13 @@ impl Data {
                     "data",
                     format!("the files hold more than {MAX_BYTES} bytes"),
                 )
-                .at(format!("--data {spec}"))
+                .at(format!("{flag} {spec}"))
                 .help("name fewer files"));
             }
         }
         if bytes.is_empty() {
             return Err(Diag::new("data", "no file matches, or all are empty")
-                .at(format!("--data {spec}"))
+                .at(format!("{flag} {spec}"))
                 .help("quote the glob, and check the current folder"));
         }
         Ok(Data::Bytes(bytes))

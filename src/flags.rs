@@ -69,7 +69,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Optimizer")]
     pub optimizer: Option<String>,
     /// Learning rate [default: 1e-3]
-    #[arg(long, help_heading = "Optimizer")]
+    #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub lr: Option<f64>,
     /// constant or warmup-cosine [default: constant]
     #[arg(long, help_heading = "Optimizer")]
@@ -77,23 +77,23 @@ pub struct Flags {
     /// Steps of linear warmup (warmup-cosine)
     #[arg(long, help_heading = "Optimizer")]
     pub warmup: Option<usize>,
-    /// Step at which the cosine ends (warmup-cosine)
+    /// Step at which the cosine ends (warmup-cosine) [default: 1000]
     #[arg(long, help_heading = "Optimizer")]
     pub total_steps: Option<usize>,
     /// AdamW's betas [default: 0.9,0.999]
     #[arg(long, help_heading = "Optimizer")]
     pub betas: Option<String>,
     /// AdamW's epsilon [default: 1e-8]
-    #[arg(long, help_heading = "Optimizer")]
+    #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub eps: Option<f64>,
     /// Decoupled weight decay [default: 0.01]
-    #[arg(long, help_heading = "Optimizer")]
+    #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub weight_decay: Option<f64>,
     /// Parameters that decay: all, or matrices [default: all]
     #[arg(long, help_heading = "Optimizer")]
     pub decay: Option<String>,
     /// Largest global gradient norm [default: off]
-    #[arg(long, help_heading = "Optimizer")]
+    #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub clip: Option<f64>,
     /// Parameters that are not trained; repeatable
     #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
@@ -154,14 +154,16 @@ impl Flags {
             _ => Optimizer::Sgd,
         };
         let rate = positive("--lr", self.lr.unwrap_or(1e-3))?;
+        let (warmup, total) = (self.warmup.unwrap_or(0), self.total_steps.unwrap_or(1000));
         let lr = match word(&self.lr_schedule, "--lr-schedule", &["constant", "warmup-cosine"])? {
             0 => LrSchedule::Constant { lr: rate },
-            _ => LrSchedule::WarmupCosine {
-                lr: rate,
-                warmup: self.warmup.unwrap_or(0),
-                total: self.total_steps.unwrap_or(1000),
-                floor: 0.0,
-            },
+            _ if warmup >= total => {
+                let what = format!("--warmup {warmup} is not below --total-steps {total}");
+                return Err(Diag::new("flag", what)
+                    .at(format!("--warmup {warmup}"))
+                    .help(format!("for example --total-steps {}", warmup.max(1) * 10)));
+            }
+            _ => LrSchedule::WarmupCosine { lr: rate, warmup, total, floor: 0.0 },
         };
         let shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
         let mut o = Options {

@@ -47,8 +47,7 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
             return Err(bad(format!("{size} bytes is too large for a model's text")));
         }
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        let input = from_text(&text).and_then(|i| same_mesh(&i.source.module.mesh, o).map(|()| i));
-        return input
+        return from_text(&text)
             .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) });
     }
     let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
@@ -128,16 +127,19 @@ fn vocabulary(f: &Func) -> usize {
     f.nodes.iter().filter_map(indexed).min().unwrap_or(i32::MAX as usize)
 }
 
-/// The mesh of a text must be that of the flags.
-fn same_mesh(text: &Mesh, o: &Options) -> Result<()> {
+/// A text may bring its mesh; flags that name another are refused.
+fn with_mesh(text: &Mesh, o: &Options) -> Result<Options> {
+    let mut o = o.clone();
+    if o.mesh.is_empty() {
+        o.mesh = text.axes.iter().map(|a| (a.name.clone(), a.size)).collect();
+    }
     let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
-    let given = Mesh::new(&axes)?;
-    if text.axes.is_empty() || text.axes == given.axes {
-        return Ok(());
+    if text.axes.is_empty() || text.axes == Mesh::new(&axes)?.axes {
+        return Ok(o);
     }
     let axes: Vec<String> = text.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
     Err(Diag::new("mesh", "the text has another mesh than --mesh")
-        .help(format!("give --mesh {}", axes.join(","))))
+        .help(format!("leave --mesh out, or give --mesh {}", axes.join(","))))
 }
 
 /// A compiled model with what is needed to write, explain and repeat it.
@@ -154,6 +156,7 @@ pub struct Output {
 pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> Result<Output> {
     let since = Instant::now();
     let input = read_model(model, o)?;
+    let o = &with_mesh(&input.source.module.mesh, o)?;
     if let Some(v) = input.facts.as_ref().and_then(|f| rules::violations(f, o).into_iter().next()) {
         return Err(v.diag());
     }

@@ -54,16 +54,38 @@ fn hash(parts: &[&str]) -> String {
     h.finalize().to_hex().to_string()
 }
 
+/// Files and folders of a plan.
+const FILES: [&str; 6] =
+    ["plan.json", "source.ir", "options.toml", "programs", "weights.json", "config.json"];
+
+/// A plan replaces nothing but a plan: no file, and no folder that holds anything else.
+fn check_target(dir: &Path) -> Result<()> {
+    let refuse = |what: String| {
+        let name = dir.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned());
+        Err(Diag::new("output", what)
+            .at(dir.display().to_string())
+            .help(format!("give -o a new folder, such as {name}.plan")))
+    };
+    match std::fs::symlink_metadata(dir) {
+        Err(_) => return Ok(()),
+        Ok(m) if !m.is_dir() => return refuse("this exists and is not a folder".into()),
+        Ok(_) => {}
+    }
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names: Vec<String> =
+        entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    if let Some(other) = names.iter().find(|n| !FILES.contains(&n.as_str())) {
+        return refuse(format!("the folder holds {other}, which is no part of a plan"));
+    }
+    if !names.is_empty() && !names.iter().any(|n| n == "plan.json") {
+        return refuse("the folder holds files and is no plan".into());
+    }
+    Ok(())
+}
+
 /// Writes the directory beside its place and renames it; replaces only what is a plan.
 pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
-    if dir.exists()
-        && !dir.join("plan.json").exists()
-        && std::fs::read_dir(dir).is_ok_and(|mut d| d.next().is_some())
-    {
-        return Err(Diag::new("output", "the folder exists and is no plan")
-            .at(dir.display().to_string())
-            .help("give -o another folder, or empty this one"));
-    }
+    check_target(dir)?;
     let programs = text::print(&s.plan.module);
     let options = toml::to_string(&s.options).expect("options are plain data");
     let mut report = serde_json::to_value(report).expect("a report is plain data");
@@ -144,6 +166,18 @@ fn read_file(dir: &Path, name: &str) -> Result<String> {
 /// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with
 /// what `plan.json` says.
 pub fn read(dir: &Path) -> Result<Stored> {
+    if !dir.join("plan.json").is_file() {
+        let place = dir.display();
+        let (what, help) = if dir.is_file() {
+            ("this is a file", "give the folder of the plan".to_string())
+        } else if dir.join("config.json").is_file() {
+            let help = format!("compile it first: shardc compile {place} -o {place}.plan");
+            ("this is a model, no plan", help)
+        } else {
+            ("there is no plan here", format!("shardc compile MODEL -o {place} makes one"))
+        };
+        return Err(Diag::new("plan", what).at(place.to_string()).help(help));
+    }
     let bad = |file: &str, m: String| {
         Diag::new("plan", m)
             .at(dir.join(file).display().to_string())

@@ -42,6 +42,21 @@ pub enum Class {
     Input,
 }
 
+impl Class {
+    /// The word people read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Weights => "weights",
+            Class::Grads => "gradients",
+            Class::Optimizer => "optimizer",
+            Class::Activation => "activations",
+            Class::CollectiveBuffer => "collective buffers",
+            Class::Temporary => "temporaries",
+            Class::Input => "inputs",
+        }
+    }
+}
+
 /// A rank's arena: the same on every rank of the class.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Memory {

@@ -162,6 +162,9 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     Ok(Compiled { plan, sharded, causes, phases, warnings })
 }
 
+/// Inputs that a step can fill.
+const INPUTS: [&str; 3] = ["input_ids", "targets", "positions"];
+
 /// What the passes assume of a model, whoever wrote it.
 fn check_source(f: &Func, o: &Options) -> Result<()> {
     let bad = |what: String, rule: &str, help: String| {
@@ -195,6 +198,13 @@ fn check_source(f: &Func, o: &Options) -> Result<()> {
                 format!("two arguments are {} \"{}\"", role.kind.name(), role.name),
                 "roles are unique",
                 "give each its own name".into(),
+            );
+        }
+        if role.kind == RoleKind::Input && !INPUTS.contains(&&*role.name) {
+            return bad(
+                format!("input \"{}\" is not known", role.name),
+                "inputs are input_ids, targets and positions",
+                format!("make {name} a param, or name it after one of them"),
             );
         }
         let batch = [o.microbatch_rows(), o.seq];
@@ -245,10 +255,12 @@ fn too_large(m: &Memory, limit: usize, o: &Options) -> Diag {
         .rule("peak_bytes <= --memory")
         .exit(Exit::Infeasible);
     for (name, class, size) in &m.live_at_peak {
-        d = d.why(format!("{name} holds {size} B ({class:?}) at the peak"));
+        d = d.why(format!("{name} holds {size} B ({}) at the peak", class.name()));
     }
-    let smaller = (o.microbatch / 2).max(1);
-    d.help(format!("use more tp or dp, --microbatch {smaller}, or --memory {}", m.peak_bytes))
+    if o.microbatch > 1 {
+        d = d.help(format!("use --microbatch {}", o.microbatch / 2));
+    }
+    d.help(format!("use more tp or dp, --recompute full, or --memory {}", m.peak_bytes))
 }
 
 /// Results that only a person would look at are not computed in training.

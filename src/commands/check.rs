@@ -21,12 +21,13 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
         // No rule is violated; whatever the passes still refuse, or warn of, is found by compiling.
         match crate::compile(&model, &asked, None, &mut |_, _| {}) {
             Ok(done) => super::warn(&done.warnings),
-            Err(d) => found.push(Violation {
+            Err(d) if as_json => found.push(Violation {
                 code: d.code,
                 rule: d.rule.unwrap_or(d.message),
                 values: vec![],
                 nearest: d.help,
             }),
+            Err(d) => return Err(d),
         }
     }
     if as_json {

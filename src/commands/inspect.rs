@@ -9,7 +9,6 @@ pub use layers::{
     Calls, LayerCollectives, Part, Section, is_gradient, is_looped, layer_collectives, numbered,
 };
 pub use ranks::group_text;
-pub use summary::class_name;
 
 use crate::plan_dir::Stored;
 use serde_json::json;

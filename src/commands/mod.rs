@@ -122,7 +122,11 @@ fn gather(model: &Path, flags: Flags) -> Result<(PathBuf, Flags)> {
 pub fn show(text: impl AsRef<str>) {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_ref().as_bytes()).and_then(|()| out.flush()).is_err() {
+    if let Err(e) = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.flush()) {
+        if e.kind() != std::io::ErrorKind::BrokenPipe {
+            eprintln!("error[output]: cannot write standard output: {e}");
+            std::process::exit(5);
+        }
         std::process::exit(0);
     }
 }

@@ -68,10 +68,18 @@ impl Start {
     pub fn open(dir: Option<&Path>, plan: &Plan) -> Result<Start> {
         let Some(dir) = dir else { return Ok(Start::Random { seed: plan.settings.seed }) };
         let none = || {
-            Diag::new("missing-weights", "the folder has no model.safetensors and no index")
+            let what = match (dir.exists(), dir.is_dir()) {
+                (false, _) => "there is no such folder",
+                (_, false) => "this is a file: give its folder",
+                _ => "the folder has no model.safetensors and no index",
+            };
+            Diag::new("missing-weights", what)
                 .at(dir.display().to_string())
                 .help("leave --weights out to start from random weights")
         };
+        if !dir.is_dir() {
+            return Err(none());
+        }
         let c = Checkpoint::open(dir)?.ok_or_else(none)?;
         c.check(&plan.weights)?;
         Ok(Start::Checkpoint(c))
@@ -139,12 +147,13 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
             b.check(s.vocab)?;
             Feed::Batch(b)
         }
-        (None, Some(spec)) => Feed::Data(Data::open(spec, s.vocab)?),
+        (None, Some(spec)) => Feed::Data(Data::open("--data", spec, s.vocab)?),
         (None, None) => Feed::Data(Data::Random { vocab: s.vocab }),
     };
     let mut session = session(plan, &start, &how)?;
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
-    let eval = how.eval_data.as_deref().map(|d| Data::open(d, s.vocab)).transpose()?;
+    let eval =
+        how.eval_data.as_deref().map(|d| Data::open("--eval-data", d, s.vocab)).transpose()?;
     let mut first: Option<StepResult> = None;
     let bar = progress(steps, as_json);
     for step in 1..=steps {

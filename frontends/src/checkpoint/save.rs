@@ -20,6 +20,9 @@ const COPIED: [&str; 8] = [
     "tokenizer.model",
 ];
 
+/// Files that are written.
+const WRITTEN: [&str; 2] = ["config.json", "model.safetensors"];
+
 /// Writes a folder that Hugging Face loads: config.json (its element type set to float32) and
 /// model.safetensors with the checkpoint's names, fused tensors put together again. `get` gives the
 /// values of a parameter, row-major; it is called once per weight, tensor by tensor. Tokenizer
@@ -46,6 +49,12 @@ pub fn save(
     fs::create_dir_all(&temporary).map_err(|e| fail("cannot make the folder", &temporary, e))?;
     let temporary = Temporary(temporary);
     write_folder(&temporary.0, config, &tensors, from, get)?;
+    for name in COPIED.iter().filter(|_| replaces) {
+        let (kept, new) = (dir.join(name), temporary.0.join(name));
+        if kept.is_file() && !new.exists() {
+            fs::copy(&kept, &new).map_err(|e| fail("cannot copy", &kept, e))?;
+        }
+    }
     let old = files::beside(dir, "old");
     if replaces {
         fs::rename(dir, &old).map_err(|e| fail("cannot rename", dir, e))?;
@@ -99,6 +108,11 @@ pub fn check_target(dir: &Path) -> Result<bool> {
     }
     let config = files::read_small(&dir.join("config.json"), crate::MAX_CONFIG);
     let config: Option<Value> = config.ok().and_then(|c| serde_json::from_slice(&c).ok());
+    let names = entries.iter().map(|e| e.file_name().to_string_lossy().into_owned());
+    let ours = |n: &String| WRITTEN.contains(&n.as_str()) || COPIED.contains(&n.as_str());
+    if let Some(other) = names.into_iter().find(|n| !ours(n)) {
+        return refuse(&format!("this folder also holds {other}, which saving would delete"));
+    }
     match config.is_some_and(|c| c.get("model_type").is_some()) {
         true => Ok(true),
         false => refuse("this folder holds something else than a model"),

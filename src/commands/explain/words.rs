@@ -109,7 +109,7 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
         (None, Some(n)) if n.op.collective().is_some() => Class::CollectiveBuffer,
         (None, _) => Class::Temporary,
     };
-    let name = crate::commands::inspect::class_name(class);
+    let name = class.name();
     let mut out = vec![format!("{} B at byte {} of a rank's arena, {name}", p.bytes, p.offset)];
     if p.per_microbatch > 0 && is_looped(plan, fi) {
         out.push(format!(

@@ -6,23 +6,10 @@ use crate::commands::compile::mesh_line;
 use crate::plan_dir::Stored;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
-use shardc_ir::plan::{Class, Plan};
+use shardc_ir::plan::Plan;
 
 /// Most call numbers of one line.
 const MAX_NUMBERS: usize = 4;
-
-/// The word for a class of memory.
-pub fn class_name(c: Class) -> &'static str {
-    match c {
-        Class::Weights => "weights",
-        Class::Grads => "gradients",
-        Class::Optimizer => "optimizer",
-        Class::Activation => "activations",
-        Class::CollectiveBuffer => "collective buffers",
-        Class::Temporary => "temporaries",
-        Class::Input => "inputs",
-    }
-}
 
 /// A table as text without blanks at line ends.
 pub fn trimmed(t: &Table) -> String {
@@ -94,13 +81,13 @@ fn human(s: &Stored, c: &LayerCollectives) -> String {
     let (set, m) = (&plan.settings, &plan.memory);
     let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let share = |n: usize| format!("{:.1} %", n as f64 * 100.0 / m.peak_bytes.max(1) as f64);
-    let classes = m.at_peak.iter().filter(|x| x.1 > 0).map(|&(c, n)| (class_name(c), n));
+    let classes = m.at_peak.iter().filter(|x| x.1 > 0).map(|&(c, n)| (c.name(), n));
     let classes = classes.chain([("peak", m.peak_bytes)]);
     let row = |(c, n): (&str, usize)| vec![c.into(), bytes(n), format!("{n} B"), share(n)];
     let classes = table(classes.map(row), &[1, 2, 3]);
     let live = m.live_at_peak.iter();
     let live =
-        live.map(|(v, c, n)| vec![v.clone(), class_name(*c).into(), bytes(*n), format!("{n} B")]);
+        live.map(|(v, c, n)| vec![v.clone(), (*c).name().into(), bytes(*n), format!("{n} B")]);
     let live = table(live, &[2, 3]);
     let mut out = format!(
         "model  {}, {parameters} parameters\n\

@@ -113,6 +113,10 @@ pub struct Flags {
 /// Largest batch and sequence: products of them with a mesh stay far from overflow.
 const MAX_COUNT: usize = 1 << 30;
 
+/// Pipeline schedules that need more than one stage.
+const LATER_SCHEDULES: &str =
+    "interleaved looped-bfs zb-h1 zb-h2 zb-v v-half v-min dualpipe-v search";
+
 /// Axis names in canonical order, outer to inner.
 const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 
@@ -204,25 +208,32 @@ impl Flags {
 
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
-        let cases: [(&str, Option<String>, &[&str]); 10] = [
-            ("--chunks", self.chunks.map(|c| c.to_string()), &["1"]),
-            ("--reshard-after-forward", self.reshard_after_forward.clone(), &["yes"]),
-            ("--dropout", self.dropout.clone(), &["0"]),
-            ("--zero", self.zero.map(|z| z.to_string()), &["0"]),
-            ("--dtype", self.dtype.clone(), &["f32"]),
-            ("--cp-mode", self.cp_mode.clone(), &["all-gather"]),
-            ("--tp-mode", self.tp_mode.clone(), &["1d"]),
-            ("--schedule", self.schedule.clone(), &["1f1b", "gpipe", "naive"]),
-            ("--transport", self.transport.clone(), &["threads"]),
-            ("--device", self.device.clone(), &["cpu"]),
+        // Flag, value, what is built, and what has a meaning but is not.
+        let cases: [(&str, Option<String>, &str, &str); 10] = [
+            ("--chunks", self.chunks.map(|c| c.to_string()), "1", "2 3 4 5 6 7 8"),
+            ("--reshard-after-forward", self.reshard_after_forward.clone(), "yes", "no"),
+            ("--dropout", self.dropout.clone(), "0", "config 0.1"),
+            ("--zero", self.zero.map(|z| z.to_string()), "0", "1 2 3"),
+            ("--dtype", self.dtype.clone(), "f32", "bf16"),
+            ("--cp-mode", self.cp_mode.clone(), "all-gather", "ring ulysses"),
+            ("--tp-mode", self.tp_mode.clone(), "1d", "2d 2.5d 3d"),
+            ("--schedule", self.schedule.clone(), "1f1b gpipe naive", LATER_SCHEDULES),
+            ("--transport", self.transport.clone(), "threads", "mpi nccl"),
+            ("--device", self.device.clone(), "cpu", "cuda"),
         ];
-        for (flag, value, built) in cases {
-            if let Some(v) = value.filter(|v| !built.contains(&v.as_str())) {
-                return Err(Diag::new("not-built", format!("{flag} {v} is not built yet"))
-                    .at(format!("{flag} {v}"))
-                    .help(format!("use {flag} {}", built.join(" or ")))
-                    .exit(Exit::Unsupported));
-            }
+        for (flag, value, built, later) in cases {
+            let has = |list: &str, v: &str| list.split(' ').any(|w| w == v);
+            let Some(v) = value.filter(|v| !has(built, v)) else { continue };
+            let number =
+                v.parse::<f64>().is_ok_and(|x| x > 0.0) && later.contains(char::is_numeric);
+            let d = if has(later, &v) || number {
+                Diag::new("not-built", format!("{flag} {v} is not built yet"))
+                    .exit(Exit::Unsupported)
+            } else {
+                Diag::new("flag", format!("`{v}` is no value of {flag}"))
+            };
+            let words = built.replace(' ', " or ");
+            return Err(d.at(format!("{flag} {v}")).help(format!("use {flag} {words}")));
         }
         Ok(())
     }

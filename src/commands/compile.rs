@@ -40,12 +40,11 @@ pub fn compile(
         show(text);
     } else {
         show(human(plan, &done.stored.family, &done.report));
-        if let Some(dir) = out {
-            show(format!(
-                "wrote {0}   next: shardc inspect {0} --summary · shardc run {0}\n",
-                dir.display()
-            ));
-        }
+        eprintln!("compiled in {:.1} ms", done.report.compile_ms);
+    }
+    if let Some(dir) = out.filter(|_| !json) {
+        let dir = dir.display();
+        eprintln!("wrote {dir}   next: shardc inspect {dir} --summary · shardc run {dir}");
     }
     Ok(0)
 }
@@ -59,6 +58,11 @@ pub fn mesh_line(plan: &Plan) -> String {
     let axes: Vec<String> = mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
     let inner = &mesh.axes[mesh.axes.len() - 1].name;
     format!("{} = {} ranks, {inner} varies fastest", axes.join(" x "), mesh.ranks())
+}
+
+/// A number with its word.
+fn count(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
 }
 
 fn human(plan: &Plan, family: &str, r: &Report) -> String {
@@ -95,22 +99,24 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     }
     let mut comm = Table::new();
     comm.load_preset(presets::NOTHING);
-    for ((phase, kind, axis), (count, sent)) in total {
+    if total.is_empty() {
+        comm.add_row(["  nothing"]);
+    }
+    for ((phase, kind, axis), (calls, sent)) in total {
         comm.add_row([
             format!("  {}", phases[phase]),
             kind.into(),
             axis.into(),
-            format!("{count} calls"),
+            count(calls, "call", "calls"),
             bytes(sent as usize),
         ]);
     }
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {} microbatches\nmemory of one rank\n{t}\nsent by one rank per step\n{comm}\ncompiled in {:.1} ms\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\nmemory of one rank\n{t}\nsent by one rank per step\n{comm}\n",
         mesh_line(plan),
         s.global_batch,
         s.seq,
-        s.microbatches,
-        r.compile_ms,
+        count(s.microbatches, "microbatch", "microbatches"),
     );
     // Tables fill their last column with blanks.
     text.lines().map(|l| l.trim_end().to_string() + "\n").collect()

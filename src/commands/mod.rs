@@ -44,12 +44,14 @@ pub enum Format {
 pub enum Command {
     /// List every violated rule of a model on a mesh, with the nearest legal values
     Check {
+        /// HF folder, its config.json, a .ir text or a shardc.toml
         model: PathBuf,
         #[command(flatten)]
         flags: Box<Flags>,
     },
     /// Compile a model to a plan: HF folder or its config.json, .ir, shardc.toml
     Compile {
+        /// HF folder, its config.json, a .ir text or a shardc.toml
         model: PathBuf,
         /// Folder of the plan
         #[arg(short, long)]
@@ -62,24 +64,28 @@ pub enum Command {
     },
     /// Show a plan: its programs, its summary, its ranks
     Inspect {
+        /// Folder that shardc compile wrote
         plan: PathBuf,
         #[command(flatten)]
         what: inspect::Inspect,
     },
     /// Say why a value, a collective, a tensor or a rule is as it is
     Explain {
+        /// Folder that shardc compile wrote
         plan: PathBuf,
         /// %value, collective:N, tensor:NAME or rule:CODE
         what: String,
     },
     /// Run a plan on this machine, ranks as threads
     Run {
+        /// Folder that shardc compile wrote
         plan: PathBuf,
         #[command(flatten)]
         how: Box<run::Run>,
     },
     /// Check a plan: types, collective order, memory, numbers against one rank
     Verify {
+        /// Folder that shardc compile wrote
         plan: PathBuf,
         /// Compare numbers on small sizes of the same model
         #[arg(long)]

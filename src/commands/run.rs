@@ -208,7 +208,12 @@ fn observed(stored: &Stored) -> Result<Stored> {
     (o.observe, o.memory) = (true, None);
     let again = recompile(stored, &o)?;
     let (old, new) = (stored.plan.memory.peak_bytes, again.stored.plan.memory.peak_bytes);
-    eprintln!("recompiled to observe logits and gradients: peak {new} B instead of {old} B");
+    let peak = if new == old {
+        format!("peak {new} B as before")
+    } else {
+        format!("peak {new} B instead of {old} B")
+    };
+    eprintln!("recompiled to observe logits and gradients: {peak}");
     Ok(again.stored)
 }
 
@@ -242,11 +247,11 @@ fn show_step(
     }
     let rate = tokens as f64 / took.as_secs_f64();
     let number = |x: Option<f32>| x.map_or("-".into(), |x| format!("{x:.4}"));
-    let line = format!(
-        "step {step:>5}  loss {}  grad norm {}  {rate:.0} tokens/s  {ms:.0} ms",
-        number(r.loss),
-        number(r.grad_norm)
-    );
+    let found = match r.loss {
+        Some(_) => format!("loss {}  grad norm {}", number(r.loss), number(r.grad_norm)),
+        None => "forward".into(),
+    };
+    let line = format!("step {step:>5}  {found}  {rate:.0} tokens/s  {ms:.0} ms");
     bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
     bar.inc(1);
     bar.suspend(|| show(line + "\n"));

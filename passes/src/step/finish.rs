@@ -167,7 +167,10 @@ fn reduce(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
         let g = s.op.def().grad(b, &[ends[0]], &[ends[1]], &[Some(d)]);
         d = g[0].expect("preparations are differentiable");
         b.f.rename(d, Name { grad: true, ..p.name.clone() });
-        b.note("gradients of all microbatches and data-parallel ranks, once per step");
+        b.note(match s.op {
+            Op::FanOut(_) => "gradients of all microbatches and ranks, once per step",
+            _ => "the gradient as its parameter is stored, once per step",
+        });
     }
     b.grad = false;
     d

@@ -146,7 +146,7 @@ fn reasons(why: &Why, c: &Call) -> Vec<String> {
     let mut l = vec![];
     l.extend(c.n.note.as_ref().map(|n| format!("note: {n}")));
     let gradients = (0..c.n.ins.len()).filter(|&i| is_gradient(f, c.n, i)).count();
-    if gradients > 0 {
+    if gradients > 0 && matches!(c.kind, "all_reduce" | "reduce_scatter") {
         l.push(format!(
             "{gradients} gradients: each rank has those of its own part of the batch or sequence"
         ));

@@ -41,7 +41,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Layout")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sp: bool,
-    /// Context parallelism: all-gather, ring or ulysses (with cp > 1)
+    /// Context parallelism: all-gather, which does nothing at cp=1 [default: all-gather]
     #[arg(long, help_heading = "Layout")]
     pub cp_mode: Option<String>,
     /// Tensor parallelism: 1d [default: 1d]

@@ -92,7 +92,6 @@ fn from_text(text: &str) -> Result<Input> {
             matrix: shape.len() > 1,
             shape,
             init: shardc_ir::weights::Init::Normal(0.02),
-            trainable: true,
             tp_dim: None,
         }
     });

@@ -162,7 +162,6 @@ fn weight(tensor: &str, shape: &[usize]) -> Weight {
         part: None,
         shape: shape.into(),
         init: Init::Zeros,
-        trainable: true,
         matrix: shape.len() == 2,
         tp_dim: None,
     }

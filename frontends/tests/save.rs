@@ -160,7 +160,6 @@ fn initial_values_do_not_depend_on_the_slice() {
         part: None,
         shape: vec![64, 48],
         init,
-        trainable: true,
         matrix: true,
         tp_dim: None,
     };

@@ -14,7 +14,7 @@
 //! Everything else is an error that names the collective or `fan_out` that is missing.
 
 use crate::mesh::{AtomSet, Mesh};
-use crate::rule::{Dims, Letter, Rule, has_letter};
+use crate::rule::{Letter, Rule, has_letter};
 use crate::types::{AtomList, DType, Dim, Reduction, Type};
 use smallvec::SmallVec;
 
@@ -534,18 +534,4 @@ fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError> {
         );
     }
     Ok(st)
-}
-
-/// Number of loop iterations of an op on one rank (largest chunk), for costs.
-pub fn local_iterations(mesh: &Mesh, loops: &Loops) -> f64 {
-    let per = |l: &Loop| {
-        let ways: usize = l.atoms.iter().map(|a| mesh.size(a)).product();
-        l.size.div_ceil(ways) as f64
-    };
-    loops.0.iter().map(per).product()
-}
-
-/// Dims of a type that hold these letters, for messages and tests.
-pub fn dim_of(dims: &Dims, l: Letter) -> Option<usize> {
-    dims.iter().position(|g| g.letters().contains(&l))
 }

@@ -27,7 +27,6 @@ pub struct Weight {
     /// Shape of the parameter.
     pub shape: Vec<usize>,
     pub init: Init,
-    pub trainable: bool,
     /// It is a matrix (`--decay matrices` spares the others).
     pub matrix: bool,
     /// The dim that 1-D tensor parallelism splits, by the family's recipe.

@@ -106,7 +106,6 @@ fn plan(mesh: &str) -> Plan {
         part: None,
         shape: shape.to_vec(),
         init: Init::Normal(1.0),
-        trainable: true,
         matrix: true,
         tp_dim: None,
     };

@@ -98,7 +98,6 @@ impl Declare<'_, '_, '_> {
         let name = self.b.named(hint.to_string());
         let role = Role::new(RoleKind::Param, param.as_str());
         let value = self.b.f.arg(Type::f32(&shape), name, Some(role));
-        let trainable = true;
         self.weights.push(Weight {
             param,
             tensor,
@@ -106,7 +105,6 @@ impl Declare<'_, '_, '_> {
             part,
             shape,
             init,
-            trainable,
             matrix,
             tp_dim,
         });

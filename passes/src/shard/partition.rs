@@ -309,7 +309,7 @@ impl Partition<'_> {
                     trainable: !frozen(&param.name),
                     param,
                     stored,
-                    steps: path.steps,
+                    steps: path,
                     name: name.clone(),
                     scope,
                 });
@@ -368,7 +368,7 @@ impl Partition<'_> {
             return Err(self.no_path(&self.out.name(v).to_string(), self.out.ty(v), to));
         };
         let mut at = v;
-        for s in path.steps {
+        for s in path {
             let (suffix, note) = words(&s.op, self.out.ty(at));
             let mut name = self.out.name(v).clone();
             name.hint = Cow::Owned(format!("{}_{suffix}", name.hint));

@@ -18,17 +18,10 @@ pub struct Step {
     pub ty: Type,
 }
 
-/// A path, and how many states were looked at to find it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Path {
-    pub steps: Vec<Step>,
-    pub states: usize,
-}
-
 /// Remembers answered questions.
 #[derive(Default)]
 pub struct Resharder {
-    known: HashMap<(Type, Type), Option<Path>>,
+    known: HashMap<(Type, Type), Option<Vec<Step>>>,
 }
 
 /// Time of a call beyond its bytes, as bytes that a link could have carried meanwhile.
@@ -38,16 +31,16 @@ const MAX_STATES: usize = 4096;
 
 impl Resharder {
     /// The cheapest steps from `from` to `to`; `None` if no sequence of collectives leads there.
-    pub fn path(&mut self, mesh: &Mesh, from: &Type, to: &Type) -> Option<Path> {
+    pub fn path(&mut self, mesh: &Mesh, from: &Type, to: &Type) -> Option<Vec<Step>> {
         if from == to {
-            return Some(Path { steps: vec![], states: 1 });
+            return Some(vec![]);
         }
         let key = (from.clone(), to.clone());
         self.known.entry(key).or_insert_with(|| search(mesh, from, to)).clone()
     }
 }
 
-fn search(mesh: &Mesh, from: &Type, to: &Type) -> Option<Path> {
+fn search(mesh: &Mesh, from: &Type, to: &Type) -> Option<Vec<Step>> {
     let moving = moving_atoms(mesh, from, to);
     let mut graph: DiGraph<Type, (Op, f64)> = DiGraph::new();
     let mut ids: HashMap<Type, NodeIndex> = HashMap::new();
@@ -74,7 +67,7 @@ fn search(mesh: &Mesh, from: &Type, to: &Type) -> Option<Path> {
             .expect("an edge of the path");
         Step { op: edge.weight().0.clone(), ty: graph[edge.target()].clone() }
     });
-    Some(Path { steps: steps.collect(), states: graph.node_count() })
+    Some(steps.collect())
 }
 
 /// Atoms whose state differs, with all atoms minor to them in the same dim; all of a dim that is cut
@@ -162,7 +155,7 @@ mod tests {
 
     fn kinds(from: &Type, to: &Type, mesh: &Mesh) -> Vec<&'static str> {
         let p = Resharder::default().path(mesh, from, to).expect("a path");
-        p.steps.iter().map(|s| s.op.mnemonic()).collect()
+        p.iter().map(|s| s.op.mnemonic()).collect()
     }
 
     #[test]

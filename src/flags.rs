@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Decay, Optimizer, Options, ShardRule};
+use shardc_passes::options::{Decay, Optimizer, Options, Order, ShardRule};
+use shardc_passes::schedule::Named;
+use shardc_passes::stages::layout::Layout;
 use std::path::Path;
+use std::result::Result as Result2;
 
 /// What a user may ask of the compiler. Every field may stand in `shardc.toml` under its flag's name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,12 +50,20 @@ pub struct Flags {
     /// Tensor parallelism: 1d [default: 1d]
     #[arg(long, help_heading = "Layout")]
     pub tp_mode: Option<String>,
-    /// Pipeline schedule; with one stage all are the same [default: 1f1b]
+    /// Pipeline schedule: naive, gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zb-v, v-half,
+    /// v-min, dualpipe-v, search, or a CSV file [default: 1f1b]
     #[arg(long, help_heading = "Layout")]
     pub schedule: Option<String>,
-    /// Model chunks per rank: 1 [default: 1]
+    /// Stages per rank of the pipeline [default: as the schedule wants, 1 or 2]
     #[arg(long, help_heading = "Layout")]
     pub chunks: Option<usize>,
+    /// Where stages begin: balanced, equal, layers per stage (8,8,9,7), scopes that begin a stage,
+    /// or Megatron's layout, as in Et*3|(tt|)*2,tL [default: balanced]
+    #[arg(long, help_heading = "Layout")]
+    pub layers: Option<String>,
+    /// Relative speed of each rank of the pipeline, as in 1,1,0.5,1 [default: all equal]
+    #[arg(long, help_heading = "Layout")]
+    pub speeds: Option<String>,
     /// Drop gathered parameters after forward: yes [default: yes]
     #[arg(long, help_heading = "Layout")]
     pub reshard_after_forward: Option<String>,
@@ -62,9 +73,10 @@ pub struct Flags {
     /// What backward computes again: none, selective, full, or op names [default: none]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
-    /// Bytes of memory of one rank; a plan that needs more is refused
-    #[arg(long, help_heading = "Layout")]
-    pub memory: Option<usize>,
+    /// Memory of one rank, as in 24GiB or 80e9; a plan that needs more is refused
+    #[arg(long, value_name = "BYTES", help_heading = "Layout")]
+    #[serde(deserialize_with = "number_or_text")]
+    pub memory: Option<String>,
     /// adamw or sgd [default: adamw]
     #[arg(long, help_heading = "Optimizer")]
     pub optimizer: Option<String>,
@@ -113,10 +125,6 @@ pub struct Flags {
 /// Largest batch and sequence: products of them with a mesh stay far from overflow.
 const MAX_COUNT: usize = 1 << 30;
 
-/// Pipeline schedules that need more than one stage.
-const LATER_SCHEDULES: &str =
-    "interleaved looped-bfs zb-h1 zb-h2 zb-v v-half v-min dualpipe-v search";
-
 /// Axis names in canonical order, outer to inner.
 const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 
@@ -131,7 +139,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule chunks reshard_after_forward dropout recompute
+        merge!(mesh mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -186,9 +194,15 @@ impl Flags {
             shard,
             seed: self.seed.unwrap_or(0),
             observe: false,
-            memory: self.memory,
+            memory: self.memory.as_deref().map(memory).transpose()?,
             recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
+            schedule: schedule(self.schedule.as_deref().unwrap_or("1f1b"))?,
+            chunks: self.chunks,
+            layers: self.layers.clone().unwrap_or_default(),
+            speeds: vec![],
         };
+        o.speeds = speeds(self.speeds.as_deref().unwrap_or(""), o.axis("pp"))?;
+        Layout::parse(&o.layers)?;
         let sizes = [
             ("--global-batch", o.global_batch),
             ("--seq", o.seq),
@@ -209,15 +223,13 @@ impl Flags {
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
-        let cases: [(&str, Option<String>, &str, &str); 10] = [
-            ("--chunks", self.chunks.map(|c| c.to_string()), "1", "2 3 4 5 6 7 8"),
+        let cases: [(&str, Option<String>, &str, &str); 8] = [
             ("--reshard-after-forward", self.reshard_after_forward.clone(), "yes", "no"),
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
             ("--zero", self.zero.map(|z| z.to_string()), "0", "1 2 3"),
             ("--dtype", self.dtype.clone(), "f32", "bf16"),
             ("--cp-mode", self.cp_mode.clone(), "all-gather", "ring ulysses"),
             ("--tp-mode", self.tp_mode.clone(), "1d", "2d 2.5d 3d"),
-            ("--schedule", self.schedule.clone(), "1f1b gpipe naive", LATER_SCHEDULES),
             ("--transport", self.transport.clone(), "threads", "mpi nccl"),
             ("--device", self.device.clone(), "cpu", "cuda"),
         ];
@@ -267,6 +279,76 @@ fn recompute(text: &str) -> Result<Recompute> {
     })
 }
 
+/// `24GiB`, `80GB`, `1.5e9` or a number of bytes.
+fn memory(text: &str) -> Result<usize> {
+    let t = text.trim();
+    let digits = t.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E');
+    let (number, unit) = t.split_at(digits.unwrap_or(t.len()));
+    let units = ["", "B", "KiB", "MiB", "GiB", "TiB", "kB", "MB", "GB", "TB"];
+    let scale = units.iter().position(|u| *u == unit.trim()).map(|i| match i {
+        0 | 1 => 1.0,
+        2..=5 => 1024f64.powi(i as i32 - 1),
+        _ => 1000f64.powi(i as i32 - 5),
+    });
+    let bytes = scale.zip(number.trim().parse::<f64>().ok()).map(|(s, n)| s * n);
+    match bytes.filter(|b| *b >= 1.0 && *b <= 2f64.powi(60)) {
+        Some(b) => Ok(b as usize),
+        None => Err(Diag::new("flag", format!("`{text}` is no amount of memory"))
+            .at(format!("--memory {text}"))
+            .help("for example --memory 24GiB, 80GB or 1500000000")),
+    }
+}
+
+/// A schedule by name, or the text of a CSV file.
+fn schedule(text: &str) -> Result<Order> {
+    if !text.ends_with(".csv") {
+        if text != "search" {
+            Named::parse(text).map_err(|d| d.at(format!("--schedule {text}")))?;
+        }
+        return Ok(Order::Named(text.into()));
+    }
+    let bad = |m: String| {
+        Diag::new("file", m).at(format!("--schedule {text}")).help(
+            "give a readable CSV file of at most 64 MiB: one line per rank, cells such as 0F0",
+        )
+    };
+    let size = std::fs::metadata(text).map_err(|e| bad(e.to_string()))?.len();
+    if size > 64 << 20 {
+        return Err(bad(format!("{size} bytes is too large for a schedule")));
+    }
+    std::fs::read_to_string(text).map(Order::Csv).map_err(|e| bad(e.to_string()))
+}
+
+/// One positive number per rank of the pipeline.
+fn speeds(text: &str, ranks: usize) -> Result<Vec<f64>> {
+    if text.is_empty() {
+        return Ok(vec![]);
+    }
+    let all: Vec<f64> = text.split(',').filter_map(|t| t.trim().parse().ok()).collect();
+    let positive = all.iter().all(|x: &f64| *x > 0.0 && x.is_finite());
+    if positive && all.len() == ranks && text.matches(',').count() + 1 == ranks {
+        return Ok(all);
+    }
+    Err(Diag::new("flag", format!("`{text}` is not {ranks} positive numbers"))
+        .at(format!("--speeds {text}"))
+        .rule("one speed per rank of the pipeline")
+        .help(format!("for example --speeds {}", vec!["1"; ranks].join(","))))
+}
+
+/// `memory = 1000` and `memory = "24GiB"` in a file.
+fn number_or_text<'de, D: serde::Deserializer<'de>>(d: D) -> Result2<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Either {
+        Number(u64),
+        Text(String),
+    }
+    Ok(Option::<Either>::deserialize(d)?.map(|e| match e {
+        Either::Number(n) => n.to_string(),
+        Either::Text(t) => t,
+    }))
+}
+
 fn positive(flag: &str, x: f64) -> Result<f64> {
     if x > 0.0 && x.is_finite() {
         return Ok(x);
@@ -309,7 +391,7 @@ pub fn parse_mesh(text: &str) -> Result<Vec<(String, usize)>> {
             "dp" => "dp_replicate",
             n => n,
         };
-        if ["pp", "cp", "ep", "etp"].contains(&name) && size > 1 {
+        if ["cp", "ep", "etp"].contains(&name) && size > 1 {
             return Err(Diag::new("not-built", format!("axis {name}={size} is not built yet"))
                 .at(format!("--mesh {text}"))
                 .help(format!("use {name}=1 and put the {size} ranks into dp or tp"))

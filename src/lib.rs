@@ -3,6 +3,7 @@
 pub mod commands;
 pub mod data;
 pub mod flags;
+pub mod pictures;
 pub mod plan_dir;
 pub mod report;
 pub mod rules;

@@ -1,5 +1,5 @@
-//! The plan directory: `plan.json`, `source.ir`, `options.toml`, `programs/*.ir`, `weights.json`,
-//! `config.json`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
+//! The plan directory: `plan.json`, `source.ir`, `options.toml`, `programs/*.ir`, `schedule.csv`,
+//! `weights.json`, `config.json`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
 
 use crate::SCHEMA;
 use crate::report::Report;
@@ -8,12 +8,12 @@ use serde_json::Value as Json;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{Plan, Settings};
+use shardc_ir::schedule::{parse_csv, write_csv};
 use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
 use shardc_ir::weights::Weight;
-use shardc_passes::memory::memory;
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::schedule;
+use shardc_passes::pipeline::rank_classes;
 use std::path::{Path, PathBuf};
 
 /// `plan.json`.
@@ -26,9 +26,10 @@ struct Head {
     facts: Option<Facts>,
     /// blake3 of the source text and of the options: what the plan was made of.
     source_hash: String,
-    /// blake3 of the programs.
+    /// blake3 of the programs and of the schedule.
     programs_hash: String,
-    peak_bytes: usize,
+    /// By rank class.
+    peak_bytes: Vec<usize>,
     report: Json,
 }
 
@@ -55,8 +56,15 @@ fn hash(parts: &[&str]) -> String {
 }
 
 /// Files and folders of a plan.
-const FILES: [&str; 6] =
-    ["plan.json", "source.ir", "options.toml", "programs", "weights.json", "config.json"];
+const FILES: [&str; 7] = [
+    "plan.json",
+    "source.ir",
+    "options.toml",
+    "programs",
+    "schedule.csv",
+    "weights.json",
+    "config.json",
+];
 
 /// A plan replaces nothing but a plan: no file, and no folder that holds anything else.
 fn check_target(dir: &Path) -> Result<()> {
@@ -87,6 +95,7 @@ fn check_target(dir: &Path) -> Result<()> {
 pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
     check_target(dir)?;
     let programs = text::print(&s.plan.module);
+    let schedule = write_csv(&s.plan.schedule);
     let options = toml::to_string(&s.options).expect("options are plain data");
     let mut report = serde_json::to_value(report).expect("a report is plain data");
     // Times differ from run to run; the plan must not.
@@ -100,17 +109,18 @@ pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
         settings: s.plan.settings.clone(),
         facts: s.facts,
         source_hash: hash(&[&s.source, &options]),
-        programs_hash: hash(&[&programs]),
-        peak_bytes: s.plan.memory.peak_bytes,
+        programs_hash: hash(&[&programs, &schedule]),
+        peak_bytes: s.plan.classes.iter().map(|c| c.memory.peak_bytes).collect(),
         report,
     };
     let name = dir.file_name().map_or("plan".into(), |n| n.to_string_lossy().into_owned());
     let tmp = dir.with_file_name(format!("{name}.tmp-{}", std::process::id()));
-    let files: [(&str, String); 6] = [
+    let files: [(&str, String); 7] = [
         ("plan.json", pretty(&head)),
         ("source.ir", s.source.clone()),
         ("options.toml", options),
         ("programs/all.ir", programs),
+        ("schedule.csv", schedule),
         ("weights.json", pretty(&s.plan.weights)),
         ("config.json", pretty(&s.config)),
     ];
@@ -191,12 +201,15 @@ pub fn read(dir: &Path) -> Result<Stored> {
             format!("the plan has schema {}, this shardc reads {SCHEMA}", head.schema),
         ));
     }
-    let (source, options, programs) = (
+    let (source, options, programs, csv) = (
         read_file(dir, "source.ir")?,
         read_file(dir, "options.toml")?,
         read_file(dir, "programs/all.ir")?,
+        read_file(dir, "schedule.csv")?,
     );
-    if hash(&[&programs]) != head.programs_hash || hash(&[&source, &options]) != head.source_hash {
+    if hash(&[&programs, &csv]) != head.programs_hash
+        || hash(&[&source, &options]) != head.source_hash
+    {
         return Err(bad(
             "programs/all.ir",
             "the texts are not those that the plan was made of (their hash differs)".into(),
@@ -214,18 +227,24 @@ pub fn read(dir: &Path) -> Result<Stored> {
     if m == 0 || m > 1 << 20 {
         return Err(bad("plan.json", format!("{m} microbatches")));
     }
-    let memory = memory(&module, m);
-    if memory.peak_bytes != head.peak_bytes {
+    let schedule =
+        parse_csv(&csv).map_err(|d| d.at(dir.join("schedule.csv").display().to_string()))?;
+    let (p, of) = (schedule.ranks.len(), schedule.microbatches);
+    if (p, of) != (module.mesh.pipeline(), m) {
+        return Err(bad("schedule.csv", format!("it has {p} ranks and {of} microbatches")));
+    }
+    let classes = rank_classes(&module, &schedule)?;
+    let peaks: Vec<usize> = classes.iter().map(|c| c.memory.peak_bytes).collect();
+    if peaks != head.peak_bytes {
         return Err(bad(
             "plan.json",
             format!(
-                "the plan states a peak of {} B, its programs need {}",
-                head.peak_bytes, memory.peak_bytes
+                "the plan states peaks of {:?} B, its programs need {peaks:?}",
+                head.peak_bytes
             ),
         ));
     }
-    let (actions, evaluation) = schedule(&module, m);
-    let plan = Plan { module, actions, evaluation, memory, weights, settings: head.settings };
+    let plan = Plan { module, classes, schedule, weights, settings: head.settings };
     Ok(Stored {
         plan,
         options,

@@ -1,8 +1,9 @@
 //! What a plan costs: collectives and memory per rank, as `compile --format json` prints them.
 
 use serde::Serialize;
-use shardc_ir::mesh::Mesh;
-use shardc_ir::plan::{Class, Plan};
+use shardc_ir::mesh::{Mesh, PIPELINE};
+use shardc_ir::plan::{Class, Instr, Plan, RankClass};
+use shardc_passes::step::instructions::base;
 use std::collections::BTreeMap;
 
 /// The report of a compilation.
@@ -32,6 +33,8 @@ pub struct ClassReport {
     /// Ranges of rank numbers.
     pub rank_list: String,
     pub peak_bytes: usize,
+    /// The most bytes alive at once: no arena can be smaller.
+    pub live_bytes: usize,
     pub weights_bytes: usize,
     pub grads_bytes: usize,
     pub optimizer_bytes: usize,
@@ -65,20 +68,22 @@ fn axis_names(mesh: &Mesh, s: shardc_ir::mesh::AtomSet) -> String {
 
 /// Phase of a function in the report.
 pub fn phase_of(func: &str) -> &'static str {
-    match func {
+    match base(func) {
         "forward" => "forward",
-        "backward" => "backward",
+        "backward" | "weight" => "backward",
         _ => "step",
     }
 }
 
-/// The collectives of a plan, in program order.
-pub fn collectives(plan: &Plan) -> Vec<CollectiveReport> {
+/// What the ranks of a class send and receive in a step, in program order; transfers between stages
+/// come last.
+pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
     let mesh = &plan.module.mesh;
     let mut at: BTreeMap<(usize, &'static str, u32, u32), usize> = BTreeMap::new();
     let mut out: Vec<CollectiveReport> = vec![];
-    for (fi, f) in plan.module.funcs.iter().enumerate() {
-        let calls = plan.actions.iter().filter(|a| a.func == fi).count();
+    for &fi in &class.funcs {
+        let f = &plan.module.funcs[fi];
+        let calls = class.calls().filter(|c| c.func == fi).count();
         if calls == 0 {
             continue; // only an evaluation runs it
         }
@@ -110,28 +115,90 @@ pub fn collectives(plan: &Plan) -> Vec<CollectiveReport> {
             out[i].bytes_max = out[i].bytes;
         }
     }
+    out.extend(transfers(plan, class));
     out
+}
+
+/// The sends and receives of a class, by phase and scope. Who receives sends nothing.
+fn transfers(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
+    let mut out: Vec<CollectiveReport> = vec![];
+    for i in &class.step {
+        let (kind, t) = match i {
+            Instr::Send(t) => ("send", t),
+            Instr::Recv(t) => ("recv", t),
+            Instr::Call(_) | Instr::Sent { .. } => continue,
+        };
+        let f = &plan.module.funcs[t.func];
+        let phase = if t.microbatch.is_some() { phase_of(&f.name) } else { "step" };
+        let at = |n: &&shardc_ir::func::Node| match kind {
+            "send" => n.outs.contains(&t.value),
+            _received => n.ins.contains(&t.value),
+        };
+        let scope = f.nodes.iter().find(at).map_or("", |n| &*f.scope_info(n.scope).path);
+        let same = |x: &CollectiveReport| (x.phase, x.kind, &*x.scope) == (phase, kind, scope);
+        let i = out.iter().position(same).unwrap_or_else(|| {
+            out.push(CollectiveReport {
+                phase,
+                kind,
+                axis: PIPELINE.into(),
+                scope: scope.into(),
+                count: 0,
+                tensors: 0,
+                bytes: 0.0,
+                bytes_max: 0.0,
+            });
+            out.len() - 1
+        });
+        out[i].count += 1;
+        out[i].tensors += 1;
+        out[i].bytes += if kind == "send" { t.bytes as f64 } else { 0.0 };
+        out[i].bytes_max = out[i].bytes;
+    }
+    out
+}
+
+/// Ranges of rank numbers: `0-3, 8-11`.
+fn ranges(ranks: &[usize]) -> String {
+    let mut out: Vec<String> = vec![];
+    for run in ranks.chunk_by(|a, b| a + 1 == *b) {
+        out.push(match run {
+            [one] => one.to_string(),
+            _ => format!("{}-{}", run[0], run[run.len() - 1]),
+        });
+    }
+    out.join(", ")
 }
 
 /// The report of a plan; times are added by whoever measured them.
 pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> Report {
     let ranks = plan.module.mesh.ranks();
-    let class = |c: Class| plan.memory.at_peak.iter().find(|x| x.0 == c).map_or(0, |x| x.1);
-    let one = ClassReport {
-        class: 0,
-        stages: vec![0],
-        ranks,
-        rank_list: if ranks == 1 { "0".into() } else { format!("0-{}", ranks - 1) },
-        peak_bytes: plan.memory.peak_bytes,
-        weights_bytes: class(Class::Weights),
-        grads_bytes: class(Class::Grads),
-        optimizer_bytes: class(Class::Optimizer),
-        activation_bytes: class(Class::Activation),
-        collective_buffer_bytes: class(Class::CollectiveBuffer),
-        temporary_bytes: class(Class::Temporary),
-        input_bytes: class(Class::Input),
-        collectives: collectives(plan),
-    };
+    let per_class: Vec<ClassReport> =
+        plan.classes.iter().enumerate().map(|(i, c)| class_report(plan, i, c)).collect();
     let phases = phases.iter().map(|(n, ms)| PhaseTime { name: n.to_string(), ms: *ms }).collect();
-    Report { schema: crate::SCHEMA, ranks, classes: 1, compile_ms, phases, per_class: vec![one] }
+    Report { schema: crate::SCHEMA, ranks, classes: per_class.len(), compile_ms, phases, per_class }
+}
+
+fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {
+    let of = |c2: Class| c.memory.at_peak.iter().find(|x| x.0 == c2).map_or(0, |x| x.1);
+    let all = plan.module.mesh.ranks();
+    let own: Vec<usize> = match plan.classes.len() {
+        1 => (0..all).collect(),
+        _ => (0..all).filter(|&r| plan.class_of(r) == number).collect(),
+    };
+    ClassReport {
+        class: number,
+        stages: c.stages.clone(),
+        ranks: own.len(),
+        rank_list: ranges(&own),
+        peak_bytes: c.memory.peak_bytes,
+        live_bytes: c.memory.live_bytes,
+        weights_bytes: of(Class::Weights),
+        grads_bytes: of(Class::Grads),
+        optimizer_bytes: of(Class::Optimizer),
+        activation_bytes: of(Class::Activation),
+        collective_buffer_bytes: of(Class::CollectiveBuffer),
+        temporary_bytes: of(Class::Temporary),
+        input_bytes: of(Class::Input),
+        collectives: collectives(plan, c),
+    }
 }

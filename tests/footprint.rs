@@ -59,10 +59,10 @@ fn run(plan: &Plan, make: impl Fn() -> Session, ids: &[i32], targets: &[i32]) ->
         let batch = StepBatch { input_ids: ids, targets, observe: step == 1 };
         s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{e}"));
     }
-    let arenas = plan.module.mesh.ranks() * plan.memory.peak_bytes;
+    let arenas = plan.module.mesh.ranks() * plan.peak_bytes();
     let peak = PEAK.load(Ordering::Relaxed);
     assert!(peak >= arenas, "the arenas of {arenas} bytes are not in the heap of {peak}");
-    assert_eq!(s.touched(), plan.memory.peak_bytes, "high-water mark of the arena");
+    assert_eq!(s.touched(), [plan.peak_bytes()], "high-water mark of the arena");
     peak - arenas
 }
 
@@ -104,7 +104,7 @@ fn larger() -> (usize, usize) {
         Session::new(&plan, Default::default(), &lower, &load).unwrap_or_else(|e| panic!("{e}"))
     };
     let ids: Vec<i32> = (0..8 * 32).map(|i| i * 31 % 8001).collect();
-    (run(&plan, make, &ids, &ids), 4 * plan.memory.peak_bytes)
+    (run(&plan, make, &ids, &ids), 4 * plan.peak_bytes())
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn stored(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> St
 
 /// The collectives of a fixture; all its layers are alike.
 fn counted(s: &Stored) -> LayerCollectives {
-    let c = layer_collectives(&s.plan);
+    let c = layer_collectives(&s.plan, 0);
     let layer = c.layer(0).expect("layer 0 has collectives");
     let last = s.facts.map_or(0, |f| f.layers as u32 - 1);
     assert_eq!(c.layer(last), Some(layer), "all layers are one section");
@@ -78,7 +78,7 @@ fn a_gradient_is_reduced_once_per_step_whatever_the_microbatches() {
         for microbatch in [4, 2, 1] {
             for sp in [false, true] {
                 let s = stored(name, &[("dp_replicate", 2), ("tp", 2)], sp, microbatch);
-                let c = layer_collectives(&s.plan);
+                let c = layer_collectives(&s.plan, 0);
                 assert_eq!(c.microbatches, 4 / microbatch);
                 let data = |axis: &str| axis.split('+').any(|a| a == "dp_replicate");
                 let step = c.step().expect("reductions of the step");
@@ -97,11 +97,11 @@ fn a_gradient_is_reduced_once_per_step_whatever_the_microbatches() {
 fn totals_are_those_of_the_report() {
     for sp in [false, true] {
         let s = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], sp, 2);
-        let all = report::collectives(&s.plan);
-        let (calls, bytes) = layer_collectives(&s.plan).total();
+        let all = report::collectives(&s.plan, &s.plan.classes[0]);
+        let (calls, bytes) = layer_collectives(&s.plan, 0).total();
         assert_eq!(calls, all.iter().map(|c| c.count).sum::<usize>());
         assert_eq!(bytes, all.iter().map(|c| c.bytes).sum::<f64>());
-        let one = layer_collectives(&stored("llama_gqa", &[], false, 8).plan);
+        let one = layer_collectives(&stored("llama_gqa", &[], false, 8).plan, 0);
         assert_eq!((one.total(), one.sections.len()), ((0, 0.0), 0));
     }
 }

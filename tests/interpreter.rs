@@ -41,7 +41,8 @@ fn check(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) {
                 &Tensor::scalar(x),
             );
         }
-        run_step(m, &plan.actions, &mut state, Precision::F64).unwrap_or_else(|e| panic!("{e}"));
+        run_step(m, &[&plan.classes[0].step], &mut state, Precision::F64)
+            .unwrap_or_else(|e| panic!("{e}"));
         if step == 1 {
             let out =
                 |n: &str| state.output(&m.mesh, n).unwrap_or_else(|e| panic!("{n}: {e}")).data;

@@ -10,15 +10,19 @@ use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::types::{DType, Reduction, Type};
 
-/// The kernels of every node of every function of a plan, for one rank.
+/// The kernels of every node of every function that one rank of a plan runs.
 ///
 /// # Errors
 /// `dtype` if a value is neither f32 nor i32.
 pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
     let mesh = &plan.module.mesh;
     let coords = mesh.coords(rank);
-    let one = |f: &Func| f.nodes.iter().map(|n| lower(mesh, f, n, &coords)).collect();
-    plan.module.funcs.iter().map(one).collect()
+    let own = &plan.classes[plan.class_of(rank)].funcs;
+    let one = |(i, f): (usize, &Func)| {
+        let nodes = f.nodes.iter().filter(|_| own.contains(&i));
+        nodes.map(|n| lower(mesh, f, n, &coords)).collect()
+    };
+    plan.module.funcs.iter().enumerate().map(one).collect()
 }
 
 /// What the rank with these coordinates does for a node.
@@ -60,7 +64,7 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::Cos(_) => unary(Unary::Cos),
         Op::Clamp(o) => elementwise::clamp(l, o.lo, o.hi),
         Op::Cast(_) => elementwise::convert(l),
-        Op::StopGradient(_) | Op::Reshape(_) | Op::FanOut(_) => Kernel::View,
+        Op::StopGradient(_) | Op::Reshape(_) | Op::FanOut(_) | Op::Term(_) => Kernel::View,
         Op::Literal(o) => Kernel::Literal { values: o.values.clone(), to: 0 },
         Op::Fill(o) => elementwise::fill(l, o.value),
         Op::Transpose(o) => moves::spread(l, &o.rule.0),

@@ -68,6 +68,8 @@ pub enum RoleKind {
     Input,
     /// Saved by forward for backward.
     Stash,
+    /// Made in one stage of the pipeline and used in another.
+    Edge,
     /// A run-time scalar: `lr`, `step`.
     Scalar,
     /// A sum over microbatches that is no gradient: `loss`.
@@ -79,13 +81,14 @@ pub enum RoleKind {
 }
 
 impl RoleKind {
-    pub const ALL: [RoleKind; 10] = [
+    pub const ALL: [RoleKind; 11] = [
         RoleKind::Param,
         RoleKind::Ready,
         RoleKind::Grad,
         RoleKind::State,
         RoleKind::Input,
         RoleKind::Stash,
+        RoleKind::Edge,
         RoleKind::Scalar,
         RoleKind::Sum,
         RoleKind::Step,
@@ -99,6 +102,7 @@ impl RoleKind {
             RoleKind::State => "state",
             RoleKind::Input => "input",
             RoleKind::Stash => "stash",
+            RoleKind::Edge => "edge",
             RoleKind::Scalar => "scalar",
             RoleKind::Sum => "sum",
             RoleKind::Step => "step",

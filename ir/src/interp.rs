@@ -11,7 +11,7 @@ pub use step::{Shown, State, run_step};
 
 use crate::diag::{Diag, Result};
 use crate::func::{Func, Node, Value};
-use crate::mesh::Mesh;
+use crate::mesh::{AtomSet, Mesh};
 use crate::ops::EvalCx;
 use crate::tensor::Tensor;
 use crate::types::{DType, Type};
@@ -36,78 +36,167 @@ pub fn call(
     args: &[Vec<Tensor>],
     precision: Precision,
 ) -> Result<Vec<Vec<Tensor>>> {
-    check_args(mesh, func, args)?;
-    let coords: Vec<Vec<usize>> = (0..mesh.ranks()).map(|r| mesh.coords(r)).collect();
-    let last = last_uses(func);
-    let mut values: Vec<Option<Vec<Tensor>>> = vec![None; func.values.len()];
-    for (port, arg) in func.args.iter().zip(args) {
-        values[port.value.0 as usize] = Some(arg.clone());
+    let mut run = Running::new(mesh, func, args, precision)?;
+    run.go_on(AtomSet::EMPTY)?;
+    Ok(run.results())
+}
+
+/// A call of a function, so far.
+struct Running<'a> {
+    mesh: &'a Mesh,
+    func: &'a Func,
+    precision: Precision,
+    coords: Vec<Vec<usize>>,
+    last: Vec<usize>,
+    values: Vec<Option<Vec<Tensor>>>,
+    /// The node that comes next.
+    next: usize,
+}
+
+impl<'a> Running<'a> {
+    fn new(
+        mesh: &'a Mesh,
+        func: &'a Func,
+        args: &[Vec<Tensor>],
+        precision: Precision,
+    ) -> Result<Running<'a>> {
+        check_args(mesh, func, args)?;
+        let mut values: Vec<Option<Vec<Tensor>>> = vec![None; func.values.len()];
+        for (port, arg) in func.args.iter().zip(args) {
+            values[port.value.0 as usize] = Some(arg.clone());
+        }
+        let coords = (0..mesh.ranks()).map(|r| mesh.coords(r)).collect();
+        let last = last_uses(func);
+        Ok(Running { mesh, func, precision, coords, last, values, next: 0 })
     }
-    for (n, node) in func.nodes.iter().enumerate() {
-        let mut outs = evaluate(mesh, func, node, &coords, &values);
+
+    /// Runs nodes up to the first collective over some of these atoms: then false.
+    fn go_on(&mut self, outside: AtomSet) -> Result<bool> {
+        while let Some(node) = self.func.nodes.get(self.next) {
+            if node.op.collective().is_some_and(|c| c.atoms().meets(outside)) {
+                return Ok(false);
+            }
+            let outs = self.evaluate(node);
+            self.finish(outs)?;
+        }
+        Ok(true)
+    }
+
+    /// Sets what the next node makes.
+    fn finish(&mut self, mut outs: Vec<Vec<Tensor>>) -> Result<()> {
+        let node = &self.func.nodes[self.next];
         for (o, &v) in node.outs.iter().enumerate() {
-            let ty = func.ty(v);
+            let ty = self.func.ty(v);
             for (rank, t) in outs[o].iter_mut().enumerate() {
-                let want = ty.lens(mesh, &coords[rank]);
+                let want = ty.lens(self.mesh, &self.coords[rank]);
                 if t.shape != want {
-                    return Err(wrong_shape(func, v, node, rank, &t.shape, &want));
+                    return Err(wrong_shape(self.func, v, node, rank, &t.shape, &want));
                 }
-                round(t, ty.dtype, precision);
+                round(t, ty.dtype, self.precision);
             }
         }
         for (&v, t) in node.outs.iter().zip(outs) {
-            values[v.0 as usize] = Some(t);
+            self.values[v.0 as usize] = Some(t);
         }
         for &v in node.ins.iter().chain(&node.outs) {
-            if last[v.0 as usize] == n {
-                values[v.0 as usize] = None;
+            if self.last[v.0 as usize] == self.next {
+                self.values[v.0 as usize] = None;
             }
         }
+        self.next += 1;
+        Ok(())
     }
-    let result = |v: Value| values[v.0 as usize].clone().expect("verified: results are defined");
-    Ok(func.results.iter().map(|p| result(p.value)).collect())
+
+    fn results(&self) -> Vec<Vec<Tensor>> {
+        let result =
+            |v: Value| self.values[v.0 as usize].clone().expect("verified: results are defined");
+        self.func.results.iter().map(|p| result(p.value)).collect()
+    }
+
+    /// The operands of a node on one rank.
+    fn operands(&self, node: &Node, rank: usize) -> Vec<&Tensor> {
+        let one = |v: &Value| {
+            &self.values[v.0 as usize].as_ref().expect("verified: values are defined before use")
+                [rank]
+        };
+        node.ins.iter().map(one).collect()
+    }
+
+    /// Evaluates one node on all ranks: `[result][rank]`.
+    fn evaluate(&self, node: &Node) -> Vec<Vec<Tensor>> {
+        let in_types: Vec<&Type> = node.ins.iter().map(|&v| self.func.ty(v)).collect();
+        let out_types: Vec<&Type> = node.outs.iter().map(|&v| self.func.ty(v)).collect();
+        let (mesh, coords) = (self.mesh, &self.coords);
+        let cx = |r: usize| EvalCx { mesh, coords: &coords[r], ins: &in_types, outs: &out_types };
+        let ranks = coords.len();
+        let mut outs: Vec<Vec<Tensor>> = node.outs.iter().map(|_| Vec::new()).collect();
+        let Some(collective) = node.op.collective() else {
+            for r in 0..ranks {
+                let mut made = node.op.def().eval(&cx(r), &self.operands(node, r)).into_iter();
+                outs.iter_mut().for_each(|o| o.extend(made.next()));
+            }
+            return outs;
+        };
+        let empty = Tensor::full(&[0], 0.0);
+        outs.iter_mut().for_each(|o| o.resize(ranks, empty.clone()));
+        let mut done = vec![false; ranks];
+        for first in 0..ranks {
+            if done[first] {
+                continue;
+            }
+            let group = mesh.group(collective.atoms(), first);
+            let cxs: Vec<EvalCx> = group.iter().map(|&r| cx(r)).collect();
+            let ins: Vec<Vec<&Tensor>> = group.iter().map(|&r| self.operands(node, r)).collect();
+            for (&r, made) in group.iter().zip(collective.eval_group(&cxs, &ins)) {
+                done[r] = true;
+                outs.iter_mut().zip(made).for_each(|(o, t)| o[r] = t);
+            }
+        }
+        outs
+    }
 }
 
-/// Evaluates one node on all ranks: `[result][rank]`.
-fn evaluate(
-    mesh: &Mesh,
-    func: &Func,
-    node: &Node,
-    coords: &[Vec<usize>],
-    values: &[Option<Vec<Tensor>>],
-) -> Vec<Vec<Tensor>> {
-    let in_types: Vec<&Type> = node.ins.iter().map(|&v| func.ty(v)).collect();
-    let out_types: Vec<&Type> = node.outs.iter().map(|&v| func.ty(v)).collect();
-    let cx = |r: usize| EvalCx { mesh, coords: &coords[r], ins: &in_types, outs: &out_types };
-    let operand = |v: Value, r: usize| {
-        &values[v.0 as usize].as_ref().expect("verified: values are defined before use")[r]
+/// Evaluates the collective over `axes` at which every rank of the pipeline now waits, each in its
+/// own function.
+fn meet(mesh: &Mesh, axes: AtomSet, all: &mut [Running]) -> Result<()> {
+    let nodes: Vec<&Node> = all.iter().map(|r| &r.func.nodes[r.next]).collect();
+    let same = |n: &&Node| n.op == nodes[0].op && n.ins.len() == nodes[0].ins.len();
+    let Some(c) = nodes[0].op.collective().filter(|c| c.atoms() == axes) else {
+        return Err(stuck("a collective over some of the pipeline's axes and others"));
     };
-    let operands = |r: usize| -> Vec<&Tensor> { node.ins.iter().map(|&v| operand(v, r)).collect() };
-    let ranks = coords.len();
-    let mut outs: Vec<Vec<Tensor>> = node.outs.iter().map(|_| Vec::new()).collect();
-    let Some(collective) = node.op.collective() else {
-        for r in 0..ranks {
-            let mut made = node.op.def().eval(&cx(r), &operands(r)).into_iter();
-            outs.iter_mut().for_each(|o| o.extend(made.next()));
-        }
-        return outs;
+    if !nodes.iter().all(same) {
+        return Err(stuck("the ranks of the pipeline come to different collectives"));
+    }
+    let types = |of: fn(&Node) -> &[Value]| -> Vec<Vec<&Type>> {
+        all.iter().zip(&nodes).map(|(r, n)| of(n).iter().map(|&v| r.func.ty(v)).collect()).collect()
     };
-    let empty = Tensor::full(&[0], 0.0);
-    outs.iter_mut().for_each(|o| o.resize(ranks, empty.clone()));
-    let mut done = vec![false; ranks];
-    for first in 0..ranks {
-        if done[first] {
-            continue;
-        }
-        let group = mesh.group(collective.atoms(), first);
-        let cxs: Vec<EvalCx> = group.iter().map(|&r| cx(r)).collect();
-        let ins: Vec<Vec<&Tensor>> = group.iter().map(|&r| operands(r)).collect();
-        for (&r, made) in group.iter().zip(collective.eval_group(&cxs, &ins)) {
-            done[r] = true;
-            outs.iter_mut().zip(made).for_each(|(o, t)| o[r] = t);
+    let (ins, outs) = (types(|n| &n.ins), types(|n| &n.outs));
+    let ranks = all[0].coords.len();
+    let mut made: Vec<Vec<Vec<Tensor>>> =
+        nodes.iter().map(|n| n.outs.iter().map(|_| vec![]).collect()).collect();
+    for rank in 0..ranks {
+        let at: Vec<Vec<usize>> = (0..all.len())
+            .map(|stage| {
+                let mut c = all[stage].coords[rank].clone();
+                axes.iter().for_each(|a| c[a.0 as usize] = stage);
+                c
+            })
+            .collect();
+        let cx = |i: usize| EvalCx { mesh, coords: &at[i], ins: &ins[i], outs: &outs[i] };
+        let cxs: Vec<EvalCx> = (0..all.len()).map(cx).collect();
+        let operands: Vec<Vec<&Tensor>> =
+            all.iter().zip(&nodes).map(|(r, n)| r.operands(n, rank)).collect();
+        for (to, tensors) in made.iter_mut().zip(c.eval_group(&cxs, &operands)) {
+            to.iter_mut().zip(tensors).for_each(|(o, t)| o.push(t));
         }
     }
-    outs
+    all.iter_mut().zip(made).try_for_each(|(r, outs)| r.finish(outs))
+}
+
+fn stuck(what: &str) -> Diag {
+    Diag::new("deadlock", what)
+        .rule("all ranks of the pipeline run the same collectives over it, in the same order")
+        .help("compile again: 1 schedule gives the lists of all ranks")
 }
 
 /// For every value the node after which nobody reads it; `usize::MAX` for results.

@@ -16,6 +16,7 @@ pub mod plan;
 pub mod rng;
 pub mod rule;
 pub mod samples;
+pub mod schedule;
 pub mod tensor;
 pub mod text;
 pub mod types;

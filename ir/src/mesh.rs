@@ -40,6 +40,10 @@ pub struct Mesh {
     pub atoms: Vec<AtomInfo>,
 }
 
+/// The axis of pipeline stages. Types never name it but for sums over all stages: a function belongs
+/// to one stage, and its values live on that stage's ranks.
+pub const PIPELINE: &str = "pp";
+
 /// Most atoms a mesh may have (an [`AtomSet`] is one machine word).
 pub const MAX_ATOMS: usize = 32;
 /// Most ranks a mesh may have.
@@ -148,6 +152,22 @@ impl Mesh {
             .help("use a smaller mesh"));
         }
         Ok(m)
+    }
+
+    /// The mesh of one rank of the pipeline: [`PIPELINE`] with one position, all atoms as before.
+    #[must_use]
+    pub fn one_stage(&self) -> Mesh {
+        let mut m = self.clone();
+        for (i, a) in m.axes.iter_mut().enumerate().filter(|(_, a)| a.name == PIPELINE) {
+            a.size = 1;
+            m.atoms.iter_mut().filter(|x| x.axis as usize == i).for_each(|x| x.size = 1);
+        }
+        m
+    }
+
+    /// Number of ranks of the pipeline.
+    pub fn pipeline(&self) -> usize {
+        self.axes.iter().find(|a| a.name == PIPELINE).map_or(1, |a| a.size)
     }
 
     /// Number of ranks.

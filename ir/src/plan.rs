@@ -1,27 +1,63 @@
 //! What a rank needs to run: programs, the step as a list of actions, exact memory, weights.
 
-use crate::func::Module;
+use crate::func::{Module, Value};
+use crate::mesh::PIPELINE;
+use crate::schedule::Schedule;
 use crate::weights::Weight;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
-/// One entry of the step: call a function, for one microbatch or once. The functions are those of
-/// the plan's module; a single stage is a schedule too: `enter`, then `forward` and `backward` of
-/// every microbatch, then `finish`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Action {
+/// One instruction of a rank. The functions are those of the plan's module.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Instr {
+    Call(Call),
+    /// Offers a value to another rank of the pipeline and goes on; its memory stays as it is until
+    /// [`Instr::Sent`].
+    Send(Transfer),
+    /// Waits until the oldest offer to this rank of the pipeline that was not yet waited for has
+    /// been taken.
+    Sent {
+        to: usize,
+    },
+    /// Takes the oldest value that another rank of the pipeline offers to this one.
+    Recv(Transfer),
+}
+
+/// A call of a function, for one microbatch or once per step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Call {
     /// Index into the module's functions.
     pub func: usize,
     /// The microbatch whose slice of the inputs it sees; `None` at step scope.
     pub microbatch: Option<usize>,
+    /// Offset in the arena of each of the function's frames.
+    pub frames: SmallVec<[usize; 8]>,
 }
 
-/// Where a value lies in a rank's arena.
+/// One end of a transfer between two ranks of the pipeline, of equal coordinates otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transfer {
+    /// The value, as a function of this rank knows it: a result if sent, an argument if received.
+    pub func: usize,
+    pub value: Value,
+    pub microbatch: Option<usize>,
+    /// The other rank of the pipeline.
+    pub with: usize,
+    /// Offset in the arena, in bytes.
+    pub offset: usize,
+    /// Size in bytes.
+    pub bytes: usize,
+}
+
+/// Where a value lies: in a frame of its function. What several calls share (weights, the stashes
+/// of a microbatch) and what one call needs for itself are different frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Place {
-    /// Byte offset in the arena, a multiple of [`ALIGN`].
+    /// Index into the frames of the function. Frame 0 is the same for all functions and begins at 0:
+    /// what lives through the whole step.
+    pub frame: u32,
+    /// Byte offset in the frame, a multiple of [`ALIGN`].
     pub offset: usize,
-    /// Bytes added per microbatch: inputs of a step lie one microbatch after the other.
-    pub per_microbatch: usize,
     /// Size in bytes.
     pub bytes: usize,
 }
@@ -58,18 +94,22 @@ impl Class {
 }
 
 /// A rank's arena: the same on every rank of the class.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Memory {
-    /// Place of every value, by function and value number.
+    /// Place of every value, by function and value number; nothing for functions of other classes.
     pub places: Vec<Vec<Place>>,
     /// Scratch memory of every node that needs some, by function and node number.
     pub workspaces: Vec<Vec<Place>>,
+    /// Sizes of the frames of every function, in bytes.
+    pub frames: Vec<Vec<usize>>,
     /// Size of the arena.
     pub peak_bytes: usize,
     /// Bytes by class at the peak; they sum to `peak_bytes`.
     pub at_peak: Vec<(Class, usize)>,
     /// The largest values alive at the peak: name, class, bytes.
     pub live_at_peak: Vec<(String, Class, usize)>,
+    /// The most bytes that are alive at once: no arena can be smaller.
+    pub live_bytes: usize,
 }
 
 /// How the learning rate moves with the step.
@@ -126,14 +166,64 @@ pub struct Settings {
     pub seed: u64,
 }
 
+/// What the ranks with one coordinate along [`PIPELINE`] run: the same on all of them. A plan with
+/// one stage has one class, of all ranks.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct RankClass {
+    /// Its stages, in the order of the model.
+    pub stages: Vec<usize>,
+    /// Its functions, as indices into the module's.
+    pub funcs: Vec<usize>,
+    /// One step.
+    pub step: Vec<Instr>,
+    /// What gives the loss of a batch and changes no parameter; empty if the plan does not train.
+    pub evaluation: Vec<Instr>,
+    pub memory: Memory,
+}
+
+impl RankClass {
+    /// The calls of a step, in order.
+    pub fn calls(&self) -> impl Iterator<Item = &Call> {
+        calls(&self.step)
+    }
+}
+
+/// The calls among instructions, in order.
+pub fn calls(list: &[Instr]) -> impl Iterator<Item = &Call> {
+    list.iter().filter_map(|i| match i {
+        Instr::Call(c) => Some(c),
+        Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+    })
+}
+
 /// A compiled model.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub module: Module,
-    pub actions: Vec<Action>,
-    /// What gives the loss of a batch and changes no parameter; empty if the plan does not train.
-    pub evaluation: Vec<Action>,
-    pub memory: Memory,
+    /// By coordinate along [`PIPELINE`].
+    pub classes: Vec<RankClass>,
+    pub schedule: Schedule,
     pub weights: Vec<Weight>,
     pub settings: Settings,
+}
+
+impl Plan {
+    /// The class of a rank: its coordinate along [`PIPELINE`].
+    pub fn class_of(&self, rank: usize) -> usize {
+        let mesh = &self.module.mesh;
+        mesh.axis(PIPELINE).map_or(0, |pp| mesh.place(pp, &mesh.coords(rank)))
+    }
+    /// The largest arena of any class, in bytes.
+    pub fn peak_bytes(&self) -> usize {
+        self.classes.iter().map(|c| c.memory.peak_bytes).max().unwrap_or(0)
+    }
+    /// Calls of a function in a step.
+    pub fn times(&self, func: usize) -> usize {
+        self.classes.iter().flat_map(RankClass::calls).filter(|c| c.func == func).count()
+    }
+    /// True if a function runs once per microbatch.
+    pub fn is_looped(&self, func: usize) -> bool {
+        let mut calls = self.classes.iter().flat_map(RankClass::calls);
+        calls.any(|c| c.func == func && c.microbatch.is_some())
+    }
 }

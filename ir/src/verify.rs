@@ -505,7 +505,8 @@ impl<'a> Checker<'a> {
 
 /// True for ops that only make sense on ranks: those that exchange data or change states.
 fn is_collective(op: &Op) -> bool {
-    matches!(op, Op::FanOut(_) | Op::Slice(_) | Op::Place(_)) || op.collective().is_some()
+    matches!(op, Op::FanOut(_) | Op::Slice(_) | Op::Place(_) | Op::Term(_))
+        || op.collective().is_some()
 }
 
 /// The type on one device.

@@ -6,7 +6,7 @@ use shardc_ir::func::{Func, Module, Name, Port, Role, RoleKind, Value};
 use shardc_ir::interp::{Precision, State, call, gather, run_step, scatter};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Add, AllReduce, AtLeast, Exp, Fill, Mul, Op, ReduceSum, Scale};
-use shardc_ir::plan::Action;
+use shardc_ir::plan::{Call, Instr};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
 
@@ -165,10 +165,13 @@ fn step_module(mesh: Mesh, microbatches: usize) -> Module {
     Module { mesh, funcs: vec![enter, forward, finish] }
 }
 
-fn actions(microbatches: usize) -> Vec<Action> {
-    let once = |func| Action { func, microbatch: None };
-    let each = (0..microbatches).map(|j| Action { func: 1, microbatch: Some(j) });
-    [once(0)].into_iter().chain(each).chain([once(2)]).collect()
+fn turn(func: usize, microbatch: Option<usize>) -> Instr {
+    Instr::Call(Call { func, microbatch, frames: Default::default() })
+}
+
+fn actions(microbatches: usize) -> Vec<Instr> {
+    let each = (0..microbatches).map(|j| turn(1, Some(j)));
+    [turn(0, None)].into_iter().chain(each).chain([turn(2, None)]).collect()
 }
 
 fn start(m: &Module, rows: usize) -> State {
@@ -187,7 +190,7 @@ fn microbatches_see_their_own_rows_of_every_rank() {
     for microbatches in [1, 2, 3] {
         let m = step_module(Mesh::new(&[("dp", 2)]).expect("a mesh"), microbatches);
         let mut state = start(&m, ROWS);
-        run_step(&m, &actions(microbatches), &mut state, Precision::F64).expect("runs");
+        run_step(&m, &[&actions(microbatches)], &mut state, Precision::F64).expect("runs");
         assert_eq!(state.outputs["y"].len(), microbatches);
         assert_eq!(state.output(&m.mesh, "y"), Ok(want.clone()));
         assert_eq!(state.output(&m.mesh, "loss"), Ok(Tensor::scalar(loss)));
@@ -201,7 +204,7 @@ fn microbatches_see_their_own_rows_of_every_rank() {
 fn rows_of_a_rank_are_contiguous() {
     let m = step_module(Mesh::new(&[("dp", 2)]).expect("a mesh"), 3);
     let mut state = start(&m, ROWS);
-    run_step(&m, &actions(3), &mut state, Precision::F64).expect("runs");
+    run_step(&m, &[&actions(3)], &mut state, Precision::F64).expect("runs");
     let shown = &state.outputs["y"][1];
     assert_eq!(shown.microbatch, Some(1));
     assert_eq!(shown.ranks[1].at(&[0, 0]), numbers(&[ROWS, 3]).at(&[8, 0]));
@@ -210,15 +213,15 @@ fn rows_of_a_rank_are_contiguous() {
 #[test]
 fn steps_that_do_not_fit_are_refused() {
     let m = step_module(Mesh::new(&[("dp", 2)]).expect("a mesh"), 2);
-    let code = |state: &mut State, actions: &[Action]| {
-        run_step(&m, actions, state, Precision::F64).expect_err("refused").code
+    let code = |state: &mut State, actions: &[Instr]| {
+        run_step(&m, &[actions], state, Precision::F64).expect_err("refused").code
     };
     assert_eq!(code(&mut State::default(), &actions(2)), "unbound");
     assert_eq!(code(&mut start(&m, 13), &actions(2)), "microbatch");
     assert_eq!(code(&mut start(&m, ROWS), &actions(3)), "microbatch");
-    let none = Action { func: 1, microbatch: None };
-    assert_eq!(code(&mut start(&m, ROWS), &[actions(2)[0], none]), "microbatch");
-    assert_eq!(code(&mut start(&m, ROWS), &[Action { func: 9, microbatch: None }]), "unbound");
+    let none = turn(1, None);
+    assert_eq!(code(&mut start(&m, ROWS), &[turn(0, None), none]), "microbatch");
+    assert_eq!(code(&mut start(&m, ROWS), &[turn(9, None)]), "unbound");
     let mut no_input = start(&m, ROWS);
     no_input.inputs.clear();
     assert_eq!(code(&mut no_input, &actions(2)), "unbound");

@@ -7,5 +7,7 @@ pub mod memory;
 pub mod options;
 pub mod pipeline;
 pub mod rewrite;
+pub mod schedule;
 pub mod shard;
+pub mod stages;
 pub mod step;

@@ -30,6 +30,22 @@ pub struct ShardRule {
     pub priority: u8,
 }
 
+/// How the ranks of the pipeline order their work.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// A schedule by its name, as `--schedule` has it.
+    Named(String),
+    /// The text of a CSV file; see [`shardc_ir::schedule::parse_csv`].
+    Csv(String),
+}
+
+impl Default for Order {
+    fn default() -> Order {
+        Order::Named("1f1b".into())
+    }
+}
+
 /// Everything the pipeline of passes depends on besides the model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Options {
@@ -56,6 +72,17 @@ pub struct Options {
     /// What backward computes again.
     #[serde(default)]
     pub recompute: Recompute,
+    /// Order of the pipeline's work.
+    #[serde(default)]
+    pub schedule: Order,
+    /// Stages per rank of the pipeline; `None`: as the schedule wants.
+    pub chunks: Option<usize>,
+    /// Where the model is cut into stages: see [`crate::stages::layout::Layout`].
+    #[serde(default)]
+    pub layers: String,
+    /// Speed of each rank of the pipeline, relative to the others; empty: all are equal.
+    #[serde(default)]
+    pub speeds: Vec<f64>,
     /// Most bytes a rank may need.
     pub memory: Option<usize>,
 }

@@ -1,20 +1,24 @@
 //! The one list of the passes, in their order.
 
 use crate::autodiff::differentiate::differentiate;
-use crate::autodiff::split::split;
+use crate::autodiff::split::{StageFuncs, split, split_forward};
 use crate::memory::memory;
 use crate::options::{Options, glob};
 use crate::rewrite::{RuleSet, rewrite};
+use crate::schedule;
 use crate::shard::annotate::annotate;
-use crate::shard::partition::partition;
+use crate::shard::partition::{Preparation, partition};
 use crate::shard::propagate::{Cause, propagate};
+use crate::stages::stages;
 use crate::step::combine::combine;
 use crate::step::enter::enter;
-use crate::step::finish::{evaluate, finish};
+use crate::step::finish::{Foreign, evaluate, finish};
+use crate::step::instructions::{Index, Lists, base, instructions, named};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Func, Module, RoleKind, Value};
-use shardc_ir::mesh::AtomSet;
-use shardc_ir::plan::{Action, Memory, Mode, Plan, Settings};
+use shardc_ir::func::{Func, Module, Port, RoleKind, Value};
+use shardc_ir::mesh::{AtomSet, PIPELINE};
+use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
+use shardc_ir::schedule::{Schedule, Times, replay};
 use shardc_ir::types::{DType, Type};
 use shardc_ir::verify::{Phase, verify};
 use shardc_ir::weights::Weight;
@@ -44,8 +48,9 @@ pub struct Compiled {
 }
 
 /// Names of the passes, in order.
-pub const PASSES: [&str; 12] = [
+pub const PASSES: [&str; 13] = [
     "rewrite",
+    "stages",
     "annotate",
     "propagate",
     "partition",
@@ -86,10 +91,17 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     let mut run = Manager { watch, phases: &mut phases, since: Instant::now() };
 
     // A source with a mesh was rewritten and annotated when it was written.
-    if m.mesh.axes.is_empty() && m.funcs[0].annotations.is_empty() {
+    let new = m.mesh.axes.is_empty() && m.funcs[0].annotations.is_empty();
+    if new {
         rewrite(&mut m, RuleSet::Algebra)?;
         run.done("rewrite", &m);
+    }
 
+    let schedule = schedule::chosen(o)?;
+    let stages = stages(&m.funcs[0], o, &schedule)?;
+    run.done("stages", &m);
+
+    if new {
         m.mesh = annotate(&mut m.funcs[0], &weights, &sequence, o)?;
     }
     run.done("annotate", &m);
@@ -105,40 +117,36 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     }
     run.done("partition", &m);
 
-    if o.mode == Mode::Train {
-        let mut joint = differentiate(&m.mesh, m.funcs.remove(0), &frozen);
+    let loops = if o.mode == Mode::Train {
+        let mut joint = differentiate(&m.mesh, m.funcs.remove(0), &frozen, &stages);
         m.funcs.push(std::mem::take(&mut joint.func));
         run.done("differentiate", &m);
 
         joint.func = m.funcs.remove(0);
-        let (forward, backward) = split(joint, &o.recompute);
-        m.funcs = vec![forward, backward];
-        run.done("split", &m);
-    }
+        split(joint, &o.recompute, &stages, schedule.splits_backward())
+    } else {
+        split_forward(m.funcs.remove(0), &stages)
+    };
+    m.funcs = loops.into_iter().flat_map(StageFuncs::into_funcs).collect();
+    run.done("split", &m);
 
     rewrite(&mut m, RuleSet::Collectives)?;
     run.done("rewrite-collectives", &m);
 
-    let backward = m.funcs.get(1);
-    let first = enter(&m.mesh, &parts.params, &m.funcs[0], backward, o);
-    let last = backward.map(|b| finish(&m.mesh, &parts.params, &weights, &m.funcs[0], b, o));
-    let loss = last.as_ref().map(|_| evaluate(&m.mesh, &m.funcs[0]));
-    m.funcs.insert(0, first);
-    m.funcs.extend(last.into_iter().chain(loss));
+    assemble(&mut m, &schedule, &parts.params, &weights, o);
     run.done("step", &m);
 
-    if let Some(f) = m.funcs.get_mut(3) {
-        combine(&m.mesh, f);
+    for i in 0..m.funcs.len() {
+        if base(&m.funcs[i].name) == "finish" {
+            combine(&m.mesh, &mut m.funcs[i]);
+        }
     }
     run.done("combine", &m);
 
-    let (actions, evaluation) = schedule(&m, o.microbatches());
+    let lists = lists(&m, &schedule)?;
     run.done("schedule", &m);
 
-    let places = memory(&m, o.microbatches());
-    if let Some(limit) = o.memory.filter(|&l| places.peak_bytes > l) {
-        return Err(too_large(&places, limit, o));
-    }
+    let classes = classes(&m, &schedule, lists);
     run.done("memory", &m);
 
     if let Err(all) = verify(&m, Phase::Ranked) {
@@ -158,8 +166,90 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         lr: o.lr,
         seed: o.seed,
     };
-    let plan = Plan { module: m, actions, evaluation, memory: places, weights, settings };
+    let plan = Plan { module: m, classes, schedule, weights, settings };
+    if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
+        return Err(too_large(&plan, limit, o));
+    }
     Ok(Compiled { plan, sharded, causes, phases, warnings })
+}
+
+/// Adds to the functions of the microbatches what every rank of the pipeline does around them.
+fn assemble(m: &mut Module, s: &Schedule, params: &[Preparation], weights: &[Weight], o: &Options) {
+    let ranks = s.ranks.len();
+    let mut loops: Vec<Vec<Func>> = vec![vec![]; ranks];
+    // Forwards in the order of the model, then what goes back, from the last stage on.
+    let (forward, back): (Vec<Func>, Vec<Func>) =
+        std::mem::take(&mut m.funcs).into_iter().partition(|f| base(&f.name) == "forward");
+    let stage = |f: &Func| f.name.rsplit_once('.').and_then(|n| n.1.parse().ok()).unwrap_or(0);
+    let mut back: Vec<Func> = back;
+    back.sort_by_key(|f| std::cmp::Reverse(stage(f)));
+    for f in forward.into_iter().chain(back) {
+        loops[s.owner[stage(&f)]].push(f);
+    }
+    let uses = |rank: usize, kind: RoleKind, name: &str| {
+        let is = |a: &Port| is_role(a, kind, name);
+        loops[rank].iter().any(|f| f.args.iter().any(is))
+    };
+    // A parameter belongs to the first stage that uses it; one that nobody uses, to the first.
+    let owner = |p: &Preparation| {
+        let first = (0..s.owner.len()).map(|i| s.owner[i]);
+        let name = &p.param.name;
+        let mut using = first.filter(|&r| uses(r, RoleKind::Ready, name));
+        using.next().unwrap_or(s.owner[0])
+    };
+    let owners: Vec<usize> = params.iter().map(owner).collect();
+    for (rank, own_loops) in loops.iter().enumerate() {
+        let all: Vec<&Func> = own_loops.iter().collect();
+        let own = params.iter().zip(&owners).filter(|x| *x.1 == rank);
+        let own: Vec<&Preparation> = own.map(|x| x.0).collect();
+        let foreign: Vec<Foreign> = own
+            .iter()
+            .flat_map(|p| {
+                let name = &*p.param.name;
+                let others = (0..ranks).filter(move |&r| r != rank);
+                let others = others.filter(move |&r| uses(r, RoleKind::Grad, name));
+                others.map(|from| Foreign { param: p.param.name.to_string(), from })
+            })
+            .collect();
+        let first = enter(&m.mesh, &named("enter", rank, ranks), &own, &all, o);
+        let mut last = vec![];
+        if o.mode == Mode::Train {
+            let name = named("finish", rank, ranks);
+            last.push(finish(&m.mesh, &name, &own, weights, &all, &foreign, o));
+            last.extend(evaluate(&m.mesh, &named("evaluate", rank, ranks), &all));
+        }
+        m.funcs.push(first);
+        m.funcs.extend(own_loops.clone());
+        m.funcs.extend(last);
+    }
+}
+
+/// What every rank of the pipeline does; an error if the functions do not fit the schedule.
+fn lists(m: &Module, s: &Schedule) -> Result<(Index, Vec<Lists>)> {
+    let broken = |what: String| {
+        Diag::new("plan", what)
+            .rule("the functions of a plan are those of its schedule")
+            .help("compile the plan again with this version of shardc")
+    };
+    let timeline = replay(s, &Times::unit(s.owner.len()))?;
+    let index = Index::of(m, s).map_err(broken)?;
+    let lists = instructions(m, s, &timeline, &index).map_err(broken)?;
+    Ok((index, lists))
+}
+
+fn classes(m: &Module, s: &Schedule, (index, lists): (Index, Vec<Lists>)) -> Vec<RankClass> {
+    let one = |(rank, lists): (usize, Lists)| {
+        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists)
+    };
+    lists.into_iter().enumerate().map(one).collect()
+}
+
+/// What every rank runs, and its memory: of a module whose passes are done.
+///
+/// # Errors
+/// `deadlock`, `schedule`, and `plan` if functions and schedule do not fit together.
+pub fn rank_classes(m: &Module, s: &Schedule) -> Result<Vec<RankClass>> {
+    Ok(classes(m, s, lists(m, s)?))
 }
 
 /// Inputs that a step can fill.
@@ -248,7 +338,9 @@ fn is_role(p: &shardc_ir::func::Port, kind: RoleKind, name: &str) -> bool {
 }
 
 /// A plan that needs more memory than a rank has.
-fn too_large(m: &Memory, limit: usize, o: &Options) -> Diag {
+fn too_large(plan: &Plan, limit: usize, o: &Options) -> Diag {
+    let m = plan.classes.iter().map(|c| &c.memory).max_by_key(|m| m.peak_bytes);
+    let m = m.expect("a plan has ranks");
     let what = format!("a rank needs {} B, the limit is {limit} B", m.peak_bytes);
     let mut d = Diag::new("out-of-memory", what)
         .at(format!("--memory {limit}"))
@@ -269,24 +361,11 @@ fn drop_outputs(f: &mut Func) {
     f.drop_dead();
 }
 
-/// The step and the evaluation. One stage: enter, each microbatch forward and backward, finish; an
-/// evaluation has no backward and ends with the loss.
-pub fn schedule(m: &Module, microbatches: usize) -> (Vec<Action>, Vec<Action>) {
-    let at = |name: &str| m.funcs.iter().position(|f| f.name == name);
-    let list = |each: &[&str], last: &str| -> Vec<Action> {
-        let once = |name: &str| at(name).map(|func| Action { func, microbatch: None });
-        let loops = (0..microbatches).flat_map(|j| each.iter().map(move |name| (j, *name)));
-        let loops = loops.filter_map(|(j, n)| Some(Action { func: at(n)?, microbatch: Some(j) }));
-        once("enter").into_iter().chain(loops).chain(once(last)).collect()
-    };
-    let evaluation = at("evaluate").map(|_| list(&["forward"], "evaluate")).unwrap_or_default();
-    (list(&["forward", "backward"], "finish"), evaluation)
-}
-
 /// A warning for each axis that splits nothing: its ranks all do the same work.
 fn idle_axes(mesh: &shardc_ir::mesh::Mesh, f: &Func) -> Vec<Diag> {
     let used = f.values.iter().fold(AtomSet::EMPTY, |s, v| s.union(v.ty.sharded()));
-    let idle = mesh.axes.iter().filter(|a| mesh.axis(&a.name).is_none_or(|s| !s.meets(used)));
+    let split = mesh.axes.iter().filter(|a| a.name != PIPELINE);
+    let idle = split.filter(|a| mesh.axis(&a.name).is_none_or(|s| !s.meets(used)));
     let warn = |a: &shardc_ir::mesh::Axis| {
         Diag::new(
             "idle-axis",

@@ -1,6 +1,6 @@
 //! A rank's memory: one allocation of the plan's peak, handed out by place.
 
-use shardc_ir::plan::{ALIGN, Place};
+use shardc_ir::plan::ALIGN;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
@@ -34,10 +34,10 @@ impl Arena {
         Some(Arena { base, bytes, layout, touched: 0 })
     }
 
-    /// Memory of a place in a microbatch, valid for `place.bytes` bytes; `None` if it does not lie
-    /// inside the arena or is not aligned to elements.
-    pub fn at(&mut self, place: Place, microbatch: usize) -> Option<NonNull<f32>> {
-        let (offset, end) = span(place, microbatch)?;
+    /// Memory from an offset on, valid for this many bytes; `None` if it does not lie inside the
+    /// arena or is not aligned to elements.
+    pub fn at(&mut self, offset: usize, bytes: usize) -> Option<NonNull<f32>> {
+        let end = offset.checked_add(bytes)?;
         if end > self.bytes || offset % 4 != 0 {
             return None;
         }
@@ -46,24 +46,18 @@ impl Arena {
         Some(unsafe { self.base.byte_add(offset) })
     }
 
-    /// The elements of a place. `None` as for [`Arena::at`].
-    pub fn elements(&mut self, place: Place, microbatch: usize) -> Option<&mut [f32]> {
-        let ptr = self.at(place, microbatch)?;
-        // SAFETY: the place lies inside the block, every bit pattern is an f32, and the borrow of
+    /// The elements from an offset on. `None` as for [`Arena::at`].
+    pub fn elements(&mut self, offset: usize, bytes: usize) -> Option<&mut [f32]> {
+        let ptr = self.at(offset, bytes)?;
+        // SAFETY: the bytes lie inside the block, every bit pattern is an f32, and the borrow of
         // the arena keeps others away.
-        Some(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), place.bytes / 4) })
+        Some(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), bytes / 4) })
     }
 
     /// One past the last byte of any place that was asked for.
     pub fn touched(&self) -> usize {
         self.touched
     }
-}
-
-/// First byte of a place in a microbatch, and one past its last.
-pub(crate) fn span(place: Place, microbatch: usize) -> Option<(usize, usize)> {
-    let offset = place.per_microbatch.checked_mul(microbatch)?.checked_add(place.offset)?;
-    Some((offset, offset.checked_add(place.bytes)?))
 }
 
 impl Drop for Arena {
@@ -80,13 +74,11 @@ mod tests {
     #[test]
     fn places_are_checked_and_counted() {
         let mut a = Arena::new(256, true).unwrap();
-        let p = Place { offset: 64, per_microbatch: 64, bytes: 64 };
-        assert!(a.elements(p, 0).unwrap().iter().all(|x| x.is_nan()));
-        assert_eq!(a.at(p, 0).unwrap().as_ptr() as usize % ALIGN, 0);
+        assert!(a.elements(64, 64).unwrap().iter().all(|x| x.is_nan()));
+        assert_eq!(a.at(64, 64).unwrap().as_ptr() as usize % ALIGN, 0);
         assert_eq!(a.touched(), 128);
-        assert!(a.at(p, 2).is_some() && a.at(p, 3).is_none());
-        assert!(a.at(Place { offset: usize::MAX, per_microbatch: 0, bytes: 8 }, 0).is_none());
-        assert!(a.at(Place { offset: 0, per_microbatch: usize::MAX, bytes: 8 }, 2).is_none());
+        assert!(a.at(192, 64).is_some() && a.at(192, 68).is_none() && a.at(66, 4).is_none());
+        assert!(a.at(usize::MAX - 3, 8).is_none());
         assert_eq!(a.touched(), 256);
     }
 }

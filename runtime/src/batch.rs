@@ -1,9 +1,9 @@
 //! A step's data: checked once, then written by every rank into its arena.
 
 use crate::arena::Arena;
-use crate::wiring::{Port, Wiring};
+use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::RoleKind;
+use shardc_ir::func::{Func, RoleKind};
 use shardc_ir::plan::Settings;
 use shardc_ir::types::{DType, Type};
 
@@ -61,39 +61,33 @@ pub(crate) fn check(s: &Settings, data: &StepData, needs_targets: bool) -> Resul
 pub(crate) fn check_inputs(w: &Wiring) -> Result<bool> {
     let s = &w.plan.settings;
     let mut targets = false;
-    for p in w.args(RoleKind::Input) {
-        let t = p.ty;
-        let (rows, parts) = (t.dims.first().map_or(0, |d| d.size), microbatches(w, &p));
+    for slot in w.inputs.iter().flatten() {
+        let f = &w.plan.module.funcs[slot.func];
+        let (t, name) = (f.ty(slot.value), input_name(f, slot));
+        let rows = t.dims.first().map_or(0, |d| d.size);
         let even = t.rank() == 1 || t.rank() == 2 && rows % t.pieces(w.mesh(), 0) == 0;
         let batch = t.rank() == 2
-            && rows.checked_mul(parts) == Some(s.global_batch)
+            && rows.checked_mul(slot.part.1) == Some(s.global_batch)
             && t.dims[1].size == s.seq;
         let line = t.rank() == 1 && rows == s.seq;
-        let fits = if p.name == "positions" { line } else { batch };
-        // All of a batch is one tensor for a function of the step: no gaps between microbatches.
-        let raw = |q: &Port| w.plan.memory.places[q.func][q.value.0 as usize].per_microbatch;
-        let raw = w.args(RoleKind::Input).filter(|q| q.name == p.name).map(|q| raw(&q)).max();
-        let raw = raw.unwrap_or(0);
-        let whole = raw.saturating_mul(s.microbatches);
-        let local = t.local_bytes(w.mesh());
-        let gaps = t.rank() == 2 && parts == 1 && s.microbatches > 1 && whole != local;
-        let gaps = gaps || p.place.bytes < local;
-        if !names_input(p.name) || t.dtype != DType::I32 || !even || !fits || gaps {
+        let fits = if name == "positions" { line } else { batch };
+        let room = slot.bytes >= t.local_bytes(w.mesh());
+        if !names_input(name) || t.dtype != DType::I32 || !even || !fits || !room {
             let sizes: Vec<usize> = t.sizes().to_vec();
-            let message = format!("input `{}` of sizes {sizes:?} cannot be filled", p.name);
+            let message = format!("input `{name}` of sizes {sizes:?} cannot be filled");
             return Err(Diag::new("plan", message)
                 .rule("i32: input_ids and targets [batch, seq], rows split evenly; positions [seq]")
                 .help(format!("compile for {} sequences of {} tokens", s.global_batch, s.seq))
                 .exit(Exit::Environment));
         }
-        targets |= p.name == "targets";
+        targets |= name == "targets";
     }
     Ok(targets)
 }
 
-/// Microbatches of which a function sees one at a time.
-fn microbatches(w: &Wiring, p: &Port) -> usize {
-    if w.per_microbatch[p.func] { w.plan.settings.microbatches } else { 1 }
+fn input_name<'a>(f: &'a Func, slot: &Slot) -> &'a str {
+    let arg = f.args.iter().find(|a| a.value == slot.value);
+    arg.and_then(|a| a.role.as_ref()).map_or("", |r| &r.name)
 }
 
 /// The row of the global batch that is row `row` of microbatch `j`: a rank's rows of all its
@@ -105,40 +99,41 @@ pub(crate) fn global_row(w: &Wiring, t: &Type, row: usize, j: usize) -> usize {
     piece * (w.plan.settings.global_batch / pieces) + j * own + i
 }
 
-/// Writes this rank's part of a step's inputs and scalars.
+/// Writes the part of a step's inputs and scalars that a rank of this class needs.
 pub(crate) fn write(
     w: &Wiring,
+    class: usize,
     arena: &mut Arena,
     coords: &[usize],
     data: &StepData,
 ) -> Option<()> {
     let mesh = w.mesh();
-    for p in w.args(RoleKind::Input) {
-        let last = p.ty.extent(mesh, p.ty.rank() - 1, coords);
-        for j in 0..microbatches(w, &p) {
-            let to = arena.elements(p.place, j)?;
-            let word = |i: i32| f32::from_bits(i as u32);
-            if p.ty.rank() == 1 {
-                (0..last.len).for_each(|i| to[i] = word((last.offset + i) as i32));
-                continue;
-            }
-            let from = if p.name == "targets" { &data.targets } else { &data.input_ids };
-            let rows = p.ty.extent(mesh, 0, coords);
-            for i in 0..rows.len {
-                let at =
-                    global_row(w, p.ty, rows.offset + i, j) * w.plan.settings.seq + last.offset;
-                let to = &mut to[i * last.chunk..][..last.len];
-                to.iter_mut().zip(&from[at..]).for_each(|(t, &x)| *t = word(x));
-            }
+    for slot in &w.inputs[class] {
+        let f = &w.plan.module.funcs[slot.func];
+        let (ty, name) = (f.ty(slot.value), input_name(f, slot));
+        let last = ty.extent(mesh, ty.rank() - 1, coords);
+        let to = arena.elements(slot.offset, slot.bytes)?;
+        let word = |i: i32| f32::from_bits(i as u32);
+        if ty.rank() == 1 {
+            (0..last.len).for_each(|i| to[i] = word((last.offset + i) as i32));
+            continue;
+        }
+        let from = if name == "targets" { &data.targets } else { &data.input_ids };
+        let rows = ty.extent(mesh, 0, coords);
+        for i in 0..rows.len {
+            let at = global_row(w, ty, rows.offset + i, slot.part.0);
+            let at = at * w.plan.settings.seq + last.offset;
+            let to = &mut to[i * last.chunk..][..last.len];
+            to.iter_mut().zip(&from[at..]).for_each(|(t, &x)| *t = word(x));
         }
     }
-    for p in w.args(RoleKind::Scalar) {
+    for p in w.args(RoleKind::Scalar).filter(|p| w.class_of[p.func] == class) {
         let x = match p.name {
             "lr" => data.lr,
             "step" => data.step,
             _ => return None,
         };
-        *arena.elements(p.place, 0)?.first_mut()? = x;
+        *arena.elements(p.place.offset, p.place.bytes)?.first_mut()? = x;
     }
     Some(())
 }

@@ -4,7 +4,7 @@ use crate::region::Region;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::types::Reduction;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -21,6 +21,24 @@ pub(crate) struct Hub {
     pub cause: Mutex<Option<Diag>>,
     pub left: Vec<AtomicBool>,
     pub groups: Mutex<BTreeMap<Vec<usize>, Arc<Group>>>,
+    /// By giver and taker.
+    pub boxes: Mutex<BTreeMap<(usize, usize), Arc<Mailbox>>>,
+}
+
+/// What one rank offers to another.
+#[derive(Default)]
+pub(crate) struct Mailbox {
+    pub offers: Mutex<Offers>,
+    pub wake: Condvar,
+}
+
+#[derive(Default)]
+pub(crate) struct Offers {
+    pub waiting: VecDeque<Region>,
+    /// Offers that were taken.
+    pub taken: u64,
+    /// Offers whose taking was waited for.
+    pub seen: u64,
 }
 
 /// What the members of a group share.
@@ -65,6 +83,44 @@ impl Hub {
             let _guard: MutexGuard<()> = held(g.lock.lock());
             g.wake.notify_all();
         }
+        for b in held(self.boxes.lock()).values() {
+            let _guard = held(b.offers.lock());
+            b.wake.notify_all();
+        }
+    }
+
+    /// Waits until something holds for a mailbox of ours that rank `other` fills or empties.
+    pub fn wait_for<'a>(
+        &self,
+        mailbox: &'a Mailbox,
+        (rank, other): (usize, usize),
+        ready: impl Fn(&Offers) -> bool,
+    ) -> Result<MutexGuard<'a, Offers>> {
+        let start = Instant::now();
+        let mut guard = held(mailbox.offers.lock());
+        while !ready(&guard) {
+            self.check()?;
+            if self.left[other].load(Ordering::Acquire) {
+                drop(guard);
+                return self.lost(format!("rank {other} is gone, and rank {rank} waits for it"));
+            }
+            let waited = start.elapsed();
+            if waited >= self.timeout {
+                drop(guard);
+                let s = self.timeout.as_secs_f64();
+                return self.lost(format!("rank {rank} waited {s} s for rank {other}"));
+            }
+            let left = (self.timeout - waited).min(Duration::from_millis(100));
+            guard = held(mailbox.wake.wait_timeout(guard, left)).0;
+        }
+        Ok(guard)
+    }
+
+    fn lost<T>(&self, message: String) -> Result<T> {
+        let slow = self.timeout.as_secs_f64() * 10.0;
+        let slow = format!("if this rank is only slow, run with --timeout {slow}");
+        self.fail(failure(message).help(slow));
+        self.check().and_then(|()| Err(failure("another rank failed".into())))
     }
 
     /// Makes all ranks fail with this message.

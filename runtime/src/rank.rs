@@ -10,7 +10,9 @@ use crate::wiring::{Port, Wiring, owns, piece};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::Program;
-use shardc_ir::plan::Place;
+use shardc_ir::mesh::PIPELINE;
+use shardc_ir::plan::{Call, Instr, Place, Transfer};
+use shardc_ir::types::Type;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -53,6 +55,7 @@ pub(crate) struct Failed {
 
 pub(crate) struct Rank {
     rank: usize,
+    class: usize,
     coords: Vec<usize>,
     wiring: Arc<Wiring>,
     program: Program,
@@ -78,13 +81,14 @@ impl Rank {
         at: Arc<Vec<AtomicUsize>>,
         load: &LoadFn,
     ) -> Result<Rank> {
-        wiring.check_program(&program)?;
         let rank = transport.rank();
-        let bytes = wiring.plan.memory.peak_bytes;
+        let class = wiring.plan.class_of(rank);
+        wiring.check_program(class, &program)?;
+        let bytes = wiring.plan.classes[class].memory.peak_bytes;
         let arena = Arena::new(bytes, poison).ok_or_else(out_of_arena)?;
         let coords = wiring.mesh().coords(rank);
         let executor = Executor::new(transport, threads);
-        let mut r = Rank { rank, coords, wiring, program, arena, executor, at };
+        let mut r = Rank { rank, class, coords, wiring, program, arena, executor, at };
         r.fill(load)?;
         Ok(r)
     }
@@ -92,14 +96,17 @@ impl Rank {
     fn fill(&mut self, load: &LoadFn) -> Result<()> {
         let w = self.wiring.clone();
         let mut done: Vec<Place> = vec![];
-        for p in w.args(RoleKind::Param) {
+        let own = |p: &Port| w.class_of[p.func] == self.class;
+        let params: Vec<Port> = w.args(RoleKind::Param).filter(own).collect();
+        let state: Vec<Port> = w.args(RoleKind::State).filter(own).collect();
+        for p in params {
             if !done.contains(&p.place) {
                 done.push(p.place);
                 self.load(&p, load)?;
             }
         }
-        for p in w.args(RoleKind::State) {
-            self.arena.elements(p.place, 0).ok_or_else(out_of_arena)?.fill(0.0);
+        for p in state {
+            self.arena.elements(p.place.offset, p.place.bytes).ok_or_else(out_of_arena)?.fill(0.0);
         }
         Ok(())
     }
@@ -126,7 +133,7 @@ impl Rank {
         if block.is_empty() {
             return Ok(());
         }
-        let to = self.arena.elements(p.place, 0).ok_or_else(out_of_arena)?;
+        let to = self.arena.elements(p.place.offset, p.place.bytes).ok_or_else(out_of_arena)?;
         if block.end() > to.len() {
             return Err(out_of_arena());
         }
@@ -198,35 +205,84 @@ impl Rank {
 
     fn step(&mut self, data: &StepData) -> std::result::Result<Reply, Failed> {
         let w = self.wiring.clone();
-        let wrote = batch::write(&w, &mut self.arena, &self.coords, data);
+        let wrote = batch::write(&w, self.class, &mut self.arena, &self.coords, data);
         self.own(wrote)?;
         let mut pieces = vec![];
-        let actions = if data.evaluate { &w.plan.evaluation } else { &w.plan.actions };
-        for a in actions {
-            let microbatch = a.microbatch.unwrap_or(0);
-            self.call(&w, a.func, microbatch)?;
-            for (output, p) in w.results(RoleKind::Output).enumerate() {
-                if p.func == a.func && (data.observe || p.ty.elements() == 1) {
-                    let piece = self.read(&p);
-                    pieces.extend(self.own(piece)?.map(|data| Piece { output, microbatch, data }));
+        let class = &w.plan.classes[self.class];
+        let list = if data.evaluate { &class.evaluation } else { &class.step };
+        let outputs: Vec<(usize, Port)> = w.results(RoleKind::Output).enumerate().collect();
+        for instr in list {
+            match instr {
+                Instr::Call(c) => {
+                    self.call(&w, c)?;
+                    for (output, p) in outputs.iter().filter(|(_, p)| p.func == c.func) {
+                        if data.observe || p.ty.elements() == 1 {
+                            let at = c.frames[p.place.frame as usize] + p.place.offset;
+                            let piece = self.read(p.ty, at, p.place.bytes);
+                            let (output, microbatch) = (*output, c.microbatch.unwrap_or(0));
+                            let piece = self.own(piece)?;
+                            pieces.extend(piece.map(|data| Piece { output, microbatch, data }));
+                        }
+                    }
+                }
+                Instr::Send(t) | Instr::Recv(t) => self.transfer(&w, instr, t)?,
+                Instr::Sent { to } => {
+                    let to = self.peer(&w, *to);
+                    let done = self.executor.transport().sent(to);
+                    done.map_err(|cause| Failed { own: false, cause })?;
                 }
             }
         }
         Ok(Reply { pieces, touched: self.arena.touched() })
     }
 
-    /// Runs all nodes of a function.
-    fn call(
+    /// The rank with these coordinates in another class.
+    fn peer(&self, w: &Wiring, class: usize) -> usize {
+        let mut at = self.coords.clone();
+        let pipeline = w.mesh().axis(PIPELINE).unwrap_or_default();
+        let mut rest = class;
+        for a in pipeline.iter().collect::<Vec<_>>().into_iter().rev() {
+            at[a.0 as usize] = rest % w.mesh().size(a);
+            rest /= w.mesh().size(a);
+        }
+        w.mesh().rank(&at)
+    }
+
+    fn transfer(
         &mut self,
         w: &Wiring,
-        func: usize,
-        microbatch: usize,
+        instr: &Instr,
+        t: &Transfer,
     ) -> std::result::Result<(), Failed> {
+        self.at[self.rank].store(t.func << 32 | 0xffff_ffff, Ordering::Relaxed);
+        let peer = self.peer(w, t.with);
+        let at = self.arena.at(t.offset, t.bytes);
+        let first = self.own(at)?.as_ptr();
+        // SAFETY: the arena has checked that the bytes lie inside it. What is sent stays until it
+        // was waited for, and what is received is used by nobody yet: the plan's instructions say so.
+        let region = unsafe { Region::adjacent(first, t.bytes / 4) };
+        let done = match instr {
+            Instr::Send(_) => self.executor.transport().send(peer, &region),
+            Instr::Recv(_) | Instr::Call(_) | Instr::Sent { .. } => {
+                self.executor.transport().recv(peer, &region)
+            }
+        };
+        done.map_err(|cause| {
+            let f = &w.plan.module.funcs[t.func];
+            let place = format!("{}, @{} {}", w.rank_text(self.rank), f.name, f.name(t.value));
+            let cause = if cause.place.is_none() { cause.at(place) } else { cause };
+            Failed { own: false, cause }
+        })
+    }
+
+    /// Runs all nodes of a function.
+    fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
+        let func = c.func;
         for (n, bound) in w.nodes[func].iter().enumerate() {
             self.at[self.rank].store(func << 32 | n, Ordering::Relaxed);
             let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
             for p in bound {
-                let at = self.arena.at(*p, microbatch);
+                let at = self.arena.at(c.frames[p.frame as usize] + p.offset, p.bytes);
                 memory.push(self.own(at)?.as_ptr());
             }
             // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
@@ -242,30 +298,35 @@ impl Rank {
         Ok(())
     }
 
+    /// This rank's piece of a value after a step, if its class has it.
     fn fetch(
         &mut self,
         func: usize,
         value: shardc_ir::func::Value,
     ) -> std::result::Result<Reply, Failed> {
         let w = self.wiring.clone();
-        let ty = w.plan.module.funcs[func].ty(value);
-        let place = w.places[func][value.0 as usize];
-        let piece = self.read(&Port { func, value, name: "", ty, place });
-        let data = self.own(piece)?;
-        let pieces =
-            data.map(|data| Piece { output: 0, microbatch: 0, data }).into_iter().collect();
+        let class = &w.plan.classes[self.class];
+        let last = class.calls().filter(|c| c.func == func).last();
+        let mut pieces = vec![];
+        if let Some(c) = last {
+            let p = w.places[func][value.0 as usize];
+            let at = c.frames[p.frame as usize] + p.offset;
+            let piece = self.read(w.plan.module.funcs[func].ty(value), at, p.bytes);
+            let data = self.own(piece)?;
+            pieces.extend(data.map(|data| Piece { output: 0, microbatch: 0, data }));
+        }
         Ok(Reply { pieces, touched: self.arena.touched() })
     }
 
     /// The dense elements of this rank's piece, if it is its owner; `None` outside if the place is
     /// too small for the type.
-    fn read(&mut self, p: &Port) -> Option<Option<Vec<f32>>> {
+    fn read(&mut self, ty: &Type, at: usize, bytes: usize) -> Option<Option<Vec<f32>>> {
         let mesh = self.wiring.mesh();
-        if !owns(mesh, p.ty, &self.coords) {
+        if !owns(mesh, ty, &self.coords) {
             return Some(None);
         }
-        let block = piece(mesh, p.ty, &self.coords);
-        let from = self.arena.elements(p.place, 0)?;
+        let block = piece(mesh, ty, &self.coords);
+        let from = self.arena.elements(at, bytes)?;
         if block.end() > from.len() {
             return None;
         }

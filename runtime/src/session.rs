@@ -85,7 +85,8 @@ pub struct Session {
     timeout: Duration,
     needs_targets: bool,
     failed: Option<Diag>,
-    touched: usize,
+    /// By class.
+    touched: Vec<usize>,
 }
 
 impl Session {
@@ -124,7 +125,7 @@ impl Session {
             timeout,
             needs_targets,
             failed: None,
-            touched: 0,
+            touched: vec![0; plan.classes.len()],
         })
     }
 
@@ -142,7 +143,7 @@ impl Session {
     /// # Errors
     /// `no-evaluation` if the plan does not train, and those of [`Session::step`].
     pub fn evaluate(&mut self, batch: &StepBatch) -> Result<StepResult> {
-        if self.wiring.plan.evaluation.is_empty() {
+        if self.wiring.plan.classes.iter().all(|c| c.evaluation.is_empty()) {
             return Err(Diag::new("no-evaluation", "the plan has no loss to evaluate")
                 .help("compile it with --mode train"));
         }
@@ -227,9 +228,9 @@ impl Session {
         Ok(out)
     }
 
-    /// The most bytes of its arena that any rank has used.
-    pub fn touched(&self) -> usize {
-        self.touched
+    /// The most bytes of its arena that any rank of a class has used, by class.
+    pub fn touched(&self) -> &[usize] {
+        &self.touched
     }
 
     /// Puts a rank's piece of an output into the global tensor.
@@ -333,7 +334,10 @@ impl Session {
                 }
             }
         }
-        self.touched = replies.iter().map(|r| r.touched).fold(self.touched, usize::max);
+        for (rank, r) in replies.iter().enumerate() {
+            let most = &mut self.touched[self.wiring.plan.class_of(rank)];
+            *most = r.touched.max(*most);
+        }
         let first = failures.iter().position(|f| f.1.own).unwrap_or(0);
         if failures.is_empty() {
             return Ok(replies);

@@ -3,7 +3,7 @@
 //! An operation is: publish where my data is, wait for the others, read theirs, wait until all have
 //! read. A sum moves a ring's bytes: each member folds its own chunk and then reads the others'.
 
-use crate::hub::{Call, Group, Hub, held};
+use crate::hub::{Call, Group, Hub, Mailbox, Offers, held};
 use crate::region::{copy, fold, join};
 use crate::transport::{Reduced, Region, Transport};
 use shardc_ir::diag::{Diag, Result};
@@ -23,15 +23,9 @@ const SMALL: usize = 2048;
 pub struct Threads {
     rank: usize,
     hub: Arc<Hub>,
-    groups: BTreeMap<Key, (Arc<Group>, usize)>,
+    groups: BTreeMap<AtomSet, (Arc<Group>, usize)>,
+    boxes: BTreeMap<(usize, usize), Arc<Mailbox>>,
     scratch: Vec<f32>,
-}
-
-/// Names a group among those of one rank: over atoms, or from one rank to another.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Over(AtomSet),
-    Pair(usize, usize),
 }
 
 /// A call that has begun: whom with, at which place, in which round.
@@ -62,39 +56,54 @@ impl Threads {
             cause: Mutex::new(None),
             left: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             groups: Mutex::new(BTreeMap::new()),
+            boxes: Mutex::new(BTreeMap::new()),
         });
-        let end =
-            |rank| Threads { rank, hub: hub.clone(), groups: BTreeMap::new(), scratch: vec![] };
+        let end = |rank| Threads {
+            rank,
+            hub: hub.clone(),
+            groups: BTreeMap::new(),
+            boxes: BTreeMap::new(),
+            scratch: vec![],
+        };
         (0..ranks).map(end).collect()
     }
 
-    fn group(&mut self, key: Key) -> (Arc<Group>, usize) {
-        if let Some(g) = self.groups.get(&key) {
+    fn group(&mut self, axes: AtomSet) -> (Arc<Group>, usize) {
+        if let Some(g) = self.groups.get(&axes) {
             return g.clone();
         }
-        let members = match key {
-            Key::Over(axes) => self.hub.mesh.group(axes, self.rank),
-            Key::Pair(from, to) => vec![from, to],
-        };
+        let members = self.hub.mesh.group(axes, self.rank);
         let me = members.iter().position(|&r| r == self.rank).expect("a rank is in its group");
-        // A pair is not the group of the same two ranks: a send may wait while a sum goes on.
-        let mut name = members.clone();
-        name.extend(matches!(key, Key::Pair(..)).then_some(usize::MAX));
         let mut groups = held(self.hub.groups.lock());
-        let g = groups.entry(name).or_insert_with(|| Arc::new(Group::new(members))).clone();
+        let new = || Arc::new(Group::new(members.clone()));
+        let g = groups.entry(members.clone()).or_insert_with(new).clone();
         drop(groups);
-        self.groups.insert(key, (g.clone(), me));
+        self.groups.insert(axes, (g.clone(), me));
         (g, me)
+    }
+
+    /// The mailbox from one rank to another, of which one is this one.
+    fn mailbox(&mut self, from: usize, to: usize) -> Result<Arc<Mailbox>> {
+        if let Some(b) = self.boxes.get(&(from, to)) {
+            return Ok(b.clone());
+        }
+        let (ranks, me) = (self.hub.left.len(), self.rank);
+        if from >= ranks || to >= ranks || from == to {
+            return self.fail(format!("rank {me} sends from {from} to {to} of {ranks} ranks"));
+        }
+        let b = held(self.hub.boxes.lock()).entry((from, to)).or_default().clone();
+        self.boxes.insert((from, to), b.clone());
+        Ok(b)
     }
 
     /// Publishes a call and waits until all members have.
     fn begin(
         &mut self,
-        key: Key,
+        axes: AtomSet,
         name: &'static str,
         fill: impl FnOnce(&mut Call),
     ) -> Result<Begun> {
-        let (group, me) = self.group(key);
+        let (group, me) = self.group(axes);
         let c = Begun { round: group.round.load(Ordering::Acquire), group, me };
         {
             let mut call = held(c.calls()[me].write());
@@ -185,7 +194,7 @@ impl Transport for Threads {
         self.hub.left.len()
     }
     fn barrier(&mut self, axes: AtomSet) -> Result<()> {
-        self.begin(Key::Over(axes), "barrier", |_| {}).map(|_| ())
+        self.begin(axes, "barrier", |_| {}).map(|_| ())
     }
 
     fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
@@ -193,7 +202,7 @@ impl Transport for Threads {
         if total <= SMALL {
             return self.small(axes, tensors, total);
         }
-        let c = self.begin(Key::Over(axes), "all_reduce", |call| {
+        let c = self.begin(axes, "all_reduce", |call| {
             call.regions.extend(tensors.iter().flat_map(|t| [&t.from, &t.to]).cloned());
             call.folds.extend(tensors.iter().map(|t| t.fold));
         })?;
@@ -222,8 +231,7 @@ impl Transport for Threads {
     }
 
     fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
-        let c =
-            self.begin(Key::Over(axes), "all_gather", |call| call.regions.push(from.clone()))?;
+        let c = self.begin(axes, "all_gather", |call| call.regions.push(from.clone()))?;
         self.receive(&c, to, 0)
     }
 
@@ -238,7 +246,7 @@ impl Transport for Threads {
             call.regions.extend_from_slice(from);
             call.folds.push(how);
         };
-        let c = self.begin(Key::Over(axes), "reduce_scatter", publish)?;
+        let c = self.begin(axes, "reduce_scatter", publish)?;
         let parts: Result<Vec<Region>> =
             (0..c.ways()).map(|p| self.theirs(&c, p, c.me, to.len())).collect();
         // SAFETY: lengths are equal, members leave their operands, the result is ours alone.
@@ -248,20 +256,20 @@ impl Transport for Threads {
 
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
         let publish = |call: &mut Call| call.regions.extend_from_slice(from);
-        let c = self.begin(Key::Over(axes), "all_to_all", publish)?;
+        let c = self.begin(axes, "all_to_all", publish)?;
         let me = c.me;
         self.receive(&c, to, me)
     }
 
     fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()> {
-        let c = self.begin(Key::Over(axes), "permute", |call| call.regions.push(from.clone()))?;
+        let c = self.begin(axes, "permute", |call| call.regions.push(from.clone()))?;
         let ways = c.ways();
         self.take(&c, (c.me + ways - shift % ways) % ways, 0, to)?;
         self.end(&c)
     }
 
     fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()> {
-        let c = self.begin(Key::Over(axes), "broadcast", |call| call.regions.push(data.clone()))?;
+        let c = self.begin(axes, "broadcast", |call| call.regions.push(data.clone()))?;
         let root = root % c.ways();
         if c.me != root {
             self.take(&c, root, 0, data)?;
@@ -270,16 +278,35 @@ impl Transport for Threads {
     }
 
     fn send(&mut self, to: usize, data: &Region) -> Result<()> {
-        let key = self.pair(self.rank, to)?;
-        let c = self.begin(key, "send to recv", |call| call.regions.push(data.clone()))?;
-        self.end(&c)
+        let b = self.mailbox(self.rank, to)?;
+        self.hub.check()?;
+        held(b.offers.lock()).waiting.push_back(data.clone());
+        b.wake.notify_all();
+        Ok(())
+    }
+
+    fn sent(&mut self, to: usize) -> Result<()> {
+        let b = self.mailbox(self.rank, to)?;
+        let mut offers = self.hub.wait_for(&b, (self.rank, to), |o| o.taken > o.seen)?;
+        offers.seen += 1;
+        Ok(())
     }
 
     fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
-        let key = self.pair(from, self.rank)?;
-        let c = self.begin(key, "send to recv", |_| {})?;
-        self.take(&c, 0, 0, data)?;
-        self.end(&c)
+        let b = self.mailbox(from, self.rank)?;
+        let ready = |o: &Offers| !o.waiting.is_empty();
+        let mut offers = self.hub.wait_for(&b, (self.rank, from), ready)?;
+        let offer = offers.waiting.pop_front().expect("waited for");
+        drop(offers);
+        if offer.len() != data.len() {
+            return self.unequal("recv", data.len(), from, offer.len());
+        }
+        // SAFETY: lengths are equal; the giver leaves its data until it has seen that they were
+        // taken, and the result is ours alone.
+        unsafe { copy(&offer, data, 0..data.len()) };
+        held(b.offers.lock()).taken += 1;
+        b.wake.notify_all();
+        Ok(())
     }
 
     fn abort(&mut self, cause: Diag) {
@@ -290,7 +317,7 @@ impl Transport for Threads {
 impl Threads {
     /// An `all_reduce` of few elements.
     fn small(&mut self, axes: AtomSet, tensors: &[Reduced], total: usize) -> Result<()> {
-        let c = self.begin(Key::Over(axes), "all_reduce", |call| {
+        let c = self.begin(axes, "all_reduce", |call| {
             call.folds.extend(tensors.iter().map(|t| t.fold));
             call.data.resize(total, 0.0);
             let mut first = call.data.as_mut_ptr();
@@ -359,12 +386,5 @@ impl Threads {
         }
         to.iter().enumerate().try_for_each(|(p, to)| self.take(c, p, i, to))?;
         self.end(c)
-    }
-
-    fn pair(&self, from: usize, to: usize) -> Result<Key> {
-        if from == to || from.max(to) >= self.world() {
-            return self.fail(format!("rank {from} cannot send to rank {to}"));
-        }
-        Ok(Key::Pair(from, to))
     }
 }

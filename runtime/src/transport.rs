@@ -48,9 +48,12 @@ pub trait Transport: Send {
     fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()>;
     /// The `data` of member `root` arrives in everybody's.
     fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()>;
-    /// Hands data to rank `to`; returns when it has been received.
+    /// Offers data to rank `to` and returns at once; the data stay as they are until
+    /// [`Transport::sent`]. Offers from one rank to another are taken in their order.
     fn send(&mut self, to: usize, data: &Region) -> Result<()>;
-    /// Receives data from rank `from`.
+    /// Waits until rank `to` has taken the oldest offer that was not yet waited for.
+    fn sent(&mut self, to: usize) -> Result<()>;
+    /// Takes the oldest offer of rank `from`, when there is one.
     fn recv(&mut self, from: usize, data: &Region) -> Result<()>;
     /// Makes every pending and later operation of every rank fail with this cause.
     fn abort(&mut self, cause: shardc_ir::diag::Diag);

@@ -4,8 +4,8 @@
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::kernel::{Block, Program};
-use shardc_ir::mesh::Mesh;
-use shardc_ir::plan::{ALIGN, Place, Plan};
+use shardc_ir::mesh::{Mesh, PIPELINE};
+use shardc_ir::plan::{ALIGN, Instr, Memory, Place, Plan, RankClass, calls};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
@@ -16,12 +16,27 @@ pub(crate) type Bound = SmallVec<[Place; 12]>;
 /// A plan, and its memory by node and by role.
 pub(crate) struct Wiring {
     pub plan: Plan,
-    /// Places of all values, by function: those of inputs move with the microbatch, if the function
-    /// runs once per microbatch, and hold all of them if it does not; others do not move.
+    /// Places of all values, by function.
     pub places: Vec<Vec<Place>>,
     pub nodes: Vec<Vec<Bound>>,
     /// By function: it runs once per microbatch.
     pub per_microbatch: Vec<bool>,
+    /// By function: the class that runs it.
+    pub class_of: Vec<usize>,
+    /// By class: where a step's data go.
+    pub inputs: Vec<Vec<Slot>>,
+}
+
+/// A place for a part of a step's data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Slot {
+    pub func: usize,
+    pub value: Value,
+    /// The part that it holds, of as many as there are; one of one if it holds all.
+    pub part: (usize, usize),
+    /// Offset in the arena.
+    pub offset: usize,
+    pub bytes: usize,
 }
 
 /// A value with a role.
@@ -45,38 +60,35 @@ fn broken(message: String) -> Diag {
 impl Wiring {
     pub fn new(plan: &Plan) -> Result<Wiring> {
         let funcs = &plan.module.funcs;
-        let shape = |by: &[Vec<Place>], f: fn(&Func) -> usize| {
-            by.len() == funcs.len() && by.iter().zip(funcs).all(|(p, func)| p.len() == f(func))
-        };
-        let memory = &plan.memory;
-        if !shape(&memory.places, |f| f.values.len())
-            || !shape(&memory.workspaces, |f| f.nodes.len())
-        {
-            return Err(broken("places do not match the plan's functions".into()));
+        if plan.classes.len() != plan.module.mesh.pipeline() {
+            return Err(broken(format!("{} classes of ranks", plan.classes.len())));
         }
+        let mut class_of = vec![usize::MAX; funcs.len()];
         let mut per_microbatch = vec![false; funcs.len()];
-        for a in plan.actions.iter().chain(&plan.evaluation) {
-            let known =
-                a.func < funcs.len() && a.microbatch.is_none_or(|m| m < plan.settings.microbatches);
-            if !known {
-                let (n, m) = (funcs.len(), plan.settings.microbatches);
-                return Err(broken(format!("{a:?} is not of {n} functions and {m} microbatches")));
+        let (mut places, mut nodes) = (vec![vec![]; funcs.len()], vec![vec![]; funcs.len()]);
+        for (i, c) in plan.classes.iter().enumerate() {
+            for &f in &c.funcs {
+                let new = class_of.get_mut(f).filter(|c| **c == usize::MAX);
+                *new.ok_or_else(|| broken(format!("function {f} is not of one class")))? = i;
+                check_places(plan, c, f)?;
+                places[f].clone_from(&c.memory.places[f]);
+                nodes[f] = bind(&c.memory, &funcs[f], f);
             }
-            per_microbatch[a.func] |= a.microbatch.is_some();
+            for instr in c.step.iter().chain(&c.evaluation) {
+                check_instr(plan, i, instr, &class_of)?;
+                if let Instr::Call(call) = instr {
+                    per_microbatch[call.func] |= call.microbatch.is_some();
+                }
+            }
         }
-        let places: Vec<Vec<Place>> =
-            (0..funcs.len()).map(|i| places(plan, i, per_microbatch[i])).collect();
-        let nodes = (0..funcs.len()).map(|i| bind(plan, i, &places[i])).collect();
-        let w = Wiring { plan: plan.clone(), places, nodes, per_microbatch };
-        for p in w.nodes.iter().flatten().flatten().chain(w.places.iter().flatten()) {
-            let last = plan.settings.microbatches.saturating_sub(1);
-            let end = crate::arena::span(*p, last).map(|s| s.1);
-            let aligned = p.offset % ALIGN == 0 && p.per_microbatch % 4 == 0;
-            if end.is_none_or(|e| e > memory.peak_bytes) || !aligned {
-                return Err(broken(format!(
-                    "{p:?} is not in an arena of {} bytes",
-                    memory.peak_bytes
-                )));
+        if let Some(f) = class_of.iter().position(|&c| c == usize::MAX) {
+            return Err(broken(format!("no class has @{}", funcs[f].name)));
+        }
+        let inputs = plan.classes.iter().map(|c| slots(plan, c)).collect();
+        let w = Wiring { plan: plan.clone(), places, nodes, per_microbatch, class_of, inputs };
+        for kind in [RoleKind::Param, RoleKind::State, RoleKind::Scalar] {
+            if let Some(p) = w.args(kind).chain(w.results(kind)).find(|p| p.place.frame != 0) {
+                return Err(broken(format!("`{}` does not live through a step", p.name)));
             }
         }
         w.check_outputs()?;
@@ -129,11 +141,13 @@ impl Wiring {
         Ok(())
     }
 
-    /// Checks that the kernels of a rank stay inside the places of their operands.
-    pub fn check_program(&self, program: &Program) -> Result<()> {
-        let lens = |p: &[Vec<_>]| p.iter().map(Vec::len).collect::<Vec<_>>();
-        let want: Vec<usize> = self.nodes.iter().map(Vec::len).collect();
-        if lens(program) != want {
+    /// Checks that the kernels of a rank of a class stay inside the places of their operands.
+    pub fn check_program(&self, class: usize, program: &Program) -> Result<()> {
+        let own = |f: usize| self.class_of[f] == class;
+        let want = |f: usize| if own(f) { self.nodes[f].len() } else { 0 };
+        let fits = program.len() == self.nodes.len()
+            && program.iter().enumerate().all(|(f, p)| p.len() == want(f));
+        if !fits {
             return Err(broken("the kernels do not match the plan's nodes".into()));
         }
         for (f, kernels) in program.iter().enumerate() {
@@ -203,37 +217,93 @@ pub(crate) fn whole(name: &str, t: &Type) -> Result<()> {
     .help("reduce it in the program, with 1 all_reduce, before it is shown"))
 }
 
-/// Places of a function's values; see [`Wiring::places`].
-fn places(plan: &Plan, func: usize, per_microbatch: bool) -> Vec<Place> {
-    let f = &plan.module.funcs[func];
-    let mut input = vec![false; f.values.len()];
-    for a in &f.args {
-        input[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
+/// Checks that the values of a function lie in its frames.
+fn check_places(plan: &Plan, c: &RankClass, f: usize) -> Result<()> {
+    let (m, func) = (&c.memory, &plan.module.funcs[f]);
+    let of = |by: &[Vec<Place>]| by.get(f).map_or(0, Vec::len);
+    let sizes = m.frames.get(f);
+    if of(&m.places) != func.values.len() || of(&m.workspaces) != func.nodes.len() {
+        return Err(broken(format!("places do not match the values of @{}", func.name)));
     }
-    for n in f.nodes.iter().filter(|n| n.op.def().is_view()) {
-        n.outs.iter().for_each(|o| input[o.0 as usize] = input[n.ins[0].0 as usize]);
-    }
-    let one = |(p, input): (&Place, &bool)| {
-        let all = p.per_microbatch.saturating_mul(plan.settings.microbatches);
-        match (input, per_microbatch) {
-            (false, _) => Place { per_microbatch: 0, ..*p },
-            (true, false) => Place { per_microbatch: 0, bytes: p.bytes.max(all), ..*p },
-            (true, true) if p.per_microbatch > 0 => {
-                Place { bytes: p.bytes.min(p.per_microbatch), ..*p }
-            }
-            (true, true) => *p,
+    for p in m.places[f].iter().chain(&m.workspaces[f]) {
+        let room = sizes.and_then(|s| s.get(p.frame as usize)).copied();
+        let end = p.offset.checked_add(p.bytes);
+        let fits = p.bytes == 0 || room.is_some_and(|r| end.is_some_and(|e| e <= r));
+        if !fits || p.offset % ALIGN != 0 {
+            return Err(broken(format!("{p:?} of @{} is not in its frame", func.name)));
         }
-    };
-    plan.memory.places[func].iter().zip(&input).map(one).collect()
+    }
+    Ok(())
 }
 
-fn bind(plan: &Plan, func: usize, places: &[Place]) -> Vec<Bound> {
+/// Checks that an instruction names what there is, inside the arena.
+fn check_instr(plan: &Plan, class: usize, i: &Instr, class_of: &[usize]) -> Result<()> {
+    let (c, funcs) = (&plan.classes[class], &plan.module.funcs);
+    let peak = c.memory.peak_bytes;
+    let inside = |offset: usize, bytes: usize| {
+        offset % 4 == 0 && offset.checked_add(bytes).is_some_and(|end| end <= peak)
+    };
+    let own = |f: usize| class_of.get(f) == Some(&class);
+    let known = |m: Option<usize>| m.is_none_or(|m| m < plan.settings.microbatches);
+    let fits = match i {
+        Instr::Call(call) => {
+            own(call.func) && known(call.microbatch) && {
+                let sizes = &c.memory.frames[call.func];
+                let all = call.frames.iter().zip(sizes);
+                call.frames.len() == sizes.len()
+                    && call.frames.first() == Some(&0)
+                    && all.clone().all(|(&at, &bytes)| inside(at, bytes))
+            }
+        }
+        Instr::Send(t) | Instr::Recv(t) => {
+            let value = own(t.func).then(|| funcs[t.func].values.get(t.value.0 as usize)).flatten();
+            value.is_some_and(|v| v.ty.local_bytes(&plan.module.mesh) == t.bytes)
+                && inside(t.offset, t.bytes)
+                && t.bytes % 4 == 0
+                && t.with < plan.classes.len()
+                && t.with != class
+        }
+        Instr::Sent { to } => *to < plan.classes.len() && *to != class,
+    };
+    if fits {
+        return Ok(());
+    }
+    let (n, m) = (funcs.len(), plan.settings.microbatches);
+    Err(broken(format!("{i:?} does not fit {n} functions, {m} microbatches, {peak} bytes")))
+}
+
+/// Where a step's data go: once, however many functions read them.
+fn slots(plan: &Plan, c: &RankClass) -> Vec<Slot> {
+    let mut out: Vec<Slot> = vec![];
+    for call in calls(&c.step).chain(calls(&c.evaluation)) {
+        for a in &plan.module.funcs[call.func].args {
+            if a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Input) {
+                continue;
+            }
+            let p = c.memory.places[call.func][a.value.0 as usize];
+            let rank = plan.module.funcs[call.func].ty(a.value).rank();
+            let part = match call.microbatch.filter(|_| rank > 1) {
+                Some(j) => (j, plan.settings.microbatches),
+                None => (0, 1),
+            };
+            let offset = call.frames[p.frame as usize] + p.offset;
+            let (func, value, bytes) = (call.func, a.value, p.bytes);
+            if !out.iter().any(|s| (s.offset, s.bytes) == (offset, bytes)) {
+                out.push(Slot { func, value, part, offset, bytes });
+            }
+        }
+    }
+    out
+}
+
+fn bind(m: &Memory, f: &Func, func: usize) -> Vec<Bound> {
+    let places = &m.places[func];
     let one = |(i, n): (usize, &shardc_ir::func::Node)| {
         let mut bound: Bound = n.ins.iter().chain(&n.outs).map(|v| places[v.0 as usize]).collect();
-        bound.push(Place { per_microbatch: 0, ..plan.memory.workspaces[func][i] });
+        bound.push(m.workspaces[func][i]);
         bound
     };
-    plan.module.funcs[func].nodes.iter().enumerate().map(one).collect()
+    f.nodes.iter().enumerate().map(one).collect()
 }
 
 /// A rank's piece of a value, in its padded storage.
@@ -246,7 +316,8 @@ pub(crate) fn piece(mesh: &Mesh, t: &Type, coords: &[usize]) -> Block {
     Block { extents: t.lens(mesh, coords), view }
 }
 
-/// True if this rank is the first of those that hold its piece.
+/// True if this rank is the first of those of its class that hold its piece.
 pub(crate) fn owns(mesh: &Mesh, t: &Type, coords: &[usize]) -> bool {
-    mesh.all().minus(t.sharded()).iter().all(|a| coords[a.0 as usize] == 0)
+    let same = mesh.all().minus(t.sharded()).minus(mesh.axis(PIPELINE).unwrap_or_default());
+    same.iter().all(|a| coords[a.0 as usize] == 0)
 }

@@ -230,6 +230,7 @@ fn data_goes_from_rank_to_rank() {
             end.recv(r - 2, &region(&mut y)).unwrap();
             end.send(r - 2, &region(&mut x)).unwrap();
         }
+        end.sent(if r < 2 { r + 2 } else { r - 2 }).unwrap();
         end.barrier(AtomSet(3)).unwrap();
         y[2]
     });

@@ -5,8 +5,11 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Module, Role, RoleKind};
 use shardc_ir::interp::{self, Precision, State};
 use shardc_ir::kernel::{Kernel, Program, Scalar};
-use shardc_ir::plan::{ALIGN, Action, LrSchedule, Memory, Mode, Place, Plan, Settings};
+use shardc_ir::plan::{
+    ALIGN, Call, Instr, LrSchedule, Memory, Mode, Place, Plan, RankClass, Settings,
+};
 use shardc_ir::rng::Stream;
+use shardc_ir::schedule::Schedule;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::text;
 use shardc_ir::types::Type;
@@ -44,7 +47,9 @@ impl Planner {
     }
 }
 
-fn plan_memory(m: &Module, microbatches: usize) -> Memory {
+/// Everything in frame 0, but that what moves with the microbatch has a frame of its own in every
+/// function that runs once per microbatch: where it begins, and bytes per microbatch.
+fn plan_memory(m: &Module, microbatches: usize) -> (Memory, Vec<Vec<(usize, usize)>>) {
     let mut p = Planner::default();
     let mut roles: BTreeMap<Role, (usize, usize)> = BTreeMap::new();
     let mut inputs: BTreeMap<(usize, usize), usize> = BTreeMap::new();
@@ -69,36 +74,51 @@ fn plan_memory(m: &Module, microbatches: usize) -> Memory {
         }
     }
     let mut memory = Memory::default();
-    let mut placed: BTreeMap<(usize, usize), Place> = BTreeMap::new();
-    let mut next = |bytes: usize, per_microbatch: usize| {
-        let offset = memory.peak_bytes;
-        let all = bytes.max(per_microbatch * microbatches);
-        memory.peak_bytes += all.next_multiple_of(ALIGN);
-        Place { offset, per_microbatch, bytes }
-    };
+    let mut placed: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut moving = vec![];
     for (i, f) in m.funcs.iter().enumerate() {
-        let mut places = vec![];
+        let looped = ["forward", "backward"].contains(&&*f.name);
+        let (mut places, mut own) = (vec![], vec![]);
         for (v, info) in f.values.iter().enumerate() {
             let root = p.root((i, v));
             let bytes = info.ty.local_bytes(&m.mesh);
             let per = inputs.get(&root).copied().unwrap_or(0);
-            places.push(
-                *placed.entry(root).or_insert_with(|| next(if per > 0 { per } else { bytes }, per)),
-            );
+            let offset = *placed.entry(root).or_insert_with(|| {
+                let offset = memory.peak_bytes;
+                let all = bytes.max(per * microbatches);
+                memory.peak_bytes += all.next_multiple_of(ALIGN);
+                offset
+            });
+            places.push(if per > 0 && looped {
+                own.push((offset, per));
+                Place { frame: own.len() as u32, offset: 0, bytes }
+            } else {
+                Place { frame: 0, offset, bytes }
+            });
         }
         memory.places.push(places);
         memory.workspaces.push(vec![Place::default(); f.nodes.len()]);
+        moving.push(own);
     }
-    memory
+    for own in &moving {
+        let sizes = own.iter().map(|o| o.1);
+        memory.frames.push([memory.peak_bytes].into_iter().chain(sizes).collect());
+    }
+    (memory, moving)
 }
 
 /// The bigram model of `bigram.ir`: logits = embedding · head, loss, gradients, an optimizer.
 fn plan(mesh: &str) -> Plan {
     let module = text::parse(&include_str!("bigram.ir").replace("MESH", mesh))
         .unwrap_or_else(|e| panic!("{e}"));
-    let call = |func, microbatch| Action { func, microbatch };
+    let (memory, moving) = plan_memory(&module, 2);
+    let call = |func: usize, microbatch: Option<usize>| {
+        let at = |o: &(usize, usize)| o.0 + o.1 * microbatch.unwrap_or(0);
+        let frames = [0].into_iter().chain(moving[func].iter().map(at)).collect();
+        Instr::Call(Call { func, microbatch, frames })
+    };
     let both = |j| [call(1, Some(j)), call(2, Some(j))];
-    let actions = [call(0, None)].into_iter().chain(both(0)).chain(both(1)).chain([call(3, None)]);
+    let step = [call(0, None)].into_iter().chain(both(0)).chain(both(1)).chain([call(3, None)]);
     let weight = |param: &str, shape: [usize; 2]| Weight {
         param: param.into(),
         tensor: param.into(),
@@ -109,10 +129,16 @@ fn plan(mesh: &str) -> Plan {
         matrix: true,
         tp_dim: None,
     };
-    Plan {
-        actions: actions.collect(),
+    let class = RankClass {
+        stages: vec![0],
+        funcs: (0..module.funcs.len()).collect(),
+        step: step.collect(),
         evaluation: vec![],
-        memory: plan_memory(&module, 2),
+        memory,
+    };
+    Plan {
+        classes: vec![class],
+        schedule: Schedule::default(),
         module,
         weights: vec![weight("e", [VOCAB, 3]), weight("h", [3, VOCAB])],
         settings: Settings {
@@ -210,7 +236,7 @@ fn steps_match_the_interpreter() {
                 &scalar,
                 &Tensor::scalar(step as f64),
             );
-            interp::run_step(m, &plan.actions, &mut state, Precision::F64)
+            interp::run_step(m, &[&plan.classes[0].step], &mut state, Precision::F64)
                 .unwrap_or_else(|e| panic!("{e}"));
             let got = run(&mut session, step).unwrap_or_else(|e| panic!("{mesh}: {e}"));
             assert_eq!(got.tokens, 30);
@@ -229,7 +255,7 @@ fn steps_match_the_interpreter() {
             let want = interp::gather(&m.mesh, finish.ty(arg.value), &state.values[&role]).unwrap();
             same(&format!("{mesh}, {name}"), &session.tensor(&role).unwrap(), &want);
         }
-        assert_eq!(session.touched().next_multiple_of(ALIGN), plan.memory.peak_bytes);
+        assert_eq!(session.touched()[0].next_multiple_of(ALIGN), plan.peak_bytes());
         let e = session.tensor(&Role::new(RoleKind::Param, "w")).unwrap_err();
         assert!(e.code == "unknown-tensor" && e.help[0].contains('h'), "{e}");
     }
@@ -329,17 +355,18 @@ fn what_cannot_start_says_why() {
         Session::new(plan, options(1), &shardc_codegen::program, &load).err().map(|e| e.code)
     };
     let mut small = base.clone();
-    small.memory.peak_bytes -= ALIGN;
+    small.classes[0].memory.peak_bytes -= ALIGN;
     assert_eq!(refuse(&small), Some("plan"));
     let mut tight = base.clone();
-    tight.memory.places[1].last_mut().unwrap().bytes = 0;
-    tight.memory.places[1].iter_mut().for_each(|p| p.bytes /= 2);
+    tight.classes[0].memory.places[1].last_mut().unwrap().bytes = 0;
+    tight.classes[0].memory.places[1].iter_mut().for_each(|p| p.bytes /= 2);
     assert_eq!(refuse(&tight), Some("plan"));
     let mut odd = base.clone();
-    odd.memory.places.pop();
+    odd.classes[0].memory.places.pop();
     assert_eq!(refuse(&odd), Some("plan"));
     let mut far = base.clone();
-    far.actions[1].microbatch = Some(2);
+    let Instr::Call(c) = &mut far.classes[0].step[1] else { panic!("a call") };
+    c.microbatch = Some(2);
     assert_eq!(refuse(&far), Some("plan"));
     let mut seq = base.clone();
     seq.settings.seq = 6;

@@ -6,7 +6,7 @@ mod ranks;
 mod summary;
 
 pub use layers::{
-    Calls, LayerCollectives, Part, Section, is_gradient, is_looped, layer_collectives, numbered,
+    Calls, LayerCollectives, Part, Section, is_gradient, layer_collectives, numbered,
 };
 pub use ranks::group_text;
 
@@ -32,7 +32,7 @@ pub struct Inspect {
     /// Add the size of a rank's piece to every line
     #[arg(long)]
     pub local: bool,
-    /// Show memory, and collectives per layer and microbatch
+    /// Show memory, and collectives per layer and microbatch (of the class, if one is given)
     #[arg(long, conflicts_with_all = ["phase", "local", "rank"])]
     pub summary: bool,
     /// Show all ranks with their coordinates and groups
@@ -45,21 +45,27 @@ pub struct Inspect {
 /// # Errors
 /// `unknown-pass`, `unknown-class` or `unknown-rank`, each listing what there is.
 pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
-    if let Some(c) = what.class.filter(|&c| c != 0) {
-        return Err(Diag::new(
-            "unknown-class",
-            format!("the plan has 1 rank class, not {}", c + 1),
-        )
-        .at(format!("--class {c}"))
-        .help("use --class 0: all ranks run the same programs"));
+    let classes = s.plan.classes.len();
+    if let Some(c) = what.class.filter(|&c| c >= classes) {
+        let n =
+            if classes == 1 { "1 rank class".into() } else { format!("{classes} rank classes") };
+        return Err(Diag::new("unknown-class", format!("the plan has {n}, not {}", c + 1))
+            .at(format!("--class {c}"))
+            .help(format!("use --class 0 to --class {}", classes - 1)));
     }
     if what.summary {
-        return Ok(summary::summary(s, json));
+        return Ok(summary::summary(s, what.class, json));
     }
     if what.ranks {
         return Ok(ranks::table(&s.plan.module.mesh, json));
     }
     let mut m = module(s, what.phase.as_deref())?;
+    let rank_class = what.rank.filter(|&r| r < m.mesh.ranks()).map(|r| s.plan.class_of(r));
+    if let Some(c) = what.class.or(rank_class).filter(|_| what.phase.is_none()) {
+        let own = &s.plan.classes[c].funcs;
+        let all = std::mem::take(&mut m.funcs).into_iter().enumerate();
+        m.funcs = all.filter(|(i, _)| own.contains(i)).map(|(_, f)| f).collect();
+    }
     if what.local {
         local::annotate(&mut m);
     }

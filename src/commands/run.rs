@@ -207,7 +207,7 @@ fn observed(stored: &Stored) -> Result<Stored> {
     // The limit is that of the plan that trains.
     (o.observe, o.memory) = (true, None);
     let again = recompile(stored, &o)?;
-    let (old, new) = (stored.plan.memory.peak_bytes, again.stored.plan.memory.peak_bytes);
+    let (old, new) = (stored.plan.peak_bytes(), again.stored.plan.peak_bytes());
     let peak = if new == old {
         format!("peak {new} B as before")
     } else {

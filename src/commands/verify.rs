@@ -10,7 +10,8 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
 use shardc_passes::memory::replay;
-use shardc_passes::options::{Options, ShardRule};
+use shardc_passes::options::{Options, Order, ShardRule};
+use shardc_passes::pipeline::rank_classes;
 use shardc_runtime::StepBatch;
 use std::path::Path;
 
@@ -78,15 +79,17 @@ fn exact(name: &'static str, problem: Option<String>) -> Check {
     }
 }
 
-/// All ranks of a class run one list, so every group meets the same collectives in the same order
-/// as long as every rank is of the class and every action exists.
+/// All ranks of a class run one list, so every group within a stage meets the same collectives in the
+/// same order. The lists of the classes come from one order of all actions, in which everything is
+/// made before it is used: the replay finds it again, or says which actions wait for each other.
 fn order(plan: &Plan) -> Option<String> {
-    let m = plan.settings.microbatches;
-    let bad = plan
-        .actions
-        .iter()
-        .find(|a| a.func >= plan.module.funcs.len() || a.microbatch.is_some_and(|j| j >= m));
-    bad.map(|a| format!("the step calls function {} for microbatch {:?}", a.func, a.microbatch))
+    match rank_classes(&plan.module, &plan.schedule) {
+        Err(d) => Some(d.message),
+        Ok(again) if again != plan.classes => {
+            Some("the schedule gives other lists than the plan has".into())
+        }
+        Ok(_) => None,
+    }
 }
 
 /// Losses of a few steps, and the gradients of the first, on the plan's ranks against one rank.
@@ -100,6 +103,8 @@ fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
     (many.observe, many.memory) = (true, None);
     let mut alone = many.clone();
     alone.mesh.clear();
+    (alone.schedule, alone.chunks) = (Order::default(), None);
+    (alone.layers, alone.speeds) = (String::new(), vec![]);
     (alone.sp, alone.microbatch) = (false, alone.global_batch);
     alone.shard.clear();
     let one = run_steps(&crate::retarget(s, &alone)?.stored.plan)?;

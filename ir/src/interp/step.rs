@@ -1,13 +1,13 @@
 //! A whole step: functions called one after the other, bound by the roles of their arguments.
 
-use super::{Precision, call, gather, scatter};
+use super::{Precision, Running, gather, scatter};
 use crate::diag::{Diag, Result};
 use crate::func::{Func, Module, Port, Role, RoleKind};
-use crate::mesh::Mesh;
-use crate::plan::Action;
+use crate::mesh::{Mesh, PIPELINE};
+use crate::plan::{Call, Instr, Transfer};
 use crate::tensor::Tensor;
 use crate::types::Type;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// What one call of a step showed to the user.
@@ -24,19 +24,57 @@ pub struct Shown {
 /// Everything that lives between the calls of a step.
 #[derive(Clone, Debug, Default)]
 pub struct State {
-    /// By role, one tensor per rank: parameters, optimizer state, gradients, stashes, scalars.
+    /// By role, one tensor per rank of its owner: parameters, optimizer state, scalars.
     pub values: BTreeMap<Role, Vec<Tensor>>,
     /// Whole inputs of the step by name: [global batch, ...], or without a batch dim if every
     /// microbatch sees the same (`positions`).
     pub inputs: BTreeMap<Arc<str>, Tensor>,
     /// Results of role output, in the order of their calls.
     pub outputs: BTreeMap<Arc<str>, Vec<Shown>>,
+    /// What a rank of the pipeline has of its own: gradients, sums, and by microbatch stashes and
+    /// edges.
+    own: BTreeMap<(usize, Role, Option<usize>), Vec<Tensor>>,
+}
+
+/// Where a role's value is kept: in [`State::values`] if `None`.
+fn key(
+    stage: usize,
+    role: &Role,
+    microbatch: Option<usize>,
+) -> Option<(usize, Role, Option<usize>)> {
+    match role.kind {
+        RoleKind::Param | RoleKind::State | RoleKind::Scalar | RoleKind::Input => None,
+        RoleKind::Stash | RoleKind::Edge => Some((stage, role.clone(), microbatch)),
+        RoleKind::Ready | RoleKind::Grad | RoleKind::Sum | RoleKind::Step | RoleKind::Output => {
+            Some((stage, role.clone(), None))
+        }
+    }
 }
 
 impl State {
     /// Sets the value of a role on all ranks from a global tensor.
     pub fn put(&mut self, mesh: &Mesh, role: Role, ty: &Type, global: &Tensor) {
-        self.values.insert(role, scatter(mesh, ty, global));
+        self.values.insert(role, scatter(&mesh.one_stage(), ty, global));
+    }
+
+    /// The value of a role on the ranks of one rank of the pipeline.
+    pub fn get(
+        &self,
+        stage: usize,
+        role: &Role,
+        microbatch: Option<usize>,
+    ) -> Option<&Vec<Tensor>> {
+        match key(stage, role, microbatch) {
+            Some(k) => self.own.get(&k),
+            None => self.values.get(role),
+        }
+    }
+
+    fn set(&mut self, stage: usize, role: &Role, microbatch: Option<usize>, ranks: Vec<Tensor>) {
+        match key(stage, role, microbatch) {
+            Some(k) => self.own.insert(k, ranks),
+            None => self.values.insert(role.clone(), ranks),
+        };
     }
 
     /// The global tensor of an output; the microbatches' rows are put back where they came from.
@@ -50,6 +88,7 @@ impl State {
                 known.join(", ")
             ))
         })?;
+        let mesh = &mesh.one_stage();
         let parts = shown.iter().map(|s| gather(mesh, &s.ty, &s.ranks));
         let parts = parts.collect::<Result<Vec<Tensor>>>()?;
         let ty = &shown[0].ty;
@@ -69,27 +108,125 @@ impl State {
     }
 }
 
-/// Runs the actions of one step. Arguments are bound by role, results overwrite the roles they
-/// carry; inputs are cut into the rows of the action's microbatch.
+/// Runs one step: the instructions of every rank of the pipeline. Arguments are bound by role,
+/// results overwrite the roles they carry; inputs are cut into the rows of the call's microbatch.
 ///
-/// Errors: `unbound` for a role nobody set, `microbatch` for rows that do not fit, and those of
-/// [`call`].
+/// Errors: `unbound` for a role nobody set, `microbatch` for rows that do not fit, `deadlock` if
+/// all that is left waits, and those of [`super::call`].
 pub fn run_step(
     module: &Module,
-    actions: &[Action],
+    lists: &[&[Instr]],
     state: &mut State,
     precision: Precision,
 ) -> Result<()> {
-    for action in actions {
-        let func = module.funcs.get(action.func).ok_or_else(|| {
-            let n = module.funcs.len();
-            Diag::new("unbound", format!("the step calls function {}", action.func))
-                .help(format!("the module has {n} functions, numbered from 0"))
-        })?;
-        let args = func.args.iter().map(|p| bind(module, func, p, action, state));
-        let args = args.collect::<Result<Vec<_>>>()?;
-        let results = call(&module.mesh, func, &args, precision)?;
-        for (port, ranks) in func.results.iter().zip(results) {
+    let mesh = module.mesh.one_stage();
+    let mut run = Step {
+        module,
+        mesh: &mesh,
+        precision,
+        state,
+        at: vec![0; lists.len()],
+        open: lists.iter().map(|_| None).collect(),
+        mail: BTreeMap::new(),
+        waited: BTreeMap::new(),
+    };
+    loop {
+        let mut moved = false;
+        for (stage, list) in lists.iter().enumerate() {
+            while let Some(instr) = list.get(run.at[stage]) {
+                if !run.instr(stage, instr)? {
+                    break;
+                }
+                run.at[stage] += 1;
+                moved = true;
+            }
+        }
+        if lists.iter().zip(&run.at).all(|(l, &i)| i == l.len()) {
+            return Ok(());
+        }
+        if !moved {
+            run.meet()?;
+        }
+    }
+}
+
+/// Values that were offered and not taken, and how many were taken.
+type Offers = (VecDeque<Vec<Tensor>>, usize);
+
+/// A step under way.
+struct Step<'a> {
+    module: &'a Module,
+    /// The mesh of one rank of the pipeline.
+    mesh: &'a Mesh,
+    precision: Precision,
+    state: &'a mut State,
+    /// Next instruction of each rank of the pipeline.
+    at: Vec<usize>,
+    /// Its call, if that waits for the others.
+    open: Vec<Option<Running<'a>>>,
+    /// What was offered from one rank of the pipeline to another, and how much of it was taken.
+    mail: BTreeMap<(usize, usize), Offers>,
+    /// How many offers were waited for.
+    waited: BTreeMap<(usize, usize), usize>,
+}
+
+impl<'a> Step<'a> {
+    /// Runs an instruction; false if it waits.
+    fn instr(&mut self, stage: usize, instr: &Instr) -> Result<bool> {
+        let port = |t: &Transfer, of: fn(&Func) -> &[Port]| -> Result<Role> {
+            let f = function(self.module, t.func)?;
+            let found = of(f).iter().find(|p| p.value == t.value).and_then(|p| p.role.clone());
+            found.ok_or_else(|| {
+                Diag::new("unbound", format!("@{} has no such value to transfer", f.name))
+                    .help(format!("name one of its {} arguments or results", of(f).len()))
+            })
+        };
+        match instr {
+            Instr::Call(c) => self.call(stage, c),
+            Instr::Send(t) => {
+                let role = port(t, |f| &f.results)?;
+                let value = self.state.get(stage, &role, t.microbatch).cloned();
+                let value = value.ok_or_else(|| unset(self.state, &role))?;
+                self.mail.entry((stage, t.with)).or_default().0.push_back(value);
+                Ok(true)
+            }
+            Instr::Sent { to } => {
+                let taken = self.mail.get(&(stage, *to)).map_or(0, |m| m.1);
+                let waited = self.waited.entry((stage, *to)).or_default();
+                let done = taken > *waited;
+                *waited += usize::from(done);
+                Ok(done)
+            }
+            Instr::Recv(t) => {
+                let role = port(t, |f| &f.args)?;
+                let offers = self.mail.get_mut(&(t.with, stage));
+                let Some((value, taken)) = offers.and_then(|m| Some((m.0.pop_front()?, &mut m.1)))
+                else {
+                    return Ok(false);
+                };
+                *taken += 1;
+                self.state.set(stage, &role, t.microbatch, value);
+                Ok(true)
+            }
+        }
+    }
+
+    fn call(&mut self, stage: usize, c: &Call) -> Result<bool> {
+        let pipeline = self.module.mesh.axis(PIPELINE).unwrap_or_default();
+        let func = function(self.module, c.func)?;
+        let mut run = match self.open[stage].take() {
+            Some(run) => run,
+            None => {
+                let args = func.args.iter().map(|p| bind(self.mesh, func, p, stage, c, self.state));
+                let args = args.collect::<Result<Vec<_>>>()?;
+                Running::new(self.mesh, func, &args, self.precision)?
+            }
+        };
+        if !run.go_on(pipeline)? {
+            self.open[stage] = Some(run);
+            return Ok(false);
+        }
+        for (port, ranks) in func.results.iter().zip(run.results()) {
             let Some(role) = &port.role else { continue };
             if role.kind == RoleKind::Output {
                 let ty = func.ty(port.value).clone();
@@ -98,19 +235,51 @@ pub fn run_step(
                     input && func.ty(a.value).rank() == 2
                 };
                 let input = func.args.iter().find(batch);
-                let rows = input.map(|a| func.ty(a.value).chunk(&module.mesh, 0));
-                let shown = Shown { microbatch: action.microbatch, ty, ranks, rows };
-                state.outputs.entry(role.name.clone()).or_default().push(shown);
+                let rows = input.map(|a| func.ty(a.value).chunk(self.mesh, 0));
+                let shown = Shown { microbatch: c.microbatch, ty, ranks, rows };
+                self.state.outputs.entry(role.name.clone()).or_default().push(shown);
             } else {
-                state.values.insert(role.clone(), ranks);
+                self.state.set(stage, role, c.microbatch, ranks);
             }
         }
+        Ok(true)
     }
-    Ok(())
+
+    /// Lets all ranks of the pipeline take the collective they wait in.
+    fn meet(&mut self) -> Result<()> {
+        let mut all: Vec<Running> = self.open.iter_mut().filter_map(Option::take).collect();
+        if all.len() < self.at.len() {
+            return Err(super::stuck("every rank of the pipeline waits for another"));
+        }
+        let pipeline = self.module.mesh.axis(PIPELINE).unwrap_or_default();
+        super::meet(&self.module.mesh, pipeline, &mut all)?;
+        self.open = all.into_iter().map(Some).collect();
+        Ok(())
+    }
+}
+
+fn function(module: &Module, i: usize) -> Result<&Func> {
+    module.funcs.get(i).ok_or_else(|| {
+        let n = module.funcs.len();
+        Diag::new("unbound", format!("the step calls function {i}"))
+            .help(format!("the module has {n} functions, numbered from 0"))
+    })
+}
+
+fn unset(state: &State, role: &Role) -> Diag {
+    Diag::new("unbound", format!("nobody set {} `{}`", role.kind.name(), role.name))
+        .help(format!("set it before the step; {} roles are set", state.values.len()))
 }
 
 /// The value of one argument on all ranks.
-fn bind(m: &Module, f: &Func, port: &Port, action: &Action, state: &State) -> Result<Vec<Tensor>> {
+fn bind(
+    mesh: &Mesh,
+    f: &Func,
+    port: &Port,
+    stage: usize,
+    call: &Call,
+    state: &State,
+) -> Result<Vec<Tensor>> {
     let (ty, name) = (f.ty(port.value), f.name(port.value));
     let place = || format!("@{}, argument {name}", f.name);
     let Some(role) = &port.role else {
@@ -119,12 +288,8 @@ fn bind(m: &Module, f: &Func, port: &Port, action: &Action, state: &State) -> Re
             .help("give it 1 role, such as `input \"input_ids\"`"));
     };
     if role.kind != RoleKind::Input {
-        return state.values.get(role).cloned().ok_or_else(|| {
-            let what = format!("nobody set {} `{}`", role.kind.name(), role.name);
-            Diag::new("unbound", what)
-                .at(place())
-                .help(format!("set it before the step; {} roles are set", state.values.len()))
-        });
+        let value = state.get(stage, role, call.microbatch).cloned();
+        return value.ok_or_else(|| unset(state, role).at(place()));
     }
     let Some(global) = state.inputs.get(&role.name) else {
         return Err(Diag::new("unbound", format!("there is no input `{}`", role.name))
@@ -135,11 +300,11 @@ fn bind(m: &Module, f: &Func, port: &Port, action: &Action, state: &State) -> Re
     let fits =
         sizes.len() == global.shape.len() && sizes.iter().skip(1).eq(global.shape[1..].iter());
     let rows = sizes.first().copied().unwrap_or(0);
-    let (whole, j) = (sizes == global.shape, action.microbatch.unwrap_or(0));
-    let even = rows > 0 && ty.rank() > 0 && rows % ty.pieces(&m.mesh, 0) == 0;
+    let (whole, j) = (sizes == global.shape, call.microbatch.unwrap_or(0));
+    let even = rows > 0 && ty.rank() > 0 && rows % ty.pieces(mesh, 0) == 0;
     let count = global.shape.first().map_or(0, |n| n / rows.max(1));
     let even = even && count * rows == global.shape[0] && j < count;
-    if !whole && (action.microbatch.is_none() || !fits || !even) {
+    if !whole && (call.microbatch.is_none() || !fits || !even) {
         let message = format!("input `{}` {:?} does not fit {sizes:?}", role.name, global.shape);
         return Err(Diag::new("microbatch", message)
             .at(place())
@@ -147,14 +312,14 @@ fn bind(m: &Module, f: &Func, port: &Port, action: &Action, state: &State) -> Re
             .help(format!("give a multiple of {rows} rows, more than {}", j * rows)));
     }
     if whole {
-        return Ok(scatter(&m.mesh, ty, global));
+        return Ok(scatter(mesh, ty, global));
     }
     // Each owner's rows are contiguous; the microbatch is its `j`-th part.
-    let mb = ty.chunk(&m.mesh, 0);
+    let mb = ty.chunk(mesh, 0);
     let rows_of_j = Tensor::from_fn(&sizes, |i| {
         let mut at = i.to_vec();
         at[0] = (i[0] / mb * count + j) * mb + i[0] % mb;
         global.at(&at)
     });
-    Ok(scatter(&m.mesh, ty, &rows_of_j))
+    Ok(scatter(mesh, ty, &rows_of_j))
 }

@@ -206,7 +206,7 @@ ops! {
     rope::Rope, attention::Attention, attention_grad::AttentionGrad,
     adamw::AdamW, sgd::Sgd,
     fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
-    slice::Slice, place::Place, all_to_all::AllToAll, permute::Permute,
+    slice::Slice, place::Place, all_to_all::AllToAll, permute::Permute, term::Term,
 }
 
 impl Op {

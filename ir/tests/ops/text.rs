@@ -16,6 +16,7 @@ pub const RANKED: &[&str] = &[
     "place",
     "all_to_all",
     "permute",
+    "term",
 ];
 
 #[test]

@@ -8,8 +8,9 @@
 //! same rules, so f becomes g, a gather a scatter, and a weight's gradient a pending sum.
 
 use crate::shard::partition::active;
+use crate::stages::Stages;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Add;
 use smallvec::SmallVec;
@@ -18,11 +19,22 @@ use smallvec::SmallVec;
 pub struct Joint {
     pub func: Func,
     pub backward_from: usize,
+    /// By value: it is the gradient of something computed from data, not of a parameter.
+    pub of_data: Vec<bool>,
 }
 
+/// What the users of a value sent back: gradients, and the scopes of the users.
+type Parts = SmallVec<[(Value, Scope); 2]>;
+
 /// Differentiates the result with role `sum "loss"` with respect to every trained parameter. The
-/// cotangent of the loss is an argument, `step "loss_scale"`; gradients are results `grad NAME`.
-pub fn differentiate(mesh: &Mesh, mut f: Func, frozen: &dyn Fn(&str) -> bool) -> Joint {
+/// cotangent of the loss is an argument, `step "loss_scale"`; gradients are results `grad NAME`, one
+/// per stage that uses the parameter.
+pub fn differentiate(
+    mesh: &Mesh,
+    mut f: Func,
+    frozen: &dyn Fn(&str) -> bool,
+    stages: &Stages,
+) -> Joint {
     let on = active(&f, frozen);
     let backward_from = f.nodes.len();
     let known = f.values.len();
@@ -35,8 +47,10 @@ pub fn differentiate(mesh: &Mesh, mut f: Func, frozen: &dyn Fn(&str) -> bool) ->
     let seed_type = f.ty(loss).cotangent();
     let name = Name { grad: true, layer: None, hint: "loss".into(), dup: 0 };
     let seed = f.arg(seed_type, name, Some(Role::new(RoleKind::Step, "loss_scale")));
-    let mut parts: Vec<SmallVec<[Value; 2]>> = vec![SmallVec::new(); known];
-    parts[loss.0 as usize].push(seed);
+    let weights = only_weights(&f);
+    let mut of_data = vec![false; known];
+    let mut parts: Vec<Parts> = vec![Parts::new(); known];
+    parts[loss.0 as usize].push((seed, Scope(0)));
     for i in (0..backward_from).rev() {
         let n = f.nodes[i].clone();
         if !n.outs.iter().any(|o| on[o.0 as usize] && !parts[o.0 as usize].is_empty()) {
@@ -45,7 +59,7 @@ pub fn differentiate(mesh: &Mesh, mut f: Func, frozen: &dyn Fn(&str) -> bool) ->
         let mut b = Builder::new(mesh, &mut f);
         (b.scope, b.grad, b.wanted) = (n.scope, true, &on);
         let d: SmallVec<[Option<Value>; 2]> =
-            n.outs.iter().map(|&o| total(&mut b, &parts[o.0 as usize], o)).collect();
+            n.outs.iter().map(|&o| total(&mut b, &parts[o.0 as usize], o, stages)).collect();
         let first = b.f.nodes.len();
         let grads = n.op.def().grad(&mut b, &n.ins, &n.outs, &d);
         let made: SmallVec<[Value; 8]> =
@@ -57,7 +71,9 @@ pub fn differentiate(mesh: &Mesh, mut f: Func, frozen: &dyn Fn(&str) -> bool) ->
                 let name = f.name(x).clone();
                 f.rename(g, Name { grad: true, dup: 0, ..name });
             }
-            parts[x.0 as usize].push(g);
+            parts[x.0 as usize].push((g, n.scope));
+            of_data.resize(f.values.len(), false);
+            of_data[g.0 as usize] |= !weights[x.0 as usize];
         }
     }
     let args: Vec<Port> = f.args.clone();
@@ -68,24 +84,73 @@ pub fn differentiate(mesh: &Mesh, mut f: Func, frozen: &dyn Fn(&str) -> bool) ->
         };
         let mut b = Builder::new(mesh, &mut f);
         b.grad = true;
-        let value = total(&mut b, &parts[a.value.0 as usize], a.value);
-        if let Some(value) = value {
-            f.results
-                .push(Port { value, role: Some(Role { kind: RoleKind::Grad, name: role.name }) });
+        for of_stage in by_stage(&parts[a.value.0 as usize], stages) {
+            b.scope = match of_stage {
+                [_] => Scope(0),
+                [.., last] => last.1,
+                [] => continue,
+            };
+            if stages.count == 1 {
+                b.scope = Scope(0);
+            }
+            if let Some(value) = sum(&mut b, of_stage, a.value) {
+                let role = Some(Role { kind: RoleKind::Grad, name: role.name.clone() });
+                b.f.results.push(Port { value, role });
+            }
         }
     }
-    let mut joint = Joint { func: f, backward_from };
+    of_data.resize(f.values.len(), false);
+    let mut joint = Joint { func: f, backward_from, of_data };
     drop_dead_backward(&mut joint);
     joint
 }
 
-/// Sum of the cotangents that the users of a value sent back.
-fn total(b: &mut Builder, parts: &[Value], of: Value) -> Option<Value> {
+/// Values that are made of parameters alone.
+fn only_weights(f: &Func) -> Vec<bool> {
+    let mut only = vec![false; f.values.len()];
+    for a in &f.args {
+        only[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
+    }
+    for n in &f.nodes {
+        let all = n.ins.iter().all(|v| only[v.0 as usize]);
+        n.outs.iter().for_each(|o| only[o.0 as usize] = all);
+    }
+    only
+}
+
+/// The runs of parts that users of one stage sent; users come last first.
+fn by_stage<'a>(
+    parts: &'a Parts,
+    stages: &'a Stages,
+) -> impl Iterator<Item = &'a [(Value, Scope)]> {
+    parts.chunk_by(|a, b| stages.of(a.1) == stages.of(b.1))
+}
+
+/// Sum of the cotangents that the users of a value sent back. Those of another stage are summed
+/// there, so that one tensor is sent.
+fn total(b: &mut Builder, parts: &Parts, of: Value, stages: &Stages) -> Option<Value> {
+    let (home, scope) = (stages.of(b.scope), b.scope);
+    let mut here: Parts = Parts::new();
+    for run in by_stage(parts, stages) {
+        let [.., (_, last)] = run else { continue };
+        if run.len() == 1 || stages.of(*last) == home {
+            here.extend_from_slice(run);
+            continue;
+        }
+        b.scope = *last;
+        here.extend(sum(b, run, of).map(|v| (v, *last)));
+        b.scope = scope;
+    }
+    sum(b, &here, of)
+}
+
+fn sum(b: &mut Builder, parts: &[(Value, Scope)], of: Value) -> Option<Value> {
     match parts {
         [] => None,
-        [one] => Some(*one),
+        [one] => Some(one.0),
         many => {
-            let v = b.push("sum", Add::same(), many);
+            let many: SmallVec<[Value; 4]> = many.iter().map(|p| p.0).collect();
+            let v = b.push("sum", Add::same(), &many);
             let name = b.f.name(of).clone();
             b.f.rename(v, Name { grad: true, dup: 0, ..name });
             Some(v)

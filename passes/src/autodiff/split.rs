@@ -1,82 +1,320 @@
-//! Cuts the joint program into `forward` and `backward`, with explicit stashes between them.
+//! Cuts the joint program into `forward` and `backward` of every stage, with explicit stashes and
+//! edges between them.
 //!
 //! Before:  one function with F and B
 //! After:   `@forward` with results `stash NAME`, `@backward` with arguments `stash NAME`; gradients
-//!          and the loss are added to accumulators that live through all microbatches
+//!          and the loss are added to accumulators that live through all microbatches. What one
+//!          stage makes and another uses is a result and an argument `edge NAME`. If asked for,
+//!          `@backward` is cut again: what makes the gradient of the stage's input, and `@weight`
 //! Assumes: phase Ranked.  Leaves: phase Ranked.
 //!
-//! Every value that crosses from F to B is saved or recomputed, as [`super::recompute`] says.
+//! Every node has one home: a stage and a part (F, B or W). Every value that crosses from F to B, or
+//! from B to W, is saved or recomputed, as [`super::recompute`] says. What depends on no parameter
+//! has no home: each stage makes its own. Nothing is assumed of what crosses a boundary: it is what
+//! later stages use.
 
 use super::differentiate::Joint;
 use super::recompute::{Recompute, recomputed};
+use crate::stages::{Stages, weighted};
 use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
-use shardc_ir::ops::Add;
+use shardc_ir::ops::{Add, Op};
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-/// Cuts the joint program.
-pub fn split(joint: Joint, policy: &Recompute) -> (Func, Func) {
-    let Joint { func: j, backward_from } = joint;
-    let makers = j.makers();
-    let mut s = Split {
-        j: &j,
-        makers: &makers,
-        backward_from,
-        again: recomputed(&j, backward_from, policy),
-        b: j.like("backward"),
-        map: vec![None; j.values.len()],
-        stash: vec![],
-    };
-    // Arguments of backward in the order of the joint program's, then stashes, then accumulators.
-    let used = used(&j, backward_from);
-    for a in j.args.iter().filter(|a| used[a.value.0 as usize]) {
-        s.argument(a.value, a.role.clone());
+/// The functions of a stage that run once per microbatch.
+#[derive(Debug)]
+pub struct StageFuncs {
+    pub forward: Func,
+    /// The whole backward, or the gradient of the stage's input; `None` without training.
+    pub backward: Option<Func>,
+    /// The gradients of the stage's parameters, if they are apart.
+    pub weight: Option<Func>,
+}
+
+impl StageFuncs {
+    /// The functions in the order in which a microbatch runs them.
+    pub fn into_funcs(self) -> impl Iterator<Item = Func> {
+        [Some(self.forward), self.backward, self.weight].into_iter().flatten()
     }
-    let mut grads: BTreeMap<Value, Vec<Role>> = BTreeMap::new();
-    for r in &j.results {
-        if let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Grad) {
-            grads.entry(r.value).or_default().push(role.clone());
+}
+
+/// Which function of a stage a node stands in.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum Part {
+    Forward,
+    Backward,
+    Weight,
+}
+
+/// A function to be: stage and part.
+type Home = (usize, Part);
+
+/// Cuts a joint program. `apart`: gradients of parameters get a function of their own.
+pub fn split(joint: Joint, policy: &Recompute, stages: &Stages, apart: bool) -> Vec<StageFuncs> {
+    let again = recomputed(&joint.func, joint.backward_from, policy);
+    cut(joint, again, stages, true, apart)
+}
+
+/// Cuts a program without a backward.
+pub fn split_forward(f: Func, stages: &Stages) -> Vec<StageFuncs> {
+    let (backward_from, of_data) = (f.nodes.len(), vec![false; f.values.len()]);
+    let again = f.nodes.iter().map(|n| n.op.def().is_view()).collect();
+    cut(Joint { func: f, backward_from, of_data }, again, stages, false, false)
+}
+
+fn cut(
+    joint: Joint,
+    again: Vec<bool>,
+    stages: &Stages,
+    trains: bool,
+    apart: bool,
+) -> Vec<StageFuncs> {
+    let j = &joint.func;
+    let homes = homes(&joint, stages, apart);
+    let mut s = Split {
+        j,
+        makers: j.makers(),
+        homes,
+        again,
+        out: BTreeMap::new(),
+        map: vec![(None, Value(0)); j.values.len()],
+        made: vec![Value(0); j.values.len()],
+        free: HashMap::new(),
+        crossing: vec![],
+        trains,
+    };
+    let backward = (0..stages.count).rev().flat_map(|i| {
+        let weight = apart.then_some((i, Part::Weight));
+        [Some((i, Part::Backward)), weight].into_iter().flatten()
+    });
+    let forward = (0..stages.count).map(|i| (i, Part::Forward));
+    let order: Vec<Home> = forward.chain(backward.filter(|_| trains)).collect();
+    let mut nodes: HashMap<Home, Vec<usize>> = HashMap::new();
+    for (n, home) in s.homes.iter().enumerate() {
+        if let Some(home) = home {
+            nodes.entry(*home).or_default().push(n);
         }
     }
-    for n in &j.nodes[backward_from..] {
-        let ins: SmallVec<[Value; 4]> = n.ins.iter().map(|&v| s.provide(v, n.scope)).collect();
-        s.copy(n, ins, n.scope);
-        for o in &n.outs {
-            for role in grads.remove(o).unwrap_or_default() {
-                let v = s.map[o.0 as usize].expect("just copied");
-                accumulate(&mut s.b, v, role);
+    for &home in &order {
+        s.function(home, nodes.get(&home).map_or(&[], |v| v), stages.count);
+    }
+    s.finish(stages.count)
+}
+
+/// Stage and part of every node; `None` for forward nodes that depend on no parameter, if there are
+/// several stages.
+fn homes(joint: &Joint, stages: &Stages, apart: bool) -> Vec<Option<Home>> {
+    let (j, from) = (&joint.func, joint.backward_from);
+    let weighted = weighted(j);
+    // Backward: what the gradient of something computed from data needs.
+    let mut needed = joint.of_data.clone();
+    let mut input = vec![!apart; j.nodes.len()];
+    for n in (from..j.nodes.len()).rev() {
+        if j.nodes[n].outs.iter().any(|o| needed[o.0 as usize]) {
+            input[n] = true;
+            j.nodes[n].ins.iter().for_each(|v| needed[v.0 as usize] = true);
+        }
+    }
+    let home = |n: usize| {
+        let node = &j.nodes[n];
+        let stage = stages.of(node.scope);
+        match () {
+            () if n >= from && input[n] => Some((stage, Part::Backward)),
+            () if n >= from => Some((stage, Part::Weight)),
+            () if stages.count == 1 || node.outs.iter().any(|o| weighted[o.0 as usize]) => {
+                Some((stage, Part::Forward))
+            }
+            () => None,
+        }
+    };
+    (0..j.nodes.len()).map(home).collect()
+}
+
+struct Split<'a> {
+    j: &'a Func,
+    makers: Vec<Option<u32>>,
+    homes: Vec<Option<Home>>,
+    /// Per forward node: backward makes its results again.
+    again: Vec<bool>,
+    out: BTreeMap<Home, Func>,
+    /// Per value: the function that knows it, and as what.
+    map: Vec<(Option<Home>, Value)>,
+    /// Per value: what it is in its home.
+    made: Vec<Value>,
+    /// What a forward has of the values without a home.
+    free: HashMap<(usize, Value), Value>,
+    /// Values that another function uses, with their roles.
+    crossing: Vec<(Home, Value, Role)>,
+    /// Sums over microbatches are kept.
+    trains: bool,
+}
+
+impl Split<'_> {
+    fn function(&mut self, home: Home, nodes: &[usize], stages: usize) {
+        let name = match home.1 {
+            Part::Forward => "forward",
+            Part::Backward => "backward",
+            Part::Weight => "weight",
+        };
+        let name = if stages == 1 { name.to_string() } else { format!("{name}.{}", home.0) };
+        self.out.insert(home, self.j.like(&name));
+        // Arguments in the order of the joint program's, then stashes, then accumulators.
+        let mut used = vec![false; self.j.values.len()];
+        for &n in nodes {
+            self.j.nodes[n].ins.iter().for_each(|v| used[v.0 as usize] = true);
+        }
+        for a in self.j.args.iter().filter(|a| used[a.value.0 as usize]) {
+            self.argument(home, a.value, a.role.clone());
+        }
+        let mut sums: BTreeMap<Value, Vec<&Role>> = BTreeMap::new();
+        for r in &self.j.results {
+            let Some(role) = &r.role else { continue };
+            if matches!(role.kind, RoleKind::Grad | RoleKind::Sum) {
+                sums.entry(r.value).or_default().push(role);
+            }
+        }
+        for &n in nodes {
+            let node = &self.j.nodes[n];
+            let ins = node.ins.iter().map(|&v| self.provide(home, v, node.scope)).collect();
+            self.copy(home, node, ins, node.scope);
+            for o in &node.outs {
+                self.made[o.0 as usize] = self.map[o.0 as usize].1;
+                for role in sums.remove(o).unwrap_or_default() {
+                    // The loss is accumulated behind the rest of forward.
+                    if role.kind == RoleKind::Grad {
+                        self.accumulate(home, *o, role);
+                    }
+                }
+            }
+        }
+        for r in &self.j.results {
+            let Some(role) = r.role.as_ref() else { continue };
+            let maker = self.makers[r.value.0 as usize].map(|m| m as usize);
+            let last = (stages - 1, Part::Forward);
+            let own = match (role.kind, maker.and_then(|m| self.homes[m])) {
+                // A gradient that no node of backward makes: the last stage hands it on.
+                (RoleKind::Grad, made) => {
+                    let handed = made.is_none_or(|m| m.1 == Part::Forward);
+                    handed && home == (stages - 1, Part::Backward)
+                }
+                (_, made) => home == made.unwrap_or(last),
+            };
+            if own {
+                let v = self.provide(home, r.value, Scope(0));
+                match role.kind {
+                    RoleKind::Sum | RoleKind::Grad if self.trains => {
+                        accumulate(self.func(home), v, role.clone());
+                    }
+                    _shown => {
+                        let port = Port { value: v, role: r.role.clone() };
+                        self.func(home).results.push(port);
+                    }
+                }
             }
         }
     }
-    for (v, roles) in grads {
-        let v = s.provide(v, Scope(0));
-        roles.into_iter().for_each(|role| accumulate(&mut s.b, v, role));
+
+    fn func(&mut self, home: Home) -> &mut Func {
+        self.out.get_mut(&home).expect("functions are begun before they are filled")
     }
-    let Split { mut stash, mut b, .. } = s;
-    // By kind, and what belongs to no layer first, so that layers look alike.
-    let order =
-        |f: &Func, p: &Port| (p.role.as_ref().map(|r| r.kind), f.name(p.value).layer.is_some());
-    stash.sort_by_key(|p| order(&j, p));
-    let mut args = std::mem::take(&mut b.args);
-    args.sort_by_key(|p| order(&b, p));
-    b.args = args;
-    drop_unused_args(&mut b);
-    b.drop_dead();
-    let mut f = j;
-    f.name = "forward".into();
-    f.nodes.truncate(backward_from);
-    f.args.retain(|a| a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Step));
-    let results = std::mem::take(&mut f.results);
-    for r in results {
-        match r.role {
-            Some(role) if role.kind == RoleKind::Grad => {}
-            Some(role) if role.kind == RoleKind::Sum => accumulate(&mut f, r.value, role),
-            role => f.results.push(Port { value: r.value, role }),
+
+    fn accumulate(&mut self, home: Home, v: Value, role: &Role) {
+        let v = self.map[v.0 as usize].1;
+        accumulate(self.func(home), v, role.clone());
+    }
+
+    fn argument(&mut self, home: Home, v: Value, role: Option<Role>) -> Value {
+        let (ty, name) = (self.j.ty(v).clone(), self.j.name(v).clone());
+        let new = self.func(home).arg(ty, name, role);
+        self.map[v.0 as usize] = (Some(home), new);
+        new
+    }
+
+    /// The value in a function: already there, made again, saved by another function of the stage,
+    /// or received. What is made again stands in the scope of its first user.
+    fn provide(&mut self, home: Home, v: Value, scope: Scope) -> Value {
+        let (known, new) = self.map[v.0 as usize];
+        if known == Some(home) {
+            return new;
         }
+        let Some(maker) = self.makers[v.0 as usize].map(|m| m as usize) else {
+            let role = self.j.args.iter().find(|a| a.value == v).and_then(|a| a.role.clone());
+            return self.argument(home, v, role);
+        };
+        let n = &self.j.nodes[maker];
+        let cheap = n.op.def().is_view() || matches!(n.op, Op::AllGather(_));
+        let text = self.j.name(v).to_string();
+        let role = |kind| Some(Role::new(kind, &text[1..]));
+        let (made_again, from) = match self.homes[maker] {
+            None => {
+                let kept = home.1 != Part::Forward && self.free.contains_key(&(home.0, v));
+                (!kept || self.again[maker], (home.0, Part::Forward))
+            }
+            Some(from) if from.1 == Part::Forward => (self.again[maker], from),
+            Some(from) => (cheap, from),
+        };
+        if made_again {
+            let ins = n.ins.iter().map(|&x| self.provide(home, x, scope)).collect();
+            self.copy(home, n, ins, scope);
+            let new = self.map[v.0 as usize].1;
+            if home.1 == Part::Forward {
+                for o in &n.outs {
+                    self.free.insert((home.0, *o), self.map[o.0 as usize].1);
+                }
+            }
+            return new;
+        }
+        assert!(from != home && from.1 <= home.1, "{text} is used before it is made");
+        let kind = if from.0 == home.0 { RoleKind::Stash } else { RoleKind::Edge };
+        let role = role(kind);
+        self.crossing.extend(role.clone().map(|r| (from, v, r)));
+        self.argument(home, v, role)
     }
-    f.results.extend(stash);
-    f.drop_dead();
-    (f, b)
+
+    fn copy(&mut self, home: Home, n: &Node, ins: SmallVec<[Value; 4]>, scope: Scope) {
+        let mut outs: SmallVec<[Value; 2]> = SmallVec::new();
+        for &o in &n.outs {
+            let (ty, name) = (self.j.ty(o).clone(), self.j.name(o).clone());
+            let new = self.func(home).value(ty, name);
+            self.map[o.0 as usize] = (Some(home), new);
+            outs.push(new);
+        }
+        let node = Node { op: n.op.clone(), ins, outs, scope, note: n.note.clone() };
+        self.func(home).nodes.push(node);
+    }
+
+    /// Adds what crosses to the results, and drops what nobody uses.
+    fn finish(self, stages: usize) -> Vec<StageFuncs> {
+        let Split { j, mut out, made, free, homes, makers, mut crossing, .. } = self;
+        // By kind, and what belongs to no layer first, so that layers look alike.
+        crossing.sort_by_key(|(home, v, r)| (*home, r.kind, j.name(*v).layer.is_some()));
+        for (home, v, role) in crossing {
+            let has_home = makers[v.0 as usize].is_some_and(|m| homes[m as usize].is_some());
+            let value = if has_home { made[v.0 as usize] } else { free[&(home.0, v)] };
+            let f = out.get_mut(&home).expect("values come from functions that are there");
+            let port = Port { value, role: Some(role) };
+            if !f.results.contains(&port) {
+                f.results.push(port);
+            }
+        }
+        for (home, f) in &mut out {
+            f.drop_dead();
+            if home.1 != Part::Forward {
+                let order =
+                    |p: &Port| (p.role.as_ref().map(|r| r.kind), f.name(p.value).layer.is_some());
+                let mut args = f.args.clone();
+                args.sort_by_key(order);
+                f.args = args;
+            }
+            drop_unused_args(f);
+        }
+        let stage = |i: usize| StageFuncs {
+            forward: out.remove(&(i, Part::Forward)).expect("every stage has a forward"),
+            backward: out.remove(&(i, Part::Backward)),
+            weight: out.remove(&(i, Part::Weight)),
+        };
+        (0..stages).map(stage).collect()
+    }
 }
 
 /// Adds a value to the accumulator of its role: an argument that the result replaces.
@@ -102,67 +340,8 @@ pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
 }
 
 fn drop_unused_args(f: &mut Func) {
-    let used = used(f, 0);
-    f.args.retain(|a| used[a.value.0 as usize]);
-}
-
-/// Which values are operands of nodes from `first` on.
-fn used(f: &Func, first: usize) -> Vec<bool> {
     let mut used = vec![false; f.values.len()];
-    f.nodes[first..].iter().flat_map(|n| &n.ins).for_each(|v| used[v.0 as usize] = true);
-    used
-}
-
-struct Split<'a> {
-    j: &'a Func,
-    makers: &'a [Option<u32>],
-    backward_from: usize,
-    /// Per forward node: backward makes its results again.
-    again: Vec<bool>,
-    b: Func,
-    map: Vec<Option<Value>>,
-    stash: Vec<Port>,
-}
-
-impl Split<'_> {
-    fn argument(&mut self, v: Value, role: Option<Role>) -> Value {
-        let new = self.b.arg(self.j.ty(v).clone(), self.j.name(v).clone(), role);
-        self.map[v.0 as usize] = Some(new);
-        new
-    }
-
-    /// The value in backward: already there, recomputed, or saved by forward.
-    /// What is recomputed stands in the scope of its first user.
-    fn provide(&mut self, v: Value, scope: Scope) -> Value {
-        if let Some(new) = self.map[v.0 as usize] {
-            return new;
-        }
-        let Some(maker) = self.makers[v.0 as usize] else {
-            let role = self.j.args.iter().find(|a| a.value == v).and_then(|a| a.role.clone());
-            return self.argument(v, role);
-        };
-        assert!((maker as usize) < self.backward_from, "backward values are made in order");
-        let n = &self.j.nodes[maker as usize];
-        if self.again[maker as usize] {
-            let ins = n.ins.iter().map(|&x| self.provide(x, scope)).collect();
-            self.copy(n, ins, scope);
-            return self.map[v.0 as usize].expect("just copied");
-        }
-        let role = Some(Role::new(RoleKind::Stash, &self.j.name(v).to_string()[1..]));
-        self.stash.push(Port { value: v, role: role.clone() });
-        self.argument(v, role)
-    }
-
-    fn copy(&mut self, n: &Node, ins: SmallVec<[Value; 4]>, scope: Scope) {
-        let outs: SmallVec<[Value; 2]> = n
-            .outs
-            .iter()
-            .map(|&o| {
-                let new = self.b.value(self.j.ty(o).clone(), self.j.name(o).clone());
-                self.map[o.0 as usize] = Some(new);
-                new
-            })
-            .collect();
-        self.b.nodes.push(Node { op: n.op.clone(), ins, outs, scope, note: n.note.clone() });
-    }
+    f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| used[v.0 as usize] = true);
+    f.results.iter().for_each(|r| used[r.value.0 as usize] = true);
+    f.args.retain(|a| used[a.value.0 as usize]);
 }

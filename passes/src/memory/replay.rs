@@ -1,12 +1,12 @@
 //! Checks a memory plan by replay: every value that is read still lies where it was written.
 //!
 //! It knows nothing of how places were chosen. Each write stamps the bytes of its place; each read
-//! asks for the stamp of the value. Two steps of two microbatches are replayed, so that values which
-//! live from one to the next are asked for too.
+//! asks for the stamp of the value. Two steps are replayed with an evaluation between them, so that
+//! values which live from one to the next are asked for too.
 
 use shardc_ir::func::{Func, Role, RoleKind, Value};
-use shardc_ir::plan::{Place, Plan};
-use std::collections::{BTreeMap, HashMap};
+use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Who wrote which bytes of the arena last.
 #[derive(Default)]
@@ -51,38 +51,58 @@ impl Arena {
 
 struct Replay<'a> {
     plan: &'a Plan,
+    class: &'a RankClass,
     arena: Arena,
     next: u64,
-    /// Stamp of what each role now holds.
-    roles: HashMap<Role, u64>,
+    /// Stamp of what each role now holds; of stashes and edges, by microbatch.
+    roles: HashMap<(Role, Option<usize>), u64>,
+    /// Offers to other ranks that may still be taken: bytes and stamp.
+    offers: BTreeMap<usize, VecDeque<(usize, usize, u64)>>,
 }
 
-/// Replays two steps and an evaluation between them; says which value is lost, and where.
+/// Replays two steps and an evaluation between them on one rank of every class; says which value is
+/// lost, and where.
 pub fn replay(plan: &Plan) -> Result<(), String> {
-    let mut r = Replay { plan, arena: Arena::default(), next: 1, roles: HashMap::new() };
-    for actions in [&plan.actions, &plan.evaluation, &plan.actions] {
-        r.fill_inputs()?;
-        for a in actions {
-            // Microbatches beyond the second repeat what the second did.
-            if a.microbatch.is_none_or(|j| j < 2) {
-                r.call(a.func, a.microbatch.unwrap_or(0))?;
+    for (i, class) in plan.classes.iter().enumerate() {
+        let mut r = Replay {
+            plan,
+            class,
+            arena: Arena::default(),
+            next: 1,
+            roles: HashMap::new(),
+            offers: BTreeMap::new(),
+        };
+        for list in [&class.step, &class.evaluation, &class.step] {
+            r.fill_inputs().map_err(|e| format!("class {i}: {e}"))?;
+            for instr in list {
+                r.instr(instr).map_err(|e| format!("class {i}: {e}"))?;
+            }
+            if let Some((to, _)) = r.offers.iter().find(|o| !o.1.is_empty()) {
+                return Err(format!("class {i}: nobody waits for an offer to class {to}"));
             }
         }
     }
     Ok(())
 }
 
+/// Under what a role's stamp is kept.
+fn key(role: &Role, microbatch: Option<usize>) -> (Role, Option<usize>) {
+    let own = matches!(role.kind, RoleKind::Stash | RoleKind::Edge | RoleKind::Input);
+    (role.clone(), microbatch.filter(|_| own))
+}
+
 impl Replay<'_> {
-    fn span(&self, p: Place, microbatch: usize) -> Result<(usize, usize), String> {
-        let from = p.offset + p.per_microbatch * microbatch;
-        let to = from + p.bytes;
-        if to > self.plan.memory.peak_bytes {
-            return Err(format!(
-                "bytes {from}..{to} are outside the arena of {}",
-                self.plan.memory.peak_bytes
-            ));
+    fn span(&self, c: &Call, p: Place) -> Result<(usize, usize), String> {
+        let base = c.frames.get(p.frame as usize).copied().unwrap_or(0);
+        self.inside(base + p.offset, p.bytes)
+    }
+
+    fn inside(&self, from: usize, bytes: usize) -> Result<(usize, usize), String> {
+        let peak = self.class.memory.peak_bytes;
+        if from + bytes > peak {
+            return Err(format!("bytes {from}..{} are outside the arena of {peak}", from + bytes));
         }
-        Ok((from, to))
+        Ok((from, from + bytes))
     }
 
     fn fresh(&mut self) -> u64 {
@@ -92,53 +112,95 @@ impl Replay<'_> {
 
     /// Data and scalars of a step, and at first parameters and state, are written from outside.
     fn fill_inputs(&mut self) -> Result<(), String> {
-        let plan = self.plan;
-        for (fi, f) in plan.module.funcs.iter().enumerate() {
-            for a in &f.args {
+        let (plan, class) = (self.plan, self.class);
+        for instr in class.step.iter().chain(&class.evaluation) {
+            let Instr::Call(c) = instr else { continue };
+            for a in &plan.module.funcs[c.func].args {
                 let Some(role) = &a.role else { continue };
+                let k = key(role, c.microbatch);
+                let known = self.roles.contains_key(&k);
                 let outside = match role.kind {
                     RoleKind::Input | RoleKind::Scalar => true,
-                    RoleKind::Param | RoleKind::State => !self.roles.contains_key(role),
-                    _ => false,
+                    RoleKind::Param | RoleKind::State => !known,
+                    _made => false,
                 };
                 if outside {
-                    let stamp = self.fresh();
-                    let p = plan.memory.places[fi][a.value.0 as usize];
-                    let parts = if p.per_microbatch > 0 { plan.settings.microbatches } else { 1 };
-                    for j in 0..parts {
-                        let (from, to) = self.span(p, j)?;
-                        self.arena.write(from, to, stamp);
-                    }
-                    self.roles.insert(role.clone(), stamp);
+                    let (from, to) =
+                        self.span(c, class.memory.places[c.func][a.value.0 as usize])?;
+                    // One tensor has one stamp, whoever names it: all of a batch is its parts.
+                    let stamp = match role.kind {
+                        RoleKind::Input => 1,
+                        _other if known => self.roles[&k],
+                        _other => self.fresh(),
+                    };
+                    self.arena.write(from, to, stamp);
+                    self.roles.insert(k, stamp);
                 }
             }
         }
         Ok(())
     }
 
-    fn call(&mut self, fi: usize, microbatch: usize) -> Result<(), String> {
-        let f = &self.plan.module.funcs[fi];
+    fn instr(&mut self, i: &Instr) -> Result<(), String> {
+        match i {
+            Instr::Call(c) => self.call(c),
+            Instr::Send(t) => {
+                let f = &self.plan.module.funcs[t.func];
+                let role = f.results.iter().find(|r| r.value == t.value);
+                let role = role.and_then(|r| r.role.as_ref()).ok_or("a transfer of no result")?;
+                let stamp = self.roles.get(&key(role, t.microbatch)).copied();
+                let stamp = stamp.ok_or_else(|| format!("{} is sent unmade", role.name))?;
+                let (from, to) = self.inside(t.offset, t.bytes)?;
+                self.offers.entry(t.with).or_default().push_back((from, to, stamp));
+                self.still(f, t, (from, to, stamp))
+            }
+            Instr::Sent { to } => {
+                let offer = self.offers.get_mut(to).and_then(VecDeque::pop_front);
+                let (from, end, stamp) = offer.ok_or("a wait for no offer")?;
+                if self.arena.holds(from, end, stamp) {
+                    return Ok(());
+                }
+                Err(format!("bytes {from}..{end} were overwritten before class {to} took them"))
+            }
+            Instr::Recv(t) => {
+                let f = &self.plan.module.funcs[t.func];
+                let role = f.args.iter().find(|a| a.value == t.value);
+                let role = role.and_then(|r| r.role.as_ref()).ok_or("a transfer of no argument")?;
+                let stamp = self.fresh();
+                let (from, to) = self.inside(t.offset, t.bytes)?;
+                self.arena.write(from, to, stamp);
+                self.roles.insert(key(role, t.microbatch), stamp);
+                Ok(())
+            }
+        }
+    }
+
+    fn still(&self, f: &Func, t: &Transfer, at: (usize, usize, u64)) -> Result<(), String> {
+        if self.arena.holds(at.0, at.1, at.2) {
+            return Ok(());
+        }
+        Err(format!("@{}: {} was overwritten before it was sent", f.name, f.name(t.value)))
+    }
+
+    fn call(&mut self, c: &Call) -> Result<(), String> {
+        let f = &self.plan.module.funcs[c.func];
+        let memory = &self.class.memory;
         let mut stamps: HashMap<Value, u64> = HashMap::new();
         for a in &f.args {
             let Some(role) = &a.role else {
                 return Err(format!("@{}: {} has no role", f.name, f.name(a.value)));
             };
-            let Some(&stamp) = self.roles.get(role) else {
-                return Err(format!(
-                    "@{}: nobody made {} \"{}\"",
-                    f.name,
-                    role.kind.name(),
-                    role.name
-                ));
+            let Some(&stamp) = self.roles.get(&key(role, c.microbatch)) else {
+                let (kind, name) = (role.kind.name(), &role.name);
+                return Err(format!("@{}: nobody made {kind} \"{name}\"", f.name));
             };
             stamps.insert(a.value, stamp);
         }
         for (i, n) in f.nodes.iter().enumerate() {
             for &v in &n.ins {
-                self.read(fi, f, v, stamps[&v], microbatch)?;
+                self.read(c, f, v, stamps[&v])?;
             }
-            let scratch = self.plan.memory.workspaces[fi][i];
-            let (from, to) = self.span(scratch, 0)?;
+            let (from, to) = self.span(c, memory.workspaces[c.func][i])?;
             let stamp = self.fresh();
             self.arena.write(from, to, stamp);
             for &o in &n.outs {
@@ -147,29 +209,22 @@ impl Replay<'_> {
                     continue;
                 }
                 let stamp = self.fresh();
-                let (from, to) = self.span(self.plan.memory.places[fi][o.0 as usize], 0)?;
+                let (from, to) = self.span(c, memory.places[c.func][o.0 as usize])?;
                 self.arena.write(from, to, stamp);
                 stamps.insert(o, stamp);
             }
         }
         for r in &f.results {
-            self.read(fi, f, r.value, stamps[&r.value], microbatch)?;
+            self.read(c, f, r.value, stamps[&r.value])?;
             if let Some(role) = &r.role {
-                self.roles.insert(role.clone(), stamps[&r.value]);
+                self.roles.insert(key(role, c.microbatch), stamps[&r.value]);
             }
         }
         Ok(())
     }
 
-    fn read(
-        &self,
-        fi: usize,
-        f: &Func,
-        v: Value,
-        stamp: u64,
-        microbatch: usize,
-    ) -> Result<(), String> {
-        let (from, to) = self.span(self.plan.memory.places[fi][v.0 as usize], microbatch)?;
+    fn read(&self, c: &Call, f: &Func, v: Value, stamp: u64) -> Result<(), String> {
+        let (from, to) = self.span(c, self.class.memory.places[c.func][v.0 as usize])?;
         if self.arena.holds(from, to, stamp) {
             return Ok(());
         }

@@ -15,7 +15,7 @@ mod apply;
 mod attrs;
 mod choose;
 mod collectives;
-mod cost;
+pub(crate) mod cost;
 mod graph;
 mod layout;
 pub mod pattern;

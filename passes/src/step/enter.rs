@@ -12,22 +12,23 @@ use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
 
-/// Builds the function; `forward` and `backward` say which accumulators there are and in which type
-/// the loss scale is used.
+/// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its functions
+/// that run once per microbatch. They say which accumulators there are and in which type the loss
+/// scale is used.
 pub fn enter(
     mesh: &Mesh,
-    params: &[Preparation],
-    forward: &Func,
-    backward: Option<&Func>,
+    name: &str,
+    params: &[&Preparation],
+    loops: &[&Func],
     o: &Options,
 ) -> Func {
-    let mut f = Func::new("enter");
+    let mut f = Func::new(name);
     let mut ready = Vec::new();
     for p in params {
         let v = f.arg(p.stored.clone(), p.name.clone(), Some(p.param.clone()));
         ready.push(v);
     }
-    let targets = backward.and_then(|_| targets(&mut f, forward, o));
+    let targets = seed(loops).and_then(|_| targets(&mut f, loops, o));
     for (p, v) in params.iter().zip(&mut ready) {
         let scope = f.scope(&p.scope);
         for s in &p.steps {
@@ -41,23 +42,23 @@ pub fn enter(
         let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };
         f.results.push(Port { value: *v, role: Some(role) });
     }
-    let Some(backward) = backward else { return f };
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
-    if let Some(targets) = targets {
-        count(&mut b, targets, backward);
+    if let (Some(targets), Some(seed)) = (targets, seed(loops)) {
+        count(&mut b, targets, seed);
     }
-    let accumulators = forward
-        .args
-        .iter()
-        .map(|a| (forward, a))
-        .chain(backward.args.iter().map(|a| (backward, a)));
-    for (g, a) in accumulators {
+    // Without a backward nothing is summed over microbatches.
+    let trains = loops.iter().any(|g| has(g, RoleKind::Grad)) || seed(loops).is_some();
+    let all = loops.iter().flat_map(|g| g.args.iter().map(move |a| (g, a)));
+    for (g, a) in all.filter(|_| trains) {
         let Some(role) =
             a.role.as_ref().filter(|r| matches!(r.kind, RoleKind::Sum | RoleKind::Grad))
         else {
             continue;
         };
+        if b.f.results.iter().any(|r| r.role.as_ref() == Some(role)) {
+            continue; // two stages of this rank share it
+        }
         b.enter(if role.kind == RoleKind::Grad { step_scope(&role.name) } else { "step" });
         let v = b.push_as("zero", Fill { value: 0.0 }, &[], g.ty(a.value));
         let name = g.name(a.value).clone();
@@ -67,9 +68,23 @@ pub fn enter(
     f
 }
 
+fn has(f: &Func, kind: RoleKind) -> bool {
+    f.args.iter().any(|a| a.role.as_ref().is_some_and(|r| r.kind == kind))
+}
+
+/// The type in which backward takes the loss's cotangent, if the loss is made here.
+fn seed<'a>(loops: &[&'a Func]) -> Option<&'a Type> {
+    let is_seed = |a: &&Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Step);
+    loops.iter().find_map(|f| Some(f.ty(f.args.iter().find(is_seed)?.value)))
+}
+
 /// The labels of the whole global batch, as an argument.
-fn targets(f: &mut Func, forward: &Func, o: &Options) -> Option<Value> {
-    let a = forward.args.iter().find(|a| a.role.as_ref().is_some_and(|r| &*r.name == "targets"))?;
+fn targets(f: &mut Func, loops: &[&Func], o: &Options) -> Option<Value> {
+    let is_targets = |a: &&Port| {
+        a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input && &*r.name == "targets")
+    };
+    let found = loops.iter().find_map(|g| Some((g, g.args.iter().find(is_targets)?)));
+    let (forward, a) = found?;
     let mut ty = forward.ty(a.value).clone();
     ty.dims[0].size = o.global_batch;
     ty.replicated = AtomSet::EMPTY;
@@ -78,7 +93,7 @@ fn targets(f: &mut Func, forward: &Func, o: &Options) -> Option<Value> {
 
 /// One over the number of labels: `step inv_tokens` (invariant) and `step loss_scale` (the loss's
 /// cotangent).
-fn count(b: &mut Builder, targets: Value, backward: &Func) {
+fn count(b: &mut Builder, targets: Value, seed: &Type) {
     let valid = b.push("valid", AtLeast { bound: 0.0 }, &[targets]);
     let mut n = b.push(
         "tokens",
@@ -95,13 +110,7 @@ fn count(b: &mut Builder, targets: Value, backward: &Func) {
     let one = b.push_as("one", Fill { value: 1.0 }, &[], &Type::f32(&[]));
     let inv = b.push("inv_tokens", Div::same(), &[one, n]);
     b.f.results.push(Port { value: inv, role: Some(Role::new(RoleKind::Step, "inv_tokens")) });
-    let seed =
-        backward.args.iter().find(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Step));
-    if let Some(seed) = seed {
-        let axes = backward.ty(seed.value).replicated;
-        let scale =
-            if axes.is_empty() { inv } else { b.push("loss_scale", FanOut { axes }, &[inv]) };
-        b.f.results
-            .push(Port { value: scale, role: Some(Role::new(RoleKind::Step, "loss_scale")) });
-    }
+    let axes = seed.replicated;
+    let scale = if axes.is_empty() { inv } else { b.push("loss_scale", FanOut { axes }, &[inv]) };
+    b.f.results.push(Port { value: scale, role: Some(Role::new(RoleKind::Step, "loss_scale")) });
 }

@@ -10,7 +10,7 @@ use crate::shard::partition::Preparation;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
-use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
@@ -19,26 +19,58 @@ use std::collections::BTreeMap;
 /// Added to the norm before dividing, as torch's `clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
 
-/// Builds the function. `forward` has the loss's accumulator, `backward` the gradients'.
+/// A gradient of a parameter that another rank of the pipeline has made for its owner.
+pub struct Foreign {
+    /// The parameter.
+    pub param: String,
+    /// The rank of the pipeline that uses it too.
+    pub from: usize,
+}
+
+impl Foreign {
+    /// The role under which the owner receives it.
+    pub fn role(&self) -> Role {
+        Role::new(RoleKind::Edge, format!("grad.{}.{}", self.param, self.from))
+    }
+}
+
+/// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its functions
+/// that run once per microbatch, which say what was accumulated, `foreign` what others have made.
+#[allow(clippy::too_many_arguments)]
 pub fn finish(
     mesh: &Mesh,
-    params: &[Preparation],
+    name: &str,
+    params: &[&Preparation],
     weights: &[Weight],
-    forward: &Func,
-    backward: &Func,
+    loops: &[&Func],
+    foreign: &[Foreign],
     o: &Options,
 ) -> Func {
-    let mut f = Func::new("finish");
-    let sums = accumulators(backward);
-    let has_grad = |p: &&Preparation| p.trainable && sums.contains_key(&*p.param.name);
-    let trained: Vec<&Preparation> = params.iter().filter(has_grad).collect();
-    let args = arguments(&mut f, &trained, forward, &sums, o);
+    let mut f = Func::new(name);
+    let sums = accumulators(loops);
+    let has_grad = |p: &&&Preparation| p.trainable && sums.contains_key(&*p.param.name);
+    let trained: Vec<&Preparation> = params.iter().filter(has_grad).copied().collect();
+    let args = arguments(&mut f, &trained, loops, &sums, foreign, o);
     let matrices: BTreeMap<&str, bool> = weights.iter().map(|w| (&*w.param, w.matrix)).collect();
     let mut b = Builder::new(mesh, &mut f);
-    let grads: Vec<Value> =
-        trained.iter().zip(&args.grads).map(|(p, &d)| reduce(&mut b, p, d)).collect();
+    let mut grads: Vec<Value> = vec![];
+    for (i, p) in trained.iter().enumerate() {
+        let mut d = args.grads[i];
+        let others = foreign.iter().zip(&args.foreign).filter(|(x, _)| *x.param == *p.param.name);
+        let others: Vec<Value> = others.map(|(_, &v)| v).collect();
+        if !others.is_empty() {
+            b.enter(&p.scope);
+            let all: Vec<Value> = std::iter::once(d).chain(others).collect();
+            d = b.push("all", Add::same(), &all);
+            b.f.rename(d, Name { grad: true, ..p.name.clone() });
+            b.note("with the gradients of the other stages that use it");
+        }
+        grads.push(reduce(&mut b, p, d));
+    }
     b.enter("step");
-    loss(&mut b, args.loss, args.inv_tokens);
+    if let (Some(sum), Some(inv_tokens)) = (args.loss, args.inv_tokens) {
+        loss(&mut b, sum, inv_tokens);
+    }
     let norm = norm(&mut b, &trained, &grads);
     output(&mut b, norm, "grad_norm");
     let by = match o.clip {
@@ -65,40 +97,44 @@ pub fn finish(
     f
 }
 
-/// Makes `@evaluate`, which ends an evaluation: the loss and nothing else.
-pub fn evaluate(mesh: &Mesh, forward: &Func) -> Func {
-    let mut f = Func::new("evaluate");
+/// Makes `@evaluate`, which ends an evaluation: the loss and nothing else. `None` if the loss is not
+/// made by these functions.
+pub fn evaluate(mesh: &Mesh, name: &str, loops: &[&Func]) -> Option<Func> {
+    let mut f = Func::new(name);
     let plain = |hint: &'static str| Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
     let sum = Some(Role::new(RoleKind::Sum, "loss"));
-    let sum = f.arg(loss_type(forward), plain("loss_sum"), sum);
+    let sum = f.arg(loss_type(loops)?, plain("loss_sum"), sum);
     let role = Some(Role::new(RoleKind::Step, "inv_tokens"));
     let inv_tokens = f.arg(Type::f32(&[]), plain("inv_tokens"), role);
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
     loss(&mut b, sum, inv_tokens);
-    f
+    Some(f)
 }
 
 /// Type of the loss's accumulator.
-fn loss_type(forward: &Func) -> Type {
+fn loss_type(loops: &[&Func]) -> Option<Type> {
     let is_loss = |a: &&Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
-    let sum = forward.args.iter().find(is_loss).expect("a training program sums its loss");
-    forward.ty(sum.value).clone()
+    loops.iter().find_map(|f| Some(f.ty(f.args.iter().find(is_loss)?.value).clone()))
 }
 
 /// Type of every gradient's accumulator, by parameter.
-fn accumulators(backward: &Func) -> BTreeMap<&str, &Type> {
-    let grad = |a: &'_ Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad);
-    let args = backward.args.iter().filter(|a| grad(a));
-    args.filter_map(|a| Some((&*a.role.as_ref()?.name, backward.ty(a.value)))).collect()
+fn accumulators<'a>(loops: &[&'a Func]) -> BTreeMap<&'a str, &'a Type> {
+    let all = loops.iter().flat_map(|f| f.args.iter().map(move |a| (*f, a)));
+    all.filter_map(|(f, a)| {
+        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Grad)?;
+        Some((&*role.name, f.ty(a.value)))
+    })
+    .collect()
 }
 
 struct Args {
     params: Vec<Value>,
     grads: Vec<Value>,
     states: Vec<Vec<Value>>,
-    loss: Value,
-    inv_tokens: Value,
+    foreign: Vec<Value>,
+    loss: Option<Value>,
+    inv_tokens: Option<Value>,
     lr: Value,
     step: Value,
 }
@@ -106,8 +142,9 @@ struct Args {
 fn arguments(
     f: &mut Func,
     trained: &[&Preparation],
-    forward: &Func,
+    loops: &[&Func],
     sums: &BTreeMap<&str, &Type>,
+    foreign: &[Foreign],
     o: &Options,
 ) -> Args {
     let scalar = Type::f32(&[]);
@@ -141,12 +178,24 @@ fn arguments(
             slots.iter().map(state).collect()
         })
         .collect();
-    let loss = f.arg(loss_type(forward), plain("loss_sum"), Some(Role::new(RoleKind::Sum, "loss")));
-    let inv_tokens =
-        f.arg(scalar.clone(), plain("inv_tokens"), Some(Role::new(RoleKind::Step, "inv_tokens")));
+    let received = foreign
+        .iter()
+        .map(|x| {
+            let ty = sums[&*x.param].clone();
+            let owner = trained.iter().find(|p| *p.param.name == *x.param);
+            let name = owner.map(|p| p.name.clone()).unwrap_or_else(|| plain("w"));
+            let hint = format!("{}_from_{}", name.hint, x.from).into();
+            f.arg(ty, Name { grad: true, hint, ..name }, Some(x.role()))
+        })
+        .collect();
+    let mut made_here = |hint, ty, kind, name| f.arg(ty, plain(hint), Some(Role::new(kind, name)));
+    let sum = loss_type(loops);
+    let inv_tokens = sum.as_ref().map(|_| scalar.clone());
+    let loss = sum.map(|t| made_here("loss_sum", t, RoleKind::Sum, "loss"));
+    let inv_tokens = inv_tokens.map(|t| made_here("inv_tokens", t, RoleKind::Step, "inv_tokens"));
     let lr = f.arg(scalar.clone(), plain("lr"), Some(Role::new(RoleKind::Scalar, "lr")));
     let step = f.arg(scalar, plain("step"), Some(Role::new(RoleKind::Scalar, "step")));
-    Args { params, grads, states, loss, inv_tokens, lr, step }
+    Args { params, grads, states, foreign: received, loss, inv_tokens, lr, step }
 }
 
 fn output(b: &mut Builder, value: Value, name: &str) {
@@ -208,7 +257,21 @@ fn norm(b: &mut Builder, params: &[&Preparation], grads: &[Value]) -> Value {
         [one] => *one,
         many => b.push("squares", Add::same(), many),
     };
+    let total = match mesh_pipeline(b) {
+        None => total,
+        Some(axes) => {
+            let own = b.push("squares_own", Term { axes }, &[total]);
+            let all = b.push("squares", AllReduce { axes }, &[own]);
+            b.note("over all stages");
+            all
+        }
+    };
     b.push("grad_norm", Sqrt {}, &[total])
+}
+
+/// The atoms of the pipeline, if there is one.
+fn mesh_pipeline(b: &Builder) -> Option<AtomSet> {
+    b.mesh.axis(PIPELINE)
 }
 
 /// The step's scalars, fanned out over the atoms that split a parameter: one fan_out per set.

@@ -3,3 +3,4 @@
 pub mod combine;
 pub mod enter;
 pub mod finish;
+pub mod instructions;

@@ -5,13 +5,14 @@ use super::trace::Why;
 use super::value::users;
 use super::{Answer, some, words};
 use crate::commands::bytes;
-use crate::commands::inspect::{group_text, is_gradient, is_looped, numbered};
+use crate::commands::inspect::{group_text, is_gradient, numbered};
 use crate::report::phase_of;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Scope, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Op;
 use shardc_ir::text::type_text;
+use shardc_passes::step::instructions::base;
 
 /// Most items of a list in an answer.
 const MAX_ITEMS: usize = 6;
@@ -129,8 +130,8 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
         "all_gather" => format!(" = ({p}-1)/{p} of the gathered {given} B"),
         _ => format!(", of its {held} B"),
     };
-    let calls = why.plan.actions.iter().filter(|x| x.func == c.fi).count();
-    let often = match is_looped(why.plan, c.fi) {
+    let calls = why.plan.times(c.fi);
+    let often = match why.plan.is_looped(c.fi) {
         true => format!("once per microbatch: {calls} calls per step"),
         false => "once per step".into(),
     };
@@ -219,7 +220,7 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
 fn recomputed(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
     let twin = all.iter().position(|&at| {
         let o = call(why, at);
-        o.f.name == "forward"
+        base(&o.f.name) == "forward"
             && o.n.op == c.n.op
             && path(o.f, o.n.scope) == path(c.f, c.n.scope)
             && {
@@ -275,7 +276,7 @@ fn remove(why: &Why, c: &Call) -> Vec<String> {
     let held: usize = c.n.outs.iter().map(|&v| c.f.ty(v).local_bytes(mesh)).sum();
     let gradient = (0..c.n.ins.len()).any(|i| is_gradient(c.f, c.n, i));
     let mut l = vec![];
-    if !is_looped(why.plan, c.fi) && !gradient {
+    if !why.plan.is_looped(c.fi) && !gradient {
         return vec![format!("a mesh without {axis}: it is a number about all ranks, {held} B")];
     }
     let data = c.atoms.minus(tp);
@@ -316,7 +317,7 @@ fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
     let layer = c.f.scope_info(c.n.scope).layer.is_some();
     let gradient = c.f.name(c.n.outs[0]).grad;
     match (why.s.options.sp, c.kind) {
-        (true, "all_gather") if of_sequence && c.f.name == "backward" && !gradient => Some(
+        (true, "all_gather") if of_sequence && base(&c.f.name) == "backward" && !gradient => Some(
             format!("saving the whole in forward: {held} B more per rank, layer and microbatch"),
         ),
         (true, _) if of_sequence => Some(format!(

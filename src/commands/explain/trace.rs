@@ -16,6 +16,7 @@ use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
 use shardc_passes::options::glob;
 use shardc_passes::shard::propagate::Origin;
+use shardc_passes::step::instructions::base;
 use std::collections::BTreeMap;
 
 /// Steps of a chain shown from its beginning and from its end; those between are counted.
@@ -77,7 +78,8 @@ impl<'a> Why<'a> {
     fn in_model(&self, fi: usize, v: Value) -> Option<Value> {
         let f = self.func(fi);
         let m = *self.names.get(&f.name(v).to_string())?;
-        (f.name == "forward" && self.model.funcs[0].ty(m).sizes() == f.ty(v).sizes()).then_some(m)
+        (base(&f.name) == "forward" && self.model.funcs[0].ty(m).sizes() == f.ty(v).sizes())
+            .then_some(m)
     }
 
     fn model_arg(&self, kind: RoleKind, name: &str) -> Option<Value> {

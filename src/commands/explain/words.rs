@@ -1,6 +1,5 @@
 //! Types, places and ops in words.
 
-use crate::commands::inspect::is_looped;
 use shardc_ir::func::{Func, Node, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::{Class, Plan};
@@ -91,7 +90,7 @@ fn class_of_role(k: RoleKind) -> Class {
         RoleKind::Grad => Class::Grads,
         RoleKind::State => Class::Optimizer,
         RoleKind::Input | RoleKind::Scalar => Class::Input,
-        RoleKind::Stash => Class::Activation,
+        RoleKind::Stash | RoleKind::Edge => Class::Activation,
         RoleKind::Sum | RoleKind::Step | RoleKind::Output => Class::Temporary,
     }
 }
@@ -99,9 +98,11 @@ fn class_of_role(k: RoleKind) -> Class {
 /// Where a value lies in a rank's arena, and with what it shares that place.
 pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<String> {
     let f = &plan.module.funcs[fi];
-    let Some(p) = plan.memory.places.get(fi).and_then(|f| f.get(v.0 as usize)) else {
+    let Some(own) = plan.classes.iter().find(|c| c.funcs.contains(&fi)) else {
         return vec![];
     };
+    let memory = &own.memory;
+    let Some(p) = memory.places[fi].get(v.0 as usize) else { return vec![] };
     let mut ports = f.args.iter().chain(&f.results).filter(|a| a.value == v);
     let role = ports.find_map(|a| a.role.as_ref());
     let class = match (role, maker) {
@@ -110,16 +111,23 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
         (None, _) => Class::Temporary,
     };
     let name = class.name();
-    let mut out = vec![format!("{} B at byte {} of a rank's arena, {name}", p.bytes, p.offset)];
-    if p.per_microbatch > 0 && is_looped(plan, fi) {
-        out.push(format!(
-            "one after the other for the {} microbatches",
-            plan.settings.microbatches
-        ));
+    let mut at: Vec<usize> = own
+        .calls()
+        .filter(|c| c.func == fi)
+        .map(|c| c.frames[p.frame as usize] + p.offset)
+        .collect();
+    at.sort_unstable();
+    at.dedup();
+    let first = at.first().copied().unwrap_or(p.offset);
+    let mut out = vec![format!("{} B at byte {first} of a rank's arena, {name}", p.bytes)];
+    if at.len() > 1 {
+        let n = plan.settings.microbatches;
+        out.push(format!("at {} places, for the {n} microbatches in turn", at.len()));
     }
     if let Some(n) = maker {
         let there = |x: &&Value| {
-            plan.memory.places[fi][x.0 as usize].offset == p.offset
+            let other = memory.places[fi][x.0 as usize];
+            (other.frame, other.offset) == (p.frame, p.offset)
                 && f.ty(**x).local_bytes(&plan.module.mesh) > 0
         };
         if let Some(x) = n.ins.iter().find(there) {
@@ -139,6 +147,7 @@ pub fn role(kind: RoleKind, name: &str) -> String {
         RoleKind::State => format!("optimizer state {name}"),
         RoleKind::Input => format!("input {name}"),
         RoleKind::Stash => format!("%{name} as forward saved it for backward"),
+        RoleKind::Edge => format!("{name}, handed from one stage of the pipeline to another"),
         RoleKind::Scalar => format!("the run-time scalar {name}"),
         RoleKind::Sum => format!("{name}, summed over microbatches"),
         RoleKind::Step => format!("{name}, computed once per step"),

@@ -5,7 +5,7 @@ use crate::report::phase_of;
 use serde::Serialize;
 use shardc_ir::func::{Func, Node, RoleKind};
 use shardc_ir::plan::Plan;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where calls happen.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -101,15 +101,11 @@ impl LayerCollectives {
 /// Function and node of every collective of a step, in program order. The first one is
 /// `collective:1`.
 pub fn numbered(plan: &Plan) -> Vec<(usize, usize)> {
-    let called = |fi: &usize| plan.actions.iter().any(|a| a.func == *fi);
-    let nodes = plan.module.funcs.iter().enumerate().filter(|(fi, _)| called(fi));
+    let mut called: BTreeSet<usize> = BTreeSet::new();
+    called.extend(plan.classes.iter().flat_map(|c| c.calls()).map(|c| c.func));
+    let nodes = plan.module.funcs.iter().enumerate().filter(|(fi, _)| called.contains(fi));
     let all = nodes.flat_map(|(fi, f)| (0..f.nodes.len()).map(move |n| (fi, n)));
     all.filter(|&(f, n)| plan.module.funcs[f].nodes[n].op.collective().is_some()).collect()
-}
-
-/// True if the function runs once per microbatch.
-pub fn is_looped(plan: &Plan, func: usize) -> bool {
-    plan.actions.iter().any(|a| a.func == func && a.microbatch.is_some())
 }
 
 /// True if operand `i` of a node is the sum of a parameter's gradients over the microbatches.
@@ -118,16 +114,18 @@ pub fn is_gradient(f: &Func, n: &Node, i: usize) -> bool {
     f.args.iter().any(|a| a.value == n.ins[i] && a.role.as_ref().is_some_and(grad))
 }
 
-/// Counts the collectives of a plan's step.
-pub fn layer_collectives(plan: &Plan) -> LayerCollectives {
+/// Counts the collectives of a step on the ranks of a class.
+pub fn layer_collectives(plan: &Plan, class: usize) -> LayerCollectives {
+    let own = &plan.classes[class].funcs;
     let mut layers: BTreeMap<u32, Vec<Calls>> = BTreeMap::new();
     // Scopes whose first collective comes before those of the layers, and after.
     let (mut before, mut after): (Vec<Section>, Vec<Section>) = (vec![], vec![]);
     let mut step = vec![];
-    for (i, (fi, ni)) in numbered(plan).into_iter().enumerate() {
+    let all = numbered(plan).into_iter().enumerate();
+    for (i, (fi, ni)) in all.filter(|x| own.contains(&x.1.0)) {
         let f = &plan.module.funcs[fi];
         let scope = f.scope_info(f.nodes[ni].scope);
-        let into = match (is_looped(plan, fi), scope.layer) {
+        let into = match (plan.is_looped(fi), scope.layer) {
             (false, _) => &mut step,
             (true, Some(l)) => layers.entry(l).or_default(),
             (true, None) => {

@@ -6,7 +6,8 @@ use crate::commands::compile::mesh_line;
 use crate::plan_dir::Stored;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
-use shardc_ir::plan::Plan;
+use shardc_ir::plan::{Class, Plan, RankClass};
+use shardc_passes::step::instructions::named;
 
 /// Most call numbers of one line.
 const MAX_NUMBERS: usize = 4;
@@ -35,18 +36,24 @@ fn table(rows: impl IntoIterator<Item = Vec<String>>, right: &[usize]) -> Table 
 }
 
 /// The summary, for people or as JSON.
-pub fn summary(s: &Stored, as_json: bool) -> String {
-    let c = layer_collectives(&s.plan);
-    if as_json { as_object(s, &c) } else { human(s, &c) }
+///
+/// Of several rank classes, that of this number is shown, or the one that needs most memory.
+pub fn summary(s: &Stored, class: Option<usize>, as_json: bool) -> String {
+    let peak = |i: &usize| (s.plan.classes[*i].memory.peak_bytes, std::cmp::Reverse(*i));
+    let largest = || (0..s.plan.classes.len()).max_by_key(peak).unwrap_or(0);
+    let class = class.unwrap_or_else(largest);
+    let c = layer_collectives(&s.plan, class);
+    if as_json { as_object(s, class, &c) } else { human(s, class, &c) }
 }
 
-fn as_object(s: &Stored, c: &LayerCollectives) -> String {
+fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
+    let memory = &s.plan.classes[class].memory;
     let (plan, mesh) = (&s.plan, &s.plan.module.mesh);
     let axes: Vec<_> =
         mesh.axes.iter().map(|a| json!({ "name": a.name, "size": a.size })).collect();
     let by_class: Vec<_> =
-        plan.memory.at_peak.iter().map(|(c, n)| json!({ "class": c, "bytes": n })).collect();
-    let live = plan.memory.live_at_peak.iter();
+        memory.at_peak.iter().map(|(c, n)| json!({ "class": c, "bytes": n })).collect();
+    let live = memory.live_at_peak.iter();
     let live: Vec<_> =
         live.map(|(v, c, n)| json!({ "value": v, "class": c, "bytes": n })).collect();
     let (calls, sent) = c.total();
@@ -55,14 +62,30 @@ fn as_object(s: &Stored, c: &LayerCollectives) -> String {
         "mesh": axes,
         "ranks": mesh.ranks(),
         "rank_order": order(plan),
+        "class": class,
+        "stages": plan.classes.iter().map(|c| json!({
+            "stages": c.stages, "layers": layers(plan, c), "peak_bytes": c.memory.peak_bytes,
+        })).collect::<Vec<_>>(),
         "settings": plan.settings,
         "memory": {
-            "peak_bytes": plan.memory.peak_bytes, "at_peak": by_class, "live_at_peak": live
+            "peak_bytes": memory.peak_bytes, "at_peak": by_class, "live_at_peak": live
         },
         "collectives": c,
         "per_step": { "calls": calls, "bytes": sent },
     });
     format!("{out}\n")
+}
+
+/// What is sent and received between stages: one line per phase and direction.
+fn transfers(plan: &Plan, c: &RankClass) -> String {
+    let all = crate::report::collectives(plan, c);
+    let of = |x: &&crate::report::CollectiveReport| matches!(x.kind, "send" | "recv");
+    let row = |x: &crate::report::CollectiveReport| {
+        let sent = if x.kind == "send" { bytes(x.bytes as usize) } else { String::new() };
+        let what = format!("{} over {}", x.kind, x.axis);
+        vec![x.phase.into(), x.count.to_string(), what, sent, x.scope.clone()]
+    };
+    trimmed(&table(all.iter().filter(of).map(row), &[1, 3]))
 }
 
 /// How rank numbers follow from coordinates: `rank = dp_replicate*2 + tp`.
@@ -76,9 +99,42 @@ fn order(plan: &Plan) -> String {
     format!("rank = {}", if terms.is_empty() { "0".into() } else { terms.join(" + ") })
 }
 
-fn human(s: &Stored, c: &LayerCollectives) -> String {
+/// The decoder layers of a class, stage by stage: `0-7`, `none`.
+fn layers(plan: &Plan, c: &RankClass) -> Vec<String> {
+    let of = |stage: &usize| {
+        let name = named("forward", *stage, plan.schedule.owner.len());
+        let Some(f) = plan.module.func(&name) else { return "none".into() };
+        let all = || f.nodes.iter().filter_map(|n| f.scope_info(n.scope).layer);
+        match (all().min(), all().max()) {
+            (Some(a), Some(b)) if a == b => a.to_string(),
+            (Some(a), Some(b)) => format!("{a}-{b}"),
+            _none => "none".into(),
+        }
+    };
+    c.stages.iter().map(of).collect()
+}
+
+/// One line per rank class: what it holds, and its memory.
+fn stages(plan: &Plan) -> String {
+    let of =
+        |c: &RankClass, k: Class| c.memory.at_peak.iter().find(|x| x.0 == k).map_or(0, |x| x.1);
+    let head = ["class", "stages", "layers", "weights", "gradients", "optimizer", "activations"];
+    let head = head.into_iter().chain(["peak"]).map(String::from).collect();
+    let row = |(i, c): (usize, &RankClass)| {
+        let stages: Vec<String> = c.stages.iter().map(usize::to_string).collect();
+        let kinds = [Class::Weights, Class::Grads, Class::Optimizer, Class::Activation];
+        let mut row = vec![i.to_string(), stages.join(", "), layers(plan, c).join(", ")];
+        row.extend(kinds.map(|k| bytes(of(c, k))));
+        row.push(bytes(c.memory.peak_bytes));
+        row
+    };
+    let rows = std::iter::once(head).chain(plan.classes.iter().enumerate().map(row));
+    lines(" ", &trimmed(&table(rows, &[3, 4, 5, 6, 7])))
+}
+
+fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     let plan = &s.plan;
-    let (set, m) = (&plan.settings, &plan.memory);
+    let (set, m) = (&plan.settings, &plan.classes[class].memory);
     let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let share = |n: usize| format!("{:.1} %", n as f64 * 100.0 / m.peak_bytes.max(1) as f64);
     let classes = m.at_peak.iter().filter(|x| x.1 > 0).map(|&(c, n)| (c.name(), n));
@@ -100,11 +156,19 @@ fn human(s: &Stored, c: &LayerCollectives) -> String {
         set.seq,
         set.microbatches,
     );
-    out += "\nmemory of one rank at the peak\n";
+    let of_class = match plan.classes.len() {
+        1 => String::new(),
+        _ => {
+            out += "\nranks of the pipeline, at the peak of each\n";
+            out += &stages(plan);
+            format!(" of class {class}")
+        }
+    };
+    out += &format!("\nmemory of one rank{of_class} at the peak\n");
     out += &lines(" ", &trimmed(&classes));
     out += "\nlargest tensors alive at the peak\n";
     out += &lines(" ", &trimmed(&live));
-    out += "\ncollectives of one rank\n";
+    out += &format!("\ncollectives of one rank{of_class}\n");
     if c.sections.is_empty() {
         out += "  none\n";
     }
@@ -116,6 +180,10 @@ fn human(s: &Stored, c: &LayerCollectives) -> String {
         );
     }
     let (n, sent) = c.total();
+    let between = transfers(plan, &plan.classes[class]);
+    if !between.is_empty() {
+        out += &format!("  between stages, once per step\n{}", lines("   ", &between));
+    }
     out += &format!("  in all per step: {n} calls, {} sent by one rank\n", bytes(sent as usize));
     out
 }

@@ -1,0 +1,558 @@
+//! What is in the frames of every function, and where in them.
+
+use crate::step::instructions::Lists;
+use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::plan::{ALIGN, Class, Instr, Place};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Frame of what lives through a step, and of what one call needs for itself, in every function.
+pub(super) const WHOLE: u32 = 0;
+pub(super) const SCRATCH: u32 = 1;
+
+/// A value that outlives a call.
+#[derive(Clone, Debug)]
+pub(super) struct Object {
+    pub kind: Kind,
+    pub bytes: usize,
+    pub class: Class,
+    /// A function and the value's name there.
+    pub name: (usize, Value),
+    /// Offset in its frame; in the arena, if it lives through a step.
+    pub offset: usize,
+    /// Its frame, if it belongs to a microbatch.
+    pub frame: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Lives through a step.
+    Whole,
+    /// A step's data, one microbatch after the other.
+    Input,
+    /// Belongs to a microbatch.
+    Micro,
+}
+
+/// What one call needs for itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scratch {
+    pub bytes: usize,
+    /// At the node with the highest place: bytes by class, and values.
+    pub at_peak: BTreeMap<Class, usize>,
+    pub live: Vec<(Value, Class, usize)>,
+    /// The most bytes alive at once, with what the call itself makes for others and what it is the
+    /// last to use.
+    pub busiest: usize,
+}
+
+/// The frames of a rank of the pipeline.
+#[derive(Debug, Default)]
+pub(super) struct Layout {
+    pub places: Vec<Vec<Place>>,
+    pub workspaces: Vec<Vec<Place>>,
+    /// Sizes, by function and number of the frame in it.
+    pub frames: Vec<Vec<usize>>,
+    /// Bytes of what lives through a step.
+    pub whole: usize,
+    pub objects: Vec<Object>,
+    /// Frames of microbatches: bytes and objects.
+    pub micro: Vec<(usize, Vec<usize>)>,
+    /// By function: what stands behind its frames from the third on.
+    pub bound: Vec<Vec<Bound>>,
+    pub scratch: Vec<Scratch>,
+    /// By function and value: the frame of the microbatch it lies in.
+    pub frame_of: HashMap<(usize, Value), usize>,
+    /// By function: frames that it makes or is the last to use.
+    pub counted: Vec<BTreeSet<usize>>,
+}
+
+/// What a frame of a function is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Bound {
+    /// Data, an object: from there one microbatch after the other, of so many bytes.
+    Input(usize, usize),
+    Micro(usize),
+}
+
+/// A piece of memory and its life, in node positions of one function.
+struct Buffer {
+    bytes: usize,
+    birth: usize,
+    death: usize,
+    class: Class,
+    name: Value,
+    object: Option<usize>,
+    offset: usize,
+    /// Merged into another buffer.
+    into: Option<usize>,
+}
+
+const NONE: usize = usize::MAX;
+
+/// What the values of a frame have in common: who makes them, layer, who uses them, whether they are
+/// sent, and a number for what is received.
+type Group = (Option<usize>, Option<u32>, Vec<usize>, bool, usize);
+
+struct Planner<'a> {
+    m: &'a Module,
+    microbatches: usize,
+    funcs: &'a [usize],
+    looped: HashSet<usize>,
+    /// Values that are offered to other ranks.
+    sent: HashSet<(usize, Value)>,
+    /// The last function that takes a role, as a position in `funcs`.
+    last_user: HashMap<&'a Role, usize>,
+    /// The same for an object: that of all its roles.
+    last: Vec<usize>,
+    by_role: HashMap<&'a Role, usize>,
+    objects: Vec<Object>,
+    /// By object: who makes it, who uses it, and whether it is sent.
+    makers: Vec<Option<usize>>,
+    users: Vec<BTreeSet<usize>>,
+    offered: Vec<bool>,
+    /// By function.
+    buffers: Vec<Vec<Buffer>>,
+    of: Vec<Vec<usize>>,
+    work: Vec<Vec<usize>>,
+}
+
+/// Lays out the frames.
+pub(super) fn layout(m: &Module, microbatches: usize, funcs: &[usize], lists: &Lists) -> Layout {
+    let mut last_user = HashMap::new();
+    for (i, &f) in funcs.iter().enumerate() {
+        for a in &m.funcs[f].args {
+            if let Some(r) = &a.role {
+                last_user.insert(r, i);
+            }
+        }
+    }
+    let (mut looped, mut sent) = (HashSet::new(), HashSet::new());
+    for i in lists.step.iter().chain(&lists.evaluation) {
+        match i {
+            Instr::Call(c) if c.microbatch.is_some() => drop(looped.insert(c.func)),
+            Instr::Send(t) => drop(sent.insert((t.func, t.value))),
+            Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => {}
+        }
+    }
+    let n = m.funcs.len();
+    let mut p = Planner {
+        m,
+        microbatches,
+        funcs,
+        looped,
+        sent,
+        last_user,
+        last: vec![],
+        by_role: HashMap::new(),
+        objects: vec![],
+        makers: vec![],
+        users: vec![],
+        offered: vec![],
+        buffers: (0..n).map(|_| vec![]).collect(),
+        of: vec![vec![]; n],
+        work: vec![vec![]; n],
+    };
+    for &f in funcs {
+        p.lifetimes(f);
+    }
+    for &f in funcs {
+        p.in_place(f);
+        p.workspaces(f);
+    }
+    p.frames()
+}
+
+impl<'a> Planner<'a> {
+    fn bytes(&self, f: usize, v: Value) -> usize {
+        self.m.funcs[f].ty(v).local_bytes(&self.m.mesh)
+    }
+
+    fn find(&self, f: usize, mut b: usize) -> usize {
+        while let Some(next) = self.buffers[f][b].into {
+            b = next;
+        }
+        b
+    }
+
+    fn root(&self, f: usize, v: Value) -> usize {
+        self.find(f, self.of[f][v.0 as usize])
+    }
+
+    fn buffer(&mut self, f: usize, v: Value, birth: usize, class: Class) -> usize {
+        let bytes = self.bytes(f, v);
+        let (death, name) = (birth, v);
+        let new = Buffer { bytes, birth, death, class, name, object: None, offset: 0, into: None };
+        self.buffers[f].push(new);
+        self.buffers[f].len() - 1
+    }
+
+    fn object(&mut self, f: usize, v: Value, role: &'a Role, maker: Option<usize>) -> usize {
+        let ty = self.m.funcs[f].ty(v);
+        let kind = match role.kind {
+            RoleKind::Stash | RoleKind::Edge => Kind::Micro,
+            RoleKind::Input if ty.rank() > 1 => Kind::Input,
+            _lasting => Kind::Whole,
+        };
+        let (bytes, class) = (self.bytes(f, v), class_of_role(role.kind));
+        self.objects.push(Object { kind, bytes, class, name: (f, v), offset: 0, frame: NONE });
+        self.makers.push(maker);
+        self.users.push(BTreeSet::new());
+        self.offered.push(false);
+        self.last.push(0);
+        let o = self.objects.len() - 1;
+        self.name(role, o);
+        o
+    }
+
+    /// Gives an object a role, or one more.
+    fn name(&mut self, role: &'a Role, o: usize) {
+        self.by_role.insert(role, o);
+        let last = self.last_user.get(role).copied().unwrap_or(0);
+        self.last[o] = self.last[o].max(last);
+    }
+
+    /// Buffers of arguments, nodes and results, with views and roles tied together.
+    fn lifetimes(&mut self, f: usize) {
+        let func: &'a Func = &self.m.funcs[f];
+        let end = func.nodes.len() + 1;
+        self.of[f] = vec![NONE; func.values.len()];
+        let mut own: HashMap<&Role, usize> = HashMap::new();
+        for a in &func.args {
+            let b = self.buffer(f, a.value, 0, Class::Input);
+            self.of[f][a.value.0 as usize] = b;
+            let Some(role) = &a.role else { continue };
+            let o = match self.by_role.get(role) {
+                Some(&o) => o,
+                None => self.object(f, a.value, role, None),
+            };
+            if self.objects[o].kind == Kind::Input {
+                let parts = if self.looped.contains(&f) { self.microbatches } else { 1 };
+                let all = self.bytes(f, a.value) * parts;
+                self.objects[o].bytes = self.objects[o].bytes.max(all);
+            }
+            self.users[o].insert(f);
+            let dies = self.objects[o].kind == Kind::Micro
+                && !self.offered[o]
+                && self.funcs[self.last[o]] == f;
+            let buffer = &mut self.buffers[f][b];
+            (buffer.object, buffer.class) = (Some(o), self.objects[o].class);
+            buffer.death = if dies { 0 } else { NONE };
+            own.insert(role, b);
+        }
+        for (i, n) in func.nodes.iter().enumerate() {
+            let at = i + 1;
+            n.ins.iter().for_each(|&v| self.touch(f, v, at));
+            for &o in &n.outs {
+                let b = match n.op.def().is_view() {
+                    true => self.root(f, n.ins[0]),
+                    false if n.op.collective().is_some() => {
+                        self.buffer(f, o, at, Class::CollectiveBuffer)
+                    }
+                    false => self.buffer(f, o, at, Class::Temporary),
+                };
+                self.of[f][o.0 as usize] = b;
+            }
+        }
+        for r in &func.results {
+            self.touch(f, r.value, end);
+            let Some(role) = &r.role else { continue };
+            let b = self.root(f, r.value);
+            if let Some(&old) = own.get(role) {
+                // The new value of something this function was given: written over the old.
+                let old = self.find(f, old);
+                self.merge(f, b, old);
+                continue;
+            }
+            if role.kind == RoleKind::Output {
+                continue;
+            }
+            let o = match self.buffers[f][b].object {
+                Some(o) => {
+                    self.name(role, o);
+                    o
+                }
+                None => {
+                    let o = self.object(f, r.value, role, Some(f));
+                    self.buffers[f][b].object = Some(o);
+                    self.buffers[f][b].class = self.objects[o].class;
+                    o
+                }
+            };
+            self.offered[o] |= self.sent.contains(&(f, r.value));
+        }
+    }
+
+    fn touch(&mut self, f: usize, v: Value, at: usize) {
+        let b = self.root(f, v);
+        self.buffers[f][b].death = self.buffers[f][b].death.max(at);
+    }
+
+    fn merge(&mut self, f: usize, from: usize, into: usize) {
+        if from == into {
+            return;
+        }
+        let (birth, death) = (self.buffers[f][from].birth, self.buffers[f][from].death);
+        let object = self.buffers[f][from].object;
+        self.buffers[f][from].into = Some(into);
+        let b = &mut self.buffers[f][into];
+        (b.birth, b.death) = (b.birth.min(birth), b.death.max(death));
+        b.object = b.object.or(object);
+    }
+
+    /// Results written over operands that die at their node.
+    fn in_place(&mut self, f: usize) {
+        let func: &'a Func = &self.m.funcs[f];
+        for (i, n) in func.nodes.iter().enumerate() {
+            for (k, &o) in n.outs.iter().enumerate() {
+                let Some(j) = n.op.def().in_place(k) else { continue };
+                let x = n.ins[j];
+                let (from, into) = (self.root(f, o), self.root(f, x));
+                let fits = func.ty(x).dims == func.ty(o).dims
+                    && func.ty(x).dtype == func.ty(o).dtype
+                    && (n.op.collective().is_some() || walked_alike(func, n, j, k));
+                let once = n.ins.iter().filter(|&&v| self.root(f, v) == into).count() == 1;
+                let (a, b) = (&self.buffers[f][from], &self.buffers[f][into]);
+                let apart = a.object.is_none() || b.object.is_none();
+                if from != into && fits && once && apart && b.death == i + 1 && a.bytes == b.bytes {
+                    self.merge(f, from, into);
+                }
+            }
+        }
+    }
+
+    fn workspaces(&mut self, f: usize) {
+        let func: &'a Func = &self.m.funcs[f];
+        for (i, n) in func.nodes.iter().enumerate() {
+            let bytes = workspace(&self.m.mesh, func, n);
+            let mut b = NONE;
+            if bytes > 0 {
+                b = self.buffer(f, n.outs[0], i + 1, Class::Temporary);
+                self.buffers[f][b].bytes = bytes;
+            }
+            self.work[f].push(b);
+        }
+    }
+
+    /// Offsets in frames, and the frames of every function.
+    fn frames(mut self) -> Layout {
+        let n = self.m.funcs.len();
+        let mut out = Layout {
+            places: vec![vec![]; n],
+            workspaces: vec![vec![]; n],
+            frames: vec![vec![]; n],
+            bound: vec![vec![]; n],
+            scratch: vec![Scratch::default(); n],
+            counted: vec![BTreeSet::new(); n],
+            ..Layout::default()
+        };
+        // What one layer makes, used by the same functions and sent or not, is one frame: so frames
+        // of like layers have one size, and one fits where another was.
+        let mut groups: BTreeMap<Group, usize> = BTreeMap::new();
+        for o in 0..self.objects.len() {
+            let kept = self.users[o].iter().any(|&f| Some(f) != self.makers[o]);
+            if self.objects[o].kind != Kind::Micro {
+                self.objects[o].offset = padded(out.whole);
+                out.whole = padded(out.whole) + self.objects[o].bytes;
+                continue;
+            }
+            // What is received for one function alone is a buffer of the transfer.
+            let received = self.makers[o].is_none() && self.users[o].len() == 1;
+            if received || !kept {
+                self.objects[o].class = Class::CollectiveBuffer;
+            }
+            let users: Vec<usize> = self.users[o].iter().copied().collect();
+            let alone = if self.makers[o].is_some() { 0 } else { o };
+            let (f, v) = self.objects[o].name;
+            let layer = self.m.funcs[f].name(v).layer;
+            let key = (self.makers[o], layer, users, self.offered[o], alone);
+            let frame = *groups.entry(key).or_insert_with(|| {
+                out.micro.push((0, vec![]));
+                out.micro.len() - 1
+            });
+            let (bytes, members) = &mut out.micro[frame];
+            (self.objects[o].frame, self.objects[o].offset) = (frame, padded(*bytes));
+            *bytes = padded(*bytes) + self.objects[o].bytes;
+            members.push(o);
+        }
+        for &f in self.funcs {
+            self.function(f, &mut out);
+        }
+        out.objects = self.objects;
+        out
+    }
+
+    fn function(&mut self, f: usize, out: &mut Layout) {
+        self.scratch(f, out);
+        let func: &'a Func = &self.m.funcs[f];
+        let mut frames = vec![out.whole, out.scratch[f].bytes];
+        let mut bound: Vec<Bound> = vec![];
+        let mut number = |b: Bound, bytes: usize| {
+            let known = bound.iter().position(|x| *x == b);
+            (known.unwrap_or_else(|| {
+                bound.push(b);
+                frames.push(bytes);
+                bound.len() - 1
+            }) + 2) as u32
+        };
+        let mut places = vec![];
+        for v in 0..func.values.len() {
+            if self.of[f][v] == NONE {
+                places.push(Place::default()); // only its type is asked for
+                continue;
+            }
+            let value = Value(v as u32);
+            let bytes = self.bytes(f, value);
+            let b = &self.buffers[f][self.root(f, value)];
+            places.push(match b.object.map(|o| (o, &self.objects[o])) {
+                None => Place { frame: SCRATCH, offset: b.offset, bytes },
+                Some((_, o)) if o.kind == Kind::Whole => {
+                    Place { frame: WHOLE, offset: o.offset, bytes }
+                }
+                Some((i, o)) if o.kind == Kind::Input => {
+                    let frame = number(Bound::Input(i, b.bytes), b.bytes);
+                    Place { frame, offset: 0, bytes: bytes.min(o.bytes) }
+                }
+                Some((_, o)) => {
+                    out.frame_of.insert((f, value), o.frame);
+                    let frame = number(Bound::Micro(o.frame), out.micro[o.frame].0);
+                    Place { frame, offset: o.offset, bytes }
+                }
+            });
+        }
+        let work = |&b: &usize| match b {
+            NONE => Place::default(),
+            b => {
+                let b = &self.buffers[f][b];
+                Place { frame: SCRATCH, offset: b.offset, bytes: b.bytes }
+            }
+        };
+        out.workspaces[f] = self.work[f].iter().map(work).collect();
+        (out.places[f], out.frames[f], out.bound[f]) = (places, frames, bound);
+    }
+
+    /// Places of what only this call needs: first fit in order of birth.
+    fn scratch(&mut self, f: usize, out: &mut Layout) {
+        let end = self.m.funcs[f].nodes.len() + 1;
+        // Bytes that begin to live (or end, negative) at each node.
+        let mut change = vec![0i64; end + 2];
+        for b in self.buffers[f].iter().filter(|b| b.into.is_none()) {
+            if let Some(o) = b.object {
+                if self.objects[o].kind != Kind::Micro {
+                    continue;
+                }
+                if self.makers[o] != Some(f) && b.death == NONE {
+                    continue;
+                }
+                out.counted[f].insert(self.objects[o].frame);
+            }
+            change[b.birth] += b.bytes as i64;
+            change[b.death.min(end) + 1] -= b.bytes as i64;
+        }
+        let live = change.iter().scan(0, |sum, c| {
+            *sum += c;
+            Some(*sum)
+        });
+        let busiest = live.max().unwrap_or(0).max(0) as usize;
+        let is_scratch = |b: &Buffer| b.into.is_none() && b.object.is_none() && b.bytes > 0;
+        let mut order: Vec<usize> =
+            (0..self.buffers[f].len()).filter(|&b| is_scratch(&self.buffers[f][b])).collect();
+        order.sort_by_key(|&b| (self.buffers[f][b].birth, b));
+        let mut free = FreeList::default();
+        let mut dying: BTreeSet<(usize, usize)> = BTreeSet::new();
+        let (mut peak, mut at) = (0, 0);
+        for &b in &order {
+            let (birth, bytes) = (self.buffers[f][b].birth, self.buffers[f][b].bytes);
+            while let Some(&(death, d)) = dying.first().filter(|x| x.0 < birth) {
+                dying.remove(&(death, d));
+                free.give(self.buffers[f][d].offset, padded(self.buffers[f][d].bytes));
+            }
+            let offset = free.take(padded(bytes));
+            self.buffers[f][b].offset = offset;
+            if offset + bytes > peak {
+                (peak, at) = (offset + bytes, birth);
+            }
+            dying.insert((self.buffers[f][b].death, b));
+        }
+        let s = &mut out.scratch[f];
+        (s.bytes, s.busiest) = (peak, busiest);
+        for b in order.iter().map(|&b| &self.buffers[f][b]) {
+            if b.birth <= at && b.death >= at {
+                *s.at_peak.entry(b.class).or_default() += b.bytes;
+                s.live.push((b.name, b.class, b.bytes));
+            }
+        }
+    }
+}
+
+/// True if the op walks operand `j` as it walks result `k`, so that each element is read before it is
+/// written: not if the rule permutes the letters.
+fn walked_alike(f: &Func, n: &Node, j: usize, k: usize) -> bool {
+    let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    let rule = n.op.def().rule(&ranks);
+    rule.ins[j] == rule.outs[k]
+}
+
+fn workspace(mesh: &Mesh, f: &Func, n: &Node) -> usize {
+    let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
+    let outs: Vec<_> = n.outs.iter().map(|&v| f.ty(v)).collect();
+    n.op.def().workspace(mesh, &ins, &outs)
+}
+
+fn class_of_role(k: RoleKind) -> Class {
+    match k {
+        RoleKind::Param => Class::Weights,
+        RoleKind::Ready => Class::CollectiveBuffer,
+        RoleKind::Grad => Class::Grads,
+        RoleKind::State => Class::Optimizer,
+        RoleKind::Input | RoleKind::Scalar => Class::Input,
+        RoleKind::Stash | RoleKind::Edge => Class::Activation,
+        RoleKind::Sum | RoleKind::Step | RoleKind::Output => Class::Temporary,
+    }
+}
+
+pub(super) fn padded(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGN)
+}
+
+/// Free blocks by offset; everything from `top` on is free.
+#[derive(Default)]
+pub(super) struct FreeList {
+    blocks: BTreeMap<usize, usize>,
+    top: usize,
+}
+
+impl FreeList {
+    pub fn take(&mut self, size: usize) -> usize {
+        let fit = self.blocks.iter().find(|b| *b.1 >= size).map(|(&o, &s)| (o, s));
+        if let Some((o, s)) = fit {
+            self.blocks.remove(&o);
+            if s > size {
+                self.blocks.insert(o + size, s - size);
+            }
+            return o;
+        }
+        // The last block may reach up to the top and be extended.
+        let last =
+            self.blocks.last_key_value().map(|(&o, &s)| (o, s)).filter(|(o, s)| o + s == self.top);
+        let o = last.map_or(self.top, |(o, _)| o);
+        if last.is_some() {
+            self.blocks.remove(&o);
+        }
+        self.top = o + size;
+        o
+    }
+
+    pub fn give(&mut self, mut offset: usize, mut size: usize) {
+        if let Some((&o, &s)) =
+            self.blocks.range(..offset).next_back().filter(|(o, s)| **o + **s == offset)
+        {
+            self.blocks.remove(&o);
+            (offset, size) = (o, s + size);
+        }
+        if let Some(s) = self.blocks.remove(&(offset + size)) {
+            size += s;
+        }
+        self.blocks.insert(offset, size);
+    }
+}

@@ -1,0 +1,85 @@
+//! Which numbers of ranks, chunks and microbatches a schedule takes.
+
+use shardc_ir::diag::{Diag, Result};
+
+use super::Named;
+
+/// Most pairs of a stage and a microbatch, as in the replay.
+const MAX_PAIRS: usize = 1 << 22;
+
+/// A rule that does not hold, and the nearest numbers with which it would.
+struct Broken {
+    rule: String,
+    nearest: Vec<(&'static str, usize)>,
+}
+
+/// Refuses what a schedule cannot do on p ranks with v chunks each and m microbatches.
+pub fn legal(named: Named, p: usize, v: usize, m: usize) -> Result<()> {
+    let Some(Broken { rule, nearest }) = broken(named, p, v, m) else { return Ok(()) };
+    let name = named.name();
+    let nearest: Vec<String> = nearest.iter().map(|(what, n)| format!("{what}={n}")).collect();
+    let message = format!("{rule} does not hold for `{name}` with p={p}, v={v}, m={m}");
+    let d = Diag::new("schedule-rule", message)
+        .rule(format!("{rule} (p ranks, v chunks per rank, m microbatches)"))
+        .help(format!("nearest legal: {}", nearest.join(" or ")));
+    let others = [Named::Interleaved, Named::OneFOneB, Named::LoopedBfs];
+    match others.into_iter().find(|&n| broken(n, p, v, m).is_none()) {
+        Some(n) => Err(d.help(format!("or keep the numbers and use `{}`", n.name()))),
+        None => Err(d),
+    }
+}
+
+fn broken(named: Named, p: usize, v: usize, m: usize) -> Option<Broken> {
+    let rule = |rule: &str, nearest: &[(&'static str, usize)]| {
+        Some(Broken { rule: rule.to_string(), nearest: nearest.to_vec() })
+    };
+    if p == 0 {
+        return rule("p >= 1", &[("p", 1)]);
+    }
+    if v == 0 {
+        return rule("v >= 1", &[("v", named.default_chunks())]);
+    }
+    if m == 0 {
+        let least = match named {
+            Named::DualPipeV => p.saturating_mul(2),
+            Named::Interleaved => p,
+            _ => 1,
+        };
+        return rule("m >= 1", &[("m", least)]);
+    }
+    let pairs = p.checked_mul(v).and_then(|s| s.checked_mul(m));
+    if pairs.is_none_or(|n| n > MAX_PAIRS) {
+        let nearest = match MAX_PAIRS / p.saturating_mul(v) {
+            0 => vec![("p", (MAX_PAIRS / v / m).max(1))],
+            most => vec![("m", most)],
+        };
+        return rule(&format!("p * v * m <= {MAX_PAIRS}"), &nearest);
+    }
+    match named {
+        Named::Naive | Named::Gpipe | Named::OneFOneB | Named::ZbH1 | Named::ZbH2 if v != 1 => {
+            rule("v == 1", &[("v", 1)])
+        }
+        Named::Naive if m != 1 => rule("m == 1", &[("m", 1)]),
+        Named::Naive | Named::Gpipe | Named::OneFOneB | Named::ZbH1 | Named::ZbH2 => None,
+        Named::LoopedBfs if p == 1 && v > 1 => rule("v == 1 where p == 1", &[("v", 1), ("p", 2)]),
+        Named::LoopedBfs => None,
+        Named::Interleaved if p == 1 => rule("p >= 2", &[("p", 2)]),
+        Named::Interleaved if v < 2 => rule("v >= 2", &[("v", 2)]),
+        Named::Interleaved if m % p != 0 => {
+            let (below, above) = (m / p * p, m.div_ceil(p) * p);
+            match below {
+                0 => rule("m % p == 0", &[("m", above)]),
+                _ => rule("m % p == 0", &[("m", below), ("m", above)]),
+            }
+        }
+        Named::Interleaved => None,
+        Named::DualPipeV if p == 1 => rule("p % 2 == 0", &[("p", 2)]),
+        Named::DualPipeV if p % 2 != 0 => rule("p % 2 == 0", &[("p", p - 1), ("p", p + 1)]),
+        Named::ZbV | Named::VHalf | Named::VMin if p == 1 => rule("p >= 2", &[("p", 2)]),
+        Named::ZbV | Named::VHalf | Named::VMin | Named::DualPipeV if v != 2 => {
+            rule("v == 2", &[("v", 2)])
+        }
+        Named::DualPipeV if m < 2 * p => rule("m >= 2 * p", &[("m", 2 * p)]),
+        Named::ZbV | Named::VHalf | Named::VMin | Named::DualPipeV => None,
+    }
+}

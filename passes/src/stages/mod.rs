@@ -1,0 +1,160 @@
+//! Cuts the model into pipeline stages: which stage every scope of the program belongs to.
+//!
+//! A *unit* is what is never cut: a decoder layer, the embedding, the last norm, the head, the
+//! loss. A stage is a run of units. What needs no parameter (positions, rotary tables, masks) is in
+//! no unit: every stage that uses it makes it again from the step's data.
+
+pub mod balance;
+pub mod layout;
+
+use crate::options::Options;
+use crate::rewrite::cost::CostModel;
+use layout::Layout;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::{Func, RoleKind, Scope};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::schedule::Schedule;
+
+/// Which stage each scope belongs to.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Stages {
+    pub count: usize,
+    of: Vec<Option<usize>>,
+}
+
+impl Stages {
+    /// The whole program as one stage.
+    pub fn one() -> Stages {
+        Stages { count: 1, of: vec![] }
+    }
+
+    /// The stage of a scope; what belongs to none is in the first.
+    pub fn of(&self, s: Scope) -> usize {
+        self.of.get(s.0 as usize).copied().flatten().unwrap_or(0)
+    }
+}
+
+/// A part of the model that is never cut.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unit {
+    /// Scope path, without what stands after the number of a layer.
+    pub name: String,
+    pub layer: Option<u32>,
+    /// Picoseconds of forward and backward on one device: products and memory traffic.
+    pub cost: u64,
+    scopes: Vec<Scope>,
+}
+
+/// Values that depend on a parameter.
+pub(crate) fn weighted(f: &Func) -> Vec<bool> {
+    let mut on = vec![false; f.values.len()];
+    for a in &f.args {
+        let kind = a.role.as_ref().map(|r| r.kind);
+        on[a.value.0 as usize] = matches!(kind, Some(RoleKind::Param | RoleKind::Ready));
+    }
+    for n in &f.nodes {
+        let any = n.ins.iter().any(|v| on[v.0 as usize]);
+        n.outs.iter().for_each(|o| on[o.0 as usize] = any);
+    }
+    on
+}
+
+/// The units of a model on one device, in program order.
+pub fn units(f: &Func) -> Vec<Unit> {
+    // Backward does each product twice: once for each operand's gradient.
+    const WITH_BACKWARD: u64 = 3;
+    let (mesh, model) = (Mesh::default(), CostModel::default());
+    let weighted = weighted(f);
+    let mut of: Vec<Option<usize>> = vec![None; f.scopes.len()];
+    let mut by_layer: std::collections::BTreeMap<u32, usize> = Default::default();
+    let mut out: Vec<Unit> = vec![];
+    for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o.0 as usize])) {
+        let s = n.scope.0 as usize;
+        let info = f.scope_info(n.scope);
+        let known = of[s].or_else(|| info.layer.and_then(|l| by_layer.get(&l).copied()));
+        let at = known.unwrap_or_else(|| {
+            let name = up_to_number(&info.path).to_string();
+            out.push(Unit { name, layer: info.layer, cost: 0, scopes: vec![] });
+            out.len() - 1
+        });
+        if of[s].is_none() {
+            of[s] = Some(at);
+            out[at].scopes.push(n.scope);
+        }
+        if let Some(l) = info.layer {
+            by_layer.entry(l).or_insert(at);
+        }
+        let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
+        out[at].cost += WITH_BACKWARD * model.of(&mesh, &n.op, &ins, f.ty(n.outs[0]));
+    }
+    out
+}
+
+/// `model.layers.7` of `model.layers.7.mlp.up_proj`.
+fn up_to_number(path: &str) -> &str {
+    let mut end = 0;
+    for part in path.split('.') {
+        end += part.len() + usize::from(end > 0);
+        if part.parse::<u32>().is_ok() {
+            return &path[..end];
+        }
+    }
+    path
+}
+
+/// Cuts a model of one device into the stages of a schedule: by hand as `--layers` says, else so
+/// that the slowest stage is as fast as can be.
+pub fn stages(f: &Func, o: &Options, s: &Schedule) -> Result<Stages> {
+    let count = s.owner.len();
+    if count <= 1 {
+        return Ok(Stages::one());
+    }
+    let units = units(f);
+    if units.len() < count {
+        let what = format!("{count} stages of {} parts that can be cut", units.len());
+        return Err(Diag::new("too-many-stages", what)
+            .rule("pp * chunks <= layers + the parts before and after them")
+            .help(format!("use at most {} stages", units.len().max(1)))
+            .exit(Exit::Infeasible));
+    }
+    let cuts = match Layout::parse(&o.layers)? {
+        Layout::Balanced => {
+            let costs: Vec<u64> = units.iter().map(|u| u.cost).collect();
+            let speed = |stage: usize| o.speeds.get(s.owner[stage]).copied().unwrap_or(1.0);
+            balance::cut(&costs, &(0..count).map(speed).collect::<Vec<_>>())
+        }
+        by_hand => by_hand.cuts(&units, count, &o.layers)?,
+    };
+    let mut of = vec![None; f.scopes.len()];
+    for (stage, w) in cuts.windows(2).enumerate() {
+        for s in units[w[0]..w[1]].iter().flat_map(|u| &u.scopes) {
+            of[s.0 as usize] = Some(stage);
+        }
+    }
+    let stages = Stages { count, of };
+    forward_only(f, &stages)?;
+    Ok(stages)
+}
+
+/// Checks that no stage needs what a later one makes.
+fn forward_only(f: &Func, stages: &Stages) -> Result<()> {
+    let weighted = weighted(f);
+    let makers = f.makers();
+    for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o.0 as usize])) {
+        let own = stages.of(n.scope);
+        for v in n.ins.iter().filter(|v| weighted[v.0 as usize]) {
+            let Some(m) = makers[v.0 as usize] else { continue };
+            let from = stages.of(f.nodes[m as usize].scope);
+            if from > own {
+                let (name, scope) = (f.name(*v), &f.scope_info(n.scope).path);
+                return Err(Diag::new(
+                    "stage-order",
+                    format!("{scope} is in stage {own} and uses {name} of stage {from}"),
+                )
+                .rule("a stage uses what it or an earlier stage makes")
+                .help(format!("cut elsewhere with --layers, or use {} stages", stages.count - 1)));
+            }
+        }
+    }
+    Ok(())
+}

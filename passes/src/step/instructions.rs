@@ -1,0 +1,345 @@
+//! What every rank does in a step: calls, and the transfers between ranks of the pipeline.
+//!
+//! Transfers follow from the edges: what one rank of the pipeline makes and another uses is offered
+//! as soon as it is made and taken just before it is used. Between two ranks, in one direction, the
+//! order of taking is the order of offering: who needs a later value first takes the earlier ones
+//! too. All lists come from one order of all actions in which everything is made before it is used,
+//! and wait only for what stands earlier in it, so no list can wait for ever.
+
+use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
+use shardc_ir::plan::{Call, Instr, Transfer};
+use shardc_ir::schedule::{Kind, Schedule, Timeline};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// The name of a function of stage (or rank of the pipeline) `i` of `count`.
+pub fn named(base: &str, i: usize, count: usize) -> String {
+    if count == 1 { base.into() } else { format!("{base}.{i}") }
+}
+
+/// The name without the number of its stage: `forward` of `forward.3`.
+pub fn base(name: &str) -> &str {
+    match name.rsplit_once('.') {
+        Some((base, n)) if n.parse::<usize>().is_ok() => base,
+        _ => name,
+    }
+}
+
+/// The functions of a plan, by what they are for.
+#[derive(Clone, Debug, Default)]
+pub struct Index {
+    /// By stage.
+    pub forward: Vec<usize>,
+    pub backward: Vec<Option<usize>>,
+    pub weight: Vec<Option<usize>>,
+    /// By rank of the pipeline.
+    pub enter: Vec<usize>,
+    pub finish: Vec<Option<usize>>,
+    pub evaluate: Vec<Option<usize>>,
+}
+
+impl Index {
+    /// Finds the functions of a module by their names; says which is missing.
+    pub fn of(m: &Module, s: &Schedule) -> Result<Index, String> {
+        let names: HashMap<&str, usize> =
+            m.funcs.iter().enumerate().map(|(i, f)| (&*f.name, i)).collect();
+        let (stages, ranks) = (s.owner.len(), s.ranks.len());
+        let some = |what: &str, n: usize| -> Vec<Option<usize>> {
+            (0..n).map(|i| names.get(&*named(what, i, n)).copied()).collect()
+        };
+        let all = |what: &str, n: usize| -> Result<Vec<usize>, String> {
+            let found = some(what, n).into_iter().enumerate();
+            found
+                .map(|(i, f)| f.ok_or_else(|| format!("there is no @{}", named(what, i, n))))
+                .collect()
+        };
+        Ok(Index {
+            forward: all("forward", stages)?,
+            backward: some("backward", stages),
+            weight: some("weight", stages),
+            enter: all("enter", ranks)?,
+            finish: some("finish", ranks),
+            evaluate: some("evaluate", ranks),
+        })
+    }
+
+    /// The functions of a rank of the pipeline that run once per microbatch: forwards, then
+    /// backwards from the last stage to the first, so that what feeds comes first.
+    pub fn loops(&self, s: &Schedule, rank: usize) -> Vec<usize> {
+        let own = s.stages_of(rank);
+        let back = own.iter().rev().flat_map(|&i| [self.backward[i], self.weight[i]]);
+        own.iter().map(|&i| self.forward[i]).chain(back.flatten()).collect()
+    }
+
+    /// All functions of a rank of the pipeline, in the order in which they feed each other.
+    pub fn funcs(&self, s: &Schedule, rank: usize) -> Vec<usize> {
+        let mut all = vec![self.enter[rank]];
+        all.extend(self.loops(s, rank));
+        all.extend(self.finish[rank].into_iter().chain(self.evaluate[rank]));
+        all
+    }
+}
+
+/// The lists of a rank of the pipeline: a step, and an evaluation (empty without training). Offsets
+/// are not known yet: they are 0, and calls have no frames.
+#[derive(Clone, Debug, Default)]
+pub struct Lists {
+    pub step: Vec<Instr>,
+    pub evaluation: Vec<Instr>,
+}
+
+/// The lists of all ranks of the pipeline; says what the functions lack if they do not fit together.
+pub fn instructions(
+    m: &Module,
+    s: &Schedule,
+    t: &Timeline,
+    index: &Index,
+) -> Result<Vec<Lists>, String> {
+    let step = Lister::new(m, s, index).step(t)?;
+    let trains = index.evaluate.iter().any(Option::is_some);
+    let evaluation = match trains {
+        true => Lister::new(m, s, index).evaluation(t)?,
+        false => vec![vec![]; s.ranks.len()],
+    };
+    let both = step.into_iter().zip(evaluation);
+    Ok(both.map(|(step, evaluation)| Lists { step, evaluation }).collect())
+}
+
+/// A value in flight.
+type Item = (Role, Option<usize>);
+
+struct Lister<'a> {
+    m: &'a Module,
+    s: &'a Schedule,
+    index: &'a Index,
+    lists: Vec<Vec<Instr>>,
+    /// Who makes what other ranks of the pipeline use: rank, function, value.
+    makers: HashMap<&'a Role, (usize, usize, Value)>,
+    /// Which ranks of the pipeline use it, and where first.
+    users: HashMap<&'a Role, BTreeMap<usize, (usize, Value)>>,
+    /// Offered and not taken, by giver and taker.
+    flight: BTreeMap<(usize, usize), VecDeque<Item>>,
+    /// Taken since the giver last waited.
+    taken: BTreeMap<(usize, usize), usize>,
+    arrived: BTreeSet<(usize, Item)>,
+}
+
+impl<'a> Lister<'a> {
+    fn new(m: &'a Module, s: &'a Schedule, index: &'a Index) -> Lister<'a> {
+        let ranks = s.ranks.len();
+        let (mut makers, mut users) = (HashMap::new(), HashMap::new());
+        for rank in 0..ranks {
+            let funcs = index.funcs(s, rank);
+            let mut own: BTreeSet<&Role> = BTreeSet::new();
+            for &f in &funcs {
+                let func: &'a Func = &m.funcs[f];
+                for r in &func.results {
+                    let Some(role) = &r.role else { continue };
+                    if matches!(role.kind, RoleKind::Edge | RoleKind::Ready) {
+                        makers.insert(role, (rank, f, r.value));
+                        own.insert(role);
+                    }
+                }
+            }
+            for &f in &funcs {
+                let func: &'a Func = &m.funcs[f];
+                for a in &func.args {
+                    let Some(role) = &a.role else { continue };
+                    let crosses = matches!(role.kind, RoleKind::Edge | RoleKind::Ready);
+                    if crosses && !own.contains(role) {
+                        let by: &mut BTreeMap<usize, (usize, Value)> =
+                            users.entry(role).or_default();
+                        by.entry(rank).or_insert((f, a.value));
+                    }
+                }
+            }
+        }
+        Lister {
+            m,
+            s,
+            index,
+            lists: vec![vec![]; ranks],
+            makers,
+            users,
+            flight: BTreeMap::new(),
+            taken: BTreeMap::new(),
+            arrived: BTreeSet::new(),
+        }
+    }
+
+    fn step(mut self, t: &Timeline) -> Result<Vec<Vec<Instr>>, String> {
+        self.begin()?;
+        for &(rank, i) in &t.order {
+            let a = self.s.ranks[rank][i];
+            let (backward, weight) = (self.index.backward[a.stage], self.index.weight[a.stage]);
+            let funcs: SmallVec<[usize; 2]> = match a.kind {
+                Kind::Forward => SmallVec::from_slice(&[self.index.forward[a.stage]]),
+                Kind::Backward => backward.into_iter().chain(weight).collect(),
+                Kind::Input => backward.into_iter().collect(),
+                Kind::Weight => weight.into_iter().collect(),
+            };
+            for f in funcs {
+                self.call(rank, f, Some(a.microbatch))?;
+            }
+        }
+        self.foreign_gradients()?;
+        for rank in 0..self.lists.len() {
+            if let Some(f) = self.index.finish[rank] {
+                self.call(rank, f, None)?;
+            }
+        }
+        Ok(self.end())
+    }
+
+    fn evaluation(mut self, t: &Timeline) -> Result<Vec<Vec<Instr>>, String> {
+        self.begin()?;
+        for &(rank, i) in &t.order {
+            let a = self.s.ranks[rank][i];
+            if a.kind == Kind::Forward {
+                self.call(rank, self.index.forward[a.stage], Some(a.microbatch))?;
+            }
+        }
+        for rank in 0..self.lists.len() {
+            if let Some(f) = self.index.evaluate[rank] {
+                self.call(rank, f, None)?;
+            }
+        }
+        Ok(self.end())
+    }
+
+    /// Parameters are made ready by their owners and sent to who else uses them.
+    fn begin(&mut self) -> Result<(), String> {
+        for rank in 0..self.lists.len() {
+            self.call(rank, self.index.enter[rank], None)?;
+        }
+        for rank in 0..self.lists.len() {
+            for f in self.index.loops(self.s, rank) {
+                self.receive_all(rank, f, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gradients of parameters go from who used them to their owners.
+    fn foreign_gradients(&mut self) -> Result<(), String> {
+        for owner in 0..self.lists.len() {
+            let Some(finish) = self.index.finish[owner] else { continue };
+            let func = &self.m.funcs[finish];
+            for a in &func.args {
+                let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Edge) else {
+                    continue;
+                };
+                let lost = || format!("nobody makes edge \"{}\"", role.name);
+                let (param, from) =
+                    foreign(role).filter(|f| f.1 < self.lists.len()).ok_or_else(lost)?;
+                let grad = Role::new(RoleKind::Grad, param);
+                let made = self.index.loops(self.s, from).into_iter().rev().find_map(|f| {
+                    let r = &self.m.funcs[f].results;
+                    Some((f, r.iter().find(|r| r.role.as_ref() == Some(&grad))?.value))
+                });
+                let (f, value) = made.ok_or_else(lost)?;
+                self.offer(from, owner, (role.clone(), None), f, value);
+                self.take(from, owner, (finish, a.value))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, rank: usize, func: usize, microbatch: Option<usize>) -> Result<(), String> {
+        self.receive_all(rank, func, microbatch)?;
+        self.wait(rank);
+        self.lists[rank].push(Instr::Call(Call { func, microbatch, frames: SmallVec::new() }));
+        let f: &'a Func = &self.m.funcs[func];
+        for r in &f.results {
+            let Some(role) = &r.role else { continue };
+            let Some(users) = self.users.get(role) else { continue };
+            for to in users.keys().copied().collect::<Vec<_>>() {
+                self.offer(rank, to, (role.clone(), microbatch), func, r.value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what a function needs of other ranks of the pipeline.
+    fn receive_all(
+        &mut self,
+        rank: usize,
+        func: usize,
+        microbatch: Option<usize>,
+    ) -> Result<(), String> {
+        let f: &'a Func = &self.m.funcs[func];
+        for a in &f.args {
+            let Some(role) = &a.role else { continue };
+            let foreign = self.users.get(role).is_some_and(|u| u.contains_key(&rank));
+            // Parameters come once per step, and before anything else.
+            let at_step = role.kind == RoleKind::Ready;
+            if !foreign || at_step != microbatch.is_none() {
+                continue;
+            }
+            let item = (rank, (role.clone(), microbatch));
+            let lost =
+                || format!("@{}: nobody has made {} \"{}\"", f.name, role.kind.name(), role.name);
+            let &(from, ..) = self.makers.get(role).ok_or_else(lost)?;
+            while !self.arrived.contains(&item) {
+                let next = self.flight.get(&(from, rank)).and_then(VecDeque::front);
+                let next = next.ok_or_else(lost)?.0.clone();
+                let to = self.users.get(&next).and_then(|u| u.get(&rank)).copied();
+                self.take(from, rank, to.ok_or_else(lost)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self, from: usize, to: usize, item: Item, func: usize, value: Value) {
+        let t = self.transfer(func, value, item.1, to);
+        self.lists[from].push(Instr::Send(t));
+        self.flight.entry((from, to)).or_default().push_back(item);
+    }
+
+    /// Takes the oldest offer, as this value of this function.
+    fn take(
+        &mut self,
+        from: usize,
+        to: usize,
+        (func, value): (usize, Value),
+    ) -> Result<(), String> {
+        let offered = self.flight.get_mut(&(from, to)).and_then(VecDeque::pop_front);
+        let item = offered.ok_or_else(|| format!("nothing is sent from {from} to {to}"))?;
+        let t = self.transfer(func, value, item.1, from);
+        self.lists[to].push(Instr::Recv(t));
+        *self.taken.entry((from, to)).or_default() += 1;
+        self.arrived.insert((to, item));
+        Ok(())
+    }
+
+    fn transfer(
+        &self,
+        func: usize,
+        value: Value,
+        microbatch: Option<usize>,
+        with: usize,
+    ) -> Transfer {
+        let bytes = self.m.funcs[func].ty(value).local_bytes(&self.m.mesh);
+        Transfer { func, value, microbatch, with, offset: 0, bytes }
+    }
+
+    /// Waits for the offers of a rank that were taken by now.
+    fn wait(&mut self, rank: usize) {
+        for ((_, to), n) in self.taken.iter_mut().filter(|((from, _), _)| *from == rank) {
+            self.lists[rank].extend((0..*n).map(|_| Instr::Sent { to: *to }));
+            *n = 0;
+        }
+    }
+
+    fn end(mut self) -> Vec<Vec<Instr>> {
+        (0..self.lists.len()).for_each(|rank| self.wait(rank));
+        self.lists
+    }
+}
+
+/// Parameter and giver of a gradient that another rank of the pipeline has made, as
+/// [`super::finish::Foreign::role`] names it.
+fn foreign(role: &Role) -> Option<(&str, usize)> {
+    let (param, from) = role.name.strip_prefix("grad.")?.rsplit_once('.')?;
+    Some((param, from.parse().ok()?))
+}

@@ -1,0 +1,9 @@
+//! Pictures of a pipeline schedule: [`timeline`] for a terminal, [`svg`] for a browser, and
+//! [`trace`] for a trace viewer. All are made from times alone, simulated or measured.
+
+pub mod measure;
+#[cfg(test)]
+pub(crate) mod sample;
+pub mod svg;
+pub mod timeline;
+pub mod trace;

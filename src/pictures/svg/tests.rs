@@ -1,0 +1,168 @@
+use super::{Area, Memory, svg};
+use crate::pictures::sample::{self, slot};
+use shardc_ir::schedule::{Kind, Slot, Timeline};
+
+/// Panics unless all tags are closed in order and texts have no loose `<` or `&`.
+fn check_xml(s: &str) {
+    let mut open: Vec<&str> = vec![];
+    let mut rest = s;
+    while let Some(at) = rest.find('<') {
+        for amp in rest[..at].split('&').skip(1) {
+            let name = amp.split(';').next().unwrap_or_default();
+            assert!(["amp", "lt", "gt", "quot", "apos"].contains(&name), "&{name}");
+        }
+        assert!(!rest[..at].contains('>'), "{}", &rest[..at]);
+        let end = at + rest[at..].find('>').unwrap_or_else(|| panic!("open tag: {rest}"));
+        let tag = &rest[at + 1..end];
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name));
+        } else if !tag.ends_with('/') {
+            open.push(tag.split([' ', '\n']).next().unwrap_or(tag));
+        }
+        rest = &rest[end + 1..];
+    }
+    assert!(open.is_empty() && rest.trim().is_empty(), "{open:?} {rest}");
+    assert!(!s.contains("NaN") && !s.contains("inf"), "{s}");
+}
+
+/// The number in an attribute of a tag.
+fn attribute(tag: &str, name: &str) -> f64 {
+    let from = format!(" {name}=\"");
+    tag.split(&from).nth(1).and_then(|r| r.split('"').next()?.parse().ok()).unwrap_or(f64::NAN)
+}
+
+/// Each cell of a lane: hover text, left and right.
+fn cells(s: &str) -> Vec<(String, f64, f64, f64)> {
+    let mut all = vec![];
+    for tag in s.split("<rect class=\"c\"").skip(1) {
+        // A swatch of the legend has no hover text.
+        let Some((tag, words)) = tag.split_once("\"><title>") else { continue };
+        if tag.contains('>') {
+            continue;
+        }
+        let words = words.split("</title>").next();
+        let x = attribute(tag, "x");
+        let words = words.unwrap_or_default().to_string();
+        all.push((words, attribute(tag, "y"), x, x + attribute(tag, "width")));
+    }
+    all
+}
+
+/// Weights that stay, and an activation per live microbatch.
+fn memory(t: &Timeline, limit: Option<usize>) -> Memory {
+    let rank = |slots: &Vec<Slot>| {
+        let mut live = 0usize;
+        let mut points = vec![];
+        for s in slots {
+            match s.action.kind {
+                Kind::Forward => {
+                    live += 1;
+                    points.push((s.start, live << 28));
+                }
+                Kind::Input => {}
+                Kind::Backward | Kind::Weight => {
+                    live -= 1;
+                    points.push((s.end, live << 28));
+                }
+            }
+        }
+        vec![
+            Area { name: "weights".into(), points: vec![(0.0, 3 << 29)] },
+            Area { name: "activations".into(), points },
+        ]
+    };
+    Memory { ranks: t.ranks.iter().map(rank).collect(), limit }
+}
+
+fn all() -> Vec<(Timeline, usize)> {
+    vec![
+        (sample::one_f_one_b(4, 8), 1),
+        (sample::one_f_one_b(1, 1), 1),
+        (sample::gpipe(4, 8), 1),
+        (sample::one_f_one_b(16, 64), 1),
+        (sample::interleaved(4, 8, 2), 2),
+        (sample::interleaved(16, 64, 2), 2),
+        (sample::zero_bubble(16, 64), 1),
+        (sample::timed(4, 12, |k| if k == Kind::Forward { 1e-9 } else { 3e11 }), 1),
+        (sample::timed(2, 20, |_| 0.0), 1),
+        (Timeline::default(), 1),
+        (Timeline { ranks: vec![vec![]; 3], order: vec![] }, 2),
+    ]
+}
+
+#[test]
+fn files_are_well_formed_and_small() {
+    for (t, chunks) in all() {
+        for m in [None, Some(memory(&t, Some(4 << 30))), Some(Memory::default())] {
+            let s = svg(&t, chunks, "a <b> & \"c\" \u{1}", m.as_ref());
+            check_xml(&s);
+            assert!(s.len() < 2_000_000, "{} bytes", s.len());
+            assert!(!s.contains("script") && s.matches("http").count() == 1);
+        }
+    }
+}
+
+#[test]
+fn each_action_has_one_cell_and_cells_do_not_overlap() {
+    for (t, chunks) in all() {
+        let s = svg(&t, chunks, "t", None);
+        let mut cells = cells(&s);
+        assert_eq!(cells.len(), t.ranks.iter().map(Vec::len).sum::<usize>());
+        let mut words: Vec<&str> = cells.iter().map(|c| c.0.as_str()).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), cells.len());
+        cells.sort_by(|a, b| (a.1, a.2).partial_cmp(&(b.1, b.2)).expect("positions are numbers"));
+        for pair in cells.windows(2).filter(|p| p[0].1 == p[1].1) {
+            // Positions are rounded, and the thinnest cells are 0.6 wide.
+            assert!(pair[0].3 <= pair[1].2 + 0.71, "{pair:?}");
+        }
+    }
+}
+
+#[test]
+fn cells_say_what_they_are() {
+    let s = svg(&sample::interleaved(4, 8, 2), 2, "t", None);
+    for part in [
+        "<title>F3: forward of microbatch 3, stage 5 (chunk 1), rank 1, ",
+        "<title>idle for 1, 0–1</title>",
+        "the 2 chunks of a rank",
+        ">F3</text>",
+        "makespan 57, bubble 15.8 % of the time of 4 ranks",
+    ] {
+        assert!(s.contains(part), "{part}");
+    }
+    let s = svg(&sample::zero_bubble(16, 64), 1, "t", None);
+    assert!(s.contains("gradients of the weights") && s.contains(">W63</text>"));
+    // Too many for letters: all forwards have a bare number.
+    let s = svg(&sample::interleaved(16, 64, 2), 2, "t", None);
+    assert!(s.contains(">63</text>") && !s.contains(">F63</text>"));
+}
+
+#[test]
+fn memory_is_stacked_and_has_a_limit() {
+    let t = sample::one_f_one_b(4, 8);
+    let s = svg(&t, 1, "t", Some(&memory(&t, Some(2 << 30))));
+    for part in ["peak</text>", ">2.50 GiB<", "over by", ">512.00 MiB<", "dashed: the 2.00 GiB"] {
+        assert!(s.contains(part), "{part}");
+    }
+    assert!(s.contains("rank 0, activations: up to 1.00 GiB"));
+    assert!(s.contains(">1 GiB</text>"), "{s}");
+    let far = svg(&t, 1, "t", Some(&memory(&t, Some(80 << 30))));
+    assert!(far.contains("far above") && !far.contains("stroke-dasharray"));
+}
+
+#[test]
+fn odd_times_stay_inside() {
+    let slots =
+        vec![slot(Kind::Forward, 0, 0, 5e300, f64::MAX), slot(Kind::Weight, 0, 1, 0.0, 0.0)];
+    let odd = vec![slot(Kind::Input, 0, 0, f64::NAN, f64::INFINITY)];
+    let t = Timeline { ranks: vec![slots, odd], order: vec![] };
+    let area = Area { name: "<>".into(), points: vec![(f64::NAN, 3), (9.0, usize::MAX)] };
+    let m = Memory { ranks: vec![vec![area.clone(), area]], limit: Some(0) };
+    let s = svg(&t, 1, "t", Some(&m));
+    for (words, _, from, to) in cells(&s) {
+        assert!(from >= 112.0 && to <= 8000.0, "{words} {from} {to}");
+    }
+}

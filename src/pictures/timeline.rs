@@ -1,0 +1,94 @@
+//! A schedule in a terminal: one line per rank, one cell per action, as long as the action takes.
+//!
+//! ```text
+//! time   0     2     4     6     8     10
+//! rank 0 F0 F1 ······B0─── F2 B1─── ···B2───
+//! rank 1 ···F0 B0─── F1 B1─── F2 B2─── ······
+//! ```
+//!
+//! Time goes on from panel to panel. A schedule too long to read is shown with its first and last
+//! panels, and a line that says what is left out.
+
+mod page;
+
+use super::measure::{bubble, live, number, span};
+use page::Page;
+use shardc_ir::schedule::{Kind, Timeline};
+
+/// Columns of a terminal.
+const WIDTH: usize = 80;
+
+/// The schedule in lines of at most 80 columns. `chunks`: stages per rank. `colour`: with ANSI
+/// escapes, which take no columns.
+pub fn text(t: &Timeline, chunks: usize, colour: bool) -> String {
+    let ranks = t.ranks.len();
+    let actions: usize = t.ranks.iter().map(Vec::len).sum();
+    if actions == 0 {
+        return format!("no actions on {ranks} ranks of the pipeline\n");
+    }
+    let page = Page::new(t, chunks, colour);
+    let mut out = legend(t, &page);
+    out.push_str(&page.panels());
+    let makespan = span(t).1;
+    let idle = 100.0 * bubble(t);
+    out.push_str(&format!(
+        "makespan {}, bubble {idle:.1} % of the time of {ranks} rank{}\n",
+        number(makespan),
+        if ranks == 1 { "" } else { "s" }
+    ));
+    let live = live(t);
+    if !live.is_empty() {
+        let words: Vec<String> = live.iter().map(usize::to_string).collect();
+        out.push_str(&wrap("live activations at the peak, by rank:", &words, ""));
+    }
+    out
+}
+
+/// What the letters mean; only those that occur.
+fn legend(t: &Timeline, page: &Page) -> String {
+    let has = |k: Kind| t.ranks.iter().flatten().any(|s| s.action.kind == k);
+    let mut all = vec![];
+    for (kind, words) in [
+        (Kind::Forward, "forward"),
+        (Kind::Backward, "backward"),
+        (Kind::Input, "backward, gradient of the input"),
+        (Kind::Weight, "backward, gradients of the weights"),
+    ] {
+        if has(kind) {
+            all.push(format!("{} {words}", kind.letter()));
+        }
+    }
+    all.push("then the microbatch".into());
+    match page.chunks.count {
+        1 => {}
+        2 => all.push("lower case: second chunk of the rank".into()),
+        _ => all.push("in front: the stage".into()),
+    }
+    all.push("· idle".into());
+    wrap("", &all, ";")
+}
+
+/// Words one after the other in as many lines as they need.
+fn wrap(head: &str, words: &[String], between: &str) -> String {
+    let mut out = String::from(head);
+    let mut column = head.chars().count();
+    for (i, w) in words.iter().enumerate() {
+        let end = if i + 1 < words.len() { between } else { "" };
+        let len = w.chars().count() + end.len();
+        if column > 0 && column + 1 + len > WIDTH {
+            out.push_str("\n  ");
+            column = 2;
+        } else if column > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(w);
+        out.push_str(end);
+        column += len;
+    }
+    out.push('\n');
+    out
+}
+
+#[cfg(test)]
+mod tests;

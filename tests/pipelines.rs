@@ -1,23 +1,147 @@
-//! Every schedule trains the fixtures to the numbers of transformers, on ranks of a pipeline, alone
-//! and with other axes.
+//! Every schedule trains the fixtures to the same numbers as one rank, and as transformers where the
+//! number of microbatches divides the reference's batch: alone and with other axes, with every
+//! recomputation, with tied embeddings at both ends of the pipeline.
 
 mod fixture;
 use fixture::*;
+use shardc_ir::rng::Stream;
+use shardc_ir::schedule::write_csv;
+use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
+use shardc_passes::schedule::{Named, legal, make};
+use std::collections::BTreeMap;
 
-/// Options for a pipeline of these axes with `m` microbatches.
-fn pipeline(mesh: &[(&str, usize)], schedule: &str, m: usize) -> Options {
+type Axes = &'static [(&'static str, usize)];
+
+/// Options for these axes with `m` microbatches of one row per rank.
+fn pipeline(mesh: &[(&str, usize)], order: Order, m: usize) -> Options {
     let dp: usize = mesh.iter().filter(|a| a.0.starts_with("dp")).map(|a| a.1).product();
-    let mut o = options(mesh, false, ROWS / dp / m);
-    o.schedule = Order::Named(schedule.into());
+    let mut o = options(mesh, false, 1);
+    (o.schedule, o.global_batch) = (order, dp * m);
     o
 }
 
-#[test]
-fn two_stages() {
-    for m in [1, 2, 4] {
-        for schedule in ["gpipe", "1f1b"] {
-            train_and_compare("llama_gqa", &pipeline(&[("pp", 2)], schedule, m));
+fn named(n: Named) -> Order {
+    Order::Named(n.name().into())
+}
+
+/// Tokens and targets of so many rows; every seventh target is ignored.
+fn tokens(rows: usize, vocab: usize) -> (Vec<i32>, Vec<i32>) {
+    let s = Stream::new(3, "tokens", 0);
+    let id = |i: usize| (s.uniform(i as u64) * vocab as f64) as i32;
+    let ids: Vec<i32> = (0..rows * SEQ).map(id).collect();
+    let target = |i: usize| if i % 7 == 3 { -100 } else { id(i + 10_000) };
+    (ids, (0..rows * SEQ).map(target).collect())
+}
+
+/// What one rank makes of a batch of so many rows, computed once.
+#[derive(Default)]
+struct OneRank(BTreeMap<(String, usize), Numbers>);
+
+impl OneRank {
+    fn of(&mut self, fixture: &str, rows: usize) -> &Numbers {
+        let new = || {
+            let mut o = options(&[], false, rows);
+            o.global_batch = rows;
+            let model = Fixture::open(fixture).model(&o);
+            let (ids, targets) = tokens(rows, model.facts.vocab);
+            three_steps(&model, &compile(&model, &o), &ids, &targets)
+        };
+        self.0.entry((fixture.into(), rows)).or_insert_with(new)
+    }
+}
+
+fn check(one: &mut OneRank, fixture: &str, o: &Options) {
+    let what = format!("{fixture} {:?} {:?} {} rows", o.mesh, o.schedule, o.global_batch);
+    let model = Fixture::open(fixture).model(o);
+    let (ids, targets) = tokens(o.global_batch, model.facts.vocab);
+    let got = three_steps(&model, &compile(&model, o), &ids, &targets);
+    got.compare(&model, one.of(fixture, o.global_batch), &what);
+}
+
+/// Microbatches that the issue of pipelines asks for, as far as the schedule takes them.
+fn counts(n: Named, p: usize) -> Vec<usize> {
+    let mut all = vec![1, p - 1, p, 2 * p, 2 * p + 1];
+    all.dedup();
+    all.retain(|&m| m > 0 && legal(n, p, n.default_chunks(), m).is_ok());
+    all
+}
+
+/// Every schedule and number of microbatches on p ranks, alone.
+fn alone(p: usize) {
+    let mut one = OneRank::default();
+    for n in Named::ALL {
+        let counts = counts(n, p);
+        assert!(!counts.is_empty(), "{} runs on {p} ranks", n.name());
+        for m in counts {
+            check(&mut one, "llama_deep", &pipeline(&[("pp", p)], named(n), m));
         }
     }
+}
+
+#[test]
+fn every_schedule_on_two_ranks() {
+    alone(2);
+}
+
+#[test]
+fn every_schedule_on_four_ranks() {
+    alone(4);
+}
+
+/// Every schedule with other axes and with every recomputation.
+fn together(p: usize) {
+    let mut one = OneRank::default();
+    for n in Named::ALL {
+        let m = counts(n, p).into_iter().filter(|&m| m <= 2 * p).max().expect("one is legal");
+        let with = |axis: &'static str| pipeline(&[("pp", p), (axis, 2)], named(n), m);
+        check(&mut one, "llama_deep", &with("tp"));
+        check(&mut one, "llama_deep", &with("dp_replicate"));
+        check(&mut one, "llama_deep", &Options { sp: true, ..with("tp") });
+        for recompute in [Recompute::Selective, Recompute::Full] {
+            let o = Options { recompute, ..pipeline(&[("pp", p)], named(n), m) };
+            check(&mut one, "llama_deep", &o);
+        }
+    }
+}
+
+#[test]
+fn every_schedule_of_two_ranks_with_other_axes_and_recomputation() {
+    together(2);
+}
+
+#[test]
+fn every_schedule_of_four_ranks_with_other_axes_and_recomputation() {
+    together(4);
+}
+
+/// Against transformers: every family on the reference's own batch of 8 rows.
+#[test]
+fn every_family_against_transformers() {
+    let meshes: [Axes; 4] = [
+        &[("pp", 2)],
+        &[("pp", 4)],
+        &[("pp", 2), ("tp", 2)],
+        &[("pp", 2), ("dp_replicate", 2), ("tp", 2)],
+    ];
+    for name in ALL {
+        for mesh in meshes {
+            let dp = if mesh.iter().any(|a| a.0 == "dp_replicate") { 2 } else { 1 };
+            let mut o = options(mesh, mesh.len() == 2, 1);
+            assert_eq!(o.global_batch, ROWS);
+            train_and_compare(name, &o);
+            (o.microbatch, o.sp) = (ROWS / dp / 2, false);
+            o.schedule = named(Named::ZbH1);
+            train_and_compare(name, &o);
+        }
+    }
+}
+
+/// A schedule from a file is the schedule it was written from.
+#[test]
+fn a_csv_file_is_a_schedule() {
+    let mut one = OneRank::default();
+    let s = make(Named::Interleaved, 2, 2, 4).unwrap_or_else(|e| panic!("{e}"));
+    let o = pipeline(&[("pp", 2)], Order::Csv(write_csv(&s)), 4);
+    check(&mut one, "llama_deep", &o);
 }

@@ -149,7 +149,7 @@ pub(super) fn v_min(p: usize, m: usize) -> Vec<Vec<Action>> {
     let p_third = (p + 4) / 3 * 2;
     let policies = [
         steady((1.0, 1.0), 1.0, 3.0, 4.0, (true, false)),
-        steady((1.0, 1.0), 1.0, 3.0, 10.0, (true, true)),
+        steady((1.0, 1.0), 2.0, 3.0, 10.0, (true, true)),
         steady((1.0, 1.0), 1.0, 0.0, 0.0, (false, false)),
     ];
     let owner = Placement::V.owner(p, 2);

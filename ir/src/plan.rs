@@ -110,6 +110,22 @@ pub struct Memory {
     pub live_at_peak: Vec<(String, Class, usize)>,
     /// The most bytes that are alive at once: no arena can be smaller.
     pub live_bytes: usize,
+    /// Bytes that live through the step, by class.
+    pub whole: Vec<(Class, usize)>,
+    /// What lies above them during a step.
+    pub spans: Vec<Span>,
+}
+
+/// A frame in use: from one instruction of the step to another, both included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    pub first: usize,
+    pub last: usize,
+    /// Offset in the arena.
+    pub offset: usize,
+    pub bytes: usize,
+    /// Of what it holds: activations, buffers of transfers, or a call's temporaries.
+    pub class: Class,
 }
 
 /// How the learning rate moves with the step.

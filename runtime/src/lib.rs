@@ -21,4 +21,4 @@ mod rank;
 mod region;
 mod wiring;
 
-pub use session::{Array, Options, Session, StepBatch, StepResult};
+pub use session::{Array, Done, Options, Session, StepBatch, StepResult, Timing};

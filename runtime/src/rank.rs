@@ -4,12 +4,12 @@ use crate::arena::Arena;
 use crate::batch::{self, StepData};
 use crate::exec::Executor;
 use crate::region::{Region, copy, dense_block};
-use crate::session::LoadFn;
+use crate::session::{Done, LoadFn, Options, Timing};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
-use shardc_ir::kernel::Program;
+use shardc_ir::kernel::{Kernel, Program};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Place, Transfer};
 use shardc_ir::types::Type;
@@ -19,6 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
 
 /// Elements that a padded weight is loaded through at a time.
 const STAGING: usize = 1 << 18;
@@ -45,6 +46,7 @@ pub(crate) struct Reply {
     pub pieces: Vec<Piece>,
     /// High-water mark of the arena, in bytes.
     pub touched: usize,
+    pub timings: Vec<Timing>,
 }
 
 /// A failure, and whether it began here.
@@ -63,6 +65,9 @@ pub(crate) struct Rank {
     executor: Executor,
     /// Function and node at work, one word of each rank's: `func << 32 | node`.
     at: Arc<Vec<AtomicUsize>>,
+    /// When the session began, if times are noted.
+    clock: Option<Instant>,
+    timings: Vec<Timing>,
 }
 
 fn out_of_arena() -> Diag {
@@ -77,7 +82,7 @@ impl Rank {
         wiring: Arc<Wiring>,
         program: Program,
         transport: Box<dyn Transport>,
-        (threads, poison): (usize, bool),
+        (how, began): (Options, Instant),
         at: Arc<Vec<AtomicUsize>>,
         load: &LoadFn,
     ) -> Result<Rank> {
@@ -85,10 +90,12 @@ impl Rank {
         let class = wiring.plan.class_of(rank);
         wiring.check_program(class, &program)?;
         let bytes = wiring.plan.classes[class].memory.peak_bytes;
-        let arena = Arena::new(bytes, poison).ok_or_else(out_of_arena)?;
+        let arena = Arena::new(bytes, how.poison).ok_or_else(out_of_arena)?;
         let coords = wiring.mesh().coords(rank);
-        let executor = Executor::new(transport, threads);
-        let mut r = Rank { rank, class, coords, wiring, program, arena, executor, at };
+        let executor = Executor::new(transport, how.threads);
+        let (clock, timings) = (how.trace.then_some(began), vec![]);
+        let mut r =
+            Rank { rank, class, coords, wiring, program, arena, executor, at, clock, timings };
         r.fill(load)?;
         Ok(r)
     }
@@ -211,7 +218,8 @@ impl Rank {
         let class = &w.plan.classes[self.class];
         let list = if data.evaluate { &class.evaluation } else { &class.step };
         let outputs: Vec<(usize, Port)> = w.results(RoleKind::Output).enumerate().collect();
-        for instr in list {
+        for (i, instr) in list.iter().enumerate() {
+            let start = self.now();
             match instr {
                 Instr::Call(c) => {
                     self.call(&w, c)?;
@@ -232,8 +240,21 @@ impl Rank {
                     done.map_err(|cause| Failed { own: false, cause })?;
                 }
             }
+            self.note(Done::Instr(i), start);
         }
-        Ok(Reply { pieces, touched: self.arena.touched() })
+        let timings = std::mem::take(&mut self.timings);
+        Ok(Reply { pieces, touched: self.arena.touched(), timings })
+    }
+
+    /// Time since the session began, if times are noted.
+    fn now(&self) -> Option<Duration> {
+        self.clock.map(|c| c.elapsed())
+    }
+
+    fn note(&mut self, what: Done, start: Option<Duration>) {
+        if let Some((start, end)) = start.zip(self.now()) {
+            self.timings.push(Timing { what, start, end });
+        }
     }
 
     /// The rank with these coordinates in another class.
@@ -288,7 +309,13 @@ impl Rank {
             // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
             // places, and the arena has checked that they lie inside it. The plan keeps operands
             // and results apart.
-            let done = unsafe { self.executor.run(&self.program[func][n], &memory) };
+            let kernel = &self.program[func][n];
+            let start = match kernel {
+                Kernel::Collective(_) => self.now(),
+                _local => None,
+            };
+            let done = unsafe { self.executor.run(kernel, &memory) };
+            self.note(Done::Collective(func, n), start);
             done.map_err(|cause| {
                 let place = format!("{}, {}", w.rank_text(self.rank), w.node_text(func, n));
                 let cause = if cause.place.is_none() { cause.at(place) } else { cause };
@@ -315,7 +342,7 @@ impl Rank {
             let data = self.own(piece)?;
             pieces.extend(data.map(|data| Piece { output: 0, microbatch: 0, data }));
         }
-        Ok(Reply { pieces, touched: self.arena.touched() })
+        Ok(Reply { pieces, touched: self.arena.touched(), timings: vec![] })
     }
 
     /// The dense elements of this rank's piece, if it is its owner; `None` outside if the place is

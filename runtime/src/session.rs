@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Fills a slice of a parameter: the elements of these ranges, one per dim, in row-major order.
 pub type LoadFn<'a> = dyn Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<()> + Sync + 'a;
@@ -34,11 +34,30 @@ pub struct Options {
     pub poison: bool,
     /// A rank that others have waited for so long has failed.
     pub timeout: Duration,
+    /// Note when each instruction and each collective began and ended.
+    pub trace: bool,
+}
+
+/// Something a rank did in a step, in time since the session began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timing {
+    pub what: Done,
+    pub start: Duration,
+    pub end: Duration,
+}
+
+/// What was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// An instruction of the step, by its number in the list of the rank's class.
+    Instr(usize),
+    /// A collective inside a call: function and node.
+    Collective(usize, usize),
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 1, poison: false, timeout: Duration::from_secs(600) }
+        Options { threads: 1, poison: false, timeout: Duration::from_secs(600), trace: false }
     }
 }
 
@@ -69,6 +88,8 @@ pub struct StepResult {
     /// Outputs by name: scalars, and all others if the batch is observed. Those of all
     /// microbatches stand in one tensor if their first dim is the batch, else the last's remain.
     pub outputs: BTreeMap<String, Array>,
+    /// By rank, if the session notes times.
+    pub timings: Vec<Vec<Timing>>,
 }
 
 struct Worker {
@@ -99,15 +120,15 @@ impl Session {
         let needs_targets = batch::check_inputs(&wiring)?;
         let ranks = wiring.mesh().ranks();
         let at: Arc<Vec<AtomicUsize>> = Arc::new((0..ranks).map(|_| AtomicUsize::new(0)).collect());
+        let began = Instant::now();
         let ends = Threads::connect(wiring.mesh(), options.timeout);
         let made: Mutex<Vec<(usize, Result<Rank>)>> = Mutex::new(vec![]);
         std::thread::scope(|s| {
             for (rank, end) in ends.into_iter().enumerate() {
                 let (wiring, at, made) = (wiring.clone(), at.clone(), &made);
                 s.spawn(move || {
-                    let how = (options.threads, options.poison);
                     let r = lower(&wiring.plan, rank).and_then(|program| {
-                        Rank::new(wiring, program, Box::new(end), how, at, load)
+                        Rank::new(wiring, program, Box::new(end), (options, began), at, load)
                     });
                     made.lock().unwrap_or_else(PoisonError::into_inner).push((rank, r));
                 });
@@ -172,6 +193,7 @@ impl Session {
             ..StepResult::default()
         };
         let ports: Vec<Port> = self.wiring.results(RoleKind::Output).collect();
+        out.timings = replies.iter().map(|r| r.timings.clone()).collect();
         for (rank, r) in replies.iter().enumerate() {
             for p in &r.pieces {
                 let port = &ports[p.output];

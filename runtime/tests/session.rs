@@ -176,7 +176,7 @@ fn batch(step: usize) -> (Vec<i32>, Vec<i32>) {
 }
 
 fn options(seconds: u64) -> Options {
-    Options { threads: 1, poison: true, timeout: Duration::from_secs(seconds) }
+    Options { poison: true, timeout: Duration::from_secs(seconds), ..Options::default() }
 }
 
 fn start(plan: &Plan) -> Session {

@@ -66,7 +66,8 @@ fn count(n: usize, one: &str, many: &str) -> String {
 }
 
 fn human(plan: &Plan, family: &str, r: &Report) -> String {
-    let c = &r.per_class[0];
+    let largest = r.per_class.iter().max_by_key(|c| (c.peak_bytes, std::cmp::Reverse(c.class)));
+    let Some(c) = largest else { return String::new() };
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);
     let rows = [
@@ -111,12 +112,17 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
             bytes(sent as usize),
         ]);
     }
+    let of = match r.per_class.len() {
+        1 => String::new(),
+        n => format!(" of class {}, which needs most of {n} (inspect --summary shows all)", c.class),
+    };
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\nmemory of one rank\n{t}\nsent by one rank per step\n{comm}\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\nmemory of one rank{of}\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
         s.global_batch,
         s.seq,
         count(s.microbatches, "microbatch", "microbatches"),
+        if of.is_empty() { "" } else { " of this class" },
     );
     // Tables fill their last column with blanks.
     text.lines().map(|l| l.trim_end().to_string() + "\n").collect()

@@ -4,11 +4,12 @@ mod layers;
 mod local;
 mod ranks;
 mod summary;
+mod timeline;
 
 pub use layers::{
     Calls, LayerCollectives, Part, Section, is_gradient, layer_collectives, numbered,
 };
-pub use ranks::group_text;
+pub use ranks::{coordinates, group_text};
 
 use crate::plan_dir::Stored;
 use serde_json::json;
@@ -38,6 +39,12 @@ pub struct Inspect {
     /// Show all ranks with their coordinates and groups
     #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary"])]
     pub ranks: bool,
+    /// Draw the schedule: who does what when, with bubbles, in unit times
+    #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "class"])]
+    pub timeline: bool,
+    /// Write the timeline and the memory of every rank over time as a picture
+    #[arg(long, value_name = "FILE", requires = "timeline")]
+    pub svg: Option<std::path::PathBuf>,
 }
 
 /// The text to print.
@@ -55,6 +62,9 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
     }
     if what.summary {
         return Ok(summary::summary(s, what.class, json));
+    }
+    if what.timeline {
+        return timeline::timeline(s, what.svg.as_deref(), json);
     }
     if what.ranks {
         return Ok(ranks::table(&s.plan.module.mesh, json));

@@ -1,5 +1,7 @@
 //! `shardc run`: executes a plan on this machine, ranks as threads.
 
+mod trace;
+
 use super::show;
 use crate::data::Data;
 use crate::plan_dir::{self, Stored};
@@ -44,6 +46,9 @@ pub struct Run {
     /// Write the parameters as an HF folder at the end
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
+    /// Write what every rank did, and when, as a trace for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Seconds a rank may wait for another
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
@@ -99,8 +104,12 @@ pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
-    let options =
-        Options { threads, timeout: Duration::from_secs(how.timeout.max(1)), ..Options::default() };
+    let options = Options {
+        threads,
+        timeout: Duration::from_secs(how.timeout.max(1)),
+        trace: how.trace.is_some(),
+        ..Options::default()
+    };
     let load = |w: &Weight, ranges: &[std::ops::Range<usize>], out: &mut [f32]| match start {
         Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
         Start::Checkpoint(c) => c.read(w, ranges, out),
@@ -155,6 +164,7 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
     let eval =
         how.eval_data.as_deref().map(|d| Data::open("--eval-data", d, s.vocab)).transpose()?;
     let mut first: Option<StepResult> = None;
+    let mut trace = how.trace.as_deref().map(trace::Trace::new);
     let bar = progress(steps, as_json);
     for step in 1..=steps {
         let (ids, targets) = match &feed {
@@ -169,6 +179,9 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
             s.lr.at(step),
             step,
         )?;
+        if let Some(t) = &mut trace {
+            t.add(plan, step, &r.timings);
+        }
         show_step(&bar, step, &r, since.elapsed(), ids.len(), as_json);
         if step == 1 {
             first = Some(r);
@@ -189,6 +202,9 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
         }
     }
     bar.finish_and_clear();
+    if let Some(t) = &trace {
+        t.write(plan)?;
+    }
     if let (Some(file), Some(first)) = (&how.dump, &first) {
         dump(file, &stored, first, &mut session)?;
     }

@@ -3,7 +3,7 @@
 use super::layout::{Bound, FreeList, Kind, Layout, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::Module;
-use shardc_ir::plan::{Class, Instr};
+use shardc_ir::plan::{Class, Instr, Span};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// What is known of a whole arena.
@@ -12,6 +12,8 @@ pub(super) struct Found {
     pub at_peak: ByClass,
     pub live_at_peak: Live,
     pub live_bytes: usize,
+    pub whole: ByClass,
+    pub spans: Vec<Span>,
 }
 
 /// Bytes by class.
@@ -64,8 +66,22 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
     let list = if at.is_some_and(|a| a.0 == 1) { &evaluation } else { &step };
     let (at_peak, live_at_peak) = account(m, l, list, &alive, bytes);
     let live_bytes = live(l, &step, &blocks[0]);
-    let found = Found { peak_bytes: bytes, at_peak, live_at_peak, live_bytes };
+    let mut whole: BTreeMap<Class, usize> = BTreeMap::new();
+    for o in l.objects.iter().filter(|o| o.kind != Kind::Micro) {
+        *whole.entry(o.class).or_default() += o.bytes;
+    }
+    let whole = whole.into_iter().collect();
+    let spans = blocks[0].iter().filter(|b| b.bytes > 0).map(|b| span(l, b)).collect();
+    let found = Found { peak_bytes: bytes, at_peak, live_at_peak, live_bytes, whole, spans };
     (step, evaluation, found)
+}
+
+fn span(l: &Layout, b: &Block) -> Span {
+    let class = match b.frame {
+        Frame::Micro(f, _) => l.objects[l.micro[f].1[0]].class,
+        Frame::Scratch(_) => Class::Temporary,
+    };
+    Span { first: b.birth, last: b.death, offset: b.offset, bytes: b.bytes, class }
 }
 
 /// The frames of a list and the instructions between which they are in use.

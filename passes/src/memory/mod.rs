@@ -33,6 +33,8 @@ pub fn memory(
         at_peak: found.at_peak,
         live_at_peak: found.live_at_peak,
         live_bytes: found.live_bytes,
+        whole: found.whole,
+        spans: found.spans,
     };
     RankClass { stages, funcs, step, evaluation, memory }
 }

@@ -184,7 +184,8 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     if !between.is_empty() {
         out += &format!("  between stages, once per step\n{}", lines("   ", &between));
     }
-    out += &format!("  in all per step: {n} calls, {} sent by one rank\n", bytes(sent as usize));
+    let calls = if n == 1 { "1 call".into() } else { format!("{n} calls") };
+    out += &format!("  in all per step: {calls} of collectives, {} sent\n", bytes(sent as usize));
     out
 }
 

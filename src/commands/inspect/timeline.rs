@@ -1,0 +1,143 @@
+//! `inspect --timeline`: the schedule drawn, with memory over time in the SVG.
+
+use crate::pictures::svg::{Area, Memory, svg};
+use crate::pictures::timeline::text;
+use crate::plan_dir::Stored;
+use serde_json::json;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::plan::{Class, Instr, Mode, Plan, RankClass};
+use shardc_ir::schedule::{Kind, Timeline, Times, replay};
+use shardc_passes::step::instructions::Index;
+use std::io::IsTerminal;
+use std::path::Path;
+
+/// Draws the schedule of a plan: F, I and W take one unit of time, a whole backward two.
+///
+/// # Errors
+/// `output` if the SVG cannot be written.
+pub fn timeline(s: &Stored, file: Option<&Path>, as_json: bool) -> Result<String> {
+    let plan = &s.plan;
+    let t = times(plan)?;
+    let chunks = plan.schedule.owner.len() / plan.schedule.ranks.len().max(1);
+    if let Some(file) = file {
+        let mesh = crate::commands::compile::mesh_line(plan);
+        let title = format!("{}, {mesh}, {} microbatches", s.family, plan.schedule.microbatches);
+        let ranks = plan.classes.iter().enumerate();
+        let ranks = ranks.map(|(r, c)| areas(plan, c, &t, r)).collect::<Result<_>>()?;
+        let memory = Memory { ranks, limit: s.options.memory };
+        std::fs::write(file, svg(&t, chunks, &title, Some(&memory))).map_err(|e| {
+            Diag::new("output", e.to_string())
+                .at(format!("--svg {}", file.display()))
+                .help("choose a file that can be written")
+                .exit(Exit::Environment)
+        })?;
+    }
+    if as_json {
+        return Ok(format!("{}\n", as_object(&t)));
+    }
+    Ok(text(&t, chunks, std::io::stdout().is_terminal()))
+}
+
+/// The schedule against the clock; without a backward, its forwards.
+fn times(plan: &Plan) -> Result<Timeline> {
+    let stages = plan.schedule.owner.len();
+    if plan.settings.mode == Mode::Train {
+        return replay(&plan.schedule, &Times::unit(stages));
+    }
+    let none = vec![0.0; stages];
+    let times = Times { forward: vec![1.0; stages], input: none.clone(), weight: none };
+    let mut t = replay(&plan.schedule, &times)?;
+    t.ranks.iter_mut().for_each(|r| r.retain(|s| s.action.kind == Kind::Forward));
+    Ok(t)
+}
+
+fn as_object(t: &Timeline) -> serde_json::Value {
+    let slot = |s: &shardc_ir::schedule::Slot| {
+        let (kind, a) = (s.action.kind.letter().to_string(), s.action);
+        json!({
+            "kind": kind, "stage": a.stage, "microbatch": a.microbatch, "start": s.start, "end": s.end
+        })
+    };
+    let rank = |(r, slots): (usize, &Vec<shardc_ir::schedule::Slot>)| {
+        json!({
+            "rank": r, "span": t.span(r), "bubble": t.bubble(r), "live": t.live(r),
+            "actions": slots.iter().map(slot).collect::<Vec<_>>()
+        })
+    };
+    let ranks: Vec<_> = t.ranks.iter().enumerate().map(rank).collect();
+    json!({ "makespan": t.makespan(), "longest_span": t.longest_span(), "ranks": ranks })
+}
+
+/// When every instruction of a class begins and ends: calls as their actions do, transfers at the
+/// call beside them.
+fn clock(plan: &Plan, c: &RankClass, t: &Timeline, rank: usize) -> Result<Vec<(f64, f64)>> {
+    let index = Index::of(&plan.module, &plan.schedule).map_err(|m| {
+        Diag::new("plan", m).help("compile the plan again with this version of shardc")
+    })?;
+    let mut slots = t.ranks[rank].iter();
+    // What is left of an action that is two calls.
+    let mut rest: Option<(f64, f64)> = None;
+    let mut now = 0.0;
+    let mut out = vec![];
+    for i in &c.step {
+        let at = match i {
+            Instr::Call(call) if call.microbatch.is_some() => match rest.take() {
+                Some(r) => r,
+                None => slots.next().map_or((now, now), |s| {
+                    let whole = s.action.kind == Kind::Backward;
+                    let two = whole && index.weight[s.action.stage].is_some();
+                    let half = if two { (s.start + s.end) / 2.0 } else { s.end };
+                    rest = two.then_some((half, s.end));
+                    (s.start, half)
+                }),
+            },
+            Instr::Call(_) | Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => (now, now),
+        };
+        now = at.1;
+        out.push(at);
+    }
+    // What is received is there when the call after it begins.
+    let mut next = now;
+    for (i, at) in c.step.iter().zip(&mut out).rev() {
+        match i {
+            Instr::Recv(_) => *at = (next, next),
+            Instr::Call(_) => next = at.0,
+            Instr::Send(_) | Instr::Sent { .. } => {}
+        }
+    }
+    Ok(out)
+}
+
+/// Bytes over time of one rank of the pipeline, by class.
+fn areas(plan: &Plan, c: &RankClass, t: &Timeline, rank: usize) -> Result<Vec<Area>> {
+    let clock = clock(plan, c, t, rank)?;
+    let mut all: Vec<Area> = vec![];
+    for &(class, bytes) in c.memory.whole.iter().filter(|x| x.1 > 0) {
+        all.push(Area { name: class.name().into(), points: vec![(0.0, bytes)] });
+    }
+    for class in [Class::Activation, Class::CollectiveBuffer, Class::Temporary] {
+        let mut changes: Vec<(f64, i64)> = vec![];
+        for s in c.memory.spans.iter().filter(|s| s.class == class) {
+            let (from, to) = (clock[s.first].0, clock[s.last].1);
+            if to > from {
+                changes.push((from, s.bytes as i64));
+                changes.push((to, -(s.bytes as i64)));
+            }
+        }
+        // At one time, what ends goes before what begins.
+        changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let mut points: Vec<(f64, usize)> = vec![];
+        let mut sum = 0;
+        for run in changes.chunk_by(|a, b| a.0 == b.0) {
+            if points.is_empty() && run[0].0 > 0.0 {
+                points.push((0.0, 0));
+            }
+            sum += run.iter().map(|c| c.1).sum::<i64>();
+            points.push((run[0].0, sum.max(0) as usize));
+        }
+        if !points.is_empty() {
+            all.push(Area { name: class.name().into(), points });
+        }
+    }
+    Ok(all)
+}

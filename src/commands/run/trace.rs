@@ -1,0 +1,130 @@
+//! `run --trace`: what every rank did and when, as one file for a trace viewer.
+
+use crate::pictures::trace::{Event, chrome};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::mesh::PIPELINE;
+use shardc_ir::plan::{Call, Instr, Plan, Transfer};
+use shardc_ir::schedule::Kind;
+use shardc_passes::step::instructions::base;
+use shardc_runtime::{Done, Timing};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// Events of all steps so far.
+pub struct Trace {
+    file: PathBuf,
+    events: Vec<Event>,
+    /// Messages sent and received so far, by giver and taker.
+    sent: HashMap<(usize, usize), u64>,
+    received: HashMap<(usize, usize), u64>,
+}
+
+impl Trace {
+    pub fn new(file: &Path) -> Trace {
+        let (sent, received) = (HashMap::new(), HashMap::new());
+        Trace { file: file.to_path_buf(), events: vec![], sent, received }
+    }
+
+    /// Adds what the ranks did in a step.
+    pub fn add(&mut self, plan: &Plan, step: usize, timings: &[Vec<Timing>]) {
+        for (rank, all) in timings.iter().enumerate() {
+            for t in all {
+                let event = self.event(plan, rank, t, step);
+                self.events.extend(event);
+            }
+        }
+    }
+
+    fn event(&mut self, plan: &Plan, rank: usize, t: &Timing, step: usize) -> Option<Event> {
+        let us = |d: std::time::Duration| d.as_secs_f64() * 1e6;
+        let class = &plan.classes[plan.class_of(rank)];
+        let funcs = &plan.module.funcs;
+        let mut args = vec![("step", step.to_string())];
+        let mut flow = None;
+        let (name, category) = match t.what {
+            Done::Collective(func, node) => {
+                let (f, n) = (&funcs[func], &funcs[func].nodes[node]);
+                let c = n.op.collective()?;
+                args.push(("scope", f.scope_info(n.scope).path.to_string()));
+                args.push(("value", f.name(n.outs[0]).to_string()));
+                let axes = plan.module.mesh.names(c.atoms(), "+");
+                (format!("{} over {axes}", c.kind()), "collective")
+            }
+            Done::Instr(i) => match &class.step.get(i)? {
+                Instr::Call(c) => (label(plan, c), "compute"),
+                Instr::Send(x) => {
+                    let peer = peer(plan, rank, x.with);
+                    flow = Some((self.number(rank, peer, true), true));
+                    args.push(("bytes", x.bytes.to_string()));
+                    (format!("send {} to rank {peer}", message(plan, x)), "send")
+                }
+                Instr::Recv(x) => {
+                    let peer = peer(plan, rank, x.with);
+                    flow = Some((self.number(peer, rank, false), false));
+                    args.push(("bytes", x.bytes.to_string()));
+                    (format!("recv {} from rank {peer}", message(plan, x)), "recv")
+                }
+                Instr::Sent { to } => {
+                    (format!("wait for rank {}", peer(plan, rank, *to)), "send")
+                }
+            },
+        };
+        let (start_us, end_us) = (us(t.start), us(t.end));
+        Some(Event { rank, name, category, start_us, end_us, flow, args })
+    }
+
+    /// The number of the next message from one rank to another: the n-th one sent is the n-th one
+    /// received.
+    fn number(&mut self, from: usize, to: usize, sends: bool) -> u64 {
+        let counts = if sends { &mut self.sent } else { &mut self.received };
+        let n = counts.entry((from, to)).or_default();
+        *n += 1;
+        (*n << 24) | ((from as u64) << 12) | to as u64
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// `output` if it cannot be written.
+    pub fn write(&self, plan: &Plan) -> Result<()> {
+        let mesh = &plan.module.mesh;
+        let name = |r: usize| {
+            let at = crate::commands::inspect::coordinates(mesh, r);
+            let at: Vec<String> = at.iter().map(|(a, i)| format!("{a}={i}")).collect();
+            format!("rank {r} {}", at.join(" ")).trim_end().to_string()
+        };
+        let names: Vec<String> = (0..mesh.ranks()).map(name).collect();
+        std::fs::write(&self.file, chrome(&names, &self.events)).map_err(|e| {
+            Diag::new("output", e.to_string())
+                .at(format!("--trace {}", self.file.display()))
+                .help("choose a file that can be written")
+                .exit(Exit::Environment)
+        })
+    }
+}
+
+/// `1F3` as in a schedule, or the name of a function of the step.
+fn label(plan: &Plan, c: &Call) -> String {
+    let f = &plan.module.funcs[c.func];
+    let Some(microbatch) = c.microbatch else { return base(&f.name).to_string() };
+    let kind = match base(&f.name) {
+        "forward" => Kind::Forward,
+        "weight" => Kind::Weight,
+        _ if plan.schedule.splits_backward() => Kind::Input,
+        _ => Kind::Backward,
+    };
+    let stage = f.name.rsplit_once('.').map_or("0", |n| n.1);
+    format!("{stage}{}{microbatch}", kind.letter())
+}
+
+fn message(plan: &Plan, t: &Transfer) -> String {
+    let name = plan.module.funcs[t.func].name(t.value);
+    t.microbatch.map_or(name.to_string(), |m| format!("{name} of microbatch {m}"))
+}
+
+/// The rank of another class with the other coordinates of this one.
+fn peer(plan: &Plan, rank: usize, class: usize) -> usize {
+    let mesh = &plan.module.mesh;
+    let axes = mesh.axis(PIPELINE).unwrap_or_default();
+    mesh.group(axes, rank).get(class).copied().unwrap_or(rank)
+}

@@ -3,7 +3,8 @@
 use serde::Serialize;
 use shardc_frontends::Facts;
 use shardc_ir::diag::Diag;
-use shardc_passes::options::Options;
+use shardc_passes::options::{Options, Order};
+use shardc_passes::schedule::chosen;
 
 /// One violated rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -96,6 +97,14 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         &[("seq", o.seq), ("max_position_embeddings", f.max_positions)],
         vec![format!("--seq {}", f.max_positions)],
     );
+    let batch = o.global_batch > 0 && o.microbatch > 0 && o.global_batch % rows == 0;
+    let searched = o.schedule == Order::Named("search".into());
+    if let Some(d) = chosen(o).err().filter(|_| batch && !searched) {
+        let rule = d.rule.clone().unwrap_or_default();
+        let chunks = o.chunks.unwrap_or(0);
+        let values = [("pp", o.axis("pp")), ("chunks", chunks), ("microbatches", o.microbatches())];
+        add(false, d.code, &rule, &values[..], d.help.clone());
+    }
     if o.sp {
         add(
             tp > 1,

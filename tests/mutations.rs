@@ -48,6 +48,7 @@ fn axes(op: &mut Op) -> Option<&mut AtomSet> {
         Op::ReduceScatter(o) => Some(&mut o.axes),
         Op::AllToAll(o) => Some(&mut o.axes),
         Op::Permute(o) => Some(&mut o.axes),
+        Op::Term(o) => Some(&mut o.axes),
         other => {
             assert!(other.collective().is_none(), "`{}` is not tested", other.mnemonic());
             None
@@ -225,6 +226,15 @@ fn sequence_parallel() {
     let ops = ["fan_out", "all_reduce", "all_gather", "reduce_scatter"];
     check("qwen3", &options(DP2_TP2, true, 2), &ops);
     check("qwen3", &Options { observe: false, ..options(DP2_TP2, true, 2) }, &ops);
+}
+
+/// What is summed over the stages, and everything else of a stage, with an axis more to mistake.
+#[test]
+fn stages() {
+    let mesh = [("pp", 2), ("tp", 2)];
+    check("gpt2", &options(&mesh, false, 2), &["fan_out", "all_reduce", "term"]);
+    let ops = ["fan_out", "all_reduce", "term", "all_gather", "reduce_scatter"];
+    check("qwen3", &options(&mesh, true, 2), &ops);
 }
 
 #[test]

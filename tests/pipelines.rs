@@ -137,6 +137,66 @@ fn every_family_against_transformers() {
     }
 }
 
+/// The same steps in f64, where every rank's list runs in the reference interpreter: sends are taken
+/// in their order, waits end, and numbers are those of transformers.
+#[test]
+fn every_schedule_in_the_interpreter() {
+    let fx = Fixture::open("llama_deep");
+    for n in Named::ALL {
+        let m = if n == Named::Naive { 1 } else { 4 };
+        let o = Options { schedule: named(n), ..options(&[("pp", 2)], false, ROWS / m) };
+        let model = fx.model(&o);
+        let compiled = compile(&model, &o);
+        let mut state = start(&fx, &model, &compiled);
+        interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{}: {e}", n.name()));
+        let mesh = &compiled.plan.module.mesh;
+        let out = |n: &str| state.output(mesh, n).unwrap_or_else(|e| panic!("{e}")).data;
+        fx.compare_loss(out("loss")[0]);
+        fx.compare_logits(&out("logits"));
+        fx.compare_grads(&model, |p| out(&format!("grad.{p}")));
+    }
+}
+
+/// Every send, receive and wait that is missing, double or in another order is found by replaying
+/// the lists, or the memory, of a plan.
+#[test]
+fn lists_that_do_not_fit_together_are_refused() {
+    use shardc_ir::plan::{Instr, Plan};
+    use shardc_passes::{memory, step};
+    let o = Options { schedule: named(Named::ZbV), ..options(&[("pp", 2)], false, 2) };
+    let model = Fixture::open("llama_deep").model(&o);
+    let plan = compile(&model, &o).plan;
+    let good = |p: &Plan| step::replay::replay(p).is_ok() && memory::replay::replay(p).is_ok();
+    assert!(good(&plan));
+    let mut tried = 0;
+    for class in 0..2 {
+        for i in 0..plan.classes[class].step.len() {
+            if matches!(plan.classes[class].step[i], Instr::Call(_)) {
+                continue;
+            }
+            let mut changed = |change: &dyn Fn(&mut Vec<Instr>), what: &str| {
+                let mut p = plan.clone();
+                change(&mut p.classes[class].step);
+                tried += 1;
+                assert!(
+                    !good(&p),
+                    "{what} {i} of class {class}: {:?}",
+                    plan.classes[class].step[i]
+                );
+            };
+            changed(&|l| drop(l.remove(i)), "without");
+            changed(&|l| l.insert(i, l[i].clone()), "twice");
+            // What is received first, after what is received next.
+            let next = (i + 1..plan.classes[class].step.len())
+                .find(|&k| matches!(plan.classes[class].step[k], Instr::Recv(_)));
+            if let (Instr::Recv(_), Some(k)) = (&plan.classes[class].step[i], next) {
+                changed(&|l| l.swap(i, k), "swapped");
+            }
+        }
+    }
+    assert!(tried > 60, "{tried}");
+}
+
 /// A schedule from a file is the schedule it was written from.
 #[test]
 fn a_csv_file_is_a_schedule() {

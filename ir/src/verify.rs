@@ -3,9 +3,9 @@
 //! problem that every layer has is told once.
 
 use crate::diag::Diag;
-use crate::func::{Func, Module, Name, Node, Role, Value};
+use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
 use crate::infer::TypeError;
-use crate::mesh::{AtomSet, Mesh};
+use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::{DOCS, Op};
 use crate::text::{MAX_DIMS, MAX_ELEMENTS, is_path, node_text, type_text};
 use crate::types::{AtomList, DType, Type};
@@ -36,6 +36,15 @@ const MAX_FOUND: usize = 20_000;
 pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
     let mut p = Problems::default();
     let mut fed: HashMap<&Role, (&str, &Type)> = HashMap::new();
+    // What one stage hands to another is made before it is used, wherever the function stands.
+    for f in &m.funcs {
+        for r in &f.results {
+            let known = (r.value.0 as usize) < f.values.len();
+            if let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Edge && known) {
+                fed.insert(role, (&f.name, f.ty(r.value)));
+            }
+        }
+    }
     for f in &m.funcs {
         let mut c = Checker { mesh: &m.mesh, f, phase, made: vec![Maker::None; f.values.len()] };
         if c.values(&mut p) {
@@ -197,6 +206,17 @@ impl<'a> Checker<'a> {
                 });
             }
             self.alone(&v.name, &v.ty, p);
+            let pipeline = self.mesh.axis(PIPELINE).unwrap_or_default();
+            if v.ty.marked().minus(v.ty.sum).meets(pipeline) {
+                p.push(v.name.layer, || {
+                    let ty = type_text(self.mesh, &v.ty);
+                    self.diag("pipeline-axis", format!("`{}` is {ty}", v.name))
+                        .rule(format!(
+                            "{PIPELINE} splits the model into stages; a type names it only as +{PIPELINE}"
+                        ))
+                        .help(format!("take {PIPELINE} out of the type, or split over 1 other axis"))
+                });
+            }
         }
         for s in f.scopes.iter().filter(|s| !is_path(&s.path)) {
             p.push(s.layer, || {

@@ -16,7 +16,7 @@ use crate::step::finish::{Foreign, evaluate, finish};
 use crate::step::instructions::{Index, Lists, base, instructions, named};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Module, Port, RoleKind, Value};
-use shardc_ir::mesh::{AtomSet, PIPELINE};
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
 use shardc_ir::schedule::{Schedule, Times, replay};
 use shardc_ir::types::{DType, Type};
@@ -85,7 +85,7 @@ impl Manager<'_, '_> {
 /// Compiles a model to a plan: a pure function of its arguments.
 pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     let Source { module: mut m, weights, sequence, vocab } = source;
-    check_source(&m.funcs[0], o)?;
+    check_source(&m.mesh, &m.funcs[0], o)?;
     let mut phases = vec![];
     let frozen = |name: &str| o.freeze.iter().any(|g| glob(g, name));
     let mut run = Manager { watch, phases: &mut phases, since: Instant::now() };
@@ -256,7 +256,7 @@ pub fn rank_classes(m: &Module, s: &Schedule) -> Result<Vec<RankClass>> {
 const INPUTS: [&str; 3] = ["input_ids", "targets", "positions"];
 
 /// What the passes assume of a model, whoever wrote it.
-fn check_source(f: &Func, o: &Options) -> Result<()> {
+fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
     let bad = |what: String, rule: &str, help: String| {
         Err(Diag::new("source", what).at(format!("@{}", f.name)).rule(rule).help(help))
     };
@@ -271,6 +271,17 @@ fn check_source(f: &Func, o: &Options) -> Result<()> {
             "use --global-batch {}",
             global.div_ceil(rows.max(1)).max(1) * rows.max(1)
         )));
+    }
+    let pipeline = mesh.axis(PIPELINE).unwrap_or_default();
+    let asked =
+        f.annotations.iter().flat_map(|(v, a)| a.dims.iter().map(move |d| (v, d.atoms.set())));
+    let typed = (0..f.values.len()).map(|v| Value(v as u32));
+    let typed = typed.map(|v| (v, f.ty(v).marked()));
+    if let Some((v, _)) = asked.map(|(v, s)| (*v, s)).chain(typed).find(|x| x.1.meets(pipeline)) {
+        return Err(Diag::new("pipeline-axis", format!("{} is split over {PIPELINE}", f.name(v)))
+            .at(format!("@{}", f.name))
+            .rule(format!("{PIPELINE} splits the model into stages, and no tensor"))
+            .help(format!("take {PIPELINE} out of its type, or split it over 1 other axis")));
     }
     let mut seen = std::collections::BTreeSet::new();
     for a in &f.args {
@@ -362,7 +373,7 @@ fn drop_outputs(f: &mut Func) {
 }
 
 /// A warning for each axis that splits nothing: its ranks all do the same work.
-fn idle_axes(mesh: &shardc_ir::mesh::Mesh, f: &Func) -> Vec<Diag> {
+fn idle_axes(mesh: &Mesh, f: &Func) -> Vec<Diag> {
     let used = f.values.iter().fold(AtomSet::EMPTY, |s, v| s.union(v.ty.sharded()));
     let split = mesh.axes.iter().filter(|a| a.name != PIPELINE);
     let idle = split.filter(|a| mesh.axis(&a.name).is_none_or(|s| !s.meets(used)));
@@ -377,7 +388,7 @@ fn idle_axes(mesh: &shardc_ir::mesh::Mesh, f: &Func) -> Vec<Diag> {
 }
 
 /// A warning for each parameter of which more than 1/8 of the stored elements is padding.
-fn padding(mesh: &shardc_ir::mesh::Mesh, f: &Func, weights: &[Weight]) -> Vec<Diag> {
+fn padding(mesh: &Mesh, f: &Func, weights: &[Weight]) -> Vec<Diag> {
     let mut out = vec![];
     for (a, w) in f.args.iter().zip(weights) {
         let t = f.ty(a.value);

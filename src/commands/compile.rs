@@ -114,7 +114,9 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     }
     let of = match r.per_class.len() {
         1 => String::new(),
-        n => format!(" of class {}, which needs most of {n} (inspect --summary shows all)", c.class),
+        n => {
+            format!(" of class {}, which needs most of {n} (inspect --summary shows all)", c.class)
+        }
     };
     let text = format!(
         "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\nmemory of one rank{of}\n{t}\nsent by one rank{} per step\n{comm}\n",

@@ -12,6 +12,7 @@ use shardc_ir::weights::Weight;
 use shardc_passes::memory::replay;
 use shardc_passes::options::{Options, Order, ShardRule};
 use shardc_passes::pipeline::rank_classes;
+use shardc_passes::step;
 use shardc_runtime::StepBatch;
 use std::path::Path;
 
@@ -81,14 +82,15 @@ fn exact(name: &'static str, problem: Option<String>) -> Check {
 
 /// All ranks of a class run one list, so every group within a stage meets the same collectives in the
 /// same order. The lists of the classes come from one order of all actions, in which everything is
-/// made before it is used: the replay finds it again, or says which actions wait for each other.
+/// made before it is used: the replay finds it again, or says which actions wait for each other. Then
+/// the lists are replayed against each other.
 fn order(plan: &Plan) -> Option<String> {
     match rank_classes(&plan.module, &plan.schedule) {
         Err(d) => Some(d.message),
         Ok(again) if again != plan.classes => {
             Some("the schedule gives other lists than the plan has".into())
         }
-        Ok(_) => None,
+        Ok(_) => step::replay::replay(plan).err().map(|d| d.message),
     }
 }
 

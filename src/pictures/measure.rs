@@ -32,20 +32,7 @@ pub fn live(t: &Timeline) -> Vec<usize> {
     if t.ranks.iter().flatten().all(|s| s.action.kind == Kind::Forward) {
         return vec![];
     }
-    let peak = |slots: &Vec<Slot>| {
-        let (mut now, mut most) = (0usize, 0);
-        for s in slots {
-            match s.action.kind {
-                Kind::Forward => now += 1,
-                Kind::Backward | Kind::Weight => now = now.saturating_sub(1),
-                // The weights' part still reads them.
-                Kind::Input => {}
-            }
-            most = most.max(now);
-        }
-        most
-    };
-    t.ranks.iter().map(peak).collect()
+    (0..t.ranks.len()).map(|r| t.live(r) as usize).collect()
 }
 
 /// Which chunk of its rank a stage is.

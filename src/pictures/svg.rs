@@ -20,6 +20,8 @@ pub struct Area {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Memory {
     pub ranks: Vec<Vec<Area>>,
+    /// Size of each rank's arena: what is shown, and gaps. Empty: what is shown.
+    pub arenas: Vec<usize>,
     /// Bytes a rank has.
     pub limit: Option<usize>,
 }

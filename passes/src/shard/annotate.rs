@@ -9,7 +9,7 @@ use crate::options::{Options, ShardRule, glob};
 use shardc_ir::attr::{read_atoms, read_sub_axis};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Port, RoleKind, Value};
-use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
 use shardc_ir::rule::Letter;
@@ -299,6 +299,9 @@ fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule, o: &Options) -> Result<()>
             } else {
                 read_atoms(&body, mesh)?
             };
+            if atoms.set().meets(mesh.axis(PIPELINE).unwrap_or_default()) {
+                return Err(format!("{PIPELINE} splits the model into stages, and no tensor"));
+            }
             Ok(AnnotatedDim { atoms, open })
         };
         let dims = written.iter().map(dim).collect::<std::result::Result<_, _>>();

@@ -4,3 +4,4 @@ pub mod combine;
 pub mod enter;
 pub mod finish;
 pub mod instructions;
+pub mod replay;

@@ -24,7 +24,8 @@ pub fn timeline(s: &Stored, file: Option<&Path>, as_json: bool) -> Result<String
         let title = format!("{}, {mesh}, {} microbatches", s.family, plan.schedule.microbatches);
         let ranks = plan.classes.iter().enumerate();
         let ranks = ranks.map(|(r, c)| areas(plan, c, &t, r)).collect::<Result<_>>()?;
-        let memory = Memory { ranks, limit: s.options.memory };
+        let arenas = plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
+        let memory = Memory { ranks, arenas, limit: s.options.memory };
         std::fs::write(file, svg(&t, chunks, &title, Some(&memory))).map_err(|e| {
             Diag::new("output", e.to_string())
                 .at(format!("--svg {}", file.display()))

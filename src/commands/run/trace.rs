@@ -64,9 +64,7 @@ impl Trace {
                     args.push(("bytes", x.bytes.to_string()));
                     (format!("recv {} from rank {peer}", message(plan, x)), "recv")
                 }
-                Instr::Sent { to } => {
-                    (format!("wait for rank {}", peer(plan, rank, *to)), "send")
-                }
+                Instr::Sent { to } => (format!("wait for rank {}", peer(plan, rank, *to)), "send"),
             },
         };
         let (start_us, end_us) = (us(t.start), us(t.end));

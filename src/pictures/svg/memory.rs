@@ -52,7 +52,8 @@ pub fn draw(out: &mut String, f: &Frame, m: &Memory, y: f64) -> f64 {
                 bytes(a.points.iter().map(|p| p.1).max().unwrap_or(0))
             ));
         }
-        panel.peak(out, stack.peak(), m.limit, limit);
+        let peak = m.arenas.get(rank).copied().unwrap_or(stack.peak());
+        panel.peak(out, peak, m.limit, limit);
     }
     let bottom = top + m.ranks.len() as f64 * (PANEL + BETWEEN);
     f.grid(out, top, bottom - BETWEEN);

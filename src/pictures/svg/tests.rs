@@ -72,7 +72,7 @@ fn memory(t: &Timeline, limit: Option<usize>) -> Memory {
             Area { name: "activations".into(), points },
         ]
     };
-    Memory { ranks: t.ranks.iter().map(rank).collect(), limit }
+    Memory { ranks: t.ranks.iter().map(rank).collect(), limit, ..Memory::default() }
 }
 
 fn all() -> Vec<(Timeline, usize)> {
@@ -160,7 +160,8 @@ fn odd_times_stay_inside() {
     let odd = vec![slot(Kind::Input, 0, 0, f64::NAN, f64::INFINITY)];
     let t = Timeline { ranks: vec![slots, odd], order: vec![] };
     let area = Area { name: "<>".into(), points: vec![(f64::NAN, 3), (9.0, usize::MAX)] };
-    let m = Memory { ranks: vec![vec![area.clone(), area]], limit: Some(0) };
+    let ranks = vec![vec![area.clone(), area]];
+    let m = Memory { ranks, limit: Some(0), ..Memory::default() };
     let s = svg(&t, 1, "t", Some(&m));
     for (words, _, from, to) in cells(&s) {
         assert!(from >= 112.0 && to <= 8000.0, "{words} {from} {to}");

@@ -1,0 +1,171 @@
+//! Checks the lists of all ranks of the pipeline against each other, by replay.
+//!
+//! It knows nothing of how the lists were made: every send must be taken by a receive of the same
+//! value and type, in order; every wait must end; all ranks must come to the same sums over the
+//! stages; and nothing may be left over.
+
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::Role;
+use shardc_ir::mesh::{AtomSet, PIPELINE};
+use shardc_ir::plan::{Instr, Plan, Transfer};
+use shardc_ir::text::type_text;
+use std::collections::{BTreeMap, VecDeque};
+
+struct Replay<'a> {
+    plan: &'a Plan,
+    lists: Vec<&'a [Instr]>,
+    /// Next instruction of each class, and within a call the sums over stages it has passed.
+    at: Vec<(usize, usize)>,
+    /// What is on its way, as its giver knows it.
+    mail: BTreeMap<(usize, usize), VecDeque<Transfer>>,
+    /// Offers that were taken and not yet waited for.
+    taken: BTreeMap<(usize, usize), usize>,
+}
+
+/// Replays a step and an evaluation.
+///
+/// # Errors
+/// `deadlock` if ranks wait for each other, `schedule` if a transfer has no or the wrong other end.
+pub fn replay(plan: &Plan) -> Result<()> {
+    for evaluation in [false, true] {
+        let classes = plan.classes.iter();
+        let lists = classes.map(|c| if evaluation { &c.evaluation[..] } else { &c.step[..] });
+        let lists: Vec<&[Instr]> = lists.collect();
+        let at = vec![(0, 0); lists.len()];
+        let (mail, taken) = (BTreeMap::new(), BTreeMap::new());
+        Replay { plan, lists, at, mail, taken }.run()?;
+    }
+    Ok(())
+}
+
+fn bug(d: Diag) -> Diag {
+    d.rule("the lists of all ranks fit together")
+        .help("compile the plan again with this version of shardc")
+        .exit(Exit::Problems)
+}
+
+impl Replay<'_> {
+    fn run(mut self) -> Result<()> {
+        loop {
+            let mut moved = false;
+            for class in 0..self.lists.len() {
+                while self.advance(class)? {
+                    moved = true;
+                }
+            }
+            if !moved && !self.sum() {
+                break;
+            }
+        }
+        if let Some(class) = (0..self.lists.len()).find(|&c| self.at[c].0 < self.lists[c].len()) {
+            let waits = |c: usize| {
+                let i = self.lists[c].get(self.at[c].0)?;
+                Some(format!("class {c} waits in {}", self.text(i)))
+            };
+            let first = waits(class).unwrap_or_default();
+            let mut d = Diag::new("deadlock", format!("{first} for ever"));
+            for c in (0..self.lists.len()).filter(|&c| c != class) {
+                d = d.why(waits(c).unwrap_or_else(|| format!("class {c} has nothing left to do")));
+            }
+            return Err(bug(d));
+        }
+        let left = self.mail.iter().find(|m| !m.1.is_empty()).map(|m| *m.0);
+        if let Some((from, to)) = left {
+            let what = format!("class {to} does not take all that class {from} sends");
+            return Err(bug(Diag::new("schedule", what)));
+        }
+        if let Some(((from, to), _)) = self.taken.iter().find(|t| *t.1 > 0) {
+            let what = format!("class {from} does not wait until class {to} has taken all");
+            return Err(bug(Diag::new("schedule", what)));
+        }
+        Ok(())
+    }
+
+    /// Runs the next instruction of a class; false if it waits or there is none.
+    fn advance(&mut self, class: usize) -> Result<bool> {
+        let Some(i) = self.lists[class].get(self.at[class].0) else { return Ok(false) };
+        match i {
+            Instr::Call(c) => {
+                if self.at[class].1 < self.sums(c.func).len() {
+                    return Ok(false);
+                }
+            }
+            Instr::Send(t) => self.mail.entry((class, t.with)).or_default().push_back(*t),
+            Instr::Sent { to } => match self.taken.get_mut(&(class, *to)).filter(|n| **n > 0) {
+                Some(n) => *n -= 1,
+                None => return Ok(false),
+            },
+            Instr::Recv(t) => {
+                let offer = self.mail.get_mut(&(t.with, class)).and_then(VecDeque::pop_front);
+                let Some(offer) = offer else { return Ok(false) };
+                self.fits(class, &offer, t)?;
+                *self.taken.entry((t.with, class)).or_default() += 1;
+            }
+        }
+        self.at[class] = (self.at[class].0 + 1, 0);
+        Ok(true)
+    }
+
+    /// Lets all classes pass a sum over the stages, if all wait in one.
+    fn sum(&mut self) -> bool {
+        let waits = |c: usize| match self.lists[c].get(self.at[c].0) {
+            Some(Instr::Call(call)) => self.sums(call.func).get(self.at[c].1).copied(),
+            _ => None,
+        };
+        let all: Vec<Option<AtomSet>> = (0..self.lists.len()).map(waits).collect();
+        let same = all.first().copied().flatten().is_some() && all.iter().all(|a| *a == all[0]);
+        if same {
+            self.at.iter_mut().for_each(|a| a.1 += 1);
+        }
+        same
+    }
+
+    /// The collectives of a function in which all ranks of the pipeline take part.
+    fn sums(&self, func: usize) -> Vec<AtomSet> {
+        let pipeline = self.plan.module.mesh.axis(PIPELINE).unwrap_or_default();
+        let nodes = self.plan.module.funcs[func].nodes.iter();
+        let over = |n: &shardc_ir::func::Node| n.op.collective().map(|c| c.atoms());
+        nodes.filter_map(over).filter(|a| a.meets(pipeline)).collect()
+    }
+
+    /// Checks that a value is received as what it was sent.
+    fn fits(&self, class: usize, sent: &Transfer, got: &Transfer) -> Result<()> {
+        let m = &self.plan.module;
+        let (a, b) = (&m.funcs[sent.func], &m.funcs[got.func]);
+        let role = |ports: &[shardc_ir::func::Port], v| -> Option<Role> {
+            ports.iter().find(|p| p.value == v).and_then(|p| p.role.clone())
+        };
+        let (from, to) = (role(&a.results, sent.value), role(&b.args, got.value));
+        let (s, r) = (a.ty(sent.value), b.ty(got.value));
+        // A gradient of a parameter is received under a role of its own.
+        let gradient = |f: &Role, t: &Role| *t.name == *format!("grad.{}.{}", f.name, got.with);
+        let named = match (&from, &to) {
+            (Some(f), Some(t)) => f == t || gradient(f, t),
+            _none => false,
+        };
+        if named && s == r && sent.bytes == got.bytes && sent.microbatch == got.microbatch {
+            return Ok(());
+        }
+        let text = |t: &Transfer, f: &shardc_ir::func::Func| {
+            let of = t.microbatch.map_or(String::new(), |j| format!(" of microbatch {j}"));
+            format!("{}: {}{of}", f.name(t.value), type_text(&m.mesh, f.ty(t.value)))
+        };
+        let what = format!(
+            "class {class} takes {} where class {} sends {}",
+            text(got, b),
+            got.with,
+            text(sent, a)
+        );
+        Err(bug(Diag::new("schedule", what)))
+    }
+
+    fn text(&self, i: &Instr) -> String {
+        let f = |func: usize| &self.plan.module.funcs[func];
+        match i {
+            Instr::Call(c) => format!("@{}", f(c.func).name),
+            Instr::Send(t) => format!("send {}", f(t.func).name(t.value)),
+            Instr::Recv(t) => format!("recv {} from class {}", f(t.func).name(t.value), t.with),
+            Instr::Sent { to } => format!("the wait for class {to}"),
+        }
+    }
+}

@@ -5,7 +5,7 @@
 //! stages; and nothing may be left over.
 
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::Role;
+use shardc_ir::func::{Port, Role};
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::plan::{Instr, Plan, Transfer};
 use shardc_ir::text::type_text;
@@ -132,17 +132,14 @@ impl Replay<'_> {
     fn fits(&self, class: usize, sent: &Transfer, got: &Transfer) -> Result<()> {
         let m = &self.plan.module;
         let (a, b) = (&m.funcs[sent.func], &m.funcs[got.func]);
-        let role = |ports: &[shardc_ir::func::Port], v| -> Option<Role> {
-            ports.iter().find(|p| p.value == v).and_then(|p| p.role.clone())
+        let roles = |ports: &[Port], v| -> Vec<Role> {
+            ports.iter().filter(|p| p.value == v).filter_map(|p| p.role.clone()).collect()
         };
-        let (from, to) = (role(&a.results, sent.value), role(&b.args, got.value));
+        let (from, to) = (roles(&a.results, sent.value), roles(&b.args, got.value));
         let (s, r) = (a.ty(sent.value), b.ty(got.value));
         // A gradient of a parameter is received under a role of its own.
         let gradient = |f: &Role, t: &Role| *t.name == *format!("grad.{}.{}", f.name, got.with);
-        let named = match (&from, &to) {
-            (Some(f), Some(t)) => f == t || gradient(f, t),
-            _none => false,
-        };
+        let named = from.iter().any(|f| to.iter().any(|t| f == t || gradient(f, t)));
         if named && s == r && sent.bytes == got.bytes && sent.microbatch == got.microbatch {
             return Ok(());
         }

@@ -6,8 +6,11 @@ use super::{Answer, some, value, words};
 use crate::commands::inspect::numbered;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, RoleKind, Value};
+use shardc_ir::plan::{Instr, Transfer};
 use shardc_ir::text::type_text;
 use shardc_ir::weights::{Init, Weight};
+use shardc_passes::step::instructions::base;
+use std::collections::BTreeMap;
 
 /// Most names suggested for one that is not there.
 const MAX_NEAR: usize = 8;
@@ -93,7 +96,23 @@ fn ready(why: &Why, fi: usize, v: Value, name: &str) -> Vec<String> {
     if lines.is_empty() {
         lines.push("used as it is stored".into());
     }
+    for (class, _) in transfers(why, |t, f| {
+        f.results.iter().any(|r| r.value == t.value && is(&r)) && t.microbatch.is_none()
+    }) {
+        lines.push(format!("sent once per step to the ranks with pp={class}, which use it too"));
+    }
     lines
+}
+
+/// The other ends of the transfers of a step of which something holds, once each.
+fn transfers(why: &Why, is: impl Fn(&Transfer, &Func) -> bool) -> BTreeMap<usize, usize> {
+    let all = why.plan.classes.iter().flat_map(|c| &c.step);
+    let sends = all.filter_map(|i| match i {
+        Instr::Send(t) => Some(t),
+        Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+    });
+    let found = sends.filter(|t| is(t, why.func(t.func)));
+    found.map(|t| (t.with, t.bytes)).collect()
 }
 
 /// Argument of a function with this role.
@@ -108,7 +127,7 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
     let Some((fi, f, v)) = funcs
         .iter()
         .enumerate()
-        .rev()
+        .filter(|(_, f)| base(&f.name) == "finish")
         .find_map(|(i, f)| Some((i, f, arg(f, RoleKind::Grad, name)?)))
     else {
         return vec!["none: it is not trained".into()];
@@ -140,6 +159,17 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
             type_text(why.mesh, f.ty(to))
         ));
         at = to;
+    }
+    for a in &f.args {
+        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Edge);
+        let from = role.and_then(|r| r.name.strip_prefix("grad.")?.rsplit_once('.'));
+        if let Some((_, class)) = from.filter(|x| x.0 == name) {
+            let bytes = f.ty(a.value).local_bytes(why.mesh);
+            lines.insert(
+                1,
+                format!("with the gradient of the ranks with pp={class}, {bytes} B received once per step"),
+            );
+        }
     }
     if lines.len() == 1 {
         lines.push("no rank needs another's: no collective".into());

@@ -1,10 +1,11 @@
 //! Types, places and ops in words.
 
 use shardc_ir::func::{Func, Node, RoleKind, Value};
-use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::plan::{Class, Plan};
 use shardc_ir::text;
 use shardc_ir::types::{Reduction, State, Type};
+use shardc_passes::step::instructions::base;
 
 /// Longest text of an op in an answer, in characters.
 const MAX_TEXT: usize = 140;
@@ -78,8 +79,25 @@ pub fn type_lines(mesh: &Mesh, f: &Func, maker: Option<&Node>, v: Value) -> Vec<
         };
         format!("over {axis} ({ways}): {what}")
     };
-    let all: Vec<String> = states(mesh, t).into_iter().map(line).collect();
+    let pipeline = mesh.axis(PIPELINE).unwrap_or_default();
+    let own = |s: &(AtomSet, State)| s.0.meets(pipeline) && s.1 == State::Invariant;
+    let (stage, rest): (Vec<_>, Vec<_>) = states(mesh, t).into_iter().partition(own);
+    let mut all: Vec<String> = rest.into_iter().map(line).collect();
+    if !stage.is_empty() {
+        all.insert(0, place_in_pipeline(f));
+    }
     if all.is_empty() { vec!["one rank: it has everything".into()] } else { all }
+}
+
+/// Which ranks of the pipeline have the values of a function.
+fn place_in_pipeline(f: &Func) -> String {
+    let number = f.name.rsplit_once('.').map_or("0", |n| n.1);
+    match base(&f.name) {
+        "forward" | "backward" | "weight" => {
+            format!("over {PIPELINE}: only the ranks of stage {number} have it")
+        }
+        _around => format!("over {PIPELINE}: only the ranks with {PIPELINE}={number} have it"),
+    }
 }
 
 /// The class of memory that arguments and results of a role are counted under.

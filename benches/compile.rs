@@ -4,11 +4,13 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use shardc::flags::Flags;
 use std::path::Path;
 
-fn compile(model: &str, mesh: &str, ranks: usize, out: &Path) {
+fn compile(model: &str, mesh: &str, batch: usize, schedule: Option<&str>, out: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs");
     let flags = Flags {
         mesh: Some(mesh.into()),
-        global_batch: Some(ranks),
+        global_batch: Some(batch),
+        microbatch: schedule.map(|_| 1),
+        schedule: schedule.map(String::from),
         seq: Some(4096),
         ..Flags::default()
     };
@@ -20,12 +22,20 @@ fn benches(c: &mut Criterion) {
     let out = std::env::temp_dir().join(format!("shardc-bench-{}.plan", std::process::id()));
     let mut g = c.benchmark_group("compile");
     g.sample_size(20);
-    for (name, model, mesh, dp) in [
-        ("llama-3.1-8b tp=8,dp=8", "llama-3.1-8b.json", "dp=8,tp=8", 8),
-        ("llama-3.1-405b tp=4,dp=2 (8 ranks)", "llama-3.1-405b.json", "dp=2,tp=4", 2),
-        ("llama-3.1-405b tp=8,dp=2048 (16384 ranks)", "llama-3.1-405b.json", "dp=2048,tp=8", 2048),
+    let (small, large) = ("llama-3.1-8b.json", "llama-3.1-405b.json");
+    for (name, model, mesh, batch, schedule) in [
+        ("llama-3.1-8b tp=8,dp=8", small, "dp=8,tp=8", 8, None),
+        ("llama-3.1-405b tp=4,dp=2 (8 ranks)", large, "dp=2,tp=4", 2, None),
+        ("llama-3.1-405b tp=8,dp=2048 (16384 ranks)", large, "dp=2048,tp=8", 2048, None),
+        (
+            "llama-3.1-405b pp=16,dp=128,tp=8, interleaved, 64 microbatches",
+            large,
+            "pp=16,dp=128,tp=8",
+            64 * 128,
+            Some("interleaved"),
+        ),
     ] {
-        g.bench_function(name, |b| b.iter(|| compile(model, mesh, dp, &out)));
+        g.bench_function(name, |b| b.iter(|| compile(model, mesh, batch, schedule, &out)));
     }
     g.finish();
     let _ = std::fs::remove_dir_all(&out);

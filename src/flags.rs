@@ -16,7 +16,8 @@ use std::result::Result as Result2;
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[group(skip)]
 pub struct Flags {
-    /// Axes and sizes, outer to inner: dp=2,tp=2 (dp is short for dp_replicate)
+    /// Axes and sizes, outer to inner: pp=2,dp=2,tp=2 (dp is short for dp_replicate, or with --zero
+    /// for dp_shard)
     #[arg(long, help_heading = "Layout")]
     pub mesh: Option<String>,
     /// train, or infer (forward to logits) [default: train]
@@ -37,7 +38,8 @@ pub struct Flags {
     /// Seed of initial weights and data order [default: 0]
     #[arg(long, help_heading = "Run")]
     pub seed: Option<u64>,
-    /// ZeRO stage: 0 [default: 0]
+    /// ZeRO stage: what is split over dp_shard: 1 optimizer state, 2 and gradients, 3 and
+    /// parameters [default: 0]
     #[arg(long, help_heading = "Layout")]
     pub zero: Option<u8>,
     /// Split the residual stream over tp along the sequence (sequence parallelism)
@@ -64,7 +66,8 @@ pub struct Flags {
     /// Relative speed of each rank of the pipeline, as in 1,1,0.5,1 [default: all equal]
     #[arg(long, help_heading = "Layout")]
     pub speeds: Option<String>,
-    /// Drop gathered parameters after forward: yes [default: yes]
+    /// Drop parameters that ZeRO-3 gathered after forward, and gather them again in backward: yes or
+    /// no [default: yes]
     #[arg(long, help_heading = "Layout")]
     pub reshard_after_forward: Option<String>,
     /// Dropout: 0 [default: 0]
@@ -146,7 +149,13 @@ impl Flags {
     /// The options of the passes, with defaults; refuses what is not built.
     pub fn options(&self) -> Result<Options> {
         self.refuse_unbuilt()?;
-        let mesh = parse_mesh(self.mesh.as_deref().unwrap_or(""))?;
+        let zero = self.zero.unwrap_or(0);
+        if zero > 3 {
+            return Err(Diag::new("flag", format!("--zero {zero} is no stage of ZeRO"))
+                .at(format!("--zero {zero}"))
+                .help("use --zero 0, 1, 2 or 3"));
+        }
+        let mesh = parse_mesh(self.mesh.as_deref().unwrap_or(""), zero)?;
         let word = |given: &Option<String>, flag: &str, words: &[&str]| -> Result<usize> {
             let Some(g) = given else { return Ok(0) };
             words.iter().position(|w| w == g).ok_or_else(|| {
@@ -196,6 +205,12 @@ impl Flags {
             observe: false,
             memory: self.memory.as_deref().map(memory).transpose()?,
             recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
+            zero,
+            reshard_after_forward: word(
+                &self.reshard_after_forward,
+                "--reshard-after-forward",
+                &["yes", "no"],
+            )? == 0,
             schedule: schedule(self.schedule.as_deref().unwrap_or("1f1b"))?,
             chunks: self.chunks,
             layers: self.layers.clone().unwrap_or_default(),
@@ -223,10 +238,8 @@ impl Flags {
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
-        let cases: [(&str, Option<String>, &str, &str); 8] = [
-            ("--reshard-after-forward", self.reshard_after_forward.clone(), "yes", "no"),
+        let cases: [(&str, Option<String>, &str, &str); 6] = [
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
-            ("--zero", self.zero.map(|z| z.to_string()), "0", "1 2 3"),
             ("--dtype", self.dtype.clone(), "f32", "bf16"),
             ("--cp-mode", self.cp_mode.clone(), "all-gather", "ring ulysses"),
             ("--tp-mode", self.tp_mode.clone(), "1d", "2d 2.5d 3d"),
@@ -377,7 +390,7 @@ fn betas(text: &str) -> Result<(f64, f64)> {
 }
 
 /// Reads `dp=2,tp=4` into canonical names, in the order given.
-pub fn parse_mesh(text: &str) -> Result<Vec<(String, usize)>> {
+pub fn parse_mesh(text: &str, zero: u8) -> Result<Vec<(String, usize)>> {
     let bad = |m: String| {
         Diag::new("mesh", m).at(format!("--mesh {text}")).help("for example --mesh dp=2,tp=2")
     };
@@ -388,6 +401,7 @@ pub fn parse_mesh(text: &str) -> Result<Vec<(String, usize)>> {
         let size: usize =
             size.trim().parse().map_err(|_| bad(format!("`{}` is not a size", size.trim())))?;
         let name = match name.trim() {
+            "dp" if zero > 0 => "dp_shard",
             "dp" => "dp_replicate",
             n => n,
         };

@@ -405,8 +405,7 @@ fn words_that_are_not_known() {
 fn what_is_not_built_or_does_not_fit() {
     let lab = Lab::new("limits");
     let mha = &format!("{FIXTURES}/llama_mha");
-    let unbuilt: [&[&str]; 7] = [
-        &["--zero", "3"],
+    let unbuilt: [&[&str]; 6] = [
         &["--dtype", "bf16"],
         &["--mesh", "cp=2"],
         &["--tp-mode", "2d"],

@@ -72,6 +72,12 @@ pub struct Options {
     /// What backward computes again.
     #[serde(default)]
     pub recompute: Recompute,
+    /// ZeRO stage: 0 to 3, see [`crate::shard::partition::Zero`].
+    #[serde(default)]
+    pub zero: u8,
+    /// Gathered parameters are dropped after forward and gathered again in backward (ZeRO-3).
+    #[serde(default = "yes")]
+    pub reshard_after_forward: bool,
     /// Order of the pipeline's work.
     #[serde(default)]
     pub schedule: Order,
@@ -85,6 +91,10 @@ pub struct Options {
     pub speeds: Vec<f64>,
     /// Most bytes a rank may need.
     pub memory: Option<usize>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Options {

@@ -7,7 +7,7 @@ use crate::options::{Options, glob};
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
-use crate::shard::partition::{Preparation, partition};
+use crate::shard::partition::{Preparation, Zero, partition};
 use crate::shard::propagate::{Cause, propagate};
 use crate::stages::stages;
 use crate::step::combine::combine;
@@ -110,7 +110,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     run.done("propagate", &m);
 
     let sharded = m.clone();
-    let parts = partition(&m.mesh, &m.funcs[0], &frozen)?;
+    let parts = partition(&m.mesh, &m.funcs[0], &frozen, Zero(o.zero))?;
     m.funcs[0] = parts.forward;
     if o.mode == Mode::Train && !o.observe {
         drop_outputs(&mut m.funcs[0]);
@@ -118,12 +118,13 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     run.done("partition", &m);
 
     let loops = if o.mode == Mode::Train {
-        let mut joint = differentiate(&m.mesh, m.funcs.remove(0), &frozen, &stages);
+        let mut joint = differentiate(&m.mesh, m.funcs.remove(0), &frozen, &stages, &parts.params);
         m.funcs.push(std::mem::take(&mut joint.func));
         run.done("differentiate", &m);
 
         joint.func = m.funcs.remove(0);
-        split(joint, &o.recompute, &stages, schedule.splits_backward())
+        let keep = !o.reshard_after_forward;
+        split(joint, &o.recompute, keep, &stages, schedule.splits_backward())
     } else {
         split_forward(m.funcs.remove(0), &stages)
     };

@@ -7,11 +7,12 @@
 //! Reverse mode over the typed program: the gradient of each op comes from its own file, typed by the
 //! same rules, so f becomes g, a gather a scatter, and a weight's gradient a pending sum.
 
-use crate::shard::partition::active;
+use crate::shard::partition::{Preparation, active};
 use crate::stages::Stages;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::types::Type;
 use shardc_ir::ops::Add;
 use smallvec::SmallVec;
 
@@ -34,6 +35,7 @@ pub fn differentiate(
     mut f: Func,
     frozen: &dyn Fn(&str) -> bool,
     stages: &Stages,
+    params: &[Preparation],
 ) -> Joint {
     let on = active(&f, frozen);
     let backward_from = f.nodes.len();
@@ -85,15 +87,11 @@ pub fn differentiate(
         let mut b = Builder::new(mesh, &mut f);
         b.grad = true;
         for of_stage in by_stage(&parts[a.value.0 as usize], stages) {
-            b.scope = match of_stage {
-                [_] => Scope(0),
-                [.., last] => last.1,
-                [] => continue,
-            };
-            if stages.count == 1 {
-                b.scope = Scope(0);
-            }
+            let [.., (_, last)] = of_stage else { continue };
+            b.scope = *last;
             if let Some(value) = sum(&mut b, of_stage, a.value) {
+                let prepared = params.iter().find(|p| p.param.name == role.name);
+                let value = prepared.map_or(value, |p| mirror_early(&mut b, p, value));
                 let role = Some(Role { kind: RoleKind::Grad, name: role.name.clone() });
                 b.f.results.push(Port { value, role });
             }
@@ -105,8 +103,25 @@ pub fn differentiate(
     joint
 }
 
+/// The mirror of those of a parameter's last steps that are mirrored in backward.
+fn mirror_early(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
+    let all: Vec<&Type> = std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
+    for i in (p.steps.len() - p.early..p.steps.len()).rev() {
+        // Only the types of the primal values are asked for: nothing reads them here.
+        let ends = [all[i], all[i + 1]].map(|t| {
+            let name = Name { grad: false, layer: None, hint: "primal".into(), dup: 0 };
+            b.f.value(t.clone(), name)
+        });
+        let g = p.steps[i].op.def().grad(b, &[ends[0]], &[ends[1]], &[Some(d)]);
+        d = g[0].expect("preparations are differentiable");
+        b.f.rename(d, Name { grad: true, ..p.name.clone() });
+        b.note("each rank keeps its piece of the gradient");
+    }
+    d
+}
+
 /// Values that are made of parameters alone.
-fn only_weights(f: &Func) -> Vec<bool> {
+pub(super) fn only_weights(f: &Func) -> Vec<bool> {
     let mut only = vec![false; f.values.len()];
     for a in &f.args {
         only[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);

@@ -13,7 +13,7 @@
 //! has no home: each stage makes its own. Nothing is assumed of what crosses a boundary: it is what
 //! later stages use.
 
-use super::differentiate::Joint;
+use super::differentiate::{Joint, only_weights};
 use super::recompute::{Recompute, recomputed};
 use crate::stages::{Stages, weighted};
 use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
@@ -50,8 +50,21 @@ enum Part {
 type Home = (usize, Part);
 
 /// Cuts a joint program. `apart`: gradients of parameters get a function of their own.
-pub fn split(joint: Joint, policy: &Recompute, stages: &Stages, apart: bool) -> Vec<StageFuncs> {
-    let again = recomputed(&joint.func, joint.backward_from, policy);
+/// `keep`: parameters that forward gathers are saved for backward.
+pub fn split(
+    joint: Joint,
+    policy: &Recompute,
+    keep: bool,
+    stages: &Stages,
+    apart: bool,
+) -> Vec<StageFuncs> {
+    let mut again = recomputed(&joint.func, joint.backward_from, policy);
+    if keep {
+        let weights = only_weights(&joint.func);
+        for (n, again) in joint.func.nodes.iter().zip(&mut again) {
+            *again &= !(matches!(n.op, Op::AllGather(_)) && weights[n.outs[0].0 as usize]);
+        }
+    }
     cut(joint, again, stages, true, apart)
 }
 

@@ -25,6 +25,9 @@ pub struct Preparation {
     /// Layout in which a rank stores the parameter.
     pub stored: Type,
     pub steps: Vec<Step>,
+    /// How many of the last steps are mirrored in backward, for every microbatch, instead of once
+    /// per step: from ZeRO-2 on gradients are kept in pieces.
+    pub early: usize,
     pub trainable: bool,
     /// Number of the layer and short name, for the names of values.
     pub name: shardc_ir::func::Name,
@@ -44,8 +47,18 @@ struct Execution {
     atoms: AtomSet,
 }
 
+/// What of a parameter is split over `dp_shard` beside what shardings say (Rajbhandari et al., 2020,
+/// *ZeRO*): 1, its optimizer state; 2, its gradient too; 3, itself too. 0: nothing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Zero(pub u8);
+
 /// Partitions the one function of a module of phase Sharded.
-pub fn partition(mesh: &Mesh, src: &Func, frozen: &dyn Fn(&str) -> bool) -> Result<Partitioned> {
+pub fn partition(
+    mesh: &Mesh,
+    src: &Func,
+    frozen: &dyn Fn(&str) -> bool,
+    zero: Zero,
+) -> Result<Partitioned> {
     let is_param = params(src);
     let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
     let exec: Vec<Execution> =
@@ -64,6 +77,8 @@ pub fn partition(mesh: &Mesh, src: &Func, frozen: &dyn Fn(&str) -> bool) -> Resu
         resharder: Resharder::default(),
         needs: vec![],
         active,
+        zero,
+        pieces: vec![false; src.values.len()],
     };
     p.needs = p.all_needs();
     let params = p.arguments(frozen)?;
@@ -235,11 +250,14 @@ struct Partition<'a> {
     /// The new value of each source value, in its own layout.
     now: Vec<Option<Value>>,
     /// The same in other layouts, as uses needed them.
-    made: Vec<SmallVec<[(Type, Value); 2]>>,
+    made: Vec<SmallVec<[(Type, Value, Scope); 2]>>,
     resharder: Resharder,
     /// The layouts that the users of each source value need, in program order.
     needs: Vec<SmallVec<[Type; 2]>>,
     active: Vec<bool>,
+    zero: Zero,
+    /// Parameters that are gathered where they are used.
+    pieces: Vec<bool>,
 }
 
 impl Partition<'_> {
@@ -273,7 +291,7 @@ impl Partition<'_> {
             if only_fan_out && *self.out.ty(have) != want {
                 let scope = u.map_or(Scope(0), |u| self.src.nodes[u].scope);
                 let v = self.reshard_in(have, &want, scope)?;
-                self.made[i].push((want, v));
+                self.made[i].push((want, v, scope));
             }
         }
         Ok(())
@@ -299,17 +317,28 @@ impl Partition<'_> {
             let (stored, name) = (self.src.ty(a.value).clone(), self.src.name(a.value).clone());
             let (mut ty, mut role) = (stored.clone(), a.role.clone());
             if let Some(param) = a.role.clone().filter(|r| r.kind == RoleKind::Param) {
-                ty = common(&stored, &self.needs[a.value.0 as usize]);
-                let Some(path) = self.resharder.path(self.mesh, &stored, &ty) else {
-                    return Err(self.no_path(&param.name, &stored, &ty));
-                };
+                let needs = &self.needs[a.value.0 as usize];
+                ty = common(&stored, needs);
+                let (stored, piece) = split_over_shard(self.mesh, &stored, &ty, self.zero);
+                // First what is done to the piece, so that its mirror too is done to a piece.
+                let mut steps = vec![];
+                self.walk(&param.name, &stored, &piece, &mut steps)?;
+                let before = steps.len();
+                if self.zero < Zero(3) {
+                    self.walk(&param.name, &piece, &ty, &mut steps)?;
+                } else {
+                    self.pieces[a.value.0 as usize] = piece != ty;
+                    ty = piece;
+                }
+                let early = if self.zero == Zero(2) { steps.len() - before } else { 0 };
                 let scope = step_scope(&param.name).to_string();
                 role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });
                 out.push(Preparation {
                     trainable: !frozen(&param.name),
                     param,
                     stored,
-                    steps: path,
+                    steps,
+                    early,
                     name: name.clone(),
                     scope,
                 });
@@ -324,6 +353,15 @@ impl Partition<'_> {
             }
         }
         Ok(out)
+    }
+
+    /// Adds the steps from one layout of a parameter to another.
+    fn walk(&mut self, name: &str, from: &Type, to: &Type, steps: &mut Vec<Step>) -> Result<()> {
+        match self.resharder.path(self.mesh, from, to) {
+            Some(path) => steps.extend(path),
+            None => return Err(self.no_path(name, from, to)),
+        }
+        Ok(())
     }
 
     fn no_path(&self, what: &str, from: &Type, to: &Type) -> Diag {
@@ -350,11 +388,14 @@ impl Partition<'_> {
         if *self.out.ty(have) == want {
             return Ok(have);
         }
-        if let Some(m) = self.made[src.0 as usize].iter().find(|m| m.0 == want) {
+        // A parameter is gathered again where another part of the model uses it.
+        let scope = self.src.nodes[u].scope;
+        let near = |s: Scope| !self.pieces[src.0 as usize] || s == scope;
+        if let Some(m) = self.made[src.0 as usize].iter().find(|m| m.0 == want && near(m.2)) {
             return Ok(m.1);
         }
         let v = self.reshard(have, &want, u)?;
-        self.made[src.0 as usize].push((want, v));
+        self.made[src.0 as usize].push((want, v, scope));
         Ok(v)
     }
 
@@ -473,6 +514,33 @@ pub(crate) fn step_scope(param: &str) -> &str {
         end += 1;
     }
     param.rsplit_once('.').map_or("step", |s| s.0)
+}
+
+/// How a parameter is stored, and its layout as ranks use it but for the gather, if ZeRO splits it:
+/// over `dp_shard`, on the first dim that this cuts evenly, best one that nothing else cuts. What no
+/// dim can be cut for stays whole.
+fn split_over_shard(mesh: &Mesh, stored: &Type, ready: &Type, zero: Zero) -> (Type, Type) {
+    let shard = mesh.axis("dp_shard").unwrap_or_default();
+    let whole = (stored.clone(), ready.clone());
+    if zero == Zero(0) || shard.is_empty() || stored.marked().meets(shard) {
+        return whole;
+    }
+    let ways = mesh.ways(shard);
+    let even = |d: &usize| stored.dims[*d].size % (stored.pieces(mesh, *d) * ways) == 0;
+    let free = |d: &usize| stored.dims[*d].atoms.is_empty() && ready.dims[*d].atoms.is_empty();
+    let same = |d: &usize| stored.dims[*d].atoms == ready.dims[*d].atoms;
+    let dims = || 0..stored.rank();
+    let large = |d: &usize| free(d) && stored.dims[*d].size >= ways;
+    let found = dims().find(|d| free(d) && even(d)).or_else(|| dims().find(|d| same(d) && even(d)));
+    let Some(d) = found.or_else(|| dims().find(large)) else { return whole };
+    let cut = |t: &Type| {
+        let mut t = t.clone();
+        let atoms = t.dims[d].atoms.iter().chain(shard.iter());
+        t.dims[d].atoms = AtomList::collect(atoms)?;
+        t.replicated = t.replicated.minus(shard);
+        Some(t)
+    };
+    cut(stored).zip(cut(ready)).unwrap_or(whole)
 }
 
 /// The layout that serves all uses of a parameter: what they agree on.

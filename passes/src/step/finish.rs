@@ -208,7 +208,7 @@ fn reduce(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
     b.grad = true;
     let types: Vec<&Type> =
         std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
-    for (i, s) in p.steps.iter().enumerate().rev() {
+    for (i, s) in p.steps.iter().enumerate().take(p.steps.len() - p.early).rev() {
         // Only the types of the primal values are asked for: nothing reads them here.
         let ends = [types[i], types[i + 1]].map(|t| {
             b.f.value(t.clone(), Name { grad: false, layer: None, hint: "primal".into(), dup: 0 })

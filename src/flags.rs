@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Decay, Optimizer, Options, Order, ShardRule};
+use shardc_passes::options::{CpMode, Decay, Optimizer, Options, Order, ShardRule};
 use shardc_passes::schedule::Named;
 use shardc_passes::stages::layout::Layout;
 use std::path::Path;
@@ -46,7 +46,8 @@ pub struct Flags {
     #[arg(long, help_heading = "Layout")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sp: bool,
-    /// Context parallelism: all-gather, which does nothing at cp=1 [default: all-gather]
+    /// Context parallelism over cp: all-gather (of keys and values), or ulysses (heads against
+    /// tokens) [default: all-gather]
     #[arg(long, help_heading = "Layout")]
     pub cp_mode: Option<String>,
     /// Tensor parallelism: 1d [default: 1d]
@@ -205,6 +206,8 @@ impl Flags {
             observe: false,
             memory: self.memory.as_deref().map(memory).transpose()?,
             recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
+            cp_mode: [CpMode::AllGather, CpMode::Ulysses]
+                [word(&self.cp_mode, "--cp-mode", &["all-gather", "ulysses"])?],
             zero,
             reshard_after_forward: word(
                 &self.reshard_after_forward,
@@ -241,7 +244,7 @@ impl Flags {
         let cases: [(&str, Option<String>, &str, &str); 6] = [
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
             ("--dtype", self.dtype.clone(), "f32", "bf16"),
-            ("--cp-mode", self.cp_mode.clone(), "all-gather", "ring ulysses"),
+            ("--cp-mode", self.cp_mode.clone(), "all-gather ulysses", "ring"),
             ("--tp-mode", self.tp_mode.clone(), "1d", "2d 2.5d 3d"),
             ("--transport", self.transport.clone(), "threads", "mpi nccl"),
             ("--device", self.device.clone(), "cpu", "cuda"),
@@ -405,7 +408,7 @@ pub fn parse_mesh(text: &str, zero: u8) -> Result<Vec<(String, usize)>> {
             "dp" => "dp_replicate",
             n => n,
         };
-        if ["cp", "ep", "etp"].contains(&name) && size > 1 {
+        if ["ep", "etp"].contains(&name) && size > 1 {
             return Err(Diag::new("not-built", format!("axis {name}={size} is not built yet"))
                 .at(format!("--mesh {text}"))
                 .help(format!("use {name}=1 and put the {size} ranks into dp or tp"))

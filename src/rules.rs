@@ -3,7 +3,7 @@
 use serde::Serialize;
 use shardc_frontends::Facts;
 use shardc_ir::diag::Diag;
-use shardc_passes::options::{Options, Order};
+use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::schedule::chosen;
 
 /// One violated rule.
@@ -58,7 +58,7 @@ fn batches(global: usize, dp: usize, microbatch: usize) -> Vec<String> {
 /// All violated rules.
 pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     let mut out = vec![];
-    let (tp, dp) = (o.axis("tp"), o.data_parallel());
+    let (tp, cp, dp) = (o.axis("tp"), o.axis("cp"), o.data_parallel());
     let kv_ok = |t: usize| f.kv_heads % t == 0 || t % f.kv_heads == 0;
     let legal_tp =
         || divisors_near(f.heads, tp, kv_ok).iter().map(|t| format!("tp={t}")).collect::<Vec<_>>();
@@ -105,6 +105,16 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         let values = [("pp", o.axis("pp")), ("chunks", chunks), ("microbatches", o.microbatches())];
         add(false, d.code, &rule, &values[..], d.help.clone());
     }
+    if o.cp_mode == CpMode::Ulysses {
+        let legal = divisors_near(f.heads / tp.max(1), cp, |_| true);
+        add(
+            f.heads % (tp * cp) == 0,
+            "heads-not-divisible",
+            "heads % (tp * cp) == 0 with --cp-mode ulysses",
+            &[("heads", f.heads), ("tp", tp), ("cp", cp)],
+            legal.iter().map(|c| format!("cp={c}")).collect(),
+        );
+    }
     if o.sp {
         add(
             tp > 1,
@@ -114,11 +124,11 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
             vec!["tp=2".into(), "no --sp".into()],
         );
         add(
-            o.seq % tp == 0,
+            o.seq % (cp * tp) == 0,
             "sequence-not-divisible",
-            "seq % tp == 0 with --sp",
-            &[("seq", o.seq), ("tp", tp)],
-            vec![format!("--seq {}", o.seq.div_ceil(tp) * tp)],
+            "seq % (cp * tp) == 0 with --sp",
+            &[("seq", o.seq), ("cp", cp), ("tp", tp)],
+            vec![format!("--seq {}", o.seq.div_ceil(cp * tp) * cp * tp)],
         );
     }
     out

@@ -407,7 +407,7 @@ fn what_is_not_built_or_does_not_fit() {
     let mha = &format!("{FIXTURES}/llama_mha");
     let unbuilt: [&[&str]; 6] = [
         &["--dtype", "bf16"],
-        &["--mesh", "cp=2"],
+        &["--mesh", "ep=2"],
         &["--tp-mode", "2d"],
         &["--dropout", "0.1"],
         &["--transport", "nccl"],

@@ -46,6 +46,17 @@ impl Default for Order {
     }
 }
 
+/// Context parallelism: how attention sees the tokens of other ranks of `cp`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpMode {
+    /// Keys and values are gathered (Llama 3).
+    #[default]
+    AllGather,
+    /// Attention splits heads instead of tokens (Jacobs et al., 2023, *DeepSpeed Ulysses*).
+    Ulysses,
+}
+
 /// Everything the pipeline of passes depends on besides the model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Options {
@@ -72,6 +83,9 @@ pub struct Options {
     /// What backward computes again.
     #[serde(default)]
     pub recompute: Recompute,
+    /// How attention sees the tokens of other ranks of `cp`.
+    #[serde(default)]
+    pub cp_mode: CpMode,
     /// ZeRO stage: 0 to 3, see [`crate::shard::partition::Zero`].
     #[serde(default)]
     pub zero: u8,

@@ -12,8 +12,8 @@ use crate::stages::Stages;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::types::Type;
 use shardc_ir::ops::Add;
+use shardc_ir::types::Type;
 use smallvec::SmallVec;
 
 /// Where backward begins in the joint program: nodes from here on are backward.

@@ -5,7 +5,7 @@
 //! After:   the same with annotations `64@tp`, `8@dp_replicate`, and a mesh cut where heads need it
 //! Assumes: phase Source.  Leaves: phase Source with annotations.
 
-use crate::options::{Options, ShardRule, glob};
+use crate::options::{CpMode, Options, ShardRule, glob};
 use shardc_ir::attr::{read_atoms, read_sub_axis};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Port, RoleKind, Value};
@@ -54,6 +54,8 @@ pub fn annotate(
         .iter()
         .filter_map(|a| mesh.axis(a))
         .fold(AtomSet::EMPTY, AtomSet::union);
+    // Tokens are cut along the sequence too; positions stay whole, a rank slices what it needs.
+    let cp = mesh.axis("cp").unwrap_or_default();
     let mut new: Vec<(Value, Annotation)> = Vec::new();
     for (a, recipe) in f.args.iter().zip(&recipes) {
         let rank = f.ty(a.value).rank();
@@ -66,7 +68,8 @@ pub fn annotate(
                 }
             }
             RoleKind::Input if rank > 1 => {
-                dims[0].atoms = AtomList::collect(batch.iter()).unwrap_or_default()
+                dims[0].atoms = AtomList::collect(batch.iter()).unwrap_or_default();
+                dims[1].atoms = AtomList::collect(cp.iter()).unwrap_or_default();
             }
             _ => {}
         }
@@ -76,7 +79,7 @@ pub fn annotate(
         for &(v, dim) in sequence {
             let open = |d| AnnotatedDim {
                 atoms: if d == dim {
-                    AtomList::collect(tp.iter()).unwrap_or_default()
+                    AtomList::collect(cp.union(tp).iter()).unwrap_or_default()
                 } else {
                     AtomList::EMPTY
                 },
@@ -88,11 +91,61 @@ pub fn annotate(
             ));
         }
     }
+    if !cp.is_empty() {
+        keys_and_values(f, cp, &mut new);
+        if o.cp_mode == CpMode::Ulysses {
+            heads(f, tp, cp, &mut new);
+        }
+    }
     f.annotations.extend(new);
     o.shard.iter().try_for_each(|r| apply(&mesh, f, r, o))?;
     check_inputs(&mesh, f, batch, o)?;
     check_frozen(f, o)?;
     Ok(mesh)
+}
+
+/// Keys and values are made of a rank's own tokens; attention, which needs them all, gathers them
+/// (Llama 3: all-gather context parallelism).
+fn keys_and_values(f: &Func, cp: AtomSet, new: &mut Vec<(Value, Annotation)>) {
+    for n in &f.nodes {
+        if !matches!(n.op, Op::Attention(_)) {
+            continue;
+        }
+        for &v in &n.ins[1..3] {
+            let atoms = |d| if d == 1 { cp } else { AtomSet::EMPTY };
+            let dim = |d| AnnotatedDim {
+                atoms: AtomList::collect(atoms(d).iter()).unwrap_or_default(),
+                open: d != 1,
+            };
+            let dims = (0..f.ty(v).rank()).map(dim).collect();
+            new.push((v, Annotation { dims, priority: 0 }));
+        }
+    }
+}
+
+/// Attention runs with its heads split over `tp` and `cp` and sees all tokens; what follows has the
+/// rank's own tokens again. The changes of layout are all_to_alls.
+fn heads(f: &Func, tp: AtomSet, cp: AtomSet, new: &mut Vec<(Value, Annotation)>) {
+    let list = |s: AtomSet| AtomList::collect(s.iter()).unwrap_or_default();
+    let both = AtomList::collect(tp.iter().chain(cp.iter())).unwrap_or_default();
+    let annotation = |v: Value, asked: &dyn Fn(usize) -> Option<AtomList>| {
+        let dim =
+            |d| AnnotatedDim { atoms: asked(d).unwrap_or_default(), open: asked(d).is_none() };
+        (v, Annotation { dims: (0..f.ty(v).rank()).map(dim).collect(), priority: 0 })
+    };
+    for n in f.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+        for &out in &n.outs {
+            new.push(annotation(out, &|d| match d {
+                1 => Some(AtomList::EMPTY),
+                2 => Some(both),
+                _ => None,
+            }));
+        }
+        for user in f.nodes.iter().filter(|u| u.ins.contains(&n.outs[0])) {
+            let tokens = |d| (d == 1).then(|| list(cp));
+            new.extend(user.outs.iter().map(|&v| annotation(v, &tokens)));
+        }
+    }
 }
 
 /// All inputs of a batch must be cut into rows alike, or ranks would pair tokens with the labels of

@@ -184,8 +184,15 @@ fn users(f: &Func, ops: &[OpFactors]) -> Vec<SmallVec<[u32; 4]>> {
     users
 }
 
-/// Bit per dim of each value: every user needs it whole, directly or through pass-through letters.
+/// Bit per dim of each value: every user needs it whole, directly or through pass-through letters. Not
+/// what somebody asked to split.
 fn closed_by_use(f: &Func, ops: &[OpFactors]) -> Vec<u16> {
+    let mut asked = vec![0u16; f.values.len()];
+    for (v, a) in &f.annotations {
+        for (d, _) in a.dims.iter().enumerate().filter(|(_, x)| !x.atoms.is_empty()) {
+            asked[v.0 as usize] |= 1 << d;
+        }
+    }
     let mut used = vec![false; f.values.len()];
     let mut closed = vec![0u16; f.values.len()];
     for op in ops.iter().rev() {
@@ -211,6 +218,7 @@ fn closed_by_use(f: &Func, ops: &[OpFactors]) -> Vec<u16> {
             })
             .collect();
         for (v, b) in bits {
+            let b = b & !asked[v];
             closed[v] = if used[v] { closed[v] & b } else { b };
             used[v] = true;
         }

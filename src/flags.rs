@@ -4,7 +4,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
-use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{CpMode, Decay, Optimizer, Options, Order, ShardRule};
 use shardc_passes::schedule::Named;
 use shardc_passes::stages::layout::Layout;
@@ -54,7 +54,7 @@ pub struct Flags {
     #[arg(long, help_heading = "Layout")]
     pub tp_mode: Option<String>,
     /// Pipeline schedule: naive, gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zb-v, v-half,
-    /// v-min, dualpipe-v, search, or a CSV file [default: 1f1b]
+    /// v-min, dualpipe-v, search (the fastest that fits --memory), or a CSV file [default: 1f1b]
     #[arg(long, help_heading = "Layout")]
     pub schedule: Option<String>,
     /// Stages per rank of the pipeline [default: as the schedule wants, 1 or 2]
@@ -74,7 +74,8 @@ pub struct Flags {
     /// Dropout: 0 [default: 0]
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
-    /// What backward computes again: none, selective, full, or op names [default: none]
+    /// What backward computes again: none, selective, full, sqrt (runs of layers), fit (the cheapest
+    /// that fits --memory), or names of ops, norms, activations, selective [default: none]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
     /// Memory of one rank, as in 24GiB or 80e9; a plan that needs more is refused
@@ -288,10 +289,12 @@ pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
 
 fn recompute(text: &str) -> Result<Recompute> {
     Recompute::parse(text).map_err(|name| {
-        let ops = shardc_ir::ops::NAMES.join(", ");
+        let (groups, ops) = (GROUPS.join(", "), shardc_ir::ops::NAMES.join(", "));
         Diag::new("flag", format!("`{name}` is no value of --recompute"))
             .at(format!("--recompute {text}"))
-            .help(format!("use none, selective or full, or ops: {ops}"))
+            .help(format!(
+                "use none, selective, full, sqrt or fit, or groups: {groups}, or ops: {ops}"
+            ))
     })
 }
 

@@ -7,6 +7,7 @@ pub mod pictures;
 pub mod plan_dir;
 pub mod report;
 pub mod rules;
+pub mod search;
 
 use plan_dir::Stored;
 use report::Report;
@@ -150,6 +151,8 @@ pub struct Output {
     pub sharded: Module,
     pub causes: Vec<Cause>,
     pub warnings: Vec<Diag>,
+    /// What was chosen where the options ask for a search.
+    pub notes: Vec<String>,
 }
 
 /// Compiles a model; if `out` is given, writes the plan there, and the report's time includes that.
@@ -161,7 +164,12 @@ pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> R
         return Err(v.diag());
     }
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
-    finish(input, o, out, watch, since, read_ms)
+    let mut before = vec![("read", read_ms)];
+    let (o, notes) = search::resolve(&input, o)?;
+    if !notes.is_empty() {
+        before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));
+    }
+    Ok(Output { notes, ..finish(input, &o, out, watch, since, before)? })
 }
 
 /// Compiles a stored plan's source again with other options.
@@ -175,7 +183,7 @@ pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output
     input.source.weights.clone_from(&s.plan.weights);
     input.source.vocab = s.plan.settings.vocab;
     (input.family, input.facts, input.config) = (s.family.clone(), s.facts, s.config.clone());
-    finish(input, o, None, watch, Instant::now(), 0.0)
+    finish(input, o, None, watch, Instant::now(), vec![])
 }
 
 /// Compiles a stored plan's model for another mesh: its source without the annotations of its own.
@@ -188,14 +196,14 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
     input.source.module.funcs[0].annotations.clear();
     input.source.weights.clone_from(&s.plan.weights);
     input.source.vocab = s.plan.settings.vocab;
-    finish(input, o, None, &mut |_, _| {}, Instant::now(), 0.0)
+    finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
 }
 
 /// Compiles a model from a config alone.
 pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
     let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
     let input = from_model(shardc_frontends::from_config(config, "config.json", shape)?);
-    finish(input, o, None, &mut |_, _| {}, Instant::now(), 0.0)
+    finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
 }
 
 fn finish(
@@ -204,7 +212,7 @@ fn finish(
     out: Option<&Path>,
     watch: Watch,
     since: Instant,
-    read_ms: f64,
+    mut phases: Vec<(&'static str, f64)>,
 ) -> Result<Output> {
     let Input { source, family, facts, config, mut warnings } = input;
     let mut annotated = String::new();
@@ -225,7 +233,6 @@ fn finish(
         config,
         report: serde_json::Value::Null,
     };
-    let mut phases = vec![("read", read_ms)];
     phases.append(&mut compiled.phases);
     let mut report = report::report(&stored.plan, &phases, 0.0);
     if let Some(dir) = out {
@@ -237,5 +244,6 @@ fn finish(
         phases.iter().map(|(n, ms)| report::PhaseTime { name: n.to_string(), ms: *ms }).collect();
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
     stored.report = serde_json::to_value(&report).unwrap_or_default();
-    Ok(Output { stored, report, sharded: compiled.sharded, causes: compiled.causes, warnings })
+    let (sharded, causes, notes) = (compiled.sharded, compiled.causes, vec![]);
+    Ok(Output { stored, report, sharded, causes, warnings, notes })
 }

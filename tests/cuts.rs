@@ -118,8 +118,10 @@ fn cuts_by_hand_that_do_not_fit_are_refused() {
 #[test]
 fn cuts_by_hand_train_to_the_same_numbers() {
     for cut in ["1,4,2,1", "E|t*5|ttt|L", "model.layers.1,model.layers.7,lm_head"] {
-        let o = Options { layers: cut.into(), ..options(PP4, false, 2) };
-        train_and_compare("llama_deep", &o);
+        for schedule in ["1f1b", "zb-h1"] {
+            let o = Options { layers: cut.into(), ..options(PP4, false, 2) };
+            train_and_compare("llama_deep", &Options { schedule: named(schedule), ..o });
+        }
     }
 }
 
@@ -202,19 +204,16 @@ fn values_that_skip_stages() {
     };
     let (_, want) = run(1, "1f1b");
     for pp in 2..=6 {
-        for schedule in ["1f1b", "zb-h1"] {
+        for schedule in ["1f1b", "zb-h1", "zb-h2"] {
             let (plan, got) = run(pp, schedule);
-            // Of the first step only the norm is summed in another order, stage by stage; the second
-            // begins from what it has clipped.
-            for (name, a) in &got[0] {
-                let b = &want[0][name];
-                assert!(a == b || name == "grad_norm", "pp={pp} {schedule}: {name}");
-            }
-            for (name, a) in &got[1] {
-                let most = want[1][name].data.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-                let close = |(x, y): (&f32, &f32)| (x - y).abs() <= 1e-5 * most;
-                let all = a.data.iter().zip(&want[1][name].data).all(close);
-                assert!(all, "pp={pp} {schedule}: {name} of the second step");
+            // Sums are taken stage by stage: the order of a few terms, no more.
+            for (i, bound) in [1e-6, 1e-5].into_iter().enumerate() {
+                for (name, a) in &got[i] {
+                    let most = want[i][name].data.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                    let close = |(x, y): (&f32, &f32)| (x - y).abs() <= bound * most;
+                    let all = a.data.iter().zip(&want[i][name].data).all(close);
+                    assert!(all, "pp={pp} {schedule}: {name} of step {i}");
+                }
             }
             let edges = (0..pp).flat_map(|c| sends(&plan, c)).count();
             assert!(edges >= 2 * (pp - 1), "pp={pp}: {edges}");

@@ -70,6 +70,20 @@ impl Schedule {
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
         (0..self.owner.len()).filter(|&s| self.owner[s] == rank).collect()
     }
+    /// Most microbatches that a stage has between the beginning of F and the end of B, or of W if
+    /// the backward is cut.
+    pub fn in_flight(&self, stage: usize) -> usize {
+        let (mut now, mut most) = (0usize, 0);
+        for a in self.ranks[self.owner[stage]].iter().filter(|a| a.stage == stage) {
+            match a.kind {
+                Kind::Forward => now += 1,
+                Kind::Backward | Kind::Weight => now = now.saturating_sub(1),
+                Kind::Input => {}
+            }
+            most = most.max(now);
+        }
+        most
+    }
     /// True if some backward is cut into I and W.
     pub fn splits_backward(&self) -> bool {
         self.ranks.iter().flatten().any(|a| matches!(a.kind, Kind::Input | Kind::Weight))

@@ -1,6 +1,7 @@
 //! The one list of the passes, in their order.
 
 use crate::autodiff::differentiate::differentiate;
+use crate::autodiff::recompute::Recompute;
 use crate::autodiff::split::{StageFuncs, split, split_forward};
 use crate::memory::memory;
 use crate::options::{Options, glob};
@@ -124,7 +125,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
         joint.func = m.funcs.remove(0);
         let keep = !o.reshard_after_forward;
-        split(joint, &o.recompute, keep, &stages, schedule.splits_backward())
+        split(&m.mesh, joint, &o.recompute, keep, &stages, &schedule)
     } else {
         split_forward(m.funcs.remove(0), &stages)
     };
@@ -169,7 +170,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     };
     let plan = Plan { module: m, classes, schedule, weights, settings };
     if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
-        return Err(too_large(&plan, limit, o));
+        return Err(too_large(&plan, limit));
     }
     Ok(Compiled { plan, sharded, causes, phases, warnings })
 }
@@ -284,6 +285,11 @@ fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             .rule(format!("{PIPELINE} splits the model into stages, and no tensor"))
             .help(format!("take {PIPELINE} out of its type, or split it over 1 other axis")));
     }
+    if o.recompute == Recompute::Fit {
+        return Err(Diag::new("flag", "what `fit` stands for is not chosen yet")
+            .at("--recompute fit")
+            .help("use --recompute sqrt, or another that is said"));
+    }
     let mut seen = std::collections::BTreeSet::new();
     for a in &f.args {
         let (name, ty) = (f.name(a.value), f.ty(a.value));
@@ -349,8 +355,8 @@ fn is_role(p: &shardc_ir::func::Port, kind: RoleKind, name: &str) -> bool {
     p.role.as_ref().is_some_and(|r| r.kind == kind && &*r.name == name)
 }
 
-/// A plan that needs more memory than a rank has.
-fn too_large(plan: &Plan, limit: usize, o: &Options) -> Diag {
+/// A plan that needs more memory than a rank has. Other ways out are for the driver to find.
+fn too_large(plan: &Plan, limit: usize) -> Diag {
     let m = plan.classes.iter().map(|c| &c.memory).max_by_key(|m| m.peak_bytes);
     let m = m.expect("a plan has ranks");
     let what = format!("a rank needs {} B, the limit is {limit} B", m.peak_bytes);
@@ -361,10 +367,7 @@ fn too_large(plan: &Plan, limit: usize, o: &Options) -> Diag {
     for (name, class, size) in &m.live_at_peak {
         d = d.why(format!("{name} holds {size} B ({}) at the peak", class.name()));
     }
-    if o.microbatch > 1 {
-        d = d.help(format!("use --microbatch {}", o.microbatch / 2));
-    }
-    d.help(format!("use more tp or dp, --recompute full, or --memory {}", m.peak_bytes))
+    d.help(format!("use --memory {}", m.peak_bytes))
 }
 
 /// Results that only a person would look at are not computed in training.

@@ -3,6 +3,7 @@
 use super::{bytes, gather, show, warn};
 use crate::flags::Flags;
 use crate::report::Report;
+use crate::search::advice::advise;
 use comfy_table::{CellAlignment, Table, presets};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
@@ -31,9 +32,11 @@ pub fn compile(
         if dump_after == Some(pass) {
             dump = Some(text::print(m));
         }
-    })?;
+    });
+    let done = done.map_err(|d| advise(d, &model, &o))?;
     let plan = &done.stored.plan;
     warn(&done.warnings);
+    done.notes.iter().for_each(|n| eprintln!("{n}"));
     if json {
         show(serde_json::to_string(&done.report).expect("a report is plain data") + "\n");
     } else if let Some(text) = dump {
@@ -61,7 +64,7 @@ pub fn mesh_line(plan: &Plan) -> String {
 }
 
 /// A number with its word.
-fn count(n: usize, one: &str, many: &str) -> String {
+pub(crate) fn count(n: usize, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 

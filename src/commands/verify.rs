@@ -162,7 +162,7 @@ fn run_steps(plan: &Plan) -> Result<Numbers> {
     Ok((losses, grads))
 }
 
-/// The same family and layout with small sizes: two layers, narrow, short.
+/// The same family and layout with small sizes: two layers or one per stage, narrow, short.
 fn shrink(s: &Stored) -> Result<Output> {
     let Some(f) = s.facts else {
         return Err(
@@ -171,9 +171,10 @@ fn shrink(s: &Stored) -> Result<Output> {
     };
     let mut config = s.config.clone();
     let width = |n: usize| n.min(8);
+    let layers = f.layers.min(s.plan.schedule.owner.len().max(2));
     let sizes: [(&str, usize); 12] = [
-        ("num_hidden_layers", f.layers.min(2)),
-        ("n_layer", f.layers.min(2)),
+        ("num_hidden_layers", layers),
+        ("n_layer", layers),
         ("hidden_size", f.heads * width(f.head_dim)),
         ("n_embd", f.heads * width(f.head_dim)),
         ("head_dim", width(f.head_dim)),
@@ -183,7 +184,7 @@ fn shrink(s: &Stored) -> Result<Output> {
         ("num_attention_heads", f.heads),
         ("n_head", f.heads),
         ("num_key_value_heads", f.kv_heads),
-        ("max_window_layers", f.layers.min(2)),
+        ("max_window_layers", layers),
     ];
     if let Some(map) = config.as_object_mut() {
         for (k, n) in sizes {
@@ -192,14 +193,19 @@ fn shrink(s: &Stored) -> Result<Output> {
             }
         }
         if let Some(types) = map.get_mut("layer_types").and_then(|t| t.as_array_mut()) {
-            types.truncate(f.layers.min(2));
+            types.truncate(layers);
         }
     }
     let mut o = s.options.clone();
     o.memory = None;
     let tp = o.axis("tp");
     o.seq = o.seq.min(16 * tp);
-    o.global_batch = o.data_parallel() * o.microbatches().min(2);
+    // A schedule from a file, or found, is for its own number of microbatches.
+    let microbatches = match o.schedule {
+        Order::Named(_) => o.microbatches().min(2),
+        Order::Csv(_) => o.microbatches(),
+    };
+    o.global_batch = o.data_parallel() * microbatches;
     o.microbatch = 1;
     // What was said of layers that are no longer there is left out.
     let alone = |shard: Vec<ShardRule>, freeze: Vec<String>| Options { shard, freeze, ..o.clone() };

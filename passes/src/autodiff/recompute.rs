@@ -3,11 +3,15 @@
 //! Views and gathers are always made again: they cost nothing, or what they cost is stated as
 //! "re-gathers" (Korthikanti et al., 2022, §4.2.2). Beyond them a policy chooses among the nodes of
 //! decoder layers. What another layer uses is always saved, so recomputation never reaches back
-//! beyond the layer it serves. Same inputs, same ops, same order: the same bits.
+//! beyond the layer it serves; under [`Recompute::Sqrt`] a run of layers takes the place of the
+//! layer. Same inputs, same ops, same order: the same bits.
 
+use crate::stages::Stages;
 use serde::{Deserialize, Serialize};
-use shardc_ir::func::{Func, RoleKind};
+use shardc_ir::func::{Func, RoleKind, Value};
+use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{NAMES, Op};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What is recomputed.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -19,23 +23,37 @@ pub enum Recompute {
     /// Also what is cheap: activations, norms and rotations, but no product with a weight, no
     /// attention and no collective.
     Selective,
-    /// Everything inside a layer: only what enters it is saved (Chen et al., 2016).
+    /// Everything inside a layer: only what enters it is saved.
     Full,
-    /// Also ops of these names.
+    /// Everything inside a run of layers: only what enters a run is saved (Chen et al., 2016).
+    Sqrt,
+    /// Also ops of these names, and [`GROUPS`].
     Ops(Vec<String>),
+    /// The cheapest of the others that fits in memory. It is chosen before the passes run.
+    Fit,
 }
 
+/// Words for several ops at once, beside the names of ops.
+///
+/// - `norms`: of the scopes in which an `rsqrt` stands, everything that is cheap.
+/// - `activations`: `gelu`, `silu`, `tanh` and `logistic`, and a `mul` that gates with one.
+/// - `selective`: as alone.
+pub const GROUPS: [&str; 3] = ["norms", "activations", "selective"];
+
 impl Recompute {
-    /// Reads `none`, `selective`, `full` or op names joined by commas; the error names the first
-    /// that is none of these.
+    /// Reads `none`, `selective`, `full`, `sqrt`, `fit`, or names of ops and groups joined by
+    /// commas; the error names the first that is none of these.
     pub fn parse(text: &str) -> Result<Recompute, String> {
         match text {
             "none" => Ok(Recompute::None),
             "selective" => Ok(Recompute::Selective),
             "full" => Ok(Recompute::Full),
+            "sqrt" => Ok(Recompute::Sqrt),
+            "fit" => Ok(Recompute::Fit),
             names => {
                 let names: Vec<String> = names.split(',').map(|n| n.trim().to_string()).collect();
-                match names.iter().find(|n| !NAMES.contains(&n.as_str())) {
+                let known = |n: &str| NAMES.contains(&n) || GROUPS.contains(&n);
+                match names.iter().find(|n| !known(n)) {
                     Some(n) => Err(n.clone()),
                     None => Ok(Recompute::Ops(names)),
                 }
@@ -44,32 +62,77 @@ impl Recompute {
     }
 }
 
+/// As the flag has it.
+impl std::fmt::Display for Recompute {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+            Recompute::Sqrt => "sqrt",
+            Recompute::Fit => "fit",
+            Recompute::Ops(names) => return f.write_str(&names.join(",")),
+        })
+    }
+}
+
+/// A joint program, and what is known of how it will run.
+pub(super) struct Program<'a> {
+    pub mesh: &'a Mesh,
+    pub func: &'a Func,
+    /// Nodes from here on are backward.
+    pub forward: usize,
+    pub stages: &'a Stages,
+    /// By stage: most microbatches that are between their forward and the end of their backward.
+    pub in_flight: &'a [usize],
+}
+
 /// Per node of the forward part, whether backward makes its results again.
-pub(super) fn recomputed(j: &Func, forward: usize, policy: &Recompute) -> Vec<bool> {
+pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
+    let (j, forward) = (p.func, p.forward);
     let layer = |n: usize| j.scope_info(j.nodes[n].scope).layer;
+    let runs = if *policy == Recompute::Sqrt { runs(p) } else { BTreeMap::new() };
+    // What belongs to no layer is a run of its own; so is a layer, unless runs are longer.
+    let run = |n: usize| layer(n).map(|l| runs.get(&l).copied().unwrap_or(l));
     let makers = j.makers();
+    let maker = |v: Value| makers[v.0 as usize].map(|m| m as usize).filter(|&m| m < forward);
     let mut leaves = vec![false; forward];
     for n in 0..forward {
-        for v in &j.nodes[n].ins {
-            if let Some(m) =
-                makers[v.0 as usize].map(|m| m as usize).filter(|&m| layer(m) != layer(n))
-            {
-                leaves[m] = true;
-            }
+        for m in j.nodes[n].ins.iter().filter_map(|&v| maker(v)).filter(|&m| run(m) != run(n)) {
+            leaves[m] = true;
         }
     }
-    for r in &j.results {
-        if let Some(m) = makers[r.value.0 as usize].filter(|&m| (m as usize) < forward) {
-            leaves[m as usize] = true;
+    for m in j.results.iter().filter_map(|r| maker(r.value)) {
+        leaves[m] = true;
+    }
+    let again = |op: &Op| op.def().is_view() || matches!(op, Op::AllGather(_));
+    // A view that leaves is made again elsewhere: then what it shows leaves.
+    for n in (0..forward).rev().filter(|&n| again(&j.nodes[n].op)) {
+        if leaves[n] {
+            j.nodes[n].ins.iter().filter_map(|&v| maker(v)).for_each(|m| leaves[m] = true);
         }
     }
     let mut weight = vec![false; j.values.len()];
     for a in &j.args {
         weight[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
     }
+    let mut norms = vec![false; j.scopes.len()];
+    for n in j.nodes[..forward].iter().filter(|n| matches!(n.op, Op::Rsqrt(_))) {
+        norms[n.scope.0 as usize] = true;
+    }
+    let cheap = |n: usize| cheap(&j.nodes[n].op, |k| weight[j.nodes[n].ins[k].0 as usize]);
+    let gates = |n: usize| {
+        let mut of = j.nodes[n].ins.iter().filter_map(|&v| maker(v));
+        matches!(j.nodes[n].op, Op::Mul(_)) && of.any(|m| is_activation(&j.nodes[m].op))
+    };
+    let named = |n: usize, name: &str| match name {
+        "norms" => norms[j.nodes[n].scope.0 as usize] && cheap(n),
+        "activations" => is_activation(&j.nodes[n].op) || gates(n),
+        "selective" => cheap(n),
+        op => op == j.nodes[n].op.mnemonic(),
+    };
     let chosen = |n: usize| {
-        let op = &j.nodes[n].op;
-        if op.def().is_view() || matches!(op, Op::AllGather(_)) {
+        if again(&j.nodes[n].op) {
             return true;
         }
         if leaves[n] || layer(n).is_none() {
@@ -77,12 +140,77 @@ pub(super) fn recomputed(j: &Func, forward: usize, policy: &Recompute) -> Vec<bo
         }
         match policy {
             Recompute::None => false,
-            Recompute::Full => true,
-            Recompute::Selective => cheap(op, |k| weight[j.nodes[n].ins[k].0 as usize]),
-            Recompute::Ops(names) => names.iter().any(|name| name == op.mnemonic()),
+            Recompute::Full | Recompute::Sqrt => true,
+            Recompute::Selective => cheap(n),
+            Recompute::Ops(names) => names.iter().any(|name| named(n, name)),
+            Recompute::Fit => unreachable!("the pipeline refuses what is not chosen yet"),
         }
     };
     (0..forward).map(chosen).collect()
+}
+
+/// The first layer of the run of each layer, stage by stage.
+///
+/// Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4.2, cut n equal
+/// operations into √n runs: what is saved (the inputs of the runs) and what is made at once (the
+/// inside of one run) then need the same. Here a layer keeps `a` bytes for every microbatch in
+/// flight and makes `b` bytes anew, so k layers in a run are chosen where `in_flight a n / k + b k`
+/// is least, which is at `k = √(in_flight a n / b)`. Of short stages each layer is a run.
+fn runs(p: &Program) -> BTreeMap<u32, u32> {
+    let j = p.func;
+    let layer = |n: usize| j.scope_info(j.nodes[n].scope).layer;
+    let makers = j.makers();
+    // What a view shows.
+    let mut shown: Vec<Value> = (0..j.values.len()).map(|v| Value(v as u32)).collect();
+    // By stage and layer: values that other layers use, and values that backward uses.
+    let mut found: BTreeMap<(usize, u32), [BTreeSet<Value>; 2]> = BTreeMap::new();
+    for (n, node) in j.nodes.iter().enumerate() {
+        if let Some(l) = layer(n).filter(|_| n < p.forward) {
+            found.entry((p.stages.of(node.scope), l)).or_default();
+        }
+        if node.op.def().is_view() {
+            node.outs.iter().for_each(|o| shown[o.0 as usize] = shown[node.ins[0].0 as usize]);
+            continue;
+        }
+        for v in node.ins.iter().map(|v| shown[v.0 as usize]) {
+            let maker = makers[v.0 as usize].map(|m| m as usize);
+            let Some(m) = maker.filter(|&m| m < p.forward) else { continue };
+            let Some(l) = layer(m) else { continue };
+            let [leave, inside] = found.entry((p.stages.of(j.nodes[m].scope), l)).or_default();
+            if n >= p.forward {
+                inside.insert(v);
+            } else if layer(n) != Some(l) {
+                leave.insert(v);
+            }
+        }
+    }
+    let bytes =
+        |all: &BTreeSet<Value>| -> usize { all.iter().map(|&v| j.ty(v).local_bytes(p.mesh)).sum() };
+    let mut out = BTreeMap::new();
+    for stage in 0..p.stages.count {
+        let own = found.range((stage, 0)..=(stage, u32::MAX));
+        let (layers, sizes): (Vec<u32>, Vec<_>) =
+            own.map(|((_, l), [leave, inside])| (*l, (bytes(leave), bytes(inside)))).unzip();
+        let n = layers.len();
+        let kept = sizes.iter().map(|s| s.0).max().unwrap_or(0);
+        let inside = sizes.iter().map(|s| s.1).max().unwrap_or(0);
+        let flight = p.in_flight.get(stage).copied().unwrap_or(1).max(1);
+        let needs = |count: usize| {
+            let saved = kept.saturating_mul(count).saturating_mul(flight);
+            saved.saturating_add(inside.saturating_mul(n.div_ceil(count)))
+        };
+        let Some(count) = (1..=n).rev().min_by_key(|&c| needs(c)) else { continue };
+        for (i, &l) in layers.iter().enumerate() {
+            // Runs of equal length, as far as they can be.
+            let begin = (i * count / n * n).div_ceil(count);
+            out.insert(l, layers[begin]);
+        }
+    }
+    out
+}
+
+fn is_activation(op: &Op) -> bool {
+    matches!(op, Op::Gelu(_) | Op::Silu(_) | Op::Tanh(_) | Op::Logistic(_))
 }
 
 /// True for ops that cost little beside the products of a layer.

@@ -14,10 +14,12 @@
 //! later stages use.
 
 use super::differentiate::{Joint, only_weights};
-use super::recompute::{Recompute, recomputed};
+use super::recompute::{Program, Recompute, recomputed};
 use crate::stages::{Stages, weighted};
 use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Op};
+use shardc_ir::schedule::Schedule;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 
@@ -49,23 +51,27 @@ enum Part {
 /// A function to be: stage and part.
 type Home = (usize, Part);
 
-/// Cuts a joint program. `apart`: gradients of parameters get a function of their own.
-/// `keep`: parameters that forward gathers are saved for backward.
+/// Cuts a joint program. If the schedule cuts a backward, gradients of parameters get a function of
+/// their own. `keep`: parameters that forward gathers are saved for backward.
 pub fn split(
+    mesh: &Mesh,
     joint: Joint,
     policy: &Recompute,
     keep: bool,
     stages: &Stages,
-    apart: bool,
+    s: &Schedule,
 ) -> Vec<StageFuncs> {
-    let mut again = recomputed(&joint.func, joint.backward_from, policy);
+    let in_flight: Vec<usize> = (0..stages.count).map(|i| s.in_flight(i)).collect();
+    let (func, forward) = (&joint.func, joint.backward_from);
+    let program = Program { mesh, func, forward, stages, in_flight: &in_flight };
+    let mut again = recomputed(&program, policy);
     if keep {
         let weights = only_weights(&joint.func);
         for (n, again) in joint.func.nodes.iter().zip(&mut again) {
             *again &= !(matches!(n.op, Op::AllGather(_)) && weights[n.outs[0].0 as usize]);
         }
     }
-    cut(joint, again, stages, true, apart)
+    cut(joint, again, stages, true, s.splits_backward())
 }
 
 /// Cuts a program without a backward.
@@ -119,10 +125,17 @@ fn cut(
 fn homes(joint: &Joint, stages: &Stages, apart: bool) -> Vec<Option<Home>> {
     let (j, from) = (&joint.func, joint.backward_from);
     let weighted = weighted(j);
-    // Backward: what the gradient of something computed from data needs.
+    // Backward: what the gradient of something computed from data needs, and what another stage
+    // needs, since its backward waits for backwards only.
     let mut needed = joint.of_data.clone();
     let mut input = vec![!apart; j.nodes.len()];
+    let makers = j.makers();
+    let stage = |n: usize| stages.of(j.nodes[n].scope);
     for n in (from..j.nodes.len()).rev() {
+        for v in &j.nodes[n].ins {
+            let elsewhere = makers[v.0 as usize].is_some_and(|m| stage(m as usize) != stage(n));
+            needed[v.0 as usize] |= elsewhere;
+        }
         if j.nodes[n].outs.iter().any(|o| needed[o.0 as usize]) {
             input[n] = true;
             j.nodes[n].ins.iter().for_each(|v| needed[v.0 as usize] = true);
@@ -236,52 +249,80 @@ impl Split<'_> {
         accumulate(self.func(home), v, role.clone());
     }
 
-    fn argument(&mut self, home: Home, v: Value, role: Option<Role>) -> Value {
+    fn argument(&mut self, home: Home, v: Value, role: Option<Role>) {
         let (ty, name) = (self.j.ty(v).clone(), self.j.name(v).clone());
         let new = self.func(home).arg(ty, name, role);
         self.map[v.0 as usize] = (Some(home), new);
-        new
     }
 
     /// The value in a function: already there, made again, saved by another function of the stage,
-    /// or received. What is made again stands in the scope of its first user.
+    /// or received. What is made again stands in the scope of its first user, or in its own if that
+    /// is of another layer. What makes it comes first; without recursion, since a run of layers, or
+    /// a chain of views in a text, may be long.
     fn provide(&mut self, home: Home, v: Value, scope: Scope) -> Value {
-        let (known, new) = self.map[v.0 as usize];
-        if known == Some(home) {
-            return new;
-        }
-        let Some(maker) = self.makers[v.0 as usize].map(|m| m as usize) else {
-            let role = self.j.args.iter().find(|a| a.value == v).and_then(|a| a.role.clone());
-            return self.argument(home, v, role);
-        };
-        let n = &self.j.nodes[maker];
-        let cheap = n.op.def().is_view() || matches!(n.op, Op::AllGather(_));
-        let text = self.j.name(v).to_string();
-        let role = |kind| Some(Role::new(kind, &text[1..]));
-        let (made_again, from) = match self.homes[maker] {
-            None => {
-                let kept = home.1 != Part::Forward && self.free.contains_key(&(home.0, v));
-                (!kept || self.again[maker], (home.0, Part::Forward))
+        let mut open = vec![v];
+        while let Some(&v) = open.last() {
+            if self.known(home, v) {
+                open.pop();
+                continue;
             }
-            Some(from) if from.1 == Part::Forward => (self.again[maker], from),
-            Some(from) => (cheap, from),
-        };
-        if made_again {
-            let ins = n.ins.iter().map(|&x| self.provide(home, x, scope)).collect();
-            self.copy(home, n, ins, scope);
-            let new = self.map[v.0 as usize].1;
+            let Some(n) = self.made_again(home, v) else {
+                self.taken(home, v);
+                continue;
+            };
+            let node = &self.j.nodes[n];
+            if let Some(&x) = node.ins.iter().find(|&&x| !self.known(home, x)) {
+                open.push(x);
+                continue;
+            }
+            let ins = node.ins.iter().map(|x| self.map[x.0 as usize].1).collect();
+            let layer = |s: Scope| self.j.scope_info(s).layer;
+            let own = layer(node.scope).is_some() && layer(node.scope) != layer(scope);
+            self.copy(home, node, ins, if own { node.scope } else { scope });
             if home.1 == Part::Forward {
-                for o in &n.outs {
+                for o in &node.outs {
                     self.free.insert((home.0, *o), self.map[o.0 as usize].1);
                 }
             }
-            return new;
         }
+        self.map[v.0 as usize].1
+    }
+
+    fn known(&self, home: Home, v: Value) -> bool {
+        self.map[v.0 as usize].0 == Some(home)
+    }
+
+    /// The node that a function repeats to have the value.
+    fn made_again(&self, home: Home, v: Value) -> Option<usize> {
+        let maker = self.makers[v.0 as usize]? as usize;
+        let again = match self.homes[maker] {
+            None => {
+                let kept = home.1 != Part::Forward && self.free.contains_key(&(home.0, v));
+                !kept || self.again[maker]
+            }
+            Some((_, Part::Forward)) => self.again[maker],
+            Some(_) => {
+                let op = &self.j.nodes[maker].op;
+                op.def().is_view() || matches!(op, Op::AllGather(_))
+            }
+        };
+        again.then_some(maker)
+    }
+
+    /// Takes the value as an argument: one of the whole program, a stash or an edge.
+    fn taken(&mut self, home: Home, v: Value) {
+        let Some(maker) = self.makers[v.0 as usize] else {
+            let role = self.j.args.iter().find(|a| a.value == v).and_then(|a| a.role.clone());
+            self.argument(home, v, role);
+            return;
+        };
+        let from = self.homes[maker as usize].unwrap_or((home.0, Part::Forward));
+        let text = self.j.name(v).to_string();
         assert!(from != home && from.1 <= home.1, "{text} is used before it is made");
         let kind = if from.0 == home.0 { RoleKind::Stash } else { RoleKind::Edge };
-        let role = role(kind);
-        self.crossing.extend(role.clone().map(|r| (from, v, r)));
-        self.argument(home, v, role)
+        let role = Role::new(kind, &text[1..]);
+        self.crossing.push((from, v, role.clone()));
+        self.argument(home, v, Some(role));
     }
 
     fn copy(&mut self, home: Home, n: &Node, ins: SmallVec<[Value; 4]>, scope: Scope) {

@@ -49,24 +49,24 @@ impl CostModel {
         }
         let bytes: usize = ins.iter().map(|t| t.local_bytes(mesh)).sum();
         let bytes = (bytes + out.local_bytes(mesh)) as f64;
-        let flops = self.flops_of(mesh, op, ins, out);
+        let flops = flops(mesh, op, ins, out);
         ps(self.start + (bytes / self.memory).max(flops / self.flops))
     }
+}
 
-    fn flops_of(&self, mesh: &Mesh, op: &Op, ins: &[&Type], out: &Type) -> f64 {
-        let def = op.def();
-        let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
-        let (rule, dtypes) = (def.rule(&ranks), def.dtypes(ins, 1));
-        let (linear, reduction) = (def.linear(), def.reduction());
-        let (sizes, declared) = (def.sizes(), &[Some(out)]);
-        let q =
-            Query { mesh, rule: &rule, ins, sizes, declared, dtypes: &dtypes, linear, reduction };
-        // An op that moves pieces has a rule for its shape alone, which its types need not follow.
-        let Ok(loops) = infer::loops(&q) else { return 0.0 };
-        let local = |l: &infer::Loop| {
-            let ways: usize = l.atoms.iter().map(|a| mesh.size(a)).product();
-            (l.letter, l.size.div_ceil(ways) as f64)
-        };
-        def.flops(&loops.0.iter().map(local).collect::<Vec<_>>())
-    }
+/// Floating-point operations of an op on one rank.
+pub fn flops(mesh: &Mesh, op: &Op, ins: &[&Type], out: &Type) -> f64 {
+    let def = op.def();
+    let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
+    let (rule, dtypes) = (def.rule(&ranks), def.dtypes(ins, 1));
+    let (linear, reduction) = (def.linear(), def.reduction());
+    let (sizes, declared) = (def.sizes(), &[Some(out)]);
+    let q = Query { mesh, rule: &rule, ins, sizes, declared, dtypes: &dtypes, linear, reduction };
+    // An op that moves pieces has a rule for its shape alone, which its types need not follow.
+    let Ok(loops) = infer::loops(&q) else { return 0.0 };
+    let local = |l: &infer::Loop| {
+        let ways: usize = l.atoms.iter().map(|a| mesh.size(a)).product();
+        (l.letter, l.size.div_ceil(ways) as f64)
+    };
+    def.flops(&loops.0.iter().map(local).collect::<Vec<_>>())
 }

@@ -15,7 +15,7 @@ mod apply;
 mod attrs;
 mod choose;
 mod collectives;
-pub(crate) mod cost;
+pub mod cost;
 mod graph;
 mod layout;
 pub mod pattern;

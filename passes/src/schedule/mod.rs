@@ -23,7 +23,7 @@ use shardc_ir::schedule::{Action, Kind, Schedule};
 
 pub use choose::chosen;
 pub use legal::legal;
-pub use search::{Costs, Found, Placement, search};
+pub use search::{Costs, Found, Front, Placement, front, search};
 
 /// Schedules with a name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

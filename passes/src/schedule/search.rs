@@ -73,12 +73,33 @@ pub fn search(
     m: usize,
     costs: &dyn Fn(Placement, usize) -> Costs,
 ) -> Result<Found> {
+    front(p, chunks, m, costs).map(|mut all| all.found.swap_remove(0))
+}
+
+/// What [`front`] knows.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Front {
+    /// From the least makespan to the least memory; none that another beats in one and equals in
+    /// the other. Never empty.
+    pub found: Vec<Found>,
+    /// Schedules that were replayed.
+    pub tried: usize,
+}
+
+/// As [`search`], with what takes longer and less memory.
+pub fn front(
+    p: usize,
+    chunks: &[usize],
+    m: usize,
+    costs: &dyn Fn(Placement, usize) -> Costs,
+) -> Result<Front> {
     let cuts = cuts(p, chunks, m, costs)?;
-    let mut best: Option<Found> = None;
+    let (mut best, mut tried): (Vec<Found>, usize) = (vec![], 0);
     for cut in &cuts {
         for named in Named::ALL.into_iter().filter(|n| n.placement() == cut.placement) {
             if let Ok(schedule) = make(named, p, cut.chunks, m) {
                 consider(&mut best, schedule, Some(named), cut)?;
+                tried += 1;
             }
         }
     }
@@ -103,11 +124,16 @@ pub fn search(
                 if let Some(ranks) = run(&task, policy) {
                     let schedule = Schedule { owner: cut.owner.clone(), microbatches: m, ranks };
                     consider(&mut best, schedule, None, cut)?;
+                    tried += 1;
                 }
             }
         }
     }
-    best.ok_or_else(|| nothing_fits(p, m, &cuts))
+    best.sort_by_key(|f| Time(f.makespan));
+    match best.is_empty() {
+        true => Err(nothing_fits(p, m, &cuts)),
+        false => Ok(Front { found: best, tried }),
+    }
 }
 
 /// Numbers of chunks that make sense, each along both placements where these differ.
@@ -139,9 +165,9 @@ fn cuts(
     if cuts.is_empty() { refused.map(|()| cuts) } else { Ok(cuts) }
 }
 
-/// Keeps a schedule if it fits and is better than what we have.
+/// Keeps a schedule if it fits and nothing we have is as good; drops what it is as good as.
 fn consider(
-    best: &mut Option<Found>,
+    best: &mut Vec<Found>,
     schedule: Schedule,
     named: Option<Named>,
     cut: &Cut,
@@ -153,10 +179,11 @@ fn consider(
         return Ok(());
     }
     let (makespan, peak) = (line.makespan(), held.into_iter().max().unwrap_or(0));
-    let better = |b: &Found| (Time(makespan), peak) < (Time(b.makespan), b.peak);
-    if best.as_ref().is_none_or(better) {
+    let as_good = |b: &Found| Time(b.makespan) <= Time(makespan) && b.peak <= peak;
+    if !best.iter().any(as_good) {
+        best.retain(|b| Time(b.makespan) < Time(makespan) || b.peak < peak);
         let (placement, chunks) = (cut.placement, cut.chunks);
-        *best = Some(Found { schedule, named, chunks, placement, makespan, peak });
+        best.push(Found { schedule, named, chunks, placement, makespan, peak });
     }
     Ok(())
 }

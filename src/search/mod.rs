@@ -1,0 +1,164 @@
+//! What no single compilation can say: a search compiles variants of the options and compares the
+//! plans. `--schedule search` and `--recompute fit` become what they stand for before the passes
+//! run, and a plan that does not fit in `--memory` gets ways out that were tried.
+//!
+//! Every candidate is compiled by the same passes, so what is said of it is what its plan says. The
+//! order of candidates is fixed, and so is the choice among them; threads only share the work.
+
+pub mod advice;
+mod price;
+mod recompute;
+mod schedule;
+
+pub use price::{Price, price, times};
+
+use crate::Input;
+use shardc_frontends::Shape;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::Plan;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{Options, Order};
+use shardc_passes::pipeline::{self, Source};
+use shardc_passes::schedule::Named;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Threads that compile candidates: a plan of a large model takes some hundred megabytes.
+const MOST_THREADS: usize = 4;
+/// Stack of each, as large as that of the main thread.
+const STACK: usize = 8 << 20;
+
+/// True if the options ask for a search.
+pub fn searches(o: &Options) -> bool {
+    searches_schedule(o) || o.recompute == Recompute::Fit
+}
+
+fn searches_schedule(o: &Options) -> bool {
+    o.schedule == Order::Named("search".into())
+}
+
+/// The options with what was searched for in place, and what there is to say about it.
+///
+/// # Errors
+/// What a compilation of the candidates says, if none of them can be compiled at all. If they can
+/// and none fits in memory, the options are those of the one that needs least.
+pub fn resolve(input: &Input, o: &Options) -> Result<(Options, Vec<String>)> {
+    let mut o = o.clone();
+    let mut notes = vec![];
+    // Numbers with which no candidate can be compiled are the passes' to refuse.
+    if o.microbatches() * o.microbatch_rows() != o.global_batch || !searches(&o) {
+        return Ok((o, notes));
+    }
+    if searches_schedule(&o) && o.recompute == Recompute::Fit {
+        o = both(input, &o, &mut notes)?;
+    }
+    if searches_schedule(&o) {
+        let (found, text) = schedule::resolve(input, &o)?;
+        notes.push(text);
+        o = found;
+    }
+    if o.recompute == Recompute::Fit {
+        let (found, text) = recompute::resolve(input, &o)?;
+        notes.push(text);
+        o = found;
+    }
+    Ok((o, notes))
+}
+
+/// The schedule for which a step is fastest, with the recomputation that it then needs; that is
+/// still to be found.
+fn both(input: &Input, o: &Options, notes: &mut Vec<String>) -> Result<Options> {
+    let mut best: Option<(f64, Options, String)> = None;
+    let mut least: Option<(usize, Options, String)> = None;
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Sqrt] {
+        // Runs of layers take as long as layers: they are for where nothing else fits.
+        if recompute == Recompute::Sqrt && best.is_some() {
+            continue;
+        }
+        let (found, text) = schedule::resolve(input, &Options { recompute, ..o.clone() })?;
+        let plan = trial(input, o, &found)?;
+        let (peak, step) = (plan.peak_bytes(), price(&plan, &o.speeds)?.step);
+        if o.memory.is_some_and(|limit| peak > limit) {
+            if least.as_ref().is_none_or(|b| peak < b.0) {
+                least = Some((peak, found, text));
+            }
+        } else if best.as_ref().is_none_or(|b| step < b.0) {
+            best = Some((step, found, text));
+        }
+    }
+    let found = best.map(|b| (b.1, b.2)).or(least.map(|b| (b.1, b.2)));
+    let (found, text) = found.expect("a policy was tried");
+    notes.push(text);
+    Ok(Options { recompute: Recompute::Fit, ..found })
+}
+
+/// Options in which nothing is searched for: what the searches can always fall back on.
+fn settled(o: &Options) -> Options {
+    let mut o = o.clone();
+    if searches_schedule(&o) {
+        let named = match o.chunks {
+            None | Some(1) => Named::OneFOneB,
+            Some(2) => Named::VMin,
+            Some(_) => Named::LoopedBfs,
+        };
+        o.schedule = Order::Named(named.name().into());
+    }
+    if o.recompute == Recompute::Fit {
+        o.recompute = Recompute::Full;
+    }
+    o
+}
+
+/// Compiles a candidate without a limit of memory. `read` are the options with which the model was
+/// read: for another batch it is made again from its config.
+fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> {
+    let o = Options { memory: None, ..o.clone() };
+    let source = if o.microbatch_rows() == read.microbatch_rows() {
+        input.source.clone()
+    } else {
+        model(input, &o)?
+    };
+    Ok(pipeline::compile(source, &o, &mut |_, _| {})?.plan)
+}
+
+fn model(input: &Input, o: &Options) -> Result<Source> {
+    if input.facts.is_none() {
+        return Err(Diag::new("batch-shape", "a text has its own batch")
+            .help("give the batch that the text has"));
+    }
+    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
+    let m = shardc_frontends::from_config(&input.config, "config.json", shape)?;
+    Ok(crate::from_model(m).source)
+}
+
+/// Does the same to all items on several threads; results in the order of the items.
+fn all<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = threads.min(MOST_THREADS).min(items.len());
+    let done: Mutex<Vec<Option<R>>> = Mutex::new(items.iter().map(|_| None).collect());
+    let next = AtomicUsize::new(0);
+    let run = || {
+        while let Some((i, item)) = {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            items.get(i).map(|item| (i, item))
+        } {
+            let r = work(item);
+            done.lock().expect("no candidate has panicked")[i] = Some(r);
+        }
+    };
+    std::thread::scope(|s| {
+        for _ in 0..threads {
+            let thread = std::thread::Builder::new().stack_size(STACK);
+            thread.spawn_scoped(s, run).expect("a thread starts");
+        }
+    });
+    let done = done.into_inner().expect("no candidate has panicked");
+    done.into_iter().map(|r| r.expect("every item was worked on")).collect()
+}
+
+/// `12.3 % more` or `12.3 % less`.
+fn against(x: f64, of: f64) -> String {
+    let percent = if of > 0.0 { (x / of - 1.0) * 100.0 } else { 0.0 };
+    let word = if percent < 0.0 { "less" } else { "more" };
+    format!("{:.1} % {word}", percent.abs())
+}

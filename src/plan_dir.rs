@@ -233,7 +233,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
     if (p, of) != (module.mesh.pipeline(), m) {
         return Err(bad("schedule.csv", format!("it has {p} ranks and {of} microbatches")));
     }
-    let classes = rank_classes(&module, &schedule)?;
+    let classes = rank_classes(&module, &schedule, head.settings.mode)?;
     let peaks: Vec<usize> = classes.iter().map(|c| c.memory.peak_bytes).collect();
     if peaks != head.peak_bytes {
         return Err(bad(
@@ -245,6 +245,8 @@ pub fn read(dir: &Path) -> Result<Stored> {
         ));
     }
     let plan = Plan { module, classes, schedule, weights, settings: head.settings };
+    shardc_passes::step::replay::replay(&plan)?;
+    shardc_passes::memory::replay::replay(&plan).map_err(|m| bad("programs/all.ir", m))?;
     Ok(Stored {
         plan,
         options,

@@ -9,6 +9,9 @@ use shardc_passes::schedule::chosen;
 /// One violated rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Violation {
+    /// What is said of it, if not the rule and the numbers.
+    #[serde(skip)]
+    pub said: Option<Diag>,
     pub code: &'static str,
     pub rule: String,
     /// The numbers, by name.
@@ -28,6 +31,9 @@ fn as_map<S: serde::Serializer>(
 impl Violation {
     /// The violation as a message.
     pub fn diag(&self) -> Diag {
+        if let Some(d) = &self.said {
+            return d.clone();
+        }
         let values: Vec<String> = self.values.iter().map(|(n, v)| format!("{n}={v}")).collect();
         let d =
             Diag::new(self.code, format!("{} does not hold for {}", self.rule, values.join(", ")))
@@ -65,7 +71,8 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     let mut add =
         |holds: bool, code, rule: &str, values: &[(&'static str, usize)], nearest: Vec<String>| {
             if !holds {
-                out.push(Violation { code, rule: rule.into(), values: values.to_vec(), nearest });
+                let (rule, values) = (rule.into(), values.to_vec());
+                out.push(Violation { said: None, code, rule, values, nearest });
             }
         };
     add(
@@ -97,14 +104,6 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         &[("seq", o.seq), ("max_position_embeddings", f.max_positions)],
         vec![format!("--seq {}", f.max_positions)],
     );
-    let batch = o.global_batch > 0 && o.microbatch > 0 && o.global_batch % rows == 0;
-    let searched = o.schedule == Order::Named("search".into());
-    if let Some(d) = chosen(o).err().filter(|_| batch && !searched) {
-        let rule = d.rule.clone().unwrap_or_default();
-        let chunks = o.chunks.unwrap_or(0);
-        let values = [("pp", o.axis("pp")), ("chunks", chunks), ("microbatches", o.microbatches())];
-        add(false, d.code, &rule, &values[..], d.help.clone());
-    }
     if o.cp_mode == CpMode::Ulysses {
         let legal = divisors_near(f.heads / tp.max(1), cp, |_| true);
         add(
@@ -130,6 +129,14 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
             &[("seq", o.seq), ("cp", cp), ("tp", tp)],
             vec![format!("--seq {}", o.seq.div_ceil(cp * tp) * cp * tp)],
         );
+    }
+    let batch = out.iter().all(|v| v.code != "batch-not-divisible");
+    let searched = o.schedule == Order::Named("search".into());
+    if let Some(d) = chosen(o).err().filter(|_| batch && !searched) {
+        let (rule, nearest) = (d.rule.clone().unwrap_or_default(), d.help.clone());
+        let mut values = vec![("pp", o.axis("pp")), ("microbatches", o.microbatches())];
+        values.extend(o.chunks.map(|v| ("chunks", v)));
+        out.push(Violation { code: d.code, said: Some(d), rule, values, nearest });
     }
     out
 }

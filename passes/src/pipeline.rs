@@ -10,7 +10,8 @@ use crate::schedule;
 use crate::shard::annotate::annotate;
 use crate::shard::partition::{Preparation, Zero, partition};
 use crate::shard::propagate::{Cause, propagate};
-use crate::stages::stages;
+use crate::stages::{not_too_many, stages};
+use crate::step;
 use crate::step::combine::combine;
 use crate::step::enter::enter;
 use crate::step::finish::{Foreign, evaluate, finish};
@@ -98,6 +99,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         run.done("rewrite", &m);
     }
 
+    not_too_many(&m.funcs[0], o)?;
     let schedule = schedule::chosen(o)?;
     let stages = stages(&m.funcs[0], o, &schedule)?;
     run.done("stages", &m);
@@ -145,7 +147,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     }
     run.done("combine", &m);
 
-    let lists = lists(&m, &schedule)?;
+    let lists = lists(&m, &schedule, o.mode)?;
     run.done("schedule", &m);
 
     let classes = classes(&m, &schedule, lists);
@@ -169,6 +171,9 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         seed: o.seed,
     };
     let plan = Plan { module: m, classes, schedule, weights, settings };
+    if let Err(d) = step::replay::replay(&plan) {
+        panic!("the passes made lists that do not fit together:\n{}", d.render());
+    }
     if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
         return Err(too_large(&plan, limit));
     }
@@ -227,14 +232,14 @@ fn assemble(m: &mut Module, s: &Schedule, params: &[Preparation], weights: &[Wei
 }
 
 /// What every rank of the pipeline does; an error if the functions do not fit the schedule.
-fn lists(m: &Module, s: &Schedule) -> Result<(Index, Vec<Lists>)> {
+fn lists(m: &Module, s: &Schedule, mode: Mode) -> Result<(Index, Vec<Lists>)> {
     let broken = |what: String| {
         Diag::new("plan", what)
             .rule("the functions of a plan are those of its schedule")
             .help("compile the plan again with this version of shardc")
     };
     let timeline = replay(s, &Times::unit(s.owner.len()))?;
-    let index = Index::of(m, s).map_err(broken)?;
+    let index = Index::of(m, s, mode).map_err(broken)?;
     let lists = instructions(m, s, &timeline, &index).map_err(broken)?;
     Ok((index, lists))
 }
@@ -250,8 +255,8 @@ fn classes(m: &Module, s: &Schedule, (index, lists): (Index, Vec<Lists>)) -> Vec
 ///
 /// # Errors
 /// `deadlock`, `schedule`, and `plan` if functions and schedule do not fit together.
-pub fn rank_classes(m: &Module, s: &Schedule) -> Result<Vec<RankClass>> {
-    Ok(classes(m, s, lists(m, s)?))
+pub fn rank_classes(m: &Module, s: &Schedule, mode: Mode) -> Result<Vec<RankClass>> {
+    Ok(classes(m, s, lists(m, s, mode)?))
 }
 
 /// Inputs that a step can fill.

@@ -83,9 +83,9 @@ fn search_says_what_is_lacking() {
         assert!(text.contains(t), "{t} in {text}");
     }
     let d = search(4, &[], 8, &|_, v| costs(4, v, 0.0, 0)).expect_err("no chunks");
-    assert!(d.message.starts_with("v >= 1"), "{d}");
+    assert!(d.rule.as_ref().is_some_and(|r| r.starts_with("v >= 1")), "{d}");
     let d = search(1, &[2], 8, &|_, v| costs(1, v, 0.0, 0)).expect_err("chunks on one rank");
-    assert!(d.message.starts_with("v == 1 where p == 1"), "{d}");
+    assert!(d.rule.as_ref().is_some_and(|r| r.starts_with("v == 1 where p == 1")), "{d}");
     let d = search(4, &[1], 8, &|_, v| costs(4, v, f64::NAN, 0)).expect_err("no times");
     assert_eq!(d.code, "schedule", "{d}");
 }

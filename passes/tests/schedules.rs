@@ -298,12 +298,22 @@ fn what_is_refused_is_told_with_numbers_rule_and_way_out() {
         let d = make(n, p, v, m).expect_err(rule);
         let name = n.name();
         assert_eq!(d.code, "schedule-rule");
-        assert_eq!(
-            d.message,
-            format!("{rule} does not hold for `{name}` with p={p}, v={v}, m={m}")
-        );
+        // What people read has the words of the flags.
+        let word = |what: &str, n: usize| match what {
+            "p" => format!("pp={n}"),
+            "v" => format!("--chunks {n}"),
+            _ if n == 1 => "1 microbatch".into(),
+            _ => format!("{n} microbatches"),
+        };
+        let numbers = format!("pp={p}, {v} chunks per rank, {}", word("m", m));
+        assert_eq!(d.message, format!("`{name}` does not run with {numbers}"));
         assert!(d.rule.as_ref().is_some_and(|r| r.starts_with(rule)), "{d}");
-        assert_eq!(d.help[0], format!("nearest legal: {nearest}"));
+        let said = nearest.split(" or ").map(|c| {
+            let (what, n) = c.split_once('=').expect("what=n");
+            word(what, n.parse().expect("a number"))
+        });
+        let said: Vec<String> = said.collect();
+        assert_eq!(d.help[0], format!("nearest legal: {}", said.join(" or ")));
         // Each nearest value is legal with the other numbers as they are.
         for change in nearest.split(" or ") {
             let (what, n2) = change.split_once('=').expect("what=n");

@@ -259,7 +259,9 @@ impl Session {
     fn assemble(&self, port: &Port, rank: usize, p: &Piece, to: &mut Array) {
         let w = &self.wiring;
         let mut shape = port.ty.sizes();
-        let input = w.args(RoleKind::Input).find(|i| i.func == port.func && i.ty.rank() == 2);
+        // Any function's tokens say how a microbatch is cut, also those of another stage.
+        let mut inputs = w.args(RoleKind::Input);
+        let input = inputs.find(|i| w.per_microbatch[i.func] && i.ty.rank() == 2);
         let batch = input.filter(|i| {
             w.per_microbatch[port.func] && shape.len() > 1 && shape[0] == i.ty.dims[0].size
         });

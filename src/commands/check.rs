@@ -22,6 +22,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
         match crate::compile(&model, &asked, None, &mut |_, _| {}) {
             Ok(done) => super::warn(&done.warnings),
             Err(d) if as_json => found.push(Violation {
+                said: None,
                 code: d.code,
                 rule: d.rule.unwrap_or(d.message),
                 values: vec![],

@@ -45,9 +45,7 @@ pub fn verify(dir: &Path, tiny: bool, as_json: bool) -> Result<i32> {
     if let Some(s) = stored {
         checks.push(exact("collective-order", order(&s.plan)));
         checks.push(exact("memory", replay::replay(&s.plan).err()));
-        if s.plan.settings.mode == Mode::Train {
-            checks.extend(numbers(&s, tiny)?);
-        }
+        checks.extend(numbers(&s, tiny)?);
     }
     let ok = checks.iter().all(|c| c.ok);
     if as_json {
@@ -85,7 +83,7 @@ fn exact(name: &'static str, problem: Option<String>) -> Check {
 /// made before it is used: the replay finds it again, or says which actions wait for each other. Then
 /// the lists are replayed against each other.
 fn order(plan: &Plan) -> Option<String> {
-    match rank_classes(&plan.module, &plan.schedule) {
+    match rank_classes(&plan.module, &plan.schedule, plan.settings.mode) {
         Err(d) => Some(d.message),
         Ok(again) if again != plan.classes => {
             Some("the schedule gives other lists than the plan has".into())
@@ -107,10 +105,24 @@ fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
     alone.mesh.clear();
     (alone.schedule, alone.chunks) = (Order::default(), None);
     (alone.layers, alone.speeds) = (String::new(), vec![]);
-    (alone.sp, alone.microbatch) = (false, alone.global_batch);
+    (alone.sp, alone.microbatch) = (false, many.microbatch_rows());
     alone.shard.clear();
     let one = run_steps(&crate::retarget(s, &alone)?.stored.plan)?;
     let many = run_steps(&crate::recompile(s, &many)?.stored.plan)?;
+    let check = |name, max_error: f64, detail| Check {
+        name,
+        ok: max_error <= F32_TOLERANCE,
+        max_error,
+        tolerance: F32_TOLERANCE,
+        detail,
+    };
+    if s.plan.settings.mode == Mode::Infer {
+        let most = one.2.iter().fold(0.0f64, |m, x| larger(m, f64::from(x.abs())));
+        let apart = |(a, b): (&f32, &f32)| f64::from((a - b).abs());
+        let off = many.2.iter().zip(&one.2).map(apart).fold(0.0, larger) / most.max(1e-12);
+        let off = if many.2.len() == one.2.len() { off } else { f64::INFINITY };
+        return Ok(vec![check("logits", off, None)]);
+    }
     let relative = |(a, b): (&f64, &f64)| (a - b).abs() / b.abs().max(1e-12);
     let loss = many.0.iter().zip(&one.0).map(relative).fold(0.0, larger);
     let mut worst = (0.0, "");
@@ -123,13 +135,6 @@ fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
             worst = (error, name);
         }
     }
-    let check = |name, max_error: f64, detail| Check {
-        name,
-        ok: max_error <= F32_TOLERANCE,
-        max_error,
-        tolerance: F32_TOLERANCE,
-        detail,
-    };
     let detail = (worst.0 > F32_TOLERANCE).then(|| format!("   worst: {}", worst.1));
     Ok(vec![check("loss", loss, None), check("gradients", worst.0, detail)])
 }
@@ -139,16 +144,19 @@ fn larger(a: f64, b: f64) -> f64 {
     if b.is_nan() || b > a { b } else { a }
 }
 
-type Numbers = (Vec<f64>, Vec<(String, Vec<f32>)>);
+/// Losses, gradients by parameter, logits of the first step.
+type Numbers = (Vec<f64>, Vec<(String, Vec<f32>)>, Vec<f32>);
 
 fn run_steps(plan: &Plan) -> Result<Numbers> {
     let s = &plan.settings;
     let start = Start::Random { seed: s.seed };
     let mut session = session(plan, &start, &Run { timeout: 600, ..Run::default() })?;
     let data = crate::data::Data::Random { vocab: s.vocab.min(1 << 20) };
-    let (mut losses, mut grads) = (vec![], vec![]);
-    for step in 1..=STEPS {
+    let (mut losses, mut grads, mut logits) = (vec![], vec![], vec![]);
+    let steps = if s.mode == Mode::Train { STEPS } else { 1 };
+    for step in 1..=steps {
         let (ids, targets) = data.batch(s.seed, step as u32, s.global_batch, s.seq);
+        let targets = if s.mode == Mode::Train { targets } else { vec![] };
         let batch = StepBatch { input_ids: &ids, targets: &targets, observe: step == 1 };
         let r = session.step(&batch, s.lr.at(step), step)?;
         losses.push(f64::from(r.loss.unwrap_or(f32::NAN)));
@@ -157,9 +165,10 @@ fn run_steps(plan: &Plan) -> Result<Numbers> {
                 Some((w.param.clone(), r.outputs.get(&format!("grad.{}", w.param))?.data.clone()))
             };
             grads = plan.weights.iter().filter_map(found).collect();
+            logits = r.outputs.get("logits").map(|a| a.data.clone()).unwrap_or_default();
         }
     }
-    Ok((losses, grads))
+    Ok((losses, grads, logits))
 }
 
 /// The same family and layout with small sizes: two layers or one per stage, narrow, short.
@@ -199,11 +208,12 @@ fn shrink(s: &Stored) -> Result<Output> {
     let mut o = s.options.clone();
     o.memory = None;
     let tp = o.axis("tp");
-    o.seq = o.seq.min(16 * tp);
-    // A schedule from a file, or found, is for its own number of microbatches.
+    o.seq = o.seq.min(16 * tp * o.axis("cp"));
+    o.layers.clear();
+    // A schedule is for its number of microbatches.
     let microbatches = match o.schedule {
-        Order::Named(_) => o.microbatches().min(2),
-        Order::Csv(_) => o.microbatches(),
+        Order::Named(_) if o.axis("pp") == 1 => o.microbatches().min(2),
+        Order::Named(_) | Order::Csv(_) => o.microbatches(),
     };
     o.global_batch = o.data_parallel() * microbatches;
     o.microbatch = 1;

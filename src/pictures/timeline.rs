@@ -39,7 +39,11 @@ pub fn text(t: &Timeline, chunks: usize, colour: bool) -> String {
     let live = live(t);
     if !live.is_empty() {
         let words: Vec<String> = live.iter().map(usize::to_string).collect();
-        out.push_str(&wrap("live activations at the peak, by rank:", &words, ""));
+        let what = match chunks {
+            1 => "microbatches alive at the peak, by rank:",
+            _ => "microbatches alive at the peak, by rank, each chunk for itself:",
+        };
+        out.push_str(&wrap(what, &words, ""));
     }
     out
 }

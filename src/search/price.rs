@@ -36,7 +36,8 @@ fn time(plan: &Plan, f: &Func) -> f64 {
 /// If the plan has not the functions of its schedule, which no compilation makes.
 pub fn times(plan: &Plan, speeds: &[f64]) -> Times {
     let (s, model) = (&plan.schedule, CostModel::default());
-    let index = Index::of(&plan.module, s).expect("a compiled plan has its functions");
+    let index =
+        Index::of(&plan.module, s, plan.settings.mode).expect("a compiled plan has its functions");
     let mut sent: HashMap<usize, f64> = HashMap::new();
     for c in &plan.classes {
         for i in &c.step {

@@ -230,7 +230,7 @@ fn whole(plan: &Plan, rank: usize) -> usize {
 /// use counts with the first of them, which has it longest.
 fn held(plan: &Plan) -> Vec<Held> {
     let (m, s) = (&plan.module, &plan.schedule);
-    let index = Index::of(m, s).expect("a compiled plan has its functions");
+    let index = Index::of(m, s, plan.settings.mode).expect("a compiled plan has its functions");
     let kept = |r: &Role| matches!(r.kind, RoleKind::Stash | RoleKind::Edge);
     let made: HashSet<&str> = index
         .forward

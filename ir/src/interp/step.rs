@@ -230,12 +230,15 @@ impl<'a> Step<'a> {
             let Some(role) = &port.role else { continue };
             if role.kind == RoleKind::Output {
                 let ty = func.ty(port.value).clone();
-                let batch = |a: &&Port| {
+                let batch = |f: &Func, a: &&Port| {
                     let input = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
-                    input && func.ty(a.value).rank() == 2
+                    input && f.ty(a.value).rank() == 2
                 };
-                let input = func.args.iter().find(batch);
-                let rows = input.map(|a| func.ty(a.value).chunk(self.mesh, 0));
+                // Another stage's tokens are cut alike.
+                let looped = |f: &&Func| c.microbatch.is_some() && f.name.starts_with("forward");
+                let all = std::iter::once(func).chain(self.module.funcs.iter().filter(looped));
+                let input = all.filter_map(|f| Some((f, f.args.iter().find(|a| batch(f, a))?)));
+                let rows = input.map(|(f, a)| f.ty(a.value).chunk(self.mesh, 0)).next();
                 let shown = Shown { microbatch: c.microbatch, ty, ranks, rows };
                 self.state.outputs.entry(role.name.clone()).or_default().push(shown);
             } else {

@@ -30,6 +30,8 @@ enum Frame {
     Scratch(usize),
 }
 
+/// A frame from its first moment to its last. Instruction `i` begins at moment `i * turn`, and node
+/// `n` of a call is moment `n + 1` of it, so that a frame may lie where another of the same call was.
 struct Block {
     frame: Frame,
     bytes: usize,
@@ -81,42 +83,45 @@ fn span(l: &Layout, b: &Block) -> Span {
         Frame::Micro(f, _) => l.objects[l.micro[f].1[0]].class,
         Frame::Scratch(_) => Class::Temporary,
     };
-    Span { first: b.birth, last: b.death, offset: b.offset, bytes: b.bytes, class }
+    let (first, last) = (b.birth / l.turn, b.death / l.turn);
+    Span { first, last, offset: b.offset, bytes: b.bytes, class }
 }
 
-/// The frames of a list and the instructions between which they are in use.
+/// The frames of a list and the moments between which they are in use.
 fn blocks(l: &Layout, list: &[Instr]) -> Vec<Block> {
     let mut at: HashMap<Frame, usize> = HashMap::new();
     let mut out: Vec<Block> = vec![];
     let mut offers: BTreeMap<usize, VecDeque<Frame>> = BTreeMap::new();
-    let mut touch = |frame: Frame, bytes: usize, i: usize| {
+    let mut touch = |frame: Frame, bytes: usize, i: usize, (first, last): (usize, usize)| {
         let b = *at.entry(frame).or_insert_with(|| {
-            out.push(Block { frame, bytes, birth: i, death: i, offset: 0 });
+            out.push(Block { frame, bytes, birth: i * l.turn + first, death: 0, offset: 0 });
             out.len() - 1
         });
-        out[b].death = i;
+        out[b].death = i * l.turn + last;
     };
+    let all = (0, l.turn - 1);
     for (i, instr) in list.iter().enumerate() {
         match instr {
             Instr::Call(c) => {
-                touch(Frame::Scratch(i), l.scratch[c.func].bytes, i);
+                touch(Frame::Scratch(i), l.scratch[c.func].bytes, i, all);
                 for b in &l.bound[c.func] {
                     if let Bound::Micro(f) = *b {
-                        touch(Frame::Micro(f, c.microbatch), l.micro[f].0, i);
+                        let within = l.within.get(&(c.func, f)).copied().unwrap_or(all);
+                        touch(Frame::Micro(f, c.microbatch), l.micro[f].0, i, within);
                     }
                 }
             }
             Instr::Send(t) | Instr::Recv(t) => {
                 let Some(&f) = l.frame_of.get(&(t.func, t.value)) else { continue };
                 let frame = Frame::Micro(f, t.microbatch);
-                touch(frame, l.micro[f].0, i);
+                touch(frame, l.micro[f].0, i, all);
                 if matches!(instr, Instr::Send(_)) {
                     offers.entry(t.with).or_default().push_back(frame);
                 }
             }
             Instr::Sent { to } => {
                 if let Some(frame) = offers.get_mut(to).and_then(VecDeque::pop_front) {
-                    touch(frame, 0, i);
+                    touch(frame, 0, i, all);
                 }
             }
         }
@@ -125,30 +130,77 @@ fn blocks(l: &Layout, list: &[Instr]) -> Vec<Block> {
 }
 
 /// Blocks beyond which only the fast way is tried.
-const MANY: usize = 4096;
+const MANY: usize = 8192;
+/// Comparisons of two blocks that looking for a better order may cost, and most orders looked at.
+const WORK: usize = 1 << 25;
+const ROUNDS: usize = 200;
 
-/// Gives blocks their offsets: in order of birth, or the long-lived first, whichever needs less.
+/// Gives blocks their offsets. Several orders are tried, and the one that needs least is kept. If
+/// none comes close to what is alive at once, what lies highest is placed first, again and again.
 fn place(blocks: &mut [Block]) {
     by_birth(blocks);
-    if blocks.len() > MANY {
+    let count = blocks.iter().filter(|b| b.bytes > 0).count();
+    if count > MANY || count == 0 {
         return;
     }
-    let top = |all: &[Block]| all.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0);
-    let (first, before) = (top(blocks), blocks.iter().map(|b| b.offset).collect::<Vec<_>>());
-    by_length(blocks);
-    if top(blocks) >= first {
-        blocks.iter_mut().zip(before).for_each(|(b, offset)| b.offset = offset);
+    let length = |b: &Block| b.death - b.birth + 1;
+    let sorted = |key: &dyn Fn(&Block) -> (usize, usize), blocks: &[Block]| {
+        let mut order: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
+        order.sort_by_key(|&b| std::cmp::Reverse(key(&blocks[b])));
+        order
+    };
+    let early = |b: &Block| usize::MAX - b.birth;
+    let orders = [
+        sorted(&|b| (length(b), b.bytes), blocks),
+        sorted(&|b| (b.bytes, early(b)), blocks),
+        sorted(&|b| (b.bytes.saturating_mul(length(b)), early(b)), blocks),
+        sorted(&|b| (early(b), b.bytes), blocks),
+        sorted(&|b| (b.death, b.bytes), blocks),
+    ];
+    let enough = most_alive(blocks) / 100 * 102;
+    let offsets = |all: &[Block]| all.iter().map(|b| b.offset).collect::<Vec<_>>();
+    let mut best = (top(blocks), offsets(blocks));
+    'orders: for mut order in orders {
+        for _ in 0..ROUNDS.min(WORK / (count * count)).max(1) {
+            let now = lowest(blocks, &order);
+            if now < best.0 {
+                best = (now, offsets(blocks));
+            }
+            if best.0 <= enough {
+                break 'orders;
+            }
+            let reaches = |b: &usize| blocks[*b].offset + padded(blocks[*b].bytes) >= now;
+            order.sort_by_key(|b| !reaches(b));
+        }
     }
+    blocks.iter_mut().zip(best.1).for_each(|(b, offset)| b.offset = offset);
 }
 
-/// Lowest fit, what lives longest first.
-fn by_length(blocks: &mut [Block]) {
-    let mut order: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
-    let length = |b: &Block| b.death - b.birth;
-    order.sort_by_key(|&b| std::cmp::Reverse((length(&blocks[b]), blocks[b].bytes)));
+fn top(blocks: &[Block]) -> usize {
+    blocks.iter().map(|b| b.offset + padded(b.bytes)).max().unwrap_or(0)
+}
+
+/// The most bytes of blocks that are alive at one moment.
+fn most_alive(blocks: &[Block]) -> usize {
+    let mut changes: Vec<(usize, bool, usize)> = vec![];
+    for b in blocks {
+        // What begins at a moment is there before what ends at it is gone.
+        changes.extend([(b.birth, false, padded(b.bytes)), (b.death, true, padded(b.bytes))]);
+    }
+    changes.sort();
+    let (mut now, mut most) = (0, 0);
+    for (_, ends, bytes) in changes {
+        now = if ends { now - bytes } else { now + bytes };
+        most = most.max(now);
+    }
+    most
+}
+
+/// Gives each block the lowest place that is free while it lives; the end of the highest.
+fn lowest(blocks: &mut [Block], order: &[usize]) -> usize {
     // Placed blocks by offset.
     let mut placed: Vec<usize> = vec![];
-    for b in order {
+    for &b in order {
         let (birth, death) = (blocks[b].birth, blocks[b].death);
         let size = padded(blocks[b].bytes);
         let mut at = 0;
@@ -164,6 +216,7 @@ fn by_length(blocks: &mut [Block]) {
         let i = placed.partition_point(|&p| blocks[p].offset <= at);
         placed.insert(i, b);
     }
+    top(blocks)
 }
 
 /// First fit in order of birth; of what begins together, what lives longest lies lowest.
@@ -263,8 +316,8 @@ fn live(l: &Layout, list: &[Instr], blocks: &[Block]) -> usize {
     let mut change = vec![0i64; list.len() + 1];
     for b in blocks.iter().filter(micro) {
         let Frame::Micro(f, _) = b.frame else { continue };
-        change[b.birth] += bytes(f) as i64;
-        change[b.death + 1] -= bytes(f) as i64;
+        change[b.birth / l.turn] += bytes(f) as i64;
+        change[b.death / l.turn + 1] -= bytes(f) as i64;
     }
     let (mut now, mut most) = (0i64, 0usize);
     for (i, instr) in list.iter().enumerate() {

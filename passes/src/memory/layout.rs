@@ -65,6 +65,11 @@ pub(super) struct Layout {
     pub frame_of: HashMap<(usize, Value), usize>,
     /// By function: frames that it makes or is the last to use.
     pub counted: Vec<BTreeSet<usize>>,
+    /// By function and frame of a microbatch: the nodes between which a call that makes the frame,
+    /// or is the last to use it, needs it.
+    pub within: HashMap<(usize, usize), (usize, usize)>,
+    /// Moments from one instruction to the next: more than any function has nodes.
+    pub turn: usize,
 }
 
 /// What a frame of a function is.
@@ -115,10 +120,17 @@ struct Planner<'a> {
     buffers: Vec<Vec<Buffer>>,
     of: Vec<Vec<usize>>,
     work: Vec<Vec<usize>>,
+    apart: bool,
 }
 
-/// Lays out the frames.
-pub(super) fn layout(m: &Module, microbatches: usize, funcs: &[usize], lists: &Lists) -> Layout {
+/// Lays out the frames. `apart`: every value that a microbatch keeps has a frame of its own.
+pub(super) fn layout(
+    m: &Module,
+    microbatches: usize,
+    funcs: &[usize],
+    lists: &Lists,
+    apart: bool,
+) -> Layout {
     let mut last_user = HashMap::new();
     for (i, &f) in funcs.iter().enumerate() {
         for a in &m.funcs[f].args {
@@ -152,6 +164,7 @@ pub(super) fn layout(m: &Module, microbatches: usize, funcs: &[usize], lists: &L
         buffers: (0..n).map(|_| vec![]).collect(),
         of: vec![vec![]; n],
         work: vec![vec![]; n],
+        apart,
     };
     for &f in funcs {
         p.lifetimes(f);
@@ -344,6 +357,7 @@ impl<'a> Planner<'a> {
             bound: vec![vec![]; n],
             scratch: vec![Scratch::default(); n],
             counted: vec![BTreeSet::new(); n],
+            turn: self.m.funcs.iter().map(|f| f.nodes.len()).max().unwrap_or(0) + 2,
             ..Layout::default()
         };
         // What one layer makes, used by the same functions and sent or not, is one frame: so frames
@@ -362,7 +376,7 @@ impl<'a> Planner<'a> {
                 self.objects[o].class = Class::CollectiveBuffer;
             }
             let users: Vec<usize> = self.users[o].iter().copied().collect();
-            let alone = if self.makers[o].is_some() { 0 } else { o };
+            let alone = if self.makers[o].is_some() && !self.apart { 0 } else { o };
             let (f, v) = self.objects[o].name;
             let layer = self.m.funcs[f].name(v).layer;
             let key = (self.makers[o], layer, users, self.offered[o], alone);
@@ -441,10 +455,13 @@ impl<'a> Planner<'a> {
                 if self.objects[o].kind != Kind::Micro {
                     continue;
                 }
+                let frame = self.objects[o].frame;
+                let within = out.within.entry((f, frame)).or_insert((b.birth, 0));
+                *within = (within.0.min(b.birth), within.1.max(b.death.min(end)));
                 if self.makers[o] != Some(f) && b.death == NONE {
                     continue;
                 }
-                out.counted[f].insert(self.objects[o].frame);
+                out.counted[f].insert(frame);
             }
             change[b.birth] += b.bytes as i64;
             change[b.death.min(end) + 1] -= b.bytes as i64;

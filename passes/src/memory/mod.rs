@@ -2,7 +2,7 @@
 //!
 //! What lives through a step (weights, gradients, optimizer state, a step's data) lies at the bottom.
 //! Above it lie *frames*: what one microbatch keeps from one function to another, what it receives,
-//! and what one call needs for itself. [`layout`] says what is in a frame and where; [`arena`] says
+//! and what one call needs for itself. `layout` says what is in a frame and where; `arena` says
 //! where each frame lies from when to when. Views share their operand's place; so do results that an
 //! op may write over an operand nobody reads later; so do values that one function hands to another.
 
@@ -15,7 +15,8 @@ use shardc_ir::func::Module;
 use shardc_ir::plan::{Memory, RankClass};
 
 /// Plans the arena of a rank of the pipeline: its functions in the order in which they feed each
-/// other, and its lists, whose offsets it fills in.
+/// other, and its lists, whose offsets it fills in. If the frames of layers leave gaps, every value
+/// gets a frame of its own: more of them, but they fit better where a backward is cut in two.
 pub fn memory(
     m: &Module,
     microbatches: usize,
@@ -23,18 +24,30 @@ pub fn memory(
     funcs: Vec<usize>,
     lists: Lists,
 ) -> RankClass {
-    let layout = layout::layout(m, microbatches, &funcs, &lists);
-    let (step, evaluation, found) = arena::arena(m, &layout, lists);
-    let memory = Memory {
-        places: layout.places,
-        workspaces: layout.workspaces,
-        frames: layout.frames,
-        peak_bytes: found.peak_bytes,
-        at_peak: found.at_peak,
-        live_at_peak: found.live_at_peak,
-        live_bytes: found.live_bytes,
-        whole: found.whole,
-        spans: found.spans,
+    let plan = |apart: bool, lists: Lists| {
+        let layout = layout::layout(m, microbatches, &funcs, &lists, apart);
+        let (step, evaluation, found) = arena::arena(m, &layout, lists);
+        let memory = Memory {
+            places: layout.places,
+            workspaces: layout.workspaces,
+            frames: layout.frames,
+            peak_bytes: found.peak_bytes,
+            at_peak: found.at_peak,
+            live_at_peak: found.live_at_peak,
+            live_bytes: found.live_bytes,
+            whole: found.whole,
+            spans: found.spans,
+        };
+        let (stages, funcs) = (stages.clone(), funcs.clone());
+        RankClass { stages, funcs, step, evaluation, memory }
     };
-    RankClass { stages, funcs, step, evaluation, memory }
+    let layers = plan(false, lists.clone());
+    if layers.memory.peak_bytes <= layers.memory.live_bytes / 100 * (100 + SLACK) {
+        return layers;
+    }
+    let values = plan(true, lists);
+    if values.memory.peak_bytes < layers.memory.peak_bytes { values } else { layers }
 }
+
+/// Percent by which an arena may be larger than what lives in it at once without a second try.
+const SLACK: usize = 3;

@@ -1,10 +1,18 @@
 //! The schedule that the options ask for.
 
-use super::{Named, make};
+use super::{Named, legal, make};
 use crate::options::{Options, Order};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::schedule::{Schedule, parse_csv};
+
+/// The flag that gives the least legal number of microbatches from here on, if that is what is wrong.
+fn microbatch_flags(named: Named, chunks: usize, o: &Options) -> Option<String> {
+    let (p, m) = (o.axis(PIPELINE), o.microbatches());
+    let rows = o.microbatch_rows();
+    let fits = (m + 1..=m.saturating_add(2 * p)).find(|&m| legal(named, p, chunks, m).is_ok())?;
+    Some(format!("{fits} microbatches are --global-batch {} here", fits * rows))
+}
 
 /// The schedule of a compilation: named, or read from a file and compared with the mesh.
 ///
@@ -15,11 +23,23 @@ pub fn chosen(o: &Options) -> Result<Schedule> {
     match &o.schedule {
         Order::Named(name) => {
             let named = Named::parse(name)?;
-            make(named, ranks, o.chunks.unwrap_or(named.default_chunks()), microbatches)
+            let chunks = o.chunks.unwrap_or(named.default_chunks());
+            let place = |d: Diag| match microbatch_flags(named, chunks, o) {
+                Some(flags) => d.at(format!("--schedule {name}")).help(flags),
+                None => d.at(format!("--schedule {name}")),
+            };
+            make(named, ranks, chunks, microbatches).map_err(place)
         }
         Order::Csv(text) => {
             let s = parse_csv(text)?;
             let (p, m) = (s.ranks.len(), s.microbatches);
+            if let Some(v) = o.chunks.filter(|&v| p * v != s.owner.len()) {
+                let n = s.owner.len();
+                return Err(Diag::new("schedule", format!("the file has {n} stages on {p} ranks"))
+                    .at(format!("--chunks {v}"))
+                    .rule("the file says how many stages a rank has")
+                    .help(format!("leave --chunks {v} out")));
+            }
             if (p, m) == (ranks, microbatches) {
                 return Ok(s);
             }

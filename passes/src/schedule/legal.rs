@@ -17,9 +17,15 @@ struct Broken {
 pub fn legal(named: Named, p: usize, v: usize, m: usize) -> Result<()> {
     let Some(Broken { rule, nearest }) = broken(named, p, v, m) else { return Ok(()) };
     let name = named.name();
-    let nearest: Vec<String> = nearest.iter().map(|(what, n)| format!("{what}={n}")).collect();
-    let message = format!("{rule} does not hold for `{name}` with p={p}, v={v}, m={m}");
-    let d = Diag::new("schedule-rule", message)
+    let word = |what: &str, n: usize| match what {
+        "p" => format!("pp={n}"),
+        "v" => format!("--chunks {n}"),
+        _ if n == 1 => "1 microbatch".into(),
+        _ => format!("{n} microbatches"),
+    };
+    let nearest: Vec<String> = nearest.iter().map(|&(what, n)| word(what, n)).collect();
+    let numbers = format!("pp={p}, {v} chunks per rank, {}", word("m", m));
+    let d = Diag::new("schedule-rule", format!("`{name}` does not run with {numbers}"))
         .rule(format!("{rule} (p ranks, v chunks per rank, m microbatches)"))
         .help(format!("nearest legal: {}", nearest.join(" or ")));
     let others = [Named::Interleaved, Named::OneFOneB, Named::LoopedBfs];

@@ -12,7 +12,7 @@ use crate::rewrite::cost::CostModel;
 use layout::Layout;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, RoleKind, Scope};
-use shardc_ir::mesh::Mesh;
+use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::schedule::Schedule;
 
 /// Which stage each scope belongs to.
@@ -106,18 +106,13 @@ fn up_to_number(path: &str) -> &str {
 /// that the slowest stage is as fast as can be.
 pub fn stages(f: &Func, o: &Options, s: &Schedule) -> Result<Stages> {
     let count = s.owner.len();
-    if count <= 1 {
+    let layout = Layout::parse(&o.layers)?;
+    if count <= 1 && layout == Layout::Balanced {
         return Ok(Stages::one());
     }
     let units = units(f);
-    if units.len() < count {
-        let what = format!("{count} stages of {} parts that can be cut", units.len());
-        return Err(Diag::new("too-many-stages", what)
-            .rule("pp * chunks <= layers + the parts before and after them")
-            .help(format!("use at most {} stages", units.len().max(1)))
-            .exit(Exit::Infeasible));
-    }
-    let cuts = match Layout::parse(&o.layers)? {
+    enough(units.len(), count)?;
+    let cuts = match layout {
         Layout::Balanced => {
             let costs: Vec<u64> = units.iter().map(|u| u.cost).collect();
             let speed = |stage: usize| o.speeds.get(s.owner[stage]).copied().unwrap_or(1.0);
@@ -134,6 +129,26 @@ pub fn stages(f: &Func, o: &Options, s: &Schedule) -> Result<Stages> {
     let stages = Stages { count, of };
     forward_only(f, &stages)?;
     Ok(stages)
+}
+
+/// A stage is at least one unit.
+fn enough(units: usize, stages: usize) -> Result<()> {
+    if units >= stages {
+        return Ok(());
+    }
+    Err(Diag::new("too-many-stages", format!("{stages} stages of {units} parts that can be cut"))
+        .rule("pp * chunks <= layers + the parts before and after them")
+        .help(format!("use at most {} stages", units.max(1)))
+        .exit(Exit::Infeasible))
+}
+
+/// Refuses more stages than a model has parts, before a schedule is made for them.
+pub fn not_too_many(f: &Func, o: &Options) -> Result<()> {
+    let ranks = o.axis(PIPELINE);
+    if ranks == 1 {
+        return Ok(());
+    }
+    enough(units(f).len(), ranks.saturating_mul(o.chunks.unwrap_or(1)))
 }
 
 /// Checks that no stage needs what a later one makes.

@@ -7,7 +7,7 @@
 //! and wait only for what stands earlier in it, so no list can wait for ever.
 
 use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
-use shardc_ir::plan::{Call, Instr, Transfer};
+use shardc_ir::plan::{Call, Instr, Mode, Transfer};
 use shardc_ir::schedule::{Kind, Schedule, Timeline};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -40,7 +40,7 @@ pub struct Index {
 
 impl Index {
     /// Finds the functions of a module by their names; says which is missing.
-    pub fn of(m: &Module, s: &Schedule) -> Result<Index, String> {
+    pub fn of(m: &Module, s: &Schedule, mode: Mode) -> Result<Index, String> {
         let names: HashMap<&str, usize> =
             m.funcs.iter().enumerate().map(|(i, f)| (&*f.name, i)).collect();
         let (stages, ranks) = (s.owner.len(), s.ranks.len());
@@ -53,14 +53,26 @@ impl Index {
                 .map(|(i, f)| f.ok_or_else(|| format!("there is no @{}", named(what, i, n))))
                 .collect()
         };
-        Ok(Index {
+        let mut index = Index {
             forward: all("forward", stages)?,
             backward: some("backward", stages),
             weight: some("weight", stages),
             enter: all("enter", ranks)?,
             finish: some("finish", ranks),
             evaluate: some("evaluate", ranks),
-        })
+        };
+        // A plan that trains has all of them.
+        if mode == Mode::Train {
+            index.backward = all("backward", stages)?.into_iter().map(Some).collect();
+            index.finish = all("finish", ranks)?.into_iter().map(Some).collect();
+            if s.splits_backward() {
+                index.weight = all("weight", stages)?.into_iter().map(Some).collect();
+            }
+            if index.evaluate.iter().flatten().count() != 1 {
+                return Err("there is not 1 @evaluate".into());
+            }
+        }
+        Ok(index)
     }
 
     /// The functions of a rank of the pipeline that run once per microbatch: forwards, then
@@ -230,8 +242,9 @@ impl<'a> Lister<'a> {
                     continue;
                 };
                 let lost = || format!("nobody makes edge \"{}\"", role.name);
-                let (param, from) =
-                    foreign(role).filter(|f| f.1 < self.lists.len()).ok_or_else(lost)?;
+                let (param, from) = foreign(role)
+                    .filter(|f| f.1 < self.lists.len() && f.1 != owner)
+                    .ok_or_else(lost)?;
                 let grad = Role::new(RoleKind::Grad, param);
                 let made = self.index.loops(self.s, from).into_iter().rev().find_map(|f| {
                     let r = &self.m.funcs[f].results;

@@ -95,7 +95,8 @@ impl Rank {
         }
         let digits = mesh.coords(rank);
         let mut weights: Vec<Slice> = vec![];
-        for f in &plan.module.funcs {
+        let own = &plan.classes[plan.class_of(rank)].funcs;
+        for f in own.iter().map(|&f| &plan.module.funcs[f]) {
             for a in &f.args {
                 let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Param) else {
                     continue;

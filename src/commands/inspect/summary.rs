@@ -184,8 +184,12 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     if !between.is_empty() {
         out += &format!("  between stages, once per step\n{}", lines("   ", &between));
     }
+    let all = crate::report::collectives(plan, &plan.classes[class]);
+    let sends: Vec<_> = all.iter().filter(|c| c.kind == "send").collect();
+    let n = n + sends.iter().map(|c| c.count).sum::<usize>();
+    let sent = sent + sends.iter().map(|c| c.bytes).sum::<f64>();
     let calls = if n == 1 { "1 call".into() } else { format!("{n} calls") };
-    out += &format!("  in all per step: {calls} of collectives, {} sent\n", bytes(sent as usize));
+    out += &format!("  in all per step: {calls}, {} sent by one rank\n", bytes(sent as usize));
     out
 }
 

@@ -72,7 +72,7 @@ fn as_object(t: &Timeline) -> serde_json::Value {
 /// When every instruction of a class begins and ends: calls as their actions do, transfers at the
 /// call beside them.
 fn clock(plan: &Plan, c: &RankClass, t: &Timeline, rank: usize) -> Result<Vec<(f64, f64)>> {
-    let index = Index::of(&plan.module, &plan.schedule).map_err(|m| {
+    let index = Index::of(&plan.module, &plan.schedule, plan.settings.mode).map_err(|m| {
         Diag::new("plan", m).help("compile the plan again with this version of shardc")
     })?;
     let mut slots = t.ranks[rank].iter();

@@ -97,7 +97,7 @@ fn cells_are_as_long_as_their_actions() {
     assert!(row(&s, 3).starts_with("·········F0 B0─── F1 B1─── "), "{s}");
     assert_eq!(row(&s, 0).chars().count(), 33 * 3);
     assert!(s.contains("makespan 33, bubble 27.3 % of the time of 4 ranks\n"), "{s}");
-    assert!(s.contains("live activations at the peak, by rank: 4 3 2 1\n"), "{s}");
+    assert!(s.contains("microbatches alive at the peak, by rank: 4 3 2 1\n"), "{s}");
 }
 
 #[test]

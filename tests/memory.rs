@@ -1,0 +1,56 @@
+//! What a plan promises about memory, counted from the plan itself: how many microbatches a rank
+//! holds, what a layer saves for backward, and how much larger an arena is than what lives in it.
+//! `docs/memory.md` says the same.
+
+mod fixture;
+#[path = "memory/held.rs"]
+mod held;
+#[path = "memory/live.rs"]
+mod live;
+#[path = "memory/page.rs"]
+mod page;
+#[path = "memory/saved.rs"]
+mod saved;
+
+use fixture::*;
+use shardc_frontends::{Facts, Shape, from_config};
+use shardc_ir::plan::Plan;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{Options, Order};
+use shardc_passes::schedule::Named;
+
+/// A model of a config and its plan: no weights are read.
+pub fn planned(config: &serde_json::Value, o: &Options) -> (Facts, Plan) {
+    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
+    let model = from_config(config, "config.json", shape).unwrap_or_else(|e| panic!("{e}"));
+    (model.facts, compile(&model, o).plan)
+}
+
+/// The config of a JSON file of this repository.
+pub fn config(file: &str) -> serde_json::Value {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{file}: {e}"));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+/// Llama-3.1 of a size, as `benches/configs` has it.
+pub fn llama(size: &str) -> serde_json::Value {
+    config(&format!("benches/configs/llama-3.1-{size}.json"))
+}
+
+pub fn fixture_config(name: &str) -> serde_json::Value {
+    config(&format!("tests/fixtures/{name}/config.json"))
+}
+
+/// Options of a plan that is only looked at: `m` microbatches of one row of `seq` tokens per rank.
+pub fn asked(mesh: &[(&str, usize)], sp: bool, seq: usize, m: usize, r: Recompute) -> Options {
+    let mut o = options(mesh, sp, 1);
+    (o.seq, o.observe, o.recompute) = (seq, false, r);
+    o.global_batch = m * o.data_parallel();
+    o
+}
+
+/// The same, with a schedule.
+pub fn scheduled(o: Options, n: Named) -> Options {
+    Options { schedule: Order::Named(n.name().into()), ..o }
+}

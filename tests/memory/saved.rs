@@ -1,0 +1,348 @@
+//! What a layer saves for backward: from the mathematics of its ops, and from the plan.
+
+use super::*;
+use shardc_ir::func::{Func, RoleKind, Value};
+use shardc_passes::step::instructions::base;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bytes of an element of f32.
+const F32: usize = 4;
+
+/// Sizes of one microbatch on one rank.
+pub struct Sizes {
+    pub rows: usize,
+    pub seq: usize,
+    pub facts: Facts,
+    pub tp: usize,
+    pub sp: bool,
+}
+
+/// Over what tensor parallelism splits a tensor.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Over {
+    /// The sequence, with `--sp`; else nothing.
+    Sequence,
+    /// Heads, the width of the MLP or the vocabulary; the last rank may pad.
+    Width,
+    /// Key-value heads: no more ways than there are.
+    KvHeads,
+    /// Nothing.
+    Whole,
+}
+
+/// One tensor that forward saves.
+pub struct Entry {
+    pub what: &'static str,
+    /// The gradients that read it.
+    pub reader: &'static str,
+    /// Elements per token of the whole tensor, in letters and as a number.
+    pub letters: &'static str,
+    pub per_token: usize,
+    pub over: Over,
+}
+
+impl Entry {
+    pub fn bytes(&self, x: &Sizes) -> usize {
+        let tokens = x.rows * x.seq;
+        let elements = match self.over {
+            Over::Sequence if x.sp => tokens / x.tp * self.per_token,
+            Over::Sequence | Over::Whole => tokens * self.per_token,
+            Over::Width => tokens * self.per_token.div_ceil(x.tp),
+            Over::KvHeads => tokens * self.per_token / x.tp.min(x.facts.kv_heads),
+        };
+        elements * F32
+    }
+}
+
+/// Which ops a layer is made of.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Kind {
+    /// Norms that subtract the mean and add a bias.
+    pub layer_norm: bool,
+    /// An MLP with a gate.
+    pub gate: bool,
+    /// Norms of the heads of q and k.
+    pub head_norms: bool,
+    pub rotary: bool,
+}
+
+impl Kind {
+    pub const LLAMA: Kind = Kind { layer_norm: false, gate: true, head_norms: false, rotary: true };
+    pub const GPT2: Kind = Kind { layer_norm: true, gate: false, head_norms: false, rotary: false };
+
+    pub fn of(fixture: &str) -> Kind {
+        match fixture {
+            "gpt2" => Kind::GPT2,
+            "qwen3" => Kind { head_norms: true, ..Kind::LLAMA },
+            _llama_like => Kind::LLAMA,
+        }
+    }
+}
+
+/// A norm y = x·(x·x/h + ε)^(-1/2)·weight, of primitives. A product saves the operands whose partner
+/// wants a gradient, a power its own result; what a layer norm subtracts and adds saves nothing.
+fn norm(k: Kind, h: usize, readers: &'static str) -> Vec<Entry> {
+    let e = |what, reader, letters, per_token| Entry {
+        what,
+        reader,
+        letters,
+        per_token,
+        over: Over::Sequence,
+    };
+    let x = if k.layer_norm { "x - mean" } else { "x" };
+    vec![
+        e(x, "x·x and x·rstd, of a norm", "h", h),
+        e("rstd", "x·rstd, and its own", "1", 1),
+        e("x·rstd", "the norm's weight", "h", h),
+        e("the norm's result", readers, "h", h),
+    ]
+}
+
+/// What a layer saves if nothing is made again.
+fn everything(k: Kind, f: &Facts) -> Vec<Entry> {
+    let e =
+        |what, reader, letters, per_token, over| Entry { what, reader, letters, per_token, over };
+    let (q, kv) = (f.heads * f.head_dim, f.kv_heads * f.head_dim);
+    let mut all = norm(k, f.hidden, "weights of q, k and v");
+    if k.head_norms {
+        // As above, but per head.
+        all.extend([
+            e("q before its norm", "q·q and q·rstd", "a·d", q, Over::Width),
+            e("rstd of q", "q·rstd, and its own", "a", f.heads, Over::Width),
+            e("q·rstd", "weight of q's norm", "a·d", q, Over::Width),
+            e("k before its norm", "k·k and k·rstd", "g·d", kv, Over::KvHeads),
+            e("rstd of k", "k·rstd, and its own", "g", f.kv_heads, Over::KvHeads),
+            e("k·rstd", "weight of k's norm", "g·d", kv, Over::KvHeads),
+        ]);
+    }
+    // A rotation reads cosine and sine only, which all layers share.
+    all.extend([
+        e("q", "attention", "a·d", q, Over::Width),
+        e("k", "attention", "g·d", kv, Over::KvHeads),
+        e("v", "attention", "g·d", kv, Over::KvHeads),
+        e("attention's result", "attention (Σ dO·O), weight of o", "a·d", q, Over::Width),
+        e("log-sum-exp", "attention", "a", f.heads, Over::Width),
+    ]);
+    // A residual sum saves nothing.
+    if k.gate {
+        all.extend(norm(k, f.hidden, "weights of gate and up"));
+        all.extend([
+            e("gate", "silu", "f", f.ffn, Over::Width),
+            e("silu(gate)", "up", "f", f.ffn, Over::Width),
+            e("up", "silu(gate)", "f", f.ffn, Over::Width),
+            e("silu(gate)·up", "weight of down", "f", f.ffn, Over::Width),
+        ]);
+    } else {
+        all.extend(norm(k, f.hidden, "weight of the first product"));
+        all.extend([
+            e("up", "gelu", "f", f.ffn, Over::Width),
+            e("gelu(up)", "weight of the second product", "f", f.ffn, Over::Width),
+        ]);
+    }
+    all
+}
+
+/// What is left if all is made again but products with weights, attention and residual sums.
+fn expensive(k: Kind, f: &Facts) -> Vec<Entry> {
+    let e =
+        |what, reader, letters, per_token, over| Entry { what, reader, letters, per_token, over };
+    let (h, q, kv) = (f.hidden, f.heads * f.head_dim, f.kv_heads * f.head_dim);
+    let mut all = vec![
+        e("x", "what its norm makes again", "h", h, Over::Sequence),
+        e("q of the product", "rotation, attention", "a·d", q, Over::Width),
+        e("k of the product", "rotation, attention", "g·d", kv, Over::KvHeads),
+        e("v of the product", "attention", "g·d", kv, Over::KvHeads),
+        e("attention's result", "attention, weight of o", "a·d", q, Over::Width),
+        e("log-sum-exp", "attention", "a", f.heads, Over::Width),
+        e("x after attention", "what its norm makes again", "h", h, Over::Sequence),
+        e("up of the product", "what the MLP makes again", "f", f.ffn, Over::Width),
+    ];
+    if k.gate {
+        all.push(e("gate of the product", "what the MLP makes again", "f", f.ffn, Over::Width));
+    }
+    all
+}
+
+/// The table: what a layer saves for its backward.
+pub fn layer(k: Kind, f: &Facts, r: &Recompute) -> Vec<Entry> {
+    match r {
+        Recompute::None => everything(k, f),
+        Recompute::Selective => expensive(k, f),
+        Recompute::Full => vec![Entry {
+            what: "x",
+            reader: "the layer, made again",
+            letters: "h",
+            per_token: f.hidden,
+            over: Over::Sequence,
+        }],
+        Recompute::Ops(_) | Recompute::Sqrt | Recompute::Fit => unreachable!("not in the table"),
+    }
+}
+
+/// What lies outside layers, whatever the policy: the final norm, the loss, and what depends on
+/// positions only.
+fn outside(k: Kind, x: &Sizes) -> Vec<usize> {
+    let whole = |what, reader, letters, per_token, over| {
+        Entry { what, reader, letters, per_token, over }.bytes(x)
+    };
+    let mut all: Vec<usize> =
+        norm(k, x.facts.hidden, "output projection").iter().map(|e| e.bytes(x)).collect();
+    all.extend([
+        whole("exp(logits - max)", "logits", "v", x.facts.vocab, Over::Width),
+        whole("its sum", "log", "1", 1, Over::Whole),
+        whole("whether a token is scored", "loss", "1", 1, Over::Whole),
+    ]);
+    if k.rotary {
+        // Cosine and sine of every position and pair.
+        all.extend([x.seq * x.facts.head_dim / 2 * F32; 2]);
+    } else if x.sp {
+        // This rank's part of the positions, of which the table's gradient is a sum.
+        all.push(x.seq / x.tp * F32);
+    }
+    all
+}
+
+/// Layers whose ops read a value, itself or through views.
+fn layers_reading(f: &Func, v: Value, out: &mut BTreeSet<Option<u32>>) {
+    for n in f.nodes.iter().filter(|n| n.ins.contains(&v)) {
+        if n.op.def().is_view() {
+            n.outs.iter().for_each(|&o| layers_reading(f, o, out));
+        } else {
+            out.insert(f.scope_info(n.scope).layer);
+        }
+    }
+}
+
+/// Sizes of what forwards save (or receive, and keep) for backward, sorted: by the one layer whose
+/// backward reads it, and of what belongs to no layer.
+pub fn saved(plan: &Plan) -> (BTreeMap<u32, Vec<usize>>, Vec<usize>) {
+    let m = &plan.module;
+    let (mut layers, mut rest) = (BTreeMap::<u32, Vec<usize>>::new(), vec![]);
+    for class in &plan.classes {
+        let own = |words: &'static [&str]| {
+            class.funcs.iter().filter(move |&&f| words.contains(&base(&m.funcs[f].name)))
+        };
+        for &f in own(&["forward"]) {
+            let func = &m.funcs[f];
+            let made = func.results.iter().map(|p| (p, RoleKind::Stash));
+            let received = func.args.iter().map(|p| (p, RoleKind::Edge));
+            let mut places = BTreeSet::new();
+            for (p, kind) in made.chain(received) {
+                let Some(role) = p.role.as_ref().filter(|r| r.kind == kind) else { continue };
+                let mut readers = BTreeSet::new();
+                let mut is_read = false;
+                for &b in own(&["backward", "weight"]) {
+                    let b = &m.funcs[b];
+                    if let Some(a) = b.args.iter().find(|a| a.role.as_ref() == Some(role)) {
+                        is_read = true;
+                        layers_reading(b, a.value, &mut readers);
+                    }
+                }
+                assert!(is_read || kind == RoleKind::Edge, "nobody reads {}", role.name);
+                if !is_read {
+                    continue;
+                }
+                let place = class.memory.places[f][p.value.0 as usize];
+                let new = places.insert((place.frame, place.offset));
+                assert!(new, "{} is saved twice", role.name);
+                // Cosine and sine belong to all layers, even if a stage has only one.
+                let shared = func.name(p.value).layer.is_none() && func.ty(p.value).rank() < 3;
+                match &readers.into_iter().collect::<Vec<_>>()[..] {
+                    [Some(layer)] if !shared => layers.entry(*layer).or_default().push(place.bytes),
+                    _shared => rest.push(place.bytes),
+                }
+            }
+        }
+    }
+    layers.values_mut().for_each(|l| l.sort_unstable());
+    rest.sort_unstable();
+    (layers, rest)
+}
+
+/// Sizes of a table's entries, sorted.
+fn sorted(mut bytes: Vec<usize>) -> Vec<usize> {
+    bytes.sort_unstable();
+    bytes
+}
+
+/// Compares a plan with the tables, tensor by tensor. Every stage of a pipeline makes cosine and
+/// sine for itself.
+fn compare(what: &str, k: Kind, x: &Sizes, plan: &Plan, r: &Recompute) {
+    let (layers, rest) = saved(plan);
+    assert_eq!(layers.len(), x.facts.layers, "{what}: layers");
+    let want = sorted(layer(k, &x.facts, r).iter().map(|e| e.bytes(x)).collect());
+    for (i, got) in layers {
+        assert_eq!(got, want, "{what}, layer {i}: bytes of what is saved");
+    }
+    let mut want = outside(k, x);
+    if k.rotary {
+        let stages = plan.schedule.owner.len();
+        want.extend(vec![x.seq * x.facts.head_dim / 2 * F32; 2 * (stages - 1)]);
+    }
+    assert_eq!(rest, sorted(want), "{what}: outside layers");
+}
+
+const POLICIES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+#[test]
+fn a_layer_saves_what_its_gradients_read() {
+    for name in ALL {
+        for (mesh, sp) in [
+            (&[][..], false),
+            (&[("tp", 2)], false),
+            (&[("tp", 4)], false),
+            (&[("tp", 2)], true),
+            (&[("dp_replicate", 2), ("tp", 2)], true),
+            (&[("pp", 2), ("tp", 2)], true),
+        ] {
+            for r in POLICIES {
+                let what = format!("{name} {mesh:?} sp={sp} {r:?}");
+                let mut o = asked(mesh, sp, SEQ, 2, r.clone());
+                (o.microbatch, o.global_batch) = (2, 2 * o.global_batch);
+                let (facts, plan) = planned(&fixture_config(name), &o);
+                let x = Sizes { rows: 2, seq: SEQ, facts, tp: o.axis("tp"), sp };
+                compare(&what, Kind::of(name), &x, &plan, &r);
+            }
+        }
+    }
+}
+
+/// A backward that is cut in two reads the same as a whole one.
+#[test]
+fn cutting_the_backward_saves_nothing_more_in_forward() {
+    for r in POLICIES {
+        let o = scheduled(asked(&[("pp", 2)], false, SEQ, 4, r.clone()), Named::ZbH1);
+        let (facts, plan) = planned(&fixture_config("llama_deep"), &o);
+        let x = Sizes { rows: 1, seq: SEQ, facts, tp: 1, sp: false };
+        compare(&format!("{r:?}"), Kind::LLAMA, &x, &plan, &r);
+    }
+}
+
+#[test]
+fn llama_8b_saves_what_its_gradients_read() {
+    // With 16 ways there are more ranks than key-value heads.
+    for (tp, sp) in [(1, false), (2, false), (8, false), (8, true), (16, true)] {
+        for r in POLICIES {
+            let o = asked(&[("tp", tp)], sp, 4096, 1, r.clone());
+            let (facts, plan) = planned(&llama("8b"), &o);
+            let x = Sizes { rows: 1, seq: 4096, facts, tp, sp };
+            compare(&format!("8b tp={tp} sp={sp} {r:?}"), Kind::LLAMA, &x, &plan, &r);
+        }
+    }
+}
+
+/// Full recomputation holds one tensor per layer and microbatch: what enters the layer.
+#[test]
+fn full_recomputation_saves_one_tensor_per_layer() {
+    for (sp, parts) in [(false, 1), (true, 2)] {
+        for mesh in [&[("tp", 2)][..], &[("pp", 2), ("tp", 2)], &[("pp", 4), ("tp", 2)]] {
+            let o = asked(mesh, sp, SEQ, 4, Recompute::Full);
+            let (facts, plan) = planned(&fixture_config("llama_deep"), &o);
+            let (layers, _) = saved(&plan);
+            assert_eq!(layers.len(), facts.layers);
+            for (i, saved) in layers {
+                assert_eq!(saved, [SEQ * facts.hidden * 4 / parts], "{mesh:?} layer {i}");
+            }
+        }
+    }
+}

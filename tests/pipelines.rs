@@ -197,6 +197,61 @@ fn lists_that_do_not_fit_together_are_refused() {
     assert!(tried > 60, "{tried}");
 }
 
+/// Logits of all microbatches, wherever the head is: also in a stage that sees no tokens.
+#[test]
+fn forward_only_gives_all_logits() {
+    use shardc_ir::plan::Mode;
+    use shardc_runtime::StepBatch;
+    let fx = Fixture::open("llama_deep");
+    let meshes: [Axes; 4] = [
+        &[("pp", 2)],
+        &[("pp", 4)],
+        &[("pp", 11)],
+        &[("pp", 2), ("dp_replicate", 2), ("tp", 2)],
+    ];
+    for mesh in meshes {
+        let o = Options { mode: Mode::Infer, ..options(mesh, false, 1) };
+        let model = fx.model(&o);
+        let mut s = session(&model, &compile(&model, &o));
+        let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
+        let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{mesh:?}: {e}"));
+        let logits: Vec<f64> = r.outputs["logits"].data.iter().map(|&x| f64::from(x)).collect();
+        fx.compare_logits(&logits);
+    }
+    // In training too the head may stand apart from the loss and from the tokens.
+    let o = options(&[("pp", 11)], false, 1);
+    train_and_compare("llama_deep", &o);
+}
+
+/// A plan that trains and lacks one of its functions is no plan.
+#[test]
+fn no_function_may_be_missing() {
+    use shardc_passes::pipeline::rank_classes;
+    let o = Options { schedule: named(Named::ZbH1), ..options(&[("pp", 2)], false, 2) };
+    let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+    let mode = plan.settings.mode;
+    assert!(rank_classes(&plan.module, &plan.schedule, mode).is_ok());
+    for i in 0..plan.module.funcs.len() {
+        let mut m = plan.module.clone();
+        let f = m.funcs.remove(i);
+        let d = rank_classes(&m, &plan.schedule, mode).expect_err(&f.name);
+        assert_eq!(d.code, "plan", "without @{}", f.name);
+    }
+    // Another order of its own ranks is another plan, and one that cannot run.
+    let mut swapped = plan.schedule.clone();
+    swapped.ranks.swap(0, 1);
+    swapped.owner.swap(0, 1);
+    let refused = match rank_classes(&plan.module, &swapped, mode) {
+        Err(_) => true,
+        Ok(classes) => {
+            let p = shardc_ir::plan::Plan { classes, schedule: swapped, ..plan.clone() };
+            shardc_passes::step::replay::replay(&p).is_err()
+                || shardc_passes::memory::replay::replay(&p).is_err()
+        }
+    };
+    assert!(refused);
+}
+
 /// A schedule from a file is the schedule it was written from.
 #[test]
 fn a_csv_file_is_a_schedule() {

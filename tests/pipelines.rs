@@ -203,12 +203,8 @@ fn forward_only_gives_all_logits() {
     use shardc_ir::plan::Mode;
     use shardc_runtime::StepBatch;
     let fx = Fixture::open("llama_deep");
-    let meshes: [Axes; 4] = [
-        &[("pp", 2)],
-        &[("pp", 4)],
-        &[("pp", 11)],
-        &[("pp", 2), ("dp_replicate", 2), ("tp", 2)],
-    ];
+    let meshes: [Axes; 4] =
+        [&[("pp", 2)], &[("pp", 4)], &[("pp", 11)], &[("pp", 2), ("dp_replicate", 2), ("tp", 2)]];
     for mesh in meshes {
         let o = Options { mode: Mode::Infer, ..options(mesh, false, 1) };
         let model = fx.model(&o);

@@ -349,7 +349,7 @@ fn what_is_proposed_fits() {
                 };
                 let got = peak(&with(&args, flags));
                 assert!(got <= limit, "{way}: {got} B of {limit} B");
-                let said_peak = shardc::commands::bytes(got);
+                let said_peak = shardc::report::bytes(got);
                 assert!(rest.contains(&said_peak) || rest.contains("as little as"), "{way}: {got}");
                 proposed += 1;
             }

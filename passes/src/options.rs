@@ -86,7 +86,7 @@ pub struct Options {
     /// How attention sees the tokens of other ranks of `cp`.
     #[serde(default)]
     pub cp_mode: CpMode,
-    /// ZeRO stage: 0 to 3, see [`crate::shard::partition::Zero`].
+    /// ZeRO stage: 0 to 3, see [`crate::shard::zero::Zero`].
     #[serde(default)]
     pub zero: u8,
     /// Gathered parameters are dropped after forward and gathered again in backward (ZeRO-3).

@@ -1,8 +1,9 @@
 //! `shardc compile`: model in, plan out.
 
-use super::{bytes, gather, show, warn};
+use super::{gather, show, warn};
 use crate::flags::Flags;
 use crate::report::Report;
+use crate::report::bytes;
 use crate::search::advice::advise;
 use comfy_table::{CellAlignment, Table, presets};
 use shardc_ir::diag::{Diag, Result};

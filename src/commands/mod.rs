@@ -143,15 +143,3 @@ fn warn(all: &[Diag]) {
         eprintln!("{}", w.render().replacen("error[", "warning[", 1));
     }
 }
-
-/// `n` bytes for people.
-pub fn bytes(n: usize) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut x = n as f64;
-    let mut u = 0;
-    while x >= 1024.0 && u + 1 < units.len() {
-        x /= 1024.0;
-        u += 1;
-    }
-    if u == 0 { format!("{n} B") } else { format!("{x:.2} {}", units[u]) }
-}

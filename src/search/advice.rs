@@ -1,7 +1,7 @@
 //! Ways out of a plan that does not fit: changes of the options, each compiled, the cheapest first.
 
 use super::{Price, against, all, price, searches, settled, trial};
-use crate::commands::bytes;
+use crate::report::bytes;
 use crate::{Input, read_model, rules};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::PIPELINE;

@@ -6,7 +6,7 @@
 
 use super::{Price, against, all, price, trial};
 use crate::Input;
-use crate::commands::bytes;
+use crate::report::bytes;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::ops::Op;

@@ -7,8 +7,8 @@
 
 use super::{against, all, times, trial};
 use crate::Input;
-use crate::commands::bytes;
 use crate::commands::compile::count;
+use crate::report::bytes;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::mesh::PIPELINE;

@@ -1,6 +1,7 @@
 //! Where every frame lies in the arena, from which instruction to which.
 
-use super::layout::{Bound, FreeList, Kind, Layout, padded};
+use super::free::FreeList;
+use super::layout::{Bound, Kind, Layout, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Class, Instr, Span};

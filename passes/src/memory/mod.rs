@@ -7,6 +7,7 @@
 //! op may write over an operand nobody reads later; so do values that one function hands to another.
 
 mod arena;
+mod free;
 mod layout;
 pub mod replay;
 

@@ -4,3 +4,4 @@ pub mod annotate;
 pub mod partition;
 pub mod propagate;
 pub mod reshard;
+pub mod zero;

@@ -10,6 +10,7 @@
 
 use super::propagate::{OpFactors, factors};
 use super::reshard::{Resharder, Step};
+use super::zero::{Zero, split_over_shard};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -46,11 +47,6 @@ struct Execution {
     lists: SmallVec<[AtomList; 8]>,
     atoms: AtomSet,
 }
-
-/// What of a parameter is split over `dp_shard` beside what shardings say (Rajbhandari et al., 2020,
-/// *ZeRO*): 1, its optimizer state; 2, its gradient too; 3, itself too. 0: nothing.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Zero(pub u8);
 
 /// Partitions the one function of a module of phase Sharded.
 pub fn partition(
@@ -514,33 +510,6 @@ pub(crate) fn step_scope(param: &str) -> &str {
         end += 1;
     }
     param.rsplit_once('.').map_or("step", |s| s.0)
-}
-
-/// How a parameter is stored, and its layout as ranks use it but for the gather, if ZeRO splits it:
-/// over `dp_shard`, on the first dim that this cuts evenly, best one that nothing else cuts. What no
-/// dim can be cut for stays whole.
-fn split_over_shard(mesh: &Mesh, stored: &Type, ready: &Type, zero: Zero) -> (Type, Type) {
-    let shard = mesh.axis("dp_shard").unwrap_or_default();
-    let whole = (stored.clone(), ready.clone());
-    if zero == Zero(0) || shard.is_empty() || stored.marked().meets(shard) {
-        return whole;
-    }
-    let ways = mesh.ways(shard);
-    let even = |d: &usize| stored.dims[*d].size % (stored.pieces(mesh, *d) * ways) == 0;
-    let free = |d: &usize| stored.dims[*d].atoms.is_empty() && ready.dims[*d].atoms.is_empty();
-    let same = |d: &usize| stored.dims[*d].atoms == ready.dims[*d].atoms;
-    let dims = || 0..stored.rank();
-    let large = |d: &usize| free(d) && stored.dims[*d].size >= ways;
-    let found = dims().find(|d| free(d) && even(d)).or_else(|| dims().find(|d| same(d) && even(d)));
-    let Some(d) = found.or_else(|| dims().find(large)) else { return whole };
-    let cut = |t: &Type| {
-        let mut t = t.clone();
-        let atoms = t.dims[d].atoms.iter().chain(shard.iter());
-        t.dims[d].atoms = AtomList::collect(atoms)?;
-        t.replicated = t.replicated.minus(shard);
-        Some(t)
-    };
-    cut(stored).zip(cut(ready)).unwrap_or(whole)
 }
 
 /// The layout that serves all uses of a parameter: what they agree on.

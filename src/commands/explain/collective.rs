@@ -4,8 +4,8 @@
 use super::trace::Why;
 use super::value::users;
 use super::{Answer, some, words};
-use crate::commands::bytes;
 use crate::commands::inspect::{group_text, is_gradient, numbered};
+use crate::report::bytes;
 use crate::report::phase_of;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Scope, Value};

@@ -1,9 +1,9 @@
 //! `inspect --summary`: the mesh, memory at the peak, collectives per layer, and what a step sends.
 
 use super::layers::{Calls, LayerCollectives, Part, Section, layer_collectives};
-use crate::commands::bytes;
 use crate::commands::compile::mesh_line;
 use crate::plan_dir::Stored;
+use crate::report::bytes;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
 use shardc_ir::plan::{Class, Plan, RankClass};

@@ -2,7 +2,7 @@
 
 use super::frame::{Frame, LEFT, LINE, escape, px};
 use super::{Area, Memory};
-use crate::commands::bytes;
+use crate::report::bytes;
 
 /// Height of a panel.
 const PANEL: f64 = 72.0;

@@ -1,0 +1,44 @@
+//! ZeRO: what a data-parallel rank stores of a parameter.
+//!
+//! Before:  `%w: f32[64,32]`, used as `f32[64,32]~dp_shard`
+//! After:   `%w: f32[64@dp_shard,32]`; the gather to what is used is a change of layout as any other
+
+use shardc_ir::mesh::Mesh;
+use shardc_ir::types::{AtomList, Type};
+
+/// What of a parameter is split over `dp_shard` beside what shardings say (Rajbhandari et al., 2020,
+/// *ZeRO*): 1, its optimizer state; 2, its gradient too; 3, itself too. 0: nothing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Zero(pub u8);
+
+/// How a parameter is stored, and its layout as ranks use it but for the gather, if ZeRO splits it:
+/// over `dp_shard`, on the first dim that this cuts evenly, best one that nothing else cuts. What no
+/// dim can be cut for stays whole.
+pub(super) fn split_over_shard(
+    mesh: &Mesh,
+    stored: &Type,
+    ready: &Type,
+    zero: Zero,
+) -> (Type, Type) {
+    let shard = mesh.axis("dp_shard").unwrap_or_default();
+    let whole = (stored.clone(), ready.clone());
+    if zero == Zero(0) || shard.is_empty() || stored.marked().meets(shard) {
+        return whole;
+    }
+    let ways = mesh.ways(shard);
+    let even = |d: &usize| stored.dims[*d].size % (stored.pieces(mesh, *d) * ways) == 0;
+    let free = |d: &usize| stored.dims[*d].atoms.is_empty() && ready.dims[*d].atoms.is_empty();
+    let same = |d: &usize| stored.dims[*d].atoms == ready.dims[*d].atoms;
+    let dims = || 0..stored.rank();
+    let large = |d: &usize| free(d) && stored.dims[*d].size >= ways;
+    let found = dims().find(|d| free(d) && even(d)).or_else(|| dims().find(|d| same(d) && even(d)));
+    let Some(d) = found.or_else(|| dims().find(large)) else { return whole };
+    let cut = |t: &Type| {
+        let mut t = t.clone();
+        let atoms = t.dims[d].atoms.iter().chain(shard.iter());
+        t.dims[d].atoms = AtomList::collect(atoms)?;
+        t.replicated = t.replicated.minus(shard);
+        Some(t)
+    };
+    cut(stored).zip(cut(ready)).unwrap_or(whole)
+}

@@ -1,0 +1,152 @@
+//! Bytes that a rank sends and holds, against the closed formulas of the literature: difference 0.
+//!
+//! Ring costs: AR(n) = 2 (k-1)/k n, AG(n) = RS(n) = (k-1)/k n with n the gathered size, A2A(n) =
+//! (k-1)/k n with n what one rank holds. Ψ: parameters; all numbers are f32.
+
+mod fixture;
+use fixture::*;
+use shardc_frontends::Facts;
+use shardc_ir::plan::{Class, Plan};
+use shardc_passes::options::{CpMode, Options};
+use std::path::Path;
+
+const SEQ8: usize = 4096;
+
+fn planned(o: &Options) -> (Facts, Plan) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs/llama-3.1-8b.json");
+    let text = std::fs::read_to_string(file).expect("a config");
+    let config = serde_json::from_str(&text).expect("JSON");
+    let done = shardc::compile_config(&config, o).unwrap_or_else(|e| panic!("{e}"));
+    (done.stored.facts.expect("facts"), done.stored.plan)
+}
+
+fn asked(mesh: &[(&str, usize)], m: usize) -> Options {
+    let mut o = options(mesh, false, 1);
+    (o.seq, o.observe, o.clip) = (SEQ8, false, None);
+    o.global_batch = m * o.data_parallel();
+    o
+}
+
+fn parameters(plan: &Plan) -> f64 {
+    plan.weights.iter().map(|w| w.shape.iter().product::<usize>() as f64).sum()
+}
+
+/// Bytes of a step sent in collectives of a kind over an axis; scalars (counts, norms) left out.
+fn sent(plan: &Plan, kind: &str, axis: &str) -> f64 {
+    let all = shardc::report::collectives(plan, &plan.classes[0]);
+    let of = all.iter().filter(|c| c.kind == kind && c.axis == axis && c.bytes > 1024.0);
+    of.map(|c| c.bytes).sum()
+}
+
+fn ring(k: usize, n: f64) -> f64 {
+    (k - 1) as f64 / k as f64 * n
+}
+
+/// The sum of the losses is one number in the call of the last gradients.
+fn loss(k: usize) -> f64 {
+    2.0 * ring(k, 4.0)
+}
+
+/// ZeRO-1: RS and AG of Ψ once per step. ZeRO-2: RS per microbatch. ZeRO-3: AG in forward and again
+/// in backward, RS, per microbatch; one AG less if what forward gathered is kept (Rajbhandari et
+/// al., 2020, section 7). Backward of the embedding needs no table, so that is not gathered again.
+#[test]
+fn zero_sends_what_its_paper_says() {
+    let (d, m) = (8, 4);
+    for (zero, keep, gathers, again, scatters) in
+        [(1, false, 1, 0, 1), (2, false, 1, 0, m), (3, false, m, m, m), (3, true, m, 0, m)]
+    {
+        let o = Options { zero, reshard_after_forward: !keep, ..asked(&[("dp_shard", d)], m) };
+        let (f, plan) = planned(&o);
+        let once = ring(d, 4.0 * parameters(&plan));
+        let read = once - ring(d, 4.0 * (f.vocab * f.hidden) as f64);
+        let got =
+            ["all_gather", "reduce_scatter", "all_reduce"].map(|k| sent(&plan, k, "dp_shard"));
+        let gathered = gathers as f64 * once + again as f64 * read;
+        let want = [gathered, scatters as f64 * once, 0.0];
+        assert_eq!(got, want, "zero={zero} keep={keep}");
+    }
+    // Without ZeRO: one all_reduce of Ψ, the bytes of ZeRO-1.
+    let (_, plan) = planned(&asked(&[("dp_replicate", d)], m));
+    let all = 2.0 * ring(d, 4.0 * parameters(&plan));
+    assert_eq!(sent(&plan, "all_reduce", "dp_replicate"), all + loss(d));
+}
+
+/// Hybrid sharding: what ZeRO sends inside a group, and an all_reduce of the pieces between groups.
+#[test]
+fn hybrid_sharding_reduces_pieces_between_groups() {
+    let (r, f, m) = (4, 8, 2);
+    for (zero, scatters) in [(1, 1), (2, m), (3, m)] {
+        let o = Options { zero, ..asked(&[("dp_replicate", r), ("dp_shard", f)], m) };
+        let (_, plan) = planned(&o);
+        let bytes = 4.0 * parameters(&plan);
+        assert_eq!(sent(&plan, "reduce_scatter", "dp_shard"), scatters as f64 * ring(f, bytes));
+        let between = 2.0 * ring(r, bytes / f as f64);
+        assert_eq!(sent(&plan, "all_reduce", "dp_replicate"), between, "zero={zero}");
+    }
+}
+
+/// Bytes per parameter: weights, gradients and both moments, all f32. ZeRO-1 and 2 keep the gathered
+/// weights (4 Ψ) beside the pieces that the optimizer steps; ZeRO-3 gathers a tensor at a time.
+#[test]
+fn state_per_parameter_is_that_of_the_table() {
+    let d = 8;
+    for (zero, whole, pieces) in [(0, 16, 0), (1, 8, 12), (2, 4, 16), (3, 0, 16)] {
+        let o = Options { zero, ..asked(&[("dp_shard", d)], 4) };
+        let (_, plan) = planned(&o);
+        let of = |c: Class| {
+            let all = plan.classes[0].memory.whole.iter();
+            all.filter(|x| x.0 == c).map(|x| x.1 as f64).sum::<f64>()
+        };
+        // Gathered weights are the buffers of their gathers.
+        let kinds = [Class::Weights, Class::Grads, Class::Optimizer, Class::CollectiveBuffer];
+        let got: f64 = kinds.into_iter().map(of).sum();
+        let want = parameters(&plan) * (whole as f64 + pieces as f64 / d as f64);
+        assert_eq!(got, want, "zero={zero}");
+    }
+}
+
+/// Gathered keys and values: per layer AG(K) and AG(V) in forward, both again and the RS of their
+/// gradients in backward (Llama 3, section 3.3.2).
+#[test]
+fn context_parallelism_gathers_keys_and_values() {
+    let (c, m) = (4, 2);
+    let (f, plan) = planned(&asked(&[("cp", c)], m));
+    let kv = 2.0 * (SEQ8 * f.kv_heads * f.head_dim * 4) as f64;
+    let times = (f.layers * m) as f64;
+    assert_eq!(sent(&plan, "all_gather", "cp"), times * 2.0 * ring(c, kv));
+    assert_eq!(sent(&plan, "reduce_scatter", "cp"), times * ring(c, kv));
+    // Weights are the same on all ranks of cp: their gradients are summed over it, once per step.
+    let weights = 2.0 * ring(c, 4.0 * parameters(&plan));
+    assert_eq!(sent(&plan, "all_reduce", "cp"), weights + loss(c));
+}
+
+/// Heads against tokens: per layer an all_to_all of q, k, v and of the result, in forward and in
+/// backward: (c-1)/c N (2 a + 2 g) d, N the tokens of a rank (Jacobs et al., 2023, section 3.2).
+#[test]
+fn ulysses_exchanges_heads_for_tokens() {
+    let (c, m) = (4, 2);
+    let o = Options { cp_mode: CpMode::Ulysses, ..asked(&[("cp", c)], m) };
+    let (f, plan) = planned(&o);
+    let tokens = (SEQ8 / c * f.head_dim * 4) as f64;
+    let each = ring(c, tokens * (2 * f.heads + 2 * f.kv_heads) as f64);
+    assert_eq!(sent(&plan, "all_to_all", "cp"), (f.layers * m) as f64 * 2.0 * each);
+    assert_eq!(sent(&plan, "all_gather", "cp") + sent(&plan, "reduce_scatter", "cp"), 0.0);
+}
+
+/// Between stages: the residual stream forward and its gradient back, per microbatch and boundary.
+#[test]
+fn stages_exchange_the_residual_stream() {
+    let (p, m) = (4, 8);
+    for (sp, t) in [(false, 2), (true, 2)] {
+        let o = Options { sp, ..asked(&[("pp", p), ("tp", t)], m) };
+        let (f, plan) = planned(&o);
+        let stream = (SEQ8 * f.hidden * 4) as f64 / if sp { t as f64 } else { 1.0 };
+        for (class, c) in plan.classes.iter().enumerate() {
+            let all = shardc::report::collectives(&plan, c);
+            let sent: f64 = all.iter().filter(|x| x.kind == "send").map(|x| x.bytes).sum();
+            let neighbours = usize::from(class > 0) + usize::from(class + 1 < p);
+            assert_eq!(sent, (m * neighbours) as f64 * stream, "class {class} sp={sp}");
+        }
+    }
+}

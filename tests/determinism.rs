@@ -47,9 +47,30 @@ fn same(what: &str, a: &BTreeMap<PathBuf, Vec<u8>>, b: &BTreeMap<PathBuf, Vec<u8
 
 #[test]
 fn plans_are_the_same_bytes() {
-    let dir = folder("plans");
-    let model = Fixture::open("llama_gqa").dir;
     let flags = Flags { mesh: Some(MESH.into()), sp: true, seq: Some(SEQ), ..Flags::default() };
+    always_the_same("plans", "llama_gqa", flags, &["--mesh", MESH, "--sp", "--seq", "16"]);
+}
+
+#[test]
+fn plans_of_pipelines_are_the_same_bytes() {
+    let mesh = "pp=2,dp=2";
+    let flags = Flags {
+        mesh: Some(mesh.into()),
+        zero: Some(3),
+        seq: Some(SEQ),
+        microbatch: Some(1),
+        schedule: Some("search".into()),
+        ..Flags::default()
+    };
+    let args = ["--mesh", mesh, "--zero", "3", "--seq", "16", "--microbatch", "1"];
+    let args = [&args[..], &["--schedule", "search"]].concat();
+    always_the_same("pipelines", "llama_deep", flags, &args);
+}
+
+/// Five compilations in this process and two in others, with one and two threads.
+fn always_the_same(name: &str, model: &str, flags: Flags, args: &[&str]) {
+    let dir = folder(name);
+    let model = Fixture::open(model).dir;
     let o = flags.options().unwrap_or_else(|e| panic!("{e}"));
     let mut first = None;
     for i in 0..5 {
@@ -69,7 +90,8 @@ fn plans_are_the_same_bytes() {
             .env("RAYON_NUM_THREADS", threads)
             .arg("compile")
             .arg(&model)
-            .args(["--mesh", MESH, "--sp", "--seq", "16", "-o"])
+            .args(args)
+            .arg("-o")
             .arg(&out)
             .output()
             .expect("shardc starts");

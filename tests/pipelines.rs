@@ -98,7 +98,7 @@ fn together(p: usize) {
         check(&mut one, "llama_deep", &with("tp"));
         check(&mut one, "llama_deep", &with("dp_replicate"));
         check(&mut one, "llama_deep", &Options { sp: true, ..with("tp") });
-        for recompute in [Recompute::Selective, Recompute::Full] {
+        for recompute in [Recompute::Selective, Recompute::Full, Recompute::Sqrt] {
             let o = Options { recompute, ..pipeline(&[("pp", p)], named(n), m) };
             check(&mut one, "llama_deep", &o);
         }

@@ -39,9 +39,13 @@ pub struct Inspect {
     /// Show all ranks with their coordinates and groups
     #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary"])]
     pub ranks: bool,
-    /// Draw the schedule: who does what when, with bubbles, in unit times
+    /// Draw the schedule: who does what when, with bubbles; F, I and W take one unit of time
     #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "class"])]
     pub timeline: bool,
+    /// Draw it with the times of a run: a file of run --trace, whose first step is left out if it has
+    /// more
+    #[arg(long, value_name = "TRACE", requires = "timeline")]
+    pub times: Option<std::path::PathBuf>,
     /// Write the timeline and the memory of every rank over time as a picture
     #[arg(long, value_name = "FILE", requires = "timeline")]
     pub svg: Option<std::path::PathBuf>,
@@ -64,7 +68,7 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         return Ok(summary::summary(s, what.class, json));
     }
     if what.timeline {
-        return timeline::timeline(s, what.svg.as_deref(), json);
+        return timeline::timeline(s, what.times.as_deref(), what.svg.as_deref(), json);
     }
     if what.ranks {
         return Ok(ranks::table(&s.plan.module.mesh, json));

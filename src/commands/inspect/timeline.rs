@@ -8,16 +8,25 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{Class, Instr, Mode, Plan, RankClass};
 use shardc_ir::schedule::{Kind, Timeline, Times, replay};
 use shardc_passes::step::instructions::Index;
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::Path;
 
-/// Draws the schedule of a plan: F, I and W take one unit of time, a whole backward two.
+/// Draws the schedule of a plan: F, I and W take one unit of time, a whole backward two, or all of them
+/// what they took in a run.
 ///
 /// # Errors
-/// `output` if the SVG cannot be written.
-pub fn timeline(s: &Stored, file: Option<&Path>, as_json: bool) -> Result<String> {
+/// `output` if the SVG cannot be written, `file` if the trace of a run cannot be read.
+pub fn timeline(
+    s: &Stored,
+    trace: Option<&Path>,
+    file: Option<&Path>,
+    as_json: bool,
+) -> Result<String> {
     let plan = &s.plan;
-    let t = times(plan)?;
+    let stages = plan.schedule.owner.len();
+    let took = trace.map(|file| measured(file, stages, plan.settings.mode)).transpose()?;
+    let t = times(plan, took.unwrap_or(Times::unit(stages)))?;
     let chunks = plan.schedule.owner.len() / plan.schedule.ranks.len().max(1);
     if let Some(file) = file {
         let mesh = crate::commands::compile::mesh_line(plan);
@@ -36,17 +45,68 @@ pub fn timeline(s: &Stored, file: Option<&Path>, as_json: bool) -> Result<String
     if as_json {
         return Ok(format!("{}\n", as_object(&t)));
     }
-    Ok(text(&t, chunks, std::io::stdout().is_terminal()))
+    let mut out = text(&t, chunks, std::io::stdout().is_terminal());
+    if trace.is_some() {
+        out += "times in milliseconds, the means of the run\n";
+    }
+    Ok(out)
+}
+
+/// Milliseconds of the actions of every stage in a run: the mean over its steps and ranks. A whole
+/// backward counts half as I and half as W.
+fn measured(file: &Path, stages: usize, mode: Mode) -> Result<Times> {
+    let bad = |m: String| {
+        Diag::new("file", m)
+            .at(format!("--times {}", file.display()))
+            .help(format!("give a file of `shardc run --trace` of this plan, of {stages} stages"))
+    };
+    let text = std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))?;
+    let trace: serde_json::Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    let events = trace["traceEvents"].as_array().ok_or_else(|| bad("no traceEvents".into()))?;
+    let step = |e: &serde_json::Value| e["args"]["step"].as_str().and_then(|s| s.parse().ok());
+    let steps: Vec<usize> = events.iter().filter_map(step).collect();
+    let last = steps.iter().max().copied().unwrap_or(1);
+    let mut sums: BTreeMap<(usize, char), (f64, f64)> = BTreeMap::new();
+    for e in events.iter().filter(|e| step(e).is_some_and(|s| s > 1 || last == 1)) {
+        let action = e["name"].as_str().and_then(action);
+        if let (Some((stage, kind)), Some(us)) = (action, e["dur"].as_f64()) {
+            let (sum, n) = sums.entry((stage, kind)).or_default();
+            (*sum, *n) = (*sum + us / 1e3, *n + 1.0);
+        }
+    }
+    let mean = |stage: usize, kind: char| sums.get(&(stage, kind)).map(|(sum, n)| sum / n);
+    let part = |stage: usize, kind: char| {
+        let whole = || mean(stage, 'B').map(|b| b / 2.0);
+        mean(stage, kind).or_else(whole)
+    };
+    let all = |kind: char| -> Result<Vec<f64>> {
+        let one = |stage: usize| {
+            let found = match kind {
+                'F' => mean(stage, kind),
+                _ if mode == Mode::Infer => Some(0.0),
+                _ => part(stage, kind),
+            };
+            found.ok_or_else(|| bad(format!("the trace has no {stage}{kind}")))
+        };
+        (0..stages).map(one).collect()
+    };
+    Ok(Times { forward: all('F')?, input: all('I')?, weight: all('W')? })
+}
+
+/// Stage and kind of `3F12`.
+fn action(name: &str) -> Option<(usize, char)> {
+    let at = name.find(|c: char| "FBIW".contains(c))?;
+    name[at + 1..].parse::<usize>().ok()?;
+    Some((name[..at].parse().ok()?, name[at..].chars().next()?))
 }
 
 /// The schedule against the clock; without a backward, its forwards.
-fn times(plan: &Plan) -> Result<Timeline> {
-    let stages = plan.schedule.owner.len();
+fn times(plan: &Plan, mut times: Times) -> Result<Timeline> {
     if plan.settings.mode == Mode::Train {
-        return replay(&plan.schedule, &Times::unit(stages));
+        return replay(&plan.schedule, &times);
     }
-    let none = vec![0.0; stages];
-    let times = Times { forward: vec![1.0; stages], input: none.clone(), weight: none };
+    times.input.fill(0.0);
+    times.weight.fill(0.0);
     let mut t = replay(&plan.schedule, &times)?;
     t.ranks.iter_mut().for_each(|r| r.retain(|s| s.action.kind == Kind::Forward));
     Ok(t)

@@ -1,0 +1,96 @@
+//! The pictures of a pipeline, through the command line: what a run did as a trace, and the schedule
+//! drawn in unit times and in the times of that run.
+
+use serde_json::Value as Json;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama_deep");
+
+fn lab() -> PathBuf {
+    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("pictures");
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).expect("a folder for the test");
+    dir
+}
+
+fn shardc(dir: &PathBuf, args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_shardc"));
+    c.current_dir(dir).args(args).output().expect("shardc starts")
+}
+
+fn ok(dir: &PathBuf, args: &[&str]) -> String {
+    let out = shardc(dir, args);
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).expect("text")
+}
+
+#[test]
+fn a_run_is_traced_and_drawn() {
+    let dir = &lab();
+    let mesh = ["--mesh", "pp=2,tp=2", "--schedule", "zb-v", "--microbatch", "1"];
+    let size = ["--seq", "16", "--global-batch", "4", "-o", "plan"];
+    ok(dir, &[&["compile", MODEL][..], &mesh, &size].concat());
+    ok(dir, &["run", "plan", "--weights", MODEL, "--steps", "3", "--trace", "trace.json"]);
+    let text = std::fs::read_to_string(dir.join("trace.json")).expect("a trace");
+    let trace: Json = serde_json::from_str(&text).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let is = |e: &&Json, ph: &str| e["ph"] == *ph;
+
+    // One process per rank, named by its place in the mesh.
+    let names = events.iter().filter(|e| e["name"] == "process_name");
+    let names: Vec<&str> = names.filter_map(|e| e["args"]["name"].as_str()).collect();
+    assert_eq!(names.len(), 4);
+    assert!(names.contains(&"rank 3 pp=1 tp=1"), "{names:?}");
+
+    // Every action of every step, once per rank that runs its stage.
+    let mut actions: BTreeMap<&str, usize> = BTreeMap::new();
+    for e in events.iter().filter(|e| is(e, "X")) {
+        *actions.entry(e["name"].as_str().expect("a name")).or_default() += 1;
+    }
+    for stage in 0..4 {
+        for kind in ["F", "I", "W"] {
+            for microbatch in 0..4 {
+                let name = format!("{stage}{kind}{microbatch}");
+                assert_eq!(actions.get(&*name), Some(&(2 * 3)), "{name}");
+            }
+        }
+    }
+
+    // Every arrow has both ends, begins before it ends, and leads to another rank of the pipeline.
+    let ends = |ph: &str| -> BTreeMap<u64, (u64, f64)> {
+        let all = events.iter().filter(|e| is(e, ph));
+        let one = |e: &Json| {
+            let pid = e["pid"].as_u64().expect("a rank");
+            (e["id"].as_u64().expect("an id"), (pid, e["ts"].as_f64().expect("a time")))
+        };
+        all.map(one).collect()
+    };
+    let (from, to) = (ends("s"), ends("f"));
+    assert!(!from.is_empty() && from.keys().eq(to.keys()));
+    for (id, (rank, at)) in &from {
+        let (other, then) = to[id];
+        assert!(at <= &then && rank % 2 == other % 2 && *rank != other, "message {id}");
+    }
+
+    let units = ok(dir, &["inspect", "plan", "--timeline", "--svg", "plan.svg"]);
+    let measured = ok(dir, &["inspect", "plan", "--timeline", "--times", "trace.json"]);
+    for drawn in [&units, &measured] {
+        assert!(drawn.lines().all(|l| l.chars().count() <= 80), "{drawn}");
+        assert!(drawn.contains("rank 0 F0") && drawn.contains("makespan"), "{drawn}");
+    }
+    assert!(measured.contains("times in milliseconds") && measured != units);
+    let svg = std::fs::read_to_string(dir.join("plan.svg")).expect("a picture");
+    for part in ["<svg ", "activations", "optimizer", "rank 1", "</svg>"] {
+        assert!(svg.contains(part), "{part}");
+    }
+
+    // What is no trace, or one of another plan, is refused.
+    std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").expect("a file");
+    for file in ["none.json", "plan.svg", "gone.json"] {
+        let out = shardc(dir, &["inspect", "plan", "--timeline", "--times", file]);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(2) && said.contains("error[file]"), "{file}: {said}");
+    }
+}

@@ -20,6 +20,12 @@ pub struct Flags {
     /// for dp_shard)
     #[arg(long, help_heading = "Layout")]
     pub mesh: Option<String>,
+    /// Axes from the one that varies fastest, in Megatron's words [default: tp-cp-ep-dp-pp]
+    #[arg(long, help_heading = "Layout")]
+    pub order: Option<String>,
+    /// Ranks of one node: warns where tp or cp leave it
+    #[arg(long, help_heading = "Layout")]
+    pub node: Option<usize>,
     /// train, or infer (forward to logits) [default: train]
     #[arg(long, help_heading = "Run")]
     pub mode: Option<String>,
@@ -144,7 +150,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
+        merge!(mesh order node mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -158,6 +164,15 @@ impl Flags {
                 .help("use --zero 0, 1, 2 or 3"));
         }
         let mesh = parse_mesh(self.mesh.as_deref().unwrap_or(""), zero)?;
+        let mesh = match &self.order {
+            Some(order) => in_order(mesh, order)?,
+            None => mesh,
+        };
+        if self.node == Some(0) {
+            return Err(Diag::new("flag", "a node of 0 ranks")
+                .at("--node 0")
+                .help("for example --node 8"));
+        }
         let word = |given: &Option<String>, flag: &str, words: &[&str]| -> Result<usize> {
             let Some(g) = given else { return Ok(0) };
             words.iter().position(|w| w == g).ok_or_else(|| {
@@ -191,6 +206,7 @@ impl Flags {
         let shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
         let mut o = Options {
             mesh,
+            node: self.node,
             mode,
             global_batch: self.global_batch.unwrap_or(8),
             microbatch: 0,
@@ -426,6 +442,37 @@ pub fn parse_mesh(text: &str, zero: u8) -> Result<Vec<(String, usize)>> {
     shardc_ir::mesh::Mesh::new(&out.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>())
         .map_err(|d| d.at(format!("--mesh {text}")))?;
     Ok(out)
+}
+
+/// Puts the axes into an order given from the axis that varies fastest: `tp-cp-ep-dp-pp`. Both
+/// data-parallel axes go by `dp`; an axis of the mesh that is not named must have one rank, as in
+/// Megatron-LM.
+fn in_order(mesh: Vec<(String, usize)>, order: &str) -> Result<Vec<(String, usize)>> {
+    let bad = |m: String| {
+        Diag::new("flag", m)
+            .at(format!("--order {order}"))
+            .rule("every axis of the mesh stands in the order once")
+            .help("for example --order tp-cp-ep-dp-pp, or tp-dp-pp")
+    };
+    let words: Vec<&str> = order.split('-').map(str::trim).collect();
+    let known = ["tp", "cp", "ep", "dp", "pp", "dp_replicate", "dp_shard"];
+    if let Some(w) = words.iter().find(|w| !known.contains(w)) {
+        return Err(bad(format!("`{w}` is no axis")));
+    }
+    let place = |axis: &str| {
+        let all = || words.iter().enumerate();
+        let own = all().find(|(_, w)| **w == axis);
+        own.or_else(|| all().find(|(_, w)| **w == "dp" && axis.starts_with("dp_"))).map(|x| x.0)
+    };
+    if let Some((axis, n)) = mesh.iter().find(|a| a.1 > 1 && place(&a.0).is_none()) {
+        return Err(bad(format!("{axis} has {n} ranks and is not in the order")));
+    }
+    if let Some(w) = words.iter().enumerate().find(|(i, w)| words[..*i].contains(w)) {
+        return Err(bad(format!("`{}` stands twice", w.1)));
+    }
+    let mut mesh = mesh;
+    mesh.sort_by_key(|a| std::cmp::Reverse(place(&a.0).unwrap_or(0)));
+    Ok(mesh)
 }
 
 fn shard_rule(text: &str) -> Result<ShardRule> {

@@ -206,6 +206,36 @@ pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output>
     finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
 }
 
+/// A warning for each axis of every layer's collectives whose groups are on more than one node.
+fn across_nodes(s: &Stored) -> Vec<Diag> {
+    let mesh = &s.plan.module.mesh;
+    let Some(node) = s.options.node else { return vec![] };
+    let mut out = vec![];
+    for axis in ["tp", "cp"] {
+        let Some(i) = mesh.axes.iter().position(|a| a.name == axis) else { continue };
+        let inner: usize = mesh.axes[i + 1..].iter().map(|a| a.size).product();
+        let reach = inner * mesh.axes[i].size;
+        let aligned = node % reach == 0 || reach % node == 0;
+        if reach <= node && aligned {
+            continue;
+        }
+        let sent = s.plan.classes.iter().map(|c| {
+            let all = report::collectives(&s.plan, c);
+            let over = all.iter().filter(|c| c.axis.split('+').any(|a| a == axis));
+            over.map(|c| c.bytes).sum::<f64>()
+        });
+        let most = sent.fold(0.0, f64::max) as usize;
+        let what = format!("groups over {axis} reach over more than one node of {node} ranks");
+        out.push(
+            Diag::new("cross-node", what)
+                .rule(format!("ranks of a group of {axis} lie on one node"))
+                .why(format!("a rank sends {} over {axis} per step", report::bytes(most)))
+                .help(format!("use {axis}={} or less, or --order {axis}-…", (node / inner).max(1))),
+        );
+    }
+    out
+}
+
 fn finish(
     input: Input,
     o: &Options,
@@ -244,6 +274,7 @@ fn finish(
         phases.iter().map(|(n, ms)| report::PhaseTime { name: n.to_string(), ms: *ms }).collect();
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
     stored.report = serde_json::to_value(&report).unwrap_or_default();
+    warnings.extend(across_nodes(&stored));
     let (sharded, causes, notes) = (compiled.sharded, compiled.causes, vec![]);
     Ok(Output { stored, report, sharded, causes, warnings, notes })
 }

@@ -140,3 +140,36 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     }
     out
 }
+
+/// Meshes of as many ranks that violate nothing, the nearest to the one asked for first: three at
+/// most, as `--mesh` takes them. Near is where few axes change by small factors.
+pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<String> {
+    let dp = if o.zero > 0 { "dp_shard" } else { "dp_replicate" };
+    let axes = ["pp", dp, "cp", "tp"];
+    let ranks: usize = o.mesh.iter().map(|a| a.1).product();
+    let other = o.mesh.iter().any(|a| a.1 > 1 && !axes.contains(&&*a.0));
+    if ranks == 0 || ranks > 1 << 16 || other {
+        return vec![];
+    }
+    let divisors: Vec<usize> = (1..=ranks).filter(|d| ranks % d == 0).collect();
+    let mut found: Vec<(f64, [usize; 4])> = vec![];
+    for &pp in divisors.iter().filter(|&&d| d <= f.layers) {
+        for &cp in divisors.iter().filter(|&&d| ranks / pp % d == 0) {
+            for &tp in divisors.iter().filter(|&&d| ranks / pp / cp % d == 0) {
+                let sizes = [pp, ranks / pp / cp / tp, cp, tp];
+                let mesh = axes.iter().zip(sizes).map(|(a, n)| (a.to_string(), n)).collect();
+                let asked = Options { mesh, ..o.clone() };
+                if violations(f, &asked).is_empty() {
+                    let apart = |(a, n): (&&str, usize)| (n as f64 / o.axis(a) as f64).log2().abs();
+                    found.push((axes.iter().zip(sizes).map(apart).sum(), sizes));
+                }
+            }
+        }
+    }
+    found.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let text = |(_, sizes): &(f64, [usize; 4])| {
+        let some = axes.iter().zip(sizes).filter(|(_, n)| **n > 1);
+        some.map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(",")
+    };
+    found.iter().take(3).map(text).filter(|t| !t.is_empty()).collect()
+}

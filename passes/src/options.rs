@@ -62,6 +62,9 @@ pub enum CpMode {
 pub struct Options {
     /// Axes outer to inner, canonical names.
     pub mesh: Vec<(String, usize)>,
+    /// Ranks of one node, in rank order; `None`: nothing is known of nodes.
+    #[serde(default)]
+    pub node: Option<usize>,
     pub mode: Mode,
     pub global_batch: usize,
     /// Sequences per rank and microbatch.

@@ -31,11 +31,24 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
             Err(d) => return Err(d),
         }
     }
+    let meshes = match &input.facts {
+        Some(f) if !found.is_empty() => rules::nearest_meshes(f, &asked),
+        _ => vec![],
+    };
     if as_json {
-        show(format!("{}\n", json!({ "ok": found.is_empty(), "violations": found })));
+        let ok = found.is_empty();
+        let mut out = json!({ "ok": ok, "violations": found });
+        if !ok {
+            out["meshes"] = json!(meshes);
+        }
+        show(format!("{out}\n"));
     } else {
         for v in &found {
             show(format!("{}\n", v.diag()));
+        }
+        if !meshes.is_empty() {
+            let all: Vec<String> = meshes.iter().map(|m| format!("--mesh {m}")).collect();
+            show(format!("legal meshes of as many ranks, nearest first: {}\n", all.join(" · ")));
         }
         if found.is_empty() {
             show(format!(

@@ -79,7 +79,7 @@ pub fn annotate(
         for &(v, dim) in sequence {
             let open = |d| AnnotatedDim {
                 atoms: if d == dim {
-                    AtomList::collect(cp.union(tp).iter()).unwrap_or_default()
+                    AtomList::collect(cp.iter().chain(tp.iter())).unwrap_or_default()
                 } else {
                     AtomList::EMPTY
                 },

@@ -9,7 +9,7 @@ macro_rules! pages {
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape"
-    "collective" "config" "config-file" "data" "deadlock" "dropout-ignored" "dtype"
+    "collective" "config" "config-file" "cross-node" "data" "deadlock" "dropout-ignored" "dtype"
     "evaluated-shape" "file" "flag" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-tensor"
     "missing-weights" "mixed" "name" "nan-loss" "needs-whole" "no-evaluation" "no-loss"

@@ -1,0 +1,107 @@
+//! Any order of the axes trains to the same numbers; what the flags say of order and nodes.
+
+mod fixture;
+use fixture::*;
+use shardc::flags::Flags;
+use shardc_passes::options::{CpMode, Options, Order};
+
+type Axes = &'static [(&'static str, usize)];
+
+#[test]
+fn every_order_of_the_axes_gives_the_same_numbers() {
+    let meshes: [(Axes, bool, u8); 6] = [
+        (&[("tp", 2), ("pp", 2)], true, 0),
+        (&[("dp_replicate", 2), ("pp", 2), ("tp", 2)], false, 0),
+        (&[("tp", 2), ("dp_shard", 2), ("pp", 2)], true, 3),
+        (&[("tp", 2), ("cp", 2)], true, 0),
+        (&[("cp", 2), ("pp", 2), ("dp_shard", 2)], false, 2),
+        (&[("tp", 2), ("cp", 2), ("pp", 2)], true, 0),
+    ];
+    for name in ["llama_gqa", "gpt2", "llama_deep"] {
+        for (mesh, sp, zero) in meshes {
+            let o = Options { zero, ..options(mesh, sp, 2) };
+            train_and_compare(name, &o);
+            let schedule = Order::Named("zb-h1".into());
+            train_and_compare(name, &Options { cp_mode: CpMode::Ulysses, schedule, ..o });
+        }
+    }
+}
+
+fn flags(mesh: &str, order: &str) -> Result<Vec<String>, shardc_ir::diag::Diag> {
+    let f = Flags { mesh: Some(mesh.into()), order: Some(order.into()), ..Flags::default() };
+    Ok(f.options()?.mesh.into_iter().map(|a| a.0).collect())
+}
+
+/// Megatron-LM lists axes from the one that varies fastest (`--use-tp-pp-dp-mapping` and others).
+#[test]
+fn orders_are_read_as_megatron_writes_them() {
+    let mesh = "pp=2,dp_replicate=2,dp_shard=2,cp=2,tp=2";
+    let outer_first = |order: &str| flags(mesh, order).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(outer_first("tp-cp-ep-dp-pp"), ["pp", "dp_replicate", "dp_shard", "cp", "tp"]);
+    assert_eq!(outer_first("tp-cp-ep-pp-dp"), ["dp_replicate", "dp_shard", "pp", "cp", "tp"]);
+    assert_eq!(outer_first("cp-tp-dp-pp"), ["pp", "dp_replicate", "dp_shard", "tp", "cp"]);
+    for (order, said) in
+        [("tp-dp-pp", "cp has 2 ranks"), ("tp-cp-dp-pp-xp", "`xp`"), ("tp-cp-dp-pp-tp", "twice")]
+    {
+        let d = flags(mesh, order).expect_err(order);
+        assert!(d.code == "flag" && d.message.contains(said), "{d}");
+    }
+    // An axis of one rank need not be named.
+    assert!(flags("dp=2,tp=2", "tp-dp").is_ok());
+}
+
+#[test]
+fn groups_on_several_nodes_are_named() {
+    let warned = |mesh: &str, order: &str, node: usize| -> Vec<String> {
+        let f = Flags {
+            mesh: Some(mesh.into()),
+            order: Some(order.into()),
+            node: Some(node),
+            seq: Some(SEQ),
+            ..Flags::default()
+        };
+        let o = f.options().unwrap_or_else(|e| panic!("{e}"));
+        let done = shardc::compile(&Fixture::open("llama_mha").dir, &o, None, &mut |_, _| {});
+        let all = done.unwrap_or_else(|e| panic!("{e}")).warnings;
+        all.into_iter().filter(|d| d.code == "cross-node").map(|d| d.render()).collect()
+    };
+    assert!(warned("dp=2,tp=4", "tp-dp", 4).is_empty());
+    let outside = warned("dp=2,tp=4", "dp-tp", 4);
+    assert!(outside.len() == 1 && outside[0].contains("over tp per step"), "{outside:?}");
+    let both = warned("cp=2,tp=4", "tp-cp", 2);
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert!(both[0].contains("tp=2 or less"), "{both:?}");
+}
+
+/// What `check` proposes for as many ranks is legal, and compiles.
+#[test]
+fn proposed_meshes_are_legal() {
+    let model = Fixture::open("llama_mha").dir;
+    let check = |mesh: &str| {
+        let out = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"))
+            .arg("check")
+            .arg(&model)
+            .args(["--mesh", mesh, "--seq", "16", "--global-batch", "8", "--microbatch", "1"])
+            .args(["--format", "json"])
+            .output()
+            .expect("shardc starts");
+        let found: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        (out.status.code(), found)
+    };
+    for mesh in ["tp=8", "pp=2,tp=3", "dp=3,tp=2", "tp=16"] {
+        let (code, found) = check(mesh);
+        assert_eq!((code, &found["ok"]), (Some(1), &serde_json::json!(false)), "{mesh}: {found}");
+        let ranks = |m: &str| -> usize {
+            m.split(',')
+                .map(|a| a.rsplit('=').next().expect("a size").parse::<usize>().expect("n"))
+                .product()
+        };
+        let all = found["meshes"].as_array().expect("a list");
+        assert!(!all.is_empty() && all.len() <= 3, "{mesh}: {found}");
+        for m in all.iter().map(|m| m.as_str().expect("a mesh")) {
+            assert_eq!(ranks(m), ranks(mesh), "{mesh}: {m}");
+            assert_eq!(check(m).0, Some(0), "{mesh}: {m}");
+        }
+    }
+    assert!(check("tp=2").1.get("meshes").is_none());
+}

@@ -1,0 +1,145 @@
+//! Everything at once: a table of meshes of 2 to 16 ranks over all axes there are, with ZeRO, sequence
+//! parallelism, both modes of context parallelism, schedules and recomputation, each trained for three
+//! steps and compared with transformers. `SWEEP=200 SEED=7 cargo test --test meshes -- sweep` draws
+//! more.
+
+mod fixture;
+use fixture::*;
+use shardc_ir::rng::Stream;
+use shardc_passes::autodiff::recompute::Recompute::{self, Full, None, Selective, Sqrt};
+use shardc_passes::options::CpMode::{self, AllGather, Ulysses};
+use shardc_passes::options::{Options, Order};
+use shardc_passes::schedule::{Named, legal};
+
+/// Fixture; sizes of pp, dp_replicate, dp_shard, cp, tp; ZeRO stage; `--sp`; cp mode; schedule;
+/// recomputation; rows per rank and microbatch.
+type Row = (&'static str, [usize; 5], u8, bool, CpMode, &'static str, Recompute, usize);
+
+#[rustfmt::skip]
+const TABLE: &[Row] = &[
+    ("gpt2", [1, 1, 1, 2, 1], 0, false, AllGather, "1f1b", None, 8),
+    ("llama_bias_tied", [1, 1, 2, 1, 1], 3, false, AllGather, "1f1b", Full, 2),
+    ("llama_bias_tied", [2, 1, 1, 1, 1], 0, false, AllGather, "v-min", Selective, 8),
+    ("llama_deep", [1, 1, 2, 1, 1], 3, false, AllGather, "1f1b", Selective, 2),
+    ("llama_gqa", [1, 1, 1, 1, 2], 0, false, AllGather, "1f1b", None, 8),
+    ("llama_gqa", [1, 2, 1, 1, 1], 0, false, AllGather, "1f1b", Selective, 4),
+    ("llama_gqa", [2, 1, 1, 1, 1], 0, false, AllGather, "zb-h1", None, 8),
+    ("llama_mha", [1, 1, 1, 1, 2], 0, true, AllGather, "1f1b", Selective, 2),
+    ("llama_yarn", [1, 1, 1, 2, 1], 0, false, Ulysses, "1f1b", Selective, 1),
+    ("llama_yarn", [1, 1, 2, 1, 1], 3, false, AllGather, "1f1b", Full, 4),
+    ("qwen3", [1, 1, 2, 1, 1], 1, false, AllGather, "1f1b", Sqrt, 4),
+    ("qwen3", [1, 2, 1, 1, 1], 0, false, AllGather, "1f1b", Selective, 1),
+    ("qwen3", [2, 1, 1, 1, 1], 0, false, AllGather, "dualpipe-v", Sqrt, 1),
+    ("gpt2", [1, 2, 2, 1, 1], 0, false, AllGather, "1f1b", None, 1),
+    ("gpt2", [2, 2, 1, 1, 1], 0, false, AllGather, "1f1b", Sqrt, 4),
+    ("llama_bias_tied", [1, 1, 1, 1, 4], 0, true, AllGather, "1f1b", Selective, 8),
+    ("llama_bias_tied", [1, 1, 1, 2, 2], 0, true, AllGather, "1f1b", Full, 8),
+    ("llama_bias_tied", [2, 2, 1, 1, 1], 0, false, AllGather, "interleaved", Full, 2),
+    ("llama_deep", [1, 2, 1, 1, 2], 0, true, AllGather, "1f1b", Sqrt, 4),
+    ("llama_gqa", [1, 2, 1, 2, 1], 0, false, AllGather, "1f1b", Selective, 2),
+    ("llama_mha", [1, 1, 1, 1, 4], 0, true, AllGather, "1f1b", Full, 2),
+    ("llama_mha", [2, 1, 1, 2, 1], 0, false, Ulysses, "v-half", None, 8),
+    ("llama_yarn", [1, 2, 1, 1, 2], 0, true, AllGather, "1f1b", None, 4),
+    ("llama_yarn", [2, 2, 1, 1, 1], 0, false, AllGather, "1f1b", Sqrt, 1),
+    ("qwen3", [1, 1, 1, 2, 2], 0, false, Ulysses, "1f1b", Selective, 8),
+    ("qwen3", [1, 1, 2, 2, 1], 2, false, Ulysses, "1f1b", None, 4),
+    ("gpt2", [1, 2, 1, 2, 2], 0, true, Ulysses, "1f1b", None, 4),
+    ("llama_bias_tied", [1, 1, 4, 2, 1], 2, false, AllGather, "1f1b", None, 2),
+    ("llama_bias_tied", [1, 2, 2, 1, 2], 0, true, AllGather, "1f1b", Sqrt, 2),
+    ("llama_deep", [1, 1, 2, 2, 2], 3, false, AllGather, "1f1b", None, 4),
+    ("llama_deep", [1, 2, 2, 1, 2], 3, true, AllGather, "1f1b", None, 1),
+    ("llama_gqa", [1, 2, 1, 2, 2], 0, false, AllGather, "1f1b", None, 2),
+    ("llama_gqa", [1, 2, 2, 1, 2], 1, true, AllGather, "1f1b", None, 2),
+    ("llama_gqa", [2, 4, 1, 1, 1], 0, false, AllGather, "zb-h2", Sqrt, 1),
+    ("llama_mha", [1, 1, 1, 2, 4], 0, false, AllGather, "1f1b", Sqrt, 1),
+    ("llama_yarn", [1, 1, 2, 4, 1], 0, false, AllGather, "1f1b", Full, 4),
+    ("llama_yarn", [1, 1, 4, 1, 2], 2, false, AllGather, "1f1b", None, 2),
+    ("llama_yarn", [1, 2, 1, 1, 4], 0, false, AllGather, "1f1b", None, 2),
+    ("llama_yarn", [1, 2, 1, 2, 2], 0, true, Ulysses, "1f1b", Selective, 1),
+    ("llama_yarn", [2, 1, 2, 1, 2], 2, false, AllGather, "looped-bfs", Sqrt, 4),
+    ("llama_yarn", [2, 4, 1, 1, 1], 0, false, AllGather, "zb-h2", Sqrt, 2),
+    ("qwen2", [1, 2, 2, 2, 1], 3, false, Ulysses, "1f1b", None, 1),
+    ("qwen2", [2, 1, 1, 4, 1], 0, false, Ulysses, "zb-v", None, 4),
+    ("qwen2", [2, 2, 1, 2, 1], 0, false, Ulysses, "v-half", None, 1),
+    ("gpt2", [1, 1, 2, 2, 4], 1, false, AllGather, "1f1b", Full, 4),
+    ("gpt2", [2, 1, 2, 1, 4], 1, true, AllGather, "gpipe", None, 1),
+    ("gpt2", [2, 4, 1, 2, 1], 0, false, AllGather, "looped-bfs", None, 1),
+    ("llama_bias_tied", [1, 2, 4, 2, 1], 0, false, Ulysses, "1f1b", Selective, 1),
+    ("llama_bias_tied", [2, 1, 2, 1, 4], 3, true, AllGather, "v-half", Sqrt, 4),
+    ("llama_bias_tied", [2, 1, 2, 4, 1], 3, false, AllGather, "zb-v", None, 4),
+    ("llama_deep", [1, 1, 4, 2, 2], 2, false, Ulysses, "1f1b", None, 2),
+    ("llama_deep", [1, 2, 1, 4, 2], 0, false, AllGather, "1f1b", Full, 4),
+    ("llama_deep", [1, 2, 2, 2, 2], 3, true, Ulysses, "1f1b", None, 2),
+    ("llama_deep", [2, 2, 1, 4, 1], 0, false, AllGather, "v-half", Sqrt, 4),
+    ("llama_gqa", [1, 1, 2, 2, 4], 1, false, AllGather, "1f1b", None, 2),
+    ("llama_yarn", [1, 1, 2, 2, 4], 0, true, AllGather, "1f1b", Sqrt, 4),
+    ("llama_yarn", [1, 2, 2, 2, 2], 0, false, Ulysses, "1f1b", None, 1),
+    ("llama_yarn", [4, 2, 1, 1, 2], 0, false, AllGather, "gpipe", Sqrt, 1),
+    ("llama_yarn", [4, 2, 2, 1, 1], 2, false, AllGather, "1f1b", Sqrt, 1),
+    ("mistral_window", [1, 4, 1, 4, 1], 0, false, Ulysses, "1f1b", None, 1),
+    ("mistral_window", [2, 1, 1, 4, 2], 0, true, AllGather, "zb-h1", None, 1),
+    ("qwen2", [2, 1, 1, 4, 2], 0, false, AllGather, "1f1b", Sqrt, 4),
+    ("qwen3", [2, 1, 2, 4, 1], 2, false, AllGather, "zb-h2", None, 2),
+    ("qwen3", [2, 2, 1, 2, 2], 0, false, AllGather, "gpipe", Full, 2),
+];
+
+fn train(row: &Row) {
+    let (name, sizes, zero, sp, cp_mode, schedule, recompute, rows) = row;
+    let axes = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
+    let mesh: Vec<(&str, usize)> = axes.into_iter().zip(*sizes).filter(|a| a.1 > 1).collect();
+    let o = Options {
+        zero: *zero,
+        cp_mode: *cp_mode,
+        schedule: Order::Named((*schedule).into()),
+        recompute: recompute.clone(),
+        ..options(&mesh, *sp, *rows)
+    };
+    eprintln!("{row:?}");
+    train_and_compare(name, &o);
+}
+
+#[test]
+fn every_mesh_of_the_table() {
+    assert!(TABLE.len() >= 60);
+    TABLE.iter().for_each(train);
+}
+
+/// A row of the same kind, drawn; none if what was drawn is not legal.
+fn draw(s: &Stream, i: u64) -> Option<Row> {
+    let pick = |k: u64, n: usize| (s.uniform(i * 16 + k) * n as f64) as usize % n;
+    let name = ALL[pick(0, ALL.len())];
+    let sizes: [usize; 5] = std::array::from_fn(|k| [1, 1, 2, 2, 4][pick(1 + k as u64, 5)]);
+    let [pp, replicas, shards, cp, tp] = sizes;
+    let (ranks, dp): (usize, usize) = (sizes.iter().product(), replicas * shards);
+    if !(2..=16).contains(&ranks) || dp > ROWS || SEQ % (cp * tp) != 0 {
+        return Option::None;
+    }
+    let m = 1 << pick(6, (ROWS / dp).trailing_zeros() as usize + 1);
+    let named = if pp > 1 { Named::ALL[pick(7, Named::ALL.len())] } else { Named::OneFOneB };
+    let parts = if name == "llama_deep" { 12 } else { 6 };
+    let chunks = named.default_chunks();
+    if legal(named, pp, chunks, m).is_err() || pp * chunks > parts {
+        return Option::None;
+    }
+    let zero = if shards > 1 { pick(8, 4) as u8 } else { 0 };
+    let heads = cp > 1 && 4 % (tp * cp) == 0 && pick(9, 2) == 1;
+    let recompute = [None, Selective, Full, Sqrt][pick(10, 4)].clone();
+    let (sp, mode) = (tp > 1 && pick(11, 2) == 1, if heads { Ulysses } else { AllGather });
+    Some((name, sizes, zero, sp, mode, named.name(), recompute, ROWS / dp / m))
+}
+
+#[test]
+fn sweep() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let s = Stream::new(number("SEED").unwrap_or(1), "meshes", 0);
+    let mut left = number("SWEEP").unwrap_or(8);
+    for i in 0.. {
+        if left == 0 {
+            break;
+        }
+        if let Some(row) = draw(&s, i) {
+            train(&row);
+            left -= 1;
+        }
+    }
+}

@@ -24,7 +24,7 @@ struct Head {
     family: String,
     settings: Settings,
     facts: Option<Facts>,
-    /// blake3 of the source text and of the options: what the plan was made of.
+    /// blake3 of the source text, the options and the model's config: what the plan was made of.
     source_hash: String,
     /// blake3 of the programs and of the schedule.
     programs_hash: String,
@@ -108,7 +108,7 @@ pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
         family: s.family.clone(),
         settings: s.plan.settings.clone(),
         facts: s.facts,
-        source_hash: hash(&[&s.source, &options]),
+        source_hash: hash(&[&s.source, &options, &pretty(&s.config)]),
         programs_hash: hash(&[&programs, &schedule]),
         peak_bytes: s.plan.classes.iter().map(|c| c.memory.peak_bytes).collect(),
         report,
@@ -201,14 +201,15 @@ pub fn read(dir: &Path) -> Result<Stored> {
             format!("the plan has schema {}, this shardc reads {SCHEMA}", head.schema),
         ));
     }
-    let (source, options, programs, csv) = (
+    let (source, options, config_text, programs, csv) = (
         read_file(dir, "source.ir")?,
         read_file(dir, "options.toml")?,
+        read_file(dir, "config.json")?,
         read_file(dir, "programs/all.ir")?,
         read_file(dir, "schedule.csv")?,
     );
     if hash(&[&programs, &csv]) != head.programs_hash
-        || hash(&[&source, &options]) != head.source_hash
+        || hash(&[&source, &options, &config_text]) != head.source_hash
     {
         return Err(bad(
             "programs/all.ir",
@@ -219,8 +220,8 @@ pub fn read(dir: &Path) -> Result<Stored> {
         .map_err(|e| bad("weights.json", e.to_string()))?;
     let options: Options =
         toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
-    let config = serde_json::from_str(&read_file(dir, "config.json")?)
-        .map_err(|e| bad("config.json", e.to_string()))?;
+    let config =
+        serde_json::from_str(&config_text).map_err(|e| bad("config.json", e.to_string()))?;
     let module = text::parse(&programs)?;
     verify(&module, Phase::Ranked).map_err(|mut all| all.swap_remove(0))?;
     let m = head.settings.microbatches;

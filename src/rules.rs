@@ -104,6 +104,13 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         &[("seq", o.seq), ("max_position_embeddings", f.max_positions)],
         vec![format!("--seq {}", f.max_positions)],
     );
+    add(
+        cp <= o.seq,
+        "sequence-not-divisible",
+        "cp <= seq",
+        &[("cp", cp), ("seq", o.seq)],
+        vec![format!("cp={}", o.seq.max(1))],
+    );
     if o.cp_mode == CpMode::Ulysses {
         let legal = divisors_near(f.heads / tp.max(1), cp, |_| true);
         add(

@@ -197,6 +197,47 @@ fn lists_that_do_not_fit_together_are_refused() {
     assert!(tried > 60, "{tried}");
 }
 
+/// Frozen parameters leave stages without weights to train, and functions without work: with cut
+/// backwards and recomputation, where stages of one rank share what they make for themselves.
+#[test]
+fn frozen_layers_in_every_schedule() {
+    for name in ["llama_yarn", "llama_deep"] {
+        for n in [Named::OneFOneB, Named::ZbH1, Named::ZbV, Named::VMin, Named::DualPipeV] {
+            for recompute in [Recompute::None, Recompute::Full, Recompute::Sqrt] {
+                let o = Options {
+                    freeze: vec!["*layers.0*".into()],
+                    recompute,
+                    ..pipeline(&[("pp", 2)], named(n), 4)
+                };
+                let model = Fixture::open(name).model(&o);
+                let (ids, targets) = tokens(4, model.facts.vocab);
+                let run = |o: &Options| {
+                    let compiled = compile(&model, o);
+                    let mut s = session(&model, &compiled);
+                    let step = |s: &mut shardc_runtime::Session, i| {
+                        let batch = shardc_runtime::StepBatch {
+                            input_ids: &ids,
+                            targets: &targets,
+                            observe: false,
+                        };
+                        s.step(&batch, 1e-3, i).unwrap_or_else(|e| panic!("{name}: {e}"))
+                    };
+                    [1, 2, 3].map(|i| step(&mut s, i).loss.expect("a loss"))
+                };
+                let alone = Options {
+                    mesh: vec![],
+                    schedule: Order::default(),
+                    recompute: Recompute::None,
+                    ..o.clone()
+                };
+                let (got, want) = (run(&o), run(&alone));
+                let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * b.abs();
+                assert!(got.iter().zip(&want).all(close), "{name} {n:?}: {got:?}, {want:?}");
+            }
+        }
+    }
+}
+
 /// Logits of all microbatches, wherever the head is: also in a stage that sees no tokens.
 #[test]
 fn forward_only_gives_all_logits() {

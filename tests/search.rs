@@ -302,6 +302,8 @@ fn what_is_proposed_fits() {
     let cases = [
         "dp=2,tp=2 --global-batch 16 --microbatch 4",
         "dp=4 --global-batch 16",
+        "dp_replicate=4,dp_shard=2 --zero 1 --global-batch 16 --microbatch 1",
+        "dp_replicate=4 --zero 1 --global-batch 16 --microbatch 2",
         "pp=4 --global-batch 16 --microbatch 1 --schedule gpipe",
         "pp=2,tp=2 --global-batch 8 --microbatch 2 --schedule interleaved --chunks 2",
         "pp=2,dp=2 --global-batch 16 --microbatch 2 --schedule search",

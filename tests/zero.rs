@@ -35,7 +35,7 @@ fn every_family_in_pieces() {
 }
 
 #[test]
-fn gathered_once_and_kept() {
+fn gathered_in_forward_and_kept() {
     for schedule in ["1f1b", "zb-v"] {
         let mut o = zero(&[("pp", 2), ("dp_shard", 2)], 3, false, 1);
         (o.reshard_after_forward, o.schedule) = (false, Order::Named(schedule.into()));

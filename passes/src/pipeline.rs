@@ -4,7 +4,7 @@ use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::recompute::Recompute;
 use crate::autodiff::split::{StageFuncs, split, split_forward};
 use crate::memory::memory;
-use crate::options::{Options, glob};
+use crate::options::{CpMode, Options, glob};
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
@@ -162,6 +162,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
     let mut warnings = padding(&m.mesh, &sharded.funcs[0], &weights);
     warnings.extend(idle_axes(&m.mesh, &sharded.funcs[0]));
+    warnings.extend(no_effect(&m.mesh, &parts.params, o));
     let settings = Settings {
         mode: o.mode,
         global_batch: o.global_batch,
@@ -172,9 +173,14 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         seed: o.seed,
     };
     let plan = Plan { module: m, classes, schedule, weights, settings };
+    let since = Instant::now();
     if let Err(d) = step::replay::replay(&plan) {
         panic!("the passes made lists that do not fit together:\n{}", d.render());
     }
+    if let Err(what) = crate::memory::replay::replay(&plan) {
+        panic!("the passes planned memory that does not hold: {what}");
+    }
+    phases.push(("replay", since.elapsed().as_secs_f64() * 1e3));
     if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
         return Err(too_large(&plan, limit));
     }
@@ -395,6 +401,55 @@ fn idle_axes(mesh: &Mesh, f: &Func) -> Vec<Diag> {
         .help(format!("split something with --shard 'GLOB={},…', or use dp={}", a.name, a.size))
     };
     idle.map(warn).collect()
+}
+
+/// A warning for each option that changes nothing here, and for what ZeRO leaves whole.
+fn no_effect(mesh: &Mesh, params: &[Preparation], o: &Options) -> Vec<Diag> {
+    let mut out = vec![];
+    let mut warn = |what: String, help: String| {
+        out.push(Diag::new("no-effect", what).help(help));
+    };
+    let shard = mesh.axis("dp_shard");
+    if o.zero > 0 && shard.is_none() {
+        let help = "name the axis: --mesh dp_shard=2, or dp=2 with --zero".into();
+        warn(format!("--zero {} splits nothing: the mesh has no dp_shard", o.zero), help);
+    }
+    if o.cp_mode != CpMode::AllGather && mesh.axis("cp").is_none() {
+        warn("--cp-mode changes nothing: the mesh has no cp".into(), "add cp=2 to --mesh".into());
+    }
+    if !o.reshard_after_forward && o.zero < 3 {
+        let help = "use --zero 3, or leave it out".into();
+        warn("--reshard-after-forward no changes nothing without --zero 3".into(), help);
+    }
+    if let Some(shard) = shard.filter(|_| o.zero > 0) {
+        let whole: Vec<&Preparation> =
+            params.iter().filter(|p| !p.stored.sharded().meets(shard)).collect();
+        let bytes: usize = whole.iter().map(|p| p.stored.local_bytes(mesh)).sum();
+        if let Some(p) = whole.first() {
+            let n = mesh.ways(shard);
+            let what = format!(
+                "{} parameters of {bytes} B on a rank are not split over dp_shard={n}, {} first",
+                whole.len(),
+                p.param.name
+            );
+            warn(what, "use a dp_shard that divides one of their dims".into());
+        }
+        for p in params {
+            let cut = (0..p.stored.rank()).find(|&d| p.stored.dims[d].atoms.set().meets(shard));
+            let Some(d) = cut else { continue };
+            let (n, all) = (p.stored.dims[d].size, p.stored.pieces(mesh, d));
+            let stored = n.div_ceil(all) * all;
+            if (stored - n) * 8 > n {
+                let what = format!(
+                    "dim {d} of `{}` is {n}, in {all} pieces: {} of {stored} stored are padding",
+                    p.param.name,
+                    stored - n
+                );
+                warn(what, "use a dp_shard that divides it".into());
+            }
+        }
+    }
+    out
 }
 
 /// A warning for each parameter of which more than 1/8 of the stored elements is padding.

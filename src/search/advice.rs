@@ -36,6 +36,7 @@ enum Change {
     Mesh(Vec<(String, usize)>),
     Schedule(Named),
     Sequence,
+    Zero(u8),
 }
 
 impl Change {
@@ -43,7 +44,7 @@ impl Change {
         match self {
             Change::Recompute(_) => Kind::Recompute,
             Change::Microbatch(_) => Kind::Microbatch,
-            Change::Mesh(_) => Kind::Mesh,
+            Change::Mesh(_) | Change::Zero(_) => Kind::Mesh,
             Change::Schedule(_) => Kind::Schedule,
             Change::Sequence => Kind::Sequence,
         }
@@ -59,6 +60,13 @@ impl Change {
                 o.chunks = o.chunks.map(|_| n.default_chunks());
             }
             Change::Sequence => o.sp = true,
+            Change::Zero(stage) => {
+                o.zero = *stage;
+                if o.axis("dp_shard") == 1 {
+                    let axes = o.mesh.iter_mut().filter(|a| a.0 == "dp_replicate");
+                    axes.for_each(|a| a.0 = "dp_shard".into());
+                }
+            }
         }
     }
 }
@@ -155,12 +163,17 @@ fn flags(t: &Tried, asked: &Options) -> String {
         match c {
             Change::Recompute(policy) => out.push(format!("--recompute {policy}")),
             Change::Microbatch(_) => {}
-            Change::Mesh(mesh) => {
+            Change::Mesh(_) | Change::Zero(_) => {
+                if let Change::Zero(stage) = c {
+                    out.push(format!("--zero {stage}"));
+                }
+                // With ZeRO `dp` is another axis: say which.
+                let zero = t.options.zero > 0;
                 let axis = |(name, size): &(String, usize)| match &**name {
-                    "dp_replicate" => format!("dp={size}"),
+                    "dp_replicate" if !zero => format!("dp={size}"),
                     name => format!("{name}={size}"),
                 };
-                let axes: Vec<String> = mesh.iter().map(axis).collect();
+                let axes: Vec<String> = t.options.mesh.iter().map(axis).collect();
                 out.push(format!("--mesh {}", axes.join(",")));
             }
             Change::Schedule(n) => {
@@ -226,6 +239,9 @@ fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<Change> {
     }
     if has("tp") > 1 && !o.sp {
         out.push(Change::Sequence);
+    }
+    if o.data_parallel() > 1 && o.mode == shardc_ir::plan::Mode::Train {
+        out.extend((o.zero + 1..=3).map(Change::Zero));
     }
     out
 }

@@ -159,6 +159,9 @@ fn all<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
 /// `12.3 % more` or `12.3 % less`.
 fn against(x: f64, of: f64) -> String {
     let percent = if of > 0.0 { (x / of - 1.0) * 100.0 } else { 0.0 };
+    if percent.abs() < 0.05 {
+        return "as much".into();
+    }
     let word = if percent < 0.0 { "less" } else { "more" };
     format!("{:.1} % {word}", percent.abs())
 }

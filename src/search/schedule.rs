@@ -124,8 +124,11 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     let ms = |ps: f64| format!("{:.1} ms", ps / 1e9);
     let mut text = format!("schedule: {}, {} by the cost model", best.name(), ms(best.makespan));
     if let Some(base) = tried.iter().find(|c| c.name == Some(Named::OneFOneB)) {
-        let against = against(best.makespan, base.makespan);
-        text += &format!(" ({against} than 1f1b, {})", ms(base.makespan));
+        let against = match &*against(best.makespan, base.makespan) {
+            "as much" => "as long as".to_string(),
+            other => format!("{other} than"),
+        };
+        text += &format!(" ({against} 1f1b, {})", ms(base.makespan));
     }
     if let Some(&peak) = needs {
         text += &format!("; a rank needs {} of {}", bytes(peak), bytes(limit));

@@ -320,7 +320,11 @@ impl Split<'_> {
         let text = self.j.name(v).to_string();
         assert!(from != home && from.1 <= home.1, "{text} is used before it is made");
         let kind = if from.0 == home.0 { RoleKind::Stash } else { RoleKind::Edge };
-        let role = Role::new(kind, &text[1..]);
+        // What every stage makes for itself is each stage's own stash.
+        let shared = self.homes[maker as usize].is_none();
+        let name =
+            if shared { format!("{} of stage {}", &text[1..], home.0) } else { text[1..].into() };
+        let role = Role::new(kind, name);
         self.crossing.push((from, v, role.clone()));
         self.argument(home, v, Some(role));
     }

@@ -111,6 +111,9 @@ struct Planner<'a> {
     last_user: HashMap<&'a Role, usize>,
     /// The same for an object: that of all its roles.
     last: Vec<usize>,
+    /// Stages whose functions take a role, and those that take an object.
+    role_stages: HashMap<&'a Role, BTreeSet<&'a str>>,
+    stages: Vec<BTreeSet<&'a str>>,
     by_role: HashMap<&'a Role, usize>,
     objects: Vec<Object>,
     /// By object: who makes it, who uses it, and whether it is sent.
@@ -132,11 +135,13 @@ pub(super) fn layout(
     lists: &Lists,
     apart: bool,
 ) -> Layout {
-    let mut last_user = HashMap::new();
+    let (mut last_user, mut role_stages) = (HashMap::new(), HashMap::new());
     for (i, &f) in funcs.iter().enumerate() {
         for a in &m.funcs[f].args {
             if let Some(r) = &a.role {
                 last_user.insert(r, i);
+                let stage = m.funcs[f].name.rsplit_once('.').map_or("", |n| n.1);
+                role_stages.entry(r).or_insert_with(BTreeSet::new).insert(stage);
             }
         }
     }
@@ -157,6 +162,8 @@ pub(super) fn layout(
         sent,
         last_user,
         last: vec![],
+        role_stages,
+        stages: vec![],
         by_role: HashMap::new(),
         objects: vec![],
         makers: vec![],
@@ -214,6 +221,7 @@ impl<'a> Planner<'a> {
         self.users.push(BTreeSet::new());
         self.offered.push(false);
         self.last.push(0);
+        self.stages.push(BTreeSet::new());
         let o = self.objects.len() - 1;
         self.name(role, o);
         o
@@ -224,6 +232,7 @@ impl<'a> Planner<'a> {
         self.by_role.insert(role, o);
         let last = self.last_user.get(role).copied().unwrap_or(0);
         self.last[o] = self.last[o].max(last);
+        self.stages[o].extend(self.role_stages.get(role).into_iter().flatten());
     }
 
     /// Buffers of arguments, nodes and results, with views and roles tied together.
@@ -248,6 +257,8 @@ impl<'a> Planner<'a> {
             self.users[o].insert(f);
             let dies = self.objects[o].kind == Kind::Micro
                 && !self.offered[o]
+                // Only within a stage is the last function also the last to run.
+                && self.stages[o].len() == 1
                 && self.funcs[self.last[o]] == f;
             let buffer = &mut self.buffers[f][b];
             (buffer.object, buffer.class) = (Some(o), self.objects[o].class);

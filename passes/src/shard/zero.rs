@@ -12,8 +12,9 @@ use shardc_ir::types::{AtomList, Type};
 pub struct Zero(pub u8);
 
 /// How a parameter is stored, and its layout as ranks use it but for the gather, if ZeRO splits it:
-/// over `dp_shard`, on the first dim that this cuts evenly, best one that nothing else cuts. What no
-/// dim can be cut for stays whole.
+/// over `dp_shard`, on the first dim that this cuts evenly, best one that nothing else cuts; else on the
+/// one with least padding. What no dim can be cut for stays whole, and so does what is used in pieces
+/// over `dp_shard` already.
 pub(super) fn split_over_shard(
     mesh: &Mesh,
     stored: &Type,
@@ -22,7 +23,11 @@ pub(super) fn split_over_shard(
 ) -> (Type, Type) {
     let shard = mesh.axis("dp_shard").unwrap_or_default();
     let whole = (stored.clone(), ready.clone());
-    if zero == Zero(0) || shard.is_empty() || stored.marked().meets(shard) {
+    if zero == Zero(0)
+        || shard.is_empty()
+        || stored.marked().meets(shard)
+        || ready.sharded().meets(shard)
+    {
         return whole;
     }
     let ways = mesh.ways(shard);
@@ -31,8 +36,9 @@ pub(super) fn split_over_shard(
     let same = |d: &usize| stored.dims[*d].atoms == ready.dims[*d].atoms;
     let dims = || 0..stored.rank();
     let large = |d: &usize| free(d) && stored.dims[*d].size >= ways;
+    let padding = |d: &usize| stored.dims[*d].size.div_ceil(ways) * ways - stored.dims[*d].size;
     let found = dims().find(|d| free(d) && even(d)).or_else(|| dims().find(|d| same(d) && even(d)));
-    let Some(d) = found.or_else(|| dims().find(large)) else { return whole };
+    let Some(d) = found.or_else(|| dims().filter(large).min_by_key(padding)) else { return whole };
     let cut = |t: &Type| {
         let mut t = t.clone();
         let atoms = t.dims[d].atoms.iter().chain(shard.iter());

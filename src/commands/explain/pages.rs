@@ -12,7 +12,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "collective" "config" "config-file" "cross-node" "data" "deadlock" "dropout-ignored" "dtype"
     "evaluated-shape" "file" "flag" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-tensor"
-    "missing-weights" "mixed" "name" "nan-loss" "needs-whole" "no-evaluation" "no-loss"
+    "missing-weights" "mixed" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-loss"
     "no-reshard" "not-built" "operands" "out-of-memory" "output" "padding" "partial" "phase" "pipeline-axis"
     "plan" "rank" "rank-failed" "ranks-disagree" "redefined" "repeat" "result-type" "role"
     "rope-type" "safetensors" "save-target" "schedule" "schedule-csv" "schedule-memory"

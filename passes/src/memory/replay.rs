@@ -63,23 +63,41 @@ struct Replay<'a> {
 /// Replays two steps and an evaluation between them on one rank of every class; says which value is
 /// lost, and where.
 pub fn replay(plan: &Plan) -> Result<(), String> {
-    for (i, class) in plan.classes.iter().enumerate() {
-        let mut r = Replay {
-            plan,
-            class,
-            arena: Arena::default(),
-            next: 1,
-            roles: HashMap::new(),
-            offers: BTreeMap::new(),
+    let classes = plan.classes.len();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(classes);
+    if threads <= 1 {
+        return (0..classes).try_for_each(|i| one_class(plan, i));
+    }
+    // Classes are apart; the first that fails is told, whatever the number of threads.
+    let mut found: Vec<(usize, String)> = std::thread::scope(|s| {
+        let share = |t: usize| {
+            let own = (t..classes).step_by(threads);
+            own.filter_map(|i| Some((i, one_class(plan, i).err()?))).collect::<Vec<_>>()
         };
-        for list in [&class.step, &class.evaluation, &class.step] {
-            r.fill_inputs().map_err(|e| format!("class {i}: {e}"))?;
-            for instr in list {
-                r.instr(instr).map_err(|e| format!("class {i}: {e}"))?;
-            }
-            if let Some((to, _)) = r.offers.iter().find(|o| !o.1.is_empty()) {
-                return Err(format!("class {i}: nobody waits for an offer to class {to}"));
-            }
+        let all: Vec<_> = (0..threads).map(|t| s.spawn(move || share(t))).collect();
+        all.into_iter().flat_map(|t| t.join().expect("a replay does not panic")).collect()
+    });
+    found.sort();
+    found.into_iter().next().map_or(Ok(()), |f| Err(f.1))
+}
+
+fn one_class(plan: &Plan, i: usize) -> Result<(), String> {
+    let class = &plan.classes[i];
+    let mut r = Replay {
+        plan,
+        class,
+        arena: Arena::default(),
+        next: 1,
+        roles: HashMap::new(),
+        offers: BTreeMap::new(),
+    };
+    for list in [&class.step, &class.evaluation, &class.step] {
+        r.fill_inputs().map_err(|e| format!("class {i}: {e}"))?;
+        for instr in list {
+            r.instr(instr).map_err(|e| format!("class {i}: {e}"))?;
+        }
+        if let Some((to, _)) = r.offers.iter().find(|o| !o.1.is_empty()) {
+            return Err(format!("class {i}: nobody waits for an offer to class {to}"));
         }
     }
     Ok(())
@@ -185,7 +203,7 @@ impl Replay<'_> {
     fn call(&mut self, c: &Call) -> Result<(), String> {
         let f = &self.plan.module.funcs[c.func];
         let memory = &self.class.memory;
-        let mut stamps: HashMap<Value, u64> = HashMap::new();
+        let mut stamps: Vec<u64> = vec![0; f.values.len()];
         for a in &f.args {
             let Some(role) = &a.role else {
                 return Err(format!("@{}: {} has no role", f.name, f.name(a.value)));
@@ -194,30 +212,30 @@ impl Replay<'_> {
                 let (kind, name) = (role.kind.name(), &role.name);
                 return Err(format!("@{}: nobody made {kind} \"{name}\"", f.name));
             };
-            stamps.insert(a.value, stamp);
+            stamps[a.value.0 as usize] = stamp;
         }
         for (i, n) in f.nodes.iter().enumerate() {
             for &v in &n.ins {
-                self.read(c, f, v, stamps[&v])?;
+                self.read(c, f, v, stamps[v.0 as usize])?;
             }
             let (from, to) = self.span(c, memory.workspaces[c.func][i])?;
             let stamp = self.fresh();
             self.arena.write(from, to, stamp);
             for &o in &n.outs {
                 if n.op.def().is_view() {
-                    stamps.insert(o, stamps[&n.ins[0]]);
+                    stamps[o.0 as usize] = stamps[n.ins[0].0 as usize];
                     continue;
                 }
                 let stamp = self.fresh();
                 let (from, to) = self.span(c, memory.places[c.func][o.0 as usize])?;
                 self.arena.write(from, to, stamp);
-                stamps.insert(o, stamp);
+                stamps[o.0 as usize] = stamp;
             }
         }
         for r in &f.results {
-            self.read(c, f, r.value, stamps[&r.value])?;
+            self.read(c, f, r.value, stamps[r.value.0 as usize])?;
             if let Some(role) = &r.role {
-                self.roles.insert(key(role, c.microbatch), stamps[&r.value]);
+                self.roles.insert(key(role, c.microbatch), stamps[r.value.0 as usize]);
             }
         }
         Ok(())

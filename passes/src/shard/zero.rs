@@ -7,7 +7,8 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::types::{AtomList, Type};
 
 /// What of a parameter is split over `dp_shard` beside what shardings say (Rajbhandari et al., 2020,
-/// *ZeRO*): 1, its optimizer state; 2, its gradient too; 3, itself too. 0: nothing.
+/// *ZeRO*): 1, its optimizer state, and with it what is stored of the parameter, which is gathered once
+/// per step; 2, its gradient too; 3, it is gathered only where it is used. 0: nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Zero(pub u8);
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
-use shardc_passes::options::{CpMode, Decay, Optimizer, Options, Order, ShardRule};
+use shardc_passes::options::{Buffers, CpMode, Decay, Optimizer, Options, Order, ShardRule};
 use shardc_passes::schedule::Named;
 use shardc_passes::stages::layout::Layout;
 use std::path::Path;
@@ -17,7 +17,8 @@ use std::result::Result as Result2;
 #[group(skip)]
 pub struct Flags {
     /// Axes and sizes, outer to inner: pp=2,dp=2,tp=2 (dp is short for dp_replicate, or with --zero
-    /// for dp_shard)
+    /// or ep for dp_shard). ep and etp, as in dp=4,tp=2,ep=4,etp=1, are no axes: they factorise
+    /// dp_shard, cp and tp again, for experts
     #[arg(long, help_heading = "Layout")]
     pub mesh: Option<String>,
     /// Axes from the one that varies fastest, in Megatron's words [default: tp-cp-ep-dp-pp]
@@ -52,6 +53,14 @@ pub struct Flags {
     #[arg(long, help_heading = "Layout")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sp: bool,
+    /// Rows of the buffers of experts, as a multiple of what balanced routing needs; a run that needs
+    /// more ends [default: what may ever be needed]
+    #[arg(long, value_name = "F", help_heading = "Layout")]
+    pub moe_bound: Option<f64>,
+    /// Copies of tokens that an expert keeps, as a multiple of its share; others are dropped
+    /// [default: none are]
+    #[arg(long, value_name = "F", help_heading = "Layout")]
+    pub moe_capacity: Option<f64>,
     /// Context parallelism over cp: all-gather (of keys and values), or ulysses (heads against
     /// tokens) [default: all-gather]
     #[arg(long, help_heading = "Layout")]
@@ -150,7 +159,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh order node mode global_batch microbatch seq dtype seed zero cp_mode tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
+        merge!(mesh order node mode global_batch microbatch seq dtype seed zero moe_bound moe_capacity cp_mode tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -163,7 +172,7 @@ impl Flags {
                 .at(format!("--zero {zero}"))
                 .help("use --zero 0, 1, 2 or 3"));
         }
-        let mesh = parse_mesh(self.mesh.as_deref().unwrap_or(""), zero)?;
+        let (mesh, [ep, etp]) = parse_mesh(self.mesh.as_deref().unwrap_or(""), zero)?;
         let mesh = match &self.order {
             Some(order) => in_order(mesh, order)?,
             None => mesh,
@@ -222,6 +231,9 @@ impl Flags {
             seed: self.seed.unwrap_or(0),
             observe: false,
             memory: self.memory.as_deref().map(memory).transpose()?,
+            ep: ep.unwrap_or(1),
+            etp,
+            moe: self.buffers()?,
             recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
             cp_mode: [CpMode::AllGather, CpMode::Ulysses]
                 [word(&self.cp_mode, "--cp-mode", &["all-gather", "ulysses"])?],
@@ -253,6 +265,22 @@ impl Flags {
         o.microbatch =
             self.microbatch.unwrap_or_else(|| o.global_batch.div_ceil(o.data_parallel()));
         Ok(o)
+    }
+
+    fn buffers(&self) -> Result<Buffers> {
+        let factor = |flag: &str, x: f64| -> Result<f64> {
+            positive(flag, x)?;
+            if x <= 1e6 { Ok(x) } else { positive(flag, f64::INFINITY) }
+        };
+        match (self.moe_bound, self.moe_capacity) {
+            (None, None) => Ok(Buffers::Worst),
+            (Some(x), None) => Ok(Buffers::Bound(factor("--moe-bound", x)?)),
+            (None, Some(x)) => Ok(Buffers::Capacity(factor("--moe-capacity", x)?)),
+            (Some(x), Some(y)) => Err(Diag::new("flag", "two sizes of the buffers of experts")
+                .at(format!("--moe-bound {x} --moe-capacity {y}"))
+                .rule("with a capacity no buffer is too small: what it has no room for is dropped")
+                .help("give 1 of them")),
+        }
     }
 
     /// Values that other compilers of this field have and no pass makes yet.
@@ -411,29 +439,32 @@ fn betas(text: &str) -> Result<(f64, f64)> {
     }
 }
 
-/// Reads `dp=2,tp=4` into canonical names, in the order given.
-pub fn parse_mesh(text: &str, zero: u8) -> Result<Vec<(String, usize)>> {
+/// Axes and their sizes; then ep and etp, which are none.
+type Axes = (Vec<(String, usize)>, [Option<usize>; 2]);
+
+/// Reads `dp=2,tp=4,ep=2` into canonical names, in the order given.
+pub fn parse_mesh(text: &str, zero: u8) -> Result<Axes> {
     let bad = |m: String| {
         Diag::new("mesh", m).at(format!("--mesh {text}")).help("for example --mesh dp=2,tp=2")
     };
     let mut out: Vec<(String, usize)> = vec![];
+    let mut experts = [None; 2];
     for part in text.split(',').filter(|p| !p.trim().is_empty()) {
         let (name, size) =
             part.split_once('=').ok_or_else(|| bad(format!("`{part}` is not axis=size")))?;
         let size: usize =
             size.trim().parse().map_err(|_| bad(format!("`{}` is not a size", size.trim())))?;
-        let name = match name.trim() {
-            "dp" if zero > 0 => "dp_shard",
-            "dp" => "dp_replicate",
-            n => n,
-        };
-        if ["ep", "etp"].contains(&name) && size > 1 {
-            return Err(Diag::new("not-built", format!("axis {name}={size} is not built yet"))
-                .at(format!("--mesh {text}"))
-                .help(format!("use {name}=1 and put the {size} ranks into dp or tp"))
-                .exit(Exit::Unsupported));
+        if let Some(i) = ["ep", "etp"].iter().position(|n| *n == name.trim()) {
+            if size == 0 || experts[i].replace(size).is_some() {
+                return Err(bad(format!("`{part}` is not one number of at least 1")));
+            }
+            continue;
         }
-        out.push((name.into(), size));
+        out.push((name.trim().into(), size));
+    }
+    let shards = zero > 0 || experts[0].is_some_and(|ep| ep > 1);
+    for (name, _) in out.iter_mut().filter(|a| a.0 == "dp") {
+        *name = if shards { "dp_shard" } else { "dp_replicate" }.into();
     }
     let place = |n: &str| AXES.iter().position(|a| *a == n);
     if out.iter().all(|a| place(&a.0).is_some()) {
@@ -441,7 +472,7 @@ pub fn parse_mesh(text: &str, zero: u8) -> Result<Vec<(String, usize)>> {
     }
     shardc_ir::mesh::Mesh::new(&out.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>())
         .map_err(|d| d.at(format!("--mesh {text}")))?;
-    Ok(out)
+    Ok((out, experts))
 }
 
 /// Puts the axes into an order given from the axis that varies fastest: `tp-cp-ep-dp-pp`. Both

@@ -11,15 +11,16 @@ pub mod search;
 
 use plan_dir::Stored;
 use report::Report;
-use shardc_frontends::{Facts, Model, Shape};
+use shardc_frontends::{Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
-use shardc_passes::options::Options;
+use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Source, Watch};
+use shardc_passes::shard::experts::fold;
 use shardc_passes::shard::propagate::Cause;
 use std::path::Path;
 use std::time::Instant;
@@ -38,7 +39,7 @@ pub struct Input {
 
 /// Reads a Hugging Face folder, its config.json, or a `.ir` file.
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
-    if path.extension().is_some_and(|e| e == "ir") {
+    if is_text(path) {
         let bad = |m: String| {
             Diag::new("file", m)
                 .at(path.display().to_string())
@@ -52,9 +53,37 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
         return from_text(&text)
             .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) });
     }
-    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
-    let model = shardc_frontends::load(path, shape)?;
-    Ok(from_model(model))
+    Ok(from_model(shardc_frontends::load(path, &shape(o)?)?))
+}
+
+/// The sizes that options give to a model.
+///
+/// # Errors
+/// `experts-mesh` if the mesh cannot be factorised as the options ask.
+pub fn shape(o: &Options) -> Result<Shape> {
+    let pieces = fold(o)?;
+    let cutting: Vec<_> = pieces.iter().filter(|p| p.cuts_tokens).collect();
+    let factors = |rows: bool| -> Vec<usize> {
+        cutting.iter().filter(|p| p.of_rows() == rows).map(|p| p.size).collect()
+    };
+    let mut order: Vec<usize> = (0..cutting.len()).collect();
+    order.sort_by_key(|&i| cutting[i].part);
+    let bound = match o.moe {
+        Buffers::Worst => Bound::Worst,
+        Buffers::Bound(by) => Bound::Balanced(by),
+        Buffers::Capacity(by) => Bound::Capacity(by),
+    };
+    let tokens = Tokens { rows: factors(true), seq: factors(false), order, groups: o.ep, bound };
+    Ok(Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode, tokens })
+}
+
+/// The facts of a model that is no text.
+pub fn facts(path: &Path) -> Result<Option<Facts>> {
+    if is_text(path) { Ok(None) } else { shardc_frontends::facts(path).map(Some) }
+}
+
+fn is_text(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "ir")
 }
 
 fn from_model(m: Model) -> Input {
@@ -95,6 +124,7 @@ fn from_text(text: &str) -> Result<Input> {
             shape,
             init: shardc_ir::weights::Init::Normal(0.02),
             tp_dim: None,
+            experts: None,
         }
     });
     let weights = weights.collect();
@@ -158,11 +188,13 @@ pub struct Output {
 /// Compiles a model; if `out` is given, writes the plan there, and the report's time includes that.
 pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> Result<Output> {
     let since = Instant::now();
-    let input = read_model(model, o)?;
-    let o = &with_mesh(&input.source.module.mesh, o)?;
-    if let Some(v) = input.facts.as_ref().and_then(|f| rules::violations(f, o).into_iter().next()) {
+    // A program is made for a mesh: the rules come first.
+    let facts = facts(model)?;
+    if let Some(v) = facts.and_then(|f| rules::violations(&f, o).into_iter().next()) {
         return Err(v.diag());
     }
+    let input = read_model(model, o)?;
+    let o = &with_mesh(&input.source.module.mesh, o)?;
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
     let mut before = vec![("read", read_ms)];
     let (o, notes) = search::resolve(&input, o)?;
@@ -201,8 +233,7 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
 
 /// Compiles a model from a config alone.
 pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
-    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
-    let input = from_model(shardc_frontends::from_config(config, "config.json", shape)?);
+    let input = from_model(shardc_frontends::from_config(config, "config.json", &shape(o)?)?);
     finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
 }
 

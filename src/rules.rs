@@ -5,6 +5,7 @@ use shardc_frontends::Facts;
 use shardc_ir::diag::Diag;
 use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::schedule::chosen;
+use shardc_passes::shard::experts::fold;
 
 /// One violated rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -137,6 +138,13 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
             vec![format!("--seq {}", o.seq.div_ceil(cp * tp) * cp * tp)],
         );
     }
+    experts(f, o, &mut add);
+    if let Some(d) = f.experts.and_then(|_| fold(o).err()) {
+        let (rule, nearest) = (d.rule.clone().unwrap_or_default(), d.help.clone());
+        let axes = ["dp_shard", "cp", "tp"].map(|a| (a, o.axis(a)));
+        let values = [("ep", o.ep), ("etp", o.etp())].into_iter().chain(axes).collect();
+        out.push(Violation { code: d.code, said: Some(d), rule, values, nearest });
+    }
     let batch = out.iter().all(|v| v.code != "batch-not-divisible");
     let searched = o.schedule == Order::Named("search".into());
     if let Some(d) = chosen(o).err().filter(|_| batch && !searched) {
@@ -148,10 +156,56 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     out
 }
 
+/// The rules of experts.
+fn experts(
+    f: &Facts,
+    o: &Options,
+    add: &mut impl FnMut(bool, &'static str, &str, &[(&'static str, usize)], Vec<String>),
+) {
+    let Some(x) = f.experts else {
+        let tp = o.axis("tp");
+        add(
+            o.ep == 1 && o.etp.is_none_or(|n| n == 1 || n == tp),
+            "no-experts",
+            "ep == 1 and no etp without experts",
+            &[("ep", o.ep), ("etp", o.etp())],
+            vec!["ep=1, with the ranks in dp".into()],
+        );
+        return;
+    };
+    let list = |name: &str, n: usize, near: usize| -> Vec<String> {
+        divisors_near(n, near, |_| true).iter().map(|d| format!("{name}={d}")).collect()
+    };
+    add(
+        x.experts % o.ep == 0,
+        "experts-not-divisible",
+        "experts % ep == 0",
+        &[("experts", x.experts), ("ep", o.ep)],
+        list("ep", x.experts, o.ep),
+    );
+    add(
+        x.ffn % o.etp() == 0,
+        "expert-width-not-divisible",
+        "expert_ffn % etp == 0",
+        &[("expert_ffn", x.ffn), ("etp", o.etp())],
+        list("etp", x.ffn, o.etp()),
+    );
+    let pieces = fold(o).unwrap_or_default();
+    let by_row = pieces.iter().filter(|p| p.cuts_tokens && !p.of_rows());
+    let ways: usize = by_row.map(|p| p.size).product();
+    add(
+        o.seq % ways == 0,
+        "sequence-not-divisible",
+        "seq % (ranks that cut the tokens of a row) == 0 with experts",
+        &[("seq", o.seq), ("ranks", ways)],
+        vec![format!("--seq {}", o.seq.div_ceil(ways) * ways)],
+    );
+}
+
 /// Meshes of as many ranks that violate nothing, the nearest to the one asked for first: three at
 /// most, as `--mesh` takes them. Near is where few axes change by small factors.
 pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<String> {
-    let dp = if o.zero > 0 { "dp_shard" } else { "dp_replicate" };
+    let dp = if o.zero > 0 || o.ep > 1 { "dp_shard" } else { "dp_replicate" };
     let axes = ["pp", dp, "cp", "tp"];
     let ranks: usize = o.mesh.iter().map(|a| a.1).product();
     let other = o.mesh.iter().any(|a| a.1 > 1 && !axes.contains(&&*a.0));

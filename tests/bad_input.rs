@@ -124,6 +124,72 @@ fn sizes_that_do_not_divide() {
 }
 
 #[test]
+fn experts_that_do_not_divide() {
+    let lab = Lab::new("experts");
+    let moe = &format!("{FIXTURES}/qwen3_moe");
+    let refuses = |model: &str, flags: &[&str], code: &str, parts: &[&str]| {
+        let said = lab.refuses(&compile(model, flags), 2, code);
+        assert!(parts.iter().all(|p| said.contains(p)), "{said}");
+    };
+    let mesh = |m| ["--mesh", m];
+    refuses(
+        moe,
+        &["--mesh", "dp=3,ep=3,etp=1", "--global-batch", "9"],
+        "experts-not-divisible",
+        &["experts=8, ep=3", "ep=2, ep=4"],
+    );
+    refuses(
+        moe,
+        &mesh("dp=8,tp=4,etp=32"),
+        "expert-width-not-divisible",
+        &["expert_ffn=16, etp=32", "etp=16"],
+    );
+    refuses(moe, &mesh("dp=2,ep=4,etp=1"), "experts-mesh", &["ep=4, etp=1", "dp_shard=2", "ep=2"]);
+    refuses(moe, &mesh("dp_replicate=4,ep=4"), "experts-mesh", &["ep=4", "dp_shard=1"]);
+    refuses(moe, &mesh("dp=2,ep=0"), "mesh", &["`ep=0`"]);
+    refuses(moe, &mesh("dp=2,ep=2,ep=2"), "mesh", &["`ep=2`"]);
+    let dense = &format!("{FIXTURES}/llama_mha");
+    refuses(dense, &mesh("dp=4,ep=4,etp=1"), "no-experts", &["ep=4, etp=1", "ep=1"]);
+    refuses(
+        moe,
+        &["--mesh", "cp=3,ep=3", "--seq", "16"],
+        "experts-not-divisible",
+        &["experts=8, ep=3"],
+    );
+    refuses(
+        moe,
+        &["--mesh", "dp=2,cp=4", "--seq", "18"],
+        "sequence-not-divisible",
+        &["seq=18, ranks=4", "--seq 20"],
+    );
+    refuses(moe, &["--moe-bound", "0"], "flag", &["--moe-bound"]);
+    refuses(moe, &["--moe-bound", "2", "--moe-capacity", "2"], "flag", &["--moe-capacity 2"]);
+    // What a config of experts may say wrong.
+    for (change, code, exit) in [
+        (json!({ "num_experts_per_tok": 9 }), "config", 2),
+        (json!({ "num_experts": 0 }), "config", 2),
+        (json!({ "num_experts": 1u64 << 40 }), "config", 2),
+        (json!({ "num_experts": 1 << 20 }), "config", 2),
+        (json!({ "mlp_only_layers": ["a"] }), "config", 2),
+    ] {
+        let c = lab.config("qwen3_moe", change);
+        lab.refuses(&compile(&c, &[]), exit, code);
+    }
+    for (change, code, exit) in [
+        (json!({ "scoring_func": "softmax" }), "unsupported-config", 4),
+        (json!({ "topk_method": "greedy" }), "unsupported-config", 4),
+        (json!({ "moe_layer_freq": 2 }), "unsupported-config", 4),
+        (json!({ "n_group": 3 }), "config", 2),
+        (json!({ "topk_group": 5 }), "config", 2),
+        (json!({ "qk_rope_head_dim": 3 }), "config", 2),
+        (json!({ "qk_nope_head_dim": 1u64 << 31 }), "config", 2),
+    ] {
+        let c = lab.config("deepseek_v3", change);
+        lab.refuses(&compile(&c, &[]), exit, code);
+    }
+}
+
+#[test]
 fn a_vocabulary_is_padded() {
     let lab = Lab::new("vocabulary");
     // 66 tokens on 4 ranks: 2 of 68 stored are padding, which is little.
@@ -405,9 +471,8 @@ fn words_that_are_not_known() {
 fn what_is_not_built_or_does_not_fit() {
     let lab = Lab::new("limits");
     let mha = &format!("{FIXTURES}/llama_mha");
-    let unbuilt: [&[&str]; 6] = [
+    let unbuilt: [&[&str]; 5] = [
         &["--dtype", "bf16"],
-        &["--mesh", "ep=2"],
         &["--tp-mode", "2d"],
         &["--dropout", "0.1"],
         &["--transport", "nccl"],

@@ -2,7 +2,7 @@
 
 mod fixture;
 use fixture::*;
-use shardc_frontends::{Shape, from_config, init};
+use shardc_frontends::{from_config, init};
 use shardc_ir::plan::Plan;
 use shardc_passes::options::Order;
 use shardc_passes::schedule::Named;
@@ -139,8 +139,8 @@ fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize) -> (usize, usize) {
     });
     let mut o = options(mesh, sp, if mesh[0].0 == "pp" { 1 } else { 2 });
     (o.seq, o.observe) = (32, false);
-    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
-    let model = from_config(&config, "config.json", shape).unwrap_or_else(|e| panic!("{e}"));
+    let shape = shardc::shape(&o).unwrap();
+    let model = from_config(&config, "config.json", &shape).unwrap_or_else(|e| panic!("{e}"));
     let plan = compile(&model, &o).plan;
     let make = || {
         let load = |w: &_, ranges: &[_], out: &mut [f32]| init(w, ranges, 0, out);

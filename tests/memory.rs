@@ -13,7 +13,7 @@ mod page;
 mod saved;
 
 use fixture::*;
-use shardc_frontends::{Facts, Shape, from_config};
+use shardc_frontends::{Facts, from_config};
 use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
@@ -21,8 +21,8 @@ use shardc_passes::schedule::Named;
 
 /// A model of a config and its plan: no weights are read.
 pub fn planned(config: &serde_json::Value, o: &Options) -> (Facts, Plan) {
-    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
-    let model = from_config(config, "config.json", shape).unwrap_or_else(|e| panic!("{e}"));
+    let shape = shardc::shape(o).unwrap();
+    let model = from_config(config, "config.json", &shape).unwrap_or_else(|e| panic!("{e}"));
     (model.facts, compile(&model, o).plan)
 }
 

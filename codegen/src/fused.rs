@@ -5,6 +5,7 @@ use crate::elementwise::{Body, map};
 use crate::layout::Layout;
 use shardc_ir::kernel::{self, Heads, Kernel, Unary, View};
 use shardc_ir::ops::attention::ROWS;
+use shardc_ir::ops::rope::Pairs;
 use shardc_ir::ops::{AdamW, OpDef, Sgd};
 
 /// One step of AdamW: `param - lr (decay · param + m / c1 / (√(v / c2) + eps))`.
@@ -49,14 +50,14 @@ pub(crate) fn sgd(l: &Layout, op: &Sgd, ranks: &[usize]) -> Kernel {
 }
 
 /// Rows of an operand, without its last, adjacent dim.
-fn rows(l: &Layout, operand: usize) -> View {
+pub(crate) fn rows(l: &Layout, operand: usize) -> View {
     let mut strides = l.strides(operand);
     strides.pop();
     View { operand, offset: 0, strides }
 }
 
 /// Rotary embedding; `cos` and `sin` are `[s, r]`.
-pub(crate) fn rope(l: &Layout) -> Kernel {
+pub(crate) fn rope(l: &Layout, pairs: Pairs) -> Kernel {
     let lens = l.lens(3);
     let table = |operand: usize| {
         let s = l.strides(operand)[0];
@@ -66,6 +67,7 @@ pub(crate) fn rope(l: &Layout) -> Kernel {
         extents: [lens[0], lens[1], lens[2]],
         width: lens[3],
         turns: l.lens(1)[1],
+        pairs,
         x: rows(l, 0),
         cos: table(1),
         sin: table(2),
@@ -73,9 +75,13 @@ pub(crate) fn rope(l: &Layout) -> Kernel {
     })
 }
 
+/// Adjacent elements of an operand.
+pub(crate) fn adjacent(operand: usize) -> View {
+    View { operand, offset: 0, strides: [1].into_iter().collect() }
+}
+
 fn heads(l: &Layout, scale: f64, window: Option<usize>, positions: [usize; 2]) -> Heads {
     let (q, k, v) = (l.lens(0), l.lens(1), l.lens(2));
-    let adjacent = |operand| View { operand, offset: 0, strides: [1].into_iter().collect() };
     Heads {
         batch: q[0],
         queries: q[1],
@@ -94,7 +100,7 @@ fn heads(l: &Layout, scale: f64, window: Option<usize>, positions: [usize; 2]) -
 }
 
 /// All dims of an operand.
-fn all(l: &Layout, operand: usize) -> View {
+pub(crate) fn all(l: &Layout, operand: usize) -> View {
     View { operand, offset: 0, strides: l.strides(operand) }
 }
 

@@ -5,6 +5,7 @@
 
 mod collective;
 mod elementwise;
+mod experts;
 mod fused;
 mod layout;
 mod lower;

@@ -1,10 +1,10 @@
 //! From a node to the kernel of one rank: one arm per op.
 
 use crate::layout::Layout;
-use crate::{collective, elementwise, fused, moves, product};
+use crate::{collective, elementwise, experts, fused, moves, product};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Node};
-use shardc_ir::kernel::{Binary, Kernel, Program, Unary};
+use shardc_ir::kernel::{Binary, Kernel, Product, Program, Unary};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
@@ -74,9 +74,20 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::Dot(o) => product::dot(l, &o.rule.0),
         Op::Take(o) => moves::take(l, &o.rule.0),
         Op::Put(o) => moves::put(l, &o.rule.0),
-        Op::Rope(_) => fused::rope(l),
+        Op::Concat(_) => moves::concat(l),
+        Op::Narrow(o) => moves::narrow(l, o.start),
+        Op::Widen(o) => moves::widen(l, o.start),
+        Op::Rope(o) => fused::rope(l, o.pairs),
         Op::Attention(o) => fused::attention(l, o.scale, o.window),
         Op::AttentionGrad(o) => fused::attention_grad(l, o.scale, o.window),
+        Op::TopK(o) => experts::top_k(l, o),
+        Op::Route(o) => experts::route(l, o),
+        Op::Dispatch(_) => Kernel::Dispatch(experts::copies(l, [3, 0, 2])),
+        Op::Combine(_) => Kernel::Combine(experts::copies(l, [0, 3, 2])),
+        Op::RowDots(_) => Kernel::RowDots(experts::copies(l, [0, 2, 3])),
+        Op::GroupedDot(_) => experts::grouped(l, Product::Rows, [0, 3, 2]),
+        Op::GroupedDotT(_) => experts::grouped(l, Product::RowsTransposed, [3, 0, 2]),
+        Op::GroupedOuter(_) => experts::grouped(l, Product::Weights, [2, 0, 3]),
         Op::AdamW(o) => fused::adamw(l, o, &ranks),
         Op::Sgd(o) => fused::sgd(l, o, &ranks),
         Op::AllReduce(o) => collective::all_reduce(l, o.axes),

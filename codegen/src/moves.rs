@@ -4,7 +4,8 @@ use crate::layout::{Layout, Nest};
 use shardc_ir::kernel::{Block, Copy, Extents, Kernel, Pick};
 use shardc_ir::rule::{Dims, Group, Rule};
 
-/// A copy from one block to another of the same sizes, before loops are joined.
+/// A copy from a block of the first operand to one of the result, both of the same sizes, before
+/// loops are joined.
 fn copy(l: &Layout, lens: &[usize], from: (&Extents, usize), to: (&Extents, usize)) -> Copy {
     let mut nest = Nest::new(2);
     for (d, &n) in lens.iter().enumerate() {
@@ -22,14 +23,14 @@ fn copy(l: &Layout, lens: &[usize], from: (&Extents, usize), to: (&Extents, usiz
 pub(crate) fn spread(l: &Layout, rule: &Rule) -> Kernel {
     let loops = &rule.outs[0];
     let from = l.along(0, &rule.ins[0], loops);
-    Kernel::Copy(copy(l, &l.lens(1), (&from, 0), (&l.strides(1), 0)))
+    Kernel::Copy(vec![copy(l, &l.lens(1), (&from, 0), (&l.strides(1), 0))])
 }
 
 /// This rank's piece of dim `dim`.
 pub(crate) fn slice(l: &Layout, dim: usize) -> Kernel {
     let first = l.extent(1, dim).offset - l.extent(0, dim).offset;
     let from = l.strides(0);
-    Kernel::Copy(copy(l, &l.lens(1), (&from, first * from[dim]), (&l.strides(1), 0)))
+    Kernel::Copy(vec![copy(l, &l.lens(1), (&from, first * from[dim]), (&l.strides(1), 0))])
 }
 
 /// This rank's piece of dim `dim` among zeros.
@@ -38,7 +39,33 @@ pub(crate) fn place(l: &Layout, dim: usize) -> Kernel {
     let to = l.strides(1);
     let mut k = copy(l, &l.lens(0), (&l.strides(0), 0), (&to, first * to[dim]));
     k.clear = Some(l.whole(1));
-    Kernel::Copy(k)
+    Kernel::Copy(vec![k])
+}
+
+/// The operands one after the other along their last dim.
+pub(crate) fn concat(l: &Layout) -> Kernel {
+    let to = l.strides(l.ins);
+    let mut first = 0;
+    let one = |operand: usize| {
+        let (lens, strides) = (l.lens(operand), l.strides(operand));
+        let mut k = copy(l, &lens, (&strides, 0), (&to, first));
+        k.from.operand = operand;
+        first += lens.last().copied().expect("accepts() asks for a dim");
+        k
+    };
+    Kernel::Copy((0..l.ins).map(one).collect())
+}
+
+/// The last dim from element `start`.
+pub(crate) fn narrow(l: &Layout, start: usize) -> Kernel {
+    Kernel::Copy(vec![copy(l, &l.lens(1), (&l.strides(0), start), (&l.strides(1), 0))])
+}
+
+/// The last dim from element `start` of the result, among zeros.
+pub(crate) fn widen(l: &Layout, start: usize) -> Kernel {
+    let mut k = copy(l, &l.lens(0), (&l.strides(0), 0), (&l.strides(1), start));
+    k.clear = Some(l.whole(1));
+    Kernel::Copy(vec![k])
 }
 
 /// `take`: loops over the result; the picked dim is the one that only `x` has.

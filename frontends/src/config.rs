@@ -155,6 +155,14 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A list of whole numbers, 0 or more, that may be absent or null.
+    pub fn counts_if(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        let Some(v) = self.get(key) else { return Ok(None) };
+        let count = |v: &Value| v.as_u64().filter(|n| *n <= MAX_COUNT).map(|n| n as usize);
+        let counts = v.as_array().and_then(|a| a.iter().map(count).collect());
+        counts.map(Some).ok_or_else(|| self.wrong(key, "a list of whole numbers", v, "[0, 1]"))
+    }
+
     /// A list of strings that may be absent or null.
     pub fn words_if(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
         let Some(v) = self.get(key) else { return Ok(None) };

@@ -16,7 +16,7 @@ mod sizes;
 
 pub use batch::{Batch, read_batch};
 pub use checkpoint::init::init;
-pub use checkpoint::save::{check_target, save, write_tensors};
+pub use checkpoint::save::{NamedTensor, check_target, save, whole_tensors, write_tensors};
 pub use checkpoint::{Checkpoint, Entry};
 
 use config::Config;
@@ -28,13 +28,70 @@ use shardc_ir::weights::Weight;
 use std::path::{Path, PathBuf};
 
 /// The sizes that a config does not have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Shape {
     /// Rows of one microbatch, over all data-parallel ranks.
     pub batch: usize,
     /// Tokens per row.
     pub seq: usize,
     pub mode: Mode,
+    /// How experts see the tokens.
+    pub tokens: Tokens,
+}
+
+impl Shape {
+    /// Without any cut of the tokens.
+    pub fn new(batch: usize, seq: usize, mode: Mode) -> Shape {
+        Shape { batch, seq, mode, tokens: Tokens::default() }
+    }
+}
+
+/// How the tokens of a microbatch become shards with buffers of their own for each group of experts.
+/// What a mesh wants: a shard is what one rank has. The mathematics does not depend on it, but for
+/// what a buffer is too small for.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Tokens {
+    /// Factors that cut the rows of a microbatch, major to minor.
+    pub rows: Vec<usize>,
+    /// Factors that cut the tokens of a row.
+    pub seq: Vec<usize>,
+    /// The order of all factors, rows before tokens, in which they count the shards; empty: as they
+    /// are.
+    pub order: Vec<usize>,
+    /// Groups of experts that share a buffer; 0 and 1 are one.
+    pub groups: usize,
+    pub bound: Bound,
+}
+
+/// How many rows the buffer of a group of experts has for a shard of tokens.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub enum Bound {
+    /// As many as may ever be needed.
+    #[default]
+    Worst,
+    /// So many times what is needed if all groups are used alike; a run that needs more ends.
+    Balanced(f64),
+    /// An expert keeps so many times its share of a shard's copies, and drops the others (Lepikhin et
+    /// al., 2021, *GShard*).
+    Capacity(f64),
+}
+
+impl Tokens {
+    /// Shards of tokens.
+    pub fn shards(&self) -> usize {
+        self.rows.iter().chain(&self.seq).product()
+    }
+    fn fits(&self, shape: &Shape) -> bool {
+        let cuts = |list: &[usize], n: usize| {
+            let ways = list.iter().try_fold(1usize, |p, &x| p.checked_mul(x));
+            ways.is_some_and(|w| w > 0 && n % w == 0) && list.len() <= 6
+        };
+        let n = self.rows.len() + self.seq.len();
+        let mut order = self.order.clone();
+        order.sort_unstable();
+        let ordered = self.order.is_empty() || order.iter().copied().eq(0..n);
+        cuts(&self.rows, shape.batch) && cuts(&self.seq, shape.seq) && ordered && n <= 6
+    }
 }
 
 /// The numbers that decide how a model may be split.
@@ -51,6 +108,22 @@ pub struct Facts {
     pub max_positions: usize,
     /// The output projection is the embedding.
     pub tied: bool,
+    /// Of the layers that have experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertFacts>,
+}
+
+/// The numbers of a mixture of experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ExpertFacts {
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Experts that a token uses.
+    pub top_k: usize,
+    /// Width of an expert.
+    pub ffn: usize,
+    /// Width of the MLP beside the experts that every token passes; 0: there is none.
+    pub shared: usize,
 }
 
 /// A model as the passes take it.
@@ -61,7 +134,9 @@ pub struct Model {
     /// An empty mesh and one function, `model`. Arguments: the parameters in the order of
     /// `weights`; then `input_ids`, in training `targets`, both i32 of batch × seq, and
     /// `positions`, i32 of seq. `targets[i]` is `labels[i + 1]`, negative where there is none.
-    /// Results: in training `loss`, the sum over tokens; always `logits`, batch × seq × vocab.
+    /// Results: in training `loss`, the sum over tokens, and with an auxiliary loss of experts
+    /// `aux_loss`, that of the microbatch times its coefficient; always `logits`, batch × seq ×
+    /// vocab.
     pub module: Module,
     pub weights: Vec<Weight>,
     pub facts: Facts,
@@ -86,8 +161,8 @@ const MAX_CONFIG: u64 = 16 << 20;
 /// Errors name the key or tensor: codes `file`, `config`, `unknown-model-type`, `rope-type`,
 /// `activation`, `unsupported-config`, `shape`, and those of [`Checkpoint::open`] and
 /// [`Checkpoint::check`].
-pub fn load(path: &Path, shape: Shape) -> Result<Model> {
-    let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+pub fn load(path: &Path, shape: &Shape) -> Result<Model> {
+    let file = config_of(path);
     let config = read_config(&file)?;
     let dir = file.parent().filter(|d| !d.as_os_str().is_empty()).map_or(".".into(), PathBuf::from);
     let checkpoint = Checkpoint::open(&dir)?;
@@ -108,10 +183,25 @@ pub fn load(path: &Path, shape: Shape) -> Result<Model> {
     Ok(model)
 }
 
+/// The facts of a model, from its folder or its config.json: what rules about meshes are told.
+///
+/// Errors: those of [`load`] that concern the config.
+pub fn facts(path: &Path) -> Result<Facts> {
+    let file = config_of(path);
+    let config = read_config(&file)?;
+    let view = Config::new(&config, &file.display().to_string())?;
+    let shape = Shape::new(1, 1, Mode::Infer);
+    Ok(sizes::Arch::read(family::find(&view)?, &view, &shape, &mut vec![])?.facts)
+}
+
+fn config_of(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("config.json") } else { path.to_path_buf() }
+}
+
 /// Makes a model from a parsed config alone; `place` names it in messages.
 ///
 /// Errors: those of [`load`] that concern the config.
-pub fn from_config(config: &serde_json::Value, place: &str, shape: Shape) -> Result<Model> {
+pub fn from_config(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<Model> {
     build(config, place, shape, &|_| false).map(|b| b.0)
 }
 
@@ -120,7 +210,7 @@ pub fn from_config(config: &serde_json::Value, place: &str, shape: Shape) -> Res
 fn build(
     config: &serde_json::Value,
     place: &str,
-    shape: Shape,
+    shape: &Shape,
     has: &dyn Fn(&str) -> bool,
 ) -> Result<(Model, &'static family::Family)> {
     let view = Config::new(config, place)?;

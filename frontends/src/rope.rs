@@ -16,6 +16,9 @@ pub struct Rope {
     pub inv_freq: Arc<[f32]>,
     /// Factor of cosine and sine.
     pub attention_factor: f64,
+    /// Factor of q and of k, with which multi-head latent attention sharpens all of a head and not
+    /// only what turns: that of `mscale_all_dim`.
+    pub head_factor: f64,
 }
 
 /// What a scaling starts from.
@@ -32,17 +35,18 @@ struct Base<'a> {
     inv_freq: Vec<f64>,
 }
 
-/// Frequencies and attention factor of one kind of scaling.
-type Scaling = fn(&Base) -> Result<(Vec<f64>, f64)>;
+/// Frequencies, attention factor and head factor of one kind of scaling.
+type Scaling = fn(&Base) -> Result<(Vec<f64>, f64, f64)>;
 
 /// The known values of `rope_type`.
 const TYPES: [(&str, Scaling); 4] =
     [("default", default), ("linear", linear), ("llama3", llama3), ("yarn", yarn)];
 
-/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`.
+/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`; `theta` is the
+/// base where neither gives one.
 ///
 /// Errors: `rope-type` for an unknown kind, `config` for numbers that make no frequencies.
-pub fn read(config: &Config, head_dim: usize, max_positions: usize) -> Result<Rope> {
+pub fn read(config: &Config, head_dim: usize, max_positions: usize, theta: f64) -> Result<Rope> {
     let own = match config.child("rope_scaling")? {
         Some(c) => Some(("rope_scaling", c)),
         None => config.child("rope_parameters")?.map(|c| ("rope_parameters", c)),
@@ -73,7 +77,8 @@ pub fn read(config: &Config, head_dim: usize, max_positions: usize) -> Result<Ro
         let help = format!("use head_dim {} or {}", head_dim + 1, head_dim.max(3) - 1);
         return Err(config.error("head_dim", what, help));
     }
-    let theta = own.positive_if("rope_theta")?.or(config.positive_if("rope_theta")?).unwrap_or(1e4);
+    let theta =
+        own.positive_if("rope_theta")?.or(config.positive_if("rope_theta")?).unwrap_or(theta);
     let from = |c: &Config| c.positive_if("original_max_position_embeddings");
     let original = from(&own)?.or(from(config)?).unwrap_or(max_positions as f64);
     let power = |i: usize| theta.powf(-((2 * i) as f64) / head_dim as f64);
@@ -92,9 +97,10 @@ pub fn read(config: &Config, head_dim: usize, max_positions: usize) -> Result<Ro
         max_positions: max_positions as f64,
         inv_freq,
     };
-    let (inv_freq, attention_factor) = scaling(&base)?;
+    let (inv_freq, attention_factor, head_factor) = scaling(&base)?;
     let inv_freq: Arc<[f32]> = inv_freq.iter().map(|&x| x as f32).collect();
-    if !attention_factor.is_finite() || inv_freq.iter().any(|x| !x.is_finite()) {
+    let finite = attention_factor.is_finite() && head_factor.is_finite();
+    if !finite || inv_freq.iter().any(|x| !x.is_finite()) {
         let what = format!("the rotary frequencies of type `{word}` are not finite");
         return Err(base.config.error(
             word_key,
@@ -102,20 +108,20 @@ pub fn read(config: &Config, head_dim: usize, max_positions: usize) -> Result<Ro
             "use numbers near rope_theta 10000, factor 8",
         ));
     }
-    Ok(Rope { inv_freq, attention_factor })
+    Ok(Rope { inv_freq, attention_factor, head_factor })
 }
 
-fn default(b: &Base) -> Result<(Vec<f64>, f64)> {
-    Ok((b.inv_freq.clone(), 1.0))
+fn default(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+    Ok((b.inv_freq.clone(), 1.0, 1.0))
 }
 
-fn linear(b: &Base) -> Result<(Vec<f64>, f64)> {
+fn linear(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
     let factor = b.config.positive("factor")?;
-    Ok((b.inv_freq.iter().map(|x| x / factor).collect(), 1.0))
+    Ok((b.inv_freq.iter().map(|x| x / factor).collect(), 1.0, 1.0))
 }
 
 /// Llama 3.1: long waves are stretched, short ones kept, those between interpolated.
-fn llama3(b: &Base) -> Result<(Vec<f64>, f64)> {
+fn llama3(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
     let factor = b.config.positive("factor")?;
     let low = b.config.positive("low_freq_factor")?;
     let high = b.config.positive("high_freq_factor")?;
@@ -135,28 +141,26 @@ fn llama3(b: &Base) -> Result<(Vec<f64>, f64)> {
             (1.0 - smooth) * x / factor + smooth * x
         }
     };
-    Ok((b.inv_freq.iter().map(one).collect(), 1.0))
+    Ok((b.inv_freq.iter().map(one).collect(), 1.0, 1.0))
 }
 
 /// YaRN (Peng et al., 2023): a ramp over the pairs between kept and stretched frequencies, and a
 /// factor that sharpens attention.
-fn yarn(b: &Base) -> Result<(Vec<f64>, f64)> {
+fn yarn(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
     let c = &b.config;
     let factor = c.positive_if("factor")?.unwrap_or(b.max_positions / b.original);
     // As in transformers, 0 stands for the default.
     let or = |key: &str, absent: f64| -> Result<f64> {
         Ok(c.number_if(key)?.filter(|&x| x != 0.0).unwrap_or(absent))
     };
+    let m = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    let (part, all) = (or("mscale", 0.0)?, or("mscale_all_dim", 0.0)?);
     let attention_factor = match c.positive_if("attention_factor")? {
         Some(x) => x,
-        None => {
-            let m = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
-            match (or("mscale", 0.0)?, or("mscale_all_dim", 0.0)?) {
-                (a, all) if a != 0.0 && all != 0.0 => m(a) / m(all),
-                _ => m(1.0),
-            }
-        }
+        None if part != 0.0 && all != 0.0 => m(part) / m(all),
+        None => m(1.0),
     };
+    let head_factor = if all == 0.0 { 1.0 } else { m(all) };
     if b.theta <= 1.0 {
         let what = format!("`rope_theta` is {}; yarn needs more than 1", b.theta);
         return Err(c.error("rope_theta", what, "use 10000"));
@@ -182,7 +186,7 @@ fn yarn(b: &Base) -> Result<(Vec<f64>, f64)> {
         let stretched = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
         x / factor * stretched + x * (1.0 - stretched)
     };
-    Ok((b.inv_freq.iter().enumerate().map(one).collect(), attention_factor))
+    Ok((b.inv_freq.iter().enumerate().map(one).collect(), attention_factor, head_factor))
 }
 
 #[cfg(test)]
@@ -191,7 +195,7 @@ mod tests {
     use serde_json::json;
 
     fn rope(config: serde_json::Value, head_dim: usize) -> Result<Rope> {
-        read(&Config::new(&config, "config.json")?, head_dim, 32)
+        read(&Config::new(&config, "config.json")?, head_dim, 32, 1e4)
     }
 
     fn near(got: &[f32], want: &[f64]) {
@@ -237,6 +241,9 @@ mod tests {
         assert_eq!(with(json!({"mscale": 2.0, "mscale_all_dim": 0.5})), m(2.0) / m(0.5));
         assert_eq!(with(json!({"mscale": 2.0, "mscale_all_dim": 0})), m(1.0));
         assert_eq!(with(json!({"attention_factor": 1.25, "mscale": 2.0})), 1.25);
+        let own =
+            json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 0.5}});
+        assert_eq!(rope(own, 8).unwrap().head_factor, m(0.5));
     }
 
     #[test]

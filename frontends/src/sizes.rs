@@ -1,10 +1,13 @@
 //! The numbers of one model, read from its config by its family's descriptor and checked.
 
 use crate::config::{Config, MAX_COUNT};
-use crate::family::{Family, Positions, Window};
+use crate::family::{
+    Experts, Family, Heads, LatentSizes, Normed, Positions, Score, SparseLayers, Window,
+};
 use crate::rope::{self, Rope};
-use crate::{Facts, Shape};
+use crate::{ExpertFacts, Facts, Shape};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::ops::rope::Pairs;
 use shardc_ir::plan::Mode;
 
 /// Most layers: a program has some 40 lines per layer.
@@ -13,6 +16,8 @@ const MAX_LAYERS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 16;
 /// Most elements of one tensor: bytes and offsets stay far below 2^63.
 const MAX_ELEMENTS: usize = 1 << 48;
+/// Most experts of a layer.
+const MAX_EXPERTS: usize = 1 << 14;
 
 /// All numbers of a model that its program needs.
 pub(crate) struct Arch {
@@ -25,14 +30,37 @@ pub(crate) struct Arch {
     pub rope: Option<Rope>,
     /// Attention window of every layer.
     pub windows: Vec<Option<usize>>,
+    /// Which elements of a head turn together.
+    pub pairs: Pairs,
+    /// Sizes of multi-head latent attention.
+    pub latent: Option<LatentSizes>,
+    /// Factor of the scores of attention.
+    pub scale: f64,
+    /// Whether each layer has experts.
+    pub sparse: Vec<bool>,
+    pub routing: Routing,
+}
+
+/// How experts are chosen, beside what the facts say.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct Routing {
+    /// Gates are divided by their sum plus this.
+    pub normed: Option<f64>,
+    /// Factor of the gates.
+    pub scale: f64,
+    /// Groups of experts, and how many of them a token may use.
+    pub groups: Option<(usize, usize)>,
+    /// Coefficient of the auxiliary loss, if training has it.
+    pub aux: Option<f64>,
 }
 
 impl Arch {
-    pub fn read(f: &Family, c: &Config, shape: Shape, warnings: &mut Vec<Diag>) -> Result<Arch> {
+    pub fn read(f: &Family, c: &Config, shape: &Shape, warnings: &mut Vec<Diag>) -> Result<Arch> {
         refuse(f, c)?;
         let facts = facts(f, c)?;
         check_shape(f, c, &facts, shape, warnings)?;
-        check_products(c, &facts, shape)?;
+        let latent = latent(f, c)?;
+        check_products(c, &facts, latent, shape)?;
         if shape.mode == Mode::Train {
             dropout(f, c, warnings)?;
         }
@@ -41,13 +69,26 @@ impl Arch {
             let what = format!("`initializer_range` is {std}");
             return Err(c.error("initializer_range", what, "write 0.02"));
         }
+        let turning = latent.map_or(facts.head_dim, |l| l.turning);
+        let rope = match f.positions {
+            Positions::Rotary => Some(rope::read(c, turning, facts.max_positions, f.absent.theta)?),
+            Positions::Learned(_) => None,
+        };
+        let sharper = latent.and(rope.as_ref()).map_or(1.0, |r| r.head_factor * r.head_factor);
+        let adjacent = latent.is_some() && c.flag("rope_interleave", true)?;
+        let (sparse, routing) = match &f.experts {
+            None => (vec![false; facts.layers], Routing::default()),
+            Some(e) => (sparse(e, c, facts.layers)?, routing(e, c, facts.experts.as_ref(), shape)?),
+        };
         Ok(Arch {
+            scale: sharper / (facts.head_dim as f64).sqrt(),
+            pairs: if adjacent { Pairs::Adjacent } else { Pairs::Halves },
+            latent,
+            sparse,
+            routing,
             eps: c.positive_if(f.keys.eps)?.unwrap_or(f.absent.eps),
             std,
-            rope: match f.positions {
-                Positions::Rotary => Some(rope::read(c, facts.head_dim, facts.max_positions)?),
-                Positions::Learned(_) => None,
-            },
+            rope,
             windows: windows(f, c, facts.layers)?,
             facts,
         })
@@ -66,6 +107,20 @@ fn refuse(f: &Family, c: &Config) -> Result<()> {
     for &(key, only) in f.fixed {
         if c.flag(key, only)? != only {
             let what = format!("`{key}`: {} is not compiled", !only);
+            let help = format!("set it to {only}, if the weights were trained so");
+            return Err(c.unsupported("unsupported-config", key, what, help));
+        }
+    }
+    for &(key, only) in f.words {
+        if let Some(word) = c.word_if(key)?.filter(|w| *w != only) {
+            let what = format!("`{key}`: `{word}` is not compiled");
+            let help = format!("set it to {only}, if the weights were trained so");
+            return Err(c.unsupported("unsupported-config", key, what, help));
+        }
+    }
+    for &(key, only) in f.numbers {
+        if let Some(x) = c.number_if(key)?.filter(|x| *x != only) {
+            let what = format!("`{key}`: {x} is not compiled");
             let help = format!("set it to {only}, if the weights were trained so");
             return Err(c.unsupported("unsupported-config", key, what, help));
         }
@@ -100,7 +155,11 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
             .error(key, what, format!("use {} key-value heads", down.unwrap_or(1)))
             .rule("heads % kv_heads == 0"));
     }
-    let head_dim = match c.count_if("head_dim")?.or(f.absent.head_dim) {
+    let latent = latent(f, c)?;
+    let given = c.count_if("head_dim")?.or(f.absent.head_dim);
+    // What a config with latent attention calls `head_dim` is only the part that turns.
+    let given = latent.map(|l| l.still.saturating_add(l.turning)).or(given);
+    let head_dim = match given {
         Some(n) => n,
         None if hidden % heads == 0 => hidden / heads,
         None => {
@@ -128,14 +187,114 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         vocab: c.count("vocab_size")?,
         max_positions: c.count_if(k.max_positions)?.unwrap_or(f.absent.max_positions),
         tied: c.flag("tie_word_embeddings", f.absent.tied)?,
+        experts: f.experts.as_ref().map(|e| expert_facts(e, c)).transpose()?,
     })
+}
+
+/// Sizes of multi-head latent attention, if the family has it.
+fn latent(f: &Family, c: &Config) -> Result<Option<LatentSizes>> {
+    let Heads::Latent(l) = &f.attention.heads else { return Ok(None) };
+    let or = |key: &str, absent: usize| Ok(c.count_if(key)?.unwrap_or(absent));
+    // null is a value here: queries without a latent vector.
+    let q_rank = if c.has("q_lora_rank") { c.count_if("q_lora_rank")? } else { l.absent.q_rank };
+    Ok(Some(LatentSizes {
+        q_rank,
+        kv_rank: or("kv_lora_rank", l.absent.kv_rank)?,
+        still: or("qk_nope_head_dim", l.absent.still)?,
+        turning: or("qk_rope_head_dim", l.absent.turning)?,
+        value: or("v_head_dim", l.absent.value)?,
+    }))
+}
+
+fn expert_facts(e: &Experts, c: &Config) -> Result<ExpertFacts> {
+    let (count, top_k, width, _) = e.absent;
+    let key = e.count.iter().copied().find(|k| c.has(k)).unwrap_or(e.count[0]);
+    let experts = c.count_if(key)?.unwrap_or(count);
+    if experts > MAX_EXPERTS {
+        let what = format!("{experts} experts are more than the {MAX_EXPERTS} compiled at most");
+        return Err(c.error(key, what, format!("use at most {MAX_EXPERTS}")));
+    }
+    let top_k = c.count_if("num_experts_per_tok")?.unwrap_or(top_k);
+    if top_k > experts {
+        let what = format!("a token cannot use {top_k} of {experts} experts");
+        let help = format!("use at most {experts}");
+        return Err(c
+            .error("num_experts_per_tok", what, help)
+            .rule("num_experts_per_tok <= number of experts"));
+    }
+    let ffn = c.count_if(e.width)?.unwrap_or(width);
+    let shared = match e.shared {
+        None => 0,
+        Some(_) if c.get("n_shared_experts").and_then(|v| v.as_u64()) == Some(0) => 0,
+        Some(_) => c.count_if("n_shared_experts")?.unwrap_or(1).saturating_mul(ffn),
+    };
+    Ok(ExpertFacts { experts, top_k, ffn, shared })
+}
+
+/// Which layers have experts.
+fn sparse(e: &Experts, c: &Config, layers: usize) -> Result<Vec<bool>> {
+    // 0 is a value in all of these.
+    let whole = |key: &str, absent: usize| match c.get(key).map(serde_json::Value::as_u64) {
+        Some(Some(0)) => Ok(0),
+        _ => Ok(c.count_if(key)?.unwrap_or(absent)),
+    };
+    match e.layers {
+        SparseLayers::All => Ok(vec![true; layers]),
+        SparseLayers::From { absent } => {
+            let first = whole("first_k_dense_replace", absent)?;
+            Ok((0..layers).map(|i| i >= first).collect())
+        }
+        SparseLayers::Stepped => {
+            let step = c.count_if("decoder_sparse_step")?.unwrap_or(1);
+            let plain = c.counts_if("mlp_only_layers")?.unwrap_or_default();
+            Ok((0..layers).map(|i| !plain.contains(&i) && (i + 1) % step == 0).collect())
+        }
+    }
+}
+
+fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) -> Result<Routing> {
+    let Some(x) = facts else { return Ok(Routing::default()) };
+    let aux = if shape.mode == Mode::Train && c.flag("output_router_logits", false)? {
+        Some(c.number_if("router_aux_loss_coef")?.unwrap_or(e.absent.3)).filter(|&a| a != 0.0)
+    } else {
+        None
+    };
+    match e.score {
+        Score::Softmax { normed } => {
+            let normed = match normed {
+                Normed::Always => true,
+                Normed::Key(key) => c.flag(key, false)?,
+            };
+            Ok(Routing { normed: normed.then_some(0.0), scale: 1.0, groups: None, aux })
+        }
+        Score::Sigmoid { .. } => {
+            let groups = c.count_if("n_group")?.unwrap_or(8);
+            let kept = c.count_if("topk_group")?.unwrap_or(4);
+            let per = x.experts / groups;
+            if x.experts % groups != 0 || per < 2 || kept > groups || kept * per < x.top_k {
+                let what = format!(
+                    "{} of {} experts cannot be chosen from {kept} of {groups} groups",
+                    x.top_k, x.experts
+                );
+                let rule = "n_group divides the experts, 2 or more are in a group, \
+                            topk_group <= n_group, and so many groups hold num_experts_per_tok";
+                return Err(c
+                    .error("n_group", what, "use n_group 1 and topk_group 1, for example")
+                    .rule(rule));
+            }
+            let normed = c.flag("norm_topk_prob", true)?.then_some(1e-20);
+            let scale = c.number_if("routed_scaling_factor")?.unwrap_or(2.5);
+            let groups = (kept < groups).then_some((groups, kept));
+            Ok(Routing { normed, scale, groups, aux: None })
+        }
+    }
 }
 
 fn check_shape(
     f: &Family,
     c: &Config,
     facts: &Facts,
-    shape: Shape,
+    shape: &Shape,
     warnings: &mut Vec<Diag>,
 ) -> Result<()> {
     for (what, n) in [("batch", shape.batch), ("sequence length", shape.seq)] {
@@ -143,6 +302,11 @@ fn check_shape(
             return Err(Diag::new("shape", format!("the {what} is {n}"))
                 .help(format!("use 1 to {MAX_COUNT}, such as {}", 8)));
         }
+    }
+    if facts.experts.is_some() && !shape.tokens.fits(shape) {
+        let what =
+            format!("tokens {:?} do not cut {} rows of {}", shape.tokens, shape.batch, shape.seq);
+        return Err(Diag::new("shape", what).help("let every factor divide what it cuts"));
     }
     if shape.seq > facts.max_positions {
         let most = facts.max_positions;
@@ -160,10 +324,20 @@ fn check_shape(
 }
 
 /// Refuses tensors whose sizes would overflow.
-fn check_products(c: &Config, f: &Facts, shape: Shape) -> Result<()> {
+fn check_products(c: &Config, f: &Facts, l: Option<LatentSizes>, shape: &Shape) -> Result<()> {
     let tokens = shape.batch.checked_mul(shape.seq);
     let joined = f.heads.checked_mul(f.head_dim);
     let product = |a: Option<usize>, b: usize| a.and_then(|a| a.checked_mul(b));
+    // No product of attention has more elements than the largest sides have.
+    let latent = l.map_or(Some(0), |l| {
+        let ranks = l.q_rank.unwrap_or(0).checked_add(l.kv_rank)?.checked_add(l.turning)?;
+        let heads = f.heads.checked_mul(f.head_dim.checked_add(l.value)?)?;
+        ranks.checked_add(f.hidden)?.checked_mul(heads.checked_add(f.hidden)?)
+    });
+    let (experts, top_k, width) = f.experts.map_or((1, 1, 1), |e| (e.experts, e.top_k, e.ffn));
+    let width = width.max(f.experts.map_or(1, |e| e.shared));
+    let weights = product(experts.checked_mul(width), f.hidden);
+    let rows = product(tokens.and_then(|t| t.checked_mul(top_k)), f.hidden.max(width));
     let tensors = [
         ("logits", product(tokens, f.vocab)),
         ("the residual stream", product(tokens, f.hidden)),
@@ -173,6 +347,9 @@ fn check_products(c: &Config, f: &Facts, shape: Shape) -> Result<()> {
         ("the positions", f.max_positions.checked_mul(f.hidden)),
         ("an attention weight", product(joined, f.hidden).and_then(|n| n.checked_mul(3))),
         ("an MLP weight", f.ffn.checked_mul(f.hidden)),
+        ("a latent weight", latent),
+        ("the experts' weights", weights),
+        ("the experts' rows", rows),
     ];
     match tensors.iter().find(|t| t.1.is_none_or(|n| n > MAX_ELEMENTS)) {
         None => Ok(()),
@@ -197,15 +374,19 @@ fn dropout(f: &Family, c: &Config, warnings: &mut Vec<Diag>) -> Result<()> {
 /// The attention window of every layer.
 fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> {
     let width = |absent| {
-        if c.has("sliding_window") { c.count_if("sliding_window") } else { Ok(Some(absent)) }
+        if c.has("sliding_window") { c.count_if("sliding_window") } else { Ok(absent) }
     };
     let (absent, first) = match f.attention.window {
         Window::Never => return Ok(vec![None; layers]),
         Window::All { absent } => return Ok(vec![width(absent)?; layers]),
+        Window::AllSwitched { absent } => {
+            let on = c.flag("use_sliding_window", false)?;
+            return Ok(vec![if on { width(Some(absent))? } else { None }; layers]);
+        }
         Window::Switched { absent, first } => (absent, first),
     };
     let on = c.flag("use_sliding_window", false)?;
-    let window = if on { width(absent)? } else { None };
+    let window = if on { width(Some(absent))? } else { None };
     let Some(types) = c.words_if("layer_types")? else {
         // 0 is a value here: all layers have the window.
         let first = match c.get("max_window_layers").map(serde_json::Value::as_u64) {

@@ -60,12 +60,14 @@ fn changed(name: &str, changes: &Value) -> Value {
     config
 }
 
-const SHAPE: Shape = Shape { batch: 2, seq: 8, mode: Mode::Train };
+fn shape() -> Shape {
+    Shape::new(2, 8, Mode::Train)
+}
 
 fn load_changed(test: &str, name: &str, changes: Value) -> Result<Vec<Diag>, Diag> {
     let dir = Folder::new(test);
     dir.write("config.json", changed(name, &changes).to_string());
-    load(&dir.0, SHAPE).map(|m| m.warnings)
+    load(&dir.0, &shape()).map(|m| m.warnings)
 }
 
 #[test]
@@ -137,7 +139,7 @@ fn weights_that_do_not_fit_the_config() {
     fs::copy(fixture("llama_mha/model.safetensors"), dir.0.join("model.safetensors")).unwrap();
     let one = |changes: Value| {
         dir.write("config.json", changed("llama_mha", &changes).to_string());
-        load(&dir.0, SHAPE)
+        load(&dir.0, &shape())
     };
     assert!(one(json!({})).unwrap().warnings.is_empty());
     let d = one(json!({"intermediate_size": 64})).unwrap_err();
@@ -164,6 +166,7 @@ fn weight(tensor: &str, shape: &[usize]) -> Weight {
         init: Init::Zeros,
         matrix: shape.len() == 2,
         tp_dim: None,
+        experts: None,
     }
 }
 
@@ -239,11 +242,11 @@ fn configs_that_are_no_objects() {
     let dir = Folder::new("objects");
     for text in ["", "{", "[]", "3", "{\"model_type\": 3}", "{\"hidden_size\": 1e999}"] {
         dir.write("config.json", text);
-        assert_eq!(load(&dir.0, SHAPE).unwrap_err().code, "config", "{text}");
+        assert_eq!(load(&dir.0, &shape()).unwrap_err().code, "config", "{text}");
     }
     dir.write("config.json", "[".repeat(1 << 20));
-    assert_eq!(load(&dir.0, SHAPE).unwrap_err().code, "config");
-    assert_eq!(load(&dir.0.join("absent"), SHAPE).unwrap_err().code, "file");
+    assert_eq!(load(&dir.0, &shape()).unwrap_err().code, "config");
+    assert_eq!(load(&dir.0.join("absent"), &shape()).unwrap_err().code, "file");
 }
 
 #[test]
@@ -327,7 +330,7 @@ fn damaged_configs_do_not_panic() {
                 }
             }
             dir.write("config.json", config.to_string());
-            if let Err(d) = load(&dir.0, SHAPE) {
+            if let Err(d) = load(&dir.0, &shape()) {
                 assert!(d.place.is_some() && !d.help.is_empty(), "{d}\n{config}");
             }
         }
@@ -352,7 +355,7 @@ fn damaged_headers_do_not_panic() {
             bytes.truncate(random(whole.len()));
         }
         dir.write("model.safetensors", bytes);
-        if let Err(d) = load(&dir.0, SHAPE) {
+        if let Err(d) = load(&dir.0, &shape()) {
             assert!(d.place.is_some() && !d.help.is_empty(), "{d}");
         }
     }

@@ -8,7 +8,9 @@ use shardc_ir::weights::{Init, Weight};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const SHAPE: Shape = Shape { batch: 1, seq: 4, mode: Mode::Infer };
+fn shape() -> Shape {
+    Shape::new(1, 4, Mode::Infer)
+}
 
 /// A fresh path that does not exist.
 fn target(test: &str) -> PathBuf {
@@ -36,11 +38,11 @@ fn save_model(dir: &Path, m: &Model) -> Result<()> {
 fn a_saved_model_is_the_model() {
     for name in ["gpt2", "llama_gqa", "llama_bias_tied"] {
         let dir = target(name);
-        let m = load(&fixture(name), SHAPE).unwrap();
+        let m = load(&fixture(name), &shape()).unwrap();
         save_model(&dir, &m).unwrap();
         // Replacing it gives the same again, however the folder is written.
         save_model(&dir.join(""), &m).unwrap();
-        let again = load(&dir, SHAPE).unwrap();
+        let again = load(&dir, &shape()).unwrap();
         assert_eq!((&again.weights, &again.config), (&m.weights, &m.config));
         assert!(again.warnings.is_empty(), "{:?}", again.warnings);
         let (a, b) = (m.checkpoint.unwrap(), again.checkpoint.unwrap());
@@ -59,7 +61,7 @@ fn a_saved_model_is_the_model() {
 #[test]
 fn names_without_prefix_are_found() {
     let dir = target("bare");
-    let m = load(&fixture("gpt2"), SHAPE).unwrap();
+    let m = load(&fixture("gpt2"), &shape()).unwrap();
     let bare: Vec<Weight> = m
         .weights
         .iter()
@@ -75,7 +77,7 @@ fn names_without_prefix_are_found() {
         values(c, of)
     })
     .unwrap();
-    let again = load(&dir, SHAPE).unwrap();
+    let again = load(&dir, &shape()).unwrap();
     assert_eq!(again.weights[0].param, "wte.weight");
     assert!(again.weights.iter().any(|w| w.param == "h.0.attn.c_attn.weight.q"));
     let f = &again.module.funcs[0];
@@ -115,7 +117,7 @@ fn other_folders_are_not_replaced() {
 #[test]
 fn a_failed_save_leaves_what_was_there() {
     let dir = target("failed");
-    let m = load(&fixture("gpt2"), SHAPE).unwrap();
+    let m = load(&fixture("gpt2"), &shape()).unwrap();
     save_model(&dir, &m).unwrap();
     let before = fs::read(dir.join("model.safetensors")).unwrap();
     let fail = |_: &Weight| Err(Diag::new("slice", "gone"));
@@ -162,6 +164,7 @@ fn initial_values_do_not_depend_on_the_slice() {
         init,
         matrix: true,
         tp_dim: None,
+        experts: None,
     };
     let normal = w(Init::Normal(0.02));
     let (mut all, mut part) = (vec![0.0; 64 * 48], vec![0.0; 5 * 7]);

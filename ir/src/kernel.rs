@@ -7,7 +7,12 @@
 //! that can be printed as C or CUDA; everything about shapes, letters and meshes has been decided
 //! before, and what is left is loops.
 
+mod experts;
+
+pub use experts::{Copies, Grouped, Product, Route, TopK};
+
 use crate::mesh::AtomSet;
+use crate::ops::rope::Pairs;
 use crate::types::Reduction;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -169,12 +174,14 @@ pub struct Pick {
 }
 
 /// Rotary embedding of `[b, s, n]` rows of `width` adjacent elements, of which the first `2·turns`
-/// turn; `cos` and `sin` are rows of `turns` adjacent elements. All views walk `[b, s, n]`.
+/// turn in pairs; `cos` and `sin` are rows of `turns` adjacent elements. All views walk
+/// `[b, s, n]`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rope {
     pub extents: [usize; 3],
     pub width: usize,
     pub turns: usize,
+    pub pairs: Pairs,
     pub x: View,
     pub cos: View,
     pub sin: View,
@@ -288,7 +295,8 @@ pub enum Kernel {
     },
     Map(Map),
     Reduce(Reduce),
-    Copy(Copy),
+    /// Copies, one after the other.
+    Copy(Vec<Copy>),
     Gemm(Gemm),
     /// `out = x[index]`.
     Take(Pick),
@@ -300,6 +308,15 @@ pub enum Kernel {
     Rope(Rope),
     Attention(Box<Attention>),
     AttentionGrad(Box<AttentionGrad>),
+    TopK(TopK),
+    Route(Box<Route>),
+    /// The rows of the buffer that slots name, from tokens times gates; other rows stay.
+    Dispatch(Box<Copies>),
+    /// Tokens, each the sum of the rows of its copies times their gates, in the order of copies.
+    Combine(Box<Copies>),
+    /// Gates, each the product of a token and the row of the copy; 0 for a copy without a row.
+    RowDots(Box<Copies>),
+    Grouped(Box<Grouped>),
     Collective(Collective),
 }
 
@@ -351,11 +368,11 @@ impl Kernel {
                 k.loads.iter().for_each(|l| see(&l.view, &[&k.outer, &k.inner]));
                 see(&k.out, &[&k.outer]);
             }
-            Kernel::Copy(k) => {
+            Kernel::Copy(all) => all.iter().for_each(|k| {
                 k.clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
                 see(&k.from, &[&k.extents]);
                 see(&k.to, &[&k.extents]);
-            }
+            }),
             Kernel::Gemm(k) => {
                 let none = Extents::new();
                 for (x, sum, rows, cols) in
@@ -400,6 +417,10 @@ impl Kernel {
                 see(&k.d_out.adjacent(), &[&h.by_query(), &[h.value_width]]);
                 [&k.lse, &k.delta].iter().for_each(|v| see(v, &[&h.by_query()]));
             }
+            Kernel::TopK(k) => k.reach(&mut see),
+            Kernel::Route(k) => k.reach(&mut see),
+            Kernel::Dispatch(k) | Kernel::Combine(k) | Kernel::RowDots(k) => k.reach(&mut see),
+            Kernel::Grouped(k) => k.reach(&mut see),
             Kernel::Collective(c) => {
                 c.exchange.blocks().for_each(|b| see(&b.view, &[&b.extents]));
             }

@@ -16,12 +16,14 @@ pub struct Letter(pub u8);
 /// Letters `a..z`, `A..Z`, then up to 8 leading dims.
 const LEADING: u8 = 52;
 const MAX_LEADING: usize = 8;
+/// Most letters of one dim.
+const MAX_GROUP: usize = 7;
 
 /// The letters of one dim, major to minor. One, unless the dim is made of several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Group {
     len: u8,
-    letters: [Letter; 3],
+    letters: [Letter; MAX_GROUP],
 }
 
 /// The dims of one operand or result.
@@ -56,7 +58,7 @@ impl Letter {
 
 impl Group {
     pub fn one(l: Letter) -> Group {
-        Group { len: 1, letters: [l; 3] }
+        Group { len: 1, letters: [l; MAX_GROUP] }
     }
     pub fn letters(&self) -> &[Letter] {
         &self.letters[..self.len as usize]
@@ -127,6 +129,11 @@ impl Rule {
         Ok(rule)
     }
 
+    /// Says that a letter must be whole on every rank.
+    pub fn keep_whole(&mut self, l: Letter) {
+        self.whole |= 1 << l.0;
+    }
+
     /// True if the letter must be whole on every rank.
     pub fn is_whole(&self, l: Letter) -> bool {
         self.whole >> l.0 & 1 == 1
@@ -167,7 +174,9 @@ fn parse_dims(
     for c in rest.chars() {
         match c {
             '!' => bang = true,
-            '(' if group.is_none() => group = Some(Group { len: 0, letters: [Letter(0); 3] }),
+            '(' if group.is_none() => {
+                group = Some(Group { len: 0, letters: [Letter(0); MAX_GROUP] })
+            }
             ')' => match group.take() {
                 Some(g) if g.len > 0 => named.push(g),
                 _ => return Err("`()` holds letters".into()),
@@ -181,7 +190,9 @@ fn parse_dims(
                     *whole |= 1 << l.0;
                 }
                 match &mut group {
-                    Some(g) if g.len == 3 => return Err("at most 3 letters in `()`".into()),
+                    Some(g) if g.len as usize == MAX_GROUP => {
+                        return Err(format!("at most {MAX_GROUP} letters in `()`"));
+                    }
                     Some(g) => {
                         g.letters[g.len as usize] = l;
                         g.len += 1;

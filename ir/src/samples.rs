@@ -119,6 +119,18 @@ impl Sample {
             let at = |i: usize| if i < half { 2 * i } else { 2 * (i - half) + 1 };
             return Tensor::from_fn(&sizes, |i| at(i[0]) as f64);
         }
+        if name == "slot" {
+            // A permutation of a shard's rows, another one in each.
+            let copies = sizes[1] * sizes[2];
+            let at = |i: &[usize]| 5 * (i[1] * sizes[2] + i[2]) + i[0];
+            return Tensor::from_fn(&sizes, |i| (at(i) % copies) as f64);
+        }
+        if name == "counts" {
+            // All rows of a buffer: one of each expert but the last, which has the rest.
+            let (rows, experts) = (self.ins[0].dims[2].size, sizes[1]);
+            let of = |e: usize| if e + 1 < experts { 1 } else { rows + 1 - experts };
+            return Tensor::from_fn(&sizes, |i| of(i[1]) as f64);
+        }
         let positive = POSITIVE.contains(&(self.op.mnemonic(), name));
         Tensor::from_fn(&sizes, |_| match ty.dtype {
             DType::I32 => (uniform() * 8.0).floor() - 1.0,

@@ -18,10 +18,13 @@ pub enum Init {
 pub struct Weight {
     /// Name of the parameter: the role name of the argument in every program.
     pub param: String,
-    /// Name of the tensor in the checkpoint.
+    /// Name of the tensor in the checkpoint; with `{}` for the number, if there is one per expert.
     pub tensor: String,
     /// Shape of the tensor in the checkpoint.
     pub tensor_shape: Vec<usize>,
+    /// The parameter is a stack of so many tensors of this shape, one per expert: its dim 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<usize>,
     /// The parameter is `len` elements of dim `dim` from `start`; all of it if `None`.
     pub part: Option<Part>,
     /// Shape of the parameter.
@@ -29,8 +32,20 @@ pub struct Weight {
     pub init: Init,
     /// It is a matrix (`--decay matrices` spares the others).
     pub matrix: bool,
-    /// The dim that 1-D tensor parallelism splits, by the family's recipe.
+    /// The dim that 1-D tensor parallelism splits, by the family's recipe; in a stack of experts,
+    /// which expert tensor parallelism splits.
     pub tp_dim: Option<usize>,
+}
+
+impl Weight {
+    /// Names of the tensors of the checkpoint that the parameter is made of, in order.
+    pub fn tensors(&self) -> impl Iterator<Item = String> + '_ {
+        let name = |e: usize| match self.experts {
+            None => self.tensor.clone(),
+            Some(_) => self.tensor.replacen("{}", &e.to_string(), 1),
+        };
+        (0..self.experts.unwrap_or(1)).map(name)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]

@@ -83,6 +83,15 @@ pub struct Options {
     pub seed: u64,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
     pub observe: bool,
+    /// Ranks that split the experts.
+    #[serde(default = "one")]
+    pub ep: usize,
+    /// Ranks that split the width of each expert; `None`: those of tp.
+    #[serde(default)]
+    pub etp: Option<usize>,
+    /// How large the buffers of experts are.
+    #[serde(default)]
+    pub moe: Buffers,
     /// What backward computes again.
     #[serde(default)]
     pub recompute: Recompute,
@@ -110,14 +119,35 @@ pub struct Options {
     pub memory: Option<usize>,
 }
 
+/// How many rows the buffer of a group of experts has for the tokens of a rank.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Buffers {
+    /// As many as may ever be needed.
+    #[default]
+    Worst,
+    /// So many times what is needed if all groups are used alike; a run that needs more ends.
+    Bound(f64),
+    /// An expert keeps so many times its share of a rank's copies, and drops the others.
+    Capacity(f64),
+}
+
 fn yes() -> bool {
     true
+}
+
+fn one() -> usize {
+    1
 }
 
 impl Options {
     /// Size of an axis; 1 if the mesh does not have it.
     pub fn axis(&self, name: &str) -> usize {
         self.mesh.iter().find(|a| a.0 == name).map_or(1, |a| a.1)
+    }
+    /// Ranks that split the width of each expert.
+    pub fn etp(&self) -> usize {
+        self.etp.unwrap_or(self.axis("tp"))
     }
     /// Ranks among which the batch is split.
     pub fn data_parallel(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use crate::map::Registers;
 use crate::transport::{Reduced, Region, Transport};
-use crate::{attention, fold, map, moves, product};
+use crate::{attention, experts, fold, grouped, map, moves, product};
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::{Block, Collective, Exchange, Kernel};
 
@@ -26,7 +26,7 @@ impl Executor {
     /// Runs a kernel on the memory of its operands, results and workspace, in this order.
     ///
     /// # Errors
-    /// Those of the transport.
+    /// Those of the transport, and `moe-bound`.
     ///
     /// # Safety
     /// The memory of operand `i` is valid for as many elements as [`Kernel::reach`] says; results
@@ -43,7 +43,7 @@ impl Executor {
                 }
                 Kernel::Map(k) => map::run(k, memory, registers),
                 Kernel::Reduce(k) => fold::run(k, memory, registers),
-                Kernel::Copy(k) => moves::copy(k, memory),
+                Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory)),
                 Kernel::Gemm(k) => product::run(k, memory, threads),
                 Kernel::Take(k) => moves::pick(k, memory, true),
                 Kernel::Put { pick, clear } => {
@@ -53,6 +53,12 @@ impl Executor {
                 Kernel::Rope(k) => moves::rope(k, memory),
                 Kernel::Attention(k) => attention::forward(k, memory, threads),
                 Kernel::AttentionGrad(k) => attention::backward(k, memory, threads),
+                Kernel::TopK(k) => experts::top_k(k, memory),
+                Kernel::Route(k) => return experts::route(k, memory),
+                Kernel::Dispatch(k) => experts::dispatch(k, memory),
+                Kernel::Combine(k) => experts::combine(k, memory),
+                Kernel::RowDots(k) => experts::row_dots(k, memory),
+                Kernel::Grouped(k) => grouped::run(k, memory, threads),
                 Kernel::Collective(k) => return self.exchange(k, memory),
             }
         }

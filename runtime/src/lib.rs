@@ -11,7 +11,9 @@ pub mod transport;
 
 mod attention;
 mod batch;
+mod experts;
 mod fold;
+mod grouped;
 mod hub;
 mod map;
 mod math;

@@ -127,6 +127,11 @@ fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     for (a, &x) in acc.iter_mut().zip(chunks.remainder()) {
         *a = f(*a, x);
     }
+    in_pairs(acc, f)
+}
+
+#[inline(always)]
+fn in_pairs(mut acc: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut n = LANES;
     while n > 1 {
         n /= 2;
@@ -145,6 +150,30 @@ vectorised! {
 }
 vectorised! {
     fn min(x: &[f32]) -> f32 { lanes(x, f32::INFINITY, f32::min) }
+}
+
+vectorised! {
+    /// The sum of products, in the order of `sum`.
+    fn dot(x: &[f32], y: &[f32]) -> f32 {
+        let mut acc = [0.0; LANES];
+        let (mut a, mut b) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+        for (x, y) in (&mut a).zip(&mut b) {
+            acc.iter_mut().zip(x.iter().zip(y)).for_each(|(s, (&x, &y))| *s += x * y);
+        }
+        let rest = a.remainder().iter().zip(b.remainder());
+        acc.iter_mut().zip(rest).for_each(|(s, (&x, &y))| *s += x * y);
+        in_pairs(acc, |a, b| a + b)
+    }
+}
+vectorised! {
+    /// `by · x`.
+    fn scaled(x: &[f32], by: f32, out: &mut [f32]) { each(x, out, |x| by * x) }
+}
+vectorised! {
+    /// Adds `by · x`.
+    fn add_scaled(x: &[f32], by: f32, out: &mut [f32]) {
+        out.iter_mut().zip(x).for_each(|(o, &x)| *o += by * x);
+    }
 }
 
 vectorised! {

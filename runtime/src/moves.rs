@@ -2,6 +2,7 @@
 
 use crate::map::Odometer;
 use shardc_ir::kernel::{Block, Copy, Pick, Rope, View};
+use shardc_ir::ops::rope::Pairs;
 
 /// Calls `f(index of the outer loops, inner length)`; the innermost loop is left to `f`.
 fn each_row(extents: &[usize], mut f: impl FnMut(&[usize], usize)) {
@@ -123,12 +124,22 @@ pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32]) {
             let out = memory[k.out.operand].add(k.out.at(index));
             let out = std::slice::from_raw_parts_mut(out, k.width);
             let (x, cos, sin) = (row(&k.x, k.width), row(&k.cos, r), row(&k.sin, r));
-            let (low, rest) = out.split_at_mut(r);
-            let (high, rest) = rest.split_at_mut(r);
-            let (a, b) = (&x[..r], &x[r..2 * r]);
-            for j in 0..r {
-                low[j] = a[j] * cos[j] - b[j] * sin[j];
-                high[j] = b[j] * cos[j] + a[j] * sin[j];
+            let (turned, rest) = out.split_at_mut(2 * r);
+            match k.pairs {
+                Pairs::Halves => {
+                    let (low, high) = turned.split_at_mut(r);
+                    let (a, b) = (&x[..r], &x[r..2 * r]);
+                    for j in 0..r {
+                        low[j] = a[j] * cos[j] - b[j] * sin[j];
+                        high[j] = b[j] * cos[j] + a[j] * sin[j];
+                    }
+                }
+                Pairs::Adjacent => {
+                    let pairs = turned.chunks_exact_mut(2).zip(x.chunks_exact(2));
+                    for ((o, x), (&c, &s)) in pairs.zip(cos.iter().zip(sin)) {
+                        (o[0], o[1]) = (x[0] * c - x[1] * s, x[1] * c + x[0] * s);
+                    }
+                }
             }
             rest.copy_from_slice(&x[2 * r..]);
         }

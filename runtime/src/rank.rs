@@ -310,16 +310,15 @@ impl Rank {
             // places, and the arena has checked that they lie inside it. The plan keeps operands
             // and results apart.
             let kernel = &self.program[func][n];
-            let start = match kernel {
-                Kernel::Collective(_) => self.now(),
-                _local => None,
-            };
+            let exchanges = matches!(kernel, Kernel::Collective(_));
+            let start = if exchanges { self.now() } else { None };
             let done = unsafe { self.executor.run(kernel, &memory) };
             self.note(Done::Collective(func, n), start);
             done.map_err(|cause| {
                 let place = format!("{}, {}", w.rank_text(self.rank), w.node_text(func, n));
                 let cause = if cause.place.is_none() { cause.at(place) } else { cause };
-                Failed { own: false, cause }
+                // A transport may report what happened to another rank.
+                Failed { own: !exchanges, cause }
             })?;
         }
         Ok(())

@@ -4,7 +4,7 @@
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Module, Role, RoleKind};
 use shardc_ir::interp::{self, Precision, State};
-use shardc_ir::kernel::{Kernel, Program, Scalar};
+use shardc_ir::kernel::{Kernel, Program, Route, Scalar, View};
 use shardc_ir::plan::{
     ALIGN, Call, Instr, LrSchedule, Memory, Mode, Place, Plan, RankClass, Settings,
 };
@@ -128,6 +128,7 @@ fn plan(mesh: &str) -> Plan {
         init: Init::Normal(1.0),
         matrix: true,
         tp_dim: None,
+        experts: None,
     };
     let class = RankClass {
         stages: vec![0],
@@ -311,6 +312,45 @@ fn sabotage(
         }
         Ok(p)
     }
+}
+
+/// A rank whose experts get more copies than their buffer holds is the one that is reported, and
+/// the others end too.
+#[test]
+fn too_many_copies_for_experts_end_the_step_on_every_rank() {
+    let walk = |operand| View { operand, offset: 0, strides: [5, 1, 1].into_iter().collect() };
+    // The step's tokens as choices among 7 experts whose buffer has 4 rows.
+    let route = Route {
+        copies: [1, 5, 1],
+        first_shard: 3,
+        groups: 1,
+        experts: 7,
+        rows: 4,
+        capacity: None,
+        index: walk(1),
+        slot: walk(2),
+        counts: View { operand: 2, offset: 0, strides: [7, 1, 1].into_iter().collect() },
+    };
+    let replaced =
+        |k: &Kernel| matches!(k, Kernel::Take(_)).then(|| Kernel::Route(Box::new(route.clone())));
+    let mut s =
+        Session::new(&plan("dp=2, tp=2"), options(20), &sabotage(1, replaced), &load).unwrap();
+    let begin = Instant::now();
+    let e = run(&mut s, 1).unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(4), "{e}");
+    assert_eq!((e.code, e.exit), ("moe-bound", Exit::RankFailed));
+    let text = e.render();
+    for part in [
+        "rank 1 (dp=0, tp=1)",
+        "take[vh,bs->bsh]",
+        "in model.embed",
+        "5 rows",
+        "shard 3",
+        "gives 4",
+    ] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    assert_eq!(run(&mut s, 2).unwrap_err(), e);
 }
 
 #[test]

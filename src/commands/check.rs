@@ -2,7 +2,6 @@
 
 use super::{gather, show};
 use crate::flags::Flags;
-use crate::read_model;
 use crate::rules::{self, Violation};
 use serde_json::json;
 use shardc_ir::diag::Result;
@@ -11,16 +10,17 @@ use std::path::Path;
 /// Prints the violations; exit status 1 if there are any.
 pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
-    let mut o = flags.options()?;
-    // Sizes that do not divide must not keep the facts from being read.
-    let asked = o.clone();
-    (o.global_batch, o.microbatch, o.seq) = (o.data_parallel(), 1, 1);
-    let input = read_model(&model, &o)?;
-    let mut found = input.facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
+    let asked = flags.options()?;
+    let facts = crate::facts(&model)?;
+    let mut family = String::new();
+    let mut found = facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
     if found.is_empty() {
         // No rule is violated; whatever the passes still refuse, or warn of, is found by compiling.
         match crate::compile(&model, &asked, None, &mut |_, _| {}) {
-            Ok(done) => super::warn(&done.warnings),
+            Ok(done) => {
+                super::warn(&done.warnings);
+                family = done.stored.family;
+            }
             Err(d) if as_json => found.push(Violation {
                 said: None,
                 code: d.code,
@@ -31,7 +31,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
             Err(d) => return Err(d),
         }
     }
-    let meshes = match &input.facts {
+    let meshes = match &facts {
         Some(f) if !found.is_empty() => rules::nearest_meshes(f, &asked),
         _ => vec![],
     };
@@ -52,9 +52,8 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
         }
         if found.is_empty() {
             show(format!(
-                "ok: {} on {} ranks\n",
-                input.family,
-                o.mesh.iter().map(|a| a.1).product::<usize>()
+                "ok: {family} on {} ranks\n",
+                asked.mesh.iter().map(|a| a.1).product::<usize>()
             ));
         }
     }

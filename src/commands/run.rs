@@ -8,7 +8,9 @@ use crate::plan_dir::{self, Stored};
 use crate::recompile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use shardc_frontends::{Batch, Checkpoint, check_target, read_batch, save, write_tensors};
+use shardc_frontends::{
+    Batch, Checkpoint, NamedTensor, check_target, read_batch, save, whole_tensors, write_tensors,
+};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::{Mode, Plan};
@@ -296,38 +298,4 @@ fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session)
         out.extend(params.into_iter().map(|(n, s, d)| (format!("param.{n}"), s, d)));
     }
     write_tensors(file, out)
-}
-
-/// Name, shape and values.
-type NamedTensor = (String, Vec<usize>, Vec<f32>);
-
-/// Checkpoint tensors from parameters: fused ones are put together again.
-fn whole_tensors(
-    weights: &[Weight],
-    mut get: impl FnMut(&Weight) -> Result<Option<Vec<f32>>>,
-) -> Result<Vec<NamedTensor>> {
-    let mut out: Vec<NamedTensor> = vec![];
-    for w in weights {
-        let Some(data) = get(w)? else { continue };
-        let Some(p) = w.part else {
-            out.push((w.tensor.clone(), w.tensor_shape.clone(), data));
-            continue;
-        };
-        if out.last().is_none_or(|t| t.0 != w.tensor) && !out.iter().any(|t| t.0 == w.tensor) {
-            out.push((
-                w.tensor.clone(),
-                w.tensor_shape.clone(),
-                vec![0.0; w.tensor_shape.iter().product()],
-            ));
-        }
-        let whole = out.iter_mut().find(|t| t.0 == w.tensor).expect("just added");
-        let inner: usize = w.tensor_shape[p.dim + 1..].iter().product();
-        let outer: usize = w.tensor_shape[..p.dim].iter().product();
-        for o in 0..outer {
-            let to = (o * w.tensor_shape[p.dim] + p.start) * inner;
-            whole.2[to..to + p.len * inner]
-                .copy_from_slice(&data[o * p.len * inner..(o + 1) * p.len * inner]);
-        }
-    }
-    Ok(out)
 }

@@ -13,7 +13,6 @@ mod schedule;
 pub use price::{Price, price, times};
 
 use crate::Input;
-use shardc_frontends::Shape;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
@@ -126,8 +125,8 @@ fn model(input: &Input, o: &Options) -> Result<Source> {
         return Err(Diag::new("batch-shape", "a text has its own batch")
             .help("give the batch that the text has"));
     }
-    let shape = Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode };
-    let m = shardc_frontends::from_config(&input.config, "config.json", shape)?;
+    let shape = crate::shape(o)?;
+    let m = shardc_frontends::from_config(&input.config, "config.json", &shape)?;
     Ok(crate::from_model(m).source)
 }
 

@@ -15,7 +15,8 @@ use std::ops::Range;
 ///
 /// ```
 /// # use shardc_ir::weights::{Init, Weight};
-/// # let w = Weight { param: "w".into(), tensor: "w".into(), tensor_shape: vec![4, 3], part: None,
+/// # let w = Weight { param: "w".into(), tensor: "w".into(), tensor_shape: vec![4, 3],
+/// #     experts: None, part: None,
 /// #     shape: vec![4, 3], init: Init::Normal(0.02),
 /// #     matrix: true, tp_dim: None };
 /// let (mut all, mut row) = ([0.0; 12], [0.0; 3]);

@@ -129,21 +129,21 @@ impl Checkpoint {
     ///
     /// Errors: `missing-tensor` with the nearest names, `tensor-shape`, `tensor-dtype`.
     pub fn check(&self, weights: &[Weight]) -> Result<()> {
-        let missing: Vec<&str> = weights
+        let missing: Vec<String> = weights
             .iter()
-            .map(|w| w.tensor.as_str())
-            .filter(|t| !self.tensors.contains_key(*t))
+            .flat_map(Weight::tensors)
+            .filter(|t| !self.tensors.contains_key(t))
             .collect();
-        if let Some(&name) = missing.first() {
+        if let Some(name) = missing.first() {
             let mut d = self.missing(name);
             if missing.len() > 1 {
-                let shown = missing.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+                let shown = missing.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
                 let more = if missing.len() > 5 { ", …" } else { "" };
                 d = d.why(format!("{} are missing in all: {shown}{more}", missing.len()));
             }
             return Err(d);
         }
-        weights.iter().try_for_each(|w| self.entry(w).map(|_| ()))
+        weights.iter().try_for_each(|w| w.tensors().try_for_each(|t| self.entry(w, &t).map(|_| ())))
     }
 
     fn missing(&self, name: &str) -> Diag {
@@ -153,12 +153,12 @@ impl Checkpoint {
             .help(near_text(&near, self.tensors.len()))
     }
 
-    /// The tensor of a weight, checked.
-    fn entry(&self, w: &Weight) -> Result<&Entry> {
-        let e = self.get(&w.tensor).ok_or_else(|| self.missing(&w.tensor))?;
-        let place = || format!("{}: {}", self.file(e).display(), w.tensor);
+    /// A tensor of a weight, checked.
+    fn entry(&self, w: &Weight, tensor: &str) -> Result<&Entry> {
+        let e = self.get(tensor).ok_or_else(|| self.missing(tensor))?;
+        let place = || format!("{}: {tensor}", self.file(e).display());
         if e.shape != w.tensor_shape {
-            let what = format!("tensor `{}` is {:?}, not {:?}", w.tensor, e.shape, w.tensor_shape);
+            let what = format!("tensor `{tensor}` is {:?}, not {:?}", e.shape, w.tensor_shape);
             return Err(Diag::new("tensor-shape", what)
                 .at(place())
                 .rule("the shapes follow from config.json")
@@ -168,8 +168,7 @@ impl Checkpoint {
                 )));
         }
         if !matches!(e.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
-            let what =
-                format!("tensor `{}` has elements of type {}", w.tensor, header::name(e.dtype));
+            let what = format!("tensor `{tensor}` has elements of type {}", header::name(e.dtype));
             return Err(dtype_error(what).at(place()));
         }
         Ok(e)
@@ -178,9 +177,9 @@ impl Checkpoint {
     /// A warning that names tensors nobody uses; `known` are ends of names of tensors that are no
     /// weights. A tied output projection is no surprise either.
     pub fn unused(&self, weights: &[Weight], known: &[&str]) -> Option<Diag> {
-        let used: BTreeSet<&str> = weights.iter().map(|w| w.tensor.as_str()).collect();
+        let used: BTreeSet<String> = weights.iter().flat_map(Weight::tensors).collect();
         let left: Vec<&str> = (self.tensors.keys().map(String::as_str))
-            .filter(|t| !used.contains(t) && *t != "lm_head.weight")
+            .filter(|t| !used.contains(*t) && *t != "lm_head.weight")
             .filter(|t| !known.iter().any(|k| t.ends_with(k)))
             .collect();
         let (n, shown) = (left.len(), left.iter().take(3).copied().collect::<Vec<_>>().join(", "));

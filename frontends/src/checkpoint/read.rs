@@ -26,17 +26,38 @@ impl Checkpoint {
     /// Errors: those of [`Checkpoint::check`]; `slice` if the ranges or `out` do not fit the
     /// parameter; `file` if the file has changed.
     pub fn read(&self, weight: &Weight, ranges: &[Range<usize>], out: &mut [f32]) -> Result<()> {
-        let entry = self.entry(weight)?;
-        let ranges = in_tensor(weight, check_slice(weight, ranges, out.len())?)?;
+        let ranges = check_slice(weight, ranges, out.len())?;
+        let Some(experts) = weight.experts else {
+            return self.read_tensor(weight, &weight.tensor, &in_tensor(weight, ranges)?, out);
+        };
+        let [of, inner @ ..] = ranges else { return Err(no_part(weight)) };
+        if weight.shape[1..] != weight.tensor_shape || weight.shape[0] != experts || out.is_empty()
+        {
+            return if out.is_empty() { Ok(()) } else { Err(no_part(weight)) };
+        }
+        let one = out.len() / of.len();
+        let names = weight.tensors().skip(of.start);
+        names.zip(out.chunks_mut(one)).try_for_each(|(t, o)| self.read_tensor(weight, &t, inner, o))
+    }
+
+    /// Reads a slice of a tensor of the checkpoint: one range per dim of the *tensor*.
+    fn read_tensor(
+        &self,
+        weight: &Weight,
+        tensor: &str,
+        ranges: &[Range<usize>],
+        out: &mut [f32],
+    ) -> Result<()> {
+        let entry = self.entry(weight, tensor)?;
         let path = self.file(entry);
         let (file, len) = files::open(path)?;
         let fail = |e: std::io::Error| files::io_error("cannot read the tensor", path, &e);
         if len < entry.bytes.end {
             return Err(Diag::new("truncated", format!("the file has shrunk to {len} bytes"))
                 .at(path.display().to_string())
-                .help(format!("`{}` ends at byte {}", weight.tensor, entry.bytes.end)));
+                .help(format!("`{tensor}` ends at byte {}", entry.bytes.end)));
         }
-        read_pieces(&mut Window { file, at: 0, bytes: vec![] }, entry, &ranges, out).map_err(fail)
+        read_pieces(&mut Window { file, at: 0, bytes: vec![] }, entry, ranges, out).map_err(fail)
     }
 }
 

@@ -119,9 +119,10 @@ pub fn check_target(dir: &Path) -> Result<bool> {
     }
 }
 
-/// A tensor of the checkpoint and the weights it is made of.
+/// A tensor of the checkpoint, or one per expert, and the weights it is made of.
 struct Tensor<'a> {
     name: &'a str,
+    names: Vec<String>,
     shape: &'a [usize],
     weights: Vec<&'a Weight>,
 }
@@ -132,7 +133,8 @@ fn group(weights: &[Weight]) -> Result<Vec<Tensor<'_>>> {
     let mut index = std::collections::BTreeMap::new();
     for w in weights {
         let i = *index.entry(w.tensor.as_str()).or_insert_with(|| {
-            out.push(Tensor { name: &w.tensor, shape: &w.tensor_shape, weights: vec![] });
+            let names = w.tensors().collect();
+            out.push(Tensor { name: &w.tensor, names, shape: &w.tensor_shape, weights: vec![] });
             out.len() - 1
         });
         out[i].weights.push(w);
@@ -154,6 +156,15 @@ fn makes_up(t: &Tensor) -> bool {
         return false;
     }
     if let [w] = t.weights[..]
+        && let Some(n) = w.experts
+    {
+        let whole = w.shape.split_first().is_some_and(|(&e, one)| e == n && one == t.shape);
+        return w.part.is_none()
+            && w.tensor_shape == t.shape
+            && whole
+            && elements(&w.shape).is_some();
+    }
+    if let [w] = t.weights[..]
         && w.part.is_none()
     {
         return w.shape == t.shape && w.tensor_shape == t.shape;
@@ -163,7 +174,7 @@ fn makes_up(t: &Tensor) -> bool {
     };
     let mut at = 0;
     let follows = t.weights.iter().all(|w| {
-        let Some(p) = w.part else { return false };
+        let Some(p) = w.part.filter(|_| w.experts.is_none()) else { return false };
         let mut shape = t.shape.to_vec();
         shape[dim] = p.len;
         let ok = p.dim == dim && p.start == at && w.shape == shape && w.tensor_shape == t.shape;
@@ -201,18 +212,25 @@ fn write_folder(
         fs::copy(&source, dir.join(name)).map_err(fail)?;
     }
     let path = dir.join("model.safetensors");
-    let header = header(tensors.iter().map(|t| (t.name, t.shape)))?;
+    let all = tensors.iter().flat_map(|t| t.names.iter().map(|n| (n.as_str(), t.shape)));
+    let header = header(all)?;
     files::create(&path, |out| {
         put(out, &path, &header)?;
-        tensors.iter().try_for_each(|t| put_values(out, &path, &join(t, &mut get)?))
+        tensors.iter().try_for_each(|t| {
+            let values = join(t, &mut |w| get(w).map(Some))?.unwrap_or_default();
+            put_values(out, &path, &values)
+        })
     })
 }
 
-/// The values of a tensor from those of its weights.
-fn join(t: &Tensor, get: &mut impl FnMut(&Weight) -> Result<Vec<f32>>) -> Result<Vec<f32>> {
+/// The values of a tensor from those of its weights, if there are any; of all experts in order.
+fn join(
+    t: &Tensor,
+    get: &mut impl FnMut(&Weight) -> Result<Option<Vec<f32>>>,
+) -> Result<Option<Vec<f32>>> {
     let mut parts = vec![];
     for &w in &t.weights {
-        let values = get(w)?;
+        let Some(values) = get(w)? else { return Ok(None) };
         let (n, want) = (values.len(), w.shape.iter().product::<usize>());
         if n != want {
             let what = format!("parameter `{}` has {n} values instead of {want}", w.param);
@@ -221,7 +239,7 @@ fn join(t: &Tensor, get: &mut impl FnMut(&Weight) -> Result<Vec<f32>>) -> Result
         parts.push((w.part, values));
     }
     let (Some(first), true) = (t.weights[0].part, parts.len() > 1) else {
-        return Ok(parts.swap_remove(0).1);
+        return Ok(Some(parts.swap_remove(0).1));
     };
     let inner: usize = t.shape[first.dim + 1..].iter().product();
     let rows: usize = t.shape[..first.dim].iter().product();
@@ -231,6 +249,29 @@ fn join(t: &Tensor, get: &mut impl FnMut(&Weight) -> Result<Vec<f32>>) -> Result
             let len = part.map_or(0, |p| p.len) * inner;
             out.extend_from_slice(&values[row * len..(row + 1) * len]);
         }
+    }
+    Ok(Some(out))
+}
+
+/// Name, shape and values, row-major.
+pub type NamedTensor = (String, Vec<usize>, Vec<f32>);
+
+/// The checkpoint's tensors from parameters, in order: fused ones are put together again, stacks of
+/// experts taken apart. A tensor for which `get` has no values is left out.
+///
+/// Errors: `weights` as in [`save`]; those of `get`.
+pub fn whole_tensors(
+    weights: &[Weight],
+    mut get: impl FnMut(&Weight) -> Result<Option<Vec<f32>>>,
+) -> Result<Vec<NamedTensor>> {
+    let mut out = vec![];
+    for t in group(weights)? {
+        let Some(values) = join(&t, &mut get)? else { continue };
+        let one = values.len() / t.names.len().max(1);
+        let pieces = values.chunks(one.max(1));
+        out.extend(
+            t.names.iter().zip(pieces).map(|(n, v)| (n.clone(), t.shape.to_vec(), v.to_vec())),
+        );
     }
     Ok(out)
 }
@@ -276,7 +317,7 @@ fn put_values(out: &mut dyn Write, path: &Path, values: &[f32]) -> Result<()> {
 /// `path` and then renamed.
 ///
 /// Errors: `weights` if values do not fill a shape or a name is there twice; `file`.
-pub fn write_tensors(path: &Path, tensors: Vec<(String, Vec<usize>, Vec<f32>)>) -> Result<()> {
+pub fn write_tensors(path: &Path, tensors: Vec<NamedTensor>) -> Result<()> {
     for (name, shape, values) in &tensors {
         if elements(shape) != Some(values.len()) {
             let what = format!("tensor `{name}` {shape:?} has {} values", values.len());

@@ -22,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
         ffn_ratio: Some(4),
         max_positions: 1024,
         eps: 1e-5,
+        theta: 1e4,
         tied: true,
     },
     root: "transformer",
@@ -32,11 +33,13 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention {
         norm: "ln_1",
         module: "attn",
-        q: Linear::conv1d("c_attn", Some("q")),
-        k: Linear::conv1d("c_attn", Some("k")),
-        v: Linear::conv1d("c_attn", Some("v")),
+        heads: Heads::Plain {
+            q: Linear::conv1d("c_attn", Some("q")),
+            k: Linear::conv1d("c_attn", Some("k")),
+            v: Linear::conv1d("c_attn", Some("v")),
+            norms: None,
+        },
         o: Linear::conv1d("c_proj", None),
-        head_norms: None,
         window: Window::Never,
     },
     mlp: Mlp {
@@ -47,6 +50,7 @@ pub(super) const FAMILY: Family = Family {
         down: Linear::conv1d("c_proj", None),
         activation: Activation::GeluTanh,
     },
+    experts: None,
     final_norm: "ln_f",
     scaled_residual_init: true,
     // Causal masks, which old checkpoints store.
@@ -56,4 +60,6 @@ pub(super) const FAMILY: Family = Family {
         ("scale_attn_by_inverse_layer_idx", false),
         ("add_cross_attention", false),
     ],
+    words: &[],
+    numbers: &[],
 };

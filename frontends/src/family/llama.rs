@@ -21,6 +21,7 @@ pub(super) const FAMILY: Family = Family {
         ffn_ratio: None,
         max_positions: 2048,
         eps: 1e-6,
+        theta: 1e4,
         tied: false,
     },
     root: "model",
@@ -31,11 +32,13 @@ pub(super) const FAMILY: Family = Family {
     attention: Attention {
         norm: "input_layernorm",
         module: "self_attn",
-        q: Linear::torch("q_proj", Bias::Key("attention_bias")),
-        k: Linear::torch("k_proj", Bias::Key("attention_bias")),
-        v: Linear::torch("v_proj", Bias::Key("attention_bias")),
+        heads: Heads::Plain {
+            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
+            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
+            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
+            norms: None,
+        },
         o: Linear::torch("o_proj", Bias::Key("attention_bias")),
-        head_norms: None,
         window: Window::Never,
     },
     mlp: Mlp {
@@ -46,10 +49,13 @@ pub(super) const FAMILY: Family = Family {
         down: Linear::torch("down_proj", Bias::Key("mlp_bias")),
         activation: Activation::Silu,
     },
+    experts: None,
     final_norm: "norm",
     scaled_residual_init: false,
     unused: &["rotary_emb.inv_freq"],
     fixed: &[],
+    words: &[],
+    numbers: &[],
 };
 
 /// The MLP of the families that have no biases in it.

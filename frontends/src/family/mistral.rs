@@ -6,11 +6,14 @@ pub(super) const FAMILY: Family = Family {
     model_type: "mistral",
     absent: Absent { kv_heads: Some(8), max_positions: 4096 * 32, ..llama::FAMILY.absent },
     attention: Attention {
-        q: Linear::torch("q_proj", Bias::Never),
-        k: Linear::torch("k_proj", Bias::Never),
-        v: Linear::torch("v_proj", Bias::Never),
+        heads: Heads::Plain {
+            q: Linear::torch("q_proj", Bias::Never),
+            k: Linear::torch("k_proj", Bias::Never),
+            v: Linear::torch("v_proj", Bias::Never),
+            norms: None,
+        },
         o: Linear::torch("o_proj", Bias::Never),
-        window: Window::All { absent: 4096 },
+        window: Window::All { absent: Some(4096) },
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,

@@ -5,19 +5,30 @@
 //! normed MLP around a residual stream, norm, output projection. A descriptor says which norm,
 //! which MLP, which positions, where config.json keeps the sizes, and how the modules are called.
 
+mod deepseek_v3;
 mod gpt2;
 mod llama;
 mod mistral;
+mod mixtral;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 
 use crate::config::Config;
 use crate::near::nearest;
 use shardc_ir::diag::Result;
 
 /// All known families.
-pub const FAMILIES: [&Family; 5] =
-    [&llama::FAMILY, &mistral::FAMILY, &qwen2::FAMILY, &qwen3::FAMILY, &gpt2::FAMILY];
+pub const FAMILIES: [&Family; 8] = [
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gpt2::FAMILY,
+    &mixtral::FAMILY,
+    &qwen3_moe::FAMILY,
+    &deepseek_v3::FAMILY,
+];
 
 /// A family of models: its block recipe and its map of weights.
 #[derive(Debug)]
@@ -34,7 +45,10 @@ pub struct Family {
     pub layers: &'static str,
     pub norm: Norm,
     pub attention: Attention,
+    /// Of the layers that have no experts.
     pub mlp: Mlp,
+    /// Of the other layers, if there are any.
+    pub experts: Option<Experts>,
     pub final_norm: &'static str,
     /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.
     pub scaled_residual_init: bool,
@@ -42,6 +56,10 @@ pub struct Family {
     pub unused: &'static [&'static str],
     /// Switches that change the mathematics, with the only value that is compiled.
     pub fixed: &'static [(&'static str, bool)],
+    /// Words that change the mathematics, with the only one that is compiled.
+    pub words: &'static [(&'static str, &'static str)],
+    /// Numbers that change the mathematics, with the only one that is compiled.
+    pub numbers: &'static [(&'static str, f64)],
 }
 
 /// Names of the keys that families call differently.
@@ -70,6 +88,8 @@ pub struct Absent {
     pub ffn_ratio: Option<usize>,
     pub max_positions: usize,
     pub eps: f64,
+    /// Base of the rotary frequencies.
+    pub theta: f64,
     pub tied: bool,
 }
 
@@ -96,21 +116,124 @@ pub struct Attention {
     pub norm: &'static str,
     /// Module of the block that holds it.
     pub module: &'static str,
-    pub q: Linear,
-    pub k: Linear,
-    pub v: Linear,
+    pub heads: Heads,
     pub o: Linear,
-    /// Norms of every head of q and of k, before they turn.
-    pub head_norms: Option<[&'static str; 2]>,
     pub window: Window,
+}
+
+/// How queries, keys and values are made.
+#[derive(Clone, Copy, Debug)]
+pub enum Heads {
+    /// Each by a product with the hidden state.
+    Plain {
+        q: Linear,
+        k: Linear,
+        v: Linear,
+        /// Norms of every head of q and of k, before they turn.
+        norms: Option<[&'static str; 2]>,
+    },
+    /// From two normed latent vectors; one part of each key turns and is the same for all heads
+    /// (DeepSeek-AI, 2024, *DeepSeek-V2*, 2.1).
+    Latent(Latent),
+}
+
+/// Modules of multi-head latent attention; sizes are the config's `q_lora_rank`, `kv_lora_rank`,
+/// `qk_nope_head_dim`, `qk_rope_head_dim` and `v_head_dim`.
+#[derive(Clone, Copy, Debug)]
+pub struct Latent {
+    /// Queries without a latent vector, where `q_lora_rank` is null.
+    pub q: Linear,
+    pub q_down: Linear,
+    pub q_norm: &'static str,
+    pub q_up: Linear,
+    /// To the latent vector of keys and values, and the part of keys that turns.
+    pub kv_down: Linear,
+    pub kv_norm: &'static str,
+    pub kv_up: Linear,
+    /// The sizes where the config has none.
+    pub absent: LatentSizes,
+}
+
+/// Sizes of multi-head latent attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LatentSizes {
+    /// Of the latent vector of queries; `None`: there is none.
+    pub q_rank: Option<usize>,
+    pub kv_rank: usize,
+    /// Elements of a head of q and k that do not turn.
+    pub still: usize,
+    /// Elements that turn.
+    pub turning: usize,
+    /// Elements of a head of v.
+    pub value: usize,
+}
+
+/// A mixture of experts: a router chooses some of many MLPs for each token.
+#[derive(Clone, Copy, Debug)]
+pub struct Experts {
+    /// Module of the block that holds router and experts.
+    pub module: &'static str,
+    pub router: &'static str,
+    /// Module list of the experts within `module`, and the products of an expert.
+    pub list: &'static str,
+    pub gate: &'static str,
+    pub up: &'static str,
+    pub down: &'static str,
+    /// Keys of the number of experts: the first that the config has.
+    pub count: &'static [&'static str],
+    /// Key of an expert's width.
+    pub width: &'static str,
+    pub score: Score,
+    /// Module within `module` of the MLP that every token passes, of `n_shared_experts` widths.
+    pub shared: Option<&'static str>,
+    pub layers: SparseLayers,
+    /// Where the config says nothing: experts, experts per token, width, coefficient of the
+    /// auxiliary loss.
+    pub absent: (usize, usize, usize, f64),
+}
+
+/// How a router's logits become choices and gates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Score {
+    /// The largest of a softmax.
+    Softmax {
+        /// Gates are divided by their sum.
+        normed: Normed,
+    },
+    /// The largest of sigmoids plus this parameter, which takes no part in the gates, among groups of
+    /// experts (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.1.2).
+    Sigmoid { bias: &'static str },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Normed {
+    Always,
+    /// If this key is true.
+    Key(&'static str),
+}
+
+/// Which layers have experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SparseLayers {
+    All,
+    /// Every `decoder_sparse_step`-th that `mlp_only_layers` does not name.
+    Stepped,
+    /// From `first_k_dense_replace` on; this many if the key is absent.
+    From {
+        absent: usize,
+    },
 }
 
 /// Which layers see only the last tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Window {
     Never,
-    /// All, if `sliding_window` is a number; this many if the key is absent.
+    /// All, if `sliding_window` is a number; this if the key is absent.
     All {
+        absent: Option<usize>,
+    },
+    /// All, if `use_sliding_window` is true and `sliding_window` a number.
+    AllSwitched {
         absent: usize,
     },
     /// With `use_sliding_window`: those that `layer_types` names, or from `max_window_layers` on.
@@ -232,7 +355,8 @@ mod tests {
         assert_eq!((d.code, d.exit as i32), ("unknown-model-type", 4));
         let all = d.help.join("\n");
         assert!(
-            all.contains("llama, mistral, qwen2, qwen3, gpt2") && all.contains("`qwen2`"),
+            all.contains("llama, mistral, qwen2, qwen3, gpt2, mixtral, qwen3_moe, deepseek_v3")
+                && all.contains("`qwen2`"),
             "{all}"
         );
     }

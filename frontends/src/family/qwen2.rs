@@ -6,9 +6,12 @@ pub(super) const FAMILY: Family = Family {
     model_type: "qwen2",
     absent: Absent { kv_heads: Some(32), max_positions: 32768, ..llama::FAMILY.absent },
     attention: Attention {
-        q: Linear::torch("q_proj", Bias::Always),
-        k: Linear::torch("k_proj", Bias::Always),
-        v: Linear::torch("v_proj", Bias::Always),
+        heads: Heads::Plain {
+            q: Linear::torch("q_proj", Bias::Always),
+            k: Linear::torch("k_proj", Bias::Always),
+            v: Linear::torch("v_proj", Bias::Always),
+            norms: None,
+        },
         o: Linear::torch("o_proj", Bias::Never),
         window: Window::Switched { absent: 4096, first: 28 },
         ..llama::FAMILY.attention

@@ -12,7 +12,12 @@ pub(super) const FAMILY: Family = Family {
         ..llama::FAMILY.absent
     },
     attention: Attention {
-        head_norms: Some(["q_norm", "k_norm"]),
+        heads: Heads::Plain {
+            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
+            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
+            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
+            norms: Some(["q_norm", "k_norm"]),
+        },
         window: Window::Switched { absent: 4096, first: 28 },
         ..llama::FAMILY.attention
     },

@@ -1,26 +1,53 @@
 //! The two halves of a block: attention and MLP, each after a norm and beside a residual.
 
+use super::experts::{self, Experts, Load};
 use super::parts::{self, Linear, Norm};
+use crate::Tokens;
 use crate::family::Activation;
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
-use shardc_ir::ops::{Add, Attention, Gelu, Mul, Rope, Silu};
+use shardc_ir::ops::{Add, Attention, Concat, Expand, Gelu, Mul, Narrow, Rope, Silu};
 
 /// The parameters of one block.
 pub(super) struct Block {
-    /// Scope of the block, of its attention and of its MLP.
+    /// Scope of the block and of its attention.
     pub scope: String,
     pub attention_scope: String,
-    pub mlp_scope: String,
     pub attention_norm: Norm,
-    pub q: Linear,
-    pub k: Linear,
-    pub v: Linear,
+    pub heads: Heads,
     pub o: Linear,
-    /// Norms of the heads of q and of k.
-    pub head_norms: Option<[Norm; 2]>,
     pub mlp_norm: Norm,
+    pub mlp: Feed,
+}
+
+/// What makes queries, keys and values.
+pub(super) enum Heads {
+    Plain {
+        q: Linear,
+        k: Linear,
+        v: Linear,
+        /// Norms of the heads of q and of k.
+        norms: Option<[Norm; 2]>,
+    },
+    Latent {
+        /// To the latent vector of queries, and its norm, if there is one.
+        q_down: Option<(Linear, Norm)>,
+        q: Linear,
+        kv_down: Linear,
+        kv_norm: Norm,
+        kv_up: Linear,
+    },
+}
+
+/// What stands in the second half.
+pub(super) enum Feed {
+    Mlp(Mlp),
+    Experts(Box<Experts>),
+}
+
+pub(super) struct Mlp {
+    pub scope: String,
     pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
@@ -40,16 +67,44 @@ pub(super) struct Cx<'a> {
     pub positions: Value,
     pub window: Option<usize>,
     pub activation: Activation,
+    pub tokens: &'a Tokens,
 }
 
 /// x + o(attention(norm(x))).
 pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
-    let facts = &cx.arch.facts;
     let h = parts::norm(b, &p.attention_norm, cx.arch.eps, x, "bsh");
-    let norms = p.head_norms.as_ref();
-    let q = parts::linear(b, "q", &p.q, h, 'h', 'o');
-    let k = parts::linear(b, "k", &p.k, h, 'h', 'o');
-    let v = parts::linear(b, "v", &p.v, h, 'h', 'o');
+    let [q, k, v] = match &p.heads {
+        Heads::Plain { q, k, v, norms } => plain(b, cx, p, [q, k, v], norms.as_ref(), h),
+        Heads::Latent { q_down, q, kv_down, kv_norm, kv_up } => {
+            latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
+        }
+    };
+    let op = Attention { scale: cx.arch.scale, window: cx.window };
+    let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
+    let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
+    let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
+    residual(b, p, x, o)
+}
+
+fn turned(b: &mut Builder, cx: &Cx, hint: &'static str, x: Value) -> Value {
+    match cx.rotary {
+        None => x,
+        Some(r) => b.push(hint, Rope { pairs: cx.arch.pairs }, &[x, r.cos, r.sin]),
+    }
+}
+
+fn plain(
+    b: &mut Builder,
+    cx: &Cx,
+    p: &Block,
+    [q, k, v]: [&Linear; 3],
+    norms: Option<&[Norm; 2]>,
+    h: Value,
+) -> [Value; 3] {
+    let facts = &cx.arch.facts;
+    let q = parts::linear(b, "q", q, h, 'h', 'o');
+    let k = parts::linear(b, "k", k, h, 'h', 'o');
+    let v = parts::linear(b, "v", v, h, 'h', 'o');
     b.enter(&p.attention_scope);
     let q = parts::reshape(b, "q", "bs(nd)->bsnd", b'n', facts.heads, q);
     let k = parts::reshape(b, "k", "bs(gd)->bsgd", b'g', facts.kv_heads, k);
@@ -57,44 +112,85 @@ pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value 
     let q = norms.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
     let k = norms.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
     b.enter(&p.attention_scope);
-    let [q, k] = match cx.rotary {
-        None => [q, k],
-        Some(r) => {
-            let q = b.push("q", Rope {}, &[q, r.cos, r.sin]);
-            [q, b.push("k", Rope {}, &[k, r.cos, r.sin])]
-        }
-    };
-    let scale = 1.0 / (facts.head_dim as f64).sqrt();
-    let op = Attention { scale, window: cx.window };
-    let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
-    let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', facts.heads, a);
-    let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
-    residual(b, p, x, o)
+    [turned(b, cx, "q", q), turned(b, cx, "k", k), v]
 }
 
-/// x + down(activation(gate(norm(x))) · up(norm(x))), or without a gate
-/// down(activation(up(norm(x)))).
-pub(super) fn mlp(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
+/// Added to the mean square in the norms of latent vectors, whatever the config says.
+const LATENT_EPS: f64 = 1e-6;
+
+fn latent(
+    b: &mut Builder,
+    cx: &Cx,
+    p: &Block,
+    (q_down, q): (Option<&(Linear, Norm)>, &Linear),
+    (kv_down, kv_norm, kv_up): (&Linear, &Norm, &Linear),
+    h: Value,
+) -> [Value; 3] {
+    let (n, sizes) = (cx.arch.facts.heads, cx.arch.latent.expect("a family with latent attention"));
+    let (still, turning) = (sizes.still, sizes.turning);
+    let q = match q_down {
+        None => parts::linear(b, "q", q, h, 'h', 'o'),
+        Some((down, norm)) => {
+            let c = parts::linear(b, "q_latent", down, h, 'h', 'r');
+            let c = parts::norm(b, norm, LATENT_EPS, c, "bsr");
+            parts::linear(b, "q", q, c, 'r', 'o')
+        }
+    };
+    let all = parts::linear(b, "kv_latent", kv_down, h, 'h', 'r');
+    b.enter(&p.attention_scope);
+    let c = b.push("kv_latent", Narrow::new(0, sizes.kv_rank), &[all]);
+    let c = parts::norm(b, kv_norm, LATENT_EPS, c, "bsr");
+    let kv = parts::linear(b, "kv", kv_up, c, 'r', 'o');
+    b.enter(&p.attention_scope);
+    let q = parts::reshape(b, "q", "bs(nd)->bsnd", b'n', n, q);
+    let q_still = b.push("q_still", Narrow::new(0, still), &[q]);
+    let q_turned = b.push("q_turned", Narrow::new(still, turning), &[q]);
+    let q_turned = turned(b, cx, "q_turned", q_turned);
+    let q = b.push("q", Concat::new(still + turning), &[q_still, q_turned]);
+    // One head turns for all.
+    let k_turned = b.push("k_turned", Narrow::new(sizes.kv_rank, turning), &[all]);
+    let k_turned = parts::reshape(b, "k_turned", "bs(gd)->bsgd", b'g', 1, k_turned);
+    let k_turned = turned(b, cx, "k_turned", k_turned);
+    let k_turned = parts::reshape(b, "k_turned", "bsgd->bs(gd)", b'g', 1, k_turned);
+    let heads = parts::letter_sizes(&[('n', n)]);
+    let expand = Expand { rule: parts::rule("bsd->bsnd", &[3]), sizes: heads };
+    let k_turned = b.push("k_turned", expand, &[k_turned]);
+    let kv = parts::reshape(b, "kv", "bs(nd)->bsnd", b'n', n, kv);
+    let k_still = b.push("k_still", Narrow::new(0, still), &[kv]);
+    let v = b.push("v", Narrow::new(still, sizes.value), &[kv]);
+    [q, b.push("k", Concat::new(still + turning), &[k_still, k_turned]), v]
+}
+
+/// x + mlp(norm(x)), or the experts' in its place; and what experts had to do.
+pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, Option<Load>) {
     let h = parts::norm(b, &p.mlp_norm, cx.arch.eps, x, "bsh");
+    let (y, load) = match &p.mlp {
+        Feed::Mlp(m) => (mlp(b, cx, m, h), None),
+        Feed::Experts(e) => experts::experts(b, cx, e, h),
+    };
+    (residual(b, p, x, y), load)
+}
+
+/// down(activation(gate(h)) · up(h)), or without a gate down(activation(up(h))).
+pub(super) fn mlp(b: &mut Builder, cx: &Cx, p: &Mlp, h: Value) -> Value {
     let inner = match &p.gate {
         None => {
             let u = parts::linear(b, "up", &p.up, h, 'h', 'f');
-            b.enter(&p.mlp_scope);
+            b.enter(&p.scope);
             activate(b, cx.activation, u)
         }
         Some(gate) => {
             let g = parts::linear(b, "gate", gate, h, 'h', 'f');
             let u = parts::linear(b, "up", &p.up, h, 'h', 'f');
-            b.enter(&p.mlp_scope);
+            b.enter(&p.scope);
             let a = activate(b, cx.activation, g);
             b.push("mlp", Mul::same(), &[a, u])
         }
     };
-    let d = parts::linear(b, "mlp_out", &p.down, inner, 'f', 'h');
-    residual(b, p, x, d)
+    parts::linear(b, "mlp_out", &p.down, inner, 'f', 'h')
 }
 
-fn activate(b: &mut Builder, kind: Activation, x: Value) -> Value {
+pub(super) fn activate(b: &mut Builder, kind: Activation, x: Value) -> Value {
     match kind {
         Activation::Silu => b.push("act", Silu {}, &[x]),
         Activation::GeluTanh => b.push("act", Gelu {}, &[x]),

@@ -1,9 +1,10 @@
 //! Writes the program of a model: the mathematics on one device, scopes named as HF names modules.
 //!
 //! Letters of dims: b rows, s tokens, h hidden, n heads, g key-value heads, d elements of a head,
-//! o joined heads, f MLP, v vocabulary, p positions, r rotary pairs.
+//! o joined heads, f MLP, v vocabulary, p positions, r rotary pairs. Those of experts: see `experts`.
 
 mod block;
+mod experts;
 mod loss;
 mod parts;
 mod weights;
@@ -35,7 +36,7 @@ pub(crate) fn build(
     f: &Family,
     c: &Config,
     arch: &Arch,
-    shape: Shape,
+    shape: &Shape,
     prefix: &str,
 ) -> Result<Graph> {
     let mut module = Module { mesh: Mesh::default(), funcs: vec![Func::new("model")] };
@@ -70,12 +71,19 @@ pub(crate) fn build(
     }
     let mut sequence = vec![(x, 1)];
     let rotary = rotary(b, f, arch, positions);
+    let (tokens, activation) = (&shape.tokens, f.mlp.activation);
+    let mut load: Option<experts::Load> = None;
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
-        let cx = block::Cx { arch, rotary, positions, window, activation: f.mlp.activation };
-        for half in [block::attention, block::mlp] {
-            x = half(b, &cx, block, x);
-            sequence.push((x, 1));
-        }
+        let cx = block::Cx { arch, rotary, positions, window, activation, tokens };
+        x = block::attention(b, &cx, block, x);
+        sequence.push((x, 1));
+        let own;
+        (x, own) = block::feed(b, &cx, block, x);
+        sequence.push((x, 1));
+        load = match (load, own) {
+            (Some(before), Some(own)) => Some(experts::both(b, before, own)),
+            (before, own) => own.or(before),
+        };
     }
     let x = parts::norm(b, &params.final_norm, arch.eps, x, "bsh");
     b.enter("lm_head");
@@ -85,6 +93,11 @@ pub(crate) fn build(
     if let Some(t) = targets {
         let value = loss::sum_of_losses(b, logits, t);
         results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
+        if let Some((load, by)) = load.zip(arch.routing.aux) {
+            let layers = arch.sparse.iter().filter(|s| **s).count();
+            let value = experts::aux_loss(b, load, shape.batch * shape.seq, layers, by);
+            results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "aux_loss")) });
+        }
     }
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });
     b.f.results = results;

@@ -6,7 +6,6 @@ use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
 use shardc_ir::ops::{Add, Dot, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub};
 use shardc_ir::rule::Letter;
-use smallvec::smallvec;
 
 /// The parameters of a norm.
 pub(super) struct Norm {
@@ -30,6 +29,11 @@ pub(super) fn rule(text: &str, ranks: &[usize]) -> RuleAttr {
 
 pub(super) fn spread(text: &str, ranks: &[usize]) -> Broadcast {
     Broadcast::new(text, ranks)
+}
+
+/// Sizes of letters that no operand fixes.
+pub(super) fn letter_sizes(all: &[(char, usize)]) -> Sizes {
+    Sizes(all.iter().map(|&(c, n)| (Letter(c as u8 - b'a'), n)).collect())
 }
 
 /// A norm over the last of `dims`; the weight has that dim only.
@@ -94,7 +98,7 @@ pub(super) fn reshape(
     heads: usize,
     x: Value,
 ) -> Value {
-    let sizes = Sizes(smallvec![(Letter(letter - b'a'), heads)]);
+    let sizes = letter_sizes(&[(letter as char, heads)]);
     let rank = b.ty(x).rank();
     b.push(hint, Reshape { rule: rule(text, &[rank]), sizes }, &[x])
 }

@@ -1,7 +1,8 @@
 //! The map of weights: every parameter as an argument of the program and as a [`Weight`], in one
 //! order.
 
-use super::block::Block;
+use super::block::{Block, Feed, Heads, Mlp};
+use super::experts::Experts;
 use super::parts::{Linear, Norm};
 use crate::config::Config;
 use crate::family::{self, Bias, Family, Layout, Positions};
@@ -31,6 +32,8 @@ enum Split {
     Column,
     /// Every rank uses a part of the operand; the results are summed.
     Row,
+    /// Every rank makes all of it.
+    Whole,
 }
 
 /// A slice of a fused tensor: it starts here, and the tensor is this long.
@@ -102,11 +105,36 @@ impl Declare<'_, '_, '_> {
             param,
             tensor,
             tensor_shape,
+            experts: None,
             part,
             shape,
             init,
             matrix,
             tp_dim,
+        });
+        value
+    }
+
+    /// The weights of one product of all experts, stacked: [e, output, input].
+    fn stack(&mut self, list: &str, module: &str, [o, i]: [usize; 2], split: Split) -> Value {
+        let n = self.arch.facts.experts.map_or(0, |e| e.experts);
+        let (_, name) = self.enter(list);
+        let tensor = format!("{name}.{{}}.{module}.weight");
+        let param = format!("{name}.{module}.weight");
+        let arg = self.b.named(module.to_string());
+        let shape = vec![n, o, i];
+        let role = Some(Role::new(RoleKind::Param, param.as_str()));
+        let value = self.b.f.arg(Type::f32(&shape), arg, role);
+        self.weights.push(Weight {
+            param,
+            tensor,
+            tensor_shape: vec![o, i],
+            experts: Some(n),
+            part: None,
+            shape,
+            init: Init::Normal(self.arch.std),
+            matrix: true,
+            tp_dim: Some(if split == Split::Column { 1 } else { 2 }),
         });
         value
     }
@@ -169,6 +197,7 @@ impl Declare<'_, '_, '_> {
         let (split_weight, split_bias) = match split {
             Split::Column => (Some(out_dim), Some(0)),
             Split::Row => (Some(1 - out_dim), None),
+            Split::Whole => (None, None),
         };
         let init = Init::Normal(deviation);
         let tensor = format!("{name}.weight");
@@ -190,43 +219,119 @@ impl Declare<'_, '_, '_> {
         let (f, facts) = (self.f, self.arch.facts);
         let (a, m) = (&f.attention, &f.mlp);
         let at = format!("{}.{i}", f.layers);
-        let [in_a, in_m] = [a.module, m.module].map(|s| format!("{at}.{s}"));
+        let in_a = format!("{at}.{}", a.module);
         let hidden = facts.hidden;
-        let [q_out, kv_out] = [facts.heads, facts.kv_heads].map(|n| n * facts.head_dim);
-        let total = q_out + 2 * kv_out;
-        let slice = |start| Some(Fused { start, total });
-        let kv = [hidden, kv_out];
-
         let attention_norm = self.norm(&format!("{at}.{}", a.norm), hidden);
-        let q = self.linear(&in_a, &a.q, [hidden, q_out], Split::Column, slice(0))?;
-        let k = self.linear(&in_a, &a.k, kv, Split::Column, slice(q_out))?;
-        let v = self.linear(&in_a, &a.v, kv, Split::Column, slice(q_out + kv_out))?;
-        let head_norms =
-            a.head_norms.map(|n| n.map(|n| self.norm(&format!("{in_a}.{n}"), facts.head_dim)));
-        let o = self.linear(&in_a, &a.o, [q_out, hidden], Split::Row, None)?;
+        let (heads, o_in) = self.heads(&in_a)?;
+        let o = self.linear(&in_a, &a.o, [o_in, hidden], Split::Row, None)?;
         let mlp_norm = self.norm(&format!("{at}.{}", m.norm), hidden);
-        let wide = [hidden, facts.ffn];
-        let gate = match &m.gate {
-            None => None,
-            Some(g) => Some(self.linear(&in_m, g, wide, Split::Column, None)?),
+        let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
+            Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
+            None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
         };
-        let up = self.linear(&in_m, &m.up, wide, Split::Column, None)?;
-        let down = self.linear(&in_m, &m.down, [facts.ffn, hidden], Split::Row, None)?;
         let under_root = |s: &str| format!("{}.{s}", f.root);
         Ok(Block {
             scope: under_root(&at),
             attention_scope: under_root(&in_a),
-            mlp_scope: under_root(&in_m),
             attention_norm,
-            q,
-            k,
-            v,
+            heads,
             o,
-            head_norms,
             mlp_norm,
+            mlp,
+        })
+    }
+
+    /// What makes q, k and v, and the size of all heads' results together.
+    fn heads(&mut self, within: &str) -> Result<(Heads, usize)> {
+        let facts = self.arch.facts;
+        let hidden = facts.hidden;
+        match &self.f.attention.heads {
+            family::Heads::Plain { q, k, v, norms } => {
+                let [q_out, kv_out] = [facts.heads, facts.kv_heads].map(|n| n * facts.head_dim);
+                let total = q_out + 2 * kv_out;
+                let slice = |start| Some(Fused { start, total });
+                let kv = [hidden, kv_out];
+                let q = self.linear(within, q, [hidden, q_out], Split::Column, slice(0))?;
+                let k = self.linear(within, k, kv, Split::Column, slice(q_out))?;
+                let v = self.linear(within, v, kv, Split::Column, slice(q_out + kv_out))?;
+                let one = |n: &str| self.norm(&format!("{within}.{n}"), facts.head_dim);
+                let norms = norms.map(|n| n.map(one));
+                Ok((Heads::Plain { q, k, v, norms }, q_out))
+            }
+            family::Heads::Latent(l) => {
+                let sizes = self.arch.latent.expect("a family with latent attention");
+                let q_out = facts.heads * facts.head_dim;
+                let norm = |d: &mut Self, n: &str, size| d.norm(&format!("{within}.{n}"), size);
+                let (q_down, q) = match sizes.q_rank {
+                    None => {
+                        (None, self.linear(within, &l.q, [hidden, q_out], Split::Column, None)?)
+                    }
+                    Some(r) => {
+                        let down =
+                            self.linear(within, &l.q_down, [hidden, r], Split::Whole, None)?;
+                        let down = (down, norm(self, l.q_norm, r));
+                        (Some(down), self.linear(within, &l.q_up, [r, q_out], Split::Column, None)?)
+                    }
+                };
+                let r = sizes.kv_rank;
+                let all = [hidden, r + sizes.turning];
+                let kv_down = self.linear(within, &l.kv_down, all, Split::Whole, None)?;
+                let kv_norm = norm(self, l.kv_norm, r);
+                let up = [r, facts.heads * (sizes.still + sizes.value)];
+                let kv_up = self.linear(within, &l.kv_up, up, Split::Column, None)?;
+                let heads = Heads::Latent { q_down, q, kv_down, kv_norm, kv_up };
+                Ok((heads, facts.heads * sizes.value))
+            }
+        }
+    }
+
+    fn mlp(&mut self, within: &str, width: usize) -> Result<Mlp> {
+        let (m, hidden) = (&self.f.mlp, self.arch.facts.hidden);
+        let wide = [hidden, width];
+        let gate = match &m.gate {
+            None => None,
+            Some(g) => Some(self.linear(within, g, wide, Split::Column, None)?),
+        };
+        let up = self.linear(within, &m.up, wide, Split::Column, None)?;
+        let down = self.linear(within, &m.down, [width, hidden], Split::Row, None)?;
+        Ok(Mlp { scope: format!("{}.{within}", self.f.root), gate, up, down })
+    }
+
+    fn experts(&mut self, block: &str, e: &family::Experts) -> Result<Experts> {
+        let facts = self.arch.facts;
+        let n = facts.experts.expect("a family with experts");
+        let within = format!("{block}.{}", e.module);
+        let (router_scope, name) = self.enter(&format!("{within}.{}", e.router));
+        let shape = vec![n.experts, facts.hidden];
+        let normal = Init::Normal(self.arch.std);
+        let router = self.weight(e.router, format!("{name}.weight"), shape, None, normal, None);
+        let bias = match e.score {
+            family::Score::Softmax { .. } => None,
+            family::Score::Sigmoid { bias } => {
+                let shape = vec![n.experts];
+                Some(self.weight(bias, format!("{name}.{bias}"), shape, None, Init::Zeros, None))
+            }
+        };
+        let list = format!("{within}.{}", e.list);
+        let (out, back) = ([n.ffn, facts.hidden], [facts.hidden, n.ffn]);
+        let gate = self.stack(&list, e.gate, out, Split::Column);
+        let up = self.stack(&list, e.up, out, Split::Column);
+        let down = self.stack(&list, e.down, back, Split::Row);
+        let shared = match e.shared.filter(|_| n.shared > 0) {
+            None => None,
+            Some(module) => Some(self.mlp(&format!("{within}.{module}"), n.shared)?),
+        };
+        let under_root = |s: &str| format!("{}.{s}", self.f.root);
+        Ok(Experts {
+            scope: under_root(&within),
+            router_scope,
+            list_scope: under_root(&list),
+            router,
+            bias,
             gate,
             up,
             down,
+            shared,
         })
     }
 }

@@ -1,13 +1,60 @@
 //! `rope`: rotary position embedding.
 
 use super::*;
+use crate::attr::Attr;
 
 op! {
     /// Rotates pairs of `x`'s last dim (Su et al., 2021), element j of its first half with element j
-    /// of its second half, as Hugging Face stores heads: `a cos - b sin`, `b cos + a sin`. `cos` and
-    /// `sin` are [s, r]; the first 2r elements turn, the rest stay.
-    Rope = "rope" (x, cos, sin) {}
-    samples ["rope f32[2,3,2,4], f32[3,2], f32[3,2]", "rope f32[1,3,2,6], f32[3,2], f32[3,2]"]
+    /// of its second half, as Hugging Face stores heads, or, if `adjacent`, element 2j with element
+    /// 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are [s, r]; the first 2r elements
+    /// turn, the rest stay.
+    Rope = "rope" (x, cos, sin) { pairs: Pairs }
+    samples [
+        "rope f32[2,3,2,4], f32[3,2], f32[3,2]",
+        "rope f32[1,3,2,6], f32[3,2], f32[3,2]",
+        "rope[adjacent] f32[1,3,2,6], f32[3,2], f32[3,2]",
+    ]
+}
+
+/// Which elements of a head form the pairs that turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Pairs {
+    /// j and j + r.
+    #[default]
+    Halves,
+    /// 2j and 2j + 1.
+    Adjacent,
+}
+
+impl Pairs {
+    /// The two elements of pair `j` of `r`.
+    pub fn of(self, j: usize, r: usize) -> [usize; 2] {
+        match self {
+            Pairs::Halves => [j, j + r],
+            Pairs::Adjacent => [2 * j, 2 * j + 1],
+        }
+    }
+}
+
+impl Attr for Pairs {
+    const BARE: bool = true;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        if *self == Pairs::Adjacent {
+            out.push_str("adjacent");
+        }
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        match text {
+            "adjacent" => Ok(Pairs::Adjacent),
+            _ => Err(format!("pairs are `adjacent`, or not named, not `{text}`")),
+        }
+    }
+    fn implied() -> Option<Self> {
+        Some(Pairs::Halves)
+    }
+    fn is_implied(&self) -> bool {
+        *self == Pairs::Halves
+    }
 }
 
 impl OpDef for Rope {
@@ -34,20 +81,22 @@ impl OpDef for Rope {
         // The inverse rotation.
         let g = d[0].map(|d| {
             let back = b.push("sin_neg", Scale { by: -1.0 }, &[ins[2]]);
-            b.push("rope_grad", Rope {}, &[d, ins[1], back])
+            b.push("rope_grad", Rope { pairs: self.pairs }, &[d, ins[1], back])
         });
         smallvec::smallvec![g, None, None]
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = ins[1].shape[1];
-        vec![Tensor::from_fn(&ins[0].shape, |i| {
-            let at = |d: usize| ins[0].at(&[i[0], i[1], i[2], d]);
-            let (c, s) = (|j: usize| ins[1].at(&[i[1], j]), |j: usize| ins[2].at(&[i[1], j]));
-            match i[3] {
-                d if d < r => at(d) * c(d) - at(d + r) * s(d),
-                d if d < 2 * r => at(d) * c(d - r) + at(d - r) * s(d - r),
-                d => at(d),
+        let mut out = ins[0].clone();
+        crate::tensor::each_index(&ins[0].shape[..3], |i| {
+            for j in 0..r {
+                let [p, q] = self.pairs.of(j, r).map(|d| [i[0], i[1], i[2], d]);
+                let (c, s) = (ins[1].at(&[i[1], j]), ins[2].at(&[i[1], j]));
+                let (a, b) = (ins[0].at(&p), ins[0].at(&q));
+                *out.at_mut(&p) = a * c - b * s;
+                *out.at_mut(&q) = b * c + a * s;
             }
-        })]
+        });
+        vec![out]
     }
 }

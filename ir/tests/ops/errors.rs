@@ -90,3 +90,27 @@ fn add_of_many_pending_operands() {
     let f = apply(&mesh, &shardc_ir::ops::Add::same().into(), &ins, &[]).expect("linear");
     assert_eq!(f.ty(f.results[0].value), &t);
 }
+
+#[test]
+fn ops_of_experts_refuse_what_they_cannot_count() {
+    for (text, message) in [
+        ("top_k[te->tk,t; k=2] f32[3,5]", "one result"),
+        ("top_k[te->tk; k=6] f32[3,5]", "6 of 5 elements"),
+        ("top_k[te->t; k=2] f32[3,5]", "replaces one letter"),
+        ("route[g=2,e=3; rows=1073741824; capacity=none] i32[2,3,2]", "up to 2147483647"),
+        ("route[g=65536,e=65536; rows=1; capacity=none] i32[2,3,2]", "up to 2147483647"),
+        ("route[g=2,e=3; rows=1099511627776; capacity=none] i32[2,3,2]", "up to 2147483647"),
+        ("route[g=0,e=3; rows=4; capacity=none] i32[2,3,2]", "groups and experts"),
+        ("route[z=2,e=3; rows=4; capacity=none] i32[2,3,2]", "groups and experts"),
+        ("dispatch[g=2] f32[2,3,4], i32[2,3,2], f32[2,3,2]", "groups and rows"),
+        ("dispatch[q=2,c=3] f32[2,3,4], i32[2,3,2], f32[2,3,2]", "`g`"),
+        ("grouped_dot f32[2,2,3,4], f32[2,2,2], f32[4,5,4]", "i32 [g, e, z]"),
+        ("grouped_dot f32[2,2,3,4], i32[2,2,2], f32[6,5,4]", "6"),
+        ("concat[d=7] f32[2,3,4], f32[2,3,2]", "sum of their last sizes"),
+        ("narrow[p=2; start=1099511627776] f32[2,6]", "range of its last dim"),
+        ("widen[d=6; start=5] f32[2,3,2]", "holds its last dim"),
+    ] {
+        let e = shardc_ir::samples::Sample::parse(text).expect_err(text);
+        assert!(e.contains(message), "{text}: {e}");
+    }
+}

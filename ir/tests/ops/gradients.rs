@@ -20,6 +20,8 @@ const NO_GRADIENT: &[&str] = &[
     "literal",
     "fill",
     "reduce_max",
+    "top_k",
+    "route",
     "attention_grad",
     "adamw",
     "sgd",

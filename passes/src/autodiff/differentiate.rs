@@ -27,9 +27,9 @@ pub struct Joint {
 /// What the users of a value sent back: gradients, and the scopes of the users.
 type Parts = SmallVec<[(Value, Scope); 2]>;
 
-/// Differentiates the result with role `sum "loss"` with respect to every trained parameter. The
-/// cotangent of the loss is an argument, `step "loss_scale"`; gradients are results `grad NAME`, one
-/// per stage that uses the parameter.
+/// Differentiates the sums (`sum "loss"`, and `sum "aux_loss"` if there is one) with respect to every
+/// trained parameter. The cotangent of each is an argument, `step "loss_scale"`; gradients are results
+/// `grad NAME`, one per stage that uses the parameter.
 pub fn differentiate(
     mesh: &Mesh,
     mut f: Func,
@@ -40,19 +40,18 @@ pub fn differentiate(
     let on = active(&f, frozen);
     let backward_from = f.nodes.len();
     let known = f.values.len();
-    let loss = f
-        .results
-        .iter()
-        .find(|r| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum))
-        .map(|r| r.value);
-    let loss = loss.expect("a training program has a loss");
-    let seed_type = f.ty(loss).cotangent();
-    let name = Name { grad: true, layer: None, hint: "loss".into(), dup: 0 };
-    let seed = f.arg(seed_type, name, Some(Role::new(RoleKind::Step, "loss_scale")));
+    let is_sum = |r: &&Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
+    let sums: Vec<Port> = f.results.iter().filter(is_sum).cloned().collect();
     let weights = only_weights(&f);
     let mut of_data = vec![false; known];
     let mut parts: Vec<Parts> = vec![Parts::new(); known];
-    parts[loss.0 as usize].push((seed, Scope(0)));
+    for Port { value, role } in sums {
+        let sum = role.map_or_else(String::new, |r| r.name.to_string());
+        let role = Some(Role::new(RoleKind::Step, format!("{sum}_scale")));
+        let name = Name { grad: true, layer: None, hint: sum.into(), dup: 0 };
+        let seed = f.arg(f.ty(value).cotangent(), name, role);
+        parts[value.0 as usize].push((seed, Scope(0)));
+    }
     for i in (0..backward_from).rev() {
         let n = f.nodes[i].clone();
         if !n.outs.iter().any(|o| on[o.0 as usize] && !parts[o.0 as usize].is_empty()) {

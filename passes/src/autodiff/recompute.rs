@@ -219,6 +219,7 @@ fn cheap(op: &Op, is_weight: impl Fn(usize) -> bool) -> bool {
         // A residual sum saves nothing: its operands would be saved in its place.
         Op::Add(a) => a.rule.0.is_some(),
         Op::Dot(_) => !is_weight(0) && !is_weight(1),
+        Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::GroupedOuter(_) => false,
         Op::Attention(_) | Op::AttentionGrad(_) | Op::Take(_) | Op::Put(_) => false,
         _ => op.collective().is_none(),
     }

@@ -5,6 +5,7 @@
 //! After:   the same with annotations `64@tp`, `8@dp_replicate`, and a mesh cut where heads need it
 //! Assumes: phase Source.  Leaves: phase Source with annotations.
 
+use super::experts;
 use crate::options::{CpMode, Options, ShardRule, glob};
 use shardc_ir::attr::{read_atoms, read_sub_axis};
 use shardc_ir::diag::{Diag, Result};
@@ -31,12 +32,15 @@ pub fn annotate(
     let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
     let mut mesh = Mesh::new(&axes)?;
     cut_sub_axes(&mut mesh, &o.shard)?;
+    let has_experts = f.nodes.iter().any(|n| matches!(n.op, Op::Route(_)));
+    let folded = if has_experts { experts::fold(o)? } else { vec![] };
+    experts::cut(&mut mesh, &folded)?;
     // Per parameter, the dim that tensor parallelism splits and how many ways it may.
     let by_name: BTreeMap<&str, &Weight> = weights.iter().map(|w| (&*w.param, w)).collect();
     let users = users(f);
     let recipe = |a: &Port| {
         let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
-        let dim = by_name.get(&*role.name)?.tp_dim?;
+        let dim = by_name.get(&*role.name).filter(|w| w.experts.is_none())?.tp_dim?;
         Some((dim, split_limit(f, &users, a.value, dim)))
     };
     let recipes: Vec<Option<(usize, Option<usize>)>> = f.args.iter().map(recipe).collect();
@@ -75,11 +79,13 @@ pub fn annotate(
         }
         new.push((a.value, Annotation { dims: dims.into(), priority: 0 }));
     }
-    if o.sp && !tp.is_empty() {
+    // Experts may split tokens further than the residual stream does.
+    if (o.sp && !tp.is_empty()) || has_experts {
+        let over = if o.sp { tp } else { AtomSet::EMPTY };
         for &(v, dim) in sequence {
             let open = |d| AnnotatedDim {
                 atoms: if d == dim {
-                    AtomList::collect(cp.iter().chain(tp.iter())).unwrap_or_default()
+                    AtomList::collect(cp.iter().chain(over.iter())).unwrap_or_default()
                 } else {
                     AtomList::EMPTY
                 },
@@ -91,6 +97,7 @@ pub fn annotate(
             ));
         }
     }
+    experts::annotate(&mesh, f, &by_name, &folded, &mut new);
     if !cp.is_empty() {
         keys_and_values(f, cp, &mut new);
         if o.cp_mode == CpMode::Ulysses {

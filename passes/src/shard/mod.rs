@@ -1,6 +1,7 @@
 //! Shardings: where they come from, how they spread, and the collectives they need.
 
 pub mod annotate;
+pub mod experts;
 pub mod partition;
 pub mod propagate;
 pub mod reshard;

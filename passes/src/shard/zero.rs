@@ -14,21 +14,19 @@ pub struct Zero(pub u8);
 
 /// How a parameter is stored, and its layout as ranks use it but for the gather, if ZeRO splits it:
 /// over `dp_shard`, on the first dim that this cuts evenly, best one that nothing else cuts; else on the
-/// one with least padding. What no dim can be cut for stays whole, and so does what is used in pieces
-/// over `dp_shard` already.
+/// one with least padding. What no dim can be cut for stays whole; what is used in pieces over a part of
+/// `dp_shard`, as experts are, is split over the rest.
 pub(super) fn split_over_shard(
     mesh: &Mesh,
     stored: &Type,
     ready: &Type,
     zero: Zero,
 ) -> (Type, Type) {
-    let shard = mesh.axis("dp_shard").unwrap_or_default();
+    // Experts are split over a part of it already.
+    let taken = stored.marked().union(ready.sharded());
+    let shard = mesh.axis("dp_shard").unwrap_or_default().minus(taken);
     let whole = (stored.clone(), ready.clone());
-    if zero == Zero(0)
-        || shard.is_empty()
-        || stored.marked().meets(shard)
-        || ready.sharded().meets(shard)
-    {
+    if zero == Zero(0) || shard.is_empty() {
         return whole;
     }
     let ways = mesh.ways(shard);

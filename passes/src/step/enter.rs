@@ -47,6 +47,19 @@ pub fn enter(
     if let (Some(targets), Some(seed)) = (targets, seed(loops)) {
         count(&mut b, targets, seed);
     }
+    // What is summed over microbatches beside the loss becomes a mean over them.
+    let others: Vec<(&Role, &Type)> = seeds(loops).filter(|s| &*s.0.name != "loss_scale").collect();
+    if !others.is_empty() {
+        let share = Fill { value: 1.0 / o.microbatches() as f64 };
+        let inv = b.push_as("inv_microbatches", share, &[], &Type::f32(&[]));
+        let role = Role::new(RoleKind::Step, "inv_microbatches");
+        b.f.results.push(Port { value: inv, role: Some(role) });
+        for (role, ty) in others {
+            let axes = ty.replicated;
+            let v = if axes.is_empty() { inv } else { b.push("scale", FanOut { axes }, &[inv]) };
+            b.f.results.push(Port { value: v, role: Some(role.clone()) });
+        }
+    }
     // Without a backward nothing is summed over microbatches.
     let trains = loops.iter().any(|g| has(g, RoleKind::Grad)) || seed(loops).is_some();
     let all = loops.iter().flat_map(|g| g.args.iter().map(move |a| (g, a)));
@@ -72,10 +85,15 @@ fn has(f: &Func, kind: RoleKind) -> bool {
     f.args.iter().any(|a| a.role.as_ref().is_some_and(|r| r.kind == kind))
 }
 
+/// The cotangents of sums, as backward takes them.
+fn seeds<'a>(loops: &[&'a Func]) -> impl Iterator<Item = (&'a Role, &'a Type)> {
+    let all = loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
+    all.filter_map(|(role, ty)| Some((role.filter(|r| r.kind == RoleKind::Step)?, ty)))
+}
+
 /// The type in which backward takes the loss's cotangent, if the loss is made here.
 fn seed<'a>(loops: &[&'a Func]) -> Option<&'a Type> {
-    let is_seed = |a: &&Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Step);
-    loops.iter().find_map(|f| Some(f.ty(f.args.iter().find(is_seed)?.value)))
+    seeds(loops).find(|s| &*s.0.name == "loss_scale").map(|s| s.1)
 }
 
 /// The labels of the whole global batch, as an argument.

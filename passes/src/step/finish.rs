@@ -68,8 +68,8 @@ pub fn finish(
         grads.push(reduce(&mut b, p, d));
     }
     b.enter("step");
-    if let (Some(sum), Some(inv_tokens)) = (args.loss, args.inv_tokens) {
-        loss(&mut b, sum, inv_tokens);
+    if let Some(sums) = &args.sums {
+        loss(&mut b, sums);
     }
     let norm = norm(&mut b, &trained, &grads);
     output(&mut b, norm, "grad_norm");
@@ -101,21 +101,47 @@ pub fn finish(
 /// made by these functions.
 pub fn evaluate(mesh: &Mesh, name: &str, loops: &[&Func]) -> Option<Func> {
     let mut f = Func::new(name);
-    let plain = |hint: &'static str| Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
-    let sum = Some(Role::new(RoleKind::Sum, "loss"));
-    let sum = f.arg(loss_type(loops)?, plain("loss_sum"), sum);
-    let role = Some(Role::new(RoleKind::Step, "inv_tokens"));
-    let inv_tokens = f.arg(Type::f32(&[]), plain("inv_tokens"), role);
+    let sums = Sums::arguments(&mut f, loops)?;
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
-    loss(&mut b, sum, inv_tokens);
+    loss(&mut b, &sums);
     Some(f)
 }
 
-/// Type of the loss's accumulator.
-fn loss_type(loops: &[&Func]) -> Option<Type> {
-    let is_loss = |a: &&Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
-    loops.iter().find_map(|f| Some(f.ty(f.args.iter().find(is_loss)?.value).clone()))
+/// What was summed over microbatches, as arguments.
+struct Sums {
+    /// Over the labels of the batch, and one over their number.
+    loss: Value,
+    inv_tokens: Value,
+    /// Losses of microbatches by name, and one over the number of microbatches.
+    others: Vec<(String, Value)>,
+    inv_microbatches: Option<Value>,
+}
+
+impl Sums {
+    /// `None` if these functions make no loss.
+    fn arguments(f: &mut Func, loops: &[&Func]) -> Option<Sums> {
+        let all =
+            loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
+        let found: BTreeMap<&str, &Type> = all
+            .filter_map(|(r, t)| Some((&*r.filter(|r| r.kind == RoleKind::Sum)?.name, t)))
+            .collect();
+        let mut arg = |hint: String, ty: &Type, kind, name: &str| {
+            let name_of = Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
+            f.arg(ty.clone(), name_of, Some(Role::new(kind, name)))
+        };
+        let (sum, step, scalar) = (RoleKind::Sum, RoleKind::Step, Type::f32(&[]));
+        let loss = arg("loss_sum".into(), found.get("loss")?, sum, "loss");
+        let inv_tokens = arg("inv_tokens".into(), &scalar, step, "inv_tokens");
+        let others: Vec<(String, Value)> = found
+            .iter()
+            .filter(|x| *x.0 != "loss")
+            .map(|(name, ty)| (name.to_string(), arg(format!("{name}_sum"), ty, sum, name)))
+            .collect();
+        let inv_microbatches = (!others.is_empty())
+            .then(|| arg("inv_microbatches".into(), &scalar, step, "inv_microbatches"));
+        Some(Sums { loss, inv_tokens, others, inv_microbatches })
+    }
 }
 
 /// Type of every gradient's accumulator, by parameter.
@@ -133,8 +159,7 @@ struct Args {
     grads: Vec<Value>,
     states: Vec<Vec<Value>>,
     foreign: Vec<Value>,
-    loss: Option<Value>,
-    inv_tokens: Option<Value>,
+    sums: Option<Sums>,
     lr: Value,
     step: Value,
 }
@@ -188,14 +213,10 @@ fn arguments(
             f.arg(ty, Name { grad: true, hint, ..name }, Some(x.role()))
         })
         .collect();
-    let mut made_here = |hint, ty, kind, name| f.arg(ty, plain(hint), Some(Role::new(kind, name)));
-    let sum = loss_type(loops);
-    let inv_tokens = sum.as_ref().map(|_| scalar.clone());
-    let loss = sum.map(|t| made_here("loss_sum", t, RoleKind::Sum, "loss"));
-    let inv_tokens = inv_tokens.map(|t| made_here("inv_tokens", t, RoleKind::Step, "inv_tokens"));
+    let sums = Sums::arguments(f, loops);
     let lr = f.arg(scalar.clone(), plain("lr"), Some(Role::new(RoleKind::Scalar, "lr")));
     let step = f.arg(scalar, plain("step"), Some(Role::new(RoleKind::Scalar, "step")));
-    Args { params, grads, states, foreign: received, loss, inv_tokens, lr, step }
+    Args { params, grads, states, foreign: received, sums, lr, step }
 }
 
 fn output(b: &mut Builder, value: Value, name: &str) {
@@ -225,10 +246,20 @@ fn reduce(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
     d
 }
 
-fn loss(b: &mut Builder, sum: Value, inv_tokens: Value) {
-    let axes = b.ty(sum).sum;
-    let sum = if axes.is_empty() { sum } else { b.push("loss_sum", AllReduce { axes }, &[sum]) };
-    let loss = b.push("loss", Mul::same(), &[sum, inv_tokens]);
+fn loss(b: &mut Builder, sums: &Sums) {
+    let whole = |b: &mut Builder, v: Value| {
+        let axes = b.ty(v).sum;
+        if axes.is_empty() { v } else { b.push("loss_sum", AllReduce { axes }, &[v]) }
+    };
+    let sum = whole(b, sums.loss);
+    let mut loss = b.push("loss", Mul::same(), &[sum, sums.inv_tokens]);
+    for (name, v) in &sums.others {
+        let sum = whole(b, *v);
+        let inv = sums.inv_microbatches.expect("there is another sum");
+        let mean = b.push("loss", Mul::same(), &[sum, inv]);
+        output(b, mean, name);
+        loss = b.push("loss", Add::same(), &[loss, mean]);
+    }
     output(b, loss, "loss");
 }
 

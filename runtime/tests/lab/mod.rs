@@ -2,6 +2,7 @@
 //! with the reference interpreter.
 
 use shardc_codegen::lower;
+use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Block, View};
@@ -42,14 +43,20 @@ pub fn dense(shape: &[usize]) -> Block {
 }
 
 /// Runs the only node of a function; `args[i][rank]` and the answer are true pieces.
-pub fn run(mesh: &Mesh, f: &Func, args: &[Vec<Tensor>], in_place: bool) -> Vec<Vec<Tensor>> {
+pub fn run(
+    mesh: &Mesh,
+    f: &Func,
+    args: &[Vec<Tensor>],
+    in_place: bool,
+) -> Result<Vec<Vec<Tensor>>> {
     let ends = Threads::connect(mesh, Duration::from_secs(20));
-    let ranks: Vec<Vec<Tensor>> = std::thread::scope(|s| {
+    let ranks: Result<Vec<Vec<Tensor>>> = std::thread::scope(|s| {
         let rank = |(r, end)| s.spawn(move || one_rank(mesh, f, args, in_place, r, end));
         let all: Vec<_> = ends.into_iter().enumerate().map(rank).collect();
         all.into_iter().map(|t| t.join().unwrap()).collect()
     });
-    (0..f.results.len()).map(|o| ranks.iter().map(|r| r[o].clone()).collect()).collect()
+    let ranks = ranks?;
+    Ok((0..f.results.len()).map(|o| ranks.iter().map(|r| r[o].clone()).collect()).collect())
 }
 
 fn one_rank(
@@ -59,7 +66,7 @@ fn one_rank(
     in_place: bool,
     r: usize,
     end: Threads,
-) -> Vec<Tensor> {
+) -> Result<Vec<Tensor>> {
     let node = &f.nodes[0];
     let def = node.op.def();
     let coords = mesh.coords(r);
@@ -87,9 +94,9 @@ fn one_rank(
     let pointers: Vec<*mut f32> = at.iter().map(|&i| base[i]).collect();
     let mut executor = Executor::new(Box::new(end), 1);
     // SAFETY: the kernel's reach was compared with the buffers, which live until the end.
-    unsafe { executor.run(&kernel, &pointers) }.unwrap();
+    unsafe { executor.run(&kernel, &pointers) }?;
     let out = |(o, t): (usize, &&Type)| unlay(mesh, t, &coords, &memory[at[ins.len() + o]]);
-    outs.iter().enumerate().map(out).collect()
+    Ok(outs.iter().enumerate().map(out).collect())
 }
 
 /// Runs a function of one node and compares every rank's piece with the interpreter's, within
@@ -98,7 +105,7 @@ pub fn compare(what: &str, mesh: &Mesh, f: &Func, args: &[Vec<Tensor>]) {
     let want =
         interp::call(mesh, f, args, Precision::F64).unwrap_or_else(|e| panic!("{what}: {e}"));
     for in_place in [false, true] {
-        let got = run(mesh, f, args, in_place);
+        let got = run(mesh, f, args, in_place).unwrap_or_else(|e| panic!("{what}: {e}"));
         for (o, (got, want)) in got.iter().zip(&want).enumerate() {
             let finite = want.iter().flat_map(|t| &t.data).filter(|x| x.is_finite());
             let largest = finite.fold(1e-3, |a: f64, b| a.max(b.abs()));

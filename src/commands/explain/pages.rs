@@ -10,9 +10,9 @@ macro_rules! pages {
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape"
     "collective" "config" "config-file" "cross-node" "data" "deadlock" "dropout-ignored" "dtype"
-    "evaluated-shape" "file" "flag" "heads-not-divisible" "idle-axis" "index"
+    "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-not-divisible" "file" "flag" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-tensor"
-    "missing-weights" "mixed" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-loss"
+    "missing-weights" "mixed" "moe-bound" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"
     "no-reshard" "not-built" "operands" "out-of-memory" "output" "padding" "partial" "phase" "pipeline-axis"
     "plan" "rank" "rank-failed" "ranks-disagree" "redefined" "repeat" "result-type" "role"
     "rope-type" "safetensors" "save-target" "schedule" "schedule-csv" "schedule-memory"

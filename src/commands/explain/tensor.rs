@@ -22,7 +22,7 @@ pub fn explain(why: &Why, name: &str) -> Result<Answer> {
     let one = all.iter().find(|w| w.param == name);
     let found: Vec<&Weight> = match one {
         Some(w) => vec![w],
-        None => all.iter().filter(|w| w.tensor == name).collect(),
+        None => all.iter().filter(|w| w.tensors().any(|t| t == name)).collect(),
     };
     let Some(first) = found.first() else { return Err(unknown(why, name)) };
     if found.len() > 1 {
@@ -44,6 +44,10 @@ pub fn explain(why: &Why, name: &str) -> Result<Answer> {
 fn cut(w: &Weight) -> String {
     match w.part {
         Some(p) => format!("{}..{} of dim {} of {}", p.start, p.start + p.len, p.dim, w.tensor),
+        None if w.experts.is_some() => {
+            let all: Vec<String> = w.tensors().collect();
+            format!("{} tensors, one per expert: {} to {}", all.len(), all[0], all[all.len() - 1])
+        }
         None => format!("all of {}", w.tensor),
     }
 }

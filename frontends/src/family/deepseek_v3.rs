@@ -1,0 +1,47 @@
+//! DeepSeek-V3 (DeepSeek-AI, 2024): multi-head latent attention, leading layers with a plain MLP,
+//! then experts among which groups are chosen first, beside one that every token passes.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "deepseek_v3",
+    keys: Keys { kv_heads: None, ..llama::FAMILY.keys },
+    absent: Absent { max_positions: 4096, ..llama::FAMILY.absent },
+    attention: Attention {
+        heads: Heads::Latent(Latent {
+            q: Linear::torch("q_proj", Bias::Never),
+            q_down: Linear::torch("q_a_proj", Bias::Key("attention_bias")),
+            q_norm: "q_a_layernorm",
+            q_up: Linear::torch("q_b_proj", Bias::Never),
+            kv_down: Linear::torch("kv_a_proj_with_mqa", Bias::Key("attention_bias")),
+            kv_norm: "kv_a_layernorm",
+            kv_up: Linear::torch("kv_b_proj", Bias::Never),
+            absent: LatentSizes {
+                q_rank: Some(1536),
+                kv_rank: 512,
+                still: 128,
+                turning: 64,
+                value: 128,
+            },
+        }),
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    experts: Some(Experts {
+        module: "mlp",
+        router: "gate",
+        list: "experts",
+        gate: "gate_proj",
+        up: "up_proj",
+        down: "down_proj",
+        count: &["n_routed_experts", "num_local_experts"],
+        width: "moe_intermediate_size",
+        score: Score::Sigmoid { bias: "e_score_correction_bias" },
+        shared: Some("shared_experts"),
+        layers: SparseLayers::From { absent: 3 },
+        absent: (256, 8, 2048, 0.0),
+    }),
+    words: &[("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")],
+    numbers: &[("moe_layer_freq", 1.0)],
+    ..llama::FAMILY
+};

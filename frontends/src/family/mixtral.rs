@@ -1,0 +1,31 @@
+//! Mixtral (Jiang et al., 2024): Mistral whose every MLP is a mixture of experts.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "mixtral",
+    absent: Absent {
+        kv_heads: Some(8),
+        max_positions: 4096 * 32,
+        eps: 1e-5,
+        theta: 1e6,
+        ..llama::FAMILY.absent
+    },
+    attention: Attention { window: Window::All { absent: None }, ..mistral::FAMILY.attention },
+    experts: Some(Experts {
+        module: "block_sparse_moe",
+        router: "gate",
+        list: "experts",
+        gate: "w1",
+        up: "w3",
+        down: "w2",
+        count: &["num_local_experts"],
+        width: "intermediate_size",
+        score: Score::Softmax { normed: Normed::Always },
+        shared: None,
+        layers: SparseLayers::All,
+        absent: (8, 2, 14336, 0.001),
+    }),
+    numbers: &[("router_jitter_noise", 0.0)],
+    ..mistral::FAMILY
+};

@@ -1,0 +1,27 @@
+//! Qwen3-MoE (Yang et al., 2025): Qwen3 with experts in all layers, or in some.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "qwen3_moe",
+    absent: Absent { kv_heads: Some(4), head_dim: None, ..qwen3::FAMILY.absent },
+    attention: Attention {
+        window: Window::AllSwitched { absent: 4096 },
+        ..qwen3::FAMILY.attention
+    },
+    experts: Some(Experts {
+        module: "mlp",
+        router: "gate",
+        list: "experts",
+        gate: "gate_proj",
+        up: "up_proj",
+        down: "down_proj",
+        count: &["num_experts", "num_local_experts"],
+        width: "moe_intermediate_size",
+        score: Score::Softmax { normed: Normed::Key("norm_topk_prob") },
+        shared: None,
+        layers: SparseLayers::Stepped,
+        absent: (128, 8, 768, 0.001),
+    }),
+    ..qwen3::FAMILY
+};

@@ -1,0 +1,262 @@
+//! A mixture of experts in the place of an MLP: router, choice, dispatch, products, combination.
+//!
+//! Letters: z shards of tokens, t tokens of a shard, k choices, e experts, g groups of experts whose
+//! rows share a buffer, c rows of a buffer, n groups that the router chooses first.
+
+use super::block::{Cx, Mlp, activate, mlp};
+use super::parts::{letter_sizes, rule, spread};
+use crate::{Bound, Tokens};
+use shardc_ir::builder::Builder;
+use shardc_ir::func::Value;
+use shardc_ir::ops::*;
+
+/// The parameters of a mixture of experts.
+pub(super) struct Experts {
+    pub scope: String,
+    pub router_scope: String,
+    /// Scope of the list of experts.
+    pub list_scope: String,
+    /// [e, h].
+    pub router: Value,
+    /// Added to the scores for the choice only; [e]. The scores are sigmoids if there is one, and a
+    /// softmax otherwise.
+    pub bias: Option<Value>,
+    /// [e, f, h], [e, f, h], [e, h, f].
+    pub gate: Value,
+    pub up: Value,
+    pub down: Value,
+    /// What every token passes.
+    pub shared: Option<Mlp>,
+}
+
+/// What the experts of a layer, or of several, had to do: [e] each, over all tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Load {
+    /// Copies of tokens that chose each expert.
+    pub chosen: Value,
+    /// Sums of the scores of each expert.
+    pub score: Value,
+}
+
+/// The mixture of a normed hidden state [b, s, h]; and the load, if the auxiliary loss needs it.
+pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value, Option<Load>) {
+    let facts = cx.arch.facts.experts.expect("a family with experts");
+    let routing = &cx.arch.routing;
+    b.enter(&p.scope);
+    let x = to_shards(b, cx.tokens, h);
+    b.enter(&p.router_scope);
+    let logits = b.push("router_logits", Dot::by("zth,eh->zte", &[3, 2]), &[x, p.router]);
+    let scores = match p.bias {
+        None => softmax(b, logits),
+        Some(_) => b.push("scores", Logistic {}, &[logits]),
+    };
+    let choice = match p.bias {
+        None => scores,
+        Some(bias) => {
+            let own = b.push("scores", StopGradient {}, &[scores]);
+            let rule = spread("zte,e->zte", &[3, 1]);
+            let biased = b.push("biased", Add { rule }, &[own, bias]);
+            in_groups(b, biased, facts.experts, routing.groups)
+        }
+    };
+    let k = letter_sizes(&[('k', facts.top_k)]);
+    let index = b.push("expert", TopK { rule: rule("zte->ztk", &[3]), sizes: k }, &[choice]);
+    let gates = b.push("gates", Take { rule: rule("zte,ztk->ztk", &[3, 3]) }, &[scores, index]);
+    let gates = match routing.normed {
+        None => gates,
+        Some(eps) => {
+            let sum = b.push("sum", ReduceSum { rule: rule("ztk->zt", &[3]) }, &[gates]);
+            let sum = if eps == 0.0 { sum } else { b.push("sum", Shift { by: eps }, &[sum]) };
+            b.push("gates", Div { rule: spread("ztk,zt->ztk", &[3, 2]) }, &[gates, sum])
+        }
+    };
+    let gates = match routing.scale {
+        1.0 => gates,
+        by => b.push("gates", Scale { by }, &[gates]),
+    };
+    let load = routing.aux.map(|_| load(b, scores, index, facts.experts));
+    b.enter(&p.scope);
+    let groups = cx.tokens.groups.max(1);
+    let (rows, capacity) = buffer(b, cx.tokens, index, facts.experts);
+    let route = Route::new(groups, facts.experts / groups, rows, capacity);
+    let routed = b.push_n(&["slot", "counts"], route, &[index]);
+    let (slot, counts) = (routed[0], routed[1]);
+    // Copies that were dropped count for nothing.
+    let kept = b.push("kept", AtLeast { bound: 0.0 }, &[slot]);
+    let rows = b.push("rows", Dispatch::new(groups, rows), &[x, slot, kept]);
+    b.enter(&p.list_scope);
+    let gate = b.push("gate", GroupedDot {}, &[rows, counts, p.gate]);
+    let up = b.push("up", GroupedDot {}, &[rows, counts, p.up]);
+    let inner = activate(b, cx.activation, gate);
+    let inner = b.push("mlp", Mul::same(), &[inner, up]);
+    let out = b.push("expert_out", GroupedDot {}, &[inner, counts, p.down]);
+    b.enter(&p.scope);
+    let y = b.push("mlp_out", Combine {}, &[out, slot, gates]);
+    let y = from_shards(b, cx.tokens, y, h);
+    let y = match &p.shared {
+        None => y,
+        Some(m) => {
+            let beside = mlp(b, cx, m, h);
+            b.enter(&p.scope);
+            b.push("mlp_out", Add::same(), &[y, beside])
+        }
+    };
+    (y, load)
+}
+
+/// Softmax over experts.
+fn softmax(b: &mut Builder, logits: Value) -> Value {
+    let by_token = || spread("zte,zt->zte", &[3, 2]);
+    let max = b.push("max", ReduceMax { rule: rule("zte->zt", &[3]) }, &[logits]);
+    let max = b.push("max", StopGradient {}, &[max]);
+    let z = b.push("z", Sub { rule: by_token() }, &[logits, max]);
+    let e = b.push("exp", Exp {}, &[z]);
+    let sum = b.push("sum", ReduceSum { rule: rule("zte->zt", &[3]) }, &[e]);
+    b.push("scores", Div { rule: by_token() }, &[e, sum])
+}
+
+/// Scores with -inf for experts of groups that are not chosen: those whose two best scores have the
+/// largest sums are (DeepSeek-V3, 2.1.2).
+fn in_groups(b: &mut Builder, x: Value, experts: usize, groups: Option<(usize, usize)>) -> Value {
+    let Some((groups, kept)) = groups else { return x };
+    let split = Reshape { rule: rule("zt(ne)->ztne", &[3]), sizes: letter_sizes(&[('n', groups)]) };
+    let each = b.push("by_group", split, &[x]);
+    let two = TopK { rule: rule("ztne->ztnk", &[4]), sizes: letter_sizes(&[('k', 2)]) };
+    let two = b.push("best", two, &[each]);
+    let best = b.push("best", Take { rule: rule("ztne,ztnk->ztnk", &[4, 4]) }, &[each, two]);
+    let sum = b.push("best", ReduceSum { rule: rule("ztnk->ztn", &[4]) }, &[best]);
+    let top = TopK { rule: rule("ztn->ztk", &[3]), sizes: letter_sizes(&[('k', kept)]) };
+    let top = b.push("group", top, &[sum]);
+    let one = b.push("one", AtLeast { bound: 0.0 }, &[top]);
+    let put = Put { rule: rule("ztk,ztk->ztn", &[3, 3]), sizes: letter_sizes(&[('n', groups)]) };
+    let mask = b.push("mask", put, &[one, top]);
+    let mask = b.push("mask", Log {}, &[mask]);
+    b.note("0 for a group that is chosen, -inf for the others");
+    let all = b.push("by_group", Add { rule: spread("ztne,ztn->ztne", &[4, 3]) }, &[each, mask]);
+    let join = Reshape {
+        rule: rule("ztne->zt(ne)", &[4]),
+        sizes: letter_sizes(&[('e', experts / groups)]),
+    };
+    b.push("biased", join, &[all])
+}
+
+fn load(b: &mut Builder, scores: Value, index: Value, experts: usize) -> Load {
+    let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
+    let put = Put { rule: rule("ztk,ztk->e", &[3, 3]), sizes: letter_sizes(&[('e', experts)]) };
+    let chosen = b.push("chosen", put, &[one, index]);
+    Load { chosen, score: b.push("score", ReduceSum { rule: rule("zte->e", &[3]) }, &[scores]) }
+}
+
+/// The load of two layers together.
+pub(super) fn both(b: &mut Builder, x: Load, y: Load) -> Load {
+    let chosen = b.push("chosen", Add::same(), &[x.chosen, y.chosen]);
+    Load { chosen, score: b.push("score", Add::same(), &[x.score, y.score]) }
+}
+
+/// The auxiliary loss of a microbatch, times its coefficient: experts · sum over experts of the
+/// fraction of choices times the mean score, both over all layers and tokens (Fedus et al., 2022,
+/// *Switch Transformers*, (4); over layers as transformers does).
+pub(super) fn aux_loss(b: &mut Builder, all: Load, tokens: usize, layers: usize, by: f64) -> Value {
+    b.enter("loss");
+    let experts = b.ty(all.chosen).dims[0].size as f64;
+    let n = tokens as f64 * layers as f64;
+    let product = b.push("aux", Dot::by("e,e->", &[1, 1]), &[all.chosen, all.score]);
+    b.push("aux", Scale { by: by * experts / (n * n) }, &[product])
+}
+
+/// Rows of a buffer, and the copies of a shard that an expert keeps.
+fn buffer(b: &Builder, t: &Tokens, index: Value, experts: usize) -> (usize, Option<usize>) {
+    let (tokens, k) = (b.ty(index).dims[1].size, b.ty(index).dims[2].size);
+    let groups = t.groups.max(1);
+    let worst = tokens * k.min(experts / groups);
+    let share = |by: f64, among: usize| {
+        let n = (by * (tokens * k) as f64 / among as f64).ceil();
+        (n as usize).max(1)
+    };
+    match t.bound {
+        Bound::Worst => (worst, None),
+        Bound::Balanced(by) => (share(by, groups).min(worst), None),
+        Bound::Capacity(by) => {
+            let own = share(by, experts).min(tokens);
+            ((own * (experts / groups)).min(worst), Some(own))
+        }
+    }
+}
+
+/// Letters of the factors of rows and of tokens.
+const FACTORS: &[u8] = b"ijklmn";
+
+struct Cut {
+    /// `bsh` with its factors, all factors one after the other, and shards.
+    source: String,
+    apart: String,
+    moved: String,
+    shards: String,
+    sizes: Vec<(char, usize)>,
+}
+
+fn cut(t: &Tokens) -> Cut {
+    let letters: Vec<char> = FACTORS.iter().map(|&b| b as char).collect();
+    let one = [1];
+    let (rows, seq) = match t.rows.len() + t.seq.len() {
+        0 => (&one[..], &t.seq[..]),
+        _ => (&t.rows[..], &t.seq[..]),
+    };
+    let (by_row, by_token) = letters.split_at(rows.len());
+    let by_token = &by_token[..seq.len()];
+    let [r, s]: [String; 2] = [by_row, by_token].map(|l| l.iter().collect());
+    let all: Vec<char> = by_row.iter().chain(by_token).copied().collect();
+    let ordered: String = match t.order[..] {
+        [] => all.iter().collect(),
+        _ => t.order.iter().map(|&i| all[i]).collect(),
+    };
+    let group = |inner: &str| if inner.len() == 1 { inner.into() } else { format!("({inner})") };
+    Cut {
+        source: format!("{}{}h", group(&format!("{r}b")), group(&format!("{s}s"))),
+        apart: format!("{r}b{s}sh"),
+        moved: format!("{ordered}bsh"),
+        shards: format!("{}(bs)h", group(&ordered)),
+        sizes: all.into_iter().zip(rows.iter().chain(seq).copied()).collect(),
+    }
+}
+
+/// [b, s, h] as shards of tokens, [z, t, h].
+fn to_shards(b: &mut Builder, t: &Tokens, x: Value) -> Value {
+    let c = cut(t);
+    let reshape = |from: &str, to: &str, rank: usize, sizes: &[(char, usize)]| Reshape {
+        rule: rule(&format!("{from}->{to}"), &[rank]),
+        sizes: letter_sizes(sizes),
+    };
+    if c.apart == c.moved {
+        return b.push("tokens", reshape(&c.source, &c.shards, 3, &c.sizes), &[x]);
+    }
+    let n = c.apart.len();
+    let x = b.push("tokens", reshape(&c.source, &c.apart, 3, &c.sizes), &[x]);
+    let turn = Transpose { rule: rule(&format!("{}->{}", c.apart, c.moved), &[n]) };
+    let x = b.push("tokens", turn, &[x]);
+    b.push("tokens", reshape(&c.moved, &c.shards, n, &[]), &[x])
+}
+
+/// The mirror of [`to_shards`]; `like` is [b, s, h].
+fn from_shards(b: &mut Builder, t: &Tokens, x: Value, like: Value) -> Value {
+    let c = cut(t);
+    let rows: usize = match t.rows[..] {
+        [] => 1,
+        _ => t.rows.iter().product(),
+    };
+    let inner = b.ty(like).dims[0].size / rows;
+    let mut sizes = c.sizes.clone();
+    sizes.push(('b', inner));
+    let reshape = |from: &str, to: &str, rank: usize, sizes: &[(char, usize)]| Reshape {
+        rule: rule(&format!("{from}->{to}"), &[rank]),
+        sizes: letter_sizes(sizes),
+    };
+    if c.apart == c.moved {
+        return b.push("mlp_out", reshape(&c.shards, &c.source, 3, &sizes), &[x]);
+    }
+    let n = c.apart.len();
+    let x = b.push("mlp_out", reshape(&c.shards, &c.moved, 3, &sizes), &[x]);
+    let turn = Transpose { rule: rule(&format!("{}->{}", c.moved, c.apart), &[n]) };
+    let x = b.push("mlp_out", turn, &[x]);
+    b.push("mlp_out", reshape(&c.apart, &c.source, n, &[]), &[x])
+}

@@ -1,0 +1,150 @@
+//! Kernels of mixtures of experts: choosing experts, giving copies of tokens places in buffers,
+//! moving them there and back, and products with the weights of the expert that a row belongs to.
+//!
+//! Indices, slots and counts are data: a kernel treats whatever they say, and touches nothing
+//! outside the sizes that stand here.
+
+use super::{Extents, View};
+
+/// For every index of `extents`, the places of the `k` largest of `n` elements, largest first; of
+/// equal ones the first. Elements are compared as [`f32::total_cmp`] does.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TopK {
+    pub extents: Extents,
+    pub n: usize,
+    pub k: usize,
+    pub x: View,
+    /// Between the elements that are compared.
+    pub x_stride: usize,
+    /// i32.
+    pub out: View,
+    pub out_stride: usize,
+}
+
+/// Places for the copies of tokens in the buffers of groups of experts, as the op `route` gives
+/// them. It fails if a buffer has too few rows.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Route {
+    /// Shards of tokens of this rank, tokens of a shard, copies of a token.
+    pub copies: [usize; 3],
+    /// The number of the first shard of this rank, for messages.
+    pub first_shard: usize,
+    pub groups: usize,
+    /// Experts of a group.
+    pub experts: usize,
+    /// Rows of the buffer of a group and a shard.
+    pub rows: usize,
+    /// Copies of a shard that an expert keeps.
+    pub capacity: Option<usize>,
+    /// i32, walks `[shard, token, copy]`.
+    pub index: View,
+    /// i32, walks `[shard, token, copy]`.
+    pub slot: View,
+    /// i32, walks `[group, expert, shard]`.
+    pub counts: View,
+}
+
+/// Tokens and the rows of their copies: slot `group · rows + row` of a copy names its row, any
+/// other number none. The last of buffer, tokens and gates in an op's operands is its result.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Copies {
+    /// Shards of tokens, tokens of a shard, copies of a token.
+    pub copies: [usize; 3],
+    pub groups: usize,
+    /// Rows of the buffer of a group and a shard.
+    pub rows: usize,
+    pub width: usize,
+    /// Walks `[group, shard, row]`, the width being adjacent.
+    pub buffer: View,
+    /// Walks `[shard, token]`, the width being adjacent.
+    pub tokens: View,
+    /// i32, walks `[shard, token, copy]`.
+    pub slot: View,
+    /// A number per copy; walks `[shard, token, copy]`.
+    pub gates: View,
+}
+
+/// Which of the three tensors of a grouped product is the result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Product {
+    /// `y[c,o] = Σ x[c,i] w[o,i]` for the rows of every expert.
+    Rows,
+    /// `x[c,i] = Σ y[c,o] w[o,i]` for the rows of every expert.
+    RowsTransposed,
+    /// `w[o,i] = Σ y[c,o] x[c,i]` over the rows of every expert, of all shards in order.
+    Weights,
+}
+
+/// Products of rows with the weights of their experts. In the buffer of a group and a shard stand
+/// the rows of its experts one after the other, as many as `counts` says; no others are touched.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Grouped {
+    pub product: Product,
+    pub groups: usize,
+    /// Experts of a group.
+    pub experts: usize,
+    pub shards: usize,
+    /// Rows of the buffer of a group and a shard.
+    pub rows: usize,
+    /// Width of a row of `x`.
+    pub x_width: usize,
+    /// Width of a row of `y`.
+    pub y_width: usize,
+    /// i32, walks `[group, expert, shard]`.
+    pub counts: View,
+    /// Walks `[group, shard, row]`, the width being adjacent.
+    pub x: View,
+    /// Walks `[group, shard, row]`, the width being adjacent.
+    pub y: View,
+    /// Walks `[expert of all groups, o]`, i being adjacent.
+    pub w: View,
+    /// Rows of an expert that are gathered from several shards for one product; 0 if there is one
+    /// shard.
+    pub gathered: usize,
+    /// Adjacent: so many rows of `x`, then of `y`.
+    pub scratch: View,
+}
+
+type See<'a> = dyn FnMut(&View, &[&[usize]]) + 'a;
+
+impl TopK {
+    pub(super) fn reach(&self, see: &mut See) {
+        for (v, stride, n) in
+            [(&self.x, self.x_stride, self.n), (&self.out, self.out_stride, self.k)]
+        {
+            let mut v = v.clone();
+            v.strides.push(stride);
+            see(&v, &[&self.extents, &[n]]);
+        }
+    }
+}
+
+impl Route {
+    pub(super) fn reach(&self, see: &mut See) {
+        see(&self.index, &[&self.copies]);
+        see(&self.slot, &[&self.copies]);
+        see(&self.counts, &[&[self.groups, self.experts, self.copies[0]]]);
+    }
+}
+
+impl Copies {
+    pub(super) fn reach(&self, see: &mut See) {
+        let [shards, tokens, _] = self.copies;
+        see(&self.buffer.adjacent(), &[&[self.groups, shards, self.rows, self.width]]);
+        see(&self.tokens.adjacent(), &[&[shards, tokens, self.width]]);
+        see(&self.slot, &[&self.copies]);
+        see(&self.gates, &[&self.copies]);
+    }
+}
+
+impl Grouped {
+    pub(super) fn reach(&self, see: &mut See) {
+        let buffer = [self.groups, self.shards, self.rows];
+        see(&self.counts, &[&[self.groups, self.experts, self.shards]]);
+        see(&self.x.adjacent(), &[&buffer, &[self.x_width]]);
+        see(&self.y.adjacent(), &[&buffer, &[self.y_width]]);
+        let experts = self.groups * self.experts;
+        see(&self.w.adjacent(), &[&[experts, self.y_width, self.x_width]]);
+        see(&self.scratch, &[&[self.gathered * (self.x_width + self.y_width)]]);
+    }
+}

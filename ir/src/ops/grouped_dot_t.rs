@@ -1,0 +1,48 @@
+//! `grouped_dot_t`: every row times the transposed weight of its expert.
+
+use super::*;
+
+op! {
+    /// Rows `[g,z,c,o]` times the weights `[(g e),o,i]` of their experts, summed over o:
+    /// `[g,z,c,i]`. Rows and counts are those of `grouped_dot`.
+    GroupedDotT = "grouped_dot_t" (x, counts, w) {}
+    samples ["grouped_dot_t f32[2,2,3,4], i32[2,2,2], f32[4,4,5]"]
+}
+
+impl OpDef for GroupedDotT {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        grouped_dot::accepts(ins, [4, 3])
+    }
+    fn rule(&self, _: &[usize]) -> Rule {
+        Rule::new("gz!co,g!ez,(ge)oi->gzci", &[4, 3, 3])
+    }
+    fn linear(&self) -> Linear {
+        Linear::Each(0b101)
+    }
+    fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
+        grouped_dot::flops(loops)
+    }
+    fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
+        let Some(d) = d[0] else { return smallvec::smallvec![None; 3] };
+        let [x, n, w] = [ins[0], ins[1], ins[2]];
+        let d_x = b.wants(x).then(|| b.push("grouped_grad", GroupedDot {}, &[d, n, w]));
+        let d_w = b.wants(w).then(|| b.push("grouped_grad", GroupedOuter {}, &[x, n, d]));
+        smallvec::smallvec![d_x, None, d_w]
+    }
+    fn workspace(&self, mesh: &Mesh, ins: &[&Type], outs: &[&Type]) -> usize {
+        grouped_dot::gathered_bytes(mesh, ins[0], outs[0])
+    }
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let [x, counts, w] = [ins[0], ins[1], ins[2]];
+        let mut out = Tensor::full(&cx.out_shape(0), 0.0);
+        let experts = counts.shape[1];
+        grouped_dot::each_row(counts, x.shape[2], |g, e, z, c| {
+            for i in 0..w.shape[2] {
+                *out.at_mut(&[g, z, c, i]) = (0..w.shape[1])
+                    .map(|o| x.at(&[g, z, c, o]) * w.at(&[g * experts + e, o, i]))
+                    .sum();
+            }
+        });
+        vec![out]
+    }
+}

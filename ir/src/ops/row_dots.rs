@@ -1,0 +1,42 @@
+//! `row_dots`: products of a token's row with the rows of its copies: the gradient of gates.
+
+use super::*;
+
+op! {
+    /// For every copy of a token, the product of its row in `rows` `[g,z,c,h]` with the token's row
+    /// in `x` `[z,t,h]`, summed over h: `[z,t,k]`; 0 for a copy whose slot names no row.
+    RowDots = "row_dots" (rows, slot, x) {}
+    samples ["row_dots f32[2,2,3,4], i32[2,3,2], f32[2,3,4]"]
+}
+
+impl OpDef for RowDots {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        dispatch::accepts(ins, [4, 3, 3])
+    }
+    fn rule(&self, _: &[usize]) -> Rule {
+        Rule::new("!gz!ch,z!t!k,zth->ztk", &[4, 3, 3])
+    }
+    fn linear(&self) -> Linear {
+        Linear::Each(0b101)
+    }
+    fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
+        Combine {}.flops(loops)
+    }
+    fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
+        let Some(d) = d[0] else { return smallvec::smallvec![None; 3] };
+        let [groups, rows] = [0, 2].map(|i| b.ty(ins[0]).dims[i].size);
+        let back = Dispatch::new(groups, rows);
+        let rows = b.wants(ins[0]).then(|| b.push("rows", back, &[ins[2], ins[1], d]));
+        let x = b.wants(ins[2]).then(|| b.push("x", Combine {}, &[ins[0], ins[1], d]));
+        smallvec::smallvec![rows, None, x]
+    }
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let mut out = Tensor::full(&cx.out_shape(0), 0.0);
+        let width = ins[0].shape[3];
+        dispatch::each_copy(ins[1], &ins[0].shape, |z, t, k, g, c| {
+            let dot = (0..width).map(|h| ins[0].at(&[g, z, c, h]) * ins[2].at(&[z, t, h])).sum();
+            *out.at_mut(&[z, t, k]) = dot;
+        });
+        vec![out]
+    }
+}

@@ -1,0 +1,267 @@
+//! The second factorisation of ranks, for experts.
+//!
+//! The ranks of `dp_shard`, `cp` and `tp` are factorised again as edp × ep × etp, etp varying fastest
+//! (Liu et al., 2025, *MoE Parallel Folding*): experts are split over ep, each expert's width over etp,
+//! and edp ranks hold the same experts. No axis of the mesh has these names: they are pieces of axes,
+//! which the mesh knows as atoms.
+
+use crate::options::Options;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};
+use shardc_ir::mesh::{Atom, Mesh};
+use shardc_ir::ops::Op;
+use shardc_ir::types::AtomList;
+use shardc_ir::weights::Weight;
+use std::collections::BTreeMap;
+
+/// What a piece of an axis is for experts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Part {
+    /// Ranks that hold the same experts: edp.
+    Data,
+    /// Ranks that split the width of each expert: etp.
+    Tensor,
+    /// Ranks that split the experts: ep.
+    Expert,
+}
+
+/// A piece of an axis.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Piece {
+    pub axis: String,
+    /// Positions of the axis major to it.
+    pub pre: usize,
+    pub size: usize,
+    pub part: Part,
+    /// Tokens are cut over it.
+    pub cuts_tokens: bool,
+}
+
+impl Piece {
+    /// It cuts rows, not the tokens of a row.
+    pub fn of_rows(&self) -> bool {
+        self.axis.starts_with("dp")
+    }
+}
+
+/// The pieces of all axes that tokens or experts are split over: those that cut rows, then those that
+/// cut the tokens of a row, each major to minor.
+///
+/// # Errors
+/// `experts-mesh` if ep · etp ranks cannot be taken from the axes.
+pub fn fold(o: &Options) -> Result<Vec<Piece>> {
+    let (mut tensor, mut expert) = (o.etp(), o.ep);
+    let mut pieces = vec![];
+    for (axis, size) in o.mesh.iter().rev().filter(|a| a.1 > 1) {
+        let mut left = *size;
+        let mut take = |want: &mut usize| {
+            let fits = left % *want == 0 || *want % left == 0;
+            let n = if fits { left.min(*want) } else { 1 };
+            (left, *want) = (left / n, *want / n);
+            n
+        };
+        let shares = match &**axis {
+            "dp_shard" | "cp" | "tp" => {
+                let t = take(&mut tensor);
+                // The inner factor must be complete before the next begins.
+                let e = if tensor == 1 { take(&mut expert) } else { 1 };
+                [(Part::Data, left), (Part::Expert, e), (Part::Tensor, t)]
+            }
+            "dp_replicate" => [(Part::Data, left), (Part::Expert, 1), (Part::Tensor, 1)],
+            _ => continue,
+        };
+        let mut pre = 1;
+        let mut own = vec![];
+        for (part, size) in shares {
+            let cuts_tokens = axis != "tp" || o.sp || part != Part::Tensor;
+            if size > 1 {
+                own.push(Piece { axis: axis.clone(), pre, size, part, cuts_tokens });
+            }
+            pre *= size;
+        }
+        pieces.splice(0..0, own);
+    }
+    if tensor * expert > 1 {
+        return Err(refused(o));
+    }
+    // Tokens of a row are cut over cp, then over tp, whatever the order of ranks.
+    pieces.sort_by_key(|p| (!p.of_rows(), p.axis == "tp"));
+    Ok(pieces)
+}
+
+fn refused(o: &Options) -> Diag {
+    let (ep, etp) = (o.ep, o.etp());
+    let axes = ["dp_shard", "cp", "tp"].map(|a| o.axis(a));
+    let ranks: usize = axes.iter().product();
+    let near = |n: usize| (1..=n).rev().find(|d| ranks % (d * etp.min(ranks)) == 0).unwrap_or(1);
+    let [shards, cp, tp] = axes;
+    Diag::new(
+        "experts-mesh",
+        format!("ep={ep}, etp={etp} do not divide dp_shard={shards}, cp={cp}, tp={tp}"),
+    )
+    .rule("etp, then ep, are factors of tp, cp and dp_shard, the fastest axis first")
+    .help(format!("use ep={}, or etp=1, or dp_shard={}", near(ep), ep * etp * shards.max(1)))
+}
+
+/// Cuts the mesh into the pieces.
+pub(super) fn cut(mesh: &mut Mesh, pieces: &[Piece]) -> Result<()> {
+    for p in pieces {
+        if let Some(axis) = mesh.axes.iter().position(|a| a.name == p.axis) {
+            mesh.cut(axis, p.pre)?;
+            mesh.cut(axis, p.pre * p.size)?;
+        }
+    }
+    Ok(())
+}
+
+/// The atoms of some pieces in the order in which they count shards of tokens: edp, etp, ep. So what
+/// goes to the experts are the last.
+fn atoms(mesh: &Mesh, pieces: &[Piece], which: impl Fn(&Piece) -> bool) -> Vec<Atom> {
+    let mut found: Vec<&Piece> = pieces.iter().filter(|p| which(p)).collect();
+    found.sort_by_key(|p| p.part);
+    let of = |p: &Piece| {
+        let inside = |a: &shardc_ir::mesh::AtomInfo| {
+            mesh.axes[a.axis as usize].name == p.axis && a.pre >= p.pre && a.pre < p.pre * p.size
+        };
+        let ids = (0..mesh.atoms.len()).filter(|&i| inside(&mesh.atoms[i]));
+        ids.map(|i| Atom(i as u8)).collect::<Vec<_>>()
+    };
+    found.into_iter().flat_map(of).collect()
+}
+
+/// Asks for the layouts of experts: tokens where they are, buffers at their experts.
+pub(super) fn annotate(
+    mesh: &Mesh,
+    f: &Func,
+    weights: &BTreeMap<&str, &Weight>,
+    pieces: &[Piece],
+    new: &mut Vec<(Value, Annotation)>,
+) {
+    let list = |which: &dyn Fn(&Piece) -> bool| {
+        AtomList::collect(atoms(mesh, pieces, which)).unwrap_or_default()
+    };
+    let tokens = list(&|p| p.cuts_tokens);
+    let expert = list(&|p| p.part == Part::Expert);
+    let tensor = list(&|p| p.part == Part::Tensor);
+    // Buffers at their experts: of all tokens that ranks with the same experts have.
+    let own = list(&|p| p.cuts_tokens && p.part == Part::Data);
+    let pieces_of_sum = list(&|p| p.cuts_tokens && p.part != Part::Expert);
+    let open = AnnotatedDim { atoms: AtomList::EMPTY, open: true };
+    let at = |atoms| AnnotatedDim { atoms, open: false };
+    let whole = at(AtomList::EMPTY);
+    let mut ask = |v: Value, dims: &[AnnotatedDim]| {
+        new.push((v, Annotation { dims: dims.into(), priority: 0 }));
+    };
+    let stack = |v: Value| {
+        let a = f.args.iter().find(|a| a.value == v)?;
+        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
+        weights.get(&*role.name).copied().filter(|w| w.experts.is_some())
+    };
+    for n in &f.nodes {
+        match &n.op {
+            Op::Route(_) => {
+                ask(n.ins[0], &[at(tokens), whole, whole]);
+                ask(n.outs[0], &[at(tokens), whole, whole]);
+                ask(n.outs[1], &[whole, whole, at(tokens)]);
+            }
+            Op::Dispatch(_) => {
+                ask(n.ins[0], &[at(tokens), whole, whole]);
+                ask(n.outs[0], &[whole, at(tokens), whole, whole]);
+            }
+            Op::Combine(_) => ask(n.outs[0], &[at(tokens), whole, whole]),
+            Op::GroupedDot(_) => {
+                // What etp sums over is scattered to the tokens it came from.
+                let summed = stack(n.ins[2]).is_some_and(|w| w.tp_dim == Some(2));
+                let of = if summed { pieces_of_sum } else { own };
+                ask(n.outs[0], &[at(expert), at(of), whole, open]);
+            }
+            _ => {}
+        }
+    }
+    for a in &f.args {
+        if let Some(w) = stack(a.value) {
+            let dim = |d: usize| match d {
+                0 => at(expert),
+                d if w.tp_dim == Some(d) => at(tensor),
+                _ => whole,
+            };
+            let dims: Vec<AnnotatedDim> = (0..w.shape.len()).map(dim).collect();
+            ask(a.value, &dims);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Decay, Optimizer, Options};
+    use shardc_ir::plan::{LrSchedule, Mode};
+
+    fn options(mesh: &[(&str, usize)]) -> Options {
+        Options {
+            mesh: mesh.iter().map(|(n, s)| (n.to_string(), *s)).collect(),
+            node: None,
+            mode: Mode::Train,
+            global_batch: 8,
+            microbatch: 1,
+            seq: 16,
+            sp: false,
+            optimizer: Optimizer::Sgd,
+            lr: LrSchedule::Constant { lr: 1e-3 },
+            weight_decay: 0.0,
+            decay: Decay::All,
+            clip: None,
+            freeze: vec![],
+            shard: vec![],
+            seed: 0,
+            observe: false,
+            ep: 1,
+            etp: None,
+            moe: Default::default(),
+            recompute: Default::default(),
+            cp_mode: Default::default(),
+            zero: 0,
+            reshard_after_forward: true,
+            schedule: Default::default(),
+            chunks: None,
+            layers: String::new(),
+            speeds: vec![],
+            memory: None,
+        }
+    }
+
+    fn folded(mesh: &[(&str, usize)], ep: usize, etp: usize, sp: bool) -> Result<String> {
+        let mut o = options(mesh);
+        (o.ep, o.etp, o.sp) = (ep, Some(etp), sp);
+        let one = |p: &Piece| {
+            let part = ["edp", "etp", "ep"][p.part as usize];
+            let tokens = if p.cuts_tokens { "" } else { "!" };
+            format!("{}:({}){} {part}{tokens}", p.axis, p.pre, p.size)
+        };
+        Ok(fold(&o)?.iter().map(one).collect::<Vec<_>>().join(", "))
+    }
+
+    #[test]
+    fn the_fastest_axes_are_taken_first() {
+        let mesh = [("pp", 2), ("dp_replicate", 2), ("dp_shard", 4), ("cp", 2), ("tp", 4)];
+        let same = "dp_replicate:(1)2 edp, dp_shard:(1)4 ";
+        let of = |ep, etp, sp| folded(&mesh, ep, etp, sp).unwrap();
+        assert_eq!(of(1, 4, true), format!("{same}edp, cp:(1)2 edp, tp:(1)4 etp"));
+        assert_eq!(of(1, 4, false), format!("{same}edp, cp:(1)2 edp, tp:(1)4 etp!"));
+        assert_eq!(of(8, 1, false), format!("{same}edp, cp:(1)2 ep, tp:(1)4 ep"));
+        assert_eq!(of(2, 2, false), format!("{same}edp, cp:(1)2 edp, tp:(1)2 ep, tp:(2)2 etp!"));
+        let cut = "dp_replicate:(1)2 edp, dp_shard:(1)2 edp, dp_shard:(2)2 ep, ";
+        assert_eq!(of(16, 1, true), format!("{cut}cp:(1)2 ep, tp:(1)4 ep"));
+        assert_eq!(of(4, 4, true), format!("{cut}cp:(1)2 ep, tp:(1)4 etp"));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        for (ep, etp) in [(16, 1), (3, 1), (8, 2), (1, 3), (1, 16)] {
+            let d = folded(&[("dp_replicate", 4), ("dp_shard", 4), ("tp", 2)], ep, etp, true);
+            let d = d.unwrap_err();
+            assert_eq!(d.code, "experts-mesh");
+            assert!(d.message.contains(&format!("ep={ep}, etp={etp}")), "{}", d.message);
+        }
+    }
+}

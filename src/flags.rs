@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
-use shardc_passes::options::{Buffers, CpMode, Decay, Optimizer, Options, Order, ShardRule};
+use shardc_passes::options::{Buffers, CpMode, CpSplit, Decay, Optimizer, Options, Order, ShardRule};
 use shardc_passes::schedule::Named;
 use shardc_passes::stages::layout::Layout;
 use std::path::Path;
@@ -61,10 +61,14 @@ pub struct Flags {
     /// [default: none are]
     #[arg(long, value_name = "F", help_heading = "Layout")]
     pub moe_capacity: Option<f64>,
-    /// Context parallelism over cp: all-gather (of keys and values), or ulysses (heads against
-    /// tokens) [default: all-gather]
+    /// Context parallelism over cp: all-gather (of keys and values), ring (blocks of keys and
+    /// values go around), or ulysses (heads against tokens) [default: all-gather]
     #[arg(long, help_heading = "Layout")]
     pub cp_mode: Option<String>,
+    /// Which tokens a rank of cp has: contiguous, or zigzag (two chunks, as far from the beginning
+    /// as from the end: equal work) [default: zigzag with --cp-mode ring, else contiguous]
+    #[arg(long, help_heading = "Layout")]
+    pub cp_split: Option<String>,
     /// Tensor parallelism: 1d [default: 1d]
     #[arg(long, help_heading = "Layout")]
     pub tp_mode: Option<String>,
@@ -159,7 +163,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh order node mode global_batch microbatch seq dtype seed zero moe_bound moe_capacity cp_mode tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
+        merge!(mesh order node mode global_batch microbatch seq dtype seed zero moe_bound moe_capacity cp_mode cp_split tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -235,8 +239,15 @@ impl Flags {
             etp,
             moe: self.buffers()?,
             recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
-            cp_mode: [CpMode::AllGather, CpMode::Ulysses]
-                [word(&self.cp_mode, "--cp-mode", &["all-gather", "ulysses"])?],
+            cp_mode: [CpMode::AllGather, CpMode::Ring, CpMode::Ulysses]
+                [word(&self.cp_mode, "--cp-mode", &["all-gather", "ring", "ulysses"])?],
+            cp_split: match &self.cp_split {
+                None => None,
+                given => Some(
+                    [CpSplit::Contiguous, CpSplit::Zigzag]
+                        [word(given, "--cp-split", &["contiguous", "zigzag"])?],
+                ),
+            },
             zero,
             reshard_after_forward: word(
                 &self.reshard_after_forward,
@@ -286,10 +297,9 @@ impl Flags {
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
-        let cases: [(&str, Option<String>, &str, &str); 6] = [
+        let cases: [(&str, Option<String>, &str, &str); 5] = [
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
             ("--dtype", self.dtype.clone(), "f32", "bf16"),
-            ("--cp-mode", self.cp_mode.clone(), "all-gather ulysses", "ring"),
             ("--tp-mode", self.tp_mode.clone(), "1d", "2d 2.5d 3d"),
             ("--transport", self.transport.clone(), "threads", "mpi nccl"),
             ("--device", self.device.clone(), "cpu", "cuda"),

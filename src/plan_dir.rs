@@ -228,6 +228,10 @@ pub fn read(dir: &Path) -> Result<Stored> {
     if m == 0 || m > 1 << 20 {
         return Err(bad("plan.json", format!("{m} microbatches")));
     }
+    let (tokens, seq) = (head.settings.tokens, head.settings.seq);
+    if !tokens.fits(seq) {
+        return Err(bad("plan.json", format!("{seq} tokens cannot be dealt as {tokens:?}")));
+    }
     let schedule =
         parse_csv(&csv).map_err(|d| d.at(dir.join("schedule.csv").display().to_string()))?;
     let (p, of) = (schedule.ranks.len(), schedule.microbatches);

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use shardc_frontends::Facts;
 use shardc_ir::diag::Diag;
+use shardc_ir::plan::TokenOrder;
 use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::schedule::chosen;
 use shardc_passes::shard::experts::fold;
@@ -112,6 +113,33 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         &[("cp", cp), ("seq", o.seq)],
         vec![format!("cp={}", o.seq.max(1))],
     );
+    let multiples = |of: usize| {
+        let below = o.seq / of * of;
+        let some = [below, below + of].into_iter().filter(|&n| n > 0 && n <= f.max_positions);
+        some.map(|n| format!("--seq {n}")).collect::<Vec<_>>()
+    };
+    if let TokenOrder::Zigzag { ranks } = o.tokens() {
+        let mut nearest = multiples(2 * ranks);
+        let legal = divisors_near(o.seq / 2, cp, |_| o.seq % 2 == 0);
+        nearest.extend(legal.iter().map(|c| format!("cp={c}")));
+        add(
+            o.tokens().fits(o.seq),
+            "sequence-not-divisible",
+            "seq % (2 * cp) == 0 with --cp-split zigzag",
+            &[("seq", o.seq), ("cp", cp)],
+            nearest,
+        );
+    } else if o.cp_mode == CpMode::Ring {
+        let mut nearest = multiples(cp);
+        nearest.extend(divisors_near(o.seq, cp, |_| true).iter().map(|c| format!("cp={c}")));
+        add(
+            o.seq % cp == 0,
+            "sequence-not-divisible",
+            "seq % cp == 0 with --cp-mode ring",
+            &[("seq", o.seq), ("cp", cp)],
+            nearest,
+        );
+    }
     if o.cp_mode == CpMode::Ulysses {
         let legal = divisors_near(f.heads / tp.max(1), cp, |_| true);
         add(

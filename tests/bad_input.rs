@@ -121,6 +121,44 @@ fn sizes_that_do_not_divide() {
     refuses(mha, &["--seq", "0"], "flag");
     refuses(mha, &["--mesh", "tp=4", "--sp", "--seq", "18"], "sequence-not-divisible");
     refuses(mha, &["--sp"], "sp-needs-tp");
+    let ring = ["--mesh", "cp=4", "--cp-mode", "ring", "--seq"];
+    let said = refuses(mha, &[&ring[..], &["18"]].concat(), "sequence-not-divisible");
+    for part in ["seq % (2 * cp) == 0", "seq=18, cp=4", "--seq 16", "--seq 24", "cp=3"] {
+        assert!(said.contains(part), "no {part}: {said}");
+    }
+    let plain = ["18", "--cp-split", "contiguous"];
+    let said = refuses(mha, &[&ring[..], &plain].concat(), "sequence-not-divisible");
+    for part in ["seq % cp == 0 with --cp-mode ring", "--seq 16", "--seq 20", "cp=3"] {
+        assert!(said.contains(part), "no {part}: {said}");
+    }
+    refuses(mha, &[&ring[..], &["16", "--cp-split", "diagonal"]].concat(), "flag");
+    // Heads over cp leave no blocks to go around.
+    let heads = ["16", "--shard", "model.layers.0.self_attn=?,-,cp"];
+    let said = refuses(mha, &[&ring[..], &heads].concat(), "ring");
+    assert!(said.contains("model.layers.0.self_attn") && said.contains("--cp-mode all-gather"));
+}
+
+/// A model from text has no facts to check beforehand; the passes refuse.
+#[test]
+fn sequences_of_a_text_are_dealt_evenly() {
+    let lab = Lab::new("dealt");
+    let text = "func @model(
+  %e: f32[7,8] param \"e\",
+  %input_ids: i32[8,18] input \"input_ids\",
+  %at: i32[18] input \"positions\",
+) -> (f32[8,18,2,4] output \"attn\") {
+  %x = take[vh,bs->bsh] %e, %input_ids : f32[8,18,8]
+  %q = reshape[bs(nd)->bsnd; n=2] %x : f32[8,18,2,4]
+  %attn, %lse = attention[0.5; window=none] %q, %q, %q, %at, %at : f32[8,18,2,4], f32[8,18,2]
+  return %attn
+}
+";
+    let model = lab.write("model.ir", text).display().to_string();
+    let flags = ["--mode", "infer", "--mesh", "cp=2", "--seq", "18", "--cp-mode", "ring"];
+    let said = lab.refuses(&compile(&model, &flags), 2, "sequence-not-divisible");
+    assert!(said.contains("--seq 20"), "{said}");
+    let plan = ["--cp-split", "contiguous"];
+    lab.ok(&compile(&model, &[&flags[..], &plan].concat()));
 }
 
 #[test]
@@ -401,6 +439,8 @@ fn plans_that_do_not_fit() {
     edit("plan.json", "\"schema\": 2", "\"schema\": 999", 2, "plan");
     edit("plan.json", "\"peak_bytes\": ", "\"peak_bytes\": 1", 2, "plan");
     edit("plan.json", "\"microbatches\": 1", "\"microbatches\": 0", 2, "plan");
+    let zigzag = "\"kind\": \"zigzag\", \"ranks\": 0";
+    edit("plan.json", "\"kind\": \"contiguous\"", zigzag, 2, "plan");
     edit("plan.json", "{", "[", 2, "plan");
     edit("weights.json", "[", "{", 2, "plan");
     for name in ["plan.json", "programs/all.ir", "weights.json", "config.json"] {

@@ -67,6 +67,19 @@ fn plans_of_pipelines_are_the_same_bytes() {
     always_the_same("pipelines", "llama_deep", flags, &args);
 }
 
+#[test]
+fn plans_of_rings_are_the_same_bytes() {
+    let mesh = "cp=4,tp=2";
+    let flags = Flags {
+        mesh: Some(mesh.into()),
+        cp_mode: Some("ring".into()),
+        seq: Some(SEQ),
+        ..Flags::default()
+    };
+    let args = ["--mesh", mesh, "--cp-mode", "ring", "--seq", "16"];
+    always_the_same("rings", "llama_gqa", flags, &args);
+}
+
 /// Five compilations in this process and two in others, with one and two threads.
 fn always_the_same(name: &str, model: &str, flags: Flags, args: &[&str]) {
     let dir = folder(name);

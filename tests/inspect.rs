@@ -9,7 +9,7 @@ use shardc::plan_dir::Stored;
 use shardc::report;
 use shardc_ir::func::Module;
 use shardc_ir::text;
-use shardc_passes::options::Options;
+use shardc_passes::options::{CpMode, Options};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -91,6 +91,32 @@ fn a_gradient_is_reduced_once_per_step_whatever_the_microbatches() {
             }
         }
     }
+}
+
+/// Blocks go around in both directions of a step, and every one says why.
+#[test]
+fn a_ring_has_its_steps_in_every_layer() {
+    let o = options(&[("cp", 4)], false, 2);
+    let o = Options { cp_mode: CpMode::Ring, observe: false, ..o };
+    let config = Fixture::open("llama_gqa").dir.join("config.json");
+    let done = shardc::compile(&config, &o, None, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    let s = done.stored;
+    let layer = counted(&s).layer(0).cloned().expect("a layer");
+    let counts = ["forward", "backward"].map(|phase| layer.count(phase, "permute"));
+    // Keys and values apart: 3 blocks, and 3 blocks and 4 of their gradients.
+    assert_eq!(counts, [2 * 3, 2 * (3 + 4)]);
+    let text = answer(&s, "collective:2");
+    for part in [
+        "permute over cp in @forward, model.layers.0.self_attn",
+        "ring: the next block comes while this one is used",
+        "made so by `%l0.k_own = own[cp; dim=1] %l0.k.2",
+        "context parallelism cuts sequences: %l0.k.2",
+    ] {
+        assert!(text.contains(part), "no {part}: {text}");
+    }
+    let again = (1..=numbered(&s.plan).len()).map(|n| answer(&s, &format!("collective:{n}")));
+    let needs = "forward saves a rank's own block, backward needs all of them";
+    assert_eq!(again.filter(|t| t.contains(needs)).count(), 3 * 2 * 3);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Everything at once: a table of meshes of 2 to 16 ranks over all axes there are, with ZeRO, sequence
-//! parallelism, both modes of context parallelism, schedules and recomputation, each trained for three
+//! parallelism, all modes of context parallelism, schedules and recomputation, each trained for three
 //! steps and compared with transformers. `SWEEP=200 SEED=7 cargo test --test meshes -- sweep` draws
 //! more.
 
@@ -7,7 +7,7 @@ mod fixture;
 use fixture::*;
 use shardc_ir::rng::Stream;
 use shardc_passes::autodiff::recompute::Recompute::{self, Full, None, Selective, Sqrt};
-use shardc_passes::options::CpMode::{self, AllGather, Ulysses};
+use shardc_passes::options::CpMode::{self, AllGather, Ring, Ulysses};
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::{Named, legal};
 
@@ -81,6 +81,20 @@ const TABLE: &[Row] = &[
     ("qwen2", [2, 1, 1, 4, 2], 0, false, AllGather, "1f1b", Sqrt, 4),
     ("qwen3", [2, 1, 2, 4, 1], 2, false, AllGather, "zb-h2", None, 2),
     ("qwen3", [2, 2, 1, 2, 2], 0, false, AllGather, "gpipe", Full, 2),
+    ("gpt2", [1, 1, 1, 2, 1], 0, false, Ring, "1f1b", None, 4),
+    ("llama_mha", [1, 1, 1, 4, 1], 0, false, Ring, "1f1b", Full, 2),
+    ("llama_yarn", [1, 1, 1, 2, 2], 0, true, Ring, "1f1b", Selective, 4),
+    ("mistral_window", [1, 1, 1, 4, 2], 0, false, Ring, "1f1b", None, 2),
+    ("llama_gqa", [1, 1, 1, 2, 4], 0, true, Ring, "1f1b", Sqrt, 1),
+    ("qwen3", [1, 1, 2, 4, 1], 1, false, Ring, "1f1b", None, 4),
+    ("qwen2", [1, 1, 2, 2, 2], 2, true, Ring, "1f1b", Selective, 2),
+    ("llama_gqa", [1, 1, 4, 2, 1], 3, false, Ring, "1f1b", None, 2),
+    ("llama_bias_tied", [1, 2, 2, 4, 1], 3, false, Ring, "1f1b", Full, 1),
+    ("qwen3", [2, 1, 1, 4, 1], 0, false, Ring, "zb-h1", None, 2),
+    ("llama_deep", [2, 1, 1, 2, 2], 0, true, Ring, "zb-v", Sqrt, 2),
+    ("gpt2", [2, 1, 2, 2, 2], 3, true, Ring, "interleaved", None, 2),
+    ("llama_deep", [4, 1, 1, 4, 1], 0, false, Ring, "dualpipe-v", None, 1),
+    ("mistral_window", [2, 2, 1, 2, 1], 0, false, Ring, "v-half", Selective, 1),
 ];
 
 fn train(row: &Row) {
@@ -122,9 +136,14 @@ fn draw(s: &Stream, i: u64) -> Option<Row> {
         return Option::None;
     }
     let zero = if shards > 1 { pick(8, 4) as u8 } else { 0 };
-    let heads = cp > 1 && 4 % (tp * cp) == 0 && pick(9, 2) == 1;
+    let heads = 4 % (tp * cp) == 0;
+    let mode = match pick(9, 3) {
+        1 if cp > 1 => Ring,
+        2 if cp > 1 && heads => Ulysses,
+        _gathered => AllGather,
+    };
     let recompute = [None, Selective, Full, Sqrt][pick(10, 4)].clone();
-    let (sp, mode) = (tp > 1 && pick(11, 2) == 1, if heads { Ulysses } else { AllGather });
+    let sp = tp > 1 && pick(11, 2) == 1;
     Some((name, sizes, zero, sp, mode, named.name(), recompute, ROWS / dp / m))
 }
 

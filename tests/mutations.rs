@@ -12,7 +12,7 @@ use shardc_ir::plan::Mode;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
 use shardc_ir::verify::{Phase, verify};
-use shardc_passes::options::{Options, ShardRule};
+use shardc_passes::options::{CpMode, Options, ShardRule};
 use shardc_passes::pipeline::Compiled;
 use std::collections::BTreeMap;
 
@@ -49,6 +49,9 @@ fn axes(op: &mut Op) -> Option<&mut AtomSet> {
         Op::AllToAll(o) => Some(&mut o.axes),
         Op::Permute(o) => Some(&mut o.axes),
         Op::Term(o) => Some(&mut o.axes),
+        Op::Own(o) => Some(&mut o.axes),
+        Op::Join(o) => Some(&mut o.axes),
+        Op::Piece(o) => Some(&mut o.axes),
         other => {
             assert!(other.collective().is_none(), "`{}` is not tested", other.mnemonic());
             None
@@ -184,7 +187,8 @@ fn numbers(fx: &Fixture, model: &Model, compiled: &Compiled) -> State {
 
 /// A mutant that the types allow must be another spelling of the same program: its result is
 /// declared anew too, so it is no mistake in one line. One is known. To fan out over more axes and
-/// then slice (R to S) is to slice what is invariant (I to S): all numbers are equal.
+/// then slice (R to S) is to slice what is invariant (I to S): all numbers are equal. Only that a
+/// block went another number of places around a ring is no matter of types: the numbers show it.
 fn check(name: &str, o: &Options, expect: &[&str]) {
     println!("{name} {:?} sp={}", o.mesh, o.sp);
     let fx = Fixture::open(name);
@@ -198,9 +202,14 @@ fn check(name: &str, o: &Options, expect: &[&str]) {
     let want = numbers(&fx, &model, &compiled);
     for (what, place, mutant) in t.survivors {
         let sliced = what == "re-axe and retype" && place.contains("= fan_out[");
-        assert!(sliced, "{name}: survives: {what} {place}");
+        let turned = ["remove", "double"].contains(&what) && place.contains("= permute[");
+        assert!(sliced || turned, "{name}: survives: {what} {place}");
         compiled.plan.module = mutant;
         let got = numbers(&fx, &model, &compiled);
+        if turned {
+            assert!(got.values != want.values, "{name}: the same numbers: {what} {place}");
+            continue;
+        }
         assert!(got.values == want.values, "{name}: other numbers: {what} {place}");
         let shown = |s: &State| -> Vec<Vec<_>> {
             s.outputs.values().map(|all| all.iter().map(|x| x.ranks.clone()).collect()).collect()
@@ -235,6 +244,14 @@ fn stages() {
     check("gpt2", &options(&mesh, false, 2), &["fan_out", "all_reduce", "term"]);
     let ops = ["fan_out", "all_reduce", "term", "all_gather", "reduce_scatter"];
     check("qwen3", &options(&mesh, true, 2), &ops);
+}
+
+/// Blocks that go around, beside another axis to mistake cp for.
+#[test]
+fn rings_of_attention() {
+    let o = options(&[("cp", 2), ("tp", 2)], false, 4);
+    let o = Options { cp_mode: CpMode::Ring, ..o };
+    check("llama_gqa", &o, &["fan_out", "all_reduce", "slice", "own", "join", "piece"]);
 }
 
 #[test]

@@ -6,8 +6,10 @@
 mod fixture;
 use fixture::*;
 use shardc_frontends::Facts;
+use shardc_ir::func::Value;
 use shardc_ir::plan::{Class, Plan};
 use shardc_passes::options::{CpMode, Options};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 const SEQ8: usize = 4096;
@@ -119,6 +121,94 @@ fn context_parallelism_gathers_keys_and_values() {
     // Weights are the same on all ranks of cp: their gradients are summed over it, once per step.
     let weights = 2.0 * ring(c, 4.0 * parameters(&plan));
     assert_eq!(sent(&plan, "all_reduce", "cp"), weights + loss(c));
+}
+
+/// A ring of c ranks: c-1 blocks of K and V in forward, as many again and c blocks of their gradients
+/// in backward: one block more than gathers and scatters send (Liu et al., 2023, section 3).
+#[test]
+fn rings_pass_blocks_on() {
+    let m = 2;
+    for c in [2, 4, 8] {
+        for (t, sp) in [(1, false), (2, true)] {
+            let o = Options { cp_mode: CpMode::Ring, sp, ..asked(&[("cp", c), ("tp", t)], m) };
+            let (f, plan) = planned(&o);
+            let block = 2.0 * (SEQ8 / c * f.kv_heads / t * f.head_dim * 4) as f64;
+            let times = (f.layers * m) as f64;
+            let passed = |phase: &str| {
+                let all = shardc::report::collectives(&plan, &plan.classes[0]);
+                let of = all.iter().filter(|x| x.kind == "permute" && x.phase == phase);
+                of.map(|x| x.bytes).sum::<f64>()
+            };
+            let (forward, back) = ((c - 1) as f64 * block, (2 * c - 1) as f64 * block);
+            assert_eq!([passed("forward"), passed("backward")], [times * forward, times * back]);
+            let over = |kind: &str| sent(&plan, kind, "cp");
+            assert_eq!(over("permute"), times * (forward + back));
+            assert_eq!([over("all_gather"), over("reduce_scatter"), over("all_to_all")], [0.0; 3]);
+        }
+    }
+}
+
+/// A ring has two blocks of keys and of values at once, the one in use and the next; in backward as
+/// many of their gradients, the sum that came and what is added to it. Nothing has all tokens' keys.
+#[test]
+fn rings_hold_two_blocks() {
+    for c in [2, 4, 8] {
+        let o = Options { cp_mode: CpMode::Ring, ..asked(&[("cp", c)], 1) };
+        let (f, plan) = planned(&o);
+        let block = [1, SEQ8 / c, f.kv_heads, f.head_dim];
+        for (fi, func) in plan.module.funcs.iter().enumerate() {
+            let mut last = vec![0; func.values.len()];
+            let mut moved: Vec<(usize, Value)> = vec![];
+            for (i, n) in func.nodes.iter().enumerate() {
+                n.ins.iter().for_each(|v| last[v.0 as usize] = i);
+                let own =
+                    |v: &Value| func.ty(*v).sizes()[..] == block && func.name(*v).hint == "k_block";
+                moved.extend(n.outs.iter().filter(|v| own(v)).map(|&v| (i, v)));
+                let ty = |v: &Value| func.ty(*v).sizes().to_vec();
+                let whole = |v: &Value| ty(v)[..] == [1, SEQ8, f.kv_heads, f.head_dim];
+                let cut = |v: &Value| func.ty(*v).dims[1].atoms.len() == 1;
+                assert!(n.outs.iter().all(|v| !whole(v) || cut(v)), "@{}", func.name);
+            }
+            // Most places of memory that such values have at one node.
+            let most = |grad: bool| {
+                let at = |i: usize| {
+                    let live = moved.iter().filter(|(made, v)| {
+                        func.name(*v).grad == grad && (*made..=last[v.0 as usize]).contains(&i)
+                    });
+                    let places = &plan.classes[0].memory.places[fi];
+                    live.map(|(_, v)| places[v.0 as usize].offset).collect::<BTreeSet<_>>().len()
+                };
+                (0..func.nodes.len()).map(at).max().unwrap_or(0)
+            };
+            // The first block is what the layer made: with 2 ranks only the other one comes.
+            let blocks = if c == 2 { 1 } else { 2 };
+            match func.name.as_str() {
+                "forward" => assert_eq!([most(false), most(true)], [blocks, 0], "c={c}"),
+                "backward" => assert_eq!([most(false), most(true)], [blocks, 2], "c={c}"),
+                name => assert_eq!([most(false), most(true)], [0, 0], "@{name}"),
+            }
+        }
+    }
+}
+
+/// Two layers of long sequences on 8 ranks, little else: the gathered form is at its peak where keys,
+/// values and their gradients are whole; a ring needs less there than elsewhere.
+#[test]
+fn rings_need_less_than_gathers() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs/llama-3.1-8b.json");
+    let text = std::fs::read_to_string(file).expect("a config");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (key, n) in [("vocab_size", 512), ("num_hidden_layers", 2), ("intermediate_size", 1024)] {
+        config[key] = n.into();
+    }
+    let [gathered, ring] = [CpMode::AllGather, CpMode::Ring].map(|cp_mode| {
+        let o = Options { cp_mode, seq: 65536, ..asked(&[("cp", 8)], 1) };
+        let done = shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{e}"));
+        let m = &done.stored.plan.classes[0].memory;
+        println!("{cp_mode:?}: live {} B, peak {} B", m.live_bytes, m.peak_bytes);
+        (m.live_bytes, m.peak_bytes)
+    });
+    assert!(ring.0 * 100 < gathered.0 * 97 && ring.1 * 100 < gathered.1 * 91);
 }
 
 /// Heads against tokens: per layer an all_to_all of q, k, v and of the result, in forward and in

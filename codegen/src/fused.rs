@@ -3,10 +3,11 @@
 
 use crate::elementwise::{Body, map};
 use crate::layout::Layout;
-use shardc_ir::kernel::{self, Heads, Kernel, Unary, View};
+use shardc_ir::kernel::{self, Binary, Heads, Kernel, Unary, View};
 use shardc_ir::ops::attention::ROWS;
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::ops::{AdamW, OpDef, Sgd};
+use shardc_ir::rule::Rule;
 
 /// One step of AdamW: `param - lr (decay · param + m / c1 / (√(v / c2) + eps))`.
 pub(crate) fn adamw(l: &Layout, op: &AdamW, ranks: &[usize]) -> Kernel {
@@ -130,4 +131,26 @@ pub(crate) fn attention_grad(l: &Layout, scale: f64, window: Option<usize>) -> K
         d_k: rows(l, 9),
         d_v: rows(l, 10),
     }))
+}
+
+/// Operands out and lse over some keys, then over others; results out and lse over all of them. The
+/// larger lse is bounded from below: then one of -inf weighs 0, and no difference of infinities
+/// arises. The weights sum to at least 1 but where both are -inf, and there the output is 0.
+pub(crate) fn merge_attention(l: &Layout, rule: &Rule) -> Kernel {
+    map(l, rule, |b| {
+        let [out_a, lse_a, out_b, lse_b] = [0, 1, 2, 3].map(|i| b.load(i));
+        let lowest = b.constant(f64::from(f32::MIN));
+        let most = b.binary(Binary::Max, lse_a, lse_b);
+        let most = b.binary(Binary::Max, most, lowest);
+        let [weight_a, weight_b] = [lse_a, lse_b].map(|lse| {
+            let below = b.sub(lse, most);
+            b.unary(Unary::Exp, below)
+        });
+        let sum = b.add(weight_a, weight_b);
+        let (part_a, part_b) = (b.mul(out_a, weight_a), b.mul(out_b, weight_b));
+        let (parts, one) = (b.add(part_a, part_b), b.constant(1.0));
+        let by = b.binary(Binary::Max, sum, one);
+        let log = b.unary(Unary::Log, sum);
+        [b.div(parts, by), b.add(most, log)]
+    })
 }

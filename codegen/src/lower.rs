@@ -64,7 +64,12 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::Cos(_) => unary(Unary::Cos),
         Op::Clamp(o) => elementwise::clamp(l, o.lo, o.hi),
         Op::Cast(_) => elementwise::convert(l),
-        Op::StopGradient(_) | Op::Reshape(_) | Op::FanOut(_) | Op::Term(_) => Kernel::View,
+        Op::StopGradient(_)
+        | Op::Reshape(_)
+        | Op::FanOut(_)
+        | Op::Term(_)
+        | Op::Own(_)
+        | Op::Join(_) => Kernel::View,
         Op::Literal(o) => Kernel::Literal { values: o.values.clone(), to: 0 },
         Op::Fill(o) => elementwise::fill(l, o.value),
         Op::Transpose(o) => moves::spread(l, &o.rule.0),
@@ -88,6 +93,7 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::GroupedDot(_) => experts::grouped(l, Product::Rows, [0, 3, 2]),
         Op::GroupedDotT(_) => experts::grouped(l, Product::RowsTransposed, [3, 0, 2]),
         Op::GroupedOuter(_) => experts::grouped(l, Product::Weights, [2, 0, 3]),
+        Op::MergeAttention(_) => fused::merge_attention(l, &node.op.def().rule(&ranks)),
         Op::AdamW(o) => fused::adamw(l, o, &ranks),
         Op::Sgd(o) => fused::sgd(l, o, &ranks),
         Op::AllReduce(o) => collective::all_reduce(l, o.axes),
@@ -95,6 +101,7 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::ReduceScatter(o) => collective::reduce_scatter(l, o.axes, o.dim),
         Op::Slice(o) => moves::slice(l, o.dim),
         Op::Place(o) => moves::place(l, o.dim),
+        Op::Piece(o) => moves::piece(l, o.dim, o.number(mesh, coords)),
         Op::AllToAll(o) => collective::all_to_all(l, o.axes, o.from, o.to),
         Op::Permute(o) => collective::permute(l, o.axes, o.shift),
     })

@@ -33,6 +33,12 @@ pub(crate) fn slice(l: &Layout, dim: usize) -> Kernel {
     Kernel::Copy(vec![copy(l, &l.lens(1), (&from, first * from[dim]), (&l.strides(1), 0))])
 }
 
+/// Piece number `number` of dim `dim`, all being as long as the result.
+pub(crate) fn piece(l: &Layout, dim: usize, number: usize) -> Kernel {
+    let (from, lens) = (l.strides(0), l.lens(1));
+    Kernel::Copy(vec![copy(l, &lens, (&from, number * lens[dim] * from[dim]), (&l.strides(1), 0))])
+}
+
 /// This rank's piece of dim `dim` among zeros.
 pub(crate) fn place(l: &Layout, dim: usize) -> Kernel {
     let first = l.extent(0, dim).offset - l.extent(1, dim).offset;

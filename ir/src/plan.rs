@@ -160,6 +160,51 @@ impl LrSchedule {
     }
 }
 
+/// Which token of a sequence stands where in the programs' sequence, of which the ranks of `cp` have
+/// consecutive pieces. Programs do not know: positions are an input, like the tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum TokenOrder {
+    /// As they come: with causal attention the last rank has most to do.
+    #[default]
+    Contiguous,
+    /// Of 2·`ranks` chunks, rank r has r and 2·`ranks`-1-r: what is seen of all keys is then the same
+    /// for all ranks (zigzag; Llama 3 technical report, 2024, section 3.3.2).
+    Zigzag { ranks: usize },
+}
+
+impl TokenOrder {
+    /// True if sequences of this length can be dealt so.
+    pub fn fits(self, seq: usize) -> bool {
+        match self {
+            TokenOrder::Contiguous => true,
+            TokenOrder::Zigzag { ranks } => {
+                ranks.checked_mul(2).is_some_and(|chunks| chunks > 0 && seq % chunks == 0)
+            }
+        }
+    }
+
+    /// The position of the token at place `i` of a sequence of `seq` tokens, which fits.
+    ///
+    /// ```
+    /// # use shardc_ir::plan::TokenOrder;
+    /// let order = TokenOrder::Zigzag { ranks: 2 };
+    /// let all: Vec<usize> = (0..8).map(|i| order.position(8, i)).collect();
+    /// assert_eq!(all, [0, 1, 6, 7, 2, 3, 4, 5]);
+    /// ```
+    pub fn position(self, seq: usize, i: usize) -> usize {
+        match self {
+            TokenOrder::Contiguous => i,
+            TokenOrder::Zigzag { ranks } => {
+                let len = seq / (2 * ranks);
+                let (rank, second) = (i / len / 2, i / len % 2 == 1);
+                let chunk = if second { 2 * ranks - 1 - rank } else { rank };
+                chunk * len + i % len
+            }
+        }
+    }
+}
+
 /// What the plan computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -176,6 +221,9 @@ pub struct Settings {
     /// Microbatches per step.
     pub microbatches: usize,
     pub seq: usize,
+    /// How the tokens of a sequence are dealt to the ranks.
+    #[serde(default)]
+    pub tokens: TokenOrder,
     /// Indices from here on are no tokens of the model.
     pub vocab: usize,
     pub lr: LrSchedule,
@@ -241,5 +289,59 @@ impl Plan {
     pub fn is_looped(&self, func: usize) -> bool {
         let mut calls = self.classes.iter().flat_map(RankClass::calls);
         calls.any(|c| c.func == func && c.microbatch.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Causal scores that a rank computes of a block of keys: by rank, then by the rank whose keys
+    /// they are.
+    fn work(order: TokenOrder, ranks: usize, seq: usize) -> Vec<Vec<usize>> {
+        let own = |r: usize| {
+            let piece = seq / ranks;
+            (r * piece..(r + 1) * piece).map(move |i| order.position(seq, i))
+        };
+        let seen = |r: usize, k: usize| {
+            own(r).map(|q| own(k).filter(|&key| key <= q).count()).sum::<usize>()
+        };
+        (0..ranks).map(|r| (0..ranks).map(|k| seen(r, k)).collect()).collect()
+    }
+
+    /// All ranks have the same causal work under zigzag, in every step of the ring; as the tokens
+    /// come, the last rank has most and the first nearly none.
+    #[test]
+    fn zigzag_balances_causal_work() {
+        for ranks in [1, 2, 3, 4, 8] {
+            let seq = 12 * ranks;
+            let all = seq * (seq + 1) / 2;
+            let zigzag = work(TokenOrder::Zigzag { ranks }, ranks, seq);
+            for step in 0..ranks {
+                let of = |r: usize| zigzag[r][(r + ranks - step) % ranks];
+                assert!((0..ranks).all(|r| of(r) == of(0)), "{ranks} ranks, step {step}");
+            }
+            let sum = |w: &[usize]| w.iter().sum::<usize>();
+            assert!(zigzag.iter().all(|w| sum(w) == all / ranks), "{ranks} ranks");
+            let plain = work(TokenOrder::Contiguous, ranks, seq);
+            let (least, most) = (sum(&plain[0]), sum(&plain[ranks - 1]));
+            assert_eq!(plain.iter().map(|w| sum(w)).sum::<usize>(), all);
+            let piece = 12;
+            assert_eq!(least, piece * (piece + 1) / 2);
+            assert_eq!(most, least + (ranks - 1) * piece * piece);
+        }
+    }
+
+    #[test]
+    fn every_order_is_a_permutation() {
+        for (ranks, seq) in [(1, 2), (2, 16), (3, 18), (4, 8)] {
+            let order = TokenOrder::Zigzag { ranks };
+            assert!(order.fits(seq) && !order.fits(seq + 1));
+            let mut all: Vec<usize> = (0..seq).map(|i| order.position(seq, i)).collect();
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..seq));
+        }
+        assert!(!TokenOrder::Zigzag { ranks: 0 }.fits(8));
+        assert!(!TokenOrder::Zigzag { ranks: usize::MAX }.fits(8));
     }
 }

@@ -525,8 +525,17 @@ impl<'a> Checker<'a> {
 
 /// True for ops that only make sense on ranks: those that exchange data or change states.
 fn is_collective(op: &Op) -> bool {
-    matches!(op, Op::FanOut(_) | Op::Slice(_) | Op::Place(_) | Op::Term(_))
-        || op.collective().is_some()
+    let moves_nothing = matches!(
+        op,
+        Op::FanOut(_)
+            | Op::Slice(_)
+            | Op::Place(_)
+            | Op::Term(_)
+            | Op::Own(_)
+            | Op::Join(_)
+            | Op::Piece(_)
+    );
+    moves_nothing || op.collective().is_some()
 }
 
 /// The type on one device.

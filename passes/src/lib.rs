@@ -11,3 +11,4 @@ pub mod schedule;
 pub mod shard;
 pub mod stages;
 pub mod step;
+pub mod window;

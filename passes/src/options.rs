@@ -2,7 +2,7 @@
 
 use crate::autodiff::recompute::Recompute;
 use serde::{Deserialize, Serialize};
-use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::plan::{LrSchedule, Mode, TokenOrder};
 
 /// Optimizer and its constants.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -53,8 +53,21 @@ pub enum CpMode {
     /// Keys and values are gathered (Llama 3).
     #[default]
     AllGather,
+    /// Blocks of keys and values go around a ring, and what attention makes of each is merged (Liu
+    /// et al., 2023, *Ring Attention*).
+    Ring,
     /// Attention splits heads instead of tokens (Jacobs et al., 2023, *DeepSpeed Ulysses*).
     Ulysses,
+}
+
+/// Context parallelism: which tokens of a sequence a rank of `cp` has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CpSplit {
+    /// Consecutive ones.
+    Contiguous,
+    /// Two chunks, as far from the beginning as from the end: equal work under a causal mask.
+    Zigzag,
 }
 
 /// Everything the pipeline of passes depends on besides the model.
@@ -98,6 +111,9 @@ pub struct Options {
     /// How attention sees the tokens of other ranks of `cp`.
     #[serde(default)]
     pub cp_mode: CpMode,
+    /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous.
+    #[serde(default)]
+    pub cp_split: Option<CpSplit>,
     /// ZeRO stage: 0 to 3, see [`crate::shard::zero::Zero`].
     #[serde(default)]
     pub zero: u8,
@@ -152,6 +168,16 @@ impl Options {
     /// Ranks among which the batch is split.
     pub fn data_parallel(&self) -> usize {
         self.axis("dp_replicate") * self.axis("dp_shard")
+    }
+    /// How the tokens of a sequence are dealt to the ranks of `cp`.
+    pub fn tokens(&self) -> TokenOrder {
+        let ring = self.cp_mode == CpMode::Ring;
+        let split =
+            self.cp_split.unwrap_or(if ring { CpSplit::Zigzag } else { CpSplit::Contiguous });
+        match (split, self.axis("cp")) {
+            (CpSplit::Zigzag, ranks @ 2..) => TokenOrder::Zigzag { ranks },
+            (CpSplit::Zigzag | CpSplit::Contiguous, _) => TokenOrder::Contiguous,
+        }
     }
     /// Microbatches per step.
     pub fn microbatches(&self) -> usize {

@@ -17,10 +17,11 @@ use crate::step::combine::combine;
 use crate::step::enter::enter;
 use crate::step::finish::{Foreign, evaluate, finish};
 use crate::step::instructions::{Index, Lists, base, instructions, named};
+use crate::window::ring::ring;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Module, Port, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
-use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
+use shardc_ir::plan::{Mode, Plan, RankClass, Settings, TokenOrder};
 use shardc_ir::schedule::{Schedule, Times, replay};
 use shardc_ir::types::{DType, Type};
 use shardc_ir::verify::{Phase, verify};
@@ -51,7 +52,7 @@ pub struct Compiled {
 }
 
 /// Names of the passes, in order.
-pub const PASSES: [&str; 13] = [
+pub const PASSES: [&str; 14] = [
     "rewrite",
     "stages",
     "annotate",
@@ -60,6 +61,7 @@ pub const PASSES: [&str; 13] = [
     "differentiate",
     "split",
     "rewrite-collectives",
+    "window",
     "step",
     "combine",
     "schedule",
@@ -138,6 +140,11 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     rewrite(&mut m, RuleSet::Collectives)?;
     run.done("rewrite-collectives", &m);
 
+    if let (CpMode::Ring, Some(cp)) = (o.cp_mode, m.mesh.axis("cp")) {
+        m.funcs.iter_mut().try_for_each(|f| ring(&m.mesh, cp, f))?;
+    }
+    run.done("window", &m);
+
     assemble(&mut m, &schedule, &parts.params, &weights, o);
     run.done("step", &m);
 
@@ -168,6 +175,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         global_batch: o.global_batch,
         microbatches: o.microbatches(),
         seq: o.seq,
+        tokens: o.tokens(),
         vocab,
         lr: o.lr,
         seed: o.seed,
@@ -285,6 +293,16 @@ fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             "use --global-batch {}",
             global.div_ceil(rows.max(1)).max(1) * rows.max(1)
         )));
+    }
+    if let TokenOrder::Zigzag { ranks } = o.tokens()
+        && !o.tokens().fits(o.seq)
+    {
+        let what =
+            format!("{} tokens are no 2 equal chunks for each of {ranks} ranks of cp", o.seq);
+        let below = o.seq / (2 * ranks) * 2 * ranks;
+        return Err(Diag::new("sequence-not-divisible", what)
+            .rule("seq % (2 * cp) == 0 with --cp-split zigzag")
+            .help(format!("use --seq {}, or --cp-split contiguous", below + 2 * ranks)));
     }
     let pipeline = mesh.axis(PIPELINE).unwrap_or_default();
     let asked =
@@ -416,6 +434,9 @@ fn no_effect(mesh: &Mesh, params: &[Preparation], o: &Options) -> Vec<Diag> {
     }
     if o.cp_mode != CpMode::AllGather && mesh.axis("cp").is_none() {
         warn("--cp-mode changes nothing: the mesh has no cp".into(), "add cp=2 to --mesh".into());
+    }
+    if o.cp_split.is_some() && mesh.axis("cp").is_none() {
+        warn("--cp-split changes nothing: the mesh has no cp".into(), "add cp=2 to --mesh".into());
     }
     if !o.reshard_after_forward && o.zero < 3 {
         let help = "use --zero 3, or leave it out".into();

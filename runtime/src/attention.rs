@@ -197,3 +197,52 @@ unsafe fn backward_block(
     product([n, h.width, m], d_p.transposed(), q, by_key(&k.d_k), 1.0, true);
     product([m, h.width, n], d_p, keys, by_query(&k.d_q), 1.0, false);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scores that a rank computes in a step of a ring, in blocks of `rows` queries.
+    fn computed(queries: &[i32], keys: &[i32], rows: usize, window: u32) -> usize {
+        let heads = Heads {
+            batch: 1,
+            queries: queries.len(),
+            keys: keys.len(),
+            groups: 1,
+            repeat: 1,
+            width: 1,
+            value_width: 1,
+            scale: 1.0,
+            window: None,
+            rows,
+            q_pos: View::default(),
+            k_pos: View::default(),
+            scratch: View::default(),
+        };
+        let c =
+            Call { heads: &heads, memory: &[], threads: 1, q_pos: queries, k_pos: keys, window };
+        c.blocks().map(|b| b.len() * c.seen(b).len()).sum()
+    }
+
+    /// What a mask empties is not computed, whatever the order of tokens: with zigzag every rank
+    /// computes half of a block that is not its own, and all ranks the same.
+    #[test]
+    fn blocks_skip_what_positions_hide() {
+        let (ranks, chunk, rows) = (4, 16, 8);
+        let own = |r: i32| -> Vec<i32> {
+            let of = |c: i32| c * chunk..(c + 1) * chunk;
+            of(r).chain(of(2 * ranks - 1 - r)).collect()
+        };
+        let (never, size) = (1 << 31, (2 * chunk) as usize);
+        for q in 0..ranks {
+            for k in (0..ranks).filter(|&k| k != q) {
+                assert_eq!(computed(&own(q), &own(k), rows, never), size * size / 2);
+            }
+        }
+        let plain = |r: i32| -> Vec<i32> { (2 * r * chunk..2 * (r + 1) * chunk).collect() };
+        assert_eq!(computed(&plain(0), &plain(1), rows, never), 0);
+        assert_eq!(computed(&plain(1), &plain(0), rows, never), size * size);
+        // A window hides what is far back too.
+        assert_eq!(computed(&plain(3), &plain(0), rows, 32), 0);
+    }
+}

@@ -60,6 +60,13 @@ pub(crate) fn check(s: &Settings, data: &StepData, needs_targets: bool) -> Resul
 /// Checks that every input of the plan is one that a step can fill. True if targets are needed.
 pub(crate) fn check_inputs(w: &Wiring) -> Result<bool> {
     let s = &w.plan.settings;
+    if !s.tokens.fits(s.seq) {
+        let message = format!("{} tokens cannot be dealt to the ranks as {:?}", s.seq, s.tokens);
+        return Err(Diag::new("plan", message)
+            .rule("zigzag deals 2 chunks of equal length to every rank of cp")
+            .help("compile the plan again with this version of shardc")
+            .exit(Exit::Environment));
+    }
     let mut targets = false;
     for slot in w.inputs.iter().flatten() {
         let f = &w.plan.module.funcs[slot.func];
@@ -114,17 +121,21 @@ pub(crate) fn write(
         let last = ty.extent(mesh, ty.rank() - 1, coords);
         let to = arena.elements(slot.offset, slot.bytes)?;
         let word = |i: i32| f32::from_bits(i as u32);
+        let s = &w.plan.settings;
+        let position = |i: usize| s.tokens.position(s.seq, last.offset + i);
         if ty.rank() == 1 {
-            (0..last.len).for_each(|i| to[i] = word((last.offset + i) as i32));
+            (0..last.len).for_each(|i| to[i] = word(position(i) as i32));
             continue;
         }
         let from = if name == "targets" { &data.targets } else { &data.input_ids };
         let rows = ty.extent(mesh, 0, coords);
         for i in 0..rows.len {
             let at = global_row(w, ty, rows.offset + i, slot.part.0);
-            let at = at * w.plan.settings.seq + last.offset;
+            let row = from.get(at * s.seq..)?;
             let to = &mut to[i * last.chunk..][..last.len];
-            to.iter_mut().zip(&from[at..]).for_each(|(t, &x)| *t = word(x));
+            for (k, t) in to.iter_mut().enumerate() {
+                *t = word(*row.get(position(k))?);
+            }
         }
     }
     for p in w.args(RoleKind::Scalar).filter(|p| w.class_of[p.func] == class) {

@@ -8,10 +8,10 @@ use crate::wiring::{Port, Wiring, whole};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::kernel::Program;
-use shardc_ir::plan::Plan;
+use shardc_ir::plan::{Plan, Settings, TokenOrder};
 use shardc_ir::tensor;
 use shardc_ir::weights::Weight;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -87,9 +87,23 @@ pub struct StepResult {
     pub tokens: usize,
     /// Outputs by name: scalars, and all others if the batch is observed. Those of all
     /// microbatches stand in one tensor if their first dim is the batch, else the last's remain.
+    /// Those of tokens, `[batch, seq, …]`, stand in the order of the batch.
     pub outputs: BTreeMap<String, Array>,
     /// By rank, if the session notes times.
     pub timings: Vec<Vec<Timing>>,
+}
+
+/// Puts what was made of a batch's tokens back where these stood: dim 1 of `[batch, seq, …]`.
+fn in_order(s: &Settings, a: &mut Array) {
+    let width: usize = a.shape[2..].iter().product();
+    let dealt = std::mem::take(&mut a.data);
+    a.data = vec![0.0; dealt.len()];
+    let row = s.seq * width;
+    for (to, from) in a.data.chunks_exact_mut(row).zip(dealt.chunks_exact(row)) {
+        for (i, x) in from.chunks_exact(width).enumerate() {
+            to[s.tokens.position(s.seq, i) * width..][..width].copy_from_slice(x);
+        }
+    }
 }
 
 struct Worker {
@@ -201,6 +215,14 @@ impl Session {
                 self.assemble(port, rank, p, to);
             }
         }
+        let settings = &self.wiring.plan.settings;
+        let dealt = settings.tokens != TokenOrder::Contiguous;
+        let of_tokens = |p: &&Port| dealt && p.ty.dims.get(1).map(|d| d.size) == Some(settings.seq);
+        let of_tokens = |p: &&Port| of_tokens(p) && self.batch_of(p).is_some();
+        let names: BTreeSet<&str> = ports.iter().filter(of_tokens).map(|p| p.name).collect();
+        for name in names {
+            out.outputs.entry(name.into()).and_modify(|a| in_order(settings, a));
+        }
         let scalar = |name: &str| out.outputs.get(name).and_then(|a| a.data.first().copied());
         (out.loss, out.grad_norm) = (scalar("loss"), scalar("grad_norm"));
         let named = [("loss", out.loss), ("gradient norm", out.grad_norm)];
@@ -259,16 +281,22 @@ impl Session {
     fn assemble(&self, port: &Port, rank: usize, p: &Piece, to: &mut Array) {
         let w = &self.wiring;
         let mut shape = port.ty.sizes();
-        // Any function's tokens say how a microbatch is cut, also those of another stage.
-        let mut inputs = w.args(RoleKind::Input);
-        let input = inputs.find(|i| w.per_microbatch[i.func] && i.ty.rank() == 2);
-        let batch = input.filter(|i| {
-            w.per_microbatch[port.func] && shape.len() > 1 && shape[0] == i.ty.dims[0].size
-        });
+        let batch = self.batch_of(port);
         if batch.is_some() {
             shape[0] = w.plan.settings.global_batch;
         }
         self.place(port, rank, &p.data, &shape, batch.map(|b| (b, p.microbatch)), to);
+    }
+
+    /// The tokens of whose rows an output's are made, if its first dim is the batch: those of any
+    /// function say how a microbatch is cut, also those of another stage.
+    fn batch_of(&self, port: &Port) -> Option<Port<'_>> {
+        let (w, shape) = (&self.wiring, port.ty.sizes());
+        let mut inputs = w.args(RoleKind::Input);
+        let input = inputs.find(|i| w.per_microbatch[i.func] && i.ty.rank() == 2);
+        input.filter(|i| {
+            w.per_microbatch[port.func] && shape.len() > 1 && shape[0] == i.ty.dims[0].size
+        })
     }
 
     /// Copies a dense piece to its place in a tensor of this shape; if `batch` is given, rows are

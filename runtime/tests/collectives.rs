@@ -7,7 +7,10 @@ use shardc_ir::diag::{Diag, Exit};
 use shardc_ir::func::{Func, Name, Port};
 use shardc_ir::interp;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::{AllGather, AllReduce, AllToAll, Op, Permute, Place, ReduceScatter, Slice};
+use shardc_ir::ops::{
+    AllGather, AllReduce, AllToAll, Join, MergeAttention, Op, Own, Permute, Piece, Place,
+    ReduceScatter, Slice,
+};
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
@@ -137,6 +140,44 @@ fn pieces_match_their_meaning() {
             check(&format!("permute {shift}"), &mesh, Permute { axes: group, shift }, &[t]);
         }
     }
+}
+
+/// What rings are made of besides: pieces that are values of their own, and merges of attention,
+/// also where one or both saw nothing.
+#[test]
+fn rings() {
+    for (mesh, axes) in meshes() {
+        for dim in 0..2 {
+            let mut t = Type::f32(&[8, 12]);
+            t.dims[dim].atoms = atoms(&list(axes));
+            if t.dims[dim].size % mesh.ways(axes) == 0 {
+                check("own", &mesh, Own { axes, dim }, &[t]);
+            }
+            let mut t = Type::f32(&[3, 5]);
+            t.varying = axes;
+            check("join", &mesh, Join { axes, dim }, &[t]);
+            for shift in [0, 1, 3] {
+                let mut t = Type::new(DType::I32, &[12, 24]);
+                t.replicated = axes;
+                check("piece", &mesh, Piece { axes, dim, shift }, &[t]);
+            }
+        }
+    }
+    let mesh = Mesh::default();
+    let types =
+        [[2, 3, 2, 70], [2, 3, 2, 1]].map(|s| Type::f32(&s[..if s[3] == 1 { 3 } else { 4 }]));
+    let f = function(&mesh, MergeAttention {}.into(), &[types.clone(), types.clone()].concat());
+    let seen = |part: usize| {
+        let mut lse = draw(&[2, 3, 2], 5 + part as u64).map(|x| 80.0 * x);
+        lse.data[part] = f64::NEG_INFINITY;
+        lse.data[7] = f64::NEG_INFINITY;
+        let out = Tensor::from_fn(&[2, 3, 2, 70], |i| {
+            let some = lse.at(&i[..3]).is_finite();
+            if some { (i[3] as f64 * 0.25 - i[1] as f64 + part as f64).sin() } else { 0.0 }
+        });
+        [vec![out], vec![lse]]
+    };
+    lab::compare("merge_attention", &mesh, &f, &[seen(0), seen(1)].concat());
 }
 
 #[test]

@@ -143,6 +143,32 @@ fn large_samples_match_their_meaning() {
     }
 }
 
+/// Blocks of which some or all queries see nothing: outputs 0 with a log-sum-exp of -inf, gradients
+/// 0, and no NaN.
+#[test]
+fn blocks_of_keys_that_are_not_seen() {
+    let qkv = "f32[1,70,4,3], f32[1,9,2,3], f32[1,9,2,2]";
+    let attention = format!("attention[0.3; window=none] {qkv}, i32[70], i32[9]");
+    let grad = format!(
+        "attention_grad[0.3; window=none] {qkv}, f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[9]"
+    );
+    for (text, at) in [(attention, 3), (grad, 6)] {
+        let s = Sample::parse(text.leak()).unwrap();
+        let f = function(&s, &Mesh::default(), None).unwrap();
+        for first in [0, 40, 66, 1000] {
+            let mut args = s.draw(3);
+            args[at] = Tensor::from_fn(&[70], |i| i[0] as f64);
+            args[at + 1] = Tensor::from_fn(&[9], |i| (first + i[0]) as f64);
+            if at == 6 {
+                // As of rows that see more elsewhere.
+                args[3] = args[3].map(|x| if x.is_finite() { x } else { 0.5 });
+            }
+            let args: Vec<Vec<Tensor>> = args.into_iter().map(|t| vec![t]).collect();
+            lab::compare(&format!("{} from {first}", s.text), &Mesh::default(), &f, &args);
+        }
+    }
+}
+
 #[test]
 fn element_types_without_kernels_are_refused() {
     let s = Sample::parse("cast[bf16] f32[3,4]").unwrap();

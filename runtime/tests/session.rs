@@ -6,7 +6,7 @@ use shardc_ir::func::{Module, Role, RoleKind};
 use shardc_ir::interp::{self, Precision, State};
 use shardc_ir::kernel::{Kernel, Program, Route, Scalar, View};
 use shardc_ir::plan::{
-    ALIGN, Call, Instr, LrSchedule, Memory, Mode, Place, Plan, RankClass, Settings,
+    ALIGN, Call, Instr, LrSchedule, Memory, Mode, Place, Plan, RankClass, Settings, TokenOrder,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::schedule::Schedule;
@@ -147,6 +147,7 @@ fn plan(mesh: &str) -> Plan {
             global_batch: BATCH,
             microbatches: 2,
             seq: SEQ,
+            tokens: TokenOrder::Contiguous,
             vocab: VOCAB,
             lr: LrSchedule::Constant { lr: LR },
             seed: 1,

@@ -8,7 +8,7 @@ use crate::infer::{self, Linear, Query, TypeError};
 use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule};
 use crate::tensor::{Shape, Tensor};
-use crate::types::{DType, Extent, Reduction, Type};
+use crate::types::{AtomList, DType, Dim, Extent, Reduction, Type};
 use smallvec::SmallVec;
 
 /// Gradients of an op's operands; `None` where there is none.
@@ -204,12 +204,13 @@ ops! {
     reshape::Reshape, transpose::Transpose, expand::Expand,
     reduce_sum::ReduceSum, reduce_max::ReduceMax, dot::Dot, take::Take, put::Put,
     concat::Concat, narrow::Narrow, widen::Widen,
-    rope::Rope, attention::Attention, attention_grad::AttentionGrad,
+    rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
     top_k::TopK, route::Route, dispatch::Dispatch, combine::Combine, row_dots::RowDots,
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
     fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
     slice::Slice, place::Place, all_to_all::AllToAll, permute::Permute, term::Term,
+    own::Own, join::Join, piece::Piece,
 }
 
 impl Op {

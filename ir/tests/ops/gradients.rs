@@ -12,7 +12,7 @@ use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
 
 /// Ops that pass no gradient on: steps (`clamp`, `at_least`), maxima and stops by definition,
-/// constants, gradients and optimizers (nobody differentiates twice).
+/// constants, gradients, merges in rings and optimizers (nobody differentiates twice).
 const NO_GRADIENT: &[&str] = &[
     "clamp",
     "at_least",
@@ -23,6 +23,7 @@ const NO_GRADIENT: &[&str] = &[
     "top_k",
     "route",
     "attention_grad",
+    "merge_attention",
     "adamw",
     "sgd",
 ];

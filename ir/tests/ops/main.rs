@@ -3,6 +3,7 @@
 mod collectives;
 mod errors;
 mod gradients;
+mod rings;
 mod splits;
 mod text;
 

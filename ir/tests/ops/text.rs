@@ -17,6 +17,9 @@ pub const RANKED: &[&str] = &[
     "all_to_all",
     "permute",
     "term",
+    "own",
+    "join",
+    "piece",
 ];
 
 #[test]

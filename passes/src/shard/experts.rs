@@ -220,6 +220,7 @@ mod tests {
             moe: Default::default(),
             recompute: Default::default(),
             cp_mode: Default::default(),
+            cp_split: None,
             zero: 0,
             reshard_after_forward: true,
             schedule: Default::default(),

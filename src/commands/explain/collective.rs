@@ -229,7 +229,11 @@ fn recomputed(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
             }
     });
     let of = twin.map_or("a collective of forward".into(), |i| format!("collective:{}", i + 1));
-    vec![format!("it is {of} again: forward saves the pieces, backward needs the whole")]
+    let needs = match c.kind {
+        "permute" => "forward saves a rank's own block, backward needs all of them",
+        _gathered => "forward saves the pieces, backward needs the whole",
+    };
+    vec![format!("it is {of} again: {needs}")]
 }
 
 fn path(f: &Func, s: Scope) -> &str {

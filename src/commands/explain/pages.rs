@@ -14,7 +14,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-tensor"
     "missing-weights" "mixed" "moe-bound" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"
     "no-reshard" "not-built" "operands" "out-of-memory" "output" "padding" "partial" "phase" "pipeline-axis"
-    "plan" "rank" "rank-failed" "ranks-disagree" "redefined" "repeat" "result-type" "role"
+    "plan" "rank" "rank-failed" "ranks-disagree" "redefined" "repeat" "result-type" "ring" "role"
     "rope-type" "safetensors" "save-target" "schedule" "schedule-csv" "schedule-memory"
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"
     "shape" "shard" "sharding-conflict" "size" "slice" "source" "sp-needs-tp" "split" "ssa"

@@ -11,6 +11,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
 use shardc_ir::mesh::Atom;
 use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
@@ -142,6 +143,13 @@ impl<'a> Why<'a> {
                 _ => None,
             };
         }
+        if let Op::Own(_) | Op::Join(_) | Op::Piece(_) = n.op {
+            // The same pieces, seen as values of their own or as those of a whole.
+            if f.ty(n.ins[0]).state(atom) != state {
+                out.push(format!("made so by `{text}`"));
+            }
+            return Some(At::Program(fi, n.ins[0]));
+        }
         if n.ins.is_empty() {
             out.push(format!("`{text}` is made in the layout that its uses need"));
             let name = |r: &shardc_ir::func::Port| r.role.as_ref().map(|r| r.name.clone());
@@ -239,7 +247,7 @@ impl<'a> Why<'a> {
         let State::Sharded(d) = f.ty(v).state(atom) else { return None };
         match *self.causes.get(&(v, d, atom))? {
             Origin::Annotation { .. } => {
-                out.push(self.asker(v));
+                out.push(self.asker(v, atom));
                 None
             }
             Origin::Op { node, value, .. } => {
@@ -250,8 +258,8 @@ impl<'a> Why<'a> {
         }
     }
 
-    /// Who annotated a value of the model.
-    fn asker(&self, v: Value) -> String {
+    /// Who annotated a value of the model, with this part of an axis.
+    fn asker(&self, v: Value, atom: Atom) -> String {
         let f = &self.model.funcs[0];
         let o = &self.s.options;
         let asked = f.annotations.get(&v).map_or(String::new(), |a| annotation(self.mesh, a));
@@ -271,6 +279,9 @@ impl<'a> Why<'a> {
                 "the {} recipe for tensor parallelism splits {} as ({asked})",
                 self.s.family, r.name
             ),
+            _ if self.mesh.axis("cp").is_some_and(|cp| cp.has(atom)) => {
+                format!("context parallelism cuts sequences: {} as ({asked})", f.name(v))
+            }
             Some(r) => format!("data parallelism splits the batch: {} as ({asked})", r.name),
             None => format!("--sp splits the residual stream: {} as ({asked})", f.name(v)),
         }

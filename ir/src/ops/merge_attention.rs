@@ -1,0 +1,52 @@
+//! `merge_attention`: attention over two sets of keys, from attention over each.
+
+use super::*;
+
+op! {
+    /// Results of `attention` over the keys of a and over those of b, merged to those over all of
+    /// them, by the online softmax (Milakov and Gimelshein, 2018): lse = ln(e^lse_a + e^lse_b), out =
+    /// out_a e^(lse_a - lse) + out_b e^(lse_b - lse). An lse of -inf, where nothing was seen, weighs
+    /// nothing; if both are, the output is 0. Rings are made of differentiated programs: no gradient.
+    MergeAttention = "merge_attention" (out_a, lse_a, out_b, lse_b) {}
+    samples ["merge_attention f32[2,3,4,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4]"]
+}
+
+impl OpDef for MergeAttention {
+    fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+        floats(ins, 4)?;
+        let ranks = ins.iter().map(|t| t.rank());
+        if ranks.ne([4, 3, 4, 3]) {
+            return Err("outputs are [b, s, n, e], each followed by its lse [b, s, n]".into());
+        }
+        Ok(())
+    }
+    fn rule(&self, _: &[usize]) -> Rule {
+        Rule::new("bsn!e,bsn,bsn!e,bsn->bsne,bsn", &[4, 3, 4, 3])
+    }
+    fn in_place(&self, result: usize) -> Option<usize> {
+        // A row's lse is read once for every element of the row.
+        (result == 0).then_some(0)
+    }
+    fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
+        smallvec::smallvec![None; 4]
+    }
+    fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let (lse_a, lse_b) = (ins[1], ins[3]);
+        let lse = lse_a.zip(lse_b, |a, b| {
+            let most = a.max(b);
+            if most == f64::NEG_INFINITY {
+                most
+            } else {
+                most + ((a - most).exp() + (b - most).exp()).ln()
+            }
+        });
+        let out = Tensor::from_fn(&ins[0].shape.clone(), |i| {
+            let row = &i[..3];
+            let weight = |own: f64| {
+                if own == f64::NEG_INFINITY { 0.0 } else { (own - lse.at(row)).exp() }
+            };
+            ins[0].at(i) * weight(lse_a.at(row)) + ins[2].at(i) * weight(lse_b.at(row))
+        });
+        vec![out, lse]
+    }
+}

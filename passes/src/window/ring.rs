@@ -1,0 +1,249 @@
+//! Ring attention: blocks of keys and values go around the ranks of `cp`, and no rank ever holds all.
+//!
+//! Before:  `%k_all = all_gather[cp; dim=1] %k : f32[2,8,1,4]~cp`, `%v_all` alike,
+//!          `%attn, %lse = attention %q, %k_all, %v_all, %at, %positions : f32[2,8@cp,1,4], …`
+//! After:   `%k_own = own[cp; dim=1] %k : f32[2,4,1,4]!cp`, q, v and the queries' positions alike;
+//!          `%k_block = permute[cp; shift=1] %k_own`, `%key_at = piece[cp; dim=0; shift=0] %positions`,
+//!          `%attn_block, %lse_block = attention %q_own, %k_own, %v_own, %at_own, %key_at`,
+//!          the same of `%k_block` with shift=1, …; `%out, %lse_out = merge_attention` of the two, …;
+//!          `%attn = join[cp; dim=1] %out : f32[2,8@cp,1,4]`
+//! Assumes: phase Ranked, F and B apart.  Leaves: phase Ranked.
+//!
+//! Of c ranks, forward sends c-1 blocks of K and V. Backward sends them again, and with each the sums
+//! of its gradients, which travel c times, the last time home; that takes the place of the gather and
+//! of the reduce_scatter (Liu et al., 2023, *Ring Attention with Blockwise Transformers*, section 3).
+//! A block is passed on before it is used: two are there at once. What a rank sees of a block is
+//! decided by positions, so tokens may be dealt in any order.
+
+use shardc_ir::builder::Builder;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::{
+    Add, Attention, AttentionGrad, Join, MergeAttention, Op, Own, Permute, Piece,
+};
+use shardc_ir::types::{AtomList, Type};
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+
+/// The dim of q, k, v and of what is made of them that tokens stand in.
+const TOKENS: usize = 1;
+
+/// Replaces attention over keys and values that were gathered over `cp`, and its gradient.
+///
+/// # Errors
+/// `ring` for attention whose operands are cut in another way.
+pub fn ring(mesh: &Mesh, cp: AtomSet, f: &mut Func) -> Result<()> {
+    let mut users: Vec<SmallVec<[u32; 2]>> = vec![SmallVec::new(); f.values.len()];
+    for (i, n) in f.nodes.iter().enumerate() {
+        n.ins.iter().for_each(|v| users[v.0 as usize].push(i as u32));
+    }
+    let makers = f.makers();
+    let nodes = std::mem::take(&mut f.nodes);
+    let gathered = Gathered { mesh, cp, nodes: &nodes, makers, users };
+    // Results of the reduce_scatters whose place a ring takes.
+    let mut homes: BTreeSet<Value> = BTreeSet::new();
+    for n in &nodes {
+        if let Op::Attention(op) = &n.op {
+            let blocks = gathered.blocks(f, n)?;
+            Ring::new(mesh, cp, f, n).forward(n, op, blocks);
+        } else if let Op::AttentionGrad(op) = &n.op {
+            let blocks = gathered.blocks(f, n)?;
+            let home = [gathered.home(f, n, 1)?, gathered.home(f, n, 2)?];
+            homes.extend(home.into_iter().flatten());
+            Ring::new(mesh, cp, f, n).backward(n, op, blocks, home);
+        } else if !n.outs.iter().any(|o| homes.contains(o)) {
+            f.nodes.push(n.clone());
+        }
+    }
+    f.drop_dead();
+    Ok(())
+}
+
+/// A function as it was: where the operands of attention come from, and its gradients go.
+struct Gathered<'a> {
+    mesh: &'a Mesh,
+    cp: AtomSet,
+    nodes: &'a [Node],
+    makers: Vec<Option<u32>>,
+    users: Vec<SmallVec<[u32; 2]>>,
+}
+
+impl Gathered<'_> {
+    /// The pieces that keys and values were gathered of; an error if anything is cut in another way
+    /// than a ring can use.
+    fn blocks(&self, f: &Func, n: &Node) -> Result<[Value; 2]> {
+        let [q, k, v, .., q_pos, k_pos] = n.ins[..] else {
+            return Err(self.unlike(f, n));
+        };
+        let (Some(k), Some(v)) = (self.piece(k), self.piece(v)) else {
+            return Err(self.unlike(f, n));
+        };
+        let cut = AtomList::collect(self.cp.iter());
+        let ways = self.mesh.ways(self.cp);
+        let even = |v: Value, dim: usize| {
+            let d = f.ty(v).dims[dim];
+            Some(d.atoms) == cut && d.size % ways == 0
+        };
+        let whole = |t: &Type| self.cp.within(t.replicated) && t.dims[0].atoms.is_empty();
+        let fits =
+            [q, k, v].into_iter().all(|x| even(x, TOKENS)) && even(q_pos, 0) && whole(f.ty(k_pos));
+        if fits { Ok([k, v]) } else { Err(self.unlike(f, n)) }
+    }
+
+    /// What was gathered to have this value.
+    fn piece(&self, v: Value) -> Option<Value> {
+        let maker = &self.nodes[self.makers[v.0 as usize]? as usize];
+        let Op::AllGather(g) = &maker.op else { return None };
+        (g.axes == self.cp && g.dim == TOKENS).then(|| maker.ins[0])
+    }
+
+    /// What a gradient of gathered keys or values is scattered to; `None` if nobody wants it.
+    fn home(&self, f: &Func, n: &Node, result: usize) -> Result<Option<Value>> {
+        let v = n.outs[result];
+        let shown = f.results.iter().any(|r| r.value == v);
+        let user = match &self.users[v.0 as usize][..] {
+            [] if !shown => return Ok(None),
+            &[one] if !shown => &self.nodes[one as usize],
+            _several => return Err(self.unlike(f, n)),
+        };
+        match &user.op {
+            Op::ReduceScatter(s) if s.axes == self.cp && s.dim == TOKENS => Ok(Some(user.outs[0])),
+            _other => Err(self.unlike(f, n)),
+        }
+    }
+
+    fn unlike(&self, f: &Func, n: &Node) -> Diag {
+        let (cp, ways) = (self.mesh.names(self.cp, "*"), self.mesh.ways(self.cp));
+        Diag::new("ring", format!("keys and values of {} cannot go around {cp}", f.name(n.outs[0])))
+            .at(format!("@{}, {}", f.name, f.scope_info(n.scope).path))
+            .rule(format!("queries, keys and values are cut over {cp} along the sequence, alone and evenly"))
+            .why(format!("it is `{}`", shardc_ir::text::node_text(self.mesh, f, n).text))
+            .help(format!("use a --seq that is a multiple of {ways}, leave --shard off keys and values, or use --cp-mode all-gather"))
+    }
+}
+
+/// Writes one ring.
+struct Ring<'a> {
+    b: Builder<'a>,
+    cp: AtomSet,
+    ways: usize,
+}
+
+impl<'a> Ring<'a> {
+    fn new(mesh: &'a Mesh, cp: AtomSet, f: &'a mut Func, n: &Node) -> Ring<'a> {
+        let mut b = Builder::new(mesh, f);
+        b.scope = n.scope;
+        Ring { b, cp, ways: mesh.ways(cp) }
+    }
+
+    fn own(&mut self, hint: &'static str, v: Value, dim: usize) -> Value {
+        self.b.push(hint, Own { axes: self.cp, dim }, &[v])
+    }
+
+    /// Hands a value to the next rank, for the one of the rank before.
+    fn pass(&mut self, hint: &'static str, v: Value, note: &'static str) -> Value {
+        let passed = self.b.push(hint, Permute { axes: self.cp, shift: 1 }, &[v]);
+        self.b.note(note);
+        passed
+    }
+
+    /// The keys and values of every step, and where they stand; `f` uses one block.
+    fn around(
+        &mut self,
+        blocks: [Value; 2],
+        k_pos: Value,
+        mut f: impl FnMut(&mut Self, [Value; 3]),
+    ) {
+        let [k, v] = blocks;
+        let mut block = [self.own("k_own", k, TOKENS), self.own("v_own", v, TOKENS)];
+        for step in 0..self.ways {
+            let [k, v] = block;
+            if step + 1 < self.ways {
+                let note = "ring: the next block comes while this one is used";
+                block = [self.pass("k_block", k, note), self.pass("v_block", v, note)];
+            }
+            let piece = Piece { axes: self.cp, dim: 0, shift: step };
+            let at = self.b.push("key_at", piece, &[k_pos]);
+            f(self, [k, v, at]);
+        }
+    }
+
+    /// Sets a value of the gathered form to the pieces that the ring has made.
+    fn join(&mut self, own: Value, whole: Value) {
+        self.b.f.nodes.push(Node {
+            op: Join { axes: self.cp, dim: TOKENS }.into(),
+            ins: SmallVec::from_slice(&[own]),
+            outs: SmallVec::from_slice(&[whole]),
+            scope: self.b.scope,
+            note: None,
+        });
+    }
+
+    fn forward(&mut self, n: &Node, op: &Attention, blocks: [Value; 2]) {
+        let [q, .., q_pos, k_pos] = n.ins[..] else { unreachable!("attention has five operands") };
+        let (q, at) = (self.own("q_own", q, TOKENS), self.own("query_at", q_pos, 0));
+        let mut all: Option<[Value; 2]> = None;
+        self.around(blocks, k_pos, |ring, [k, v, key_at]| {
+            let ins = [q, k, v, at, key_at];
+            let made = ring.b.push_n(&["attn_block", "lse_block"], op.clone(), &ins);
+            all = Some(match all {
+                None => [made[0], made[1]],
+                Some([out, lse]) => {
+                    let ins = [out, lse, made[0], made[1]];
+                    let merged = ring.b.push_n(&["attn_own", "lse_own"], MergeAttention {}, &ins);
+                    [merged[0], merged[1]]
+                }
+            });
+        });
+        let [out, lse] = all.expect("a ring has ranks");
+        self.join(out, n.outs[0]);
+        self.join(lse, n.outs[1]);
+    }
+
+    fn backward(
+        &mut self,
+        n: &Node,
+        op: &AttentionGrad,
+        blocks: [Value; 2],
+        homes: [Option<Value>; 2],
+    ) {
+        let [q, _, _, lse, d_o, delta, q_pos, k_pos] = n.ins[..] else {
+            unreachable!("attention_grad has eight operands")
+        };
+        let [q, lse] = [("q_own", q), ("lse_own", lse)].map(|(h, v)| self.own(h, v, TOKENS));
+        let at = self.own("query_at", q_pos, 0);
+        self.b.grad = true;
+        let [d_o, delta] =
+            [("attn_own", d_o), ("delta_own", delta)].map(|(h, v)| self.own(h, v, TOKENS));
+        // The gradients of q, and of the block that is here, as far as ranks have added theirs.
+        let mut sums: [Option<Value>; 3] = [None; 3];
+        let wanted = [true, homes[0].is_some(), homes[1].is_some()];
+        let hints = ["q_own", "k_block", "v_block"];
+        self.b.grad = false;
+        self.around(blocks, k_pos, |ring, [k, v, key_at]| {
+            ring.b.grad = true;
+            for i in [1, 2] {
+                let note = "ring: the sum goes on with its block";
+                sums[i] = sums[i].map(|d| ring.pass(hints[i], d, note));
+            }
+            let ins = [q, k, v, lse, d_o, delta, at, key_at];
+            let made = ring.b.push_n(&hints, op.clone(), &ins);
+            for i in (0..3).filter(|&i| wanted[i]) {
+                sums[i] = Some(match sums[i] {
+                    None => made[i],
+                    Some(sum) => ring.b.push(hints[i], Add::same(), &[sum, made[i]]),
+                });
+            }
+            ring.b.grad = false;
+        });
+        self.b.grad = true;
+        self.join(sums[0].expect("a ring has ranks"), n.outs[0]);
+        for (i, home) in [1, 2].into_iter().zip(homes) {
+            if let (Some(sum), Some(home)) = (sums[i], home) {
+                let sum = self.pass(hints[i], sum, "ring: home, with what all ranks have added");
+                self.join(sum, home);
+            }
+        }
+    }
+}

@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
-use shardc_passes::options::{Buffers, CpMode, CpSplit, Decay, Optimizer, Options, Order, ShardRule};
+use shardc_passes::options::{
+    Buffers, CpMode, CpSplit, Decay, Optimizer, Options, Order, ShardRule, TpMode, TpSteps,
+};
 use shardc_passes::schedule::Named;
 use shardc_passes::stages::layout::Layout;
 use std::path::Path;
@@ -69,9 +71,17 @@ pub struct Flags {
     /// as from the end: equal work) [default: zigzag with --cp-mode ring, else contiguous]
     #[arg(long, help_heading = "Layout")]
     pub cp_split: Option<String>,
-    /// Tensor parallelism: 1d [default: 1d]
+    /// Tensor parallelism: 1d (Megatron), or blocks of weights and activations on a grid of tp ranks:
+    /// 2d (tp = q²), 2.5d (tp = depth·q²), 3d (tp = q³) [default: 1d]
     #[arg(long, help_heading = "Layout")]
     pub tp_mode: Option<String>,
+    /// Grids of --tp-mode 2.5d, each with its rows of the batch [default: 2]
+    #[arg(long, help_heading = "Layout")]
+    pub tp_depth: Option<usize>,
+    /// Operands of products with --tp-mode 2d and 2.5d: gathered (few calls), or summa (piece by piece,
+    /// in as many steps as a side has ranks: less memory) [default: gathered]
+    #[arg(long, help_heading = "Layout")]
+    pub tp_steps: Option<String>,
     /// Pipeline schedule: naive, gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zb-v, v-half,
     /// v-min, dualpipe-v, search (the fastest that fits --memory), or a CSV file [default: 1f1b]
     #[arg(long, help_heading = "Layout")]
@@ -86,8 +96,8 @@ pub struct Flags {
     /// Relative speed of each rank of the pipeline, as in 1,1,0.5,1 [default: all equal]
     #[arg(long, help_heading = "Layout")]
     pub speeds: Option<String>,
-    /// Drop parameters that ZeRO-3 gathered after forward, and gather them again in backward: yes or
-    /// no [default: yes]
+    /// Drop parameters that ZeRO-3 or a grid gathered after forward, and gather them again in backward:
+    /// yes or no [default: yes]
     #[arg(long, help_heading = "Layout")]
     pub reshard_after_forward: Option<String>,
     /// Dropout: 0 [default: 0]
@@ -163,7 +173,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh order node mode global_batch microbatch seq dtype seed zero moe_bound moe_capacity cp_mode cp_split tp_mode schedule chunks layers speeds reshard_after_forward dropout recompute
+        merge!(mesh order node mode global_batch microbatch seq dtype seed zero moe_bound moe_capacity cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -248,6 +258,9 @@ impl Flags {
                         [word(given, "--cp-split", &["contiguous", "zigzag"])?],
                 ),
             },
+            tp_mode: self.tp_mode()?,
+            tp_steps: [TpSteps::Gathered, TpSteps::Summa]
+                [word(&self.tp_steps, "--tp-steps", &["gathered", "summa"])?],
             zero,
             reshard_after_forward: word(
                 &self.reshard_after_forward,
@@ -294,13 +307,39 @@ impl Flags {
         }
     }
 
+    fn tp_mode(&self) -> Result<TpMode> {
+        let mode = match self.tp_mode.as_deref().unwrap_or("1d") {
+            "1d" => TpMode::OneD,
+            "2d" => TpMode::TwoD,
+            "2.5d" => TpMode::TwoAndHalfD { depth: self.tp_depth.unwrap_or(2) },
+            "3d" => TpMode::ThreeD,
+            other => {
+                return Err(Diag::new("flag", format!("`{other}` is no value of --tp-mode"))
+                    .at(format!("--tp-mode {other}"))
+                    .help("use 1d or 2d or 2.5d or 3d"));
+            }
+        };
+        let Some(depth) = self.tp_depth else { return Ok(mode) };
+        let bad = |what: String, help: &str| {
+            Err(Diag::new("flag", what).at(format!("--tp-depth {depth}")).help(help))
+        };
+        match mode {
+            TpMode::TwoAndHalfD { .. } if depth == 0 || depth > MAX_COUNT => {
+                bad(format!("{depth} grids are not in 1..={MAX_COUNT}"), "for example --tp-depth 2")
+            }
+            TpMode::TwoAndHalfD { .. } => Ok(mode),
+            TpMode::OneD | TpMode::TwoD | TpMode::ThreeD => {
+                bad(format!("--tp-mode {mode} has no depth"), "use --tp-mode 2.5d, or leave it out")
+            }
+        }
+    }
+
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
-        let cases: [(&str, Option<String>, &str, &str); 5] = [
+        let cases: [(&str, Option<String>, &str, &str); 4] = [
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
             ("--dtype", self.dtype.clone(), "f32", "bf16"),
-            ("--tp-mode", self.tp_mode.clone(), "1d", "2d 2.5d 3d"),
             ("--transport", self.transport.clone(), "threads", "mpi nccl"),
             ("--device", self.device.clone(), "cpu", "cuda"),
         ];

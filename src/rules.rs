@@ -4,7 +4,7 @@ use serde::Serialize;
 use shardc_frontends::Facts;
 use shardc_ir::diag::Diag;
 use shardc_ir::plan::TokenOrder;
-use shardc_passes::options::{CpMode, Options, Order};
+use shardc_passes::options::{CpMode, Options, Order, TpMode};
 use shardc_passes::schedule::chosen;
 use shardc_passes::shard::experts::fold;
 
@@ -63,13 +63,30 @@ fn batches(global: usize, dp: usize, microbatch: usize) -> Vec<String> {
     out
 }
 
+/// True if a model's sizes can be cut by a grid of side `q`.
+fn on_side(f: &Facts, mode: TpMode, q: usize) -> bool {
+    let hidden = if mode == TpMode::ThreeD { q * q } else { q };
+    let heads = f.heads % q == 0 && (f.kv_heads % q == 0 || q % f.kv_heads == 0);
+    heads && f.hidden % hidden == 0 && f.ffn % q == 0
+}
+
 /// All violated rules.
 pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     let mut out = vec![];
     let (tp, cp, dp) = (o.axis("tp"), o.axis("cp"), o.data_parallel());
     let kv_ok = |t: usize| f.kv_heads % t == 0 || t % f.kv_heads == 0;
-    let legal_tp =
-        || divisors_near(f.heads, tp, kv_ok).iter().map(|t| format!("tp={t}")).collect::<Vec<_>>();
+    let side = o.tp_mode.side(tp);
+    let on_grid = o.tp_mode != TpMode::OneD;
+    // What cuts heads: all of tp, or a side of its grid.
+    let (ways, ways_name) = if on_grid { (side.unwrap_or(1), "q") } else { (tp, "tp") };
+    let legal_tp = || {
+        let legal = if on_grid {
+            o.tp_mode.nearest(tp, 3, |q| on_side(f, o.tp_mode, q))
+        } else {
+            divisors_near(f.heads, tp, kv_ok)
+        };
+        legal.iter().map(|t| format!("tp={t}")).collect::<Vec<_>>()
+    };
     let mut add =
         |holds: bool, code, rule: &str, values: &[(&'static str, usize)], nearest: Vec<String>| {
             if !holds {
@@ -77,20 +94,60 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
                 out.push(Violation { said: None, code, rule, values, nearest });
             }
         };
+    let depth = match o.tp_mode {
+        TpMode::TwoAndHalfD { depth } => Some(("depth", depth)),
+        TpMode::OneD | TpMode::TwoD | TpMode::ThreeD => None,
+    };
+    let numbers: Vec<_> = [("tp", tp)].into_iter().chain(depth).collect();
+    add(side.is_some(), "tp-grid", &o.tp_mode.rule(), &numbers, legal_tp());
+    let of_grid = if on_grid { format!(" with --tp-mode {}", o.tp_mode) } else { String::new() };
     add(
-        f.heads % tp == 0,
+        f.heads % ways == 0,
         "heads-not-divisible",
-        "heads % tp == 0",
-        &[("heads", f.heads), ("tp", tp)],
+        &format!("heads % {ways_name} == 0{of_grid}"),
+        &[("heads", f.heads), (ways_name, ways)],
         legal_tp(),
     );
     add(
-        kv_ok(tp),
+        kv_ok(ways),
         "kv-heads-against-tp",
-        "kv_heads % tp == 0 or tp % kv_heads == 0",
-        &[("kv_heads", f.kv_heads), ("tp", tp)],
+        &format!("kv_heads % {ways_name} == 0 or {ways_name} % kv_heads == 0{of_grid}"),
+        &[("kv_heads", f.kv_heads), (ways_name, ways)],
         legal_tp(),
     );
+    if let Some(q) = side.filter(|_| on_grid && tp > 1) {
+        let squared = if o.tp_mode == TpMode::ThreeD { q * q } else { q };
+        let sizes = [("hidden", f.hidden, squared), ("ffn", f.ffn, q)];
+        for (name, size, by) in sizes {
+            let by_name = if by == q { "q" } else { "(q * q)" };
+            add(
+                size % by == 0,
+                "grid-not-divisible",
+                &format!("{name} % {by_name} == 0{of_grid}"),
+                &[(name, size), ("q", q)],
+                legal_tp(),
+            );
+        }
+        let rows = o.tp_mode.rows(q);
+        let rows_rule = match o.tp_mode {
+            TpMode::TwoAndHalfD { .. } => "(depth * q)",
+            TpMode::ThreeD => "(q * q)",
+            TpMode::OneD | TpMode::TwoD => "q",
+        };
+        let more = o.microbatch.div_ceil(rows).max(1) * rows;
+        let numbers: Vec<_> =
+            [("microbatch", o.microbatch)].into_iter().chain(depth).chain([("q", q)]).collect();
+        add(
+            o.microbatch % rows == 0,
+            "grid-not-divisible",
+            &format!("microbatch % {rows_rule} == 0{of_grid}"),
+            &numbers,
+            vec![format!(
+                "--microbatch {more} --global-batch {}",
+                o.global_batch.div_ceil(dp * more).max(1) * dp * more
+            )],
+        );
+    }
     let rows = (dp * o.microbatch).max(1);
     add(
         o.global_batch > 0 && o.microbatch > 0 && o.global_batch % rows == 0,
@@ -141,16 +198,24 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         );
     }
     if o.cp_mode == CpMode::Ulysses {
-        let legal = divisors_near(f.heads / tp.max(1), cp, |_| true);
+        let legal = divisors_near(f.heads / ways.max(1), cp, |_| true);
         add(
-            f.heads % (tp * cp) == 0,
+            f.heads % (ways * cp) == 0,
             "heads-not-divisible",
-            "heads % (tp * cp) == 0 with --cp-mode ulysses",
-            &[("heads", f.heads), ("tp", tp), ("cp", cp)],
+            &format!("heads % ({ways_name} * cp) == 0 with --cp-mode ulysses"),
+            &[("heads", f.heads), (ways_name, ways), ("cp", cp)],
             legal.iter().map(|c| format!("cp={c}")).collect(),
         );
     }
-    if o.sp {
+    if o.sp && on_grid {
+        add(
+            false,
+            "sp-needs-1d",
+            "tp-mode is 1d with --sp",
+            &[("tp", tp)],
+            vec!["--tp-mode 1d".into(), format!("no --sp{of_grid}")],
+        );
+    } else if o.sp {
         add(
             tp > 1,
             "sp-needs-tp",

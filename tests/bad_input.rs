@@ -228,6 +228,46 @@ fn experts_that_do_not_divide() {
 }
 
 #[test]
+fn grids_of_tensor_parallelism() {
+    let lab = Lab::new("grids");
+    let mha = &format!("{FIXTURES}/llama_mha");
+    let refuses = |model: &str, flags: &str, code: &str, words: &[&str]| {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let said = lab.refuses(&compile(model, &flags), 2, code);
+        assert!(words.iter().all(|w| said.contains(w)), "{said}");
+    };
+    refuses(mha, "--mesh tp=6 --tp-mode 2d", "tp-grid", &["tp=6", "tp=4"]);
+    refuses(mha, "--mesh tp=4 --tp-mode 3d", "tp-grid", &["tp=4", "tp=1"]);
+    refuses(mha, "--mesh tp=4 --tp-mode 2.5d", "tp-grid", &["tp=4", "depth=2", "tp=8"]);
+    refuses(mha, "--mesh tp=8 --tp-mode 2.5d --tp-depth 3", "tp-grid", &["depth=3", "tp=12"]);
+    // 4 heads, 3 of a side.
+    refuses(mha, "--mesh tp=9 --tp-mode 2d", "heads-not-divisible", &["heads=4", "q=3", "tp=4"]);
+    let rows = "--tp-mode 2d --microbatch 1 --mesh tp=4";
+    refuses(mha, rows, "grid-not-divisible", &["microbatch=1", "q=2", "--microbatch 2"]);
+    let rows = "--tp-mode 2.5d --microbatch 2 --mesh tp=8";
+    let words = ["microbatch=2", "depth=2", "q=2", "--microbatch 4 --global-batch 8"];
+    refuses(mha, rows, "grid-not-divisible", &words);
+    let rows = "--tp-mode 3d --microbatch 2 --mesh tp=8";
+    refuses(mha, rows, "grid-not-divisible", &["microbatch=2", "(q * q)", "--microbatch 4"]);
+    let odd = lab.config("llama_mha", json!({ "intermediate_size": 33 }));
+    refuses(&odd, "--mesh tp=4 --tp-mode 2d", "grid-not-divisible", &["ffn=33", "q=2", "tp=1"]);
+    let odd = lab.config("llama_mha", json!({ "hidden_size": 62, "head_dim": 16 }));
+    refuses(&odd, "--mesh tp=8 --tp-mode 3d", "grid-not-divisible", &["hidden=62", "(q * q)"]);
+    refuses(mha, "--mesh tp=4 --tp-mode 2d --sp", "sp-needs-1d", &["tp=4", "--tp-mode 1d"]);
+    refuses(mha, "--mesh tp=4 --tp-mode 4d", "flag", &["2.5d"]);
+    refuses(mha, "--mesh tp=4 --tp-mode 2d --tp-depth 2", "flag", &["2.5d"]);
+    refuses(mha, "--mesh tp=4 --tp-mode 2.5d --tp-depth 0", "flag", &["--tp-depth 2"]);
+    // A legal mesh of as many ranks is found by the same rules.
+    let asked = ["check", mha, "--mesh", "tp=2,dp=4", "--tp-mode", "2d", "--seq", "16"];
+    let out = lab.shardc(&asked);
+    assert_eq!(out.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(said.contains("--mesh dp_replicate=2,tp=4"), "{said}");
+    let out = lab.ok(&["compile", mha, "--tp-mode", "2d", "--seq", "16", "-o", "one"]);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("no-effect"));
+}
+
+#[test]
 fn a_vocabulary_is_padded() {
     let lab = Lab::new("vocabulary");
     // 66 tokens on 4 ranks: 2 of 68 stored are padding, which is little.
@@ -511,9 +551,8 @@ fn words_that_are_not_known() {
 fn what_is_not_built_or_does_not_fit() {
     let lab = Lab::new("limits");
     let mha = &format!("{FIXTURES}/llama_mha");
-    let unbuilt: [&[&str]; 5] = [
+    let unbuilt: [&[&str]; 4] = [
         &["--dtype", "bf16"],
-        &["--tp-mode", "2d"],
         &["--dropout", "0.1"],
         &["--transport", "nccl"],
         &["--device", "cuda"],

@@ -9,7 +9,7 @@ use shardc::plan_dir::Stored;
 use shardc::report;
 use shardc_ir::func::Module;
 use shardc_ir::text;
-use shardc_passes::options::{CpMode, Options};
+use shardc_passes::options::{CpMode, Options, TpMode};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -211,6 +211,32 @@ fn the_summary_as_people_and_programs_read_it() {
     let ranks: serde_json::Value =
         serde_json::from_str(&show(&s, |w| w.ranks = true, true)).expect("json");
     assert_eq!(ranks["shown"][3]["groups"]["dp_replicate"], serde_json::json!([1, 3]));
+}
+
+#[test]
+fn the_groups_of_a_grid_are_shown() {
+    let o = |mode| Options { observe: false, tp_mode: mode, ..options(&[("tp", 8)], false, 8) };
+    let config = Fixture::open("llama_mha").dir.join("config.json");
+    for (mode, parts) in [
+        (TpMode::TwoAndHalfD { depth: 2 }, ["tp:(1)2", "tp:(2)2", "tp:(4)2"]),
+        (TpMode::ThreeD, ["tp:(1)2", "tp:(2)2", "tp:(4)2"]),
+    ] {
+        let done = shardc::compile(&config, &o(mode), None, &mut |_, _| {});
+        let s = done.unwrap_or_else(|e| panic!("{e}")).stored;
+        let ranks: serde_json::Value =
+            serde_json::from_str(&show(&s, |w| w.ranks = true, true)).expect("json");
+        // Rank 5 is x + q (y + q z) with x = 1, y = 0, z = 1.
+        let groups = parts.map(|p| ranks["shown"][5]["groups"][p].clone());
+        let want = [[1, 5], [5, 7], [4, 5]].map(|g| serde_json::json!(g));
+        assert_eq!(groups, want, "{mode}");
+        let text = show(&s, |w| w.ranks = true, false);
+        assert!(parts.iter().all(|p| text.contains(&format!("group over {p}"))), "{text}");
+        // Every collective can be asked why it is there, and how to be rid of it.
+        for n in 1..=report::collectives(&s.plan, &s.plan.classes[0]).len() {
+            let said = answer(&s, &format!("collective:{n}"));
+            assert!(!said.contains("--sp"), "{said}");
+        }
+    }
 }
 
 fn answer(s: &Stored, what: &str) -> String {

@@ -5,10 +5,10 @@ use fixture::*;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::interp::{Precision, State, run_step};
 use shardc_ir::tensor::Tensor;
+use shardc_passes::options::{Options, TpMode, TpSteps};
 
-fn check(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) {
+fn check(name: &str, o: Options) {
     let fx = Fixture::open(name);
-    let o = options(mesh, sp, microbatch);
     let model = fx.model(&o);
     let compiled = compile(&model, &o);
     let plan = &compiled.plan;
@@ -61,10 +61,21 @@ fn check(name: &str, mesh: &[(&str, usize)], sp: bool, microbatch: usize) {
     });
 }
 
-/// The two layouts with most of what there is; `ranks.rs` has them all.
+/// The layouts with most of what there is; `ranks.rs` has them all.
 fn all(name: &str) {
-    check(name, &[("tp", 4)], false, 8);
-    check(name, &[("dp_replicate", 2), ("tp", 2)], true, 1);
+    check(name, options(&[("tp", 4)], false, 8));
+    check(name, options(&[("dp_replicate", 2), ("tp", 2)], true, 1));
+}
+
+/// On grids; `meshes.rs` has more.
+#[test]
+fn grids() {
+    let two =
+        |tp_steps| Options { tp_mode: TpMode::TwoD, tp_steps, ..options(&[("tp", 4)], false, 8) };
+    let three = Options { tp_mode: TpMode::ThreeD, ..options(&[("tp", 8)], false, 8) };
+    check("gpt2", two(TpSteps::Gathered));
+    check("qwen3", two(TpSteps::Summa));
+    check("llama_gqa", three);
 }
 
 macro_rules! families {

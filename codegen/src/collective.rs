@@ -71,3 +71,37 @@ pub(crate) fn permute(l: &Layout, axes: AtomSet, shift: usize) -> Kernel {
     let shift = shift % l.mesh.ways(axes);
     kernel(axes, Exchange::Permute { shift, from: l.whole(0), to: l.whole(1) })
 }
+
+/// The place in the group of the member that holds piece `number` of a dim of a tensor of type `t`.
+fn holder(l: &Layout, axes: AtomSet, t: &Type, dim: usize, number: usize) -> usize {
+    let all = pieces(l, axes, t, dim);
+    let holds = |e: &Extent| e.offset == number * e.chunk;
+    all.iter().position(holds).expect("every piece has a holder")
+}
+
+/// This rank's place in its group.
+fn place(l: &Layout, axes: AtomSet) -> usize {
+    l.mesh.place(axes, l.coords)
+}
+
+pub(crate) fn broadcast(l: &Layout, axes: AtomSet, dim: usize, from: usize) -> Kernel {
+    let root = holder(l, axes, l.types[0], dim, from);
+    let own = (root == place(l, axes)).then(|| l.whole(0));
+    kernel(axes, Exchange::Broadcast { root, own, to: l.whole(1) })
+}
+
+pub(crate) fn reduce(l: &Layout, axes: AtomSet, dim: usize, to: usize) -> Kernel {
+    let root = holder(l, axes, l.types[1], dim, to);
+    let mine = root == place(l, axes);
+    // A member that receives nothing is given nothing.
+    let given = |operand: usize, all: bool| match all {
+        true => l.whole(operand),
+        false => l.part(operand, dim, 0, 0),
+    };
+    let exchange = Exchange::Reduce {
+        clear: (!mine).then(|| l.whole(1)),
+        from: (0..l.mesh.ways(axes)).map(|p| given(0, p == root)).collect(),
+        to: given(1, mine),
+    };
+    kernel(axes, exchange)
+}

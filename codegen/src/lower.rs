@@ -99,6 +99,8 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::AllReduce(o) => collective::all_reduce(l, o.axes),
         Op::AllGather(o) => collective::all_gather(l, o.axes, o.dim),
         Op::ReduceScatter(o) => collective::reduce_scatter(l, o.axes, o.dim),
+        Op::Broadcast(o) => collective::broadcast(l, o.axes, o.dim, o.from),
+        Op::Reduce(o) => collective::reduce(l, o.axes, o.dim, o.to),
         Op::Slice(o) => moves::slice(l, o.dim),
         Op::Place(o) => moves::place(l, o.dim),
         Op::Piece(o) => moves::piece(l, o.dim, o.number(mesh, coords)),

@@ -274,6 +274,19 @@ pub enum Exchange {
         from: Block,
         to: Block,
     },
+    /// What member `root` has in `own`, which only it has, to everybody's `to`.
+    Broadcast {
+        root: usize,
+        own: Option<Block>,
+        to: Block,
+    },
+    /// As [`Exchange::ReduceScatter`], after zeros were written to `clear`: all blocks but those of the
+    /// member that receives are empty.
+    Reduce {
+        clear: Option<Block>,
+        from: Vec<Block>,
+        to: Block,
+    },
 }
 
 /// An exchange between the ranks of a group over `axes`.
@@ -479,6 +492,8 @@ impl Exchange {
             Exchange::ReduceScatter { from, to, .. } => Box::new(from.iter().chain([to])),
             Exchange::AllToAll { from, to } => Box::new(from.iter().chain(to)),
             Exchange::Permute { from, to, .. } => Box::new([from, to].into_iter()),
+            Exchange::Broadcast { own, to, .. } => Box::new(own.iter().chain([to])),
+            Exchange::Reduce { clear, from, to } => Box::new(clear.iter().chain(from).chain([to])),
         }
     }
 }

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Module, Name, Node, Port, Role, RoleKind};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, FanOut, Op, Permute, Place, ReduceScatter, Slice,
+    AllGather, AllReduce, AllToAll, Broadcast, FanOut, Op, Permute, Place, Reduce, ReduceScatter,
+    Slice,
 };
 use shardc_ir::samples;
 use shardc_ir::text::{self, Repeat, expand, parse, print, print_with};
@@ -375,7 +376,7 @@ impl Dice<'_> {
         if axes.is_empty() {
             axes = AtomSet::one(Atom(0));
         }
-        match self.roll(8) {
+        match self.roll(10) {
             0 => FanOut { axes }.into(),
             1 => AllReduce { axes }.into(),
             2 => AllGather { axes, dim }.into(),
@@ -383,6 +384,8 @@ impl Dice<'_> {
             4 => Slice { axes, dim }.into(),
             5 => Place { axes, dim }.into(),
             6 => AllToAll { axes, from: dim, to }.into(),
+            7 => Broadcast { axes, dim, from: to }.into(),
+            8 => Reduce { axes, dim, to }.into(),
             _ => Permute { axes, shift: dim }.into(),
         }
     }

@@ -70,6 +70,101 @@ pub enum CpSplit {
     Zigzag,
 }
 
+/// How the linears of a layer are split over `tp`; see [`crate::shard::grid`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum TpMode {
+    /// Weights by columns, then by rows; the residual stream is whole (Megatron-LM).
+    #[default]
+    #[serde(rename = "1d")]
+    OneD,
+    /// Weights and activations in blocks on a grid of q² ranks (Optimus).
+    #[serde(rename = "2d")]
+    TwoD,
+    /// `depth` such grids, each with its rows of the batch (Tesseract).
+    #[serde(rename = "2.5d")]
+    TwoAndHalfD { depth: usize },
+    /// Weights and activations in blocks on a cube of q³ ranks.
+    #[serde(rename = "3d")]
+    ThreeD,
+}
+
+/// How products on a grid get the operands that other ranks hold; see [`crate::window::summa`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TpSteps {
+    /// Whole: few calls and one product, but the gathered operand is held meanwhile.
+    #[default]
+    Gathered,
+    /// Piece by piece: as many steps as a side has ranks, each with one piece of each operand.
+    Summa,
+}
+
+impl std::fmt::Display for TpMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(match self {
+            TpMode::OneD => "1d",
+            TpMode::TwoD => "2d",
+            TpMode::TwoAndHalfD { .. } => "2.5d",
+            TpMode::ThreeD => "3d",
+        })
+    }
+}
+
+impl TpMode {
+    /// Ranks of a grid whose side has `q`.
+    fn ranks(self, q: usize) -> usize {
+        match self {
+            TpMode::OneD => q,
+            TpMode::TwoD => q.saturating_mul(q),
+            TpMode::TwoAndHalfD { depth } => depth.saturating_mul(q).saturating_mul(q),
+            TpMode::ThreeD => q.saturating_mul(q).saturating_mul(q),
+        }
+    }
+    /// Ranks along a side of the grid; `None` if `tp` ranks are no such grid. A grid has no side of
+    /// one rank unless it has one rank.
+    ///
+    /// ```
+    /// # use shardc_passes::options::TpMode;
+    /// assert_eq!(TpMode::TwoD.side(9), Some(3));
+    /// assert_eq!(TpMode::TwoAndHalfD { depth: 2 }.side(8), Some(2));
+    /// assert_eq!(TpMode::ThreeD.side(4), None);
+    /// ```
+    pub fn side(self, tp: usize) -> Option<usize> {
+        if self == TpMode::OneD || tp == 1 {
+            return Some(tp);
+        }
+        (2..=tp).take_while(|&q| self.ranks(q) <= tp).find(|&q| self.ranks(q) == tp)
+    }
+    /// The grids of this mode nearest to `tp` ranks, at most `most`, whose side is as `ok` wants.
+    pub fn nearest(self, tp: usize, most: usize, ok: impl Fn(usize) -> bool) -> Vec<usize> {
+        let grids = (1..=64).filter(|&q| ok(q)).map(|q| if q == 1 { 1 } else { self.ranks(q) });
+        let mut all: Vec<usize> = grids.collect();
+        all.sort_by_key(|n| (n.abs_diff(tp), *n));
+        all.truncate(most);
+        all
+    }
+    /// What tp must be.
+    pub fn rule(self) -> String {
+        match self {
+            TpMode::OneD => "tp is any number".into(),
+            TpMode::TwoD => "tp = q * q with --tp-mode 2d".into(),
+            TpMode::TwoAndHalfD { depth } => {
+                format!("tp = {depth} * q * q with --tp-mode 2.5d --tp-depth {depth}")
+            }
+            TpMode::ThreeD => "tp = q * q * q with --tp-mode 3d".into(),
+        }
+    }
+    /// Pieces into which a grid of side `q` cuts the rows of a microbatch.
+    pub fn rows(self, q: usize) -> usize {
+        match self {
+            TpMode::OneD => 1,
+            TpMode::TwoD => q,
+            TpMode::TwoAndHalfD { depth } => depth * q,
+            TpMode::ThreeD => q * q,
+        }
+    }
+}
+
 /// Everything the pipeline of passes depends on besides the model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Options {
@@ -114,6 +209,12 @@ pub struct Options {
     /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous.
     #[serde(default)]
     pub cp_split: Option<CpSplit>,
+    /// How linears are split over `tp`.
+    #[serde(default)]
+    pub tp_mode: TpMode,
+    /// How products on a grid get their operands.
+    #[serde(default)]
+    pub tp_steps: TpSteps,
     /// ZeRO stage: 0 to 3, see [`crate::shard::zero::Zero`].
     #[serde(default)]
     pub zero: u8,

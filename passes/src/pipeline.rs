@@ -4,10 +4,11 @@ use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::recompute::Recompute;
 use crate::autodiff::split::{StageFuncs, split, split_forward};
 use crate::memory::memory;
-use crate::options::{CpMode, Options, glob};
+use crate::options::{CpMode, Options, TpMode, TpSteps, glob};
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
+use crate::shard::grid::Grid;
 use crate::shard::partition::{Preparation, partition};
 use crate::shard::propagate::{Cause, propagate};
 use crate::shard::zero::Zero;
@@ -18,6 +19,7 @@ use crate::step::enter::enter;
 use crate::step::finish::{Foreign, evaluate, finish};
 use crate::step::instructions::{Index, Lists, base, instructions, named};
 use crate::window::ring::ring;
+use crate::window::summa::summa;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Module, Port, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
@@ -52,16 +54,17 @@ pub struct Compiled {
 }
 
 /// Names of the passes, in order.
-pub const PASSES: [&str; 14] = [
+pub const PASSES: [&str; 15] = [
     "rewrite",
     "stages",
     "annotate",
     "propagate",
     "partition",
     "differentiate",
+    "summa",
     "split",
     "rewrite-collectives",
-    "window",
+    "ring",
     "step",
     "combine",
     "schedule",
@@ -116,22 +119,37 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     run.done("propagate", &m);
 
     let sharded = m.clone();
-    let parts = partition(&m.mesh, &m.funcs[0], &frozen, Zero(o.zero))?;
+    let grid = Grid::of(&m.mesh, o.tp_mode)?.stored;
+    let parts = partition(&m.mesh, &m.funcs[0], &frozen, Zero(o.zero), grid)?;
     m.funcs[0] = parts.forward;
     if o.mode == Mode::Train && !o.observe {
         drop_outputs(&mut m.funcs[0]);
     }
     run.done("partition", &m);
 
+    let flat = matches!(o.tp_mode, TpMode::TwoD | TpMode::TwoAndHalfD { .. });
+    let in_steps = flat && o.tp_steps == TpSteps::Summa;
     let loops = if o.mode == Mode::Train {
         let mut joint = differentiate(&m.mesh, m.funcs.remove(0), &frozen, &stages, &parts.params);
         m.funcs.push(std::mem::take(&mut joint.func));
         run.done("differentiate", &m);
 
+        if in_steps {
+            joint.backward_from = summa(&m.mesh, &mut m.funcs[0], joint.backward_from);
+            joint.of_data.resize(m.funcs[0].values.len(), false);
+        }
+        run.done("summa", &m);
+
         joint.func = m.funcs.remove(0);
         let keep = !o.reshard_after_forward;
         split(&m.mesh, joint, &o.recompute, keep, &stages, &schedule)
     } else {
+        if in_steps {
+            let all = m.funcs[0].nodes.len();
+            summa(&m.mesh, &mut m.funcs[0], all);
+        }
+        run.done("summa", &m);
+
         split_forward(m.funcs.remove(0), &stages)
     };
     m.funcs = loops.into_iter().flat_map(StageFuncs::into_funcs).collect();
@@ -143,7 +161,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     if let (CpMode::Ring, Some(cp)) = (o.cp_mode, m.mesh.axis("cp")) {
         m.funcs.iter_mut().try_for_each(|f| ring(&m.mesh, cp, f))?;
     }
-    run.done("window", &m);
+    run.done("ring", &m);
 
     assemble(&mut m, &schedule, &parts.params, &weights, o);
     run.done("step", &m);
@@ -438,7 +456,30 @@ fn no_effect(mesh: &Mesh, params: &[Preparation], o: &Options) -> Vec<Diag> {
     if o.cp_split.is_some() && mesh.axis("cp").is_none() {
         warn("--cp-split changes nothing: the mesh has no cp".into(), "add cp=2 to --mesh".into());
     }
-    if !o.reshard_after_forward && o.zero < 3 {
+    let grid = Grid::of(mesh, o.tp_mode).unwrap_or_default();
+    if o.tp_mode != TpMode::OneD && !grid.cuts_stream() {
+        let what = format!("--tp-mode {} changes nothing: the mesh has no tp", o.tp_mode);
+        warn(what, "add tp=4 to --mesh".into());
+    }
+    if o.tp_steps == TpSteps::Summa
+        && !matches!(o.tp_mode, TpMode::TwoD | TpMode::TwoAndHalfD { .. })
+    {
+        let what = format!("--tp-steps summa changes nothing with --tp-mode {}", o.tp_mode);
+        warn(what, "use --tp-mode 2d or 2.5d, or leave it out".into());
+    }
+    let whole: Vec<&Preparation> =
+        params.iter().filter(|p| !grid.stored.within(p.stored.sharded())).collect();
+    if let Some(p) = whole.first() {
+        let bytes: usize = whole.iter().map(|p| p.stored.local_bytes(mesh)).sum();
+        let what = format!(
+            "{} parameters of {bytes} B on a rank are not split over all of {}, {} first",
+            whole.len(),
+            mesh.names(grid.stored, "*"),
+            p.param.name
+        );
+        warn(what, "use a tp that divides one of their dims".into());
+    }
+    if !o.reshard_after_forward && o.zero < 3 && !grid.cuts_stream() {
         let help = "use --zero 3, or leave it out".into();
         warn("--reshard-after-forward no changes nothing without --zero 3".into(), help);
     }

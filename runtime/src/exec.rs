@@ -4,7 +4,8 @@ use crate::map::Registers;
 use crate::transport::{Reduced, Region, Transport};
 use crate::{attention, experts, fold, grouped, map, moves, product};
 use shardc_ir::diag::Result;
-use shardc_ir::kernel::{Block, Collective, Exchange, Kernel};
+use shardc_ir::kernel::{Block, Collective, Copy, Exchange, Kernel};
+use shardc_ir::types::Reduction;
 
 /// What kernels need beside their memory.
 pub struct Executor {
@@ -88,6 +89,22 @@ impl Executor {
             Exchange::AllToAll { from, to } => t.all_to_all(k.axes, &regions(from), &regions(to)),
             Exchange::Permute { shift, from, to } => {
                 t.permute(k.axes, *shift, &region(from), &region(to))
+            }
+            Exchange::Broadcast { root, own, to } => {
+                if let Some(own) = own {
+                    let (extents, from) = (own.extents.clone(), own.view.clone());
+                    let copy = Copy { clear: None, extents, from, to: to.view.clone() };
+                    // SAFETY: by the caller; nobody reads the result before the call begins.
+                    unsafe { moves::copy(&copy, memory) };
+                }
+                t.broadcast(k.axes, *root, &region(to))
+            }
+            Exchange::Reduce { clear, from, to } => {
+                if let Some(block) = clear {
+                    // SAFETY: by the caller.
+                    unsafe { moves::clear(block, memory) };
+                }
+                t.reduce_scatter(k.axes, Reduction::Sum, &regions(from), &region(to))
             }
         }
     }

@@ -8,8 +8,8 @@ use shardc_ir::func::{Func, Name, Port};
 use shardc_ir::interp;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Join, MergeAttention, Op, Own, Permute, Piece, Place,
-    ReduceScatter, Slice,
+    AllGather, AllReduce, AllToAll, Broadcast, Join, MergeAttention, Op, Own, Permute, Piece, Place,
+    Reduce, ReduceScatter, Slice,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
@@ -133,6 +133,23 @@ fn pieces_match_their_meaning() {
                 ReduceScatter { axes: group, dim },
                 &[t],
             );
+        }
+        // Piece by piece, of a dim that is cut evenly.
+        let ways = mesh.ways(group);
+        for (dim, number) in [(0, 0), (1, ways - 1), (2, ways / 2)] {
+            let what = format!("{number} of dim {dim} over {group:?} on {:?}", mesh.axes);
+            let mut sizes = [5, 7, 6];
+            sizes[dim] = 2 * ways;
+            for dtype in [DType::F32, DType::I32] {
+                let mut t = Type::new(dtype, &sizes);
+                t.dims[dim].atoms = atoms(&list(group));
+                let op = Broadcast { axes: group, dim, from: number };
+                check(&format!("broadcast {what}"), &mesh, op, &[t]);
+            }
+            let mut t = Type::f32(&[5, 7, 6]);
+            t.sum = group;
+            let op = Reduce { axes: group, dim, to: number };
+            check(&format!("reduce {what}"), &mesh, op, &[t]);
         }
         for shift in [1, 2, 5] {
             let mut t = Type::f32(&[5, 7]);

@@ -10,7 +10,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
 use shardc_passes::memory::replay;
-use shardc_passes::options::{Options, Order, ShardRule};
+use shardc_passes::options::{Options, Order, ShardRule, TpMode};
 use shardc_passes::pipeline::rank_classes;
 use shardc_passes::step;
 use shardc_runtime::StepBatch;
@@ -106,6 +106,7 @@ fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
     (alone.schedule, alone.chunks) = (Order::default(), None);
     (alone.layers, alone.speeds) = (String::new(), vec![]);
     (alone.sp, alone.microbatch) = (false, many.microbatch_rows());
+    alone.tp_mode = TpMode::OneD;
     alone.shard.clear();
     let one = run_steps(&crate::retarget(s, &alone)?.stored.plan)?;
     let many = run_steps(&crate::recompile(s, &many)?.stored.plan)?;
@@ -215,8 +216,8 @@ fn shrink(s: &Stored) -> Result<Output> {
         Order::Named(_) if o.axis("pp") == 1 => o.microbatches().min(2),
         Order::Named(_) | Order::Csv(_) => o.microbatches(),
     };
-    o.global_batch = o.data_parallel() * microbatches;
-    o.microbatch = 1;
+    o.microbatch = o.tp_mode.side(tp).map_or(1, |q| o.tp_mode.rows(q));
+    o.global_batch = o.data_parallel() * o.microbatch * microbatches;
     // What was said of layers that are no longer there is left out.
     let alone = |shard: Vec<ShardRule>, freeze: Vec<String>| Options { shard, freeze, ..o.clone() };
     let known = |p: &Options| match crate::compile_config(&config, p) {

@@ -209,7 +209,7 @@ ops! {
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
     fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
-    slice::Slice, place::Place, all_to_all::AllToAll, permute::Permute, term::Term,
+    broadcast::Broadcast, reduce::Reduce, slice::Slice, place::Place, all_to_all::AllToAll, permute::Permute, term::Term,
     own::Own, join::Join, piece::Piece,
 }
 

@@ -5,8 +5,10 @@ use crate::{apply, results, with_args};
 use shardc_ir::builder::Builder;
 use shardc_ir::interp::{self, Precision, gather, scatter};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::ops::OpDef as _;
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, FanOut, Op, Permute, Place, ReduceScatter, Slice,
+    AllGather, AllReduce, AllToAll, Broadcast, FanOut, Op, Permute, Place, Reduce, ReduceScatter,
+    Slice,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
@@ -285,4 +287,59 @@ fn a_dim_split_over_axes_in_another_order() {
     let got = crate::run(&mesh, &f, &globals).expect("runs");
     assert_eq!(got[0], globals[0]);
     crate::close(&got[1], &globals[1], 1e-12).expect("equal");
+}
+
+/// A broadcast gives piece `from` to all; its mirror reduces to it, among zeros; and back.
+#[test]
+fn broadcast_and_reduce_are_mirrors() {
+    for a in meshes() {
+        let axes: AtomSet = a.atoms.iter().copied().collect();
+        let (ways, dim) = (a.mesh.ways(axes), 1);
+        let whole = typed(&a, &[5, 2 * ways], On::S(dim));
+        for from in 0..ways {
+            let what = format!("{from} of {:?}", a.mesh.axes);
+            let op: Op = Broadcast { axes, dim, from }.into();
+            let piece = typed(&a, &[5, 2], On::R);
+            let (mut f, args) = with_args(&[whole.clone(), piece.cotangent()]);
+            let mut b = Builder::new(&a.mesh, &mut f);
+            let y = b.push("y", op.clone(), &args[..1]);
+            let g = op.def().grad(&mut b, &args[..1], &[y], &[Some(args[1])])[0];
+            let g = g.expect("a gradient");
+            assert_eq!((f.ty(y), f.ty(g)), (&piece, &whole.cotangent()), "{what}");
+            let Op::Reduce(back) = f.nodes[1].op.clone() else { panic!("{what}: no mirror") };
+            assert_eq!(back, Reduce { axes, dim, to: from }, "{what}");
+            // The mirror of the mirror.
+            let mut b = Builder::new(&a.mesh, &mut f);
+            let again = back.grad(&mut b, &args[1..], &[g], &[Some(args[0])])[0].expect("one");
+            assert_eq!(f.ty(again), &piece, "{what}");
+            results(&mut f, &[y, g, again]);
+            let globals = [draw(&[5, 2 * ways], 1), draw(&[5, 2], 2)];
+            let parts =
+                [scatter(&a.mesh, &whole, &globals[0]), pieces(&a.mesh, &piece.cotangent(), 2)];
+            let got = interp::call(&a.mesh, &f, &parts, Precision::F64).expect("runs");
+            let own = globals[0].slice(dim, 2 * from, 2);
+            assert!(got[0].iter().chain(&got[2]).all(|x| *x == own), "{what}");
+            let sum = gather(&a.mesh, &piece.cotangent(), &parts[1]).expect("legal");
+            let reduced = gather(&a.mesh, f.ty(g), &got[1]).expect("legal");
+            let want = Tensor::from_fn(&[5, 2 * ways], |i| match i[1].checked_sub(2 * from) {
+                Some(j) if j < 2 => sum.at(&[i[0], j]),
+                _ => 0.0,
+            });
+            crate::close(&reduced, &want, 1e-12).unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+        // No such piece; a dim that is cut unevenly; not split; not a sum.
+        let refused = |op: Op, t: &Type| {
+            let e = apply(&a.mesh, &op, std::slice::from_ref(t), &[]).expect_err("refused");
+            assert!(e.starts_with("collective"), "{op:?}: {e}");
+        };
+        refused(Broadcast { axes, dim, from: ways }.into(), &whole);
+        refused(Broadcast { axes, dim: 0, from: 0 }.into(), &whole);
+        refused(
+            Broadcast { axes, dim, from: 0 }.into(),
+            &typed(&a, &[5, 2 * ways + 1], On::S(dim)),
+        );
+        refused(Reduce { axes, dim, to: ways }.into(), &typed(&a, &[5, 2], On::Sum));
+        refused(Reduce { axes, dim: 2, to: 0 }.into(), &typed(&a, &[5, 2], On::Sum));
+        refused(Reduce { axes, dim, to: 0 }.into(), &typed(&a, &[5, 2], On::R));
+    }
 }

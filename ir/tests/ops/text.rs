@@ -16,6 +16,8 @@ pub const RANKED: &[&str] = &[
     "place",
     "all_to_all",
     "permute",
+    "broadcast",
+    "reduce",
     "term",
     "own",
     "join",

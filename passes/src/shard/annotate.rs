@@ -6,11 +6,12 @@
 //! Assumes: phase Source.  Leaves: phase Source with annotations.
 
 use super::experts;
+use super::grid::{self, Grid, Side};
 use crate::options::{CpMode, Options, ShardRule, glob};
 use shardc_ir::attr::{read_atoms, read_sub_axis};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{AnnotatedDim, Annotation, Func, Port, RoleKind, Value};
-use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, Port, RoleKind, Value};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
 use shardc_ir::rule::Letter;
@@ -44,16 +45,8 @@ pub fn annotate(
         Some((dim, split_limit(f, &users, a.value, dim)))
     };
     let recipes: Vec<Option<(usize, Option<usize>)>> = f.args.iter().map(recipe).collect();
-    let tp = mesh.axes.iter().position(|a| a.name == "tp");
-    if let Some(tp) = tp {
-        let ways = mesh.axes[tp].size;
-        for limit in recipes.iter().flatten().filter_map(|r| r.1) {
-            if limit < ways && limit > 1 && ways % limit == 0 {
-                mesh.cut(tp, limit)?;
-            }
-        }
-    }
-    let tp = mesh.axis("tp").unwrap_or_default();
+    grid::cut(&mut mesh, o.tp_mode, recipes.iter().flatten().filter_map(|r| r.1))?;
+    let grid = Grid::of(&mesh, o.tp_mode)?;
     let batch: AtomSet = ["dp_replicate", "dp_shard"]
         .iter()
         .filter_map(|a| mesh.axis(a))
@@ -61,14 +54,32 @@ pub fn annotate(
     // Tokens are cut along the sequence too; positions stay whole, a rank slices what it needs.
     let cp = mesh.axis("cp").unwrap_or_default();
     let mut new: Vec<(Value, Annotation)> = Vec::new();
+    // An activation [rows, tokens, …, last] on a side of a block.
+    let laid = |v: Value, rows: &[Atom], last: AtomList| {
+        let rank = f.ty(v).rank();
+        let dim = |d: usize| match d {
+            0 => AtomList::collect(batch.iter().chain(rows.iter().copied())).unwrap_or_default(),
+            1 => AtomList::collect(cp.iter()).unwrap_or_default(),
+            d if d + 1 == rank => last,
+            _ => AtomList::EMPTY,
+        };
+        let dims = (0..rank).map(|d| AnnotatedDim { atoms: dim(d), open: false }).collect();
+        (v, Annotation { dims, priority: 0 })
+    };
     for (a, recipe) in f.args.iter().zip(&recipes) {
         let rank = f.ty(a.value).rank();
         let (Some(role), true) = (&a.role, rank > 0) else { continue };
-        let mut dims = vec![AnnotatedDim { atoms: AtomList::EMPTY, open: false }; rank];
+        // What has no recipe is cut as what it is used with, where the residual stream is cut.
+        let open = role.kind == RoleKind::Param && recipe.is_none() && grid.cuts_stream();
+        let mut dims = vec![AnnotatedDim { atoms: AtomList::EMPTY, open }; rank];
         match role.kind {
             RoleKind::Param => {
-                if let &Some((d, limit)) = recipe {
-                    dims[d].atoms = up_to(&mesh, tp, limit);
+                if let &Some(recipe) = recipe {
+                    let (cut, made) = weight(&mesh, f, &users, a.value, recipe, &grid);
+                    dims.iter_mut().zip(cut).for_each(|(d, atoms)| d.atoms = atoms);
+                    if let (true, Some((v, side, last))) = (grid.cuts_stream(), made) {
+                        new.push(laid(v, &side.rows, last));
+                    }
                 }
             }
             RoleKind::Input if rank > 1 => {
@@ -79,8 +90,12 @@ pub fn annotate(
         }
         new.push((a.value, Annotation { dims: dims.into(), priority: 0 }));
     }
-    // Experts may split tokens further than the residual stream does.
-    if (o.sp && !tp.is_empty()) || has_experts {
+    let tp = mesh.axis("tp").unwrap_or_default();
+    if grid.cuts_stream() {
+        let columns = AtomList::collect(grid.stream.columns.iter()).unwrap_or_default();
+        new.extend(sequence.iter().map(|x| laid(x.0, &grid.stream.rows, columns)));
+    } else if (o.sp && !tp.is_empty()) || has_experts {
+        // Experts may split tokens further than the residual stream does.
         let over = if o.sp { tp } else { AtomSet::EMPTY };
         for &(v, dim) in sequence {
             let open = |d| AnnotatedDim {
@@ -101,7 +116,7 @@ pub fn annotate(
     if !cp.is_empty() {
         keys_and_values(f, cp, &mut new);
         if o.cp_mode == CpMode::Ulysses {
-            heads(f, tp, cp, &mut new);
+            heads(f, grid.inner.columns, cp, &mut new);
         }
     }
     f.annotations.extend(new);
@@ -231,6 +246,44 @@ fn spelled(body: &str, mesh: &Mesh, o: &Options) -> String {
         }
     };
     body.split('*').flat_map(|p| one(p.trim())).collect::<Vec<_>>().join("*")
+}
+
+/// What a product makes of a weight: the value, on which side of a block, and what cuts its last dim.
+type Made<'a> = Option<(Value, &'a Side, AtomList)>;
+
+/// How a weight with a recipe is cut where it is used, per dim, and what is made of it. The dim of the
+/// recipe is split among columns in a first product and in its bias, among what is summed in a second.
+fn weight<'a>(
+    mesh: &Mesh,
+    f: &Func,
+    users: &Users,
+    v: Value,
+    (dim, limit): (usize, Option<usize>),
+    grid: &'a Grid,
+) -> (Vec<AtomList>, Made<'a>) {
+    let list = |s: AtomSet| AtomList::collect(s.iter()).unwrap_or_default();
+    let rank = f.ty(v).rank();
+    let used = users[v.0 as usize].iter().map(|&(i, j)| (&f.nodes[i as usize], j as usize));
+    let used: Vec<(&Node, usize)> = used.collect();
+    if !used.is_empty() && used.iter().all(|u| matches!(u.0.op, Op::Take(_))) {
+        let entries = AtomList::collect(grid.entries.iter().copied()).unwrap_or_default();
+        let columns = list(grid.stream.columns);
+        return ((0..rank).map(|d| if d == dim { entries } else { columns }).collect(), None);
+    }
+    let product = used.iter().find(|u| matches!(u.0.op, Op::Dot(_))).or(used.first());
+    let Some(&(n, j)) = product else { return (vec![AtomList::EMPTY; rank], None) };
+    let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+    let rule = n.op.def().rule(&ranks);
+    let kept = |d: usize| rule.outs[0].contains(&rule.ins[j][d]);
+    let (from, to) =
+        if kept(dim) { (&grid.stream, &grid.inner) } else { (&grid.inner, &grid.stream) };
+    let cut = |d: usize| match kept(d) {
+        true if d == dim => up_to(mesh, to.columns, limit),
+        true => list(to.columns),
+        false => list(from.columns.minus(to.columns)),
+    };
+    let last = (0..rank).find(|&d| kept(d)).map_or(AtomList::EMPTY, cut);
+    ((0..rank).map(cut).collect(), Some((n.outs[0], to, last)))
 }
 
 /// The leading atoms of `set` whose product divides the limit.

@@ -221,6 +221,8 @@ mod tests {
             recompute: Default::default(),
             cp_mode: Default::default(),
             cp_split: None,
+            tp_mode: Default::default(),
+            tp_steps: Default::default(),
             zero: 0,
             reshard_after_forward: true,
             schedule: Default::default(),

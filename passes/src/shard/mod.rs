@@ -2,6 +2,7 @@
 
 pub mod annotate;
 pub mod experts;
+pub mod grid;
 pub mod partition;
 pub mod propagate;
 pub mod reshard;

@@ -10,7 +10,7 @@
 
 use super::propagate::{OpFactors, factors};
 use super::reshard::{Resharder, Step};
-use super::zero::{Zero, split_over_shard};
+use super::zero::{Zero, stored_over};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -48,12 +48,14 @@ struct Execution {
     atoms: AtomSet,
 }
 
-/// Partitions the one function of a module of phase Sharded.
+/// Partitions the one function of a module of phase Sharded. What ranks of `grid` use of a parameter
+/// alike is stored in pieces over it, and gathered where it is used.
 pub fn partition(
     mesh: &Mesh,
     src: &Func,
     frozen: &dyn Fn(&str) -> bool,
     zero: Zero,
+    grid: AtomSet,
 ) -> Result<Partitioned> {
     let is_param = params(src);
     let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
@@ -74,6 +76,7 @@ pub fn partition(
         needs: vec![],
         active,
         zero,
+        grid,
         pieces: vec![false; src.values.len()],
     };
     p.needs = p.all_needs();
@@ -252,6 +255,7 @@ struct Partition<'a> {
     needs: Vec<SmallVec<[Type; 2]>>,
     active: Vec<bool>,
     zero: Zero,
+    grid: AtomSet,
     /// Parameters that are gathered where they are used.
     pieces: Vec<bool>,
 }
@@ -314,18 +318,26 @@ impl Partition<'_> {
             let (mut ty, mut role) = (stored.clone(), a.role.clone());
             if let Some(param) = a.role.clone().filter(|r| r.kind == RoleKind::Param) {
                 let needs = &self.needs[a.value.0 as usize];
-                ty = common(&stored, needs);
-                let (stored, piece) = split_over_shard(self.mesh, &stored, &ty, self.zero);
+                let used = common(&stored, needs);
+                let (mut stored, mut near) = (stored, used.clone());
+                for part in used.replicated.and(self.grid).iter() {
+                    let over = AtomSet::one(part);
+                    (stored, near) = stored_over(self.mesh, &stored, &near, over);
+                }
+                let shard = self.mesh.axis("dp_shard").filter(|_| self.zero > Zero(0));
+                let (stored, piece) =
+                    stored_over(self.mesh, &stored, &near, shard.unwrap_or_default());
                 // First what is done to the piece, so that its mirror too is done to a piece.
                 let mut steps = vec![];
                 self.walk(&param.name, &stored, &piece, &mut steps)?;
                 let before = steps.len();
                 if self.zero < Zero(3) {
-                    self.walk(&param.name, &piece, &ty, &mut steps)?;
+                    self.walk(&param.name, &piece, &near, &mut steps)?;
+                    ty = near;
                 } else {
-                    self.pieces[a.value.0 as usize] = piece != ty;
                     ty = piece;
                 }
+                self.pieces[a.value.0 as usize] = ty != used;
                 let early = if self.zero == Zero(2) { steps.len() - before } else { 0 };
                 let scope = step_scope(&param.name).to_string();
                 role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });

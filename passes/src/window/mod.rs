@@ -1,3 +1,4 @@
-//! Windowed forms: what is gathered and then used is used block by block, as the blocks come.
+//! Windowed forms: what is gathered and then used at once is used piece by piece, as the pieces come.
 
 pub mod ring;
+pub mod summa;

@@ -12,6 +12,7 @@ use shardc_ir::func::{Func, Node, Scope, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Op;
 use shardc_ir::text::type_text;
+use shardc_passes::options::TpMode;
 use shardc_passes::step::instructions::base;
 
 /// Most items of a list in an answer.
@@ -91,6 +92,8 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
         "all_gather" => format!("puts the pieces of {ways} ranks together; the result is {after}"),
         "all_to_all" => format!("{ways} ranks exchange pieces: another dim is split afterwards"),
         "permute" => format!("each of {ways} ranks hands its piece to another"),
+        "broadcast" => format!("one of {ways} ranks gives its piece to all; the result is {after}"),
+        "reduce" => format!("takes the {sum} of {ways} ranks' parts, as the piece of one of them"),
         _ => format!("{ways} ranks exchange data"),
     };
     let types = format!("{} -> {}", type_text(why.mesh, t), type_text(why.mesh, out));
@@ -127,6 +130,9 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     let formula = match c.kind {
         "all_reduce" => format!(" = 2*({p}-1)/{p} of its {held} B"),
         "reduce_scatter" => format!(" = ({p}-1)/{p} of its {held} B"),
+        "broadcast" | "reduce" => {
+            format!(" = ({p}-1)/{p} of its {held} B, the mean over the ranks of the ring")
+        }
         "all_gather" => format!(" = ({p}-1)/{p} of the gathered {given} B"),
         _ => format!(", of its {held} B"),
     };
@@ -172,6 +178,8 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         "all_reduce" => &["fan_out", "all_reduce"],
         "all_gather" => &["reduce_scatter", "slice"],
         "reduce_scatter" => &["all_gather"],
+        "broadcast" => &["reduce"],
+        "reduce" => &["broadcast"],
         "all_to_all" => &["all_to_all"],
         "permute" => &["permute"],
         _ => &[],
@@ -290,7 +298,8 @@ fn remove(why: &Why, c: &Call) -> Vec<String> {
             "a mesh without {axis}: {ways} times the work of a rank for the same batch"
         ));
     }
-    if gradient && c.atoms.meets(tp) {
+    let on_grid = o.tp_mode != TpMode::OneD;
+    if gradient && c.atoms.meets(tp) && !on_grid {
         let shared = why.s.facts.filter(|f| f.kv_heads < o.axis("tp"));
         l.extend(
             shared.map(|f| format!("tp={} or less: then no two ranks share a KV head", f.kv_heads)),
@@ -310,6 +319,9 @@ fn remove(why: &Why, c: &Call) -> Vec<String> {
 
 /// What sequence parallelism has to do with a collective over tp.
 fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
+    if why.s.options.tp_mode != TpMode::OneD {
+        return None; // the sequence is not what a grid splits
+    }
     let ways = why.mesh.ways(c.atoms);
     let dim = match &c.n.op {
         Op::AllGather(x) => Some(x.dim),

@@ -15,7 +15,7 @@ use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
-use shardc_passes::options::glob;
+use shardc_passes::options::{TpMode, glob};
 use shardc_passes::shard::propagate::Origin;
 use shardc_passes::step::instructions::base;
 use std::collections::BTreeMap;
@@ -283,7 +283,13 @@ impl<'a> Why<'a> {
                 format!("context parallelism cuts sequences: {} as ({asked})", f.name(v))
             }
             Some(r) => format!("data parallelism splits the batch: {} as ({asked})", r.name),
-            None => format!("--sp splits the residual stream: {} as ({asked})", f.name(v)),
+            None => {
+                let flag = match o.tp_mode {
+                    TpMode::OneD => "--sp splits the residual stream".to_string(),
+                    mode => format!("--tp-mode {mode} splits activations"),
+                };
+                format!("{flag}: {} as ({asked})", f.name(v))
+            }
         }
     }
 

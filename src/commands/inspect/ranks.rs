@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
-use shardc_ir::mesh::Mesh;
+use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::Plan;
 use std::collections::BTreeMap;
 
@@ -34,15 +34,27 @@ pub fn group_text(group: &[usize]) -> String {
     }
 }
 
+/// The axes, each followed by its parts if it is used in parts: name and atoms.
+fn axes_and_parts(mesh: &Mesh) -> Vec<(String, AtomSet)> {
+    let mut out = vec![];
+    for a in &mesh.axes {
+        let all = mesh.axis(&a.name).unwrap_or_default();
+        out.push((a.name.clone(), all));
+        let parts = all.iter().filter(|_| all.len() > 1).map(AtomSet::one);
+        out.extend(parts.map(|p| (mesh.names(p, "*"), p)));
+    }
+    out
+}
+
 /// All ranks with coordinates and groups.
 pub fn table(mesh: &Mesh, as_json: bool) -> String {
-    let group = |name: &str, r: usize| mesh.group(mesh.axis(name).unwrap_or_default(), r);
+    let over = axes_and_parts(mesh);
     let shown = mesh.ranks().min(MAX_ROWS);
     if as_json {
         let one = |r: usize| {
             let at: BTreeMap<String, usize> = coordinates(mesh, r).into_iter().collect();
             let groups: BTreeMap<&str, Vec<usize>> =
-                mesh.axes.iter().map(|a| (&*a.name, group(&a.name, r))).collect();
+                over.iter().map(|(name, atoms)| (&**name, mesh.group(*atoms, r))).collect();
             json!({ "rank": r, "coordinates": at, "groups": groups })
         };
         let all: Vec<_> = (0..shown).map(one).collect();
@@ -51,11 +63,11 @@ pub fn table(mesh: &Mesh, as_json: bool) -> String {
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);
     let axes = || mesh.axes.iter().map(|a| a.name.clone());
-    let groups = axes().map(|a| format!("group over {a}"));
+    let groups = over.iter().map(|(name, _)| format!("group over {name}"));
     t.set_header(["rank".to_string()].into_iter().chain(axes()).chain(groups));
     for r in 0..shown {
         let at = coordinates(mesh, r).into_iter().map(|(_, i)| i.to_string());
-        let of = mesh.axes.iter().map(|a| group_text(&group(&a.name, r)));
+        let of = over.iter().map(|(_, atoms)| group_text(&mesh.group(*atoms, r)));
         t.add_row([r.to_string()].into_iter().chain(at).chain(of));
     }
     let mut out = trimmed(&t);

@@ -1,0 +1,503 @@
+//! Steps of SUMMA (van de Geijn and Watts, 1997) in place of gathered operands, forward and backward.
+//!
+//! Before:  `%x_all = all_gather[tp:(2)2; dim=2] %x : f32[8@tp:(1)2,16,32]~tp:(2)2`
+//!          `%w_all = all_gather[tp:(1)2; dim=0] %w : f32[32,64@tp:(2)2]~tp:(1)2`
+//!          `%y = dot[bsh,ho->bso] %x_all, %w_all : f32[8@tp:(1)2,16,64@tp:(2)2]`
+//! After:   `%x_step = broadcast[tp:(2)2; dim=2; from=0] %x : f32[8@tp:(1)2,16,16]~tp:(2)2`
+//!          `%w_step = broadcast[tp:(1)2; dim=0; from=0] %w : f32[16,64@tp:(2)2]~tp:(1)2`
+//!          `%y_step = dot[bsh,ho->bso] %x_step, %w_step`, the same from 1, and their sum `%y`
+//! Assumes: phase Ranked.  Leaves: phase Ranked.
+//!
+//! A product whose two operands are gathered along what it sums takes a piece of each at a time. The
+//! mirror of a gather, a reduce_scatter of products, takes a piece of the gathered operand at a time,
+//! and reduces what that makes to the rank whose piece it is. Products that share an operand go through
+//! its pieces together, so a piece is sent once. Bytes are those of the gathered form; what is held is
+//! one piece of each operand.
+
+use shardc_ir::func::{Func, Name, Node, Scope, Value};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::{Add, AllGather, Broadcast, Op, Reduce, ReduceScatter};
+use shardc_ir::rule::{Letter, Rule, has_letter};
+use shardc_ir::types::{AtomList, Type};
+use smallvec::{SmallVec, smallvec};
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+/// A gathered operand: what is gathered, along which dim, and over what.
+#[derive(Clone, Copy, Debug)]
+struct Gathered {
+    piece: Value,
+    dim: usize,
+    atoms: AtomList,
+}
+
+/// What is gathered, and along which dim.
+type Operand = (Value, usize);
+
+impl Gathered {
+    fn operand(&self) -> Operand {
+        (self.piece, self.dim)
+    }
+}
+
+/// A product: its node, and what is gathered of its operands; others stand as they are.
+struct Leaf {
+    dot: usize,
+    gathered: [Option<Gathered>; 2],
+}
+
+/// A value that a sum of products makes, in so many steps.
+struct Job {
+    /// The node whose result this is.
+    node: usize,
+    leaves: Vec<Leaf>,
+    /// Along which dim of the result the sum is reduced, and over what.
+    reduced: Option<(usize, AtomList)>,
+    /// Nodes whose place the steps take.
+    replaces: Vec<usize>,
+    steps: usize,
+}
+
+/// Nodes run in this order, as far as they are ready: a place in the program, a step, a number.
+type Key = (usize, usize, usize);
+
+/// Takes all products of a program apart that have such operands. Nodes from `backward` on are
+/// backward; returns where it begins afterwards.
+pub fn summa(mesh: &Mesh, f: &mut Func, backward: usize) -> usize {
+    let jobs = find(mesh, f);
+    let mut w = Writer { mesh, f, new: vec![], place: 0, step: 0, scope: Scope(0) };
+    for group in together(&jobs, backward) {
+        w.group(&group);
+    }
+    let new = w.new;
+    let mut gone = vec![false; f.nodes.len()];
+    for job in &jobs {
+        job.replaces.iter().for_each(|&n| gone[n] = true);
+    }
+    let old = std::mem::take(&mut f.nodes).into_iter().enumerate();
+    let old = old.filter(|(i, _)| !gone[*i]).map(|(i, n)| ((i, 0, 0), n));
+    let mut all: Vec<(Key, Node)> = old.chain(new).collect();
+    // Gathers that only these products used.
+    let mut used = vec![false; f.values.len()];
+    f.results.iter().for_each(|r| used[r.value.0 as usize] = true);
+    all.iter().flat_map(|(_, n)| &n.ins).for_each(|v| used[v.0 as usize] = true);
+    let leaves = jobs.iter().flat_map(|j| &j.leaves);
+    let pieces: BTreeSet<Value> =
+        leaves.flat_map(|l| l.gathered.iter().flatten()).map(|g| g.piece).collect();
+    all.retain(|(_, n)| {
+        let gather = matches!(n.op, Op::AllGather(_)) && pieces.contains(&n.ins[0]);
+        !gather || used[n.outs[0].0 as usize]
+    });
+    let (forward, back): (Vec<_>, Vec<_>) = all.into_iter().partition(|(k, _)| k.0 < backward);
+    f.nodes = ordered(f.values.len(), forward);
+    let begin = f.nodes.len();
+    f.nodes.extend(ordered(f.values.len(), back));
+    begin
+}
+
+/// The leading atoms of a list that have so many ranks together.
+fn prefix(mesh: &Mesh, list: AtomList, ways: usize) -> Option<AtomList> {
+    let of = |n: usize| list.take(n).iter().map(|a| mesh.size(a)).product::<usize>();
+    (1..=list.len()).find(|&n| of(n) == ways).map(|n| list.take(n))
+}
+
+/// The smallest number of pieces of these lists, if all of them can be cut so first.
+fn steps(mesh: &Mesh, lists: &[AtomList]) -> Option<usize> {
+    let ways = |l: &AtomList| l.iter().map(|a| mesh.size(a)).product::<usize>();
+    let least = lists.iter().map(ways).min()?;
+    lists.iter().all(|&l| prefix(mesh, l, least).is_some()).then_some(least)
+}
+
+/// Finds the products that can be taken in steps.
+fn find(mesh: &Mesh, f: &Func) -> Vec<Job> {
+    let makers = f.makers();
+    let mut uses = vec![0; f.values.len()];
+    f.results.iter().for_each(|r| uses[r.value.0 as usize] += 1);
+    f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| uses[v.0 as usize] += 1);
+    let s = Search { mesh, f, makers, uses };
+    let whole = (0..f.nodes.len()).filter_map(|n| s.summed(n));
+    let mut jobs: Vec<Job> = whole.collect();
+    jobs.extend((0..f.nodes.len()).filter_map(|n| s.scattered(n)));
+    jobs.sort_by_key(|j| j.node);
+    jobs
+}
+
+struct Search<'a> {
+    mesh: &'a Mesh,
+    f: &'a Func,
+    makers: Vec<Option<u32>>,
+    /// How often each value is used.
+    uses: Vec<usize>,
+}
+
+impl Search<'_> {
+    /// What the value is gathered of, if all that cuts the dim is gathered and cuts it evenly.
+    fn gathered(&self, v: Value) -> Option<Gathered> {
+        let n = &self.f.nodes[self.makers[v.0 as usize]? as usize];
+        let Op::AllGather(AllGather { axes, dim }) = n.op else { return None };
+        let piece = n.ins[0];
+        let d = self.f.ty(piece).dims[dim];
+        let all = d.atoms.set() == axes && axes.within(self.f.ty(v).replicated);
+        (all && d.size % self.mesh.ways(axes) == 0).then_some(Gathered {
+            piece,
+            dim,
+            atoms: d.atoms,
+        })
+    }
+
+    fn rule(&self, dot: usize) -> Option<&Rule> {
+        match &self.f.nodes[dot].op {
+            Op::Dot(d) => Some(&d.rule.0),
+            _other => None,
+        }
+    }
+
+    /// What is gathered of operand `i` of a product, if it is along this letter.
+    fn along(&self, dot: usize, i: usize, letter: Letter) -> Option<Gathered> {
+        let g = self.gathered(self.f.nodes[dot].ins[i])?;
+        (self.rule(dot)?.ins[i][g.dim].single() == Some(letter)).then_some(g)
+    }
+
+    /// A product of two operands that are gathered along what it sums.
+    fn summed(&self, node: usize) -> Option<Job> {
+        let rule = self.rule(node)?;
+        let first = self.gathered(self.f.nodes[node].ins[0])?;
+        let letter = rule.ins[0][first.dim].single()?;
+        let second = self.along(node, 1, letter)?;
+        if has_letter(&rule.outs[0], letter) {
+            return None;
+        }
+        let steps = steps(self.mesh, &[first.atoms, second.atoms])?;
+        let leaf = Leaf { dot: node, gathered: [Some(first), Some(second)] };
+        Some(Job { node, leaves: vec![leaf], reduced: None, replaces: vec![node], steps })
+    }
+
+    /// A reduce_scatter of products with an operand gathered along what is scattered.
+    fn scattered(&self, node: usize) -> Option<Job> {
+        let n = &self.f.nodes[node];
+        let Op::ReduceScatter(ReduceScatter { dim, .. }) = n.op else { return None };
+        if !self.f.ty(n.ins[0]).dims[dim].atoms.is_empty() {
+            return None;
+        }
+        let to = self.f.ty(n.outs[0]).dims[dim];
+        let mut job = Job {
+            node,
+            leaves: vec![],
+            reduced: Some((dim, to.atoms)),
+            replaces: vec![node],
+            steps: 1,
+        };
+        let mut open = vec![n.ins[0]];
+        while let Some(v) = open.pop() {
+            let m = self.makers[v.0 as usize]? as usize;
+            if self.uses[v.0 as usize] != 1 {
+                return None;
+            }
+            job.replaces.push(m);
+            if matches!(&self.f.nodes[m].op, Op::Add(a) if a.rule.0.is_none()) {
+                open.extend(self.f.nodes[m].ins.iter().rev());
+                continue;
+            }
+            let rule = self.rule(m)?;
+            let letter = rule.outs[0][dim].single()?;
+            let gathered = [0, 1].map(|i| self.along(m, i, letter));
+            let plain = |i: usize| gathered[i].is_some() != has_letter(&rule.ins[i], letter);
+            if plain(0) || plain(1) || gathered.iter().flatten().count() != 1 {
+                return None;
+            }
+            job.leaves.push(Leaf { dot: m, gathered });
+        }
+        let lists =
+            job.leaves.iter().flat_map(|l| l.gathered.into_iter().flatten()).map(|g| g.atoms);
+        let lists: Vec<AtomList> = lists.chain([to.atoms]).collect();
+        job.steps = steps(self.mesh, &lists)?;
+        (to.size % job.steps == 0).then_some(job)
+    }
+}
+
+/// Jobs of forward, or of backward, that share a gathered operand.
+fn together(jobs: &[Job], backward: usize) -> Vec<Vec<&Job>> {
+    let mut groups: Vec<Vec<&Job>> = vec![];
+    let mut of: BTreeMap<(Operand, bool, usize), usize> = BTreeMap::new();
+    for job in jobs {
+        let keys: Vec<_> = job
+            .leaves
+            .iter()
+            .flat_map(|l| l.gathered.into_iter().flatten())
+            .map(|g| (g.operand(), job.node < backward, job.steps))
+            .collect();
+        let known = keys.iter().find_map(|k| of.get(k).copied());
+        let group = known.unwrap_or(groups.len());
+        if known.is_none() {
+            groups.push(vec![]);
+        }
+        groups[group].push(job);
+        keys.into_iter().for_each(|k| {
+            of.entry(k).or_insert(group);
+        });
+    }
+    groups
+}
+
+/// The nodes in the order of their keys, as far as what they need is there.
+fn ordered(values: usize, all: Vec<(Key, Node)>) -> Vec<Node> {
+    let mut maker = vec![usize::MAX; values];
+    for (i, (_, n)) in all.iter().enumerate() {
+        n.outs.iter().for_each(|o| maker[o.0 as usize] = i);
+    }
+    let mut waits = vec![0; all.len()];
+    let mut wakes: Vec<SmallVec<[usize; 2]>> = vec![SmallVec::new(); all.len()];
+    for (i, (_, n)) in all.iter().enumerate() {
+        for m in n.ins.iter().map(|v| maker[v.0 as usize]).filter(|&m| m != usize::MAX) {
+            waits[i] += 1;
+            wakes[m].push(i);
+        }
+    }
+    let mut ready: BinaryHeap<Reverse<(Key, usize)>> =
+        (0..all.len()).filter(|&i| waits[i] == 0).map(|i| Reverse((all[i].0, i))).collect();
+    let keys: Vec<Key> = all.iter().map(|x| x.0).collect();
+    let mut nodes: Vec<Option<Node>> = all.into_iter().map(|x| Some(x.1)).collect();
+    let mut out = Vec::with_capacity(nodes.len());
+    while let Some(Reverse((_, i))) = ready.pop() {
+        out.extend(nodes[i].take());
+        for &j in &wakes[i] {
+            waits[j] -= 1;
+            if waits[j] == 0 {
+                ready.push(Reverse((keys[j], j)));
+            }
+        }
+    }
+    assert_eq!(out.len(), nodes.len(), "summa: the steps of a product wait for each other");
+    out
+}
+
+struct Writer<'a> {
+    mesh: &'a Mesh,
+    f: &'a mut Func,
+    new: Vec<(Key, Node)>,
+    /// Where the next node goes, and in which scope.
+    place: usize,
+    step: usize,
+    scope: Scope,
+}
+
+impl Writer<'_> {
+    /// All steps of a group: step by step, so that a piece that is shared is sent once and then gone.
+    fn group(&mut self, jobs: &[&Job]) {
+        self.place = jobs.iter().map(|j| j.node).max().unwrap_or_default();
+        let steps = jobs[0].steps;
+        self.step = 0;
+        // What cuts a piece further is gathered before the steps.
+        let mut near: BTreeMap<Operand, Value> = BTreeMap::new();
+        for leaf in jobs.iter().flat_map(|j| &j.leaves) {
+            self.scope = self.f.nodes[leaf.dot].scope;
+            for g in leaf.gathered.iter().flatten() {
+                near.entry(g.operand()).or_insert_with(|| self.near(g, steps));
+            }
+        }
+        let mut sums: Vec<Option<Value>> = vec![None; jobs.len()];
+        for from in 0..steps {
+            self.step = from + 1;
+            let mut sent: BTreeMap<Operand, Value> = BTreeMap::new();
+            for (job, sum) in jobs.iter().zip(&mut sums) {
+                let part = self.part(job, from, &near, &mut sent);
+                let out = self.f.nodes[job.node].outs[0];
+                let last = from + 1 == steps && self.rest(job).is_empty();
+                *sum = Some(match *sum {
+                    None => part,
+                    Some(before) => {
+                        let name = self.name(out, "so_far");
+                        let is = last.then_some(out);
+                        self.push(Add::same().into(), &[before, part], name, None, is)
+                    }
+                });
+            }
+        }
+        self.step = steps + 1;
+        for (job, sum) in jobs.iter().zip(sums) {
+            let (axes, out) = (self.rest(job), self.f.nodes[job.node].outs[0]);
+            let (Some((dim, _)), Some(sum), false) = (job.reduced, sum, axes.is_empty()) else {
+                continue;
+            };
+            self.scope = self.f.nodes[job.node].scope;
+            let (ty, name) = (self.f.ty(out).clone(), self.f.name(out).clone());
+            self.push(ReduceScatter { axes, dim }.into(), &[sum], name, Some(&ty), Some(out));
+        }
+    }
+
+    /// What of a job's reduction is left for a reduce_scatter after its steps.
+    fn rest(&self, job: &Job) -> AtomSet {
+        let Some((_, atoms)) = job.reduced else { return AtomSet::EMPTY };
+        atoms.set().minus(self.first(atoms, job.steps).set())
+    }
+
+    fn first(&self, atoms: AtomList, steps: usize) -> AtomList {
+        prefix(self.mesh, atoms, steps).expect("jobs have such lists only")
+    }
+
+    /// The operand with only as many pieces as there are steps.
+    fn near(&mut self, g: &Gathered, steps: usize) -> Value {
+        let axes = g.atoms.set().minus(self.first(g.atoms, steps).set());
+        if axes.is_empty() {
+            return g.piece;
+        }
+        let name = self.name(g.piece, "near");
+        self.push(AllGather { axes, dim: g.dim }.into(), &[g.piece], name, None, None)
+    }
+
+    /// What one step makes of a job: products of pieces, and where it belongs to one rank, their sum
+    /// there.
+    fn part(
+        &mut self,
+        job: &Job,
+        from: usize,
+        near: &BTreeMap<Operand, Value>,
+        sent: &mut BTreeMap<Operand, Value>,
+    ) -> Value {
+        let mut made: SmallVec<[Value; 4]> = SmallVec::new();
+        for leaf in &job.leaves {
+            let dot = self.f.nodes[leaf.dot].clone();
+            self.scope = dot.scope;
+            let mut ins: SmallVec<[Value; 2]> = SmallVec::new();
+            for (&v, g) in dot.ins.iter().zip(&leaf.gathered) {
+                let known = g.and_then(|g| sent.get(&g.operand()).copied());
+                ins.push(match (g, known) {
+                    (None, _) => v,
+                    (_, Some(known)) => known,
+                    (Some(g), None) => {
+                        let axes = self.first(g.atoms, job.steps).set();
+                        let op = Broadcast { axes, dim: g.dim, from };
+                        let name = self.name(g.piece, "step");
+                        let v = self.push(op.into(), &[near[&g.operand()]], name, None, None);
+                        sent.insert(g.operand(), v);
+                        v
+                    }
+                });
+            }
+            let name = self.name(dot.outs[0], "step");
+            made.push(self.push(dot.op, &ins, name, None, None));
+        }
+        self.scope = self.f.nodes[job.node].scope;
+        let out = self.f.nodes[job.node].outs[0];
+        let mut v = made[0];
+        if made.len() > 1 {
+            let name = self.name(out, "parts");
+            v = self.push(Add::same().into(), &made, name, None, None);
+        }
+        if let Some((dim, atoms)) = job.reduced {
+            let atoms = self.first(atoms, job.steps);
+            let mut ty = self.f.ty(v).clone();
+            ty.dims[dim].atoms = atoms;
+            let op = Reduce { axes: atoms.set(), dim, to: from };
+            let name = self.name(out, "step");
+            v = self.push(op.into(), &[v], name, Some(&ty), None);
+        }
+        v
+    }
+
+    /// A name after that of a value.
+    fn name(&self, v: Value, what: &str) -> Name {
+        let mut name = self.f.name(v).clone();
+        name.hint = Cow::Owned(format!("{}_{what}", name.hint));
+        name.dup = 0;
+        name
+    }
+
+    /// Appends a node that makes `is`, or a new value; `like` is the type that its result declares.
+    fn push(
+        &mut self,
+        op: Op,
+        ins: &[Value],
+        name: Name,
+        like: Option<&Type>,
+        is: Option<Value>,
+    ) -> Value {
+        let types: Vec<&Type> = ins.iter().map(|&v| self.f.ty(v)).collect();
+        let made = op.check(self.mesh, &types, &[like]);
+        drop(types);
+        let ty =
+            made.unwrap_or_else(|e| panic!("summa: {op:?}: {}; {}", e.message, e.help))[0].clone();
+        let out = match is {
+            Some(v) => {
+                assert_eq!(*self.f.ty(v), ty, "summa: the sum of the steps has the product's type");
+                v
+            }
+            None => self.f.value(ty, name),
+        };
+        let note = match &op {
+            Op::Broadcast(_) => Some(Cow::Borrowed("summa: one piece for the product")),
+            Op::Reduce(_) => Some(Cow::Borrowed("summa: the sum is the piece of one rank")),
+            _plain => None,
+        };
+        let key = (self.place, self.step, self.new.len());
+        let node = Node { op, ins: ins.into(), outs: smallvec![out], scope: self.scope, note };
+        self.new.push((key, node));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardc_ir::interp::{Precision, call, scatter};
+    use shardc_ir::tensor::Tensor;
+    use shardc_ir::text::{parse, print};
+
+    /// A product and both its gradients on 2 rows and 2 columns, and a norm's gather, which stays.
+    const GATHERED: &str = "\
+mesh [tp=4]
+
+func @f(%x: f32[4@tp:(1)2,8@tp:(2)2], %w: f32[8@tp:(1)2,6@tp:(2)2], %d: f32[4@tp:(1)2,6@tp:(2)2], \
+%g: f32[8@tp:(2)2*tp:(1)2]) -> (f32[4@tp:(1)2,6@tp:(2)2], f32[4@tp:(1)2,8@tp:(2)2], \
+f32[8@tp:(1)2,6@tp:(2)2]) {
+  %x_all = all_gather[tp:(2)2; dim=1] %x : f32[4@tp:(1)2,8]~tp:(2)2
+  %w_all = all_gather[tp:(1)2; dim=0] %w : f32[8,6@tp:(2)2]~tp:(1)2
+  %y = dot[mk,kn->mn] %x_all, %w_all : f32[4@tp:(1)2,6@tp:(2)2]
+  %g_all = all_gather[tp:(1)2; dim=0] %g : f32[8@tp:(2)2]~tp:(1)2
+  %d_x_all = dot[mn,kn->mk] %d, %w_all : f32[4@tp:(1)2,8]+tp:(2)2
+  %d_x = reduce_scatter[tp:(2)2; dim=1] %d_x_all : f32[4@tp:(1)2,8@tp:(2)2]
+  %d_x_g = mul[mk,k->mk] %d_x, %g_all : f32[4@tp:(1)2,8@tp:(2)2]
+  %d_w_all = dot[mk,mn->kn] %x_all, %d : f32[8,6@tp:(2)2]+tp:(1)2
+  %d_w = reduce_scatter[tp:(1)2; dim=0] %d_w_all : f32[8@tp:(1)2,6@tp:(2)2]
+  return %y, %d_x_g, %d_w
+}
+";
+
+    #[test]
+    fn a_product_and_its_gradients() {
+        let m = parse(GATHERED).unwrap_or_else(|e| panic!("{e}"));
+        let mut after = m.clone();
+        let begin = summa(&m.mesh, &mut after.funcs[0], 4);
+        let f = &after.funcs[0];
+        let kinds = |nodes: &[Node]| -> Vec<&'static str> {
+            nodes.iter().map(|n| n.op.mnemonic()).collect()
+        };
+        let step = ["broadcast", "broadcast", "dot"];
+        let forward = [&step[..], &step, &["add", "all_gather"]].concat();
+        assert_eq!(kinds(&f.nodes[..begin]), forward, "{}", print(&after));
+        let back = ["broadcast", "dot", "reduce"];
+        let backward = [&back[..], &back, &["add", "mul"], &back, &back, &["add"]].concat();
+        assert_eq!(kinds(&f.nodes[begin..]), backward, "{}", print(&after));
+        // It is a program, and means the same.
+        assert_eq!(print(&parse(&print(&after)).unwrap_or_else(|e| panic!("{e}"))), print(&after));
+        let draw = |i: usize, sizes: &[usize]| {
+            let mut k = i as f64;
+            Tensor::from_fn(sizes, |_| {
+                k = (k * 1.7 + 0.3) % 2.0;
+                k - 1.0
+            })
+        };
+        let pieces = |(i, a): (usize, &shardc_ir::func::Port)| {
+            let t = m.funcs[0].ty(a.value);
+            scatter(&m.mesh, t, &draw(i, &t.sizes()))
+        };
+        let args: Vec<_> = m.funcs[0].args.iter().enumerate().map(pieces).collect();
+        let [was, is] = [&m.funcs[0], f]
+            .map(|f| call(&m.mesh, f, &args, Precision::F64).unwrap_or_else(|e| panic!("{e}")));
+        for (a, b) in was.iter().flatten().zip(is.iter().flatten()) {
+            let apart = a.data.iter().zip(&b.data).map(|(x, y)| (x - y).abs());
+            assert!(apart.fold(0.0, f64::max) < 1e-12);
+        }
+    }
+}

@@ -8,8 +8,8 @@ use shardc_ir::func::{Func, Name, Port};
 use shardc_ir::interp;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Broadcast, Join, MergeAttention, Op, Own, Permute, Piece, Place,
-    Reduce, ReduceScatter, Slice,
+    AllGather, AllReduce, AllToAll, Broadcast, Join, MergeAttention, Op, Own, Permute, Piece,
+    Place, Reduce, ReduceScatter, Slice,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;

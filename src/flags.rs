@@ -4,6 +4,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{
     Buffers, CpMode, CpSplit, Decay, Optimizer, Options, Order, ShardRule, TpMode, TpSteps,
@@ -41,9 +42,14 @@ pub struct Flags {
     /// Tokens per sequence [default: 512]
     #[arg(long, help_heading = "Run")]
     pub seq: Option<usize>,
-    /// Element type of weights and activations: f32 [default: f32]
+    /// Element type of weights and activations: f32, or bf16 (training keeps an f32 master copy; sums
+    /// and statistics are f32) [default: f32]
     #[arg(long, help_heading = "Run")]
     pub dtype: Option<String>,
+    /// Element type in which gradients of bf16 weights are kept and reduced: f32 or bf16 [default:
+    /// f32]
+    #[arg(long, help_heading = "Run")]
+    pub grad_dtype: Option<String>,
     /// Seed of initial weights and data order [default: 0]
     #[arg(long, help_heading = "Run")]
     pub seed: Option<u64>,
@@ -173,7 +179,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh order node mode global_batch microbatch seq dtype seed zero moe_bound moe_capacity cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
+        merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero moe_bound moe_capacity cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -227,6 +233,14 @@ impl Flags {
             _ => LrSchedule::WarmupCosine { lr: rate, warmup, total, floor: 0.0 },
         };
         let shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
+        let dtypes = [DType::F32, DType::BF16];
+        let dtype = dtypes[word(&self.dtype, "--dtype", &["f32", "bf16"])?];
+        let grad_dtype = dtypes[word(&self.grad_dtype, "--grad-dtype", &["f32", "bf16"])?];
+        if (dtype, grad_dtype) == (DType::F32, DType::BF16) {
+            return Err(Diag::new("flag", "--grad-dtype bf16 is for weights of 2 bytes")
+                .at("--grad-dtype bf16")
+                .help("add --dtype bf16, or leave it out: gradients are f32 (4 bytes)"));
+        }
         let mut o = Options {
             mesh,
             node: self.node,
@@ -234,6 +248,8 @@ impl Flags {
             global_batch: self.global_batch.unwrap_or(8),
             microbatch: 0,
             seq: self.seq.unwrap_or(512),
+            dtype,
+            grad_dtype,
             sp: self.sp,
             optimizer,
             lr,
@@ -337,9 +353,8 @@ impl Flags {
     /// Values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
-        let cases: [(&str, Option<String>, &str, &str); 4] = [
+        let cases: [(&str, Option<String>, &str, &str); 3] = [
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
-            ("--dtype", self.dtype.clone(), "f32", "bf16"),
             ("--transport", self.transport.clone(), "threads", "mpi nccl"),
             ("--device", self.device.clone(), "cpu", "cuda"),
         ];

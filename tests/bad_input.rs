@@ -551,14 +551,13 @@ fn words_that_are_not_known() {
 fn what_is_not_built_or_does_not_fit() {
     let lab = Lab::new("limits");
     let mha = &format!("{FIXTURES}/llama_mha");
-    let unbuilt: [&[&str]; 4] = [
-        &["--dtype", "bf16"],
-        &["--dropout", "0.1"],
-        &["--transport", "nccl"],
-        &["--device", "cuda"],
-    ];
+    let unbuilt: [&[&str]; 3] =
+        [&["--dropout", "0.1"], &["--transport", "nccl"], &["--device", "cuda"]];
     for flags in unbuilt {
         lab.refuses(&compile(mha, flags), 4, "not-built");
+    }
+    for flags in [&["--dtype", "f16"][..], &["--grad-dtype", "bf16"]] {
+        lab.refuses(&compile(mha, flags), 2, "flag");
     }
     let said =
         lab.refuses(&compile(mha, &["--mesh", "tp=2", "--memory", "4096"]), 3, "out-of-memory");

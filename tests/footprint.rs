@@ -4,7 +4,8 @@ mod fixture;
 use fixture::*;
 use shardc_frontends::{from_config, init};
 use shardc_ir::plan::Plan;
-use shardc_passes::options::Order;
+use shardc_ir::types::DType;
+use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::Named;
 use shardc_runtime::{Session, StepBatch};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -93,14 +94,22 @@ fn families() -> usize {
     let dp2_tp2: &[(&str, usize)] = &[("dp_replicate", 2), ("tp", 2)];
     let mut largest = 0;
     for name in ALL {
-        for (mesh, sp) in [(&[][..], false), (dp2_tp2, false), (dp2_tp2, true)] {
+        for (mesh, sp, dtype) in [
+            (&[][..], false, DType::F32),
+            (dp2_tp2, false, DType::F32),
+            (dp2_tp2, true, DType::F32),
+            (dp2_tp2, true, DType::BF16),
+        ] {
             let fx = Fixture::open(name);
-            let o = options(mesh, sp, 2);
+            let o = Options { dtype, ..options(mesh, sp, 2) };
             let model = fx.model(&o);
             let compiled = compile(&model, &o);
             let make = || session(&model, &compiled);
             let beside = run(&compiled.plan, make, &fx.input_ids, &fx.targets());
-            assert!(beside <= BESIDE, "{name} {mesh:?} sp={sp}: {beside} bytes beside the arenas");
+            assert!(
+                beside <= BESIDE,
+                "{name} {mesh:?} sp={sp} {dtype:?}: {beside} bytes beside the arenas"
+            );
             largest = largest.max(beside);
         }
     }
@@ -130,7 +139,7 @@ fn pipelines() -> usize {
 }
 
 /// A model whose arenas are larger than what may stand beside them, so that a copy shows.
-fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize) -> (usize, usize) {
+fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize, dtype: DType) -> (usize, usize) {
     let config = serde_json::json!({
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 640, "vocab_size": 8001,
         "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -138,7 +147,7 @@ fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize) -> (usize, usize) {
         "rope_theta": 10000.0, "tie_word_embeddings": false,
     });
     let mut o = options(mesh, sp, if mesh[0].0 == "pp" { 1 } else { 2 });
-    (o.seq, o.observe) = (32, false);
+    (o.seq, o.observe, o.dtype) = (32, false, dtype);
     let shape = shardc::shape(&o).unwrap();
     let model = from_config(&config, "config.json", &shape).unwrap_or_else(|e| panic!("{e}"));
     let plan = compile(&model, &o).plan;
@@ -155,13 +164,14 @@ fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize) -> (usize, usize) {
 fn sessions_hold_little_beside_their_arenas() {
     let (small, piped) = (families(), pipelines());
     println!("beside the arenas: {small} bytes for the fixtures, {piped} in pipelines");
-    for (mesh, sp, layers) in [
-        (&[("dp_replicate", 2), ("tp", 2)][..], true, 2),
-        (&[("pp", 2), ("tp", 2)], false, 8),
-        (&[("pp", 4), ("tp", 2)], true, 8),
+    for (mesh, sp, layers, dtype) in [
+        (&[("dp_replicate", 2), ("tp", 2)][..], true, 2, DType::F32),
+        (&[("dp_replicate", 2), ("tp", 2)], true, 2, DType::BF16),
+        (&[("pp", 2), ("tp", 2)], false, 8, DType::F32),
+        (&[("pp", 4), ("tp", 2)], true, 8, DType::F32),
     ] {
-        let (beside, arenas) = larger(mesh, sp, layers);
-        println!("{mesh:?}: {beside} bytes beside arenas of {arenas}");
+        let (beside, arenas) = larger(mesh, sp, layers, dtype);
+        println!("{mesh:?} {dtype:?}: {beside} bytes beside arenas of {arenas}");
         assert!(arenas > 2 * BESIDE, "{mesh:?}: arenas of {arenas} bytes are too small to tell");
         assert!(beside <= BESIDE, "{mesh:?}: {beside} bytes beside arenas of {arenas}");
     }

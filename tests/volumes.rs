@@ -1,13 +1,14 @@
 //! Bytes that a rank sends and holds, against the closed formulas of the literature: difference 0.
 //!
 //! Ring costs: AR(n) = 2 (k-1)/k n, AG(n) = RS(n) = (k-1)/k n with n the gathered size, A2A(n) =
-//! (k-1)/k n with n what one rank holds. Ψ: parameters; all numbers are f32.
+//! (k-1)/k n with n what one rank holds. Ψ: parameters; numbers are f32 where bf16 is not said.
 
 mod fixture;
 use fixture::*;
 use shardc_frontends::Facts;
 use shardc_ir::func::Value;
 use shardc_ir::plan::{Class, Plan};
+use shardc_ir::types::DType;
 use shardc_passes::options::{CpMode, Options};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -105,6 +106,55 @@ fn state_per_parameter_is_that_of_the_table() {
         let got: f64 = kinds.into_iter().map(of).sum();
         let want = parameters(&plan) * (whole as f64 + pieces as f64 / d as f64);
         assert_eq!(got, want, "zero={zero}");
+    }
+}
+
+/// Bytes per parameter in bf16 with f32 gradients, and with bf16 gradients: 2 of the weight, 4 or 2
+/// of its gradient, 12 of the master copy and both moments. That is Megatron's 18, 6+12/d, 2+16/d and
+/// 18/d, or 16, 4+12/d, 2+14/d and 16/d; what is gathered for a moment comes on top.
+#[test]
+fn state_per_parameter_in_bf16_is_that_of_the_table() {
+    let d = 8;
+    for (grad_dtype, table) in [
+        (DType::F32, [(18, 0), (6, 12), (2, 16), (0, 18)]),
+        (DType::BF16, [(16, 0), (4, 12), (2, 14), (0, 16)]),
+    ] {
+        for (zero, (whole, pieces)) in (0..).zip(table) {
+            let more = asked(&[("dp_shard", d)], 4);
+            let o = Options { zero, dtype: DType::BF16, grad_dtype, ..more };
+            let (_, plan) = planned(&o);
+            let of = |c: Class| {
+                let all = plan.classes[0].memory.whole.iter();
+                all.filter(|x| x.0 == c).map(|x| x.1 as f64).sum::<f64>()
+            };
+            let got: f64 = [Class::Weights, Class::Grads, Class::Optimizer].map(of).iter().sum();
+            let want = parameters(&plan) * (f64::from(whole) + f64::from(pieces) / d as f64);
+            assert_eq!(got, want, "zero={zero} gradients in {}", grad_dtype.name());
+            // Nothing else of a parameter lives through the step.
+            assert_eq!(of(Class::CollectiveBuffer), 0.0);
+            let weights = if zero == 3 { 2.0 / d as f64 } else { 2.0 };
+            assert_eq!(of(Class::Weights), parameters(&plan) * weights, "zero={zero}");
+        }
+    }
+}
+
+/// Gathers move the 2-byte cast of the master copy, reductions the type of the gradients.
+#[test]
+fn zero_in_bf16_gathers_two_bytes() {
+    let (d, m) = (8, 4);
+    for (grad_dtype, size) in [(DType::F32, 4.0), (DType::BF16, 2.0)] {
+        for (zero, gathers, again, scatters) in [(1, 1, 0, 1), (2, 1, 0, m), (3, m, m, m)] {
+            let more = asked(&[("dp_shard", d)], m);
+            let o = Options { zero, dtype: DType::BF16, grad_dtype, ..more };
+            let (f, plan) = planned(&o);
+            let once = ring(d, 2.0 * parameters(&plan));
+            let read = once - ring(d, 2.0 * (f.vocab * f.hidden) as f64);
+            let sums = ring(d, size * parameters(&plan));
+            let got = ["all_gather", "reduce_scatter"].map(|k| sent(&plan, k, "dp_shard"));
+            let gathered = gathers as f64 * once + again as f64 * read;
+            let what = format!("zero={zero} gradients in {}", grad_dtype.name());
+            assert_eq!(got, [gathered, scatters as f64 * sums], "{what}");
+        }
     }
 }
 

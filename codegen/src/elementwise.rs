@@ -1,11 +1,9 @@
 //! Element-wise ops and reductions: a short program per element.
 
 use crate::layout::{Layout, Nest};
-use shardc_ir::kernel::{
-    Binary, Elem, Extents, Kernel, Load, Map, Reduce, Scalar, Store, Unary, View,
-};
+use shardc_ir::kernel::{Binary, Extents, Kernel, Load, Map, Reduce, Scalar, Store, Unary, View};
 use shardc_ir::rule::{Dims, Group, Rule};
-use shardc_ir::types::{DType, Reduction};
+use shardc_ir::types::Reduction;
 
 /// Writes the program of one element.
 #[derive(Default)]
@@ -42,13 +40,6 @@ impl Body {
     }
 }
 
-fn elem(d: DType) -> Elem {
-    match d {
-        DType::I32 => Elem::I32,
-        DType::F32 | DType::BF16 | DType::F16 => Elem::F32,
-    }
-}
-
 /// Loops over the first result's dims; `body` returns the instruction of every result.
 pub(crate) fn map<const N: usize>(
     l: &Layout,
@@ -62,7 +53,7 @@ pub(crate) fn map<const N: usize>(
     for (d, &n) in l.lens(l.ins).iter().enumerate() {
         nest.push(n, &walks.iter().map(|w| w[d]).collect::<Vec<_>>());
     }
-    let view = |i: usize| (nest.view(i, i, 0), elem(l.types[i].dtype));
+    let view = |i: usize| (nest.view(i, i, 0), l.elem(i));
     let mut b = Body::default();
     let values = body(&mut b);
     let load = |i: usize| {
@@ -156,7 +147,7 @@ pub(crate) fn reduce(l: &Layout, rule: &Rule, fold: Reduction) -> Kernel {
     let load = |i: usize| {
         let mut view: View = outer.view(i, i, 0);
         view.strides.extend(inner.view(i, i, 0).strides);
-        Load { view, elem: elem(l.types[i].dtype) }
+        Load { view, elem: l.elem(i) }
     };
     let mut b = Body::default();
     let first = b.load(0);
@@ -172,5 +163,6 @@ pub(crate) fn reduce(l: &Layout, rule: &Rule, fold: Reduction) -> Kernel {
         body: b.0,
         value,
         out: outer.view(l.ins, l.ins, 0),
+        out_elem: l.elem(l.ins),
     })
 }

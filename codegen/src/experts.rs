@@ -3,8 +3,23 @@
 use crate::fused::{adjacent, all, rows};
 use crate::layout::Layout;
 use shardc_ir::kernel::{self, Copies, Extents, Grouped, Kernel, Product, View};
+use shardc_ir::ops::Op;
 use shardc_ir::ops::grouped_dot::ROWS;
 use shardc_ir::ops::{Route, TopK};
+
+/// Ops whose kernels take no bf16.
+pub(crate) fn only_f32(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::TopK(_)
+            | Op::Dispatch(_)
+            | Op::Combine(_)
+            | Op::RowDots(_)
+            | Op::GroupedDot(_)
+            | Op::GroupedDotT(_)
+            | Op::GroupedOuter(_)
+    )
+}
 
 /// `top_k`: loops over the result's dims but the one that counts places.
 pub(crate) fn top_k(l: &Layout, op: &TopK) -> Kernel {

@@ -65,6 +65,7 @@ pub(crate) fn rope(l: &Layout, pairs: Pairs) -> Kernel {
         View { operand, offset: 0, strides: [0, s, 0].into_iter().collect() }
     };
     Kernel::Rope(kernel::Rope {
+        elem: l.elem(0),
         extents: [lens[0], lens[1], lens[2]],
         width: lens[3],
         turns: l.lens(1)[1],
@@ -84,6 +85,7 @@ pub(crate) fn adjacent(operand: usize) -> View {
 fn heads(l: &Layout, scale: f64, window: Option<usize>, positions: [usize; 2]) -> Heads {
     let (q, k, v) = (l.lens(0), l.lens(1), l.lens(2));
     Heads {
+        elem: l.elem(0),
         batch: q[0],
         queries: q[1],
         keys: k[1],

@@ -1,6 +1,6 @@
 //! Where the elements of a rank's pieces lie, and loops over them.
 
-use shardc_ir::kernel::{Block, Extents, View};
+use shardc_ir::kernel::{Block, Elem, Extents, View};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::rule::{Dims, Group};
 use shardc_ir::tensor;
@@ -25,6 +25,10 @@ impl Layout<'_> {
     pub fn lens(&self, operand: usize) -> Extents {
         self.types[operand].lens(self.mesh, self.coords)
     }
+    /// How its elements are read and written.
+    pub fn elem(&self, operand: usize) -> Elem {
+        Elem::of(self.types[operand].dtype).expect("lower() refuses other elements")
+    }
     pub fn extent(&self, operand: usize, dim: usize) -> Extent {
         self.types[operand].extent(self.mesh, dim, self.coords)
     }
@@ -40,7 +44,7 @@ impl Layout<'_> {
         for (&n, &s) in self.lens(operand).iter().zip(&self.strides(operand)) {
             nest.push(n, &[s]);
         }
-        nest.block(operand, 0)
+        nest.block(operand, 0, self.elem(operand))
     }
     /// All valid elements, but of dim `dim` only `len` from `offset`.
     pub fn part(&self, operand: usize, dim: usize, offset: usize, len: usize) -> Block {
@@ -50,7 +54,7 @@ impl Layout<'_> {
         for (&n, &s) in lens.iter().zip(&strides) {
             nest.push(n, &[s]);
         }
-        nest.block(operand, offset * strides[dim])
+        nest.block(operand, offset * strides[dim], self.elem(operand))
     }
 }
 
@@ -90,7 +94,7 @@ impl Nest {
         View { operand, offset, strides: self.walks[walk].clone() }
     }
     /// The loops of the only view.
-    fn block(&self, operand: usize, offset: usize) -> Block {
-        Block { extents: self.extents(), view: self.view(0, operand, offset) }
+    fn block(&self, operand: usize, offset: usize, elem: Elem) -> Block {
+        Block { extents: self.extents(), view: self.view(0, operand, offset), elem }
     }
 }

@@ -4,16 +4,16 @@ use crate::layout::Layout;
 use crate::{collective, elementwise, experts, fused, moves, product};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Node};
-use shardc_ir::kernel::{Binary, Kernel, Product, Program, Unary};
+use shardc_ir::kernel::{Binary, Elem, Kernel, Product, Program, Unary};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
-use shardc_ir::types::{DType, Reduction, Type};
+use shardc_ir::types::{Reduction, Type};
 
 /// The kernels of every node of every function that one rank of a plan runs.
 ///
 /// # Errors
-/// `dtype` if a value is neither f32 nor i32.
+/// `dtype` if no kernel has a value's elements: f32, bf16 and i32 have some.
 pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
     let mesh = &plan.module.mesh;
     let coords = mesh.coords(rank);
@@ -28,15 +28,18 @@ pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
 /// What the rank with these coordinates does for a node.
 ///
 /// # Errors
-/// `dtype` if an operand or a result is neither f32 nor i32.
+/// `dtype` if no kernel has the elements of an operand or a result.
 pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<Kernel> {
     let types: Vec<&Type> = node.ins.iter().chain(&node.outs).map(|&v| func.ty(v)).collect();
-    if let Some(t) = types.iter().find(|t| matches!(t.dtype, DType::BF16 | DType::F16)) {
+    // Experts compute in f32 alone.
+    let narrow = |t: &&&Type| experts::only_f32(&node.op) && Elem::of(t.dtype) == Some(Elem::BF16);
+    let unknown = types.iter().find(|t| Elem::of(t.dtype).is_none());
+    if let Some(t) = unknown.or_else(|| types.iter().find(narrow)) {
         let name = node.outs.first().map_or(String::new(), |&v| func.name(v).to_string());
         return Err(Diag::new("dtype", format!("no kernel computes {} yet", t.dtype.name()))
             .at(format!("@{}, {name} = {}", func.name, node.op.mnemonic()))
-            .rule("kernels take f32 and i32 (4 bytes)")
-            .help("compile with --dtype f32 (4 bytes per element instead of 2)")
+            .rule("kernels take f32 and i32 (4 bytes), and bf16 (2 bytes)")
+            .help("write bf16 in its place (2 bytes per element too), or f32 (4)")
             .exit(Exit::Unsupported));
     }
     let ranks: Vec<usize> = node.ins.iter().map(|&v| func.ty(v).rank()).collect();

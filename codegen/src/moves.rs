@@ -12,6 +12,7 @@ fn copy(l: &Layout, lens: &[usize], from: (&Extents, usize), to: (&Extents, usiz
         nest.push(n, &[from.0[d], to.0[d]]);
     }
     Copy {
+        elem: l.elem(0),
         clear: None,
         extents: nest.extents(),
         from: nest.view(0, 0, from.1),
@@ -102,6 +103,7 @@ fn pick(l: &Layout, rule: &Rule, loops: &Dims, lens: Extents, at: (usize, usize)
     }
     let picked = l.extent(at.0, at.1);
     Pick {
+        elem: l.elem(0),
         extents: nest.extents(),
         x: nest.view(0, 0, 0),
         index: nest.view(1, 1, 0),

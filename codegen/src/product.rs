@@ -2,7 +2,7 @@
 
 use crate::elementwise;
 use crate::layout::Layout;
-use shardc_ir::kernel::{Extents, Gemm, Kernel, Matrix, View};
+use shardc_ir::kernel::{Elem, Extents, Gemm, Kernel, Matrix, View};
 use shardc_ir::rule::{Letter, Rule, has_letter};
 use shardc_ir::types::Reduction;
 
@@ -73,8 +73,9 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Kernel {
         let inner = if t < 2 { &sum[..] } else { &[] };
         let strides = batch.iter().chain(inner).map(|x| x.strides[t]).collect();
         let view = View { operand: t, offset: 0, strides };
-        Matrix { view, row_stride: rows.strides[t], col_stride: cols.strides[t] }
+        Matrix { view, elem: l.elem(t), row_stride: rows.strides[t], col_stride: cols.strides[t] }
     };
+    let narrow = (0..3).any(|t| l.elem(t) != Elem::F32);
     Kernel::Gemm(Gemm {
         batch: sizes(&batch),
         sum: sizes(&sum),
@@ -84,5 +85,6 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Kernel {
         a: matrix(0, m, k),
         b: matrix(1, k, n),
         out: matrix(2, m, n),
+        scratch: narrow.then(|| View { operand: 3, offset: 0, strides: Extents::new() }),
     })
 }

@@ -1,19 +1,23 @@
 //! The kernel language: what one rank computes for one node, with concrete sizes.
 //!
 //! A kernel names its memory by *operand*: the node's operands first, then its results, then its
-//! workspace, if it has one. Memory is counted in elements of 4 bytes and is walked by loops with
-//! strides, since pieces are stored padded: sizes here are valid lengths, strides those of the
-//! storage, so no kernel ever reads padding. This is the language that is executed on the CPU and
-//! that can be printed as C or CUDA; everything about shapes, letters and meshes has been decided
-//! before, and what is left is loops.
+//! workspace, if it has one. Memory is counted in elements of the operand's type (a workspace's are
+//! f32) and is walked by loops with strides, since pieces are stored padded: sizes here are valid
+//! lengths, strides those of the storage, so no kernel ever reads padding. This is the language that
+//! is executed on the CPU and that can be printed as C or CUDA; everything about shapes, letters and
+//! meshes has been decided before, and what is left is loops.
+//!
+//! Arithmetic is in f32 whatever the elements are: bf16 is widened when it is read, which is exact,
+//! and a result is rounded once, to nearest even, when it is written.
 
 mod experts;
 
 pub use experts::{Copies, Grouped, Product, Route, TopK};
 
 use crate::mesh::AtomSet;
+use crate::ops::dot::BLOCK;
 use crate::ops::rope::Pairs;
-use crate::types::Reduction;
+use crate::types::{DType, Reduction};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -37,13 +41,35 @@ pub struct View {
 pub struct Block {
     pub extents: Extents,
     pub view: View,
+    pub elem: Elem,
 }
 
-/// How 4 bytes of memory are read and written. Arithmetic is in f32.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How an element of memory is read and written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Elem {
+    #[default]
     F32,
+    BF16,
     I32,
+}
+
+impl Elem {
+    /// The elements of a type; `None` if no kernel has them.
+    pub fn of(d: DType) -> Option<Elem> {
+        match d {
+            DType::F32 => Some(Elem::F32),
+            DType::BF16 => Some(Elem::BF16),
+            DType::I32 => Some(Elem::I32),
+            DType::F16 => None,
+        }
+    }
+    /// Size in bytes.
+    pub fn bytes(self) -> usize {
+        match self {
+            Elem::F32 | Elem::I32 => 4,
+            Elem::BF16 => 2,
+        }
+    }
 }
 
 /// An operand that is read element by element.
@@ -125,11 +151,13 @@ pub struct Reduce {
     /// The instruction whose value is folded.
     pub value: usize,
     pub out: View,
+    pub out_elem: Elem,
 }
 
 /// Copies elements of any type, after zeros were written to `clear`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Copy {
+    pub elem: Elem,
     pub clear: Option<Block>,
     pub extents: Extents,
     pub from: View,
@@ -140,12 +168,14 @@ pub struct Copy {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Matrix {
     pub view: View,
+    pub elem: Elem,
     pub row_stride: usize,
     pub col_stride: usize,
 }
 
 /// `out[m,n] = Σ a[m,k] b[k,n]` for every index of `batch`, summed over `sum` too (loops of k that
-/// do not join into one stride), in order.
+/// do not join into one stride), in order. If a matrix is not f32, blocks of all three are made f32
+/// in the workspace.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gemm {
     pub batch: Extents,
@@ -156,12 +186,16 @@ pub struct Gemm {
     pub a: Matrix,
     pub b: Matrix,
     pub out: Matrix,
+    /// Room for [`Gemm::block`]; `None` if all matrices are f32.
+    pub scratch: Option<View>,
 }
 
 /// Element `index - first` of a dim with `len` places `stride` apart; an index outside gives 0
 /// (take) or goes nowhere (put).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Pick {
+    /// Of `x`, and of what is taken; what is put together is f32.
+    pub elem: Elem,
     pub extents: Extents,
     pub x: View,
     /// i32.
@@ -174,10 +208,11 @@ pub struct Pick {
 }
 
 /// Rotary embedding of `[b, s, n]` rows of `width` adjacent elements, of which the first `2·turns`
-/// turn in pairs; `cos` and `sin` are rows of `turns` adjacent elements. All views walk
-/// `[b, s, n]`.
+/// turn in pairs; `cos` and `sin` are rows of `turns` adjacent f32. All views walk `[b, s, n]`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rope {
+    /// Of `x` and the result.
+    pub elem: Elem,
     pub extents: [usize; 3],
     pub width: usize,
     pub turns: usize,
@@ -189,8 +224,10 @@ pub struct Rope {
 }
 
 /// Sizes of attention: `groups · repeat` query heads over `groups` key-value heads.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Heads {
+    /// Of queries, keys, values, the output and their gradients; statistics are f32.
+    pub elem: Elem,
     pub batch: usize,
     pub queries: usize,
     pub keys: usize,
@@ -208,7 +245,8 @@ pub struct Heads {
     /// i32 positions, adjacent.
     pub q_pos: View,
     pub k_pos: View,
-    /// Scratch of `rows · keys` elements per matrix of scores (one forward, two backward).
+    /// Scratch of `rows · keys` f32 per matrix of scores (one forward, two backward); behind them,
+    /// if elements are not f32, [`Heads::wide`].
     pub scratch: View,
 }
 
@@ -388,6 +426,7 @@ impl Kernel {
             }),
             Kernel::Gemm(k) => {
                 let none = Extents::new();
+                k.scratch.iter().for_each(|s| see(s, &[&[k.block().iter().sum()]]));
                 for (x, sum, rows, cols) in
                     [(&k.a, &k.sum, k.m, k.k), (&k.b, &k.sum, k.k, k.n), (&k.out, &none, k.m, k.n)]
                 {
@@ -410,7 +449,7 @@ impl Kernel {
             }
             Kernel::Attention(k) => {
                 let h = &k.heads;
-                h.reach(1, &mut see);
+                h.reach(false, &mut see);
                 see(&k.q.adjacent(), &[&h.by_query(), &[h.width]]);
                 see(&k.k.adjacent(), &[&h.by_key(), &[h.width]]);
                 see(&k.v.adjacent(), &[&h.by_key(), &[h.value_width]]);
@@ -419,7 +458,7 @@ impl Kernel {
             }
             Kernel::AttentionGrad(k) => {
                 let h = &k.heads;
-                h.reach(2, &mut see);
+                h.reach(true, &mut see);
                 [&k.q, &k.d_q]
                     .iter()
                     .for_each(|v| see(&v.adjacent(), &[&h.by_query(), &[h.width]]));
@@ -450,6 +489,15 @@ impl View {
     }
 }
 
+impl Gemm {
+    /// Sizes of one block of `a`, of `b` and of `out`, in elements: at most [`BLOCK`] along each of
+    /// m, n and k.
+    pub fn block(&self) -> [usize; 3] {
+        let [m, n, k] = [self.m, self.n, self.k].map(|x| x.min(BLOCK));
+        [m * k, k * n, m * n]
+    }
+}
+
 impl Pick {
     fn reach(&self, take: bool, see: &mut dyn FnMut(&View, &[&[usize]])) {
         let one = |v: &View, picked: bool| {
@@ -474,10 +522,21 @@ impl Heads {
     pub fn by_key(&self) -> [usize; 3] {
         [self.batch, self.keys, self.groups]
     }
-    fn reach(&self, matrices: usize, see: &mut dyn FnMut(&View, &[&[usize]])) {
+    /// Elements of the scratch memory beside the scores: a block of queries, the keys and values of
+    /// a group, and a block of outputs; backward also the gradients of all but the output.
+    pub fn wide(&self, backward: bool) -> usize {
+        if self.elem == Elem::F32 {
+            return 0;
+        }
+        let (queries, outputs) = (self.rows * self.width, self.rows * self.value_width);
+        let pairs = self.keys * (self.width + self.value_width);
+        if backward { 2 * queries + outputs + 2 * pairs } else { queries + outputs + pairs }
+    }
+    fn reach(&self, backward: bool, see: &mut dyn FnMut(&View, &[&[usize]])) {
+        let matrices = if backward { 2 } else { 1 };
         see(&self.q_pos, &[&[self.queries]]);
         see(&self.k_pos, &[&[self.keys]]);
-        see(&self.scratch, &[&[matrices * self.rows * self.keys]]);
+        see(&self.scratch, &[&[matrices * self.rows * self.keys + self.wide(backward)]]);
     }
 }
 

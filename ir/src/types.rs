@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 /// Element type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     F32,
     BF16,

@@ -6,6 +6,7 @@ pub mod autodiff;
 pub mod memory;
 pub mod options;
 pub mod pipeline;
+pub mod precision;
 pub mod rewrite;
 pub mod schedule;
 pub mod shard;

@@ -3,6 +3,7 @@
 use crate::autodiff::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 use shardc_ir::plan::{LrSchedule, Mode, TokenOrder};
+use shardc_ir::types::DType;
 
 /// Optimizer and its constants.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -178,6 +179,12 @@ pub struct Options {
     /// Sequences per rank and microbatch.
     pub microbatch: usize,
     pub seq: usize,
+    /// Element type of weights and activations: f32, or bf16 as [`crate::precision`] has it.
+    #[serde(default = "f32")]
+    pub dtype: DType,
+    /// Element type in which gradients of bf16 weights are kept, summed and reduced: f32 or bf16.
+    #[serde(default = "f32")]
+    pub grad_dtype: DType,
     /// Sequence parallelism: the residual stream is split over tp along the sequence.
     pub sp: bool,
     pub optimizer: Optimizer,
@@ -234,6 +241,10 @@ pub struct Options {
     pub speeds: Vec<f64>,
     /// Most bytes a rank may need.
     pub memory: Option<usize>,
+}
+
+fn f32() -> DType {
+    DType::F32
 }
 
 /// How many rows the buffer of a group of experts has for the tokens of a rank.

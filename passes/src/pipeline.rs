@@ -5,6 +5,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::autodiff::split::{StageFuncs, split, split_forward};
 use crate::memory::memory;
 use crate::options::{CpMode, Options, TpMode, TpSteps, glob};
+use crate::precision::precision;
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
@@ -54,8 +55,9 @@ pub struct Compiled {
 }
 
 /// Names of the passes, in order.
-pub const PASSES: [&str; 15] = [
+pub const PASSES: [&str; 16] = [
     "rewrite",
+    "precision",
     "stages",
     "annotate",
     "propagate",
@@ -104,6 +106,11 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         rewrite(&mut m, RuleSet::Algebra)?;
         run.done("rewrite", &m);
     }
+    // Of a source that has been through it, it changes nothing.
+    if o.dtype == DType::BF16 {
+        precision(&mut m.funcs[0]);
+        run.done("precision", &m);
+    }
 
     not_too_many(&m.funcs[0], o)?;
     let schedule = schedule::chosen(o)?;
@@ -120,7 +127,8 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
     let sharded = m.clone();
     let grid = Grid::of(&m.mesh, o.tp_mode)?.stored;
-    let parts = partition(&m.mesh, &m.funcs[0], &frozen, Zero(o.zero), grid)?;
+    let trained = |name: &str| o.mode == Mode::Train && !frozen(name);
+    let parts = partition(&m.mesh, &m.funcs[0], &frozen, &trained, Zero(o.zero), grid)?;
     m.funcs[0] = parts.forward;
     if o.mode == Mode::Train && !o.observe {
         drop_outputs(&mut m.funcs[0]);
@@ -130,7 +138,14 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     let flat = matches!(o.tp_mode, TpMode::TwoD | TpMode::TwoAndHalfD { .. });
     let in_steps = flat && o.tp_steps == TpSteps::Summa;
     let loops = if o.mode == Mode::Train {
-        let mut joint = differentiate(&m.mesh, m.funcs.remove(0), &frozen, &stages, &parts.params);
+        let mut joint = differentiate(
+            &m.mesh,
+            m.funcs.remove(0),
+            &frozen,
+            &stages,
+            &parts.params,
+            o.grad_dtype,
+        );
         m.funcs.push(std::mem::take(&mut joint.func));
         run.done("differentiate", &m);
 
@@ -365,7 +380,7 @@ fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
         }
         let batch = [o.microbatch_rows(), o.seq];
         let fits = match (role.kind, &*role.name) {
-            (RoleKind::Param, _) => ty.dtype == DType::F32,
+            (RoleKind::Param, _) => matches!(ty.dtype, DType::F32 | DType::BF16),
             (RoleKind::Input, "input_ids" | "targets") => {
                 ty.dtype == DType::I32 && sizes[..] == batch
             }
@@ -373,8 +388,7 @@ fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             _ => false,
         };
         if !fits {
-            let rule =
-                "param: f32; input_ids, targets: i32[microbatch * dp, seq]; positions: i32[seq]";
+            let rule = "param: f32 or bf16; input_ids, targets: i32[microbatch * dp, seq]; positions: i32[seq]";
             let sizes = sizes.to_vec();
             return bad(
                 format!("{} \"{}\" is {} {sizes:?}", role.kind.name(), role.name, ty.dtype.name()),

@@ -4,8 +4,8 @@ use shardc_ir::plan::ALIGN;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// What poisoned memory is filled with: a NaN as f32, a large number as i32.
-const POISON: u32 = 0x7fc0_0bad;
+/// What poisoned memory is filled with: a NaN as f32, two as bf16, a large number as i32.
+const POISON: u32 = 0x7fc1_7fc1;
 
 /// One aligned block of memory.
 pub struct Arena {

@@ -1,9 +1,11 @@
 //! Attention, a block of queries at a time: the scores of a block by all keys it can see are the
-//! only matrix that is ever stored.
+//! only matrix that is ever stored. Rows of bf16 are made f32 beside it, keys and values once for all
+//! queries of their group; results are summed in f32 and rounded once.
 
+use crate::map::element;
 use crate::math;
 use crate::product::{Mat, multiply};
-use shardc_ir::kernel::{Attention, AttentionGrad, Heads, View};
+use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
 use std::ops::Range;
 
 /// Memory of one call.
@@ -13,6 +15,8 @@ struct Call<'a> {
     threads: usize,
     q_pos: &'a [i32],
     k_pos: &'a [i32],
+    /// Matrices of scores in the scratch memory.
+    matrices: usize,
     /// Distance from which keys are not seen; positions are i32, so 2^31 means never.
     window: u32,
 }
@@ -20,7 +24,12 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// # Safety
     /// `memory` is valid for everything the kernel reaches.
-    unsafe fn new(heads: &'a Heads, memory: &'a [*mut f32], threads: usize) -> Call<'a> {
+    unsafe fn new(
+        heads: &'a Heads,
+        memory: &'a [*mut f32],
+        threads: usize,
+        matrices: usize,
+    ) -> Call<'a> {
         let positions = |v: &View, n: usize| {
             let at = memory[v.operand].wrapping_add(v.offset).cast::<i32>().cast_const();
             // SAFETY: by the caller.
@@ -34,17 +43,96 @@ impl<'a> Call<'a> {
             threads,
             q_pos: positions(&heads.q_pos, heads.queries),
             k_pos: positions(&heads.k_pos, heads.keys),
+            matrices,
             window,
         }
     }
 
+    /// An f32 statistic.
     fn at(&self, v: &View, b: usize, position: usize, head: usize) -> *mut f32 {
         self.memory[v.operand].wrapping_add(v.at(&[b, position, head]))
     }
 
-    /// Rows of a head, from a position on.
-    fn rows(&self, v: &View, b: usize, position: usize, head: usize) -> Mat {
-        Mat::rows(self.at(v, b, position, head), v.strides[1])
+    /// Elements of a head, from a position on.
+    fn head(&self, v: &View, b: usize, position: usize, head: usize) -> *mut f32 {
+        element(self.memory[v.operand], self.heads.elem, v.at(&[b, position, head]))
+    }
+
+    /// Rows of a head in f32, from a position on: where they lie, or widened in `slot`.
+    ///
+    /// # Safety
+    /// The rows are valid, and the slot has room for them.
+    unsafe fn rows(
+        &self,
+        v: &View,
+        (b, position, head): (usize, usize, usize),
+        [rows, width]: [usize; 2],
+        slot: Slot,
+    ) -> Mat {
+        let (at, stride) = (self.head(v, b, position, head), v.strides[1]);
+        if self.heads.elem != Elem::BF16 {
+            return Mat::rows(at, stride);
+        }
+        let room = self.slot(slot);
+        for i in 0..rows {
+            // SAFETY: by the caller.
+            unsafe {
+                let from = at.cast::<u16>().add(i * stride).cast_const();
+                let to = std::slice::from_raw_parts_mut(room.add(i * width), width);
+                math::widen(std::slice::from_raw_parts(from, width), to);
+            }
+        }
+        Mat::rows(room, width)
+    }
+
+    /// Where rows of a result are made in f32: where they lie, or in `slot`, from where
+    /// [`Call::keep`] brings them.
+    fn made(
+        &self,
+        v: &View,
+        (b, position, head): (usize, usize, usize),
+        width: usize,
+        slot: Slot,
+    ) -> Mat {
+        match self.heads.elem {
+            Elem::BF16 => Mat::rows(self.slot(slot), width),
+            Elem::F32 | Elem::I32 => Mat::rows(self.head(v, b, position, head), v.strides[1]),
+        }
+    }
+
+    /// Rounds rows that were made in a slot to where they lie.
+    ///
+    /// # Safety
+    /// The rows are valid, here and there.
+    unsafe fn keep(
+        &self,
+        v: &View,
+        (b, position, head): (usize, usize, usize),
+        [rows, width]: [usize; 2],
+        slot: Slot,
+    ) {
+        if self.heads.elem != Elem::BF16 {
+            return;
+        }
+        let (at, room) = (self.head(v, b, position, head).cast::<u16>(), self.slot(slot));
+        for i in 0..rows {
+            // SAFETY: by the caller.
+            unsafe {
+                let to = std::slice::from_raw_parts_mut(at.add(i * v.strides[1]), width);
+                let from = room.add(i * width).cast_const();
+                math::narrow(std::slice::from_raw_parts(from, width), to);
+            }
+        }
+    }
+
+    /// Scratch memory behind the scores, in which 16-bit rows are f32: in the order of [`Slot`].
+    fn slot(&self, slot: Slot) -> *mut f32 {
+        let h = self.heads;
+        let (queries, outputs) = (h.rows * h.width, h.rows * h.value_width);
+        let (keys, values) = (h.keys * h.width, h.keys * h.value_width);
+        let sizes = [queries, keys, values, outputs, queries, keys, values];
+        let before: usize = sizes[..slot as usize].iter().sum();
+        self.scratch(self.matrices, 0).at.wrapping_add(before)
     }
 
     /// The smallest range of keys outside of which no query of the block sees any.
@@ -74,6 +162,19 @@ impl<'a> Call<'a> {
     }
 }
 
+/// What is f32 while it is used; its number is its place.
+#[derive(Clone, Copy)]
+enum Slot {
+    Queries,
+    Keys,
+    Values,
+    /// A block of outputs, or of their gradients.
+    Outputs,
+    QueryGrads,
+    KeyGrads,
+    ValueGrads,
+}
+
 /// Row `i` of a matrix with rows of adjacent elements.
 ///
 /// # Safety
@@ -83,6 +184,21 @@ unsafe fn row<'a>(m: Mat, i: usize, n: usize) -> &'a mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(m.at.add(i * m.row_stride), n) }
 }
 
+/// Keys and values of a group in f32, or their gradients.
+#[derive(Clone, Copy)]
+struct Group {
+    keys: Mat,
+    values: Mat,
+}
+
+impl Group {
+    /// From a key on.
+    fn from(self, key: usize) -> Group {
+        let skip = |m: Mat| Mat { at: m.at.wrapping_add(key * m.row_stride), ..m };
+        Group { keys: skip(self.keys), values: skip(self.values) }
+    }
+}
+
 /// Runs attention.
 ///
 /// # Safety
@@ -90,26 +206,44 @@ unsafe fn row<'a>(m: Mat, i: usize, n: usize) -> &'a mut [f32] {
 pub(crate) unsafe fn forward(k: &Attention, memory: &[*mut f32], threads: usize) {
     let h = &k.heads;
     // SAFETY: by the caller.
-    let c = unsafe { Call::new(h, memory, threads) };
+    let c = unsafe { Call::new(h, memory, threads, 1) };
     for b in 0..h.batch {
-        for head in 0..h.groups * h.repeat {
-            for block in c.blocks() {
-                // SAFETY: block, head and batch are within the kernel's sizes.
-                unsafe { forward_block(k, &c, b, head, block) };
+        for group in 0..h.groups {
+            let at = (b, 0, group);
+            // SAFETY: all keys of the group.
+            let own = unsafe {
+                let keys = c.rows(&k.k, at, [h.keys, h.width], Slot::Keys);
+                let values = c.rows(&k.v, at, [h.keys, h.value_width], Slot::Values);
+                Group { keys, values }
+            };
+            for head in group * h.repeat..(group + 1) * h.repeat {
+                for block in c.blocks() {
+                    // SAFETY: block, head and batch are within the kernel's sizes.
+                    unsafe { forward_block(k, &c, (b, head), own, block) };
+                }
             }
         }
     }
 }
 
-unsafe fn forward_block(k: &Attention, c: &Call, b: usize, head: usize, block: Range<usize>) {
+unsafe fn forward_block(
+    k: &Attention,
+    c: &Call,
+    (b, head): (usize, usize),
+    group: Group,
+    block: Range<usize>,
+) {
     let h = c.heads;
-    let group = head / h.repeat;
     let seen = c.seen(block.clone());
     let (m, n) = (block.len(), seen.len());
     let scores = c.scratch(0, n);
-    let (q, keys) = (c.rows(&k.q, b, block.start, head), c.rows(&k.k, b, seen.start, group));
+    let (at, group) = ((b, block.start, head), group.from(seen.start));
     // SAFETY: rows of the block and of the seen keys are valid; scratch has m · n elements.
-    unsafe { multiply([m, n, h.width], q, keys.transposed(), scores, h.scale, false, c.threads) };
+    unsafe {
+        let q = c.rows(&k.q, at, [m, h.width], Slot::Queries);
+        let size = [m, n, h.width];
+        multiply(size, q, group.keys.transposed(), scores, h.scale, false, c.threads);
+    }
     let keys = &c.k_pos[seen.clone()];
     // Sums of rows, until the division after the second product.
     let mut sums = [0.0f32; shardc_ir::ops::attention::ROWS];
@@ -125,14 +259,17 @@ unsafe fn forward_block(k: &Attention, c: &Call, b: usize, head: usize, block: R
         // SAFETY: an element of the kernel's result.
         unsafe { *c.at(&k.lse, b, block.start + i, head) = lse };
     }
-    let (v, out) = (c.rows(&k.v, b, seen.start, group), c.rows(&k.out, b, block.start, head));
+    let out = c.made(&k.out, at, h.value_width, Slot::Outputs);
+    let size = [m, h.value_width, n];
     // SAFETY: as above; the result overlaps nothing.
-    unsafe { multiply([m, h.value_width, n], scores, v, out, 1.0, false, c.threads) };
+    unsafe { multiply(size, scores, group.values, out, 1.0, false, c.threads) };
     for (i, &sum) in sums[..m].iter().enumerate() {
         let by = if sum > 0.0 { 1.0 / sum } else { 0.0 };
         // SAFETY: row i of the block's result.
         unsafe { row(out, i, h.value_width) }.iter_mut().for_each(|x| *x *= by);
     }
+    // SAFETY: rows of the kernel's result.
+    unsafe { c.keep(&k.out, at, [m, h.value_width], Slot::Outputs) };
 }
 
 /// Runs the gradient of attention.
@@ -142,21 +279,37 @@ unsafe fn forward_block(k: &Attention, c: &Call, b: usize, head: usize, block: R
 pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: usize) {
     let h = &k.heads;
     // SAFETY: by the caller.
-    let c = unsafe { Call::new(h, memory, threads) };
+    let c = unsafe { Call::new(h, memory, threads, 2) };
+    let (keys, values) = ([h.keys, h.width], [h.keys, h.value_width]);
     for b in 0..h.batch {
         for group in 0..h.groups {
+            let at = (b, 0, group);
+            // SAFETY: all keys of the group.
+            let own = unsafe {
+                let keys = c.rows(&k.k, at, keys, Slot::Keys);
+                Group { keys, values: c.rows(&k.v, at, values, Slot::Values) }
+            };
+            let made = Group {
+                keys: c.made(&k.d_k, at, h.width, Slot::KeyGrads),
+                values: c.made(&k.d_v, at, h.value_width, Slot::ValueGrads),
+            };
             for t in 0..h.keys {
                 // SAFETY: rows of the kernel's results.
                 unsafe {
-                    c.at(&k.d_k, b, t, group).write_bytes(0, h.width);
-                    c.at(&k.d_v, b, t, group).write_bytes(0, h.value_width);
+                    row(made.keys, t, h.width).fill(0.0);
+                    row(made.values, t, h.value_width).fill(0.0);
                 }
             }
             for head in group * h.repeat..(group + 1) * h.repeat {
                 for block in c.blocks() {
                     // SAFETY: block, head and batch are within the kernel's sizes.
-                    unsafe { backward_block(k, &c, b, (group, head), block) };
+                    unsafe { backward_block(k, &c, (b, head), [own, made], block) };
                 }
+            }
+            // SAFETY: rows of the kernel's results.
+            unsafe {
+                c.keep(&k.d_k, at, keys, Slot::KeyGrads);
+                c.keep(&k.d_v, at, values, Slot::ValueGrads);
             }
         }
     }
@@ -165,24 +318,29 @@ pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: u
 unsafe fn backward_block(
     k: &AttentionGrad,
     c: &Call,
-    b: usize,
-    (group, head): (usize, usize),
+    (b, head): (usize, usize),
+    group: [Group; 2],
     block: Range<usize>,
 ) {
     let h = c.heads;
     let seen = c.seen(block.clone());
     let (m, n) = (block.len(), seen.len());
     let (p, d_p) = (c.scratch(0, n), c.scratch(1, n));
-    let by_query = |v: &View| c.rows(v, b, block.start, head);
-    let by_key = |v: &View| c.rows(v, b, seen.start, group);
-    let (q, keys, values, d_out) = (by_query(&k.q), by_key(&k.k), by_key(&k.v), by_query(&k.d_out));
+    let at = (b, block.start, head);
+    let [own, made] = group.map(|g| g.from(seen.start));
+    // SAFETY: rows of the block.
+    let (q, d_out) = unsafe {
+        let q = c.rows(&k.q, at, [m, h.width], Slot::Queries);
+        (q, c.rows(&k.d_out, at, [m, h.value_width], Slot::Outputs))
+    };
+    let d_q = c.made(&k.d_q, at, h.width, Slot::QueryGrads);
     let product = |size, a, b, out, scale, accumulate| {
         // SAFETY: rows of the block and of the seen keys are valid; scratch has m · n elements
         // twice; results overlap nothing.
         unsafe { multiply(size, a, b, out, scale, accumulate, c.threads) }
     };
-    product([m, n, h.width], q, keys.transposed(), p, h.scale, false);
-    product([m, n, h.value_width], d_out, values.transposed(), d_p, 1.0, false);
+    product([m, n, h.width], q, own.keys.transposed(), p, h.scale, false);
+    product([m, n, h.value_width], d_out, own.values.transposed(), d_p, 1.0, false);
     let seen_keys = &c.k_pos[seen.clone()];
     for i in 0..m {
         let s = block.start + i;
@@ -193,9 +351,11 @@ unsafe fn backward_block(
             math::score_grad(row(d_p, i, n), row(p, i, n), delta, h.scale);
         }
     }
-    product([n, h.value_width, m], p.transposed(), d_out, by_key(&k.d_v), 1.0, true);
-    product([n, h.width, m], d_p.transposed(), q, by_key(&k.d_k), 1.0, true);
-    product([m, h.width, n], d_p, keys, by_query(&k.d_q), 1.0, false);
+    product([n, h.value_width, m], p.transposed(), d_out, made.values, 1.0, true);
+    product([n, h.width, m], d_p.transposed(), q, made.keys, 1.0, true);
+    product([m, h.width, n], d_p, own.keys, d_q, 1.0, false);
+    // SAFETY: rows of the kernel's result.
+    unsafe { c.keep(&k.d_q, at, [m, h.width], Slot::QueryGrads) };
 }
 
 #[cfg(test)]
@@ -205,6 +365,7 @@ mod tests {
     /// Scores that a rank computes in a step of a ring, in blocks of `rows` queries.
     fn computed(queries: &[i32], keys: &[i32], rows: usize, window: u32) -> usize {
         let heads = Heads {
+            elem: Elem::F32,
             batch: 1,
             queries: queries.len(),
             keys: keys.len(),
@@ -219,8 +380,8 @@ mod tests {
             k_pos: View::default(),
             scratch: View::default(),
         };
-        let c =
-            Call { heads: &heads, memory: &[], threads: 1, q_pos: queries, k_pos: keys, window };
+        let (heads, threads, matrices) = (&heads, 1, 1);
+        let c = Call { heads, memory: &[], threads, matrices, q_pos: queries, k_pos: keys, window };
         c.blocks().map(|b| b.len() * c.seen(b).len()).sum()
     }
 

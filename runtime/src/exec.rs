@@ -46,10 +46,10 @@ impl Executor {
                 Kernel::Reduce(k) => fold::run(k, memory, registers),
                 Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory)),
                 Kernel::Gemm(k) => product::run(k, memory, threads),
-                Kernel::Take(k) => moves::pick(k, memory, true),
+                Kernel::Take(k) => moves::take(k, memory),
                 Kernel::Put { pick, clear } => {
                     moves::clear(clear, memory);
-                    moves::pick(pick, memory, false);
+                    moves::put(pick, memory);
                 }
                 Kernel::Rope(k) => moves::rope(k, memory),
                 Kernel::Attention(k) => attention::forward(k, memory, threads),
@@ -93,7 +93,8 @@ impl Executor {
             Exchange::Broadcast { root, own, to } => {
                 if let Some(own) = own {
                     let (extents, from) = (own.extents.clone(), own.view.clone());
-                    let copy = Copy { clear: None, extents, from, to: to.view.clone() };
+                    let (to, elem) = (to.view.clone(), own.elem);
+                    let copy = Copy { clear: None, extents, from, to, elem };
                     // SAFETY: by the caller; nobody reads the result before the call begins.
                     unsafe { moves::copy(&copy, memory) };
                 }

@@ -1,9 +1,9 @@
 //! Reductions: along adjacent elements with partial folds side by side, else a block of results at
 //! a time. The order of a fold depends on sizes and strides only.
 
-use crate::map::{BLOCK, Interp, Odometer, Registers, scatter};
+use crate::map::{BLOCK, Interp, Odometer, Registers, element, scatter};
 use crate::math;
-use shardc_ir::kernel::{Binary, Elem, Reduce, View};
+use shardc_ir::kernel::{Binary, Reduce, View};
 use shardc_ir::types::Reduction;
 use smallvec::SmallVec;
 
@@ -89,8 +89,9 @@ unsafe fn rows(k: &Reduce, memory: &[*mut f32], mut interp: Interp) {
             }
             r.advance();
         }
+        let to = element(memory[k.out.operand], k.out_elem, k.out.at(outer));
         // SAFETY: the kernel reaches this element.
-        unsafe { *memory[k.out.operand].add(k.out.at(outer)) = acc };
+        unsafe { scatter(&acc, to, 1, 1, k.out_elem) };
         o.advance();
     }
 }
@@ -124,9 +125,9 @@ unsafe fn results(k: &Reduce, memory: &[*mut f32], mut interp: Interp) {
                 (now, next) = (next, now);
                 r.advance();
             }
-            let to = memory[k.out.operand].wrapping_add(k.out.at(&at));
+            let to = element(memory[k.out.operand], k.out_elem, k.out.at(&at));
             // SAFETY: the kernel reaches these elements.
-            unsafe { scatter(acc[now].as_ptr(), to, stride(&k.out, last), n, Elem::F32) };
+            unsafe { scatter(acc[now].as_ptr(), to, stride(&k.out, last), n, k.out_elem) };
             i += n;
         }
         o.advance();

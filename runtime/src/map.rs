@@ -3,7 +3,7 @@
 //! interpreting is shared by the block.
 
 use crate::math;
-use shardc_ir::kernel::{Elem, Extents, Load, Map, Scalar, View};
+use shardc_ir::kernel::{Elem, Extents, Load, Map, Scalar, Store, View};
 use smallvec::SmallVec;
 
 /// Elements per block.
@@ -23,6 +23,11 @@ pub(crate) struct Interp<'a> {
     at: SmallVec<[*const f32; 32]>,
     /// Instructions that give the same for all elements of the kernel are done once.
     uniform: SmallVec<[bool; 32]>,
+}
+
+/// Address of an element of an operand's memory.
+pub(crate) fn element(base: *mut f32, elem: Elem, i: usize) -> *mut f32 {
+    base.wrapping_byte_add(i * elem.bytes())
 }
 
 /// Walks all indices of some loops, first loop outermost.
@@ -120,13 +125,17 @@ impl<'a> Interp<'a> {
             Scalar::Load(l) => {
                 let (first, stride) = walk(l);
                 let load = &self.loads[l];
-                let from = self.memory[load.view.operand].wrapping_add(first).cast_const();
+                let from = element(self.memory[load.view.operand], load.elem, first).cast_const();
                 match load.elem {
                     Elem::F32 if stride == 1 && direct.is_none() => self.at[i] = from,
                     // SAFETY: all elements are valid, by the caller.
                     Elem::F32 => unsafe { gather(from, stride, out, |x| x) },
                     // SAFETY: as above; every bit pattern is an i32.
                     Elem::I32 => unsafe { gather(from.cast::<i32>(), stride, out, |x| x as f32) },
+                    // SAFETY: as above; every bit pattern is a bf16.
+                    Elem::BF16 => unsafe {
+                        gather(from.cast::<u16>(), stride, out, math::from_bf16);
+                    },
                 }
             }
         }
@@ -195,6 +204,14 @@ pub(crate) unsafe fn scatter(from: *const f32, to: *mut f32, stride: usize, n: u
             (Elem::I32, _) => {
                 (0..n).for_each(|i| *to.cast::<i32>().add(i * stride) = *from.add(i) as i32);
             }
+            (Elem::BF16, 1) => {
+                let out = std::slice::from_raw_parts_mut(to.cast::<u16>(), n);
+                math::narrow(std::slice::from_raw_parts(from, n), out);
+            }
+            (Elem::BF16, _) => {
+                let to = to.cast::<u16>();
+                (0..n).for_each(|i| *to.add(i * stride) = math::to_bf16(*from.add(i)));
+            }
         }
     }
 }
@@ -225,14 +242,17 @@ pub(crate) unsafe fn run(k: &Map, memory: &[*mut f32], registers: &mut Registers
                 let stride = inner(&k.loads[l].view);
                 (starts[l] + i * stride, stride)
             };
-            let target = |v: &View| memory[v.operand].wrapping_add(v.at(index) + i * inner(v));
+            let target = |s: &Store| {
+                let v = &s.view;
+                element(memory[v.operand], s.elem, v.at(index) + i * inner(v))
+            };
             // A result on its operand goes through a register: a loop whose operands may overlap
             // its result would not vectorise.
-            let direct = single.map(|s| target(&s.view)).filter(|&to| {
+            let direct = single.map(target).filter(|&to| {
                 k.loads.iter().enumerate().all(|(l, load)| {
                     let (first, stride) = walk(l);
-                    let from = memory[load.view.operand].wrapping_add(first);
-                    let end = from.wrapping_add(stride * (n - 1) + 1);
+                    let at = |i| element(memory[load.view.operand], load.elem, i);
+                    let (from, end) = (at(first), at(first + stride * (n - 1) + 1));
                     end <= to || to.wrapping_add(n) <= from
                 })
             });
@@ -241,7 +261,7 @@ pub(crate) unsafe fn run(k: &Map, memory: &[*mut f32], registers: &mut Registers
                 interp.block(n, 0, walk, direct);
                 if direct.is_none() {
                     for s in &k.stores {
-                        scatter(interp.at[s.value], target(&s.view), inner(&s.view), n, s.elem);
+                        scatter(interp.at[s.value], target(s), inner(&s.view), n, s.elem);
                     }
                 }
             }

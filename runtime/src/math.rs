@@ -63,6 +63,34 @@ fn tanh(x: f32) -> f32 {
     if x.abs() < 0.625 { near } else { far.copysign(x) }
 }
 
+/// A bf16 as f32, exactly: its bits are the upper half.
+#[inline(always)]
+pub(crate) fn from_bf16(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
+/// The nearest bf16, ties to even; a NaN stays one.
+#[inline(always)]
+pub(crate) fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    (if x.is_nan() { bits >> 16 | 0x40 } else { nearest }) as u16
+}
+
+vectorised! {
+    /// Every bf16 as f32.
+    fn widen(x: &[u16], out: &mut [f32]) {
+        out.iter_mut().zip(x).for_each(|(o, &x)| *o = from_bf16(x));
+    }
+}
+
+vectorised! {
+    /// Every f32 as bf16.
+    fn narrow(x: &[f32], out: &mut [u16]) {
+        out.iter_mut().zip(x).for_each(|(o, &x)| *o = to_bf16(x));
+    }
+}
+
 #[inline(always)]
 fn each(x: &[f32], out: &mut [f32], f: impl Fn(f32) -> f32) {
     out.iter_mut().zip(x).for_each(|(o, &x)| *o = f(x));
@@ -232,6 +260,17 @@ mod tests {
         );
         assert!(exp(f32::NAN).is_nan() && tanh(f32::NAN).is_nan());
         assert_eq!([tanh(f32::NEG_INFINITY), tanh(0.0), tanh(f32::INFINITY)], [-1.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn bf16_rounds_to_nearest_even() {
+        let there_and_back = |x: f32| from_bf16(to_bf16(x));
+        assert_eq!(there_and_back(1.0 + 1.0 / 256.0), 1.0);
+        assert_eq!(there_and_back(1.0 + 3.0 / 256.0), 1.0 + 4.0 / 256.0);
+        assert_eq!(there_and_back(f32::MAX), f32::INFINITY);
+        assert_eq!(there_and_back(f32::NEG_INFINITY), f32::NEG_INFINITY);
+        assert!(there_and_back(f32::from_bits(0x7f80_0001)).is_nan());
+        assert!((0..=u16::MAX).all(|x| from_bf16(x).is_nan() || to_bf16(from_bf16(x)) == x));
     }
 
     #[test]

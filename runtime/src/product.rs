@@ -1,9 +1,14 @@
 //! Matrix products, by the `gemm` crate: packed and blocked, for any strides. It splits m and n
 //! between threads but never k, so the number of threads does not change a bit.
+//!
+//! It has no bf16. Of such matrices a block at a time is made f32, in memory that the plan gives;
+//! the sum over all blocks of k is f32 and is rounded once.
 
-use crate::map::Odometer;
+use crate::map::{Odometer, element, scatter};
+use crate::math::{from_bf16, widen};
 use gemm::Parallelism;
-use shardc_ir::kernel::{Gemm, Matrix};
+use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix};
+use shardc_ir::ops::dot::BLOCK;
 
 /// A matrix in memory.
 #[derive(Clone, Copy)]
@@ -69,6 +74,11 @@ pub(crate) unsafe fn multiply(
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the result overlaps no operand.
 pub(crate) unsafe fn run(k: &Gemm, memory: &[*mut f32], threads: usize) {
+    if let Some(scratch) = &k.scratch {
+        let first = memory[scratch.operand].wrapping_add(scratch.offset);
+        // SAFETY: by the caller.
+        return unsafe { by_blocks(k, memory, first, threads) };
+    }
     let mat = |x: &Matrix, index: &[usize]| Mat {
         at: memory[x.view.operand].wrapping_add(x.view.at(index)),
         row_stride: x.row_stride,
@@ -81,7 +91,7 @@ pub(crate) unsafe fn run(k: &Gemm, memory: &[*mut f32], threads: usize) {
         let mut sum = Odometer::new(if nothing { &[] } else { &k.sum });
         let mut accumulate = false;
         while let Some(inner) = sum.index() {
-            let index: shardc_ir::kernel::Extents = at.iter().chain(inner).copied().collect();
+            let index: Extents = at.iter().chain(inner).copied().collect();
             let size = [k.m, k.n, if nothing { 0 } else { k.k }];
             // SAFETY: by the caller.
             unsafe {
@@ -92,6 +102,89 @@ pub(crate) unsafe fn run(k: &Gemm, memory: &[*mut f32], threads: usize) {
         }
         batch.advance();
     }
+}
+
+/// Runs a product in f32 blocks, which begin at `scratch`.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn by_blocks(k: &Gemm, memory: &[*mut f32], scratch: *mut f32, threads: usize) {
+    let [size_a, size_b, _] = k.block();
+    let (a, b, out) =
+        (scratch, scratch.wrapping_add(size_a), scratch.wrapping_add(size_a + size_b));
+    let steps = |n: usize| (0..n).step_by(BLOCK).map(move |i| (i, BLOCK.min(n - i)));
+    let mut batch = Odometer::new(&k.batch);
+    while let Some(at) = batch.index() {
+        for (i, m) in steps(k.m) {
+            for (j, n) in steps(k.n) {
+                let sum = Mat::rows(out, n);
+                // SAFETY: the block has m · n elements.
+                unsafe { out.write_bytes(0, m * n) };
+                let mut inner = Odometer::new(&k.sum);
+                while let Some(rest) = inner.index() {
+                    let index: Extents = at.iter().chain(rest).copied().collect();
+                    for (l, depth) in steps(k.k) {
+                        // SAFETY: the kernel reaches these elements, and blocks have room.
+                        unsafe {
+                            let x = load(&k.a, memory, &index, [i, l], [m, depth], a);
+                            let y = load(&k.b, memory, &index, [l, j], [depth, n], b);
+                            multiply([m, n, depth], x, y, sum, 1.0, true, threads);
+                        }
+                    }
+                    inner.advance();
+                }
+                let place = &k.out;
+                for row in 0..m {
+                    let to =
+                        place.view.at(at) + (i + row) * place.row_stride + j * place.col_stride;
+                    let to = element(memory[place.view.operand], place.elem, to);
+                    // SAFETY: the kernel reaches this row, and the block has it.
+                    unsafe {
+                        scatter(out.add(row * n).cast_const(), to, place.col_stride, n, place.elem);
+                    }
+                }
+            }
+        }
+        batch.advance();
+    }
+}
+
+/// A block of a matrix in f32, from an index of the loops and a row and a column on: where it lies,
+/// if its elements are f32, else in `room`, with what is adjacent in the matrix adjacent there.
+///
+/// # Safety
+/// The block is valid, and `room` for as many elements.
+unsafe fn load(
+    x: &Matrix,
+    memory: &[*mut f32],
+    index: &[usize],
+    [row, col]: [usize; 2],
+    [rows, cols]: [usize; 2],
+    room: *mut f32,
+) -> Mat {
+    let first = x.view.at(index) + row * x.row_stride + col * x.col_stride;
+    let at = element(memory[x.view.operand], x.elem, first);
+    if x.elem != Elem::BF16 {
+        return Mat { at, row_stride: x.row_stride, col_stride: x.col_stride };
+    }
+    let by_column = x.row_stride == 1 && x.col_stride != 1;
+    let (outer, inner) = if by_column { (cols, rows) } else { (rows, cols) };
+    let (stride, step) = if by_column { (x.col_stride, 1) } else { (x.row_stride, x.col_stride) };
+    let from = at.cast::<u16>().cast_const();
+    for o in 0..outer {
+        // SAFETY: by the caller.
+        unsafe {
+            let from = from.add(o * stride);
+            let out = std::slice::from_raw_parts_mut(room.add(o * inner), inner);
+            if step == 1 {
+                widen(std::slice::from_raw_parts(from, inner), out);
+            } else {
+                out.iter_mut().enumerate().for_each(|(i, y)| *y = from_bf16(*from.add(i * step)));
+            }
+        }
+    }
+    let m = Mat::rows(room, inner);
+    if by_column { m.transposed() } else { m }
 }
 
 #[cfg(test)]

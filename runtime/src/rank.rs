@@ -9,7 +9,7 @@ use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
-use shardc_ir::kernel::{Kernel, Program};
+use shardc_ir::kernel::{Elem, Kernel, Program};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Place, Transfer};
 use shardc_ir::types::Type;
@@ -118,7 +118,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Fills one parameter: at once if its piece is dense, else some rows at a time.
+    /// Fills one parameter: at once if its piece is dense f32, else some rows at a time.
     fn load(&mut self, p: &Port, load: &LoadFn) -> Result<()> {
         let mesh = self.wiring.mesh();
         let weight =
@@ -132,7 +132,7 @@ impl Rank {
                     self.wiring.plan.weights.len()
                 ))
             })?;
-        let block = piece(mesh, p.ty, &self.coords);
+        let block = piece(mesh, p.ty, &self.coords).ok_or_else(out_of_arena)?;
         let whole: Vec<Range<usize>> = (0..p.ty.rank())
             .map(|d| p.ty.extent(mesh, d, &self.coords))
             .map(|e| e.offset..e.offset + e.len)
@@ -140,33 +140,37 @@ impl Rank {
         if block.is_empty() {
             return Ok(());
         }
-        let to = self.arena.elements(p.place.offset, p.place.bytes).ok_or_else(out_of_arena)?;
-        if block.end() > to.len() {
+        if block.end() * block.elem.bytes() > p.place.bytes {
             return Err(out_of_arena());
         }
         // Padding of the first dim lies behind the rest.
         let row: usize = block.extents.iter().skip(1).product();
         let dense = block.view.strides.first().is_none_or(|&s| s == row);
-        if dense {
-            return load(weight, &whole, &mut to[..block.len()]);
+        if dense && block.elem == Elem::F32 {
+            let to = self.arena.elements(p.place.offset, p.place.bytes);
+            return load(weight, &whole, &mut to.ok_or_else(out_of_arena)?[..block.len()]);
         }
+        let to = self.arena.at(p.place.offset, p.place.bytes).ok_or_else(out_of_arena)?.as_ptr();
+        // A scalar is a row of one.
+        let (all, stride) = (*block.extents.first().unwrap_or(&1), block.view.strides.first());
         let rows = (STAGING / row.max(1)).max(1);
-        let mut staging = vec![0.0; rows.min(block.extents[0]) * row];
+        let mut staging = vec![0.0; rows.min(all) * row];
         let mut first = 0;
-        while first < block.extents[0] {
-            let n = rows.min(block.extents[0] - first);
+        while first < all {
+            let n = rows.min(all - first);
             let mut ranges = whole.clone();
-            ranges[0] = whole[0].start + first..whole[0].start + first + n;
             let mut part = block.clone();
-            part.extents[0] = n;
+            if let (Some(r), Some(e)) = (ranges.first_mut(), part.extents.first_mut()) {
+                (*r, *e) = (r.start + first..r.start + first + n, n);
+            }
             load(weight, &ranges, &mut staging[..n * row])?;
             let from = dense_block(&part.extents);
-            part.view.offset = first * block.view.strides[0];
+            part.view.offset = first * stride.copied().unwrap_or(0);
             // SAFETY: both blocks lie in memory of ours: these rows are part of the piece, whose
             // end was compared with the place above.
             unsafe {
                 let from = Region::new(staging.as_mut_ptr(), &from);
-                copy(&from, &Region::new(to.as_mut_ptr(), &part), 0..n * row);
+                copy(&from, &Region::new(to, &part), 0..n * row);
             }
             first += n;
         }
@@ -279,9 +283,11 @@ impl Rank {
         let peer = self.peer(w, t.with);
         let at = self.arena.at(t.offset, t.bytes);
         let first = self.own(at)?.as_ptr();
+        let elem = Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype);
+        let elem = self.own(elem)?;
         // SAFETY: the arena has checked that the bytes lie inside it. What is sent stays until it
         // was waited for, and what is received is used by nobody yet: the plan's instructions say so.
-        let region = unsafe { Region::adjacent(first, t.bytes / 4) };
+        let region = unsafe { Region::adjacent(first, elem, t.bytes / elem.bytes()) };
         let done = match instr {
             Instr::Send(_) => self.executor.transport().send(peer, &region),
             Instr::Recv(_) | Instr::Call(_) | Instr::Sent { .. } => {
@@ -344,23 +350,23 @@ impl Rank {
         Ok(Reply { pieces, touched: self.arena.touched(), timings: vec![] })
     }
 
-    /// The dense elements of this rank's piece, if it is its owner; `None` outside if the place is
-    /// too small for the type.
+    /// The dense elements of this rank's piece, in f32, if it is its owner; `None` outside if the
+    /// place is too small for the type.
     fn read(&mut self, ty: &Type, at: usize, bytes: usize) -> Option<Option<Vec<f32>>> {
         let mesh = self.wiring.mesh();
         if !owns(mesh, ty, &self.coords) {
             return Some(None);
         }
-        let block = piece(mesh, ty, &self.coords);
-        let from = self.arena.elements(at, bytes)?;
-        if block.end() > from.len() {
+        let block = piece(mesh, ty, &self.coords)?;
+        let from = self.arena.at(at, bytes)?.as_ptr();
+        if block.end() * block.elem.bytes() > bytes {
             return None;
         }
         let mut data = vec![0.0; block.len()];
         // SAFETY: the block lies in the place, as was just checked; the copy is dense.
         unsafe {
             let to = Region::new(data.as_mut_ptr(), &dense_block(&block.extents));
-            copy(&Region::new(from.as_mut_ptr(), &block), &to, 0..block.len());
+            copy(&Region::new(from, &block), &to, 0..block.len());
         }
         Some(Some(data))
     }

@@ -1,14 +1,17 @@
 //! A box of elements somewhere in memory, walked in row-major order in contiguous runs.
 
-use shardc_ir::kernel::{Block, Extents, View};
+use crate::map::{element, scatter};
+use crate::math;
+use shardc_ir::kernel::{Block, Elem, Extents, View};
 use shardc_ir::tensor;
 use shardc_ir::types::Reduction;
 use std::ops::Range;
 
-/// Elements of 4 bytes in the memory of some rank: the block of an operand.
+/// Elements in the memory of some rank: the block of an operand.
 #[derive(Clone, Debug)]
 pub struct Region {
     first: *mut f32,
+    elem: Elem,
     extents: Extents,
     strides: Extents,
 }
@@ -27,7 +30,8 @@ impl Region {
     /// transports of all ranks are dropped.
     pub unsafe fn new(base: *mut f32, block: &Block) -> Region {
         Region {
-            first: base.wrapping_add(block.view.offset),
+            first: element(base, block.elem, block.view.offset),
+            elem: block.elem,
             extents: block.extents.clone(),
             strides: block.view.strides.clone(),
         }
@@ -37,8 +41,8 @@ impl Region {
     ///
     /// # Safety
     /// As for [`Region::new`].
-    pub unsafe fn adjacent(first: *mut f32, len: usize) -> Region {
-        Region { first, extents: smallvec::smallvec![len], strides: smallvec::smallvec![1] }
+    pub unsafe fn adjacent(first: *mut f32, elem: Elem, len: usize) -> Region {
+        Region { first, elem, extents: smallvec::smallvec![len], strides: smallvec::smallvec![1] }
     }
 
     /// Number of elements.
@@ -63,11 +67,12 @@ impl Region {
             at += i % n * stride;
             i /= n;
         }
-        (self.first.wrapping_add(at), left)
+        (element(self.first, self.elem, at), left)
     }
 }
 
-/// Writes the elements of `from` in this range over those of `to`, in order.
+/// Writes the elements of `from` in this range over those of `to`, in order; between f32 and bf16
+/// they are converted.
 ///
 /// # Safety
 /// Both have at least `range.end` elements, nobody writes `from` or uses `to` meanwhile.
@@ -77,32 +82,59 @@ pub(crate) unsafe fn copy(from: &Region, to: &Region, range: Range<usize>) {
         let ((src, a), (dst, b)) = (from.run(i), to.run(i));
         let n = a.min(b).min(range.end - i);
         // SAFETY: both runs have n elements; equal runs are allowed.
-        unsafe { std::ptr::copy(src, dst, n) };
+        unsafe {
+            match (from.elem, to.elem) {
+                (Elem::BF16, Elem::F32) => widen(src, std::slice::from_raw_parts_mut(dst, n)),
+                (Elem::F32, Elem::BF16) => {
+                    let dst = std::slice::from_raw_parts_mut(dst.cast::<u16>(), n);
+                    math::narrow(std::slice::from_raw_parts(src, n), dst);
+                }
+                (same, _) => std::ptr::copy(src.cast::<u8>(), dst.cast::<u8>(), n * same.bytes()),
+            }
+        }
         i += n;
     }
+}
+
+/// Writes as many bf16, from `src` on, as `out` has elements.
+///
+/// # Safety
+/// They are valid.
+unsafe fn widen(src: *mut f32, out: &mut [f32]) {
+    // SAFETY: by the caller.
+    math::widen(unsafe { std::slice::from_raw_parts(src.cast::<u16>(), out.len()) }, out);
 }
 
 /// Elements folded at a time: a run stays in the nearest cache while all parts pass by.
 const RUN: usize = 1024;
 
-/// Folds the elements of all of `from` in this range, from the left, into those of `to`.
+/// Folds the elements of all of `from` in this range, from the left, into those of `to`; all have
+/// one element type. Sums are f32, and rounded at the end if that is bf16.
 ///
 /// # Safety
 /// As for [`copy`]; `to` may be one of `from`, but overlaps none otherwise.
 pub(crate) unsafe fn fold(fold: Reduction, from: &[Region], to: &Region, range: Range<usize>) {
-    let mut acc = [0.0f32; RUN];
+    let (mut acc, mut wide) = ([0.0f32; RUN], [0.0f32; RUN]);
     let mut i = range.start;
     while i < range.end {
         let (dst, mut n) = to.run(i);
         n = from.iter().fold(n, |n, f| n.min(f.run(i).1)).min(range.end - i).min(RUN);
         let acc = &mut acc[..n];
         for (k, f) in from.iter().enumerate() {
+            let at = f.run(i).0;
             // SAFETY: all runs have n elements, and nobody writes them meanwhile.
-            let src = unsafe { std::slice::from_raw_parts(f.run(i).0.cast_const(), n) };
+            let src = unsafe {
+                if f.elem == Elem::BF16 {
+                    widen(at, &mut wide[..n]);
+                    &wide[..n]
+                } else {
+                    std::slice::from_raw_parts(at.cast_const(), n)
+                }
+            };
             if k == 0 { acc.copy_from_slice(src) } else { join(fold, acc, src) }
         }
         // SAFETY: the result's run has n elements; all parts of it have been read.
-        unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr(), dst, n) };
+        unsafe { scatter(acc.as_ptr(), dst, 1, n, to.elem) };
         i += n;
     }
 }
@@ -117,8 +149,8 @@ pub(crate) fn join(fold: Reduction, acc: &mut [f32], x: &[f32]) {
     }
 }
 
-/// A row-major block without gaps.
+/// A row-major block of f32 without gaps.
 pub(crate) fn dense_block(extents: &[usize]) -> Block {
     let view = View { operand: 0, offset: 0, strides: tensor::strides(extents) };
-    Block { extents: extents.into(), view }
+    Block { extents: extents.into(), view, elem: Elem::F32 }
 }

@@ -246,7 +246,7 @@ impl Session {
     /// `rank-failed`.
     pub fn tensor(&mut self, role: &Role) -> Result<Array> {
         let wiring = self.wiring.clone();
-        let port = wiring.find(role).filter(|p| p.ty.dtype == shardc_ir::types::DType::F32);
+        let port = wiring.find(role).filter(|p| p.ty.dtype.is_float());
         let Some(port) = port else {
             let known: Vec<&str> = wiring
                 .args(role.kind)

@@ -7,6 +7,7 @@ use crate::hub::{Call, Group, Hub, Mailbox, Offers, held};
 use crate::region::{copy, fold, join};
 use crate::transport::{Reduced, Region, Transport};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::Reduction;
 use std::collections::BTreeMap;
@@ -162,8 +163,8 @@ impl Drop for Threads {
 
 /// The chunk of `total` elements that member `p` of `ways` folds.
 fn chunk(total: usize, ways: usize, p: usize) -> Range<usize> {
-    // Whole cache lines, so that two members never write the same one.
-    let size = total.div_ceil(ways).next_multiple_of(16);
+    // Whole cache lines, of bf16 too, so that two members never write the same one.
+    let size = total.div_ceil(ways).next_multiple_of(32);
     (p * size).min(total)..((p + 1) * size).min(total)
 }
 
@@ -324,7 +325,7 @@ impl Threads {
             for t in tensors {
                 let n = t.from.len().min(t.to.len());
                 // SAFETY: the vector has room for all of `to`; nobody writes operands now.
-                unsafe { copy(&t.from, &Region::adjacent(first, n), 0..n) };
+                unsafe { copy(&t.from, &Region::adjacent(first, Elem::F32, n), 0..n) };
                 first = first.wrapping_add(t.to.len());
             }
         })?;
@@ -352,7 +353,7 @@ impl Threads {
         for t in tensors {
             let n = t.to.len();
             // SAFETY: the sum of all lengths was folded; results are ours alone.
-            unsafe { copy(&Region::adjacent(first, n), &t.to, 0..n) };
+            unsafe { copy(&Region::adjacent(first, Elem::F32, n), &t.to, 0..n) };
             first = first.wrapping_add(n);
         }
         Ok(())

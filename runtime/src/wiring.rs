@@ -3,7 +3,7 @@
 
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
-use shardc_ir::kernel::{Block, Program};
+use shardc_ir::kernel::{Block, Elem, Program};
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::plan::{ALIGN, Instr, Memory, Place, Plan, RankClass, calls};
 use shardc_ir::tensor;
@@ -12,6 +12,9 @@ use smallvec::SmallVec;
 
 /// Places of a node's operands, results and workspace.
 pub(crate) type Bound = SmallVec<[Place; 12]>;
+
+/// A node's operands and results.
+type Operands = SmallVec<[Value; 12]>;
 
 /// A plan, and its memory by node and by role.
 pub(crate) struct Wiring {
@@ -152,10 +155,14 @@ impl Wiring {
         }
         for (f, kernels) in program.iter().enumerate() {
             for (n, k) in kernels.iter().enumerate() {
-                let bound = &self.nodes[f][n];
+                let (bound, func) = (&self.nodes[f][n], &self.plan.module.funcs[f]);
+                let node = &func.nodes[n];
+                let values: Operands = node.ins.iter().chain(&node.outs).copied().collect();
                 let mut bad = None;
                 k.reach(&mut |operand, end| {
-                    let room = bound.get(operand).map_or(0, |p| p.bytes / 4);
+                    // Behind the values is the workspace, of f32.
+                    let size = values.get(operand).map_or(4, |&v| func.ty(v).dtype.bytes());
+                    let room = bound.get(operand).map_or(0, |p| p.bytes / size);
                     if end > room {
                         bad = Some((operand, end, room));
                     }
@@ -259,7 +266,6 @@ fn check_instr(plan: &Plan, class: usize, i: &Instr, class_of: &[usize]) -> Resu
             let value = own(t.func).then(|| funcs[t.func].values.get(t.value.0 as usize)).flatten();
             value.is_some_and(|v| v.ty.local_bytes(&plan.module.mesh) == t.bytes)
                 && inside(t.offset, t.bytes)
-                && t.bytes % 4 == 0
                 && t.with < plan.classes.len()
                 && t.with != class
         }
@@ -306,14 +312,14 @@ fn bind(m: &Memory, f: &Func, func: usize) -> Vec<Bound> {
     f.nodes.iter().enumerate().map(one).collect()
 }
 
-/// A rank's piece of a value, in its padded storage.
-pub(crate) fn piece(mesh: &Mesh, t: &Type, coords: &[usize]) -> Block {
+/// A rank's piece of a value, in its padded storage; `None` if no kernel has its elements.
+pub(crate) fn piece(mesh: &Mesh, t: &Type, coords: &[usize]) -> Option<Block> {
     let view = shardc_ir::kernel::View {
         operand: 0,
         offset: 0,
         strides: tensor::strides(&t.chunks(mesh)),
     };
-    Block { extents: t.lens(mesh, coords), view }
+    Some(Block { extents: t.lens(mesh, coords), view, elem: Elem::of(t.dtype)? })
 }
 
 /// True if this rank is the first of those of its class that hold its piece.

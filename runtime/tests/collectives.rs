@@ -41,9 +41,22 @@ fn draw(sizes: &[usize], seed: u64) -> Tensor {
     })
 }
 
+/// Compares as the types say, and with bf16 in place of f32.
 fn check(what: &str, mesh: &Mesh, op: impl Into<Op>, ins: &[Type]) {
-    let f = function(mesh, op.into(), ins);
-    let rounded = |t: &Tensor| t.map(|x| f64::from(x as f32));
+    let op = op.into();
+    compare(what, mesh, op.clone(), ins);
+    let half = |t: &Type| {
+        let dtype = if t.dtype == DType::F32 { DType::BF16 } else { t.dtype };
+        Type { dtype, ..t.clone() }
+    };
+    compare(&format!("{what} in bf16"), mesh, op, &ins.iter().map(half).collect::<Vec<_>>());
+}
+
+fn compare(what: &str, mesh: &Mesh, op: Op, ins: &[Type]) {
+    let f = function(mesh, op, ins);
+    // The upper half of an f32 is a bf16.
+    let kept = if ins[0].dtype == DType::BF16 { 0xffff_0000 } else { u32::MAX };
+    let rounded = |t: &Tensor| t.map(|x| f64::from(f32::from_bits((x as f32).to_bits() & kept)));
     let varied = |t: &Type, i: usize| -> Vec<Tensor> {
         if t.varying.is_empty() {
             let mut x = draw(&t.sizes(), i as u64);
@@ -57,7 +70,8 @@ fn check(what: &str, mesh: &Mesh, op: impl Into<Op>, ins: &[Type]) {
                 pieces.iter().map(rounded).collect()
             };
         }
-        (0..mesh.ranks()).map(|r| draw(&t.lens(mesh, &mesh.coords(r)), r as u64)).collect()
+        let own = |r| rounded(&draw(&t.lens(mesh, &mesh.coords(r)), r as u64));
+        (0..mesh.ranks()).map(own).collect()
     };
     let args: Vec<Vec<Tensor>> = ins.iter().enumerate().map(|(i, t)| varied(t, i)).collect();
     lab::compare(what, mesh, &f, &args);

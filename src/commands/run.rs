@@ -45,7 +45,7 @@ pub struct Run {
     /// Write logits, loss, gradients and parameters there (recompiles the plan to observe them)
     #[arg(long, value_name = "FILE", requires = "batch")]
     pub dump: Option<PathBuf>,
-    /// Write the parameters as an HF folder at the end
+    /// Write the parameters as an HF folder at the end, in f32: of bf16 weights the master copies
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Write what every rank did, and when, as a trace for Perfetto or chrome://tracing

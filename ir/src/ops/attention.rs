@@ -1,12 +1,14 @@
 //! `attention`: causal scaled dot-product attention with grouped key-value heads.
 
 use super::*;
+use crate::kernel::{Elem, Heads};
 
 op! {
     /// Causal attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v
     /// `[b,t,g,e]`, n = g·r heads, without a stored score matrix. A key at position p is seen from
     /// position q if p <= q and, with a window, q - p < window. Results: the output `[b,s,n,e]` and
-    /// the log-sum-exp of the scaled scores `[b,s,n]` (-inf, and output 0, where nothing is seen).
+    /// the log-sum-exp of the scaled scores `[b,s,n]`, in f32 (-inf, and output 0, where nothing is
+    /// seen).
     Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, window: Option<usize> }
     samples [
         "attention[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
@@ -17,9 +19,16 @@ op! {
 /// Queries a kernel treats at once: its scratch memory holds so many rows of scores.
 pub const ROWS: usize = 64;
 
-/// Bytes of `matrices` blocks of scores, [`ROWS`] queries by all keys, in f32.
-pub(crate) fn score_bytes(mesh: &Mesh, q: &Type, k: &Type, matrices: usize) -> usize {
-    matrices * q.chunk(mesh, 1).min(ROWS) * k.chunk(mesh, 1) * 4
+/// Bytes of a kernel's scratch memory: blocks of scores, [`ROWS`] queries by all keys (one forward,
+/// two backward), and what of 16-bit operands is made f32 at once; see
+/// [`Heads::wide`](crate::kernel::Heads::wide).
+pub(crate) fn score_bytes(mesh: &Mesh, [q, k, v]: [&Type; 3], backward: bool) -> usize {
+    let (rows, keys) = (q.chunk(mesh, 1).min(ROWS), k.chunk(mesh, 1));
+    let (width, value_width) = (q.chunk(mesh, 3), v.chunk(mesh, 3));
+    let scores = rows * keys * if backward { 2 } else { 1 };
+    let elem = Elem::of(q.dtype).unwrap_or(Elem::F32);
+    let heads = Heads { elem, rows, keys, width, value_width, ..Heads::default() };
+    (scores + heads.wide(backward)) * 4
 }
 
 /// Calls `f(b, s, n, g, t)` for every query and key that see each other.
@@ -50,6 +59,9 @@ pub(crate) fn accepts_qkv(ins: &[&Type], positions: [usize; 2]) -> Result<(), St
     if ins[..3].iter().any(|t| t.rank() != 4 || !t.dtype.is_float()) {
         return Err("q, k and v are floats of 4 dims".into());
     }
+    if ins[1].dtype != ins[0].dtype || ins[2].dtype != ins[0].dtype {
+        return Err("q, k and v have one element type".into());
+    }
     if positions.iter().any(|&p| ins[p].rank() != 1 || ins[p].dtype != DType::I32) {
         return Err("positions are i32 of 1 dim".into());
     }
@@ -79,7 +91,8 @@ impl OpDef for Attention {
         let none = smallvec::smallvec![None; 5];
         let Some(d_o) = d[0] else { return none };
         // delta = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2; the second term where lse is used)
-        let mut delta = b.push("delta", Dot::by("bsne,bsne->bsn", &[4, 4]), &[d_o, outs[0]]);
+        let pair = [d_o, outs[0]].map(|v| cast::in_f32(b, v));
+        let mut delta = b.push("delta", Dot::by("bsne,bsne->bsn", &[4, 4]), &pair);
         if let Some(d_lse) = d[1] {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
@@ -91,8 +104,11 @@ impl OpDef for Attention {
         );
         smallvec::smallvec![Some(g[0]), Some(g[1]), Some(g[2]), None, None]
     }
+    fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
+        smallvec::smallvec![ins[0].dtype, DType::F32]
+    }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
-        score_bytes(mesh, ins[0], ins[1], 1)
+        score_bytes(mesh, [ins[0], ins[1], ins[2]], false)
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [q, k, v] = [ins[0], ins[1], ins[2]];

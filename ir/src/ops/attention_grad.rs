@@ -18,9 +18,11 @@ impl OpDef for AttentionGrad {
         if ins[3].rank() != 3
             || ins[4].rank() != 4
             || ins[5].rank() != 3
-            || ins[3..6].iter().any(|t| !t.dtype.is_float())
+            || [ins[3], ins[5]].iter().any(|t| t.dtype != DType::F32)
+            || ins[4].dtype != ins[0].dtype
         {
-            return Err("`lse` and `delta` are [b, s, n], `d_o` is [b, s, n, e]".into());
+            let what = "`lse` and `delta` are f32 [b, s, n], `d_o` is [b, s, n, e] of q's elements";
+            return Err(what.into());
         }
         Ok(())
     }
@@ -40,7 +42,7 @@ impl OpDef for AttentionGrad {
         smallvec::smallvec![None; 8]
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
-        attention::score_bytes(mesh, ins[0], ins[1], 2)
+        attention::score_bytes(mesh, [ins[0], ins[1], ins[2]], true)
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];

@@ -5,7 +5,15 @@ use super::*;
 op! {
     /// The operand in another element type, rounded to nearest even.
     Cast = "cast" (x) { to: DType }
-    samples ["cast[f32] f32[3,4]"]
+    samples ["cast[f32] f32[3,4]", "cast[bf16] f32[3,4]", "cast[f32] bf16[3,4]"]
+}
+
+/// A value in f32: itself, or a cast of it.
+pub fn in_f32(b: &mut Builder, v: Value) -> Value {
+    match b.ty(v).dtype {
+        DType::F32 => v,
+        _other => b.push("wide", Cast { to: DType::F32 }, &[v]),
+    }
 }
 
 impl OpDef for Cast {

@@ -23,9 +23,10 @@ impl OpDef for Gelu {
         Some(0)
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        // y' = (1 + t)/2 + x (1 - t²)/2 · √(2/π) (1 + 3·0.044715 x²), t the tanh above
+        // y' = (1 + t)/2 + x (1 - t²)/2 · √(2/π) (1 + 3·0.044715 x²), t the tanh above; in f32, since
+        // each step would be rounded and 1 - t² has few digits.
         grads_of(d, |d| {
-            let x = ins[0];
+            let [x, d] = [ins[0], d].map(|v| cast::in_f32(b, v));
             let x2 = b.push("x2", Mul::same(), &[x, x]);
             let c = b.push("c", Scale { by: CUBE * ROOT }, &[x2]);
             let c = b.push("c", Shift { by: ROOT }, &[c]);

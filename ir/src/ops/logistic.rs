@@ -20,9 +20,10 @@ impl OpDef for Logistic {
     }
     fn grad(&self, b: &mut Builder, _: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
         grads_of(d, |d| {
-            let m = b.push("m", Scale { by: -1.0 }, &[outs[0]]);
+            let [y, d] = [outs[0], d].map(|v| cast::in_f32(b, v));
+            let m = b.push("m", Scale { by: -1.0 }, &[y]);
             let s = b.push("s", Shift { by: 1.0 }, &[m]);
-            let ys = b.push("ys", Mul::same(), &[outs[0], s]);
+            let ys = b.push("ys", Mul::same(), &[y, s]);
             b.push("logistic_grad", Mul::same(), &[d, ys])
         })
     }

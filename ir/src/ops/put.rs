@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 op! {
     /// Adds every element of `x` at place `index` of a new letter, summing over the letters missing
-    /// on the right; places nobody names are 0.
+    /// on the right; places nobody names are 0. Of 16-bit elements the sums are f32.
     Put = "put" (x, index) { rule: RuleAttr, sizes: Sizes }
     samples ["put[bsh,bs->vh; v=5] f32[2,3,4], i32[2,3]", "put[bs,bs->bsv; v=5] f32[2,3], i32[2,3]"]
 }
@@ -45,6 +45,9 @@ impl OpDef for Put {
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0
+    }
+    fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
+        smallvec::smallvec![DType::F32]
     }
     fn linear(&self) -> Linear {
         Linear::Each(1)

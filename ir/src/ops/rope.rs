@@ -6,8 +6,8 @@ use crate::attr::Attr;
 op! {
     /// Rotates pairs of `x`'s last dim (Su et al., 2021), element j of its first half with element j
     /// of its second half, as Hugging Face stores heads, or, if `adjacent`, element 2j with element
-    /// 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are [s, r]; the first 2r elements
-    /// turn, the rest stay.
+    /// 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are f32 [s, r]; the first 2r
+    /// elements turn, the rest stay.
     Rope = "rope" (x, cos, sin) { pairs: Pairs }
     samples [
         "rope f32[2,3,2,4], f32[3,2], f32[3,2]",
@@ -62,6 +62,9 @@ impl OpDef for Rope {
         floats(ins, 3)?;
         if ins[0].rank() != 4 || ins[1].rank() != 2 || ins[2].rank() != 2 {
             return Err("`x` is [b, s, n, d], `cos` and `sin` are [s, r]".into());
+        }
+        if ins[1].dtype != DType::F32 || ins[2].dtype != DType::F32 {
+            return Err("`cos` and `sin` are f32, whatever `x` is".into());
         }
         if ins[1].dims[1].size.saturating_mul(2) > ins[0].dims[3].size {
             return Err("`cos` is at most half as wide as `x`".into());

@@ -19,10 +19,11 @@ impl OpDef for Silu {
         Some(0)
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        // y' = s + y (1 - s), s = logistic(x)
+        // y' = s + y (1 - s), s = logistic(x); in f32, since each step would be rounded.
         grads_of(d, |d| {
-            let s = b.push("s", Logistic {}, &[ins[0]]);
-            let y = b.push("y", Mul::same(), &[ins[0], s]);
+            let [x, d] = [ins[0], d].map(|v| cast::in_f32(b, v));
+            let s = b.push("s", Logistic {}, &[x]);
+            let y = b.push("y", Mul::same(), &[x, s]);
             let ys = b.push("ys", Mul::same(), &[y, s]);
             let m = b.push("m", Sub::same(), &[y, ys]);
             let p = b.push("p", Add::same(), &[s, m]);

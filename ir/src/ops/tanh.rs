@@ -20,7 +20,8 @@ impl OpDef for Tanh {
     }
     fn grad(&self, b: &mut Builder, _: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
         grads_of(d, |d| {
-            let y2 = b.push("y2", Mul::same(), &[outs[0], outs[0]]);
+            let [y, d] = [outs[0], d].map(|v| cast::in_f32(b, v));
+            let y2 = b.push("y2", Mul::same(), &[y, y]);
             let m = b.push("m", Scale { by: -1.0 }, &[y2]);
             let s = b.push("s", Shift { by: 1.0 }, &[m]);
             b.push("tanh_grad", Mul::same(), &[d, s])

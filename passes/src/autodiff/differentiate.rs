@@ -12,8 +12,8 @@ use crate::stages::Stages;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::Add;
-use shardc_ir::types::Type;
+use shardc_ir::ops::{Add, Cast, Op};
+use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
 
 /// Where backward begins in the joint program: nodes from here on are backward.
@@ -29,13 +29,16 @@ type Parts = SmallVec<[(Value, Scope); 2]>;
 
 /// Differentiates the sums (`sum "loss"`, and `sum "aux_loss"` if there is one) with respect to every
 /// trained parameter. The cotangent of each is an argument, `step "loss_scale"`; gradients are results
-/// `grad NAME`, one per stage that uses the parameter.
+/// `grad NAME`, one per stage that uses the parameter. A gradient has its value's element type; that of
+/// a 16-bit parameter, and of what is made of parameters alone, has `grad_dtype`, from where it is made
+/// on: so it is summed and reduced in that.
 pub fn differentiate(
     mesh: &Mesh,
     mut f: Func,
     frozen: &dyn Fn(&str) -> bool,
     stages: &Stages,
     params: &[Preparation],
+    grad_dtype: DType,
 ) -> Joint {
     let on = active(&f, frozen);
     let backward_from = f.nodes.len();
@@ -62,13 +65,23 @@ pub fn differentiate(
         let d: SmallVec<[Option<Value>; 2]> =
             n.outs.iter().map(|&o| total(&mut b, &parts[o.0 as usize], o, stages)).collect();
         let first = b.f.nodes.len();
-        let grads = n.op.def().grad(&mut b, &n.ins, &n.outs, &d);
+        // The one conversion of a cast's gradient is that to the wanted type.
+        let mut grads = match &n.op {
+            Op::Cast(_) => smallvec::smallvec![d[0]],
+            op => op.def().grad(&mut b, &n.ins, &n.outs, &d),
+        };
+        for (&x, g) in n.ins.iter().zip(&mut grads) {
+            let wanted = wanted(b.ty(x).dtype, weights[x.0 as usize], grad_dtype);
+            *g = g.filter(|_| on[x.0 as usize]).map(|g| convert(&mut b, g, wanted));
+        }
         let made: SmallVec<[Value; 8]> =
             b.f.nodes[first..].iter().flat_map(|m| m.outs.clone()).collect();
         for (&x, g) in n.ins.iter().zip(grads) {
-            let Some(g) = g.filter(|_| on[x.0 as usize]) else { continue };
-            assert_eq!(*f.ty(g), f.ty(x).cotangent(), "gradient of {} by {:?}", f.name(x), n.op);
-            if made.contains(&g) {
+            let Some(g) = g else { continue };
+            let like = Type { dtype: f.ty(g).dtype, ..f.ty(x).cotangent() };
+            assert_eq!(*f.ty(g), like, "gradient of {} by {:?}", f.name(x), n.op);
+            // That of a weight's cast is passed on as it is.
+            if made.contains(&g) || matches!(n.op, Op::Cast(_)) {
                 let name = f.name(x).clone();
                 f.rename(g, Name { grad: true, dup: 0, ..name });
             }
@@ -100,6 +113,19 @@ pub fn differentiate(
     let mut joint = Joint { func: f, backward_from, of_data };
     drop_dead_backward(&mut joint);
     joint
+}
+
+/// The element type of a value's gradient.
+fn wanted(dtype: DType, weight: bool, grad_dtype: DType) -> DType {
+    if weight && dtype != DType::F32 { grad_dtype } else { dtype }
+}
+
+/// The value in this element type.
+fn convert(b: &mut Builder, v: Value, to: DType) -> Value {
+    match b.ty(v).dtype == to {
+        true => v,
+        false => b.push("cast_grad", Cast { to }, &[v]),
+    }
 }
 
 /// The mirror of those of a parameter's last steps that are mirrored in backward.

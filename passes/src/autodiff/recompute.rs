@@ -1,16 +1,18 @@
 //! Which values backward computes again instead of taking them from forward.
 //!
 //! Views and gathers are always made again: they cost nothing, or what they cost is stated as
-//! "re-gathers" (Korthikanti et al., 2022, §4.2.2). Beyond them a policy chooses among the nodes of
+//! "re-gathers" (Korthikanti et al., 2022, §4.2.2). So is what element-wise ops make in f32 of 16-bit
+//! values. Beyond them a policy chooses among the nodes of
 //! decoder layers. What another layer uses is always saved, so recomputation never reaches back
 //! beyond the layer it serves; under [`Recompute::Sqrt`] a run of layers takes the place of the
 //! layer. Same inputs, same ops, same order: the same bits.
 
 use crate::stages::Stages;
 use serde::{Deserialize, Serialize};
-use shardc_ir::func::{Func, RoleKind, Value};
+use shardc_ir::func::{Func, Node, RoleKind, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{NAMES, Op};
+use shardc_ir::types::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is recomputed.
@@ -105,9 +107,13 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     for m in j.results.iter().filter_map(|r| maker(r.value)) {
         leaves[m] = true;
     }
-    let again = |op: &Op| op.def().is_view() || matches!(op, Op::AllGather(_));
-    // A view that leaves is made again elsewhere: then what it shows leaves.
-    for n in (0..forward).rev().filter(|&n| again(&j.nodes[n].op)) {
+    let wide = widened(j, forward);
+    let again = |n: usize| {
+        let op = &j.nodes[n].op;
+        op.def().is_view() || matches!(op, Op::AllGather(_)) || wide[n]
+    };
+    // What costs nothing and leaves is made again elsewhere: then what it shows leaves.
+    for n in (0..forward).rev().filter(|&n| again(n)) {
         if leaves[n] {
             j.nodes[n].ins.iter().filter_map(|&v| maker(v)).for_each(|m| leaves[m] = true);
         }
@@ -132,7 +138,7 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
         op => op == j.nodes[n].op.mnemonic(),
     };
     let chosen = |n: usize| {
-        if again(&j.nodes[n].op) {
+        if again(n) {
             return true;
         }
         if leaves[n] || layer(n).is_none() {
@@ -147,6 +153,24 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
         }
     };
     (0..forward).map(chosen).collect()
+}
+
+/// Per node of the forward part, whether its result is f32 that element-wise ops make of 16-bit
+/// values: those are saved, in half the bytes, and what is made of them is made again.
+fn widened(j: &Func, forward: usize) -> Vec<bool> {
+    let mut wide = vec![false; j.values.len()];
+    let one = |n: &Node| {
+        let largest = n.ins.iter().map(|&v| j.ty(v).elements()).max().unwrap_or(0);
+        let is = n.op.collective().is_none()
+            && n.outs.iter().all(|&o| j.ty(o).dtype == DType::F32 && j.ty(o).elements() >= largest)
+            && n.ins.iter().any(|&v| {
+                let half = matches!(j.ty(v).dtype, DType::BF16 | DType::F16);
+                wide[v.0 as usize] || half && matches!(n.op, Op::Cast(_))
+            });
+        n.outs.iter().for_each(|o| wide[o.0 as usize] = is);
+        is
+    };
+    j.nodes[..forward].iter().map(one).collect()
 }
 
 /// The first layer of the run of each layer, stage by stage.

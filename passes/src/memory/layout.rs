@@ -5,6 +5,7 @@ use crate::step::instructions::Lists;
 use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{ALIGN, Class, Instr, Place};
+use shardc_ir::types::DType;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Frame of what lives through a step, and of what one call needs for itself, in every function.
@@ -125,6 +126,8 @@ struct Planner<'a> {
     of: Vec<Vec<usize>>,
     work: Vec<Vec<usize>>,
     apart: bool,
+    /// Names of parameters of which a cast is used.
+    cast: HashSet<&'a str>,
 }
 
 /// Lays out the frames. `apart`: every value that a microbatch keeps has a frame of its own.
@@ -153,6 +156,12 @@ pub(super) fn layout(
             Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => {}
         }
     }
+    // Weights that are a cast of what is stored.
+    let ports = funcs.iter().flat_map(|&f| m.funcs[f].results.iter().map(move |r| (f, r)));
+    let cast = ports.filter_map(|(f, r)| {
+        let half = m.funcs[f].ty(r.value).dtype != DType::F32;
+        Some(&*r.role.as_ref().filter(|r| half && r.kind == RoleKind::Ready)?.name)
+    });
     let n = m.funcs.len();
     let mut p = Planner {
         m,
@@ -173,6 +182,7 @@ pub(super) fn layout(
         of: vec![vec![]; n],
         work: vec![vec![]; n],
         apart,
+        cast: cast.collect(),
     };
     for &f in funcs {
         p.lifetimes(f);
@@ -215,7 +225,15 @@ impl<'a> Planner<'a> {
             RoleKind::Input if ty.rank() > 1 => Kind::Input,
             _lasting => Kind::Whole,
         };
-        let (bytes, class) = (self.bytes(f, v), class_of_role(role.kind));
+        let class = match role.kind {
+            // A master copy is the optimizer's, and the weight is its cast.
+            RoleKind::Param if ty.dtype == DType::F32 && self.cast.contains(&*role.name) => {
+                Class::Optimizer
+            }
+            RoleKind::Ready if ty.dtype != DType::F32 => Class::Weights,
+            kind => class_of_role(kind),
+        };
+        let bytes = self.bytes(f, v);
         self.objects.push(Object { kind, bytes, class, name: (f, v), offset: 0, frame: NONE });
         self.makers.push(maker);
         self.users.push(BTreeSet::new());

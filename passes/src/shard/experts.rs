@@ -196,6 +196,7 @@ mod tests {
     use super::*;
     use crate::options::{Decay, Optimizer, Options};
     use shardc_ir::plan::{LrSchedule, Mode};
+    use shardc_ir::types::DType;
 
     fn options(mesh: &[(&str, usize)]) -> Options {
         Options {
@@ -215,6 +216,8 @@ mod tests {
             shard: vec![],
             seed: 0,
             observe: false,
+            dtype: DType::F32,
+            grad_dtype: DType::F32,
             ep: 1,
             etp: None,
             moe: Default::default(),

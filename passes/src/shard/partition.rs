@@ -14,8 +14,8 @@ use super::zero::{Zero, stored_over};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::Op;
-use shardc_ir::types::{AtomList, Type};
+use shardc_ir::ops::{Cast, Op};
+use shardc_ir::types::{AtomList, DType, Type};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
@@ -50,10 +50,14 @@ struct Execution {
 
 /// Partitions the one function of a module of phase Sharded. What ranks of `grid` use of a parameter
 /// alike is stored in pieces over it, and gathered where it is used.
+/// A parameter of 16 bits that is `trained` is stored as an f32 master copy, of which it is a cast: the
+/// optimizer's moves are smaller than its last digit. The cast is the first thing done, so that what is
+/// gathered has 2 bytes.
 pub fn partition(
     mesh: &Mesh,
     src: &Func,
     frozen: &dyn Fn(&str) -> bool,
+    trained: &dyn Fn(&str) -> bool,
     zero: Zero,
     grid: AtomSet,
 ) -> Result<Partitioned> {
@@ -80,7 +84,7 @@ pub fn partition(
         pieces: vec![false; src.values.len()],
     };
     p.needs = p.all_needs();
-    let params = p.arguments(frozen)?;
+    let params = p.arguments(frozen, trained)?;
     for i in 0..src.nodes.len() {
         p.node(i)?;
     }
@@ -311,7 +315,11 @@ impl Partition<'_> {
         t
     }
 
-    fn arguments(&mut self, frozen: &dyn Fn(&str) -> bool) -> Result<Vec<Preparation>> {
+    fn arguments(
+        &mut self,
+        frozen: &dyn Fn(&str) -> bool,
+        trained: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<Preparation>> {
         let mut out = Vec::new();
         for a in &self.src.args {
             let (stored, name) = (self.src.ty(a.value).clone(), self.src.name(a.value).clone());
@@ -329,6 +337,12 @@ impl Partition<'_> {
                     stored_over(self.mesh, &stored, &near, shard.unwrap_or_default());
                 // First what is done to the piece, so that its mirror too is done to a piece.
                 let mut steps = vec![];
+                let mut held = stored.clone();
+                if held.dtype != DType::F32 && trained(&param.name) {
+                    held.dtype = DType::F32;
+                    let op = Cast { to: stored.dtype }.into();
+                    steps.push(Step { op, ty: stored.clone() });
+                }
                 self.walk(&param.name, &stored, &piece, &mut steps)?;
                 let before = steps.len();
                 if self.zero < Zero(3) {
@@ -344,7 +358,7 @@ impl Partition<'_> {
                 out.push(Preparation {
                     trainable: !frozen(&param.name),
                     param,
-                    stored,
+                    stored: held,
                     steps,
                     early,
                     name: name.clone(),

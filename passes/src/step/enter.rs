@@ -36,7 +36,9 @@ pub fn enter(
             name.hint = format!("{}_f", name.hint).into();
             let out = f.value(s.ty.clone(), name);
             let (ins, outs) = (SmallVec::from_slice(&[*v]), SmallVec::from_slice(&[out]));
-            f.nodes.push(Node { op: s.op.clone(), ins, outs, scope, note: None });
+            let note =
+                matches!(s.op, Op::Cast(_)).then_some("the weight, of its master copy".into());
+            f.nodes.push(Node { op: s.op.clone(), ins, outs, scope, note });
             *v = out;
         }
         let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };

@@ -11,6 +11,7 @@ use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
@@ -230,6 +231,9 @@ fn reduce(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
     let types: Vec<&Type> =
         std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
     for (i, s) in p.steps.iter().enumerate().take(p.steps.len() - p.early).rev() {
+        if let Op::Cast(_) = s.op {
+            continue; // the optimizer takes the gradient of a 16-bit weight as it was summed
+        }
         // Only the types of the primal values are asked for: nothing reads them here.
         let ends = [types[i], types[i + 1]].map(|t| {
             b.f.value(t.clone(), Name { grad: false, layer: None, hint: "primal".into(), dup: 0 })
@@ -270,6 +274,7 @@ fn norm(b: &mut Builder, params: &[&Preparation], grads: &[Value]) -> Value {
         b.enter(&p.scope);
         let letters: String = ('a'..).take(b.ty(g).rank()).collect();
         let rule = RuleAttr::new(&format!("{letters},{letters}->"), &[letters.len(); 2]);
+        let g = in_f32(b, g);
         let sq = b.push("sq", Dot { rule }, &[g, g]);
         groups.entry(b.ty(sq).sum).or_default().push(sq);
     }

@@ -5,7 +5,7 @@ use shardc_codegen::lower;
 use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
 use shardc_ir::interp::{self, Precision};
-use shardc_ir::kernel::{Block, View};
+use shardc_ir::kernel::{Block, Elem, View};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::tensor::{self, Tensor, each_index};
 use shardc_ir::types::{DType, Type};
@@ -13,15 +13,49 @@ use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
 use std::time::Duration;
 
+/// Memory for so many bytes, all of it NaN, as f32 and as bf16.
+pub fn room(bytes: usize) -> Vec<f32> {
+    vec![f32::from_bits(0x7fc1_7fc1); bytes.div_ceil(4)]
+}
+
+/// Sets the bytes of element `i`.
+fn set(data: &mut [f32], dtype: DType, i: usize, x: f64) {
+    match dtype {
+        DType::I32 => data[i] = f32::from_bits(x as i32 as u32),
+        DType::F32 => data[i] = x as f32,
+        DType::BF16 => {
+            let (bits, half) = (data[i / 2].to_bits(), i % 2 * 16);
+            let new = bf16(x) << half | bits & !(0xffff << half);
+            data[i / 2] = f32::from_bits(new);
+        }
+        DType::F16 => panic!("no kernel has f16"),
+    }
+}
+
+/// Element `i`.
+fn get(data: &[f32], dtype: DType, i: usize) -> f64 {
+    match dtype {
+        DType::I32 => f64::from(data[i].to_bits() as i32),
+        DType::F32 => f64::from(data[i]),
+        DType::BF16 => f64::from(f32::from_bits(data[i / 2].to_bits() >> (i % 2 * 16) << 16)),
+        DType::F16 => panic!("no kernel has f16"),
+    }
+}
+
+/// The bits of a number that is a bf16.
+fn bf16(x: f64) -> u32 {
+    let bits = (x as f32).to_bits();
+    assert_eq!(bits & 0xffff, 0, "{x} is no bf16");
+    bits >> 16
+}
+
 /// A rank's true piece in its padded storage.
 pub fn lay(mesh: &Mesh, ty: &Type, t: &Tensor) -> Vec<f32> {
-    let chunks = ty.chunks(mesh);
-    let strides = tensor::strides(&chunks);
-    let mut out = vec![f32::NAN; chunks.iter().product()];
+    let strides = tensor::strides(&ty.chunks(mesh));
+    let mut out = room(ty.local_bytes(mesh));
     each_index(&t.shape, |i| {
         let at: usize = i.iter().zip(&strides).map(|(i, s)| i * s).sum();
-        let x = t.at(i);
-        out[at] = if ty.dtype == DType::I32 { f32::from_bits(x as i32 as u32) } else { x as f32 };
+        set(&mut out, ty.dtype, at, t.at(i));
     });
     out
 }
@@ -30,8 +64,7 @@ pub fn lay(mesh: &Mesh, ty: &Type, t: &Tensor) -> Vec<f32> {
 pub fn unlay(mesh: &Mesh, ty: &Type, coords: &[usize], data: &[f32]) -> Tensor {
     let strides = tensor::strides(&ty.chunks(mesh));
     Tensor::from_fn(&ty.lens(mesh, coords), |i| {
-        let x = data[i.iter().zip(&strides).map(|(i, s)| i * s).sum::<usize>()];
-        if ty.dtype == DType::I32 { f64::from(x.to_bits() as i32) } else { f64::from(x) }
+        get(data, ty.dtype, i.iter().zip(&strides).map(|(i, s)| i * s).sum())
     })
 }
 
@@ -39,7 +72,7 @@ pub fn unlay(mesh: &Mesh, ty: &Type, coords: &[usize], data: &[f32]) -> Tensor {
 #[allow(dead_code)]
 pub fn dense(shape: &[usize]) -> Block {
     let view = View { operand: 0, offset: 0, strides: tensor::strides(shape) };
-    Block { extents: shape.into(), view }
+    Block { extents: shape.into(), view, elem: Elem::F32 }
 }
 
 /// Runs the only node of a function; `args[i][rank]` and the answer are true pieces.
@@ -74,8 +107,8 @@ fn one_rank(
     let (ins, outs) = types.split_at(node.ins.len());
     let mut memory: Vec<Vec<f32>> =
         ins.iter().zip(args).map(|(t, a)| lay(mesh, t, &a[r])).collect();
-    memory.extend(outs.iter().map(|t| vec![f32::NAN; t.local_bytes(mesh) / 4]));
-    memory.push(vec![f32::NAN; def.workspace(mesh, ins, outs) / 4]);
+    memory.extend(outs.iter().map(|t| room(t.local_bytes(mesh))));
+    memory.push(room(def.workspace(mesh, ins, outs)));
     // Which buffer each operand, result and the workspace is.
     let mut at: Vec<usize> = (0..memory.len()).collect();
     if def.is_view() {
@@ -88,7 +121,9 @@ fn one_rank(
     }
     let kernel = lower(mesh, f, node, &coords).unwrap();
     kernel.reach(&mut |operand, end| {
-        assert!(end <= memory[at[operand]].len(), "{kernel:?}: operand {operand} to {end}")
+        let size = types.get(operand).map_or(4, |t| t.dtype.bytes());
+        let room = memory[at[operand]].len() * 4;
+        assert!(end * size <= room, "{kernel:?}: operand {operand} to {end}")
     });
     let base: Vec<*mut f32> = memory.iter_mut().map(|m| m.as_mut_ptr()).collect();
     let pointers: Vec<*mut f32> = at.iter().map(|&i| base[i]).collect();
@@ -100,19 +135,22 @@ fn one_rank(
 }
 
 /// Runs a function of one node and compares every rank's piece with the interpreter's, within
-/// 1e-5 of the largest element of all.
+/// 1e-5 of the largest element of all. A kernel sums in f32 what it is given and rounds a bf16 once,
+/// so such a result may be off by half a unit in its last place (2^-8 of it) more.
 pub fn compare(what: &str, mesh: &Mesh, f: &Func, args: &[Vec<Tensor>]) {
     let want =
         interp::call(mesh, f, args, Precision::F64).unwrap_or_else(|e| panic!("{what}: {e}"));
     for in_place in [false, true] {
         let got = run(mesh, f, args, in_place).unwrap_or_else(|e| panic!("{what}: {e}"));
         for (o, (got, want)) in got.iter().zip(&want).enumerate() {
+            let half = f.ty(f.results[o].value).dtype == DType::BF16;
+            let rounding = if half { 2f64.powi(-8) * 1.001 } else { 0.0 };
             let finite = want.iter().flat_map(|t| &t.data).filter(|x| x.is_finite());
             let largest = finite.fold(1e-3, |a: f64, b| a.max(b.abs()));
             for (r, (got, want)) in got.iter().zip(want).enumerate() {
                 assert_eq!(got.shape, want.shape, "{what}: result {o} of rank {r}");
                 for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
-                    let close = (g - w).abs() <= 1e-5 * largest || g == w;
+                    let close = (g - w).abs() <= 1e-5 * largest + rounding * w.abs() || g == w;
                     assert!(close, "{what}: result {o}, rank {r}, element {i}: {g} is not {w}");
                 }
             }

@@ -1,0 +1,186 @@
+//! Decides what is bf16 and what stays f32: the one place of the policy of `--dtype bf16`.
+//!
+//! Before:  `%w: f32[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : f32[2,4,16]`
+//! After:   `%w: bf16[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : bf16[2,4,16]`
+//! Assumes: phase Source.  Leaves: phase Source.
+//!
+//! Parameters are bf16. What an op computes in follows from what it is:
+//!
+//! | op | operands | result |
+//! |---|---|---|
+//! | product of matrices, attention, rotation | made bf16 | bf16; the log-sum-exp f32 |
+//! | reduction, and functions that lose digits near their poles: exp, log, roots, quotients | made f32 | f32 |
+//! | anything else | as they are; f32 if one is f32 | the same |
+//!
+//! So the statistics of norms, softmax and cross-entropy are f32, and what is computed with them
+//! stays f32 until a product takes it. Every kernel computes in f32 inside; see
+//! [`shardc_ir::kernel`]. That a trained bf16 parameter has an f32 master copy, and in which type
+//! gradients are kept, is not said here: [`crate::shard::partition`] and
+//! [`crate::autodiff::differentiate`] read it off the types.
+
+use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::ops::{Cast, Op};
+use shardc_ir::rule::has_letter;
+use shardc_ir::types::{DType, Type};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// What an op wants of its float operands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    Half,
+    Wide,
+    /// One type for all of them.
+    Same,
+    /// Nothing: its operands' types are its own matter.
+    AsTheyAre,
+}
+
+fn wants(op: &Op) -> Wants {
+    match op {
+        Op::Dot(d) => {
+            let r = &d.rule.0;
+            let own = |i: usize| {
+                let fresh = |l| has_letter(&r.outs[0], l) && !has_letter(&r.ins[1 - i], l);
+                r.ins[i].iter().any(|g| g.letters().iter().any(|&l| fresh(l)))
+            };
+            if own(0) && own(1) { Wants::Half } else { Wants::Wide }
+        }
+        Op::Attention(_) => Wants::Half,
+        // Choices and sums over experts.
+        Op::TopK(_)
+        | Op::Dispatch(_)
+        | Op::Combine(_)
+        | Op::RowDots(_)
+        | Op::GroupedDot(_)
+        | Op::GroupedDotT(_)
+        | Op::GroupedOuter(_) => Wants::Wide,
+        Op::Exp(_)
+        | Op::Log(_)
+        | Op::Sqrt(_)
+        | Op::Rsqrt(_)
+        | Op::Div(_)
+        | Op::Sin(_)
+        | Op::Cos(_)
+        | Op::ReduceSum(_)
+        | Op::ReduceMax(_) => Wants::Wide,
+        Op::Add(_)
+        | Op::Sub(_)
+        | Op::Mul(_)
+        | Op::Scale(_)
+        | Op::Shift(_)
+        | Op::Tanh(_)
+        | Op::Logistic(_)
+        | Op::Silu(_)
+        | Op::Gelu(_)
+        | Op::Clamp(_)
+        | Op::AtLeast(_)
+        | Op::StopGradient(_)
+        | Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::Expand(_)
+        | Op::Concat(_)
+        | Op::Narrow(_)
+        | Op::Widen(_)
+        | Op::Take(_)
+        | Op::Put(_) => Wants::Same,
+        // Angles are f32 whatever turns; a model of text may hold the rest.
+        Op::Rope(_)
+        | Op::Cast(_)
+        | Op::Literal(_)
+        | Op::Fill(_)
+        | Op::AttentionGrad(_)
+        | Op::AdamW(_)
+        | Op::Sgd(_)
+        | Op::FanOut(_)
+        | Op::AllReduce(_)
+        | Op::AllGather(_)
+        | Op::ReduceScatter(_)
+        | Op::Slice(_)
+        | Op::Place(_)
+        | Op::AllToAll(_)
+        | Op::Permute(_)
+        | Op::Term(_)
+        | Op::Route(_)
+        | Op::MergeAttention(_)
+        | Op::Broadcast(_)
+        | Op::Reduce(_)
+        | Op::Own(_)
+        | Op::Join(_)
+        | Op::Piece(_) => Wants::AsTheyAre,
+    }
+}
+
+/// Makes the parameters of a model bf16, and with them what is computed.
+pub fn precision(f: &mut Func) {
+    for a in &f.args {
+        let ty = &mut f.values[a.value.0 as usize].ty;
+        if a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param) && ty.dtype == DType::F32 {
+            ty.dtype = DType::BF16;
+        }
+    }
+    let mut p = Pass { homes: f.values.iter().map(|_| Scope(0)).collect(), casts: HashMap::new() };
+    for mut n in std::mem::take(&mut f.nodes) {
+        let floats = |f: &Func, n: &Node| -> SmallVec<[DType; 4]> {
+            let all = n.ins.iter().map(|&v| f.ty(v).dtype);
+            all.filter(|d| d.is_float()).collect()
+        };
+        let to = match wants(&n.op) {
+            Wants::Half => Some(DType::BF16),
+            Wants::Wide => Some(DType::F32),
+            Wants::Same if floats(f, &n).contains(&DType::F32) => Some(DType::F32),
+            Wants::Same | Wants::AsTheyAre => None,
+        };
+        if let Op::Rope(_) = n.op {
+            n.ins[0] = p.cast(f, n.ins[0], DType::BF16, n.scope);
+        }
+        for v in &mut n.ins {
+            if let Some(to) = to.filter(|_| f.ty(*v).dtype.is_float()) {
+                *v = p.cast(f, *v, to, n.scope);
+            }
+        }
+        let types = {
+            let ins: SmallVec<[&Type; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
+            n.op.def().dtypes(&ins, n.outs.len())
+        };
+        for (&o, dtype) in n.outs.iter().zip(types).filter(|_| !n.ins.is_empty()) {
+            f.values[o.0 as usize].ty.dtype = dtype;
+            p.homes[o.0 as usize] = n.scope;
+        }
+        f.nodes.push(n);
+    }
+    // A sum over microbatches takes many small numbers into a large one.
+    for i in 0..f.results.len() {
+        let is_sum = |r: &Role| r.kind == RoleKind::Sum;
+        if f.results[i].role.as_ref().is_some_and(is_sum) {
+            f.results[i].value = p.cast(f, f.results[i].value, DType::F32, Scope(0));
+        }
+    }
+}
+
+struct Pass {
+    /// By value of the source: where it is made.
+    homes: Vec<Scope>,
+    /// By value and scope.
+    casts: HashMap<(Value, DType, Scope), Value>,
+}
+
+impl Pass {
+    /// The value in this type. What is rounded is rounded where it is made, once for all users; what
+    /// is widened is widened where it is used, so that backward can do it again.
+    fn cast(&mut self, f: &mut Func, v: Value, to: DType, user: Scope) -> Value {
+        if f.ty(v).dtype == to {
+            return v;
+        }
+        let home = self.homes.get(v.0 as usize).copied().filter(|_| to != DType::F32);
+        let scope = home.unwrap_or(user);
+        *self.casts.entry((v, to, scope)).or_insert_with(|| {
+            let name = f.name(v).clone();
+            let hint = format!("{}_{}", name.hint, to.name()).into();
+            let new = f.value(Type { dtype: to, ..f.ty(v).clone() }, Name { hint, dup: 0, ..name });
+            let (ins, outs) = (SmallVec::from_slice(&[v]), SmallVec::from_slice(&[new]));
+            f.nodes.push(Node { op: Cast { to }.into(), ins, outs, scope, note: None });
+            new
+        })
+    }
+}

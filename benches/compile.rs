@@ -34,6 +34,13 @@ fn benches(c: &mut Criterion) {
             64 * 128,
             Some("interleaved"),
         ),
+        (
+            "deepseek-v3 (671b) pp=16,dp=128,ep=64, 2048 ranks, 64 microbatches",
+            "deepseek-v3.json",
+            "pp=16,dp=128,ep=64,etp=1",
+            64 * 128,
+            Some("1f1b"),
+        ),
     ] {
         g.bench_function(name, |b| b.iter(|| compile(model, mesh, batch, schedule, &out)));
     }

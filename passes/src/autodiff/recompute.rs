@@ -107,7 +107,9 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     for m in j.results.iter().filter_map(|r| maker(r.value)) {
         leaves[m] = true;
     }
-    let wide = widened(j, forward);
+    // What leaves its layer is kept as it is: else all that went into it would leave in its place.
+    let mut wide = widened(j, forward);
+    wide.iter_mut().zip(&leaves).for_each(|(w, leaves)| *w &= !leaves);
     let again = |n: usize| {
         let op = &j.nodes[n].op;
         op.def().is_view() || matches!(op, Op::AllGather(_)) || wide[n]

@@ -283,6 +283,14 @@ fn experts(
         &[("expert_ffn", x.ffn), ("etp", o.etp())],
         list("etp", x.ffn, o.etp()),
     );
+    let grid = o.tp_mode == TpMode::OneD;
+    add(
+        grid,
+        "experts-need-1d",
+        "--tp-mode 1d with experts",
+        &[("tp", o.axis("tp"))],
+        vec!["--tp-mode 1d".into()],
+    );
     let pieces = fold(o).unwrap_or_default();
     let by_row = pieces.iter().filter(|p| p.cuts_tokens && !p.of_rows());
     let ways: usize = by_row.map(|p| p.size).product();

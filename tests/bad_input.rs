@@ -200,6 +200,12 @@ fn experts_that_do_not_divide() {
         "sequence-not-divisible",
         &["seq=18, ranks=4", "--seq 20"],
     );
+    refuses(
+        moe,
+        &["--mesh", "tp=4", "--tp-mode", "2d"],
+        "experts-need-1d",
+        &["tp=4", "--tp-mode 1d"],
+    );
     refuses(moe, &["--moe-bound", "0"], "flag", &["--moe-bound"]);
     refuses(moe, &["--moe-bound", "2", "--moe-capacity", "2"], "flag", &["--moe-capacity 2"]);
     // What a config of experts may say wrong.

@@ -60,6 +60,11 @@ const MESHES: &[Row] = &[
     (&[("dp_replicate", 2), ("dp_shard", 2), ("tp", 2)], 2, 1, true, 2),
     (&[("pp", 2), ("dp_shard", 2)], 2, 1, false, 4),
     (&[("pp", 2), ("dp_shard", 2), ("tp", 2)], 2, 2, true, 4),
+    // Other orders of ranks: pp need not be last, though edp is not dp.
+    (&[("dp_shard", 2), ("pp", 2), ("tp", 2)], 2, 1, true, 4),
+    (&[("dp_shard", 2), ("tp", 2), ("pp", 2)], 4, 1, false, 4),
+    (&[("tp", 2), ("cp", 2), ("dp_shard", 2)], 4, 1, true, 4),
+    (&[("cp", 2), ("dp_shard", 2), ("tp", 2)], 2, 2, true, 4),
 ];
 
 #[test]

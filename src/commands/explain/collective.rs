@@ -13,6 +13,7 @@ use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Op;
 use shardc_ir::text::type_text;
 use shardc_passes::options::TpMode;
+use shardc_passes::shard::reshard::{MAX_STATES, must_receive, ring_bytes, search, simple};
 use shardc_passes::step::instructions::base;
 
 /// Most items of a list in an answer.
@@ -61,6 +62,7 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
     a.part("what", what(why, &c));
     a.part("ranks", ranks(why, c.atoms));
     a.part("bytes", cost(why, &c));
+    a.part("search", searched(why, &c));
     a.part("why", reasons(why, &c));
     a.part(
         "used by",
@@ -146,6 +148,54 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
         format!("a rank sends {ring} B per call (ring){formula}"),
         format!("{often}, {step} per rank and step"),
     ]
+}
+
+/// What else would lead from the layout that comes to the one that is wanted.
+fn searched(why: &Why, c: &Call) -> Vec<String> {
+    let (mesh, [from], [to]) = (why.mesh, &c.n.ins[..], &c.n.outs[..]) else { return vec![] };
+    // The whole way: steps one after the other that nobody else uses.
+    let step = |n: &&Node| n.ins.len() == 1 && is_change_of_layout(&n.op);
+    let before = |v: Value| c.f.nodes.iter().filter(step).find(|n| n.outs.contains(&v));
+    let alone = |v: Value| c.f.nodes.iter().filter(|n| n.ins.contains(&v)).count() == 1;
+    let after = |v: Value| c.f.nodes.iter().filter(step).find(|n| n.ins.contains(&v));
+    let (mut from, mut to) = (*from, *to);
+    while let Some(n) = before(from).filter(|n| alone(n.outs[0])) {
+        from = n.ins[0];
+    }
+    while let Some(n) = after(to).filter(|_| alone(to)) {
+        to = n.outs[0];
+    }
+    let (from, to) = (c.f.ty(from), c.f.ty(to));
+    let found = search(mesh, from, to);
+    let Some(steps) = found.steps else { return vec![] };
+    let names: Vec<&str> = steps.iter().map(|s| s.op.mnemonic()).collect();
+    let sent = ring_bytes(mesh, from, &steps);
+    let mut l = vec![format!(
+        "{}: {sent} B, the cheapest among {} layouts (at most {MAX_STATES} are looked at)",
+        names.join(", "),
+        found.states
+    )];
+    l.extend(simple(mesh, from, to).filter(|s| s.len() != steps.len()).map(|s| {
+        let names: Vec<&str> = s.iter().map(|s| s.op.mnemonic()).collect();
+        format!("the simple way, {}: {} B", names.join(", "), ring_bytes(mesh, from, &s))
+    }));
+    l.extend(
+        must_receive(mesh, from, to)
+            .map(|b| format!("the rank that lacks most must receive {b} B, whatever is sent how")),
+    );
+    l
+}
+
+fn is_change_of_layout(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::AllReduce(_)
+            | Op::AllGather(_)
+            | Op::ReduceScatter(_)
+            | Op::AllToAll(_)
+            | Op::Slice(_)
+            | Op::FanOut(_)
+    )
 }
 
 fn reasons(why: &Why, c: &Call) -> Vec<String> {

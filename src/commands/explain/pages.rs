@@ -10,7 +10,7 @@ macro_rules! pages {
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape"
     "collective" "config" "config-file" "cross-node" "data" "deadlock" "dropout-ignored" "dtype"
-    "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-not-divisible" "file" "flag" "grid-not-divisible" "heads-not-divisible" "idle-axis" "index"
+    "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "file" "flag" "grid-not-divisible" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-tensor"
     "missing-weights" "mixed" "moe-bound" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"
     "no-reshard" "not-built" "operands" "out-of-memory" "output" "padding" "partial" "phase" "pipeline-axis"

@@ -14,13 +14,13 @@ use report::Report;
 use shardc_frontends::{Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
-use shardc_ir::mesh::Mesh;
+use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Source, Watch};
-use shardc_passes::shard::experts::fold;
+use shardc_passes::shard::experts::{expert_ranks, fold};
 use shardc_passes::shard::propagate::Cause;
 use std::path::Path;
 use std::time::Instant;
@@ -237,34 +237,74 @@ pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output>
     finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
 }
 
-/// A warning for each axis of every layer's collectives whose groups are on more than one node.
+/// A warning for each kind of group that exchanges data in every layer and lies on several nodes.
 fn across_nodes(s: &Stored) -> Vec<Diag> {
     let mesh = &s.plan.module.mesh;
     let Some(node) = s.options.node else { return vec![] };
+    let mut kinds: Vec<(&str, AtomSet)> =
+        ["tp", "cp"].into_iter().filter_map(|a| Some((a, mesh.axis(a)?))).collect();
+    if s.facts.is_some_and(|f| f.experts.is_some()) && s.options.ep > 1 {
+        kinds.push(("ep", expert_ranks(mesh, &s.options)));
+    }
+    let leaves_a_node = |atoms: AtomSet| {
+        (0..mesh.ranks()).any(|rank| {
+            let coords = mesh.coords(rank);
+            // Every rank against the first of its group.
+            let mut first = coords.clone();
+            atoms.iter().for_each(|a| first[a.0 as usize] = 0);
+            mesh.rank(&first) / node != rank / node
+        })
+    };
     let mut out = vec![];
-    for axis in ["tp", "cp"] {
-        let Some(i) = mesh.axes.iter().position(|a| a.name == axis) else { continue };
-        let inner: usize = mesh.axes[i + 1..].iter().map(|a| a.size).product();
-        let reach = inner * mesh.axes[i].size;
-        let aligned = node % reach == 0 || reach % node == 0;
-        if reach <= node && aligned {
-            continue;
-        }
+    for (name, atoms) in kinds.into_iter().filter(|k| leaves_a_node(k.1)) {
+        let names = mesh.names(atoms, "+");
+        let axes: Vec<&str> = names.split('+').collect();
         let sent = s.plan.classes.iter().map(|c| {
             let all = report::collectives(&s.plan, c);
-            let over = all.iter().filter(|c| c.axis.split('+').any(|a| a == axis));
-            over.map(|c| c.bytes).sum::<f64>()
+            // Over all of them, or over a part of an axis.
+            let part = |a: &str| axes.contains(&a) || a.starts_with(&format!("{name}:"));
+            let over = |c: &&report::CollectiveReport| c.axis.split('+').any(part);
+            all.iter().filter(over).map(|c| c.bytes).sum::<f64>()
         });
         let most = sent.fold(0.0, f64::max) as usize;
-        let what = format!("groups over {axis} reach over more than one node of {node} ranks");
+        let what = format!("groups over {name} reach over more than one node of {node} ranks");
+        let help = match name {
+            "ep" => "use a smaller ep, or etp=1 so that ep takes the nearest ranks".into(),
+            _ => {
+                let ways = mesh.ways(atoms);
+                let fits = (1..=ways.min(node)).rev().find(|n| ways % n == 0).unwrap_or(1);
+                format!("use {name}={fits} or less, or --order {name}-…")
+            }
+        };
         out.push(
             Diag::new("cross-node", what)
-                .rule(format!("ranks of a group of {axis} lie on one node"))
-                .why(format!("a rank sends {} over {axis} per step", report::bytes(most)))
-                .help(format!("use {axis}={} or less, or --order {axis}-…", (node / inner).max(1))),
+                .rule(format!("ranks of a group of {name} lie on one node"))
+                .why(format!("a rank sends {} over {name} per step", report::bytes(most)))
+                .help(help),
         );
     }
     out
+}
+
+/// A warning if the buffers of experts are much larger than an even load needs.
+fn roomy_buffers(s: &Stored) -> Option<Diag> {
+    let f = s.facts.and_then(|f| f.experts).filter(|_| s.options.moe == Buffers::Worst)?;
+    let groups = s.options.ep.max(1);
+    // A token has as many copies as experts it uses; in the worst case one group gets all it can.
+    let worst = f.top_k.min(f.experts / groups) as f64 * groups as f64 / f.top_k as f64;
+    let mesh = &s.plan.module.mesh;
+    let buffers = s.plan.module.funcs.iter().flat_map(|f| {
+        let all = f.nodes.iter().filter(|n| matches!(n.op, Op::Dispatch(_)));
+        all.map(|n| f.ty(n.outs[0]).local_bytes(mesh))
+    });
+    let largest = buffers.max().filter(|_| worst >= 2.0)?;
+    let what = format!("buffers of experts hold {worst:.1} times an even load");
+    Some(
+        Diag::new("moe-buffers", what)
+            .rule("without --moe-bound a buffer holds what may ever be needed")
+            .why(format!("a buffer of one layer has {} on a rank", report::bytes(largest)))
+            .help("use --moe-bound 2, or --moe-capacity 2 to drop what does not fit"),
+    )
 }
 
 fn finish(
@@ -306,6 +346,7 @@ fn finish(
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
     stored.report = serde_json::to_value(&report).unwrap_or_default();
     warnings.extend(across_nodes(&stored));
+    warnings.extend(roomy_buffers(&stored));
     let (sharded, causes, notes) = (compiled.sharded, compiled.causes, vec![]);
     Ok(Output { stored, report, sharded, causes, warnings, notes })
 }

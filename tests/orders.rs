@@ -73,6 +73,33 @@ fn groups_on_several_nodes_are_named() {
     assert!(both[0].contains("tp=2 or less"), "{both:?}");
 }
 
+/// Experts over more ranks than a node has, and buffers for the worst case, are said.
+#[test]
+fn experts_across_nodes() {
+    let flags = |mesh: &str, bound| Flags {
+        mesh: Some(mesh.into()),
+        node: Some(4),
+        seq: Some(16),
+        moe_bound: bound,
+        ..Flags::default()
+    };
+    let warned = |mesh: &str, bound| -> Vec<String> {
+        let o = flags(mesh, bound).options().unwrap();
+        let dir = Fixture::open("qwen3_moe").dir;
+        let made = shardc::compile(&dir, &o, None, &mut |_, _| {}).unwrap();
+        made.warnings.iter().map(|d| d.render()).collect()
+    };
+    let all = warned("dp=8,ep=8,etp=1", None);
+    let said = |code: &str| all.iter().find(|w| w.contains(code)).expect("a warning");
+    let far = said("cross-node");
+    assert!(far.contains("groups over ep") && far.contains("of 4 ranks"), "{far}");
+    assert!(!far.contains("sends 0 B"), "{far}");
+    // 3 choices of 8 groups of 1: at most 1 in a group, where 3/8 is even.
+    let large = said("moe-buffers");
+    assert!(large.contains("hold 2.7 times"), "{large}");
+    assert_eq!(warned("dp=8,ep=4,etp=1", Some(1.5)), Vec::<String>::new());
+}
+
 /// What `check` proposes for as many ranks is legal, and compiles.
 #[test]
 fn proposed_meshes_are_legal() {

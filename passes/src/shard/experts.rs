@@ -8,7 +8,7 @@
 use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};
-use shardc_ir::mesh::{Atom, Mesh};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
@@ -127,6 +127,12 @@ fn atoms(mesh: &Mesh, pieces: &[Piece], which: impl Fn(&Piece) -> bool) -> Vec<A
         ids.map(|i| Atom(i as u8)).collect::<Vec<_>>()
     };
     found.into_iter().flat_map(of).collect()
+}
+
+/// The atoms over which experts are split; none if the options do not fit the mesh.
+pub fn expert_ranks(mesh: &Mesh, o: &Options) -> AtomSet {
+    let pieces = fold(o).unwrap_or_default();
+    atoms(mesh, &pieces, |p| p.part == Part::Expert).into_iter().collect()
 }
 
 /// Asks for the layouts of experts: tokens where they are, buffers at their experts.

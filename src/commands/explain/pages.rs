@@ -12,7 +12,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "collective" "config" "config-file" "cross-node" "data" "deadlock" "dropout-ignored" "dtype"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "file" "flag" "grid-not-divisible" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-tensor"
-    "missing-weights" "mixed" "moe-bound" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"
+    "missing-weights" "mixed" "moe-bound" "moe-buffers" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"
     "no-reshard" "not-built" "operands" "out-of-memory" "output" "padding" "partial" "phase" "pipeline-axis"
     "plan" "rank" "rank-failed" "ranks-disagree" "redefined" "repeat" "result-type" "ring" "role"
     "rope-type" "safetensors" "save-target" "schedule" "schedule-csv" "schedule-memory"

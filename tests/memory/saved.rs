@@ -346,3 +346,48 @@ fn full_recomputation_saves_one_tensor_per_layer() {
         }
     }
 }
+
+/// What a layer with experts saves on a rank that has `tokens` tokens, in bytes, if nothing is made
+/// again. Buffers hold what may ever be needed: of a group of experts, all copies it could get.
+fn with_experts(k: Kind, x: &Sizes, groups: usize, normed: bool) -> Vec<usize> {
+    let (f, e) = (&x.facts, x.facts.experts.expect("experts"));
+    let tokens = x.rows * x.seq;
+    let dense = everything(k, f);
+    // All but what the MLP saves after its norm: gate, silu(gate), up and their product.
+    let mut all: Vec<usize> = dense[..dense.len() - 4].iter().map(|e| e.bytes(x)).collect();
+    // The softmax of the router saves its exponentials, their sum, and its result; a choice its index.
+    all.extend([tokens * e.experts, tokens, tokens * e.experts, tokens * e.top_k].map(|n| n * F32));
+    // Gates are read where copies are combined, and where they are divided by their sum, which is
+    // saved too.
+    all.push(tokens * e.top_k * F32);
+    all.extend(normed.then_some(tokens * F32));
+    // Where copies stand, whether they were kept, and how many rows each expert has of each shard.
+    all.extend([tokens * e.top_k * F32; 2]);
+    all.push(e.experts / groups * groups * F32);
+    // Rows of buffers: of this rank's experts, for the tokens of all ranks that share experts with it.
+    let rows = groups * tokens * e.top_k.min(e.experts / groups);
+    // What experts take and give, and inside of them gate, silu(gate), up and their product.
+    all.extend([rows * f.hidden * F32; 2]);
+    all.extend([rows * e.ffn * F32; 4]);
+    sorted(all)
+}
+
+#[test]
+fn a_layer_of_experts_saves_what_its_gradients_read() {
+    for (name, normed) in [("mixtral", true), ("qwen3_moe_raw", false)] {
+        for ep in [1, 2, 4] {
+            let mesh = [("dp_shard", ep)];
+            let mesh = if ep > 1 { &mesh[..] } else { &[] };
+            let o = Options { ep, etp: Some(1), ..asked(mesh, false, SEQ, 1, Recompute::None) };
+            let (facts, plan) = planned(&fixture_config(name), &o);
+            let x = Sizes { rows: 1, seq: SEQ, facts, tp: 1, sp: false };
+            let k = Kind { head_norms: name != "mixtral", ..Kind::LLAMA };
+            let (layers, _) = saved(&plan);
+            assert_eq!(layers.len(), facts.layers);
+            for (i, got) in layers {
+                let want = with_experts(k, &x, ep, normed);
+                assert_eq!(got, want, "{name} ep={ep}, layer {i}: bytes of what is saved");
+            }
+        }
+    }
+}

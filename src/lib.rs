@@ -20,7 +20,7 @@ use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Source, Watch};
-use shardc_passes::shard::experts::{expert_ranks, fold};
+use shardc_passes::shard::experts::{Part, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
 use std::path::Path;
 use std::time::Instant;
@@ -244,7 +244,7 @@ fn across_nodes(s: &Stored) -> Vec<Diag> {
     let mut kinds: Vec<(&str, AtomSet)> =
         ["tp", "cp"].into_iter().filter_map(|a| Some((a, mesh.axis(a)?))).collect();
     if s.facts.is_some_and(|f| f.experts.is_some()) && s.options.ep > 1 {
-        kinds.push(("ep", expert_ranks(mesh, &s.options)));
+        kinds.push(("ep", ranks_of(mesh, &s.options, Part::Expert)));
     }
     let leaves_a_node = |atoms: AtomSet| {
         (0..mesh.ranks()).any(|rank| {

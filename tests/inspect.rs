@@ -239,6 +239,22 @@ fn the_groups_of_a_grid_are_shown() {
     }
 }
 
+#[test]
+fn the_groups_of_experts_are_shown() {
+    // 8 ranks: tp varies fastest and is taken by etp, ep takes cp, and dp_shard is left: edp.
+    let mesh = [("dp_shard", 2), ("cp", 2), ("tp", 2)];
+    let o = Options { observe: false, ep: 2, etp: Some(2), ..options(&mesh, true, 4) };
+    let config = Fixture::open("mixtral").dir.join("config.json");
+    let s =
+        shardc::compile(&config, &o, None, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored;
+    let ranks: serde_json::Value =
+        serde_json::from_str(&show(&s, |w| w.ranks = true, true)).expect("json");
+    let groups = ["etp", "ep", "edp"].map(|p| ranks["shown"][5]["groups"][p].clone());
+    assert_eq!(groups, [[4, 5], [5, 7], [1, 5]].map(|g| serde_json::json!(g)));
+    let text = show(&s, |w| w.ranks = true, false);
+    assert!(text.contains("group over ep") && text.contains("group over edp"), "{text}");
+}
+
 fn answer(s: &Stored, what: &str) -> String {
     explain(s, what, false).unwrap_or_else(|e| panic!("{e}"))
 }

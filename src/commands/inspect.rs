@@ -71,7 +71,8 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         return timeline::timeline(s, what.times.as_deref(), what.svg.as_deref(), json);
     }
     if what.ranks {
-        return Ok(ranks::table(&s.plan.module.mesh, json));
+        let experts = s.facts.and_then(|f| f.experts).map(|_| &s.options);
+        return Ok(ranks::table(&s.plan.module.mesh, experts, json));
     }
     let mut m = module(s, what.phase.as_deref())?;
     let rank_class = what.rank.filter(|&r| r < m.mesh.ranks()).map(|r| s.plan.class_of(r));

@@ -129,10 +129,10 @@ fn atoms(mesh: &Mesh, pieces: &[Piece], which: impl Fn(&Piece) -> bool) -> Vec<A
     found.into_iter().flat_map(of).collect()
 }
 
-/// The atoms over which experts are split; none if the options do not fit the mesh.
-pub fn expert_ranks(mesh: &Mesh, o: &Options) -> AtomSet {
+/// The atoms that are this part for experts; none if the options do not fit the mesh.
+pub fn ranks_of(mesh: &Mesh, o: &Options, part: Part) -> AtomSet {
     let pieces = fold(o).unwrap_or_default();
-    atoms(mesh, &pieces, |p| p.part == Part::Expert).into_iter().collect()
+    atoms(mesh, &pieces, |p| p.part == part).into_iter().collect()
 }
 
 /// Asks for the layouts of experts: tokens where they are, buffers at their experts.

@@ -8,6 +8,8 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::Plan;
+use shardc_passes::options::Options;
+use shardc_passes::shard::experts::{Part, ranks_of};
 use std::collections::BTreeMap;
 
 /// Most ranks of the table.
@@ -34,8 +36,9 @@ pub fn group_text(group: &[usize]) -> String {
     }
 }
 
-/// The axes, each followed by its parts if it is used in parts: name and atoms.
-fn axes_and_parts(mesh: &Mesh) -> Vec<(String, AtomSet)> {
+/// The axes, each followed by its parts if it is used in parts, then what they are for experts: name
+/// and atoms.
+fn axes_and_parts(mesh: &Mesh, experts: Option<&Options>) -> Vec<(String, AtomSet)> {
     let mut out = vec![];
     for a in &mesh.axes {
         let all = mesh.axis(&a.name).unwrap_or_default();
@@ -43,12 +46,16 @@ fn axes_and_parts(mesh: &Mesh) -> Vec<(String, AtomSet)> {
         let parts = all.iter().filter(|_| all.len() > 1).map(AtomSet::one);
         out.extend(parts.map(|p| (mesh.names(p, "*"), p)));
     }
+    for (name, part) in [("edp", Part::Data), ("ep", Part::Expert), ("etp", Part::Tensor)] {
+        let atoms = experts.map(|o| ranks_of(mesh, o, part)).unwrap_or_default();
+        out.extend((!atoms.is_empty()).then(|| (name.to_string(), atoms)));
+    }
     out
 }
 
-/// All ranks with coordinates and groups.
-pub fn table(mesh: &Mesh, as_json: bool) -> String {
-    let over = axes_and_parts(mesh);
+/// All ranks with coordinates and groups; those of experts if options are given.
+pub fn table(mesh: &Mesh, experts: Option<&Options>, as_json: bool) -> String {
+    let over = axes_and_parts(mesh, experts);
     let shown = mesh.ranks().min(MAX_ROWS);
     if as_json {
         let one = |r: usize| {

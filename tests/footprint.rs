@@ -116,6 +116,24 @@ fn families() -> usize {
     largest
 }
 
+/// Every family with experts in bf16, on its own and with expert parallelism.
+fn experts() -> usize {
+    let mut largest = 0;
+    for name in EXPERTS {
+        for (mesh, ep) in [(&[][..], 1), (&[("dp_shard", 2), ("tp", 2)][..], 4)] {
+            let fx = Fixture::open(name);
+            let o = Options { dtype: DType::BF16, ep, etp: Some(1), ..options(mesh, false, 2) };
+            let model = fx.model(&o);
+            let compiled = compile(&model, &o);
+            let make = || session(&model, &compiled);
+            let beside = run(&compiled.plan, make, &fx.input_ids, &fx.targets());
+            assert!(beside <= BESIDE, "{name} {mesh:?}: {beside} bytes beside the arenas");
+            largest = largest.max(beside);
+        }
+    }
+    largest
+}
+
 /// Pipelines with and without tensor parallelism, by schedule.
 fn pipelines() -> usize {
     let meshes: [&[(&str, usize)]; 3] =
@@ -162,7 +180,7 @@ fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize, dtype: DType) -> (usi
 
 #[test]
 fn sessions_hold_little_beside_their_arenas() {
-    let (small, piped) = (families(), pipelines());
+    let (small, piped) = (families().max(experts()), pipelines());
     println!("beside the arenas: {small} bytes for the fixtures, {piped} in pipelines");
     for (mesh, sp, layers, dtype) in [
         (&[("dp_replicate", 2), ("tp", 2)][..], true, 2, DType::F32),

@@ -3,23 +3,8 @@
 use crate::fused::{adjacent, all, rows};
 use crate::layout::Layout;
 use shardc_ir::kernel::{self, Copies, Extents, Grouped, Kernel, Product, View};
-use shardc_ir::ops::Op;
 use shardc_ir::ops::grouped_dot::ROWS;
 use shardc_ir::ops::{Route, TopK};
-
-/// Ops whose kernels take no bf16.
-pub(crate) fn only_f32(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::TopK(_)
-            | Op::Dispatch(_)
-            | Op::Combine(_)
-            | Op::RowDots(_)
-            | Op::GroupedDot(_)
-            | Op::GroupedDotT(_)
-            | Op::GroupedOuter(_)
-    )
-}
 
 /// `top_k`: loops over the result's dims but the one that counts places.
 pub(crate) fn top_k(l: &Layout, op: &TopK) -> Kernel {
@@ -35,6 +20,7 @@ pub(crate) fn top_k(l: &Layout, op: &TopK) -> Kernel {
         extents,
         n: l.lens(0)[from],
         k,
+        elem: l.elem(0),
         x: walk(0, l.along(0, &rule.ins[0], &loops)),
         x_stride: l.strides(0)[from],
         out: walk(1, out),
@@ -69,9 +55,12 @@ pub(crate) fn copies(l: &Layout, [buffer, tokens, gates]: [usize; 3]) -> Box<Cop
         rows: b[2],
         width: b[3],
         buffer: rows(l, buffer),
+        buffer_elem: l.elem(buffer),
         tokens: rows(l, tokens),
+        token_elem: l.elem(tokens),
         slot: all(l, 1),
         gates: all(l, gates),
+        gate_elem: l.elem(gates),
     })
 }
 
@@ -90,8 +79,11 @@ pub(crate) fn grouped(l: &Layout, product: Product, [x, y, w]: [usize; 3]) -> Ke
         y_width: l.lens(y)[3],
         counts: all(l, 1),
         x: rows(l, x),
+        x_elem: l.elem(x),
         y: rows(l, y),
+        y_elem: l.elem(y),
         w: rows(l, w),
+        w_elem: l.elem(w),
         gathered,
         scratch: adjacent(l.types.len()),
     }))

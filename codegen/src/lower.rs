@@ -31,10 +31,7 @@ pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
 /// `dtype` if no kernel has the elements of an operand or a result.
 pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<Kernel> {
     let types: Vec<&Type> = node.ins.iter().chain(&node.outs).map(|&v| func.ty(v)).collect();
-    // Experts compute in f32 alone.
-    let narrow = |t: &&&Type| experts::only_f32(&node.op) && Elem::of(t.dtype) == Some(Elem::BF16);
-    let unknown = types.iter().find(|t| Elem::of(t.dtype).is_none());
-    if let Some(t) = unknown.or_else(|| types.iter().find(narrow)) {
+    if let Some(t) = types.iter().find(|t| Elem::of(t.dtype).is_none()) {
         let name = node.outs.first().map_or(String::new(), |&v| func.name(v).to_string());
         return Err(Diag::new("dtype", format!("no kernel computes {} yet", t.dtype.name()))
             .at(format!("@{}, {name} = {}", func.name, node.op.mnemonic()))

@@ -9,8 +9,15 @@
 //! | op | operands | result |
 //! |---|---|---|
 //! | product of matrices, attention, rotation | made bf16 | bf16; the log-sum-exp f32 |
+//! | product that decides a choice: that of a router | made bf16, then f32 | f32 |
+//! | rows and weights of experts | made bf16 | bf16; of row_dots f32 |
+//! | the scores of top_k, the gates of dispatch and combine | made f32 | |
 //! | reduction, and functions that lose digits near their poles: exp, log, roots, quotients | made f32 | f32 |
 //! | anything else | as they are; f32 if one is f32 | the same |
+//!
+//! A product decides a choice if `top_k` takes what is made of its result without another product.
+//! A parameter that is added on that way (the bias of a router) stays f32. What is only moved on
+//! its way to a product is rounded before, so that moves are of 2 bytes.
 //!
 //! So the statistics of norms, softmax and cross-entropy are f32, and what is computed with them
 //! stays f32 until a product takes it. Every kernel computes in f32 inside; see
@@ -23,12 +30,14 @@ use shardc_ir::ops::{Cast, Op};
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What an op wants of its float operands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wants {
     Half,
+    /// Rows that are bf16, and gates, the last operand, that are f32.
+    Gated,
     Wide,
     /// One type for all of them.
     Same,
@@ -46,16 +55,14 @@ fn wants(op: &Op) -> Wants {
             };
             if own(0) && own(1) { Wants::Half } else { Wants::Wide }
         }
-        Op::Attention(_) => Wants::Half,
-        // Choices and sums over experts.
-        Op::TopK(_)
-        | Op::Dispatch(_)
-        | Op::Combine(_)
+        Op::Attention(_)
         | Op::RowDots(_)
         | Op::GroupedDot(_)
         | Op::GroupedDotT(_)
-        | Op::GroupedOuter(_) => Wants::Wide,
-        Op::Exp(_)
+        | Op::GroupedOuter(_) => Wants::Half,
+        Op::Dispatch(_) | Op::Combine(_) => Wants::Gated,
+        Op::TopK(_)
+        | Op::Exp(_)
         | Op::Log(_)
         | Op::Sqrt(_)
         | Op::Rsqrt(_)
@@ -111,33 +118,85 @@ fn wants(op: &Op) -> Wants {
     }
 }
 
+/// Values that decide a choice: what `top_k` takes, and what that is made of, up to products.
+fn deciding(f: &Func) -> Vec<bool> {
+    let mut decides = vec![false; f.values.len()];
+    for n in f.nodes.iter().rev() {
+        let is = matches!(n.op, Op::TopK(_)) || n.outs.iter().any(|o| decides[o.0 as usize]);
+        if is && !matches!(wants(&n.op), Wants::Half | Wants::Gated) {
+            n.ins.iter().for_each(|v| decides[v.0 as usize] = true);
+        }
+    }
+    decides
+}
+
+/// Values that products alone take, now or after moves.
+fn for_products(f: &Func) -> Vec<bool> {
+    let mut only = vec![None; f.values.len()];
+    f.results.iter().for_each(|r| only[r.value.0 as usize] = Some(false));
+    for n in f.nodes.iter().rev() {
+        let moved = is_move(&n.op) && only[n.outs[0].0 as usize] == Some(true);
+        let wants = wants(&n.op);
+        for (i, v) in n.ins.iter().enumerate() {
+            let takes = match wants {
+                Wants::Half => true,
+                Wants::Gated => i == 0,
+                Wants::Wide | Wants::Same | Wants::AsTheyAre => moved,
+            };
+            let known = &mut only[v.0 as usize];
+            *known = Some(known.unwrap_or(true) && takes);
+        }
+    }
+    only.into_iter().map(|x| x == Some(true)).collect()
+}
+
+fn is_move(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Transpose(_))
+}
+
 /// Makes the parameters of a model bf16, and with them what is computed.
 pub fn precision(f: &mut Func) {
+    let (decides, for_products) = (deciding(f), for_products(f));
     for a in &f.args {
         let ty = &mut f.values[a.value.0 as usize].ty;
-        if a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param) && ty.dtype == DType::F32 {
+        let is_param = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+        if is_param && ty.dtype == DType::F32 && !decides[a.value.0 as usize] {
             ty.dtype = DType::BF16;
         }
     }
-    let mut p = Pass { homes: f.values.iter().map(|_| Scope(0)).collect(), casts: HashMap::new() };
+    let homes = f.values.iter().map(|_| Scope(0)).collect();
+    let mut p = Pass { homes, casts: HashMap::new(), exact: HashSet::new() };
     for mut n in std::mem::take(&mut f.nodes) {
         let floats = |f: &Func, n: &Node| -> SmallVec<[DType; 4]> {
             let all = n.ins.iter().map(|&v| f.ty(v).dtype);
             all.filter(|d| d.is_float()).collect()
         };
         let to = match wants(&n.op) {
-            Wants::Half => Some(DType::BF16),
+            Wants::Half | Wants::Gated => Some(DType::BF16),
             Wants::Wide => Some(DType::F32),
+            Wants::Same if is_move(&n.op) && for_products[n.outs[0].0 as usize] => {
+                Some(DType::BF16)
+            }
             Wants::Same if floats(f, &n).contains(&DType::F32) => Some(DType::F32),
             Wants::Same | Wants::AsTheyAre => None,
         };
         if let Op::Rope(_) = n.op {
             n.ins[0] = p.cast(f, n.ins[0], DType::BF16, n.scope);
         }
-        for v in &mut n.ins {
-            if let Some(to) = to.filter(|_| f.ty(*v).dtype.is_float()) {
-                *v = p.cast(f, *v, to, n.scope);
+        let gates = if wants(&n.op) == Wants::Gated { n.ins.len() - 1 } else { n.ins.len() };
+        let routes = wants(&n.op) == Wants::Half && n.outs.iter().any(|o| decides[o.0 as usize]);
+        for (i, v) in n.ins.iter_mut().enumerate() {
+            let Some(to) = to.filter(|_| f.ty(*v).dtype.is_float()) else { continue };
+            if routes && p.exact.contains(v) {
+                continue;
             }
+            *v = p.cast(f, *v, if i < gates { to } else { DType::F32 }, n.scope);
+            if routes {
+                *v = p.cast(f, *v, DType::F32, n.scope);
+            }
+        }
+        if matches!(n.op, Op::Cast(_)) && f.ty(n.ins[0]).dtype == DType::BF16 {
+            p.exact.insert(n.outs[0]);
         }
         let types = {
             let ins: SmallVec<[&Type; 4]> = n.ins.iter().map(|&v| f.ty(v)).collect();
@@ -163,6 +222,8 @@ struct Pass {
     homes: Vec<Scope>,
     /// By value and scope.
     casts: HashMap<(Value, DType, Scope), Value>,
+    /// Casts of bf16: what a product would take of them, they are already.
+    exact: HashSet<Value>,
 }
 
 impl Pass {

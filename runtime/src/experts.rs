@@ -1,9 +1,10 @@
 //! Kernels that send tokens to experts and back: the choice, the places in the buffers, the copies.
+//! Rows are treated a piece at a time, in f32 whatever their elements are.
 
-use crate::map::Odometer;
-use crate::math;
+use crate::map::{BLOCK, Odometer, element, read, scatter};
+use crate::math::{self, LANES};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::kernel::{Copies, Route, TopK, View};
+use shardc_ir::kernel::{Copies, Elem, Route, TopK, View};
 use std::ops::Range;
 
 /// Runs a choice of the largest.
@@ -13,16 +14,16 @@ use std::ops::Range;
 pub(crate) unsafe fn top_k(k: &TopK, memory: &[*mut f32]) {
     let mut o = Odometer::new(&k.extents);
     while let Some(index) = o.index() {
-        let x = memory[k.x.operand].wrapping_add(k.x.at(index)).cast_const();
+        let x = element(memory[k.x.operand], k.elem, k.x.at(index));
         let out = memory[k.out.operand].wrapping_add(k.out.at(index)).cast::<i32>();
         // SAFETY: by the caller: `x` has n elements and `out` k places, which hold numbers of
         // elements up to the place that is being looked for.
         unsafe {
-            let element = |e: usize| *x.add(e * k.x_stride);
+            let score = |e: usize| number(element(x, k.elem, e * k.x_stride), k.elem);
             let place = |i: usize| out.add(i * k.out_stride);
-            let held = |i: usize| element(*place(i) as usize);
+            let held = |i: usize| score(*place(i) as usize);
             for e in 0..k.n {
-                let new = element(e);
+                let new = score(e);
                 let mut i = e.min(k.k);
                 if i == k.k && (i == 0 || new.total_cmp(&held(i - 1)).is_le()) {
                     continue;
@@ -135,49 +136,86 @@ fn overflow(k: &Route, w: Overflow) -> Diag {
     d.help(format!("compile with --moe-bound {groups}, which holds any load"))
 }
 
+/// One element in f32.
+///
+/// # Safety
+/// The element is valid.
+unsafe fn number(at: *const f32, elem: Elem) -> f32 {
+    let mut x = [0.0];
+    // SAFETY: by the caller.
+    unsafe { read(at, elem, &mut x) };
+    x[0]
+}
+
 /// The rows of a token's copies.
 struct Rows<'a> {
     k: &'a Copies,
     memory: &'a [*mut f32],
 }
 
+/// A row in memory.
+#[derive(Clone, Copy)]
+struct Row {
+    at: *mut f32,
+    elem: Elem,
+}
+
+impl Row {
+    /// A piece in f32, in `room`.
+    ///
+    /// # Safety
+    /// The row has these elements, and nobody writes them; the room has as many.
+    unsafe fn piece<'a>(&self, piece: &Range<usize>, room: &'a mut [f32; BLOCK]) -> &'a [f32] {
+        let room = &mut room[..piece.len()];
+        // SAFETY: by the caller.
+        unsafe { read(element(self.at, self.elem, piece.start), self.elem, room) };
+        room
+    }
+
+    /// Writes a piece.
+    ///
+    /// # Safety
+    /// The row has these elements, and nobody else uses them.
+    unsafe fn put(&self, piece: &Range<usize>, x: &[f32]) {
+        let to = element(self.at, self.elem, piece.start);
+        // SAFETY: by the caller.
+        unsafe { scatter(x.as_ptr(), to, 1, piece.len(), self.elem) }
+    }
+}
+
 impl Rows<'_> {
-    fn at(&self, v: &View, index: &[usize]) -> *mut f32 {
-        self.memory[v.operand].wrapping_add(v.at(index))
+    fn at(&self, v: &View, elem: Elem, index: &[usize]) -> *mut f32 {
+        element(self.memory[v.operand], elem, v.at(index))
+    }
+    fn token(&self, z: usize, t: usize) -> Row {
+        let elem = self.k.token_elem;
+        Row { at: self.at(&self.k.tokens, elem, &[z, t]), elem }
+    }
+    fn gate(&self, copy: [usize; 3]) -> *mut f32 {
+        self.at(&self.k.gates, self.k.gate_elem, &copy)
     }
     /// The buffer's row of a copy, if it has one.
     ///
     /// # Safety
     /// The memory is valid for everything the kernel reaches.
-    unsafe fn of(&self, copy: [usize; 3]) -> Option<*mut f32> {
+    unsafe fn of(&self, copy: [usize; 3]) -> Option<Row> {
+        let (k, elem) = (self.k, self.k.buffer_elem);
         // SAFETY: by the caller, an element of the slots.
-        let slot = unsafe { *self.at(&self.k.slot, &copy).cast::<i32>() };
-        let slot = usize::try_from(slot).ok().filter(|&s| s < self.k.groups * self.k.rows)?;
-        Some(self.at(&self.k.buffer, &[slot / self.k.rows, copy[0], slot % self.k.rows]))
+        let slot = unsafe { *self.at(&k.slot, Elem::I32, &copy).cast::<i32>() };
+        let slot = usize::try_from(slot).ok().filter(|&s| s < k.groups * k.rows)?;
+        let at = self.at(&k.buffer, elem, &[slot / k.rows, copy[0], slot % k.rows]);
+        Some(Row { at, elem })
     }
     /// Calls `f(shard, token)` for every token.
     fn tokens(&self, mut f: impl FnMut(usize, usize)) {
         let [shards, tokens, _] = self.k.copies;
         (0..shards).for_each(|z| (0..tokens).for_each(|t| f(z, t)));
     }
-}
-
-/// A row of the kernel's width.
-///
-/// # Safety
-/// The row has so many valid elements, which nobody writes while the slice is.
-unsafe fn row<'a>(at: *const f32, width: usize) -> &'a [f32] {
-    // SAFETY: by the caller.
-    unsafe { std::slice::from_raw_parts(at, width) }
-}
-
-/// A row of the kernel's width, to be written.
-///
-/// # Safety
-/// The row has so many valid elements, which nobody else uses while the slice is.
-unsafe fn row_mut<'a>(at: *mut f32, width: usize) -> &'a mut [f32] {
-    // SAFETY: by the caller.
-    unsafe { std::slice::from_raw_parts_mut(at, width) }
+    /// The pieces of a row.
+    fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let width = self.k.width;
+        (0..width).step_by(BLOCK).map(move |i| i..width.min(i + BLOCK))
+    }
 }
 
 /// Copies tokens, times their gates, into the rows of their copies.
@@ -186,14 +224,18 @@ unsafe fn row_mut<'a>(at: *mut f32, width: usize) -> &'a mut [f32] {
 /// `memory` is valid for everything the kernel reaches, and the buffer overlaps no operand.
 pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32]) {
     let rows = Rows { k, memory };
+    let (mut room, mut made) = ([0.0; BLOCK], [0.0; BLOCK]);
     rows.tokens(|z, t| {
-        // SAFETY: by the caller: rows and elements of the operands, and rows of the result.
-        unsafe {
-            let x = row(rows.at(&k.tokens, &[z, t]), k.width);
-            for c in 0..k.copies[2] {
-                if let Some(to) = rows.of([z, t, c]) {
-                    let gate = *rows.at(&k.gates, &[z, t, c]);
-                    math::scaled(x, gate, row_mut(to, k.width));
+        for piece in rows.pieces() {
+            // SAFETY: by the caller: rows and elements of the operands, and rows of the result.
+            unsafe {
+                let x = rows.token(z, t).piece(&piece, &mut room);
+                for copy in (0..k.copies[2]).map(|c| [z, t, c]) {
+                    if let Some(to) = rows.of(copy) {
+                        let made = &mut made[..x.len()];
+                        math::scaled(x, number(rows.gate(copy), k.gate_elem), made);
+                        to.put(&piece, made);
+                    }
                 }
             }
         }
@@ -206,23 +248,28 @@ pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32]) {
 /// `memory` is valid for everything the kernel reaches, and the tokens overlap no operand.
 pub(crate) unsafe fn combine(k: &Copies, memory: &[*mut f32]) {
     let rows = Rows { k, memory };
+    let (mut room, mut sum) = ([0.0; BLOCK], [0.0; BLOCK]);
     rows.tokens(|z, t| {
-        // SAFETY: by the caller: rows and elements of the operands, and a row of the result.
-        unsafe {
-            let out = row_mut(rows.at(&k.tokens, &[z, t]), k.width);
+        for piece in rows.pieces() {
+            let sum = &mut sum[..piece.len()];
             let mut first = true;
-            for c in 0..k.copies[2] {
-                let Some(from) = rows.of([z, t, c]) else { continue };
-                let (x, gate) = (row(from, k.width), *rows.at(&k.gates, &[z, t, c]));
-                if first {
-                    math::scaled(x, gate, out)
-                } else {
-                    math::add_scaled(x, gate, out)
+            // SAFETY: by the caller: rows and elements of the operands, and a row of the result.
+            unsafe {
+                for copy in (0..k.copies[2]).map(|c| [z, t, c]) {
+                    let Some(from) = rows.of(copy) else { continue };
+                    let x = from.piece(&piece, &mut room);
+                    let gate = number(rows.gate(copy), k.gate_elem);
+                    if first {
+                        math::scaled(x, gate, sum)
+                    } else {
+                        math::add_scaled(x, gate, sum)
+                    }
+                    first = false;
                 }
-                first = false;
-            }
-            if first {
-                out.fill(0.0);
+                if first {
+                    sum.fill(0.0);
+                }
+                rows.token(z, t).put(&piece, sum);
             }
         }
     });
@@ -233,14 +280,23 @@ pub(crate) unsafe fn combine(k: &Copies, memory: &[*mut f32]) {
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the gates overlap no operand.
 pub(crate) unsafe fn row_dots(k: &Copies, memory: &[*mut f32]) {
+    // Then every product is added to the partial sum that it would be added to without pieces.
+    const { assert!(BLOCK.is_multiple_of(LANES)) };
     let rows = Rows { k, memory };
+    let (mut room, mut other) = ([0.0; BLOCK], [0.0; BLOCK]);
     rows.tokens(|z, t| {
-        // SAFETY: by the caller: rows of the operands, and elements of the result.
-        unsafe {
-            let x = row(rows.at(&k.tokens, &[z, t]), k.width);
-            for c in 0..k.copies[2] {
-                let dot = rows.of([z, t, c]).map_or(0.0, |y| math::dot(row(y, k.width), x));
-                *rows.at(&k.gates, &[z, t, c]) = dot;
+        for copy in (0..k.copies[2]).map(|c| [z, t, c]) {
+            let mut sums = [0.0; LANES];
+            // SAFETY: by the caller: rows of the operands, and elements of the result.
+            unsafe {
+                if let Some(y) = rows.of(copy) {
+                    for piece in rows.pieces() {
+                        let x = rows.token(z, t).piece(&piece, &mut room);
+                        math::add_products(y.piece(&piece, &mut other), x, &mut sums);
+                    }
+                }
+                let gate = Row { at: rows.gate(copy), elem: k.gate_elem };
+                gate.put(&(0..1), &[math::total(sums)]);
             }
         }
     });

@@ -1,11 +1,14 @@
 //! Products of rows with the weights of their experts. Which rows these are is known when it runs;
 //! rows of no expert cost nothing. An expert's rows lie together in the buffer of a shard, but
 //! apart from those in other shards' buffers: small lots of them are gathered for one product,
-//! since many small ones would read the weight each.
+//! since many small ones would read the weight each. Rows that are not f32 are gathered from all
+//! shards in any case: a block of an expert's rows is made f32 at a time.
 
-use crate::product::{Mat, multiply};
-use shardc_ir::kernel::{Grouped, Product, View};
+use crate::map::{element, read, scatter};
+use crate::product::{Mat, Stored, blocks, keep, load, multiply};
+use shardc_ir::kernel::{Elem, Grouped, Product, View};
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Rows of one expert in the buffer of one shard.
 #[derive(Clone, Copy)]
@@ -13,6 +16,15 @@ struct Lot {
     shard: usize,
     first: usize,
     rows: usize,
+}
+
+/// Rows `[group, shard, row]`, and their elements.
+type Buffer<'a> = (&'a View, Elem);
+
+/// The rows of one expert.
+struct Rows<'a> {
+    group: usize,
+    lots: &'a [Lot],
 }
 
 struct Call<'a> {
@@ -52,9 +64,17 @@ impl Call<'_> {
     /// As for [`run`]; group and expert are the kernel's, and `next` is at most its rows.
     unsafe fn expert(&self, group: usize, expert: usize, next: &mut [usize]) {
         let k = self.k;
-        let w = Mat::rows(self.at(&k.w, &[group * k.experts + expert]), k.w.strides[1]);
+        let first = k.w.at(&[group * k.experts + expert]);
+        let stored = Stored {
+            at: element(self.memory[k.w.operand], k.w_elem, first),
+            elem: k.w_elem,
+            row_stride: k.w.strides[1],
+            col_stride: 1,
+        };
+        let w = Mat::rows(stored.at, stored.row_stride);
         let mut lots: SmallVec<[Lot; 16]> = SmallVec::new();
         let (mut held, mut summed) = (0, false);
+        let by_blocks = k.by_blocks();
         // SAFETY: by the caller; a lot ends at the last row at most, and several hold no more rows
         // than can be gathered.
         unsafe {
@@ -65,7 +85,7 @@ impl Call<'_> {
                 if rows == 0 {
                     continue;
                 }
-                if !lots.is_empty() && held + rows > k.gathered {
+                if !by_blocks && !lots.is_empty() && held + rows > k.gathered {
                     self.lots(group, w, &lots, summed);
                     lots.clear();
                     (held, summed) = (0, true);
@@ -74,8 +94,115 @@ impl Call<'_> {
                 held += rows;
                 *first += rows;
             }
-            self.lots(group, w, &lots, summed);
+            match by_blocks {
+                true => self.by_blocks(&Rows { group, lots: &lots }, stored),
+                false => self.lots(group, w, &lots, summed),
+            }
         }
+    }
+
+    /// The product of all rows of an expert, a block at a time.
+    ///
+    /// # Safety
+    /// As for [`run`]; lots are inside the buffers, and `w` is the expert's.
+    unsafe fn by_blocks(&self, rows: &Rows, w: Stored) {
+        let (k, [size_x, size_y, _]) = (self.k, self.k.block());
+        let x = self.at(&k.scratch, &[]);
+        let (y, v) = (x.wrapping_add(size_x), x.wrapping_add(size_x + size_y));
+        let n: usize = rows.lots.iter().map(|l| l.rows).sum();
+        let (of_x, of_y) = ((&k.x, k.x_elem), (&k.y, k.y_elem));
+        let product = |size, a, b, out| {
+            // SAFETY: blocks have room for these sizes, and lie apart.
+            unsafe { multiply(size, a, b, out, 1.0, true, self.threads) }
+        };
+        // SAFETY: by the caller: rows of the expert, and blocks inside its weight; a block of the
+        // workspace has at most the sizes that `block` counts.
+        unsafe {
+            match k.product {
+                Product::Rows => {
+                    for (r, o) in pairs(n, k.y_width) {
+                        let sum = zeros(y, [r.len(), o.len()]);
+                        for i in blocks(k.x_width) {
+                            let from = self.gather(rows, of_x, [&r, &i], x);
+                            let weight = load(w.from(o.start, i.start), [o.len(), i.len()], v);
+                            product([r.len(), o.len(), i.len()], from, weight.transposed(), sum);
+                        }
+                        self.spread(rows, of_y, [&r, &o], sum);
+                    }
+                }
+                Product::RowsTransposed => {
+                    for (r, i) in pairs(n, k.x_width) {
+                        let sum = zeros(x, [r.len(), i.len()]);
+                        for o in blocks(k.y_width) {
+                            let from = self.gather(rows, of_y, [&r, &o], y);
+                            let weight = load(w.from(o.start, i.start), [o.len(), i.len()], v);
+                            product([r.len(), i.len(), o.len()], from, weight, sum);
+                        }
+                        self.spread(rows, of_x, [&r, &i], sum);
+                    }
+                }
+                Product::Weights => {
+                    for (o, i) in pairs(k.y_width, k.x_width) {
+                        let sum = zeros(v, [o.len(), i.len()]);
+                        for r in blocks(n) {
+                            let left = self.gather(rows, of_y, [&r, &o], y);
+                            let right = self.gather(rows, of_x, [&r, &i], x);
+                            product([o.len(), i.len(), r.len()], left.transposed(), right, sum);
+                        }
+                        keep(sum, w.from(o.start, i.start), [o.len(), i.len()]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Calls `f(i, address)` for rows of an expert, from the first of some columns on.
+    fn each(
+        &self,
+        rows: &Rows,
+        (v, elem): Buffer,
+        [range, cols]: [&Range<usize>; 2],
+        mut f: impl FnMut(usize, *mut f32),
+    ) {
+        let mut before = 0;
+        for lot in rows.lots {
+            for r in range.start.max(before)..range.end.min(before + lot.rows) {
+                let at = v.at(&[rows.group, lot.shard, lot.first + r - before]) + cols.start;
+                f(r - range.start, element(self.memory[v.operand], elem, at));
+            }
+            before += lot.rows;
+        }
+    }
+
+    /// A block of an expert's rows, in f32 in `room`.
+    ///
+    /// # Safety
+    /// Rows and columns are valid, and `room` for as many elements.
+    unsafe fn gather(
+        &self,
+        rows: &Rows,
+        from: Buffer,
+        part: [&Range<usize>; 2],
+        room: *mut f32,
+    ) -> Mat {
+        let width = part[1].len();
+        self.each(rows, from, part, |i, at| {
+            // SAFETY: by the caller.
+            unsafe { read(at, from.1, std::slice::from_raw_parts_mut(room.add(i * width), width)) };
+        });
+        Mat::rows(room, width)
+    }
+
+    /// Rounds a block to an expert's rows.
+    ///
+    /// # Safety
+    /// Rows and columns are valid, and the block has as many.
+    unsafe fn spread(&self, rows: &Rows, to: Buffer, part: [&Range<usize>; 2], block: Mat) {
+        let width = part[1].len();
+        self.each(rows, to, part, |i, at| {
+            // SAFETY: by the caller.
+            unsafe { scatter(block.at.add(i * width).cast_const(), at, 1, width, to.1) };
+        });
     }
 
     /// One product of the rows of these lots; without any, the result of a sum of nothing.
@@ -151,4 +278,19 @@ impl Call<'_> {
             }
         }
     }
+}
+
+/// All blocks of a matrix, by rows and columns.
+fn pairs(rows: usize, cols: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    blocks(rows).flat_map(move |r| blocks(cols).map(move |c| (r.clone(), c)))
+}
+
+/// A block of zeros.
+///
+/// # Safety
+/// There is room for so many rows and columns.
+unsafe fn zeros(room: *mut f32, [rows, cols]: [usize; 2]) -> Mat {
+    // SAFETY: by the caller.
+    unsafe { room.write_bytes(0, rows * cols) };
+    Mat::rows(room, cols)
 }

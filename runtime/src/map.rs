@@ -193,6 +193,21 @@ unsafe fn gather<T: Copy>(from: *const T, stride: usize, out: &mut [f32], f: imp
     }
 }
 
+/// Reads elements that lie together.
+///
+/// # Safety
+/// `out.len()` elements from `at` are valid, and apart from `out`.
+pub(crate) unsafe fn read(at: *const f32, elem: Elem, out: &mut [f32]) {
+    // SAFETY: by the caller.
+    unsafe {
+        match elem {
+            Elem::F32 => gather(at, 1, out, |x| x),
+            Elem::I32 => gather(at.cast::<i32>(), 1, out, |x| x as f32),
+            Elem::BF16 => gather(at.cast::<u16>(), 1, out, math::from_bf16),
+        }
+    }
+}
+
 /// # Safety
 /// `n` elements from `to`, `stride` apart, are valid for writes, `n` from `from` for reads.
 pub(crate) unsafe fn scatter(from: *const f32, to: *mut f32, stride: usize, n: usize, elem: Elem) {

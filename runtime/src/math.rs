@@ -140,7 +140,7 @@ vectorised! {
 }
 
 /// Partial folds kept side by side: as many as vector registers hold without dependence.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Folds a slice in a fixed order: 16 partial folds of every 16th element, then those in pairs.
 #[inline(always)]
@@ -156,6 +156,11 @@ fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
         *a = f(*a, x);
     }
     in_pairs(acc, f)
+}
+
+/// What partial sums are in all, in the order of [`sum`].
+pub(crate) fn total(acc: [f32; LANES]) -> f32 {
+    in_pairs(acc, |a, b| a + b)
 }
 
 #[inline(always)]
@@ -181,16 +186,15 @@ vectorised! {
 }
 
 vectorised! {
-    /// The sum of products, in the order of `sum`.
-    fn dot(x: &[f32], y: &[f32]) -> f32 {
-        let mut acc = [0.0; LANES];
+    /// Adds products to partial sums. All pieces of a sum but the last have a multiple of
+    /// [`LANES`] products.
+    fn add_products(x: &[f32], y: &[f32], acc: &mut [f32; LANES]) {
         let (mut a, mut b) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
         for (x, y) in (&mut a).zip(&mut b) {
             acc.iter_mut().zip(x.iter().zip(y)).for_each(|(s, (&x, &y))| *s += x * y);
         }
         let rest = a.remainder().iter().zip(b.remainder());
         acc.iter_mut().zip(rest).for_each(|(s, (&x, &y))| *s += x * y);
-        in_pairs(acc, |a, b| a + b)
     }
 }
 vectorised! {

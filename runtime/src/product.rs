@@ -9,6 +9,7 @@ use crate::math::{from_bf16, widen};
 use gemm::Parallelism;
 use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix};
 use shardc_ir::ops::dot::BLOCK;
+use std::ops::Range;
 
 /// A matrix in memory.
 #[derive(Clone, Copy)]
@@ -26,6 +27,28 @@ impl Mat {
     pub fn transposed(self) -> Mat {
         Mat { at: self.at, row_stride: self.col_stride, col_stride: self.row_stride }
     }
+}
+
+/// A matrix in memory, of any elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored {
+    pub at: *mut f32,
+    pub elem: Elem,
+    pub row_stride: usize,
+    pub col_stride: usize,
+}
+
+impl Stored {
+    /// The same from a row and a column on.
+    pub fn from(self, row: usize, col: usize) -> Stored {
+        let first = row * self.row_stride + col * self.col_stride;
+        Stored { at: element(self.at, self.elem, first), ..self }
+    }
+}
+
+/// Cuts a range from 0 into blocks.
+pub(crate) fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..n).step_by(BLOCK).map(move |i| i..n.min(i + BLOCK))
 }
 
 /// `out = scale · a b`, added to what `out` holds if `accumulate`; `[m, k]` by `[k, n]`.
@@ -112,65 +135,70 @@ unsafe fn by_blocks(k: &Gemm, memory: &[*mut f32], scratch: *mut f32, threads: u
     let [size_a, size_b, _] = k.block();
     let (a, b, out) =
         (scratch, scratch.wrapping_add(size_a), scratch.wrapping_add(size_a + size_b));
-    let steps = |n: usize| (0..n).step_by(BLOCK).map(move |i| (i, BLOCK.min(n - i)));
+    let stored = |x: &Matrix, index: &[usize]| Stored {
+        at: element(memory[x.view.operand], x.elem, x.view.at(index)),
+        elem: x.elem,
+        row_stride: x.row_stride,
+        col_stride: x.col_stride,
+    };
     let mut batch = Odometer::new(&k.batch);
     while let Some(at) = batch.index() {
-        for (i, m) in steps(k.m) {
-            for (j, n) in steps(k.n) {
+        for i in blocks(k.m) {
+            for j in blocks(k.n) {
+                let (m, n) = (i.len(), j.len());
                 let sum = Mat::rows(out, n);
                 // SAFETY: the block has m · n elements.
                 unsafe { out.write_bytes(0, m * n) };
                 let mut inner = Odometer::new(&k.sum);
                 while let Some(rest) = inner.index() {
                     let index: Extents = at.iter().chain(rest).copied().collect();
-                    for (l, depth) in steps(k.k) {
+                    let (from_a, from_b) = (stored(&k.a, &index), stored(&k.b, &index));
+                    for l in blocks(k.k) {
+                        let depth = l.len();
                         // SAFETY: the kernel reaches these elements, and blocks have room.
                         unsafe {
-                            let x = load(&k.a, memory, &index, [i, l], [m, depth], a);
-                            let y = load(&k.b, memory, &index, [l, j], [depth, n], b);
+                            let x = load(from_a.from(i.start, l.start), [m, depth], a);
+                            let y = load(from_b.from(l.start, j.start), [depth, n], b);
                             multiply([m, n, depth], x, y, sum, 1.0, true, threads);
                         }
                     }
                     inner.advance();
                 }
-                let place = &k.out;
-                for row in 0..m {
-                    let to =
-                        place.view.at(at) + (i + row) * place.row_stride + j * place.col_stride;
-                    let to = element(memory[place.view.operand], place.elem, to);
-                    // SAFETY: the kernel reaches this row, and the block has it.
-                    unsafe {
-                        scatter(out.add(row * n).cast_const(), to, place.col_stride, n, place.elem);
-                    }
-                }
+                // SAFETY: the kernel reaches these rows, and the block has them.
+                unsafe { keep(sum, stored(&k.out, at).from(i.start, j.start), [m, n]) };
             }
         }
         batch.advance();
     }
 }
 
-/// A block of a matrix in f32, from an index of the loops and a row and a column on: where it lies,
-/// if its elements are f32, else in `room`, with what is adjacent in the matrix adjacent there.
+/// A block of rows of adjacent f32, rounded to where it belongs.
+///
+/// # Safety
+/// Both are valid and apart.
+pub(crate) unsafe fn keep(block: Mat, to: Stored, [rows, cols]: [usize; 2]) {
+    for row in 0..rows {
+        // SAFETY: by the caller.
+        unsafe {
+            let from = block.at.add(row * block.row_stride).cast_const();
+            scatter(from, to.from(row, 0).at, to.col_stride, cols, to.elem);
+        }
+    }
+}
+
+/// A block of a matrix in f32: where it lies, if its elements are f32, else in `room`, with what is
+/// adjacent in the matrix adjacent there.
 ///
 /// # Safety
 /// The block is valid, and `room` for as many elements.
-unsafe fn load(
-    x: &Matrix,
-    memory: &[*mut f32],
-    index: &[usize],
-    [row, col]: [usize; 2],
-    [rows, cols]: [usize; 2],
-    room: *mut f32,
-) -> Mat {
-    let first = x.view.at(index) + row * x.row_stride + col * x.col_stride;
-    let at = element(memory[x.view.operand], x.elem, first);
+pub(crate) unsafe fn load(x: Stored, [rows, cols]: [usize; 2], room: *mut f32) -> Mat {
     if x.elem != Elem::BF16 {
-        return Mat { at, row_stride: x.row_stride, col_stride: x.col_stride };
+        return Mat { at: x.at, row_stride: x.row_stride, col_stride: x.col_stride };
     }
     let by_column = x.row_stride == 1 && x.col_stride != 1;
     let (outer, inner) = if by_column { (cols, rows) } else { (rows, cols) };
     let (stride, step) = if by_column { (x.col_stride, 1) } else { (x.row_stride, x.col_stride) };
-    let from = at.cast::<u16>().cast_const();
+    let from = x.at.cast::<u16>().cast_const();
     for o in 0..outer {
         // SAFETY: by the caller.
         unsafe {

@@ -40,14 +40,16 @@ fn draw(shape: &[usize], name: &str) -> Tensor {
     let mut i = 0;
     Tensor::from_fn(shape, |_| {
         i += 1;
-        f64::from((s.uniform(i) * 2.0 - 1.0) as f32)
+        // Numbers that a bf16 can hold too.
+        (s.uniform(i) * 128.0 - 64.0).round() / 64.0
     })
 }
 
 /// Every element of `got` is near that of `want`, or, where `want` has none, was not written.
 fn near(what: &str, got: &Tensor, want: impl Fn(&[usize]) -> Option<f64>) {
+    let off = if what.contains("bf16") { 2f64.powi(-8) } else { 2e-5 };
     each_index(&got.shape, |i| match (got.at(i), want(i)) {
-        (g, Some(w)) => assert!((g - w).abs() <= 2e-5 * w.abs().max(1.0), "{what} {i:?}: {g}, {w}"),
+        (g, Some(w)) => assert!((g - w).abs() <= off * w.abs().max(1.0), "{what} {i:?}: {g}, {w}"),
         (g, None) => assert!(g.is_nan(), "{what} {i:?}: {g} was written"),
     });
 }
@@ -116,6 +118,18 @@ fn rows_of_no_expert_are_neither_read_nor_written() {
             "grouped_outer f32[2,2,201,131], i32[2,3,2], f32[2,2,201,66]",
         ];
         grouped(&format!("{what}, large"), &counts.map(|n| n * 21.0), texts, [201, 66, 131]);
+        let texts = [
+            "grouped_dot bf16[2,2,9,5], i32[2,3,2], bf16[6,7,5]",
+            "grouped_dot_t bf16[2,2,9,7], i32[2,3,2], bf16[6,7,5]",
+            "grouped_outer bf16[2,2,9,7], i32[2,3,2], bf16[2,2,9,5]",
+        ];
+        grouped(&format!("{what}, bf16"), &counts, texts, [9, 5, 7]);
+        let texts = [
+            "grouped_dot bf16[2,2,401,66], i32[2,3,2], bf16[6,131,66]",
+            "grouped_dot_t bf16[2,2,401,131], i32[2,3,2], bf16[6,131,66]",
+            "grouped_outer bf16[2,2,401,131], i32[2,3,2], bf16[2,2,401,66]",
+        ];
+        grouped(&format!("{what}, bf16, large"), &counts.map(|n| n * 43.0), texts, [401, 66, 131]);
     }
 }
 
@@ -130,11 +144,15 @@ fn slots_that_name_no_row_go_nowhere() {
     let copy = |g: usize, z: usize, c: usize| {
         (0..6).map(|i| [z, i / 2, i % 2]).find(|at| slot.at(at) == (4 * g + c) as f64)
     };
+    let halves = "dispatch[g=2,c=4] bf16[2,3,37], i32[2,3,2], f32[2,3,2]";
     let text = "dispatch[g=2,c=4] f32[2,3,37], i32[2,3,2], f32[2,3,2]";
-    let rows = run(text, &[&x, &slot, &gates]).unwrap().remove(0);
-    near(text, &rows, |at| {
-        let from = copy(at[0], at[1], at[2])?;
-        Some(x.at(&[from[0], from[1], at[3]]) * gates.at(&from))
+    let [_, rows] = [halves, text].map(|text| {
+        let rows = run(text, &[&x, &slot, &gates]).unwrap().remove(0);
+        near(text, &rows, |at| {
+            let from = copy(at[0], at[1], at[2])?;
+            Some(x.at(&[from[0], from[1], at[3]]) * gates.at(&from))
+        });
+        rows
     });
     // Rows that no copy has are still NaN here.
     assert!(rows.data.iter().any(|x| x.is_nan()));

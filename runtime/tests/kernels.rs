@@ -192,18 +192,13 @@ fn in_bf16(s: &Sample) -> Option<Sample> {
     let f32s: &[usize] = match &s.op {
         Op::Rope(_) => &[1, 2],
         Op::AttentionGrad(_) => &[3, 5],
+        Op::MergeAttention(_) => &[1, 3],
         // A parameter, its moments and its scalars are f32: only the gradient is not.
         Op::AdamW(_) => &[0, 2, 3, 4, 5, 6],
         Op::Sgd(_) => &[0, 2, 3],
         Op::Literal(_) | Op::Fill(_) => return None,
-        // Experts compute in f32 alone.
-        Op::TopK(_)
-        | Op::Dispatch(_)
-        | Op::Combine(_)
-        | Op::RowDots(_)
-        | Op::GroupedDot(_)
-        | Op::GroupedDotT(_)
-        | Op::GroupedOuter(_) => return None,
+        // Gates are f32.
+        Op::Dispatch(_) | Op::Combine(_) => &[2],
         _any => &[],
     };
     f32s.iter().for_each(|&i| half.ins[i].dtype = DType::F32);
@@ -229,12 +224,19 @@ fn element_types_may_be_mixed() {
         "dot[mk,kn->mn] f32[7,9], bf16[9,5]",
         "dot[ab,ab->a] f32[7,9], bf16[7,9]",
         "adamw[0.9; beta2=0.99; eps=1e-8; decay=0.1] f32[3,7], bf16[3,7], f32[3,7], f32[3,7], f32[], f32[], f32[]",
+        "dispatch[g=2,c=3] f32[2,3,4], i32[2,3,2], bf16[2,3,2]",
+        "combine bf16[2,2,3,4], i32[2,3,2], bf16[2,3,2]",
+        "row_dots bf16[2,2,3,4], i32[2,3,2], f32[2,3,4]",
+        "row_dots f32[2,2,3,4], i32[2,3,2], bf16[2,3,4]",
+        "grouped_dot f32[2,2,3,4], i32[2,2,2], bf16[4,5,4]",
+        "grouped_dot_t bf16[2,2,3,4], i32[2,2,2], f32[4,4,5]",
+        "grouped_outer f32[2,2,3,4], i32[2,2,2], bf16[2,2,3,5]",
     ] {
         check(&Sample::parse(text).unwrap(), &[1, 2]);
     }
 }
 
-/// Products of more than one block along m, n and k, and across each other.
+/// Products of more than one block along m, n and k, and across each other; rows of several pieces.
 #[test]
 fn products_in_bf16_join_their_blocks() {
     for text in [
@@ -242,6 +244,13 @@ fn products_in_bf16_join_their_blocks() {
         "dot[mk,nk->mn] bf16[530,7], bf16[520,7]",
         "dot[km,kn->nm] bf16[9,530], bf16[9,520]",
         "dot[bso,bsh->oh] bf16[3,200,21], bf16[3,200,33]",
+        "grouped_dot bf16[1,2,3,1030], i32[1,2,2], bf16[2,520,1030]",
+        "grouped_dot_t bf16[1,2,3,1030], i32[1,2,2], bf16[2,1030,5]",
+        "grouped_dot bf16[1,3,200,9], i32[1,2,3], bf16[2,520,9]",
+        "grouped_outer bf16[1,3,200,21], i32[1,1,3], bf16[1,3,200,520]",
+        "dispatch[g=2,c=3] bf16[2,3,1030], i32[2,3,2], f32[2,3,2]",
+        "combine bf16[2,2,3,1030], i32[2,3,2], f32[2,3,2]",
+        "row_dots bf16[2,2,3,1030], i32[2,3,2], bf16[2,3,1030]",
     ] {
         check(&Sample::parse(text).unwrap(), &[1, 2]);
     }

@@ -4,7 +4,8 @@
 //! Indices, slots and counts are data: a kernel treats whatever they say, and touches nothing
 //! outside the sizes that stand here.
 
-use super::{Extents, View};
+use super::{Elem, Extents, View};
+use crate::ops::dot::BLOCK;
 
 /// For every index of `extents`, the places of the `k` largest of `n` elements, largest first; of
 /// equal ones the first. Elements are compared as [`f32::total_cmp`] does.
@@ -13,6 +14,8 @@ pub struct TopK {
     pub extents: Extents,
     pub n: usize,
     pub k: usize,
+    /// Of `x`.
+    pub elem: Elem,
     pub x: View,
     /// Between the elements that are compared.
     pub x_stride: usize,
@@ -56,12 +59,15 @@ pub struct Copies {
     pub width: usize,
     /// Walks `[group, shard, row]`, the width being adjacent.
     pub buffer: View,
+    pub buffer_elem: Elem,
     /// Walks `[shard, token]`, the width being adjacent.
     pub tokens: View,
+    pub token_elem: Elem,
     /// i32, walks `[shard, token, copy]`.
     pub slot: View,
     /// A number per copy; walks `[shard, token, copy]`.
     pub gates: View,
+    pub gate_elem: Elem,
 }
 
 /// Which of the three tensors of a grouped product is the result.
@@ -77,6 +83,7 @@ pub enum Product {
 
 /// Products of rows with the weights of their experts. In the buffer of a group and a shard stand
 /// the rows of its experts one after the other, as many as `counts` says; no others are touched.
+/// If one of the three tensors is not f32, blocks of all three are made f32 in the workspace.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Grouped {
     pub product: Product,
@@ -94,14 +101,17 @@ pub struct Grouped {
     pub counts: View,
     /// Walks `[group, shard, row]`, the width being adjacent.
     pub x: View,
+    pub x_elem: Elem,
     /// Walks `[group, shard, row]`, the width being adjacent.
     pub y: View,
+    pub y_elem: Elem,
     /// Walks `[expert of all groups, o]`, i being adjacent.
     pub w: View,
+    pub w_elem: Elem,
     /// Rows of an expert that are gathered from several shards for one product; 0 if there is one
     /// shard.
     pub gathered: usize,
-    /// Adjacent: so many rows of `x`, then of `y`.
+    /// Adjacent: so many rows of `x`, then of `y`; or [`Grouped::block`].
     pub scratch: View,
 }
 
@@ -138,6 +148,17 @@ impl Copies {
 }
 
 impl Grouped {
+    /// True if blocks are made f32.
+    pub fn by_blocks(&self) -> bool {
+        [self.x_elem, self.y_elem, self.w_elem] != [Elem::F32; 3]
+    }
+    /// Sizes of one block of `x`, of `y` and of `w`, in elements: at most [`BLOCK`] rows of an
+    /// expert, in the buffers of all shards, and [`BLOCK`] of either width.
+    pub fn block(&self) -> [usize; 3] {
+        let [rows, x, y] =
+            [self.shards * self.rows, self.x_width, self.y_width].map(|n| n.min(BLOCK));
+        [rows * x, rows * y, y * x]
+    }
     pub(super) fn reach(&self, see: &mut See) {
         let buffer = [self.groups, self.shards, self.rows];
         see(&self.counts, &[&[self.groups, self.experts, self.shards]]);
@@ -145,6 +166,10 @@ impl Grouped {
         see(&self.y.adjacent(), &[&buffer, &[self.y_width]]);
         let experts = self.groups * self.experts;
         see(&self.w.adjacent(), &[&[experts, self.y_width, self.x_width]]);
-        see(&self.scratch, &[&[self.gathered * (self.x_width + self.y_width)]]);
+        let room = match self.by_blocks() {
+            true => self.block().iter().sum(),
+            false => self.gathered * (self.x_width + self.y_width),
+        };
+        see(&self.scratch, &[&[room]]);
     }
 }

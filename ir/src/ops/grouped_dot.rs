@@ -1,5 +1,6 @@
 //! `grouped_dot`: every row times the weight of its expert.
 
+use super::dot::BLOCK;
 use super::*;
 
 op! {
@@ -28,12 +29,19 @@ pub(crate) fn accepts(ins: &[&Type], ranks: [usize; 2]) -> Result<(), String> {
 /// instead of many small ones.
 pub const ROWS: usize = 128;
 
-/// Bytes of [`ROWS`] rows of both widths in f32, if there are several shards. `x` and `y` are rows
-/// `[g,z,c,·]`.
-pub(crate) fn gathered_bytes(mesh: &Mesh, x: &Type, y: &Type) -> usize {
-    let (shards, rows) = (x.chunk(mesh, 1), x.chunk(mesh, 2));
-    let gathered = if shards > 1 { shards.saturating_mul(rows).min(ROWS) } else { 0 };
-    gathered * (x.chunk(mesh, 3) + y.chunk(mesh, 3)) * 4
+/// Bytes of what a kernel has in f32 beside its operands: [`ROWS`] rows of both widths, if there
+/// are several shards; or, if the types are not all f32, a block of each tensor. `x` and `y` are
+/// rows `[g,z,c,·]`.
+pub(crate) fn workspace(mesh: &Mesh, x: &Type, y: &Type, w: &Type) -> usize {
+    let shards = x.chunk(mesh, 1);
+    let rows = shards.saturating_mul(x.chunk(mesh, 2));
+    let widths = [x, y].map(|t| t.chunk(mesh, 3));
+    if [x, y, w].iter().all(|t| t.dtype == DType::F32) {
+        let gathered = if shards > 1 { rows.min(ROWS) } else { 0 };
+        return gathered * (widths[0] + widths[1]) * 4;
+    }
+    let ([a, b], rows) = (widths.map(|n| n.min(BLOCK)), rows.min(BLOCK));
+    (rows * (a + b) + a * b) * 4
 }
 
 /// Calls `f(group, expert of the group, shard, row)` for every row that the counts name.
@@ -81,7 +89,7 @@ impl OpDef for GroupedDot {
         smallvec::smallvec![d_x, None, d_w]
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], outs: &[&Type]) -> usize {
-        gathered_bytes(mesh, ins[0], outs[0])
+        workspace(mesh, ins[0], outs[0], ins[2])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [x, counts, w] = [ins[0], ins[1], ins[2]];

@@ -30,7 +30,7 @@ impl OpDef for GroupedDotT {
         smallvec::smallvec![d_x, None, d_w]
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], outs: &[&Type]) -> usize {
-        grouped_dot::gathered_bytes(mesh, ins[0], outs[0])
+        grouped_dot::workspace(mesh, ins[0], outs[0], ins[2])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [x, counts, w] = [ins[0], ins[1], ins[2]];

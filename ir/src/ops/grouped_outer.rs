@@ -29,8 +29,8 @@ impl OpDef for GroupedOuter {
         let d_x = b.wants(x).then(|| b.push("grouped_grad", GroupedDotT {}, &[y, n, d]));
         smallvec::smallvec![d_y, None, d_x]
     }
-    fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
-        grouped_dot::gathered_bytes(mesh, ins[0], ins[2])
+    fn workspace(&self, mesh: &Mesh, ins: &[&Type], outs: &[&Type]) -> usize {
+        grouped_dot::workspace(mesh, ins[0], ins[2], outs[0])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [y, counts, x] = [ins[0], ins[1], ins[2]];

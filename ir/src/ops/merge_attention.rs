@@ -23,6 +23,10 @@ impl OpDef for MergeAttention {
     fn rule(&self, _: &[usize]) -> Rule {
         Rule::new("bsn!e,bsn,bsn!e,bsn->bsne,bsn", &[4, 3, 4, 3])
     }
+    /// Outputs as they are, in f32 or bf16; a log-sum-exp is f32.
+    fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
+        smallvec::smallvec![ins[0].dtype, ins[1].dtype]
+    }
     fn in_place(&self, result: usize) -> Option<usize> {
         // A row's lse is read once for every element of the row.
         (result == 0).then_some(0)

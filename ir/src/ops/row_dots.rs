@@ -4,7 +4,7 @@ use super::*;
 
 op! {
     /// For every copy of a token, the product of its row in `rows` `[g,z,c,h]` with the token's row
-    /// in `x` `[z,t,h]`, summed over h: `[z,t,k]`; 0 for a copy whose slot names no row.
+    /// in `x` `[z,t,h]`, summed over h: f32 `[z,t,k]`; 0 for a copy whose slot names no row.
     RowDots = "row_dots" (rows, slot, x) {}
     samples ["row_dots f32[2,2,3,4], i32[2,3,2], f32[2,3,4]"]
 }
@@ -18,6 +18,9 @@ impl OpDef for RowDots {
     }
     fn linear(&self) -> Linear {
         Linear::Each(0b101)
+    }
+    fn dtypes(&self, _: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
+        smallvec::smallvec![DType::F32]
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         Combine {}.flops(loops)

@@ -7,7 +7,7 @@ use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{
-    Buffers, CpMode, CpSplit, Decay, Optimizer, Options, Order, ShardRule, TpMode, TpSteps,
+    Balance, Buffers, CpMode, CpSplit, Decay, Optimizer, Options, Order, ShardRule, TpMode, TpSteps,
 };
 use shardc_passes::schedule::Named;
 use shardc_passes::stages::layout::Layout;
@@ -69,6 +69,16 @@ pub struct Flags {
     /// [default: none are]
     #[arg(long, value_name = "F", help_heading = "Layout")]
     pub moe_capacity: Option<f64>,
+    /// Coefficient of the auxiliary loss that balances experts; 0 turns it off [default: the config's]
+    #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Optimizer")]
+    pub moe_aux: Option<f64>,
+    /// Coefficient of the z-loss, which keeps the logits of routers small [default: 0]
+    #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Optimizer")]
+    pub moe_z_loss: Option<f64>,
+    /// By how much a step moves the biases of routers towards experts that were chosen too seldom
+    /// (families whose routers have one) [default: 0]
+    #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Optimizer")]
+    pub moe_bias_rate: Option<f64>,
     /// Context parallelism over cp: all-gather (of keys and values), ring (blocks of keys and
     /// values go around), or ulysses (heads against tokens) [default: all-gather]
     #[arg(long, help_heading = "Layout")]
@@ -179,7 +189,7 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero moe_bound moe_capacity cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
+        merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero moe_bound moe_capacity moe_aux moe_z_loss moe_bias_rate cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
                memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
@@ -264,6 +274,11 @@ impl Flags {
             ep: ep.unwrap_or(1),
             etp,
             moe: self.buffers()?,
+            balance: Balance {
+                aux: self.moe_aux.map(|x| not_negative("--moe-aux", x)).transpose()?,
+                z: not_negative("--moe-z-loss", self.moe_z_loss.unwrap_or(0.0))?,
+                rate: not_negative("--moe-bias-rate", self.moe_bias_rate.unwrap_or(0.0))?,
+            },
             recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
             cp_mode: [CpMode::AllGather, CpMode::Ring, CpMode::Ulysses]
                 [word(&self.cp_mode, "--cp-mode", &["all-gather", "ring", "ulysses"])?],

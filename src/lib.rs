@@ -11,7 +11,7 @@ pub mod search;
 
 use plan_dir::Stored;
 use report::Report;
-use shardc_frontends::{Bound, Facts, Model, Shape, Tokens};
+use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -22,6 +22,7 @@ use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Source, Watch};
 use shardc_passes::shard::experts::{Part, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
+use shardc_passes::step::correct::is_load;
 use std::path::Path;
 use std::time::Instant;
 
@@ -50,8 +51,18 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
             return Err(bad(format!("{size} bytes is too large for a model's text")));
         }
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        return from_text(&text)
-            .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) });
+        let mut input = from_text(&text)
+            .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) })?;
+        if o.balance.aux.is_some() || o.balance.z != 0.0 {
+            let what = "--moe-aux and --moe-z-loss change nothing: a text has the losses it has";
+            input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
+        }
+        let sums = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
+        if o.balance.rate != 0.0 && !sums.into_iter().any(is_load) {
+            let what = "--moe-bias-rate changes nothing: the text counts no choices of experts";
+            input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
+        }
+        return Ok(input);
     }
     Ok(from_model(shardc_frontends::load(path, &shape(o)?)?))
 }
@@ -74,7 +85,9 @@ pub fn shape(o: &Options) -> Result<Shape> {
         Buffers::Capacity(by) => Bound::Capacity(by),
     };
     let tokens = Tokens { rows: factors(true), seq: factors(false), order, groups: o.ep, bound };
-    Ok(Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode, tokens })
+    let b = o.balance;
+    let balance = Balance { aux: b.aux, z: b.z, load: b.rate != 0.0 };
+    Ok(Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode, tokens, balance })
 }
 
 /// The facts of a model that is no text.

@@ -207,6 +207,10 @@ fn experts_that_do_not_divide() {
         &["tp=4", "--tp-mode 1d"],
     );
     refuses(moe, &["--moe-bound", "0"], "flag", &["--moe-bound"]);
+    for option in ["--moe-aux", "--moe-z-loss", "--moe-bias-rate"] {
+        refuses(moe, &[option, "-1"], "flag", &[option]);
+        refuses(moe, &[option, "inf"], "flag", &[option]);
+    }
     refuses(moe, &["--moe-bound", "2", "--moe-capacity", "2"], "flag", &["--moe-capacity 2"]);
     // What a config of experts may say wrong.
     for (change, code, exit) in [

@@ -37,12 +37,26 @@ pub struct Shape {
     pub mode: Mode,
     /// How experts see the tokens.
     pub tokens: Tokens,
+    /// What keeps experts in balance.
+    pub balance: Balance,
+}
+
+/// What training adds to keep experts in balance; the default is what the config says.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Balance {
+    /// Coefficient of the auxiliary loss; 0: there is none; `None`: the config's.
+    pub aux: Option<f64>,
+    /// Coefficient of the z-loss of routers; 0: there is none.
+    pub z: f64,
+    /// Routers whose choice is corrected by a bias count their choices.
+    pub load: bool,
 }
 
 impl Shape {
-    /// Without any cut of the tokens.
+    /// Without any cut of the tokens; the config says what balances experts.
     pub fn new(batch: usize, seq: usize, mode: Mode) -> Shape {
-        Shape { batch, seq, mode, tokens: Tokens::default() }
+        let (tokens, balance) = Default::default();
+        Shape { batch, seq, mode, tokens, balance }
     }
 }
 
@@ -134,9 +148,9 @@ pub struct Model {
     /// An empty mesh and one function, `model`. Arguments: the parameters in the order of
     /// `weights`; then `input_ids`, in training `targets`, both i32 of batch × seq, and
     /// `positions`, i32 of seq. `targets[i]` is `labels[i + 1]`, negative where there is none.
-    /// Results: in training `loss`, the sum over tokens, and with an auxiliary loss of experts
-    /// `aux_loss`, that of the microbatch times its coefficient; always `logits`, batch × seq ×
-    /// vocab.
+    /// Results: in training `loss`, the sum over tokens, and if there are any `aux_loss` and `z_loss`
+    /// of experts, those of the microbatch times their coefficients; with [`Balance::load`] for each correcting
+    /// bias `PARAM:load`, how often each expert was chosen; always `logits`, batch × seq × vocab.
     pub module: Module,
     pub weights: Vec<Weight>,
     pub facts: Facts,

@@ -5,7 +5,7 @@ use crate::family::{
     Experts, Family, Heads, LatentSizes, Normed, Positions, Score, SparseLayers, Window,
 };
 use crate::rope::{self, Rope};
-use crate::{ExpertFacts, Facts, Shape};
+use crate::{Balance, ExpertFacts, Facts, Shape};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::plan::Mode;
@@ -52,6 +52,10 @@ pub(crate) struct Routing {
     pub groups: Option<(usize, usize)>,
     /// Coefficient of the auxiliary loss, if training has it.
     pub aux: Option<f64>,
+    /// Coefficient of the z-loss, if training has it.
+    pub z: Option<f64>,
+    /// Choices are counted for the correcting bias.
+    pub load: bool,
 }
 
 impl Arch {
@@ -80,6 +84,7 @@ impl Arch {
             None => (vec![false; facts.layers], Routing::default()),
             Some(e) => (sparse(e, c, facts.layers)?, routing(e, c, facts.experts.as_ref(), shape)?),
         };
+        warnings.extend(idle_balance(f, shape, sparse.contains(&true)));
         Ok(Arch {
             scale: sharper / (facts.head_dim as f64).sqrt(),
             pairs: if adjacent { Pairs::Adjacent } else { Pairs::Halves },
@@ -252,20 +257,48 @@ fn sparse(e: &Experts, c: &Config, layers: usize) -> Result<Vec<bool>> {
     }
 }
 
+/// A warning for each option of balance that changes nothing.
+fn idle_balance(f: &Family, shape: &Shape, sparse: bool) -> Vec<Diag> {
+    let corrected =
+        f.experts.as_ref().is_some_and(|e| matches!(e.score, Score::Sigmoid { .. })) && sparse;
+    let b = shape.balance;
+    let asked = [
+        ("--moe-aux", b.aux.is_some_and(|x| x != 0.0), sparse, "the model has no experts"),
+        ("--moe-z-loss", b.z != 0.0, sparse, "the model has no experts"),
+        ("--moe-bias-rate", b.load, corrected, "no router has a bias that corrects its choice"),
+    ];
+    let why = |serves: bool, lacks: &'static str| match (shape.mode, serves) {
+        (Mode::Infer, _) => Some("nothing is trained"),
+        (Mode::Train, false) => Some(lacks),
+        (Mode::Train, true) => None,
+    };
+    let idle = asked.into_iter().filter(|a| a.1).filter_map(|(flag, _, serves, lacks)| {
+        let what = format!("{flag} changes nothing: {}", why(serves, lacks)?);
+        Some(Diag::new("no-effect", what).help("leave it out"))
+    });
+    idle.collect()
+}
+
 fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) -> Result<Routing> {
     let Some(x) = facts else { return Ok(Routing::default()) };
-    let aux = if shape.mode == Mode::Train && c.flag("output_router_logits", false)? {
-        Some(c.number_if("router_aux_loss_coef")?.unwrap_or(e.absent.3)).filter(|&a| a != 0.0)
-    } else {
-        None
+    let train = shape.mode == Mode::Train;
+    let own = match e.score {
+        Score::Softmax { .. } if train && c.flag("output_router_logits", false)? => {
+            Some(c.number_if("router_aux_loss_coef")?.unwrap_or(e.absent.3))
+        }
+        Score::Softmax { .. } | Score::Sigmoid { .. } => None,
     };
+    let on = |x: Option<f64>| x.filter(|&x| train && x != 0.0);
+    let Balance { aux, z, load } = shape.balance;
+    let (aux, z) = (on(aux.or(own)), on(Some(z)));
     match e.score {
         Score::Softmax { normed } => {
             let normed = match normed {
                 Normed::Always => true,
                 Normed::Key(key) => c.flag(key, false)?,
             };
-            Ok(Routing { normed: normed.then_some(0.0), scale: 1.0, groups: None, aux })
+            let normed = normed.then_some(0.0);
+            Ok(Routing { normed, scale: 1.0, groups: None, aux, z, load: false })
         }
         Score::Sigmoid { .. } => {
             let groups = c.count_if("n_group")?.unwrap_or(8);
@@ -285,7 +318,7 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
             let normed = c.flag("norm_topk_prob", true)?.then_some(1e-20);
             let scale = c.number_if("routed_scaling_factor")?.unwrap_or(2.5);
             let groups = (kept < groups).then_some((groups, kept));
-            Ok(Routing { normed, scale, groups, aux: None })
+            Ok(Routing { normed, scale, groups, aux, z, load: load && train })
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Every reference folder loads, and its program gives the logits and the loss that transformers
 //! gives.
 
-use shardc_frontends::{Checkpoint, Model, Shape, load, read_batch};
-use shardc_ir::func::RoleKind;
+use shardc_frontends::{Balance, Checkpoint, Model, Shape, load, read_batch};
+use shardc_ir::func::{Port, RoleKind};
 use shardc_ir::interp::{Precision, call};
 use shardc_ir::plan::Mode;
 use shardc_ir::tensor::Tensor;
@@ -290,4 +290,77 @@ fn a_slice_read_alone_is_the_slice_of_the_whole() {
             assert!(want.data.iter().zip(&got).all(|(a, b)| *a == f64::from(*b)), "{}", w.param);
         }
     }
+}
+
+/// The losses of routers are what their formulas make of the logits and choices.
+#[test]
+fn losses_of_routers() {
+    for (name, layers, top_k) in [("mixtral", 2, 2), ("deepseek_v3", 2, 3)] {
+        let balance = Balance { aux: Some(0.3), z: 0.7, load: true };
+        let m = model(name, &Shape { balance, ..train(8) });
+        assert!(m.warnings.is_empty() != (name == "mixtral"), "{name}: {:?}", m.warnings);
+        let args = arguments(&m, name);
+        let mut f = m.module.funcs[0].clone();
+        let names: Vec<_> = f.results.iter().map(|r| r.role.clone().unwrap()).collect();
+        let sums: Vec<_> = names.iter().filter(|r| r.kind == RoleKind::Sum).collect();
+        let own = f.results.len();
+        for end in [".router_logits", ".expert"] {
+            let all = f.nodes.iter().flat_map(|n| n.outs.to_vec());
+            let found: Vec<_> = all.filter(|&v| f.name(v).to_string().ends_with(end)).collect();
+            assert_eq!(found.len(), layers, "{name}: {end}");
+            f.results.extend(found.into_iter().map(|value| Port { value, role: None }));
+        }
+        let out = call(&m.module.mesh, &f, &args, Precision::F64).unwrap();
+        let (tokens, experts) = (8 * 16, 8);
+        let (mut chosen, mut mean) = (vec![0.0; experts], vec![0.0; experts]);
+        let mut z = 0.0;
+        for layer in 0..layers {
+            let logits = &out[own + layer][0].data;
+            let choices = &out[own + layers + layer][0].data;
+            assert_eq!((logits.len(), choices.len()), (tokens * experts, tokens * top_k));
+            choices.iter().for_each(|&e| chosen[e as usize] += 1.0);
+            for l in logits.chunks(experts) {
+                let sum: f64 = l.iter().map(|x| x.exp()).sum();
+                z += sum.ln().powi(2);
+                let score = |x: f64| match name {
+                    "mixtral" => x.exp(),
+                    _sigmoids => 1.0 / (1.0 + (-x).exp()),
+                };
+                let all: f64 = l.iter().map(|&x| score(x)).sum();
+                mean.iter_mut().zip(l).for_each(|(m, &x)| *m += score(x) / all);
+            }
+            if name != "mixtral" {
+                let (role, got) = (sums[3 + layer], &out[3 + layer][0].data);
+                assert!(role.name.ends_with("e_score_correction_bias:load"), "{}", role.name);
+                let of = |e: usize| choices.iter().filter(|&&c| c == e as f64).count() as f64;
+                assert_eq!(*got, (0..experts).map(of).collect::<Vec<_>>());
+            }
+        }
+        let n = (tokens * layers) as f64;
+        let aux: f64 = chosen.iter().zip(&mean).map(|(c, m)| c / n * (m / n)).sum();
+        assert_eq!((&*sums[1].name, &*sums[2].name), ("aux_loss", "z_loss"));
+        for (got, want) in [(1, 0.3 * experts as f64 * aux), (2, 0.7 * z / n)] {
+            let got = out[got][0].data[0];
+            assert!((got - want).abs() <= 1e-12 * want, "{name}: {got}, the formula gives {want}");
+        }
+    }
+}
+
+#[test]
+fn balance_that_changes_nothing_is_told() {
+    let balance = Balance { aux: Some(0.1), z: 0.1, load: true };
+    for (name, mode, told) in [
+        ("llama_mha", Mode::Train, 3),
+        ("mixtral", Mode::Train, 1),
+        ("deepseek_v3", Mode::Train, 0),
+        ("deepseek_v3", Mode::Infer, 3),
+    ] {
+        let m = model(name, &Shape { balance, ..Shape::new(8, 16, mode) });
+        let codes: Vec<_> = m.warnings.iter().map(|d| d.code).collect();
+        assert_eq!(codes, vec!["no-effect"; told], "{name}");
+    }
+    // 0 turns the config's off.
+    let off = Balance { aux: Some(0.0), ..Balance::default() };
+    let m = model("mixtral", &Shape { balance: off, ..train(8) });
+    assert!(m.warnings.is_empty() && m.module.funcs[0].results.len() == 2);
 }

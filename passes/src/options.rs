@@ -207,6 +207,9 @@ pub struct Options {
     /// How large the buffers of experts are.
     #[serde(default)]
     pub moe: Buffers,
+    /// What keeps experts in balance.
+    #[serde(default)]
+    pub balance: Balance,
     /// What backward computes again.
     #[serde(default)]
     pub recompute: Recompute,
@@ -258,6 +261,18 @@ pub enum Buffers {
     Bound(f64),
     /// An expert keeps so many times its share of a rank's copies, and drops the others.
     Capacity(f64),
+}
+
+/// What training adds to keep experts in balance.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Balance {
+    /// Coefficient of the auxiliary loss; 0: there is none; `None`: as the model's config says.
+    pub aux: Option<f64>,
+    /// Coefficient of the z-loss of routers; 0: there is none.
+    pub z: f64,
+    /// By how much a step moves the biases that correct the choice of experts; 0: they stay.
+    pub rate: f64,
 }
 
 fn yes() -> bool {

@@ -125,10 +125,11 @@ fn numbers(s: &Stored, tiny: bool) -> Result<Vec<Check>> {
     (alone.schedule, alone.chunks) = (Order::default(), None);
     (alone.layers, alone.speeds) = (String::new(), vec![]);
     (alone.sp, alone.microbatch) = (false, many.microbatch_rows());
+    (alone.ep, alone.etp) = (1, None);
     alone.tp_mode = TpMode::OneD;
     alone.shard.clear();
-    let one = run_steps(&crate::retarget(s, &alone)?.stored.plan)?;
-    let many = run_steps(&crate::recompile(s, &many)?.stored.plan)?;
+    let one = run_steps(&crate::retarget(s, &alone)?.stored.plan, many.data_parallel())?;
+    let many = run_steps(&crate::recompile(s, &many)?.stored.plan, 1)?;
     let bounds = Tolerance::of(s.options.dtype);
     let check = |name, max_error: f64, tolerance, detail| Check {
         name,
@@ -175,7 +176,8 @@ fn larger(a: f64, b: f64) -> f64 {
 /// Losses, gradients by parameter, logits of the first step.
 type Numbers = (Vec<f64>, Vec<(String, Vec<f32>)>, Vec<f32>);
 
-fn run_steps(plan: &Plan) -> Result<Numbers> {
+/// Runs a plan on batches whose rows are dealt as `owners` ranks have them.
+fn run_steps(plan: &Plan, owners: usize) -> Result<Numbers> {
     let s = &plan.settings;
     let start = Start::Random { seed: s.seed };
     let mut session = session(plan, &start, &Run { timeout: 600, ..Run::default() })?;
@@ -184,7 +186,11 @@ fn run_steps(plan: &Plan) -> Result<Numbers> {
     let steps = if s.mode == Mode::Train { STEPS } else { 1 };
     for step in 1..=steps {
         let (ids, targets) = data.batch(s.seed, step as u32, s.global_batch, s.seq);
-        let targets = if s.mode == Mode::Train { targets } else { vec![] };
+        let dealt = |rows: &[i32]| as_dealt(rows, s.seq, owners, s.microbatches);
+        let (ids, targets) = match s.mode {
+            Mode::Train => (dealt(&ids), dealt(&targets)),
+            Mode::Infer => (ids, vec![]),
+        };
         let batch = StepBatch { input_ids: &ids, targets: &targets, observe: step == 1 };
         let r = session.step(&batch, s.lr.at(step), step)?;
         losses.push(f64::from(r.loss.unwrap_or(f32::NAN)));
@@ -197,6 +203,15 @@ fn run_steps(plan: &Plan) -> Result<Numbers> {
         }
     }
     Ok((losses, grads, logits))
+}
+
+/// The rows of a batch in the order in which one rank has those in a microbatch that `owners` ranks have
+/// in it: the auxiliary loss of experts is no sum over rows, but that of a microbatch.
+fn as_dealt(rows: &[i32], seq: usize, owners: usize, microbatches: usize) -> Vec<i32> {
+    let n = rows.len() / (owners * microbatches).max(1) / seq.max(1);
+    let first = |j: usize| (0..owners).map(move |r| (r * microbatches + j) * n);
+    let all = (0..microbatches).flat_map(first);
+    all.flat_map(|row| &rows[row * seq..(row + n) * seq]).copied().collect()
 }
 
 /// The same family and layout with small sizes: two layers or one per stage, narrow, short.

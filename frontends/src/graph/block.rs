@@ -1,6 +1,6 @@
 //! The two halves of a block: attention and MLP, each after a norm and beside a residual.
 
-use super::experts::{self, Experts, Load};
+use super::experts::{self, Experts, Told};
 use super::parts::{self, Linear, Norm};
 use crate::Tokens;
 use crate::family::Activation;
@@ -161,14 +161,14 @@ fn latent(
     [q, b.push("k", Concat::new(still + turning), &[k_still, k_turned]), v]
 }
 
-/// x + mlp(norm(x)), or the experts' in its place; and what experts had to do.
-pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, Option<Load>) {
+/// x + mlp(norm(x)), or the experts' in its place; and what their router tells.
+pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, Told) {
     let h = parts::norm(b, &p.mlp_norm, cx.arch.eps, x, "bsh");
-    let (y, load) = match &p.mlp {
-        Feed::Mlp(m) => (mlp(b, cx, m, h), None),
+    let (y, told) = match &p.mlp {
+        Feed::Mlp(m) => (mlp(b, cx, m, h), Told::default()),
         Feed::Experts(e) => experts::experts(b, cx, e, h),
     };
-    (residual(b, p, x, y), load)
+    (residual(b, p, x, y), told)
 }
 
 /// down(activation(gate(h)) · up(h)), or without a gate down(activation(up(h))).

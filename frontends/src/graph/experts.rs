@@ -5,7 +5,9 @@
 
 use super::block::{Cx, Mlp, activate, mlp};
 use super::parts::{letter_sizes, rule, spread};
+use crate::sizes::Routing;
 use crate::{Bound, Tokens};
+use shardc_ir::attr::Broadcast;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
 use shardc_ir::ops::*;
@@ -38,17 +40,31 @@ pub(super) struct Load {
     pub score: Value,
 }
 
-/// The mixture of a normed hidden state [b, s, h]; and the load, if the auxiliary loss needs it.
-pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value, Option<Load>) {
+/// What the router of a layer tells of a microbatch, of what training asks for.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Told {
+    /// For the auxiliary loss.
+    pub load: Option<Load>,
+    /// For the z-loss: the sum over tokens.
+    pub z: Option<Value>,
+    /// The correcting bias and the copies that chose each expert.
+    pub chosen: Option<(Value, Value)>,
+}
+
+/// The mixture of a normed hidden state [b, s, h]; and what the router tells.
+pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value, Told) {
     let facts = cx.arch.facts.experts.expect("a family with experts");
     let routing = &cx.arch.routing;
     b.enter(&p.scope);
     let x = to_shards(b, cx.tokens, h);
     b.enter(&p.router_scope);
     let logits = b.push("router_logits", Dot::by("zth,eh->zte", &[3, 2]), &[x, p.router]);
-    let scores = match p.bias {
-        None => softmax(b, logits),
-        Some(_) => b.push("scores", Logistic {}, &[logits]),
+    let (scores, e) = match p.bias {
+        None => {
+            let e = exponentials(b, logits);
+            (b.push("scores", Div { rule: by_token() }, &[e.all, e.sum]), Some(e))
+        }
+        Some(_) => (b.push("scores", Logistic {}, &[logits]), None),
     };
     let choice = match p.bias {
         None => scores,
@@ -74,7 +90,13 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
         1.0 => gates,
         by => b.push("gates", Scale { by }, &[gates]),
     };
-    let load = routing.aux.map(|_| load(b, scores, index, facts.experts));
+    let mut told = tell(b, routing, p.bias, scores, index);
+    told.z = routing.z.map(|_| {
+        let e = e.unwrap_or_else(|| exponentials(b, logits));
+        let log = b.push("lse", Log {}, &[e.sum]);
+        let lse = b.push("lse", Add::same(), &[log, e.max]);
+        b.push("z_sum", Dot::by("zt,zt->", &[2, 2]), &[lse, lse])
+    });
     b.enter(&p.scope);
     let groups = cx.tokens.groups.max(1);
     let (rows, capacity) = buffer(b, cx.tokens, index, facts.experts);
@@ -101,18 +123,27 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
             b.push("mlp_out", Add::same(), &[y, beside])
         }
     };
-    (y, load)
+    (y, told)
 }
 
-/// Softmax over experts.
-fn softmax(b: &mut Builder, logits: Value) -> Value {
-    let by_token = || spread("zte,zt->zte", &[3, 2]);
+fn by_token() -> Broadcast {
+    spread("zte,zt->zte", &[3, 2])
+}
+
+/// Exponentials of logits minus the largest of their token.
+struct Exponentials {
+    max: Value,
+    all: Value,
+    sum: Value,
+}
+
+fn exponentials(b: &mut Builder, logits: Value) -> Exponentials {
     let max = b.push("max", ReduceMax { rule: rule("zte->zt", &[3]) }, &[logits]);
     let max = b.push("max", StopGradient {}, &[max]);
     let z = b.push("z", Sub { rule: by_token() }, &[logits, max]);
-    let e = b.push("exp", Exp {}, &[z]);
-    let sum = b.push("sum", ReduceSum { rule: rule("zte->zt", &[3]) }, &[e]);
-    b.push("scores", Div { rule: by_token() }, &[e, sum])
+    let all = b.push("exp", Exp {}, &[z]);
+    let sum = b.push("sum", ReduceSum { rule: rule("zte->zt", &[3]) }, &[all]);
+    Exponentials { max, all, sum }
 }
 
 /// Scores with -inf for experts of groups that are not chosen: those whose two best scores have the
@@ -140,17 +171,43 @@ fn in_groups(b: &mut Builder, x: Value, experts: usize, groups: Option<(usize, u
     b.push("biased", join, &[all])
 }
 
-fn load(b: &mut Builder, scores: Value, index: Value, experts: usize) -> Load {
-    let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
-    let put = Put { rule: rule("ztk,ztk->e", &[3, 3]), sizes: letter_sizes(&[('e', experts)]) };
-    let chosen = b.push("chosen", put, &[one, index]);
-    Load { chosen, score: b.push("score", ReduceSum { rule: rule("zte->e", &[3]) }, &[scores]) }
+/// What training asks of a router's scores and choices.
+fn tell(b: &mut Builder, asks: &Routing, bias: Option<Value>, scores: Value, index: Value) -> Told {
+    let corrected = bias.filter(|_| asks.load);
+    let mut told = Told::default();
+    if asks.aux.is_some() || corrected.is_some() {
+        let experts = b.ty(scores).dims[2].size;
+        let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
+        let put = Put { rule: rule("ztk,ztk->e", &[3, 3]), sizes: letter_sizes(&[('e', experts)]) };
+        let chosen = b.push("chosen", put, &[one, index]);
+        told.chosen = corrected.map(|bias| (bias, chosen));
+        told.load = asks.aux.map(|_| {
+            let scores = if bias.is_some() { shares(b, scores) } else { scores };
+            let sum = ReduceSum { rule: rule("zte->e", &[3]) };
+            Load { chosen, score: b.push("score", sum, &[scores]) }
+        });
+    }
+    told
 }
 
-/// The load of two layers together.
-pub(super) fn both(b: &mut Builder, x: Load, y: Load) -> Load {
-    let chosen = b.push("chosen", Add::same(), &[x.chosen, y.chosen]);
-    Load { chosen, score: b.push("score", Add::same(), &[x.score, y.score]) }
+/// Scores over their sum by token (DeepSeek-V3, 2.1.2, the balance loss).
+fn shares(b: &mut Builder, scores: Value) -> Value {
+    let sum = b.push("sum", ReduceSum { rule: rule("zte->zt", &[3]) }, &[scores]);
+    let sum = b.push("sum", Shift { by: 1e-20 }, &[sum]);
+    b.push("shares", Div { rule: by_token() }, &[scores, sum])
+}
+
+/// What the routers of all layers so far tell together, for the losses.
+pub(super) fn both(b: &mut Builder, x: Told, y: Told) -> Told {
+    let mut sum = |name: &'static str, x: Option<Value>, y: Option<Value>| match (x, y) {
+        (Some(x), Some(y)) => Some(b.push(name, Add::same(), &[x, y])),
+        (x, y) => x.or(y),
+    };
+    let chosen = sum("chosen", x.load.map(|l| l.chosen), y.load.map(|l| l.chosen));
+    let score = sum("score", x.load.map(|l| l.score), y.load.map(|l| l.score));
+    let z = sum("z_sum", x.z, y.z);
+    let load = chosen.zip(score).map(|(chosen, score)| Load { chosen, score });
+    Told { load, z, chosen: None }
 }
 
 /// The auxiliary loss of a microbatch, times its coefficient: experts · sum over experts of the
@@ -162,6 +219,14 @@ pub(super) fn aux_loss(b: &mut Builder, all: Load, tokens: usize, layers: usize,
     let n = tokens as f64 * layers as f64;
     let product = b.push("aux", Dot::by("e,e->", &[1, 1]), &[all.chosen, all.score]);
     b.push("aux", Scale { by: by * experts / (n * n) }, &[product])
+}
+
+/// The z-loss of a microbatch, times its coefficient: the mean over tokens and layers of the square of
+/// the logarithm of the sum of the exponentials of a router's logits (Zoph et al., 2022, *ST-MoE*, (5)).
+pub(super) fn z_loss(b: &mut Builder, sum: Value, tokens: usize, layers: usize, by: f64) -> Value {
+    b.enter("loss");
+    let n = tokens as f64 * layers as f64;
+    b.push("z_loss", Scale { by: by / n }, &[sum])
 }
 
 /// Rows of a buffer, and the copies of a shard that an expert keeps.

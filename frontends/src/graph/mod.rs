@@ -72,7 +72,7 @@ pub(crate) fn build(
     let mut sequence = vec![(x, 1)];
     let rotary = rotary(b, f, arch, positions);
     let (tokens, activation) = (&shape.tokens, f.mlp.activation);
-    let mut load: Option<experts::Load> = None;
+    let (mut told, mut counts) = (experts::Told::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
         let cx = block::Cx { arch, rotary, positions, window, activation, tokens };
         x = block::attention(b, &cx, block, x);
@@ -80,10 +80,8 @@ pub(crate) fn build(
         let own;
         (x, own) = block::feed(b, &cx, block, x);
         sequence.push((x, 1));
-        load = match (load, own) {
-            (Some(before), Some(own)) => Some(experts::both(b, before, own)),
-            (before, own) => own.or(before),
-        };
+        counts.extend(own.chosen);
+        told = experts::both(b, told, own);
     }
     let x = parts::norm(b, &params.final_norm, arch.eps, x, "bsh");
     b.enter("lm_head");
@@ -93,10 +91,20 @@ pub(crate) fn build(
     if let Some(t) = targets {
         let value = loss::sum_of_losses(b, logits, t);
         results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
-        if let Some((load, by)) = load.zip(arch.routing.aux) {
-            let layers = arch.sparse.iter().filter(|s| **s).count();
-            let value = experts::aux_loss(b, load, shape.batch * shape.seq, layers, by);
+        let layers = arch.sparse.iter().filter(|s| **s).count();
+        let tokens = shape.batch * shape.seq;
+        if let Some((load, by)) = told.load.zip(arch.routing.aux) {
+            let value = experts::aux_loss(b, load, tokens, layers, by);
             results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "aux_loss")) });
+        }
+        if let Some((sum, by)) = told.z.zip(arch.routing.z) {
+            let value = experts::z_loss(b, sum, tokens, layers, by);
+            results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "z_loss")) });
+        }
+        for (bias, value) in counts {
+            let param = b.f.args.iter().find(|a| a.value == bias).and_then(|a| a.role.as_ref());
+            let name = format!("{}:load", param.expect("a bias is a parameter").name);
+            results.push(Port { value, role: Some(Role::new(RoleKind::Sum, name)) });
         }
     }
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });

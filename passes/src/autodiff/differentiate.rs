@@ -9,6 +9,7 @@
 
 use crate::shard::partition::{Preparation, active};
 use crate::stages::Stages;
+use crate::step::correct::is_load;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
@@ -27,8 +28,8 @@ pub struct Joint {
 /// What the users of a value sent back: gradients, and the scopes of the users.
 type Parts = SmallVec<[(Value, Scope); 2]>;
 
-/// Differentiates the sums (`sum "loss"`, and `sum "aux_loss"` if there is one) with respect to every
-/// trained parameter. The cotangent of each is an argument, `step "loss_scale"`; gradients are results
+/// Differentiates the sums that are losses (`sum "loss"`, and of experts `sum "aux_loss"` and
+/// `sum "z_loss"`; not what a router counted) with respect to every trained parameter. The cotangent of each is an argument, `step "loss_scale"`; gradients are results
 /// `grad NAME`, one per stage that uses the parameter. A gradient has its value's element type; that of
 /// a 16-bit parameter, and of what is made of parameters alone, has `grad_dtype`, from where it is made
 /// on: so it is summed and reduced in that.
@@ -43,7 +44,8 @@ pub fn differentiate(
     let on = active(&f, frozen);
     let backward_from = f.nodes.len();
     let known = f.values.len();
-    let is_sum = |r: &&Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
+    let is_sum =
+        |r: &&Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum && !is_load(r));
     let sums: Vec<Port> = f.results.iter().filter(is_sum).cloned().collect();
     let weights = only_weights(&f);
     let mut of_data = vec![false; known];

@@ -227,6 +227,7 @@ mod tests {
             ep: 1,
             etp: None,
             moe: Default::default(),
+            balance: Default::default(),
             recompute: Default::default(),
             cp_mode: Default::default(),
             cp_split: None,

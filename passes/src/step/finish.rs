@@ -7,6 +7,7 @@
 
 use crate::options::{Decay, Optimizer, Options};
 use crate::shard::partition::Preparation;
+use crate::step::correct::{Corrected, is_load};
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
@@ -52,6 +53,10 @@ pub fn finish(
     let has_grad = |p: &&&Preparation| p.trainable && sums.contains_key(&*p.param.name);
     let trained: Vec<&Preparation> = params.iter().filter(has_grad).copied().collect();
     let args = arguments(&mut f, &trained, loops, &sums, foreign, o);
+    let corrected = match o.balance.rate {
+        0.0 => vec![],
+        _ => Corrected::arguments(&mut f, params, loops),
+    };
     let matrices: BTreeMap<&str, bool> = weights.iter().map(|w| (&*w.param, w.matrix)).collect();
     let mut b = Builder::new(mesh, &mut f);
     let mut grads: Vec<Value> = vec![];
@@ -93,6 +98,9 @@ pub fn finish(
             output(&mut b, grads[i], &format!("grad.{}", p.param.name));
         }
     }
+    for c in &corrected {
+        c.update(&mut b, o.balance.rate);
+    }
     // By kind, so that layers look alike.
     f.results.sort_by_key(|r| r.role.as_ref().map(|r| r.kind));
     f
@@ -125,7 +133,9 @@ impl Sums {
         let all =
             loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
         let found: BTreeMap<&str, &Type> = all
-            .filter_map(|(r, t)| Some((&*r.filter(|r| r.kind == RoleKind::Sum)?.name, t)))
+            .filter_map(|(r, t)| {
+                Some((&*r.filter(|r| r.kind == RoleKind::Sum && !is_load(r))?.name, t))
+            })
             .collect();
         let mut arg = |hint: String, ty: &Type, kind, name: &str| {
             let name_of = Name { grad: false, layer: None, hint: hint.into(), dup: 0 };

@@ -1,6 +1,7 @@
 //! The step around the microbatches: what happens to parameters before them, and gradients after.
 
 pub mod combine;
+pub mod correct;
 pub mod enter;
 pub mod finish;
 pub mod instructions;

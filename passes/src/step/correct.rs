@@ -1,0 +1,83 @@
+//! Corrects the biases by which routers choose experts, in `@finish`: no loss balances the load then.
+//!
+//! `bias_i += rate · sign(mean load − load_i)`, where the load of an expert is how many copies of tokens
+//! chose it in the whole step (Wang et al., 2024, *Auxiliary-Loss-Free Load Balancing*; DeepSeek-V3,
+//! 2.1.2). No gradient, no decay and no state: the bias only chooses.
+
+use crate::shard::partition::Preparation;
+use crate::shard::reshard::Resharder;
+use shardc_ir::attr::{Broadcast, RuleAttr};
+use shardc_ir::builder::Builder;
+use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::ops::*;
+use shardc_ir::types::Type;
+
+/// The end of the name of a sum over microbatches that counts choices: `sum "PARAM:load"`.
+const LOAD: &str = ":load";
+
+/// Whether this sum counts choices, and is no loss.
+pub fn is_load(r: &Role) -> bool {
+    r.kind == RoleKind::Sum && r.name.ends_with(LOAD)
+}
+
+/// A bias to correct.
+pub(super) struct Corrected<'a> {
+    of: &'a Preparation,
+    param: Value,
+    load: Value,
+}
+
+impl<'a> Corrected<'a> {
+    /// Those of a rank's parameters whose load its functions count, as arguments.
+    pub fn arguments(
+        f: &mut Func,
+        params: &[&'a Preparation],
+        loops: &[&Func],
+    ) -> Vec<Corrected<'a>> {
+        let counted = |p: &Preparation| {
+            let role = Role::new(RoleKind::Sum, format!("{}{LOAD}", p.param.name));
+            let find = |g: &&Func| {
+                let a = g.args.iter().find(|a| a.role.as_ref() == Some(&role))?;
+                Some(g.ty(a.value).clone())
+            };
+            Some((loops.iter().find_map(find)?, role))
+        };
+        let mut all = vec![];
+        for &of in params.iter().filter(|p| p.trainable) {
+            let Some((ty, role)) = counted(of) else { continue };
+            let param = f.arg(of.stored.clone(), of.name.clone(), Some(of.param.clone()));
+            let hint = format!("{}_load", of.name.hint).into();
+            let load = f.arg(ty, Name { hint, ..of.name.clone() }, Some(role));
+            all.push(Corrected { of, param, load });
+        }
+        all
+    }
+
+    /// Moves the bias by `rate`. Counts are whole numbers, so `experts · mean − experts · load` is one,
+    /// and its sign is what remains between -1 and 1.
+    pub fn update(&self, b: &mut Builder, rate: f64) {
+        b.enter(&self.of.scope);
+        let whole = Type::f32(&b.ty(self.load).sizes());
+        let experts = whole.elements() as f64;
+        let load = reshard(b, self.load, &whole);
+        let total = b.push("total", ReduceSum { rule: RuleAttr::new("e->", &[1]) }, &[load]);
+        let over = b.push("over", Scale { by: -experts }, &[load]);
+        let rule = Broadcast::new("e,->e", &[1, 0]);
+        let under = b.push("under", Add { rule }, &[over, total]);
+        b.note("as many times experts as the load is below the mean");
+        let sign = b.push("sign", Clamp { lo: -1.0, hi: 1.0 }, &[under]);
+        let by = b.push("by", Scale { by: rate }, &[sign]);
+        let by = reshard(b, by, &self.of.stored);
+        let new = b.push("new", Add::same(), &[self.param, by]);
+        let hint = format!("{}_new", self.of.name.hint).into();
+        b.f.rename(new, Name { hint, ..self.of.name.clone() });
+        b.f.results.push(Port { value: new, role: Some(self.of.param.clone()) });
+    }
+}
+
+/// The value in another layout.
+fn reshard(b: &mut Builder, v: Value, to: &Type) -> Value {
+    let path = Resharder::default().path(b.mesh, b.ty(v), to);
+    let steps = path.unwrap_or_else(|| panic!("no collectives lead {} to {to:?}", b.f.name(v)));
+    steps.into_iter().fold(v, |v, s| b.push_as("load", s.op, &[v], &s.ty))
+}

@@ -329,6 +329,11 @@ impl Flags {
         };
         match (self.moe_bound, self.moe_capacity) {
             (None, None) => Ok(Buffers::Worst),
+            (Some(x), None) if x > 0.0 && x < 1.0 => {
+                Err(Diag::new("flag", format!("--moe-bound {x} is less than an even load needs"))
+                    .at(format!("--moe-bound {x}"))
+                    .help("use --moe-bound 1.5, or --moe-capacity to drop what does not fit"))
+            }
             (Some(x), None) => Ok(Buffers::Bound(factor("--moe-bound", x)?)),
             (None, Some(x)) => Ok(Buffers::Capacity(factor("--moe-capacity", x)?)),
             (Some(x), Some(y)) => Err(Diag::new("flag", "two sizes of the buffers of experts")
@@ -534,8 +539,10 @@ pub fn parse_mesh(text: &str, zero: u8) -> Result<Axes> {
         let size: usize =
             size.trim().parse().map_err(|_| bad(format!("`{}` is not a size", size.trim())))?;
         if let Some(i) = ["ep", "etp"].iter().position(|n| *n == name.trim()) {
-            if size == 0 || experts[i].replace(size).is_some() {
-                return Err(bad(format!("`{part}` is not one number of at least 1")));
+            let fits = (1..=shardc_ir::mesh::MAX_RANKS).contains(&size);
+            if !fits || experts[i].replace(size).is_some() {
+                let most = shardc_ir::mesh::MAX_RANKS;
+                return Err(bad(format!("`{part}` is not one number of 1 to {most}")));
             }
             continue;
         }

@@ -56,8 +56,9 @@ pub struct CollectiveReport {
     pub count: usize,
     /// Tensors in these calls.
     pub tensors: usize,
-    /// Bytes one rank sends, under the ring cost.
+    /// Bytes one rank sends, under the ring cost; of experts, if all are used alike.
     pub bytes: f64,
+    /// The most that these bytes may be.
     pub bytes_max: f64,
 }
 
@@ -103,16 +104,13 @@ pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
                 });
                 out.len() - 1
             });
-            let bytes: f64 = n
-                .ins
-                .iter()
-                .zip(&n.outs)
-                .map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y)))
-                .sum();
+            let pairs = || n.ins.iter().zip(&n.outs).map(|(&x, &y)| (f.ty(x), f.ty(y)));
+            let bytes: f64 = pairs().map(|(x, y)| c.ring_bytes(mesh, x, y)).sum();
+            let most: f64 = pairs().map(|(x, y)| c.max_bytes(mesh, x, y)).sum();
             out[i].count += calls;
-            out[i].tensors += calls * n.ins.len();
+            out[i].tensors += calls * n.outs.len();
             out[i].bytes += bytes * calls as f64;
-            out[i].bytes_max = out[i].bytes;
+            out[i].bytes_max += most * calls as f64;
         }
     }
     out.extend(transfers(plan, class));

@@ -207,6 +207,8 @@ fn experts_that_do_not_divide() {
         &["tp=4", "--tp-mode 1d"],
     );
     refuses(moe, &["--moe-bound", "0"], "flag", &["--moe-bound"]);
+    refuses(moe, &["--moe-bound", "0.9"], "flag", &["--moe-bound 0.9", "--moe-capacity"]);
+    refuses(moe, &mesh("dp=2,ep=18446744073709551615"), "mesh", &["16777216"]);
     for option in ["--moe-aux", "--moe-z-loss", "--moe-bias-rate"] {
         refuses(moe, &[option, "-1"], "flag", &[option]);
         refuses(moe, &[option, "inf"], "flag", &[option]);

@@ -366,7 +366,7 @@ fn bf16_is_for_rows_and_f32_for_choices() {
         let plan = compile(&model, &o).plan;
         let nodes = plan.module.funcs.iter().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
         let sent: Vec<DType> = nodes
-            .filter(|(_, n)| matches!(n.op, Op::AllToAll(_)))
+            .filter(|(_, n)| matches!(n.op, Op::AllToAll(_) | Op::AllToAllV(_)))
             .map(|(f, n)| f.ty(n.ins[0]).dtype)
             .filter(|d| d.is_float())
             .collect();

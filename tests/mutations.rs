@@ -47,6 +47,7 @@ fn axes(op: &mut Op) -> Option<&mut AtomSet> {
         Op::AllGather(o) => Some(&mut o.axes),
         Op::ReduceScatter(o) => Some(&mut o.axes),
         Op::AllToAll(o) => Some(&mut o.axes),
+        Op::AllToAllV(o) => Some(&mut o.axes),
         Op::Permute(o) => Some(&mut o.axes),
         Op::Term(o) => Some(&mut o.axes),
         Op::Own(o) => Some(&mut o.axes),

@@ -9,7 +9,7 @@ use shardc_frontends::Facts;
 use shardc_ir::func::Value;
 use shardc_ir::plan::{Class, Plan};
 use shardc_ir::types::DType;
-use shardc_passes::options::{CpMode, Options};
+use shardc_passes::options::{Buffers, CpMode, Options};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -272,6 +272,56 @@ fn ulysses_exchanges_heads_for_tokens() {
     let each = ring(c, tokens * (2 * f.heads + 2 * f.kv_heads) as f64);
     assert_eq!(sent(&plan, "all_to_all", "cp"), (f.layers * m) as f64 * 2.0 * each);
     assert_eq!(sent(&plan, "all_gather", "cp") + sent(&plan, "reduce_scatter", "cp"), 0.0);
+}
+
+/// What ranks send of a mixture of experts in one phase: bytes, and the most they may be.
+fn exchanged(plan: &Plan, kind: &str, phase: &str) -> [f64; 2] {
+    let all = shardc::report::collectives(plan, &plan.classes[0]);
+    let of = all.iter().filter(|c| c.kind == kind && c.phase == phase);
+    of.fold([0.0; 2], |[x, y], c| [x + c.bytes, y + c.bytes_max])
+}
+
+/// Per layer two exchanges of N k rows of h in forward, to the experts and back, and two in backward:
+/// (e-1)/e of them if all experts are used alike, N the tokens of a rank; at most what the buffers
+/// hold, N min(k, E/e) rows for each of e groups, or with a bound F N k / e. Counts come on top: a
+/// number per expert, once per layer. Over etp whole buffers are gathered and scattered.
+#[test]
+fn experts_exchange_copies_of_tokens() {
+    let (m, experts, k) = (2, 8, 2);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/mixtral/config.json");
+    let text = std::fs::read_to_string(file).expect("a config");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    config["max_position_embeddings"] = SEQ8.into();
+    type Row = (&'static [(&'static str, usize)], usize, usize, usize);
+    let meshes: &[Row] = &[
+        (&[("dp_shard", 4)], 4, 1, SEQ8),
+        (&[("dp_shard", 8)], 4, 1, SEQ8),
+        (&[("dp_shard", 2), ("cp", 2)], 4, 1, SEQ8 / 2),
+        (&[("dp_shard", 2), ("tp", 2)], 4, 1, SEQ8 / 2),
+        (&[("dp_shard", 2), ("tp", 2)], 2, 2, SEQ8 / 2),
+    ];
+    for &(mesh, e, etp, n) in meshes {
+        let bounds = [
+            (Buffers::Worst, n * k.min(experts / e)),
+            (Buffers::Bound(1.5), n * k / e * 3 / 2),
+            (Buffers::Bound(1.0), n * k / e),
+            (Buffers::Capacity(1.25), n * k / e * 5 / 4),
+        ];
+        for (moe, rows) in bounds {
+            let o = Options { ep: e, etp: Some(etp), sp: etp > 1, moe, ..asked(mesh, m) };
+            let done = shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{e}"));
+            let (f, plan) = (done.stored.facts.expect("facts"), done.stored.plan);
+            let times = (f.layers * m) as f64;
+            let once = |rows: usize| 2.0 * times * ring(e, (rows * f.hidden * 4) as f64);
+            for phase in ["forward", "backward"] {
+                let got = exchanged(&plan, "all_to_all_v", phase);
+                assert_eq!(got, [once(n * k), once(e * rows)], "{mesh:?} {moe:?} {phase}");
+            }
+            let counts = times * ring(e, (experts * 4) as f64);
+            assert_eq!(exchanged(&plan, "all_to_all", "forward"), [counts; 2], "{mesh:?} {moe:?}");
+            assert_eq!(exchanged(&plan, "all_to_all", "backward"), [0.0; 2], "{mesh:?} {moe:?}");
+        }
+    }
 }
 
 /// Between stages: the residual stream forward and its gradient back, per microbatch and boundary.

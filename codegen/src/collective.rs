@@ -1,8 +1,9 @@
 //! Collectives: which elements of a piece go to which member of the group.
 
 use crate::layout::Layout;
-use shardc_ir::kernel::{Block, Collective, Exchange, Kernel, Reduced};
+use shardc_ir::kernel::{Block, Collective, Exchange, Kernel, Ragged, Reduced, View};
 use shardc_ir::mesh::AtomSet;
+use shardc_ir::ops::AllToAllV;
 use shardc_ir::types::{Extent, Reduction, Type};
 
 /// Coordinates of every member of this rank's group, in group order.
@@ -17,10 +18,15 @@ fn kernel(axes: AtomSet, exchange: Exchange) -> Kernel {
 
 /// The part of `operand` that lies where another tensor has the piece `piece` of dim `dim`.
 fn overlap(l: &Layout, operand: usize, dim: usize, piece: Extent) -> Block {
-    let own = l.extent(operand, dim);
+    let (offset, len) = common(l.extent(operand, dim), piece);
+    l.part(operand, dim, offset, len)
+}
+
+/// Where in `own` what it has in common with `piece` begins, and how long it is.
+fn common(own: Extent, piece: Extent) -> (usize, usize) {
     let first = piece.offset.max(own.offset);
     let last = (piece.offset + piece.len).min(own.offset + own.len);
-    l.part(operand, dim, first - own.offset, last.saturating_sub(first))
+    (first - own.offset, last.saturating_sub(first))
 }
 
 /// The piece of dim `dim` that each member has in a tensor of type `t`.
@@ -65,6 +71,28 @@ pub(crate) fn all_to_all(l: &Layout, axes: AtomSet, from: usize, to: usize) -> K
     let exchange =
         Exchange::AllToAll { from: blocks(l, 0, to, &new), to: blocks(l, 1, from, &old) };
     kernel(axes, exchange)
+}
+
+/// As [`all_to_all`], with the counts of what is given and of what comes. Groups are dim 0 of rows
+/// and of counts, shards dim 1 of rows and dim 2 of counts.
+pub(crate) fn all_to_all_v(l: &Layout, op: &AllToAllV) -> Kernel {
+    let (axes, from, to) = (op.axes, op.from, op.to);
+    let (old, new) = (pieces(l, axes, l.types[0], from), pieces(l, axes, l.types[3], to));
+    let given = new.iter().map(|&p| ragged(l, [0, 1], to, p)).collect();
+    let taken = old.iter().map(|&p| ragged(l, [3, 2], from, p)).collect();
+    kernel(axes, Exchange::AllToAllV { from: given, to: taken })
+}
+
+/// The part of rows and their counts that lies where another tensor has a piece of dim `dim`.
+fn ragged(l: &Layout, [rows, counts]: [usize; 2], dim: usize, piece: Extent) -> Ragged {
+    let part = |operand: usize, at: usize| {
+        let (offset, len) = common(l.extent(rows, dim), piece);
+        let (mut extents, strides) = (l.lens(operand), l.strides(operand));
+        extents[at] = len;
+        let offset = offset * strides[at];
+        Block { extents, view: View { operand, offset, strides }, elem: l.elem(operand) }
+    };
+    Ragged { rows: part(rows, dim), counts: part(counts, 2 * dim) }
 }
 
 pub(crate) fn permute(l: &Layout, axes: AtomSet, shift: usize) -> Kernel {

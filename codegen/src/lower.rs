@@ -105,6 +105,7 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::Place(o) => moves::place(l, o.dim),
         Op::Piece(o) => moves::piece(l, o.dim, o.number(mesh, coords)),
         Op::AllToAll(o) => collective::all_to_all(l, o.axes, o.from, o.to),
+        Op::AllToAllV(o) => collective::all_to_all_v(l, o),
         Op::Permute(o) => collective::permute(l, o.axes, o.shift),
     })
 }

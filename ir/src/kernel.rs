@@ -12,7 +12,7 @@
 
 mod experts;
 
-pub use experts::{Copies, Grouped, Product, Route, TopK};
+pub use experts::{Copies, Grouped, Product, Ragged, Route, TopK};
 
 use crate::mesh::AtomSet;
 use crate::ops::dot::BLOCK;
@@ -306,6 +306,11 @@ pub enum Exchange {
         from: Vec<Block>,
         to: Vec<Block>,
     },
+    /// The rows of experts that are there, in order of groups and shards.
+    AllToAllV {
+        from: Vec<Ragged>,
+        to: Vec<Ragged>,
+    },
     /// From the member `shift` places before.
     Permute {
         shift: usize,
@@ -550,6 +555,9 @@ impl Exchange {
             Exchange::AllGather { from, to } => Box::new(std::iter::once(from).chain(to)),
             Exchange::ReduceScatter { from, to, .. } => Box::new(from.iter().chain([to])),
             Exchange::AllToAll { from, to } => Box::new(from.iter().chain(to)),
+            Exchange::AllToAllV { from, to } => {
+                Box::new(from.iter().chain(to).flat_map(|r| [&r.rows, &r.counts]))
+            }
             Exchange::Permute { from, to, .. } => Box::new([from, to].into_iter()),
             Exchange::Broadcast { own, to, .. } => Box::new(own.iter().chain([to])),
             Exchange::Reduce { clear, from, to } => Box::new(clear.iter().chain(from).chain([to])),

@@ -19,6 +19,7 @@ use crate::step::combine::combine;
 use crate::step::enter::enter;
 use crate::step::finish::{Foreign, evaluate, finish};
 use crate::step::instructions::{Index, Lists, base, instructions, named};
+use crate::window::ragged::ragged;
 use crate::window::ring::ring;
 use crate::window::summa::summa;
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -55,7 +56,7 @@ pub struct Compiled {
 }
 
 /// Names of the passes, in order.
-pub const PASSES: [&str; 16] = [
+pub const PASSES: [&str; 17] = [
     "rewrite",
     "precision",
     "stages",
@@ -64,6 +65,7 @@ pub const PASSES: [&str; 16] = [
     "partition",
     "differentiate",
     "summa",
+    "ragged",
     "split",
     "rewrite-collectives",
     "ring",
@@ -151,9 +153,12 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
         if in_steps {
             joint.backward_from = summa(&m.mesh, &mut m.funcs[0], joint.backward_from);
-            joint.of_data.resize(m.funcs[0].values.len(), false);
         }
         run.done("summa", &m);
+
+        joint.backward_from = ragged(&m.mesh, &mut m.funcs[0], joint.backward_from);
+        joint.of_data.resize(m.funcs[0].values.len(), false);
+        run.done("ragged", &m);
 
         joint.func = m.funcs.remove(0);
         let keep = !o.reshard_after_forward;
@@ -164,6 +169,10 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
             summa(&m.mesh, &mut m.funcs[0], all);
         }
         run.done("summa", &m);
+
+        let all = m.funcs[0].nodes.len();
+        ragged(&m.mesh, &mut m.funcs[0], all);
+        run.done("ragged", &m);
 
         split_forward(m.funcs.remove(0), &stages)
     };

@@ -106,6 +106,7 @@ fn wants(op: &Op) -> Wants {
         | Op::Slice(_)
         | Op::Place(_)
         | Op::AllToAll(_)
+        | Op::AllToAllV(_)
         | Op::Permute(_)
         | Op::Term(_)
         | Op::Route(_)

@@ -4,7 +4,7 @@ use crate::map::Registers;
 use crate::transport::{Reduced, Region, Transport};
 use crate::{attention, experts, fold, grouped, map, moves, product};
 use shardc_ir::diag::Result;
-use shardc_ir::kernel::{Block, Collective, Copy, Exchange, Kernel};
+use shardc_ir::kernel::{Block, Collective, Copy, Exchange, Kernel, Ragged};
 use shardc_ir::types::Reduction;
 
 /// What kernels need beside their memory.
@@ -87,6 +87,12 @@ impl Executor {
                 t.reduce_scatter(k.axes, *fold, &regions(from), &region(to))
             }
             Exchange::AllToAll { from, to } => t.all_to_all(k.axes, &regions(from), &regions(to)),
+            Exchange::AllToAllV { from, to } => {
+                // SAFETY: by the caller.
+                let there = |r: &Ragged| unsafe { experts::there(r, memory) };
+                let all = |r: &[Ragged]| r.iter().map(there).collect::<Vec<_>>();
+                t.all_to_all_v(k.axes, &all(from), &all(to))
+            }
             Exchange::Permute { shift, from, to } => {
                 t.permute(k.axes, *shift, &region(from), &region(to))
             }

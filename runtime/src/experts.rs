@@ -3,8 +3,9 @@
 
 use crate::map::{BLOCK, Odometer, element, read, scatter};
 use crate::math::{self, LANES};
+use crate::region::Region;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::kernel::{Copies, Elem, Route, TopK, View};
+use shardc_ir::kernel::{Block, Copies, Elem, Ragged, Route, TopK, View};
 use std::ops::Range;
 
 /// Runs a choice of the largest.
@@ -104,6 +105,35 @@ pub(crate) unsafe fn route(k: &Route, memory: &[*mut f32]) -> Result<()> {
         }
     }
     worst.map_or(Ok(()), |w| Err(overflow(k, w)))
+}
+
+/// The rows that are there, a region for every group and shard.
+///
+/// # Safety
+/// As for [`Region::new`], for all rows; `memory` is valid for the counts.
+pub(crate) unsafe fn there(r: &Ragged, memory: &[*mut f32]) -> Vec<Region> {
+    let (b, v, n) = (&r.rows, &r.rows.view, &r.counts);
+    let counts = memory[n.view.operand].cast::<i32>();
+    let one = |g: usize, z: usize| {
+        // SAFETY: by the caller, elements of the counts. They are data: whatever they say, a buffer
+        // has no more rows than its size.
+        let count = |e: usize| unsafe { *counts.add(n.view.at(&[g, e, z])) };
+        let named = (0..n.extents[1]).map(|e| usize::try_from(count(e)).unwrap_or(0));
+        let rows = named.fold(0, usize::saturating_add).min(b.extents[2]);
+        let view = View {
+            operand: v.operand,
+            offset: v.at(&[g, z, 0, 0]),
+            strides: smallvec::smallvec![v.strides[2], v.strides[3]],
+        };
+        let part = Block { extents: smallvec::smallvec![rows, b.extents[3]], view, elem: b.elem };
+        // SAFETY: by the caller, part of the rows.
+        unsafe { Region::new(memory[v.operand], &part) }
+    };
+    let shards = 0..b.extents[1];
+    (0..b.extents[0])
+        .flat_map(|g| shards.clone().map(move |z| (g, z)))
+        .map(|(g, z)| one(g, z))
+        .collect()
 }
 
 fn overflow(k: &Route, w: Overflow) -> Diag {

@@ -63,6 +63,8 @@ pub(crate) struct Call {
     pub name: &'static str,
     pub folds: Vec<Reduction>,
     pub regions: Vec<Region>,
+    /// Where each member's regions begin, if they are not one each.
+    pub starts: Vec<usize>,
     pub data: Vec<f32>,
 }
 

@@ -111,6 +111,7 @@ impl Threads {
             call.name = name;
             call.folds.clear();
             call.regions.clear();
+            call.starts.clear();
             call.data.clear();
             fill(&mut call);
         }
@@ -262,6 +263,37 @@ impl Transport for Threads {
         self.receive(&c, to, me)
     }
 
+    fn all_to_all_v(
+        &mut self,
+        axes: AtomSet,
+        from: &[Vec<Region>],
+        to: &[Vec<Region>],
+    ) -> Result<()> {
+        let c = self.begin(axes, "all_to_all_v", |call| {
+            for part in from {
+                call.starts.push(call.regions.len());
+                call.regions.extend_from_slice(part);
+            }
+            call.starts.push(call.regions.len());
+        })?;
+        if to.len() != c.ways() {
+            return self.misplaced(to.len(), c.ways());
+        }
+        for (p, to) in to.iter().enumerate() {
+            let bounds = held(c.calls()[p].read()).starts.get(c.me..c.me + 2).map(<[_]>::to_vec);
+            let (first, found) = bounds.map_or((0, 0), |b| (b[0], b[1] - b[0]));
+            if found != to.len() {
+                let (me, other) = (self.rank, c.group.members[p]);
+                return self.fail(format!(
+                    "all_to_all_v: rank {me} expects {} blocks of rows, rank {other} has {found}",
+                    to.len()
+                ));
+            }
+            to.iter().enumerate().try_for_each(|(i, to)| self.take(&c, p, first + i, to))?;
+        }
+        self.end(&c)
+    }
+
     fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()> {
         let c = self.begin(axes, "permute", |call| call.regions.push(from.clone()))?;
         let ways = c.ways();
@@ -371,6 +403,11 @@ impl Threads {
         Ok(())
     }
 
+    fn misplaced<T>(&self, places: usize, ways: usize) -> Result<T> {
+        let me = self.rank;
+        self.fail(format!("rank {me} has {places} places for the data of {ways} ranks"))
+    }
+
     /// Copies region `i` of member `p`.
     fn take(&self, c: &Begun, p: usize, i: usize, to: &Region) -> Result<()> {
         let from = self.theirs(c, p, i, to.len())?;
@@ -382,8 +419,7 @@ impl Threads {
     /// Copies region `i` of every member to its place, and waits until all have.
     fn receive(&self, c: &Begun, to: &[Region], i: usize) -> Result<()> {
         if to.len() != c.ways() {
-            let (me, n, ways) = (self.rank, to.len(), c.ways());
-            return self.fail(format!("rank {me} has {n} places for the data of {ways} ranks"));
+            return self.misplaced(to.len(), c.ways());
         }
         to.iter().enumerate().try_for_each(|(p, to)| self.take(c, p, i, to))?;
         self.end(c)

@@ -44,6 +44,14 @@ pub trait Transport: Send {
     ) -> Result<()>;
     /// `from[p]` arrives in member p's `to[this member]`.
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()>;
+    /// As [`Transport::all_to_all`], several regions each, of sizes that are known only now:
+    /// `from[p]` arrive in member p's `to[this member]`, in their order.
+    fn all_to_all_v(
+        &mut self,
+        axes: AtomSet,
+        from: &[Vec<Region>],
+        to: &[Vec<Region>],
+    ) -> Result<()>;
     /// `from` arrives in the `to` of the member `shift` places on, around the ring.
     fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()>;
     /// The `data` of member `root` arrives in everybody's.

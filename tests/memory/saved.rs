@@ -364,6 +364,8 @@ fn with_experts(k: Kind, x: &Sizes, groups: usize, normed: bool) -> Vec<usize> {
     // Where copies stand, whether they were kept, and how many rows each expert has of each shard.
     all.extend([tokens * e.top_k * F32; 2]);
     all.push(e.experts / groups * groups * F32);
+    // Backward exchanges rows again: how many this rank sent to each expert is saved too.
+    all.extend((groups > 1).then_some(e.experts * F32));
     // Rows of buffers: of this rank's experts, for the tokens of all ranks that share experts with it.
     let rows = groups * tokens * e.top_k.min(e.experts / groups);
     // What experts take and give, and inside of them gate, silu(gate), up and their product.

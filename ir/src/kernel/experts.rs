@@ -4,7 +4,7 @@
 //! Indices, slots and counts are data: a kernel treats whatever they say, and touches nothing
 //! outside the sizes that stand here.
 
-use super::{Elem, Extents, View};
+use super::{Block, Elem, Extents, View};
 use crate::ops::dot::BLOCK;
 
 /// For every index of `extents`, the places of the `k` largest of `n` elements, largest first; of
@@ -68,6 +68,16 @@ pub struct Copies {
     /// A number per copy; walks `[shard, token, copy]`.
     pub gates: View,
     pub gate_elem: Elem,
+}
+
+/// Rows of which those are there that the counts name: in the buffer of every group and shard the
+/// first, as many as its experts have together.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ragged {
+    /// `[group, shard, row, width]`, the width being adjacent.
+    pub rows: Block,
+    /// i32, `[group, expert, shard]`.
+    pub counts: Block,
 }
 
 /// Which of the three tensors of a grouped product is the result.

@@ -149,7 +149,12 @@ pub trait Collective {
     /// Evaluates a whole group: operand `i` of the rank at place `p` is `ins[p][i]`.
     fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>>;
     /// Bytes that one rank sends under the ring cost, for operand `i` and result of these types.
+    /// Where they depend on data: those of an even load.
     fn ring_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64;
+    /// The most that they may be, where they depend on data.
+    fn max_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64 {
+        self.ring_bytes(mesh, input, output)
+    }
 }
 
 macro_rules! ops {
@@ -209,7 +214,7 @@ ops! {
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
     fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
-    broadcast::Broadcast, reduce::Reduce, slice::Slice, place::Place, all_to_all::AllToAll, permute::Permute, term::Term,
+    broadcast::Broadcast, reduce::Reduce, slice::Slice, place::Place, all_to_all::AllToAll, all_to_all_v::AllToAllV, permute::Permute, term::Term,
     own::Own, join::Join, piece::Piece,
 }
 

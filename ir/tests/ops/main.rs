@@ -3,6 +3,7 @@
 mod collectives;
 mod errors;
 mod gradients;
+mod ragged;
 mod rings;
 mod splits;
 mod text;

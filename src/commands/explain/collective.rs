@@ -93,6 +93,9 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
         }
         "all_gather" => format!("puts the pieces of {ways} ranks together; the result is {after}"),
         "all_to_all" => format!("{ways} ranks exchange pieces: another dim is split afterwards"),
+        "all_to_all_v" => format!(
+            "{ways} ranks exchange the rows that the counts name: another dim is split afterwards"
+        ),
         "permute" => format!("each of {ways} ranks hands its piece to another"),
         "broadcast" => format!("one of {ways} ranks gives its piece to all; the result is {after}"),
         "reduce" => format!("takes the {sum} of {ways} ranks' parts, as the piece of one of them"),
@@ -100,7 +103,7 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
     };
     let types = format!("{} -> {}", type_text(why.mesh, t), type_text(why.mesh, out));
     let mut l = vec![first, types];
-    l.extend((c.n.ins.len() > 1).then(|| format!("{} tensors in one call", c.n.ins.len())));
+    l.extend((c.n.outs.len() > 1).then(|| format!("{} tensors in one call", c.n.outs.len())));
     l
 }
 
@@ -136,6 +139,10 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
             format!(" = ({p}-1)/{p} of its {held} B, the mean over the ranks of the ring")
         }
         "all_gather" => format!(" = ({p}-1)/{p} of the gathered {given} B"),
+        "all_to_all_v" => {
+            let most = coll.max_bytes(mesh, c.f.ty(c.n.ins[0]), c.f.ty(c.n.outs[0]));
+            format!(" if all experts are used alike, at most {most} B")
+        }
         _ => format!(", of its {held} B"),
     };
     let calls = why.plan.times(c.fi);
@@ -231,6 +238,7 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         "broadcast" => &["reduce"],
         "reduce" => &["broadcast"],
         "all_to_all" => &["all_to_all"],
+        "all_to_all_v" => &["all_to_all_v"],
         "permute" => &["permute"],
         _ => &[],
     };
@@ -238,7 +246,7 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         ("forward", _) => "backward",
         ("backward", true) => "forward",
         ("backward", false) => return recomputed(why, c, all),
-        (_, true) if c.n.ins.len() > 1 => {
+        (_, true) if c.n.outs.len() > 1 => {
             return vec!["each is the gradient of a fan_out of its parameter in @enter".into()];
         }
         (_, true) => "enter",

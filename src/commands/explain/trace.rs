@@ -8,7 +8,7 @@
 use super::words;
 use crate::plan_dir::Stored;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Atom;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
@@ -271,7 +271,18 @@ impl<'a> Why<'a> {
         if let Some(r) = o.shard.iter().rev().find(|r| by(&r.glob)) {
             return format!("you asked for it: --shard '{}={}'", r.glob, r.dims.join(","));
         }
+        // What stands in the scope of a mixture of experts, but for what comes in and goes out.
+        let of_experts = |n: &Node| {
+            matches!(
+                n.op,
+                Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::GroupedDot(_) | Op::TopK(_)
+            )
+        };
+        let touches = |n: &&Node| of_experts(n) && (n.outs.contains(&v) || n.ins.contains(&v));
         match role {
+            _ if self.s.family != "ir" && f.nodes.iter().any(|n| touches(&n)) => {
+                format!("experts are laid out by ep and etp: {} as ({asked})", f.name(v))
+            }
             _ if self.s.family == "ir" => {
                 format!("you asked for it: {} is @({asked}) in the model's text", f.name(v))
             }

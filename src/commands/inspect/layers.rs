@@ -190,8 +190,8 @@ fn count(plan: &Plan, fi: usize, ni: usize, number: usize, out: &mut Vec<Calls>)
     });
     let sent = n.ins.iter().zip(&n.outs).map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y)));
     out[at].calls += 1;
-    out[at].tensors += n.ins.len();
-    out[at].gradients += (0..n.ins.len()).filter(|&i| is_gradient(f, n, i)).count();
+    out[at].tensors += n.outs.len();
+    out[at].gradients += (0..n.outs.len()).filter(|&i| is_gradient(f, n, i)).count();
     out[at].bytes += sent.sum::<f64>();
     out[at].numbers.push(number);
 }

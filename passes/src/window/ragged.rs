@@ -1,0 +1,229 @@
+//! Ragged exchange: of the buffers of experts only the rows travel that hold a copy of a token.
+//!
+//! Before:  `%moved = all_to_all[tp; from=1; to=0] %rows : f32[2@tp,2,48,32]`,
+//!          `%counts_moved = all_to_all[tp; from=2; to=0] %counts : i32[2@tp,4,2]`
+//! After:   `%counts_moved = all_to_all[tp; from=2; to=0] %counts : i32[2@tp,4,2]`,
+//!          `%moved = all_to_all_v[tp; from=1; to=0; copies=48] %rows, %counts, %counts_moved`
+//! Assumes: phase Ranked; counts come from `route`.  Leaves: phase Ranked.
+//!
+//! Who has tokens knows the counts of its shards for all groups, from `route`; who has experts
+//! needs those of its groups for all shards. Products need them too: where they are exchanged for
+//! them, that is now done before the rows move; where they are gathered, they are exchanged here.
+//! So both sides know what comes, in forward and in backward, and nobody asks. What moves into the
+//! buffers of experts was made by a `dispatch`, and what moves out of them goes to a `combine`:
+//! neither defines or reads other rows.
+
+use shardc_ir::func::{Func, Name, Node, Value};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::{AllToAll, AllToAllV, Op};
+use smallvec::smallvec;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// An exchange of rows: its node, the `route` that placed them, and the copies of a shard.
+struct Found {
+    node: usize,
+    route: usize,
+    op: AllToAll,
+    copies: usize,
+}
+
+/// Replaces the exchanges of rows of `f`, whose backward begins at node `backward_from`: where it
+/// then begins.
+pub fn ragged(mesh: &Mesh, f: &mut Func, backward_from: usize) -> usize {
+    let mut counts = Counts { mesh, moved: vec![], taken: BTreeSet::new(), new: 0 };
+    for x in found(f) {
+        let (inp, out) = (f.nodes[x.node].ins[0], f.nodes[x.node].outs[0]);
+        let into = x.op.from == 1;
+        let (tokens, experts) = if into { (inp, out) } else { (out, inp) };
+        let own = f.nodes[x.route].outs[1];
+        let Some(there) = counts.at_experts(f, &x, tokens, experts) else { continue };
+        let (sent, received) = if into { (own, there) } else { (there, own) };
+        let AllToAll { axes, from, to } = x.op;
+        let n = &mut f.nodes[x.node];
+        n.op = AllToAllV { axes, from, to, copies: x.copies }.into();
+        n.ins = smallvec![inp, sent, received];
+    }
+    for (i, n) in std::mem::take(&mut f.nodes).into_iter().enumerate() {
+        if !counts.taken.contains(&i) {
+            f.nodes.push(n);
+        }
+        let own = counts.moved.iter().filter(|m| m.route == i);
+        f.nodes.extend(own.map(|m| m.node.clone()));
+    }
+    backward_from + counts.new
+}
+
+/// An exchange of the counts of a `route`, which is to stand behind it.
+struct Moved {
+    route: usize,
+    node: Node,
+}
+
+/// The counts at their experts.
+struct Counts<'a> {
+    mesh: &'a Mesh,
+    moved: Vec<Moved>,
+    /// Nodes of `moved` that stand elsewhere now.
+    taken: BTreeSet<usize>,
+    /// How many of `moved` stand nowhere yet.
+    new: usize,
+}
+
+impl Counts<'_> {
+    /// The counts of rows as they are split at their experts; `None` if no one exchange makes them.
+    fn at_experts(
+        &mut self,
+        f: &mut Func,
+        x: &Found,
+        tokens: Value,
+        experts: Value,
+    ) -> Option<Value> {
+        let own = f.nodes[x.route].outs[1];
+        let mut want = f.ty(own).clone();
+        if want.dims[0] != f.ty(tokens).dims[0] || want.dims[2] != f.ty(tokens).dims[1] {
+            return None;
+        }
+        want.dims[0] = f.ty(experts).dims[0];
+        want.dims[2] = f.ty(experts).dims[1];
+        let known = |m: &&Moved| m.route == x.route && *f.ty(m.node.outs[0]) == want;
+        if let Some(m) = self.moved.iter().find(known) {
+            return Some(m.node.outs[0]);
+        }
+        let op = Op::from(AllToAll { axes: x.op.axes, from: 2, to: 0 });
+        let made = op.check(self.mesh, &[f.ty(own)], &[Some(&want)]).ok()?;
+        if made[0] != want {
+            return None;
+        }
+        let same = |n: &Node| n.op == op && n.ins[..] == [own] && *f.ty(n.outs[0]) == want;
+        let node = if let Some(i) = f.nodes.iter().position(same) {
+            self.taken.insert(i);
+            f.nodes[i].clone()
+        } else {
+            self.new += 1;
+            let name = Name { hint: "counts_moved".into(), ..f.name(own).clone() };
+            let (ins, outs) = (smallvec![own], smallvec![f.value(want, name)]);
+            let note = Some("experts learn how many rows come".into());
+            Node { op, ins, outs, scope: f.nodes[x.route].scope, note }
+        };
+        let v = node.outs[0];
+        self.moved.push(Moved { route: x.route, node });
+        Some(v)
+    }
+}
+
+/// Exchanges of what a `dispatch` makes, and of what nobody but a `combine` or `row_dots` reads.
+fn found(f: &Func) -> Vec<Found> {
+    let makers = f.makers();
+    let maker = |v: Value| makers[v.0 as usize].map(|i| &f.nodes[i as usize]);
+    let read = slots(f);
+    let placed = |mut v: Value| loop {
+        let n = maker(v)?;
+        match &n.op {
+            Op::Dispatch(_) => return Some(n.ins[1]),
+            Op::Cast(_) => v = n.ins[0],
+            _other => return None,
+        }
+    };
+    let one = |(node, n): (usize, &Node)| {
+        let Op::AllToAll(op) = &n.op else { return None };
+        let slot = match [op.from, op.to] {
+            [1, 0] => placed(n.ins[0])?,
+            [0, 1] => (*read.get(&n.outs[0])?)?,
+            _other_dims => return None,
+        };
+        let route = makers[slot.0 as usize]? as usize;
+        let copies = f.ty(slot).dims[1].size * f.ty(slot).dims[2].size;
+        let op = op.clone();
+        matches!(f.nodes[route].op, Op::Route(_)).then_some(Found { node, route, op, copies })
+    };
+    f.nodes.iter().enumerate().filter_map(one).collect()
+}
+
+/// The slots by which rows of a value are read; `None` if something else reads them too.
+fn slots(f: &Func) -> BTreeMap<Value, Option<Value>> {
+    let mut slots: BTreeMap<Value, Option<Value>> =
+        f.results.iter().map(|r| (r.value, None)).collect();
+    for n in f.nodes.iter().rev() {
+        for (i, &v) in n.ins.iter().enumerate() {
+            let slot = match &n.op {
+                Op::Combine(_) | Op::RowDots(_) if i == 0 => Some(n.ins[1]),
+                Op::Cast(_) => slots.get(&n.outs[0]).copied().flatten(),
+                _other => None,
+            };
+            slots.entry(v).and_modify(|s| *s = s.filter(|_| *s == slot)).or_insert(slot);
+        }
+    }
+    slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardc_ir::interp::{Precision, call, scatter};
+    use shardc_ir::tensor::Tensor;
+    use shardc_ir::verify::{Phase, verify};
+
+    /// To the experts and back; whether products have the counts exchanged after the rows.
+    fn program(exchanged: bool) -> String {
+        let counts = "  %n = all_to_all[tp; from=2; to=0] %counts : i32[2@tp,2,2]\n";
+        format!(
+            "mesh [tp=2]
+
+func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp,3,4] {{
+  %slot, %counts = route[g=2,e=2; rows=6; capacity=none] %i : i32[2@tp,3,2], i32[2,2,2@tp]
+  %rows = dispatch[g=2,c=6] %x, %slot, %gates : f32[2,2@tp,6,4]
+  %moved = all_to_all[tp; from=1; to=0] %rows : f32[2@tp,2,6,4]
+{}  %twice = scale[2.0] %moved : f32[2@tp,2,6,4]
+  %back = all_to_all[tp; from=0; to=1] %twice : f32[2,2@tp,6,4]
+  %y = combine %back, %slot, %gates : f32[2@tp,3,4]
+  return %y
+}}
+",
+            if exchanged { counts } else { "" }
+        )
+    }
+
+    #[test]
+    fn counts_are_exchanged_once_and_first() {
+        for exchanged in [true, false] {
+            let m = shardc_ir::text::parse(&program(exchanged)).unwrap_or_else(|e| panic!("{e}"));
+            let mut new = m.clone();
+            let all = m.funcs[0].nodes.len();
+            let end = ragged(&m.mesh, &mut new.funcs[0], all);
+            assert_eq!(end, new.funcs[0].nodes.len());
+            let ops: Vec<&str> = new.funcs[0].nodes.iter().map(|n| n.op.mnemonic()).collect();
+            let [to, back] = ["all_to_all_v"; 2];
+            assert_eq!(ops, ["route", "all_to_all", "dispatch", to, "scale", back, "combine"]);
+            assert!(verify(&new, Phase::Ranked).is_ok());
+            let index = Tensor::from_fn(&[2, 3, 2], |i| ((i[0] + 2 * i[1] + i[2]) % 4) as f64);
+            let x = Tensor::from_fn(&[2, 3, 4], |i| (12 * i[0] + 4 * i[1] + i[2]) as f64);
+            let gates = Tensor::from_fn(&[2, 3, 2], |i| 0.5 + (i[1] * 2 + i[2]) as f64);
+            let f = &m.funcs[0];
+            let args = f.args.iter().zip([&index, &x, &gates]);
+            let args: Vec<_> = args.map(|(a, t)| scatter(&m.mesh, f.ty(a.value), t)).collect();
+            let run = |f: &Func| call(&m.mesh, f, &args, Precision::F64).expect("runs");
+            assert_eq!(run(f), run(&new.funcs[0]));
+        }
+    }
+
+    /// Buffers that no `dispatch` made or not only a `combine` reads may have any rows.
+    #[test]
+    fn other_exchanges_stay() {
+        let dense = |text: &str| {
+            let mut m = shardc_ir::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
+            ragged(&m.mesh, &mut m.funcs[0], 0);
+            let rows = m.funcs[0].nodes.iter().filter(|n| m.funcs[0].ty(n.outs[0]).rank() == 4);
+            let kinds = rows.filter_map(|n| n.op.collective()).map(|c| c.kind());
+            kinds.collect::<Vec<_>>()
+        };
+        let text = program(true);
+        assert_eq!(dense(&text), ["all_to_all_v", "all_to_all_v"]);
+        let made = text.lines().find(|l| l.contains("dispatch")).expect("a line");
+        let given = text.replace(&format!("{made}\n"), "");
+        let given = given.replace("%x: f32[2@tp,3,4]", "%rows: f32[2,2@tp,6,4]");
+        assert_eq!(dense(&given), ["all_to_all", "all_to_all_v"]);
+        let shown = text.replace("-> f32[2@tp,3,4]", "-> (f32[2@tp,3,4], f32[2,2@tp,6,4])");
+        let shown = shown.replace("return %y", "return %y, %back");
+        assert_eq!(dense(&shown), ["all_to_all_v", "all_to_all"]);
+    }
+}

@@ -64,7 +64,12 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
         }
         return Ok(input);
     }
-    Ok(from_model(shardc_frontends::load(path, &shape(o)?)?))
+    let mut input = from_model(shardc_frontends::load(path, &shape(o)?)?);
+    if o.moe != Buffers::Worst && input.facts.is_some_and(|f| f.experts.is_none()) {
+        let what = "--moe-bound and --moe-capacity change nothing: the model has no experts";
+        input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
+    }
+    Ok(input)
 }
 
 /// The sizes that options give to a model.

@@ -214,6 +214,14 @@ fn experts_that_do_not_divide() {
         refuses(moe, &[option, "inf"], "flag", &[option]);
     }
     refuses(moe, &["--moe-bound", "2", "--moe-capacity", "2"], "flag", &["--moe-capacity 2"]);
+    // A plan of experts can be compared with one rank, which has no ep.
+    for more in ["--mesh dp=2,tp=2,ep=2,etp=1", "--mesh dp=2,tp=2,ep=2 --microbatch 2 --zero 3"] {
+        let flags: Vec<&str> = more.split(' ').collect();
+        lab.ok(&compile(moe, &flags));
+        lab.ok(&["verify", "out", "--tiny"]);
+    }
+    let out = lab.ok(&compile(dense, &["--moe-bound", "2"]));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("no-effect"));
     // What a config of experts may say wrong.
     for (change, code, exit) in [
         (json!({ "num_experts_per_tok": 9 }), "config", 2),

@@ -11,11 +11,12 @@ use fixture::*;
 use shardc_frontends::Model;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::interp::{Precision, run_step};
+use shardc_ir::ops::Op;
 use shardc_ir::plan::{Class, Instr, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{Options, Order};
+use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::pipeline::Compiled;
 use shardc_passes::precision::precision;
 use shardc_runtime::StepBatch;
@@ -199,6 +200,26 @@ fn every_layout_trains_as_one_rank() {
             close(&format!("{what}: losses"), &many.losses, &one.losses, LOSS);
             let off = apart(&many.grads, &one.grads);
             assert!(off <= bound, "{what}: gradients are off by {:.2} U", off / U);
+        }
+    }
+}
+
+/// In a ring the outputs of blocks are bf16, and what they are merged by is f32.
+#[test]
+fn rings_train_as_one_rank() {
+    for name in ["llama_gqa", "gpt2"] {
+        let (_, _, one) = train(name, &half(&[], false, 8));
+        for mesh in [&[("cp", 2)][..], &[("cp", 4)], &[("cp", 2), ("tp", 2)]] {
+            let o = Options { cp_mode: CpMode::Ring, ..half(mesh, false, 4) };
+            let (_, compiled, many) = train(name, &o);
+            let nodes =
+                compiled.plan.module.funcs.iter().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+            let merges = nodes.filter(|(_, n)| matches!(n.op, Op::MergeAttention(_)));
+            let lse: Vec<DType> = merges.map(|(f, n)| f.ty(n.outs[1]).dtype).collect();
+            assert!(!lse.is_empty() && lse.iter().all(|&d| d == DType::F32), "{lse:?}");
+            close(&format!("{name} {mesh:?}: losses"), &many.losses, &one.losses, LOSS);
+            let off = apart(&many.grads, &one.grads);
+            assert!(off <= GRADS, "{name} {mesh:?}: gradients are off by {:.2} U", off / U);
         }
     }
 }

@@ -1,18 +1,18 @@
 //! Flags of `compile` and `check`, from the command line and from `shardc.toml`; flags win.
 
+mod values;
+
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::types::DType;
-use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{
-    Balance, Buffers, CpMode, CpSplit, Decay, Optimizer, Options, Order, ShardRule, TpMode, TpSteps,
+    Balance, Buffers, CpMode, CpSplit, Decay, Optimizer, Options, TpMode, TpSteps,
 };
-use shardc_passes::schedule::Named;
 use shardc_passes::stages::layout::Layout;
 use std::path::Path;
-use std::result::Result as Result2;
+use values::*;
 
 /// What a user may ask of the compiler. Every field may stand in `shardc.toml` under its flag's name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -174,9 +174,6 @@ pub struct Flags {
 
 /// Largest batch and sequence: products of them with a mesh stay far from overflow.
 const MAX_COUNT: usize = 1 << 30;
-
-/// Axis names in canonical order, outer to inner.
-const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 
 impl Flags {
     /// These flags, with the holes filled from `below`.
@@ -413,199 +410,4 @@ pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
     let file: WithModel = toml::from_str(&text).map_err(|e| bad(e.message().to_string()))?;
     let flags = file.rest.try_into().map_err(|e: toml::de::Error| bad(e.message().to_string()))?;
     Ok((file.model, flags))
-}
-
-fn recompute(text: &str) -> Result<Recompute> {
-    Recompute::parse(text).map_err(|name| {
-        let (groups, ops) = (GROUPS.join(", "), shardc_ir::ops::NAMES.join(", "));
-        Diag::new("flag", format!("`{name}` is no value of --recompute"))
-            .at(format!("--recompute {text}"))
-            .help(format!(
-                "use none, selective, full, sqrt or fit, or groups: {groups}, or ops: {ops}"
-            ))
-    })
-}
-
-/// `24GiB`, `80GB`, `1.5e9` or a number of bytes.
-fn memory(text: &str) -> Result<usize> {
-    let t = text.trim();
-    let digits = t.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E');
-    let (number, unit) = t.split_at(digits.unwrap_or(t.len()));
-    let units = ["", "B", "KiB", "MiB", "GiB", "TiB", "kB", "MB", "GB", "TB"];
-    let scale = units.iter().position(|u| *u == unit.trim()).map(|i| match i {
-        0 | 1 => 1.0,
-        2..=5 => 1024f64.powi(i as i32 - 1),
-        _ => 1000f64.powi(i as i32 - 5),
-    });
-    let bytes = scale.zip(number.trim().parse::<f64>().ok()).map(|(s, n)| s * n);
-    match bytes.filter(|b| *b >= 1.0 && *b <= 2f64.powi(60)) {
-        Some(b) => Ok(b as usize),
-        None => Err(Diag::new("flag", format!("`{text}` is no amount of memory"))
-            .at(format!("--memory {text}"))
-            .help("for example --memory 24GiB, 80GB or 1500000000")),
-    }
-}
-
-/// A schedule by name, or the text of a CSV file.
-fn schedule(text: &str) -> Result<Order> {
-    if !text.ends_with(".csv") {
-        if text != "search" {
-            Named::parse(text).map_err(|d| d.at(format!("--schedule {text}")))?;
-        }
-        return Ok(Order::Named(text.into()));
-    }
-    let bad = |m: String| {
-        Diag::new("file", m).at(format!("--schedule {text}")).help(
-            "give a readable CSV file of at most 64 MiB: one line per rank, cells such as 0F0",
-        )
-    };
-    let size = std::fs::metadata(text).map_err(|e| bad(e.to_string()))?.len();
-    if size > 64 << 20 {
-        return Err(bad(format!("{size} bytes is too large for a schedule")));
-    }
-    std::fs::read_to_string(text).map(Order::Csv).map_err(|e| bad(e.to_string()))
-}
-
-/// One positive number per rank of the pipeline.
-fn speeds(text: &str, ranks: usize) -> Result<Vec<f64>> {
-    if text.is_empty() {
-        return Ok(vec![]);
-    }
-    let all: Vec<f64> = text.split(',').filter_map(|t| t.trim().parse().ok()).collect();
-    let positive = all.iter().all(|x: &f64| *x > 0.0 && x.is_finite());
-    if positive && all.len() == ranks && text.matches(',').count() + 1 == ranks {
-        return Ok(all);
-    }
-    Err(Diag::new("flag", format!("`{text}` is not {ranks} positive numbers"))
-        .at(format!("--speeds {text}"))
-        .rule("one speed per rank of the pipeline")
-        .help(format!("for example --speeds {}", vec!["1"; ranks].join(","))))
-}
-
-/// `memory = 1000` and `memory = "24GiB"` in a file.
-fn number_or_text<'de, D: serde::Deserializer<'de>>(d: D) -> Result2<Option<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Either {
-        Number(u64),
-        Text(String),
-    }
-    Ok(Option::<Either>::deserialize(d)?.map(|e| match e {
-        Either::Number(n) => n.to_string(),
-        Either::Text(t) => t,
-    }))
-}
-
-fn positive(flag: &str, x: f64) -> Result<f64> {
-    if x > 0.0 && x.is_finite() {
-        return Ok(x);
-    }
-    Err(Diag::new("flag", format!("{flag} {x} is not a positive number"))
-        .at(flag)
-        .help(format!("for example {flag} 1e-3")))
-}
-
-fn not_negative(flag: &str, x: f64) -> Result<f64> {
-    if x == 0.0 { Ok(x) } else { positive(flag, x) }
-}
-
-fn betas(text: &str) -> Result<(f64, f64)> {
-    let two: Vec<f64> = text
-        .split(',')
-        .filter_map(|t| t.trim().parse().ok())
-        .filter(|b| (0.0..1.0).contains(b))
-        .collect();
-    match two[..] {
-        [a, b] if text.matches(',').count() == 1 => Ok((a, b)),
-        _ => Err(Diag::new("flag", format!("`{text}` is not two numbers in [0, 1)"))
-            .at("--betas")
-            .help("for example --betas 0.9,0.95")),
-    }
-}
-
-/// Axes and their sizes; then ep and etp, which are none.
-type Axes = (Vec<(String, usize)>, [Option<usize>; 2]);
-
-/// Reads `dp=2,tp=4,ep=2` into canonical names, in the order given.
-pub fn parse_mesh(text: &str, zero: u8) -> Result<Axes> {
-    let bad = |m: String| {
-        Diag::new("mesh", m).at(format!("--mesh {text}")).help("for example --mesh dp=2,tp=2")
-    };
-    let mut out: Vec<(String, usize)> = vec![];
-    let mut experts = [None; 2];
-    for part in text.split(',').filter(|p| !p.trim().is_empty()) {
-        let (name, size) =
-            part.split_once('=').ok_or_else(|| bad(format!("`{part}` is not axis=size")))?;
-        let size: usize =
-            size.trim().parse().map_err(|_| bad(format!("`{}` is not a size", size.trim())))?;
-        if let Some(i) = ["ep", "etp"].iter().position(|n| *n == name.trim()) {
-            let fits = (1..=shardc_ir::mesh::MAX_RANKS).contains(&size);
-            if !fits || experts[i].replace(size).is_some() {
-                let most = shardc_ir::mesh::MAX_RANKS;
-                return Err(bad(format!("`{part}` is not one number of 1 to {most}")));
-            }
-            continue;
-        }
-        out.push((name.trim().into(), size));
-    }
-    let shards = zero > 0 || experts[0].is_some_and(|ep| ep > 1);
-    for (name, _) in out.iter_mut().filter(|a| a.0 == "dp") {
-        *name = if shards { "dp_shard" } else { "dp_replicate" }.into();
-    }
-    let place = |n: &str| AXES.iter().position(|a| *a == n);
-    if out.iter().all(|a| place(&a.0).is_some()) {
-        out.sort_by_key(|a| place(&a.0));
-    }
-    shardc_ir::mesh::Mesh::new(&out.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>())
-        .map_err(|d| d.at(format!("--mesh {text}")))?;
-    Ok((out, experts))
-}
-
-/// Puts the axes into an order given from the axis that varies fastest: `tp-cp-ep-dp-pp`. Both
-/// data-parallel axes go by `dp`; an axis of the mesh that is not named must have one rank, as in
-/// Megatron-LM.
-fn in_order(mesh: Vec<(String, usize)>, order: &str) -> Result<Vec<(String, usize)>> {
-    let bad = |m: String| {
-        Diag::new("flag", m)
-            .at(format!("--order {order}"))
-            .rule("every axis of the mesh stands in the order once")
-            .help("for example --order tp-cp-ep-dp-pp, or tp-dp-pp")
-    };
-    let words: Vec<&str> = order.split('-').map(str::trim).collect();
-    let known = ["tp", "cp", "ep", "dp", "pp", "dp_replicate", "dp_shard"];
-    if let Some(w) = words.iter().find(|w| !known.contains(w)) {
-        return Err(bad(format!("`{w}` is no axis")));
-    }
-    let place = |axis: &str| {
-        let all = || words.iter().enumerate();
-        let own = all().find(|(_, w)| **w == axis);
-        own.or_else(|| all().find(|(_, w)| **w == "dp" && axis.starts_with("dp_"))).map(|x| x.0)
-    };
-    if let Some((axis, n)) = mesh.iter().find(|a| a.1 > 1 && place(&a.0).is_none()) {
-        return Err(bad(format!("{axis} has {n} ranks and is not in the order")));
-    }
-    if let Some(w) = words.iter().enumerate().find(|(i, w)| words[..*i].contains(w)) {
-        return Err(bad(format!("`{}` stands twice", w.1)));
-    }
-    let mut mesh = mesh;
-    mesh.sort_by_key(|a| std::cmp::Reverse(place(&a.0).unwrap_or(0)));
-    Ok(mesh)
-}
-
-fn shard_rule(text: &str) -> Result<ShardRule> {
-    let bad = |m: &str| {
-        Diag::new("shard", m)
-            .at(format!("--shard '{text}'"))
-            .help("for example --shard '*.q_proj.weight=tp,-' or '*.mlp=dp,tp?,-@p1'")
-    };
-    let (glob, dims) = text.rsplit_once('=').ok_or_else(|| bad("a sharding is GLOB=D,D"))?;
-    let (dims, priority) = match dims.rsplit_once("@p") {
-        Some((d, p)) => (d, p.parse().map_err(|_| bad("a priority is @p0 to @p255"))?),
-        None => (dims, 0),
-    };
-    Ok(ShardRule {
-        glob: glob.into(),
-        dims: dims.split(',').map(|d| d.trim().to_string()).collect(),
-        priority,
-    })
 }

@@ -4,6 +4,14 @@
 //! It has no bf16. Of such matrices a block at a time is made f32, in memory that the plan gives;
 //! the sum over all blocks of k is f32 and is rounded once.
 
+#[cfg(target_arch = "x86_64")]
+mod pack;
+#[cfg(target_arch = "x86_64")]
+mod packed;
+pub(crate) mod team;
+#[cfg(target_arch = "x86_64")]
+mod tile;
+
 use crate::map::{Odometer, element, scatter};
 use crate::math::{from_bf16, widen};
 use gemm::Parallelism;
@@ -44,6 +52,9 @@ impl Stored {
         let first = row * self.row_stride + col * self.col_stride;
         Stored { at: element(self.at, self.elem, first), ..self }
     }
+    pub fn transposed(self) -> Stored {
+        Stored { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
+    }
 }
 
 /// Cuts a range from 0 into blocks.
@@ -64,6 +75,16 @@ pub(crate) unsafe fn multiply(
     accumulate: bool,
     threads: usize,
 ) {
+    let [x, y, z] = [a, b, out].map(|m| Stored {
+        at: m.at,
+        elem: Elem::F32,
+        row_stride: m.row_stride,
+        col_stride: m.col_stride,
+    });
+    // SAFETY: by the caller.
+    if unsafe { packed([m, n, k], [x, y, z], scale, accumulate, threads) } {
+        return;
+    }
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let s = |n: usize| n as isize;
     // SAFETY: by the caller; strides of valid matrices fit an isize.
@@ -92,11 +113,52 @@ pub(crate) unsafe fn multiply(
     }
 }
 
+/// `out = scale · a b`, added to what `out` holds if `accumulate`, by kernels of our own; false if
+/// the processor has none.
+///
+/// # Safety
+/// As for [`multiply`].
+unsafe fn packed(
+    size: [usize; 3],
+    all: [Stored; 3],
+    scale: f32,
+    accumulate: bool,
+    threads: usize,
+) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(kernels) = packed::word(all[0].elem, all[1].elem) {
+        let (batch, sum, at) = (Extents::new(), Extents::new(), |_: &[usize], _: &[usize]| all);
+        let one = packed::Products { size, batch, sum, at, scale, accumulate };
+        // SAFETY: by the caller.
+        unsafe { one.run(kernels, threads) };
+        return true;
+    }
+    let _others = (size, all, scale, accumulate, threads);
+    false
+}
+
 /// Runs a product; one of nothing (k or a sum loop of 0) is 0.
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the result overlaps no operand.
 pub(crate) unsafe fn run(k: &Gemm, memory: &[*mut f32], threads: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(kernels) = packed::word(k.a.elem, k.b.elem) {
+        let at = |batch: &[usize], sum: &[usize]| {
+            let index: Extents = batch.iter().chain(sum).copied().collect();
+            [(&k.a, &index[..]), (&k.b, &index[..]), (&k.out, batch)].map(|(x, i)| Stored {
+                at: element(memory[x.view.operand], x.elem, x.view.at(i)),
+                elem: x.elem,
+                row_stride: x.row_stride,
+                col_stride: x.col_stride,
+            })
+        };
+        let (batch, sum) = (k.batch.clone(), k.sum.clone());
+        let size = [k.m, k.n, k.k];
+        let all = packed::Products { size, batch, sum, at, scale: 1.0, accumulate: false };
+        // SAFETY: by the caller.
+        return unsafe { all.run(kernels, threads) };
+    }
     if let Some(scratch) = &k.scratch {
         let first = memory[scratch.operand].wrapping_add(scratch.offset);
         // SAFETY: by the caller.

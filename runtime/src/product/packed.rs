@@ -1,0 +1,202 @@
+//! Products of packed panels, for processors with AVX-512: what a task makes is a block of the
+//! result, from first to last of k; blocks of operands that fit the nearer caches are packed first.
+//! Where k is cut depends on k alone and no sum is shared between tasks, so that the number of
+//! threads does not change a bit.
+
+use super::pack::{Word, panels};
+use super::tile::{self, COLS, Kernel, ROWS, Tile};
+use super::{Stored, team};
+use shardc_ir::kernel::{Elem, Extents};
+use std::arch::x86_64::__m512i;
+use std::cell::Cell;
+use std::ops::Range;
+
+/// Steps of k that are packed at once.
+const STEPS: usize = 512;
+/// Rows and columns of the largest block of a result.
+const BLOCK: [usize; 2] = [768, 512];
+/// Products with less to do than this take one thread: another would be late.
+const LITTLE: usize = 1 << 18;
+
+/// Products of matrices `[m, k]` by `[k, n]`: `out = scale · a b`, added to what `out` holds if
+/// `accumulate`.
+#[derive(Clone)]
+pub(super) struct Products<F> {
+    pub size: [usize; 3],
+    /// Loops over results, and loops that are summed like k.
+    pub batch: Extents,
+    pub sum: Extents,
+    /// Matrices by an index of the loops: `a`, `b` and `out`, which does not depend on the sum.
+    pub at: F,
+    pub scale: f32,
+    pub accumulate: bool,
+}
+
+thread_local! {
+    /// Memory for packed operands and for sums that are not rounded yet, by lines of the cache.
+    static ROOM: Cell<Vec<__m512i>> = const { Cell::new(Vec::new()) };
+}
+
+/// Calls `f` with room for so many words, which hold anything.
+fn with_room(words: usize, f: impl FnOnce(*mut u32)) {
+    let mut room = ROOM.take();
+    // It is never more than reserved, so that nobody fills it.
+    room.reserve(words.div_ceil(16));
+    f(room.as_mut_ptr().cast());
+    ROOM.set(room);
+}
+
+/// What the processor can do; `None` if these kernels do not run on it.
+pub(super) fn kernels(word: Word) -> Option<&'static [Kernel; ROWS]> {
+    let all = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl");
+    match word {
+        Word::F32 if all => Some(&tile::F32),
+        Word::Pair if all && is_x86_feature_detected!("avx512bf16") => Some(&tile::BF16),
+        _cannot => None,
+    }
+}
+
+/// The words in which two operands are packed; `None` if this processor has no kernel.
+pub(super) fn word(a: Elem, b: Elem) -> Option<(Word, &'static [Kernel; ROWS])> {
+    let pairs = a == Elem::BF16 && b == Elem::BF16;
+    let pairs = pairs.then(|| kernels(Word::Pair)).flatten().map(|k| (Word::Pair, k));
+    pairs.or_else(|| kernels(Word::F32).map(|k| (Word::F32, k)))
+}
+
+/// Element `flat` of loops, first loop outermost.
+fn index(extents: &[usize], mut flat: usize) -> Extents {
+    let mut index: Extents = extents.into();
+    for (i, &n) in index.iter_mut().zip(extents).rev() {
+        (*i, flat) = (flat % n, flat / n);
+    }
+    index
+}
+
+/// Cuts `n` into so many ranges of whole units; the last ones may be shorter, or empty.
+fn cut(n: usize, pieces: usize, unit: usize, i: usize) -> Range<usize> {
+    let each = n.div_ceil(pieces.max(1)).next_multiple_of(unit);
+    (i * each).min(n)..((i + 1) * each).min(n)
+}
+
+/// Into how many blocks to cut rows and columns, so that threads end together and little is packed
+/// twice.
+fn grid([m, n]: [usize; 2], results: usize, threads: usize) -> [usize; 2] {
+    /// Packing a word costs as much as this many tile words of a step.
+    const PACK: usize = 24;
+    let fewest = [m.div_ceil(BLOCK[0]).max(1), n.div_ceil(BLOCK[1]).max(1)];
+    let cost = |&[i, j]: &[usize; 2]| {
+        let (rows, cols) = (cut(m, i, ROWS, 0).len(), cut(n, j, COLS, 0).len());
+        let rounds = (i * j * results).div_ceil(threads.max(1));
+        rounds * (rows * cols.next_multiple_of(COLS) + PACK * (rows + cols))
+    };
+    let more = |n: usize| n..n + if threads > 1 { 2 * threads } else { 1 };
+    let all = more(fewest[0]).flat_map(|i| more(fewest[1]).map(move |j| [i, j]));
+    all.min_by_key(cost).unwrap_or(fewest)
+}
+
+impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
+    /// Runs all products; of nothing (k or a sum loop of 0) they are 0.
+    ///
+    /// # Safety
+    /// All matrices are valid, no result overlaps an operand or another result, and the processor
+    /// has the kernels for words of this kind.
+    pub unsafe fn run(&self, (word, kernels): (Word, &[Kernel; ROWS]), threads: usize) {
+        let [m, n, k] = self.size;
+        let results: usize = self.batch.iter().product();
+        if m * n * results == 0 {
+            return;
+        }
+        let work = m * n * results * k * self.sum.iter().product::<usize>();
+        let threads = if work < LITTLE { 1 } else { threads };
+        let [down, right] = grid([m, n], results, threads);
+        let block = |task: usize| {
+            let (result, block) = (task / (down * right), task % (down * right));
+            let rows = cut(m, down, ROWS, block / right);
+            let cols = cut(n, right, COLS, block % right);
+            if !rows.is_empty() && !cols.is_empty() {
+                let at = index(&self.batch, result);
+                // SAFETY: by the caller; the block is inside the result.
+                unsafe { self.block(&at, rows, cols, word, kernels) };
+            }
+        };
+        // SAFETY: no element of a result is in two blocks.
+        unsafe { team::each(threads, results * down * right, block) };
+    }
+
+    /// Makes one block of a result.
+    ///
+    /// # Safety
+    /// As for [`Products::run`].
+    unsafe fn block(
+        &self,
+        at: &[usize],
+        rows: Range<usize>,
+        cols: Range<usize>,
+        word: Word,
+        kernels: &[Kernel; ROWS],
+    ) {
+        let k = self.size[2];
+        let terms: usize = self.sum.iter().product();
+        let pieces = k.div_ceil(STEPS * word.depth()).max(1);
+        let piece = |i: usize| cut(k, pieces, 16, i);
+        let [_, _, out] = (self.at)(at, &index(&self.sum, 0));
+        let out = out.from(rows.start, cols.start);
+        let all = if k == 0 { 0 } else { terms * pieces };
+        let steps = piece(0).len().div_ceil(word.depth());
+        let (m, n) = (rows.len(), cols.len());
+        // Panels of `b` begin at a line of the cache.
+        let of_a = (m.next_multiple_of(ROWS) * steps).next_multiple_of(16);
+        let of_b = n.next_multiple_of(COLS) * steps;
+        // Sums that are not rounded yet.
+        let apart = all > 1 && out.elem != Elem::F32;
+        let sums = if apart { m * n } else { 0 };
+        with_room(of_a + of_b + sums, |a| {
+            let (b, sums) = (a.wrapping_add(of_a), a.wrapping_add(of_a + of_b));
+            let sums = Stored { at: sums.cast(), elem: Elem::F32, row_stride: n, col_stride: 1 };
+            for i in 0..all.max(1) {
+                let first = if self.accumulate { Some(out) } else { None };
+                let between = if apart { sums } else { out };
+                let read = if i == 0 { first } else { Some(between) };
+                let write = if i + 1 >= all { out } else { between };
+                let k = if all == 0 { 0..0 } else { piece(i % pieces) };
+                // SAFETY: by the caller; there is room for these panels and for the sums.
+                unsafe {
+                    if !k.is_empty() {
+                        let [x, y, _] = (self.at)(at, &index(&self.sum, i / pieces));
+                        panels::<ROWS>(x, rows.clone(), k.clone(), word, a);
+                        panels::<COLS>(y.transposed(), cols.clone(), k.clone(), word, b);
+                    }
+                    let steps = k.len().div_ceil(word.depth());
+                    let tile = Tile { scale: self.scale, read, write, cols: 0 };
+                    tiles([m, n, steps], a, b, tile, kernels);
+                }
+            }
+        });
+    }
+}
+
+/// All tiles of a block: the panels of `b` stay in the second cache while those of `a` pass.
+///
+/// # Safety
+/// Panels have so many steps, and the block so many rows and columns.
+unsafe fn tiles(
+    [m, n, steps]: [usize; 3],
+    a: *const u32,
+    b: *const u32,
+    whole: Tile,
+    kernels: &[Kernel; ROWS],
+) {
+    for row in (0..m).step_by(ROWS) {
+        let kernel = kernels[(m - row).min(ROWS) - 1];
+        for col in (0..n).step_by(COLS) {
+            let from = |x: Stored| x.from(row, col);
+            let cols = (n - col).min(COLS);
+            let (read, write) = (whole.read.map(from), from(whole.write));
+            let tile = Tile { scale: whole.scale, read, write, cols };
+            // SAFETY: by the caller.
+            unsafe { kernel(steps, a.add(row * steps), b.add(col * steps), &tile) };
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Tiles of a result, in registers: [`ROWS`] by [`COLS`] sums of products of packed panels, for
+//! processors with AVX-512. Every element is summed in the order of k wherever in a tile it is, so
+//! that how a result is cut into tiles does not change a bit.
+
+use super::Stored;
+use crate::math::{from_bf16, to_bf16};
+use shardc_ir::kernel::Elem;
+use std::arch::x86_64::*;
+
+/// Rows of a tile: with two vectors of columns each, 24 of the 32 registers are sums.
+pub(super) const ROWS: usize = 12;
+/// Columns of a tile.
+pub(super) const COLS: usize = 32;
+
+/// What becomes of the sums of a tile: `write = read + scale · sum`.
+pub(super) struct Tile {
+    pub scale: f32,
+    pub read: Option<Stored>,
+    pub write: Stored,
+    /// Columns that exist.
+    pub cols: usize,
+}
+
+/// Sums `depth` steps of two panels: 12 words of `a` by 32 of `b` each.
+///
+/// # Safety
+/// The processor has what the function is named after; panels have so many steps, and the tile's
+/// rows and columns are valid.
+pub(super) type Kernel = unsafe fn(usize, *const u32, *const u32, &Tile);
+
+/// A kernel for tiles of `M` rows: `$sum` is the sum after a step, `$a` being 16 times a word of a
+/// row and `$b` 16 columns.
+macro_rules! kernel {
+    ($(#[$doc:meta])* $name:ident, $features:literal, |$sum:ident, $a:ident, $b:ident| $step:expr) => {
+        $(#[$doc])*
+        #[target_feature(enable = $features)]
+        unsafe fn $name<const M: usize>(depth: usize, a: *const u32, b: *const u32, to: &Tile) {
+            let mut sums = [[_mm512_setzero_ps(); 2]; M];
+            // SAFETY: by the caller.
+            unsafe {
+                for i in 0..M {
+                    let at = to.write.from(i, 0).at.cast::<i8>().cast_const();
+                    _mm_prefetch::<_MM_HINT_T0>(at);
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64));
+                }
+                for p in 0..depth {
+                    let (a, b) = (a.add(p * ROWS), b.add(p * COLS));
+                    let columns = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(16).cast())];
+                    _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(16 * COLS).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(b.wrapping_add(16 * COLS + 16).cast());
+                    for i in 0..M {
+                        let $a = _mm512_set1_epi32(a.add(i).cast::<i32>().read());
+                        for h in 0..2 {
+                            let ($sum, $b) = (sums[i][h], columns[h]);
+                            sums[i][h] = $step;
+                        }
+                    }
+                }
+                finish(&sums, to);
+            }
+        }
+    };
+}
+
+kernel! {
+    /// Words are f32.
+    avx512, "avx512f,avx512bw,avx512vl",
+    |sum, a, b| _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum)
+}
+
+kernel! {
+    /// Words are pairs of bf16, adjacent along k.
+    avx512_bf16, "avx512f,avx512bw,avx512vl,avx512bf16",
+    |sum, a, b| {
+        // Both are 32 bf16.
+        let [a, b] = [a, b].map(|x| std::mem::transmute::<__m512i, __m512bh>(x));
+        _mm512_dpbf16_ps(sum, a, b)
+    }
+}
+
+macro_rules! by_rows {
+    ($name:ident) => {
+        [
+            $name::<1>,
+            $name::<2>,
+            $name::<3>,
+            $name::<4>,
+            $name::<5>,
+            $name::<6>,
+            $name::<7>,
+            $name::<8>,
+            $name::<9>,
+            $name::<10>,
+            $name::<11>,
+            $name::<12>,
+        ]
+    };
+}
+
+/// Kernels by rows, from 1 on.
+pub(super) const F32: [Kernel; ROWS] = by_rows!(avx512);
+/// Kernels by rows, from 1 on.
+pub(super) const BF16: [Kernel; ROWS] = by_rows!(avx512_bf16);
+
+/// # Safety
+/// As for [`Kernel`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn finish<const M: usize>(sums: &[[__m512; 2]; M], to: &Tile) {
+    let plain = |x: &Stored| x.elem == Elem::F32 && x.col_stride == 1;
+    if !plain(&to.write) || !to.read.as_ref().is_none_or(plain) {
+        // SAFETY: sums are 32 f32 per row.
+        return unsafe { finish_any(sums.as_ptr().cast(), M, to) };
+    }
+    let scale = _mm512_set1_ps(to.scale);
+    let all = if to.cols >= COLS { u32::MAX } else { (1 << to.cols) - 1 };
+    for (i, row) in sums.iter().enumerate() {
+        for (h, &sum) in row.iter().enumerate() {
+            let (mask, col) = ((all >> (16 * h)) as u16, 16 * h);
+            // SAFETY: by the caller; columns that do not exist are masked.
+            unsafe {
+                let mut x = _mm512_mul_ps(sum, scale);
+                if let Some(read) = &to.read {
+                    x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, address(read, i, col)), x);
+                }
+                _mm512_mask_storeu_ps(address(&to.write, i, col), mask, x);
+            }
+        }
+    }
+}
+
+/// The element at a row and a column, which need not exist.
+fn address(x: &Stored, row: usize, col: usize) -> *mut f32 {
+    x.from(row, col).at
+}
+
+/// [`finish`] for elements and strides of any kind.
+///
+/// # Safety
+/// As for [`Kernel`]; there are `rows` rows of [`COLS`] sums.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn finish_any(sums: *const f32, rows: usize, to: &Tile) {
+    let scale = _mm512_set1_ps(to.scale);
+    for i in 0..rows {
+        for col in (0..to.cols).step_by(16) {
+            let n = (to.cols - col).min(16);
+            // SAFETY: by the caller, for these columns of the row.
+            unsafe {
+                let mut x = _mm512_mul_ps(_mm512_loadu_ps(sums.add(i * COLS + col)), scale);
+                if let Some(read) = &to.read {
+                    x = _mm512_add_ps(load(read.from(i, col), n), x);
+                }
+                store(to.write.from(i, col), n, x);
+            }
+        }
+    }
+}
+
+/// The first `n` columns of a row, at most 16, in f32.
+///
+/// # Safety
+/// These elements are valid, and the processor has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn load(x: Stored, n: usize) -> __m512 {
+    let mask = ((1u32 << n) - 1) as u16;
+    // SAFETY: by the caller.
+    unsafe {
+        match (x.elem, x.col_stride) {
+            (Elem::BF16, 1) => {
+                let half = _mm256_maskz_loadu_epi16(mask, x.at.cast());
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+            }
+            (_, 1) => _mm512_maskz_loadu_ps(mask, x.at),
+            _apart => {
+                let mut all = [0.0; 16];
+                for (i, y) in all[..n].iter_mut().enumerate() {
+                    let at = x.from(0, i).at;
+                    *y = if x.elem == Elem::BF16 { from_bf16(*at.cast::<u16>()) } else { *at };
+                }
+                _mm512_loadu_ps(all.as_ptr())
+            }
+        }
+    }
+}
+
+/// Sets the first `n` columns of a row, at most 16.
+///
+/// # Safety
+/// These elements are valid, and the processor has AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn store(to: Stored, n: usize, x: __m512) {
+    let mask = ((1u32 << n) - 1) as u16;
+    // SAFETY: by the caller.
+    unsafe {
+        match (to.elem, to.col_stride) {
+            (Elem::BF16, 1) => {
+                _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtepi32_epi16(rounded(x)));
+            }
+            (_, 1) => _mm512_mask_storeu_ps(to.at, mask, x),
+            _apart => {
+                let mut all = [0.0; 16];
+                _mm512_storeu_ps(all.as_mut_ptr(), x);
+                for (i, &y) in all[..n].iter().enumerate() {
+                    let at = to.from(0, i).at;
+                    match to.elem {
+                        Elem::BF16 => *at.cast::<u16>() = to_bf16(y),
+                        Elem::F32 | Elem::I32 => *at = y,
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The nearest bf16 in the low halves: [`to_bf16`] of 16 numbers.
+#[target_feature(enable = "avx512f")]
+fn rounded(x: __m512) -> __m512i {
+    let bits = _mm512_castps_si512(x);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+    let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+    _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(up, nan, quiet))
+}

@@ -85,6 +85,7 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Kernel {
         a: matrix(0, m, k),
         b: matrix(1, k, n),
         out: matrix(2, m, n),
+        accumulate: false,
         scratch: narrow.then(|| View { operand: 3, offset: 0, strides: Extents::new() }),
     })
 }

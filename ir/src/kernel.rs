@@ -174,7 +174,7 @@ pub struct Matrix {
 }
 
 /// `out[m,n] = Σ a[m,k] b[k,n]` for every index of `batch`, summed over `sum` too (loops of k that
-/// do not join into one stride), in order. If a matrix is not f32, blocks of all three are made f32
+/// do not join into one stride), in order, and added to what `out` holds if `accumulate`. If a matrix is not f32, blocks of all three are made f32
 /// in the workspace.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gemm {
@@ -186,6 +186,7 @@ pub struct Gemm {
     pub a: Matrix,
     pub b: Matrix,
     pub out: Matrix,
+    pub accumulate: bool,
     /// Room for [`Gemm::block`]; `None` if all matrices are f32.
     pub scratch: Option<View>,
 }

@@ -1,35 +1,52 @@
-//! Attention, a block of queries at a time: the scores of a block by all keys it can see are the
-//! only matrix that is ever stored. Rows of bf16 are made f32 beside it, keys and values once for all
-//! queries of their group; results are summed in f32 and rounded once.
+//! Attention, a block of queries by a block of keys at a time: no matrix of scores is larger, and
+//! what positions hide is not computed. A thread keeps the blocks it works on; rows of bf16 are read
+//! as they are, results are summed in f32 and rounded once. A task is a block of queries (forward)
+//! or the heads of a group (backward), so that no sum depends on the number of threads.
+
+mod rows;
 
 use crate::map::element;
 use crate::math;
-use crate::product::{Mat, multiply};
+use crate::product::room::{self, Room};
+use crate::product::{Stored, keep, multiply, team};
+use rows::Seen;
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
+use std::cell::Cell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Queries of a block.
+const QUERIES: usize = 96;
+/// Keys of a block.
+const KEYS: usize = 384;
+
+thread_local! {
+    /// Two matrices of scores, and a block of outputs.
+    static ROOM: Room = const { Cell::new(Vec::new()) };
+}
 
 /// Memory of one call.
 struct Call<'a> {
     heads: &'a Heads,
     memory: &'a [*mut f32],
-    threads: usize,
     q_pos: &'a [i32],
     k_pos: &'a [i32],
-    /// Matrices of scores in the scratch memory.
-    matrices: usize,
     /// Distance from which keys are not seen; positions are i32, so 2^31 means never.
     window: u32,
+}
+
+/// A head of a sequence, and the keys' group that it belongs to.
+#[derive(Clone, Copy)]
+struct Place {
+    batch: usize,
+    head: usize,
+    group: usize,
 }
 
 impl<'a> Call<'a> {
     /// # Safety
     /// `memory` is valid for everything the kernel reaches.
-    unsafe fn new(
-        heads: &'a Heads,
-        memory: &'a [*mut f32],
-        threads: usize,
-        matrices: usize,
-    ) -> Call<'a> {
+    unsafe fn new(heads: &'a Heads, memory: &'a [*mut f32]) -> Call<'a> {
         let positions = |v: &View, n: usize| {
             let at = memory[v.operand].wrapping_add(v.offset).cast::<i32>().cast_const();
             // SAFETY: by the caller.
@@ -40,236 +57,171 @@ impl<'a> Call<'a> {
         Call {
             heads,
             memory,
-            threads,
             q_pos: positions(&heads.q_pos, heads.queries),
             k_pos: positions(&heads.k_pos, heads.keys),
-            matrices,
             window,
         }
     }
 
     /// An f32 statistic.
-    fn at(&self, v: &View, b: usize, position: usize, head: usize) -> *mut f32 {
-        self.memory[v.operand].wrapping_add(v.at(&[b, position, head]))
+    fn at(&self, v: &View, query: usize, p: Place) -> *mut f32 {
+        self.memory[v.operand].wrapping_add(v.at(&[p.batch, query, p.head]))
     }
 
-    /// Elements of a head, from a position on.
-    fn head(&self, v: &View, b: usize, position: usize, head: usize) -> *mut f32 {
-        element(self.memory[v.operand], self.heads.elem, v.at(&[b, position, head]))
-    }
-
-    /// Rows of a head in f32, from a position on: where they lie, or widened in `slot`.
-    ///
-    /// # Safety
-    /// The rows are valid, and the slot has room for them.
-    unsafe fn rows(
-        &self,
-        v: &View,
-        (b, position, head): (usize, usize, usize),
-        [rows, width]: [usize; 2],
-        slot: Slot,
-    ) -> Mat {
-        let (at, stride) = (self.head(v, b, position, head), v.strides[1]);
-        if self.heads.elem != Elem::BF16 {
-            return Mat::rows(at, stride);
-        }
-        let room = self.slot(slot);
-        for i in 0..rows {
-            // SAFETY: by the caller.
-            unsafe {
-                let from = at.cast::<u16>().add(i * stride).cast_const();
-                let to = std::slice::from_raw_parts_mut(room.add(i * width), width);
-                math::widen(std::slice::from_raw_parts(from, width), to);
-            }
-        }
-        Mat::rows(room, width)
-    }
-
-    /// Where rows of a result are made in f32: where they lie, or in `slot`, from where
-    /// [`Call::keep`] brings them.
-    fn made(
-        &self,
-        v: &View,
-        (b, position, head): (usize, usize, usize),
-        width: usize,
-        slot: Slot,
-    ) -> Mat {
-        match self.heads.elem {
-            Elem::BF16 => Mat::rows(self.slot(slot), width),
-            Elem::F32 | Elem::I32 => Mat::rows(self.head(v, b, position, head), v.strides[1]),
+    /// Rows of a head of an operand or result, from a position on.
+    fn rows(&self, v: &View, batch: usize, position: usize, head: usize) -> Stored {
+        let elem = self.heads.elem;
+        Stored {
+            at: element(self.memory[v.operand], elem, v.at(&[batch, position, head])),
+            elem,
+            row_stride: v.strides[1],
+            col_stride: 1,
         }
     }
-
-    /// Rounds rows that were made in a slot to where they lie.
-    ///
-    /// # Safety
-    /// The rows are valid, here and there.
-    unsafe fn keep(
-        &self,
-        v: &View,
-        (b, position, head): (usize, usize, usize),
-        [rows, width]: [usize; 2],
-        slot: Slot,
-    ) {
-        if self.heads.elem != Elem::BF16 {
-            return;
-        }
-        let (at, room) = (self.head(v, b, position, head).cast::<u16>(), self.slot(slot));
-        for i in 0..rows {
-            // SAFETY: by the caller.
-            unsafe {
-                let to = std::slice::from_raw_parts_mut(at.add(i * v.strides[1]), width);
-                let from = room.add(i * width).cast_const();
-                math::narrow(std::slice::from_raw_parts(from, width), to);
-            }
-        }
+    /// Rows of the queries' head.
+    fn by_query(&self, v: &View, query: usize, p: Place) -> Stored {
+        self.rows(v, p.batch, query, p.head)
+    }
+    /// Rows of the keys' group.
+    fn by_key(&self, v: &View, key: usize, p: Place) -> Stored {
+        self.rows(v, p.batch, key, p.group)
     }
 
-    /// Scratch memory behind the scores, in which 16-bit rows are f32: in the order of [`Slot`].
-    fn slot(&self, slot: Slot) -> *mut f32 {
-        let h = self.heads;
-        let (queries, outputs) = (h.rows * h.width, h.rows * h.value_width);
-        let (keys, values) = (h.keys * h.width, h.keys * h.value_width);
-        let sizes = [queries, keys, values, outputs, queries, keys, values];
-        let before: usize = sizes[..slot as usize].iter().sum();
-        self.scratch(self.matrices, 0).at.wrapping_add(before)
-    }
-
-    /// The smallest range of keys outside of which no query of the block sees any.
-    fn seen(&self, queries: Range<usize>) -> Range<usize> {
+    /// Blocks of keys that queries of a block see, each from the first to the last that is seen.
+    fn seen(&self, queries: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         let q = &self.q_pos[queries];
-        let (Some(&lo), Some(&hi)) = (q.iter().min(), q.iter().max()) else { return 0..0 };
+        let lo = q.iter().min().copied().unwrap_or(i32::MAX);
+        let hi = q.iter().max().copied().unwrap_or(i32::MIN);
         let reach = i64::from(lo) - i64::from(self.window);
-        let near = |k: &i32| *k <= hi && i64::from(*k) > reach;
-        match (self.k_pos.iter().position(near), self.k_pos.iter().rposition(near)) {
-            (Some(first), Some(last)) => first..last + 1,
-            _ => 0..0,
-        }
+        let near = move |k: &i32| *k <= hi && i64::from(*k) > reach;
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let first = next + self.k_pos[next..].iter().position(near)?;
+            let block = &self.k_pos[first..self.k_pos.len().min(first + KEYS)];
+            next = first + block.len();
+            Some(first..first + block.iter().rposition(near).map_or(0, |last| last + 1))
+        })
+    }
+
+    /// Which of a block of keys a query sees, some query of the same block seeing some of them.
+    fn mask(&self, query: usize, keys: &Range<usize>, hidden: bool) -> Seen<'_> {
+        let keys = hidden.then(|| &self.k_pos[keys.clone()]);
+        Seen { keys, at: self.q_pos[query], window: self.window }
+    }
+
+    /// Whether some key of a block is hidden from some query of a block.
+    fn hides(&self, queries: Range<usize>, keys: Range<usize>) -> bool {
+        let (q, k) = (&self.q_pos[queries], &self.k_pos[keys]);
+        let wide = |x: Option<&i32>| x.map_or(0, |&x| i64::from(x));
+        let (low, high) = (wide(q.iter().min()), wide(q.iter().max()));
+        wide(k.iter().max()) > low || high - wide(k.iter().min()) >= i64::from(self.window)
     }
 
     /// Blocks of queries.
-    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (n, rows) = (self.heads.queries, self.heads.rows.max(1));
-        (0..n).step_by(rows).map(move |i| i..n.min(i + rows))
+    fn block(&self, i: usize) -> Range<usize> {
+        i * QUERIES..self.heads.queries.min((i + 1) * QUERIES)
     }
-
-    /// Matrix `i` of the workspace, with rows of `width` elements.
-    fn scratch(&self, i: usize, width: usize) -> Mat {
-        let v = &self.heads.scratch;
-        let at =
-            self.memory[v.operand].wrapping_add(v.offset + i * self.heads.rows * self.heads.keys);
-        Mat::rows(at, width)
+    fn blocks(&self) -> usize {
+        self.heads.queries.div_ceil(QUERIES)
     }
 }
 
-/// What is f32 while it is used; its number is its place.
-#[derive(Clone, Copy)]
-enum Slot {
-    Queries,
-    Keys,
-    Values,
-    /// A block of outputs, or of their gradients.
-    Outputs,
-    QueryGrads,
-    KeyGrads,
-    ValueGrads,
-}
-
-/// Row `i` of a matrix with rows of adjacent elements.
+/// Row `i` of a matrix with rows of adjacent f32.
 ///
 /// # Safety
 /// The row has `n` valid elements, which nobody else uses while the slice is.
-unsafe fn row<'a>(m: Mat, i: usize, n: usize) -> &'a mut [f32] {
+unsafe fn row<'a>(m: Stored, i: usize, n: usize) -> &'a mut [f32] {
     // SAFETY: by the caller.
     unsafe { std::slice::from_raw_parts_mut(m.at.add(i * m.row_stride), n) }
 }
 
-/// Keys and values of a group in f32, or their gradients.
-#[derive(Clone, Copy)]
-struct Group {
-    keys: Mat,
-    values: Mat,
-}
-
-impl Group {
-    /// From a key on.
-    fn from(self, key: usize) -> Group {
-        let skip = |m: Mat| Mat { at: m.at.wrapping_add(key * m.row_stride), ..m };
-        Group { keys: skip(self.keys), values: skip(self.values) }
+/// Sets a block of rows of adjacent f32.
+///
+/// # Safety
+/// As for [`row`], for all rows.
+unsafe fn zero(m: Stored, [rows, cols]: [usize; 2]) {
+    for i in 0..rows {
+        // SAFETY: by the caller.
+        unsafe { row(m, i, cols) }.fill(0.0);
     }
 }
 
 /// Runs attention.
 ///
 /// # Safety
-/// `memory` is valid for everything the kernel reaches; results and workspace overlap nothing else.
+/// `memory` is valid for everything the kernel reaches; results overlap nothing else.
 pub(crate) unsafe fn forward(k: &Attention, memory: &[*mut f32], threads: usize) {
     let h = &k.heads;
     // SAFETY: by the caller.
-    let c = unsafe { Call::new(h, memory, threads, 1) };
-    for b in 0..h.batch {
-        for group in 0..h.groups {
-            let at = (b, 0, group);
-            // SAFETY: all keys of the group.
-            let own = unsafe {
-                let keys = c.rows(&k.k, at, [h.keys, h.width], Slot::Keys);
-                let values = c.rows(&k.v, at, [h.keys, h.value_width], Slot::Values);
-                Group { keys, values }
-            };
-            for head in group * h.repeat..(group + 1) * h.repeat {
-                for block in c.blocks() {
-                    // SAFETY: block, head and batch are within the kernel's sizes.
-                    unsafe { forward_block(k, &c, (b, head), own, block) };
-                }
-            }
-        }
-    }
+    let c = unsafe { Call::new(h, memory) };
+    let heads = h.groups * h.repeat;
+    let task = |i: usize| {
+        // The last blocks of a causal sequence see most: they come first.
+        let (block, rest) = (c.blocks() - 1 - i / (h.batch * heads), i % (h.batch * heads));
+        let (batch, head) = (rest / heads, rest % heads);
+        let place = Place { batch, head, group: head / h.repeat };
+        let words = QUERIES * KEYS + QUERIES * h.value_width;
+        room::with(&ROOM, words, |room| {
+            // SAFETY: block, head and batch are within the kernel's sizes.
+            unsafe { forward_block(k, &c, place, c.block(block), room.cast()) };
+        });
+    };
+    // SAFETY: every task has its own rows of the results.
+    unsafe { team::each(threads, c.blocks() * h.batch * heads, task) };
 }
 
+/// # Safety
+/// As for [`forward`]; there is room for scores and outputs of a block.
 unsafe fn forward_block(
     k: &Attention,
     c: &Call,
-    (b, head): (usize, usize),
-    group: Group,
+    place: Place,
     block: Range<usize>,
+    room: *mut f32,
 ) {
     let h = c.heads;
-    let seen = c.seen(block.clone());
-    let (m, n) = (block.len(), seen.len());
-    let scores = c.scratch(0, n);
-    let (at, group) = ((b, block.start, head), group.from(seen.start));
-    // SAFETY: rows of the block and of the seen keys are valid; scratch has m · n elements.
-    unsafe {
-        let q = c.rows(&k.q, at, [m, h.width], Slot::Queries);
-        let size = [m, n, h.width];
-        multiply(size, q, group.keys.transposed(), scores, h.scale, false, c.threads);
+    let (m, width) = (block.len(), h.value_width);
+    let out = Stored::rows(room.wrapping_add(QUERIES * KEYS), width);
+    let (mut max, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0f32; QUERIES]);
+    let q = c.by_query(&k.q, block.start, place);
+    // SAFETY: room for the block of outputs.
+    unsafe { zero(out, [m, width]) };
+    for keys in c.seen(block.clone()) {
+        let n = keys.len();
+        let scores = Stored::rows(room, n);
+        let own = c.by_key(&k.k, keys.start, place).transposed();
+        // SAFETY: rows of the block and of the seen keys are valid; there is room for the scores.
+        unsafe { multiply([m, n, h.width], [q, own, scores], h.scale, false, 1) };
+        let hidden = c.hides(block.clone(), keys.clone());
+        for i in 0..m {
+            let seen = c.mask(block.start + i, &keys, hidden);
+            // SAFETY: row i of the scores and of the outputs.
+            let (x, y) = unsafe { (row(scores, i, n), row(out, i, width)) };
+            let largest = rows::largest(x, seen);
+            if largest > max[i] {
+                // What was summed before is e^(max - largest) of what it was.
+                let by = math::exp(max[i] - largest);
+                (sums[i], max[i]) = (sums[i] * by, largest);
+                y.iter_mut().for_each(|y| *y *= by);
+            }
+            sums[i] += rows::weigh(x, seen, max[i]);
+        }
+        let values = c.by_key(&k.v, keys.start, place);
+        // SAFETY: as above; the outputs lie apart.
+        unsafe { multiply([m, width, n], [scores, values, out], 1.0, true, 1) };
     }
-    let keys = &c.k_pos[seen.clone()];
-    // Sums of rows, until the division after the second product.
-    let mut sums = [0.0f32; shardc_ir::ops::attention::ROWS];
-    for (i, sum) in sums[..m].iter_mut().enumerate() {
-        let at = c.q_pos[block.start + i];
-        // SAFETY: row i of the scores.
-        let x = unsafe { row(scores, i, n) };
-        math::mask(x, keys, at, c.window);
-        let max = math::max(x);
-        math::weights(x, keys, at, c.window, max);
-        *sum = math::sum(x);
-        let lse = if *sum > 0.0 { max + sum.ln() } else { f32::NEG_INFINITY };
-        // SAFETY: an element of the kernel's result.
-        unsafe { *c.at(&k.lse, b, block.start + i, head) = lse };
-    }
-    let out = c.made(&k.out, at, h.value_width, Slot::Outputs);
-    let size = [m, h.value_width, n];
-    // SAFETY: as above; the result overlaps nothing.
-    unsafe { multiply(size, scores, group.values, out, 1.0, false, c.threads) };
-    for (i, &sum) in sums[..m].iter().enumerate() {
-        let by = if sum > 0.0 { 1.0 / sum } else { 0.0 };
-        // SAFETY: row i of the block's result.
-        unsafe { row(out, i, h.value_width) }.iter_mut().for_each(|x| *x *= by);
+    for i in 0..m {
+        let nothing = sums[i] == 0.0;
+        let lse = if nothing { f32::NEG_INFINITY } else { max[i] + sums[i].ln() };
+        let by = if nothing { 0.0 } else { 1.0 / sums[i] };
+        // SAFETY: row i of the outputs, and an element of the kernel's result.
+        unsafe {
+            row(out, i, width).iter_mut().for_each(|x| *x *= by);
+            *c.at(&k.lse, block.start + i, place) = lse;
+        }
     }
     // SAFETY: rows of the kernel's result.
-    unsafe { c.keep(&k.out, at, [m, h.value_width], Slot::Outputs) };
+    unsafe { keep(out, c.by_query(&k.out, block.start, place), [m, width]) };
 }
 
 /// Runs the gradient of attention.
@@ -279,91 +231,120 @@ unsafe fn forward_block(
 pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: usize) {
     let h = &k.heads;
     // SAFETY: by the caller.
-    let c = unsafe { Call::new(h, memory, threads, 2) };
+    let c = unsafe { Call::new(h, memory) };
+    let own = h.keys * (h.width + h.value_width);
+    // Sums of f32 lie in the results; others in the workspace, which has room for so many groups.
+    let slots = match h.elem {
+        Elem::F32 | Elem::I32 => usize::MAX,
+        Elem::BF16 => ((2 * h.rows * h.keys + h.wide(true)) / own.max(1)).max(1),
+    };
+    let (all, next) = (h.batch * h.groups, AtomicUsize::new(0));
+    let workers = threads.min(slots).min(all);
+    let task = |slot: usize| {
+        let slot = memory[h.scratch.operand].wrapping_add(h.scratch.offset + slot * own);
+        while let Some(i) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&i| i < all) {
+            let words = 2 * QUERIES * KEYS + QUERIES * h.width;
+            room::with(&ROOM, words, |room| {
+                // SAFETY: group and batch are within the kernel's sizes.
+                unsafe { backward_group(k, &c, [i / h.groups, i % h.groups], slot, room.cast()) };
+            });
+        }
+    };
+    // SAFETY: every group has its own rows of the results, every worker its part of the workspace.
+    unsafe { team::each(workers, workers, task) };
+}
+
+/// The gradients of a group of heads.
+///
+/// # Safety
+/// As for [`backward`]; there is room for two matrices of scores and a block of gradients, and in
+/// the slot, if sums are not made in the results, for those of all keys.
+unsafe fn backward_group(
+    k: &AttentionGrad,
+    c: &Call,
+    [batch, group]: [usize; 2],
+    slot: *mut f32,
+    room: *mut f32,
+) {
+    let h = c.heads;
     let (keys, values) = ([h.keys, h.width], [h.keys, h.value_width]);
-    for b in 0..h.batch {
-        for group in 0..h.groups {
-            let at = (b, 0, group);
-            // SAFETY: all keys of the group.
-            let own = unsafe {
-                let keys = c.rows(&k.k, at, keys, Slot::Keys);
-                Group { keys, values: c.rows(&k.v, at, values, Slot::Values) }
-            };
-            let made = Group {
-                keys: c.made(&k.d_k, at, h.width, Slot::KeyGrads),
-                values: c.made(&k.d_v, at, h.value_width, Slot::ValueGrads),
-            };
-            for t in 0..h.keys {
-                // SAFETY: rows of the kernel's results.
-                unsafe {
-                    row(made.keys, t, h.width).fill(0.0);
-                    row(made.values, t, h.value_width).fill(0.0);
-                }
+    let place = |head| Place { batch, head, group };
+    let [to_k, to_v] = [&k.d_k, &k.d_v].map(|v| c.by_key(v, 0, place(0)));
+    let [d_k, d_v] = match h.elem {
+        Elem::F32 | Elem::I32 => [to_k, to_v],
+        Elem::BF16 => {
+            let behind = slot.wrapping_add(h.keys * h.width);
+            [Stored::rows(slot, h.width), Stored::rows(behind, h.value_width)]
+        }
+    };
+    // SAFETY: by the caller.
+    unsafe {
+        zero(d_k, keys);
+        zero(d_v, values);
+        for head in group * h.repeat..(group + 1) * h.repeat {
+            for block in (0..c.blocks()).map(|i| c.block(i)) {
+                backward_block(k, c, place(head), [d_k, d_v], block, room);
             }
-            for head in group * h.repeat..(group + 1) * h.repeat {
-                for block in c.blocks() {
-                    // SAFETY: block, head and batch are within the kernel's sizes.
-                    unsafe { backward_block(k, &c, (b, head), [own, made], block) };
-                }
-            }
-            // SAFETY: rows of the kernel's results.
-            unsafe {
-                c.keep(&k.d_k, at, keys, Slot::KeyGrads);
-                c.keep(&k.d_v, at, values, Slot::ValueGrads);
-            }
+        }
+        if h.elem == Elem::BF16 {
+            keep(d_k, to_k, keys);
+            keep(d_v, to_v, values);
         }
     }
 }
 
+/// # Safety
+/// As for [`backward_group`].
 unsafe fn backward_block(
     k: &AttentionGrad,
     c: &Call,
-    (b, head): (usize, usize),
-    group: [Group; 2],
+    place: Place,
+    [d_k, d_v]: [Stored; 2],
     block: Range<usize>,
+    room: *mut f32,
 ) {
     let h = c.heads;
-    let seen = c.seen(block.clone());
-    let (m, n) = (block.len(), seen.len());
-    let (p, d_p) = (c.scratch(0, n), c.scratch(1, n));
-    let at = (b, block.start, head);
-    let [own, made] = group.map(|g| g.from(seen.start));
-    // SAFETY: rows of the block.
-    let (q, d_out) = unsafe {
-        let q = c.rows(&k.q, at, [m, h.width], Slot::Queries);
-        (q, c.rows(&k.d_out, at, [m, h.value_width], Slot::Outputs))
+    let m = block.len();
+    let d_q = Stored::rows(room.wrapping_add(2 * QUERIES * KEYS), h.width);
+    let [q, d_out] = [&k.q, &k.d_out].map(|v| c.by_query(v, block.start, place));
+    let product = |size, all, scale, accumulate| {
+        // SAFETY: rows of the block and of the seen keys are valid; there is room for the scores;
+        // results overlap nothing.
+        unsafe { multiply(size, all, scale, accumulate, 1) }
     };
-    let d_q = c.made(&k.d_q, at, h.width, Slot::QueryGrads);
-    let product = |size, a, b, out, scale, accumulate| {
-        // SAFETY: rows of the block and of the seen keys are valid; scratch has m · n elements
-        // twice; results overlap nothing.
-        unsafe { multiply(size, a, b, out, scale, accumulate, c.threads) }
-    };
-    product([m, n, h.width], q, own.keys.transposed(), p, h.scale, false);
-    product([m, n, h.value_width], d_out, own.values.transposed(), d_p, 1.0, false);
-    let seen_keys = &c.k_pos[seen.clone()];
-    for i in 0..m {
-        let s = block.start + i;
-        // SAFETY: row i of both matrices, and elements of the kernel's operands.
-        unsafe {
-            let (lse, delta) = (*c.at(&k.lse, b, s, head), *c.at(&k.delta, b, s, head));
-            math::weights(row(p, i, n), seen_keys, c.q_pos[s], c.window, lse);
-            math::score_grad(row(d_p, i, n), row(p, i, n), delta, h.scale);
+    // SAFETY: room for the block of gradients.
+    unsafe { zero(d_q, [m, h.width]) };
+    for keys in c.seen(block.clone()) {
+        let n = keys.len();
+        let (p, d_p) = (Stored::rows(room, n), Stored::rows(room.wrapping_add(QUERIES * KEYS), n));
+        let [own, values] = [&k.k, &k.v].map(|v| c.by_key(v, keys.start, place));
+        product([m, n, h.width], [q, own.transposed(), p], h.scale, false);
+        product([m, n, h.value_width], [d_out, values.transposed(), d_p], 1.0, false);
+        let hidden = c.hides(block.clone(), keys.clone());
+        for i in 0..m {
+            let s = block.start + i;
+            // SAFETY: row i of both matrices, and elements of the kernel's operands.
+            unsafe {
+                let (lse, delta) = (*c.at(&k.lse, s, place), *c.at(&k.delta, s, place));
+                let seen = c.mask(s, &keys, hidden);
+                rows::grad(row(p, i, n), row(d_p, i, n), seen, [lse, delta, h.scale]);
+            }
         }
+        let (to_k, to_v) = (d_k.from(keys.start, 0), d_v.from(keys.start, 0));
+        product([n, h.value_width, m], [p.transposed(), d_out, to_v], 1.0, true);
+        product([n, h.width, m], [d_p.transposed(), q, to_k], 1.0, true);
+        product([m, h.width, n], [d_p, own, d_q], 1.0, true);
     }
-    product([n, h.value_width, m], p.transposed(), d_out, made.values, 1.0, true);
-    product([n, h.width, m], d_p.transposed(), q, made.keys, 1.0, true);
-    product([m, h.width, n], d_p, own.keys, d_q, 1.0, false);
     // SAFETY: rows of the kernel's result.
-    unsafe { c.keep(&k.d_q, at, [m, h.width], Slot::QueryGrads) };
+    unsafe { keep(d_q, c.by_query(&k.d_q, block.start, place), [m, h.width]) };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Scores that a rank computes in a step of a ring, in blocks of `rows` queries.
-    fn computed(queries: &[i32], keys: &[i32], rows: usize, window: u32) -> usize {
+    /// Scores that a rank computes in a step of a ring.
+    fn computed(queries: &[i32], keys: &[i32], window: u32) -> usize {
         let heads = Heads {
             elem: Elem::F32,
             batch: 1,
@@ -375,21 +356,21 @@ mod tests {
             value_width: 1,
             scale: 1.0,
             window: None,
-            rows,
+            rows: 1,
             q_pos: View::default(),
             k_pos: View::default(),
             scratch: View::default(),
         };
-        let (heads, threads, matrices) = (&heads, 1, 1);
-        let c = Call { heads, memory: &[], threads, matrices, q_pos: queries, k_pos: keys, window };
-        c.blocks().map(|b| b.len() * c.seen(b).len()).sum()
+        let c = Call { heads: &heads, memory: &[], q_pos: queries, k_pos: keys, window };
+        let blocks = (0..c.blocks()).map(|i| c.block(i));
+        blocks.map(|b| b.len() * c.seen(b).map(|keys| keys.len()).sum::<usize>()).sum()
     }
 
     /// What a mask empties is not computed, whatever the order of tokens: with zigzag every rank
     /// computes half of a block that is not its own, and all ranks the same.
     #[test]
     fn blocks_skip_what_positions_hide() {
-        let (ranks, chunk, rows) = (4, 16, 8);
+        let (ranks, chunk) = (4, 2 * QUERIES as i32);
         let own = |r: i32| -> Vec<i32> {
             let of = |c: i32| c * chunk..(c + 1) * chunk;
             of(r).chain(of(2 * ranks - 1 - r)).collect()
@@ -397,13 +378,13 @@ mod tests {
         let (never, size) = (1 << 31, (2 * chunk) as usize);
         for q in 0..ranks {
             for k in (0..ranks).filter(|&k| k != q) {
-                assert_eq!(computed(&own(q), &own(k), rows, never), size * size / 2);
+                assert_eq!(computed(&own(q), &own(k), never), size * size / 2);
             }
         }
         let plain = |r: i32| -> Vec<i32> { (2 * r * chunk..2 * (r + 1) * chunk).collect() };
-        assert_eq!(computed(&plain(0), &plain(1), rows, never), 0);
-        assert_eq!(computed(&plain(1), &plain(0), rows, never), size * size);
+        assert_eq!(computed(&plain(0), &plain(1), never), 0);
+        assert_eq!(computed(&plain(1), &plain(0), never), size * size);
         // A window hides what is far back too.
-        assert_eq!(computed(&plain(3), &plain(0), rows, 32), 0);
+        assert_eq!(computed(&plain(3), &plain(0), 4 * QUERIES as u32), 0);
     }
 }

@@ -2,10 +2,10 @@
 //! rows of no expert cost nothing. An expert's rows lie together in the buffer of a shard, but
 //! apart from those in other shards' buffers: small lots of them are gathered for one product,
 //! since many small ones would read the weight each. Rows that are not f32 are gathered from all
-//! shards in any case: a block of an expert's rows is made f32 at a time.
+//! shards in any case: blocks of an expert's rows, as they are, are multiplied and summed in f32.
 
-use crate::map::{element, read, scatter};
-use crate::product::{Mat, Stored, blocks, keep, load, multiply};
+use crate::map::{element, scatter};
+use crate::product::{Stored, blocks, keep, multiply};
 use shardc_ir::kernel::{Elem, Grouped, Product, View};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -54,8 +54,8 @@ impl Call<'_> {
     fn at(&self, v: &View, index: &[usize]) -> *mut f32 {
         self.memory[v.operand].wrapping_add(v.at(index))
     }
-    fn rows(&self, v: &View, group: usize, lot: Lot) -> Mat {
-        Mat::rows(self.at(v, &[group, lot.shard, lot.first]), v.strides[2])
+    fn rows(&self, v: &View, group: usize, lot: Lot) -> Stored {
+        Stored::rows(self.at(v, &[group, lot.shard, lot.first]), v.strides[2])
     }
 
     /// All products of an expert, whose rows begin at `next`.
@@ -65,13 +65,12 @@ impl Call<'_> {
     unsafe fn expert(&self, group: usize, expert: usize, next: &mut [usize]) {
         let k = self.k;
         let first = k.w.at(&[group * k.experts + expert]);
-        let stored = Stored {
+        let w = Stored {
             at: element(self.memory[k.w.operand], k.w_elem, first),
             elem: k.w_elem,
             row_stride: k.w.strides[1],
             col_stride: 1,
         };
-        let w = Mat::rows(stored.at, stored.row_stride);
         let mut lots: SmallVec<[Lot; 16]> = SmallVec::new();
         let (mut held, mut summed) = (0, false);
         let by_blocks = k.by_blocks();
@@ -95,7 +94,7 @@ impl Call<'_> {
                 *first += rows;
             }
             match by_blocks {
-                true => self.by_blocks(&Rows { group, lots: &lots }, stored),
+                true => self.by_blocks(&Rows { group, lots: &lots }, w),
                 false => self.lots(group, w, &lots, summed),
             }
         }
@@ -113,7 +112,7 @@ impl Call<'_> {
         let (of_x, of_y) = ((&k.x, k.x_elem), (&k.y, k.y_elem));
         let product = |size, a, b, out| {
             // SAFETY: blocks have room for these sizes, and lie apart.
-            unsafe { multiply(size, a, b, out, 1.0, true, self.threads) }
+            unsafe { multiply(size, [a, b, out], 1.0, true, self.threads) }
         };
         // SAFETY: by the caller: rows of the expert, and blocks inside its weight; a block of the
         // workspace has at most the sizes that `block` counts.
@@ -124,8 +123,8 @@ impl Call<'_> {
                         let sum = zeros(y, [r.len(), o.len()]);
                         for i in blocks(k.x_width) {
                             let from = self.gather(rows, of_x, [&r, &i], x);
-                            let weight = load(w.from(o.start, i.start), [o.len(), i.len()], v);
-                            product([r.len(), o.len(), i.len()], from, weight.transposed(), sum);
+                            let weight = w.from(o.start, i.start).transposed();
+                            product([r.len(), o.len(), i.len()], from, weight, sum);
                         }
                         self.spread(rows, of_y, [&r, &o], sum);
                     }
@@ -135,7 +134,7 @@ impl Call<'_> {
                         let sum = zeros(x, [r.len(), i.len()]);
                         for o in blocks(k.y_width) {
                             let from = self.gather(rows, of_y, [&r, &o], y);
-                            let weight = load(w.from(o.start, i.start), [o.len(), i.len()], v);
+                            let weight = w.from(o.start, i.start);
                             product([r.len(), i.len(), o.len()], from, weight, sum);
                         }
                         self.spread(rows, of_x, [&r, &i], sum);
@@ -149,7 +148,11 @@ impl Call<'_> {
                             let right = self.gather(rows, of_x, [&r, &i], x);
                             product([o.len(), i.len(), r.len()], left.transposed(), right, sum);
                         }
-                        keep(sum, w.from(o.start, i.start), [o.len(), i.len()]);
+                        keep(
+                            Stored::rows(sum.at, sum.row_stride),
+                            w.from(o.start, i.start),
+                            [o.len(), i.len()],
+                        );
                     }
                 }
             }
@@ -174,7 +177,7 @@ impl Call<'_> {
         }
     }
 
-    /// A block of an expert's rows, in f32 in `room`.
+    /// A block of an expert's rows, one behind the other in `room`.
     ///
     /// # Safety
     /// Rows and columns are valid, and `room` for as many elements.
@@ -184,20 +187,21 @@ impl Call<'_> {
         from: Buffer,
         part: [&Range<usize>; 2],
         room: *mut f32,
-    ) -> Mat {
-        let width = part[1].len();
+    ) -> Stored {
+        let (width, elem) = (part[1].len(), from.1);
         self.each(rows, from, part, |i, at| {
+            let to = element(room, elem, i * width).cast::<u8>();
             // SAFETY: by the caller.
-            unsafe { read(at, from.1, std::slice::from_raw_parts_mut(room.add(i * width), width)) };
+            unsafe { std::ptr::copy_nonoverlapping(at.cast(), to, width * elem.bytes()) };
         });
-        Mat::rows(room, width)
+        Stored { elem, ..Stored::rows(room, width) }
     }
 
     /// Rounds a block to an expert's rows.
     ///
     /// # Safety
     /// Rows and columns are valid, and the block has as many.
-    unsafe fn spread(&self, rows: &Rows, to: Buffer, part: [&Range<usize>; 2], block: Mat) {
+    unsafe fn spread(&self, rows: &Rows, to: Buffer, part: [&Range<usize>; 2], block: Stored) {
         let width = part[1].len();
         self.each(rows, to, part, |i, at| {
             // SAFETY: by the caller.
@@ -209,11 +213,11 @@ impl Call<'_> {
     ///
     /// # Safety
     /// As for [`run`]; lots are inside the buffers, and several together are at most `gathered`.
-    unsafe fn lots(&self, group: usize, w: Mat, lots: &[Lot], summed: bool) {
+    unsafe fn lots(&self, group: usize, w: Stored, lots: &[Lot], summed: bool) {
         let (k, scratch) = (self.k, self.at(&self.k.scratch, &[]));
-        let x = Mat::rows(scratch, k.x_width);
-        let y = Mat::rows(scratch.wrapping_add(k.gathered * k.x_width), k.y_width);
-        let move_all = |v: &View, width: usize, there: Mat, back: bool| {
+        let x = Stored::rows(scratch, k.x_width);
+        let y = Stored::rows(scratch.wrapping_add(k.gathered * k.x_width), k.y_width);
+        let move_all = |v: &View, width: usize, there: Stored, back: bool| {
             let mut done = 0;
             for &lot in lots {
                 let here = self.rows(v, group, lot);
@@ -261,19 +265,19 @@ impl Call<'_> {
 
     /// # Safety
     /// `x` and `y` have so many rows, `w` is the weight of an expert, and the result is apart.
-    unsafe fn product(&self, rows: usize, x: Mat, y: Mat, w: Mat, summed: bool) {
+    unsafe fn product(&self, rows: usize, x: Stored, y: Stored, w: Stored, summed: bool) {
         let (i, o, threads) = (self.k.x_width, self.k.y_width, self.threads);
         // SAFETY: by the caller.
         unsafe {
             match self.k.product {
                 Product::Rows => {
-                    multiply([rows, o, i], x, w.transposed(), y, 1.0, false, threads);
+                    multiply([rows, o, i], [x, w.transposed(), y], 1.0, false, threads);
                 }
                 Product::RowsTransposed => {
-                    multiply([rows, i, o], y, w, x, 1.0, false, threads);
+                    multiply([rows, i, o], [y, w, x], 1.0, false, threads);
                 }
                 Product::Weights => {
-                    multiply([o, i, rows], y.transposed(), x, w, 1.0, summed, threads);
+                    multiply([o, i, rows], [y.transposed(), x, w], 1.0, summed, threads);
                 }
             }
         }
@@ -289,8 +293,8 @@ fn pairs(rows: usize, cols: usize) -> impl Iterator<Item = (Range<usize>, Range<
 ///
 /// # Safety
 /// There is room for so many rows and columns.
-unsafe fn zeros(room: *mut f32, [rows, cols]: [usize; 2]) -> Mat {
+unsafe fn zeros(room: *mut f32, [rows, cols]: [usize; 2]) -> Stored {
     // SAFETY: by the caller.
     unsafe { room.write_bytes(0, rows * cols) };
-    Mat::rows(room, cols)
+    Stored::rows(room, cols)
 }

@@ -4,10 +4,10 @@
 //! threads does not change a bit.
 
 use super::pack::{Word, panels};
+use super::room::{self, Room};
 use super::tile::{self, COLS, Kernel, ROWS, Tile};
 use super::{Stored, team};
 use shardc_ir::kernel::{Elem, Extents};
-use std::arch::x86_64::__m512i;
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -33,36 +33,28 @@ pub(super) struct Products<F> {
 }
 
 thread_local! {
-    /// Memory for packed operands and for sums that are not rounded yet, by lines of the cache.
-    static ROOM: Cell<Vec<__m512i>> = const { Cell::new(Vec::new()) };
+    /// Packed operands, and sums that are not rounded yet.
+    static ROOM: Room = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `f` with room for so many words, which hold anything.
-fn with_room(words: usize, f: impl FnOnce(*mut u32)) {
-    let mut room = ROOM.take();
-    // It is never more than reserved, so that nobody fills it.
-    room.reserve(words.div_ceil(16));
-    f(room.as_mut_ptr().cast());
-    ROOM.set(room);
+/// Kernels for words of one kind, by rows of their tiles from 1 on.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels {
+    word: Word,
+    by_rows: &'static [Kernel; ROWS],
 }
 
-/// What the processor can do; `None` if these kernels do not run on it.
-pub(super) fn kernels(word: Word) -> Option<&'static [Kernel; ROWS]> {
-    let all = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512vl");
-    match word {
-        Word::F32 if all => Some(&tile::F32),
-        Word::Pair if all && is_x86_feature_detected!("avx512bf16") => Some(&tile::BF16),
-        _cannot => None,
+impl Kernels {
+    /// Those for products of these elements; `None` if the processor has none.
+    pub fn of(a: Elem, b: Elem) -> Option<Kernels> {
+        let any = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl");
+        let pairs = [a, b] == [Elem::BF16; 2] && is_x86_feature_detected!("avx512bf16");
+        let (word, by_rows) =
+            if pairs { (Word::Pair, &tile::BF16) } else { (Word::F32, &tile::F32) };
+        any.then_some(Kernels { word, by_rows })
     }
-}
-
-/// The words in which two operands are packed; `None` if this processor has no kernel.
-pub(super) fn word(a: Elem, b: Elem) -> Option<(Word, &'static [Kernel; ROWS])> {
-    let pairs = a == Elem::BF16 && b == Elem::BF16;
-    let pairs = pairs.then(|| kernels(Word::Pair)).flatten().map(|k| (Word::Pair, k));
-    pairs.or_else(|| kernels(Word::F32).map(|k| (Word::F32, k)))
 }
 
 /// Element `flat` of loops, first loop outermost.
@@ -100,9 +92,8 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
     /// Runs all products; of nothing (k or a sum loop of 0) they are 0.
     ///
     /// # Safety
-    /// All matrices are valid, no result overlaps an operand or another result, and the processor
-    /// has the kernels for words of this kind.
-    pub unsafe fn run(&self, (word, kernels): (Word, &[Kernel; ROWS]), threads: usize) {
+    /// All matrices are valid, and no result overlaps an operand or another result.
+    pub unsafe fn run(&self, kernels: Kernels, threads: usize) {
         let [m, n, k] = self.size;
         let results: usize = self.batch.iter().product();
         if m * n * results == 0 {
@@ -118,7 +109,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
             if !rows.is_empty() && !cols.is_empty() {
                 let at = index(&self.batch, result);
                 // SAFETY: by the caller; the block is inside the result.
-                unsafe { self.block(&at, rows, cols, word, kernels) };
+                unsafe { self.block(&at, rows, cols, kernels) };
             }
         };
         // SAFETY: no element of a result is in two blocks.
@@ -129,14 +120,8 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
     ///
     /// # Safety
     /// As for [`Products::run`].
-    unsafe fn block(
-        &self,
-        at: &[usize],
-        rows: Range<usize>,
-        cols: Range<usize>,
-        word: Word,
-        kernels: &[Kernel; ROWS],
-    ) {
+    unsafe fn block(&self, at: &[usize], rows: Range<usize>, cols: Range<usize>, kernels: Kernels) {
+        let word = kernels.word;
         let k = self.size[2];
         let terms: usize = self.sum.iter().product();
         let pieces = k.div_ceil(STEPS * word.depth()).max(1);
@@ -152,7 +137,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         // Sums that are not rounded yet.
         let apart = all > 1 && out.elem != Elem::F32;
         let sums = if apart { m * n } else { 0 };
-        with_room(of_a + of_b + sums, |a| {
+        room::with(&ROOM, of_a + of_b + sums, |a| {
             let (b, sums) = (a.wrapping_add(of_a), a.wrapping_add(of_a + of_b));
             let sums = Stored { at: sums.cast(), elem: Elem::F32, row_stride: n, col_stride: 1 };
             for i in 0..all.max(1) {
@@ -170,7 +155,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
                     }
                     let steps = k.len().div_ceil(word.depth());
                     let tile = Tile { scale: self.scale, read, write, cols: 0 };
-                    tiles([m, n, steps], a, b, tile, kernels);
+                    tiles([m, n, steps], a, b, tile, kernels.by_rows);
                 }
             }
         });

@@ -1,0 +1,200 @@
+//! Rows of scores: masks, exponentials and their gradients. With AVX-512 a row is read once per
+//! step; elsewhere by the functions of whole slices.
+
+use crate::math;
+
+/// Which keys a query sees: those with `0 <= at - key < window`; `None` if it sees all.
+#[derive(Clone, Copy)]
+pub(super) struct Seen<'a> {
+    pub keys: Option<&'a [i32]>,
+    pub at: i32,
+    pub window: u32,
+}
+
+/// The largest score that is seen; -inf if there is none. A NaN need not be found.
+pub(super) fn largest(scores: &mut [f32], seen: Seen) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has it.
+        return unsafe { wide::largest(scores, seen) };
+    }
+    if let Some(keys) = seen.keys {
+        math::mask(scores, keys, seen.at, seen.window);
+    }
+    math::max(scores)
+}
+
+/// Makes scores e^(score - shift) where a key is seen, else 0; returns the sum.
+pub(super) fn weigh(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has it.
+        return unsafe { wide::weigh(scores, seen, shift) };
+    }
+    match seen.keys {
+        Some(keys) => math::weights(scores, keys, seen.at, seen.window, shift),
+        None => scores.iter_mut().for_each(|x| *x = math::exp(*x - shift)),
+    }
+    math::sum(scores)
+}
+
+/// Makes scores weights, as [`weigh`] does, and gradients of weights those of scores:
+/// d_score = scale · p (d_p - delta).
+pub(super) fn grad(
+    scores: &mut [f32],
+    d_p: &mut [f32],
+    seen: Seen,
+    [shift, delta, scale]: [f32; 3],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has it.
+        return unsafe { wide::grad(scores, d_p, seen, [shift, delta, scale]) };
+    }
+    let _sum = weigh(scores, seen, shift);
+    math::score_grad(d_p, scores, delta, scale);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use super::Seen;
+    use std::arch::x86_64::*;
+
+    /// The lanes of 16 elements from `i` on of which there are `n`, and of these who is seen.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn lanes(seen: &Seen, i: usize, n: usize) -> (__mmask16, __mmask16) {
+        let there = if n - i >= 16 { u16::MAX } else { (1 << (n - i)) - 1 };
+        let Some(keys) = seen.keys else { return (there, there) };
+        let keys = &keys[i..n];
+        // SAFETY: keys beyond the last are masked.
+        let keys = unsafe { _mm512_maskz_loadu_epi32(there, keys.as_ptr()) };
+        let back = _mm512_sub_epi32(_mm512_set1_epi32(seen.at), keys);
+        let window = _mm512_set1_epi32(seen.window as i32);
+        (there, _mm512_mask_cmplt_epu32_mask(there, back, window))
+    }
+
+    /// e^x within 2 units in the last place: as `math::exp`, with fused steps.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn exp(x: __m512) -> __m512 {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        let of = |x: f32| _mm512_set1_ps(x);
+        // The second operand is the result where one is a NaN.
+        let c = _mm512_min_ps(of(89.0), _mm512_max_ps(of(-104.0), x));
+        let n = _mm512_mul_ps(c, of(std::f32::consts::LOG2_E));
+        let n = _mm512_roundscale_ps::<NEAREST>(n);
+        let r = _mm512_fnmadd_ps(n, of(0.693_359_4), c);
+        let r = _mm512_fmadd_ps(n, of(2.121_944_4e-4), r);
+        let mut p = of(1.987_569_1e-4);
+        for by in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+            p = _mm512_fmadd_ps(p, r, of(by));
+        }
+        let y = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, of(1.0)));
+        _mm512_scalef_ps(y, n)
+    }
+
+    /// Calls `f` for every 16 elements of a row: where they begin, who is there, who is seen.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn each(n: usize, seen: &Seen, mut f: impl FnMut(usize, __mmask16, __mmask16)) {
+        for i in (0..n).step_by(16) {
+            let (there, seen) = lanes(seen, i, n);
+            f(i, there, seen);
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub fn largest(scores: &[f32], seen: Seen) -> f32 {
+        let none = _mm512_set1_ps(f32::NEG_INFINITY);
+        let mut max = none;
+        each(scores.len(), &seen, |i, _, seen| {
+            // SAFETY: elements beyond the last are masked.
+            let x = unsafe { _mm512_mask_loadu_ps(none, seen, scores.as_ptr().add(i)) };
+            max = _mm512_max_ps(x, max);
+        });
+        _mm512_reduce_max_ps(max)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub fn weigh(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
+        let shift = _mm512_set1_ps(shift);
+        let mut sum = _mm512_setzero_ps();
+        each(scores.len(), &seen, |i, there, seen| {
+            let at = scores.as_mut_ptr().wrapping_add(i);
+            // SAFETY: elements beyond the last are masked.
+            unsafe {
+                let x = exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(there, at), shift));
+                let x = _mm512_maskz_mov_ps(seen, x);
+                _mm512_mask_storeu_ps(at, there, x);
+                sum = _mm512_add_ps(sum, x);
+            }
+        });
+        _mm512_reduce_add_ps(sum)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub fn grad(scores: &mut [f32], d_p: &mut [f32], seen: Seen, [shift, delta, scale]: [f32; 3]) {
+        let [shift, delta, scale] = [shift, delta, scale].map(|x| _mm512_set1_ps(x));
+        let n = scores.len().min(d_p.len());
+        each(n, &seen, |i, there, seen| {
+            let (at, to) = (scores.as_mut_ptr().wrapping_add(i), d_p.as_mut_ptr().wrapping_add(i));
+            // SAFETY: elements beyond the last are masked.
+            unsafe {
+                let p = exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(there, at), shift));
+                let p = _mm512_maskz_mov_ps(seen, p);
+                _mm512_mask_storeu_ps(at, there, p);
+                let d = _mm512_sub_ps(_mm512_maskz_loadu_ps(there, to), delta);
+                _mm512_mask_storeu_ps(to, there, _mm512_mul_ps(_mm512_mul_ps(scale, p), d));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(keys: Option<&[i32]>) -> Seen<'_> {
+        Seen { keys, at: 30, window: 20 }
+    }
+
+    #[test]
+    fn weights_are_accurate_and_masked() {
+        let keys: Vec<i32> = (0..37).collect();
+        let scores: Vec<f32> = (0..37).map(|i| (i * 29 % 37) as f32 * 2.5 - 90.0).collect();
+        for seen in [all(None), all(Some(&keys))] {
+            let sees = |k: i32| seen.keys.is_none() || (11..=30).contains(&k);
+            let mut x = scores.clone();
+            let max = largest(&mut x, seen);
+            let visible = keys.iter().filter(|&&k| sees(k)).map(|&k| scores[k as usize]);
+            assert_eq!(max, visible.fold(f32::NEG_INFINITY, f32::max));
+            let mut x = scores.clone();
+            let sum = weigh(&mut x, seen, max);
+            let mut want = 0.0;
+            for (&k, &p) in keys.iter().zip(&x) {
+                let e = f64::from(scores[k as usize] - max).exp();
+                let e = if sees(k) { e } else { 0.0 };
+                assert!((f64::from(p) - e).abs() <= 3e-7 * e + 1e-44, "{k}: {p} is not {e}");
+                want += e;
+            }
+            assert!((f64::from(sum) - want).abs() < 1e-6 * want);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_stays_seen() {
+        let keys: Vec<i32> = (0..19).collect();
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut x = vec![0.5; 19];
+            x[17] = bad;
+            let (mut plain, mut masked) = (x.clone(), x.clone());
+            let shift = largest(&mut x, all(None));
+            assert!(weigh(&mut plain, all(None), shift).is_nan());
+            // Key 17 is not seen from 16.
+            let before = Seen { keys: Some(&keys), at: 16, window: 100 };
+            assert_eq!(largest(&mut masked, before), 0.5);
+            assert_eq!(weigh(&mut masked, before, 0.5), 17.0);
+        }
+    }
+}

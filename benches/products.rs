@@ -8,32 +8,18 @@ use shardc_ir::samples::Sample;
 use shardc_ir::types::{DType, Type};
 use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
+use std::ops::Range;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// A model's sizes: tokens, width, width of the feed-forward, of keys, and tokens of the vocabulary.
-struct Model {
-    name: &'static str,
-    tokens: usize,
-    width: usize,
-    inner: usize,
-    vocab: usize,
-}
-
-const MODELS: [Model; 2] = [
-    Model { name: "llama", tokens: 2048, width: 512, inner: 1408, vocab: 8192 },
-    Model { name: "gpt2", tokens: 1024, width: 768, inner: 3072, vocab: 50257 },
-];
-
-/// An op as a kernel, with the sizes of its operands, results and workspace in bytes.
+/// An op as a kernel, with what its operands, results and workspace are.
 struct Case {
     kernel: Kernel,
-    bytes: Vec<usize>,
-    half: Vec<bool>,
-    flops: f64,
+    memory: Vec<(DType, usize)>,
 }
 
 impl Case {
-    fn new(text: &str, flops: f64) -> Case {
+    fn new(text: &str) -> Case {
         let s = Sample::parse(text.to_string().leak()).expect("a sample");
         let mesh = Mesh::default();
         let mut f = Func::new("f");
@@ -49,60 +35,55 @@ impl Case {
         });
         let types: Vec<&Type> = args.iter().chain(&outs).map(|&v| f.ty(v)).collect();
         let (ins, results) = types.split_at(args.len());
-        let mut bytes: Vec<usize> = types.iter().map(|t| t.local_bytes(&mesh)).collect();
-        bytes.push(s.op.def().workspace(&mesh, ins, results));
-        let half = types.iter().map(|t| t.dtype == DType::BF16).chain([false]).collect();
+        let mut memory: Vec<_> = types.iter().map(|t| (t.dtype, t.local_bytes(&mesh))).collect();
+        memory.push((DType::F32, s.op.def().workspace(&mesh, ins, results)));
         let kernel = shardc_codegen::lower(&mesh, &f, &f.nodes[0], &[]).expect("a kernel");
-        Case { kernel, bytes, half, flops }
+        Case { kernel, memory }
     }
 
-    /// Seconds of the fastest of many runs on so many ranks, each with so many threads.
+    /// Numbers below 1; positions in order.
+    fn fill(&self) -> Vec<Vec<u32>> {
+        let word = |dtype: DType, i: usize| {
+            let x = ((i * 13 % 61) as f32 * 0.01).to_bits();
+            match dtype {
+                DType::I32 => i as u32,
+                DType::BF16 => x >> 16 | x & 0xffff_0000,
+                DType::F32 | DType::F16 => x,
+            }
+        };
+        let all = |&(d, bytes): &(DType, usize)| (0..bytes.div_ceil(4)).map(move |i| word(d, i));
+        self.memory.iter().map(|m| all(m).collect()).collect()
+    }
+
+    /// Seconds of the fastest of many runs on so many ranks at once, each with so many threads.
     fn seconds(&self, ranks: usize, threads: usize) -> f64 {
-        let barrier = std::sync::Barrier::new(ranks);
+        let barrier = Barrier::new(ranks);
         let one = || {
             let end = Threads::connect(&Mesh::default(), Duration::from_secs(60)).remove(0);
             let mut executor = Executor::new(Box::new(end), threads);
-            let mut memory: Vec<Vec<u32>> =
-                self.bytes.iter().map(|&b| vec![0; b.div_ceil(4)]).collect();
-            for (i, m) in memory.iter_mut().enumerate() {
-                for (j, x) in m.iter_mut().enumerate() {
-                    let f = ((i * 7 + j * 13) % 31) as f32 * 0.01;
-                    *x = if self.half[i] {
-                        0x3c00_3c00 + ((j % 61) << 17 | j % 97) as u32
-                    } else {
-                        f.to_bits()
-                    };
-                    // Positions.
-                    if self.bytes.len() > 5 && self.bytes[i] < 1 << 15 && i >= 3 {
-                        *x = j as u32;
-                    }
-                }
-            }
-            let pointers: Vec<*mut f32> =
-                memory.iter_mut().map(|m| m.as_mut_ptr().cast()).collect();
-            let (mut best, began, mut runs) = (f64::INFINITY, Instant::now(), 0);
-            while runs < 5 || began.elapsed() < Duration::from_millis(400) && runs < 1000 {
+            let mut memory = self.fill();
+            let at: Vec<*mut f32> = memory.iter_mut().map(|m| m.as_mut_ptr().cast()).collect();
+            let mut run = || {
                 barrier.wait();
                 let start = Instant::now();
-                // SAFETY: the buffers are as large as their types, and nobody else uses them.
-                unsafe { executor.run(&self.kernel, &pointers).expect("it runs") };
+                // SAFETY: buffers are as large as their types say, and nobody else has them.
+                unsafe { executor.run(&self.kernel, &at).expect("it runs") };
                 barrier.wait();
-                best = best.min(start.elapsed().as_secs_f64());
-                runs += 1;
-                if ranks > 1 && runs >= 40 {
-                    break;
-                }
-            }
-            best
+                start.elapsed().as_secs_f64()
+            };
+            let first = run();
+            runs(ranks, first).map(|_| run()).fold(first, f64::min)
         };
-        if ranks == 1 {
-            return one();
-        }
         std::thread::scope(|s| {
             let all: Vec<_> = (0..ranks).map(|_| s.spawn(one)).collect();
             all.into_iter().map(|t| t.join().expect("it ran")).fold(0.0, f64::max)
         })
     }
+}
+
+/// How often to run what took so long once: ranks that wait for each other have to agree.
+fn runs(ranks: usize, seconds: f64) -> Range<usize> {
+    0..if ranks > 1 { 20 } else { (0.2 / seconds) as usize }.clamp(5, 1000)
 }
 
 /// GFLOP/s of independent multiplications and additions in registers, on so many threads.
@@ -192,52 +173,63 @@ fn registers(_: usize, _: bool) -> f64 {
     f64::NAN
 }
 
+/// Prints a line for an op of so many floating-point operations.
 fn line(name: &str, text: &str, flops: f64) {
-    let words: Vec<String> = std::env::args().skip(1).filter(|w| !w.starts_with('-')).collect();
-    let half = text.contains("bf16[");
     let whole = format!("{name} {text}");
-    if !words.iter().all(|w| whole.contains(w.as_str())) {
+    let mut words = std::env::args().skip(1).filter(|w| !w.starts_with('-'));
+    if !words.all(|w| whole.contains(w.as_str())) {
         return;
     }
-    let case = Case::new(text, flops);
-    print!("{name:<34}");
+    let (case, half) = (Case::new(text), text.contains("bf16["));
+    print!("{name:<30}");
     for (ranks, threads) in [(1, 1), (1, 2), (2, 1)] {
         let before = peak(ranks * threads, half);
-        let rate = ranks as f64 * case.flops / case.seconds(ranks, threads) / 1e9;
+        let rate = ranks as f64 * flops / case.seconds(ranks, threads) / 1e9;
         let peak = before.max(peak(ranks * threads, half));
-        print!(" {rate:7.0} {:4.0}%", 100.0 * rate / peak);
+        print!(" {rate:6.0} {:3.0}%", 100.0 * rate / peak);
     }
-    println!("   {text}");
+    println!("  {text}");
+}
+
+/// Forward, backward, and the gradient of the weight: tokens by `[o, h]`.
+fn layer(name: &str, d: &str, [t, h, o]: [usize; 3]) {
+    let flops = 2.0 * (t * h * o) as f64;
+    let [x, w, y] = [[t, h], [o, h], [t, o]].map(|[a, b]| format!("{d}[{a},{b}]"));
+    line(&format!("{name} forward"), &format!("dot[sh,oh->so] {x}, {w}"), flops);
+    line(&format!("{name} backward"), &format!("dot[so,oh->sh] {y}, {w}"), flops);
+    line(&format!("{name} weight"), &format!("dot[so,sh->oh] {y}, {x}"), flops);
+}
+
+/// Causal attention of sequences `[b, s]`; operations are those of half of all pairs.
+fn attention(d: &str, [b, s, heads, groups]: [usize; 4]) {
+    let flops = (2 * b * heads * s * s * 64) as f64;
+    let (q, k) = (format!("{d}[{b},{s},{heads},64]"), format!("{d}[{b},{s},{groups},64]"));
+    let (stats, at) = (format!("f32[{b},{s},{heads}]"), format!("i32[{s}], i32[{s}]"));
+    let name = |pass: &str| format!("{d} attention {pass}");
+    line(&name("forward"), &format!("attention[0.1; window=none] {q}, {k}, {k}, {at}"), flops);
+    let ins = format!("{q}, {k}, {k}, {stats}, {q}, {stats}, {at}");
+    line(&name("backward"), &format!("attention_grad[0.1; window=none] {ins}"), 2.5 * flops);
 }
 
 fn main() {
-    println!(
-        "{:<34} {:>13}{:>13}{:>13}",
-        "GFLOP/s, % of peak", "1 x 1", "1 x 2 threads", "2 ranks"
-    );
+    println!("{:<31}{:<12}{:<12}{:<12}", "GFLOP/s, % of peak", "1 thread", "2 threads", "2 ranks");
     for d in ["f32", "bf16"] {
-        for m in &MODELS {
-            let (t, h) = (m.tokens, m.width);
-            let mut sizes = vec![("q", h), ("up", m.inner), ("vocab", m.vocab)];
-            if m.name == "llama" {
-                sizes.extend([("k", 256), ("tp4 q", 128), ("tp2 up", 704), ("tp4 up", 352)]);
-            }
-            for (what, o) in sizes {
-                let flops = 2.0 * (t * h * o) as f64;
-                let name = |pass: &str| format!("{d} {} {what} {pass}", m.name);
-                let (x, w, y) =
-                    (format!("{d}[1,{t},{h}]"), format!("{d}[{o},{h}]"), format!("{d}[1,{t},{o}]"));
-                line(&name("forward"), &format!("dot[bsh,oh->bso] {x}, {w}"), flops);
-                line(&name("backward"), &format!("dot[bso,oh->bsh] {y}, {w}"), flops);
-                line(&name("weight"), &format!("dot[bso,bsh->oh] {y}, {x}"), flops);
-            }
-            let flops = 2.0 * (t * h * m.inner) as f64;
-            let (x, w) = (format!("{d}[1,{t},{}]", m.inner), format!("{d}[{h},{}]", m.inner));
-            line(
-                &format!("{d} {} down forward", m.name),
-                &format!("dot[bsh,oh->bso] {x}, {w}"),
-                flops,
-            );
+        for (what, o) in [("q", 512), ("k", 256), ("up", 1408), ("vocab", 8192)] {
+            layer(&format!("{d} llama {what}"), d, [2048, 512, o]);
         }
+        layer(&format!("{d} llama down"), d, [2048, 1408, 512]);
+        for (what, o) in [("tp4 q", 128), ("tp2 up", 704), ("tp4 up", 352)] {
+            layer(&format!("{d} llama {what}"), d, [2048, 512, o]);
+        }
+        for (what, o) in [("q", 768), ("up", 3072), ("vocab", 50257)] {
+            layer(&format!("{d} gpt2 {what}"), d, [1024, 768, o]);
+        }
+        layer(&format!("{d} gpt2 down"), d, [1024, 3072, 768]);
+        for rows in [1, 8] {
+            layer(&format!("{d} {rows} rows"), d, [rows, 2048, 2048]);
+        }
+        attention(d, [4, 512, 8, 4]);
+        attention(d, [1, 2048, 8, 4]);
+        attention(d, [1, 1024, 12, 12]);
     }
 }

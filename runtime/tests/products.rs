@@ -116,7 +116,7 @@ fn check([m, n, k]: [usize; 3], d: &mut Draw) {
         [Elem::BF16, Elem::F32, Elem::BF16],
         [Elem::F32, Elem::BF16, Elem::F32],
     ]);
-    let (batch, sum) = (d.one(&[1, 1, 3]), d.one(&[1, 1, 2, 3]));
+    let (batch, sum) = (d.one(&[1, 1, 3]), d.one(&[0, 1, 1, 1, 2, 3]));
     let sizes = [[m, k], [k, n], [m, n]];
     let mut all: Vec<Matrix> = (0..3).map(|i| lay(d, i, elems[i], sizes[i])).collect();
     let mut ends = [0; 3];
@@ -127,12 +127,12 @@ fn check([m, n, k]: [usize; 3], d: &mut Draw) {
         if batch > 1 {
             repeat(x, batches, &mut end);
         }
-        if sum > 1 && i < 2 {
+        if sum != 1 && i < 2 {
             repeat(x, sum, &mut end);
         }
         ends[i] = x.view.offset + end;
     }
-    let loops = |n: usize| if n > 1 { Extents::from_slice(&[n]) } else { Extents::new() };
+    let loops = |n: usize| if n != 1 { Extents::from_slice(&[n]) } else { Extents::new() };
     let [a, b, out] = [&all[0], &all[1], &all[2]].map(Clone::clone);
     let accumulate = d.below(2) == 1;
     let narrow = elems.contains(&Elem::BF16);
@@ -162,10 +162,12 @@ fn check([m, n, k]: [usize; 3], d: &mut Draw) {
             (0..m).for_each(|r| memory[0].set(at(&gemm.a, &index(i, j), r, l), d.float()));
             (0..n).for_each(|c| memory[1].set(at(&gemm.b, &index(i, j), l, c), d.float()));
         }
-        for r in (0..m).filter(|_| accumulate) {
+    });
+    for i in (0..gemm.batch.first().copied().unwrap_or(1)).filter(|_| accumulate) {
+        for r in 0..m {
             (0..n).for_each(|c| memory[2].set(at(&gemm.out, &index(i, 0), r, c), d.float()));
         }
-    });
+    }
     let results = run_alike(&Kernel::Gemm(gemm.clone()), &memory);
     let mut written = vec![false; ends[2]];
     let terms = k * gemm.sum.first().copied().unwrap_or(1);

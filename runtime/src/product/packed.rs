@@ -6,7 +6,7 @@
 use super::pack::{Word, panels};
 use super::room::{self, Room};
 use super::tile::{self, COLS, Kernel, ROWS, Tile};
-use super::{Stored, team};
+use super::{Stored, few, team};
 use shardc_ir::kernel::{Elem, Extents};
 use std::cell::Cell;
 use std::ops::Range;
@@ -61,6 +61,7 @@ impl Kernels {
 fn index(extents: &[usize], mut flat: usize) -> Extents {
     let mut index: Extents = extents.into();
     for (i, &n) in index.iter_mut().zip(extents).rev() {
+        let n = n.max(1);
         (*i, flat) = (flat % n, flat / n);
     }
     index
@@ -99,6 +100,10 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         if m * n * results == 0 {
             return;
         }
+        if self.is_few(kernels.word) {
+            // SAFETY: by the caller.
+            return unsafe { self.run_few(kernels.word, threads) };
+        }
         let work = m * n * results * k * self.sum.iter().product::<usize>();
         let threads = if work < LITTLE { 1 } else { threads };
         let [down, right] = grid([m, n], results, threads);
@@ -114,6 +119,45 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         };
         // SAFETY: no element of a result is in two blocks.
         unsafe { team::each(threads, results * down * right, block) };
+    }
+
+    /// Whether rows are so few that nothing is packed.
+    fn is_few(&self, word: Word) -> bool {
+        let [m, n, k] = self.size;
+        if m > few::MOST || n == 0 || k == 0 || !self.sum.is_empty() {
+            return false;
+        }
+        let [a, b, _] = (self.at)(&index(&self.batch, 0), &[]);
+        a.col_stride == 1
+            && b.row_stride == 1
+            && (word == Word::Pair || [a.elem, b.elem] == [Elem::F32; 2])
+    }
+
+    /// Runs products of few rows.
+    ///
+    /// # Safety
+    /// As for [`Products::run`].
+    unsafe fn run_few(&self, word: Word, threads: usize) {
+        let [m, n, k] = self.size;
+        let (results, dots) = (self.batch.iter().product::<usize>(), few::dots(word, m));
+        let pieces = if m * n * k * results < LITTLE { 1 } else { threads };
+        let piece = |task: usize| {
+            let [a, b, out] = (self.at)(&index(&self.batch, task / pieces), &[]);
+            let cols = cut(n, pieces, COLS, task % pieces);
+            for first in cols.clone().step_by(COLS) {
+                let (mut sums, cols) = ([0.0; few::MOST * COLS], (cols.end - first).min(COLS));
+                let write = out.from(0, first);
+                let read = self.accumulate.then_some(write);
+                let tile = Tile { scale: self.scale, read, write, cols };
+                // SAFETY: by the caller; the columns are inside the matrices.
+                unsafe {
+                    dots(k, a, b.from(0, first), cols, sums.as_mut_ptr());
+                    tile::finish_any(sums.as_ptr(), m, &tile);
+                }
+            }
+        };
+        // SAFETY: no column of a result is in two pieces.
+        unsafe { team::each(pieces, results * pieces, piece) };
     }
 
     /// Makes one block of a result.

@@ -139,7 +139,7 @@ fn address(x: &Stored, row: usize, col: usize) -> *mut f32 {
 /// # Safety
 /// As for [`Kernel`]; there are `rows` rows of [`COLS`] sums.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn finish_any(sums: *const f32, rows: usize, to: &Tile) {
+pub(super) unsafe fn finish_any(sums: *const f32, rows: usize, to: &Tile) {
     let scale = _mm512_set1_ps(to.scale);
     for i in 0..rows {
         for col in (0..to.cols).step_by(16) {

@@ -13,10 +13,12 @@ use std::ops::Range;
 
 /// Steps of k that are packed at once.
 const STEPS: usize = 512;
-/// Rows and columns of the largest block of a result.
-const BLOCK: [usize; 2] = [768, 512];
-/// Products with less to do than this take one thread: another would be late.
-const LITTLE: usize = 1 << 18;
+/// Rows and columns of the largest block of a result. With the steps, a thread keeps at most 3 MB.
+const BLOCK: [usize; 2] = [42 * ROWS, 16 * COLS];
+/// Products with fewer multiplications than this take one thread: another would be late.
+const LITTLE: usize = 1 << 20;
+/// The same for elements of weights that few rows meet.
+const FEW: usize = 1 << 18;
 
 /// Products of matrices `[m, k]` by `[k, n]`: `out = scale · a b`, added to what `out` holds if
 /// `accumulate`.
@@ -140,7 +142,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
     unsafe fn run_few(&self, word: Word, threads: usize) {
         let [m, n, k] = self.size;
         let (results, dots) = (self.batch.iter().product::<usize>(), few::dots(word, m));
-        let pieces = if m * n * k * results < LITTLE { 1 } else { threads };
+        let pieces = if n * k * results < FEW { 1 } else { threads };
         let piece = |task: usize| {
             let [a, b, out] = (self.at)(&index(&self.batch, task / pieces), &[]);
             let cols = cut(n, pieces, COLS, task % pieces);

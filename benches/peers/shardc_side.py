@@ -1,0 +1,47 @@
+"""shardc: `compile` once, `run` on every visit."""
+
+import json
+import math
+import os
+import subprocess
+import time
+
+import common
+
+
+def prepare(shardc, model, dir, layout, dtype, threads, schedule):
+    """A visit to shardc: a function of the number of steps."""
+    plan = dir / f"{layout.replace(',', '-')}-{dtype}.plan"
+    batch, seq = common.BATCHES[model]
+    mesh = common.mesh_of(layout)
+    ranks = math.prod(mesh.values())
+    args = ["--global-batch", batch, "--seq", seq, "--dtype", dtype, "--lr", common.LR, "--eps", common.EPS,
+            "--betas", ",".join(map(str, common.BETAS)), "--weight-decay", common.DECAY,
+            "--mesh", layout.replace("fsdp", "dp")]
+    if "fsdp" in mesh:
+        args += ["--zero", 3]
+    if "pp" in mesh:
+        args += ["--schedule", schedule, "--microbatch", batch // common.MICROBATCHES]
+    command = [shardc, "compile", dir, *args, "-o", plan]
+    began = time.perf_counter()
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    compile_ms = 1e3 * (time.perf_counter() - began)
+
+    def visit(steps):
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        run = [shardc, "run", plan, "--weights", dir, "--batch", dir / "batch.safetensors", "--steps", steps,
+               "--threads", max(1, threads // ranks), "--format", "json"]
+        with open(dir / "shardc.log", "w+") as log:
+            p = subprocess.Popen(list(map(str, run)), stdout=subprocess.PIPE, stderr=log, text=True)
+            lines = p.stdout.read().splitlines()
+            _, status, used = os.wait4(p.pid, 0)
+            p.returncode = os.waitstatus_to_exitcode(status)
+            if p.returncode:
+                log.seek(0)
+                raise RuntimeError(log.read()[-3000:])
+        seen = [s for s in map(json.loads, lines) if "step" in s]
+        return {"losses": [s["loss"] for s in seen], "ms": [s["ms"] for s in seen], "compile_ms": compile_ms,
+                "peak": used.ru_maxrss / 1024, "imported": None}
+
+    return visit

@@ -113,9 +113,10 @@ def candidates(options, model, dir, layout):
     found.append(Candidate("PyTorch eager", options.dtype, side("torch_side.py", "eager")))
     found.append(Candidate("PyTorch compiled", options.dtype, side("torch_side.py", "compile", cache("stock"))))
     if f32 and forced:
-        found.append(Candidate("PyTorch eager, MKL AVX-512", "f32", side("torch_side.py", "eager", forced)))
-        found.append(Candidate("PyTorch compiled, MKL AVX-512", "f32", side("torch_side.py", "compile", cache("forced") | forced)))
-    wanted = [w.lower() for w in options.only.split(",")] if options.only else [""]
+        eager, compiled = side("torch_side.py", "eager", forced), side("torch_side.py", "compile", cache("mkl") | forced)
+        found.append(Candidate("PyTorch eager, MKL AVX-512", "f32", eager))
+        found.append(Candidate("PyTorch compiled, MKL AVX-512", "f32", compiled))
+    wanted = options.only.lower().split(";") if options.only else [""]
     return [k for k in found if k.reference or any(k.name.lower().startswith(w) for w in wanted)]
 
 
@@ -134,7 +135,8 @@ def row(k, reference, model, layout):
 
 def machine():
     """What it runs on, in words."""
-    seen = dict(line.split(":", 1) for line in subprocess.check_output(["lscpu"], text=True).splitlines() if ":" in line)
+    lines = subprocess.check_output(["lscpu"], text=True).splitlines()
+    seen = dict(line.split(":", 1) for line in lines if ":" in line)
     get = lambda key: seen.get(key, "?").strip()
     return (f"{get('Model name')} (family {get('CPU family')}, model {get('Model')}), {get('CPU(s)')} CPUs, "
             f"of which {THREADS} used; load before: {os.getloadavg()[0]:.1f}")
@@ -149,7 +151,7 @@ def parse():
     p.add_argument("--rounds", type=int, default=5, help="visits to every candidate, in turns")
     p.add_argument("--steps", type=int, default=5, help=f"steps of a visit that count; {WARMUP} more do not")
     p.add_argument("--quick", action="store_true", help="one round of one step")
-    p.add_argument("--only", help="names of candidates, or how they begin, separated by commas; shardc always runs")
+    p.add_argument("--only", help="names of candidates, or how they begin, separated by ';'; shardc always runs")
     p.add_argument("--schedule", default="1f1b", help="of shardc's pipelines; the others run GPipe")
     p.add_argument("--shardc", type=Path, default=HERE / "../../target/release/shardc")
     p.add_argument("--timeout", type=float, default=1800, help="seconds that a visit may take")

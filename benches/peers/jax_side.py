@@ -25,18 +25,6 @@ PRECISION = jnp.bfloat16 if args.dtype == "bf16" else jnp.float32
 
 # The model. Weights are as in the checkpoint: Llama's [out, in], GPT-2's [in, out].
 
-def attention(q, k, v):
-    """q [batch, seq, heads, head], k and v with as many or fewer heads."""
-    if "einsum" not in args.variant:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    b, s, h, d = q.shape
-    g = k.shape[2]
-    scores = jnp.einsum("bsgnd,btgd->bgnst", q.reshape(b, s, g, h // g, d), k) * d**-0.5
-    scores = jnp.where(jnp.tril(jnp.ones((s, s), bool)), scores, -jnp.inf)
-    weights = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(v.dtype)
-    return jnp.einsum("bgnst,btgd->bsgnd", weights, v).reshape(b, s, h, d)
-
-
 def rms_norm(x, weight):
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + c["rms_norm_eps"])
@@ -64,7 +52,8 @@ def llama_layer(p, x):
     b, s, _ = x.shape
     h = rms_norm(x, p["input_layernorm.weight"])
     q, k, v = ((h @ p[f"self_attn.{n}_proj.weight"].T).reshape(b, s, -1, c["head_dim"]) for n in "qkv")
-    x = x + attention(rotate(q), rotate(k), v).reshape(b, s, -1) @ p["self_attn.o_proj.weight"].T
+    attended = jax.nn.dot_product_attention(rotate(q), rotate(k), v, is_causal=True)
+    x = x + attended.reshape(b, s, -1) @ p["self_attn.o_proj.weight"].T
     h = rms_norm(x, p["post_attention_layernorm.weight"])
     h = jax.nn.silu(h @ p["mlp.gate_proj.weight"].T) * (h @ p["mlp.up_proj.weight"].T)
     return x + h @ p["mlp.down_proj.weight"].T
@@ -76,7 +65,8 @@ def gpt2_layer(p, x):
     # [in, 3, out]: a cut over the last dimension cuts heads.
     qkv = jnp.einsum("bsi,ijo->bsjo", h, p["attn.c_attn.weight"]) + p["attn.c_attn.bias"]
     q, k, v = (qkv[:, :, j].reshape(b, s, c["n_head"], -1) for j in range(3))
-    x = x + attention(q, k, v).reshape(b, s, d) @ p["attn.c_proj.weight"] + p["attn.c_proj.bias"]
+    attended = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(b, s, d)
+    x = x + attended @ p["attn.c_proj.weight"] + p["attn.c_proj.bias"]
     h = layer_norm(x, p["ln_2.weight"], p["ln_2.bias"])
     h = jax.nn.gelu(h @ p["mlp.c_fc.weight"] + p["mlp.c_fc.bias"], approximate=True)
     return x + h @ p["mlp.c_proj.weight"] + p["mlp.c_proj.bias"]
@@ -98,6 +88,8 @@ def head_loss(p, x, targets):
     else:
         logits = layer_norm(x, p["transformer.ln_f.weight"], p["transformer.ln_f.bias"])
         logits = logits @ p["transformer.wte.weight"].T
+        if logits.shape[-1] > c["vocab_size"]:
+            logits = jnp.where(jnp.arange(logits.shape[-1]) < c["vocab_size"], logits, -jnp.inf)
     logits, scored = logits.astype(jnp.float32), targets >= 0
     chosen = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[..., None], -1)[..., 0]
     return jnp.sum((jax.nn.logsumexp(logits, -1) - chosen) * scored) / jnp.sum(scored)
@@ -116,13 +108,12 @@ def place(x, *spec):
 def sharding(name, shape):
     """Of a parameter: Megatron's cut over tp, the first dimension that divides over fsdp, layers over pp."""
     spec = [None] * len(shape)
-    stacked = name.startswith("layers.")
-    if stacked:
+    if name.startswith("layers."):
         spec[0] = "pp"
     if "tp" in mesh_axes:
         llama_cut = {"q_proj": -2, "k_proj": -2, "v_proj": -2, "o_proj": -1, "gate_proj": -2, "up_proj": -2,
                      "down_proj": -1, "lm_head": 0, "embed_tokens": 0}
-        gpt2_cut = {"c_attn.": -1, "attn.c_proj.weight": -2, "c_fc.": -1, "mlp.c_proj.weight": -2}
+        gpt2_cut = {"c_attn.": -1, "attn.c_proj.weight": -2, "c_fc.": -1, "mlp.c_proj.weight": -2, "wte": 0}
         for part, dim in (llama_cut if LLAMA else gpt2_cut).items():
             if part in name:
                 spec[dim] = "tp"
@@ -203,6 +194,9 @@ def load():
     for n in p:
         if "c_attn" in n:
             p[n] = p[n].reshape(*p[n].shape[:-1], 3, -1)
+    if not LLAMA and "tp" in mesh_axes:  # a vocabulary that divides
+        padding = -c["vocab_size"] % mesh_axes["tp"]
+        p["transformer.wte.weight"] = np.pad(p["transformer.wte.weight"], ((0, padding), (0, 0)))
     if "pp" in mesh_axes:
         layers = split_layers(p)
         p = {n: w for n, w in p.items() if not n.startswith(LAYERS)}

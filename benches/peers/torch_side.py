@@ -47,17 +47,14 @@ def build():
 
 
 def tensor_parallel(model):
-    head = ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
-    plan = {"lm_head": head, "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-            "transformer.wte": RowwiseParallel(input_layouts=Replicate())}
-    for name in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj",
-                 "attn.c_attn", "mlp.c_fc"]:
-        plan[f"*.*.{name}"] = plan[f"{model.layers_name}.*.{name}"] = ColwiseParallel()
-    for name in ["self_attn.o_proj", "mlp.down_proj", "attn.c_proj", "mlp.c_proj"]:
-        plan[f"{model.layers_name}.*.{name}"] = RowwiseParallel()
-    names = {n for n, _ in model.named_modules()}
-    plan = {n: style for n, style in plan.items() if n in names or "*" in n}
-    parallelize_module(model, mesh["tp"], plan)
+    """Megatron's cuts; logits stay cut over the vocabulary."""
+    rows = RowwiseParallel(input_layouts=Replicate())
+    styles = {"embed_tokens": rows, "wte": rows,
+              "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+    styles |= {n: ColwiseParallel() for n in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_attn", "c_fc")}
+    styles |= {n: RowwiseParallel() for n in ("o_proj", "down_proj", "c_proj")}
+    names = {name: name.rsplit(".")[-1] for name, _ in model.named_modules()}
+    parallelize_module(model, mesh["tp"], {name: styles[last] for name, last in names.items() if last in styles})
     model.tie()
 
 
@@ -75,11 +72,11 @@ def trainer(model, ids, targets):
         rank, stages = cut("pp")
         stage = PipelineStage(model, rank, stages, torch.device("cpu"), group=mesh.get_group("pp"))
         schedule = ScheduleGPipe(stage, common.MICROBATCHES, loss_fn=loss_of)
+        inputs = [ids] if rank == 0 else []
 
         def run():
             losses = []
-            inputs = {} if rank else {"args": [ids]}
-            schedule.step(*([ids] if rank == 0 else []), target=targets if rank == stages - 1 else None, losses=losses)
+            schedule.step(*inputs, target=targets if rank == stages - 1 else None, losses=losses)
             return sum(losses) / len(losses) if losses else torch.zeros(())
 
         return run
@@ -93,7 +90,7 @@ def trainer(model, ids, targets):
         with precision():
             loss = whole(ids, targets)
         loss.backward()
-        return loss.detach()
+        return loss
 
     return run
 
@@ -104,8 +101,8 @@ def main():
     if "tp" in axes:
         tensor_parallel(model)
     if COMPILE and axes:
-        for layer in layers:
-            layer.compile()
+        for part in [model] if "tp" in axes else layers:
+            part.compile()
     if "fsdp" in axes:
         for layer in layers:
             fully_shard(layer, mesh=mesh["fsdp"])
@@ -138,7 +135,7 @@ def main():
     def step():
         adamw.zero_grad()
         with loss_parallel() if "tp" in axes else nullcontext():
-            loss = run()
+            loss = run().detach()
         if isinstance(loss, DTensor):
             loss = loss.full_tensor()
         reduce_gradients()

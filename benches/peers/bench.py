@@ -113,7 +113,8 @@ def candidates(options, model, dir, layout):
     found.append(Candidate("PyTorch eager", options.dtype, side("torch_side.py", "eager")))
     found.append(Candidate("PyTorch compiled", options.dtype, side("torch_side.py", "compile", cache("stock"))))
     if f32 and forced:
-        eager, compiled = side("torch_side.py", "eager", forced), side("torch_side.py", "compile", cache("mkl") | forced)
+        eager = side("torch_side.py", "eager", forced)
+        compiled = side("torch_side.py", "compile", cache("mkl") | forced)
         found.append(Candidate("PyTorch eager, MKL AVX-512", "f32", eager))
         found.append(Candidate("PyTorch compiled, MKL AVX-512", "f32", compiled))
     wanted = options.only.lower().split(";") if options.only else [""]

@@ -76,7 +76,8 @@ def trainer(model, ids, targets):
 
         def run():
             losses = []
-            schedule.step(*inputs, target=targets if rank == stages - 1 else None, losses=losses)
+            with precision():
+                schedule.step(*inputs, target=targets if rank == stages - 1 else None, losses=losses)
             return sum(losses) / len(losses) if losses else torch.zeros(())
 
         return run

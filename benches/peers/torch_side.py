@@ -111,19 +111,25 @@ def main():
     trained = DistributedDataParallel(model, gradient_as_bucket_view=True) if list(axes) == ["dp"] else model
     batch = load_file(args.dir / "batch.safetensors")
     ids, targets = torch.from_numpy(batch["input_ids"]), torch.from_numpy(common.targets(batch["labels"]))
-    (replica, replicas) = cut("fsdp" if "fsdp" in axes else "dp")
+    replica, replicas = cut("fsdp" if "fsdp" in axes else "dp")
     ids, targets = (t.chunk(replicas)[replica].contiguous() for t in (ids, targets))
 
     # Tensors that are cut and tensors that are not, in groups of their own: a fused step takes one kind.
     params = list(model.parameters())
-    groups = [[p for p in params if isinstance(p, DTensor) == cut] for cut in (False, True)]
+    groups = [[p for p in params if isinstance(p, DTensor) == sharded] for sharded in (False, True)]
     adamw = torch.optim.AdamW([{"params": g} for g in groups if g], lr=common.LR, betas=common.BETAS, eps=common.EPS,
                               weight_decay=common.DECAY, fused=True)
     run = trainer(trained, ids, targets)
 
     def reduce_gradients():
         """What no wrapper does: replicas of tensor parallel ranks, and the two copies of a tied embedding."""
-        local = lambda p: p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+
+        def local(p):
+            if not isinstance(p.grad, DTensor):
+                return p.grad
+            p.grad = p.grad.redistribute(placements=p.placements)  # cut as its parameter
+            return p.grad.to_local()
+
         if "dp" in axes and "tp" in axes:
             flat = torch.cat([local(p).flatten() for p in params])
             dist.all_reduce(flat, group=mesh.get_group("dp"))

@@ -4,12 +4,14 @@
 //! was settled by the passes. This crate knows how letters become loops.
 
 mod collective;
+pub mod cuda;
 mod elementwise;
 mod experts;
 mod fused;
 mod layout;
 mod lower;
 mod moves;
+pub mod nvrtc;
 mod product;
 
 pub use lower::{lower, program};

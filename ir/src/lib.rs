@@ -10,6 +10,7 @@ pub mod func;
 pub mod infer;
 pub mod interp;
 pub mod kernel;
+pub mod launch;
 pub mod mesh;
 pub mod ops;
 pub mod plan;

@@ -1,0 +1,150 @@
+// Attention, forward: out = softmax(scale q k^T, where keys are seen) v, and the log-sum-exp of the
+// scaled scores. A key is seen if 0 <= q_pos - k_pos < window; positions are data, in any order.
+// A query that sees nothing gets 0 and -inf.
+//
+// Bytes: q, out and lse once, k and v once per block of ROWS queries that sees them (mostly from the
+// L2 cache, as heads of a group and blocks of a head run side by side). Scores stay in registers.
+// Launch: (ceil(queries / ROWS), heads, batch) blocks of 2 ROWS threads; the shared memory of a tile
+// of ROWS queries, and tiles of COLS keys and values.
+//
+// Defined before: ELEM (Bf16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
+// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides).
+#include "attention.cuh"
+
+struct Params {
+    const ELEM *q, *k, *v;
+    ELEM* out;
+    float* lse;
+    const int *q_pos, *k_pos;
+    // [b, position, head]
+    i64 q_stride[3], k_stride[3], v_stride[3], out_stride[3], lse_stride[3];
+    i64 queries, keys, repeat, width, value_width, window;
+    double scale;
+};
+
+const int THREADS = 2 * ROWS, LD = pitch<ELEM>(WIDTH), VALUE_LD = pitch<ELEM>(VALUE_WIDTH);
+
+KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
+    DYNAMIC_SHARED(ELEM, q_tile);
+    ELEM *k_tile = q_tile + ROWS * LD, *v_tile = k_tile + COLS * LD;
+    // Of the block's queries; of this tile of keys, and of the next.
+    __shared__ int q_pos[ROWS], k_pos[2][COLS];
+
+    // Queries with most keys come first, if positions ascend: short blocks fill the end.
+    const int row = (gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, b = blockIdx.z;
+    const int rows = smaller((int)p.queries - row, ROWS), group = head / (int)p.repeat;
+    const ELEM* q = p.q + b * p.q_stride[0] + row * p.q_stride[1] + head * p.q_stride[2];
+    const ELEM* k = p.k + b * p.k_stride[0] + group * p.k_stride[2];
+    const ELEM* v = p.v + b * p.v_stride[0] + group * p.v_stride[2];
+    const u32 window = (u32)p.window;
+
+    const Range ours = positions<THREADS>(p.q_pos + row, rows);
+    const Range seen =
+        indices<THREADS>(p.k_pos, (int)p.keys, (i64)ours.first - p.window + 1, ours.last);
+    const int begin = seen.first / COLS * COLS, end = seen.last + 1;
+
+    auto load_keys = [&](int key) {
+        const int n = (int)p.keys - key;
+        load_tile<COLS, WIDTH, THREADS, ALIGNED>(k_tile, k + key * p.k_stride[1], p.k_stride[1], n,
+                                                 (int)p.width);
+        load_row<COLS, THREADS>(k_pos[key / COLS & 1], p.k_pos + key, 1, n);
+        copies_begun();
+    };
+    load_tile<ROWS, WIDTH, THREADS, ALIGNED>(q_tile, q, p.q_stride[1], rows, (int)p.width);
+    load_row<ROWS, THREADS>(q_pos, p.q_pos + row, 1, rows);
+    copies_begun();
+    if (begin < end) load_keys(begin);
+
+    const float scale = (float)p.scale * LOG2_E;
+    const ELEM* q_rows = q_tile + warp_id() * 16 * LD;
+    float out[VALUE_WIDTH / 8][4];
+    clear(out);
+    // Of rows row_of(0) and row_of(2): the largest score so far, in units of log 2, and this lane's
+    // part of the sum of weights.
+    float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
+
+    for (int key = begin; key < end; key += COLS) {
+        copies_arrive<0>();
+        __syncthreads();
+        const int n = (int)p.keys - key;
+        load_tile<COLS, VALUE_WIDTH, THREADS, ALIGNED>(v_tile, v + key * p.v_stride[1],
+                                                       p.v_stride[1], n, (int)p.value_width);
+        copies_begun();
+
+        float s[COLS / 8][4];
+        clear(s);
+        dot_rows<WIDTH>(s, q_rows, LD, k_tile, LD);
+
+        const int* keys = k_pos[key / COLS & 1];
+        bool hidden = n < COLS;
+        for (int i = lane_id(); i < COLS; i += 32) {
+            hidden |= keys[i] > ours.first || !sees(ours.last, keys[i], window);
+        }
+        hidden = __any_sync(ALL_LANES, hidden);
+        float top[2] = {most[0], most[1]};
+        #pragma unroll
+        for (int i = 0; i < COLS / 8; i++) {
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int c = col_of(i, e), r = warp_id() * 16 + row_of(e);
+                s[i][e] *= scale;
+                if (hidden && !(c < n && sees(q_pos[r], keys[c], window))) {
+                    s[i][e] = minus_infinity();
+                }
+                top[e / 2] = larger(top[e / 2], s[i][e]);
+            }
+        }
+        float base[2], shrink[2];
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            top[h] = max_lanes<4>(top[h]);
+            // Where nothing was seen yet, any finite base gives weights 0.
+            base[h] = top[h] == minus_infinity() ? 0.0f : top[h];
+            shrink[h] = exp2_fast(most[h] - base[h]);
+            most[h] = top[h];
+            sum[h] *= shrink[h];
+        }
+        #pragma unroll
+        for (int i = 0; i < COLS / 8; i++) {
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[i][e] = exp2_fast(s[i][e] - base[e / 2]);
+                sum[e / 2] += s[i][e];
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < VALUE_WIDTH / 8; i++) {
+            #pragma unroll
+            for (int e = 0; e < 4; e++) out[i][e] *= shrink[e / 2];
+        }
+
+        copies_arrive<0>();
+        __syncthreads();
+        if (key + COLS < end) load_keys(key + COLS);
+        sum_rows(out, s, v_tile, VALUE_LD);
+    }
+
+    copies_arrive<0>();
+    #pragma unroll
+    for (int h = 0; h < 2; h++) sum[h] = sum_lanes<4>(sum[h]);
+    #pragma unroll
+    for (int i = 0; i < VALUE_WIDTH / 8; i++) {
+        #pragma unroll
+        for (int e = 0; e < 4; e++) {
+            out[i][e] = sum[e / 2] > 0.0f ? out[i][e] / sum[e / 2] : 0.0f;
+        }
+    }
+    const int first = warp_id() * 16;
+    const i64 at = row + first;
+    store_rows<ALIGNED>(out, p.out + b * p.out_stride[0] + at * p.out_stride[1] +
+                                 head * p.out_stride[2],
+                        p.out_stride[1], rows - first, (int)p.value_width);
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = row_of(2 * h);
+        if (lane_id() % 4 == 0 && first + r < rows) {
+            p.lse[b * p.lse_stride[0] + (at + r) * p.lse_stride[1] + head * p.lse_stride[2]] =
+                sum[h] > 0.0f ? most[h] * LN_2 + logf(sum[h]) : minus_infinity();
+        }
+    }
+}

@@ -1,0 +1,166 @@
+// Attention, backward: from q, k, v, the log-sum-exp and delta = rowsum(d_out out) - d_lse of the
+// forward pass, and d_out: with w = exp(scale q k^T - lse) where keys are seen, 0 elsewhere, and
+// s = scale w (d_out v^T - delta),
+//   d_v = w^T d_out,   d_k = s^T q   (attention_grad_keys: a block owns ROWS keys of a group)
+//   d_q = s k                        (attention_grad_queries: a block owns ROWS queries of a head)
+// Scores are computed in both kernels; so every sum has one owner and one order, and the same
+// result in every run (Dao, 2023, without its atomic additions).
+//
+// Bytes: what a block owns once; the other side's tiles once per block that sees them.
+// Launch: (ceil(keys / ROWS), groups, batch) or (ceil(queries / ROWS), heads, batch) blocks of
+// 2 ROWS SPLIT threads; shared memory of two tiles of ROWS rows, and twice two of COLS rows.
+//
+// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED as for attention.cu; SPLIT: warps
+// that share 16 rows, each making its part of the columns of the results.
+#include "attention.cuh"
+
+struct Params {
+    const ELEM *q, *k, *v, *d_out;
+    const float *lse, *delta;
+    const int *q_pos, *k_pos;
+    ELEM *d_q, *d_k, *d_v;
+    // [b, position, head]
+    i64 q_stride[3], k_stride[3], v_stride[3], d_out_stride[3], lse_stride[3], delta_stride[3];
+    i64 d_q_stride[3], d_k_stride[3], d_v_stride[3];
+    i64 queries, keys, repeat, width, value_width, window;
+    double scale;
+};
+
+const int THREADS = 2 * ROWS * SPLIT, LD = pitch<ELEM>(WIDTH), VALUE_LD = pitch<ELEM>(VALUE_WIDTH);
+
+// Elements of one tile of COLS rows, of either width.
+const int TILE = COLS * (LD + VALUE_LD);
+
+DEVICE i64 at(const i64 (&stride)[3], int b, i64 position, int head) {
+    return b * stride[0] + position * stride[1] + head * stride[2];
+}
+
+// Rows (of width WIDTH, of width VALUE_WIDTH) are keys and values, columns queries and d_out; or
+// the other way round.
+template <bool KEYS>
+DEVICE void gradients(const Params& p) {
+    DYNAMIC_SHARED(ELEM, rows_tile);
+    ELEM *value_rows_tile = rows_tile + ROWS * LD, *cols_tiles = value_rows_tile + ROWS * VALUE_LD;
+    // Statistics belong to queries, which are rows or columns.
+    __shared__ int row_pos[ROWS], col_pos[2][COLS];
+    __shared__ float col_lse[2][COLS], col_delta[2][COLS];
+
+    const int tile = KEYS ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+    const int row = tile * ROWS, b = blockIdx.z, repeat = (int)p.repeat;
+    const int row_head = blockIdx.y, col_heads = KEYS ? repeat : 1;
+    const int col_head = KEYS ? row_head * repeat : row_head / repeat;
+    const int all_rows = (int)(KEYS ? p.keys : p.queries);
+    const int all_cols = (int)(KEYS ? p.queries : p.keys);
+    const int *row_positions = KEYS ? p.k_pos : p.q_pos, *col_positions = KEYS ? p.q_pos : p.k_pos;
+    const int rows = smaller(all_rows - row, ROWS);
+    const int width = (int)p.width, value_width = (int)p.value_width;
+    const u32 window = (u32)p.window;
+
+    const Range ours = positions<THREADS>(row_positions + row, rows);
+    const i64 far = p.window - 1;
+    const Range seen = indices<THREADS>(col_positions, all_cols,
+                                        KEYS ? (i64)ours.first : ours.first - far,
+                                        KEYS ? ours.last + far : (i64)ours.last);
+    // All tiles of all heads, as one sequence.
+    const int begin = seen.first / COLS, per_head = seen.last / COLS + 1 - begin;
+    const int tiles = seen.last < 0 ? 0 : per_head * col_heads;
+
+    auto load_cols = [&](int i) {
+        const int head = col_head + i / per_head, col = (begin + i % per_head) * COLS, n = all_cols - col;
+        ELEM* to = cols_tiles + (i & 1) * TILE;
+        const i64 step = KEYS ? p.q_stride[1] : p.k_stride[1];
+        const i64 value_step = KEYS ? p.d_out_stride[1] : p.v_stride[1];
+        load_tile<COLS, WIDTH, THREADS, ALIGNED>(
+            to, KEYS ? p.q + at(p.q_stride, b, col, head) : p.k + at(p.k_stride, b, col, head), step,
+            n, width);
+        load_tile<COLS, VALUE_WIDTH, THREADS, ALIGNED>(
+            to + COLS * LD,
+            KEYS ? p.d_out + at(p.d_out_stride, b, col, head) : p.v + at(p.v_stride, b, col, head),
+            value_step, n, value_width);
+        load_row<COLS, THREADS>(col_pos[i & 1], col_positions + col, 1, n);
+        if (KEYS) {
+            load_row<COLS, THREADS>(col_lse[i & 1], p.lse + at(p.lse_stride, b, col, head),
+                                    p.lse_stride[1], n);
+            load_row<COLS, THREADS>(col_delta[i & 1], p.delta + at(p.delta_stride, b, col, head),
+                                    p.delta_stride[1], n);
+        }
+        copies_begun();
+    };
+    load_tile<ROWS, WIDTH, THREADS, ALIGNED>(
+        rows_tile, KEYS ? p.k + at(p.k_stride, b, row, row_head) : p.q + at(p.q_stride, b, row, row_head),
+        KEYS ? p.k_stride[1] : p.q_stride[1], rows, width);
+    load_tile<ROWS, VALUE_WIDTH, THREADS, ALIGNED>(
+        value_rows_tile,
+        KEYS ? p.v + at(p.v_stride, b, row, row_head) : p.d_out + at(p.d_out_stride, b, row, row_head),
+        KEYS ? p.v_stride[1] : p.d_out_stride[1], rows, value_width);
+    load_row<ROWS, THREADS>(row_pos, row_positions + row, 1, rows);
+    copies_begun();
+    if (tiles > 0) load_cols(0);
+
+    // This warp's rows, and its part of the columns of the results.
+    const int first = warp_id() / SPLIT * 16, part = warp_id() % SPLIT;
+    float row_lse[2], row_delta[2];
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = first + row_of(2 * h);
+        const bool there = !KEYS && r < rows;
+        row_lse[h] = there ? p.lse[at(p.lse_stride, b, row + r, row_head)] : 0.0f;
+        row_delta[h] = there ? p.delta[at(p.delta_stride, b, row + r, row_head)] : 0.0f;
+    }
+
+    const float scale = (float)p.scale;
+    float made[WIDTH / 8 / SPLIT][4], value_made[VALUE_WIDTH / 8 / SPLIT][4];
+    clear(made);
+    clear(value_made);
+    for (int i = 0; i < tiles; i++) {
+        if (i + 1 < tiles) {
+            load_cols(i + 1);
+            copies_arrive<1>();
+        } else {
+            copies_arrive<0>();
+        }
+        __syncthreads();
+        const ELEM *cols = cols_tiles + (i & 1) * TILE, *value_cols = cols + COLS * LD;
+        const int n = all_cols - (begin + i % per_head) * COLS;
+
+        float w[COLS / 8][4], s[COLS / 8][4];
+        clear(w);
+        clear(s);
+        dot_rows<WIDTH>(w, rows_tile + first * LD, LD, cols, LD);
+        dot_rows<VALUE_WIDTH>(s, value_rows_tile + first * VALUE_LD, VALUE_LD, value_cols, VALUE_LD);
+        #pragma unroll
+        for (int j = 0; j < COLS / 8; j++) {
+            #pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int c = col_of(j, e), r = row_pos[first + row_of(e)], o = col_pos[i & 1][c];
+                const bool there = c < n && (KEYS ? sees(o, r, window) : sees(r, o, window));
+                const float lse = KEYS ? col_lse[i & 1][c] : row_lse[e / 2];
+                const float delta = KEYS ? col_delta[i & 1][c] : row_delta[e / 2];
+                w[j][e] = there ? exp2_fast((w[j][e] * scale - lse) * LOG2_E) : 0.0f;
+                s[j][e] = there ? w[j][e] * (s[j][e] - delta) * scale : 0.0f;
+            }
+        }
+        if (KEYS) sum_rows(value_made, w, value_cols + part * (VALUE_WIDTH / SPLIT), VALUE_LD);
+        sum_rows(made, s, cols + part * (WIDTH / SPLIT), LD);
+        __syncthreads();
+    }
+
+    copies_arrive<0>();
+    const int from = part * (WIDTH / SPLIT), value_from = part * (VALUE_WIDTH / SPLIT);
+    const i64 place = row + first;
+    if (KEYS) {
+        store_rows<ALIGNED>(made, p.d_k + at(p.d_k_stride, b, place, row_head) + from,
+                            p.d_k_stride[1], rows - first, width - from);
+        store_rows<ALIGNED>(value_made, p.d_v + at(p.d_v_stride, b, place, row_head) + value_from,
+                            p.d_v_stride[1], rows - first, value_width - value_from);
+    } else {
+        store_rows<ALIGNED>(made, p.d_q + at(p.d_q_stride, b, place, row_head) + from,
+                            p.d_q_stride[1], rows - first, width - from);
+    }
+}
+
+KERNEL void __launch_bounds__(THREADS) attention_grad_keys(const Params p) { gradients<true>(p); }
+
+KERNEL void __launch_bounds__(THREADS) attention_grad_queries(const Params p) {
+    gradients<false>(p);
+}

@@ -1,0 +1,141 @@
+//! `attention.cu` and `attention_grad.cu`: tiles that fit registers and shared memory.
+
+use super::{File, Words, blocks, type_name};
+use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
+use shardc_ir::launch::Launch;
+
+/// Rows of the matrix that one instruction multiplies.
+const WARP_ROWS: usize = 16;
+
+/// How a block of threads cuts the work.
+struct Tiles {
+    width: usize,
+    value_width: usize,
+    /// Rows that a block owns, [`WARP_ROWS`] for each warp.
+    rows: usize,
+    /// Rows of the other side that it treats at once.
+    cols: usize,
+    /// Warps that share rows, each making its part of the columns of the result.
+    split: usize,
+}
+
+impl Tiles {
+    /// By the registers of a thread: forward it holds `width / 2` sums and `cols / 2` scores,
+    /// backward `width / 2` sums twice and `cols / 2` scores twice; and f32 tiles, which are twice
+    /// as large, must fit the shared memory of a block.
+    fn new(h: &Heads, owned: usize, backward: bool) -> Tiles {
+        let widest = h.width.max(h.value_width);
+        let f32s = h.elem == Elem::F32;
+        let cols = match (widest, backward) {
+            (..=64, _) if !f32s => 64,
+            (..=128, false) if !f32s => 64,
+            (..=64, _) => 32,
+            (..=128, _) if !f32s => 32,
+            (_, false) => 32,
+            (_, true) if !f32s => 32,
+            _ => 16,
+        };
+        let split = if backward && widest > 128 { 2 } else { 1 };
+        let most = if f32s && (backward || widest > 128) { 32 } else { 64 };
+        let rows = if owned <= WARP_ROWS { WARP_ROWS } else { most };
+        let [width, value_width] =
+            [h.width, h.value_width].map(|w| w.max(1).next_multiple_of(WARP_ROWS * split));
+        Tiles { width, value_width, rows, cols, split }
+    }
+
+    fn file(&self, name: &'static str, text: &'static str, h: &Heads, aligned: bool) -> File {
+        File::new(name, text)
+            .define("ELEM", type_name(h.elem))
+            .define("WIDTH", self.width)
+            .define("VALUE_WIDTH", self.value_width)
+            .define("ROWS", self.rows)
+            .define("COLS", self.cols)
+            .define("SPLIT", self.split)
+            .define("ALIGNED", aligned)
+    }
+
+    fn threads(&self) -> u32 {
+        (self.rows / WARP_ROWS * self.split * 32) as u32
+    }
+
+    /// Bytes of so many rows of either width, each 16 bytes longer than its elements.
+    fn bytes(&self, elem: Elem, rows: usize, value_rows: usize) -> u32 {
+        let row = |width: usize| width * elem.bytes() + 16;
+        (rows * row(self.width) + value_rows * row(self.value_width)) as u32
+    }
+}
+
+/// True if all rows, of these widths, are of whole 16 bytes and begin at multiples of them.
+fn aligned(h: &Heads, rows: &[(&View, usize)]) -> bool {
+    let step = 16 / h.elem.bytes();
+    rows.iter()
+        .all(|(v, width)| [v.offset, *width].iter().chain(v.strides.iter()).all(|n| n % step == 0))
+}
+
+/// The sizes at the end of both structs of parameters.
+fn sizes(w: &mut Words, h: &Heads) {
+    // Positions are i32: 2^31 is farther than any two are apart.
+    let window = h.window.map_or(1 << 31, |n| n.min(1 << 31));
+    w.ints(&[h.queries, h.keys, h.repeat, h.width, h.value_width, window]);
+    w.float(f64::from(h.scale));
+}
+
+pub(super) fn forward(k: &Attention) -> Vec<Launch> {
+    let h = &k.heads;
+    if [h.batch, h.queries, h.groups * h.repeat].contains(&0) {
+        return vec![];
+    }
+    let t = Tiles::new(h, h.queries, false);
+    let rows = [(&k.q, h.width), (&k.k, h.width), (&k.v, h.value_width), (&k.out, h.value_width)];
+    let text = include_str!("../../cuda/attention.cu");
+    let mut w = Words::default();
+    rows.iter().for_each(|(v, _)| w.view(v, h.elem));
+    w.view(&k.lse, Elem::F32);
+    [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, Elem::I32));
+    [&k.q, &k.k, &k.v, &k.out, &k.lse].iter().for_each(|v| w.ints(&v.strides));
+    sizes(&mut w, h);
+    vec![Launch {
+        source: t.file("attention.cu", text, h, aligned(h, &rows)).source(),
+        entry: "attention",
+        grid: [h.queries.div_ceil(t.rows), h.groups * h.repeat, h.batch].map(blocks),
+        threads: t.threads(),
+        shared: t.bytes(h.elem, t.rows + t.cols, t.cols),
+        words: w.0,
+    }]
+}
+
+pub(super) fn backward(k: &AttentionGrad) -> Vec<Launch> {
+    let h = &k.heads;
+    let rows = [
+        (&k.q, h.width),
+        (&k.k, h.width),
+        (&k.v, h.value_width),
+        (&k.d_out, h.value_width),
+        (&k.d_q, h.width),
+        (&k.d_k, h.width),
+        (&k.d_v, h.value_width),
+    ];
+    let mut w = Words::default();
+    rows[..4].iter().for_each(|(v, _)| w.view(v, h.elem));
+    [&k.lse, &k.delta].iter().for_each(|v| w.view(v, Elem::F32));
+    [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, Elem::I32));
+    rows[4..].iter().for_each(|(v, _)| w.view(v, h.elem));
+    let views = [&k.q, &k.k, &k.v, &k.d_out, &k.lse, &k.delta, &k.d_q, &k.d_k, &k.d_v];
+    views.iter().for_each(|v| w.ints(&v.strides));
+    sizes(&mut w, h);
+    let text = include_str!("../../cuda/attention_grad.cu");
+    let one = |entry, owned: usize, heads: usize| {
+        let t = Tiles::new(h, owned, true);
+        Launch {
+            source: t.file("attention_grad.cu", text, h, aligned(h, &rows)).source(),
+            entry,
+            grid: [owned.div_ceil(t.rows), heads, h.batch].map(blocks),
+            threads: t.threads(),
+            shared: t.bytes(h.elem, t.rows + 2 * t.cols, t.rows + 2 * t.cols),
+            words: w.0.clone(),
+        }
+    };
+    let keys = one("attention_grad_keys", h.keys, h.groups);
+    let queries = one("attention_grad_queries", h.queries, h.groups * h.repeat);
+    [keys, queries].into_iter().filter(|l| !l.grid.contains(&0)).collect()
+}

@@ -1,0 +1,82 @@
+//! Kernels for a CUDA device: the written ones, real files in `codegen/cuda`, with a prelude of
+//! `#define`s before them and their parameters as words.
+
+mod attention;
+
+use shardc_ir::kernel::{Elem, Kernel, View};
+use shardc_ir::launch::{Launch, Source, Word};
+use std::fmt::Display;
+use std::sync::Arc;
+
+/// What sources include, by name.
+pub const HEADERS: [(&str, &str); 2] = [
+    ("device.cuh", include_str!("../../cuda/device.cuh")),
+    ("attention.cuh", include_str!("../../cuda/attention.cuh")),
+];
+
+/// What runs in place of a kernel, in order; `None` for those that no file has: they are printed, or
+/// done by the runtime itself.
+pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
+    Some(match kernel {
+        Kernel::View => vec![],
+        Kernel::Attention(k) => attention::forward(k),
+        Kernel::AttentionGrad(k) => attention::backward(k),
+        _ => return None,
+    })
+}
+
+/// A file of `codegen/cuda` and what is defined before it.
+struct File {
+    name: &'static str,
+    text: &'static str,
+    prelude: String,
+}
+
+impl File {
+    fn new(name: &'static str, text: &'static str) -> File {
+        File { name, text, prelude: String::new() }
+    }
+    fn define(mut self, name: &str, value: impl Display) -> File {
+        self.prelude += &format!("#define {name} {value}\n");
+        self
+    }
+    fn source(self) -> Arc<Source> {
+        // Lines of messages are those of the file.
+        let text = format!("{}#line 1 \"{}\"\n{}", self.prelude, self.name, self.text);
+        Arc::new(Source { file: self.name, text })
+    }
+}
+
+/// The name of a type of elements in device code.
+fn type_name(e: Elem) -> &'static str {
+    match e {
+        Elem::F32 => "float",
+        Elem::BF16 => "Bf16",
+        Elem::I32 => "int",
+    }
+}
+
+/// Parameters, in the order of the struct that takes them.
+#[derive(Default)]
+struct Words(Vec<Word>);
+
+impl Words {
+    /// Where the walk of a view begins.
+    fn view(&mut self, v: &View, elem: Elem) {
+        self.0.push(Word::Address { operand: v.operand, byte: v.offset * elem.bytes() });
+    }
+    fn int(&mut self, x: usize) {
+        self.0.push(Word::Int(i64::try_from(x).expect("sizes of memory")));
+    }
+    fn ints(&mut self, all: &[usize]) {
+        all.iter().for_each(|&x| self.int(x));
+    }
+    fn float(&mut self, x: f64) {
+        self.0.push(Word::Float(x));
+    }
+}
+
+/// A size of a grid.
+fn blocks(n: usize) -> u32 {
+    u32::try_from(n).expect("a grid of fewer than 2^32 blocks")
+}

@@ -1,0 +1,389 @@
+// Runs kernels written in CUDA C++ on the CPU, for tests of their numbers: one fiber per thread, a
+// block after the other. What is checked beside results: accesses outside of an allocation (with the
+// address sanitizer), barriers that not all threads reach, and, by running threads in the opposite
+// order, results that depend on their order. Asynchronous copies happen as late as they may, in the
+// opposite order at once.
+//
+// Kernels use the helpers of device.cuh only; those that stand for instructions are here.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <tuple>
+#include <unistd.h>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(from, bytes) ((void)(from), (void)(bytes))
+#endif
+
+#define EMULATED
+#define KERNEL static
+#define DEVICE inline
+#define __launch_bounds__(...)
+#define __shared__ static thread_local
+#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emulated::block->shared)
+
+namespace emulated {
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes;
+};
+
+struct Fiber {
+    void* stack;
+    Dim thread;
+    unsigned number;
+    bool done;
+    // Asynchronous copies, and how many of them each group ends with.
+    std::vector<Copy> copies;
+    std::vector<size_t> groups;
+    unsigned exchanges;
+};
+
+struct Warp {
+    // What lanes show each other, for two exchanges in turn: who is ahead begins the next one.
+    uint64_t shown[2][32];
+    unsigned arrived, round;
+};
+
+struct Block {
+    void* outside;
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    Fiber* running;
+    unsigned alive, arrived, round;
+    Dim number, size, grid;
+    char* shared;
+    bool reversed;
+    void (*body)(void*);
+    void* argument;
+};
+
+inline thread_local Block* block = nullptr;
+
+// Of exactly this size, so that the sanitizer sees its end.
+inline char* allocate(size_t alignment, size_t bytes) {
+    void* at = nullptr;
+    if (posix_memalign(&at, alignment, bytes)) abort();
+    return (char*)at;
+}
+
+// Saves what a call preserves, and continues on another stack.
+extern "C" void emulated_switch(void** save, void* to);
+asm(R"(
+.weak emulated_switch
+.type emulated_switch,@function
+emulated_switch:
+    pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+    ret
+)");
+
+[[noreturn]] inline void fail(const char* what) {
+    fprintf(stderr, "emulated kernel: %s\n", what);
+    _exit(3);
+}
+
+// Continues with the next of `count` threads from `first` on that has not returned.
+inline void yield(unsigned first, unsigned count) {
+    Block* b = block;
+    Fiber* me = b->running;
+    for (unsigned step = 1; step <= count; step++) {
+        const unsigned turn = me->number - first + (b->reversed ? count - step : step);
+        Fiber* next = &b->fibers[first + turn % count];
+        if (next->done) continue;
+        if (next == me) return;
+        b->running = next;
+        emulated_switch(&me->stack, next->stack);
+        return;
+    }
+    emulated_switch(&me->stack, b->outside);
+}
+
+inline void yield() { yield(0, block->fibers.size()); }
+
+// The lanes of this thread's warp.
+inline unsigned first_lane() { return block->running->number / 32 * 32; }
+inline unsigned lanes() {
+    return std::min<unsigned>(32, block->fibers.size() - first_lane());
+}
+
+inline void barrier() {
+    Block* b = block;
+    if (++b->arrived == b->fibers.size()) {
+        b->arrived = 0;
+        b->round++;
+    } else {
+        const unsigned round = b->round;
+        for (unsigned long spins = 0; b->round == round; spins++) {
+            if (spins > 20000000) fail("a thread does not reach the barrier");
+            yield();
+        }
+    }
+}
+
+// Shows a value to the other lanes of the warp; what they show stays until the next but one time.
+// Only lanes wait for each other here: a warp is as far ahead of the others as barriers let it be.
+inline const uint64_t* exchange(uint64_t value) {
+    Block* b = block;
+    Fiber* me = b->running;
+    Warp& w = b->warps[me->number / 32];
+    uint64_t* shown = w.shown[me->exchanges++ % 2];
+    shown[me->number % 32] = value;
+    if (++w.arrived == lanes()) {
+        w.arrived = 0;
+        w.round++;
+    } else {
+        const unsigned round = w.round;
+        for (unsigned long spins = 0; w.round == round; spins++) {
+            if (spins > 1000000) fail("lanes of a warp diverge");
+            yield(first_lane(), lanes());
+        }
+    }
+    return shown;
+}
+
+inline unsigned lane() { return block->running->number % 32; }
+
+template <class T>
+T shuffle(T value, unsigned from) {
+    static_assert(sizeof(T) <= 8);
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof value);
+    memcpy(&value, &exchange(bits)[from % 32], sizeof value);
+    return value;
+}
+
+inline unsigned ballot(bool here) {
+    const uint64_t* shown = exchange(here);
+    unsigned all = 0;
+    for (unsigned i = 0; i < lanes(); i++) all |= (unsigned)(shown[i] != 0) << i;
+    return all;
+}
+
+inline void fiber_main() {
+    block->body(block->argument);
+    Fiber* me = block->running;
+    if (!me->copies.empty()) fail("a thread returns before its copies have arrived");
+    me->done = true;
+    block->alive--;
+    yield();
+    __builtin_unreachable();
+}
+
+const size_t STACK = 96 << 10;
+
+// Runs `f` as every thread of every block.
+template <class F>
+void launch(Dim grid, Dim size, size_t shared_bytes, bool reversed, F f) {
+    const unsigned n = size.x * size.y * size.z;
+    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+    Block b{};
+    b.fibers.resize(n);
+    b.warps.resize((n + 31) / 32);
+    b.size = size;
+    b.grid = grid;
+    b.reversed = reversed;
+    b.body = [](void* f) { (*(F*)f)(); };
+    b.argument = &f;
+    block = &b;
+    char* stacks = allocate(4096, STACK * n);
+    for (uint64_t i = 0; i < blocks; i++) {
+        const uint64_t k = reversed ? blocks - 1 - i : i;
+        b.number = {(unsigned)(k % grid.x), (unsigned)(k / grid.x % grid.y),
+                    (unsigned)(k / grid.x / grid.y)};
+        b.alive = n;
+        b.arrived = 0;
+        // All ones are NaN.
+        b.shared = allocate(128, shared_bytes);
+        memset(b.shared, 0xff, shared_bytes);
+        for (Warp& w : b.warps) w = Warp{};
+        // Threads of the block before have left their frames without returning.
+        ASAN_UNPOISON_MEMORY_REGION(stacks, STACK * n);
+        for (unsigned t = 0; t < n; t++) {
+            Fiber& f = b.fibers[t];
+            f = Fiber{};
+            f.number = t;
+            f.thread = {t % size.x, t / size.x % size.y, t / size.x / size.y};
+            // As after a call of fiber_main. Stacks of threads begin in different cache lines.
+            void** top = (void**)(stacks + STACK * (t + 1) - 64 - t % 16 * 256);
+            *--top = nullptr;
+            *--top = (void*)fiber_main;
+            for (int r = 0; r < 6; r++) *--top = nullptr;
+            f.stack = top;
+        }
+        b.running = &b.fibers[reversed ? n - 1 : 0];
+        emulated_switch(&b.outside, b.running->stack);
+        if (b.arrived) fail("a thread returned, and others wait for it at a barrier");
+        free(b.shared);
+    }
+    free(stacks);
+    block = nullptr;
+}
+
+}  // namespace emulated
+
+#define threadIdx (emulated::block->running->thread)
+#define blockIdx (emulated::block->number)
+#define blockDim (emulated::block->size)
+#define gridDim (emulated::block->grid)
+#define __syncthreads() emulated::barrier()
+#define __syncwarp() emulated::exchange(0)
+#define __shfl_sync(mask, x, lane) emulated::shuffle(x, lane)
+#define __shfl_xor_sync(mask, x, o) emulated::shuffle(x, emulated::lane() ^ (o))
+#define __ballot_sync(mask, x) emulated::ballot(x)
+#define __any_sync(mask, x) (emulated::ballot(x) != 0)
+#define __popc(x) __builtin_popcount(x)
+
+inline float __uint_as_float(unsigned x) {
+    float f;
+    memcpy(&f, &x, 4);
+    return f;
+}
+inline unsigned __float_as_uint(float f) {
+    unsigned x;
+    memcpy(&x, &f, 4);
+    return x;
+}
+inline float minus_infinity() { return -INFINITY; }
+inline float exp2_fast(float x) { return exp2f(x); }
+
+inline unsigned pack(float low, float high) {
+    auto half = [](float f) {
+        const unsigned x = __float_as_uint(f);
+        return std::isnan(f) ? 0x7fffu : (x + 0x7fff + (x >> 16 & 1)) >> 16;
+    };
+    return half(low) | half(high) << 16;
+}
+
+namespace emulated {
+
+inline void matrices(unsigned (&r)[4], const void* mine, bool transposed) {
+    if ((uintptr_t)mine % 16) fail("a row of a matrix load is not aligned");
+    const uint64_t* shown = exchange((uint64_t)mine);
+    auto element = [&](int matrix, int row, int col) -> unsigned {
+        return ((const uint16_t*)shown[matrix * 8 + row])[col];
+    };
+    const int g = lane() / 4, t = lane() % 4 * 2;
+    for (int m = 0; m < 4; m++) {
+        r[m] = transposed ? element(m, t, g) | element(m, t + 1, g) << 16
+                          : element(m, g, t) | element(m, g, t + 1) << 16;
+    }
+    // Nobody writes these rows before all have read them.
+    exchange(0);
+}
+
+struct Fragments {
+    const unsigned* a;
+    unsigned b[2];
+};
+
+inline float half_of(unsigned x, int i) { return __uint_as_float(i ? x & 0xffff0000u : x << 16); }
+
+}  // namespace emulated
+
+inline void load_matrices(unsigned (&r)[4], const void* row) { emulated::matrices(r, row, false); }
+inline void load_matrices_transposed(unsigned (&r)[4], const void* row) {
+    emulated::matrices(r, row, true);
+}
+
+inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    using namespace emulated;
+    const Fragments mine = {a, {b0, b1}};
+    const uint64_t* shown = exchange((uint64_t)&mine);
+    const int g = lane() / 4, t = lane() % 4;
+    for (int k = 0; k < 16; k++) {
+        // Lane 4r + k/2%4 holds element k of row r of `a` and of column r of `b`.
+        const int holder = k / 2 % 4, upper = k / 8;
+        const Fragments& row = *(const Fragments*)shown[g * 4 + holder];
+        for (int e = 0; e < 4; e++) {
+            const Fragments& col = *(const Fragments*)shown[(2 * t + (e & 1)) * 4 + holder];
+            c[e] += half_of(row.a[upper * 2 + e / 2], k & 1) * half_of(col.b[upper], k & 1);
+        }
+    }
+    exchange(0);
+}
+
+namespace emulated {
+inline void copy(void* to, const void* from, size_t bytes) {
+    if (((uintptr_t)to | (uintptr_t)from) % bytes) fail("an asynchronous copy is not aligned");
+    if (block->reversed) {
+        memcpy(to, from, bytes);
+    } else {
+        block->running->copies.push_back({to, from, bytes});
+    }
+}
+}  // namespace emulated
+
+inline void copy16_async(void* to, const void* from) { emulated::copy(to, from, 16); }
+inline void copy4_async(void* to, const void* from) { emulated::copy(to, from, 4); }
+inline void copies_begun() {
+    emulated::Fiber* f = emulated::block->running;
+    f->groups.push_back(f->copies.size());
+}
+template <int N>
+void copies_arrive() {
+    emulated::Fiber* f = emulated::block->running;
+    if (f->groups.size() <= N) return;
+    const size_t groups = f->groups.size() - N, n = f->groups[groups - 1];
+    for (size_t i = 0; i < n; i++) memcpy(f->copies[i].to, f->copies[i].from, f->copies[i].bytes);
+    f->copies.erase(f->copies.begin(), f->copies.begin() + n);
+    f->groups.erase(f->groups.begin(), f->groups.begin() + groups);
+    for (size_t& g : f->groups) g -= n;
+}
+
+// ---- Kernels by name, called with words of 8 bytes: all parameters, one after the other.
+
+namespace emulated {
+
+using Words = std::vector<uint64_t>;
+using Runner = void (*)(const Words&, Dim grid, Dim size, size_t shared, bool reversed);
+
+inline std::map<std::string, Runner>& kernels() {
+    static std::map<std::string, Runner> all;
+    return all;
+}
+
+template <class... P>
+void call(void (*kernel)(P...), const Words& words, Dim grid, Dim size, size_t shared, bool reversed) {
+    std::tuple<std::remove_cv_t<P>...> p;
+    size_t at = 0;
+    auto take = [&](auto& x) {
+        static_assert(sizeof x % 8 == 0, "a parameter is of whole words");
+        if (at + sizeof x / 8 <= words.size()) memcpy((void*)&x, &words[at], sizeof x);
+        at += sizeof x / 8;
+    };
+    std::apply([&](auto&... x) { (take(x), ...); }, p);
+    if (at != words.size()) {
+        fprintf(stderr, "%zu words for a kernel that takes %zu\n", words.size(), at);
+        fail("wrong parameters");
+    }
+    launch(grid, size, shared, reversed, [&] { std::apply(kernel, p); });
+}
+
+}  // namespace emulated
+
+#define ENTRY(name)                                                                             \
+    static const bool entry_##name = [] {                                                       \
+        emulated::kernels()[#name] = [](const emulated::Words& w, emulated::Dim grid,           \
+                                        emulated::Dim size, size_t shared, bool reversed) {     \
+            emulated::call(name, w, grid, size, shared, reversed);                              \
+        };                                                                                      \
+        return true;                                                                            \
+    }();

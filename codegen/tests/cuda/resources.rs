@@ -1,0 +1,93 @@
+//! Every written kernel is compiled by the real compiler: no spills, and registers within a bound.
+
+use crate::cases::cases;
+use shardc_codegen::cuda::launches;
+use shardc_codegen::nvrtc;
+use shardc_ir::diag::Exit;
+use std::collections::BTreeMap;
+
+/// Shared memory that a block can have on the smallest of the devices.
+const SHARED: u32 = 163 << 10;
+
+/// Compiles what a sample runs for both architectures; every entry point takes at most so many
+/// registers.
+fn check(text: &str, most: u32) {
+    let case = cases(text, |_| {}).swap_remove(0);
+    let mut sources = BTreeMap::new();
+    for l in launches(&case.kernel).expect("a written kernel") {
+        sources.entry(l.source.clone()).or_insert_with(Vec::new).push(l);
+    }
+    for arch in ["sm_80", "sm_90a"] {
+        for (source, launches) in &sources {
+            let compiled = match nvrtc::compile(source, arch) {
+                Ok(c) => c,
+                Err(d) if d.code == "missing-library" => {
+                    assert_eq!(d.exit, Exit::Environment);
+                    println!(
+                        "skipped: no NVRTC (.ci/install-nvrtc fetches it); {text} would have been \
+                         compiled for {arch}, without spills, in at most {most} registers"
+                    );
+                    return;
+                }
+                Err(d) => panic!("{d}"),
+            };
+            assert!(compiled.cubin.starts_with(b"\x7fELF"), "{text}");
+            for l in launches {
+                let u = compiled.usage.iter().find(|u| u.entry == l.entry).expect(l.entry);
+                println!(
+                    "{arch} {:24} {:3} registers, {:6} B shared, {:3} threads: {text}",
+                    l.entry,
+                    u.registers,
+                    u.shared + l.shared,
+                    l.threads
+                );
+                assert_eq!((u.spilled, u.stack), (0, 0), "{text} for {arch}: {u:?}");
+                assert!(u.registers <= most, "{text} for {arch}: {u:?}");
+                assert!(u.registers * l.threads <= 65536, "{text} for {arch}: {u:?}");
+                assert!(u.shared + l.shared <= SHARED, "{text} for {arch}: {u:?}, {}", l.shared);
+            }
+        }
+    }
+}
+
+/// Operands of attention with heads of these widths.
+fn attention(elem: &str, width: usize, value_width: usize, most: u32) {
+    check(
+        &format!(
+            "attention[0.1; window=9] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
+             {elem}[1,70,1,{value_width}], i32[70], i32[70]"
+        ),
+        most,
+    );
+}
+
+fn attention_grad(elem: &str, width: usize, value_width: usize, most: u32) {
+    check(
+        &format!(
+            "attention_grad[0.1; window=9] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
+             {elem}[1,70,1,{value_width}], f32[1,70,2], {elem}[1,70,2,{value_width}], f32[1,70,2], \
+             i32[70], i32[70]"
+        ),
+        most,
+    );
+}
+
+#[test]
+fn attention_fits() {
+    for (width, most) in [(32, 128), (64, 128), (80, 128), (128, 168), (256, 255)] {
+        attention("bf16", width, width, most);
+    }
+    attention("f32", 80, 80, 128);
+    attention("f32", 256, 256, 255);
+    attention("bf16", 192, 128, 255);
+    attention("bf16", 7, 9, 128);
+}
+
+#[test]
+fn gradients_of_attention_fit() {
+    for (width, most) in [(32, 168), (64, 210), (80, 168), (128, 255), (256, 255)] {
+        attention_grad("bf16", width, width, most);
+    }
+    attention_grad("f32", 80, 80, 168);
+    attention_grad("bf16", 192, 128, 255);
+}

@@ -1,0 +1,48 @@
+// The program of a test: reads memory and launches, runs them, writes the memory.
+//   kernel LAUNCHES MEMORY [reversed]
+// Memory of operands is allocated one by one, of exactly its size.
+#pragma once
+#include "emulate.h"
+
+static std::vector<uint64_t> file;
+static size_t cursor = 0;
+static uint64_t next() {
+    if (cursor == file.size()) emulated::fail("the file of launches is too short");
+    return file[cursor++];
+}
+
+int main(int argc, char** argv) {
+    const bool reversed = argc > 3;
+    FILE* in = fopen(argv[1], "rb");
+    if (!in) emulated::fail("no file of launches");
+    for (uint64_t word; fread(&word, 8, 1, in) == 1;) file.push_back(word);
+    fclose(in);
+
+    std::vector<std::pair<char*, size_t>> operands(next());
+    for (auto& [at, bytes] : operands) {
+        bytes = next();
+        at = emulated::allocate(256, bytes);
+        memcpy(at, &file[cursor], bytes);
+        cursor += (bytes + 7) / 8;
+    }
+    for (uint64_t launches = next(); launches; launches--) {
+        const size_t length = next();
+        const std::string name((const char*)&file[cursor], length);
+        cursor += (length + 7) / 8;
+        const emulated::Dim grid = {(unsigned)next(), (unsigned)next(), (unsigned)next()};
+        const emulated::Dim size = {(unsigned)next(), 1, 1};
+        const size_t shared = next();
+        emulated::Words words(next());
+        for (auto& word : words) {
+            const uint64_t operand = next(), value = next();
+            // An address in an operand, or a number.
+            word = operand ? (uint64_t)operands[operand - 1].first + value : value;
+        }
+        if (!emulated::kernels().count(name)) emulated::fail(("no kernel " + name).c_str());
+        emulated::kernels()[name](words, grid, size, shared, reversed);
+    }
+    FILE* out = fopen(argv[2], "wb");
+    for (auto [at, bytes] : operands) fwrite(at, 1, bytes, out);
+    fclose(out);
+    for (auto [at, bytes] : operands) free(at);
+}

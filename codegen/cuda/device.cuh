@@ -100,6 +100,16 @@ DEVICE float number(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 DEVICE void assign(float& to, float x) { to = x; }
 DEVICE void assign(Bf16& to, float x) { to.bits = (u16)pack(x, 0.0f); }
 
+DEVICE void assign_pair(float* to, float x, float y) { *reinterpret_cast<Float2*>(to) = {x, y}; }
+DEVICE void assign_pair(Bf16* to, float x, float y) { *reinterpret_cast<u32*>(to) = pack(x, y); }
+
+// The same bits if types are equal.
+template <class T>
+DEVICE void convert(T& to, T x) {
+    to = x;
+}
+DEVICE void convert(float& to, Bf16 x) { to = number(x); }
+
 DEVICE int lane_id() { return threadIdx.x & 31; }
 DEVICE int warp_id() { return threadIdx.x >> 5; }
 
@@ -132,6 +142,18 @@ DEVICE T min_lanes(T x) {
     return x;
 }
 
+// Where step `i` of nested loops, the last being the innermost, stands in a walk.
+template <class Index, int N>
+DEVICE i64 walk(Index i, const i64 (&extent)[N], const i64 (&stride)[N]) {
+    i64 at = 0;
+    #pragma unroll
+    for (int d = N - 1; d > 0; d--) {
+        at += (i64)(i % (Index)extent[d]) * stride[d];
+        i /= (Index)extent[d];
+    }
+    return at + (i64)i * stride[0];
+}
+
 // ---- Tiles: rows of Cols elements in shared memory, 16 bytes apart so that the 8 rows that a
 // matrix load touches lie in different banks.
 
@@ -140,14 +162,15 @@ DEVICE constexpr int pitch(int cols) {
     return cols + 16 / (int)sizeof(T);
 }
 
-// Begins to copy the first `rows` rows of `width` elements, `stride` apart; all else in the tile
-// becomes zero. With Aligned, rows are of whole 16 bytes and begin at multiples of them.
-template <int Rows, int Cols, int Threads, bool Aligned, class T>
-DEVICE void load_tile(T* tile, const T* from, i64 stride, int rows, int width) {
-    const int LD = pitch<T>(Cols), STEP = 16 / (int)sizeof(T);
+// Begins to copy the first `rows` rows of `width` elements, `stride` apart, the elements `step`
+// apart; all else in the tile becomes zero. With Aligned, rows are of whole 16 bytes, which are
+// adjacent and begin at multiples of 16 bytes.
+template <int Rows, int Cols, int Threads, bool Aligned, class T, class S>
+DEVICE void load_tile(T* tile, const S* from, i64 stride, int rows, int width, i64 step = 1) {
+    const int LD = pitch<T>(Cols), Whole = 16 / (int)sizeof(T);
     if (Aligned) {
-        for (int i = threadIdx.x; i < Rows * (Cols / STEP); i += Threads) {
-            const int r = i / (Cols / STEP), c = i % (Cols / STEP) * STEP;
+        for (int i = threadIdx.x; i < Rows * (Cols / Whole); i += Threads) {
+            const int r = i / (Cols / Whole), c = i % (Cols / Whole) * Whole;
             T* to = tile + r * LD + c;
             if (r < rows && c < width) {
                 copy16_async(to, from + r * stride + c);
@@ -158,7 +181,8 @@ DEVICE void load_tile(T* tile, const T* from, i64 stride, int rows, int width) {
     } else {
         for (int i = threadIdx.x; i < Rows * Cols; i += Threads) {
             const int r = i / Cols, c = i % Cols;
-            tile[r * LD + c] = r < rows && c < width ? from[r * stride + c] : T{};
+            const bool there = r < rows && c < width;
+            convert(tile[r * LD + c], there ? from[r * stride + c * step] : S{});
         }
     }
 }
@@ -266,33 +290,24 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const float* b,
     }
 }
 
-// Rounds a result of the warp to rows of memory, `stride` apart, as far as they are there.
-template <bool Aligned, int N>
-DEVICE void store_rows(const float (&acc)[N][4], Bf16* to, i64 stride, int rows, int width) {
+// Rounds a result of the warp to rows of memory, `stride` apart, the elements `step` apart, as far as
+// they are there. With Aligned, pairs are adjacent and begin at multiples of two elements.
+template <bool Aligned, int N, class T>
+DEVICE void store_rows(const float (&acc)[N][4], T* to, i64 stride, int rows, int width,
+                       i64 step = 1) {
     #pragma unroll
     for (int n = 0; n < N; n++) {
         #pragma unroll
         for (int e = 0; e < 4; e += 2) {
             const int r = row_of(e), c = col_of(n, e);
             if (r >= rows || c >= width) continue;
-            Bf16* at = to + r * stride + c;
+            T* at = to + r * stride + c * step;
             if (Aligned) {
-                *reinterpret_cast<u32*>(at) = pack(acc[n][e], acc[n][e + 1]);
+                assign_pair(at, acc[n][e], acc[n][e + 1]);
             } else {
                 assign(at[0], acc[n][e]);
-                if (c + 1 < width) assign(at[1], acc[n][e + 1]);
+                if (c + 1 < width) assign(at[step], acc[n][e + 1]);
             }
-        }
-    }
-}
-template <bool Aligned, int N>
-DEVICE void store_rows(const float (&acc)[N][4], float* to, i64 stride, int rows, int width) {
-    #pragma unroll
-    for (int n = 0; n < N; n++) {
-        #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int r = row_of(e), c = col_of(n, e);
-            if (r < rows && c < width) to[r * stride + c] = acc[n][e];
         }
     }
 }

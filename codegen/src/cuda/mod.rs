@@ -2,6 +2,9 @@
 //! `#define`s before them and their parameters as words.
 
 mod attention;
+mod experts;
+mod moves;
+mod product;
 
 use shardc_ir::kernel::{Elem, Kernel, View};
 use shardc_ir::launch::{Launch, Source, Word};
@@ -9,9 +12,10 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 /// What sources include, by name.
-pub const HEADERS: [(&str, &str); 2] = [
+pub const HEADERS: [(&str, &str); 3] = [
     ("device.cuh", include_str!("../../cuda/device.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
+    ("product.cuh", include_str!("../../cuda/product.cuh")),
 ];
 
 /// What runs in place of a kernel, in order; `None` for those that no file has: they are printed, or
@@ -19,9 +23,22 @@ pub const HEADERS: [(&str, &str); 2] = [
 pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
     Some(match kernel {
         Kernel::View => vec![],
+        Kernel::Copy(all) => all.iter().flat_map(moves::copy).collect(),
+        Kernel::Gemm(k) => product::gemm(k),
+        Kernel::Take(k) => moves::take(k),
+        Kernel::Put { pick, clear } => moves::put(pick, clear),
+        Kernel::Rope(k) => moves::rope(k),
         Kernel::Attention(k) => attention::forward(k),
         Kernel::AttentionGrad(k) => attention::backward(k),
-        _ => return None,
+        Kernel::TopK(k) => experts::top_k(k),
+        Kernel::Route(k) => experts::route(k),
+        Kernel::Dispatch(k) => experts::copies(k, "dispatch"),
+        Kernel::Combine(k) => experts::copies(k, "combine"),
+        Kernel::RowDots(k) => experts::copies(k, "row_dots"),
+        Kernel::Grouped(k) => product::grouped(k),
+        Kernel::Literal { .. } | Kernel::Map(_) | Kernel::Reduce(_) | Kernel::Collective(_) => {
+            return None;
+        }
     })
 }
 

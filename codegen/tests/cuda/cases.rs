@@ -55,7 +55,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
     Some(f)
 }
 
-/// The sample whole, and split two and three ways along every letter, on every rank.
+/// The sample whole, and split three ways along every letter, on every rank.
 pub fn cases(text: &str, change: impl Fn(&mut Vec<Tensor>)) -> Vec<Case> {
     let s = Sample::parse(text.to_string().leak()).unwrap_or_else(|e| panic!("{text}: {e}"));
     let mut global = s.draw(7);
@@ -63,7 +63,7 @@ pub fn cases(text: &str, change: impl Fn(&mut Vec<Tensor>)) -> Vec<Case> {
     global.iter_mut().zip(&s.ins).for_each(|(t, ty)| *t = rounded(t, ty));
     let ranks: Vec<usize> = s.ins.iter().map(Type::rank).collect();
     let letters = s.op.def().rule(&ranks).letters();
-    let splits = letters.into_iter().flat_map(|l| [(2, Some(l)), (3, Some(l))]);
+    let splits = letters.into_iter().map(|l| (3, Some(l)));
     let mut all = vec![];
     for (ways, letter) in [(1, None)].into_iter().chain(splits) {
         let mesh = Mesh::new(&[("tp", ways)]).unwrap();

@@ -138,6 +138,17 @@ inline void barrier() {
     }
 }
 
+// True for all threads if it is for one.
+inline bool barrier_or(bool mine) {
+    static thread_local bool any;
+    barrier();
+    any = false;
+    barrier();
+    any |= mine;
+    barrier();
+    return any;
+}
+
 // Shows a value to the other lanes of the warp; what they show stays until the next but one time.
 // Only lanes wait for each other here: a warp is as far ahead of the others as barriers let it be.
 inline const uint64_t* exchange(uint64_t value) {
@@ -244,12 +255,16 @@ void launch(Dim grid, Dim size, size_t shared_bytes, bool reversed, F f) {
 #define blockDim (emulated::block->size)
 #define gridDim (emulated::block->grid)
 #define __syncthreads() emulated::barrier()
+#define __syncthreads_or(x) emulated::barrier_or(x)
 #define __syncwarp() emulated::exchange(0)
 #define __shfl_sync(mask, x, lane) emulated::shuffle(x, lane)
 #define __shfl_xor_sync(mask, x, o) emulated::shuffle(x, emulated::lane() ^ (o))
 #define __ballot_sync(mask, x) emulated::ballot(x)
 #define __any_sync(mask, x) (emulated::ballot(x) != 0)
 #define __popc(x) __builtin_popcount(x)
+#define __ffs(x) __builtin_ffs(x)
+
+inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = std::max(*at, x); }
 
 inline float __uint_as_float(unsigned x) {
     float f;

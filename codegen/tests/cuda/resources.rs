@@ -91,3 +91,31 @@ fn gradients_of_attention_fit() {
     attention_grad("f32", 80, 80, 168);
     attention_grad("bf16", 192, 128, 255);
 }
+
+#[test]
+fn products_fit() {
+    check("dot[mk,kn->mn] bf16[130,72], bf16[72,136]", 128);
+    check("dot[mk,nk->mn] bf16[130,72], bf16[136,72]", 128);
+    check("dot[km,kn->nm] bf16[40,72], bf16[40,136]", 128);
+    check("dot[mk,kn->mn] bf16[33,67], bf16[67,35]", 128);
+    check("dot[mk,kn->mn] f32[130,72], f32[72,136]", 128);
+    check("dot[kabm,kan->nbma] f32[3,5,2,3], f32[3,5,4]", 128);
+    check("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]", 128);
+    check("grouped_dot_t bf16[2,2,150,40], i32[2,3,2], bf16[6,40,136]", 128);
+    check("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", 128);
+}
+
+#[test]
+fn moves_fit() {
+    check("transpose[abc->cba] f32[5,7,9]", 40);
+    check("widen[d=100; start=32] bf16[3,7,40]", 40);
+    check("take[vh,bs->bsh] bf16[7,64], i32[3,5]", 40);
+    check("put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]", 40);
+    check("put[bs,bs->bsv; v=7] f32[3,5], i32[3,5]", 40);
+    check("rope bf16[2,5,3,64], f32[5,32], f32[5,32]", 40);
+    check("top_k[bse->bsk; k=8] f32[2,33,130]", 40);
+    check("route[g=2,e=3; rows=66; capacity=none] i32[3,33,2]", 40);
+    check("dispatch[g=2,c=33] bf16[3,33,70], i32[3,33,2], f32[3,33,2]", 40);
+    check("combine bf16[2,3,33,70], i32[3,33,2], f32[3,33,2]", 40);
+    check("row_dots f32[2,3,33,70], i32[3,33,2], f32[3,33,70]", 40);
+}

@@ -1,0 +1,75 @@
+// Tokens and the rows of their copies in the buffers of experts, named by slots:
+//   dispatch: row = token * gate, for every copy that has a row
+//   combine: token = the sum of its copies' rows * gates, in the order of copies
+//   row_dots: gate = token · row; 0 for a copy without a row
+//
+// Bytes: each row that is there once; tokens once; slots and gates once. Launch: (tokens, shards)
+// blocks of 128 threads.
+//
+// Defined before: BUFFER, TOKEN and GATE, their elements.
+#include "device.cuh"
+
+struct Params {
+    BUFFER* buffer;
+    TOKEN* tokens;
+    GATE* gates;
+    const int* slot;
+    // [group, shard, row], [shard, token], [shard, token, copy] twice; the width is adjacent.
+    i64 buffer_stride[3], tokens_stride[2], gates_stride[3], slot_stride[3];
+    i64 copies, groups, rows, width;
+};
+
+const int THREADS = 128;
+
+DEVICE TOKEN* token(const Params& p) {
+    return p.tokens + blockIdx.y * p.tokens_stride[0] + blockIdx.x * p.tokens_stride[1];
+}
+
+DEVICE GATE* gate(const Params& p, int copy) {
+    return p.gates + blockIdx.y * p.gates_stride[0] + blockIdx.x * p.gates_stride[1] +
+           copy * p.gates_stride[2];
+}
+
+// The row of a copy, or null.
+DEVICE BUFFER* row(const Params& p, int copy) {
+    const int slot = p.slot[blockIdx.y * p.slot_stride[0] + blockIdx.x * p.slot_stride[1] +
+                            copy * p.slot_stride[2]];
+    if (slot < 0 || slot >= p.groups * p.rows) return nullptr;
+    const int rows = (int)p.rows;
+    return p.buffer + slot / rows * p.buffer_stride[0] + blockIdx.y * p.buffer_stride[1] +
+           slot % rows * p.buffer_stride[2];
+}
+
+KERNEL void __launch_bounds__(THREADS) dispatch(const Params p) {
+    const TOKEN* x = token(p);
+    for (int copy = 0; copy < (int)p.copies; copy++) {
+        BUFFER* to = row(p, copy);
+        if (!to) continue;
+        const float by = number(*gate(p, copy));
+        for (int i = threadIdx.x; i < (int)p.width; i += THREADS) assign(to[i], number(x[i]) * by);
+    }
+}
+
+KERNEL void __launch_bounds__(THREADS) combine(const Params p) {
+    TOKEN* to = token(p);
+    for (int i = threadIdx.x; i < (int)p.width; i += THREADS) {
+        float sum = 0.0f;
+        for (int copy = 0; copy < (int)p.copies; copy++) {
+            const BUFFER* from = row(p, copy);
+            if (from) sum += number(from[i]) * number(*gate(p, copy));
+        }
+        assign(to[i], sum);
+    }
+}
+
+// A warp for a copy.
+KERNEL void __launch_bounds__(THREADS) row_dots(const Params p) {
+    const TOKEN* x = token(p);
+    for (int copy = warp_id(); copy < (int)p.copies; copy += THREADS / 32) {
+        const BUFFER* y = row(p, copy);
+        float sum = 0.0f;
+        for (int i = lane_id(); y && i < (int)p.width; i += 32) sum += number(x[i]) * number(y[i]);
+        sum = sum_lanes<32>(sum);
+        if (lane_id() == 0) assign(*gate(p, copy), sum);
+    }
+}

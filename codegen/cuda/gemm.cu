@@ -1,0 +1,44 @@
+// out[m,n] = sum of a[m,k] b[k,n] for every index of the batch loops, summed over the sum loops too.
+//
+// Bytes: out once; a once per TILE_N columns and b once per TILE_M rows, mostly from the L2 cache.
+// Launch: (ceil(m / TILE_M), ceil(n / TILE_N), batches) blocks of 32 WARPS_M WARPS_N threads; the
+// shared memory of three tiles of each operand.
+//
+// Defined before: those of product.cuh; BATCHES and SUMS, the numbers of loops.
+#include "product.cuh"
+
+struct Params {
+    const A* a;
+    const B* b;
+    OUT* out;
+    i64 m, n, k, a_row, a_col, b_row, b_col, out_row, out_col;
+    i64 batch[BATCHES], a_batch[BATCHES], b_batch[BATCHES], out_batch[BATCHES];
+    i64 sums, sum[SUMS], a_sum[SUMS], b_sum[SUMS];
+};
+
+KERNEL void __launch_bounds__(THREADS) gemm(const Params p) {
+    const i64 m = (i64)blockIdx.x * TILE_M, n = (i64)blockIdx.y * TILE_N;
+    const u32 batch = blockIdx.z;
+    const Shape shape = {p.a_row, p.a_col, p.b_row, p.b_col, (int)smaller(p.m - m, (i64)TILE_M),
+                         (int)smaller(p.n - n, (i64)TILE_N)};
+    const A* a = p.a + walk(batch, p.batch, p.a_batch) + m * p.a_row;
+    const B* b = p.b + walk(batch, p.batch, p.b_batch) + n * p.b_col;
+    const int per_sum = (int)((p.k + TILE_K - 1) / TILE_K);
+    u32 sum = 0;
+    i64 k = 0;
+    auto next = [&] {
+        const i64 of_a = walk(sum, p.sum, p.a_sum) + k * p.a_col;
+        const i64 of_b = walk(sum, p.sum, p.b_sum) + k * p.b_row;
+        const Piece piece = {a + of_a, b + of_b, (int)smaller(p.k - k, (i64)TILE_K)};
+        k += TILE_K;
+        if (k >= p.k) {
+            k = 0;
+            sum++;
+        }
+        return piece;
+    };
+    Sums acc;
+    sum_pieces(acc, (int)p.sums * per_sum, shape, next);
+    OUT* out = p.out + walk(batch, p.batch, p.out_batch) + m * p.out_row + n * p.out_col;
+    store_tile(acc, out, p.out_row, p.out_col, shape.m, shape.n);
+}

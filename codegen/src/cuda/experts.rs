@@ -1,0 +1,76 @@
+//! `top_k.cu`, `route.cu`, `copies.cu`: what sends tokens to experts and back.
+
+use super::{File, Words, blocks, type_name};
+use shardc_ir::kernel::{Copies, Elem, Route, TopK, View};
+use shardc_ir::launch::{Launch, Word};
+
+pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
+    /// Rows of a block.
+    const ROWS: usize = 4;
+    let (n, rank) = (k.extents.iter().product::<usize>(), k.extents.len().max(1));
+    let file = File::new("top_k.cu", include_str!("../../cuda/top_k.cu"))
+        .define("ELEM", type_name(k.elem))
+        .define("RANK", rank)
+        .define("INDEX", if u32::try_from(n).is_ok() { "u32" } else { "u64" });
+    let mut w = Words::default();
+    w.view(&k.x, k.elem);
+    w.view(&k.out, Elem::I32);
+    w.int(n);
+    for (strides, alone) in [(&k.extents, 1), (&k.x.strides, 0), (&k.out.strides, 0)] {
+        if strides.is_empty() {
+            w.int(alone);
+        }
+        w.ints(strides);
+    }
+    w.ints(&[k.n, k.k, k.x_stride, k.out_stride]);
+    if n == 0 || k.k == 0 {
+        return vec![];
+    }
+    let grid = [blocks(n.div_ceil(ROWS)), 1, 1];
+    let (source, threads) = (file.source(), 32 * ROWS as u32);
+    vec![Launch { source, entry: "top_k", grid, threads, shared: 0, words: w.0 }]
+}
+
+pub(super) fn route(k: &Route) -> Vec<Launch> {
+    let [shards, tokens, copies] = k.copies;
+    let mut w = Words::default();
+    [&k.index, &k.slot, &k.counts].iter().for_each(|v| w.view(v, Elem::I32));
+    w.0.push(Word::Status);
+    [&k.index, &k.slot, &k.counts].iter().for_each(|v| w.ints(&v.strides));
+    let capacity = k.capacity.map_or(i32::MAX as usize, |c| c.min(i32::MAX as usize));
+    w.ints(&[tokens, copies, k.groups, k.experts, k.rows, capacity]);
+    let source = File::new("route.cu", include_str!("../../cuda/route.cu")).source();
+    let one = |entry| Launch {
+        source: source.clone(),
+        entry,
+        grid: [blocks(k.groups * k.experts), blocks(shards), 1],
+        threads: 256,
+        shared: 0,
+        words: w.0.clone(),
+    };
+    if shards == 0 { vec![] } else { vec![one("route_counts"), one("route_places")] }
+}
+
+/// `dispatch`, `combine` or `row_dots`.
+pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
+    let [shards, tokens, copies] = k.copies;
+    let file = File::new("copies.cu", include_str!("../../cuda/copies.cu"))
+        .define("BUFFER", type_name(k.buffer_elem))
+        .define("TOKEN", type_name(k.token_elem))
+        .define("GATE", type_name(k.gate_elem));
+    let views: [(&View, Elem); 4] = [
+        (&k.buffer, k.buffer_elem),
+        (&k.tokens, k.token_elem),
+        (&k.gates, k.gate_elem),
+        (&k.slot, Elem::I32),
+    ];
+    let mut w = Words::default();
+    views.iter().for_each(|(v, elem)| w.view(v, *elem));
+    views.iter().for_each(|(v, _)| w.ints(&v.strides));
+    w.ints(&[copies, k.groups, k.rows, k.width]);
+    if shards * tokens == 0 {
+        return vec![];
+    }
+    let grid = [blocks(tokens), blocks(shards), 1];
+    vec![Launch { source: file.source(), entry, grid, threads: 128, shared: 0, words: w.0 }]
+}

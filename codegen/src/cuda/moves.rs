@@ -1,0 +1,217 @@
+//! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`: one thread for an element.
+
+use super::{File, Words, blocks, type_name};
+use shardc_ir::kernel::{Block, Copy, Elem, Extents, Pick, Rope, View};
+use shardc_ir::launch::{Launch, Source};
+use shardc_ir::ops::rope::Pairs;
+use std::sync::Arc;
+
+const THREADS: usize = 256;
+
+/// Loops with the strides of several views.
+#[derive(Clone, Default)]
+struct Loops {
+    extents: Extents,
+    walks: Vec<Extents>,
+}
+
+impl Loops {
+    fn new(extents: &[usize], views: &[&View]) -> Loops {
+        Loops { extents: extents.into(), walks: views.iter().map(|v| v.strides.clone()).collect() }
+    }
+
+    fn count(&self) -> usize {
+        self.extents.iter().product()
+    }
+
+    /// Those of the loops for which a condition on the strides holds, and the others.
+    fn partition(&self, holds: impl Fn(&[usize]) -> bool) -> (Loops, Loops) {
+        let none = Loops { walks: vec![Extents::new(); self.walks.len()], ..Loops::default() };
+        let (mut yes, mut no) = (none.clone(), none);
+        for (i, &n) in self.extents.iter().enumerate() {
+            let strides: Extents = self.walks.iter().map(|w| w[i]).collect();
+            let to = if holds(&strides) { &mut yes } else { &mut no };
+            to.extents.push(n);
+            to.walks.iter_mut().zip(strides).for_each(|(w, s)| w.push(s));
+        }
+        (yes, no)
+    }
+
+    /// The count, the extents, the strides of every walk, as for loops of this rank: others of one
+    /// step go around these.
+    fn words(&self, w: &mut Words, rank: usize) {
+        let around = rank - self.extents.len();
+        let padded = |w: &mut Words, own: &[usize], by: usize| {
+            (0..around).for_each(|_| w.int(by));
+            w.ints(own);
+        };
+        w.int(self.count());
+        padded(w, &self.extents, 1);
+        self.walks.iter().for_each(|s| padded(w, s, 0));
+    }
+
+    /// The widest unit, in elements, that all views move whole: those with a stride of 1 along the
+    /// last loop, with these offsets; `others` are further strides of theirs.
+    fn unit(&self, elem: Elem, moved: &[(usize, usize)], others: &[usize]) -> usize {
+        let whole = |unit: usize| {
+            let fits = |x: &usize| x % unit == 0;
+            let last = self.extents.len().wrapping_sub(1);
+            self.extents.last().is_some_and(fits)
+                && others.iter().all(fits)
+                && moved.iter().all(|&(walk, offset)| {
+                    let strides = &self.walks[walk];
+                    fits(&offset) && strides[last] == 1 && strides[..last].iter().all(fits)
+                })
+        };
+        [16, 8, 4].iter().map(|b| b / elem.bytes()).find(|&u| u > 1 && whole(u)).unwrap_or(1)
+    }
+
+    /// The same loops over units, of which these walks move one at a time.
+    fn in_units(mut self, unit: usize, moved: &[usize]) -> Loops {
+        if unit > 1 {
+            let last = self.extents.len() - 1;
+            self.extents[last] /= unit;
+            for &walk in moved {
+                self.walks[walk][..last].iter_mut().for_each(|s| *s /= unit);
+            }
+        }
+        self
+    }
+}
+
+/// The type with so many bytes.
+fn unit_name(bytes: usize) -> &'static str {
+    match bytes {
+        2 => "u16",
+        4 => "u32",
+        8 => "Bytes8",
+        _ => "Bytes16",
+    }
+}
+
+/// The type that counts so many.
+fn index_name(n: usize) -> &'static str {
+    if u32::try_from(n).is_ok() { "u32" } else { "u64" }
+}
+
+fn one_each(source: Arc<Source>, entry: &'static str, n: usize, w: Words) -> Launch {
+    let grid = [blocks(n.div_ceil(THREADS)), 1, 1];
+    Launch { source, entry, grid, threads: THREADS as u32, shared: 0, words: w.0 }
+}
+
+fn copy_file(unit_bytes: usize, rank: usize, n: usize) -> Arc<Source> {
+    File::new("copy.cu", include_str!("../../cuda/copy.cu"))
+        .define("UNIT", unit_name(unit_bytes))
+        .define("RANK", rank)
+        .define("INDEX", index_name(n))
+        .source()
+}
+
+pub(super) fn clear(b: &Block) -> Option<Launch> {
+    let loops = Loops::new(&b.extents, &[&b.view]);
+    let unit = loops.unit(b.elem, &[(0, b.view.offset)], &[]);
+    let loops = loops.in_units(unit, &[0]);
+    let (n, rank) = (loops.count(), loops.extents.len().max(1));
+    let mut w = Words::default();
+    w.view(&b.view, b.elem);
+    loops.words(&mut w, rank);
+    (n > 0).then(|| one_each(copy_file(unit * b.elem.bytes(), rank, n), "clear_block", n, w))
+}
+
+pub(super) fn copy(k: &Copy) -> Vec<Launch> {
+    let loops = Loops::new(&k.extents, &[&k.from, &k.to]);
+    let unit = loops.unit(k.elem, &[(0, k.from.offset), (1, k.to.offset)], &[]);
+    let loops = loops.in_units(unit, &[0, 1]);
+    let (n, rank) = (loops.count(), loops.extents.len().max(1));
+    let mut w = Words::default();
+    [&k.from, &k.to].iter().for_each(|v| w.view(v, k.elem));
+    loops.words(&mut w, rank);
+    let copied = (n > 0).then(|| one_each(copy_file(unit * k.elem.bytes(), rank, n), "copy", n, w));
+    k.clear.iter().filter_map(clear).chain(copied).collect()
+}
+
+pub(super) fn take(k: &Pick) -> Vec<Launch> {
+    let loops = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
+    // Elements with one index move together.
+    let together = k.index.strides.last() == Some(&0);
+    let moved = [(0, k.x.offset), (2, k.out.offset)];
+    let unit = if together { loops.unit(k.elem, &moved, &[k.stride]) } else { 1 };
+    let loops = loops.in_units(unit, &[0, 2]);
+    let (n, rank) = (loops.count(), loops.extents.len().max(1));
+    let file = File::new("take.cu", include_str!("../../cuda/take.cu"))
+        .define("UNIT", unit_name(unit * k.elem.bytes()))
+        .define("RANK", rank)
+        .define("INDEX", index_name(n));
+    let mut w = Words::default();
+    [(&k.x, k.elem), (&k.index, Elem::I32), (&k.out, k.elem)]
+        .iter()
+        .for_each(|(v, e)| w.view(v, *e));
+    loops.words(&mut w, rank);
+    w.ints(&[k.first, k.len, k.stride / unit]);
+    if n == 0 { vec![] } else { vec![one_each(file.source(), "take", n, w)] }
+}
+
+pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
+    let all = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
+    // By index and out: what is summed, what has indices of its own, what shares them.
+    let (positions, rest) = all.partition(|s| s[2] == 0);
+    let (columns, batches) = rest.partition(|s| s[1] == 0);
+    let apart = positions.count() == 1;
+    let parts = if apart {
+        [all.clone(), Loops::default(), Loops::default()]
+    } else {
+        [columns, positions.clone(), batches.clone()]
+    };
+    let rank = parts.iter().map(|l| l.extents.len()).max().unwrap_or(0).max(1);
+    let file = File::new("put.cu", include_str!("../../cuda/put.cu"))
+        .define("ELEM", type_name(k.elem))
+        .define("RANK", rank)
+        .define("INDEX", index_name(all.count()));
+    let mut w = Words::default();
+    [(&k.x, k.elem), (&k.index, Elem::I32), (&k.out, Elem::F32)]
+        .iter()
+        .for_each(|(v, e)| w.view(v, *e));
+    w.ints(&[k.first, k.len, k.stride]);
+    let none = vec![Extents::new(); 3];
+    for mut part in parts {
+        if part.walks.is_empty() {
+            part.walks = none.clone();
+        }
+        part.words(&mut w, rank);
+    }
+    let launch = match apart {
+        true => one_each(file.source(), "put_apart", all.count(), w),
+        false => Launch {
+            source: file.source(),
+            entry: "put",
+            grid: [blocks(positions.count()), blocks(batches.count()), 1],
+            threads: THREADS as u32,
+            shared: 0,
+            words: w.0,
+        },
+    };
+    let added = (all.count() > 0).then_some(launch);
+    clear(cleared).into_iter().chain(added).collect()
+}
+
+pub(super) fn rope(k: &Rope) -> Vec<Launch> {
+    let each = k.width - k.turns;
+    let views = [&k.x, &k.cos, &k.sin, &k.out].map(View::adjacent);
+    let extents = [k.extents[0], k.extents[1], k.extents[2], each];
+    let loops = Loops::new(&extents, &views.each_ref());
+    let file = File::new("rope.cu", include_str!("../../cuda/rope.cu"))
+        .define("ELEM", type_name(k.elem))
+        .define("INDEX", index_name(loops.count()))
+        .define("HALVES", k.pairs == Pairs::Halves);
+    let mut w = Words::default();
+    [(&k.x, k.elem), (&k.cos, Elem::F32), (&k.sin, Elem::F32), (&k.out, k.elem)]
+        .iter()
+        .for_each(|(v, e)| w.view(v, *e));
+    loops.words(&mut w, 4);
+    w.int(k.turns);
+    if loops.count() == 0 {
+        vec![]
+    } else {
+        vec![one_each(file.source(), "rope", loops.count(), w)]
+    }
+}

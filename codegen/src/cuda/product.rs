@@ -1,0 +1,174 @@
+//! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
+
+use super::{File, Words, blocks, type_name};
+use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, View};
+use shardc_ir::launch::Launch;
+
+/// Tiles that pass through shared memory are one in use and two on their way.
+const STAGES: usize = 3;
+
+/// An operand of a product, as the k of its rows or columns sees it.
+struct Side {
+    elem: Elem,
+    /// Elements along k are adjacent, else those along the other dim.
+    along_k: bool,
+    /// Rows of adjacent elements are of whole 16 bytes and begin at multiples of them.
+    aligned: bool,
+}
+
+/// How a block of threads cuts the work.
+struct Tiles {
+    a: Side,
+    b: Side,
+    out: Elem,
+    out_aligned: bool,
+}
+
+impl Tiles {
+    /// bf16 is multiplied as it is; all else is made f32.
+    fn elem(&self) -> Elem {
+        if [self.a.elem, self.b.elem] == [Elem::BF16; 2] { Elem::BF16 } else { Elem::F32 }
+    }
+    /// Sizes of m, n and k, and warps along m and n.
+    fn sizes(&self) -> ([usize; 3], [usize; 2]) {
+        match self.elem() {
+            Elem::BF16 => ([128, 128, 32], [2, 4]),
+            Elem::F32 | Elem::I32 => ([64, 64, 16], [2, 2]),
+        }
+    }
+    fn threads(&self) -> u32 {
+        let (_, [m, n]) = self.sizes();
+        32 * (m * n) as u32
+    }
+    fn shared(&self) -> u32 {
+        let ([m, n, k], _) = self.sizes();
+        let bytes = |side: &Side, n: usize| {
+            let (rows, cols) = if side.along_k { (n, k) } else { (k, n) };
+            rows * (cols * self.elem().bytes() + 16)
+        };
+        (STAGES * (bytes(&self.a, m) + bytes(&self.b, n))) as u32
+    }
+    fn file(&self, name: &'static str, text: &'static str) -> File {
+        let tile = self.elem();
+        let ([m, n, k], [warps_m, warps_n]) = self.sizes();
+        let aligned = |s: &Side| s.aligned && s.elem == tile;
+        File::new(name, text)
+            .define("A", type_name(self.a.elem))
+            .define("B", type_name(self.b.elem))
+            .define("OUT", type_name(self.out))
+            .define("TILE", type_name(tile))
+            .define("A_ALONG_K", self.a.along_k)
+            .define("B_ALONG_K", self.b.along_k)
+            .define("A_ALIGNED", aligned(&self.a))
+            .define("B_ALIGNED", aligned(&self.b))
+            .define("OUT_ALIGNED", self.out_aligned)
+            .define("TILE_M", m)
+            .define("TILE_N", n)
+            .define("TILE_K", k)
+            .define("WARPS_M", warps_m)
+            .define("WARPS_N", warps_n)
+    }
+}
+
+/// True if so many adjacent elements, and what lies between rows of them, are of whole units.
+fn whole(unit: usize, adjacent: usize, v: &View, strides: &[usize]) -> bool {
+    [adjacent, v.offset].iter().chain(&v.strides).chain(strides).all(|n| n % unit == 0)
+}
+
+/// A matrix of `rows` by `cols`, its columns (or else its rows) along k.
+fn side(x: &Matrix, [rows, cols]: [usize; 2], k_is_col: bool) -> Side {
+    // A dim of one element has any stride.
+    let by_col = x.col_stride == 1 && (cols > 1 || x.row_stride != 1);
+    let (outer, adjacent) = if by_col { (x.row_stride, cols) } else { (x.col_stride, rows) };
+    let contiguous = by_col || x.row_stride == 1;
+    Side {
+        elem: x.elem,
+        along_k: by_col == k_is_col,
+        aligned: contiguous && whole(16 / x.elem.bytes(), adjacent, &x.view, &[outer]),
+    }
+}
+
+pub(super) fn gemm(k: &Gemm) -> Vec<Launch> {
+    let text = include_str!("../../cuda/gemm.cu");
+    let t = Tiles {
+        a: side(&k.a, [k.m, k.k], true),
+        b: side(&k.b, [k.k, k.n], false),
+        out: k.out.elem,
+        out_aligned: k.out.col_stride == 1 && whole(2, k.n, &k.out.view, &[k.out.row_stride]),
+    };
+    let (batches, sums) = (k.batch.len().max(1), k.sum.len().max(1));
+    let source = t.file("gemm.cu", text).define("BATCHES", batches).define("SUMS", sums).source();
+    let matrices = [&k.a, &k.b, &k.out];
+    let mut w = Words::default();
+    matrices.iter().for_each(|x| w.view(&x.view, x.elem));
+    w.ints(&[k.m, k.n, k.k]);
+    matrices.iter().for_each(|x| w.ints(&[x.row_stride, x.col_stride]));
+    // Loops, or one of one step.
+    let loops = |w: &mut Words, own: &[usize], alone: usize| {
+        w.ints(if own.is_empty() { std::slice::from_ref(&alone) } else { own });
+    };
+    let n = k.batch.len();
+    loops(&mut w, &k.batch, 1);
+    matrices.iter().for_each(|x| loops(&mut w, &x.view.strides[..n], 0));
+    w.int(k.sum.iter().product());
+    loops(&mut w, &k.sum, 1);
+    [&k.a, &k.b].iter().for_each(|x| loops(&mut w, &x.view.strides[n..], 0));
+    let ([tile_m, tile_n, _], _) = t.sizes();
+    let batch: usize = k.batch.iter().product();
+    let grid = [k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch].map(blocks);
+    if grid.contains(&0) {
+        return vec![];
+    }
+    let (threads, shared) = (t.threads(), t.shared());
+    vec![Launch { source, entry: "gemm", grid, threads, shared, words: w.0 }]
+}
+
+pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
+    let text = include_str!("../../cuda/grouped.cu");
+    let rows = |v: &View, elem: Elem, width: usize, along_k: bool| Side {
+        elem,
+        along_k,
+        aligned: whole(16 / elem.bytes(), width, v, &[]),
+    };
+    // Rows of x and of y are along their widths, those of w along x's.
+    let x = |along_k| rows(&k.x, k.x_elem, k.x_width, along_k);
+    let y = |along_k| rows(&k.y, k.y_elem, k.y_width, along_k);
+    let w = |along_k| rows(&k.w, k.w_elem, k.x_width, along_k);
+    let sides = [(&k.x, k.x_elem), (&k.y, k.y_elem), (&k.w, k.w_elem)];
+    // Which of x, y and w are a, b and the result; their sides; sizes of m, n and k.
+    let (order, a, b, [m, n, depth]) = match k.product {
+        Product::Rows => ([0, 2, 1], x(true), w(true), [k.rows, k.y_width, k.x_width]),
+        Product::RowsTransposed => ([1, 2, 0], y(true), w(false), [k.rows, k.x_width, k.y_width]),
+        Product::Weights => ([1, 0, 2], y(false), x(false), [k.y_width, k.x_width, 0]),
+    };
+    let (out, out_elem) = sides[order[2]];
+    let t = Tiles { a, b, out: out_elem, out_aligned: whole(2, n, out, &[]) };
+    let mut words = Words::default();
+    order.iter().for_each(|&i| words.view(sides[i].0, sides[i].1));
+    words.view(&k.counts, Elem::I32);
+    let padded = |v: &View| {
+        let mut strides: Extents = v.strides.clone();
+        strides.resize(3, 0);
+        strides
+    };
+    order.iter().for_each(|&i| words.ints(&padded(sides[i].0)));
+    words.ints(&k.counts.strides);
+    words.ints(&[k.groups, k.experts, k.shards, k.rows, m, n, depth]);
+    let ([tile_m, tile_n, _], _) = t.sizes();
+    // Every expert's last tile may be short.
+    let tiles = k.rows / tile_m + k.experts.min(k.rows);
+    let (entry, grid) = match k.product {
+        Product::Weights => {
+            ("grouped_weights", [m.div_ceil(tile_m), n.div_ceil(tile_n), k.groups * k.experts])
+        }
+        Product::Rows | Product::RowsTransposed => {
+            ("grouped_rows", [tiles, n.div_ceil(tile_n), k.groups * k.shards])
+        }
+    };
+    let (grid, source) = (grid.map(blocks), t.file("grouped.cu", text).source());
+    if grid.contains(&0) {
+        return vec![];
+    }
+    let (threads, shared) = (t.threads(), t.shared());
+    vec![Launch { source, entry, grid, threads, shared, words: words.0 }]
+}

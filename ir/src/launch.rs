@@ -6,6 +6,11 @@
 
 use std::sync::Arc;
 
+/// The most nested loops of a region that ranks on one device exchange, and the most ranks whose
+/// regions are folded: they are all parameters of one launch.
+pub const LOOPS: usize = 6;
+pub const PARTS: usize = 32;
+
 /// One text that is compiled by itself; many launches share one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Source {

@@ -1,11 +1,11 @@
 //! Runs one kernel: one `match`.
 
+use crate::exchange::exchange;
 use crate::map::Registers;
-use crate::transport::{Reduced, Region, Transport};
+use crate::transport::Transport;
 use crate::{attention, experts, fold, grouped, map, moves, product};
 use shardc_ir::diag::Result;
-use shardc_ir::kernel::{Block, Collective, Copy, Exchange, Kernel, Ragged};
-use shardc_ir::types::Reduction;
+use shardc_ir::kernel::{Collective, Copy, Exchange, Kernel, Ragged};
 
 /// What kernels need beside their memory.
 pub struct Executor {
@@ -69,50 +69,21 @@ impl Executor {
     /// # Safety
     /// As for [`Executor::run`].
     unsafe fn exchange(&mut self, k: &Collective, memory: &[*mut f32]) -> Result<()> {
-        // SAFETY: by the caller.
-        let region = |b: &Block| unsafe { Region::new(memory[b.view.operand], b) };
-        let regions = |b: &[Block]| b.iter().map(region).collect::<Vec<_>>();
-        let t = &mut self.transport;
-        match &k.exchange {
-            Exchange::AllReduce { tensors } => {
-                let one = |r: &shardc_ir::kernel::Reduced| Reduced {
-                    fold: r.fold,
-                    from: region(&r.from),
-                    to: region(&r.to),
-                };
-                t.all_reduce(k.axes, &tensors.iter().map(one).collect::<Vec<_>>())
-            }
-            Exchange::AllGather { from, to } => t.all_gather(k.axes, &region(from), &regions(to)),
-            Exchange::ReduceScatter { fold, from, to } => {
-                t.reduce_scatter(k.axes, *fold, &regions(from), &region(to))
-            }
-            Exchange::AllToAll { from, to } => t.all_to_all(k.axes, &regions(from), &regions(to)),
-            Exchange::AllToAllV { from, to } => {
-                // SAFETY: by the caller.
-                let there = |r: &Ragged| unsafe { experts::there(r, memory) };
-                let all = |r: &[Ragged]| r.iter().map(there).collect::<Vec<_>>();
-                t.all_to_all_v(k.axes, &all(from), &all(to))
-            }
-            Exchange::Permute { shift, from, to } => {
-                t.permute(k.axes, *shift, &region(from), &region(to))
-            }
-            Exchange::Broadcast { root, own, to } => {
-                if let Some(own) = own {
+        // SAFETY: by the caller; nobody reads a result before the call begins.
+        unsafe {
+            match &k.exchange {
+                Exchange::Broadcast { own: Some(own), to, .. } => {
                     let (extents, from) = (own.extents.clone(), own.view.clone());
                     let (to, elem) = (to.view.clone(), own.elem);
-                    let copy = Copy { clear: None, extents, from, to, elem };
-                    // SAFETY: by the caller; nobody reads the result before the call begins.
-                    unsafe { moves::copy(&copy, memory) };
+                    moves::copy(&Copy { clear: None, extents, from, to, elem }, memory);
                 }
-                t.broadcast(k.axes, *root, &region(to))
+                Exchange::Reduce { clear: Some(block), .. } => moves::clear(block, memory),
+                _meeting_alone => {}
             }
-            Exchange::Reduce { clear, from, to } => {
-                if let Some(block) = clear {
-                    // SAFETY: by the caller.
-                    unsafe { moves::clear(block, memory) };
-                }
-                t.reduce_scatter(k.axes, Reduction::Sum, &regions(from), &region(to))
-            }
+            let counts =
+                |r: &Ragged, at: usize| *memory[r.counts.view.operand].cast::<i32>().add(at);
+            let there = |r: &Ragged| Ok(experts::there(r, memory, |at| counts(r, at)));
+            exchange(&mut *self.transport, k, memory, there)
         }
     }
 }

@@ -107,17 +107,20 @@ pub(crate) unsafe fn route(k: &Route, memory: &[*mut f32]) -> Result<()> {
     worst.map_or(Ok(()), |w| Err(overflow(k, w)))
 }
 
-/// The rows that are there, a region for every group and shard.
+/// The rows that are there, a region for every group and shard; `counts` gives an element of the
+/// counts' operand.
 ///
 /// # Safety
-/// As for [`Region::new`], for all rows; `memory` is valid for the counts.
-pub(crate) unsafe fn there(r: &Ragged, memory: &[*mut f32]) -> Vec<Region> {
+/// As for [`Region::new`], for all rows.
+pub(crate) unsafe fn there(
+    r: &Ragged,
+    memory: &[*mut f32],
+    counts: impl Fn(usize) -> i32,
+) -> Vec<Region> {
     let (b, v, n) = (&r.rows, &r.rows.view, &r.counts);
-    let counts = memory[n.view.operand].cast::<i32>();
     let one = |g: usize, z: usize| {
-        // SAFETY: by the caller, elements of the counts. They are data: whatever they say, a buffer
-        // has no more rows than its size.
-        let count = |e: usize| unsafe { *counts.add(n.view.at(&[g, e, z])) };
+        // They are data: whatever they say, a buffer has no more rows than its size.
+        let count = |e: usize| counts(n.view.at(&[g, e, z]));
         let named = (0..n.extents[1]).map(|e| usize::try_from(count(e)).unwrap_or(0));
         let rows = named.fold(0, usize::saturating_add).min(b.extents[2]);
         let view = View {

@@ -4,6 +4,7 @@
 //! through a [`transport::Transport`], so that another transport changes nothing here.
 
 pub mod arena;
+pub mod cuda;
 pub mod exec;
 pub mod session;
 pub mod threads;
@@ -11,6 +12,7 @@ pub mod transport;
 
 mod attention;
 mod batch;
+mod exchange;
 mod experts;
 mod fold;
 mod grouped;

@@ -45,6 +45,11 @@ impl Region {
         Region { first, elem, extents: smallvec::smallvec![len], strides: smallvec::smallvec![1] }
     }
 
+    /// Address of the first element, type of all, sizes of loops and strides.
+    pub(crate) fn parts(&self) -> (*mut f32, Elem, &[usize], &[usize]) {
+        (self.first, self.elem, &self.extents, &self.strides)
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.extents.iter().product()

@@ -1,10 +1,11 @@
-//! The transport between threads of one process: operands are read where they lie.
+//! The transport between threads of one process: operands are read where they lie, by a [`Mover`]
+//! that knows what memory they are in.
 //!
 //! An operation is: publish where my data is, wait for the others, read theirs, wait until all have
 //! read. A sum moves a ring's bytes: each member folds its own chunk and then reads the others'.
 
 use crate::hub::{Call, Group, Hub, Mailbox, Offers, held};
-use crate::region::{copy, fold, join};
+use crate::region::{self, join};
 use crate::transport::{Reduced, Region, Transport};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Elem;
@@ -20,8 +21,62 @@ use std::time::Duration;
 /// wait instead of three.
 const SMALL: usize = 2048;
 
+/// Copies and folds regions of ranks whose memory this one can read.
+pub trait Mover: Send {
+    /// True if elements of regions are numbers of this process.
+    const READABLE: bool;
+    /// Waits until everything that this rank has begun so far is done.
+    fn settle(&mut self) -> Result<()>;
+    /// Writes the elements of `from` in this range over those of `to`, in order; between f32 and
+    /// bf16 they are converted.
+    ///
+    /// # Safety
+    /// Both have at least `range.end` elements, nobody writes `from` or uses `to` until this rank
+    /// has settled.
+    unsafe fn copy(&mut self, from: &Region, to: &Region, range: Range<usize>) -> Result<()>;
+    /// Folds the elements of all of `from` in this range, from the left, into those of `to`; all
+    /// have one element type. Sums are f32, and rounded at the end if that is bf16.
+    ///
+    /// # Safety
+    /// As for [`Mover::copy`]; `to` may be one of `from`, but overlaps none otherwise.
+    unsafe fn fold(
+        &mut self,
+        how: Reduction,
+        from: &[Region],
+        to: &Region,
+        range: Range<usize>,
+    ) -> Result<()>;
+}
+
+/// Moves what is in memory of this process, at once.
+pub struct OnHost;
+
+impl Mover for OnHost {
+    const READABLE: bool = true;
+    fn settle(&mut self) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn copy(&mut self, from: &Region, to: &Region, range: Range<usize>) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { region::copy(from, to, range) };
+        Ok(())
+    }
+    unsafe fn fold(
+        &mut self,
+        how: Reduction,
+        from: &[Region],
+        to: &Region,
+        range: Range<usize>,
+    ) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { region::fold(how, from, to, range) };
+        Ok(())
+    }
+}
+
 /// One rank's end.
-pub struct Threads {
+pub struct Threads<M: Mover = OnHost> {
+    mover: M,
     rank: usize,
     hub: Arc<Hub>,
     groups: BTreeMap<AtomSet, (Arc<Group>, usize)>,
@@ -49,6 +104,14 @@ impl Threads {
     /// One end per rank of the mesh; a member that keeps others waiting longer than `timeout` has
     /// failed.
     pub fn connect(mesh: &Mesh, timeout: Duration) -> Vec<Threads> {
+        let movers = (0..mesh.ranks()).map(|_| OnHost).collect();
+        Threads::connect_with(mesh, timeout, movers)
+    }
+}
+
+impl<M: Mover> Threads<M> {
+    /// As [`Threads::connect`], for ranks whose memory these move, in the order of ranks.
+    pub fn connect_with(mesh: &Mesh, timeout: Duration, movers: Vec<M>) -> Vec<Threads<M>> {
         let ranks = mesh.ranks();
         let hub = Arc::new(Hub {
             mesh: mesh.clone(),
@@ -59,14 +122,15 @@ impl Threads {
             groups: Mutex::new(BTreeMap::new()),
             boxes: Mutex::new(BTreeMap::new()),
         });
-        let end = |rank| Threads {
+        let end = |(rank, mover)| Threads {
+            mover,
             rank,
             hub: hub.clone(),
             groups: BTreeMap::new(),
             boxes: BTreeMap::new(),
             scratch: vec![],
         };
-        (0..ranks).map(end).collect()
+        movers.into_iter().enumerate().map(end).collect()
     }
 
     fn group(&mut self, axes: AtomSet) -> (Arc<Group>, usize) {
@@ -115,7 +179,7 @@ impl Threads {
             call.data.clear();
             fill(&mut call);
         }
-        c.group.wait(&self.hub, me)?;
+        self.wait(&c)?;
         for (p, call) in c.calls().iter().enumerate() {
             let other = held(call.read()).name;
             if other != name {
@@ -124,6 +188,12 @@ impl Threads {
             }
         }
         Ok(c)
+    }
+
+    /// Waits until all members wait, and have done what they began.
+    fn wait(&mut self, c: &Begun) -> Result<()> {
+        self.mover.settle()?;
+        c.group.wait(&self.hub, c.me)
     }
 
     fn fail<T>(&self, message: String) -> Result<T> {
@@ -150,12 +220,12 @@ impl Threads {
     }
 
     /// Waits until all members have read what was published.
-    fn end(&self, c: &Begun) -> Result<()> {
-        c.group.wait(&self.hub, c.me)
+    fn end(&mut self, c: &Begun) -> Result<()> {
+        self.wait(c)
     }
 }
 
-impl Drop for Threads {
+impl<M: Mover> Drop for Threads<M> {
     fn drop(&mut self) {
         self.hub.left[self.rank].store(true, Ordering::Release);
         self.hub.wake_all();
@@ -188,7 +258,7 @@ fn split(
     Ok(())
 }
 
-impl Transport for Threads {
+impl<M: Mover> Transport for Threads<M> {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -201,7 +271,7 @@ impl Transport for Threads {
 
     fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
         let total: usize = tensors.iter().map(|t| t.to.len()).sum();
-        if total <= SMALL {
+        if M::READABLE && total <= SMALL {
             return self.small(axes, tensors, total);
         }
         let c = self.begin(axes, "all_reduce", |call| {
@@ -217,16 +287,14 @@ impl Transport for Threads {
             }
             // SAFETY: lengths are equal; members write and read only their own chunks now, and
             // results overlap no operand but their own.
-            unsafe { fold(tensors[i].fold, &parts, &tensors[i].to, range) };
-            Ok(())
+            unsafe { self.mover.fold(tensors[i].fold, &parts, &tensors[i].to, range) }
         })?;
-        c.group.wait(&self.hub, c.me)?;
+        self.wait(&c)?;
         for p in (0..c.ways()).filter(|&p| p != c.me) {
             split(tensors, chunk(total, c.ways(), p), |i, range| {
                 let from = self.theirs(&c, p, 2 * i + 1, tensors[i].to.len())?;
                 // SAFETY: lengths are equal; member p has written this range and leaves it.
-                unsafe { copy(&from, &tensors[i].to, range) };
-                Ok(())
+                unsafe { self.mover.copy(&from, &tensors[i].to, range) }
             })?;
         }
         self.end(&c)
@@ -252,7 +320,7 @@ impl Transport for Threads {
         let parts: Result<Vec<Region>> =
             (0..c.ways()).map(|p| self.theirs(&c, p, c.me, to.len())).collect();
         // SAFETY: lengths are equal, members leave their operands, the result is ours alone.
-        unsafe { fold(how, &parts?, to, 0..to.len()) };
+        unsafe { self.mover.fold(how, &parts?, to, 0..to.len()) }?;
         self.end(&c)
     }
 
@@ -313,6 +381,7 @@ impl Transport for Threads {
     fn send(&mut self, to: usize, data: &Region) -> Result<()> {
         let b = self.mailbox(self.rank, to)?;
         self.hub.check()?;
+        self.mover.settle()?;
         held(b.offers.lock()).waiting.push_back(data.clone());
         b.wake.notify_all();
         Ok(())
@@ -336,7 +405,8 @@ impl Transport for Threads {
         }
         // SAFETY: lengths are equal; the giver leaves its data until it has seen that they were
         // taken, and the result is ours alone.
-        unsafe { copy(&offer, data, 0..data.len()) };
+        unsafe { self.mover.copy(&offer, data, 0..data.len()) }?;
+        self.mover.settle()?;
         held(b.offers.lock()).taken += 1;
         b.wake.notify_all();
         Ok(())
@@ -347,7 +417,7 @@ impl Transport for Threads {
     }
 }
 
-impl Threads {
+impl<M: Mover> Threads<M> {
     /// An `all_reduce` of few elements.
     fn small(&mut self, axes: AtomSet, tensors: &[Reduced], total: usize) -> Result<()> {
         let c = self.begin(axes, "all_reduce", |call| {
@@ -357,7 +427,7 @@ impl Threads {
             for t in tensors {
                 let n = t.from.len().min(t.to.len());
                 // SAFETY: the vector has room for all of `to`; nobody writes operands now.
-                unsafe { copy(&t.from, &Region::adjacent(first, Elem::F32, n), 0..n) };
+                unsafe { region::copy(&t.from, &Region::adjacent(first, Elem::F32, n), 0..n) };
                 first = first.wrapping_add(t.to.len());
             }
         })?;
@@ -385,7 +455,7 @@ impl Threads {
         for t in tensors {
             let n = t.to.len();
             // SAFETY: the sum of all lengths was folded; results are ours alone.
-            unsafe { copy(&Region::adjacent(first, Elem::F32, n), &t.to, 0..n) };
+            unsafe { region::copy(&Region::adjacent(first, Elem::F32, n), &t.to, 0..n) };
             first = first.wrapping_add(n);
         }
         Ok(())
@@ -409,15 +479,14 @@ impl Threads {
     }
 
     /// Copies region `i` of member `p`.
-    fn take(&self, c: &Begun, p: usize, i: usize, to: &Region) -> Result<()> {
+    fn take(&mut self, c: &Begun, p: usize, i: usize, to: &Region) -> Result<()> {
         let from = self.theirs(c, p, i, to.len())?;
         // SAFETY: lengths are equal, and members leave their operands until all have read.
-        unsafe { copy(&from, to, 0..to.len()) };
-        Ok(())
+        unsafe { self.mover.copy(&from, to, 0..to.len()) }
     }
 
     /// Copies region `i` of every member to its place, and waits until all have.
-    fn receive(&self, c: &Begun, to: &[Region], i: usize) -> Result<()> {
+    fn receive(&mut self, c: &Begun, to: &[Region], i: usize) -> Result<()> {
         if to.len() != c.ways() {
             return self.misplaced(to.len(), c.ways());
         }

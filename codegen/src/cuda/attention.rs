@@ -1,6 +1,6 @@
 //! `attention.cu` and `attention_grad.cu`: tiles that fit registers and shared memory.
 
-use super::{File, Words, blocks, type_name};
+use super::{File, Words, grid, type_name};
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
 use shardc_ir::launch::Launch;
 
@@ -97,7 +97,7 @@ pub(super) fn forward(k: &Attention) -> Vec<Launch> {
     vec![Launch {
         source: t.file("attention.cu", text, h, aligned(h, &rows)).source(),
         entry: "attention",
-        grid: [h.queries.div_ceil(t.rows), h.groups * h.repeat, h.batch].map(blocks),
+        grid: grid([h.queries.div_ceil(t.rows), h.groups * h.repeat, h.batch]),
         threads: t.threads(),
         shared: t.bytes(h.elem, t.rows + t.cols, t.cols),
         words: w.0,
@@ -129,7 +129,7 @@ pub(super) fn backward(k: &AttentionGrad) -> Vec<Launch> {
         Launch {
             source: t.file("attention_grad.cu", text, h, aligned(h, &rows)).source(),
             entry,
-            grid: [owned.div_ceil(t.rows), heads, h.batch].map(blocks),
+            grid: grid([owned.div_ceil(t.rows), heads, h.batch]),
             threads: t.threads(),
             shared: t.bytes(h.elem, t.rows + 2 * t.cols, t.rows + 2 * t.cols),
             words: w.0.clone(),

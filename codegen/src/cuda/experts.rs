@@ -1,6 +1,6 @@
 //! `top_k.cu`, `route.cu`, `copies.cu`: what sends tokens to experts and back.
 
-use super::{File, Words, blocks, type_name};
+use super::{File, Words, grid, type_name};
 use shardc_ir::kernel::{Copies, Elem, Route, TopK, View};
 use shardc_ir::launch::{Launch, Word};
 
@@ -26,7 +26,7 @@ pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
     if n == 0 || k.k == 0 {
         return vec![];
     }
-    let grid = [blocks(n.div_ceil(ROWS)), 1, 1];
+    let grid = grid([n.div_ceil(ROWS), 1, 1]);
     let (source, threads) = (file.source(), 32 * ROWS as u32);
     vec![Launch { source, entry: "top_k", grid, threads, shared: 0, words: w.0 }]
 }
@@ -43,7 +43,7 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
     let one = |entry| Launch {
         source: source.clone(),
         entry,
-        grid: [blocks(k.groups * k.experts), blocks(shards), 1],
+        grid: grid([k.groups * k.experts, shards, 1]),
         threads: 256,
         shared: 0,
         words: w.0.clone(),
@@ -71,6 +71,6 @@ pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
     if shards * tokens == 0 {
         return vec![];
     }
-    let grid = [blocks(tokens), blocks(shards), 1];
+    let grid = grid([tokens, shards, 1]);
     vec![Launch { source: file.source(), entry, grid, threads: 128, shared: 0, words: w.0 }]
 }

@@ -6,8 +6,8 @@ mod experts;
 mod moves;
 mod product;
 
-use shardc_ir::kernel::{Elem, Kernel, View};
-use shardc_ir::launch::{Launch, Source, Word};
+use shardc_ir::kernel::{Copy, Elem, Exchange, Kernel, View};
+use shardc_ir::launch::{self, Launch, Source, Word};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -18,8 +18,17 @@ pub const HEADERS: [(&str, &str); 3] = [
     ("product.cuh", include_str!("../../cuda/product.cuh")),
 ];
 
-/// What runs in place of a kernel, in order; `None` for those that no file has: they are printed, or
-/// done by the runtime itself.
+/// What ranks that share a device exchange their data with. The runtime makes its launches, of regions
+/// that are known only then.
+pub fn collective() -> Arc<Source> {
+    File::new("collective.cu", include_str!("../../cuda/collective.cu"))
+        .define("LOOPS", launch::LOOPS)
+        .define("PARTS", launch::PARTS)
+        .source()
+}
+
+/// What runs in place of a kernel, in order, or before the ranks of a collective meet; `None` for
+/// those that no file has: element-wise chains and reductions, whose text is printed, and literals.
 pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
     Some(match kernel {
         Kernel::View => vec![],
@@ -36,9 +45,20 @@ pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
         Kernel::Combine(k) => experts::copies(k, "combine"),
         Kernel::RowDots(k) => experts::copies(k, "row_dots"),
         Kernel::Grouped(k) => product::grouped(k),
-        Kernel::Literal { .. } | Kernel::Map(_) | Kernel::Reduce(_) | Kernel::Collective(_) => {
-            return None;
-        }
+        Kernel::Collective(c) => match &c.exchange {
+            Exchange::Broadcast { own: Some(own), to, .. } => moves::copy(&Copy {
+                elem: own.elem,
+                clear: None,
+                extents: own.extents.clone(),
+                from: own.view.clone(),
+                to: to.view.clone(),
+            }),
+            Exchange::Reduce { clear: Some(block), .. } => {
+                moves::clear(block).into_iter().collect()
+            }
+            _meeting_alone => vec![],
+        },
+        Kernel::Literal { .. } | Kernel::Map(_) | Kernel::Reduce(_) => return None,
     })
 }
 
@@ -93,7 +113,8 @@ impl Words {
     }
 }
 
-/// A size of a grid.
-fn blocks(n: usize) -> u32 {
-    u32::try_from(n).expect("a grid of fewer than 2^32 blocks")
+/// A grid of so many blocks; a device has fewer than 2^16 along the last two.
+fn grid(sizes: [usize; 3]) -> [u32; 3] {
+    assert!(sizes[1].max(sizes[2]) < 1 << 16, "a grid of {sizes:?}");
+    sizes.map(|n| u32::try_from(n).expect("fewer than 2^32 blocks"))
 }

@@ -1,6 +1,6 @@
 //! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`: one thread for an element.
 
-use super::{File, Words, blocks, type_name};
+use super::{File, Words, grid, type_name};
 use shardc_ir::kernel::{Block, Copy, Elem, Extents, Pick, Rope, View};
 use shardc_ir::launch::{Launch, Source};
 use shardc_ir::ops::rope::Pairs;
@@ -95,7 +95,7 @@ fn index_name(n: usize) -> &'static str {
 }
 
 fn one_each(source: Arc<Source>, entry: &'static str, n: usize, w: Words) -> Launch {
-    let grid = [blocks(n.div_ceil(THREADS)), 1, 1];
+    let grid = grid([n.div_ceil(THREADS), 1, 1]);
     Launch { source, entry, grid, threads: THREADS as u32, shared: 0, words: w.0 }
 }
 
@@ -184,7 +184,7 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
         false => Launch {
             source: file.source(),
             entry: "put",
-            grid: [blocks(positions.count()), blocks(batches.count()), 1],
+            grid: grid([positions.count(), batches.count(), 1]),
             threads: THREADS as u32,
             shared: 0,
             words: w.0,

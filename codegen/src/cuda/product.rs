@@ -1,6 +1,6 @@
 //! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
 
-use super::{File, Words, blocks, type_name};
+use super::{File, Words, grid, type_name};
 use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, View};
 use shardc_ir::launch::Launch;
 
@@ -115,7 +115,7 @@ pub(super) fn gemm(k: &Gemm) -> Vec<Launch> {
     [&k.a, &k.b].iter().for_each(|x| loops(&mut w, &x.view.strides[n..], 0));
     let ([tile_m, tile_n, _], _) = t.sizes();
     let batch: usize = k.batch.iter().product();
-    let grid = [k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch].map(blocks);
+    let grid = grid([k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]);
     if grid.contains(&0) {
         return vec![];
     }
@@ -157,7 +157,7 @@ pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
     let ([tile_m, tile_n, _], _) = t.sizes();
     // Every expert's last tile may be short.
     let tiles = k.rows / tile_m + k.experts.min(k.rows);
-    let (entry, grid) = match k.product {
+    let (entry, sizes) = match k.product {
         Product::Weights => {
             ("grouped_weights", [m.div_ceil(tile_m), n.div_ceil(tile_n), k.groups * k.experts])
         }
@@ -165,7 +165,7 @@ pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
             ("grouped_rows", [tiles, n.div_ceil(tile_n), k.groups * k.shards])
         }
     };
-    let (grid, source) = (grid.map(blocks), t.file("grouped.cu", text).source());
+    let (grid, source) = (grid(sizes), t.file("grouped.cu", text).source());
     if grid.contains(&0) {
         return vec![];
     }

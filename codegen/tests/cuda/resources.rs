@@ -1,20 +1,25 @@
 //! Every written kernel is compiled by the real compiler: no spills, and registers within a bound.
 
 use crate::cases::cases;
-use shardc_codegen::cuda::launches;
+use shardc_codegen::cuda::{collective, launches};
 use shardc_codegen::nvrtc;
 use shardc_ir::diag::Exit;
+use shardc_ir::launch::Launch;
 use std::collections::BTreeMap;
 
 /// Shared memory that a block can have on the smallest of the devices.
 const SHARED: u32 = 163 << 10;
 
-/// Compiles what a sample runs for both architectures; every entry point takes at most so many
-/// registers.
+/// Compiles what a sample runs.
 fn check(text: &str, most: u32) {
     let case = cases(text, |_| {}).swap_remove(0);
+    compile(text, launches(&case.kernel).expect("a written kernel"), most);
+}
+
+/// Compiles what is launched for both architectures; every entry point takes at most so many registers.
+fn compile(text: &str, launches: Vec<Launch>, most: u32) {
     let mut sources = BTreeMap::new();
-    for l in launches(&case.kernel).expect("a written kernel") {
+    for l in launches {
         sources.entry(l.source.clone()).or_insert_with(Vec::new).push(l);
     }
     for arch in ["sm_80", "sm_90a"] {
@@ -103,6 +108,19 @@ fn products_fit() {
     check("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]", 128);
     check("grouped_dot_t bf16[2,2,150,40], i32[2,3,2], bf16[6,40,136]", 128);
     check("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", 128);
+}
+
+#[test]
+fn collectives_fit() {
+    let one = |entry| Launch {
+        source: collective(),
+        entry,
+        grid: [1; 3],
+        threads: 256,
+        shared: 0,
+        words: vec![],
+    };
+    compile("collectives", ["copy_region", "fold_regions"].map(one).to_vec(), 64);
 }
 
 #[test]

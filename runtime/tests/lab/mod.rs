@@ -75,6 +75,24 @@ pub fn dense(shape: &[usize]) -> Block {
     Block { extents: shape.into(), view, elem: Elem::F32 }
 }
 
+/// Which buffer each operand, result and the workspace is.
+pub fn places(f: &Func, in_place: bool) -> Vec<usize> {
+    let node = &f.nodes[0];
+    let def = node.op.def();
+    let types: Vec<&Type> = node.ins.iter().chain(&node.outs).map(|&v| f.ty(v)).collect();
+    let (ins, outs) = types.split_at(node.ins.len());
+    let mut at: Vec<usize> = (0..=types.len()).collect();
+    if def.is_view() {
+        at[ins.len()] = 0;
+    }
+    for o in (0..outs.len()).filter(|_| in_place) {
+        if let Some(i) = def.in_place(o).filter(|&i| ins[i] == outs[o]) {
+            at[ins.len() + o] = i;
+        }
+    }
+    at
+}
+
 /// Runs the only node of a function; `args[i][rank]` and the answer are true pieces.
 pub fn run(
     mesh: &Mesh,
@@ -109,16 +127,7 @@ fn one_rank(
         ins.iter().zip(args).map(|(t, a)| lay(mesh, t, &a[r])).collect();
     memory.extend(outs.iter().map(|t| room(t.local_bytes(mesh))));
     memory.push(room(def.workspace(mesh, ins, outs)));
-    // Which buffer each operand, result and the workspace is.
-    let mut at: Vec<usize> = (0..memory.len()).collect();
-    if def.is_view() {
-        at[ins.len()] = 0;
-    }
-    for o in (0..outs.len()).filter(|_| in_place) {
-        if let Some(i) = def.in_place(o).filter(|&i| ins[i] == outs[o]) {
-            at[ins.len() + o] = i;
-        }
-    }
+    let at = places(f, in_place);
     let kernel = lower(mesh, f, node, &coords).unwrap();
     kernel.reach(&mut |operand, end| {
         let size = types.get(operand).map_or(4, |t| t.dtype.bytes());
@@ -137,11 +146,23 @@ fn one_rank(
 /// Runs a function of one node and compares every rank's piece with the interpreter's, within
 /// 1e-5 of the largest element of all. A kernel sums in f32 what it is given and rounds a bf16 once,
 /// so such a result may be off by half a unit in its last place (2^-8 of it) more.
+#[allow(dead_code)]
 pub fn compare(what: &str, mesh: &Mesh, f: &Func, args: &[Vec<Tensor>]) {
+    compare_with(what, mesh, f, args, |in_place| run(mesh, f, args, in_place));
+}
+
+/// As [`compare`], for who runs the function so; results may lie on operands, or apart.
+pub fn compare_with(
+    what: &str,
+    mesh: &Mesh,
+    f: &Func,
+    args: &[Vec<Tensor>],
+    run: impl Fn(bool) -> Result<Vec<Vec<Tensor>>>,
+) {
     let want =
         interp::call(mesh, f, args, Precision::F64).unwrap_or_else(|e| panic!("{what}: {e}"));
     for in_place in [false, true] {
-        let got = run(mesh, f, args, in_place).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let got = run(in_place).unwrap_or_else(|e| panic!("{what}: {e}"));
         for (o, (got, want)) in got.iter().zip(&want).enumerate() {
             let half = f.ty(f.results[o].value).dtype == DType::BF16;
             let rounding = if half { 2f64.powi(-8) * 1.001 } else { 0.0 };

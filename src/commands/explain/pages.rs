@@ -9,7 +9,7 @@ macro_rules! pages {
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape"
-    "collective" "config" "config-file" "cross-node" "cuda-compile" "data" "deadlock" "dropout-ignored" "dtype"
+    "collective" "config" "config-file" "cross-node" "cuda-compile" "cuda-driver" "data" "deadlock" "dropout-ignored" "dtype"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "file" "flag" "grid-not-divisible" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-library" "missing-tensor"
     "missing-weights" "mixed" "moe-bound" "moe-buffers" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"

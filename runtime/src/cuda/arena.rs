@@ -1,0 +1,105 @@
+//! Memory of a rank on the device, and pinned memory of the host through which it is filled and read.
+
+use super::device::{Called, Stream};
+use cudarc::driver::{result, sys};
+use shardc_ir::diag::{Diag, Result};
+use std::sync::Arc;
+
+/// Bytes that pass through pinned memory at once.
+const STAGING: usize = 4 << 20;
+
+/// One allocation on the device.
+pub struct Arena {
+    stream: Arc<Stream>,
+    first: sys::CUdeviceptr,
+    bytes: usize,
+    /// Pinned: the device reads and writes it by itself.
+    staging: *mut u8,
+}
+
+// SAFETY: the arena owns its memory.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    /// Memory for so many bytes, full of NaN if `poison`, else of zeros.
+    pub fn new(stream: &Arc<Stream>, bytes: usize, poison: bool) -> Result<Arena> {
+        stream.device.bind()?;
+        // SAFETY: both are set before they are read, and freed by `drop` only.
+        unsafe {
+            let first = result::malloc_sync(bytes.max(1)).called("cuMemAlloc").map_err(|d| {
+                d.why(format!("the arena of this rank has {bytes} B"))
+                    .help("compile for more ranks, or with --recompute")
+            })?;
+            let mut arena =
+                Arena { stream: stream.clone(), first, bytes, staging: std::ptr::null_mut() };
+            let staging = result::malloc_host(STAGING, 0).called("cuMemHostAlloc")?;
+            arena.staging = staging.cast();
+            let byte = if poison { 0xff } else { 0 };
+            result::memset_d8_async(first, byte, bytes, stream.stream).called("cuMemsetD8Async")?;
+            Ok(arena)
+        }
+    }
+
+    /// The device's address of a byte.
+    pub fn address(&self, byte: usize) -> u64 {
+        self.first + byte as u64
+    }
+
+    fn check(&self, byte: usize, len: usize) -> Result<()> {
+        if byte.checked_add(len).is_some_and(|end| end <= self.bytes) {
+            return Ok(());
+        }
+        Err(Diag::new("plan", format!("{len} B at {byte} are not in an arena of {}", self.bytes)))
+    }
+
+    /// Writes bytes; they are there for what is queued afterwards.
+    pub fn write(&mut self, byte: usize, data: &[u8]) -> Result<()> {
+        self.check(byte, data.len())?;
+        self.stream.device.bind()?;
+        for (i, part) in data.chunks(STAGING).enumerate() {
+            // The last part has left the pinned memory.
+            self.stream.wait()?;
+            // SAFETY: the pinned memory has room for a part, and the range was checked.
+            unsafe {
+                let staged = std::slice::from_raw_parts_mut(self.staging, part.len());
+                staged.copy_from_slice(part);
+                let to = self.address(byte + i * STAGING);
+                result::memcpy_htod_async(to, staged, self.stream.stream)
+                    .called("cuMemcpyHtoDAsync")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes, after all that is queued is done.
+    pub fn read(&mut self, byte: usize, out: &mut [u8]) -> Result<()> {
+        self.check(byte, out.len())?;
+        self.stream.device.bind()?;
+        self.stream.wait()?;
+        for (i, part) in out.chunks_mut(STAGING).enumerate() {
+            // SAFETY: as for `write`.
+            unsafe {
+                let staged = std::slice::from_raw_parts_mut(self.staging, part.len());
+                let from = self.address(byte + i * STAGING);
+                result::memcpy_dtoh_async(staged, from, self.stream.stream)
+                    .called("cuMemcpyDtoHAsync")?;
+                self.stream.wait()?;
+                part.copy_from_slice(staged);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let _ = self.stream.wait();
+        // SAFETY: allocated by `new`, and no queued work uses them any more.
+        unsafe {
+            let _ = result::free_sync(self.first);
+            if !self.staging.is_null() {
+                let _ = result::free_host(self.staging.cast());
+            }
+        }
+    }
+}

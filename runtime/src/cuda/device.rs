@@ -1,0 +1,125 @@
+//! A device, its context, its streams; errors of the driver as diagnostics.
+
+use cudarc::driver::{result, sys};
+use shardc_ir::diag::{Diag, Exit, Result};
+use std::sync::Arc;
+
+/// An open device. Threads that use it call [`Device::bind`] first.
+pub struct Device {
+    number: sys::CUdevice,
+    context: sys::CUcontext,
+}
+
+// SAFETY: a context may be current in several threads.
+unsafe impl Send for Device {}
+// SAFETY: as above; the handles never change.
+unsafe impl Sync for Device {}
+
+/// Names the call in an error of the driver.
+pub(super) trait Called<T> {
+    fn called(self, call: &str) -> Result<T>;
+}
+
+impl<T> Called<T> for std::result::Result<T, result::DriverError> {
+    fn called(self, call: &str) -> Result<T> {
+        self.map_err(|e| {
+            let name = e.error_name().map_or_else(|_| format!("{:?}", e.0), text);
+            let meaning = e.error_string().map_or_else(|_| String::new(), text);
+            Diag::new("cuda-driver", format!("{call}: {meaning} ({name}, code {})", e.0 as u32))
+                .exit(Exit::RankFailed)
+        })
+    }
+}
+
+fn text(s: &std::ffi::CStr) -> String {
+    s.to_string_lossy().into_owned()
+}
+
+impl Device {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// `missing-library` without a driver, `cuda-driver` without such a device.
+    pub fn open(ordinal: usize) -> Result<Arc<Device>> {
+        // SAFETY: looks for the library by name, as every later call does.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Diag::new("missing-library", "libcuda.so.1 is not here")
+                .rule("--device cuda needs NVIDIA's driver")
+                .help("install the driver, or run with --device cpu")
+                .exit(Exit::Environment));
+        }
+        let missing = |d: Diag| d.exit(Exit::Environment).help("run with --device cpu");
+        result::init().called("cuInit").map_err(missing)?;
+        let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        let number = result::device::get(number).called("cuDeviceGet").map_err(missing)?;
+        // SAFETY: the device exists.
+        let context = unsafe { result::primary_ctx::retain(number) };
+        let context = context.called("cuDevicePrimaryCtxRetain")?;
+        Ok(Arc::new(Device { number, context }))
+    }
+
+    /// Makes the device that of this thread.
+    pub fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained as long as `self` lives.
+        unsafe { result::ctx::set_current(self.context) }.called("cuCtxSetCurrent")
+    }
+
+    /// The architecture that code for this device is compiled for, as `sm_90a`.
+    pub fn arch(&self) -> Result<String> {
+        use sys::CUdevice_attribute_enum as Is;
+        let number = |attribute| {
+            // SAFETY: the device exists.
+            unsafe { result::device::get_attribute(self.number, attribute) }
+                .called("cuDeviceGetAttribute")
+        };
+        let major = number(Is::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = number(Is::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        // From Hopper on, what is special to an architecture needs its own name.
+        Ok(format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: retained by `open`. An error would mean that the driver is gone already.
+        let _ = unsafe { result::primary_ctx::release(self.number) };
+    }
+}
+
+/// A queue of work on a device.
+pub struct Stream {
+    pub(super) device: Arc<Device>,
+    pub(super) stream: sys::CUstream,
+}
+
+// SAFETY: a stream may be used from any thread, and `&self` never by two at once: it is a rank's.
+unsafe impl Send for Stream {}
+// SAFETY: the driver's calls on a stream may come from several threads.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub fn new(device: &Arc<Device>) -> Result<Arc<Stream>> {
+        device.bind()?;
+        let kind = result::stream::StreamKind::NonBlocking;
+        let stream = result::stream::create(kind).called("cuStreamCreate")?;
+        Ok(Arc::new(Stream { device: device.clone(), stream }))
+    }
+
+    /// Waits until all work is done.
+    ///
+    /// # Errors
+    /// `cuda-driver`, for what this work did wrong.
+    pub fn wait(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the stream lives.
+        unsafe { result::stream::synchronize(self.stream) }.called("cuStreamSynchronize")
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        // SAFETY: made by `new`, and used by nobody any more.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}

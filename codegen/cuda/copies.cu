@@ -6,7 +6,7 @@
 // Bytes: each row that is there once; tokens once; slots and gates once. Launch: (tokens, shards)
 // blocks of 128 threads.
 //
-// Defined before: BUFFER, TOKEN and GATE, their elements.
+// Defined before: BUFFER, TOKEN and GATE, their elements; PACK, as for rope.cu.
 #include "device.cuh"
 
 struct Params {
@@ -46,19 +46,32 @@ KERNEL void __launch_bounds__(THREADS) dispatch(const Params p) {
         BUFFER* to = row(p, copy);
         if (!to) continue;
         const float by = number(*gate(p, copy));
-        for (int i = threadIdx.x; i < (int)p.width; i += THREADS) assign(to[i], number(x[i]) * by);
+        for (int i = threadIdx.x * PACK; i < (int)p.width; i += THREADS * PACK) {
+            const Pack<TOKEN, PACK> from = load<PACK>(x + i);
+            Pack<BUFFER, PACK> made;
+            #pragma unroll
+            for (int k = 0; k < PACK; k++) assign(made.at[k], number(from.at[k]) * by);
+            store<PACK>(to + i, made);
+        }
     }
 }
 
 KERNEL void __launch_bounds__(THREADS) combine(const Params p) {
     TOKEN* to = token(p);
-    for (int i = threadIdx.x; i < (int)p.width; i += THREADS) {
-        float sum = 0.0f;
+    for (int i = threadIdx.x * PACK; i < (int)p.width; i += THREADS * PACK) {
+        float sum[PACK] = {};
         for (int copy = 0; copy < (int)p.copies; copy++) {
             const BUFFER* from = row(p, copy);
-            if (from) sum += number(from[i]) * number(*gate(p, copy));
+            if (!from) continue;
+            const float by = number(*gate(p, copy));
+            const Pack<BUFFER, PACK> x = load<PACK>(from + i);
+            #pragma unroll
+            for (int k = 0; k < PACK; k++) sum[k] += number(x.at[k]) * by;
         }
-        assign(to[i], sum);
+        Pack<TOKEN, PACK> made;
+        #pragma unroll
+        for (int k = 0; k < PACK; k++) assign(made.at[k], sum[k]);
+        store<PACK>(to + i, made);
     }
 }
 
@@ -68,7 +81,12 @@ KERNEL void __launch_bounds__(THREADS) row_dots(const Params p) {
     for (int copy = warp_id(); copy < (int)p.copies; copy += THREADS / 32) {
         const BUFFER* y = row(p, copy);
         float sum = 0.0f;
-        for (int i = lane_id(); y && i < (int)p.width; i += 32) sum += number(x[i]) * number(y[i]);
+        for (int i = lane_id() * PACK; y && i < (int)p.width; i += 32 * PACK) {
+            const Pack<TOKEN, PACK> a = load<PACK>(x + i);
+            const Pack<BUFFER, PACK> b = load<PACK>(y + i);
+            #pragma unroll
+            for (int k = 0; k < PACK; k++) sum += number(a.at[k]) * number(b.at[k]);
+        }
         sum = sum_lanes<32>(sum);
         if (lane_id() == 0) assign(*gate(p, copy), sum);
     }

@@ -19,6 +19,11 @@ struct alignas(8) Float2 {
 struct alignas(16) Float4 {
     float x, y, z, w;
 };
+// N adjacent elements that are read or written at once.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+    T at[N];
+};
 // What is moved at once.
 struct alignas(16) Bytes16 {
     u32 word[4];
@@ -120,6 +125,15 @@ DEVICE T smaller(T a, T b) {
 template <class T>
 DEVICE T larger(T a, T b) {
     return a < b ? b : a;
+}
+
+template <int N, class T>
+DEVICE Pack<T, N> load(const T* from) {
+    return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <int N, class T>
+DEVICE void store(T* to, const Pack<T, N>& x) {
+    *reinterpret_cast<Pack<T, N>*>(to) = x;
 }
 
 // Folds over the `Lanes` neighbours that a power of two groups together; all get the result.
@@ -275,17 +289,23 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const float* b,
     const int quad = lane_id() & ~3;
     b += col_of(0, 0);
     #pragma unroll
-    for (int k = 0; k < 8 * K; k++) {
-        const int from = quad | k % 8 / 2;
-        const float w0 = __shfl_sync(ALL_LANES, w[k / 8][k & 1], from);
-        const float w1 = __shfl_sync(ALL_LANES, w[k / 8][2 + (k & 1)], from);
-        #pragma unroll
-        for (int n = 0; n < N; n++) {
-            const Float2 x = *(const Float2*)(b + k * b_pitch + n * 8);
-            acc[n][0] += w0 * x.x;
-            acc[n][1] += w0 * x.y;
-            acc[n][2] += w1 * x.x;
-            acc[n][3] += w1 * x.y;
+    for (int k = 0; k < K; k++) {
+        // Lane t of four holds weights of rows 8k + 2t and the next one.
+        #pragma unroll 1
+        for (int t = 0; t < 4; t++) {
+            float x[4];
+            #pragma unroll
+            for (int e = 0; e < 4; e++) x[e] = __shfl_sync(ALL_LANES, w[k][e], quad | t);
+            const float* row = b + (k * 8 + t * 2) * b_pitch;
+            #pragma unroll
+            for (int n = 0; n < N; n++) {
+                const Float2 y = *(const Float2*)(row + n * 8);
+                const Float2 z = *(const Float2*)(row + b_pitch + n * 8);
+                acc[n][0] += x[0] * y.x + x[1] * z.x;
+                acc[n][1] += x[0] * y.y + x[1] * z.y;
+                acc[n][2] += x[2] * y.x + x[3] * z.x;
+                acc[n][3] += x[2] * y.y + x[3] * z.y;
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `top_k.cu`, `route.cu`, `copies.cu`: what sends tokens to experts and back.
 
-use super::{File, Words, grid, type_name};
+use super::{File, Words, grid, pack, starts, type_name};
 use shardc_ir::kernel::{Copies, Elem, Route, TopK, View};
 use shardc_ir::launch::{Launch, Word};
 
@@ -54,7 +54,10 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
 /// `dispatch`, `combine` or `row_dots`.
 pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
     let [shards, tokens, copies] = k.copies;
+    let smallest = if k.buffer_elem == Elem::BF16 { k.buffer_elem } else { k.token_elem };
+    let rows = [&k.buffer, &k.tokens].into_iter().flat_map(starts);
     let file = File::new("copies.cu", include_str!("../../cuda/copies.cu"))
+        .define("PACK", pack(smallest, [k.width].into_iter().chain(rows)))
         .define("BUFFER", type_name(k.buffer_elem))
         .define("TOKEN", type_name(k.token_elem))
         .define("GATE", type_name(k.gate_elem));

@@ -93,6 +93,18 @@ fn type_name(e: Elem) -> &'static str {
     }
 }
 
+/// How many adjacent elements, up to 16 bytes of the smallest, all of these lengths, offsets and
+/// strides are multiples of.
+fn pack(smallest: Elem, all: impl Iterator<Item = usize> + Clone) -> usize {
+    let most = 16 / smallest.bytes();
+    [8, 4, 2].into_iter().find(|n| *n <= most && all.clone().all(|x| x % n == 0)).unwrap_or(1)
+}
+
+/// Where rows of a view begin: multiples of the greatest common divisor of these.
+fn starts(v: &View) -> impl Iterator<Item = usize> + Clone + '_ {
+    v.strides.iter().copied().chain([v.offset])
+}
+
 /// Parameters, in the order of the struct that takes them.
 #[derive(Default)]
 struct Words(Vec<Word>);

@@ -1,6 +1,6 @@
 //! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`: one thread for an element.
 
-use super::{File, Words, grid, type_name};
+use super::{File, Words, grid, pack, starts, type_name};
 use shardc_ir::kernel::{Block, Copy, Elem, Extents, Pick, Rope, View};
 use shardc_ir::launch::{Launch, Source};
 use shardc_ir::ops::rope::Pairs;
@@ -195,23 +195,22 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
 }
 
 pub(super) fn rope(k: &Rope) -> Vec<Launch> {
-    let each = k.width - k.turns;
-    let views = [&k.x, &k.cos, &k.sin, &k.out].map(View::adjacent);
-    let extents = [k.extents[0], k.extents[1], k.extents[2], each];
-    let loops = Loops::new(&extents, &views.each_ref());
+    let views = [&k.x, &k.cos, &k.sin, &k.out];
+    let lengths = [k.turns, k.width].into_iter();
+    let pack = pack(k.elem, lengths.chain(views.into_iter().flat_map(starts)));
+    let extents = [k.extents[0], k.extents[1], k.extents[2], (k.width - k.turns) / pack];
+    let loops = Loops::new(&extents, &views.map(View::adjacent).each_ref());
+    let n = loops.count();
     let file = File::new("rope.cu", include_str!("../../cuda/rope.cu"))
         .define("ELEM", type_name(k.elem))
-        .define("INDEX", index_name(loops.count()))
-        .define("HALVES", k.pairs == Pairs::Halves);
+        .define("INDEX", index_name(n))
+        .define("HALVES", k.pairs == Pairs::Halves)
+        .define("PACK", pack);
     let mut w = Words::default();
-    [(&k.x, k.elem), (&k.cos, Elem::F32), (&k.sin, Elem::F32), (&k.out, k.elem)]
-        .iter()
-        .for_each(|(v, e)| w.view(v, *e));
+    w.view(&k.x, k.elem);
+    [&k.cos, &k.sin].iter().for_each(|v| w.view(v, Elem::F32));
+    w.view(&k.out, k.elem);
     loops.words(&mut w, 4);
     w.int(k.turns);
-    if loops.count() == 0 {
-        vec![]
-    } else {
-        vec![one_each(file.source(), "rope", loops.count(), w)]
-    }
+    if n == 0 { vec![] } else { vec![one_each(file.source(), "rope", n, w)] }
 }

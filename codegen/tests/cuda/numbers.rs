@@ -129,6 +129,7 @@ fn rotary_embeddings() {
     check_pieces("rope f32[2,5,3,10], f32[5,4], f32[5,4]");
     check("rope bf16[2,5,3,64], f32[5,32], f32[5,32]");
     check("rope[adjacent] bf16[2,5,3,10], f32[5,4], f32[5,4]");
+    check("rope[adjacent] bf16[2,5,3,80], f32[5,32], f32[5,32]");
 }
 
 #[test]
@@ -138,8 +139,9 @@ fn tokens_and_experts() {
     check_pieces("route[g=2,e=3; rows=66; capacity=none] i32[3,33,2]");
     check("route[g=2,e=3; rows=12; capacity=4] i32[3,200,2]");
     check_pieces("dispatch[g=2,c=33] bf16[3,33,70], i32[3,33,2], f32[3,33,2]");
-    check("combine bf16[2,3,33,70], i32[3,33,2], f32[3,33,2]");
-    check("row_dots f32[2,3,33,70], i32[3,33,2], f32[3,33,70]");
+    check("dispatch[g=2,c=33] bf16[3,33,72], i32[3,33,2], f32[3,33,2]");
+    check("combine bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]");
+    check("row_dots f32[2,3,33,40], i32[3,33,2], f32[3,33,40]");
 }
 
 #[test]

@@ -129,10 +129,17 @@ fn check(op: impl Into<Op>, mesh: &Mesh, ins: &[Type]) {
     let f = function(mesh, op.clone(), ins);
     let args: Vec<Vec<Tensor>> = ins.iter().enumerate().map(|(i, t)| draw(mesh, t, i)).collect();
     let what = format!("{} of {ins:?} on {:?}", op.mnemonic(), mesh.axes);
-    lab::compare_with(&what, mesh, &f, &args, |in_place| run(machine, mesh, &f, &args, in_place));
+    lab::compare_with(&what, mesh, &f, &args, 1e-5, |in_place| {
+        run(machine, mesh, &f, &args, in_place)
+    });
 }
 
-/// Pieces of all ranks, of numbers that a bf16 has too: the upper half of an f32.
+/// Numbers that a bf16 has too: the upper half of an f32.
+fn rounded(t: &Tensor) -> Tensor {
+    t.map(|x| f64::from(f32::from_bits((x as f32).to_bits() & 0xffff_0000)))
+}
+
+/// Pieces of all ranks, rounded.
 fn draw(mesh: &Mesh, t: &Type, seed: usize) -> Vec<Tensor> {
     let fresh = |sizes: &[usize], seed: u64| {
         let (random, mut i) = (Random::new(seed, "x", 0), 0);
@@ -141,8 +148,6 @@ fn draw(mesh: &Mesh, t: &Type, seed: usize) -> Vec<Tensor> {
             random.uniform(i) * 2.0 - 1.0
         })
     };
-    let rounded =
-        |t: &Tensor| t.map(|x| f64::from(f32::from_bits((x as f32).to_bits() & 0xffff_0000)));
     if t.varying.is_empty() {
         let pieces = interp::scatter(mesh, t, &fresh(&t.sizes(), seed as u64));
         return pieces.iter().map(rounded).collect();
@@ -180,21 +185,42 @@ fn collectives_of_ranks_that_share_a_device() {
 #[test]
 fn kernels_on_a_device() {
     let Some(machine) = machine::get() else { return };
-    for text in [
-        "transpose[abc->cba] f32[5,7,9]",
-        "take[vh,bs->bsh] f32[7,64], i32[3,5]",
-        "put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]",
-        "dot[mk,kn->mn] f32[33,67], f32[67,35]",
-        "route[g=2,e=3; rows=66; capacity=none] i32[3,33,2]",
-        "grouped_outer f32[6,3,40,33], i32[6,4,3], f32[6,3,40,35]",
-        "attention[0.3; window=9] f32[2,35,4,3], f32[2,35,2,3], f32[2,35,2,2], i32[35], i32[35]",
-        "literal[1.0, 0.5, 0.25]",
+    // In bf16 weights of attention are rounded before they are multiplied.
+    for (text, part) in [
+        ("transpose[abc->cba] f32[5,7,9]", 1e-6),
+        ("take[vh,bs->bsh] bf16[7,64], i32[3,5]", 0.0),
+        ("put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]", 1e-6),
+        ("rope bf16[2,5,3,64], f32[5,32], f32[5,32]", 1e-5),
+        ("dot[mk,kn->mn] f32[33,67], f32[67,35]", 1e-5),
+        ("dot[mk,nk->mn] bf16[130,72], bf16[136,72]", 1e-5),
+        ("top_k[bse->bsk; k=8] f32[2,33,130]", 0.0),
+        ("route[g=2,e=3; rows=66; capacity=none] i32[3,33,2]", 0.0),
+        ("combine bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]", 1e-5),
+        ("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", 1e-5),
+        (
+            "attention[0.3; window=9] f32[2,35,4,3], f32[2,35,2,3], f32[2,35,2,2], i32[35], i32[35]",
+            1e-5,
+        ),
+        (
+            "attention[0.1; window=none] bf16[1,70,2,128], bf16[1,70,1,128], bf16[1,70,1,128], \
+             i32[70], i32[70]",
+            0.01,
+        ),
+        (
+            "attention_grad[0.1; window=none] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
+             f32[1,70,4], bf16[1,70,4,64], f32[1,70,4], i32[70], i32[70]",
+            0.01,
+        ),
+        ("literal[1.0, 0.5, 0.25]", 0.0),
     ] {
         let mesh = Mesh::default();
         let Ok(s) = Sample::parse(text) else { panic!("{text}") };
         let f = function(&mesh, s.op.clone(), &s.ins);
-        let args: Vec<Vec<Tensor>> = s.draw(3).into_iter().map(|t| vec![t]).collect();
-        lab::compare_with(text, &mesh, &f, &args, |in_place| {
+        let drawn = s.draw(3).into_iter().zip(&s.ins);
+        let args: Vec<Vec<Tensor>> = drawn
+            .map(|(t, ty)| vec![if ty.dtype == DType::BF16 { rounded(&t) } else { t }])
+            .collect();
+        lab::compare_with(text, &mesh, &f, &args, part, |in_place| {
             run(machine, &mesh, &f, &args, in_place)
         });
     }

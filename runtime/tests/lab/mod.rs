@@ -148,15 +148,17 @@ fn one_rank(
 /// so such a result may be off by half a unit in its last place (2^-8 of it) more.
 #[allow(dead_code)]
 pub fn compare(what: &str, mesh: &Mesh, f: &Func, args: &[Vec<Tensor>]) {
-    compare_with(what, mesh, f, args, |in_place| run(mesh, f, args, in_place));
+    compare_with(what, mesh, f, args, 1e-5, |in_place| run(mesh, f, args, in_place));
 }
 
-/// As [`compare`], for who runs the function so; results may lie on operands, or apart.
+/// As [`compare`], for who runs the function so, within this part of the largest element; results may
+/// lie on operands, or apart.
 pub fn compare_with(
     what: &str,
     mesh: &Mesh,
     f: &Func,
     args: &[Vec<Tensor>],
+    part: f64,
     run: impl Fn(bool) -> Result<Vec<Vec<Tensor>>>,
 ) {
     let want =
@@ -171,7 +173,7 @@ pub fn compare_with(
             for (r, (got, want)) in got.iter().zip(want).enumerate() {
                 assert_eq!(got.shape, want.shape, "{what}: result {o} of rank {r}");
                 for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
-                    let close = (g - w).abs() <= 1e-5 * largest + rounding * w.abs() || g == w;
+                    let close = (g - w).abs() <= part * largest + rounding * w.abs() || g == w;
                     assert!(close, "{what}: result {o}, rank {r}, element {i}: {g} is not {w}");
                 }
             }

@@ -4,6 +4,7 @@
 //! point are words of 8 bytes, one after the other, be they its own parameters or the fields of a
 //! struct.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// The most nested loops of a region that ranks on one device exchange, and the most ranks whose
@@ -38,7 +39,7 @@ pub enum Word {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Launch {
     pub source: Arc<Source>,
-    pub entry: &'static str,
+    pub entry: Cow<'static, str>,
     pub grid: [u32; 3],
     pub threads: u32,
     /// Bytes of shared memory beside what the text declares.

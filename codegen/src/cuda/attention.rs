@@ -96,7 +96,7 @@ pub(super) fn forward(k: &Attention) -> Vec<Launch> {
     sizes(&mut w, h);
     vec![Launch {
         source: t.file("attention.cu", text, h, aligned(h, &rows)).source(),
-        entry: "attention",
+        entry: "attention".into(),
         grid: grid([h.queries.div_ceil(t.rows), h.groups * h.repeat, h.batch]),
         threads: t.threads(),
         shared: t.bytes(h.elem, t.rows + t.cols, t.cols),
@@ -124,11 +124,11 @@ pub(super) fn backward(k: &AttentionGrad) -> Vec<Launch> {
     views.iter().for_each(|v| w.ints(&v.strides));
     sizes(&mut w, h);
     let text = include_str!("../../cuda/attention_grad.cu");
-    let one = |entry, owned: usize, heads: usize| {
+    let one = |entry: &'static str, owned: usize, heads: usize| {
         let t = Tiles::new(h, owned, true);
         Launch {
             source: t.file("attention_grad.cu", text, h, aligned(h, &rows)).source(),
-            entry,
+            entry: entry.into(),
             grid: grid([owned.div_ceil(t.rows), heads, h.batch]),
             threads: t.threads(),
             shared: t.bytes(h.elem, t.rows + 2 * t.cols, t.rows + 2 * t.cols),

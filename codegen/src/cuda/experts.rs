@@ -28,7 +28,7 @@ pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
     }
     let grid = grid([n.div_ceil(ROWS), 1, 1]);
     let (source, threads) = (file.source(), 32 * ROWS as u32);
-    vec![Launch { source, entry: "top_k", grid, threads, shared: 0, words: w.0 }]
+    vec![Launch { source, entry: "top_k".into(), grid, threads, shared: 0, words: w.0 }]
 }
 
 pub(super) fn route(k: &Route) -> Vec<Launch> {
@@ -40,9 +40,9 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
     let capacity = k.capacity.map_or(i32::MAX as usize, |c| c.min(i32::MAX as usize));
     w.ints(&[tokens, copies, k.groups, k.experts, k.rows, capacity]);
     let source = File::new("route.cu", include_str!("../../cuda/route.cu")).source();
-    let one = |entry| Launch {
+    let one = |entry: &'static str| Launch {
         source: source.clone(),
-        entry,
+        entry: entry.into(),
         grid: grid([k.groups * k.experts, shards, 1]),
         threads: 256,
         shared: 0,
@@ -75,5 +75,12 @@ pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
         return vec![];
     }
     let grid = grid([tokens, shards, 1]);
-    vec![Launch { source: file.source(), entry, grid, threads: 128, shared: 0, words: w.0 }]
+    vec![Launch {
+        source: file.source(),
+        entry: entry.into(),
+        grid,
+        threads: 128,
+        shared: 0,
+        words: w.0,
+    }]
 }

@@ -96,7 +96,7 @@ fn index_name(n: usize) -> &'static str {
 
 fn one_each(source: Arc<Source>, entry: &'static str, n: usize, w: Words) -> Launch {
     let grid = grid([n.div_ceil(THREADS), 1, 1]);
-    Launch { source, entry, grid, threads: THREADS as u32, shared: 0, words: w.0 }
+    Launch { source, entry: entry.into(), grid, threads: THREADS as u32, shared: 0, words: w.0 }
 }
 
 fn copy_file(unit_bytes: usize, rank: usize, n: usize) -> Arc<Source> {
@@ -183,7 +183,7 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
         true => one_each(file.source(), "put_apart", all.count(), w),
         false => Launch {
             source: file.source(),
-            entry: "put",
+            entry: "put".into(),
             grid: grid([positions.count(), batches.count(), 1]),
             threads: THREADS as u32,
             shared: 0,

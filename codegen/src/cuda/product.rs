@@ -120,7 +120,7 @@ pub(super) fn gemm(k: &Gemm) -> Vec<Launch> {
         return vec![];
     }
     let (threads, shared) = (t.threads(), t.shared());
-    vec![Launch { source, entry: "gemm", grid, threads, shared, words: w.0 }]
+    vec![Launch { source, entry: "gemm".into(), grid, threads, shared, words: w.0 }]
 }
 
 pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
@@ -170,5 +170,5 @@ pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
         return vec![];
     }
     let (threads, shared) = (t.threads(), t.shared());
-    vec![Launch { source, entry, grid, threads, shared, words: words.0 }]
+    vec![Launch { source, entry: entry.into(), grid, threads, shared, words: words.0 }]
 }

@@ -38,7 +38,7 @@ fn compile(text: &str, launches: Vec<Launch>, most: u32) {
             };
             assert!(compiled.cubin.starts_with(b"\x7fELF"), "{text}");
             for l in launches {
-                let u = compiled.usage.iter().find(|u| u.entry == l.entry).expect(l.entry);
+                let u = compiled.usage.iter().find(|u| u.entry == l.entry).expect(&l.entry);
                 println!(
                     "{arch} {:24} {:3} registers, {:6} B shared, {:3} threads: {text}",
                     l.entry,
@@ -112,9 +112,9 @@ fn products_fit() {
 
 #[test]
 fn collectives_fit() {
-    let one = |entry| Launch {
+    let one = |entry: &'static str| Launch {
         source: collective(),
-        entry,
+        entry: entry.into(),
         grid: [1; 3],
         threads: 256,
         shared: 0,

@@ -2,7 +2,7 @@
 //! first asked for.
 //!
 //! Several ranks may share a device: they are threads of this process with a stream each, and their
-//! collectives read each other's memory where it lies ([`Device`](device::Device) is shared, all
+//! collectives read each other's memory where it lies ([`Device`] is shared, all
 //! else is a rank's own). Elements of collectives are folded in the order that
 //! [`crate::transport::Transport`] states.
 

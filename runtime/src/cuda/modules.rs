@@ -15,7 +15,7 @@ pub type Code = BTreeMap<Arc<Source>, Vec<u8>>;
 struct Module {
     module: sys::CUmodule,
     /// Entry points, with the bytes of shared memory that their launches may ask for.
-    functions: BTreeMap<&'static str, (sys::CUfunction, u32)>,
+    functions: BTreeMap<String, (sys::CUfunction, u32)>,
 }
 
 /// All texts of a program on a device, shared by its ranks there; each is loaded when it is first
@@ -38,7 +38,7 @@ impl Modules {
 
     /// The entry point of a launch.
     fn function(&self, l: &Launch) -> Result<sys::CUfunction> {
-        let (source, entry) = (&l.source, l.entry);
+        let (source, entry) = (&l.source, &*l.entry);
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if !loaded.contains_key(source) {
             let code = self.code.get(source).ok_or_else(|| {
@@ -67,7 +67,7 @@ impl Modules {
             unsafe { result::function::set_function_attribute(f, most, l.shared as i32) }
                 .called("cuFuncSetAttribute")?;
         }
-        m.functions.insert(entry, (f, given.max(l.shared)));
+        m.functions.insert(entry.to_string(), (f, given.max(l.shared)));
         Ok(f)
     }
 

@@ -60,7 +60,8 @@ impl OnDevice {
         }
         let grid = [n.div_ceil(THREADS) as u32, 1, 1];
         let source = self.source.clone();
-        let l = Launch { source, entry, grid, threads: THREADS as u32, shared: 0, words };
+        let l =
+            Launch { source, entry: entry.into(), grid, threads: THREADS as u32, shared: 0, words };
         // SAFETY: by the caller.
         unsafe { self.modules.launch(&self.stream, &l, &[], 0) }
     }

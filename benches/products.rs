@@ -32,6 +32,7 @@ impl Case {
             outs: outs.iter().copied().collect(),
             scope: Scope(0),
             note: None,
+            joined: false,
         });
         let types: Vec<&Type> = args.iter().chain(&outs).map(|&v| f.ty(v)).collect();
         let (ins, results) = types.split_at(args.len());

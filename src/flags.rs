@@ -116,6 +116,9 @@ pub struct Flags {
     /// yes or no [default: yes]
     #[arg(long, help_heading = "Layout")]
     pub reshard_after_forward: Option<String>,
+    /// Fuse element-wise work, reductions and sums into few kernels: yes or no [default: yes]
+    #[arg(long, help_heading = "Run")]
+    pub fuse: Option<String>,
     /// Dropout: 0 [default: 0]
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
@@ -187,7 +190,7 @@ impl Flags {
             } };
         }
         merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero moe_bound moe_capacity moe_aux moe_z_loss moe_bias_rate cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
-               memory optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
+               memory fuse optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
     }
 
     /// The options of the passes, with defaults; refuses what is not built.
@@ -266,6 +269,7 @@ impl Flags {
             freeze: self.freeze.clone(),
             shard,
             seed: self.seed.unwrap_or(0),
+            fuse: word(&self.fuse, "--fuse", &["yes", "no"])? == 0,
             observe: false,
             memory: self.memory.as_deref().map(memory).transpose()?,
             ep: ep.unwrap_or(1),

@@ -174,6 +174,29 @@ fn what_inspect_prints_is_a_program() {
 }
 
 #[test]
+fn the_kernels_of_a_rank() {
+    let s = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], true, 2);
+    let page = show(&s, |w| w.phase = Some("kernels".into()), false);
+    let object = show(&s, |w| w.phase = Some("kernels".into()), true);
+    let object: serde_json::Value = serde_json::from_str(&object).expect("json");
+    assert_eq!(object["phase"], "kernels");
+    let all = object["kernels"].as_array().expect("a list");
+    let ops = |k: &serde_json::Value| k["ops"].as_array().map_or(0, Vec::len);
+    // SwiGLU of all layers is one kernel. It reads %gate and %up, and writes %act, which backward
+    // wants, and the product; two kernels would read %act too.
+    let swiglu = all.iter().find(|k| k["ops"][0] == "silu").expect("SwiGLU");
+    assert_eq!((ops(swiglu), &swiglu["launches"]), (2, &serde_json::json!(3)));
+    let bytes = |k: &str| swiglu[k].as_u64().expect("bytes");
+    assert_eq!(bytes("bytes") * 5, bytes("bytes_by_node") * 4, "{swiglu}");
+    for k in all {
+        assert!(k["bytes"].as_u64() <= k["bytes_by_node"].as_u64(), "{k}");
+        assert!(page.contains(k["name"].as_str().expect("a name")), "{k}");
+        assert!(k["source"].as_str().expect("text").starts_with("void rows_"), "{k}");
+    }
+    assert!(all.iter().filter(|k| ops(k) > 5).count() > 3, "norms and the loss are fused: {page}");
+}
+
+#[test]
 fn every_phase_can_be_shown() {
     let s = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], true, 2);
     let wrong = Inspect { phase: Some("shard".into()), ..Inspect::default() };
@@ -181,7 +204,7 @@ fn every_phase_can_be_shown() {
     let (_, names) = d.help[0].split_once(": ").expect("a list of phases");
     let all: Vec<&str> = names.split(", ").collect();
     assert!(all.contains(&"propagate") && all.contains(&"ranked"), "{all:?}");
-    for phase in all {
+    for phase in all.into_iter().filter(|p| *p != "kernels") {
         let t = show(&s, |w| (w.phase, w.local) = (Some(phase.into()), true), false);
         assert!(text::parse(&t).is_ok(), "{phase}");
         let object = show(&s, |w| w.phase = Some(phase.into()), true);

@@ -312,7 +312,8 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const float* b,
 
 // Rounds a result of the warp to rows of memory, `stride` apart, the elements `step` apart, as far as
 // they are there. With Aligned, pairs are adjacent and begin at multiples of two elements.
-template <bool Aligned, int N, class T>
+// With Add, it is added to what is there.
+template <bool Aligned, bool Add = false, int N, class T>
 DEVICE void store_rows(const float (&acc)[N][4], T* to, i64 stride, int rows, int width,
                        i64 step = 1) {
     #pragma unroll
@@ -322,11 +323,16 @@ DEVICE void store_rows(const float (&acc)[N][4], T* to, i64 stride, int rows, in
             const int r = row_of(e), c = col_of(n, e);
             if (r >= rows || c >= width) continue;
             T* at = to + r * stride + c * step;
+            float x = acc[n][e], y = acc[n][e + 1];
+            if (Add) {
+                x += number(at[0]);
+                if (c + 1 < width) y += number(at[step]);
+            }
             if (Aligned) {
-                assign_pair(at, acc[n][e], acc[n][e + 1]);
+                assign_pair(at, x, y);
             } else {
-                assign(at[0], acc[n][e]);
-                if (c + 1 < width) assign(at[step], acc[n][e + 1]);
+                assign(at[0], x);
+                if (c + 1 < width) assign(at[step], y);
             }
         }
     }

@@ -6,7 +6,7 @@
 //
 // Defined before: A, B and OUT, the elements; TILE, those of the tiles (Bf16 if A and B are, which
 // are multiplied by tensor cores, else float); A_ALONG_K, B_ALONG_K; A_ALIGNED, B_ALIGNED (see
-// load_tile) and OUT_ALIGNED (see store_rows); TILE_M, TILE_N, TILE_K; WARPS_M and WARPS_N, the
+// load_tile) and OUT_ALIGNED and ACCUMULATE (see store_rows); TILE_M, TILE_N, TILE_K; WARPS_M and WARPS_N, the
 // warps of a block.
 #ifndef PRODUCT_CUH
 #define PRODUCT_CUH
@@ -140,7 +140,7 @@ DEVICE void store_tile(const Sums& acc, OUT* out, i64 row_stride, i64 col_stride
     #pragma unroll
     for (int i = 0; i < SLABS; i++) {
         const int row = warp_row() + i * 16, col = warp_col();
-        store_rows<OUT_ALIGNED>(acc[i], out + row * row_stride + col * col_stride, row_stride,
+        store_rows<OUT_ALIGNED, ACCUMULATE>(acc[i], out + row * row_stride + col * col_stride, row_stride,
                                 m - row, n - col, col_stride);
     }
 }

@@ -3,9 +3,10 @@
 //! Nothing is decided here that a plan does not say: which node runs when and where its values lie
 //! was settled by the passes. This crate knows how letters become loops.
 
+mod body;
+pub mod c;
 mod collective;
 pub mod cuda;
-mod elementwise;
 mod experts;
 mod fused;
 mod layout;
@@ -13,5 +14,6 @@ mod lower;
 mod moves;
 pub mod nvrtc;
 mod product;
+mod rows;
 
-pub use lower::{lower, program};
+pub use lower::{launch, lower, program};

@@ -1,26 +1,28 @@
-//! From a node to the kernel of one rank: one arm per op.
+//! From nodes to the kernel of one rank: one arm per op.
 
 use crate::layout::Layout;
-use crate::{collective, elementwise, experts, fused, moves, product};
+use crate::{collective, experts, fused, moves, product, rows};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Func, Node};
-use shardc_ir::kernel::{Binary, Elem, Kernel, Product, Program, Unary};
+use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::group::{self, Launch, Space};
+use shardc_ir::kernel::{Elem, Kernel, Product, Program};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
-use shardc_ir::types::{Reduction, Type};
+use shardc_ir::types::Type;
 
-/// The kernels of every node of every function that one rank of a plan runs.
+/// The kernels of every launch of every function that one rank of a plan runs.
 ///
 /// # Errors
-/// `dtype` if no kernel has a value's elements: f32, bf16 and i32 have some.
+/// `dtype` if no kernel has a value's elements: f32, bf16 and i32 have some. `plan` if nodes that
+/// the plan joins are no kernel.
 pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
     let mesh = &plan.module.mesh;
     let coords = mesh.coords(rank);
     let own = &plan.classes[plan.class_of(rank)].funcs;
     let one = |(i, f): (usize, &Func)| {
-        let nodes = f.nodes.iter().filter(|_| own.contains(&i));
-        nodes.map(|n| lower(mesh, f, n, &coords)).collect()
+        let all = if own.contains(&i) { group::launches(f) } else { vec![] };
+        all.iter().map(|x| launch(mesh, f, x, &coords)).collect()
     };
     plan.module.funcs.iter().enumerate().map(one).collect()
 }
@@ -30,7 +32,48 @@ pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
 /// # Errors
 /// `dtype` if no kernel has the elements of an operand or a result.
 pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<Kernel> {
-    let types: Vec<&Type> = node.ins.iter().chain(&node.outs).map(|&v| func.ty(v)).collect();
+    let values: Vec<Value> = node.ins.iter().chain(&node.outs).copied().collect();
+    let l = layout(mesh, func, node, (&values, node.ins.len()), coords)?;
+    Ok(match Space::of(func, std::iter::once(node)) {
+        Some(space) if !node.op.def().is_view() => {
+            rows::rows(&l, func, std::slice::from_ref(node), &values, &space)
+        }
+        _ => alone(&l, node),
+    })
+}
+
+/// What the rank with these coordinates does for the nodes of a launch.
+///
+/// # Errors
+/// As for [`program`].
+pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<Kernel> {
+    let nodes = &func.nodes[x.nodes.clone()];
+    if let [one] = nodes {
+        return lower(mesh, func, one, coords);
+    }
+    let values: Vec<Value> = x.ins.iter().chain(&x.outs).copied().collect();
+    let l = layout(mesh, func, &nodes[0], (&values, x.ins.len()), coords)?;
+    if let Some(space) = Space::of(func, nodes.iter()) {
+        return Ok(rows::rows(&l, func, nodes, &values, &space));
+    }
+    if group::accumulates(func, nodes) {
+        return Ok(Kernel::Gemm(product::dot(&l, &group::rule_of(func, &nodes[0]))));
+    }
+    let names: Vec<String> = nodes.iter().map(|n| n.op.mnemonic().to_string()).collect();
+    Err(Diag::new("plan", format!("no kernel does {} in one launch", names.join(", ")))
+        .at(format!("@{}, {}", func.name, func.name(nodes[0].outs[0])))
+        .rule("joined nodes are element-wise work and folds over the same rows, or a product and the sum it is added to")
+        .help("compile the plan again with this version of shardc"))
+}
+
+fn layout<'a>(
+    mesh: &'a Mesh,
+    func: &'a Func,
+    node: &Node,
+    (values, ins): (&[Value], usize),
+    coords: &'a [usize],
+) -> Result<Layout<'a>> {
+    let types: Vec<&Type> = values.iter().map(|&v| func.ty(v)).collect();
     if let Some(t) = types.iter().find(|t| Elem::of(t.dtype).is_none()) {
         let name = node.outs.first().map_or(String::new(), |&v| func.name(v).to_string());
         return Err(Diag::new("dtype", format!("no kernel computes {} yet", t.dtype.name()))
@@ -39,31 +82,39 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
             .help("write bf16 in its place (2 bytes per element too), or f32 (4)")
             .exit(Exit::Unsupported));
     }
-    let ranks: Vec<usize> = node.ins.iter().map(|&v| func.ty(v).rank()).collect();
-    let l = &Layout { mesh, coords, types, ins: node.ins.len() };
-    let unary = |f: Unary| elementwise::unary(l, f);
-    let chain = |f: Binary| elementwise::chain(l, &node.op.def().rule(&ranks), f);
-    let reduce = |f: Reduction| elementwise::reduce(l, &node.op.def().rule(&ranks), f);
-    Ok(match &node.op {
-        Op::Add(_) => chain(Binary::Add),
-        Op::Sub(_) => chain(Binary::Sub),
-        Op::Mul(_) => chain(Binary::Mul),
-        Op::Div(_) => chain(Binary::Div),
-        Op::Scale(o) => elementwise::with_constant(l, Binary::Mul, o.by),
-        Op::Shift(o) => elementwise::with_constant(l, Binary::Add, o.by),
-        Op::AtLeast(o) => elementwise::with_constant(l, Binary::AtLeast, o.bound),
-        Op::Exp(_) => unary(Unary::Exp),
-        Op::Log(_) => unary(Unary::Log),
-        Op::Sqrt(_) => unary(Unary::Sqrt),
-        Op::Rsqrt(_) => unary(Unary::Rsqrt),
-        Op::Tanh(_) => unary(Unary::Tanh),
-        Op::Logistic(_) => unary(Unary::Logistic),
-        Op::Silu(_) => unary(Unary::Silu),
-        Op::Gelu(_) => unary(Unary::Gelu),
-        Op::Sin(_) => unary(Unary::Sin),
-        Op::Cos(_) => unary(Unary::Cos),
-        Op::Clamp(o) => elementwise::clamp(l, o.lo, o.hi),
-        Op::Cast(_) => elementwise::convert(l),
+    Ok(Layout { mesh, coords, types, ins })
+}
+
+/// What a node does that is not one over rows.
+fn alone(l: &Layout, node: &Node) -> Kernel {
+    match &node.op {
+        Op::Add(_)
+        | Op::Sub(_)
+        | Op::Mul(_)
+        | Op::Div(_)
+        | Op::Scale(_)
+        | Op::Shift(_)
+        | Op::AtLeast(_)
+        | Op::Exp(_)
+        | Op::Log(_)
+        | Op::Sqrt(_)
+        | Op::Rsqrt(_)
+        | Op::Tanh(_)
+        | Op::Logistic(_)
+        | Op::Silu(_)
+        | Op::Gelu(_)
+        | Op::Sin(_)
+        | Op::Cos(_)
+        | Op::Clamp(_)
+        | Op::Cast(_)
+        | Op::Fill(_)
+        | Op::ReduceSum(_)
+        | Op::ReduceMax(_)
+        | Op::MergeAttention(_)
+        | Op::AdamW(_)
+        | Op::Sgd(_) => {
+            panic!("{} is over rows", node.op.mnemonic())
+        }
         Op::StopGradient(_)
         | Op::Reshape(_)
         | Op::FanOut(_)
@@ -71,12 +122,9 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         | Op::Own(_)
         | Op::Join(_) => Kernel::View,
         Op::Literal(o) => Kernel::Literal { values: o.values.clone(), to: 0 },
-        Op::Fill(o) => elementwise::fill(l, o.value),
         Op::Transpose(o) => moves::spread(l, &o.rule.0),
         Op::Expand(o) => moves::spread(l, &o.rule.0),
-        Op::ReduceSum(_) => reduce(Reduction::Sum),
-        Op::ReduceMax(_) => reduce(Reduction::Max),
-        Op::Dot(o) => product::dot(l, &o.rule.0),
+        Op::Dot(o) => Kernel::Gemm(product::dot(l, &o.rule.0)),
         Op::Take(o) => moves::take(l, &o.rule.0),
         Op::Put(o) => moves::put(l, &o.rule.0),
         Op::Concat(_) => moves::concat(l),
@@ -93,9 +141,6 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::GroupedDot(_) => experts::grouped(l, Product::Rows, [0, 3, 2]),
         Op::GroupedDotT(_) => experts::grouped(l, Product::RowsTransposed, [3, 0, 2]),
         Op::GroupedOuter(_) => experts::grouped(l, Product::Weights, [2, 0, 3]),
-        Op::MergeAttention(_) => fused::merge_attention(l, &node.op.def().rule(&ranks)),
-        Op::AdamW(o) => fused::adamw(l, o, &ranks),
-        Op::Sgd(o) => fused::sgd(l, o, &ranks),
         Op::AllReduce(o) => collective::all_reduce(l, o.axes),
         Op::AllGather(o) => collective::all_gather(l, o.axes, o.dim),
         Op::ReduceScatter(o) => collective::reduce_scatter(l, o.axes, o.dim),
@@ -103,9 +148,9 @@ pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<
         Op::Reduce(o) => collective::reduce(l, o.axes, o.dim, o.to),
         Op::Slice(o) => moves::slice(l, o.dim),
         Op::Place(o) => moves::place(l, o.dim),
-        Op::Piece(o) => moves::piece(l, o.dim, o.number(mesh, coords)),
+        Op::Piece(o) => moves::piece(l, o.dim, o.number(l.mesh, l.coords)),
         Op::AllToAll(o) => collective::all_to_all(l, o.axes, o.from, o.to),
         Op::AllToAllV(o) => collective::all_to_all_v(l, o),
         Op::Permute(o) => collective::permute(l, o.axes, o.shift),
-    })
+    }
 }

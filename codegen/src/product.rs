@@ -1,10 +1,8 @@
 //! `dot`: its letters become the loops of a matrix product.
 
-use crate::elementwise;
 use crate::layout::Layout;
-use shardc_ir::kernel::{Elem, Extents, Gemm, Kernel, Matrix, View};
+use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix, View};
 use shardc_ir::rule::{Letter, Rule, has_letter};
-use shardc_ir::types::Reduction;
 
 /// One letter, or several that compose: its size and its stride in both operands and the result.
 #[derive(Clone, Copy)]
@@ -40,11 +38,13 @@ fn largest(mut loops: Vec<Loop>) -> (Loop, Vec<Loop>) {
     (at.map_or(one, |i| loops.remove(i)), loops)
 }
 
-/// A matrix product, or a plain reduction if one operand brings no letter of its own to the result.
-pub(crate) fn dot(l: &Layout, rule: &Rule) -> Kernel {
+/// A matrix product of the first two operands; it is added to the third, if there is one, over which
+/// the result lies.
+pub(crate) fn dot(l: &Layout, rule: &Rule) -> Gemm {
     let dims = [&rule.ins[0], &rule.ins[1], &rule.outs[0]];
-    let strides = [l.strides(0), l.strides(1), l.strides(2)];
-    let lens = [l.lens(0), l.lens(1), l.lens(2)];
+    let operands = [0, 1, l.ins];
+    let strides = operands.map(|i| l.strides(i));
+    let lens = operands.map(|i| l.lens(i));
     let of = |letter: Letter| {
         let mut out = Loop { size: 1, strides: [0; 3] };
         for t in 0..3 {
@@ -60,9 +60,6 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Kernel {
         letters.iter().filter(|&&x| has(x) == want).map(|&x| of(x)).collect()
     };
     let (m, n) = (class([true, false, true]), class([false, true, true]));
-    if m.is_empty() || n.is_empty() {
-        return elementwise::reduce(l, rule, Reduction::Sum);
-    }
     let (m, more_m) = largest(join(m));
     let (n, more_n) = largest(join(n));
     let (k, sum) = largest(join(class([true, true, false])));
@@ -72,11 +69,13 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Kernel {
     let matrix = |t: usize, rows: Loop, cols: Loop| {
         let inner = if t < 2 { &sum[..] } else { &[] };
         let strides = batch.iter().chain(inner).map(|x| x.strides[t]).collect();
-        let view = View { operand: t, offset: 0, strides };
-        Matrix { view, elem: l.elem(t), row_stride: rows.strides[t], col_stride: cols.strides[t] }
+        let operand = operands[t];
+        let view = View { operand, offset: 0, strides };
+        let (row_stride, col_stride) = (rows.strides[t], cols.strides[t]);
+        Matrix { view, elem: l.elem(operand), row_stride, col_stride }
     };
-    let narrow = (0..3).any(|t| l.elem(t) != Elem::F32);
-    Kernel::Gemm(Gemm {
+    let narrow = (0..=l.ins).any(|i| l.elem(i) != Elem::F32);
+    Gemm {
         batch: sizes(&batch),
         sum: sizes(&sum),
         m: m.size,
@@ -85,7 +84,7 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Kernel {
         a: matrix(0, m, k),
         b: matrix(1, k, n),
         out: matrix(2, m, n),
-        accumulate: false,
-        scratch: narrow.then(|| View { operand: 3, offset: 0, strides: Extents::new() }),
-    })
+        accumulate: l.ins > 2,
+        scratch: narrow.then(|| View { operand: l.ins + 1, offset: 0, strides: Extents::new() }),
+    }
 }

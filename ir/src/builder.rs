@@ -67,6 +67,7 @@ impl<'a> Builder<'a> {
             outs: values.clone(),
             scope: self.scope,
             note: None,
+            joined: false,
         });
         Ok(values)
     }

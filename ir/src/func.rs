@@ -49,6 +49,8 @@ pub struct Node {
     pub scope: Scope,
     /// Why this line exists; printed after `//`.
     pub note: Option<Cow<'static, str>>,
+    /// The next node runs in the same launch; `&` in the text.
+    pub joined: bool,
 }
 
 /// What an argument or result of a function is to the world outside. A result with a role feeds

@@ -11,8 +11,10 @@
 //! and a result is rounded once, to nearest even, when it is written.
 
 mod experts;
+mod rows;
 
 pub use experts::{Copies, Grouped, Product, Ragged, Route, TopK};
+pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
 
 use crate::mesh::AtomSet;
 use crate::ops::dot::BLOCK;
@@ -79,81 +81,6 @@ pub struct Load {
     pub elem: Elem,
 }
 
-/// A result that is written element by element.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Store {
-    pub view: View,
-    pub elem: Elem,
-    /// The instruction whose value is written.
-    pub value: usize,
-}
-
-/// An f32 function of one operand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unary {
-    Exp,
-    /// e^x - 1, accurate near 0.
-    ExpM1,
-    Log,
-    Sqrt,
-    Rsqrt,
-    Tanh,
-    Logistic,
-    Silu,
-    /// GELU in its tanh form.
-    Gelu,
-    Sin,
-    Cos,
-}
-
-/// An f32 function of two operands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Max,
-    Min,
-    /// 1 where the first is at least the second, else 0.
-    AtLeast,
-}
-
-/// One instruction of an element's program. Numbers name earlier instructions.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Scalar {
-    /// The element of load number `.0`.
-    Load(usize),
-    Const(f32),
-    Unary(Unary, usize),
-    Binary(Binary, usize, usize),
-}
-
-/// Loops over `extents`; every element runs `body`. All loads of an element come before its
-/// stores, so a result may lie on an operand that is walked alike.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Map {
-    pub extents: Extents,
-    pub loads: Vec<Load>,
-    pub body: Vec<Scalar>,
-    pub stores: Vec<Store>,
-}
-
-/// For every index of `outer`, the fold of `value` over `inner`; over nothing, 0, -inf or +inf.
-/// Loads walk `outer`, then `inner`; the result walks `outer`.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Reduce {
-    pub fold: Reduction,
-    pub outer: Extents,
-    pub inner: Extents,
-    pub loads: Vec<Load>,
-    pub body: Vec<Scalar>,
-    /// The instruction whose value is folded.
-    pub value: usize,
-    pub out: View,
-    pub out_elem: Elem,
-}
-
 /// Copies elements of any type, after zeros were written to `clear`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Copy {
@@ -174,7 +101,8 @@ pub struct Matrix {
 }
 
 /// `out[m,n] = Σ a[m,k] b[k,n]` for every index of `batch`, summed over `sum` too (loops of k that
-/// do not join into one stride), in order, and added to what `out` holds if `accumulate`. If a matrix is not f32, blocks of all three are made f32
+/// do not join into one stride), in order, and added to what `out` holds if `accumulate`. If a
+/// matrix is not f32, and the processor has no product of such, blocks of all three are made f32
 /// in the workspace.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gemm {
@@ -186,6 +114,7 @@ pub struct Gemm {
     pub a: Matrix,
     pub b: Matrix,
     pub out: Matrix,
+    /// The last operand is what the product is added to, and lies where the result does.
     pub accumulate: bool,
     /// Room for [`Gemm::block`]; `None` if all matrices are f32.
     pub scratch: Option<View>,
@@ -350,8 +279,7 @@ pub enum Kernel {
         values: Arc<[f32]>,
         to: usize,
     },
-    Map(Map),
-    Reduce(Reduce),
+    Rows(Rows),
     /// Copies, one after the other.
     Copy(Vec<Copy>),
     Gemm(Gemm),
@@ -417,14 +345,7 @@ impl Kernel {
         match self {
             Kernel::View => {}
             Kernel::Literal { values, to } => f(*to, values.len()),
-            Kernel::Map(k) => {
-                k.loads.iter().for_each(|l| see(&l.view, &[&k.extents]));
-                k.stores.iter().for_each(|s| see(&s.view, &[&k.extents]));
-            }
-            Kernel::Reduce(k) => {
-                k.loads.iter().for_each(|l| see(&l.view, &[&k.outer, &k.inner]));
-                see(&k.out, &[&k.outer]);
-            }
+            Kernel::Rows(k) => k.reach(&mut see),
             Kernel::Copy(all) => all.iter().for_each(|k| {
                 k.clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
                 see(&k.from, &[&k.extents]);

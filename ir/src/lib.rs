@@ -7,6 +7,7 @@ pub mod attr;
 pub mod builder;
 pub mod diag;
 pub mod func;
+pub mod group;
 pub mod infer;
 pub mod interp;
 pub mod kernel;

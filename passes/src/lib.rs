@@ -3,6 +3,7 @@
 //! [`pipeline`] is the one list of their order; each pass is one function in one file.
 
 pub mod autodiff;
+pub mod group;
 pub mod memory;
 pub mod options;
 pub mod pipeline;

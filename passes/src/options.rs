@@ -196,6 +196,9 @@ pub struct Options {
     pub freeze: Vec<String>,
     pub shard: Vec<ShardRule>,
     pub seed: u64,
+    /// Join nodes that run as one kernel.
+    #[serde(default = "yes")]
+    pub fuse: bool,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
     pub observe: bool,
     /// Ranks that split the experts.

@@ -3,6 +3,7 @@
 use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::recompute::Recompute;
 use crate::autodiff::split::{StageFuncs, split, split_forward};
+use crate::group::group;
 use crate::memory::memory;
 use crate::options::{CpMode, Options, TpMode, TpSteps, glob};
 use crate::precision::precision;
@@ -56,7 +57,7 @@ pub struct Compiled {
 }
 
 /// Names of the passes, in order.
-pub const PASSES: [&str; 17] = [
+pub const PASSES: [&str; 18] = [
     "rewrite",
     "precision",
     "stages",
@@ -71,6 +72,7 @@ pub const PASSES: [&str; 17] = [
     "ring",
     "step",
     "combine",
+    "group",
     "schedule",
     "memory",
     "verify",
@@ -196,6 +198,11 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         }
     }
     run.done("combine", &m);
+
+    if o.fuse {
+        m.funcs.iter_mut().for_each(|f| group(&m.mesh, f));
+    }
+    run.done("group", &m);
 
     let lists = lists(&m, &schedule, o.mode)?;
     run.done("schedule", &m);

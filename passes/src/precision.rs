@@ -241,7 +241,14 @@ impl Pass {
             let hint = format!("{}_{}", name.hint, to.name()).into();
             let new = f.value(Type { dtype: to, ..f.ty(v).clone() }, Name { hint, dup: 0, ..name });
             let (ins, outs) = (SmallVec::from_slice(&[v]), SmallVec::from_slice(&[new]));
-            f.nodes.push(Node { op: Cast { to }.into(), ins, outs, scope, note: None });
+            f.nodes.push(Node {
+                op: Cast { to }.into(),
+                ins,
+                outs,
+                scope,
+                note: None,
+                joined: false,
+            });
             new
         })
     }

@@ -1,23 +1,31 @@
 //! Runs one kernel: one `match`.
 
 use crate::exchange::exchange;
-use crate::map::Registers;
+use crate::native::Native;
+use crate::rows::Registers;
 use crate::transport::Transport;
-use crate::{attention, experts, fold, grouped, map, moves, product};
+use crate::{attention, experts, grouped, moves, product, rows};
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::{Collective, Copy, Exchange, Kernel, Ragged};
+use std::sync::Arc;
 
 /// What kernels need beside their memory.
 pub struct Executor {
     transport: Box<dyn Transport>,
     threads: usize,
     registers: Registers,
+    native: Option<Arc<Native>>,
 }
 
 impl Executor {
     /// `threads`: how many threads one product may use.
     pub fn new(transport: Box<dyn Transport>, threads: usize) -> Executor {
-        Executor { transport, threads, registers: Registers::default() }
+        Executor { transport, threads, registers: Registers::default(), native: None }
+    }
+
+    /// With compiled kernels over rows; those that are not among them are interpreted.
+    pub fn with(self, native: Option<Arc<Native>>) -> Executor {
+        Executor { native, ..self }
     }
 
     pub fn transport(&mut self) -> &mut dyn Transport {
@@ -31,7 +39,7 @@ impl Executor {
     ///
     /// # Safety
     /// The memory of operand `i` is valid for as many elements as [`Kernel::reach`] says; results
-    /// overlap no operands, but that of a [`Kernel::Map`] may be one that is walked alike. Nobody
+    /// overlap no operands, but that of a [`Kernel::Rows`] may be one that is walked alike. Nobody
     /// else uses this memory meanwhile, other ranks in collectives excepted.
     pub unsafe fn run(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
         let (threads, registers) = (self.threads, &mut self.registers);
@@ -42,8 +50,10 @@ impl Executor {
                 Kernel::Literal { values, to } => {
                     memory[*to].copy_from_nonoverlapping(values.as_ptr(), values.len());
                 }
-                Kernel::Map(k) => map::run(k, memory, registers),
-                Kernel::Reduce(k) => fold::run(k, memory, registers),
+                Kernel::Rows(k) => match self.native.as_ref().and_then(|n| n.get(&k.symbol)) {
+                    Some(entry) => rows::compiled(k, entry, memory, threads),
+                    None => rows::run(k, memory, registers),
+                },
                 Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory)),
                 Kernel::Gemm(k) => product::run(k, memory, threads),
                 Kernel::Take(k) => moves::take(k, memory),

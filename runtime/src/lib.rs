@@ -6,6 +6,7 @@
 pub mod arena;
 pub mod cuda;
 pub mod exec;
+pub mod native;
 pub mod session;
 pub mod threads;
 pub mod transport;
@@ -14,7 +15,7 @@ mod attention;
 mod batch;
 mod exchange;
 mod experts;
-mod fold;
+
 mod grouped;
 mod hub;
 mod map;
@@ -23,6 +24,7 @@ mod moves;
 mod product;
 mod rank;
 mod region;
+mod rows;
 mod wiring;
 
 pub use session::{Array, Done, Options, Session, StepBatch, StepResult, Timing};

@@ -2,6 +2,7 @@
 //! twice: for any processor of the target, and for AVX2. Both give the same bits (nothing is fused).
 
 use shardc_ir::kernel::{Binary, Unary};
+use shardc_ir::types::Reduction;
 
 /// Defines a function whose body is compiled once more for AVX2.
 macro_rules! vectorised {
@@ -120,6 +121,7 @@ vectorised! {
             Unary::Gelu => each(x, out, |x| x / (1.0 + exp(-2.0 * ROOT * (x + CUBE * x * x * x)))),
             Unary::Sin => each(x, out, f32::sin),
             Unary::Cos => each(x, out, f32::cos),
+            Unary::Round => each(x, out, |x| from_bf16(to_bf16(x))),
         }
     }
 }
@@ -142,10 +144,9 @@ vectorised! {
 /// Partial folds kept side by side: as many as vector registers hold without dependence.
 pub(crate) const LANES: usize = 16;
 
-/// Folds a slice in a fixed order: 16 partial folds of every 16th element, then those in pairs.
+/// Folds a slice into 16 partial folds, each of every 16th element.
 #[inline(always)]
-fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut acc = [start; LANES];
+fn into_lanes(x: &[f32], acc: &mut [f32; LANES], f: impl Fn(f32, f32) -> f32) {
     let mut chunks = x.chunks_exact(LANES);
     for c in &mut chunks {
         for (a, &x) in acc.iter_mut().zip(c) {
@@ -155,12 +156,28 @@ fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     for (a, &x) in acc.iter_mut().zip(chunks.remainder()) {
         *a = f(*a, x);
     }
+}
+
+/// Folds a slice in a fixed order: 16 partial folds, then those in pairs.
+#[inline(always)]
+fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut acc = [start; LANES];
+    into_lanes(x, &mut acc, &f);
     in_pairs(acc, f)
 }
 
 /// What partial sums are in all, in the order of [`sum`].
 pub(crate) fn total(acc: [f32; LANES]) -> f32 {
     in_pairs(acc, |a, b| a + b)
+}
+
+/// What partial folds are in all.
+pub(crate) fn whole(r: Reduction, acc: [f32; LANES]) -> f32 {
+    match r {
+        Reduction::Sum => total(acc),
+        Reduction::Max => in_pairs(acc, f32::max),
+        Reduction::Min => in_pairs(acc, f32::min),
+    }
 }
 
 #[inline(always)]
@@ -176,13 +193,22 @@ fn in_pairs(mut acc: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 vectorised! {
+    /// Folds more elements into partial folds. All pieces of a row but the last have a multiple of
+    /// [`LANES`] elements.
+    fn fold(r: Reduction, x: &[f32], acc: &mut [f32; LANES]) {
+        match r {
+            Reduction::Sum => into_lanes(x, acc, |a, b| a + b),
+            Reduction::Max => into_lanes(x, acc, f32::max),
+            Reduction::Min => into_lanes(x, acc, f32::min),
+        }
+    }
+}
+
+vectorised! {
     fn sum(x: &[f32]) -> f32 { lanes(x, 0.0, |a, b| a + b) }
 }
 vectorised! {
     fn max(x: &[f32]) -> f32 { lanes(x, f32::NEG_INFINITY, f32::max) }
-}
-vectorised! {
-    fn min(x: &[f32]) -> f32 { lanes(x, f32::INFINITY, f32::min) }
 }
 
 vectorised! {
@@ -279,8 +305,8 @@ mod tests {
 
     #[test]
     fn folds_of_nothing() {
-        assert_eq!([sum(&[]), max(&[]), min(&[])], [0.0, f32::NEG_INFINITY, f32::INFINITY]);
+        assert_eq!([sum(&[]), max(&[])], [0.0, f32::NEG_INFINITY]);
         let x: Vec<f32> = (0..37).map(|i| i as f32).collect();
-        assert_eq!([sum(&x), max(&x), min(&x)], [666.0, 36.0, 0.0]);
+        assert_eq!([sum(&x), max(&x)], [666.0, 36.0]);
     }
 }

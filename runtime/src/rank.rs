@@ -92,7 +92,7 @@ impl Rank {
         let bytes = wiring.plan.classes[class].memory.peak_bytes;
         let arena = Arena::new(bytes, how.poison).ok_or_else(out_of_arena)?;
         let coords = wiring.mesh().coords(rank);
-        let executor = Executor::new(transport, how.threads);
+        let executor = Executor::new(transport, how.threads).with(how.native.clone());
         let (clock, timings) = (how.trace.then_some(began), vec![]);
         let mut r =
             Rank { rank, class, coords, wiring, program, arena, executor, at, clock, timings };
@@ -302,10 +302,12 @@ impl Rank {
         })
     }
 
-    /// Runs all nodes of a function.
+    /// Runs all launches of a function.
     fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
         let func = c.func;
-        for (n, bound) in w.nodes[func].iter().enumerate() {
+        for (i, bound) in w.bound[func].iter().enumerate() {
+            // A launch is known by its first node.
+            let n = w.launches[func][i].nodes.start;
             self.at[self.rank].store(func << 32 | n, Ordering::Relaxed);
             let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
             for p in bound {
@@ -315,7 +317,7 @@ impl Rank {
             // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
             // places, and the arena has checked that they lie inside it. The plan keeps operands
             // and results apart.
-            let kernel = &self.program[func][n];
+            let kernel = &self.program[func][i];
             let exchanges = matches!(kernel, Kernel::Collective(_));
             let start = if exchanges { self.now() } else { None };
             let done = unsafe { self.executor.run(kernel, &memory) };

@@ -1,6 +1,7 @@
 //! A running plan: one thread per rank, alive from step to step.
 
 use crate::batch::{self, StepData};
+use crate::native::Native;
 use crate::rank::{Command, Failed, Piece, Rank, Reply};
 use crate::region::{Region, copy, dense_block};
 use crate::threads::Threads;
@@ -26,7 +27,7 @@ pub type LoadFn<'a> = dyn Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<()>
 pub type LowerFn<'a> = dyn Fn(&Plan, usize) -> Result<Program> + Sync + 'a;
 
 /// How to run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Threads that one rank's products may use.
     pub threads: usize,
@@ -36,6 +37,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Note when each instruction and each collective began and ended.
     pub trace: bool,
+    /// Compiled kernels over rows; without, they are interpreted.
+    pub native: Option<Arc<Native>>,
 }
 
 /// Something a rank did in a step, in time since the session began.
@@ -57,7 +60,13 @@ pub enum Done {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 1, poison: false, timeout: Duration::from_secs(600), trace: false }
+        Options {
+            threads: 1,
+            poison: false,
+            timeout: Duration::from_secs(600),
+            trace: false,
+            native: None,
+        }
     }
 }
 
@@ -140,6 +149,7 @@ impl Session {
         std::thread::scope(|s| {
             for (rank, end) in ends.into_iter().enumerate() {
                 let (wiring, at, made) = (wiring.clone(), at.clone(), &made);
+                let options = options.clone();
                 s.spawn(move || {
                     let r = lower(&wiring.plan, rank).and_then(|program| {
                         Rank::new(wiring, program, Box::new(end), (options, began), at, load)

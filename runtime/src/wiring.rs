@@ -3,17 +3,18 @@
 
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
-use shardc_ir::kernel::{Block, Elem, Program};
+use shardc_ir::group::{Launch, launches};
+use shardc_ir::kernel::{Block, Elem, Kernel, Program};
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::plan::{ALIGN, Instr, Memory, Place, Plan, RankClass, calls};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
 
-/// Places of a node's operands, results and workspace.
+/// Places of a launch's operands, results and workspace.
 pub(crate) type Bound = SmallVec<[Place; 12]>;
 
-/// A node's operands and results.
+/// A launch's operands and results.
 type Operands = SmallVec<[Value; 12]>;
 
 /// A plan, and its memory by node and by role.
@@ -21,7 +22,9 @@ pub(crate) struct Wiring {
     pub plan: Plan,
     /// Places of all values, by function.
     pub places: Vec<Vec<Place>>,
-    pub nodes: Vec<Vec<Bound>>,
+    /// By function.
+    pub launches: Vec<Vec<Launch>>,
+    pub bound: Vec<Vec<Bound>>,
     /// By function: it runs once per microbatch.
     pub per_microbatch: Vec<bool>,
     /// By function: the class that runs it.
@@ -68,14 +71,15 @@ impl Wiring {
         }
         let mut class_of = vec![usize::MAX; funcs.len()];
         let mut per_microbatch = vec![false; funcs.len()];
-        let (mut places, mut nodes) = (vec![vec![]; funcs.len()], vec![vec![]; funcs.len()]);
+        let (mut places, mut bound) = (vec![vec![]; funcs.len()], vec![vec![]; funcs.len()]);
+        let launches: Vec<Vec<Launch>> = funcs.iter().map(launches).collect();
         for (i, c) in plan.classes.iter().enumerate() {
             for &f in &c.funcs {
                 let new = class_of.get_mut(f).filter(|c| **c == usize::MAX);
                 *new.ok_or_else(|| broken(format!("function {f} is not of one class")))? = i;
                 check_places(plan, c, f)?;
                 places[f].clone_from(&c.memory.places[f]);
-                nodes[f] = bind(&c.memory, &funcs[f], f);
+                bound[f] = bind(&c.memory, &launches[f], f);
             }
             for instr in c.step.iter().chain(&c.evaluation) {
                 check_instr(plan, i, instr, &class_of)?;
@@ -88,7 +92,8 @@ impl Wiring {
             return Err(broken(format!("no class has @{}", funcs[f].name)));
         }
         let inputs = plan.classes.iter().map(|c| slots(plan, c)).collect();
-        let w = Wiring { plan: plan.clone(), places, nodes, per_microbatch, class_of, inputs };
+        let plan = plan.clone();
+        let w = Wiring { plan, places, launches, bound, per_microbatch, class_of, inputs };
         for kind in [RoleKind::Param, RoleKind::State, RoleKind::Scalar] {
             if let Some(p) = w.args(kind).chain(w.results(kind)).find(|p| p.place.frame != 0) {
                 return Err(broken(format!("`{}` does not live through a step", p.name)));
@@ -147,17 +152,24 @@ impl Wiring {
     /// Checks that the kernels of a rank of a class stay inside the places of their operands.
     pub fn check_program(&self, class: usize, program: &Program) -> Result<()> {
         let own = |f: usize| self.class_of[f] == class;
-        let want = |f: usize| if own(f) { self.nodes[f].len() } else { 0 };
-        let fits = program.len() == self.nodes.len()
+        let want = |f: usize| if own(f) { self.launches[f].len() } else { 0 };
+        let fits = program.len() == self.launches.len()
             && program.iter().enumerate().all(|(f, p)| p.len() == want(f));
         if !fits {
-            return Err(broken("the kernels do not match the plan's nodes".into()));
+            return Err(broken("the kernels do not match the plan's launches".into()));
         }
         for (f, kernels) in program.iter().enumerate() {
             for (n, k) in kernels.iter().enumerate() {
-                let (bound, func) = (&self.nodes[f][n], &self.plan.module.funcs[f]);
-                let node = &func.nodes[n];
-                let values: Operands = node.ins.iter().chain(&node.outs).copied().collect();
+                let (bound, func) = (&self.bound[f][n], &self.plan.module.funcs[f]);
+                let launch = &self.launches[f][n];
+                let values: Operands = launch.ins.iter().chain(&launch.outs).copied().collect();
+                if let Kernel::Gemm(g) = k
+                    && g.accumulate
+                    && bound.get(launch.ins.len() - 1) != bound.get(launch.ins.len())
+                {
+                    return Err(broken("a sum does not lie where its first term does".into())
+                        .at(self.node_text(f, launch.nodes.start)));
+                }
                 let mut bad = None;
                 k.reach(&mut |operand, end| {
                     // Behind the values is the workspace, of f32.
@@ -168,7 +180,7 @@ impl Wiring {
                     }
                 });
                 if let Some((operand, end, room)) = bad {
-                    let text = self.node_text(f, n);
+                    let text = self.node_text(f, launch.nodes.start);
                     return Err(broken(format!(
                         "operand {operand} has {room} elements, {end} are needed"
                     ))
@@ -302,14 +314,15 @@ fn slots(plan: &Plan, c: &RankClass) -> Vec<Slot> {
     out
 }
 
-fn bind(m: &Memory, f: &Func, func: usize) -> Vec<Bound> {
+fn bind(m: &Memory, launches: &[Launch], func: usize) -> Vec<Bound> {
     let places = &m.places[func];
-    let one = |(i, n): (usize, &shardc_ir::func::Node)| {
-        let mut bound: Bound = n.ins.iter().chain(&n.outs).map(|v| places[v.0 as usize]).collect();
-        bound.push(m.workspaces[func][i]);
+    let one = |x: &Launch| {
+        let mut bound: Bound = x.ins.iter().chain(&x.outs).map(|v| places[v.0 as usize]).collect();
+        let work = &m.workspaces[func][x.nodes.clone()];
+        bound.push(work.iter().find(|p| p.bytes > 0).copied().unwrap_or_default());
         bound
     };
-    f.nodes.iter().enumerate().map(one).collect()
+    launches.iter().map(one).collect()
 }
 
 /// A rank's piece of a value, in its padded storage; `None` if no kernel has its elements.

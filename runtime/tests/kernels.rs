@@ -97,6 +97,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
         outs: outs.into(),
         scope: Scope(0),
         note: None,
+        joined: false,
     });
     Some(f)
 }

@@ -371,10 +371,10 @@ fn a_rank_that_skips_a_collective_ends_the_step_with_one_message() {
 #[test]
 fn a_rank_that_panics_is_named() {
     let broken = sabotage(2, |k| {
-        let Kernel::Map(m) = k else { return None };
+        let Kernel::Rows(m) = k else { return None };
         let mut m = m.clone();
         m.body[0] = Scalar::Load(99);
-        Some(Kernel::Map(m))
+        Some(Kernel::Rows(m))
     });
     let mut s = Session::new(&plan("dp=2, tp=2"), options(60), &broken, &load).unwrap();
     let begin = Instant::now();

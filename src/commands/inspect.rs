@@ -1,5 +1,6 @@
 //! `shardc inspect`: the programs of a plan, a summary of what they cost, the ranks.
 
+mod kernels;
 mod layers;
 mod local;
 mod ranks;
@@ -21,7 +22,8 @@ use shardc_ir::text;
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)] // the subcommand has this name already
 pub struct Inspect {
-    /// Show the program after a pass: source, annotate, propagate, partition, ..., ranked
+    /// Show the program after a pass: source, annotate, propagate, partition, ..., ranked; or the
+    /// kernels of a rank, and their text
     #[arg(long)]
     pub phase: Option<String>,
     /// Show the programs of this rank class
@@ -74,6 +76,14 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         let experts = s.facts.and_then(|f| f.experts).map(|_| &s.options);
         return Ok(ranks::table(&s.plan.module.mesh, experts, json));
     }
+    if what.phase.as_deref() == Some("kernels") {
+        let of_class = what
+            .class
+            .and_then(|c| (0..s.plan.module.mesh.ranks()).find(|&r| s.plan.class_of(r) == c));
+        let rank = what.rank.or(of_class).unwrap_or(0);
+        ranks::Rank::of(&s.plan, rank)?;
+        return kernels::kernels(s, rank, json);
+    }
     let mut m = module(s, what.phase.as_deref())?;
     let rank_class = what.rank.filter(|&r| r < m.mesh.ranks()).map(|r| s.plan.class_of(r));
     if let Some(c) = what.class.or(rank_class).filter(|_| what.phase.is_none()) {
@@ -110,7 +120,7 @@ fn module(s: &Stored, phase: Option<&str>) -> Result<Module> {
             found = Some(m.clone());
         }
     })?;
-    known.push("ranked".into());
+    known.extend(["ranked".into(), "kernels".into()]);
     found.ok_or_else(|| {
         Diag::new("unknown-pass", format!("no phase is called `{phase}`"))
             .at(format!("--phase {phase}"))

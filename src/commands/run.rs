@@ -13,11 +13,14 @@ use shardc_frontends::{
 };
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::kernel::Program;
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
+use shardc_runtime::native::Native;
 use shardc_runtime::{Options, Session, StepBatch, StepResult};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Flags of `run`.
@@ -57,6 +60,17 @@ pub struct Run {
     /// Threads of one rank's products, at most the cores [default: cores / ranks]
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Kernels over rows: compiled by the machine's C compiler, or interpreted, several times slower
+    #[arg(long, value_enum, default_value_t)]
+    pub kernels: Kernels,
+}
+
+/// How kernels over rows run.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Kernels {
+    #[default]
+    Compiled,
+    Interpreted,
 }
 
 /// Every evaluation sees the batch of this step number, which no training step has.
@@ -106,7 +120,18 @@ pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
+    let programs: Vec<Program> =
+        (0..ranks).map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
+    let native = match how.kernels {
+        Kernels::Interpreted => None,
+        Kernels::Compiled => {
+            let all = programs.iter().flatten().flatten();
+            let object = shardc_codegen::c::compile(&shardc_codegen::c::print(all))?;
+            Some(Arc::new(Native::load(&object, programs.iter())?))
+        }
+    };
     let options = Options {
+        native,
         threads,
         timeout: Duration::from_secs(how.timeout.max(1)),
         trace: how.trace.is_some(),
@@ -116,7 +141,7 @@ pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
         Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
         Start::Checkpoint(c) => c.read(w, ranges, out),
     };
-    Session::new(plan, options, &|p, rank| shardc_codegen::program(p, rank), &load)
+    Session::new(plan, options, &|_, rank| Ok(programs[rank].clone()), &load)
 }
 
 /// Tokens of a step.

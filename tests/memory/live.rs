@@ -10,6 +10,7 @@
 
 use super::*;
 use shardc_ir::func::{Role, RoleKind, Value};
+use shardc_ir::group::launches;
 use shardc_ir::plan::{Call, Instr, Place, RankClass, Transfer};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -122,21 +123,27 @@ impl<'a> Count<'a> {
             };
             values.insert(a.value, held);
         }
-        for (i, n) in f.nodes.iter().enumerate() {
+        for x in launches(f) {
             self.now += 1;
-            n.ins.iter().for_each(|v| self.touch(values[v]));
-            self.piece(self.class.memory.workspaces[c.func][i].bytes);
-            for &o in &n.outs {
-                let at = self.place(c.func, o);
-                let same = |&&v: &&Value| self.place(c.func, v) == at;
-                let over = n.ins.iter().find(same).map(|v| values[v]);
-                let held = match over {
-                    _ if n.op.def().is_view() => values[&n.ins[0]],
-                    _ if at.frame == 0 => None,
-                    Some(operand) => operand,
-                    None => self.piece(at.bytes),
-                };
-                values.insert(o, held);
+            x.ins.iter().for_each(|v| self.touch(values[v]));
+            for work in &self.class.memory.workspaces[c.func][x.nodes.clone()] {
+                self.piece(work.bytes);
+            }
+            for n in &f.nodes[x.nodes.clone()] {
+                for &o in &n.outs {
+                    let at = self.place(c.func, o);
+                    let same = |&&v: &&Value| self.place(c.func, v) == at;
+                    let over = x.ins.iter().find(same).map(|v| values[v]);
+                    let held = match over {
+                        _ if n.op.def().is_view() => values[&n.ins[0]],
+                        // Only nodes of the launch read it.
+                        _ if !x.outs.contains(&o) => None,
+                        _ if at.frame == 0 => None,
+                        Some(operand) => operand,
+                        None => self.piece(at.bytes),
+                    };
+                    values.insert(o, held);
+                }
             }
         }
         self.now += 1;

@@ -58,7 +58,7 @@ pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
             }
             _meeting_alone => vec![],
         },
-        Kernel::Literal { .. } | Kernel::Map(_) | Kernel::Reduce(_) => return None,
+        Kernel::Literal { .. } | Kernel::Rows(_) => return None,
     })
 }
 

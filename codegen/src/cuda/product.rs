@@ -22,6 +22,7 @@ struct Tiles {
     b: Side,
     out: Elem,
     out_aligned: bool,
+    accumulate: bool,
 }
 
 impl Tiles {
@@ -62,6 +63,7 @@ impl Tiles {
             .define("A_ALIGNED", aligned(&self.a))
             .define("B_ALIGNED", aligned(&self.b))
             .define("OUT_ALIGNED", self.out_aligned)
+            .define("ACCUMULATE", self.accumulate)
             .define("TILE_M", m)
             .define("TILE_N", n)
             .define("TILE_K", k)
@@ -95,6 +97,7 @@ pub(super) fn gemm(k: &Gemm) -> Vec<Launch> {
         b: side(&k.b, [k.k, k.n], false),
         out: k.out.elem,
         out_aligned: k.out.col_stride == 1 && whole(2, k.n, &k.out.view, &[k.out.row_stride]),
+        accumulate: k.accumulate,
     };
     let (batches, sums) = (k.batch.len().max(1), k.sum.len().max(1));
     let source = t.file("gemm.cu", text).define("BATCHES", batches).define("SUMS", sums).source();
@@ -142,7 +145,8 @@ pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
         Product::Weights => ([1, 0, 2], y(false), x(false), [k.y_width, k.x_width, 0]),
     };
     let (out, out_elem) = sides[order[2]];
-    let t = Tiles { a, b, out: out_elem, out_aligned: whole(2, n, out, &[]) };
+    let out_aligned = whole(2, n, out, &[]);
+    let t = Tiles { a, b, out: out_elem, out_aligned, accumulate: false };
     let mut words = Words::default();
     order.iter().for_each(|&i| words.view(sides[i].0, sides[i].1));
     words.view(&k.counts, Elem::I32);

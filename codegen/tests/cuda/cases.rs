@@ -51,7 +51,14 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
     let outs: Vec<_> = outs.into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
     f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
     let (op, scope) = (s.op.clone(), Scope(0));
-    f.nodes.push(Node { op, ins: args.into(), outs: outs.into(), scope, note: None });
+    f.nodes.push(Node {
+        op,
+        ins: args.into(),
+        outs: outs.into(),
+        scope,
+        note: None,
+        joined: false,
+    });
     Some(f)
 }
 

@@ -360,12 +360,14 @@ impl<'t> Parser<'t> {
         if self.c.peek() == Some(b',') {
             return Err(wrong_number(self.c.at, "more"));
         }
+        let joined = self.c.eat("&");
+        self.c.spaces();
         let note = self.note();
         if !matches!(self.c.peek(), None | Some(b'\n')) {
             let f = self.c.needs("the end of the line");
             return Err(f.help("put each op on a line of its own"));
         }
-        f.nodes.push(Node { op, ins, outs, scope, note });
+        f.nodes.push(Node { op, ins, outs, scope, note, joined });
         Ok(())
     }
 

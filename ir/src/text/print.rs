@@ -209,6 +209,7 @@ impl Printer<'_> {
             self.out.push_str("  ");
             let name = |v, out: &mut String| out.push_str(names.get(v));
             write_node(self.mesh, f, n, name, &mut self.out, |_| ());
+            self.out.push_str(if n.joined { " &" } else { "" });
             if let Some(note) = n.note.as_deref().filter(|n| !n.is_empty()) {
                 self.out.push_str("  // ");
                 match note.contains(char::is_control) {

@@ -337,7 +337,7 @@ impl Split<'_> {
             self.map[o.0 as usize] = (Some(home), new);
             outs.push(new);
         }
-        let node = Node { op: n.op.clone(), ins, outs, scope, note: n.note.clone() };
+        let node = Node { op: n.op.clone(), ins, outs, scope, note: n.note.clone(), joined: false };
         self.func(home).nodes.push(node);
     }
 
@@ -393,6 +393,7 @@ pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
         outs: SmallVec::from_slice(&[sum]),
         scope,
         note: None,
+        joined: false,
     });
     f.results.push(Port { value: sum, role: Some(role) });
 }

@@ -3,6 +3,7 @@
 use super::free::FreeList;
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
+use shardc_ir::group::{self, Launch, Space, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{ALIGN, Class, Instr, Place};
 use shardc_ir::types::DType;
@@ -122,6 +123,7 @@ struct Planner<'a> {
     users: Vec<BTreeSet<usize>>,
     offered: Vec<bool>,
     /// By function.
+    launches: Vec<Vec<Launch>>,
     buffers: Vec<Vec<Buffer>>,
     of: Vec<Vec<usize>>,
     work: Vec<Vec<usize>>,
@@ -178,6 +180,7 @@ pub(super) fn layout(
         makers: vec![],
         users: vec![],
         offered: vec![],
+        launches: m.funcs.iter().map(launches).collect(),
         buffers: (0..n).map(|_| vec![]).collect(),
         of: vec![vec![]; n],
         work: vec![vec![]; n],
@@ -208,6 +211,12 @@ impl<'a> Planner<'a> {
 
     fn root(&self, f: usize, v: Value) -> usize {
         self.find(f, self.of[f][v.0 as usize])
+    }
+
+    /// The same; `NONE` if the value has no memory.
+    fn root_if_any(&self, f: usize, v: Value) -> usize {
+        let b = self.of[f][v.0 as usize];
+        if b == NONE { NONE } else { self.find(f, b) }
     }
 
     fn buffer(&mut self, f: usize, v: Value, birth: usize, class: Class) -> usize {
@@ -283,16 +292,21 @@ impl<'a> Planner<'a> {
             buffer.death = if dies { 0 } else { NONE };
             own.insert(role, b);
         }
-        for (i, n) in func.nodes.iter().enumerate() {
-            let at = i + 1;
-            n.ins.iter().for_each(|&v| self.touch(f, v, at));
-            for &o in &n.outs {
+        for x in &self.launches[f].clone() {
+            // A launch takes no time: its results live from its first node on, what it reads to its
+            // last.
+            let (from, until) = (x.nodes.start + 1, x.nodes.end);
+            x.ins.iter().for_each(|&v| self.touch(f, v, until));
+            for (n, &o) in
+                func.nodes[x.nodes.clone()].iter().flat_map(|n| n.outs.iter().map(move |o| (n, o)))
+            {
                 let b = match n.op.def().is_view() {
-                    true => self.root(f, n.ins[0]),
+                    true => self.root_if_any(f, n.ins[0]),
+                    false if !x.outs.contains(&o) => NONE,
                     false if n.op.collective().is_some() => {
-                        self.buffer(f, o, at, Class::CollectiveBuffer)
+                        self.buffer(f, o, from, Class::CollectiveBuffer)
                     }
-                    false => self.buffer(f, o, at, Class::Temporary),
+                    false => self.buffer(f, o, from, Class::Temporary),
                 };
                 self.of[f][o.0 as usize] = b;
             }
@@ -343,21 +357,27 @@ impl<'a> Planner<'a> {
         b.object = b.object.or(object);
     }
 
-    /// Results written over operands that die at their node.
+    /// Results written over operands that die at their launch.
     fn in_place(&mut self, f: usize) {
         let func: &'a Func = &self.m.funcs[f];
-        for (i, n) in func.nodes.iter().enumerate() {
-            for (k, &o) in n.outs.iter().enumerate() {
-                let Some(j) = n.op.def().in_place(k) else { continue };
-                let x = n.ins[j];
-                let (from, into) = (self.root(f, o), self.root(f, x));
-                let fits = func.ty(x).dims == func.ty(o).dims
-                    && func.ty(x).dtype == func.ty(o).dtype
-                    && (n.op.collective().is_some() || walked_alike(func, n, j, k));
-                let once = n.ins.iter().filter(|&&v| self.root(f, v) == into).count() == 1;
-                let (a, b) = (&self.buffers[f][from], &self.buffers[f][into]);
-                let apart = a.object.is_none() || b.object.is_none();
-                if from != into && fits && once && apart && b.death == i + 1 && a.bytes == b.bytes {
+        for x in &self.launches[f].clone() {
+            for (k, &o) in x.outs.iter().enumerate() {
+                let from = self.root(f, o);
+                // What has its place already, as the new value of an argument, keeps it.
+                if self.buffers[f][from].birth <= x.nodes.start {
+                    continue;
+                }
+                let over = over(func, x, k).into_iter().find(|&v| {
+                    let into = self.root(f, v);
+                    let once = x.ins.iter().filter(|&&v| self.root(f, v) == into).count() == 1;
+                    let (a, b) = (&self.buffers[f][from], &self.buffers[f][into]);
+                    let apart = a.object.is_none() || b.object.is_none();
+                    let taken = x.outs[..k].iter().any(|&o| self.root(f, o) == into);
+                    let dies = b.death == x.nodes.end && !taken;
+                    from != into && once && apart && dies && a.bytes == b.bytes
+                });
+                if let Some(v) = over {
+                    let into = self.root(f, v);
                     self.merge(f, from, into);
                 }
             }
@@ -505,21 +525,21 @@ impl<'a> Planner<'a> {
         let mut order: Vec<usize> =
             (0..self.buffers[f].len()).filter(|&b| is_scratch(&self.buffers[f][b])).collect();
         order.sort_by_key(|&b| (self.buffers[f][b].birth, b));
-        let mut free = FreeList::default();
-        let mut dying: BTreeSet<(usize, usize)> = BTreeSet::new();
-        let (mut peak, mut at) = (0, 0);
-        for &b in &order {
-            let (birth, bytes) = (self.buffers[f][b].birth, self.buffers[f][b].bytes);
-            while let Some(&(death, d)) = dying.first().filter(|x| x.0 < birth) {
-                dying.remove(&(death, d));
-                free.give(self.buffers[f][d].offset, padded(self.buffers[f][d].bytes));
+        let pieces: Vec<Piece> = order.iter().map(|&b| Piece::of(&self.buffers[f][b])).collect();
+        let mut offsets = by_birth(&pieces);
+        let end = |offsets: &[usize]| pieces.iter().zip(offsets).map(|(p, o)| o + p.bytes).max();
+        let most = |offsets: &[usize]| end(offsets).unwrap_or(0);
+        if most(&offsets) > most_alive(&pieces) / 100 * (100 + super::SLACK) {
+            let other = by_size(&pieces);
+            if most(&other) < most(&offsets) {
+                offsets = other;
             }
-            let offset = free.take(padded(bytes));
+        }
+        let peak = most(&offsets);
+        let highest = pieces.iter().zip(&offsets).find(|(p, o)| *o + p.bytes == peak);
+        let at = highest.map_or(0, |(p, _)| p.birth);
+        for (&b, &offset) in order.iter().zip(&offsets) {
             self.buffers[f][b].offset = offset;
-            if offset + bytes > peak {
-                (peak, at) = (offset + bytes, birth);
-            }
-            dying.insert((self.buffers[f][b].death, b));
         }
         let s = &mut out.scratch[f];
         (s.bytes, s.busiest) = (peak, busiest);
@@ -532,12 +552,98 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// True if the op walks operand `j` as it walks result `k`, so that each element is read before it is
-/// written: not if the rule permutes the letters.
-fn walked_alike(f: &Func, n: &Node, j: usize, k: usize) -> bool {
-    let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
-    let rule = n.op.def().rule(&ranks);
-    rule.ins[j] == rule.outs[k]
+/// Bytes, and the nodes at which they are needed.
+#[derive(Clone, Copy)]
+struct Piece {
+    bytes: usize,
+    birth: usize,
+    death: usize,
+}
+
+impl Piece {
+    fn of(b: &Buffer) -> Piece {
+        Piece { bytes: b.bytes, birth: b.birth, death: b.death }
+    }
+}
+
+/// The most bytes that are alive at once.
+fn most_alive(pieces: &[Piece]) -> usize {
+    let mut change: BTreeMap<usize, i64> = BTreeMap::new();
+    for p in pieces {
+        *change.entry(p.birth).or_default() += p.bytes as i64;
+        *change.entry(p.death + 1).or_default() -= p.bytes as i64;
+    }
+    let alive = change.values().scan(0, |sum, c| {
+        *sum += c;
+        Some(*sum)
+    });
+    alive.max().unwrap_or(0) as usize
+}
+
+/// Offsets of pieces in order of birth, each where there is room: first fit.
+fn by_birth(pieces: &[Piece]) -> Vec<usize> {
+    let mut free = FreeList::default();
+    let mut dying: BTreeSet<(usize, usize)> = BTreeSet::new();
+    let mut offsets: Vec<usize> = vec![];
+    for (i, p) in pieces.iter().enumerate() {
+        while let Some(&(death, d)) = dying.first().filter(|x| x.0 < p.birth) {
+            dying.remove(&(death, d));
+            free.give(offsets[d], padded(pieces[d].bytes));
+        }
+        offsets.push(free.take(padded(p.bytes)));
+        dying.insert((p.death, i));
+    }
+    offsets
+}
+
+/// Offsets of pieces from the largest to the smallest, each at the lowest place that is free all its
+/// life (Pisarchyk and Lee, 2020: greedy by size).
+fn by_size(pieces: &[Piece]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..pieces.len()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(pieces[i].bytes), i));
+    let mut offsets = vec![0; pieces.len()];
+    // By offset.
+    let mut placed: Vec<usize> = vec![];
+    for i in order {
+        let p = pieces[i];
+        let mut at = 0;
+        for &o in &placed {
+            let q = pieces[o];
+            if q.death < p.birth || p.death < q.birth {
+                continue;
+            }
+            if at + p.bytes <= offsets[o] {
+                break;
+            }
+            at = at.max(offsets[o] + padded(q.bytes));
+        }
+        offsets[i] = at;
+        let before = placed.partition_point(|&o| offsets[o] <= at);
+        placed.insert(before, i);
+    }
+    offsets
+}
+
+/// Operands of a launch over which its result `k` may be written: of the same size, and walked alike,
+/// so that each element is read before it is written.
+fn over(f: &Func, x: &Launch, k: usize) -> Vec<Value> {
+    let (nodes, o) = (&f.nodes[x.nodes.clone()], x.outs[k]);
+    let fits = |&v: &Value| f.ty(v).dims == f.ty(o).dims && f.ty(v).dtype == f.ty(o).dtype;
+    let all: Vec<Value> = match nodes {
+        [n] => {
+            let Some(j) = n.op.def().in_place(k) else { return vec![] };
+            let rule = group::rule_of(f, n);
+            let alike = n.op.collective().is_some() || rule.ins[j] == rule.outs[k];
+            if alike { vec![n.ins[j]] } else { vec![] }
+        }
+        _ if group::accumulates(f, nodes) => vec![nodes[1].ins[0]],
+        _ => {
+            let space = Space::of(f, nodes.iter()).expect("joined nodes are one kernel");
+            let alike = |v: &&Value| space.axes(**v) == space.axes(o);
+            x.ins.iter().filter(alike).copied().collect()
+        }
+    };
+    all.into_iter().filter(fits).collect()
 }
 
 fn workspace(mesh: &Mesh, f: &Func, n: &Node) -> usize {

@@ -5,6 +5,7 @@
 //! values which live from one to the next are asked for too.
 
 use shardc_ir::func::{Func, Role, RoleKind, Value};
+use shardc_ir::group::launches;
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -214,22 +215,26 @@ impl Replay<'_> {
             };
             stamps[a.value.0 as usize] = stamp;
         }
-        for (i, n) in f.nodes.iter().enumerate() {
-            for &v in &n.ins {
+        for x in launches(f) {
+            for &v in &x.ins {
                 self.read(c, f, v, stamps[v.0 as usize])?;
             }
-            let (from, to) = self.span(c, memory.workspaces[c.func][i])?;
-            let stamp = self.fresh();
-            self.arena.write(from, to, stamp);
-            for &o in &n.outs {
-                if n.op.def().is_view() {
-                    stamps[o.0 as usize] = stamps[n.ins[0].0 as usize];
-                    continue;
-                }
+            for &work in &memory.workspaces[c.func][x.nodes.clone()] {
+                let (from, to) = self.span(c, work)?;
+                let stamp = self.fresh();
+                self.arena.write(from, to, stamp);
+            }
+            let nodes = &f.nodes[x.nodes.clone()];
+            let views = nodes.iter().filter(|n| n.op.def().is_view()).map(|n| n.outs[0]);
+            let views: Vec<Value> = views.collect();
+            for &o in x.outs.iter().filter(|o| !views.contains(o)) {
                 let stamp = self.fresh();
                 let (from, to) = self.span(c, memory.places[c.func][o.0 as usize])?;
                 self.arena.write(from, to, stamp);
                 stamps[o.0 as usize] = stamp;
+            }
+            for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
+                stamps[n.outs[0].0 as usize] = stamps[n.ins[0].0 as usize];
             }
         }
         for r in &f.results {

@@ -74,6 +74,7 @@ fn segment(
                     outs: [out].into_iter().collect(),
                     scope,
                     note,
+                    joined: false,
                 });
             }
         }

@@ -221,6 +221,7 @@ mod tests {
             freeze: vec![],
             shard: vec![],
             seed: 0,
+            fuse: true,
             observe: false,
             dtype: DType::F32,
             grad_dtype: DType::F32,

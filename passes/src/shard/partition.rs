@@ -443,6 +443,7 @@ impl Partition<'_> {
                 outs: SmallVec::from_slice(&[new]),
                 scope,
                 note: Some(Cow::Borrowed(note)),
+                joined: false,
             };
             self.out.nodes.push(node);
             at = new;
@@ -487,6 +488,7 @@ impl Partition<'_> {
             outs: outs.clone(),
             scope: n.scope,
             note: n.note.clone(),
+            joined: false,
         });
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;

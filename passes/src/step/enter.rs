@@ -38,7 +38,7 @@ pub fn enter(
             let (ins, outs) = (SmallVec::from_slice(&[*v]), SmallVec::from_slice(&[out]));
             let note =
                 matches!(s.op, Op::Cast(_)).then_some("the weight, of its master copy".into());
-            f.nodes.push(Node { op: s.op.clone(), ins, outs, scope, note });
+            f.nodes.push(Node { op: s.op.clone(), ins, outs, scope, note, joined: false });
             *v = out;
         }
         let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };

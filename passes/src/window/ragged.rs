@@ -103,7 +103,7 @@ impl Counts<'_> {
             let name = Name { hint: "counts_moved".into(), ..f.name(own).clone() };
             let (ins, outs) = (smallvec![own], smallvec![f.value(want, name)]);
             let note = Some("experts learn how many rows come".into());
-            Node { op, ins, outs, scope: f.nodes[x.route].scope, note }
+            Node { op, ins, outs, scope: f.nodes[x.route].scope, note, joined: false }
         };
         let v = node.outs[0];
         self.moved.push(Moved { route: x.route, node });

@@ -177,6 +177,7 @@ impl<'a> Ring<'a> {
             outs: SmallVec::from_slice(&[whole]),
             scope: self.b.scope,
             note: None,
+            joined: false,
         });
     }
 

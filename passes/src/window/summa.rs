@@ -431,7 +431,14 @@ impl Writer<'_> {
             _plain => None,
         };
         let key = (self.place, self.step, self.new.len());
-        let node = Node { op, ins: ins.into(), outs: smallvec![out], scope: self.scope, note };
+        let node = Node {
+            op,
+            ins: ins.into(),
+            outs: smallvec![out],
+            scope: self.scope,
+            note,
+            joined: false,
+        };
         self.new.push((key, node));
         out
     }

@@ -180,17 +180,20 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         // Panels of `b` begin at a line of the cache.
         let of_a = (m.next_multiple_of(ROWS) * steps).next_multiple_of(16);
         let of_b = n.next_multiple_of(COLS) * steps;
-        // Sums that are not rounded yet.
-        let apart = all > 1 && out.elem != Elem::F32;
-        let sums = if apart { m * n } else { 0 };
+        // Sums that are not rounded yet, or that are added to what is there when they are whole: so a
+        // sum over microbatches is that of their products, in order.
+        let apart = all > 1 && (out.elem != Elem::F32 || self.accumulate);
+        // Whole vectors are read, the last one beyond the end.
+        let sums = if apart { m * n + 16 } else { 0 };
         room::with(&ROOM, of_a + of_b + sums, |a| {
             let (b, sums) = (a.wrapping_add(of_a), a.wrapping_add(of_a + of_b));
             let sums = Stored { at: sums.cast(), elem: Elem::F32, row_stride: n, col_stride: 1 };
             for i in 0..all.max(1) {
-                let first = if self.accumulate { Some(out) } else { None };
+                let first = if self.accumulate && !apart { Some(out) } else { None };
                 let between = if apart { sums } else { out };
                 let read = if i == 0 { first } else { Some(between) };
-                let write = if i + 1 >= all { out } else { between };
+                let last = i + 1 >= all && !(apart && self.accumulate);
+                let write = if last { out } else { between };
                 let k = if all == 0 { 0..0 } else { piece(i % pieces) };
                 // SAFETY: by the caller; there is room for these panels and for the sums.
                 unsafe {
@@ -202,6 +205,14 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
                     let steps = k.len().div_ceil(word.depth());
                     let tile = Tile { scale: self.scale, read, write, cols: 0 };
                     tiles([m, n, steps], a, b, tile, kernels.by_rows);
+                }
+            }
+            if apart && self.accumulate {
+                for (row, col) in (0..m).flat_map(|r| (0..n).step_by(COLS).map(move |c| (r, c))) {
+                    let (write, cols) = (out.from(row, col), (n - col).min(COLS));
+                    let tile = Tile { scale: 1.0, read: Some(write), write, cols };
+                    // SAFETY: the sums are in the room, the elements of the result are the block's.
+                    unsafe { tile::finish_any(sums.from(row, col).at.cast_const(), 1, &tile) };
                 }
             }
         });

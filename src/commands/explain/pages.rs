@@ -8,7 +8,7 @@ macro_rules! pages {
 
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
-    "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape"
+    "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape" "c-compiler"
     "collective" "config" "config-file" "cross-node" "cuda-compile" "cuda-driver" "data" "deadlock" "dropout-ignored" "dtype"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "file" "flag" "grid-not-divisible" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "layers" "mesh" "microbatch" "missing-library" "missing-tensor"

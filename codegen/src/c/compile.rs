@@ -1,0 +1,106 @@
+//! Compiles the text of kernels to a shared object, with the C compiler of the machine.
+//!
+//! Objects are kept in a folder of the user's, under the hash of all they depend on: text, compiler,
+//! flags, processor. They are written beside and renamed, so that processes may race.
+
+use shardc_ir::diag::{Diag, Exit, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How kernels are compiled. Nothing is contracted, and no sum reordered: the bits are those of the
+/// interpreter.
+const FLAGS: [&str; 10] = [
+    "-std=gnu11",
+    "-O2",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+    "-shared",
+    "-fPIC",
+];
+
+/// The compiler: `CC`, or `cc`.
+fn compiler() -> String {
+    std::env::var("CC").ok().filter(|c| !c.is_empty()).unwrap_or_else(|| "cc".into())
+}
+
+/// Where objects are kept: `SHARDC_CACHE`, else the user's cache folder.
+fn folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let own = set("SHARDC_CACHE");
+    let user = || set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));
+    own.or_else(|| user().map(|c| c.join("shardc")))
+}
+
+fn failed(what: String) -> Diag {
+    Diag::new("c-compiler", what)
+        .rule("kernels over rows are compiled on the machine that runs them")
+        .help("install a C compiler (gcc or clang), or name one with CC")
+        .help("or let kernels be interpreted, several times slower: --kernels interpreted")
+        .exit(Exit::Environment)
+}
+
+/// The processor, as far as the compiler looks at it.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mut lines = text.lines().take_while(|l| !l.is_empty());
+    let wanted = ["model name", "flags", "Features", "cpu family", "model"];
+    let line =
+        |l: &&str| wanted.iter().any(|w| l.split(':').next().is_some_and(|k| k.trim() == *w));
+    lines.by_ref().filter(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Compiles a text, or finds it compiled; the object's path.
+///
+/// # Errors
+/// `c-compiler` if there is none, or if it refuses the text; with exit status 5.
+pub fn compile(text: &str) -> Result<PathBuf> {
+    let cc = compiler();
+    let version = Command::new(&cc).arg("--version").output();
+    let version =
+        version.map_err(|e| failed(format!("the C compiler `{cc}` does not start: {e}")))?;
+    let mut hash = blake3::Hasher::new();
+    for part in [text.as_bytes(), &version.stdout, processor().as_bytes(), cc.as_bytes()] {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    for flag in FLAGS {
+        hash.update(flag.as_bytes());
+    }
+    let name = format!("kernels-{}.so", &hash.finalize().to_hex()[..32]);
+    let dir =
+        folder().ok_or_else(|| failed("no folder for compiled kernels: HOME is not set".into()))?;
+    let object = dir.join(&name);
+    if object.is_file() {
+        return Ok(object);
+    }
+    let cannot = |e: std::io::Error| {
+        failed(format!("compiled kernels cannot be kept in {}: {e}", dir.display()))
+            .help("name another folder with SHARDC_CACHE")
+    };
+    std::fs::create_dir_all(&dir).map_err(cannot)?;
+    let beside = |end: &str| dir.join(format!(".{}-{name}{end}", std::process::id()));
+    let (source, new) = (beside(".c"), beside(".new"));
+    let done = build(&cc, text, &source, &new)
+        .and_then(|()| std::fs::rename(&new, &object).map_err(cannot));
+    let _ = std::fs::remove_file(&source);
+    if done.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    done.map(|()| object)
+}
+
+fn build(cc: &str, text: &str, source: &Path, object: &Path) -> Result<()> {
+    std::fs::write(source, text)
+        .map_err(|e| failed(format!("{} cannot be written: {e}", source.display())))?;
+    let run = Command::new(cc).args(FLAGS).arg("-o").arg(object).arg(source).arg("-lm").output();
+    let out = run.map_err(|e| failed(format!("the C compiler `{cc}` does not start: {e}")))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    let said: Vec<&str> = said.lines().filter(|l| l.contains("error")).take(3).collect();
+    Err(failed(format!("the C compiler `{cc}` refuses the kernels: {}", said.join("; "))))
+}

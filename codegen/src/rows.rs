@@ -1,0 +1,143 @@
+//! Groups of element-wise nodes and folds: one kernel over rows.
+
+use crate::body::{Body, Results, each};
+use crate::c;
+use crate::layout::{Layout, Nest};
+use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::group::{Axes, Space, Work, is_same, work};
+use shardc_ir::kernel::{Binary, Extents, Kernel, Load, Rows, Scalar, Store, Unary, View};
+use shardc_ir::ops::Op;
+use shardc_ir::types::{DType, Reduction};
+
+/// Views of every operand and result of a launch along its loops.
+struct Loops {
+    outer: Extents,
+    inner: Extents,
+    views: Vec<View>,
+}
+
+/// Loops over rows and over their elements. Where a kernel folds nothing they are one nest, of which
+/// the last loop is the row.
+fn loops(l: &Layout, values: &[Value], space: &Space) -> Loops {
+    let axes: Vec<&Axes> =
+        values.iter().map(|&v| space.axes(v).expect("values of the group")).collect();
+    let size = |axis: u8| {
+        let mut of = axes.iter().enumerate();
+        of.find_map(|(i, a)| Some(l.lens(i)[a.iter().position(|x| *x == axis)?])).unwrap_or(1)
+    };
+    let nest = |over: &[u8]| {
+        let mut nest = Nest::new(axes.len());
+        for &axis in over {
+            let stride = |(i, a): (usize, &&Axes)| {
+                a.iter().position(|x| *x == axis).map_or(0, |d| l.strides(i)[d])
+            };
+            nest.push(size(axis), &axes.iter().enumerate().map(stride).collect::<Vec<_>>());
+        }
+        nest
+    };
+    let (rows, cols) = (nest(&space.rows), nest(&space.cols));
+    let (mut outer, mut inner) = (rows.extents(), cols.extents());
+    let mut views: Vec<View> = (0..axes.len())
+        .map(|i| {
+            let mut view = rows.view(i, i, 0);
+            view.strides.extend(cols.view(i, i, 0).strides);
+            view
+        })
+        .collect();
+    if space.cols.is_empty() {
+        inner = outer.pop().into_iter().collect();
+    }
+    let plain = space.cols.is_empty() && !inner.is_empty();
+    for (v, a) in views.iter_mut().zip(&axes).skip(l.ins) {
+        if !plain && a.len() <= space.rows.len() {
+            v.strides.truncate(outer.len());
+        }
+    }
+    Loops { outer, inner, views }
+}
+
+/// The kernel of nodes that are one over rows; `values` are what it reads and what it writes.
+pub(crate) fn rows(
+    l: &Layout,
+    f: &Func,
+    nodes: &[Node],
+    values: &[Value],
+    space: &Space,
+) -> Kernel {
+    let (ins, outs) = values.split_at(l.ins);
+    let loops = loops(l, values, space);
+    let mut k = Rows { outer: loops.outer, inner: loops.inner, ..Rows::default() };
+    let mut body = Body::default();
+    let mut known: Vec<(Value, usize)> = vec![];
+    for (i, &v) in ins.iter().enumerate() {
+        // One node names an operand as often as it reads it.
+        if !known.iter().any(|x| x.0 == v) {
+            k.loads.push(Load { view: loops.views[i].clone(), elem: l.elem(i) });
+            known.push((v, body.push(Scalar::Load(k.loads.len() - 1))));
+        }
+    }
+    for n in nodes {
+        let x: Results = n
+            .ins
+            .iter()
+            .map(|v| known.iter().find(|x| x.0 == *v).expect("read or made before").1)
+            .collect();
+        let mut made = node(l, f, n, &mut body, &mut k.params, &x);
+        // A value is what its type says, whether it reaches memory or not.
+        for (v, x) in n.outs.iter().zip(&mut made) {
+            if nodes.len() > 1 && f.ty(*v).dtype == DType::BF16 && !is_same(&n.op) {
+                *x = body.unary(Unary::Round, *x);
+            }
+        }
+        known.extend(n.outs.iter().copied().zip(made));
+    }
+    for (i, v) in outs.iter().enumerate() {
+        let value = known.iter().rev().find(|x| x.0 == *v).expect("made by a node").1;
+        let at = l.ins + i;
+        k.stores.push(Store { view: loops.views[at].clone(), elem: l.elem(at), value });
+    }
+    k.body = body.0;
+    k.symbol = c::symbol(&k).into();
+    Kernel::Rows(k)
+}
+
+/// Appends what a node does to a row.
+fn node(
+    l: &Layout,
+    f: &Func,
+    n: &Node,
+    b: &mut Body,
+    params: &mut Vec<f32>,
+    x: &[usize],
+) -> Results {
+    // The index, counted from the first element of this rank's piece, where it is this element's.
+    let mut picked = |b: &mut Body, of: Value, index: usize, value: usize| {
+        let dim = f.ty(of).rank() - 1;
+        let first = f.ty(of).extent(l.mesh, dim, l.coords).offset;
+        let at = if first == 0 {
+            index
+        } else {
+            params.push(first as f32);
+            let first = b.push(Scalar::Param(params.len() - 1));
+            b.sub(index, first)
+        };
+        let column = b.push(Scalar::Column);
+        b.push(Scalar::Where(at, column, value))
+    };
+    let fold = |b: &mut Body, r: Reduction, x: usize| b.push(Scalar::Fold(r, x));
+    let made = match (work(&n.op), &n.op) {
+        (Some(Work::Each), op) => return each(op, b, x).expect("it is element-wise"),
+        (Some(Work::Fold), Op::ReduceMax(_)) => fold(b, Reduction::Max, x[0]),
+        (Some(Work::Fold), _) => {
+            let product = b.chain(Binary::Mul, x);
+            fold(b, Reduction::Sum, product)
+        }
+        (Some(Work::Take), _) => {
+            let one = picked(b, n.ins[0], x[1], x[0]);
+            fold(b, Reduction::Sum, one)
+        }
+        (Some(Work::Put), _) => picked(b, n.outs[0], x[1], x[0]),
+        (None, op) => panic!("{} is no part of a row", op.mnemonic()),
+    };
+    Results::from_slice(&[made])
+}

@@ -1,0 +1,218 @@
+//! Programs over the elements of a row: element-wise work and folds, alone or fused.
+//!
+//! Every index of `outer` is a row; its elements are the indices of `inner`. An instruction belongs
+//! to the row, if it is the same for all its elements, or to an element. A fold makes one number of
+//! a row of elements, which later instructions use: so a softmax is three walks over a row, of which
+//! memory sees one. These walks are the [`Stage`]s.
+
+use super::{Elem, Extents, Load, View};
+use crate::types::Reduction;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Elements of a row that are one task, if nothing is folded.
+pub const CHUNK: usize = 4096;
+/// Rows that are folded side by side in one task.
+pub const COLUMNS: usize = 64;
+
+/// A result that is written: element by element if its view walks `inner` too, else once a row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Store {
+    pub view: View,
+    pub elem: Elem,
+    /// The instruction whose value is written.
+    pub value: usize,
+}
+
+/// An f32 function of one operand.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Unary {
+    Exp,
+    /// e^x - 1, accurate near 0.
+    ExpM1,
+    Log,
+    Sqrt,
+    Rsqrt,
+    Tanh,
+    Logistic,
+    Silu,
+    /// GELU in its tanh form.
+    Gelu,
+    Sin,
+    Cos,
+    /// The nearest bf16, ties to even: what is stored as one and read again.
+    Round,
+}
+
+/// An f32 function of two operands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Max,
+    Min,
+    /// 1 where the first is at least the second, else 0.
+    AtLeast,
+}
+
+/// One instruction of a row's program. Numbers name earlier instructions.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Scalar {
+    /// The element of load number `.0`.
+    Load(usize),
+    Const(f32),
+    /// Number `.0` of [`Rows::params`].
+    Param(usize),
+    /// The element's place in its row, from 0; exact below 2^24.
+    Column,
+    Unary(Unary, usize),
+    Binary(Binary, usize, usize),
+    /// The third where the first two are equal, else 0.
+    Where(usize, usize, usize),
+    /// The fold of an instruction over the row; of an empty one 0, -inf or +inf.
+    Fold(Reduction, usize),
+}
+
+/// For every row of `outer`, a program over the elements of `inner`. All element-wise results are
+/// written in the last walk over a row, after that element was read, and those of the row behind
+/// it: so a result may lie on an operand that is walked alike.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Rows {
+    pub outer: Extents,
+    pub inner: Extents,
+    /// Views walk `outer`, then `inner`.
+    pub loads: Vec<Load>,
+    /// Numbers that differ from rank to rank.
+    pub params: Vec<f32>,
+    pub body: Vec<Scalar>,
+    pub stores: Vec<Store>,
+    /// Name of its compiled form: that of all of the above but the parameters.
+    pub symbol: Arc<str>,
+}
+
+/// One walk over the elements of a row.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Stage {
+    /// Instructions of the row that are done before the walk.
+    pub before: Vec<usize>,
+    /// Instructions of every element, in order.
+    pub each: Vec<usize>,
+    /// Folds that the walk makes.
+    pub folds: Vec<usize>,
+}
+
+impl Scalar {
+    /// The instructions it uses.
+    pub fn uses(&self) -> impl Iterator<Item = usize> {
+        let all = match *self {
+            Scalar::Load(_) | Scalar::Const(_) | Scalar::Param(_) | Scalar::Column => [None; 3],
+            Scalar::Unary(_, a) | Scalar::Fold(_, a) => [Some(a), None, None],
+            Scalar::Binary(_, a, b) => [Some(a), Some(b), None],
+            Scalar::Where(a, b, c) => [Some(a), Some(b), Some(c)],
+        };
+        all.into_iter().flatten()
+    }
+}
+
+impl Rows {
+    /// The stride of a view along the last loop of a row; 0 if there is none.
+    pub fn step(&self, v: &View) -> usize {
+        let last = self.outer.len() + self.inner.len();
+        if self.inner.is_empty() { 0 } else { v.strides.get(last - 1).copied().unwrap_or(0) }
+    }
+    /// True if the store writes every element of a row.
+    pub fn stores_each(&self, s: &Store) -> bool {
+        s.view.strides.len() > self.outer.len()
+    }
+    /// By instruction: it differs from element to element.
+    pub fn by_element(&self) -> Vec<bool> {
+        let mut each: Vec<bool> = vec![];
+        for s in &self.body {
+            each.push(match *s {
+                Scalar::Load(l) => {
+                    self.loads[l].view.strides[self.outer.len()..].iter().any(|&s| s != 0)
+                }
+                Scalar::Column => !self.inner.is_empty(),
+                Scalar::Fold(..) => false,
+                _ => s.uses().any(|u| each[u]),
+            });
+        }
+        each
+    }
+
+    /// The walks over a row, in order: each makes the folds whose elements are known, the last one
+    /// writes. What an element needs is computed in every walk that needs it.
+    pub fn stages(&self) -> Vec<Stage> {
+        let each = self.by_element();
+        // The walk in which an instruction can be computed.
+        let mut depth: Vec<usize> = vec![];
+        for s in &self.body {
+            let ready = s.uses().map(|u| depth[u]).max().unwrap_or(0);
+            depth.push(ready + usize::from(matches!(s, Scalar::Fold(..))));
+        }
+        let is_fold = |i: usize| matches!(self.body[i], Scalar::Fold(..));
+        let last = depth.iter().copied().max().unwrap_or(0);
+        let mut stages = vec![Stage::default(); last + 1];
+        for (i, &d) in depth.iter().enumerate() {
+            match self.body[i] {
+                Scalar::Fold(..) => stages[d - 1].folds.push(i),
+                _ if !each[i] => stages[d].before.push(i),
+                _ => {}
+            }
+        }
+        for (d, stage) in stages.iter_mut().enumerate() {
+            let folded = stage.folds.iter().flat_map(|&i| self.body[i].uses());
+            let written = self.stores.iter().filter(|s| d == last && self.stores_each(s));
+            let mut todo: Vec<usize> = folded.chain(written.map(|s| s.value)).collect();
+            let mut needed = BTreeSet::new();
+            while let Some(i) = todo.pop() {
+                if each[i] && !is_fold(i) && needed.insert(i) {
+                    todo.extend(self.body[i].uses());
+                }
+            }
+            stage.each = needed.into_iter().collect();
+        }
+        stages
+    }
+
+    /// Parts that a row is cut into, for tasks of a bounded size: one, if it is folded.
+    pub fn chunks(&self) -> usize {
+        let folds = self.body.iter().any(|s| matches!(s, Scalar::Fold(..)));
+        match self.inner.last() {
+            Some(n) if !folds && self.inner.len() == 1 => n.div_ceil(CHUNK).max(1),
+            _ => 1,
+        }
+    }
+    /// Tasks that may run at the same time: rows, parts of rows, or blocks of rows.
+    pub fn tasks(&self) -> usize {
+        if self.by_columns()
+            && let Some((n, rest)) = self.outer.split_last()
+        {
+            return rest.iter().product::<usize>() * n.div_ceil(COLUMNS);
+        }
+        self.outer.iter().product::<usize>() * self.chunks()
+    }
+
+    /// True if results, not elements, lie next to each other: then a block of rows is folded at a
+    /// time, one element of each after the other.
+    pub fn by_columns(&self) -> bool {
+        let (no, ni) = (self.outer.len(), self.inner.len());
+        let one_walk = self.stages().len() == 2;
+        let adjacent = |l: usize| self.loads.iter().filter(|x| x.view.strides[l] == 1).count();
+        no > 0
+            && one_walk
+            && !self.body.contains(&Scalar::Column)
+            && !self.stores.iter().any(|s| self.stores_each(s) && ni > 0)
+            && (ni == 0 || adjacent(no - 1) > adjacent(no + ni - 1))
+    }
+
+    pub(super) fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {
+        self.loads.iter().for_each(|l| see(&l.view, &[&self.outer, &self.inner]));
+        for s in &self.stores {
+            let inner: &[usize] = if self.stores_each(s) { &self.inner } else { &[] };
+            see(&s.view, &[&self.outer, inner]);
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Joins nodes that run as one kernel, so that what only they read never reaches memory.
+//!
+//! ```text
+//! Before:  %s = dot[bsh,bsh->bs] %x, %x : f32[4,8]      After:  %s = dot[bsh,bsh->bs] %x, %x : f32[4,8] &
+//!          %r = rsqrt %s : f32[4,8]                             %r = rsqrt %s : f32[4,8] &
+//!          %y = mul[bsh,bs->bsh] %x, %r : f32[4,8,6]            %y = mul[bsh,bs->bsh] %x, %r : f32[4,8,6]
+//! ```
+//! Assumes: the functions of a plan, all other passes done but schedule and memory.
+//! Leaves: the same nodes, those of a kernel next to each other and marked.
+//!
+//! What is saved is memory traffic: a value that only its group reads is neither written nor read,
+//! and one that several of its nodes read is read once. So each node in turn joins the groups that
+//! make its operands, or that read them too, as long as the result is one kernel over rows (see
+//! [`Space`]), no path leads out of it and back, and it names at most `MOST` tensors. A product
+//! joins the sum that it is added to.
+
+use shardc_ir::func::{Func, Node, Port, Value};
+use shardc_ir::group::{Space, Work, accumulates, work};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Op;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Most tensors that one kernel reads and writes.
+const MOST: usize = 24;
+/// Most nodes of one kernel.
+const NODES: usize = 96;
+/// Most nodes from the first to the last of a kernel: what is farther apart would wait.
+const SPAN: usize = 64;
+/// Groups that are farther apart than this many others are not made one.
+const FAR: usize = 512;
+
+/// Groups of nodes while they are made.
+struct Groups<'a> {
+    mesh: &'a Mesh,
+    f: &'a Func,
+    /// By node: its group, which is known by one of its nodes.
+    of: Vec<usize>,
+    /// By group: its nodes, in order; empty if it joined another.
+    members: Vec<Vec<usize>>,
+    /// The groups in an order in which all that one reads is made before it, with gaps.
+    order: Vec<Option<usize>>,
+    /// By group: its place in the order.
+    place: Vec<usize>,
+    /// By value: who makes it, and who reads it.
+    maker: Vec<Option<usize>>,
+    readers: Vec<Vec<usize>>,
+    result: Vec<bool>,
+}
+
+/// Joins the nodes of a function.
+pub fn group(mesh: &Mesh, f: &mut Func) {
+    let groups = Groups::of(mesh, f);
+    let order = groups.sorted();
+    let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
+    for g in order {
+        let (last, rest) = g.split_last().expect("a group has nodes");
+        let mut take = |i: usize, joined: bool| {
+            let n = nodes[i].take().expect("a node is in one group");
+            f.nodes.push(Node { joined, ..n });
+        };
+        rest.iter().for_each(|&i| take(i, true));
+        take(*last, false);
+    }
+}
+
+impl<'a> Groups<'a> {
+    fn of(mesh: &'a Mesh, f: &'a Func) -> Groups<'a> {
+        let count = f.nodes.len();
+        let mut readers = vec![vec![]; f.values.len()];
+        for (i, n) in f.nodes.iter().enumerate() {
+            for v in &n.ins {
+                readers[v.0 as usize].push(i);
+            }
+        }
+        let mut result = vec![false; f.values.len()];
+        f.results.iter().for_each(|r| result[r.value.0 as usize] = true);
+        let makers = f.makers();
+        let mut g = Groups {
+            mesh,
+            f,
+            of: (0..count).collect(),
+            members: (0..count).map(|i| vec![i]).collect(),
+            order: (0..count).map(Some).collect(),
+            place: (0..count).collect(),
+            maker: makers.iter().map(|m| m.map(|m| m as usize)).collect(),
+            readers,
+            result,
+        };
+        for i in 0..count {
+            g.accumulate(i);
+        }
+        for i in 0..count {
+            g.visit(i);
+        }
+        g
+    }
+
+    /// A product joins the sum that alone reads it, if the sum is written over its other operand: a
+    /// gradient that microbatches add to.
+    fn accumulate(&mut self, i: usize) {
+        let n = &self.f.nodes[i];
+        let (Op::Add(_), &[first, second]) = (&n.op, &n.ins[..]) else { return };
+        let Some(m) = self.maker[second.0 as usize] else { return };
+        let role = |ports: &'a [Port], v: Value| {
+            ports.iter().find(|p| p.value == v).and_then(|p| p.role.as_ref())
+        };
+        let own = role(&self.f.args, first);
+        if own.is_none() || own != role(&self.f.results, n.outs[0]) {
+            return;
+        }
+        let pair = [self.f.nodes[m].clone(), self.f.nodes[i].clone()];
+        let alone = self.readers[second.0 as usize] == [i] && !self.result[second.0 as usize];
+        if alone && accumulates(self.f, &pair) {
+            self.merge(m, i);
+        }
+    }
+
+    /// Joins a node with the groups around its operands.
+    fn visit(&mut self, i: usize) {
+        let n = &self.f.nodes[i];
+        if work(&n.op).is_none() {
+            return;
+        }
+        let made = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
+        let mut near: Vec<usize> = made.collect();
+        near.sort_by_key(|&m| Reverse(m));
+        // Others that read the same: what is small is read from a cache anyway.
+        let large = |v: &&Value| self.f.ty(**v).rank() > 1;
+        for v in n.ins.iter().filter(large) {
+            let close = |r: &&usize| **r < i && i - **r < SPAN;
+            near.extend(self.readers[v.0 as usize].iter().rev().filter(close));
+        }
+        for other in near {
+            self.join(self.of[other], self.of[i]);
+        }
+    }
+
+    /// Makes two groups one, if that is a kernel.
+    fn join(&mut self, a: usize, b: usize) {
+        if a == b || self.members[a].len() + self.members[b].len() > NODES {
+            return;
+        }
+        let rows = |g: usize| self.members[g].iter().all(|&i| work(&self.f.nodes[i].op).is_some());
+        if !rows(a) || !rows(b) {
+            return;
+        }
+        let mut all = [&self.members[a][..], &self.members[b][..]].concat();
+        all.sort_unstable();
+        let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
+        let span = all.last().zip(all.first()).map_or(0, |(last, first)| last - first);
+        if span > SPAN || self.names(&all) > MOST || !self.worth(&all) {
+            return;
+        }
+        if Space::of(self.f, nodes()).is_some() {
+            self.merge(a, b);
+        }
+    }
+
+    /// An index is looked up in a row only where the row is walked anyway, and a label that is far
+    /// from 0 is still exact.
+    fn worth(&self, all: &[usize]) -> bool {
+        all.iter().all(|&i| {
+            let n = &self.f.nodes[i];
+            let picked = match work(&n.op) {
+                Some(Work::Take) => n.ins[0],
+                Some(Work::Put) => n.outs[0],
+                Some(Work::Each | Work::Fold) | None => return true,
+            };
+            self.f.ty(picked).sizes().last().is_some_and(|&n| n < 1 << 24)
+        })
+    }
+
+    /// Tensors that a kernel of these nodes reads and writes.
+    fn names(&self, all: &[usize]) -> usize {
+        let inside = |i: &usize| all.binary_search(i).is_ok();
+        let mut ins: Vec<Value> =
+            all.iter().flat_map(|&i| self.f.nodes[i].ins.iter().copied()).collect();
+        ins.sort_unstable();
+        ins.dedup();
+        let read = ins.iter().filter(|v| self.maker[v.0 as usize].is_none_or(|m| !inside(&m)));
+        let outs = all.iter().flat_map(|&i| &self.f.nodes[i].outs);
+        let seen = |v: &&Value| {
+            let v = v.0 as usize;
+            self.result[v] || self.readers[v].iter().any(|r| !inside(r))
+        };
+        read.count() + outs.filter(seen).count()
+    }
+
+    /// Makes two groups one, which stands where both may: behind all they read, before all that
+    /// reads them. False if a path leads from the first over others to the second.
+    fn merge(&mut self, a: usize, b: usize) -> bool {
+        let (first, last) = if self.place[a] < self.place[b] { (a, b) } else { (b, a) };
+        let (from, to) = (self.place[first], self.place[last]);
+        if to - from > FAR {
+            return false;
+        }
+        // What stands between them, split into what needs the first and what does not.
+        let mut needs = vec![first];
+        let mut rest = vec![];
+        for &g in self.order[from + 1..to].iter().flatten() {
+            match self.reads(g, &needs) {
+                true => needs.push(g),
+                false => rest.push(g),
+            }
+        }
+        if self.reads(last, &needs[1..]) || self.holds_more(first, last, &rest) {
+            return false;
+        }
+        let mut all = [&self.members[a][..], &self.members[b][..]].concat();
+        all.sort_unstable();
+        all.iter().for_each(|&i| self.of[i] = b);
+        self.members[a].clear();
+        self.members[b] = all;
+        let new: Vec<usize> = rest.into_iter().chain([b]).chain(needs.drain(1..)).collect();
+        for (i, at) in (from..=to).enumerate() {
+            self.order[at] = new.get(i).copied();
+            if let Some(&g) = new.get(i) {
+                self.place[g] = at;
+            }
+        }
+        true
+    }
+
+    /// The groups, each where its last node was, or as soon after that as what it reads is made.
+    fn sorted(&self) -> Vec<Vec<usize>> {
+        let count = self.members.len();
+        let mut waits = vec![0usize; count];
+        let mut next: Vec<Vec<usize>> = vec![vec![]; count];
+        for (i, n) in self.f.nodes.iter().enumerate() {
+            let makers = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
+            for m in makers.filter(|&m| self.of[m] != self.of[i]) {
+                next[self.of[m]].push(self.of[i]);
+                waits[self.of[i]] += 1;
+            }
+        }
+        let last = |g: usize| self.members[g].last().map(|&i| Reverse((i, g)));
+        let free = (0..count).filter(|&g| waits[g] == 0);
+        let mut ready: BinaryHeap<Reverse<(usize, usize)>> = free.filter_map(last).collect();
+        let mut out = vec![];
+        while let Some(Reverse((_, g))) = ready.pop() {
+            out.push(self.members[g].clone());
+            for &n in &next[g] {
+                waits[n] -= 1;
+                if waits[n] == 0 {
+                    ready.extend(last(n));
+                }
+            }
+        }
+        out
+    }
+
+    /// True if the first of two groups, moved behind what stands between them, would keep more bytes
+    /// alive there than the result that need not be kept: as sums over the steps of a ring would.
+    fn holds_more(&self, first: usize, last: usize, between: &[usize]) -> bool {
+        let works =
+            |g: &usize| self.members[*g].iter().any(|&i| !self.f.nodes[i].op.def().is_view());
+        if !between.iter().any(works) {
+            return false;
+        }
+        let place = |i: usize| self.place[self.of[i]];
+        let (now, then) = (self.place[first], self.place[last]);
+        let nodes = || self.members[first].iter().map(|&i| &self.f.nodes[i]);
+        let mut ins: Vec<Value> = nodes().flat_map(|n| n.ins.iter().copied()).collect();
+        ins.sort_unstable();
+        ins.dedup();
+        // What nobody reads later, and what only the other group reads.
+        let dies = |v: &&Value| {
+            let made = self.maker[v.0 as usize].is_some_and(|m| self.of[m] != first);
+            made && self.readers[v.0 as usize].iter().all(|&r| place(r) <= now)
+        };
+        let inside = |v: &&Value| {
+            let mut readers = self.readers[v.0 as usize].iter();
+            !self.result[v.0 as usize] && readers.all(|&r| place(r) == now || place(r) == then)
+        };
+        let bytes = |v: &Value| self.f.ty(*v).local_bytes(self.mesh);
+        let held: usize = ins.iter().filter(dies).map(bytes).sum();
+        let outs = nodes().flat_map(|n| &n.outs);
+        held > outs.filter(|v| self.leaves(v, first)).filter(inside).map(bytes).sum()
+    }
+
+    /// True if others than its group read a value.
+    fn leaves(&self, v: &Value, group: usize) -> bool {
+        self.readers[v.0 as usize].iter().any(|&r| self.of[r] != group)
+    }
+
+    /// True if a group reads what one of these makes.
+    fn reads(&self, g: usize, of: &[usize]) -> bool {
+        let ins = self.members[g].iter().flat_map(|&i| &self.f.nodes[i].ins);
+        let mut makers = ins.filter_map(|v| self.maker[v.0 as usize]);
+        makers.any(|m| of.contains(&self.of[m]))
+    }
+}

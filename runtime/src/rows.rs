@@ -1,0 +1,289 @@
+//! Kernels over rows, interpreted: what runs where kernels are not compiled, and what compiled ones
+//! are compared with. Every instruction runs over a block of elements that stays in the nearest
+//! cache, so its loop is plain and vectorises, and the cost of interpreting is shared by the block.
+//!
+//! A block runs along the last loop of a row or, if results lie next to each other but the elements
+//! of a row do not, along the last loop over rows.
+
+use crate::map::{BLOCK, Odometer, element, gather, scatter};
+use crate::math;
+use crate::native::Entry;
+use crate::product::team;
+use shardc_ir::kernel::{Binary, Elem, Extents, Rows, Scalar, Stage, Store, View};
+use shardc_ir::types::Reduction;
+use smallvec::SmallVec;
+
+/// One block per instruction; kept from kernel to kernel.
+#[derive(Default)]
+pub(crate) struct Registers(Vec<f32>);
+
+/// A kernel with its memory, at a place of its loops.
+struct Interp<'a> {
+    k: &'a Rows,
+    memory: &'a [*mut f32],
+    registers: *mut f32,
+    /// The index of all loops but the one that a block runs along, which stands at its first element.
+    index: Extents,
+    /// The loop that a block runs along, if there is one.
+    along: Option<usize>,
+}
+
+fn start_of(fold: Reduction) -> f32 {
+    match fold {
+        Reduction::Sum => 0.0,
+        Reduction::Max => f32::NEG_INFINITY,
+        Reduction::Min => f32::INFINITY,
+    }
+}
+
+fn function(fold: Reduction) -> Binary {
+    match fold {
+        Reduction::Sum => Binary::Add,
+        Reduction::Max => Binary::Max,
+        Reduction::Min => Binary::Min,
+    }
+}
+
+impl Interp<'_> {
+    /// The block of an instruction.
+    ///
+    /// # Safety
+    /// No other reference to this register is used while this one is.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn register(&self, i: usize) -> &mut [f32; BLOCK] {
+        // SAFETY: `run` made room for one block per instruction.
+        unsafe { &mut *self.registers.add(i * BLOCK).cast() }
+    }
+
+    /// Where a view's elements begin, and how far apart they are.
+    fn walk(&self, v: &View) -> (usize, usize) {
+        let stride = self.along.and_then(|l| v.strides.get(l)).copied().unwrap_or(0);
+        (v.at(&self.index[..v.strides.len().min(self.index.len())]), stride)
+    }
+
+    /// Computes an instruction for `n` elements; folds are there already.
+    ///
+    /// # Safety
+    /// The kernel reaches these elements, and its memory is valid.
+    unsafe fn step(&self, i: usize, n: usize) {
+        // SAFETY: an instruction uses earlier ones only.
+        let (out, of) = unsafe { (&mut self.register(i)[..n], |a| &self.register(a)[..n]) };
+        match self.k.body[i] {
+            Scalar::Const(c) => out.fill(c),
+            Scalar::Param(p) => out.fill(self.k.params[p]),
+            Scalar::Unary(f, a) => math::unary(f, of(a), out),
+            Scalar::Binary(f, a, b) => math::binary(f, of(a), of(b), out),
+            Scalar::Where(a, b, c) => {
+                let same = of(a).iter().zip(of(b)).map(|(a, b)| a == b);
+                let all = out.iter_mut().zip(same.zip(of(c)));
+                all.for_each(|(o, (same, &x))| *o = if same { x } else { 0.0 });
+            }
+            Scalar::Column => {
+                let inner = &self.index[self.k.outer.len()..];
+                let first = inner.iter().zip(&self.k.inner).fold(0, |c, (i, n)| c * n + i);
+                out.iter_mut().enumerate().for_each(|(i, o)| *o = (first + i) as f32);
+            }
+            Scalar::Load(l) => {
+                let load = &self.k.loads[l];
+                let (first, stride) = self.walk(&load.view);
+                let from = element(self.memory[load.view.operand], load.elem, first).cast_const();
+                // SAFETY: all elements are valid, by the caller; every bit pattern is an element.
+                unsafe {
+                    match load.elem {
+                        Elem::F32 => gather(from, stride, out, |x| x),
+                        Elem::I32 => gather(from.cast::<i32>(), stride, out, |x| x as f32),
+                        Elem::BF16 => gather(from.cast::<u16>(), stride, out, math::from_bf16),
+                    }
+                }
+            }
+            Scalar::Fold(..) => {}
+        }
+    }
+
+    /// # Safety
+    /// As for [`Interp::step`].
+    unsafe fn steps(&self, all: &[usize], n: usize) {
+        // SAFETY: by the caller.
+        all.iter().for_each(|&i| unsafe { self.step(i, n) });
+    }
+
+    /// # Safety
+    /// As for [`Interp::step`]; `n` elements from the value's register are computed.
+    unsafe fn store(&self, s: &Store, n: usize) {
+        let (first, stride) = self.walk(&s.view);
+        let to = element(self.memory[s.view.operand], s.elem, first);
+        // SAFETY: by the caller.
+        unsafe { scatter(self.register(s.value).as_ptr(), to, stride, n, s.elem) };
+    }
+
+    /// Makes a row, block after block along its last loop.
+    ///
+    /// # Safety
+    /// As for [`Interp::step`].
+    unsafe fn row(&mut self, stages: &[Stage]) {
+        let (k, outer) = (self.k, self.k.outer.len());
+        let (len, rest) = match k.inner.split_last() {
+            Some((&n, rest)) => (n, rest),
+            None => (1, &[][..]),
+        };
+        let fill = |me: &Interp, i: usize| {
+            // SAFETY: a register of one number becomes one of a block.
+            let r = unsafe { me.register(i) };
+            let x = r[0];
+            r.fill(x);
+        };
+        for (at, stage) in stages.iter().enumerate() {
+            for &i in &stage.before {
+                // SAFETY: by the caller.
+                unsafe { self.step(i, 1) };
+                fill(self, i);
+            }
+            let last = at + 1 == stages.len();
+            let written = |s: &&Store| last && k.stores_each(s);
+            if stage.folds.is_empty() && !k.stores.iter().any(|s| written(&s)) {
+                continue;
+            }
+            let start = |&i: &usize| [start_of(self.fold(i).0); math::LANES];
+            let mut acc: SmallVec<[[f32; math::LANES]; 4]> =
+                stage.folds.iter().map(start).collect();
+            let mut o = Odometer::new(rest);
+            while let Some(inner) = o.index() {
+                self.index.truncate(outer);
+                self.index.extend_from_slice(inner);
+                let mut i = 0;
+                while i < len {
+                    let n = BLOCK.min(len - i);
+                    self.index.truncate(outer + rest.len());
+                    self.index.extend(k.inner.last().map(|_| i));
+                    // SAFETY: by the caller: the block has n elements.
+                    unsafe {
+                        self.steps(&stage.each, n);
+                        for (a, &f) in acc.iter_mut().zip(&stage.folds) {
+                            let (fold, x) = self.fold(f);
+                            math::fold(fold, &self.register(x)[..n], a);
+                        }
+                        k.stores.iter().filter(written).for_each(|s| self.store(s, n));
+                    }
+                    i += n;
+                }
+                o.advance();
+            }
+            for (a, &f) in acc.iter().zip(&stage.folds) {
+                let whole = math::whole(self.fold(f).0, *a);
+                // SAFETY: the register of the fold.
+                unsafe { self.register(f).fill(whole) };
+            }
+        }
+        self.index.truncate(outer);
+        for s in k.stores.iter().filter(|s| !k.stores_each(s)) {
+            // SAFETY: by the caller.
+            unsafe { self.store(s, 1) };
+        }
+    }
+
+    /// Makes a block of rows along the last loop over them, one element of each at a time.
+    ///
+    /// # Safety
+    /// As for [`Interp::step`]; the kernel is one by columns.
+    unsafe fn columns(&mut self, stages: &[Stage], n: usize) {
+        let (k, outer) = (self.k, self.k.outer.len());
+        let [walk, end] = stages else { panic!("a fold by columns is one walk") };
+        for &f in &walk.folds {
+            // SAFETY: the register of the fold.
+            unsafe { self.register(f)[..n].fill(start_of(self.fold(f).0)) };
+        }
+        // SAFETY: by the caller.
+        unsafe { self.steps(&walk.before, n) };
+        let mut o = Odometer::new(&k.inner);
+        while let Some(inner) = o.index() {
+            self.index.truncate(outer);
+            self.index.extend_from_slice(inner);
+            // SAFETY: by the caller; a fold and what it folds are two registers.
+            unsafe {
+                self.steps(&walk.each, n);
+                for &f in &walk.folds {
+                    let (fold, x) = self.fold(f);
+                    let (acc, x) = (&mut self.register(f)[..n], &self.register(x)[..n]);
+                    let mut now = [0.0; BLOCK];
+                    now[..n].copy_from_slice(acc);
+                    math::binary(function(fold), &now[..n], x, acc);
+                }
+            }
+            o.advance();
+        }
+        self.index.truncate(outer);
+        // SAFETY: by the caller.
+        unsafe {
+            self.steps(&end.before, n);
+            k.stores.iter().for_each(|s| self.store(s, n));
+        }
+    }
+
+    fn fold(&self, i: usize) -> (Reduction, usize) {
+        match self.k.body[i] {
+            Scalar::Fold(r, x) => (r, x),
+            other => panic!("{other:?} is no fold"),
+        }
+    }
+}
+
+/// Runs a kernel over rows.
+///
+/// # Safety
+/// `memory` is valid for everything the kernel reaches; a result overlaps no operand, but that it
+/// may be one that is walked alike.
+pub(crate) unsafe fn run(k: &Rows, memory: &[*mut f32], registers: &mut Registers) {
+    if registers.0.len() < k.body.len() * BLOCK {
+        registers.0.resize(k.body.len() * BLOCK, 0.0);
+    }
+    let registers = registers.0.as_mut_ptr();
+    let (stages, inner) = (k.stages(), k.inner.len());
+    let mut x = Interp { k, memory, registers, index: Extents::new(), along: None };
+    if !k.by_columns() {
+        x.along = (inner > 0).then(|| k.outer.len() + inner - 1);
+        let mut o = Odometer::new(&k.outer);
+        while let Some(outer) = o.index() {
+            x.index = outer.into();
+            // SAFETY: by the caller.
+            unsafe { x.row(&stages) };
+            o.advance();
+        }
+        return;
+    }
+    let Some((&len, rest)) = k.outer.split_last() else { return };
+    x.along = Some(rest.len());
+    let mut o = Odometer::new(rest);
+    while let Some(outer) = o.index() {
+        for i in (0..len).step_by(BLOCK) {
+            x.index = outer.into();
+            x.index.push(i);
+            // SAFETY: by the caller.
+            unsafe { x.columns(&stages, BLOCK.min(len - i)) };
+        }
+        o.advance();
+    }
+}
+
+/// Bytes of a task below which a thread more is not worth it.
+const SHARE: usize = 1 << 16;
+
+/// Runs a compiled kernel over rows, on several threads if it is large.
+///
+/// # Safety
+/// As for [`run`]; the function is the kernel's.
+pub(crate) unsafe fn compiled(k: &Rows, entry: Entry, memory: &[*mut f32], threads: usize) {
+    let tasks = k.tasks();
+    let elements = k.outer.iter().chain(&k.inner).product::<usize>();
+    let bytes = elements * 4 * (k.loads.len() + k.stores.len());
+    let parts = threads.min(bytes / SHARE).min(tasks).max(1);
+    // Some more parts than threads, so that a thread that is late holds up little.
+    let parts = if parts > 1 { (parts * 4).min(tasks) } else { 1 };
+    let (memory, params) = (memory.as_ptr(), k.params.as_ptr());
+    let share = |i: usize| {
+        let at = |i: usize| (tasks * i / parts) as i64;
+        // SAFETY: by the caller; tasks write apart from each other.
+        unsafe { entry(memory, params, at(i), at(i + 1)) };
+    };
+    // SAFETY: as above.
+    unsafe { team::each(threads, parts, share) };
+}

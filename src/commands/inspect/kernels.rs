@@ -1,0 +1,115 @@
+//! `inspect --phase kernels`: what a rank launches, where it comes from, what it moves, and the text
+//! that is compiled.
+
+use crate::plan_dir::Stored;
+use serde_json::{Value as Json, json};
+use shardc_codegen::{c, program};
+use shardc_ir::diag::Result;
+use shardc_ir::func::{Func, Value};
+use shardc_ir::group::{Launch, launches};
+use shardc_ir::kernel::Kernel;
+use shardc_ir::mesh::Mesh;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+/// Launches of one kernel over rows.
+struct Entry {
+    /// Where it is launched first: function and launch.
+    first: (usize, usize),
+    launches: usize,
+    kernel: Kernel,
+    scopes: BTreeSet<String>,
+}
+
+/// Bytes of one rank's pieces, each tensor once.
+fn bytes(mesh: &Mesh, f: &Func, values: impl Iterator<Item = Value>) -> usize {
+    let each: BTreeSet<Value> = values.collect();
+    each.iter().map(|&v| f.ty(v).local_bytes(mesh)).sum()
+}
+
+/// What a launch moves at least: all it reads and writes, once. And what its nodes would, each alone.
+fn moved(mesh: &Mesh, f: &Func, x: &Launch) -> (usize, usize) {
+    let all = x.ins.iter().chain(&x.outs).copied();
+    let nodes = f.nodes[x.nodes.clone()].iter().filter(|n| !n.op.def().is_view());
+    let alone = nodes.map(|n| bytes(mesh, f, n.ins.iter().chain(&n.outs).copied()));
+    (bytes(mesh, f, all), alone.sum())
+}
+
+/// A scope without the number of its layer.
+fn place(path: &str) -> String {
+    let part = |p: &str| if p.parse::<usize>().is_ok() { "*".into() } else { p.to_string() };
+    path.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+/// The page, or its JSON.
+///
+/// # Errors
+/// `dtype`, `plan`: those of lowering.
+pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
+    let (m, mesh) = (&s.plan.module, &s.plan.module.mesh);
+    let all = program(&s.plan, rank)?;
+    let mut found: BTreeMap<String, Entry> = BTreeMap::new();
+    let mut others: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for (i, own) in all.iter().enumerate().filter(|p| !p.1.is_empty()) {
+        let f = &m.funcs[i];
+        for (j, (x, kernel)) in launches(f).iter().zip(own).enumerate() {
+            let nodes = &f.nodes[x.nodes.clone()];
+            let Kernel::Rows(k) = kernel else {
+                if !matches!(kernel, Kernel::View) {
+                    *others.entry(nodes[0].op.mnemonic()).or_default() += 1;
+                }
+                continue;
+            };
+            let e = found.entry(k.symbol.to_string()).or_insert_with(|| Entry {
+                first: (i, j),
+                launches: 0,
+                kernel: kernel.clone(),
+                scopes: BTreeSet::new(),
+            });
+            e.launches += 1;
+            e.scopes.extend(nodes.iter().map(|n| place(&f.scope_info(n.scope).path)));
+        }
+    }
+    let mut order: Vec<(&String, &Entry)> = found.iter().collect();
+    order.sort_by_key(|e| e.1.first);
+    let mut rows: Vec<Json> = vec![];
+    let launched: usize = order.iter().map(|e| e.1.launches).sum();
+    let mut text = format!(
+        "rank {rank}: {} kernels over rows in {launched} launches of its functions; others: ",
+        order.len()
+    );
+    let other: Vec<String> = others.iter().map(|(name, n)| format!("{name} {n}")).collect();
+    let _ = writeln!(text, "{}", other.join(", "));
+    for (name, e) in &order {
+        let f = &m.funcs[e.first.0];
+        let x = &launches(f)[e.first.1];
+        let ops: Vec<&str> = f.nodes[x.nodes.clone()].iter().map(|n| n.op.mnemonic()).collect();
+        let names = |v: &[Value]| v.iter().map(|&v| f.name(v).to_string()).collect::<Vec<_>>();
+        let (least, alone) = moved(mesh, f, x);
+        let scopes: Vec<&str> = e.scopes.iter().map(String::as_str).collect();
+        let source = c::print(std::iter::once(&e.kernel));
+        let source = source.strip_prefix(c::HEADER).unwrap_or(&source).trim();
+        let _ = write!(
+            text,
+            "\n{name}: {} launches, {least} B moved each, the least; {alone} B node by node\n  ops     {}\n  first   @{}: {} from {}\n  in      {}\n\n{source}\n",
+            e.launches,
+            ops.join(", "),
+            f.name,
+            names(&x.outs).join(", "),
+            names(&x.ins).join(", "),
+            scopes.join(", "),
+        );
+        rows.push(json!({
+            "name": name, "launches": e.launches, "ops": ops, "function": f.name,
+            "reads": names(&x.ins), "writes": names(&x.outs), "scopes": scopes,
+            "bytes": least, "bytes_by_node": alone, "source": source,
+        }));
+    }
+    if json {
+        return Ok(format!(
+            "{}\n",
+            json!({ "phase": "kernels", "rank": rank, "kernels": rows, "others": others })
+        ));
+    }
+    Ok(text)
+}

@@ -200,7 +200,9 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     run.done("combine", &m);
 
     if o.fuse {
-        m.funcs.iter_mut().for_each(|f| group(&m.mesh, f));
+        // Scalars of a step, and optimizers, which are one kernel each already, stay as they are.
+        let in_loop = |f: &&mut Func| base(&f.name) != "finish";
+        m.funcs.iter_mut().filter(in_loop).for_each(|f| group(&m.mesh, f));
     }
     run.done("group", &m);
 

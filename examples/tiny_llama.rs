@@ -70,7 +70,7 @@ fn train(model: &Path, flags: &Flags, dir: Option<&Path>, root: &Path) -> Result
     let since = std::time::Instant::now();
     let mut losses = vec![];
     for step in 1..=STEPS {
-        let (ids, targets) = data.batch(o.seed, step as u32, o.global_batch, o.seq);
+        let (ids, targets) = data.batch(o.seed, step as u32, o.global_batch, o.seq)?;
         let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
         let loss = ranks.step(&batch, o.lr.at(step), step)?.loss.unwrap_or(f32::NAN);
         losses.push(loss);

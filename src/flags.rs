@@ -11,6 +11,7 @@ use shardc_passes::options::{
     Balance, Buffers, CpMode, CpSplit, Decay, Optimizer, Options, TpMode, TpSteps,
 };
 use shardc_passes::stages::layout::Layout;
+use std::collections::BTreeSet;
 use std::path::Path;
 use values::*;
 
@@ -170,9 +171,13 @@ pub struct Flags {
     /// Engine of the collectives: threads [default: threads]
     #[arg(long, help_heading = "Run")]
     pub transport: Option<String>,
-    /// Device: cpu [default: cpu]
+    /// Device: cpu, or cuda, which puts code of the plan's kernels into its folder (run compiles them
+    /// where there is none) [default: cpu]
     #[arg(long, help_heading = "Run")]
     pub device: Option<String>,
+    /// Architectures that --device cuda makes code for [default: sm_80,sm_90a]
+    #[arg(long, value_name = "ARCH,..", help_heading = "Run")]
+    pub arch: Option<String>,
 }
 
 /// Largest batch and sequence: products of them with a mesh stay far from overflow.
@@ -190,7 +195,7 @@ impl Flags {
             } };
         }
         merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero moe_bound moe_capacity moe_aux moe_z_loss moe_bias_rate cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
-               memory fuse optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device)
+               memory fuse optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device arch)
     }
 
     /// The options of the passes, with defaults; refuses what is not built.
@@ -372,12 +377,28 @@ impl Flags {
     }
 
     /// Values that other compilers of this field have and no pass makes yet.
+    /// The architectures that the plan's kernels are compiled for; none, for the CPU.
+    ///
+    /// # Errors
+    /// `flag` if a word is no architecture, or if there are some and no device.
+    pub fn archs(&self) -> Result<BTreeSet<String>> {
+        let cuda = self.device.as_deref() == Some("cuda");
+        match &self.arch {
+            None if cuda => Ok(DEFAULT_ARCHS.map(String::from).into()),
+            None => Ok(BTreeSet::new()),
+            Some(all) if cuda => all.split(',').map(arch).collect(),
+            Some(all) => Err(Diag::new("flag", "--arch is for code of a device")
+                .at(format!("--arch {all}"))
+                .help(format!("add --device cuda, or leave --arch {all} out"))),
+        }
+    }
+
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
         let cases: [(&str, Option<String>, &str, &str); 3] = [
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
             ("--transport", self.transport.clone(), "threads", "mpi nccl"),
-            ("--device", self.device.clone(), "cpu", "cuda"),
+            ("--device", self.device.clone(), "cpu cuda", ""),
         ];
         for (flag, value, built, later) in cases {
             let has = |list: &str, v: &str| list.split(' ').any(|w| w == v);
@@ -395,6 +416,23 @@ impl Flags {
         }
         Ok(())
     }
+}
+
+/// Architectures of data centers: those with tensor cores for bf16.
+const DEFAULT_ARCHS: [&str; 2] = ["sm_80", "sm_90a"];
+
+/// An architecture as the compiler calls it.
+fn arch(word: &str) -> Result<String> {
+    let digits = word.strip_prefix("sm_").map(|n| n.trim_end_matches(['a', 'f']));
+    let number = digits.and_then(|n| n.parse::<u32>().ok());
+    if number.is_some_and(|n| (80..1000).contains(&n)) {
+        return Ok(word.to_string());
+    }
+    let (what, first) = (format!("`{word}` is no architecture of --arch"), DEFAULT_ARCHS[0]);
+    Err(Diag::new("flag", what)
+        .at(format!("--arch {word}"))
+        .rule("sm_ and a number from 80 on, as in sm_90a")
+        .help(format!("use {first}, sm_90a or sm_100a")))
 }
 
 /// Reads `shardc.toml`: the flags, and the model's path relative to the file.

@@ -1,7 +1,10 @@
 //! The driver of shardc: one [`compile`] function, the plan directory, and the command line.
 
+pub mod checkpoint;
+pub mod cluster;
 pub mod commands;
 pub mod data;
+pub mod device;
 pub mod flags;
 pub mod pictures;
 pub mod plan_dir;

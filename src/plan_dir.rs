@@ -1,8 +1,7 @@
 //! The plan directory: `plan.json`, `source.ir`, `options.toml`, `programs/*.ir`, `schedule.csv`,
-//! `weights.json`, `config.json`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
+//! `weights.json`, `config.json`; with code for devices, `kernels/`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
 
 use crate::SCHEMA;
-use crate::report::Report;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use shardc_frontends::Facts;
@@ -47,6 +46,15 @@ pub struct Stored {
     pub report: Json,
 }
 
+impl Stored {
+    /// blake3 of all that ranks run by: equal plans have equal ones, whatever file they are in.
+    pub fn hash(&self) -> String {
+        let p = &self.plan;
+        let (programs, schedule) = (text::print(&p.module), write_csv(&p.schedule));
+        hash(&[&programs, &schedule, &pretty(&p.weights), &pretty(&p.settings)])
+    }
+}
+
 fn hash(parts: &[&str]) -> String {
     let mut h = blake3::Hasher::new();
     for p in parts {
@@ -56,7 +64,7 @@ fn hash(parts: &[&str]) -> String {
 }
 
 /// Files and folders of a plan.
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "plan.json",
     "source.ir",
     "options.toml",
@@ -64,6 +72,7 @@ const FILES: [&str; 7] = [
     "schedule.csv",
     "weights.json",
     "config.json",
+    crate::device::FOLDER,
 ];
 
 /// A plan replaces nothing but a plan: no file, and no folder that holds anything else.
@@ -92,7 +101,7 @@ fn check_target(dir: &Path) -> Result<()> {
 }
 
 /// Writes the directory beside its place and renames it; replaces only what is a plan.
-pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
+pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
     check_target(dir)?;
     let programs = text::print(&s.plan.module);
     let schedule = write_csv(&s.plan.schedule);
@@ -100,7 +109,7 @@ pub fn write(dir: &Path, s: &Stored, report: &Report) -> Result<()> {
     let mut report = serde_json::to_value(report).expect("a report is plain data");
     // Times differ from run to run; the plan must not.
     for key in ["compile_ms", "phases"] {
-        report.as_object_mut().expect("a report is an object").remove(key);
+        report.as_object_mut().and_then(|r| r.remove(key));
     }
     let head = Head {
         schema: SCHEMA,

@@ -14,6 +14,9 @@ pub struct Report {
     pub classes: usize,
     /// From model to written plan, kernels not included.
     pub compile_ms: f64,
+    /// Making code of kernels for devices, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_ms: Option<f64>,
     pub phases: Vec<PhaseTime>,
     pub per_class: Vec<ClassReport>,
 }
@@ -173,7 +176,8 @@ pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> R
     let per_class: Vec<ClassReport> =
         plan.classes.iter().enumerate().map(|(i, c)| class_report(plan, i, c)).collect();
     let phases = phases.iter().map(|(n, ms)| PhaseTime { name: n.to_string(), ms: *ms }).collect();
-    Report { schema: crate::SCHEMA, ranks, classes: per_class.len(), compile_ms, phases, per_class }
+    let (schema, classes) = (crate::SCHEMA, per_class.len());
+    Report { schema, ranks, classes, compile_ms, kernel_ms: None, phases, per_class }
 }
 
 fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {

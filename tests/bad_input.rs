@@ -267,12 +267,13 @@ fn words_that_are_not_known() {
 fn what_is_not_built_or_does_not_fit() {
     let lab = Lab::new("limits");
     let mha = &format!("{FIXTURES}/llama_mha");
-    let unbuilt: [&[&str]; 3] =
-        [&["--dropout", "0.1"], &["--transport", "nccl"], &["--device", "cuda"]];
+    let unbuilt: [&[&str]; 2] = [&["--dropout", "0.1"], &["--transport", "nccl"]];
     for flags in unbuilt {
         lab.refuses(&compile(mha, flags), 4, "not-built");
     }
-    for flags in [&["--dtype", "f16"][..], &["--grad-dtype", "bf16"]] {
+    let devices: [&[&str]; 3] =
+        [&["--device", "tpu"], &["--arch", "sm_90a"], &["--device", "cuda", "--arch", "sm_70"]];
+    for flags in [&["--dtype", "f16"][..], &["--grad-dtype", "bf16"]].into_iter().chain(devices) {
         lab.refuses(&compile(mha, flags), 2, "flag");
     }
     let said =
@@ -296,6 +297,7 @@ fn what_is_not_built_or_does_not_fit() {
         "--steps",
         "1",
     ]);
+    lab.refuses(&["run", "fits", "--products", "cublaslt"], 2, "flag");
     // Nothing left to train is a plan or a refusal, never a bug.
     let out = lab.shardc(&compile(mha, &["--freeze", "*", "--mesh", "dp=2,tp=2"]));
     let said = String::from_utf8_lossy(&out.stderr);

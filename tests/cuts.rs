@@ -180,7 +180,7 @@ fn a_tied_table_has_one_owner() {
 /// what several stages send back is summed: a model written by hand, on 2 to 6 stages.
 #[test]
 fn values_that_skip_stages() {
-    use shardc_runtime::{Options as How, Session, StepBatch};
+    use shardc_runtime::{Options as How, Session, StepBatch, fresh};
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/skip.ir");
     let (rows, seq) = (8, 6);
     let ids: Vec<i32> = (0..rows * seq).map(|i| (i * 7 % 40) as i32).collect();
@@ -195,7 +195,8 @@ fn values_that_skip_stages() {
         let load = |w: &_, r: &[_], out: &mut [f32]| shardc_frontends::init(w, r, 5, out);
         let lower = |p: &_, rank| shardc_codegen::program(p, rank);
         let how = How { poison: true, ..How::default() };
-        let mut s = Session::new(&plan, how, &lower, &load).unwrap_or_else(|e| panic!("{e}"));
+        let mut s =
+            Session::new(&plan, how, &lower, &fresh(load)).unwrap_or_else(|e| panic!("{e}"));
         let mut step = |i| {
             let batch = StepBatch { input_ids: &ids, targets: &targets, observe: true };
             s.step(&batch, 1e-2, i).unwrap_or_else(|e| panic!("{e}")).outputs

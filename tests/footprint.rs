@@ -7,7 +7,7 @@ use shardc_ir::plan::Plan;
 use shardc_ir::types::DType;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::Named;
-use shardc_runtime::{Session, StepBatch};
+use shardc_runtime::{Session, StepBatch, fresh};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -172,7 +172,8 @@ fn larger(mesh: &[(&str, usize)], sp: bool, layers: usize, dtype: DType) -> (usi
     let make = || {
         let load = |w: &_, ranges: &[_], out: &mut [f32]| init(w, ranges, 0, out);
         let lower = |p: &_, rank| shardc_codegen::program(p, rank);
-        Session::new(&plan, Default::default(), &lower, &load).unwrap_or_else(|e| panic!("{e}"))
+        Session::new(&plan, Default::default(), &lower, &fresh(load))
+            .unwrap_or_else(|e| panic!("{e}"))
     };
     let ids: Vec<i32> = (0..8 * 32).map(|i| i * 31 % 8001).collect();
     (run(&plan, make, &ids, &ids), arenas(&plan))

@@ -49,6 +49,9 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 
+// x / y within 2 units in the last place; 0 where |y| > 2^126.
+DEVICE float divide_fast(float x, float y) { return __fdividef(x, y); }
+
 // Two numbers, rounded to nearest even, the first in the lower half.
 DEVICE u32 pack(float low, float high) {
     u32 r;

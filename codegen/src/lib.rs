@@ -9,6 +9,7 @@ mod collective;
 pub mod cuda;
 mod experts;
 mod fused;
+pub mod kept;
 mod layout;
 mod lower;
 mod moves;

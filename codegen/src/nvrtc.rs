@@ -162,7 +162,12 @@ fn refused(source: &Source, arch: &str, log: &str, e: &result::NvrtcError) -> Di
     let around = line.saturating_sub(3)..line + 2;
     let shown = text.lines().enumerate().filter(|(i, _)| around.contains(i));
     let picture = shown.map(|(i, l)| format!("\n{:>4}  {l}", i + 1)).collect::<String>();
-    d.at(format!("{file}, line {line}{picture}"))
+    // The entry point that the line is part of.
+    let entry = |l: &str| Some(l.split_once("KERNEL void ")?.1.split_once(") ")?.1.to_string());
+    let entry = text.lines().take(line).filter_map(entry).last();
+    let inside =
+        entry.map_or(String::new(), |l| format!(", in {}", l.split('(').next().unwrap_or(&l)));
+    d.at(format!("{file}, line {line}{inside}{picture}"))
 }
 
 /// File and line of `attention.cu(12): error: …`.
@@ -219,12 +224,15 @@ mod tests {
 
     #[test]
     fn an_error_shows_its_lines() {
-        let text = "#define A 1\n#line 1 \"k.cu\"\none\ntwo\nthree\nfour\n".to_string();
+        let text =
+            "#define A 1\n#line 1 \"k.cu\"\nKERNEL void __launch_bounds__(8) k(const P p) {\n\
+            two\nthree\nfour\n"
+                .to_string();
         let source = Source { file: "k.cu", text };
         let log = "k.cu(3): error: identifier \"three\" is undefined\n";
         let e = result::NvrtcError(sys::nvrtcResult::NVRTC_ERROR_COMPILATION);
         let shown = refused(&source, "sm_80", log, &e).render();
-        assert!(shown.contains("--> k.cu, line 3"), "{shown}");
+        assert!(shown.contains("--> k.cu, line 3, in k"), "{shown}");
         assert!(shown.contains(" |    3  three"), "{shown}");
         assert!(shown.contains("k.cu does not compile for sm_80"), "{shown}");
     }

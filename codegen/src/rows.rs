@@ -18,12 +18,13 @@ struct Loops {
 
 /// Loops over rows and over their elements. Where a kernel folds nothing they are one nest, of which
 /// the last loop is the row.
-fn loops(l: &Layout, values: &[Value], space: &Space) -> Loops {
+fn loops(l: &Layout, f: &Func, values: &[Value], space: &Space) -> Loops {
     let axes: Vec<&Axes> =
         values.iter().map(|&v| space.axes(v).expect("values of the group")).collect();
+    // Of a loop that only values inside the group have, too.
     let size = |axis: u8| {
-        let mut of = axes.iter().enumerate();
-        of.find_map(|(i, a)| Some(l.lens(i)[a.iter().position(|x| *x == axis)?])).unwrap_or(1)
+        let (v, d) = space.example(axis).expect("a loop is one of a value's dims");
+        f.ty(v).lens(l.mesh, l.coords)[d]
     };
     let nest = |over: &[u8]| {
         let mut nest = Nest::new(axes.len());
@@ -49,7 +50,9 @@ fn loops(l: &Layout, values: &[Value], space: &Space) -> Loops {
     }
     let plain = space.cols.is_empty() && !inner.is_empty();
     for (v, a) in views.iter_mut().zip(&axes).skip(l.ins) {
-        if !plain && a.len() <= space.rows.len() {
+        // Of loops that are one nest, the last may still be none of a smaller result's.
+        let smaller = a.len() < space.rows.len() && v.strides.last() == Some(&0);
+        if !plain && a.len() <= space.rows.len() || plain && smaller {
             v.strides.truncate(outer.len());
         }
     }
@@ -65,7 +68,7 @@ pub(crate) fn rows(
     space: &Space,
 ) -> Kernel {
     let (ins, outs) = values.split_at(l.ins);
-    let loops = loops(l, values, space);
+    let loops = loops(l, f, values, space);
     let mut k = Rows { outer: loops.outer, inner: loops.inner, ..Rows::default() };
     let mut body = Body::default();
     let mut known: Vec<(Value, usize)> = vec![];

@@ -16,7 +16,9 @@ mod sizes;
 
 pub use batch::{Batch, read_batch};
 pub use checkpoint::init::init;
-pub use checkpoint::save::{NamedTensor, check_target, save, whole_tensors, write_tensors};
+pub use checkpoint::save::{
+    NamedTensor, check_target, save, whole_tensors, write_each, write_tensors,
+};
 pub use checkpoint::{Checkpoint, Entry};
 
 use config::Config;

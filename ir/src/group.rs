@@ -157,7 +157,12 @@ impl Space {
         match work(&n.op) {
             None => false,
             Some(Work::Each) => true,
-            Some(Work::Fold) => cols && is(n.outs[0], &self.rows),
+            // A loop that no operand has would be folded too.
+            Some(Work::Fold) => {
+                let has = |v: &Value, a: &u8| self.axes(*v).is_some_and(|x| x.contains(a));
+                let over = |a: &u8| n.ins.iter().any(|v| has(v, a));
+                cols && is(n.outs[0], &self.rows) && self.cols.iter().all(over)
+            }
             // A row is walked for an element of it only if it is walked anyway.
             Some(Work::Take) => {
                 self.cols.len() == 1
@@ -173,6 +178,11 @@ impl Space {
                     && whole(n.outs[0])
             }
         }
+    }
+
+    /// A value that has a loop, and the dim that it is there.
+    pub fn example(&self, axis: u8) -> Option<(Value, usize)> {
+        self.axes.iter().find_map(|(v, a)| Some((*v, a.iter().position(|x| *x == axis)?)))
     }
 
     /// The loops along the dims of a value.
@@ -256,9 +266,15 @@ pub fn accumulates(f: &Func, nodes: &[Node]) -> bool {
         && whole
         && second == made
         && first != made
+        && product.ins[0] != product.ins[1]
         && !product.ins.contains(&first)
         // Of 16 bits, the product would be rounded before it is added.
         && [ty(first), ty(made)] == [DType::F32; 2]
+}
+
+/// True if nodes that are marked as one launch are one kernel.
+pub fn is_kernel(f: &Func, nodes: &[Node]) -> bool {
+    nodes.len() < 2 || accumulates(f, nodes) || Space::of(f, nodes.iter()).is_some()
 }
 
 /// True if the result is the operand, seen as another type with the same dims.

@@ -30,7 +30,7 @@ pub type Extents = SmallVec<[usize; 4]>;
 pub type Program = Vec<Vec<Kernel>>;
 
 /// How loops walk an operand: element `offset + Σ index · stride`.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct View {
     pub operand: usize,
     pub offset: usize,
@@ -47,7 +47,7 @@ pub struct Block {
 }
 
 /// How an element of memory is read and written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Elem {
     #[default]
     F32,
@@ -92,7 +92,7 @@ pub struct Copy {
 }
 
 /// A matrix of a product: `view` walks the batch loops and, if an operand's, then the sum loops.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Matrix {
     pub view: View,
     pub elem: Elem,
@@ -104,7 +104,7 @@ pub struct Matrix {
 /// do not join into one stride), in order, and added to what `out` holds if `accumulate`. If a
 /// matrix is not f32, and the processor has no product of such, blocks of all three are made f32
 /// in the workspace.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Gemm {
     pub batch: Extents,
     pub sum: Extents,

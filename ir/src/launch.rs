@@ -11,6 +11,8 @@ use std::sync::Arc;
 /// regions are folded: they are all parameters of one launch.
 pub const LOOPS: usize = 6;
 pub const PARTS: usize = 32;
+/// Bytes of a rank's scratch memory: see [`Word::Scratch`].
+pub const SCRATCH: usize = 1 << 20;
 
 /// One text that is compiled by itself; many launches share one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -31,6 +33,9 @@ pub enum Word {
     },
     /// The rank's status: a u64 that is 0, and that a kernel sets if its data do not fit.
     Status,
+    /// The rank's scratch memory, of [`SCRATCH`] bytes, in which launches of one kernel leave each
+    /// other numbers.
+    Scratch,
     Int(i64),
     Float(f64),
 }
@@ -46,3 +51,6 @@ pub struct Launch {
     pub shared: u32,
     pub words: Vec<Word>,
 }
+
+/// What a rank launches: by function, then by launch of that, one kernel's list each.
+pub type Launches = Vec<Vec<Vec<Launch>>>;

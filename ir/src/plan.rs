@@ -23,6 +23,17 @@ pub enum Instr {
     Recv(Transfer),
 }
 
+impl Instr {
+    /// The microbatch that it is for.
+    pub fn microbatch(&self) -> Option<usize> {
+        match self {
+            Instr::Call(c) => c.microbatch,
+            Instr::Send(t) | Instr::Recv(t) => t.microbatch,
+            Instr::Sent { .. } => None,
+        }
+    }
+}
+
 /// A call of a function, for one microbatch or once per step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Call {

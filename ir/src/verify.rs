@@ -4,6 +4,7 @@
 
 use crate::diag::Diag;
 use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
+use crate::group::is_kernel;
 use crate::infer::TypeError;
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::{DOCS, Op};
@@ -273,6 +274,24 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// Nodes that are marked as one launch, of which node `last` is the last, are one kernel.
+    fn launch(&self, last: usize, p: &mut Problems) {
+        let f = self.f;
+        let joined = f.nodes[..last].iter().rev().take_while(|n| n.joined).count();
+        let nodes = &f.nodes[last - joined..=last];
+        // Kinds of operands are told apart: of nodes that are wrong themselves nothing can be said.
+        if joined == 0 || !p.told.is_empty() || is_kernel(f, nodes) {
+            return;
+        }
+        let names: Vec<&str> = nodes.iter().map(|n| n.op.mnemonic()).collect();
+        p.push(self.layer(&nodes[0]), || {
+            let m = format!("no kernel does {} in one launch", names.join(", "));
+            self.at_node("plan", &nodes[0], &[], m)
+                .rule("joined nodes (&) are element-wise work and folds over the same rows, or a product and the sum it is added to")
+                .help("leave out the & of 1 of them, or compile the plan again")
+        });
+    }
+
     fn nodes(&mut self, p: &mut Problems) {
         let f = self.f;
         for a in &f.args {
@@ -298,6 +317,9 @@ impl<'a> Checker<'a> {
             }
             for &o in &n.outs {
                 self.define(o, Maker::Node(i as u32), p);
+            }
+            if self.phase == Phase::Ranked && !n.joined {
+                self.launch(i, p);
             }
             let bad_note = |t: &str| t.is_empty() || t.trim() != t || t.contains(char::is_control);
             if n.note.as_deref().is_some_and(bad_note) {

@@ -23,8 +23,6 @@ use std::collections::BinaryHeap;
 
 /// Most tensors that one kernel reads and writes.
 const MOST: usize = 24;
-/// Most nodes of one kernel.
-const NODES: usize = 96;
 /// Most nodes from the first to the last of a kernel: what is farther apart would wait.
 const SPAN: usize = 64;
 /// Groups that are farther apart than this many others are not made one.
@@ -138,7 +136,7 @@ impl<'a> Groups<'a> {
 
     /// Makes two groups one, if that is a kernel.
     fn join(&mut self, a: usize, b: usize) {
-        if a == b || self.members[a].len() + self.members[b].len() > NODES {
+        if a == b {
             return;
         }
         let rows = |g: usize| self.members[g].iter().all(|&i| work(&self.f.nodes[i].op).is_some());
@@ -152,9 +150,20 @@ impl<'a> Groups<'a> {
         if span > SPAN || self.names(&all) > MOST || !self.worth(&all) {
             return;
         }
-        if Space::of(self.f, nodes()).is_some() {
+        if Space::of(self.f, nodes()).is_some_and(|s| self.walks_once(&all, &s)) {
             self.merge(a, b);
         }
+    }
+
+    /// False if results of rows are written where no row is folded: then nothing but these results
+    /// would keep a long row, such as all of a parameter, from being cut into tasks.
+    fn walks_once(&self, all: &[usize], space: &Space) -> bool {
+        let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
+        let short = |v: &Value| space.axes(*v).is_some_and(|a| a.len() == space.rows.len());
+        let folds = nodes().any(|n| matches!(work(&n.op), Some(Work::Fold | Work::Take)));
+        folds
+            || space.cols.is_empty()
+            || !nodes().flat_map(|n| &n.outs).any(|v| short(v) && self.seen(*v, all))
     }
 
     /// An index is looked up in a row only where the row is walked anyway, and a label that is far
@@ -180,11 +189,13 @@ impl<'a> Groups<'a> {
         ins.dedup();
         let read = ins.iter().filter(|v| self.maker[v.0 as usize].is_none_or(|m| !inside(&m)));
         let outs = all.iter().flat_map(|&i| &self.f.nodes[i].outs);
-        let seen = |v: &&Value| {
-            let v = v.0 as usize;
-            self.result[v] || self.readers[v].iter().any(|r| !inside(r))
-        };
-        read.count() + outs.filter(seen).count()
+        read.count() + outs.filter(|v| self.seen(**v, all)).count()
+    }
+
+    /// True if others than these nodes, in their order, see a value.
+    fn seen(&self, v: Value, all: &[usize]) -> bool {
+        let v = v.0 as usize;
+        self.result[v] || self.readers[v].iter().any(|r| all.binary_search(r).is_err())
     }
 
     /// Makes two groups one, which stands where both may: behind all they read, before all that

@@ -200,9 +200,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     run.done("combine", &m);
 
     if o.fuse {
-        // Scalars of a step, and optimizers, which are one kernel each already, stay as they are.
-        let in_loop = |f: &&mut Func| base(&f.name) != "finish";
-        m.funcs.iter_mut().filter(in_loop).for_each(|f| group(&m.mesh, f));
+        m.funcs.iter_mut().for_each(|f| group(&m.mesh, f));
     }
     run.done("group", &m);
 
@@ -423,11 +421,14 @@ fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
     }
     let sums: Vec<_> = f.results.iter().filter(|r| is_role(r, RoleKind::Sum, "loss")).collect();
     let scalar = sums.len() == 1 && *f.ty(sums[0].value) == Type::f32(&[]);
-    if scalar && f.args.iter().any(|a| is_role(a, RoleKind::Input, "targets")) {
+    // The loss is a mean over targets: those of an argument that nothing reads are not known.
+    let read = |a: &Port| f.nodes.iter().any(|n| n.ins.contains(&a.value));
+    let targets = |a: &Port| is_role(a, RoleKind::Input, "targets") && read(a);
+    if scalar && f.args.iter().any(targets) {
         return Ok(());
     }
     Err(Diag::new("no-loss", format!("@{} has no loss to train", f.name))
-        .rule("one result f32[] `sum \"loss\"` and one argument `input \"targets\"`")
+        .rule("one result f32[] `sum \"loss\"` and one argument `input \"targets\"` that is used")
         .help("add them, or compile with --mode infer"))
 }
 

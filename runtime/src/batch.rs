@@ -1,6 +1,6 @@
 //! A step's data: checked once, then written by every rank into its arena.
 
-use crate::arena::Arena;
+use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, RoleKind};
@@ -12,7 +12,8 @@ pub(crate) struct StepData {
     pub input_ids: Vec<i32>,
     pub targets: Vec<i32>,
     pub lr: f32,
-    pub step: f32,
+    /// From 1; 0 of an evaluation.
+    pub step: usize,
     pub observe: bool,
     /// Run the plan's evaluation instead of its step.
     pub evaluate: bool,
@@ -110,41 +111,56 @@ pub(crate) fn global_row(w: &Wiring, t: &Type, row: usize, j: usize) -> usize {
 pub(crate) fn write(
     w: &Wiring,
     class: usize,
-    arena: &mut Arena,
+    engine: &mut dyn Engine,
     coords: &[usize],
     data: &StepData,
-) -> Option<()> {
-    let mesh = w.mesh();
+) -> Result<()> {
     for slot in &w.inputs[class] {
-        let f = &w.plan.module.funcs[slot.func];
-        let (ty, name) = (f.ty(slot.value), input_name(f, slot));
-        let last = ty.extent(mesh, ty.rank() - 1, coords);
-        let to = arena.elements(slot.offset, slot.bytes)?;
-        let word = |i: i32| f32::from_bits(i as u32);
-        let s = &w.plan.settings;
-        let position = |i: usize| s.tokens.position(s.seq, last.offset + i);
-        if ty.rank() == 1 {
-            (0..last.len).for_each(|i| to[i] = word(position(i) as i32));
-            continue;
-        }
-        let from = if name == "targets" { &data.targets } else { &data.input_ids };
-        let rows = ty.extent(mesh, 0, coords);
-        for i in 0..rows.len {
-            let at = global_row(w, ty, rows.offset + i, slot.part.0);
-            let row = from.get(at * s.seq..)?;
-            let to = &mut to[i * last.chunk..][..last.len];
-            for (k, t) in to.iter_mut().enumerate() {
-                *t = word(*row.get(position(k))?);
-            }
-        }
+        engine.write(slot.offset, slot.bytes, &mut |to| {
+            // SAFETY: so many bytes are there, and every bit pattern is an f32.
+            let to = unsafe { std::slice::from_raw_parts_mut(to, slot.bytes / 4) };
+            input(w, slot, to, coords, data).ok_or_else(out_of_arena)
+        })?;
     }
     for p in w.args(RoleKind::Scalar).filter(|p| w.class_of[p.func] == class) {
         let x = match p.name {
             "lr" => data.lr,
-            "step" => data.step,
-            _ => return None,
+            "step" => data.step as f32,
+            _ => return Err(out_of_arena()),
         };
-        *arena.elements(p.place.offset, p.place.bytes)?.first_mut()? = x;
+        if p.place.bytes < 4 {
+            return Err(out_of_arena());
+        }
+        engine.write(p.place.offset, p.place.bytes, &mut |to| {
+            // SAFETY: the place has 4 bytes at least.
+            unsafe { to.write(x) };
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Writes an input; `None` if the data are not as many as the plan has.
+fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepData) -> Option<()> {
+    let f = &w.plan.module.funcs[slot.func];
+    let (ty, name) = (f.ty(slot.value), input_name(f, slot));
+    let last = ty.extent(w.mesh(), ty.rank() - 1, coords);
+    let word = |i: i32| f32::from_bits(i as u32);
+    let s = &w.plan.settings;
+    let position = |i: usize| s.tokens.position(s.seq, last.offset + i);
+    if ty.rank() == 1 {
+        (0..last.len).for_each(|i| to[i] = word(position(i) as i32));
+        return Some(());
+    }
+    let from = if name == "targets" { &data.targets } else { &data.input_ids };
+    let rows = ty.extent(w.mesh(), 0, coords);
+    for i in 0..rows.len {
+        let at = global_row(w, ty, rows.offset + i, slot.part.0);
+        let row = from.get(at * s.seq..)?;
+        let to = &mut to[i * last.chunk..][..last.len];
+        for (k, t) in to.iter_mut().enumerate() {
+            *t = word(*row.get(position(k))?);
+        }
     }
     Some(())
 }

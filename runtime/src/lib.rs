@@ -4,8 +4,13 @@
 //! through a [`transport::Transport`], so that another transport changes nothing here.
 
 pub mod arena;
+pub mod control;
 pub mod cuda;
 pub mod exec;
+pub mod holdings;
+pub mod messages;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod native;
 pub mod session;
 pub mod threads;
@@ -13,9 +18,10 @@ pub mod transport;
 
 mod attention;
 mod batch;
+mod engine;
 mod exchange;
 mod experts;
-
+mod flight;
 mod grouped;
 mod hub;
 mod map;
@@ -27,4 +33,6 @@ mod region;
 mod rows;
 mod wiring;
 
-pub use session::{Array, Done, Options, Session, StepBatch, StepResult, Timing};
+pub use session::{
+    Array, Done, Options, Process, Session, StepBatch, StepResult, Timing, Wanted, fresh,
+};

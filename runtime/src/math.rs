@@ -134,8 +134,8 @@ vectorised! {
             Binary::Sub => both(x, y, out, |x, y| x - y),
             Binary::Mul => both(x, y, out, |x, y| x * y),
             Binary::Div => both(x, y, out, |x, y| x / y),
-            Binary::Max => both(x, y, out, f32::max),
-            Binary::Min => both(x, y, out, f32::min),
+            Binary::Max => both(x, y, out, larger),
+            Binary::Min => both(x, y, out, smaller),
             Binary::AtLeast => both(x, y, out, |x, y| if x >= y { 1.0 } else { 0.0 }),
         }
     }
@@ -166,6 +166,17 @@ fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     in_pairs(acc, f)
 }
 
+/// The larger of two; if one is no number, the other; of zeros the second, as in compiled kernels.
+#[inline(always)]
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if b.is_nan() || a > b { a } else { b }
+}
+/// The smaller of two, likewise.
+#[inline(always)]
+pub(crate) fn smaller(a: f32, b: f32) -> f32 {
+    if b.is_nan() || a < b { a } else { b }
+}
+
 /// What partial sums are in all, in the order of [`sum`].
 pub(crate) fn total(acc: [f32; LANES]) -> f32 {
     in_pairs(acc, |a, b| a + b)
@@ -175,8 +186,8 @@ pub(crate) fn total(acc: [f32; LANES]) -> f32 {
 pub(crate) fn whole(r: Reduction, acc: [f32; LANES]) -> f32 {
     match r {
         Reduction::Sum => total(acc),
-        Reduction::Max => in_pairs(acc, f32::max),
-        Reduction::Min => in_pairs(acc, f32::min),
+        Reduction::Max => in_pairs(acc, larger),
+        Reduction::Min => in_pairs(acc, smaller),
     }
 }
 
@@ -198,8 +209,8 @@ vectorised! {
     fn fold(r: Reduction, x: &[f32], acc: &mut [f32; LANES]) {
         match r {
             Reduction::Sum => into_lanes(x, acc, |a, b| a + b),
-            Reduction::Max => into_lanes(x, acc, f32::max),
-            Reduction::Min => into_lanes(x, acc, f32::min),
+            Reduction::Max => into_lanes(x, acc, larger),
+            Reduction::Min => into_lanes(x, acc, smaller),
         }
     }
 }
@@ -208,7 +219,7 @@ vectorised! {
     fn sum(x: &[f32]) -> f32 { lanes(x, 0.0, |a, b| a + b) }
 }
 vectorised! {
-    fn max(x: &[f32]) -> f32 { lanes(x, f32::NEG_INFINITY, f32::max) }
+    fn max(x: &[f32]) -> f32 { lanes(x, f32::NEG_INFINITY, larger) }
 }
 
 vectorised! {

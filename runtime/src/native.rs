@@ -32,7 +32,11 @@ impl Native {
         let bad = |e: libloading::Error| {
             Diag::new(
                 "c-compiler",
-                format!("the compiled kernels {} do not load: {e}", path.display()),
+                format!(
+                    "the compiled kernels {} do not load: {}",
+                    path.display(),
+                    std::error::Error::source(&e).map_or(e.to_string(), |cause| cause.to_string())
+                ),
             )
             .rule("an object is kept for the processor and the compiler that made it")
             .help("remove that 1 file and run again: it is compiled anew")

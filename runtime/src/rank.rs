@@ -1,28 +1,33 @@
 //! One rank: its arena, its kernels, its thread.
 
-use crate::arena::Arena;
 use crate::batch::{self, StepData};
+use crate::engine::{Engine, OnHost, out_of_arena};
 use crate::exec::Executor;
+use crate::flight::Flight;
+use crate::holdings::{self, Holding, Sink, Task};
 use crate::region::{Region, copy, dense_block};
-use crate::session::{Done, LoadFn, Options, Timing};
+use crate::session::{Done, LoadFn, Options, Timing, Wanted};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::{Elem, Kernel, Program};
-use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Place, Transfer};
+use shardc_ir::tensor;
 use shardc_ir::types::Type;
+use shardc_ir::weights::Weight;
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 /// Elements that a padded weight is loaded through at a time.
 const STAGING: usize = 1 << 18;
+
+/// Fills the elements of a slice.
+type Fill<'a> = dyn Fn(&[Range<usize>], &mut [f32]) -> Result<()> + 'a;
 
 /// What a rank is asked to do.
 pub(crate) enum Command {
@@ -32,6 +37,55 @@ pub(crate) enum Command {
         func: usize,
         value: shardc_ir::func::Value,
     },
+    /// Something with all that this rank holds; by its number other processes know it.
+    Task(u32, Arc<Task>),
+}
+
+/// What process 0 asks of the others' ranks: a command, but for the tokens, which each reads itself.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Order {
+    Step { lr: f32, step: usize, observe: bool, evaluate: bool },
+    Fetch { func: usize, value: shardc_ir::func::Value },
+    Task(u32),
+}
+
+impl Command {
+    /// For another process: five words of 4 bytes.
+    pub fn order(&self) -> [u8; 20] {
+        let words = match self {
+            Command::Step(d) => {
+                let flags = u32::from(d.observe) | u32::from(d.evaluate) << 1;
+                [0, d.lr.to_bits(), d.step as u32, (d.step as u64 >> 32) as u32, flags]
+            }
+            Command::Fetch { func, value } => [1, *func as u32, value.0, 0, 0],
+            Command::Task(number, _) => [2, *number, 0, 0, 0],
+        };
+        let mut out = [0; 20];
+        for (to, w) in out.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&w.to_le_bytes());
+        }
+        out
+    }
+}
+
+impl Order {
+    /// `None` if there is nothing more to do.
+    pub fn read(bytes: &[u8]) -> Option<Order> {
+        let word = |i: usize| {
+            Some(u32::from_le_bytes(bytes.get(i * 4..i * 4 + 4)?.try_into().expect("4 bytes")))
+        };
+        let [kind, a, b, c, flags] = [word(0)?, word(1)?, word(2)?, word(3)?, word(4)?];
+        Some(match kind {
+            0 => Order::Step {
+                lr: f32::from_bits(a),
+                step: usize::try_from(u64::from(c) << 32 | u64::from(b)).ok()?,
+                observe: flags & 1 != 0,
+                evaluate: flags & 2 != 0,
+            },
+            1 => Order::Fetch { func: a as usize, value: shardc_ir::func::Value(b) },
+            _ => Order::Task(a),
+        })
+    }
 }
 
 /// A rank's piece of an output, dense.
@@ -47,6 +101,71 @@ pub(crate) struct Reply {
     /// High-water mark of the arena, in bytes.
     pub touched: usize,
     pub timings: Vec<Timing>,
+    /// What a task has given.
+    pub given: Vec<u8>,
+}
+
+impl Reply {
+    /// For another process: numbers of 8 bytes, little-endian, and elements.
+    pub fn to_bytes(&self, rank: usize) -> Vec<u8> {
+        let mut out = vec![];
+        let int = |out: &mut Vec<u8>, x: u64| out.extend_from_slice(&x.to_le_bytes());
+        for x in [rank, self.touched, self.timings.len(), self.pieces.len(), self.given.len()] {
+            int(&mut out, x as u64);
+        }
+        out.extend_from_slice(&self.given);
+        for t in &self.timings {
+            let (kind, a, b) = match t.what {
+                Done::Instr(i) => (0, i, 0),
+                Done::Launch(f, n) => (1, f, n),
+            };
+            let (start, end) = (t.start.as_nanos() as u64, t.end.as_nanos() as u64);
+            [kind, a as u64, b as u64, start, end].iter().for_each(|&x| int(&mut out, x));
+        }
+        for p in &self.pieces {
+            for x in [p.output, p.microbatch, p.data.len()] {
+                int(&mut out, x as u64);
+            }
+            p.data.iter().for_each(|x| out.extend_from_slice(&x.to_le_bytes()));
+        }
+        out
+    }
+
+    /// The replies of a process, by rank, as far as they are whole.
+    pub fn from_bytes(bytes: &[u8]) -> Vec<(usize, Reply)> {
+        let mut rest = bytes;
+        std::iter::from_fn(|| Reply::take(&mut rest)).collect()
+    }
+
+    fn take(rest: &mut &[u8]) -> Option<(usize, Reply)> {
+        fn int(rest: &mut &[u8]) -> Option<usize> {
+            let (word, left) = rest.split_first_chunk::<8>()?;
+            *rest = left;
+            usize::try_from(u64::from_le_bytes(*word)).ok()
+        }
+        let [rank, touched, timings, pieces, given] =
+            [int(rest)?, int(rest)?, int(rest)?, int(rest)?, int(rest)?];
+        let (given, left) = rest.split_at_checked(given)?;
+        *rest = left;
+        let given = given.to_vec();
+        let mut reply = Reply { pieces: vec![], touched, timings: vec![], given };
+        for _ in 0..timings {
+            let [kind, a, b, start, end] =
+                [int(rest)?, int(rest)?, int(rest)?, int(rest)?, int(rest)?];
+            let what = if kind == 0 { Done::Instr(a) } else { Done::Launch(a, b) };
+            let time = |ns: usize| Duration::from_nanos(ns as u64);
+            reply.timings.push(Timing { what, start: time(start), end: time(end) });
+        }
+        for _ in 0..pieces {
+            let [output, microbatch, len] = [int(rest)?, int(rest)?, int(rest)?];
+            let (data, left) = rest.split_at_checked(len.checked_mul(4)?)?;
+            *rest = left;
+            let word = |w: &[u8]| f32::from_le_bytes([w[0], w[1], w[2], w[3]]);
+            let data = data.chunks_exact(4).map(word).collect();
+            reply.pieces.push(Piece { output, microbatch, data });
+        }
+        Some((rank, reply))
+    }
 }
 
 /// A failure, and whether it began here.
@@ -61,19 +180,31 @@ pub(crate) struct Rank {
     coords: Vec<usize>,
     wiring: Arc<Wiring>,
     program: Program,
-    arena: Arena,
-    executor: Executor,
-    /// Function and node at work, one word of each rank's: `func << 32 | node`.
-    at: Arc<Vec<AtomicUsize>>,
+    engine: Box<dyn Engine>,
+    flight: Arc<Flight>,
     /// When the session began, if times are noted.
     clock: Option<Instant>,
     timings: Vec<Timing>,
 }
 
-fn out_of_arena() -> Diag {
-    Diag::new("plan", "a place of the plan is not in its arena")
-        .help("compile the plan again with this version of shardc")
-        .exit(Exit::Environment)
+/// A failure of this rank's own.
+fn own(cause: Diag) -> Failed {
+    Failed { own: true, cause }
+}
+
+fn found<T>(x: Option<T>) -> std::result::Result<T, Failed> {
+    x.ok_or_else(|| own(out_of_arena()))
+}
+
+/// The memory and the executor of a rank.
+fn engine(how: &Options, transport: Box<dyn Transport>, bytes: usize) -> Result<Box<dyn Engine>> {
+    match &how.devices {
+        Some(d) => Ok(Box::new(d.engine(transport, bytes, how.poison)?)),
+        None => {
+            let executor = Executor::new(transport, how.threads).with(how.native.clone());
+            Ok(Box::new(OnHost::new(bytes, how.poison, executor)?))
+        }
+    }
 }
 
 impl Rank {
@@ -83,19 +214,17 @@ impl Rank {
         program: Program,
         transport: Box<dyn Transport>,
         (how, began): (Options, Instant),
-        at: Arc<Vec<AtomicUsize>>,
+        flight: Arc<Flight>,
         load: &LoadFn,
     ) -> Result<Rank> {
         let rank = transport.rank();
         let class = wiring.plan.class_of(rank);
         wiring.check_program(class, &program)?;
         let bytes = wiring.plan.classes[class].memory.peak_bytes;
-        let arena = Arena::new(bytes, how.poison).ok_or_else(out_of_arena)?;
+        let engine = engine(&how, transport, bytes)?;
         let coords = wiring.mesh().coords(rank);
-        let executor = Executor::new(transport, how.threads).with(how.native.clone());
         let (clock, timings) = (how.trace.then_some(began), vec![]);
-        let mut r =
-            Rank { rank, class, coords, wiring, program, arena, executor, at, clock, timings };
+        let mut r = Rank { rank, class, coords, wiring, program, engine, flight, clock, timings };
         r.fill(load)?;
         Ok(r)
     }
@@ -109,29 +238,33 @@ impl Rank {
         for p in params {
             if !done.contains(&p.place) {
                 done.push(p.place);
-                self.load(&p, load)?;
+                let weight = self.weight(&p)?;
+                self.load(&p, &|ranges, out| load(Wanted::Param(&weight), ranges, out))?;
             }
         }
         for p in state {
-            self.arena.elements(p.place.offset, p.place.bytes).ok_or_else(out_of_arena)?.fill(0.0);
+            // What no kernel has written, padding, is 0.
+            self.engine.clear(p.place.offset, p.place.bytes)?;
+            let shape = p.ty.sizes();
+            let wanted = Wanted::State { name: p.name, shape: &shape };
+            self.load(&p, &|ranges, out| load(wanted, ranges, out))?;
         }
         Ok(())
     }
 
-    /// Fills one parameter: at once if its piece is dense f32, else some rows at a time.
-    fn load(&mut self, p: &Port, load: &LoadFn) -> Result<()> {
+    /// Where a parameter comes from.
+    fn weight(&self, p: &Port) -> Result<Weight> {
+        let all = &self.wiring.plan.weights;
+        all.iter().find(|x| x.param == p.name).cloned().ok_or_else(|| {
+            let what = format!("the plan does not say where `{}` comes from", p.name);
+            let help = format!("list it among the plan's {} weights", all.len());
+            Diag::new("weight-missing", what).help(help)
+        })
+    }
+
+    /// Fills one parameter or state: at once if its piece is dense f32, else some rows at a time.
+    fn load(&mut self, p: &Port, load: &Fill) -> Result<()> {
         let mesh = self.wiring.mesh();
-        let weight =
-            self.wiring.plan.weights.iter().find(|x| x.param == p.name).ok_or_else(|| {
-                Diag::new(
-                    "weight-missing",
-                    format!("the plan does not say where `{}` comes from", p.name),
-                )
-                .help(format!(
-                    "list it among the plan's {} weights",
-                    self.wiring.plan.weights.len()
-                ))
-            })?;
         let block = piece(mesh, p.ty, &self.coords).ok_or_else(out_of_arena)?;
         let whole: Vec<Range<usize>> = (0..p.ty.rank())
             .map(|d| p.ty.extent(mesh, d, &self.coords))
@@ -145,16 +278,13 @@ impl Rank {
         }
         // Padding of the first dim lies behind the rest.
         let row: usize = block.extents.iter().skip(1).product();
-        let dense = block.view.strides.first().is_none_or(|&s| s == row);
-        if dense && block.elem == Elem::F32 {
-            let to = self.arena.elements(p.place.offset, p.place.bytes);
-            return load(weight, &whole, &mut to.ok_or_else(out_of_arena)?[..block.len()]);
-        }
-        let to = self.arena.at(p.place.offset, p.place.bytes).ok_or_else(out_of_arena)?.as_ptr();
-        // A scalar is a row of one.
-        let (all, stride) = (*block.extents.first().unwrap_or(&1), block.view.strides.first());
-        let rows = (STAGING / row.max(1)).max(1);
-        let mut staging = vec![0.0; rows.min(all) * row];
+        let apart = block.view.strides.first().copied().unwrap_or(row);
+        let dense = apart == row && block.elem == Elem::F32;
+        // A scalar is a row of one. An even number of rows begins at a multiple of 4 bytes.
+        let all = *block.extents.first().unwrap_or(&1);
+        let at_once = if dense { self.engine.at_once() / 4 } else { STAGING };
+        let rows = (at_once / row.max(1)).clamp(1, all).next_multiple_of(2);
+        let mut staging = vec![0.0; if dense { 0 } else { rows.min(all) * row }];
         let mut first = 0;
         while first < all {
             let n = rows.min(all - first);
@@ -163,15 +293,22 @@ impl Rank {
             if let (Some(r), Some(e)) = (ranges.first_mut(), part.extents.first_mut()) {
                 (*r, *e) = (r.start + first..r.start + first + n, n);
             }
-            load(weight, &ranges, &mut staging[..n * row])?;
-            let from = dense_block(&part.extents);
-            part.view.offset = first * stride.copied().unwrap_or(0);
-            // SAFETY: both blocks lie in memory of ours: these rows are part of the piece, whose
-            // end was compared with the place above.
-            unsafe {
-                let from = Region::new(staging.as_mut_ptr(), &from);
-                copy(&from, &Region::new(to, &part), 0..n * row);
-            }
+            let offset = p.place.offset + first * apart * block.elem.bytes();
+            self.engine.write(offset, part.end() * block.elem.bytes(), &mut |to| {
+                if dense {
+                    // SAFETY: the part is dense, and so many bytes are there.
+                    let to = unsafe { std::slice::from_raw_parts_mut(to, n * row) };
+                    return load(&ranges, to);
+                }
+                load(&ranges, &mut staging[..n * row])?;
+                let from = dense_block(&part.extents);
+                // SAFETY: both blocks lie in memory of ours: the part ends where the bytes do.
+                unsafe {
+                    let from = Region::new(staging.as_mut_ptr(), &from);
+                    copy(&from, &Region::new(to, &part), 0..n * row);
+                }
+                Ok(())
+            })?;
             first += n;
         }
         Ok(())
@@ -187,10 +324,11 @@ impl Rank {
             let done = catch_unwind(AssertUnwindSafe(|| match &command {
                 Command::Step(data) => self.step(data),
                 Command::Fetch { func, value } => self.fetch(*func, *value),
+                Command::Task(_, task) => self.perform(&**task),
             }));
             let done = done.unwrap_or_else(|panic| Err(self.panicked(&*panic)));
             if let Err(f) = &done {
-                self.executor.transport().abort(f.cause.clone());
+                self.engine.transport().abort(f.cause.clone());
             }
             if replies.send(done).is_err() {
                 return;
@@ -201,58 +339,62 @@ impl Rank {
     fn panicked(&self, panic: &(dyn std::any::Any + Send)) -> Failed {
         let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        let at = self.at[self.rank].load(Ordering::Relaxed);
         let who = self.wiring.rank_text(self.rank);
         let cause = Diag::new("rank-failed", format!("{who} panicked: {text}"))
-            .at(self.wiring.node_text(at >> 32, at & 0xffff_ffff))
+            .at(self.flight.whereabouts(&self.wiring, self.rank, &[]))
             .help("this is a bug of shardc: report it with the plan and these 2 lines")
             .exit(Exit::RankFailed);
         Failed { own: true, cause }
     }
 
-    fn own<T>(&self, x: Option<T>) -> std::result::Result<T, Failed> {
-        x.ok_or_else(|| Failed { own: true, cause: out_of_arena() })
-    }
-
     fn step(&mut self, data: &StepData) -> std::result::Result<Reply, Failed> {
         let w = self.wiring.clone();
-        let wrote = batch::write(&w, self.class, &mut self.arena, &self.coords, data);
-        self.own(wrote)?;
+        let wrote = batch::write(&w, self.class, &mut *self.engine, &self.coords, data);
+        wrote.map_err(own)?;
+        self.flight.step(if data.evaluate { 0 } else { data.step });
         let mut pieces = vec![];
         let class = &w.plan.classes[self.class];
         let list = if data.evaluate { &class.evaluation } else { &class.step };
         let outputs: Vec<(usize, Port)> = w.results(RoleKind::Output).enumerate().collect();
         for (i, instr) in list.iter().enumerate() {
             let start = self.now();
+            self.flight.microbatch(instr.microbatch());
+            if !matches!(instr, Instr::Call(_)) {
+                self.flight.begin(Done::Instr(i), None);
+            }
             match instr {
                 Instr::Call(c) => {
                     self.call(&w, c)?;
                     for (output, p) in outputs.iter().filter(|(_, p)| p.func == c.func) {
                         if data.observe || p.ty.elements() == 1 {
                             let at = c.frames[p.place.frame as usize] + p.place.offset;
-                            let piece = self.read(p.ty, at, p.place.bytes);
+                            let piece = self.read(p.ty, at, p.place.bytes).map_err(own)?;
                             let (output, microbatch) = (*output, c.microbatch.unwrap_or(0));
-                            let piece = self.own(piece)?;
                             pieces.extend(piece.map(|data| Piece { output, microbatch, data }));
                         }
                     }
                 }
                 Instr::Send(t) | Instr::Recv(t) => self.transfer(&w, instr, t)?,
                 Instr::Sent { to } => {
-                    let to = self.peer(&w, *to);
-                    let done = self.executor.transport().sent(to);
+                    let to = w.peer(self.rank, *to);
+                    let done = self.engine.transport().sent(to);
                     done.map_err(|cause| Failed { own: false, cause })?;
                 }
             }
+            self.flight.end();
             self.note(Done::Instr(i), start);
         }
+        self.engine.wait().map_err(own)?;
         let timings = std::mem::take(&mut self.timings);
-        Ok(Reply { pieces, touched: self.arena.touched(), timings })
+        Ok(Reply { pieces, touched: self.engine.touched(), timings, given: vec![] })
     }
 
-    /// Time since the session began, if times are noted.
-    fn now(&self) -> Option<Duration> {
-        self.clock.map(|c| c.elapsed())
+    /// Time since the session began, if times are noted; then what was begun before is done. What went
+    /// wrong with it is told at the end of the step.
+    fn now(&mut self) -> Option<Duration> {
+        let clock = self.clock?;
+        let _ = self.engine.wait();
+        Some(clock.elapsed())
     }
 
     fn note(&mut self, what: Done, start: Option<Duration>) {
@@ -261,37 +403,22 @@ impl Rank {
         }
     }
 
-    /// The rank with these coordinates in another class.
-    fn peer(&self, w: &Wiring, class: usize) -> usize {
-        let mut at = self.coords.clone();
-        let pipeline = w.mesh().axis(PIPELINE).unwrap_or_default();
-        let mut rest = class;
-        for a in pipeline.iter().collect::<Vec<_>>().into_iter().rev() {
-            at[a.0 as usize] = rest % w.mesh().size(a);
-            rest /= w.mesh().size(a);
-        }
-        w.mesh().rank(&at)
-    }
-
     fn transfer(
         &mut self,
         w: &Wiring,
         instr: &Instr,
         t: &Transfer,
     ) -> std::result::Result<(), Failed> {
-        self.at[self.rank].store(t.func << 32 | 0xffff_ffff, Ordering::Relaxed);
-        let peer = self.peer(w, t.with);
-        let at = self.arena.at(t.offset, t.bytes);
-        let first = self.own(at)?.as_ptr();
-        let elem = Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype);
-        let elem = self.own(elem)?;
+        let peer = w.peer(self.rank, t.with);
+        let first = found(self.engine.at(t.offset, t.bytes))?;
+        let elem = found(Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype))?;
         // SAFETY: the arena has checked that the bytes lie inside it. What is sent stays until it
         // was waited for, and what is received is used by nobody yet: the plan's instructions say so.
         let region = unsafe { Region::adjacent(first, elem, t.bytes / elem.bytes()) };
         let done = match instr {
-            Instr::Send(_) => self.executor.transport().send(peer, &region),
+            Instr::Send(_) => self.engine.transport().send(peer, &region),
             Instr::Recv(_) | Instr::Call(_) | Instr::Sent { .. } => {
-                self.executor.transport().recv(peer, &region)
+                self.engine.transport().recv(peer, &region)
             }
         };
         done.map_err(|cause| {
@@ -308,26 +435,30 @@ impl Rank {
         for (i, bound) in w.bound[func].iter().enumerate() {
             // A launch is known by its first node.
             let n = w.launches[func][i].nodes.start;
-            self.at[self.rank].store(func << 32 | n, Ordering::Relaxed);
             let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
             for p in bound {
-                let at = self.arena.at(c.frames[p.frame as usize] + p.offset, p.bytes);
-                memory.push(self.own(at)?.as_ptr());
+                let at = self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
+                memory.push(found(at)?);
             }
             // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
             // places, and the arena has checked that they lie inside it. The plan keeps operands
             // and results apart.
-            let kernel = &self.program[func][i];
-            let exchanges = matches!(kernel, Kernel::Collective(_));
+            let group = match &self.program[func][i] {
+                Kernel::Collective(k) => Some(k.axes),
+                _alone => None,
+            };
+            let exchanges = group.is_some();
             let start = if exchanges { self.now() } else { None };
-            let done = unsafe { self.executor.run(kernel, &memory) };
-            self.note(Done::Collective(func, n), start);
+            self.flight.begin(Done::Launch(func, n), group);
+            let done = unsafe { self.engine.run((func, i), &self.program[func][i], &memory) };
+            self.note(Done::Launch(func, n), start);
             done.map_err(|cause| {
                 let place = format!("{}, {}", w.rank_text(self.rank), w.node_text(func, n));
                 let cause = if cause.place.is_none() { cause.at(place) } else { cause };
                 // A transport may report what happened to another rank.
                 Failed { own: !exchanges, cause }
             })?;
+            self.flight.end();
         }
         Ok(())
     }
@@ -345,31 +476,56 @@ impl Rank {
         if let Some(c) = last {
             let p = w.places[func][value.0 as usize];
             let at = c.frames[p.frame as usize] + p.offset;
-            let piece = self.read(w.plan.module.funcs[func].ty(value), at, p.bytes);
-            let data = self.own(piece)?;
+            let data = self.read(w.plan.module.funcs[func].ty(value), at, p.bytes);
+            let data = data.map_err(own)?;
             pieces.extend(data.map(|data| Piece { output: 0, microbatch: 0, data }));
         }
-        Ok(Reply { pieces, touched: self.arena.touched(), timings: vec![] })
+        Ok(Reply { pieces, touched: self.engine.touched(), timings: vec![], given: vec![] })
     }
 
-    /// The dense elements of this rank's piece, in f32, if it is its owner; `None` outside if the
-    /// place is too small for the type.
-    fn read(&mut self, ty: &Type, at: usize, bytes: usize) -> Option<Option<Vec<f32>>> {
+    fn perform(&mut self, task: &Task) -> std::result::Result<Reply, Failed> {
+        let w = self.wiring.clone();
+        let (rank, all) = (self.rank, holdings::of(&w, self.rank));
+        let mut give = |h: &Holding, sink: &mut Sink| {
+            let p = w.places[h.func][h.value.0 as usize];
+            let ty = w.plan.module.funcs[h.func].ty(h.value);
+            let block = piece(w.mesh(), ty, &self.coords).ok_or_else(out_of_arena)?;
+            let together = block.view.strides == tensor::strides(&block.extents);
+            if !together || block.elem != Elem::F32 || block.end() * 4 > p.bytes {
+                return sink(&self.read(ty, p.offset, p.bytes)?.ok_or_else(out_of_arena)?);
+            }
+            let mut done = Ok(());
+            self.engine.read(p.offset, p.bytes, &mut |from| {
+                // SAFETY: the elements lie together, inside the place.
+                done = sink(unsafe { std::slice::from_raw_parts(from, block.len()) });
+            })?;
+            done
+        };
+        let given = task(rank, &all, &mut give).map_err(own)?;
+        Ok(Reply { pieces: vec![], touched: self.engine.touched(), timings: vec![], given })
+    }
+
+    /// The dense elements of this rank's piece, in f32, if it is its owner.
+    ///
+    /// # Errors
+    /// `plan` if the place is too small for the type, and those of the engine.
+    fn read(&mut self, ty: &Type, at: usize, bytes: usize) -> Result<Option<Vec<f32>>> {
         let mesh = self.wiring.mesh();
         if !owns(mesh, ty, &self.coords) {
-            return Some(None);
+            return Ok(None);
         }
-        let block = piece(mesh, ty, &self.coords)?;
-        let from = self.arena.at(at, bytes)?.as_ptr();
+        let block = piece(mesh, ty, &self.coords).ok_or_else(out_of_arena)?;
         if block.end() * block.elem.bytes() > bytes {
-            return None;
+            return Err(out_of_arena());
         }
         let mut data = vec![0.0; block.len()];
-        // SAFETY: the block lies in the place, as was just checked; the copy is dense.
-        unsafe {
-            let to = Region::new(data.as_mut_ptr(), &dense_block(&block.extents));
-            copy(&Region::new(from, &block), &to, 0..block.len());
-        }
-        Some(Some(data))
+        self.engine.read(at, bytes, &mut |from| {
+            // SAFETY: the block lies in the place, as was just checked; the copy is dense.
+            unsafe {
+                let to = Region::new(data.as_mut_ptr(), &dense_block(&block.extents));
+                copy(&Region::new(from, &block), &to, 0..block.len());
+            }
+        })?;
+        Ok(Some(data))
     }
 }

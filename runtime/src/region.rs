@@ -57,6 +57,24 @@ impl Region {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    pub(crate) fn elem(&self) -> Elem {
+        self.elem
+    }
+
+    /// Address of the first element of a range, if all of them are adjacent.
+    pub(crate) fn together(&self, range: &Range<usize>) -> Option<*mut f32> {
+        // Loops of one turn do not part what they contain.
+        let whole = || {
+            let mut step = 1;
+            self.extents.iter().zip(&self.strides).rev().all(|(&n, &stride)| {
+                let fits = n == 1 || stride == step;
+                step *= n;
+                fits
+            })
+        };
+        let (first, left) = self.run(range.start);
+        (left >= range.len() || whole()).then_some(first)
+    }
 
     /// Address of element `i` in row-major order, and how many from there on are adjacent.
     fn run(&self, mut i: usize) -> (*mut f32, usize) {
@@ -74,6 +92,28 @@ impl Region {
         }
         (element(self.first, self.elem, at), left)
     }
+}
+
+/// The chunk of `total` elements that member `p` of `ways` folds.
+pub(crate) fn chunk(total: usize, ways: usize, p: usize) -> Range<usize> {
+    // Whole cache lines, of bf16 too, so that two members never write the same one.
+    let size = total.div_ceil(ways).next_multiple_of(32);
+    (p * size).min(total)..((p + 1) * size).min(total)
+}
+
+/// Parts of tensors of these lengths, one after the other, that lie in a range: which tensor, and
+/// which of its elements.
+pub(crate) fn split(
+    lens: impl Iterator<Item = usize>,
+    range: Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut start = 0;
+    lens.enumerate().filter_map(move |(i, n)| {
+        let inside = |at: usize| at.clamp(start, start + n) - start;
+        let part = inside(range.start)..inside(range.end);
+        start += n;
+        (!part.is_empty()).then_some((i, part))
+    })
 }
 
 /// Writes the elements of `from` in this range over those of `to`, in order; between f32 and bf16

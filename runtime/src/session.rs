@@ -1,27 +1,59 @@
-//! A running plan: one thread per rank, alive from step to step.
+//! A running plan: one thread per rank of this process, alive from step to step.
 
 use crate::batch::{self, StepData};
+use crate::control::{Control, Witness};
+use crate::cuda::Devices;
+use crate::flight::Flight;
+use crate::holdings::Task;
+use crate::messages::Alarm;
 use crate::native::Native;
-use crate::rank::{Command, Failed, Piece, Rank, Reply};
+use crate::rank::{Command, Failed, Order, Piece, Rank, Reply};
 use crate::region::{Region, copy, dense_block};
 use crate::threads::Threads;
+use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, whole};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::kernel::Program;
+use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{Plan, Settings, TokenOrder};
 use shardc_ir::tensor;
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Fills a slice of a parameter: the elements of these ranges, one per dim, in row-major order.
-pub type LoadFn<'a> = dyn Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<()> + Sync + 'a;
+/// What is loaded before the first step.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    Param(&'a Weight),
+    /// Optimizer state, by the name of its role and its global sizes. Without a checkpoint it is 0.
+    State {
+        name: &'a str,
+        shape: &'a [usize],
+    },
+}
+
+/// Fills a slice of a parameter or state: the elements of these ranges, one per dim, in row-major
+/// order.
+pub type LoadFn<'a> = dyn Fn(Wanted, &[Range<usize>], &mut [f32]) -> Result<()> + Sync + 'a;
+
+/// Parameters from `load`, optimizer state 0.
+pub fn fresh(
+    load: impl Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<()> + Sync,
+) -> impl Fn(Wanted, &[Range<usize>], &mut [f32]) -> Result<()> + Sync {
+    move |wanted, ranges, out| match wanted {
+        Wanted::Param(w) => load(w, ranges, out),
+        Wanted::State { .. } => {
+            out.fill(0.0);
+            Ok(())
+        }
+    }
+}
 
 /// Makes the kernels of a rank.
 pub type LowerFn<'a> = dyn Fn(&Plan, usize) -> Result<Program> + Sync + 'a;
@@ -39,6 +71,21 @@ pub struct Options {
     pub trace: bool,
     /// Compiled kernels over rows; without, they are interpreted.
     pub native: Option<Arc<Native>>,
+    /// The devices that ranks run on; without, they run on the processor.
+    pub devices: Option<Arc<Devices>>,
+}
+
+impl Options {
+    /// The ends of all ranks, which are threads of this process.
+    fn connect(&self, mesh: &Mesh) -> Vec<Box<dyn Transport>> {
+        fn boxed<T: Transport + 'static>(ends: Vec<T>) -> Vec<Box<dyn Transport>> {
+            ends.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
+        }
+        match &self.devices {
+            Some(d) => boxed(d.connect(mesh, self.timeout)),
+            None => boxed(Threads::connect(mesh, self.timeout)),
+        }
+    }
 }
 
 /// Something a rank did in a step, in time since the session began.
@@ -54,8 +101,8 @@ pub struct Timing {
 pub enum Done {
     /// An instruction of the step, by its number in the list of the rank's class.
     Instr(usize),
-    /// A collective inside a call: function and node.
-    Collective(usize, usize),
+    /// A kernel inside a call: function and first node. Of these only collectives are timed.
+    Launch(usize, usize),
 }
 
 impl Default for Options {
@@ -66,6 +113,7 @@ impl Default for Options {
             timeout: Duration::from_secs(600),
             trace: false,
             native: None,
+            devices: None,
         }
     }
 }
@@ -115,7 +163,44 @@ fn in_order(s: &Settings, a: &mut Array) {
     }
 }
 
+/// The ranks of this process, and their connection to those of others.
+pub struct Process {
+    /// The ends of this process's ranks.
+    pub ends: Vec<Box<dyn Transport>>,
+    /// Whom the ranks of this process wait for.
+    pub alarm: Arc<Alarm>,
+    /// `None` if all ranks are here.
+    pub control: Option<Control>,
+    /// Where the last instructions are written to if a rank of the job fails.
+    pub records: PathBuf,
+}
+
+/// What the ranks of this process are doing.
+struct Crew {
+    wiring: Arc<Wiring>,
+    flights: Vec<(usize, Arc<Flight>)>,
+    alarm: Arc<Alarm>,
+    records: PathBuf,
+}
+
+impl Witness for Crew {
+    fn whereabouts(&self) -> String {
+        let waits = self.alarm.waits();
+        let one = |(rank, f): &(usize, Arc<Flight>)| f.whereabouts(&self.wiring, *rank, &waits);
+        self.flights.iter().map(one).collect::<Vec<_>>().join("; ")
+    }
+    fn record(&self) -> Option<String> {
+        std::fs::create_dir_all(&self.records).ok()?;
+        for (rank, f) in &self.flights {
+            let file = self.records.join(format!("rank-{rank:05}.txt"));
+            std::fs::write(file, f.lines(&self.wiring, *rank)).ok()?;
+        }
+        Some(self.records.display().to_string())
+    }
+}
+
 struct Worker {
+    rank: usize,
     commands: Option<Sender<Command>>,
     replies: Receiver<std::result::Result<Reply, Failed>>,
     thread: Option<JoinHandle<()>>,
@@ -125,7 +210,8 @@ struct Worker {
 pub struct Session {
     wiring: Arc<Wiring>,
     workers: Vec<Worker>,
-    at: Arc<Vec<AtomicUsize>>,
+    crew: Arc<Crew>,
+    control: Option<Control>,
     timeout: Duration,
     needs_targets: bool,
     failed: Option<Diag>,
@@ -134,25 +220,48 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts all ranks of a plan: each lowers its program, makes its arena and loads its slices.
+    /// Starts all ranks of a plan as threads: each lowers its program, makes its arena and loads its
+    /// slices.
     ///
     /// # Errors
     /// `plan` if the plan contradicts itself, `weight-missing`, and those of `lower` and `load`.
     pub fn new(plan: &Plan, options: Options, lower: &LowerFn, load: &LoadFn) -> Result<Session> {
+        let ends = options.connect(&plan.module.mesh);
+        let (alarm, records) = (Arc::default(), PathBuf::new());
+        let process = Process { ends, alarm, control: None, records };
+        Session::join(plan, options, process, lower, load)
+    }
+
+    /// Starts the ranks of this process, of a job of several.
+    ///
+    /// # Errors
+    /// As for [`Session::new`].
+    pub fn join(
+        plan: &Plan,
+        options: Options,
+        process: Process,
+        lower: &LowerFn,
+        load: &LoadFn,
+    ) -> Result<Session> {
         let wiring = Arc::new(Wiring::new(plan)?);
         let needs_targets = batch::check_inputs(&wiring)?;
-        let ranks = wiring.mesh().ranks();
-        let at: Arc<Vec<AtomicUsize>> = Arc::new((0..ranks).map(|_| AtomicUsize::new(0)).collect());
+        let Process { ends, alarm, control, records } = process;
+        let flights = ends.iter().map(|e| (e.rank(), Arc::new(Flight::new()))).collect();
+        let crew = Arc::new(Crew { wiring: wiring.clone(), flights, alarm, records });
+        if let Some(c) = &control {
+            c.watch(crew.clone());
+            // Times of all processes begin together.
+            c.barrier();
+        }
         let began = Instant::now();
-        let ends = Threads::connect(wiring.mesh(), options.timeout);
         let made: Mutex<Vec<(usize, Result<Rank>)>> = Mutex::new(vec![]);
         std::thread::scope(|s| {
-            for (rank, end) in ends.into_iter().enumerate() {
-                let (wiring, at, made) = (wiring.clone(), at.clone(), &made);
+            for (end, (rank, flight)) in ends.into_iter().zip(&crew.flights) {
+                let (wiring, flight, rank, made) = (wiring.clone(), flight.clone(), *rank, &made);
                 let options = options.clone();
                 s.spawn(move || {
                     let r = lower(&wiring.plan, rank).and_then(|program| {
-                        Rank::new(wiring, program, Box::new(end), (options, began), at, load)
+                        Rank::new(wiring, program, end, (options, began), flight, load)
                     });
                     made.lock().unwrap_or_else(PoisonError::into_inner).push((rank, r));
                 });
@@ -160,13 +269,15 @@ impl Session {
         });
         let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
         made.sort_by_key(|m| m.0);
-        let ready: Vec<Rank> = made.into_iter().map(|m| m.1).collect::<Result<_>>()?;
-        let workers: Result<Vec<Worker>> = ready.into_iter().enumerate().map(start).collect();
+        let ready: Vec<(usize, Rank)> =
+            made.into_iter().map(|(rank, r)| Ok((rank, r?))).collect::<Result<_>>()?;
+        let workers: Result<Vec<Worker>> = ready.into_iter().map(start).collect();
         let timeout = options.timeout;
         Ok(Session {
             wiring,
             workers: workers?,
-            at,
+            crew,
+            control,
             timeout,
             needs_targets,
             failed: None,
@@ -206,7 +317,7 @@ impl Session {
             input_ids: batch.input_ids.to_vec(),
             targets: batch.targets.to_vec(),
             lr: lr as f32,
-            step: step as f32,
+            step,
             observe: batch.observe,
             evaluate,
         });
@@ -217,12 +328,12 @@ impl Session {
             ..StepResult::default()
         };
         let ports: Vec<Port> = self.wiring.results(RoleKind::Output).collect();
-        out.timings = replies.iter().map(|r| r.timings.clone()).collect();
-        for (rank, r) in replies.iter().enumerate() {
+        out.timings = replies.iter().map(|r| r.1.timings.clone()).collect();
+        for (rank, r) in &replies {
             for p in &r.pieces {
                 let port = &ports[p.output];
                 let to = out.outputs.entry(port.name.to_string()).or_default();
-                self.assemble(port, rank, p, to);
+                self.assemble(port, *rank, p, to);
             }
         }
         let settings = &self.wiring.plan.settings;
@@ -244,8 +355,61 @@ impl Session {
                     .rule("loss and gradient norm are finite numbers")
                     .why(format!("the learning rate is {lr}"))
                     .help(format!("compile again with --lr {}, or with --clip 1.0", lr / 10.0))
-                    .exit(Exit::Problems))
+                    .exit(Exit::RankFailed))
             }
+        }
+    }
+
+    /// Does what process 0 asks of this one's ranks, until it has [`Session::finish`]ed. `feed` gives
+    /// the tokens and targets of a step, or of an evaluation if it is 0; `task` what a number of
+    /// [`Session::each`] stands for.
+    ///
+    /// # Errors
+    /// Those of the steps.
+    pub fn follow(
+        &mut self,
+        feed: &dyn Fn(usize) -> Result<(Vec<i32>, Vec<i32>)>,
+        task: &dyn Fn(u32) -> Arc<Task>,
+    ) -> Result<()> {
+        while let Some(c) = &self.control {
+            let Some(order) = Order::read(&c.share(vec![])) else { break };
+            match order {
+                Order::Fetch { func, value } => {
+                    self.ask(|| Command::Fetch { func, value })?;
+                }
+                Order::Task(number) => {
+                    let task = task(number);
+                    self.ask(|| Command::Task(number, task.clone()))?;
+                }
+                Order::Step { lr, step, observe, evaluate } => {
+                    let (input_ids, targets) = feed(if evaluate { 0 } else { step })?;
+                    let data = StepData { input_ids, targets, lr, step, observe, evaluate };
+                    batch::check(&self.wiring.plan.settings, &data, self.needs_targets)?;
+                    let data = Arc::new(data);
+                    self.ask(|| Command::Step(data.clone()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something with all that each rank holds; what each has given, by rank. Other processes
+    /// know it by its number.
+    ///
+    /// # Errors
+    /// Those of the task.
+    pub fn each(&mut self, number: u32, task: Arc<Task>) -> Result<Vec<Vec<u8>>> {
+        let replies = self.ask(|| Command::Task(number, task.clone()))?;
+        Ok(replies.into_iter().map(|r| r.1.given).collect())
+    }
+
+    /// Tells other processes that there is nothing more to do, and leaves them.
+    pub fn finish(mut self) {
+        if let Some(c) = self.control.take() {
+            if c.leads() {
+                c.share(vec![]);
+            }
+            c.leave();
         }
     }
 
@@ -274,9 +438,9 @@ impl Session {
         let (func, value) = (port.func, port.value);
         let replies = self.ask(|| Command::Fetch { func, value })?;
         let mut out = Array::default();
-        for (rank, r) in replies.iter().enumerate() {
+        for (rank, r) in &replies {
             for p in &r.pieces {
-                self.place(&port, rank, &p.data, &port.ty.sizes(), None, &mut out);
+                self.place(&port, *rank, &p.data, &port.ty.sizes(), None, &mut out);
             }
         }
         Ok(out)
@@ -360,8 +524,29 @@ impl Session {
         }
     }
 
-    /// Gives all ranks a command and waits for all replies.
-    fn ask(&mut self, command: impl Fn() -> Command) -> Result<Vec<Reply>> {
+    /// Gives all ranks a command and waits for all replies, by rank; those of other processes reach
+    /// process 0 only.
+    fn ask(&mut self, command: impl Fn() -> Command) -> Result<Vec<(usize, Reply)>> {
+        if let Some(c) = self.control.as_ref().filter(|c| c.leads()) {
+            c.share(command().order().to_vec());
+        }
+        let mut all = self.ask_here(command)?;
+        if let Some(c) = &self.control {
+            let own: Vec<u8> = all.iter().flat_map(|(rank, r)| r.to_bytes(*rank)).collect();
+            for (_, bytes) in c.gather(own).iter().enumerate().filter(|x| x.0 != c.process()) {
+                all.extend(Reply::from_bytes(bytes));
+            }
+            all.sort_by_key(|r| r.0);
+        }
+        for (rank, r) in &all {
+            let most = &mut self.touched[self.wiring.plan.class_of(*rank)];
+            *most = r.touched.max(*most);
+        }
+        Ok(all)
+    }
+
+    /// As [`Session::ask`], of the ranks of this process.
+    fn ask_here(&mut self, command: impl Fn() -> Command) -> Result<Vec<(usize, Reply)>> {
         if let Some(f) = &self.failed {
             return Err(f.clone());
         }
@@ -371,14 +556,15 @@ impl Session {
         }
         let mut replies = vec![];
         let mut failures: Vec<(usize, Failed)> = vec![];
-        for (rank, w) in self.workers.iter_mut().enumerate() {
+        for w in &mut self.workers {
+            let rank = w.rank;
             let reply = if failures.is_empty() {
                 w.replies.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
                 w.replies.recv_timeout(self.timeout + Duration::from_secs(1))
             };
             match reply {
-                Ok(Ok(r)) => replies.push(r),
+                Ok(Ok(r)) => replies.push((rank, r)),
                 Ok(Err(f)) => failures.push((rank, f)),
                 Err(e) => {
                     // A thread that does not answer cannot be joined either.
@@ -396,10 +582,6 @@ impl Session {
                 }
             }
         }
-        for (rank, r) in replies.iter().enumerate() {
-            let most = &mut self.touched[self.wiring.plan.class_of(rank)];
-            *most = r.touched.max(*most);
-        }
         let first = failures.iter().position(|f| f.1.own).unwrap_or(0);
         if failures.is_empty() {
             return Ok(replies);
@@ -414,10 +596,11 @@ impl Session {
     fn explain(&self, rank: usize, mut cause: Diag) -> Diag {
         /// More ranks than this are not listed.
         const LISTED: usize = 8;
-        for other in (0..self.at.len()).filter(|&r| r != rank).take(LISTED) {
-            let at = self.at[other].load(Ordering::Relaxed);
-            let node = self.wiring.node_text(at >> 32, at & 0xffff_ffff);
-            cause = cause.why(format!("{} was at {node}", self.wiring.rank_text(other)));
+        if self.control.is_some() {
+            return cause;
+        }
+        for (other, flight) in self.crew.flights.iter().filter(|f| f.0 != rank).take(LISTED) {
+            cause = cause.why(flight.whereabouts(&self.wiring, *other, &[]));
         }
         cause
     }
@@ -432,7 +615,7 @@ fn start((rank, r): (usize, Rank)) -> Result<Worker> {
             .help(format!("allow this process {} more threads", rank + 1))
             .exit(Exit::Environment)
     })?;
-    Ok(Worker { commands: Some(commands), replies, thread: Some(thread) })
+    Ok(Worker { rank, commands: Some(commands), replies, thread: Some(thread) })
 }
 
 impl Drop for Session {

@@ -5,7 +5,7 @@
 //! read. A sum moves a ring's bytes: each member folds its own chunk and then reads the others'.
 
 use crate::hub::{Call, Group, Hub, Mailbox, Offers, held};
-use crate::region::{self, join};
+use crate::region::{self, chunk, join, split};
 use crate::transport::{Reduced, Region, Transport};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Elem;
@@ -232,32 +232,6 @@ impl<M: Mover> Drop for Threads<M> {
     }
 }
 
-/// The chunk of `total` elements that member `p` of `ways` folds.
-fn chunk(total: usize, ways: usize, p: usize) -> Range<usize> {
-    // Whole cache lines, of bf16 too, so that two members never write the same one.
-    let size = total.div_ceil(ways).next_multiple_of(32);
-    (p * size).min(total)..((p + 1) * size).min(total)
-}
-
-/// Calls `f(tensor, range of its elements)` for a range of all tensors one after the other.
-fn split(
-    tensors: &[Reduced],
-    range: Range<usize>,
-    mut f: impl FnMut(usize, Range<usize>) -> Result<()>,
-) -> Result<()> {
-    let mut start = 0;
-    for (i, t) in tensors.iter().enumerate() {
-        let n = t.to.len();
-        let part =
-            range.start.clamp(start, start + n) - start..range.end.clamp(start, start + n) - start;
-        if !part.is_empty() {
-            f(i, part)?;
-        }
-        start += n;
-    }
-    Ok(())
-}
-
 impl<M: Mover> Transport for Threads<M> {
     fn rank(&self) -> usize {
         self.rank
@@ -280,22 +254,23 @@ impl<M: Mover> Transport for Threads<M> {
         })?;
         self.same_folds(&c, tensors)?;
         let mut parts = Vec::with_capacity(c.ways());
-        split(tensors, chunk(total, c.ways(), c.me), |i, range| {
+        let lens = || tensors.iter().map(|t| t.to.len());
+        for (i, range) in split(lens(), chunk(total, c.ways(), c.me)) {
             parts.clear();
             for p in 0..c.ways() {
                 parts.push(self.theirs(&c, p, 2 * i, tensors[i].to.len())?);
             }
             // SAFETY: lengths are equal; members write and read only their own chunks now, and
             // results overlap no operand but their own.
-            unsafe { self.mover.fold(tensors[i].fold, &parts, &tensors[i].to, range) }
-        })?;
+            unsafe { self.mover.fold(tensors[i].fold, &parts, &tensors[i].to, range) }?;
+        }
         self.wait(&c)?;
         for p in (0..c.ways()).filter(|&p| p != c.me) {
-            split(tensors, chunk(total, c.ways(), p), |i, range| {
+            for (i, range) in split(lens(), chunk(total, c.ways(), p)) {
                 let from = self.theirs(&c, p, 2 * i + 1, tensors[i].to.len())?;
                 // SAFETY: lengths are equal; member p has written this range and leaves it.
-                unsafe { self.mover.copy(&from, &tensors[i].to, range) }
-            })?;
+                unsafe { self.mover.copy(&from, &tensors[i].to, range) }?;
+            }
         }
         self.end(&c)
     }

@@ -230,9 +230,20 @@ fn other_dims_may_be_split_unevenly() {
     check("minor part", &mesh, AllGather { axes: tp, dim: 0 }, &[t]);
 }
 
-/// Runs one closure per rank and returns what they return.
-fn ranks<T: Send>(mesh: &Mesh, timeout: u64, f: impl Fn(usize, Threads) -> T + Sync) -> Vec<T> {
+type End = Box<dyn Transport>;
+
+/// Runs one closure per rank that shares its memory and returns what they return.
+fn ranks<T: Send>(mesh: &Mesh, timeout: u64, f: impl Fn(usize, End) -> T + Sync) -> Vec<T> {
     let ends = Threads::connect(mesh, Duration::from_millis(timeout));
+    each(ends.into_iter().map(|end| Box::new(end) as End).collect(), f)
+}
+
+/// As [`ranks`], for ranks that exchange messages.
+fn posted<T: Send>(mesh: &Mesh, timeout: u64, f: impl Fn(usize, End) -> T + Sync) -> Vec<T> {
+    each(lab::messages(mesh, Duration::from_millis(timeout)), f)
+}
+
+fn each<T: Send>(ends: Vec<End>, f: impl Fn(usize, End) -> T + Sync) -> Vec<T> {
     std::thread::scope(|s| {
         let f = &f;
         let all: Vec<_> =
@@ -260,7 +271,7 @@ fn sums_are_left_folds_and_the_same_bits_everywhere() {
             let part = |r: usize| parts[r].clone();
             let fold = |i: usize| parts[1..].iter().fold(parts[0][i], |a, p| a + p[i]);
             let want: Vec<f32> = (0..len).map(fold).collect();
-            let got = ranks(&mesh, 9000, |r, mut end| {
+            let sums = |r: usize, mut end: End| {
                 let (mut x, mut y, mut own) = (part(r), vec![f32::NAN; len], part(r));
                 for _ in 0..20 {
                     let tensor = Reduced {
@@ -280,8 +291,9 @@ fn sums_are_left_folds_and_the_same_bits_everywhere() {
                 // Nobody may free what others still read.
                 end.barrier(AtomSet(1)).unwrap();
                 (y, own)
-            });
-            for (y, own) in got {
+            };
+            let all = [ranks(&mesh, 9000, sums), posted(&mesh, 9000, sums)];
+            for (y, own) in all.concat() {
                 assert!(y == want && own == want, "{n} ranks, {len} elements");
             }
         }
@@ -291,7 +303,7 @@ fn sums_are_left_folds_and_the_same_bits_everywhere() {
 #[test]
 fn data_goes_from_rank_to_rank() {
     let mesh = Mesh::new(&[("pp", 2), ("tp", 2)]).unwrap();
-    let got = ranks(&mesh, 9000, |r, mut end| {
+    let travel = |r: usize, mut end: End| {
         let mut x = vec![r as f32; 3];
         end.broadcast(AtomSet(2), 1, &region(&mut x)).unwrap();
         let mut y = vec![0.0; 3];
@@ -305,8 +317,78 @@ fn data_goes_from_rank_to_rank() {
         end.sent(if r < 2 { r + 2 } else { r - 2 }).unwrap();
         end.barrier(AtomSet(3)).unwrap();
         y[2]
+    };
+    assert_eq!(ranks(&mesh, 9000, travel), [3.0, 3.0, 1.0, 1.0]);
+    assert_eq!(posted(&mesh, 9000, travel), [3.0, 3.0, 1.0, 1.0]);
+}
+
+/// More than one segment of 2^20 elements, of which the last is short, and data that do not lie
+/// together.
+#[test]
+fn large_data_move_in_segments() {
+    let mesh = Mesh::new(&[("tp", 2)]).unwrap();
+    let (rows, columns) = (1100, 2001);
+    let whole = |r: usize| -> Vec<f32> {
+        (0..2 * rows * columns).map(|i| ((i * 7 + r * 13) % 1009) as f32 / 8.0).collect()
+    };
+    let both = |r: usize, mut end: End| {
+        let mut x = whole(r);
+        let half = |x: &mut Vec<f32>, at: usize| {
+            let mut block = lab::dense(&[rows, columns]);
+            block.view.strides = smallvec::smallvec![2 * columns, 1];
+            block.view.offset = at * columns;
+            // SAFETY: the rows' halves lie in the vector; see `region`.
+            unsafe { Region::new(x.as_mut_ptr(), &block) }
+        };
+        let mut y = vec![f32::NAN; x.len()];
+        let from = [half(&mut x, 0), half(&mut x, 1)];
+        let to = [half(&mut y, 0), half(&mut y, 1)];
+        end.all_to_all(AtomSet(1), &from, &to).unwrap();
+        let sum = Reduced {
+            fold: shardc_ir::types::Reduction::Sum,
+            from: half(&mut x, 1),
+            to: half(&mut x, 1),
+        };
+        let max = Reduced {
+            fold: shardc_ir::types::Reduction::Max,
+            from: region(&mut y),
+            to: region(&mut y),
+        };
+        end.all_reduce(AtomSet(1), &[sum, max]).unwrap();
+        let other = 1 - r;
+        let mut z = vec![0.0; x.len()];
+        end.send(other, &region(&mut x)).unwrap();
+        end.recv(other, &region(&mut z)).unwrap();
+        end.sent(other).unwrap();
+        end.barrier(AtomSet(1)).unwrap();
+        (x, y, z)
+    };
+    let (shared, posted) = (ranks(&mesh, 20_000, both), posted(&mesh, 20_000, both));
+    assert!(shared == posted);
+    // What they are: both halves of the second column block are the sum.
+    let (a, b) = (whole(0), whole(1));
+    let i = 2 * columns * (rows - 1) + columns + 5;
+    assert_eq!(posted[0].0[i], a[i] + b[i]);
+    assert_eq!(posted[0].0[5], a[5]);
+    assert_eq!(posted[0].1[5], a[5].max(a[columns + 5]));
+    assert_eq!(posted[0].2, posted[1].0);
+}
+
+#[test]
+fn messages_end_when_a_member_is_late_or_another_sends_more() {
+    let mesh = Mesh::new(&[("tp", 3)]).unwrap();
+    let late = posted(&mesh, 200, |r, mut end| {
+        if r == 1 { None } else { end.barrier(AtomSet(1)).err().map(|d| (d.exit, d.message)) }
     });
-    assert_eq!(got, [3.0, 3.0, 1.0, 1.0]);
+    let (exit, message) = late[0].clone().expect("rank 0 fails");
+    assert!(exit == Exit::RankFailed && message.contains("for ranks [1]"), "{message}");
+    let sizes = posted(&mesh, 2000, |r, mut end| {
+        let mut x = vec![0.0f32; if r == 0 { 3 } else { 4 }];
+        let e = end.broadcast(AtomSet(1), 0, &region(&mut x)).err().map(|d| d.message);
+        std::mem::forget(x);
+        e
+    });
+    assert_eq!(sizes[1].as_deref(), Some("16 B were expected, 12 B came"));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use shardc_ir::tensor::Tensor;
 use shardc_ir::text;
 use shardc_ir::types::Type;
 use shardc_ir::weights::{Init, Weight};
-use shardc_runtime::{Array, Options, Session, StepBatch};
+use shardc_runtime::{Array, Options, Session, StepBatch, fresh};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -182,7 +182,7 @@ fn options(seconds: u64) -> Options {
 }
 
 fn start(plan: &Plan) -> Session {
-    Session::new(plan, options(20), &shardc_codegen::program, &load)
+    Session::new(plan, options(20), &shardc_codegen::program, &fresh(load))
         .unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -295,7 +295,8 @@ fn a_loss_that_is_no_number_is_reported() {
         Ok(())
     };
     let mut s =
-        Session::new(&plan("dp=2, tp=2"), options(20), &shardc_codegen::program, &huge).unwrap();
+        Session::new(&plan("dp=2, tp=2"), options(20), &shardc_codegen::program, &fresh(huge))
+            .unwrap();
     let e = run(&mut s, 7).unwrap_err();
     assert!(e.code == "nan-loss" && e.message.contains("step 7"), "{e}");
 }
@@ -335,7 +336,8 @@ fn too_many_copies_for_experts_end_the_step_on_every_rank() {
     let replaced =
         |k: &Kernel| matches!(k, Kernel::Take(_)).then(|| Kernel::Route(Box::new(route.clone())));
     let mut s =
-        Session::new(&plan("dp=2, tp=2"), options(20), &sabotage(1, replaced), &load).unwrap();
+        Session::new(&plan("dp=2, tp=2"), options(20), &sabotage(1, replaced), &fresh(load))
+            .unwrap();
     let begin = Instant::now();
     let e = run(&mut s, 1).unwrap_err();
     assert!(begin.elapsed() < Duration::from_secs(4), "{e}");
@@ -357,7 +359,7 @@ fn too_many_copies_for_experts_end_the_step_on_every_rank() {
 #[test]
 fn a_rank_that_skips_a_collective_ends_the_step_with_one_message() {
     let skip = sabotage(1, |k| matches!(k, Kernel::Collective(_)).then_some(Kernel::View));
-    let mut s = Session::new(&plan("dp=2, tp=2"), options(1), &skip, &load).unwrap();
+    let mut s = Session::new(&plan("dp=2, tp=2"), options(1), &skip, &fresh(load)).unwrap();
     let begin = Instant::now();
     let e = run(&mut s, 1).unwrap_err();
     assert!(begin.elapsed() < Duration::from_secs(4) && e.exit == Exit::RankFailed, "{e}");
@@ -376,7 +378,7 @@ fn a_rank_that_panics_is_named() {
         m.body[0] = Scalar::Load(99);
         Some(Kernel::Rows(m))
     });
-    let mut s = Session::new(&plan("dp=2, tp=2"), options(60), &broken, &load).unwrap();
+    let mut s = Session::new(&plan("dp=2, tp=2"), options(60), &broken, &fresh(load)).unwrap();
     let begin = Instant::now();
     let e = run(&mut s, 1).unwrap_err();
     assert!(begin.elapsed() < Duration::from_secs(1), "{e}");
@@ -393,7 +395,7 @@ fn a_rank_that_panics_is_named() {
 fn what_cannot_start_says_why() {
     let base = plan("dp=2, tp=2");
     let refuse = |plan: &Plan| {
-        Session::new(plan, options(1), &shardc_codegen::program, &load).err().map(|e| e.code)
+        Session::new(plan, options(1), &shardc_codegen::program, &fresh(load)).err().map(|e| e.code)
     };
     let mut small = base.clone();
     small.classes[0].memory.peak_bytes -= ALIGN;
@@ -420,6 +422,6 @@ fn what_cannot_start_says_why() {
         calls.fetch_add(1, Ordering::Relaxed);
         Err(Diag::new("weight-file", format!("{} is not there", w.tensor)))
     };
-    let e = Session::new(&base, options(1), &shardc_codegen::program, &fails).err().unwrap();
+    let e = Session::new(&base, options(1), &shardc_codegen::program, &fresh(fails)).err().unwrap();
     assert!(e.code == "weight-file" && calls.into_inner() == 4);
 }

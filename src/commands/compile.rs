@@ -1,6 +1,7 @@
 //! `shardc compile`: model in, plan out.
 
 use super::{gather, show, warn};
+use crate::device;
 use crate::flags::Flags;
 use crate::report::Report;
 use crate::report::bytes;
@@ -12,6 +13,7 @@ use shardc_ir::text;
 use shardc_passes::pipeline::PASSES;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
 /// Compiles and prints the report.
 pub fn compile(
@@ -22,7 +24,12 @@ pub fn compile(
     json: bool,
 ) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
-    let o = flags.options()?;
+    let (o, archs) = (flags.options()?, flags.archs()?);
+    if out.is_none() && !archs.is_empty() {
+        return Err(Diag::new("flag", "code of kernels is part of a plan's folder")
+            .at("--device cuda")
+            .help("add -o DIR"));
+    }
     if let Some(p) = dump_after.filter(|p| !PASSES.contains(p)) {
         return Err(Diag::new("unknown-pass", format!("no pass is called `{p}`"))
             .at(format!("--dump-after {p}"))
@@ -34,7 +41,12 @@ pub fn compile(
             dump = Some(text::print(m));
         }
     });
-    let done = done.map_err(|d| advise(d, &model, &o))?;
+    let mut done = done.map_err(|d| advise(d, &model, &o))?;
+    if let Some(dir) = out.filter(|_| !archs.is_empty()) {
+        let since = Instant::now();
+        device::compile(&done.stored.plan, &archs, dir)?;
+        done.report.kernel_ms = Some(since.elapsed().as_secs_f64() * 1e3);
+    }
     let plan = &done.stored.plan;
     warn(&done.warnings);
     done.notes.iter().for_each(|n| eprintln!("{n}"));
@@ -45,6 +57,10 @@ pub fn compile(
     } else {
         show(human(plan, &done.stored.family, &done.report));
         eprintln!("compiled in {:.1} ms", done.report.compile_ms);
+        if let Some(ms) = done.report.kernel_ms {
+            let archs: Vec<&str> = archs.iter().map(String::as_str).collect();
+            eprintln!("made code of kernels for {} in {ms:.0} ms", archs.join(", "));
+        }
     }
     if let Some(dir) = out.filter(|_| !json) {
         let dir = dir.display();

@@ -4,6 +4,8 @@ pub mod check;
 pub mod compile;
 pub mod explain;
 pub mod inspect;
+pub mod launch_script;
+pub mod reshard;
 pub mod run;
 pub mod verify;
 
@@ -76,13 +78,23 @@ pub enum Command {
         /// %value, collective:N, tensor:NAME or rule:CODE
         what: String,
     },
-    /// Run a plan on this machine, ranks as threads
+    /// Run a plan: ranks as threads, or as processes that a launcher has started
     Run {
         /// Folder that shardc compile wrote
         plan: PathBuf,
         #[command(flatten)]
         how: Box<run::Run>,
     },
+    /// Print a file that starts a plan's ranks on a cluster
+    LaunchScript {
+        /// Folder that shardc compile wrote
+        plan: PathBuf,
+        /// The launcher
+        #[arg(long = "for", value_enum)]
+        launcher: launch_script::For,
+    },
+    /// Convert a checkpoint: to the pieces of another mesh, or to a Hugging Face folder
+    Reshard(reshard::Reshard),
     /// Check a plan: types, collective order, memory, numbers against one rank
     Verify {
         /// Folder that shardc compile wrote
@@ -110,6 +122,11 @@ pub fn run(cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Run { plan, how } => run::run(&plan, *how, json),
+        Command::LaunchScript { plan, launcher } => {
+            show(launch_script::launch_script(&plan, launcher)?);
+            Ok(0)
+        }
+        Command::Reshard(how) => reshard::reshard(&how),
         Command::Verify { plan, tiny } => verify::verify(&plan, tiny, json),
     }
 }

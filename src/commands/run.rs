@@ -1,9 +1,12 @@
-//! `shardc run`: executes a plan on this machine, ranks as threads.
+//! `shardc run`: executes a plan, ranks as threads of this process or as processes of a job.
 
 mod trace;
 
 use super::show;
+use crate::checkpoint::{self, Saved};
+use crate::cluster::{self, Job, Transport};
 use crate::data::Data;
+use crate::device;
 use crate::plan_dir::{self, Stored};
 use crate::recompile;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -14,11 +17,13 @@ use shardc_frontends::{
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::kernel::Program;
-use shardc_ir::plan::{Mode, Plan};
+use shardc_ir::plan::{Mode, Plan, Settings};
 use shardc_ir::weights::Weight;
 use shardc_runtime::native::Native;
-use shardc_runtime::{Options, Session, StepBatch, StepResult};
+use shardc_runtime::{Options, Session, StepBatch, StepResult, Wanted, fresh};
 use std::io::IsTerminal;
+use std::ops::Range;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +35,8 @@ pub struct Run {
     /// HF folder with the weights to start from [default: random weights]
     #[arg(long, value_name = "DIR")]
     pub weights: Option<PathBuf>,
-    /// Training data: bytes:GLOB, one token per byte [default: random tokens]
+    /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), or bytes:GLOB, one
+    /// token per byte [default: random tokens]
     #[arg(long)]
     pub data: Option<String>,
     /// Data whose loss is shown every --eval-every steps, without training on it
@@ -39,7 +45,7 @@ pub struct Run {
     /// Steps between evaluations
     #[arg(long, default_value_t = 10)]
     pub eval_every: usize,
-    /// Steps to run [default: 10]
+    /// The last step, counted from the first one of training [default: 10]
     #[arg(long)]
     pub steps: Option<usize>,
     /// One batch for all steps: safetensors with input_ids and labels, i64 [global_batch, seq]
@@ -48,21 +54,61 @@ pub struct Run {
     /// Write logits, loss, gradients and parameters there (recompiles the plan to observe them)
     #[arg(long, value_name = "FILE", requires = "batch")]
     pub dump: Option<PathBuf>,
-    /// Write the parameters as an HF folder at the end, in f32: of bf16 weights the master copies
+    /// Write the parameters as an HF folder at the end, in f32: of bf16 weights the master copies; with
+    /// --save-every, checkpoints instead
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
+    /// Write checkpoints to --save DIR/step-NNNNNNNN every so many steps, and after the last one: what
+    /// --resume goes on from, on any mesh
+    #[arg(long, value_name = "N", requires = "save", value_parser = clap::value_parser!(u64).range(1..))]
+    pub save_every: Option<u64>,
+    /// Checkpoints that are kept, the newest ones
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub keep: usize,
+    /// Go on after a checkpoint: the last one of a folder, or the one that is named
+    #[arg(long, value_name = "DIR", conflicts_with = "weights")]
+    pub resume: Option<PathBuf>,
     /// Write what every rank did, and when, as a trace for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Seconds a rank may wait for another
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
-    /// Threads of one rank's products, at most the cores [default: cores / ranks]
+    /// How ranks exchange data: as threads of this process, or as processes that MPI has started
+    #[arg(long, value_enum, default_value_t)]
+    pub transport: Transport,
+    /// Threads of one rank's products, at most the cores [default: cores / ranks of this host]
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Kernels over rows: compiled by the machine's C compiler, or interpreted, several times slower
+    /// Where ranks run: cpu, or cuda, rank r on device r modulo their number
+    #[arg(long, value_enum, default_value_t)]
+    pub device: On,
+    /// Matrix products on a device: by our own kernels, or by NVIDIA's cuBLASLt (those of two equal
+    /// types in plain batches)
+    #[arg(long, value_enum, default_value_t)]
+    pub products: Products,
+    /// Kernels over rows on the CPU: compiled by the machine's C compiler, or interpreted, several times slower
     #[arg(long, value_enum, default_value_t)]
     pub kernels: Kernels,
+    /// The plan's folder, which may hold code for devices.
+    #[arg(skip)]
+    pub plan: Option<PathBuf>,
+}
+
+/// Who multiplies matrices on a device.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Products {
+    #[default]
+    Own,
+    Cublaslt,
+}
+
+/// Where ranks run.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum On {
+    #[default]
+    Cpu,
+    Cuda,
 }
 
 /// How kernels over rows run.
@@ -75,13 +121,19 @@ pub enum Kernels {
 
 /// Every evaluation sees the batch of this step number, which no training step has.
 const EVALUATION: u32 = u32::MAX;
+/// Where the last instructions of every rank are written to if one fails.
+const RECORDS: &str = "shardc-failure";
 /// Most ranks run as threads of one process.
 const MAX_LOCAL_RANKS: usize = 256;
 
 /// Where the first values of parameters come from.
 pub enum Start {
-    Random { seed: u64 },
+    Random {
+        seed: u64,
+    },
     Checkpoint(Checkpoint),
+    /// Parameters and optimizer state.
+    Resumed(Saved),
 }
 
 impl Start {
@@ -107,10 +159,17 @@ impl Start {
     }
 }
 
-/// Starts the ranks of a plan.
+/// Starts all ranks of a plan as threads.
 pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
-    let ranks = plan.module.mesh.ranks();
-    if ranks > MAX_LOCAL_RANKS {
+    launch(plan, start, how, None)
+}
+
+/// Starts the ranks of a plan: all as threads, or that of this process of a job.
+fn launch(plan: &Plan, start: &Start, how: &Run, job: Option<&Job>) -> Result<Session> {
+    let world = plan.module.mesh.ranks();
+    let own = job.map_or(0..world, |j| j.launched.rank..j.launched.rank + 1);
+    let ranks = job.map_or(world, |j| j.launched.locals.unwrap_or(1).max(1));
+    if own.len() > MAX_LOCAL_RANKS {
         return Err(Diag::new(
             "too-many-ranks",
             format!("{ranks} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"),
@@ -118,30 +177,77 @@ pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
         .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here"))
         .exit(Exit::Environment));
     }
+    if (how.device, how.products) == (On::Cpu, Products::Cublaslt) {
+        return Err(Diag::new("flag", "the CPU's products are our own")
+            .at("--products cublaslt")
+            .help("add --device cuda, or leave --products out"));
+    }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
     let programs: Vec<Program> =
-        (0..ranks).map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
-    let native = match how.kernels {
-        Kernels::Interpreted => None,
-        Kernels::Compiled => {
+        own.clone().map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
+    let native = match (how.device, how.kernels) {
+        (On::Cuda, _) | (_, Kernels::Interpreted) => None,
+        (On::Cpu, Kernels::Compiled) => {
             let all = programs.iter().flatten().flatten();
             let object = shardc_codegen::c::compile(&shardc_codegen::c::print(all))?;
             Some(Arc::new(Native::load(&object, programs.iter())?))
         }
     };
+    if how.device == On::Cuda && job.is_some() {
+        return Err(Diag::new("not-built", "--device cuda does not run with --transport mpi yet")
+            .help("run all ranks as threads of 1 process: leave --transport out")
+            .exit(Exit::Environment));
+    }
+    let devices = match how.device {
+        On::Cpu => None,
+        On::Cuda => {
+            let library = how.products == Products::Cublaslt;
+            Some(device::open(plan, &programs, how.plan.as_deref(), library)?)
+        }
+    };
     let options = Options {
         native,
+        devices,
         threads,
         timeout: Duration::from_secs(how.timeout.max(1)),
         trace: how.trace.is_some(),
         ..Options::default()
     };
-    let load = |w: &Weight, ranges: &[std::ops::Range<usize>], out: &mut [f32]| match start {
-        Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
+    let fresh = fresh(|w: &Weight, ranges: &[Range<usize>], out: &mut [f32]| match start {
         Start::Checkpoint(c) => c.read(w, ranges, out),
+        Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
+        Start::Resumed(s) => s.read(RoleKind::Param, &w.param, &w.shape, ranges, out),
+    });
+    let load = |wanted: Wanted, ranges: &[Range<usize>], out: &mut [f32]| match (start, wanted) {
+        (Start::Resumed(s), Wanted::State { name, shape }) => {
+            s.read(RoleKind::State, name, shape, ranges, out)
+        }
+        _ => fresh(wanted, ranges, out),
     };
-    Session::new(plan, options, &|_, rank| Ok(programs[rank].clone()), &load)
+    let lower = |_: &Plan, rank: usize| Ok(programs[rank - own.start].clone());
+    match job {
+        None => Session::new(plan, options, &lower, &load),
+        Some(job) => {
+            let records = PathBuf::from(RECORDS);
+            let process = job.process(plan, options.timeout, records);
+            Session::join(plan, options, process, &lower, &load)
+        }
+    }
+}
+
+/// Opens a checkpoint and checks its data; processes share this.
+fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
+    let saved = Saved::open(dir)?;
+    if let Some(job) = job {
+        job.same("the checkpoint", &saved.mark())?;
+    }
+    let (first, of) = job.map_or((0, 1), |j| (j.launched.rank, j.launched.world));
+    saved.verify(first, of)?;
+    if first == 0 {
+        eprintln!("resuming from {}, step {}", saved.dir().display(), saved.step);
+    }
+    Ok(Start::Resumed(saved))
 }
 
 /// Tokens of a step.
@@ -150,57 +256,76 @@ enum Feed {
     Batch(Batch),
 }
 
-/// Runs the command.
-pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
+/// Runs the command: alone, or as a process of a job, which ends as one.
+pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
+    how.plan = Some(dir.to_path_buf());
+    let Some(job) = cluster::join(how.transport)? else { return run_in(dir, &how, None, as_json) };
+    let done =
+        std::panic::catch_unwind(AssertUnwindSafe(|| run_in(dir, &how, Some(&job), as_json)));
+    match done {
+        Ok(Ok(status)) => Ok(status),
+        Ok(Err(d)) => job.control.fail(&d),
+        // What it was is said where it was.
+        Err(_) => job.control.fail(
+            &Diag::new("rank-failed", format!("process {} panicked", job.launched.rank))
+                .help("this is a bug of shardc: report it with the plan and these 2 lines")
+                .exit(Exit::RankFailed),
+        ),
+    }
+}
+
+fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32> {
+    let leads = job.is_none_or(|j| j.control.leads());
     let stored = plan_dir::read(dir)?;
-    let stored = if how.dump.is_some() { observed(&stored)? } else { stored };
+    if let Some(job) = job {
+        job.check(&stored.plan, &stored.hash())?;
+    }
+    let stored = if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;
     let s = &plan.settings;
-    if let Some(dir) = &how.save {
+    if let Some(dir) = how.save.as_ref().filter(|_| leads && how.save_every.is_none()) {
         check_target(dir)?;
     }
-    let start = Start::open(how.weights.as_deref(), plan)?;
-    if matches!(start, Start::Random { .. }) {
+    let start = match &how.resume {
+        None => Start::open(how.weights.as_deref(), plan)?,
+        Some(dir) => resume(dir, job)?,
+    };
+    let done = if let Start::Resumed(s) = &start { s.step } else { 0 };
+    if leads && matches!(start, Start::Random { .. }) {
         eprintln!(
             "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
             s.seed
         );
     }
-    let feed = match (&how.batch, &how.data) {
-        (Some(file), _) => {
-            let b = read_batch(file)?;
-            if (b.rows, b.seq) != (s.global_batch, s.seq) {
-                return Err(Diag::new(
-                    "batch",
-                    format!(
-                        "the batch is [{}, {}], the plan takes [{}, {}]",
-                        b.rows, b.seq, s.global_batch, s.seq
-                    ),
-                )
-                .at(file.display().to_string())
-                .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
-            }
-            b.check(s.vocab)?;
-            Feed::Batch(b)
-        }
-        (None, Some(spec)) => Feed::Data(Data::open("--data", spec, s.vocab)?),
-        (None, None) => Feed::Data(Data::Random { vocab: s.vocab }),
-    };
-    let mut session = session(plan, &start, &how)?;
-    let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
+    if let (true, Some(dir), Some(_)) = (leads, &how.save, how.save_every) {
+        checkpoint::check_steps(dir, done)?;
+    }
+    let feed = Feed::open(how, s)?;
+    if let Some(job) = job {
+        job.same("the data", &feed.mark())?;
+    }
     let eval =
         how.eval_data.as_deref().map(|d| Data::open("--eval-data", d, s.vocab)).transpose()?;
+    let mut session = launch(plan, &start, how, job)?;
+    if !leads {
+        let batch = |step| match (step, &eval) {
+            (0, Some(d)) => d.batch(s.seed, EVALUATION, s.global_batch, s.seq),
+            _ => feed.batch(s, step),
+        };
+        let dir = how.save.clone().unwrap_or_default();
+        session.follow(&batch, &|step| checkpoint::task(&dir, step as usize))?;
+        session.finish();
+        return Ok(0);
+    }
+    let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let mut first: Option<StepResult> = None;
     let mut trace = how.trace.as_deref().map(trace::Trace::new);
     let bar = progress(steps, as_json);
-    for step in 1..=steps {
-        let (ids, targets) = match &feed {
-            Feed::Data(d) => d.batch(s.seed, step as u32, s.global_batch, s.seq),
-            Feed::Batch(b) => (b.input_ids.clone(), b.targets()),
-        };
-        let targets = if s.mode == Mode::Train { targets } else { vec![] };
+    let first_step = done + 1;
+    for step in first_step..=steps {
+        let (ids, targets) = feed.batch(s, step)?;
         let since = Instant::now();
-        let observe = step == 1 && how.dump.is_some();
+        let observe = step == first_step && how.dump.is_some();
         let r = session.step(
             &StepBatch { input_ids: &ids, targets: &targets, observe },
             s.lr.at(step),
@@ -210,11 +335,22 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
             t.add(plan, step, &r.timings);
         }
         show_step(&bar, step, &r, since.elapsed(), ids.len(), as_json);
-        if step == 1 {
+        if step == first_step {
             first = Some(r);
         }
+        if let (Some(dir), Some(n)) = (&how.save, how.save_every)
+            && (step as u64 % n == 0 || step == steps)
+        {
+            let since = Instant::now();
+            let saved = checkpoint::save(&mut session, dir, step, how.keep, &stored)?;
+            let (took, bytes) = (since.elapsed().as_secs_f64(), checkpoint::bytes(&saved));
+            let (mb, rate) = (bytes as f64 / 1e6, bytes as f64 / 1e6 / took);
+            bar.suspend(|| {
+                eprintln!("saved {}: {mb:.0} MB in {took:.1} s, {rate:.0} MB/s", saved.display());
+            });
+        }
         if let Some(d) = eval.as_ref().filter(|_| step % how.eval_every.max(1) == 0) {
-            let (ids, targets) = d.batch(s.seed, EVALUATION, s.global_batch, s.seq);
+            let (ids, targets) = d.batch(s.seed, EVALUATION, s.global_batch, s.seq)?;
             let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
             let loss = session.evaluate(&batch)?.loss;
             match as_json {
@@ -229,23 +365,69 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
         }
     }
     bar.finish_and_clear();
+    if done >= steps {
+        eprintln!("nothing to do: {done} steps are done, and --steps is {steps}");
+    }
     if let Some(t) = &trace {
         t.write(plan)?;
     }
     if let (Some(file), Some(first)) = (&how.dump, &first) {
         dump(file, &stored, first, &mut session)?;
     }
-    if let Some(dir) = &how.save {
+    if let Some(dir) = how.save.as_ref().filter(|_| how.save_every.is_none()) {
         save(dir, &stored.config, &plan.weights, how.weights.as_deref(), |w| {
             parameter(&mut session, &w.param)
         })?;
         eprintln!("saved {}", dir.display());
     }
+    session.finish();
     Ok(0)
 }
 
+impl Feed {
+    fn open(how: &Run, s: &Settings) -> Result<Feed> {
+        Ok(match (&how.batch, &how.data) {
+            (Some(file), _) => {
+                let b = read_batch(file)?;
+                if (b.rows, b.seq) != (s.global_batch, s.seq) {
+                    return Err(Diag::new(
+                        "batch",
+                        format!(
+                            "the batch is [{}, {}], the plan takes [{}, {}]",
+                            b.rows, b.seq, s.global_batch, s.seq
+                        ),
+                    )
+                    .at(file.display().to_string())
+                    .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
+                }
+                b.check(s.vocab)?;
+                Feed::Batch(b)
+            }
+            (None, Some(spec)) => Feed::Data(Data::open("--data", spec, s.vocab)?),
+            (None, None) => Feed::Data(Data::Random { vocab: s.vocab }),
+        })
+    }
+
+    /// What tells these data from others, as far as it is known without reading all.
+    fn mark(&self) -> String {
+        match self {
+            Feed::Data(d) => d.mark(),
+            Feed::Batch(b) => format!("of {} rows, {} tokens", b.rows, b.input_ids.len()),
+        }
+    }
+
+    /// Tokens and targets of a step, from 1.
+    fn batch(&self, s: &Settings, step: usize) -> Result<(Vec<i32>, Vec<i32>)> {
+        let (ids, targets) = match self {
+            Feed::Data(d) => d.batch(s.seed, step as u32, s.global_batch, s.seq)?,
+            Feed::Batch(b) => (b.input_ids.clone(), b.targets()),
+        };
+        Ok((ids, if s.mode == Mode::Train { targets } else { vec![] }))
+    }
+}
+
 /// The plan made again with logits and gradients as outputs.
-fn observed(stored: &Stored) -> Result<Stored> {
+fn observed(stored: &Stored, tell: bool) -> Result<Stored> {
     let mut o = stored.options.clone();
     // The limit is that of the plan that trains.
     (o.observe, o.memory) = (true, None);
@@ -256,7 +438,9 @@ fn observed(stored: &Stored) -> Result<Stored> {
     } else {
         format!("peak {new} B instead of {old} B")
     };
-    eprintln!("recompiled to observe logits and gradients: {peak}");
+    if tell {
+        eprintln!("recompiled to observe logits and gradients: {peak}");
+    }
     Ok(again.stored)
 }
 

@@ -185,7 +185,7 @@ fn run_steps(plan: &Plan, owners: usize) -> Result<Numbers> {
     let (mut losses, mut grads, mut logits) = (vec![], vec![], vec![]);
     let steps = if s.mode == Mode::Train { STEPS } else { 1 };
     for step in 1..=steps {
-        let (ids, targets) = data.batch(s.seed, step as u32, s.global_batch, s.seq);
+        let (ids, targets) = data.batch(s.seed, step as u32, s.global_batch, s.seq)?;
         let dealt = |rows: &[i32]| as_dealt(rows, s.seq, owners, s.microbatches);
         let (ids, targets) = match s.mode {
             Mode::Train => (dealt(&ids), dealt(&targets)),

@@ -3,6 +3,7 @@
 //! Objects are kept in a folder of the user's, under the hash of all they depend on: text, compiler,
 //! flags, processor. They are written beside and renamed, so that processes may race.
 
+use crate::kept::{beside, cache, keep};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,12 +28,12 @@ fn compiler() -> String {
     std::env::var("CC").ok().filter(|c| !c.is_empty()).unwrap_or_else(|| "cc".into())
 }
 
-/// Where objects are kept: `SHARDC_CACHE`, else the user's cache folder.
-fn folder() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let own = set("SHARDC_CACHE");
-    let user = || set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));
-    own.or_else(|| user().map(|c| c.join("shardc")))
+/// The compiler with the flags that its name may bring: `gcc -m64`.
+fn command(cc: &str) -> Command {
+    let mut words = cc.split_whitespace();
+    let mut c = Command::new(words.next().unwrap_or("cc"));
+    c.args(words);
+    c
 }
 
 fn failed(what: String) -> Diag {
@@ -59,7 +60,7 @@ fn processor() -> String {
 /// `c-compiler` if there is none, or if it refuses the text; with exit status 5.
 pub fn compile(text: &str) -> Result<PathBuf> {
     let cc = compiler();
-    let version = Command::new(&cc).arg("--version").output();
+    let version = command(&cc).arg("--version").output();
     let version =
         version.map_err(|e| failed(format!("the C compiler `{cc}` does not start: {e}")))?;
     let mut hash = blake3::Hasher::new();
@@ -71,9 +72,10 @@ pub fn compile(text: &str) -> Result<PathBuf> {
     }
     let name = format!("kernels-{}.so", &hash.finalize().to_hex()[..32]);
     let dir =
-        folder().ok_or_else(|| failed("no folder for compiled kernels: HOME is not set".into()))?;
+        cache().ok_or_else(|| failed("no folder for compiled kernels: HOME is not set".into()))?;
     let object = dir.join(&name);
-    if object.is_file() {
+    let sum = format!("{name}.blake3");
+    if whole(&object, &dir.join(&sum)) {
         return Ok(object);
     }
     let cannot = |e: std::io::Error| {
@@ -81,10 +83,13 @@ pub fn compile(text: &str) -> Result<PathBuf> {
             .help("name another folder with SHARDC_CACHE")
     };
     std::fs::create_dir_all(&dir).map_err(cannot)?;
-    let beside = |end: &str| dir.join(format!(".{}-{name}{end}", std::process::id()));
-    let (source, new) = (beside(".c"), beside(".new"));
-    let done = build(&cc, text, &source, &new)
-        .and_then(|()| std::fs::rename(&new, &object).map_err(cannot));
+    let (source, new) = (beside(&dir, &format!("{name}.c")), beside(&dir, &name));
+    let put = || -> std::io::Result<()> {
+        let hash = blake3::hash(&std::fs::read(&new)?).to_hex();
+        std::fs::rename(&new, &object)?;
+        keep(&dir, &sum, hash.as_bytes())
+    };
+    let done = build(&cc, text, &source, &new).and_then(|()| put().map_err(cannot));
     let _ = std::fs::remove_file(&source);
     if done.is_err() {
         let _ = std::fs::remove_file(&new);
@@ -92,15 +97,25 @@ pub fn compile(text: &str) -> Result<PathBuf> {
     done.map(|()| object)
 }
 
+/// True if an object is there as it was written: a damaged one would end the process.
+fn whole(object: &Path, sum: &Path) -> bool {
+    let read = |p: &Path| std::fs::read(p).ok();
+    read(object).zip(read(sum)).is_some_and(|(o, s)| blake3::hash(&o).to_hex().as_bytes() == s)
+}
+
 fn build(cc: &str, text: &str, source: &Path, object: &Path) -> Result<()> {
     std::fs::write(source, text)
         .map_err(|e| failed(format!("{} cannot be written: {e}", source.display())))?;
-    let run = Command::new(cc).args(FLAGS).arg("-o").arg(object).arg(source).arg("-lm").output();
+    let run = command(cc).args(FLAGS).arg("-o").arg(object).arg(source).arg("-lm").output();
     let out = run.map_err(|e| failed(format!("the C compiler `{cc}` does not start: {e}")))?;
     if out.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&out.stderr);
-    let said: Vec<&str> = said.lines().filter(|l| l.contains("error")).take(3).collect();
+    let mut said: Vec<&str> = said.lines().filter(|l| l.contains("error")).take(3).collect();
+    let status = out.status.to_string();
+    if said.is_empty() {
+        said.push(&status);
+    }
     Err(failed(format!("the C compiler `{cc}` refuses the kernels: {}", said.join("; "))))
 }

@@ -72,7 +72,7 @@ fn text(k: &Rows) -> String {
     w.out
 }
 
-fn elem(e: Elem) -> &'static str {
+pub(crate) fn elem(e: Elem) -> &'static str {
     match e {
         Elem::F32 => "f32",
         Elem::BF16 => "bf16",
@@ -80,7 +80,7 @@ fn elem(e: Elem) -> &'static str {
     }
 }
 
-fn unary(f: Unary) -> &'static str {
+pub(crate) fn unary(f: Unary) -> &'static str {
     match f {
         Unary::Exp => "f_exp",
         Unary::ExpM1 => "f_expm1",
@@ -97,7 +97,7 @@ fn unary(f: Unary) -> &'static str {
     }
 }
 
-fn binary(f: Binary) -> &'static str {
+pub(crate) fn binary(f: Binary) -> &'static str {
     match f {
         Binary::Add => "f_add",
         Binary::Sub => "f_sub",
@@ -110,7 +110,7 @@ fn binary(f: Binary) -> &'static str {
 }
 
 /// The function, the number that changes nothing, and what makes one of 16.
-fn fold(r: Reduction) -> [&'static str; 3] {
+pub(crate) fn fold(r: Reduction) -> [&'static str; 3] {
     match r {
         Reduction::Sum => ["f_add", "0.0f", "sum_of"],
         Reduction::Max => ["f_max", "-INFINITY", "max_of"],
@@ -119,14 +119,12 @@ fn fold(r: Reduction) -> [&'static str; 3] {
 }
 
 /// A number as C reads it back, bit for bit.
-fn number(x: f32) -> String {
+pub(crate) fn number(x: f32) -> String {
     match x {
         _ if x.is_nan() => "NAN".into(),
         f32::INFINITY => "INFINITY".into(),
         f32::NEG_INFINITY => "-INFINITY".into(),
-        _ => format!("{x:e}f")
-            .replace('e', if x.fract() == 0.0 { ".0e" } else { "e" })
-            .replace(".0.0", ".0"),
+        _ => format!("{x:e}f"),
     }
 }
 
@@ -388,5 +386,21 @@ impl Writer<'_> {
         self.line(3, "int count = end - at < 16 ? (int)(end - at) : 16;");
         block(self, 3, &["at".to_string()], "count");
         self.line(2, "}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_back() {
+        for x in [0.0, 1.0, -0.5, 65536.0, 12.0, 1e-5, 3.4e38, 0.1, 16777216.0, -7.25e-12] {
+            let text = number(x);
+            assert_eq!(text.strip_suffix('f').and_then(|t| t.parse().ok()), Some(x), "{text}");
+            // In C, too: a number with an exponent has at most one point.
+            assert!(text.contains('e') && text.matches('.').count() <= 1, "{text}");
+        }
+        assert_eq!(number(f32::NEG_INFINITY), "-INFINITY");
     }
 }

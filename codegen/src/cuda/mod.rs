@@ -1,21 +1,24 @@
 //! Kernels for a CUDA device: the written ones, real files in `codegen/cuda`, with a prelude of
-//! `#define`s before them and their parameters as words.
+//! `#define`s before them, and printed ones over rows; their parameters are words.
 
 mod attention;
 mod experts;
 mod moves;
 mod product;
+mod rows;
 
-use shardc_ir::kernel::{Copy, Elem, Exchange, Kernel, View};
-use shardc_ir::launch::{self, Launch, Source, Word};
+use shardc_ir::kernel::{Copy, Elem, Exchange, Kernel, Program, View};
+use shardc_ir::launch::{self, Launch, Launches, Source, Word};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
 /// What sources include, by name.
-pub const HEADERS: [(&str, &str); 3] = [
+pub const HEADERS: [(&str, &str); 4] = [
     ("device.cuh", include_str!("../../cuda/device.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
     ("product.cuh", include_str!("../../cuda/product.cuh")),
+    ("rows.cuh", include_str!("../../cuda/rows.cuh")),
 ];
 
 /// What ranks that share a device exchange their data with. The runtime makes its launches, of regions
@@ -27,8 +30,8 @@ pub fn collective() -> Arc<Source> {
         .source()
 }
 
-/// What runs in place of a kernel, in order, or before the ranks of a collective meet; `None` for
-/// those that no file has: element-wise chains and reductions, whose text is printed, and literals.
+/// What runs in place of a kernel, in order, or before the ranks of a collective meet; `None` for a
+/// literal, which the runtime copies itself.
 pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
     Some(match kernel {
         Kernel::View => vec![],
@@ -58,8 +61,27 @@ pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
             }
             _meeting_alone => vec![],
         },
-        Kernel::Literal { .. } | Kernel::Rows(_) => return None,
+        Kernel::Rows(k) => rows::launches(k),
+        Kernel::Literal { .. } => return None,
     })
+}
+
+/// What a rank launches for its program; printed kernels are one text. Ranks with the same kernels
+/// have the same texts, whichever of them a process has.
+pub fn program(p: &Program) -> Launches {
+    let own = |k: &Kernel| launches(k).unwrap_or_default();
+    let mut made: Launches = p.iter().map(|f| f.iter().map(own).collect()).collect();
+    join(made.iter_mut().flatten().flatten());
+    made
+}
+
+/// Makes one text of all printed ones among these launches: the compiler takes half as long for it.
+pub fn join<'a>(launches: impl Iterator<Item = &'a mut Launch>) {
+    let printed: Vec<&mut Launch> = launches.filter(|l| l.source.file == rows::FILE).collect();
+    let texts: BTreeSet<&Source> = printed.iter().map(|l| &*l.source).collect();
+    let text = texts.iter().map(|s| s.text.as_str()).collect();
+    let all = Arc::new(Source { file: rows::FILE, text });
+    printed.into_iter().for_each(|l| l.source = all.clone());
 }
 
 /// A file of `codegen/cuda` and what is defined before it.

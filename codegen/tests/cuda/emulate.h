@@ -278,6 +278,8 @@ inline unsigned __float_as_uint(float f) {
 }
 inline float minus_infinity() { return -INFINITY; }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float divide_fast(float x, float y) { return fabsf(y) > 0x1p126f ? x * 0.0f : x / y; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 inline unsigned pack(float low, float high) {
     auto half = [](float f) {

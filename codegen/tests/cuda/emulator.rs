@@ -2,7 +2,7 @@
 //! that runs the launches on a file of memory.
 
 use shardc_codegen::cuda::HEADERS;
-use shardc_ir::launch::{Launch, Source, Word};
+use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,14 +39,26 @@ fn entry(rest: &str) -> &str {
     rest.split('(').next().expect("a split has a first part")
 }
 
+/// Runs launches whose operands have these memories.
+pub fn run_at(launches: &[Launch], operands: &[usize], memory: &mut [Vec<u8>], mode: Mode) {
+    let at = |w: &Word| match *w {
+        Word::Address { operand, byte } => Word::Address { operand: operands[operand], byte },
+        other => other,
+    };
+    let moved = |l: &Launch| Launch { words: l.words.iter().map(at).collect(), ..l.clone() };
+    let all: Vec<Launch> = launches.iter().map(moved).collect();
+    assert_eq!(run(&all, memory, mode), 0);
+}
+
 /// Runs launches on memory of operands; returns the status that kernels set.
 pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
     let mut status = 0u64.to_le_bytes().to_vec();
+    let mut scratch = vec![0xff; SCRATCH];
     for l in launches {
         let program = build(&l.source, mode == Mode::Sanitized);
         let file = unique("launch");
         let (given, made) = (file.with_extension("in"), file.with_extension("out"));
-        std::fs::write(&given, image(l, memory, &status)).unwrap();
+        std::fs::write(&given, image(l, memory, &status, &scratch)).unwrap();
         let mut command = Command::new(&program);
         command.arg(&given).arg(&made).env("ASAN_OPTIONS", "detect_leaks=0");
         command.args((mode == Mode::Reversed).then_some("reversed"));
@@ -55,7 +67,7 @@ pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
         assert!(out.status.success(), "{} in {mode:?}: {said}", l.entry);
         let bytes = std::fs::read(&made).unwrap();
         let mut rest = &bytes[..];
-        for operand in memory.iter_mut().chain([&mut status]) {
+        for operand in memory.iter_mut().chain([&mut status, &mut scratch]) {
             let (own, after) = rest.split_at(operand.len());
             operand.copy_from_slice(own);
             rest = after;
@@ -66,7 +78,7 @@ pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
 }
 
 /// The file that `run.h` reads.
-fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8]) -> Vec<u8> {
+fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8], scratch: &[u8]) -> Vec<u8> {
     let mut out: Vec<u8> = vec![];
     let number = |out: &mut Vec<u8>, x: usize| out.extend((x as u64).to_le_bytes());
     let padded = |out: &mut Vec<u8>, bytes: &[u8]| {
@@ -74,9 +86,10 @@ fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8]) -> Vec<u8> {
         out.extend(bytes);
         out.resize(out.len().next_multiple_of(8), 0);
     };
-    number(&mut out, memory.len() + 1);
+    number(&mut out, memory.len() + 2);
     memory.iter().for_each(|m| padded(&mut out, m));
     padded(&mut out, status);
+    padded(&mut out, scratch);
     number(&mut out, 1);
     padded(&mut out, l.entry.as_bytes());
     l.grid.iter().for_each(|&n| number(&mut out, n as usize));
@@ -87,6 +100,7 @@ fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8]) -> Vec<u8> {
         let (operand, value) = match *w {
             Word::Address { operand, byte } => (operand + 1, byte as u64),
             Word::Status => (memory.len() + 1, 0),
+            Word::Scratch => (memory.len() + 2, 0),
             Word::Int(x) => (0, x as u64),
             Word::Float(x) => (0, x.to_bits()),
         };

@@ -37,6 +37,13 @@ pub struct Entry {
     pub bytes: Range<u64>,
 }
 
+impl Entry {
+    /// True if elements are f32.
+    pub fn is_f32(&self) -> bool {
+        self.dtype == Dtype::F32
+    }
+}
+
 impl Checkpoint {
     /// Reads the headers of model.safetensors, or of the files that model.safetensors.index.json
     /// names; `None` if the folder has neither.
@@ -56,6 +63,29 @@ impl Checkpoint {
         } else {
             Ok(None)
         }
+    }
+
+    /// The tensors of these files of a folder, whose names must differ.
+    ///
+    /// Errors: `index` for a name with a path or a tensor in two files, and those of
+    /// [`Checkpoint::open`].
+    pub fn of_files<'a>(dir: &Path, names: impl Iterator<Item = &'a str>) -> Result<Checkpoint> {
+        let mut c = Checkpoint { dir: dir.into(), files: vec![], tensors: BTreeMap::new() };
+        for name in names {
+            let wrong = |what: String| {
+                let d = Diag::new("index", what).at(dir.join("index.json").display().to_string());
+                d.help("name 1 file of this folder for each tensor")
+            };
+            if !is_plain(name) {
+                return Err(wrong(format!("`{name}` is no file of this folder")));
+            }
+            for (tensor, entry) in c.add(dir.join(name))? {
+                if c.tensors.insert(tensor.clone(), entry).is_some() {
+                    return Err(wrong(format!("`{tensor}` is in {name} and in another file")));
+                }
+            }
+        }
+        Ok(c)
     }
 
     /// The folder.

@@ -40,6 +40,29 @@ impl Checkpoint {
         names.zip(out.chunks_mut(one)).try_for_each(|(t, o)| self.read_tensor(weight, &t, inner, o))
     }
 
+    /// Reads a slice of a tensor by its name, as f32, row-major: one range per dim.
+    ///
+    /// Errors: `missing-tensor`; `slice` if the ranges or `out` do not fit it; `file`, `truncated`.
+    pub fn read_ranges(
+        &self,
+        tensor: &str,
+        ranges: &[Range<usize>],
+        out: &mut [f32],
+    ) -> Result<()> {
+        let Some(entry) = self.get(tensor) else {
+            return Err(Diag::new("missing-tensor", format!("there is no tensor `{tensor}`"))
+                .at(self.dir().display().to_string())
+                .help("check its name: 1 of those in the index"));
+        };
+        let inside = |(r, &n): (&Range<usize>, &usize)| r.start <= r.end && r.end <= n;
+        let fits = ranges.len() == entry.shape.len() && ranges.iter().zip(&entry.shape).all(inside);
+        if !fits || ranges.iter().map(Range::len).product::<usize>() != out.len() {
+            let what = format!("{ranges:?} is no slice of `{tensor}` {:?}", entry.shape);
+            return Err(Diag::new("slice", what).help(format!("give {} ranges", entry.shape.len())));
+        }
+        self.read_entry(tensor, entry, ranges, out)
+    }
+
     /// Reads a slice of a tensor of the checkpoint: one range per dim of the *tensor*.
     fn read_tensor(
         &self,
@@ -48,7 +71,16 @@ impl Checkpoint {
         ranges: &[Range<usize>],
         out: &mut [f32],
     ) -> Result<()> {
-        let entry = self.entry(weight, tensor)?;
+        self.read_entry(tensor, self.entry(weight, tensor)?, ranges, out)
+    }
+
+    fn read_entry(
+        &self,
+        tensor: &str,
+        entry: &Entry,
+        ranges: &[Range<usize>],
+        out: &mut [f32],
+    ) -> Result<()> {
         let path = self.file(entry);
         let (file, len) = files::open(path)?;
         let fail = |e: std::io::Error| files::io_error("cannot read the tensor", path, &e);

@@ -313,6 +313,24 @@ fn put_values(out: &mut dyn Write, path: &Path, values: &[f32]) -> Result<()> {
     Ok(())
 }
 
+/// Writes a safetensors file of f32 tensors (name and shape) in this order, and flushes it; `put_one`
+/// writes the values of one, 4 bytes per element, little-endian. What stands before the values is
+/// returned.
+///
+/// Errors: `weights` if a name is there twice; `file`; those of `put_one`.
+pub fn write_each(
+    path: &Path,
+    tensors: &[(String, Vec<usize>)],
+    mut put_one: impl FnMut(usize, &mut dyn Write) -> Result<()>,
+) -> Result<Vec<u8>> {
+    let header = header(tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice())))?;
+    files::create(path, |out| {
+        put(out, path, &header)?;
+        (0..tensors.len()).try_for_each(|i| put_one(i, out))
+    })?;
+    Ok(header)
+}
+
 /// Writes a safetensors file of f32 tensors (name, shape, values row-major), in this order, beside
 /// `path` and then renamed.
 ///

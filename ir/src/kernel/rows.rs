@@ -177,11 +177,13 @@ impl Rows {
         stages
     }
 
-    /// Parts that a row is cut into, for tasks of a bounded size: one, if it is folded.
+    /// Parts that a row is cut into, for tasks of a bounded size: one, if it is folded, or if
+    /// anything is written once a row, which may lie on what the other parts still read.
     pub fn chunks(&self) -> usize {
         let folds = self.body.iter().any(|s| matches!(s, Scalar::Fold(..)));
+        let whole = folds || !self.stores.iter().all(|s| self.stores_each(s));
         match self.inner.last() {
-            Some(n) if !folds && self.inner.len() == 1 => n.div_ceil(CHUNK).max(1),
+            Some(n) if !whole && self.inner.len() == 1 => n.div_ceil(CHUNK).max(1),
             _ => 1,
         }
     }

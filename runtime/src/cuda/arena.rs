@@ -45,7 +45,7 @@ impl Arena {
         self.first + byte as u64
     }
 
-    fn check(&self, byte: usize, len: usize) -> Result<()> {
+    pub(super) fn check(&self, byte: usize, len: usize) -> Result<()> {
         if byte.checked_add(len).is_some_and(|end| end <= self.bytes) {
             return Ok(());
         }
@@ -69,6 +69,15 @@ impl Arena {
             }
         }
         Ok(())
+    }
+
+    /// Makes bytes zero, for what is queued afterwards.
+    pub fn clear(&mut self, byte: usize, len: usize) -> Result<()> {
+        self.check(byte, len)?;
+        self.stream.device.bind()?;
+        // SAFETY: the range was checked.
+        unsafe { result::memset_d8_async(self.address(byte), 0, len, self.stream.stream) }
+            .called("cuMemsetD8Async")
     }
 
     /// Reads bytes, after all that is queued is done.

@@ -31,6 +31,11 @@ impl<T> Called<T> for std::result::Result<T, result::DriverError> {
     }
 }
 
+/// Why there is no device for this process.
+fn no_device(d: Diag) -> Diag {
+    d.exit(Exit::Environment).help("run with --device cpu")
+}
+
 fn text(s: &std::ffi::CStr) -> String {
     s.to_string_lossy().into_owned()
 }
@@ -41,6 +46,30 @@ impl Device {
     /// # Errors
     /// `missing-library` without a driver, `cuda-driver` without such a device.
     pub fn open(ordinal: usize) -> Result<Arc<Device>> {
+        Device::ready()?;
+        let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        let number = result::device::get(number).called("cuDeviceGet").map_err(no_device)?;
+        // SAFETY: the device exists.
+        let context = unsafe { result::primary_ctx::retain(number) };
+        let context = context.called("cuDevicePrimaryCtxRetain")?;
+        Ok(Arc::new(Device { number, context }))
+    }
+
+    /// How many devices there are; one at least.
+    ///
+    /// # Errors
+    /// As for [`Device::open`].
+    pub fn count() -> Result<usize> {
+        Device::ready()?;
+        let count = result::device::get_count().called("cuDeviceGetCount").map_err(no_device)?;
+        match usize::try_from(count) {
+            Ok(n) if n > 0 => Ok(n),
+            _ => Err(no_device(Diag::new("cuda-driver", "the driver has no device"))),
+        }
+    }
+
+    /// Loads the driver.
+    fn ready() -> Result<()> {
         // SAFETY: looks for the library by name, as every later call does.
         if !unsafe { sys::is_culib_present() } {
             return Err(Diag::new("missing-library", "libcuda.so.1 is not here")
@@ -48,14 +77,38 @@ impl Device {
                 .help("install the driver, or run with --device cpu")
                 .exit(Exit::Environment));
         }
-        let missing = |d: Diag| d.exit(Exit::Environment).help("run with --device cpu");
-        result::init().called("cuInit").map_err(missing)?;
-        let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
-        let number = result::device::get(number).called("cuDeviceGet").map_err(missing)?;
-        // SAFETY: the device exists.
-        let context = unsafe { result::primary_ctx::retain(number) };
-        let context = context.called("cuDevicePrimaryCtxRetain")?;
-        Ok(Arc::new(Device { number, context }))
+        result::init().called("cuInit").map_err(no_device)
+    }
+
+    /// Lets kernels of this device use the memory of another.
+    ///
+    /// # Errors
+    /// `cuda-driver` if they cannot.
+    pub fn reach(&self, other: &Device) -> Result<()> {
+        self.bind()?;
+        let mut can = 0;
+        // SAFETY: both devices exist, and their contexts are retained.
+        let done = unsafe {
+            let asked = sys::cuDeviceCanAccessPeer(&mut can, self.number, other.number);
+            asked.result().called("cuDeviceCanAccessPeer")?;
+            if can == 0 {
+                return Err(Diag::new(
+                    "cuda-driver",
+                    format!(
+                        "devices {} and {} do not reach each other's memory",
+                        self.number, other.number
+                    ),
+                )
+                .rule("the ranks of one process exchange data between their devices' memories")
+                .help("run on 1 device: set CUDA_VISIBLE_DEVICES=0")
+                .exit(Exit::Environment));
+            }
+            sys::cuCtxEnablePeerAccess(other.context, 0)
+        };
+        match done {
+            sys::cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            other => other.result().called("cuCtxEnablePeerAccess"),
+        }
     }
 
     /// Makes the device that of this thread.

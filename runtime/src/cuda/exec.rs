@@ -2,23 +2,30 @@
 
 use super::arena::Arena;
 use super::device::{Called, Stream};
-use super::modules::Modules;
+use super::modules::{Modules, Own};
+use super::products::Products;
 use crate::exchange::exchange;
 use crate::experts;
 use crate::transport::Transport;
 use cudarc::driver::result;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::kernel::{Kernel, Ragged};
-use shardc_ir::launch::Launch;
+use shardc_ir::launch::{Launch, SCRATCH};
+use smallvec::SmallVec;
 use std::sync::Arc;
+
+/// Where scratch memory begins, behind the status.
+const BEHIND: usize = 256;
 
 /// What kernels need beside their memory.
 pub struct Executor {
     stream: Arc<Stream>,
     modules: Arc<Modules>,
     transport: Box<dyn Transport>,
-    /// A u64, 0 unless data did not fit; see [`shardc_ir::launch::Word::Status`].
-    status: Arena,
+    /// A u64, 0 unless data did not fit; see [`shardc_ir::launch::Word::Status`]. Behind it,
+    /// scratch memory.
+    own: Arena,
+    products: Option<Products>,
 }
 
 impl Executor {
@@ -27,8 +34,14 @@ impl Executor {
         modules: &Arc<Modules>,
         transport: Box<dyn Transport>,
     ) -> Result<Executor> {
-        let status = Arena::new(stream, 8, false)?;
-        Ok(Executor { stream: stream.clone(), modules: modules.clone(), transport, status })
+        let own = Arena::new(stream, BEHIND + SCRATCH, false)?;
+        let (stream, modules) = (stream.clone(), modules.clone());
+        Ok(Executor { stream, modules, transport, own, products: None })
+    }
+
+    /// With a library that does what products it can be told of, in place of our kernels.
+    pub fn with(self, products: Option<Products>) -> Executor {
+        Executor { products, ..self }
     }
 
     pub fn transport(&mut self) -> &mut dyn Transport {
@@ -48,29 +61,36 @@ impl Executor {
         &mut self,
         kernel: &Kernel,
         launches: &[Launch],
-        memory: &[u64],
+        memory: &[*mut f32],
     ) -> Result<()> {
         self.stream.device.bind()?;
+        let addresses: SmallVec<[u64; 16]> = memory.iter().map(|&m| m as u64).collect();
+        if let (Kernel::Gemm(k), Some(library)) = (kernel, &mut self.products)
+            // SAFETY: by the caller.
+            && unsafe { library.run(k, &addresses)? }
+        {
+            return Ok(());
+        }
+        let own = Own { status: self.own.address(0), scratch: self.own.address(BEHIND) };
         for l in launches {
             // SAFETY: by the caller.
-            unsafe { self.modules.launch(&self.stream, l, memory, self.status.address(0))? };
+            unsafe { self.modules.launch(&self.stream, l, &addresses, &own)? };
         }
         match kernel {
             Kernel::Literal { values, to } => {
                 // SAFETY: by the caller; the driver copies from memory that is not pinned at once.
-                unsafe { result::memcpy_htod_async(memory[*to], values, self.stream.stream) }
+                unsafe { result::memcpy_htod_async(addresses[*to], values, self.stream.stream) }
                     .called("cuMemcpyHtoDAsync")
             }
             Kernel::Collective(k) => {
-                let bases: Vec<*mut f32> = memory.iter().map(|&m| m as *mut f32).collect();
                 let stream = self.stream.clone();
                 let there = |r: &Ragged| {
-                    let counts = counts(&stream, r, memory)?;
+                    let counts = counts(&stream, r, &addresses)?;
                     // SAFETY: by the caller.
-                    Ok(unsafe { experts::there(r, &bases, |at| counts[at]) })
+                    Ok(unsafe { experts::there(r, memory, |at| counts[at]) })
                 };
                 // SAFETY: by the caller; what comes before the exchange was launched.
-                unsafe { exchange(&mut *self.transport, k, &bases, there) }
+                unsafe { exchange(&mut *self.transport, k, memory, there) }
             }
             _launched => Ok(()),
         }
@@ -82,7 +102,7 @@ impl Executor {
     /// What they did wrong; `moe-bound` if a buffer of experts had too few rows.
     pub fn wait(&mut self) -> Result<()> {
         let mut needed = [0; 8];
-        self.status.read(0, &mut needed)?;
+        self.own.read(0, &mut needed)?;
         match u64::from_le_bytes(needed) {
             0 => Ok(()),
             rows => Err(Diag::new("moe-bound", format!("{rows} rows are needed for experts"))

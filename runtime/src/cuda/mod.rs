@@ -1,19 +1,23 @@
 //! Ranks on a CUDA device: memory, code and streams through the driver, which is loaded when it is
 //! first asked for.
 //!
-//! Several ranks may share a device: they are threads of this process with a stream each, and their
+//! Ranks are threads of this process with a stream each; several may share a device. Their
 //! collectives read each other's memory where it lies ([`Device`] is shared, all
 //! else is a rank's own). Elements of collectives are folded in the order that
 //! [`crate::transport::Transport`] states.
 
 mod arena;
 mod device;
+mod engine;
 mod exec;
 mod modules;
 mod movement;
+mod products;
 
 pub use arena::Arena;
 pub use device::{Device, Stream};
+pub use engine::Devices;
 pub use exec::Executor;
 pub use modules::{Code, Modules};
 pub use movement::OnDevice;
+pub use products::Products;

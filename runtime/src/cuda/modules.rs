@@ -11,6 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Compiled texts, for one architecture.
 pub type Code = BTreeMap<Arc<Source>, Vec<u8>>;
 
+/// Addresses of what a rank has beside its arena.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Own {
+    pub status: u64,
+    pub scratch: u64,
+}
+
 /// A loaded text.
 struct Module {
     module: sys::CUmodule,
@@ -74,19 +81,20 @@ impl Modules {
     /// Queues a launch on the memory of operands.
     ///
     /// # Safety
-    /// `memory` and `status` are valid for what the entry point does with them until it is done.
-    pub unsafe fn launch(
+    /// `memory` and a rank's `own` are valid for what the entry point does with them until it is done.
+    pub(super) unsafe fn launch(
         &self,
         stream: &Stream,
         l: &Launch,
         memory: &[u64],
-        status: u64,
+        own: &Own,
     ) -> Result<()> {
         self.device.bind()?;
         let f = self.function(l)?;
         let words = l.words.iter().map(|w| match *w {
             Word::Address { operand, byte } => memory[operand] + byte as u64,
-            Word::Status => status,
+            Word::Status => own.status,
+            Word::Scratch => own.scratch,
             Word::Int(x) => x as u64,
             Word::Float(x) => x.to_bits(),
         });

@@ -2,7 +2,7 @@
 //! rank that asks, which settles before others are told.
 
 use super::device::Stream;
-use super::modules::Modules;
+use super::modules::{Modules, Own};
 use crate::region::Region;
 use crate::threads::Mover;
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -63,7 +63,7 @@ impl OnDevice {
         let l =
             Launch { source, entry: entry.into(), grid, threads: THREADS as u32, shared: 0, words };
         // SAFETY: by the caller.
-        unsafe { self.modules.launch(&self.stream, &l, &[], 0) }
+        unsafe { self.modules.launch(&self.stream, &l, &[], &Own::default()) }
     }
 }
 

@@ -1,13 +1,15 @@
 //! The device of the tests: a real one, or stand-ins for the driver and the run-time compiler, which a
 //! C++ compiler makes of the sources in `codegen/tests/cuda/standin`.
 
+#[path = "../../../codegen/tests/cuda/standin/mod.rs"]
+mod standin;
+
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use shardc_codegen::nvrtc;
 use shardc_ir::diag::Result;
 use shardc_ir::launch::Source;
 use shardc_runtime::cuda::{Code, Device};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A device, and the code that has been made for it.
@@ -69,31 +71,14 @@ fn stand_in() -> Option<()> {
         }
     }
     let to = all.join(format!("device-of-{}", std::process::id()));
-    std::fs::create_dir_all(&to).unwrap();
-    std::fs::copy(from.join("emulate.h"), to.join("emulate.h")).unwrap();
-    let make = |source: &str, library: &str, name: &str| -> Option<PathBuf> {
-        let made = to.join(library);
-        let mut command = Command::new("g++");
-        command.args([
-            "-std=c++17",
-            "-O1",
-            "-w",
-            "-shared",
-            "-fPIC",
-            "-fvisibility-inlines-hidden",
-        ]);
-        command.arg(format!("-Wl,-soname,{name}")).arg("-I").arg(&from);
-        let out = command.arg(from.join("standin").join(source)).arg("-o").arg(&made).output();
-        let out = out.ok()?;
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        Some(made)
-    };
-    let driver = make("driver.cpp", "libcuda.so.1", "libcuda.so")?;
-    make("compiler.cpp", "libnvrtc.so.13", "libnvrtc.so")?;
+    standin::make(&from, &to)?;
+    let driver = to.join("libcuda.so.1");
     // SAFETY: our own libraries; no other thread reads the environment while tests wait for this.
     unsafe {
         std::env::set_var(nvrtc::DIR, &to);
-        std::mem::forget(Library::open(Some(driver), RTLD_NOW | RTLD_LOCAL).unwrap());
+        for library in [driver, to.join("libcublasLt.so.13")] {
+            std::mem::forget(Library::open(Some(library), RTLD_NOW | RTLD_LOCAL).unwrap());
+        }
     }
     Some(())
 }

@@ -21,7 +21,7 @@ use shardc_ir::rng::Stream as Random;
 use shardc_ir::samples::Sample;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
-use shardc_runtime::cuda::{Arena, Executor, Modules, OnDevice, Stream};
+use shardc_runtime::cuda::{Arena, Executor, Modules, OnDevice, Products, Stream};
 use shardc_runtime::threads::Threads;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,13 +42,25 @@ struct Work {
     launches: Vec<Launch>,
 }
 
-/// Runs the only node of a function on all ranks of a mesh, which share the device.
 fn run(
     machine: &Machine,
     mesh: &Mesh,
     f: &Func,
     args: &[Vec<Tensor>],
     in_place: bool,
+) -> Result<Vec<Vec<Tensor>>> {
+    run_with(machine, mesh, f, args, in_place, false)
+}
+
+/// Runs the only node of a function on all ranks of a mesh, which share the device; with NVIDIA's
+/// library of products or without.
+fn run_with(
+    machine: &Machine,
+    mesh: &Mesh,
+    f: &Func,
+    args: &[Vec<Tensor>],
+    in_place: bool,
+    library: bool,
 ) -> Result<Vec<Vec<Tensor>>> {
     let work = |r: usize| {
         let kernel = lower(mesh, f, &f.nodes[0], &mesh.coords(r)).unwrap();
@@ -67,7 +79,7 @@ fn run(
     let ends = Threads::connect_with(mesh, Duration::from_secs(20), movers);
     let (work, modules, streams) = (&work, &modules, &streams);
     let one = |(r, end): (usize, Threads<OnDevice>)| {
-        one_rank(mesh, f, args, in_place, r, &work[r], (&streams[r], modules, end))
+        one_rank(mesh, f, args, in_place, r, (&work[r], library), (&streams[r], modules, end))
     };
     let ranks: Result<Vec<Vec<Tensor>>> = std::thread::scope(|s| {
         let one = &one;
@@ -84,7 +96,7 @@ fn one_rank(
     args: &[Vec<Tensor>],
     in_place: bool,
     r: usize,
-    work: &Work,
+    (work, library): (&Work, bool),
     (stream, modules, end): (&Arc<Stream>, &Arc<Modules>, Threads<OnDevice>),
 ) -> Result<Vec<Tensor>> {
     let node = &f.nodes[0];
@@ -107,8 +119,10 @@ fn one_rank(
         arena.write(at, &data[..t.local_bytes(mesh)])?;
     }
     let places = lab::places(f, in_place);
-    let memory: Vec<u64> = places.iter().map(|&i| arena.address(offsets[i])).collect();
-    let mut executor = Executor::new(stream, modules, Box::new(end))?;
+    let memory: Vec<*mut f32> =
+        places.iter().map(|&i| arena.address(offsets[i]) as *mut f32).collect();
+    let products = library.then(|| Products::open(stream)).transpose()?;
+    let mut executor = Executor::new(stream, modules, Box::new(end))?.with(products);
     // SAFETY: operands have the room that their types say, which is what kernels reach.
     unsafe { executor.run(&work.kernel, &work.launches, &memory) }?;
     executor.wait()?;
@@ -222,6 +236,49 @@ fn kernels_on_a_device() {
             .collect();
         lab::compare_with(text, &mesh, &f, &args, part, |in_place| {
             run(machine, &mesh, &f, &args, in_place)
+        });
+    }
+}
+
+/// Products by the library: any of their operands may be transposed, and results too.
+#[test]
+fn products_of_the_library() {
+    let Some(machine) = machine::get() else { return };
+    let stream = Stream::new(&machine.device).unwrap();
+    match Products::open(&stream) {
+        Err(d) if d.code == "missing-library" => {
+            println!("skipped: no cuBLASLt beside this driver");
+            return;
+        }
+        opened => drop(opened.unwrap_or_else(|d| panic!("{d}"))),
+    }
+    for (text, can) in [
+        ("dot[mk,kn->mn] f32[33,67], f32[67,35]", true),
+        ("dot[mk,kn->nm] f32[33,67], f32[67,35]", true),
+        ("dot[mk,nk->mn] bf16[13,7], bf16[21,7]", true),
+        ("dot[km,kn->mn] bf16[40,72], bf16[40,16]", true),
+        ("dot[km,nk->nm] bf16[9,5], bf16[3,9]", true),
+        ("dot[mk,kn->mn] f32[1,5], f32[5,3]", true),
+        ("dot[mk,kn->mn] f32[5,1], f32[1,3]", true),
+        ("dot[mk,kn->mn] bf16[7,5], bf16[5,1]", true),
+        ("dot[bmk,bkn->bmn] f32[3,5,9], f32[3,9,7]", true),
+        ("dot[abmk,abkn->bmna] f32[3,2,5,9], f32[3,2,9,7]", false),
+        ("dot[abmk,abkn->bamn] bf16[3,2,5,8], bf16[3,2,8,7]", true),
+        ("dot[bmk,kn->bmn] f32[3,5,9], f32[9,7]", true),
+        // Mixed types, and sums of several loops, are our kernels'.
+        ("dot[mk,kn->mn] bf16[7,9], f32[9,5]", false),
+        ("dot[amb,bna->mn] f32[3,5,4], f32[4,7,3]", false),
+    ] {
+        let mesh = Mesh::default();
+        let s = Sample::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let f = function(&mesh, s.op.clone(), &s.ins);
+        let Kernel::Gemm(k) = lower(&mesh, &f, &f.nodes[0], &[]).unwrap() else { panic!("{text}") };
+        assert_eq!(Products::can(&k), can, "{text}: {k:?}");
+        let args: Vec<Vec<Tensor>> = s.draw(3).iter().map(|t| vec![rounded(t)]).collect();
+        // A bf16 result is rounded once.
+        let part = if text.contains("bf16") { 1.0 / 256.0 } else { 1e-5 };
+        lab::compare_with(text, &mesh, &f, &args, part, |in_place| {
+            run_with(machine, &mesh, &f, &args, in_place, true)
         });
     }
 }

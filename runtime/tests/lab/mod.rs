@@ -1,5 +1,9 @@
 //! Runs functions of one node on all ranks of a mesh, in padded memory full of NaN, and compares
-//! with the reference interpreter.
+//! with the reference interpreter: through memory that ranks share, and through messages, which must
+//! give the same bits.
+
+#[allow(dead_code)]
+pub mod mail;
 
 use shardc_codegen::lower;
 use shardc_ir::diag::Result;
@@ -10,7 +14,10 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::tensor::{self, Tensor, each_index};
 use shardc_ir::types::{DType, Type};
 use shardc_runtime::exec::Executor;
+use shardc_runtime::messages::{Alarm, Messages};
 use shardc_runtime::threads::Threads;
+use shardc_runtime::transport::Transport;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Memory for so many bytes, all of it NaN, as f32 and as bf16.
@@ -100,14 +107,40 @@ pub fn run(
     args: &[Vec<Tensor>],
     in_place: bool,
 ) -> Result<Vec<Vec<Tensor>>> {
+    let all = |ends: Vec<Box<dyn Transport>>| -> Result<Vec<Vec<Tensor>>> {
+        let ranks: Result<Vec<Vec<Tensor>>> = std::thread::scope(|s| {
+            let rank = |(r, end)| s.spawn(move || one_rank(mesh, f, args, in_place, r, end));
+            let all: Vec<_> = ends.into_iter().enumerate().map(rank).collect();
+            all.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        let ranks = ranks?;
+        Ok((0..f.results.len()).map(|o| ranks.iter().map(|r| r[o].clone()).collect()).collect())
+    };
+    let shared = all(threads(mesh));
+    if let (Ok(shared), 2..) = (&shared, mesh.ranks()) {
+        let posted = all(messages(mesh, Duration::from_secs(20)))?;
+        let bits = |all: &[Vec<Tensor>]| -> Vec<u64> {
+            all.iter().flatten().flat_map(|t| &t.data).map(|x| x.to_bits()).collect()
+        };
+        assert!(bits(shared) == bits(&posted), "messages give other bits than shared memory");
+    }
+    shared
+}
+
+fn threads(mesh: &Mesh) -> Vec<Box<dyn Transport>> {
     let ends = Threads::connect(mesh, Duration::from_secs(20));
-    let ranks: Result<Vec<Vec<Tensor>>> = std::thread::scope(|s| {
-        let rank = |(r, end)| s.spawn(move || one_rank(mesh, f, args, in_place, r, end));
-        let all: Vec<_> = ends.into_iter().enumerate().map(rank).collect();
-        all.into_iter().map(|t| t.join().unwrap()).collect()
-    });
-    let ranks = ranks?;
-    Ok((0..f.results.len()).map(|o| ranks.iter().map(|r| r[o].clone()).collect()).collect())
+    ends.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
+}
+
+/// Ends that exchange messages.
+pub fn messages(mesh: &Mesh, timeout: Duration) -> Vec<Box<dyn Transport>> {
+    let all = mail::Office::default();
+    let one = |r| {
+        let post = mail::Mail::new(r, &all);
+        let end = Messages::new(mesh, r, post, timeout, Arc::<Alarm>::default());
+        Box::new(end) as Box<dyn Transport>
+    };
+    (0..mesh.ranks()).map(one).collect()
 }
 
 fn one_rank(
@@ -116,7 +149,7 @@ fn one_rank(
     args: &[Vec<Tensor>],
     in_place: bool,
     r: usize,
-    end: Threads,
+    end: Box<dyn Transport>,
 ) -> Result<Vec<Tensor>> {
     let node = &f.nodes[0];
     let def = node.op.def();
@@ -136,7 +169,7 @@ fn one_rank(
     });
     let base: Vec<*mut f32> = memory.iter_mut().map(|m| m.as_mut_ptr()).collect();
     let pointers: Vec<*mut f32> = at.iter().map(|&i| base[i]).collect();
-    let mut executor = Executor::new(Box::new(end), 1);
+    let mut executor = Executor::new(end, 1);
     // SAFETY: the kernel's reach was compared with the buffers, which live until the end.
     unsafe { executor.run(&kernel, &pointers) }?;
     let out = |(o, t): (usize, &&Type)| unlay(mesh, t, &coords, &memory[at[ins.len() + o]]);

@@ -42,7 +42,7 @@ impl Trace {
         let mut args = vec![("step", step.to_string())];
         let mut flow = None;
         let (name, category) = match t.what {
-            Done::Collective(func, node) => {
+            Done::Launch(func, node) => {
                 let (f, n) = (&funcs[func], &funcs[func].nodes[node]);
                 let c = n.op.collective()?;
                 args.push(("scope", f.scope_info(n.scope).path.to_string()));

@@ -1,5 +1,5 @@
 // Stands in for libnvrtc where there is no GPU: "compiles" CUDA C++ with the C++ compiler and
-// emulate.h to a shared object, whose path is the code it returns. For tests.
+// emulate.h to a shared object, which is the code it returns. For tests.
 //
 // Its own folder holds emulate.h, and is where it works.
 #include <dlfcn.h>
@@ -36,6 +36,24 @@ static std::string entries(const std::string& text) {
     return all;
 }
 
+// Messages as the real compiler writes them: `file(line): error: …`.
+static std::string messages(const std::string& file) {
+    std::ifstream in(file);
+    std::string all, line;
+    while (std::getline(in, line)) {
+        const size_t error = line.find(": error: ");
+        const size_t column = line.rfind(':', error == std::string::npos ? 0 : error - 1);
+        const size_t row = column == std::string::npos ? column : line.rfind(':', column - 1);
+        if (error != std::string::npos && row != std::string::npos) {
+            const size_t name = line.rfind('/', row) + 1;
+            line = line.substr(name, row - name) + "(" + line.substr(row + 1, column - row - 1) +
+                   ")" + line.substr(error);
+        }
+        all += line + "\n";
+    }
+    return all;
+}
+
 extern "C" {
 
 int nvrtcVersion(int* major, int* minor) {
@@ -68,24 +86,25 @@ int nvrtcCompileProgram(Program* p, int, const char* const*) {
            "emulated::Runner find_kernel(const char* name) {\n"
            "    auto found = emulated::kernels().find(name);\n"
            "    return found == emulated::kernels().end() ? nullptr : found->second;\n}\n";
-    const std::string command = "g++ -std=c++17 -O1 -w -march=native -fPIC -shared -fvisibility=hidden "
+    const std::string command = "g++ -std=c++17 -O0 -w -march=native -fPIC -shared -fvisibility=hidden "
                                 "-fno-gnu-unique -I" + folder() + " " + stem + ".cpp -o " + stem + ".so 2> " + stem + ".log";
     const int status = system(command.c_str());
-    std::stringstream log;
-    log << std::ifstream(stem + ".log").rdbuf();
-    p->log = log.str();
-    p->code = stem + ".so";
+    p->log = messages(stem + ".log");
+    std::stringstream code;
+    code << std::ifstream(stem + ".so").rdbuf();
+    p->code = code.str();
+    unlink((stem + ".so").c_str());
     unlink((stem + ".log").c_str());
     unlink((stem + ".cpp").c_str());
     return status ? 6 : 0;
 }
 
 int nvrtcGetCUBINSize(Program* p, size_t* n) {
-    *n = p->code.size() + 1;
+    *n = p->code.size();
     return 0;
 }
 int nvrtcGetCUBIN(Program* p, char* out) {
-    memcpy(out, p->code.c_str(), p->code.size() + 1);
+    memcpy(out, p->code.data(), p->code.size());
     return 0;
 }
 int nvrtcGetProgramLogSize(Program* p, size_t* n) {

@@ -1,7 +1,8 @@
-// Stands in for libcuda where there is no GPU: one device whose memory is the host's, full of NaN at
-// first, and whose streams do at once what they are told; kernels are those that compiler.cpp has
+// Stands in for libcuda where there is no GPU: STANDIN_DEVICES devices, or one, whose memory is the
+// host's, full of NaN at first, and whose streams do at once what they are told; kernels are those that compiler.cpp has
 // made, run by emulate.h. For tests. What is wrong with the order of streams is not found by it.
 #include <dlfcn.h>
+#include <elf.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -18,7 +19,11 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVAL
        NOT_FOUND = 500, INVALID_IMAGE = 200 };
 
 static const size_t MEMORY = 8ull << 30;
-static int context;
+static int contexts[16];
+static int devices() {
+    const char* set = getenv("STANDIN_DEVICES");
+    return set ? atoi(set) : 1;
+}
 static thread_local void* current = nullptr;
 
 // Allocations, by their first byte.
@@ -51,12 +56,12 @@ int cuGetErrorString(int, const char** s) {
     return OK;
 }
 int cuDeviceGetCount(int* n) {
-    *n = 1;
+    *n = devices();
     return OK;
 }
 int cuDeviceGet(int* device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? OK : INVALID_DEVICE;
+    return ordinal >= 0 && ordinal < devices() ? OK : INVALID_DEVICE;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
@@ -67,8 +72,13 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
-int cuDevicePrimaryCtxRetain(void** c, int) {
-    *c = &context;
+int cuDeviceCanAccessPeer(int* can, int, int) {
+    *can = 1;
+    return OK;
+}
+int cuCtxEnablePeerAccess(void*, unsigned) { return current ? OK : INVALID_CONTEXT; }
+int cuDevicePrimaryCtxRetain(void** c, int device) {
+    *c = &contexts[device];
     return OK;
 }
 int cuDevicePrimaryCtxRelease_v2(int) { return OK; }
@@ -131,8 +141,17 @@ int cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void*) {
     return OK;
 }
 
+// The image is a shared object, which ends with its table of sections.
 int cuModuleLoadData(void** module, const void* image) {
-    *module = dlopen((const char*)image, RTLD_NOW | RTLD_LOCAL);
+    const Elf64_Ehdr* head = (const Elf64_Ehdr*)image;
+    if (memcmp(head->e_ident, ELFMAG, SELFMAG)) return INVALID_IMAGE;
+    const size_t bytes = head->e_shoff + (size_t)head->e_shnum * head->e_shentsize;
+    char path[] = "/tmp/standin-module-XXXXXX";
+    const int file = mkstemp(path);
+    if (file < 0 || write(file, image, bytes) != (ssize_t)bytes) return INVALID_IMAGE;
+    *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    close(file);
+    unlink(path);
     return *module ? OK : INVALID_IMAGE;
 }
 int cuModuleUnload(void* module) {

@@ -1,27 +1,41 @@
-//! Training data: bytes of files, or a batch that repeats.
+//! Training data: files of tokens, bytes of files, or random tokens.
+
+mod tokens;
 
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::rng::Stream;
 use std::path::{Path, PathBuf};
+use tokens::TokenFile;
 
 /// Where tokens come from.
 pub enum Data {
     /// One token per byte, the files one after another.
     Bytes(Vec<u8>),
+    Tokens(TokenFile),
     /// Random tokens: for timing, and where nothing is given.
-    Random { vocab: usize },
+    Random {
+        vocab: usize,
+    },
 }
 
 /// Most bytes read as data.
 const MAX_BYTES: usize = 256 << 20;
 
 impl Data {
-    /// `bytes:GLOB` given with a flag, where `**` crosses folders; hidden folders and `target` are left out.
+    /// A file of tokens, or `bytes:GLOB`, where `**` crosses folders; hidden folders and `target` are
+    /// left out. Given with a flag.
+    ///
+    /// # Errors
+    /// `data`.
     pub fn open(flag: &str, spec: &str, vocab: usize) -> Result<Data> {
         let Some(pattern) = spec.strip_prefix("bytes:") else {
+            let path = Path::new(spec);
+            if path.extension().is_some_and(|e| e == "bin" || e == "npy") {
+                return TokenFile::open(path).map(Data::Tokens);
+            }
             return Err(Diag::new("data", format!("`{spec}` is no kind of data"))
                 .at(format!("{flag} {spec}"))
-                .help("use bytes:GLOB, for example bytes:src/*.rs"));
+                .help("use FILE.bin, FILE.npy, or bytes:GLOB, for example bytes:src/*.rs"));
         };
         if vocab < 256 {
             return Err(Diag::new(
@@ -63,25 +77,49 @@ impl Data {
         Ok(Data::Bytes(bytes))
     }
 
-    /// Tokens and targets of a step, `[rows, seq]` each: the same on every mesh.
-    pub fn batch(&self, seed: u64, step: u32, rows: usize, seq: usize) -> (Vec<i32>, Vec<i32>) {
+    /// What tells these data from others: a hash of bytes, the number of tokens of a file.
+    pub fn mark(&self) -> String {
+        match self {
+            Data::Bytes(b) => {
+                format!("of {} bytes, hash {}", b.len(), &blake3::hash(b).to_hex()[..16])
+            }
+            Data::Tokens(t) => format!("of {} tokens", t.count),
+            Data::Random { vocab } => format!("of {vocab} random tokens"),
+        }
+    }
+
+    /// Tokens and targets of a step, `[rows, seq]` each: of (seed, step) and nothing else, so the same
+    /// on every mesh and after a pause. A row is `seq` tokens from a place that is drawn.
+    ///
+    /// # Errors
+    /// `data` if a file cannot be read.
+    pub fn batch(
+        &self,
+        seed: u64,
+        step: u32,
+        rows: usize,
+        seq: usize,
+    ) -> Result<(Vec<i32>, Vec<i32>)> {
         let (mut ids, mut targets) =
             (Vec::with_capacity(rows * seq), Vec::with_capacity(rows * seq));
         let s = Stream::new(seed, "data", step);
         for row in 0..rows {
-            let token = |i: usize| match self {
+            let first = |n: u64| (s.uniform(row as u64) * n as f64) as u64;
+            let tokens: Vec<i32> = match self {
                 Data::Bytes(b) => {
-                    let start = (s.uniform(row as u64) * b.len() as f64) as usize;
-                    i32::from(b[(start + i) % b.len()])
+                    let start = first(b.len() as u64) as usize;
+                    (0..=seq).map(|i| i32::from(b[(start + i) % b.len()])).collect()
                 }
+                Data::Tokens(t) => t.read(first(t.count), seq + 1)?,
                 Data::Random { vocab } => {
-                    (s.uniform((row * (seq + 1) + i) as u64) * *vocab as f64) as i32
+                    let one = |i: usize| s.uniform((row * (seq + 1) + i) as u64) * *vocab as f64;
+                    (0..=seq).map(|i| one(i) as i32).collect()
                 }
             };
-            ids.extend((0..seq).map(token));
-            targets.extend((1..=seq).map(token));
+            ids.extend_from_slice(&tokens[..seq]);
+            targets.extend_from_slice(&tokens[1..]);
         }
-        (ids, targets)
+        Ok((ids, targets))
     }
 }
 
@@ -135,8 +173,8 @@ mod tests {
     #[test]
     fn targets_follow_tokens() {
         let d = Data::Bytes((0..=255).collect());
-        let (a, b) = d.batch(1, 2, 3, 5);
+        let (a, b) = d.batch(1, 2, 3, 5).unwrap();
         assert_eq!(a[1..5], b[0..4]);
-        assert_eq!(d.batch(1, 2, 3, 5), (a, b));
+        assert_eq!(d.batch(1, 2, 3, 5).unwrap(), (a, b));
     }
 }

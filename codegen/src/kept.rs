@@ -1,0 +1,88 @@
+//! Compiled kernels in folders, each file named by the hash of all that it depends on: the user's
+//! cache, and a plan's own code for devices. Files are written beside and renamed, so that processes
+//! may race.
+
+use crate::cuda::HEADERS;
+use crate::nvrtc;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::launch::Source;
+use std::path::{Path, PathBuf};
+
+/// The user's cache: `SHARDC_CACHE`, else the user's folder for such.
+pub(crate) fn cache() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let own = set("SHARDC_CACHE");
+    let user = || set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));
+    own.or_else(|| user().map(|c| c.join("shardc")))
+}
+
+/// The file of a text's code for an architecture.
+fn name(source: &Source, arch: &str) -> String {
+    let mut hash = blake3::Hasher::new();
+    let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+    for part in [source.file, &source.text, arch].into_iter().chain(headers) {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    let stem = source.file.split('.').next().unwrap_or_default();
+    format!("{stem}-{arch}-{}.cubin", &hash.finalize().to_hex()[..24])
+}
+
+fn cannot(dir: &Path, e: &std::io::Error) -> Diag {
+    let what = format!("compiled kernels cannot be kept in {}: {e}", dir.display());
+    Diag::new("cuda-compile", what)
+        .help("name another folder for compiled kernels with SHARDC_CACHE")
+        .exit(Exit::Environment)
+}
+
+/// A name beside a file that no other process has, nor another thread.
+pub(crate) fn beside(dir: &Path, name: &str) -> PathBuf {
+    use std::hash::{BuildHasher, Hasher};
+    // Keys of a table of the standard library are random; process numbers are not, in containers.
+    let number = std::hash::RandomState::new().build_hasher().finish();
+    dir.join(format!(".{number:016x}-{name}"))
+}
+
+/// Writes a file beside its place, and renames it.
+pub(crate) fn keep(dir: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    let beside = beside(dir, name);
+    let done =
+        std::fs::write(&beside, code).and_then(|()| std::fs::rename(&beside, dir.join(name)));
+    if done.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    done
+}
+
+/// The code of a text for an architecture: from the folder `own`, if that has it, else from the
+/// user's cache, else compiled and kept there.
+///
+/// # Errors
+/// Those of [`nvrtc::compile`], and `cuda-compile` if there is no folder to keep code in.
+pub fn find(source: &Source, arch: &str, own: Option<&Path>) -> Result<Vec<u8>> {
+    let name = name(source, arch);
+    if let Some(code) = own.and_then(|dir| std::fs::read(dir.join(&name)).ok()) {
+        return Ok(code);
+    }
+    let none = || std::io::Error::other("HOME is not set");
+    let dir = cache().ok_or_else(|| cannot(Path::new("~/.cache"), &none()))?;
+    if let Ok(code) = std::fs::read(dir.join(&name)) {
+        return Ok(code);
+    }
+    let code = nvrtc::compile(source, arch)?.cubin;
+    keep(&dir, &name, &code).map_err(|e| cannot(&dir, &e))?;
+    Ok(code)
+}
+
+/// Writes the code of a text for an architecture to a folder, from which [`find`] takes it.
+///
+/// # Errors
+/// As for [`find`].
+pub fn put(source: &Source, arch: &str, dir: &Path) -> Result<()> {
+    let code = find(source, arch, Some(dir))?;
+    let name = name(source, arch);
+    if dir.join(&name).is_file() {
+        return Ok(());
+    }
+    keep(dir, &name, &code).map_err(|e| cannot(dir, &e))
+}

@@ -1,0 +1,201 @@
+//! How a job ends because of one process: one message, one status for all.
+
+use super::join::connect;
+use super::wire::{CARD, Kind, MAGIC, lines, read, read_most, write};
+use super::{BEAT, Inbox, LOST, Shared, Trouble, held};
+use shardc_ir::diag::{Diag, Exit};
+use std::io::{ErrorKind, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long process 0 waits for where the others were.
+const ASKED: Duration = Duration::from_millis(700);
+/// How long a process that has failed, or was told to stop, waits for the message to be printed.
+const PRINTED: Duration = Duration::from_secs(4);
+/// How long a process without process 0 waits for others that look for it.
+const GATHERED: Duration = Duration::from_millis(600);
+/// More processes than this are not listed in a message.
+const LISTED: usize = 16;
+
+/// True if nothing came in time.
+fn is_late(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+impl Shared {
+    /// A connection has ended, or is silent.
+    pub(super) fn lost(self: &Arc<Self>, other: usize, error: &std::io::Error) {
+        if held(self.inbox.lock()).left[other] || self.leaving.load(Ordering::Acquire) {
+            return;
+        }
+        let silent = is_late(error);
+        let how = match silent {
+            true => {
+                format!("was silent for {} s: its host or the way to it is down", LOST.as_secs())
+            }
+            false => "ended without a word: it was killed, or its host is down".to_string(),
+        };
+        if self.ending.load(Ordering::Acquire) {
+            if self.me == 0 {
+                return;
+            }
+            // Process 0 has printed the message, or is lost before it could.
+            match self.answered.load(Ordering::Acquire) {
+                true => self.over(None, self.status.load(Ordering::Acquire)),
+                false => return self.succeed(&how),
+            }
+        }
+        if self.me != 0 {
+            return self.succeed(&how);
+        }
+        let card = &self.cards[other];
+        let mut cause = Diag::new("rank-failed", format!("process {other} ({card}) {how}"))
+            .exit(Exit::RankFailed);
+        if let Some((when, text)) = &held(self.inbox.lock()).last[other] {
+            let ago = when.elapsed().as_secs_f64();
+            cause = cause.at(format!("{text}, {ago:.1} s before"));
+        }
+        let cause = cause.help(
+            "start again from the last checkpoint, with --resume DIR, on 1 host less or a new one",
+        );
+        self.fail(other, cause.render(), cause.exit as i32)
+    }
+
+    /// The first cause ends the job; those that follow wait for that.
+    pub(super) fn fail(self: &Arc<Self>, process: usize, text: String, status: i32) -> ! {
+        self.alarm.ring();
+        if self.ending.swap(true, Ordering::AcqRel) {
+            std::thread::sleep(PRINTED);
+            self.over(None, self.status.load(Ordering::Acquire));
+        }
+        self.status.store(status, Ordering::Release);
+        if self.me != 0 {
+            self.record(status);
+            held(self.inbox.lock()).trouble =
+                Some(Trouble { process: self.me, text: text.clone(), status });
+            self.tell(Kind::Fail, format!("{status}\n{text}").as_bytes());
+            // Process 0 answers, or is found to be lost.
+            std::thread::sleep(LOST + PRINTED);
+            self.over(Some(&text), status);
+        }
+        held(self.inbox.lock()).trouble = Some(Trouble { process, text, status });
+        self.tell(Kind::Stop, format!("{status}\n").as_bytes());
+        self.conclude(ASKED)
+    }
+
+    /// Waits for where the others are, and prints all.
+    fn conclude(&self, wait: Duration) -> ! {
+        let start = Instant::now();
+        let mut inbox = held(self.inbox.lock());
+        let trouble = inbox.trouble.clone().expect("the cause is known");
+        inbox.stopped[self.me] = Some(self.whereabouts());
+        let known =
+            |i: &Inbox| (0..self.processes).all(|p| p == trouble.process || i.stopped[p].is_some());
+        while !known(&inbox) && start.elapsed() < wait {
+            inbox = held(self.wake.wait_timeout(inbox, wait / 20)).0;
+        }
+        let mut text = trouble.text.clone();
+        if trouble.status == Exit::RankFailed as i32 {
+            let others = (0..self.processes).filter(|&p| p != trouble.process);
+            let whys: Vec<String> = others
+                .filter_map(|p| inbox.stopped[p].as_ref())
+                .take(LISTED)
+                .map(|w| format!("\n   = why: {w}"))
+                .collect();
+            let at = text.find("\n   = help:").unwrap_or(text.len());
+            text.insert_str(at, &whys.concat());
+        }
+        drop(inbox);
+        if let Some(place) = self.record(trouble.status) {
+            text.push_str(&format!(
+                "\n   = help: read the last instructions of every rank in {place}"
+            ));
+        }
+        self.over(Some(&text), trouble.status)
+    }
+
+    /// Process 0 says that all is over: this one tells where it is, and waits for the end.
+    pub(super) fn stop(self: &Arc<Self>, status: i32) {
+        self.alarm.ring();
+        self.answered.store(true, Ordering::Release);
+        let first = !self.ending.swap(true, Ordering::AcqRel);
+        self.status.store(status, Ordering::Release);
+        self.record(status);
+        self.tell(Kind::Where, self.whereabouts().as_bytes());
+        // The connection ends when the message is printed.
+        if first {
+            let shared = self.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(PRINTED);
+                shared.over(None, status);
+            });
+        }
+    }
+
+    /// Process 0 is lost: the lowest that is left gathers where the others are.
+    fn succeed(self: &Arc<Self>, how: &str) {
+        // The lowest prints what it knows; its own failure, if it has one, is the cause.
+        self.ending.store(true, Ordering::Release);
+        self.alarm.ring();
+        let status = Exit::RankFailed as i32;
+        self.record(status);
+        let own = format!("{}\n{}", self.me, self.whereabouts());
+        for lower in 1..self.me {
+            let Some(mut s) = connect(&self.addresses[lower], Duration::from_millis(500)) else {
+                continue;
+            };
+            let sent = s.write_all(MAGIC).and_then(|()| write(&mut s, Kind::Where, own.as_bytes()));
+            if sent.is_ok() {
+                let _ = s.set_read_timeout(Some(GATHERED * 2));
+                // It ends the connection when it has printed; one that hangs does not.
+                let ended = read(&mut s).is_err_and(|e| !is_late(&e));
+                if ended {
+                    self.over(None, status);
+                }
+            }
+        }
+        let start = Instant::now();
+        let mut guests = vec![];
+        let _ = self.listener.set_nonblocking(true);
+        while start.elapsed() < GATHERED && guests.len() + 2 < self.processes {
+            let Ok((mut s, _)) = self.listener.accept() else {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            };
+            let _ = s.set_nonblocking(false);
+            let _ = s.set_read_timeout(Some(BEAT));
+            let mut magic = [0; 8];
+            if s.read_exact(&mut magic).is_ok()
+                && magic == *MAGIC
+                && let Ok((Kind::Where, data)) = read_most(&mut s, CARD)
+            {
+                let said = lines(&data);
+                let number = said.first().and_then(|s| s.parse::<usize>().ok());
+                if let Some(number) = number.filter(|&p| p < self.processes) {
+                    held(self.inbox.lock()).stopped[number] = Some(said[1..].join(" "));
+                    guests.push(s);
+                }
+            }
+        }
+        let cause = Diag::new("rank-failed", format!("process 0 ({}) {how}", self.cards[0]))
+            .help("start again from the last checkpoint, with --resume DIR")
+            .exit(Exit::RankFailed);
+        let text = cause.render();
+        held(self.inbox.lock()).trouble.get_or_insert(Trouble { process: 0, text, status });
+        self.conclude(Duration::ZERO)
+    }
+
+    /// Writes down the last instructions; says where.
+    fn record(&self, status: i32) -> Option<String> {
+        let witness = held(self.witness.lock()).clone();
+        witness.filter(|_| status == Exit::RankFailed as i32).and_then(|w| w.record())
+    }
+
+    fn over(&self, message: Option<&str>, status: i32) -> ! {
+        if let Some(m) = message {
+            (self.print)(m);
+        }
+        std::process::exit(status)
+    }
+}

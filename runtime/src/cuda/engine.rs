@@ -1,0 +1,176 @@
+//! The ranks of a plan on the devices of this machine.
+
+use super::arena::Arena;
+use super::device::{Device, Stream};
+use super::exec::Executor;
+use super::modules::{Code, Modules};
+use super::movement::OnDevice;
+use super::products::Products;
+use crate::engine::{Engine, out_of_arena};
+use crate::threads::Threads;
+use crate::transport::Transport;
+use shardc_ir::diag::Result;
+use shardc_ir::kernel::Kernel;
+use shardc_ir::launch::{Launches, Source};
+use shardc_ir::mesh::Mesh;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes that pass through memory of this process at once.
+const AT_ONCE: usize = 16 << 20;
+
+/// A rank on a device.
+struct Berth {
+    stream: Arc<Stream>,
+    modules: Arc<Modules>,
+    launches: Launches,
+}
+
+/// Where the ranks of a plan run: rank r on device r modulo the number of devices.
+pub struct Devices {
+    berths: Vec<Berth>,
+    collective: Arc<Source>,
+    library: bool,
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} ranks on devices", self.berths.len())
+    }
+}
+
+impl Devices {
+    /// Devices with their code, what each rank launches, the source of exchanges, whose code is among
+    /// the others, and whether NVIDIA's library multiplies.
+    ///
+    /// # Errors
+    /// Those of the driver; `cuda-driver` if devices do not reach each other's memory.
+    pub fn new(
+        devices: &[(Arc<Device>, Code)],
+        launches: Vec<Launches>,
+        collective: Arc<Source>,
+        library: bool,
+    ) -> Result<Devices> {
+        for (a, _) in devices {
+            let others = devices.iter().filter(|(b, _)| !Arc::ptr_eq(a, b));
+            others.into_iter().try_for_each(|(b, _)| a.reach(b))?;
+        }
+        let modules: Vec<Arc<Modules>> =
+            devices.iter().map(|(d, code)| Modules::new(d, code.clone())).collect();
+        let berth = |(rank, launches): (usize, Launches)| {
+            let i = rank % devices.len();
+            let (stream, modules) = (Stream::new(&devices[i].0)?, modules[i].clone());
+            Ok(Berth { stream, modules, launches })
+        };
+        let berths = launches.into_iter().enumerate().map(berth).collect::<Result<_>>()?;
+        Ok(Devices { berths, collective, library })
+    }
+
+    /// The ends of all ranks, in their order.
+    pub(crate) fn connect(&self, mesh: &Mesh, timeout: Duration) -> Vec<Threads<OnDevice>> {
+        let mover = |b: &Berth| OnDevice::new(&b.stream, &b.modules, self.collective.clone());
+        Threads::connect_with(mesh, timeout, self.berths.iter().map(mover).collect())
+    }
+
+    /// The memory and the executor of the rank of a transport.
+    pub(crate) fn engine(
+        self: &Arc<Devices>,
+        transport: Box<dyn Transport>,
+        bytes: usize,
+        poison: bool,
+    ) -> Result<OnCuda> {
+        let rank = transport.rank();
+        let b = &self.berths[rank];
+        let arena = Arena::new(&b.stream, bytes, poison)?;
+        let products = self.library.then(|| Products::open(&b.stream)).transpose()?;
+        let executor = Executor::new(&b.stream, &b.modules, transport)?.with(products);
+        let devices = self.clone();
+        Ok(OnCuda { devices, rank, executor, arena, buffer: vec![], touched: 0 })
+    }
+}
+
+/// A rank's memory and executor on a device.
+pub(crate) struct OnCuda {
+    devices: Arc<Devices>,
+    rank: usize,
+    executor: Executor,
+    arena: Arena,
+    /// Memory of this process, for what is written and read.
+    buffer: Vec<u64>,
+    touched: usize,
+}
+
+impl OnCuda {
+    /// Room for so many bytes, all zero.
+    fn room(&mut self, bytes: usize) -> &mut [u64] {
+        self.buffer.clear();
+        self.buffer.resize(bytes.div_ceil(8), 0);
+        &mut self.buffer
+    }
+}
+
+/// The bytes of words.
+fn bytes_of(words: &mut [u64], bytes: usize) -> &mut [u8] {
+    assert!(bytes <= size_of_val(words), "as many as there are");
+    // SAFETY: bytes of words that are there, borrowed as these are.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), bytes) }
+}
+
+impl Engine for OnCuda {
+    fn transport(&mut self) -> &mut dyn Transport {
+        self.executor.transport()
+    }
+
+    fn at(&mut self, offset: usize, bytes: usize) -> Option<*mut f32> {
+        self.arena.check(offset, bytes).ok()?;
+        self.touched = self.touched.max(offset + bytes);
+        Some(self.arena.address(offset) as *mut f32)
+    }
+
+    fn at_once(&self) -> usize {
+        AT_ONCE
+    }
+
+    fn write(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        make: &mut dyn FnMut(*mut f32) -> Result<()>,
+    ) -> Result<()> {
+        self.at(offset, bytes).ok_or_else(out_of_arena)?;
+        make(self.room(bytes).as_mut_ptr().cast())?;
+        self.arena.write(offset, bytes_of(&mut self.buffer, bytes))
+    }
+
+    fn read(&mut self, offset: usize, bytes: usize, take: &mut dyn FnMut(*mut f32)) -> Result<()> {
+        self.at(offset, bytes).ok_or_else(out_of_arena)?;
+        self.room(bytes);
+        self.arena.read(offset, bytes_of(&mut self.buffer, bytes))?;
+        take(self.buffer.as_mut_ptr().cast());
+        Ok(())
+    }
+
+    fn clear(&mut self, offset: usize, bytes: usize) -> Result<()> {
+        self.at(offset, bytes).ok_or_else(out_of_arena)?;
+        self.arena.clear(offset, bytes)
+    }
+
+    unsafe fn run(
+        &mut self,
+        (func, launch): (usize, usize),
+        kernel: &Kernel,
+        memory: &[*mut f32],
+    ) -> Result<()> {
+        let launches = &self.devices.berths[self.rank].launches[func][launch];
+        // SAFETY: by the caller.
+        unsafe { self.executor.run(kernel, launches, memory) }
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.executor.wait()
+    }
+
+    fn touched(&self) -> usize {
+        self.touched
+    }
+}

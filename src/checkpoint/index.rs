@@ -1,0 +1,303 @@
+//! `index.json`, and reading slices of tensors from pieces.
+
+use super::step_of;
+use crate::plan_dir::{self, Stored};
+use serde::{Deserialize, Serialize};
+use shardc_frontends::Checkpoint;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::RoleKind;
+use shardc_runtime::holdings::Holding;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Version of the form.
+pub(super) const FORMAT: u32 = 1;
+/// Largest index that is read, in bytes.
+const MAX_INDEX: u64 = 1 << 30;
+
+/// `index.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Index {
+    pub format: u32,
+    /// Steps that were done.
+    pub step: usize,
+    pub files: BTreeMap<String, File>,
+    /// By kind and name.
+    pub tensors: Vec<Tensor>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct File {
+    /// blake3 of the header, with its length.
+    pub header: String,
+    /// blake3 of the data behind it.
+    pub blake3: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Tensor {
+    /// `param` or `state`.
+    pub kind: String,
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Piece {
+    pub file: String,
+    /// Name in the file.
+    pub key: String,
+    pub offset: Vec<usize>,
+    pub shape: Vec<usize>,
+}
+
+/// The name of a piece in its file: kind, tensor, and where it begins.
+pub(super) fn key(h: &Holding) -> String {
+    let at: Vec<String> = h.offset.iter().map(usize::to_string).collect();
+    format!("{} {} @{}", h.kind.name(), h.name, at.join(","))
+}
+
+/// A checkpoint on disk.
+pub struct Saved {
+    dir: PathBuf,
+    pub step: usize,
+    files: BTreeMap<String, File>,
+    tensors: BTreeMap<(String, String), Tensor>,
+    data: Checkpoint,
+}
+
+fn broken(dir: &Path, what: String) -> Diag {
+    Diag::new("checkpoint", what)
+        .at(dir.display().to_string())
+        .rule("a checkpoint is what shardc run --save-every wrote, unchanged")
+        .help("resume from an older one: name its step-NNNNNNNN folder")
+        .exit(Exit::Environment)
+}
+
+impl Saved {
+    /// Opens a checkpoint, or the last one of a folder of them. Only the index and headers are read.
+    ///
+    /// # Errors
+    /// `checkpoint` if there is none, or its index is wrong or does not fit its files; `file`,
+    /// `safetensors` and `truncated` for these.
+    pub fn open(dir: &Path) -> Result<Saved> {
+        let dir = if dir.join("index.json").is_file() { dir.to_path_buf() } else { last(dir)? };
+        let path = dir.join("index.json");
+        let wrong = |what: String| broken(&dir, what);
+        let size = std::fs::metadata(&path).map_err(|e| wrong(format!("index.json: {e}")))?.len();
+        if size > MAX_INDEX {
+            return Err(wrong(format!("index.json has {size} B, more than {MAX_INDEX}")));
+        }
+        let text = std::fs::read(&path).map_err(|e| wrong(format!("index.json: {e}")))?;
+        let index: Index =
+            serde_json::from_slice(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
+        if index.format != FORMAT {
+            return Err(wrong(format!(
+                "it has format {}, this shardc reads {FORMAT}",
+                index.format
+            )));
+        }
+        if index.step >= 1 << 48 {
+            return Err(wrong(format!("index.json: step {}", index.step)));
+        }
+        let data = Checkpoint::of_files(&dir, index.files.keys().map(String::as_str))?;
+        let mut tensors = BTreeMap::new();
+        for t in index.tensors {
+            t.check(&data).map_err(&wrong)?;
+            let name = (t.kind.clone(), t.name.clone());
+            if tensors.insert(name, t).is_some() {
+                return Err(wrong("index.json: a tensor is there twice".into()));
+            }
+        }
+        Ok(Saved { dir, step: index.step, files: index.files, tensors, data })
+    }
+
+    /// The folder of the checkpoint.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What tells this checkpoint from others: its step, and a hash of its index.
+    pub fn mark(&self) -> String {
+        let index = std::fs::read(self.dir.join("index.json")).unwrap_or_default();
+        format!("of step {}, index {}", self.step, &blake3::hash(&index).to_hex()[..16])
+    }
+
+    /// The plan that wrote it.
+    pub fn plan(&self) -> Result<Stored> {
+        plan_dir::read(&self.dir.join("plan"))
+    }
+
+    /// Compares the data of files with their hashes: of each `of`-th file from `first` on, so that
+    /// processes share the work.
+    ///
+    /// # Errors
+    /// `checkpoint`, with the file's name.
+    pub fn verify(&self, first: usize, of: usize) -> Result<()> {
+        for (name, file) in self.files.iter().skip(first).step_by(of.max(1)) {
+            let path = self.dir.join(name);
+            let wrong = |what: String| broken(&self.dir, format!("{name}: {what}"));
+            let found = hash(&path).map_err(|e| wrong(e.to_string()))?;
+            if found != (file.header.clone(), file.blake3.clone()) {
+                return Err(wrong("the data are not those that were written".into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements of a tensor, one range per dim, row-major, from all pieces that have some.
+    ///
+    /// # Errors
+    /// `missing-tensor`, `tensor-shape`, `file`.
+    pub fn read(
+        &self,
+        kind: RoleKind,
+        name: &str,
+        shape: &[usize],
+        ranges: &[Range<usize>],
+        out: &mut [f32],
+    ) -> Result<()> {
+        let at = self.dir.display().to_string();
+        let Some(t) = self.tensors.get(&(kind.name().to_string(), name.to_string())) else {
+            let n = self.tensors.len();
+            let what = format!("the checkpoint has no {} `{name}`", kind.name());
+            return Err(Diag::new("missing-tensor", what)
+                .at(at)
+                .help(format!("resume with the model and the optimizer that wrote its {n} tensors"))
+                .exit(Exit::Unsupported));
+        };
+        if t.shape != shape {
+            let what =
+                format!("`{name}` is {:?} in the checkpoint, {shape:?} in the plan", t.shape);
+            return Err(Diag::new("tensor-shape", what)
+                .at(at)
+                .help(format!("compile the model that has {:?}", t.shape))
+                .exit(Exit::Unsupported));
+        }
+        let mut found = 0;
+        for p in &t.pieces {
+            found += self.copy(p, ranges, out)?;
+        }
+        if found != out.len() {
+            let n = out.len();
+            return Err(broken(
+                &self.dir,
+                format!("`{name}`: pieces hold {found} of {n} elements"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Copies what a piece has of a slice; how much that was.
+    fn copy(&self, p: &Piece, ranges: &[Range<usize>], out: &mut [f32]) -> Result<usize> {
+        let both: Vec<Range<usize>> = ranges
+            .iter()
+            .zip(p.offset.iter().zip(&p.shape))
+            .map(|(r, (&at, &n))| r.start.max(at)..r.end.min(at + n))
+            .collect();
+        if both.iter().any(|r| r.start >= r.end) {
+            return Ok(0);
+        }
+        let inside: Vec<Range<usize>> =
+            both.iter().zip(&p.offset).map(|(r, at)| r.start - at..r.end - at).collect();
+        let lens: Vec<usize> = both.iter().map(Range::len).collect();
+        let n = lens.iter().product();
+        if both == ranges {
+            self.data.read_ranges(&p.key, &inside, out)?;
+            return Ok(n);
+        }
+        let mut part = vec![0.0; n];
+        self.data.read_ranges(&p.key, &inside, &mut part)?;
+        // Rows of the part go to their places.
+        let row = lens.last().copied().unwrap_or(1);
+        let outer = lens.len().saturating_sub(1);
+        for (i, from) in part.chunks_exact(row.max(1)).enumerate() {
+            let (mut rest, mut at, mut stride) = (i, 0, 1);
+            for d in (0..lens.len()).rev() {
+                let index = if d == outer { 0 } else { rest % lens[d] };
+                if d != outer {
+                    rest /= lens[d];
+                }
+                at += (both[d].start - ranges[d].start + index) * stride;
+                stride *= ranges[d].len();
+            }
+            out[at..at + row].copy_from_slice(from);
+        }
+        Ok(n)
+    }
+}
+
+impl Tensor {
+    /// Checks that pieces lie inside the tensor and are those of the files.
+    fn check(&self, data: &Checkpoint) -> std::result::Result<(), String> {
+        let name = &self.name;
+        for p in &self.pieces {
+            let rank = self.shape.len();
+            let fits = p.offset.len() == rank
+                && p.shape.len() == rank
+                && p.offset.iter().zip(&p.shape).zip(&self.shape).all(|((&at, &n), &size)| {
+                    n > 0 && at.checked_add(n).is_some_and(|end| end <= size)
+                });
+            if !fits {
+                return Err(format!("index.json: a piece of `{name}` is not inside it"));
+            }
+            let there = data.get(&p.key);
+            if there.is_none_or(|e| e.shape != p.shape || !e.is_f32()) {
+                return Err(format!("{}: it does not hold `{}` {:?}", p.file, p.key, p.shape));
+            }
+        }
+        let size = |shape: &[usize]| shape.iter().product::<usize>();
+        let there: usize = self.pieces.iter().map(|p| size(&p.shape)).sum();
+        if there != size(&self.shape) {
+            let n = size(&self.shape);
+            return Err(format!("index.json: pieces hold {there} of {n} elements of `{name}`"));
+        }
+        // As many elements as the tensor has, none of them twice: all of them.
+        let meet = |a: &Piece, b: &Piece| {
+            let mut dims = a.offset.iter().zip(&a.shape).zip(b.offset.iter().zip(&b.shape));
+            dims.all(|((&x, &n), (&y, &m))| x < y + m && y < x + n)
+        };
+        let pairs = self.pieces.iter().enumerate();
+        if pairs.into_iter().any(|(i, a)| self.pieces[..i].iter().any(|b| meet(a, b))) {
+            return Err(format!("index.json: two pieces of `{name}` hold the same elements"));
+        }
+        Ok(())
+    }
+}
+
+/// The last whole checkpoint of a folder.
+fn last(dir: &Path) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(dir).map_err(|e| broken(dir, e.to_string()))?;
+    let found = entries.flatten().filter_map(|e| {
+        let step = step_of(&e.file_name().to_string_lossy())?;
+        e.path().join("index.json").is_file().then_some((step, e.path()))
+    });
+    found.max().map(|f| f.1).ok_or_else(|| {
+        broken(dir, "there is no checkpoint here".into())
+            .help("write some with shardc run PLAN --save DIR --save-every 100")
+            .exit(Exit::Usage)
+    })
+}
+
+/// blake3 of a safetensors header, and of what is behind it. Headers were read before, with bounds.
+fn hash(path: &Path) -> std::io::Result<(String, String)> {
+    use std::io::Read;
+    let mut file = std::fs::File::open(path)?;
+    let mut header = vec![0; 8];
+    file.read_exact(&mut header)?;
+    let size = u64::from_le_bytes(header[..].try_into().expect("8 bytes"));
+    (&mut file).take(size).read_to_end(&mut header)?;
+    let header = blake3::hash(&header).to_hex().to_string();
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let n = file.read(&mut buffer)?;
+        if n == 0 {
+            return Ok((header, hasher.finalize().to_hex().to_string()));
+        }
+        hasher.update(&buffer[..n]);
+    }
+}

@@ -1,0 +1,205 @@
+//! Writing: every rank its file, process 0 the index.
+
+use super::index::{FORMAT, File, Index, Piece, Tensor, key};
+use super::{rank_file, step_folder, step_of, unfinished};
+use crate::plan_dir::{self, Stored};
+use shardc_frontends::write_each;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_runtime::Session;
+use shardc_runtime::holdings::{Give, Holding, Task};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Elements that are hashed and written at a time: they stay in the cache.
+const PART: usize = 1 << 18;
+
+/// What a checkpoint cannot do ends the job.
+fn failed(path: &Path, e: &dyn std::fmt::Display) -> Diag {
+    Diag::new("save", format!("the checkpoint cannot be written: {e}"))
+        .at(path.display().to_string())
+        .help("make room or permissions there, and go on from the last one, with --resume")
+        .exit(Exit::RankFailed)
+}
+
+/// Saves what all ranks hold after a step: the folder appears whole, or not at all. Of older ones as
+/// many stay as make up `keep` with it.
+///
+/// # Errors
+/// `save`, and those of the session.
+pub fn save(
+    session: &mut Session,
+    dir: &Path,
+    step: usize,
+    keep: usize,
+    stored: &Stored,
+) -> Result<PathBuf> {
+    begin(dir, step, stored)?;
+    let number = u32::try_from(step).unwrap_or(u32::MAX);
+    let given = session.each(number, task(dir, step))?;
+    finish(dir, step, given)?;
+    prune(dir, keep.max(1));
+    Ok(step_folder(dir, step))
+}
+
+/// Writes a checkpoint of what ranks would hold, whose elements `give` has.
+///
+/// # Errors
+/// `save`, and those of `give`.
+pub fn write_all(
+    dir: &Path,
+    step: usize,
+    stored: &Stored,
+    ranks: &[Vec<Holding>],
+    give: impl Fn(&Holding) -> Result<Vec<f32>>,
+) -> Result<PathBuf> {
+    begin(dir, step, stored)?;
+    let one = |(rank, all): (usize, &Vec<Holding>)| {
+        write_rank(&unfinished(dir, step), rank, all, &mut |h, sink| sink(&give(h)?))
+    };
+    finish(dir, step, ranks.iter().enumerate().map(one).collect::<Result<_>>()?)?;
+    Ok(step_folder(dir, step))
+}
+
+/// Checks that a run that begins after step `done` may save to a folder: what is there is older.
+///
+/// # Errors
+/// `save-target` with the later step that is there.
+pub fn check_steps(dir: &Path, done: usize) -> Result<()> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let later = entries.filter_map(|e| step_of(&e.file_name().to_string_lossy()));
+    let Some(later) = later.filter(|&s| s > done).max() else { return Ok(()) };
+    let what = format!("it holds a checkpoint of step {later}, this run begins after step {done}");
+    Err(Diag::new("save-target", what)
+        .at(dir.display().to_string())
+        .rule("a folder holds the checkpoints of 1 run")
+        .help(format!("go on from step {later} with --resume, or save to another folder")))
+}
+
+/// Makes the folder that will be the checkpoint, with the plan, and removes what jobs that have died
+/// have left.
+fn begin(dir: &Path, step: usize, stored: &Stored) -> Result<()> {
+    let new = unfinished(dir, step);
+    let fail = |e: std::io::Error| failed(&new, &e);
+    if step_folder(dir, step).exists() {
+        return Err(failed(&step_folder(dir, step), &"it is there already"));
+    }
+    let ours = |name: &str| name.starts_with(".step-") && name.ends_with(".unfinished");
+    for e in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if ours(&e.file_name().to_string_lossy()) && e.path().is_dir() {
+            fs::remove_dir_all(e.path()).map_err(fail)?;
+        }
+    }
+    fs::create_dir_all(&new).map_err(fail)?;
+    plan_dir::write(&new.join("plan"), stored, &stored.report).map_err(|d| failed(&new, &d.message))
+}
+
+/// What a rank does for the checkpoint of a step.
+pub fn task(dir: &Path, step: usize) -> Arc<Task> {
+    let to = unfinished(dir, step);
+    Arc::new(move |rank, all, give| write_rank(&to, rank, all, give))
+}
+
+/// Writes a rank's file and flushes it; the file's name and hash and its pieces, as JSON.
+///
+/// # Errors
+/// `save`.
+fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Result<Vec<u8>> {
+    let name = rank_file(rank);
+    let path = to.join(&name);
+    let keys: Vec<(String, Vec<usize>)> = all.iter().map(|h| (key(h), h.len.clone())).collect();
+    let mut hasher = blake3::Hasher::new();
+    let header = write_each(&path, &keys, |i, out| {
+        give(&all[i], &mut |data| {
+            for part in data.chunks(PART) {
+                let swapped: Vec<u8>;
+                let raw: &[u8] = if cfg!(target_endian = "little") {
+                    bytemuck::cast_slice(part)
+                } else {
+                    swapped = part.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    &swapped
+                };
+                hasher.update(raw);
+                out.write_all(raw).map_err(|e| failed(&path, &e))?;
+            }
+            Ok(())
+        })
+    })
+    .map_err(|d| if d.code == "save" { d } else { failed(&path, &d.message) })?;
+    let piece = |h: &Holding| Tensor {
+        kind: h.kind.name().into(),
+        name: h.name.clone(),
+        shape: h.shape.clone(),
+        pieces: vec![Piece {
+            file: name.clone(),
+            key: key(h),
+            offset: h.offset.clone(),
+            shape: h.len.clone(),
+        }],
+    };
+    let tensors: Vec<Tensor> = all.iter().map(piece).collect();
+    let header = blake3::hash(&header).to_hex().to_string();
+    let file = File { header, blake3: hasher.finalize().to_hex().to_string() };
+    Ok(serde_json::to_vec(&(name.clone(), file, tensors)).expect("plain data"))
+}
+
+/// Writes the index of what all ranks have written, flushes the folder, and makes it visible.
+fn finish(dir: &Path, step: usize, given: Vec<Vec<u8>>) -> Result<()> {
+    let new = &unfinished(dir, step);
+    let mut files = BTreeMap::new();
+    let mut tensors: BTreeMap<(String, String), Tensor> = BTreeMap::new();
+    for bytes in given {
+        let (name, file, pieces): (String, File, Vec<Tensor>) =
+            serde_json::from_slice(&bytes).map_err(|e| failed(new, &e))?;
+        files.insert(name, file);
+        for t in pieces {
+            let known = tensors.entry((t.kind.clone(), t.name.clone()));
+            let all = known.or_insert_with(|| Tensor { pieces: vec![], ..t.clone() });
+            all.pieces.extend(t.pieces);
+        }
+    }
+    for t in tensors.values() {
+        let size = |shape: &[usize]| shape.iter().product::<usize>();
+        let there: usize = t.pieces.iter().map(|p| size(&p.shape)).sum();
+        if there != size(&t.shape) {
+            let (name, n) = (&t.name, size(&t.shape));
+            return Err(failed(new, &format!("ranks gave {there} of {n} elements of `{name}`")));
+        }
+    }
+    let tensors = tensors.into_values().collect();
+    let index = Index { format: FORMAT, step, files, tensors };
+    let text = serde_json::to_vec_pretty(&index).expect("plain data");
+    let path = new.join("index.json");
+    let put = || -> std::io::Result<()> {
+        use std::io::Write as _;
+        let mut f = fs::File::create(&path)?;
+        f.write_all(&text)?;
+        f.sync_all()?;
+        flush(new)?;
+        // There is none of this step: a folder is never replaced.
+        fs::rename(new, step_folder(dir, step))?;
+        flush(dir)
+    };
+    put().map_err(|e| failed(&path, &e))
+}
+
+/// Makes what stands in a folder last.
+fn flush(dir: &Path) -> std::io::Result<()> {
+    fs::File::open(dir)?.sync_all()
+}
+
+/// Removes all but the newest checkpoints.
+fn prune(dir: &Path, keep: usize) {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut all: Vec<(usize, PathBuf)> = entries
+        .filter_map(|e| Some((step_of(&e.file_name().to_string_lossy())?, e.path())))
+        .collect();
+    all.sort();
+    for (_, path) in all.iter().rev().skip(keep) {
+        // It disappears before it is taken apart. What cannot be removed costs room alone.
+        let name = path.file_name().map(|n| format!(".{}.unfinished", n.to_string_lossy()));
+        let gone = path.with_file_name(name.unwrap_or_default());
+        let _ = fs::rename(path, &gone).and_then(|()| fs::remove_dir_all(&gone));
+    }
+}

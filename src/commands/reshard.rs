@@ -1,0 +1,102 @@
+//! `shardc reshard`: a checkpoint as another mesh would write it, or as a Hugging Face folder.
+
+use crate::checkpoint::{self, Saved};
+use crate::flags::Flags;
+use crate::plan_dir::Stored;
+use crate::retarget;
+use shardc_frontends::check_target;
+use shardc_ir::diag::Result;
+use shardc_ir::func::RoleKind;
+use shardc_ir::plan::Plan;
+use shardc_passes::options::{Options, Order, TpMode};
+use shardc_runtime::holdings::{Holding, holdings};
+use std::path::{Path, PathBuf};
+
+/// Flags of `reshard`.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct Reshard {
+    /// A checkpoint, or a folder of them, of which the last is taken
+    pub dir: PathBuf,
+    /// hf for a Hugging Face folder, or a mesh: dp_shard=8
+    #[arg(long, value_name = "hf|MESH")]
+    pub to: String,
+    /// Folder to write: the model, or the folder of the checkpoint
+    #[arg(short, long)]
+    pub output: PathBuf,
+    /// Stage of ZeRO of the mesh [default: that of the checkpoint's plan]
+    #[arg(long)]
+    pub zero: Option<u8>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// `checkpoint` if it is none or its data are not those that were written; those of compiling for
+/// the mesh, and of writing.
+pub fn reshard(how: &Reshard) -> Result<i32> {
+    let saved = Saved::open(&how.dir)?;
+    saved.verify(0, 1)?;
+    let stored = saved.plan()?;
+    let written = match how.to.as_str() {
+        "hf" => to_model(&saved, &stored, &how.output)?,
+        mesh => to_mesh(&saved, &stored, mesh, how)?,
+    };
+    eprintln!("wrote {}, of step {}", written.display(), saved.step);
+    Ok(0)
+}
+
+fn to_model(saved: &Saved, stored: &Stored, to: &Path) -> Result<PathBuf> {
+    check_target(to)?;
+    shardc_frontends::save(to, &stored.config, &stored.plan.weights, None, |w| {
+        let ranges: Vec<_> = w.shape.iter().map(|&n| 0..n).collect();
+        let mut out = vec![0.0; w.shape.iter().product()];
+        saved.read(RoleKind::Param, &w.param, &w.shape, &ranges, &mut out)?;
+        Ok(out)
+    })?;
+    Ok(to.to_path_buf())
+}
+
+fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<PathBuf> {
+    let plan = plan_for(stored, mesh, how.zero)?;
+    checkpoint::write_all(&how.output, saved.step, stored, &holdings(&plan)?, |h: &Holding| {
+        let ranges: Vec<_> = h.offset.iter().zip(&h.len).map(|(&at, &n)| at..at + n).collect();
+        let mut out = vec![0.0; h.len.iter().product()];
+        saved.read(h.kind, &h.name, &h.shape, &ranges, &mut out)?;
+        Ok(out)
+    })
+}
+
+/// The model on another mesh. What a step does there is of no interest: its batch is the smallest
+/// that this mesh can take.
+fn plan_for(stored: &Stored, mesh: &str, zero: Option<u8>) -> Result<Plan> {
+    let zero = zero.unwrap_or(stored.options.zero);
+    let flags = Flags { mesh: Some(mesh.to_string()), zero: Some(zero), ..Flags::default() };
+    let new = flags.options()?;
+    let size = |axis: &str| new.mesh.iter().find(|a| a.0 == axis).map_or(1, |a| a.1);
+    let mut o = Options {
+        mesh: new.mesh.clone(),
+        zero,
+        ep: new.ep,
+        etp: new.etp,
+        sp: false,
+        tp_mode: TpMode::OneD,
+        schedule: Order::default(),
+        chunks: None,
+        layers: String::new(),
+        speeds: vec![],
+        shard: vec![],
+        memory: None,
+        observe: false,
+        microbatch: 1,
+        seq: 2 * size("cp") * size("tp"),
+        ..stored.options.clone()
+    };
+    o.global_batch = o.data_parallel() * size("pp");
+    if stored.facts.is_none() {
+        // A text has the sizes that it has.
+        (o.seq, o.microbatch) = (stored.options.seq, stored.options.microbatch);
+        o.global_batch = stored.options.global_batch;
+    }
+    Ok(retarget(stored, &o)?.stored.plan)
+}

@@ -1,0 +1,251 @@
+//! Plans on CUDA devices, by the command line: real ones, or stand-ins for the driver and the
+//! compiler, which run kernels on the CPU. The numbers are those of `--device cpu`.
+
+#[path = "../codegen/tests/cuda/standin/mod.rs"]
+mod standin;
+
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// A folder of this test's own.
+fn folder(name: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("on-{name}"));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).expect("a folder");
+    dir
+}
+
+/// A machine with devices.
+struct Machine {
+    dir: PathBuf,
+    /// The stand-ins' folder; `None` if there is a driver.
+    libraries: Option<PathBuf>,
+    /// Of compiled kernels.
+    cache: PathBuf,
+}
+
+/// The stand-ins, made once; `None` if there is a driver, and `Err` if there is nothing.
+fn libraries() -> Result<Option<&'static Path>, &'static str> {
+    static MADE: OnceLock<Result<Option<PathBuf>, &str>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        // SAFETY: NVIDIA's library, or none.
+        if unsafe { libloading::Library::new("libcuda.so.1") }.is_ok() {
+            return Ok(None);
+        }
+        let to = folder("stand-ins");
+        let made = standin::make(&Path::new(HERE).join("codegen/tests/cuda"), &to);
+        made.map(|()| Some(to)).ok_or("no CUDA device, and no C++ compiler for a stand-in of one")
+    });
+    made.as_ref().map(|m| m.as_deref()).map_err(|e| *e)
+}
+
+impl Machine {
+    fn new(name: &str) -> Option<Machine> {
+        let made = libraries().map_err(|why| println!("skipped: {why}")).ok()?;
+        let (dir, libraries) = (folder(name), made.map(Path::to_path_buf));
+        let cache = made.map_or_else(|| dir.join("cache"), |m| m.join("cache"));
+        Some(Machine { dir, libraries, cache })
+    }
+
+    /// With a cache of its own, which is empty.
+    fn alone(self) -> Machine {
+        Machine { cache: self.dir.join("cache"), ..self }
+    }
+
+    fn shardc(&self, args: &[&str], also: &[(&str, &str)]) -> Output {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_shardc"));
+        c.current_dir(&self.dir).args(args).env("SHARDC_CACHE", &self.cache);
+        if let Some(l) = &self.libraries {
+            c.env("LD_LIBRARY_PATH", l).env_remove("SHARDC_NVRTC_DIR");
+        }
+        c.envs(also.iter().copied()).output().expect("shardc starts")
+    }
+
+    fn ok(&self, args: &[&str], also: &[(&str, &str)]) -> String {
+        let out = self.shardc(args, also);
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    }
+
+    fn tensors(&self, file: &str) -> BTreeMap<String, Vec<f32>> {
+        let bytes = std::fs::read(self.dir.join(file)).expect("a dump");
+        let all = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let word = |w: &[u8]| f32::from_le_bytes(w.try_into().expect("4 bytes"));
+        let numbers = |data: &[u8]| data.chunks_exact(4).map(word).collect();
+        all.tensors().into_iter().map(|(name, t)| (name, numbers(t.data()))).collect()
+    }
+}
+
+/// Trains a fixture 3 steps on both, and compares losses, logits, gradients and parameters; in parts
+/// of a tensor's largest element. Parameters of bf16 are compared by how far they went: AdamW divides
+/// by the size of a gradient, so where that is its rounding error a step may go either way.
+fn same(model: &str, flags: &[&str], (devices, products): (&str, &str), tolerance: f64) {
+    let name = format!("{model}{}", flags.concat().replace(['-', '=', ','], "_"));
+    let Some(m) = Machine::new(&name) else { return };
+    let model = format!("{HERE}/tests/fixtures/{model}");
+    let compile = ["compile", &model, "--global-batch", "8", "--seq", "16", "-o", "plan"];
+    m.ok(&[&compile, flags].concat(), &[]);
+    let batch = format!("{model}/batch.safetensors");
+    let run = ["run", "plan", "--weights", &model, "--batch", &batch, "--steps", "3"];
+    let run = [&run[..], &["--format", "json"]].concat();
+    m.ok(&[&run[..], &["--dump", "cpu"]].concat(), &[]);
+    let on = [("STANDIN_DEVICES", devices)];
+    let said = m.ok(
+        &[&run[..], &["--device", "cuda", "--products", products, "--dump", "cuda"]].concat(),
+        &on,
+    );
+    assert_eq!(said.lines().count(), 3, "{said}");
+    let (cpu, cuda) = (m.tensors("cpu"), m.tensors("cuda"));
+    assert!(cpu.len() > 20 && cpu.keys().eq(cuda.keys()), "{:?}", cuda.keys());
+    let rate = 1e-3;
+    for (name, want) in &cpu {
+        let got = &cuda[name];
+        let largest = want.iter().fold(1e-3f64, |a, b| a.max(f64::from(b.abs())));
+        let bound = if name.starts_with("param.") { 6.0 * rate } else { tolerance * largest };
+        for (i, (g, w)) in got.iter().zip(want).enumerate() {
+            let off = f64::from((g - w).abs());
+            assert!(off <= bound, "{name} {i}: {g} is not {w}");
+        }
+        // Few elements have such gradients.
+        let far = got.iter().zip(want).filter(|(g, w)| f64::from((*g - *w).abs()) > rate * 0.1);
+        let few = got.len() / 20 + 1;
+        assert!(!name.starts_with("param.") || far.count() <= few, "{name}");
+    }
+}
+
+#[test]
+fn ranks_share_a_device() {
+    same("llama_gqa", &["--mesh", "dp=2,tp=2", "--sp", "--microbatch", "2"], ("1", "own"), 1e-4);
+}
+
+#[test]
+fn ranks_of_a_pipeline_on_two_devices() {
+    same(
+        "llama_bias_tied",
+        &["--mesh", "pp=2,dp=2", "--zero", "3", "--clip", "0.5"],
+        ("2", "cublaslt"),
+        1e-4,
+    );
+}
+
+#[test]
+fn experts_on_a_device() {
+    same("mixtral", &["--mesh", "dp=2,ep=2"], ("1", "own"), 1e-4);
+}
+
+/// bf16 has 8 bits: a rounding that falls the other way is 2^-8 of a value, and passes some layers.
+#[test]
+fn elements_of_16_bits() {
+    same("qwen3", &["--mesh", "tp=2", "--dtype", "bf16"], ("1", "cublaslt"), 0.06);
+}
+
+/// The least that runs: its plan has code for the architecture of the stand-in.
+#[test]
+fn code_of_a_plan() {
+    let Some(m) = Machine::new("code").map(Machine::alone) else { return };
+    let Some(libraries) = m.libraries.clone() else {
+        println!("skipped: with a driver, nothing is missing");
+        return;
+    };
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    let flags = ["--global-batch", "2", "--seq", "8", "--mode", "infer", "-o", "plan"];
+    let compile = [&["compile", &model][..], &flags].concat();
+    let devices = ["--device", "cuda", "--arch", "sm_90a", "--format", "json"];
+    let said = m.ok(&[&compile[..], &devices].concat(), &[]);
+    assert!(said.contains("\"kernel_ms\":"), "{said}");
+    let of = |dir: &str| {
+        let files = std::fs::read_dir(m.dir.join(dir)).expect("a folder");
+        let names = files.map(|f| f.expect("a file").file_name().to_string_lossy().into_owned());
+        names.collect::<std::collections::BTreeSet<String>>()
+    };
+    let made = of("plan/kernels");
+    assert!(made.len() > 3 && made.iter().all(|n| n.contains("-sm_90a-")), "{made:?}");
+    assert_eq!(of("cache"), made);
+    std::fs::remove_dir_all(m.dir.join("cache")).expect("it is there");
+    // Nothing is left to compile.
+    let run = ["run", "plan", "--device", "cuda"];
+    let only_driver = m.dir.join("driver");
+    std::fs::create_dir_all(&only_driver).expect("a folder");
+    std::fs::copy(libraries.join("libcuda.so.1"), only_driver.join("libcuda.so.1"))
+        .expect("a copy");
+    let driver = only_driver.display().to_string();
+    m.ok(&run, &[("LD_LIBRARY_PATH", &driver)]);
+    // Without it there is, and it is kept.
+    std::fs::remove_dir_all(m.dir.join("plan/kernels")).expect("it is there");
+    m.ok(&run, &[]);
+    assert_eq!(of("cache"), made);
+    m.ok(&run, &[("LD_LIBRARY_PATH", &driver)]);
+    std::fs::remove_dir_all(m.dir.join("cache")).expect("it is there");
+    // What is missing is named, and it is no bug of ours.
+    let missing = |also: &[(&str, &str)], library: &str| {
+        let out = m.shardc(&run, also);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(5), "{said}");
+        assert!(said.contains(&format!("error[missing-library]: {library} is not here")), "{said}");
+        assert!(said.contains("= help: "), "{said}");
+    };
+    missing(&[("LD_LIBRARY_PATH", &driver)], "libnvrtc.so.13");
+    missing(&[("LD_LIBRARY_PATH", "")], "libcuda.so.1");
+    m.ok(&run, &[]);
+    let out = m
+        .shardc(&[&run[..], &["--products", "cublaslt"]].concat(), &[("LD_LIBRARY_PATH", &driver)]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(5), "{said}");
+    assert!(said.contains("error[missing-library]: libcublasLt.so.13 is not here"), "{said}");
+}
+
+/// A kernel that the compiler refuses is shown with its lines and with what it does.
+#[test]
+fn a_refused_kernel_is_shown() {
+    let Some(mut m) = Machine::new("refused").map(Machine::alone) else { return };
+    let Some(made) = m.libraries.replace(m.dir.join("libraries")) else {
+        println!("skipped: with a driver, no kernel is refused");
+        return;
+    };
+    let libraries = m.dir.join("libraries");
+    std::fs::create_dir_all(&libraries).expect("a folder");
+    for name in ["libcuda.so.1", "libnvrtc.so.13", "emulate.h"] {
+        std::fs::copy(made.join(name), libraries.join(name)).expect("a copy");
+    }
+    // The stand-in no longer knows a word that only printed kernels use.
+    let file = libraries.join("emulate.h");
+    let text = std::fs::read_to_string(&file).expect("a text");
+    std::fs::write(&file, text.replace("#define __syncwarp()", "#define gone()")).expect("a file");
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    m.ok(&["compile", &model, "--global-batch", "2", "--seq", "8", "-o", "plan"], &[]);
+    let out = m.shardc(&["run", "plan", "--device", "cuda"], &[]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(5), "{said}");
+    assert!(said.contains("error[cuda-compile]: rows.cu does not compile for sm_90a"), "{said}");
+    assert!(said.contains("--> rows.cu, line ") && said.contains(", in rows_"), "{said}");
+    assert!(said.contains("    __syncwarp();\n"), "{said}");
+    assert!(said.contains("= why: it does ") && said.contains(" in @"), "{said}");
+}
+
+/// What a device has saved goes on there to the same bits, and on the CPU to nearly the same numbers.
+#[test]
+fn checkpoints_of_a_device() {
+    let Some(m) = Machine::new("checkpoints") else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    let flags = ["--global-batch", "4", "--seq", "8", "--mesh", "dp=2", "--zero", "1"];
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &flags].concat(), &[]);
+    let run = |args: &[&str]| -> Vec<f64> {
+        let said = m.ok(&[&["run", "plan", "--format", "json"][..], args].concat(), &[]);
+        let line = |l: &str| serde_json::from_str::<serde_json::Value>(l).expect("JSON");
+        said.lines().filter_map(|l| line(l)["loss"].as_f64()).collect()
+    };
+    let cuda = ["--device", "cuda"];
+    let whole = run(&[&cuda[..], &["--steps", "3"]].concat());
+    run(&[&cuda[..], &["--steps", "2", "--save", "saved", "--save-every", "2"]].concat());
+    let resume = ["--resume", "saved", "--steps", "3"];
+    assert_eq!(run(&[&cuda[..], &resume].concat()), whole[2..]);
+    let there = run(&resume);
+    assert_eq!(there.len(), 1);
+    // Sums of f32 in another order.
+    assert!((there[0] - whole[2]).abs() <= 1e-4 * whole[2], "{there:?} is not {whole:?}");
+}

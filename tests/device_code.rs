@@ -1,0 +1,92 @@
+//! All printed kernels of plans, compiled by NVIDIA's compiler: no spills, registers within a bound.
+
+mod fixture;
+
+use fixture::options;
+use shardc_codegen::{cuda, nvrtc};
+use shardc_ir::diag::Exit;
+use shardc_ir::launch::Launch;
+use shardc_ir::types::DType;
+use shardc_passes::options::Options;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Registers of a thread, so that a multiprocessor has at least 512 threads.
+const REGISTERS: u32 = 128;
+
+/// What the first rank of a plan launches that was printed; one text.
+fn printed(config: &str, o: &Options) -> Vec<Launch> {
+    let config = serde_json::from_str(config).expect("JSON");
+    let done = shardc::compile_config(&config, o).unwrap_or_else(|e| panic!("{}", e.render()));
+    let program = shardc_codegen::program(&done.stored.plan, 0).expect("kernels");
+    let launches = cuda::program(&program);
+    launches.into_iter().flatten().flatten().filter(|l| l.source.file == "rows.cu").collect()
+}
+
+fn check(what: &str, config: &str, o: &Options) {
+    let launches = printed(config, o);
+    let entries: BTreeMap<&str, &Launch> = launches.iter().map(|l| (&*l.entry, l)).collect();
+    for arch in ["sm_80", "sm_90a"] {
+        let since = Instant::now();
+        let compiled = match nvrtc::compile(&launches[0].source, arch) {
+            Ok(c) => c,
+            Err(d) if d.code == "missing-library" => {
+                assert_eq!(d.exit, Exit::Environment);
+                println!(
+                    "skipped: no NVRTC (.ci/install-nvrtc fetches it); {} kernels of {what} would \
+                     have been compiled for {arch}",
+                    entries.len()
+                );
+                return;
+            }
+            Err(d) => panic!("{}", d.render()),
+        };
+        let ms = since.elapsed().as_millis();
+        let most = compiled.usage.iter().map(|u| u.registers).max().unwrap_or(0);
+        println!("{what}: {} kernels for {arch} in {ms} ms, {most} registers", entries.len());
+        for (entry, l) in &entries {
+            let u = compiled.usage.iter().find(|u| u.entry == *entry).expect(entry);
+            assert_eq!((u.spilled, u.stack), (0, 0), "{what} for {arch}: {u:?}");
+            assert!(u.registers <= REGISTERS, "{what} for {arch}: {u:?}");
+            assert!(u.registers * l.threads <= 65536, "{what} for {arch}: {u:?}");
+        }
+    }
+}
+
+/// Two layers, as wide as those of a model of 1e9 parameters.
+const LLAMA: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": false}"#;
+
+#[test]
+fn kernels_of_a_plan_fit() {
+    for dtype in [DType::F32, DType::BF16] {
+        let own = Options { dtype, seq: 2048, observe: false, ..options(&[], false, 8) };
+        check(&format!("llama in {}", dtype.name()), LLAMA, &own);
+    }
+    let split = options(&[("tp", 2)], true, 2);
+    let split = Options { dtype: DType::BF16, seq: 512, observe: false, ..split };
+    check("llama on 2 ranks with --sp", LLAMA, &split);
+}
+
+/// Rows of any width: none of these is a multiple of a pack.
+#[test]
+fn kernels_of_odd_sizes_fit() {
+    let odd = LLAMA.replace("128256", "5003").replace("8192,", "1001,").replace("2048", "192");
+    for dtype in [DType::F32, DType::BF16] {
+        let own = Options { dtype, seq: 17, global_batch: 3, ..options(&[], false, 3) };
+        check(&format!("odd sizes in {}", dtype.name()), &odd, &own);
+    }
+}
+
+/// Kernels of a plan for one of 64 ranks.
+#[test]
+fn kernels_of_a_large_plan_fit() {
+    let file =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs/llama-3.1-8b.json");
+    let config = std::fs::read_to_string(file).expect("a config");
+    let own = options(&[("dp_shard", 8), ("tp", 8)], true, 1);
+    let own = Options { dtype: DType::BF16, seq: 4096, zero: 3, observe: false, ..own };
+    check("Llama-3.1-8B on 64 ranks", &config, &own);
+}

@@ -69,19 +69,22 @@ fn each<T: Send>(
     made.into_iter().map(|(key, x)| Ok((key, x?))).collect()
 }
 
-/// The devices of this machine with the code of a plan's ranks; `dir` is the plan's folder, if it has
-/// one, and `library` says who multiplies matrices.
+/// The devices of this machine with the code of a plan's ranks, from rank `first` on, which take turns
+/// on all devices or are on `one`; `dir` is the plan's folder, if it has one, and `library` says who
+/// multiplies matrices.
 ///
 /// # Errors
 /// `missing-library`, `cuda-driver` and `cuda-compile`.
 pub fn open(
     plan: &Plan,
     programs: &[Program],
+    (first, one): (usize, Option<usize>),
     dir: Option<&Path>,
     library: bool,
 ) -> Result<Arc<Devices>> {
     let count = Device::count()?.min(programs.len());
-    let devices: Vec<Arc<Device>> = (0..count).map(Device::open).collect::<Result<_>>()?;
+    let numbers = one.map_or(0..count, |d| d..d + 1);
+    let devices: Vec<Arc<Device>> = numbers.map(Device::open).collect::<Result<_>>()?;
     let archs: Vec<String> = devices.iter().map(|d| d.arch()).collect::<Result<_>>()?;
     let launches: Vec<Launches> = programs.iter().map(cuda::program).collect();
     let folder = dir.map(|d| d.join(FOLDER));
@@ -95,7 +98,8 @@ pub fn open(
     };
     let devices: Vec<(Arc<Device>, Code)> =
         devices.into_iter().zip(&archs).map(|(d, arch)| (d, code(arch))).collect();
-    Ok(Arc::new(Devices::new(&devices, launches, cuda::collective(), library)?))
+    let ranks = (first..).zip(launches).collect();
+    Ok(Arc::new(Devices::new(&devices, ranks, cuda::collective(), library)?))
 }
 
 /// Compiles the kernels of all ranks of a plan into its folder; how many texts for each

@@ -8,7 +8,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::options::{
-    Balance, Buffers, CpMode, CpSplit, Decay, Optimizer, Options, TpMode, TpSteps,
+    Balance, Buffers, CpMode, CpSplit, Decay, Optimizer, Options, TpMode, TpSteps, Transport,
 };
 use shardc_passes::stages::layout::Layout;
 use std::collections::BTreeSet;
@@ -168,7 +168,7 @@ pub struct Flags {
     /// words colwise, rowwise, replicated; repeatable
     #[arg(long, value_name = "GLOB=D,D", help_heading = "Layout")]
     pub shard: Vec<String>,
-    /// Engine of the collectives: threads [default: threads]
+    /// How ranks of the running plan exchange data: threads, mpi or nccl [default: threads]
     #[arg(long, help_heading = "Run")]
     pub transport: Option<String>,
     /// Device: cpu, or cuda, which puts code of the plan's kernels into its folder (run compiles them
@@ -248,6 +248,8 @@ impl Flags {
             _ => LrSchedule::WarmupCosine { lr: rate, warmup, total, floor: 0.0 },
         };
         let shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
+        let transports = Transport::ALL.map(Transport::name);
+        let transport = Transport::ALL[word(&self.transport, "--transport", &transports)?];
         let dtypes = [DType::F32, DType::BF16];
         let dtype = dtypes[word(&self.dtype, "--dtype", &["f32", "bf16"])?];
         let grad_dtype = dtypes[word(&self.grad_dtype, "--grad-dtype", &["f32", "bf16"])?];
@@ -259,6 +261,7 @@ impl Flags {
         let mut o = Options {
             mesh,
             node: self.node,
+            transport,
             mode,
             global_batch: self.global_batch.unwrap_or(8),
             microbatch: 0,
@@ -395,9 +398,8 @@ impl Flags {
 
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
-        let cases: [(&str, Option<String>, &str, &str); 3] = [
+        let cases: [(&str, Option<String>, &str, &str); 2] = [
             ("--dropout", self.dropout.clone(), "0", "config 0.1"),
-            ("--transport", self.transport.clone(), "threads", "mpi nccl"),
             ("--device", self.device.clone(), "cpu cuda", ""),
         ];
         for (flag, value, built, later) in cases {

@@ -267,12 +267,13 @@ fn words_that_are_not_known() {
 fn what_is_not_built_or_does_not_fit() {
     let lab = Lab::new("limits");
     let mha = &format!("{FIXTURES}/llama_mha");
-    let unbuilt: [&[&str]; 2] = [&["--dropout", "0.1"], &["--transport", "nccl"]];
-    for flags in unbuilt {
-        lab.refuses(&compile(mha, flags), 4, "not-built");
-    }
-    let devices: [&[&str]; 3] =
-        [&["--device", "tpu"], &["--arch", "sm_90a"], &["--device", "cuda", "--arch", "sm_70"]];
+    lab.refuses(&compile(mha, &["--dropout", "0.1"]), 4, "not-built");
+    let devices: [&[&str]; 4] = [
+        &["--device", "tpu"],
+        &["--arch", "sm_90a"],
+        &["--device", "cuda", "--arch", "sm_70"],
+        &["--transport", "gloo"],
+    ];
     for flags in [&["--dtype", "f16"][..], &["--grad-dtype", "bf16"]].into_iter().chain(devices) {
         lab.refuses(&compile(mha, flags), 2, "flag");
     }

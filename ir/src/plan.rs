@@ -1,11 +1,12 @@
 //! What a rank needs to run: programs, the step as a list of actions, exact memory, weights.
 
 use crate::func::{Module, Value};
-use crate::mesh::PIPELINE;
+use crate::mesh::{AtomSet, PIPELINE};
 use crate::schedule::Schedule;
 use crate::weights::Weight;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::collections::BTreeSet;
 
 /// One instruction of a rank. The functions are those of the plan's module.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -287,6 +288,36 @@ impl Plan {
     pub fn class_of(&self, rank: usize) -> usize {
         let mesh = &self.module.mesh;
         mesh.axis(PIPELINE).map_or(0, |pp| mesh.place(pp, &mesh.coords(rank)))
+    }
+    /// The rank of another class whose other coordinates are those of `rank`.
+    pub fn peer(&self, rank: usize, class: usize) -> usize {
+        let mesh = &self.module.mesh;
+        let mut at = mesh.coords(rank);
+        let mut rest = class;
+        for a in
+            mesh.axis(PIPELINE).unwrap_or_default().iter().collect::<Vec<_>>().into_iter().rev()
+        {
+            at[a.0 as usize] = rest % mesh.size(a);
+            rest /= mesh.size(a);
+        }
+        mesh.rank(&at)
+    }
+    /// The groups whose ranks exchange data, by their atoms.
+    pub fn groups(&self) -> BTreeSet<AtomSet> {
+        let nodes = self.module.funcs.iter().flat_map(|f| &f.nodes);
+        nodes.filter_map(|n| Some(n.op.def().collective()?.atoms())).collect()
+    }
+    /// The classes that send to another, and which.
+    pub fn edges(&self) -> BTreeSet<(usize, usize)> {
+        let to = |i: &Instr| match i {
+            Instr::Send(t) => Some(t.with),
+            Instr::Call(_) | Instr::Recv(_) | Instr::Sent { .. } => None,
+        };
+        let of = |(from, c): (usize, &RankClass)| {
+            let all = c.step.iter().chain(&c.evaluation).filter_map(to);
+            all.map(|to| (from, to)).collect::<Vec<_>>()
+        };
+        self.classes.iter().enumerate().flat_map(of).collect()
     }
     /// The largest arena of any class, in bytes.
     pub fn peak_bytes(&self) -> usize {

@@ -47,6 +47,31 @@ impl Default for Order {
     }
 }
 
+/// How the ranks of a running plan exchange data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// Ranks are threads of one process.
+    #[default]
+    Threads,
+    /// Ranks are processes that MPI has started.
+    Mpi,
+    /// Ranks are processes with a CUDA device each.
+    Nccl,
+}
+
+impl Transport {
+    pub const ALL: [Transport; 3] = [Transport::Threads, Transport::Mpi, Transport::Nccl];
+    /// The word of the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Threads => "threads",
+            Transport::Mpi => "mpi",
+            Transport::Nccl => "nccl",
+        }
+    }
+}
+
 /// Context parallelism: how attention sees the tokens of other ranks of `cp`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -174,6 +199,9 @@ pub struct Options {
     /// Ranks of one node, in rank order; `None`: nothing is known of nodes.
     #[serde(default)]
     pub node: Option<usize>,
+    /// What `run` uses if it is not told.
+    #[serde(default)]
+    pub transport: Transport,
     pub mode: Mode,
     pub global_batch: usize,
     /// Sequences per rank and microbatch.

@@ -1,5 +1,6 @@
 //! The flight recorder of a rank: what it did last, and what it is doing.
 
+use crate::messages::Call;
 use crate::session::Done;
 use crate::wiring::Wiring;
 use shardc_ir::mesh::AtomSet;
@@ -21,6 +22,8 @@ struct Entry {
     microbatch: Option<usize>,
     /// Of a collective: its group, and its number among the group's collectives, from 1.
     call: Option<(AtomSet, u64)>,
+    /// Of an operation of the transport.
+    number: Option<Call>,
     start: Duration,
     end: Option<Duration>,
 }
@@ -29,6 +32,8 @@ struct Entry {
 struct Log {
     entries: VecDeque<Entry>,
     calls: BTreeMap<AtomSet, u64>,
+    /// Operations of the transport so far.
+    operations: Call,
     microbatch: Option<usize>,
     step: usize,
 }
@@ -65,11 +70,15 @@ impl Flight {
                 *n += 1;
                 (g, *n)
             });
+            let exchanges = group.is_some() || matches!(what, Done::Instr(_));
+            l.operations += Call::from(exchanges);
+            let number = exchanges.then_some(l.operations);
             if l.entries.len() == ENTRIES {
                 l.entries.pop_front();
             }
             let (step, microbatch) = (l.step, l.microbatch);
-            l.entries.push_back(Entry { what, step, microbatch, call, start, end: None });
+            let end = None;
+            l.entries.push_back(Entry { what, step, microbatch, call, number, start, end });
         });
     }
     pub fn end(&self) {
@@ -81,11 +90,22 @@ impl Flight {
         });
     }
 
-    /// Where a rank is, in one line; `waits` are those it waits for.
-    pub fn whereabouts(&self, w: &Wiring, rank: usize, waits: &[usize]) -> String {
-        let last = self.with(|l| l.entries.back().copied());
+    /// Where a rank is, in one line; `waits` are those it waits for, and `oldest` the operation that its
+    /// device has not done, if it was only queued.
+    pub fn whereabouts(
+        &self,
+        w: &Wiring,
+        rank: usize,
+        waits: &[usize],
+        oldest: Option<Call>,
+    ) -> String {
+        let queued = |e: &&Entry| oldest.is_some() && e.number == oldest;
+        let found = self.with(|l| {
+            let late = l.entries.iter().rfind(queued).map(|e| Entry { end: None, ..*e });
+            late.or_else(|| l.entries.back().copied())
+        });
         let who = w.rank_text(rank);
-        let Some(e) = last else { return format!("{who} has done nothing yet") };
+        let Some(e) = found else { return format!("{who} has done nothing yet") };
         let mut s = match e.end {
             None if e.call.is_some() || !waits.is_empty() => format!("{who} waits in "),
             None => format!("{who} is in "),
@@ -136,7 +156,7 @@ fn name(w: &Wiring, rank: usize, e: &Entry) -> String {
         Done::Instr(i) => {
             let class = &w.plan.classes[w.plan.class_of(rank)];
             let list = if e.step == 0 { &class.evaluation } else { &class.step };
-            let peer = |class| w.peer(rank, class);
+            let peer = |class| w.plan.peer(rank, class);
             match list.get(i) {
                 Some(Instr::Send(t)) => format!("send of {} to rank {}", value(w, t), peer(t.with)),
                 Some(Instr::Recv(t)) => {

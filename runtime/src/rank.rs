@@ -341,7 +341,7 @@ impl Rank {
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         let who = self.wiring.rank_text(self.rank);
         let cause = Diag::new("rank-failed", format!("{who} panicked: {text}"))
-            .at(self.flight.whereabouts(&self.wiring, self.rank, &[]))
+            .at(self.flight.whereabouts(&self.wiring, self.rank, &[], None))
             .help("this is a bug of shardc: report it with the plan and these 2 lines")
             .exit(Exit::RankFailed);
         Failed { own: true, cause }
@@ -376,7 +376,7 @@ impl Rank {
                 }
                 Instr::Send(t) | Instr::Recv(t) => self.transfer(&w, instr, t)?,
                 Instr::Sent { to } => {
-                    let to = w.peer(self.rank, *to);
+                    let to = w.plan.peer(self.rank, *to);
                     let done = self.engine.transport().sent(to);
                     done.map_err(|cause| Failed { own: false, cause })?;
                 }
@@ -409,7 +409,7 @@ impl Rank {
         instr: &Instr,
         t: &Transfer,
     ) -> std::result::Result<(), Failed> {
-        let peer = w.peer(self.rank, t.with);
+        let peer = w.plan.peer(self.rank, t.with);
         let first = found(self.engine.at(t.offset, t.bytes))?;
         let elem = found(Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype))?;
         // SAFETY: the arena has checked that the bytes lie inside it. What is sent stays until it

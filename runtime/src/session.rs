@@ -186,7 +186,9 @@ struct Crew {
 impl Witness for Crew {
     fn whereabouts(&self) -> String {
         let waits = self.alarm.waits();
-        let one = |(rank, f): &(usize, Arc<Flight>)| f.whereabouts(&self.wiring, *rank, &waits);
+        let oldest = self.alarm.oldest();
+        let one =
+            |(rank, f): &(usize, Arc<Flight>)| f.whereabouts(&self.wiring, *rank, &waits, oldest);
         self.flights.iter().map(one).collect::<Vec<_>>().join("; ")
     }
     fn record(&self) -> Option<String> {
@@ -600,7 +602,7 @@ impl Session {
             return cause;
         }
         for (other, flight) in self.crew.flights.iter().filter(|f| f.0 != rank).take(LISTED) {
-            cause = cause.why(flight.whereabouts(&self.wiring, *other, &[]));
+            cause = cause.why(flight.whereabouts(&self.wiring, *other, &[], None));
         }
         cause
     }

@@ -207,18 +207,6 @@ impl Wiring {
         s
     }
 
-    /// The rank with the coordinates of this one in another class.
-    pub fn peer(&self, rank: usize, class: usize) -> usize {
-        let mut at = self.mesh().coords(rank);
-        let pipeline = self.mesh().axis(PIPELINE).unwrap_or_default();
-        let mut rest = class;
-        for a in pipeline.iter().collect::<Vec<_>>().into_iter().rev() {
-            at[a.0 as usize] = rest % self.mesh().size(a);
-            rest /= self.mesh().size(a);
-        }
-        self.mesh().rank(&at)
-    }
-
     /// A rank with its coordinates: `rank 5 (dp=1, tp=1)`.
     pub fn rank_text(&self, rank: usize) -> String {
         let mut rest = rank;

@@ -59,6 +59,12 @@ pub struct Launched {
 }
 
 impl Launched {
+    /// A process that nobody else was started with.
+    pub fn alone() -> Launched {
+        let (launcher, world_name) = ("nobody", "the number of processes");
+        Launched { launcher, rank: 0, world: 1, local: Some(0), locals: Some(1), world_name }
+    }
+
     /// The launcher of this process; `None` if nobody has set its variables.
     ///
     /// # Errors

@@ -1,60 +1,73 @@
 //! A job of several processes: who they are, how they find each other, that all run the same.
 
 pub mod launcher;
+mod meeting;
+mod store;
 
 use comfy_table::{Table, presets};
 use launcher::Launched;
+use meeting::Meeting;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::Plan;
+pub use shardc_passes::options::Transport;
 use shardc_runtime::Process;
-use shardc_runtime::control::Control;
+use shardc_runtime::control::{Control, Me};
+use shardc_runtime::cuda::{Device, Devices, Id};
 use shardc_runtime::messages::Alarm;
+use shardc_runtime::transport;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How ranks exchange data.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Transport {
-    /// Ranks are threads of this process.
-    #[default]
-    Threads,
-    /// Ranks are processes that MPI has started.
-    Mpi,
-}
-
 /// How long all processes may take to come.
-#[cfg(feature = "mpi")]
 const START: Duration = Duration::from_secs(120);
 /// Ranks that the table of a job lists.
 const LISTED: usize = 64;
+/// NCCL refuses two ranks on a device unless this is 1.
+const SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// How ranks of several processes exchange data.
+enum Links {
+    #[cfg(feature = "mpi")]
+    Mpi(shardc_runtime::mpi::World),
+    /// With the device of this process: its number on the host, and its name in the world.
+    Nccl(usize, String),
+}
 
 /// This process of a job.
 pub struct Job {
     pub launched: Launched,
     pub control: Control,
     alarm: Arc<Alarm>,
-    #[cfg(feature = "mpi")]
-    world: shardc_runtime::mpi::World,
+    links: Links,
 }
 
 /// Connects the processes of the job that a launcher has started; `None` if ranks are threads of
 /// this one.
 ///
 /// # Errors
-/// `launcher`, `mpi` and `cluster`.
+/// `launcher`, `mpi`, `missing-library`, `cuda-driver` and `cluster`.
 pub fn join(transport: Transport) -> Result<Option<Job>> {
-    let launched = Launched::detect(|name| std::env::var(name).ok());
+    let var = |name: &str| std::env::var(name).ok();
+    let launched = Launched::detect(var);
     match (transport, launched) {
         (Transport::Threads, Ok(Some(l))) if l.world > 1 => {
             let message = format!("{} has started {} processes", l.launcher, l.world);
             Err(Diag::new("launcher", message)
                 .rule("ranks that are threads are in 1 process")
-                .help("run with --transport mpi, or start 1 process")
+                .help("run with --transport mpi or nccl, or start 1 process")
                 .exit(Exit::Environment))
         }
         (Transport::Threads, _) => Ok(None),
         (Transport::Mpi, launched) => mpi(launched?).map(Some),
+        (Transport::Nccl, launched) => {
+            shardc_runtime::cuda::version()?;
+            let launched = launched?.unwrap_or(Launched::alone());
+            let device = launched.local.unwrap_or(launched.rank) % Device::count()?;
+            let name = Device::open(device)?.name()?;
+            let meeting = meeting::meet(&launched, var, START)?;
+            start(launched, meeting, Links::Nccl(device, name)).map(Some)
+        }
     }
 }
 
@@ -68,29 +81,28 @@ fn mpi(_: Option<Launched>) -> Result<Job> {
 
 #[cfg(feature = "mpi")]
 fn mpi(launched: Option<Launched>) -> Result<Job> {
-    use shardc_runtime::control::{Door, Me};
     let launched = launched.ok_or_else(|| {
         Diag::new("launcher", "no launcher has started this process")
             .rule("--transport mpi: one process per rank, started by mpirun or srun")
             .help("mpirun -n 4 shardc run PLAN --transport mpi")
             .exit(Exit::Environment)
     })?;
-    let world = shardc_runtime::mpi::World::start()?.expect("MPI starts once");
-    let (process, processes) = world.place();
-    if (process, processes) != (launched.rank, launched.world) {
-        let (name, n) = (launched.launcher, launched.world);
-        let message = format!("{name} has started {n} processes, this MPI knows {processes}");
-        return Err(Diag::new("mpi", message)
-            .rule("shardc is built with the MPI whose launcher starts it")
-            .help(format!("build it again where mpicc is that of {name}, for {n} processes"))
-            .exit(Exit::Environment));
+    let mut meeting = meeting::by_mpi(&launched)?;
+    let world = meeting.world.take().expect("it was just started");
+    start(launched, meeting, Links::Mpi(world))
+}
+
+/// Connects to the others.
+fn start(launched: Launched, meeting: Meeting, links: Links) -> Result<Job> {
+    let mut card = format!("{}, pid {}", host(), std::process::id());
+    #[cfg_attr(not(feature = "mpi"), allow(irrefutable_let_patterns))]
+    if let Links::Nccl(device, _) = &links {
+        card += &format!(", device {device}");
     }
-    let card = format!("{}, pid {}", host(), std::process::id());
-    let door = Door::open(0, &addresses())?;
-    let leader = world.share(&door.addresses);
     let alarm = Arc::<Alarm>::default();
     let print = |message: &str| eprintln!("{message}");
-    let me = Me { process, processes, card };
+    let me = Me { process: launched.rank, processes: launched.world, card };
+    let Meeting { door, leader, .. } = meeting;
     let control = Control::join(&me, door, &leader, START, alarm.clone(), Box::new(print))?;
     let interrupted = control.clone();
     ctrlc::set_handler(move || interrupted.interrupt()).map_err(|e| {
@@ -98,22 +110,10 @@ fn mpi(launched: Option<Launched>) -> Result<Job> {
             .help("start shardc as 1 process of its own")
             .exit(Exit::Environment)
     })?;
-    Ok(Job { launched, control, alarm, world })
-}
-
-/// The addresses by which other hosts find this one. One that every host has, such as 127.0.0.1, would
-/// find another process there; it is used where there is no other.
-#[cfg(feature = "mpi")]
-fn addresses() -> Vec<std::net::IpAddr> {
-    let all = if_addrs::get_if_addrs().unwrap_or_default();
-    // Of a link-local address others would have to know the link.
-    let (own, far): (Vec<_>, Vec<_>) =
-        all.iter().filter(|i| !i.is_link_local()).map(|i| i.ip()).partition(|a| a.is_loopback());
-    if far.is_empty() { own } else { far }
+    Ok(Job { launched, control, alarm, links })
 }
 
 /// The name of this host.
-#[cfg(feature = "mpi")]
 fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
@@ -187,27 +187,76 @@ impl Job {
         format!("{n} processes, started by {}\n{table}{rest}", self.launched.launcher)
     }
 
-    /// The ranks of this process.
-    pub fn process(&self, plan: &Plan, timeout: Duration, records: PathBuf) -> Process {
-        let (alarm, control) = (self.alarm.clone(), Some(self.control.clone()));
-        Process { ends: self.ends(plan, timeout), alarm, control, records }
+    /// The device of this process, if it has one.
+    pub fn device(&self) -> Option<usize> {
+        match &self.links {
+            #[cfg(feature = "mpi")]
+            Links::Mpi(_) => None,
+            Links::Nccl(device, _) => Some(*device),
+        }
     }
 
-    #[cfg(feature = "mpi")]
+    /// The ranks of this process, which are on these devices.
+    ///
+    /// # Errors
+    /// Those of NCCL.
+    pub fn process(
+        &self,
+        plan: &Plan,
+        timeout: Duration,
+        records: PathBuf,
+        devices: Option<&Devices>,
+    ) -> Result<Process> {
+        let (alarm, control) = (self.alarm.clone(), Some(self.control.clone()));
+        let ends = self.ends(plan, timeout, devices)?;
+        Ok(Process { ends, alarm, control, records })
+    }
+
     fn ends(
         &self,
         plan: &Plan,
         timeout: Duration,
-    ) -> Vec<Box<dyn shardc_runtime::transport::Transport>> {
-        use shardc_runtime::messages::Messages;
-        let (mesh, post) = (&plan.module.mesh, self.world.post());
-        let rank = self.launched.rank;
-        vec![Box::new(Messages::new(mesh, rank, post, timeout, self.alarm.clone()))]
+        devices: Option<&Devices>,
+    ) -> Result<Vec<Box<dyn transport::Transport>>> {
+        match &self.links {
+            #[cfg(feature = "mpi")]
+            Links::Mpi(world) => {
+                use shardc_runtime::messages::Messages;
+                let (mesh, post) = (&plan.module.mesh, world.post());
+                let (rank, alarm) = (self.launched.rank, self.alarm.clone());
+                Ok(vec![Box::new(Messages::new(mesh, rank, post, timeout, alarm))])
+            }
+            Links::Nccl(_, name) => {
+                self.one_each(name)?;
+                let own = match self.control.leads() {
+                    true => shardc_runtime::cuda::id()?.0.to_vec(),
+                    false => vec![],
+                };
+                let mut id = Id([0; 128]);
+                let given = self.control.share(own);
+                id.0.iter_mut().zip(&given).for_each(|(to, from)| *to = *from);
+                let devices = devices.expect("a job over NCCL runs on devices");
+                devices.join(plan, &id, timeout, &self.alarm)
+            }
+        }
     }
 
-    #[cfg(not(feature = "mpi"))]
-    fn ends(&self, _: &Plan, _: Duration) -> Vec<Box<dyn shardc_runtime::transport::Transport>> {
-        // Without MPI no job has started.
-        vec![]
+    /// Checks that no two processes have the same device.
+    fn one_each(&self, device: &str) -> Result<()> {
+        let own = format!("{} {device}", host());
+        let all = self.control.gather(own.into_bytes());
+        let same = (0..all.len()).find_map(|b| Some(((0..b).find(|&a| all[a] == all[b])?, b)));
+        if let Some((a, b)) = same.filter(|_| std::env::var(SHARED).as_deref() != Ok("1")) {
+            let cards = self.control.cards();
+            let message =
+                format!("processes {a} ({}) and {b} ({}) share a device", cards[a], cards[b]);
+            return Err(Diag::new("launcher", message)
+                .rule("NCCL connects ranks that have a device each")
+                .why(format!("newer versions of NCCL can be told otherwise: {SHARED}=1"))
+                .help("start as many processes per host as it has devices; or 1 process without --transport nccl, whose ranks are threads that share devices")
+                .exit(Exit::Environment));
+        }
+        self.control.barrier();
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! `shardc launch-script`: a file that starts a plan's ranks on a cluster.
 
+use crate::cluster::Transport;
 use crate::plan_dir;
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::path::Path;
@@ -21,6 +22,16 @@ struct Sizes {
     per_node: usize,
     /// Largest peak of a rank, and what processes need beside it, in MiB.
     memory: usize,
+    /// True if ranks exchange by NCCL, on a device each.
+    nccl: bool,
+}
+
+impl Sizes {
+    /// What every rank runs; more flags follow.
+    fn run(&self) -> String {
+        let how = if self.nccl { "--transport nccl --device cuda" } else { "--transport mpi" };
+        format!("shardc run '{}' {how} --save ckpt --save-every 100", self.plan)
+    }
 }
 
 /// Memory of a process beside its arena, in MiB: code, buffers of messages, libraries.
@@ -29,7 +40,7 @@ const BESIDE: usize = 512;
 /// The script for a plan, of as many ranks per node as it was compiled with (`--node`), or all.
 ///
 /// # Errors
-/// `not-built` for torchrun, and those of reading the plan.
+/// `not-built` for Kubernetes if ranks exchange by NCCL, and those of reading the plan.
 pub fn launch_script(dir: &Path, launcher: For) -> Result<String> {
     let stored = plan_dir::read(dir)?;
     let ranks = stored.plan.module.mesh.ranks();
@@ -41,23 +52,24 @@ pub fn launch_script(dir: &Path, launcher: For) -> Result<String> {
         nodes: ranks.div_ceil(per_node),
         per_node,
         memory: stored.plan.peak_bytes().div_ceil(1 << 20) + BESIDE,
+        nccl: launcher == For::Torchrun || stored.options.transport == Transport::Nccl,
     };
     Ok(match launcher {
         For::Slurm => slurm(&s),
+        For::K8s if s.nccl => {
+            return Err(Diag::new(
+                "not-built",
+                "no file for Kubernetes starts ranks on devices yet",
+            )
+            .at("--for k8s, of a plan with --transport nccl")
+            .help("let a PyTorchJob run what --for torchrun prints")
+            .exit(Exit::Unsupported));
+        }
         For::K8s => k8s(&s),
         For::Mpirun => mpirun(&s),
-        For::Torchrun => {
-            return Err(Diag::new("not-built", "torchrun starts ranks that exchange by NCCL")
-                .why("--transport nccl is not built yet")
-                .at("--for torchrun")
-                .help("use --for mpirun, slurm or k8s, whose ranks exchange by MPI")
-                .exit(Exit::Unsupported));
-        }
+        For::Torchrun => torchrun(&s),
     })
 }
-
-/// What every rank runs; more flags follow.
-const FLAGS: &str = "--save ckpt --save-every 100";
 
 /// Goes on where the last job has ended.
 const RESUME: &str = r#"resume=()
@@ -65,7 +77,21 @@ if compgen -G "ckpt/step-*/index.json" >/dev/null; then resume=(--resume ckpt); 
 "#;
 
 fn slurm(s: &Sizes) -> String {
-    let Sizes { plan, ranks, nodes, per_node, memory } = s;
+    let Sizes { ranks, nodes, per_node, memory, .. } = s;
+    let run = s.run();
+    // How ranks find each other.
+    let (devices, meet, mpi) = match s.nccl {
+        true => (
+            format!("#SBATCH --gpus-per-node={per_node}\n"),
+            "export MASTER_PORT=29500\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device.",
+            "",
+        ),
+        false => (
+            String::new(),
+            "# One process per rank; --mpi must be that of the MPI which shardc was built with (srun --mpi=list).",
+            " --mpi=pmix",
+        ),
+    };
     format!(
         "#!/bin/bash
 #SBATCH --job-name=shardc
@@ -73,33 +99,57 @@ fn slurm(s: &Sizes) -> String {
 #SBATCH --ntasks={ranks}
 #SBATCH --ntasks-per-node={per_node}
 #SBATCH --mem-per-cpu={memory}M
-set -euo pipefail
+{devices}set -euo pipefail
 {RESUME}
-# One process per rank; --mpi must be that of the MPI which shardc was built with (srun --mpi=list).
-srun --kill-on-bad-exit=1 --mpi=pmix shardc run '{plan}' --transport mpi {FLAGS} \"${{resume[@]}}\" \"$@\"
+{meet}
+srun --kill-on-bad-exit=1{mpi} {run} \"${{resume[@]}}\" \"$@\"
 "
     )
 }
 
 fn mpirun(s: &Sizes) -> String {
-    let Sizes { plan, ranks, per_node, .. } = s;
+    let Sizes { ranks, per_node, .. } = s;
+    let run = s.run();
+    let (meet, pass) = match s.nccl {
+        true => (
+            "# The first host of HOSTS has rank 0.\nfirst=${HOSTS:-$(hostname)}\nexport MASTER_ADDR=${MASTER_ADDR:-${first%%[:,]*}} MASTER_PORT=${MASTER_PORT:-29500}\n",
+            " -x MASTER_ADDR -x MASTER_PORT",
+        ),
+        false => ("", ""),
+    };
     format!(
         "#!/bin/bash
 # Usage: HOSTS=host1:{per_node},host2:{per_node} bash FILE [flags of shardc run]
 set -euo pipefail
 {RESUME}
-hosts=()
+{meet}hosts=()
 if [ -n \"${{HOSTS:-}}\" ]; then hosts=(--host \"$HOSTS\"); fi
 # On more ranks than cores, waiting ranks give way; a host that is gone is missed after some seconds.
-exec mpirun -n {ranks} --map-by slot --mca mpi_yield_when_idle 1 ${{hosts[@]+\"${{hosts[@]}}\"}} \\
+exec mpirun -n {ranks} --map-by slot --mca mpi_yield_when_idle 1{pass} ${{hosts[@]+\"${{hosts[@]}}\"}} \\
     --mca oob_tcp_keepalive_time 2 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 3 \\
-    shardc run '{plan}' --transport mpi {FLAGS} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
+    {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
+"
+    )
+}
+
+fn torchrun(s: &Sizes) -> String {
+    let Sizes { nodes, per_node, .. } = s;
+    let run = s.run();
+    format!(
+        "#!/bin/bash
+# Usage, on every host: [NODE_RANK=I MASTER_ADDR=HOST0] bash FILE [flags of shardc run]
+set -euo pipefail
+{RESUME}
+exec torchrun --nnodes {nodes} --nproc-per-node {per_node} --node-rank \"${{NODE_RANK:-0}}\" \\
+    --master-addr \"${{MASTER_ADDR:-127.0.0.1}}\" --master-port \"${{MASTER_PORT:-29500}}\" --no-python \\
+    {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
 "
     )
 }
 
 fn k8s(s: &Sizes) -> String {
-    let Sizes { plan, ranks, nodes, per_node, memory } = s;
+    let Sizes { ranks, nodes, per_node, memory, .. } = s;
+    let run = s.run();
     let memory = memory * per_node;
     format!(
         "# kubectl apply -f FILE; needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
@@ -124,7 +174,7 @@ spec:
               command: [bash, -c]
               args:
                 - >-
-                  exec mpirun -n {ranks} shardc run '{plan}' --transport mpi {FLAGS}
+                  exec mpirun -n {ranks} {run}
                   $(compgen -G 'ckpt/step-*/index.json' >/dev/null && echo --resume ckpt)
               volumeMounts: [{{name: shared, mountPath: /shared}}]
           volumes: [{{name: shared, persistentVolumeClaim: {{claimName: shared}}}}]

@@ -9,6 +9,7 @@ use crate::data::Data;
 use crate::device;
 use crate::plan_dir::{self, Stored};
 use crate::recompile;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use shardc_frontends::{
@@ -74,9 +75,10 @@ pub struct Run {
     /// Seconds a rank may wait for another
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
-    /// How ranks exchange data: as threads of this process, or as processes that MPI has started
-    #[arg(long, value_enum, default_value_t)]
-    pub transport: Transport,
+    /// How ranks exchange data: threads of this process, or processes that a launcher has started, by
+    /// mpi, or by nccl with --device cuda [default: the plan's, threads]
+    #[arg(long, value_parser = words())]
+    pub transport: Option<Transport>,
     /// Threads of one rank's products, at most the cores [default: cores / ranks of this host]
     #[arg(long)]
     pub threads: Option<usize>,
@@ -90,9 +92,13 @@ pub struct Run {
     /// Kernels over rows on the CPU: compiled by the machine's C compiler, or interpreted, several times slower
     #[arg(long, value_enum, default_value_t)]
     pub kernels: Kernels,
-    /// The plan's folder, which may hold code for devices.
-    #[arg(skip)]
-    pub plan: Option<PathBuf>,
+}
+
+/// The words of --transport.
+fn words() -> impl TypedValueParser<Value = Transport> {
+    let of = |word: String| Transport::ALL.into_iter().find(|t| t.name() == word);
+    PossibleValuesParser::new(Transport::ALL.map(Transport::name))
+        .map(move |word| of(word).expect("one of the words"))
 }
 
 /// Who multiplies matrices on a device.
@@ -161,11 +167,36 @@ impl Start {
 
 /// Starts all ranks of a plan as threads.
 pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
-    launch(plan, start, how, None)
+    launch(plan, start, how, None, None)
 }
 
-/// Starts the ranks of a plan: all as threads, or that of this process of a job.
-fn launch(plan: &Plan, start: &Start, how: &Run, job: Option<&Job>) -> Result<Session> {
+/// Refuses what does not go together.
+fn check(how: &Run, transport: Transport) -> Result<()> {
+    if (how.device, how.products) == (On::Cpu, Products::Cublaslt) {
+        return Err(Diag::new("flag", "the CPU's products are our own")
+            .at("--products cublaslt")
+            .help("add --device cuda, or leave --products out"));
+    }
+    match (how.device, transport) {
+        (On::Cpu, Transport::Nccl) => Err(Diag::new("flag", "NCCL connects devices")
+            .at("--transport nccl")
+            .help("add --device cuda, or use --transport mpi")),
+        (On::Cuda, Transport::Mpi) => Err(Diag::new("flag", "MPI connects processors")
+            .at("--transport mpi")
+            .help("use --transport nccl, or leave --device cuda out")),
+        _ => Ok(()),
+    }
+}
+
+/// Starts the ranks of a plan: all as threads, or that of this process of a job. Code for devices may be
+/// in the plan's folder, `dir`.
+fn launch(
+    plan: &Plan,
+    start: &Start,
+    how: &Run,
+    job: Option<&Job>,
+    dir: Option<&Path>,
+) -> Result<Session> {
     let world = plan.module.mesh.ranks();
     let own = job.map_or(0..world, |j| j.launched.rank..j.launched.rank + 1);
     let ranks = job.map_or(world, |j| j.launched.locals.unwrap_or(1).max(1));
@@ -176,11 +207,6 @@ fn launch(plan: &Plan, start: &Start, how: &Run, job: Option<&Job>) -> Result<Se
         )
         .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here"))
         .exit(Exit::Environment));
-    }
-    if (how.device, how.products) == (On::Cpu, Products::Cublaslt) {
-        return Err(Diag::new("flag", "the CPU's products are our own")
-            .at("--products cublaslt")
-            .help("add --device cuda, or leave --products out"));
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
@@ -194,16 +220,12 @@ fn launch(plan: &Plan, start: &Start, how: &Run, job: Option<&Job>) -> Result<Se
             Some(Arc::new(Native::load(&object, programs.iter())?))
         }
     };
-    if how.device == On::Cuda && job.is_some() {
-        return Err(Diag::new("not-built", "--device cuda does not run with --transport mpi yet")
-            .help("run all ranks as threads of 1 process: leave --transport out")
-            .exit(Exit::Environment));
-    }
     let devices = match how.device {
         On::Cpu => None,
         On::Cuda => {
             let library = how.products == Products::Cublaslt;
-            Some(device::open(plan, &programs, how.plan.as_deref(), library)?)
+            let one = job.and_then(Job::device);
+            Some(device::open(plan, &programs, (own.start, one), dir, library)?)
         }
     };
     let options = Options {
@@ -230,7 +252,8 @@ fn launch(plan: &Plan, start: &Start, how: &Run, job: Option<&Job>) -> Result<Se
         None => Session::new(plan, options, &lower, &load),
         Some(job) => {
             let records = PathBuf::from(RECORDS);
-            let process = job.process(plan, options.timeout, records);
+            let devices = options.devices.as_deref();
+            let process = job.process(plan, options.timeout, records, devices)?;
             Session::join(plan, options, process, &lower, &load)
         }
     }
@@ -257,9 +280,13 @@ enum Feed {
 }
 
 /// Runs the command: alone, or as a process of a job, which ends as one.
-pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
-    how.plan = Some(dir.to_path_buf());
-    let Some(job) = cluster::join(how.transport)? else { return run_in(dir, &how, None, as_json) };
+pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
+    let transport = match how.transport {
+        Some(t) => t,
+        None => plan_dir::read(dir)?.options.transport,
+    };
+    check(&how, transport)?;
+    let Some(job) = cluster::join(transport)? else { return run_in(dir, &how, None, as_json) };
     let done =
         std::panic::catch_unwind(AssertUnwindSafe(|| run_in(dir, &how, Some(&job), as_json)));
     match done {
@@ -306,7 +333,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     }
     let eval =
         how.eval_data.as_deref().map(|d| Data::open("--eval-data", d, s.vocab)).transpose()?;
-    let mut session = launch(plan, &start, how, job)?;
+    let mut session = launch(plan, &start, how, job, Some(dir))?;
     if !leads {
         let batch = |step| match (step, &eval) {
             (0, Some(d)) => d.batch(s.seed, EVALUATION, s.global_batch, s.seq),

@@ -208,6 +208,7 @@ mod tests {
         Options {
             mesh: mesh.iter().map(|(n, s)| (n.to_string(), *s)).collect(),
             node: None,
+            transport: Default::default(),
             mode: Mode::Train,
             global_batch: 8,
             microbatch: 1,

@@ -59,6 +59,7 @@ pub(super) fn connect(to: &[SocketAddr], each: Duration) -> Option<TcpStream> {
 pub(super) fn welcome(
     n: usize,
     listener: &TcpListener,
+    leader: &str,
     own: &str,
     timeout: Duration,
 ) -> Result<Met> {
@@ -87,8 +88,8 @@ pub(super) fn welcome(
         }
         let Ok((Kind::Hello, data)) = read_most(&mut stream, CARD) else { continue };
         let mut said = lines(&data);
-        // Of another job, which knows other addresses.
-        if said.is_empty() || Some(&said.remove(0)) != hellos[0].first() {
+        // Of another job, which knows another leader.
+        if said.is_empty() || said.remove(0) != leader {
             continue;
         }
         let Some(number) = said.first().and_then(|s| s.parse::<usize>().ok()) else { continue };

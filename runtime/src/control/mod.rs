@@ -98,7 +98,7 @@ fn held<T>(lock: std::result::Result<T, PoisonError<T>>) -> T {
 }
 
 impl Control {
-    /// Connects all processes: this one's `door`, and the addresses of process 0's.
+    /// Connects all processes: this one's `door`, and where all find process 0's, the same text in all.
     ///
     /// # Errors
     /// `cluster` if not all come within `timeout`, or two say that they are the same.
@@ -112,7 +112,7 @@ impl Control {
     ) -> Result<Control> {
         let own = format!("{}\n{}", door.addresses, me.card);
         let (links, hellos) = match me.process {
-            0 => welcome(me.processes, &door.listener, &own, timeout)?,
+            0 => welcome(me.processes, &door.listener, leader, &own, timeout)?,
             _ => knock(me, leader, &own, timeout)?,
         };
         let of = |i: usize| -> Vec<String> {

@@ -13,7 +13,7 @@ pub struct Arena {
     stream: Arc<Stream>,
     first: sys::CUdeviceptr,
     bytes: usize,
-    /// Pinned: the device reads and writes it by itself.
+    /// Pinned: the device reads and writes it by itself. Null until it is used.
     staging: *mut u8,
 }
 
@@ -24,16 +24,14 @@ impl Arena {
     /// Memory for so many bytes, full of NaN if `poison`, else of zeros.
     pub fn new(stream: &Arc<Stream>, bytes: usize, poison: bool) -> Result<Arena> {
         stream.device.bind()?;
-        // SAFETY: both are set before they are read, and freed by `drop` only.
+        // SAFETY: it is set before it is read, and freed by `drop` only.
         unsafe {
             let first = result::malloc_sync(bytes.max(1)).called("cuMemAlloc").map_err(|d| {
                 d.why(format!("the arena of this rank has {bytes} B"))
                     .help("compile for more ranks, or with --recompute")
             })?;
-            let mut arena =
+            let arena =
                 Arena { stream: stream.clone(), first, bytes, staging: std::ptr::null_mut() };
-            let staging = result::malloc_host(STAGING, 0).called("cuMemHostAlloc")?;
-            arena.staging = staging.cast();
             let byte = if poison { 0xff } else { 0 };
             result::memset_d8_async(first, byte, bytes, stream.stream).called("cuMemsetD8Async")?;
             Ok(arena)
@@ -52,10 +50,21 @@ impl Arena {
         Err(Diag::new("plan", format!("{len} B at {byte} are not in an arena of {}", self.bytes)))
     }
 
+    /// The pinned memory, of this thread's device.
+    fn stage(&mut self) -> Result<()> {
+        if self.staging.is_null() {
+            // SAFETY: it is freed by `drop` only.
+            let staging = unsafe { result::malloc_host(STAGING, 0) };
+            self.staging = staging.called("cuMemHostAlloc")?.cast();
+        }
+        Ok(())
+    }
+
     /// Writes bytes; they are there for what is queued afterwards.
     pub fn write(&mut self, byte: usize, data: &[u8]) -> Result<()> {
         self.check(byte, data.len())?;
         self.stream.device.bind()?;
+        self.stage()?;
         for (i, part) in data.chunks(STAGING).enumerate() {
             // The last part has left the pinned memory.
             self.stream.wait()?;
@@ -84,6 +93,7 @@ impl Arena {
     pub fn read(&mut self, byte: usize, out: &mut [u8]) -> Result<()> {
         self.check(byte, out.len())?;
         self.stream.device.bind()?;
+        self.stage()?;
         self.stream.wait()?;
         for (i, part) in out.chunks_mut(STAGING).enumerate() {
             // SAFETY: as for `write`.

@@ -1,8 +1,9 @@
-//! A device, its context, its streams; errors of the driver as diagnostics.
+//! A device, its context, its streams and their events; errors of the driver as diagnostics.
 
 use cudarc::driver::{result, sys};
 use shardc_ir::diag::{Diag, Exit, Result};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// An open device. Threads that use it call [`Device::bind`] first.
 pub struct Device {
@@ -111,6 +112,12 @@ impl Device {
         }
     }
 
+    /// What only this device in the world is called.
+    pub fn name(&self) -> Result<String> {
+        let uuid = result::device::get_uuid(self.number).called("cuDeviceGetUuid")?;
+        Ok(uuid.bytes.iter().map(|b| format!("{:02x}", *b as u8)).collect())
+    }
+
     /// Makes the device that of this thread.
     pub fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained as long as `self` lives.
@@ -139,10 +146,19 @@ impl Drop for Device {
     }
 }
 
+/// Called while work is awaited, with how long it was: an error ends the wait.
+pub(super) type Watch = Box<dyn Fn(Duration) -> Result<()> + Send + Sync>;
+
+/// Looks at a stream before the core is offered to others, and before sleeping.
+const SPINS: u32 = 1000;
+const YIELDS: u32 = 10_000;
+const NAP: Duration = Duration::from_micros(50);
+
 /// A queue of work on a device.
 pub struct Stream {
     pub(super) device: Arc<Device>,
     pub(super) stream: sys::CUstream,
+    watch: OnceLock<Watch>,
 }
 
 // SAFETY: a stream may be used from any thread, and `&self` never by two at once: it is a rank's.
@@ -155,17 +171,91 @@ impl Stream {
         device.bind()?;
         let kind = result::stream::StreamKind::NonBlocking;
         let stream = result::stream::create(kind).called("cuStreamCreate")?;
-        Ok(Arc::new(Stream { device: device.clone(), stream }))
+        Ok(Arc::new(Stream { device: device.clone(), stream, watch: OnceLock::new() }))
+    }
+
+    /// Whom to ask, while work of this stream is awaited, whether it will ever be done: it may wait for
+    /// other ranks. The first one is asked.
+    pub(super) fn watch(&self, watch: Watch) {
+        let _ = self.watch.set(watch);
     }
 
     /// Waits until all work is done.
     ///
     /// # Errors
-    /// `cuda-driver`, for what this work did wrong.
+    /// `cuda-driver`, for what this work did wrong, and those of who watches.
     pub fn wait(&self) -> Result<()> {
         self.device.bind()?;
-        // SAFETY: the stream lives.
-        unsafe { result::stream::synchronize(self.stream) }.called("cuStreamSynchronize")
+        let Some(watch) = self.watch.get() else {
+            // SAFETY: the stream lives.
+            return unsafe { result::stream::synchronize(self.stream) }
+                .called("cuStreamSynchronize");
+        };
+        let (since, mut looks) = (Instant::now(), 0);
+        loop {
+            // SAFETY: the stream lives.
+            match unsafe { sys::cuStreamQuery(self.stream) } {
+                sys::cudaError_enum::CUDA_ERROR_NOT_READY => {}
+                other => return other.result().called("cuStreamQuery"),
+            }
+            looks += 1;
+            if looks < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            if looks < YIELDS {
+                std::thread::yield_now();
+                continue;
+            }
+            looks = YIELDS;
+            watch(since.elapsed())?;
+            std::thread::sleep(NAP);
+        }
+    }
+
+    /// The work that was queued so far, to be waited for.
+    pub(super) fn mark(&self) -> Result<Event> {
+        self.device.bind()?;
+        let plain = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING;
+        let event = result::event::create(plain).called("cuEventCreate")?;
+        let event = Event { device: self.device.clone(), event };
+        // SAFETY: both live.
+        unsafe { result::event::record(event.event, self.stream) }.called("cuEventRecord")?;
+        Ok(event)
+    }
+
+    /// What is queued from now on begins after some work of another stream of this device.
+    pub(super) fn after(&self, work: &Event) -> Result<()> {
+        self.device.bind()?;
+        let how = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both live.
+        unsafe { result::stream::wait_event(self.stream, work.event, how) }
+            .called("cuStreamWaitEvent")
+    }
+}
+
+/// Work of a stream up to some moment.
+pub(super) struct Event {
+    device: Arc<Device>,
+    event: sys::CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// True if the work is done.
+    pub fn done(&self) -> bool {
+        // SAFETY: the event lives. Errors are told by the stream.
+        unsafe { result::event::query(self.event) }.is_ok()
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.device.bind();
+        // SAFETY: made by `mark`; the driver keeps it until those that wait for it have.
+        let _ = unsafe { result::event::destroy(self.event) };
     }
 }
 

@@ -5,14 +5,18 @@ use super::device::{Device, Stream};
 use super::exec::Executor;
 use super::modules::{Code, Modules};
 use super::movement::OnDevice;
+use super::nccl::{Id, Job, Nccl};
 use super::products::Products;
 use crate::engine::{Engine, out_of_arena};
+use crate::messages::Alarm;
 use crate::threads::Threads;
 use crate::transport::Transport;
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::Kernel;
 use shardc_ir::launch::{Launches, Source};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::plan::Plan;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,9 +30,9 @@ struct Berth {
     launches: Launches,
 }
 
-/// Where the ranks of a plan run: rank r on device r modulo the number of devices.
+/// The ranks of this process on their devices.
 pub struct Devices {
-    berths: Vec<Berth>,
+    berths: BTreeMap<usize, Berth>,
     collective: Arc<Source>,
     library: bool,
 }
@@ -40,14 +44,14 @@ impl std::fmt::Debug for Devices {
 }
 
 impl Devices {
-    /// Devices with their code, what each rank launches, the source of exchanges, whose code is among
-    /// the others, and whether NVIDIA's library multiplies.
+    /// Ranks with what each launches, which take turns on devices with their code; the source of
+    /// exchanges, whose code is among the others, and whether NVIDIA's library multiplies.
     ///
     /// # Errors
     /// Those of the driver; `cuda-driver` if devices do not reach each other's memory.
     pub fn new(
         devices: &[(Arc<Device>, Code)],
-        launches: Vec<Launches>,
+        ranks: Vec<(usize, Launches)>,
         collective: Arc<Source>,
         library: bool,
     ) -> Result<Devices> {
@@ -57,19 +61,40 @@ impl Devices {
         }
         let modules: Vec<Arc<Modules>> =
             devices.iter().map(|(d, code)| Modules::new(d, code.clone())).collect();
-        let berth = |(rank, launches): (usize, Launches)| {
-            let i = rank % devices.len();
+        let berth = |(i, (rank, launches)): (usize, (usize, Launches))| {
+            let i = i % devices.len();
             let (stream, modules) = (Stream::new(&devices[i].0)?, modules[i].clone());
-            Ok(Berth { stream, modules, launches })
+            Ok((rank, Berth { stream, modules, launches }))
         };
-        let berths = launches.into_iter().enumerate().map(berth).collect::<Result<_>>()?;
+        let berths = ranks.into_iter().enumerate().map(berth).collect::<Result<_>>()?;
         Ok(Devices { berths, collective, library })
     }
 
-    /// The ends of all ranks, in their order.
+    /// The ends of all ranks of a plan, which are here, in their order.
     pub(crate) fn connect(&self, mesh: &Mesh, timeout: Duration) -> Vec<Threads<OnDevice>> {
         let mover = |b: &Berth| OnDevice::new(&b.stream, &b.modules, self.collective.clone());
-        Threads::connect_with(mesh, timeout, self.berths.iter().map(mover).collect())
+        Threads::connect_with(mesh, timeout, self.berths.values().map(mover).collect())
+    }
+
+    /// The ends of the ranks that are here, of those of a plan, all of which have the same `id`.
+    ///
+    /// # Errors
+    /// Those of NCCL and of the driver.
+    pub fn join(
+        &self,
+        plan: &Plan,
+        id: &Id,
+        timeout: Duration,
+        alarm: &Arc<Alarm>,
+    ) -> Result<Vec<Box<dyn Transport>>> {
+        let end = |(&rank, b): (&usize, &Berth)| {
+            let stream = Stream::new(&b.stream.device)?;
+            let mover = OnDevice::new(&stream, &b.modules, self.collective.clone());
+            let job = Job { id, timeout, alarm: alarm.clone() };
+            let end = Nccl::connect(plan, rank, &job, &b.stream, (stream, mover))?;
+            Ok(Box::new(end) as Box<dyn Transport>)
+        };
+        self.berths.iter().map(end).collect()
     }
 
     /// The memory and the executor of the rank of a transport.
@@ -80,7 +105,7 @@ impl Devices {
         poison: bool,
     ) -> Result<OnCuda> {
         let rank = transport.rank();
-        let b = &self.berths[rank];
+        let b = &self.berths[&rank];
         let arena = Arena::new(&b.stream, bytes, poison)?;
         let products = self.library.then(|| Products::open(&b.stream)).transpose()?;
         let executor = Executor::new(&b.stream, &b.modules, transport)?.with(products);
@@ -161,7 +186,7 @@ impl Engine for OnCuda {
         kernel: &Kernel,
         memory: &[*mut f32],
     ) -> Result<()> {
-        let launches = &self.devices.berths[self.rank].launches[func][launch];
+        let launches = &self.devices.berths[&self.rank].launches[func][launch];
         // SAFETY: by the caller.
         unsafe { self.executor.run(kernel, launches, memory) }
     }

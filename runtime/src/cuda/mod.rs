@@ -12,6 +12,7 @@ mod engine;
 mod exec;
 mod modules;
 mod movement;
+mod nccl;
 mod products;
 
 pub use arena::Arena;
@@ -20,4 +21,5 @@ pub use engine::Devices;
 pub use exec::Executor;
 pub use modules::{Code, Modules};
 pub use movement::OnDevice;
+pub use nccl::{Id, Nccl, id, version};
 pub use products::Products;

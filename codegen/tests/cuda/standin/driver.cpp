@@ -1,22 +1,29 @@
 // Stands in for libcuda where there is no GPU: STANDIN_DEVICES devices, or one, whose memory is the
-// host's, full of NaN at first, and whose streams do at once what they are told; kernels are those that compiler.cpp has
-// made, run by emulate.h. For tests. What is wrong with the order of streams is not found by it.
+// host's, full of NaN at first; kernels are those that compiler.cpp has made, run by emulate.h. A stream
+// is a thread that does its work in order, some of it late, so that what does not wait for another
+// stream reads what is not there yet. For tests.
 #include <dlfcn.h>
 #include <elf.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "emulate.h"
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       NOT_FOUND = 500, INVALID_IMAGE = 200 };
+       NOT_FOUND = 500, NOT_READY = 600, INVALID_IMAGE = 200 };
 
 static const size_t MEMORY = 8ull << 30;
 static int contexts[16];
@@ -26,10 +33,57 @@ static int devices() {
 }
 static thread_local void* current = nullptr;
 
+// What follows outlives the threads of streams, which end with the process.
 // Allocations, by their first byte.
-static std::mutex lock;
-static std::map<uint64_t, size_t> device_memory;
-static std::set<void*> host_memory;
+static std::mutex& lock = *new std::mutex;
+static std::map<uint64_t, size_t>& device_memory = *new std::map<uint64_t, size_t>;
+static std::map<void*, size_t>& host_memory = *new std::map<void*, size_t>;
+
+// Told whenever some work is done.
+static std::mutex& order = *new std::mutex;
+static std::condition_variable& progress = *new std::condition_variable;
+
+// A thread that works.
+struct Queue {
+    std::deque<std::function<void()>> work;
+    size_t open = 0;  // of the work, what is not done
+    bool gone = false;
+    unsigned turn = 1;
+};
+static std::set<Queue*>& queues = *new std::set<Queue*>;
+
+static void serve(Queue* q) {
+    std::unique_lock<std::mutex> held(order);
+    for (;;) {
+        progress.wait(held, [&] { return q->gone || !q->work.empty(); });
+        if (q->work.empty()) break;
+        auto next = std::move(q->work.front());
+        q->work.pop_front();
+        held.unlock();
+        q->turn = q->turn * 1664525 + 1013904223;
+        if (q->turn >> 28 == 0) usleep(q->turn >> 18 & 255);
+        next();
+        next = nullptr;
+        held.lock();
+        q->open--;
+        progress.notify_all();
+    }
+    queues.erase(q);
+    delete q;
+}
+
+static void put(void* stream, std::function<void()> work) {
+    std::lock_guard<std::mutex> held(order);
+    Queue* q = (Queue*)stream;
+    q->work.push_back(std::move(work));
+    q->open++;
+    progress.notify_all();
+}
+
+// Work up to some moment.
+struct Event {
+    std::shared_ptr<std::atomic<bool>> done;
+};
 
 // True if a range lies inside one allocation of the device.
 static bool inside(uint64_t at, size_t bytes) {
@@ -40,7 +94,24 @@ static bool inside(uint64_t at, size_t bytes) {
     return at + bytes <= next->first + next->second;
 }
 
+// A copy of memory of the host that the device does not read by itself.
+static std::shared_ptr<std::string> taken(const void* from, size_t bytes) {
+    std::lock_guard<std::mutex> held(lock);
+    auto next = host_memory.upper_bound((void*)from);
+    if (next != host_memory.begin()) {
+        --next;
+        if ((char*)from + bytes <= (char*)next->first + next->second) return nullptr;
+    }
+    return std::make_shared<std::string>((const char*)from, bytes);
+}
+
 extern "C" {
+
+// For the other stand-ins.
+void standin_put(void* stream, void (*work)(void*), void* argument) {
+    put(stream, [=] { work(argument); });
+}
+bool standin_inside(uint64_t at, size_t bytes) { return inside(at, bytes); }
 
 int cuInit(unsigned) { return OK; }
 int cuDriverGetVersion(int* v) {
@@ -86,15 +157,65 @@ int cuCtxSetCurrent(void* c) {
     current = c;
     return OK;
 }
-int cuStreamCreate(void** s, unsigned) {
-    *s = malloc(1);
-    return current ? OK : INVALID_CONTEXT;
-}
-int cuStreamDestroy_v2(void* s) {
-    free(s);
+int cuDeviceGetUuid_v2(char* uuid, int device) {
+    memset(uuid, 0, 16);
+    uuid[0] = (char)device;
     return OK;
 }
-int cuStreamSynchronize(void*) { return current ? OK : INVALID_CONTEXT; }
+int cuStreamCreate(void** s, unsigned) {
+    if (!current) return INVALID_CONTEXT;
+    Queue* q = new Queue;
+    std::lock_guard<std::mutex> held(order);
+    queues.insert(q);
+    std::thread(serve, q).detach();
+    *s = q;
+    return OK;
+}
+// What is queued is done before the stream is gone.
+int cuStreamDestroy_v2(void* s) {
+    std::lock_guard<std::mutex> held(order);
+    ((Queue*)s)->gone = true;
+    progress.notify_all();
+    return OK;
+}
+int cuStreamSynchronize(void* s) {
+    if (!current) return INVALID_CONTEXT;
+    std::unique_lock<std::mutex> held(order);
+    progress.wait(held, [&] { return ((Queue*)s)->open == 0; });
+    return OK;
+}
+int cuStreamQuery(void* s) {
+    if (!current) return INVALID_CONTEXT;
+    std::lock_guard<std::mutex> held(order);
+    return ((Queue*)s)->open == 0 ? OK : NOT_READY;
+}
+int cuEventCreate(void** e, unsigned) {
+    *e = new Event;
+    return current ? OK : INVALID_CONTEXT;
+}
+int cuEventRecord(void* e, void* s) {
+    auto done = std::make_shared<std::atomic<bool>>(false);
+    ((Event*)e)->done = done;
+    put(s, [=] { *done = true; });
+    return OK;
+}
+int cuStreamWaitEvent(void* s, void* e, unsigned) {
+    auto done = ((Event*)e)->done;
+    if (!done) return OK;
+    put(s, [=] {
+        std::unique_lock<std::mutex> held(order);
+        progress.wait(held, [&] { return done->load(); });
+    });
+    return OK;
+}
+int cuEventQuery(void* e) {
+    auto& done = ((Event*)e)->done;
+    return !done || *done ? OK : NOT_READY;
+}
+int cuEventDestroy_v2(void* e) {
+    delete (Event*)e;
+    return OK;
+}
 
 int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
     if (!current) return INVALID_CONTEXT;
@@ -107,7 +228,17 @@ int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
     *at = (uint64_t)made;
     return OK;
 }
+// Waits for all streams, as the driver does.
 int cuMemFree_v2(uint64_t at) {
+    {
+        std::unique_lock<std::mutex> held(order);
+        auto idle = [] {
+            for (Queue* q : queues)
+                if (q->open) return false;
+            return true;
+        };
+        progress.wait(held, idle);
+    }
     std::lock_guard<std::mutex> held(lock);
     if (!device_memory.erase(at)) return INVALID_VALUE;
     free((void*)at);
@@ -116,7 +247,7 @@ int cuMemFree_v2(uint64_t at) {
 int cuMemHostAlloc(void** at, size_t bytes, unsigned) {
     *at = malloc(bytes);
     std::lock_guard<std::mutex> held(lock);
-    host_memory.insert(*at);
+    host_memory[*at] = bytes;
     return OK;
 }
 int cuMemFreeHost(void* at) {
@@ -125,19 +256,20 @@ int cuMemFreeHost(void* at) {
     free(at);
     return OK;
 }
-int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
     if (!inside(to, bytes)) return INVALID_VALUE;
-    memcpy((void*)to, from, bytes);
+    auto copy = taken(from, bytes);
+    put(s, [=] { memcpy((void*)to, copy ? copy->data() : from, bytes); });
     return OK;
 }
-int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* s) {
     if (!inside(from, bytes)) return INVALID_VALUE;
-    memcpy(to, (void*)from, bytes);
+    put(s, [=] { memcpy(to, (void*)from, bytes); });
     return OK;
 }
-int cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void*) {
+int cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void* s) {
     if (!inside(at, bytes)) return INVALID_VALUE;
-    memset((void*)at, x, bytes);
+    put(s, [=] { memset((void*)at, x, bytes); });
     return OK;
 }
 
@@ -167,7 +299,7 @@ int cuFuncSetAttribute(void*, int, int) { return OK; }
 
 // Parameters come as one buffer, by its address and its size.
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, void*, void** parameters, void** extra) {
+                   unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
     if (!current) return INVALID_CONTEXT;
     if (parameters || extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4]) return INVALID_VALUE;
     if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || bx * by * bz > 1024 || shared > 232448) {
@@ -175,8 +307,10 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     }
     const uint64_t* words = (const uint64_t*)extra[1];
     const size_t n = *(const size_t*)extra[3] / 8;
-    ((emulated::Runner)function)(emulated::Words(words, words + n), {gx, gy, gz}, {bx, by, bz},
-                                 shared, false);
+    emulated::Words own(words, words + n);
+    put(stream, [=] {
+        ((emulated::Runner)function)(own, {gx, gy, gz}, {bx, by, bz}, shared, false);
+    });
     return OK;
 }
 }

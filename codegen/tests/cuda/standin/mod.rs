@@ -1,4 +1,4 @@
-//! Makes the stand-ins for libcuda, libnvrtc and libcublasLt, with a C++ compiler.
+//! Makes the stand-ins for libcuda, libnvrtc, libcublasLt and libnccl, with a C++ compiler.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,5 +26,6 @@ pub fn make(sources: &Path, to: &Path) -> Option<()> {
     };
     one("driver.cpp", "libcuda.so.1", "libcuda.so")?;
     one("compiler.cpp", "libnvrtc.so.13", "libnvrtc.so")?;
-    one("products.cpp", "libcublasLt.so.13", "libcublasLt.so")
+    one("products.cpp", "libcublasLt.so.13", "libcublasLt.so")?;
+    one("collectives.cpp", "libnccl.so.2", "libnccl.so.2")
 }

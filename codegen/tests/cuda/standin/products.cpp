@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "streams.h"
+
 enum { OK = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 enum { R_32F = 0, R_16BF = 14, COMPUTE_32F = 68 };
 
@@ -107,6 +109,26 @@ int cublasLtMatmulPreferenceSetAttribute(Wish* w, int which, const void* from, s
 static uint64_t rows(const Layout* l, int turned) { return turned ? l->cols : l->rows; }
 static uint64_t cols(const Layout* l, int turned) { return turned ? l->rows : l->cols; }
 
+static void multiply(Product p, float alpha, const void* a, Layout la, const void* b, Layout lb,
+                     float beta, const void* c, void* d, Layout ld) {
+    const int64_t depth = (int64_t)cols(&la, p.turned[0]);
+    for (int64_t batch = 0; batch < ld.batch; batch++) {
+        for (int64_t n = 0; n < (int64_t)ld.cols; n++) {
+            for (int64_t m = 0; m < (int64_t)ld.rows; m++) {
+                float sum = 0.0f;
+                for (int64_t k = 0; k < depth; k++) {
+                    const int64_t i = p.turned[0] ? k + m * la.pitch : m + k * la.pitch;
+                    const int64_t j = p.turned[1] ? n + k * lb.pitch : k + n * lb.pitch;
+                    sum += element(&la, a, batch * la.step + i) * element(&lb, b, batch * lb.step + j);
+                }
+                const int64_t to = batch * ld.step + m + n * ld.pitch;
+                const float old = beta == 0.0f ? 0.0f : beta * element(&ld, c, to);
+                put(&ld, d, to, alpha * sum + old);
+            }
+        }
+    }
+}
+
 int cublasLtMatmulAlgoGetHeuristic(void*, const Product* p, const Layout* a, const Layout* b,
                                    const Layout* c, const Layout* d, const Wish* w, int wanted,
                                    Result* found, int* count) {
@@ -124,30 +146,19 @@ int cublasLtMatmulAlgoGetHeuristic(void*, const Product* p, const Layout* a, con
     return OK;
 }
 
-int cublasLtMatmul(void*, const Product* p, const float* alpha, const void* a, const Layout* la,
-                   const void* b, const Layout* lb, const float* beta, const void* c, const Layout*,
-                   void* d, const Layout* ld, const Algorithm* how, void* workspace, size_t, void*) {
+int cublasLtMatmul(void*, const Product* product, const float* scale, const void* a,
+                   const Layout* left, const void* b, const Layout* right, const float* keep,
+                   const void* c, const Layout*, void* d, const Layout* made, const Algorithm* how,
+                   void* workspace, size_t, void* stream) {
     const void* all[] = {a, b, c, d};
     for (int i = 0; i < 4; i++) {
         if ((uintptr_t)all[i] % how->data[i]) return INVALID_VALUE;
     }
     if (!workspace) return INVALID_VALUE;
-    const int64_t depth = (int64_t)cols(la, p->turned[0]);
-    for (int64_t batch = 0; batch < ld->batch; batch++) {
-        for (int64_t n = 0; n < (int64_t)ld->cols; n++) {
-            for (int64_t m = 0; m < (int64_t)ld->rows; m++) {
-                float sum = 0.0f;
-                for (int64_t k = 0; k < depth; k++) {
-                    const int64_t i = p->turned[0] ? k + m * la->pitch : m + k * la->pitch;
-                    const int64_t j = p->turned[1] ? n + k * lb->pitch : k + n * lb->pitch;
-                    sum += element(la, a, batch * la->step + i) * element(lb, b, batch * lb->step + j);
-                }
-                const int64_t to = batch * ld->step + m + n * ld->pitch;
-                const float old = *beta == 0.0f ? 0.0f : *beta * element(ld, c, to);
-                put(ld, d, to, *alpha * sum + old);
-            }
-        }
-    }
+    const Product p = *product;
+    const Layout la = *left, lb = *right, ld = *made;
+    const float alpha = *scale, beta = *keep;
+    put(stream, [=] { multiply(p, alpha, a, la, b, lb, beta, c, d, ld); });
     return OK;
 }
 }

@@ -3,7 +3,11 @@
 mod fixture;
 use fixture::*;
 use shardc::flags::Flags;
-use shardc_passes::options::{CpMode, Options, Order};
+use shardc_ir::group::{Launch, launches};
+use shardc_ir::overlap::awaited;
+use shardc_ir::plan::Plan;
+use shardc_passes::options::{CpMode, Options, Order, Transport};
+use shardc_passes::pipeline::Compiled;
 
 type Axes = &'static [(&'static str, usize)];
 
@@ -25,6 +29,61 @@ fn every_order_of_the_axes_gives_the_same_numbers() {
             train_and_compare(name, &Options { cp_mode: CpMode::Ulysses, schedule, ..o });
         }
     }
+}
+
+/// Plans for devices put work behind collectives: the numbers stay, and every all_reduce of gradients
+/// between layers has a product to hide behind.
+#[test]
+fn work_behind_collectives_changes_no_number() {
+    let meshes: [(Axes, bool, u8, &str); 5] = [
+        (&[("tp", 2)], false, 0, "1f1b"),
+        (&[("tp", 2), ("dp_shard", 2)], true, 3, "1f1b"),
+        (&[("pp", 2), ("tp", 2)], true, 0, "zb-v"),
+        (&[("cp", 2), ("dp_shard", 2)], false, 2, "1f1b"),
+        (&[("pp", 2), ("dp_replicate", 2)], false, 1, "interleaved"),
+    ];
+    for name in ["llama_deep", "gpt2", "mixtral"] {
+        for (mesh, sp, zero, schedule) in meshes {
+            let schedule = Order::Named(schedule.into());
+            let plain = Options { zero, schedule, fuse: name != "gpt2", ..options(mesh, sp, 2) };
+            let o = Options { transport: Transport::Nccl, ..plain.clone() };
+            let (model, compiled) = train_and_compare(name, &o);
+            // No value is another: only the order of launches is.
+            let other = compile(&model, &plain);
+            let lines = |c: &Compiled| {
+                let all = c.plan.module.funcs.iter().flat_map(|f| &f.nodes);
+                let mut lines: Vec<String> =
+                    all.map(|n| format!("{:?}", (&n.op, &n.ins))).collect();
+                lines.sort();
+                lines
+            };
+            assert_eq!(lines(&compiled), lines(&other), "{name} {mesh:?}");
+            overlaps(&compiled.plan, mesh);
+        }
+    }
+}
+
+/// Every all_reduce over tp that carries gradients of activations is under way while a product runs.
+fn overlaps(plan: &Plan, mesh: Axes) {
+    let mut seen = 0;
+    for class in &plan.classes {
+        for c in class.calls().filter(|c| c.microbatch == Some(0)) {
+            let f = &plan.module.funcs[c.func];
+            let own = launches(f);
+            let until = awaited(f, &own, &class.memory, c);
+            for (i, x) in own.iter().enumerate() {
+                let n = &f.nodes[x.nodes.start];
+                let mirrors = f.name.starts_with("backward") && n.op.mnemonic() == "all_reduce";
+                if !mirrors || f.ty(n.outs[0]).rank() != 3 {
+                    continue;
+                }
+                let product = |x: &Launch| f.nodes[x.nodes.start].op.mnemonic() == "dot";
+                assert!(own[i + 1..until[i]].iter().any(product), "{}: {i}", f.name);
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 0 || mesh != [("tp", 2)], "no all_reduce of gradients");
 }
 
 fn flags(mesh: &str, order: &str) -> Result<Vec<String>, shardc_ir::diag::Diag> {

@@ -14,6 +14,7 @@ pub mod kernel;
 pub mod launch;
 pub mod mesh;
 pub mod ops;
+pub mod overlap;
 pub mod plan;
 pub mod rng;
 pub mod rule;

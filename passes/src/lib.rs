@@ -6,6 +6,7 @@ pub mod autodiff;
 pub mod group;
 pub mod memory;
 pub mod options;
+pub mod overlap;
 pub mod pipeline;
 pub mod precision;
 pub mod rewrite;

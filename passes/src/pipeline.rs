@@ -5,7 +5,8 @@ use crate::autodiff::recompute::Recompute;
 use crate::autodiff::split::{StageFuncs, split, split_forward};
 use crate::group::group;
 use crate::memory::memory;
-use crate::options::{CpMode, Options, TpMode, TpSteps, glob};
+use crate::options::{CpMode, Options, TpMode, TpSteps, Transport, glob};
+use crate::overlap::overlap;
 use crate::precision::precision;
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
@@ -57,7 +58,7 @@ pub struct Compiled {
 }
 
 /// Names of the passes, in order.
-pub const PASSES: [&str; 18] = [
+pub const PASSES: [&str; 19] = [
     "rewrite",
     "precision",
     "stages",
@@ -73,6 +74,7 @@ pub const PASSES: [&str; 18] = [
     "step",
     "combine",
     "group",
+    "overlap",
     "schedule",
     "memory",
     "verify",
@@ -203,6 +205,11 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
         m.funcs.iter_mut().for_each(|f| group(&m.mesh, f));
     }
     run.done("group", &m);
+
+    if o.transport == Transport::Nccl {
+        m.funcs.iter_mut().for_each(overlap);
+    }
+    run.done("overlap", &m);
 
     let lists = lists(&m, &schedule, o.mode)?;
     run.done("schedule", &m);

@@ -12,11 +12,13 @@ use crate::wiring::{Port, Wiring, owns, piece};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::{Elem, Kernel, Program};
+use shardc_ir::overlap;
 use shardc_ir::plan::{Call, Instr, Place, Transfer};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
 use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -185,7 +187,12 @@ pub(crate) struct Rank {
     /// When the session began, if times are noted.
     clock: Option<Instant>,
     timings: Vec<Timing>,
+    /// By call: the launches before which its launches are waited for.
+    awaited: HashMap<Frames, Arc<[usize]>>,
 }
+
+/// A function, and where its frames are.
+type Frames = (usize, SmallVec<[usize; 8]>);
 
 /// A failure of this rank's own.
 fn own(cause: Diag) -> Failed {
@@ -224,7 +231,9 @@ impl Rank {
         let engine = engine(&how, transport, bytes)?;
         let coords = wiring.mesh().coords(rank);
         let (clock, timings) = (how.trace.then_some(began), vec![]);
-        let mut r = Rank { rank, class, coords, wiring, program, engine, flight, clock, timings };
+        let awaited = HashMap::new();
+        let mut r =
+            Rank { rank, class, coords, wiring, program, engine, flight, clock, timings, awaited };
         r.fill(load)?;
         Ok(r)
     }
@@ -432,6 +441,9 @@ impl Rank {
     /// Runs all launches of a function.
     fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
         let func = c.func;
+        let awaited = self.awaited(w, c);
+        // Collectives under way: the launches before which they are waited for.
+        let mut open: VecDeque<usize> = VecDeque::new();
         for (i, bound) in w.bound[func].iter().enumerate() {
             // A launch is known by its first node.
             let n = w.launches[func][i].nodes.start;
@@ -439,6 +451,10 @@ impl Rank {
             for p in bound {
                 let at = self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
                 memory.push(found(at)?);
+            }
+            while open.front().is_some_and(|until| *until <= i) {
+                open.pop_front();
+                self.finish()?;
             }
             // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
             // places, and the arena has checked that they lie inside it. The plan keeps operands
@@ -449,6 +465,17 @@ impl Rank {
             };
             let exchanges = group.is_some();
             let start = if exchanges { self.now() } else { None };
+            let until = awaited.get(i).copied().unwrap_or(i + 1);
+            if exchanges && until > i + 1 {
+                self.engine.transport().defer();
+                open.push_back(until);
+                // They are done in their order.
+                let mut least = until;
+                for earlier in open.iter_mut().rev() {
+                    least = least.min(*earlier);
+                    *earlier = least;
+                }
+            }
             self.flight.begin(Done::Launch(func, n), group);
             let done = unsafe { self.engine.run((func, i), &self.program[func][i], &memory) };
             self.note(Done::Launch(func, n), start);
@@ -460,7 +487,24 @@ impl Rank {
             })?;
             self.flight.end();
         }
-        Ok(())
+        open.iter().try_for_each(|_| self.finish())
+    }
+
+    /// For every launch of a call the one before which it is waited for; none if nothing overlaps, or
+    /// what is done is timed.
+    fn awaited(&mut self, w: &Wiring, c: &Call) -> Arc<[usize]> {
+        if self.clock.is_some() || !self.engine.transport().overlaps() {
+            return Arc::default();
+        }
+        let key = (c.func, c.frames.clone());
+        let (f, memory) = (&w.plan.module.funcs[c.func], &w.plan.classes[self.class].memory);
+        let made = || overlap::awaited(f, &w.launches[c.func], memory, c).into();
+        self.awaited.entry(key).or_insert_with(made).clone()
+    }
+
+    fn finish(&mut self) -> std::result::Result<(), Failed> {
+        let done = self.engine.transport().finish();
+        done.map_err(|cause| Failed { own: false, cause })
     }
 
     /// This rank's piece of a value after a step, if its class has it.

@@ -63,6 +63,16 @@ pub trait Transport: Send {
     fn sent(&mut self, to: usize) -> Result<()>;
     /// Takes the oldest offer of rank `from`, when there is one.
     fn recv(&mut self, from: usize, data: &Region) -> Result<()>;
+    /// True if a collective can be under way while other work is done.
+    fn overlaps(&self) -> bool {
+        false
+    }
+    /// Says that what follows the next collective does not wait for it before [`Transport::finish`].
+    fn defer(&mut self) {}
+    /// Makes what follows wait for the oldest collective that was deferred.
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Makes every pending and later operation of every rank fail with this cause.
     fn abort(&mut self, cause: shardc_ir::diag::Diag);
 }

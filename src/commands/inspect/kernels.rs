@@ -9,6 +9,8 @@ use shardc_ir::func::{Func, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::Mesh;
+use shardc_ir::overlap::awaited;
+use shardc_ir::plan::Call;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -39,6 +41,61 @@ fn moved(mesh: &Mesh, f: &Func, x: &Launch) -> (usize, usize) {
 fn place(path: &str) -> String {
     let part = |p: &str| if p.parse::<usize>().is_ok() { "*".into() } else { p.to_string() };
     path.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+/// Collectives that may be under way while launches run, those of like layers together: how many, and of
+/// the first where it begins, what runs meanwhile, and what waits for it.
+fn overlaps(s: &Stored, rank: usize) -> (Vec<Json>, String) {
+    let (plan, mesh) = (&s.plan, &s.plan.module.mesh);
+    let class = &plan.classes[plan.class_of(rank)];
+    let mut calls: BTreeMap<usize, &Call> = BTreeMap::new();
+    for c in class.calls() {
+        calls.entry(c.func).or_insert(c);
+    }
+    let (mut all, mut found) =
+        (0, BTreeMap::<(usize, String, String), (usize, Json, String)>::new());
+    for (&i, call) in &calls {
+        let f = &plan.module.funcs[i];
+        let own = launches(f);
+        let name = |x: &Launch| {
+            let n = &f.nodes[x.nodes.start];
+            let outs: Vec<String> = x.outs.iter().map(|&v| f.name(v).to_string()).collect();
+            format!("{} {}", n.op.mnemonic(), outs.join(", "))
+        };
+        for (j, until) in awaited(f, &own, &class.memory, call).into_iter().enumerate() {
+            let n = &f.nodes[own[j].nodes.start];
+            let Some(k) = n.op.collective() else { continue };
+            all += 1;
+            // Neither views nor other collectives, which have a stream in common.
+            let work = |x: &&Launch| {
+                let op = &f.nodes[x.nodes.start].op;
+                !op.def().is_view() && op.collective().is_none()
+            };
+            let meanwhile: Vec<String> = own[j + 1..until].iter().filter(work).map(name).collect();
+            if meanwhile.is_empty() {
+                continue;
+            }
+            let axes = mesh.names(k.atoms(), "+");
+            let end = own.get(until).map_or("the end of the call".into(), name);
+            let what = format!("{}[{axes}]", n.op.mnemonic());
+            let line =
+                format!("{}, while {}; awaited by {end}", name(&own[j]), meanwhile.join("; "));
+            let row = json!({
+                "function": f.name, "collective": name(&own[j]), "axes": axes,
+                "meanwhile": meanwhile, "awaited_by": end,
+            });
+            let scope = place(&f.scope_info(n.scope).path);
+            found.entry((i, what, scope)).or_insert((0, row, line)).0 += 1;
+        }
+    }
+    let count: usize = found.values().map(|x| x.0).sum();
+    let mut text = format!("{count} of {all} collectives can be under way while others run");
+    text += if found.is_empty() { "\n" } else { ":\n" };
+    for ((i, what, scope), (n, _, line)) in &found {
+        let f = &plan.module.funcs[*i].name;
+        let _ = writeln!(text, "  {n} {what} of {scope} in @{f}, first {line}");
+    }
+    (found.into_values().map(|x| x.1).collect(), text)
 }
 
 /// The page, or its JSON.
@@ -80,6 +137,8 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
     );
     let other: Vec<String> = others.iter().map(|(name, n)| format!("{name} {n}")).collect();
     let _ = writeln!(text, "{}", other.join(", "));
+    let (overlaps, said) = overlaps(s, rank);
+    text += &said;
     for (name, e) in &order {
         let f = &m.funcs[e.first.0];
         let x = &launches(f)[e.first.1];
@@ -108,7 +167,7 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
     if json {
         return Ok(format!(
             "{}\n",
-            json!({ "phase": "kernels", "rank": rank, "kernels": rows, "others": others })
+            json!({ "phase": "kernels", "rank": rank, "kernels": rows, "others": others, "overlaps": overlaps })
         ));
     }
     Ok(text)

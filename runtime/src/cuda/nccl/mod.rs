@@ -3,8 +3,8 @@
 //! Every group of the plan has a communicator, split from that of all ranks, and so has every
 //! direction in which two ranks of a pipeline send, with a stream of its own: what waits for one rank
 //! is not in the way of another. Nothing here waits: calls queue work, on the stream of collectives or
-//! of a direction, behind what the rank's stream has so far, and that goes on behind them. What is not
-//! adjacent in memory passes through scratch memory.
+//! of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or
+//! where it needs them. What is not adjacent in memory passes through scratch memory.
 //!
 //! NCCL orders sums as it likes, the same way in every run on the same devices.
 
@@ -80,6 +80,9 @@ pub struct Nccl {
     from: BTreeMap<usize, Edge>,
     scratch: Option<(Arena, usize)>,
     alarm: Arc<Alarm>,
+    /// The next collective is deferred; and those that were, the oldest first.
+    defers: bool,
+    deferred: VecDeque<Event>,
     under_way: UnderWay,
     /// Operations so far.
     calls: Call,
@@ -178,6 +181,8 @@ impl Nccl {
             from,
             scratch: None,
             alarm,
+            defers: false,
+            deferred: VecDeque::new(),
             under_way,
             calls: 0,
         })
@@ -248,11 +253,16 @@ impl Nccl {
         // SAFETY: by the caller.
         unsafe { self.copy(to, results, true)? };
         let done = self.stream.mark()?;
-        self.finish(done)
+        if std::mem::take(&mut self.defers) {
+            self.deferred.push_back(self.stream.mark()?);
+            self.begun(done);
+            return Ok(());
+        }
+        self.follow(done)
     }
 
     /// The rank's stream goes on after an operation.
-    fn finish(&mut self, done: Event) -> Result<()> {
+    fn follow(&mut self, done: Event) -> Result<()> {
         self.main.after(&done)?;
         self.begun(done);
         Ok(())
@@ -468,7 +478,7 @@ impl Transport for Nccl {
         let Some(offer) = self.to.get_mut(&to).and_then(|e| e.offers.pop_front()) else {
             return Err(failure(format!("rank {} has sent nothing to rank {to}", self.rank)));
         };
-        self.finish(offer)
+        self.follow(offer)
     }
 
     fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
@@ -480,7 +490,19 @@ impl Transport for Nccl {
         edge.stream.after(&begun)?;
         unsafe { edge.comm.recv(raw(at as u64, bytes(data)), 0, edge.stream.stream.cast())? };
         let done = edge.stream.mark()?;
-        self.finish(done)
+        self.follow(done)
+    }
+
+    fn overlaps(&self) -> bool {
+        true
+    }
+
+    fn defer(&mut self) {
+        self.defers = true;
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.deferred.pop_front().map_or(Ok(()), |done| self.main.after(&done))
     }
 
     fn abort(&mut self, _cause: Diag) {

@@ -1,0 +1,135 @@
+//! Puts work behind a collective that it does not need, so that it runs while data move: for devices,
+//! whose collectives have a stream of their own.
+//!
+//! ```text
+//! Before:  %d_x_part = dot[bsf,fh->bsh] %d_y, %w         After:  %d_x_part = dot[bsf,fh->bsh] %d_y, %w
+//!          %d_w = dot[bsf,bsh->fh] %d_y, %x                      %d_x = all_reduce[tp] %d_x_part
+//!          %d_x = all_reduce[tp] %d_x_part                       %d_w = dot[bsf,bsh->fh] %d_y, %x
+//! ```
+//! Assumes: phase Ranked, nodes grouped.  Leaves: the same launches in another order.
+//!
+//! As Megatron-LM does for gradients of weights (Narayanan et al., 2021, *Efficient large-scale language
+//! model training*), and FSDP for the weights of the next layer (Zhao et al., 2023), by one rule: what
+//! stands before a collective and is not needed for it goes behind it, as far back as [`HEAVY`]
+//! products or another collective. So few tensors live longer.
+
+use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::group::{Launch, launches};
+use shardc_ir::ops::Op;
+use std::collections::{HashMap, HashSet};
+
+/// Most products that are put behind one collective: one hides most of it, and what several read and
+/// write would live longer.
+const HEAVY: usize = 1;
+
+/// Reorders a function.
+pub fn overlap(f: &mut Func) {
+    let all = launches(f);
+    let order = order(f, &all);
+    let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
+    for i in order {
+        let range = all[i].nodes.clone();
+        let last = range.end - 1;
+        for n in range {
+            let node = nodes[n].take().expect("a node is in one launch");
+            // The last launch of a function is ended by the function.
+            f.nodes.push(Node { joined: n != last, ..node });
+        }
+    }
+}
+
+/// True if a launch is worth a collective's time.
+fn heavy(f: &Func, x: &Launch) -> bool {
+    let product = |n: &Node| match &n.op {
+        Op::Dot(o) => !shardc_ir::group::folds(&o.rule.0),
+        Op::Attention(_) | Op::AttentionGrad(_) => true,
+        Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::GroupedOuter(_) => true,
+        _light => false,
+    };
+    f.nodes[x.nodes.clone()].iter().any(product)
+}
+
+/// Values that launches need, and arguments that they write over.
+#[derive(Default)]
+struct Needs {
+    values: HashSet<Value>,
+    written: HashSet<Value>,
+}
+
+/// What is known of a function.
+struct Order<'a> {
+    f: &'a Func,
+    all: &'a [Launch],
+    /// By result: the argument of its role, over which it may be written, after all that reads this.
+    over: HashMap<Value, Value>,
+    /// By value: the one whose memory it is.
+    root: Vec<Value>,
+}
+
+impl<'a> Order<'a> {
+    fn of(f: &'a Func, all: &'a [Launch]) -> Order<'a> {
+        let mut over = HashMap::new();
+        for r in &f.results {
+            let old = f.args.iter().find(|a| a.role.is_some() && a.role == r.role);
+            over.extend(old.map(|a| (r.value, a.value)));
+        }
+        let mut root: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
+        for n in f.nodes.iter().filter(|n| n.op.def().is_view()) {
+            root[n.outs[0].0 as usize] = root[n.ins[0].0 as usize];
+        }
+        Order { f, all, over, root }
+    }
+
+    fn exchanges(&self, i: usize) -> bool {
+        self.f.nodes[self.all[i].nodes.start].op.collective().is_some()
+    }
+
+    fn need(&self, i: usize, needs: &mut Needs) {
+        let x = &self.all[i];
+        needs.values.extend(x.ins.iter().copied());
+        needs.written.extend(x.outs.iter().filter_map(|o| self.over.get(o)));
+    }
+
+    /// True if a launch has to be before those that need this.
+    fn is_needed(&self, i: usize, needs: &Needs) -> bool {
+        let x = &self.all[i];
+        let mut made = self.f.nodes[x.nodes.clone()].iter().flat_map(|n| &n.outs);
+        made.any(|o| needs.values.contains(o))
+            || x.ins.iter().any(|v| needs.written.contains(&self.root[v.0 as usize]))
+    }
+
+    /// Puts behind a collective what stands before it and is not needed.
+    fn early(&self, i: usize, order: &mut [usize]) {
+        let at = order.iter().position(|&x| x == i).expect("every launch is there");
+        let mut needs = Needs::default();
+        self.need(i, &mut needs);
+        let (mut before, mut behind) = (vec![], vec![]);
+        let (mut first, mut found) = (at, 0);
+        while first > 0 && !self.exchanges(order[first - 1]) {
+            let j = order[first - 1];
+            if self.is_needed(j, &needs) {
+                self.need(j, &mut needs);
+                before.push(j);
+            } else {
+                found += usize::from(heavy(self.f, &self.all[j]));
+                if found > HEAVY {
+                    break;
+                }
+                behind.push(j);
+            }
+            first -= 1;
+        }
+        if found > 0 {
+            let new = before.iter().rev().chain([&i]).chain(behind.iter().rev());
+            let new: Vec<usize> = new.copied().collect();
+            order[first..=at].copy_from_slice(&new);
+        }
+    }
+}
+
+fn order(f: &Func, all: &[Launch]) -> Vec<usize> {
+    let o = Order::of(f, all);
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    (0..all.len()).filter(|&i| o.exchanges(i)).for_each(|i| o.early(i, &mut order));
+    order
+}

@@ -4,8 +4,8 @@ mod fixture;
 
 use fixture::{Fixture, options};
 use shardc::commands::run::{Kernels, Run, Start, session};
-use shardc_ir::func::{Func, Role, RoleKind, Value};
-use shardc_ir::group::launches;
+use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
+use shardc_ir::group::{Space, launches};
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Kernel, Program};
 use shardc_ir::mesh::Mesh;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Programs that become one kernel or a few, for R rows of C elements; `i` is drawn in 0..C.
-const PROGRAMS: [&str; 13] = [
+const PROGRAMS: [&str; 18] = [
     // a sum over one of two dims, beside what has both
     "(%x: f32[R,3,C], %w: f32[R,3]) -> f32[R,3,C] {
        %r = reduce_sum[rs->r] %w : f32[R]
@@ -87,6 +87,42 @@ const PROGRAMS: [&str; 13] = [
        %y = mul %x, %e : f32[R,C]
        %o = add %p, %y : f32[R,C]
        return %o }",
+    // softmax, of 16-bit elements too
+    "(%x: f32[R,C]) -> f32[R,C] {
+       %m = reduce_max[rc->r] %x : f32[R]
+       %z = sub[rc,r->rc] %x, %m : f32[R,C]
+       %e = exp %z : f32[R,C]
+       %s = reduce_sum[rc->r] %e : f32[R]
+       %y = div[rc,r->rc] %e, %s : f32[R,C]
+       return %y }",
+    "(%x: bf16[R,C]) -> bf16[R,C] {
+       %m = reduce_max[rc->r] %x : bf16[R]
+       %z = sub[rc,r->rc] %x, %m : bf16[R,C]
+       %e = exp %z : bf16[R,C]
+       %s = reduce_sum[rc->r] %e : bf16[R]
+       %y = div[rc,r->rc] %e, %s : bf16[R,C]
+       return %y }",
+    // exponentials that have no room: of another type, or where an operand is still read
+    "(%x: f32[R,C]) -> bf16[R,C] {
+       %e = exp %x : f32[R,C]
+       %s = reduce_sum[rc->r] %e : f32[R]
+       %d = div[rc,r->rc] %e, %s : f32[R,C]
+       %y = cast[bf16] %d : bf16[R,C]
+       return %y }",
+    "(%x: f32[R,C], %b: f32[R,C]) -> f32[R,C] {
+       %e = exp %x : f32[R,C]
+       %s = reduce_sum[rc->r] %e : f32[R]
+       %d = div[rc,r->rc] %e, %s : f32[R,C]
+       %y = add %d, %b : f32[R,C]
+       return %y }",
+    // two of them, and two results, of which one is known before the other
+    "(%x: f32[R,C], %w: f32[C]) -> (f32[R,C], f32[R,C]) {
+       %e = exp %x : f32[R,C]
+       %t = tanh %x : f32[R,C]
+       %s = dot[rc,rc->r] %e, %t : f32[R]
+       %a = mul[rc,r->rc] %e, %s : f32[R,C]
+       %y = mul[rc,c->rc] %a, %w : f32[R,C]
+       return %t, %y }",
     // SwiGLU, GELU, tanh and their like
     "(%g: f32[R,C], %u: f32[R,C]) -> (f32[R,C], f32[R,C]) {
        %a = silu %g : f32[R,C]
@@ -160,13 +196,14 @@ fn draw(f: &Func, cols: usize, rng: &mut impl FnMut() -> f64) -> Vec<Tensor> {
     f.args.iter().map(one).collect()
 }
 
-/// The results of a function by its kernels: bytes of every one.
+/// The results of a function by its kernels: bytes of every one. Some values lie on others.
 fn results(
     f: &Func,
     program: &[Kernel],
     args: &[Tensor],
     native: Option<Arc<Native>>,
     threads: usize,
+    over: &[(Value, Value)],
 ) -> Vec<Vec<f32>> {
     let mesh = Mesh::default();
     // 64 bytes more than a tensor has, all NaN: reading or writing them shows.
@@ -190,14 +227,24 @@ fn results(
     let end = Threads::connect(&mesh, Duration::from_secs(20)).swap_remove(0);
     let mut executor = Executor::new(Box::new(end), threads).with(native);
     let base: Vec<*mut f32> = memory.iter_mut().map(|m| m.as_mut_ptr()).collect();
+    let place = |v: Value| over.iter().find(|x| x.0 == v).map_or(v, |x| x.1).0 as usize;
     for (x, k) in launches(f).iter().zip(program) {
-        let mut at: Vec<*mut f32> =
-            x.ins.iter().chain(&x.outs).map(|v| base[v.0 as usize]).collect();
+        let mut at: Vec<*mut f32> = x.ins.iter().chain(&x.outs).map(|&v| base[place(v)]).collect();
         at.push(std::ptr::NonNull::dangling().as_ptr());
         // SAFETY: every value has the memory of its type; none of these kernels has a workspace.
         unsafe { executor.run(k, &at) }.unwrap_or_else(|e| panic!("{e}"));
     }
-    f.results.iter().map(|r| memory[r.value.0 as usize].clone()).collect()
+    f.results.iter().map(|r| memory[place(r.value)].clone()).collect()
+}
+
+/// Results that may lie on operands, as the memory pass lays them, each on every one it may.
+fn over(f: &Func) -> Vec<(Value, Value)> {
+    let all = launches(f);
+    let [x] = &all[..] else { return vec![] };
+    let Some(space) = Space::of(f, f.nodes.iter()) else { return vec![] };
+    let alike = |a: Value, b: Value| f.ty(a) == f.ty(b) && space.axes(a) == space.axes(b);
+    let of = |&o: &Value| x.ins.iter().filter(move |&&i| alike(i, o)).map(move |&i| (o, i));
+    x.outs.iter().flat_map(of).collect()
 }
 
 fn bits(all: &[Vec<f32>]) -> Vec<Vec<u32>> {
@@ -227,22 +274,21 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
         next += 1;
         stream.uniform(next)
     };
-    let mut fused = 0;
+    let (mut fused, mut laid) = (0, 0);
     for ((f, cols), program) in all.iter().zip(&programs) {
         fused += usize::from(program.len() < f.nodes.len());
         let args = draw(f, *cols, &mut rng);
-        let interpreted = results(f, program, &args, None, 1);
+        let interpreted = results(f, program, &args, None, 1, &[]);
         for threads in [1, 2, 3] {
-            let compiled = results(f, program, &args, Some(native.clone()), threads);
-            assert_eq!(
-                bits(&compiled),
-                bits(&interpreted),
-                "{threads} threads: {}",
-                shardc_ir::text::print(&shardc_ir::func::Module {
-                    mesh: mesh.clone(),
-                    funcs: vec![f.clone()]
-                })
-            );
+            let compiled = results(f, program, &args, Some(native.clone()), threads, &[]);
+            assert_eq!(bits(&compiled), bits(&interpreted), "{threads} threads: {}", text_of(f));
+        }
+        for pair in over(f) {
+            laid += 1;
+            for native in [None, Some(native.clone())] {
+                let there = results(f, program, &args, native, 2, &[pair]);
+                assert_eq!(bits(&there), bits(&interpreted), "{pair:?}: {}", text_of(f));
+            }
         }
         // The meaning, in f64: sums of C products in f32, a bf16 rounded at each node.
         let wide: Vec<Vec<Tensor>> = args.iter().map(|t| vec![t.clone()]).collect();
@@ -266,6 +312,35 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
         }
     }
     assert!(fused > 50, "only {fused} programs have fused kernels");
+    assert!(laid > 100, "only {laid} results lie on operands");
+}
+
+fn text_of(f: &Func) -> String {
+    let module = Module { mesh: Mesh::default(), funcs: vec![f.clone()] };
+    shardc_ir::text::print(&module)
+}
+
+/// Exponentials in the text of a program's kernels, for 3 rows of 40 elements: twice as many as in
+/// a walk, of which one is for the rest of a row.
+#[test]
+fn exponentials_are_computed_once_where_a_result_has_room() {
+    let exponentials = |p: &str| {
+        let f = function(p, (3, 40));
+        let kernel = |x| shardc_codegen::launch(&Mesh::default(), &f, x, &[]).expect("a kernel");
+        let kernels: Vec<Kernel> = launches(&f).iter().map(kernel).collect();
+        let text = shardc_codegen::c::print(kernels.iter());
+        text.strip_prefix(shardc_codegen::c::HEADER).expect("a header").matches("f_exp(").count()
+            / 2
+    };
+    let of = |words: &str| PROGRAMS.iter().find(|p| p.contains(words)).expect("a program");
+    let cross_entropy = of("%n = sub %l, %t");
+    assert_eq!(exponentials(cross_entropy), 1);
+    let softmax = "%y = div[rc,r->rc] %e, %s : f32";
+    assert_eq!(exponentials(of(softmax)), 1);
+    assert_eq!(exponentials(&of(softmax).replace("f32", "bf16")), 1);
+    assert_eq!(exponentials(of("cast[bf16] %d")), 2);
+    assert_eq!(exponentials(of("add %d, %b")), 2);
+    assert_eq!(exponentials(of("mul[rc,c->rc] %a, %w")), 1);
 }
 
 #[test]

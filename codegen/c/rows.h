@@ -14,7 +14,13 @@ typedef int64_t word;
 #define LANES for (int lane = 0; lane < 16; lane++)
 
 INLINE V all(float x) { return x - (V){0}; }
+/* The first where the mask is set: one instruction, which compilers find in the loop, where vectors
+ * are those of the processor. */
+#ifdef __AVX512F__
+INLINE V pick(I mask, V a, V b) { V y; LANES y[lane] = mask[lane] ? a[lane] : b[lane]; return y; }
+#else
 INLINE V pick(I mask, V a, V b) { return (V)((mask & (I)a) | (~mask & (I)b)); }
+#endif
 INLINE I first(int count) {
     const I lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return lanes < count;
@@ -44,6 +50,10 @@ INLINE V load_bf16(const void *from, word at, word stride, int count) {
     else for (int lane = 0; lane < count; lane++) y[lane] = x[lane * stride];
     return (V)(__builtin_convertvector(y, I) << 16);
 }
+/* Asks for a line of memory ahead of its use; none need be there. */
+INLINE void fetch_f32(const void *from, word at) { __builtin_prefetch((const float *)from + at); }
+INLINE void fetch_i32(const void *from, word at) { __builtin_prefetch((const int32_t *)from + at); }
+INLINE void fetch_bf16(const void *from, word at) { __builtin_prefetch((const uint16_t *)from + at); }
 INLINE float one_f32(const void *from, word at) { return ((const float *)from)[at]; }
 INLINE float one_i32(const void *from, word at) { return (float)((const int32_t *)from)[at]; }
 INLINE float one_bf16(const void *from, word at) {

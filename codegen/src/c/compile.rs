@@ -10,9 +10,10 @@ use std::process::Command;
 
 /// How kernels are compiled. Nothing is contracted, and no sum reordered: the bits are those of the
 /// interpreter.
-const FLAGS: [&str; 10] = [
+const FLAGS: [&str; 11] = [
     "-std=gnu11",
     "-O2",
+    "-ftree-vectorize",
     "-march=native",
     "-mprefer-vector-width=512",
     "-ffp-contract=off",

@@ -9,7 +9,7 @@ mod compile;
 
 pub use compile::compile;
 
-use shardc_ir::kernel::{Binary, CHUNK, COLUMNS, Elem, Kernel, Rows, Scalar, Unary, View};
+use shardc_ir::kernel::{Binary, CHUNK, COLUMNS, Elem, Kernel, Load, Rows, Scalar, Unary, View};
 use shardc_ir::types::Reduction;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -128,7 +128,7 @@ pub(crate) fn number(x: f32) -> String {
     }
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
     fn line(&mut self, depth: usize, text: &str) {
         let _ = writeln!(self.out, "{:1$}{text}", "", depth * 4);
     }
@@ -154,14 +154,7 @@ impl Writer<'_> {
     fn vector(&self, i: usize, count: &str) -> String {
         let k = self.k;
         let x = match k.body[i] {
-            Scalar::Load(l) => {
-                let load = &k.loads[l];
-                let (e, v) = (elem(load.elem), &load.view);
-                match self.stride(v) {
-                    0 => format!("all(one_{e}(m[{}], {}))", v.operand, self.at(v)),
-                    s => format!("load_{e}(m[{}], {}, {s}, {count})", v.operand, self.at(v)),
-                }
-            }
+            Scalar::Load(l) => self.load(&k.loads[l].view, k.loads[l].elem, count),
             Scalar::Const(c) => format!("all({})", number(c)),
             Scalar::Param(p) => format!("all(p[{p}])"),
             Scalar::Column if k.inner.is_empty() => "all(0.0f)".into(),
@@ -180,6 +173,14 @@ impl Writer<'_> {
             Scalar::Fold(..) => panic!("a fold is not of one element"),
         };
         format!("V v{i} = {x};")
+    }
+
+    fn load(&self, v: &View, e: Elem, count: &str) -> String {
+        let (e, at) = (elem(e), self.at(v));
+        match self.stride(v) {
+            0 => format!("all(one_{e}(m[{}], {at}))", v.operand),
+            s => format!("load_{e}(m[{}], {at}, {s}, {count})", v.operand),
+        }
     }
 
     fn store(&self, value: usize, s: &shardc_ir::kernel::Store, count: &str) -> String {
@@ -245,11 +246,20 @@ impl Writer<'_> {
         }
     }
 
-    /// A task is a row or, if nothing is folded, some elements of one.
+    /// Operands of which the next row may be fetched from memory while this one is computed.
+    fn next(&self) -> Vec<&'a Load> {
+        let k = self.k;
+        let Some(row) = k.outer.len().checked_sub(1) else { return vec![] };
+        let new = |l: &&Load| self.stride(&l.view) == 1 && l.view.strides[row] > 0;
+        k.loads.iter().filter(new).collect()
+    }
+
+    /// A task is a row or, if nothing is folded, some elements of one. The processor fetches
+    /// elements ahead of the first walk over a row; a later one that computes for long leaves the
+    /// memory idle, but for the next row that it asks for.
     fn rows(&mut self) {
         let k = self.k;
         let (no, ni) = (k.outer.len(), k.inner.len());
-        let stages = k.stages();
         let chunks = k.chunks();
         let mut bounds = None;
         if chunks > 1 {
@@ -264,14 +274,15 @@ impl Writer<'_> {
         let outer = k.outer.clone();
         self.split(2, if chunks > 1 { "row" } else { "task" }, &outer);
         let size = |l: usize| k.inner[l - no];
+        let stages = k.stages_kept();
+        let slow = (1..stages.len()).find(|&at| k.costly(&stages[at..=at]) > 0);
         for (at, stage) in stages.iter().enumerate() {
+            let fetched = if slow == Some(at) { self.next() } else { vec![] };
             for &i in &stage.before {
                 let line = self.vector(i, "1");
                 self.line(2, &line);
             }
-            let last = at + 1 == stages.len();
-            let written: Vec<_> = k.stores.iter().filter(|s| last && k.stores_each(s)).collect();
-            if stage.folds.is_empty() && written.is_empty() {
+            if stage.folds.is_empty() && stage.written.is_empty() {
                 continue;
             }
             for &f in &stage.folds {
@@ -280,8 +291,17 @@ impl Writer<'_> {
             }
             self.line(2, "{");
             self.walk(3, no..no + ni, size, bounds, &mut |w, depth, count| {
+                for l in &fetched {
+                    let (e, v, row) = (elem(l.elem), &l.view, l.view.strides[no - 1]);
+                    let at = w.at(v);
+                    w.line(depth, &format!("fetch_{e}(m[{}], {at} + {row});", v.operand));
+                }
                 for &i in &stage.each {
-                    let line = w.vector(i, count);
+                    let found = stage.found.iter().find(|x| x.0 == i).map(|x| &k.stores[x.1]);
+                    let line = match found {
+                        Some(s) => format!("V v{i} = {};", w.load(&s.view, s.elem, count)),
+                        None => w.vector(i, count),
+                    };
                     w.line(depth, &line);
                 }
                 for &f in &stage.folds {
@@ -293,8 +313,8 @@ impl Writer<'_> {
                     };
                     w.line(depth, &format!("acc{f} = {function}(acc{f}, {x});"));
                 }
-                for s in &written {
-                    let line = w.store(s.value, s, count);
+                for &(s, value) in &stage.written {
+                    let line = w.store(value, &k.stores[s], count);
                     w.line(depth, &line);
                 }
             });

@@ -3,7 +3,8 @@
 //! Every index of `outer` is a row; its elements are the indices of `inner`. An instruction belongs
 //! to the row, if it is the same for all its elements, or to an element. A fold makes one number of
 //! a row of elements, which later instructions use: so a softmax is three walks over a row, of which
-//! memory sees one. These walks are the [`Stage`]s.
+//! memory sees one. These walks are the [`Stage`]s. What costs much more than a load, as an
+//! exponential, is computed once, if a result's row has room for it until the result is known.
 
 use super::{Elem, Extents, Load, View};
 use crate::types::Reduction;
@@ -75,9 +76,9 @@ pub enum Scalar {
     Fold(Reduction, usize),
 }
 
-/// For every row of `outer`, a program over the elements of `inner`. All element-wise results are
-/// written in the last walk over a row, after that element was read, and those of the row behind
-/// it: so a result may lie on an operand that is walked alike.
+/// For every row of `outer`, a program over the elements of `inner`. Elements of results are written
+/// when no later walk over the row reads an operand that is walked alike, after that element was
+/// read, and results of the row behind all walks: so a result may lie on such an operand.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Rows {
     pub outer: Extents,
@@ -101,6 +102,18 @@ pub struct Stage {
     pub each: Vec<usize>,
     /// Folds that the walk makes.
     pub folds: Vec<usize>,
+    /// Those of `each` that an earlier walk has left in a result's row, with the store's number.
+    pub found: Vec<(usize, usize)>,
+    /// What the walk writes: numbers of stores, each with the instruction.
+    pub written: Vec<(usize, usize)>,
+}
+
+/// A value that a walk leaves in a result's row: the result, or what it is made of.
+#[derive(Clone, Copy)]
+struct Kept {
+    value: usize,
+    store: usize,
+    walk: usize,
 }
 
 impl Scalar {
@@ -113,6 +126,13 @@ impl Scalar {
             Scalar::Where(a, b, c) => [Some(a), Some(b), Some(c)],
         };
         all.into_iter().flatten()
+    }
+}
+
+impl Stage {
+    /// True if the walk computes an instruction of elements itself.
+    pub fn computes(&self, i: usize) -> bool {
+        self.each.contains(&i) && !self.found.iter().any(|x| x.0 == i)
     }
 }
 
@@ -145,6 +165,41 @@ impl Rows {
     /// The walks over a row, in order: each makes the folds whose elements are known, the last one
     /// writes. What an element needs is computed in every walk that needs it.
     pub fn stages(&self) -> Vec<Stage> {
+        self.walks(&[])
+    }
+
+    /// The same, but that a walk writes a result that it computes, and leaves a value that later
+    /// walks would compute by a costly function in the row of a result that they make of it. Not
+    /// where a later walk reads an operand that the result may lie on.
+    pub fn stages_kept(&self) -> Vec<Stage> {
+        let (mut kept, mut walks) = (vec![], self.stages());
+        for (store, s) in self.stores.iter().enumerate() {
+            let others = (0..self.body.len()).rev().filter(|&i| i != s.value);
+            for value in std::iter::once(s.value).chain(others) {
+                let mut computed = (0..walks.len()).filter(|&w| walks[w].computes(value));
+                let (Some(walk), Some(_)) = (computed.next(), computed.next()) else { continue };
+                if !self.holds(s, value) {
+                    continue;
+                }
+                let more = [&kept[..], &[Kept { value, store, walk }]].concat();
+                let new = self.walks(&more);
+                if value == s.value || self.costly(&new) < self.costly(&walks) {
+                    (kept, walks) = (more, new);
+                    break;
+                }
+            }
+        }
+        let read = |k: &Kept, walks: &[Stage]| {
+            walks[k.walk + 1..].iter().any(|w| self.reads_below(&self.stores[k.store], w))
+        };
+        while let Some(i) = kept.iter().position(|k| read(k, &walks)) {
+            kept.remove(i);
+            walks = self.walks(&kept);
+        }
+        walks
+    }
+
+    fn walks(&self, kept: &[Kept]) -> Vec<Stage> {
         let each = self.by_element();
         // The walk in which an instruction can be computed.
         let mut depth: Vec<usize> = vec![];
@@ -163,18 +218,51 @@ impl Rows {
             }
         }
         for (d, stage) in stages.iter_mut().enumerate() {
+            let now = kept.iter().filter(|k| k.walk == d);
+            stage.written = now.map(|k| (k.store, k.value)).collect();
+            let done = |x: &(usize, usize)| kept.iter().any(|k| (k.store, k.value) == *x);
+            let results = self.stores.iter().enumerate();
+            let results = results.filter(|(_, s)| d == last && self.stores_each(s));
+            stage.written.extend(results.map(|(i, s)| (i, s.value)).filter(|x| !done(x)));
             let folded = stage.folds.iter().flat_map(|&i| self.body[i].uses());
-            let written = self.stores.iter().filter(|s| d == last && self.stores_each(s));
-            let mut todo: Vec<usize> = folded.chain(written.map(|s| s.value)).collect();
+            let mut todo: Vec<usize> = folded.chain(stage.written.iter().map(|x| x.1)).collect();
             let mut needed = BTreeSet::new();
             while let Some(i) = todo.pop() {
                 if each[i] && !is_fold(i) && needed.insert(i) {
-                    todo.extend(self.body[i].uses());
+                    match kept.iter().find(|k| k.value == i && k.walk < d) {
+                        Some(k) => stage.found.push((i, k.store)),
+                        None => todo.extend(self.body[i].uses()),
+                    }
                 }
             }
             stage.each = needed.into_iter().collect();
         }
         stages
+    }
+
+    /// How often walks take a function of an element that costs much more than a load.
+    pub fn costly(&self, walks: &[Stage]) -> usize {
+        let costs = |w: &Stage, i: usize| match self.body[i] {
+            Scalar::Unary(f, _) => f != Unary::Round && w.computes(i),
+            _ => false,
+        };
+        walks.iter().map(|w| w.each.iter().filter(|&&i| costs(w, i)).count()).sum()
+    }
+
+    /// True if the row of a result keeps a value as it is.
+    fn holds(&self, s: &Store, value: usize) -> bool {
+        let rounded = matches!(self.body[value], Scalar::Unary(Unary::Round, _));
+        let apart =
+            self.stores_each(s) && s.view.strides[self.outer.len()..].iter().all(|&s| s > 0);
+        apart && (s.elem == Elem::F32 || s.elem == Elem::BF16 && rounded)
+    }
+
+    /// True if a walk reads elements on which a result may lie.
+    fn reads_below(&self, s: &Store, walk: &Stage) -> bool {
+        walk.each.iter().any(|&i| match self.body[i] {
+            Scalar::Load(l) => self.loads[l].view.strides == s.view.strides && walk.computes(i),
+            _ => false,
+        })
     }
 
     /// Parts that a row is cut into, for tasks of a bounded size: one, if it is folded, or if

@@ -204,13 +204,13 @@ fn in_pairs(mut acc: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 vectorised! {
-    /// Folds more elements into partial folds. All pieces of a row but the last have a multiple of
-    /// [`LANES`] elements.
+    /// Folds more elements into partial folds, which are numbers: of zeros the fold stays. All pieces
+    /// of a row but the last have a multiple of [`LANES`] elements.
     fn fold(r: Reduction, x: &[f32], acc: &mut [f32; LANES]) {
         match r {
             Reduction::Sum => into_lanes(x, acc, |a, b| a + b),
-            Reduction::Max => into_lanes(x, acc, larger),
-            Reduction::Min => into_lanes(x, acc, smaller),
+            Reduction::Max => into_lanes(x, acc, |a, x| if x > a { x } else { a }),
+            Reduction::Min => into_lanes(x, acc, |a, x| if x < a { x } else { a }),
         }
     }
 }

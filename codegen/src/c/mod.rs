@@ -118,6 +118,15 @@ pub(crate) fn fold(r: Reduction) -> [&'static str; 3] {
     }
 }
 
+/// What takes an element into a fold along a row.
+fn into(r: Reduction) -> &'static str {
+    match r {
+        Reduction::Sum => "f_add",
+        Reduction::Max => "into_max",
+        Reduction::Min => "into_min",
+    }
+}
+
 /// A number as C reads it back, bit for bit.
 pub(crate) fn number(x: f32) -> String {
     match x {
@@ -306,7 +315,7 @@ impl<'a> Writer<'a> {
                 }
                 for &f in &stage.folds {
                     let Scalar::Fold(r, x) = k.body[f] else { continue };
-                    let [function, nothing, _] = fold(r);
+                    let (function, nothing) = (into(r), fold(r)[1]);
                     let x = match count {
                         "16" => format!("v{x}"),
                         n => format!("pick(first({n}), v{x}, all({nothing}))"),

@@ -14,7 +14,8 @@ typedef int64_t word;
 #define LANES for (int lane = 0; lane < 16; lane++)
 
 INLINE V all(float x) { return x - (V){0}; }
-/* The first where the mask is set. Of 64 bytes that is one instruction, which compilers find in the loop. */
+/* The first where the mask is set. Of 64 bytes that is one instruction, which compilers find in the
+ * loop. */
 #ifdef __AVX512F__
 INLINE V pick(I mask, V a, V b) { V y; LANES y[lane] = mask[lane] ? a[lane] : b[lane]; return y; }
 #else

@@ -42,7 +42,7 @@ fn work_behind_collectives_changes_no_number() {
         (&[("cp", 2), ("dp_shard", 2)], false, 2, "1f1b"),
         (&[("pp", 2), ("dp_replicate", 2)], false, 1, "interleaved"),
     ];
-    for name in ["llama_deep", "gpt2", "mixtral"] {
+    for name in ["llama_deep", "gpt2", "qwen3"] {
         for (mesh, sp, zero, schedule) in meshes {
             let schedule = Order::Named(schedule.into());
             let plain = Options { zero, schedule, fuse: name != "gpt2", ..options(mesh, sp, 2) };

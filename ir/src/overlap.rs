@@ -20,6 +20,11 @@ fn meet(a: &Bytes, b: &Bytes) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.start < y.end && y.start < x.end))
 }
 
+/// True if a launch does something: it is no view.
+pub fn works(f: &Func, x: &Launch) -> bool {
+    f.nodes[x.nodes.clone()].iter().any(|n| !n.op.def().is_view())
+}
+
 /// For every launch of a call the launch before which it is waited for; one past the last is the end of
 /// the call. Only collectives are waited for later than by the next launch.
 pub fn awaited(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> Vec<usize> {
@@ -37,17 +42,15 @@ pub fn awaited(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> V
         writes.extend(work.iter().filter_map(|&p| bytes(p)));
         Uses { reads: of(&x.ins), writes }
     };
-    let first = |x: &Launch| &f.nodes[x.nodes.start].op;
     let all: Vec<Uses> = launches.iter().map(uses).collect();
     let until = |i: usize| {
-        if first(&launches[i]).collective().is_none() {
+        if f.nodes[launches[i].nodes.start].op.collective().is_none() {
             return i + 1;
         }
         let own = &all[i];
         let needs = |j: &usize| {
             let next = &all[*j];
-            // A view is no work.
-            !first(&launches[*j]).def().is_view()
+            works(f, &launches[*j])
                 && (meet(&next.reads, &own.writes)
                     || meet(&next.writes, &own.reads)
                     || meet(&next.writes, &own.writes))

@@ -9,7 +9,7 @@ use shardc_ir::func::{Func, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::overlap::awaited;
+use shardc_ir::overlap::{awaited, works};
 use shardc_ir::plan::Call;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -67,10 +67,8 @@ fn overlaps(s: &Stored, rank: usize) -> (Vec<Json>, String) {
             let Some(k) = n.op.collective() else { continue };
             all += 1;
             // Neither views nor other collectives, which have a stream in common.
-            let work = |x: &&Launch| {
-                let op = &f.nodes[x.nodes.start].op;
-                !op.def().is_view() && op.collective().is_none()
-            };
+            let exchanges = |x: &Launch| f.nodes[x.nodes.start].op.collective().is_some();
+            let work = |x: &&Launch| works(f, x) && !exchanges(x);
             let meanwhile: Vec<String> = own[j + 1..until].iter().filter(work).map(name).collect();
             if meanwhile.is_empty() {
                 continue;

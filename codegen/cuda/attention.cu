@@ -1,6 +1,6 @@
-// Attention, forward: out = softmax(scale q k^T, where keys are seen) v, and the log-sum-exp of the
-// scaled scores. A key is seen if 0 <= q_pos - k_pos < window; positions are data, in any order.
-// A query that sees nothing gets 0 and -inf.
+// Attention, forward: out = softmax(score, where keys are seen) v, and the log-sum-exp of the scores,
+// which are x = scale q k^T or, if CAPPED, c tanh(x / c). A key is seen if 0 <= q_pos - k_pos < window;
+// positions are data, in any order. A query that sees nothing gets 0 and -inf.
 //
 // Bytes: q, out and lse once, k and v once per block of ROWS queries that sees them (mostly from the
 // L2 cache, as heads of a group and blocks of a head run side by side). Scores stay in registers.
@@ -8,7 +8,7 @@
 // of ROWS queries, and tiles of COLS keys and values.
 //
 // Defined before: ELEM (Bf16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
-// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides).
+// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED.
 #include "attention.cuh"
 
 struct Params {
@@ -19,7 +19,7 @@ struct Params {
     // [b, position, head]
     i64 q_stride[3], k_stride[3], v_stride[3], out_stride[3], lse_stride[3];
     i64 queries, keys, repeat, width, value_width, window;
-    double scale;
+    double scale, softcap;
 };
 
 const int THREADS = 2 * ROWS, LD = pitch<ELEM>(WIDTH), VALUE_LD = pitch<ELEM>(VALUE_WIDTH);
@@ -55,12 +55,13 @@ KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
     copies_begun();
     if (begin < end) load_keys(begin);
 
-    const float scale = (float)p.scale * LOG2_E;
+    // Scores are in units of log 2.
+    const float scale = (float)p.scale * LOG2_E, cap = (float)p.softcap * LOG2_E;
     const ELEM* q_rows = q_tile + warp_id() * 16 * LD;
     float out[VALUE_WIDTH / 8][4];
     clear(out);
-    // Of rows row_of(0) and row_of(2): the largest score so far, in units of log 2, and this lane's
-    // part of the sum of weights.
+    // Of rows row_of(0) and row_of(2): the largest score so far, and this lane's part of the sum of
+    // weights.
     float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
 
     for (int key = begin; key < end; key += COLS) {
@@ -88,6 +89,7 @@ KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
             for (int e = 0; e < 4; e++) {
                 const int c = col_of(i, e), r = warp_id() * 16 + row_of(e);
                 s[i][e] *= scale;
+                if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
                 if (hidden && !(c < n && sees(q_pos[r], keys[c], window))) {
                     s[i][e] = minus_infinity();
                 }

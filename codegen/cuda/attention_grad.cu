@@ -1,6 +1,6 @@
 // Attention, backward: from q, k, v, the log-sum-exp and delta = rowsum(d_out out) - d_lse of the
-// forward pass, and d_out: with w = exp(scale q k^T - lse) where keys are seen, 0 elsewhere, and
-// s = scale w (d_out v^T - delta),
+// forward pass, and d_out: with w = exp(score - lse) where keys are seen, 0 elsewhere, and
+// s = scale w (d_out v^T - delta), times 1 - (score / c)^2 if CAPPED,
 //   d_v = w^T d_out,   d_k = s^T q   (attention_grad_keys: a block owns ROWS keys of a group)
 //   d_q = s k                        (attention_grad_queries: a block owns ROWS queries of a head)
 // Scores are computed in both kernels; so every sum has one owner and one order, and the same
@@ -10,8 +10,8 @@
 // Launch: (ceil(keys / ROWS), groups, batch) or (ceil(queries / ROWS), heads, batch) blocks of
 // 2 ROWS SPLIT threads; shared memory of two tiles of ROWS rows, and twice two of COLS rows.
 //
-// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED as for attention.cu; SPLIT: warps
-// that share 16 rows, each making its part of the columns of the results.
+// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED as for attention.cu; SPLIT:
+// warps that share 16 rows, each making its part of the columns of the results.
 #include "attention.cuh"
 
 struct Params {
@@ -23,7 +23,7 @@ struct Params {
     i64 q_stride[3], k_stride[3], v_stride[3], d_out_stride[3], lse_stride[3], delta_stride[3];
     i64 d_q_stride[3], d_k_stride[3], d_v_stride[3];
     i64 queries, keys, repeat, width, value_width, window;
-    double scale;
+    double scale, softcap;
 };
 
 const int THREADS = 2 * ROWS * SPLIT, LD = pitch<ELEM>(WIDTH), VALUE_LD = pitch<ELEM>(VALUE_WIDTH);
@@ -108,7 +108,7 @@ DEVICE void gradients(const Params& p) {
         row_delta[h] = there ? p.delta[at(p.delta_stride, b, row + r, row_head)] : 0.0f;
     }
 
-    const float scale = (float)p.scale;
+    const float scale = (float)p.scale, cap = (float)p.softcap, unit = CAPPED ? cap : scale;
     float made[WIDTH / 8 / SPLIT][4], value_made[VALUE_WIDTH / 8 / SPLIT][4];
     clear(made);
     clear(value_made);
@@ -128,6 +128,13 @@ DEVICE void gradients(const Params& p) {
         clear(s);
         dot_rows<WIDTH>(w, rows_tile + first * LD, LD, cols, LD);
         dot_rows<VALUE_WIDTH>(s, value_rows_tile + first * VALUE_LD, VALUE_LD, value_cols, VALUE_LD);
+        if (CAPPED) {
+            #pragma unroll
+            for (int j = 0; j < COLS / 8; j++) {
+                #pragma unroll
+                for (int e = 0; e < 4; e++) w[j][e] = tanhf(w[j][e] * scale / cap);
+            }
+        }
         #pragma unroll
         for (int j = 0; j < COLS / 8; j++) {
             #pragma unroll
@@ -136,8 +143,9 @@ DEVICE void gradients(const Params& p) {
                 const bool there = c < n && (KEYS ? sees(o, r, window) : sees(r, o, window));
                 const float lse = KEYS ? col_lse[i & 1][c] : row_lse[e / 2];
                 const float delta = KEYS ? col_delta[i & 1][c] : row_delta[e / 2];
-                w[j][e] = there ? exp2_fast((w[j][e] * scale - lse) * LOG2_E) : 0.0f;
-                s[j][e] = there ? w[j][e] * (s[j][e] - delta) * scale : 0.0f;
+                const float slope = CAPPED ? 1.0f - w[j][e] * w[j][e] : 1.0f;
+                w[j][e] = there ? exp2_fast((w[j][e] * unit - lse) * LOG2_E) : 0.0f;
+                s[j][e] = there ? w[j][e] * (s[j][e] - delta) * (scale * slope) : 0.0f;
             }
         }
         if (KEYS) sum_rows(value_made, w, value_cols + part * (VALUE_WIDTH / SPLIT), VALUE_LD);

@@ -4,6 +4,7 @@ use crate::layout::Layout;
 use shardc_ir::kernel::{self, Heads, Kernel, View};
 use shardc_ir::ops::attention::ROWS;
 use shardc_ir::ops::rope::Pairs;
+use shardc_ir::ops::{Attention, AttentionGrad};
 
 /// Rows of an operand, without its last, adjacent dim.
 pub(crate) fn rows(l: &Layout, operand: usize) -> View {
@@ -37,7 +38,7 @@ pub(crate) fn adjacent(operand: usize) -> View {
     View { operand, offset: 0, strides: [1].into_iter().collect() }
 }
 
-fn heads(l: &Layout, scale: f64, window: Option<usize>, positions: [usize; 2]) -> Heads {
+fn heads(l: &Layout, o: &Attention, positions: [usize; 2]) -> Heads {
     let (q, k, v) = (l.lens(0), l.lens(1), l.lens(2));
     Heads {
         elem: l.elem(0),
@@ -48,8 +49,9 @@ fn heads(l: &Layout, scale: f64, window: Option<usize>, positions: [usize; 2]) -
         repeat: q[2].checked_div(k[2]).unwrap_or(0),
         width: q[3],
         value_width: v[3],
-        scale: scale as f32,
-        window,
+        scale: o.scale as f32,
+        softcap: o.softcap.map(|c| c as f32),
+        window: o.window,
         rows: q[1].min(ROWS),
         q_pos: adjacent(positions[0]),
         k_pos: adjacent(positions[1]),
@@ -63,9 +65,9 @@ pub(crate) fn all(l: &Layout, operand: usize) -> View {
 }
 
 /// Operands q, k, v, q_pos, k_pos; results out, lse; then the workspace.
-pub(crate) fn attention(l: &Layout, scale: f64, window: Option<usize>) -> Kernel {
+pub(crate) fn attention(l: &Layout, o: &Attention) -> Kernel {
     Kernel::Attention(Box::new(kernel::Attention {
-        heads: heads(l, scale, window, [3, 4]),
+        heads: heads(l, o, [3, 4]),
         q: rows(l, 0),
         k: rows(l, 1),
         v: rows(l, 2),
@@ -75,9 +77,10 @@ pub(crate) fn attention(l: &Layout, scale: f64, window: Option<usize>) -> Kernel
 }
 
 /// Operands q, k, v, lse, d_o, delta, q_pos, k_pos; results d_q, d_k, d_v; then the workspace.
-pub(crate) fn attention_grad(l: &Layout, scale: f64, window: Option<usize>) -> Kernel {
+pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
+    let AttentionGrad { scale, window, softcap } = *o;
     Kernel::AttentionGrad(Box::new(kernel::AttentionGrad {
-        heads: heads(l, scale, window, [6, 7]),
+        heads: heads(l, &Attention { scale, window, softcap }, [6, 7]),
         q: rows(l, 0),
         k: rows(l, 1),
         v: rows(l, 2),

@@ -258,6 +258,24 @@ impl Attr for Option<usize> {
     }
 }
 
+impl Attr for Option<f64> {
+    const BARE: bool = false;
+    fn write(&self, mesh: &Mesh, out: &mut String) {
+        if let Some(x) = self {
+            x.write(mesh, out);
+        }
+    }
+    fn read(text: &str, cx: &AttrCx) -> Result<Self, String> {
+        f64::read(text, cx).map(Some)
+    }
+    fn implied() -> Option<Self> {
+        Some(None)
+    }
+    fn is_implied(&self) -> bool {
+        self.is_none()
+    }
+}
+
 impl Attr for DType {
     const BARE: bool = true;
     fn write(&self, _: &Mesh, out: &mut String) {

@@ -168,6 +168,8 @@ pub struct Heads {
     /// Width of values.
     pub value_width: usize,
     pub scale: f32,
+    /// A score x, scaled, becomes c tanh(x / c) before it is masked.
+    pub softcap: Option<f32>,
     /// Keys at least this far back are not seen.
     pub window: Option<usize>,
     /// Queries treated at once: a matrix of scores has so many rows.

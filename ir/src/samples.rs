@@ -86,8 +86,8 @@ impl Sample {
         let mut out: Vec<Tensor> = (0..self.ins.len()).map(|i| self.operand(seed, i)).collect();
         if let Op::AttentionGrad(g) = &self.op {
             // Log-sum-exp and row sums of the attention of these q, k, v.
-            let (scale, window) = (g.scale, g.window);
-            let attention = Op::from(crate::ops::Attention { scale, window });
+            let crate::ops::AttentionGrad { scale, window, softcap } = *g;
+            let attention = Op::from(crate::ops::Attention { scale, window, softcap });
             let at = [0, 1, 2, 6, 7];
             let ins = at.map(|i| &out[i]);
             let types = at.map(|i| &self.ins[i]);

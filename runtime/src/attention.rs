@@ -197,6 +197,9 @@ unsafe fn forward_block(
             let seen = c.mask(block.start + i, &keys, hidden);
             // SAFETY: row i of the scores and of the outputs.
             let (x, y) = unsafe { (row(scores, i, n), row(out, i, width)) };
+            if let Some(cap) = h.softcap {
+                math::cap_scores(x, cap);
+            }
             let largest = rows::largest(x, seen);
             if largest > max[i] {
                 // What was summed before is e^(max - largest) of what it was.
@@ -324,11 +327,15 @@ unsafe fn backward_block(
         for i in 0..m {
             let s = block.start + i;
             // SAFETY: row i of both matrices, and elements of the kernel's operands.
-            unsafe {
+            let (p, d_p, lse, mut delta) = unsafe {
                 let (lse, delta) = (*c.at(&k.lse, s, place), *c.at(&k.delta, s, place));
-                let seen = c.mask(s, &keys, hidden);
-                rows::grad(row(p, i, n), row(d_p, i, n), seen, [lse, delta, h.scale]);
+                (row(p, i, n), row(d_p, i, n), lse, delta)
+            };
+            if let Some(cap) = h.softcap {
+                math::cap_scores(p, cap);
+                math::cap_grad(d_p, p, std::mem::take(&mut delta), cap);
             }
+            rows::grad(p, d_p, c.mask(s, &keys, hidden), [lse, delta, h.scale]);
         }
         let (to_k, to_v) = (d_k.from(keys.start, 0), d_v.from(keys.start, 0));
         product([n, h.value_width, m], [p.transposed(), d_out, to_v], 1.0, true);
@@ -355,6 +362,7 @@ mod tests {
             width: 1,
             value_width: 1,
             scale: 1.0,
+            softcap: None,
             window: None,
             rows: 1,
             q_pos: View::default(),

@@ -258,6 +258,23 @@ vectorised! {
 }
 
 vectorised! {
+    /// Makes scaled scores `cap · tanh(score / cap)`.
+    fn cap_scores(scores: &mut [f32], cap: f32) {
+        scores.iter_mut().for_each(|x| *x = cap * tanh(*x / cap));
+    }
+}
+
+vectorised! {
+    /// (d_p - delta) times the slope of [`cap_scores`] at capped scores, over `d_p`.
+    fn cap_grad(d_p: &mut [f32], scores: &[f32], delta: f32, cap: f32) {
+        for (d, &s) in d_p.iter_mut().zip(scores) {
+            let t = s / cap;
+            *d = (*d - delta) * (1.0 - t * t);
+        }
+    }
+}
+
+vectorised! {
     /// Puts -inf where a key is not seen.
     fn mask(scores: &mut [f32], keys: &[i32], at: i32, window: u32) {
         for (x, &k) in scores.iter_mut().zip(keys) {

@@ -269,6 +269,7 @@ struct Case {
     q_pos: Vec<i32>,
     k_pos: Vec<i32>,
     window: Option<usize>,
+    softcap: Option<f32>,
 }
 
 impl Case {
@@ -335,6 +336,7 @@ fn attention(c: &Case, d: &mut Draw) {
         value_width,
         scale: 0.3,
         window: c.window,
+        softcap: c.softcap,
         rows,
         q_pos: view(10),
         k_pos: view(11),
@@ -372,7 +374,11 @@ fn attention(c: &Case, d: &mut Draw) {
                     (0..n).map(|x| get(i, b, s, h, x) * get(j, b, t, g, x)).sum()
                 };
                 let seen: Vec<usize> = (0..keys).filter(|&t| c.sees(s, t)).collect();
-                let score = |t: usize| dot(0, 1, t, width) * f64::from(0.3f32);
+                let cap = c.softcap.map(f64::from);
+                let score = |t: usize| {
+                    let x = dot(0, 1, t, width) * f64::from(0.3f32);
+                    cap.map_or(x, |c| c * (x / c).tanh())
+                };
                 let sum: f64 = seen.iter().map(|&t| score(t).exp()).sum();
                 close(get(4, b, s, h, 0), sum.ln(), 1.0, "log-sum-exp");
                 let p: Vec<f64> = seen.iter().map(|&t| score(t).exp() / sum).collect();
@@ -383,7 +389,8 @@ fn attention(c: &Case, d: &mut Draw) {
                 let delta = get(5, b, s, h, 0);
                 let mut d_q = vec![0.0; width];
                 for (&t, p) in seen.iter().zip(&p) {
-                    let d_s = f64::from(0.3f32) * p * (dot(6, 2, t, value_width) - delta);
+                    let slope = cap.map_or(1.0, |c| 1.0 - (score(t) / c).powi(2));
+                    let d_s = f64::from(0.3f32) * slope * p * (dot(6, 2, t, value_width) - delta);
                     let at = (t * c.groups + g) * (width + value_width);
                     for x in 0..width {
                         d_q[x] += d_s * get(1, b, t, g, x);
@@ -434,11 +441,12 @@ fn attention_of_hostile_positions() {
     ];
     for (i, (q_pos, k_pos)) in positions.into_iter().enumerate() {
         for elem in [Elem::F32, Elem::BF16] {
-            for window in [None, Some(30)] {
+            for (window, softcap) in [(None, None), (Some(30), None), (None, Some(0.7))] {
                 let (batch, repeat) = (1 + i % 2, 1 + (i + 1) % 2);
                 let (q_pos, k_pos) = (q_pos.clone(), k_pos.clone());
                 let widths = d.one(&[[5, 5], [8, 3], [16, 16]]);
-                let c = Case { elem, batch, groups: 2, repeat, widths, q_pos, k_pos, window };
+                let groups = 2;
+                let c = Case { elem, batch, groups, repeat, widths, q_pos, k_pos, window, softcap };
                 attention(&c, &mut d);
             }
         }

@@ -52,6 +52,7 @@ impl Tiles {
             .define("COLS", self.cols)
             .define("SPLIT", self.split)
             .define("ALIGNED", aligned)
+            .define("CAPPED", h.softcap.is_some())
     }
 
     fn threads(&self) -> u32 {
@@ -78,6 +79,7 @@ fn sizes(w: &mut Words, h: &Heads) {
     let window = h.window.map_or(1 << 31, |n| n.min(1 << 31));
     w.ints(&[h.queries, h.keys, h.repeat, h.width, h.value_width, window]);
     w.float(f64::from(h.scale));
+    w.float(f64::from(h.softcap.unwrap_or(0.0)));
 }
 
 pub(super) fn forward(k: &Attention) -> Vec<Launch> {

@@ -44,6 +44,9 @@ fn attention_in_f32() {
     check(
         "attention[0.2; window=none] f32[1,70,2,32], f32[1,70,1,32], f32[1,70,1,32], i32[70], i32[70]",
     );
+    check(
+        "attention[0.9; window=20; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], i32[40], i32[40]",
+    );
 }
 
 #[test]
@@ -56,6 +59,9 @@ fn attention_in_bf16() {
     );
     check(
         "attention[0.1; window=none] bf16[1,1,2,80], bf16[1,130,1,80], bf16[1,130,1,80], i32[1], i32[130]",
+    );
+    check_pieces(
+        "attention[0.3; window=none; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], i32[67], i32[67]",
     );
 }
 
@@ -78,6 +84,10 @@ fn gradients_of_attention_in_f32() {
         "attention_grad[0.3; window=9] f32[1,35,4,3], f32[1,35,2,3], f32[1,35,2,2], f32[1,35,4], \
          f32[1,35,4,2], f32[1,35,4], i32[35], i32[35]",
     );
+    check(
+        "attention_grad[0.9; window=20; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], \
+         f32[1,40,2], f32[1,40,2,8], f32[1,40,2], i32[40], i32[40]",
+    );
 }
 
 #[test]
@@ -89,6 +99,10 @@ fn gradients_of_attention_in_bf16() {
     check(
         "attention_grad[0.1; window=20] bf16[1,40,1,80], bf16[1,40,1,80], bf16[1,40,1,80], \
          f32[1,40,1], bf16[1,40,1,80], f32[1,40,1], i32[40], i32[40]",
+    );
+    check_pieces(
+        "attention_grad[0.3; window=none; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], \
+         f32[1,67,4], bf16[1,67,4,32], f32[1,67,4], i32[67], i32[67]",
     );
 }
 

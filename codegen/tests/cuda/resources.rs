@@ -55,26 +55,31 @@ fn compile(text: &str, launches: Vec<Launch>, most: u32) {
     }
 }
 
-/// Operands of attention with heads of these widths.
+/// Attention with heads of these widths, without and with a softcap.
 fn attention(elem: &str, width: usize, value_width: usize, most: u32) {
-    check(
-        &format!(
-            "attention[0.1; window=9] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
-             {elem}[1,70,1,{value_width}], i32[70], i32[70]"
-        ),
-        most,
-    );
+    for softcap in ["", "; softcap=50"] {
+        check(
+            &format!(
+                "attention[0.1; window=9{softcap}] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
+                 {elem}[1,70,1,{value_width}], i32[70], i32[70]"
+            ),
+            most,
+        );
+    }
 }
 
-fn attention_grad(elem: &str, width: usize, value_width: usize, most: u32) {
-    check(
-        &format!(
-            "attention_grad[0.1; window=9] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
-             {elem}[1,70,1,{value_width}], f32[1,70,2], {elem}[1,70,2,{value_width}], f32[1,70,2], \
-             i32[70], i32[70]"
-        ),
-        most,
-    );
+/// The same of its gradients; `most` without and with a softcap.
+fn attention_grad(elem: &str, width: usize, value_width: usize, most: [u32; 2]) {
+    for (softcap, most) in ["", "; softcap=50"].into_iter().zip(most) {
+        check(
+            &format!(
+                "attention_grad[0.1; window=9{softcap}] {elem}[1,70,2,{width}], \
+                 {elem}[1,70,1,{width}], {elem}[1,70,1,{value_width}], f32[1,70,2], \
+                 {elem}[1,70,2,{value_width}], f32[1,70,2], i32[70], i32[70]"
+            ),
+            most,
+        );
+    }
 }
 
 #[test]
@@ -90,11 +95,13 @@ fn attention_fits() {
 
 #[test]
 fn gradients_of_attention_fit() {
-    for (width, most) in [(32, 168), (64, 210), (80, 168), (128, 255), (256, 255)] {
-        attention_grad("bf16", width, width, most);
+    for (width, most, capped) in
+        [(32, 168, 168), (64, 210, 210), (80, 168, 176), (128, 255, 255), (256, 255, 255)]
+    {
+        attention_grad("bf16", width, width, [most, capped]);
     }
-    attention_grad("f32", 80, 80, 168);
-    attention_grad("bf16", 192, 128, 255);
+    attention_grad("f32", 80, 80, [168; 2]);
+    attention_grad("bf16", 192, 128, [255; 2]);
 }
 
 #[test]

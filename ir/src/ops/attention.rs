@@ -6,13 +6,15 @@ use crate::kernel::{Elem, Heads};
 op! {
     /// Causal attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v
     /// `[b,t,g,e]`, n = g·r heads, without a stored score matrix. A key at position p is seen from
-    /// position q if p <= q and, with a window, q - p < window. Results: the output `[b,s,n,e]` and
-    /// the log-sum-exp of the scaled scores `[b,s,n]`, in f32 (-inf, and output 0, where nothing is
-    /// seen).
-    Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, window: Option<usize> }
+    /// position q if p <= q and, with a window, q - p < window. A score is x = scale q·k or, with a
+    /// softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). Results: the output
+    /// `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
+    /// nothing is seen).
+    Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, window: Option<usize>, softcap: Option<f64> }
     samples [
         "attention[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
         "attention[0.7; window=2] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",
+        "attention[0.7; window=none; softcap=1.5] f32[1,3,2,2], f32[1,3,1,2], f32[1,3,1,2], i32[3], i32[3]",
     ]
 }
 
@@ -68,6 +70,19 @@ pub(crate) fn accepts_qkv(ins: &[&Type], positions: [usize; 2]) -> Result<(), St
     Ok(())
 }
 
+/// Says what is wrong with a softcap.
+pub(crate) fn accepts_softcap(softcap: Option<f64>) -> Result<(), String> {
+    match softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
+        Some(c) => Err(format!("a softcap is a positive number, not {c:?}")),
+        None => Ok(()),
+    }
+}
+
+/// A scaled product of a query and a key as it enters the softmax.
+pub(crate) fn capped(x: f64, softcap: Option<f64>) -> f64 {
+    softcap.map_or(x, |c| c * (x / c).tanh())
+}
+
 /// Multiplications and additions of products over all pairs: b·s·n·t·(d + e).
 pub(crate) fn pair_flops(loops: &[(Letter, f64)], per: f64) -> f64 {
     let size = |c: char| loops.iter().find(|l| l.0.name() == c).map_or(1.0, |l| l.1);
@@ -79,6 +94,7 @@ impl OpDef for Attention {
         if ins.len() != 5 {
             return Err("five operands are needed".into());
         }
+        accepts_softcap(self.softcap)?;
         accepts_qkv(ins, [3, 4])
     }
     fn rule(&self, _: &[usize]) -> Rule {
@@ -96,7 +112,8 @@ impl OpDef for Attention {
         if let Some(d_lse) = d[1] {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
-        let op = AttentionGrad { scale: self.scale, window: self.window };
+        let Attention { scale, window, softcap } = *self;
+        let op = AttentionGrad { scale, window, softcap };
         let g = b.push_n(
             &["q", "k", "v"],
             op,
@@ -114,8 +131,8 @@ impl OpDef for Attention {
         let [q, k, v] = [ins[0], ins[1], ins[2]];
         let pairs = [q, k, ins[3], ins[4]];
         let score = |b, s, h, g, t| {
-            self.scale
-                * (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum::<f64>()
+            let dot = |d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d]);
+            capped(self.scale * (0..q.shape[3]).map(dot).sum::<f64>(), self.softcap)
         };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
         each_pair(pairs, self.window, |b, s, h, g, t| {

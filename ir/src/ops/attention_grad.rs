@@ -5,8 +5,11 @@ use super::*;
 op! {
     /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
     /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
-    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos) { scale: f64, window: Option<usize> }
-    samples ["attention_grad[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]"]
+    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos) { scale: f64, window: Option<usize>, softcap: Option<f64> }
+    samples [
+        "attention_grad[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
+        "attention_grad[0.5; window=none; softcap=1.5] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
+    ]
 }
 
 impl OpDef for AttentionGrad {
@@ -14,6 +17,7 @@ impl OpDef for AttentionGrad {
         if ins.len() != 8 {
             return Err("eight operands are needed".into());
         }
+        attention::accepts_softcap(self.softcap)?;
         attention::accepts_qkv(ins, [6, 7])?;
         if ins[3].rank() != 3
             || ins[4].rank() != 4
@@ -50,12 +54,14 @@ impl OpDef for AttentionGrad {
             (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
         attention::each_pair([q, k, ins[6], ins[7]], self.window, |b, s, h, g, t| {
             let row = [b, s, h];
-            let score = self.scale
-                * (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum::<f64>();
+            let dot: f64 = (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum();
+            let score = attention::capped(self.scale * dot, self.softcap);
+            // d (c tanh(x / c)) / dx = 1 - tanh²(x / c)
+            let slope = self.softcap.map_or(1.0, |c| 1.0 - (score / c).powi(2));
             let p = (score - lse.at(&row)).exp();
             let dp: f64 =
                 (0..v.shape[3]).map(|e| d_o.at(&[b, s, h, e]) * v.at(&[b, t, g, e])).sum();
-            let ds = self.scale * p * (dp - delta.at(&row));
+            let ds = self.scale * slope * p * (dp - delta.at(&row));
             for e in 0..v.shape[3] {
                 *dv.at_mut(&[b, t, g, e]) += p * d_o.at(&[b, s, h, e]);
             }

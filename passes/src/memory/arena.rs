@@ -323,9 +323,14 @@ fn live(l: &Layout, list: &[Instr], blocks: &[Block]) -> usize {
     let (mut now, mut most) = (0i64, 0usize);
     for (i, instr) in list.iter().enumerate() {
         now += change[i];
-        let Instr::Call(c) = instr else { continue };
-        let counted: usize = l.counted[c.func].iter().map(|&f| bytes(f)).sum();
-        let here = (now as usize).saturating_sub(counted) + l.scratch[c.func].busiest;
+        let here = match instr {
+            Instr::Call(c) => {
+                let counted: usize = l.counted[c.func].iter().map(|&f| bytes(f)).sum();
+                (now as usize).saturating_sub(counted) + l.scratch[c.func].busiest
+            }
+            // What waits for its receiver may be alive beside what was received.
+            Instr::Send(_) | Instr::Recv(_) | Instr::Sent { .. } => now as usize,
+        };
         most = most.max(here);
     }
     whole + most

@@ -347,7 +347,7 @@ fn exponentials_are_computed_once_where_a_result_has_room() {
 fn plans_train_to_the_same_bits() {
     type Case<'a> = (&'a str, &'a [(&'a str, usize)], fn(&mut Options));
     // As users compile; the other tests interpret.
-    let cases: [Case; 16] = [
+    let cases: [Case; 18] = [
         ("llama_gqa", &[("tp", 2)], |o| o.sp = true),
         ("gpt2", &[("dp_shard", 2)], |_| ()),
         ("qwen3", &[], |o| o.dtype = DType::BF16),
@@ -363,6 +363,8 @@ fn plans_train_to_the_same_bits() {
         ("llama_yarn", &[("dp_shard", 4)], |o| (o.zero, o.microbatch) = (3, 1)),
         ("mistral_window", &[("dp_replicate", 2)], |o| o.optimizer = Optimizer::Sgd),
         ("qwen2", &[("pp", 2)], |o| (o.dtype, o.zero) = (DType::BF16, 1)),
+        ("gemma2", &[("cp", 2)], |o| o.cp_mode = CpMode::Ring),
+        ("gemma2", &[("tp", 2)], |o| (o.sp, o.dtype) = (true, DType::BF16)),
         ("deepseek_v3", &[("dp_shard", 2)], |o| o.ep = 2),
         ("deepseek_v3_yarn", &[("tp", 2)], |o| o.dtype = DType::BF16),
         ("qwen3_moe", &[("dp_shard", 2), ("tp", 2)], |o| (o.ep, o.etp, o.sp) = (4, Some(1), true)),

@@ -73,7 +73,7 @@ fn every_family_with_rings() {
 /// Tokens may be dealt in either way whatever attention does: positions say where they stand.
 #[test]
 fn either_split_with_every_mode() {
-    for name in ["llama_gqa", "mistral_window", "gpt2"] {
+    for name in ["llama_gqa", "mistral_window", "gpt2", "gemma2"] {
         for cp_mode in [CpMode::AllGather, CpMode::Ring, CpMode::Ulysses] {
             for (split, mesh) in [
                 (CpSplit::Contiguous, &[("cp", 4)][..]),
@@ -120,10 +120,11 @@ fn forward_only_gives_logits_in_order() {
 /// ring gives what the gathered form gives.
 #[test]
 fn a_ring_is_the_gathered_form() {
-    let meshes: [(&str, Axes); 3] = [
+    let meshes: [(&str, Axes); 4] = [
         ("llama_gqa", &[("cp", 4), ("tp", 2)]),
         ("llama_gqa", &[("cp", 2), ("tp", 4)]),
         ("mistral_window", &[("cp", 4)]),
+        ("gemma2", &[("cp", 2), ("tp", 2)]),
     ];
     for (name, mesh) in meshes {
         let fx = Fixture::open(name);

@@ -81,4 +81,4 @@ fn grids() {
 macro_rules! families {
     ($($name:ident)*) => { $(#[test] fn $name() { all(stringify!($name)); })* };
 }
-families! { llama_mha llama_gqa llama_bias_tied llama_yarn mistral_window qwen2 qwen3 gpt2 }
+families! { llama_mha llama_gqa llama_bias_tied llama_yarn mistral_window qwen2 qwen3 gpt2 gemma2 }

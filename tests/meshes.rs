@@ -97,6 +97,9 @@ const TABLE: &[Row] = &[
     ("gpt2", [2, 1, 2, 2, 2], 3, true, Ring, "interleaved", None, 2),
     ("llama_deep", [4, 1, 1, 4, 1], 0, false, Ring, "dualpipe-v", None, 1),
     ("mistral_window", [2, 2, 1, 2, 1], 0, false, Ring, "v-half", Selective, 1),
+    ("gemma2", [1, 1, 2, 2, 2], 3, true, Ring, "1f1b", Selective, 2),
+    ("gemma2", [2, 1, 1, 2, 2], 0, true, Ulysses, "zb-h1", Full, 2),
+    ("gemma2", [2, 2, 1, 1, 4], 0, false, AllGather, "gpipe", None, 2),
 ];
 
 const DEEP2: TpMode = TwoAndHalfD { depth: 2 };
@@ -125,6 +128,7 @@ const GRIDS: &[(TpMode, Row)] = &[
     (DEEP2, ("llama_bias_tied", [2, 1, 1, 1, 8], 0, false, AllGather, "interleaved", None, 4)),
     (TwoAndHalfD { depth: 1 }, ("llama_gqa", [1, 1, 1, 1, 4], 0, false, AllGather, "1f1b", None, 4)),
     (ThreeD, ("llama_mha", [1, 1, 1, 1, 8], 0, false, AllGather, "1f1b", None, 8)),
+    (TwoD, ("gemma2", [1, 1, 1, 1, 4], 0, false, AllGather, "1f1b", None, 4)),
     (ThreeD, ("llama_gqa", [1, 1, 1, 1, 8], 0, false, AllGather, "1f1b", Selective, 4)),
     (ThreeD, ("gpt2", [1, 1, 1, 1, 8], 0, false, AllGather, "1f1b", None, 4)),
     (ThreeD, ("qwen3", [1, 2, 1, 1, 8], 0, false, AllGather, "1f1b", None, 4)),

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, MAX_COUNT};
 use crate::family::{
-    Experts, Family, Heads, LatentSizes, Normed, Positions, Score, SparseLayers, Window,
+    Experts, Family, Heads, LatentSizes, Normed, Positions, Score, Softcap, SparseLayers, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Balance, ExpertFacts, Facts, Shape};
@@ -36,6 +36,9 @@ pub(crate) struct Arch {
     pub latent: Option<LatentSizes>,
     /// Factor of the scores of attention.
     pub scale: f64,
+    /// Of the scores of attention, and of the logits.
+    pub softcap: Option<f64>,
+    pub final_softcap: Option<f64>,
     /// Whether each layer has experts.
     pub sparse: Vec<bool>,
     pub routing: Routing,
@@ -85,8 +88,19 @@ impl Arch {
             Some(e) => (sparse(e, c, facts.layers)?, routing(e, c, facts.experts.as_ref(), shape)?),
         };
         warnings.extend(idle_balance(f, shape, sparse.contains(&true)));
+        let divisor = match f.attention.scalar {
+            None => facts.head_dim as f64,
+            Some((key, absent)) => c.positive_if(key)?.unwrap_or(absent),
+        };
+        let softcap = |s: Option<Softcap>| match s {
+            None => Ok(None),
+            Some(s) if c.has(s.key) => c.positive_if(s.key),
+            Some(s) => Ok(Some(s.absent)),
+        };
         Ok(Arch {
-            scale: sharper / (facts.head_dim as f64).sqrt(),
+            scale: sharper / divisor.sqrt(),
+            softcap: softcap(f.attention.softcap)?,
+            final_softcap: softcap(f.softcap)?,
             pairs: if adjacent { Pairs::Adjacent } else { Pairs::Halves },
             latent,
             sparse,
@@ -409,24 +423,35 @@ fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> 
     let width = |absent| {
         if c.has("sliding_window") { c.count_if("sliding_window") } else { Ok(absent) }
     };
-    let (absent, first) = match f.attention.window {
+    let (window, first, help) = match f.attention.window {
         Window::Never => return Ok(vec![None; layers]),
         Window::All { absent } => return Ok(vec![width(absent)?; layers]),
         Window::AllSwitched { absent } => {
             let on = c.flag("use_sliding_window", false)?;
             return Ok(vec![if on { width(Some(absent))? } else { None }; layers]);
         }
-        Window::Switched { absent, first } => (absent, first),
+        Window::Switched { absent, first } => {
+            let on = c.flag("use_sliding_window", false)?;
+            let help = "set use_sliding_window to true and sliding_window to 4096, for example";
+            (if on { width(Some(absent))? } else { None }, Some(first), help)
+        }
+        Window::Alternating { absent } => {
+            (width(Some(absent))?, None, "set sliding_window to 4096, for example")
+        }
     };
-    let on = c.flag("use_sliding_window", false)?;
-    let window = if on { width(Some(absent))? } else { None };
-    let Some(types) = c.words_if("layer_types")? else {
-        // 0 is a value here: all layers have the window.
-        let first = match c.get("max_window_layers").map(serde_json::Value::as_u64) {
-            Some(Some(0)) => 0,
-            _ => c.count_if("max_window_layers")?.unwrap_or(first),
-        };
-        return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());
+    let types = match (c.words_if("layer_types")?, first) {
+        (Some(types), _) => types,
+        (None, Some(first)) => {
+            // 0 is a value here: all layers have the window.
+            let first = match c.get("max_window_layers").map(serde_json::Value::as_u64) {
+                Some(Some(0)) => 0,
+                _ => c.count_if("max_window_layers")?.unwrap_or(first),
+            };
+            return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());
+        }
+        (None, None) => {
+            ["sliding_attention", "full_attention"].into_iter().cycle().take(layers).collect()
+        }
     };
     if types.len() != layers {
         let what = format!("`layer_types` has {} entries for {layers} layers", types.len());
@@ -438,7 +463,6 @@ fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> 
         ("sliding_attention", None) => {
             let key = format!("layer_types/{i}");
             let what = "the layer has a window, but no window is set";
-            let help = "set use_sliding_window to true and sliding_window to 4096, for example";
             Err(c.error(&key, what, help))
         }
         _ => {

@@ -12,9 +12,10 @@ use shardc_ir::verify::{Phase, verify};
 use std::ops::Range;
 use std::path::PathBuf;
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "deepseek_v3",
     "deepseek_v3_yarn",
+    "gemma2",
     "gpt2",
     "llama_bias_tied",
     "llama_gqa",
@@ -260,6 +261,7 @@ fn windows_of_layers() {
         m.module.funcs[0].nodes.iter().filter_map(attention).collect()
     };
     assert_eq!(windows(&model("mistral_window", &train(8))), [Some(5), Some(5)]);
+    assert_eq!(windows(&model("gemma2", &train(8))), [Some(5), None, Some(5)]);
     // sliding_window is 4, but use_sliding_window is false.
     assert_eq!(windows(&model("qwen2", &train(8))), [None, None]);
 }

@@ -264,6 +264,26 @@ fn layers_and_windows() {
 }
 
 #[test]
+fn gemma2_softcaps_and_windows() {
+    let load =
+        |c: Value| load_changed("gemma2", "gemma2", c).map_err(|d| (d.code, d.place.unwrap()));
+    for key in ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"] {
+        for bad in [json!(0), json!(-1.5), json!("50"), json!([])] {
+            let (code, place) = load(json!({ key: bad })).unwrap_err();
+            assert!(code == "config" && place.ends_with(key), "{place}: {code}");
+        }
+        assert!(load(json!({ key: null })).is_ok());
+    }
+    let (code, place) = load(json!({"layer_types": null, "sliding_window": null})).unwrap_err();
+    assert!(code == "config" && place.ends_with("/layer_types/0"), "{place}: {code}");
+    assert_eq!(
+        load(json!({"use_bidirectional_attention": true})).unwrap_err().0,
+        "unsupported-config"
+    );
+    assert_eq!(load(json!({"hidden_activation": "gelu"})).unwrap_err().0, "activation");
+}
+
+#[test]
 fn gpt2_switches_and_warnings() {
     let load = |c: Value| load_changed("gpt2", "gpt2", c);
     let warnings = load(json!({"resid_pdrop": 0.1})).unwrap();

@@ -64,16 +64,20 @@ pub struct Kind {
     /// Norms of the heads of q and k.
     pub head_norms: bool,
     pub rotary: bool,
+    /// Norms behind attention and MLP, and a softcap of the logits.
+    pub gemma: bool,
 }
 
 impl Kind {
-    pub const LLAMA: Kind = Kind { layer_norm: false, gate: true, head_norms: false, rotary: true };
-    pub const GPT2: Kind = Kind { layer_norm: true, gate: false, head_norms: false, rotary: false };
+    pub const LLAMA: Kind =
+        Kind { layer_norm: false, gate: true, head_norms: false, rotary: true, gemma: false };
+    pub const GPT2: Kind = Kind { layer_norm: true, gate: false, rotary: false, ..Kind::LLAMA };
 
     pub fn of(fixture: &str) -> Kind {
         match fixture {
             "gpt2" => Kind::GPT2,
             "qwen3" => Kind { head_norms: true, ..Kind::LLAMA },
+            "gemma2" => Kind { gemma: true, ..Kind::LLAMA },
             _llama_like => Kind::LLAMA,
         }
     }
@@ -96,6 +100,13 @@ fn norm(k: Kind, h: usize, readers: &'static str) -> Vec<Entry> {
         e("x·rstd", "the norm's weight", "h", h),
         e("the norm's result", readers, "h", h),
     ]
+}
+
+/// A norm behind attention or MLP: a residual sum, which saves nothing, takes its result.
+fn norm_behind(k: Kind, h: usize) -> Vec<Entry> {
+    let mut all = norm(k, h, "nothing");
+    all.truncate(if k.gemma { 3 } else { 0 });
+    all
 }
 
 /// What a layer saves if nothing is made again.
@@ -123,6 +134,7 @@ fn everything(k: Kind, f: &Facts) -> Vec<Entry> {
         e("attention's result", "attention (Σ dO·O), weight of o", "a·d", q, Over::Width),
         e("log-sum-exp", "attention", "a", f.heads, Over::Width),
     ]);
+    all.extend([norm_behind(k, f.hidden), norm_behind(k, f.hidden)].into_iter().flatten());
     // A residual sum saves nothing.
     if k.gate {
         all.extend(norm(k, f.hidden, "weights of gate and up"));
@@ -157,6 +169,11 @@ fn expensive(k: Kind, f: &Facts) -> Vec<Entry> {
         e("x after attention", "what its norm makes again", "h", h, Over::Sequence),
         e("up of the product", "what the MLP makes again", "f", f.ffn, Over::Width),
     ];
+    if k.gemma {
+        let made = "what the norm behind makes again";
+        all.push(e("o of the product", made, "h", h, Over::Sequence));
+        all.push(e("down of the product", made, "h", h, Over::Sequence));
+    }
     if k.gate {
         all.push(e("gate of the product", "what the MLP makes again", "f", f.ffn, Over::Width));
     }
@@ -192,6 +209,9 @@ fn outside(k: Kind, x: &Sizes) -> Vec<usize> {
         whole("its sum", "log", "1", 1, Over::Whole),
         whole("whether a token is scored", "loss", "1", 1, Over::Whole),
     ]);
+    if k.gemma {
+        all.push(whole("tanh(logits / cap)", "itself", "v", x.facts.vocab, Over::Width));
+    }
     if k.rotary {
         // Cosine and sine of every position and pair.
         all.extend([x.seq * x.facts.head_dim / 2 * F32; 2]);

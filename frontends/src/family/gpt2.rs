@@ -27,11 +27,13 @@ pub(super) const FAMILY: Family = Family {
     },
     root: "transformer",
     embedding: "wte",
+    scaled_embedding: false,
     positions: Positions::Learned("wpe"),
     layers: "h",
     norm: Norm::Layer,
     attention: Attention {
         norm: "ln_1",
+        norm_behind: None,
         module: "attn",
         heads: Heads::Plain {
             q: Linear::conv1d("c_attn", Some("q")),
@@ -41,9 +43,12 @@ pub(super) const FAMILY: Family = Family {
         },
         o: Linear::conv1d("c_proj", None),
         window: Window::Never,
+        scalar: None,
+        softcap: None,
     },
     mlp: Mlp {
         norm: "ln_2",
+        norm_behind: None,
         module: "mlp",
         gate: None,
         up: Linear::conv1d("c_fc", None),
@@ -52,6 +57,7 @@ pub(super) const FAMILY: Family = Family {
     },
     experts: None,
     final_norm: "ln_f",
+    softcap: None,
     scaled_residual_init: true,
     // Causal masks, which old checkpoints store.
     unused: &[".attn.bias", ".attn.masked_bias"],

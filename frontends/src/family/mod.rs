@@ -6,6 +6,7 @@
 //! which MLP, which positions, where config.json keeps the sizes, and how the modules are called.
 
 mod deepseek_v3;
+mod gemma2;
 mod gpt2;
 mod llama;
 mod mistral;
@@ -19,12 +20,13 @@ use crate::near::nearest;
 use shardc_ir::diag::Result;
 
 /// All known families.
-pub const FAMILIES: [&Family; 8] = [
+pub const FAMILIES: [&Family; 9] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &gpt2::FAMILY,
+    &gemma2::FAMILY,
     &mixtral::FAMILY,
     &qwen3_moe::FAMILY,
     &deepseek_v3::FAMILY,
@@ -40,6 +42,8 @@ pub struct Family {
     /// Module that holds the model; checkpoint names may lack it.
     pub root: &'static str,
     pub embedding: &'static str,
+    /// Its rows are multiplied by √hidden.
+    pub scaled_embedding: bool,
     pub positions: Positions,
     /// Module list of the blocks.
     pub layers: &'static str,
@@ -50,6 +54,8 @@ pub struct Family {
     /// Of the other layers, if there are any.
     pub experts: Option<Experts>,
     pub final_norm: &'static str,
+    /// Of the logits.
+    pub softcap: Option<Softcap>,
     /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.
     pub scaled_residual_init: bool,
     /// Ends of the names of checkpoint tensors that are no weights.
@@ -106,19 +112,35 @@ pub enum Positions {
 pub enum Norm {
     /// x / rms(x) · weight (Zhang and Sennrich, 2019).
     Rms,
+    /// x / rms(x) · (1 + weight).
+    RmsAroundOne,
     /// (x - mean) / deviation · weight + bias (Ba et al., 2016).
     Layer,
+}
+
+/// c tanh(x / c) in the place of x: the key of c, and c if the key is absent; none where it is null.
+#[derive(Clone, Copy, Debug)]
+pub struct Softcap {
+    pub key: &'static str,
+    pub absent: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// Norm before it.
     pub norm: &'static str,
+    /// Norm behind it, before the residual.
+    pub norm_behind: Option<&'static str>,
     /// Module of the block that holds it.
     pub module: &'static str,
     pub heads: Heads,
     pub o: Linear,
     pub window: Window,
+    /// Scores are products over the root of this key's number, or of this where it is absent, in the
+    /// place of the head size.
+    pub scalar: Option<(&'static str, f64)>,
+    /// Of the scores.
+    pub softcap: Option<Softcap>,
 }
 
 /// How queries, keys and values are made.
@@ -241,12 +263,18 @@ pub enum Window {
         absent: usize,
         first: usize,
     },
+    /// Those that `layer_types` names, or the first and every second after it.
+    Alternating {
+        absent: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Mlp {
     /// Norm before it.
     pub norm: &'static str,
+    /// Norm behind it, before the residual.
+    pub norm_behind: Option<&'static str>,
     /// Module of the block that holds it.
     pub module: &'static str,
     /// Multiplied with the activation of this projection, if there is one.
@@ -355,8 +383,9 @@ mod tests {
         assert_eq!((d.code, d.exit as i32), ("unknown-model-type", 4));
         let all = d.help.join("\n");
         assert!(
-            all.contains("llama, mistral, qwen2, qwen3, gpt2, mixtral, qwen3_moe, deepseek_v3")
-                && all.contains("`qwen2`"),
+            all.contains(
+                "llama, mistral, qwen2, qwen3, gpt2, gemma2, mixtral, qwen3_moe, deepseek_v3"
+            ) && all.contains("`qwen2`"),
             "{all}"
         );
     }

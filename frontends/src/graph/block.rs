@@ -17,8 +17,10 @@ pub(super) struct Block {
     pub attention_norm: Norm,
     pub heads: Heads,
     pub o: Linear,
+    pub norm_behind_attention: Option<Norm>,
     pub mlp_norm: Norm,
     pub mlp: Feed,
+    pub norm_behind_mlp: Option<Norm>,
 }
 
 /// What makes queries, keys and values.
@@ -70,7 +72,7 @@ pub(super) struct Cx<'a> {
     pub tokens: &'a Tokens,
 }
 
-/// x + o(attention(norm(x))).
+/// x + o(attention(norm(x))); with a norm behind it, that of the second term.
 pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
     let h = parts::norm(b, &p.attention_norm, cx.arch.eps, x, "bsh");
     let [q, k, v] = match &p.heads {
@@ -79,11 +81,11 @@ pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value 
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
         }
     };
-    let op = Attention { scale: cx.arch.scale, window: cx.window, softcap: None };
+    let op = Attention { scale: cx.arch.scale, window: cx.window, softcap: cx.arch.softcap };
     let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
-    residual(b, p, x, o)
+    residual(b, cx, p, p.norm_behind_attention.as_ref(), [x, o])
 }
 
 fn turned(b: &mut Builder, cx: &Cx, hint: &'static str, x: Value) -> Value {
@@ -161,14 +163,15 @@ fn latent(
     [q, b.push("k", Concat::new(still + turning), &[k_still, k_turned]), v]
 }
 
-/// x + mlp(norm(x)), or the experts' in its place; and what their router tells.
+/// x + mlp(norm(x)), or the experts' in its place, again with the norm behind it; and what their
+/// router tells.
 pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, Told) {
     let h = parts::norm(b, &p.mlp_norm, cx.arch.eps, x, "bsh");
     let (y, told) = match &p.mlp {
         Feed::Mlp(m) => (mlp(b, cx, m, h), Told::default()),
         Feed::Experts(e) => experts::experts(b, cx, e, h),
     };
-    (residual(b, p, x, y), told)
+    (residual(b, cx, p, p.norm_behind_mlp.as_ref(), [x, y]), told)
 }
 
 /// down(activation(gate(h)) · up(h)), or without a gate down(activation(up(h))).
@@ -197,7 +200,8 @@ pub(super) fn activate(b: &mut Builder, kind: Activation, x: Value) -> Value {
     }
 }
 
-fn residual(b: &mut Builder, p: &Block, x: Value, y: Value) -> Value {
+fn residual(b: &mut Builder, cx: &Cx, p: &Block, norm: Option<&Norm>, [x, y]: [Value; 2]) -> Value {
+    let y = norm.map_or(y, |n| parts::norm(b, n, cx.arch.eps, y, "bsh"));
     b.enter(&p.scope);
     b.push("hidden", Add::same(), &[x, y])
 }

@@ -59,6 +59,10 @@ pub(crate) fn build(
         Take { rule: parts::rule("vh,bs->bsh", &[2, 2]) },
         &[params.embedding.0, ids],
     );
+    if f.scaled_embedding {
+        let by = (arch.facts.hidden as f64).sqrt();
+        x = b.push("hidden", Scale { by }, &[x]);
+    }
     if let Some((table, scope)) = &params.positions {
         b.enter(scope);
         let p = b.push(
@@ -87,6 +91,7 @@ pub(crate) fn build(
     b.enter("lm_head");
     let head = params.head.unwrap_or(params.embedding.0);
     let logits = b.push("logits", Dot::by("bsh,vh->bsv", &[3, 2]), &[x, head]);
+    let logits = parts::capped(b, "logits", arch.final_softcap, logits);
     let mut results = vec![];
     if let Some(t) = targets {
         let value = loss::sum_of_losses(b, logits, t);

@@ -4,12 +4,14 @@ use crate::family::Layout;
 use shardc_ir::attr::{Broadcast, RuleAttr, Sizes};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
-use shardc_ir::ops::{Add, Dot, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub};
+use shardc_ir::ops::{Add, Dot, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub, Tanh};
 use shardc_ir::rule::Letter;
 
 /// The parameters of a norm.
 pub(super) struct Norm {
     pub weight: Value,
+    /// The weight is what is beyond 1.
+    pub around_one: bool,
     /// `Some` for a layer norm, which also subtracts the mean.
     pub bias: Option<Value>,
     pub scope: String,
@@ -59,11 +61,28 @@ pub(super) fn norm(b: &mut Builder, p: &Norm, eps: f64, x: Value, dims: &str) ->
     let scale = b.push("rstd", Rsqrt {}, &[shifted]);
     let y = b.push("normed", Mul::by(&by_row, &[rank, rank - 1]), &[x, scale]);
     let by_last = format!("{dims},{last}->{dims}");
-    let y = b.push("normed", Mul::by(&by_last, &[rank, 1]), &[y, p.weight]);
+    let weighted = b.push("normed", Mul::by(&by_last, &[rank, 1]), &[y, p.weight]);
+    let y = match p.around_one {
+        false => weighted,
+        // Not (1 + weight) x: in bf16 the sum would lose the weight's digits. The rule is written
+        // out since a sum without one is residual, which recomputation keeps.
+        true => {
+            let rule = spread(&format!("{dims},{dims}->{dims}"), &[rank, rank]);
+            b.push("normed", Add { rule }, &[y, weighted])
+        }
+    };
     match p.bias {
         None => y,
         Some(v) => b.push("normed", Add { rule: spread(&by_last, &[rank, 1]) }, &[y, v]),
     }
+}
+
+/// c tanh(x / c), if there is a softcap c.
+pub(super) fn capped(b: &mut Builder, hint: &'static str, softcap: Option<f64>, x: Value) -> Value {
+    let Some(c) = softcap else { return x };
+    let x = b.push(hint, Scale { by: 1.0 / c }, &[x]);
+    let x = b.push(hint, Tanh {}, &[x]);
+    b.push(hint, Scale { by: c }, &[x])
 }
 
 /// x [b, s, from] times a weight, plus its bias: [b, s, to].

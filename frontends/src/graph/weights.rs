@@ -157,13 +157,14 @@ impl Declare<'_, '_, '_> {
         let (scope, name) = self.enter(module);
         let hint = last(module);
         let shape = vec![size];
-        let weight =
-            self.weight(hint, format!("{name}.weight"), shape.clone(), None, Init::Ones, None);
+        let around_one = self.f.norm == family::Norm::RmsAroundOne;
+        let init = if around_one { Init::Zeros } else { Init::Ones };
+        let weight = self.weight(hint, format!("{name}.weight"), shape.clone(), None, init, None);
         let bias = (self.f.norm == family::Norm::Layer).then(|| {
             let hint = format!("{hint}_bias");
             self.weight(&hint, format!("{name}.bias"), shape, None, Init::Zeros, None)
         });
-        Norm { weight, bias, scope }
+        Norm { weight, around_one, bias, scope }
     }
 
     fn linear(
@@ -221,14 +222,17 @@ impl Declare<'_, '_, '_> {
         let at = format!("{}.{i}", f.layers);
         let in_a = format!("{at}.{}", a.module);
         let hidden = facts.hidden;
-        let attention_norm = self.norm(&format!("{at}.{}", a.norm), hidden);
+        let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), hidden);
+        let attention_norm = norm(self, a.norm);
         let (heads, o_in) = self.heads(&in_a)?;
         let o = self.linear(&in_a, &a.o, [o_in, hidden], Split::Row, None)?;
-        let mlp_norm = self.norm(&format!("{at}.{}", m.norm), hidden);
+        let norm_behind_attention = a.norm_behind.map(|n| norm(self, n));
+        let mlp_norm = norm(self, m.norm);
         let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
             Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
             None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
         };
+        let norm_behind_mlp = m.norm_behind.map(|n| norm(self, n));
         let under_root = |s: &str| format!("{}.{s}", f.root);
         Ok(Block {
             scope: under_root(&at),
@@ -236,8 +240,10 @@ impl Declare<'_, '_, '_> {
             attention_norm,
             heads,
             o,
+            norm_behind_attention,
             mlp_norm,
             mlp,
+            norm_behind_mlp,
         })
     }
 

@@ -1,0 +1,34 @@
+//! Gemma 2 (Gemma Team, 2024): norms before and behind attention and MLP, with weights around 0;
+//! scaled embeddings; softcaps of scores and logits; every second layer with a window.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "gemma2",
+    keys: Keys { activation: "hidden_activation", ..llama::FAMILY.keys },
+    absent: Absent {
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        max_positions: 8192,
+        tied: true,
+        ..llama::FAMILY.absent
+    },
+    scaled_embedding: true,
+    norm: Norm::RmsAroundOne,
+    attention: Attention {
+        norm_behind: Some("post_attention_layernorm"),
+        window: Window::Alternating { absent: 4096 },
+        scalar: Some(("query_pre_attn_scalar", 256.0)),
+        softcap: Some(Softcap { key: "attn_logit_softcapping", absent: 50.0 }),
+        ..llama::FAMILY.attention
+    },
+    mlp: Mlp {
+        norm: "pre_feedforward_layernorm",
+        norm_behind: Some("post_feedforward_layernorm"),
+        activation: Activation::GeluTanh,
+        ..llama::PLAIN_MLP
+    },
+    softcap: Some(Softcap { key: "final_logit_softcapping", absent: 30.0 }),
+    fixed: &[("use_bidirectional_attention", false)],
+    ..llama::FAMILY
+};

@@ -32,6 +32,11 @@ fn ranks_share_a_device() {
 }
 
 #[test]
+fn scores_with_a_softcap() {
+    same("gemma2", &["--mesh", "cp=2", "--cp-mode", "ring"], ("1", "own"), 1e-4);
+}
+
+#[test]
 fn ranks_of_a_pipeline_on_two_devices() {
     same(
         "llama_bias_tied",

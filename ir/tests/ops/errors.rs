@@ -92,6 +92,26 @@ fn add_of_many_pending_operands() {
 }
 
 #[test]
+fn a_softcap_is_a_positive_number() {
+    let qkv = "f32[1,3,2,2], f32[1,3,1,2], f32[1,3,1,2]";
+    let more = "f32[1,3,2], f32[1,3,2,2], f32[1,3,2],";
+    for (cap, message) in [
+        ("0", "positive"),
+        ("-1.5", "positive"),
+        ("inf", "positive"),
+        ("NaN", "not a number"),
+        ("none", "not a number"),
+    ] {
+        for (op, more) in [("attention", ""), ("attention_grad", more)] {
+            let text =
+                format!("{op}[0.5; window=none; softcap={cap}] {qkv}, {more} i32[3], i32[3]");
+            let e = shardc_ir::samples::Sample::parse(text.clone().leak()).expect_err(&text);
+            assert!(e.contains(message), "{text}: {e}");
+        }
+    }
+}
+
+#[test]
 fn ops_of_experts_refuse_what_they_cannot_count() {
     for (text, message) in [
         ("top_k[te->tk,t; k=2] f32[3,5]", "one result"),

@@ -19,6 +19,9 @@ fn machine(name: &str) -> Option<Machine> {
     Some(m)
 }
 
+/// Code in the plan: else every process would compile it.
+const CODE: [&str; 4] = ["--device", "cuda", "--arch", "sm_90a"];
+
 /// A port that nobody listens at.
 fn port() -> String {
     let any = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -179,7 +182,7 @@ fn same(model: &str, ranks: usize, flags: &[&str], products: &str, tolerance: f6
     let m = machine(&name)?;
     let model = format!("{HERE}/tests/fixtures/{model}");
     let compile = ["compile", &model, "--global-batch", "4", "--seq", "8", "-o", "plan"];
-    m.ok(&[&compile[..], &["--transport", "nccl"], flags].concat(), &[]);
+    m.ok(&[&compile[..], &["--transport", "nccl"], &CODE, flags].concat(), &[]);
     let run = ["run", "plan", "--weights", &model, "--steps", "2", "--format", "json"];
     std::fs::create_dir_all(m.dir.join("log")).expect("a folder");
     let log = m.dir.join("log").display().to_string();
@@ -218,7 +221,7 @@ fn sharded_weights() {
     let Some(m) = machine("nccl-weights") else { return };
     let model = format!("{HERE}/tests/fixtures/qwen3");
     let compile = ["compile", &model, "--global-batch", "8", "--seq", "16", "-o", "plan"];
-    m.ok(&[&compile[..], &["--mesh", "dp_shard=2", "--zero", "3"]].concat(), &[]);
+    m.ok(&[&compile[..], &CODE, &["--mesh", "dp_shard=2", "--zero", "3"]].concat(), &[]);
     let batch = format!("{model}/batch.safetensors");
     let run = ["run", "plan", "--weights", &model, "--batch", &batch, "--steps", "3"];
     m.ok(&[&run[..], &["--dump", "cpu"]].concat(), &[]);
@@ -246,7 +249,7 @@ fn one_rank_and_misfits() {
     let Some(m) = machine("nccl-misfits") else { return };
     let model = format!("{HERE}/tests/fixtures/llama_mha");
     let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2", "--transport", "nccl"];
-    m.ok(&[&["compile", &model, "-o", "plan"][..], &flags].concat(), &[]);
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
     let refused = |o: &Output, status: i32, words: &[&str]| {
         let said = text(&o.stderr);
         assert_eq!(o.status.code(), Some(status), "{said}");
@@ -281,7 +284,7 @@ fn each_launcher_starts_a_job() {
     let Some(m) = machine("nccl-launchers") else { return };
     let model = format!("{HERE}/tests/fixtures/llama_mha");
     let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2", "--mode", "infer"];
-    m.ok(&[&["compile", &model, "-o", "plan"][..], &flags].concat(), &[]);
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
     let run = ["run", "plan", "--device", "cuda", "--transport", "nccl"];
     let torchrun = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
     let srun = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"];
@@ -326,7 +329,7 @@ fn a_killed_process_is_named() {
     let Some(m) = machine("nccl-killed") else { return };
     let model = format!("{HERE}/tests/fixtures/llama_mha");
     let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2"];
-    m.ok(&[&["compile", &model, "-o", "plan"][..], &flags].concat(), &[]);
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
     let run = ["run", "plan", "--device", "cuda", "--transport", "nccl", "--steps", "100000"];
     let start = |(rank, mut c): (usize, Command)| {
         let file = |name: &str| std::fs::File::create(m.dir.join(name)).expect("a file");

@@ -12,7 +12,7 @@ use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::Reduction;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -194,14 +194,30 @@ impl<P: Post> Messages<P> {
         }
     }
 
-    /// The group for its next call.
-    fn call(&mut self, axes: AtomSet) -> Result<Group> {
+    /// Opens the channels of groups, and that of all ranks, now instead of at their first calls: a post
+    /// may wait for all members there, whatever happens. All ranks name the same groups.
+    ///
+    /// # Errors
+    /// Those of the post.
+    pub fn open(&mut self, groups: &BTreeSet<AtomSet>) -> Result<()> {
+        groups.iter().try_for_each(|&axes| self.join(axes))?;
+        self.world().map(|_| ())
+    }
+
+    /// Opens the channel of a group, once.
+    fn join(&mut self, axes: AtomSet) -> Result<()> {
         if !self.groups.contains_key(&axes) {
             let members: Arc<[usize]> = self.mesh.group(axes, self.rank).into();
             let me = members.iter().position(|&r| r == self.rank).expect("a rank is in its group");
             let channel = self.post.open(&members)?;
             self.groups.insert(axes, Group { members, me, channel, tag: SENT });
         }
+        Ok(())
+    }
+
+    /// The group for its next call.
+    fn call(&mut self, axes: AtomSet) -> Result<Group> {
+        self.join(axes)?;
         let g = self.groups.get_mut(&axes).expect("was just made");
         g.tag = 1 + g.tag % CALLS;
         Ok(g.clone())

@@ -224,7 +224,9 @@ impl Job {
                 use shardc_runtime::messages::Messages;
                 let (mesh, post) = (&plan.module.mesh, world.post());
                 let (rank, alarm) = (self.launched.rank, self.alarm.clone());
-                Ok(vec![Box::new(Messages::new(mesh, rank, post, timeout, alarm))])
+                let mut end = Messages::new(mesh, rank, post, timeout, alarm);
+                end.open(&plan.groups())?;
+                Ok(vec![Box::new(end)])
             }
             Links::Nccl(_, name) => {
                 self.one_each(name)?;

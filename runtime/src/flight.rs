@@ -1,7 +1,6 @@
 //! The flight recorder of a rank: what it did last, and what it is doing.
 
-use crate::messages::Call;
-use crate::session::Done;
+use crate::alarm::Call;
 use crate::wiring::Wiring;
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::plan::{Instr, Transfer};
@@ -9,6 +8,23 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Something a rank did in a step, in time since the session began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timing {
+    pub what: Done,
+    pub start: Duration,
+    pub end: Duration,
+}
+
+/// What was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// An instruction of the step, by its number in the list of the rank's class.
+    Instr(usize),
+    /// A kernel inside a call: function and first node. Of these only collectives are timed.
+    Launch(usize, usize),
+}
 
 /// Instructions that are remembered.
 const ENTRIES: usize = 4096;

@@ -3,6 +3,7 @@
 //! The executor is one `match` over kernels; the step is the plan's list of actions; collectives go
 //! through a [`transport::Transport`], so that another transport changes nothing here.
 
+pub mod alarm;
 pub mod arena;
 pub mod control;
 pub mod cuda;
@@ -27,12 +28,13 @@ mod hub;
 mod map;
 mod math;
 mod moves;
+mod options;
 mod product;
 mod rank;
 mod region;
 mod rows;
 mod wiring;
 
-pub use session::{
-    Array, Done, Options, Process, Session, StepBatch, StepResult, Timing, Wanted, fresh,
-};
+pub use flight::{Done, Timing};
+pub use options::{LoadFn, Options, Wanted, fresh};
+pub use session::{Array, LowerFn, Process, Session, StepBatch, StepResult};

@@ -3,10 +3,10 @@
 use crate::batch::{self, StepData};
 use crate::engine::{Engine, OnHost, out_of_arena};
 use crate::exec::Executor;
-use crate::flight::Flight;
+use crate::flight::{Done, Flight, Timing};
 use crate::holdings::{self, Holding, Sink, Task};
+use crate::options::{LoadFn, Options, Wanted};
 use crate::region::{Region, copy, dense_block};
-use crate::session::{Done, LoadFn, Options, Timing, Wanted};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
 use shardc_ir::diag::{Diag, Exit, Result};

@@ -1,122 +1,29 @@
 //! A running plan: one thread per rank of this process, alive from step to step.
 
+use crate::alarm::Alarm;
 use crate::batch::{self, StepData};
 use crate::control::{Control, Witness};
-use crate::cuda::Devices;
-use crate::flight::Flight;
+use crate::flight::{Flight, Timing};
 use crate::holdings::Task;
-use crate::messages::Alarm;
-use crate::native::Native;
+use crate::options::{LoadFn, Options};
 use crate::rank::{Command, Failed, Order, Piece, Rank, Reply};
 use crate::region::{Region, copy, dense_block};
-use crate::threads::Threads;
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, whole};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::kernel::Program;
-use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{Plan, Settings, TokenOrder};
 use shardc_ir::tensor;
-use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What is loaded before the first step.
-#[derive(Clone, Copy, Debug)]
-pub enum Wanted<'a> {
-    Param(&'a Weight),
-    /// Optimizer state, by the name of its role and its global sizes. Without a checkpoint it is 0.
-    State {
-        name: &'a str,
-        shape: &'a [usize],
-    },
-}
-
-/// Fills a slice of a parameter or state: the elements of these ranges, one per dim, in row-major
-/// order.
-pub type LoadFn<'a> = dyn Fn(Wanted, &[Range<usize>], &mut [f32]) -> Result<()> + Sync + 'a;
-
-/// Parameters from `load`, optimizer state 0.
-pub fn fresh(
-    load: impl Fn(&Weight, &[Range<usize>], &mut [f32]) -> Result<()> + Sync,
-) -> impl Fn(Wanted, &[Range<usize>], &mut [f32]) -> Result<()> + Sync {
-    move |wanted, ranges, out| match wanted {
-        Wanted::Param(w) => load(w, ranges, out),
-        Wanted::State { .. } => {
-            out.fill(0.0);
-            Ok(())
-        }
-    }
-}
-
 /// Makes the kernels of a rank.
 pub type LowerFn<'a> = dyn Fn(&Plan, usize) -> Result<Program> + Sync + 'a;
-
-/// How to run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Threads that one rank's products may use.
-    pub threads: usize,
-    /// Fill arenas with NaN, so that reading what was never written shows.
-    pub poison: bool,
-    /// A rank that others have waited for so long has failed.
-    pub timeout: Duration,
-    /// Note when each instruction and each collective began and ended.
-    pub trace: bool,
-    /// Compiled kernels over rows; without, they are interpreted.
-    pub native: Option<Arc<Native>>,
-    /// The devices that ranks run on; without, they run on the processor.
-    pub devices: Option<Arc<Devices>>,
-}
-
-impl Options {
-    /// The ends of all ranks, which are threads of this process.
-    fn connect(&self, mesh: &Mesh) -> Vec<Box<dyn Transport>> {
-        fn boxed<T: Transport + 'static>(ends: Vec<T>) -> Vec<Box<dyn Transport>> {
-            ends.into_iter().map(|end| Box::new(end) as Box<dyn Transport>).collect()
-        }
-        match &self.devices {
-            Some(d) => boxed(d.connect(mesh, self.timeout)),
-            None => boxed(Threads::connect(mesh, self.timeout)),
-        }
-    }
-}
-
-/// Something a rank did in a step, in time since the session began.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Timing {
-    pub what: Done,
-    pub start: Duration,
-    pub end: Duration,
-}
-
-/// What was done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Done {
-    /// An instruction of the step, by its number in the list of the rank's class.
-    Instr(usize),
-    /// A kernel inside a call: function and first node. Of these only collectives are timed.
-    Launch(usize, usize),
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            threads: 1,
-            poison: false,
-            timeout: Duration::from_secs(600),
-            trace: false,
-            native: None,
-            devices: None,
-        }
-    }
-}
 
 /// One step's data, `[global_batch, seq]` each. Position i is scored against `targets[i]`; negative
 /// targets are ignored. A plan without targets takes an empty slice.

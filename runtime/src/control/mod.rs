@@ -12,7 +12,7 @@ mod wire;
 
 pub use join::Door;
 
-use crate::messages::Alarm;
+use crate::alarm::Alarm;
 use join::{knock, resolve, welcome};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::collections::VecDeque;

@@ -1,6 +1,6 @@
 //! NCCL's functions, by nccl.h of version 2.18 and later, loaded when they are first asked for.
 
-use crate::messages::Alarm;
+use crate::alarm::Alarm;
 use libloading::Library as Object;
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};

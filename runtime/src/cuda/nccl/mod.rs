@@ -15,7 +15,7 @@ pub use library::Id;
 use super::arena::Arena;
 use super::device::{Event, Stream};
 use super::movement::OnDevice;
-use crate::messages::{Alarm, Call};
+use crate::alarm::{Alarm, Call};
 use crate::region::Region;
 use crate::threads::Mover;
 use crate::transport::{Reduced, Transport};

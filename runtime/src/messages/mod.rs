@@ -5,22 +5,20 @@
 //! of a ring, and the same bits as [`crate::threads`]. Large data move in segments, so that memory
 //! beside the arena stays bounded.
 
-use crate::region::{self, Region, chunk, split};
+mod flow;
+
+use crate::alarm::Alarm;
+use crate::region::{self, Region, chunk};
 use crate::transport::{Reduced, Transport};
+use flow::{Flow, Piece, SEGMENT, each, shifted};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::Reduction;
-use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Elements that one member sends another before both look at what came.
-const SEGMENT: usize = 1 << 20;
 /// Sums of at most this many elements are sent whole to all, and folded by all.
 const SMALL: usize = 2048;
 /// Looks at what is under way before the core is offered to others, and before sleeping.
@@ -68,46 +66,6 @@ pub trait Post: Send {
     fn done(&mut self, ticket: &mut Self::Ticket) -> Result<bool>;
 }
 
-/// An operation of a rank's transport, by its number from 1.
-pub type Call = u64;
-
-/// Tells which operation a device has not done yet, the oldest.
-pub(crate) type Oldest = Box<dyn Fn() -> Option<Call> + Send + Sync>;
-
-/// What a rank tells those who watch it: whom it waits for; and what they tell it: to stop.
-#[derive(Default)]
-pub struct Alarm {
-    rung: AtomicBool,
-    waits: Mutex<Vec<usize>>,
-    oldest: OnceLock<Oldest>,
-}
-
-impl Alarm {
-    /// Makes every operation of this process fail.
-    pub fn ring(&self) {
-        self.rung.store(true, Ordering::Release);
-    }
-    /// True if every operation is to fail.
-    pub fn is_rung(&self) -> bool {
-        self.rung.load(Ordering::Acquire)
-    }
-    /// Ranks that an operation has waited for, longer than a moment.
-    pub fn waits(&self) -> Vec<usize> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-    fn set_waits(&self, ranks: Vec<usize>) {
-        *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
-    }
-    /// Who knows which operations are done, if they are queued and not waited for.
-    pub(crate) fn ask(&self, oldest: Oldest) {
-        let _ = self.oldest.set(oldest);
-    }
-    /// The oldest operation that was queued and is not done.
-    pub(crate) fn oldest(&self) -> Option<Call> {
-        self.oldest.get().and_then(|f| f())
-    }
-}
-
 /// The ranks of a group, in order.
 #[derive(Clone)]
 struct Group {
@@ -115,41 +73,6 @@ struct Group {
     me: usize,
     channel: usize,
     tag: u32,
-}
-
-/// Elements in this range of regions one after the other.
-#[derive(Clone)]
-struct Flow<'a> {
-    regions: SmallVec<[&'a Region; 2]>,
-    range: Range<usize>,
-}
-
-impl<'a> Flow<'a> {
-    fn of(regions: impl IntoIterator<Item = &'a Region>) -> Flow<'a> {
-        let regions: SmallVec<[&Region; 2]> = regions.into_iter().collect();
-        let all = regions.iter().map(|r| r.len()).sum();
-        Flow { regions, range: 0..all }
-    }
-    fn cut(self, range: Range<usize>) -> Flow<'a> {
-        Flow { range, ..self }
-    }
-    fn segments(&self) -> usize {
-        self.range.len().div_ceil(SEGMENT)
-    }
-    /// A segment: its parts of regions.
-    fn parts(&self, segment: usize) -> SmallVec<[(&'a Region, Range<usize>); 2]> {
-        let first = self.range.start + segment * SEGMENT;
-        let range = first.min(self.range.end)..(first + SEGMENT).min(self.range.end);
-        let lens = self.regions.iter().map(|r| r.len());
-        split(lens, range).map(|(i, part)| (self.regions[i], part)).collect()
-    }
-}
-
-/// Bytes of a segment where they lie, or, if that is in pieces, of a copy.
-struct Piece {
-    room: Option<Vec<f32>>,
-    first: *mut u8,
-    bytes: usize,
 }
 
 /// A message under way, and with whom.
@@ -487,29 +410,6 @@ impl<P: Post> Messages<P> {
         let me = self.rank;
         self.fail(format!("rank {me} has {found} places for the data of {ways} ranks"))
     }
-}
-
-/// Calls `f(region, range, copy)` for parts of regions and the same indices of a piece's copy.
-///
-/// # Safety
-/// The piece has room for all parts.
-unsafe fn each(
-    piece: &Piece,
-    parts: &[(&Region, Range<usize>)],
-    mut f: impl FnMut(&Region, Range<usize>, &Region),
-) {
-    let mut byte = 0;
-    for (r, range) in parts {
-        f(r, range.clone(), &shifted(piece.first.wrapping_add(byte), r.elem(), range));
-        byte += range.len() * r.elem().bytes();
-    }
-}
-
-/// Adjacent elements from `first` on, which are those of a range of something larger.
-fn shifted(first: *mut u8, elem: Elem, range: &Range<usize>) -> Region {
-    let zero = first.wrapping_sub(range.start * elem.bytes());
-    // SAFETY: only the elements of the range are used.
-    unsafe { Region::adjacent(zero.cast(), elem, range.end) }
 }
 
 fn failure(message: String) -> Diag {

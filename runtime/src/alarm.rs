@@ -1,0 +1,44 @@
+//! What a rank tells those who watch it, and what they tell it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// An operation of a rank's transport, by its number from 1.
+pub type Call = u64;
+
+/// Tells which operation a device has not done yet, the oldest.
+pub(crate) type Oldest = Box<dyn Fn() -> Option<Call> + Send + Sync>;
+
+/// What a rank tells those who watch it: whom it waits for; and what they tell it: to stop.
+#[derive(Default)]
+pub struct Alarm {
+    rung: AtomicBool,
+    waits: Mutex<Vec<usize>>,
+    oldest: OnceLock<Oldest>,
+}
+
+impl Alarm {
+    /// Makes every operation of this process fail.
+    pub fn ring(&self) {
+        self.rung.store(true, Ordering::Release);
+    }
+    /// True if every operation is to fail.
+    pub fn is_rung(&self) -> bool {
+        self.rung.load(Ordering::Acquire)
+    }
+    /// Ranks that an operation has waited for, longer than a moment.
+    pub fn waits(&self) -> Vec<usize> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    pub(crate) fn set_waits(&self, ranks: Vec<usize>) {
+        *self.waits.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
+    }
+    /// Who knows which operations are done, if they are queued and not waited for.
+    pub(crate) fn ask(&self, oldest: Oldest) {
+        let _ = self.oldest.set(oldest);
+    }
+    /// The oldest operation that was queued and is not done.
+    pub(crate) fn oldest(&self) -> Option<Call> {
+        self.oldest.get().and_then(|f| f())
+    }
+}

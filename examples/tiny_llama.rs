@@ -65,8 +65,12 @@ fn train(model: &Path, flags: &Flags, dir: Option<&Path>, root: &Path) -> Result
     let plan = &out.stored.plan;
     let start = Start::Random { seed: o.seed };
     let mut ranks = session(plan, &start, &Run { timeout: 60, ..Run::default() })?;
-    let data =
-        Data::open("--data", &format!("bytes:{}/**/*.rs", root.display()), plan.settings.vocab)?;
+    let data = Data::open(
+        "--data",
+        &format!("bytes:{}/**/*.rs", root.display()),
+        None,
+        plan.settings.vocab,
+    )?;
     let since = std::time::Instant::now();
     let mut losses = vec![];
     for step in 1..=STEPS {

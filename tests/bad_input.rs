@@ -152,6 +152,15 @@ fn batches_out_of_range() {
     assert!(lab.path("dump.safetensors").exists());
     lab.refuses(&["run", "plan", "--data", "words:x"], 2, "data");
     lab.refuses(&["run", "plan", "--data", "bytes:*.none"], 2, "data");
+    lab.refuses(&["run", "plan", "--data", "text:*.json"], 2, "data");
+    let tokenizer = |data| ["run", "plan", "--data", data, "--tokenizer", "."];
+    lab.refuses(&tokenizer("text:*.none"), 2, "data");
+    lab.refuses(&tokenizer("bytes:*.json"), 2, "flag");
+    if cfg!(not(feature = "tokenizers")) {
+        lab.write("some.txt", "text");
+        let said = lab.refuses(&tokenizer("text:some.txt"), 5, "tokenizer");
+        assert!(said.contains("--features tokenizers"), "{said}");
+    }
 }
 
 #[test]

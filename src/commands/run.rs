@@ -5,7 +5,7 @@ mod trace;
 use super::show;
 use crate::checkpoint::{self, Saved};
 use crate::cluster::{self, Job, Transport};
-use crate::data::Data;
+use crate::data::{Data, is_text};
 use crate::device;
 use crate::plan_dir::{self, Stored};
 use crate::recompile;
@@ -36,10 +36,13 @@ pub struct Run {
     /// HF folder with the weights to start from [default: random weights]
     #[arg(long, value_name = "DIR")]
     pub weights: Option<PathBuf>,
-    /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), or bytes:GLOB, one
-    /// token per byte [default: random tokens]
+    /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with
+    /// --tokenizer, or bytes:GLOB, one token per byte [default: random tokens]
     #[arg(long)]
     pub data: Option<String>,
+    /// Folder with tokenizer.json, or that file: what makes tokens of text
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<PathBuf>,
     /// Data whose loss is shown every --eval-every steps, without training on it
     #[arg(long, value_name = "DATA")]
     pub eval_data: Option<String>,
@@ -176,6 +179,12 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
         return Err(Diag::new("flag", "the CPU's products are our own")
             .at("--products cublaslt")
             .help("add --device cuda, or leave --products out"));
+    }
+    let text = [&how.data, &how.eval_data].into_iter().flatten().any(|d| is_text(d));
+    if let Some(tokenizer) = how.tokenizer.as_ref().filter(|_| !text) {
+        return Err(Diag::new("flag", "no text is given that the tokenizer is for")
+            .at(format!("--tokenizer {}", tokenizer.display()))
+            .help("add --data text:GLOB, or leave --tokenizer out"));
     }
     match (how.device, transport) {
         (On::Cpu, Transport::Nccl) => Err(Diag::new("flag", "NCCL connects devices")
@@ -331,8 +340,11 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
     }
-    let eval =
-        how.eval_data.as_deref().map(|d| Data::open("--eval-data", d, s.vocab)).transpose()?;
+    if leads && how.data.as_deref().is_some_and(is_text) {
+        eprintln!("text {}", feed.mark());
+    }
+    let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
+    let eval = how.eval_data.as_deref().map(open).transpose()?;
     let mut session = launch(plan, &start, how, job, Some(dir))?;
     if !leads {
         let batch = |step| match (step, &eval) {
@@ -430,7 +442,9 @@ impl Feed {
                 b.check(s.vocab)?;
                 Feed::Batch(b)
             }
-            (None, Some(spec)) => Feed::Data(Data::open("--data", spec, s.vocab)?),
+            (None, Some(spec)) => {
+                Feed::Data(Data::open("--data", spec, how.tokenizer.as_deref(), s.vocab)?)
+            }
             (None, None) => Feed::Data(Data::Random { vocab: s.vocab }),
         })
     }

@@ -1,10 +1,15 @@
-//! Training data: files of tokens, bytes of files, or random tokens.
+//! Training data: files of tokens, text, bytes of files, or random tokens.
 
+mod text;
+#[cfg(feature = "tokenizers")]
+mod tokenizer;
 mod tokens;
 
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::rng::Stream;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use text::Text;
 use tokens::TokenFile;
 
 /// Where tokens come from.
@@ -12,78 +17,62 @@ pub enum Data {
     /// One token per byte, the files one after another.
     Bytes(Vec<u8>),
     Tokens(TokenFile),
+    Text(Text),
     /// Random tokens: for timing, and where nothing is given.
     Random {
         vocab: usize,
     },
 }
 
-/// Most bytes read as data.
-const MAX_BYTES: usize = 256 << 20;
+/// Most bytes read as data that stay in memory.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Whether a word of `--data` is text, for which there is a tokenizer.
+pub fn is_text(spec: &str) -> bool {
+    spec.starts_with("text:")
+}
 
 impl Data {
-    /// A file of tokens, or `bytes:GLOB`, where `**` crosses folders; hidden folders and `target` are
-    /// left out. Given with a flag.
+    /// A file of tokens, `text:GLOB` with a tokenizer, or `bytes:GLOB`. Given with a flag.
     ///
     /// # Errors
-    /// `data`.
-    pub fn open(flag: &str, spec: &str, vocab: usize) -> Result<Data> {
-        let Some(pattern) = spec.strip_prefix("bytes:") else {
-            let path = Path::new(spec);
-            if path.extension().is_some_and(|e| e == "bin" || e == "npy") {
-                return TokenFile::open(path).map(Data::Tokens);
+    /// `data`, and those of text.
+    pub fn open(flag: &str, spec: &str, tokenizer: Option<&Path>, vocab: usize) -> Result<Data> {
+        let wrong = |what: String| Diag::new("data", what).at(format!("{flag} {spec}"));
+        match (spec.split_once(':'), Path::new(spec).extension()) {
+            (Some(("text", pattern)), _) => {
+                let Some(tokenizer) = tokenizer else {
+                    return Err(wrong("text needs a tokenizer".into())
+                        .help("add --tokenizer DIR, the folder of the model with tokenizer.json"));
+                };
+                let documents = read(pattern, &wrong)?;
+                Text::open(tokenizer, &documents, vocab).map(Data::Text)
             }
-            return Err(Diag::new("data", format!("`{spec}` is no kind of data"))
-                .at(format!("{flag} {spec}"))
-                .help("use FILE.bin, FILE.npy, or bytes:GLOB, for example bytes:src/*.rs"));
-        };
-        if vocab < 256 {
-            return Err(Diag::new(
-                "data",
-                format!("bytes are 256 tokens, the model knows {vocab}"),
-            )
-            .at(format!("{flag} {spec}"))
-            .help("use a model with vocab_size 256 or more"));
-        }
-        let root: PathBuf = pattern.split('/').take_while(|p| !p.contains(['*', '?'])).collect();
-        let root = if pattern.starts_with('/') { Path::new("/").join(root) } else { root };
-        let mut files = vec![];
-        let start = if root.as_os_str().is_empty() { PathBuf::from(".") } else { root };
-        collect(&start, pattern.trim_start_matches("./"), 0, &mut files);
-        files.sort();
-        let mut bytes = vec![];
-        for f in &files {
-            let read = std::fs::read(f).map_err(|e| {
-                Diag::new("data", e.to_string())
-                    .at(f.display().to_string())
-                    .help("make the file readable")
-                    .exit(Exit::Environment)
-            })?;
-            bytes.extend_from_slice(&read);
-            if bytes.len() > MAX_BYTES {
-                return Err(Diag::new(
-                    "data",
-                    format!("the files hold more than {MAX_BYTES} bytes"),
-                )
-                .at(format!("{flag} {spec}"))
-                .help("name fewer files"));
+            (Some(("bytes", _)), _) if vocab < 256 => {
+                Err(wrong(format!("bytes are 256 tokens, the model knows {vocab}"))
+                    .help("use a model with vocab_size 256 or more"))
             }
+            (Some(("bytes", pattern)), _) => {
+                let files = read(pattern, &wrong)?;
+                Ok(Data::Bytes(files.into_iter().flat_map(|f| f.1).collect()))
+            }
+            (_, Some(e)) if e == "bin" || e == "npy" => {
+                TokenFile::open(Path::new(spec)).map(Data::Tokens)
+            }
+            _ => Err(wrong(format!("`{spec}` is no kind of data")).help(
+                "use FILE.bin, FILE.npy, text:GLOB, or bytes:GLOB, for example bytes:src/*.rs",
+            )),
         }
-        if bytes.is_empty() {
-            return Err(Diag::new("data", "no file matches, or all are empty")
-                .at(format!("{flag} {spec}"))
-                .help("quote the glob, and check the current folder"));
-        }
-        Ok(Data::Bytes(bytes))
     }
 
-    /// What tells these data from others: a hash of bytes, the number of tokens of a file.
+    /// What tells these data from others: a hash of bytes or text, the number of tokens of a file.
     pub fn mark(&self) -> String {
         match self {
             Data::Bytes(b) => {
                 format!("of {} bytes, hash {}", b.len(), &blake3::hash(b).to_hex()[..16])
             }
             Data::Tokens(t) => format!("of {} tokens", t.count),
+            Data::Text(t) => t.mark(),
             Data::Random { vocab } => format!("of {vocab} random tokens"),
         }
     }
@@ -111,6 +100,10 @@ impl Data {
                     (0..=seq).map(|i| i32::from(b[(start + i) % b.len()])).collect()
                 }
                 Data::Tokens(t) => t.read(first(t.count), seq + 1)?,
+                Data::Text(t) => {
+                    let (all, start) = (&t.tokens, first(t.tokens.len() as u64) as usize);
+                    (0..=seq).map(|i| all[(start + i) % all.len()]).collect()
+                }
                 Data::Random { vocab } => {
                     let one = |i: usize| s.uniform((row * (seq + 1) + i) as u64) * *vocab as f64;
                     (0..=seq).map(|i| one(i) as i32).collect()
@@ -121,6 +114,40 @@ impl Data {
         }
         Ok((ids, targets))
     }
+}
+
+/// The files that a glob names and that hold something, sorted by path; `**` crosses folders; hidden
+/// folders and `target` are left out.
+fn read(pattern: &str, wrong: &dyn Fn(String) -> Diag) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let root: PathBuf = pattern.split('/').take_while(|p| !p.contains(['*', '?'])).collect();
+    let root = if pattern.starts_with('/') { Path::new("/").join(root) } else { root };
+    let start = if root.as_os_str().is_empty() { PathBuf::from(".") } else { root };
+    let mut paths = vec![];
+    collect(&start, pattern.trim_start_matches("./"), 0, &mut paths);
+    paths.sort();
+    let (mut files, mut left) = (vec![], MAX_BYTES);
+    for path in paths {
+        let mut bytes = vec![];
+        let file = std::fs::File::open(&path);
+        file.and_then(|f| f.take(left + 1).read_to_end(&mut bytes)).map_err(|e| {
+            Diag::new("data", e.to_string())
+                .at(path.display().to_string())
+                .help("make the file readable")
+                .exit(Exit::Environment)
+        })?;
+        left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
+            wrong(format!("the files hold more than {MAX_BYTES} bytes"))
+                .help("name fewer files, or make a file of tokens of them")
+        })?;
+        if !bytes.is_empty() {
+            files.push((path, bytes));
+        }
+    }
+    if files.is_empty() {
+        return Err(wrong("no file matches, or all are empty".into())
+            .help("quote the glob, and check the current folder"));
+    }
+    Ok(files)
 }
 
 fn collect(dir: &Path, pattern: &str, depth: usize, out: &mut Vec<PathBuf>) {

@@ -1,0 +1,103 @@
+//! Hugging Face's tokenizers: `tokenizer.json`, read with bounds.
+
+use shardc_ir::diag::{Diag, Exit, Result};
+use std::io::Read;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
+use tokenizers::models::ModelWrapper;
+
+/// Longest tokenizer.json that is read; the largest that are known have 35 MB.
+const MOST_BYTES: u64 = 256 << 20;
+/// Names of the end of text where tokenizer_config.json says none.
+const ENDS: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
+
+fn wrong(path: &Path, what: impl Into<String>) -> Diag {
+    Diag::new("tokenizer", what)
+        .at(path.display().to_string())
+        .rule("--tokenizer: a folder with tokenizer.json, or that file, as Hugging Face's tokenizers write it")
+        .help("write it again with save_pretrained of transformers, version 4.35 or later")
+}
+
+/// Calls the library. It panics at some files that are wrong; that is said as an error.
+fn call<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    // At the start of a run no other thread may panic meanwhile.
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let done = panic::catch_unwind(AssertUnwindSafe(work));
+    panic::set_hook(hook);
+    let what = match done {
+        Ok(Ok(x)) => return Ok(x),
+        Ok(Err(e)) => e.to_string(),
+        Err(panic) => panic.downcast_ref::<String>().cloned().unwrap_or("it is broken".into()),
+    };
+    Err(wrong(path, format!("the tokenizer cannot be used: {what}")))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = vec![];
+    std::fs::File::open(path)
+        .and_then(|f| f.take(MOST_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(|e| wrong(path, e.to_string()).exit(Exit::Environment))?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(wrong(path, format!("it has more than {MOST_BYTES} B")));
+    }
+    Ok(bytes)
+}
+
+/// The tokenizer of a folder or file, and its token for the end of a text.
+///
+/// # Errors
+/// `tokenizer`.
+pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
+    let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
+    let bytes = read(path)?;
+    let mut tokenizer = call(path, || Tokenizer::from_bytes(&bytes))?;
+    if let ModelWrapper::BPE(model) = tokenizer.get_model()
+        && let Some(p) = model.dropout.filter(|&p| p > 0.0)
+    {
+        return Err(wrong(path, format!("its model leaves out merges at random (dropout {p})"))
+            .help("set model.dropout to null: tokens must be the same in every run"));
+    }
+    // What is kept there are lengths that somebody once wanted.
+    tokenizer.with_truncation(None).map_err(|e| wrong(path, e.to_string()))?;
+    tokenizer.with_padding(None);
+    let end = end(&tokenizer, &path.with_file_name("tokenizer_config.json"))?;
+    Ok((tokenizer, end))
+}
+
+/// `eos_token` of tokenizer_config.json, or else a token that is usually called so.
+fn end(tokenizer: &Tokenizer, config: &Path) -> Result<Option<u32>> {
+    if config.is_file() {
+        let json: serde_json::Value =
+            serde_json::from_slice(&read(config)?).map_err(|e| wrong(config, e.to_string()))?;
+        let said = &json["eos_token"];
+        if let Some(name) = said.as_str().or(said["content"].as_str()) {
+            let none = || wrong(config, format!("eos_token `{name}` is no token of the tokenizer"));
+            return tokenizer.token_to_id(name).ok_or_else(none).map(Some);
+        }
+    }
+    Ok(ENDS.iter().find_map(|name| tokenizer.token_to_id(name)))
+}
+
+/// Tokens of every document.
+///
+/// # Errors
+/// `data` for a document that is no text; `tokenizer`.
+pub fn ids(
+    tokenizer: &Tokenizer,
+    place: &Path,
+    documents: &[(PathBuf, Vec<u8>)],
+) -> Result<Vec<Vec<u32>>> {
+    let texts = documents.iter().map(|(path, bytes)| {
+        std::str::from_utf8(bytes).map_err(|e| {
+            Diag::new("data", format!("it is no text: {e}"))
+                .at(path.display().to_string())
+                .rule("text is UTF-8")
+                .help("write it again, for example with iconv -t utf-8, or leave it out")
+        })
+    });
+    let texts = texts.collect::<Result<Vec<&str>>>()?;
+    let done = call(place, || tokenizer.encode_batch_fast(texts, true))?;
+    Ok(done.iter().map(|e| e.get_ids().to_vec()).collect())
+}

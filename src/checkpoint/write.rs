@@ -7,13 +7,12 @@ use shardc_frontends::write_each;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_runtime::Session;
 use shardc_runtime::holdings::{Give, Holding, Task};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Elements that are hashed and written at a time: they stay in the cache.
-const PART: usize = 1 << 18;
+use std::thread::JoinHandle;
 
 /// What a checkpoint cannot do ends the job.
 fn failed(path: &Path, e: &dyn std::fmt::Display) -> Diag {
@@ -23,24 +22,49 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> Diag {
         .exit(Exit::RankFailed)
 }
 
-/// Saves what all ranks hold after a step: the folder appears whole, or not at all. Of older ones as
-/// many stay as make up `keep` with it.
-///
-/// # Errors
-/// `save`, and those of the session.
-pub fn save(
-    session: &mut Session,
-    dir: &Path,
-    step: usize,
+/// The checkpoints of a run. Older ones are taken apart while it goes on.
+pub struct Saves {
+    dir: PathBuf,
     keep: usize,
-    stored: &Stored,
-) -> Result<PathBuf> {
-    begin(dir, step, stored)?;
-    let number = u32::try_from(step).unwrap_or(u32::MAX);
-    let given = session.each(number, task(dir, step))?;
-    finish(dir, step, given)?;
-    prune(dir, keep.max(1));
-    Ok(step_folder(dir, step))
+    removal: Option<JoinHandle<()>>,
+}
+
+impl Saves {
+    /// To a folder; of older ones as many stay as make up `keep` with the newest.
+    pub fn new(dir: &Path, keep: usize) -> Saves {
+        Saves { dir: dir.into(), keep: keep.max(1), removal: None }
+    }
+
+    /// Saves what all ranks hold after a step: the folder appears whole, or not at all.
+    ///
+    /// # Errors
+    /// `save`, and those of the session.
+    pub fn save(&mut self, session: &mut Session, step: usize, stored: &Stored) -> Result<PathBuf> {
+        self.wait();
+        let dir = &self.dir;
+        begin(dir, step, stored)?;
+        let number = u32::try_from(step).unwrap_or(u32::MAX);
+        let given = session.each(number, task(dir, step))?;
+        finish(dir, step, given)?;
+        let saved = step_folder(dir, step);
+        let gone = hide(dir, self.keep);
+        // What cannot be removed costs room alone, and the next save tries again.
+        let remove = move || gone.iter().for_each(|path| drop(fs::remove_dir_all(path)));
+        self.removal = Some(std::thread::spawn(remove));
+        Ok(saved)
+    }
+
+    fn wait(&mut self) {
+        if let Some(removal) = self.removal.take() {
+            let _ = removal.join();
+        }
+    }
+}
+
+impl Drop for Saves {
+    fn drop(&mut self) {
+        self.wait();
+    }
 }
 
 /// Writes a checkpoint of what ranks would hold, whose elements `give` has.
@@ -112,18 +136,16 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
     let mut hasher = blake3::Hasher::new();
     let header = write_each(&path, &keys, |i, out| {
         give(&all[i], &mut |data| {
-            for part in data.chunks(PART) {
-                let swapped: Vec<u8>;
-                let raw: &[u8] = if cfg!(target_endian = "little") {
-                    bytemuck::cast_slice(part)
-                } else {
-                    swapped = part.iter().flat_map(|x| x.to_le_bytes()).collect();
-                    &swapped
-                };
-                hasher.update(raw);
-                out.write_all(raw).map_err(|e| failed(&path, &e))?;
-            }
-            Ok(())
+            let raw: Cow<[u8]> = if cfg!(target_endian = "little") {
+                bytemuck::cast_slice(data).into()
+            } else {
+                data.iter().flat_map(|x| x.to_le_bytes()).collect()
+            };
+            std::thread::scope(|s| {
+                s.spawn(|| hasher.update(&raw));
+                out.write_all(&raw)
+            })
+            .map_err(|e| failed(&path, &e))
         })
     })
     .map_err(|d| if d.code == "save" { d } else { failed(&path, &d.message) })?;
@@ -189,17 +211,17 @@ fn flush(dir: &Path) -> std::io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }
 
-/// Removes all but the newest checkpoints.
-fn prune(dir: &Path, keep: usize) {
+/// Renames all but the newest checkpoints: they disappear before they are taken apart. The new names.
+fn hide(dir: &Path, keep: usize) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut all: Vec<(usize, PathBuf)> = entries
         .filter_map(|e| Some((step_of(&e.file_name().to_string_lossy())?, e.path())))
         .collect();
     all.sort();
-    for (_, path) in all.iter().rev().skip(keep) {
-        // It disappears before it is taken apart. What cannot be removed costs room alone.
-        let name = path.file_name().map(|n| format!(".{}.unfinished", n.to_string_lossy()));
-        let gone = path.with_file_name(name.unwrap_or_default());
-        let _ = fs::rename(path, &gone).and_then(|()| fs::remove_dir_all(&gone));
-    }
+    let old = all.iter().rev().skip(keep);
+    old.filter_map(|(step, path)| {
+        let gone = unfinished(dir, *step);
+        fs::rename(path, &gone).ok().map(|()| gone)
+    })
+    .collect()
 }

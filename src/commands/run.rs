@@ -3,7 +3,7 @@
 mod trace;
 
 use super::show;
-use crate::checkpoint::{self, Saved};
+use crate::checkpoint::{self, Saved, Saves};
 use crate::cluster::{self, Job, Transport};
 use crate::data::{Data, is_text};
 use crate::device;
@@ -359,6 +359,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let mut first: Option<StepResult> = None;
     let mut trace = how.trace.as_deref().map(trace::Trace::new);
+    let mut saves = how.save.as_deref().map(|dir| Saves::new(dir, how.keep));
     let bar = progress(steps, as_json);
     let first_step = done + 1;
     for step in first_step..=steps {
@@ -377,11 +378,11 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         if step == first_step {
             first = Some(r);
         }
-        if let (Some(dir), Some(n)) = (&how.save, how.save_every)
+        if let (Some(saves), Some(n)) = (&mut saves, how.save_every)
             && (step as u64 % n == 0 || step == steps)
         {
             let since = Instant::now();
-            let saved = checkpoint::save(&mut session, dir, step, how.keep, &stored)?;
+            let saved = saves.save(&mut session, step, &stored)?;
             let (took, bytes) = (since.elapsed().as_secs_f64(), checkpoint::bytes(&saved));
             let (mb, rate) = (bytes as f64 / 1e6, bytes as f64 / 1e6 / took);
             bar.suspend(|| {

@@ -532,6 +532,11 @@ impl Drop for Session {
         for w in &mut self.workers {
             w.commands = None;
         }
+        // What a device has queued may wait for others for ever, and so would who frees its memory.
+        // The job ends, and this process.
+        if self.control.is_some() && self.failed.is_some() {
+            return;
+        }
         for w in &mut self.workers {
             if let Some(t) = w.thread.take() {
                 // A panic was reported as the rank's failure.

@@ -112,10 +112,15 @@ INLINE V f_where(V a, V b, V x) { return pick(a == b, x, all(0)); }
 /* x between two numbers, or none; y times 2^n, rounded once. */
 #ifdef __AVX512F__
 #define OF_ALL (unsigned short)-1, 4
-INLINE V between(V x, V low, V high) {
-    V y = (V)__builtin_ia32_maxps512_mask(low, x, x, OF_ALL);
-    return (V)__builtin_ia32_minps512_mask(high, y, y, OF_ALL);
-}
+/* The second operand if one is no number. Compilers name these instructions differently. */
+#ifdef __clang__
+INLINE V largest(V a, V b) { return (V)__builtin_ia32_maxps512(a, b, 4); }
+INLINE V smallest(V a, V b) { return (V)__builtin_ia32_minps512(a, b, 4); }
+#else
+INLINE V largest(V a, V b) { return (V)__builtin_ia32_maxps512_mask(a, b, b, OF_ALL); }
+INLINE V smallest(V a, V b) { return (V)__builtin_ia32_minps512_mask(a, b, b, OF_ALL); }
+#endif
+INLINE V between(V x, V low, V high) { return smallest(high, largest(low, x)); }
 INLINE V scaled(V y, V n) { return (V)__builtin_ia32_scalefps512_mask(y, n, y, OF_ALL); }
 #else
 INLINE V between(V x, V low, V high) {

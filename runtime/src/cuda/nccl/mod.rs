@@ -158,12 +158,20 @@ impl Nccl {
             all.front().map(|x| x.0)
         }));
         let watched = alarm.clone();
+        // The oldest operation that is not done, and since when it is that.
+        let seen = Mutex::new((None, Duration::ZERO));
         main.watch(Box::new(move |waited| {
             if watched.is_rung() {
                 return Err(failure("another rank failed".into()));
             }
             comms.iter().try_for_each(|c| c.check_async())?;
-            if waited < timeout {
+            let oldest = watched.oldest();
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            // A rank's own kernels may take any time.
+            if oldest.is_none() || oldest != seen.0 || waited < seen.1 {
+                *seen = (oldest, waited);
+            }
+            if waited - seen.1 < timeout {
                 return Ok(());
             }
             let s = timeout.as_secs_f64();

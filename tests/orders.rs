@@ -3,11 +3,13 @@
 mod fixture;
 use fixture::*;
 use shardc::flags::Flags;
+use shardc_ir::func::Value;
 use shardc_ir::group::{Launch, launches};
-use shardc_ir::overlap::awaited;
-use shardc_ir::plan::Plan;
+use shardc_ir::overlap::{awaited, works};
+use shardc_ir::plan::{Place, Plan};
 use shardc_passes::options::{CpMode, Options, Order, Transport};
 use shardc_passes::pipeline::Compiled;
+use std::ops::Range;
 
 type Axes = &'static [(&'static str, usize)];
 
@@ -59,8 +61,65 @@ fn work_behind_collectives_changes_no_number() {
             };
             assert_eq!(lines(&compiled), lines(&other), "{name} {mesh:?}");
             overlaps(&compiled.plan, mesh);
+            apart(&compiled.plan);
         }
     }
+}
+
+/// Nothing that runs while a collective is under way writes what it uses, or uses what it writes.
+fn apart(plan: &Plan) {
+    for class in &plan.classes {
+        for c in class.calls() {
+            let (f, memory) = (&plan.module.funcs[c.func], &class.memory);
+            let own = launches(f);
+            let at = |p: &Place| {
+                let first = c.frames[p.frame as usize] + p.offset;
+                first..first + p.bytes
+            };
+            let places = |all: &[Value]| -> Vec<Range<usize>> {
+                all.iter().map(|v| at(&memory.places[c.func][v.0 as usize])).collect()
+            };
+            let written = |x: &Launch| {
+                let mut w = places(&x.outs);
+                w.extend(memory.workspaces[c.func][x.nodes.clone()].iter().map(at));
+                w
+            };
+            let meet = |a: &[Range<usize>], b: &[Range<usize>]| {
+                a.iter().any(|x| b.iter().any(|y| x.start < y.end && y.start < x.end))
+            };
+            for (i, until) in awaited(f, &own, memory, c).into_iter().enumerate() {
+                let (reads, writes) = (places(&own[i].ins), written(&own[i]));
+                for x in own[(i + 1).min(until)..until].iter().filter(|x| works(f, x)) {
+                    let (r, w) = (places(&x.ins), written(x));
+                    let clash = meet(&w, &reads) || meet(&w, &writes) || meet(&r, &writes);
+                    assert!(!clash, "@{}: launch {i} and {:?}", f.name, x.nodes);
+                }
+            }
+        }
+    }
+}
+
+/// What is written over an argument stays behind what reads this.
+#[test]
+fn work_stays_before_what_is_written_over_its_operand() {
+    let text = "mesh [tp=2]
+func @step(%x: f32[4,8] input \"x\", %g: f32[8,8] sum \"g\") -> (%g2: f32[8,8] sum \"g\", %y: f32[4,8] output \"y\") {
+  %y = dot[mk,kn->mn] %x, %g : f32[4,8]
+  %z = exp %g : f32[8,8]
+  %part = scale[2.0] %z : f32[8,8]
+  %t = term[tp] %part : f32[8,8]+tp
+  %g2 = all_reduce[tp] %t : f32[8,8]
+  return %g2, %y
+}
+";
+    let mut m = shardc_ir::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let f = &mut m.funcs[0];
+    let kinds = |f: &shardc_ir::func::Func| -> Vec<&'static str> {
+        f.nodes.iter().map(|n| n.op.mnemonic()).collect()
+    };
+    let before = kinds(f);
+    shardc_passes::overlap::overlap(f);
+    assert_eq!(kinds(f), before, "the product reads what the all_reduce writes over");
 }
 
 /// Every all_reduce over tp that carries gradients of activations is under way while a product runs.

@@ -10,8 +10,8 @@
 //!
 //! As Megatron-LM does for gradients of weights (Narayanan et al., 2021, *Efficient large-scale language
 //! model training*), and FSDP for the weights of the next layer (Zhao et al., 2023), by one rule: what
-//! stands before a collective and is not needed for it goes behind it, as far back as [`HEAVY`]
-//! products or another collective. So few tensors live longer.
+//! stands before a collective and is not needed for it goes behind it, as far back as one
+//! product or another collective. So few tensors live longer.
 
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{Launch, launches};
@@ -68,14 +68,14 @@ struct Order<'a> {
 
 impl<'a> Order<'a> {
     fn of(f: &'a Func, all: &'a [Launch]) -> Order<'a> {
-        let mut over = HashMap::new();
-        for r in &f.results {
-            let old = f.args.iter().find(|a| a.role.is_some() && a.role == r.role);
-            over.extend(old.map(|a| (r.value, a.value)));
-        }
         let mut root: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
         for n in f.nodes.iter().filter(|n| n.op.def().is_view()) {
             root[n.outs[0].0 as usize] = root[n.ins[0].0 as usize];
+        }
+        let mut over = HashMap::new();
+        for r in &f.results {
+            let old = f.args.iter().find(|a| a.role.is_some() && a.role == r.role);
+            over.extend(old.map(|a| (root[r.value.0 as usize], a.value)));
         }
         Order { f, all, over, root }
     }

@@ -506,7 +506,9 @@ impl Session {
         /// More ranks than this are not listed.
         const LISTED: usize = 8;
         if self.control.is_some() {
-            return cause;
+            // The others say themselves where they are.
+            let placed = cause.place.is_some();
+            return if placed { cause } else { cause.at(self.crew.whereabouts()) };
         }
         for (other, flight) in self.crew.flights.iter().filter(|f| f.0 != rank).take(LISTED) {
             cause = cause.why(flight.whereabouts(&self.wiring, *other, &[], None));

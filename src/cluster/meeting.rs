@@ -55,7 +55,8 @@ pub fn meet(
             .help(format!("set {PORT} to a free port of {host}, such as 29500"))
             .exit(Exit::Environment)
     })?;
-    let place = format!("{host}:{number}");
+    let ipv6 = host.contains(':') && !host.starts_with('[');
+    let place = if ipv6 { format!("[{host}]:{number}") } else { format!("{host}:{number}") };
     if var(STORE).as_deref() != Some("True") {
         // Process 0 is at the port itself.
         let door = Door::open(if l.rank == 0 { number } else { 0 }, &addresses())?;

@@ -61,14 +61,32 @@ pub fn join(transport: Transport) -> Result<Option<Job>> {
         (Transport::Threads, _) => Ok(None),
         (Transport::Mpi, launched) => mpi(launched?).map(Some),
         (Transport::Nccl, launched) => {
-            shardc_runtime::cuda::version()?;
             let launched = launched?.unwrap_or(Launched::alone());
-            let device = launched.local.unwrap_or(launched.rank) % Device::count()?;
-            let name = Device::open(device)?.name()?;
+            // What is missing here ends the job of all, once they have met.
+            let device = device_of(&launched);
+            let links = match &device {
+                Ok((device, name)) => Links::Nccl(*device, name.clone()),
+                Err(_) => Links::Nccl(0, String::new()),
+            };
+            let alone = launched.world == 1;
+            if let (Err(d), true) = (&device, alone) {
+                return Err(d.clone());
+            }
             let meeting = meeting::meet(&launched, var, START)?;
-            start(launched, meeting, Links::Nccl(device, name)).map(Some)
+            let job = start(launched, meeting, links)?;
+            match device {
+                Ok(_) => Ok(Some(job)),
+                Err(d) => job.control.fail(&d),
+            }
         }
     }
+}
+
+/// The device of a process, and what only this device is called.
+fn device_of(l: &Launched) -> Result<(usize, String)> {
+    shardc_runtime::cuda::version()?;
+    let device = l.local.unwrap_or(l.rank) % Device::count()?;
+    Ok((device, Device::open(device)?.name()?))
 }
 
 #[cfg(not(feature = "mpi"))]

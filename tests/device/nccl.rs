@@ -145,6 +145,17 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
         let log = log.unwrap_or_default();
         let mut found = log.lines();
         let mut want = vec![];
+        // A byte each way, so that NCCL connects them.
+        let class = plan.class_of(rank);
+        for (from, to) in plan.edges() {
+            let (out, into) = (class == from, class == to);
+            if !out && !into {
+                continue;
+            }
+            let other = plan.peer(rank, if out { to } else { from });
+            let (kind, pair) = if out { ("send", (rank, other)) } else { ("recv", (other, rank)) };
+            want.push(Some(format!("{kind} {},{} 1 {other}", pair.0, pair.1)));
+        }
         (0..steps).for_each(|_| want.extend(calls(plan, rank)));
         assert_eq!(want.is_empty(), ranks == 1, "rank {rank} calls nothing");
         for (i, line) in want.iter().enumerate() {
@@ -269,7 +280,20 @@ fn one_rank_and_misfits() {
     refused(&all[0], 5, &["error[launcher]", "processes 0 (", " share a device"]);
     assert_eq!(all[1].status.code(), Some(5));
     assert!(text(&all[1].stderr).is_empty(), "{}", text(&all[1].stderr));
-    // Without the library.
+    // Without the library on one of them: all end, and the cause is told once.
+    let without = m.dir.join("half");
+    std::fs::create_dir_all(&without).expect("a folder");
+    let libraries = m.libraries.as_deref().expect("stand-ins");
+    std::fs::copy(libraries.join("libcuda.so.1"), without.join("libcuda.so.1")).expect("a copy");
+    let mut both = ranks_of(&m, 2, &cuda, &[]);
+    both[1].env("LD_LIBRARY_PATH", &without);
+    let both: Vec<Child> = both.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+    let said: Vec<Output> =
+        both.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect();
+    let all = said.iter().map(|o| text(&o.stderr)).collect::<String>();
+    assert!(said.iter().all(|o| o.status.code() == Some(5)), "{all}");
+    assert_eq!(all.matches("error[missing-library]: libnccl.so.2").count(), 1, "{all}");
+    // Without it alone.
     let without = m.dir.join("without");
     std::fs::create_dir_all(&without).expect("a folder");
     let libraries = m.libraries.as_deref().expect("stand-ins");
@@ -354,4 +378,28 @@ fn a_killed_process_is_named() {
     for w in ["error[rank-failed]: process 1 (", "was killed", "over tp [0, 1], @"] {
         assert!(said.contains(w), "no `{w}` in {said}");
     }
+}
+
+/// A device that never ends is found out by the rank that waits for it, and the job ends.
+#[test]
+fn a_device_that_hangs_ends_the_job() {
+    let Some(m) = machine("nccl-hangs") else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2"];
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
+    let run = ["run", "plan", "--device", "cuda", "--transport", "nccl", "--timeout", "3"];
+    let mut both = ranks_of(&m, 2, &run, &[]);
+    both[1].env("STANDIN_HANG", "9");
+    let since = Instant::now();
+    let both: Vec<Child> = both.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+    let both: Vec<Output> =
+        both.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect();
+    assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
+    let said = both.iter().map(|o| text(&o.stderr)).collect::<String>();
+    assert!(both.iter().all(|o| o.status.code() == Some(6)), "{said}");
+    assert_eq!(said.matches("error[").count(), 1, "{said}");
+    assert!(
+        said.contains("waited 3 s for its device") && said.contains(" over tp [0, 1]"),
+        "{said}"
+    );
 }

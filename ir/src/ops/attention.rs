@@ -72,7 +72,9 @@ pub(crate) fn accepts_qkv(ins: &[&Type], positions: [usize; 2]) -> Result<(), St
 
 /// Says what is wrong with a softcap.
 pub(crate) fn accepts_softcap(softcap: Option<f64>) -> Result<(), String> {
-    match softcap.filter(|c| !(c.is_finite() && *c > 0.0)) {
+    // Kernels have it in f32.
+    let right = |c: &f64| (*c as f32).is_finite() && *c as f32 > 0.0;
+    match softcap.filter(|c| !right(c)) {
         Some(c) => Err(format!("a softcap is a positive number, not {c:?}")),
         None => Ok(()),
     }

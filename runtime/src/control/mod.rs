@@ -294,7 +294,8 @@ impl Shared {
                 }
                 if self.ending.load(Ordering::Acquire) {
                     // It fails too: what it says is where it is.
-                    let line = text.lines().next().unwrap_or_default().to_string();
+                    let line = text.lines().next().unwrap_or_default();
+                    let line = line.split_once("]: ").map_or(line, |x| x.1).to_string();
                     held(self.inbox.lock()).stopped[other].get_or_insert(line);
                     return self.wake.notify_all();
                 }

@@ -246,6 +246,7 @@ unsafe impl Send for Event {}
 impl Event {
     /// True if the work is done.
     pub fn done(&self) -> bool {
+        let _ = self.device.bind();
         // SAFETY: the event lives. Errors are told by the stream.
         unsafe { result::event::query(self.event) }.is_ok()
     }

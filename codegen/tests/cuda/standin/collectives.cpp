@@ -1,7 +1,7 @@
 // Stands in for libnccl where there is no GPU: ranks are processes of one machine, messages are files in
 // a folder of the job (STANDIN_DIR, or /tmp), and work is done by the streams of driver.cpp. A send is
 // done when it was received, and a sum is folded in group order. With STANDIN_LOG every rank writes
-// its calls to that folder. For tests.
+// its calls to that folder; with STANDIN_HANG=N no collective after its first N is ever done. For tests.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -149,10 +149,14 @@ static int exchange(Comm* c, const void* from, std::function<std::pair<size_t, s
                     std::function<bool(int)> wants, void* stream,
                     std::function<void(std::vector<std::string>)> use, size_t expected) {
     const uint64_t n = c->calls++;
+    static std::atomic<int> done{0};
+    const char* hang = getenv("STANDIN_HANG");
+    const bool ends = !hang || done++ < atoi(hang);
     Call call;
     call.stream = stream;
     auto own = std::make_shared<std::string>();
     call.leave = [=] {
+        while (!ends) usleep(10000);
         for (int p = 0; p < c->size(); p++) {
             auto [at, bytes] = part(p);
             if (p == c->rank) own->assign((const char*)from + at, bytes);

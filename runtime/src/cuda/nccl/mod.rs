@@ -6,6 +6,9 @@
 //! of a direction, behind what the rank's stream has so far, and that goes on behind them, at once or
 //! where it needs them. What is not adjacent in memory passes through scratch memory.
 //!
+//! NCCL connects two ranks when they first exchange something, and waits there for both: so every
+//! direction carries a byte at the start, one after the other, in the same order on all ranks.
+//!
 //! NCCL orders sums as it likes, the same way in every run on the same devices.
 
 mod library;
@@ -130,7 +133,9 @@ impl Nccl {
             comms.push(comm.clone());
             groups.insert(axes, Group { comm, me, ways: members.len() });
         }
-        let (mut to, mut from) = (BTreeMap::new(), BTreeMap::new());
+        let (mut to, mut from) = (BTreeMap::<usize, Edge>::new(), BTreeMap::new());
+        let byte = Arena::new(main, 1, false)?;
+        main.wait()?;
         let class = plan.class_of(rank);
         for (sender, receiver) in plan.edges() {
             let other = plan.peer(rank, if class == sender { receiver } else { sender });
@@ -142,10 +147,20 @@ impl Nccl {
             let key = usize::from(class == receiver);
             let Some(comm) = all.part(number, key, name)?.map(Arc::new) else { continue };
             comms.push(comm.clone());
-            let stream = Stream::new(&main.device)?;
+            let (stream, first) = (Stream::new(&main.device)?, raw(byte.address(0), 1));
+            let queue = stream.stream.cast();
+            // SAFETY: the byte lives until the streams are done, and has no meaning.
+            unsafe {
+                match class == sender {
+                    true => comm.send(first, 1, queue)?,
+                    false => comm.recv(first, 0, queue)?,
+                }
+            }
             let edge = Edge { comm, stream, offers: VecDeque::new() };
             if class == sender { &mut to } else { &mut from }.insert(other, edge);
         }
+        to.values().chain(from.values()).try_for_each(|e: &Edge| e.stream.wait())?;
+        drop(byte);
         comms.push(Arc::new(all));
         let (alarm, timeout) = (job.alarm.clone(), job.timeout);
         let under_way = UnderWay::default();

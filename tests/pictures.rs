@@ -8,6 +8,9 @@ use std::process::{Command, Output};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama_deep");
 
+/// Of the model.
+const LAYERS: usize = 8;
+
 fn lab() -> PathBuf {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("pictures");
     let _ = std::fs::remove_dir_all(&dir);
@@ -56,6 +59,21 @@ fn a_run_is_traced_and_drawn() {
                 assert_eq!(actions.get(&*name), Some(&(2 * 3)), "{name}");
             }
         }
+    }
+
+    // Kernels lie inside the actions, on the same track: attention once per layer, microbatch and rank.
+    let kernels: Vec<&Json> = events.iter().filter(|e| e["args"]["value"] != Json::Null).collect();
+    let attention = kernels.iter().filter(|e| e["name"] == "attention");
+    assert_eq!(attention.count(), LAYERS * 4 * 2 * 3);
+    let span = |e: &Json| {
+        let start = e["ts"].as_f64().expect("a time");
+        (e["pid"].as_u64(), start, start + e["dur"].as_f64().expect("a length"))
+    };
+    let whole = |e: &&Json| is(e, "X") && e["cat"] == "compute" && e["args"]["value"] == Json::Null;
+    let calls: Vec<_> = events.iter().filter(whole).map(span).collect();
+    for (rank, start, end) in kernels.iter().map(|e| span(e)) {
+        let around = |c: &(_, f64, f64)| c.0 == rank && c.1 <= start && end <= c.2 + 1e-3;
+        assert!(calls.iter().any(around), "a kernel of no action");
     }
 
     // Every arrow has both ends, begins before it ends, and leads to another rank of the pipeline.

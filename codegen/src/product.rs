@@ -66,6 +66,9 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Gemm {
     let mut batch = join(class([true, true, true]));
     batch.extend(more_m.into_iter().chain(more_n));
     let sizes = |loops: &[Loop]| loops.iter().map(|x| x.size).collect::<Extents>();
+    // The columns of the result lie next to each other, if its rows do.
+    let across = m.strides[2] == 1 && n.strides[2] != 1;
+    let [(a, m), (b, n)] = if across { [(1, n), (0, m)] } else { [(0, m), (1, n)] };
     let matrix = |t: usize, rows: Loop, cols: Loop| {
         let inner = if t < 2 { &sum[..] } else { &[] };
         let strides = batch.iter().chain(inner).map(|x| x.strides[t]).collect();
@@ -81,8 +84,8 @@ pub(crate) fn dot(l: &Layout, rule: &Rule) -> Gemm {
         m: m.size,
         n: n.size,
         k: k.size,
-        a: matrix(0, m, k),
-        b: matrix(1, k, n),
+        a: matrix(a, m, k),
+        b: matrix(b, k, n),
         out: matrix(2, m, n),
         accumulate: l.ins > 2,
         scratch: narrow.then(|| View { operand: l.ins + 1, offset: 0, strides: Extents::new() }),

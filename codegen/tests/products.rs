@@ -45,6 +45,15 @@ fn adjacent_letters_become_one_loop() {
 }
 
 #[test]
+fn columns_of_a_result_are_adjacent() {
+    // A gradient of a weight of GPT-2, [in, out], from that of the output and the input.
+    let g = gemm(dot(1, 0, "bso,bsh->ho", [(&[2, 3, 5], false), (&[2, 3, 4], false)]));
+    assert_eq!((g.m, g.n, g.k), (4, 5, 6));
+    assert_eq!((g.a.view.operand, g.b.view.operand), (1, 0));
+    assert_eq!((g.out.row_stride, g.out.col_stride, g.a.row_stride, g.b.col_stride), (5, 1, 1, 1));
+}
+
+#[test]
 fn padded_letters_stay_loops_of_their_own() {
     // 5 positions over 2 ranks: rank 0 holds 3 of 3, rank 1 holds 2 of 3 places.
     let forward = |r| gemm(dot(2, r, "bsh,oh->bso", [(&[4, 5, 7], true), (&[6, 7], false)]));

@@ -59,3 +59,58 @@ pub fn awaited(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> V
     };
     (0..launches.len()).map(until).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::launches;
+    use smallvec::smallvec;
+
+    const TEXT: &str = "mesh [tp=2]
+func @f(%x: f32[4]+tp, %a: f32[4]) -> (f32[4], f32[4]) {
+  %y = all_reduce[tp] %x : f32[4]
+  %b = exp %a : f32[4]
+  %c = exp %b : f32[4]
+  %z = add %y, %c : f32[4]
+  return %z, %c
+}
+";
+
+    /// The launch before which the all_reduce is waited for. Values lie one after the other, but `own`
+    /// and the memory that `exp %b` works in; `%y` lies over `%x` if `over`.
+    fn until(places: impl Fn(&str, usize) -> usize, work: Option<usize>) -> usize {
+        let m = crate::text::parse(TEXT).unwrap_or_else(|e| panic!("{e}"));
+        let f = &m.funcs[0];
+        let place = |offset| Place { frame: 0, offset, bytes: 16 };
+        let all = (0..f.values.len()).map(|i| {
+            let name = f.name(crate::func::Value(i as u32)).to_string();
+            place(places(&name, i * 16))
+        });
+        let workspace = |i: usize| match work {
+            Some(offset) if i == 2 => place(offset),
+            _ => Place::default(),
+        };
+        let memory = Memory {
+            places: vec![all.collect()],
+            workspaces: vec![(0..f.nodes.len()).map(workspace).collect()],
+            ..Memory::default()
+        };
+        let call = Call { func: 0, microbatch: None, frames: smallvec![1024] };
+        let found = awaited(f, &launches(f), &memory, &call);
+        assert_eq!(found[1..], [2, 3, 4], "only collectives are waited for later");
+        found[0]
+    }
+
+    #[test]
+    fn a_collective_is_waited_for_by_what_needs_it_or_its_memory() {
+        let apart = |_: &str, at: usize| at;
+        assert_eq!(until(apart, None), 3, "by the sum");
+        // %b or %c written over the operand; %c over the result.
+        assert_eq!(until(|v, at| if v == "%b" { 0 } else { at }, None), 1);
+        assert_eq!(until(|v, at| if v == "%c" { 0 } else { at }, None), 2);
+        assert_eq!(until(|v, at| if v == "%c" { 32 } else { at }, None), 2);
+        // A workspace over half of the operand, and behind all.
+        assert_eq!(until(apart, Some(8)), 2);
+        assert_eq!(until(apart, Some(512)), 3);
+    }
+}

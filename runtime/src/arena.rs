@@ -1,37 +1,37 @@
-//! A rank's memory: one allocation of the plan's peak, handed out by place.
+//! A rank's memory: one mapping of the plan's peak, handed out by place.
 
-use shardc_ir::plan::ALIGN;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use memmap2::{MmapMut, MmapRaw};
+use shardc_ir::diag::{Diag, Exit, Result};
 use std::ptr::NonNull;
 
 /// What poisoned memory is filled with: a NaN as f32, two as bf16, a large number as i32.
 const POISON: u32 = 0x7fc1_7fc1;
 
-/// One aligned block of memory.
+/// Memory of a rank, in pages of the system's usual size: large ones made no step faster, and the first one
+/// slower by more than a second for a gigabyte.
 pub struct Arena {
-    base: NonNull<f32>,
+    memory: MmapRaw,
     bytes: usize,
-    layout: Layout,
     touched: usize,
 }
 
-// SAFETY: the arena owns its memory; whoever holds it may use it from any thread.
-unsafe impl Send for Arena {}
-
 impl Arena {
-    /// `bytes` of memory, zero, or all NaN if `poison`. `None` if the size is no possible size.
-    pub fn new(bytes: usize, poison: bool) -> Option<Arena> {
-        let layout = Layout::from_size_align(bytes.max(ALIGN), ALIGN).ok()?;
-        // SAFETY: the layout has at least ALIGN bytes.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        let base = NonNull::new(ptr.cast()).unwrap_or_else(|| handle_alloc_error(layout));
+    /// `bytes` of memory, zero, or all NaN if `poison`.
+    ///
+    /// # Errors
+    /// `out-of-memory` if the system does not give so much.
+    pub fn new(bytes: usize, poison: bool) -> Result<Arena> {
+        let mapped = MmapMut::map_anon(bytes.max(size_of::<f32>()));
+        let mut memory = mapped.map_err(|e| {
+            Diag::new("out-of-memory", format!("this machine does not give a rank {bytes} B: {e}"))
+                .help(format!("run fewer ranks of {bytes} B on this machine, or compile with a smaller --memory"))
+                .exit(Exit::Environment)
+        })?;
         if poison {
-            for i in 0..bytes / 4 {
-                // SAFETY: i counts the 4-byte words of the block, which is aligned for them.
-                unsafe { base.cast::<u32>().add(i).write(POISON) };
-            }
+            let words = memory[..bytes].chunks_exact_mut(4);
+            words.for_each(|w| w.copy_from_slice(&POISON.to_ne_bytes()));
         }
-        Some(Arena { base, bytes, layout, touched: 0 })
+        Ok(Arena { memory: memory.into(), bytes, touched: 0 })
     }
 
     /// Memory from an offset on, valid for this many bytes; `None` if it does not lie inside the
@@ -42,8 +42,7 @@ impl Arena {
             return None;
         }
         self.touched = self.touched.max(end);
-        // SAFETY: offset is inside the block, or one past its end for an empty place there.
-        Some(unsafe { self.base.byte_add(offset) })
+        NonNull::new(self.memory.as_mut_ptr().wrapping_add(offset).cast())
     }
 
     /// The elements from an offset on. `None` as for [`Arena::at`].
@@ -60,16 +59,16 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout, in `new`.
-        unsafe { dealloc(self.base.as_ptr().cast(), self.layout) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardc_ir::plan::ALIGN;
+
+    #[test]
+    fn more_than_there_can_be_is_refused() {
+        let e = Arena::new(usize::MAX / 4, false).err().unwrap();
+        assert!(e.code == "out-of-memory", "{e}");
+    }
 
     #[test]
     fn places_are_checked_and_counted() {

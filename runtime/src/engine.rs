@@ -32,6 +32,30 @@ pub(crate) trait Engine: Send {
     /// Fills a place with zeros.
     fn clear(&mut self, offset: usize, bytes: usize) -> Result<()>;
 
+    /// What the kernel of a launch of a function is queued as, in launches of the device, if these are
+    /// the same whenever its memory is.
+    fn repeated(&self, _launch: (usize, usize), _kernel: &Kernel) -> Option<usize> {
+        None
+    }
+
+    /// Begins a run of kernels that are repeated, of so many launches of the device, which are the same
+    /// whenever the run has this number. True if all of it is queued already, by what was kept of
+    /// it; else every kernel is run, and then comes [`Engine::keep`].
+    ///
+    /// # Safety
+    /// As for [`Engine::run`], for all kernels that runs of this number have had.
+    unsafe fn replay(&mut self, _run: usize, _launches: usize) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Ends a run. False if there was no room to keep it: then nothing of it is begun.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn keep(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
     /// Runs, or queues, the kernel of a launch of a function.
     ///
     /// # Safety
@@ -68,7 +92,7 @@ pub(crate) struct OnHost {
 
 impl OnHost {
     pub fn new(bytes: usize, poison: bool, executor: Executor) -> Result<OnHost> {
-        let arena = Arena::new(bytes, poison).ok_or_else(out_of_arena)?;
+        let arena = Arena::new(bytes, poison)?;
         Ok(OnHost { arena, executor })
     }
 }

@@ -22,7 +22,7 @@ pub struct Timing {
 pub enum Done {
     /// An instruction of the step, by its number in the list of the rank's class.
     Instr(usize),
-    /// A kernel inside a call: function and first node. Of these only collectives are timed.
+    /// A kernel inside a call: function and first node.
     Launch(usize, usize),
 }
 

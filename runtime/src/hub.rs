@@ -13,36 +13,42 @@ use std::time::{Duration, Instant};
 const SPINS: u32 = 64;
 const YIELDS: u32 = 16;
 
-/// What all ranks share.
-pub(crate) struct Hub {
+/// What all ranks share. A `K` is a moment of a rank's work.
+pub(crate) struct Hub<K> {
     pub mesh: Mesh,
     pub timeout: Duration,
     pub failed: AtomicBool,
     pub cause: Mutex<Option<Diag>>,
     pub left: Vec<AtomicBool>,
-    pub groups: Mutex<BTreeMap<Vec<usize>, Arc<Group>>>,
-    /// By giver and taker.
-    pub boxes: Mutex<BTreeMap<(usize, usize), Arc<Mailbox>>>,
+    pub groups: Mutex<BTreeMap<Vec<usize>, Arc<Group<K>>>>,
+    pub boxes: Mutex<Boxes<K>>,
 }
 
+/// By giver and taker.
+pub(crate) type Boxes<K> = BTreeMap<(usize, usize), Arc<Mailbox<K>>>;
+
 /// What one rank offers to another.
-#[derive(Default)]
-pub(crate) struct Mailbox {
-    pub offers: Mutex<Offers>,
+pub(crate) struct Mailbox<K> {
+    pub offers: Mutex<Offers<K>>,
     pub wake: Condvar,
 }
 
-#[derive(Default)]
-pub(crate) struct Offers {
-    pub waiting: VecDeque<Region>,
-    /// Offers that were taken.
-    pub taken: u64,
-    /// Offers whose taking was waited for.
-    pub seen: u64,
+pub(crate) struct Offers<K> {
+    /// What is offered, and when the giver has it there.
+    pub waiting: VecDeque<(Region, K)>,
+    /// When those were read that were taken, and that nobody has waited for.
+    pub taken: VecDeque<K>,
+}
+
+impl<K> Default for Mailbox<K> {
+    fn default() -> Mailbox<K> {
+        let offers = Offers { waiting: VecDeque::new(), taken: VecDeque::new() };
+        Mailbox { offers: Mutex::new(offers), wake: Condvar::new() }
+    }
 }
 
 /// What the members of a group share.
-pub(crate) struct Group {
+pub(crate) struct Group<K> {
     /// Ranks, in group order.
     pub members: Vec<usize>,
     /// Completed waits.
@@ -56,6 +62,9 @@ pub(crate) struct Group {
     /// What each member has published, in even and in odd rounds: who begins the next call before
     /// all have read this one's does not disturb them.
     pub calls: [Vec<RwLock<Call>>; 2],
+    /// When each member's work was done that it had begun before it waited, in even and in odd rounds
+    /// too.
+    pub marks: [Vec<RwLock<Option<K>>>; 2],
 }
 
 #[derive(Default)]
@@ -73,7 +82,7 @@ pub(crate) fn held<T>(lock: std::result::Result<T, PoisonError<T>>) -> T {
     lock.unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Hub {
+impl<K> Hub<K> {
     pub fn fail(&self, cause: Diag) {
         held(self.cause.lock()).get_or_insert(cause);
         self.failed.store(true, Ordering::Release);
@@ -94,10 +103,10 @@ impl Hub {
     /// Waits until something holds for a mailbox of ours that rank `other` fills or empties.
     pub fn wait_for<'a>(
         &self,
-        mailbox: &'a Mailbox,
+        mailbox: &'a Mailbox<K>,
         (rank, other): (usize, usize),
-        ready: impl Fn(&Offers) -> bool,
-    ) -> Result<MutexGuard<'a, Offers>> {
+        ready: impl Fn(&Offers<K>) -> bool,
+    ) -> Result<MutexGuard<'a, Offers<K>>> {
         let start = Instant::now();
         let mut guard = held(mailbox.offers.lock());
         while !ready(&guard) {
@@ -148,8 +157,8 @@ fn failure(message: String) -> Diag {
         .help("run again with 1 rank to see whether the program itself fails")
 }
 
-impl Group {
-    pub fn new(members: Vec<usize>) -> Group {
+impl<K> Group<K> {
+    pub fn new(members: Vec<usize>) -> Group<K> {
         let n = members.len();
         Group {
             members,
@@ -159,11 +168,12 @@ impl Group {
             lock: Mutex::new(()),
             wake: Condvar::new(),
             calls: [0, 1].map(|_| (0..n).map(|_| RwLock::default()).collect()),
+            marks: [0, 1].map(|_| (0..n).map(|_| RwLock::default()).collect()),
         }
     }
 
     /// Waits until all members wait.
-    pub fn wait(&self, hub: &Hub, me: usize) -> Result<()> {
+    pub fn wait(&self, hub: &Hub<K>, me: usize) -> Result<()> {
         let (g, rank) = (self, self.members[me]);
         hub.check()?;
         let round = g.round.load(Ordering::Acquire);

@@ -19,6 +19,7 @@ pub mod transport;
 
 mod attention;
 mod batch;
+mod course;
 mod engine;
 mod exchange;
 mod experts;

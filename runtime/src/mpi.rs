@@ -3,7 +3,7 @@
 //! Every group of the plan has a communicator of its own. MPI is told to be quiet about errors, so
 //! that they become diagnostics.
 
-use crate::messages::Post;
+use crate::messages::{Peer, Post};
 use mpi::environment::{Threading, Universe, initialize_with_threading};
 use mpi::ffi;
 use mpi::traits::Communicator;
@@ -132,39 +132,25 @@ impl Post for Mpi {
         Ok(self.channels.len() - 1)
     }
 
-    unsafe fn send(
-        &mut self,
-        channel: usize,
-        to: usize,
-        tag: u32,
-        bytes: *const u8,
-        len: usize,
-    ) -> Result<Ticket> {
-        let (n, to, tag) = (count(len)?, to as c_int, tag as c_int);
+    unsafe fn send(&mut self, to: Peer, bytes: *const u8, len: usize) -> Result<Ticket> {
+        let (n, member, tag) = (count(len)?, to.member as c_int, to.tag as c_int);
         // SAFETY: by the caller.
         unsafe {
             let mut request = ffi::RSMPI_REQUEST_NULL;
-            let (kind, comm) = (ffi::RSMPI_UINT8_T, self.channels[channel]);
-            let done = ffi::MPI_Isend(bytes.cast(), n, kind, to, tag, comm, &mut request);
+            let (kind, comm) = (ffi::RSMPI_UINT8_T, self.channels[to.channel]);
+            let done = ffi::MPI_Isend(bytes.cast(), n, kind, member, tag, comm, &mut request);
             called("MPI_Isend", done)?;
             Ok(Ticket { request, expects: None })
         }
     }
 
-    unsafe fn recv(
-        &mut self,
-        channel: usize,
-        from: usize,
-        tag: u32,
-        bytes: *mut u8,
-        len: usize,
-    ) -> Result<Ticket> {
-        let (n, from, tag) = (count(len)?, from as c_int, tag as c_int);
+    unsafe fn recv(&mut self, from: Peer, bytes: *mut u8, len: usize) -> Result<Ticket> {
+        let (n, member, tag) = (count(len)?, from.member as c_int, from.tag as c_int);
         // SAFETY: by the caller.
         unsafe {
             let mut request = ffi::RSMPI_REQUEST_NULL;
-            let (kind, comm) = (ffi::RSMPI_UINT8_T, self.channels[channel]);
-            let done = ffi::MPI_Irecv(bytes.cast(), n, kind, from, tag, comm, &mut request);
+            let (kind, comm) = (ffi::RSMPI_UINT8_T, self.channels[from.channel]);
+            let done = ffi::MPI_Irecv(bytes.cast(), n, kind, member, tag, comm, &mut request);
             called("MPI_Irecv", done)?;
             Ok(Ticket { request, expects: Some(len) })
         }

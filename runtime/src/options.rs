@@ -48,7 +48,7 @@ pub struct Options {
     pub poison: bool,
     /// A rank that others have waited for so long has failed.
     pub timeout: Duration,
-    /// Note when each instruction and each collective began and ended.
+    /// Note when each instruction and each kernel began and ended.
     pub trace: bool,
     /// Compiled kernels over rows; without, they are interpreted.
     pub native: Option<Arc<Native>>,

@@ -1,6 +1,7 @@
 //! One rank: its arena, its kernels, its thread.
 
 use crate::batch::{self, StepData};
+use crate::course::{Course, Courses, Run};
 use crate::engine::{Engine, OnHost, out_of_arena};
 use crate::exec::Executor;
 use crate::flight::{Done, Flight, Timing};
@@ -12,13 +13,12 @@ use crate::wiring::{Port, Wiring, owns, piece};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::{Elem, Kernel, Program};
-use shardc_ir::overlap;
 use shardc_ir::plan::{Call, Instr, Place, Transfer};
 use shardc_ir::tensor;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -187,12 +187,8 @@ pub(crate) struct Rank {
     /// When the session began, if times are noted.
     clock: Option<Instant>,
     timings: Vec<Timing>,
-    /// By call: the launches before which its launches are waited for.
-    awaited: HashMap<Frames, Arc<[usize]>>,
+    courses: Courses,
 }
-
-/// A function, and where its frames are.
-type Frames = (usize, SmallVec<[usize; 8]>);
 
 /// A failure of this rank's own.
 fn own(cause: Diag) -> Failed {
@@ -231,9 +227,9 @@ impl Rank {
         let engine = engine(&how, transport, bytes)?;
         let coords = wiring.mesh().coords(rank);
         let (clock, timings) = (how.trace.then_some(began), vec![]);
-        let awaited = HashMap::new();
+        let courses = Courses::default();
         let mut r =
-            Rank { rank, class, coords, wiring, program, engine, flight, clock, timings, awaited };
+            Rank { rank, class, coords, wiring, program, engine, flight, clock, timings, courses };
         r.fill(load)?;
         Ok(r)
     }
@@ -338,6 +334,9 @@ impl Rank {
             let done = done.unwrap_or_else(|panic| Err(self.panicked(&*panic)));
             if let Err(f) = &done {
                 self.engine.transport().abort(f.cause.clone());
+                // Work that is queued uses memory of other ranks, which is freed when all have
+                // answered.
+                let _ = self.engine.wait();
             }
             if replies.send(done).is_err() {
                 return;
@@ -440,33 +439,23 @@ impl Rank {
 
     /// Runs all launches of a function.
     fn call(&mut self, w: &Wiring, c: &Call) -> std::result::Result<(), Failed> {
-        let func = c.func;
-        let awaited = self.awaited(w, c);
+        let course = self.course(w, c);
         // Collectives under way: the launches before which they are waited for.
         let mut open: VecDeque<usize> = VecDeque::new();
-        for (i, bound) in w.bound[func].iter().enumerate() {
-            // A launch is known by its first node.
-            let n = w.launches[func][i].nodes.start;
-            let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
-            for p in bound {
-                let at = self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
-                memory.push(found(at)?);
-            }
+        let mut runs = course.runs.iter().peekable();
+        let mut i = 0;
+        while i < w.bound[c.func].len() {
             while open.front().is_some_and(|until| *until <= i) {
                 open.pop_front();
                 self.finish()?;
             }
-            // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
-            // places, and the arena has checked that they lie inside it. The plan keeps operands
-            // and results apart.
-            let group = match &self.program[func][i] {
-                Kernel::Collective(k) => Some(k.axes),
-                _alone => None,
-            };
-            let exchanges = group.is_some();
-            let start = if exchanges { self.now() } else { None };
-            let until = awaited.get(i).copied().unwrap_or(i + 1);
-            if exchanges && until > i + 1 {
+            if let Some(run) = runs.next_if(|r| r.launches.start == i) {
+                self.repeat(w, c, run)?;
+                i = run.launches.end;
+                continue;
+            }
+            let until = course.awaited.get(i).copied().unwrap_or(i + 1);
+            if until > i + 1 && matches!(self.program[c.func][i], Kernel::Collective(_)) {
                 self.engine.transport().defer();
                 open.push_back(until);
                 // They are done in their order.
@@ -476,30 +465,68 @@ impl Rank {
                     *earlier = least;
                 }
             }
-            self.flight.begin(Done::Launch(func, n), group);
-            let done = unsafe { self.engine.run((func, i), &self.program[func][i], &memory) };
-            self.note(Done::Launch(func, n), start);
-            done.map_err(|cause| {
-                let place = format!("{}, {}", w.rank_text(self.rank), w.node_text(func, n));
-                let cause = if cause.place.is_none() { cause.at(place) } else { cause };
-                // A transport may report what happened to another rank.
-                Failed { own: !exchanges, cause }
-            })?;
-            self.flight.end();
+            self.launch(w, c, i)?;
+            i += 1;
         }
         open.iter().try_for_each(|_| self.finish())
     }
 
-    /// For every launch of a call the one before which it is waited for; none if nothing overlaps, or
-    /// what is done is timed.
-    fn awaited(&mut self, w: &Wiring, c: &Call) -> Arc<[usize]> {
-        if self.clock.is_some() || !self.engine.transport().overlaps() {
+    /// Runs a launch of a function.
+    fn launch(&mut self, w: &Wiring, c: &Call, i: usize) -> std::result::Result<(), Failed> {
+        let func = c.func;
+        // A launch is known by its first node.
+        let n = w.launches[func][i].nodes.start;
+        let mut memory: SmallVec<[*mut f32; 16]> = SmallVec::new();
+        for p in &w.bound[func][i] {
+            let at = self.engine.at(c.frames[p.frame as usize] + p.offset, p.bytes);
+            memory.push(found(at)?);
+        }
+        let group = match &self.program[func][i] {
+            Kernel::Collective(k) => Some(k.axes),
+            _alone => None,
+        };
+        let exchanges = group.is_some();
+        let start = self.now();
+        self.flight.begin(Done::Launch(func, n), group);
+        // SAFETY: `check_program` has compared what the kernel reaches with the sizes of these
+        // places, and the arena has checked that they lie inside it. The plan keeps operands
+        // and results apart.
+        let done = unsafe { self.engine.run((func, i), &self.program[func][i], &memory) };
+        self.note(Done::Launch(func, n), start);
+        // A transport may report what happened to another rank.
+        done.map_err(|cause| Failed { own: !exchanges, cause: self.placed(w, func, n, cause) })?;
+        self.flight.end();
+        Ok(())
+    }
+
+    /// Runs launches that are the same each time: at once, if the engine has kept them.
+    fn repeat(&mut self, w: &Wiring, c: &Call, run: &Run) -> std::result::Result<(), Failed> {
+        let n = w.launches[c.func][run.launches.start].nodes.start;
+        self.flight.begin(Done::Launch(c.func, n), None);
+        // SAFETY: a run's number is that of its function and frames, whose places were checked when it
+        // was first run.
+        let kept = unsafe { self.engine.replay(run.number, run.queued) };
+        if kept.map_err(|cause| own(self.placed(w, c.func, n, cause)))? {
+            self.flight.end();
+            return Ok(());
+        }
+        run.launches.clone().try_for_each(|i| self.launch(w, c, i))?;
+        let kept = self.engine.keep().map_err(|cause| own(self.placed(w, c.func, n, cause)))?;
+        if kept { Ok(()) } else { run.launches.clone().try_for_each(|i| self.launch(w, c, i)) }
+    }
+
+    /// A failure of a launch, with its place if it has none.
+    fn placed(&self, w: &Wiring, func: usize, node: usize, cause: Diag) -> Diag {
+        let place = || format!("{}, {}", w.rank_text(self.rank), w.node_text(func, node));
+        if cause.place.is_none() { cause.at(place()) } else { cause }
+    }
+
+    /// How a call goes: one launch after the other if what is done is timed.
+    fn course(&mut self, w: &Wiring, c: &Call) -> Arc<Course> {
+        if self.clock.is_some() {
             return Arc::default();
         }
-        let key = (c.func, c.frames.clone());
-        let (f, memory) = (&w.plan.module.funcs[c.func], &w.plan.classes[self.class].memory);
-        let made = || overlap::awaited(f, &w.launches[c.func], memory, c).into();
-        self.awaited.entry(key).or_insert_with(made).clone()
+        self.courses.of((w, self.class), c, &self.program, &mut *self.engine)
     }
 
     fn finish(&mut self) -> std::result::Result<(), Failed> {

@@ -123,6 +123,8 @@ pub struct Session {
     control: Option<Control>,
     timeout: Duration,
     needs_targets: bool,
+    /// Ranks queue what they do on devices.
+    queues: bool,
     failed: Option<Diag>,
     /// By class.
     touched: Vec<usize>,
@@ -181,7 +183,7 @@ impl Session {
         let ready: Vec<(usize, Rank)> =
             made.into_iter().map(|(rank, r)| Ok((rank, r?))).collect::<Result<_>>()?;
         let workers: Result<Vec<Worker>> = ready.into_iter().map(start).collect();
-        let timeout = options.timeout;
+        let (timeout, queues) = (options.timeout, options.devices.is_some());
         Ok(Session {
             wiring,
             workers: workers?,
@@ -189,6 +191,7 @@ impl Session {
             control,
             timeout,
             needs_targets,
+            queues,
             failed: None,
             touched: vec![0; plan.classes.len()],
         })
@@ -536,7 +539,7 @@ impl Drop for Session {
         }
         // What a device has queued may wait for others for ever, and so would who frees its memory.
         // The job ends, and this process.
-        if self.control.is_some() && self.failed.is_some() {
+        if (self.control.is_some() || self.queues) && self.failed.is_some() {
             return;
         }
         for w in &mut self.workers {

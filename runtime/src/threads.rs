@@ -3,8 +3,12 @@
 //!
 //! An operation is: publish where my data is, wait for the others, read theirs, wait until all have
 //! read. A sum moves a ring's bytes: each member folds its own chunk and then reads the others'.
+//!
+//! Work of a device is only queued: whoever waits leaves a mark behind what it has queued, and what it
+//! queues from then on begins after the others' marks. Threads meet to exchange marks; none waits for a
+//! device.
 
-use crate::hub::{Call, Group, Hub, Mailbox, Offers, held};
+use crate::hub::{Boxes, Call, Group, Hub, Mailbox, Offers, held};
 use crate::region::{self, chunk, join, split};
 use crate::transport::{Reduced, Region, Transport};
 use shardc_ir::diag::{Diag, Result};
@@ -23,16 +27,26 @@ const SMALL: usize = 2048;
 
 /// Copies and folds regions of ranks whose memory this one can read.
 pub trait Mover: Send {
-    /// True if elements of regions are numbers of this process.
-    const READABLE: bool;
-    /// Waits until everything that this rank has begun so far is done.
-    fn settle(&mut self) -> Result<()>;
+    /// True if regions are memory of this process, and what was called is done. Else it is queued.
+    const AT_ONCE: bool;
+    /// The end of what a rank has queued up to some moment.
+    type Mark: Send + Sync;
+    /// Marks the end of everything that this rank has queued so far.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn mark(&mut self) -> Result<Self::Mark>;
+    /// What this rank queues from now on begins after a mark of another.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn after(&mut self, mark: &Self::Mark) -> Result<()>;
     /// Writes the elements of `from` in this range over those of `to`, in order; between f32 and
     /// bf16 they are converted.
     ///
     /// # Safety
-    /// Both have at least `range.end` elements, nobody writes `from` or uses `to` until this rank
-    /// has settled.
+    /// Both have at least `range.end` elements, nobody writes `from` or uses `to` before the next
+    /// mark of this rank.
     unsafe fn copy(&mut self, from: &Region, to: &Region, range: Range<usize>) -> Result<()>;
     /// Folds the elements of all of `from` in this range, from the left, into those of `to`; all
     /// have one element type. Sums are f32, and rounded at the end if that is bf16.
@@ -52,8 +66,12 @@ pub trait Mover: Send {
 pub struct OnHost;
 
 impl Mover for OnHost {
-    const READABLE: bool = true;
-    fn settle(&mut self) -> Result<()> {
+    const AT_ONCE: bool = true;
+    type Mark = ();
+    fn mark(&mut self) -> Result<()> {
+        Ok(())
+    }
+    fn after(&mut self, (): &()) -> Result<()> {
         Ok(())
     }
     unsafe fn copy(&mut self, from: &Region, to: &Region, range: Range<usize>) -> Result<()> {
@@ -74,24 +92,27 @@ impl Mover for OnHost {
     }
 }
 
+/// A group, and a rank's place in it.
+type Place<K> = (Arc<Group<K>>, usize);
+
 /// One rank's end.
 pub struct Threads<M: Mover = OnHost> {
     mover: M,
     rank: usize,
-    hub: Arc<Hub>,
-    groups: BTreeMap<AtomSet, (Arc<Group>, usize)>,
-    boxes: BTreeMap<(usize, usize), Arc<Mailbox>>,
+    hub: Arc<Hub<M::Mark>>,
+    groups: BTreeMap<AtomSet, Place<M::Mark>>,
+    boxes: Boxes<M::Mark>,
     scratch: Vec<f32>,
 }
 
 /// A call that has begun: whom with, at which place, in which round.
-struct Begun {
-    group: Arc<Group>,
+struct Begun<K> {
+    group: Arc<Group<K>>,
     me: usize,
     round: u64,
 }
 
-impl Begun {
+impl<K> Begun<K> {
     fn calls(&self) -> &[RwLock<Call>] {
         &self.group.calls[self.round as usize % 2]
     }
@@ -133,7 +154,13 @@ impl<M: Mover> Threads<M> {
         movers.into_iter().enumerate().map(end).collect()
     }
 
-    fn group(&mut self, axes: AtomSet) -> (Arc<Group>, usize) {
+    /// Who tells whether a rank has failed, and why.
+    pub(crate) fn witness(&self) -> impl Fn() -> Result<()> + Send + Sync + use<M> {
+        let hub = self.hub.clone();
+        move || hub.check()
+    }
+
+    fn group(&mut self, axes: AtomSet) -> Place<M::Mark> {
         if let Some(g) = self.groups.get(&axes) {
             return g.clone();
         }
@@ -148,7 +175,7 @@ impl<M: Mover> Threads<M> {
     }
 
     /// The mailbox from one rank to another, of which one is this one.
-    fn mailbox(&mut self, from: usize, to: usize) -> Result<Arc<Mailbox>> {
+    fn mailbox(&mut self, from: usize, to: usize) -> Result<Arc<Mailbox<M::Mark>>> {
         if let Some(b) = self.boxes.get(&(from, to)) {
             return Ok(b.clone());
         }
@@ -167,7 +194,7 @@ impl<M: Mover> Threads<M> {
         axes: AtomSet,
         name: &'static str,
         fill: impl FnOnce(&mut Call),
-    ) -> Result<Begun> {
+    ) -> Result<Begun<M::Mark>> {
         let (group, me) = self.group(axes);
         let c = Begun { round: group.round.load(Ordering::Acquire), group, me };
         {
@@ -190,10 +217,21 @@ impl<M: Mover> Threads<M> {
         Ok(c)
     }
 
-    /// Waits until all members wait, and have done what they began.
-    fn wait(&mut self, c: &Begun) -> Result<()> {
-        self.mover.settle()?;
-        c.group.wait(&self.hub, c.me)
+    /// Waits until all members wait; what follows begins after all that they had begun.
+    fn wait(&mut self, c: &Begun<M::Mark>) -> Result<()> {
+        if M::AT_ONCE {
+            return c.group.wait(&self.hub, c.me);
+        }
+        let mark = self.mover.mark()?;
+        // The members that are here have read the marks of the round before the last.
+        let marks = &c.group.marks[c.group.round.load(Ordering::Acquire) as usize % 2];
+        *held(marks[c.me].write()) = Some(mark);
+        c.group.wait(&self.hub, c.me)?;
+        let others = marks.iter().enumerate().filter(|x| x.0 != c.me);
+        others.into_iter().try_for_each(|(_, mark)| {
+            let mark = held(mark.read());
+            self.mover.after(mark.as_ref().expect("who waits has left a mark"))
+        })
     }
 
     fn fail<T>(&self, message: String) -> Result<T> {
@@ -201,7 +239,7 @@ impl<M: Mover> Threads<M> {
     }
 
     /// Region `i` that member `p` has published, of `len` elements.
-    fn theirs(&self, c: &Begun, p: usize, i: usize, len: usize) -> Result<Region> {
+    fn theirs(&self, c: &Begun<M::Mark>, p: usize, i: usize, len: usize) -> Result<Region> {
         let call = held(c.calls()[p].read());
         let found = call.regions.get(i).map_or(0, Region::len);
         match call.regions.get(i) {
@@ -220,7 +258,7 @@ impl<M: Mover> Threads<M> {
     }
 
     /// Waits until all members have read what was published.
-    fn end(&mut self, c: &Begun) -> Result<()> {
+    fn end(&mut self, c: &Begun<M::Mark>) -> Result<()> {
         self.wait(c)
     }
 }
@@ -245,7 +283,7 @@ impl<M: Mover> Transport for Threads<M> {
 
     fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
         let total: usize = tensors.iter().map(|t| t.to.len()).sum();
-        if M::READABLE && total <= SMALL {
+        if M::AT_ONCE && total <= SMALL {
             return self.small(axes, tensors, total);
         }
         let c = self.begin(axes, "all_reduce", |call| {
@@ -356,33 +394,35 @@ impl<M: Mover> Transport for Threads<M> {
     fn send(&mut self, to: usize, data: &Region) -> Result<()> {
         let b = self.mailbox(self.rank, to)?;
         self.hub.check()?;
-        self.mover.settle()?;
-        held(b.offers.lock()).waiting.push_back(data.clone());
+        let ready = self.mover.mark()?;
+        held(b.offers.lock()).waiting.push_back((data.clone(), ready));
         b.wake.notify_all();
         Ok(())
     }
 
     fn sent(&mut self, to: usize) -> Result<()> {
         let b = self.mailbox(self.rank, to)?;
-        let mut offers = self.hub.wait_for(&b, (self.rank, to), |o| o.taken > o.seen)?;
-        offers.seen += 1;
-        Ok(())
+        let mut offers = self.hub.wait_for(&b, (self.rank, to), |o| !o.taken.is_empty())?;
+        let read = offers.taken.pop_front().expect("waited for");
+        drop(offers);
+        self.mover.after(&read)
     }
 
     fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
         let b = self.mailbox(from, self.rank)?;
-        let ready = |o: &Offers| !o.waiting.is_empty();
+        let ready = |o: &Offers<M::Mark>| !o.waiting.is_empty();
         let mut offers = self.hub.wait_for(&b, (self.rank, from), ready)?;
-        let offer = offers.waiting.pop_front().expect("waited for");
+        let (offer, there) = offers.waiting.pop_front().expect("waited for");
         drop(offers);
         if offer.len() != data.len() {
             return self.unequal("recv", data.len(), from, offer.len());
         }
+        self.mover.after(&there)?;
         // SAFETY: lengths are equal; the giver leaves its data until it has seen that they were
         // taken, and the result is ours alone.
         unsafe { self.mover.copy(&offer, data, 0..data.len()) }?;
-        self.mover.settle()?;
-        held(b.offers.lock()).taken += 1;
+        let read = self.mover.mark()?;
+        held(b.offers.lock()).taken.push_back(read);
         b.wake.notify_all();
         Ok(())
     }
@@ -437,7 +477,7 @@ impl<M: Mover> Threads<M> {
     }
 
     /// Checks that all members fold the same tensors alike.
-    fn same_folds(&self, c: &Begun, tensors: &[Reduced]) -> Result<()> {
+    fn same_folds(&self, c: &Begun<M::Mark>, tensors: &[Reduced]) -> Result<()> {
         for (p, call) in c.calls().iter().enumerate() {
             if !held(call.read()).folds.iter().copied().eq(tensors.iter().map(|t| t.fold)) {
                 let (a, b) = (self.rank, c.group.members[p]);
@@ -454,14 +494,14 @@ impl<M: Mover> Threads<M> {
     }
 
     /// Copies region `i` of member `p`.
-    fn take(&mut self, c: &Begun, p: usize, i: usize, to: &Region) -> Result<()> {
+    fn take(&mut self, c: &Begun<M::Mark>, p: usize, i: usize, to: &Region) -> Result<()> {
         let from = self.theirs(c, p, i, to.len())?;
         // SAFETY: lengths are equal, and members leave their operands until all have read.
         unsafe { self.mover.copy(&from, to, 0..to.len()) }
     }
 
     /// Copies region `i` of every member to its place, and waits until all have.
-    fn receive(&mut self, c: &Begun, to: &[Region], i: usize) -> Result<()> {
+    fn receive(&mut self, c: &Begun<M::Mark>, to: &[Region], i: usize) -> Result<()> {
         if to.len() != c.ways() {
             return self.misplaced(to.len(), c.ways());
         }

@@ -219,7 +219,14 @@ fn products_of_hostile_sizes() {
         check(size, &mut d);
     }
     // Several blocks of rows and of columns.
-    for size in [[1, 1100, 40], [1600, 3, 40], [800, 530, 20], [3, 700, 600], [6, 70, 3000]] {
+    for size in [
+        [1, 1100, 40],
+        [1600, 3, 40],
+        [1040, 1030, 20],
+        [70, 1060, 1100],
+        [3, 700, 600],
+        [6, 70, 3000],
+    ] {
         (0..3).for_each(|_| check(size, &mut d));
     }
 }

@@ -62,21 +62,17 @@ pub fn join(transport: Transport) -> Result<Option<Job>> {
         (Transport::Mpi, launched) => mpi(launched?).map(Some),
         (Transport::Nccl, launched) => {
             let launched = launched?.unwrap_or(Launched::alone());
-            // What is missing here ends the job of all, once they have met.
             let device = device_of(&launched);
-            let links = match &device {
-                Ok((device, name)) => Links::Nccl(*device, name.clone()),
-                Err(_) => Links::Nccl(0, String::new()),
-            };
-            let alone = launched.world == 1;
-            if let (Err(d), true) = (&device, alone) {
-                return Err(d.clone());
-            }
             let meeting = meeting::meet(&launched, var, START)?;
-            let job = start(launched, meeting, links)?;
+            let card = device.as_ref().map_or(String::new(), |d| format!(", device {}", d.0));
+            let (control, alarm) = start(&launched, meeting, &card)?;
             match device {
-                Ok(_) => Ok(Some(job)),
-                Err(d) => job.control.fail(&d),
+                Ok((device, name)) => {
+                    let links = Links::Nccl(device, name);
+                    Ok(Some(Job { launched, control, alarm, links }))
+                }
+                // What is missing here ends the job of all.
+                Err(d) => control.fail(&d),
             }
         }
     }
@@ -107,19 +103,16 @@ fn mpi(launched: Option<Launched>) -> Result<Job> {
     })?;
     let mut meeting = meeting::by_mpi(&launched)?;
     let world = meeting.world.take().expect("it was just started");
-    start(launched, meeting, Links::Mpi(world))
+    let (control, alarm) = start(&launched, meeting, "")?;
+    Ok(Job { launched, control, alarm, links: Links::Mpi(world) })
 }
 
-/// Connects to the others.
-fn start(launched: Launched, meeting: Meeting, links: Links) -> Result<Job> {
-    let mut card = format!("{}, pid {}", host(), std::process::id());
-    #[cfg_attr(not(feature = "mpi"), allow(irrefutable_let_patterns))]
-    if let Links::Nccl(device, _) = &links {
-        card += &format!(", device {device}");
-    }
+/// Connects to the others; `card` is what they see of this process beside host and pid.
+fn start(l: &Launched, meeting: Meeting, card: &str) -> Result<(Control, Arc<Alarm>)> {
+    let card = format!("{}, pid {}{card}", host(), std::process::id());
     let alarm = Arc::<Alarm>::default();
     let print = |message: &str| eprintln!("{message}");
-    let me = Me { process: launched.rank, processes: launched.world, card };
+    let me = Me { process: l.rank, processes: l.world, card };
     let Meeting { door, leader, .. } = meeting;
     let control = Control::join(&me, door, &leader, START, alarm.clone(), Box::new(print))?;
     let interrupted = control.clone();
@@ -128,7 +121,7 @@ fn start(launched: Launched, meeting: Meeting, links: Links) -> Result<Job> {
             .help("start shardc as 1 process of its own")
             .exit(Exit::Environment)
     })?;
-    Ok(Job { launched, control, alarm, links })
+    Ok((control, alarm))
 }
 
 /// The name of this host.

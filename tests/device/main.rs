@@ -3,10 +3,12 @@
 
 mod machine;
 mod nccl;
+mod queues;
 
 use machine::{HERE, Machine, compare};
 
-/// Trains a fixture 3 steps on both, and compares.
+/// Trains a fixture 3 steps on both, and compares. On devices, what is timed is launched one by one, and
+/// gives the same bits as graphs.
 fn same(model: &str, flags: &[&str], (devices, products): (&str, &str), tolerance: f64) {
     let name = format!("{model}{}", flags.concat().replace(['-', '=', ','], "_"));
     let Some(m) = Machine::new(&name) else { return };
@@ -18,12 +20,13 @@ fn same(model: &str, flags: &[&str], (devices, products): (&str, &str), toleranc
     let run = [&run[..], &["--format", "json"]].concat();
     m.ok(&[&run[..], &["--dump", "cpu"]].concat(), &[]);
     let on = [("STANDIN_DEVICES", devices)];
-    let said = m.ok(
-        &[&run[..], &["--device", "cuda", "--products", products, "--dump", "cuda"]].concat(),
-        &on,
-    );
+    let run = [&run[..], &["--device", "cuda", "--products", products]].concat();
+    let said = m.ok(&[&run[..], &["--dump", "cuda"]].concat(), &on);
     assert_eq!(said.lines().count(), 3, "{said}");
     compare(&m.tensors("cpu"), &m.tensors("cuda"), tolerance);
+    m.ok(&[&run[..], &["--dump", "timed", "--trace", "trace.json"]].concat(), &on);
+    let bits = |file: &str| std::fs::read(m.dir.join(file)).expect("a dump");
+    assert!(bits("cuda") == bits("timed"), "graphs give other bits");
 }
 
 #[test]
@@ -40,7 +43,7 @@ fn scores_with_a_softcap() {
 fn ranks_of_a_pipeline_on_two_devices() {
     same(
         "llama_bias_tied",
-        &["--mesh", "pp=2,dp=2", "--zero", "3", "--clip", "0.5"],
+        &["--mesh", "pp=2,dp=2", "--zero", "3", "--clip", "0.5", "--microbatch", "2"],
         ("2", "cublaslt"),
         1e-4,
     );

@@ -71,7 +71,7 @@ fn succeeded(all: &[Output]) {
 /// What a rank calls in one step, in its order: a line per call, with the members of the group, the
 /// bytes, and the other rank or the root if there is one; `None` for rows whose number is known only
 /// later.
-fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
+pub fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
     let program = shardc_codegen::program(plan, rank).expect("a program");
     let class = &plan.classes[plan.class_of(rank)];
     let bytes = |b: &Block| b.len() * b.elem.bytes();
@@ -197,13 +197,16 @@ fn same(model: &str, ranks: usize, flags: &[&str], products: &str, tolerance: f6
     let run = ["run", "plan", "--weights", &model, "--steps", "2", "--format", "json"];
     std::fs::create_dir_all(m.dir.join("log")).expect("a folder");
     let log = m.dir.join("log").display().to_string();
-    let cuda = [&run[..], &["--device", "cuda", "--products", products]].concat();
+    let cuda =
+        [&run[..], &["--device", "cuda", "--timeout", "120", "--products", products]].concat();
     let all = torchrun(&m, ranks, &cuda, &[("STANDIN_LOG", &log)]);
     succeeded(&all);
     let said = text(&all[0].stderr);
     for rank in 0..ranks {
         assert!(said.contains(&format!(", device {rank}")), "{said}");
     }
+    let driver = std::fs::read_to_string(m.dir.join("log/driver")).expect("a log");
+    assert!(driver.contains("\ngraph "), "{driver}");
     called(&m, &plan_dir::read(&m.dir.join("plan")).expect("a plan").plan, 2);
     let want = numbers(&m.ok(&[&run[..], &["--transport", "threads"]].concat(), &[]));
     let found = numbers(&text(&all[0].stdout));
@@ -375,7 +378,8 @@ fn a_killed_process_is_named() {
     assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
     let said = read("err0");
     assert_eq!(status.code(), Some(6), "{said}");
-    for w in ["error[rank-failed]: process 1 (", "was killed", "over tp [0, 1], @"] {
+    // The other may have been anywhere.
+    for w in ["error[rank-failed]: process 1 (", "was killed", "rank 0 "] {
         assert!(said.contains(w), "no `{w}` in {said}");
     }
 }

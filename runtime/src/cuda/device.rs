@@ -1,6 +1,6 @@
 //! A device, its context, its streams and their events; errors of the driver as diagnostics.
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -224,7 +224,8 @@ impl Stream {
         Ok(event)
     }
 
-    /// What is queued from now on begins after some work of another stream of this device.
+    /// What is queued from now on begins after some work of another stream, of this device or of
+    /// another.
     pub(super) fn after(&self, work: &Event) -> Result<()> {
         self.device.bind()?;
         let how = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
@@ -235,20 +236,28 @@ impl Stream {
 }
 
 /// Work of a stream up to some moment.
-pub(super) struct Event {
+pub struct Event {
     device: Arc<Device>,
     event: sys::CUevent,
 }
 
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above; an event is recorded once, before anybody else has it.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// True if the work is done.
-    pub fn done(&self) -> bool {
-        let _ = self.device.bind();
-        // SAFETY: the event lives. Errors are told by the stream.
-        unsafe { result::event::query(self.event) }.is_ok()
+    ///
+    /// # Errors
+    /// What went wrong on the device.
+    pub(super) fn done(&self) -> Result<bool> {
+        self.device.bind()?;
+        // SAFETY: the event lives.
+        match unsafe { result::event::query(self.event) } {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            other => other.called("cuEventQuery").map(|()| true),
+        }
     }
 }
 

@@ -17,11 +17,14 @@ use shardc_ir::launch::{Launches, Source};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Plan;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Bytes that pass through memory of this process at once.
 const AT_ONCE: usize = 16 << 20;
+/// How long a rank that waits for its device goes on to after another has failed: what is queued ends
+/// soon, unless it waits for a device that is lost.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A rank on a device.
 struct Berth {
@@ -73,7 +76,16 @@ impl Devices {
     /// The ends of all ranks of a plan, which are here, in their order.
     pub(crate) fn connect(&self, mesh: &Mesh, timeout: Duration) -> Vec<Threads<OnDevice>> {
         let mover = |b: &Berth| OnDevice::new(&b.stream, &b.modules, self.collective.clone());
-        Threads::connect_with(mesh, timeout, self.berths.values().map(mover).collect())
+        let movers = self.berths.values().map(mover).collect();
+        let ends = Threads::connect_with(mesh, timeout, movers);
+        for (b, end) in self.berths.values().zip(&ends) {
+            let (fine, failed) = (end.witness(), OnceLock::new());
+            b.stream.watch(Box::new(move |_| match fine() {
+                Err(d) if failed.get_or_init(Instant::now).elapsed() > PATIENCE => Err(d),
+                _goes_on => Ok(()),
+            }));
+        }
+        ends
     }
 
     /// The ends of the ranks that are here, of those of a plan, all of which have the same `id`.
@@ -178,6 +190,20 @@ impl Engine for OnCuda {
     fn clear(&mut self, offset: usize, bytes: usize) -> Result<()> {
         self.at(offset, bytes).ok_or_else(out_of_arena)?;
         self.arena.clear(offset, bytes)
+    }
+
+    fn repeated(&self, (func, launch): (usize, usize), kernel: &Kernel) -> Option<usize> {
+        let all = &self.devices.berths[&self.rank].launches[func][launch];
+        Executor::repeats(kernel).then_some(all.len())
+    }
+
+    unsafe fn replay(&mut self, run: usize, launches: usize) -> Result<bool> {
+        // SAFETY: by the caller.
+        unsafe { self.executor.replay(run, launches) }
+    }
+
+    fn keep(&mut self) -> Result<bool> {
+        self.executor.keep()
     }
 
     unsafe fn run(

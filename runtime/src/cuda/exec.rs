@@ -2,6 +2,7 @@
 
 use super::arena::Arena;
 use super::device::{Called, Stream};
+use super::graphs::Graphs;
 use super::modules::{Modules, Own};
 use super::products::Products;
 use crate::exchange::exchange;
@@ -26,6 +27,7 @@ pub struct Executor {
     /// scratch memory.
     own: Arena,
     products: Option<Products>,
+    graphs: Graphs,
 }
 
 impl Executor {
@@ -35,8 +37,9 @@ impl Executor {
         transport: Box<dyn Transport>,
     ) -> Result<Executor> {
         let own = Arena::new(stream, BEHIND + SCRATCH, false)?;
+        let graphs = Graphs::new(stream);
         let (stream, modules) = (stream.clone(), modules.clone());
-        Ok(Executor { stream, modules, transport, own, products: None })
+        Ok(Executor { stream, modules, transport, own, products: None, graphs })
     }
 
     /// With a library that does what products it can be told of, in place of our kernels.
@@ -46,6 +49,33 @@ impl Executor {
 
     pub fn transport(&mut self) -> &mut dyn Transport {
         &mut *self.transport
+    }
+
+    /// True if a kernel is nothing but launches, which are the same whenever its memory is.
+    pub fn repeats(kernel: &Kernel) -> bool {
+        !matches!(kernel, Kernel::Collective(_) | Kernel::Literal { .. })
+    }
+
+    /// Begins a run of kernels each of which [`Executor::repeats`], of so many launches: all that is
+    /// queued up to [`Executor::keep`]. Runs of one number have the same kernels, with the same memory.
+    /// True if all of it is queued already, by a graph of it, and there is no more to do.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    ///
+    /// # Safety
+    /// As for [`Executor::run`], for all kernels that runs of this number have had.
+    pub unsafe fn replay(&mut self, run: usize, launches: usize) -> Result<bool> {
+        // SAFETY: by the caller.
+        unsafe { self.graphs.replay(run, launches) }
+    }
+
+    /// Ends a run. False if the device has no room to keep it: then nothing of it is queued.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn keep(&mut self) -> Result<bool> {
+        self.graphs.keep()
     }
 
     /// Queues a kernel, of which `launches` were made, on the addresses of its operands, results and
@@ -96,11 +126,12 @@ impl Executor {
         }
     }
 
-    /// Waits until all kernels are done.
+    /// Waits until all kernels are done; a run that was not ended is none.
     ///
     /// # Errors
     /// What they did wrong; `moe-bound` if a buffer of experts had too few rows.
     pub fn wait(&mut self) -> Result<()> {
+        self.graphs.abandon();
         let mut needed = [0; 8];
         self.own.read(0, &mut needed)?;
         match u64::from_le_bytes(needed) {

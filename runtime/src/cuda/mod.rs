@@ -10,6 +10,7 @@ mod arena;
 mod device;
 mod engine;
 mod exec;
+mod graphs;
 mod modules;
 mod movement;
 mod nccl;

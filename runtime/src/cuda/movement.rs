@@ -1,7 +1,7 @@
-//! Copies and folds between the memory of ranks that share a device: launches on the stream of the
-//! rank that asks, which settles before others are told.
+//! Copies and folds between the memory of ranks whose devices reach each other: launches on the stream
+//! of the rank that asks, which waits for events of the others' streams.
 
-use super::device::Stream;
+use super::device::{Event, Stream};
 use super::modules::{Modules, Own};
 use crate::region::Region;
 use crate::threads::Mover;
@@ -53,7 +53,7 @@ impl OnDevice {
     }
 
     /// # Safety
-    /// The words name memory that is valid until the stream has settled.
+    /// The words name memory that is valid until the stream has done it.
     unsafe fn launch(&self, entry: &'static str, n: usize, words: Vec<Word>) -> Result<()> {
         if n == 0 {
             return Ok(());
@@ -68,10 +68,15 @@ impl OnDevice {
 }
 
 impl Mover for OnDevice {
-    const READABLE: bool = false;
+    const AT_ONCE: bool = false;
+    type Mark = Event;
 
-    fn settle(&mut self) -> Result<()> {
-        self.stream.wait()
+    fn mark(&mut self) -> Result<Event> {
+        self.stream.mark()
+    }
+
+    fn after(&mut self, mark: &Event) -> Result<()> {
+        self.stream.after(mark)
     }
 
     unsafe fn copy(&mut self, from: &Region, to: &Region, range: Range<usize>) -> Result<()> {

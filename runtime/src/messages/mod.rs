@@ -28,6 +28,14 @@ const YIELDS: u32 = 20_000;
 const SENT: u32 = 0;
 const CALLS: u32 = 30_000;
 
+/// The other end of a message: a member of a channel, and the tag.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    pub channel: usize,
+    pub member: usize,
+    pub tag: u32,
+}
+
 /// Moves bytes between ranks without waiting. Messages from one rank to another with the same
 /// channel and tag arrive in their order.
 pub trait Post: Send {
@@ -38,30 +46,16 @@ pub trait Post: Send {
     /// # Errors
     /// `rank-failed`, as for all calls.
     fn open(&mut self, members: &[usize]) -> Result<usize>;
-    /// Begins to send bytes to member `to` of a channel.
+    /// Begins to send bytes to a member of a channel.
     ///
     /// # Safety
     /// The bytes stay as they are until the ticket is done.
-    unsafe fn send(
-        &mut self,
-        channel: usize,
-        to: usize,
-        tag: u32,
-        bytes: *const u8,
-        len: usize,
-    ) -> Result<Self::Ticket>;
-    /// Begins to receive as many bytes from member `from` of a channel.
+    unsafe fn send(&mut self, to: Peer, bytes: *const u8, len: usize) -> Result<Self::Ticket>;
+    /// Begins to receive as many bytes from a member of a channel.
     ///
     /// # Safety
     /// Nobody uses the bytes until the ticket is done.
-    unsafe fn recv(
-        &mut self,
-        channel: usize,
-        from: usize,
-        tag: u32,
-        bytes: *mut u8,
-        len: usize,
-    ) -> Result<Self::Ticket>;
+    unsafe fn recv(&mut self, from: Peer, bytes: *mut u8, len: usize) -> Result<Self::Ticket>;
     /// True if a message has left, or has come; an error if it has another length than expected.
     fn done(&mut self, ticket: &mut Self::Ticket) -> Result<bool>;
 }
@@ -73,6 +67,12 @@ struct Group {
     me: usize,
     channel: usize,
     tag: u32,
+}
+
+impl Group {
+    fn peer(&self, member: usize) -> Peer {
+        Peer { channel: self.channel, member, tag: self.tag }
+    }
 }
 
 /// A message under way, and with whom.
@@ -239,7 +239,7 @@ impl<P: Post> Messages<P> {
             unsafe { each(&piece, parts, |r, range, copy| region::copy(r, copy, range)) };
         }
         // SAFETY: by the caller.
-        let ticket = unsafe { self.post.send(g.channel, to, g.tag, piece.first, piece.bytes)? };
+        let ticket = unsafe { self.post.send(g.peer(to), piece.first, piece.bytes)? };
         flights.push(Flight { ticket, with: g.members[to], done: false });
         Ok(piece)
     }
@@ -256,7 +256,7 @@ impl<P: Post> Messages<P> {
         flights: &mut Vec<Flight<P::Ticket>>,
     ) -> Result<()> {
         // SAFETY: by the caller.
-        let ticket = unsafe { self.post.recv(g.channel, from, g.tag, piece.first, piece.bytes)? };
+        let ticket = unsafe { self.post.recv(g.peer(from), piece.first, piece.bytes)? };
         flights.push(Flight { ticket, with: g.members[from], done: false });
         Ok(())
     }
@@ -434,7 +434,7 @@ impl<P: Post> Transport for Messages<P> {
         for p in (0..g.members.len()).filter(|&p| p != g.me) {
             let none = Piece { room: None, first: std::ptr::dangling_mut(), bytes: 0 };
             // SAFETY: there are no bytes.
-            let ticket = unsafe { self.post.send(g.channel, p, g.tag, none.first, 0)? };
+            let ticket = unsafe { self.post.send(g.peer(p), none.first, 0)? };
             flights.push(Flight { ticket, with: g.members[p], done: false });
             // SAFETY: as above.
             unsafe { self.take(&g, p, &none, &mut flights)? };
@@ -533,7 +533,7 @@ impl<P: Post> Transport for Messages<P> {
     }
 
     fn send(&mut self, to: usize, data: &Region) -> Result<()> {
-        let channel = self.stage(to)?;
+        let peer = Peer { channel: self.stage(to)?, member: to, tag: SENT };
         let flow = Flow::of([data]);
         let mut tickets = vec![];
         for k in 0..flow.segments() {
@@ -543,7 +543,7 @@ impl<P: Post> Transport for Messages<P> {
                 };
                 let len = range.len() * r.elem().bytes();
                 // SAFETY: the caller keeps the data until it has waited for this send.
-                tickets.push(unsafe { self.post.send(channel, to, SENT, first.cast(), len)? });
+                tickets.push(unsafe { self.post.send(peer, first.cast(), len)? });
             }
         }
         self.offers.entry(to).or_default().push_back(tickets);

@@ -38,15 +38,18 @@ pub(super) unsafe fn panels<const W: usize>(
     word: Word,
     to: *mut u32,
 ) {
+    if x.row_stride == 1 && x.col_stride != 1 {
+        // SAFETY: by the caller.
+        return unsafe { along::<W>(x.from(rows.start, k.start), rows.len(), k.len(), word, to) };
+    }
     let steps = k.len().div_ceil(word.depth());
     for (i, first) in rows.clone().step_by(W).enumerate() {
         let (from, n) = (x.from(first, k.start), rows.end.min(first + W) - first);
         let to = to.wrapping_add(i * W * steps);
         // SAFETY: by the caller.
         unsafe {
-            match (x.row_stride, x.col_stride) {
-                (_, 1) => across::<W>(from, n, k.len(), word, to),
-                (1, _) => along::<W>(from, n, k.len(), word, to),
+            match x.col_stride {
+                1 => across::<W>(from, n, k.len(), word, to),
                 _apart => one_by_one::<W>(from, n, k.len(), word, to),
             }
         }
@@ -151,32 +154,37 @@ fn turn(x: &mut [__m512i; 16]) {
     }
 }
 
-/// Panels of an operand whose columns have adjacent elements.
+/// Panels of an operand whose columns have adjacent elements: all panels at once, step by step, since
+/// they share lines of memory.
 ///
 /// # Safety
 /// As for [`panels`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn along<const W: usize>(x: Stored, rows: usize, k: usize, word: Word, to: *mut u32) {
-    for first in (0..W).step_by(16) {
-        let width = (W - first).min(16);
-        let (mask, store) = (few(rows.saturating_sub(first)), few(width));
-        let mask = mask & store;
-        for step in 0..k.div_ceil(word.depth()) {
-            // SAFETY: rows that do not exist are masked, and so is what the panel has no room for.
-            unsafe {
-                let x = x.from(first, step * word.depth());
-                let words = match (word, x.elem) {
-                    (Word::Pair, _) => {
-                        let second = if 2 * step + 1 < k { mask } else { 0 };
-                        let next = x.from(0, 1).at.cast::<i16>();
-                        let low = _mm256_maskz_loadu_epi16(mask, x.at.cast());
-                        let low = _mm512_cvtepu16_epi32(low);
-                        _mm512_or_si512(low, widened(next, second))
-                    }
-                    (Word::F32, Elem::BF16) => widened(x.at.cast(), mask),
-                    (Word::F32, _) => _mm512_maskz_loadu_epi32(mask, x.at.cast()),
-                };
-                _mm512_mask_storeu_epi32(to.add(step * W + first).cast(), store, words);
+    let steps = k.div_ceil(word.depth());
+    for step in 0..steps {
+        for panel in 0..rows.div_ceil(W) {
+            for first in (0..W).step_by(16) {
+                let width = (W - first).min(16);
+                let row = panel * W + first;
+                let mask = few(rows.saturating_sub(row)) & few(width);
+                // SAFETY: rows that do not exist are masked, and so is what the panel has no room for.
+                unsafe {
+                    let x = x.from(row, step * word.depth());
+                    let words = match (word, x.elem) {
+                        (Word::Pair, _) => {
+                            let second = if 2 * step + 1 < k { mask } else { 0 };
+                            let next = x.from(0, 1).at.cast::<i16>();
+                            let low = _mm256_maskz_loadu_epi16(mask, x.at.cast());
+                            let low = _mm512_cvtepu16_epi32(low);
+                            _mm512_or_si512(low, widened(next, second))
+                        }
+                        (Word::F32, Elem::BF16) => widened(x.at.cast(), mask),
+                        (Word::F32, _) => _mm512_maskz_loadu_epi32(mask, x.at.cast()),
+                    };
+                    let to = to.add((panel * steps + step) * W + first);
+                    _mm512_mask_storeu_epi32(to.cast(), few(width), words);
+                }
             }
         }
     }

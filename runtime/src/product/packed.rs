@@ -1,20 +1,27 @@
-//! Products of packed panels, for processors with AVX-512: what a task makes is a block of the
-//! result, from first to last of k; blocks of operands that fit the nearer caches are packed first.
-//! Where k is cut depends on k alone and no sum is shared between tasks, so that the number of
-//! threads does not change a bit.
+//! Products of packed panels, for processors with AVX-512. A region of a result is made at a time,
+//! from first to last of k: all threads pack what it needs of both operands, some steps of k, then all
+//! make tiles of it. Where k is cut depends on k alone and no sum is shared between threads, so that
+//! their number does not change a bit.
 
 use super::pack::{Word, panels};
 use super::room::{self, Room};
 use super::tile::{self, COLS, Kernel, ROWS, Tile};
 use super::{Stored, few, team};
 use shardc_ir::kernel::{Elem, Extents};
+use smallvec::SmallVec;
 use std::cell::Cell;
 use std::ops::Range;
 
 /// Steps of k that are packed at once.
 const STEPS: usize = 512;
-/// Rows and columns of the largest block of a result. With the steps, a thread keeps at most 3 MB.
-const BLOCK: [usize; 2] = [42 * ROWS, 16 * COLS];
+/// Rows and columns of the largest region of a result that one thread makes; with the steps it keeps
+/// at most 5.4 MB. Several threads make one of twice as many rows, and keep 8.5 MB together.
+const REGION: [usize; 2] = [43 * ROWS, 32 * COLS];
+/// Rows and columns of what a thread makes of a region at once: panels of so many columns stay in its
+/// cache while the next rows pass.
+const BLOCK: [usize; 2] = [6 * ROWS, 8 * COLS];
+/// Panels of rows and of columns that a thread packs at once.
+const PANELS: [usize; 2] = [4, 2];
 /// Products with fewer multiplications than this take one thread: another would be late.
 const LITTLE: usize = 1 << 20;
 /// The same for elements of weights that few rows meet.
@@ -75,22 +82,6 @@ fn cut(n: usize, pieces: usize, unit: usize, i: usize) -> Range<usize> {
     (i * each).min(n)..((i + 1) * each).min(n)
 }
 
-/// Into how many blocks to cut rows and columns, so that threads end together and little is packed
-/// twice.
-fn grid([m, n]: [usize; 2], results: usize, threads: usize) -> [usize; 2] {
-    /// Packing a word costs as much as this many tile words of a step.
-    const PACK: usize = 24;
-    let fewest = [m.div_ceil(BLOCK[0]).max(1), n.div_ceil(BLOCK[1]).max(1)];
-    let cost = |&[i, j]: &[usize; 2]| {
-        let (rows, cols) = (cut(m, i, ROWS, 0).len(), cut(n, j, COLS, 0).len());
-        let rounds = (i * j * results).div_ceil(threads.max(1));
-        rounds * (rows * cols.next_multiple_of(COLS) + PACK * (rows + cols))
-    };
-    let more = |n: usize| n..n + if threads > 1 { 2 * threads } else { 1 };
-    let all = more(fewest[0]).flat_map(|i| more(fewest[1]).map(move |j| [i, j]));
-    all.min_by_key(cost).unwrap_or(fewest)
-}
-
 impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
     /// Runs all products; of nothing (k or a sum loop of 0) they are 0.
     ///
@@ -108,19 +99,15 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         }
         let work = m * n * results * k * self.sum.iter().product::<usize>();
         let threads = if work < LITTLE { 1 } else { threads };
-        let [down, right] = grid([m, n], results, threads);
-        let block = |task: usize| {
-            let (result, block) = (task / (down * right), task % (down * right));
-            let rows = cut(m, down, ROWS, block / right);
-            let cols = cut(n, right, COLS, block % right);
-            if !rows.is_empty() && !cols.is_empty() {
-                let at = index(&self.batch, result);
-                // SAFETY: by the caller; the block is inside the result.
-                unsafe { self.block(&at, rows, cols, kernels) };
-            }
-        };
-        // SAFETY: no element of a result is in two blocks.
-        unsafe { team::each(threads, results * down * right, block) };
+        // Of many results that are small, each is one thread's.
+        let blocks = Region::blocks(m, n);
+        let small = m <= REGION[0] && n <= REGION[1] && results >= threads.min(blocks);
+        let (outside, inside) = if small { (threads, 1) } else { (1, threads) };
+        // SAFETY: by the caller; no element is in two results.
+        unsafe {
+            let result = |i: usize| self.result(&index(&self.batch, i), kernels, inside);
+            team::each(outside, results, result);
+        }
     }
 
     /// Whether rows are so few that nothing is packed.
@@ -150,7 +137,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
                 let (mut sums, cols) = ([0.0; few::MOST * COLS], (cols.end - first).min(COLS));
                 let write = out.from(0, first);
                 let read = self.accumulate.then_some(write);
-                let tile = Tile { scale: self.scale, read, write, cols };
+                let tile = Tile { scale: self.scale, read, onto: None, write, cols };
                 // SAFETY: by the caller; the columns are inside the matrices.
                 unsafe {
                     dots(k, a, b.from(0, first), cols, sums.as_mut_ptr());
@@ -162,83 +149,138 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         unsafe { team::each(pieces, results * pieces, piece) };
     }
 
-    /// Makes one block of a result.
+    /// Makes a result: of each of its regions, for some steps of k after the others, the panels and
+    /// then the tiles.
     ///
     /// # Safety
     /// As for [`Products::run`].
-    unsafe fn block(&self, at: &[usize], rows: Range<usize>, cols: Range<usize>, kernels: Kernels) {
+    unsafe fn result(&self, at: &[usize], kernels: Kernels, threads: usize) {
+        let [m, n, k] = self.size;
         let word = kernels.word;
-        let k = self.size[2];
-        let terms: usize = self.sum.iter().product();
+        let [_, _, out] = (self.at)(at, &index(&self.sum, 0));
         let pieces = k.div_ceil(STEPS * word.depth()).max(1);
         let piece = |i: usize| cut(k, pieces, 16, i);
-        let [_, _, out] = (self.at)(at, &index(&self.sum, 0));
-        let out = out.from(rows.start, cols.start);
-        let all = if k == 0 { 0 } else { terms * pieces };
+        let all = if k == 0 { 0 } else { self.sum.iter().product::<usize>() * pieces };
+        let turns = all.max(1);
+        let rows = REGION[0] * threads.clamp(1, 2);
+        let grid = [m.div_ceil(rows), n.div_ceil(REGION[1])];
+        let largest = [cut(m, grid[0], ROWS, 0).len(), cut(n, grid[1], COLS, 0).len()];
         let steps = piece(0).len().div_ceil(word.depth());
-        let (m, n) = (rows.len(), cols.len());
         // Panels of `b` begin at a line of the cache.
-        let of_a = (m.next_multiple_of(ROWS) * steps).next_multiple_of(16);
-        let of_b = n.next_multiple_of(COLS) * steps;
+        let of_a = (largest[0].next_multiple_of(ROWS) * steps).next_multiple_of(16);
+        let of_b = largest[1].next_multiple_of(COLS) * steps;
         // Sums that are not rounded yet, or that are added to what is there when they are whole: so a
         // sum over microbatches is that of their products, in order.
         let apart = all > 1 && (out.elem != Elem::F32 || self.accumulate);
         // Whole vectors are read, the last one beyond the end.
-        let sums = if apart { m * n + 16 } else { 0 };
+        let sums = if apart { largest[0] * largest[1] + 16 } else { 0 };
+        let region =
+            |i: usize| [cut(m, grid[0], ROWS, i / grid[1]), cut(n, grid[1], COLS, i % grid[1])];
+        let mut starts: SmallVec<[usize; 8]> = SmallVec::new();
+        starts.push(0);
+        for r in 0..grid[0] * grid[1] {
+            let [rows, cols] = region(r).map(|x| x.len());
+            for _ in 0..turns {
+                for tasks in [Region::packs(rows, cols), Region::blocks(rows, cols)] {
+                    starts.push(starts[starts.len() - 1] + tasks);
+                }
+            }
+        }
         room::with(&ROOM, of_a + of_b + sums, |a| {
             let (b, sums) = (a.wrapping_add(of_a), a.wrapping_add(of_a + of_b));
-            let sums = Stored { at: sums.cast(), elem: Elem::F32, row_stride: n, col_stride: 1 };
-            for i in 0..all.max(1) {
+            let task = |phase: usize, i: usize| {
+                let [rows, cols] = region(phase / 2 / turns);
+                let turn = phase / 2 % turns;
+                let k = if all == 0 { 0..0 } else { piece(turn % pieces) };
+                let region = Region { a, b, word, rows, cols, k };
+                if phase % 2 == 0 {
+                    let [x, y, _] = (self.at)(at, &index(&self.sum, turn / pieces));
+                    // SAFETY: by the caller; there is room for these panels.
+                    return unsafe { region.pack([x, y.transposed()], i) };
+                }
+                let out = out.from(region.rows.start, region.cols.start);
+                let sums = Stored::rows(sums.cast(), region.cols.len());
                 let first = if self.accumulate && !apart { Some(out) } else { None };
                 let between = if apart { sums } else { out };
-                let read = if i == 0 { first } else { Some(between) };
-                let last = i + 1 >= all && !(apart && self.accumulate);
+                let read = if turn == 0 { first } else { Some(between) };
+                let last = turn + 1 == turns;
                 let write = if last { out } else { between };
-                let k = if all == 0 { 0..0 } else { piece(i % pieces) };
-                // SAFETY: by the caller; there is room for these panels and for the sums.
-                unsafe {
-                    if !k.is_empty() {
-                        let [x, y, _] = (self.at)(at, &index(&self.sum, i / pieces));
-                        panels::<ROWS>(x, rows.clone(), k.clone(), word, a);
-                        panels::<COLS>(y.transposed(), cols.clone(), k.clone(), word, b);
-                    }
-                    let steps = k.len().div_ceil(word.depth());
-                    let tile = Tile { scale: self.scale, read, write, cols: 0 };
-                    tiles([m, n, steps], a, b, tile, kernels.by_rows);
-                }
-            }
-            if apart && self.accumulate {
-                for (row, col) in (0..m).flat_map(|r| (0..n).step_by(COLS).map(move |c| (r, c))) {
-                    let (write, cols) = (out.from(row, col), (n - col).min(COLS));
-                    let tile = Tile { scale: 1.0, read: Some(write), write, cols };
-                    // SAFETY: the sums are in the room, the elements of the result are the block's.
-                    unsafe { tile::finish_any(sums.from(row, col).at.cast_const(), 1, &tile) };
-                }
-            }
+                let onto = (last && apart && self.accumulate).then_some(out);
+                let tile = Tile { scale: self.scale, read, onto, write, cols: 0 };
+                // SAFETY: by the caller; the panels are packed, and there is room for the sums.
+                unsafe { region.block(&tile, kernels.by_rows, i) };
+            };
+            // SAFETY: no two tasks of a phase write the same panel, or the same element.
+            unsafe { team::phases(threads, &starts, task) };
         });
     }
 }
 
-/// All tiles of a block: the panels of `b` stay in the second cache while those of `a` pass.
-///
-/// # Safety
-/// Panels have so many steps, and the block so many rows and columns.
-unsafe fn tiles(
-    [m, n, steps]: [usize; 3],
-    a: *const u32,
-    b: *const u32,
-    whole: Tile,
-    kernels: &[Kernel; ROWS],
-) {
-    for row in (0..m).step_by(ROWS) {
-        let kernel = kernels[(m - row).min(ROWS) - 1];
-        for col in (0..n).step_by(COLS) {
-            let from = |x: Stored| x.from(row, col);
-            let cols = (n - col).min(COLS);
-            let (read, write) = (whole.read.map(from), from(whole.write));
-            let tile = Tile { scale: whole.scale, read, write, cols };
-            // SAFETY: by the caller.
-            unsafe { kernel(steps, a.add(row * steps), b.add(col * steps), &tile) };
+/// Rows and columns of a result, steps of k, and room for what these need of both operands.
+struct Region {
+    a: *mut u32,
+    b: *mut u32,
+    word: Word,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    k: Range<usize>,
+}
+
+impl Region {
+    /// Tasks of packing for so many rows and columns.
+    fn packs(rows: usize, cols: usize) -> usize {
+        rows.div_ceil(PANELS[0] * ROWS) + cols.div_ceil(PANELS[1] * COLS)
+    }
+
+    /// Tasks of making tiles.
+    fn blocks(rows: usize, cols: usize) -> usize {
+        rows.div_ceil(BLOCK[0]) * cols.div_ceil(BLOCK[1])
+    }
+
+    fn steps(&self) -> usize {
+        self.k.len().div_ceil(self.word.depth())
+    }
+
+    /// Packs the panels of a task.
+    ///
+    /// # Safety
+    /// The operands have these rows and steps, and there is room.
+    unsafe fn pack(&self, [x, y]: [Stored; 2], task: usize) {
+        let part = |all: &Range<usize>, i: usize, unit: usize| {
+            let first = all.start + i * unit;
+            (first..all.end.min(first + unit), i * unit * self.steps())
+        };
+        let right = self.cols.len().div_ceil(PANELS[1] * COLS);
+        let (k, word) = (self.k.clone(), self.word);
+        // SAFETY: by the caller.
+        unsafe {
+            if task < right {
+                let (cols, to) = part(&self.cols, task, PANELS[1] * COLS);
+                panels::<COLS>(y, cols, k, word, self.b.wrapping_add(to));
+            } else {
+                let (rows, to) = part(&self.rows, task - right, PANELS[0] * ROWS);
+                panels::<ROWS>(x, rows, k, word, self.a.wrapping_add(to));
+            }
+        }
+    }
+
+    /// Makes the tiles of a task; tasks below each other follow each other.
+    ///
+    /// # Safety
+    /// The panels are packed, and the result has these rows and columns.
+    unsafe fn block(&self, whole: &Tile, kernels: &[Kernel; ROWS], task: usize) {
+        let (m, n, steps) = (self.rows.len(), self.cols.len(), self.steps());
+        let down = m.div_ceil(BLOCK[0]);
+        let (top, left) = (task % down * BLOCK[0], task / down * BLOCK[1]);
+        let (bottom, right) = ((top + BLOCK[0]).min(m), (left + BLOCK[1]).min(n));
+        for row in (top..bottom).step_by(ROWS) {
+            let kernel = kernels[(bottom - row).min(ROWS) - 1];
+            for col in (left..right).step_by(COLS) {
+                let tile = whole.from(row, col, (right - col).min(COLS));
+                let (a, b) = (self.a.wrapping_add(row * steps), self.b.wrapping_add(col * steps));
+                // SAFETY: by the caller.
+                unsafe { kernel(steps, a, b, &tile) };
+            }
         }
     }
 }

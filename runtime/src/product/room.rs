@@ -19,8 +19,12 @@ pub(crate) fn with<R>(
     f: impl FnOnce(*mut u32) -> R,
 ) -> R {
     let mut lines = room.take();
-    // No line is ever filled: there is only reserved room.
-    lines.reserve(words.div_ceil(16));
+    let needed = words.div_ceil(16);
+    // No line is ever filled: there is only reserved room, and nothing in it to keep.
+    if lines.capacity() < needed {
+        lines = Vec::new();
+        lines.reserve_exact(needed);
+    }
     let result = f(lines.as_mut_ptr().cast());
     room.set(lines);
     result

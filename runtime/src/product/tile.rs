@@ -12,13 +12,23 @@ pub(super) const ROWS: usize = 12;
 /// Columns of a tile.
 pub(super) const COLS: usize = 32;
 
-/// What becomes of the sums of a tile: `write = read + scale · sum`.
+/// What becomes of the sums of a tile: `write = onto + (read + scale · sum)`.
 pub(super) struct Tile {
     pub scale: f32,
     pub read: Option<Stored>,
+    pub onto: Option<Stored>,
     pub write: Stored,
     /// Columns that exist.
     pub cols: usize,
+}
+
+impl Tile {
+    /// The tile from a row and a column on, with so many columns.
+    pub fn from(&self, row: usize, col: usize, cols: usize) -> Tile {
+        let from = |x: Stored| x.from(row, col);
+        let (read, onto) = (self.read.map(from), self.onto.map(from));
+        Tile { scale: self.scale, read, onto, write: from(self.write), cols }
+    }
 }
 
 /// Sums `depth` steps of two panels: 12 words of `a` by 32 of `b` each.
@@ -108,7 +118,8 @@ pub(super) const BF16: [Kernel; ROWS] = by_rows!(avx512_bf16);
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn finish<const M: usize>(sums: &[[__m512; 2]; M], to: &Tile) {
     let plain = |x: &Stored| x.elem == Elem::F32 && x.col_stride == 1;
-    if !plain(&to.write) || !to.read.as_ref().is_none_or(plain) {
+    let read = [&to.read, &to.onto].into_iter().flatten();
+    if !plain(&to.write) || !read.copied().all(|x| plain(&x)) {
         // SAFETY: sums are 32 f32 per row.
         return unsafe { finish_any(sums.as_ptr().cast(), M, to) };
     }
@@ -120,7 +131,7 @@ unsafe fn finish<const M: usize>(sums: &[[__m512; 2]; M], to: &Tile) {
             // SAFETY: by the caller; columns that do not exist are masked.
             unsafe {
                 let mut x = _mm512_mul_ps(sum, scale);
-                if let Some(read) = &to.read {
+                for read in [&to.read, &to.onto].into_iter().flatten() {
                     x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, address(read, i, col)), x);
                 }
                 _mm512_mask_storeu_ps(address(&to.write, i, col), mask, x);
@@ -147,7 +158,7 @@ pub(super) unsafe fn finish_any(sums: *const f32, rows: usize, to: &Tile) {
             // SAFETY: by the caller, for these columns of the row.
             unsafe {
                 let mut x = _mm512_mul_ps(_mm512_loadu_ps(sums.add(i * COLS + col)), scale);
-                if let Some(read) = &to.read {
+                for read in [&to.read, &to.onto].into_iter().flatten() {
                     x = _mm512_add_ps(load(read.from(i, col), n), x);
                 }
                 store(to.write.from(i, col), n, x);

@@ -76,6 +76,7 @@ fn stand_in() -> Option<()> {
     // SAFETY: our own libraries; no other thread reads the environment while tests wait for this.
     unsafe {
         std::env::set_var(nvrtc::DIR, &to);
+        std::env::set_var("STANDIN_DEVICES", "2");
         for library in [driver, to.join("libcublasLt.so.13")] {
             std::mem::forget(Library::open(Some(library), RTLD_NOW | RTLD_LOCAL).unwrap());
         }

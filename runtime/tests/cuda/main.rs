@@ -1,10 +1,12 @@
 //! Ranks on a CUDA device: kernels and collectives through the driver and the run-time compiler. Where
 //! there is no device, both are stand-ins that run kernels on the CPU; the calls are the same.
 
+mod graphs;
 #[path = "../lab/mod.rs"]
 #[allow(dead_code)]
 mod lab;
 mod machine;
+mod rounds;
 
 use machine::Machine;
 use shardc_codegen::{cuda, lower};

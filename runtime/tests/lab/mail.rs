@@ -2,7 +2,7 @@
 //! when it is received.
 
 use shardc_ir::diag::{Diag, Result};
-use shardc_runtime::messages::Post;
+use shardc_runtime::messages::{Peer, Post};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -52,30 +52,16 @@ impl Post for Mail {
         self.channels.push(members.to_vec());
         Ok(self.channels.len() - 1)
     }
-    unsafe fn send(
-        &mut self,
-        channel: usize,
-        to: usize,
-        tag: u32,
-        bytes: *const u8,
-        len: usize,
-    ) -> Result<Ticket> {
+    unsafe fn send(&mut self, to: Peer, bytes: *const u8, len: usize) -> Result<Ticket> {
         let taken = Arc::new(AtomicBool::new(false));
-        let route = self.route(channel, self.me(channel), to, tag);
+        let route = self.route(to.channel, self.me(to.channel), to.member, to.tag);
         let letter = Letter { bytes: bytes.addr(), len, taken: taken.clone() };
         bytes.expose_provenance();
         self.all.lock().unwrap().entry(route).or_default().push_back(letter);
         Ok(Ticket::Given(taken))
     }
-    unsafe fn recv(
-        &mut self,
-        channel: usize,
-        from: usize,
-        tag: u32,
-        bytes: *mut u8,
-        len: usize,
-    ) -> Result<Ticket> {
-        let route = self.route(channel, from, self.me(channel), tag);
+    unsafe fn recv(&mut self, from: Peer, bytes: *mut u8, len: usize) -> Result<Ticket> {
+        let route = self.route(from.channel, from.member, self.me(from.channel), from.tag);
         Ok(Ticket::Taking { route, bytes: bytes.expose_provenance(), len, done: false })
     }
     fn done(&mut self, t: &mut Ticket) -> Result<bool> {

@@ -2,6 +2,7 @@
 
 use crate::pictures::trace::{Event, chrome};
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::Node;
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
 use shardc_ir::schedule::Kind;
@@ -44,11 +45,15 @@ impl Trace {
         let (name, category) = match t.what {
             Done::Launch(func, node) => {
                 let (f, n) = (&funcs[func], &funcs[func].nodes[node]);
-                let c = n.op.collective()?;
                 args.push(("scope", f.scope_info(n.scope).path.to_string()));
                 args.push(("value", f.name(n.outs[0]).to_string()));
-                let axes = plan.module.mesh.names(c.atoms(), "+");
-                (format!("{} over {axes}", c.kind()), "collective")
+                match n.op.collective() {
+                    Some(c) => {
+                        let axes = plan.module.mesh.names(c.atoms(), "+");
+                        (format!("{} over {axes}", c.kind()), "collective")
+                    }
+                    None => (ops(&f.nodes[node..])?, "compute"),
+                }
             }
             Done::Instr(i) => match &class.step.get(i)? {
                 Instr::Call(c) => (label(plan, c), "compute"),
@@ -99,6 +104,18 @@ impl Trace {
                 .exit(Exit::Environment)
         })
     }
+}
+
+/// The ops of the kernel that begins a list of nodes, each once; `None` if it does nothing.
+fn ops(nodes: &[Node]) -> Option<String> {
+    let last = nodes.iter().position(|n| !n.joined)?;
+    let mut names: Vec<&str> = vec![];
+    for n in nodes[..=last].iter().filter(|n| !n.op.def().is_view()) {
+        if !names.contains(&n.op.mnemonic()) {
+            names.push(n.op.mnemonic());
+        }
+    }
+    (!names.is_empty()).then(|| names.join("+"))
 }
 
 /// `1F3` as in a schedule, or the name of a function of the step.

@@ -1,7 +1,10 @@
 // Stands in for libcuda where there is no GPU: STANDIN_DEVICES devices, or one, whose memory is the
 // host's, full of NaN at first; kernels are those that compiler.cpp has made, run by emulate.h. A stream
 // is a thread that does its work in order, some of it late, so that what does not wait for another
-// stream reads what is not there yet. For tests.
+// stream reads what is not there yet. While a stream captures, its work is kept for a graph, and what
+// the driver refuses then is refused. With STANDIN_LOG the file `driver` in that folder has a line for
+// what the host waited for, for launches, and for graphs; with STANDIN_FAULT=D,N device D is lost
+// in the N-th launch there: it does nothing more, and calls on it fail. For tests.
 #include <dlfcn.h>
 #include <elf.h>
 #include <unistd.h>
@@ -19,11 +22,15 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "emulate.h"
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       NOT_FOUND = 500, NOT_READY = 600, INVALID_IMAGE = 200 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
+       INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_FOUND = 500,
+       NOT_READY = 600, ILLEGAL_ADDRESS = 700, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+       CAPTURE_ISOLATION = 905, CAPTURE_WRONG_THREAD = 908 };
+enum { THREAD_LOCAL = 1 };
 
 static const size_t MEMORY = 8ull << 30;
 static int contexts[16];
@@ -32,6 +39,21 @@ static int devices() {
     return set ? atoi(set) : 1;
 }
 static thread_local void* current = nullptr;
+static std::atomic<bool> lost[16];
+static int state() {
+    if (!current) return INVALID_CONTEXT;
+    return lost[(int*)current - contexts] ? ILLEGAL_ADDRESS : OK;
+}
+
+static void log(const char* what, size_t n) {
+    const char* dir = getenv("STANDIN_LOG");
+    if (!dir) return;
+    static std::mutex& own = *new std::mutex;
+    std::lock_guard<std::mutex> held(own);
+    static FILE* file = fopen((std::string(dir) + "/driver").c_str(), "a");
+    fprintf(file, "%s %zu\n", what, n);
+    fflush(file);
+}
 
 // What follows outlives the threads of streams, which end with the process.
 // Allocations, by their first byte.
@@ -43,20 +65,44 @@ static std::map<void*, size_t>& host_memory = *new std::map<void*, size_t>;
 static std::mutex& order = *new std::mutex;
 static std::condition_variable& progress = *new std::condition_variable;
 
+typedef std::vector<std::function<void()>> Graph;
+
 // A thread that works.
 struct Queue {
+    void* context;
     std::deque<std::function<void()>> work;
     size_t open = 0;  // of the work, what is not done
     bool gone = false;
     unsigned turn = 1;
+    // What is kept while it captures, for which thread, and whether something illegal was done.
+    std::shared_ptr<Graph> graph;
+    std::thread::id captor;
+    bool spoiled = false;
 };
 static std::set<Queue*>& queues = *new std::set<Queue*>;
+// Streams for which this thread captures.
+static thread_local std::set<Queue*> captures;
+
+// What no stream may do while it captures.
+static int spoil(Queue* q) {
+    if (!q->graph) return OK;
+    q->spoiled = true;
+    return CAPTURE_UNSUPPORTED;
+}
+// What no thread may do that captures.
+static int forbidden() {
+    int found = OK;
+    for (Queue* q : captures) found = spoil(q);
+    return found;
+}
 
 static void serve(Queue* q) {
     std::unique_lock<std::mutex> held(order);
     for (;;) {
         progress.wait(held, [&] { return q->gone || !q->work.empty(); });
         if (q->work.empty()) break;
+        // A device that is lost does nothing more.
+        if (lost[(int*)q->context - contexts]) return;
         auto next = std::move(q->work.front());
         q->work.pop_front();
         held.unlock();
@@ -75,6 +121,10 @@ static void serve(Queue* q) {
 static void put(void* stream, std::function<void()> work) {
     std::lock_guard<std::mutex> held(order);
     Queue* q = (Queue*)stream;
+    if (q->graph) {
+        q->graph->push_back(std::move(work));
+        return;
+    }
     q->work.push_back(std::move(work));
     q->open++;
     progress.notify_all();
@@ -82,6 +132,7 @@ static void put(void* stream, std::function<void()> work) {
 
 // Work up to some moment.
 struct Event {
+    void* context;
     std::shared_ptr<std::atomic<bool>> done;
 };
 
@@ -107,9 +158,10 @@ static std::shared_ptr<std::string> taken(const void* from, size_t bytes) {
 
 extern "C" {
 
-// For the other stand-ins.
-void standin_put(void* stream, void (*work)(void*), void* argument) {
-    put(stream, [=] { work(argument); });
+// For the other stand-ins. A graph does it many times.
+void standin_put(void* stream, void (*work)(void*), void (*drop)(void*), void* argument) {
+    std::shared_ptr<void> own(argument, drop);
+    put(stream, [=] { work(own.get()); });
 }
 bool standin_inside(uint64_t at, size_t bytes) { return inside(at, bytes); }
 
@@ -163,8 +215,9 @@ int cuDeviceGetUuid_v2(char* uuid, int device) {
     return OK;
 }
 int cuStreamCreate(void** s, unsigned) {
-    if (!current) return INVALID_CONTEXT;
+    if (int e = state()) return e;
     Queue* q = new Queue;
+    q->context = current;
     std::lock_guard<std::mutex> held(order);
     queues.insert(q);
     std::thread(serve, q).detach();
@@ -179,27 +232,90 @@ int cuStreamDestroy_v2(void* s) {
     return OK;
 }
 int cuStreamSynchronize(void* s) {
-    if (!current) return INVALID_CONTEXT;
+    if (int e = state()) return e;
     std::unique_lock<std::mutex> held(order);
-    progress.wait(held, [&] { return ((Queue*)s)->open == 0; });
-    return OK;
+    if (int e = spoil((Queue*)s)) return e;
+    progress.wait(held, [&] { return state() || ((Queue*)s)->open == 0; });
+    log("waited", 1);
+    return state();
 }
 int cuStreamQuery(void* s) {
-    if (!current) return INVALID_CONTEXT;
+    if (int e = state()) return e;
     std::lock_guard<std::mutex> held(order);
-    return ((Queue*)s)->open == 0 ? OK : NOT_READY;
+    if (int e = spoil((Queue*)s)) return e;
+    if (((Queue*)s)->open) return NOT_READY;
+    log("waited", 1);
+    return OK;
+}
+int cuStreamBeginCapture_v2(void* s, int mode) {
+    if (int e = state()) return e;
+    // Else other ranks' threads, which allocate and wait, would spoil it.
+    if (mode != THREAD_LOCAL) return INVALID_VALUE;
+    std::lock_guard<std::mutex> held(order);
+    Queue* q = (Queue*)s;
+    if (q->graph) return ILLEGAL_STATE;
+    q->graph = std::make_shared<Graph>();
+    q->captor = std::this_thread::get_id();
+    captures.insert(q);
+    return OK;
+}
+int cuStreamEndCapture(void* s, void** graph) {
+    if (int e = state()) return e;
+    std::lock_guard<std::mutex> held(order);
+    Queue* q = (Queue*)s;
+    *graph = nullptr;
+    if (!q->graph) return ILLEGAL_STATE;
+    if (q->captor != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
+    captures.erase(q);
+    auto made = std::move(q->graph);
+    const bool spoiled = q->spoiled;
+    q->graph = nullptr;
+    q->spoiled = false;
+    if (spoiled) return CAPTURE_INVALIDATED;
+    *graph = new std::shared_ptr<Graph>(made);
+    return OK;
+}
+int cuGraphInstantiateWithFlags(void** made, void* graph, unsigned long long) {
+    if (int e = state()) return e;
+    // A device whose memory the arenas have taken.
+    if (getenv("STANDIN_FULL")) return 2;
+    auto g = (std::shared_ptr<Graph>*)graph;
+    log("instantiated", (*g)->size());
+    *made = new std::shared_ptr<Graph>(*g);
+    return OK;
+}
+int cuGraphDestroy(void* graph) {
+    delete (std::shared_ptr<Graph>*)graph;
+    return OK;
+}
+int cuGraphExecDestroy(void* graph) { return cuGraphDestroy(graph); }
+int cuGraphLaunch(void* graph, void* s) {
+    if (int e = state()) return e;
+    if (int e = spoil((Queue*)s)) return e;
+    auto g = *(std::shared_ptr<Graph>*)graph;
+    log("graph", g->size());
+    put(s, [=] {
+        for (auto& work : *g) work();
+    });
+    return OK;
 }
 int cuEventCreate(void** e, unsigned) {
-    *e = new Event;
-    return current ? OK : INVALID_CONTEXT;
+    *e = new Event{current, nullptr};
+    return state();
 }
 int cuEventRecord(void* e, void* s) {
+    if (int e = state()) return e;
+    if (((Event*)e)->context != ((Queue*)s)->context) return INVALID_HANDLE;
+    // It would make of who waits for it a part of the graph.
+    if (int e = spoil((Queue*)s)) return e;
     auto done = std::make_shared<std::atomic<bool>>(false);
     ((Event*)e)->done = done;
     put(s, [=] { *done = true; });
     return OK;
 }
 int cuStreamWaitEvent(void* s, void* e, unsigned) {
+    if (int e = state()) return e;
+    if (spoil((Queue*)s)) return CAPTURE_ISOLATION;
     auto done = ((Event*)e)->done;
     if (!done) return OK;
     put(s, [=] {
@@ -218,7 +334,8 @@ int cuEventDestroy_v2(void* e) {
 }
 
 int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
-    if (!current) return INVALID_CONTEXT;
+    if (int e = state()) return e;
+    if (int e = forbidden()) return e;
     if (bytes == 0) return INVALID_VALUE;
     if (bytes > MEMORY) return OUT_OF_MEMORY;
     char* made = emulated::allocate(256, bytes);
@@ -228,13 +345,15 @@ int cuMemAlloc_v2(uint64_t* at, size_t bytes) {
     *at = (uint64_t)made;
     return OK;
 }
-// Waits for all streams, as the driver does.
+// Waits for all streams of the device, as the driver does.
 int cuMemFree_v2(uint64_t at) {
+    if (int e = state()) return e;
+    if (int e = forbidden()) return e;
     {
         std::unique_lock<std::mutex> held(order);
         auto idle = [] {
             for (Queue* q : queues)
-                if (q->open) return false;
+                if (q->open && q->context == current) return false;
             return true;
         };
         progress.wait(held, idle);
@@ -245,6 +364,7 @@ int cuMemFree_v2(uint64_t at) {
     return OK;
 }
 int cuMemHostAlloc(void** at, size_t bytes, unsigned) {
+    if (int e = forbidden()) return e;
     *at = malloc(bytes);
     std::lock_guard<std::mutex> held(lock);
     host_memory[*at] = bytes;
@@ -258,7 +378,8 @@ int cuMemFreeHost(void* at) {
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* s) {
     if (!inside(to, bytes)) return INVALID_VALUE;
-    auto copy = taken(from, bytes);
+    // A graph reads it again in every launch.
+    auto copy = ((Queue*)s)->graph ? nullptr : taken(from, bytes);
     put(s, [=] { memcpy((void*)to, copy ? copy->data() : from, bytes); });
     return OK;
 }
@@ -275,6 +396,7 @@ int cuMemsetD8Async(uint64_t at, unsigned char x, size_t bytes, void* s) {
 
 // The image is a shared object, which ends with its table of sections.
 int cuModuleLoadData(void** module, const void* image) {
+    if (int e = forbidden()) return e;
     const Elf64_Ehdr* head = (const Elf64_Ehdr*)image;
     if (memcmp(head->e_ident, ELFMAG, SELFMAG)) return INVALID_IMAGE;
     const size_t bytes = head->e_shoff + (size_t)head->e_shnum * head->e_shentsize;
@@ -300,7 +422,7 @@ int cuFuncSetAttribute(void*, int, int) { return OK; }
 // Parameters come as one buffer, by its address and its size.
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
-    if (!current) return INVALID_CONTEXT;
+    if (int e = state()) return e;
     if (parameters || extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4]) return INVALID_VALUE;
     if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || bx * by * bz > 1024 || shared > 232448) {
         return INVALID_VALUE;
@@ -308,7 +430,15 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     const uint64_t* words = (const uint64_t*)extra[1];
     const size_t n = *(const size_t*)extra[3] / 8;
     emulated::Words own(words, words + n);
+    log("launch", 1);
+    const int device = (int*)((Queue*)stream)->context - contexts;
     put(stream, [=] {
+        static std::atomic<int> launches[16];
+        static const char* fault = getenv("STANDIN_FAULT");
+        if (fault && atoi(fault) == device && ++launches[device] == atoi(strchr(fault, ',') + 1)) {
+            lost[device] = true;
+            return;
+        }
         ((emulated::Runner)function)(own, {gx, gy, gz}, {bx, by, bz}, shared, false);
     });
     return OK;

@@ -13,10 +13,10 @@ static void* driver(const char* name) {
 
 // Work behind what a stream has so far.
 static void put(void* stream, std::function<void()> work) {
-    static auto f = (void (*)(void*, void (*)(void*), void*))driver("standin_put");
-    auto run = [](void* work) {
-        (*(std::function<void()>*)work)();
-        delete (std::function<void()>*)work;
-    };
-    f(stream, run, new std::function<void()>(std::move(work)));
+    typedef std::function<void()> Work;
+    typedef void Use(void*);
+    static auto f = (void (*)(void*, Use*, Use*, void*))driver("standin_put");
+    auto run = [](void* work) { (*(Work*)work)(); };
+    auto drop = [](void* work) { delete (Work*)work; };
+    f(stream, run, drop, new Work(std::move(work)));
 }

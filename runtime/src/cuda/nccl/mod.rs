@@ -31,7 +31,7 @@ use shardc_ir::types::Reduction;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Places in scratch memory begin at multiples of so many bytes.
 const ALIGN: usize = 256;
@@ -159,7 +159,12 @@ impl Nccl {
             let edge = Edge { comm, stream, offers: VecDeque::new() };
             if class == sender { &mut to } else { &mut from }.insert(other, edge);
         }
-        to.values().chain(from.values()).try_for_each(|e: &Edge| e.stream.wait())?;
+        if let Err(d) = met(rank, job, to.iter().chain(&from)) {
+            // What is queued may never end: nothing that it uses is freed.
+            job.alarm.ring();
+            std::mem::forget(byte);
+            return Err(d);
+        }
         drop(byte);
         comms.push(Arc::new(all));
         let (alarm, timeout) = (job.alarm.clone(), job.timeout);
@@ -167,7 +172,7 @@ impl Nccl {
         let oldest = under_way.clone();
         alarm.ask(Box::new(move || {
             let mut all = oldest.lock().unwrap_or_else(PoisonError::into_inner);
-            while all.front().is_some_and(|x| x.1.done()) {
+            while all.front().is_some_and(|x| is_done(&x.1)) {
                 all.pop_front();
             }
             all.front().map(|x| x.0)
@@ -295,7 +300,7 @@ impl Nccl {
     fn begun(&mut self, done: Event) {
         self.calls += 1;
         let mut all = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        while all.front().is_some_and(|x| x.1.done()) {
+        while all.front().is_some_and(|x| is_done(&x.1)) {
             all.pop_front();
         }
         all.push_back((self.calls, done));
@@ -305,6 +310,36 @@ impl Nccl {
         let message = format!("the plan of rank {} has nothing for rank {other}", self.rank);
         Err(failure(message))
     }
+}
+
+/// True if work is known to be done: errors are told by who waits for the stream.
+fn is_done(work: &Event) -> bool {
+    work.done().unwrap_or(false)
+}
+
+/// Waits until something has passed along every direction.
+fn met<'a>(
+    rank: usize,
+    job: &Job,
+    edges: impl Iterator<Item = (&'a usize, &'a Edge)>,
+) -> Result<()> {
+    let since = Instant::now();
+    for (other, edge) in edges {
+        let passed = edge.stream.mark()?;
+        while !passed.done()? {
+            edge.comm.check_async()?;
+            if job.alarm.is_rung() {
+                return Err(failure("another rank failed".into()));
+            }
+            if since.elapsed() > job.timeout {
+                let s = job.timeout.as_secs_f64();
+                let message = format!("rank {rank} waited {s} s for rank {other} at the start");
+                return Err(failure(message));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
 }
 
 fn failure(message: String) -> Diag {

@@ -408,10 +408,8 @@ int cuModuleLoadData(void** module, const void* image) {
     unlink(path);
     return *module ? OK : INVALID_IMAGE;
 }
-int cuModuleUnload(void* module) {
-    dlclose(module);
-    return OK;
-}
+// The code stays: a thread may unload it while the process ends and takes its code down itself.
+int cuModuleUnload(void*) { return state(); }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
     auto find = (emulated::Runner(*)(const char*))dlsym(module, "find_kernel");
     *function = find ? (void*)find(name) : nullptr;

@@ -63,6 +63,7 @@ fn heads(k: &Kernel) -> Option<&Heads> {
 fn flops(k: &Kernel) -> f64 {
     match k {
         Kernel::Gemm(k) => product(k),
+        Kernel::GemmThen(k) => product(&k.product),
         Kernel::Attention(k) => attention(&k.heads, 2.0),
         // Scores again, and four products more.
         Kernel::AttentionGrad(k) => attention(&k.heads, 5.0),
@@ -121,6 +122,10 @@ fn work(plan: &Plan) -> Result<Vec<Work>> {
                 let ops: Vec<&str> = nodes.iter().map(|n| n.op.mnemonic()).collect();
                 let sized = match kernel {
                     Kernel::Gemm(k) => format!(" {}x{}x{}", k.m, k.n, k.k),
+                    Kernel::GemmThen(k) => {
+                        let k = &k.product;
+                        format!(" {}x{}x{}", k.m, k.n, k.k)
+                    }
                     _other => String::new(),
                 };
                 let (kernel, launches, ops) =

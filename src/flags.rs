@@ -8,7 +8,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::options::{
-    Balance, Buffers, CpMode, CpSplit, Decay, Optimizer, Options, TpMode, TpSteps, Transport,
+    Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, TpMode, TpSteps, Transport,
 };
 use shardc_passes::stages::layout::Layout;
 use std::collections::BTreeSet;
@@ -117,7 +117,8 @@ pub struct Flags {
     /// yes or no [default: yes]
     #[arg(long, help_heading = "Layout")]
     pub reshard_after_forward: Option<String>,
-    /// Fuse element-wise work, reductions and sums into few kernels: yes or no [default: yes]
+    /// Fuse element-wise work, reductions and sums into few kernels, also with the products they read:
+    /// yes, rows (not with products) or no [default: yes]
     #[arg(long, help_heading = "Run")]
     pub fuse: Option<String>,
     /// Dropout: 0 [default: 0]
@@ -277,7 +278,8 @@ impl Flags {
             freeze: self.freeze.clone(),
             shard,
             seed: self.seed.unwrap_or(0),
-            fuse: word(&self.fuse, "--fuse", &["yes", "no"])? == 0,
+            fuse: [Fuse::Yes, Fuse::Rows, Fuse::No]
+                [word(&self.fuse, "--fuse", &["yes", "rows", "no"])?],
             observe: false,
             memory: self.memory.as_deref().map(memory).transpose()?,
             ep: ep.unwrap_or(1),

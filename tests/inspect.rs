@@ -182,12 +182,14 @@ fn the_kernels_of_a_rank() {
     assert_eq!(object["phase"], "kernels");
     let all = object["kernels"].as_array().expect("a list");
     let ops = |k: &serde_json::Value| k["ops"].as_array().map_or(0, Vec::len);
-    // SwiGLU of all layers is one kernel. It reads %gate and %up, and writes %act, which backward
-    // wants, and the product; two kernels would read %act too.
-    let swiglu = all.iter().find(|k| k["ops"][0] == "silu").expect("SwiGLU");
-    assert_eq!((ops(swiglu), &swiglu["launches"]), (2, &serde_json::json!(3)));
+    // SwiGLU of all layers is the epilogue of one of its products. It reads %gate, and writes %up and
+    // %act, which backward wants, and what they make; three kernels would read %up and %act too.
+    let swiglu = all.iter().find(|k| k["ops"][1] == "silu").expect("SwiGLU");
+    assert_eq!((ops(swiglu), &swiglu["launches"]), (3, &serde_json::json!(3)));
+    assert_eq!(swiglu["ops"], serde_json::json!(["dot", "silu", "mul"]));
     let bytes = |k: &str| swiglu[k].as_u64().expect("bytes");
-    assert_eq!(bytes("bytes") * 5, bytes("bytes_by_node") * 4, "{swiglu}");
+    // 32 rows of 24 f32.
+    assert_eq!(bytes("bytes_by_node") - bytes("bytes"), 2 * 32 * 24 * 4, "{swiglu}");
     for k in all {
         assert!(k["bytes"].as_u64() <= k["bytes_by_node"].as_u64(), "{k}");
         assert!(page.contains(k["name"].as_str().expect("a name")), "{k}");

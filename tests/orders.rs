@@ -7,7 +7,7 @@ use shardc_ir::func::Value;
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::overlap::{awaited, works};
 use shardc_ir::plan::{Place, Plan};
-use shardc_passes::options::{CpMode, Options, Order, Transport};
+use shardc_passes::options::{CpMode, Fuse, Options, Order, Transport};
 use shardc_passes::pipeline::Compiled;
 use std::ops::Range;
 
@@ -47,7 +47,8 @@ fn work_behind_collectives_changes_no_number() {
     for name in ["llama_deep", "gpt2", "qwen3"] {
         for (mesh, sp, zero, schedule) in meshes {
             let schedule = Order::Named(schedule.into());
-            let plain = Options { zero, schedule, fuse: name != "gpt2", ..options(mesh, sp, 2) };
+            let fuse = if name == "gpt2" { Fuse::No } else { Fuse::Yes };
+            let plain = Options { zero, schedule, fuse, ..options(mesh, sp, 2) };
             let o = Options { transport: Transport::Nccl, ..plain.clone() };
             let (model, compiled) = train_and_compare(name, &o);
             // No value is another: only the order of launches is.

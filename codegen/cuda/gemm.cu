@@ -4,7 +4,8 @@
 // Launch: (ceil(m / TILE_M), ceil(n / TILE_N), batches) blocks of 32 WARPS_M WARPS_N threads; the
 // shared memory of three tiles of each operand.
 //
-// Defined before: those of product.cuh; BATCHES and SUMS, the numbers of loops.
+// Defined before: those of product.cuh; BATCHES and SUMS, the numbers of loops; if THEN is, the struct
+// of what becomes of the result, which is not written then.
 #include "product.cuh"
 
 struct Params {
@@ -14,6 +15,9 @@ struct Params {
     i64 m, n, k, a_row, a_col, b_row, b_col, out_row, out_col;
     i64 batch[BATCHES], a_batch[BATCHES], b_batch[BATCHES], out_batch[BATCHES];
     i64 sums, sum[SUMS], a_sum[SUMS], b_sum[SUMS];
+#ifdef THEN
+    Then then;
+#endif
 };
 
 KERNEL void __launch_bounds__(THREADS) gemm(const Params p) {
@@ -39,6 +43,12 @@ KERNEL void __launch_bounds__(THREADS) gemm(const Params p) {
     };
     Sums acc;
     sum_pieces(acc, (int)p.sums * per_sum, shape, next);
+#ifdef THEN
+    Then then = p.then;
+    then.move(batch, p.batch, m, n);
+    take_tile(acc, then, shape.m, shape.n);
+#else
     OUT* out = p.out + walk(batch, p.batch, p.out_batch) + m * p.out_row + n * p.out_col;
     store_tile(acc, out, p.out_row, p.out_col, shape.m, shape.n);
+#endif
 }

@@ -145,4 +145,21 @@ DEVICE void store_tile(const Sums& acc, OUT* out, i64 row_stride, i64 col_stride
     }
 }
 
+// Gives the block's tile to what becomes of it, two adjacent elements of a row at a time.
+template <class Then>
+DEVICE void take_tile(const Sums& acc, const Then& then, int m, int n) {
+    #pragma unroll
+    for (int i = 0; i < SLABS; i++) {
+        #pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            #pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const int row = warp_row() + i * 16 + row_of(e), col = warp_col() + col_of(j, e);
+                const float pair[2] = {acc[i][j][e], acc[i][j][e + 1]};
+                if (row < m && col < n) then.take(row, col, smaller(n - col, 2), pair);
+            }
+        }
+    }
+}
+
 #endif  // PRODUCT_CUH

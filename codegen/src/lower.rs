@@ -4,7 +4,7 @@ use crate::layout::Layout;
 use crate::{collective, experts, fused, moves, product, rows};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::group::{self, Launch, Space};
+use shardc_ir::group::{self, FORMS, Form, Launch, Space};
 use shardc_ir::kernel::{Elem, Kernel, Product, Program};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
@@ -53,16 +53,20 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
     }
     let values: Vec<Value> = x.ins.iter().chain(&x.outs).copied().collect();
     let l = layout(mesh, func, &nodes[0], (&values, x.ins.len()), coords)?;
-    if let Some(space) = Space::of(func, nodes.iter()) {
-        return Ok(rows::rows(&l, func, nodes, &values, &space));
-    }
-    if group::accumulates(func, nodes) {
-        return Ok(Kernel::Gemm(product::dot(&l, &group::rule_of(func, &nodes[0]))));
+    match x.form(func) {
+        Some(Form::Rows(space)) => return Ok(rows::rows(&l, func, nodes, &values, &space)),
+        Some(Form::Sum) => {
+            return Ok(Kernel::Gemm(product::dot(&l, &group::rule_of(func, &nodes[0]))));
+        }
+        Some(Form::Epilogue(space)) => {
+            return Ok(product::then(&l, func, nodes, &values, &space));
+        }
+        None => {}
     }
     let names: Vec<String> = nodes.iter().map(|n| n.op.mnemonic().to_string()).collect();
     Err(Diag::new("plan", format!("no kernel does {} in one launch", names.join(", ")))
         .at(format!("@{}, {}", func.name, func.name(nodes[0].outs[0])))
-        .rule("joined nodes are element-wise work and folds over the same rows, or a product and the sum it is added to")
+        .rule(FORMS)
         .help("compile the plan again with this version of shardc"))
 }
 

@@ -5,7 +5,7 @@ use crate::c;
 use crate::layout::{Layout, Nest};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{Axes, Space, Work, is_same, work};
-use shardc_ir::kernel::{Binary, Extents, Kernel, Load, Rows, Scalar, Store, Unary, View};
+use shardc_ir::kernel::{Binary, Elem, Extents, Kernel, Load, Rows, Scalar, Store, Unary, View};
 use shardc_ir::ops::Op;
 use shardc_ir::types::{DType, Reduction};
 
@@ -59,6 +59,60 @@ fn loops(l: &Layout, f: &Func, values: &[Value], space: &Space) -> Loops {
     Loops { outer, inner, views }
 }
 
+/// A program over rows while it is written: what of it is known as which instruction.
+#[derive(Default)]
+pub(crate) struct Program {
+    pub k: Rows,
+    body: Body,
+    known: Vec<(Value, usize)>,
+}
+
+impl Program {
+    /// A value that is read.
+    pub fn read(&mut self, v: Value, view: View, elem: Elem) {
+        self.k.loads.push(Load { view, elem });
+        let load = self.body.push(Scalar::Load(self.k.loads.len() - 1));
+        self.known.push((v, load));
+    }
+
+    /// The instruction of a value.
+    fn of(&self, v: Value) -> usize {
+        self.known.iter().rev().find(|x| x.0 == v).expect("read or made before").1
+    }
+
+    /// A value is what its type says, whether it reaches memory or not.
+    pub fn round(&mut self, f: &Func, v: Value) {
+        if f.ty(v).dtype == DType::BF16 {
+            let rounded = self.body.unary(Unary::Round, self.of(v));
+            self.known.push((v, rounded));
+        }
+    }
+
+    /// Appends what nodes do; `rounded` if their results are what their types say.
+    pub fn run(&mut self, l: &Layout, f: &Func, nodes: &[Node], rounded: bool) {
+        for n in nodes {
+            let x: Results = n.ins.iter().map(|&v| self.of(v)).collect();
+            let made = node(l, f, n, &mut self.body, &mut self.k.params, &x);
+            self.known.extend(n.outs.iter().copied().zip(made));
+            if rounded && !is_same(&n.op) {
+                n.outs.iter().for_each(|&v| self.round(f, v));
+            }
+        }
+    }
+
+    /// A value that is written.
+    pub fn write(&mut self, v: Value, view: View, elem: Elem) {
+        let value = self.of(v);
+        self.k.stores.push(Store { view, elem, value });
+    }
+
+    pub fn done(self) -> Rows {
+        let mut k = Rows { body: self.body.0, ..self.k };
+        k.symbol = c::symbol(&k).into();
+        k
+    }
+}
+
 /// The kernel of nodes that are one over rows; `values` are what it reads and what it writes.
 pub(crate) fn rows(
     l: &Layout,
@@ -69,39 +123,20 @@ pub(crate) fn rows(
 ) -> Kernel {
     let (ins, outs) = values.split_at(l.ins);
     let loops = loops(l, f, values, space);
-    let mut k = Rows { outer: loops.outer, inner: loops.inner, ..Rows::default() };
-    let mut body = Body::default();
-    let mut known: Vec<(Value, usize)> = vec![];
+    let mut p = Program::default();
+    (p.k.outer, p.k.inner) = (loops.outer, loops.inner);
     for (i, &v) in ins.iter().enumerate() {
         // One node names an operand as often as it reads it.
-        if !known.iter().any(|x| x.0 == v) {
-            k.loads.push(Load { view: loops.views[i].clone(), elem: l.elem(i) });
-            known.push((v, body.push(Scalar::Load(k.loads.len() - 1))));
+        if !ins[..i].contains(&v) {
+            p.read(v, loops.views[i].clone(), l.elem(i));
         }
     }
-    for n in nodes {
-        let x: Results = n
-            .ins
-            .iter()
-            .map(|v| known.iter().find(|x| x.0 == *v).expect("read or made before").1)
-            .collect();
-        let mut made = node(l, f, n, &mut body, &mut k.params, &x);
-        // A value is what its type says, whether it reaches memory or not.
-        for (v, x) in n.outs.iter().zip(&mut made) {
-            if nodes.len() > 1 && f.ty(*v).dtype == DType::BF16 && !is_same(&n.op) {
-                *x = body.unary(Unary::Round, *x);
-            }
-        }
-        known.extend(n.outs.iter().copied().zip(made));
+    // What is written is rounded there.
+    p.run(l, f, nodes, nodes.len() > 1);
+    for (&v, at) in outs.iter().zip(l.ins..) {
+        p.write(v, loops.views[at].clone(), l.elem(at));
     }
-    for (i, v) in outs.iter().enumerate() {
-        let value = known.iter().rev().find(|x| x.0 == *v).expect("made by a node").1;
-        let at = l.ins + i;
-        k.stores.push(Store { view: loops.views[at].clone(), elem: l.elem(at), value });
-    }
-    k.body = body.0;
-    k.symbol = c::symbol(&k).into();
-    Kernel::Rows(k)
+    Kernel::Rows(p.done())
 }
 
 /// Appends what a node does to a row.

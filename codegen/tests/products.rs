@@ -1,11 +1,13 @@
 //! Which loops the letters of a `dot` become.
 
-use shardc_codegen::lower;
+use shardc_codegen::{cuda, launch, lower};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name};
+use shardc_ir::group::launches;
 use shardc_ir::kernel::{Gemm, Kernel};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::Dot;
+use shardc_ir::text::parse;
 use shardc_ir::types::{AtomList, Type};
 
 /// The kernel of a `dot` on one rank; dim 1 of the operands marked `true` is split over tp, the
@@ -73,5 +75,26 @@ fn products_without_two_sides_are_reductions() {
         ("bs,bsh->h", [(&[2, 3], false), (&[2, 3, 4], false)]),
     ] {
         assert!(matches!(dot(1, 0, rule, ins), Kernel::Rows(_)), "{rule}");
+    }
+}
+
+/// 5 columns over 4 ranks, 2 places each: the last has none, and nothing to launch.
+#[test]
+fn epilogues_of_columns_that_do_not_divide() {
+    let text = "mesh [tp=4]
+
+func @f(%x: f32[3,4], %w: f32[4,5@tp]) -> f32[3,5@tp] {
+  %d = dot[rk,kc->rc] %x, %w : f32[3,5@tp] &
+  %y = silu %d : f32[3,5@tp]
+  return %y
+}
+";
+    let m = parse(text).unwrap_or_else(|e| panic!("{}", e.render()));
+    let f = &m.funcs[0];
+    for (rank, cols) in [2, 2, 1, 0].into_iter().enumerate() {
+        let k = launch(&m.mesh, f, &launches(f)[0], &m.mesh.coords(rank)).unwrap();
+        assert_eq!(cuda::launches(&k).unwrap().len(), usize::from(cols > 0));
+        let Kernel::GemmThen(k) = k else { panic!("no epilogue") };
+        assert_eq!((k.product.n, k.blocks.len()), (cols, usize::from(cols > 0)));
     }
 }

@@ -2,7 +2,7 @@
 //! theirs the rest of the function sees.
 
 use crate::attr::Broadcast;
-use crate::func::{Func, Node, Value};
+use crate::func::{Func, Node, Port, Role, Value};
 use crate::ops::Op;
 use crate::rule::{Dims, Letter, Rule, has_letter};
 use crate::types::DType;
@@ -255,13 +255,16 @@ impl Same {
     }
 }
 
-/// True if the nodes are a matrix product and the sum of a tensor and this product.
+/// True if the nodes are a matrix product and the sum of a tensor and this product, which is written over
+/// this tensor: an argument, whose role the result has too.
 pub fn accumulates(f: &Func, nodes: &[Node]) -> bool {
     let [product, sum] = nodes else { return false };
     let Op::Dot(o) = &product.op else { return false };
     let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
     let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
     let ty = |v| f.ty(v).dtype;
+    let role =
+        |ports: &[Port], v: Value| ports.iter().find(|p| p.value == v).and_then(|p| p.role.clone());
     !folds(&o.rule.0)
         && whole
         && second == made
@@ -270,11 +273,111 @@ pub fn accumulates(f: &Func, nodes: &[Node]) -> bool {
         && !product.ins.contains(&first)
         // Of 16 bits, the product would be rounded before it is added.
         && [ty(first), ty(made)] == [DType::F32; 2]
+        && role(&f.args, first).is_some_and(|r| role(&f.results, sum.outs[0]) == Some(r))
 }
 
-/// True if nodes that are marked as one launch are one kernel.
-pub fn is_kernel(f: &Func, nodes: &[Node]) -> bool {
-    nodes.len() < 2 || accumulates(f, nodes) || Space::of(f, nodes.iter()).is_some()
+/// The loops of a matrix product and of its epilogue: the first node is the product, the others compute
+/// every element from the same element of the product and of tensors with some of its loops. Of the loops
+/// that only the product's left operand has (its rows), those that only the right one has (its columns) and
+/// those that both have, a tensor has all or none: with some, these could not be one loop any more.
+/// `None` if the nodes are anything else, or write over an argument by its role.
+pub fn epilogue<'a>(f: &Func, mut nodes: impl Iterator<Item = &'a Node> + Clone) -> Option<Space> {
+    let product = nodes.next()?;
+    let Op::Dot(o) = &product.op else { return None };
+    let (ins, outs) = (&o.rule.0.ins, &o.rule.0.outs);
+    let of_numbers = |v: &Value| matches!(f.ty(*v).dtype, DType::F32 | DType::BF16);
+    let each =
+        |n: &Node| work(&n.op) == Some(Work::Each) && n.ins.iter().chain(&n.outs).all(of_numbers);
+    let works = nodes.clone().any(|n| !is_same(&n.op));
+    if folds(&o.rule.0) || product.ins[0] == product.ins[1] || !works || !nodes.clone().all(each) {
+        return None;
+    }
+    let space = Space::of(f, nodes.clone())?;
+    let mut made = nodes.flat_map(|n| &n.outs).chain(&product.outs);
+    if !made.clone().all(|v| space.axes(*v) == Some(&space.rows)) {
+        return None;
+    }
+    // The argument may be what the product still reads.
+    let state = |r: &Role| f.args.iter().any(|a| a.role.as_ref() == Some(r));
+    if made.any(|v| role(&f.results, *v).is_some_and(state)) {
+        return None;
+    }
+    // Which operands of the product have a loop.
+    let class = |axis: &u8| {
+        let d = space.rows.iter().position(|a| a == axis)?;
+        let letter = outs[0][d].single()?;
+        Some([0, 1].map(|i| has_letter(&ins[i], letter)))
+    };
+    let fits = |axes: &Axes| {
+        let mut rest = space.rows.iter();
+        let has = |a: &u8| axes.contains(a);
+        axes.iter().all(|a| rest.any(|x| x == a))
+            && space
+                .rows
+                .iter()
+                .all(|a| space.rows.iter().all(|b| class(a) != class(b) || has(a) == has(b)))
+    };
+    space.axes.iter().all(|(_, axes)| fits(axes)).then_some(space)
+}
+
+fn role(ports: &[Port], v: Value) -> Option<&Role> {
+    ports.iter().find(|p| p.value == v).and_then(|p| p.role.as_ref())
+}
+
+/// What kernel a launch of several nodes is.
+#[derive(Clone, Debug)]
+pub enum Form {
+    Rows(Space),
+    /// A product that is added to its last operand, over which the result lies.
+    Sum,
+    /// A product and element-wise work on its result.
+    Epilogue(Space),
+}
+
+/// What launches of several nodes are, in words.
+pub const FORMS: &str = "joined nodes (&) are element-wise work and folds over the same rows, \
+    a product and the sum it is added to, or a product and element-wise work on its result";
+
+impl Launch {
+    /// What kernel it is, if its nodes are several; `None` if they are none.
+    pub fn form(&self, f: &Func) -> Option<Form> {
+        let nodes = &f.nodes[self.nodes.clone()];
+        let only = |v: Value| self.outs[..] == [v];
+        if accumulates(f, nodes) && only(nodes[1].outs[0]) {
+            return Some(Form::Sum);
+        }
+        if let Some(s) = epilogue(f, nodes.iter()) {
+            return (!self.outs.is_empty()).then_some(Form::Epilogue(s));
+        }
+        Space::of(f, nodes.iter()).map(Form::Rows)
+    }
+
+    /// Operands over which its result `k` may be written: of the same type, and walked alike, so that each
+    /// element is read before it is written.
+    pub fn over(&self, f: &Func, k: usize) -> Values {
+        let (nodes, o) = (&f.nodes[self.nodes.clone()], self.outs[k]);
+        let fits = |v: &Value| f.ty(*v).dims == f.ty(o).dims && f.ty(*v).dtype == f.ty(o).dtype;
+        let alike = |s: &Space, but: &[Value]| -> Values {
+            let own = self.ins.iter().filter(|v| s.axes(**v) == s.axes(o) && !but.contains(v));
+            own.copied().collect()
+        };
+        let mut all: Values = match nodes {
+            [n] => {
+                let Some(j) = n.op.def().in_place(k) else { return Values::new() };
+                let rule = rule_of(f, n);
+                let alike = n.op.collective().is_some() || rule.ins[j] == rule.outs[k];
+                alike.then_some(n.ins[j]).into_iter().collect()
+            }
+            _several => match self.form(f).expect("joined nodes are one kernel") {
+                Form::Sum => std::iter::once(nodes[1].ins[0]).collect(),
+                Form::Rows(s) => alike(&s, &[]),
+                // A product reads its operands again and again.
+                Form::Epilogue(s) => alike(&s, &nodes[0].ins),
+            },
+        };
+        all.retain(|v| fits(v));
+        all
+    }
 }
 
 /// True if the result is the operand, seen as another type with the same dims.

@@ -120,6 +120,26 @@ pub struct Gemm {
     pub scratch: Option<View>,
 }
 
+/// Rows, and most columns, of a block of a product's result that a program of its epilogue is for.
+pub const THEN: [usize; 2] = [72, 256];
+
+/// A product and its epilogue: blocks of its result, of [`THEN`]'s columns or what is left of a row, are
+/// f32 and pass through a program as soon as they are whole. The result itself is written only if it is
+/// one of `writes`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Then {
+    /// `out` is the first of `writes`.
+    pub product: Gemm,
+    /// The program of a block, for whole blocks, for narrower ones or for both (none, if there are no
+    /// columns): operands are the block,
+    /// with rows of [`THEN`]'s columns, then a block of each of `reads` and of `writes`. A row of a block is
+    /// one of `outer`, of which there may be more or fewer.
+    pub blocks: SmallVec<[Rows; 2]>,
+    /// Of the size of the result; strides of what has no rows, or no columns, are 0 there.
+    pub reads: Vec<Matrix>,
+    pub writes: Vec<Matrix>,
+}
+
 /// Element `index - first` of a dim with `len` places `stride` apart; an index outside gives 0
 /// (take) or goes nowhere (put).
 #[derive(Clone, PartialEq, Debug)]
@@ -285,6 +305,7 @@ pub enum Kernel {
     /// Copies, one after the other.
     Copy(Vec<Copy>),
     Gemm(Gemm),
+    GemmThen(Box<Then>),
     /// `out = x[index]`.
     Take(Pick),
     /// Zeros to `clear`, then `out[index] += x`, in loop order.
@@ -336,6 +357,15 @@ impl Block {
 }
 
 impl Kernel {
+    /// The programs over rows that it runs.
+    pub fn rows(&self) -> &[Rows] {
+        match self {
+            Kernel::Rows(k) => std::slice::from_ref(k),
+            Kernel::GemmThen(k) => &k.blocks,
+            _without => &[],
+        }
+    }
+
     /// Calls `f(operand, end)` for every view: the kernel touches elements below `end` only. Who
     /// gives it memory checks this once and may then run it without further checks.
     pub fn reach(&self, f: &mut dyn FnMut(usize, usize)) {
@@ -353,16 +383,10 @@ impl Kernel {
                 see(&k.from, &[&k.extents]);
                 see(&k.to, &[&k.extents]);
             }),
-            Kernel::Gemm(k) => {
-                let none = Extents::new();
-                k.scratch.iter().for_each(|s| see(s, &[&[k.block().iter().sum()]]));
-                for (x, sum, rows, cols) in
-                    [(&k.a, &k.sum, k.m, k.k), (&k.b, &k.sum, k.k, k.n), (&k.out, &none, k.m, k.n)]
-                {
-                    let mut v = x.view.clone();
-                    v.strides.extend([x.row_stride, x.col_stride]);
-                    see(&v, &[&k.batch, sum, &[rows, cols]]);
-                }
+            Kernel::Gemm(k) => k.reach(&mut see),
+            Kernel::GemmThen(k) => {
+                k.product.reach(&mut see);
+                k.reads.iter().chain(&k.writes).for_each(|x| k.product.reach_result(x, &mut see));
             }
             Kernel::Take(k) => k.reach(true, &mut see),
             Kernel::Put { pick, clear } => {
@@ -418,7 +442,26 @@ impl View {
     }
 }
 
+impl Matrix {
+    /// The view with loops over rows and columns.
+    fn walk(&self) -> View {
+        let mut v = self.view.clone();
+        v.strides.extend([self.row_stride, self.col_stride]);
+        v
+    }
+}
+
 impl Gemm {
+    fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {
+        self.scratch.iter().for_each(|s| see(s, &[&[self.block().iter().sum()]]));
+        for (x, rows, cols) in [(&self.a, self.m, self.k), (&self.b, self.k, self.n)] {
+            see(&x.walk(), &[&self.batch, &self.sum, &[rows, cols]]);
+        }
+        self.reach_result(&self.out, see);
+    }
+    fn reach_result(&self, x: &Matrix, see: &mut dyn FnMut(&View, &[&[usize]])) {
+        see(&x.walk(), &[&self.batch, &[self.m, self.n]]);
+    }
     /// Sizes of one block of `a`, of `b` and of `out`, in elements: at most [`BLOCK`] along each of
     /// m, n and k.
     pub fn block(&self) -> [usize; 3] {

@@ -4,7 +4,7 @@
 
 use crate::diag::Diag;
 use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
-use crate::group::is_kernel;
+use crate::group::{FORMS, Launch, launches};
 use crate::infer::TypeError;
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::{DOCS, Op};
@@ -274,22 +274,20 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Nodes that are marked as one launch, of which node `last` is the last, are one kernel.
-    fn launch(&self, last: usize, p: &mut Problems) {
+    /// Nodes that are marked as one launch are one kernel.
+    fn launches(&self, p: &mut Problems) {
         let f = self.f;
-        let joined = f.nodes[..last].iter().rev().take_while(|n| n.joined).count();
-        let nodes = &f.nodes[last - joined..=last];
-        // Kinds of operands are told apart: of nodes that are wrong themselves nothing can be said.
-        if joined == 0 || !p.told.is_empty() || is_kernel(f, nodes) {
-            return;
+        let several = |x: &Launch| x.nodes.len() > 1;
+        for x in launches(f).into_iter().filter(|x| several(x) && x.form(f).is_none()) {
+            let nodes = &f.nodes[x.nodes.clone()];
+            let names: Vec<&str> = nodes.iter().map(|n| n.op.mnemonic()).collect();
+            p.push(self.layer(&nodes[0]), || {
+                let m = format!("no kernel does {} in one launch", names.join(", "));
+                self.at_node("plan", &nodes[0], &[], m)
+                    .rule(FORMS)
+                    .help("leave out the & of 1 of them, or compile the plan again")
+            });
         }
-        let names: Vec<&str> = nodes.iter().map(|n| n.op.mnemonic()).collect();
-        p.push(self.layer(&nodes[0]), || {
-            let m = format!("no kernel does {} in one launch", names.join(", "));
-            self.at_node("plan", &nodes[0], &[], m)
-                .rule("joined nodes (&) are element-wise work and folds over the same rows, or a product and the sum it is added to")
-                .help("leave out the & of 1 of them, or compile the plan again")
-        });
     }
 
     fn nodes(&mut self, p: &mut Problems) {
@@ -318,9 +316,6 @@ impl<'a> Checker<'a> {
             for &o in &n.outs {
                 self.define(o, Maker::Node(i as u32), p);
             }
-            if self.phase == Phase::Ranked && !n.joined {
-                self.launch(i, p);
-            }
             let bad_note = |t: &str| t.is_empty() || t.trim() != t || t.contains(char::is_control);
             if n.note.as_deref().is_some_and(bad_note) {
                 p.push(self.layer(n), || {
@@ -337,6 +332,10 @@ impl<'a> Checker<'a> {
                         .help("define it, or take it off the results")
                 });
             }
+        }
+        // Kinds of operands are told apart: of nodes that are wrong themselves nothing can be said.
+        if self.phase == Phase::Ranked && p.told.is_empty() {
+            self.launches(p);
         }
     }
 

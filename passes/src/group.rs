@@ -12,10 +12,12 @@
 //! and one that several of its nodes read is read once. So each node in turn joins the groups that
 //! make its operands, or that read them too, as long as the result is one kernel over rows (see
 //! [`Space`]), no path leads out of it and back, and it names at most `MOST` tensors. A product
-//! joins the sum that it is added to.
+//! joins the sum that it is added to, and else a group that is element-wise work on its result, which is
+//! then written only for others.
 
-use shardc_ir::func::{Func, Node, Port, Value};
-use shardc_ir::group::{Space, Work, accumulates, work};
+use crate::options::Fuse;
+use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::group::{Space, Work, accumulates, epilogue, work};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use std::cmp::Reverse;
@@ -46,9 +48,12 @@ struct Groups<'a> {
     result: Vec<bool>,
 }
 
-/// Joins the nodes of a function.
-pub fn group(mesh: &Mesh, f: &mut Func) {
-    let groups = Groups::of(mesh, f);
+/// Joins the nodes of a function, as far as is asked for.
+pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse) {
+    if fuse == Fuse::No {
+        return;
+    }
+    let groups = Groups::of(mesh, f, fuse);
     let order = groups.sorted();
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
     for g in order {
@@ -63,7 +68,7 @@ pub fn group(mesh: &Mesh, f: &mut Func) {
 }
 
 impl<'a> Groups<'a> {
-    fn of(mesh: &'a Mesh, f: &'a Func) -> Groups<'a> {
+    fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse) -> Groups<'a> {
         let count = f.nodes.len();
         let mut readers = vec![vec![]; f.values.len()];
         for (i, n) in f.nodes.iter().enumerate() {
@@ -91,6 +96,9 @@ impl<'a> Groups<'a> {
         for i in 0..count {
             g.visit(i);
         }
+        if fuse == Fuse::Yes {
+            (0..count).rev().for_each(|i| g.epilogue(i));
+        }
         g
     }
 
@@ -98,19 +106,37 @@ impl<'a> Groups<'a> {
     /// gradient that microbatches add to.
     fn accumulate(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        let (Op::Add(_), &[first, second]) = (&n.op, &n.ins[..]) else { return };
+        let (Op::Add(_), &[_, second]) = (&n.op, &n.ins[..]) else { return };
         let Some(m) = self.maker[second.0 as usize] else { return };
-        let role = |ports: &'a [Port], v: Value| {
-            ports.iter().find(|p| p.value == v).and_then(|p| p.role.as_ref())
-        };
-        let own = role(&self.f.args, first);
-        if own.is_none() || own != role(&self.f.results, n.outs[0]) {
-            return;
-        }
         let pair = [self.f.nodes[m].clone(), self.f.nodes[i].clone()];
         let alone = self.readers[second.0 as usize] == [i] && !self.result[second.0 as usize];
         if alone && accumulates(self.f, &pair) {
             self.merge(m, i);
+        }
+    }
+
+    /// A product joins a group that reads it, if all of that is element by element: of several products
+    /// that a group reads, the last one, for which it need not wait.
+    fn epilogue(&mut self, i: usize) {
+        let n = &self.f.nodes[i];
+        if !matches!(n.op, Op::Dot(_)) || self.members[self.of[i]] != [i] {
+            return;
+        }
+        for r in self.readers[n.outs[0].0 as usize].clone() {
+            let group = self.of[r];
+            let then = &self.members[group];
+            let nodes = || std::iter::once(&i).chain(then).map(|&i| &self.f.nodes[i]);
+            let mut all = [&[i][..], then].concat();
+            all.sort_unstable();
+            let span = all[all.len() - 1] - all[0];
+            let mut made = nodes().flat_map(|n| &n.outs);
+            let used = made.any(|v| self.seen(*v, &all));
+            let fits = span <= SPAN && used && self.names(&all) <= MOST;
+            if fits && epilogue(self.f, nodes()).is_some() && self.merge(i, group) {
+                // The product is the first, wherever it was.
+                self.members[group].sort_by_key(|&m| m != i);
+                return;
+            }
         }
     }
 

@@ -114,6 +114,18 @@ pub enum TpMode {
     ThreeD,
 }
 
+/// Which nodes run as one kernel; see [`crate::group`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fuse {
+    /// Work on rows, and products with what becomes of their results.
+    #[default]
+    Yes,
+    /// Work on rows: products are alone, as a library makes them.
+    Rows,
+    No,
+}
+
 /// How products on a grid get the operands that other ranks hold; see [`crate::window::summa`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -224,9 +236,8 @@ pub struct Options {
     pub freeze: Vec<String>,
     pub shard: Vec<ShardRule>,
     pub seed: u64,
-    /// Join nodes that run as one kernel.
-    #[serde(default = "yes")]
-    pub fuse: bool,
+    #[serde(default)]
+    pub fuse: Fuse,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
     pub observe: bool,
     /// Ranks that split the experts.

@@ -201,9 +201,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     }
     run.done("combine", &m);
 
-    if o.fuse {
-        m.funcs.iter_mut().for_each(|f| group(&m.mesh, f));
-    }
+    m.funcs.iter_mut().for_each(|f| group(&m.mesh, f, o.fuse));
     run.done("group", &m);
 
     if o.transport == Transport::Nccl {

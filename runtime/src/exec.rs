@@ -2,6 +2,7 @@
 
 use crate::exchange::exchange;
 use crate::native::Native;
+use crate::product::then::Epilogue;
 use crate::rows::Registers;
 use crate::transport::Transport;
 use crate::{attention, experts, grouped, moves, product, rows};
@@ -39,8 +40,8 @@ impl Executor {
     ///
     /// # Safety
     /// The memory of operand `i` is valid for as many elements as [`Kernel::reach`] says; results
-    /// overlap no operands, but that of a [`Kernel::Rows`] may be one that is walked alike. Nobody
-    /// else uses this memory meanwhile, other ranks in collectives excepted.
+    /// overlap no operands, but that of a [`Kernel::Rows`] or of an epilogue may be one that is walked
+    /// alike. Nobody else uses this memory meanwhile, other ranks in collectives excepted.
     pub unsafe fn run(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
         let (threads, registers) = (self.threads, &mut self.registers);
         // SAFETY: by the caller, for every kind of kernel.
@@ -55,7 +56,12 @@ impl Executor {
                     None => rows::run(k, memory, registers),
                 },
                 Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory)),
-                Kernel::Gemm(k) => product::run(k, memory, threads),
+                Kernel::Gemm(k) => product::run(k, None, memory, threads),
+                Kernel::GemmThen(then) => {
+                    let native = self.native.as_deref();
+                    let epilogue = Epilogue { then, memory, native };
+                    product::run(&then.product, Some(&epilogue), memory, threads);
+                }
                 Kernel::Take(k) => moves::take(k, memory),
                 Kernel::Put { pick, clear } => {
                     moves::clear(clear, memory);

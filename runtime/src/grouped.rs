@@ -5,8 +5,9 @@
 //! shards in any case: blocks of an expert's rows, as they are, are multiplied and summed in f32.
 
 use crate::map::{element, scatter};
-use crate::product::{Stored, blocks, keep, multiply};
+use crate::product::{Stored, blocks, keep, multiply, tiles};
 use shardc_ir::kernel::{Elem, Grouped, Product, View};
+use shardc_ir::ops::dot::BLOCK;
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -119,9 +120,9 @@ impl Call<'_> {
         unsafe {
             match k.product {
                 Product::Rows => {
-                    for (r, o) in pairs(n, k.y_width) {
+                    for (r, o) in tiles([n, k.y_width], [BLOCK; 2]) {
                         let sum = zeros(y, [r.len(), o.len()]);
-                        for i in blocks(k.x_width) {
+                        for i in blocks(k.x_width, BLOCK) {
                             let from = self.gather(rows, of_x, [&r, &i], x);
                             let weight = w.from(o.start, i.start).transposed();
                             product([r.len(), o.len(), i.len()], from, weight, sum);
@@ -130,9 +131,9 @@ impl Call<'_> {
                     }
                 }
                 Product::RowsTransposed => {
-                    for (r, i) in pairs(n, k.x_width) {
+                    for (r, i) in tiles([n, k.x_width], [BLOCK; 2]) {
                         let sum = zeros(x, [r.len(), i.len()]);
-                        for o in blocks(k.y_width) {
+                        for o in blocks(k.y_width, BLOCK) {
                             let from = self.gather(rows, of_y, [&r, &o], y);
                             let weight = w.from(o.start, i.start);
                             product([r.len(), i.len(), o.len()], from, weight, sum);
@@ -141,9 +142,9 @@ impl Call<'_> {
                     }
                 }
                 Product::Weights => {
-                    for (o, i) in pairs(k.y_width, k.x_width) {
+                    for (o, i) in tiles([k.y_width, k.x_width], [BLOCK; 2]) {
                         let sum = zeros(v, [o.len(), i.len()]);
-                        for r in blocks(n) {
+                        for r in blocks(n, BLOCK) {
                             let left = self.gather(rows, of_y, [&r, &o], y);
                             let right = self.gather(rows, of_x, [&r, &i], x);
                             product([o.len(), i.len(), r.len()], left.transposed(), right, sum);
@@ -282,11 +283,6 @@ impl Call<'_> {
             }
         }
     }
-}
-
-/// All blocks of a matrix, by rows and columns.
-fn pairs(rows: usize, cols: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-    blocks(rows).flat_map(move |r| blocks(cols).map(move |c| (r.clone(), c)))
 }
 
 /// A block of zeros.

@@ -46,8 +46,7 @@ impl Native {
         // when it is loaded.
         let library = unsafe { Library::new(path) }.map_err(bad)?;
         let mut entries = HashMap::new();
-        for k in programs.flatten().flatten() {
-            let Kernel::Rows(k) = k else { continue };
+        for k in programs.flatten().flatten().flat_map(Kernel::rows) {
             if !entries.contains_key(&k.symbol) {
                 // SAFETY: a name is the hash of a kernel's text, whose function has this type.
                 let entry = unsafe { library.get::<Entry>(k.symbol.as_bytes()) }.map_err(bad)?;

@@ -11,13 +11,14 @@ mod pack;
 mod packed;
 pub(crate) mod room;
 pub(crate) mod team;
+pub(crate) mod then;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 
 use crate::map::{element, scatter};
 use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix};
-use shardc_ir::ops::dot::BLOCK;
 use std::ops::Range;
+use then::Epilogue;
 
 /// A matrix in memory.
 #[derive(Clone, Copy)]
@@ -69,7 +70,7 @@ pub(crate) unsafe fn multiply(
     #[cfg(target_arch = "x86_64")]
     if let Some(kernels) = packed::Kernels::of(all[0].elem, all[1].elem) {
         let (batch, sum, at) = (Extents::new(), Extents::new(), |_: &[usize], _: &[usize]| all);
-        let one = packed::Products { size, batch, sum, at, scale, accumulate };
+        let one = packed::Products { size, batch, sum, at, scale, accumulate, then: None };
         // SAFETY: by the caller.
         return unsafe { one.run(kernels, threads) };
     }
@@ -77,11 +78,13 @@ pub(crate) unsafe fn multiply(
     unsafe { fallback::multiply(size, all, scale, accumulate, threads) };
 }
 
-/// Runs a product; one of nothing (k or a sum loop of 0) is 0.
+/// Runs a product; one of nothing (k or a sum loop of 0) is 0. An epilogue takes its result, which is not
+/// written itself.
 ///
 /// # Safety
-/// `memory` is valid for everything the kernel reaches, and the result overlaps no operand.
-pub(crate) unsafe fn run(k: &Gemm, memory: &[*mut f32], threads: usize) {
+/// `memory` is valid for everything the kernel reaches, and what is written overlaps no operand; but what
+/// the epilogue writes may be what it reads, walked alike.
+pub(crate) unsafe fn run(k: &Gemm, then: Option<&Epilogue>, memory: &[*mut f32], threads: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(kernels) = packed::Kernels::of(k.a.elem, k.b.elem) {
         let at = |batch: &[usize], sum: &[usize]| {
@@ -90,17 +93,32 @@ pub(crate) unsafe fn run(k: &Gemm, memory: &[*mut f32], threads: usize) {
                 .map(|(x, index)| matrix(x, memory, index))
         };
         let (batch, sum, size) = (k.batch.clone(), k.sum.clone(), [k.m, k.n, k.k]);
-        let all = packed::Products { size, batch, sum, at, scale: 1.0, accumulate: k.accumulate };
+        let (scale, accumulate) = (1.0, k.accumulate);
+        let all = packed::Products { size, batch, sum, at, scale, accumulate, then };
         // SAFETY: by the caller.
         return unsafe { all.run(kernels, threads) };
     }
     // SAFETY: by the caller.
-    unsafe { fallback::run(k, memory, threads) };
+    unsafe {
+        match then {
+            Some(then) => fallback::run_then(k, then, memory, threads),
+            None => fallback::run(k, memory, threads),
+        }
+    }
 }
 
 /// Cuts a range from 0 into blocks.
-pub(crate) fn blocks(n: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..n).step_by(BLOCK).map(move |i| i..n.min(i + BLOCK))
+pub(crate) fn blocks(n: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    (0..n).step_by(size).map(move |i| i..n.min(i + size))
+}
+
+/// All blocks of a matrix of so many rows and columns.
+pub(crate) fn tiles(
+    [rows, cols]: [usize; 2],
+    size: [usize; 2],
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let cols = blocks(cols, size[1]);
+    blocks(rows, size[0]).flat_map(move |r| cols.clone().map(move |c| (r.clone(), c)))
 }
 
 /// A block of rows of adjacent f32, rounded to where it belongs.

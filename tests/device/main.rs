@@ -43,7 +43,7 @@ fn scores_with_a_softcap() {
 fn ranks_of_a_pipeline_on_two_devices() {
     same(
         "llama_bias_tied",
-        &["--mesh", "pp=2,dp=2", "--zero", "3", "--clip", "0.5", "--microbatch", "2"],
+        &["--mesh=pp=2,dp=2", "--zero=3", "--clip=0.5", "--microbatch=2", "--fuse=rows"],
         ("2", "cublaslt"),
         1e-4,
     );
@@ -57,7 +57,7 @@ fn experts_on_a_device() {
 /// bf16 has 8 bits: a rounding that falls the other way is 2^-8 of a value, and passes some layers.
 #[test]
 fn elements_of_16_bits() {
-    same("qwen3", &["--mesh", "tp=2", "--dtype", "bf16"], ("1", "cublaslt"), 0.06);
+    same("qwen3", &["--mesh=tp=2", "--dtype=bf16", "--fuse=rows"], ("1", "cublaslt"), 0.06);
 }
 
 /// The least that runs: its plan has code for the architecture of the stand-in.

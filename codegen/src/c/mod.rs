@@ -20,11 +20,9 @@ pub const HEADER: &str = include_str!("../../c/rows.h");
 /// The kernels over rows of some programs, each once: one text.
 pub fn print<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> String {
     let mut bodies: BTreeMap<String, String> = BTreeMap::new();
-    for k in kernels {
-        if let Kernel::Rows(k) = k {
-            let body = text(k);
-            bodies.insert(name(&body), body);
-        }
+    for k in kernels.flat_map(Kernel::rows) {
+        let body = text(k);
+        bodies.insert(name(&body), body);
     }
     let mut out = String::from(HEADER);
     for (name, body) in bodies {

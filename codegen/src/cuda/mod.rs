@@ -6,6 +6,7 @@ mod experts;
 mod moves;
 mod product;
 mod rows;
+mod then;
 
 use shardc_ir::kernel::{Copy, Elem, Exchange, Kernel, Program, View};
 use shardc_ir::launch::{self, Launch, Launches, Source, Word};
@@ -37,6 +38,7 @@ pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
         Kernel::View => vec![],
         Kernel::Copy(all) => all.iter().flat_map(moves::copy).collect(),
         Kernel::Gemm(k) => product::gemm(k),
+        Kernel::GemmThen(k) => product::then(k),
         Kernel::Take(k) => moves::take(k),
         Kernel::Put { pick, clear } => moves::put(pick, clear),
         Kernel::Rope(k) => moves::rope(k),
@@ -97,6 +99,10 @@ impl File {
     }
     fn define(mut self, name: &str, value: impl Display) -> File {
         self.prelude += &format!("#define {name} {value}\n");
+        self
+    }
+    fn text(mut self, text: &str) -> File {
+        self.prelude += text;
         self
     }
     fn source(self) -> Arc<Source> {

@@ -1,7 +1,7 @@
 //! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
 
-use super::{File, Words, grid, type_name};
-use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, View};
+use super::{File, Words, grid, then, type_name};
+use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, Then, View};
 use shardc_ir::launch::Launch;
 
 /// Tiles that pass through shared memory are one in use and two on their way.
@@ -73,7 +73,7 @@ impl Tiles {
 }
 
 /// True if so many adjacent elements, and what lies between rows of them, are of whole units.
-fn whole(unit: usize, adjacent: usize, v: &View, strides: &[usize]) -> bool {
+pub(super) fn whole(unit: usize, adjacent: usize, v: &View, strides: &[usize]) -> bool {
     [adjacent, v.offset].iter().chain(&v.strides).chain(strides).all(|n| n % unit == 0)
 }
 
@@ -91,16 +91,33 @@ fn side(x: &Matrix, [rows, cols]: [usize; 2], k_is_col: bool) -> Side {
 }
 
 pub(super) fn gemm(k: &Gemm) -> Vec<Launch> {
+    launch(k, None)
+}
+
+pub(super) fn then(k: &Then) -> Vec<Launch> {
+    launch(&k.product, Some(k))
+}
+
+fn launch(k: &Gemm, epilogue: Option<&Then>) -> Vec<Launch> {
     let text = include_str!("../../cuda/gemm.cu");
-    let t = Tiles {
-        a: side(&k.a, [k.m, k.k], true),
-        b: side(&k.b, [k.k, k.n], false),
-        out: k.out.elem,
-        out_aligned: k.out.col_stride == 1 && whole(2, k.n, &k.out.view, &[k.out.row_stride]),
-        accumulate: k.accumulate,
-    };
+    let aligned = k.out.col_stride == 1 && whole(2, k.n, &k.out.view, &[k.out.row_stride]);
+    // An epilogue takes the result: the text is the same wherever it would lie.
+    let (out, out_aligned) =
+        if epilogue.is_some() { (Elem::F32, false) } else { (k.out.elem, aligned) };
+    let (a, b) = (side(&k.a, [k.m, k.k], true), side(&k.b, [k.k, k.n], false));
+    let t = Tiles { a, b, out, out_aligned, accumulate: k.accumulate };
+    let ([tile_m, tile_n, _], _) = t.sizes();
+    let batch: usize = k.batch.iter().product();
+    let grid = grid([k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]);
+    if grid.contains(&0) {
+        return vec![];
+    }
     let (batches, sums) = (k.batch.len().max(1), k.sum.len().max(1));
-    let source = t.file("gemm.cu", text).define("BATCHES", batches).define("SUMS", sums).source();
+    let mut file = t.file("gemm.cu", text).define("BATCHES", batches).define("SUMS", sums);
+    if let Some(k) = epilogue {
+        file = file.define("THEN", "").text(&then::print(k));
+    }
+    let source = file.source();
     let matrices = [&k.a, &k.b, &k.out];
     let mut w = Words::default();
     matrices.iter().for_each(|x| w.view(&x.view, x.elem));
@@ -116,12 +133,7 @@ pub(super) fn gemm(k: &Gemm) -> Vec<Launch> {
     w.int(k.sum.iter().product());
     loops(&mut w, &k.sum, 1);
     [&k.a, &k.b].iter().for_each(|x| loops(&mut w, &x.view.strides[n..], 0));
-    let ([tile_m, tile_n, _], _) = t.sizes();
-    let batch: usize = k.batch.iter().product();
-    let grid = grid([k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]);
-    if grid.contains(&0) {
-        return vec![];
-    }
+    epilogue.iter().for_each(|k| then::words(k, &mut w));
     let (threads, shared) = (t.threads(), t.shared());
     vec![Launch { source, entry: "gemm".into(), grid, threads, shared, words: w.0 }]
 }

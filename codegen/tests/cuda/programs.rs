@@ -31,10 +31,14 @@ struct Program<'a> {
     place: &'a [(&'a str, &'a str)],
 }
 
-fn function(text: &str, (rows, cols): Size) -> Func {
-    let sized = text.replace("[R,C]", &format!("[{rows},{cols}]"));
-    let sized = sized.replace("[C,R]", &format!("[{cols},{rows}]"));
-    let sized = sized.replace("[R]", &format!("[{rows}]")).replace("[C]", &format!("[{cols}]"));
+pub fn function(text: &str, (rows, cols): Size) -> Func {
+    let mut sized = text.to_string();
+    for (letter, n) in [("R", rows), ("C", cols)] {
+        for (before, after) in [("[", ","), (",", "]"), ("[", "]"), (",", ",")] {
+            let now = format!("{before}{letter}{after}");
+            sized = sized.replace(&now, &format!("{before}{n}{after}"));
+        }
+    }
     let sized = sized.replace("=C]", &format!("={cols}]"));
     let text = format!("mesh []\n\nfunc @f{}\n", sized.replace(" }", "\n}"));
     let m = text::parse(&text).unwrap_or_else(|e| panic!("{}", e.render()));
@@ -356,5 +360,82 @@ fn rows_read_along_their_other_dim() {
            return %z, %u }",
         &[("z", "w")],
         &[(600, 33), (1, 17), (40, 1000), (16, 67)],
+    );
+}
+
+/// Around the tiles of products, with columns that make pairs and such that do not.
+const PRODUCTS: [Size; 8] =
+    [(1, 1), (3, 17), (67, 16), (130, 33), (2, 513), (64, 64), (129, 260), (5, 129)];
+
+/// A product with a bias and an activation, of which everything is kept.
+pub const BIAS: &str = "(%x: bf16[R,40], %w: bf16[C,40], %b: bf16[C])
+           -> (bf16[R,C], bf16[R,C], bf16[R,C]) {
+           %d = dot[rk,ck->rc] %x, %w : bf16[R,C] &
+           %y = add[rc,c->rc] %d, %b : bf16[R,C] &
+           %z = gelu %y : bf16[R,C]
+           return %d, %y, %z }";
+
+/// The gradient of SwiGLU, whose results lie on what it reads.
+pub const SWIGLU: &str = "(%y: f32[R,40], %w: f32[40,C], %g: f32[R,C], %u: f32[R,C])
+           -> (f32[R,C], f32[R,C]) {
+           %d = dot[rk,kc->rc] %y, %w : f32[R,C] &
+           %s = logistic %g : f32[R,C] &
+           %a = mul %g, %s : f32[R,C] &
+           %v = mul %d, %a : f32[R,C] &
+           %e = mul %d, %u : f32[R,C] &
+           %h = mul %e, %s : f32[R,C]
+           return %v, %h }";
+
+/// A product of 16 bits, added to a residual of 32.
+pub const RESIDUAL: &str =
+    "(%x: bf16[R,40], %w: bf16[40,C], %r: f32[R,C], %s: f32[R]) -> f32[R,C] {
+           %d = dot[rk,kc->rc] %x, %w : bf16[R,C] &
+           %y = cast[f32] %d : f32[R,C] &
+           %t = mul[rc,r->rc] %y, %s : f32[R,C] &
+           %z = add %r, %t : f32[R,C]
+           return %z }";
+
+#[test]
+fn biases_and_activations_of_products() {
+    check(BIAS, &[], &PRODUCTS);
+}
+
+#[test]
+fn swiglu_and_its_gradient_of_products() {
+    check(SWIGLU, &[("v", "g"), ("h", "u")], &PRODUCTS);
+}
+
+#[test]
+fn residuals_and_casts_of_products() {
+    check(RESIDUAL, &[("z", "r")], &PRODUCTS);
+}
+
+/// Several loops over results, and columns of the result that are rows of the product.
+#[test]
+fn batches_of_products_with_epilogues() {
+    check(
+        "(%x: f32[3,R,40], %w: f32[3,40,C], %b: f32[3,C]) -> f32[3,R,C] {
+           %d = dot[brk,bkc->brc] %x, %w : f32[3,R,C] &
+           %z = add[brc,bc->brc] %d, %b : f32[3,R,C]
+           return %z }",
+        &[],
+        &PRODUCTS,
+    );
+    check(
+        "(%x: f32[40,R], %w: f32[C,40], %b: f32[R]) -> f32[C,R] {
+           %d = dot[kr,ck->cr] %x, %w : f32[C,R] &
+           %z = add[cr,r->cr] %d, %b : f32[C,R]
+           return %z }",
+        &[],
+        &PRODUCTS,
+    );
+    check(
+        "(%x: f32[2,R,40], %w: f32[40,C], %m: f32[2,R]) -> f32[2,C,R] {
+           %d = dot[bsk,kn->bns] %x, %w : f32[2,C,R] &
+           %e = stop_gradient %d : f32[2,C,R] &
+           %z = mul[bns,bs->bns] %e, %m : f32[2,C,R]
+           return %z }",
+        &[],
+        &PRODUCTS,
     );
 }

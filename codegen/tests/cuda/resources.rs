@@ -1,10 +1,13 @@
 //! Every written kernel is compiled by the real compiler: no spills, and registers within a bound.
 
 use crate::cases::cases;
+use crate::programs::{BIAS, RESIDUAL, SWIGLU, function};
 use shardc_codegen::cuda::{collective, launches};
-use shardc_codegen::nvrtc;
+use shardc_codegen::{launch, nvrtc};
 use shardc_ir::diag::Exit;
+use shardc_ir::group::launches as groups;
 use shardc_ir::launch::Launch;
+use shardc_ir::mesh::Mesh;
 use std::collections::BTreeMap;
 
 /// Shared memory that a block can have on the smallest of the devices.
@@ -115,6 +118,17 @@ fn products_fit() {
     check("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]", 128);
     check("grouped_dot_t bf16[2,2,150,40], i32[2,3,2], bf16[6,40,136]", 128);
     check("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", 128);
+}
+
+#[test]
+fn epilogues_fit() {
+    for text in [BIAS, SWIGLU, RESIDUAL] {
+        for size in [(130, 136), (33, 35)] {
+            let f = function(text, size);
+            let kernel = launch(&Mesh::default(), &f, &groups(&f)[0], &[]).expect("a kernel");
+            compile(text, launches(&kernel).expect("a launch"), 128);
+        }
+    }
 }
 
 #[test]

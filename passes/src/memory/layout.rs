@@ -3,7 +3,7 @@
 use super::free::FreeList;
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
-use shardc_ir::group::{self, Launch, Space, launches};
+use shardc_ir::group::{Launch, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{ALIGN, Class, Instr, Place};
 use shardc_ir::types::DType;
@@ -367,7 +367,7 @@ impl<'a> Planner<'a> {
                 if self.buffers[f][from].birth <= x.nodes.start {
                     continue;
                 }
-                let over = over(func, x, k).into_iter().find(|&v| {
+                let over = x.over(func, k).into_iter().find(|&v| {
                     let into = self.root(f, v);
                     let once = x.ins.iter().filter(|&&v| self.root(f, v) == into).count() == 1;
                     let (a, b) = (&self.buffers[f][from], &self.buffers[f][into]);
@@ -384,16 +384,20 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Of nodes that are launches by themselves: those of several have no workspace.
     fn workspaces(&mut self, f: usize) {
         let func: &'a Func = &self.m.funcs[f];
-        for (i, n) in func.nodes.iter().enumerate() {
-            let bytes = workspace(&self.m.mesh, func, n);
-            let mut b = NONE;
-            if bytes > 0 {
-                b = self.buffer(f, n.outs[0], i + 1, Class::Temporary);
-                self.buffers[f][b].bytes = bytes;
+        for x in self.launches[f].clone() {
+            for (i, n) in x.nodes.clone().zip(&func.nodes[x.nodes.clone()]) {
+                let alone = x.nodes.len() == 1;
+                let bytes = if alone { workspace(&self.m.mesh, func, n) } else { 0 };
+                let mut b = NONE;
+                if bytes > 0 {
+                    b = self.buffer(f, n.outs[0], i + 1, Class::Temporary);
+                    self.buffers[f][b].bytes = bytes;
+                }
+                self.work[f].push(b);
             }
-            self.work[f].push(b);
         }
     }
 
@@ -622,28 +626,6 @@ fn by_size(pieces: &[Piece]) -> Vec<usize> {
         placed.insert(before, i);
     }
     offsets
-}
-
-/// Operands of a launch over which its result `k` may be written: of the same size, and walked alike,
-/// so that each element is read before it is written.
-fn over(f: &Func, x: &Launch, k: usize) -> Vec<Value> {
-    let (nodes, o) = (&f.nodes[x.nodes.clone()], x.outs[k]);
-    let fits = |&v: &Value| f.ty(v).dims == f.ty(o).dims && f.ty(v).dtype == f.ty(o).dtype;
-    let all: Vec<Value> = match nodes {
-        [n] => {
-            let Some(j) = n.op.def().in_place(k) else { return vec![] };
-            let rule = group::rule_of(f, n);
-            let alike = n.op.collective().is_some() || rule.ins[j] == rule.outs[k];
-            if alike { vec![n.ins[j]] } else { vec![] }
-        }
-        _ if group::accumulates(f, nodes) => vec![nodes[1].ins[0]],
-        _ => {
-            let space = Space::of(f, nodes.iter()).expect("joined nodes are one kernel");
-            let alike = |v: &&Value| space.axes(**v) == space.axes(o);
-            x.ins.iter().filter(alike).copied().collect()
-        }
-    };
-    all.into_iter().filter(fits).collect()
 }
 
 fn workspace(mesh: &Mesh, f: &Func, n: &Node) -> usize {

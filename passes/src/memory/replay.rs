@@ -5,7 +5,7 @@
 //! values which live from one to the next are asked for too.
 
 use shardc_ir::func::{Func, Role, RoleKind, Value};
-use shardc_ir::group::launches;
+use shardc_ir::group::{Form, launches};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -232,6 +232,12 @@ impl Replay<'_> {
                 let (from, to) = self.span(c, memory.places[c.func][o.0 as usize])?;
                 self.arena.write(from, to, stamp);
                 stamps[o.0 as usize] = stamp;
+            }
+            // A product reads its operands while what becomes of it is written.
+            if matches!(x.form(f), Some(Form::Epilogue(_))) {
+                for &v in &nodes[0].ins {
+                    self.read(c, f, v, stamps[v.0 as usize])?;
+                }
             }
             for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
                 stamps[n.outs[0].0 as usize] = stamps[n.ins[0].0 as usize];

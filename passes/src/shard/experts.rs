@@ -200,7 +200,7 @@ pub(super) fn annotate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Decay, Optimizer, Options};
+    use crate::options::{Decay, Fuse, Optimizer, Options};
     use shardc_ir::plan::{LrSchedule, Mode};
     use shardc_ir::types::DType;
 
@@ -222,7 +222,7 @@ mod tests {
             freeze: vec![],
             shard: vec![],
             seed: 0,
-            fuse: true,
+            fuse: Fuse::Yes,
             observe: false,
             dtype: DType::F32,
             grad_dtype: DType::F32,

@@ -3,16 +3,20 @@
 //! a block at a time is made f32; the sum over all blocks of k is f32 and is rounded once.
 
 use super::room::{self, Room};
-use super::{Stored, blocks, keep, matrix};
+use super::then::Epilogue;
+use super::{Stored, blocks, keep, matrix, tiles};
 use crate::map::Odometer;
 use crate::math::{from_bf16, widen};
 use gemm::Parallelism;
-use shardc_ir::kernel::{Elem, Extents, Gemm};
+use shardc_ir::kernel::{Elem, Extents, Gemm, THEN};
+use shardc_ir::ops::dot::BLOCK;
 use std::cell::Cell;
 
 thread_local! {
     /// Operands of bf16 in f32.
     static WIDE: Room = const { Cell::new(Vec::new()) };
+    /// A block of a result that an epilogue takes.
+    static RESULT: Room = const { Cell::new(Vec::new()) };
 }
 
 /// As [`super::multiply`], of which the result is f32.
@@ -87,6 +91,42 @@ pub(super) unsafe fn run(k: &Gemm, memory: &[*mut f32], threads: usize) {
     }
 }
 
+/// Rows of a block that an epilogue takes.
+const ROWS: usize = 8 * THEN[0];
+
+/// As [`super::run`], of a product with an epilogue.
+///
+/// # Safety
+/// As there.
+pub(super) unsafe fn run_then(k: &Gemm, then: &Epilogue, memory: &[*mut f32], threads: usize) {
+    let narrow = [k.a.elem, k.b.elem].contains(&Elem::BF16);
+    let mut batch = Odometer::new(&k.batch);
+    while let Some(at) = batch.index() {
+        for (row, col) in tiles([k.m, k.n], [ROWS, THEN[1]]) {
+            let (m, n) = (row.len(), col.len());
+            room::with(&RESULT, m * THEN[1], |block| {
+                let sums = Stored::rows(block.cast(), THEN[1]);
+                // SAFETY: by the caller; there is room for the block.
+                unsafe {
+                    sums.at.write_bytes(0, m * THEN[1]);
+                    let mut inner = Odometer::new(&k.sum);
+                    while let Some(rest) = inner.index() {
+                        let index: Extents = at.iter().chain(rest).copied().collect();
+                        let [a, b] = [&k.a, &k.b].map(|x| matrix(x, memory, &index));
+                        for l in blocks(k.k, if narrow { BLOCK } else { k.k.max(1) }) {
+                            let (a, b) = (a.from(row.start, l.start), b.from(l.start, col.start));
+                            multiply([m, n, l.len()], [a, b, sums], 1.0, true, threads);
+                        }
+                        inner.advance();
+                    }
+                    then.run(at, sums.at, [row.start, col.start], [m, n]);
+                }
+            });
+        }
+        batch.advance();
+    }
+}
+
 /// Runs a product in f32 blocks, which begin at `scratch`.
 ///
 /// # Safety
@@ -97,7 +137,7 @@ unsafe fn by_blocks(k: &Gemm, memory: &[*mut f32], scratch: *mut f32, threads: u
         (scratch, scratch.wrapping_add(size_a), scratch.wrapping_add(size_a + size_b));
     let mut batch = Odometer::new(&k.batch);
     while let Some(at) = batch.index() {
-        for (i, j) in blocks(k.m).flat_map(|i| blocks(k.n).map(move |j| (i.clone(), j))) {
+        for (i, j) in tiles([k.m, k.n], [BLOCK; 2]) {
             let (m, n) = (i.len(), j.len());
             let (sum, to) = (Stored::rows(out, n), matrix(&k.out, memory, at));
             let to = to.from(i.start, j.start);
@@ -112,7 +152,7 @@ unsafe fn by_blocks(k: &Gemm, memory: &[*mut f32], scratch: *mut f32, threads: u
             while let Some(rest) = inner.index() {
                 let index: Extents = at.iter().chain(rest).copied().collect();
                 let [from_a, from_b] = [&k.a, &k.b].map(|x| matrix(x, memory, &index));
-                for l in blocks(k.k) {
+                for l in blocks(k.k, BLOCK) {
                     let depth = l.len();
                     // SAFETY: the kernel reaches these elements, and blocks have room.
                     unsafe {

@@ -5,9 +5,10 @@
 
 use super::pack::{Word, panels};
 use super::room::{self, Room};
+use super::then::Epilogue;
 use super::tile::{self, COLS, Kernel, ROWS, Tile};
 use super::{Stored, few, team};
-use shardc_ir::kernel::{Elem, Extents};
+use shardc_ir::kernel::{Elem, Extents, THEN};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::ops::Range;
@@ -18,8 +19,9 @@ const STEPS: usize = 512;
 /// at most 5.4 MB. Several threads make one of twice as many rows, and keep 8.5 MB together.
 const REGION: [usize; 2] = [43 * ROWS, 32 * COLS];
 /// Rows and columns of what a thread makes of a region at once: panels of so many columns stay in its
-/// cache while the next rows pass.
-const BLOCK: [usize; 2] = [6 * ROWS, 8 * COLS];
+/// cache while the next rows pass; so does the block, if an epilogue takes it.
+const BLOCK: [usize; 2] = THEN;
+const _: () = assert!(BLOCK[0] % ROWS == 0 && BLOCK[1] % COLS == 0);
 /// Panels of rows and of columns that a thread packs at once.
 const PANELS: [usize; 2] = [4, 2];
 /// Products with fewer multiplications than this take one thread: another would be late.
@@ -29,8 +31,7 @@ const FEW: usize = 1 << 18;
 
 /// Products of matrices `[m, k]` by `[k, n]`: `out = scale · a b`, added to what `out` holds if
 /// `accumulate`.
-#[derive(Clone)]
-pub(super) struct Products<F> {
+pub(super) struct Products<'a, F> {
     pub size: [usize; 3],
     /// Loops over results, and loops that are summed like k.
     pub batch: Extents,
@@ -39,11 +40,15 @@ pub(super) struct Products<F> {
     pub at: F,
     pub scale: f32,
     pub accumulate: bool,
+    /// What takes the result; then it is not written itself.
+    pub then: Option<&'a Epilogue<'a>>,
 }
 
 thread_local! {
     /// Packed operands, and sums that are not rounded yet.
     static ROOM: Room = const { Cell::new(Vec::new()) };
+    /// A block that an epilogue takes.
+    static RESULT: Room = const { Cell::new(Vec::new()) };
 }
 
 /// Kernels for words of one kind, by rows of their tiles from 1 on.
@@ -82,7 +87,7 @@ fn cut(n: usize, pieces: usize, unit: usize, i: usize) -> Range<usize> {
     (i * each).min(n)..((i + 1) * each).min(n)
 }
 
-impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
+impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     /// Runs all products; of nothing (k or a sum loop of 0) they are 0.
     ///
     /// # Safety
@@ -110,6 +115,11 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         }
     }
 
+    /// What columns are cut into whole ones of: blocks that an epilogue takes are, but for the last of a row.
+    fn unit(&self) -> usize {
+        if self.then.is_some() { BLOCK[1] } else { COLS }
+    }
+
     /// Whether rows are so few that nothing is packed.
     fn is_few(&self, word: Word) -> bool {
         let [m, n, k] = self.size;
@@ -131,22 +141,54 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         let (results, dots) = (self.batch.iter().product::<usize>(), few::dots(word, m));
         let pieces = if n * k * results < FEW { 1 } else { threads };
         let piece = |task: usize| {
-            let [a, b, out] = (self.at)(&index(&self.batch, task / pieces), &[]);
-            let cols = cut(n, pieces, COLS, task % pieces);
-            for first in cols.clone().step_by(COLS) {
-                let (mut sums, cols) = ([0.0; few::MOST * COLS], (cols.end - first).min(COLS));
-                let write = out.from(0, first);
-                let read = self.accumulate.then_some(write);
-                let tile = Tile { scale: self.scale, read, onto: None, write, cols };
-                // SAFETY: by the caller; the columns are inside the matrices.
-                unsafe {
-                    dots(k, a, b.from(0, first), cols, sums.as_mut_ptr());
-                    tile::finish_any(sums.as_ptr(), m, &tile);
+            let index = index(&self.batch, task / pieces);
+            let [a, b, out] = (self.at)(&index, &[]);
+            let read = self.accumulate.then_some(out);
+            let tiles = |cols: Range<usize>, from: &Tile| {
+                for first in cols.clone().step_by(COLS) {
+                    let (mut sums, left) = ([0.0; few::MOST * COLS], cols.end - first);
+                    let tile = from.from(0, first - cols.start, left.min(COLS));
+                    // SAFETY: by the caller; the columns are inside the matrices.
+                    unsafe {
+                        dots(k, a, b.from(0, first), tile.cols, sums.as_mut_ptr());
+                        tile::finish_any(sums.as_ptr(), m, &tile);
+                    }
                 }
+            };
+            let whole = Tile { scale: self.scale, read, onto: None, write: out, cols: 0 };
+            let cols = cut(n, pieces, self.unit(), task % pieces);
+            for first in cols.clone().step_by(BLOCK[1]) {
+                let width = (cols.end - first).min(BLOCK[1]);
+                let make = |tile: &Tile| tiles(first..first + width, tile);
+                // SAFETY: no column of a result is in two pieces.
+                unsafe {
+                    self.block(&index, &whole.from(0, first, 0), [0, first], [m, width], make)
+                };
             }
         };
         // SAFETY: no column of a result is in two pieces.
         unsafe { team::each(pieces, results * pieces, piece) };
+    }
+
+    /// Makes a block of a result: where the tile says, or for the epilogue.
+    ///
+    /// # Safety
+    /// The block is one of the result with this index, from this place on, and nobody else makes it.
+    unsafe fn block(
+        &self,
+        index: &[usize],
+        tile: &Tile,
+        from: [usize; 2],
+        size: [usize; 2],
+        make: impl FnOnce(&Tile),
+    ) {
+        let Some(then) = self.then else { return make(tile) };
+        room::with(&RESULT, BLOCK[0] * BLOCK[1], |room| {
+            let block = room.cast();
+            make(&Tile { write: Stored::rows(block, BLOCK[1]), ..*tile });
+            // SAFETY: by the caller; the block is made.
+            unsafe { then.run(index, block, from, size) };
+        });
     }
 
     /// Makes a result: of each of its regions, for some steps of k after the others, the panels and
@@ -164,18 +206,20 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
         let turns = all.max(1);
         let rows = REGION[0] * threads.clamp(1, 2);
         let grid = [m.div_ceil(rows), n.div_ceil(REGION[1])];
-        let largest = [cut(m, grid[0], ROWS, 0).len(), cut(n, grid[1], COLS, 0).len()];
+        let unit = self.unit();
+        let largest = [cut(m, grid[0], ROWS, 0).len(), cut(n, grid[1], unit, 0).len()];
         let steps = piece(0).len().div_ceil(word.depth());
         // Panels of `b` begin at a line of the cache.
         let of_a = (largest[0].next_multiple_of(ROWS) * steps).next_multiple_of(16);
         let of_b = largest[1].next_multiple_of(COLS) * steps;
         // Sums that are not rounded yet, or that are added to what is there when they are whole: so a
         // sum over microbatches is that of their products, in order.
-        let apart = all > 1 && (out.elem != Elem::F32 || self.accumulate);
+        let elsewhere = out.elem != Elem::F32 || self.accumulate || self.then.is_some();
+        let apart = all > 1 && elsewhere;
         // Whole vectors are read, the last one beyond the end.
         let sums = if apart { largest[0] * largest[1] + 16 } else { 0 };
         let region =
-            |i: usize| [cut(m, grid[0], ROWS, i / grid[1]), cut(n, grid[1], COLS, i % grid[1])];
+            |i: usize| [cut(m, grid[0], ROWS, i / grid[1]), cut(n, grid[1], unit, i % grid[1])];
         let mut starts: SmallVec<[usize; 8]> = SmallVec::new();
         starts.push(0);
         for r in 0..grid[0] * grid[1] {
@@ -207,8 +251,18 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<F> {
                 let write = if last { out } else { between };
                 let onto = (last && apart && self.accumulate).then_some(out);
                 let tile = Tile { scale: self.scale, read, onto, write, cols: 0 };
-                // SAFETY: by the caller; the panels are packed, and there is room for the sums.
-                unsafe { region.block(&tile, kernels.by_rows, i) };
+                let (from, size) = region.place(i);
+                let tile = tile.from(from[0], from[1], 0);
+                let make = |tile: &Tile| {
+                    // SAFETY: by the caller; the panels are packed, and there is room for the sums.
+                    unsafe { region.tiles(tile, kernels.by_rows, from, size) }
+                };
+                let first = [region.rows.start + from[0], region.cols.start + from[1]];
+                match last {
+                    // SAFETY: by the caller.
+                    true => unsafe { self.block(at, &tile, first, size, make) },
+                    false => make(&tile),
+                }
             };
             // SAFETY: no two tasks of a phase write the same panel, or the same element.
             unsafe { team::phases(threads, &starts, task) };
@@ -264,20 +318,32 @@ impl Region {
         }
     }
 
-    /// Makes the tiles of a task; tasks below each other follow each other.
-    ///
-    /// # Safety
-    /// The panels are packed, and the result has these rows and columns.
-    unsafe fn block(&self, whole: &Tile, kernels: &[Kernel; ROWS], task: usize) {
-        let (m, n, steps) = (self.rows.len(), self.cols.len(), self.steps());
+    /// Where in the region the block of a task is, and its size; tasks below each other follow each other.
+    fn place(&self, task: usize) -> ([usize; 2], [usize; 2]) {
+        let (m, n) = (self.rows.len(), self.cols.len());
         let down = m.div_ceil(BLOCK[0]);
         let (top, left) = (task % down * BLOCK[0], task / down * BLOCK[1]);
-        let (bottom, right) = ((top + BLOCK[0]).min(m), (left + BLOCK[1]).min(n));
-        for row in (top..bottom).step_by(ROWS) {
-            let kernel = kernels[(bottom - row).min(ROWS) - 1];
-            for col in (left..right).step_by(COLS) {
-                let tile = whole.from(row, col, (right - col).min(COLS));
-                let (a, b) = (self.a.wrapping_add(row * steps), self.b.wrapping_add(col * steps));
+        ([top, left], [(m - top).min(BLOCK[0]), (n - left).min(BLOCK[1])])
+    }
+
+    /// Makes the tiles of a block, where `whole` says from its first row and column on.
+    ///
+    /// # Safety
+    /// The panels are packed, and the tile's matrices have these rows and columns.
+    unsafe fn tiles(
+        &self,
+        whole: &Tile,
+        kernels: &[Kernel; ROWS],
+        [top, left]: [usize; 2],
+        [m, n]: [usize; 2],
+    ) {
+        let steps = self.steps();
+        for row in (0..m).step_by(ROWS) {
+            let kernel = kernels[(m - row).min(ROWS) - 1];
+            let a = self.a.wrapping_add((top + row) * steps);
+            for col in (0..n).step_by(COLS) {
+                let tile = whole.from(row, col, (n - col).min(COLS));
+                let b = self.b.wrapping_add((left + col) * steps);
                 // SAFETY: by the caller.
                 unsafe { kernel(steps, a, b, &tile) };
             }

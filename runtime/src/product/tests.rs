@@ -48,12 +48,94 @@ fn blocks_of_the_fallback_agree() {
             let memory = [a.as_mut_ptr(), b.as_mut_ptr(), result.as_mut_ptr()].map(|p| p.cast());
             let memory = [memory[0], memory[1], memory[2], room.as_mut_ptr()];
             // SAFETY: all vectors have the elements of their matrices.
-            unsafe { if i == 0 { run(&all, &memory, 2) } else { fallback::run(&all, &memory, 2) } };
+            unsafe {
+                if i == 0 { run(&all, None, &memory, 2) } else { fallback::run(&all, &memory, 2) }
+            };
         }
         let wide = results.each_ref().map(|r| r.iter().map(|&x| crate::math::from_bf16(x)));
         let [ours, theirs] = wide;
         for (x, y) in ours.zip(theirs) {
             assert!((x - y).abs() <= 2f32.powi(-7) * x.abs() + 1e-4, "{x} is not {y}");
+        }
+    }
+}
+
+/// And epilogues of its products, which are cut into blocks along both dims, summed over two loops and
+/// interpreted: twice the product and a row of numbers.
+#[test]
+fn epilogues_of_the_fallback_agree() {
+    use shardc_ir::kernel::{Binary, Load, Rows, Scalar, Store, THEN, Then, View};
+    let [m, n, k] = [600, 300, 33];
+    let view = |operand, strides: &[usize]| View {
+        operand,
+        offset: 0,
+        strides: Extents::from_slice(strides),
+    };
+    for elem in [Elem::F32, Elem::BF16] {
+        let words = |v: Vec<f32>| -> Vec<f32> {
+            let half = |p: &[f32]| {
+                let [a, b] = [p[0], p[1]].map(|x| u32::from(crate::math::to_bf16(x)));
+                f32::from_bits(a | b << 16)
+            };
+            if elem == Elem::BF16 { v.chunks(2).map(half).collect() } else { v }
+        };
+        let (mut a, mut b) = (words(numbers(2 * m * k, 5)), words(numbers(2 * k * n, 6)));
+        let mut row = numbers(n, 7);
+        let of = |operand, sum: &[usize], row_stride, elem| Matrix {
+            view: view(operand, sum),
+            elem,
+            row_stride,
+            col_stride: 1,
+        };
+        let product = Gemm {
+            batch: Extents::new(),
+            sum: Extents::from_slice(&[2]),
+            m,
+            n,
+            k,
+            a: of(0, &[m * k], k, elem),
+            b: of(1, &[k * n], n, elem),
+            out: of(3, &[], n, Elem::F32),
+            accumulate: false,
+            scratch: None,
+        };
+        let block = |cols| Rows {
+            outer: Extents::from_slice(&THEN[..1]),
+            inner: Extents::from_slice(&[cols]),
+            loads: vec![
+                Load { view: view(0, &[THEN[1], 1]), elem: Elem::F32 },
+                Load { view: view(1, &[0, 1]), elem: Elem::F32 },
+            ],
+            body: vec![
+                Scalar::Load(0),
+                Scalar::Load(1),
+                Scalar::Binary(Binary::Add, 0, 0),
+                Scalar::Binary(Binary::Add, 2, 1),
+            ],
+            stores: vec![Store { view: view(2, &[n, 1]), elem: Elem::F32, value: 3 }],
+            ..Rows::default()
+        };
+        let blocks = [THEN[1], n % THEN[1]].map(block).into_iter().collect();
+        let (reads, writes) = (vec![of(2, &[], 0, Elem::F32)], vec![product.out.clone()]);
+        let then = Then { product: product.clone(), blocks, reads, writes };
+        let mut results = [(); 3].map(|()| vec![0.0f32; m * n]);
+        for (i, result) in results.iter_mut().enumerate() {
+            let memory = [&mut a, &mut b, &mut row, result].map(|v| v.as_mut_ptr());
+            let epilogue = Epilogue { then: &then, memory: &memory, native: None };
+            // SAFETY: all vectors have the elements of their matrices.
+            unsafe {
+                match i {
+                    0 => run(&product, None, &memory, 2),
+                    1 => run(&product, Some(&epilogue), &memory, 2),
+                    _ => fallback::run_then(&product, &epilogue, &memory, 2),
+                }
+            }
+        }
+        for (i, x) in results[0].iter().enumerate() {
+            let want = 2.0 * x + row[i % n];
+            for got in [results[1][i], results[2][i]] {
+                assert!((got - want).abs() < 1e-4, "{i}: {got} is not {want}");
+            }
         }
     }
 }

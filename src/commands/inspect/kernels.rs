@@ -14,7 +14,7 @@ use shardc_ir::plan::Call;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Launches of one kernel over rows.
+/// Launches of one kernel whose text is made for it.
 struct Entry {
     /// Where it is launched first: function and launch.
     first: (usize, usize),
@@ -35,6 +35,23 @@ fn moved(mesh: &Mesh, f: &Func, x: &Launch) -> (usize, usize) {
     let nodes = f.nodes[x.nodes.clone()].iter().filter(|n| !n.op.def().is_view());
     let alone = nodes.map(|n| bytes(mesh, f, n.ins.iter().chain(&n.outs).copied()));
     (bytes(mesh, f, all), alone.sum())
+}
+
+/// The name of a kernel over rows; of a product with an epilogue, its sizes and the names of what blocks
+/// of its result go through. `None` if a kernel is neither.
+fn name(k: &Kernel) -> Option<String> {
+    let symbols: Vec<&str> = k.rows().iter().map(|k| &*k.symbol).collect();
+    match k {
+        Kernel::Rows(_) => Some(symbols.concat()),
+        Kernel::GemmThen(then) => {
+            let g = &then.product;
+            let batch: usize = g.batch.iter().product();
+            let times = if batch == 1 { String::new() } else { format!("{batch} x ") };
+            let (m, n, k) = (g.m, g.n, g.k * g.sum.iter().product::<usize>());
+            Some(format!("product {times}{m} x {n} x {k} to {}", symbols.join(", ")))
+        }
+        _other => None,
+    }
 }
 
 /// A scope without the number of its layer.
@@ -109,13 +126,13 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
         let f = &m.funcs[i];
         for (j, (x, kernel)) in launches(f).iter().zip(own).enumerate() {
             let nodes = &f.nodes[x.nodes.clone()];
-            let Kernel::Rows(k) = kernel else {
+            let Some(name) = name(kernel) else {
                 if !matches!(kernel, Kernel::View) {
                     *others.entry(nodes[0].op.mnemonic()).or_default() += 1;
                 }
                 continue;
             };
-            let e = found.entry(k.symbol.to_string()).or_insert_with(|| Entry {
+            let e = found.entry(name).or_insert_with(|| Entry {
                 first: (i, j),
                 launches: 0,
                 kernel: kernel.clone(),
@@ -128,10 +145,15 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
     let mut order: Vec<(&String, &Entry)> = found.iter().collect();
     order.sort_by_key(|e| e.1.first);
     let mut rows: Vec<Json> = vec![];
-    let launched: usize = order.iter().map(|e| e.1.launches).sum();
+    let count = |products: bool| {
+        let of = |e: &&(&String, &Entry)| matches!(e.1.kernel, Kernel::GemmThen(_)) == products;
+        let own = order.iter().filter(of);
+        (own.clone().count(), own.map(|e| e.1.launches).sum::<usize>())
+    };
+    let ((of_rows, launched), (products, launched_products)) = (count(false), count(true));
     let mut text = format!(
-        "rank {rank}: {} kernels over rows in {launched} launches of its functions; others: ",
-        order.len()
+        "rank {rank}: {of_rows} kernels over rows in {launched} launches of its functions, {products} \
+         products with epilogues in {launched_products}; others: ",
     );
     let other: Vec<String> = others.iter().map(|(name, n)| format!("{name} {n}")).collect();
     let _ = writeln!(text, "{}", other.join(", "));

@@ -16,6 +16,7 @@ use shardc_ir::kernel::Rows;
 use shardc_ir::launch::{Launch, Source, Word};
 use std::sync::Arc;
 use text::Writer;
+pub(super) use text::line;
 
 /// What messages call the printed texts.
 pub(super) const FILE: &str = "rows.cu";

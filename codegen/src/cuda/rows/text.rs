@@ -97,18 +97,7 @@ impl<'a> Writer<'a> {
 
     /// One instruction, other than a fold, as a number; `load` is how a load is written.
     pub fn scalar(&self, i: usize, column: &str, load: impl Fn(usize) -> String) -> String {
-        let x = match self.k.body[i] {
-            Scalar::Load(l) => format!("number({})", load(l)),
-            Scalar::Const(c) => number(c),
-            Scalar::Param(p) => format!("(float)p.p[{p}]"),
-            Scalar::Column if self.k.inner.is_empty() => "0.0f".into(),
-            Scalar::Column => format!("(float)({column})"),
-            Scalar::Unary(f, a) => format!("{}(v{a})", unary(f)),
-            Scalar::Binary(f, a, b) => format!("{}(v{a}, v{b})", binary(f)),
-            Scalar::Where(a, b, c) => format!("f_where(v{a}, v{b}, v{c})"),
-            Scalar::Fold(..) => panic!("a fold is not of one element"),
-        };
-        format!("const float v{i} = {x};")
+        line(self.k, i, column, load)
     }
 
     /// The function of a fold, the number that changes nothing, what folds those of threads.
@@ -164,6 +153,27 @@ impl<'a> Writer<'a> {
         let loads = self.k.loads.iter().map(|l| l.view.operand);
         loads.chain(self.k.stores.iter().map(|s| s.view.operand)).max().map_or(1, |n| n + 1)
     }
+}
+
+/// One instruction of a program, other than a fold, as a number.
+pub(in crate::cuda) fn line(
+    k: &Rows,
+    i: usize,
+    column: &str,
+    load: impl Fn(usize) -> String,
+) -> String {
+    let x = match k.body[i] {
+        Scalar::Load(l) => format!("number({})", load(l)),
+        Scalar::Const(c) => number(c),
+        Scalar::Param(p) => format!("(float)p.p[{p}]"),
+        Scalar::Column if k.inner.is_empty() => "0.0f".into(),
+        Scalar::Column => format!("(float)({column})"),
+        Scalar::Unary(f, a) => format!("{}(v{a})", unary(f)),
+        Scalar::Binary(f, a, b) => format!("{}(v{a}, v{b})", binary(f)),
+        Scalar::Where(a, b, c) => format!("f_where(v{a}, v{b}, v{c})"),
+        Scalar::Fold(..) => panic!("a fold is not of one element"),
+    };
+    format!("const float v{i} = {x};")
 }
 
 impl Cut {

@@ -128,6 +128,11 @@ fn pack(smallest: Elem, all: impl Iterator<Item = usize> + Clone) -> usize {
     [8, 4, 2].into_iter().find(|n| *n <= most && all.clone().all(|x| x % n == 0)).unwrap_or(1)
 }
 
+/// True if so many adjacent elements, and what lies between rows of them, are of whole units.
+fn whole(unit: usize, adjacent: usize, v: &View, strides: &[usize]) -> bool {
+    [adjacent, v.offset].iter().chain(&v.strides).chain(strides).all(|n| n % unit == 0)
+}
+
 /// Where rows of a view begin: multiples of the greatest common divisor of these.
 fn starts(v: &View) -> impl Iterator<Item = usize> + Clone + '_ {
     v.strides.iter().copied().chain([v.offset])

@@ -1,6 +1,6 @@
 //! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
 
-use super::{File, Words, grid, then, type_name};
+use super::{File, Words, grid, then, type_name, whole};
 use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, Then, View};
 use shardc_ir::launch::Launch;
 
@@ -70,11 +70,6 @@ impl Tiles {
             .define("WARPS_M", warps_m)
             .define("WARPS_N", warps_n)
     }
-}
-
-/// True if so many adjacent elements, and what lies between rows of them, are of whole units.
-pub(super) fn whole(unit: usize, adjacent: usize, v: &View, strides: &[usize]) -> bool {
-    [adjacent, v.offset].iter().chain(&v.strides).chain(strides).all(|n| n % unit == 0)
 }
 
 /// A matrix of `rows` by `cols`, its columns (or else its rows) along k.

@@ -1,8 +1,7 @@
 //! What becomes of a product in `gemm.cu`, printed: a struct `Then` of the tensors that an epilogue reads
 //! and writes, with a function of two adjacent elements of the product.
 
-use super::product::whole;
-use super::{Words, rows, type_name};
+use super::{Words, rows, type_name, whole};
 use shardc_ir::kernel::{Matrix, Rows, Scalar, Then};
 use std::fmt::Write as _;
 
@@ -25,16 +24,15 @@ struct Then {{
     DEVICE void move(u32 at, const i64 (&sizes)[BATCHES], i64 r, i64 c) {{\n"
     );
     for (i, x) in all.iter().enumerate() {
-        let at = format!("walk(at, sizes, batch[{i}]) + r * row[{i}] + c * col[{i}]");
+        let at = format!("walk(at, sizes, batch[{i}]){}", place(i, x));
         let _ = writeln!(out, "        m[{i}] += ({at}) * {};", x.elem.bytes());
     }
     out += "    }
     // What becomes of the elements of a row from a column on, `count` of them.
     DEVICE void take(int r, int c, int count, const float (&product)[2]) const {\n";
     for (i, x) in all.iter().enumerate() {
-        let (name, ty) = (name(k, i), type_name(x.elem));
-        let at = format!("r * row[{i}] + c * col[{i}]");
-        let _ = writeln!(out, "        {ty}* const {name} = ({ty}*)m[{i}] + {at};");
+        let (name, ty, at) = (name(k, i), type_name(x.elem), place(i, x));
+        let _ = writeln!(out, "        {ty}* const {name} = ({ty}*)m[{i}]{at};");
     }
     for (i, x) in k.reads.iter().enumerate() {
         let lie = Lie::of(k, x);
@@ -60,6 +58,16 @@ struct Then {{
         let _ = writeln!(out, "        {store};");
     }
     out + "    }\n};\n"
+}
+
+/// How far from a tensor's first element that of a row and a column is.
+fn place(i: usize, x: &Matrix) -> String {
+    let term = |index: &str, stride: usize, name: &str| match stride {
+        0 => String::new(),
+        1 => format!(" + {index}"),
+        _ => format!(" + {index} * {name}[{i}]"),
+    };
+    term("r", x.row_stride, "row") + &term("c", x.col_stride, "col")
 }
 
 /// The instructions of an element.

@@ -122,7 +122,7 @@ fn products_fit() {
 
 #[test]
 fn epilogues_fit() {
-    for text in [BIAS, SWIGLU, RESIDUAL] {
+    for text in [BIAS, SWIGLU, RESIDUAL, &SWIGLU.replace("f32", "bf16")] {
         for size in [(130, 136), (33, 35)] {
             let f = function(text, size);
             let kernel = launch(&Mesh::default(), &f, &groups(&f)[0], &[]).expect("a kernel");

@@ -201,7 +201,8 @@ fn plans_that_do_not_fit() {
     edit("programs/all.ir", "func @forward", "func @fourward", 2, "plan");
     edit("source.ir", "func @model", "func @other", 2, "plan");
     edit("options.toml", "seq = 16", "seq = 17", 2, "plan");
-    edit("plan.json", "\"schema\": 3", "\"schema\": 999", 2, "plan");
+    let own = format!("\"schema\": {}", shardc::SCHEMA);
+    edit("plan.json", &own, "\"schema\": 999", 2, "plan");
     edit("plan.json", "\"peak_bytes\": ", "\"peak_bytes\": 1", 2, "plan");
     edit("plan.json", "\"microbatches\": 1", "\"microbatches\": 0", 2, "plan");
     let zigzag = "\"kind\": \"zigzag\", \"ranks\": 0";

@@ -175,6 +175,7 @@ fn one_message(err: &str, words: &[&str]) {
 
 #[test]
 fn a_killed_rank_is_named_by_those_that_are_left() {
+    let mut over_tp = false;
     for victim in [0, 2, 3] {
         let job = Job::start(&format!("kill-{victim}"), 4, "pp=2,tp=2");
         let pid = job.pid(victim);
@@ -184,18 +185,30 @@ fn a_killed_rank_is_named_by_those_that_are_left() {
         assert!(took < Duration::from_secs(10), "{took:?}");
         let who = format!("process {victim} (");
         one_message(&err, &["error[rank-failed]", &who, &pid, "was killed", "--resume"]);
-        // Those that are left say where they are: in a collective over tp, or in a transfer or a wait
-        // between stages, as it was when the news came.
+        // Those that are left say where they are and for whom they wait, which is their luck: in a
+        // collective, in a transfer between stages, or at a kernel.
         for other in (0..4).filter(|r| *r != victim) {
             let own = format!("why: rank {other} (");
             let line = err.lines().find(|l| l.contains(&own)).unwrap_or_else(|| panic!("{err}"));
-            let places = [" waits in ", " is in ", " has done "];
-            assert!(places.iter().any(|p| line.contains(p)), "{err}");
+            let state = [" waits in ", " is in ", " has done "];
+            let place =
+                state.iter().find_map(|s| line.split_once(s)).unwrap_or_else(|| panic!("{err}"));
+            let place = place.1;
+            let collective = place.contains(" #") && place.contains(" over ");
+            let transfer = place.starts_with("recv of %") && place.contains(" from rank ")
+                || place.starts_with("send of %") && place.contains(" to rank ");
+            let wait = place.starts_with("the wait for rank ");
+            let kernel = place.starts_with('@');
+            assert!(collective || transfer || wait || kernel, "{err}");
+            assert!(line.contains(", step "), "{err}");
+            over_tp |= line.contains(" over tp [");
             let record = dir.join(format!("shardc-failure/rank-{other:05}.txt"));
             let record = std::fs::read_to_string(record).expect("a record");
             assert!(record.contains(" over tp [") && record.contains("collectives over tp"));
         }
     }
+    // Of nine places, most are in such.
+    assert!(over_tp, "nobody waits in a collective over tp");
 }
 
 #[test]

@@ -101,7 +101,6 @@ fn product(l: &Layout, rule: &Rule, shaped: &[Shaped]) -> (Gemm, Vec<Matrix>) {
         b: matrix(b, &k, &n),
         out: results[0].clone(),
         accumulate: false,
-        scratch: None,
     };
     (gemm, results)
 }
@@ -111,9 +110,7 @@ fn product(l: &Layout, rule: &Rule, shaped: &[Shaped]) -> (Gemm, Vec<Matrix>) {
 pub(crate) fn dot(l: &Layout, rule: &Rule) -> Gemm {
     let letters = rule.outs[0].iter().map(|g| g.single().expect("a dot's dims are letters"));
     let (product, _) = product(l, rule, &[Shaped { operand: l.ins, letters: letters.collect() }]);
-    let narrow = (0..=l.ins).any(|i| l.elem(i) != Elem::F32);
-    let scratch = View { operand: l.ins + 1, offset: 0, strides: Extents::new() };
-    Gemm { accumulate: l.ins > 2, scratch: narrow.then_some(scratch), ..product }
+    Gemm { accumulate: l.ins > 2, ..product }
 }
 
 /// A matrix product and its epilogue; `values` are what the launch reads, the product's operands first,

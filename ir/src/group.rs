@@ -263,8 +263,6 @@ pub fn accumulates(f: &Func, nodes: &[Node]) -> bool {
     let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
     let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
     let ty = |v| f.ty(v).dtype;
-    let role =
-        |ports: &[Port], v: Value| ports.iter().find(|p| p.value == v).and_then(|p| p.role.clone());
     !folds(&o.rule.0)
         && whole
         && second == made

@@ -17,7 +17,6 @@ pub use experts::{Copies, Grouped, Product, Ragged, Route, TopK};
 pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
 
 use crate::mesh::AtomSet;
-use crate::ops::dot::BLOCK;
 use crate::ops::rope::Pairs;
 use crate::types::{DType, Reduction};
 use smallvec::SmallVec;
@@ -101,9 +100,7 @@ pub struct Matrix {
 }
 
 /// `out[m,n] = Σ a[m,k] b[k,n]` for every index of `batch`, summed over `sum` too (loops of k that
-/// do not join into one stride), in order, and added to what `out` holds if `accumulate`. If a
-/// matrix is not f32, and the processor has no product of such, blocks of all three are made f32
-/// in the workspace.
+/// do not join into one stride), in order, and added to what `out` holds if `accumulate`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Gemm {
     pub batch: Extents,
@@ -116,8 +113,6 @@ pub struct Gemm {
     pub out: Matrix,
     /// The last operand is what the product is added to, and lies where the result does.
     pub accumulate: bool,
-    /// Room for [`Gemm::block`]; `None` if all matrices are f32.
-    pub scratch: Option<View>,
 }
 
 /// Rows, and most columns, of a block of a product's result that a program of its epilogue is for.
@@ -131,9 +126,8 @@ pub struct Then {
     /// `out` is the first of `writes`.
     pub product: Gemm,
     /// The program of a block, for whole blocks, for narrower ones or for both (none, if there are no
-    /// columns): operands are the block,
-    /// with rows of [`THEN`]'s columns, then a block of each of `reads` and of `writes`. A row of a block is
-    /// one of `outer`, of which there may be more or fewer.
+    /// columns). Operands are the block, with rows of [`THEN`]'s columns, then a block of each of `reads`
+    /// and of `writes`. A row of a block is one of `outer`, of which there may be more or fewer.
     pub blocks: SmallVec<[Rows; 2]>,
     /// Of the size of the result; strides of what has no rows, or no columns, are 0 there.
     pub reads: Vec<Matrix>,
@@ -453,7 +447,6 @@ impl Matrix {
 
 impl Gemm {
     fn reach(&self, see: &mut dyn FnMut(&View, &[&[usize]])) {
-        self.scratch.iter().for_each(|s| see(s, &[&[self.block().iter().sum()]]));
         for (x, rows, cols) in [(&self.a, self.m, self.k), (&self.b, self.k, self.n)] {
             see(&x.walk(), &[&self.batch, &self.sum, &[rows, cols]]);
         }
@@ -461,12 +454,6 @@ impl Gemm {
     }
     fn reach_result(&self, x: &Matrix, see: &mut dyn FnMut(&View, &[&[usize]])) {
         see(&x.walk(), &[&self.batch, &[self.m, self.n]]);
-    }
-    /// Sizes of one block of `a`, of `b` and of `out`, in elements: at most [`BLOCK`] along each of
-    /// m, n and k.
-    pub fn block(&self) -> [usize; 3] {
-        let [m, n, k] = [self.m, self.n, self.k].map(|x| x.min(BLOCK));
-        [m * k, k * n, m * n]
     }
 }
 

@@ -108,9 +108,11 @@ impl<'a> Groups<'a> {
         let n = &self.f.nodes[i];
         let (Op::Add(_), &[_, second]) = (&n.op, &n.ins[..]) else { return };
         let Some(m) = self.maker[second.0 as usize] else { return };
+        if self.readers[second.0 as usize] != [i] || self.result[second.0 as usize] {
+            return;
+        }
         let pair = [self.f.nodes[m].clone(), self.f.nodes[i].clone()];
-        let alone = self.readers[second.0 as usize] == [i] && !self.result[second.0 as usize];
-        if alone && accumulates(self.f, &pair) {
+        if accumulates(self.f, &pair) {
             self.merge(m, i);
         }
     }

@@ -236,6 +236,7 @@ pub struct Options {
     pub freeze: Vec<String>,
     pub shard: Vec<ShardRule>,
     pub seed: u64,
+    /// Which nodes are joined to kernels.
     #[serde(default)]
     pub fuse: Fuse,
     /// Keep logits and reduced gradients as outputs (`run --dump`).

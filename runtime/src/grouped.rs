@@ -7,7 +7,7 @@
 use crate::map::{element, scatter};
 use crate::product::{Stored, blocks, keep, multiply, tiles};
 use shardc_ir::kernel::{Elem, Grouped, Product, View};
-use shardc_ir::ops::dot::BLOCK;
+use shardc_ir::ops::grouped_dot::BLOCK;
 use smallvec::SmallVec;
 use std::ops::Range;
 

@@ -258,6 +258,13 @@ vectorised! {
 }
 
 vectorised! {
+    /// [`weights`] of which all are seen.
+    fn weights_of_all(scores: &mut [f32], shift: f32) {
+        scores.iter_mut().for_each(|x| *x = exp(*x - shift));
+    }
+}
+
+vectorised! {
     /// Makes scaled scores `cap · tanh(score / cap)`.
     fn cap_scores(scores: &mut [f32], cap: f32) {
         scores.iter_mut().for_each(|x| *x = cap * tanh(*x / cap));

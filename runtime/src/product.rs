@@ -1,21 +1,18 @@
-//! Matrix products: by kernels of our own where the processor has AVX-512, else by the `gemm`
-//! crate. Both take any strides, sum in f32 and round once; neither splits k between threads, so
-//! that the number of threads does not change a bit.
+//! Matrix products, by kernels for the processor at hand: of any strides, summed in f32 and rounded
+//! once. k is not split between threads, so that the number of threads does not change a bit.
 
-mod fallback;
 #[cfg(target_arch = "x86_64")]
-mod few;
-#[cfg(target_arch = "x86_64")]
-mod pack;
-#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod kernels;
 mod packed;
+mod portable;
 pub(crate) mod room;
 pub(crate) mod team;
 pub(crate) mod then;
-#[cfg(target_arch = "x86_64")]
-mod tile;
 
 use crate::map::{element, scatter};
+use kernels::Kernels;
+use packed::Products;
 use shardc_ir::kernel::{Elem, Extents, Gemm, Matrix};
 use std::ops::Range;
 use then::Epilogue;
@@ -55,8 +52,7 @@ fn matrix(x: &Matrix, memory: &[*mut f32], index: &[usize]) -> Stored {
 }
 
 /// `out = scale · a b`, added to what `out` holds if `accumulate`; `[m, k]` by `[k, n]`. The result
-/// is f32, operands need not be. Blocks that are bounded are expected of those: where the processor
-/// has no kernel for them, the thread keeps them in f32.
+/// is f32, operands need not be.
 ///
 /// # Safety
 /// All three matrices are valid, and `out` overlaps neither operand.
@@ -67,15 +63,10 @@ pub(crate) unsafe fn multiply(
     accumulate: bool,
     threads: usize,
 ) {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(kernels) = packed::Kernels::of(all[0].elem, all[1].elem) {
-        let (batch, sum, at) = (Extents::new(), Extents::new(), |_: &[usize], _: &[usize]| all);
-        let one = packed::Products { size, batch, sum, at, scale, accumulate, then: None };
-        // SAFETY: by the caller.
-        return unsafe { one.run(kernels, threads) };
-    }
+    let (batch, sum, at) = (Extents::new(), Extents::new(), |_: &[usize], _: &[usize]| all);
+    let one = Products { size, batch, sum, at, scale, accumulate, then: None };
     // SAFETY: by the caller.
-    unsafe { fallback::multiply(size, all, scale, accumulate, threads) };
+    unsafe { one.run(Kernels::of(all[0].elem, all[1].elem), threads) };
 }
 
 /// Runs a product; one of nothing (k or a sum loop of 0) is 0. An epilogue takes its result, which is not
@@ -85,26 +76,15 @@ pub(crate) unsafe fn multiply(
 /// `memory` is valid for everything the kernel reaches, and what is written overlaps no operand; but what
 /// the epilogue writes may be what it reads, walked alike.
 pub(crate) unsafe fn run(k: &Gemm, then: Option<&Epilogue>, memory: &[*mut f32], threads: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(kernels) = packed::Kernels::of(k.a.elem, k.b.elem) {
-        let at = |batch: &[usize], sum: &[usize]| {
-            let index: Extents = batch.iter().chain(sum).copied().collect();
-            [(&k.a, &index[..]), (&k.b, &index[..]), (&k.out, batch)]
-                .map(|(x, index)| matrix(x, memory, index))
-        };
-        let (batch, sum, size) = (k.batch.clone(), k.sum.clone(), [k.m, k.n, k.k]);
-        let (scale, accumulate) = (1.0, k.accumulate);
-        let all = packed::Products { size, batch, sum, at, scale, accumulate, then };
-        // SAFETY: by the caller.
-        return unsafe { all.run(kernels, threads) };
-    }
+    let at = |batch: &[usize], sum: &[usize]| {
+        let index: Extents = batch.iter().chain(sum).copied().collect();
+        [(&k.a, &index[..]), (&k.b, &index[..]), (&k.out, batch)]
+            .map(|(x, index)| matrix(x, memory, index))
+    };
+    let (batch, sum, size) = (k.batch.clone(), k.sum.clone(), [k.m, k.n, k.k]);
+    let all = Products { size, batch, sum, at, scale: 1.0, accumulate: k.accumulate, then };
     // SAFETY: by the caller.
-    unsafe {
-        match then {
-            Some(then) => fallback::run_then(k, then, memory, threads),
-            None => fallback::run(k, memory, threads),
-        }
-    }
+    unsafe { all.run(Kernels::of(k.a.elem, k.b.elem), threads) };
 }
 
 /// Cuts a range from 0 into blocks.

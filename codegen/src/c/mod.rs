@@ -120,8 +120,8 @@ pub(crate) fn fold(r: Reduction) -> [&'static str; 3] {
 fn into(r: Reduction) -> &'static str {
     match r {
         Reduction::Sum => "f_add",
-        Reduction::Max => "into_max",
-        Reduction::Min => "into_min",
+        Reduction::Max => "f_into_max",
+        Reduction::Min => "f_into_min",
     }
 }
 
@@ -316,7 +316,7 @@ impl<'a> Writer<'a> {
                     let (function, nothing) = (into(r), fold(r)[1]);
                     let x = match count {
                         "16" => format!("v{x}"),
-                        n => format!("pick(first({n}), v{x}, all({nothing}))"),
+                        n => format!("first({n}, v{x}, all({nothing}))"),
                     };
                     w.line(depth, &format!("acc{f} = {function}(acc{f}, {x});"));
                 }

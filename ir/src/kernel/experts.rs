@@ -5,7 +5,7 @@
 //! outside the sizes that stand here.
 
 use super::{Block, Elem, Extents, View};
-use crate::ops::dot::BLOCK;
+use crate::ops::grouped_dot::BLOCK;
 
 /// For every index of `extents`, the places of the `k` largest of `n` elements, largest first; of
 /// equal ones the first. Elements are compared as [`f32::total_cmp`] does.

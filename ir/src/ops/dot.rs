@@ -12,9 +12,6 @@ op! {
     samples ["dot[mk,kn->mn] f32[3,5], f32[5,4]", "dot[bsh,oh->bso] f32[2,3,4], f32[5,4]", "dot[bsh,bsh->bs] f32[2,3,4], f32[2,3,4]", "dot[ab,ab->] f32[3,4], f32[3,4]"]
 }
 
-/// A product of 16-bit matrices is made of blocks of at most so many rows and columns, in f32.
-pub const BLOCK: usize = 512;
-
 impl Dot {
     /// `text` is the rule, for operands of these ranks.
     pub fn by(text: &str, ranks: &[usize]) -> Dot {
@@ -63,15 +60,6 @@ impl OpDef for Dot {
             .wants(ins[1])
             .then(|| product(b, "dot_grad", (d, &r.outs[0]), (ins[0], &r.ins[0]), &r.ins[1]));
         smallvec::smallvec![a, w]
-    }
-    fn workspace(&self, mesh: &Mesh, ins: &[&Type], outs: &[&Type]) -> usize {
-        let all = ins.iter().chain(outs);
-        if all.clone().all(|t| t.dtype == DType::F32) {
-            return 0;
-        }
-        // A block of each matrix; none has more elements than the rank's piece.
-        let block = |t: &&Type| t.chunks(mesh).iter().product::<usize>().min(BLOCK * BLOCK);
-        all.map(block).sum::<usize>() * 4
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;

@@ -1,6 +1,5 @@
 //! `grouped_dot`: every row times the weight of its expert.
 
-use super::dot::BLOCK;
 use super::*;
 
 op! {
@@ -24,6 +23,9 @@ pub(crate) fn accepts(ins: &[&Type], ranks: [usize; 2]) -> Result<(), String> {
     }
     Ok(())
 }
+
+/// Products of rows and weights that are not f32 are made of blocks of at most so many rows and columns.
+pub const BLOCK: usize = 512;
 
 /// Rows of an expert that a kernel gathers from the buffers of several shards, for one product
 /// instead of many small ones.

@@ -5,7 +5,7 @@
 //! values which live from one to the next are asked for too.
 
 use shardc_ir::func::{Func, Role, RoleKind, Value};
-use shardc_ir::group::{Form, launches};
+use shardc_ir::group::{epilogue, launches};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -234,7 +234,7 @@ impl Replay<'_> {
                 stamps[o.0 as usize] = stamp;
             }
             // A product reads its operands while what becomes of it is written.
-            if matches!(x.form(f), Some(Form::Epilogue(_))) {
+            if epilogue(f, nodes.iter()).is_some() {
                 for &v in &nodes[0].ins {
                     self.read(c, f, v, stamps[v.0 as usize])?;
                 }

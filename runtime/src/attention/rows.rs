@@ -33,7 +33,7 @@ pub(super) fn weigh(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
     }
     match seen.keys {
         Some(keys) => math::weights(scores, keys, seen.at, seen.window, shift),
-        None => scores.iter_mut().for_each(|x| *x = math::exp(*x - shift)),
+        None => math::weights_of_all(scores, shift),
     }
     math::sum(scores)
 }

@@ -1,13 +1,12 @@
-//! Products of packed panels, for processors with AVX-512. A region of a result is made at a time,
+//! Products of packed panels. A region of a result is made at a time,
 //! from first to last of k: all threads pack what it needs of both operands, some steps of k, then all
 //! make tiles of it. Where k is cut depends on k alone and no sum is shared between threads, so that
 //! their number does not change a bit.
 
-use super::pack::{Word, panels};
+use super::kernels::{FEW, Kernels, Tile, WIDEST};
 use super::room::{self, Room};
 use super::then::Epilogue;
-use super::tile::{self, COLS, Kernel, ROWS, Tile};
-use super::{Stored, few, team};
+use super::{Stored, team};
 use shardc_ir::kernel::{Elem, Extents, THEN};
 use smallvec::SmallVec;
 use std::cell::Cell;
@@ -15,19 +14,31 @@ use std::ops::Range;
 
 /// Steps of k that are packed at once.
 const STEPS: usize = 512;
-/// Rows and columns of the largest region of a result that one thread makes; with the steps it keeps
-/// at most 5.4 MB. Several threads make one of twice as many rows, and keep 8.5 MB together.
-const REGION: [usize; 2] = [43 * ROWS, 32 * COLS];
+/// Rows and columns of the largest region of a result that one thread makes, in whole tiles; with the
+/// steps it keeps at most 5.4 MB. Several threads make one of twice as many rows, and keep 8.5 MB together.
+const REGION: [usize; 2] = [516, 1024];
 /// Rows and columns of what a thread makes of a region at once: panels of so many columns stay in its
 /// cache while the next rows pass; so does the block, if an epilogue takes it.
 const BLOCK: [usize; 2] = THEN;
-const _: () = assert!(BLOCK[0] % ROWS == 0 && BLOCK[1] % COLS == 0);
-/// Panels of rows and of columns that a thread packs at once.
-const PANELS: [usize; 2] = [4, 2];
+/// Rows and columns that a thread packs at once, in whole panels.
+const PACKED: [usize; 2] = [48, 64];
+
+/// Whether regions, blocks and what is packed at once are whole tiles of this size, and the widest has room.
+pub(super) const fn fits([rows, cols]: [usize; 2]) -> bool {
+    let (of_rows, of_cols) = ([REGION[0], BLOCK[0], PACKED[0]], [REGION[1], BLOCK[1], PACKED[1]]);
+    let mut i = 0;
+    while i < of_rows.len() {
+        if of_rows[i] % rows != 0 || of_cols[i] % cols != 0 {
+            return false;
+        }
+        i += 1;
+    }
+    cols <= WIDEST
+}
 /// Products with fewer multiplications than this take one thread: another would be late.
 const LITTLE: usize = 1 << 20;
 /// The same for elements of weights that few rows meet.
-const FEW: usize = 1 << 18;
+const LITTLE_OF_FEW: usize = 1 << 18;
 
 /// Products of matrices `[m, k]` by `[k, n]`: `out = scale · a b`, added to what `out` holds if
 /// `accumulate`.
@@ -51,26 +62,6 @@ thread_local! {
     static RESULT: Room = const { Cell::new(Vec::new()) };
 }
 
-/// Kernels for words of one kind, by rows of their tiles from 1 on.
-#[derive(Clone, Copy)]
-pub(super) struct Kernels {
-    word: Word,
-    by_rows: &'static [Kernel; ROWS],
-}
-
-impl Kernels {
-    /// Those for products of these elements; `None` if the processor has none.
-    pub fn of(a: Elem, b: Elem) -> Option<Kernels> {
-        let any = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl");
-        let pairs = [a, b] == [Elem::BF16; 2] && is_x86_feature_detected!("avx512bf16");
-        let (word, by_rows) =
-            if pairs { (Word::Pair, &tile::BF16) } else { (Word::F32, &tile::F32) };
-        any.then_some(Kernels { word, by_rows })
-    }
-}
-
 /// Element `flat` of loops, first loop outermost.
 fn index(extents: &[usize], mut flat: usize) -> Extents {
     let mut index: Extents = extents.into();
@@ -92,15 +83,15 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     ///
     /// # Safety
     /// All matrices are valid, and no result overlaps an operand or another result.
-    pub unsafe fn run(&self, kernels: Kernels, threads: usize) {
+    pub unsafe fn run(&self, kernels: &Kernels, threads: usize) {
         let [m, n, k] = self.size;
         let results: usize = self.batch.iter().product();
         if m * n * results == 0 {
             return;
         }
-        if self.is_few(kernels.word) {
+        if self.is_few(kernels) {
             // SAFETY: by the caller.
-            return unsafe { self.run_few(kernels.word, threads) };
+            return unsafe { self.run_few(kernels, threads) };
         }
         let work = m * n * results * k * self.sum.iter().product::<usize>();
         let threads = if work < LITTLE { 1 } else { threads };
@@ -116,47 +107,45 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     }
 
     /// What columns are cut into whole ones of: blocks that an epilogue takes are, but for the last of a row.
-    fn unit(&self) -> usize {
-        if self.then.is_some() { BLOCK[1] } else { COLS }
+    fn unit(&self, kernels: &Kernels) -> usize {
+        if self.then.is_some() { BLOCK[1] } else { kernels.tile[1] }
     }
 
     /// Whether rows are so few that nothing is packed.
-    fn is_few(&self, word: Word) -> bool {
+    fn is_few(&self, kernels: &Kernels) -> bool {
         let [m, n, k] = self.size;
-        if m > few::MOST || n == 0 || k == 0 || !self.sum.is_empty() {
+        if m > FEW || n == 0 || k == 0 || !self.sum.is_empty() {
             return false;
         }
         let [a, b, _] = (self.at)(&index(&self.batch, 0), &[]);
-        a.col_stride == 1
-            && b.row_stride == 1
-            && (word == Word::Pair || [a.elem, b.elem] == [Elem::F32; 2])
+        a.col_stride == 1 && b.row_stride == 1 && [a.elem, b.elem] == [kernels.few.0; 2]
     }
 
     /// Runs products of few rows.
     ///
     /// # Safety
     /// As for [`Products::run`].
-    unsafe fn run_few(&self, word: Word, threads: usize) {
+    unsafe fn run_few(&self, kernels: &Kernels, threads: usize) {
         let [m, n, k] = self.size;
-        let (results, dots) = (self.batch.iter().product::<usize>(), few::dots(word, m));
-        let pieces = if n * k * results < FEW { 1 } else { threads };
+        let (results, dots) = (self.batch.iter().product::<usize>(), kernels.few.1[m - 1]);
+        let pieces = if n * k * results < LITTLE_OF_FEW { 1 } else { threads };
         let piece = |task: usize| {
             let index = index(&self.batch, task / pieces);
             let [a, b, out] = (self.at)(&index, &[]);
             let read = self.accumulate.then_some(out);
             let tiles = |cols: Range<usize>, from: &Tile| {
-                for first in cols.clone().step_by(COLS) {
-                    let (mut sums, left) = ([0.0; few::MOST * COLS], cols.end - first);
-                    let tile = from.from(0, first - cols.start, left.min(COLS));
+                for first in cols.clone().step_by(kernels.tile[1]) {
+                    let (mut sums, left) = ([0.0; FEW * WIDEST], cols.end - first);
+                    let tile = from.from(0, first - cols.start, left.min(kernels.tile[1]));
                     // SAFETY: by the caller; the columns are inside the matrices.
                     unsafe {
                         dots(k, a, b.from(0, first), tile.cols, sums.as_mut_ptr());
-                        tile::finish_any(sums.as_ptr(), m, &tile);
+                        (kernels.finish)(sums.as_ptr(), m, &tile);
                     }
                 }
             };
             let whole = Tile { scale: self.scale, read, onto: None, write: out, cols: 0 };
-            let cols = cut(n, pieces, self.unit(), task % pieces);
+            let cols = cut(n, pieces, self.unit(kernels), task % pieces);
             for first in cols.clone().step_by(BLOCK[1]) {
                 let width = (cols.end - first).min(BLOCK[1]);
                 let make = |tile: &Tile| tiles(first..first + width, tile);
@@ -196,8 +185,8 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     ///
     /// # Safety
     /// As for [`Products::run`].
-    unsafe fn result(&self, at: &[usize], kernels: Kernels, threads: usize) {
-        let [m, n, k] = self.size;
+    unsafe fn result(&self, at: &[usize], kernels: &Kernels, threads: usize) {
+        let ([m, n, k], [tall, wide]) = (self.size, kernels.tile);
         let word = kernels.word;
         let [_, _, out] = (self.at)(at, &index(&self.sum, 0));
         let pieces = k.div_ceil(STEPS * word.depth()).max(1);
@@ -206,20 +195,19 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
         let turns = all.max(1);
         let rows = REGION[0] * threads.clamp(1, 2);
         let grid = [m.div_ceil(rows), n.div_ceil(REGION[1])];
-        let unit = self.unit();
-        let largest = [cut(m, grid[0], ROWS, 0).len(), cut(n, grid[1], unit, 0).len()];
+        let unit = self.unit(kernels);
+        let largest = [cut(m, grid[0], tall, 0).len(), cut(n, grid[1], unit, 0).len()];
         let steps = piece(0).len().div_ceil(word.depth());
         // Panels of `b` begin at a line of the cache.
-        let of_a = (largest[0].next_multiple_of(ROWS) * steps).next_multiple_of(16);
-        let of_b = largest[1].next_multiple_of(COLS) * steps;
+        let of_a = (largest[0].next_multiple_of(tall) * steps).next_multiple_of(16);
+        let of_b = largest[1].next_multiple_of(wide) * steps;
         // Sums that are not rounded yet, or that are added to what is there when they are whole: so a
         // sum over microbatches is that of their products, in order.
         let elsewhere = out.elem != Elem::F32 || self.accumulate || self.then.is_some();
         let apart = all > 1 && elsewhere;
-        // Whole vectors are read, the last one beyond the end.
-        let sums = if apart { largest[0] * largest[1] + 16 } else { 0 };
+        let sums = if apart { largest[0] * largest[1] } else { 0 };
         let region =
-            |i: usize| [cut(m, grid[0], ROWS, i / grid[1]), cut(n, grid[1], unit, i % grid[1])];
+            |i: usize| [cut(m, grid[0], tall, i / grid[1]), cut(n, grid[1], unit, i % grid[1])];
         let mut starts: SmallVec<[usize; 8]> = SmallVec::new();
         starts.push(0);
         for r in 0..grid[0] * grid[1] {
@@ -236,7 +224,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
                 let [rows, cols] = region(phase / 2 / turns);
                 let turn = phase / 2 % turns;
                 let k = if all == 0 { 0..0 } else { piece(turn % pieces) };
-                let region = Region { a, b, word, rows, cols, k };
+                let region = Region { a, b, kernels, rows, cols, k };
                 if phase % 2 == 0 {
                     let [x, y, _] = (self.at)(at, &index(&self.sum, turn / pieces));
                     // SAFETY: by the caller; there is room for these panels.
@@ -255,7 +243,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
                 let tile = tile.from(from[0], from[1], 0);
                 let make = |tile: &Tile| {
                     // SAFETY: by the caller; the panels are packed, and there is room for the sums.
-                    unsafe { region.tiles(tile, kernels.by_rows, from, size) }
+                    unsafe { region.tiles(tile, from, size) }
                 };
                 let first = [region.rows.start + from[0], region.cols.start + from[1]];
                 match last {
@@ -271,19 +259,19 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
 }
 
 /// Rows and columns of a result, steps of k, and room for what these need of both operands.
-struct Region {
+struct Region<'a> {
     a: *mut u32,
     b: *mut u32,
-    word: Word,
+    kernels: &'a Kernels,
     rows: Range<usize>,
     cols: Range<usize>,
     k: Range<usize>,
 }
 
-impl Region {
+impl Region<'_> {
     /// Tasks of packing for so many rows and columns.
     fn packs(rows: usize, cols: usize) -> usize {
-        rows.div_ceil(PANELS[0] * ROWS) + cols.div_ceil(PANELS[1] * COLS)
+        rows.div_ceil(PACKED[0]) + cols.div_ceil(PACKED[1])
     }
 
     /// Tasks of making tiles.
@@ -292,7 +280,7 @@ impl Region {
     }
 
     fn steps(&self) -> usize {
-        self.k.len().div_ceil(self.word.depth())
+        self.k.len().div_ceil(self.kernels.word.depth())
     }
 
     /// Packs the panels of a task.
@@ -304,16 +292,16 @@ impl Region {
             let first = all.start + i * unit;
             (first..all.end.min(first + unit), i * unit * self.steps())
         };
-        let right = self.cols.len().div_ceil(PANELS[1] * COLS);
-        let (k, word) = (self.k.clone(), self.word);
+        let right = self.cols.len().div_ceil(PACKED[1]);
+        let (k, word, [of_rows, of_cols]) = (self.k.clone(), self.kernels.word, self.kernels.pack);
         // SAFETY: by the caller.
         unsafe {
             if task < right {
-                let (cols, to) = part(&self.cols, task, PANELS[1] * COLS);
-                panels::<COLS>(y, cols, k, word, self.b.wrapping_add(to));
+                let (cols, to) = part(&self.cols, task, PACKED[1]);
+                of_cols(y, cols, k, word, self.b.wrapping_add(to));
             } else {
-                let (rows, to) = part(&self.rows, task - right, PANELS[0] * ROWS);
-                panels::<ROWS>(x, rows, k, word, self.a.wrapping_add(to));
+                let (rows, to) = part(&self.rows, task - right, PACKED[0]);
+                of_rows(x, rows, k, word, self.a.wrapping_add(to));
             }
         }
     }
@@ -330,22 +318,16 @@ impl Region {
     ///
     /// # Safety
     /// The panels are packed, and the tile's matrices have these rows and columns.
-    unsafe fn tiles(
-        &self,
-        whole: &Tile,
-        kernels: &[Kernel; ROWS],
-        [top, left]: [usize; 2],
-        [m, n]: [usize; 2],
-    ) {
-        let steps = self.steps();
-        for row in (0..m).step_by(ROWS) {
-            let kernel = kernels[(m - row).min(ROWS) - 1];
+    unsafe fn tiles(&self, whole: &Tile, [top, left]: [usize; 2], [m, n]: [usize; 2]) {
+        let (steps, [tall, wide]) = (self.steps(), self.kernels.tile);
+        for row in (0..m).step_by(tall) {
+            let make = self.kernels.tiles[(m - row).min(tall) - 1];
             let a = self.a.wrapping_add((top + row) * steps);
-            for col in (0..n).step_by(COLS) {
-                let tile = whole.from(row, col, (n - col).min(COLS));
+            for col in (0..n).step_by(wide) {
+                let tile = whole.from(row, col, (n - col).min(wide));
                 let b = self.b.wrapping_add((left + col) * steps);
                 // SAFETY: by the caller.
-                unsafe { kernel(steps, a, b, &tile) };
+                unsafe { make(steps, a, b, &tile) };
             }
         }
     }

@@ -1,140 +1,166 @@
 use super::*;
+use crate::math::{from_bf16, to_bf16};
 
-/// Numbers that look random and are all different.
-fn numbers(n: usize, seed: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i * 7919 + seed * 104_729) % 65_537) as f32 / 32_768.0 - 1.0).collect()
+const KINDS: [[Elem; 3]; 5] = [
+    [Elem::F32; 3],
+    [Elem::BF16; 3],
+    [Elem::BF16, Elem::BF16, Elem::F32],
+    [Elem::F32, Elem::BF16, Elem::F32],
+    [Elem::BF16, Elem::F32, Elem::BF16],
+];
+
+/// A matrix of numbers that look random, in memory that is just as large as it has to be: rows of
+/// adjacent elements, columns, or neither. What lies between is NaN.
+struct Held {
+    bytes: Vec<u8>,
+    size: [usize; 2],
+    elem: Elem,
+    strides: [usize; 2],
 }
 
-/// What processors without kernels of ours run is right too, and as exact.
-#[test]
-fn the_fallback_agrees() {
-    let [m, n, k] = [37, 530, 67];
-    let (mut a, mut b) = (numbers(m * k, 1), numbers(k * n, 2));
-    let mut results = [vec![0.5f32; m * n], vec![0.5f32; m * n]];
-    let [x, y] = [(&mut a, k), (&mut b, n)].map(|(v, cols)| Stored::rows(v.as_mut_ptr(), cols));
-    let [ours, theirs] = results.each_mut().map(|r| Stored::rows(r.as_mut_ptr(), n));
-    // SAFETY: all vectors have the elements of their matrices.
-    unsafe {
-        multiply([m, n, k], [x, y, ours], 0.3, true, 1);
-        fallback::multiply([m, n, k], [x, y, theirs], 0.3, true, 1);
-    }
-    for (x, y) in results[0].iter().zip(&results[1]) {
-        assert!((x - y).abs() < 1e-5, "{x} is not {y}");
-    }
-}
-
-/// So are its blocks of bf16, with all three matrices in blocks of more than one.
-#[test]
-fn blocks_of_the_fallback_agree() {
-    use shardc_ir::kernel::View;
-    let [m, n, k] = [9, 515, 520];
-    let half = |v: Vec<f32>| -> Vec<u16> { v.into_iter().map(crate::math::to_bf16).collect() };
-    let (mut a, mut b) = (half(numbers(m * k, 3)), half(numbers(k * n, 4)));
-    let mut results = [half(vec![0.5; m * n]), half(vec![0.5; m * n])];
-    let view = |operand| View { operand, ..View::default() };
-    let of = |operand, row_stride, col_stride| Matrix {
-        view: view(operand),
-        elem: Elem::BF16,
-        row_stride,
-        col_stride,
-    };
-    for accumulate in [false, true] {
-        let (a_of, b_of, out) = (of(0, 1, m), of(1, 1, k), of(2, n, 1));
-        let (batch, sum) = (Extents::new(), Extents::new());
-        let scratch = Some(view(3));
-        let all = Gemm { batch, sum, m, n, k, a: a_of, b: b_of, out, accumulate, scratch };
-        let mut room = vec![0.0f32; all.block().iter().sum()];
-        for (i, result) in results.iter_mut().enumerate() {
-            let memory = [a.as_mut_ptr(), b.as_mut_ptr(), result.as_mut_ptr()].map(|p| p.cast());
-            let memory = [memory[0], memory[1], memory[2], room.as_mut_ptr()];
-            // SAFETY: all vectors have the elements of their matrices.
-            unsafe {
-                if i == 0 { run(&all, None, &memory, 2) } else { fallback::run(&all, &memory, 2) }
-            };
+impl Held {
+    fn new(size: [usize; 2], elem: Elem, lies: usize, seed: usize) -> Held {
+        let [rows, cols] = size;
+        let strides = [[cols + 3, 1], [1, rows + 5], [2 * cols + 1, 2]][lies];
+        let last = strides[0] * rows.saturating_sub(1) + strides[1] * cols.saturating_sub(1);
+        let n = if rows * cols > 0 { last + 1 } else { 0 };
+        let mut held = Held { bytes: vec![0xff; n * elem.bytes()], size, elem, strides };
+        for i in 0..rows * cols {
+            let x = ((i * 7919 + seed * 104_729) % 65_537) as f32 / 32_768.0 - 1.0;
+            let bits = if elem == Elem::BF16 { u32::from(to_bf16(x)) << 16 } else { x.to_bits() };
+            let at = held.place(i);
+            held.bytes[at.clone()].copy_from_slice(&bits.to_le_bytes()[4 - at.len()..]);
         }
-        let wide = results.each_ref().map(|r| r.iter().map(|&x| crate::math::from_bf16(x)));
-        let [ours, theirs] = wide;
-        for (x, y) in ours.zip(theirs) {
-            assert!((x - y).abs() <= 2f32.powi(-7) * x.abs() + 1e-4, "{x} is not {y}");
+        held
+    }
+    /// Bytes of an element, row by row.
+    fn place(&self, i: usize) -> Range<usize> {
+        let (row, col) = (i / self.size[1], i % self.size[1]);
+        let at = (row * self.strides[0] + col * self.strides[1]) * self.elem.bytes();
+        at..at + self.elem.bytes()
+    }
+    fn stored(&mut self) -> Stored {
+        let [row_stride, col_stride] = self.strides;
+        Stored { at: self.bytes.as_mut_ptr().cast(), elem: self.elem, row_stride, col_stride }
+    }
+    fn get(&self, i: usize) -> f32 {
+        let b = &self.bytes[self.place(i)];
+        match self.elem {
+            Elem::BF16 => from_bf16(u16::from_le_bytes([b[0], b[1]])),
+            Elem::F32 | Elem::I32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
         }
     }
+    /// Bytes that are no element's.
+    fn gaps(&self) -> Vec<u8> {
+        let mut bytes = self.bytes.clone();
+        (0..self.size[0] * self.size[1]).for_each(|i| bytes[self.place(i)].fill(0));
+        bytes
+    }
 }
 
-/// And epilogues of its products, which are cut into blocks along both dims, summed over two loops and
-/// interpreted: twice the product and a row of numbers.
+/// `out = scale · a b`, added to what it holds if `accumulate`.
+fn product(
+    kernels: &Kernels,
+    [a, b, out]: [&mut Held; 3],
+    scale: f32,
+    accumulate: bool,
+    threads: usize,
+) {
+    let size = [a.size[0], b.size[1], a.size[1]];
+    let (at, batch, sum) = ([a.stored(), b.stored(), out.stored()], Extents::new(), Extents::new());
+    let at = |_: &[usize], _: &[usize]| at;
+    let one = Products { size, batch, sum, at, scale, accumulate, then: None };
+    // SAFETY: all matrices have this size.
+    unsafe { one.run(kernels, threads) };
+}
+
+/// All families are there that the processor is said to have.
 #[test]
-fn epilogues_of_the_fallback_agree() {
-    use shardc_ir::kernel::{Binary, Load, Rows, Scalar, Store, THEN, Then, View};
-    let [m, n, k] = [600, 300, 33];
-    let view = |operand, strides: &[usize]| View {
-        operand,
-        offset: 0,
-        strides: Extents::from_slice(strides),
-    };
-    for elem in [Elem::F32, Elem::BF16] {
-        let words = |v: Vec<f32>| -> Vec<f32> {
-            let half = |p: &[f32]| {
-                let [a, b] = [p[0], p[1]].map(|x| u32::from(crate::math::to_bf16(x)));
-                f32::from_bits(a | b << 16)
-            };
-            if elem == Elem::BF16 { v.chunks(2).map(half).collect() } else { v }
-        };
-        let (mut a, mut b) = (words(numbers(2 * m * k, 5)), words(numbers(2 * k * n, 6)));
-        let mut row = numbers(n, 7);
-        let of = |operand, sum: &[usize], row_stride, elem| Matrix {
-            view: view(operand, sum),
-            elem,
-            row_stride,
-            col_stride: 1,
-        };
-        let product = Gemm {
-            batch: Extents::new(),
-            sum: Extents::from_slice(&[2]),
-            m,
-            n,
-            k,
-            a: of(0, &[m * k], k, elem),
-            b: of(1, &[k * n], n, elem),
-            out: of(3, &[], n, Elem::F32),
-            accumulate: false,
-            scratch: None,
-        };
-        let block = |cols| Rows {
-            outer: Extents::from_slice(&THEN[..1]),
-            inner: Extents::from_slice(&[cols]),
-            loads: vec![
-                Load { view: view(0, &[THEN[1], 1]), elem: Elem::F32 },
-                Load { view: view(1, &[0, 1]), elem: Elem::F32 },
-            ],
-            body: vec![
-                Scalar::Load(0),
-                Scalar::Load(1),
-                Scalar::Binary(Binary::Add, 0, 0),
-                Scalar::Binary(Binary::Add, 2, 1),
-            ],
-            stores: vec![Store { view: view(2, &[n, 1]), elem: Elem::F32, value: 3 }],
-            ..Rows::default()
-        };
-        let blocks = [THEN[1], n % THEN[1]].map(block).into_iter().collect();
-        let (reads, writes) = (vec![of(2, &[], 0, Elem::F32)], vec![product.out.clone()]);
-        let then = Then { product: product.clone(), blocks, reads, writes };
-        let mut results = [(); 3].map(|()| vec![0.0f32; m * n]);
-        for (i, result) in results.iter_mut().enumerate() {
-            let memory = [&mut a, &mut b, &mut row, result].map(|v| v.as_mut_ptr());
-            let epilogue = Epilogue { then: &then, memory: &memory, native: None };
-            // SAFETY: all vectors have the elements of their matrices.
-            unsafe {
-                match i {
-                    0 => run(&product, None, &memory, 2),
-                    1 => run(&product, Some(&epilogue), &memory, 2),
-                    _ => fallback::run_then(&product, &epilogue, &memory, 2),
+fn families_are_those_of_the_processor() {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let has512 = is_x86_feature_detected!("avx512vl") && is_x86_feature_detected!("avx512bw");
+        let pairs = has512 && is_x86_feature_detected!("avx512bf16");
+        let has2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let all = 1 + usize::from(has2) + usize::from(has512);
+        assert_eq!(Kernels::all(Elem::F32, Elem::F32).len(), all);
+        assert_eq!(Kernels::all(Elem::F32, Elem::BF16).len(), all);
+        assert_eq!(Kernels::all(Elem::BF16, Elem::BF16).len(), all + usize::from(pairs));
+    }
+    for [a, b, _] in KINDS {
+        for k in Kernels::all(a, b) {
+            assert_eq!(k.tiles.len(), k.tile[0]);
+        }
+    }
+}
+
+/// Every family gives what the products are: within one rounding of f32 for each term (Higham, 2002,
+/// section 3.1), and one of bf16 where the result is that. Tiles of all numbers of rows, few rows,
+/// panels that are not whole, all ways in which matrices lie, more steps than are packed at once.
+#[test]
+fn all_families_agree_with_sums_of_f64() {
+    let sizes = (1..=13).map(|m| [m, 35, 19]);
+    let sizes = sizes.chain([[37, 130, 67], [6, 16, 8], [13, 70, 1100], [3, 70, 0], [5, 0, 3]]);
+    for (case, size) in sizes.enumerate() {
+        for lies in 0..27 {
+            let ([m, n, k], kind) = (size, KINDS[(case + lies) % KINDS.len()]);
+            let (accumulate, scale) = (lies % 2 == 1, if lies % 4 < 2 { 1.0 } else { 0.3 });
+            let mut a = Held::new([m, k], kind[0], lies % 3, 1);
+            let mut b = Held::new([k, n], kind[1], lies / 3 % 3, 2);
+            let before = Held::new([m, n], kind[2], lies / 9, 3);
+            for (family, kernels) in Kernels::all(kind[0], kind[1]).into_iter().enumerate() {
+                let mut c = Held::new([m, n], kind[2], lies / 9, 3);
+                product(kernels, [&mut a, &mut b, &mut c], scale, accumulate, 2);
+                for i in 0..m * n {
+                    let (mut sum, mut of) = (0.0, 0.0f64);
+                    for l in 0..k {
+                        let t = f64::from(a.get(i / n * k + l)) * f64::from(b.get(l * n + i % n));
+                        (sum, of) = (sum + t, of + t.abs());
+                    }
+                    let was = if accumulate { f64::from(before.get(i)) } else { 0.0 };
+                    let want = was + f64::from(scale) * sum;
+                    let mut bound = (k + 2) as f64 * 2f64.powi(-24) * (of + was.abs());
+                    if kind[2] == Elem::BF16 {
+                        bound += 2f64.powi(-8) * (want.abs() + bound);
+                    }
+                    let got = f64::from(c.get(i));
+                    let near = (got - want).abs() <= bound;
+                    assert!(near, "{family} {size:?} {kind:?} {lies} {i}: {got} is not {want}");
                 }
+                assert!(c.gaps() == before.gaps(), "{family} {size:?} {kind:?} {lies}");
             }
         }
-        for (i, x) in results[0].iter().enumerate() {
-            let want = 2.0 * x + row[i % n];
-            for got in [results[1][i], results[2][i]] {
-                assert!((got - want).abs() < 1e-4, "{i}: {got} is not {want}");
+    }
+}
+
+/// How many threads there are does not change a bit, and where tiles begin neither: with panels, and of
+/// few rows.
+#[test]
+fn threads_and_cuts_change_no_bit() {
+    for kind in [KINDS[0], KINDS[2]] {
+        for kernels in Kernels::all(kind[0], kind[1]) {
+            for [m, n, k] in [[530, 1100, 70], [8, 1100, 260], [3, 1300, 300]] {
+                let (mut a, mut b) =
+                    (Held::new([m, k], kind[0], 0, 1), Held::new([k, n], kind[1], 1, 2));
+                let mut run = |threads| {
+                    let mut c = Held::new([m, n], kind[2], 0, 3);
+                    product(kernels, [&mut a, &mut b, &mut c], 1.0, false, threads);
+                    c
+                };
+                let whole = run(1);
+                assert!([2, 3, 5].into_iter().all(|threads| run(threads).bytes == whole.bytes));
+                // Some rows and columns alone; of few rows as many, since others are summed otherwise.
+                let [top, left, rows, cols] = if m > 8 { [7, 21, 100, 50] } else { [0, 21, m, 50] };
+                let mut c = Held::new([rows, cols], kind[2], 0, 3);
+                let at = [a.stored().from(top, 0), b.stored().from(0, left), c.stored()];
+                let (size, batch, sum) = ([rows, cols, k], Extents::new(), Extents::new());
+                let at = |_: &[usize], _: &[usize]| at;
+                let part =
+                    Products { size, batch, sum, at, scale: 1.0, accumulate: false, then: None };
+                // SAFETY: all matrices have this size.
+                unsafe { part.run(kernels, 1) };
+                let of = |i: usize| whole.get((top + i / cols) * n + left + i % cols);
+                assert!((0..rows * cols).all(|i| c.get(i).to_bits() == of(i).to_bits()));
             }
         }
     }

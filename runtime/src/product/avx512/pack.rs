@@ -2,29 +2,12 @@
 //! reads its operands in order. A step is one word per row or column: an f32, or a pair of bf16.
 //! What a panel has too many is 0, and so is the second half of the last pair of an odd k.
 
-use super::Stored;
 use crate::math::from_bf16;
+use crate::product::Stored;
+use crate::product::kernels::Word;
 use shardc_ir::kernel::Elem;
 use std::arch::x86_64::*;
 use std::ops::Range;
-
-/// What the words of a panel are.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Word {
-    F32,
-    /// Two bf16, adjacent along k.
-    Pair,
-}
-
-impl Word {
-    /// Elements of k per word.
-    pub fn depth(self) -> usize {
-        match self {
-            Word::F32 => 1,
-            Word::Pair => 2,
-        }
-    }
-}
 
 /// Packs panels of `W` rows of an operand, whose columns are k: the rows of this range, and
 /// these columns. Panels follow each other, each with a word per row and step.

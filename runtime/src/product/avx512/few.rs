@@ -1,20 +1,10 @@
 //! Products of few rows with a matrix whose columns have adjacent elements, as weights of a layer
 //! do: too little work to pack the matrix for. Sums are over 16 partial sums, in a fixed order.
 
-use super::Stored;
-use super::pack::Word;
 use super::tile::COLS;
+use crate::product::Stored;
+use crate::product::kernels::{Dots, FEW};
 use std::arch::x86_64::*;
-
-/// Rows that are few.
-pub(super) const MOST: usize = 8;
-
-/// Sums of rows of `a` by up to [`COLS`] columns of `b`, k elements each, to rows of [`COLS`] sums.
-///
-/// # Safety
-/// The processor has AVX-512 and what words of this kind need; operands have so many elements,
-/// adjacent along k, and there is room for the sums.
-pub(super) type Dots = unsafe fn(usize, Stored, Stored, usize, *mut f32);
 
 macro_rules! dots {
     ($name:ident, $features:literal, $lanes:literal, |$at:ident, $left:ident| $load:expr,
@@ -99,12 +89,7 @@ macro_rules! by_rows {
     };
 }
 
-/// The function for so many rows, from 1 to [`MOST`].
-pub(super) fn dots(word: Word, rows: usize) -> Dots {
-    const F32S: [Dots; MOST] = by_rows!(f32s);
-    const PAIRS: [Dots; MOST] = by_rows!(pairs);
-    match word {
-        Word::F32 => F32S[rows - 1],
-        Word::Pair => PAIRS[rows - 1],
-    }
-}
+/// Kernels by rows, for words of f32.
+pub(super) const F32S: [Dots; FEW] = by_rows!(f32s);
+/// Kernels by rows, for words of two bf16.
+pub(super) const PAIRS: [Dots; FEW] = by_rows!(pairs);

@@ -2,8 +2,9 @@
 //! processors with AVX-512. Every element is summed in the order of k wherever in a tile it is, so
 //! that how a result is cut into tiles does not change a bit.
 
-use super::Stored;
 use crate::math::{from_bf16, to_bf16};
+use crate::product::Stored;
+use crate::product::kernels::{MakeTile, Tile};
 use shardc_ir::kernel::Elem;
 use std::arch::x86_64::*;
 
@@ -11,32 +12,6 @@ use std::arch::x86_64::*;
 pub(super) const ROWS: usize = 12;
 /// Columns of a tile.
 pub(super) const COLS: usize = 32;
-
-/// What becomes of the sums of a tile: `write = onto + (read + scale · sum)`.
-pub(super) struct Tile {
-    pub scale: f32,
-    pub read: Option<Stored>,
-    pub onto: Option<Stored>,
-    pub write: Stored,
-    /// Columns that exist.
-    pub cols: usize,
-}
-
-impl Tile {
-    /// The tile from a row and a column on, with so many columns.
-    pub fn from(&self, row: usize, col: usize, cols: usize) -> Tile {
-        let from = |x: Stored| x.from(row, col);
-        let (read, onto) = (self.read.map(from), self.onto.map(from));
-        Tile { scale: self.scale, read, onto, write: from(self.write), cols }
-    }
-}
-
-/// Sums `depth` steps of two panels: 12 words of `a` by 32 of `b` each.
-///
-/// # Safety
-/// The processor has what the function is named after; panels have so many steps, and the tile's
-/// rows and columns are valid.
-pub(super) type Kernel = unsafe fn(usize, *const u32, *const u32, &Tile);
 
 /// A kernel for tiles of `M` rows: `$sum` is the sum after a step, `$a` being 16 times a word of a
 /// row and `$b` 16 columns.
@@ -108,12 +83,12 @@ macro_rules! by_rows {
 }
 
 /// Kernels by rows, from 1 on.
-pub(super) const F32: [Kernel; ROWS] = by_rows!(avx512);
+pub(super) const F32: [MakeTile; ROWS] = by_rows!(avx512);
 /// Kernels by rows, from 1 on.
-pub(super) const BF16: [Kernel; ROWS] = by_rows!(avx512_bf16);
+pub(super) const BF16: [MakeTile; ROWS] = by_rows!(avx512_bf16);
 
 /// # Safety
-/// As for [`Kernel`].
+/// As for [`crate::product::kernels::MakeTile`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn finish<const M: usize>(sums: &[[__m512; 2]; M], to: &Tile) {
@@ -148,7 +123,7 @@ fn address(x: &Stored, row: usize, col: usize) -> *mut f32 {
 /// [`finish`] for elements and strides of any kind.
 ///
 /// # Safety
-/// As for [`Kernel`]; there are `rows` rows of [`COLS`] sums.
+/// As for [`crate::product::kernels::MakeTile`]; there are `rows` rows of [`COLS`] sums.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn finish_any(sums: *const f32, rows: usize, to: &Tile) {
     let scale = _mm512_set1_ps(to.scale);

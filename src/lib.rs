@@ -30,7 +30,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Version of the plan directory and of the JSON reports.
-pub const SCHEMA: u32 = 4;
+pub const SCHEMA: u32 = 5;
 
 /// A model before compilation: from a Hugging Face folder, or from text.
 pub struct Input {

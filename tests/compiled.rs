@@ -4,7 +4,7 @@ mod fixture;
 
 use fixture::{Fixture, options};
 use shardc::commands::run::{Kernels, Run, Start, session};
-use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Joined, Module, Role, RoleKind, Value};
 use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Kernel, Program};
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Programs that become one kernel or a few, for R rows of C elements; `i` is drawn in 0..C.
-const PROGRAMS: [&str; 18] = [
+const PROGRAMS: [&str; 19] = [
     // a sum over one of two dims, beside what has both
     "(%x: f32[R,3,C], %w: f32[R,3]) -> f32[R,3,C] {
        %r = reduce_sum[rs->r] %w : f32[R]
@@ -152,6 +152,13 @@ const PROGRAMS: [&str; 18] = [
        %v.1 = mul %v, %v : f32[R,C]
        %p.1, %m.1, %v.2 = adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] %p, %g, %m, %v.1, %l, %t, %b : f32[R,C], f32[R,C], f32[R,C]
        return %p.1, %m.1, %v.2 }",
+    // several of them, which are one launch; the sum of one's gradient too
+    "(%p: f32[R,C], %g: f32[R,C], %q: f32[C], %h: f32[C], %r: bf16[R], %i: bf16[R], %l: f32[], %s: f32[]) -> (f32[], f32[R,C], f32[C], bf16[R]) {
+       %n = dot[rc,rc->] %g, %g : f32[]
+       %p.1 = sgd[0.01] %p, %g, %l, %s : f32[R,C]
+       %q.1 = sgd[0] %q, %h, %l, %s : f32[C]
+       %r.1 = sgd[0] %r, %i, %l, %s : bf16[R]
+       return %n, %p.1, %q.1, %r.1 }",
     // rows read along their other dim
     "(%x: f32[C,R], %w: f32[R]) -> f32[R] {
        %y = dot[cr,cr->r] %x, %x : f32[R]
@@ -277,9 +284,10 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
         next += 1;
         stream.uniform(next)
     };
-    let (mut fused, mut laid) = (0, 0);
+    let (mut fused, mut several, mut laid) = (0, 0, 0);
     for ((f, cols), program) in all.iter().zip(&programs) {
         fused += usize::from(program.len() < f.nodes.len());
+        several += program.iter().filter(|k| matches!(k, Kernel::Several(_))).count();
         let args = draw(f, *cols, &mut rng);
         let interpreted = results(f, program, &args, None, 1, &[]);
         for threads in [1, 2, 3] {
@@ -314,6 +322,7 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
             }
         }
     }
+    assert!(several > 0, "no program has several kernels in a launch");
     assert!(fused > 50, "only {fused} programs have fused kernels");
     assert!(laid > 100, "only {laid} results lie on operands");
 }
@@ -655,7 +664,23 @@ fn marks_in_wrong_places_are_refused() {
         for n in module.funcs.iter_mut().flat_map(|f| &mut f.nodes) {
             i += 1;
             let one = draw.uniform(i) < 0.004;
-            n.joined = if seed % 2 == 0 { n.joined != one } else { one };
+            let mark = if draw.uniform(!i) < 0.5 { Joined::Kernel } else { Joined::Launch };
+            n.joined = match (n.joined, seed % 2 == 0) {
+                (Joined::No, _) | (_, false) => {
+                    if one {
+                        mark
+                    } else {
+                        Joined::No
+                    }
+                }
+                (own, true) => {
+                    if one {
+                        Joined::No
+                    } else {
+                        own
+                    }
+                }
+            };
         }
         if let Err(all) = verify(&module, Phase::Ranked) {
             assert!(all.iter().any(|d| d.code == "plan" && d.message.contains("in one launch")));

@@ -185,7 +185,7 @@ fn the_kernels_of_a_rank() {
     // SwiGLU of all layers is the epilogue of one of its products. It reads %gate, and writes %up and
     // %act, which backward wants, and what they make; three kernels would read %up and %act too.
     let swiglu = all.iter().find(|k| k["ops"][1] == "silu").expect("SwiGLU");
-    assert_eq!((ops(swiglu), &swiglu["launches"]), (3, &serde_json::json!(3)));
+    assert_eq!((ops(swiglu), &swiglu["runs"]), (3, &serde_json::json!(3)));
     assert_eq!(swiglu["ops"], serde_json::json!(["dot", "silu", "mul"]));
     let bytes = |k: &str| swiglu[k].as_u64().expect("bytes");
     // 32 rows of 24 f32.

@@ -36,6 +36,8 @@ struct alignas(8) Bytes8 {
 
 #define KERNEL extern "C" __global__
 #define DEVICE __device__ __forceinline__
+// Parameters that threads index: they stay where the launch puts them.
+#define CONSTANT const __grid_constant__
 // All the shared memory that the launch asks for.
 #define DYNAMIC_SHARED(T, name)                                        \
     extern __shared__ __align__(128) unsigned char name##_bytes[];     \

@@ -5,7 +5,7 @@ use crate::{collective, experts, fused, moves, product, rows};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{self, FORMS, Form, Launch, Space};
-use shardc_ir::kernel::{Elem, Kernel, Product, Program};
+use shardc_ir::kernel::{Elem, Kernel, Product, Program, Several};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
@@ -60,6 +60,18 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
         }
         Some(Form::Epilogue(space)) => {
             return Ok(product::then(&l, func, nodes, &values, &space));
+        }
+        Some(Form::Several(all)) => {
+            let mut k = Several::default();
+            for x in &all {
+                let Kernel::Rows(one) = launch(mesh, func, x, coords)? else {
+                    panic!("kernels of one launch are over rows");
+                };
+                let place = |v| values.iter().position(|x| x == v).expect("one of the launch");
+                k.kernels.push(one);
+                k.operands.push(x.ins.iter().chain(&x.outs).map(place).collect());
+            }
+            return Ok(Kernel::Several(k));
         }
         None => {}
     }

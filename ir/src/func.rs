@@ -49,8 +49,19 @@ pub struct Node {
     pub scope: Scope,
     /// Why this line exists; printed after `//`.
     pub note: Option<Cow<'static, str>>,
-    /// The next node runs in the same launch; `&` in the text.
-    pub joined: bool,
+    pub joined: Joined,
+}
+
+/// What a node has in common with the next one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Joined {
+    /// Nothing: the next one begins a launch.
+    #[default]
+    No,
+    /// The kernel; `&` in the text.
+    Kernel,
+    /// The launch, in which the next one begins another kernel; `&&` in the text.
+    Launch,
 }
 
 /// What an argument or result of a function is to the world outside. A result with a role feeds

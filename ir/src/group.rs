@@ -1,12 +1,13 @@
-//! Groups of nodes that run as one kernel over rows: which loops they share, and which values of
+//! Nodes that run as one launch: which of them are one kernel, which loops that has, and which values of
 //! theirs the rest of the function sees.
 
 use crate::attr::Broadcast;
-use crate::func::{Func, Node, Port, Role, Value};
+use crate::func::{Func, Joined, Node, Port, Role, Value};
 use crate::ops::Op;
 use crate::rule::{Dims, Letter, Rule, has_letter};
 use crate::types::DType;
 use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Operands or results of a launch.
@@ -15,7 +16,8 @@ pub type Values = SmallVec<[Value; 4]>;
 /// Loops of a group along the dims of one value; numbers are of no meaning by themselves.
 pub type Axes = SmallVec<[u8; 4]>;
 
-/// Nodes that run as one kernel, one after the other in their function.
+/// Nodes that run as one launch, one after the other in their function: a kernel, or several kernels over
+/// rows that need nothing of each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     pub nodes: Range<usize>,
@@ -322,6 +324,53 @@ fn role(ports: &[Port], v: Value) -> Option<&Role> {
     ports.iter().find(|p| p.value == v).and_then(|p| p.role.as_ref())
 }
 
+/// Kernels over rows that need nothing of each other, while they are found.
+pub struct Several<'a> {
+    f: &'a Func,
+    /// By result: the argument of its role, over which it is written.
+    over: HashMap<Value, Value>,
+    written: HashSet<Value>,
+    read: HashSet<Value>,
+}
+
+impl<'a> Several<'a> {
+    pub fn of(f: &'a Func) -> Several<'a> {
+        let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
+        let args: HashMap<&Role, Value> = f.args.iter().filter_map(of_role).collect();
+        let old = |(role, v): (&Role, Value)| Some((v, *args.get(role)?));
+        let over = f.results.iter().filter_map(of_role).filter_map(old).collect();
+        Several { f, over, written: HashSet::new(), read: HashSet::new() }
+    }
+
+    /// Adds a kernel, if it is over rows, reads nothing that the others write, be it over an argument, and
+    /// writes nothing that they read.
+    pub fn add(&mut self, x: &Launch) -> bool {
+        let f = self.f;
+        let nodes = &f.nodes[x.nodes.clone()];
+        let over_rows = match nodes {
+            [n] => !n.op.def().is_view() && Space::of(f, nodes.iter()).is_some(),
+            _several => matches!(x.form(f), Some(Form::Rows(_))),
+        };
+        let made = nodes.iter().flat_map(|n| &n.outs);
+        let written: Vec<Value> =
+            made.flat_map(|v| [Some(*v), self.over.get(v).copied()]).flatten().collect();
+        let apart = !x.ins.iter().any(|v| self.written.contains(v))
+            && !written.iter().any(|v| self.read.contains(v));
+        if !over_rows || !apart {
+            return false;
+        }
+        self.written.extend(written);
+        self.read.extend(x.ins.iter().copied());
+        true
+    }
+
+    /// Forgets the kernels.
+    pub fn clear(&mut self) {
+        self.written.clear();
+        self.read.clear();
+    }
+}
+
 /// What kernel a launch of several nodes is.
 #[derive(Clone, Debug)]
 pub enum Form {
@@ -330,16 +379,23 @@ pub enum Form {
     Sum,
     /// A product and element-wise work on its result.
     Epilogue(Space),
+    /// Kernels over rows, in any order or at the same time.
+    Several(Vec<Launch>),
 }
 
 /// What launches of several nodes are, in words.
 pub const FORMS: &str = "joined nodes (&) are element-wise work and folds over the same rows, \
-    a product and the sum it is added to, or a product and element-wise work on its result";
+    a product and the sum it is added to, or a product and element-wise work on its result; kernels of one \
+    launch (&&) are over rows, and none reads what another writes";
 
 impl Launch {
     /// What kernel it is, if its nodes are several; `None` if they are none.
     pub fn form(&self, f: &Func) -> Option<Form> {
         let nodes = &f.nodes[self.nodes.clone()];
+        if self.is_several(f) {
+            let (kernels, mut found) = (self.kernels(f), Several::of(f));
+            return kernels.iter().all(|x| found.add(x)).then_some(Form::Several(kernels));
+        }
         let only = |v: Value| self.outs[..] == [v];
         if accumulates(f, nodes) && only(nodes[1].outs[0]) {
             return Some(Form::Sum);
@@ -350,10 +406,41 @@ impl Launch {
         Space::of(f, nodes.iter()).map(Form::Rows)
     }
 
+    fn is_several(&self, f: &Func) -> bool {
+        let but_last = self.nodes.start..self.nodes.end.saturating_sub(1);
+        f.nodes[but_last].iter().any(|n| n.joined == Joined::Launch)
+    }
+
+    /// Its kernels, each as if it were a launch by itself.
+    pub fn kernels(&self, f: &Func) -> Vec<Launch> {
+        let range = self.nodes.clone();
+        let last = |i: &usize| i + 1 == range.end || f.nodes[*i].joined == Joined::Launch;
+        let mut start = range.start;
+        let mut one = |last: usize| {
+            let nodes = start..last + 1;
+            start = nodes.end;
+            let made = |v: &&Value| f.nodes[nodes.clone()].iter().any(|n| n.outs.contains(v));
+            let outs = self.outs.iter().filter(made).copied().collect();
+            Launch { ins: reads(&f.nodes[nodes.clone()]), outs, nodes }
+        };
+        range.clone().filter(last).map(&mut one).collect()
+    }
+
     /// Operands over which its result `k` may be written: of the same type, and walked alike, so that each
     /// element is read before it is written.
     pub fn over(&self, f: &Func, k: usize) -> Values {
         let (nodes, o) = (&f.nodes[self.nodes.clone()], self.outs[k]);
+        if self.is_several(f) {
+            let kernels = self.kernels(f);
+            let own =
+                kernels.iter().position(|x| x.outs.contains(&o)).expect("one kernel makes it");
+            let place = kernels[own].outs.iter().position(|x| *x == o).expect("it is one of these");
+            let mut all = kernels[own].over(f, place);
+            // Another kernel may be later.
+            let others = || kernels.iter().enumerate().filter(|x| x.0 != own);
+            all.retain(|v| !others().any(|(_, x)| x.ins.contains(v)));
+            return all;
+        }
         let fits = |v: &Value| f.ty(*v).dims == f.ty(o).dims && f.ty(*v).dtype == f.ty(o).dtype;
         let alike = |s: &Space, but: &[Value]| -> Values {
             let own = self.ins.iter().filter(|v| s.axes(**v) == s.axes(o) && !but.contains(v));
@@ -371,6 +458,7 @@ impl Launch {
                 Form::Rows(s) => alike(&s, &[]),
                 // A product reads its operands again and again.
                 Form::Epilogue(s) => alike(&s, &nodes[0].ins),
+                Form::Several(_) => panic!("it is one kernel"),
             },
         };
         all.retain(|v| fits(v));
@@ -394,41 +482,48 @@ pub fn launches(f: &Func) -> Vec<Launch> {
     let mut out = vec![];
     let mut start = 0;
     for (i, n) in f.nodes.iter().enumerate() {
-        if n.joined && i + 1 < f.nodes.len() {
+        if n.joined != Joined::No && i + 1 < f.nodes.len() {
             continue;
         }
         let nodes = start..i + 1;
         start = i + 1;
-        if nodes.len() == 1 {
-            out.push(Launch {
-                nodes,
-                ins: n.ins.iter().copied().collect(),
-                outs: n.outs.iter().copied().collect(),
-            });
+        let group = &f.nodes[nodes.clone()];
+        let ins = reads(group);
+        if let [n] = group {
+            out.push(Launch { nodes, ins, outs: n.outs.iter().copied().collect() });
             continue;
         }
-        let (mut ins, mut outs) = (Values::new(), Values::new());
-        let group = &f.nodes[nodes.clone()];
+        let mut outs = Values::new();
         let made = |v: &Value| group.iter().find(|n| n.outs.contains(v));
-        for n in group {
-            for v in &n.ins {
-                if made(v).is_none() && !ins.contains(v) {
-                    ins.push(*v);
-                }
+        for &v in group.iter().flat_map(|n| &n.outs) {
+            // What looks like a value is where the value is.
+            let mut root = v;
+            while let Some(n) = made(&root).filter(|n| is_same(&n.op)) {
+                root = n.ins[0];
             }
-            for &v in &n.outs {
-                // What looks like a value is where the value is.
-                let mut root = v;
-                while let Some(n) = made(&root).filter(|n| is_same(&n.op)) {
-                    root = n.ins[0];
-                }
-                if until[v.0 as usize] > nodes.end && made(&root).is_some() && !outs.contains(&root)
-                {
-                    outs.push(root);
-                }
+            if until[v.0 as usize] > nodes.end && made(&root).is_some() && !outs.contains(&root) {
+                outs.push(root);
             }
         }
         out.push(Launch { nodes, ins, outs });
     }
     out
+}
+
+/// What nodes read that they do not make: as often as it is named, by one; each once, by several.
+fn reads(nodes: &[Node]) -> Values {
+    if let [n] = nodes {
+        return n.ins.iter().copied().collect();
+    }
+    let mut ins = Values::new();
+    for (i, n) in nodes.iter().enumerate() {
+        let made = |v: &Value| nodes[..i].iter().any(|n| n.outs.contains(v));
+        let new = |v: &&Value| !made(v);
+        for &v in n.ins.iter().filter(new) {
+            if !ins.contains(&v) {
+                ins.push(v);
+            }
+        }
+    }
+    ins
 }

@@ -285,7 +285,16 @@ pub struct Collective {
     pub exchange: Exchange,
 }
 
-/// What one rank does for one node.
+/// Kernels over rows of one launch, in any order or at the same time.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Several {
+    pub kernels: Vec<Rows>,
+    /// By kernel: which operands and results of the launch are its own, in the order in which it names
+    /// them.
+    pub operands: Vec<SmallVec<[usize; 12]>>,
+}
+
+/// What one rank does for one launch.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Kernel {
     /// Nothing: the result is the operand's memory.
@@ -296,6 +305,8 @@ pub enum Kernel {
         to: usize,
     },
     Rows(Rows),
+    /// Kernels over rows that need nothing of each other.
+    Several(Several),
     /// Copies, one after the other.
     Copy(Vec<Copy>),
     Gemm(Gemm),
@@ -355,6 +366,7 @@ impl Kernel {
     pub fn rows(&self) -> &[Rows] {
         match self {
             Kernel::Rows(k) => std::slice::from_ref(k),
+            Kernel::Several(k) => &k.kernels,
             Kernel::GemmThen(k) => &k.blocks,
             _without => &[],
         }
@@ -372,6 +384,13 @@ impl Kernel {
             Kernel::View => {}
             Kernel::Literal { values, to } => f(*to, values.len()),
             Kernel::Rows(k) => k.reach(&mut see),
+            Kernel::Several(k) => {
+                for (k, own) in k.kernels.iter().zip(&k.operands) {
+                    k.reach(&mut |v, extents| {
+                        see(&View { operand: own[v.operand], ..v.clone() }, extents);
+                    });
+                }
+            }
             Kernel::Copy(all) => all.iter().for_each(|k| {
                 k.clear.iter().for_each(|c| see(&c.view, &[&c.extents]));
                 see(&k.from, &[&k.extents]);

@@ -2,7 +2,9 @@
 //! be read is refused with a place.
 
 use proptest::prelude::*;
-use shardc_ir::func::{AnnotatedDim, Annotation, Func, Module, Name, Node, Port, Role, RoleKind};
+use shardc_ir::func::{
+    AnnotatedDim, Annotation, Func, Joined, Module, Name, Node, Port, Role, RoleKind,
+};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
     AllGather, AllReduce, AllToAll, Broadcast, FanOut, Op, Permute, Place, Reduce, ReduceScatter,
@@ -449,7 +451,7 @@ fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> F
             values.push(v);
         }
         let note = (d.roll(3) == 0).then(|| note[d.roll(note.len())].into());
-        f.nodes.push(Node { op, ins: ins.into(), outs: values, scope, note, joined: false });
+        f.nodes.push(Node { op, ins: ins.into(), outs: values, scope, note, joined: Joined::No });
     }
     for i in 0..f.values.len() {
         if d.roll(3) == 0 {

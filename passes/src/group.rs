@@ -14,10 +14,14 @@
 //! [`Space`]), no path leads out of it and back, and it names at most `MOST` tensors. A product
 //! joins the sum that it is added to, and else a group that is element-wise work on its result, which is
 //! then written only for others.
+//!
+//! Updates of parameters that follow each other are one launch of several kernels, as many as have
+//! gradients of a bucket's size: threads share all of it, and a device begins it once.
 
 use crate::options::Fuse;
-use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::group::{Space, Work, accumulates, epilogue, work};
+use crate::step::combine::BUCKET_BYTES;
+use shardc_ir::func::{Func, Joined, Node, Value};
+use shardc_ir::group::{Launch, Several, Space, Work, accumulates, epilogue, launches, work};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use std::cmp::Reverse;
@@ -29,6 +33,8 @@ const MOST: usize = 24;
 const SPAN: usize = 64;
 /// Groups that are farther apart than this many others are not made one.
 const FAR: usize = 512;
+/// Most kernels of one launch.
+const MOST_KERNELS: usize = 32;
 
 /// Groups of nodes while they are made.
 struct Groups<'a> {
@@ -58,13 +64,42 @@ pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse) {
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
     for g in order {
         let (last, rest) = g.split_last().expect("a group has nodes");
-        let mut take = |i: usize, joined: bool| {
+        let mut take = |i: usize, joined: Joined| {
             let n = nodes[i].take().expect("a node is in one group");
             f.nodes.push(Node { joined, ..n });
         };
-        rest.iter().for_each(|&i| take(i, true));
-        take(*last, false);
+        rest.iter().for_each(|&i| take(i, Joined::Kernel));
+        take(*last, Joined::No);
     }
+    bucket(mesh, f);
+}
+
+/// Joins updates of parameters that follow each other, bucket by bucket.
+fn bucket(mesh: &Mesh, f: &mut Func) {
+    let all = launches(f);
+    // Of a launch that updates a parameter, the bytes of its gradient.
+    let update = |x: &Launch| {
+        let mut nodes = f.nodes[x.nodes.clone()].iter();
+        let n = nodes.find(|n| matches!(n.op, Op::AdamW(_) | Op::Sgd(_)))?;
+        Some(f.ty(n.ins[1]).local_bytes(mesh))
+    };
+    let mut joined = vec![];
+    // Of the bucket that is filled: its kernels, their number, and bytes of gradients.
+    let (mut open, mut count, mut sum) = (Several::of(f), 0, 0);
+    for x in &all {
+        let Some(bytes) = update(x) else {
+            count = 0;
+            continue;
+        };
+        if (1..MOST_KERNELS).contains(&count) && sum + bytes <= BUCKET_BYTES && open.add(x) {
+            joined.push(x.nodes.start - 1);
+            (count, sum) = (count + 1, sum + bytes);
+            continue;
+        }
+        open.clear();
+        (count, sum) = (usize::from(open.add(x)), bytes);
+    }
+    joined.into_iter().for_each(|n| f.nodes[n].joined = Joined::Launch);
 }
 
 impl<'a> Groups<'a> {

@@ -25,7 +25,7 @@
 //! gradients are kept, is not said here: [`crate::shard::partition`] and
 //! [`crate::autodiff::differentiate`] read it off the types.
 
-use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, Joined, Name, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{DType, Type};
@@ -247,7 +247,7 @@ impl Pass {
                 outs,
                 scope,
                 note: None,
-                joined: false,
+                joined: Joined::No,
             });
             new
         })

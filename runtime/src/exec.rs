@@ -3,11 +3,12 @@
 use crate::exchange::exchange;
 use crate::native::Native;
 use crate::product::then::Epilogue;
-use crate::rows::Registers;
+use crate::rows::{Call, Registers};
 use crate::transport::Transport;
 use crate::{attention, experts, grouped, moves, product, rows};
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::{Collective, Copy, Exchange, Kernel, Ragged};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// What kernels need beside their memory.
@@ -40,7 +41,7 @@ impl Executor {
     ///
     /// # Safety
     /// The memory of operand `i` is valid for as many elements as [`Kernel::reach`] says; results
-    /// overlap no operands, but that of a [`Kernel::Rows`] or of an epilogue may be one that is walked
+    /// overlap no operands, but that of a kernel over rows or of an epilogue may be one that is walked
     /// alike. Nobody else uses this memory meanwhile, other ranks in collectives excepted.
     pub unsafe fn run(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
         let (threads, registers) = (self.threads, &mut self.registers);
@@ -51,23 +52,31 @@ impl Executor {
                 Kernel::Literal { values, to } => {
                     memory[*to].copy_from_nonoverlapping(values.as_ptr(), values.len());
                 }
-                Kernel::Rows(k) => match self.native.as_ref().and_then(|n| n.get(&k.symbol)) {
-                    Some(entry) => rows::compiled(k, entry, memory, threads),
-                    None => rows::run(k, memory, registers),
-                },
-                Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory)),
+                Kernel::Rows(k) => {
+                    let one = Call::of(k, memory.into(), self.native.as_deref());
+                    rows::run(&[one], threads, registers);
+                }
+                Kernel::Several(all) => {
+                    let own = |(k, own): (_, &SmallVec<_>)| {
+                        let memory = own.iter().map(|&i: &usize| memory[i]).collect();
+                        Call::of(k, memory, self.native.as_deref())
+                    };
+                    let calls: Vec<Call> = all.kernels.iter().zip(&all.operands).map(own).collect();
+                    rows::run(&calls, threads, registers);
+                }
+                Kernel::Copy(all) => all.iter().for_each(|k| moves::copy(k, memory, threads)),
                 Kernel::Gemm(k) => product::run(k, None, memory, threads),
                 Kernel::GemmThen(then) => {
                     let native = self.native.as_deref();
                     let epilogue = Epilogue { then, memory, native };
                     product::run(&then.product, Some(&epilogue), memory, threads);
                 }
-                Kernel::Take(k) => moves::take(k, memory),
+                Kernel::Take(k) => moves::take(k, memory, threads),
                 Kernel::Put { pick, clear } => {
-                    moves::clear(clear, memory);
-                    moves::put(pick, memory);
+                    moves::clear(clear, memory, threads);
+                    moves::put(pick, memory, threads);
                 }
-                Kernel::Rope(k) => moves::rope(k, memory),
+                Kernel::Rope(k) => moves::rope(k, memory, threads),
                 Kernel::Attention(k) => attention::forward(k, memory, threads),
                 Kernel::AttentionGrad(k) => attention::backward(k, memory, threads),
                 Kernel::TopK(k) => experts::top_k(k, memory),
@@ -85,15 +94,16 @@ impl Executor {
     /// # Safety
     /// As for [`Executor::run`].
     unsafe fn exchange(&mut self, k: &Collective, memory: &[*mut f32]) -> Result<()> {
+        let threads = self.threads;
         // SAFETY: by the caller; nobody reads a result before the call begins.
         unsafe {
             match &k.exchange {
                 Exchange::Broadcast { own: Some(own), to, .. } => {
                     let (extents, from) = (own.extents.clone(), own.view.clone());
                     let (to, elem) = (to.view.clone(), own.elem);
-                    moves::copy(&Copy { clear: None, extents, from, to, elem }, memory);
+                    moves::copy(&Copy { clear: None, extents, from, to, elem }, memory, threads);
                 }
-                Exchange::Reduce { clear: Some(block), .. } => moves::clear(block, memory),
+                Exchange::Reduce { clear: Some(block), .. } => moves::clear(block, memory, threads),
                 _meeting_alone => {}
             }
             let counts =

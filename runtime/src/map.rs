@@ -2,6 +2,7 @@
 
 use crate::math;
 use shardc_ir::kernel::{Elem, Extents};
+use std::ops::Range;
 
 /// Elements per block.
 pub(crate) const BLOCK: usize = 512;
@@ -15,19 +16,30 @@ pub(crate) fn element(base: *mut f32, elem: Elem, i: usize) -> *mut f32 {
 pub(crate) struct Odometer {
     extents: Extents,
     index: Extents,
-    more: bool,
+    /// Indices that are left.
+    left: usize,
 }
 
 impl Odometer {
     pub fn new(extents: &[usize]) -> Odometer {
-        let index = extents.iter().map(|_| 0).collect();
-        Odometer { extents: extents.into(), index, more: !extents.contains(&0) }
+        Odometer::over(extents, 0..extents.iter().product())
+    }
+    /// Some of the indices, by number.
+    pub fn over(extents: &[usize], range: Range<usize>) -> Odometer {
+        let mut index: Extents = extents.into();
+        let mut rest = range.start;
+        for (i, n) in index.iter_mut().zip(extents).rev() {
+            let n = (*n).max(1);
+            (*i, rest) = (rest % n, rest / n);
+        }
+        Odometer { extents: extents.into(), index, left: range.len() }
     }
     /// The current index; `None` at the end.
     pub fn index(&self) -> Option<&[usize]> {
-        self.more.then_some(&self.index[..])
+        (self.left > 0).then_some(&self.index[..])
     }
     pub fn advance(&mut self) {
+        self.left = self.left.saturating_sub(1);
         for (i, n) in self.index.iter_mut().zip(&self.extents).rev() {
             *i += 1;
             if *i < *n {
@@ -35,7 +47,6 @@ impl Odometer {
             }
             *i = 0;
         }
-        self.more = false;
     }
 }
 

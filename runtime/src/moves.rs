@@ -1,21 +1,45 @@
-//! Kernels that move elements: copies, look-ups by index, rotary embedding.
+//! Kernels that move elements: copies, look-ups by index, rotary embedding. Threads share rows, or where
+//! rows are added to each other, columns.
 
 use crate::map::{Odometer, element};
 use crate::math::{from_bf16, to_bf16};
+use crate::product::team;
 use shardc_ir::kernel::{Block, Copy, Elem, Pick, Rope, View};
 use shardc_ir::ops::rope::Pairs;
+use std::ops::Range;
+
+/// Elements of a task below which a thread more is not worth it.
+const SHARE: usize = 1 << 14;
+
+/// Calls `f` for every index of some loops, of `each` elements, on several threads if these are many.
+///
+/// # Safety
+/// Calls for different indices may run at the same time.
+unsafe fn each(threads: usize, extents: &[usize], each: usize, f: impl Fn(&[usize])) {
+    let all: usize = extents.iter().product();
+    let parts = threads.min(all.saturating_mul(each) / SHARE).min(all).max(1);
+    let part = |i: usize| {
+        let mut o = Odometer::over(extents, all * i / parts..all * (i + 1) / parts);
+        while let Some(index) = o.index() {
+            f(index);
+            o.advance();
+        }
+    };
+    // SAFETY: by the caller.
+    unsafe { team::each(threads, parts, part) };
+}
 
 /// Calls `f(index of the outer loops, inner length)`; the innermost loop is left to `f`.
-fn each_row(extents: &[usize], mut f: impl FnMut(&[usize], usize)) {
+///
+/// # Safety
+/// As for [`each`].
+unsafe fn each_row(threads: usize, extents: &[usize], f: impl Fn(&[usize], usize)) {
     let (n, outer) = match extents.split_last() {
         Some((&n, outer)) => (n, outer),
         None => (1, &[][..]),
     };
-    let mut o = Odometer::new(outer);
-    while let Some(index) = o.index() {
-        f(index, n);
-        o.advance();
-    }
+    // SAFETY: by the caller.
+    unsafe { each(threads, outer, n, |index| f(index, n)) };
 }
 
 fn inner(v: &View, extents: &[usize]) -> usize {
@@ -26,9 +50,9 @@ fn inner(v: &View, extents: &[usize]) -> usize {
 ///
 /// # Safety
 /// The block is valid.
-pub(crate) unsafe fn clear(b: &Block, memory: &[*mut f32]) {
+pub(crate) unsafe fn clear(b: &Block, memory: &[*mut f32], threads: usize) {
     let (stride, size) = (inner(&b.view, &b.extents), b.elem.bytes());
-    each_row(&b.extents, |index, n| {
+    let row = |index: &[usize], n: usize| {
         let to = element(memory[b.view.operand], b.elem, b.view.at(index)).cast::<u8>();
         // SAFETY: by the caller.
         unsafe {
@@ -38,29 +62,31 @@ pub(crate) unsafe fn clear(b: &Block, memory: &[*mut f32]) {
                 (0..n).for_each(|i| to.add(i * stride * size).write_bytes(0, size));
             }
         }
-    });
+    };
+    // SAFETY: by the caller.
+    unsafe { each_row(threads, &b.extents, row) };
 }
 
 /// Runs a copy.
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, source and target do not overlap.
-pub(crate) unsafe fn copy(k: &Copy, memory: &[*mut f32]) {
+pub(crate) unsafe fn copy(k: &Copy, memory: &[*mut f32], threads: usize) {
     // SAFETY: by the caller. Elements are copied as bits: they may be integers.
     unsafe {
-        k.clear.iter().for_each(|b| clear(b, memory));
+        k.clear.iter().for_each(|b| clear(b, memory, threads));
         match k.elem {
-            Elem::F32 | Elem::I32 => copy_words::<u32>(k, memory),
-            Elem::BF16 => copy_words::<u16>(k, memory),
+            Elem::F32 | Elem::I32 => copy_words::<u32>(k, memory, threads),
+            Elem::BF16 => copy_words::<u16>(k, memory, threads),
         }
     }
 }
 
 /// # Safety
 /// As for [`copy`]; `T` has the size of the kernel's elements.
-unsafe fn copy_words<T: std::marker::Copy>(k: &Copy, memory: &[*mut f32]) {
+unsafe fn copy_words<T: std::marker::Copy>(k: &Copy, memory: &[*mut f32], threads: usize) {
     let (a, b) = (inner(&k.from, &k.extents), inner(&k.to, &k.extents));
-    each_row(&k.extents, |index, n| {
+    let row = |index: &[usize], n: usize| {
         let at = |v: &View| memory[v.operand].cast::<T>().wrapping_add(v.at(index));
         let (from, to) = (at(&k.from).cast_const(), at(&k.to));
         // SAFETY: by the caller.
@@ -70,7 +96,9 @@ unsafe fn copy_words<T: std::marker::Copy>(k: &Copy, memory: &[*mut f32]) {
                 _ => (0..n).for_each(|i| *to.add(i * b) = *from.add(i * a)),
             }
         }
-    });
+    };
+    // SAFETY: by the caller.
+    unsafe { each_row(threads, &k.extents, row) };
 }
 
 /// The place that an index names, if it is one of this rank's.
@@ -83,21 +111,24 @@ fn picked(k: &Pick, index: i32) -> Option<usize> {
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the result overlaps no operand.
-pub(crate) unsafe fn take(k: &Pick, memory: &[*mut f32]) {
+pub(crate) unsafe fn take(k: &Pick, memory: &[*mut f32], threads: usize) {
     // SAFETY: by the caller.
     unsafe {
         match k.elem {
-            Elem::F32 | Elem::I32 => take_words::<u32>(k, memory),
-            Elem::BF16 => take_words::<u16>(k, memory),
+            Elem::F32 | Elem::I32 => take_words::<u32>(k, memory, threads),
+            Elem::BF16 => take_words::<u16>(k, memory, threads),
         }
     }
 }
 
 /// # Safety
 /// As for [`take`]; `T` has the size of the kernel's elements.
-unsafe fn take_words<T: std::marker::Copy + Default>(k: &Pick, memory: &[*mut f32]) {
+unsafe fn take_words<T>(k: &Pick, memory: &[*mut f32], threads: usize)
+where
+    T: std::marker::Copy + Default,
+{
     let [sx, si, so] = [&k.x, &k.index, &k.out].map(|v| inner(v, &k.extents));
-    each_row(&k.extents, |index, n| {
+    let row = |index: &[usize], n: usize| {
         let at = |v: &View| memory[v.operand].cast::<T>().wrapping_add(v.at(index));
         let (x, from, out) = (at(&k.x).cast_const(), indices(k, memory, index), at(&k.out));
         // SAFETY: by the caller; a picked place is below `len`.
@@ -117,45 +148,68 @@ unsafe fn take_words<T: std::marker::Copy + Default>(k: &Pick, memory: &[*mut f3
                 }
             }
         }
-    });
+    };
+    // SAFETY: by the caller.
+    unsafe { each_row(threads, &k.extents, row) };
 }
 
 /// Runs a `put`, whose target is cleared.
 ///
 /// # Safety
 /// As for [`take`].
-pub(crate) unsafe fn put(k: &Pick, memory: &[*mut f32]) {
-    // SAFETY: by the caller.
-    unsafe {
-        match k.elem {
-            Elem::F32 => put_from::<f32>(k, memory, |x| x),
-            Elem::BF16 => put_from::<u16>(k, memory, from_bf16),
-            Elem::I32 => put_from::<i32>(k, memory, |x| x as f32),
+pub(crate) unsafe fn put(k: &Pick, memory: &[*mut f32], threads: usize) {
+    let (n, outer) = match k.extents.split_last() {
+        Some((&n, outer)) => (n, outer),
+        None => (1, &[][..]),
+    };
+    // Rows may be added to each other, in their order: so a thread has some columns of all of them.
+    let apart = inner(&k.index, &k.extents) == 0 && inner(&k.out, &k.extents) > 0;
+    let rows: usize = outer.iter().product();
+    let parts = if apart { threads.min(rows * n / SHARE).min(n).max(1) } else { 1 };
+    let part = |i: usize| {
+        let cols = n * i / parts..n * (i + 1) / parts;
+        // SAFETY: by the caller.
+        unsafe {
+            match k.elem {
+                Elem::F32 => put_from::<f32>(k, memory, outer, cols, |x| x),
+                Elem::BF16 => put_from::<u16>(k, memory, outer, cols, from_bf16),
+                Elem::I32 => put_from::<i32>(k, memory, outer, cols, |x| x as f32),
+            }
         }
-    }
+    };
+    // SAFETY: no column is in two parts, or all of them are in one.
+    unsafe { team::each(threads, parts, part) };
 }
 
 /// # Safety
 /// As for [`put`]; the elements of `x` are `T`.
-unsafe fn put_from<T: std::marker::Copy>(k: &Pick, memory: &[*mut f32], number: impl Fn(T) -> f32) {
+unsafe fn put_from<T: std::marker::Copy>(
+    k: &Pick,
+    memory: &[*mut f32],
+    outer: &[usize],
+    cols: Range<usize>,
+    number: impl Fn(T) -> f32,
+) {
     let [sx, si, so] = [&k.x, &k.index, &k.out].map(|v| inner(v, &k.extents));
-    each_row(&k.extents, |index, n| {
+    let mut o = Odometer::new(outer);
+    while let Some(index) = o.index() {
         let x = memory[k.x.operand].cast::<T>().wrapping_add(k.x.at(index)).cast_const();
         let (from, out) =
             (indices(k, memory, index), memory[k.out.operand].wrapping_add(k.out.at(index)));
         // SAFETY: by the caller; a picked place is below `len`.
         unsafe {
             let add = |p: usize, i: usize| *out.add(p + i * so) += number(*x.add(i * sx));
-            if si == 0 && n > 0 {
+            if si == 0 && !cols.is_empty() {
                 if let Some(p) = picked(k, *from) {
-                    (0..n).for_each(|i| add(p, i));
+                    cols.clone().for_each(|i| add(p, i));
                 }
             } else {
-                let places = (0..n).map(|i| (picked(k, *from.add(i * si)), i));
+                let places = cols.clone().map(|i| (picked(k, *from.add(i * si)), i));
                 places.for_each(|(p, i)| p.into_iter().for_each(|p| add(p, i)));
             }
         }
-    });
+        o.advance();
+    }
 }
 
 /// Where the indices of a row begin.
@@ -167,14 +221,18 @@ fn indices(k: &Pick, memory: &[*mut f32], index: &[usize]) -> *const i32 {
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches; the result is no operand.
-pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32]) {
-    // SAFETY: by the caller.
-    unsafe {
-        match k.elem {
-            Elem::F32 | Elem::I32 => turn::<f32>(k, memory, |x| x, |x| x),
-            Elem::BF16 => turn::<u16>(k, memory, from_bf16, to_bf16),
+pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32], threads: usize) {
+    let turn = |index: &[usize]| {
+        // SAFETY: by the caller.
+        unsafe {
+            match k.elem {
+                Elem::F32 | Elem::I32 => turn::<f32>(k, memory, index, |x| x, |x| x),
+                Elem::BF16 => turn::<u16>(k, memory, index, from_bf16, to_bf16),
+            }
         }
-    }
+    };
+    // SAFETY: by the caller.
+    unsafe { each(threads, &k.extents, k.width, turn) };
 }
 
 /// # Safety
@@ -182,42 +240,39 @@ pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32]) {
 unsafe fn turn<T: std::marker::Copy>(
     k: &Rope,
     memory: &[*mut f32],
+    index: &[usize],
     number: impl Fn(T) -> f32,
     element: impl Fn(f32) -> T,
 ) {
-    let mut o = Odometer::new(&k.extents);
     let r = k.turns;
-    while let Some(index) = o.index() {
-        // SAFETY: by the caller: rows of these widths are valid, and the result's is apart.
-        unsafe {
-            let table = |v: &View| {
-                std::slice::from_raw_parts(memory[v.operand].add(v.at(index)).cast_const(), r)
-            };
-            let row = |v: &View| memory[v.operand].cast::<T>().add(v.at(index));
-            let out = std::slice::from_raw_parts_mut(row(&k.out), k.width);
-            let x = std::slice::from_raw_parts(row(&k.x).cast_const(), k.width);
-            let (cos, sin) = (table(&k.cos), table(&k.sin));
-            let (turned, rest) = out.split_at_mut(2 * r);
-            match k.pairs {
-                Pairs::Halves => {
-                    let (low, high) = turned.split_at_mut(r);
-                    let (a, b) = (&x[..r], &x[r..2 * r]);
-                    for j in 0..r {
-                        let (a, b) = (number(a[j]), number(b[j]));
-                        low[j] = element(a * cos[j] - b * sin[j]);
-                        high[j] = element(b * cos[j] + a * sin[j]);
-                    }
-                }
-                Pairs::Adjacent => {
-                    let pairs = turned.chunks_exact_mut(2).zip(x.chunks_exact(2));
-                    for ((o, x), (&c, &s)) in pairs.zip(cos.iter().zip(sin)) {
-                        let (a, b) = (number(x[0]), number(x[1]));
-                        (o[0], o[1]) = (element(a * c - b * s), element(b * c + a * s));
-                    }
+    // SAFETY: by the caller: rows of these widths are valid, and the result's is apart.
+    unsafe {
+        let table = |v: &View| {
+            std::slice::from_raw_parts(memory[v.operand].add(v.at(index)).cast_const(), r)
+        };
+        let row = |v: &View| memory[v.operand].cast::<T>().add(v.at(index));
+        let out = std::slice::from_raw_parts_mut(row(&k.out), k.width);
+        let x = std::slice::from_raw_parts(row(&k.x).cast_const(), k.width);
+        let (cos, sin) = (table(&k.cos), table(&k.sin));
+        let (turned, rest) = out.split_at_mut(2 * r);
+        match k.pairs {
+            Pairs::Halves => {
+                let (low, high) = turned.split_at_mut(r);
+                let (a, b) = (&x[..r], &x[r..2 * r]);
+                for j in 0..r {
+                    let (a, b) = (number(a[j]), number(b[j]));
+                    low[j] = element(a * cos[j] - b * sin[j]);
+                    high[j] = element(b * cos[j] + a * sin[j]);
                 }
             }
-            rest.copy_from_slice(&x[2 * r..]);
+            Pairs::Adjacent => {
+                let pairs = turned.chunks_exact_mut(2).zip(x.chunks_exact(2));
+                for ((o, x), (&c, &s)) in pairs.zip(cos.iter().zip(sin)) {
+                    let (a, b) = (number(x[0]), number(x[1]));
+                    (o[0], o[1]) = (element(a * c - b * s), element(b * c + a * s));
+                }
+            }
         }
-        o.advance();
+        rest.copy_from_slice(&x[2 * r..]);
     }
 }

@@ -7,11 +7,13 @@
 
 use crate::map::{BLOCK, Odometer, element, gather, scatter};
 use crate::math;
-use crate::native::Entry;
+use crate::native::{Entry, Native};
 use crate::product::team;
 use shardc_ir::kernel::{Binary, Elem, Extents, Rows, Scalar, Stage, Store, View};
 use shardc_ir::types::Reduction;
 use smallvec::SmallVec;
+use std::cmp::Reverse;
+use std::ops::Range;
 
 /// One block per instruction; kept from kernel to kernel.
 #[derive(Default)]
@@ -227,12 +229,39 @@ impl Interp<'_> {
     }
 }
 
+/// A kernel and its memory.
+pub(crate) struct Call<'a> {
+    k: &'a Rows,
+    memory: SmallVec<[*mut f32; 12]>,
+    /// Its compiled form.
+    entry: Option<Entry>,
+}
+
+impl<'a> Call<'a> {
+    pub fn of(k: &'a Rows, memory: SmallVec<[*mut f32; 12]>, native: Option<&Native>) -> Call<'a> {
+        Call { k, memory, entry: native.and_then(|n| n.get(&k.symbol)) }
+    }
+}
+
+/// Runs kernels over rows that need nothing of each other; compiled ones on several threads.
+///
+/// # Safety
+/// Memory is valid for everything that kernels reach; a result overlaps no operand of any of them, but
+/// that it may be one of its own kernel that is walked alike.
+pub(crate) unsafe fn run(calls: &[Call], threads: usize, registers: &mut Registers) {
+    for c in calls.iter().filter(|c| c.entry.is_none()) {
+        // SAFETY: by the caller.
+        unsafe { interpret(c.k, &c.memory, registers) };
+    }
+    // SAFETY: by the caller.
+    unsafe { compiled(calls, threads) };
+}
+
 /// Runs a kernel over rows.
 ///
 /// # Safety
-/// `memory` is valid for everything the kernel reaches; a result overlaps no operand, but that it
-/// may be one that is walked alike.
-pub(crate) unsafe fn run(k: &Rows, memory: &[*mut f32], registers: &mut Registers) {
+/// As for [`run`].
+pub(crate) unsafe fn interpret(k: &Rows, memory: &[*mut f32], registers: &mut Registers) {
     if registers.0.len() < k.body.len() * BLOCK {
         registers.0.resize(k.body.len() * BLOCK, 0.0);
     }
@@ -267,23 +296,34 @@ pub(crate) unsafe fn run(k: &Rows, memory: &[*mut f32], registers: &mut Register
 /// Bytes of a task below which a thread more is not worth it.
 const SHARE: usize = 1 << 16;
 
-/// Runs a compiled kernel over rows, on several threads if it is large.
+/// Runs those kernels that are compiled, on several threads if they are large.
 ///
 /// # Safety
-/// As for [`run`]; the function is the kernel's.
-pub(crate) unsafe fn compiled(k: &Rows, entry: Entry, memory: &[*mut f32], threads: usize) {
-    let tasks = k.tasks();
-    let elements = k.outer.iter().chain(&k.inner).product::<usize>();
-    let bytes = elements * 4 * (k.loads.len() + k.stores.len());
-    let parts = threads.min(bytes / SHARE).min(tasks).max(1);
-    // Some more parts than threads, so that a thread that is late holds up little.
-    let parts = if parts > 1 { (parts * 4).min(tasks) } else { 1 };
-    let (memory, params) = (memory.as_ptr(), k.params.as_ptr());
+/// As for [`run`].
+unsafe fn compiled(calls: &[Call], threads: usize) {
+    let bytes = |k: &Rows| {
+        let elements = k.outer.iter().chain(&k.inner).product::<usize>();
+        elements * 4 * (k.loads.len() + k.stores.len())
+    };
+    let threads = threads.min(calls.iter().map(|c| bytes(c.k)).sum::<usize>() / SHARE).max(1);
+    // Bytes, a kernel, and its tasks: some more shares than threads, so that a thread that is late holds
+    // up little.
+    let mut shares: Vec<(usize, &Call, Entry, Range<usize>)> = vec![];
+    for c in calls {
+        let (tasks, Some(entry)) = (c.k.tasks(), c.entry) else { continue };
+        let large = threads > 1 && bytes(c.k) >= SHARE;
+        let parts = if large { (threads * 4).min(tasks) } else { 1 };
+        let one = |i: usize| tasks * i / parts..tasks * (i + 1) / parts;
+        shares.extend((0..parts).map(|i| (bytes(c.k) / parts, c, entry, one(i))));
+    }
+    // The largest first: what is begun last ends soon.
+    shares.sort_by_key(|s| Reverse(s.0));
     let share = |i: usize| {
-        let at = |i: usize| (tasks * i / parts) as i64;
+        let (_, c, entry, tasks) = &shares[i];
+        let (memory, params) = (c.memory.as_ptr(), c.k.params.as_ptr());
         // SAFETY: by the caller; tasks write apart from each other.
-        unsafe { entry(memory, params, at(i), at(i + 1)) };
+        unsafe { entry(memory, params, tasks.start as i64, tasks.end as i64) };
     };
     // SAFETY: as above.
-    unsafe { team::each(threads, parts, share) };
+    unsafe { team::each(threads, shares.len(), share) };
 }

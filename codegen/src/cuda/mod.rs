@@ -64,6 +64,7 @@ pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
             _meeting_alone => vec![],
         },
         Kernel::Rows(k) => rows::launches(k),
+        Kernel::Several(k) => rows::several(k),
         Kernel::Literal { .. } => return None,
     })
 }

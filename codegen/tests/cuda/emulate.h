@@ -27,6 +27,7 @@
 #define EMULATED
 #define KERNEL static
 #define DEVICE inline
+#define CONSTANT const
 #define __launch_bounds__(...)
 #define __shared__ static thread_local
 #define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emulated::block->shared)

@@ -323,6 +323,34 @@ fn optimizers() {
     check(adamw, &place, &[(3, 9001)]);
 }
 
+/// Kernels of one launch: those without folds are one launch of the device, the others by themselves.
+#[test]
+fn several_updates() {
+    let args = "(%p: f32[R,C], %g: f32[R,C], %q: f32[C], %h: f32[C], %r: bf16[R], %i: bf16[R], %l: f32[], %s: f32[])";
+    let updates = "%p.1 = sgd[0.01] %p, %g, %l, %s : f32[R,C] &&
+           %q.1 = sgd[0] %q, %h, %l, %s : f32[C] &&
+           %u = sgd[0.01] %g, %p, %l, %s : f32[R,C] &&
+           %r.1 = sgd[0] %r, %i, %l, %s : bf16[R]";
+    let plain = format!(
+        "{args} -> (f32[R,C], f32[C], f32[R,C], bf16[R]) {{
+           {updates}
+           return %p.1, %q.1, %u, %r.1 }}"
+    );
+    let place = [("q.1", "h"), ("r.1", "r")];
+    check(&plain, &place, &SIZES);
+    for size in SIZES {
+        let made = ready(&Program { text: &plain, place: &place }, size).launches;
+        assert_eq!(made.iter().map(Vec::len).collect::<Vec<_>>(), [1], "{size:?}");
+    }
+    let folded = format!(
+        "{args} -> (f32[R], f32[R,C], f32[C], f32[R,C], bf16[R]) {{
+           %n = dot[rc,rc->r] %g, %g : f32[R] &&
+           {updates}
+           return %n, %p.1, %q.1, %u, %r.1 }}"
+    );
+    check(&folded, &place, &SIZES);
+}
+
 /// Few long rows, walked by several blocks each, three times.
 #[test]
 fn long_rows() {

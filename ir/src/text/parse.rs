@@ -8,7 +8,9 @@ use super::near::nearest;
 use super::types::type_text;
 use crate::attr::{AttrCx, read_sub_axis};
 use crate::diag::Diag;
-use crate::func::{Annotation, Func, Module, Name, Node, Port, Role, Scope, Value, ValueInfo};
+use crate::func::{
+    Annotation, Func, Joined, Module, Name, Node, Port, Role, Scope, Value, ValueInfo,
+};
 use crate::mesh::{MAX_ATOMS, Mesh};
 use crate::ops::{DOCS, NAMES, Op, SAMPLES};
 use crate::types::Type;
@@ -360,7 +362,11 @@ impl<'t> Parser<'t> {
         if self.c.peek() == Some(b',') {
             return Err(wrong_number(self.c.at, "more"));
         }
-        let joined = self.c.eat("&");
+        let joined = match () {
+            () if self.c.eat("&&") => Joined::Launch,
+            () if self.c.eat("&") => Joined::Kernel,
+            () => Joined::No,
+        };
         self.c.spaces();
         let note = self.note();
         if !matches!(self.c.peek(), None | Some(b'\n')) {

@@ -3,7 +3,7 @@
 
 use super::fold;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
-use crate::func::{Func, Module, Node, Port, RoleKind, Scope, Value};
+use crate::func::{Func, Joined, Module, Node, Port, RoleKind, Scope, Value};
 use crate::mesh::Mesh;
 use std::ops::Range;
 
@@ -209,7 +209,11 @@ impl Printer<'_> {
             self.out.push_str("  ");
             let name = |v, out: &mut String| out.push_str(names.get(v));
             write_node(self.mesh, f, n, name, &mut self.out, |_| ());
-            self.out.push_str(if n.joined { " &" } else { "" });
+            self.out.push_str(match n.joined {
+                Joined::No => "",
+                Joined::Kernel => " &",
+                Joined::Launch => " &&",
+            });
             if let Some(note) = n.note.as_deref().filter(|n| !n.is_empty()) {
                 self.out.push_str("  // ");
                 match note.contains(char::is_control) {

@@ -5,7 +5,7 @@
 //! values which live from one to the next are asked for too.
 
 use shardc_ir::func::{Func, Role, RoleKind, Value};
-use shardc_ir::group::{epilogue, launches};
+use shardc_ir::group::{Launch, epilogue, launches};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -239,6 +239,7 @@ impl Replay<'_> {
                     self.read(c, f, v, stamps[v.0 as usize])?;
                 }
             }
+            self.apart(c, f, &x.kernels(f))?;
             for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
                 stamps[n.outs[0].0 as usize] = stamps[n.ins[0].0 as usize];
             }
@@ -247,6 +248,29 @@ impl Replay<'_> {
             self.read(c, f, r.value, stamps[r.value.0 as usize])?;
             if let Some(role) = &r.role {
                 self.roles.insert(key(role, c.microbatch), stamps[r.value.0 as usize]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Kernels of one launch run in any order: what one writes, no other reads or writes.
+    fn apart(&self, c: &Call, f: &Func, kernels: &[Launch]) -> Result<(), String> {
+        let places = &self.class.memory.places[c.func];
+        let spans = |all: &[Value]| -> Result<Vec<(usize, usize)>, String> {
+            all.iter().map(|v| self.span(c, places[v.0 as usize])).collect()
+        };
+        for (i, x) in kernels.iter().enumerate() {
+            let written = spans(&x.outs)?;
+            for y in kernels.iter().enumerate().filter(|y| y.0 != i).map(|y| y.1) {
+                let others = [spans(&y.ins)?, spans(&y.outs)?].concat();
+                let meet = |a: &(usize, usize)| others.iter().any(|b| a.0 < b.1 && b.0 < a.1);
+                if let Some(at) = written.iter().position(meet) {
+                    let name = f.name(x.outs[at]);
+                    return Err(format!(
+                        "@{}: {name} lies on what another kernel of its launch uses",
+                        f.name
+                    ));
+                }
             }
         }
         Ok(())

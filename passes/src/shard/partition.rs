@@ -12,7 +12,7 @@ use super::propagate::{OpFactors, factors};
 use super::reshard::{Resharder, Step};
 use super::zero::{Zero, stored_over};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, Joined, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::types::{AtomList, DType, Type};
@@ -443,7 +443,7 @@ impl Partition<'_> {
                 outs: SmallVec::from_slice(&[new]),
                 scope,
                 note: Some(Cow::Borrowed(note)),
-                joined: false,
+                joined: Joined::No,
             };
             self.out.nodes.push(node);
             at = new;
@@ -488,7 +488,7 @@ impl Partition<'_> {
             outs: outs.clone(),
             scope: n.scope,
             note: n.note.clone(),
-            joined: false,
+            joined: Joined::No,
         });
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;

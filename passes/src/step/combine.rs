@@ -13,7 +13,7 @@ use shardc_ir::ops::Op;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most bytes of one joined call: enough to hide latency, little enough to overlap later.
-const BUCKET_BYTES: usize = 64 << 20;
+pub(crate) const BUCKET_BYTES: usize = 64 << 20;
 
 /// Joins the all_reduces of arguments.
 pub fn combine(mesh: &Mesh, f: &mut Func) {

@@ -6,7 +6,7 @@
 use crate::options::Options;
 use crate::shard::partition::{Preparation, step_scope};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Joined, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
@@ -38,7 +38,7 @@ pub fn enter(
             let (ins, outs) = (SmallVec::from_slice(&[*v]), SmallVec::from_slice(&[out]));
             let note =
                 matches!(s.op, Op::Cast(_)).then_some("the weight, of its master copy".into());
-            f.nodes.push(Node { op: s.op.clone(), ins, outs, scope, note, joined: false });
+            f.nodes.push(Node { op: s.op.clone(), ins, outs, scope, note, joined: Joined::No });
             *v = out;
         }
         let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };

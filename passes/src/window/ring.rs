@@ -17,7 +17,7 @@
 
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::func::{Func, Joined, Node, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{
     Add, Attention, AttentionGrad, Join, MergeAttention, Op, Own, Permute, Piece,
@@ -177,7 +177,7 @@ impl<'a> Ring<'a> {
             outs: SmallVec::from_slice(&[whole]),
             scope: self.b.scope,
             note: None,
-            joined: false,
+            joined: Joined::No,
         });
     }
 

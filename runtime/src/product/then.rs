@@ -40,7 +40,7 @@ impl Epilogue<'_> {
                 Some(entry) => entry(memory.as_ptr(), k.params.as_ptr(), 0, rows as i64),
                 None => {
                     let block = Rows { outer: Extents::from_slice(&[rows]), ..k.clone() };
-                    rows::run(&block, &memory, &mut Registers::default());
+                    rows::interpret(&block, &memory, &mut Registers::default());
                 }
             }
         }

@@ -14,11 +14,11 @@ use shardc_ir::plan::Call;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Launches of one kernel whose text is made for it.
+/// One kernel whose text is made for it.
 struct Entry {
-    /// Where it is launched first: function and launch.
-    first: (usize, usize),
-    launches: usize,
+    /// Where it runs first: function, launch, and which of its kernels it is there.
+    first: (usize, usize, usize),
+    runs: usize,
     kernel: Kernel,
     scopes: BTreeSet<String>,
 }
@@ -40,10 +40,10 @@ fn moved(mesh: &Mesh, f: &Func, x: &Launch) -> (usize, usize) {
 /// The name of a kernel over rows; of a product with an epilogue, its sizes and the names of what blocks
 /// of its result go through. `None` if a kernel is neither.
 fn name(k: &Kernel) -> Option<String> {
-    let symbols: Vec<&str> = k.rows().iter().map(|k| &*k.symbol).collect();
     match k {
-        Kernel::Rows(_) => Some(symbols.concat()),
+        Kernel::Rows(k) => Some(k.symbol.to_string()),
         Kernel::GemmThen(then) => {
+            let symbols: Vec<&str> = then.blocks.iter().map(|k| &*k.symbol).collect();
             let g = &then.product;
             let batch: usize = g.batch.iter().product();
             let times = if batch == 1 { String::new() } else { format!("{batch} x ") };
@@ -51,6 +51,14 @@ fn name(k: &Kernel) -> Option<String> {
             Some(format!("product {times}{m} x {n} x {k} to {}", symbols.join(", ")))
         }
         _other => None,
+    }
+}
+
+/// What a launch runs, each by itself.
+fn kernels_of(k: &Kernel) -> Vec<Kernel> {
+    match k {
+        Kernel::Several(k) => k.kernels.iter().cloned().map(Kernel::Rows).collect(),
+        one => vec![one.clone()],
     }
 }
 
@@ -76,8 +84,15 @@ fn overlaps(s: &Stored, rank: usize) -> (Vec<Json>, String) {
         let own = launches(f);
         let name = |x: &Launch| {
             let n = &f.nodes[x.nodes.start];
-            let outs: Vec<String> = x.outs.iter().map(|&v| f.name(v).to_string()).collect();
-            format!("{} {}", n.op.mnemonic(), outs.join(", "))
+            let kernels = x.kernels(f);
+            let outs: Vec<String> =
+                kernels[0].outs.iter().map(|&v| f.name(v).to_string()).collect();
+            let more = if kernels.len() > 1 {
+                format!(" and {} kernels more", kernels.len() - 1)
+            } else {
+                String::new()
+            };
+            format!("{} {}{more}", n.op.mnemonic(), outs.join(", "))
         };
         for (j, until) in awaited(f, &own, &class.memory, call).into_iter().enumerate() {
             let n = &f.nodes[own[j].nodes.start];
@@ -122,24 +137,28 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
     let all = program(&s.plan, rank)?;
     let mut found: BTreeMap<String, Entry> = BTreeMap::new();
     let mut others: BTreeMap<&'static str, usize> = BTreeMap::new();
+    let [mut launched, mut launched_products] = [0; 2];
     for (i, own) in all.iter().enumerate().filter(|p| !p.1.is_empty()) {
         let f = &m.funcs[i];
-        for (j, (x, kernel)) in launches(f).iter().zip(own).enumerate() {
-            let nodes = &f.nodes[x.nodes.clone()];
-            let Some(name) = name(kernel) else {
-                if !matches!(kernel, Kernel::View) {
-                    *others.entry(nodes[0].op.mnemonic()).or_default() += 1;
-                }
-                continue;
-            };
-            let e = found.entry(name).or_insert_with(|| Entry {
-                first: (i, j),
-                launches: 0,
-                kernel: kernel.clone(),
-                scopes: BTreeSet::new(),
-            });
-            e.launches += 1;
-            e.scopes.extend(nodes.iter().map(|n| place(&f.scope_info(n.scope).path)));
+        for (j, (x, run)) in launches(f).iter().zip(own).enumerate() {
+            match run {
+                Kernel::Rows(_) | Kernel::Several(_) => launched += 1,
+                Kernel::GemmThen(_) => launched_products += 1,
+                Kernel::View => continue,
+                _other => *others.entry(f.nodes[x.nodes.start].op.mnemonic()).or_default() += 1,
+            }
+            for (k, (x, kernel)) in x.kernels(f).iter().zip(kernels_of(run)).enumerate() {
+                let Some(name) = name(&kernel) else { continue };
+                let e = found.entry(name).or_insert_with(|| Entry {
+                    first: (i, j, k),
+                    runs: 0,
+                    kernel: kernel.clone(),
+                    scopes: BTreeSet::new(),
+                });
+                e.runs += 1;
+                let nodes = &f.nodes[x.nodes.clone()];
+                e.scopes.extend(nodes.iter().map(|n| place(&f.scope_info(n.scope).path)));
+            }
         }
     }
     let mut order: Vec<(&String, &Entry)> = found.iter().collect();
@@ -147,10 +166,9 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
     let mut rows: Vec<Json> = vec![];
     let count = |products: bool| {
         let of = |e: &&(&String, &Entry)| matches!(e.1.kernel, Kernel::GemmThen(_)) == products;
-        let own = order.iter().filter(of);
-        (own.clone().count(), own.map(|e| e.1.launches).sum::<usize>())
+        order.iter().filter(of).count()
     };
-    let ((of_rows, launched), (products, launched_products)) = (count(false), count(true));
+    let (of_rows, products) = (count(false), count(true));
     let mut text = format!(
         "rank {rank}: {of_rows} kernels over rows in {launched} launches of its functions, {products} \
          products with epilogues in {launched_products}; others: ",
@@ -161,7 +179,7 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
     text += &said;
     for (name, e) in &order {
         let f = &m.funcs[e.first.0];
-        let x = &launches(f)[e.first.1];
+        let x = &launches(f)[e.first.1].kernels(f)[e.first.2];
         let ops: Vec<&str> = f.nodes[x.nodes.clone()].iter().map(|n| n.op.mnemonic()).collect();
         let names = |v: &[Value]| v.iter().map(|&v| f.name(v).to_string()).collect::<Vec<_>>();
         let (least, alone) = moved(mesh, f, x);
@@ -170,8 +188,8 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
         let source = source.strip_prefix(c::HEADER).unwrap_or(&source).trim();
         let _ = write!(
             text,
-            "\n{name}: {} launches, {least} B moved each, the least; {alone} B node by node\n  ops     {}\n  first   @{}: {} from {}\n  in      {}\n\n{source}\n",
-            e.launches,
+            "\n{name}: {} times, {least} B moved each, the least; {alone} B node by node\n  ops     {}\n  first   @{}: {} from {}\n  in      {}\n\n{source}\n",
+            e.runs,
             ops.join(", "),
             f.name,
             names(&x.outs).join(", "),
@@ -179,7 +197,7 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
             scopes.join(", "),
         );
         rows.push(json!({
-            "name": name, "launches": e.launches, "ops": ops, "function": f.name,
+            "name": name, "runs": e.runs, "ops": ops, "function": f.name,
             "reads": names(&x.ins), "writes": names(&x.outs), "scopes": scopes,
             "bytes": least, "bytes_by_node": alone, "source": source,
         }));

@@ -2,7 +2,7 @@
 
 use crate::pictures::trace::{Event, chrome};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::Node;
+use shardc_ir::func::{Joined, Node};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
 use shardc_ir::schedule::Kind;
@@ -106,9 +106,9 @@ impl Trace {
     }
 }
 
-/// The ops of the kernel that begins a list of nodes, each once; `None` if it does nothing.
+/// The ops of the launch that begins a list of nodes, each once; `None` if it does nothing.
 fn ops(nodes: &[Node]) -> Option<String> {
-    let last = nodes.iter().position(|n| !n.joined)?;
+    let last = nodes.iter().position(|n| n.joined == Joined::No)?;
     let mut names: Vec<&str> = vec![];
     for n in nodes[..=last].iter().filter(|n| !n.op.def().is_view()) {
         if !names.contains(&n.op.mnemonic()) {

@@ -102,10 +102,11 @@ impl<'a> Writer<'a> {
         let entry = match cut.shape {
             Shape::Each => {
                 let n = rows * packs;
+                let block = if self.part { "block" } else { "blockIdx.x" };
                 self.open(name, THREADS);
                 self.line(
                     1,
-                    &format!("const {index} at = ({index})blockIdx.x * {THREADS} + threadIdx.x;"),
+                    &format!("const {index} at = ({index}){block} * {THREADS} + threadIdx.x;"),
                 );
                 self.line(1, &format!("if (at >= {n}) return;"));
                 let (row, t) = match (rows, packs) {

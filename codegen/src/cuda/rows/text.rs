@@ -4,6 +4,7 @@ use super::cut::{Cut, Shape};
 use crate::c::{binary, fold, number, unary};
 use crate::cuda::type_name;
 use shardc_ir::kernel::{Elem, Rows, Scalar, Store, View};
+use shardc_ir::launch::Word;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
@@ -17,13 +18,16 @@ pub(super) struct Writer<'a> {
     pub out: String,
     /// Loads of elements that are in registers already.
     pub kept: BTreeSet<usize>,
+    /// A function for blocks of a launch that runs other kernels too, instead of an entry point.
+    pub part: bool,
 }
 
 impl<'a> Writer<'a> {
     pub fn new(k: &'a Rows) -> Writer<'a> {
         let each = k.by_element();
         let name = format!("{}_of_{}", k.symbol, k.outer.iter().product::<usize>());
-        Writer { k, name, cut: Cut::new(k), each, out: String::new(), kept: BTreeSet::new() }
+        let (out, kept) = (String::new(), BTreeSet::new());
+        Writer { k, name, cut: Cut::new(k), each, out, kept, part: false }
     }
 
     pub fn line(&mut self, depth: usize, text: &str) {
@@ -126,18 +130,21 @@ impl<'a> Writer<'a> {
 
     /// Begins an entry point.
     pub fn open(&mut self, name: &str, threads: usize) {
+        let of = &self.name;
         self.line(
             0,
-            &format!(
-                "KERNEL void __launch_bounds__({threads}) {name}(const Of_{} p) {{",
-                self.name
-            ),
+            &match self.part {
+                false => {
+                    format!("KERNEL void __launch_bounds__({threads}) {name}(const Of_{of} p) {{")
+                }
+                true => format!("DEVICE void {name}(const Of_{of}& p, const u32 block) {{"),
+            },
         );
     }
 
     /// The parameters of all entry points.
     pub fn params(&self) -> String {
-        let mut out = format!("#include \"rows.cuh\"\n\nstruct Of_{} {{\n", self.name);
+        let mut out = format!("struct Of_{} {{\n", self.name);
         let _ = writeln!(out, "    char* m[{}];", self.operands());
         if !self.k.params.is_empty() {
             let _ = writeln!(out, "    double p[{}];", self.k.params.len());
@@ -146,6 +153,15 @@ impl<'a> Writer<'a> {
             out += "    float* scratch;\n";
         }
         out + "};\n"
+    }
+
+    /// What the parameters are.
+    pub fn words(&self) -> Vec<Word> {
+        let mut words: Vec<Word> =
+            (0..self.operands()).map(|operand| Word::Address { operand, byte: 0 }).collect();
+        words.extend(self.k.params.iter().map(|&p| Word::Float(f64::from(p))));
+        words.extend(self.cut.scratch().then_some(Word::Scratch));
+        words
     }
 
     /// Operands are numbered below this.

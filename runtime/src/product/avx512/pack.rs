@@ -9,6 +9,11 @@ use shardc_ir::kernel::Elem;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+/// Bytes of a row, and rows of adjacent elements, that are asked for before they are packed: the processor
+/// does not see so many rows at once coming.
+const BYTES_AHEAD: usize = 256;
+const STEPS_AHEAD: usize = 8;
+
 /// Packs panels of `W` rows of an operand, whose columns are k: the rows of this range, and
 /// these columns. Panels follow each other, each with a word per row and step.
 ///
@@ -54,8 +59,10 @@ unsafe fn across<const W: usize>(x: Stored, rows: usize, k: usize, word: Word, t
             let mut block = [_mm512_setzero_si512(); 16];
             let left = k - step * word.depth();
             for (i, b) in block[..n].iter_mut().enumerate() {
+                let row = x.from(first + i, step * word.depth());
+                _mm_prefetch::<_MM_HINT_T0>(row.at.cast::<i8>().wrapping_add(BYTES_AHEAD));
                 // SAFETY: `left` columns are valid from here on.
-                *b = unsafe { words(x.from(first + i, step * word.depth()), left, word) };
+                *b = unsafe { words(row, left, word) };
             }
             turn(&mut block);
             for (i, &b) in block[..(steps - step).min(16)].iter().enumerate() {
@@ -150,6 +157,8 @@ unsafe fn along<const W: usize>(x: Stored, rows: usize, k: usize, word: Word, to
             for first in (0..W).step_by(16) {
                 let width = (W - first).min(16);
                 let row = panel * W + first;
+                let next = x.from(row, (step + STEPS_AHEAD) * word.depth());
+                _mm_prefetch::<_MM_HINT_T0>(next.at.cast::<i8>());
                 let mask = few(rows.saturating_sub(row)) & few(width);
                 // SAFETY: rows that do not exist are masked, and so is what the panel has no room for.
                 unsafe {

@@ -22,11 +22,16 @@ struct Params {
     double scale, softcap;
 };
 
-const int THREADS = 2 * ROWS, LD = pitch<ELEM>(WIDTH), VALUE_LD = pitch<ELEM>(VALUE_WIDTH);
+const int THREADS = 2 * ROWS;
+// Products are made by groups.
+const bool GROUPS =
+    WARPGROUPS && ROWS % 64 == 0 && in_slabs<ELEM>(WIDTH) && in_slabs<ELEM>(VALUE_WIDTH);
 
 KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
-    DYNAMIC_SHARED(ELEM, q_tile);
-    ELEM *k_tile = q_tile + ROWS * LD, *v_tile = k_tile + COLS * LD;
+    DYNAMIC_SHARED(ELEM, storage);
+    const Tile<ELEM, ROWS, WIDTH> q_tile = {storage};
+    const Tile<ELEM, COLS, WIDTH> k_tile = {q_tile.end()};
+    const Tile<ELEM, COLS, VALUE_WIDTH> v_tile = {k_tile.end()};
     // Of the block's queries; of this tile of keys, and of the next.
     __shared__ int q_pos[ROWS], k_pos[2][COLS];
 
@@ -45,19 +50,18 @@ KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
 
     auto load_keys = [&](int key) {
         const int n = (int)p.keys - key;
-        load_tile<COLS, WIDTH, THREADS, ALIGNED>(k_tile, k + key * p.k_stride[1], p.k_stride[1], n,
-                                                 (int)p.width);
+        load_tile<THREADS, ALIGNED>(k_tile, k + key * p.k_stride[1], p.k_stride[1], n, (int)p.width);
         load_row<COLS, THREADS>(k_pos[key / COLS & 1], p.k_pos + key, 1, n);
         copies_begun();
     };
-    load_tile<ROWS, WIDTH, THREADS, ALIGNED>(q_tile, q, p.q_stride[1], rows, (int)p.width);
+    load_tile<THREADS, ALIGNED>(q_tile, q, p.q_stride[1], rows, (int)p.width);
     load_row<ROWS, THREADS>(q_pos, p.q_pos + row, 1, rows);
     copies_begun();
     if (begin < end) load_keys(begin);
 
     // Scores are in units of log 2.
     const float scale = (float)p.scale * LOG2_E, cap = (float)p.softcap * LOG2_E;
-    const ELEM* q_rows = q_tile + warp_id() * 16 * LD;
+    const int first = warp_id() * 16;
     float out[VALUE_WIDTH / 8][4];
     clear(out);
     // Of rows row_of(0) and row_of(2): the largest score so far, and this lane's part of the sum of
@@ -65,16 +69,16 @@ KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
     float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
 
     for (int key = begin; key < end; key += COLS) {
-        copies_arrive<0>();
+        copies_arrive<GROUPS, 0>();
         __syncthreads();
         const int n = (int)p.keys - key;
-        load_tile<COLS, VALUE_WIDTH, THREADS, ALIGNED>(v_tile, v + key * p.v_stride[1],
-                                                       p.v_stride[1], n, (int)p.value_width);
+        load_tile<THREADS, ALIGNED>(v_tile, v + key * p.v_stride[1], p.v_stride[1], n,
+                                    (int)p.value_width);
         copies_begun();
 
         float s[COLS / 8][4];
         clear(s);
-        dot_rows<WIDTH>(s, q_rows, LD, k_tile, LD);
+        dot_rows<GROUPS>(s, q_tile, first, k_tile);
 
         const int* keys = k_pos[key / COLS & 1];
         bool hidden = n < COLS;
@@ -87,7 +91,7 @@ KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
         for (int i = 0; i < COLS / 8; i++) {
             #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int c = col_of(i, e), r = warp_id() * 16 + row_of(e);
+                const int c = col_of(i, e), r = first + row_of(e);
                 s[i][e] *= scale;
                 if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
                 if (hidden && !(c < n && sees(q_pos[r], keys[c], window))) {
@@ -120,13 +124,13 @@ KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
             for (int e = 0; e < 4; e++) out[i][e] *= shrink[e / 2];
         }
 
-        copies_arrive<0>();
+        copies_arrive<GROUPS, 0>();
         __syncthreads();
         if (key + COLS < end) load_keys(key + COLS);
-        sum_rows(out, s, v_tile, VALUE_LD);
+        sum_rows<GROUPS>(out, s, v_tile, 0);
     }
 
-    copies_arrive<0>();
+    copies_arrive<GROUPS, 0>();
     #pragma unroll
     for (int h = 0; h < 2; h++) sum[h] = sum_lanes<4>(sum[h]);
     #pragma unroll
@@ -136,7 +140,6 @@ KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
             out[i][e] = sum[e / 2] > 0.0f ? out[i][e] / sum[e / 2] : 0.0f;
         }
     }
-    const int first = warp_id() * 16;
     const i64 at = row + first;
     store_rows<ALIGNED>(out, p.out + b * p.out_stride[0] + at * p.out_stride[1] +
                                  head * p.out_stride[2],

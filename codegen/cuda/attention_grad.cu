@@ -26,10 +26,18 @@ struct Params {
     double scale, softcap;
 };
 
-const int THREADS = 2 * ROWS * SPLIT, LD = pitch<ELEM>(WIDTH), VALUE_LD = pitch<ELEM>(VALUE_WIDTH);
+const int THREADS = 2 * ROWS * SPLIT;
+// Products are made by groups.
+const bool GROUPS = WARPGROUPS && ROWS % 64 == 0 && in_slabs<ELEM>(WIDTH / SPLIT) &&
+                    in_slabs<ELEM>(VALUE_WIDTH / SPLIT);
 
-// Elements of one tile of COLS rows, of either width.
-const int TILE = COLS * (LD + VALUE_LD);
+// Tiles of so many rows, of either width, one after the other.
+template <int Rows>
+struct Pair {
+    Tile<ELEM, Rows, WIDTH> own;
+    Tile<ELEM, Rows, VALUE_WIDTH> value;
+    DEVICE Pair(ELEM* begin) : own{begin}, value{own.end()} {}
+};
 
 DEVICE i64 at(const i64 (&stride)[3], int b, i64 position, int head) {
     return b * stride[0] + position * stride[1] + head * stride[2];
@@ -39,8 +47,9 @@ DEVICE i64 at(const i64 (&stride)[3], int b, i64 position, int head) {
 // the other way round.
 template <bool KEYS>
 DEVICE void gradients(const Params& p) {
-    DYNAMIC_SHARED(ELEM, rows_tile);
-    ELEM *value_rows_tile = rows_tile + ROWS * LD, *cols_tiles = value_rows_tile + ROWS * VALUE_LD;
+    DYNAMIC_SHARED(ELEM, storage);
+    const Pair<ROWS> row_tiles(storage);
+    const Pair<COLS> even(row_tiles.value.end()), odd(even.value.end());
     // Statistics belong to queries, which are rows or columns.
     __shared__ int row_pos[ROWS], col_pos[2][COLS];
     __shared__ float col_lse[2][COLS], col_delta[2][COLS];
@@ -67,14 +76,14 @@ DEVICE void gradients(const Params& p) {
 
     auto load_cols = [&](int i) {
         const int head = col_head + i / per_head, col = (begin + i % per_head) * COLS, n = all_cols - col;
-        ELEM* to = cols_tiles + (i & 1) * TILE;
+        const Pair<COLS> to = i & 1 ? odd : even;
         const i64 step = KEYS ? p.q_stride[1] : p.k_stride[1];
         const i64 value_step = KEYS ? p.d_out_stride[1] : p.v_stride[1];
-        load_tile<COLS, WIDTH, THREADS, ALIGNED>(
-            to, KEYS ? p.q + at(p.q_stride, b, col, head) : p.k + at(p.k_stride, b, col, head), step,
+        load_tile<THREADS, ALIGNED>(
+            to.own, KEYS ? p.q + at(p.q_stride, b, col, head) : p.k + at(p.k_stride, b, col, head), step,
             n, width);
-        load_tile<COLS, VALUE_WIDTH, THREADS, ALIGNED>(
-            to + COLS * LD,
+        load_tile<THREADS, ALIGNED>(
+            to.value,
             KEYS ? p.d_out + at(p.d_out_stride, b, col, head) : p.v + at(p.v_stride, b, col, head),
             value_step, n, value_width);
         load_row<COLS, THREADS>(col_pos[i & 1], col_positions + col, 1, n);
@@ -86,19 +95,21 @@ DEVICE void gradients(const Params& p) {
         }
         copies_begun();
     };
-    load_tile<ROWS, WIDTH, THREADS, ALIGNED>(
-        rows_tile, KEYS ? p.k + at(p.k_stride, b, row, row_head) : p.q + at(p.q_stride, b, row, row_head),
+    load_tile<THREADS, ALIGNED>(
+        row_tiles.own, KEYS ? p.k + at(p.k_stride, b, row, row_head) : p.q + at(p.q_stride, b, row, row_head),
         KEYS ? p.k_stride[1] : p.q_stride[1], rows, width);
-    load_tile<ROWS, VALUE_WIDTH, THREADS, ALIGNED>(
-        value_rows_tile,
+    load_tile<THREADS, ALIGNED>(
+        row_tiles.value,
         KEYS ? p.v + at(p.v_stride, b, row, row_head) : p.d_out + at(p.d_out_stride, b, row, row_head),
         KEYS ? p.v_stride[1] : p.d_out_stride[1], rows, value_width);
     load_row<ROWS, THREADS>(row_pos, row_positions + row, 1, rows);
     copies_begun();
     if (tiles > 0) load_cols(0);
 
-    // This warp's rows, and its part of the columns of the results.
-    const int first = warp_id() / SPLIT * 16, part = warp_id() % SPLIT;
+    // This warp's rows, and its part of the columns of the results; warps next to each other have rows
+    // next to each other.
+    const int first = warp_id() % (ROWS / 16) * 16, part = SPLIT == 1 ? 0 : warp_id() / (ROWS / 16);
+    const int from = part * (WIDTH / SPLIT), value_from = part * (VALUE_WIDTH / SPLIT);
     float row_lse[2], row_delta[2];
     #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -115,19 +126,19 @@ DEVICE void gradients(const Params& p) {
     for (int i = 0; i < tiles; i++) {
         if (i + 1 < tiles) {
             load_cols(i + 1);
-            copies_arrive<1>();
+            copies_arrive<GROUPS, 1>();
         } else {
-            copies_arrive<0>();
+            copies_arrive<GROUPS, 0>();
         }
         __syncthreads();
-        const ELEM *cols = cols_tiles + (i & 1) * TILE, *value_cols = cols + COLS * LD;
+        const Pair<COLS> cols = i & 1 ? odd : even;
         const int n = all_cols - (begin + i % per_head) * COLS;
 
         float w[COLS / 8][4], s[COLS / 8][4];
         clear(w);
         clear(s);
-        dot_rows<WIDTH>(w, rows_tile + first * LD, LD, cols, LD);
-        dot_rows<VALUE_WIDTH>(s, value_rows_tile + first * VALUE_LD, VALUE_LD, value_cols, VALUE_LD);
+        dot_rows<GROUPS>(w, row_tiles.own, first, cols.own);
+        dot_rows<GROUPS>(s, row_tiles.value, first, cols.value);
         if (CAPPED) {
             #pragma unroll
             for (int j = 0; j < COLS / 8; j++) {
@@ -148,13 +159,12 @@ DEVICE void gradients(const Params& p) {
                 s[j][e] = there ? w[j][e] * (s[j][e] - delta) * (scale * slope) : 0.0f;
             }
         }
-        if (KEYS) sum_rows(value_made, w, value_cols + part * (VALUE_WIDTH / SPLIT), VALUE_LD);
-        sum_rows(made, s, cols + part * (WIDTH / SPLIT), LD);
+        if (KEYS) sum_rows<GROUPS>(value_made, w, cols.value, value_from);
+        sum_rows<GROUPS>(made, s, cols.own, from);
         __syncthreads();
     }
 
-    copies_arrive<0>();
-    const int from = part * (WIDTH / SPLIT), value_from = part * (VALUE_WIDTH / SPLIT);
+    copies_arrive<GROUPS, 0>();
     const i64 place = row + first;
     if (KEYS) {
         store_rows<ALIGNED>(made, p.d_k + at(p.d_k_stride, b, place, row_head) + from,

@@ -40,7 +40,7 @@ struct alignas(8) Bytes8 {
 #define CONSTANT const __grid_constant__
 // All the shared memory that the launch asks for.
 #define DYNAMIC_SHARED(T, name)                                        \
-    extern __shared__ __align__(128) unsigned char name##_bytes[];     \
+    extern __shared__ __align__(1024) unsigned char name##_bytes[];    \
     T* name = reinterpret_cast<T*>(name##_bytes)
 
 DEVICE float minus_infinity() { return __int_as_float(0xff800000); }
@@ -83,7 +83,60 @@ DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Copies to shared memory that are on their way until `copies_arrive`. A barrier must follow.
+// ---- Products by a group, four warps that have 16 rows of the result each, in the order of their
+// numbers, and hold them like the result of a warp below. Operands in shared memory are named by
+// Tile::operand. Sums and weights in registers are not touched from `group_begin` to `group_end`.
+
+// Groups see what this thread has written to shared memory, after the barrier that follows.
+DEVICE void show_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void group_end() {
+    asm volatile("wgmma.commit_group.sync.aligned;\n"
+                 "wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+// Keeps the compiler from moving what makes a register, or uses it, past here.
+DEVICE void settle(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
+DEVICE void settle(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
+
+#define SUMS_1(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define SUMS_4(c, n) SUMS_1(c, n), SUMS_1(c, n + 1), SUMS_1(c, n + 2), SUMS_1(c, n + 3)
+#define NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define NAMES_32 NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES_64 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
+                          ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+// c[64 x 8N] += a[64 x 16] b[16 x 8N]. With Down, k runs down the rows of the operand's tile, else
+// along them.
+template <int N, bool DownA, bool DownB>
+DEVICE void group_multiply_add(float (*c)[4], u64 a, u64 b) {
+    static_assert(N == 4 || N == 8 || N == 16, "32, 64 or 128 columns");
+    if constexpr (N == 4) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                     "{" NAMES_16 "}, %16, %17, 1, 1, 1, %18, %19;"
+                     : SUMS_4(c, 0)
+                     : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory");
+    } else if constexpr (N == 8) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                     "{" NAMES_32 "}, %32, %33, 1, 1, 1, %34, %35;"
+                     : SUMS_4(c, 0), SUMS_4(c, 4)
+                     : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory");
+    } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                     "{" NAMES_64 "}, %64, %65, 1, 1, 1, %66, %67;"
+                     : SUMS_4(c, 0), SUMS_4(c, 4), SUMS_4(c, 8), SUMS_4(c, 12)
+                     : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory");
+    }
+}
+// c[64 x 64] += a[64 x 16] b[16 x 64]. Each warp has its rows of `a` as for multiply_add; k runs down
+// the rows of b's tile.
+DEVICE void group_multiply_add(float (*c)[4], const u32 (&a)[4], u64 b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
+                 : SUMS_4(c, 0), SUMS_4(c, 4)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+}
+
+// Copies to shared memory that are on their way until `copies_end`.
 DEVICE void copy16_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                  :: "r"(shared_address(to)), "l"(from) : "memory");
@@ -93,13 +146,20 @@ DEVICE void copy4_async(void* to, const void* from) {
                  :: "r"(shared_address(to)), "l"(from) : "memory");
 }
 DEVICE void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all groups of copies but the last `N`.
+// Waits for all that have begun but the last `N`.
 template <int N>
-DEVICE void copies_arrive() {
+DEVICE void copies_end() {
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
 #endif  // EMULATED
+
+// True where groups multiply tiles; EMULATED_SM90A: as if it were there.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(EMULATED_SM90A)
+const bool WARPGROUPS = true;
+#else
+const bool WARPGROUPS = false;
+#endif
 
 const u32 ALL_LANES = 0xffffffffu;
 
@@ -173,35 +233,64 @@ DEVICE i64 walk(Index i, const i64 (&extent)[N], const i64 (&stride)[N]) {
     return at + (i64)i * stride[0];
 }
 
-// ---- Tiles: rows of Cols elements in shared memory, 16 bytes apart so that the 8 rows that a
-// matrix load touches lie in different banks.
+// Waits for all copies that have begun but the last `N`, and with Groups shows groups what the thread
+// has written. A barrier must follow.
+template <bool Groups, int N>
+DEVICE void copies_arrive() {
+    copies_end<N>();
+    if constexpr (Groups) show_groups();
+}
+
+// ---- Tiles: Rows rows of Cols elements in shared memory, such that the 8 rows that a matrix load
+// touches lie in different banks. Rows are 16 bytes longer than their elements; or, of bf16 and
+// whole 64 columns, they lie as groups read them: in slabs of 64 columns, rows of 128 bytes, whose
+// 8 parts of 16 bytes are exchanged by the last bits of the row's number. Slabs begin at multiples
+// of 1024 bytes, if all tiles before are of slabs.
 
 template <class T>
-DEVICE constexpr int pitch(int cols) {
-    return cols + 16 / (int)sizeof(T);
+DEVICE constexpr bool in_slabs(int cols) {
+    return sizeof(T) == 2 && cols % 64 == 0;
 }
+
+template <class T, int Rows, int Cols>
+struct Tile {
+    static const bool SLABS = in_slabs<T>(Cols);
+    static const int LD = Cols + 16 / (int)sizeof(T), SIZE = Rows * (SLABS ? Cols : LD);
+    T* begin;
+
+    DEVICE T* at(int r, int c) const {
+        return SLABS ? begin + (c / 64 * Rows + r) * 64 + (c % 64 ^ r % 8 * 8) : begin + r * LD + c;
+    }
+    DEVICE T* end() const { return begin + SIZE; }
+    // What names a tile in slabs to a group, from a multiple of 8 rows and of 64 columns on: where that
+    // begins, how far slabs are apart, and the next 8 rows, in units of 16 bytes; and that parts of 16
+    // bytes are exchanged in 128. Plus n it names what begins n units later.
+    DEVICE u64 operand(int r, int c) const {
+        return shared_address(at(r, c)) >> 4 | (u64)(Rows * 8) << 16 | (u64)64 << 32 | (u64)1 << 62;
+    }
+};
 
 // Begins to copy the first `rows` rows of `width` elements, `stride` apart, the elements `step`
 // apart; all else in the tile becomes zero. With Aligned, rows are of whole 16 bytes, which are
 // adjacent and begin at multiples of 16 bytes.
-template <int Rows, int Cols, int Threads, bool Aligned, class T, class S>
-DEVICE void load_tile(T* tile, const S* from, i64 stride, int rows, int width, i64 step = 1) {
-    const int LD = pitch<T>(Cols), Whole = 16 / (int)sizeof(T);
+template <int Threads, bool Aligned, class T, int Rows, int Cols, class S>
+DEVICE void load_tile(const Tile<T, Rows, Cols>& tile, const S* from, i64 stride, int rows, int width,
+                      i64 step = 1) {
+    const int Whole = 16 / (int)sizeof(T);
     if (Aligned) {
         for (int i = threadIdx.x; i < Rows * (Cols / Whole); i += Threads) {
             const int r = i / (Cols / Whole), c = i % (Cols / Whole) * Whole;
-            T* to = tile + r * LD + c;
             if (r < rows && c < width) {
-                copy16_async(to, from + r * stride + c);
+                copy16_async(tile.at(r, c), from + r * stride + c);
             } else {
-                *reinterpret_cast<Bytes16*>(to) = Bytes16{};
+                *reinterpret_cast<Bytes16*>(tile.at(r, c)) = Bytes16{};
             }
         }
     } else {
         for (int i = threadIdx.x; i < Rows * Cols; i += Threads) {
             const int r = i / Cols, c = i % Cols;
             const bool there = r < rows && c < width;
-            convert(tile[r * LD + c], there ? from[r * stride + c * step] : S{});
+            convert(*tile.at(r, c), there ? from[r * stride + c * step] : S{});
         }
     }
 }
@@ -233,36 +322,63 @@ DEVICE void clear(float (&acc)[N][4]) {
     }
 }
 
-// acc += a b^T: dot products of 16 rows of `a` and 8N rows of `b`, of K elements.
-template <int K, int N>
-DEVICE void dot_rows(float (&acc)[N][4], const Bf16* a, int a_pitch, const Bf16* b, int b_pitch) {
-    const int lane = lane_id();
-    a += (lane & 15) * a_pitch + (lane >> 4) * 8;
-    b += ((lane & 7) + (lane >> 4) * 8) * b_pitch + (lane >> 3 & 1) * 8;
+template <class T, int N>
+DEVICE void settle(T (&x)[N][4]) {
     #pragma unroll
-    for (int k = 0; k < K; k += 16) {
-        u32 left[4];
-        load_matrices(left, a + k);
+    for (int n = 0; n < N; n++) {
         #pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            u32 right[4];
-            load_matrices(right, b + n * 8 * b_pitch + k);
-            multiply_add(acc[n], left, right[0], right[1]);
-            multiply_add(acc[n + 1], left, right[2], right[3]);
+        for (int e = 0; e < 4; e++) settle(x[n][e]);
+    }
+}
+
+// acc += a b^T: dot products of 16 rows of `a`, from `row` on, and the rows of `b`. With Groups, all
+// warps of a group call this together, and row / 16 is a warp's number in the group, plus multiples
+// of four.
+template <bool Groups, int N, int Rows, int Cols>
+DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols>& a, int row,
+                     const Tile<Bf16, 8 * N, Cols>& b) {
+    if constexpr (Groups) {
+        // Of all lanes: operands are the same for all, which the compiler learns by this.
+        const int first = __shfl_sync(ALL_LANES, row, 0) / 64 * 64;
+        const u64 of_a = a.operand(first, 0), of_b = b.operand(0, 0);
+        settle(acc);
+        group_begin();
+        #pragma unroll
+        for (int k = 0; k < Cols; k += 16) {
+            const int slab = k / 64, inside = k % 64 / 8;
+            group_multiply_add<N, false, false>(acc, of_a + (slab * Rows * 8 + inside),
+                                                of_b + (slab * 8 * N * 8 + inside));
+        }
+        group_end();
+        settle(acc);
+    } else {
+        const int lane = lane_id();
+        #pragma unroll
+        for (int k = 0; k < Cols; k += 16) {
+            u32 left[4];
+            load_matrices(left, a.at(row + (lane & 15), k + (lane >> 4) * 8));
+            #pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                u32 right[4];
+                load_matrices(right, b.at(n * 8 + (lane & 7) + (lane >> 4) * 8,
+                                          k + (lane >> 3 & 1) * 8));
+                multiply_add(acc[n], left, right[0], right[1]);
+                multiply_add(acc[n + 1], left, right[2], right[3]);
+            }
         }
     }
 }
-template <int K, int N>
-DEVICE void dot_rows(float (&acc)[N][4], const float* a, int a_pitch, const float* b, int b_pitch) {
-    a += row_of(0) * a_pitch;
-    b += col_of(0, 0) * b_pitch;
+template <bool Groups, int N, int Rows, int Cols>
+DEVICE void dot_rows(float (&acc)[N][4], const Tile<float, Rows, Cols>& a, int row,
+                     const Tile<float, 8 * N, Cols>& b) {
+    row += row_of(0);
     #pragma unroll 1
-    for (int k = 0; k < K; k += 4) {
-        const Float4 a0 = *(const Float4*)(a + k), a1 = *(const Float4*)(a + 8 * a_pitch + k);
+    for (int k = 0; k < Cols; k += 4) {
+        const Float4 a0 = *(const Float4*)a.at(row, k), a1 = *(const Float4*)a.at(row + 8, k);
         #pragma unroll
         for (int n = 0; n < N; n++) {
-            const float* at = b + n * 8 * b_pitch + k;
-            const Float4 b0 = *(const Float4*)at, b1 = *(const Float4*)(at + b_pitch);
+            const int col = col_of(n, 0);
+            const Float4 b0 = *(const Float4*)b.at(col, k), b1 = *(const Float4*)b.at(col + 1, k);
             acc[n][0] += a0.x * b0.x + a0.y * b0.y + a0.z * b0.z + a0.w * b0.w;
             acc[n][1] += a0.x * b1.x + a0.y * b1.y + a0.z * b1.z + a0.w * b1.w;
             acc[n][2] += a1.x * b0.x + a1.y * b0.y + a1.z * b0.z + a1.w * b0.w;
@@ -271,28 +387,50 @@ DEVICE void dot_rows(float (&acc)[N][4], const float* a, int a_pitch, const floa
     }
 }
 
-// acc += w b: sums of 8K rows of `b`, of 8N elements, with weights that are a result of the warp.
-template <int K, int N>
-DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const Bf16* b, int b_pitch) {
-    const int lane = lane_id();
-    b += (lane & 15) * b_pitch + (lane >> 4) * 8;
+// acc += w b: sums of the rows of `b`, of 8N elements from `col` on, with weights that are a result
+// of the warp. With Groups, all warps of a group call this together, and `col` is a slab's first.
+template <bool Groups, int K, int N, int Cols>
+DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const Tile<Bf16, 8 * K, Cols>& b,
+                     int col) {
+    u32 left[K / 2][4];
     #pragma unroll
-    for (int k = 0; k < K; k += 2) {
-        const u32 left[4] = {pack(w[k][0], w[k][1]), pack(w[k][2], w[k][3]),
-                             pack(w[k + 1][0], w[k + 1][1]), pack(w[k + 1][2], w[k + 1][3])};
+    for (int k = 0; k < K; k++) {
+        left[k / 2][k % 2 * 2] = pack(w[k][0], w[k][1]);
+        left[k / 2][k % 2 * 2 + 1] = pack(w[k][2], w[k][3]);
+    }
+    if constexpr (Groups) {
+        const u64 of_b = b.operand(0, __shfl_sync(ALL_LANES, col, 0));
+        settle(acc);
+        settle(left);
+        group_begin();
         #pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            u32 right[4];
-            load_matrices_transposed(right, b + k * 8 * b_pitch + n * 8);
-            multiply_add(acc[n], left, right[0], right[1]);
-            multiply_add(acc[n + 1], left, right[2], right[3]);
+        for (int k = 0; k < K; k += 2) {
+            #pragma unroll
+            for (int n = 0; n < N; n += 8) {
+                group_multiply_add(acc + n, left[k / 2], of_b + (n / 8 * K + k) * 64);
+            }
+        }
+        group_end();
+        settle(acc);
+    } else {
+        const int lane = lane_id();
+        #pragma unroll
+        for (int k = 0; k < K; k += 2) {
+            #pragma unroll
+            for (int n = 0; n < N; n += 2) {
+                u32 right[4];
+                load_matrices_transposed(right, b.at(k * 8 + (lane & 15),
+                                                     col + n * 8 + (lane >> 4) * 8));
+                multiply_add(acc[n], left[k / 2], right[0], right[1]);
+                multiply_add(acc[n + 1], left[k / 2], right[2], right[3]);
+            }
         }
     }
 }
-template <int K, int N>
-DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const float* b, int b_pitch) {
+template <bool Groups, int K, int N, int Cols>
+DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const Tile<float, 8 * K, Cols>& b,
+                     int col) {
     const int quad = lane_id() & ~3;
-    b += col_of(0, 0);
     #pragma unroll
     for (int k = 0; k < K; k++) {
         // Lane t of four holds weights of rows 8k + 2t and the next one.
@@ -301,11 +439,11 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const float* b,
             float x[4];
             #pragma unroll
             for (int e = 0; e < 4; e++) x[e] = __shfl_sync(ALL_LANES, w[k][e], quad | t);
-            const float* row = b + (k * 8 + t * 2) * b_pitch;
+            const int row = k * 8 + t * 2;
             #pragma unroll
             for (int n = 0; n < N; n++) {
-                const Float2 y = *(const Float2*)(row + n * 8);
-                const Float2 z = *(const Float2*)(row + b_pitch + n * 8);
+                const Float2 y = *(const Float2*)b.at(row, col + col_of(n, 0));
+                const Float2 z = *(const Float2*)b.at(row + 1, col + col_of(n, 0));
                 acc[n][0] += x[0] * y.x + x[1] * z.x;
                 acc[n][1] += x[0] * y.y + x[1] * z.y;
                 acc[n][2] += x[2] * y.x + x[3] * z.x;

@@ -2,7 +2,7 @@
 //
 // Bytes: out once; a once per TILE_N columns and b once per TILE_M rows, mostly from the L2 cache.
 // Launch: (ceil(m / TILE_M), ceil(n / TILE_N), batches) blocks of 32 WARPS_M WARPS_N threads; the
-// shared memory of three tiles of each operand.
+// shared memory of STAGES tiles of each operand.
 //
 // Defined before: those of product.cuh; BATCHES and SUMS, the numbers of loops; if THEN is, the struct
 // of what becomes of the result, which is not written then.
@@ -20,7 +20,7 @@ struct Params {
 #endif
 };
 
-KERNEL void __launch_bounds__(THREADS) gemm(const Params p) {
+KERNEL void __launch_bounds__(THREADS, BLOCKS) gemm(const Params p) {
     const i64 m = (i64)blockIdx.x * TILE_M, n = (i64)blockIdx.y * TILE_N;
     const u32 batch = blockIdx.z;
     const Shape shape = {p.a_row, p.a_col, p.b_row, p.b_col, (int)smaller(p.m - m, (i64)TILE_M),

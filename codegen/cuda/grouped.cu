@@ -7,7 +7,7 @@
 // Bytes: out once; rows once per TILE_N columns, a weight once per TILE_M rows of its expert. Rows
 // of no expert are not touched. Launch, of 32 WARPS_M WARPS_N threads: (the tiles of rows that there
 // may be in a buffer, ceil(n / TILE_N), groups * shards), or (ceil(m / TILE_M), ceil(n / TILE_N),
-// experts of all groups); the shared memory of three tiles of each operand.
+// experts of all groups); the shared memory of STAGES tiles of each operand.
 //
 // Defined before: those of product.cuh; of b, B_ALONG_K says which of both forms of w it is.
 #include "product.cuh"
@@ -31,7 +31,7 @@ DEVICE int rows_of(const Params& p, int group, int expert, int shard, int before
     return smaller(larger(n, 0), (int)p.rows - before);
 }
 
-KERNEL void __launch_bounds__(THREADS) grouped_rows(const Params p) {
+KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_rows(const Params p) {
     const int group = blockIdx.z / (int)p.shards, shard = blockIdx.z % (int)p.shards;
     // The expert that this tile belongs to, and its rows.
     int tile = blockIdx.x, first = 0, expert = 0, there = 0;
@@ -63,7 +63,7 @@ KERNEL void __launch_bounds__(THREADS) grouped_rows(const Params p) {
     store_tile(acc, out, p.out_stride[2], 1, shape.m, shape.n);
 }
 
-KERNEL void __launch_bounds__(THREADS) grouped_weights(const Params p) {
+KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_weights(const Params p) {
     const int group = blockIdx.z / (int)p.experts, expert = blockIdx.z % (int)p.experts;
     const i64 m = (i64)blockIdx.x * TILE_M, n = (i64)blockIdx.y * TILE_N;
     const Shape shape = {1, p.a_stride[2], p.b_stride[2], 1, (int)smaller(p.m - m, (i64)TILE_M),

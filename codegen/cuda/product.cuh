@@ -6,19 +6,21 @@
 //
 // Defined before: A, B and OUT, the elements; TILE, those of the tiles (Bf16 if A and B are, which
 // are multiplied by tensor cores, else float); A_ALONG_K, B_ALONG_K; A_ALIGNED, B_ALIGNED (see
-// load_tile) and OUT_ALIGNED and ACCUMULATE (see store_rows); TILE_M, TILE_N, TILE_K; WARPS_M and WARPS_N, the
-// warps of a block.
+// load_tile) and OUT_ALIGNED and ACCUMULATE (see store_rows); TILE_M, TILE_N, TILE_K; STAGES;
+// WARPS_M and WARPS_N, the warps of a block.
 #ifndef PRODUCT_CUH
 #define PRODUCT_CUH
 #include "device.cuh"
 
-const int THREADS = 32 * WARPS_M * WARPS_N, STAGES = 3;
-const int A_LD = pitch<TILE>(A_ALONG_K ? TILE_K : TILE_M);
-const int B_LD = pitch<TILE>(B_ALONG_K ? TILE_K : TILE_N);
-const int A_TILE = A_LD * (A_ALONG_K ? TILE_M : TILE_K);
-const int B_TILE = B_LD * (B_ALONG_K ? TILE_N : TILE_K);
-// A warp makes SLABS times 16 rows of 8 COLUMNS columns.
-const int SLABS = TILE_M / WARPS_M / 16, COLUMNS = TILE_N / WARPS_N / 8;
+// As many blocks share a multiprocessor as leave a thread 128 registers.
+const int THREADS = 32 * WARPS_M * WARPS_N, BLOCKS = 512 / THREADS;
+typedef Tile<TILE, A_ALONG_K ? TILE_M : TILE_K, A_ALONG_K ? TILE_K : TILE_M> ATile;
+typedef Tile<TILE, B_ALONG_K ? TILE_N : TILE_K, B_ALONG_K ? TILE_K : TILE_N> BTile;
+// Products are made by groups. Then a warp has all columns of its rows.
+const bool GROUPS = WARPGROUPS && ATile::SLABS && BTile::SLABS;
+const int ACROSS = GROUPS ? 1 : WARPS_N, ROWS = TILE_M * ACROSS / (WARPS_M * WARPS_N);
+// A warp makes STRIPS times 16 rows of 8 COLUMNS columns.
+const int STRIPS = ROWS / 16, COLUMNS = TILE_N / ACROSS / 8;
 
 // A part of the sum over k: where both operands begin, and how long it is.
 struct Piece {
@@ -33,36 +35,58 @@ struct Shape {
     int m, n;
 };
 
-typedef float Sums[SLABS][COLUMNS][4];
+typedef float Sums[STRIPS][COLUMNS][4];
 
-DEVICE void load_piece(TILE* a, TILE* b, const Piece& p, const Shape& s) {
+DEVICE void load_piece(const ATile& a, const BTile& b, const Piece& p, const Shape& s) {
     if (A_ALONG_K) {
-        load_tile<TILE_M, TILE_K, THREADS, A_ALIGNED>(a, p.a, s.a_row, s.m, p.k, s.a_col);
+        load_tile<THREADS, A_ALIGNED>(a, p.a, s.a_row, s.m, p.k, s.a_col);
     } else {
-        load_tile<TILE_K, TILE_M, THREADS, A_ALIGNED>(a, p.a, s.a_col, p.k, s.m, s.a_row);
+        load_tile<THREADS, A_ALIGNED>(a, p.a, s.a_col, p.k, s.m, s.a_row);
     }
     if (B_ALONG_K) {
-        load_tile<TILE_N, TILE_K, THREADS, B_ALIGNED>(b, p.b, s.b_col, s.n, p.k, s.b_row);
+        load_tile<THREADS, B_ALIGNED>(b, p.b, s.b_col, s.n, p.k, s.b_row);
     } else {
-        load_tile<TILE_K, TILE_N, THREADS, B_ALIGNED>(b, p.b, s.b_row, p.k, s.n, s.b_col);
+        load_tile<THREADS, B_ALIGNED>(b, p.b, s.b_row, p.k, s.n, s.b_col);
     }
 }
 
-DEVICE int warp_row() { return warp_id() / WARPS_N * SLABS * 16; }
-DEVICE int warp_col() { return warp_id() % WARPS_N * COLUMNS * 8; }
+DEVICE int warp_row() { return warp_id() / ACROSS * ROWS; }
+DEVICE int warp_col() { return warp_id() % ACROSS * COLUMNS * 8; }
 
-DEVICE void multiply(Sums& acc, const Bf16* a, const Bf16* b) {
-    const int lane = lane_id(), low = lane & 7, middle = lane >> 3 & 1, high = lane >> 4;
-    #pragma unroll
-    for (int k = 0; k < TILE_K; k += 16) {
-        u32 left[SLABS][4];
+// How much later k begins in an operand, for a group.
+template <bool Down, int Rows>
+DEVICE constexpr int later(int k) {
+    return Down ? k * 8 : k / 64 * Rows * 8 + k % 64 / 8;
+}
+
+template <int RowsA, int ColsA, int RowsB, int ColsB>
+DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA>& a, const Tile<Bf16, RowsB, ColsB>& b) {
+    if constexpr (GROUPS) {
+        // As in dot_rows.
+        const int first = __shfl_sync(ALL_LANES, warp_row(), 0) / 64 * 64;
+        const u64 of_a = A_ALONG_K ? a.operand(first, 0) : a.operand(0, first), of_b = b.operand(0, 0);
+        settle(acc[0]);
+        group_begin();
         #pragma unroll
-        for (int i = 0; i < SLABS; i++) {
+        for (int k = 0; k < TILE_K; k += 16) {
+            group_multiply_add<COLUMNS, !A_ALONG_K, !B_ALONG_K>(
+                acc[0], of_a + later<!A_ALONG_K, RowsA>(k), of_b + later<!B_ALONG_K, RowsB>(k));
+        }
+        group_end();
+        settle(acc[0]);
+        return;
+    }
+    const int lane = lane_id(), low = lane & 7, middle = lane >> 3 & 1, high = lane >> 4;
+    #pragma unroll 2
+    for (int k = 0; k < TILE_K; k += 16) {
+        u32 left[STRIPS][4];
+        #pragma unroll
+        for (int i = 0; i < STRIPS; i++) {
             const int m = warp_row() + i * 16 + middle * 8;
             if (A_ALONG_K) {
-                load_matrices(left[i], a + (m + low) * A_LD + k + high * 8);
+                load_matrices(left[i], a.at(m + low, k + high * 8));
             } else {
-                load_matrices_transposed(left[i], a + (k + high * 8 + low) * A_LD + m);
+                load_matrices_transposed(left[i], a.at(k + high * 8 + low, m));
             }
         }
         #pragma unroll
@@ -70,12 +94,12 @@ DEVICE void multiply(Sums& acc, const Bf16* a, const Bf16* b) {
             const int n = warp_col() + j * 8 + high * 8;
             u32 right[4];
             if (B_ALONG_K) {
-                load_matrices(right, b + (n + low) * B_LD + k + middle * 8);
+                load_matrices(right, b.at(n + low, k + middle * 8));
             } else {
-                load_matrices_transposed(right, b + (k + middle * 8 + low) * B_LD + n);
+                load_matrices_transposed(right, b.at(k + middle * 8 + low, n));
             }
             #pragma unroll
-            for (int i = 0; i < SLABS; i++) {
+            for (int i = 0; i < STRIPS; i++) {
                 multiply_add(acc[i][j], left[i], right[0], right[1]);
                 multiply_add(acc[i][j + 1], left[i], right[2], right[3]);
             }
@@ -83,25 +107,27 @@ DEVICE void multiply(Sums& acc, const Bf16* a, const Bf16* b) {
     }
 }
 
-DEVICE void multiply(Sums& acc, const float* a, const float* b) {
+template <int RowsA, int ColsA, int RowsB, int ColsB>
+DEVICE void multiply(Sums& acc, const Tile<float, RowsA, ColsA>& a,
+                     const Tile<float, RowsB, ColsB>& b) {
     #pragma unroll 4
     for (int k = 0; k < TILE_K; k++) {
-        float left[SLABS][2], right[COLUMNS][2];
+        float left[STRIPS][2], right[COLUMNS][2];
         #pragma unroll
         for (int h = 0; h < 2; h++) {
             #pragma unroll
-            for (int i = 0; i < SLABS; i++) {
+            for (int i = 0; i < STRIPS; i++) {
                 const int m = warp_row() + i * 16 + row_of(2 * h);
-                left[i][h] = A_ALONG_K ? a[m * A_LD + k] : a[k * A_LD + m];
+                left[i][h] = A_ALONG_K ? *a.at(m, k) : *a.at(k, m);
             }
             #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
                 const int n = warp_col() + col_of(j, h);
-                right[j][h] = B_ALONG_K ? b[n * B_LD + k] : b[k * B_LD + n];
+                right[j][h] = B_ALONG_K ? *b.at(n, k) : *b.at(k, n);
             }
         }
         #pragma unroll
-        for (int i = 0; i < SLABS; i++) {
+        for (int i = 0; i < STRIPS; i++) {
             #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
                 #pragma unroll
@@ -116,29 +142,29 @@ template <class Next>
 DEVICE void sum_pieces(Sums& acc, int pieces, const Shape& shape, Next next) {
     DYNAMIC_SHARED(TILE, tiles);
     #pragma unroll
-    for (int i = 0; i < SLABS; i++) clear(acc[i]);
+    for (int i = 0; i < STRIPS; i++) clear(acc[i]);
+    auto a = [&](int i) { return ATile{tiles + i % STAGES * (ATile::SIZE + BTile::SIZE)}; };
+    auto b = [&](int i) { return BTile{a(i).end()}; };
     auto load = [&](int i) {
-        TILE* to = tiles + i % STAGES * (A_TILE + B_TILE);
-        if (i < pieces) load_piece(to, to + A_TILE, next(), shape);
+        if (i < pieces) load_piece(a(i), b(i), next(), shape);
         // An empty group, if there are no more: groups are counted.
         copies_begun();
     };
     #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load(i);
     for (int i = 0; i < pieces; i++) {
-        copies_arrive<STAGES - 2>();
+        copies_arrive<GROUPS, STAGES - 2>();
         __syncthreads();
         load(i + STAGES - 1);
-        const TILE* from = tiles + i % STAGES * (A_TILE + B_TILE);
-        multiply(acc, from, from + A_TILE);
+        multiply(acc, a(i), b(i));
     }
-    copies_arrive<0>();
+    copies_arrive<GROUPS, 0>();
 }
 
 // Rounds the block's tile to memory.
 DEVICE void store_tile(const Sums& acc, OUT* out, i64 row_stride, i64 col_stride, int m, int n) {
     #pragma unroll
-    for (int i = 0; i < SLABS; i++) {
+    for (int i = 0; i < STRIPS; i++) {
         const int row = warp_row() + i * 16, col = warp_col();
         store_rows<OUT_ALIGNED, ACCUMULATE>(acc[i], out + row * row_stride + col * col_stride, row_stride,
                                 m - row, n - col, col_stride);
@@ -149,7 +175,7 @@ DEVICE void store_tile(const Sums& acc, OUT* out, i64 row_stride, i64 col_stride
 template <class Then>
 DEVICE void take_tile(const Sums& acc, const Then& then, int m, int n) {
     #pragma unroll
-    for (int i = 0; i < SLABS; i++) {
+    for (int i = 0; i < STRIPS; i++) {
         #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             #pragma unroll

@@ -21,6 +21,8 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
     /// What each entry point takes, in the order of the compiler's report.
     pub usage: Vec<Usage>,
+    /// What costs time that the text does not mean to, as the assembler says it.
+    pub losses: Vec<String>,
 }
 
 /// What the threads of an entry point take.
@@ -42,18 +44,39 @@ pub struct Usage {
 /// `missing-library` without the compiler, `cuda-compile` with its first message and the lines that
 /// it is about.
 pub fn compile(source: &Source, arch: &str) -> Result<Compiled> {
+    let (program, log) = compiled(source, arch)?;
+    let losses = log.lines().filter(|l| l.contains("Potential Performance Loss"));
+    let losses = losses.map(String::from).collect();
+    Ok(Compiled { cubin: program.cubin()?, usage: usage(&log), losses })
+}
+
+/// The instructions of a text for an architecture, as text (PTX).
+///
+/// # Errors
+/// Those of [`compile`].
+pub fn instructions(source: &Source, arch: &str) -> Result<String> {
+    let (program, _) = compiled(source, arch)?;
+    // SAFETY: the program is compiled, and its text ends with a zero.
+    unsafe {
+        let text = result::get_ptx(program.0).map_err(|e| failed("nvrtcGetPTX", &e))?;
+        Ok(CStr::from_ptr(text.as_ptr()).to_string_lossy().into())
+    }
+}
+
+/// A program that has been compiled, and what the compiler says of it.
+fn compiled(source: &Source, arch: &str) -> Result<(Program, String)> {
     static LOADED: OnceLock<Result<()>> = OnceLock::new();
     LOADED.get_or_init(load).clone()?;
     let program = Program::new(source)?;
     let options =
         [format!("--gpu-architecture={arch}"), "--ptxas-options=-v".into(), "--std=c++17".into()];
     // SAFETY: the program is alive.
-    let compiled = unsafe { result::compile_program(program.0, &options) };
+    let done = unsafe { result::compile_program(program.0, &options) };
     let log = program.log();
-    if let Err(e) = compiled {
-        return Err(refused(source, arch, &log, &e));
+    match done {
+        Ok(()) => Ok((program, log)),
+        Err(e) => Err(refused(source, arch, &log, &e)),
     }
-    Ok(Compiled { cubin: program.cubin()?, usage: usage(&log) })
 }
 
 /// Loads the compiler, so that later calls of it find it.

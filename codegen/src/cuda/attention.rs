@@ -1,6 +1,6 @@
 //! `attention.cu` and `attention_grad.cu`: tiles that fit registers and shared memory.
 
-use super::{File, Words, grid, type_name};
+use super::{File, Words, grid, row_bytes, type_name};
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
 use shardc_ir::launch::Launch;
 
@@ -59,10 +59,9 @@ impl Tiles {
         (self.rows / WARP_ROWS * self.split * 32) as u32
     }
 
-    /// Bytes of so many rows of either width, each 16 bytes longer than its elements.
+    /// Bytes of so many rows of either width.
     fn bytes(&self, elem: Elem, rows: usize, value_rows: usize) -> u32 {
-        let row = |width: usize| width * elem.bytes() + 16;
-        (rows * row(self.width) + value_rows * row(self.value_width)) as u32
+        (rows * row_bytes(elem, self.width) + value_rows * row_bytes(elem, self.value_width)) as u32
     }
 }
 

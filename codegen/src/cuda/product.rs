@@ -1,11 +1,8 @@
 //! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
 
-use super::{File, Words, grid, then, type_name, whole};
+use super::{File, Words, grid, row_bytes, then, type_name, whole};
 use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, Then, View};
 use shardc_ir::launch::Launch;
-
-/// Tiles that pass through shared memory are one in use and two on their way.
-const STAGES: usize = 3;
 
 /// An operand of a product, as the k of its rows or columns sees it.
 struct Side {
@@ -33,9 +30,15 @@ impl Tiles {
     /// Sizes of m, n and k, and warps along m and n.
     fn sizes(&self) -> ([usize; 3], [usize; 2]) {
         match self.elem() {
-            Elem::BF16 => ([128, 128, 32], [2, 4]),
+            // Rows along k of whole 64 elements, so that groups of warps can multiply.
+            Elem::BF16 => ([128, 128, 64], [2, 4]),
             Elem::F32 | Elem::I32 => ([64, 64, 16], [2, 2]),
         }
+    }
+    /// Tiles of each operand in shared memory: one in use, the others on their way. In 64 KiB two
+    /// blocks of bf16 share a multiprocessor of any device.
+    fn stages(&self) -> usize {
+        if self.elem() == Elem::BF16 { 2 } else { 3 }
     }
     fn threads(&self) -> u32 {
         let (_, [m, n]) = self.sizes();
@@ -45,9 +48,9 @@ impl Tiles {
         let ([m, n, k], _) = self.sizes();
         let bytes = |side: &Side, n: usize| {
             let (rows, cols) = if side.along_k { (n, k) } else { (k, n) };
-            rows * (cols * self.elem().bytes() + 16)
+            rows * row_bytes(self.elem(), cols)
         };
-        (STAGES * (bytes(&self.a, m) + bytes(&self.b, n))) as u32
+        (self.stages() * (bytes(&self.a, m) + bytes(&self.b, n))) as u32
     }
     fn file(&self, name: &'static str, text: &'static str) -> File {
         let tile = self.elem();
@@ -67,6 +70,7 @@ impl Tiles {
             .define("TILE_M", m)
             .define("TILE_N", n)
             .define("TILE_K", k)
+            .define("STAGES", self.stages())
             .define("WARPS_M", warps_m)
             .define("WARPS_N", warps_n)
     }

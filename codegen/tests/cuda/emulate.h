@@ -44,6 +44,15 @@ struct Copy {
     size_t bytes;
 };
 
+// A product by a group of four warps that has been issued.
+struct Product {
+    float (*sums)[4];
+    int n;
+    bool in_registers, down_a, down_b;
+    unsigned rows[4];
+    uint64_t a, b;
+};
+
 struct Fiber {
     void* stack;
     Dim thread;
@@ -53,6 +62,12 @@ struct Fiber {
     std::vector<Copy> copies;
     std::vector<size_t> groups;
     unsigned exchanges;
+    // Products of its group of warps: those under way, and what their sums have been till now.
+    std::vector<Product> products;
+    std::map<float*, float> sums;
+    bool begun;
+    // What it has written to shared memory is shown to groups at the next barrier.
+    bool showing;
 };
 
 struct Warp {
@@ -61,14 +76,24 @@ struct Warp {
     unsigned arrived, round;
 };
 
+// Four warps.
+struct Group {
+    Fiber* first;
+    unsigned arrived, round;
+};
+
 struct Block {
     void* outside;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
+    std::vector<Group> groups;
     Fiber* running;
     unsigned alive, arrived, round;
     Dim number, size, grid;
     char* shared;
+    size_t shared_bytes;
+    // Shared memory as groups see it.
+    std::vector<char> shown;
     bool reversed;
     void (*body)(void*);
     void* argument;
@@ -130,6 +155,10 @@ inline void barrier() {
     if (++b->arrived == b->fibers.size()) {
         b->arrived = 0;
         b->round++;
+        const bool all = std::all_of(b->fibers.begin(), b->fibers.end(),
+                                     [](const Fiber& f) { return f.showing; });
+        if (all) b->shown.assign(b->shared, b->shared + b->shared_bytes);
+        for (Fiber& f : b->fibers) f.showing = false;
     } else {
         const unsigned round = b->round;
         for (unsigned long spins = 0; b->round == round; spins++) {
@@ -193,6 +222,7 @@ inline void fiber_main() {
     block->body(block->argument);
     Fiber* me = block->running;
     if (!me->copies.empty()) fail("a thread returns before its copies have arrived");
+    if (!me->products.empty()) fail("a thread returns before products of its group have ended");
     me->done = true;
     block->alive--;
     yield();
@@ -209,6 +239,7 @@ void launch(Dim grid, Dim size, size_t shared_bytes, bool reversed, F f) {
     Block b{};
     b.fibers.resize(n);
     b.warps.resize((n + 31) / 32);
+    b.groups.resize(n / 128);
     b.size = size;
     b.grid = grid;
     b.reversed = reversed;
@@ -223,9 +254,12 @@ void launch(Dim grid, Dim size, size_t shared_bytes, bool reversed, F f) {
         b.alive = n;
         b.arrived = 0;
         // All ones are NaN.
-        b.shared = allocate(128, shared_bytes);
+        b.shared = allocate(1024, shared_bytes);
+        b.shared_bytes = shared_bytes;
+        b.shown.clear();
         memset(b.shared, 0xff, shared_bytes);
         for (Warp& w : b.warps) w = Warp{};
+        for (Group& g : b.groups) g = Group{};
         // Threads of the block before have left their frames without returning.
         ASAN_UNPOISON_MEMORY_REGION(stacks, STACK * n);
         for (unsigned t = 0; t < n; t++) {
@@ -343,6 +377,7 @@ inline void copy(void* to, const void* from, size_t bytes) {
     if (((uintptr_t)to | (uintptr_t)from) % bytes) fail("an asynchronous copy is not aligned");
     if (block->reversed) {
         memcpy(to, from, bytes);
+        block->running->showing = false;
     } else {
         block->running->copies.push_back({to, from, bytes});
     }
@@ -356,14 +391,134 @@ inline void copies_begun() {
     f->groups.push_back(f->copies.size());
 }
 template <int N>
-void copies_arrive() {
+void copies_end() {
     emulated::Fiber* f = emulated::block->running;
     if (f->groups.size() <= N) return;
     const size_t groups = f->groups.size() - N, n = f->groups[groups - 1];
     for (size_t i = 0; i < n; i++) memcpy(f->copies[i].to, f->copies[i].from, f->copies[i].bytes);
+    if (n > 0) f->showing = false;
     f->copies.erase(f->copies.begin(), f->copies.begin() + n);
     f->groups.erase(f->groups.begin(), f->groups.begin() + groups);
     for (size_t& g : f->groups) g -= n;
+}
+
+// ---- Products by groups. They read shared memory by the descriptors of their operands alone, as it
+// was shown to them, and as late as they may: sums are NaN until then.
+
+namespace emulated {
+
+inline unsigned address(const void* at) {
+    const size_t byte = (const char*)at - block->shared;
+    if (byte >= block->shared_bytes) fail("an operand of a group is not in shared memory");
+    return byte;
+}
+
+inline void issue(float (*sums)[4], int n, Product p) {
+    Fiber* me = block->running;
+    if (!me->begun) fail("a product of a group without a fence before it");
+    p.sums = sums;
+    p.n = n;
+    me->products.push_back(p);
+    float* each = &sums[0][0];
+    for (int i = 0; i < n * 4; i++) {
+        me->sums.emplace(each + i, each[i]);
+        each[i] = NAN;
+    }
+}
+
+inline bool same(const Product& x, const Product& y) {
+    return x.n == y.n && x.in_registers == y.in_registers && x.down_a == y.down_a &&
+           x.down_b == y.down_b && x.a == y.a && x.b == y.b;
+}
+
+// All four warps meet here, with the same products.
+inline void meet() {
+    Fiber* me = block->running;
+    const unsigned number = me->number / 128;
+    if (number >= block->groups.size()) fail("a group of fewer than four warps");
+    Group& g = block->groups[number];
+    if (g.arrived == 0) g.first = me;
+    if (!std::equal(me->products.begin(), me->products.end(), g.first->products.begin(),
+                    g.first->products.end(), same)) {
+        fail("warps of a group make different products");
+    }
+    if (++g.arrived == 128) {
+        g.arrived = 0;
+        g.round++;
+        return;
+    }
+    const unsigned round = g.round;
+    for (unsigned long spins = 0; g.round == round; spins++) {
+        if (spins > 1000000) fail("a warp does not take part in a product of its group");
+        yield(number * 128, 128);
+    }
+}
+
+// Element k of line i of an operand: of row i of `a`, or of column i of `b`.
+inline float element(uint64_t operand, bool down, unsigned i, unsigned k) {
+    auto bytes = [&](int bit) { return (operand >> bit & 0x3fff) << 4; };
+    const uint64_t begin = bytes(0), leading = bytes(16), stride = bytes(32);
+    if (operand >> 62 != 1) fail("an operand is not exchanged in 128 bytes");
+    if (operand >> 46 & 0xffff || operand & 0xc000c000) fail("an operand with an offset of its base");
+    if (stride % 1024 || begin % 1024 & (down ? ~0 : ~0x60)) fail("an operand is not aligned");
+    uint64_t at = begin;
+    at += down ? i / 64 * leading + i % 64 * 2 + k / 8 * stride + k % 8 * 128
+               : i / 8 * stride + i % 8 * 128 + k * 2;
+    at ^= at >> 3 & 0x70;
+    if (at + 2 > block->shown.size()) fail("a group reads what it was not shown");
+    uint16_t half;
+    memcpy(&half, &block->shown[at], 2);
+    return half_of(half, 0);
+}
+
+inline void multiply(Product& p) {
+    Fiber* me = block->running;
+    const uint64_t* shown = exchange((uint64_t)p.rows);
+    const int g = lane() / 4, t = lane() % 4 * 2, row = me->number % 128 / 32 * 16 + g;
+    float a[2][16];
+    for (int k = 0; k < 16; k++) {
+        for (int h = 0; h < 2; h++) {
+            // As for multiply_add.
+            const unsigned* held = (const unsigned*)shown[g * 4 + k / 2 % 4];
+            a[h][k] = p.in_registers ? half_of(held[k / 8 * 2 + h], k & 1)
+                                     : element(p.a, p.down_a, row + h * 8, k);
+        }
+    }
+    for (int n = 0; n < p.n; n++) {
+        for (int e = 0; e < 2; e++) {
+            float &upper = me->sums[&p.sums[n][e]], &lower = me->sums[&p.sums[n][e + 2]];
+            for (int k = 0; k < 16; k++) {
+                const float b = element(p.b, p.down_b, n * 8 + t + e, k);
+                upper += a[0][k] * b;
+                lower += a[1][k] * b;
+            }
+        }
+    }
+    exchange(0);
+}
+
+}  // namespace emulated
+
+inline unsigned shared_address(const void* at) { return emulated::address(at); }
+inline void settle(float&) {}
+inline void settle(unsigned&) {}
+inline void show_groups() { emulated::block->running->showing = true; }
+inline void group_begin() { emulated::block->running->begun = true; }
+inline void group_end() {
+    emulated::Fiber* me = emulated::block->running;
+    emulated::meet();
+    for (emulated::Product& p : me->products) emulated::multiply(p);
+    for (auto [at, sum] : me->sums) *at = sum;
+    me->products.clear();
+    me->sums.clear();
+    me->begun = false;
+}
+template <int N, bool DownA, bool DownB>
+void group_multiply_add(float (*c)[4], unsigned long long a, unsigned long long b) {
+    emulated::issue(c, N, {nullptr, 0, false, DownA, DownB, {}, a, b});
+}
+inline void group_multiply_add(float (*c)[4], const unsigned (&a)[4], unsigned long long b) {
+    emulated::issue(c, 8, {nullptr, 0, true, false, true, {a[0], a[1], a[2], a[3]}, 0, b});
 }
 
 // ---- Kernels by name, called with words of 8 bytes: all parameters, one after the other.

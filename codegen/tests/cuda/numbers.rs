@@ -4,12 +4,19 @@
 use crate::cases::{Case, cases};
 use crate::emulator::{self, Mode};
 use shardc_codegen::cuda::launches;
+use shardc_ir::launch::{Launch, Source};
 use shardc_ir::tensor::Tensor;
+use std::sync::Arc;
 
 /// Runs cases: the first in all these modes, the others, whose memory has more padding, with threads
 /// in either order by turns. Tolerances are parts of the largest element: a bf16 has half a unit in
 /// the last place of 2^-8, and products of rounded weights a few of them.
 fn run(text: &str, cases: &[Case], modes: &[Mode]) {
+    run_as(text, cases, modes, |l, _| l);
+}
+
+/// The same of launches that are changed before, the first of them or another one.
+fn run_as(text: &str, cases: &[Case], modes: &[Mode], change: fn(Launch, bool) -> Launch) {
     if emulator::compiler().is_none() {
         println!("skipped: no C++ compiler; {text} would have been run on the CPU");
         return;
@@ -17,6 +24,7 @@ fn run(text: &str, cases: &[Case], modes: &[Mode]) {
     let tolerance = if text.contains("bf16") { 3.0 / 256.0 } else { 2e-5 };
     for (i, case) in cases.iter().enumerate() {
         let launches = launches(&case.kernel).expect("a written kernel");
+        let launches: Vec<Launch> = launches.into_iter().map(|l| change(l, i == 0)).collect();
         let turn = [[Mode::Plain, Mode::Reversed][i % 2]];
         for &mode in if i == 0 { modes } else { &turn } {
             let mut memory = case.memory.clone();
@@ -34,6 +42,23 @@ fn check(text: &str) {
 /// Also its pieces, which are padded, and also under the sanitizers.
 fn check_pieces(text: &str) {
     run(text, &cases(text, |_| {}), &[Mode::Sanitized, Mode::Plain, Mode::Reversed]);
+}
+
+/// As on sm_90a, where groups of four warps multiply together; those of the whole sample do.
+fn with_groups(l: Launch, whole: bool) -> Launch {
+    let Source { file, text } = &*l.source;
+    let all = if whole { "static_assert(GROUPS);\n" } else { "" };
+    let text = format!("#define EMULATED_SM90A\n{text}\n{all}");
+    Launch { source: Arc::new(Source { file, text }), ..l }
+}
+
+fn check_groups(text: &str) {
+    run_as(text, &cases(text, |_| {})[..1], &[Mode::Plain, Mode::Reversed], with_groups);
+}
+
+fn check_pieces_with_groups(text: &str) {
+    let modes = [Mode::Sanitized, Mode::Plain, Mode::Reversed];
+    run_as(text, &cases(text, |_| {}), &modes, with_groups);
 }
 
 #[test]
@@ -79,6 +104,22 @@ fn attention_of_wide_heads() {
 }
 
 #[test]
+fn attention_by_groups() {
+    check_pieces_with_groups(
+        "attention[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",
+    );
+    check_groups(
+        "attention[0.3; window=none; softcap=1.5] bf16[1,67,2,63], bf16[1,67,2,63], bf16[1,67,2,60], i32[67], i32[67]",
+    );
+    check_groups(
+        "attention[0.1; window=none] bf16[1,33,1,192], bf16[1,65,1,192], bf16[1,65,1,128], i32[33], i32[65]",
+    );
+    check_groups(
+        "attention[0.06; window=none] bf16[1,33,1,256], bf16[1,40,1,256], bf16[1,40,1,256], i32[33], i32[40]",
+    );
+}
+
+#[test]
 fn gradients_of_attention_in_f32() {
     check_pieces(
         "attention_grad[0.3; window=9] f32[1,35,4,3], f32[1,35,2,3], f32[1,35,2,2], f32[1,35,4], \
@@ -115,6 +156,22 @@ fn gradients_of_attention_of_wide_heads() {
     check(
         "attention_grad[0.1; window=none] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], \
          f32[1,33,1], bf16[1,33,1,128], f32[1,33,1], i32[33], i32[33]",
+    );
+}
+
+#[test]
+fn gradients_of_attention_by_groups() {
+    check_pieces_with_groups(
+        "attention_grad[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
+         f32[1,70,4], bf16[1,70,4,64], f32[1,70,4], i32[70], i32[70]",
+    );
+    check_groups(
+        "attention_grad[0.3; window=none; softcap=1.5] bf16[1,40,2,127], bf16[1,67,1,127], bf16[1,67,1,120], \
+         f32[1,40,2], bf16[1,40,2,120], f32[1,40,2], i32[40], i32[67]",
+    );
+    check_groups(
+        "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+         f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
     );
 }
 
@@ -185,6 +242,16 @@ fn products_by_expert() {
     check("grouped_dot_t bf16[2,2,150,40], i32[2,3,2], bf16[6,40,136]");
     check("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]");
     check("grouped_dot_t bf16[2,2,3,4], i32[2,2,2], f32[4,4,5]");
+}
+
+#[test]
+fn products_by_groups() {
+    check_pieces_with_groups("dot[mk,kn->mn] bf16[130,72], bf16[72,136]");
+    check_groups("dot[mk,nk->mn] bf16[40,104], bf16[200,104]");
+    check_groups("dot[km,kn->nm] bf16[140,72], bf16[140,136]");
+    check_groups("dot[mk,kn->mn] bf16[33,67], bf16[67,35]");
+    check_groups("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]");
+    check_groups("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]");
 }
 
 /// A buffer that is too small is told, and nothing is written outside of it.

@@ -21,7 +21,7 @@ pub struct Compiled {
     pub cubin: Vec<u8>,
     /// What each entry point takes, in the order of the compiler's report.
     pub usage: Vec<Usage>,
-    /// What costs time that the text does not mean to, as the assembler says it.
+    /// Where the assembler makes products of groups of warps wait, and the text does not.
     pub losses: Vec<String>,
 }
 
@@ -45,9 +45,7 @@ pub struct Usage {
 /// it is about.
 pub fn compile(source: &Source, arch: &str) -> Result<Compiled> {
     let (program, log) = compiled(source, arch)?;
-    let losses = log.lines().filter(|l| l.contains("Potential Performance Loss"));
-    let losses = losses.map(String::from).collect();
-    Ok(Compiled { cubin: program.cubin()?, usage: usage(&log), losses })
+    Ok(Compiled { cubin: program.cubin()?, usage: usage(&log), losses: losses(&log) })
 }
 
 /// The instructions of a text for an architecture, as text (PTX).
@@ -227,6 +225,12 @@ fn usage(log: &str) -> Vec<Usage> {
     all
 }
 
+/// Remarks such as `(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized`
+/// and `(C7517) warpgroup.wait is injected`.
+fn losses(log: &str) -> Vec<String> {
+    log.lines().filter(|l| l.contains("(C75")).map(String::from).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,6 +247,10 @@ mod tests {
         let a = Usage { entry: "a".into(), registers: 96, spilled: 16, stack: 8, shared: 128 };
         let b = Usage { entry: "b".into(), registers: 8, ..Usage::default() };
         assert_eq!(usage(log), [a, b]);
+        assert!(losses(log).is_empty());
+        let wait =
+            "ptxas info    : (C7517) warpgroup.wait is injected in around line 9 by compiler";
+        assert_eq!(losses(&format!("{wait}\n{log}")), [wait]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use shardc_ir::diag::Exit;
 use shardc_ir::group::launches as groups;
 use shardc_ir::launch::Launch;
 use shardc_ir::mesh::Mesh;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Shared memory that a block can have on the smallest of the devices.
 const SHARED: u32 = 163 << 10;
@@ -108,16 +108,25 @@ fn gradients_of_attention_fit() {
     attention_grad("bf16", 192, 128, [255; 2]);
 }
 
-/// On sm_90a groups of warps multiply, and nowhere else; their operands begin at multiples of 1024
-/// bytes, as what lies before them in shared memory is made one.
+/// On sm_90a groups of warps multiply, and nowhere else: with these last operands, scales of the sums,
+/// of `a` and of `b`, and whether k runs down the rows of a's tile, if it is one, and of b's. Tiles
+/// begin at multiples of 1024 bytes, as what lies before them in shared memory is made one.
 #[test]
 fn groups_multiply_on_hopper() {
-    for text in [
-        "attention[0.1; window=9] bf16[1,70,2,128], bf16[1,70,1,128], bf16[1,70,1,128], i32[70], i32[70]",
-        "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
-         f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
-        "dot[mk,kn->mn] bf16[130,72], bf16[72,136]",
-        "grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]",
+    let attention = &["1, 1, 1, 0, 0;", "1, 1, 1, 1;"][..];
+    for (text, last) in [
+        (
+            "attention[0.1; window=9] bf16[1,70,2,128], bf16[1,70,1,128], bf16[1,70,1,128], i32[70], i32[70]",
+            attention,
+        ),
+        (
+            "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+             f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
+            attention,
+        ),
+        ("dot[mk,kn->mn] bf16[130,72], bf16[72,136]", &["1, 1, 1, 0, 1;"]),
+        ("dot[mk,nk->mn] bf16[130,72], bf16[136,72]", &["1, 1, 1, 0, 0;"]),
+        ("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", &["1, 1, 1, 1, 1;"]),
     ] {
         let case = cases(text, |_| {}).swap_remove(0);
         for l in launches(&case.kernel).expect("a written kernel") {
@@ -128,7 +137,13 @@ fn groups_multiply_on_hopper() {
                     return;
                 }
                 let made = made.unwrap_or_else(|d| panic!("{d}"));
-                assert_eq!(made.contains("wgmma.mma_async"), groups, "{text} for {arch}");
+                let products = made.lines().filter(|l| l.contains("wgmma.mma_async"));
+                // What follows the descriptor of b.
+                let flags =
+                    |l: &'_ str| Some(l.rsplit_once("%rd")?.1.split_once(", ")?.1.to_string());
+                let found: BTreeSet<_> = products.map(|l| flags(l).expect(l)).collect();
+                let want = if groups { last } else { &[] };
+                assert!(found.iter().eq(want), "{text} for {arch}: {found:?}");
                 assert_eq!(made.contains("mma.sync"), !groups, "{text} for {arch}");
             }
             let compiled = nvrtc::compile(&l.source, "sm_90a").unwrap();

@@ -34,7 +34,12 @@ fn purpose(plan: &Plan, all: &[Launches], source: &Source, d: Diag) -> Diag {
         };
         let Some(at) = own.and_then(|own| own.iter().position(|l| of(l))) else { continue };
         let nodes = &f.nodes[made[at].nodes.clone()];
-        let ops: Vec<&str> = nodes.iter().map(|n| n.op.mnemonic()).collect();
+        let mut ops: Vec<&str> = vec![];
+        for n in nodes {
+            if !ops.contains(&n.op.mnemonic()) {
+                ops.push(n.op.mnemonic());
+            }
+        }
         let out = nodes.last().and_then(|n| n.outs.first());
         let name = out.map_or(String::new(), |v| format!(" {}", f.name(*v)));
         return d.why(format!("it does {} in @{}:{name}", ops.join(", "), f.name));

@@ -459,8 +459,8 @@ const PRODUCTS: [(usize, usize, usize); 9] = [
     (13, 31, 5),
     (73, 257, 40),
     (150, 520, 1100),
-    (530, 40, 20),
-    (20, 1030, 600),
+    (1040, 40, 20),
+    (20, 1550, 600),
 ];
 
 /// A product and its epilogue as one launch, compiled or interpreted, with any number of threads and

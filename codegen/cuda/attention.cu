@@ -27,7 +27,10 @@ const int THREADS = 2 * ROWS;
 const bool GROUPS =
     WARPGROUPS && ROWS % 64 == 0 && in_slabs<ELEM>(WIDTH) && in_slabs<ELEM>(VALUE_WIDTH);
 
-KERNEL void __launch_bounds__(THREADS) attention(const Params p) {
+// Blocks that a multiprocessor has at least: the compiler keeps to the registers of so many.
+const int BLOCKS = GROUPS && WIDTH == 64 && VALUE_WIDTH == 64 ? 4 : 1;
+
+KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     DYNAMIC_SHARED(ELEM, storage);
     const Tile<ELEM, ROWS, WIDTH> q_tile = {storage};
     const Tile<ELEM, COLS, WIDTH> k_tile = {q_tile.end()};

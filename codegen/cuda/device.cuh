@@ -412,6 +412,7 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const Tile<Bf16
         }
         group_end();
         settle(acc);
+        settle(left);
     } else {
         const int lane = lane_id();
         #pragma unroll

@@ -327,8 +327,11 @@ fn role(ports: &[Port], v: Value) -> Option<&Role> {
 /// Kernels over rows that need nothing of each other, while they are found.
 pub struct Several<'a> {
     f: &'a Func,
-    /// By result: the argument of its role, over which it is written.
+    /// By value: the one whose memory it is.
+    root: Vec<Value>,
+    /// By root of a result: the argument of its role, over which it is written.
     over: HashMap<Value, Value>,
+    /// Roots.
     written: HashSet<Value>,
     read: HashSet<Value>,
 }
@@ -338,8 +341,13 @@ impl<'a> Several<'a> {
         let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
         let args: HashMap<&Role, Value> = f.args.iter().filter_map(of_role).collect();
         let old = |(role, v): (&Role, Value)| Some((v, *args.get(role)?));
-        let over = f.results.iter().filter_map(of_role).filter_map(old).collect();
-        Several { f, over, written: HashSet::new(), read: HashSet::new() }
+        let mut root: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
+        for n in f.nodes.iter().filter(|n| n.op.def().is_view()) {
+            root[n.outs[0].0 as usize] = root[n.ins[0].0 as usize];
+        }
+        let replaced = f.results.iter().filter_map(of_role).filter_map(old);
+        let over = replaced.map(|(v, a)| (root[v.0 as usize], a)).collect();
+        Several { f, root, over, written: HashSet::new(), read: HashSet::new() }
     }
 
     /// Adds a kernel, if it is over rows, reads nothing that the others write, be it over an argument, and
@@ -351,16 +359,18 @@ impl<'a> Several<'a> {
             [n] => !n.op.def().is_view() && Space::of(f, nodes.iter()).is_some(),
             _several => matches!(x.form(f), Some(Form::Rows(_))),
         };
-        let made = nodes.iter().flat_map(|n| &n.outs);
+        let root = |v: &Value| self.root[v.0 as usize];
+        let read: Vec<Value> = x.ins.iter().map(root).collect();
+        let made = nodes.iter().flat_map(|n| &n.outs).map(root);
         let written: Vec<Value> =
-            made.flat_map(|v| [Some(*v), self.over.get(v).copied()]).flatten().collect();
-        let apart = !x.ins.iter().any(|v| self.written.contains(v))
+            made.flat_map(|v| [Some(v), self.over.get(&v).copied()]).flatten().collect();
+        let apart = !read.iter().any(|v| self.written.contains(v))
             && !written.iter().any(|v| self.read.contains(v));
         if !over_rows || !apart {
             return false;
         }
         self.written.extend(written);
-        self.read.extend(x.ins.iter().copied());
+        self.read.extend(read);
         true
     }
 
@@ -406,7 +416,8 @@ impl Launch {
         Space::of(f, nodes.iter()).map(Form::Rows)
     }
 
-    fn is_several(&self, f: &Func) -> bool {
+    /// True if it has several kernels.
+    pub fn is_several(&self, f: &Func) -> bool {
         let but_last = self.nodes.start..self.nodes.end.saturating_sub(1);
         f.nodes[but_last].iter().any(|n| n.joined == Joined::Launch)
     }
@@ -495,14 +506,20 @@ pub fn launches(f: &Func) -> Vec<Launch> {
         }
         let mut outs = Values::new();
         let made = |v: &Value| group.iter().find(|n| n.outs.contains(v));
-        for &v in group.iter().flat_map(|n| &n.outs) {
-            // What looks like a value is where the value is.
-            let mut root = v;
-            while let Some(n) = made(&root).filter(|n| is_same(&n.op)) {
-                root = n.ins[0];
-            }
-            if until[v.0 as usize] > nodes.end && made(&root).is_some() && !outs.contains(&root) {
-                outs.push(root);
+        for (j, n) in group.iter().enumerate() {
+            // A kernel of one node writes all of its results.
+            let begins = j == 0 || group[j - 1].joined == Joined::Launch;
+            let alone = begins && (n.joined == Joined::Launch || j + 1 == group.len());
+            for &v in &n.outs {
+                // What looks like a value is where the value is.
+                let mut root = v;
+                while let Some(n) = made(&root).filter(|n| is_same(&n.op)) {
+                    root = n.ins[0];
+                }
+                let written = alone || until[v.0 as usize] > nodes.end;
+                if written && made(&root).is_some() && !outs.contains(&root) {
+                    outs.push(root);
+                }
             }
         }
         out.push(Launch { nodes, ins, outs });

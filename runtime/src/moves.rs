@@ -29,17 +29,25 @@ unsafe fn each(threads: usize, extents: &[usize], each: usize, f: impl Fn(&[usiz
     unsafe { team::each(threads, parts, part) };
 }
 
-/// Calls `f(index of the outer loops, inner length)`; the innermost loop is left to `f`.
+/// Calls `f(index of the outer loops, some of the innermost)`, on several threads if these are many.
 ///
 /// # Safety
 /// As for [`each`].
-unsafe fn each_row(threads: usize, extents: &[usize], f: impl Fn(&[usize], usize)) {
+unsafe fn each_row(threads: usize, extents: &[usize], f: impl Fn(&[usize], Range<usize>)) {
     let (n, outer) = match extents.split_last() {
         Some((&n, outer)) => (n, outer),
         None => (1, &[][..]),
     };
+    let rows: usize = outer.iter().product();
+    // A few long rows are cut.
+    let pieces = if rows < threads { threads.min(rows * n / SHARE).max(1) } else { 1 };
+    let cut = [outer, &[pieces]].concat();
+    let piece = |index: &[usize]| {
+        let (index, i) = (&index[..outer.len()], index[outer.len()]);
+        f(index, n * i / pieces..n * (i + 1) / pieces);
+    };
     // SAFETY: by the caller.
-    unsafe { each(threads, outer, n, |index| f(index, n)) };
+    unsafe { each(threads, &cut, n / pieces, piece) };
 }
 
 fn inner(v: &View, extents: &[usize]) -> usize {
@@ -52,14 +60,14 @@ fn inner(v: &View, extents: &[usize]) -> usize {
 /// The block is valid.
 pub(crate) unsafe fn clear(b: &Block, memory: &[*mut f32], threads: usize) {
     let (stride, size) = (inner(&b.view, &b.extents), b.elem.bytes());
-    let row = |index: &[usize], n: usize| {
+    let row = |index: &[usize], cols: Range<usize>| {
         let to = element(memory[b.view.operand], b.elem, b.view.at(index)).cast::<u8>();
         // SAFETY: by the caller.
         unsafe {
             if stride == 1 {
-                to.write_bytes(0, n * size);
+                to.add(cols.start * size).write_bytes(0, cols.len() * size);
             } else {
-                (0..n).for_each(|i| to.add(i * stride * size).write_bytes(0, size));
+                cols.for_each(|i| to.add(i * stride * size).write_bytes(0, size));
             }
         }
     };
@@ -86,14 +94,17 @@ pub(crate) unsafe fn copy(k: &Copy, memory: &[*mut f32], threads: usize) {
 /// As for [`copy`]; `T` has the size of the kernel's elements.
 unsafe fn copy_words<T: std::marker::Copy>(k: &Copy, memory: &[*mut f32], threads: usize) {
     let (a, b) = (inner(&k.from, &k.extents), inner(&k.to, &k.extents));
-    let row = |index: &[usize], n: usize| {
+    let row = |index: &[usize], cols: Range<usize>| {
         let at = |v: &View| memory[v.operand].cast::<T>().wrapping_add(v.at(index));
         let (from, to) = (at(&k.from).cast_const(), at(&k.to));
         // SAFETY: by the caller.
         unsafe {
             match (a, b) {
-                (1, 1) => std::ptr::copy_nonoverlapping(from, to, n),
-                _ => (0..n).for_each(|i| *to.add(i * b) = *from.add(i * a)),
+                (1, 1) => {
+                    let (from, to) = (from.add(cols.start), to.add(cols.start));
+                    std::ptr::copy_nonoverlapping(from, to, cols.len());
+                }
+                _ => cols.for_each(|i| *to.add(i * b) = *from.add(i * a)),
             }
         }
     };
@@ -128,21 +139,22 @@ where
     T: std::marker::Copy + Default,
 {
     let [sx, si, so] = [&k.x, &k.index, &k.out].map(|v| inner(v, &k.extents));
-    let row = |index: &[usize], n: usize| {
+    let row = |index: &[usize], cols: Range<usize>| {
         let at = |v: &View| memory[v.operand].cast::<T>().wrapping_add(v.at(index));
         let (x, from, out) = (at(&k.x).cast_const(), indices(k, memory, index), at(&k.out));
         // SAFETY: by the caller; a picked place is below `len`.
         unsafe {
-            if si == 0 && n > 0 {
+            if si == 0 && !cols.is_empty() {
                 match picked(k, *from) {
                     Some(p) if sx == 1 && so == 1 => {
-                        std::ptr::copy_nonoverlapping(x.add(p), out, n);
+                        let (x, out) = (x.add(p + cols.start), out.add(cols.start));
+                        std::ptr::copy_nonoverlapping(x, out, cols.len());
                     }
-                    Some(p) => (0..n).for_each(|i| *out.add(i * so) = *x.add(p + i * sx)),
-                    None => (0..n).for_each(|i| *out.add(i * so) = T::default()),
+                    Some(p) => cols.for_each(|i| *out.add(i * so) = *x.add(p + i * sx)),
+                    None => cols.for_each(|i| *out.add(i * so) = T::default()),
                 }
             } else {
-                for i in 0..n {
+                for i in cols {
                     let place = picked(k, *from.add(i * si));
                     *out.add(i * so) = place.map_or(T::default(), |p| *x.add(p + i * sx));
                 }

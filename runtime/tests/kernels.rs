@@ -162,6 +162,32 @@ fn large_samples_match_their_meaning() {
     }
 }
 
+/// Large enough for several threads to share: many rows, a few long ones, rows that are added to each
+/// other.
+#[test]
+fn large_moves_match_their_meaning() {
+    for text in [
+        "transpose[abc->cba] f32[35,40,53]",
+        "expand[bs->shb; h=30] f32[30,70]",
+        "take[vh,bs->bsh] f32[7,700], i32[3,50]",
+        "take[vh,bs->bsh] f32[7,40000], i32[1,2]",
+        "put[bsh,bs->vh; v=7] f32[3,50,700], i32[3,50]",
+        "put[bsh,bs->vh; v=3] f32[1,2,40000], i32[1,2]",
+        "put[bs,bs->bsv; v=700] f32[3,30], i32[3,30]",
+        "rope f32[2,40,5,150], f32[40,70], f32[40,70]",
+        "concat[d=100] f32[3,400,33], f32[3,400,67]",
+        "concat[d=60000] f32[2,25000], f32[2,35000]",
+        "narrow[p=70; start=30] f32[3,400,103]",
+        "widen[d=90000; start=33] f32[1,70001]",
+    ] {
+        let s = Sample::parse(text).unwrap();
+        check(&s, &[1, 2]);
+        if let Some(half) = in_bf16(&s) {
+            check(&half, &[1]);
+        }
+    }
+}
+
 /// Blocks of which some or all queries see nothing: outputs 0 with a log-sum-exp of -inf, gradients
 /// 0, and no NaN.
 #[test]

@@ -35,8 +35,8 @@ impl Tiles {
             Elem::F32 | Elem::I32 => ([64, 64, 16], [2, 2]),
         }
     }
-    /// Tiles of each operand in shared memory: one in use, the others on their way. In 64 KiB two
-    /// blocks of bf16 share a multiprocessor of any device.
+    /// Tiles of each operand in shared memory: one in use, the others on their way. Two blocks of bf16,
+    /// of 64 KiB each, share a multiprocessor of sm_80 or sm_90a.
     fn stages(&self) -> usize {
         if self.elem() == Elem::BF16 { 2 } else { 3 }
     }

@@ -468,6 +468,8 @@ inline float element(uint64_t operand, bool down, unsigned i, unsigned k) {
     if (at + 2 > block->shown.size()) fail("a group reads what it was not shown");
     uint16_t half;
     memcpy(&half, &block->shown[at], 2);
+    // All that a group reads is there until it is waited for.
+    if (memcmp(&half, block->shared + at, 2)) fail("a tile changes while a group reads it");
     return half_of(half, 0);
 }
 

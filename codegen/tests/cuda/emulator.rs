@@ -129,7 +129,11 @@ fn build(source: &Source, sanitize: bool) -> PathBuf {
     let file = made.with_extension("cpp");
     std::fs::write(&file, text).unwrap();
     let mut command = Command::new(compiler().expect("looked for before"));
-    command.args(["-std=c++17", "-w", "-march=native", "-I"]).arg(&here).arg("-I");
+    // Words of a table of parameters are those of a kernel.
+    command
+        .args(["-std=c++17", "-w", "-fno-strict-aliasing", "-march=native", "-I"])
+        .arg(&here)
+        .arg("-I");
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"));
     command.args(["-include", "emulate.h"]);
     // Checks of null and of sizes are the address sanitizer's too; the compiler takes half as long

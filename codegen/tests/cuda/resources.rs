@@ -88,7 +88,7 @@ fn attention_grad(elem: &str, width: usize, value_width: usize, most: [u32; 2]) 
 
 #[test]
 fn attention_fits() {
-    for (width, most) in [(32, 128), (64, 168), (80, 128), (128, 168), (256, 255)] {
+    for (width, most) in [(32, 128), (64, 128), (80, 128), (128, 168), (256, 255)] {
         attention("bf16", width, width, most);
     }
     attention("f32", 80, 80, 128);
@@ -100,7 +100,7 @@ fn attention_fits() {
 #[test]
 fn gradients_of_attention_fit() {
     for (width, most, capped) in
-        [(32, 168, 168), (64, 224, 224), (80, 176, 176), (128, 255, 255), (256, 255, 255)]
+        [(32, 168, 168), (64, 224, 210), (80, 176, 176), (128, 255, 255), (256, 255, 255)]
     {
         attention_grad("bf16", width, width, [most, capped]);
     }
@@ -126,6 +126,7 @@ fn groups_multiply_on_hopper() {
         ),
         ("dot[mk,kn->mn] bf16[130,72], bf16[72,136]", &["1, 1, 1, 0, 1;"]),
         ("dot[mk,nk->mn] bf16[130,72], bf16[136,72]", &["1, 1, 1, 0, 0;"]),
+        ("dot[km,nk->mn] bf16[72,136], bf16[136,72]", &["1, 1, 1, 1, 0;"]),
         ("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", &["1, 1, 1, 1, 1;"]),
     ] {
         let case = cases(text, |_| {}).swap_remove(0);

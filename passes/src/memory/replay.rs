@@ -239,7 +239,9 @@ impl Replay<'_> {
                     self.read(c, f, v, stamps[v.0 as usize])?;
                 }
             }
-            self.apart(c, f, &x.kernels(f))?;
+            if x.is_several(f) {
+                self.apart(c, f, &x.kernels(f))?;
+            }
             for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
                 stamps[n.outs[0].0 as usize] = stamps[n.ins[0].0 as usize];
             }

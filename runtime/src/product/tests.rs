@@ -139,7 +139,7 @@ fn all_families_agree_with_sums_of_f64() {
 fn threads_and_cuts_change_no_bit() {
     for kind in [KINDS[0], KINDS[2]] {
         for kernels in Kernels::all(kind[0], kind[1]) {
-            for [m, n, k] in [[530, 1100, 70], [8, 1100, 260], [3, 1300, 300]] {
+            for [m, n, k] in [[1040, 1600, 40], [2100, 80, 70], [8, 1100, 260], [3, 1300, 300]] {
                 let (mut a, mut b) =
                     (Held::new([m, k], kind[0], 0, 1), Held::new([k, n], kind[1], 1, 2));
                 let mut run = |threads| {

@@ -145,7 +145,10 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
                 Kernel::Rows(_) | Kernel::Several(_) => launched += 1,
                 Kernel::GemmThen(_) => launched_products += 1,
                 Kernel::View => continue,
-                _other => *others.entry(f.nodes[x.nodes.start].op.mnemonic()).or_default() += 1,
+                _other => {
+                    *others.entry(f.nodes[x.nodes.start].op.mnemonic()).or_default() += 1;
+                    continue;
+                }
             }
             for (k, (x, kernel)) in x.kernels(f).iter().zip(kernels_of(run)).enumerate() {
                 let Some(name) = name(&kernel) else { continue };

@@ -1,25 +1,9 @@
 //! Which products are launches with what becomes of them, and where results may lie then.
 
-use shardc_ir::func::{Func, Module};
-use shardc_ir::group::{Form, Launch, launches};
-use shardc_ir::text::parse;
+use crate::{grouped, module};
+use shardc_ir::group::Form;
 use shardc_ir::verify::{Phase, verify};
-use shardc_passes::group::group;
 use shardc_passes::options::Fuse;
-
-fn module(text: &str) -> Module {
-    parse(&format!("mesh []\n\nfunc @f{text}\n")).unwrap_or_else(|e| panic!("{}", e.render()))
-}
-
-/// The launches of a function after the pass.
-fn grouped(text: &str, fuse: Fuse) -> (Func, Vec<Launch>) {
-    let mut m = module(text);
-    group(&m.mesh, &mut m.funcs[0], fuse);
-    verify(&m, Phase::Ranked).unwrap_or_else(|all| panic!("{all:?}"));
-    let f = m.funcs.swap_remove(0);
-    let all = launches(&f);
-    (f, all)
-}
 
 /// Names of the operands over which the only launch may write its first result.
 fn over(text: &str) -> Vec<String> {

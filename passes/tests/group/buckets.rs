@@ -1,27 +1,11 @@
 //! Which updates of parameters are one launch of several kernels, and where their results may lie then.
 
-use shardc_ir::func::{Func, Module};
+use crate::{grouped, module};
+use shardc_ir::func::Func;
 use shardc_ir::group::{Form, Launch, launches};
-use shardc_ir::text::{parse, print};
 use shardc_ir::verify::{Phase, verify};
-use shardc_passes::group::group;
 use shardc_passes::options::Fuse;
 use std::fmt::Write as _;
-
-fn module(text: &str) -> Module {
-    parse(&format!("mesh []\n\nfunc @f{text}\n")).unwrap_or_else(|e| panic!("{}", e.render()))
-}
-
-/// The launches of a function after the pass; their text is read as what it was printed from.
-fn grouped(text: &str, fuse: Fuse) -> (Func, Vec<Launch>) {
-    let mut m = module(text);
-    group(&m.mesh, &mut m.funcs[0], fuse);
-    verify(&m, Phase::Ranked).unwrap_or_else(|all| panic!("{all:?}"));
-    assert_eq!(print(&parse(&print(&m)).expect("what was printed")), print(&m));
-    let f = m.funcs.swap_remove(0);
-    let all = launches(&f);
-    (f, all)
-}
 
 /// How many kernels each launch has.
 fn kernels(f: &Func, all: &[Launch]) -> Vec<usize> {
@@ -120,6 +104,43 @@ fn updates_that_need_each_other_stay_apart() {
 }";
     let (f, all) = grouped(apart, Fuse::Rows);
     assert_eq!(kernels(&f, &all), [1, 1]);
+    // The first reads what the second writes over: as it is, and as another shape of it.
+    let view = "  %q = reshape[(ab)->ab; b=2] %p : f32[2,2]\n";
+    for (dims, view, gradient) in [("4", "", "%p"), ("2,2", view, "%q")] {
+        let before = format!(
+            "(%p: f32[4] param \"p\", %r: f32[{dims}] param \"r\", %g: f32[4], %lr: f32[], %s: f32[])
+                -> (f32[{dims}] param \"r\", f32[4] param \"p\") {{
+{view}  %m = sgd[0] %r, {gradient}, %lr, %s : f32[{dims}]
+  %n = sgd[0] %p, %g, %lr, %s : f32[4]
+  return %m, %n
+}}"
+        );
+        let (f, all) = grouped(&before, Fuse::Rows);
+        assert!(!all.iter().any(|x| x.is_several(&f)), "{before}: {all:?}");
+    }
+}
+
+/// A kernel of one node writes all of its results, though nobody reads some: those of the launch are its
+/// own, in its order.
+#[test]
+fn results_that_nobody_reads_are_written() {
+    let m = module(
+        "(%p: f32[4], %g: f32[4], %m: f32[4], %v: f32[4], %l: f32[], %t: f32[], %b: f32[], %y: f32[4])
+                -> (f32[4], f32[4]) {
+  %p.1, %m.1, %v.1 = adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] %p, %g, %m, %v, %l, %t, %b : f32[4], f32[4], f32[4] &&
+  %z = silu %y : f32[4]
+  return %m.1, %z
+}",
+    );
+    verify(&m, Phase::Ranked).unwrap_or_else(|all| panic!("{all:?}"));
+    let f = &m.funcs[0];
+    let [x] = &launches(f)[..] else { panic!("one launch") };
+    let names = |x: &Launch| x.outs.iter().map(|&v| f.name(v).to_string()).collect::<Vec<_>>();
+    assert_eq!(names(x), ["%p.1", "%m.1", "%v.1", "%z"]);
+    let own: Vec<Vec<String>> = x.kernels(f).iter().map(names).collect();
+    assert_eq!(own, [vec!["%p.1", "%m.1", "%v.1"], vec!["%z"]]);
+    let over = |k| x.over(f, k).iter().map(|&v| f.name(v).to_string()).collect::<Vec<_>>();
+    assert_eq!([0, 1, 2, 3].map(over), [["%p"], ["%m"], ["%v"], ["%y"]]);
 }
 
 /// `&&` between kernels that need each other, or that are not over rows, is refused.

@@ -332,6 +332,15 @@ impl Func {
         value
     }
 
+    /// By value: the one whose memory it is; of a view that of its operand.
+    pub fn roots(&self) -> Vec<Value> {
+        let mut roots: Vec<Value> = (0..self.values.len() as u32).map(Value).collect();
+        for n in self.nodes.iter().filter(|n| n.op.def().is_view()) {
+            roots[n.outs[0].0 as usize] = roots[n.ins[0].0 as usize];
+        }
+        roots
+    }
+
     /// The node that makes each value; `None` for arguments.
     pub fn makers(&self) -> Vec<Option<u32>> {
         let mut m = vec![None; self.values.len()];

@@ -341,10 +341,7 @@ impl<'a> Several<'a> {
         let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
         let args: HashMap<&Role, Value> = f.args.iter().filter_map(of_role).collect();
         let old = |(role, v): (&Role, Value)| Some((v, *args.get(role)?));
-        let mut root: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
-        for n in f.nodes.iter().filter(|n| n.op.def().is_view()) {
-            root[n.outs[0].0 as usize] = root[n.ins[0].0 as usize];
-        }
+        let root = f.roots();
         let replaced = f.results.iter().filter_map(of_role).filter_map(old);
         let over = replaced.map(|(v, a)| (root[v.0 as usize], a)).collect();
         Several { f, root, over, written: HashSet::new(), read: HashSet::new() }

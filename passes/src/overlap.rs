@@ -69,10 +69,7 @@ struct Order<'a> {
 
 impl<'a> Order<'a> {
     fn of(f: &'a Func, all: &'a [Launch]) -> Order<'a> {
-        let mut root: Vec<Value> = (0..f.values.len() as u32).map(Value).collect();
-        for n in f.nodes.iter().filter(|n| n.op.def().is_view()) {
-            root[n.outs[0].0 as usize] = root[n.ins[0].0 as usize];
-        }
+        let root = f.roots();
         let mut over = HashMap::new();
         for r in &f.results {
             let old = f.args.iter().find(|a| a.role.is_some() && a.role == r.role);

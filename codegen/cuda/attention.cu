@@ -27,8 +27,9 @@ const int THREADS = 2 * ROWS;
 const bool GROUPS =
     WARPGROUPS && ROWS % 64 == 0 && in_slabs<ELEM>(WIDTH) && in_slabs<ELEM>(VALUE_WIDTH);
 
-// Blocks that a multiprocessor has at least: the compiler keeps to the registers of so many.
-const int BLOCKS = GROUPS && WIDTH == 64 && VALUE_WIDTH == 64 ? 4 : 1;
+// Blocks that a multiprocessor has at least: the compiler keeps to the registers of so many. 0: its own
+// choice; 1 would let it take all registers.
+const int BLOCKS = GROUPS && WIDTH == 64 && VALUE_WIDTH == 64 ? 4 : 0;
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     DYNAMIC_SHARED(ELEM, storage);

@@ -25,7 +25,7 @@ struct Params {
 const int THREADS = 2 * ROWS;
 // Products are made by groups.
 const bool GROUPS =
-    WARPGROUPS && ROWS % 64 == 0 && in_slabs<ELEM>(WIDTH) && in_slabs<ELEM>(VALUE_WIDTH);
+    ROWS % 64 == 0 && for_groups<ELEM>(WIDTH) && for_groups<ELEM>(VALUE_WIDTH);
 
 // Blocks that a multiprocessor has at least: the compiler keeps to the registers of so many. 0: its own
 // choice; 1 would let it take all registers.
@@ -33,9 +33,9 @@ const int BLOCKS = GROUPS && WIDTH == 64 && VALUE_WIDTH == 64 ? 4 : 0;
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     DYNAMIC_SHARED(ELEM, storage);
-    const Tile<ELEM, ROWS, WIDTH> q_tile = {storage};
-    const Tile<ELEM, COLS, WIDTH> k_tile = {q_tile.end()};
-    const Tile<ELEM, COLS, VALUE_WIDTH> v_tile = {k_tile.end()};
+    const Tile<ELEM, ROWS, WIDTH, GROUPS> q_tile = {storage};
+    const Tile<ELEM, COLS, WIDTH, GROUPS> k_tile = {q_tile.end()};
+    const Tile<ELEM, COLS, VALUE_WIDTH, GROUPS> v_tile = {k_tile.end()};
     // Of the block's queries; of this tile of keys, and of the next.
     __shared__ int q_pos[ROWS], k_pos[2][COLS];
 
@@ -82,7 +82,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
 
         float s[COLS / 8][4];
         clear(s);
-        dot_rows<GROUPS>(s, q_tile, first, k_tile);
+        dot_rows(s, q_tile, first, k_tile);
 
         const int* keys = k_pos[key / COLS & 1];
         bool hidden = n < COLS;
@@ -131,7 +131,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         copies_arrive<GROUPS, 0>();
         __syncthreads();
         if (key + COLS < end) load_keys(key + COLS);
-        sum_rows<GROUPS>(out, s, v_tile, 0);
+        sum_rows(out, s, v_tile, 0);
     }
 
     copies_arrive<GROUPS, 0>();

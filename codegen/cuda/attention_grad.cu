@@ -28,14 +28,18 @@ struct Params {
 
 const int THREADS = 2 * ROWS * SPLIT;
 // Products are made by groups.
-const bool GROUPS = WARPGROUPS && ROWS % 64 == 0 && in_slabs<ELEM>(WIDTH / SPLIT) &&
-                    in_slabs<ELEM>(VALUE_WIDTH / SPLIT);
+const bool GROUPS =
+    ROWS % 64 == 0 && for_groups<ELEM>(WIDTH / SPLIT) && for_groups<ELEM>(VALUE_WIDTH / SPLIT);
+
+// As in attention.cu. As many as leave a thread 168 registers.
+const int BLOCKS = WIDTH == 80 && VALUE_WIDTH == 80 ? 384 / THREADS : 0;
 
 // Tiles of so many rows, of either width, one after the other.
 template <int Rows>
 struct Pair {
-    Tile<ELEM, Rows, WIDTH> own;
-    Tile<ELEM, Rows, VALUE_WIDTH> value;
+    Tile<ELEM, Rows, WIDTH, GROUPS> own;
+    Tile<ELEM, Rows, VALUE_WIDTH, GROUPS> value;
+    static const int SIZE = decltype(own)::SIZE + decltype(value)::SIZE;
     DEVICE Pair(ELEM* begin) : own{begin}, value{own.end()} {}
 };
 
@@ -49,7 +53,10 @@ template <bool KEYS>
 DEVICE void gradients(const Params& p) {
     DYNAMIC_SHARED(ELEM, storage);
     const Pair<ROWS> row_tiles(storage);
-    const Pair<COLS> even(row_tiles.value.end()), odd(even.value.end());
+    // Of columns that are being used, and of the next.
+    auto col_tiles = [&](int i) {
+        return Pair<COLS>(storage + Pair<ROWS>::SIZE + (i & 1) * Pair<COLS>::SIZE);
+    };
     // Statistics belong to queries, which are rows or columns.
     __shared__ int row_pos[ROWS], col_pos[2][COLS];
     __shared__ float col_lse[2][COLS], col_delta[2][COLS];
@@ -76,7 +83,7 @@ DEVICE void gradients(const Params& p) {
 
     auto load_cols = [&](int i) {
         const int head = col_head + i / per_head, col = (begin + i % per_head) * COLS, n = all_cols - col;
-        const Pair<COLS> to = i & 1 ? odd : even;
+        const Pair<COLS> to = col_tiles(i);
         const i64 step = KEYS ? p.q_stride[1] : p.k_stride[1];
         const i64 value_step = KEYS ? p.d_out_stride[1] : p.v_stride[1];
         load_tile<THREADS, ALIGNED>(
@@ -131,14 +138,14 @@ DEVICE void gradients(const Params& p) {
             copies_arrive<GROUPS, 0>();
         }
         __syncthreads();
-        const Pair<COLS> cols = i & 1 ? odd : even;
+        const Pair<COLS> cols = col_tiles(i);
         const int n = all_cols - (begin + i % per_head) * COLS;
 
         float w[COLS / 8][4], s[COLS / 8][4];
         clear(w);
         clear(s);
-        dot_rows<GROUPS>(w, row_tiles.own, first, cols.own);
-        dot_rows<GROUPS>(s, row_tiles.value, first, cols.value);
+        dot_rows(w, row_tiles.own, first, cols.own);
+        dot_rows(s, row_tiles.value, first, cols.value);
         if (CAPPED) {
             #pragma unroll
             for (int j = 0; j < COLS / 8; j++) {
@@ -159,8 +166,8 @@ DEVICE void gradients(const Params& p) {
                 s[j][e] = there ? w[j][e] * (s[j][e] - delta) * (scale * slope) : 0.0f;
             }
         }
-        if (KEYS) sum_rows<GROUPS>(value_made, w, cols.value, value_from);
-        sum_rows<GROUPS>(made, s, cols.own, from);
+        if (KEYS) sum_rows(value_made, w, cols.value, value_from);
+        sum_rows(made, s, cols.own, from);
         __syncthreads();
     }
 
@@ -177,7 +184,7 @@ DEVICE void gradients(const Params& p) {
     }
 }
 
-KERNEL void __launch_bounds__(THREADS) attention_grad_keys(const Params p) { gradients<true>(p); }
+KERNEL void __launch_bounds__(THREADS, BLOCKS) attention_grad_keys(const Params p) { gradients<true>(p); }
 
 KERNEL void __launch_bounds__(THREADS) attention_grad_queries(const Params p) {
     gradients<false>(p);

@@ -242,24 +242,24 @@ DEVICE void copies_arrive() {
 }
 
 // ---- Tiles: Rows rows of Cols elements in shared memory, such that the 8 rows that a matrix load
-// touches lie in different banks. Rows are 16 bytes longer than their elements; or, of bf16 and
-// whole 64 columns, they lie as groups read them: in slabs of 64 columns, rows of 128 bytes, whose
-// 8 parts of 16 bytes are exchanged by the last bits of the row's number. Slabs begin at multiples
-// of 1024 bytes, if all tiles before are of slabs.
+// touches lie in different banks: rows are 16 bytes longer than their elements. With Groups they lie
+// as groups read them: in slabs of 64 columns, rows of 128 bytes, whose 8 parts of 16 bytes are
+// exchanged by the last bits of the row's number. Slabs begin at multiples of 1024 bytes, if all
+// tiles before are of slabs.
 
+// True where groups read tiles with so many columns.
 template <class T>
-DEVICE constexpr bool in_slabs(int cols) {
-    return sizeof(T) == 2 && cols % 64 == 0;
+DEVICE constexpr bool for_groups(int cols) {
+    return WARPGROUPS && sizeof(T) == 2 && cols % 64 == 0;
 }
 
-template <class T, int Rows, int Cols>
+template <class T, int Rows, int Cols, bool Groups>
 struct Tile {
-    static const bool SLABS = in_slabs<T>(Cols);
-    static const int LD = Cols + 16 / (int)sizeof(T), SIZE = Rows * (SLABS ? Cols : LD);
+    static const int LD = Cols + 16 / (int)sizeof(T), SIZE = Rows * (Groups ? Cols : LD);
     T* begin;
 
     DEVICE T* at(int r, int c) const {
-        return SLABS ? begin + (c / 64 * Rows + r) * 64 + (c % 64 ^ r % 8 * 8) : begin + r * LD + c;
+        return Groups ? begin + (c / 64 * Rows + r) * 64 + (c % 64 ^ r % 8 * 8) : begin + r * LD + c;
     }
     DEVICE T* end() const { return begin + SIZE; }
     // What names a tile in slabs to a group, from a multiple of 8 rows and of 64 columns on: where that
@@ -273,9 +273,9 @@ struct Tile {
 // Begins to copy the first `rows` rows of `width` elements, `stride` apart, the elements `step`
 // apart; all else in the tile becomes zero. With Aligned, rows are of whole 16 bytes, which are
 // adjacent and begin at multiples of 16 bytes.
-template <int Threads, bool Aligned, class T, int Rows, int Cols, class S>
-DEVICE void load_tile(const Tile<T, Rows, Cols>& tile, const S* from, i64 stride, int rows, int width,
-                      i64 step = 1) {
+template <int Threads, bool Aligned, class T, int Rows, int Cols, bool Groups, class S>
+DEVICE void load_tile(const Tile<T, Rows, Cols, Groups>& tile, const S* from, i64 stride, int rows,
+                      int width, i64 step = 1) {
     const int Whole = 16 / (int)sizeof(T);
     if (Aligned) {
         for (int i = threadIdx.x; i < Rows * (Cols / Whole); i += Threads) {
@@ -334,9 +334,9 @@ DEVICE void settle(T (&x)[N][4]) {
 // acc += a b^T: dot products of 16 rows of `a`, from `row` on, and the rows of `b`. With Groups, all
 // warps of a group call this together, and row / 16 is a warp's number in the group, plus multiples
 // of four.
-template <bool Groups, int N, int Rows, int Cols>
-DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols>& a, int row,
-                     const Tile<Bf16, 8 * N, Cols>& b) {
+template <int N, int Rows, int Cols, bool Groups>
+DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols, Groups>& a, int row,
+                     const Tile<Bf16, 8 * N, Cols, Groups>& b) {
     if constexpr (Groups) {
         // Of all lanes: operands are the same for all, which the compiler learns by this.
         const int first = __shfl_sync(ALL_LANES, row, 0) / 64 * 64;
@@ -368,9 +368,9 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols>& a, int ro
         }
     }
 }
-template <bool Groups, int N, int Rows, int Cols>
-DEVICE void dot_rows(float (&acc)[N][4], const Tile<float, Rows, Cols>& a, int row,
-                     const Tile<float, 8 * N, Cols>& b) {
+template <int N, int Rows, int Cols>
+DEVICE void dot_rows(float (&acc)[N][4], const Tile<float, Rows, Cols, false>& a, int row,
+                     const Tile<float, 8 * N, Cols, false>& b) {
     row += row_of(0);
     #pragma unroll 1
     for (int k = 0; k < Cols; k += 4) {
@@ -389,9 +389,9 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<float, Rows, Cols>& a, int r
 
 // acc += w b: sums of the rows of `b`, of 8N elements from `col` on, with weights that are a result
 // of the warp. With Groups, all warps of a group call this together, and `col` is a slab's first.
-template <bool Groups, int K, int N, int Cols>
-DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const Tile<Bf16, 8 * K, Cols>& b,
-                     int col) {
+template <int K, int N, int Cols, bool Groups>
+DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
+                     const Tile<Bf16, 8 * K, Cols, Groups>& b, int col) {
     u32 left[K / 2][4];
     #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -428,9 +428,9 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const Tile<Bf16
         }
     }
 }
-template <bool Groups, int K, int N, int Cols>
-DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4], const Tile<float, 8 * K, Cols>& b,
-                     int col) {
+template <int K, int N, int Cols>
+DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
+                     const Tile<float, 8 * K, Cols, false>& b, int col) {
     const int quad = lane_id() & ~3;
     #pragma unroll
     for (int k = 0; k < K; k++) {

@@ -14,10 +14,11 @@
 
 // As many blocks share a multiprocessor as leave a thread 128 registers.
 const int THREADS = 32 * WARPS_M * WARPS_N, BLOCKS = 512 / THREADS;
-typedef Tile<TILE, A_ALONG_K ? TILE_M : TILE_K, A_ALONG_K ? TILE_K : TILE_M> ATile;
-typedef Tile<TILE, B_ALONG_K ? TILE_N : TILE_K, B_ALONG_K ? TILE_K : TILE_N> BTile;
+const int A_COLS = A_ALONG_K ? TILE_K : TILE_M, B_COLS = B_ALONG_K ? TILE_K : TILE_N;
 // Products are made by groups. Then a warp has all columns of its rows.
-const bool GROUPS = WARPGROUPS && ATile::SLABS && BTile::SLABS;
+const bool GROUPS = for_groups<TILE>(A_COLS) && for_groups<TILE>(B_COLS);
+typedef Tile<TILE, A_ALONG_K ? TILE_M : TILE_K, A_COLS, GROUPS> ATile;
+typedef Tile<TILE, B_ALONG_K ? TILE_N : TILE_K, B_COLS, GROUPS> BTile;
 const int ACROSS = GROUPS ? 1 : WARPS_N, ROWS = TILE_M * ACROSS / (WARPS_M * WARPS_N);
 // A warp makes STRIPS times 16 rows of 8 COLUMNS columns.
 const int STRIPS = ROWS / 16, COLUMNS = TILE_N / ACROSS / 8;
@@ -60,7 +61,8 @@ DEVICE constexpr int later(int k) {
 }
 
 template <int RowsA, int ColsA, int RowsB, int ColsB>
-DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA>& a, const Tile<Bf16, RowsB, ColsB>& b) {
+DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA, GROUPS>& a,
+                     const Tile<Bf16, RowsB, ColsB, GROUPS>& b) {
     if constexpr (GROUPS) {
         // As in dot_rows.
         const int first = __shfl_sync(ALL_LANES, warp_row(), 0) / 64 * 64;
@@ -108,8 +110,8 @@ DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA>& a, const Tile<Bf
 }
 
 template <int RowsA, int ColsA, int RowsB, int ColsB>
-DEVICE void multiply(Sums& acc, const Tile<float, RowsA, ColsA>& a,
-                     const Tile<float, RowsB, ColsB>& b) {
+DEVICE void multiply(Sums& acc, const Tile<float, RowsA, ColsA, GROUPS>& a,
+                     const Tile<float, RowsB, ColsB, GROUPS>& b) {
     #pragma unroll 4
     for (int k = 0; k < TILE_K; k++) {
         float left[STRIPS][2], right[COLUMNS][2];

@@ -122,10 +122,9 @@ fn type_name(e: Elem) -> &'static str {
     }
 }
 
-/// Bytes of a row of a tile in shared memory, as `Tile` of `device.cuh` has it.
+/// Bytes of a row of a tile in shared memory, at most, as `Tile` of `device.cuh` has it.
 fn row_bytes(elem: Elem, cols: usize) -> usize {
-    let in_slabs = elem == Elem::BF16 && cols.is_multiple_of(64);
-    cols * elem.bytes() + if in_slabs { 0 } else { 16 }
+    cols * elem.bytes() + 16
 }
 
 /// How many adjacent elements, up to 16 bytes of the smallest, all of these lengths, offsets and

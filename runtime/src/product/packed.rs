@@ -22,7 +22,7 @@ const REGION: [usize; 2] = [1032, 1536];
 /// cache while the next rows pass; so does the block, if an epilogue takes it.
 const BLOCK: [usize; 2] = THEN;
 /// Rows and columns that a thread packs at once, in whole panels.
-const PACKED: [usize; 2] = [48, 64];
+const PACKED: [usize; 2] = [96, 128];
 
 /// Whether regions, blocks and what is packed at once are whole tiles of this size, and the widest has room.
 pub(super) const fn fits([rows, cols]: [usize; 2]) -> bool {

@@ -92,9 +92,9 @@ pub(super) const BF16: [MakeTile; ROWS] = by_rows!(avx512_bf16);
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn finish<const M: usize>(sums: &[[__m512; 2]; M], to: &Tile) {
-    let plain = |x: &Stored| x.elem == Elem::F32 && x.col_stride == 1;
-    let read = [&to.read, &to.onto].into_iter().flatten();
-    if !plain(&to.write) || !read.copied().all(|x| plain(&x)) {
+    let read = || [&to.read, &to.onto].into_iter().flatten();
+    let plain = read().all(|x| x.elem == Elem::F32 && x.col_stride == 1);
+    if !plain || to.write.col_stride != 1 {
         // SAFETY: sums are 32 f32 per row.
         return unsafe { finish_any(sums.as_ptr().cast(), M, to) };
     }
@@ -106,18 +106,31 @@ unsafe fn finish<const M: usize>(sums: &[[__m512; 2]; M], to: &Tile) {
             // SAFETY: by the caller; columns that do not exist are masked.
             unsafe {
                 let mut x = _mm512_mul_ps(sum, scale);
-                for read in [&to.read, &to.onto].into_iter().flatten() {
-                    x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, address(read, i, col)), x);
+                for read in read() {
+                    x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, read.from(i, col).at), x);
                 }
-                _mm512_mask_storeu_ps(address(&to.write, i, col), mask, x);
+                put(to.write.from(i, col), mask, x);
             }
         }
     }
 }
 
-/// The element at a row and a column, which need not exist.
-fn address(x: &Stored, row: usize, col: usize) -> *mut f32 {
-    x.from(row, col).at
+/// Sets adjacent elements.
+///
+/// # Safety
+/// Those of the mask are valid, and the processor has AVX-512.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn put(to: Stored, mask: u16, x: __m512) {
+    // SAFETY: by the caller.
+    unsafe {
+        match to.elem {
+            Elem::BF16 => {
+                _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtepi32_epi16(rounded(x)));
+            }
+            Elem::F32 | Elem::I32 => _mm512_mask_storeu_ps(to.at, mask, x),
+        }
+    }
 }
 
 /// [`finish`] for elements and strides of any kind.
@@ -175,30 +188,25 @@ unsafe fn load(x: Stored, n: usize) -> __m512 {
 /// These elements are valid, and the processor has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn store(to: Stored, n: usize, x: __m512) {
-    let mask = ((1u32 << n) - 1) as u16;
+    let mut all = [0.0; 16];
     // SAFETY: by the caller.
     unsafe {
-        match (to.elem, to.col_stride) {
-            (Elem::BF16, 1) => {
-                _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtepi32_epi16(rounded(x)));
-            }
-            (_, 1) => _mm512_mask_storeu_ps(to.at, mask, x),
-            _apart => {
-                let mut all = [0.0; 16];
-                _mm512_storeu_ps(all.as_mut_ptr(), x);
-                for (i, &y) in all[..n].iter().enumerate() {
-                    let at = to.from(0, i).at;
-                    match to.elem {
-                        Elem::BF16 => *at.cast::<u16>() = to_bf16(y),
-                        Elem::F32 | Elem::I32 => *at = y,
-                    }
-                }
+        if to.col_stride == 1 {
+            return put(to, ((1u32 << n) - 1) as u16, x);
+        }
+        _mm512_storeu_ps(all.as_mut_ptr(), x);
+        for (i, &y) in all[..n].iter().enumerate() {
+            let at = to.from(0, i).at;
+            match to.elem {
+                Elem::BF16 => *at.cast::<u16>() = to_bf16(y),
+                Elem::F32 | Elem::I32 => *at = y,
             }
         }
     }
 }
 
 /// The nearest bf16 in the low halves: [`to_bf16`] of 16 numbers.
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn rounded(x: __m512) -> __m512i {
     let bits = _mm512_castps_si512(x);

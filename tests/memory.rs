@@ -27,6 +27,55 @@ pub fn planned(config: &serde_json::Value, o: &Options) -> (Facts, Plan) {
     (model.facts, compile(&model, o).plan)
 }
 
+/// A gradient that one microbatch makes is not added to anything: nothing is cleared for it, and its
+/// memory is its own from its product on. Where two functions of a rank make it, they add to a sum.
+#[test]
+fn gradients_of_one_microbatch_live_from_backward_on() {
+    use shardc_ir::func::{Port, RoleKind};
+    use shardc_ir::plan::Class;
+    let is_grad = |p: &&Port| p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad);
+    let taken = |p: &Plan, name: &str| {
+        let funcs = p.module.funcs.iter().filter(|f| f.name.starts_with(name));
+        funcs.map(|f| f.args.iter().filter(is_grad).count()).sum::<usize>()
+    };
+    let cleared = |p: &Plan| {
+        let enter = p.module.funcs.iter().filter(|f| f.name.starts_with("enter"));
+        let results = enter.flat_map(|f| &f.results);
+        results.filter(is_grad).count()
+    };
+    let held = |p: &Plan| {
+        let whole = p.classes[0].memory.whole.iter();
+        whole.filter(|x| x.0 == Class::Grads).map(|x| x.1).sum::<usize>()
+    };
+    let weights = |p: &Plan| p.weights.len();
+    for recompute in [Recompute::None, Recompute::Full] {
+        let of = |m: usize| {
+            let (_, plan) =
+                planned(&fixture_config("llama_gqa"), &asked(&[], false, 32, m, recompute.clone()));
+            plan
+        };
+        let (one, two) = (of(1), of(2));
+        assert_eq!([taken(&one, "backward"), cleared(&one), held(&one)], [0; 3]);
+        assert_eq!([taken(&two, "backward"), cleared(&two)], [weights(&two); 2]);
+        assert_eq!(taken(&one, "finish"), weights(&one));
+        // The arenas differ by what is not yet made when most is alive.
+        let spans = one.classes[0].memory.spans.iter().filter(|s| s.class == Class::Grads);
+        let spans: Vec<_> = spans.collect();
+        let backward =
+            one.classes[0].calls().position(|c| one.module.funcs[c.func].name == "backward");
+        assert_eq!(spans.iter().map(|s| s.bytes).sum::<usize>(), held(&two), "{spans:?}");
+        assert!(spans.iter().all(|s| Some(s.first) == backward), "{spans:?}");
+        assert!(one.peak_bytes() < two.peak_bytes(), "{recompute:?}");
+    }
+    // The first and the last stage, which share a table, are one rank's.
+    let o = scheduled(asked(&[("pp", 2)], false, 32, 1, Recompute::None), Named::ZbV);
+    let mut tied = llama("8b");
+    tied["tie_word_embeddings"] = true.into();
+    let (_, plan) = planned(&tied, &o);
+    let [backward, weight] = ["backward", "weight"].map(|name| taken(&plan, name));
+    assert_eq!([backward + weight, cleared(&plan)], [2, 1]);
+}
+
 /// Kernels of one launch run in any order: a plan in which the result of one lies on what another uses is
 /// refused.
 #[test]

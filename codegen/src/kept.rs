@@ -54,16 +54,33 @@ pub(crate) fn keep(dir: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
     done
 }
 
-/// The code of a text for an architecture: from the folder `own`, if that has it, else from the
-/// user's cache, else compiled and kept there.
+/// The architectures whose code a device with this one runs, the best first: its own, and older ones
+/// of its generation, but for what is special to one (`sm_90a`).
+fn run_by(arch: &str) -> Vec<String> {
+    let digits = arch.trim_start_matches("sm_").trim_end_matches(|c: char| !c.is_ascii_digit());
+    let number: u32 = digits.parse().unwrap_or(0);
+    let older = (0..=number % 10).rev().map(|minor| format!("sm_{}", number / 10 * 10 + minor));
+    let mut all = vec![arch.to_string()];
+    all.extend(older.filter(|a| a != arch));
+    all
+}
+
+/// The code of a text for an architecture: from the folder `own`, if that has some that runs there, else
+/// from the user's cache, else compiled and kept there.
 ///
 /// # Errors
 /// Those of [`nvrtc::compile`], and `cuda-compile` if there is no folder to keep code in.
 pub fn find(source: &Source, arch: &str, own: Option<&Path>) -> Result<Vec<u8>> {
-    let name = name(source, arch);
-    if let Some(code) = own.and_then(|dir| std::fs::read(dir.join(&name)).ok()) {
-        return Ok(code);
+    let read = |dir: &Path, arch: &str| std::fs::read(dir.join(name(source, arch))).ok();
+    match own.and_then(|dir| run_by(arch).iter().find_map(|a| read(dir, a))) {
+        Some(code) => Ok(code),
+        None => cached(source, arch),
     }
+}
+
+/// The code of a text for this very architecture: from the user's cache, else compiled and kept there.
+fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
+    let name = name(source, arch);
     let none = || std::io::Error::other("HOME is not set");
     let dir = cache().ok_or_else(|| cannot(Path::new("~/.cache"), &none()))?;
     if let Ok(code) = std::fs::read(dir.join(&name)) {
@@ -79,10 +96,43 @@ pub fn find(source: &Source, arch: &str, own: Option<&Path>) -> Result<Vec<u8>> 
 /// # Errors
 /// As for [`find`].
 pub fn put(source: &Source, arch: &str, dir: &Path) -> Result<()> {
-    let code = find(source, arch, Some(dir))?;
     let name = name(source, arch);
     if dir.join(&name).is_file() {
         return Ok(());
     }
-    keep(dir, &name, &code).map_err(|e| cannot(dir, &e))
+    keep(dir, &name, &cached(source, arch)?).map_err(|e| cannot(dir, &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_runs_code_of_its_generation() {
+        assert_eq!(run_by("sm_80"), ["sm_80"]);
+        assert_eq!(run_by("sm_82"), ["sm_82", "sm_81", "sm_80"]);
+        assert_eq!(run_by("sm_90a"), ["sm_90a", "sm_90"]);
+        assert_eq!(run_by("sm_121a"), ["sm_121a", "sm_121", "sm_120"]);
+    }
+
+    #[test]
+    fn code_of_the_same_generation_is_found() {
+        let text = "this is no text of a kernel".to_string();
+        let source = Source { file: "gemm.cu", text };
+        let dir = beside(&std::env::temp_dir(), "kept");
+        let keep = |arch: &str| keep(&dir, &name(&source, arch), arch.as_bytes()).unwrap();
+        let find = |arch: &str| find(&source, arch, Some(&dir)).ok();
+        let found = |arch: &str| Some(arch.as_bytes().to_vec());
+        keep("sm_80");
+        assert_eq!(find("sm_89"), found("sm_80"));
+        keep("sm_86");
+        assert_eq!([find("sm_80"), find("sm_89")], [found("sm_80"), found("sm_86")]);
+        keep("sm_90");
+        assert_eq!([find("sm_90a"), find("sm_100a")], [found("sm_90"), None]);
+        keep("sm_90a");
+        assert_eq!([find("sm_90a"), find("sm_90")], [found("sm_90a"), found("sm_90")]);
+        // What is written for an architecture is not taken from another.
+        assert!(put(&source, "sm_89", &dir).is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

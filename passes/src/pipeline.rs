@@ -21,6 +21,7 @@ use crate::step::combine::combine;
 use crate::step::enter::enter;
 use crate::step::finish::{Foreign, evaluate, finish};
 use crate::step::instructions::{Index, Lists, base, instructions, named};
+use crate::step::once::once;
 use crate::window::ragged::ragged;
 use crate::window::ring::ring;
 use crate::window::summa::summa;
@@ -262,15 +263,22 @@ fn assemble(m: &mut Module, s: &Schedule, params: &[Preparation], weights: &[Wei
     for f in forward.into_iter().chain(back) {
         loops[s.owner[stage(&f)]].push(f);
     }
-    let uses = |rank: usize, kind: RoleKind, name: &str| {
-        let is = |a: &Port| is_role(a, kind, name);
+    if s.microbatches == 1 {
+        loops.iter_mut().for_each(|l| once(l));
+    }
+    let takes = |rank: usize, name: &str| {
+        let is = |a: &Port| is_role(a, RoleKind::Ready, name);
         loops[rank].iter().any(|f| f.args.iter().any(is))
+    };
+    let adds_to = |rank: usize, name: &str| {
+        let is = |r: &Port| is_role(r, RoleKind::Grad, name);
+        loops[rank].iter().any(|f| f.results.iter().any(is))
     };
     // A parameter belongs to the first stage that uses it; one that nobody uses, to the first.
     let owner = |p: &Preparation| {
         let first = (0..s.owner.len()).map(|i| s.owner[i]);
         let name = &p.param.name;
-        let mut using = first.filter(|&r| uses(r, RoleKind::Ready, name));
+        let mut using = first.filter(|&r| takes(r, name));
         using.next().unwrap_or(s.owner[0])
     };
     let owners: Vec<usize> = params.iter().map(owner).collect();
@@ -283,7 +291,7 @@ fn assemble(m: &mut Module, s: &Schedule, params: &[Preparation], weights: &[Wei
             .flat_map(|p| {
                 let name = &*p.param.name;
                 let others = (0..ranks).filter(move |&r| r != rank);
-                let others = others.filter(move |&r| uses(r, RoleKind::Grad, name));
+                let others = others.filter(move |&r| adds_to(r, name));
                 others.map(|from| Foreign { param: p.param.name.to_string(), from })
             })
             .collect();

@@ -139,7 +139,7 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
         }
     };
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\nmemory of one rank{of}\n{t}\nsent by one rank{} per step\n{comm}\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\nmemory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
         s.global_batch,
         s.seq,

@@ -178,9 +178,11 @@ fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
         }
     }
     let cut = |&(placement, chunks): &(Placement, usize)| -> Result<Cut> {
+        // Two, if gradients are to be summed.
+        let m = o.microbatches().min(2);
         let one = Options {
-            global_batch: o.microbatch_rows(),
-            schedule: Order::Csv(write_csv(&probe(placement.owner(p, chunks), p))),
+            global_batch: m * o.microbatch_rows(),
+            schedule: Order::Csv(write_csv(&probe(placement.owner(p, chunks), p, m))),
             ..o.clone()
         };
         let plan = trial(input, o, &one)?;
@@ -210,17 +212,19 @@ fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
     }
 }
 
-/// One microbatch through all stages and back, with backwards in two.
-fn probe(owner: Vec<usize>, p: usize) -> Schedule {
+/// One microbatch after the other through all stages and back, with backwards in two.
+fn probe(owner: Vec<usize>, p: usize, microbatches: usize) -> Schedule {
     let mut ranks: Vec<Vec<Action>> = vec![vec![]; p];
-    let mut act =
-        |kind, stage: usize| ranks[owner[stage]].push(Action { kind, stage, microbatch: 0 });
-    (0..owner.len()).for_each(|s| act(Kind::Forward, s));
-    for s in (0..owner.len()).rev() {
-        act(Kind::Input, s);
-        act(Kind::Weight, s);
+    for microbatch in 0..microbatches {
+        let mut act =
+            |kind, stage: usize| ranks[owner[stage]].push(Action { kind, stage, microbatch });
+        (0..owner.len()).for_each(|s| act(Kind::Forward, s));
+        for s in (0..owner.len()).rev() {
+            act(Kind::Input, s);
+            act(Kind::Weight, s);
+        }
     }
-    Schedule { owner, microbatches: 1, ranks }
+    Schedule { owner, microbatches, ranks }
 }
 
 /// Bytes on a rank of what lives through a step.

@@ -25,8 +25,8 @@ type Live = Vec<(String, Class, usize)>;
 /// A frame in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Frame {
-    /// Of a microbatch (or, between stages at step scope, of none).
-    Micro(usize, Option<usize>),
+    /// Of a microbatch, or of none: between stages at step scope, and of a part of the step.
+    Shared(usize, Option<usize>),
     /// What the call that is instruction `i` needs for itself.
     Scratch(usize),
 }
@@ -70,7 +70,7 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
     let (at_peak, live_at_peak) = account(m, l, list, &alive, bytes);
     let live_bytes = live(l, &step, &blocks[0]);
     let mut whole: BTreeMap<Class, usize> = BTreeMap::new();
-    for o in l.objects.iter().filter(|o| o.kind != Kind::Micro) {
+    for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *whole.entry(o.class).or_default() += o.bytes;
     }
     let whole = whole.into_iter().collect();
@@ -81,11 +81,17 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
 
 fn span(l: &Layout, b: &Block) -> Span {
     let class = match b.frame {
-        Frame::Micro(f, _) => l.objects[l.micro[f].1[0]].class,
+        Frame::Shared(f, _) => l.objects[l.shared[f].1[0]].class,
         Frame::Scratch(_) => Class::Temporary,
     };
     let (first, last) = (b.birth / l.turn, b.death / l.turn);
     Span { first, last, offset: b.offset, bytes: b.bytes, class }
+}
+
+/// A shared frame as a call of a microbatch knows it.
+fn shared(l: &Layout, f: usize, microbatch: Option<usize>) -> Frame {
+    let micro = l.objects[l.shared[f].1[0]].kind == Kind::Micro;
+    Frame::Shared(f, microbatch.filter(|_| micro))
 }
 
 /// The frames of a list and the moments between which they are in use.
@@ -106,16 +112,16 @@ fn blocks(l: &Layout, list: &[Instr]) -> Vec<Block> {
             Instr::Call(c) => {
                 touch(Frame::Scratch(i), l.scratch[c.func].bytes, i, all);
                 for b in &l.bound[c.func] {
-                    if let Bound::Micro(f) = *b {
+                    if let Bound::Shared(f) = *b {
                         let within = l.within.get(&(c.func, f)).copied().unwrap_or(all);
-                        touch(Frame::Micro(f, c.microbatch), l.micro[f].0, i, within);
+                        touch(shared(l, f, c.microbatch), l.shared[f].0, i, within);
                     }
                 }
             }
             Instr::Send(t) | Instr::Recv(t) => {
                 let Some(&f) = l.frame_of.get(&(t.func, t.value)) else { continue };
-                let frame = Frame::Micro(f, t.microbatch);
-                touch(frame, l.micro[f].0, i, all);
+                let frame = shared(l, f, t.microbatch);
+                touch(frame, l.shared[f].0, i, all);
                 if matches!(instr, Instr::Send(_)) {
                     offers.entry(t.with).or_default().push_back(frame);
                 }
@@ -247,7 +253,7 @@ fn bind(l: &Layout, list: &mut [Instr], blocks: &[Block]) {
                 c.frames.extend([0, at[&Frame::Scratch(i)]]);
                 for b in &l.bound[c.func] {
                     c.frames.push(match *b {
-                        Bound::Micro(f) => at[&Frame::Micro(f, c.microbatch)],
+                        Bound::Shared(f) => at[&shared(l, f, c.microbatch)],
                         Bound::Input(o, bytes) => {
                             l.objects[o].offset + c.microbatch.unwrap_or(0) * bytes
                         }
@@ -257,7 +263,7 @@ fn bind(l: &Layout, list: &mut [Instr], blocks: &[Block]) {
             Instr::Send(t) | Instr::Recv(t) => {
                 let place = l.places[t.func][t.value.0 as usize];
                 let frame = l.frame_of.get(&(t.func, t.value));
-                let base = frame.map_or(0, |&f| at[&Frame::Micro(f, t.microbatch)]);
+                let base = frame.map_or(0, |&f| at[&shared(l, f, t.microbatch)]);
                 t.offset = base + place.offset;
             }
             Instr::Sent { .. } => {}
@@ -277,14 +283,14 @@ fn account(
     let mut by: BTreeMap<Class, usize> = BTreeMap::new();
     let mut live: Vec<(String, Class, usize)> = vec![];
     let name = |f: usize, v| m.funcs[f].name(v).to_string();
-    for o in l.objects.iter().filter(|o| o.kind != Kind::Micro) {
+    for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *by.entry(o.class).or_default() += o.bytes;
         live.push((name(o.name.0, o.name.1), o.class, o.bytes));
     }
     let mut copies: BTreeMap<usize, usize> = BTreeMap::new();
     for b in alive {
         match b.frame {
-            Frame::Micro(f, _) => *copies.entry(f).or_default() += 1,
+            Frame::Shared(f, _) => *copies.entry(f).or_default() += 1,
             Frame::Scratch(i) => {
                 let Instr::Call(c) = &list[i] else { continue };
                 let s = &l.scratch[c.func];
@@ -294,7 +300,7 @@ fn account(
         }
     }
     for (f, n) in copies {
-        for o in l.micro[f].1.iter().map(|&o| &l.objects[o]) {
+        for o in l.shared[f].1.iter().map(|&o| &l.objects[o]) {
             *by.entry(o.class).or_default() += n * o.bytes;
             let name = name(o.name.0, o.name.1);
             let name = if n > 1 { format!("{name} of {n} microbatches") } else { name };
@@ -310,13 +316,13 @@ fn account(
 
 /// The most bytes alive at once in a step.
 fn live(l: &Layout, list: &[Instr], blocks: &[Block]) -> usize {
-    let whole: usize = l.objects.iter().filter(|o| o.kind != Kind::Micro).map(|o| o.bytes).sum();
+    let whole: usize = l.objects.iter().filter(|o| !o.kind.is_framed()).map(|o| o.bytes).sum();
     // Frames in use, in order of their first and of their last instruction.
-    let bytes = |f: usize| l.micro[f].1.iter().map(|&o| l.objects[o].bytes).sum::<usize>();
-    let micro = |b: &&Block| matches!(b.frame, Frame::Micro(..));
+    let bytes = |f: usize| l.shared[f].1.iter().map(|&o| l.objects[o].bytes).sum::<usize>();
+    let shared = |b: &&Block| matches!(b.frame, Frame::Shared(..));
     let mut change = vec![0i64; list.len() + 1];
-    for b in blocks.iter().filter(micro) {
-        let Frame::Micro(f, _) = b.frame else { continue };
+    for b in blocks.iter().filter(shared) {
+        let Frame::Shared(f, _) = b.frame else { continue };
         change[b.birth / l.turn] += bytes(f) as i64;
         change[b.death / l.turn + 1] -= bytes(f) as i64;
     }

@@ -23,11 +23,11 @@ pub(super) struct Object {
     pub name: (usize, Value),
     /// Offset in its frame; in the arena, if it lives through a step.
     pub offset: usize,
-    /// Its frame, if it belongs to a microbatch.
+    /// Its frame, if it has one.
     pub frame: usize,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Kind {
     /// Lives through a step.
     Whole,
@@ -35,6 +35,15 @@ pub(super) enum Kind {
     Input,
     /// Belongs to a microbatch.
     Micro,
+    /// Lives from who makes it to who uses it last.
+    Part,
+}
+
+impl Kind {
+    /// True if it lies in a frame with others like it.
+    pub fn is_framed(self) -> bool {
+        matches!(self, Kind::Micro | Kind::Part)
+    }
 }
 
 /// What one call needs for itself.
@@ -59,16 +68,16 @@ pub(super) struct Layout {
     /// Bytes of what lives through a step.
     pub whole: usize,
     pub objects: Vec<Object>,
-    /// Frames of microbatches: bytes and objects.
-    pub micro: Vec<(usize, Vec<usize>)>,
+    /// Frames of microbatches, and of parts of a step: bytes and objects.
+    pub shared: Vec<(usize, Vec<usize>)>,
     /// By function: what stands behind its frames from the third on.
     pub bound: Vec<Vec<Bound>>,
     pub scratch: Vec<Scratch>,
-    /// By function and value: the frame of the microbatch it lies in.
+    /// By function and value: the shared frame it lies in.
     pub frame_of: HashMap<(usize, Value), usize>,
     /// By function: frames that it makes or is the last to use.
     pub counted: Vec<BTreeSet<usize>>,
-    /// By function and frame of a microbatch: the nodes between which a call that makes the frame,
+    /// By function and shared frame: the nodes between which a call that makes the frame,
     /// or is the last to use it, needs it.
     pub within: HashMap<(usize, usize), (usize, usize)>,
     /// Moments from one instruction to the next: more than any function has nodes.
@@ -80,7 +89,7 @@ pub(super) struct Layout {
 pub(super) enum Bound {
     /// Data, an object: from there one microbatch after the other, of so many bytes.
     Input(usize, usize),
-    Micro(usize),
+    Shared(usize),
 }
 
 /// A piece of memory and its life, in node positions of one function.
@@ -98,9 +107,9 @@ struct Buffer {
 
 const NONE: usize = usize::MAX;
 
-/// What the values of a frame have in common: who makes them, layer, who uses them, whether they are
+/// What the values of a frame have in common: kind, who makes them, layer, who uses them, whether they are
 /// sent, and a number for what is received.
-type Group = (Option<usize>, Option<u32>, Vec<usize>, bool, usize);
+type Group = (Kind, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
 
 struct Planner<'a> {
     m: &'a Module,
@@ -117,6 +126,8 @@ struct Planner<'a> {
     role_stages: HashMap<&'a Role, BTreeSet<&'a str>>,
     stages: Vec<BTreeSet<&'a str>>,
     by_role: HashMap<&'a Role, usize>,
+    /// Roles whose value a function adds to.
+    summed: HashSet<&'a Role>,
     objects: Vec<Object>,
     /// By object: who makes it, who uses it, and whether it is sent.
     makers: Vec<Option<usize>>,
@@ -150,6 +161,13 @@ pub(super) fn layout(
             }
         }
     }
+    let mut summed = HashSet::new();
+    for &f in funcs {
+        let taken: HashSet<&Role> =
+            m.funcs[f].args.iter().filter_map(|a| a.role.as_ref()).collect();
+        let made = m.funcs[f].results.iter().filter_map(|r| r.role.as_ref());
+        summed.extend(made.filter(|r| taken.contains(r)));
+    }
     let (mut looped, mut sent) = (HashSet::new(), HashSet::new());
     for i in lists.step.iter().chain(&lists.evaluation) {
         match i {
@@ -176,6 +194,7 @@ pub(super) fn layout(
         role_stages,
         stages: vec![],
         by_role: HashMap::new(),
+        summed,
         objects: vec![],
         makers: vec![],
         users: vec![],
@@ -232,6 +251,7 @@ impl<'a> Planner<'a> {
         let kind = match role.kind {
             RoleKind::Stash | RoleKind::Edge => Kind::Micro,
             RoleKind::Input if ty.rank() > 1 => Kind::Input,
+            RoleKind::Grad if !self.summed.contains(role) => Kind::Part,
             _lasting => Kind::Whole,
         };
         let class = match role.kind {
@@ -282,7 +302,7 @@ impl<'a> Planner<'a> {
                 self.objects[o].bytes = self.objects[o].bytes.max(all);
             }
             self.users[o].insert(f);
-            let dies = self.objects[o].kind == Kind::Micro
+            let dies = self.objects[o].kind.is_framed()
                 && !self.offered[o]
                 // Only within a stage is the last function also the last to run.
                 && self.stages[o].len() == 1
@@ -419,26 +439,29 @@ impl<'a> Planner<'a> {
         let mut groups: BTreeMap<Group, usize> = BTreeMap::new();
         for o in 0..self.objects.len() {
             let kept = self.users[o].iter().any(|&f| Some(f) != self.makers[o]);
-            if self.objects[o].kind != Kind::Micro {
+            if !self.objects[o].kind.is_framed() {
                 self.objects[o].offset = padded(out.whole);
                 out.whole = padded(out.whole) + self.objects[o].bytes;
                 continue;
             }
             // What is received for one function alone is a buffer of the transfer.
             let received = self.makers[o].is_none() && self.users[o].len() == 1;
-            if received || !kept {
+            if self.objects[o].kind == Kind::Micro && (received || !kept) {
                 self.objects[o].class = Class::CollectiveBuffer;
             }
             let users: Vec<usize> = self.users[o].iter().copied().collect();
-            let alone = if self.makers[o].is_some() && !self.apart { 0 } else { o };
             let (f, v) = self.objects[o].name;
             let layer = self.m.funcs[f].name(v).layer;
-            let key = (self.makers[o], layer, users, self.offered[o], alone);
+            let kind = self.objects[o].kind;
+            // Gradients of no layer are made at either end of backward.
+            let far = kind == Kind::Part && layer.is_none();
+            let alone = if self.makers[o].is_some() && !self.apart && !far { 0 } else { o };
+            let key = (kind, self.makers[o], layer, users, self.offered[o], alone);
             let frame = *groups.entry(key).or_insert_with(|| {
-                out.micro.push((0, vec![]));
-                out.micro.len() - 1
+                out.shared.push((0, vec![]));
+                out.shared.len() - 1
             });
-            let (bytes, members) = &mut out.micro[frame];
+            let (bytes, members) = &mut out.shared[frame];
             (self.objects[o].frame, self.objects[o].offset) = (frame, padded(*bytes));
             *bytes = padded(*bytes) + self.objects[o].bytes;
             members.push(o);
@@ -483,7 +506,7 @@ impl<'a> Planner<'a> {
                 }
                 Some((_, o)) => {
                     out.frame_of.insert((f, value), o.frame);
-                    let frame = number(Bound::Micro(o.frame), out.micro[o.frame].0);
+                    let frame = number(Bound::Shared(o.frame), out.shared[o.frame].0);
                     Place { frame, offset: o.offset, bytes }
                 }
             });
@@ -506,7 +529,7 @@ impl<'a> Planner<'a> {
         let mut change = vec![0i64; end + 2];
         for b in self.buffers[f].iter().filter(|b| b.into.is_none()) {
             if let Some(o) = b.object {
-                if self.objects[o].kind != Kind::Micro {
+                if !self.objects[o].kind.is_framed() {
                     continue;
                 }
                 let frame = self.objects[o].frame;

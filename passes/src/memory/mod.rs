@@ -1,8 +1,8 @@
 //! Gives every value its place in one arena per rank, over the whole schedule.
 //!
-//! What lives through a step (weights, gradients, optimizer state, a step's data) lies at the bottom.
-//! Above it lie *frames*: what one microbatch keeps from one function to another, what it receives,
-//! and what one call needs for itself. `layout` says what is in a frame and where; `arena` says
+//! What lives through a step (weights, optimizer state, gradients that are summed, a step's data) lies at
+//! the bottom. Above it lie *frames*: what one microbatch keeps from one function to another, what it
+//! receives, a gradient of one microbatch alone, and what one call needs for itself. `layout` says what is in a frame and where; `arena` says
 //! where each frame lies from when to when. Views share their operand's place; so do results that an
 //! op may write over an operand nobody reads later; so do values that one function hands to another.
 

@@ -1,6 +1,6 @@
 //! Makes `@enter`, which runs once per step before the microbatches.
 //!
-//! It fans parameters out (or gathers them), clears the accumulators, and counts the labels of the
+//! It fans parameters out (or gathers them), clears what microbatches add to, and counts the labels of the
 //! whole global batch, so that the loss is a mean per token whatever the layout.
 
 use crate::options::Options;
@@ -84,7 +84,7 @@ pub fn enter(
 }
 
 fn has(f: &Func, kind: RoleKind) -> bool {
-    f.args.iter().any(|a| a.role.as_ref().is_some_and(|r| r.kind == kind))
+    f.results.iter().any(|r| r.role.as_ref().is_some_and(|r| r.kind == kind))
 }
 
 /// The cotangents of sums, as backward takes them.

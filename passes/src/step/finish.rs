@@ -49,7 +49,7 @@ pub fn finish(
     o: &Options,
 ) -> Func {
     let mut f = Func::new(name);
-    let sums = accumulators(loops);
+    let sums = gradients(loops);
     let has_grad = |p: &&&Preparation| p.trainable && sums.contains_key(&*p.param.name);
     let trained: Vec<&Preparation> = params.iter().filter(has_grad).copied().collect();
     let args = arguments(&mut f, &trained, loops, &sums, foreign, o);
@@ -155,9 +155,9 @@ impl Sums {
     }
 }
 
-/// Type of every gradient's accumulator, by parameter.
-fn accumulators<'a>(loops: &[&'a Func]) -> BTreeMap<&'a str, &'a Type> {
-    let all = loops.iter().flat_map(|f| f.args.iter().map(move |a| (*f, a)));
+/// Type of every gradient, by parameter.
+fn gradients<'a>(loops: &[&'a Func]) -> BTreeMap<&'a str, &'a Type> {
+    let all = loops.iter().flat_map(|f| f.results.iter().map(move |r| (*f, r)));
     all.filter_map(|(f, a)| {
         let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Grad)?;
         Some((&*role.name, f.ty(a.value)))

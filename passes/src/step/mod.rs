@@ -5,4 +5,5 @@ pub mod correct;
 pub mod enter;
 pub mod finish;
 pub mod instructions;
+pub mod once;
 pub mod replay;

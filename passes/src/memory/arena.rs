@@ -1,7 +1,9 @@
 //! Where every frame lies in the arena, from which instruction to which.
 
 use super::free::FreeList;
-use super::layout::{Bound, Kind, Layout, padded};
+use super::layout::{Bound, Layout};
+use super::lifetimes::Kind;
+use super::pieces::padded;
 use crate::step::instructions::Lists;
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Class, Instr, Span};

@@ -2,13 +2,16 @@
 //!
 //! What lives through a step (weights, optimizer state, gradients that are summed, a step's data) lies at
 //! the bottom. Above it lie *frames*: what one microbatch keeps from one function to another, what it
-//! receives, a gradient of one microbatch alone, and what one call needs for itself. `layout` says what is in a frame and where; `arena` says
+//! receives, a gradient of one microbatch alone, and what one call needs for itself. `lifetimes` says what
+//! lives from where to where, `layout` what is in a frame and where; `arena` says
 //! where each frame lies from when to when. Views share their operand's place; so do results that an
 //! op may write over an operand nobody reads later; so do values that one function hands to another.
 
 mod arena;
 mod free;
 mod layout;
+mod lifetimes;
+mod pieces;
 pub mod replay;
 
 use crate::step::instructions::Lists;

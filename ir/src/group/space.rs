@@ -1,0 +1,240 @@
+//! The loops of nodes that are one kernel over rows.
+
+use crate::func::{Func, Node, Value};
+use crate::ops::Op;
+use crate::rule::{Dims, Letter, Rule, has_letter};
+use crate::types::DType;
+use smallvec::SmallVec;
+
+/// Loops of a group along the dims of one value; numbers are of no meaning by themselves.
+pub type Axes = SmallVec<[u8; 4]>;
+
+/// What a node does to the rows of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Work {
+    /// Every element of the results from elements of the operands.
+    Each,
+    /// A fold over the letters missing on the right.
+    Fold,
+    /// The element of a row that an index names.
+    Take,
+    /// An element at the place of a row that an index names, among zeros.
+    Put,
+}
+
+/// The loops of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    pub(super) axes: Vec<(Value, Axes)>,
+    /// Loops over rows, and those over the elements of a row, outermost first.
+    pub rows: Axes,
+    pub cols: Axes,
+}
+
+/// What the op does to rows; `None` if it is a kernel of its own.
+pub fn work(op: &Op) -> Option<Work> {
+    match op {
+        Op::Add(_) | Op::Sub(_) | Op::Mul(_) | Op::Div(_) | Op::Scale(_) | Op::Shift(_) => {
+            Some(Work::Each)
+        }
+        Op::Exp(_) | Op::Log(_) | Op::Sqrt(_) | Op::Rsqrt(_) | Op::Tanh(_) | Op::Logistic(_) => {
+            Some(Work::Each)
+        }
+        Op::Silu(_) | Op::Gelu(_) | Op::Sin(_) | Op::Cos(_) | Op::Clamp(_) | Op::AtLeast(_) => {
+            Some(Work::Each)
+        }
+        Op::Cast(_) | Op::Fill(_) | Op::Expand(_) | Op::MergeAttention(_) => Some(Work::Each),
+        Op::AdamW(_) | Op::Sgd(_) => Some(Work::Each),
+        Op::StopGradient(_) | Op::FanOut(_) | Op::Term(_) => Some(Work::Each),
+        Op::ReduceSum(_) | Op::ReduceMax(_) => Some(Work::Fold),
+        Op::Dot(o) => folds(&o.rule.0).then_some(Work::Fold),
+        Op::Take(_) => Some(Work::Take),
+        Op::Put(_) => Some(Work::Put),
+        Op::Literal(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Own(_) | Op::Join(_) => None,
+        Op::Concat(_) | Op::Narrow(_) | Op::Widen(_) | Op::Rope(_) => None,
+        Op::Attention(_) | Op::AttentionGrad(_) => None,
+        Op::TopK(_) | Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::RowDots(_) => None,
+        Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::GroupedOuter(_) => None,
+        Op::AllReduce(_) | Op::AllGather(_) | Op::ReduceScatter(_) | Op::Broadcast(_) => None,
+        Op::Reduce(_) | Op::Slice(_) | Op::Place(_) | Op::Piece(_) => None,
+        Op::AllToAll(_) | Op::AllToAllV(_) | Op::Permute(_) => None,
+    }
+}
+
+/// True if a product is no matrix product: one operand brings no letter of its own to the result.
+pub fn folds(rule: &Rule) -> bool {
+    let own = |x: &Dims, y: &Dims| {
+        let mut letters = x.iter().filter_map(|g| g.single());
+        letters.any(|l| has_letter(&rule.outs[0], l) && !has_letter(y, l))
+    };
+    !(own(&rule.ins[0], &rule.ins[1]) && own(&rule.ins[1], &rule.ins[0]))
+}
+
+/// The rule of a node for its operands.
+pub fn rule_of(f: &Func, n: &Node) -> Rule {
+    if matches!(n.op, Op::Fill(_)) {
+        // Its dims are those of its type.
+        return Rule::elementwise(0, 1, f.ty(n.outs[0]).rank());
+    }
+    let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    n.op.def().rule(&ranks)
+}
+
+impl Space {
+    /// The loops of some nodes, in their order; `None` if they are no kernel over rows.
+    ///
+    /// All results have the loops of the largest, in its order, or those of its rows: the leading
+    /// ones, over which alone a fold's result runs. What is read from outside may have any.
+    pub fn of<'a>(f: &Func, nodes: impl Iterator<Item = &'a Node> + Clone) -> Option<Space> {
+        let mut s = Space::default();
+        let mut same = Same::default();
+        let alone = nodes.clone().count() == 1;
+        for n in nodes.clone() {
+            work(&n.op)?;
+            s.add(f, n, &mut same)?;
+        }
+        if !same.apart() {
+            return None;
+        }
+        s.axes.iter_mut().flat_map(|x| &mut x.1).for_each(|a| *a = same.root(*a));
+        let loops = same.loops();
+        let made = nodes.clone().flat_map(|n| &n.outs);
+        if alone {
+            let n = nodes.clone().next()?;
+            // A copy keeps elements of any type as they are.
+            if matches!(n.op, Op::Expand(_)) {
+                return None;
+            }
+            let kept = s.axes(n.outs[0])?.clone();
+            s.cols = loops.into_iter().filter(|a| !kept.contains(a)).collect();
+            s.rows = kept;
+            return match work(&n.op)? {
+                Work::Each | Work::Fold => Some(s),
+                Work::Take | Work::Put => None,
+            };
+        }
+        if made.clone().any(|&v| !matches!(f.ty(v).dtype, DType::F32 | DType::BF16)) {
+            return None;
+        }
+        let whole = s.axes.iter().map(|x| &x.1).find(|a| a.len() == loops.len())?.clone();
+        let mut rows = loops.len();
+        for v in made {
+            let a = s.axes(*v)?;
+            if a.len() < whole.len() {
+                if a[..] != whole[..a.len()] || rows < whole.len() && rows != a.len() {
+                    return None;
+                }
+                rows = a.len();
+            } else if *a != whole {
+                return None;
+            }
+        }
+        (s.rows, s.cols) = (whole[..rows].into(), whole[rows..].into());
+        nodes.clone().all(|n| s.fits(n, nodes.clone())).then_some(s)
+    }
+
+    /// Folds are over the elements of rows, and an index names one of them.
+    fn fits<'a>(&self, n: &Node, mut nodes: impl Iterator<Item = &'a Node>) -> bool {
+        let is = |v: Value, want: &Axes| self.axes(v) == Some(want);
+        let cols = !self.cols.is_empty();
+        let whole = |v| self.axes(v).is_some_and(|a| a.len() == self.rows.len() + self.cols.len());
+        match work(&n.op) {
+            None => false,
+            Some(Work::Each) => true,
+            // A loop that no operand has would be folded too.
+            Some(Work::Fold) => {
+                let has = |v: &Value, a: &u8| self.axes(*v).is_some_and(|x| x.contains(a));
+                let over = |a: &u8| n.ins.iter().any(|v| has(v, a));
+                cols && is(n.outs[0], &self.rows) && self.cols.iter().all(over)
+            }
+            // A row is walked for an element of it only if it is walked anyway.
+            Some(Work::Take) => {
+                self.cols.len() == 1
+                    && is(n.ins[1], &self.rows)
+                    && is(n.outs[0], &self.rows)
+                    && whole(n.ins[0])
+                    && nodes.any(|x| x.outs.contains(&n.ins[0]))
+            }
+            Some(Work::Put) => {
+                self.cols.len() == 1
+                    && is(n.ins[0], &self.rows)
+                    && is(n.ins[1], &self.rows)
+                    && whole(n.outs[0])
+            }
+        }
+    }
+
+    /// A value that has a loop, and the dim that it is there.
+    pub fn example(&self, axis: u8) -> Option<(Value, usize)> {
+        self.axes.iter().find_map(|(v, a)| Some((*v, a.iter().position(|x| *x == axis)?)))
+    }
+
+    /// The loops along the dims of a value.
+    pub fn axes(&self, v: Value) -> Option<&Axes> {
+        self.axes.iter().find(|x| x.0 == v).map(|x| &x.1)
+    }
+
+    /// Names the loops of a node; those of a value that other nodes have named are theirs.
+    fn add(&mut self, f: &Func, n: &Node, same: &mut Same) -> Option<()> {
+        let rule = rule_of(f, n);
+        let mut of: SmallVec<[(Letter, u8); 8]> = SmallVec::new();
+        for (&v, dims) in n.ins.iter().zip(&rule.ins).chain(n.outs.iter().zip(&rule.outs)) {
+            let known = self.axes(v).cloned();
+            let mut axes = Axes::new();
+            for (d, g) in dims.iter().enumerate() {
+                let l = g.single()?;
+                let named = of.iter().find(|x| x.0 == l).map(|x| x.1);
+                let axis = match (named, known.as_ref().map(|k| k[d])) {
+                    (Some(a), Some(b)) => same.join(a, b),
+                    (Some(a), None) | (None, Some(a)) => a,
+                    (None, None) => same.fresh()?,
+                };
+                if named.is_none() {
+                    of.push((l, axis));
+                }
+                axes.push(axis);
+            }
+            if known.is_none() {
+                self.axes.push((v, axes));
+            }
+        }
+        same.nodes.push(of.into_iter().map(|x| x.1).collect());
+        Some(())
+    }
+}
+
+/// Which names of loops mean the same loop.
+#[derive(Default)]
+struct Same {
+    parent: Axes,
+    /// By node: the loops of its letters.
+    nodes: Vec<Axes>,
+}
+
+impl Same {
+    fn fresh(&mut self) -> Option<u8> {
+        let new = u8::try_from(self.parent.len()).ok()?;
+        self.parent.push(new);
+        Some(new)
+    }
+    fn root(&self, mut a: u8) -> u8 {
+        while self.parent[usize::from(a)] != a {
+            a = self.parent[usize::from(a)];
+        }
+        a
+    }
+    fn join(&mut self, a: u8, b: u8) -> u8 {
+        let (a, b) = (self.root(a), self.root(b));
+        self.parent[usize::from(b)] = a;
+        a
+    }
+    /// True if two letters of a node are two loops, in every node.
+    fn apart(&self) -> bool {
+        let apart =
+            |n: &Axes| (0..n.len()).all(|i| (0..i).all(|j| self.root(n[i]) != self.root(n[j])));
+        self.nodes.iter().all(apart)
+    }
+    fn loops(&self) -> Axes {
+        (0..self.parent.len() as u8).filter(|&a| self.root(a) == a).collect()
+    }
+}

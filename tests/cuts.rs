@@ -180,15 +180,53 @@ fn a_tied_table_has_one_owner() {
 /// what several stages send back is summed: a model written by hand, on 2 to 6 stages.
 #[test]
 fn values_that_skip_stages() {
-    use shardc_runtime::{Options as How, Session, StepBatch, fresh};
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/skip.ir");
+    skips(&file, &["1f1b", "zb-h1", "zb-h2"]);
+}
+
+/// The same where one value is the gradient of two parameters, and where a gradient is a view.
+#[test]
+fn gradients_of_two_parameters_and_views() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/skip.ir");
+    let text = std::fs::read_to_string(file).expect("a text");
+    let other = |with: [(&str, &str); 2]| {
+        with.iter().fold(text.clone(), |t, (from, to)| {
+            assert!(t.contains(from), "{from}");
+            t.replacen(from, to, 1)
+        })
+    };
+    let own = "  %ww = mul %w0, %w0 : f32[12,12]\n";
+    let two = [
+        ("%h: ", "%w3: f32[12,12] param \"w3\", %h: "),
+        (own, "  %ww = add %w3, %w1 : f32[12,12]\n"),
+    ];
+    let view = [
+        ("%h: ", "%w3: f32[144] param \"w3\", %h: "),
+        (
+            own,
+            "  %sq = mul %w0, %w0 : f32[12,12]\n  %row = reshape[ab->(ab)] %sq : f32[144]\n  \
+             %both = add %w3, %row : f32[144]\n  \
+             %ww = reshape[(ab)->ab; a=12] %both : f32[12,12]\n",
+        ),
+    ];
+    let dir = std::env::temp_dir().join(format!("shardc-cuts-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    for (name, with) in [("two.ir", two), ("view.ir", view)] {
+        std::fs::write(dir.join(name), other(with)).expect("a file");
+        skips(&dir.join(name), &["1f1b", "zb-h1"]);
+    }
+    std::fs::remove_dir_all(&dir).expect("it was made");
+}
+
+fn skips(file: &Path, schedules: &[&str]) {
+    use shardc_runtime::{Options as How, Session, StepBatch, fresh};
     let (rows, seq) = (8, 6);
     let ids: Vec<i32> = (0..rows * seq).map(|i| (i * 7 % 40) as i32).collect();
     let targets: Vec<i32> = (0..rows * seq).map(|i| (i * 11 % 40) as i32 - 3).collect();
     let run = |pp: usize, schedule: &str| {
         let mut o = options(&[("pp", pp)], false, rows);
         (o.seq, o.schedule, o.mode) = (seq, named(schedule), Mode::Train);
-        let done = shardc::compile(&file, &o, None, &mut |_, _| {});
+        let done = shardc::compile(file, &o, None, &mut |_, _| {});
         let plan = done.unwrap_or_else(|e| panic!("{e}")).stored.plan;
         shardc_passes::step::replay::replay(&plan).unwrap_or_else(|e| panic!("{e}"));
         shardc_passes::memory::replay::replay(&plan).unwrap_or_else(|e| panic!("{e}"));
@@ -205,7 +243,7 @@ fn values_that_skip_stages() {
     };
     let (_, want) = run(1, "1f1b");
     for pp in 2..=6 {
-        for schedule in ["1f1b", "zb-h1", "zb-h2"] {
+        for &schedule in schedules {
             let (plan, got) = run(pp, schedule);
             // Sums are taken stage by stage: the order of a few terms, no more.
             for (i, bound) in [1e-6, 1e-5].into_iter().enumerate() {

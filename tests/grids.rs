@@ -140,7 +140,7 @@ fn two_dimensions_send_what_their_papers_say() {
             given.map(|(f, n)| f.ty(n.outs[0]).local_bytes(&p.module.mesh)).max().unwrap_or(0)
         };
         assert_eq!(buffers(&plan), q * buffers(&steps));
-        // Of two pieces and their sum as much is alive as of a whole and its part.
+        // With two steps what operands save is what the sum of the steps' results takes: the head's.
         let (whole, pieces) = (plan.peak_bytes(), steps.peak_bytes());
         assert!(pieces < whole || q == 2 && pieces <= whole / 100 * 101, "{mode} {d} {q}");
         listed.extend([&*x, &*y].iter().flat_map(|a| [("broadcast", *a), ("reduce", *a)]));

@@ -54,14 +54,21 @@ pub(crate) fn keep(dir: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
     done
 }
 
+/// Architectures of Tegra: no other runs their code, and they run no other's.
+const TEGRA: [&str; 7] = ["sm_53", "sm_62", "sm_72", "sm_87", "sm_88", "sm_101", "sm_101a"];
+
 /// The architectures whose code a device with this one runs, the best first: its own, and older ones
-/// of its generation, but for what is special to one (`sm_90a`).
+/// of its generation, but for what is special to one (`sm_90a`): CUDA C++ Programming Guide, "Binary
+/// Compatibility".
 fn run_by(arch: &str) -> Vec<String> {
+    if TEGRA.contains(&arch) {
+        return vec![arch.to_string()];
+    }
     let digits = arch.trim_start_matches("sm_").trim_end_matches(|c: char| !c.is_ascii_digit());
     let number: u32 = digits.parse().unwrap_or(0);
     let older = (0..=number % 10).rev().map(|minor| format!("sm_{}", number / 10 * 10 + minor));
     let mut all = vec![arch.to_string()];
-    all.extend(older.filter(|a| a != arch));
+    all.extend(older.filter(|a| a != arch && !TEGRA.contains(&&**a)));
     all
 }
 
@@ -112,6 +119,11 @@ mod tests {
         assert_eq!(run_by("sm_80"), ["sm_80"]);
         assert_eq!(run_by("sm_82"), ["sm_82", "sm_81", "sm_80"]);
         assert_eq!(run_by("sm_90a"), ["sm_90a", "sm_90"]);
+        assert_eq!(run_by("sm_87"), ["sm_87"]);
+        assert_eq!(
+            run_by("sm_89"),
+            ["89", "86", "85", "84", "83", "82", "81", "80"].map(|n| format!("sm_{n}"))
+        );
         assert_eq!(run_by("sm_121a"), ["sm_121a", "sm_121", "sm_120"]);
     }
 

@@ -1,6 +1,6 @@
 //! `--schedule search`: the fastest schedule that fits.
 //!
-//! What a stage costs is read from a compiled plan of one microbatch, for every cut of the model
+//! What a stage costs is read from a compiled plan of two microbatches, or one, for every cut of the model
 //! that is tried. With these times all named schedules, and what
 //! [`shardc_passes::schedule::front`] finds, are replayed; the fastest are compiled, one after the
 //! other, until one fits. So no named schedule that fits is faster, by these times.

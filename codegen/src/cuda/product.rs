@@ -36,7 +36,7 @@ impl Tiles {
         }
     }
     /// Tiles of each operand in shared memory: one in use, the others on their way. Two blocks of bf16,
-    /// of 64 KiB each, share a multiprocessor of sm_80 or sm_90a.
+    /// of at most 72 KiB each, share a multiprocessor of sm_80 or sm_90a.
     fn stages(&self) -> usize {
         if self.elem() == Elem::BF16 { 2 } else { 3 }
     }

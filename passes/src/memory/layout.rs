@@ -110,9 +110,8 @@ fn share(l: &mut Lifetimes, apart: bool, out: &mut Layout) {
         let (f, v) = l.objects[o].name;
         let layer = l.m.funcs[f].name(v).layer;
         let kind = l.objects[o].kind;
-        // Gradients of no layer are made at either end of backward.
-        let far = kind == Kind::Part && layer.is_none();
-        let alone = if l.makers[o].is_some() && !apart && !far { 0 } else { o };
+        let together = kind == Kind::Micro && l.makers[o].is_some() && !apart;
+        let alone = if together { 0 } else { o };
         let key = (kind, l.makers[o], layer, users, l.offered[o], alone);
         let frame = *groups.entry(key).or_insert_with(|| {
             out.shared.push((0, vec![]));

@@ -37,7 +37,7 @@ impl Foreign {
 }
 
 /// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its functions
-/// that run once per microbatch, which say what was accumulated, `foreign` what others have made.
+/// that run once per microbatch, which say what has a gradient, `foreign` what others have made.
 #[allow(clippy::too_many_arguments)]
 pub fn finish(
     mesh: &Mesh,

@@ -8,42 +8,55 @@
 //!          return %d_w_total grad "w"
 //! ```
 
-use shardc_ir::func::{Func, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Role, RoleKind};
+use std::collections::{HashMap, HashSet};
 
 /// Takes the accumulators out of the functions that a rank of the pipeline runs, once each.
 pub fn once(loops: &mut [Func]) {
-    for i in 0..loops.len() {
-        let grads = loops[i].args.iter().filter_map(|a| a.role.clone());
-        let grads: Vec<Role> = grads.filter(|r| r.kind == RoleKind::Grad).collect();
-        for role in grads {
-            let takes = |f: &Func| f.args.iter().any(|a| a.role.as_ref() == Some(&role));
-            if loops.iter().filter(|f| takes(f)).count() == 1 {
-                direct(&mut loops[i], &role);
-            }
-        }
+    let mut takers: HashMap<Role, usize> = HashMap::new();
+    let roles = loops.iter().flat_map(|f| f.args.iter().filter_map(|a| a.role.as_ref()));
+    for r in roles.filter(|r| r.kind == RoleKind::Grad) {
+        *takers.entry(r.clone()).or_default() += 1;
+    }
+    takers.retain(|_, n| *n == 1);
+    for f in loops {
+        direct(f, &takers);
     }
 }
 
-/// Makes what a function adds to an accumulator its result, if that is a node's own result and not
-/// another one of the function's.
-fn direct(f: &mut Func, role: &Role) {
-    let of_role = |r: &Option<Role>| r.as_ref() == Some(role);
-    let (Some(arg), Some(at)) = (
-        f.args.iter().position(|a| of_role(&a.role)),
-        f.results.iter().position(|r| of_role(&r.role)),
-    ) else {
-        return;
-    };
-    let (acc, total) = (f.args[arg].value, f.results[at].value);
-    let reads = |v: Value| f.nodes.iter().flat_map(|n| &n.ins).filter(|x| **x == v).count();
-    let makes = |v: Value| f.nodes.iter().position(|n| n.outs[..] == [v]);
-    let Some(sum) = makes(total) else { return };
-    let [first, made] = f.nodes[sum].ins[..] else { return };
-    let own = makes(made).is_some_and(|m| !f.nodes[m].op.def().is_view());
-    let alone = first == acc && reads(acc) == 1 && reads(total) == 0;
-    if own && alone && !f.results.iter().any(|r| r.value == made) {
-        f.nodes.remove(sum);
-        f.args.remove(arg);
-        f.results[at].value = made;
+/// Makes what a function adds to an accumulator of these roles its result, if that is a node's own
+/// result and not another one of the function's.
+fn direct(f: &mut Func, alone: &HashMap<Role, usize>) {
+    let makers = f.makers();
+    let (mut reads, mut shown) = (vec![0; f.values.len()], vec![0; f.values.len()]);
+    f.nodes.iter().flat_map(|n| &n.ins).for_each(|v| reads[v.0 as usize] += 1);
+    f.results.iter().for_each(|r| shown[r.value.0 as usize] += 1);
+    let ports = f.results.iter().enumerate();
+    let results: HashMap<&Role, usize> =
+        ports.filter_map(|(i, r)| Some((r.role.as_ref()?, i))).collect();
+    // Sums and accumulators that go, and what results are instead.
+    let (mut sums, mut gone, mut instead) = (HashSet::new(), HashSet::new(), vec![]);
+    for a in &f.args {
+        let role = a.role.as_ref().filter(|r| alone.contains_key(*r));
+        let Some(&at) = role.and_then(|r| results.get(r)) else { continue };
+        let total = f.results[at].value;
+        let Some(sum) = makers[total.0 as usize].map(|m| m as usize) else { continue };
+        let [first, made] = f.nodes[sum].ins[..] else { continue };
+        let maker = makers[made.0 as usize].map(|m| &f.nodes[m as usize]);
+        let own = maker.is_some_and(|n| !n.op.def().is_view());
+        let [of_sum, of_total] = [a.value, total].map(|v| reads[v.0 as usize]);
+        if first == a.value && [of_sum, of_total] == [1, 0] && own && shown[made.0 as usize] == 0 {
+            shown[made.0 as usize] += 1;
+            sums.insert(sum);
+            gone.insert(a.value);
+            instead.push((at, made));
+        }
     }
+    f.args.retain(|a| !gone.contains(&a.value));
+    instead.into_iter().for_each(|(at, made)| f.results[at].value = made);
+    let mut i = 0;
+    f.nodes.retain(|_| {
+        i += 1;
+        !sums.contains(&(i - 1))
+    });
 }

@@ -137,9 +137,12 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
         return vec!["none: it is not trained".into()];
     };
     let t = f.ty(v);
+    let how = match why.plan.settings.microbatches {
+        1 => "made by one microbatch".to_string(),
+        n => format!("summed over {n} microbatches"),
+    };
     let mut lines = vec![format!(
-        "summed over {} microbatches as {}, {} B on a rank",
-        why.plan.settings.microbatches,
+        "{how} as {}, {} B on a rank",
         type_text(why.mesh, t),
         t.local_bytes(why.mesh)
     )];

@@ -161,7 +161,7 @@ pub fn role(kind: RoleKind, name: &str) -> String {
     match kind {
         RoleKind::Param => format!("the stored parameter {name}"),
         RoleKind::Ready => format!("parameter {name}, ready for forward and backward"),
-        RoleKind::Grad => format!("the gradient of {name}, summed over microbatches"),
+        RoleKind::Grad => format!("the gradient of {name}, of all microbatches"),
         RoleKind::State => format!("optimizer state {name}"),
         RoleKind::Input => format!("input {name}"),
         RoleKind::Stash => format!("%{name} as forward saved it for backward"),

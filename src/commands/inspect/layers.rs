@@ -31,7 +31,7 @@ pub struct Calls {
     pub calls: usize,
     /// Tensors in these calls.
     pub tensors: usize,
-    /// Those of the tensors that are gradients of parameters, summed over microbatches.
+    /// Those of the tensors that are gradients of parameters, of all microbatches.
     pub gradients: usize,
     /// Bytes that one rank sends in these calls, under the ring cost.
     pub bytes: f64,

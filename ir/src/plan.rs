@@ -1,6 +1,6 @@
 //! What a rank needs to run: programs, the step as a list of actions, exact memory, weights.
 
-use crate::func::{Module, Value};
+use crate::func::{Module, RoleKind, Value};
 use crate::mesh::{AtomSet, PIPELINE};
 use crate::schedule::Schedule;
 use crate::weights::Weight;
@@ -91,6 +91,19 @@ pub enum Class {
 }
 
 impl Class {
+    /// The class under which arguments and results of a role are counted.
+    pub fn of(role: RoleKind) -> Class {
+        match role {
+            RoleKind::Param => Class::Weights,
+            RoleKind::Ready => Class::CollectiveBuffer,
+            RoleKind::Grad => Class::Grads,
+            RoleKind::State => Class::Optimizer,
+            RoleKind::Input | RoleKind::Scalar => Class::Input,
+            RoleKind::Stash | RoleKind::Edge => Class::Activation,
+            RoleKind::Sum | RoleKind::Step | RoleKind::Output => Class::Temporary,
+        }
+    }
+
     /// The word people read.
     pub fn name(self) -> &'static str {
         match self {

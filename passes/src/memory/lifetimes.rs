@@ -204,7 +204,7 @@ impl<'a> Lifetimes<'a> {
                 Class::Optimizer
             }
             RoleKind::Ready if ty.dtype != DType::F32 => Class::Weights,
-            kind => class_of_role(kind),
+            kind => Class::of(kind),
         };
         let bytes = self.bytes(f, v);
         self.objects.push(Object { kind, bytes, class, name: (f, v), offset: 0, frame: NONE });
@@ -370,16 +370,4 @@ fn workspace(mesh: &Mesh, f: &Func, n: &Node) -> usize {
     let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
     let outs: Vec<_> = n.outs.iter().map(|&v| f.ty(v)).collect();
     n.op.def().workspace(mesh, &ins, &outs)
-}
-
-fn class_of_role(k: RoleKind) -> Class {
-    match k {
-        RoleKind::Param => Class::Weights,
-        RoleKind::Ready => Class::CollectiveBuffer,
-        RoleKind::Grad => Class::Grads,
-        RoleKind::State => Class::Optimizer,
-        RoleKind::Input | RoleKind::Scalar => Class::Input,
-        RoleKind::Stash | RoleKind::Edge => Class::Activation,
-        RoleKind::Sum | RoleKind::Step | RoleKind::Output => Class::Temporary,
-    }
 }

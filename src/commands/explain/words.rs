@@ -100,19 +100,6 @@ fn place_in_pipeline(f: &Func) -> String {
     }
 }
 
-/// The class of memory that arguments and results of a role are counted under.
-fn class_of_role(k: RoleKind) -> Class {
-    match k {
-        RoleKind::Param => Class::Weights,
-        RoleKind::Ready => Class::CollectiveBuffer,
-        RoleKind::Grad => Class::Grads,
-        RoleKind::State => Class::Optimizer,
-        RoleKind::Input | RoleKind::Scalar => Class::Input,
-        RoleKind::Stash | RoleKind::Edge => Class::Activation,
-        RoleKind::Sum | RoleKind::Step | RoleKind::Output => Class::Temporary,
-    }
-}
-
 /// Where a value lies in a rank's arena, and with what it shares that place.
 pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<String> {
     let f = &plan.module.funcs[fi];
@@ -124,7 +111,7 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
     let mut ports = f.args.iter().chain(&f.results).filter(|a| a.value == v);
     let role = ports.find_map(|a| a.role.as_ref());
     let class = match (role, maker) {
-        (Some(r), _) => class_of_role(r.kind),
+        (Some(r), _) => Class::of(r.kind),
         (None, Some(n)) if n.op.collective().is_some() => Class::CollectiveBuffer,
         (None, _) => Class::Temporary,
     };

@@ -1,6 +1,6 @@
 //! Compiled kernels in folders, each file named by the hash of all that it depends on: the user's
-//! cache, and a plan's own code for devices. Files are written beside and renamed, so that processes
-//! may race.
+//! cache, and a plan's own code for devices. Files are written beside and renamed, so that
+//! processes may race.
 
 use crate::cuda::HEADERS;
 use crate::nvrtc;
@@ -57,9 +57,9 @@ pub(crate) fn keep(dir: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
 /// Architectures of Tegra: no other runs their code, and they run no other's.
 const TEGRA: [&str; 7] = ["sm_53", "sm_62", "sm_72", "sm_87", "sm_88", "sm_101", "sm_101a"];
 
-/// The architectures whose code a device with this one runs, the best first: its own, and older ones
-/// of its generation, but for what is special to one (`sm_90a`): CUDA C++ Programming Guide, "Binary
-/// Compatibility".
+/// The architectures whose code a device with this one runs, the best first: its own, and older
+/// ones of its generation, but for what is special to one (`sm_90a`): CUDA C++ Programming Guide,
+/// "Binary Compatibility".
 fn run_by(arch: &str) -> Vec<String> {
     if TEGRA.contains(&arch) {
         return vec![arch.to_string()];
@@ -72,8 +72,8 @@ fn run_by(arch: &str) -> Vec<String> {
     all
 }
 
-/// The code of a text for an architecture: from the folder `own`, if that has some that runs there, else
-/// from the user's cache, else compiled and kept there.
+/// The code of a text for an architecture: from the folder `own`, if that has some that runs there,
+/// else from the user's cache, else compiled and kept there.
 ///
 /// # Errors
 /// Those of [`nvrtc::compile`], and `cuda-compile` if there is no folder to keep code in.
@@ -85,7 +85,8 @@ pub fn find(source: &Source, arch: &str, own: Option<&Path>) -> Result<Vec<u8>> 
     }
 }
 
-/// The code of a text for this very architecture: from the user's cache, else compiled and kept there.
+/// The code of a text for this very architecture: from the user's cache, else compiled and kept
+/// there.
 fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
     let name = name(source, arch);
     let none = || std::io::Error::other("HOME is not set");

@@ -1,7 +1,7 @@
 //! `--schedule search`: the fastest schedule that fits.
 //!
-//! What a stage costs is read from a compiled plan of two microbatches, or one, for every cut of the model
-//! that is tried. With these times all named schedules, and what
+//! What a stage costs is read from a compiled plan of two microbatches, or one, for every cut of
+//! the model that is tried. With these times all named schedules, and what
 //! [`shardc_passes::schedule::front`] finds, are replayed; the fastest are compiled, one after the
 //! other, until one fits. So no named schedule that fits is faster, by these times.
 
@@ -55,8 +55,8 @@ impl Candidate {
 }
 
 /// Parts of the memory in which the list scheduler looks, in turn, for one that fits: what it holds
-/// is known to the byte, what lies between only when a plan is compiled. At the end there is room for
-/// one microbatch.
+/// is known to the byte, what lies between only when a plan is compiled. At the end there is room
+/// for one microbatch.
 const PARTS: [f64; 8] = [1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0];
 /// Candidates that are compiled at once.
 const AT_ONCE: usize = 2;
@@ -288,7 +288,8 @@ fn named(cuts: &[Cut], o: &Options) -> Result<Vec<Candidate>> {
     Ok(out)
 }
 
-/// What each rank of each cut has for microbatches, in a part of the memory: at least what one takes.
+/// What each rank of each cut has for microbatches, in a part of the memory: at least what one
+/// takes.
 fn room(cuts: &[Cut], o: &Options, part: f64) -> Vec<Vec<u64>> {
     let memory = o.memory.map(|l| (l as f64 * part) as usize);
     let one = |cut: &Cut| {

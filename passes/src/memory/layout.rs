@@ -57,17 +57,26 @@ pub(super) enum Bound {
     Shared(usize),
 }
 
-/// What the values of a frame have in common: kind, who makes them, layer, who uses them, whether they are
-/// sent, and a number for what is received.
+/// What the values of a frame have in common: kind, who makes them, layer, who uses them, whether
+/// they are sent, and a number for what is received.
 type Group = (Kind, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
 
-/// Lays out the frames. `apart`: every value that a microbatch keeps has a frame of its own.
+/// How frames are laid out.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Way {
+    /// Every value that a microbatch keeps has a frame of its own.
+    pub apart: bool,
+    /// Percent of gaps that are left in what a call needs for itself.
+    pub slack: usize,
+}
+
+/// Lays out the frames.
 pub(super) fn layout(
     m: &Module,
     microbatches: usize,
     funcs: &[usize],
     lists: &Lists,
-    apart: bool,
+    way: Way,
 ) -> Layout {
     let mut l = Lifetimes::of(m, microbatches, funcs, lists);
     let n = m.funcs.len();
@@ -81,8 +90,9 @@ pub(super) fn layout(
         turn: m.funcs.iter().map(|f| f.nodes.len()).max().unwrap_or(0) + 2,
         ..Layout::default()
     };
-    share(&mut l, apart, &mut out);
+    share(&mut l, way.apart, &mut out);
     for &f in funcs {
+        scratch(&mut l, f, way.slack, &mut out);
         function(&mut l, f, &mut out);
     }
     out.objects = l.objects;
@@ -126,7 +136,6 @@ fn share(l: &mut Lifetimes, apart: bool, out: &mut Layout) {
 
 /// Where the values of a function lie, and its frames.
 fn function(l: &mut Lifetimes, f: usize, out: &mut Layout) {
-    scratch(l, f, out);
     let func = &l.m.funcs[f];
     let mut frames = vec![out.whole, out.scratch[f].bytes];
     let mut bound: Vec<Bound> = vec![];
@@ -175,7 +184,7 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Layout) {
 }
 
 /// Places of what only this call needs: first fit in order of birth.
-fn scratch(l: &mut Lifetimes, f: usize, out: &mut Layout) {
+fn scratch(l: &mut Lifetimes, f: usize, slack: usize, out: &mut Layout) {
     let end = l.m.funcs[f].nodes.len() + 1;
     // Bytes that begin to live (or end, negative) at each node.
     let mut change = vec![0i64; end + 2];
@@ -209,7 +218,7 @@ fn scratch(l: &mut Lifetimes, f: usize, out: &mut Layout) {
         Piece { bytes, birth, death }
     };
     let pieces: Vec<Piece> = order.iter().map(|&b| piece(b)).collect();
-    let (offsets, peak) = offsets(&pieces);
+    let (offsets, peak) = offsets(&pieces, slack);
     let highest = pieces.iter().zip(&offsets).find(|(p, o)| *o + p.bytes == peak);
     let at = highest.map_or(0, |(p, _)| p.birth);
     for (&b, &offset) in order.iter().zip(&offsets) {

@@ -12,15 +12,16 @@ pub(super) struct Piece {
     pub death: usize,
 }
 
-/// Offsets, and the end of the highest: in order of birth, or, where that leaves gaps, by size.
-pub(super) fn offsets(pieces: &[Piece]) -> (Vec<usize>, usize) {
+/// Offsets, and the end of the highest: in order of birth, or by size, where that leaves gaps of
+/// more than so many percent.
+pub(super) fn offsets(pieces: &[Piece], slack: usize) -> (Vec<usize>, usize) {
     let most = |offsets: &[usize]| {
         let ends = pieces.iter().zip(offsets).map(|(p, o)| o + p.bytes);
         ends.max().unwrap_or(0)
     };
     let first = by_birth(pieces);
     let now = most(&first);
-    if now > most_alive(pieces) / 100 * (100 + super::SLACK) {
+    if now > most_alive(pieces) / 100 * (100 + slack) {
         let other = by_size(pieces);
         let then = most(&other);
         if then < now {
@@ -60,8 +61,8 @@ fn by_birth(pieces: &[Piece]) -> Vec<usize> {
     offsets
 }
 
-/// Offsets of pieces from the largest to the smallest, each at the lowest place that is free all its
-/// life (Pisarchyk and Lee, 2020: greedy by size).
+/// Offsets of pieces from the largest to the smallest, each at the lowest place that is free all
+/// its life (Pisarchyk and Lee, 2020: greedy by size).
 fn by_size(pieces: &[Piece]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..pieces.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(pieces[i].bytes), i));

@@ -1,7 +1,7 @@
 //! Makes `@enter`, which runs once per step before the microbatches.
 //!
-//! It fans parameters out (or gathers them), clears what microbatches add to, and counts the labels of the
-//! whole global batch, so that the loss is a mean per token whatever the layout.
+//! It fans parameters out (or gathers them), clears what microbatches add to, and counts the labels
+//! of the whole global batch, so that the loss is a mean per token whatever the layout.
 
 use crate::options::Options;
 use crate::shard::partition::{Preparation, step_scope};
@@ -12,9 +12,9 @@ use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
 
-/// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its functions
-/// that run once per microbatch. They say which accumulators there are and in which type the loss
-/// scale is used.
+/// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its
+/// functions that run once per microbatch. They say which accumulators there are and in which type
+/// the loss scale is used.
 pub fn enter(
     mesh: &Mesh,
     name: &str,

@@ -285,7 +285,9 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// All steps of a group: step by step, so that a piece that is shared is sent once and then gone.
     fn group(&mut self, jobs: &[&Job]) {
-        self.place = jobs.iter().map(|j| j.node).max().unwrap_or_default();
+        // Where the last product was: operands of it that others read die no later than they did.
+        let dots = jobs.iter().flat_map(|j| &j.leaves).map(|l| l.dot);
+        self.place = dots.max().unwrap_or_default();
         let steps = jobs[0].steps;
         self.step = 0;
         // What cuts a piece further is gathered before the steps.

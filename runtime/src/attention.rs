@@ -8,7 +8,8 @@ mod rows;
 use crate::map::element;
 use crate::math;
 use crate::product::room::{self, Room};
-use crate::product::{Stored, keep, multiply, team};
+use crate::product::{Stored, keep, multiply};
+use crate::team;
 use rows::Seen;
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
 use std::cell::Cell;
@@ -156,8 +157,8 @@ pub(crate) unsafe fn forward(k: &Attention, memory: &[*mut f32], threads: usize)
     let c = unsafe { Call::new(h, memory) };
     let heads = h.groups * h.repeat;
     let task = |i: usize| {
-        // The last blocks of a causal sequence see most: they come first.
-        let (block, rest) = (c.blocks() - 1 - i / (h.batch * heads), i % (h.batch * heads));
+        // The last blocks of a causal sequence see most: they come first of their head.
+        let (block, rest) = (c.blocks() - 1 - i % c.blocks(), i / c.blocks());
         let (batch, head) = (rest / heads, rest % heads);
         let place = Place { batch, head, group: head / h.repeat };
         let words = QUERIES * KEYS + QUERIES * h.value_width;

@@ -34,6 +34,7 @@ mod product;
 mod rank;
 mod region;
 mod rows;
+mod team;
 mod wiring;
 
 pub use flight::{Done, Timing};

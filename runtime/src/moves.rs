@@ -3,7 +3,7 @@
 
 use crate::map::{Odometer, element};
 use crate::math::{from_bf16, to_bf16};
-use crate::product::team;
+use crate::team;
 use shardc_ir::kernel::{Block, Copy, Elem, Pick, Rope, View};
 use shardc_ir::ops::rope::Pairs;
 use std::ops::Range;

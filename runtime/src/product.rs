@@ -7,7 +7,6 @@ mod kernels;
 mod packed;
 mod portable;
 pub(crate) mod room;
-pub(crate) mod team;
 pub(crate) mod then;
 
 use crate::map::{element, scatter};

@@ -8,7 +8,7 @@
 use crate::map::{BLOCK, Odometer, element, gather, scatter};
 use crate::math;
 use crate::native::{Entry, Native};
-use crate::product::team;
+use crate::team;
 use shardc_ir::kernel::{Binary, Elem, Extents, Rows, Scalar, Stage, Store, View};
 use shardc_ir::types::Reduction;
 use smallvec::SmallVec;

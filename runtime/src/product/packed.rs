@@ -3,10 +3,11 @@
 //! make tiles of it. Where k is cut depends on k alone and no sum is shared between threads, so that
 //! their number does not change a bit.
 
+use super::Stored;
 use super::kernels::{FEW, Kernels, Tile, WIDEST};
 use super::room::{self, Room};
 use super::then::Epilogue;
-use super::{Stored, team};
+use crate::team;
 use shardc_ir::kernel::{Elem, Extents, THEN};
 use smallvec::SmallVec;
 use std::cell::Cell;
@@ -225,7 +226,7 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
                 let [rows, cols] = region(phase / 2 / turns);
                 let turn = phase / 2 % turns;
                 let k = if all == 0 { 0..0 } else { piece(turn % pieces) };
-                let region = Region { a, b, kernels, rows, cols, k };
+                let region = Region { a, b, kernels, threads, rows, cols, k };
                 if phase % 2 == 0 {
                     let [x, y, _] = (self.at)(at, &index(&self.sum, turn / pieces));
                     // SAFETY: by the caller; there is room for these panels.
@@ -264,6 +265,7 @@ struct Region<'a> {
     a: *mut u32,
     b: *mut u32,
     kernels: &'a Kernels,
+    threads: usize,
     rows: Range<usize>,
     cols: Range<usize>,
     k: Range<usize>,
@@ -293,25 +295,36 @@ impl Region<'_> {
             let first = all.start + i * unit;
             (first..all.end.min(first + unit), i * unit * self.steps())
         };
-        let right = self.cols.len().div_ceil(PACKED[1]);
+        // Both operands in turn, so that a thread's share of the tasks has its rows, and as many of
+        // the columns.
+        let (right, all) =
+            (self.cols.len().div_ceil(PACKED[1]), Region::packs(self.rows.len(), self.cols.len()));
+        let col = task * right / all;
         let (k, word, [of_rows, of_cols]) = (self.k.clone(), self.kernels.word, self.kernels.pack);
         // SAFETY: by the caller.
         unsafe {
-            if task < right {
-                let (cols, to) = part(&self.cols, task, PACKED[1]);
+            if (task + 1) * right / all > col {
+                let (cols, to) = part(&self.cols, col, PACKED[1]);
                 of_cols(y, cols, k, word, self.b.wrapping_add(to));
             } else {
-                let (rows, to) = part(&self.rows, task - right, PACKED[0]);
+                let (rows, to) = part(&self.rows, task - col, PACKED[0]);
                 of_rows(x, rows, k, word, self.a.wrapping_add(to));
             }
         }
     }
 
-    /// Where in the region the block of a task is, and its size; tasks below each other follow each other.
+    /// Where in the region the block of a task is, and its size. Threads have rows of their own, or
+    /// columns, if that is the longer side; of a thread's, tasks below each other follow each other.
     fn place(&self, task: usize) -> ([usize; 2], [usize; 2]) {
         let (m, n) = (self.rows.len(), self.cols.len());
-        let down = m.div_ceil(BLOCK[0]);
-        let (top, left) = (task % down * BLOCK[0], task / down * BLOCK[1]);
+        let (down, across) = (m.div_ceil(BLOCK[0]), n.div_ceil(BLOCK[1]));
+        let parts = if m < n { 1 } else { self.threads.min(down) };
+        let start = |part: usize| down * part / parts;
+        // The last part that begins at this task's first row or above it.
+        let part = ((task / across + 1) * parts - 1) / down;
+        let (first, here) = (start(part), start(part + 1) - start(part));
+        let at = task - first * across;
+        let (top, left) = ((first + at % here) * BLOCK[0], at / here * BLOCK[1]);
         ([top, left], [(m - top).min(BLOCK[0]), (n - left).min(BLOCK[1])])
     }
 

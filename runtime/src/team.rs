@@ -1,8 +1,10 @@
 //! Threads that share the tasks of a launch: a rank's own, and its helpers, which stay awake from
 //! one launch to the next.
 
+use smallvec::SmallVec;
 use std::any::Any;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +25,8 @@ thread_local! {
     static HELPERS: RefCell<Helpers> = const { RefCell::new(Helpers { post: None, threads: vec![] }) };
 }
 
-/// What a thread runs with its helpers.
-struct Job<'a>(&'a (dyn Fn() + Sync));
+/// What a thread runs with its helpers, by the number of who runs it.
+struct Job<'a>(&'a (dyn Fn(usize) + Sync));
 
 /// What a thread and its helpers have in common.
 #[derive(Default)]
@@ -45,8 +47,9 @@ struct Helpers {
 }
 
 impl Helpers {
-    /// Runs a job on this thread and on so many helpers, or as many as the system gives.
-    fn run(&mut self, count: usize, f: &(dyn Fn() + Sync)) {
+    /// Runs a job on this thread, which is number 0, and on so many helpers, or as many as the
+    /// system gives.
+    fn run(&mut self, count: usize, f: &(dyn Fn(usize) + Sync)) {
         let post = self.post.get_or_insert_default();
         let jobs = post.job.load(Ordering::Relaxed);
         while self.threads.len() < count.min((1 << COUNT) - 1) {
@@ -61,7 +64,7 @@ impl Helpers {
         post.busy.store(count, Ordering::Relaxed);
         post.job.store(((jobs >> COUNT) + 1) << COUNT | count as u64, Ordering::Release);
         self.threads[..count].iter().for_each(Thread::unpark);
-        let own = catch_unwind(AssertUnwindSafe(f)).err();
+        let own = catch_unwind(AssertUnwindSafe(|| f(0))).err();
         // Also after a panic: helpers use what is on this stack.
         wait(|| post.busy.load(Ordering::Acquire) == 0);
         let panic = post.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -98,7 +101,8 @@ impl Post {
             if number < seen & ((1 << COUNT) - 1) {
                 // SAFETY: the job's caller waits for this helper.
                 let job = unsafe { &*self.work.load(Ordering::Relaxed) };
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.0)())) {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.0)(number as usize + 1)))
+                {
                     *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
                 }
                 self.busy.fetch_sub(1, Ordering::Release);
@@ -130,19 +134,42 @@ impl Drop for Counts<'_> {
     }
 }
 
-/// Lets several threads call a function that reaches memory by its address.
-struct Shared<F>(F);
+/// The task that one thread's share begins with next, in a line of the cache of its own.
+#[repr(align(64))]
+#[derive(Default)]
+struct Next(AtomicUsize);
 
-// SAFETY: who calls `each` says that calls may run at the same time.
-unsafe impl<F> Sync for Shared<F> {}
-
-impl<F: Fn(usize)> Shared<F> {
-    fn call(&self, task: usize) {
-        (self.0)(task);
+impl Next {
+    /// Takes a task of those in this range of the share, unless all are taken.
+    fn take(&self, range: Range<usize>) -> Option<usize> {
+        let mut next = self.0.load(Ordering::Relaxed);
+        loop {
+            let task = next.max(range.start);
+            if task >= range.end {
+                return None;
+            }
+            let order = Ordering::Relaxed;
+            match self.0.compare_exchange_weak(next, task + 1, order, order) {
+                Ok(_) => return Some(task),
+                Err(other) => next = other,
+            }
+        }
     }
 }
 
-/// Runs all tasks, on so many threads at most; who is free takes the next.
+/// Lets several threads call a function that reaches memory by its address.
+struct Shared<F>(F);
+
+// SAFETY: who calls `phases` says that calls may run at the same time.
+unsafe impl<F> Sync for Shared<F> {}
+
+impl<F: Fn(usize, usize)> Shared<F> {
+    fn call(&self, phase: usize, task: usize) {
+        (self.0)(phase, task);
+    }
+}
+
+/// Runs all tasks, on so many threads at most, as one of [`phases`].
 ///
 /// # Safety
 /// Calls of `f` for different tasks may run at the same time, on any threads.
@@ -155,34 +182,38 @@ pub(crate) unsafe fn each(threads: usize, tasks: usize, f: impl Fn(usize)) {
 /// behind all: `f` of a phase and a task in it. A phase begins when all tasks of the one before are
 /// done; threads stay from phase to phase.
 ///
+/// Every thread has a share of a phase, tasks that follow each other, the first thread the first
+/// ones: so a thread mostly reads what it wrote itself, which counts where cores share no cache.
+/// Who is done with its share takes what others have not begun.
+///
 /// # Safety
 /// Calls of `f` for different tasks of a phase may run at the same time, on any threads.
 pub(crate) unsafe fn phases(threads: usize, starts: &[usize], f: impl Fn(usize, usize)) {
-    let tasks = starts.last().copied().unwrap_or(0);
-    let run = |i: usize, ready: &dyn Fn(usize)| {
-        let phase = starts.partition_point(|&s| s <= i) - 1;
-        ready(starts[phase]);
-        f(phase, i - starts[phase]);
-    };
-    let threads = threads.min(tasks);
+    let threads = threads.min(starts.last().copied().unwrap_or(0));
+    let phases = || starts.windows(2).map(|w| w[0]..w[1]).enumerate();
     if threads <= 1 {
-        return (0..tasks).for_each(|i| run(i, &|_| ()));
+        return phases().for_each(|(phase, all)| (0..all.len()).for_each(|i| f(phase, i)));
     }
-    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    // Tasks are taken in order: somebody is at work on each that is waited for. Of a phase none is
-    // done before those of earlier ones are.
-    let ready = |before: usize| wait(|| done.load(Ordering::Acquire) >= before);
-    let shared = Shared(|i: usize| run(i, &ready));
-    let work = || {
-        while let Some(i) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&i| i < tasks) {
-            let _counts = Counts(&done);
-            shared.call(i);
+    let mut next: SmallVec<[Next; 8]> = SmallVec::new();
+    next.resize_with(threads, Next::default);
+    let (done, shared) = (AtomicUsize::new(0), Shared(f));
+    let work = |thread: usize| {
+        for (phase, all) in phases() {
+            // Somebody is at work on each task that is not done, as all before are taken.
+            wait(|| done.load(Ordering::Acquire) >= all.start);
+            for of in (0..threads).map(|i| (thread + i) % threads) {
+                let share = |i: usize| all.start + all.len() * i / threads;
+                while let Some(task) = next[of].take(share(of)..share(of + 1)) {
+                    let _counts = Counts(&done);
+                    shared.call(phase, task - all.start);
+                }
+            }
         }
     };
     // Who is at work on another job already shares no more.
     HELPERS.with(|h| match h.try_borrow_mut() {
         Ok(mut helpers) => helpers.run(threads - 1, &work),
-        Err(_) => work(),
+        Err(_) => work(0),
     });
 }
 
@@ -229,6 +260,35 @@ mod tests {
         // SAFETY: calls may run at the same time.
         unsafe { each(3, 4, |_| each(3, 50, add)) };
         assert_eq!(sum.load(Ordering::Relaxed), want + 4 * each_of(50));
+    }
+
+    /// Two threads, each held up until both are at work: in every phase each has the same share.
+    #[test]
+    fn a_thread_has_the_same_share_of_every_phase() {
+        let (both, ran) = (std::sync::Barrier::new(2), Mutex::new(vec![]));
+        let f = |_, i| {
+            both.wait();
+            ran.lock().unwrap().push((i / 2, std::thread::current().id()));
+            both.wait();
+        };
+        // SAFETY: calls may run at the same time.
+        unsafe { phases(2, &[0, 4, 6, 10], |p, i| f(p, if p == 1 { i * 2 } else { i })) };
+        let (ran, own) = (ran.into_inner().unwrap(), std::thread::current().id());
+        assert_eq!(ran.len(), 10);
+        assert!(ran.iter().all(|&(share, thread)| (share == 0) == (thread == own)), "{ran:?}");
+    }
+
+    /// What others have not begun, and nothing twice, also by who comes late.
+    #[test]
+    fn tasks_are_taken_once() {
+        let next = Next::default();
+        let all: Vec<_> = std::iter::from_fn(|| next.take(3..6)).collect();
+        assert_eq!((all, next.take(9..9), next.take(3..6)), (vec![3, 4, 5], None, None));
+        assert_eq!(
+            (next.take(9..11), next.take(3..6), next.take(9..11)),
+            (Some(9), None, Some(10))
+        );
+        assert_eq!(next.take(9..11), None);
     }
 
     #[test]

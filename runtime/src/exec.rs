@@ -20,9 +20,14 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// `threads`: how many threads one product may use.
+    /// `threads`: how many threads a kernel may use, this one among them.
     pub fn new(transport: Box<dyn Transport>, threads: usize) -> Executor {
-        Executor { transport, threads, registers: Registers::default(), native: None }
+        Executor {
+            transport,
+            threads: threads.max(1),
+            registers: Registers::default(),
+            native: None,
+        }
     }
 
     /// With compiled kernels over rows; those that are not among them are interpreted.

@@ -306,20 +306,23 @@ unsafe fn compiled(calls: &[Call], threads: usize) {
         elements * 4 * (k.loads.len() + k.stores.len())
     };
     let threads = threads.min(calls.iter().map(|c| bytes(c.k)).sum::<usize>() / SHARE).max(1);
-    // Bytes, a kernel, and its tasks: some more shares than threads, so that a thread that is late holds
-    // up little.
-    let mut shares: Vec<(usize, &Call, Entry, Range<usize>)> = vec![];
+    // A thread, bytes, a kernel, and its tasks: some more shares than threads, so that one that is
+    // late holds up little. A thread has the same part of every large kernel; small ones are dealt.
+    let mut shares: Vec<(usize, usize, &Call, Entry, Range<usize>)> = vec![];
+    let mut dealt = 0;
     for c in calls {
         let (tasks, Some(entry)) = (c.k.tasks(), c.entry) else { continue };
         let large = threads > 1 && bytes(c.k) >= SHARE;
         let parts = if large { (threads * 4).min(tasks) } else { 1 };
         let one = |i: usize| tasks * i / parts..tasks * (i + 1) / parts;
-        shares.extend((0..parts).map(|i| (bytes(c.k) / parts, c, entry, one(i))));
+        let thread = |i: usize| if parts > 1 { i * threads / parts } else { dealt % threads };
+        shares.extend((0..parts).map(|i| (thread(i), bytes(c.k) / parts, c, entry, one(i))));
+        dealt += usize::from(parts == 1);
     }
-    // The largest first: what is begun last ends soon.
-    shares.sort_by_key(|s| Reverse(s.0));
+    // Of a thread's the largest first: what is begun last ends soon.
+    shares.sort_by_key(|s| (s.0, Reverse(s.1)));
     let share = |i: usize| {
-        let (_, c, entry, tasks) = &shares[i];
+        let (_, _, c, entry, tasks) = &shares[i];
         let (memory, params) = (c.memory.as_ptr(), c.k.params.as_ptr());
         // SAFETY: by the caller; tasks write apart from each other.
         unsafe { entry(memory, params, tasks.start as i64, tasks.end as i64) };

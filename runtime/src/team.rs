@@ -134,13 +134,14 @@ impl Drop for Counts<'_> {
     }
 }
 
-/// The task that one thread's share begins with next, in a line of the cache of its own.
+/// A number that threads write, in a line of the cache of its own.
 #[repr(align(64))]
 #[derive(Default)]
-struct Next(AtomicUsize);
+struct Apart(AtomicUsize);
 
-impl Next {
-    /// Takes a task of those in this range of the share, unless all are taken.
+impl Apart {
+    /// Takes a task of those in this range, where the number is the first that nobody has taken;
+    /// none if all are taken.
     fn take(&self, range: Range<usize>) -> Option<usize> {
         let mut next = self.0.load(Ordering::Relaxed);
         loop {
@@ -194,17 +195,17 @@ pub(crate) unsafe fn phases(threads: usize, starts: &[usize], f: impl Fn(usize, 
     if threads <= 1 {
         return phases().for_each(|(phase, all)| (0..all.len()).for_each(|i| f(phase, i)));
     }
-    let mut next: SmallVec<[Next; 8]> = SmallVec::new();
-    next.resize_with(threads, Next::default);
-    let (done, shared) = (AtomicUsize::new(0), Shared(f));
+    let mut next: SmallVec<[Apart; 8]> = SmallVec::new();
+    next.resize_with(threads, Apart::default);
+    let (done, shared) = (Apart::default(), Shared(f));
     let work = |thread: usize| {
         for (phase, all) in phases() {
             // Somebody is at work on each task that is not done, as all before are taken.
-            wait(|| done.load(Ordering::Acquire) >= all.start);
+            wait(|| done.0.load(Ordering::Acquire) >= all.start);
             for of in (0..threads).map(|i| (thread + i) % threads) {
                 let share = |i: usize| all.start + all.len() * i / threads;
                 while let Some(task) = next[of].take(share(of)..share(of + 1)) {
-                    let _counts = Counts(&done);
+                    let _counts = Counts(&done.0);
                     shared.call(phase, task - all.start);
                 }
             }
@@ -228,8 +229,13 @@ mod tests {
     fn phases_follow_each_other() {
         let one = || {
             let done = Mutex::new(vec![]);
-            // The second phase has no tasks.
-            let f = |phase, i| done.lock().unwrap().push((phase, i));
+            // The second phase has no tasks. Who takes the third's only one is late with it.
+            let f = |phase, i| {
+                if phase == 2 {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                done.lock().unwrap().push((phase, i));
+            };
             // SAFETY: calls may run at the same time.
             unsafe { phases(3, &[0, 40, 40, 41, 80], f) };
             let done = done.into_inner().unwrap();
@@ -278,10 +284,10 @@ mod tests {
         assert!(ran.iter().all(|&(share, thread)| (share == 0) == (thread == own)), "{ran:?}");
     }
 
-    /// What others have not begun, and nothing twice, also by who comes late.
+    /// Nothing twice, also by who comes late.
     #[test]
     fn tasks_are_taken_once() {
-        let next = Next::default();
+        let next = Apart::default();
         let all: Vec<_> = std::iter::from_fn(|| next.take(3..6)).collect();
         assert_eq!((all, next.take(9..9), next.take(3..6)), (vec![3, 4, 5], None, None));
         assert_eq!(
@@ -289,6 +295,14 @@ mod tests {
             (Some(9), None, Some(10))
         );
         assert_eq!(next.take(9..11), None);
+        let taken = Mutex::new(vec![]);
+        let take = || std::iter::from_fn(|| next.take(20..20_020)).collect::<Vec<_>>();
+        std::thread::scope(|s| {
+            (0..4).for_each(|_| drop(s.spawn(|| taken.lock().unwrap().extend(take()))))
+        });
+        let mut taken = taken.into_inner().unwrap();
+        taken.sort_unstable();
+        assert_eq!(taken, (20..20_020).collect::<Vec<_>>());
     }
 
     #[test]

@@ -62,11 +62,11 @@ pub(super) enum Bound {
 type Group = (Kind, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
 
 /// How frames are laid out.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Way {
     /// Every value that a microbatch keeps has a frame of its own.
     pub apart: bool,
-    /// Percent of gaps that are left in what a call needs for itself.
+    /// Percent of gaps in what a call needs for itself, above which it is placed by size as well.
     pub slack: usize,
 }
 
@@ -183,7 +183,7 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Layout) {
     (out.places[f], out.frames[f], out.bound[f]) = (places, frames, bound);
 }
 
-/// Places of what only this call needs: first fit in order of birth.
+/// Places of what only this call needs.
 fn scratch(l: &mut Lifetimes, f: usize, slack: usize, out: &mut Layout) {
     let end = l.m.funcs[f].nodes.len() + 1;
     // Bytes that begin to live (or end, negative) at each node.

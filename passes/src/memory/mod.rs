@@ -16,7 +16,7 @@ mod pieces;
 pub mod replay;
 
 use crate::step::instructions::Lists;
-use layout::Way;
+use layout::{Layout, Way};
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Memory, RankClass};
 
@@ -31,9 +31,9 @@ pub fn memory(
     funcs: Vec<usize>,
     lists: Lists,
 ) -> RankClass {
-    let plan = |way: Way, lists: Lists| {
-        let layout = layout::layout(m, microbatches, &funcs, &lists, way);
-        let (step, evaluation, found) = arena::arena(m, &layout, lists);
+    let lay = |apart, slack| layout::layout(m, microbatches, &funcs, &lists, Way { apart, slack });
+    let plan = |layout: Layout| {
+        let (step, evaluation, found) = arena::arena(m, &layout, lists.clone());
         let memory = Memory {
             places: layout.places,
             workspaces: layout.workspaces,
@@ -48,15 +48,26 @@ pub fn memory(
         let (stages, funcs) = (stages.clone(), funcs.clone());
         RankClass { stages, funcs, step, evaluation, memory }
     };
-    let layers = plan(Way { apart: false, slack: SLACK }, lists.clone());
-    if layers.memory.peak_bytes <= layers.memory.live_bytes / 100 * (100 + SLACK) {
-        return layers;
+    let calls = |l: &Layout| l.scratch.iter().map(|s| s.bytes).collect::<Vec<_>>();
+    let first = lay(false, SLACK);
+    let before = calls(&first);
+    let mut best = plan(first);
+    for (apart, slack) in [(true, SLACK), (false, 0), (true, 0)] {
+        if best.memory.peak_bytes <= best.memory.live_bytes / 100 * (100 + SLACK) {
+            break;
+        }
+        let layout = lay(apart, slack);
+        if slack < SLACK && calls(&layout) == before {
+            break;
+        }
+        let other = plan(layout);
+        if other.memory.peak_bytes < best.memory.peak_bytes {
+            best = other;
+        }
     }
-    let others = [(true, SLACK), (false, 0), (true, 0)];
-    let others = others.map(|(apart, slack)| plan(Way { apart, slack }, lists.clone()));
-    let all = std::iter::once(layers).chain(others);
-    all.min_by_key(|c| c.memory.peak_bytes).expect("there are four")
+    best
 }
 
-/// Percent by which an arena may be larger than what lives in it at once without a second try.
+/// Percent by which an arena, or what a call needs for itself, may be larger than what lives in it
+/// at once before another way is tried.
 const SLACK: usize = 3;

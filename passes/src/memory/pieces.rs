@@ -12,8 +12,8 @@ pub(super) struct Piece {
     pub death: usize,
 }
 
-/// Offsets, and the end of the highest: in order of birth, or by size, where that leaves gaps of
-/// more than so many percent.
+/// Offsets, and the end of the highest: in order of birth, or, where that leaves gaps of more than
+/// so many percent, by size, if that is less.
 pub(super) fn offsets(pieces: &[Piece], slack: usize) -> (Vec<usize>, usize) {
     let most = |offsets: &[usize]| {
         let ends = pieces.iter().zip(offsets).map(|(p, o)| o + p.bytes);

@@ -59,6 +59,14 @@ struct Job {
     steps: usize,
 }
 
+impl Job {
+    /// Its last product. Where that was, its steps are: operands that others read die no later than
+    /// they did.
+    fn product(&self) -> usize {
+        self.leaves.iter().map(|l| l.dot).max().expect("a job has products")
+    }
+}
+
 /// Nodes run in this order, as far as they are ready: a place in the program, a step, a number.
 type Key = (usize, usize, usize);
 
@@ -225,7 +233,7 @@ fn together(jobs: &[Job], backward: usize) -> Vec<Vec<&Job>> {
             .leaves
             .iter()
             .flat_map(|l| l.gathered.into_iter().flatten())
-            .map(|g| (g.operand(), job.node < backward, job.steps))
+            .map(|g| (g.operand(), job.product() < backward, job.steps))
             .collect();
         let known = keys.iter().find_map(|k| of.get(k).copied());
         let group = known.unwrap_or(groups.len());
@@ -285,9 +293,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// All steps of a group: step by step, so that a piece that is shared is sent once and then gone.
     fn group(&mut self, jobs: &[&Job]) {
-        // Where the last product was: operands of it that others read die no later than they did.
-        let dots = jobs.iter().flat_map(|j| &j.leaves).map(|l| l.dot);
-        self.place = dots.max().unwrap_or_default();
+        self.place = jobs.iter().map(|j| j.product()).max().unwrap_or_default();
         let steps = jobs[0].steps;
         self.step = 0;
         // What cuts a piece further is gathered before the steps.
@@ -508,5 +514,19 @@ f32[8@tp:(1)2,6@tp:(2)2]) {
             let apart = a.data.iter().zip(&b.data).map(|(x, y)| (x - y).abs());
             assert!(apart.fold(0.0, f64::max) < 1e-12);
         }
+    }
+
+    /// What stands between a product and its sum stands behind the steps.
+    #[test]
+    fn steps_stand_where_the_product_was() {
+        let sum = "  %d_x = reduce_scatter";
+        let between = "  %n = scale[2] %g : f32[8@tp:(2)2*tp:(1)2]\n";
+        let text = GATHERED.replace(sum, &format!("{between}{sum}"));
+        let m = parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let mut after = m.clone();
+        let begin = summa(&m.mesh, &mut after.funcs[0], 4);
+        let kinds: Vec<_> = after.funcs[0].nodes[begin..].iter().map(|n| n.op.mnemonic()).collect();
+        let at = |kind: &str| kinds.iter().position(|k| *k == kind);
+        assert!(at("reduce") < at("scale") && at("scale") < at("mul"), "{}", print(&after));
     }
 }

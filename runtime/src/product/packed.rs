@@ -260,7 +260,8 @@ impl<F: Fn(&[usize], &[usize]) -> [Stored; 3]> Products<'_, F> {
     }
 }
 
-/// Rows and columns of a result, steps of k, and room for what these need of both operands.
+/// Rows and columns of a result, steps of k, and room for what these need of both operands; how
+/// many threads share the work.
 struct Region<'a> {
     a: *mut u32,
     b: *mut u32,
@@ -286,6 +287,16 @@ impl Region<'_> {
         self.k.len().div_ceil(self.kernels.word.depth())
     }
 
+    /// Which operand a task packs panels of, 0 the left, and which of its: both operands in turn, so
+    /// that a thread's share of the tasks is mostly what its blocks are made of, and as large a part
+    /// of the other operand.
+    fn packed(&self, task: usize) -> (usize, usize) {
+        let right = self.cols.len().div_ceil(PACKED[1]);
+        let all = Region::packs(self.rows.len(), self.cols.len());
+        let [before, then] = [task, task + 1].map(|t| t * right / all);
+        if then > before { (1, before) } else { (0, task - before) }
+    }
+
     /// Packs the panels of a task.
     ///
     /// # Safety
@@ -295,26 +306,25 @@ impl Region<'_> {
             let first = all.start + i * unit;
             (first..all.end.min(first + unit), i * unit * self.steps())
         };
-        // Both operands in turn, so that a thread's share of the tasks has its rows, and as many of
-        // the columns.
-        let (right, all) =
-            (self.cols.len().div_ceil(PACKED[1]), Region::packs(self.rows.len(), self.cols.len()));
-        let col = task * right / all;
         let (k, word, [of_rows, of_cols]) = (self.k.clone(), self.kernels.word, self.kernels.pack);
         // SAFETY: by the caller.
         unsafe {
-            if (task + 1) * right / all > col {
-                let (cols, to) = part(&self.cols, col, PACKED[1]);
-                of_cols(y, cols, k, word, self.b.wrapping_add(to));
-            } else {
-                let (rows, to) = part(&self.rows, task - col, PACKED[0]);
-                of_rows(x, rows, k, word, self.a.wrapping_add(to));
+            match self.packed(task) {
+                (0, i) => {
+                    let (rows, to) = part(&self.rows, i, PACKED[0]);
+                    of_rows(x, rows, k, word, self.a.wrapping_add(to));
+                }
+                (_, i) => {
+                    let (cols, to) = part(&self.cols, i, PACKED[1]);
+                    of_cols(y, cols, k, word, self.b.wrapping_add(to));
+                }
             }
         }
     }
 
-    /// Where in the region the block of a task is, and its size. Threads have rows of their own, or
-    /// columns, if that is the longer side; of a thread's, tasks below each other follow each other.
+    /// Where in the region the block of a task is, and its size. A thread's share of the tasks is
+    /// mostly of rows of its own, or of columns, if those are the longer side; of them, tasks below
+    /// each other follow each other.
     fn place(&self, task: usize) -> ([usize; 2], [usize; 2]) {
         let (m, n) = (self.rows.len(), self.cols.len());
         let (down, across) = (m.div_ceil(BLOCK[0]), n.div_ceil(BLOCK[1]));
@@ -342,6 +352,51 @@ impl Region<'_> {
                 let b = self.b.wrapping_add((left + col) * steps);
                 // SAFETY: by the caller.
                 unsafe { make(steps, a, b, &tile) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardc_ir::kernel::Elem;
+    use std::collections::BTreeSet;
+
+    /// Each panel is packed once and each block made once, and of both a thread's share is mostly of
+    /// rows of its own, or of columns.
+    #[test]
+    fn threads_have_rows_or_columns_of_their_own() {
+        let kernels = Kernels::of(Elem::F32, Elem::F32);
+        for [m, n] in [[2048, 1408], [2000, 100], [300, 300], [256, 1408], [100, 1536]] {
+            for threads in [1, 2, 3, 4] {
+                let (a, b) = (std::ptr::null_mut(), std::ptr::null_mut());
+                let region = Region { a, b, kernels, threads, rows: 0..m, cols: 0..n, k: 0..0 };
+                let side = usize::from(m < n);
+                let share = |tasks: usize, t: usize| tasks * t / threads..tasks * (t + 1) / threads;
+                let (packs, blocks) = (Region::packs(m, n), Region::blocks(m, n));
+                let (mut packed, mut made) = (BTreeSet::new(), BTreeSet::new());
+                for thread in 0..threads {
+                    let (mut units, mut own) = (vec![], vec![]);
+                    for task in share(packs, thread) {
+                        let (which, unit) = region.packed(task);
+                        assert!(packed.insert((which, unit)));
+                        units.extend((which == side).then_some(unit * PACKED[side]));
+                    }
+                    for task in share(blocks, thread) {
+                        let (place, _) = region.place(task);
+                        assert!(made.insert(place));
+                        own.push(place[side]);
+                    }
+                    // Three quarters, but for a block at either end.
+                    let [first, last] = [thread, thread + 1].map(|t| [m, n][side] * t / threads);
+                    let near = first.saturating_sub(BLOCK[side])..=last + BLOCK[side];
+                    for all in [units, own] {
+                        let far = all.iter().filter(|&at| !near.contains(at)).count();
+                        assert!(4 * far <= all.len(), "{m} {n} {threads} {thread} {all:?}");
+                    }
+                }
+                assert_eq!((packed.len(), made.len()), (packs, blocks));
             }
         }
     }

@@ -1,6 +1,7 @@
-//! Compile cost from config to written plan, kernels not included: `cargo bench --bench compile`.
+//! Compile cost: `cargo bench --bench compile` takes plans from config to written plan, kernels not
+//! included, and then the kernels over rows of one plan for the CPU, compiled and found again.
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use shardc::flags::Flags;
 use std::path::Path;
 
@@ -48,5 +49,40 @@ fn benches(c: &mut Criterion) {
     let _ = std::fs::remove_dir_all(&out);
 }
 
-criterion_group!(all, benches);
+/// All kernels over rows of a rank of Llama-3.1-8B: lowered and printed, with the compiler (in an empty
+/// folder each time), and found where they were kept.
+fn kernels(c: &mut Criterion) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs");
+    let dir = std::env::temp_dir().join(format!("shardc-bench-{}.cache", std::process::id()));
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var("SHARDC_CACHE", &dir) };
+    let flags = Flags {
+        mesh: Some("dp=8,tp=8".into()),
+        global_batch: Some(64),
+        microbatch: Some(1),
+        seq: Some(4096),
+        sp: true,
+        ..Flags::default()
+    };
+    let o = flags.options().expect("legal flags");
+    let done = shardc::compile(&root.join("llama-3.1-8b.json"), &o, None, &mut |_, _| {});
+    let plan = done.expect("a plan").stored.plan;
+    let print = || {
+        let program = shardc_codegen::program(&plan, 0).expect("kernels");
+        shardc_codegen::c::print(program.iter().flatten())
+    };
+    let text = print();
+    let object = || shardc_codegen::c::compile(&text).expect("a C compiler");
+    let mut g = c.benchmark_group("kernels of llama-3.1-8b tp=8,dp=8");
+    g.sample_size(10);
+    g.bench_function("lowered and printed", |b| b.iter(print));
+    let empty = || drop(std::fs::remove_dir_all(&dir));
+    g.bench_function("compiled", |b| b.iter_batched(empty, |()| object(), BatchSize::PerIteration));
+    object();
+    g.bench_function("found", |b| b.iter(object));
+    g.finish();
+    empty();
+}
+
+criterion_group!(all, benches, kernels);
 criterion_main!(all);

@@ -4,6 +4,7 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use shardc::flags::Flags;
 use std::path::Path;
+use std::time::Duration;
 
 fn compile(model: &str, mesh: &str, batch: usize, schedule: Option<&str>, out: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs");
@@ -72,7 +73,8 @@ fn kernels(c: &mut Criterion) {
         shardc_codegen::c::print(program.iter().flatten())
     };
     let text = print();
-    let object = || shardc_codegen::c::compile(&text).expect("a C compiler");
+    let object =
+        || shardc_codegen::c::compile(&text, Duration::from_secs(600)).expect("a C compiler");
     let mut g = c.benchmark_group("kernels of llama-3.1-8b tp=8,dp=8");
     g.sample_size(10);
     g.bench_function("lowered and printed", |b| b.iter(print));

@@ -7,6 +7,7 @@
 
 use serde_json::json;
 use shardc::plan_dir;
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, kept};
 use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
@@ -88,7 +89,7 @@ fn sizes(plan: &Plan, f: &Func, x: &group::Launch, k: &Kernel) -> Vec<usize> {
 /// All distinct kernels of the first rank.
 fn work(plan: &Plan) -> Result<Vec<Work>> {
     let program = shardc_codegen::program(plan, 0)?;
-    let launches = cuda::program(&program);
+    let launches = cuda::program(&program, &Limits::of("sm_80"));
     let class = &plan.classes[plan.class_of(0)];
     let mut found: BTreeMap<String, Work> = BTreeMap::new();
     for (i, f) in plan.module.funcs.iter().enumerate().filter(|x| !program[x.0].is_empty()) {

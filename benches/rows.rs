@@ -160,7 +160,8 @@ fn main() {
     let mut cases: Vec<Case> = KERNELS.iter().map(|(name, text)| case(name, text)).collect();
     let program: Program = vec![cases.iter().map(|c| c.kernel.clone()).collect()];
     let text = shardc_codegen::c::print(program.iter().flatten());
-    let object = shardc_codegen::c::compile(&text).unwrap_or_else(|e| panic!("{}", e.render()));
+    let object = shardc_codegen::c::compile(&text, Duration::from_secs(600))
+        .unwrap_or_else(|e| panic!("{}", e.render()));
     let native = Arc::new(Native::load(&object, std::iter::once(&program)).expect("it loads"));
     let (from, mut to) = (vec![1.0f32; N * N], vec![0.0f32; N * N]);
     for threads in [1, std::thread::available_parallelism().map_or(1, |n| n.get())] {

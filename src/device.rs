@@ -1,16 +1,18 @@
 //! Code of a plan's kernels for CUDA devices: compiled when a plan is made, into its folder, or when
 //! it is run.
 
+use crate::plan_dir;
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, kept};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Program;
 use shardc_ir::launch::{Launches, Source};
 use shardc_ir::plan::Plan;
+use shardc_passes::threads;
 use shardc_runtime::cuda::{Code, Device, Devices};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The folder of a plan with code for devices.
 pub const FOLDER: &str = "kernels";
@@ -50,28 +52,33 @@ fn purpose(plan: &Plan, all: &[Launches], source: &Source, d: Diag) -> Diag {
 /// A text and an architecture.
 type Key = (Arc<Source>, String);
 
+/// What ranks launch on devices of an architecture.
+///
+/// # Errors
+/// `cuda-limit` if it can launch something of it not at all.
+fn launches(plan: &Plan, programs: &[Program], arch: &str) -> Result<Vec<Launches>> {
+    let limits = Limits::of(arch);
+    let all: Vec<Launches> = programs.iter().map(|p| cuda::program(p, &limits)).collect();
+    for l in all.iter().flatten().flatten().flatten() {
+        limits.check(l).map_err(|d| purpose(plan, &all, &l.source, d))?;
+    }
+    Ok(all)
+}
+
 /// Calls `one` for every text and architecture, on several threads.
 fn each<T: Send>(
     plan: &Plan,
-    all: &[Launches],
-    archs: &BTreeSet<String>,
+    all: &BTreeMap<String, Vec<Launches>>,
     one: impl Fn(&Source, &str) -> Result<T> + Sync,
 ) -> Result<BTreeMap<Key, T>> {
-    let sources = sources(all);
-    let work: Vec<Key> =
-        archs.iter().flat_map(|a| sources.iter().map(|s| (s.clone(), a.clone()))).collect();
-    let (next, made) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    let worker = || {
-        while let Some((source, arch)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let x = one(source, arch).map_err(|d| purpose(plan, all, source, d));
-            let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
-            made.insert((source.clone(), arch.clone()), x);
-        }
+    let of = |(arch, all): (&String, &Vec<Launches>)| {
+        sources(all).into_iter().map(|s| (s, arch.clone())).collect::<Vec<Key>>()
     };
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    std::thread::scope(|s| (0..cores.min(work.len())).for_each(|_| drop(s.spawn(worker))));
-    let made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
-    made.into_iter().map(|(key, x)| Ok((key, x?))).collect()
+    let work: Vec<Key> = all.iter().flat_map(of).collect();
+    let made = threads::all(&work, usize::MAX, |(source, arch)| {
+        one(source, arch).map_err(|d| purpose(plan, &all[arch], source, d))
+    });
+    work.into_iter().zip(made).map(|(key, x)| Ok((key, x?))).collect()
 }
 
 /// The devices of this machine with the code of a plan's ranks, from rank `first` on, which take turns
@@ -79,7 +86,7 @@ fn each<T: Send>(
 /// multiplies matrices.
 ///
 /// # Errors
-/// `missing-library`, `cuda-driver` and `cuda-compile`.
+/// `missing-library`, `cuda-driver`, `cuda-compile` and `cuda-limit`.
 pub fn open(
     plan: &Plan,
     programs: &[Program],
@@ -91,12 +98,12 @@ pub fn open(
     let numbers = one.map_or(0..count, |d| d..d + 1);
     let devices: Vec<Arc<Device>> = numbers.map(Device::open).collect::<Result<_>>()?;
     let archs: Vec<String> = devices.iter().map(|d| d.arch()).collect::<Result<_>>()?;
-    let launches: Vec<Launches> = programs.iter().map(cuda::program).collect();
+    // Ranks launch the same wherever they are: what the least of the devices can.
+    let least = archs.iter().min_by_key(|a| Limits::of(a).shared);
+    let launches = launches(plan, programs, least.map_or("", |a| a))?;
     let folder = dir.map(|d| d.join(FOLDER));
-    let distinct = archs.iter().cloned().collect();
-    let made = each(plan, &launches, &distinct, |source, arch| {
-        kept::find(source, arch, folder.as_deref())
-    })?;
+    let distinct = archs.iter().map(|a| (a.clone(), launches.clone())).collect();
+    let made = each(plan, &distinct, |source, arch| kept::find(source, arch, folder.as_deref()))?;
     let code = |arch: &String| -> Code {
         let own = made.iter().filter(|((_, a), _)| a == arch);
         own.map(|((source, _), code)| (source.clone(), code.clone())).collect()
@@ -107,17 +114,18 @@ pub fn open(
     Ok(Arc::new(Devices::new(&devices, ranks, cuda::collective(), library)?))
 }
 
-/// Compiles the kernels of all ranks of a plan into its folder; how many texts for each
-/// architecture.
+/// Compiles the kernels of all ranks of a plan into its folder; how many texts for all architectures.
 ///
 /// # Errors
-/// `missing-library` and `cuda-compile`.
+/// `missing-library`, `cuda-compile` and `cuda-limit`.
 pub fn compile(plan: &Plan, archs: &BTreeSet<String>, dir: &Path) -> Result<usize> {
-    let mut launches: Vec<Launches> = vec![];
-    for rank in 0..plan.module.mesh.ranks() {
-        launches.push(cuda::program(&shardc_codegen::program(plan, rank)?));
-    }
-    let dir = dir.join(FOLDER);
-    let made = each(plan, &launches, archs, |source, arch| kept::put(source, arch, &dir))?;
-    Ok(made.len() / archs.len().max(1))
+    let ranks = 0..plan.module.mesh.ranks();
+    let programs: Vec<Program> =
+        ranks.map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
+    let of = |arch: &String| Ok((arch.clone(), launches(plan, &programs, arch)?));
+    let all = archs.iter().map(of).collect::<Result<_>>()?;
+    let folder = dir.join(FOLDER);
+    let made = each(plan, &all, |source, arch| kept::put(source, arch, &folder))?;
+    plan_dir::reseal(dir)?;
+    Ok(made.len())
 }

@@ -1,19 +1,26 @@
 //! Flags of `compile` and `check`, from the command line and from `shardc.toml`; flags win.
 
+mod effect;
+mod text;
 mod values;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::files;
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::options::{
     Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, TpMode, TpSteps, Transport,
 };
+use shardc_passes::shard::zero::Accumulate;
 use shardc_passes::stages::layout::Layout;
 use std::collections::BTreeSet;
 use std::path::Path;
+pub use text::default_microbatch;
+use text::{Brought, global_batch, rows_of};
 use values::*;
+pub use values::{AXES, bytes_of};
 
 /// What a user may ask of the compiler. Every field may stand in `shardc.toml` under its flag's name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,13 +41,14 @@ pub struct Flags {
     /// train, or infer (forward to logits) [default: train]
     #[arg(long, help_heading = "Run")]
     pub mode: Option<String>,
-    /// Sequences per step over all ranks [default: 8]
+    /// Sequences per step over all ranks [default: 8, or the rows of a text]
     #[arg(long, help_heading = "Run")]
     pub global_batch: Option<usize>,
-    /// Sequences per rank and microbatch [default: all]
+    /// Sequences per rank and microbatch [default: all, or with pp as many as give each of its ranks a
+    /// microbatch]
     #[arg(long, help_heading = "Run")]
     pub microbatch: Option<usize>,
-    /// Tokens per sequence [default: 512]
+    /// Tokens per sequence [default: 512, or those of a text]
     #[arg(long, help_heading = "Run")]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, or bf16 (training keeps an f32 master copy; sums
@@ -58,6 +66,10 @@ pub struct Flags {
     /// parameters [default: 0]
     #[arg(long, help_heading = "Layout")]
     pub zero: Option<u8>,
+    /// What --zero 2 and 3 keep whole over the microbatches of a step, as FSDP's no_sync does: gradients
+    /// (reduced once per step), weights (gathered once per step), both or none [default: none]
+    #[arg(long, value_name = "WHAT", help_heading = "Layout")]
+    pub zero_accumulate: Option<String>,
     /// Split the residual stream over tp along the sequence (sequence parallelism)
     #[arg(long, help_heading = "Layout")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -162,11 +174,12 @@ pub struct Flags {
     /// Largest global gradient norm [default: off]
     #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub clip: Option<f64>,
-    /// Parameters that are not trained; repeatable
+    /// Tensors of the checkpoint that are not trained; repeatable
     #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
     pub freeze: Vec<String>,
-    /// Sharding of a parameter or scope: D is -, ?, an axis, a*b or a:(k)n, then @pN; or one of the
-    /// words colwise, rowwise, replicated; repeatable
+    /// Sharding of a tensor of the checkpoint, or of a scope's last value: D is -, ?, an axis, a*b or
+    /// a:(k)n, then @pN; or one of the words colwise, rowwise, replicated, for a tensor or the weight
+    /// and bias of a scope; repeatable
     #[arg(long, value_name = "GLOB=D,D", help_heading = "Layout")]
     pub shard: Vec<String>,
     /// How ranks of the running plan exchange data: threads, mpi or nccl [default: threads]
@@ -195,12 +208,17 @@ impl Flags {
                 shard: if self.shard.is_empty() { below.shard } else { self.shard },
             } };
         }
-        merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero moe_bound moe_capacity moe_aux moe_z_loss moe_bias_rate cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
+        merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero zero_accumulate moe_bound moe_capacity moe_aux moe_z_loss moe_bias_rate cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
                memory fuse optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device arch)
     }
 
     /// The options of the passes, with defaults; refuses what is not built.
     pub fn options(&self) -> Result<Options> {
+        self.options_with(None)
+    }
+
+    /// The same, with the defaults that a text brings.
+    fn options_with(&self, text: Option<&Brought>) -> Result<Options> {
         self.refuse_unbuilt()?;
         let zero = self.zero.unwrap_or(0);
         if zero > 3 {
@@ -208,7 +226,10 @@ impl Flags {
                 .at(format!("--zero {zero}"))
                 .help("use --zero 0, 1, 2 or 3"));
         }
-        let (mesh, [ep, etp]) = parse_mesh(self.mesh.as_deref().unwrap_or(""), zero)?;
+        let (mut mesh, [ep, etp]) = parse_mesh(self.mesh.as_deref().unwrap_or(""), zero)?;
+        if let (None, Some(text)) = (&self.mesh, text) {
+            mesh.clone_from(&text.mesh);
+        }
         let mesh = match &self.order {
             Some(order) => in_order(mesh, order)?,
             None => mesh,
@@ -264,9 +285,9 @@ impl Flags {
             node: self.node,
             transport,
             mode,
-            global_batch: self.global_batch.unwrap_or(8),
+            global_batch: self.global_batch.unwrap_or(global_batch(text)),
             microbatch: 0,
-            seq: self.seq.unwrap_or(512),
+            seq: self.seq.unwrap_or(text.map_or(512, |t| t.seq)),
             dtype,
             grad_dtype,
             sp: self.sp,
@@ -304,6 +325,11 @@ impl Flags {
             tp_steps: [TpSteps::Gathered, TpSteps::Summa]
                 [word(&self.tp_steps, "--tp-steps", &["gathered", "summa"])?],
             zero,
+            zero_accumulate: Accumulate::ALL[word(
+                &self.zero_accumulate,
+                "--zero-accumulate",
+                &Accumulate::ALL.map(Accumulate::name),
+            )?],
             reshard_after_forward: word(
                 &self.reshard_after_forward,
                 "--reshard-after-forward",
@@ -328,8 +354,11 @@ impl Flags {
                     .help(format!("for example {flag} 8")));
             }
         }
-        o.microbatch =
-            self.microbatch.unwrap_or_else(|| o.global_batch.div_ceil(o.data_parallel()));
+        o.microbatch = match (self.microbatch, text) {
+            (Some(n), _) => n,
+            (None, Some(text)) => rows_of(text, &o),
+            (None, None) => default_microbatch(&o),
+        };
         Ok(o)
     }
 
@@ -439,6 +468,9 @@ fn arch(word: &str) -> Result<String> {
         .help(format!("use {first}, sm_90a or sm_100a")))
 }
 
+/// Largest shardc.toml that is read, in bytes.
+const MAX_TOML: u64 = 1 << 20;
+
 /// Reads `shardc.toml`: the flags, and the model's path relative to the file.
 pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
     #[derive(Deserialize)]
@@ -452,7 +484,7 @@ pub fn read_toml(path: &Path) -> Result<(String, Flags)> {
             .at(path.display().to_string())
             .help("a minimal file is: model = \"my-model\" and mesh = \"dp=2,tp=2\"")
     };
-    let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
+    let text = files::read_text(path, MAX_TOML)?;
     let file: WithModel = toml::from_str(&text).map_err(|e| bad(e.message().to_string()))?;
     let flags = file.rest.try_into().map_err(|e: toml::de::Error| bad(e.message().to_string()))?;
     Ok((file.model, flags))

@@ -1,4 +1,5 @@
 //! The driver of shardc: one [`compile`] function, the plan directory, and the command line.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod checkpoint;
 pub mod cluster;
@@ -6,31 +7,39 @@ pub mod commands;
 pub mod data;
 pub mod device;
 pub mod flags;
+pub mod lock;
+pub mod numbers;
 pub mod pictures;
 pub mod plan_dir;
+pub mod proof;
 pub mod report;
 pub mod rules;
+pub mod seal;
 pub mod search;
+pub mod signals;
+pub mod terminal;
 
 use plan_dir::Stored;
 use report::Report;
 use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
+use shardc_ir::files;
+use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
+use shardc_ir::plan::Plan;
 use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Source, Watch};
-use shardc_passes::shard::experts::{Part, fold, ranks_of};
+use shardc_passes::shard::experts::{Part, Piece, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
-use shardc_passes::step::correct::is_load;
+use shardc_passes::shard::zero::Accumulate;
 use std::path::Path;
 use std::time::Instant;
 
 /// Version of the plan directory and of the JSON reports.
-pub const SCHEMA: u32 = 5;
+pub const SCHEMA: u32 = 6;
 
 /// A model before compilation: from a Hugging Face folder, or from text.
 pub struct Input {
@@ -38,41 +47,49 @@ pub struct Input {
     pub family: String,
     pub facts: Option<Facts>,
     pub config: serde_json::Value,
+    /// The folder that it came from.
+    pub origin: Option<String>,
     pub warnings: Vec<Diag>,
 }
+
+/// Largest text of a model that is read, in bytes.
+const MAX_TEXT: u64 = 64 << 20;
 
 /// Reads a Hugging Face folder, its config.json, or a `.ir` file.
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
     if is_text(path) {
-        let bad = |m: String| {
-            Diag::new("file", m)
-                .at(path.display().to_string())
-                .help("give a readable text file of at most 64 MiB")
-        };
-        let size = std::fs::metadata(path).map_err(|e| bad(e.to_string()))?.len();
-        if size > 64 << 20 {
-            return Err(bad(format!("{size} bytes is too large for a model's text")));
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
-        let mut input = from_text(&text)
-            .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) })?;
+        let mut input = read_text(path)?;
         if o.balance.aux.is_some() || o.balance.z != 0.0 {
             let what = "--moe-aux and --moe-z-loss change nothing: a text has the losses it has";
             input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
         }
-        let sums = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
-        if o.balance.rate != 0.0 && !sums.into_iter().any(is_load) {
+        let mut roles = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
+        if o.balance.rate != 0.0 && !roles.any(|r| r.kind == RoleKind::Load) {
             let what = "--moe-bias-rate changes nothing: the text counts no choices of experts";
             input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
         }
         return Ok(input);
     }
     let mut input = from_model(shardc_frontends::load(path, &shape(o)?)?);
-    if o.moe != Buffers::Worst && input.facts.is_some_and(|f| f.experts.is_none()) {
-        let what = "--moe-bound and --moe-capacity change nothing: the model has no experts";
-        input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
-    }
+    let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+    let folder = if whole.is_dir() { Some(&*whole) } else { whole.parent() };
+    input.origin = folder.map(|f| f.display().to_string());
     Ok(input)
+}
+
+/// Reads a `.ir` file.
+fn read_text(path: &Path) -> Result<Input> {
+    let text = files::read_text(path, MAX_TEXT)?;
+    from_text(&text)
+        .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) })
+}
+
+/// The program of a `.ir` file; nothing if the model is no text.
+///
+/// # Errors
+/// Those of reading and parsing it.
+pub fn text_module(path: &Path) -> Result<Option<Module>> {
+    if is_text(path) { Ok(Some(read_text(path)?.source.module)) } else { Ok(None) }
 }
 
 /// The sizes that options give to a model.
@@ -82,11 +99,15 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
 pub fn shape(o: &Options) -> Result<Shape> {
     let pieces = fold(o)?;
     let cutting: Vec<_> = pieces.iter().filter(|p| p.cuts_tokens).collect();
+    // Neighbours that stay neighbours are one factor: a tensor has few dims.
+    let alike = |a: &&Piece, b: &&Piece| (a.of_rows(), a.part) == (b.of_rows(), b.part);
+    let runs: Vec<&[&Piece]> = cutting.chunk_by(alike).collect();
     let factors = |rows: bool| -> Vec<usize> {
-        cutting.iter().filter(|p| p.of_rows() == rows).map(|p| p.size).collect()
+        let own = runs.iter().filter(|r| r[0].of_rows() == rows);
+        own.map(|r| r.iter().map(|p| p.size).product()).collect()
     };
-    let mut order: Vec<usize> = (0..cutting.len()).collect();
-    order.sort_by_key(|&i| cutting[i].part);
+    let mut order: Vec<usize> = (0..runs.len()).collect();
+    order.sort_by_key(|&i| runs[i][0].part);
     let bound = match o.moe {
         Buffers::Worst => Bound::Worst,
         Buffers::Bound(by) => Bound::Balanced(by),
@@ -115,68 +136,28 @@ fn from_model(m: Model) -> Input {
         family: m.family.into(),
         facts: Some(m.facts),
         config: m.config,
+        origin: None,
         warnings: m.warnings,
     }
 }
 
-/// Reads a module of one function; parameters are its arguments with role `param`.
+/// Reads a model of one function; parameters are its arguments with role `param`.
 fn from_text(text: &str) -> Result<Input> {
-    let module = text::parse(text)?;
-    verify(&module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
-    let [f] = &module.funcs[..] else {
-        return Err(Diag::new(
-            "source",
-            format!("a model is one function, the text has {}", module.funcs.len()),
-        )
-        .help("put everything into one `func @model`"));
-    };
-    let params = f
-        .args
-        .iter()
-        .filter_map(|a| Some((a, a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?)));
-    let weights = params.map(|(a, r)| {
-        let shape = f.ty(a.value).sizes().to_vec();
-        shardc_ir::weights::Weight {
-            param: r.name.to_string(),
-            tensor: r.name.to_string(),
-            tensor_shape: shape.clone(),
-            part: None,
-            matrix: shape.len() > 1,
-            shape,
-            init: shardc_ir::weights::Init::Normal(0.02),
-            tp_dim: None,
-            experts: None,
-        }
-    });
-    let weights = weights.collect();
-    let vocab = vocabulary(f);
-    let source = Source { module, weights, sequence: vec![], vocab };
+    let source = text::parse_source(text)?;
+    verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
+    if source.module.funcs.len() != 1 {
+        let n = source.module.funcs.len();
+        return Err(Diag::new("source", format!("a model is one function, the text has {n}"))
+            .help("put everything into one `func @model`"));
+    }
     Ok(Input {
         source,
         family: "ir".into(),
         facts: None,
         config: serde_json::json!({}),
+        origin: None,
         warnings: vec![],
     })
-}
-
-/// Size of the smallest dim that `input_ids` or `targets` index.
-fn vocabulary(f: &Func) -> usize {
-    let is_tokens = |v: Value| {
-        let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
-        role.is_some_and(|r| r.kind == RoleKind::Input && &*r.name != "positions")
-    };
-    let indexed = |n: &Node| match &n.op {
-        Op::Take(t) if is_tokens(n.ins[1]) => {
-            let rule = &t.rule.0;
-            let dim = rule.ins[0]
-                .iter()
-                .position(|g| !rule.ins[1].contains(g) && !rule.outs[0].contains(g))?;
-            Some(f.ty(n.ins[0]).dims[dim].size)
-        }
-        _ => None,
-    };
-    f.nodes.iter().filter_map(indexed).min().unwrap_or(i32::MAX as usize)
 }
 
 /// A text may bring its mesh; flags that name another are refused.
@@ -208,12 +189,24 @@ pub struct Output {
 
 /// Compiles a model; if `out` is given, writes the plan there, and the report's time includes that.
 pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> Result<Output> {
-    let since = Instant::now();
     // A program is made for a mesh: the rules come first.
-    let facts = facts(model)?;
-    if let Some(v) = facts.and_then(|f| rules::violations(&f, o).into_iter().next()) {
-        return Err(v.diag());
+    if let Some(f) = facts(model)? {
+        let found = rules::violations(&f, o);
+        let first = found.into_iter().take(1).collect();
+        if let Some(v) = search::ways::checked(model, &f, o, first).first() {
+            let all = match v.nearest.is_empty() {
+                true => search::ways::meshes(model, &f, o),
+                false => vec![],
+            };
+            return Err(all.iter().fold(v.diag(), |d, m| d.help(format!("use --mesh {m}"))));
+        }
     }
+    compile_legal(model, o, out, watch)
+}
+
+/// The same, of options that violate no rule of the model's sizes.
+fn compile_legal(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> Result<Output> {
+    let since = Instant::now();
     let input = read_model(model, o)?;
     let o = &with_mesh(&input.source.module.mesh, o)?;
     let read_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -225,6 +218,11 @@ pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> R
     Ok(Output { notes, ..finish(input, &o, out, watch, since, before)? })
 }
 
+/// The model that a plan was made of.
+pub(crate) fn model_of(s: &Stored) -> Result<Source> {
+    from_text(&s.source).map(|i| i.source)
+}
+
 /// Compiles a stored plan's source again with other options.
 pub fn recompile(s: &Stored, o: &Options) -> Result<Output> {
     recompile_watched(s, o, &mut |_, _| {})
@@ -233,13 +231,12 @@ pub fn recompile(s: &Stored, o: &Options) -> Result<Output> {
 /// The same, showing what each pass leaves.
 pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output> {
     let mut input = from_text(&s.source)?;
-    input.source.weights.clone_from(&s.plan.weights);
-    input.source.vocab = s.plan.settings.vocab;
     (input.family, input.facts, input.config) = (s.family.clone(), s.facts, s.config.clone());
+    input.origin.clone_from(&s.origin);
     finish(input, o, None, watch, Instant::now(), vec![])
 }
 
-/// Compiles a stored plan's model for another mesh: its source without the annotations of its own.
+/// Compiles a stored plan's model for another mesh: without the annotations of its own.
 pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
     if s.facts.is_some() {
         return compile_config(&s.config, o);
@@ -247,8 +244,6 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
     let mut input = from_text(&s.source)?;
     input.source.module.mesh = Default::default();
     input.source.module.funcs[0].annotations.clear();
-    input.source.weights.clone_from(&s.plan.weights);
-    input.source.vocab = s.plan.settings.vocab;
     finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
 }
 
@@ -258,14 +253,13 @@ pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output>
     finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
 }
 
-/// A warning for each kind of group that exchanges data in every layer and lies on several nodes.
-fn across_nodes(s: &Stored) -> Vec<Diag> {
-    let mesh = &s.plan.module.mesh;
-    let Some(node) = s.options.node else { return vec![] };
+/// The kinds of groups that exchange data in every layer and reach over several nodes.
+fn across(mesh: &Mesh, o: &Options) -> Vec<(&'static str, AtomSet)> {
+    let Some(node) = o.node else { return vec![] };
     let mut kinds: Vec<(&str, AtomSet)> =
         ["tp", "cp"].into_iter().filter_map(|a| Some((a, mesh.axis(a)?))).collect();
-    if s.facts.is_some_and(|f| f.experts.is_some()) && s.options.ep > 1 {
-        kinds.push(("ep", ranks_of(mesh, &s.options, Part::Expert)));
+    if o.ep > 1 {
+        kinds.push(("ep", ranks_of(mesh, o, Part::Expert)));
     }
     let leaves_a_node = |atoms: AtomSet| {
         (0..mesh.ranks()).any(|rank| {
@@ -276,14 +270,23 @@ fn across_nodes(s: &Stored) -> Vec<Diag> {
             mesh.rank(&first) / node != rank / node
         })
     };
+    kinds.retain(|k| leaves_a_node(k.1));
+    kinds
+}
+
+/// A warning for each kind of group that exchanges data in every layer and lies on several nodes.
+fn across_nodes(s: &Stored) -> Vec<Diag> {
+    let mesh = &s.plan.module.mesh;
+    let Some(node) = s.options.node else { return vec![] };
     let mut out = vec![];
-    for (name, atoms) in kinds.into_iter().filter(|k| leaves_a_node(k.1)) {
+    for (name, atoms) in across(mesh, &s.options) {
         let names = mesh.names(atoms, "+");
         let axes: Vec<&str> = names.split('+').collect();
         let sent = s.plan.classes.iter().map(|c| {
             let all = report::collectives(&s.plan, c);
             // Over all of them, or over a part of an axis.
-            let part = |a: &str| axes.contains(&a) || a.starts_with(&format!("{name}:"));
+            let part =
+                |a: &str| a == name || axes.contains(&a) || a.starts_with(&format!("{name}:"));
             let over = |c: &&report::CollectiveReport| c.axis.split('+').any(part);
             all.iter().filter(over).map(|c| c.bytes).sum::<f64>()
         });
@@ -336,27 +339,30 @@ fn finish(
     since: Instant,
     mut phases: Vec<(&'static str, f64)>,
 ) -> Result<Output> {
-    let Input { source, family, facts, config, mut warnings } = input;
-    let mut annotated = String::new();
-    let mut keep = |pass: &str, m: &Module| {
-        if pass == "annotate" {
-            annotated = text::print(m);
-        }
-        watch(pass, m);
+    let Input { source, family, facts, config, origin, mut warnings } = input;
+    let model = text::print_source(&source);
+    // What it costs to keep something whole, beside a plan that does not.
+    let without = Options { zero_accumulate: Accumulate::None, memory: None, ..o.clone() };
+    let without = match o.zero() == without.zero() {
+        true => None,
+        false => Some(pipeline::compile(source.clone(), &without, &mut |_, _| {})?.plan),
     };
-    let mut compiled = pipeline::compile(source, o, &mut keep)?;
+    let mut compiled = pipeline::compile(source, o, watch)?;
     warnings.append(&mut compiled.warnings);
     let mut stored = Stored {
         plan: compiled.plan,
         options: o.clone(),
-        source: annotated,
+        source: model,
         family,
         facts,
         config,
+        origin,
         report: serde_json::Value::Null,
     };
     phases.append(&mut compiled.phases);
     let mut report = report::report(&stored.plan, &phases, 0.0);
+    let kept = |p: Plan| report::Kept::of(o.zero_accumulate.name(), &stored.plan, &p);
+    report.zero_accumulate = without.map(kept);
     if let Some(dir) = out {
         let writing = Instant::now();
         plan_dir::write(dir, &stored, &report)?;

@@ -1,11 +1,14 @@
-//! The plan directory: `plan.json`, `source.ir`, `options.toml`, `programs/*.ir`, `schedule.csv`,
+//! The plan directory: `plan.json`, `model.ir`, `options.toml`, `programs/*.ir`, `schedule.csv`,
 //! `weights.json`, `config.json`; with code for devices, `kernels/`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
 
 use crate::SCHEMA;
+use crate::seal::{self, hash};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
+use shardc_codegen::kept;
 use shardc_frontends::Facts;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{self, Staged};
 use shardc_ir::plan::{Plan, Settings};
 use shardc_ir::schedule::{parse_csv, write_csv};
 use shardc_ir::text;
@@ -13,6 +16,7 @@ use shardc_ir::verify::{Phase, verify};
 use shardc_ir::weights::Weight;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::rank_classes;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// `plan.json`.
@@ -23,10 +27,12 @@ struct Head {
     family: String,
     settings: Settings,
     facts: Option<Facts>,
-    /// blake3 of the source text, the options and the model's config: what the plan was made of.
-    source_hash: String,
-    /// blake3 of the programs and of the schedule.
-    programs_hash: String,
+    /// The folder that the model came from.
+    origin: Option<String>,
+    /// blake3 of every other file, by name.
+    files: BTreeMap<String, String>,
+    /// blake3 of this file without this hash: so it covers all that is in the folder.
+    hash: String,
     /// By rank class.
     peak_bytes: Vec<usize>,
     report: Json,
@@ -37,45 +43,164 @@ struct Head {
 pub struct Stored {
     pub plan: Plan,
     pub options: Options,
-    /// The annotated model on one device, as text.
+    /// The model on one device before any pass, as text.
     pub source: String,
     pub family: String,
     pub facts: Option<Facts>,
     /// The model's config.json, if it came from one.
     pub config: Json,
+    /// The folder that the model came from: a saved model takes its tokenizer from there.
+    pub origin: Option<String>,
     pub report: Json,
 }
 
 impl Stored {
-    /// blake3 of all that ranks run by: equal plans have equal ones, whatever file they are in.
+    /// blake3 of all that ranks run by: equal plans have equal ones, whatever folder they are in.
     pub fn hash(&self) -> String {
         let p = &self.plan;
         let (programs, schedule) = (text::print(&p.module), write_csv(&p.schedule));
-        hash(&[&programs, &schedule, &pretty(&p.weights), &pretty(&p.settings)])
+        let options = toml::to_string(&self.options).expect("options are plain data");
+        let texts = [
+            &self.source,
+            &options,
+            &programs,
+            &schedule,
+            &pretty(&p.weights),
+            &pretty(&p.settings),
+        ];
+        let mut h = blake3::Hasher::new();
+        for t in texts {
+            h.update(&(t.len() as u64).to_le_bytes()).update(t.as_bytes());
+        }
+        h.finalize().to_hex().to_string()
     }
 }
 
-fn hash(parts: &[&str]) -> String {
-    let mut h = blake3::Hasher::new();
-    for p in parts {
-        h.update(&(p.len() as u64).to_le_bytes()).update(p.as_bytes());
-    }
-    h.finalize().to_hex().to_string()
+/// The text of `plan.json`, with its hash.
+fn text_of(head: &Head) -> String {
+    seal::seal(&pretty(&Head { hash: String::new(), ..head.clone() }))
 }
 
-/// Files and folders of a plan.
-const FILES: [&str; 8] = [
-    "plan.json",
-    "source.ir",
-    "options.toml",
-    "programs",
-    "schedule.csv",
-    "weights.json",
-    "config.json",
-    crate::device::FOLDER,
-];
+/// Names of the files with code for devices.
+fn code(dir: &Path) -> Vec<String> {
+    let folder = std::fs::read_dir(dir.join(crate::device::FOLDER)).into_iter().flatten().flatten();
+    let name = |e: std::fs::DirEntry| {
+        format!("{}/{}", crate::device::FOLDER, e.file_name().to_string_lossy())
+    };
+    let mut names: Vec<String> = folder.map(name).collect();
+    names.sort();
+    names
+}
 
-/// A plan replaces nothing but a plan: no file, and no folder that holds anything else.
+/// Writes the hashes of a folder as its files now are: code for devices was added to them.
+///
+/// # Errors
+/// `plan` if it is none, `output` if it cannot be written.
+pub fn reseal(dir: &Path) -> Result<()> {
+    let head = read_file(dir, "plan.json")?;
+    let mut head: Head =
+        serde_json::from_str(&head).map_err(|e| not_a_plan(dir, "plan.json", e))?;
+    head.files.clear();
+    for name in TEXTS.into_iter().map(String::from).chain(code(dir)) {
+        let own = hash(&read_bytes(dir, &name)?);
+        head.files.insert(name, own);
+    }
+    let path = dir.join("plan.json");
+    let staged = Staged::new(&path)?;
+    put(staged.path(), &text_of(&head))
+        .and_then(|()| staged.publish())
+        .map_err(|d| unwritten(dir, d))
+}
+
+/// Writes a text and flushes it.
+fn put(path: &Path, text: &str) -> Result<()> {
+    let fail = |e| files::io_error("cannot write the file", path, &e);
+    files::create(path, |out| out.write_all(text.as_bytes()).map_err(fail))
+}
+
+/// What is wrong with writing a plan, as its folder's.
+fn unwritten(dir: &Path, d: Diag) -> Diag {
+    Diag { code: "output", place: Some(dir.display().to_string()), ..d }
+}
+
+/// The texts of a folder in the order of [`TEXTS`], if they and all code are as they were written.
+fn unchanged(dir: &Path, text: &str, head: &Head) -> Result<[String; TEXTS.len()]> {
+    let changed =
+        |name: &str| not_a_plan(dir, name, "the file is not as it was written (its hash differs)");
+    let same = |name: &str, bytes: &[u8]| match head.files.get(name) {
+        Some(written) if *written == hash(bytes) => Ok(()),
+        _ => Err(changed(name)),
+    };
+    if !seal::is_sealed(text, &head.hash) {
+        return Err(changed("plan.json"));
+    }
+    let mut texts: [String; TEXTS.len()] = Default::default();
+    for (text, name) in texts.iter_mut().zip(TEXTS) {
+        *text = read_file(dir, name)?;
+        same(name, text.as_bytes())?;
+    }
+    for name in code(dir) {
+        same(&name, &read_bytes(dir, &name)?)?;
+    }
+    Ok(texts)
+}
+
+/// A file of a plan that cannot be used.
+fn not_a_plan(dir: &Path, file: &str, what: impl std::fmt::Display) -> Diag {
+    Diag::new("plan", what.to_string())
+        .at(dir.join(file).display().to_string())
+        .help("make the plan again with shardc compile")
+}
+
+/// The texts of a plan but `plan.json`.
+const TEXTS: [&str; 6] =
+    ["model.ir", "options.toml", "programs/all.ir", "schedule.csv", "weights.json", "config.json"];
+
+/// Files beside the texts: of this version, and of older ones, which are replaced too.
+const OTHERS: [&str; 2] = ["plan.json", "source.ir"];
+
+/// Whether a path in a plan's folder is a file that shardc writes there.
+fn is_part(path: &Path) -> bool {
+    let kernel = |name: &std::ffi::OsStr| kept::is_ours(&name.to_string_lossy());
+    let of_kernels = path.parent() == Some(Path::new(crate::device::FOLDER));
+    TEXTS.iter().chain(&OTHERS).any(|f| path == Path::new(f))
+        || (of_kernels && path.file_name().is_some_and(kernel))
+}
+
+/// The first thing in a folder that is no part of a plan; folders of a plan are looked into.
+fn foreign(dir: &Path, inside: &Path) -> std::io::Result<Option<PathBuf>> {
+    for e in std::fs::read_dir(dir.join(inside))? {
+        let e = e?;
+        let path = inside.join(e.file_name());
+        let folders = TEXTS.iter().filter_map(|f| Path::new(f).parent());
+        let mut folders = folders.chain([Path::new(crate::device::FOLDER)]);
+        let found = match e.file_type()?.is_dir() && folders.any(|f| f == path) {
+            true => foreign(dir, &path)?,
+            false => Some(path).filter(|p| !is_part(p)),
+        };
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a folder's plan.json is that of a plan, of whatever version.
+fn is_plan(dir: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct Any {
+        #[serde(rename = "schema")]
+        _schema: u32,
+        #[serde(rename = "version")]
+        _version: String,
+        #[serde(rename = "settings")]
+        _settings: Json,
+    }
+    let text = files::read(&dir.join("plan.json"), MAX_FILE);
+    text.is_ok_and(|t| serde_json::from_slice::<Any>(&t).is_ok())
+}
+
+/// A plan replaces nothing but a plan: no file, and no folder that holds anything else, however deep.
 fn check_target(dir: &Path) -> Result<()> {
     let refuse = |what: String| {
         let name = dir.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned());
@@ -88,13 +213,13 @@ fn check_target(dir: &Path) -> Result<()> {
         Ok(m) if !m.is_dir() => return refuse("this exists and is not a folder".into()),
         Ok(_) => {}
     }
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let names: Vec<String> =
-        entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    if let Some(other) = names.iter().find(|n| !FILES.contains(&n.as_str())) {
+    let unreadable = |e| files::io_error("cannot list the folder", dir, &e);
+    if let Some(other) = foreign(dir, Path::new("")).map_err(unreadable)? {
+        let other = other.display();
         return refuse(format!("the folder holds {other}, which is no part of a plan"));
     }
-    if !names.is_empty() && !names.iter().any(|n| n == "plan.json") {
+    let empty = std::fs::read_dir(dir).map_err(unreadable)?.next().is_none();
+    if !empty && !is_plan(dir) {
         return refuse("the folder holds files and is no plan".into());
     }
     Ok(())
@@ -111,54 +236,35 @@ pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
     for key in ["compile_ms", "phases"] {
         report.as_object_mut().and_then(|r| r.remove(key));
     }
+    let texts =
+        [s.source.clone(), options, programs, schedule, pretty(&s.plan.weights), pretty(&s.config)];
     let head = Head {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION").into(),
         family: s.family.clone(),
         settings: s.plan.settings.clone(),
         facts: s.facts,
-        source_hash: hash(&[&s.source, &options, &pretty(&s.config)]),
-        programs_hash: hash(&[&programs, &schedule]),
+        origin: s.origin.clone(),
+        files: TEXTS
+            .iter()
+            .map(|n| n.to_string())
+            .zip(texts.iter().map(|t| hash(t.as_bytes())))
+            .collect(),
+        hash: String::new(),
         peak_bytes: s.plan.classes.iter().map(|c| c.memory.peak_bytes).collect(),
         report,
     };
-    let name = dir.file_name().map_or("plan".into(), |n| n.to_string_lossy().into_owned());
-    let tmp = dir.with_file_name(format!("{name}.tmp-{}", std::process::id()));
-    let files: [(&str, String); 7] = [
-        ("plan.json", pretty(&head)),
-        ("source.ir", s.source.clone()),
-        ("options.toml", options),
-        ("programs/all.ir", programs),
-        ("schedule.csv", schedule),
-        ("weights.json", pretty(&s.plan.weights)),
-        ("config.json", pretty(&s.config)),
-    ];
-    let put = || -> std::io::Result<()> {
-        std::fs::create_dir_all(tmp.join("programs"))?;
-        for (file, content) in &files {
-            std::fs::write(tmp.join(file), content)?;
+    let write = || -> Result<()> {
+        let staged = Staged::new(dir)?;
+        let fail = |e| files::io_error("cannot write the plan", dir, &e);
+        std::fs::create_dir_all(staged.path().join("programs")).map_err(fail)?;
+        put(&staged.path().join("plan.json"), &text_of(&head))?;
+        for (file, text) in TEXTS.iter().zip(&texts) {
+            put(&staged.path().join(file), text)?;
         }
-        // The old plan stays until the new one is there.
-        let old = dir.with_file_name(format!("{name}.old-{}", std::process::id()));
-        let replaces = dir.exists();
-        if replaces {
-            std::fs::rename(dir, &old)?;
-        }
-        if let Err(e) = std::fs::rename(&tmp, dir) {
-            if replaces {
-                std::fs::rename(&old, dir)?;
-            }
-            return Err(e);
-        }
-        if replaces { std::fs::remove_dir_all(&old) } else { Ok(()) }
+        staged.publish()
     };
-    put().map_err(|e| {
-        let _ = std::fs::remove_dir_all(&tmp);
-        Diag::new("output", e.to_string())
-            .at(dir.display().to_string())
-            .help("choose a folder that can be written")
-            .exit(Exit::Environment)
-    })
+    write().map_err(|d| unwritten(dir, d))
 }
 
 fn pretty<T: Serialize>(x: &T) -> String {
@@ -168,24 +274,24 @@ fn pretty<T: Serialize>(x: &T) -> String {
 /// Largest file of a plan that is read, in bytes.
 const MAX_FILE: u64 = 1 << 30;
 
-fn read_file(dir: &Path, name: &str) -> Result<String> {
-    let path: PathBuf = dir.join(name);
-    let bad = |m: String| {
-        Diag::new("plan", m)
-            .at(path.display().to_string())
-            .help("make the plan again with shardc compile")
-    };
-    let size = std::fs::metadata(&path).map_err(|e| bad(e.to_string()))?.len();
-    if size > MAX_FILE {
-        return Err(bad(format!("{size} bytes is more than the largest plan file, {MAX_FILE}")));
+fn read_bytes(dir: &Path, name: &str) -> Result<Vec<u8>> {
+    let path = dir.join(name);
+    if !path.exists() {
+        return Err(not_a_plan(dir, name, "a file of the plan is missing"));
     }
-    std::fs::read_to_string(&path).map_err(|e| bad(e.to_string()))
+    files::read(&path, MAX_FILE).map_err(|d| d.help("or make the plan again with shardc compile"))
+}
+
+/// A text of a plan, of at most [`MAX_FILE`] bytes.
+pub(crate) fn read_file(dir: &Path, name: &str) -> Result<String> {
+    String::from_utf8(read_bytes(dir, name)?)
+        .map_err(|_| not_a_plan(dir, name, "it is no text (not UTF-8)"))
 }
 
 /// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with
 /// what `plan.json` says.
 pub fn read(dir: &Path) -> Result<Stored> {
-    if !dir.join("plan.json").is_file() {
+    if !dir.join("plan.json").exists() {
         let place = dir.display();
         let (what, help) = if dir.is_file() {
             ("this is a file", "give the folder of the plan".to_string())
@@ -197,42 +303,27 @@ pub fn read(dir: &Path) -> Result<Stored> {
         };
         return Err(Diag::new("plan", what).at(place.to_string()).help(help));
     }
-    let bad = |file: &str, m: String| {
-        Diag::new("plan", m)
-            .at(dir.join(file).display().to_string())
-            .help("make the plan again with shardc compile")
-    };
-    let head: Head = serde_json::from_str(&read_file(dir, "plan.json")?)
-        .map_err(|e| bad("plan.json", e.to_string()))?;
-    if head.schema != SCHEMA {
-        return Err(bad(
-            "plan.json",
-            format!("the plan has schema {}, this shardc reads {SCHEMA}", head.schema),
-        ));
+    let bad = |file: &str, m: String| not_a_plan(dir, file, m);
+    let text = read_file(dir, "plan.json")?;
+    let json: Json = serde_json::from_str(&text).map_err(|e| bad("plan.json", e.to_string()))?;
+    if json["schema"] != SCHEMA {
+        let what = format!("the plan has schema {}, this shardc reads {SCHEMA}", json["schema"]);
+        return Err(bad("plan.json", what));
     }
-    let (source, options, config_text, programs, csv) = (
-        read_file(dir, "source.ir")?,
-        read_file(dir, "options.toml")?,
-        read_file(dir, "config.json")?,
-        read_file(dir, "programs/all.ir")?,
-        read_file(dir, "schedule.csv")?,
-    );
-    if hash(&[&programs, &csv]) != head.programs_hash
-        || hash(&[&source, &options, &config_text]) != head.source_hash
-    {
-        return Err(bad(
-            "programs/all.ir",
-            "the texts are not those that the plan was made of (their hash differs)".into(),
-        ));
-    }
-    let weights: Vec<Weight> = serde_json::from_str(&read_file(dir, "weights.json")?)
-        .map_err(|e| bad("weights.json", e.to_string()))?;
+    let head: Head = serde_json::from_str(&text).map_err(|e| bad("plan.json", e.to_string()))?;
+    let [source, options, programs, csv, weights, config] = unchanged(dir, &text, &head)?;
+    let weights: Vec<Weight> =
+        serde_json::from_str(&weights).map_err(|e| bad("weights.json", e.to_string()))?;
     let options: Options =
         toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
-    let config =
-        serde_json::from_str(&config_text).map_err(|e| bad("config.json", e.to_string()))?;
-    let module = text::parse(&programs)?;
-    verify(&module, Phase::Ranked).map_err(|mut all| all.swap_remove(0))?;
+    let config = serde_json::from_str(&config).map_err(|e| bad("config.json", e.to_string()))?;
+    let of_programs = |mut d: Diag| {
+        let file = dir.join("programs/all.ir").display().to_string();
+        d.place = Some(d.place.map_or(file.clone(), |p| format!("{file}: {p}")));
+        d
+    };
+    let module = text::parse(&programs).map_err(of_programs)?;
+    verify(&module, Phase::Ranked).map_err(|mut all| of_programs(all.swap_remove(0)))?;
     let m = head.settings.microbatches;
     if m == 0 || m > 1 << 20 {
         return Err(bad("plan.json", format!("{m} microbatches")));
@@ -268,6 +359,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
         family: head.family,
         facts: head.facts,
         config,
+        origin: head.origin,
         report: head.report,
     })
 }

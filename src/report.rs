@@ -1,10 +1,14 @@
 //! What a plan costs: collectives and memory per rank, as `compile --format json` prints them.
 
-use serde::Serialize;
-use shardc_ir::mesh::{Mesh, PIPELINE};
+use crate::pictures::measure::bubble_of;
+use serde::{Deserialize, Serialize};
+use shardc_ir::attr::Padding;
+use shardc_ir::func::{Func, Node};
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::ops::{Op, Put};
 use shardc_ir::plan::{Class, Instr, Plan, RankClass};
 use shardc_passes::step::instructions::base;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The report of a compilation.
 #[derive(Clone, Debug, Serialize)]
@@ -12,13 +16,70 @@ pub struct Report {
     pub schema: u32,
     pub ranks: usize,
     pub classes: usize,
+    pub microbatches: usize,
+    /// The part of the time of all ranks of the pipeline, from 0 to 1, in which nothing is done.
+    pub bubble: f64,
     /// From model to written plan, kernels not included.
     pub compile_ms: f64,
     /// Making code of kernels for devices, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel_ms: Option<f64>,
     pub phases: Vec<PhaseTime>,
+    /// What `--zero-accumulate` costs and saves, if it changes something.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zero_accumulate: Option<Kept>,
+    /// Rows of tables that look-ups train not: those of padding tokens.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub padding: Vec<PaddingReport>,
     pub per_class: Vec<ClassReport>,
+}
+
+/// What is kept whole over microbatches, and what a rank sends in a step and needs at the peak: the most
+/// of any rank, of this plan and of the one that keeps nothing.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Kept {
+    pub what: String,
+    pub sent_bytes: f64,
+    pub sent_bytes_without: f64,
+    pub peak_bytes: usize,
+    pub peak_bytes_without: usize,
+}
+
+impl Kept {
+    /// Of a plan, and of one that is the same but for `--zero-accumulate`.
+    pub fn of(what: &str, plan: &Plan, without: &Plan) -> Kept {
+        let sent = |p: &Plan| {
+            let all = p.classes.iter().map(|c| collectives(p, c).iter().map(|x| x.bytes).sum());
+            all.fold(0.0, f64::max)
+        };
+        Kept {
+            what: what.into(),
+            sent_bytes: sent(plan),
+            sent_bytes_without: sent(without),
+            peak_bytes: plan.peak_bytes(),
+            peak_bytes_without: without.peak_bytes(),
+        }
+    }
+}
+
+impl std::fmt::Display for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        let [sent, before] = [self.sent_bytes, self.sent_bytes_without].map(|n| bytes(n as usize));
+        let [peak, lower] = [self.peak_bytes, self.peak_bytes_without].map(bytes);
+        write!(
+            f,
+            "--zero-accumulate {}: a rank sends {sent} per step and needs {peak}; without it {before} and {lower}",
+            self.what
+        )
+    }
+}
+
+/// A token whose row of an embedding gets no gradient from its look-up.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PaddingReport {
+    /// Scope of the look-up.
+    pub scope: String,
+    pub token: usize,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -65,9 +126,43 @@ pub struct CollectiveReport {
     pub bytes_max: f64,
 }
 
-/// Axis names of a set, canonical, joined by `+`.
-fn axis_names(mesh: &Mesh, s: shardc_ir::mesh::AtomSet) -> String {
-    mesh.names(s, "+")
+/// Over which atoms experts are split, and the scopes in which they are: there these atoms are the
+/// axis ep, which no mesh has.
+pub struct Experts<'a> {
+    atoms: AtomSet,
+    scopes: BTreeSet<&'a str>,
+}
+
+impl<'a> Experts<'a> {
+    /// Those of a plan; without experts there are none.
+    pub fn of(plan: &'a Plan) -> Experts<'a> {
+        let (mut atoms, mut scopes) = (AtomSet::EMPTY, BTreeSet::new());
+        for f in &plan.module.funcs {
+            for n in &f.nodes {
+                if let Op::GroupedDot(_) = n.op {
+                    // A stack of weights, one of each expert.
+                    atoms = f.ty(n.ins[2]).dims[0].atoms.set();
+                }
+                if let Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::GroupedDot(_) = n.op {
+                    scopes.insert(&*f.scope_info(n.scope).path);
+                }
+            }
+        }
+        Experts { atoms, scopes }
+    }
+
+    /// The axes of a collective, joined by `+`: ep where it is one of experts.
+    pub fn axis(&self, mesh: &Mesh, f: &Func, n: &Node, atoms: AtomSet) -> String {
+        let inside = self.scopes.contains(&*f.scope_info(n.scope).path);
+        if !inside || self.atoms.is_empty() || !self.atoms.within(atoms) {
+            return mesh.names(atoms, "+");
+        }
+        let rest = atoms.minus(self.atoms);
+        match rest.is_empty() {
+            true => "ep".into(),
+            false => format!("ep+{}", mesh.names(rest, "+")),
+        }
+    }
 }
 
 /// Phase of a function in the report.
@@ -83,6 +178,7 @@ pub fn phase_of(func: &str) -> &'static str {
 /// come last.
 pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
     let mesh = &plan.module.mesh;
+    let experts = Experts::of(plan);
     let mut at: BTreeMap<(usize, &'static str, u32, u32), usize> = BTreeMap::new();
     let mut out: Vec<CollectiveReport> = vec![];
     for &fi in &class.funcs {
@@ -98,7 +194,7 @@ pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
                 out.push(CollectiveReport {
                     phase: phase_of(&f.name),
                     kind: c.kind(),
-                    axis: axis_names(mesh, c.atoms()),
+                    axis: experts.axis(mesh, f, n, c.atoms()),
                     scope: f.scope_info(n.scope).path.to_string(),
                     count: 0,
                     tensors: 0,
@@ -158,6 +254,32 @@ fn transfers(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
     out
 }
 
+/// The padding tokens of what a plan trains, each once.
+pub fn padding(plan: &Plan) -> Vec<PaddingReport> {
+    let mut out = vec![];
+    for f in plan.module.funcs.iter().filter(|f| phase_of(&f.name) == "backward") {
+        for n in &f.nodes {
+            let Op::Put(Put { padding: Padding::Zero(token), .. }) = n.op else { continue };
+            let one = PaddingReport { scope: f.scope_info(n.scope).path.to_string(), token };
+            if !out.contains(&one) {
+                out.push(one);
+            }
+        }
+    }
+    out
+}
+
+/// The same for people: a line each, as other lines that begin a summary.
+pub fn padding_lines(plan: &Plan) -> String {
+    let line = |p: &PaddingReport| {
+        format!(
+            "pad    token {}: its row of {} gets no gradient from the look-up\n",
+            p.token, p.scope
+        )
+    };
+    padding(plan).iter().map(line).collect()
+}
+
 /// Ranges of rank numbers: `0-3, 8-11`.
 fn ranges(ranks: &[usize]) -> String {
     let mut out: Vec<String> = vec![];
@@ -177,7 +299,32 @@ pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> R
         plan.classes.iter().enumerate().map(|(i, c)| class_report(plan, i, c)).collect();
     let phases = phases.iter().map(|(n, ms)| PhaseTime { name: n.to_string(), ms: *ms }).collect();
     let (schema, classes) = (crate::SCHEMA, per_class.len());
-    Report { schema, ranks, classes, compile_ms, kernel_ms: None, phases, per_class }
+    let (microbatches, bubble) = (plan.settings.microbatches, bubble_of(plan));
+    let (kernel_ms, zero_accumulate, padding) = (None, None, padding(plan));
+    Report {
+        schema,
+        ranks,
+        classes,
+        microbatches,
+        bubble,
+        compile_ms,
+        kernel_ms,
+        phases,
+        zero_accumulate,
+        padding,
+        per_class,
+    }
+}
+
+/// The bubble in words; nothing where there is no pipeline.
+pub fn bubble_line(plan: &Plan) -> Option<String> {
+    let ranks = plan.module.mesh.pipeline();
+    (ranks > 1).then(|| {
+        format!(
+            "bubble {:.1} % of the time of {ranks} ranks of the pipeline, if stages take equally long",
+            100.0 * bubble_of(plan)
+        )
+    })
 }
 
 fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {

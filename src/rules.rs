@@ -1,5 +1,6 @@
 //! The divisibility rules of a model on a mesh: every one that is violated, with nearest legal values.
 
+use crate::search::ways;
 use serde::Serialize;
 use shardc_frontends::Facts;
 use shardc_ir::diag::Diag;
@@ -40,15 +41,21 @@ impl Violation {
         let d =
             Diag::new(self.code, format!("{} does not hold for {}", self.rule, values.join(", ")))
                 .rule(self.rule.clone());
-        d.help(format!("nearest legal: {}", self.nearest.join(", ")))
+        match self.nearest.is_empty() {
+            true => d.help("no single change of a number makes this legal: try other meshes"),
+            false => d.help(format!("nearest legal: {}", self.nearest.join(", "))),
+        }
     }
 }
 
-/// Divisors of `n` nearest to `near`, at most three, nearest first.
+/// Values of a kind that are looked at; those that are offered were compiled.
+const LOOKED_AT: usize = 12;
+
+/// Divisors of `n` nearest to `near`, nearest first.
 fn divisors_near(n: usize, near: usize, ok: impl Fn(usize) -> bool) -> Vec<usize> {
     let mut all: Vec<usize> = (1..=n.min(1 << 16)).filter(|d| n % d == 0 && ok(*d)).collect();
     all.sort_by_key(|d| (d.abs_diff(near), *d));
-    all.truncate(3);
+    all.truncate(LOOKED_AT);
     all
 }
 
@@ -81,7 +88,7 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     let (ways, ways_name) = if on_grid { (side.unwrap_or(1), "q") } else { (tp, "tp") };
     let legal_tp = || {
         let legal = if on_grid {
-            o.tp_mode.nearest(tp, 3, |q| on_side(f, o.tp_mode, q))
+            o.tp_mode.nearest(tp, LOOKED_AT, |q| on_side(f, o.tp_mode, q))
         } else {
             divisors_near(f.heads, tp, kv_ok)
         };
@@ -213,7 +220,7 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
             "sp-needs-1d",
             "tp-mode is 1d with --sp",
             &[("tp", tp)],
-            vec!["--tp-mode 1d".into(), format!("no --sp{of_grid}")],
+            vec!["--tp-mode 1d".into(), "no --sp".into()],
         );
     } else if o.sp {
         add(
@@ -228,12 +235,13 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
             "sequence-not-divisible",
             "seq % (cp * tp) == 0 with --sp",
             &[("seq", o.seq), ("cp", cp), ("tp", tp)],
-            vec![format!("--seq {}", o.seq.div_ceil(cp * tp) * cp * tp)],
+            multiples(cp * tp).into_iter().chain(["no --sp".into()]).collect(),
         );
     }
     experts(f, o, &mut add);
     if let Some(d) = f.experts.and_then(|_| fold(o).err()) {
-        let (rule, nearest) = (d.rule.clone().unwrap_or_default(), d.help.clone());
+        let rule = d.rule.clone().unwrap_or_default();
+        let nearest = foldings(f, o);
         let axes = ["dp_shard", "cp", "tp"].map(|a| (a, o.axis(a)));
         let values = [("ep", o.ep), ("etp", o.etp())].into_iter().chain(axes).collect();
         out.push(Violation { code: d.code, said: Some(d), rule, values, nearest });
@@ -241,7 +249,7 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     let batch = out.iter().all(|v| v.code != "batch-not-divisible");
     let searched = o.schedule == Order::Named("search".into());
     if let Some(d) = chosen(o).err().filter(|_| batch && !searched) {
-        let (rule, nearest) = (d.rule.clone().unwrap_or_default(), d.help.clone());
+        let (rule, nearest) = (d.rule.clone().unwrap_or_default(), schedules(f, o));
         let mut values = vec![("pp", o.axis("pp")), ("microbatches", o.microbatches())];
         values.extend(o.chunks.map(|v| ("chunks", v)));
         out.push(Violation { code: d.code, said: Some(d), rule, values, nearest });
@@ -262,7 +270,7 @@ fn experts(
             "no-experts",
             "ep == 1 and no etp without experts",
             &[("ep", o.ep), ("etp", o.etp())],
-            vec!["ep=1, with the ranks in dp".into()],
+            vec![if o.etp.is_some() { "ep=1 and no etp".into() } else { "ep=1".into() }],
         );
         return;
     };
@@ -303,35 +311,76 @@ fn experts(
     );
 }
 
-/// Meshes of as many ranks that violate nothing, the nearest to the one asked for first: three at
-/// most, as `--mesh` takes them. Near is where few axes change by small factors.
-pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<String> {
-    let dp = if o.zero > 0 || o.ep > 1 { "dp_shard" } else { "dp_replicate" };
-    let axes = ["pp", dp, "cp", "tp"];
+/// Numbers of ep and etp near those asked for, and dp_shard for them.
+fn foldings(f: &Facts, o: &Options) -> Vec<String> {
+    let experts = f.experts.map_or(1, |x| x.experts);
+    let mut out: Vec<String> =
+        divisors_near(experts, o.ep, |_| true).iter().map(|n| format!("ep={n}")).collect();
+    out.extend(
+        o.etp
+            .map(|etp| {
+                let less = divisors_near(etp.max(o.axis("tp")), etp, |n| n != etp);
+                less.iter().map(|n| format!("etp={n}")).collect::<Vec<_>>()
+            })
+            .unwrap_or_default(),
+    );
+    let ranks = o.ep * o.etp();
+    out.extend([ranks, ranks * o.axis("dp_shard")].map(|n| format!("dp_shard={n}")));
+    out
+}
+
+/// Numbers near those asked for with which a schedule may run: batches, chunks, ranks; and schedules.
+fn schedules(f: &Facts, o: &Options) -> Vec<String> {
+    let (m, rows, pp) = (o.microbatches().max(1), o.microbatch_rows(), o.axis("pp"));
+    let of_rank = o.global_batch / o.data_parallel().max(1);
+    let smaller = divisors_near(of_rank, o.microbatch, |_| true);
+    let mut out: Vec<String> = smaller.iter().map(|n| format!("--microbatch {n}")).collect();
+    let more = (m + 1..=m + 2 * pp).chain([1]);
+    out.extend(more.map(|m| format!("--global-batch {}", m * rows)));
+    out.extend([1, 2].map(|v| format!("--chunks {v}")));
+    out.extend(["1f1b", "interleaved", "looped-bfs"].map(|n| format!("--schedule {n}")));
+    out.extend(divisors_near(f.layers, pp, |n| n > 1).iter().map(|n| format!("pp={n}")));
+    out
+}
+
+/// Meshes of as many ranks that violate nothing, the nearest to the one asked for first. Near is where
+/// few axes change by small factors.
+pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<Options> {
+    let both = o.axis("dp_replicate") > 1 && o.axis("dp_shard") > 1;
+    let shards = o.zero > 0 || o.ep > 1 || o.axis("dp_shard") > 1;
+    let axes: Vec<&str> = match (both, shards) {
+        (true, _) => vec!["pp", "dp_replicate", "dp_shard", "cp", "tp"],
+        (false, true) => vec!["pp", "dp_shard", "cp", "tp"],
+        (false, false) => vec!["pp", "dp_replicate", "cp", "tp"],
+    };
     let ranks: usize = o.mesh.iter().map(|a| a.1).product();
     let other = o.mesh.iter().any(|a| a.1 > 1 && !axes.contains(&&*a.0));
     if ranks == 0 || ranks > 1 << 16 || other {
         return vec![];
     }
     let divisors: Vec<usize> = (1..=ranks).filter(|d| ranks % d == 0).collect();
-    let mut found: Vec<(f64, [usize; 4])> = vec![];
-    for &pp in divisors.iter().filter(|&&d| d <= f.layers) {
-        for &cp in divisors.iter().filter(|&&d| ranks / pp % d == 0) {
-            for &tp in divisors.iter().filter(|&&d| ranks / pp / cp % d == 0) {
-                let sizes = [pp, ranks / pp / cp / tp, cp, tp];
-                let mesh = axes.iter().zip(sizes).map(|(a, n)| (a.to_string(), n)).collect();
-                let asked = Options { mesh, ..o.clone() };
-                if violations(f, &asked).is_empty() {
-                    let apart = |(a, n): (&&str, usize)| (n as f64 / o.axis(a) as f64).log2().abs();
-                    found.push((axes.iter().zip(sizes).map(apart).sum(), sizes));
-                }
-            }
-        }
+    // All ways to write the ranks as a product over the axes, the last taking what is left.
+    let mut all: Vec<Vec<usize>> = vec![vec![]];
+    for axis in &axes[..axes.len() - 1] {
+        let most = if *axis == "pp" { f.layers } else { ranks };
+        let more = |sizes: &Vec<usize>| {
+            let left = ranks / sizes.iter().product::<usize>();
+            let fits = divisors.iter().filter(move |&&d| left % d == 0 && d <= most);
+            fits.map(|&d| [&sizes[..], &[d]].concat()).collect::<Vec<_>>()
+        };
+        all = all.iter().flat_map(more).collect();
     }
-    found.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let text = |(_, sizes): &(f64, [usize; 4])| {
-        let some = axes.iter().zip(sizes).filter(|(_, n)| **n > 1);
-        some.map(|(a, n)| format!("{a}={n}")).collect::<Vec<_>>().join(",")
+    all.iter_mut().for_each(|s| s.push(ranks / s.iter().product::<usize>()));
+    let apart = |sizes: &Vec<usize>| -> f64 {
+        let one = |(a, n): (&&str, &usize)| (*n as f64 / o.axis(a) as f64).log2().abs();
+        axes.iter().zip(sizes).map(one).sum()
     };
-    found.iter().take(3).map(text).filter(|t| !t.is_empty()).collect()
+    all.sort_by(|a, b| apart(a).total_cmp(&apart(b)).then(a.cmp(b)));
+    let options = |sizes: Vec<usize>| {
+        let some = axes.iter().zip(sizes).filter(|(_, n)| *n > 1);
+        let mesh: Vec<(String, usize)> = some.map(|(a, n)| (a.to_string(), n)).collect();
+        let new = ways::with_mesh(o, mesh);
+        Some(new).filter(|new| !ways::is_long(new) && violations(f, new).is_empty())
+    };
+    all.into_iter().filter_map(options).take(LOOKED_AT).collect()
 }

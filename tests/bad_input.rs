@@ -2,6 +2,7 @@
 //! way out, never with a panic, and leaves nothing behind.
 
 mod lab;
+mod surroundings;
 use lab::*;
 use serde_json::{Value as Json, json};
 
@@ -97,6 +98,46 @@ fn text_that_is_no_program() {
     lab.write("m.ir", [0xff, 0xfe, 0x00]);
     lab.refuses(&compile("m.ir", &[]), 2, "file");
     lab.refuses(&compile("none.ir", &[]), 2, "file");
+}
+
+/// Programs that nothing is wrong with, and one that trains nothing.
+#[test]
+fn text_with_odd_weights() {
+    let lab = Lab::new("odd_weights");
+    let flags = ["--global-batch", "2", "--seq", "4"];
+    let trains = |last: &str, args: &str| {
+        format!(
+            "func @model({args}, %targets: i32[2,4] input \"targets\") -> (f32[] sum \"loss\") {{\n{last}\
+             \n  %s = reduce_sum[a->] %y : f32[]\n  %t = at_least[0.0] %targets : f32[2,4]\
+             \n  %k = reduce_sum[ab->] %t : f32[]\n  %loss = mul %s, %k : f32[]\n  return %loss\n}}\n"
+        )
+    };
+    // What is made of bf16 weights alone has f32 gradients: through a product of weights, too.
+    let (u, v, w) = ("%u: f32[6] param \"u\"", "%v: f32[6] param \"v\"", "%w: f32[3] param \"w\"");
+    let product =
+        "  %p = mul %u, %v : f32[6]\n  %c = concat[d=9] %p, %w : f32[9]\n  %y = silu %c : f32[9]";
+    lab.write("m.ir", trains(product, &[u, v, w].join(", ")));
+    for dtype in ["f32", "bf16"] {
+        let own = ["--dtype", dtype, "--mesh", "dp=2"];
+        lab.ok(&compile("m.ir", &[&flags[..], &own].concat()));
+        lab.ok(&["run", "out", "--steps", "2"]);
+    }
+    // Weights that nobody uses, beside a function of a few bytes.
+    let unused = "func @model(%u: f32[1] param \"u\", %v: f32[6] param \"v\", %w: f32[1,8] param \"w\", \
+        %input_ids: i32[2,4] input \"input_ids\") -> (f32[] sum \"loss\") {\n  \
+        %x = reshape[p->p] %v : f32[6]\n  %s = reduce_sum[a->] %x : f32[]\n  %y = silu %s : f32[]\n  \
+        %t = at_least[0.0] %input_ids : f32[2,4]\n  %k = reduce_sum[ab->] %t : f32[]\n  \
+        %l = mul %y, %k : f32[]\n  return %l\n}\n";
+    lab.write("m.ir", unused);
+    lab.ok(&compile("m.ir", &[&flags[..], &["--mode", "infer"]].concat()));
+    lab.ok(&["run", "out"]);
+    std::fs::remove_dir_all(lab.path("out")).expect("it was made");
+    // No gradient reaches a parameter.
+    lab.write("m.ir", trains("  %f = stop_gradient %u : f32[6]\n  %y = silu %f : f32[6]", u));
+    lab.refuses(&compile("m.ir", &flags), 2, "no-loss");
+    let moe = format!("{FIXTURES}/deepseek_v3");
+    let said = lab.refuses(&compile(&moe, &["--freeze", "*.weight"]), 2, "no-loss");
+    assert!(said.contains("--freeze '*.weight'"), "{said}");
 }
 
 /// Writes a batch file of [8, 16].
@@ -199,7 +240,7 @@ fn plans_that_do_not_fit() {
     };
     edit("programs/all.ir", "all_reduce[tp]", "fan_out[tp]", 2, "plan");
     edit("programs/all.ir", "func @forward", "func @fourward", 2, "plan");
-    edit("source.ir", "func @model", "func @other", 2, "plan");
+    edit("model.ir", "func @model", "func @other", 2, "plan");
     edit("options.toml", "seq = 16", "seq = 17", 2, "plan");
     let own = format!("\"schema\": {}", shardc::SCHEMA);
     edit("plan.json", &own, "\"schema\": 999", 2, "plan");
@@ -246,10 +287,20 @@ fn words_that_are_not_known() {
     refuses(&["--shard", "q_proj"], "shard");
     refuses(&["--shard", "*.q_proj.weight=tp"], "shard");
     refuses(&["--shard", "nothing=-,-"], "unknown-tensor");
+    let said = refuses(&["--shard", "*.q_proj.weigth=-,-"], "unknown-tensor");
+    assert!(said.contains("`model.layers.0.self_attn.q_proj.weight`"), "{said}");
+    let said = refuses(&["--freeze", "model.layer.0.*.bias"], "unknown-tensor");
+    assert!(said.contains("--freeze 'model.layer.0.*.bias'"), "{said}");
     refuses(&["--mesh", "tp=2", "--shard", "*.q_proj.weight=tq,-"], "shard");
     refuses(&["--mesh", "tp=2", "--shard", "*.q_proj.weight=tp,tp"], "shard");
     refuses(&["--mesh", "tp=4", "--shard", "*.q_proj.weight=tp:(3)2,-"], "sub-axis");
     refuses(&["--mesh", "tp=4", "--shard", "*.q_proj.weight=tp:(0)2,-"], "shard");
+    let experts = &format!("{FIXTURES}/mixtral");
+    let one = ["--freeze", "*.experts.0.*"];
+    let said = lab.refuses(&compile(experts, &one), 4, "part-of-stack");
+    assert!(said.contains("'model.layers.0.block_sparse_moe.experts.*.w1.weight'"), "{said}");
+    let one = ["--mesh", "tp=2", "--shard", "*.experts.3.w2.weight=-,-,tp"];
+    lab.refuses(&compile(experts, &one), 4, "part-of-stack");
     let toml = |text: &str| {
         lab.write("shardc.toml", format!("model = \"{mha}\"\n{text}\n"));
         lab.refuses(&compile("shardc.toml", &[]), 2, "config-file")
@@ -296,7 +347,7 @@ fn what_is_not_built_or_does_not_fit() {
     let less = (enough.parse::<usize>().expect("a number") - 1).to_string();
     lab.refuses(&compile(mha, &["--mesh", "tp=2", "--memory", &less]), 3, "out-of-memory");
     // The limit is that of the plan's ranks: what a check or a dump makes beside it has its own.
-    lab.ok(&["verify", "fits"]);
+    lab.ok(&["verify", "fits", "--numbers"]);
     batch(&lab, 8, |_| 5, |_| 5);
     lab.ok(&[
         "run",
@@ -309,6 +360,17 @@ fn what_is_not_built_or_does_not_fit() {
         "1",
     ]);
     lab.refuses(&["run", "fits", "--products", "cublaslt"], 2, "flag");
+    // Numbers beyond what a schedule may have are refused with the limit, before anything is made.
+    for (flags, limit) in [
+        (&["--global-batch", "200001"][..], "m <= 200000"),
+        (&["--global-batch", "10000000"], "m <= 200000"),
+        (&["--global-batch", "65537", "--mesh", "pp=65537"], "p * v <= 65536"),
+        (&["--global-batch", "8", "--mesh", "pp=2", "--chunks", "40000"], "p * v <= 65536"),
+    ] {
+        let flags = [&["--microbatch", "1", "--schedule", "looped-bfs"], flags].concat();
+        let said = lab.refuses(&compile(mha, &flags), 2, "schedule-rule");
+        assert!(said.contains(limit), "{said}");
+    }
     // Nothing left to train is a plan or a refusal, never a bug.
     let out = lab.shardc(&compile(mha, &["--freeze", "*", "--mesh", "dp=2,tp=2"]));
     let said = String::from_utf8_lossy(&out.stderr);

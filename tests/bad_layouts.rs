@@ -84,13 +84,13 @@ fn experts_that_do_not_divide() {
         moe,
         &["--mesh", "dp=3,ep=3,etp=1", "--global-batch", "9"],
         "experts-not-divisible",
-        &["experts=8, ep=3", "ep=2, ep=4"],
+        &["experts=8, ep=3", "ep=1"],
     );
     refuses(
         moe,
         &mesh("dp=8,tp=4,etp=32"),
         "expert-width-not-divisible",
-        &["expert_ffn=16, etp=32", "etp=16"],
+        &["expert_ffn=16, etp=32", "etp=4"],
     );
     refuses(moe, &mesh("dp=2,ep=4,etp=1"), "experts-mesh", &["ep=4, etp=1", "dp_shard=2", "ep=2"]);
     refuses(moe, &mesh("dp_replicate=4,ep=4"), "experts-mesh", &["ep=4", "dp_shard=1"]);
@@ -215,7 +215,7 @@ fn a_vocabulary_is_padded() {
         let c = lab.config("llama_gqa", json!({ "vocab_size": vocab }));
         let plan = format!("cut-{vocab}");
         lab.ok(&["compile", &c, "--seq", "16", "--mesh", "tp=4", "-o", &plan]);
-        lab.ok(&["verify", &plan]);
+        lab.ok(&["verify", &plan, "--numbers"]);
     }
 }
 
@@ -265,4 +265,224 @@ fn check_lists_all_violations_at_once() {
     let out = lab.ok(&["check", &c, "--mesh", "dp=2,tp=4", "--seq", "16", "--format", "json"]);
     let found: Json = serde_json::from_slice(&out.stdout).expect("one JSON object");
     assert_eq!(found, json!({ "ok": true, "violations": [] }));
+}
+
+/// A value of every flag of `compile` that is not its default.
+const FLAGS: &[(&str, &str)] = &[
+    ("--mesh", "pp=2"),
+    ("--order", "dp-tp-pp"),
+    ("--node", "1"),
+    ("--mode", "infer"),
+    ("--global-batch", "16"),
+    ("--microbatch", "2"),
+    ("--seq", "8"),
+    ("--dtype", "bf16"),
+    ("--grad-dtype", "bf16"),
+    ("--seed", "7"),
+    ("--zero", "3"),
+    ("--sp", ""),
+    ("--moe-bound", "2"),
+    ("--moe-capacity", "2"),
+    ("--moe-aux", "0.1"),
+    ("--moe-z-loss", "0.1"),
+    ("--moe-bias-rate", "0.1"),
+    ("--cp-mode", "ring"),
+    ("--cp-split", "zigzag"),
+    ("--tp-mode", "2d"),
+    ("--tp-depth", "2"),
+    ("--tp-steps", "summa"),
+    ("--schedule", "gpipe"),
+    ("--chunks", "2"),
+    ("--layers", "equal"),
+    ("--speeds", "1"),
+    ("--reshard-after-forward", "no"),
+    ("--fuse", "no"),
+    ("--dropout", "0.1"),
+    ("--recompute", "full"),
+    ("--zero-accumulate", "gradients"),
+    ("--memory", "1000"),
+    ("--optimizer", "sgd"),
+    ("--lr", "0.5"),
+    ("--lr-schedule", "warmup-cosine"),
+    ("--warmup", "3"),
+    ("--total-steps", "9"),
+    ("--betas", "0.5,0.5"),
+    ("--eps", "0.5"),
+    ("--weight-decay", "0.5"),
+    ("--decay", "matrices"),
+    ("--clip", "0.5"),
+    ("--freeze", "*1.*"),
+    ("--shard", "*1.*=colwise"),
+    ("--transport", "mpi"),
+    ("--device", "tpu"),
+    ("--arch", "sm_80"),
+];
+
+/// Flags that are about where a plan runs, not about what it is: they change its options alone. A
+/// node warns where groups leave it.
+const OF_THE_RUN: &[&str] = &["--node", "--transport"];
+
+/// What of a plan depends on flags, but for the words of the flags themselves.
+fn of_plan(lab: &Lab) -> Vec<Vec<u8>> {
+    let names = ["programs/all.ir", "schedule.csv", "weights.json"];
+    let mut all: Vec<Vec<u8>> =
+        names.iter().map(|n| std::fs::read(lab.path("out").join(n)).expect("a file")).collect();
+    let text = std::fs::read(lab.path("out/plan.json")).expect("plan.json");
+    let plan: Json = serde_json::from_slice(&text).expect("JSON");
+    all.push(plan["settings"].to_string().into_bytes());
+    all
+}
+
+/// Every flag acts, or is refused, or is said to change nothing: on families and texts, with
+/// annotations and without, alone and on meshes, for training and for inference.
+#[test]
+fn no_flag_is_silently_ignored() {
+    let lab = Lab::new("flags");
+    let help = String::from_utf8(lab.ok(&["compile", "--help"]).stdout).expect("text");
+    let listed = help.lines().filter_map(|l| l.trim_start().strip_prefix("--"));
+    let own = ["--dump-after", "--format", "--help", "--output"];
+    for flag in listed.filter_map(|l| l.split(' ').next()).map(|f| format!("--{f}")) {
+        let known = FLAGS.iter().any(|f| f.0 == flag) || own.contains(&&*flag);
+        assert!(known, "{flag} is not in the table of this test");
+    }
+    let text = std::fs::read_to_string(format!("{FIXTURES}/../cases/toy.ir")).expect("toy.ir");
+    lab.write("toy.ir", &text);
+    let whole = "%w1: f32[32,10] param \"net1.weight\"";
+    let marked = |with: &str| text.replacen(whole, &format!("{whole} @({with})"), 1);
+    lab.write("open.ir", marked("-,-"));
+    lab.write("cut.ir", format!("mesh [tp=2]\n{}", marked("tp,-")));
+    let family = format!("{FIXTURES}/llama_mha");
+    let experts = format!("{FIXTURES}/qwen3_moe");
+    let cases: [&[&str]; 8] = [
+        &[&family, "--seq", "16"],
+        &[&family, "--seq", "16", "--mesh", "dp=2,tp=2", "--microbatch", "2"],
+        &[&family, "--seq", "16", "--mode", "infer"],
+        &[&experts, "--seq", "16", "--mesh", "dp=2,tp=2"],
+        &["toy.ir"],
+        &["toy.ir", "--mesh", "dp=2,tp=2", "--weight-decay", "0"],
+        &["open.ir"],
+        &["cut.ir"],
+    ];
+    let mut silent: Vec<String> = vec![];
+    for case in cases {
+        let base = [&["compile"][..], case, &["-o", "out"]].concat();
+        let said = |args: &[&str]| {
+            let out = lab.shardc(args);
+            (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+        };
+        let (status, before) = said(&base);
+        assert_eq!(status, Some(0), "{base:?}: {before}");
+        let plain = of_plan(&lab);
+        for (flag, value) in FLAGS.iter().filter(|f| !case.contains(&f.0)) {
+            let value = if value.is_empty() { vec![] } else { vec![*value] };
+            let args = [&base[..], &[flag], &value].concat();
+            let (status, now) = said(&args);
+            assert!(matches!(status, Some(0 | 2 | 3 | 4)), "{args:?}: {now}");
+            let acts = status == Some(0) && of_plan(&lab) != plain;
+            let told = now.lines().any(|l| l.contains(flag) && !before.contains(l));
+            let run = OF_THE_RUN.contains(flag) && status == Some(0);
+            if !(acts || told || run || status == Some(3)) {
+                silent.push(format!("{args:?}: {now}"));
+            }
+        }
+    }
+    assert!(silent.is_empty(), "silently ignored:\n{}", silent.join("\n"));
+}
+
+/// A text with annotations and no mesh takes the mesh and the shardings of flags; what it says itself
+/// stands. Without flags of the batch it is compiled for the batch that it has.
+#[test]
+fn flags_act_on_annotated_texts() {
+    let lab = Lab::new("annotated");
+    let text = std::fs::read_to_string(format!("{FIXTURES}/../cases/toy.ir")).expect("toy.ir");
+    let whole = "%w2: f32[5,32] param \"net2.weight\"";
+    lab.write("open.ir", text.replacen(whole, &format!("{whole} @(-,-)"), 1));
+    let flags = ["--mesh", "dp=2,tp=2", "--shard", "net1.weight=tp,-"];
+    lab.ok(&[&["compile", "open.ir", "-o", "out"][..], &flags].concat());
+    let program = || std::fs::read_to_string(lab.path("out/programs/all.ir")).expect("a program");
+    assert!(program().contains("f32[32@tp,10] param \"net1.weight\""), "{}", program());
+    assert!(program().contains("i32[8@dp_replicate,4] input \"input_ids\""), "{}", program());
+    lab.ok(&["verify", "out"]);
+    let unknown = ["--mesh", "tp=2", "--shard", "nothing=tp"];
+    let args = [&["compile", "open.ir", "-o", "other"][..], &unknown].concat();
+    lab.refuses(&args, 2, "unknown-tensor");
+    // With a mesh of its own, in two parts, and more asked for on top of it.
+    let own = text.replacen(whole, &format!("{whole} @(-,tp:(2)2)"), 1);
+    lab.write("own.ir", format!("mesh [tp=4]\n{own}"));
+    let more = ["--shard", "net1.weight=tp:(1)2,-"];
+    lab.ok(&[&["compile", "own.ir", "-o", "out"][..], &more].concat());
+    assert!(program().contains("f32[5,32@tp:(2)2] param \"net2.weight\""), "{}", program());
+    assert!(program().contains("f32[32@tp:(1)2,10] param \"net1.weight\""), "{}", program());
+    lab.ok(&["verify", "out"]);
+    let other = ["compile", "own.ir", "-o", "other", "--mesh", "tp=2"];
+    lab.refuses(&other, 2, "mesh");
+    let none = ["compile", "own.ir", "-o", "other", "--freeze", "nothing"];
+    lab.refuses(&none, 2, "unknown-tensor");
+}
+
+/// A pipeline has as many microbatches as ranks, where the batch allows, and what it then idles is
+/// printed by `compile`, `check` and the summary.
+#[test]
+fn the_bubble_is_said() {
+    let lab = Lab::new("bubble");
+    let deep = &format!("{FIXTURES}/llama_deep");
+    let text = |args: &[&str]| String::from_utf8(lab.ok(args).stdout).expect("text");
+    let json = |args: &[&str]| -> Json {
+        let args = [args, &["--format", "json"]].concat();
+        serde_json::from_str(&text(&args)).expect("JSON")
+    };
+    // (p - 1) / (m + p - 1) of 1F1B; a rank has at least one row of each microbatch.
+    let cases: [(&[&str], usize, f64); 5] = [
+        (&["--mesh", "pp=4"], 4, 3.0 / 7.0),
+        (&["--mesh", "pp=4", "--microbatch", "8"], 1, 3.0 / 4.0),
+        (&["--mesh", "pp=4,dp=4"], 2, 3.0 / 5.0),
+        (&["--mesh", "pp=2,dp=2", "--schedule", "dualpipe-v"], 4, f64::NAN),
+        (&["--mesh", "tp=2"], 1, 0.0),
+    ];
+    for (flags, microbatches, bubble) in cases {
+        let asked = [&["compile", deep, "--seq", "16", "-o", "out"][..], flags].concat();
+        let check = [&["check", deep, "--seq", "16"][..], flags].concat();
+        let summary = ["inspect", "out", "--summary"];
+        let report = json(&asked);
+        assert_eq!(report["microbatches"], json!(microbatches), "{flags:?}");
+        // Without a pipeline, `check` has nothing to say of it.
+        let all = [report, json(&summary), json(&check)].map(|j| j["bubble"].as_f64());
+        let all = all.map(|b| b.or((bubble == 0.0).then_some(0.0)));
+        let same =
+            |b: &Option<f64>| b.is_some_and(|b| bubble.is_nan() || (b - bubble).abs() < 1e-9);
+        assert!(all.iter().all(same), "{flags:?}: {all:?}");
+        let line = format!("bubble {:.1} %", 100.0 * all[0].expect("a number"));
+        for said in [text(&asked), text(&check), text(&summary)] {
+            assert_eq!(said.contains(&line), flags[1].contains("pp"), "{flags:?}: {said}");
+        }
+    }
+}
+
+/// Six pieces of axes cut the tokens of experts here: more dims than a tensor has, if neighbours that
+/// stay neighbours were not one.
+#[test]
+fn experts_on_five_axes() {
+    let lab = Lab::new("five-axes");
+    let moe = &format!("{FIXTURES}/qwen3_moe");
+    let mesh = ["--mesh", "dp_replicate=2,dp_shard=2,cp=4,tp=4,ep=4,etp=2", "--sp"];
+    lab.ok(&[&["compile", moe, "--seq", "16", "-o", "out"][..], &mesh].concat());
+    lab.ok(&["verify", "out"]);
+}
+
+/// A model with experts that does not fit is refused with ways out: other layouts have other buffers.
+#[test]
+fn experts_that_do_not_fit() {
+    let lab = Lab::new("mixtral");
+    let sizes = json!({
+        "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_hidden_layers": 1, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "vocab_size": 32000, "max_position_embeddings": 32768,
+        "head_dim": 128
+    });
+    let c = lab.config("mixtral", sizes);
+    let flags = ["--seq", "512", "--mesh", "tp=8", "--memory", "2GiB", "--node", "8"];
+    let said =
+        lab.refuses(&[&["compile", &c, "-o", "out"][..], &flags].concat(), 3, "out-of-memory");
+    assert!(!said.contains("tp=16") && !said.contains(" time"), "{said}");
+    assert!(said.contains("= help: use --") || said.contains("= help: the least"), "{said}");
 }

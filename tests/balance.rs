@@ -168,8 +168,10 @@ fn gradient_of_the_z_loss() {
         let grad = |z: f64| {
             let (mut state, model, compiled) = with(z);
             interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{e}"));
-            let name = format!("grad.{}", last(&model));
-            state.output(&compiled.plan.module.mesh, &name).unwrap_or_else(|e| panic!("{e}"))
+            let name = last(&model);
+            state
+                .output(&compiled.plan.module.mesh, RoleKind::GradShown, &name)
+                .unwrap_or_else(|e| panic!("{e}"))
         };
         let (plain, whole) = (grad(0.0), grad(0.5));
         let (state, model, _) = with(0.5);
@@ -178,7 +180,7 @@ fn gradient_of_the_z_loss() {
             let (mut state, _, compiled) = with(0.5);
             interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{e}"));
             let mesh = &compiled.plan.module.mesh;
-            state.output(mesh, "z_loss").unwrap_or_else(|e| panic!("{e}")).data[0]
+            state.output(mesh, RoleKind::Mean, "z_loss").unwrap_or_else(|e| panic!("{e}")).data[0]
         };
         let of_model = told(&model, &state, "expert").0[1].data[0];
         assert!((shown - of_model).abs() <= 1e-12 * shown, "{name}: {shown}, not {of_model}");

@@ -1,5 +1,13 @@
 //! Checkpoints: going on is as if nothing had happened, on any mesh; what was changed is refused.
 
+use clap::Parser;
+use shardc::checkpoint::Saved;
+use shardc::commands::verify::{Verify, checks};
+use shardc::commands::{Cli, run};
+use shardc::plan_dir::{Stored, read, reseal};
+use shardc_ir::diag::Diag;
+use shardc_runtime::holdings::{Holding, holdings};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -229,7 +237,10 @@ fn what_is_no_whole_checkpoint_is_refused() {
     let lie = |change: &dyn Fn(&mut serde_json::Value), words: &[&str]| {
         let mut new = json.clone();
         change(&mut new);
-        std::fs::write(&index, new.to_string()).expect("a write");
+        // With its hash made right again.
+        new["hash"] = "".into();
+        let new = serde_json::to_string_pretty(&new).expect("JSON");
+        std::fs::write(&index, shardc::seal::seal(&new)).expect("a write");
         let o = shardc(&dir, &with("good"));
         let err = text(&o.stderr);
         assert!(matches!(o.status.code(), Some(2 | 5)), "{err}");
@@ -260,8 +271,17 @@ fn what_is_no_whole_checkpoint_is_refused() {
         },
         &["no file of this folder"],
     );
+    let changed = json.to_string().replace("\"step\":4", "\"step\":3");
+    std::fs::write(&index, changed).expect("a write");
+    refused(&dir, &with("good"), 5, &["index.json", "hash"]);
     std::fs::write(&index, "[").expect("a write");
     refused(&dir, &with("good"), 5, &["index.json"]);
+    // Another whole plan in place of the one that wrote it.
+    let older = dir.join("good/step-00000002");
+    std::fs::remove_dir_all(older.join("plan")).expect("a removal");
+    std::fs::rename(dir.join("sgd"), older.join("plan")).expect("a move");
+    let reshard = ["reshard", "good/step-00000002", "--to", "hf", "-o", "hf"];
+    refused(&dir, &reshard, 5, &["plan", "another plan"]);
 }
 
 #[test]
@@ -277,4 +297,271 @@ fn a_save_that_fails_leaves_the_old_ones() {
     let args = ["run", "plan", "--steps", "4", "--resume", "ckpt", "--save", "ckpt"];
     refused(&dir, &[&args[..], &["--save-every", "3"]].concat(), 6, &["error[save]"]);
     assert_eq!(train(&dir, "plan", &["--steps", "3", "--resume", "ckpt"]).len(), 1);
+}
+
+/// A command, in this process.
+fn command(args: &[&str]) -> Result<i32, Diag> {
+    let line = std::iter::once("shardc").chain(args.iter().copied());
+    run(Cli::try_parse_from(line).unwrap_or_else(|e| panic!("{e}")))
+}
+
+/// All that resuming takes of a checkpoint.
+fn resumed(dir: &Path, plan: &Stored) -> Result<(usize, Vec<Vec<f32>>), Diag> {
+    let saved = Saved::open(dir)?;
+    saved.verify(0, 1)?;
+    let one = |h: &Holding| {
+        let mut out = vec![0.0; h.shape.iter().product()];
+        let ranges: Vec<_> = h.shape.iter().map(|&n| 0..n).collect();
+        saved.read(h.role.kind, &h.role.name, &h.shape, &ranges, &mut out)?;
+        Ok(out)
+    };
+    let all = holdings(&plan.plan)?.into_iter().flatten();
+    Ok((saved.step, all.map(|h| one(&h)).collect::<Result<_, Diag>>()?))
+}
+
+/// One bit of every 37th byte of every file of a folder, one at a time: `judge` is called with what
+/// was flipped and how many were before. A part of them by `SHARDC_FUZZ_SEED`, or all of them where
+/// `SHARDC_FUZZ_SECONDS` is set.
+fn flip_bits(dir: &Path, judge: &dyn Fn(usize)) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<usize>().ok());
+    let (all, seed) = (number("SHARDC_FUZZ_SECONDS").is_some(), number("SHARDC_FUZZ_SEED"));
+    let (part, seed) = (if all { 1 } else { 7 }, seed.unwrap_or(1));
+    let mut done = 0;
+    for (name, bytes) in files(dir) {
+        for at in (0..bytes.len()).step_by(37).skip(seed % part).step_by(part) {
+            let mut other = bytes.clone();
+            other[at] ^= 1 << ((at / 37 + seed) % 8);
+            std::fs::write(dir.join(&name), other).expect("written");
+            let ended = std::panic::catch_unwind(AssertUnwindSafe(|| judge(done)));
+            assert!(ended.is_ok(), "bit of byte {at} of {}", name.display());
+            done += 1;
+        }
+        std::fs::write(dir.join(&name), bytes).expect("written");
+    }
+    assert!(done > 100, "only {done}");
+}
+
+#[test]
+fn every_flipped_bit_is_refused_or_changes_nothing() {
+    let dir = folder("bits");
+    let config = std::fs::read(fixture("llama_mha").join("config.json")).expect("the fixture");
+    let mut config: serde_json::Value = serde_json::from_slice(&config).expect("JSON");
+    for (key, n) in [
+        ("hidden_size", 8),
+        ("intermediate_size", 8),
+        ("num_attention_heads", 2),
+        ("num_key_value_heads", 2),
+        ("num_hidden_layers", 1),
+        ("vocab_size", 16),
+    ] {
+        config[key] = n.into();
+    }
+    config.as_object_mut().expect("an object").remove("head_dim");
+    std::fs::write(dir.join("config.json"), config.to_string()).expect("written");
+    let sizes = ["--seq", "8", "--global-batch", "4", "--mesh", "tp=2"];
+    good(&dir, &[&["compile", "config.json"], &sizes[..], &["-o", "plan"]].concat());
+    train(&dir, "plan", &["--steps", "3", "--save", "ckpt", "--save-every", "3"]);
+    let (plan, ckpt) = (dir.join("plan"), dir.join("ckpt/step-00000003"));
+    // Code for devices is a part of the plan once it was taken into its hash.
+    std::fs::create_dir_all(plan.join("kernels")).expect("a folder");
+    std::fs::write(plan.join("kernels/rows-sm_90-0.cubin"), [7; 500]).expect("written");
+    let d = read(&plan).map(|_| ()).expect_err("a stranger's code");
+    assert!(d.place.is_some_and(|p| p.ends_with("kernels/rows-sm_90-0.cubin")));
+    reseal(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let (path, stored) = (plan.to_str().expect("a path"), read(&plan).expect("a plan"));
+    flip_bits(&plan, &|i| {
+        // All begin by reading the folder.
+        assert_eq!(read(&plan).map(|_| ()).expect_err("a changed plan").code, "plan");
+        if i % 40 > 0 {
+            return;
+        }
+        for args in [
+            &["run", path, "--steps", "1"][..],
+            &["inspect", path, "--summary"],
+            &["explain", path, "collective:0"],
+            &["launch-script", path, "--for", "torchrun"],
+        ] {
+            assert_eq!(command(args).expect_err("a changed plan").code, "plan", "{args:?}");
+        }
+        let all = checks(&plan, Verify::default()).expect("checks");
+        assert!(all.iter().any(|c| !c.ok), "{all:?}");
+    });
+    let (from, to) = (ckpt.to_str().expect("a path"), dir.join("hf"));
+    let export = || {
+        let done = command(&["reshard", from, "--to", "hf", "-o", to.to_str().expect("a path")]);
+        let out = done.map(|_| files(&to));
+        let _ = std::fs::remove_dir_all(&to);
+        out
+    };
+    let want = (resumed(&ckpt, &stored).expect("it is whole"), export().expect("it is whole"));
+    flip_bits(&ckpt, &|_| {
+        // What was refused says so; what was not is the same, bit by bit.
+        assert!(resumed(&ckpt, &stored).map_or_else(|d| !d.help.is_empty(), |x| x == want.0));
+        assert!(export().map_or_else(|d| !d.help.is_empty(), |x| x == want.1));
+    });
+    assert_eq!((resumed(&ckpt, &stored).ok(), export().ok()), (Some(want.0), Some(want.1)));
+}
+
+/// A run in the background, whose steps are read as they are printed.
+struct Going {
+    child: std::process::Child,
+    lines: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+}
+
+impl Going {
+    fn start(dir: &Path, args: &[&str]) -> Going {
+        use std::io::BufRead;
+        use std::process::Stdio;
+        let mut c = Command::new(SHARDC);
+        c.args(["run", "plan", "--threads", "1", "--format", "json"]).args(args).current_dir(dir);
+        let piped = c.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().expect("shardc starts");
+        let out = child.stdout.take().expect("piped");
+        Going { child, lines: std::io::BufReader::new(out).lines() }
+    }
+
+    /// Waits until some steps are done.
+    fn steps(&mut self, n: usize) {
+        for _ in 0..n {
+            self.lines.next().expect("a step").expect("a line");
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().expect("kill").success());
+    }
+
+    /// Status and message at the end.
+    fn end(mut self) -> (Option<i32>, String) {
+        self.lines.by_ref().for_each(drop);
+        let out = self.child.wait_with_output().expect("it ends");
+        (out.status.code(), text(&out.stderr))
+    }
+}
+
+/// The number after a word of a message.
+fn number(said: &str, word: &str) -> u64 {
+    let rest = said.split_once(word).unwrap_or_else(|| panic!("no `{word}` in {said}")).1;
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("no number after `{word}` in {said}"))
+}
+
+#[test]
+fn signals_save_first() {
+    let dir = folder("signals");
+    compile(&dir, "llama_gqa", &["--mesh", "dp=2,tp=2", "--microbatch", "2"], "plan");
+    for (signal, status) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        let ckpt = format!("ckpt-{signal}");
+        let saves = ["--save", &ckpt, "--save-every", "1000000"];
+        let mut run = Going::start(&dir, &[&["--steps", "1000000"], &saves[..]].concat());
+        run.steps(2);
+        run.signal(signal);
+        let (code, said) = run.end();
+        assert_eq!(code, Some(status), "{said}");
+        let step = number(&said, "after step ");
+        assert!(step >= 2 && said.contains(&format!("SIG{signal}")), "{said}");
+        assert!(said.contains(&format!("--resume {ckpt}")), "{said}");
+        assert!(!dir.join(&ckpt).join(".shardc.lock").exists(), "the lock is left");
+        let to = (step + 2).to_string();
+        let rest = train(&dir, "plan", &["--steps", &to, "--resume", &ckpt]);
+        let whole = train(&dir, "plan", &["--steps", &to]);
+        assert_eq!(rest, whole[step as usize..], "as if nothing had happened");
+    }
+    // Without --save-every it is the model.
+    let mut run = Going::start(&dir, &["--steps", "1000000", "--save", "model"]);
+    run.steps(1);
+    run.signal("TERM");
+    let (code, said) = run.end();
+    assert_eq!(code, Some(143), "{said}");
+    let step = number(&said, "after step ").to_string();
+    train(&dir, "plan", &["--steps", &step, "--save", "whole"]);
+    assert!(files(&dir.join("model")) == files(&dir.join("whole")), "not that of step {step}");
+    // Nobody saves: the signal is the end.
+    let mut run = Going::start(&dir, &["--steps", "1000000"]);
+    run.steps(1);
+    run.signal("TERM");
+    assert_eq!(run.end().0, None);
+    // What nohup ignores stays ignored.
+    let args = ["-c", "trap '' HUP; exec \"$@\"", "sh", SHARDC, "run", "plan", "--steps", "300"];
+    let mut child = Command::new("sh")
+        .args(args)
+        .args(["--save", "nohup"])
+        .current_dir(&dir)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("sh");
+    let lock = dir.join(".nohup.shardc.lock");
+    while !lock.exists() {
+        assert!(child.try_wait().expect("a process").is_none(), "it has ended");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "HUP", &pid]).status().expect("kill").success());
+    assert!(child.wait().expect("a process").success() && dir.join("nohup").is_dir());
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let dir = folder("twice");
+    compile(&dir, "llama_gqa", &["--mesh", "tp=2"], "plan");
+    let saves = ["--steps", "1000000", "--save", "ckpt", "--save-every", "1000000"];
+    let mut run = Going::start(&dir, &saves);
+    run.steps(1);
+    // Stopped, it gets both before it goes on.
+    run.signal("STOP");
+    run.signal("INT");
+    run.signal("TERM");
+    run.signal("CONT");
+    let (code, said) = run.end();
+    assert!(matches!(code, Some(130 | 143)) && !said.contains("which is saved"), "{said}");
+    let saved = std::fs::read_dir(dir.join("ckpt")).expect("a folder").flatten();
+    let whole = saved.filter(|e| e.file_name().to_string_lossy().starts_with("step-")).count();
+    // What it left does not disturb the next one, which says so.
+    let o = shardc(&dir, &["run", "plan", "--steps", "1", "--save", "ckpt2", "--save-every", "1"]);
+    assert!(o.status.success() && whole <= 1);
+    std::fs::create_dir_all(dir.join("ckpt3/.step-00000007.unfinished")).expect("a folder");
+    std::fs::create_dir_all(dir.join("ckpt3/.step-mine.unfinished")).expect("a folder");
+    train(&dir, "plan", &["--steps", "1", "--save", "ckpt3", "--save-every", "1"]);
+    assert!(!dir.join("ckpt3/.step-00000007.unfinished").exists(), "an unfinished save is left");
+    assert!(dir.join("ckpt3/.step-mine.unfinished").exists(), "a user's folder is gone");
+}
+
+#[test]
+fn one_job_saves_to_a_folder() {
+    let dir = folder("lock");
+    compile(&dir, "llama_gqa", &["--mesh", "tp=2"], "plan");
+    for (flags, lock) in [
+        (&["--save", "to"][..], ".to.shardc.lock"),
+        (&["--save", "steps", "--save-every", "1000000"], "steps/.shardc.lock"),
+    ] {
+        let mut run = Going::start(&dir, &[&["--steps", "1000000"], flags].concat());
+        run.steps(1);
+        let pid = format!("process {} of host", run.child.id());
+        let plan = dir.join("plan").canonicalize().expect("a plan");
+        let again = [&["run", "plan", "--steps", "1"], flags].concat();
+        let words = ["error[save-locked]", &pid, "since 20", plan.to_str().expect("a path")];
+        refused(&dir, &again, 5, &words);
+        // Killed, it leaves its lock, which is taken over.
+        run.child.kill().expect("killed");
+        run.child.wait().expect("it ends");
+        assert!(dir.join(lock).exists());
+        let o = shardc(&dir, &again);
+        let said = text(&o.stderr);
+        assert!(o.status.success(), "{said}");
+        assert!(said.contains("took over the lock") && said.contains(&pid[..12]), "{said}");
+        assert!(!dir.join(lock).exists(), "the lock is left");
+        // One of another host is believed.
+        let other =
+            r#"{"pid":7,"host":"elsewhere","since":"2026-01-31T12:00:00Z","plan":"/far/plan"}"#;
+        std::fs::write(dir.join(lock), other).expect("a write");
+        let rm = format!("rm {lock}");
+        refused(&dir, &again, 5, &["process 7 of host elsewhere", "/far/plan", &rm]);
+        assert_eq!(std::fs::read(dir.join(lock)).expect("still there"), other.as_bytes());
+        std::fs::remove_file(dir.join(lock)).expect("removed");
+    }
+    let hf = ["reshard", "steps", "--to", "hf", "-o", "hf"];
+    std::fs::write(dir.join(".hf.shardc.lock"), "somebody's notes").expect("a write");
+    refused(&dir, &hf, 5, &["error[save-locked]", "does not say who"]);
 }

@@ -101,6 +101,11 @@ struct Job {
 
 impl Job {
     fn start(name: &str, ranks: usize, mesh: &str) -> Job {
+        Job::with(name, ranks, mesh, &[])
+    }
+
+    /// The same with more flags of `run`.
+    fn with(name: &str, ranks: usize, mesh: &str, more: &[&str]) -> Job {
         let dir = folder(name);
         let plan = dir.join("plan");
         let flags = ["--seq", "16", "--global-batch", "8", "--microbatch", "2", "--mesh", mesh];
@@ -108,6 +113,7 @@ impl Job {
         let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file");
         let mut c = mpirun(ranks);
         c.arg(SHARDC).arg("run").arg(&plan).args(["--steps", "1000000", "--transport", "mpi"]);
+        c.args(more);
         c.stdout(file("out")).stderr(file("err")).stdin(Stdio::null()).current_dir(&dir);
         let child = c.spawn().expect("mpirun");
         let mut job = Job { child, dir };
@@ -255,6 +261,22 @@ fn an_interrupt_ends_all_ranks() {
     while pids.iter().any(|pid| Path::new("/proc").join(pid).exists()) {
         assert!(start.elapsed() < Duration::from_secs(5), "a process of {pids:?} is left");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_signal_to_any_rank_saves_first() {
+    for (victim, signal, status) in [(0, "-TERM", 143), (1, "-INT", 130)] {
+        let saves = ["--save", "ckpt", "--save-every", "1000000"];
+        let job = Job::with(&format!("save-first-{victim}"), 2, "tp=2", &saves);
+        let dir = job.dir.clone();
+        job.signal(&job.pid(victim), signal);
+        let (_, code, err) = job.end();
+        assert_eq!(code, Some(status), "{err}");
+        let saved = shardc::checkpoint::Saved::open(&dir.join("ckpt")).expect("a checkpoint");
+        saved.verify(0, 1).expect("whole");
+        assert!(saved.step >= 3 && err.contains(&format!("after step {} of", saved.step)), "{err}");
+        assert!(!dir.join("ckpt/.shardc.lock").exists(), "the lock is left");
     }
 }
 

@@ -25,6 +25,9 @@ use shardc_runtime::threads::Threads;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What the C compiler may take.
+const MINUTES: Duration = Duration::from_secs(600);
+
 /// Programs that become one kernel or a few, for R rows of C elements; `i` is drawn in 0..C.
 const PROGRAMS: [&str; 19] = [
     // a sum over one of two dims, beside what has both
@@ -276,7 +279,8 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
         })
         .collect();
     let text = shardc_codegen::c::print(programs.iter().flatten());
-    let object = shardc_codegen::c::compile(&text).unwrap_or_else(|e| panic!("{}", e.render()));
+    let object =
+        shardc_codegen::c::compile(&text, MINUTES).unwrap_or_else(|e| panic!("{}", e.render()));
     let native = Native::load(&object, std::iter::once(&programs)).expect("it loads");
     let native = Arc::new(native);
     let (stream, mut next) = (Stream::new(5, "compiled", 0), 0);
@@ -493,7 +497,8 @@ fn epilogues_give_the_bits_of_products_alone() {
     }
     let programs: Program = all.iter().flat_map(|(a, b)| [lower(a), lower(b)]).collect();
     let text = shardc_codegen::c::print(programs.iter().flatten());
-    let object = shardc_codegen::c::compile(&text).unwrap_or_else(|e| panic!("{}", e.render()));
+    let object =
+        shardc_codegen::c::compile(&text, MINUTES).unwrap_or_else(|e| panic!("{}", e.render()));
     let native = Arc::new(Native::load(&object, std::iter::once(&programs)).expect("it loads"));
     let (stream, mut next) = (Stream::new(5, "epilogues", 0), 0);
     let mut rng = || {
@@ -583,7 +588,8 @@ fn plans_train_to_the_same_bits() {
         let start = Start::Checkpoint(fx.model(&o).checkpoint.expect("weights"));
         let targets = fx.targets();
         let train = |kernels| {
-            let how = Run { kernels, timeout: 60, threads: Some(1), ..Run::default() };
+            let how =
+                Run { kernels: Some(kernels), timeout: 60, threads: Some(1), ..Run::default() };
             let mut s = session(&plan, &start, &how).unwrap_or_else(|e| panic!("{}", e.render()));
             let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
             let losses: Vec<u32> = (1..=3)

@@ -3,6 +3,7 @@
 
 mod fixture;
 use fixture::*;
+use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_passes::options::{CpMode, CpSplit, Options};
@@ -110,7 +111,13 @@ fn forward_only_gives_logits_in_order() {
             let mut s = session(&model, &compile(&model, &o));
             let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
             let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{name} {mesh:?}: {e}"));
-            let logits: Vec<f64> = r.outputs["logits"].data.iter().map(|&x| f64::from(x)).collect();
+            let logits: Vec<f64> = r
+                .output(RoleKind::Output, "logits")
+                .expect("logits")
+                .data
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect();
             fx.compare_logits(&logits);
         }
     }
@@ -138,7 +145,8 @@ fn a_ring_is_the_gathered_form() {
             }
             interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{e}"));
             let mesh = &compiled.plan.module.mesh;
-            let one = |n: &str| state.output(mesh, n).unwrap_or_else(|e| panic!("{e}"));
+            let one =
+                |r: &Role| state.output(mesh, r.kind, &r.name).unwrap_or_else(|e| panic!("{e}"));
             state.outputs.keys().map(|n| (n.clone(), one(n))).collect::<Vec<_>>()
         };
         let (want, got) = (outputs(CpMode::AllGather), outputs(CpMode::Ring));

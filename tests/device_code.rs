@@ -3,6 +3,7 @@
 mod fixture;
 
 use fixture::options;
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, nvrtc};
 use shardc_ir::diag::Exit;
 use shardc_ir::launch::Launch;
@@ -19,7 +20,7 @@ fn printed(config: &str, o: &Options) -> Vec<Launch> {
     let config = serde_json::from_str(config).expect("JSON");
     let done = shardc::compile_config(&config, o).unwrap_or_else(|e| panic!("{}", e.render()));
     let program = shardc_codegen::program(&done.stored.plan, 0).expect("kernels");
-    let launches = cuda::program(&program);
+    let launches = cuda::program(&program, &Limits::of("sm_80"));
     launches.into_iter().flatten().flatten().filter(|l| l.source.file == "rows.cu").collect()
 }
 
@@ -89,4 +90,55 @@ fn kernels_of_a_large_plan_fit() {
     let own = options(&[("dp_shard", 8), ("tp", 8)], true, 1);
     let own = Options { dtype: DType::BF16, seq: 4096, zero: 3, observe: false, ..own };
     check("Llama-3.1-8B on 64 ranks", &config, &own);
+}
+
+/// What all kernels of a plan's first rank need is what every architecture has: with more tokens than a grid
+/// has blocks along its second dim, and with the widest heads there are.
+#[test]
+fn launches_of_plans_are_within_the_limits() {
+    let fixture = |name: &str| {
+        let dir =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let text = std::fs::read_to_string(dir.join("config.json")).expect("a config");
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")
+    };
+    let mut gemma = fixture("gemma2");
+    for (key, value) in [("head_dim", 256), ("query_pre_attn_scalar", 256)] {
+        gemma[key] = value.into();
+    }
+    let with = |config: &str, of: &str, to: usize| {
+        let mut c = if config == "gemma2" { gemma.clone() } else { fixture(config) };
+        c[of] = to.into();
+        c
+    };
+    let positions = "max_position_embeddings";
+    for (config, seq, rows) in [
+        (with("mixtral", positions, 70_000), 70_000, 1),
+        (with("qwen3_moe", positions, 70_000), 70_000, 1),
+        (with("deepseek_v3", positions, 70_000), 70_000, 1),
+        (with("mixtral", positions, 16), 4, 17_500),
+        (with("gemma2", positions, 512), 512, 1),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let o = Options {
+                dtype,
+                seq,
+                global_batch: rows,
+                observe: false,
+                ..options(&[], false, rows)
+            };
+            let done =
+                shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{}", e.render()));
+            let program = shardc_codegen::program(&done.stored.plan, 0).expect("kernels");
+            for arch in ["sm_80", "sm_89", "sm_90a", "sm_120"] {
+                let limits = Limits::of(arch);
+                let launches = cuda::program(&program, &limits);
+                for l in launches.iter().flatten().flatten() {
+                    limits
+                        .check(l)
+                        .unwrap_or_else(|d| panic!("{} of {seq}: {d}", config["model_type"]));
+                }
+            }
+        }
+    }
 }

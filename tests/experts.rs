@@ -220,9 +220,9 @@ fn bf16_without_rounding_is_exact() {
         let mut state = start(&fx, &model, &compiled);
         interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{name}: {e}"));
         let m = &compiled.plan.module;
-        let shown = |n: &str| state.output(&m.mesh, n).unwrap_or_else(|e| panic!("{e}")).data;
-        fx.compare_loss(shown("loss")[0]);
-        fx.compare_grads(&model, |p| shown(&format!("grad.{p}")));
+        let shown = |k, n: &str| state.output(&m.mesh, k, n).unwrap_or_else(|e| panic!("{e}")).data;
+        fx.compare_loss(shown(RoleKind::Metric, "loss")[0]);
+        fx.compare_grads(&model, |p| shown(RoleKind::GradShown, p));
     }
 }
 
@@ -244,12 +244,12 @@ fn bf16_kernels_do_what_the_text_says() {
         }
         let lists: Vec<&[Instr]> = compiled.plan.classes.iter().map(|c| &c.step[..]).collect();
         run_step(m, &lists, &mut state, Precision::F32).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let shown = |n: &str| state.output(&m.mesh, n).unwrap_or_else(|e| panic!("{e}")).data;
-        let off = (got.loss / shown("loss")[0] - 1.0).abs();
+        let shown = |k, n: &str| state.output(&m.mesh, k, n).unwrap_or_else(|e| panic!("{e}")).data;
+        let off = (got.loss / shown(RoleKind::Metric, "loss")[0] - 1.0).abs();
         assert!(off <= U / 4.0, "{name}: the loss is off by {:.2} U", off / U);
         let grads = model.weights.iter().zip(&got.grads).filter(|(_, g)| !g.is_empty());
         let (want, got): (Vec<_>, Vec<_>) =
-            grads.map(|(w, g)| (shown(&format!("grad.{}", w.param)), g.clone())).unzip();
+            grads.map(|(w, g)| (shown(RoleKind::GradShown, &w.param), g.clone())).unzip();
         let off = apart(&got, &want);
         assert!(off <= 3.0 * U, "{name}: gradients are off by {:.2} U", off / U);
     }

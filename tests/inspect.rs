@@ -2,13 +2,17 @@
 //! send, and the answers people read.
 
 mod fixture;
+mod lab;
 use fixture::*;
 use shardc::commands::explain::{PAGES, explain};
 use shardc::commands::inspect::{Inspect, LayerCollectives, inspect, layer_collectives, numbered};
 use shardc::plan_dir::Stored;
 use shardc::report;
 use shardc_ir::func::Module;
+use shardc_ir::plan::Mode;
+use shardc_ir::schedule::write_csv;
 use shardc_ir::text;
+use shardc_ir::types::DType;
 use shardc_passes::options::{CpMode, Options, TpMode};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -149,7 +153,10 @@ fn what_inspect_prints_is_a_program() {
     let read = |t: &str| lines(&text::parse(t).unwrap_or_else(|e| panic!("{e}")));
     assert_eq!(read(&show(&s, |_| {}, false)), own);
     assert_eq!(read(&show(&s, |w| w.phase = Some("verify".into()), false)), own);
-    assert_eq!(read(&show(&s, |w| w.phase = Some("source".into()), false)), read(&s.source));
+    let source = show(&s, |w| w.phase = Some("source".into()), false);
+    assert_eq!(source, s.source);
+    let local = show(&s, |w| (w.phase, w.local) = (Some("source".into()), true), false);
+    assert_eq!(text::parse_source(&local).expect("a model").weights, s.plan.weights);
     let rank = show(&s, |w| w.rank = Some(3), false);
     assert!(rank.starts_with("// rank 3 of 4: tp=3\n"), "{rank}");
     let k = rank.lines().find(|l| l.contains("layers.1.self_attn.k_proj.weight"));
@@ -208,7 +215,7 @@ fn every_phase_can_be_shown() {
     assert!(all.contains(&"propagate") && all.contains(&"ranked"), "{all:?}");
     for phase in all.into_iter().filter(|p| *p != "kernels") {
         let t = show(&s, |w| (w.phase, w.local) = (Some(phase.into()), true), false);
-        assert!(text::parse(&t).is_ok(), "{phase}");
+        assert!(text::parse_source(&t).is_ok(), "{phase}");
         let object = show(&s, |w| w.phase = Some(phase.into()), true);
         let object: serde_json::Value = serde_json::from_str(&object).expect("json");
         assert_eq!(object["phase"], phase);
@@ -308,6 +315,21 @@ fn explained_values_collectives_and_tensors() {
     insta::assert_snapshot!("tensor_of_several_parameters", steady(&fused, c_attn));
 }
 
+/// As often with a pipeline, in the functions of the same stage.
+#[test]
+fn a_collective_has_its_mirror_in_its_stage() {
+    let mirrors = |mesh: &[(&str, usize)]| {
+        let s = stored("llama_gqa", mesh, true, 4);
+        let answers = (1..=numbered(&s.plan).len()).map(|n| answer(&s, &format!("collective:{n}")));
+        let found = |a: String| Some(a.split_once("\nmirror ")?.1.lines().next()?.to_string());
+        answers.filter_map(found).filter(|m| m.contains("gradient")).collect::<Vec<_>>()
+    };
+    let (one, two) = (mirrors(&[("tp", 2)]), mirrors(&[("pp", 2), ("tp", 2)]));
+    let of = |stage: &str| two.iter().filter(|m| m.ends_with(stage)).count();
+    assert!(one.len() > 12 && two.len() >= one.len(), "{one:#?}\n{two:#?}");
+    assert!(of("@backward.0") > 4 && of("@backward.1") > 4 && of("@forward.1") > 4, "{two:#?}");
+}
+
 #[test]
 fn everything_in_a_plan_can_be_explained() {
     for (mesh, sp) in
@@ -358,6 +380,34 @@ fn a_users_sharding_is_named_as_such() {
         shardc::compile(&config, &o, None, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored;
     let a = answer(&s, "%l1.gate");
     assert!(a.contains("you asked for it: --shard '*.mlp.gate_proj.weight=tp,-'"), "{a}");
+}
+
+#[test]
+fn padding_tokens_are_told() {
+    let line = |token: usize| {
+        format!(
+            "pad    token {token}: its row of model.embed_tokens gets no gradient from the look-up\n"
+        )
+    };
+    for (name, token) in [("llama_padded", 2), ("gemma2_padded", 0)] {
+        for mesh in [&[("tp", 2)], &[("pp", 2)]] {
+            let s = stored(name, mesh, false, 4);
+            assert!(
+                show(&s, |w| w.summary = true, false).contains(&line(token)),
+                "{name} {mesh:?}"
+            );
+            let told = &s.report["padding"];
+            assert_eq!(
+                told,
+                &serde_json::json!([{ "scope": "model.embed_tokens", "token": token }])
+            );
+        }
+    }
+    let s = stored("llama_mha", &[("tp", 2)], false, 8);
+    assert!(
+        !show(&s, |w| w.summary = true, false).contains("pad    token")
+            && s.report["padding"].is_null()
+    );
 }
 
 #[test]
@@ -465,4 +515,277 @@ fn every_code_has_a_page_and_every_page_a_code() {
         assert!(page.contains(&format!("[{code}]: ")), "{code} has an example");
         assert!(page.contains("\nWay out:\n\n- ") || page.contains("\nWays out:\n\n- "), "{code}");
     }
+}
+
+/// What compiling leaves of a plan's files: programs, schedule.csv, weights.json, options.toml.
+fn made(s: &Stored) -> [String; 4] {
+    [
+        text::print(&s.plan.module),
+        write_csv(&s.plan.schedule),
+        serde_json::to_string_pretty(&s.plan.weights).expect("plain data"),
+        toml::to_string(&s.options).expect("plain data"),
+    ]
+}
+
+/// The text of a model says all that compiling needs of it: the folder and its text give the same
+/// files, byte by byte, on every mesh.
+#[test]
+fn the_text_of_a_model_compiles_to_the_same_plan() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("model_text");
+    std::fs::create_dir_all(&dir).expect("a folder for the test");
+    for name in ALL.iter().chain(EXPERTS) {
+        let config = Fixture::open(name).dir.join("config.json");
+        let compile = |path: &Path, o: &Options| {
+            shardc::compile(path, o, None, &mut |_, _| {})
+                .unwrap_or_else(|e| panic!("{name} on {:?}: {e}", o.mesh))
+                .stored
+        };
+        let one = Options { observe: false, ..options(&[], false, 2) };
+        let base = compile(&config, &one);
+        let file = dir.join(format!("{name}.ir"));
+        std::fs::write(&file, show(&base, |w| w.phase = Some("source".into()), false))
+            .expect("a text");
+        let text = std::fs::read_to_string(&file).expect("a text");
+        assert!(!text.contains("mesh"), "{name}");
+        let on = |mesh: &[(&str, usize)]| Options { observe: false, ..options(mesh, false, 2) };
+        let dense: &[Options] = &[
+            on(&[]),
+            Options { sp: true, ..on(&[("tp", 2)]) },
+            Options { cp_mode: CpMode::Ring, ..on(&[("pp", 2), ("cp", 2)]) },
+            Options { zero: 3, microbatch: 1, ..on(&[("dp_shard", 2)]) },
+            Options { dtype: DType::BF16, mode: Mode::Infer, ..on(&[("tp", 2)]) },
+        ];
+        for o in dense {
+            // The buffers of experts are those of a mesh, and inference has no targets: such a model
+            // has a text of its own.
+            let own = base.facts.is_some_and(|f| f.experts.is_some()) || o.mode == Mode::Infer;
+            let from_folder = compile(&config, o);
+            if own {
+                std::fs::write(&file, &from_folder.source).expect("a text");
+            } else {
+                assert_eq!(from_folder.source, text, "{name} on {:?}", o.mesh);
+                std::fs::write(&file, &text).expect("a text");
+            }
+            let again = compile(&file, o);
+            for (a, b) in made(&from_folder).iter().zip(made(&again)) {
+                assert!(*a == b, "{name} on {:?}", o.mesh);
+            }
+            assert_eq!(from_folder.plan.settings, again.plan.settings, "{name} on {:?}", o.mesh);
+            // The text is that of the text.
+            assert_eq!(again.source, from_folder.source);
+        }
+    }
+}
+
+/// Of every weight that ZeRO cuts it is said over which axes, because of which flag, what it saves, where
+/// it is gathered and what mirrors that; of every gather, too; and what the other stages would cost.
+#[test]
+fn zero_is_explained() {
+    for zero in [1, 2, 3] {
+        let fx = Fixture::open("llama_mha");
+        let o = Options { zero, ..options(&[("dp_shard", 2), ("tp", 2)], false, 2) };
+        let s = of_options(&fx, &o);
+        let plan = &s.plan;
+        let q = "model.layers.0.self_attn.q_proj.weight";
+        let said = explain(&s, &format!("tensor:{q}"), false).unwrap_or_else(|e| panic!("{e}"));
+        let times = plan.settings.microbatches;
+        assert!(times > 1);
+        let flag = format!("because of --zero {zero}");
+        let mut parts =
+            vec!["cut over dp_shard (2 ranks)", &flag, "saves ", "gathered over dp_shard"];
+        parts.extend(["mirrored by collective:", "a reduce_scatter over dp_shard"]);
+        let own = format!("this plan, --zero {zero}: a rank sends ");
+        parts.push(&own);
+        let others: Vec<String> =
+            (0..=3).filter(|s| *s != zero).map(|s| format!("--zero {s}: a rank sends ")).collect();
+        parts.extend(others.iter().map(|s| &**s));
+        for p in parts {
+            assert!(said.contains(p), "--zero {zero}: no `{p}`: {said}");
+        }
+        // Stages 1 and 2 gather once per step, 3 in forward and in backward of every microbatch.
+        let gathers: Vec<&str> = said.lines().filter(|l| l.contains("gathered over")).collect();
+        match zero {
+            3 => assert!(gathers.len() == 2 && said.contains("once per microbatch"), "{said}"),
+            _ => assert!(gathers.len() == 1 && gathers[0].contains("once per step"), "{said}"),
+        }
+        // What mirrors the gather of this weight is of this weight.
+        let mirrors = said.lines().filter_map(|l| l.trim().strip_prefix("mirrored by collective:"));
+        for at in mirrors {
+            let number = at.split(',').next().and_then(|n| n.parse::<usize>().ok());
+            let (fi, ni) = numbered(plan)[number.expect("a number") - 1];
+            let f = &plan.module.funcs[fi];
+            let of = &f.nodes[ni].outs.iter().map(|&o| f.name(o).to_string()).collect::<Vec<_>>();
+            assert!(of.iter().any(|n| n.contains("l0.q_proj")), "{of:?}: {said}");
+        }
+        let enter = plan.module.func("enter").expect("enter");
+        let is = |a: &&shardc_ir::func::Port| a.role.as_ref().is_some_and(|r| &*r.name == q);
+        let v = enter.args.iter().find(is).expect("the parameter").value;
+        let of_value = format!("@enter {}", enter.name(v));
+        let value = explain(&s, &of_value, false).unwrap_or_else(|e| panic!("{e}"));
+        assert!(value.contains(&format!("--zero {zero} cuts {q} over dp_shard")), "{value}");
+        let mut seen = 0;
+        for (i, (fi, ni)) in numbered(plan).into_iter().enumerate() {
+            let n = &plan.module.funcs[fi].nodes[ni];
+            let c = n.op.collective().expect("a collective");
+            let shards = plan.module.mesh.axis("dp_shard").expect("the axis");
+            if c.kind() != "all_gather" || !c.atoms().meets(shards) {
+                continue;
+            }
+            let what = format!("collective:{}", i + 1);
+            let said = explain(&s, &what, false).unwrap_or_else(|e| panic!("{e}"));
+            assert!(said.contains(&flag), "{what}: {said}");
+            assert!(!said.contains("number about all ranks"), "{what}: {said}");
+            seen += 1;
+        }
+        assert!(seen > 2, "{seen} gathers");
+    }
+}
+
+/// A stored plan of a fixture with any options.
+fn of_options(fx: &Fixture, o: &Options) -> Stored {
+    let text = std::fs::read_to_string(fx.dir.join("config.json")).expect("the fixture");
+    let config = serde_json::from_str(&text).expect("JSON");
+    shardc::compile_config(&config, o).unwrap_or_else(|e| panic!("{e}")).stored
+}
+
+/// Collectives of experts over the ranks that split them are over ep, whatever axes these are of.
+#[test]
+fn collectives_of_experts_are_over_ep() {
+    let fx = Fixture::open("qwen3_moe");
+    let mut o = options(&[("dp_shard", 2), ("tp", 2)], false, 2);
+    (o.ep, o.etp) = (4, Some(1));
+    let s = of_options(&fx, &o);
+    let all: Vec<String> = (1..=numbered(&s.plan).len())
+        .map(|i| explain(&s, &format!("collective:{i}"), false).unwrap_or_else(|e| panic!("{e}")))
+        .collect();
+    let moves: Vec<&String> =
+        all.iter().filter(|a| a.lines().next().is_some_and(|l| l.contains("all_to_all"))).collect();
+    assert!(moves.len() > 2, "{all:?}");
+    for a in moves {
+        assert!(a.lines().next().is_some_and(|l| l.contains(" over ep in ")), "{a}");
+    }
+    let report = report::report(&s.plan, &[], 0.0);
+    let axes: Vec<&str> = report.per_class[0]
+        .collectives
+        .iter()
+        .filter(|c| c.kind.starts_with("all_to_all"))
+        .map(|c| &*c.axis)
+        .collect();
+    assert!(!axes.is_empty() && axes.iter().all(|a| *a == "ep"), "{axes:?}");
+}
+
+/// What stands between fences in a page, block by block, and the text that follows each.
+fn blocks(page: &str) -> Vec<(&str, &str)> {
+    let parts: Vec<&str> = page.split("\n```").collect();
+    let body = |p: &'_ str| p.find('\n').map_or(p.len(), |i| i + 1);
+    let inside = (1..parts.len()).step_by(2);
+    inside.map(|i| (&parts[i][body(parts[i])..], parts.get(i + 1).copied().unwrap_or(""))).collect()
+}
+
+/// README.md and the pages of docs.
+fn pages() -> Vec<(PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = std::fs::read_dir(root.join("docs")).expect("docs");
+    let docs = docs.map(|e| e.expect("an entry").path());
+    let mut all: Vec<PathBuf> = docs.filter(|p| p.extension().is_some_and(|x| x == "md")).collect();
+    all.push(root.join("README.md"));
+    all.sort();
+    all.into_iter().map(|p| (p.clone(), std::fs::read_to_string(p).expect("a page"))).collect()
+}
+
+/// Words of a command or of flags as a shell has them: quotes hold together.
+fn shell(text: &str) -> Vec<String> {
+    let mut out: Vec<String> = vec![];
+    for (i, part) in text.split('\'').enumerate() {
+        match (i % 2, out.last_mut()) {
+            (1, Some(last)) if text.contains("='") && last.ends_with('=') => last.push_str(part),
+            (1, _) => out.push(part.into()),
+            _ => out.extend(part.split_whitespace().map(String::from)),
+        }
+    }
+    out
+}
+
+/// Every command between fences is one that the command line takes; those that need no device and no
+/// data do what they say, one after the other as they stand, on a model of eight layers.
+#[test]
+fn commands_of_the_docs_run() {
+    use clap::Parser;
+    let lab = lab::Lab::new("docs-commands");
+    let file = Path::new(lab::FIXTURES).join("llama_mha/config.json");
+    let text = std::fs::read_to_string(file).expect("the fixture");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (key, n) in [
+        ("num_hidden_layers", 8),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 8),
+        ("max_position_embeddings", 512),
+    ] {
+        config[key] = n.into();
+    }
+    lab.write("my-model/config.json", config.to_string());
+    lab.ok(&["compile", "my-model", "--mesh", "tp=2", "-o", "PLAN"]);
+    let mut ran = 0;
+    for (path, page) in pages() {
+        let inside = blocks(&page);
+        let lines = inside.iter().flat_map(|b| b.0.lines()).filter(|l| l.starts_with("shardc "));
+        for line in lines {
+            let words = shell(line.split(" #").next().expect("a part"));
+            let parsed = shardc::commands::Cli::try_parse_from(&words);
+            let done = |l: &str| panic!("{}: `{line}`: {l}", path.display());
+            if let Err(e) = parsed {
+                done(&e.to_string());
+            }
+            let needs = ["run", "reshard", "launch-script"].contains(&&*words[1]);
+            if needs || line.contains("--device cuda") {
+                continue;
+            }
+            let args: Vec<&str> = words[1..].iter().map(|w| &**w).collect();
+            let out = lab.shardc(&args);
+            if out.status.code() != Some(0) {
+                done(&String::from_utf8_lossy(&out.stderr));
+            }
+            ran += 1;
+        }
+    }
+    assert!(ran >= 8, "{ran} commands");
+}
+
+/// Every program of the docs compiles with the flags that the next sentence gives, and the lines in
+/// the blocks after it are those of its phases.
+#[test]
+fn programs_of_the_docs_compile() {
+    let lab = lab::Lab::new("docs-programs");
+    let mut compiled = 0;
+    for (path, page) in pages() {
+        let all = blocks(&page);
+        for (i, (program, after)) in all.iter().enumerate() {
+            // An excerpt says so.
+            if !program.starts_with("func @model(") || program.contains("\n  ...\n") {
+                continue;
+            }
+            lab.write("model.ir", program);
+            let flags = after.split('`').skip(1).step_by(2).find(|w| w.starts_with("--mesh"));
+            let flags = shell(flags.expect("flags in the sentence after a program"));
+            let flags: Vec<&str> = flags.iter().map(|w| &**w).collect();
+            let mut known = String::new();
+            for phase in ["partition", "differentiate"] {
+                let dump = ["compile", "model.ir", "--dump-after", phase];
+                let out = lab.ok(&[&dump[..], &flags].concat());
+                known += &String::from_utf8(out.stdout).expect("text");
+            }
+            lab.ok(&[&["compile", "model.ir", "-o", "out"][..], &flags].concat());
+            known += &std::fs::read_to_string(lab.path("out/programs/all.ir")).expect("programs");
+            let plain = |l: &str| l.split("  //").next().unwrap_or(l).trim().to_string();
+            let known: BTreeSet<String> = known.lines().map(plain).collect();
+            let next = all[i + 1..].iter().take_while(|b| b.0.starts_with("  %"));
+            let lines: Vec<String> = next.flat_map(|b| b.0.lines().map(plain)).collect();
+            assert!(lines.len() > 3, "{}", path.display());
+            for line in lines {
+                assert!(known.contains(&line), "{}: no phase has `{line}`", path.display());
+            }
+            compiled += 1;
+        }
+    }
+    assert_eq!(compiled, 1, "programs of the docs");
 }

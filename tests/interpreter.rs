@@ -1,6 +1,10 @@
 //! The compiled step of every fixture, run by the f64 interpreter on all ranks, against transformers.
 
 mod fixture;
+#[path = "interpreter/legal.rs"]
+mod legal;
+#[path = "interpreter/programs.rs"]
+mod programs;
 use fixture::*;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::interp::{Precision, State, run_step};
@@ -20,7 +24,7 @@ fn check(name: &str, o: Options) {
         let shape = ty.sizes();
         let t = match role.kind {
             RoleKind::Param => Tensor::new(&shape, fx.parameter(&model, &role.name)),
-            RoleKind::State => Tensor::full(&shape, 0.0),
+            RoleKind::State(_) => Tensor::full(&shape, 0.0),
             _ => continue,
         };
         state.put(&m.mesh, role, ty, &t);
@@ -44,11 +48,12 @@ fn check(name: &str, o: Options) {
         run_step(m, &[&plan.classes[0].step], &mut state, Precision::F64)
             .unwrap_or_else(|e| panic!("{e}"));
         if step == 1 {
-            let out =
-                |n: &str| state.output(&m.mesh, n).unwrap_or_else(|e| panic!("{n}: {e}")).data;
-            fx.compare_loss(out("loss")[0]);
-            fx.compare_logits(&out("logits"));
-            fx.compare_grads(&model, |p| out(&format!("grad.{p}")));
+            let out = |k, n: &str| {
+                state.output(&m.mesh, k, n).unwrap_or_else(|e| panic!("{n}: {e}")).data
+            };
+            fx.compare_loss(out(RoleKind::Metric, "loss")[0]);
+            fx.compare_logits(&out(RoleKind::Output, "logits"));
+            fx.compare_grads(&model, |p| out(RoleKind::GradShown, p));
         }
     }
     fx.compare_params(&model, |p| {
@@ -81,4 +86,5 @@ fn grids() {
 macro_rules! families {
     ($($name:ident)*) => { $(#[test] fn $name() { all(stringify!($name)); })* };
 }
-families! { llama_mha llama_gqa llama_bias_tied llama_yarn mistral_window qwen2 qwen3 gpt2 gemma2 }
+families! { llama_mha llama_gqa llama_bias_tied llama_yarn mistral_window qwen2 qwen3 gpt2 gemma2
+llama_padded gemma2_padded }

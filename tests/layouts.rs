@@ -2,18 +2,23 @@
 //! loss and gradients, or is refused with a diagnostic. Never a panic, never other numbers.
 
 mod fixture;
+mod reshapes;
 use fixture::*;
 use shardc_frontends::Model;
 use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::Diag;
 use shardc_ir::func::RoleKind;
+use shardc_ir::names::glob;
+use shardc_ir::plan::Plan;
 use shardc_ir::rng::Stream;
 use shardc_ir::types::AtomList;
 use shardc_passes::memory::replay::replay;
-use shardc_passes::options::{Options, ShardRule, glob};
+use shardc_passes::options::{Options, ShardRule};
 use shardc_passes::pipeline::Compiled;
 use shardc_runtime::StepBatch;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 type Axes<'a> = &'a [(&'a str, usize)];
 
@@ -66,7 +71,9 @@ fn obeyed(compiled: &Compiled, rules: &[ShardRule]) {
     let f = m.func("enter").expect("enter");
     for a in &f.args {
         let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Param) else { continue };
-        let Some(r) = rules.iter().rev().find(|r| glob(&r.glob, &role.name)) else { continue };
+        let w = compiled.plan.weights.iter().find(|w| *w.param == *role.name).expect("a weight");
+        let means = |r: &&ShardRule| w.tensors().all(|t| glob(&r.glob, &t));
+        let Some(r) = rules.iter().rev().find(means) else { continue };
         if ["colwise", "rowwise", "replicated"].contains(&r.dims[0].as_str()) {
             continue; // `words_split_what_they_say`
         }
@@ -81,20 +88,22 @@ fn on_threads(fx: &Fixture, model: &Model, compiled: &Compiled) {
     let mut s = session(model, compiled);
     let batch = StepBatch { input_ids: &fx.input_ids, targets: &fx.targets(), observe: true };
     let r = s.step(&batch, 1e-3, 1).unwrap_or_else(|e| panic!("{e}"));
-    let out = |n: &str| r.outputs[n].data.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-    fx.compare_loss(out("loss")[0]);
-    fx.compare_logits(&out("logits"));
-    fx.compare_grads(model, |p| out(&format!("grad.{p}")));
+    let out = |k, n: &str| {
+        r.output(k, n).expect(n).data.iter().map(|&x| f64::from(x)).collect::<Vec<_>>()
+    };
+    fx.compare_loss(out(RoleKind::Metric, "loss")[0]);
+    fx.compare_logits(&out(RoleKind::Output, "logits"));
+    fx.compare_grads(model, |p| out(RoleKind::GradShown, p));
 }
 
 fn interpreted(fx: &Fixture, model: &Model, compiled: &Compiled) {
     let mut state = start(fx, model, compiled);
     interpret(compiled, &mut state, 1).unwrap_or_else(|e| panic!("{e}"));
     let mesh = &compiled.plan.module.mesh;
-    let out = |n: &str| state.output(mesh, n).unwrap_or_else(|e| panic!("{n}: {e}")).data;
-    fx.compare_loss(out("loss")[0]);
-    fx.compare_logits(&out("logits"));
-    fx.compare_grads(model, |p| out(&format!("grad.{p}")));
+    let out = |k, n: &str| state.output(mesh, k, n).unwrap_or_else(|e| panic!("{n}: {e}")).data;
+    fx.compare_loss(out(RoleKind::Metric, "loss")[0]);
+    fx.compare_logits(&out(RoleKind::Output, "logits"));
+    fx.compare_grads(model, |p| out(RoleKind::GradShown, p));
 }
 
 /// Outcomes of many mixes.
@@ -210,6 +219,10 @@ const GPT2: &[(Axes, &[&str])] = &[
     (TP4, &["*.mlp.c_fc.weight=-,tp:(1)2", "*.mlp.c_proj.weight=tp:(1)2,-"]),
     (DP2_TP2, &["*.mlp.c_fc.weight=-,dp_replicate*tp"]),
     (X2, &["*.mlp.c_fc.weight=-,x"]),
+    // A fused tensor is all of its parts.
+    (TP2, &["transformer.h.*.attn.c_attn.weight=-,tp"]),
+    (TP2, &["transformer.h.0.attn.c_attn.weight=tp,-", "*.c_attn.bias=-"]),
+    (DP2_TP2, &["*.c_attn.weight=-,-", "*.c_attn.bias=-", "*.attn.c_proj.weight=-,-"]),
     (X3, &["*wte.weight=x,-"]),
     (X3, &["*.mlp.c_fc.weight=-,x"]),
     (TP2, &["*.h.0=-,tp,-@p1"]),
@@ -241,7 +254,7 @@ fn drawn(name: &'static str, scopes: &[&str], count: usize) {
     let mut t = Trial::new(name);
     let model = t.fx.model(&options(&[], false, ROWS));
     let params: Vec<(&str, usize)> =
-        model.weights.iter().map(|w| (w.param.as_str(), w.shape.len())).collect();
+        model.weights.iter().map(|w| (w.tensor.as_str(), w.shape.len())).collect();
     let meshes: [(Axes, &[&str]); 5] = [
         (TP2, &["tp"]),
         (TP4, &["tp", "tp:(1)2", "tp:(2)2"]),
@@ -312,4 +325,77 @@ fn words_split_what_they_say() {
         let found = [0, 1].map(|d| !ty.dims[d].atoms.is_empty());
         assert_eq!(found, split, "{name} {param}={word}");
     }
+}
+
+/// PyTorch's ToyModel with its plan, `net1` colwise and `net2` rowwise, given to scopes: weights and
+/// biases are cut as torch's ColwiseParallel and RowwiseParallel cut them, forward has torch's one
+/// all_reduce, backward none (the input has no gradient), and gradients are those of one rank.
+#[test]
+fn words_of_scopes_are_torchs_plan() {
+    let (want, _) = toy(&[], &[]);
+    let (got, plan) = toy(TP2, &["net1=colwise", "net2=rowwise"]);
+    let over = |phase: &str| -> Vec<(&'static str, String)> {
+        let mesh = &plan.module.mesh;
+        let f = plan.module.func(phase).expect("a function");
+        let calls = f.nodes.iter().filter_map(|n| n.op.collective());
+        calls.map(|c| (c.kind(), mesh.names(c.atoms(), "*"))).collect()
+    };
+    assert_eq!(over("forward"), [("all_reduce", "tp".to_string())]);
+    assert_eq!(over("backward"), []);
+    let enter = plan.module.func("enter").expect("enter");
+    let cut = |param: &str| -> Vec<bool> {
+        let is = |a: &&shardc_ir::func::Port| a.role.as_ref().is_some_and(|r| &*r.name == param);
+        let ty = enter.ty(enter.args.iter().find(is).expect("the parameter").value);
+        ty.dims.iter().map(|d| !d.atoms.is_empty()).collect()
+    };
+    assert_eq!(cut("net1.weight"), [true, false]);
+    assert_eq!(cut("net1.bias"), [true]);
+    assert_eq!(cut("net2.weight"), [false, true]);
+    assert_eq!(cut("net2.bias"), [false]);
+    assert!(want.keys().any(|k| k.contains("net1.bias")), "{:?}", want.keys());
+    for (name, a) in &want {
+        let most = a.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let b = &got[name];
+        assert_eq!(a.len(), b.len(), "{name}");
+        assert!(a.iter().zip(b).all(|(x, y)| (x - y).abs() <= 1e-6 * most), "{name}");
+    }
+    // A family's scopes have weights too: the same calls as with the parameters' names.
+    let fx = Fixture::open("llama_mha");
+    let calls = |shard: &str| {
+        let mut o = options(&[("dp_replicate", 2), ("tp", 2)], false, 2);
+        o.shard = vec![rule(shard)];
+        let module = compile(&fx.model(&o), &o).plan.module;
+        let of = |f: &shardc_ir::func::Func| {
+            f.nodes.iter().filter(|n| n.op.collective().is_some()).count()
+        };
+        module.funcs.iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(calls("*.gate_proj=colwise"), calls("*.gate_proj.weight=colwise"));
+    // Without a weight of its own a scope cannot be cut so.
+    let mut o = options(TP2, false, ROWS);
+    o.shard = vec![rule("model.layers.0.mlp=colwise")];
+    let d = try_compile(&fx.model(&o), &o).expect_err("no weight");
+    assert!(d.code == "shard" && d.help[0].contains("model.layers.0.mlp.gate_proj"), "{d}");
+}
+
+/// Two steps of `tests/cases/toy.ir`: everything observed in the first, by name; and the plan.
+fn toy(mesh: Axes, shard: &[&str]) -> (BTreeMap<String, Vec<f32>>, Plan) {
+    use shardc_runtime::{Options as How, Session, fresh};
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/toy.ir");
+    let mut o = options(mesh, false, 8);
+    (o.seq, o.freeze) = (4, vec!["rows.weight".into()]);
+    o.shard = shard.iter().map(|s| rule(s)).collect();
+    let done = shardc::compile(&file, &o, None, &mut |_, _| {});
+    let plan = done.unwrap_or_else(|e| panic!("{e}")).stored.plan;
+    let load = |w: &_, r: &[_], out: &mut [f32]| shardc_frontends::init(w, r, 5, out);
+    let lower = |p: &_, rank| shardc_codegen::program(p, rank);
+    let how = How { poison: true, ..How::default() };
+    let mut s = Session::new(&plan, how, &lower, &fresh(load)).unwrap_or_else(|e| panic!("{e}"));
+    let ids: Vec<i32> = (0..32).map(|i| i * 7 % 5).collect();
+    let targets: Vec<i32> = (0..32).map(|i| i * 3 % 5).collect();
+    let batch = StepBatch { input_ids: &ids, targets: &targets, observe: true };
+    let out = s.step(&batch, 1e-2, 1).unwrap_or_else(|e| panic!("{e}")).outputs;
+    drop(s);
+    let named = |r: shardc_ir::func::Role| format!("{} {}", r.kind, r.name);
+    (out.into_iter().map(|(role, t)| (named(role), t.data)).collect(), plan)
 }

@@ -79,6 +79,70 @@ fn gradients_of_one_microbatch_live_from_backward_on() {
     assert_eq!([backward + weight, cleared(&plan)], [2, 1]);
 }
 
+/// The data-parallel sum of what microbatches have added up is written over it: several microbatches
+/// need no second copy of all gradients. 16 bytes per parameter, and what two rows of 8 tokens need.
+#[test]
+fn sums_over_ranks_lie_where_accumulators_were() {
+    for (mesh, zero) in [
+        (&[("dp_replicate", 2)][..], 0),
+        (&[("dp_replicate", 2), ("dp_shard", 2)], 2),
+        (&[("dp_replicate", 2), ("dp_shard", 2)], 3),
+        (&[("pp", 2), ("dp_replicate", 2)], 0),
+    ] {
+        let o = Options { zero, ..asked(mesh, false, 8, 2, Recompute::None) };
+        let (_, plan) = planned(&llama("8b"), &o);
+        let what = format!("{mesh:?} zero={zero}");
+        let mut summed = 0;
+        for (i, c) in plan.classes.iter().enumerate() {
+            let finish = |f: &&usize| plan.module.funcs[**f].name.starts_with("finish");
+            let &at = c.funcs.iter().find(finish).expect("every rank finishes");
+            let (f, places) = (&plan.module.funcs[at], &c.memory.places[at]);
+            let sums = f.nodes.iter().filter(|n| n.op.mnemonic() == "all_reduce");
+            for (v, sum) in sums.flat_map(|n| n.ins.iter().zip(&n.outs)) {
+                if f.args.iter().any(|a| a.value == *v) && f.ty(*v).rank() > 0 {
+                    assert_eq!(places[v.0 as usize], places[sum.0 as usize], "{what}");
+                    summed += places[v.0 as usize].bytes;
+                }
+            }
+            let (live, peak) = (c.memory.live_bytes, c.memory.peak_bytes);
+            assert!(peak * 100 <= live * 105, "{what}, class {i}: {peak} B for {live} B");
+        }
+        if zero == 0 {
+            let all = plan.weights.iter().map(|w| w.shape.iter().product::<usize>());
+            let parameters: usize = all.sum();
+            assert_eq!(summed, 4 * parameters, "{what}");
+            let peaks: usize = plan.classes.iter().map(|c| c.memory.peak_bytes).sum();
+            assert!(peaks < 16 * parameters * 102 / 100, "{what}: {peaks} B");
+        }
+    }
+}
+
+/// Other ranks read an operand while a collective is under way: only the result of an all_reduce may lie
+/// there. A plan in which another one does is refused.
+#[test]
+fn results_of_collectives_lie_on_no_operand() {
+    let o = Options { zero: 1, ..options(&[("dp_replicate", 2), ("dp_shard", 2)], false, 1) };
+    let plan = compile(&Fixture::open("llama_gqa").model(&o), &o).plan;
+    let replay = |p: &Plan| shardc_passes::memory::replay::replay(p);
+    replay(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let mut kinds = std::collections::BTreeMap::new();
+    for (i, f) in plan.module.funcs.iter().enumerate() {
+        for n in f.nodes.iter().filter(|n| n.op.collective().is_some() && !n.op.def().is_view()) {
+            let mut p = plan.clone();
+            for c in &mut p.classes {
+                let [x, y] = [n.ins[0], n.outs[0]].map(|v| v.0 as usize);
+                let at = c.memory.places[i][x];
+                let own = &mut c.memory.places[i][y];
+                (own.frame, own.offset) = (at.frame, at.offset);
+            }
+            let refused = replay(&p).is_err_and(|e| e.contains("while it is written"));
+            *kinds.entry((n.op.mnemonic(), refused)).or_insert(0) += 1;
+        }
+    }
+    let all: Vec<_> = kinds.keys().copied().collect();
+    assert_eq!(all, [("all_gather", true), ("all_reduce", false), ("reduce_scatter", true)]);
+}
+
 /// Kernels of one launch run in any order: a plan in which the result of one lies on what another uses is
 /// refused.
 #[test]

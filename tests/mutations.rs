@@ -3,18 +3,24 @@
 
 mod fixture;
 use fixture::*;
+use shardc::commands::verify::{Verify, checks};
+use shardc::numbers::{TOLERANCE, compare};
+use shardc::plan_dir::reseal;
 use shardc_frontends::Model;
+use shardc_ir::diag::Exit;
 use shardc_ir::func::{Func, Module, Name, Node, Value};
 use shardc_ir::interp::{Precision, State, call};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Op, Permute};
 use shardc_ir::plan::Mode;
 use shardc_ir::tensor::Tensor;
-use shardc_ir::types::Type;
+use shardc_ir::types::{DType, Type};
 use shardc_ir::verify::{Phase, verify};
-use shardc_passes::options::{CpMode, Options, ShardRule};
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{Balance, CpMode, Decay, Optimizer, Options, ShardRule};
 use shardc_passes::pipeline::Compiled;
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// Mutants by what was done to which op: refused, and the text of those that were not.
 #[derive(Default)]
@@ -344,4 +350,151 @@ func @f(%x: f32[1]!tp) -> f32[1]!tp {
         m.funcs[0].nodes[0].op = op.into();
         assert!(verify(&m, Phase::Ranked).is_err(), "{other:?}");
     }
+}
+
+/// A text whose first line with all of `has` has another number behind `key`.
+fn with_number(text: &str, has: &[&str], key: &str, new: &str) -> String {
+    let fits = |l: &str| has.iter().chain([&key]).all(|w| l.contains(w));
+    let at = text.lines().take_while(|l| !fits(l)).map(|l| l.len() + 1).sum::<usize>();
+    let at = at + text[at..].find(key).unwrap_or_else(|| panic!("no {has:?} {key}")) + key.len();
+    let number = |c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | '-');
+    let old = text[at..].find(|c| !number(c)).expect("an end");
+    assert!(old > 0 && text[at..at + old] != *new, "{key}");
+    format!("{}{new}{}", &text[..at], &text[at + old..])
+}
+
+/// A plan in a folder of its own: of a fixture with other sizes.
+fn written(fixture: &str, sizes: &[(&str, usize)], o: &Options) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mutations").join(fixture);
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let config = std::fs::read_to_string(Fixture::open(fixture).dir.join("config.json"));
+    let mut config: serde_json::Value =
+        serde_json::from_str(&config.expect("a config")).expect("JSON");
+    for (key, size) in sizes {
+        config[key] = (*size).into();
+    }
+    let (file, out) = (dir.join("config.json"), dir.join("plan"));
+    std::fs::write(&file, config.to_string()).expect("written");
+    shardc::compile(&file, o, Some(&out), &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    out
+}
+
+/// Names of the checks that fail.
+fn failing(plan: &Path) -> Vec<String> {
+    let all = checks(plan, Verify { numbers: true, tiny: false }).unwrap_or_else(|e| panic!("{e}"));
+    all.into_iter().filter(|c| !c.ok).map(|c| c.name).collect()
+}
+
+/// What a person edits in a plan, with the hash made right again, is seen: the text is not what its
+/// model compiles to, and where numbers change, they are not the model's.
+#[test]
+fn edited_plans_are_seen() {
+    let small =
+        [("hidden_size", 16), ("intermediate_size", 16), ("vocab_size", 24), ("head_dim", 4)];
+    let o = Options {
+        seq: 8,
+        global_batch: 2,
+        clip: Some(0.01),
+        observe: false,
+        ..options(&[("tp", 2)], false, 1)
+    };
+    let plan = written("mistral_window", &small, &o);
+    assert_eq!(failing(&plan), [""; 0]);
+    let programs = "programs/all.ir";
+    // The file, what its line has and what stands before the number; does it change numbers?
+    let edits: [(&str, &[&str], &str, &str, bool); 16] = [
+        (programs, &["variance"], "= scale[", "0.04", true),
+        (programs, &["variance"], "= shift[", "1e-2", true),
+        (programs, &["embed_tokens_new"], "; eps=", "1e-4", true),
+        (programs, &["embed_tokens_new"], "beta2=", "0.99", true),
+        (programs, &["embed_tokens_new"], "adamw[", "0.95", true),
+        (programs, &["lm_head_new"], "decay=", "0.2", true),
+        (programs, &["l1.attn"], "= attention[", "0.4", true),
+        (programs, &["l1.attn"], "window=", "6", true),
+        (programs, &["max_norm"], "fill[", "0.02", true),
+        (programs, &["d_l1.half"], "= scale[", "-0.4", true),
+        ("plan.json", &["0.001"], "\"lr\": ", "0.5", true),
+        ("plan.json", &[], "\"seed\": ", "3", false),
+        ("plan.json", &[], "\"vocab\": ", "79", false),
+        ("options.toml", &["eps = 0."], "eps = ", "0.001", true),
+        ("model.ir", &["lse"], "= attention[", "0.4", true),
+        ("model.ir", &["embed_tokens"], "normal=", "0.5", true),
+    ];
+    let tamper = |file: &str, change: &dyn Fn(&str) -> String| -> Vec<String> {
+        let old = std::fs::read_to_string(plan.join(file)).expect("a file");
+        std::fs::write(plan.join(file), change(&old)).expect("written");
+        // Hashes tell it before anything else.
+        let all = checks(&plan, Verify::default()).expect("checks");
+        let said = all[0].detail.clone().unwrap_or_default();
+        assert!(said.contains("hash") && said.contains(file), "{file}: {said}");
+        reseal(&plan).unwrap_or_else(|e| panic!("{e}"));
+        let found = failing(&plan);
+        std::fs::write(plan.join(file), old).expect("written");
+        reseal(&plan).unwrap_or_else(|e| panic!("{e}"));
+        found
+    };
+    let judge = |what: &str, found: Vec<String>, numbers: bool| {
+        assert!(found.contains(&"source".into()), "{what}: {found:?}");
+        let computed = found.iter().any(|c| c != "source");
+        assert_eq!(computed, numbers, "{what}: {found:?}");
+    };
+    for (file, has, key, new, numbers) in edits {
+        let found = tamper(file, &|old| with_number(old, has, key, new));
+        judge(&format!("{file}: {has:?} {key}{new}"), found, numbers);
+    }
+    let crossed = |old: &str| {
+        let name = |x: &str| format!("\"tensor\": \"model.layers.1.self_attn.{x}_proj.weight\"");
+        old.replace(&name("k"), "K").replace(&name("v"), &name("k")).replace('K', &name("v"))
+    };
+    judge("k and v crossed", tamper("weights.json", &crossed), true);
+    let zeros = |old: &str| old.replacen("\"ones\"", "\"zeros\"", 1);
+    judge("a norm of zeros", tamper("weights.json", &zeros), true);
+    assert_eq!(failing(&plan), [""; 0], "all is as it was");
+}
+
+/// The numbers of stored programs are those of their model, whatever the layout; of a plan that is
+/// too large for the interpreter that is said.
+#[test]
+fn numbers_of_plans_are_those_of_their_models() {
+    let on = |mesh: &[(&str, usize)], microbatch| Options {
+        seq: 8,
+        global_batch: 4,
+        observe: false,
+        ..options(mesh, false, microbatch)
+    };
+    let sgd = Options { optimizer: Optimizer::Sgd, ..on(&[("dp_shard", 2)], 1) };
+    let plans = [
+        ("llama_gqa", Options { sp: true, ..on(&[("dp_replicate", 2), ("tp", 2)], 1) }),
+        ("llama_deep", Options { sp: true, ..on(&[("pp", 2), ("tp", 2)], 2) }),
+        ("llama_bias_tied", Options { zero: 3, ..sgd }),
+        ("gpt2", Options { decay: Decay::Matrices, zero: 2, ..on(&[("dp_shard", 4)], 1) }),
+        ("qwen2", Options { cp_mode: CpMode::Ring, ..on(&[("cp", 2)], 2) }),
+        ("gemma2", Options { dtype: DType::BF16, ..on(&[("tp", 2)], 4) }),
+        ("qwen3", Options { mode: Mode::Infer, ..on(&[("tp", 2), ("cp", 2)], 2) }),
+        ("llama_mha", Options { freeze: vec!["*norm*".into()], clip: None, ..on(&[], 4) }),
+        ("mixtral", Options { ep: 2, zero: 1, ..on(&[("dp_shard", 2)], 1) }),
+        ("deepseek_v3", {
+            let balance = Balance { aux: Some(0.01), z: 0.001, rate: 0.01 };
+            Options { ep: 2, balance, recompute: Recompute::Full, ..on(&[("dp_shard", 2)], 1) }
+        }),
+    ];
+    for (name, o) in plans {
+        let config = Fixture::open(name).dir.join("config.json");
+        let compiled = shardc::compile(&config, &o, None, &mut |_, _| {});
+        let stored = compiled.unwrap_or_else(|e| panic!("{name}: {e}")).stored;
+        let all = compare(&stored).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let least = if o.mode == Mode::Infer { 1 } else { 3 };
+        assert!(all.len() >= least, "{name}: {all:?}");
+        for d in all {
+            assert!(d.error <= TOLERANCE, "{name} on {:?}: {d:?}", o.mesh);
+        }
+    }
+    let out = written("llama_gqa", &[("vocab_size", 50_000_000)], &on(&[("tp", 2)], 4));
+    let all = checks(&out, Verify::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(all.len() == 4 && all.iter().all(|c| c.ok), "{all:?}");
+    let d = checks(&out, Verify { numbers: true, tiny: false }).expect_err("too large");
+    assert_eq!((d.code, d.exit), ("numbers-too-large", Exit::Unsupported), "{d}");
+    let all = checks(&out, Verify { numbers: false, tiny: true }).unwrap_or_else(|e| panic!("{e}"));
+    assert!(all.len() > 6 && all.iter().all(|c| c.ok), "{all:?}");
 }

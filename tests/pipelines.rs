@@ -4,6 +4,7 @@
 
 mod fixture;
 use fixture::*;
+use shardc_ir::func::RoleKind;
 use shardc_ir::rng::Stream;
 use shardc_ir::schedule::write_csv;
 use shardc_passes::autodiff::recompute::Recompute;
@@ -150,10 +151,10 @@ fn every_schedule_in_the_interpreter() {
         let mut state = start(&fx, &model, &compiled);
         interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{}: {e}", n.name()));
         let mesh = &compiled.plan.module.mesh;
-        let out = |n: &str| state.output(mesh, n).unwrap_or_else(|e| panic!("{e}")).data;
-        fx.compare_loss(out("loss")[0]);
-        fx.compare_logits(&out("logits"));
-        fx.compare_grads(&model, |p| out(&format!("grad.{p}")));
+        let out = |k, n: &str| state.output(mesh, k, n).unwrap_or_else(|e| panic!("{e}")).data;
+        fx.compare_loss(out(RoleKind::Metric, "loss")[0]);
+        fx.compare_logits(&out(RoleKind::Output, "logits"));
+        fx.compare_grads(&model, |p| out(RoleKind::GradShown, p));
     }
 }
 
@@ -252,7 +253,13 @@ fn forward_only_gives_all_logits() {
         let mut s = session(&model, &compile(&model, &o));
         let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
         let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{mesh:?}: {e}"));
-        let logits: Vec<f64> = r.outputs["logits"].data.iter().map(|&x| f64::from(x)).collect();
+        let logits: Vec<f64> = r
+            .output(RoleKind::Output, "logits")
+            .expect("logits")
+            .data
+            .iter()
+            .map(|&x| f64::from(x))
+            .collect();
         fx.compare_logits(&logits);
     }
     // In training too the head may stand apart from the loss and from the tokens.

@@ -29,4 +29,5 @@ fn all(name: &str) {
 macro_rules! families {
     ($($name:ident)*) => { $(#[test] fn $name() { all(stringify!($name)); })* };
 }
-families! { llama_mha llama_gqa llama_bias_tied llama_deep llama_yarn mistral_window qwen2 qwen3 gpt2 gemma2 }
+families! { llama_mha llama_gqa llama_bias_tied llama_deep llama_yarn mistral_window qwen2 qwen3 gpt2 gemma2
+llama_padded gemma2_padded }

@@ -372,7 +372,8 @@ fn a_found_schedule_is_part_of_the_plan() {
     assert!(said.contains("schedule: ") && said.contains("than 1f1b"), "{said}");
     let text = std::fs::read_to_string(dir.join("plan/schedule.csv")).expect("the schedule");
     assert_eq!(parse_csv(&text).map(|s| (s.ranks.len(), s.microbatches)), Ok((4, 8)));
-    for command in ["verify plan", "verify plan --tiny", "inspect plan --phase partition"] {
+    for command in ["verify plan --numbers", "verify plan --tiny", "inspect plan --phase partition"]
+    {
         let out = shardc(&dir, &args(command));
         assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
     }
@@ -381,4 +382,146 @@ fn a_found_schedule_is_part_of_the_plan() {
     assert!(again.status.success());
     let again = std::fs::read_to_string(dir.join("again/schedule.csv")).expect("the schedule");
     assert_eq!(text, again);
+}
+
+/// Arguments with a change as a rule offers it: `tp=2`, `--seq 16`, `no --sp`, several in a row.
+fn changed(args: &[String], change: &str) -> Vec<String> {
+    let mut out = args.to_vec();
+    let words: Vec<&str> = change.split(' ').collect();
+    let mut i = 0;
+    while i < words.len() {
+        let word = words[i];
+        i += 1;
+        match word {
+            "and" => {}
+            "no" if words[i] == "etp" => {
+                let at = out.iter().position(|a| a == "--mesh").expect("a mesh") + 1;
+                let kept = out[at].split(',').filter(|p| !p.starts_with("etp="));
+                out[at] = kept.collect::<Vec<_>>().join(",");
+                i += 1;
+            }
+            "no" => {
+                out.retain(|a| a != words[i]);
+                i += 1;
+            }
+            flag if flag.starts_with("--") => {
+                out = with(&out, &format!("{flag} {}", words[i]));
+                i += 1;
+            }
+            axis => {
+                let name = axis.split('=').next().expect("a name");
+                let at =
+                    out.iter().position(|a| a == "--mesh").map(|i| i + 1).unwrap_or_else(|| {
+                        out.extend(["--mesh".into(), String::new()]);
+                        out.len() - 1
+                    });
+                let alias = |p: &&str| {
+                    let own = p.split('=').next().unwrap_or(p);
+                    own != name && !(own == "dp" && name.starts_with("dp_"))
+                };
+                let mut parts: Vec<&str> =
+                    out[at].split(',').filter(|p| !p.is_empty()).filter(alias).collect();
+                parts.push(axis);
+                out[at] = parts.join(",");
+            }
+        }
+    }
+    out
+}
+
+/// Everything that `check` offers, values and meshes, compiles with all else that was asked, in the
+/// memory there is.
+#[test]
+fn what_a_refusal_offers_compiles() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+    let dir = lab("offers", 8);
+    let deep = "config.json".to_string();
+    let (mha, moe) = (format!("{fixtures}/llama_mha"), format!("{fixtures}/qwen3_moe"));
+    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<String>>();
+    let cases: [(&String, &str); 30] = [
+        (&mha, "--mesh tp=3"),
+        (&mha, "--mesh tp=8,dp=2"),
+        (&mha, "--mesh dp=3"),
+        (&mha, "--mesh dp=2 --microbatch 3"),
+        (&mha, "--mesh tp=3 --seq 33"),
+        (&mha, "--mesh cp=3 --seq 16 --cp-mode ring"),
+        (&mha, "--mesh cp=4 --seq 18 --cp-mode ring"),
+        (&mha, "--mesh tp=2,cp=4 --cp-mode ulysses"),
+        (&mha, "--mesh tp=4 --sp --seq 18"),
+        (&mha, "--sp"),
+        (&mha, "--mesh tp=6 --tp-mode 2d"),
+        (&mha, "--mesh tp=9 --tp-mode 2d --sp"),
+        (&mha, "--mesh tp=8 --tp-mode 2.5d --microbatch 2"),
+        (&mha, "--mesh dp=4,ep=4,etp=1"),
+        (&mha, "--mesh tp=2,etp=1,ep=2"),
+        (&deep, "--mesh pp=4 --schedule interleaved --microbatch 8"),
+        (&deep, "--mesh pp=3 --schedule dualpipe-v"),
+        (&deep, "--mesh pp=2 --schedule zb-v --chunks 3"),
+        (&deep, "--mesh pp=2,tp=3 --global-batch 6"),
+        (&moe, "--mesh dp=8,tp=4,etp=32"),
+        (&moe, "--mesh dp=3,ep=3,etp=1 --global-batch 9"),
+        (&moe, "--mesh dp=2,ep=4,etp=1"),
+        (&moe, "--mesh dp_replicate=4,ep=4"),
+        (&moe, "--mesh tp=4,etp=3"),
+        (&moe, "--mesh dp=2,tp=2,ep=2,etp=32"),
+        (&moe, "--mesh cp=3,ep=3"),
+        (&moe, "--mesh dp=2,cp=4 --seq 18"),
+        (&moe, "--mesh tp=4 --tp-mode 2d"),
+        (&moe, "--mesh tp=2,dp=4,ep=8,etp=2"),
+        (&mha, "--mesh tp=3 --memory 500000"),
+    ];
+    let mut tried = 0;
+    for (model, flags) in cases {
+        let seq = if flags.contains("--seq") { "" } else { "--seq 16" };
+        let args = words(&format!("check {model} {seq} {flags}"));
+        let out = shardc(&dir, &[&args[..], &words("--format json")].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
+        let found: Json = serde_json::from_slice(&out.stdout).expect("one JSON object");
+        let list = |v: &Json| -> Vec<String> {
+            let all = v.as_array().expect("a list").iter();
+            all.map(|x| x.as_str().expect("text").to_string()).collect()
+        };
+        let violations = found["violations"].as_array().expect("a list");
+        let mut offers: Vec<String> = violations.iter().flat_map(|v| list(&v["nearest"])).collect();
+        let whole = list(&found["meshes"]);
+        offers.extend(whole.iter().map(|m| format!("--mesh {m}")));
+        assert!(!offers.is_empty(), "{args:?} offers nothing: {found}");
+        for offer in offers {
+            let mut again = changed(&args, &offer);
+            again[0] = "compile".into();
+            let out = shardc(&dir, &again);
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.success(), "{args:?}: `{offer}`: {again:?}: {said}");
+            tried += 1;
+        }
+    }
+    assert!(tried > 60, "{tried} offers");
+}
+
+/// On the ranks there are, ZeRO and recomputation together are found before more ranks are asked for.
+#[test]
+fn the_ranks_there_are_come_first() {
+    let dir = lab("same-ranks", 8);
+    let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<String>>();
+    let base =
+        "compile config.json --seq 128 --mesh dp=8 --global-batch 16 --microbatch 1 --node 8";
+    let peak = |flags: &str| -> usize {
+        let args = with(&words(base), flags);
+        let out = shardc(&dir, &[&args[..], &words("--format json")].concat());
+        let report: Json = serde_json::from_slice(&out.stdout).expect("one JSON object");
+        report["per_class"][0]["peak_bytes"].as_u64().expect("a peak") as usize
+    };
+    let least = peak("--zero 3 --recompute full");
+    let one = peak("--zero 3").min(peak("--recompute full"));
+    assert!(least < one, "neither alone is enough");
+    let args = with(&words(base), &format!("--memory {}", least + (one - least) / 50));
+    let out = shardc(&dir, &args);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("--recompute full --zero 3") || said.contains("--zero 3 --recompute full"),
+        "{said}"
+    );
+    assert!(!said.contains("of 16 ranks") && !said.contains(" time"), "{said}");
 }

@@ -10,11 +10,12 @@ use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Role, RoleKind};
 use shardc_ir::interp::{Precision, call};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::names::glob;
 use shardc_ir::ops::{AdamW, Op, Sgd};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
-use shardc_passes::options::{Options, glob};
+use shardc_passes::options::Options;
 use shardc_passes::pipeline::Compiled;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
@@ -136,9 +137,18 @@ fn parameter(s: &mut Session, name: &str) -> Vec<f32> {
 
 #[test]
 fn frozen_parameters_stay() {
-    let fx = Fixture::open("llama_mha");
+    // Three matrices in each of two layers; 8 biases in each of two layers and one behind them, where
+    // that of `c_attn` is three parameters.
+    for (name, glob, parameters) in [("llama_mha", "*.mlp.*", 6), ("gpt2", "*bias", 17)] {
+        assert_eq!(frozen(name, glob), parameters, "{name} {glob}");
+    }
+}
+
+/// Trains one step with and without `--freeze`; the number of parameters that stayed.
+fn frozen(name: &str, pattern: &str) -> usize {
+    let fx = Fixture::open(name);
     let free = Options { clip: None, ..options(DP2_TP2, false, 2) };
-    let frozen = Options { freeze: vec!["*.mlp.*".into()], ..free.clone() };
+    let frozen = Options { freeze: vec![pattern.into()], ..free.clone() };
     let run = |o: &Options| {
         let (model, compiled) = prepare(&fx, o);
         let mut s = session(&model, &compiled);
@@ -155,20 +165,21 @@ fn frozen_parameters_stay() {
     let (mut kept, mut squares) = (0, 0.0);
     for (w, after) in model.weights.iter().zip(&after) {
         let before: Vec<f32> = fx.parameter(&model, &w.param).iter().map(|&x| x as f32).collect();
-        let (name, stays) = (format!("grad.{}", w.param), glob("*.mlp.*", &w.param));
+        let (name, stays) =
+            (Role::new(RoleKind::GradShown, w.param.as_str()), glob(pattern, &w.tensor));
         assert_eq!(*after == before, stays, "{}", w.param);
         assert_eq!(part.outputs.contains_key(&name), !stays, "{name}");
         kept += usize::from(stays);
         if !stays {
             let (a, b) = (&part.outputs[&name].data, &whole.outputs[&name].data);
             let top = b.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-            close(&name, a, b, 1e-6 * top);
+            close(&name.to_string(), a, b, 1e-6 * top);
             squares += b.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
         }
     }
-    assert_eq!(kept, 6, "three matrices in each of two layers");
     let norm = f64::from(part.grad_norm.expect("a norm"));
     assert!((norm - squares.sqrt()).abs() <= 1e-5 * norm, "the norm counts what is trained");
+    kept
 }
 
 #[test]
@@ -302,7 +313,13 @@ fn evaluation_is_a_forward_only_plan() {
             assert_eq!(funcs, ["enter", "forward"], "{name}");
             let mut s = session(&model, &compiled);
             let r = step(&mut s, &fx, &[], 1);
-            let logits: Vec<f64> = r.outputs["logits"].data.iter().map(|&x| f64::from(x)).collect();
+            let logits: Vec<f64> = r
+                .output(RoleKind::Output, "logits")
+                .expect("logits")
+                .data
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect();
             fx.compare_logits(&logits);
             assert_eq!((r.loss, r.grad_norm), (None, None));
         }

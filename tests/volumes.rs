@@ -9,6 +9,7 @@ use shardc_frontends::Facts;
 use shardc_ir::func::Value;
 use shardc_ir::plan::{Class, Plan};
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Buffers, CpMode, Options};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -39,6 +40,14 @@ fn sent(plan: &Plan, kind: &str, axis: &str) -> f64 {
     let all = shardc::report::collectives(plan, &plan.classes[0]);
     let of = all.iter().filter(|c| c.kind == kind && c.axis == axis && c.bytes > 1024.0);
     of.map(|c| c.bytes).sum()
+}
+
+/// Bytes of what lives through a step: weights, gradients and moments. Gathered weights are the
+/// buffers of their gathers.
+fn state(plan: &Plan) -> f64 {
+    let kinds = [Class::Weights, Class::Grads, Class::Optimizer, Class::CollectiveBuffer];
+    let whole = plan.classes[0].memory.whole.iter();
+    whole.filter(|x| kinds.contains(&x.0)).map(|x| x.1 as f64).sum()
 }
 
 fn ring(k: usize, n: f64) -> f64 {
@@ -75,6 +84,60 @@ fn zero_sends_what_its_paper_says() {
     assert_eq!(sent(&plan, "all_reduce", "dp_replicate"), all + loss(d));
 }
 
+/// Ranks of `cp` compute parts of the same gradients, so ZeRO splits state over them too, as Megatron
+/// (distributed optimizer over dp · cp) and torchtitan (FSDP over dp_shard · cp) do: bytes and state of
+/// as many ranks of `dp_shard`.
+#[test]
+fn zero_splits_over_context_parallel_ranks_too() {
+    let m = 2;
+    for mesh in [&[("dp_shard", 2), ("cp", 4)][..], &[("cp", 8)]] {
+        for (zero, whole, pieces, scatters) in [(1, 8, 12, 1), (2, 4, 16, m), (3, 0, 16, m)] {
+            let (_, plan) = planned(&Options { zero, ..asked(mesh, m) });
+            let all = parameters(&plan);
+            let got = state(&plan);
+            assert_eq!(got, all * (whole as f64 + pieces as f64 / 8.0), "{mesh:?} zero={zero}");
+            // Over `cp` alone gradients of keys and values are scattered, too.
+            if mesh.len() == 2 {
+                let sums = sent(&plan, "reduce_scatter", "dp_shard+cp");
+                assert_eq!(sums, scatters as f64 * ring(8, 4.0 * all), "zero={zero}");
+            }
+        }
+    }
+}
+
+/// The gradients of a stage are scattered behind the backward of each layer, so that of whole
+/// gradients not more than a few layers' are alive: ZeRO-2 needs less than ZeRO-1 by what it keeps in
+/// pieces.
+#[test]
+fn zero_2_scatters_gradients_layer_by_layer() {
+    let peak = |zero| {
+        let o = Options { zero, recompute: Recompute::Full, ..asked(&[("dp_shard", 8)], 4) };
+        let (f, plan) = planned(&o);
+        (plan.peak_bytes() as f64, f.layers as f64, parameters(&plan))
+    };
+    let ((one, layers, all), (two, ..)) = (peak(1), peak(2));
+    // Two layers' and the head's whole gradients, at most.
+    let (layer, head) = (4.0 * all / layers, 4.0 * (128_256 * 4096) as f64);
+    let kept = 4.0 * all * (1.0 - 1.0 / 8.0);
+    assert!(two < one - kept + 2.0 * layer + head, "{two} {one} {kept}");
+}
+
+/// What is cheap does not depend on where weights come from: `selective` repeats no product with a
+/// weight, whether ZeRO gathers the weight where it is used or not.
+#[test]
+fn selective_repeats_no_product_at_any_stage_of_zero() {
+    let products = |zero, dtype| {
+        let more = asked(&[("dp_shard", 8)], 1);
+        let (_, plan) = planned(&Options { zero, dtype, recompute: Recompute::Selective, ..more });
+        let backward = plan.module.func("backward").expect("backward");
+        backward.nodes.iter().filter(|n| n.op.mnemonic() == "dot").count()
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let counts = [0, 1, 2, 3].map(|zero| products(zero, dtype));
+        assert_eq!(counts, [counts[0]; 4], "{}", dtype.name());
+    }
+}
+
 /// Hybrid sharding: what ZeRO sends inside a group, and an all_reduce of the pieces between groups.
 #[test]
 fn hybrid_sharding_reduces_pieces_between_groups() {
@@ -97,13 +160,7 @@ fn state_per_parameter_is_that_of_the_table() {
     for (zero, whole, pieces) in [(0, 16, 0), (1, 8, 12), (2, 4, 16), (3, 0, 16)] {
         let o = Options { zero, ..asked(&[("dp_shard", d)], 4) };
         let (_, plan) = planned(&o);
-        let of = |c: Class| {
-            let all = plan.classes[0].memory.whole.iter();
-            all.filter(|x| x.0 == c).map(|x| x.1 as f64).sum::<f64>()
-        };
-        // Gathered weights are the buffers of their gathers.
-        let kinds = [Class::Weights, Class::Grads, Class::Optimizer, Class::CollectiveBuffer];
-        let got: f64 = kinds.into_iter().map(of).sum();
+        let got = state(&plan);
         let want = parameters(&plan) * (whole as f64 + pieces as f64 / d as f64);
         assert_eq!(got, want, "zero={zero}");
     }
@@ -258,7 +315,7 @@ fn rings_need_less_than_gathers() {
         println!("{cp_mode:?}: live {} B, peak {} B", m.live_bytes, m.peak_bytes);
         (m.live_bytes, m.peak_bytes)
     });
-    assert!(ring.0 * 100 < gathered.0 * 97 && ring.1 * 100 < gathered.1 * 91);
+    assert!(ring.0 * 100 < gathered.0 * 97 && ring.1 * 100 < gathered.1 * 92);
 }
 
 /// Heads against tokens: per layer an all_to_all of q, k, v and of the result, in forward and in
@@ -272,6 +329,33 @@ fn ulysses_exchanges_heads_for_tokens() {
     let each = ring(c, tokens * (2 * f.heads + 2 * f.kv_heads) as f64);
     assert_eq!(sent(&plan, "all_to_all", "cp"), (f.layers * m) as f64 * 2.0 * each);
     assert_eq!(sent(&plan, "all_gather", "cp") + sent(&plan, "reduce_scatter", "cp"), 0.0);
+}
+
+/// With fewer key-value heads than ranks that split heads, `cp` is cut: heads are exchanged over its
+/// major part, and keys and values gathered over the minor one alone, whose ranks have other query
+/// heads of the same keys. Each exchange of T bytes over c of them sends (c-1)/c T.
+#[test]
+fn ulysses_gathers_keys_only_where_heads_end() {
+    // 8 key-value heads: 2 of each rank of tp=4, and 8 over cp=16.
+    for (mesh, c, t, major) in [(&[("cp", 4), ("tp", 4)][..], 4, 4, 2), (&[("cp", 16)], 16, 1, 8)] {
+        let minor = c / major;
+        let o = Options { cp_mode: CpMode::Ulysses, ..asked(mesh, 1) };
+        let (f, plan) = planned(&o);
+        let all = shardc::report::collectives(&plan, &plan.classes[0]);
+        let of_cp = |c: &&shardc::report::CollectiveReport| {
+            c.axis.starts_with("cp") && c.bytes > 1024.0 && c.scope.contains("layers")
+        };
+        let phase = |phase: &str| {
+            let of = all.iter().filter(of_cp).filter(|c| c.phase == phase);
+            of.map(|c| c.bytes).sum::<f64>() / f.layers as f64
+        };
+        let token = (SEQ8 / c * f.head_dim * 4) as f64;
+        let (q, kv) = (token * (f.heads / t) as f64, token * (f.kv_heads / t) as f64);
+        // Keys and values: the tokens of the minor part's ranks, then all tokens for fewer heads.
+        let all_tokens = ring(minor, kv * minor as f64) + ring(major, kv * minor as f64);
+        let want = 2.0 * ring(c, q) + 2.0 * all_tokens;
+        assert_eq!([phase("forward"), phase("backward")], [want; 2], "{mesh:?}");
+    }
 }
 
 /// What ranks send of a mixture of experts in one phase: bytes, and the most they may be.

@@ -3,8 +3,8 @@
 //   combine: token = the sum of its copies' rows * gates, in the order of copies
 //   row_dots: gate = token · row; 0 for a copy without a row
 //
-// Bytes: each row that is there once; tokens once; slots and gates once. Launch: (tokens, shards)
-// blocks of 128 threads.
+// Bytes: each row that is there once; tokens once; slots and gates once. Launch: tokens x shards
+// blocks (see place) of 128 threads.
 //
 // Defined before: BUFFER, TOKEN and GATE, their elements; PACK, as for rope.cu.
 #include "device.cuh"
@@ -16,27 +16,32 @@ struct Params {
     const int* slot;
     // [group, shard, row], [shard, token], [shard, token, copy] twice; the width is adjacent.
     i64 buffer_stride[3], tokens_stride[2], gates_stride[3], slot_stride[3];
-    i64 copies, groups, rows, width;
+    // Tokens of a shard.
+    i64 count, copies, groups, rows, width;
 };
 
 const int THREADS = 128;
 
+// The token of this block, and its shard.
+DEVICE i64 mine(const Params& p) { return place(p.count, 1).x; }
+DEVICE i64 shard(const Params& p) { return place(p.count, 1).z; }
+
 DEVICE TOKEN* token(const Params& p) {
-    return p.tokens + blockIdx.y * p.tokens_stride[0] + blockIdx.x * p.tokens_stride[1];
+    return p.tokens + shard(p) * p.tokens_stride[0] + mine(p) * p.tokens_stride[1];
 }
 
 DEVICE GATE* gate(const Params& p, int copy) {
-    return p.gates + blockIdx.y * p.gates_stride[0] + blockIdx.x * p.gates_stride[1] +
+    return p.gates + shard(p) * p.gates_stride[0] + mine(p) * p.gates_stride[1] +
            copy * p.gates_stride[2];
 }
 
 // The row of a copy, or null.
 DEVICE BUFFER* row(const Params& p, int copy) {
-    const int slot = p.slot[blockIdx.y * p.slot_stride[0] + blockIdx.x * p.slot_stride[1] +
+    const int slot = p.slot[shard(p) * p.slot_stride[0] + mine(p) * p.slot_stride[1] +
                             copy * p.slot_stride[2]];
     if (slot < 0 || slot >= p.groups * p.rows) return nullptr;
     const int rows = (int)p.rows;
-    return p.buffer + slot / rows * p.buffer_stride[0] + blockIdx.y * p.buffer_stride[1] +
+    return p.buffer + slot / rows * p.buffer_stride[0] + shard(p) * p.buffer_stride[1] +
            slot % rows * p.buffer_stride[2];
 }
 

@@ -221,6 +221,16 @@ DEVICE T min_lanes(T x) {
     return x;
 }
 
+// The place of a block in a grid of three dims, of which the first has x blocks and the second y. It is
+// launched as one dim: a device has fewer than 2^16 blocks along the others.
+struct Place {
+    u32 x, y, z;
+};
+DEVICE Place place(i64 x, i64 y) {
+    const u32 rest = blockIdx.x / (u32)x;
+    return {blockIdx.x % (u32)x, rest % (u32)y, rest / (u32)y};
+}
+
 // Where step `i` of nested loops, the last being the innermost, stands in a walk.
 template <class Index, int N>
 DEVICE i64 walk(Index i, const i64 (&extent)[N], const i64 (&stride)[N]) {

@@ -1,7 +1,7 @@
 // out[m,n] = sum of a[m,k] b[k,n] for every index of the batch loops, summed over the sum loops too.
 //
 // Bytes: out once; a once per TILE_N columns and b once per TILE_M rows, mostly from the L2 cache.
-// Launch: (ceil(m / TILE_M), ceil(n / TILE_N), batches) blocks of 32 WARPS_M WARPS_N threads; the
+// Launch: ceil(m / TILE_M) x ceil(n / TILE_N) x batches blocks (see place) of 32 WARPS_M WARPS_N threads; the
 // shared memory of STAGES tiles of each operand.
 //
 // Defined before: those of product.cuh; BATCHES and SUMS, the numbers of loops; if THEN is, the struct
@@ -21,8 +21,9 @@ struct Params {
 };
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) gemm(const Params p) {
-    const i64 m = (i64)blockIdx.x * TILE_M, n = (i64)blockIdx.y * TILE_N;
-    const u32 batch = blockIdx.z;
+    const Place block = place((p.m + TILE_M - 1) / TILE_M, (p.n + TILE_N - 1) / TILE_N);
+    const i64 m = (i64)block.x * TILE_M, n = (i64)block.y * TILE_N;
+    const u32 batch = block.z;
     const Shape shape = {p.a_row, p.a_col, p.b_row, p.b_col, (int)smaller(p.m - m, (i64)TILE_M),
                          (int)smaller(p.n - n, (i64)TILE_N)};
     const A* a = p.a + walk(batch, p.batch, p.a_batch) + m * p.a_row;

@@ -5,9 +5,9 @@
 //                    order
 //
 // Bytes: out once; rows once per TILE_N columns, a weight once per TILE_M rows of its expert. Rows
-// of no expert are not touched. Launch, of 32 WARPS_M WARPS_N threads: (the tiles of rows that there
-// may be in a buffer, ceil(n / TILE_N), groups * shards), or (ceil(m / TILE_M), ceil(n / TILE_N),
-// experts of all groups); the shared memory of STAGES tiles of each operand.
+// of no expert are not touched. Launch, of 32 WARPS_M WARPS_N threads (see place): the tiles of rows that
+// there may be in a buffer x ceil(n / TILE_N) x groups * shards, or ceil(m / TILE_M) x ceil(n / TILE_N) x
+// experts of all groups; the shared memory of STAGES tiles of each operand.
 //
 // Defined before: those of product.cuh; of b, B_ALONG_K says which of both forms of w it is.
 #include "product.cuh"
@@ -32,9 +32,11 @@ DEVICE int rows_of(const Params& p, int group, int expert, int shard, int before
 }
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_rows(const Params p) {
-    const int group = blockIdx.z / (int)p.shards, shard = blockIdx.z % (int)p.shards;
+    const Place block =
+        place(p.rows / TILE_M + smaller(p.experts, p.rows), (p.n + TILE_N - 1) / TILE_N);
+    const int group = block.z / (int)p.shards, shard = block.z % (int)p.shards;
     // The expert that this tile belongs to, and its rows.
-    int tile = blockIdx.x, first = 0, expert = 0, there = 0;
+    int tile = block.x, first = 0, expert = 0, there = 0;
     for (; expert < (int)p.experts; expert++) {
         there = rows_of(p, group, expert, shard, first);
         const int tiles = (there + TILE_M - 1) / TILE_M;
@@ -44,7 +46,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_rows(const Params p) {
     }
     if (expert == (int)p.experts) return;
 
-    const i64 n = (i64)blockIdx.y * TILE_N, row = first + tile * TILE_M;
+    const i64 n = (i64)block.y * TILE_N, row = first + tile * TILE_M;
     const i64 of_w = B_ALONG_K ? p.b_stride[1] : 1, of_k = B_ALONG_K ? 1 : p.b_stride[1];
     const Shape shape = {p.a_stride[2], 1, of_k, of_w, smaller(there - tile * TILE_M, TILE_M),
                          (int)smaller(p.n - n, (i64)TILE_N)};
@@ -64,8 +66,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_rows(const Params p) {
 }
 
 KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_weights(const Params p) {
-    const int group = blockIdx.z / (int)p.experts, expert = blockIdx.z % (int)p.experts;
-    const i64 m = (i64)blockIdx.x * TILE_M, n = (i64)blockIdx.y * TILE_N;
+    const Place block = place((p.m + TILE_M - 1) / TILE_M, (p.n + TILE_N - 1) / TILE_N);
+    const int group = block.z / (int)p.experts, expert = block.z % (int)p.experts;
+    const i64 m = (i64)block.x * TILE_M, n = (i64)block.y * TILE_N;
     const Shape shape = {1, p.a_stride[2], p.b_stride[2], 1, (int)smaller(p.m - m, (i64)TILE_M),
                          (int)smaller(p.n - n, (i64)TILE_N)};
     // Where the expert's rows begin in a shard, and how many there are.
@@ -96,6 +99,6 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) grouped_weights(const Params p) {
     };
     Sums acc;
     sum_pieces(acc, pieces, shape, next);
-    OUT* out = p.out + (i64)blockIdx.z * p.out_stride[0] + m * p.out_stride[1] + n;
+    OUT* out = p.out + (i64)block.z * p.out_stride[0] + m * p.out_stride[1] + n;
     store_tile(acc, out, p.out_stride[1], 1, shape.m, shape.n);
 }

@@ -1,5 +1,5 @@
 // out[index] += x in the order of loops, where out is 0 before: element `index - first` of a dim with
-// `len` places `stride` apart; an index outside goes nowhere.
+// `len` places `stride` apart; an index outside goes nowhere, nor does `without`.
 //
 // put: positions, of which several may name one place; batches, of which each has its own places and
 // indices; columns, which share indices. The block of a position whose place no earlier one names
@@ -7,7 +7,7 @@
 // put_apart: no two positions name one place.
 //
 // Bytes: x once; of out what is named, once. put reads the indices of a batch once per position, from
-// the L2 cache. Launch: (positions, batches) or ceil(n / 256) blocks of 256 threads.
+// the L2 cache. Launch: positions x batches (see place) or ceil(n / 256) blocks of 256 threads.
 //
 // Defined before: ELEM, RANK, INDEX.
 #include "device.cuh"
@@ -20,7 +20,7 @@ struct Params {
     const ELEM* x;
     const int* index;
     float* out;
-    i64 first, len, stride;
+    i64 first, len, stride, without;
     // With put_apart, only the first.
     Loops columns, positions, batches;
 };
@@ -30,13 +30,14 @@ const int THREADS = 256;
 KERNEL void __launch_bounds__(THREADS) put(const Params p) {
     __shared__ u32 named[THREADS / 32];
     const Loops &columns = p.columns, &positions = p.positions;
-    const u32 me = blockIdx.x, batch = blockIdx.y;
+    const Place block = place(positions.n, p.batches.n);
+    const u32 me = block.x, batch = block.y;
     const ELEM* x = p.x + walk(batch, p.batches.extent, p.batches.x_stride);
     const int* index = p.index + walk(batch, p.batches.extent, p.batches.index_stride);
     auto index_of = [&](u32 i) { return index[walk(i, positions.extent, positions.index_stride)]; };
     const int mine = index_of(me);
     const i64 place = mine - p.first;
-    if (place < 0 || place >= p.len) return;
+    if (place < 0 || place >= p.len || mine == p.without) return;
     float* out = p.out + walk(batch, p.batches.extent, p.batches.out_stride) + place * p.stride;
 
     bool earlier = false;
@@ -67,8 +68,9 @@ KERNEL void __launch_bounds__(THREADS) put_apart(const Params p) {
     const Loops& all = p.columns;
     const INDEX i = (INDEX)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (INDEX)all.n) return;
-    const i64 place = p.index[walk(i, all.extent, all.index_stride)] - p.first;
-    if (place < 0 || place >= p.len) return;
+    const i64 index = p.index[walk(i, all.extent, all.index_stride)];
+    const i64 place = index - p.first;
+    if (place < 0 || place >= p.len || index == p.without) return;
     p.out[walk(i, all.extent, all.out_stride) + place * p.stride] =
         number(p.x[walk(i, all.extent, all.x_stride)]);
 }

@@ -3,8 +3,8 @@
 // then in the order of tokens; slot = group * rows + row, or -1 for a copy that has no place. If the
 // copies of a group need more than `rows` rows, `status` becomes the largest number needed.
 //
-// Bytes: slot and counts once; index once per expert, from the L2 cache. Launch: (experts of all
-// groups, shards) blocks of 256 threads.
+// Bytes: slot and counts once; index once per expert, from the L2 cache. Launch: experts of all
+// groups x shards blocks (see place) of 256 threads.
 #include "device.cuh"
 
 struct Params {
@@ -44,7 +44,8 @@ DEVICE int number_threads(bool here, int& before) {
 }
 
 KERNEL void __launch_bounds__(THREADS) route_counts(const Params p) {
-    const int expert = blockIdx.x, shard = blockIdx.y, n = (int)(p.tokens * p.copies);
+    const Place block = place(p.groups * p.experts, 1);
+    const int expert = block.x, shard = block.z, n = (int)(p.tokens * p.copies);
     int found = 0;
     for (int i = 0; i < n; i += THREADS) {
         number_threads(expert_of(p, i + threadIdx.x, shard) == expert, found);
@@ -57,7 +58,8 @@ KERNEL void __launch_bounds__(THREADS) route_counts(const Params p) {
 }
 
 KERNEL void __launch_bounds__(THREADS) route_places(const Params p) {
-    const int expert = blockIdx.x, shard = blockIdx.y, n = (int)(p.tokens * p.copies);
+    const Place block = place(p.groups * p.experts, 1);
+    const int expert = block.x, shard = block.z, n = (int)(p.tokens * p.copies);
     const int group = expert / (int)p.experts, place = expert % (int)p.experts;
     const int* counts = p.counts + group * p.counts_stride[0] + shard * p.counts_stride[2];
     int first = 0;

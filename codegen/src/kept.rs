@@ -5,8 +5,12 @@
 use crate::cuda::HEADERS;
 use crate::nvrtc;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::files;
 use shardc_ir::launch::Source;
 use std::path::{Path, PathBuf};
+
+/// Largest file of compiled kernels that is read, in bytes.
+pub(crate) const MOST: u64 = 1 << 30;
 
 /// The user's cache: `SHARDC_CACHE`, else the user's folder for such.
 pub(crate) fn cache() -> Option<PathBuf> {
@@ -27,6 +31,16 @@ fn name(source: &Source, arch: &str) -> String {
     format!("{stem}-{arch}-{}.cubin", &hash.finalize().to_hex()[..24])
 }
 
+/// Whether a file of a folder is one that [`put`] writes, or leaves if it is killed.
+pub fn is_ours(file: &str) -> bool {
+    let hex = |text: &str, n: usize| text.len() == n && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let unfinished = file.strip_prefix('.').and_then(|f| f.split_once('-'));
+    let name = unfinished.filter(|x| hex(x.0, 16)).map_or(file, |x| x.1);
+    let mut words = name.strip_suffix(".cubin").unwrap_or_default().rsplit('-');
+    let (hash, arch) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    hex(hash, 24) && arch.starts_with("sm_") && words.next().is_some()
+}
+
 fn cannot(dir: &Path, e: &std::io::Error) -> Diag {
     let what = format!("compiled kernels cannot be kept in {}: {e}", dir.display());
     Diag::new("cuda-compile", what)
@@ -43,6 +57,7 @@ pub(crate) fn beside(dir: &Path, name: &str) -> PathBuf {
 }
 
 /// Writes a file beside its place, and renames it.
+#[expect(clippy::disallowed_methods, reason = "of a cache; a whole one is told by its hash")]
 pub(crate) fn keep(dir: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
     std::fs::create_dir_all(dir)?;
     let beside = beside(dir, name);
@@ -78,7 +93,7 @@ fn run_by(arch: &str) -> Vec<String> {
 /// # Errors
 /// Those of [`nvrtc::compile`], and `cuda-compile` if there is no folder to keep code in.
 pub fn find(source: &Source, arch: &str, own: Option<&Path>) -> Result<Vec<u8>> {
-    let read = |dir: &Path, arch: &str| std::fs::read(dir.join(name(source, arch))).ok();
+    let read = |dir: &Path, arch: &str| files::read(&dir.join(name(source, arch)), MOST).ok();
     match own.and_then(|dir| run_by(arch).iter().find_map(|a| read(dir, a))) {
         Some(code) => Ok(code),
         None => cached(source, arch),
@@ -91,7 +106,7 @@ fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
     let name = name(source, arch);
     let none = || std::io::Error::other("HOME is not set");
     let dir = cache().ok_or_else(|| cannot(Path::new("~/.cache"), &none()))?;
-    if let Ok(code) = std::fs::read(dir.join(&name)) {
+    if let Ok(code) = files::read(&dir.join(&name), MOST) {
         return Ok(code);
     }
     let code = nvrtc::compile(source, arch)?.cubin;
@@ -137,6 +152,11 @@ mod tests {
         let find = |arch: &str| find(&source, arch, Some(&dir)).ok();
         let found = |arch: &str| Some(arch.as_bytes().to_vec());
         keep("sm_80");
+        assert!(
+            is_ours(&name(&source, "sm_80"))
+                && is_ours(&beside(Path::new(""), &name(&source, "sm_80")).display().to_string())
+        );
+        assert!(!is_ours("notes.txt") && !is_ours("gemm-sm_80.cubin") && !is_ours(".cubin"));
         assert_eq!(find("sm_89"), found("sm_80"));
         keep("sm_86");
         assert_eq!([find("sm_80"), find("sm_89")], [found("sm_80"), found("sm_86")]);

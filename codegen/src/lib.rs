@@ -2,6 +2,7 @@
 //!
 //! Nothing is decided here that a plan does not say: which node runs when and where its values lie
 //! was settled by the passes. This crate knows how letters become loops.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod body;
 pub mod c;

@@ -1,6 +1,7 @@
 //! Ops that move elements and do no arithmetic: copies of pieces, and looking up by index.
 
 use crate::layout::{Layout, Nest};
+use shardc_ir::attr::Padding;
 use shardc_ir::kernel::{Block, Copy, Extents, Kernel, Pick};
 use shardc_ir::rule::{Dims, Group, Rule};
 
@@ -76,17 +77,18 @@ pub(crate) fn widen(l: &Layout, start: usize) -> Kernel {
 }
 
 /// `take`: loops over the result; the picked dim is the one that only `x` has.
-pub(crate) fn take(l: &Layout, rule: &Rule) -> Kernel {
+pub(crate) fn take(l: &Layout, rule: &Rule, padding: Padding) -> Kernel {
     let loops = &rule.outs[0];
-    Kernel::Take(pick(l, rule, loops, l.lens(2), (0, only(&rule.ins[0], [&rule.ins[1], loops]))))
+    let dim = only(&rule.ins[0], [&rule.ins[1], loops]);
+    Kernel::Take(pick(l, rule, loops, l.lens(2), (0, dim), padding))
 }
 
 /// `put`: loops over `x`; the picked dim is the one that only the result has.
-pub(crate) fn put(l: &Layout, rule: &Rule) -> Kernel {
+pub(crate) fn put(l: &Layout, rule: &Rule, padding: Padding) -> Kernel {
     let loops = &rule.ins[0];
     let dim = only(&rule.outs[0], [&rule.ins[1], loops]);
     let clear: Block = l.whole(2);
-    Kernel::Put { pick: pick(l, rule, loops, l.lens(0), (2, dim)), clear }
+    Kernel::Put { pick: pick(l, rule, loops, l.lens(0), (2, dim), padding), clear }
 }
 
 fn only(all: &Dims, others: [&Dims; 2]) -> usize {
@@ -94,7 +96,14 @@ fn only(all: &Dims, others: [&Dims; 2]) -> usize {
     all.iter().position(alone).expect("accepts() asks for one such letter")
 }
 
-fn pick(l: &Layout, rule: &Rule, loops: &Dims, lens: Extents, at: (usize, usize)) -> Pick {
+fn pick(
+    l: &Layout,
+    rule: &Rule,
+    loops: &Dims,
+    lens: Extents,
+    at: (usize, usize),
+    padding: Padding,
+) -> Pick {
     let dims = [&rule.ins[0], &rule.ins[1], &rule.outs[0]];
     let walks = [0, 1, 2].map(|t| l.along(t, dims[t], loops));
     let mut nest = Nest::new(3);
@@ -111,5 +120,6 @@ fn pick(l: &Layout, rule: &Rule, loops: &Dims, lens: Extents, at: (usize, usize)
         first: picked.offset,
         len: picked.len,
         stride: l.strides(at.0)[at.1],
+        without: padding.zero(),
     }
 }

@@ -1,5 +1,6 @@
 //! Which loops the letters of a `dot` become.
 
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, launch, lower};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name};
@@ -93,7 +94,7 @@ func @f(%x: f32[3,4], %w: f32[4,5@tp]) -> f32[3,5@tp] {
     let f = &m.funcs[0];
     for (rank, cols) in [2, 2, 1, 0].into_iter().enumerate() {
         let k = launch(&m.mesh, f, &launches(f)[0], &m.mesh.coords(rank)).unwrap();
-        assert_eq!(cuda::launches(&k).unwrap().len(), usize::from(cols > 0));
+        assert_eq!(cuda::launches(&k, &Limits::of("sm_80")).unwrap().len(), usize::from(cols > 0));
         let Kernel::GemmThen(k) = k else { panic!("no epilogue") };
         assert_eq!((k.product.n, k.blocks.len()), (cols, usize::from(cols > 0)));
     }

@@ -1,9 +1,9 @@
 //! Batches of tokens from safetensors files, as Hugging Face models take them.
 
 use crate::checkpoint::Header;
-use crate::files;
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -18,6 +18,8 @@ pub struct Batch {
     pub labels: Vec<i32>,
     pub rows: usize,
     pub seq: usize,
+    /// The file they are from, for messages.
+    pub file: String,
 }
 
 /// Reads `input_ids` and `labels`, i64 [rows, seq] of equal shape.
@@ -68,7 +70,8 @@ pub fn read_batch(path: &Path) -> Result<Batch> {
             .at(place("labels"))
             .help(format!("write both {shape:?}")));
     }
-    Ok(Batch { input_ids, labels, rows: shape[0], seq: shape[1] })
+    let file = path.display().to_string();
+    Ok(Batch { input_ids, labels, rows: shape[0], seq: shape[1], file })
 }
 
 impl Batch {
@@ -84,7 +87,9 @@ impl Batch {
                 let (row, at) = (i / self.seq, i % self.seq);
                 let what = format!("`{name}` row {row}, position {at} is {x}, which is no token");
                 let also = if name == "labels" { ", or -100 to ignore it" } else { "" };
-                Err(Diag::new("batch", what).help(format!("use 0 to {}{also}", vocab - 1)))
+                Err(Diag::new("batch", what)
+                    .at(format!("{}: {name}", self.file))
+                    .help(format!("use 0 to {}{also}", vocab - 1)))
             }
         }
     }

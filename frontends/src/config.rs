@@ -97,13 +97,23 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A whole number, of any sign, that may be absent or null.
+    pub fn whole_if(&self, key: &str) -> Result<Option<i64>> {
+        let Some(v) = self.get(key) else { return Ok(None) };
+        v.as_i64().map(Some).ok_or_else(|| {
+            let got = if v.is_number() { v.to_string() } else { kind(v).to_string() };
+            let what = format!("`{key}` must be a whole number, not {got}");
+            self.error(key, what, "write a whole number such as 0, or null")
+        })
+    }
+
     /// A count of 1 to 2^31.
     pub fn count(&self, key: &str) -> Result<usize> {
         self.count_if(key)?.ok_or_else(|| self.missing(key))
     }
 
     fn missing(&self, key: &str) -> Diag {
-        let near = crate::near::nearest(key, self.keys(), 2);
+        let near = shardc_ir::names::nearest(key, self.keys(), 2);
         let d =
             self.error(key, format!("`{key}` is missing"), format!("add \"{key}\", at least 1"));
         match near[..] {
@@ -112,10 +122,15 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A finite number that may be absent or null.
+    /// A number that f32 can hold, in which kernels have it, and that may be absent or null.
     pub fn number_if(&self, key: &str) -> Result<Option<f64>> {
         let Some(v) = self.get(key) else { return Ok(None) };
-        match v.as_f64().filter(|x| x.is_finite()) {
+        match v.as_f64() {
+            Some(x) if !(x as f32).is_finite() => {
+                let most = f32::MAX;
+                let help = format!("write a number between -{most:e} and {most:e}, as f32 has");
+                Err(self.error(key, format!("`{key}` is {x:e}"), help))
+            }
             Some(x) => Ok(Some(x)),
             None => Err(self.wrong(key, "a number", v, "a number such as 1.0")),
         }
@@ -127,6 +142,11 @@ impl<'a> Config<'a> {
             Some(x) if x <= 0.0 => {
                 let help = "write a number greater than 0, such as 1.0";
                 Err(self.error(key, format!("`{key}` is {x}"), help))
+            }
+            Some(x) if x < f64::from(f32::MIN_POSITIVE) => {
+                let help =
+                    format!("write a number of at least {:e}, as f32 has", f32::MIN_POSITIVE);
+                Err(self.error(key, format!("`{key}` is {x:e}"), help))
             }
             x => Ok(x),
         }

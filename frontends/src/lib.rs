@@ -3,27 +3,28 @@
 //! [`load`] reads `config.json` and the headers of the safetensors files, never whole weights.
 //! [`family`] is the table of model families, `graph` writes the program of any of them, and
 //! [`checkpoint`] finds, reads, makes and saves weights.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod family;
-mod files;
 mod graph;
-mod near;
 pub mod rope;
 mod sizes;
 
 pub use batch::{Batch, read_batch};
+pub use checkpoint::base::{Base, Saving};
 pub use checkpoint::init::init;
 pub use checkpoint::save::{
-    NamedTensor, check_target, save, whole_tensors, write_each, write_tensors,
+    DUMP, NamedTensor, check_target, save, whole_tensors, write_each, write_tensors,
 };
 pub use checkpoint::{Checkpoint, Entry};
 
 use config::Config;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use shardc_ir::func::{Module, Value};
 use shardc_ir::plan::Mode;
 use shardc_ir::weights::Weight;
@@ -100,13 +101,13 @@ impl Tokens {
     fn fits(&self, shape: &Shape) -> bool {
         let cuts = |list: &[usize], n: usize| {
             let ways = list.iter().try_fold(1usize, |p, &x| p.checked_mul(x));
-            ways.is_some_and(|w| w > 0 && n % w == 0) && list.len() <= 6
+            ways.is_some_and(|w| w > 0 && n % w == 0)
         };
         let n = self.rows.len() + self.seq.len();
         let mut order = self.order.clone();
         order.sort_unstable();
         let ordered = self.order.is_empty() || order.iter().copied().eq(0..n);
-        cuts(&self.rows, shape.batch) && cuts(&self.seq, shape.seq) && ordered && n <= 6
+        cuts(&self.rows, shape.batch) && cuts(&self.seq, shape.seq) && ordered && n <= 5
     }
 }
 
@@ -152,7 +153,7 @@ pub struct Model {
     /// `positions`, i32 of seq. `targets[i]` is `labels[i + 1]`, negative where there is none.
     /// Results: in training `loss`, the sum over tokens, and if there are any `aux_loss` and `z_loss`
     /// of experts, those of the microbatch times their coefficients; with [`Balance::load`] for each correcting
-    /// bias `PARAM:load`, how often each expert was chosen; always `logits`, batch × seq × vocab.
+    /// bias `load "PARAM"`, how often each expert was chosen; always `logits`, batch × seq × vocab.
     pub module: Module,
     pub weights: Vec<Weight>,
     pub facts: Facts,
@@ -250,7 +251,7 @@ fn build(
 
 fn read_config(file: &Path) -> Result<serde_json::Value> {
     let place = file.display().to_string();
-    let bytes = files::read_small(file, MAX_CONFIG).map_err(|d| {
+    let bytes = files::read(file, MAX_CONFIG).map_err(|d| {
         let help = "give a folder that holds config.json, such as examples/tiny-llama";
         if file.exists() { d } else { d.help(help) }
     })?;

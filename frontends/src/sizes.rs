@@ -2,7 +2,8 @@
 
 use crate::config::{Config, MAX_COUNT};
 use crate::family::{
-    Experts, Family, Heads, LatentSizes, Normed, Positions, Score, Softcap, SparseLayers, Window,
+    Experts, Family, Heads, LatentSizes, Normed, PaddingToken, Positions, Score, Softcap,
+    SparseLayers, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Balance, ExpertFacts, Facts, Shape};
@@ -22,6 +23,8 @@ const MAX_EXPERTS: usize = 1 << 14;
 /// All numbers of a model that its program needs.
 pub(crate) struct Arch {
     pub facts: Facts,
+    /// Token whose row of the embedding has no gradient of its look-up.
+    pub padding: Option<usize>,
     /// Added to the mean square in norms.
     pub eps: f64,
     /// Standard deviation of initial weights.
@@ -103,6 +106,7 @@ impl Arch {
             final_softcap: softcap(f.softcap)?,
             pairs: if adjacent { Pairs::Adjacent } else { Pairs::Halves },
             latent,
+            padding: padding(f, c, facts.vocab)?,
             sparse,
             routing,
             eps: c.positive_if(f.keys.eps)?.unwrap_or(f.absent.eps),
@@ -208,6 +212,28 @@ fn facts(f: &Family, c: &Config) -> Result<Facts> {
         tied: c.flag("tie_word_embeddings", f.absent.tied)?,
         experts: f.experts.as_ref().map(|e| expert_facts(e, c)).transpose()?,
     })
+}
+
+/// The padding token; a negative number counts from the end of the vocabulary, as in
+/// torch.nn.Embedding.
+fn padding(f: &Family, c: &Config, vocab: usize) -> Result<Option<usize>> {
+    const KEY: &str = "pad_token_id";
+    let absent = match f.padding {
+        PaddingToken::Never => return Ok(None),
+        PaddingToken::Key { absent } => absent,
+    };
+    let Some(id) = c.whole_if(KEY)? else {
+        return Ok(absent.filter(|_| !c.has(KEY)));
+    };
+    let from_start = if id < 0 { id.checked_add_unsigned(vocab as u64) } else { Some(id) };
+    match from_start.and_then(|i| usize::try_from(i).ok()).filter(|&i| i < vocab) {
+        Some(i) => Ok(Some(i)),
+        None => {
+            let what = format!("`{KEY}` is {id}, which is no token of {vocab}");
+            let help = format!("write 0 to {}, or null if there is no padding token", vocab - 1);
+            Err(c.error(KEY, what, help).rule("-vocab_size <= pad_token_id < vocab_size"))
+        }
+    }
 }
 
 /// Sizes of multi-head latent attention, if the family has it.

@@ -1,25 +1,32 @@
 //! Every reference folder loads, and its program gives the logits and the loss that transformers
 //! gives.
 
-use shardc_frontends::{Balance, Checkpoint, Model, Shape, load, read_batch};
+use shardc_frontends::{Balance, Checkpoint, Model, Shape, from_config, load, read_batch};
+use shardc_ir::attr::Padding;
 use shardc_ir::func::{Port, RoleKind};
 use shardc_ir::interp::{Precision, call};
+use shardc_ir::names::parameters;
+use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::text::{parse, print};
 use shardc_ir::types::DType;
 use shardc_ir::verify::{Phase, verify};
+use shardc_ir::weights::Weight;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 16] = [
     "deepseek_v3",
     "deepseek_v3_yarn",
     "gemma2",
+    "gemma2_padded",
     "gpt2",
     "llama_bias_tied",
     "llama_gqa",
     "llama_mha",
+    "llama_padded",
     "llama_yarn",
     "mistral_window",
     "mixtral",
@@ -141,7 +148,8 @@ fn programs_have_the_arguments_and_results_that_are_promised() {
         assert_eq!((results[last].kind, &*results[last].name), (RoleKind::Output, "logits"));
         assert_eq!(f.ty(f.results[last].value).sizes()[..], [8, 16, m.facts.vocab]);
         assert_eq!(m.sequence.len(), 1 + 2 * m.facts.layers);
-        assert!(m.sequence.iter().all(|&(v, d)| d == 1 && f.ty(v).sizes()[..] == [8, 16, 32]));
+        let wide = [8, 16, m.facts.hidden];
+        assert!(m.sequence.iter().all(|&(v, d)| d == 1 && f.ty(v).sizes()[..] == wide));
         let per_layer = f.nodes.len() as f64 / m.facts.layers as f64;
         assert!((30.0..100.0).contains(&per_layer), "{name}: {per_layer} nodes per layer");
         // Every node passes the ops' own checks, and nothing is computed for nobody.
@@ -332,8 +340,9 @@ fn losses_of_routers() {
                 mean.iter_mut().zip(l).for_each(|(m, &x)| *m += score(x) / all);
             }
             if name != "mixtral" {
-                let (role, got) = (sums[3 + layer], &out[3 + layer][0].data);
-                assert!(role.name.ends_with("e_score_correction_bias:load"), "{}", role.name);
+                let (role, got) = (&names[3 + layer], &out[3 + layer][0].data);
+                assert_eq!(role.kind, RoleKind::Load);
+                assert!(role.name.ends_with("e_score_correction_bias"), "{}", role.name);
                 let of = |e: usize| choices.iter().filter(|&&c| c == e as f64).count() as f64;
                 assert_eq!(*got, (0..experts).map(of).collect::<Vec<_>>());
             }
@@ -365,4 +374,61 @@ fn balance_that_changes_nothing_is_told() {
     let off = Balance { aux: Some(0.0), ..Balance::default() };
     let m = model("mixtral", &Shape { balance: off, ..train(8) });
     assert!(m.warnings.is_empty() && m.module.funcs[0].results.len() == 2);
+}
+
+/// Which row of the embedding the look-up does not train, as transformers 5 has it (asked of the library: a
+/// config without the key, with null, and with numbers from either end).
+#[test]
+fn padding_tokens_are_those_of_transformers() {
+    let families = ["llama_mha", "mistral_window", "qwen2", "qwen3", "gpt2", "gemma2", "mixtral"];
+    for name in families.into_iter().chain(["qwen3_moe", "deepseek_v3"]) {
+        let text = std::fs::read(folder(name).join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let padding = |config: &serde_json::Value| {
+            let m = from_config(config, "config.json", &train(2)).unwrap_or_else(|d| panic!("{d}"));
+            let take = m.module.funcs[0].nodes.iter().find_map(|n| match &n.op {
+                Op::Take(t) => Some(t.padding),
+                _ => None,
+            });
+            take.expect("an embedding")
+        };
+        let vocab = config["vocab_size"].as_i64().unwrap();
+        let of =
+            |token: usize| if name == "gpt2" { Padding::None } else { Padding::Constant(token) };
+        for (id, token) in [(7, 7), (0, 0), (-1, vocab - 1), (-vocab, 0), (vocab - 1, vocab - 1)] {
+            config["pad_token_id"] = id.into();
+            assert_eq!(padding(&config), of(token as usize), "{name}: {id}");
+        }
+        config["pad_token_id"] = serde_json::Value::Null;
+        assert_eq!(padding(&config), Padding::None, "{name}: null");
+        config.as_object_mut().unwrap().remove("pad_token_id");
+        let absent = if name == "gemma2" { Padding::Constant(0) } else { Padding::None };
+        assert_eq!(padding(&config), absent, "{name}: no key");
+    }
+}
+
+/// Every tensor of a checkpoint is a name that flags take: it means what is made of the tensor, or is
+/// refused where the parameter is a stack of several.
+#[test]
+fn every_name_of_a_checkpoint_is_known() {
+    for name in NAMES {
+        let m = model(name, &train(1));
+        let mut found = BTreeSet::new();
+        for (tensor, _) in m.checkpoint.as_ref().expect("weights").iter() {
+            let made_of = |w: &Weight| w.tensors().any(|t| t == tensor);
+            let want: Vec<usize> =
+                (0..m.weights.len()).filter(|&i| made_of(&m.weights[i])).collect();
+            assert!(!want.is_empty(), "{name}: {tensor} belongs to no weight");
+            found.extend(want.iter().copied());
+            let got = parameters(&m.weights, tensor);
+            if m.weights[want[0]].experts.is_none() {
+                assert_eq!(got, Ok(want), "{name}: {tensor}");
+                continue;
+            }
+            assert_eq!(got.expect_err("one of a stack").code, "part-of-stack", "{name}: {tensor}");
+            let stack = m.weights[want[0]].tensor.replacen("{}", "*", 1);
+            assert_eq!(parameters(&m.weights, &stack), Ok(want), "{name}: {stack}");
+        }
+        assert_eq!(found.len(), m.weights.len(), "{name}");
+    }
 }

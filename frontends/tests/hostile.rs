@@ -60,6 +60,12 @@ fn changed(name: &str, changes: &Value) -> Value {
     config
 }
 
+/// A diagnostic that names the file which it is about.
+fn names<'a>(d: &'a Diag, file: &str) -> &'a Diag {
+    assert!(d.place.as_ref().is_some_and(|p| p.contains(file)), "{file} is not named: {d}");
+    d
+}
+
 fn shape() -> Shape {
     Shape::new(2, 8, Mode::Train)
 }
@@ -98,7 +104,7 @@ fn header_lengths_that_lie() {
     let dir = Folder::new("lengths");
     let one = |bytes: &[u8]| {
         dir.write("model.safetensors", bytes);
-        Checkpoint::open(&dir.0).unwrap_err().code
+        names(&Checkpoint::open(&dir.0).unwrap_err(), "/model.safetensors").code
     };
     assert_eq!(one(b""), "truncated");
     assert_eq!(one(&[1, 2, 3]), "truncated");
@@ -117,7 +123,12 @@ fn an_index_cannot_leave_its_folder() {
     let one = |file: Value| {
         let index = json!({"weight_map": {"nearly": file}});
         dir.write("model.safetensors.index.json", index.to_string());
-        Checkpoint::open(&dir.0).unwrap_err()
+        let d = Checkpoint::open(&dir.0).unwrap_err();
+        names(
+            &d,
+            if d.code == "file" { "/absent.safetensors" } else { "/model.safetensors.index.json" },
+        );
+        d
     };
     for bad in ["../good.safetensors", "/etc/passwd", "a/b", "..", ".", "", "a\\b", "C:x", "a\0b"] {
         assert_eq!(one(json!(bad)).code, "index", "{bad}");
@@ -128,9 +139,11 @@ fn an_index_cannot_leave_its_folder() {
     assert_eq!(d.code, "missing-tensor");
     assert!(d.help[0].contains("`near`"), "{d}");
     dir.write("model.safetensors.index.json", "{\"weight_map\": 3}");
-    assert_eq!(Checkpoint::open(&dir.0).unwrap_err().code, "index");
+    let index =
+        || names(&Checkpoint::open(&dir.0).unwrap_err(), "/model.safetensors.index.json").code;
+    assert_eq!(index(), "index");
     dir.write("model.safetensors.index.json", "[".repeat(100_000));
-    assert_eq!(Checkpoint::open(&dir.0).unwrap_err().code, "index");
+    assert_eq!(index(), "index");
 }
 
 #[test]
@@ -151,9 +164,11 @@ fn weights_that_do_not_fit_the_config() {
         ("missing-tensor", "tensor `model.layers.2.input_layernorm.weight` is missing")
     );
     assert!(d.help[0].contains("model.layers.1.input_layernorm.weight"), "{d:?}");
+    names(&d, "/model.safetensors");
     assert!(d.why[0].starts_with("9 are missing"), "{d:?}");
     let m = one(json!({"num_hidden_layers": 1})).unwrap();
     assert_eq!(m.warnings.iter().map(|w| w.code).collect::<Vec<_>>(), ["unused-tensors"]);
+    names(&m.warnings[0], "/model.safetensors");
 }
 
 fn weight(tensor: &str, shape: &[usize]) -> Weight {
@@ -188,8 +203,18 @@ fn element_types_and_slices() {
     assert_eq!((d.code, d.exit), ("tensor-dtype", Exit::Unsupported));
     assert_eq!(c.check(&[weight("word", &[1])]).unwrap_err().code, "tensor-dtype");
     let slice = |ranges: &[std::ops::Range<usize>], n| {
-        c.read(&weight("half", &[2]), ranges, &mut vec![0.0; n]).map_err(|d| d.code)
+        let read = c.read(&weight("half", &[2]), ranges, &mut vec![0.0; n]);
+        read.map_err(|d| names(&d, "/model.safetensors").code)
     };
+    let d = c.read_ranges("half", &[0..3], &mut [0.0; 3]).unwrap_err();
+    assert_eq!(names(&d, "/model.safetensors").code, "slice");
+    let d = c.read_ranges("none", &[0..3], &mut [0.0; 3]).unwrap_err();
+    assert_eq!(names(&d, "/model.safetensors").code, "missing-tensor");
+    let d = c.read(&weight("half", &[3]), &[0..3], &mut [0.0; 3]).unwrap_err();
+    assert_eq!(names(&d, "/model.safetensors").code, "tensor-shape");
+    let stack = Weight { experts: Some(3), ..weight("{}", &[2]) };
+    let d = c.read(&stack, &[0..2], &mut [0.0; 2]).unwrap_err();
+    assert_eq!(names(&d, "/model.safetensors").code, "slice");
     assert_eq!(slice(&[1..3], 2), Err("slice"));
     assert_eq!(slice(&[0..2], 1), Err("slice"));
     #[allow(clippy::reversed_empty_ranges)]
@@ -205,10 +230,16 @@ fn element_types_and_slices() {
 fn configs_that_lie() {
     let code = |changes: Value| {
         let d = load_changed("configs", "llama_mha", changes).unwrap_err();
+        names(&d, "/config.json");
         assert!(!d.help.is_empty(), "{d}");
         (d.code, d.place.unwrap().rsplit(": ").next().unwrap().to_string())
     };
     let config = |key: &str| ("config", format!("/{key}"));
+    for token in
+        [json!(64), json!(-65), json!(1.5), json!("2"), json!(true), json!([2]), json!(1u64 << 63)]
+    {
+        assert_eq!(code(json!({ "pad_token_id": token })), config("pad_token_id"), "{token}");
+    }
     assert_eq!(code(json!({"num_attention_heads": 0})), config("num_attention_heads"));
     assert_eq!(code(json!({"num_attention_heads": -4})), config("num_attention_heads"));
     assert_eq!(code(json!({"hidden_size": "32"})), config("hidden_size"));
@@ -301,7 +332,8 @@ fn batches_that_lie() {
     let one = |ids: Value, labels: Value, data: &[u8]| {
         let mut bytes = safetensors(&json!({"input_ids": ids, "labels": labels}), 0);
         bytes.extend(data);
-        read_batch(&dir.write("batch.safetensors", bytes)).map_err(|d| d.code)
+        let read = read_batch(&dir.write("batch.safetensors", bytes));
+        read.map_err(|d| names(&d, "/batch.safetensors").code)
     };
     let (a, b) = (tensor("I64", &[1, 2], 0, 16), tensor("I64", &[1, 2], 16, 32));
     let numbers = |x: [i64; 4]| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
@@ -309,7 +341,10 @@ fn batches_that_lie() {
     assert_eq!((&good.input_ids[..], &good.labels[..]), (&[1, 2][..], &[-100, 2][..]));
     assert_eq!(good.targets(), [2, -100]);
     assert!(good.check(3).is_ok());
-    assert_eq!(good.check(2).unwrap_err().code, "batch");
+    assert_eq!(names(&good.check(2).unwrap_err(), "/batch.safetensors").code, "batch");
+    let no_labels = safetensors(&json!({"input_ids": tensor("I64", &[1, 1], 0, 8)}), 8);
+    let d = read_batch(&dir.write("batch.safetensors", no_labels)).unwrap_err();
+    assert_eq!(names(&d, "/batch.safetensors").code, "missing-tensor");
     assert_eq!(one(a.clone(), b, &numbers([1 << 40, 2, 3, 4])), Err("batch"));
     let flat = tensor("I64", &[2], 16, 32);
     assert_eq!(one(a.clone(), flat, &numbers([1, 2, 3, 4])), Err("batch"));
@@ -351,7 +386,8 @@ fn damaged_configs_do_not_panic() {
             }
             dir.write("config.json", config.to_string());
             if let Err(d) = load(&dir.0, &shape()) {
-                assert!(d.place.is_some() && !d.help.is_empty(), "{d}\n{config}");
+                assert!(!d.help.is_empty(), "{d}\n{config}");
+                names(&d, "/config.json");
             }
         }
     }
@@ -376,7 +412,8 @@ fn damaged_headers_do_not_panic() {
         }
         dir.write("model.safetensors", bytes);
         if let Err(d) = load(&dir.0, &shape()) {
-            assert!(d.place.is_some() && !d.help.is_empty(), "{d}");
+            assert!(!d.help.is_empty(), "{d}");
+            names(&d, "/model.safetensors");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Saved folders load again, bit for bit, and nothing else is ever replaced.
 
 use serde_json::json;
-use shardc_frontends::{Checkpoint, Model, Shape, init, load, save, write_tensors};
+use shardc_frontends::{Base, Checkpoint, Model, Saving, Shape, init, load, save, write_tensors};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Mode;
 use shardc_ir::weights::{Init, Weight};
@@ -31,7 +31,8 @@ fn values(c: &Checkpoint, w: &Weight) -> Result<Vec<f32>> {
 
 fn save_model(dir: &Path, m: &Model) -> Result<()> {
     let c = m.checkpoint.as_ref().expect("weights");
-    save(dir, &m.config, &m.weights, Some(c.dir()), |w| values(c, w))
+    let how = Saving { base: Base::open(c.dir())?, ..Saving::default() };
+    save(dir, &m.config, &m.weights, &how, |w| values(c, w))
 }
 
 #[test]
@@ -72,7 +73,7 @@ fn names_without_prefix_are_found() {
         })
         .collect();
     let c = m.checkpoint.as_ref().unwrap();
-    save(&dir, &m.config, &bare, None, |w| {
+    save(&dir, &m.config, &bare, &Saving::default(), |w| {
         let of = m.weights.iter().find(|f| f.param == w.param).expect("the same parameters");
         values(c, of)
     })
@@ -89,7 +90,7 @@ fn names_without_prefix_are_found() {
 fn the_element_type_is_kept_consistent() {
     let dir = target("dtype");
     let config = json!({"model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 1});
-    save(&dir, &config, &[], None, |_| Ok(vec![])).unwrap();
+    save(&dir, &config, &[], &Saving::default(), |_| Ok(vec![])).unwrap();
     let text = fs::read(dir.join("config.json")).unwrap();
     let got: serde_json::Value = serde_json::from_slice(&text).unwrap();
     assert_eq!(got, json!({"model_type": "llama", "torch_dtype": "float32", "hidden_size": 1}));
@@ -100,7 +101,8 @@ fn the_element_type_is_kept_consistent() {
 fn other_folders_are_not_replaced() {
     let dir = target("other");
     fs::create_dir_all(&dir).unwrap();
-    let save = |d: &Path| save(d, &json!({}), &[], None, |_| Ok(vec![])).map_err(|d| d.code);
+    let save =
+        |d: &Path| save(d, &json!({}), &[], &Saving::default(), |_| Ok(vec![])).map_err(|d| d.code);
     fs::write(dir.join("thesis.tex"), "ten years").unwrap();
     assert_eq!(save(&dir), Err("save-target"));
     assert_eq!(save(&dir.join("thesis.tex")), Err("save-target"));
@@ -121,12 +123,18 @@ fn a_failed_save_leaves_what_was_there() {
     save_model(&dir, &m).unwrap();
     let before = fs::read(dir.join("model.safetensors")).unwrap();
     let fail = |_: &Weight| Err(Diag::new("slice", "gone"));
-    assert_eq!(save(&dir, &m.config, &m.weights, None, fail).unwrap_err().code, "slice");
+    assert_eq!(
+        save(&dir, &m.config, &m.weights, &Saving::default(), fail).unwrap_err().code,
+        "slice"
+    );
     let short = |_: &Weight| Ok(vec![0.0; 3]);
-    assert_eq!(save(&dir, &m.config, &m.weights, None, short).unwrap_err().code, "weights");
+    assert_eq!(
+        save(&dir, &m.config, &m.weights, &Saving::default(), short).unwrap_err().code,
+        "weights"
+    );
     let some = &m.weights[..6];
     assert!(some.iter().any(|w| w.part.is_some()), "an incomplete fused tensor");
-    assert_eq!(save(&dir, &m.config, some, None, short).unwrap_err().code, "weights");
+    assert_eq!(save(&dir, &m.config, some, &Saving::default(), short).unwrap_err().code, "weights");
     assert_eq!(fs::read(dir.join("model.safetensors")).unwrap(), before);
     let name = dir.file_name().unwrap().to_str().unwrap().to_string();
     let beside = fs::read_dir(dir.parent().unwrap()).unwrap();

@@ -6,10 +6,15 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use shardc_ir::text::{Repeat, parse, print, print_with};
+use shardc_ir::text::{Repeat, parse, parse_source, print, print_source, print_with};
 use shardc_ir::verify::{Phase, verify};
 
 fuzz_target!(|text: &str| {
+    if let Ok(s) = parse_source(text) {
+        let said = print_source(&s);
+        let back = parse_source(&said).expect("what is printed can be read");
+        assert_eq!(print_source(&back), said);
+    }
     let Ok(m) = parse(text) else { return };
     for phase in [Phase::Source, Phase::Sharded, Phase::Ranked] {
         let _ = verify(&m, phase);

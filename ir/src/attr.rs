@@ -72,12 +72,15 @@ impl Broadcast {
                     .flatten()
                     .flat_map(|g| g.letters())
                     .find(|&&l| !crate::rule::has_letter(out, l));
-                match lost {
-                    Some(l) => Err(format!(
-                        "`{}` is missing on the right: an element-wise op keeps every letter",
-                        l.name()
-                    )),
-                    None => Ok(()),
+                if let Some(l) = lost {
+                    let l = l.name();
+                    return Err(format!(
+                        "`{l}` is missing on the right: an element-wise op keeps every letter"
+                    ));
+                }
+                match r.ins.iter().chain(&r.outs).flatten().all(|g| g.single().is_some()) {
+                    true => Ok(()),
+                    false => Err("a dim of an element-wise op is one letter".into()),
                 }
             }
         }
@@ -255,6 +258,70 @@ impl Attr for Option<usize> {
     }
     fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
         if text == "none" { Ok(None) } else { read_size(text).map(Some) }
+    }
+}
+
+/// What a look-up does with one index that stands for no token.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Padding {
+    /// There is none.
+    #[default]
+    None,
+    /// Looked up as any other, but its gradient is 0: `padding_idx` of torch.nn.Embedding.
+    Constant(usize),
+    /// Gives 0, and nothing is added at its place.
+    Zero(usize),
+}
+
+impl Padding {
+    /// The index that gives 0.
+    pub fn zero(self) -> Option<usize> {
+        match self {
+            Padding::None | Padding::Constant(_) => None,
+            Padding::Zero(i) => Some(i),
+        }
+    }
+    /// The index, whatever is done with it.
+    pub fn index(self) -> Option<usize> {
+        match self {
+            Padding::None => None,
+            Padding::Constant(i) | Padding::Zero(i) => Some(i),
+        }
+    }
+    /// The same index in the gradient of the op.
+    pub(crate) fn of_gradient(self) -> Padding {
+        self.index().map_or(Padding::None, Padding::Zero)
+    }
+    /// Says why the index is none of a dim of this size.
+    pub(crate) fn accepts(self, size: usize) -> Result<(), String> {
+        match self.index() {
+            Some(i) if i >= size => Err(format!("padding {i} is no index of {size} places")),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// `padding=7`, or `padding=zero 7`.
+impl Attr for Padding {
+    const BARE: bool = false;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        let _ = match self {
+            Padding::None => Ok(()),
+            Padding::Constant(i) => write!(out, "{i}"),
+            Padding::Zero(i) => write!(out, "zero {i}"),
+        };
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        match text.strip_prefix("zero ") {
+            Some(i) => read_size(i.trim()).map(Padding::Zero),
+            None => read_size(text).map(Padding::Constant),
+        }
+    }
+    fn implied() -> Option<Self> {
+        Some(Padding::None)
+    }
+    fn is_implied(&self) -> bool {
+        *self == Padding::None
     }
 }
 

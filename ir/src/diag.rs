@@ -37,6 +37,8 @@ pub enum Exit {
     Unsupported = 4,
     Environment = 5,
     RankFailed = 6,
+    /// Nobody reads standard output any more: 128 + SIGPIPE, as other programs end then.
+    ReaderGone = 141,
 }
 
 /// Result with a diagnostic.

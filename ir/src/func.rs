@@ -3,7 +3,6 @@
 use crate::mesh::Mesh;
 use crate::ops::Op;
 use crate::types::{AtomList, Type};
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -32,6 +31,9 @@ pub struct Name {
     pub hint: Cow<'static, str>,
     pub dup: u32,
 }
+
+/// Layers and `.N` of names are below.
+const MAX_NUMBER: u32 = 1 << 24;
 
 /// What is known of a value.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,8 +68,9 @@ pub enum Joined {
 
 /// What an argument or result of a function is to the world outside. A result with a role feeds
 /// every later argument with the same role and name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+///
+/// All that a role means is here: its name is one thing, and is never taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub enum RoleKind {
     /// A stored parameter; its name is the parameter's.
     Param,
@@ -75,8 +78,10 @@ pub enum RoleKind {
     Ready,
     /// The gradient of a parameter, accumulated over microbatches.
     Grad,
-    /// Optimizer state, named `PARAM:exp_avg`.
-    State,
+    /// A parameter's gradient that this rank of the pipeline has made for the parameter's owner.
+    GradFrom(u32),
+    /// What the optimizer keeps of a parameter.
+    State(Slot),
     /// Data of a step: `input_ids`, `targets`, `positions`.
     Input,
     /// Saved by forward for backward.
@@ -85,41 +90,111 @@ pub enum RoleKind {
     Edge,
     /// A run-time scalar: `lr`, `step`.
     Scalar,
-    /// A sum over microbatches that is no gradient: `loss`.
+    /// A sum over microbatches that is a loss, or a part of one: `loss`.
     Sum,
-    /// Computed once per step and used by later functions: `loss_scale`.
+    /// How often a router chose each expert, summed over microbatches; its name is that of the
+    /// parameter by which the router chooses. No loss.
+    Load,
+    /// The cotangent of a sum, of the same name: what one of its terms counts in the loss.
+    Scale,
+    /// Computed once per step and used by later functions: `inv_tokens`.
     Step,
-    /// Shown to the user: `loss`, `grad_norm`, `logits`.
+    /// Shown to the user by the model: `logits`.
     Output,
+    /// Shown to the user of a step: `loss`, all in all, and `grad_norm`.
+    Metric,
+    /// Shown to the user of a step: the mean of a sum over microbatches, of the same name.
+    Mean,
+    /// Shown to the user of a step: the gradient of a parameter, of all microbatches and ranks.
+    GradShown,
+}
+
+/// What optimizers keep of every parameter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum Slot {
+    /// The decaying mean of gradients.
+    ExpAvg,
+    /// The decaying mean of their squares.
+    ExpAvgSq,
+}
+
+impl Slot {
+    pub const ALL: [Slot; 2] = [Slot::ExpAvg, Slot::ExpAvgSq];
+
+    /// As PyTorch calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Slot::ExpAvg => "exp_avg",
+            Slot::ExpAvgSq => "exp_avg_sq",
+        }
+    }
 }
 
 impl RoleKind {
-    pub const ALL: [RoleKind; 11] = [
+    /// All kinds; of those with a number that with 0.
+    pub const ALL: [RoleKind; 18] = [
         RoleKind::Param,
         RoleKind::Ready,
         RoleKind::Grad,
-        RoleKind::State,
+        RoleKind::GradFrom(0),
+        RoleKind::State(Slot::ExpAvg),
+        RoleKind::State(Slot::ExpAvgSq),
         RoleKind::Input,
         RoleKind::Stash,
         RoleKind::Edge,
         RoleKind::Scalar,
         RoleKind::Sum,
+        RoleKind::Load,
+        RoleKind::Scale,
         RoleKind::Step,
         RoleKind::Output,
+        RoleKind::Metric,
+        RoleKind::Mean,
+        RoleKind::GradShown,
     ];
+
+    /// The kind without what stands in `[…]`.
     pub fn name(self) -> &'static str {
         match self {
             RoleKind::Param => "param",
             RoleKind::Ready => "ready",
             RoleKind::Grad => "grad",
-            RoleKind::State => "state",
+            RoleKind::GradFrom(_) => "grad_from",
+            RoleKind::State(_) => "state",
             RoleKind::Input => "input",
             RoleKind::Stash => "stash",
             RoleKind::Edge => "edge",
             RoleKind::Scalar => "scalar",
             RoleKind::Sum => "sum",
+            RoleKind::Load => "load",
+            RoleKind::Scale => "scale",
             RoleKind::Step => "step",
             RoleKind::Output => "output",
+            RoleKind::Metric => "metric",
+            RoleKind::Mean => "mean",
+            RoleKind::GradShown => "grad_shown",
+        }
+    }
+
+    /// True for what microbatches add to.
+    pub fn is_summed(self) -> bool {
+        matches!(self, RoleKind::Sum | RoleKind::Load | RoleKind::Grad)
+    }
+
+    /// True for what a step shows to the user.
+    pub fn is_shown(self) -> bool {
+        matches!(self, RoleKind::Output | RoleKind::Metric | RoleKind::Mean | RoleKind::GradShown)
+    }
+}
+
+/// As the text has it: `param`, `state[exp_avg]`, `grad_from[1]`.
+impl std::fmt::Display for RoleKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            RoleKind::GradFrom(rank) => write!(f, "[{rank}]"),
+            RoleKind::State(slot) => write!(f, "[{}]", slot.name()),
+            _plain => Ok(()),
         }
     }
 }
@@ -135,6 +210,18 @@ impl Role {
     pub fn new(kind: RoleKind, name: impl Into<Arc<str>>) -> Role {
         Role { kind, name: name.into() }
     }
+
+    /// True if it is of this kind and has this name.
+    pub fn is(&self, kind: RoleKind, name: &str) -> bool {
+        self.kind == kind && *self.name == *name
+    }
+}
+
+/// As the text has it: `state[exp_avg] "w"`.
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} {}", self.kind, crate::text::quoted(&self.name))
+    }
 }
 
 /// An argument or result.
@@ -142,6 +229,13 @@ impl Role {
 pub struct Port {
     pub value: Value,
     pub role: Option<Role>,
+}
+
+impl Port {
+    /// True if its role is of this kind and has this name.
+    pub fn is(&self, kind: RoleKind, name: &str) -> bool {
+        self.role.as_ref().is_some_and(|r| r.is(kind, name))
+    }
 }
 
 /// A sharding somebody asked for: per dim its atoms, and whether propagation may add more.
@@ -218,7 +312,8 @@ impl Name {
             Some(t) => (true, t),
             None => (false, text),
         };
-        let number = |s: &str| s.parse::<u32>().ok().filter(|n| *n < 1 << 24 && n.to_string() == s);
+        let number =
+            |s: &str| s.parse::<u32>().ok().filter(|n| *n < MAX_NUMBER && n.to_string() == s);
         let mut layer = None;
         if let Some((head, rest)) = t.split_once('.')
             && let Some(n) = head.strip_prefix('l').and_then(number)
@@ -232,6 +327,33 @@ impl Name {
             (t, dup) = (head, n);
         }
         Name { grad, layer, hint: Cow::Owned(t.to_string()), dup }
+    }
+
+    /// True if its text reads back as this name.
+    pub fn is_readable(&self) -> bool {
+        let word = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.');
+        let numbers = self.layer.unwrap_or(0).max(self.dup) < MAX_NUMBER;
+        if !numbers || !self.hint.bytes().all(word) {
+            return false;
+        }
+        // Only a hint with a dot, or that begins like a prefix, can be read in two ways.
+        let prefix = self.layer.is_none() && self.hint.starts_with(['d', 'l']);
+        if !self.hint.is_empty() && !prefix && !self.hint.contains('.') {
+            return true;
+        }
+        let text = self.to_string();
+        text.len() > 1 && Name::parse(&text[1..]) == *self
+    }
+
+    /// The name that its text is read as, whatever it is made of: of hint `d_x` the gradient of `x`.
+    fn readable(self) -> Name {
+        if self.is_readable() {
+            return self;
+        }
+        let word =
+            |c: char| if c.is_ascii_alphanumeric() || c == '_' || c == '.' { c } else { '_' };
+        let text: String = self.to_string().chars().skip(1).map(word).collect();
+        Name::parse(if text.is_empty() { "v" } else { &text })
     }
 
     pub fn write(&self, out: &mut String) {
@@ -305,24 +427,29 @@ impl Func {
     }
 
     /// A new value; if its name is taken, it gets the first free `.N`.
-    pub fn value(&mut self, ty: Type, mut name: Name) -> Value {
-        name.dup = self
-            .taken
-            .entry((name.grad, name.layer, name.hint.clone()))
-            .or_default()
-            .take(name.dup);
+    pub fn value(&mut self, ty: Type, name: Name) -> Value {
+        let name = self.free(name);
         self.values.push(ValueInfo { ty, name });
         Value(self.values.len() as u32 - 1)
     }
 
     /// Gives a value another name; if that is taken, the next `.N` of it.
-    pub fn rename(&mut self, v: Value, mut name: Name) {
-        name.dup = self
-            .taken
-            .entry((name.grad, name.layer, name.hint.clone()))
-            .or_default()
-            .take(name.dup);
-        self.values[v.0 as usize].name = name;
+    pub fn rename(&mut self, v: Value, name: Name) {
+        self.values[v.0 as usize].name = self.free(name);
+    }
+
+    /// A name that no value has, and whose text reads back as itself: what hints are put together
+    /// of may come from any user.
+    fn free(&mut self, name: Name) -> Name {
+        let mut name = name.readable();
+        loop {
+            let key = (name.grad, name.layer, name.hint.clone());
+            name.dup = self.taken.entry(key).or_default().take(name.dup);
+            if name.is_readable() {
+                return name;
+            }
+            name = name.readable();
+        }
     }
 
     /// A new argument.
@@ -352,8 +479,8 @@ impl Func {
         m
     }
 
-    /// Removes nodes whose results nobody uses.
-    pub fn drop_dead(&mut self) {
+    /// Removes nodes whose results nobody uses; says of each that was there whether it stays.
+    pub fn drop_dead(&mut self) -> Vec<bool> {
         let mut live = vec![false; self.values.len()];
         for r in &self.results {
             live[r.value.0 as usize] = true;
@@ -369,5 +496,6 @@ impl Func {
         }
         let mut k = keep.iter();
         self.nodes.retain(|_| *k.next().expect("one per node"));
+        keep
     }
 }

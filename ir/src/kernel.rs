@@ -149,6 +149,8 @@ pub struct Pick {
     pub len: usize,
     /// Stride of the picked dim, in `x` (take) or in `out` (put).
     pub stride: usize,
+    /// An index that is none: it gives 0 (take) or goes nowhere (put).
+    pub without: Option<usize>,
 }
 
 /// Rotary embedding of `[b, s, n]` rows of `width` adjacent elements, of which the first `2·turns`

@@ -2,10 +2,12 @@
 //!
 //! Everything else depends on this crate and on no other of ours. Meaning is executable here: each
 //! op is evaluated in f64, on one device or on all ranks in lockstep ([`interp`]).
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod attr;
 pub mod builder;
 pub mod diag;
+pub mod files;
 pub mod func;
 pub mod group;
 pub mod infer;
@@ -13,6 +15,7 @@ pub mod interp;
 pub mod kernel;
 pub mod launch;
 pub mod mesh;
+pub mod names;
 pub mod ops;
 pub mod overlap;
 pub mod plan;
@@ -20,6 +23,7 @@ pub mod rng;
 pub mod rule;
 pub mod samples;
 pub mod schedule;
+pub mod source;
 pub mod tensor;
 pub mod text;
 pub mod types;

@@ -97,10 +97,17 @@ impl Class {
             RoleKind::Param => Class::Weights,
             RoleKind::Ready => Class::CollectiveBuffer,
             RoleKind::Grad => Class::Grads,
-            RoleKind::State => Class::Optimizer,
+            RoleKind::State(_) => Class::Optimizer,
             RoleKind::Input | RoleKind::Scalar => Class::Input,
-            RoleKind::Stash | RoleKind::Edge => Class::Activation,
-            RoleKind::Sum | RoleKind::Step | RoleKind::Output => Class::Temporary,
+            RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Class::Activation,
+            RoleKind::Sum
+            | RoleKind::Load
+            | RoleKind::Scale
+            | RoleKind::Step
+            | RoleKind::Output
+            | RoleKind::Metric
+            | RoleKind::Mean
+            | RoleKind::GradShown => Class::Temporary,
         }
     }
 

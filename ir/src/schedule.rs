@@ -9,6 +9,7 @@ mod csv;
 mod replay;
 mod timeline;
 
+pub use check::{MAX_MICROBATCHES, MAX_PAIRS, MAX_STAGES};
 pub use csv::{parse_csv, write_csv};
 pub use replay::{Slot, Timeline, Times, replay};
 pub use timeline::Held;

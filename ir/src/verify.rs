@@ -197,7 +197,7 @@ impl<'a> Checker<'a> {
                         .help(format!("call one of them `{}.{}`", v.name, v.name.dup + 1))
                 });
             }
-            if !is_readable(&v.name) {
+            if !v.name.is_readable() {
                 p.push(v.name.layer, || {
                     self.diag("name", format!("`{}` does not read back as the name it is", v.name))
                         .rule(
@@ -514,11 +514,7 @@ impl<'a> Checker<'a> {
                     let (ty, own) = (type_text(self.mesh, ty), type_text(self.mesh, own));
                     let m = format!("`{name}` is {own}, but @{from} makes it {ty}");
                     self.diag("role", m)
-                        .rule(format!(
-                            "{} \"{}\" has one type everywhere",
-                            role.kind.name(),
-                            role.name
-                        ))
+                        .rule(format!("{role} has one type everywhere"))
                         .help(format!("declare the argument `{ty}`"))
                 });
             }
@@ -529,11 +525,7 @@ impl<'a> Checker<'a> {
             if !own.insert(role) {
                 let name = self.f.name(r.value);
                 p.push(name.layer, || {
-                    let m = format!(
-                        "`{name}` is the second result that is {} \"{}\"",
-                        role.kind.name(),
-                        role.name
-                    );
+                    let m = format!("`{name}` is the second result that is {role}");
                     self.diag("role", m)
                         .rule("the results of a function have different roles")
                         .help("add the two, or return one of them")
@@ -565,22 +557,6 @@ fn erased(t: &Type) -> Type {
     plain.dims = t.dims.clone();
     plain.dims.iter_mut().for_each(|d| d.atoms = AtomList::EMPTY);
     plain
-}
-
-/// True if the text of a name reads back as this name.
-fn is_readable(n: &Name) -> bool {
-    const MAX: u32 = 1 << 24;
-    let word = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.');
-    if n.layer.is_some_and(|l| l >= MAX) || n.dup >= MAX || !n.hint.bytes().all(word) {
-        return false;
-    }
-    // Only a hint with a dot, or that begins like a prefix, can be read in two ways.
-    let prefix = n.layer.is_none() && n.hint.starts_with(['d', 'l']);
-    if !n.hint.is_empty() && !prefix && !n.hint.contains('.') {
-        return true;
-    }
-    let text = n.to_string();
-    text.len() > 1 && Name::parse(&text[1..]) == *n
 }
 
 /// The op that turns one type into another, if one does.

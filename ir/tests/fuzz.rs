@@ -3,7 +3,7 @@
 //! `SHARDC_FUZZ_SEED`; a panic fails the test and shows the input, which then belongs in the
 //! corpus.
 
-use shardc_ir::text::{Repeat, expand, parse, print, print_with};
+use shardc_ir::text::{Repeat, expand, parse, parse_source, print, print_source, print_with};
 use shardc_ir::verify::{Phase, verify};
 use std::collections::HashSet;
 use std::panic::catch_unwind;
@@ -91,6 +91,11 @@ const WORDS: &[&str] = &[
     "1e308",
     "p7",
     "param \"w\"",
+    "[ones]",
+    " [normal=0.02; tp_dim=1]",
+    "; part=0:1:9",
+    "; experts=3; tensor=\"e.*.w\"",
+    " residual=1",
     "stash \"l0.h\"",
 ];
 const NUMBERS: &[&str] = &[
@@ -254,10 +259,15 @@ fn mutate(r: &mut Random, text: &str, other: &str) -> String {
 
 /// Reads, checks, prints and reads again; a word for what happened.
 fn exercise(text: &str) -> String {
-    let m = match parse(text) {
-        Ok(m) => m,
+    let source = match parse_source(text) {
+        Ok(s) => s,
         Err(d) => return shape(&format!("{} {}", d.code, d.message)),
     };
+    let said = print_source(&source);
+    let back = parse_source(&said).unwrap_or_else(|d| panic!("a model cannot be read back: {d}"));
+    assert_eq!(print_source(&back), said);
+    assert_eq!((&back.weights, back.vocab), (&source.weights, source.vocab));
+    let m = source.module;
     let mut seen = String::from("read");
     for phase in [Phase::Source, Phase::Sharded, Phase::Ranked] {
         for d in verify(&m, phase).err().unwrap_or_default().iter() {

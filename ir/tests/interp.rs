@@ -191,9 +191,9 @@ fn microbatches_see_their_own_rows_of_every_rank() {
         let m = step_module(Mesh::new(&[("dp", 2)]).expect("a mesh"), microbatches);
         let mut state = start(&m, ROWS);
         run_step(&m, &[&actions(microbatches)], &mut state, Precision::F64).expect("runs");
-        assert_eq!(state.outputs["y"].len(), microbatches);
-        assert_eq!(state.output(&m.mesh, "y"), Ok(want.clone()));
-        assert_eq!(state.output(&m.mesh, "loss"), Ok(Tensor::scalar(loss)));
+        assert_eq!(state.outputs[&Role::new(RoleKind::Output, "y")].len(), microbatches);
+        assert_eq!(state.output(&m.mesh, RoleKind::Output, "y"), Ok(want.clone()));
+        assert_eq!(state.output(&m.mesh, RoleKind::Output, "loss"), Ok(Tensor::scalar(loss)));
         let w = &state.values[&Role::new(RoleKind::Param, "w")];
         assert_eq!(w[0].data, [loss, -2.0 * loss, 0.5 * loss]);
     }
@@ -205,7 +205,7 @@ fn rows_of_a_rank_are_contiguous() {
     let m = step_module(Mesh::new(&[("dp", 2)]).expect("a mesh"), 3);
     let mut state = start(&m, ROWS);
     run_step(&m, &[&actions(3)], &mut state, Precision::F64).expect("runs");
-    let shown = &state.outputs["y"][1];
+    let shown = &state.outputs[&Role::new(RoleKind::Output, "y")][1];
     assert_eq!(shown.microbatch, Some(1));
     assert_eq!(shown.ranks[1].at(&[0, 0]), numbers(&[ROWS, 3]).at(&[8, 0]));
 }
@@ -225,5 +225,8 @@ fn steps_that_do_not_fit_are_refused() {
     let mut no_input = start(&m, ROWS);
     no_input.inputs.clear();
     assert_eq!(code(&mut no_input, &actions(2)), "unbound");
-    assert_eq!(start(&m, ROWS).output(&m.mesh, "y").expect_err("nothing shown").code, "unbound");
+    assert_eq!(
+        start(&m, ROWS).output(&m.mesh, RoleKind::Output, "y").expect_err("nothing shown").code,
+        "unbound"
+    );
 }

@@ -11,8 +11,9 @@ use shardc_ir::ops::{
     Slice,
 };
 use shardc_ir::samples;
-use shardc_ir::text::{self, Repeat, expand, parse, print, print_with};
+use shardc_ir::text::{self, Repeat, expand, parse, parse_source, print, print_source, print_with};
 use shardc_ir::types::{AtomList, DType, Type};
+use shardc_ir::weights::{Init, Part, Weight};
 
 /// The corpus, also the seeds of the fuzzer.
 const CORPUS: &[(&str, &str)] = &[
@@ -537,4 +538,76 @@ fn attributes_that_gradients_make_read_back() {
     let m = read(text);
     assert_eq!(print(&m), text);
     assert!(shardc_ir::verify::verify(&m, shardc_ir::verify::Phase::Source).is_ok());
+}
+
+/// A model's text says all that a frontend knows, and says it again as it was said.
+#[test]
+fn models_keep_what_a_frontend_knows() {
+    let text = include_str!("corpus/model.ir");
+    let s = parse_source(text).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(print_source(&s), text);
+    assert_eq!(s.vocab, 64);
+    let named = |n: &str| s.module.funcs[0].name(s.sequence[0].0).to_string() == n;
+    assert!(named("%h") && s.sequence.len() == 2 && s.sequence.iter().all(|x| x.1 == 1));
+    let find = |n: &str| s.weights.iter().find(|w| w.param == n).expect(n);
+    assert_eq!((find("embed.weight").tp_dim, find("l.1.norm.weight").init), (Some(0), Init::Ones));
+    let q = Weight {
+        tensor: "l.2.qkv.weight".into(),
+        tensor_shape: vec![16, 48],
+        part: Some(Part { dim: 1, start: 0, len: 16 }),
+        init: Init::Normal(0.005),
+        tp_dim: Some(1),
+        ..Weight::plain("l.2.qkv.weight.q", &[16, 16])
+    };
+    assert_eq!(find("l.2.qkv.weight.q"), &q);
+    let up = Weight {
+        tensor: "l.0.{}.up.weight".into(),
+        tensor_shape: vec![8, 16],
+        experts: Some(4),
+        init: Init::Zeros,
+        tp_dim: Some(1),
+        ..Weight::plain("l.0.up.weight", &[4, 8, 16])
+    };
+    assert_eq!(find("l.0.up.weight"), &up);
+    // What a text says nothing of.
+    let plain = parse_source(&text.replace(" [normal=0.02; tp_dim=0]", "")).expect("a model");
+    assert_eq!(plain.weights[0], Weight::plain("embed.weight", &[64, 16]));
+    // Programs of ranks say nothing of the kind.
+    assert_eq!(parse(text).map(|_| ()).expect_err("a model").code, "syntax");
+    let residual = "func @f(%x: f32[2,8]) -> f32[2,8] {\n  %y = gelu %x : f32[2,8] residual=1\n  return %y\n}\n";
+    assert_eq!(parse(residual).map(|_| ()).expect_err("a model").code, "attribute");
+}
+
+#[test]
+fn what_models_cannot_say_is_refused() {
+    let text = include_str!("corpus/model.ir");
+    let cases = [
+        ("[ones]", "[ones", "`;`"),
+        ("[ones]", "[]", "needed here"),
+        ("[ones]", "[twos]", "`ones`, `zeros`"),
+        ("[ones]", "[ones; zeros]", "again"),
+        ("[ones]", "[ones; normal=1]", "again"),
+        ("[ones]", "[normal=-1]", "no deviation"),
+        ("[ones]", "[normal=1e999]", "no deviation"),
+        ("[ones]", "[normal=]", "no deviation"),
+        ("tp_dim=0", "tp_dim=2", "tp_dim=2 of a value of 2 dims"),
+        ("tp_dim=0", "tp_dim=0; tp_dim=1", "again"),
+        ("tp_dim=0", "tp_dim=99999999999999999999", "larger"),
+        ("part=1:0:48", "part=2:0:48", "dim 2 of a value of 2 dims"),
+        ("part=1:0:48", "part=1:33:48", "16 elements from 33 on are not among 48"),
+        ("part=1:0:48", "part=1:0", "`:`"),
+        ("part=1:0:48", "part=0:0:48; experts=16", "no part"),
+        ("experts=4", "experts=5", "experts=5 is not the size of its dim 0"),
+        ("l.{i}.*.up.weight", "l.{i}.up.weight", "one `*`"),
+        ("l.{i}.*.up.weight", "l.*.*.up.weight", "one `*`"),
+        ("residual=1  //", "residual=3  //", "residual=3"),
+        ("residual=1  //", "residual=  //", "a number"),
+        ("input \"input_ids\"", "input \"input_ids\" [ones]", "only a parameter"),
+    ];
+    for (from, to, said) in cases {
+        assert!(text.contains(from), "{from}");
+        let e = parse_source(&text.replace(from, to)).map(|_| ()).expect_err(to);
+        assert!(e.message.contains(said) && e.place.is_some(), "{to}: {e}");
+        assert!(matches!(e.code, "syntax" | "attribute" | "size"), "{to}: {e}");
+    }
 }

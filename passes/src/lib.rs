@@ -3,6 +3,8 @@
 //! [`pipeline`] is the one list of their order; each pass is one function in one file.
 
 pub mod autodiff;
+mod checks;
+pub mod globs;
 pub mod group;
 pub mod memory;
 pub mod options;
@@ -14,4 +16,6 @@ pub mod schedule;
 pub mod shard;
 pub mod stages;
 pub mod step;
+pub mod threads;
+mod warnings;
 pub mod window;

@@ -1,6 +1,7 @@
 //! What the user asked for, after the command line and before the passes.
 
 use crate::autodiff::recompute::Recompute;
+use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
 use shardc_ir::plan::{LrSchedule, Mode, TokenOrder};
 use shardc_ir::types::DType;
@@ -24,7 +25,7 @@ pub enum Decay {
 /// One `--shard 'GLOB=D,D[@pN]'`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ShardRule {
-    /// Matches parameter names, or scope paths of activations.
+    /// Matches names of the checkpoint's tensors and of inputs, or scope paths of activations.
     pub glob: String,
     /// One entry per dim, as written: `-`, `?`, `tp`, `dp*tp`, `tp:(1)2`, each with an optional `?`.
     pub dims: Vec<String>,
@@ -232,7 +233,7 @@ pub struct Options {
     pub weight_decay: f64,
     pub decay: Decay,
     pub clip: Option<f64>,
-    /// Globs of parameters that are not trained.
+    /// Globs over names of the checkpoint's tensors: parameters that are not trained.
     pub freeze: Vec<String>,
     pub shard: Vec<ShardRule>,
     pub seed: u64,
@@ -271,6 +272,9 @@ pub struct Options {
     /// ZeRO stage: 0 to 3, see [`crate::shard::zero::Zero`].
     #[serde(default)]
     pub zero: u8,
+    /// What ZeRO-2 and 3 keep whole over the microbatches of a step.
+    #[serde(default)]
+    pub zero_accumulate: Accumulate,
     /// Gathered parameters are dropped after forward and gathered again in backward (ZeRO-3).
     #[serde(default = "yes")]
     pub reshard_after_forward: bool,
@@ -327,6 +331,10 @@ fn one() -> usize {
 }
 
 impl Options {
+    /// What its stage of ZeRO means.
+    pub fn zero(&self) -> Zero {
+        Zero::of(self.zero, self.zero_accumulate, self.microbatches())
+    }
     /// Size of an axis; 1 if the mesh does not have it.
     pub fn axis(&self, name: &str) -> usize {
         self.mesh.iter().find(|a| a.0 == name).map_or(1, |a| a.1)
@@ -357,31 +365,4 @@ impl Options {
     pub fn microbatch_rows(&self) -> usize {
         self.microbatch * self.data_parallel()
     }
-}
-
-/// Matches `*` (any run of characters) and `?` (any one) in a glob.
-///
-/// ```
-/// # use shardc_passes::options::glob;
-/// assert!(glob("model.layers.*.q_proj.weight", "model.layers.3.q_proj.weight"));
-/// assert!(!glob("*.bias", "q_proj.weight"));
-/// ```
-pub fn glob(pattern: &str, text: &str) -> bool {
-    let (p, t) = (pattern.as_bytes(), text.as_bytes());
-    // Where to resume if what follows the last `*` does not match here.
-    let (mut i, mut j, mut star) = (0, 0, None);
-    while j < t.len() {
-        if i < p.len() && p[i] == b'*' {
-            star = Some((i, j));
-            i += 1;
-        } else if i < p.len() && (p[i] == t[j] || p[i] == b'?') {
-            (i, j) = (i + 1, j + 1);
-        } else if let Some((si, sj)) = star {
-            star = Some((si, sj + 1));
-            (i, j) = (si + 1, sj + 1);
-        } else {
-            return false;
-        }
-    }
-    p[i..].iter().all(|&c| c == b'*')
 }

@@ -211,7 +211,7 @@ pub fn precision(f: &mut Func) {
     }
     // A sum over microbatches takes many small numbers into a large one.
     for i in 0..f.results.len() {
-        let is_sum = |r: &Role| r.kind == RoleKind::Sum;
+        let is_sum = |r: &Role| r.kind.is_summed();
         if f.results[i].role.as_ref().is_some_and(is_sum) {
             f.results[i].value = p.cast(f, f.results[i].value, DType::F32, Scope(0));
         }

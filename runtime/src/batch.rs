@@ -122,8 +122,8 @@ pub(crate) fn write(
             input(w, slot, to, coords, data).ok_or_else(out_of_arena)
         })?;
     }
-    for p in w.args(RoleKind::Scalar).filter(|p| w.class_of[p.func] == class) {
-        let x = match p.name {
+    for p in w.args(|k| k == RoleKind::Scalar).filter(|p| w.class_of[p.func] == class) {
+        let x = match &*p.role.name {
             "lr" => data.lr,
             "step" => data.step as f32,
             _ => return Err(out_of_arena()),

@@ -2,16 +2,15 @@
 
 use crate::wiring::{Port, Wiring, owns};
 use shardc_ir::diag::Result;
-use shardc_ir::func::{RoleKind, Value};
+use shardc_ir::func::{Role, RoleKind, Value};
 use shardc_ir::plan::Plan;
 use std::collections::BTreeMap;
 
 /// A rank's piece of a tensor that lives from step to step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Holding {
-    /// `Param` or `State`.
-    pub kind: RoleKind,
-    pub name: String,
+    /// That of a parameter or of optimizer state.
+    pub role: Role,
     /// Sizes of the whole tensor.
     pub shape: Vec<usize>,
     /// Where the piece begins, and its sizes.
@@ -33,26 +32,25 @@ pub(crate) fn of(w: &Wiring, rank: usize) -> Vec<Holding> {
     let (mesh, class) = (w.mesh(), w.plan.class_of(rank));
     let coords = mesh.coords(rank);
     let mut out = vec![];
-    for kind in [RoleKind::Param, RoleKind::State] {
-        // The value after a step: the last result with a role, else the argument.
-        let mut last: BTreeMap<&str, Port> = BTreeMap::new();
-        for p in w.args(kind) {
-            last.entry(p.name).or_insert(p);
+    let kept = |k| matches!(k, RoleKind::Param | RoleKind::State(_));
+    // The value after a step: the last result with a role, else the argument.
+    let mut last: BTreeMap<&Role, Port> = BTreeMap::new();
+    for p in w.args(kept) {
+        last.entry(p.role).or_insert(p);
+    }
+    last.extend(w.results(kept).map(|p| (p.role, p)));
+    for (role, p) in last {
+        if w.class_of[p.func] != class || !owns(mesh, p.ty, &coords) {
+            continue;
         }
-        last.extend(w.results(kind).map(|p| (p.name, p)));
-        for (name, p) in last {
-            if w.class_of[p.func] != class || !owns(mesh, p.ty, &coords) {
-                continue;
-            }
-            let extents: Vec<_> = (0..p.ty.rank()).map(|d| p.ty.extent(mesh, d, &coords)).collect();
-            let len: Vec<usize> = extents.iter().map(|e| e.len).collect();
-            if len.contains(&0) {
-                continue;
-            }
-            let (name, shape) = (name.to_string(), p.ty.sizes().to_vec());
-            let offset = extents.iter().map(|e| e.offset).collect();
-            out.push(Holding { kind, name, shape, offset, len, func: p.func, value: p.value });
+        let extents: Vec<_> = (0..p.ty.rank()).map(|d| p.ty.extent(mesh, d, &coords)).collect();
+        let len: Vec<usize> = extents.iter().map(|e| e.len).collect();
+        if len.contains(&0) {
+            continue;
         }
+        let (role, shape) = (role.clone(), p.ty.sizes().to_vec());
+        let offset = extents.iter().map(|e| e.offset).collect();
+        out.push(Holding { role, shape, offset, len, func: p.func, value: p.value });
     }
     out
 }

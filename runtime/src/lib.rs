@@ -2,6 +2,7 @@
 //!
 //! The executor is one `match` over kernels; the step is the plan's list of actions; collectives go
 //! through a [`transport::Transport`], so that another transport changes nothing here.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod alarm;
 pub mod arena;
@@ -14,6 +15,7 @@ pub mod messages;
 pub mod mpi;
 pub mod native;
 pub mod session;
+pub mod spawn;
 pub mod threads;
 pub mod transport;
 

@@ -114,7 +114,8 @@ unsafe fn copy_words<T: std::marker::Copy>(k: &Copy, memory: &[*mut f32], thread
 
 /// The place that an index names, if it is one of this rank's.
 fn picked(k: &Pick, index: i32) -> Option<usize> {
-    let i = usize::try_from(index).ok()?.checked_sub(k.first)?;
+    let index = usize::try_from(index).ok().filter(|&i| k.without != Some(i))?;
+    let i = index.checked_sub(k.first)?;
     (i < k.len).then_some(i * k.stride)
 }
 

@@ -5,6 +5,7 @@ use crate::native::Native;
 use crate::threads::Threads;
 use crate::transport::Transport;
 use shardc_ir::diag::Result;
+use shardc_ir::func::Role;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::weights::Weight;
 use std::ops::Range;
@@ -15,9 +16,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted<'a> {
     Param(&'a Weight),
-    /// Optimizer state, by the name of its role and its global sizes. Without a checkpoint it is 0.
+    /// Optimizer state, by its role and its global sizes. Without a checkpoint it is 0.
     State {
-        name: &'a str,
+        role: &'a Role,
         shape: &'a [usize],
     },
 }

@@ -238,8 +238,8 @@ impl Rank {
         let w = self.wiring.clone();
         let mut done: Vec<Place> = vec![];
         let own = |p: &Port| w.class_of[p.func] == self.class;
-        let params: Vec<Port> = w.args(RoleKind::Param).filter(own).collect();
-        let state: Vec<Port> = w.args(RoleKind::State).filter(own).collect();
+        let params: Vec<Port> = w.args(|k| k == RoleKind::Param).filter(own).collect();
+        let state: Vec<Port> = w.args(|k| matches!(k, RoleKind::State(_))).filter(own).collect();
         for p in params {
             if !done.contains(&p.place) {
                 done.push(p.place);
@@ -251,7 +251,7 @@ impl Rank {
             // What no kernel has written, padding, is 0.
             self.engine.clear(p.place.offset, p.place.bytes)?;
             let shape = p.ty.sizes();
-            let wanted = Wanted::State { name: p.name, shape: &shape };
+            let wanted = Wanted::State { role: p.role, shape: &shape };
             self.load(&p, &|ranges, out| load(wanted, ranges, out))?;
         }
         Ok(())
@@ -260,8 +260,8 @@ impl Rank {
     /// Where a parameter comes from.
     fn weight(&self, p: &Port) -> Result<Weight> {
         let all = &self.wiring.plan.weights;
-        all.iter().find(|x| x.param == p.name).cloned().ok_or_else(|| {
-            let what = format!("the plan does not say where `{}` comes from", p.name);
+        all.iter().find(|x| x.param == *p.role.name).cloned().ok_or_else(|| {
+            let what = format!("the plan does not say where `{}` comes from", p.role.name);
             let help = format!("list it among the plan's {} weights", all.len());
             Diag::new("weight-missing", what).help(help)
         })
@@ -363,7 +363,7 @@ impl Rank {
         let mut pieces = vec![];
         let class = &w.plan.classes[self.class];
         let list = if data.evaluate { &class.evaluation } else { &class.step };
-        let outputs: Vec<(usize, Port)> = w.results(RoleKind::Output).enumerate().collect();
+        let outputs: Vec<(usize, Port)> = w.results(RoleKind::is_shown).enumerate().collect();
         for (i, instr) in list.iter().enumerate() {
             let start = self.now();
             self.flight.microbatch(instr.microbatch());

@@ -8,6 +8,7 @@ use crate::holdings::Task;
 use crate::options::{LoadFn, Options};
 use crate::rank::{Command, Failed, Order, Piece, Rank, Reply};
 use crate::region::{Region, copy, dense_block};
+use crate::spawn;
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, whole};
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -49,12 +50,19 @@ pub struct StepResult {
     pub grad_norm: Option<f32>,
     /// Targets that count.
     pub tokens: usize,
-    /// Outputs by name: scalars, and all others if the batch is observed. Those of all
+    /// What is shown, by role: scalars, and all others if the batch is observed. Those of all
     /// microbatches stand in one tensor if their first dim is the batch, else the last's remain.
     /// Those of tokens, `[batch, seq, …]`, stand in the order of the batch.
-    pub outputs: BTreeMap<String, Array>,
+    pub outputs: BTreeMap<Role, Array>,
     /// By rank, if the session notes times.
     pub timings: Vec<Vec<Timing>>,
+}
+
+impl StepResult {
+    /// What was shown under a role of this kind and name.
+    pub fn output(&self, kind: RoleKind, name: &str) -> Option<&Array> {
+        self.outputs.get(&Role::new(kind, name))
+    }
 }
 
 /// Puts what was made of a batch's tokens back where these stood: dim 1 of `[batch, seq, …]`.
@@ -98,6 +106,7 @@ impl Witness for Crew {
             |(rank, f): &(usize, Arc<Flight>)| f.whereabouts(&self.wiring, *rank, &waits, oldest);
         self.flights.iter().map(one).collect::<Vec<_>>().join("; ")
     }
+    #[expect(clippy::disallowed_methods, reason = "a folder of ours, of a job that has failed")]
     fn record(&self) -> Option<String> {
         std::fs::create_dir_all(&self.records).ok()?;
         for (rank, f) in &self.flights {
@@ -166,23 +175,27 @@ impl Session {
         }
         let began = Instant::now();
         let made: Mutex<Vec<(usize, Result<Rank>)>> = Mutex::new(vec![]);
+        let ranks = ends.len();
         std::thread::scope(|s| {
             for (end, (rank, flight)) in ends.into_iter().zip(&crew.flights) {
                 let (wiring, flight, rank, made) = (wiring.clone(), flight.clone(), *rank, &made);
                 let options = options.clone();
-                s.spawn(move || {
+                let thread = std::thread::Builder::new().name(rank_thread(rank));
+                let make = move || {
                     let r = lower(&wiring.plan, rank).and_then(|program| {
                         Rank::new(wiring, program, end, (options, began), flight, load)
                     });
                     made.lock().unwrap_or_else(PoisonError::into_inner).push((rank, r));
-                });
+                };
+                thread.spawn_scoped(s, make).map_err(|e| unstarted(rank, ranks, &e))?;
             }
-        });
+            Ok(())
+        })?;
         let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
         made.sort_by_key(|m| m.0);
         let ready: Vec<(usize, Rank)> =
             made.into_iter().map(|(rank, r)| Ok((rank, r?))).collect::<Result<_>>()?;
-        let workers: Result<Vec<Worker>> = ready.into_iter().map(start).collect();
+        let workers: Result<Vec<Worker>> = ready.into_iter().map(|r| start(r, ranks)).collect();
         let (timeout, queues) = (options.timeout, options.devices.is_some());
         Ok(Session {
             wiring,
@@ -239,12 +252,12 @@ impl Session {
             tokens: batch.targets.iter().filter(|&&t| t >= 0).count(),
             ..StepResult::default()
         };
-        let ports: Vec<Port> = self.wiring.results(RoleKind::Output).collect();
+        let ports: Vec<Port> = self.wiring.results(RoleKind::is_shown).collect();
         out.timings = replies.iter().map(|r| r.1.timings.clone()).collect();
         for (rank, r) in &replies {
             for p in &r.pieces {
                 let port = &ports[p.output];
-                let to = out.outputs.entry(port.name.to_string()).or_default();
+                let to = out.outputs.entry(port.role.clone()).or_default();
                 self.assemble(port, *rank, p, to);
             }
         }
@@ -252,11 +265,11 @@ impl Session {
         let dealt = settings.tokens != TokenOrder::Contiguous;
         let of_tokens = |p: &&Port| dealt && p.ty.dims.get(1).map(|d| d.size) == Some(settings.seq);
         let of_tokens = |p: &&Port| of_tokens(p) && self.batch_of(p).is_some();
-        let names: BTreeSet<&str> = ports.iter().filter(of_tokens).map(|p| p.name).collect();
-        for name in names {
-            out.outputs.entry(name.into()).and_modify(|a| in_order(settings, a));
+        let roles: BTreeSet<&Role> = ports.iter().filter(of_tokens).map(|p| p.role).collect();
+        for role in roles {
+            out.outputs.entry(role.clone()).and_modify(|a| in_order(settings, a));
         }
-        let scalar = |name: &str| out.outputs.get(name).and_then(|a| a.data.first().copied());
+        let scalar = |n| out.output(RoleKind::Metric, n).and_then(|a| a.data.first().copied());
         (out.loss, out.grad_norm) = (scalar("loss"), scalar("grad_norm"));
         let named = [("loss", out.loss), ("gradient norm", out.grad_norm)];
         let bad = named.into_iter().find_map(|(n, x)| Some((n, x.filter(|x| !x.is_finite())?)));
@@ -334,19 +347,16 @@ impl Session {
         let wiring = self.wiring.clone();
         let port = wiring.find(role).filter(|p| p.ty.dtype.is_float());
         let Some(port) = port else {
-            let known: Vec<&str> = wiring
-                .args(role.kind)
-                .chain(wiring.results(role.kind))
-                .map(|p| p.name)
-                .take(8)
-                .collect();
+            let same = |k| k == role.kind;
+            let known = wiring.args(same).chain(wiring.results(same));
+            let known: Vec<&str> = known.map(|p| &*p.role.name).take(8).collect();
             return Err(Diag::new(
                 "unknown-tensor",
-                format!("no {} is called `{}`", role.kind.name(), role.name),
+                format!("no {} is called `{}`", role.kind, role.name),
             )
             .help(format!("the first {} are {}", known.len(), known.join(", "))));
         };
-        whole(port.name, port.ty)?;
+        whole(port.role, port.ty)?;
         let (func, value) = (port.func, port.value);
         let replies = self.ask(|| Command::Fetch { func, value })?;
         let mut out = Array::default();
@@ -378,7 +388,7 @@ impl Session {
     /// function say how a microbatch is cut, also those of another stage.
     fn batch_of(&self, port: &Port) -> Option<Port<'_>> {
         let (w, shape) = (&self.wiring, port.ty.sizes());
-        let mut inputs = w.args(RoleKind::Input);
+        let mut inputs = w.args(|k| k == RoleKind::Input);
         let input = inputs.find(|i| w.per_microbatch[i.func] && i.ty.rank() == 2);
         input.filter(|i| {
             w.per_microbatch[port.func] && shape.len() > 1 && shape[0] == i.ty.dims[0].size
@@ -520,15 +530,20 @@ impl Session {
     }
 }
 
-fn start((rank, r): (usize, Rank)) -> Result<Worker> {
+fn rank_thread(rank: usize) -> String {
+    format!("rank {rank}")
+}
+
+fn unstarted(rank: usize, ranks: usize, e: &std::io::Error) -> Diag {
+    spawn::refused(&format!("the thread of rank {rank}"), ranks, e)
+}
+
+fn start((rank, r): (usize, Rank), ranks: usize) -> Result<Worker> {
     let (commands, inbox) = channel();
     let (outbox, replies) = channel();
-    let thread = std::thread::Builder::new().name(format!("rank {rank}"));
-    let thread = thread.spawn(move || r.serve(&inbox, &outbox)).map_err(|e| {
-        Diag::new("threads", format!("the thread of rank {rank} did not start: {e}"))
-            .help(format!("allow this process {} more threads", rank + 1))
-            .exit(Exit::Environment)
-    })?;
+    let thread = std::thread::Builder::new().name(rank_thread(rank));
+    let thread = thread.spawn(move || r.serve(&inbox, &outbox));
+    let thread = thread.map_err(|e| unstarted(rank, ranks, &e))?;
     Ok(Worker { rank, commands: Some(commands), replies, thread: Some(thread) })
 }
 

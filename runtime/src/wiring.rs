@@ -50,7 +50,7 @@ pub(crate) struct Slot {
 pub(crate) struct Port<'a> {
     pub func: usize,
     pub value: Value,
-    pub name: &'a str,
+    pub role: &'a Role,
     pub ty: &'a Type,
     pub place: Place,
 }
@@ -94,10 +94,9 @@ impl Wiring {
         let inputs = plan.classes.iter().map(|c| slots(plan, c)).collect();
         let plan = plan.clone();
         let w = Wiring { plan, places, launches, bound, per_microbatch, class_of, inputs };
-        for kind in [RoleKind::Param, RoleKind::State, RoleKind::Scalar] {
-            if let Some(p) = w.args(kind).chain(w.results(kind)).find(|p| p.place.frame != 0) {
-                return Err(broken(format!("`{}` does not live through a step", p.name)));
-            }
+        let lasts = |k| matches!(k, RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar);
+        if let Some(p) = w.args(lasts).chain(w.results(lasts)).find(|p| p.place.frame != 0) {
+            return Err(broken(format!("{} does not live through a step", p.role)));
         }
         w.check_outputs()?;
         Ok(w)
@@ -107,44 +106,39 @@ impl Wiring {
         &self.plan.module.mesh
     }
 
-    fn port(&self, func: usize, value: Value, name: &'static str) -> Port<'_> {
-        let ty = self.plan.module.funcs[func].ty(value);
-        let place = self.places[func][value.0 as usize];
-        Port { func, value, name, ty, place }
-    }
-
     fn ports<'a>(
         &'a self,
-        kind: RoleKind,
+        is: impl Fn(RoleKind) -> bool + Copy,
         of: fn(&'a Func) -> &'a [shardc_ir::func::Port],
     ) -> impl Iterator<Item = Port<'a>> {
         self.plan.module.funcs.iter().enumerate().flat_map(move |(func, f)| {
             let one = move |p: &'a shardc_ir::func::Port| {
-                let role = p.role.as_ref().filter(|r| r.kind == kind)?;
-                Some(Port { name: &role.name, ..self.port(func, p.value, "") })
+                let role = p.role.as_ref().filter(|r| is(r.kind))?;
+                let place = self.places[func][p.value.0 as usize];
+                Some(Port { func, value: p.value, role, ty: f.ty(p.value), place })
             };
             of(f).iter().filter_map(one)
         })
     }
 
-    /// Arguments of a kind, over all functions.
-    pub fn args(&self, kind: RoleKind) -> impl Iterator<Item = Port<'_>> {
-        self.ports(kind, |f| &f.args)
+    /// Arguments of such kinds, over all functions.
+    pub fn args(&self, is: impl Fn(RoleKind) -> bool + Copy) -> impl Iterator<Item = Port<'_>> {
+        self.ports(is, |f| &f.args)
     }
-    /// Results of a kind, over all functions.
-    pub fn results(&self, kind: RoleKind) -> impl Iterator<Item = Port<'_>> {
-        self.ports(kind, |f| &f.results)
+    /// Results of such kinds, over all functions.
+    pub fn results(&self, is: impl Fn(RoleKind) -> bool + Copy) -> impl Iterator<Item = Port<'_>> {
+        self.ports(is, |f| &f.results)
     }
 
     /// The value that holds a role after a step: the last result with it, else an argument.
     pub fn find(&self, role: &Role) -> Option<Port<'_>> {
-        let named = |p: &Port| p.name == &*role.name;
-        self.results(role.kind).filter(named).last().or_else(|| self.args(role.kind).find(named))
+        let (own, same) = (|k| k == role.kind, |p: &Port| p.role == role);
+        self.results(own).filter(same).last().or_else(|| self.args(own).find(same))
     }
 
     fn check_outputs(&self) -> Result<()> {
-        for p in self.results(RoleKind::Output) {
-            whole(p.name, p.ty)?;
+        for p in self.results(RoleKind::is_shown) {
+            whole(p.role, p.ty)?;
         }
         Ok(())
     }
@@ -224,13 +218,13 @@ impl Wiring {
 }
 
 /// Checks that a value is known to the ranks: no sum to be taken, nothing of each rank's own.
-pub(crate) fn whole(name: &str, t: &Type) -> Result<()> {
+pub(crate) fn whole(role: &Role, t: &Type) -> Result<()> {
     if t.partial().is_empty() && t.varying.is_empty() {
         return Ok(());
     }
     Err(Diag::new(
         "partial",
-        format!("`{name}` is a sum that the ranks have not taken, or differs between them"),
+        format!("{role} is a sum that the ranks have not taken, or differs between them"),
     )
     .rule("an output is invariant, replicated or sharded on every axis")
     .help("reduce it in the program, with 1 all_reduce, before it is shown"))
@@ -271,7 +265,8 @@ fn check_instr(plan: &Plan, class: usize, i: &Instr, class_of: &[usize]) -> Resu
                 let all = call.frames.iter().zip(sizes);
                 call.frames.len() == sizes.len()
                     && call.frames.first() == Some(&0)
-                    && all.clone().all(|(&at, &bytes)| inside(at, bytes))
+                    // An empty frame lies anywhere.
+                    && all.clone().all(|(&at, &bytes)| bytes == 0 || inside(at, bytes))
             }
         }
         Instr::Send(t) | Instr::Recv(t) => {

@@ -281,20 +281,23 @@ fn sums_are_left_folds_and_the_same_bits_everywhere() {
                     };
                     end.all_reduce(AtomSet(1), &[tensor]).unwrap();
                 }
-                let in_place = region(&mut own);
-                let tensor = Reduced {
-                    fold: shardc_ir::types::Reduction::Sum,
-                    from: in_place.clone(),
-                    to: in_place,
-                };
-                end.all_reduce(AtomSet(1), &[tensor]).unwrap();
+                // Accumulators of gradients, several in a call.
+                let mut others = [part(r), part(r)[..len.div_ceil(3)].to_vec()];
+                let mut tensors = vec![];
+                for in_place in [&mut own].into_iter().chain(&mut others).map(region) {
+                    let fold = shardc_ir::types::Reduction::Sum;
+                    tensors.push(Reduced { fold, from: in_place.clone(), to: in_place });
+                }
+                end.all_reduce(AtomSet(1), &tensors[..1]).unwrap();
+                end.all_reduce(AtomSet(1), &tensors[1..]).unwrap();
                 // Nobody may free what others still read.
                 end.barrier(AtomSet(1)).unwrap();
-                (y, own)
+                (y, own, others)
             };
             let all = [ranks(&mesh, 9000, sums), posted(&mesh, 9000, sums)];
-            for (y, own) in all.concat() {
+            for (y, own, [a, b]) in all.concat() {
                 assert!(y == want && own == want, "{n} ranks, {len} elements");
+                assert!(a == want && b == want[..b.len()], "{n} ranks, {len} elements, of two");
             }
         }
     }

@@ -2,7 +2,7 @@
 //! what happens when something is wrong.
 
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Module, Role, RoleKind};
+use shardc_ir::func::{Module, Role, RoleKind, Slot};
 use shardc_ir::interp::{self, Precision, State};
 use shardc_ir::kernel::{Kernel, Program, Route, Scalar, View};
 use shardc_ir::plan::{
@@ -57,7 +57,7 @@ fn plan_memory(m: &Module, microbatches: usize) -> (Memory, Vec<Vec<(usize, usiz
         for port in f.args.iter().chain(&f.results) {
             let at = (i, port.value.0 as usize);
             let role = port.role.clone().expect("all ports have roles");
-            if role.kind != RoleKind::Output {
+            if !role.kind.is_shown() {
                 let first = *roles.entry(role.clone()).or_insert(at);
                 p.join(at, first);
             }
@@ -216,7 +216,7 @@ fn steps_match_the_interpreter() {
                     let x = f32s(&role.name, [shape[0], shape[1]]);
                     state.put(&m.mesh, role, ty, &x);
                 }
-                RoleKind::State => state.put(&m.mesh, role, ty, &Tensor::full(&ty.sizes(), 0.0)),
+                RoleKind::State(_) => state.put(&m.mesh, role, ty, &Tensor::full(&ty.sizes(), 0.0)),
                 _ => {}
             }
         }
@@ -242,15 +242,24 @@ fn steps_match_the_interpreter() {
                 .unwrap_or_else(|e| panic!("{e}"));
             let got = run(&mut session, step).unwrap_or_else(|e| panic!("{mesh}: {e}"));
             assert_eq!(got.tokens, 30);
-            assert_eq!(got.loss, got.outputs["loss"].data.first().copied());
+            assert_eq!(
+                got.loss,
+                got.output(RoleKind::Metric, "loss").unwrap().data.first().copied()
+            );
             assert!(got.grad_norm.is_some_and(|n| n > 0.0));
-            for name in ["loss", "grad_norm", "grad.h", "logits"] {
-                let want = state.output(&m.mesh, name).unwrap();
-                same(&format!("{mesh}, step {step}, {name}"), &got.outputs[name], &want);
+            for (kind, name) in [
+                (RoleKind::Metric, "loss"),
+                (RoleKind::Metric, "grad_norm"),
+                (RoleKind::GradShown, "h"),
+                (RoleKind::Output, "logits"),
+            ] {
+                let want = state.output(&m.mesh, kind, name).unwrap();
+                let got = got.output(kind, name).unwrap();
+                same(&format!("{mesh}, step {step}, {kind} {name}"), got, &want);
             }
         }
         let kinds =
-            [(RoleKind::Param, "e"), (RoleKind::Param, "h"), (RoleKind::State, "h:exp_avg")];
+            [(RoleKind::Param, "e"), (RoleKind::Param, "h"), (RoleKind::State(Slot::ExpAvg), "h")];
         for (kind, name) in kinds {
             let role = Role::new(kind, name);
             let arg = finish.args.iter().find(|p| p.role.as_ref() == Some(&role)).unwrap();
@@ -285,7 +294,9 @@ fn wrong_data_is_refused_before_anything_runs() {
     assert_eq!(step(&ids[1..], &targets).unwrap_err().0, "batch-shape");
     assert_eq!(step(&ids, &[]).unwrap_err().0, "batch-shape");
     // Nothing of this has harmed the session.
-    assert!(step(&ids, &targets).unwrap().outputs.keys().eq(["grad_norm", "loss"]));
+    assert!(
+        step(&ids, &targets).unwrap().outputs.keys().map(|r| &*r.name).eq(["grad_norm", "loss"])
+    );
 }
 
 #[test]

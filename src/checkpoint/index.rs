@@ -2,27 +2,34 @@
 
 use super::step_of;
 use crate::plan_dir::{self, Stored};
+use crate::seal;
 use serde::{Deserialize, Serialize};
 use shardc_frontends::Checkpoint;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::files;
 use shardc_ir::func::RoleKind;
 use shardc_runtime::holdings::Holding;
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Version of the form.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 /// Largest index that is read, in bytes.
-const MAX_INDEX: u64 = 1 << 30;
+pub(super) const MAX_INDEX: u64 = 1 << 30;
 
 /// `index.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     pub format: u32,
+    /// blake3 of this file without this hash.
+    pub hash: String,
     /// Steps that were done.
     pub step: usize,
+    /// blake3 of the plan's `plan.json`, which has the hashes of its other files.
+    pub plan: String,
     pub files: BTreeMap<String, File>,
     /// By kind and name.
     pub tensors: Vec<Tensor>,
@@ -38,7 +45,7 @@ pub(super) struct File {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Tensor {
-    /// `param` or `state`.
+    /// `param` or `state[exp_avg]`: the kind of its role.
     pub kind: String,
     pub name: String,
     pub shape: Vec<usize>,
@@ -57,13 +64,16 @@ pub(super) struct Piece {
 /// The name of a piece in its file: kind, tensor, and where it begins.
 pub(super) fn key(h: &Holding) -> String {
     let at: Vec<String> = h.offset.iter().map(usize::to_string).collect();
-    format!("{} {} @{}", h.kind.name(), h.name, at.join(","))
+    format!("{} {} @{}", h.role.kind, h.role.name, at.join(","))
 }
 
 /// A checkpoint on disk.
 pub struct Saved {
     dir: PathBuf,
     pub step: usize,
+    /// blake3 of the index.
+    mark: String,
+    plan: String,
     files: BTreeMap<String, File>,
     tensors: BTreeMap<(String, String), Tensor>,
     data: Checkpoint,
@@ -84,21 +94,21 @@ impl Saved {
     /// `checkpoint` if there is none, or its index is wrong or does not fit its files; `file`,
     /// `safetensors` and `truncated` for these.
     pub fn open(dir: &Path) -> Result<Saved> {
-        let dir = if dir.join("index.json").is_file() { dir.to_path_buf() } else { last(dir)? };
+        let dir = if dir.join("index.json").exists() { dir.to_path_buf() } else { last(dir)? };
         let path = dir.join("index.json");
         let wrong = |what: String| broken(&dir, what);
-        let size = std::fs::metadata(&path).map_err(|e| wrong(format!("index.json: {e}")))?.len();
-        if size > MAX_INDEX {
-            return Err(wrong(format!("index.json has {size} B, more than {MAX_INDEX}")));
+        let text = files::read_text(&path, MAX_INDEX)?;
+        let json: serde_json::Value =
+            serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
+        if json["format"] != FORMAT {
+            let format = &json["format"];
+            return Err(wrong(format!("it has format {format}, this shardc reads {FORMAT}")));
         }
-        let text = std::fs::read(&path).map_err(|e| wrong(format!("index.json: {e}")))?;
         let index: Index =
-            serde_json::from_slice(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
-        if index.format != FORMAT {
-            return Err(wrong(format!(
-                "it has format {}, this shardc reads {FORMAT}",
-                index.format
-            )));
+            serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
+        if !seal::is_sealed(&text, &index.hash) {
+            let what = "index.json: the file is not as it was written (its hash differs)";
+            return Err(wrong(what.into()));
         }
         if index.step >= 1 << 48 {
             return Err(wrong(format!("index.json: step {}", index.step)));
@@ -112,7 +122,8 @@ impl Saved {
                 return Err(wrong("index.json: a tensor is there twice".into()));
             }
         }
-        Ok(Saved { dir, step: index.step, files: index.files, tensors, data })
+        let (step, mark) = (index.step, seal::hash(text.as_bytes()));
+        Ok(Saved { dir, step, mark, plan: index.plan, files: index.files, tensors, data })
     }
 
     /// The folder of the checkpoint.
@@ -122,13 +133,22 @@ impl Saved {
 
     /// What tells this checkpoint from others: its step, and a hash of its index.
     pub fn mark(&self) -> String {
-        let index = std::fs::read(self.dir.join("index.json")).unwrap_or_default();
-        format!("of step {}, index {}", self.step, &blake3::hash(&index).to_hex()[..16])
+        format!("of step {}, index {}", self.step, &self.mark[..16])
     }
 
     /// The plan that wrote it.
+    ///
+    /// # Errors
+    /// `checkpoint` if another one stands there, and those of reading a plan.
     pub fn plan(&self) -> Result<Stored> {
-        plan_dir::read(&self.dir.join("plan"))
+        let dir = self.dir.join("plan");
+        let stored = plan_dir::read(&dir)?;
+        let path = dir.join("plan.json");
+        let head = if path.exists() { files::read(&path, MAX_INDEX)? } else { vec![] };
+        if seal::hash(&head) != self.plan {
+            return Err(broken(&dir, "plan.json: this is another plan than wrote it".into()));
+        }
+        Ok(stored)
     }
 
     /// Compares the data of files with their hashes: of each `of`-th file from `first` on, so that
@@ -140,7 +160,7 @@ impl Saved {
         for (name, file) in self.files.iter().skip(first).step_by(of.max(1)) {
             let path = self.dir.join(name);
             let wrong = |what: String| broken(&self.dir, format!("{name}: {what}"));
-            let found = hash(&path).map_err(|e| wrong(e.to_string()))?;
+            let found = hash(&path)?;
             if found != (file.header.clone(), file.blake3.clone()) {
                 return Err(wrong("the data are not those that were written".into()));
             }
@@ -161,9 +181,9 @@ impl Saved {
         out: &mut [f32],
     ) -> Result<()> {
         let at = self.dir.display().to_string();
-        let Some(t) = self.tensors.get(&(kind.name().to_string(), name.to_string())) else {
+        let Some(t) = self.tensors.get(&(kind.to_string(), name.to_string())) else {
             let n = self.tensors.len();
-            let what = format!("the checkpoint has no {} `{name}`", kind.name());
+            let what = format!("the checkpoint has no {kind} `{name}`");
             return Err(Diag::new("missing-tensor", what)
                 .at(at)
                 .help(format!("resume with the model and the optimizer that wrote its {n} tensors"))
@@ -273,7 +293,7 @@ fn last(dir: &Path) -> Result<PathBuf> {
     let entries = std::fs::read_dir(dir).map_err(|e| broken(dir, e.to_string()))?;
     let found = entries.flatten().filter_map(|e| {
         let step = step_of(&e.file_name().to_string_lossy())?;
-        e.path().join("index.json").is_file().then_some((step, e.path()))
+        e.path().join("index.json").exists().then_some((step, e.path()))
     });
     found.max().map(|f| f.1).ok_or_else(|| {
         broken(dir, "there is no checkpoint here".into())
@@ -283,9 +303,12 @@ fn last(dir: &Path) -> Result<PathBuf> {
 }
 
 /// blake3 of a safetensors header, and of what is behind it. Headers were read before, with bounds.
-fn hash(path: &Path) -> std::io::Result<(String, String)> {
-    use std::io::Read;
-    let mut file = std::fs::File::open(path)?;
+fn hash(path: &Path) -> Result<(String, String)> {
+    let (file, len) = files::open(path)?;
+    hash_of(file.take(len)).map_err(|e| files::io_error("cannot read the file", path, &e))
+}
+
+fn hash_of(mut file: impl Read) -> std::io::Result<(String, String)> {
     let mut header = vec![0; 8];
     file.read_exact(&mut header)?;
     let size = u64::from_le_bytes(header[..].try_into().expect("8 bytes"));

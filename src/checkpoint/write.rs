@@ -1,17 +1,19 @@
 //! Writing: every rank its file, process 0 the index.
 
-use super::index::{FORMAT, File, Index, Piece, Tensor, key};
+use super::index::{FORMAT, File, Index, MAX_INDEX, Piece, Tensor, key};
 use super::{rank_file, step_folder, step_of, unfinished};
 use crate::plan_dir::{self, Stored};
+use crate::seal;
 use shardc_frontends::write_each;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::files;
 use shardc_runtime::Session;
 use shardc_runtime::holdings::{Give, Holding, Task};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// What a checkpoint cannot do ends the job.
@@ -30,9 +32,14 @@ pub struct Saves {
 }
 
 impl Saves {
-    /// To a folder; of older ones as many stay as make up `keep` with the newest.
-    pub fn new(dir: &Path, keep: usize) -> Saves {
-        Saves { dir: dir.into(), keep: keep.max(1), removal: None }
+    /// To a folder, whose lock this process has; of older ones as many stay as make up `keep` with the
+    /// newest. What jobs that have died have left there is removed.
+    ///
+    /// # Errors
+    /// `save`.
+    pub fn new(dir: &Path, keep: usize) -> Result<Saves> {
+        clean(dir)?;
+        Ok(Saves { dir: dir.into(), keep: keep.max(1), removal: None })
     }
 
     /// Saves what all ranks hold after a step: the folder appears whole, or not at all.
@@ -50,7 +57,7 @@ impl Saves {
         let gone = hide(dir, self.keep);
         // What cannot be removed costs room alone, and the next save tries again.
         let remove = move || gone.iter().for_each(|path| drop(fs::remove_dir_all(path)));
-        self.removal = Some(std::thread::spawn(remove));
+        self.removal = std::thread::Builder::new().spawn(remove).ok();
         Ok(saved)
     }
 
@@ -101,22 +108,32 @@ pub fn check_steps(dir: &Path, done: usize) -> Result<()> {
         .help(format!("go on from step {later} with --resume, or save to another folder")))
 }
 
-/// Makes the folder that will be the checkpoint, with the plan, and removes what jobs that have died
-/// have left.
+/// Makes the folder that will be the checkpoint, with the plan.
 fn begin(dir: &Path, step: usize, stored: &Stored) -> Result<()> {
     let new = unfinished(dir, step);
     let fail = |e: std::io::Error| failed(&new, &e);
     if step_folder(dir, step).exists() {
         return Err(failed(&step_folder(dir, step), &"it is there already"));
     }
-    let ours = |name: &str| name.starts_with(".step-") && name.ends_with(".unfinished");
-    for e in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if ours(&e.file_name().to_string_lossy()) && e.path().is_dir() {
-            fs::remove_dir_all(e.path()).map_err(fail)?;
-        }
-    }
+    clean(dir)?;
     fs::create_dir_all(&new).map_err(fail)?;
     plan_dir::write(&new.join("plan"), stored, &stored.report).map_err(|d| failed(&new, &d.message))
+}
+
+/// Removes unfinished checkpoints: whoever has the lock of the folder writes none yet, and nobody else
+/// does.
+fn clean(dir: &Path) -> Result<()> {
+    let ours = |name: &str| {
+        let step = name.strip_prefix('.').and_then(|n| n.strip_suffix(".unfinished"));
+        step.is_some_and(|s| step_of(s).is_some())
+    };
+    for e in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let is_dir = e.file_type().is_ok_and(|t| t.is_dir());
+        if is_dir && ours(&e.file_name().to_string_lossy()) {
+            fs::remove_dir_all(e.path()).map_err(|why| failed(&e.path(), &why))?;
+        }
+    }
+    Ok(())
 }
 
 /// What a rank does for the checkpoint of a step.
@@ -133,7 +150,7 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
     let name = rank_file(rank);
     let path = to.join(&name);
     let keys: Vec<(String, Vec<usize>)> = all.iter().map(|h| (key(h), h.len.clone())).collect();
-    let mut hasher = blake3::Hasher::new();
+    let hasher = Mutex::new(blake3::Hasher::new());
     let header = write_each(&path, &keys, |i, out| {
         give(&all[i], &mut |data| {
             let raw: Cow<[u8]> = if cfg!(target_endian = "little") {
@@ -142,16 +159,23 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
                 data.iter().flat_map(|x| x.to_le_bytes()).collect()
             };
             std::thread::scope(|s| {
-                s.spawn(|| hasher.update(&raw));
-                out.write_all(&raw)
+                let hash = || {
+                    hasher.lock().unwrap_or_else(PoisonError::into_inner).update(&raw);
+                };
+                let aside = std::thread::Builder::new().spawn_scoped(s, hash).is_ok();
+                let done = out.write_all(&raw);
+                if !aside {
+                    hash();
+                }
+                done
             })
             .map_err(|e| failed(&path, &e))
         })
     })
     .map_err(|d| if d.code == "save" { d } else { failed(&path, &d.message) })?;
     let piece = |h: &Holding| Tensor {
-        kind: h.kind.name().into(),
-        name: h.name.clone(),
+        kind: h.role.kind.to_string(),
+        name: h.role.name.to_string(),
         shape: h.shape.clone(),
         pieces: vec![Piece {
             file: name.clone(),
@@ -162,6 +186,7 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
     };
     let tensors: Vec<Tensor> = all.iter().map(piece).collect();
     let header = blake3::hash(&header).to_hex().to_string();
+    let hasher = hasher.into_inner().unwrap_or_else(PoisonError::into_inner);
     let file = File { header, blake3: hasher.finalize().to_hex().to_string() };
     Ok(serde_json::to_vec(&(name.clone(), file, tensors)).expect("plain data"))
 }
@@ -190,14 +215,16 @@ fn finish(dir: &Path, step: usize, given: Vec<Vec<u8>>) -> Result<()> {
         }
     }
     let tensors = tensors.into_values().collect();
-    let index = Index { format: FORMAT, step, files, tensors };
-    let text = serde_json::to_vec_pretty(&index).expect("plain data");
+    let head = new.join("plan/plan.json");
+    let head = files::read(&head, MAX_INDEX).map_err(|d| failed(new, &d.message))?;
+    let (hash, plan) = (String::new(), seal::hash(&head));
+    let index = Index { format: FORMAT, hash, step, plan, files, tensors };
+    let text = seal::seal(&serde_json::to_string_pretty(&index).expect("plain data"));
     let path = new.join("index.json");
+    let write = |e| files::io_error("cannot write the file", &path, &e);
+    files::create(&path, |out| out.write_all(text.as_bytes()).map_err(write))
+        .map_err(|d| failed(&path, &d.message))?;
     let put = || -> std::io::Result<()> {
-        use std::io::Write as _;
-        let mut f = fs::File::create(&path)?;
-        f.write_all(&text)?;
-        f.sync_all()?;
         flush(new)?;
         // There is none of this step: a folder is never replaced.
         fs::rename(new, step_folder(dir, step))?;
@@ -207,6 +234,7 @@ fn finish(dir: &Path, step: usize, given: Vec<Vec<u8>>) -> Result<()> {
 }
 
 /// Makes what stands in a folder last.
+#[expect(clippy::disallowed_methods, reason = "it is a folder of ours")]
 fn flush(dir: &Path) -> std::io::Result<()> {
     fs::File::open(dir)?.sync_all()
 }

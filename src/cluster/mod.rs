@@ -4,10 +4,13 @@ pub mod launcher;
 mod meeting;
 mod store;
 
+use crate::signals;
+use crate::terminal::note;
 use comfy_table::{Table, presets};
 use launcher::Launched;
 use meeting::Meeting;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::files;
 use shardc_ir::plan::Plan;
 pub use shardc_passes::options::Transport;
 use shardc_runtime::Process;
@@ -15,12 +18,14 @@ use shardc_runtime::alarm::Alarm;
 use shardc_runtime::control::{Control, Me};
 use shardc_runtime::cuda::{Device, Devices, Id};
 use shardc_runtime::transport;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long all processes may take to come.
 const START: Duration = Duration::from_secs(120);
+/// Signals so near to each other are one, which the terminal and the launcher have sent.
+const SAME: Duration = Duration::from_millis(500);
 /// Ranks that the table of a job lists.
 const LISTED: usize = 64;
 /// NCCL refuses two ranks on a device unless this is 1.
@@ -111,22 +116,19 @@ fn mpi(launched: Option<Launched>) -> Result<Job> {
 fn start(l: &Launched, meeting: Meeting, card: &str) -> Result<(Control, Arc<Alarm>)> {
     let card = format!("{}, pid {}{card}", host(), std::process::id());
     let alarm = Arc::<Alarm>::default();
-    let print = |message: &str| eprintln!("{message}");
+    let print = |message: &str| note(message);
     let me = Me { process: l.rank, processes: l.world, card };
     let Meeting { door, leader, .. } = meeting;
     let control = Control::join(&me, door, &leader, START, alarm.clone(), Box::new(print))?;
-    let interrupted = control.clone();
-    ctrlc::set_handler(move || interrupted.interrupt()).map_err(|e| {
-        Diag::new("cluster", format!("signals cannot be handled: {e}"))
-            .help("start shardc as 1 process of its own")
-            .exit(Exit::Environment)
-    })?;
+    let (wish, end) = (control.clone(), control.clone());
+    signals::handle(SAME, move |signal| wish.wish(signal), move |_| end.interrupt())?;
     Ok((control, alarm))
 }
 
 /// The name of this host.
-fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+pub fn host() -> String {
+    let name = files::read_text(Path::new("/proc/sys/kernel/hostname"), 1 << 10);
+    let name = name.unwrap_or_default();
     match name.trim() {
         "" => std::env::var("HOSTNAME").unwrap_or_else(|_| "unknown host".into()),
         name => name.to_string(),
@@ -155,7 +157,7 @@ impl Job {
         }
         self.control.barrier();
         if self.control.leads() {
-            eprintln!("{}", self.table(plan));
+            note(self.table(plan));
         }
         Ok(())
     }

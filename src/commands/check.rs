@@ -2,7 +2,10 @@
 
 use super::{gather, show};
 use crate::flags::Flags;
+use crate::report::bubble_line;
 use crate::rules::{self, Violation};
+use crate::search::advice::advise;
+use crate::search::ways;
 use serde_json::json;
 use shardc_ir::diag::Result;
 use std::path::Path;
@@ -10,34 +13,46 @@ use std::path::Path;
 /// Prints the violations; exit status 1 if there are any.
 pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
-    let asked = flags.options()?;
+    let asked = flags.options_for(&model)?;
     let facts = crate::facts(&model)?;
-    let mut family = String::new();
+    let (mut family, mut bubble, mut bubble_words) = (String::new(), None, None);
     let mut found = facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
+    if let Some(f) = &facts {
+        found = ways::checked(&model, f, &asked, found);
+    }
     if found.is_empty() {
         // No rule is violated; whatever the passes still refuse, or warn of, is found by compiling.
         match crate::compile(&model, &asked, None, &mut |_, _| {}) {
             Ok(done) => {
                 super::warn(&done.warnings);
+                super::warn(&flags.without_effect(
+                    &asked,
+                    &done.sharded.funcs[0],
+                    done.stored.facts.as_ref(),
+                ));
+                bubble = Some(done.report.bubble);
+                bubble_words = bubble_line(&done.stored.plan);
                 family = done.stored.family;
             }
-            Err(d) if as_json => found.push(Violation {
-                said: None,
-                code: d.code,
-                rule: d.rule.unwrap_or(d.message),
-                values: vec![],
-                nearest: d.help,
-            }),
-            Err(d) => return Err(d),
+            Err(d) if as_json => {
+                let d = advise(d, &model, &asked);
+                let rule = d.rule.unwrap_or(d.message);
+                let values = vec![];
+                found.push(Violation { said: None, code: d.code, rule, values, nearest: d.help });
+            }
+            Err(d) => return Err(advise(d, &model, &asked)),
         }
     }
     let meshes = match &facts {
-        Some(f) if !found.is_empty() => rules::nearest_meshes(f, &asked),
+        Some(f) if !found.is_empty() => ways::meshes(&model, f, &asked),
         _ => vec![],
     };
     if as_json {
         let ok = found.is_empty();
         let mut out = json!({ "ok": ok, "violations": found });
+        if let Some(bubble) = bubble.filter(|_| bubble_words.is_some()) {
+            out["bubble"] = json!(bubble);
+        }
         if !ok {
             out["meshes"] = json!(meshes);
         }
@@ -52,8 +67,9 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
         }
         if found.is_empty() {
             show(format!(
-                "ok: {family} on {} ranks\n",
-                asked.mesh.iter().map(|a| a.1).product::<usize>()
+                "ok: {family} on {} ranks{}\n",
+                asked.mesh.iter().map(|a| a.1).product::<usize>(),
+                bubble_words.map_or(String::new(), |l| format!("; {l}"))
             ));
         }
     }

@@ -3,9 +3,9 @@
 use super::{gather, show, warn};
 use crate::device;
 use crate::flags::Flags;
-use crate::report::Report;
-use crate::report::bytes;
+use crate::report::{Report, bubble_line, bytes, padding_lines};
 use crate::search::advice::advise;
+use crate::terminal::note;
 use comfy_table::{CellAlignment, Table, presets};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
@@ -24,7 +24,7 @@ pub fn compile(
     json: bool,
 ) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
-    let (o, archs) = (flags.options()?, flags.archs()?);
+    let (o, archs) = (flags.options_for(&model)?, flags.archs()?);
     if out.is_none() && !archs.is_empty() {
         return Err(Diag::new("flag", "code of kernels is part of a plan's folder")
             .at("--device cuda")
@@ -49,22 +49,23 @@ pub fn compile(
     }
     let plan = &done.stored.plan;
     warn(&done.warnings);
-    done.notes.iter().for_each(|n| eprintln!("{n}"));
+    warn(&flags.without_effect(&o, &done.sharded.funcs[0], done.stored.facts.as_ref()));
+    done.notes.iter().for_each(note);
     if json {
         show(serde_json::to_string(&done.report).expect("a report is plain data") + "\n");
     } else if let Some(text) = dump {
         show(text);
     } else {
         show(human(plan, &done.stored.family, &done.report));
-        eprintln!("compiled in {:.1} ms", done.report.compile_ms);
+        note(format!("compiled in {:.1} ms", done.report.compile_ms));
         if let Some(ms) = done.report.kernel_ms {
             let archs: Vec<&str> = archs.iter().map(String::as_str).collect();
-            eprintln!("made code of kernels for {} in {ms:.0} ms", archs.join(", "));
+            note(format!("made code of kernels for {} in {ms:.0} ms", archs.join(", ")));
         }
     }
     if let Some(dir) = out.filter(|_| !json) {
         let dir = dir.display();
-        eprintln!("wrote {dir}   next: shardc inspect {dir} --summary · shardc run {dir}");
+        note(format!("wrote {dir}   next: shardc inspect {dir} --summary · shardc run {dir}"));
     }
     Ok(0)
 }
@@ -138,14 +139,18 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
             format!(" of class {}, which needs most of {n} (inspect --summary shows all)", c.class)
         }
     };
+    let bubble = bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\nmemory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\n{bubble}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
         s.global_batch,
         s.seq,
         count(s.microbatches, "microbatch", "microbatches"),
+        padding_lines(plan),
         if of.is_empty() { "" } else { " of this class" },
     );
+    let kept = r.zero_accumulate.iter().map(|k| format!("{k}\n"));
+    let text: String = std::iter::once(text).chain(kept).collect();
     // Tables fill their last column with blanks.
     text.lines().map(|l| l.trim_end().to_string() + "\n").collect()
 }

@@ -7,6 +7,7 @@ mod tensor;
 mod trace;
 mod value;
 mod words;
+mod zero;
 
 pub use pages::PAGES;
 

@@ -84,7 +84,16 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         ranks::Rank::of(&s.plan, rank)?;
         return kernels::kernels(s, rank, json);
     }
-    let mut m = module(s, what.phase.as_deref())?;
+    // Of the source all is shown that a frontend knows, so that it can be compiled.
+    let mut source = match what.phase.as_deref() {
+        Some("source") => Some(text::parse_source(&s.source)?),
+        _ => None,
+    };
+    let mut of_pass = match source {
+        Some(_) => Module::default(),
+        None => module(s, what.phase.as_deref())?,
+    };
+    let m = source.as_mut().map_or(&mut of_pass, |s| &mut s.module);
     let rank_class = what.rank.filter(|&r| r < m.mesh.ranks()).map(|r| s.plan.class_of(r));
     if let Some(c) = what.class.or(rank_class).filter(|_| what.phase.is_none()) {
         let own = &s.plan.classes[c].funcs;
@@ -92,11 +101,12 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         m.funcs = all.filter(|(i, _)| own.contains(i)).map(|(_, f)| f).collect();
     }
     if what.local {
-        local::annotate(&mut m);
+        local::annotate(m);
     }
-    let mut program = text::print(&m);
+    let mesh = m.mesh.clone();
+    let mut program = source.as_ref().map_or_else(|| text::print(&of_pass), text::print_source);
     if what.local {
-        program = local::arguments(&m.mesh, &program);
+        program = local::arguments(&mesh, &program);
     }
     let rank = what.rank.map(|r| ranks::Rank::of(&s.plan, r)).transpose()?;
     if json {
@@ -110,9 +120,6 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
 /// The module as a pass leaves it: stored, or made again from the source.
 fn module(s: &Stored, phase: Option<&str>) -> Result<Module> {
     let Some(phase) = phase.filter(|p| *p != "ranked") else { return Ok(s.plan.module.clone()) };
-    if phase == "source" {
-        return text::parse(&s.source);
-    }
     let (mut known, mut found) = (vec!["source".to_string()], None);
     crate::recompile_watched(s, &s.options, &mut |pass, m| {
         known.push(pass.into());

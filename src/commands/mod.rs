@@ -5,13 +5,16 @@ pub mod compile;
 pub mod explain;
 pub mod inspect;
 pub mod launch_script;
+pub mod prove;
 pub mod reshard;
 pub mod run;
+pub mod saving;
 pub mod verify;
 
 use crate::flags::{self, Flags};
+use crate::terminal::{show, warn};
 use clap::{Parser, Subcommand, ValueEnum};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::Result;
 use std::path::{Path, PathBuf};
 
 /// Compiles transformers to sharded programs for every rank of a mesh, and runs them.
@@ -25,7 +28,7 @@ use std::path::{Path, PathBuf};
   shardc run my.plan --data 'bytes:src/**/*.rs' --steps 50
 
 Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment,
-6 a rank failed, 101 a bug of ours, 130 interrupted."
+6 a rank failed, 101 a bug of ours, 130 interrupted, 141 nobody reads standard output."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -39,6 +42,14 @@ pub struct Cli {
 pub enum Format {
     Human,
     Json,
+}
+
+/// How a plan is proved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum By {
+    Symbolic,
+    Field,
+    Both,
 }
 
 /// What to do.
@@ -95,13 +106,25 @@ pub enum Command {
     },
     /// Convert a checkpoint: to the pieces of another mesh, or to a Hugging Face folder
     Reshard(reshard::Reshard),
-    /// Check a plan: types, collective order, memory, numbers against one rank
+    /// Show that a plan computes what its model means, for all numbers: exit status 0 proved, 1 refuted,
+    /// 4 not understood
+    Prove {
+        /// Folder that shardc compile wrote
+        plan: PathBuf,
+        /// By terms, for all numbers and plans of any size; by evaluation of all ranks over a field, for
+        /// small plans; or by both
+        #[arg(long, value_enum, default_value_t = By::Symbolic)]
+        by: By,
+        /// Take the texts as they are: no hashes are compared
+        #[arg(long)]
+        text: bool,
+    },
+    /// Check a plan: that it is what its model compiles to, types, collective order, memory
     Verify {
         /// Folder that shardc compile wrote
         plan: PathBuf,
-        /// Compare numbers on small sizes of the same model
-        #[arg(long)]
-        tiny: bool,
+        #[command(flatten)]
+        how: verify::Verify,
     },
 }
 
@@ -127,7 +150,8 @@ pub fn run(cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Reshard(how) => reshard::reshard(&how),
-        Command::Verify { plan, tiny } => verify::verify(&plan, tiny, json),
+        Command::Prove { plan, by, text } => prove::prove(&plan, by, text, json),
+        Command::Verify { plan, how } => verify::verify(&plan, how, json),
     }
 }
 
@@ -139,24 +163,4 @@ fn gather(model: &Path, flags: Flags) -> Result<(PathBuf, Flags)> {
         return Ok((dir.join(path), flags.over(below)));
     }
     Ok((model.to_path_buf(), flags))
-}
-
-/// Prints a result. A reader that has gone away (`| head`) ends the command quietly.
-pub fn show(text: impl AsRef<str>) {
-    use std::io::Write as _;
-    let mut out = std::io::stdout().lock();
-    if let Err(e) = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.flush()) {
-        if e.kind() != std::io::ErrorKind::BrokenPipe {
-            eprintln!("error[output]: cannot write standard output: {e}");
-            std::process::exit(5);
-        }
-        std::process::exit(0);
-    }
-}
-
-/// Prints warnings to standard error.
-fn warn(all: &[Diag]) {
-    for w in all {
-        eprintln!("{}", w.render().replacen("error[", "warning[", 1));
-    }
 }

@@ -1,16 +1,19 @@
 //! `shardc reshard`: a checkpoint as another mesh would write it, or as a Hugging Face folder.
 
+use super::saving::{HowToSave, apart, prepare};
 use crate::checkpoint::{self, Saved};
 use crate::flags::Flags;
+use crate::lock;
 use crate::plan_dir::Stored;
 use crate::retarget;
+use crate::terminal::note;
 use shardc_frontends::check_target;
 use shardc_ir::diag::Result;
 use shardc_ir::func::RoleKind;
 use shardc_ir::plan::Plan;
 use shardc_passes::options::{Options, Order, TpMode};
 use shardc_runtime::holdings::{Holding, holdings};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Flags of `reshard`.
 #[derive(clap::Args, Clone, Debug)]
@@ -27,6 +30,12 @@ pub struct Reshard {
     /// Stage of ZeRO of the mesh [default: that of the checkpoint's plan]
     #[arg(long)]
     pub zero: Option<u8>,
+    /// With --to hf: the model folder whose tokenizer and element types the saved one gets [default: that
+    /// of the checkpoint's plan]
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<PathBuf>,
+    #[command(flatten)]
+    pub saving: HowToSave,
 }
 
 /// Runs the command.
@@ -39,16 +48,20 @@ pub fn reshard(how: &Reshard) -> Result<i32> {
     saved.verify(0, 1)?;
     let stored = saved.plan()?;
     let written = match how.to.as_str() {
-        "hf" => to_model(&saved, &stored, &how.output)?,
+        "hf" => to_model(&saved, &stored, how)?,
         mesh => to_mesh(&saved, &stored, mesh, how)?,
     };
-    eprintln!("wrote {}, of step {}", written.display(), saved.step);
+    note(format!("wrote {}, of step {}", written.display(), saved.step));
     Ok(0)
 }
 
-fn to_model(saved: &Saved, stored: &Stored, to: &Path) -> Result<PathBuf> {
+fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
+    let (to, base) = (&how.output, how.base.as_deref());
+    apart(to, base, stored, &how.saving)?;
     check_target(to)?;
-    shardc_frontends::save(to, &stored.config, &stored.plan.weights, None, |w| {
+    let _lock = lock::of_model(to, &how.dir)?;
+    let saving = prepare(&how.saving, base, stored)?;
+    shardc_frontends::save(to, &stored.config, &stored.plan.weights, &saving, |w| {
         let ranges: Vec<_> = w.shape.iter().map(|&n| 0..n).collect();
         let mut out = vec![0.0; w.shape.iter().product()];
         saved.read(RoleKind::Param, &w.param, &w.shape, &ranges, &mut out)?;
@@ -59,10 +72,11 @@ fn to_model(saved: &Saved, stored: &Stored, to: &Path) -> Result<PathBuf> {
 
 fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<PathBuf> {
     let plan = plan_for(stored, mesh, how.zero)?;
+    let _lock = lock::of_checkpoints(&how.output, &how.dir)?;
     checkpoint::write_all(&how.output, saved.step, stored, &holdings(&plan)?, |h: &Holding| {
         let ranges: Vec<_> = h.offset.iter().zip(&h.len).map(|(&at, &n)| at..at + n).collect();
         let mut out = vec![0.0; h.len.iter().product()];
-        saved.read(h.kind, &h.name, &h.shape, &ranges, &mut out)?;
+        saved.read(h.role.kind, &h.role.name, &h.shape, &ranges, &mut out)?;
         Ok(out)
     })
 }

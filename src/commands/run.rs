@@ -1,19 +1,22 @@
 //! `shardc run`: executes a plan, ranks as threads of this process or as processes of a job.
 
+mod keep;
 mod trace;
 
-use super::show;
-use crate::checkpoint::{self, Saved, Saves};
+use super::saving::{HowToSave, apart};
+use crate::checkpoint::{self, Saved};
 use crate::cluster::{self, Job, Transport};
 use crate::data::{Data, is_text};
 use crate::device;
 use crate::plan_dir::{self, Stored};
-use crate::recompile;
+use crate::terminal::{Progress, note, warn};
+use crate::{recompile, signals};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use keep::Keeper;
 use serde_json::json;
 use shardc_frontends::{
-    Batch, Checkpoint, NamedTensor, check_target, read_batch, save, whole_tensors, write_tensors,
+    Batch, Checkpoint, DUMP, NamedTensor, read_batch, whole_tensors, write_tensors,
 };
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
@@ -22,7 +25,7 @@ use shardc_ir::plan::{Mode, Plan, Settings};
 use shardc_ir::weights::Weight;
 use shardc_runtime::native::Native;
 use shardc_runtime::{Options, Session, StepBatch, StepResult, Wanted, fresh};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -58,10 +61,12 @@ pub struct Run {
     /// Write logits, loss, gradients and parameters there (recompiles the plan to observe them)
     #[arg(long, value_name = "FILE", requires = "batch")]
     pub dump: Option<PathBuf>,
-    /// Write the parameters as an HF folder at the end, in f32: of bf16 weights the master copies; with
-    /// --save-every, checkpoints instead
+    /// Write the model as an HF folder at the end, or when the run is interrupted; with --save-every,
+    /// checkpoints instead
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
+    #[command(flatten)]
+    pub saving: HowToSave,
     /// Write checkpoints to --save DIR/step-NNNNNNNN every so many steps, and after the last one: what
     /// --resume goes on from, on any mesh
     #[arg(long, value_name = "N", requires = "save", value_parser = clap::value_parser!(u64).range(1..))]
@@ -75,7 +80,7 @@ pub struct Run {
     /// Write what every rank did, and when, as a trace for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Seconds a rank may wait for another
+    /// Seconds a rank may wait for another, and the C compiler may take
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
     /// How ranks exchange data: threads of this process, or processes that a launcher has started, by
@@ -92,9 +97,10 @@ pub struct Run {
     /// types in plain batches)
     #[arg(long, value_enum, default_value_t)]
     pub products: Products,
-    /// Kernels over rows on the CPU: compiled by the machine's C compiler, or interpreted, several times slower
-    #[arg(long, value_enum, default_value_t)]
-    pub kernels: Kernels,
+    /// Kernels over rows on the CPU: compiled by the machine's C compiler, or interpreted, several times
+    /// slower [default: compiled; interpreted, with a warning, where no compiler does it]
+    #[arg(long, value_enum)]
+    pub kernels: Option<Kernels>,
 }
 
 /// The words of --transport.
@@ -121,9 +127,8 @@ pub enum On {
 }
 
 /// How kernels over rows run.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kernels {
-    #[default]
     Compiled,
     Interpreted,
 }
@@ -222,12 +227,15 @@ fn launch(
     let programs: Vec<Program> =
         own.clone().map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
     let native = match (how.device, how.kernels) {
-        (On::Cuda, _) | (_, Kernels::Interpreted) => None,
-        (On::Cpu, Kernels::Compiled) => {
-            let all = programs.iter().flatten().flatten();
-            let object = shardc_codegen::c::compile(&shardc_codegen::c::print(all))?;
-            Some(Arc::new(Native::load(&object, programs.iter())?))
-        }
+        (On::Cuda, _) | (_, Some(Kernels::Interpreted)) => None,
+        (On::Cpu, asked) => match native(&programs, how) {
+            Ok(made) => Some(Arc::new(made)),
+            Err(d) if asked.is_none() => {
+                warn(&[d.why("kernels are interpreted: the same numbers, several times slower")]);
+                None
+            }
+            Err(d) => return Err(d),
+        },
     };
     let devices = match how.device {
         On::Cpu => None,
@@ -251,8 +259,8 @@ fn launch(
         Start::Resumed(s) => s.read(RoleKind::Param, &w.param, &w.shape, ranges, out),
     });
     let load = |wanted: Wanted, ranges: &[Range<usize>], out: &mut [f32]| match (start, wanted) {
-        (Start::Resumed(s), Wanted::State { name, shape }) => {
-            s.read(RoleKind::State, name, shape, ranges, out)
+        (Start::Resumed(s), Wanted::State { role, shape }) => {
+            s.read(role.kind, &role.name, shape, ranges, out)
         }
         _ => fresh(wanted, ranges, out),
     };
@@ -268,6 +276,13 @@ fn launch(
     }
 }
 
+/// The kernels over rows of these programs, compiled.
+fn native(programs: &[Program], how: &Run) -> Result<Native> {
+    let text = shardc_codegen::c::print(programs.iter().flatten().flatten());
+    let object = shardc_codegen::c::compile(&text, Duration::from_secs(how.timeout.max(1)))?;
+    Native::load(&object, programs.iter())
+}
+
 /// Opens a checkpoint and checks its data; processes share this.
 fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
     let saved = Saved::open(dir)?;
@@ -277,7 +292,7 @@ fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
     let (first, of) = job.map_or((0, 1), |j| (j.launched.rank, j.launched.world));
     saved.verify(first, of)?;
     if first == 0 {
-        eprintln!("resuming from {}, step {}", saved.dir().display(), saved.step);
+        note(format!("resuming from {}, step {}", saved.dir().display(), saved.step));
     }
     Ok(Start::Resumed(saved))
 }
@@ -312,36 +327,52 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
 
 fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32> {
     let leads = job.is_none_or(|j| j.control.leads());
-    let stored = plan_dir::read(dir)?;
+    let mut stored = plan_dir::read(dir)?;
     if let Some(job) = job {
         job.check(&stored.plan, &stored.hash())?;
+    }
+    if let Some(to) = &how.save {
+        apart(to, how.weights.as_deref(), &stored, &how.saving)?;
+    }
+    if let Some(weights) = how.weights.as_ref().and_then(|w| std::fs::canonicalize(w).ok()) {
+        // What checkpoints of this run come from.
+        stored.origin = Some(weights.display().to_string());
+    }
+    if how.save.is_some() {
+        signals::save_first();
+        if job.is_none() {
+            let told = |signal| {
+                let name = signals::name(signal);
+                let mut err = std::io::stderr();
+                // Nobody may be left to read it.
+                let _ = writeln!(err, "{name}: saving after this step; a second one ends at once");
+            };
+            signals::handle(Duration::ZERO, told, |s| std::process::exit(signals::status(s)))?;
+        }
     }
     let stored = if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;
     let s = &plan.settings;
-    if let Some(dir) = how.save.as_ref().filter(|_| leads && how.save_every.is_none()) {
-        check_target(dir)?;
-    }
+    let mut trace = how.trace.as_deref().filter(|_| leads).map(trace::Trace::new).transpose()?;
+    how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
     let start = match &how.resume {
         None => Start::open(how.weights.as_deref(), plan)?,
         Some(dir) => resume(dir, job)?,
     };
     let done = if let Start::Resumed(s) = &start { s.step } else { 0 };
     if leads && matches!(start, Start::Random { .. }) {
-        eprintln!(
+        note(format!(
             "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
             s.seed
-        );
+        ));
     }
-    if let (true, Some(dir), Some(_)) = (leads, &how.save, how.save_every) {
-        checkpoint::check_steps(dir, done)?;
-    }
+    let mut keeper = if leads { Keeper::open(dir, how, &stored, done)? } else { None };
     let feed = Feed::open(how, s)?;
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
     }
     if leads && how.data.as_deref().is_some_and(is_text) {
-        eprintln!("text {}", feed.mark());
+        note(format!("text {}", feed.mark()));
     }
     let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
     let eval = how.eval_data.as_deref().map(open).transpose()?;
@@ -358,11 +389,16 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     }
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let mut first: Option<StepResult> = None;
-    let mut trace = how.trace.as_deref().map(trace::Trace::new);
-    let mut saves = how.save.as_deref().map(|dir| Saves::new(dir, how.keep));
-    let bar = progress(steps, as_json);
+    let bar = bar(steps, as_json);
+    let keeps = [&how.save, &how.dump, &how.trace].iter().any(|to| to.is_some());
+    let mut out = Progress::new(keeps);
     let first_step = done + 1;
+    let mut at = done;
+    let asked = || job.map_or_else(signals::asked, |j| j.control.wished());
     for step in first_step..=steps {
+        if asked().is_some() {
+            break;
+        }
         let (ids, targets) = feed.batch(s, step)?;
         let since = Instant::now();
         let observe = step == first_step && how.dump.is_some();
@@ -374,54 +410,61 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         if let Some(t) = &mut trace {
             t.add(plan, step, &r.timings);
         }
-        show_step(&bar, step, &r, since.elapsed(), ids.len(), as_json);
+        show_step(&mut out, &bar, step, &r, since.elapsed(), ids.len(), as_json)?;
         if step == first_step {
             first = Some(r);
         }
-        if let (Some(saves), Some(n)) = (&mut saves, how.save_every)
-            && (step as u64 % n == 0 || step == steps)
+        at = step;
+        if let Some(k) = &mut keeper
+            && let Some(line) = k.after(&mut session, &stored, step, step == steps)?
         {
-            let since = Instant::now();
-            let saved = saves.save(&mut session, step, &stored)?;
-            let (took, bytes) = (since.elapsed().as_secs_f64(), checkpoint::bytes(&saved));
-            let (mb, rate) = (bytes as f64 / 1e6, bytes as f64 / 1e6 / took);
-            bar.suspend(|| {
-                eprintln!("saved {}: {mb:.0} MB in {took:.1} s, {rate:.0} MB/s", saved.display());
-            });
+            bar.suspend(|| note(&line));
         }
         if let Some(d) = eval.as_ref().filter(|_| step % how.eval_every.max(1) == 0) {
             let (ids, targets) = d.batch(s.seed, EVALUATION, s.global_batch, s.seq)?;
             let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
             let loss = session.evaluate(&batch)?.loss;
-            match as_json {
-                true => show(format!("{}\n", json!({ "step": step, "eval_loss": loss }))),
-                false => bar.suspend(|| {
-                    show(format!(
-                        "step {step:>5}  evaluation loss {:.4}\n",
-                        loss.unwrap_or(f32::NAN)
-                    ))
-                }),
-            }
+            let line = match as_json {
+                true => json!({ "step": step, "eval_loss": loss }).to_string(),
+                false => {
+                    format!("step {step:>5}  evaluation loss {:.4}", loss.unwrap_or(f32::NAN))
+                }
+            };
+            bar.suspend(|| out.line(line))?;
         }
     }
     bar.finish_and_clear();
     if done >= steps {
-        eprintln!("nothing to do: {done} steps are done, and --steps is {steps}");
+        note(format!("nothing to do: {done} steps are done, and --steps is {steps}"));
     }
+    // First what is worth most.
+    let stopped = asked().filter(|_| at < steps);
+    let saved = match &mut keeper {
+        // Nothing is new.
+        Some(_) if stopped.is_some() && at == done => None,
+        Some(k) => k.last(&mut session, &stored, at)?,
+        None => None,
+    };
+    saved.iter().for_each(note);
     if let Some(t) = &trace {
         t.write(plan)?;
     }
     if let (Some(file), Some(first)) = (&how.dump, &first) {
         dump(file, &stored, first, &mut session)?;
     }
-    if let Some(dir) = how.save.as_ref().filter(|_| how.save_every.is_none()) {
-        save(dir, &stored.config, &plan.weights, how.weights.as_deref(), |w| {
-            parameter(&mut session, &w.param)
-        })?;
-        eprintln!("saved {}", dir.display());
-    }
     session.finish();
-    Ok(0)
+    let Some(signal) = stopped else { return Ok(out.status()) };
+    let name = signals::name(signal);
+    match &keeper {
+        Some(k) if at > done => note(format!(
+            "interrupted by {name} after step {at} of {steps}, which is saved: {}",
+            k.way_on()
+        )),
+        _ => {
+            note(format!("interrupted by {name} before step {first_step}: nothing is new to save"))
+        }
+    }
+    Ok(signals::status(signal))
 }
 
 impl Feed {
@@ -481,12 +524,12 @@ fn observed(stored: &Stored, tell: bool) -> Result<Stored> {
         format!("peak {new} B instead of {old} B")
     };
     if tell {
-        eprintln!("recompiled to observe logits and gradients: {peak}");
+        note(format!("recompiled to observe logits and gradients: {peak}"));
     }
     Ok(again.stored)
 }
 
-fn progress(steps: usize, as_json: bool) -> ProgressBar {
+fn bar(steps: usize, as_json: bool) -> ProgressBar {
     let hidden = as_json || !std::io::stderr().is_terminal();
     let bar = ProgressBar::with_draw_target(
         Some(steps as u64),
@@ -499,20 +542,20 @@ fn progress(steps: usize, as_json: bool) -> ProgressBar {
 }
 
 fn show_step(
+    out: &mut Progress,
     bar: &ProgressBar,
     step: usize,
     r: &StepResult,
     took: Duration,
     tokens: usize,
     as_json: bool,
-) {
+) -> Result<()> {
     let ms = took.as_secs_f64() * 1e3;
     if as_json {
-        show(format!(
-            "{}\n",
-            json!({ "step": step, "loss": r.loss, "grad_norm": r.grad_norm, "tokens": r.tokens, "ms": ms })
-        ));
-        return;
+        let (loss, norm, tokens) = (r.loss, r.grad_norm, r.tokens);
+        return out.line(
+            json!({ "step": step, "loss": loss, "grad_norm": norm, "tokens": tokens, "ms": ms }),
+        );
     }
     let rate = tokens as f64 / took.as_secs_f64();
     let number = |x: Option<f32>| x.map_or("-".into(), |x| format!("{x:.4}"));
@@ -523,7 +566,7 @@ fn show_step(
     let line = format!("step {step:>5}  {found}  {rate:.0} tokens/s  {ms:.0} ms");
     bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
     bar.inc(1);
-    bar.suspend(|| show(line + "\n"));
+    bar.suspend(|| out.line(line))
 }
 
 /// The current value of a parameter, whole.
@@ -534,15 +577,15 @@ pub fn parameter(session: &mut Session, param: &str) -> Result<Vec<f32>> {
 /// Writes what was observed, under the checkpoint's names and layouts.
 fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session) -> Result<()> {
     let mut out: Vec<NamedTensor> = vec![];
-    for name in ["logits", "loss"] {
-        if let Some(a) = first.outputs.get(name) {
+    for (kind, name) in [(RoleKind::Output, "logits"), (RoleKind::Metric, "loss")] {
+        if let Some(a) = first.output(kind, name) {
             out.push((name.into(), a.shape.clone(), a.data.clone()));
         }
     }
     let weights = &stored.plan.weights;
     if stored.plan.settings.mode == Mode::Train {
         let grads = whole_tensors(weights, |w| {
-            Ok(first.outputs.get(&format!("grad.{}", w.param)).map(|a| a.data.clone()))
+            Ok(first.output(RoleKind::GradShown, &w.param).map(|a| a.data.clone()))
         })?;
         out.extend(grads.into_iter().map(|(n, s, d)| (format!("grad.{n}"), s, d)));
         let params = whole_tensors(weights, |w| parameter(session, &w.param).map(Some))?;

@@ -5,7 +5,8 @@ mod text;
 mod tokenizer;
 mod tokens;
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use shardc_ir::rng::Stream;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -127,14 +128,11 @@ fn read(pattern: &str, wrong: &dyn Fn(String) -> Diag) -> Result<Vec<(PathBuf, V
     paths.sort();
     let (mut files, mut left) = (vec![], MAX_BYTES);
     for path in paths {
+        let (file, len) = files::open(&path)?;
         let mut bytes = vec![];
-        let file = std::fs::File::open(&path);
-        file.and_then(|f| f.take(left + 1).read_to_end(&mut bytes)).map_err(|e| {
-            Diag::new("data", e.to_string())
-                .at(path.display().to_string())
-                .help("make the file readable")
-                .exit(Exit::Environment)
-        })?;
+        let unreadable = |e| files::io_error("cannot read the file", &path, &e);
+        // One byte more than there is room for says that there are too many, before all are read.
+        file.take(len.min(left + 1)).read_to_end(&mut bytes).map_err(unreadable)?;
         left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
             wrong(format!("the files hold more than {MAX_BYTES} bytes"))
                 .help("name fewer files, or make a file of tokens of them")
@@ -151,7 +149,9 @@ fn read(pattern: &str, wrong: &dyn Fn(String) -> Diag) -> Result<Vec<(PathBuf, V
 }
 
 fn collect(dir: &Path, pattern: &str, depth: usize, out: &mut Vec<PathBuf>) {
-    if dir.is_file() {
+    // Whatever else a user names is refused when it is opened.
+    let named = !pattern.contains(['*', '?']);
+    if depth == 0 && dir.exists() && (named || !dir.is_dir()) {
         out.push(dir.to_path_buf());
         return;
     }
@@ -180,7 +180,7 @@ fn matches(pattern: &str, path: &str) -> bool {
         match (p.first(), t.first()) {
             (None, None) => true,
             (Some(&"**"), _) => go(&p[1..], t) || (!t.is_empty() && go(p, &t[1..])),
-            (Some(g), Some(s)) => shardc_passes::options::glob(g, s) && go(&p[1..], &t[1..]),
+            (Some(g), Some(s)) => shardc_ir::names::glob(g, s) && go(&p[1..], &t[1..]),
             _ => false,
         }
     }

@@ -1,7 +1,7 @@
 //! Hugging Face's tokenizers: `tokenizer.json`, read with bounds.
 
 use shardc_ir::diag::{Diag, Exit, Result};
-use std::io::Read;
+use shardc_ir::files;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
@@ -34,24 +34,16 @@ fn call<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<
     Err(wrong(path, format!("the tokenizer cannot be used: {what}")))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = vec![];
-    std::fs::File::open(path)
-        .and_then(|f| f.take(MOST_BYTES + 1).read_to_end(&mut bytes))
-        .map_err(|e| wrong(path, e.to_string()).exit(Exit::Environment))?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return Err(wrong(path, format!("it has more than {MOST_BYTES} B")));
-    }
-    Ok(bytes)
-}
-
 /// The tokenizer of a folder or file, and its token for the end of a text.
 ///
 /// # Errors
 /// `tokenizer`.
 pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
     let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
-    let bytes = read(path)?;
+    if !path.exists() {
+        return Err(wrong(path, "there is no such file").exit(Exit::Environment));
+    }
+    let bytes = files::read(path, MOST_BYTES)?;
     let mut tokenizer = call(path, || Tokenizer::from_bytes(&bytes))?;
     if let ModelWrapper::BPE(model) = tokenizer.get_model()
         && let Some(p) = model.dropout.filter(|&p| p > 0.0)
@@ -68,9 +60,9 @@ pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
 
 /// `eos_token` of tokenizer_config.json, or else a token that is usually called so.
 fn end(tokenizer: &Tokenizer, config: &Path) -> Result<Option<u32>> {
-    if config.is_file() {
-        let json: serde_json::Value =
-            serde_json::from_slice(&read(config)?).map_err(|e| wrong(config, e.to_string()))?;
+    if config.exists() {
+        let json: serde_json::Value = serde_json::from_slice(&files::read(config, MOST_BYTES)?)
+            .map_err(|e| wrong(config, e.to_string()))?;
         let said = &json["eos_token"];
         if let Some(name) = said.as_str().or(said["content"].as_str()) {
             let none = || wrong(config, format!("eos_token `{name}` is no token of the tokenizer"));

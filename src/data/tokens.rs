@@ -1,6 +1,7 @@
 //! Files of tokens: what they are is read from their headers, tokens from where they are needed.
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -66,11 +67,10 @@ impl TokenFile {
     /// `data` for a file that is none of these, or whose header and size disagree.
     pub fn open(path: &Path) -> Result<TokenFile> {
         let index = path.with_extension("idx");
-        let mut file = File::open(path).map_err(|e| unreadable(path, &e))?;
-        let size = file.metadata().map_err(|e| unreadable(path, &e))?.len();
+        let (mut file, size) = files::open(path)?;
         let (start, width, stated) = if path.extension().is_some_and(|e| e == "npy") {
             npy(path, &mut file)?
-        } else if index.is_file() {
+        } else if index.exists() {
             megatron(&index, size)?
         } else {
             plain(&mut file, size).map_err(|e| unreadable(path, &e))?
@@ -114,10 +114,7 @@ impl TokenFile {
 }
 
 fn unreadable(path: &Path, e: &std::io::Error) -> Diag {
-    Diag::new("data", e.to_string())
-        .at(path.display().to_string())
-        .help("name a file that can be read, or bytes:GLOB")
-        .exit(Exit::Environment)
+    files::io_error("cannot read the tokens", path, e)
 }
 
 fn wrong(path: &Path, what: String) -> Diag {
@@ -147,8 +144,7 @@ fn plain(file: &mut File, size: u64) -> std::io::Result<Form> {
 /// Megatron's index: its element type, and that it speaks of as many tokens as there are.
 fn megatron(index: &Path, size: u64) -> Result<Form> {
     let mut head = [0; 34];
-    let mut file = File::open(index).map_err(|e| unreadable(index, &e))?;
-    let there = file.metadata().map_err(|e| unreadable(index, &e))?.len();
+    let (mut file, there) = files::open(index)?;
     let short = |e: std::io::Error| wrong(index, format!("its header ends early: {e}"));
     file.read_exact(&mut head).map_err(short)?;
     let word = |i: usize| u64::from_le_bytes(head[i..i + 8].try_into().expect("8 bytes"));

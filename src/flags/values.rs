@@ -2,13 +2,15 @@
 
 use serde::Deserialize;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{Order, ShardRule};
 use shardc_passes::schedule::Named;
+use std::path::Path;
 use std::result::Result as Result2;
 
 /// Axis names in canonical order, outer to inner.
-const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
+pub const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 
 pub(super) fn recompute(text: &str) -> Result<Recompute> {
     Recompute::parse(text).map_err(|name| {
@@ -23,6 +25,14 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
 
 /// `24GiB`, `80GB`, `1.5e9` or a number of bytes.
 pub(super) fn memory(text: &str) -> Result<usize> {
+    bytes_of("--memory", text)
+}
+
+/// The same of a flag.
+///
+/// # Errors
+/// `flag`.
+pub fn bytes_of(flag: &str, text: &str) -> Result<usize> {
     let t = text.trim();
     let digits = t.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E');
     let (number, unit) = t.split_at(digits.unwrap_or(t.len()));
@@ -36,10 +46,13 @@ pub(super) fn memory(text: &str) -> Result<usize> {
     match bytes.filter(|b| *b >= 1.0 && *b <= 2f64.powi(60)) {
         Some(b) => Ok(b as usize),
         None => Err(Diag::new("flag", format!("`{text}` is no amount of memory"))
-            .at(format!("--memory {text}"))
-            .help("for example --memory 24GiB, 80GB or 1500000000")),
+            .at(format!("{flag} {text}"))
+            .help(format!("for example {flag} 24GiB, 80GB or 1500000000"))),
     }
 }
+
+/// Largest CSV file of a schedule that is read, in bytes.
+const MAX_CSV: u64 = 64 << 20;
 
 /// A schedule by name, or the text of a CSV file.
 pub(super) fn schedule(text: &str) -> Result<Order> {
@@ -49,16 +62,9 @@ pub(super) fn schedule(text: &str) -> Result<Order> {
         }
         return Ok(Order::Named(text.into()));
     }
-    let bad = |m: String| {
-        Diag::new("file", m).at(format!("--schedule {text}")).help(
-            "give a readable CSV file of at most 64 MiB: one line per rank, cells such as 0F0",
-        )
-    };
-    let size = std::fs::metadata(text).map_err(|e| bad(e.to_string()))?.len();
-    if size > 64 << 20 {
-        return Err(bad(format!("{size} bytes is too large for a schedule")));
-    }
-    std::fs::read_to_string(text).map(Order::Csv).map_err(|e| bad(e.to_string()))
+    files::read_text(Path::new(text), MAX_CSV).map(Order::Csv).map_err(|d| {
+        d.help("--schedule FILE.csv: one line per rank of the pipeline, cells such as 0F0")
+    })
 }
 
 /// One positive number per rank of the pipeline.

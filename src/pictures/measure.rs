@@ -1,6 +1,29 @@
 //! What the pictures say about a timeline in numbers.
 
-use shardc_ir::schedule::{Kind, Slot, Timeline};
+use shardc_ir::diag::Result;
+use shardc_ir::plan::{Mode, Plan};
+use shardc_ir::schedule::{Kind, Slot, Timeline, Times, replay};
+
+/// The schedule of a plan against the clock; without a backward, its forwards.
+///
+/// # Errors
+/// Those of [`replay`]; a plan that was made or read has been replayed.
+pub fn timeline(plan: &Plan, mut times: Times) -> Result<Timeline> {
+    if plan.settings.mode == Mode::Train {
+        return replay(&plan.schedule, &times);
+    }
+    times.input.fill(0.0);
+    times.weight.fill(0.0);
+    let mut t = replay(&plan.schedule, &times)?;
+    t.ranks.iter_mut().for_each(|r| r.retain(|s| s.action.kind == Kind::Forward));
+    Ok(t)
+}
+
+/// The bubble of a plan if every F, I and W takes one unit of time, as in `inspect --timeline`.
+pub fn bubble_of(plan: &Plan) -> f64 {
+    let unit = Times::unit(plan.schedule.owner.len());
+    bubble(&timeline(plan, unit).expect("a plan's schedule was replayed when it was made or read"))
+}
 
 /// All kinds of actions, in the order of legends.
 pub const KINDS: [Kind; 4] = [Kind::Forward, Kind::Backward, Kind::Input, Kind::Weight];

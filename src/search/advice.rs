@@ -1,6 +1,7 @@
 //! Ways out of a plan that does not fit: changes of the options, each compiled, the cheapest first.
 
-use super::{Price, against, all, price, searches, settled, trial};
+use super::ways::mesh_text;
+use super::{Price, all, price, searches, settled, trial};
 use crate::report::bytes;
 use crate::{Input, read_model, rules};
 use shardc_ir::diag::{Diag, Result};
@@ -12,8 +13,10 @@ use std::path::Path;
 
 /// Most changes that are proposed.
 const PROPOSED: usize = 3;
-/// Changes that are tried in pairs if none is enough: those that need least, by kind.
+/// Sets of changes that are tried with one more if none is enough: those that need least.
 const PAIRED: usize = 6;
+/// Most changes in a set.
+const TOGETHER: usize = 4;
 
 /// Microbatches from which on smaller ones are not tried.
 const MANY: usize = 1024;
@@ -24,6 +27,7 @@ enum Kind {
     Recompute,
     Microbatch,
     Mesh,
+    Zero,
     Schedule,
     Sequence,
 }
@@ -44,7 +48,8 @@ impl Change {
         match self {
             Change::Recompute(_) => Kind::Recompute,
             Change::Microbatch(_) => Kind::Microbatch,
-            Change::Mesh(_) | Change::Zero(_) => Kind::Mesh,
+            Change::Mesh(_) => Kind::Mesh,
+            Change::Zero(_) => Kind::Zero,
             Change::Schedule(_) => Kind::Schedule,
             Change::Sequence => Kind::Sequence,
         }
@@ -93,11 +98,12 @@ pub fn advise(d: Diag, model: &Path, o: &Options) -> Diag {
     d
 }
 
-/// What to do, each line compiled.
+/// What to do, each line compiled: first on the ranks there are, with one change, then with several;
+/// only if nothing fits there, on more ranks.
 fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
     let o = &settled(asked);
     let base = trial(input, o, o)?;
-    let (peak, now) = (base.peak_bytes(), price(&base, &o.speeds)?);
+    let (peak, across) = (base.peak_bytes(), crate::across(&base.module.mesh, o).len());
     drop(base);
     let attempt = |changes: &Vec<Change>| -> Option<Tried> {
         let mut options = o.clone();
@@ -108,25 +114,14 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
             return None;
         }
         let plan = trial(input, o, &options).ok()?;
+        // Groups that leave their node are what nobody wants for less memory.
+        if crate::across(&plan.module.mesh, &options).len() > across {
+            return None;
+        }
         let price = price(&plan, &options.speeds).ok()?;
         Some(Tried { changes: changes.clone(), options, peak: plan.peak_bytes(), price })
     };
-    let singles: Vec<Vec<Change>> =
-        changes(o, asked, input.facts.is_some()).into_iter().map(|c| vec![c]).collect();
-    let mut tried: Vec<Tried> = all(&singles, attempt).into_iter().flatten().collect();
-    tried.sort_by_key(|t| t.peak);
-    if tried.iter().all(|t| t.peak > limit) {
-        let best: Vec<&Change> =
-            tried.iter().filter(|t| t.peak < peak).take(PAIRED).map(|t| &t.changes[0]).collect();
-        let mut pairs = vec![];
-        for (i, a) in best.iter().enumerate() {
-            for b in best[i + 1..].iter().filter(|b| b.kind() != a.kind()) {
-                pairs.push(vec![(*a).clone(), (*b).clone()]);
-            }
-        }
-        tried.extend(all(&pairs, attempt).into_iter().flatten());
-    }
-    let ranks = |o: &Options| o.mesh.iter().map(|a| a.1).product::<usize>().max(1);
+    let tried = sets(o, asked, input.facts.is_some(), (limit, peak), attempt);
     // Every rank costs: a step in half the time on twice the ranks is no gain.
     let cost = |t: &Tried| t.price.step * ranks(&t.options) as f64;
     let (mut fit, mut rest): (Vec<Tried>, Vec<Tried>) =
@@ -140,7 +135,7 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
         if ranks(&t.options) != ranks(o) {
             line += &format!(" of {} ranks", ranks(&t.options));
         }
-        line + &format!(", a step takes about {} time", against(t.price.step, now.step))
+        line
     };
     if !fit.is_empty() {
         return Ok(fit.iter().take(PROPOSED).map(line).collect());
@@ -156,6 +151,73 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
         .collect())
 }
 
+fn ranks(o: &Options) -> usize {
+    o.mesh.iter().map(|a| a.1).product::<usize>().max(1)
+}
+
+/// What was tried until something fits the limit: sets of ever more changes on the ranks there are;
+/// then the best of them with more ranks. `peak` is that without a change.
+fn sets(
+    o: &Options,
+    asked: &Options,
+    batch: bool,
+    (limit, peak): (usize, usize),
+    attempt: impl Fn(&Vec<Change>) -> Option<Tried> + Sync,
+) -> Vec<Tried> {
+    let own = |c: &Change| {
+        let mut new = o.clone();
+        c.apply(&mut new);
+        ranks(&new) == ranks(o)
+    };
+    let (own, more): (Vec<Change>, Vec<Change>) =
+        changes(o, asked, batch).into_iter().partition(own);
+    let singles: Vec<Vec<Change>> = own.iter().map(|c| vec![c.clone()]).collect();
+    let fits = |tried: &[Tried]| tried.iter().any(|t| t.peak <= limit);
+    let mut tried: Vec<Tried> = all(&singles, &attempt).into_iter().flatten().collect();
+    for _ in 1..TOGETHER {
+        if fits(&tried) {
+            return tried;
+        }
+        let sets = extended(&mut tried, &own, peak);
+        tried.extend(all(&sets, &attempt).into_iter().flatten());
+    }
+    if !fits(&tried) {
+        tried.sort_by_key(|t| t.peak);
+        let mut sets: Vec<Vec<Change>> = more.iter().map(|c| vec![c.clone()]).collect();
+        for t in tried.iter().take(PAIRED) {
+            let new = more.iter().filter(|c| t.changes.iter().all(|x| x.kind() != c.kind()));
+            sets.extend(new.map(|c| [&t.changes[..], std::slice::from_ref(c)].concat()));
+        }
+        tried.extend(all(&sets, &attempt).into_iter().flatten());
+    }
+    tried
+}
+
+/// The largest sets that need least so far, each with one change more of a kind that it has not.
+fn extended(tried: &mut [Tried], singles: &[Change], peak: usize) -> Vec<Vec<Change>> {
+    tried.sort_by_key(|t| t.peak);
+    let deepest = tried.iter().map(|t| t.changes.len()).max().unwrap_or(0);
+    let kinds = |t: &Tried| t.changes.iter().map(Change::kind).collect::<Vec<_>>();
+    let mut best: Vec<&Tried> = vec![];
+    for t in tried.iter().filter(|t| t.changes.len() == deepest && t.peak < peak) {
+        // Of changes of one kind the best two: others are worse at the same.
+        let alike = best.iter().filter(|b| kinds(b) == kinds(t)).count();
+        if alike < 2 && best.len() < PAIRED {
+            best.push(t);
+        }
+    }
+    let mut out: Vec<Vec<Change>> = vec![];
+    for t in best {
+        for c in singles.iter().filter(|c| !kinds(t).contains(&c.kind())) {
+            let set = [&t.changes[..], std::slice::from_ref(c)].concat();
+            if !out.iter().any(|s| set.iter().all(|c| s.contains(c))) {
+                out.push(set);
+            }
+        }
+    }
+    out
+}
+
 /// The changes of a candidate as flags in place of those of the same name.
 fn flags(t: &Tried, asked: &Options) -> String {
     let mut out: Vec<String> = vec![];
@@ -163,19 +225,8 @@ fn flags(t: &Tried, asked: &Options) -> String {
         match c {
             Change::Recompute(policy) => out.push(format!("--recompute {policy}")),
             Change::Microbatch(_) => {}
-            Change::Mesh(_) | Change::Zero(_) => {
-                if let Change::Zero(stage) = c {
-                    out.push(format!("--zero {stage}"));
-                }
-                // With ZeRO `dp` is another axis: say which.
-                let zero = t.options.zero > 0;
-                let axis = |(name, size): &(String, usize)| match &**name {
-                    "dp_replicate" if !zero => format!("dp={size}"),
-                    name => format!("{name}={size}"),
-                };
-                let axes: Vec<String> = t.options.mesh.iter().map(axis).collect();
-                out.push(format!("--mesh {}", axes.join(",")));
-            }
+            Change::Mesh(_) => {}
+            Change::Zero(stage) => out.push(format!("--zero {stage}")),
             Change::Schedule(n) => {
                 out.push(format!("--schedule {}", n.name()));
                 if let Some(v) = t.options.chunks.filter(|_| t.options.chunks != asked.chunks) {
@@ -184,6 +235,10 @@ fn flags(t: &Tried, asked: &Options) -> String {
             }
             Change::Sequence => out.push("--sp".into()),
         }
+    }
+    let meshes = |c: &Change| matches!(c, Change::Mesh(_) | Change::Zero(_));
+    if t.changes.iter().any(meshes) {
+        out.push(format!("--mesh {}", mesh_text(&t.options)));
     }
     // Without the flag a microbatch is the whole batch of a rank.
     let whole = t.options.global_batch / t.options.data_parallel().max(1);

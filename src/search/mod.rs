@@ -6,9 +6,10 @@
 //! order of candidates is fixed, and so is the choice among them; threads only share the work.
 
 pub mod advice;
-mod price;
+pub(crate) mod price;
 mod recompute;
 mod schedule;
+pub mod ways;
 
 pub use price::{Price, price, times};
 
@@ -19,13 +20,10 @@ use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::pipeline::{self, Source};
 use shardc_passes::schedule::Named;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use shardc_passes::threads;
 
 /// Threads that compile candidates: a plan of a large model takes some hundred megabytes.
 const MOST_THREADS: usize = 4;
-/// Stack of each, as large as that of the main thread.
-const STACK: usize = 8 << 20;
 
 /// True if the options ask for a search.
 pub fn searches(o: &Options) -> bool {
@@ -112,11 +110,12 @@ fn settled(o: &Options) -> Options {
 /// read: for another batch it is made again from its config.
 fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> {
     let o = Options { memory: None, ..o.clone() };
-    let source = if o.microbatch_rows() == read.microbatch_rows() {
-        input.source.clone()
-    } else {
-        model(input, &o)?
+    // A model with experts is made for a mesh; another may want other buffers of them.
+    let same = match input.facts {
+        Some(_) => crate::shape(&o)? == crate::shape(read)?,
+        None => o.microbatch_rows() == read.microbatch_rows(),
     };
+    let source = if same { input.source.clone() } else { model(input, &o)? };
     Ok(pipeline::compile(source, &o, &mut |_, _| {})?.plan)
 }
 
@@ -132,27 +131,7 @@ fn model(input: &Input, o: &Options) -> Result<Source> {
 
 /// Does the same to all items on several threads; results in the order of the items.
 fn all<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = threads.min(MOST_THREADS).min(items.len());
-    let done: Mutex<Vec<Option<R>>> = Mutex::new(items.iter().map(|_| None).collect());
-    let next = AtomicUsize::new(0);
-    let run = || {
-        while let Some((i, item)) = {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            items.get(i).map(|item| (i, item))
-        } {
-            let r = work(item);
-            done.lock().expect("no candidate has panicked")[i] = Some(r);
-        }
-    };
-    std::thread::scope(|s| {
-        for _ in 0..threads {
-            let thread = std::thread::Builder::new().stack_size(STACK);
-            thread.spawn_scoped(s, run).expect("a thread starts");
-        }
-    });
-    let done = done.into_inner().expect("no candidate has panicked");
-    done.into_iter().map(|r| r.expect("every item was worked on")).collect()
+    threads::all(items, MOST_THREADS, work)
 }
 
 /// `12.3 % more` or `12.3 % less`.

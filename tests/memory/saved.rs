@@ -77,7 +77,7 @@ impl Kind {
         match fixture {
             "gpt2" => Kind::GPT2,
             "qwen3" => Kind { head_norms: true, ..Kind::LLAMA },
-            "gemma2" => Kind { gemma: true, ..Kind::LLAMA },
+            "gemma2" | "gemma2_padded" => Kind { gemma: true, ..Kind::LLAMA },
             _llama_like => Kind::LLAMA,
         }
     }

@@ -3,26 +3,31 @@
 //! Objects are kept in a folder of the user's, under the hash of all they depend on: text, compiler,
 //! flags, processor. They are written beside and renamed, so that processes may race.
 
-use crate::kept::{beside, cache, keep};
+use crate::kept::{MOST, beside, cache, keep};
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::files;
+use std::ffi::OsStr;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
-/// How kernels are compiled. Nothing is contracted, and no sum reordered: the bits are those of the
-/// interpreter.
-const FLAGS: [&str; 11] = [
-    "-std=gnu11",
-    "-O2",
-    "-ftree-vectorize",
-    "-march=native",
-    "-mprefer-vector-width=512",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-Wno-psabi",
-    "-shared",
-    "-fPIC",
+/// What a compiler must know: nothing is contracted, and no sum reordered, so that the bits are those of
+/// the interpreter.
+const NEEDED: [&str; 5] = ["-std=gnu11", "-O2", "-ffp-contract=off", "-shared", "-fPIC"];
+/// What makes kernels faster, and no processor's compiler knows all of: of each row the first that it
+/// takes.
+const WISHED: [&[&str]; 6] = [
+    &["-march=native", "-mcpu=native"],
+    &["-mprefer-vector-width=512"],
+    &["-ftree-vectorize"],
+    &["-fno-math-errno"],
+    &["-fno-trapping-math"],
+    &["-Wno-psabi"],
 ];
+/// How much of what a compiler says is kept, in bytes.
+const SAID: u64 = 1 << 16;
 
 /// The compiler: `CC`, or `cc`.
 fn compiler() -> String {
@@ -41,13 +46,13 @@ fn failed(what: String) -> Diag {
     Diag::new("c-compiler", what)
         .rule("kernels over rows are compiled on the machine that runs them")
         .help("install a C compiler (gcc or clang), or name one with CC")
-        .help("or let kernels be interpreted, several times slower: --kernels interpreted")
+        .help("kernels may be interpreted, several times slower: --kernels interpreted")
         .exit(Exit::Environment)
 }
 
 /// The processor, as far as the compiler looks at it.
 fn processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let text = files::read_text(Path::new("/proc/cpuinfo"), 64 << 20).unwrap_or_default();
     let mut lines = text.lines().take_while(|l| !l.is_empty());
     let wanted = ["model name", "flags", "Features", "cpu family", "model"];
     let line =
@@ -55,20 +60,19 @@ fn processor() -> String {
     lines.by_ref().filter(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Compiles a text, or finds it compiled; the object's path.
+/// Compiles a text, or finds it compiled; the object's path. A compiler that takes longer than `limit` is
+/// ended.
 ///
 /// # Errors
 /// `c-compiler` if there is none, or if it refuses the text; with exit status 5.
-pub fn compile(text: &str) -> Result<PathBuf> {
-    let cc = compiler();
-    let version = command(&cc).arg("--version").output();
-    let version =
-        version.map_err(|e| failed(format!("the C compiler `{cc}` does not start: {e}")))?;
+pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
+    let cc = Compiler { words: compiler(), limit };
+    let version = cc.run(Stream::Out, &["--version"])?.said;
     let mut hash = blake3::Hasher::new();
-    for part in [text.as_bytes(), &version.stdout, processor().as_bytes(), cc.as_bytes()] {
-        hash.update(&(part.len() as u64).to_le_bytes()).update(part);
+    for part in [text, &version, &processor(), &cc.words] {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
     }
-    for flag in FLAGS {
+    for flag in NEEDED.iter().chain(WISHED.iter().copied().flatten()) {
         hash.update(flag.as_bytes());
     }
     let name = format!("kernels-{}.so", &hash.finalize().to_hex()[..32]);
@@ -79,18 +83,18 @@ pub fn compile(text: &str) -> Result<PathBuf> {
     if whole(&object, &dir.join(&sum)) {
         return Ok(object);
     }
-    let cannot = |e: std::io::Error| {
+    let cannot = |e: &dyn std::fmt::Display| {
         failed(format!("compiled kernels cannot be kept in {}: {e}", dir.display()))
             .help("name another folder with SHARDC_CACHE")
     };
-    std::fs::create_dir_all(&dir).map_err(cannot)?;
+    std::fs::create_dir_all(&dir).map_err(|e| cannot(&e))?;
     let (source, new) = (beside(&dir, &format!("{name}.c")), beside(&dir, &name));
-    let put = || -> std::io::Result<()> {
-        let hash = blake3::hash(&std::fs::read(&new)?).to_hex();
-        std::fs::rename(&new, &object)?;
-        keep(&dir, &sum, hash.as_bytes())
+    let put = |made: Vec<u8>| -> Result<()> {
+        std::fs::rename(&new, &object).map_err(|e| cannot(&e))?;
+        keep(&dir, &sum, blake3::hash(&made).to_hex().as_bytes()).map_err(|e| cannot(&e))
     };
-    let done = build(&cc, text, &source, &new).and_then(|()| put().map_err(cannot));
+    let written = write_beside(&source, text).map_err(|e| cannot(&e));
+    let done = written.and_then(|()| cc.build(&source, &new)).and_then(put);
     let _ = std::fs::remove_file(&source);
     if done.is_err() {
         let _ = std::fs::remove_file(&new);
@@ -100,23 +104,142 @@ pub fn compile(text: &str) -> Result<PathBuf> {
 
 /// True if an object is there as it was written: a damaged one would end the process.
 fn whole(object: &Path, sum: &Path) -> bool {
-    let read = |p: &Path| std::fs::read(p).ok();
+    let read = |p: &Path| files::read(p, MOST).ok();
     read(object).zip(read(sum)).is_some_and(|(o, s)| blake3::hash(&o).to_hex().as_bytes() == s)
 }
 
-fn build(cc: &str, text: &str, source: &Path, object: &Path) -> Result<()> {
-    std::fs::write(source, text)
-        .map_err(|e| failed(format!("{} cannot be written: {e}", source.display())))?;
-    let run = command(cc).args(FLAGS).arg("-o").arg(object).arg(source).arg("-lm").output();
-    let out = run.map_err(|e| failed(format!("the C compiler `{cc}` does not start: {e}")))?;
-    if out.status.success() {
-        return Ok(());
+/// Writes a file that has a name that no other process has.
+#[expect(clippy::disallowed_methods, reason = "a name that no other process has")]
+fn write_beside(path: &Path, text: &str) -> std::io::Result<()> {
+    std::fs::write(path, text)
+}
+
+/// The machine's C compiler.
+struct Compiler {
+    words: String,
+    limit: Duration,
+}
+
+/// Which of a compiler's streams is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stream {
+    Out,
+    Err,
+}
+
+/// A run of the compiler.
+struct Ran {
+    status: ExitStatus,
+    said: String,
+}
+
+impl Compiler {
+    /// Makes an object of a file, with the flags that the compiler knows; its bytes.
+    fn build(&self, source: &Path, object: &Path) -> Result<Vec<u8>> {
+        let all = WISHED.map(|row| Some(row[0]));
+        let mut ran = self.make(&all, source, object)?;
+        if !ran.status.success() {
+            // It may be about the flags: those that it takes with a text that nothing is wrong with.
+            let (probe, made) = (object.with_extension("probe.c"), object.with_extension("probe"));
+            let write = write_beside(&probe, "int shardc_probe;\n");
+            let known = write.map_err(|e| failed(format!("{}: {e}", probe.display())));
+            let known = known.and_then(|()| self.known(&probe, &made));
+            for file in [&probe, &made] {
+                let _ = std::fs::remove_file(file);
+            }
+            let known = known?;
+            if known != all {
+                ran = self.make(&known, source, object)?;
+            }
+        }
+        let cc = &self.words;
+        if ran.status.success() {
+            let none = |d: Diag| {
+                failed(format!("the C compiler `{cc}` ends well and makes nothing: {}", d.message))
+            };
+            return files::read(object, MOST).map_err(none);
+        }
+        let mut said: Vec<&str> =
+            ran.said.lines().filter(|l| l.contains("error")).take(3).collect();
+        let status = ran.status.to_string();
+        if said.is_empty() {
+            said.push(&status);
+        }
+        Err(failed(format!("the C compiler `{cc}` refuses the kernels: {}", said.join("; "))))
     }
-    let said = String::from_utf8_lossy(&out.stderr);
-    let mut said: Vec<&str> = said.lines().filter(|l| l.contains("error")).take(3).collect();
-    let status = out.status.to_string();
-    if said.is_empty() {
-        said.push(&status);
+
+    /// The flags of [`WISHED`] that the compiler takes.
+    fn known(&self, probe: &Path, made: &Path) -> Result<[Option<&'static str>; 6]> {
+        let mut known = [None; 6];
+        for (to, row) in known.iter_mut().zip(WISHED) {
+            for flag in row {
+                let one = [Some(*flag), None, None, None, None, None];
+                if self.make(&one, probe, made)?.status.success() {
+                    *to = Some(*flag);
+                    break;
+                }
+            }
+        }
+        Ok(known)
     }
-    Err(failed(format!("the C compiler `{cc}` refuses the kernels: {}", said.join("; "))))
+
+    fn make(&self, flags: &[Option<&str>; 6], source: &Path, object: &Path) -> Result<Ran> {
+        let (source, object) = (source.as_os_str(), object.as_os_str());
+        let flags = NEEDED.iter().copied().chain(flags.iter().copied().flatten());
+        let flags = flags.map(OsStr::new);
+        let files = [OsStr::new("-o"), object, source, OsStr::new("-lm")];
+        self.run(Stream::Err, &flags.chain(files).collect::<Vec<_>>())
+    }
+
+    /// Runs it to its end; what it says on a stream, as far as that is kept.
+    fn run(&self, stream: Stream, arguments: &[impl AsRef<OsStr>]) -> Result<Ran> {
+        let cc = &self.words;
+        let starts = |e| failed(format!("the C compiler `{cc}` does not start: {e}"));
+        let pipe = |own| if stream == own { Stdio::piped() } else { Stdio::null() };
+        let mut c = command(cc);
+        c.args(arguments).stdin(Stdio::null()).stdout(pipe(Stream::Out)).stderr(pipe(Stream::Err));
+        let mut child = c.spawn().map_err(starts)?;
+        let out = child.stdout.take().map(|x| Box::new(x) as Box<dyn Read + Send>);
+        let from = out.or(child.stderr.take().map(|x| Box::new(x) as _)).expect("one is piped");
+        let (send, said) = channel();
+        let reader = std::thread::Builder::new().spawn(move || drop(send.send(read(from))));
+        let ended = match reader {
+            Ok(_) => wait(&mut child, self.limit),
+            Err(e) => Err(e),
+        };
+        if !matches!(ended, Ok(Some(_))) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let late =
+            || failed(format!("the C compiler `{cc}` runs for {:?} without end", self.limit));
+        let status = ended.map_err(starts)?.ok_or_else(late)?;
+        // What it has started may go on, and hold the stream.
+        let said = said.recv_timeout(HELD).unwrap_or_default();
+        Ok(Ran { status, said: String::from_utf8_lossy(&said).into_owned() })
+    }
+}
+
+/// How long a stream may stay open behind the end of the compiler.
+const HELD: Duration = Duration::from_secs(1);
+
+/// Reads a stream to its end, and keeps the first part.
+fn read(mut from: impl Read) -> Vec<u8> {
+    let mut said = vec![];
+    let _ = from.by_ref().take(SAID).read_to_end(&mut said);
+    let _ = std::io::copy(&mut from, &mut std::io::sink());
+    said
+}
+
+/// Waits for the end of a process, for so long at most.
+fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let (since, mut pause) = (Instant::now(), Duration::from_millis(1));
+    loop {
+        match child.try_wait()? {
+            Some(status) => return Ok(Some(status)),
+            None if since.elapsed() >= limit => return Ok(None),
+            None => std::thread::sleep(pause),
+        }
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
 }

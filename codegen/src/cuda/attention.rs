@@ -1,5 +1,6 @@
 //! `attention.cu` and `attention_grad.cu`: tiles that fit registers and shared memory.
 
+use super::limits::{DECLARED, Limits};
 use super::{File, Words, grid, row_bytes, type_name};
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
 use shardc_ir::launch::Launch;
@@ -8,6 +9,7 @@ use shardc_ir::launch::Launch;
 const WARP_ROWS: usize = 16;
 
 /// How a block of threads cuts the work.
+#[derive(Clone, Copy)]
 struct Tiles {
     width: usize,
     value_width: usize,
@@ -59,9 +61,36 @@ impl Tiles {
         (self.rows / WARP_ROWS * self.split * 32) as u32
     }
 
-    /// Bytes of so many rows of either width.
-    fn bytes(&self, elem: Elem, rows: usize, value_rows: usize) -> u32 {
-        (rows * row_bytes(elem, self.width) + value_rows * row_bytes(elem, self.value_width)) as u32
+    /// Bytes of the tiles: of queries, keys and values; backward also of what has their gradients,
+    /// and twice of the other side.
+    fn shared(&self, elem: Elem, backward: bool) -> u32 {
+        let [rows, value_rows] = match backward {
+            false => [self.rows + self.cols, self.cols],
+            true => [self.rows + 2 * self.cols; 2],
+        };
+        let bytes =
+            rows * row_bytes(elem, self.width) + value_rows * row_bytes(elem, self.value_width);
+        u32::try_from(bytes).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of shared memory that the text declares: positions of rows, and of columns twice, backward with
+    /// two numbers beside them; and what each warp tells the others.
+    fn declared(&self, backward: bool) -> u32 {
+        let of_columns = if backward { 24 } else { 8 };
+        let bytes = 4 * self.rows + of_columns * self.cols + 8 * self.threads() as usize / 32;
+        (bytes as u32).next_multiple_of(DECLARED)
+    }
+
+    /// The largest tiles, up to those of [`Tiles::new`], that a block has shared memory for; the smallest
+    /// there are if there is none.
+    fn within(limits: &Limits, h: &Heads, owned: usize, backward: bool) -> Tiles {
+        let most = Tiles::new(h, owned, backward);
+        let halves = |from: usize| (0..).map(move |i| from >> i).take_while(|&n| n >= WARP_ROWS);
+        let sizes = halves(most.rows).flat_map(|r| halves(most.cols).map(move |c| (r, c)));
+        let mut all = sizes.map(|(rows, cols)| Tiles { rows, cols, ..most });
+        let fits = |t: &Tiles| limits.hold(t.shared(h.elem, backward), t.declared(backward));
+        let least = Tiles { rows: WARP_ROWS, cols: WARP_ROWS, ..most };
+        all.find(fits).unwrap_or(least)
     }
 }
 
@@ -81,12 +110,12 @@ fn sizes(w: &mut Words, h: &Heads) {
     w.float(f64::from(h.softcap.unwrap_or(0.0)));
 }
 
-pub(super) fn forward(k: &Attention) -> Vec<Launch> {
+pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {
     let h = &k.heads;
     if [h.batch, h.queries, h.groups * h.repeat].contains(&0) {
         return vec![];
     }
-    let t = Tiles::new(h, h.queries, false);
+    let t = Tiles::within(limits, h, h.queries, false);
     let rows = [(&k.q, h.width), (&k.k, h.width), (&k.v, h.value_width), (&k.out, h.value_width)];
     let text = include_str!("../../cuda/attention.cu");
     let mut w = Words::default();
@@ -100,12 +129,12 @@ pub(super) fn forward(k: &Attention) -> Vec<Launch> {
         entry: "attention".into(),
         grid: grid([h.queries.div_ceil(t.rows), h.groups * h.repeat, h.batch]),
         threads: t.threads(),
-        shared: t.bytes(h.elem, t.rows + t.cols, t.cols),
+        shared: t.shared(h.elem, false),
         words: w.0,
     }]
 }
 
-pub(super) fn backward(k: &AttentionGrad) -> Vec<Launch> {
+pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
     let h = &k.heads;
     let rows = [
         (&k.q, h.width),
@@ -126,13 +155,13 @@ pub(super) fn backward(k: &AttentionGrad) -> Vec<Launch> {
     sizes(&mut w, h);
     let text = include_str!("../../cuda/attention_grad.cu");
     let one = |entry: &'static str, owned: usize, heads: usize| {
-        let t = Tiles::new(h, owned, true);
+        let t = Tiles::within(limits, h, owned, true);
         Launch {
             source: t.file("attention_grad.cu", text, h, aligned(h, &rows)).source(),
             entry: entry.into(),
             grid: grid([owned.div_ceil(t.rows), heads, h.batch]),
             threads: t.threads(),
-            shared: t.bytes(h.elem, t.rows + 2 * t.cols, t.rows + 2 * t.cols),
+            shared: t.shared(h.elem, true),
             words: w.0.clone(),
         }
     };

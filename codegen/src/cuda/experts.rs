@@ -1,6 +1,7 @@
 //! `top_k.cu`, `route.cu`, `copies.cu`: what sends tokens to experts and back.
 
-use super::{File, Words, grid, pack, starts, type_name};
+use super::moves::index_name;
+use super::{File, Words, pack, row, starts, type_name};
 use shardc_ir::kernel::{Copies, Elem, Route, TopK, View};
 use shardc_ir::launch::{Launch, Word};
 
@@ -11,7 +12,7 @@ pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
     let file = File::new("top_k.cu", include_str!("../../cuda/top_k.cu"))
         .define("ELEM", type_name(k.elem))
         .define("RANK", rank)
-        .define("INDEX", if u32::try_from(n).is_ok() { "u32" } else { "u64" });
+        .define("INDEX", index_name(n));
     let mut w = Words::default();
     w.view(&k.x, k.elem);
     w.view(&k.out, Elem::I32);
@@ -26,7 +27,7 @@ pub(super) fn top_k(k: &TopK) -> Vec<Launch> {
     if n == 0 || k.k == 0 {
         return vec![];
     }
-    let grid = grid([n.div_ceil(ROWS), 1, 1]);
+    let grid = row([n.div_ceil(ROWS), 1, 1]);
     let (source, threads) = (file.source(), 32 * ROWS as u32);
     vec![Launch { source, entry: "top_k".into(), grid, threads, shared: 0, words: w.0 }]
 }
@@ -43,7 +44,7 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
     let one = |entry: &'static str| Launch {
         source: source.clone(),
         entry: entry.into(),
-        grid: grid([k.groups * k.experts, shards, 1]),
+        grid: row([k.groups * k.experts, shards, 1]),
         threads: 256,
         shared: 0,
         words: w.0.clone(),
@@ -70,11 +71,11 @@ pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
     let mut w = Words::default();
     views.iter().for_each(|(v, elem)| w.view(v, *elem));
     views.iter().for_each(|(v, _)| w.ints(&v.strides));
-    w.ints(&[copies, k.groups, k.rows, k.width]);
+    w.ints(&[tokens, copies, k.groups, k.rows, k.width]);
     if shards * tokens == 0 {
         return vec![];
     }
-    let grid = grid([tokens, shards, 1]);
+    let grid = row([tokens, shards, 1]);
     vec![Launch {
         source: file.source(),
         entry: entry.into(),

@@ -3,11 +3,13 @@
 
 mod attention;
 mod experts;
+pub mod limits;
 mod moves;
 mod product;
 mod rows;
 mod then;
 
+use limits::Limits;
 use shardc_ir::kernel::{Copy, Elem, Exchange, Kernel, Program, View};
 use shardc_ir::launch::{self, Launch, Launches, Source, Word};
 use std::collections::BTreeSet;
@@ -31,9 +33,9 @@ pub fn collective() -> Arc<Source> {
         .source()
 }
 
-/// What runs in place of a kernel, in order, or before the ranks of a collective meet; `None` for a
+/// What runs in place of a kernel on devices with these limits, in order, or before the ranks of a collective meet; `None` for a
 /// literal, which the runtime copies itself.
-pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
+pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
     Some(match kernel {
         Kernel::View => vec![],
         Kernel::Copy(all) => all.iter().flat_map(moves::copy).collect(),
@@ -42,8 +44,8 @@ pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
         Kernel::Take(k) => moves::take(k),
         Kernel::Put { pick, clear } => moves::put(pick, clear),
         Kernel::Rope(k) => moves::rope(k),
-        Kernel::Attention(k) => attention::forward(k),
-        Kernel::AttentionGrad(k) => attention::backward(k),
+        Kernel::Attention(k) => attention::forward(k, limits),
+        Kernel::AttentionGrad(k) => attention::backward(k, limits),
         Kernel::TopK(k) => experts::top_k(k),
         Kernel::Route(k) => experts::route(k),
         Kernel::Dispatch(k) => experts::copies(k, "dispatch"),
@@ -69,10 +71,10 @@ pub fn launches(kernel: &Kernel) -> Option<Vec<Launch>> {
     })
 }
 
-/// What a rank launches for its program; printed kernels are one text. Ranks with the same kernels
+/// What a rank launches for its program, on devices with these limits; printed kernels are one text. Ranks with the same kernels
 /// have the same texts, whichever of them a process has.
-pub fn program(p: &Program) -> Launches {
-    let own = |k: &Kernel| launches(k).unwrap_or_default();
+pub fn program(p: &Program, limits: &Limits) -> Launches {
+    let own = |k: &Kernel| launches(k, limits).unwrap_or_default();
     let mut made: Launches = p.iter().map(|f| f.iter().map(own).collect()).collect();
     join(made.iter_mut().flatten().flatten());
     made
@@ -164,8 +166,13 @@ impl Words {
     }
 }
 
-/// A grid of so many blocks; a device has fewer than 2^16 along the last two.
+/// A grid of so many blocks, as it is; more than there can be are for [`Limits::check`] to refuse.
 fn grid(sizes: [usize; 3]) -> [u32; 3] {
-    assert!(sizes[1].max(sizes[2]) < 1 << 16, "a grid of {sizes:?}");
-    sizes.map(|n| u32::try_from(n).expect("fewer than 2^32 blocks"))
+    sizes.map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// A grid of so many blocks, of which `place` of `device.cuh` finds one's place: all along the first
+/// dim, as a device has fewer than 2^16 along the others.
+fn row(sizes: [usize; 3]) -> [u32; 3] {
+    grid([sizes.into_iter().fold(1, usize::saturating_mul), 1, 1])
 }

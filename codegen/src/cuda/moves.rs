@@ -1,6 +1,6 @@
 //! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`: one thread for an element.
 
-use super::{File, Words, grid, pack, starts, type_name};
+use super::{File, Words, pack, row, starts, type_name};
 use shardc_ir::kernel::{Block, Copy, Elem, Extents, Pick, Rope, View};
 use shardc_ir::launch::{Launch, Source};
 use shardc_ir::ops::rope::Pairs;
@@ -89,13 +89,13 @@ fn unit_name(bytes: usize) -> &'static str {
     }
 }
 
-/// The type that counts so many.
-fn index_name(n: usize) -> &'static str {
-    if u32::try_from(n).is_ok() { "u32" } else { "u64" }
+/// The type that counts so many, and all threads of the last block.
+pub(super) fn index_name(n: usize) -> &'static str {
+    if u32::try_from(n.next_multiple_of(THREADS)).is_ok() { "u32" } else { "u64" }
 }
 
 fn one_each(source: Arc<Source>, entry: &'static str, n: usize, w: Words) -> Launch {
-    let grid = grid([n.div_ceil(THREADS), 1, 1]);
+    let grid = row([n.div_ceil(THREADS), 1, 1]);
     Launch { source, entry: entry.into(), grid, threads: THREADS as u32, shared: 0, words: w.0 }
 }
 
@@ -130,6 +130,11 @@ pub(super) fn copy(k: &Copy) -> Vec<Launch> {
     k.clear.iter().filter_map(clear).chain(copied).collect()
 }
 
+/// The index that is none; if there is no such index, the first that is none anyway.
+fn without(k: &Pick) -> usize {
+    k.without.unwrap_or(k.first + k.len)
+}
+
 pub(super) fn take(k: &Pick) -> Vec<Launch> {
     let loops = Loops::new(&k.extents, &[&k.x, &k.index, &k.out]);
     // Elements with one index move together.
@@ -147,7 +152,7 @@ pub(super) fn take(k: &Pick) -> Vec<Launch> {
         .iter()
         .for_each(|(v, e)| w.view(v, *e));
     loops.words(&mut w, rank);
-    w.ints(&[k.first, k.len, k.stride / unit]);
+    w.ints(&[k.first, k.len, k.stride / unit, without(k)]);
     if n == 0 { vec![] } else { vec![one_each(file.source(), "take", n, w)] }
 }
 
@@ -171,7 +176,7 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
     [(&k.x, k.elem), (&k.index, Elem::I32), (&k.out, Elem::F32)]
         .iter()
         .for_each(|(v, e)| w.view(v, *e));
-    w.ints(&[k.first, k.len, k.stride]);
+    w.ints(&[k.first, k.len, k.stride, without(k)]);
     let none = vec![Extents::new(); 3];
     for mut part in parts {
         if part.walks.is_empty() {
@@ -184,7 +189,7 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
         false => Launch {
             source: file.source(),
             entry: "put".into(),
-            grid: grid([positions.count(), batches.count(), 1]),
+            grid: row([positions.count(), batches.count(), 1]),
             threads: THREADS as u32,
             shared: 0,
             words: w.0,

@@ -1,6 +1,6 @@
 //! `gemm.cu` and `grouped.cu`: which elements are adjacent, and the tiles of a block.
 
-use super::{File, Words, grid, row_bytes, then, type_name, whole};
+use super::{File, Words, row, row_bytes, then, type_name, whole};
 use shardc_ir::kernel::{Elem, Extents, Gemm, Grouped, Matrix, Product, Then, View};
 use shardc_ir::launch::Launch;
 
@@ -107,7 +107,7 @@ fn launch(k: &Gemm, epilogue: Option<&Then>) -> Vec<Launch> {
     let t = Tiles { a, b, out, out_aligned, accumulate: k.accumulate };
     let ([tile_m, tile_n, _], _) = t.sizes();
     let batch: usize = k.batch.iter().product();
-    let grid = grid([k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]);
+    let grid = row([k.m.div_ceil(tile_m), k.n.div_ceil(tile_n), batch]);
     if grid.contains(&0) {
         return vec![];
     }
@@ -180,7 +180,7 @@ pub(super) fn grouped(k: &Grouped) -> Vec<Launch> {
             ("grouped_rows", [tiles, n.div_ceil(tile_n), k.groups * k.shards])
         }
     };
-    let (grid, source) = (grid(sizes), t.file("grouped.cu", text).source());
+    let (grid, source) = (row(sizes), t.file("grouped.cu", text).source());
     if grid.contains(&0) {
         return vec![];
     }

@@ -28,6 +28,14 @@ struct Result {
     want: Tensor,
 }
 
+/// The kernel of a sample, whole, of any size: nothing is drawn.
+pub fn kernel(text: &str) -> Kernel {
+    let s = Sample::parse(text.to_string().leak()).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let mesh = Mesh::default();
+    let f = function(&s, &mesh, None).expect("types are as they are");
+    lower(&mesh, &f, &f.nodes[0], &[]).unwrap_or_else(|e| panic!("{text}: {e}"))
+}
+
 /// The function of one node over a mesh, with the dims that begin with a letter split over its axis,
 /// if types allow that.
 fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {

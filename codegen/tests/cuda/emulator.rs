@@ -2,6 +2,7 @@
 //! that runs the launches on a file of memory.
 
 use shardc_codegen::cuda::HEADERS;
+use shardc_codegen::cuda::limits::Limits;
 use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -55,6 +56,7 @@ pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
     let mut status = 0u64.to_le_bytes().to_vec();
     let mut scratch = vec![0xff; SCRATCH];
     for l in launches {
+        Limits::of("sm_80").check(l).unwrap_or_else(|d| panic!("{d}"));
         let program = build(&l.source, mode == Mode::Sanitized);
         let file = unique("launch");
         let (given, made) = (file.with_extension("in"), file.with_extension("out"));

@@ -1,8 +1,9 @@
 //! Kernels for CUDA devices, tested without one: their numbers on the CPU (`numbers`, `programs`), their
-//! registers and memory by the real compiler (`resources`).
+//! registers and memory by the real compiler (`resources`), and that devices can launch them (`limits`).
 
 mod cases;
 mod emulator;
+mod limits;
 mod numbers;
 mod programs;
 mod resources;

@@ -4,6 +4,7 @@
 use crate::cases::{Case, cases};
 use crate::emulator::{self, Mode};
 use shardc_codegen::cuda::launches;
+use shardc_codegen::cuda::limits::Limits;
 use shardc_ir::launch::{Launch, Source};
 use shardc_ir::tensor::Tensor;
 use std::sync::Arc;
@@ -12,18 +13,23 @@ use std::sync::Arc;
 /// in either order by turns. Tolerances are parts of the largest element: a bf16 has half a unit in
 /// the last place of 2^-8, and products of rounded weights a few of them.
 fn run(text: &str, cases: &[Case], modes: &[Mode]) {
-    run_as(text, cases, modes, |l, _| l);
+    run_as(text, cases, (modes, "sm_80"), |l, _| l);
 }
 
-/// The same of launches that are changed before, the first of them or another one.
-fn run_as(text: &str, cases: &[Case], modes: &[Mode], change: fn(Launch, bool) -> Launch) {
+/// The same of launches for an architecture that are changed before, the first of them or another one.
+fn run_as(
+    text: &str,
+    cases: &[Case],
+    (modes, arch): (&[Mode], &str),
+    change: fn(Launch, bool) -> Launch,
+) {
     if emulator::compiler().is_none() {
         println!("skipped: no C++ compiler; {text} would have been run on the CPU");
         return;
     }
     let tolerance = if text.contains("bf16") { 3.0 / 256.0 } else { 2e-5 };
     for (i, case) in cases.iter().enumerate() {
-        let launches = launches(&case.kernel).expect("a written kernel");
+        let launches = launches(&case.kernel, &Limits::of(arch)).expect("a written kernel");
         let launches: Vec<Launch> = launches.into_iter().map(|l| change(l, i == 0)).collect();
         let turn = [[Mode::Plain, Mode::Reversed][i % 2]];
         for &mode in if i == 0 { modes } else { &turn } {
@@ -53,12 +59,17 @@ fn with_groups(l: Launch, whole: bool) -> Launch {
 }
 
 fn check_groups(text: &str) {
-    run_as(text, &cases(text, |_| {})[..1], &[Mode::Plain, Mode::Reversed], with_groups);
+    run_as(
+        text,
+        &cases(text, |_| {})[..1],
+        (&[Mode::Plain, Mode::Reversed], "sm_90a"),
+        with_groups,
+    );
 }
 
 fn check_pieces_with_groups(text: &str) {
     let modes = [Mode::Sanitized, Mode::Plain, Mode::Reversed];
-    run_as(text, &cases(text, |_| {}), &modes, with_groups);
+    run_as(text, &cases(text, |_| {}), (&modes, "sm_90a"), with_groups);
 }
 
 #[test]
@@ -101,6 +112,20 @@ fn attention_of_wide_heads() {
     check(
         "attention[0.1; window=none] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], i32[33], i32[33]",
     );
+}
+
+/// Where blocks have less shared memory, tiles are smaller.
+#[test]
+fn attention_of_wide_heads_in_small_tiles() {
+    let text = "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+         f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]";
+    let (cases, modes) = (cases(text, |_| {}), [Mode::Plain, Mode::Reversed]);
+    let shared = |arch: &str| {
+        let all = launches(&cases[0].kernel, &Limits::of(arch)).expect("a written kernel");
+        all.iter().map(|l| l.shared).max()
+    };
+    assert!(shared("sm_89") < shared("sm_80"), "{text}");
+    run_as(text, &cases[..1], (&modes, "sm_89"), |l, _| l);
 }
 
 #[test]
@@ -191,6 +216,10 @@ fn look_ups() {
     check("take[vh,bs->bsh] bf16[7,64], i32[3,5]");
     check("take[bsv,bs->bs] f32[3,5,7], i32[3,5]");
     check_pieces("put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]");
+    check_pieces("put[bsh,bs->vh; v=7; padding=zero 4] f32[3,5,33], i32[3,5]");
+    check_pieces("put[bs,bs->bsv; v=7; padding=zero 4] f32[3,5], i32[3,5]");
+    check_pieces("take[vh,bs->bsh; padding=zero 4] f32[7,33], i32[3,5]");
+    check_pieces("take[vh,bs->bsh; padding=4] f32[7,33], i32[3,5]");
     check("put[bsh,bs->vh; v=7] bf16[30,25,40], i32[30,25]");
     check("put[bs,bs->bsv; v=7] f32[3,5], i32[3,5]");
 }
@@ -271,7 +300,11 @@ fn rows_beyond_the_bound_are_told() {
     let shardc_ir::kernel::Kernel::Route(k) = &mut case.kernel else { panic!("no route") };
     k.rows = 60;
     let mut memory = case.memory.clone();
-    let status = emulator::run(&launches(&case.kernel).unwrap(), &mut memory, Mode::Sanitized);
+    let status = emulator::run(
+        &launches(&case.kernel, &Limits::of("sm_80")).unwrap(),
+        &mut memory,
+        Mode::Sanitized,
+    );
     assert_eq!(status, 64);
 }
 

@@ -3,6 +3,7 @@
 //! the sanitizers, and with results on the operands that they may lie on.
 
 use crate::emulator::{self, Mode};
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, launch};
 use shardc_ir::func::{Func, Module, Value};
 use shardc_ir::group::launches;
@@ -109,7 +110,8 @@ fn ready(p: &Program, size: Size) -> Ready {
     let wide: Vec<Vec<Tensor>> = args.iter().map(|t| vec![t.clone()]).collect();
     let want = interp::call(&mesh, &f, &wide, Precision::F64).unwrap_or_else(|e| panic!("{e}"));
     let made = launches(&f);
-    let of = |x: &_| cuda::launches(&launch(&mesh, &f, x, &[]).unwrap()).unwrap();
+    let of =
+        |x: &_| cuda::launches(&launch(&mesh, &f, x, &[]).unwrap(), &Limits::of("sm_80")).unwrap();
     let number = |name: &str| {
         let named = |v: &usize| f.name(Value(*v as u32)).to_string() == format!("%{name}");
         (0..f.values.len()).find(named).unwrap_or_else(|| panic!("no %{name}"))

@@ -1,7 +1,8 @@
 //! Every written kernel is compiled by the real compiler: no spills, and registers within a bound.
 
-use crate::cases::cases;
+use crate::cases::{cases, kernel};
 use crate::programs::{BIAS, RESIDUAL, SWIGLU, function};
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::cuda::{collective, launches};
 use shardc_codegen::{launch, nvrtc};
 use shardc_ir::diag::Exit;
@@ -10,22 +11,25 @@ use shardc_ir::launch::Launch;
 use shardc_ir::mesh::Mesh;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Shared memory that a block can have on the smallest of the devices.
-const SHARED: u32 = 163 << 10;
-
 /// Compiles what a sample runs.
 fn check(text: &str, most: u32) {
-    let case = cases(text, |_| {}).swap_remove(0);
-    compile(text, launches(&case.kernel).expect("a written kernel"), most);
+    check_for(&["sm_80", "sm_90a"], text, most);
 }
 
-/// Compiles what is launched for both architectures; every entry point takes at most so many registers.
-fn compile(text: &str, launches: Vec<Launch>, most: u32) {
-    let mut sources = BTreeMap::new();
-    for l in launches {
-        sources.entry(l.source.clone()).or_insert_with(Vec::new).push(l);
-    }
-    for arch in ["sm_80", "sm_90a"] {
+fn check_for(archs: &[&str], text: &str, most: u32) {
+    let kernel = kernel(text);
+    let made = |l: &Limits| launches(&kernel, l).expect("a written kernel");
+    compile(text, archs, made, most);
+}
+
+/// Compiles what is launched on some architectures; every entry point takes at most so many registers.
+fn compile(text: &str, archs: &[&str], launches: impl Fn(&Limits) -> Vec<Launch>, most: u32) {
+    for arch in archs {
+        let limits = Limits::of(arch);
+        let mut sources = BTreeMap::new();
+        for l in launches(&limits) {
+            sources.entry(l.source.clone()).or_insert_with(Vec::new).push(l);
+        }
         for (source, launches) in &sources {
             let compiled = match nvrtc::compile(source, arch) {
                 Ok(c) => c,
@@ -53,16 +57,24 @@ fn compile(text: &str, launches: Vec<Launch>, most: u32) {
                 assert_eq!((u.spilled, u.stack), (0, 0), "{text} for {arch}: {u:?}");
                 assert!(u.registers <= most, "{text} for {arch}: {u:?}");
                 assert!(u.registers * l.threads <= 65536, "{text} for {arch}: {u:?}");
-                assert!(u.shared + l.shared <= SHARED, "{text} for {arch}: {u:?}, {}", l.shared);
+                limits.check(l).unwrap_or_else(|d| panic!("{text} for {arch}: {d}"));
+                let all = u.shared + l.shared;
+                assert!(all <= limits.shared, "{text} for {arch}: {u:?}, {}", l.shared);
             }
         }
     }
 }
 
+/// Where heads are wide, tiles are smaller on sm_89.
+fn archs(width: usize) -> &'static [&'static str] {
+    if width < 128 { &["sm_80", "sm_90a"] } else { &["sm_80", "sm_89", "sm_90a"] }
+}
+
 /// Attention with heads of these widths, without and with a softcap.
 fn attention(elem: &str, width: usize, value_width: usize, most: u32) {
     for softcap in ["", "; softcap=50"] {
-        check(
+        check_for(
+            archs(width),
             &format!(
                 "attention[0.1; window=9{softcap}] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
                  {elem}[1,70,1,{value_width}], i32[70], i32[70]"
@@ -75,7 +87,8 @@ fn attention(elem: &str, width: usize, value_width: usize, most: u32) {
 /// The same of its gradients; `most` without and with a softcap.
 fn attention_grad(elem: &str, width: usize, value_width: usize, most: [u32; 2]) {
     for (softcap, most) in ["", "; softcap=50"].into_iter().zip(most) {
-        check(
+        check_for(
+            archs(width),
             &format!(
                 "attention_grad[0.1; window=9{softcap}] {elem}[1,70,2,{width}], \
                  {elem}[1,70,1,{width}], {elem}[1,70,1,{value_width}], f32[1,70,2], \
@@ -105,6 +118,7 @@ fn gradients_of_attention_fit() {
         attention_grad("bf16", width, width, [most, capped]);
     }
     attention_grad("f32", 80, 80, [168; 2]);
+    attention_grad("f32", 128, 128, [255; 2]);
     attention_grad("bf16", 192, 128, [255; 2]);
 }
 
@@ -130,7 +144,7 @@ fn groups_multiply_on_hopper() {
         ("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]", &["1, 1, 1, 1, 1;"]),
     ] {
         let case = cases(text, |_| {}).swap_remove(0);
-        for l in launches(&case.kernel).expect("a written kernel") {
+        for l in launches(&case.kernel, &Limits::of("sm_80")).expect("a written kernel") {
             for (arch, groups) in [("sm_80", false), ("sm_90", false), ("sm_90a", true)] {
                 let made = nvrtc::instructions(&l.source, arch);
                 if made.as_ref().is_err_and(|d| d.code == "missing-library") {
@@ -173,7 +187,8 @@ fn epilogues_fit() {
         for size in [(130, 136), (33, 35)] {
             let f = function(text, size);
             let kernel = launch(&Mesh::default(), &f, &groups(&f)[0], &[]).expect("a kernel");
-            compile(text, launches(&kernel).expect("a launch"), 128);
+            let made = |l: &Limits| launches(&kernel, l).expect("a launch");
+            compile(text, &["sm_80", "sm_90a"], made, 128);
         }
     }
 }
@@ -188,7 +203,8 @@ fn collectives_fit() {
         shared: 0,
         words: vec![],
     };
-    compile("collectives", ["copy_region", "fold_regions"].map(one).to_vec(), 64);
+    let made = |_: &Limits| ["copy_region", "fold_regions"].map(one).to_vec();
+    compile("collectives", &["sm_80", "sm_90a"], made, 64);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The header of one safetensors file, read with bounds and without its data.
 
 use super::dtype_error;
-use crate::files;
 use safetensors::{Dtype, tensor::Metadata};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Range;

@@ -1,15 +1,16 @@
 //! Checkpoints: which tensor lies where in which safetensors file. Only headers are read here.
 
+pub mod base;
 mod header;
 pub mod init;
 mod read;
 pub mod save;
 
-use crate::files;
-use crate::near::nearest;
 pub(crate) use header::Header;
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::files;
+use shardc_ir::names::nearest;
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -93,6 +94,14 @@ impl Checkpoint {
         &self.dir
     }
 
+    /// What messages about all tensors name: the one file, or the folder of several.
+    fn place(&self) -> String {
+        match &self.files[..] {
+            [one] => one.display().to_string(),
+            _ => format!("{}/*.safetensors", self.dir.display()),
+        }
+    }
+
     pub fn get(&self, tensor: &str) -> Option<&Entry> {
         self.tensors.get(tensor)
     }
@@ -120,7 +129,7 @@ impl Checkpoint {
     fn add_index(&mut self, index: &Path) -> Result<()> {
         let place = index.display().to_string();
         let wrong = |what: String, help: &str| Diag::new("index", what).at(&place).help(help);
-        let bytes = files::read_small(index, MAX_INDEX)?;
+        let bytes = files::read(index, MAX_INDEX)?;
         let json: serde_json::Value = serde_json::from_slice(&bytes)
             .map_err(|e| wrong(format!("the index is not JSON: {e}"), "download the file again"))?;
         let map = json.get("weight_map").and_then(|m| m.as_object()).ok_or_else(|| {
@@ -179,7 +188,7 @@ impl Checkpoint {
     fn missing(&self, name: &str) -> Diag {
         let near = nearest(name, self.tensors.keys().map(String::as_str), 3);
         Diag::new("missing-tensor", format!("tensor `{name}` is missing"))
-            .at(self.dir.display().to_string())
+            .at(self.place())
             .help(near_text(&near, self.tensors.len()))
     }
 
@@ -216,7 +225,7 @@ impl Checkpoint {
         let more = if n > 3 { ", …" } else { "" };
         (n > 0).then(|| {
             Diag::new("unused-tensors", format!("{n} tensors belong to no weight: {shown}{more}"))
-                .at(self.dir.display().to_string())
+                .at(self.place())
                 .help(format!(
                     "the model has {} weights; check `model_type` and the switches of biases",
                     used.len()

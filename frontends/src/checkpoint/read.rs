@@ -4,10 +4,10 @@
 //! mapping counts as memory of the process, and a file that shrinks under it kills the process.
 
 use super::{Checkpoint, Entry};
-use crate::files;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
 use shardc_ir::tensor::{each_index, strides};
 use shardc_ir::weights::Weight;
 use std::fs::File;
@@ -26,14 +26,16 @@ impl Checkpoint {
     /// Errors: those of [`Checkpoint::check`]; `slice` if the ranges or `out` do not fit the
     /// parameter; `file` if the file has changed.
     pub fn read(&self, weight: &Weight, ranges: &[Range<usize>], out: &mut [f32]) -> Result<()> {
-        let ranges = check_slice(weight, ranges, out.len())?;
+        let here = |d: Diag| d.at(self.place());
+        let ranges = check_slice(weight, ranges, out.len()).map_err(here)?;
         let Some(experts) = weight.experts else {
-            return self.read_tensor(weight, &weight.tensor, &in_tensor(weight, ranges)?, out);
+            let ranges = in_tensor(weight, ranges).map_err(here)?;
+            return self.read_tensor(weight, &weight.tensor, &ranges, out);
         };
-        let [of, inner @ ..] = ranges else { return Err(no_part(weight)) };
+        let [of, inner @ ..] = ranges else { return Err(here(no_part(weight))) };
         if weight.shape[1..] != weight.tensor_shape || weight.shape[0] != experts || out.is_empty()
         {
-            return if out.is_empty() { Ok(()) } else { Err(no_part(weight)) };
+            return if out.is_empty() { Ok(()) } else { Err(here(no_part(weight))) };
         }
         let one = out.len() / of.len();
         let names = weight.tensors().skip(of.start);
@@ -51,14 +53,16 @@ impl Checkpoint {
     ) -> Result<()> {
         let Some(entry) = self.get(tensor) else {
             return Err(Diag::new("missing-tensor", format!("there is no tensor `{tensor}`"))
-                .at(self.dir().display().to_string())
+                .at(self.place())
                 .help("check its name: 1 of those in the index"));
         };
         let inside = |(r, &n): (&Range<usize>, &usize)| r.start <= r.end && r.end <= n;
         let fits = ranges.len() == entry.shape.len() && ranges.iter().zip(&entry.shape).all(inside);
         if !fits || ranges.iter().map(Range::len).product::<usize>() != out.len() {
             let what = format!("{ranges:?} is no slice of `{tensor}` {:?}", entry.shape);
-            return Err(Diag::new("slice", what).help(format!("give {} ranges", entry.shape.len())));
+            return Err(Diag::new("slice", what)
+                .at(format!("{}: {tensor}", self.file(entry).display()))
+                .help(format!("give {} ranges", entry.shape.len())));
         }
         self.read_entry(tensor, entry, ranges, out)
     }

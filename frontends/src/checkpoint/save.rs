@@ -1,85 +1,52 @@
 //! Writes Hugging Face folders and safetensors files; what is written appears whole or not at all.
 
-use crate::files;
+use super::base::{DTYPE_KEYS, MOST, Saving, belongs, is_written, list};
+use half::{bf16, f16};
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{self, Form, Staged};
 use shardc_ir::weights::Weight;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Files of a model folder that are copied as they are.
-const COPIED: [&str; 8] = [
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-];
-
-/// Files that are written.
-const WRITTEN: [&str; 2] = ["config.json", "model.safetensors"];
-
-/// Writes a folder that Hugging Face loads: config.json (its element type set to float32) and
-/// model.safetensors with the checkpoint's names, fused tensors put together again. `get` gives the
-/// values of a parameter, row-major; it is called once per weight, tensor by tensor. Tokenizer
-/// files are copied `from` a folder, if one is given.
+/// Writes a folder that Hugging Face loads: config.json, with the element type that most weights have,
+/// and weights with the checkpoint's names, fused tensors put together again, in one or more files.
+/// `get` gives the values of a parameter, row-major; it is called once per weight, tensor by tensor.
+/// What else belongs to a model is that of the base.
 ///
 /// The folder is written beside `dir` and renamed. An existing `dir` is replaced only if it is
 /// empty or a plain model folder. Errors: `save-target` otherwise; `weights` if the parts of a
-/// tensor do not make it up or `get` gives another number of elements; `file`; those of `get`.
+/// tensor do not make it up, `get` gives another number of elements, or one is too large for f16;
+/// `file`; those of `get`.
 pub fn save(
     dir: &Path,
     config: &Value,
     weights: &[Weight],
-    from: Option<&Path>,
+    how: &Saving,
     get: impl FnMut(&Weight) -> Result<Vec<f32>>,
 ) -> Result<()> {
     let replaces = check_target(dir)?;
-    let tensors = group(weights)?;
-    let temporary = files::beside(dir, "tmp");
-    let fail = |what, path: &Path, e| files::io_error(what, path, &e);
-    if temporary.exists() {
-        // Of an earlier process with our number, which has died.
-        fs::remove_dir_all(&temporary).map_err(|e| fail("cannot remove", &temporary, e))?;
+    let tensors = group(weights).map_err(|d| d.at(dir.display().to_string()))?;
+    let staged = Staged::new(dir)?;
+    let fail = |e| files::io_error("cannot make the folder", dir, &e);
+    fs::create_dir_all(staged.path()).map_err(fail)?;
+    write_folder(staged.path(), config, &tensors, how, get)?;
+    let kept = if replaces { list(dir)? } else { vec![] };
+    for name in kept.iter().filter(|n| belongs(n) && !staged.path().join(n).exists()) {
+        keep(staged.path(), name, &files::read(&dir.join(name), MOST)?)?;
     }
-    fs::create_dir_all(&temporary).map_err(|e| fail("cannot make the folder", &temporary, e))?;
-    let temporary = Temporary(temporary);
-    write_folder(&temporary.0, config, &tensors, from, get)?;
-    for name in COPIED.iter().filter(|_| replaces) {
-        let (kept, new) = (dir.join(name), temporary.0.join(name));
-        if kept.is_file() && !new.exists() {
-            fs::copy(&kept, &new).map_err(|e| fail("cannot copy", &kept, e))?;
-        }
-    }
-    let old = files::beside(dir, "old");
-    if replaces {
-        fs::rename(dir, &old).map_err(|e| fail("cannot rename", dir, e))?;
-    }
-    if let Err(e) = fs::rename(&temporary.0, dir) {
-        if replaces {
-            // Best effort: the folder it was is also still there under its other name.
-            let _ = fs::rename(&old, dir);
-        }
-        return Err(fail("cannot rename", dir, e));
-    }
-    if replaces {
-        fs::remove_dir_all(&old).map_err(|e| fail("cannot remove", &old, e))?;
-    }
-    Ok(())
+    staged.publish()
 }
 
-/// A folder that is removed unless it was renamed.
-struct Temporary(PathBuf);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // It is gone after a rename, and no error here is worth more than the one on its way.
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// Writes a small file of a folder.
+fn keep(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let path = dir.join(name);
+    let fail = |e| files::io_error("cannot make the folder", &path, &e);
+    path.parent().map_or(Ok(()), fs::create_dir_all).map_err(fail)?;
+    files::create(&path, |out| put(out, &path, bytes))
 }
 
 /// True if `dir` exists and may be replaced. Errors: `save-target` if it exists and may not.
@@ -98,21 +65,18 @@ pub fn check_target(dir: &Path) -> Result<bool> {
     if !meta.is_dir() {
         return refuse("this exists and is not a folder");
     }
-    let entries = fs::read_dir(dir).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
-    let entries = entries.map_err(|e| files::io_error("cannot list the folder", dir, &e))?;
-    if entries.is_empty() {
+    let names = list(dir)?;
+    if names.is_empty() {
         return Ok(true);
     }
-    if entries.iter().any(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+    if names.iter().any(|n| dir.join(n).is_dir()) {
         return refuse("this folder has folders in it");
     }
-    let config = files::read_small(&dir.join("config.json"), crate::MAX_CONFIG);
-    let config: Option<Value> = config.ok().and_then(|c| serde_json::from_slice(&c).ok());
-    let names = entries.iter().map(|e| e.file_name().to_string_lossy().into_owned());
-    let ours = |n: &String| WRITTEN.contains(&n.as_str()) || COPIED.contains(&n.as_str());
-    if let Some(other) = names.into_iter().find(|n| !ours(n)) {
+    if let Some(other) = names.iter().find(|n| !is_written(n) && !belongs(n)) {
         return refuse(&format!("this folder also holds {other}, which saving would delete"));
     }
+    let config = files::read(&dir.join("config.json"), crate::MAX_CONFIG);
+    let config: Option<Value> = config.ok().and_then(|c| serde_json::from_slice(&c).ok());
     match config.is_some_and(|c| c.get("model_type").is_some()) {
         true => Ok(true),
         false => refuse("this folder holds something else than a model"),
@@ -190,37 +154,108 @@ fn elements(shape: &[usize]) -> Option<usize> {
     n.checked_mul(4).filter(|&bytes| bytes < 1 << 60).map(|_| n)
 }
 
+/// A tensor as it is written: which of its group it is, its name, element type and bytes.
+struct Piece<'a> {
+    group: usize,
+    /// Which of the names of its group.
+    one: usize,
+    name: &'a str,
+    shape: &'a [usize],
+    dtype: Dtype,
+    bytes: u64,
+}
+
+/// All tensors in files of at most `most` bytes, as `save_pretrained` of transformers deals them: in
+/// order, a file is closed by the tensor that no longer fits.
+fn deal<'a>(tensors: &'a [Tensor], how: &Saving, config: &Value) -> Vec<Vec<Piece<'a>>> {
+    let mut out: Vec<Vec<Piece>> = vec![vec![]];
+    let mut size = 0;
+    for (group, t) in tensors.iter().enumerate() {
+        for (one, name) in t.names.iter().enumerate() {
+            let dtype = how.of(name, config);
+            let bytes = (t.shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64;
+            let full = size + bytes > how.max_shard;
+            if full && out.last().is_some_and(|file| !file.is_empty()) {
+                out.push(vec![]);
+                size = 0;
+            }
+            size += bytes;
+            let piece = Piece { group, one, name, shape: t.shape, dtype, bytes };
+            out.last_mut().expect("at least one").push(piece);
+        }
+    }
+    out
+}
+
+/// The element type that most bytes have.
+fn most_have(all: &[Vec<Piece>]) -> Option<Dtype> {
+    let mut sums: BTreeMap<Dtype, u64> = BTreeMap::new();
+    all.iter().flatten().for_each(|p| *sums.entry(p.dtype).or_default() += p.bytes);
+    sums.into_iter().max_by_key(|s| s.1).map(|s| s.0)
+}
+
 fn write_folder(
     dir: &Path,
     config: &Value,
     tensors: &[Tensor],
-    from: Option<&Path>,
+    how: &Saving,
     mut get: impl FnMut(&Weight) -> Result<Vec<f32>>,
 ) -> Result<()> {
+    let all = deal(tensors, how, config);
     let mut config = config.clone();
-    for key in ["dtype", "torch_dtype"] {
+    let word = match most_have(&all) {
+        Some(Dtype::BF16) => "bfloat16",
+        Some(Dtype::F16) => "float16",
+        _ => "float32",
+    };
+    for key in DTYPE_KEYS {
         if let Some(v) = config.get_mut(key) {
-            *v = json!("float32");
+            *v = json!(word);
         }
     }
-    let text = format!("{config:#}\n");
-    let path = dir.join("config.json");
-    files::create(&path, |out| put(out, &path, text.as_bytes()))?;
-    for name in COPIED {
-        let Some(source) = from.map(|f| f.join(name)).filter(|s| s.is_file()) else { continue };
-        let fail = |e| files::io_error("cannot copy the file", &source, &e);
-        fs::copy(&source, dir.join(name)).map_err(fail)?;
+    keep(dir, "config.json", format!("{config:#}\n").as_bytes())?;
+    how.base.files.iter().try_for_each(|(name, bytes)| keep(dir, name, bytes))?;
+    let count = all.len();
+    let mut map = BTreeMap::new();
+    // Tensors of one group, as of experts, may be in several files.
+    let mut last: Option<(usize, Vec<f32>)> = None;
+    for (i, file) in all.iter().enumerate() {
+        let name = match count {
+            1 => "model.safetensors".to_string(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        let path = dir.join(&name);
+        let header = header(of_model(), file.iter().map(|p| (p.name, p.shape, p.dtype)))?;
+        files::create(&path, |out| {
+            put(out, &path, &header)?;
+            for p in file {
+                if last.as_ref().is_none_or(|l| l.0 != p.group) {
+                    let t = &tensors[p.group];
+                    let values = join(t, &mut |w| get(w).map(Some))?.unwrap_or_default();
+                    last = Some((p.group, values));
+                }
+                let n: usize = p.shape.iter().product();
+                let values = last.as_ref().map_or(&[][..], |l| &l.1[p.one * n..(p.one + 1) * n]);
+                put_values(out, &path, values, p.dtype).map_err(|d| named(d, p.name))?;
+            }
+            Ok(())
+        })?;
+        map.extend(file.iter().map(|p| (p.name, name.clone())));
     }
-    let path = dir.join("model.safetensors");
-    let all = tensors.iter().flat_map(|t| t.names.iter().map(|n| (n.as_str(), t.shape)));
-    let header = header(all)?;
-    files::create(&path, |out| {
-        put(out, &path, &header)?;
-        tensors.iter().try_for_each(|t| {
-            let values = join(t, &mut |w| get(w).map(Some))?.unwrap_or_default();
-            put_values(out, &path, &values)
-        })
-    })
+    if count == 1 {
+        return Ok(());
+    }
+    let pieces = || all.iter().flatten();
+    let parameters: usize = pieces().map(|p| p.shape.iter().product::<usize>()).sum();
+    let bytes: u64 = pieces().map(|p| p.bytes).sum();
+    let about = json!({"total_parameters": parameters, "total_size": bytes});
+    let index = json!({"metadata": about, "weight_map": map});
+    keep(dir, "model.safetensors.index.json", format!("{index:#}\n").as_bytes())
+}
+
+/// A value that a tensor's element type does not have, with the tensor's name.
+fn named(d: Diag, name: &str) -> Diag {
+    if d.code == "weights" { d.why(format!("it is in `{name}`")) } else { d }
 }
 
 /// The values of a tensor from those of its weights, if there are any; of all experts in order.
@@ -276,17 +311,26 @@ pub fn whole_tensors(
     Ok(out)
 }
 
-/// The 8 bytes of length and the header of a file of f32 tensors in this order.
-fn header<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Result<Vec<u8>> {
+/// What the header of a model says of its file.
+fn of_model() -> Value {
+    json!({"format": "pt"})
+}
+
+/// The 8 bytes of length and the header of a file of tensors in this order.
+fn header<'a>(
+    about: Value,
+    tensors: impl Iterator<Item = (&'a str, &'a [usize], Dtype)>,
+) -> Result<Vec<u8>> {
     let mut map = Map::new();
-    map.insert("__metadata__".into(), json!({"format": "pt"}));
+    map.insert("__metadata__".into(), about);
     let mut at = 0usize;
-    for (name, shape) in tensors {
-        let end = elements(shape).and_then(|n| at.checked_add(4 * n)).ok_or_else(|| {
+    for (name, shape, dtype) in tensors {
+        let size = dtype.bitsize() / 8;
+        let end = elements(shape).and_then(|n| at.checked_add(size * n)).ok_or_else(|| {
             Diag::new("weights", format!("tensor `{name}` {shape:?} is too large to save"))
                 .help("a file holds less than 2^60 bytes")
         })?;
-        let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [at, end]});
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]});
         if map.insert(name.into(), entry).is_some() {
             return Err(Diag::new("weights", format!("tensor `{name}` is there twice"))
                 .help("give each tensor 1 name"));
@@ -303,11 +347,25 @@ fn put(out: &mut dyn Write, path: &Path, bytes: &[u8]) -> Result<()> {
     out.write_all(bytes).map_err(|e| files::io_error("cannot write the file", path, &e))
 }
 
-fn put_values(out: &mut dyn Write, path: &Path, values: &[f32]) -> Result<()> {
+fn put_values(out: &mut dyn Write, path: &Path, values: &[f32], dtype: Dtype) -> Result<()> {
     let mut bytes = vec![];
     for chunk in values.chunks(1 << 16) {
         bytes.clear();
-        bytes.extend(chunk.iter().flat_map(|x| x.to_le_bytes()));
+        match dtype {
+            Dtype::BF16 => {
+                bytes.extend(chunk.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()))
+            }
+            Dtype::F16 => {
+                let large = |x: &&f32| x.is_finite() && f16::from_f32(**x).is_infinite();
+                if let Some(x) = chunk.iter().find(large) {
+                    return Err(Diag::new("weights", format!("{x} is too large for f16"))
+                        .at(path.display().to_string())
+                        .help("f16 ends at 65504: use --save-dtype bf16 or f32"));
+                }
+                bytes.extend(chunk.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()));
+            }
+            _ => bytes.extend(chunk.iter().flat_map(|x| x.to_le_bytes())),
+        }
         put(out, path, &bytes)?;
     }
     Ok(())
@@ -323,7 +381,8 @@ pub fn write_each(
     tensors: &[(String, Vec<usize>)],
     mut put_one: impl FnMut(usize, &mut dyn Write) -> Result<()>,
 ) -> Result<Vec<u8>> {
-    let header = header(tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice())))?;
+    let names = tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice(), Dtype::F32));
+    let header = header(of_model(), names).map_err(|d| d.at(path.display().to_string()))?;
     files::create(path, |out| {
         put(out, path, &header)?;
         (0..tensors.len()).try_for_each(|i| put_one(i, out))
@@ -331,20 +390,31 @@ pub fn write_each(
     Ok(header)
 }
 
+/// What [`write_tensors`] writes. A model's file does not begin so.
+pub const DUMP: Form = Form {
+    name: "dump",
+    is: |begin| {
+        let about = br#"{"__metadata__":{"format":"pt","of":"dump"}"#;
+        begin.get(8..).is_some_and(|b| b.starts_with(about))
+    },
+};
+
 /// Writes a safetensors file of f32 tensors (name, shape, values row-major), in this order, beside
 /// `path` and then renamed.
 ///
 /// Errors: `weights` if values do not fill a shape or a name is there twice; `file`.
 pub fn write_tensors(path: &Path, tensors: Vec<NamedTensor>) -> Result<()> {
+    let place = || path.display().to_string();
     for (name, shape, values) in &tensors {
         if elements(shape) != Some(values.len()) {
             let what = format!("tensor `{name}` {shape:?} has {} values", values.len());
-            return Err(Diag::new("weights", what).help("give one value per element"));
+            return Err(Diag::new("weights", what).at(place()).help("give one value per element"));
         }
     }
-    let header = header(tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice())))?;
-    files::replace(path, |out| {
+    let names = tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice(), Dtype::F32));
+    let header = header(json!({"format": "pt", "of": "dump"}), names).map_err(|d| d.at(place()))?;
+    files::replace(path, &DUMP, |out| {
         put(out, path, &header)?;
-        tensors.iter().try_for_each(|t| put_values(out, path, &t.2))
+        tensors.iter().try_for_each(|t| put_values(out, path, &t.2, Dtype::F32))
     })
 }

@@ -14,6 +14,7 @@ pub(super) const FAMILY: Family = Family {
         ..llama::FAMILY.absent
     },
     scaled_embedding: true,
+    padding: PaddingToken::Key { absent: Some(0) },
     norm: Norm::RmsAroundOne,
     attention: Attention {
         norm_behind: Some("post_attention_layernorm"),

@@ -28,6 +28,7 @@ pub(super) const FAMILY: Family = Family {
     root: "transformer",
     embedding: "wte",
     scaled_embedding: false,
+    padding: PaddingToken::Never,
     positions: Positions::Learned("wpe"),
     layers: "h",
     norm: Norm::Layer,

@@ -27,6 +27,7 @@ pub(super) const FAMILY: Family = Family {
     root: "model",
     embedding: "embed_tokens",
     scaled_embedding: false,
+    padding: PaddingToken::Key { absent: None },
     positions: Positions::Rotary,
     layers: "layers",
     norm: Norm::Rms,

@@ -16,8 +16,8 @@ mod qwen3;
 mod qwen3_moe;
 
 use crate::config::Config;
-use crate::near::nearest;
 use shardc_ir::diag::Result;
+use shardc_ir::names::nearest;
 
 /// All known families.
 pub const FAMILIES: [&Family; 9] = [
@@ -44,6 +44,7 @@ pub struct Family {
     pub embedding: &'static str,
     /// Its rows are multiplied by √hidden.
     pub scaled_embedding: bool,
+    pub padding: PaddingToken,
     pub positions: Positions,
     /// Module list of the blocks.
     pub layers: &'static str,
@@ -97,6 +98,15 @@ pub struct Absent {
     /// Base of the rotary frequencies.
     pub theta: f64,
     pub tied: bool,
+}
+
+/// Which row of the embedding has no gradient of its look-up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PaddingToken {
+    /// None: the embedding is made without `padding_idx`.
+    Never,
+    /// That of `pad_token_id`; this one if the key is absent, none if it is null.
+    Key { absent: Option<usize> },
 }
 
 /// How a model knows where a token stands.

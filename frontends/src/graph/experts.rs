@@ -7,7 +7,7 @@ use super::block::{Cx, Mlp, activate, mlp};
 use super::parts::{letter_sizes, rule, spread};
 use crate::sizes::Routing;
 use crate::{Bound, Tokens};
-use shardc_ir::attr::Broadcast;
+use shardc_ir::attr::{Broadcast, Padding};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
 use shardc_ir::ops::*;
@@ -77,7 +77,7 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     };
     let k = letter_sizes(&[('k', facts.top_k)]);
     let index = b.push("expert", TopK { rule: rule("zte->ztk", &[3]), sizes: k }, &[choice]);
-    let gates = b.push("gates", Take { rule: rule("zte,ztk->ztk", &[3, 3]) }, &[scores, index]);
+    let gates = b.push("gates", Take::by("zte,ztk->ztk", &[3, 3]), &[scores, index]);
     let gates = match routing.normed {
         None => gates,
         Some(eps) => {
@@ -154,12 +154,16 @@ fn in_groups(b: &mut Builder, x: Value, experts: usize, groups: Option<(usize, u
     let each = b.push("by_group", split, &[x]);
     let two = TopK { rule: rule("ztne->ztnk", &[4]), sizes: letter_sizes(&[('k', 2)]) };
     let two = b.push("best", two, &[each]);
-    let best = b.push("best", Take { rule: rule("ztne,ztnk->ztnk", &[4, 4]) }, &[each, two]);
+    let best = b.push("best", Take::by("ztne,ztnk->ztnk", &[4, 4]), &[each, two]);
     let sum = b.push("best", ReduceSum { rule: rule("ztnk->ztn", &[4]) }, &[best]);
     let top = TopK { rule: rule("ztn->ztk", &[3]), sizes: letter_sizes(&[('k', kept)]) };
     let top = b.push("group", top, &[sum]);
     let one = b.push("one", AtLeast { bound: 0.0 }, &[top]);
-    let put = Put { rule: rule("ztk,ztk->ztn", &[3, 3]), sizes: letter_sizes(&[('n', groups)]) };
+    let put = Put {
+        rule: rule("ztk,ztk->ztn", &[3, 3]),
+        sizes: letter_sizes(&[('n', groups)]),
+        padding: Padding::None,
+    };
     let mask = b.push("mask", put, &[one, top]);
     let mask = b.push("mask", Log {}, &[mask]);
     b.note("0 for a group that is chosen, -inf for the others");
@@ -178,7 +182,11 @@ fn tell(b: &mut Builder, asks: &Routing, bias: Option<Value>, scores: Value, ind
     if asks.aux.is_some() || corrected.is_some() {
         let experts = b.ty(scores).dims[2].size;
         let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
-        let put = Put { rule: rule("ztk,ztk->e", &[3, 3]), sizes: letter_sizes(&[('e', experts)]) };
+        let put = Put {
+            rule: rule("ztk,ztk->e", &[3, 3]),
+            sizes: letter_sizes(&[('e', experts)]),
+            padding: Padding::None,
+        };
         let chosen = b.push("chosen", put, &[one, index]);
         told.chosen = corrected.map(|bias| (bias, chosen));
         told.load = asks.aux.map(|_| {

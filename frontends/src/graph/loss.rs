@@ -16,7 +16,7 @@ pub(super) fn sum_of_losses(b: &mut Builder, logits: Value, targets: Value) -> V
     let e = b.push("exp", Exp {}, &[z]);
     let sum = b.push("sum", ReduceSum { rule: rule("bsv->bs", &[3]) }, &[e]);
     let lse = b.push("lse", Log {}, &[sum]);
-    let at_target = b.push("z_target", Take { rule: rule("bsv,bs->bs", &[3, 2]) }, &[z, targets]);
+    let at_target = b.push("z_target", Take::by("bsv,bs->bs", &[3, 2]), &[z, targets]);
     let nll = b.push("nll", Sub::same(), &[lse, at_target]);
     let valid = b.push("valid", AtLeast { bound: 0.0 }, &[targets]);
     b.push("loss", Dot::by("bs,bs->", &[2, 2]), &[nll, valid])

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::family::Family;
 use crate::sizes::Arch;
 use block::Rotary;
+use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module, Port, Role, RoleKind, Value};
@@ -54,9 +55,10 @@ pub(crate) fn build(
     let positions = input("positions", &[shape.seq]);
 
     b.enter(&params.embedding.1);
+    let padding = arch.padding.map_or(Padding::None, Padding::Constant);
     let mut x = b.push(
         "hidden",
-        Take { rule: parts::rule("vh,bs->bsh", &[2, 2]) },
+        Take { padding, ..Take::by("vh,bs->bsh", &[2, 2]) },
         &[params.embedding.0, ids],
     );
     if f.scaled_embedding {
@@ -65,11 +67,7 @@ pub(crate) fn build(
     }
     if let Some((table, scope)) = &params.positions {
         b.enter(scope);
-        let p = b.push(
-            "position",
-            Take { rule: parts::rule("ph,s->sh", &[2, 1]) },
-            &[*table, positions],
-        );
+        let p = b.push("position", Take::by("ph,s->sh", &[2, 1]), &[*table, positions]);
         b.enter(f.root);
         x = b.push("hidden", Add { rule: parts::spread("bsh,sh->bsh", &[3, 2]) }, &[x, p]);
     }
@@ -108,8 +106,8 @@ pub(crate) fn build(
         }
         for (bias, value) in counts {
             let param = b.f.args.iter().find(|a| a.value == bias).and_then(|a| a.role.as_ref());
-            let name = format!("{}:load", param.expect("a bias is a parameter").name);
-            results.push(Port { value, role: Some(Role::new(RoleKind::Sum, name)) });
+            let name = param.expect("a bias is a parameter").name.clone();
+            results.push(Port { value, role: Some(Role::new(RoleKind::Load, name)) });
         }
     }
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });

@@ -29,8 +29,8 @@ pub struct State {
     /// Whole inputs of the step by name: [global batch, ...], or without a batch dim if every
     /// microbatch sees the same (`positions`).
     pub inputs: BTreeMap<Arc<str>, Tensor>,
-    /// Results of role output, in the order of their calls.
-    pub outputs: BTreeMap<Arc<str>, Vec<Shown>>,
+    /// Results that are shown to the user, in the order of their calls.
+    pub outputs: BTreeMap<Role, Vec<Shown>>,
     /// What a rank of the pipeline has of its own: gradients, sums, and by microbatch stashes and
     /// edges.
     own: BTreeMap<(usize, Role, Option<usize>), Vec<Tensor>>,
@@ -43,11 +43,20 @@ fn key(
     microbatch: Option<usize>,
 ) -> Option<(usize, Role, Option<usize>)> {
     match role.kind {
-        RoleKind::Param | RoleKind::State | RoleKind::Scalar | RoleKind::Input => None,
-        RoleKind::Stash | RoleKind::Edge => Some((stage, role.clone(), microbatch)),
-        RoleKind::Ready | RoleKind::Grad | RoleKind::Sum | RoleKind::Step | RoleKind::Output => {
-            Some((stage, role.clone(), None))
+        RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar | RoleKind::Input => None,
+        RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => {
+            Some((stage, role.clone(), microbatch))
         }
+        RoleKind::Ready
+        | RoleKind::Grad
+        | RoleKind::Sum
+        | RoleKind::Load
+        | RoleKind::Scale
+        | RoleKind::Step
+        | RoleKind::Output
+        | RoleKind::Metric
+        | RoleKind::Mean
+        | RoleKind::GradShown => Some((stage, role.clone(), None)),
     }
 }
 
@@ -78,12 +87,13 @@ impl State {
     }
 
     /// The global tensor of an output; the microbatches' rows are put back where they came from.
-    /// Errors: `unbound` if nothing of this name was shown, and those of [`gather`].
-    pub fn output(&self, mesh: &Mesh, name: &str) -> Result<Tensor> {
-        let shown = self.outputs.get(name).filter(|s| !s.is_empty()).ok_or_else(|| {
-            let known: Vec<&str> = self.outputs.keys().map(|k| &**k).collect();
-            Diag::new("unbound", format!("no output is called `{name}`")).help(format!(
-                "the {} outputs are: {}",
+    /// Errors: `unbound` if nothing of this role was shown, and those of [`gather`].
+    pub fn output(&self, mesh: &Mesh, kind: RoleKind, name: &str) -> Result<Tensor> {
+        let role = Role::new(kind, name);
+        let shown = self.outputs.get(&role).filter(|s| !s.is_empty()).ok_or_else(|| {
+            let known: Vec<String> = self.outputs.keys().map(Role::to_string).collect();
+            Diag::new("unbound", format!("nothing shown is {role}")).help(format!(
+                "these {} are: {}",
                 known.len(),
                 known.join(", ")
             ))
@@ -228,7 +238,7 @@ impl<'a> Step<'a> {
         }
         for (port, ranks) in func.results.iter().zip(run.results()) {
             let Some(role) = &port.role else { continue };
-            if role.kind == RoleKind::Output {
+            if role.kind.is_shown() {
                 let ty = func.ty(port.value).clone();
                 let batch = |f: &Func, a: &&Port| {
                     let input = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
@@ -240,7 +250,7 @@ impl<'a> Step<'a> {
                 let input = all.filter_map(|f| Some((f, f.args.iter().find(|a| batch(f, a))?)));
                 let rows = input.map(|(f, a)| f.ty(a.value).chunk(self.mesh, 0)).next();
                 let shown = Shown { microbatch: c.microbatch, ty, ranks, rows };
-                self.state.outputs.entry(role.name.clone()).or_default().push(shown);
+                self.state.outputs.entry(role.clone()).or_default().push(shown);
             } else {
                 self.state.set(stage, role, c.microbatch, ranks);
             }
@@ -270,7 +280,7 @@ fn function(module: &Module, i: usize) -> Result<&Func> {
 }
 
 fn unset(state: &State, role: &Role) -> Diag {
-    Diag::new("unbound", format!("nobody set {} `{}`", role.kind.name(), role.name))
+    Diag::new("unbound", format!("nobody set {role}"))
         .help(format!("set it before the step; {} roles are set", state.values.len()))
 }
 

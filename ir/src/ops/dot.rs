@@ -9,7 +9,14 @@ use std::sync::Arc;
 op! {
     /// The product of two operands summed over the letters missing on the right (Einstein's sum).
     Dot = "dot" (a, b) { rule: RuleAttr }
-    samples ["dot[mk,kn->mn] f32[3,5], f32[5,4]", "dot[bsh,oh->bso] f32[2,3,4], f32[5,4]", "dot[bsh,bsh->bs] f32[2,3,4], f32[2,3,4]", "dot[ab,ab->] f32[3,4], f32[3,4]"]
+    samples [
+        "dot[mk,kn->mn] f32[3,5], f32[5,4]",
+        "dot[bsh,oh->bso] f32[2,3,4], f32[5,4]",
+        "dot[bsh,bsh->bs] f32[2,3,4], f32[2,3,4]",
+        "dot[ab,ab->] f32[3,4], f32[3,4]",
+        "dot[mk,kn->nm] f32[3,3], f32[3,3]",
+        "dot[bsh,hos->obs] f32[2,3,4], f32[4,5,3]"
+    ]
 }
 
 impl Dot {
@@ -96,7 +103,9 @@ pub(crate) fn product(
 ) -> Value {
     let rule = Arc::new(Rule::of(&[x.1, y.1], &[to]));
     let summed = x.1.iter().chain(y.1).any(|g| !to.contains(g));
-    if summed {
+    if x.1 == y.1 && x.1 == to {
+        b.push(hint, Mul::same(), &[x.0, y.0])
+    } else if summed {
         b.push(hint, Dot { rule: RuleAttr(rule) }, &[x.0, y.0])
     } else {
         b.push(hint, Mul { rule: crate::attr::Broadcast(Some(rule)) }, &[x.0, y.0])

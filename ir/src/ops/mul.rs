@@ -8,7 +8,16 @@ use std::sync::Arc;
 op! {
     /// The product of two operands; a rule spreads a smaller operand.
     Mul = "mul" (a, b) { rule: Broadcast }
-    samples ["mul f32[3,4], f32[3,4]", "mul[bsh,h->bsh] f32[2,3,4], f32[4]", "mul[bs,bsh->bsh] f32[2,3], f32[2,3,4]", "mul[ab,->ab] f32[3,2], f32[]"]
+    samples [
+        "mul f32[3,4], f32[3,4]",
+        "mul[bsh,h->bsh] f32[2,3,4], f32[4]",
+        "mul[bs,bsh->bsh] f32[2,3], f32[2,3,4]",
+        "mul[ab,->ab] f32[3,2], f32[]",
+        "mul[bsh,bsh->sbh] f32[2,3,4], f32[2,3,4]",
+        "mul[ab,ab->ba] f32[3,3], f32[3,3]",
+        "mul[ab,ba->ab] f32[3,3], f32[3,3]",
+        "mul[ba,h->hab] f32[2,3], f32[4]"
+    ]
 }
 
 impl Mul {
@@ -69,21 +78,10 @@ impl OpDef for Mul {
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let Some(d) = d[0] else { return smallvec::smallvec![None, None] };
         let r = self.rule(&[b.ty(ins[0]).rank(), b.ty(ins[1]).rank()]);
+        // d * other, in the order of this operand and summed over the letters that it lacks.
         let mut one = |this: usize, other: usize| {
-            b.wants(ins[this]).then(|| {
-                if r.ins[0] == r.ins[1] {
-                    return b.push("mul_grad", Mul::same(), &[d, ins[other]]);
-                }
-                // d * other, summed over the letters that this operand lacks.
-                let rule =
-                    RuleAttr(Arc::new(Rule::of(&[&r.outs[0], &r.ins[other]], &[&r.ins[this]])));
-                let summed = r.outs[0].iter().any(|g| !r.ins[this].contains(g));
-                if summed {
-                    b.push("mul_grad", Dot { rule }, &[d, ins[other]])
-                } else {
-                    b.push("mul_grad", Mul { rule: Broadcast(Some(rule.0)) }, &[d, ins[other]])
-                }
-            })
+            let (d, x) = ((d, &r.outs[0]), (ins[other], &r.ins[other]));
+            b.wants(ins[this]).then(|| dot::product(b, "mul_grad", d, x, &r.ins[this]))
         };
         smallvec::smallvec![one(0, 1), one(1, 0)]
     }

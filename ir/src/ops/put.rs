@@ -1,15 +1,18 @@
 //! `put`: adds elements into places given by index; the gradient of `take`.
 
 use super::*;
-use crate::attr::{RuleAttr, Sizes};
+use crate::attr::{Padding, RuleAttr, Sizes};
 use crate::tensor::each_index;
 use std::sync::Arc;
 
 op! {
     /// Adds every element of `x` at place `index` of a new letter, summing over the letters missing
-    /// on the right; places nobody names are 0. Of 16-bit elements the sums are f32.
-    Put = "put" (x, index) { rule: RuleAttr, sizes: Sizes }
-    samples ["put[bsh,bs->vh; v=5] f32[2,3,4], i32[2,3]", "put[bs,bs->bsv; v=5] f32[2,3], i32[2,3]"]
+    /// on the right; places nobody names are 0, and so is place 7 with `padding=zero 7`. Of 16-bit
+    /// elements the sums are f32.
+    Put = "put" (x, index) { rule: RuleAttr, sizes: Sizes, padding: Padding }
+    samples ["put[bsh,bs->vh; v=5] f32[2,3,4], i32[2,3]", "put[bs,bs->bsv; v=5] f32[2,3], i32[2,3]",
+             "put[bsh,sb->hv; v=5] f32[3,3,4], i32[3,3]", "put[bs,sb->vsb; v=5] f32[3,3], i32[3,3]",
+             "put[bsh,bs->vh; v=5; padding=zero 3] f32[2,6,4], i32[2,6]"]
 }
 
 impl Put {
@@ -32,13 +35,18 @@ impl OpDef for Put {
         if !ins[0].dtype.is_float() || ins[1].dtype != DType::I32 {
             return Err("a float and an i32 index are needed".into());
         }
-        if self.letter().is_none() || r.ins[1].iter().any(|g| !r.ins[0].contains(g)) {
+        let letter = self.letter().map(|l| l.1);
+        let Some(letter) = letter.filter(|_| r.ins[1].iter().all(|g| r.ins[0].contains(g))) else {
             return Err(
                 "the rule has one letter that only the result has, and `x` has those of the index"
                     .into(),
             );
+        };
+        if matches!(self.padding, Padding::Constant(_)) {
+            return Err("nothing is added at padding: write `padding=zero 7`".into());
         }
-        Ok(())
+        let size = self.sizes.0.iter().find(|s| s.0 == letter).map_or(0, |s| s.1);
+        self.padding.accepts(size)
     }
     fn rule(&self, _: &[usize]) -> Rule {
         (*self.rule.0).clone()
@@ -58,7 +66,8 @@ impl OpDef for Put {
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         let r = &self.rule.0;
         let rule = RuleAttr(Arc::new(Rule::of(&[&r.outs[0], &r.ins[1]], &[&r.ins[0]])));
-        smallvec::smallvec![d[0].map(|d| b.push("put_grad", Take { rule }, &[d, ins[1]])), None]
+        let take = Take { rule, padding: self.padding.of_gradient() };
+        smallvec::smallvec![d[0].map(|d| b.push("put_grad", take, &[d, ins[1]])), None]
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;
@@ -72,8 +81,10 @@ impl OpDef for Put {
         let at_o: Vec<Option<usize>> =
             r.outs[0].iter().map(|g| r.ins[0].iter().position(|x| x == g)).collect();
         each_index(&ins[0].shape, |i| {
-            let k = ins[1].at(&at_i.iter().map(|&p| i[p]).collect::<Shape>()) - e.offset as f64;
-            if k >= 0.0 && k < e.len as f64 {
+            let index = ins[1].at(&at_i.iter().map(|&p| i[p]).collect::<Shape>());
+            let padding = self.padding.zero().is_some_and(|p| index == p as f64);
+            let k = index - e.offset as f64;
+            if k >= 0.0 && k < e.len as f64 && !padding {
                 let o: Shape = at_o.iter().map(|p| p.map_or(k as usize, |p| i[p])).collect();
                 *out.at_mut(&o) += ins[0].at(i);
             }

@@ -1,15 +1,20 @@
 //! `take`: looks elements up by index, along one letter.
 
 use super::*;
-use crate::attr::{RuleAttr, Sizes};
+use crate::attr::{Padding, RuleAttr, Sizes};
 use std::sync::Arc;
 
 op! {
     /// Elements of `x` at `index` along the letter that only `x` has: an embedding
     /// (`take[vh,bs->bsh]`) or the logit of a label (`take[bsv,bs->bs]`). An index that is not in
-    /// this rank's piece gives 0, so a split letter leaves a sum to be taken.
-    Take = "take" (x, index) { rule: RuleAttr }
-    samples ["take[vh,bs->bsh] f32[5,4], i32[2,3]", "take[bsv,bs->bs] f32[2,3,5], i32[2,3]"]
+    /// this rank's piece gives 0, so a split letter leaves a sum to be taken. With `padding=7` the
+    /// gradient of index 7 is 0 by definition, as that of an embedding's padding token; with
+    /// `padding=zero 7` the element is 0 too.
+    Take = "take" (x, index) { rule: RuleAttr, padding: Padding }
+    samples ["take[vh,bs->bsh] f32[5,4], i32[2,3]", "take[bsv,bs->bs] f32[2,3,5], i32[2,3]",
+             "take[hv,sb->bhs] f32[4,5], i32[3,3]", "take[vbs,sb->bs] f32[5,3,3], i32[3,3]",
+             "take[vh,bs->bsh; padding=3] f32[5,4], i32[2,6]",
+             "take[vh,bs->bsh; padding=zero 3] f32[5,4], i32[2,6]"]
 }
 
 /// The letter that the index runs over: in `all`, but in neither `index` nor `rest`.
@@ -26,6 +31,10 @@ pub(crate) fn index_letter(
 }
 
 impl Take {
+    /// Without padding, by a rule of operands of these ranks.
+    pub fn by(text: &str, ranks: &[usize]) -> Take {
+        Take { rule: RuleAttr::new(text, ranks), padding: Padding::None }
+    }
     fn letter(&self) -> Option<(usize, Letter)> {
         let r = &self.rule.0;
         index_letter(&r.ins[0], &r.ins[1], &r.outs[0])
@@ -44,6 +53,9 @@ impl OpDef for Take {
         }
         if !ins[0].dtype.is_float() || ins[1].dtype != DType::I32 {
             return Err("a float and an i32 index are needed".into());
+        }
+        if let Some((dim, _)) = self.letter() {
+            self.padding.accepts(ins[0].dims[dim].size)?;
         }
         let known = r.outs[0].iter().all(|g| r.ins[0].contains(g) || r.ins[1].contains(g));
         let kept = r.ins[1].iter().all(|g| r.outs[0].contains(g));
@@ -69,8 +81,9 @@ impl OpDef for Take {
         let rule = RuleAttr(Arc::new(Rule::of(&[&r.outs[0], &r.ins[1]], &[&r.ins[0]])));
         let like = b.ty(ins[0]).cotangent();
         let sizes = Sizes(smallvec::smallvec![(letter, like.dims[dim].size)]);
+        let padding = self.padding.of_gradient();
         smallvec::smallvec![
-            Some(b.push_as("take_grad", Put { rule, sizes }, &[d, ins[1]], &like)),
+            Some(b.push_as("take_grad", Put { rule, sizes, padding }, &[d, ins[1]], &like)),
             None
         ]
     }
@@ -84,6 +97,9 @@ impl OpDef for Take {
         let (at_x, at_i) = (place(&r.ins[0]), place(&r.ins[1]));
         vec![Tensor::from_fn(&cx.out_shape(0), |o| {
             let i: Shape = at_i.iter().map(|p| o[p.expect("kept")]).collect();
+            if self.padding.zero().is_some_and(|p| ins[1].at(&i) == p as f64) {
+                return 0.0;
+            }
             let k = ins[1].at(&i) - e.offset as f64;
             if k < 0.0 || k >= e.len as f64 {
                 return 0.0;

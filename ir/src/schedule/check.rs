@@ -4,7 +4,11 @@ use super::{Action, Kind, Schedule};
 use crate::diag::{Diag, Result};
 
 /// Most pairs of a stage and a microbatch.
-pub(super) const MAX_PAIRS: usize = 1 << 22;
+pub const MAX_PAIRS: usize = 1 << 22;
+/// Most stages of a pipeline.
+pub const MAX_STAGES: usize = 1 << 16;
+/// Most microbatches of a step: every rank has a list of what it does for each.
+pub const MAX_MICROBATCHES: usize = 200_000;
 /// Most ranks of the pipeline.
 pub(super) const MAX_RANKS: usize = 1 << 16;
 
@@ -17,18 +21,26 @@ fn problem(message: String) -> Diag {
 
 /// Refuses sizes that would cost memory without bounds.
 pub(super) fn check_size(ranks: usize, stages: usize, microbatches: usize) -> Result<()> {
-    let fits = stages.checked_mul(microbatches).is_some_and(|n| n <= MAX_PAIRS);
+    let pairs = stages.checked_mul(microbatches).is_some_and(|n| n <= MAX_PAIRS);
+    let fits = pairs && stages <= MAX_STAGES && microbatches <= MAX_MICROBATCHES;
     if fits && ranks <= MAX_RANKS {
         return Ok(());
     }
     let what = format!("{ranks} ranks, {stages} stages and {microbatches} microbatches");
     Err(Diag::new("schedule", format!("a schedule of {what}"))
-        .rule(format!("ranks <= {MAX_RANKS}, stages * microbatches <= {MAX_PAIRS}"))
+        .rule(format!(
+            "ranks <= {MAX_RANKS}, stages <= {MAX_STAGES}, microbatches <= {MAX_MICROBATCHES}, \
+             stages * microbatches <= {MAX_PAIRS}"
+        ))
         .help(match stages {
-            0..=MAX_PAIRS => {
-                format!("nearest legal: {} microbatches", MAX_PAIRS / stages.max(1))
+            0..=MAX_STAGES => {
+                let most = (MAX_PAIRS / stages.max(1)).min(MAX_MICROBATCHES);
+                format!("nearest legal: {most} microbatches")
             }
-            _ => format!("nearest legal: {MAX_PAIRS} stages, 1 microbatch"),
+            _ => format!(
+                "nearest legal: {MAX_STAGES} stages, {} microbatches",
+                MAX_PAIRS / MAX_STAGES
+            ),
         }))
 }
 

@@ -94,9 +94,13 @@ fn hostile_sizes_are_refused() {
     let mut s = read(TWO);
     s.microbatches = usize::MAX;
     let d = replay(&s, &Times::unit(2)).expect_err("large");
-    says(&d, "schedule", &["stages * microbatches <= 4194304", "nearest legal: 2097152"]);
+    says(
+        &d,
+        "schedule",
+        &["stages * microbatches <= 4194304", "nearest legal: 200000 microbatches"],
+    );
     let d = parse_csv("4000000F4000000,4000000B4000000").expect_err("large");
-    says(&d, "schedule", &["nearest legal: 1 microbatches"]);
+    says(&d, "schedule", &["nearest legal: 65536 stages, 64 microbatches"]);
     let d = replay(&read(TWO), &Times::unit(3)).expect_err("times");
     says(&d, "schedule", &["3 times of forward for 2 stages"]);
     let mut t = Times::unit(2);

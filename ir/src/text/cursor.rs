@@ -129,6 +129,10 @@ impl<'t> Cursor<'t> {
     pub fn digits(&mut self) -> &'t str {
         self.take(|c| c.is_ascii_digit())
     }
+    /// `1e-5`: everything that looks like a number.
+    pub fn decimal(&mut self) -> &'t str {
+        self.take(|c| c.is_ascii_digit() || matches!(c, b'.' | b'e' | b'E' | b'+' | b'-'))
+    }
     /// `dp*tp:(2)4`: everything that looks like a list of atoms.
     pub fn atoms(&mut self) -> &'t str {
         let start = self.at;

@@ -6,7 +6,7 @@ use super::near::nearest;
 use super::parse::Parser;
 use crate::attr::{MAX_SIZE, read_atoms};
 use crate::diag::Diag;
-use crate::func::{AnnotatedDim, Annotation, Role, RoleKind};
+use crate::func::{AnnotatedDim, Annotation, Role, RoleKind, Slot};
 use crate::mesh::Mesh;
 use crate::types::{AtomList, DType, Dim, Type};
 use smallvec::SmallVec;
@@ -22,7 +22,7 @@ pub(crate) const MAX_ELEMENTS: usize = 1 << 48;
 /// `syntax`, `size` or `unknown-axis`.
 pub fn parse_type(mesh: &Mesh, text: &str) -> Result<Type, Diag> {
     let c = Cursor { text: text.trim(), at: 0 };
-    let mut p = Parser { c, mesh: mesh.clone(), func: None };
+    let mut p = Parser { c, mesh: mesh.clone(), func: None, source: None };
     let read = p.ty().and_then(|t| match p.c.peek() {
         None => Ok(t),
         Some(_) => Err(p.c.needs("the end of the type").help("for example `f32[4,16@tp]+dp`")),
@@ -115,14 +115,40 @@ impl Parser<'_> {
         if word.is_empty() {
             return Ok(None);
         }
-        let known = RoleKind::ALL.map(RoleKind::name);
+        let mut known = RoleKind::ALL.map(RoleKind::name).to_vec();
+        known.dedup();
         let Some(kind) = RoleKind::ALL.into_iter().find(|k| k.name() == word) else {
             let f = Fail::new("syntax", at, word.len(), format!("`{word}` is no role"));
-            let near = meant(&nearest(word, known));
+            let near = meant(&nearest(word, known.iter().copied()));
             return Err(f.help(format!("the roles are {}{near}", known.join(", "))));
+        };
+        let kind = match kind {
+            RoleKind::GradFrom(_) => {
+                self.c.must("[")?;
+                let rank = self.number(u32::MAX as usize)? as u32;
+                self.c.must("]")?;
+                RoleKind::GradFrom(rank)
+            }
+            RoleKind::State(_) => RoleKind::State(self.slot()?),
+            plain => plain,
         };
         self.c.spaces();
         Ok(Some(Role::new(kind, self.c.quoted()?)))
+    }
+
+    /// What an optimizer keeps: `[exp_avg]`.
+    fn slot(&mut self) -> Res<Slot> {
+        self.c.must("[")?;
+        let at = self.c.at;
+        let word = self.c.word();
+        let Some(slot) = Slot::ALL.into_iter().find(|s| s.name() == word) else {
+            let m = format!("`{word}` is nothing that an optimizer keeps");
+            let known = Slot::ALL.map(Slot::name).join(", ");
+            return Err(Fail::new("syntax", at, word.len(), m)
+                .help(format!("write one of {known}, as in `state[exp_avg] \"w\"`")));
+        };
+        self.c.must("]")?;
+        Ok(slot)
     }
 
     /// What somebody asked of a sharding, if it stands here: `@(dp,?,-,tp?)p1`.

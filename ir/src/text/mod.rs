@@ -2,19 +2,24 @@
 //!
 //! ```text
 //! module  := "mesh" "[" { axis "=" size "," } "]" { func }
-//! func    := "func" "@" name "(" { "%" name ":" type [ role ] [ asked ] "," } ")"
+//! func    := "func" "@" name "(" { "%" name ":" type [ role [ weight ] ] [ asked ] "," } ")"
 //!            "->" results "{" { line } [ return ] "}"
 //! results := type | "(" { [ "%" name ":" ] type [ role ] "," } ")"   // named: no return
-//! role    := kind "\"" name "\""
+//! role    := kind [ "[" slot | number "]" ] "\"" name "\""   // state[exp_avg], grad_from[1]
 //! line    := path ":"
 //!          | { "%" name "," } "=" op [ "[" attributes "]" ] { "%" name "," }
-//!            ":" { type [ asked ] "," } [ "//" note ]
+//!            ":" { type [ asked ] [ "residual=" dim ] "," } [ "//" note ]
 //! return  := "return" ( { "%" name "," } | "(" { "%" name "," } ")" )
 //! type    := dtype "[" { size [ "@" atoms ] "," } "]" [ "~" atoms ] [ "!" atoms ] [ "+" atoms ]
 //!            [ "max:" atoms ] [ "min:" atoms ]
 //! atoms   := axis [ ":(" pre ")" size ] { "*" … }
 //! asked   := "@(" { [ atoms ] [ "?" ] | "-" "," } ")" [ "p" priority ]
+//! weight  := "[" { "ones" | "zeros" | "normal=" deviation | "tp_dim=" dim | "experts=" count
+//!            | "tensor=" "\"" name "\"" | "part=" dim ":" start ":" size ";" } "]"
 //! ```
+//!
+//! `weight` and `residual` stand in models alone: what a frontend knows of them beside the program
+//! ([`parse_source`]).
 //!
 //! One op stands on one line; a line `path:` says in which scope the ops after it stand (a lone `:`
 //! is the empty path, in which a function begins). What somebody asked of a value's sharding, an
@@ -37,6 +42,7 @@ mod cursor;
 mod expand;
 mod fold;
 mod items;
+mod marks;
 mod near;
 mod parse;
 mod print;
@@ -45,7 +51,8 @@ mod types;
 pub use expand::{Expanded, MAX_BYTES, MAX_COUNT, MAX_LINES, expand};
 pub use items::parse_type;
 pub(crate) use items::{MAX_DIMS, MAX_ELEMENTS};
-pub(crate) use parse::is_path;
-pub use parse::parse;
-pub use print::{NodeText, Repeat, node_text, print, print_with};
+pub use parse::is_path;
+pub use parse::{parse, parse_source};
+pub use print::{NodeText, Repeat, node_text, print, print_source, print_with};
+pub(crate) use types::quoted;
 pub use types::{type_text, write_type};

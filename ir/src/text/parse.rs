@@ -4,6 +4,7 @@
 use super::cursor::{Cursor, Fail, Res};
 use super::expand::{Expanded, expand};
 use super::items::axis_error;
+use super::marks::Read;
 use super::near::nearest;
 use super::types::type_text;
 use crate::attr::{AttrCx, read_sub_axis};
@@ -13,6 +14,7 @@ use crate::func::{
 };
 use crate::mesh::{MAX_ATOMS, Mesh};
 use crate::ops::{DOCS, NAMES, Op, SAMPLES};
+use crate::source::Source;
 use crate::types::Type;
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -28,11 +30,25 @@ use std::collections::{HashMap, HashSet};
 /// `unknown-axis`, `attribute`, `size`, `arity`, `result-type`, `repeat`, `too-large`, `mesh` or
 /// `sub-axis`.
 pub fn parse(text: &str) -> Result<Module, Diag> {
+    read(text, None).map(|r| r.0)
+}
+
+/// Reads a model: a module, and what its text says of parameters and of the residual stream. What a
+/// text says nothing of is as [`Weight::plain`](crate::weights::Weight::plain) has it.
+///
+/// # Errors
+/// Those of [`parse`]; `attribute` also for what is said of parameters.
+pub fn parse_source(text: &str) -> Result<Source, Diag> {
+    let (module, marks) = read(text, Some(Read::default()))?;
+    Ok(marks.unwrap_or_default().source(module))
+}
+
+fn read(text: &str, source: Option<Read>) -> Result<(Module, Option<Read>), Diag> {
     let e: Expanded = expand(text)?;
     let c = Cursor { text: &e.text, at: 0 };
-    let mut p = Parser { c, mesh: Mesh::default(), func: None };
+    let mut p = Parser { c, mesh: Mesh::default(), func: None, source };
     match p.module() {
-        Ok(funcs) => Ok(Module { mesh: p.mesh, funcs }),
+        Ok(funcs) => Ok((Module { mesh: p.mesh, funcs }, p.source)),
         Err(f) => Err(f.diag(&e, p.func)),
     }
 }
@@ -43,6 +59,8 @@ pub(super) struct Parser<'t> {
     pub mesh: Mesh,
     /// The function being read.
     pub func: Option<&'t str>,
+    /// What is read beside the program, if it is a model.
+    pub source: Option<Read>,
 }
 
 /// The values of a function by name.
@@ -185,6 +203,7 @@ impl<'t> Parser<'t> {
             p.c.spaces();
             let ty = p.ty()?;
             let role = p.role()?;
+            p.weight(&ty, &role)?;
             let asked = p.asked(ty.rank())?;
             let value = p.define(&mut f, &mut known, (at, name), ty, asked)?;
             f.args.push(Port { value, role });
@@ -356,7 +375,9 @@ impl<'t> Parser<'t> {
             self.c.spaces();
             let ty = self.ty()?;
             let asked = self.asked(ty.rank())?;
-            outs.push(self.define(f, known, name, ty, asked)?);
+            let out = self.define(f, known, name, ty, asked)?;
+            self.residual(f, out)?;
+            outs.push(out);
         }
         self.c.spaces();
         if self.c.peek() == Some(b',') {
@@ -459,8 +480,8 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// What may stand before the `:` of a scope line.
-pub(crate) fn is_path(path: &str) -> bool {
+/// True for what may stand before the `:` of a scope line.
+pub fn is_path(path: &str) -> bool {
     let plain = |c: u8| c.is_ascii_graphic() && !matches!(c, b'%' | b'{' | b'}' | b'"' | b':');
     path.bytes().all(plain) && !path.contains("//")
 }

@@ -2,9 +2,12 @@
 //! folded into one.
 
 use super::fold;
+use super::marks::Marks;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
 use crate::func::{Func, Joined, Module, Node, Port, RoleKind, Scope, Value};
 use crate::mesh::Mesh;
+use crate::source::Source;
+use std::fmt::Write as _;
 use std::ops::Range;
 
 /// What to do with layers that differ only in their numbers.
@@ -38,24 +41,30 @@ pub fn print(m: &Module) -> String {
     print_with(m, Repeat::Fold)
 }
 
+/// A model as text: its program, and all else that a frontend knows of it.
+/// [`parse_source`](super::parse_source) gives it back. An empty mesh is left out.
+pub fn print_source(s: &Source) -> String {
+    print_marked(&s.module, Repeat::Fold, Some(Marks::of(s)))
+}
+
 /// The module as text.
 pub fn print_with(m: &Module, repeat: Repeat) -> String {
+    print_marked(m, repeat, None)
+}
+
+fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>) -> String {
+    let no_mesh = marks.is_some() && m.mesh.axes.is_empty();
     let items = |f: &Func| f.nodes.len() + f.args.len() + f.results.len();
     let lines: usize = m.funcs.iter().map(items).sum();
     let mut p = Printer {
         mesh: &m.mesh,
+        marks: marks.unwrap_or_default(),
         out: String::with_capacity(lines * 128 + 256),
         lines: Vec::with_capacity(lines * 2 + 16),
     };
-    p.line(NO_LAYER);
-    p.out.push_str("mesh [");
-    for (i, a) in m.mesh.axes.iter().enumerate() {
-        p.out.push_str(if i > 0 { ", " } else { "" });
-        p.out.push_str(&a.name);
-        p.out.push('=');
-        push_number(a.size, &mut p.out);
+    if !no_mesh {
+        p.mesh();
     }
-    p.out.push_str("]\n");
     m.funcs.iter().for_each(|f| p.func(f));
     match repeat {
         Repeat::Unroll => p.out,
@@ -76,7 +85,7 @@ pub struct NodeText {
 pub fn node_text(mesh: &Mesh, f: &Func, n: &Node) -> NodeText {
     let mut t = NodeText { text: String::new(), ins: vec![] };
     let name = |v, out: &mut String| f.name(v).write(out);
-    write_node(mesh, f, n, name, &mut t.text, |r| t.ins.push(r));
+    write_node(mesh, f, n, name, &mut t.text, |r| t.ins.push(r), &Marks::default());
     t
 }
 
@@ -87,6 +96,7 @@ fn write_node(
     name: impl Fn(Value, &mut String),
     out: &mut String,
     mut operand: impl FnMut(Range<usize>),
+    marks: &Marks,
 ) {
     for (i, &o) in n.outs.iter().enumerate() {
         out.push_str(if i > 0 { ", " } else { "" });
@@ -107,6 +117,7 @@ fn write_node(
         if let Some(a) = f.annotations.get(&o) {
             write_annotation(mesh, a, out);
         }
+        marks.write_residual(o, out);
     }
 }
 
@@ -136,6 +147,7 @@ impl Names {
 
 struct Printer<'a> {
     mesh: &'a Mesh,
+    marks: Marks<'a>,
     out: String,
     lines: Vec<Line>,
 }
@@ -146,10 +158,22 @@ impl Printer<'_> {
         self.lines.push(Line { start: self.out.len(), layer, kind: None });
     }
 
+    fn mesh(&mut self) {
+        self.line(NO_LAYER);
+        self.out.push_str("mesh [");
+        for (i, a) in self.mesh.axes.iter().enumerate() {
+            self.out.push_str(if i > 0 { ", " } else { "" });
+            self.out.push_str(&a.name);
+            self.out.push('=');
+            push_number(a.size, &mut self.out);
+        }
+        self.out.push_str("]\n");
+    }
+
     fn func(&mut self, f: &Func) {
         let names = Names::new(f);
         self.line(NO_LAYER);
-        self.out.push('\n');
+        self.out.push_str(if self.out.is_empty() { "" } else { "\n" });
         self.line(NO_LAYER);
         self.out.push_str("func @");
         self.out.push_str(&f.name);
@@ -159,6 +183,7 @@ impl Printer<'_> {
             p.out.push_str(names.get(port.value));
             p.out.push_str(": ");
             p.port(f, port);
+            p.marks.write_weight(port.value, &mut p.out);
             if let Some(a) = f.annotations.get(&port.value) {
                 write_annotation(p.mesh, a, &mut p.out);
             }
@@ -208,7 +233,7 @@ impl Printer<'_> {
             self.line(layer);
             self.out.push_str("  ");
             let name = |v, out: &mut String| out.push_str(names.get(v));
-            write_node(self.mesh, f, n, name, &mut self.out, |_| ());
+            write_node(self.mesh, f, n, name, &mut self.out, |_| (), &self.marks);
             self.out.push_str(match n.joined {
                 Joined::No => "",
                 Joined::Kernel => " &",
@@ -257,9 +282,7 @@ impl Printer<'_> {
     fn port(&mut self, f: &Func, p: &Port) {
         write_type(self.mesh, f.ty(p.value), &mut self.out);
         if let Some(r) = &p.role {
-            self.out.push(' ');
-            self.out.push_str(r.kind.name());
-            self.out.push(' ');
+            let _ = write!(self.out, " {} ", r.kind);
             write_quoted(&r.name, &mut self.out);
         }
     }

@@ -85,6 +85,13 @@ pub(super) fn push_number(mut n: usize, out: &mut String) {
     out.extend(digits[at..].iter().map(|&d| d as char));
 }
 
+/// A name as the text has it, in quotes.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut out = String::new();
+    write_quoted(text, &mut out);
+    out
+}
+
 /// Appends a string in quotes; `\`, `"` and control characters are escaped.
 pub(super) fn write_quoted(text: &str, out: &mut String) {
     out.push('"');

@@ -9,13 +9,14 @@
 
 use crate::shard::partition::{Preparation, active};
 use crate::stages::Stages;
-use crate::step::correct::is_load;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::infer::Linear;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Cast, Op};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
 
 /// Where backward begins in the joint program: nodes from here on are backward.
 pub struct Joint {
@@ -25,61 +26,144 @@ pub struct Joint {
     pub of_data: Vec<bool>,
 }
 
+/// Operands and results of a node.
+type Ends = (SmallVec<[Value; 4]>, SmallVec<[Value; 2]>);
+
 /// What the users of a value sent back: gradients, and the scopes of the users.
 type Parts = SmallVec<[(Value, Scope); 2]>;
 
-/// Differentiates the sums that are losses (`sum "loss"`, and of experts `sum "aux_loss"` and
-/// `sum "z_loss"`; not what a router counted) with respect to every trained parameter. The cotangent of each is an argument, `step "loss_scale"`; gradients are results
-/// `grad NAME`, one per stage that uses the parameter. A gradient has its value's element type; that of
-/// a 16-bit parameter, and of what is made of parameters alone, has `grad_dtype`, from where it is made
-/// on: so it is summed and reduced in that.
+/// Differentiates the sums, all of which are losses (`sum "loss"`, and of experts `sum "aux_loss"` and
+/// `sum "z_loss"`), with respect to every trained parameter. The cotangent of each is an argument,
+/// `scale "loss"`; gradients are results `grad NAME`, one per stage that uses the parameter. A gradient
+/// has its value's element type; that of a 16-bit parameter, and of what is made of parameters alone,
+/// has `grad_dtype`, from where it is made on: so it is summed and reduced in that.
 pub fn differentiate(
     mesh: &Mesh,
-    mut f: Func,
+    f: Func,
     frozen: &dyn Fn(&str) -> bool,
     stages: &Stages,
     params: &[Preparation],
     grad_dtype: DType,
 ) -> Joint {
-    let on = active(&f, frozen);
-    let backward_from = f.nodes.len();
-    let known = f.values.len();
-    let is_sum =
-        |r: &&Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum && !is_load(r));
-    let sums: Vec<Port> = f.results.iter().filter(is_sum).cloned().collect();
-    let weights = only_weights(&f);
-    let mut of_data = vec![false; known];
-    let mut parts: Vec<Parts> = vec![Parts::new(); known];
-    for Port { value, role } in sums {
-        let sum = role.map_or_else(String::new, |r| r.name.to_string());
-        let role = Some(Role::new(RoleKind::Step, format!("{sum}_scale")));
-        let name = Name { grad: true, layer: None, hint: sum.into(), dup: 0 };
-        let seed = f.arg(f.ty(value).cotangent(), name, role);
-        parts[value.0 as usize].push((seed, Scope(0)));
-    }
-    for i in (0..backward_from).rev() {
-        let n = f.nodes[i].clone();
-        if !n.outs.iter().any(|o| on[o.0 as usize] && !parts[o.0 as usize].is_empty()) {
-            continue;
+    let (forward, known) = (f.nodes.len(), f.values.len());
+    let mut r = Reverse {
+        mesh,
+        stages,
+        grad_dtype,
+        on: active(&f, frozen),
+        weights: only_weights(&f),
+        of_data: vec![false; known],
+        parts: vec![Parts::new(); known],
+        gathered: gathered(&f, params),
+        f,
+    };
+    r.seed();
+    let complete = first_uses(&r.f, &r.on, stages);
+    let prepared: HashMap<&str, &Preparation> =
+        params.iter().map(|p| (&*p.param.name, p)).collect();
+    let mut grads: Vec<(usize, Port)> = vec![];
+    for (i, complete) in complete.iter().enumerate().rev() {
+        r.node(i);
+        for &arg in complete {
+            grads.extend(r.gradient(arg, i, &prepared).map(|g| (arg, g)));
         }
-        let mut b = Builder::new(mesh, &mut f);
-        (b.scope, b.grad, b.wanted) = (n.scope, true, &on);
-        let d: SmallVec<[Option<Value>; 2]> =
-            n.outs.iter().map(|&o| total(&mut b, &parts[o.0 as usize], o, stages)).collect();
+    }
+    grads.sort_by_key(|g| g.0);
+    let Reverse { mut f, mut of_data, .. } = r;
+    f.results.extend(grads.into_iter().map(|g| g.1));
+    of_data.resize(f.values.len(), false);
+    let kept = f.drop_dead();
+    let backward_from = kept[..forward].iter().filter(|k| **k).count();
+    Joint { func: f, backward_from, of_data }
+}
+
+/// For each node of forward, the parameters (places among the arguments) that its stage uses here
+/// for the first time. Behind this node's backward the stage's gradient of them is complete: summed
+/// and brought into pieces there, whole gradients of few layers are alive at once.
+fn first_uses(f: &Func, on: &[bool], stages: &Stages) -> Vec<Vec<usize>> {
+    let mut place: Vec<Option<usize>> = vec![None; f.values.len()];
+    for (i, a) in f.args.iter().enumerate() {
+        let ready = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
+        place[a.value.0 as usize] = Some(i).filter(|_| ready && on[a.value.0 as usize]);
+    }
+    let mut seen = HashSet::new();
+    let mut of = |n: &Node| -> Vec<usize> {
+        let args = n.ins.iter().filter_map(|v| place[v.0 as usize]);
+        args.filter(|&i| seen.insert((stages.of(n.scope), i))).collect()
+    };
+    f.nodes.iter().map(&mut of).collect()
+}
+
+/// The program while its backward is being appended.
+struct Reverse<'a> {
+    mesh: &'a Mesh,
+    stages: &'a Stages,
+    grad_dtype: DType,
+    f: Func,
+    /// By value of forward: its gradient is wanted.
+    on: Vec<bool>,
+    /// By value of forward: it is made of parameters alone.
+    weights: Vec<bool>,
+    of_data: Vec<bool>,
+    /// By value of forward: what its users sent back so far.
+    parts: Vec<Parts>,
+    /// Gathered parameters whose gradients are kept as those of the arguments they are made of.
+    gathered: HashMap<Value, Value>,
+}
+
+impl Reverse<'_> {
+    /// The cotangents of the losses, as arguments.
+    fn seed(&mut self) {
+        let is_sum = |r: &&Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
+        let sums: Vec<Port> = self.f.results.iter().filter(is_sum).cloned().collect();
+        for Port { value, role } in sums {
+            let Some(role) = role else { continue };
+            let hint = role.name.to_string().into();
+            let name = Name { grad: true, layer: None, hint, dup: 0 };
+            let role = Some(Role { kind: RoleKind::Scale, ..role });
+            let seed = self.f.arg(self.f.ty(value).cotangent(), name, role);
+            self.parts[value.0 as usize].push((seed, Scope(0)));
+        }
+    }
+
+    /// Appends the backward of one node, if anything came back to it.
+    fn node(&mut self, i: usize) {
+        let n = self.f.nodes[i].clone();
+        let came = |o: &Value| self.on[o.0 as usize] && !self.parts[o.0 as usize].is_empty();
+        if !n.outs.iter().any(came) {
+            return;
+        }
+        let mut b = Builder::new(self.mesh, &mut self.f);
+        (b.scope, b.grad, b.wanted) = (n.scope, true, &self.on);
+        let total = |o: &Value| total(&mut b, &self.parts[o.0 as usize], *o, self.stages);
+        let d: SmallVec<[Option<Value>; 2]> = n.outs.iter().map(total).collect();
+        if let (Some(&x), Some(d)) = (self.gathered.get(&n.outs[0]), d[0]) {
+            let f = &mut self.f;
+            if f.name(d).hint == f.name(n.outs[0]).hint {
+                let name = f.name(x).clone();
+                f.rename(d, Name { grad: true, dup: 0, ..name });
+            }
+            self.parts[x.0 as usize].push((d, n.scope));
+            return;
+        }
+        let (ins, outs) = self.as_wide(&n, &d);
+        let mut b = Builder::new(self.mesh, &mut self.f);
+        (b.scope, b.grad, b.wanted) = (n.scope, true, &self.on);
         let first = b.f.nodes.len();
         // The one conversion of a cast's gradient is that to the wanted type.
         let mut grads = match &n.op {
             Op::Cast(_) => smallvec::smallvec![d[0]],
-            op => op.def().grad(&mut b, &n.ins, &n.outs, &d),
+            op => op.def().grad(&mut b, &ins, &outs, &d),
         };
         for (&x, g) in n.ins.iter().zip(&mut grads) {
-            let wanted = wanted(b.ty(x).dtype, weights[x.0 as usize], grad_dtype);
-            *g = g.filter(|_| on[x.0 as usize]).map(|g| convert(&mut b, g, wanted));
+            let wanted = wanted(b.ty(x).dtype, self.weights[x.0 as usize], self.grad_dtype);
+            *g = g.filter(|_| self.on[x.0 as usize]).map(|g| convert(&mut b, g, wanted));
         }
         let made: SmallVec<[Value; 8]> =
             b.f.nodes[first..].iter().flat_map(|m| m.outs.clone()).collect();
         for (&x, g) in n.ins.iter().zip(grads) {
             let Some(g) = g else { continue };
+            let f = &mut self.f;
             let like = Type { dtype: f.ty(g).dtype, ..f.ty(x).cotangent() };
             assert_eq!(*f.ty(g), like, "gradient of {} by {:?}", f.name(x), n.op);
             // That of a weight's cast is passed on as it is.
@@ -87,34 +171,86 @@ pub fn differentiate(
                 let name = f.name(x).clone();
                 f.rename(g, Name { grad: true, dup: 0, ..name });
             }
-            parts[x.0 as usize].push((g, n.scope));
-            of_data.resize(f.values.len(), false);
-            of_data[g.0 as usize] |= !weights[x.0 as usize];
+            self.parts[x.0 as usize].push((g, n.scope));
+            self.of_data.resize(f.values.len(), false);
+            self.of_data[g.0 as usize] |= !self.weights[x.0 as usize];
         }
     }
-    let args: Vec<Port> = f.args.clone();
-    for a in args {
-        let Some(role) = a.role.filter(|r| r.kind == RoleKind::Ready && on[a.value.0 as usize])
-        else {
-            continue;
-        };
-        let mut b = Builder::new(mesh, &mut f);
-        b.grad = true;
-        for of_stage in by_stage(&parts[a.value.0 as usize], stages) {
-            let [.., (_, last)] = of_stage else { continue };
-            b.scope = *last;
-            if let Some(value) = sum(&mut b, of_stage, a.value) {
-                let prepared = params.iter().find(|p| p.param.name == role.name);
-                let value = prepared.map_or(value, |p| mirror_early(&mut b, p, value));
-                let role = Some(Role { kind: RoleKind::Grad, name: role.name.clone() });
-                b.f.results.push(Port { value, role });
+
+    /// Operands and results of a node, as its gradient takes them: with cotangents that are wider than what
+    /// was made of parameters, as wide as these are. A linear op's gradient reads none of them.
+    fn as_wide(&mut self, n: &Node, d: &[Option<Value>]) -> Ends {
+        let (mut ins, mut outs) = (n.ins.clone(), n.outs.clone());
+        let mixed = outs.iter().zip(d).find_map(|(&o, d)| {
+            let to = self.f.ty((*d)?).dtype;
+            (to != self.f.ty(o).dtype).then_some(to)
+        });
+        let linear = matches!(n.op.def().linear(), Linear::Together(_));
+        let Some(to) = mixed.filter(|_| !linear) else { return (ins, outs) };
+        for v in ins.iter_mut().chain(&mut outs) {
+            let own = self.f.ty(*v).dtype;
+            if !own.is_float() || own == to {
+                continue;
             }
+            let (on, name) = (self.on[v.0 as usize], self.f.name(*v).clone());
+            let mut b = Builder::new(self.mesh, &mut self.f);
+            b.scope = n.scope;
+            *v = convert(&mut b, *v, to);
+            let hint = format!("{}_wide", name.hint).into();
+            b.f.rename(*v, Name { hint, dup: 0, ..name });
+            self.on.resize(self.f.values.len(), false);
+            self.on[v.0 as usize] = on;
+        }
+        (ins, outs)
+    }
+
+    /// The gradient that the stage of a node has found of an argument, in the layout in which it is
+    /// kept over microbatches.
+    fn gradient(
+        &mut self,
+        arg: usize,
+        node: usize,
+        prepared: &HashMap<&str, &Preparation>,
+    ) -> Option<Port> {
+        let Port { value: x, role } = self.f.args[arg].clone();
+        let stage = self.stages.of(self.f.nodes[node].scope);
+        let here = self.parts[x.0 as usize].iter().filter(|p| self.stages.of(p.1) == stage);
+        let here: Parts = here.copied().collect();
+        let mut b = Builder::new(self.mesh, &mut self.f);
+        b.grad = true;
+        b.scope = here.last()?.1;
+        let value = sum(&mut b, &here, x)?;
+        let name = role?.name;
+        let value = prepared.get(&*name).map_or(value, |p| mirror_early(&mut b, p, value));
+        Some(Port { value, role: Some(Role { kind: RoleKind::Grad, name }) })
+    }
+}
+
+/// Parameters that are gathered where they are used and whose gradient is reduced at step scope: by
+/// what is gathered, the argument. The gradient of the one is kept as that of the other.
+fn gathered(f: &Func, params: &[Preparation]) -> HashMap<Value, Value> {
+    // By value: the argument it is made of, and how many of its parameter's steps are done.
+    let mut on_the_way: HashMap<Value, (Value, usize, &Preparation)> = HashMap::new();
+    let late = params.iter().filter(|p| p.prepared < p.mirrored);
+    let late: HashMap<&str, &Preparation> = late.map(|p| (&*p.param.name, p)).collect();
+    for a in &f.args {
+        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Ready);
+        if let Some(p) = role.and_then(|r| late.get(&*r.name)) {
+            on_the_way.insert(a.value, (a.value, p.prepared, p));
         }
     }
-    of_data.resize(f.values.len(), false);
-    let mut joint = Joint { func: f, backward_from, of_data };
-    drop_dead_backward(&mut joint);
-    joint
+    let mut done = HashMap::new();
+    for n in &f.nodes {
+        let Some(&(arg, step, p)) = n.ins.first().and_then(|v| on_the_way.get(v)) else { continue };
+        if p.steps.get(step).is_none_or(|s| s.op != n.op || s.ty != *f.ty(n.outs[0])) {
+            continue;
+        }
+        on_the_way.insert(n.outs[0], (arg, step + 1, p));
+        if step + 1 == p.steps.len() {
+            done.insert(n.outs[0], arg);
+        }
+    }
+    done
 }
 
 /// The element type of a value's gradient.
@@ -130,10 +266,10 @@ fn convert(b: &mut Builder, v: Value, to: DType) -> Value {
     }
 }
 
-/// The mirror of those of a parameter's last steps that are mirrored in backward.
+/// The mirror of those steps of a parameter that are done at step scope and mirrored in backward.
 fn mirror_early(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
     let all: Vec<&Type> = std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
-    for i in (p.steps.len() - p.early..p.steps.len()).rev() {
+    for i in (p.mirrored..p.prepared).rev() {
         // Only the types of the primal values are asked for: nothing reads them here.
         let ends = [all[i], all[i + 1]].map(|t| {
             let name = Name { grad: false, layer: None, hint: "primal".into(), dup: 0 };
@@ -160,12 +296,17 @@ pub(super) fn only_weights(f: &Func) -> Vec<bool> {
     only
 }
 
-/// The runs of parts that users of one stage sent; users come last first.
-fn by_stage<'a>(
-    parts: &'a Parts,
-    stages: &'a Stages,
-) -> impl Iterator<Item = &'a [(Value, Scope)]> {
-    parts.chunk_by(|a, b| stages.of(a.1) == stages.of(b.1))
+/// What the users of each stage sent, wherever they stand in the program; users come last first.
+fn by_stage(parts: &Parts, stages: &Stages) -> Vec<Parts> {
+    let mut all: Vec<(usize, Parts)> = vec![];
+    for p in parts {
+        let stage = stages.of(p.1);
+        match all.iter_mut().find(|x| x.0 == stage) {
+            Some((_, of_stage)) => of_stage.push(*p),
+            None => all.push((stage, Parts::from_slice(&[*p]))),
+        }
+    }
+    all.into_iter().map(|x| x.1).collect()
 }
 
 /// Sum of the cotangents that the users of a value sent back. Those of another stage are summed
@@ -174,13 +315,13 @@ fn total(b: &mut Builder, parts: &Parts, of: Value, stages: &Stages) -> Option<V
     let (home, scope) = (stages.of(b.scope), b.scope);
     let mut here: Parts = Parts::new();
     for run in by_stage(parts, stages) {
-        let [.., (_, last)] = run else { continue };
-        if run.len() == 1 || stages.of(*last) == home {
-            here.extend_from_slice(run);
+        let [.., (_, last)] = run[..] else { continue };
+        if run.len() == 1 || stages.of(last) == home {
+            here.extend(run);
             continue;
         }
-        b.scope = *last;
-        here.extend(sum(b, run, of).map(|v| (v, *last)));
+        b.scope = last;
+        here.extend(sum(b, &run, of).map(|v| (v, last)));
         b.scope = scope;
     }
     sum(b, &here, of)
@@ -198,17 +339,4 @@ fn sum(b: &mut Builder, parts: &[(Value, Scope)], of: Value) -> Option<Value> {
             Some(v)
         }
     }
-}
-
-/// Drops what nobody uses; only backward can have any.
-fn drop_dead_backward(j: &mut Joint) {
-    j.func.drop_dead();
-    // Forward nodes are live through results or backward; recount them.
-    let mut forward = 0;
-    while forward < j.func.nodes.len()
-        && !j.func.nodes[forward].outs.iter().any(|&o| j.func.name(o).grad)
-    {
-        forward += 1;
-    }
-    j.backward_from = j.backward_from.min(forward);
 }

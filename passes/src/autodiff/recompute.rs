@@ -9,7 +9,7 @@
 
 use crate::stages::Stages;
 use serde::{Deserialize, Serialize};
-use shardc_ir::func::{Func, Node, RoleKind, Value};
+use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{NAMES, Op};
 use shardc_ir::types::DType;
@@ -120,10 +120,7 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
             j.nodes[n].ins.iter().filter_map(|&v| maker(v)).for_each(|m| leaves[m] = true);
         }
     }
-    let mut weight = vec![false; j.values.len()];
-    for a in &j.args {
-        weight[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
-    }
+    let weight = super::differentiate::only_weights(j);
     let mut norms = vec![false; j.scopes.len()];
     for n in j.nodes[..forward].iter().filter(|n| matches!(n.op, Op::Rsqrt(_))) {
         norms[n.scope.0 as usize] = true;
@@ -235,7 +232,8 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
     out
 }
 
-fn is_activation(op: &Op) -> bool {
+/// The ops of the group `activations`, but for the products that they gate.
+pub(crate) fn is_activation(op: &Op) -> bool {
     matches!(op, Op::Gelu(_) | Op::Silu(_) | Op::Tanh(_) | Op::Logistic(_))
 }
 

@@ -195,7 +195,7 @@ impl Split<'_> {
         let mut sums: BTreeMap<Value, Vec<&Role>> = BTreeMap::new();
         for r in &self.j.results {
             let Some(role) = &r.role else { continue };
-            if matches!(role.kind, RoleKind::Grad | RoleKind::Sum) {
+            if role.kind.is_summed() {
                 sums.entry(r.value).or_default().push(role);
             }
         }
@@ -228,7 +228,7 @@ impl Split<'_> {
             if own {
                 let v = self.provide(home, r.value, Scope(0));
                 match role.kind {
-                    RoleKind::Sum | RoleKind::Grad if self.trains => {
+                    kind if kind.is_summed() && self.trains => {
                         accumulate(self.func(home), v, role.clone());
                     }
                     _shown => {

@@ -29,8 +29,8 @@ type Live = Vec<(String, Class, usize)>;
 enum Frame {
     /// Of a microbatch, or of none: between stages at step scope, and of a part of the step.
     Shared(usize, Option<usize>),
-    /// What the call that is instruction `i` needs for itself.
-    Scratch(usize),
+    /// What the call that is instruction `i` needs for itself, and which part of it.
+    Own(usize, usize),
 }
 
 /// A frame from its first moment to its last. Instruction `i` begins at moment `i * turn`, and node
@@ -53,7 +53,7 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
     let mut blocks = [blocks(l, &step), blocks(l, &evaluation)];
     let mut peak = (l.whole, None);
     for (which, list) in blocks.iter_mut().enumerate() {
-        place(list);
+        place(list, l.turn);
         for b in list.iter_mut() {
             b.offset += base;
             if b.bytes > 0 && b.offset + b.bytes > peak.0 {
@@ -84,7 +84,7 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
 fn span(l: &Layout, b: &Block) -> Span {
     let class = match b.frame {
         Frame::Shared(f, _) => l.objects[l.shared[f].1[0]].class,
-        Frame::Scratch(_) => Class::Temporary,
+        Frame::Own(..) => Class::Temporary,
     };
     let (first, last) = (b.birth / l.turn, b.death / l.turn);
     Span { first, last, offset: b.offset, bytes: b.bytes, class }
@@ -112,7 +112,9 @@ fn blocks(l: &Layout, list: &[Instr]) -> Vec<Block> {
     for (i, instr) in list.iter().enumerate() {
         match instr {
             Instr::Call(c) => {
-                touch(Frame::Scratch(i), l.scratch[c.func].bytes, i, all);
+                for (number, part) in l.scratch[c.func].parts.iter().enumerate() {
+                    touch(Frame::Own(i, number), part.bytes, i, part.within);
+                }
                 for b in &l.bound[c.func] {
                     if let Bound::Shared(f) = *b {
                         let within = l.within.get(&(c.func, f)).copied().unwrap_or(all);
@@ -141,12 +143,12 @@ fn blocks(l: &Layout, list: &[Instr]) -> Vec<Block> {
 /// Blocks beyond which only the fast way is tried.
 const MANY: usize = 8192;
 /// Comparisons of two blocks that looking for a better order may cost, and most orders looked at.
-const WORK: usize = 1 << 25;
+const WORK: usize = 1 << 24;
 const ROUNDS: usize = 200;
 
 /// Gives blocks their offsets. Several orders are tried, and the one that needs least is kept. If
 /// none comes close to what is alive at once, what lies highest is placed first, again and again.
-fn place(blocks: &mut [Block]) {
+fn place(blocks: &mut [Block], turn: usize) {
     by_birth(blocks);
     let count = blocks.iter().filter(|b| b.bytes > 0).count();
     if count > MANY || count == 0 {
@@ -167,11 +169,13 @@ fn place(blocks: &mut [Block]) {
         sorted(&|b| (b.death, b.bytes), blocks),
     ];
     let enough = most_alive(blocks) / 100 * 102;
+    let beside = Beside::of(blocks, turn);
+    let cost = beside.cost(blocks).max(1);
     let offsets = |all: &[Block]| all.iter().map(|b| b.offset).collect::<Vec<_>>();
     let mut best = (top(blocks), offsets(blocks));
     'orders: for mut order in orders {
-        for _ in 0..ROUNDS.min(WORK / (count * count)).max(1) {
-            let now = lowest(blocks, &order);
+        for _ in 0..ROUNDS.min(WORK / cost).max(1) {
+            let now = lowest(blocks, &order, &beside);
             if now < best.0 {
                 best = (now, offsets(blocks));
             }
@@ -205,15 +209,56 @@ fn most_alive(blocks: &[Block]) -> usize {
     most
 }
 
+/// Blocks beside which a block may be alive.
+struct Beside {
+    turn: usize,
+    /// By instruction, those that are in use at some moment of it.
+    at: Vec<Vec<usize>>,
+}
+
+impl Beside {
+    fn of(blocks: &[Block], turn: usize) -> Beside {
+        let last = blocks.iter().map(|b| b.death / turn).max().unwrap_or(0);
+        let mut at = vec![vec![]; last + 1];
+        for (i, b) in blocks.iter().enumerate().filter(|b| b.1.bytes > 0) {
+            (b.birth / turn..=b.death / turn).for_each(|instr| at[instr].push(i));
+        }
+        Beside { turn, at }
+    }
+
+    /// Most blocks are there for one instruction: few others are then.
+    fn few(&self, b: &Block) -> Option<&[usize]> {
+        let instr = b.birth / self.turn;
+        (instr == b.death / self.turn).then(|| &*self.at[instr])
+    }
+
+    /// About the comparisons that placing all of them takes.
+    fn cost(&self, blocks: &[Block]) -> usize {
+        let all = blocks.iter().filter(|b| b.bytes > 0);
+        all.map(|b| self.few(b).map_or(blocks.len(), |few| few.len())).sum()
+    }
+}
+
 /// Gives each block the lowest place that is free while it lives; the end of the highest.
-fn lowest(blocks: &mut [Block], order: &[usize]) -> usize {
+fn lowest(blocks: &mut [Block], order: &[usize], beside: &Beside) -> usize {
     // Placed blocks by offset.
     let mut placed: Vec<usize> = vec![];
+    let mut is_placed = vec![false; blocks.len()];
+    let mut few: Vec<usize> = vec![];
     for &b in order {
         let (birth, death) = (blocks[b].birth, blocks[b].death);
         let size = padded(blocks[b].bytes);
+        let others = match beside.few(&blocks[b]) {
+            Some(all) => {
+                few.clear();
+                few.extend(all.iter().filter(|p| is_placed[**p]));
+                few.sort_unstable_by_key(|&p| (blocks[p].offset, p));
+                &few
+            }
+            None => &placed,
+        };
         let mut at = 0;
-        for other in placed.iter().map(|&p| &blocks[p]) {
+        for other in others.iter().map(|&p| &blocks[p]) {
             if other.birth <= death && other.death >= birth {
                 if other.offset >= at + size {
                     break;
@@ -222,6 +267,7 @@ fn lowest(blocks: &mut [Block], order: &[usize]) -> usize {
             }
         }
         blocks[b].offset = at;
+        is_placed[b] = true;
         let i = placed.partition_point(|&p| blocks[p].offset <= at);
         placed.insert(i, b);
     }
@@ -252,10 +298,11 @@ fn bind(l: &Layout, list: &mut [Instr], blocks: &[Block]) {
     for (i, instr) in list.iter_mut().enumerate() {
         match instr {
             Instr::Call(c) => {
-                c.frames.extend([0, at[&Frame::Scratch(i)]]);
+                c.frames.extend([0, at[&Frame::Own(i, 0)]]);
                 for b in &l.bound[c.func] {
                     c.frames.push(match *b {
                         Bound::Shared(f) => at[&shared(l, f, c.microbatch)],
+                        Bound::Own(part) => at[&Frame::Own(i, part)],
                         Bound::Input(o, bytes) => {
                             l.objects[o].offset + c.microbatch.unwrap_or(0) * bytes
                         }
@@ -293,11 +340,11 @@ fn account(
     for b in alive {
         match b.frame {
             Frame::Shared(f, _) => *copies.entry(f).or_default() += 1,
-            Frame::Scratch(i) => {
+            Frame::Own(i, part) => {
                 let Instr::Call(c) = &list[i] else { continue };
-                let s = &l.scratch[c.func];
-                s.at_peak.iter().for_each(|(c, n)| *by.entry(*c).or_default() += n);
-                live.extend(s.live.iter().map(|&(v, c2, n)| (name(c.func, v), c2, n)));
+                let part = &l.scratch[c.func].parts[part];
+                part.at_peak.iter().for_each(|(c, n)| *by.entry(*c).or_default() += n);
+                live.extend(part.live.iter().map(|&(v, c2, n)| (name(c.func, v), c2, n)));
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::lifetimes::{Buffer, Kind, Lifetimes, NONE, Object};
 use super::pieces::{Piece, offsets, padded};
 use crate::step::instructions::Lists;
-use shardc_ir::func::{Module, Value};
+use shardc_ir::func::{Module, Node, Value};
 use shardc_ir::plan::{Class, Place};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,13 +14,22 @@ pub(super) const SCRATCH: u32 = 1;
 /// What one call needs for itself.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scratch {
-    pub bytes: usize,
-    /// At the node with the highest place: bytes by class, and values.
-    pub at_peak: BTreeMap<Class, usize>,
-    pub live: Vec<(Value, Class, usize)>,
+    /// The frame that is there for the whole call, and those for some of its nodes.
+    pub parts: Vec<Part>,
     /// The most bytes alive at once, with what the call itself makes for others and what it is the
     /// last to use.
     pub busiest: usize,
+}
+
+/// A frame of what a call needs for itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Part {
+    pub bytes: usize,
+    /// The nodes between which it is needed.
+    pub within: (usize, usize),
+    /// At the node with the highest place: bytes by class, and values.
+    pub at_peak: BTreeMap<Class, usize>,
+    pub live: Vec<(Value, Class, usize)>,
 }
 
 /// The frames of a rank of the pipeline.
@@ -50,11 +59,13 @@ pub(super) struct Layout {
 }
 
 /// What a frame of a function is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Bound {
     /// Data, an object: from there one microbatch after the other, of so many bytes.
     Input(usize, usize),
     Shared(usize),
+    /// What the call needs for itself for some of its nodes: a part of its own.
+    Own(usize),
 }
 
 /// What the values of a frame have in common: kind, who makes them, layer, who uses them, whether
@@ -66,6 +77,10 @@ type Group = (Kind, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
 pub(super) struct Way {
     /// Every value that a microbatch keeps has a frame of its own.
     pub apart: bool,
+    /// What a call needs for itself has frames of layers, not one for the whole call.
+    pub layers: bool,
+    /// And what of it is large has frames of its own.
+    pub large: bool,
     /// Percent of gaps in what a call needs for itself, above which it is placed by size as well.
     pub slack: usize,
 }
@@ -92,7 +107,7 @@ pub(super) fn layout(
     };
     share(&mut l, way.apart, &mut out);
     for &f in funcs {
-        scratch(&mut l, f, way.slack, &mut out);
+        scratch(&mut l, f, way, &mut out);
         function(&mut l, f, &mut out);
     }
     out.objects = l.objects;
@@ -137,54 +152,103 @@ fn share(l: &mut Lifetimes, apart: bool, out: &mut Layout) {
 /// Where the values of a function lie, and its frames.
 fn function(l: &mut Lifetimes, f: usize, out: &mut Layout) {
     let func = &l.m.funcs[f];
-    let mut frames = vec![out.whole, out.scratch[f].bytes];
+    let parts = &out.scratch[f].parts;
+    let mut frames = vec![out.whole, parts[0].bytes];
     let mut bound: Vec<Bound> = vec![];
+    let mut numbers: HashMap<Bound, u32> = HashMap::new();
     let mut number = |b: Bound, bytes: usize| {
-        let known = bound.iter().position(|x| *x == b);
-        (known.unwrap_or_else(|| {
+        *numbers.entry(b).or_insert_with(|| {
             bound.push(b);
             frames.push(bytes);
-            bound.len() - 1
-        }) + 2) as u32
+            frames.len() as u32 - 1
+        })
     };
-    let mut places = vec![];
-    for v in 0..func.values.len() {
-        if l.of[f][v] == NONE {
-            places.push(Place::default()); // only its type is asked for
-            continue;
-        }
-        let value = Value(v as u32);
+    let mut own = |b: &Buffer, bytes: usize| {
+        let frame = match b.part {
+            0 => SCRATCH,
+            part => number(Bound::Own(part), parts[part].bytes),
+        };
+        Place { frame, offset: b.offset, bytes }
+    };
+    let buffer = |v: usize| match l.of[f][v] {
+        NONE => None, // only its type is asked for
+        _ => Some(&l.buffers[f][l.root(f, Value(v as u32))]),
+    };
+    let mut places = vec![Place::default(); func.values.len()];
+    for (v, place) in places.iter_mut().enumerate() {
+        let Some(b) = buffer(v).filter(|b| b.object.is_none()) else { continue };
+        *place = own(b, l.bytes(f, Value(v as u32)));
+    }
+    let work = l.work[f].iter().map(|&b| match b {
+        NONE => Place::default(),
+        b => own(&l.buffers[f][b], l.buffers[f][b].bytes),
+    });
+    out.workspaces[f] = work.collect();
+    for (v, place) in places.iter_mut().enumerate() {
+        let Some(b) = buffer(v) else { continue };
+        let Some(i) = b.object else { continue };
+        let (o, value) = (&l.objects[i], Value(v as u32));
         let bytes = l.bytes(f, value);
-        let b = &l.buffers[f][l.root(f, value)];
-        places.push(match b.object.map(|o| (o, &l.objects[o])) {
-            None => Place { frame: SCRATCH, offset: b.offset, bytes },
-            Some((_, o)) if o.kind == Kind::Whole => {
-                Place { frame: WHOLE, offset: o.offset, bytes }
-            }
-            Some((i, o)) if o.kind == Kind::Input => {
+        *place = match o.kind {
+            Kind::Whole => Place { frame: WHOLE, offset: o.offset, bytes },
+            Kind::Input => {
                 let frame = number(Bound::Input(i, b.bytes), b.bytes);
                 Place { frame, offset: 0, bytes: bytes.min(o.bytes) }
             }
-            Some((_, o)) => {
+            Kind::Micro | Kind::Part => {
                 out.frame_of.insert((f, value), o.frame);
                 let frame = number(Bound::Shared(o.frame), out.shared[o.frame].0);
                 Place { frame, offset: o.offset, bytes }
             }
-        });
+        };
     }
-    let work = |&b: &usize| match b {
-        NONE => Place::default(),
-        b => {
-            let b = &l.buffers[f][b];
-            Place { frame: SCRATCH, offset: b.offset, bytes: b.bytes }
-        }
-    };
-    out.workspaces[f] = l.work[f].iter().map(work).collect();
     (out.places[f], out.frames[f], out.bound[f]) = (places, frames, bound);
 }
 
 /// Places of what only this call needs.
-fn scratch(l: &mut Lifetimes, f: usize, slack: usize, out: &mut Layout) {
+fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Layout) {
+    let busiest = busiest(l, f, out);
+    let is_scratch = |b: &Buffer| b.into.is_none() && b.object.is_none() && b.bytes > 0;
+    let mut order: Vec<usize> =
+        (0..l.buffers[f].len()).filter(|&b| is_scratch(&l.buffers[f][b])).collect();
+    order.sort_by_key(|&b| (l.buffers[f][b].birth, b));
+    let mut members = vec![vec![]];
+    match way.layers {
+        true => by_layers(l, f, &order, (busiest, way.large), &mut members),
+        false => members[0] = order,
+    }
+    let mut parts = vec![];
+    for (number, members) in members.iter().enumerate() {
+        let piece = |&b: &usize| {
+            let Buffer { bytes, birth, death, .. } = l.buffers[f][b];
+            Piece { bytes, birth, death }
+        };
+        let pieces: Vec<Piece> = members.iter().map(piece).collect();
+        let (offsets, bytes) = offsets(&pieces, way.slack);
+        let highest = pieces.iter().zip(&offsets).find(|(p, o)| *o + p.bytes == bytes);
+        let at = highest.map_or(0, |(p, _)| p.birth);
+        let mut part = Part { bytes, within: (0, out.turn - 1), ..Part::default() };
+        if number > 0 {
+            let [births, deaths] = [|p: &Piece| p.birth, |p: &Piece| p.death];
+            let first = pieces.iter().map(births).min().expect("a part has members");
+            part.within = (first, pieces.iter().map(deaths).max().expect("as above"));
+        }
+        for (&b, offset) in members.iter().zip(offsets) {
+            let b = &mut l.buffers[f][b];
+            (b.part, b.offset) = (number, offset);
+            if b.birth <= at && b.death >= at {
+                *part.at_peak.entry(b.class).or_default() += b.bytes;
+                part.live.push((b.name, b.class, b.bytes));
+            }
+        }
+        parts.push(part);
+    }
+    out.scratch[f] = Scratch { parts, busiest };
+}
+
+/// The most bytes of a function's buffers that are alive at once, but for what lives through the step
+/// and what others have made that lives on. Notes the nodes between which each frame is needed.
+fn busiest(l: &Lifetimes, f: usize, out: &mut Layout) -> usize {
     let end = l.m.funcs[f].nodes.len() + 1;
     // Bytes that begin to live (or end, negative) at each node.
     let mut change = vec![0i64; end + 2];
@@ -208,28 +272,50 @@ fn scratch(l: &mut Lifetimes, f: usize, slack: usize, out: &mut Layout) {
         *sum += c;
         Some(*sum)
     });
-    let busiest = live.max().unwrap_or(0).max(0) as usize;
-    let is_scratch = |b: &Buffer| b.into.is_none() && b.object.is_none() && b.bytes > 0;
-    let mut order: Vec<usize> =
-        (0..l.buffers[f].len()).filter(|&b| is_scratch(&l.buffers[f][b])).collect();
-    order.sort_by_key(|&b| (l.buffers[f][b].birth, b));
-    let piece = |b: usize| {
-        let Buffer { bytes, birth, death, .. } = l.buffers[f][b];
-        Piece { bytes, birth, death }
-    };
-    let pieces: Vec<Piece> = order.iter().map(|&b| piece(b)).collect();
-    let (offsets, peak) = offsets(&pieces, slack);
-    let highest = pieces.iter().zip(&offsets).find(|(p, o)| *o + p.bytes == peak);
-    let at = highest.map_or(0, |(p, _)| p.birth);
-    for (&b, &offset) in order.iter().zip(&offsets) {
-        l.buffers[f][b].offset = offset;
+    live.max().unwrap_or(0).max(0) as usize
+}
+
+/// Shares of the busiest node's bytes: what is less gets no frame of its own, and what is more one for
+/// itself alone, where that is asked for.
+const FINE: usize = 2048;
+const LARGE: usize = 12;
+
+/// Buffers, in order of birth, that begin in one layer and end in the same one, alike: so what
+/// one layer needs may lie where what another has saved was. What is small lies in the first part.
+fn by_layers(
+    l: &Lifetimes,
+    f: usize,
+    order: &[usize],
+    (busiest, large): (usize, bool),
+    parts: &mut Vec<Vec<usize>>,
+) {
+    let func = &l.m.funcs[f];
+    // By node, the number of the run of nodes of one layer in which it stands.
+    let mut runs: Vec<usize> = vec![0];
+    for (i, n) in func.nodes.iter().enumerate() {
+        let layer = |n: &Node| func.scope_info(n.scope).layer;
+        let new = i > 0 && layer(n) != layer(&func.nodes[i - 1]);
+        runs.push(runs[i] + usize::from(new));
     }
-    let s = &mut out.scratch[f];
-    (s.bytes, s.busiest) = (peak, busiest);
-    for b in order.iter().map(|&b| &l.buffers[f][b]) {
-        if b.birth <= at && b.death >= at {
-            *s.at_peak.entry(b.class).or_default() += b.bytes;
-            s.live.push((b.name, b.class, b.bytes));
-        }
+    let run = |at: usize| runs[at.min(runs.len() - 1)];
+    // With the buffer itself, if it is alone.
+    let key = |b: usize| {
+        let Buffer { bytes, birth, death, .. } = l.buffers[f][b];
+        (run(birth), run(death), Some(b).filter(|_| large && bytes * LARGE >= busiest))
+    };
+    let mut bytes: HashMap<_, usize> = HashMap::new();
+    for &b in order {
+        *bytes.entry(key(b)).or_default() += l.buffers[f][b].bytes;
+    }
+    let mut numbers: HashMap<_, usize> = HashMap::new();
+    for &b in order {
+        let part = match bytes[&key(b)] * FINE < busiest {
+            true => 0,
+            false => *numbers.entry(key(b)).or_insert_with(|| {
+                parts.push(vec![]);
+                parts.len() - 1
+            }),
+        };
+        parts[part].push(b);
     }
 }

@@ -50,6 +50,8 @@ pub(super) struct Buffer {
     pub class: Class,
     pub name: Value,
     pub object: Option<usize>,
+    /// Without an object: the part of what the call needs for itself in which it lies, and where.
+    pub part: usize,
     pub offset: usize,
     /// Merged into another buffer.
     pub into: Option<usize>,
@@ -75,6 +77,8 @@ pub(super) struct Lifetimes<'a> {
     by_role: HashMap<&'a Role, usize>,
     /// Roles whose value a function adds to.
     summed: HashSet<&'a Role>,
+    /// Those that every step makes anew before its microbatches.
+    cleared: HashSet<&'a Role>,
     pub objects: Vec<Object>,
     /// By object: who makes it, who uses it, and whether it is sent.
     pub makers: Vec<Option<usize>>,
@@ -107,13 +111,6 @@ impl<'a> Lifetimes<'a> {
                 }
             }
         }
-        let mut summed = HashSet::new();
-        for &f in funcs {
-            let taken: HashSet<&Role> =
-                m.funcs[f].args.iter().filter_map(|a| a.role.as_ref()).collect();
-            let made = m.funcs[f].results.iter().filter_map(|r| r.role.as_ref());
-            summed.extend(made.filter(|r| taken.contains(r)));
-        }
         let (mut looped, mut sent) = (HashSet::new(), HashSet::new());
         for i in lists.step.iter().chain(&lists.evaluation) {
             match i {
@@ -122,6 +119,19 @@ impl<'a> Lifetimes<'a> {
                 Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => {}
             }
         }
+        let (mut summed, mut cleared) = (HashSet::new(), HashSet::new());
+        for &f in funcs {
+            let taken: HashSet<&Role> =
+                m.funcs[f].args.iter().filter_map(|a| a.role.as_ref()).collect();
+            for r in m.funcs[f].results.iter().filter_map(|r| r.role.as_ref()) {
+                match taken.contains(r) {
+                    true => drop(summed.insert(r)),
+                    false if !looped.contains(&f) => drop(cleared.insert(r)),
+                    false => {}
+                }
+            }
+        }
+        cleared.retain(|r| summed.contains(*r));
         // Weights that are a cast of what is stored.
         let ports = funcs.iter().flat_map(|&f| m.funcs[f].results.iter().map(move |r| (f, r)));
         let cast = ports.filter_map(|(f, r)| {
@@ -141,6 +151,7 @@ impl<'a> Lifetimes<'a> {
             stages: vec![],
             by_role: HashMap::new(),
             summed,
+            cleared,
             objects: vec![],
             makers: vec![],
             users: vec![],
@@ -185,7 +196,8 @@ impl<'a> Lifetimes<'a> {
     fn buffer(&mut self, f: usize, v: Value, birth: usize, class: Class) -> usize {
         let bytes = self.bytes(f, v);
         let (death, name) = (birth, v);
-        let new = Buffer { bytes, birth, death, class, name, object: None, offset: 0, into: None };
+        let (object, into, part, offset) = (None, None, 0, 0);
+        let new = Buffer { bytes, birth, death, class, name, object, part, offset, into };
         self.buffers[f].push(new);
         self.buffers[f].len() - 1
     }
@@ -193,7 +205,7 @@ impl<'a> Lifetimes<'a> {
     fn object(&mut self, f: usize, v: Value, role: &'a Role, maker: Option<usize>) -> usize {
         let ty = self.m.funcs[f].ty(v);
         let kind = match role.kind {
-            RoleKind::Stash | RoleKind::Edge => Kind::Micro,
+            RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Kind::Micro,
             RoleKind::Input if ty.rank() > 1 => Kind::Input,
             RoleKind::Grad if !self.summed.contains(role) => Kind::Part,
             _lasting => Kind::Whole,
@@ -246,11 +258,11 @@ impl<'a> Lifetimes<'a> {
                 self.objects[o].bytes = self.objects[o].bytes.max(all);
             }
             self.users[o].insert(f);
-            let dies = self.objects[o].kind.is_framed()
-                && !self.offered[o]
-                // Only within a stage is the last function also the last to run.
-                && self.stages[o].len() == 1
-                && self.funcs[self.last[o]] == f;
+            // Only within a stage is the last function also the last to run, and behind the
+            // microbatches. What they have added up is spent then: the next step clears it.
+            let ends = self.stages[o].len() == 1 && self.objects[o].kind.is_framed();
+            let spent = !self.looped.contains(&f) && self.cleared.contains(role);
+            let dies = (ends || spent) && !self.offered[o] && self.funcs[self.last[o]] == f;
             let buffer = &mut self.buffers[f][b];
             (buffer.object, buffer.class) = (Some(o), self.objects[o].class);
             buffer.death = if dies { 0 } else { NONE };
@@ -285,7 +297,7 @@ impl<'a> Lifetimes<'a> {
                 self.merge(f, b, old);
                 continue;
             }
-            if role.kind == RoleKind::Output {
+            if role.kind.is_shown() {
                 continue;
             }
             let o = match self.buffers[f][b].object {

@@ -31,7 +31,7 @@ pub fn memory(
     funcs: Vec<usize>,
     lists: Lists,
 ) -> RankClass {
-    let lay = |apart, slack| layout::layout(m, microbatches, &funcs, &lists, Way { apart, slack });
+    let lay = |way| layout::layout(m, microbatches, &funcs, &lists, way);
     let plan = |layout: Layout| {
         let (step, evaluation, found) = arena::arena(m, &layout, lists.clone());
         let memory = Memory {
@@ -48,25 +48,28 @@ pub fn memory(
         let (stages, funcs) = (stages.clone(), funcs.clone());
         RankClass { stages, funcs, step, evaluation, memory }
     };
-    let calls = |l: &Layout| l.scratch.iter().map(|s| s.bytes).collect::<Vec<_>>();
-    let first = lay(false, SLACK);
-    let before = calls(&first);
-    let mut best = plan(first);
-    for (apart, slack) in [(true, SLACK), (false, 0), (true, 0)] {
+    let mut best = plan(lay(WAYS[0]));
+    for way in &WAYS[1..] {
         if best.memory.peak_bytes <= best.memory.live_bytes / 100 * (100 + SLACK) {
             break;
         }
-        let layout = lay(apart, slack);
-        if slack < SLACK && calls(&layout) == before {
-            break;
-        }
-        let other = plan(layout);
+        let other = plan(lay(*way));
         if other.memory.peak_bytes < best.memory.peak_bytes {
             best = other;
         }
     }
     best
 }
+
+/// How frames are laid out, in the order in which it is tried.
+const WAYS: [Way; 6] = [
+    Way { apart: false, layers: false, large: false, slack: SLACK },
+    Way { apart: false, layers: true, large: false, slack: SLACK },
+    Way { apart: true, layers: true, large: false, slack: SLACK },
+    Way { apart: false, layers: true, large: false, slack: 0 },
+    Way { apart: true, layers: true, large: false, slack: 0 },
+    Way { apart: true, layers: true, large: true, slack: 0 },
+];
 
 /// Percent by which an arena, or what a call needs for itself, may be larger than what lives in it
 /// at once before another way is tried.

@@ -4,6 +4,7 @@
 //! asks for the stamp of the value. Two steps are replayed with an evaluation between them, so that
 //! values which live from one to the next are asked for too.
 
+use crate::threads::all;
 use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, epilogue, launches};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
@@ -64,22 +65,9 @@ struct Replay<'a> {
 /// Replays two steps and an evaluation between them on one rank of every class; says which value is
 /// lost, and where.
 pub fn replay(plan: &Plan) -> Result<(), String> {
-    let classes = plan.classes.len();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(classes);
-    if threads <= 1 {
-        return (0..classes).try_for_each(|i| one_class(plan, i));
-    }
+    let classes: Vec<usize> = (0..plan.classes.len()).collect();
     // Classes are apart; the first that fails is told, whatever the number of threads.
-    let mut found: Vec<(usize, String)> = std::thread::scope(|s| {
-        let share = |t: usize| {
-            let own = (t..classes).step_by(threads);
-            own.filter_map(|i| Some((i, one_class(plan, i).err()?))).collect::<Vec<_>>()
-        };
-        let all: Vec<_> = (0..threads).map(|t| s.spawn(move || share(t))).collect();
-        all.into_iter().flat_map(|t| t.join().expect("a replay does not panic")).collect()
-    });
-    found.sort();
-    found.into_iter().next().map_or(Ok(()), |f| Err(f.1))
+    all(&classes, usize::MAX, |&i| one_class(plan, i)).into_iter().collect()
 }
 
 fn one_class(plan: &Plan, i: usize) -> Result<(), String> {
@@ -140,7 +128,7 @@ impl Replay<'_> {
                 let known = self.roles.contains_key(&k);
                 let outside = match role.kind {
                     RoleKind::Input | RoleKind::Scalar => true,
-                    RoleKind::Param | RoleKind::State => !known,
+                    RoleKind::Param | RoleKind::State(_) => !known,
                     _made => false,
                 };
                 if outside {
@@ -168,7 +156,7 @@ impl Replay<'_> {
                 let role = f.results.iter().find(|r| r.value == t.value);
                 let role = role.and_then(|r| r.role.as_ref()).ok_or("a transfer of no result")?;
                 let stamp = self.roles.get(&key(role, t.microbatch)).copied();
-                let stamp = stamp.ok_or_else(|| format!("{} is sent unmade", role.name))?;
+                let stamp = stamp.ok_or_else(|| format!("{role} is sent unmade"))?;
                 let (from, to) = self.inside(t.offset, t.bytes)?;
                 self.offers.entry(t.with).or_default().push_back((from, to, stamp));
                 self.still(f, t, (from, to, stamp))
@@ -210,8 +198,7 @@ impl Replay<'_> {
                 return Err(format!("@{}: {} has no role", f.name, f.name(a.value)));
             };
             let Some(&stamp) = self.roles.get(&key(role, c.microbatch)) else {
-                let (kind, name) = (role.kind.name(), &role.name);
-                return Err(format!("@{}: nobody made {kind} \"{name}\"", f.name));
+                return Err(format!("@{}: nobody made {role}", f.name));
             };
             stamps[a.value.0 as usize] = stamp;
         }
@@ -227,6 +214,9 @@ impl Replay<'_> {
             let nodes = &f.nodes[x.nodes.clone()];
             let views = nodes.iter().filter(|n| n.op.def().is_view()).map(|n| n.outs[0]);
             let views: Vec<Value> = views.collect();
+            for kernel in x.kernels(f) {
+                self.written_over(c, f, &kernel)?;
+            }
             for &o in x.outs.iter().filter(|o| !views.contains(o)) {
                 let stamp = self.fresh();
                 let (from, to) = self.span(c, memory.places[c.func][o.0 as usize])?;
@@ -250,6 +240,33 @@ impl Replay<'_> {
             self.read(c, f, r.value, stamps[r.value.0 as usize])?;
             if let Some(role) = &r.role {
                 self.roles.insert(key(role, c.microbatch), stamps[r.value.0 as usize]);
+            }
+        }
+        Ok(())
+    }
+
+    /// A kernel reads its operands while it writes, and so do the other ranks of a collective: a
+    /// result lies on no operand, but for those that its op may write over, element by element.
+    fn written_over(&self, c: &Call, f: &Func, x: &Launch) -> Result<(), String> {
+        let place = |v: Value| self.span(c, self.class.memory.places[c.func][v.0 as usize]);
+        let is_view = |v: Value| {
+            f.nodes[x.nodes.clone()].iter().any(|n| n.outs.contains(&v) && n.op.def().is_view())
+        };
+        for (k, &o) in x.outs.iter().enumerate().filter(|o| !is_view(*o.1)) {
+            let (from, to) = place(o)?;
+            let mut over = None;
+            for &v in &x.ins {
+                let operand = place(v)?;
+                let apart = to <= operand.0 || operand.1 <= from;
+                let over = over.get_or_insert_with(|| x.over(f, k));
+                if !apart && (operand != (from, to) || !over.contains(&v)) {
+                    return Err(format!(
+                        "@{}: {} lies on {}, which is read while it is written",
+                        f.name,
+                        f.name(o),
+                        f.name(v)
+                    ));
+                }
             }
         }
         Ok(())

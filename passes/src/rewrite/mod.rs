@@ -18,6 +18,7 @@ mod collectives;
 pub mod cost;
 mod graph;
 mod layout;
+pub mod orders;
 pub mod pattern;
 mod segment;
 

@@ -1,6 +1,6 @@
 //! The schedule that the options ask for.
 
-use super::{Named, legal, make};
+use super::{Named, legal, make, runs};
 use crate::options::{Options, Order};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::PIPELINE;
@@ -10,8 +10,26 @@ use shardc_ir::schedule::{Schedule, parse_csv};
 fn microbatch_flags(named: Named, chunks: usize, o: &Options) -> Option<String> {
     let (p, m) = (o.axis(PIPELINE), o.microbatches());
     let rows = o.microbatch_rows();
-    let fits = (m + 1..=m.saturating_add(2 * p)).find(|&m| legal(named, p, chunks, m).is_ok())?;
+    let fits = (m + 1..=m.saturating_add(2 * p)).find(|&m| runs(named, p, chunks, m))?;
     Some(format!("{fits} microbatches are --global-batch {} here", fits * rows))
+}
+
+/// Refuses numbers with which the schedule that the options name does not run, before anything is made
+/// for them.
+///
+/// # Errors
+/// `schedule-name`, and those of [`super::legal`].
+pub fn possible(o: &Options) -> Result<()> {
+    let Order::Named(name) = &o.schedule else { return Ok(()) };
+    let named = Named::parse(name)?;
+    let chunks = o.chunks.unwrap_or(named.default_chunks());
+    legal(named, o.axis(PIPELINE), chunks, o.microbatches()).map_err(|d| {
+        let d = d.at(format!("--schedule {name}"));
+        match microbatch_flags(named, chunks, o) {
+            Some(flags) => d.help(flags),
+            None => d,
+        }
+    })
 }
 
 /// The schedule of a compilation: named, or read from a file and compared with the mesh.
@@ -22,13 +40,10 @@ pub fn chosen(o: &Options) -> Result<Schedule> {
     let (ranks, microbatches) = (o.axis(PIPELINE), o.microbatches());
     match &o.schedule {
         Order::Named(name) => {
+            possible(o)?;
             let named = Named::parse(name)?;
             let chunks = o.chunks.unwrap_or(named.default_chunks());
-            let place = |d: Diag| match microbatch_flags(named, chunks, o) {
-                Some(flags) => d.at(format!("--schedule {name}")).help(flags),
-                None => d.at(format!("--schedule {name}")),
-            };
-            make(named, ranks, chunks, microbatches).map_err(place)
+            make(named, ranks, chunks, microbatches)
         }
         Order::Csv(text) => {
             let s = parse_csv(text)?;

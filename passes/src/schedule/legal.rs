@@ -1,16 +1,19 @@
 //! Which numbers of ranks, chunks and microbatches a schedule takes.
 
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::schedule::{MAX_MICROBATCHES, MAX_PAIRS, MAX_STAGES};
 
 use super::Named;
-
-/// Most pairs of a stage and a microbatch, as in the replay.
-const MAX_PAIRS: usize = 1 << 22;
 
 /// A rule that does not hold, and the nearest numbers with which it would.
 struct Broken {
     rule: String,
     nearest: Vec<(&'static str, usize)>,
+}
+
+/// True if a schedule runs on p ranks with v chunks each and m microbatches.
+pub fn runs(named: Named, p: usize, v: usize, m: usize) -> bool {
+    broken(named, p, v, m).is_none()
 }
 
 /// Refuses what a schedule cannot do on p ranks with v chunks each and m microbatches.
@@ -29,7 +32,7 @@ pub fn legal(named: Named, p: usize, v: usize, m: usize) -> Result<()> {
         .rule(format!("{rule} (p ranks, v chunks per rank, m microbatches)"))
         .help(format!("nearest legal: {}", nearest.join(" or ")));
     let others = [Named::Interleaved, Named::OneFOneB, Named::LoopedBfs];
-    match others.into_iter().find(|&n| broken(n, p, v, m).is_none()) {
+    match others.into_iter().find(|&n| runs(n, p, v, m)) {
         Some(n) => Err(d.help(format!("or keep the numbers and use `{}`", n.name()))),
         None => Err(d),
     }
@@ -53,13 +56,8 @@ fn broken(named: Named, p: usize, v: usize, m: usize) -> Option<Broken> {
         };
         return rule("m >= 1", &[("m", least)]);
     }
-    let pairs = p.checked_mul(v).and_then(|s| s.checked_mul(m));
-    if pairs.is_none_or(|n| n > MAX_PAIRS) {
-        let nearest = match MAX_PAIRS / p.saturating_mul(v) {
-            0 => vec![("p", (MAX_PAIRS / v / m).max(1))],
-            most => vec![("m", most)],
-        };
-        return rule(&format!("p * v * m <= {MAX_PAIRS}"), &nearest);
+    if let Some(rule) = too_many(p, v, m) {
+        return Some(rule);
     }
     match named {
         Named::Naive | Named::Gpipe | Named::OneFOneB | Named::ZbH1 | Named::ZbH2 if v != 1 => {
@@ -88,4 +86,28 @@ fn broken(named: Named, p: usize, v: usize, m: usize) -> Option<Broken> {
         Named::DualPipeV if m < 2 * p => rule("m >= 2 * p", &[("m", 2 * p)]),
         Named::ZbV | Named::VHalf | Named::VMin | Named::DualPipeV => None,
     }
+}
+
+/// Refuses more stages, microbatches or pairs of them than lists of work are made for.
+fn too_many(p: usize, v: usize, m: usize) -> Option<Broken> {
+    let stages = p.saturating_mul(v);
+    let rule = if stages > MAX_STAGES {
+        format!("p * v <= {MAX_STAGES}")
+    } else if m > MAX_MICROBATCHES {
+        format!("m <= {MAX_MICROBATCHES}")
+    } else if stages.saturating_mul(m) > MAX_PAIRS {
+        format!("p * v * m <= {MAX_PAIRS}")
+    } else {
+        return None;
+    };
+    // So many stages fit with these microbatches.
+    let most = MAX_STAGES.min(MAX_PAIRS / m.min(MAX_MICROBATCHES));
+    let nearest = if stages <= MAX_STAGES {
+        ("m", MAX_MICROBATCHES.min(MAX_PAIRS / stages))
+    } else if most / v >= 2 {
+        ("p", most / v)
+    } else {
+        ("v", (most / p).max(1))
+    };
+    Some(Broken { rule, nearest: vec![nearest] })
 }

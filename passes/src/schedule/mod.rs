@@ -21,8 +21,8 @@ mod zero_bubble;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::schedule::{Action, Kind, Schedule};
 
-pub use choose::chosen;
-pub use legal::legal;
+pub use choose::{chosen, possible};
+pub use legal::{legal, runs};
 pub use search::{Costs, Found, Front, Placement, front, search};
 
 /// Schedules with a name.

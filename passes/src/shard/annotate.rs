@@ -5,13 +5,14 @@
 //! After:   the same with annotations `64@tp`, `8@dp_replicate`, and a mesh cut where heads need it
 //! Assumes: phase Source.  Leaves: phase Source with annotations.
 
-use super::experts;
 use super::grid::{self, Grid, Side};
-use crate::options::{CpMode, Options, ShardRule, glob};
-use shardc_ir::attr::{read_atoms, read_sub_axis};
+use super::{asked, experts};
+use crate::autodiff::recompute::Recompute;
+use crate::options::{CpMode, Options, TpMode};
+use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, Port, RoleKind, Value};
-use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
 use shardc_ir::rule::Letter;
@@ -24,7 +25,13 @@ use std::collections::BTreeMap;
 const SEQUENCE: u8 = 1;
 
 /// Makes the mesh and annotates the function; `sequence` lists residual values and their seq dim.
+/// What is annotated already, over the mesh `own`, stays as it is, but for what `--shard` names.
+///
+/// # Errors
+/// `mesh`, `sub-axis`, `shard`, `unknown-tensor`, and `not-marked` if an option is about what no
+/// value of the model is marked as.
 pub fn annotate(
+    own: &Mesh,
     f: &mut Func,
     weights: &[Weight],
     sequence: &[(Value, usize)],
@@ -32,7 +39,9 @@ pub fn annotate(
 ) -> Result<Mesh> {
     let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
     let mut mesh = Mesh::new(&axes)?;
-    cut_sub_axes(&mut mesh, &o.shard)?;
+    cut_as(&mut mesh, own)?;
+    asked::cut_sub_axes(&mut mesh, &o.shard)?;
+    marked(f, weights, sequence, o)?;
     let has_experts = f.nodes.iter().any(|n| matches!(n.op, Op::Route(_)));
     let folded = if has_experts { experts::fold(o)? } else { vec![] };
     experts::cut(&mut mesh, &folded)?;
@@ -46,6 +55,9 @@ pub fn annotate(
     };
     let recipes: Vec<Option<(usize, Option<usize>)>> = f.args.iter().map(recipe).collect();
     grid::cut(&mut mesh, o.tp_mode, recipes.iter().flatten().filter_map(|r| r.1))?;
+    if o.cp_mode == CpMode::Ulysses {
+        cut_for_heads(&mut mesh, f, o)?;
+    }
     let grid = Grid::of(&mesh, o.tp_mode)?;
     let batch: AtomSet = ["dp_replicate", "dp_shard"]
         .iter()
@@ -119,11 +131,78 @@ pub fn annotate(
             heads(f, grid.inner.columns, cp, &mut new);
         }
     }
-    f.annotations.extend(new);
-    o.shard.iter().try_for_each(|r| apply(&mesh, f, r, o))?;
+    rename_atoms(f, own, &mesh)?;
+    let new: BTreeMap<Value, Annotation> = new.into_iter().collect();
+    for (v, a) in new {
+        f.annotations.entry(v).or_insert(a);
+    }
+    o.shard.iter().try_for_each(|r| asked::apply(&mesh, f, weights, r, o))?;
     check_inputs(&mesh, f, batch, o)?;
-    check_frozen(f, o)?;
     Ok(mesh)
+}
+
+/// Cuts the axes of a mesh where those of another with the same axes are cut.
+fn cut_as(mesh: &mut Mesh, own: &Mesh) -> Result<()> {
+    for a in &own.atoms {
+        let name = &own.axes[a.axis as usize].name;
+        if let Some(axis) = mesh.axes.iter().position(|x| x.name == *name) {
+            mesh.cut(axis, a.pre)?;
+        }
+    }
+    Ok(())
+}
+
+/// Annotations over one mesh as such over another, whose axes are cut as far and perhaps further.
+fn rename_atoms(f: &mut Func, own: &Mesh, mesh: &Mesh) -> Result<()> {
+    let dims = f.annotations.values_mut().flat_map(|a| a.dims.iter_mut());
+    for d in dims.filter(|d| !d.atoms.is_empty()) {
+        let mut text = String::new();
+        own.write_atoms(d.atoms.iter(), "*", &mut text);
+        d.atoms = read_atoms(&text, mesh).map_err(|e| {
+            Diag::new("mesh", e).help("give the mesh that the annotations of the text are over")
+        })?;
+    }
+    Ok(())
+}
+
+/// Options that are about what a model marks are refused where it marks nothing so: they would
+/// change nothing, and a text marks little.
+fn marked(f: &Func, weights: &[Weight], sequence: &[(Value, usize)], o: &Options) -> Result<()> {
+    let refuse = |flag: String, what: &str, help: &str| {
+        Err(Diag::new("not-marked", format!("{flag}: the model marks no {what}"))
+            .at(flag)
+            .rule("an option that says how something is cut needs something to cut")
+            .help(help))
+    };
+    if o.sp && sequence.is_empty() {
+        let help = "leave it out, and split values of the residual stream with \
+                    --shard 'SCOPE=?,tp,?'";
+        return refuse("--sp".into(), "residual stream", help);
+    }
+    if o.tp_mode != TpMode::OneD && weights.iter().all(|w| w.tp_dim.is_none()) {
+        let help = "leave it out, and split weights with --shard 'SCOPE=colwise' and \
+                    --shard 'SCOPE=rowwise'";
+        return refuse(format!("--tp-mode {}", o.tp_mode), "dims that tp splits", help);
+    }
+    let route = |n: &Node| matches!(n.op, Op::Route(_));
+    if (o.ep > 1 || o.etp.is_some_and(|n| n > 1)) && !f.nodes.iter().any(route) {
+        let (ep, etp) = (o.ep, o.etp());
+        return Err(Diag::new(
+            "no-experts",
+            format!("the model has no experts for ep={ep}, etp={etp}"),
+        )
+        .at("--mesh")
+        .rule("ep == 1 and no etp without experts")
+        .help("use ep=1, with the ranks in dp"));
+    }
+    let layered = |n: &Node| f.scope_info(n.scope).layer.is_some();
+    let recomputes = o.recompute != Recompute::None && o.mode == Mode::Train;
+    if recomputes && !f.nodes.iter().any(layered) {
+        let help = "leave it out, or write a scope with a number before the lines of every layer: \
+                    `layers.0:`, `layers.1:`";
+        return refuse(format!("--recompute {}", o.recompute), "layers", help);
+    }
+    Ok(())
 }
 
 /// Keys and values are made of a rank's own tokens; attention, which needs them all, gathers them
@@ -143,6 +222,26 @@ fn keys_and_values(f: &Func, cp: AtomSet, new: &mut Vec<(Value, Annotation)>) {
             new.push((v, Annotation { dims, priority: 0 }));
         }
     }
+}
+
+/// Cuts `cp` where the key-value heads of attention end: they are split over its major part, and the
+/// query heads of each of them over the minor part, whose ranks need the same keys and values.
+fn cut_for_heads(mesh: &mut Mesh, f: &Func, o: &Options) -> Result<()> {
+    let Some(axis) = mesh.axes.iter().position(|a| a.name == "cp") else { return Ok(()) };
+    let cp = mesh.axes[axis].size;
+    let columns = mesh.ways(Grid::of(mesh, o.tp_mode)?.inner.columns);
+    for n in f.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+        let heads = f.ty(n.ins[1]).dims[2].size;
+        // What tensor parallelism leaves of them.
+        let left = heads / largest_common(heads, columns);
+        mesh.cut(axis, largest_common(left, cp))?;
+    }
+    Ok(())
+}
+
+/// The greatest common divisor.
+fn largest_common(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { largest_common(b, a % b) }
 }
 
 /// Attention runs with its heads split over `tp` and `cp` and sees all tokens; what follows has the
@@ -191,63 +290,6 @@ fn check_inputs(mesh: &Mesh, f: &Func, batch: AtomSet, o: &Options) -> Result<()
     Ok(())
 }
 
-/// Every `--freeze` must match something, and something must be left to train.
-fn check_frozen(f: &Func, o: &Options) -> Result<()> {
-    let params =
-        || f.args.iter().filter_map(|a| a.role.as_ref()).filter(|r| r.kind == RoleKind::Param);
-    if let Some(g) = o.freeze.iter().find(|g| !params().any(|r| glob(g, &r.name))) {
-        let names: Vec<&str> = params().map(|r| &*r.name).take(4).collect();
-        return Err(Diag::new("unknown-tensor", format!("`{g}` matches no parameter"))
-            .at(format!("--freeze '{g}'"))
-            .help(format!("name some of {}, …", names.join(", "))));
-    }
-    let all = params().count() > 0 && params().all(|r| o.freeze.iter().any(|g| glob(g, &r.name)));
-    if all && o.mode == Mode::Train {
-        return Err(Diag::new("no-loss", "every parameter is frozen: there is nothing to train")
-            .at("--freeze")
-            .help("freeze fewer, or compile with --mode infer"));
-    }
-    Ok(())
-}
-
-/// A word of torch's and Hugging Face's tensor-parallel plans as dims over `tp`: `colwise` splits
-/// what a product makes of a weight, `rowwise` what it sums over, `replicated` nothing. A bias is
-/// split with the columns.
-fn style_word(f: &Func, v: Value, word: &str) -> Option<Vec<String>> {
-    let rank = f.ty(v).rank();
-    let whole = vec!["-".to_string(); rank];
-    let colwise = match word {
-        "replicated" => return Some(whole),
-        "colwise" => true,
-        "rowwise" => false,
-        _ => return None,
-    };
-    let (n, j) = f.nodes.iter().find_map(|n| Some((n, n.ins.iter().position(|&x| x == v)?)))?;
-    let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
-    let rule = n.op.def().rule(&ranks);
-    let made = |d: usize| rule.outs[0].contains(&rule.ins[j][d]);
-    let split = (0..rank).find(|&d| made(d) == colwise);
-    let one = |d: usize| if Some(d) == split { "tp".to_string() } else { "-".into() };
-    Some((0..rank).map(one).collect())
-}
-
-/// A dim as written, with `dp` for the data-parallel axes and axes of one rank left out.
-fn spelled(body: &str, mesh: &Mesh, o: &Options) -> String {
-    let one = |p: &str| -> Vec<String> {
-        let name = p.split(':').next().unwrap_or(p);
-        match name {
-            "dp" if mesh.axis("dp").is_none() => ["dp_replicate", "dp_shard"]
-                .iter()
-                .filter(|a| mesh.axis(a).is_some())
-                .map(|a| p.replacen("dp", a, 1))
-                .collect(),
-            _ if o.mesh.iter().any(|a| a.0 == name && a.1 == 1) => vec![],
-            _ => vec![p.to_string()],
-        }
-    };
-    body.split('*').flat_map(|p| one(p.trim())).collect::<Vec<_>>().join("*")
-}
-
 /// What a product makes of a weight: the value, on which side of a block, and what cuts its last dim.
 type Made<'a> = Option<(Value, &'a Side, AtomList)>;
 
@@ -263,6 +305,7 @@ fn weight<'a>(
 ) -> (Vec<AtomList>, Made<'a>) {
     let list = |s: AtomSet| AtomList::collect(s.iter()).unwrap_or_default();
     let rank = f.ty(v).rank();
+    let v = behind(f, users, v);
     let used = users[v.0 as usize].iter().map(|&(i, j)| (&f.nodes[i as usize], j as usize));
     let used: Vec<(&Node, usize)> = used.collect();
     if !used.is_empty() && used.iter().all(|u| matches!(u.0.op, Op::Take(_))) {
@@ -277,13 +320,36 @@ fn weight<'a>(
     let kept = |d: usize| rule.outs[0].contains(&rule.ins[j][d]);
     let (from, to) =
         if kept(dim) { (&grid.stream, &grid.inner) } else { (&grid.inner, &grid.stream) };
+    // Of the dims that the product keeps, and of those that it sums over, one each is cut.
+    let of = |keeps: bool| match kept(dim) == keeps {
+        true => Some(dim),
+        false => (0..rank).find(|&d| kept(d) == keeps),
+    };
     let cut = |d: usize| match kept(d) {
         true if d == dim => up_to(mesh, to.columns, limit),
-        true => list(to.columns),
-        false => list(from.columns.minus(to.columns)),
+        true if of(true) == Some(d) => list(to.columns),
+        false if of(false) == Some(d) => list(from.columns.minus(to.columns)),
+        _ => AtomList::EMPTY,
     };
-    let last = (0..rank).find(|&d| kept(d)).map_or(AtomList::EMPTY, cut);
+    let last = of(true).map_or(AtomList::EMPTY, cut);
     ((0..rank).map(cut).collect(), Some((n.outs[0], to, last)))
+}
+
+/// What products take for a value: behind all that is done to each of its elements alone, as a
+/// factor that was moved from an activation to its smaller weight.
+fn behind(f: &Func, users: &Users, mut v: Value) -> Value {
+    loop {
+        let used = &users[v.0 as usize];
+        let node = |i: u32| &f.nodes[i as usize];
+        let taken = |&(i, _): &(u32, u32)| matches!(node(i).op, Op::Dot(_) | Op::Take(_));
+        let Some(&(first, _)) = used.first().filter(|_| !used.iter().any(taken)) else { return v };
+        let [only] = node(first).ins[..] else { return v };
+        let rule = node(first).op.def().rule(&[f.ty(only).rank()]);
+        if rule.outs.len() != 1 || rule.outs[0] != rule.ins[0] {
+            return v;
+        }
+        v = node(first).outs[0];
+    }
 }
 
 /// The leading atoms of `set` whose product divides the limit.
@@ -314,6 +380,7 @@ fn users(f: &Func) -> Users {
 fn split_limit(f: &Func, users: &Users, arg: Value, dim: usize) -> Option<usize> {
     let (mut v, mut dim) = (arg, dim);
     loop {
+        v = behind(f, users, v);
         let &(i, j) = users[v.0 as usize].first()?;
         let n = &f.nodes[i as usize];
         // Only a product, and a bias, may stand between a weight and its heads.
@@ -324,7 +391,7 @@ fn split_limit(f: &Func, users: &Users, arg: Value, dim: usize) -> Option<usize>
         let rule = n.op.def().rule(&ranks);
         let letter: Letter = rule.ins[j as usize][dim].single()?;
         dim = rule.outs[0].iter().position(|g| g.single() == Some(letter))?;
-        v = n.outs[0];
+        v = behind(f, users, n.outs[0]);
         let next = &users[v.0 as usize];
         let heads = next.iter().find_map(|&(k, _)| match &f.nodes[k as usize].op {
             Op::Reshape(r) => {
@@ -339,100 +406,4 @@ fn split_limit(f: &Func, users: &Users, arg: Value, dim: usize) -> Option<usize>
             return heads;
         }
     }
-}
-
-/// Cuts the mesh wherever a `--shard` names part of an axis.
-fn cut_sub_axes(mesh: &mut Mesh, rules: &[ShardRule]) -> Result<()> {
-    for part in rules.iter().flat_map(|r| &r.dims).flat_map(|d| d.trim_end_matches('?').split('*'))
-    {
-        let Some((name, sub)) = part.split_once(':') else { continue };
-        let (pre, size) = read_sub_axis(sub).map_err(|e| {
-            Diag::new("shard", e).at(format!("--shard …{part}…")).help("write for example tp:(1)2")
-        })?;
-        if let Some(axis) = mesh.axes.iter().position(|a| a.name == name) {
-            mesh.cut(axis, pre)?;
-            mesh.cut(axis, pre.saturating_mul(size))?;
-        }
-    }
-    Ok(())
-}
-
-/// Applies one `--shard` to the parameters it matches, or to the last values of the scopes it matches.
-fn apply(mesh: &Mesh, f: &mut Func, rule: &ShardRule, o: &Options) -> Result<()> {
-    let place = || format!("--shard '{}={}'", rule.glob, rule.dims.join(","));
-    let mut hits: Vec<Value> = f
-        .args
-        .iter()
-        .filter(|a| a.role.as_ref().is_some_and(|r| glob(&rule.glob, &r.name)))
-        .map(|a| a.value)
-        .collect();
-    if hits.is_empty() {
-        let mut last: BTreeMap<u32, Value> = BTreeMap::new();
-        for n in f.nodes.iter().filter(|n| glob(&rule.glob, &f.scope_info(n.scope).path)) {
-            last.insert(n.scope.0, n.outs[0]);
-        }
-        hits = last.into_values().collect();
-    }
-    if hits.is_empty() {
-        let names: Vec<&str> =
-            f.args.iter().filter_map(|a| Some(&*a.role.as_ref()?.name)).take(6).collect();
-        return Err(Diag::new(
-            "unknown-tensor",
-            format!("`{}` matches no parameter, input or scope", rule.glob),
-        )
-        .at(place())
-        .help(format!(
-            "name one of {}, … (shardc inspect --phase source lists them all)",
-            names.join(", ")
-        )));
-    }
-    for v in hits {
-        let rank = f.ty(v).rank();
-        let words = match &rule.dims[..] {
-            [word] => style_word(f, v, word),
-            _ => None,
-        };
-        let written = words.as_ref().unwrap_or(&rule.dims);
-        if written.len() != rank {
-            return Err(Diag::new(
-                "shard",
-                format!("{} dims are given, the tensor has {rank}", rule.dims.len()),
-            )
-            .at(place())
-            .help(format!("give {rank} entries, `-` for a dim that stays whole")));
-        }
-        let dim = |text: &String| -> std::result::Result<AnnotatedDim, String> {
-            let (body, open) = match text.strip_suffix('?') {
-                Some(b) => (b, true),
-                None => (text.as_str(), false),
-            };
-            let body = spelled(body, mesh, o);
-            let atoms = if body.is_empty() || body == "-" {
-                AtomList::EMPTY
-            } else {
-                read_atoms(&body, mesh)?
-            };
-            if atoms.set().meets(mesh.axis(PIPELINE).unwrap_or_default()) {
-                return Err(format!("{PIPELINE} splits the model into stages, and no tensor"));
-            }
-            Ok(AnnotatedDim { atoms, open })
-        };
-        let dims = written.iter().map(dim).collect::<std::result::Result<_, _>>();
-        let dims = dims.map_err(|e| {
-            Diag::new("shard", e).at(place()).help("a dim is `-`, `?`, an axis, `a*b` or `a:(k)n`")
-        })?;
-        let a = Annotation { dims, priority: rule.priority };
-        let twice = a
-            .dims
-            .iter()
-            .flat_map(|d: &AnnotatedDim| d.atoms.iter())
-            .fold((AtomSet::EMPTY, false), |(s, t), x| (s.with(x), t || s.has(x)));
-        if twice.1 {
-            return Err(Diag::new("shard", "an axis splits two dims of one tensor")
-                .at(place())
-                .help("use each axis once"));
-        }
-        f.annotations.insert(v, a);
-    }
-    Ok(())
 }

@@ -236,6 +236,7 @@ mod tests {
             tp_mode: Default::default(),
             tp_steps: Default::default(),
             zero: 0,
+            zero_accumulate: Default::default(),
             reshard_after_forward: true,
             schedule: Default::default(),
             chunks: None,

@@ -1,6 +1,7 @@
 //! Shardings: where they come from, how they spread, and the collectives they need.
 
 pub mod annotate;
+mod asked;
 pub mod experts;
 pub mod grid;
 pub mod partition;

@@ -10,7 +10,7 @@
 
 use super::propagate::{OpFactors, factors};
 use super::reshard::{Resharder, Step};
-use super::zero::{Zero, stored_over};
+use super::zero::{Zero, stored_over, zero_axes};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Joined, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -26,9 +26,11 @@ pub struct Preparation {
     /// Layout in which a rank stores the parameter.
     pub stored: Type,
     pub steps: Vec<Step>,
-    /// How many of the last steps are mirrored in backward, for every microbatch, instead of once
-    /// per step: from ZeRO-2 on gradients are kept in pieces.
-    pub early: usize,
+    /// How many of the steps are done at step scope; the others where the parameter is used, for every
+    /// microbatch.
+    pub prepared: usize,
+    /// How many of the steps are mirrored at step scope; the others in backward.
+    pub mirrored: usize,
     pub trainable: bool,
     /// Number of the layer and short name, for the names of values.
     pub name: shardc_ir::func::Name,
@@ -82,6 +84,7 @@ pub fn partition(
         zero,
         grid,
         pieces: vec![false; src.values.len()],
+        whole: vec![None; src.values.len()],
     };
     p.needs = p.all_needs();
     let params = p.arguments(frozen, trained)?;
@@ -137,7 +140,10 @@ fn execution(mesh: &Mesh, f: &Func, op: &OpFactors, is_param: &[bool]) -> Execut
         }
         let mut new = mine;
         for a in list.iter().skip(mine.len()) {
-            match new.push(a).filter(|_| !e.atoms.has(a)) {
+            match new
+                .push(a)
+                .filter(|_| !e.atoms.has(a) && op.may_take(mesh, fac, new, a, &e.lists))
+            {
                 Some(l) => new = l,
                 None => break,
             }
@@ -262,6 +268,8 @@ struct Partition<'a> {
     grid: AtomSet,
     /// Parameters that are gathered where they are used.
     pieces: Vec<bool>,
+    /// How such a one is gathered if its gradient is reduced at step scope: to this, in these steps.
+    whole: Vec<Option<Type>>,
 }
 
 impl Partition<'_> {
@@ -332,9 +340,8 @@ impl Partition<'_> {
                     let over = AtomSet::one(part);
                     (stored, near) = stored_over(self.mesh, &stored, &near, over);
                 }
-                let shard = self.mesh.axis("dp_shard").filter(|_| self.zero > Zero(0));
-                let (stored, piece) =
-                    stored_over(self.mesh, &stored, &near, shard.unwrap_or_default());
+                let over = if self.zero.splits { zero_axes(self.mesh) } else { AtomSet::EMPTY };
+                let (stored, piece) = stored_over(self.mesh, &stored, &near, over);
                 // First what is done to the piece, so that its mirror too is done to a piece.
                 let mut steps = vec![];
                 let mut held = stored.clone();
@@ -345,14 +352,15 @@ impl Partition<'_> {
                 }
                 self.walk(&param.name, &stored, &piece, &mut steps)?;
                 let before = steps.len();
-                if self.zero < Zero(3) {
-                    self.walk(&param.name, &piece, &near, &mut steps)?;
-                    ty = near;
-                } else {
-                    ty = piece;
+                self.walk(&param.name, &piece, &near, &mut steps)?;
+                let Zero { gathers_once, reduces_once, .. } = self.zero;
+                let [prepared, mirrored] = [gathers_once, reduces_once]
+                    .map(|once| if once { steps.len() } else { before });
+                if prepared < mirrored {
+                    self.whole[a.value.0 as usize] = Some(near.clone());
                 }
+                ty = if gathers_once { near } else { piece };
                 self.pieces[a.value.0 as usize] = ty != used;
-                let early = if self.zero == Zero(2) { steps.len() - before } else { 0 };
                 let scope = step_scope(&param.name).to_string();
                 role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });
                 out.push(Preparation {
@@ -360,7 +368,8 @@ impl Partition<'_> {
                     param,
                     stored: held,
                     steps,
-                    early,
+                    prepared,
+                    mirrored,
                     name: name.clone(),
                     scope,
                 });
@@ -410,6 +419,17 @@ impl Partition<'_> {
         if *self.out.ty(have) == want {
             return Ok(have);
         }
+        match self.whole[src.0 as usize].clone() {
+            Some(whole) if whole != want => {
+                let have = self.made(src, have, whole, u)?;
+                self.made(src, have, want, u)
+            }
+            _ => self.made(src, have, want, u),
+        }
+    }
+
+    /// A value in another layout, as another use of it had it or made of `have`.
+    fn made(&mut self, src: Value, have: Value, want: Type, u: usize) -> Result<Value> {
         // A parameter is gathered again where another part of the model uses it.
         let scope = self.src.nodes[u].scope;
         let near = |s: Scope| !self.pieces[src.0 as usize] || s == scope;
@@ -523,12 +543,15 @@ impl Partition<'_> {
         self.src
             .results
             .iter()
-            .any(|r| r.value == v && r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum))
+            .any(|r| r.value == v && r.role.as_ref().is_some_and(|r| r.kind.is_summed()))
     }
 }
 
 /// Scope of what is done to a parameter at step scope: its layer, or the module that holds it.
 pub(crate) fn step_scope(param: &str) -> &str {
+    if !shardc_ir::text::is_path(param) {
+        return "step"; // a name is its user's, and a scope stands in the text as it is
+    }
     let mut end = 0;
     for part in param.split('.') {
         end += part.len();

@@ -409,6 +409,27 @@ fn grow(
 }
 
 impl OpFactors {
+    /// True if a loop split over `now` may be split over `a` too: in every dim of several loops those
+    /// major to it are full, and it is cut evenly.
+    pub(crate) fn may_take(
+        &self,
+        mesh: &Mesh,
+        f: u8,
+        now: AtomList,
+        a: Atom,
+        lists: &[AtomList],
+    ) -> bool {
+        let ways = |l: AtomList| l.iter().map(|a| mesh.size(a)).product::<usize>();
+        let joined =
+            self.tensors.iter().flat_map(|t| &t.dims).filter(|d| d.len() > 1 && d.contains(&f));
+        joined.into_iter().all(|d| {
+            let major = d.iter().take_while(|&&g| g != f);
+            let even = self.factors[f as usize].size % (ways(now) * mesh.size(a)) == 0;
+            even && major
+                .into_iter()
+                .all(|&g| ways(lists[g as usize]) == self.factors[g as usize].size)
+        })
+    }
     pub(crate) fn factor_ids(&self) -> impl Iterator<Item = u8> {
         0..self.factors.len() as u8
     }

@@ -128,6 +128,7 @@ pub fn stages(f: &Func, o: &Options, s: &Schedule) -> Result<Stages> {
     }
     let stages = Stages { count, of };
     forward_only(f, &stages)?;
+    sums_together(f, &stages)?;
     Ok(stages)
 }
 
@@ -149,6 +150,33 @@ pub fn not_too_many(f: &Func, o: &Options) -> Result<()> {
         return Ok(());
     }
     enough(units(f).len(), ranks.saturating_mul(o.chunks.unwrap_or(1)))
+}
+
+/// Checks that one stage makes all losses: the step's loss is summed up where they are.
+fn sums_together(f: &Func, stages: &Stages) -> Result<()> {
+    let (weighted, makers) = (weighted(f), f.makers());
+    let last = stages.count - 1;
+    for r in &f.results {
+        let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Sum) else { continue };
+        let Some(m) = makers[r.value.0 as usize].filter(|_| weighted[r.value.0 as usize]) else {
+            continue;
+        };
+        let node = &f.nodes[m as usize];
+        let from = stages.of(node.scope);
+        if from != last {
+            let scope = &f.scope_info(node.scope).path;
+            return Err(Diag::new(
+                "stage-order",
+                format!("{role} is made in {scope}, in stage {from}, and not in the last, {last}"),
+            )
+            .rule("the last stage makes all sums")
+            .help(format!(
+                "put what makes {} behind 1 line `loss:`, at the end",
+                f.name(r.value)
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that no stage needs what a later one makes.

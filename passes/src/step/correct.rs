@@ -12,14 +12,6 @@ use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 
-/// The end of the name of a sum over microbatches that counts choices: `sum "PARAM:load"`.
-const LOAD: &str = ":load";
-
-/// Whether this sum counts choices, and is no loss.
-pub fn is_load(r: &Role) -> bool {
-    r.kind == RoleKind::Sum && r.name.ends_with(LOAD)
-}
-
 /// A bias to correct.
 pub(super) struct Corrected<'a> {
     of: &'a Preparation,
@@ -35,7 +27,7 @@ impl<'a> Corrected<'a> {
         loops: &[&Func],
     ) -> Vec<Corrected<'a>> {
         let counted = |p: &Preparation| {
-            let role = Role::new(RoleKind::Sum, format!("{}{LOAD}", p.param.name));
+            let role = Role { kind: RoleKind::Load, name: p.param.name.clone() };
             let find = |g: &&Func| {
                 let a = g.args.iter().find(|a| a.role.as_ref() == Some(&role))?;
                 Some(g.ty(a.value).clone())

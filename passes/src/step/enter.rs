@@ -14,12 +14,13 @@ use smallvec::SmallVec;
 
 /// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its
 /// functions that run once per microbatch. They say which accumulators there are and in which type
-/// the loss scale is used.
+/// the loss scale is used; `labels` are those of a microbatch, with their name, whichever stage reads them.
 pub fn enter(
     mesh: &Mesh,
     name: &str,
     params: &[&Preparation],
     loops: &[&Func],
+    labels: Option<&(Type, Name)>,
     o: &Options,
 ) -> Func {
     let mut f = Func::new(name);
@@ -28,10 +29,10 @@ pub fn enter(
         let v = f.arg(p.stored.clone(), p.name.clone(), Some(p.param.clone()));
         ready.push(v);
     }
-    let targets = seed(loops).and_then(|_| targets(&mut f, loops, o));
+    let targets = seed(loops).and(labels).map(|l| targets(&mut f, l, o));
     for (p, v) in params.iter().zip(&mut ready) {
         let scope = f.scope(&p.scope);
-        for s in &p.steps {
+        for s in &p.steps[..p.prepared] {
             let mut name = p.name.clone();
             name.hint = format!("{}_f", name.hint).into();
             let out = f.value(s.ty.clone(), name);
@@ -50,7 +51,7 @@ pub fn enter(
         count(&mut b, targets, seed);
     }
     // What is summed over microbatches beside the loss becomes a mean over them.
-    let others: Vec<(&Role, &Type)> = seeds(loops).filter(|s| &*s.0.name != "loss_scale").collect();
+    let others: Vec<(&Role, &Type)> = seeds(loops).filter(|s| &*s.0.name != "loss").collect();
     if !others.is_empty() {
         let share = Fill { value: 1.0 / o.microbatches() as f64 };
         let inv = b.push_as("inv_microbatches", share, &[], &Type::f32(&[]));
@@ -66,11 +67,7 @@ pub fn enter(
     let trains = loops.iter().any(|g| has(g, RoleKind::Grad)) || seed(loops).is_some();
     let all = loops.iter().flat_map(|g| g.args.iter().map(move |a| (g, a)));
     for (g, a) in all.filter(|_| trains) {
-        let Some(role) =
-            a.role.as_ref().filter(|r| matches!(r.kind, RoleKind::Sum | RoleKind::Grad))
-        else {
-            continue;
-        };
+        let Some(role) = a.role.as_ref().filter(|r| r.kind.is_summed()) else { continue };
         if b.f.results.iter().any(|r| r.role.as_ref() == Some(role)) {
             continue; // two stages of this rank share it
         }
@@ -90,28 +87,23 @@ fn has(f: &Func, kind: RoleKind) -> bool {
 /// The cotangents of sums, as backward takes them.
 fn seeds<'a>(loops: &[&'a Func]) -> impl Iterator<Item = (&'a Role, &'a Type)> {
     let all = loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
-    all.filter_map(|(role, ty)| Some((role.filter(|r| r.kind == RoleKind::Step)?, ty)))
+    all.filter_map(|(role, ty)| Some((role.filter(|r| r.kind == RoleKind::Scale)?, ty)))
 }
 
 /// The type in which backward takes the loss's cotangent, if the loss is made here.
 fn seed<'a>(loops: &[&'a Func]) -> Option<&'a Type> {
-    seeds(loops).find(|s| &*s.0.name == "loss_scale").map(|s| s.1)
+    seeds(loops).find(|s| &*s.0.name == "loss").map(|s| s.1)
 }
 
 /// The labels of the whole global batch, as an argument.
-fn targets(f: &mut Func, loops: &[&Func], o: &Options) -> Option<Value> {
-    let is_targets = |a: &&Port| {
-        a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input && &*r.name == "targets")
-    };
-    let found = loops.iter().find_map(|g| Some((g, g.args.iter().find(is_targets)?)));
-    let (forward, a) = found?;
-    let mut ty = forward.ty(a.value).clone();
+fn targets(f: &mut Func, (ty, name): &(Type, Name), o: &Options) -> Value {
+    let mut ty = ty.clone();
     ty.dims[0].size = o.global_batch;
     ty.replicated = AtomSet::EMPTY;
-    Some(f.arg(ty, forward.name(a.value).clone(), a.role.clone()))
+    f.arg(ty, name.clone(), Some(Role::new(RoleKind::Input, "targets")))
 }
 
-/// One over the number of labels: `step inv_tokens` (invariant) and `step loss_scale` (the loss's
+/// One over the number of labels: `step inv_tokens` (invariant) and `scale loss` (the loss's
 /// cotangent).
 fn count(b: &mut Builder, targets: Value, seed: &Type) {
     let valid = b.push("valid", AtLeast { bound: 0.0 }, &[targets]);
@@ -132,5 +124,5 @@ fn count(b: &mut Builder, targets: Value, seed: &Type) {
     b.f.results.push(Port { value: inv, role: Some(Role::new(RoleKind::Step, "inv_tokens")) });
     let axes = seed.replicated;
     let scale = if axes.is_empty() { inv } else { b.push("loss_scale", FanOut { axes }, &[inv]) };
-    b.f.results.push(Port { value: scale, role: Some(Role::new(RoleKind::Step, "loss_scale")) });
+    b.f.results.push(Port { value: scale, role: Some(Role::new(RoleKind::Scale, "loss")) });
 }

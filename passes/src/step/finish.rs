@@ -7,10 +7,10 @@
 
 use crate::options::{Decay, Optimizer, Options};
 use crate::shard::partition::Preparation;
-use crate::step::correct::{Corrected, is_load};
+use crate::step::correct::Corrected;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Slot, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
@@ -26,13 +26,13 @@ pub struct Foreign {
     /// The parameter.
     pub param: String,
     /// The rank of the pipeline that uses it too.
-    pub from: usize,
+    pub from: u32,
 }
 
 impl Foreign {
     /// The role under which the owner receives it.
     pub fn role(&self) -> Role {
-        Role::new(RoleKind::Edge, format!("grad.{}.{}", self.param, self.from))
+        Role::new(RoleKind::GradFrom(self.from), self.param.as_str())
     }
 }
 
@@ -78,7 +78,7 @@ pub fn finish(
         loss(&mut b, sums);
     }
     let norm = norm(&mut b, &trained, &grads);
-    output(&mut b, norm, "grad_norm");
+    show(&mut b, norm, RoleKind::Metric, "grad_norm");
     let by = match o.clip {
         Some(max) => {
             let shifted = b.push("norm_eps", Shift { by: CLIP_EPS }, &[norm]);
@@ -95,7 +95,7 @@ pub fn finish(
         let decay = if decays { o.weight_decay } else { 0.0 };
         update(&mut b, p, args.params[i], grads[i], &args.states[i], &mut scalars, decay, o);
         if o.observe {
-            output(&mut b, grads[i], &format!("grad.{}", p.param.name));
+            show(&mut b, grads[i], RoleKind::GradShown, &p.param.name);
         }
     }
     for c in &corrected {
@@ -133,9 +133,7 @@ impl Sums {
         let all =
             loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
         let found: BTreeMap<&str, &Type> = all
-            .filter_map(|(r, t)| {
-                Some((&*r.filter(|r| r.kind == RoleKind::Sum && !is_load(r))?.name, t))
-            })
+            .filter_map(|(r, t)| Some((&*r.filter(|r| r.kind == RoleKind::Sum)?.name, t)))
             .collect();
         let mut arg = |hint: String, ty: &Type, kind, name: &str| {
             let name_of = Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
@@ -163,6 +161,14 @@ fn gradients<'a>(loops: &[&'a Func]) -> BTreeMap<&'a str, &'a Type> {
         Some((&*role.name, f.ty(a.value)))
     })
     .collect()
+}
+
+/// What the optimizer keeps of every parameter.
+fn slots(o: &Options) -> &'static [Slot] {
+    match o.optimizer {
+        Optimizer::AdamW { .. } => &Slot::ALL,
+        Optimizer::Sgd => &[],
+    }
 }
 
 struct Args {
@@ -196,22 +202,15 @@ fn arguments(
             f.arg(sums[&*p.param.name].clone(), Name { grad: true, ..p.name.clone() }, Some(role))
         })
         .collect();
-    let slots: &[&str] = match o.optimizer {
-        Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-        Optimizer::Sgd => &[],
-    };
     let states = trained
         .iter()
         .map(|p| {
-            let state = |s: &&str| {
-                let name = Name { hint: format!("{}_{s}", p.name.hint).into(), ..p.name.clone() };
-                f.arg(
-                    p.stored.clone(),
-                    name,
-                    Some(Role::new(RoleKind::State, format!("{}:{s}", p.param.name))),
-                )
+            let state = |s: &Slot| {
+                let hint = format!("{}_{}", p.name.hint, s.name()).into();
+                let role = Role { kind: RoleKind::State(*s), ..p.param.clone() };
+                f.arg(p.stored.clone(), Name { hint, ..p.name.clone() }, Some(role))
             };
-            slots.iter().map(state).collect()
+            slots(o).iter().map(state).collect()
         })
         .collect();
     let received = foreign
@@ -230,8 +229,8 @@ fn arguments(
     Args { params, grads, states, foreign: received, sums, lr, step }
 }
 
-fn output(b: &mut Builder, value: Value, name: &str) {
-    b.f.results.push(Port { value, role: Some(Role::new(RoleKind::Output, name)) });
+fn show(b: &mut Builder, value: Value, kind: RoleKind, name: &str) {
+    b.f.results.push(Port { value, role: Some(Role::new(kind, name)) });
 }
 
 /// The mirror of the parameter's preparation.
@@ -240,7 +239,7 @@ fn reduce(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
     b.grad = true;
     let types: Vec<&Type> =
         std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
-    for (i, s) in p.steps.iter().enumerate().take(p.steps.len() - p.early).rev() {
+    for (i, s) in p.steps.iter().enumerate().take(p.mirrored).rev() {
         if let Op::Cast(_) = s.op {
             continue; // the optimizer takes the gradient of a 16-bit weight as it was summed
         }
@@ -271,10 +270,10 @@ fn loss(b: &mut Builder, sums: &Sums) {
         let sum = whole(b, *v);
         let inv = sums.inv_microbatches.expect("there is another sum");
         let mean = b.push("loss", Mul::same(), &[sum, inv]);
-        output(b, mean, name);
+        show(b, mean, RoleKind::Mean, name);
         loss = b.push("loss", Add::same(), &[loss, mean]);
     }
-    output(b, loss, "loss");
+    show(b, loss, RoleKind::Metric, "loss");
 }
 
 /// Square root of the sum of squares of all gradients.
@@ -354,8 +353,6 @@ fn update(
 ) {
     let [lr, step, by] = scalars.over(b, p.stored.sharded());
     b.enter(&p.scope);
-    let role = |kind, name: String| Some(Role::new(kind, name));
-    let name = p.param.name.clone();
     let (op, ins): (Op, Vec<Value>) = match o.optimizer {
         Optimizer::AdamW { beta1, beta2, eps } => (
             AdamW { beta1, beta2, eps, decay }.into(),
@@ -364,15 +361,12 @@ fn update(
         Optimizer::Sgd => (Sgd { decay }.into(), vec![param, grad, lr, by]),
     };
     let outs = b.push_n(&["new", "exp_avg", "exp_avg_sq"], op, &ins);
-    let roles = [
-        role(RoleKind::Param, name.to_string()),
-        role(RoleKind::State, format!("{name}:exp_avg")),
-        role(RoleKind::State, format!("{name}:exp_avg_sq")),
-    ];
-    for ((&v, role), suffix) in outs.iter().zip(roles).zip(["new", "exp_avg_new", "exp_avg_sq_new"])
-    {
-        b.f.rename(v, Name { hint: format!("{}_{suffix}", p.name.hint).into(), ..p.name.clone() });
-        b.f.results.push(Port { value: v, role });
+    let states = slots(o).iter().map(|s| (RoleKind::State(*s), format!("_{}", s.name())));
+    let all = std::iter::once((RoleKind::Param, String::new())).chain(states);
+    for (&value, (kind, what)) in outs.iter().zip(all) {
+        let hint = format!("{}{what}_new", p.name.hint).into();
+        b.f.rename(value, Name { hint, ..p.name.clone() });
+        b.f.results.push(Port { value, role: Some(Role { kind, ..p.param.clone() }) });
     }
     b.enter("step");
 }

@@ -238,14 +238,14 @@ impl<'a> Lister<'a> {
             let Some(finish) = self.index.finish[owner] else { continue };
             let func = &self.m.funcs[finish];
             for a in &func.args {
-                let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Edge) else {
-                    continue;
-                };
-                let lost = || format!("nobody makes edge \"{}\"", role.name);
-                let (param, from) = foreign(role)
-                    .filter(|f| f.1 < self.lists.len() && f.1 != owner)
-                    .ok_or_else(lost)?;
-                let grad = Role::new(RoleKind::Grad, param);
+                let Some(role) = &a.role else { continue };
+                let RoleKind::GradFrom(from) = role.kind else { continue };
+                let lost = || format!("nobody makes {role}");
+                let from = from as usize;
+                if from >= self.lists.len() || from == owner {
+                    return Err(lost());
+                }
+                let grad = Role { kind: RoleKind::Grad, name: role.name.clone() };
                 let made = self.index.loops(self.s, from).into_iter().rev().find_map(|f| {
                     let r = &self.m.funcs[f].results;
                     Some((f, r.iter().find(|r| r.role.as_ref() == Some(&grad))?.value))
@@ -290,8 +290,7 @@ impl<'a> Lister<'a> {
                 continue;
             }
             let item = (rank, (role.clone(), microbatch));
-            let lost =
-                || format!("@{}: nobody has made {} \"{}\"", f.name, role.kind.name(), role.name);
+            let lost = || format!("@{}: nobody has made {role}", f.name);
             let &(from, ..) = self.makers.get(role).ok_or_else(lost)?;
             while !self.arrived.contains(&item) {
                 let next = self.flight.get(&(from, rank)).and_then(VecDeque::front);
@@ -348,11 +347,4 @@ impl<'a> Lister<'a> {
         (0..self.lists.len()).for_each(|rank| self.wait(rank));
         self.lists
     }
-}
-
-/// Parameter and giver of a gradient that another rank of the pipeline has made, as
-/// [`super::finish::Foreign::role`] names it.
-fn foreign(role: &Role) -> Option<(&str, usize)> {
-    let (param, from) = role.name.strip_prefix("grad.")?.rsplit_once('.')?;
-    Some((param, from.parse().ok()?))
 }

@@ -1,5 +1,6 @@
 //! The step around the microbatches: what happens to parameters before them, and gradients after.
 
+pub mod assemble;
 pub mod combine;
 pub mod correct;
 pub mod enter;

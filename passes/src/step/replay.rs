@@ -5,7 +5,7 @@
 //! stages; and nothing may be left over.
 
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Port, Role};
+use shardc_ir::func::{Port, Role, RoleKind};
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::plan::{Instr, Plan, Transfer};
 use shardc_ir::text::type_text;
@@ -138,7 +138,8 @@ impl Replay<'_> {
         let (from, to) = (roles(&a.results, sent.value), roles(&b.args, got.value));
         let (s, r) = (a.ty(sent.value), b.ty(got.value));
         // A gradient of a parameter is received under a role of its own.
-        let gradient = |f: &Role, t: &Role| *t.name == *format!("grad.{}.{}", f.name, got.with);
+        let own = RoleKind::GradFrom(got.with as u32);
+        let gradient = |f: &Role, t: &Role| f.kind == RoleKind::Grad && t.is(own, &f.name);
         let named = from.iter().any(|f| to.iter().any(|t| f == t || gradient(f, t)));
         if named && s == r && sent.bytes == got.bytes && sent.microbatch == got.microbatch {
             return Ok(());

@@ -125,11 +125,14 @@ impl Shared {
         self.tell(Kind::Where, self.whereabouts().as_bytes());
         // The connection ends when the message is printed.
         if first {
-            let shared = self.clone();
-            std::thread::spawn(move || {
+            let (shared, waits) = (self.clone(), std::thread::Builder::new());
+            let end = move || {
                 std::thread::sleep(PRINTED);
                 shared.over(None, status);
-            });
+            };
+            if waits.spawn(end).is_err() {
+                self.over(None, status);
+            }
         }
     }
 

@@ -13,12 +13,14 @@ mod wire;
 pub use join::Door;
 
 use crate::alarm::Alarm;
+use crate::spawn;
 use join::{knock, resolve, welcome};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::collections::VecDeque;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 use wire::{Kind, read, write};
 
@@ -84,6 +86,8 @@ struct Shared {
     ending: AtomicBool,
     /// Process 0 has told this one to stop.
     answered: AtomicBool,
+    /// The signal that has asked some process to save and end; 0: none has.
+    wished: AtomicI32,
     /// With which this process ends.
     status: AtomicI32,
     listener: TcpListener,
@@ -139,11 +143,12 @@ impl Control {
             leaving: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             answered: AtomicBool::new(false),
+            wished: AtomicI32::new(0),
             status: AtomicI32::new(Exit::RankFailed as i32),
             listener: door.listener,
         };
         let control = Control(Arc::new(shared));
-        control.listen();
+        control.listen()?;
         Ok(control)
     }
 
@@ -163,12 +168,17 @@ impl Control {
     }
 
     /// Threads that read what the others say, and one that says that this process lives.
-    fn listen(&self) {
+    fn listen(&self) -> Result<()> {
+        let count = self.0.links.iter().flatten().count() + 1;
+        let start = |work: Box<dyn FnOnce() + Send>| match thread::Builder::new().spawn(work) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(spawn::refused("a thread that listens to other processes", count, &e)),
+        };
         for (other, link) in self.0.links.iter().enumerate() {
             let Some(link) = link else { continue };
             let Ok(mut stream) = held(link.lock()).try_clone() else { continue };
             let shared = self.0.clone();
-            std::thread::spawn(move || {
+            start(Box::new(move || {
                 let _ = stream.set_read_timeout(Some(LOST));
                 let _ = stream.set_write_timeout(Some(LOST));
                 loop {
@@ -177,16 +187,16 @@ impl Control {
                         Err(e) => return shared.lost(other, &e),
                     }
                 }
-            });
+            }))?;
         }
         let shared = self.0.clone();
-        std::thread::spawn(move || {
+        start(Box::new(move || {
             while !shared.leaving.load(Ordering::Acquire) {
                 let text = shared.whereabouts();
                 shared.tell(Kind::Beat, text.as_bytes());
                 std::thread::sleep(BEAT);
             }
-        });
+        }))
     }
 
     /// Gives process 0 what each process has, in their order; the others get nothing.
@@ -239,6 +249,19 @@ impl Control {
         self.0.fail(self.0.me, "interrupted".into(), 130)
     }
 
+    /// A signal asks the job to save and end: process 0 is told, which decides after which step.
+    pub fn wish(&self, signal: i32) {
+        self.0.wished.store(signal, Ordering::Release);
+        if self.0.me != 0 {
+            self.0.tell(Kind::Wish, signal.to_string().as_bytes());
+        }
+    }
+
+    /// The signal by which some process was asked to save and end.
+    pub fn wished(&self) -> Option<i32> {
+        Some(self.0.wished.load(Ordering::Acquire)).filter(|&s| s != 0)
+    }
+
     /// Leaves the others: all have done what they were started for.
     pub fn leave(self) {
         self.gather(vec![]);
@@ -284,6 +307,7 @@ impl Shared {
             Kind::Where => inbox.stopped[other] = Some(text()),
             Kind::Bye => inbox.left[other] = true,
             Kind::Hello => {}
+            Kind::Wish => self.wished.store(text().parse().unwrap_or(0), Ordering::Release),
             Kind::Fail | Kind::Stop => {
                 drop(inbox);
                 let text = text();

@@ -26,9 +26,11 @@ pub(super) enum Kind {
     Stop,
     Where,
     Bye,
+    /// A signal has come, its number: the run is to save and end.
+    Wish,
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     Kind::Hello,
     Kind::Gather,
     Kind::Share,
@@ -37,6 +39,7 @@ const KINDS: [Kind; 8] = [
     Kind::Stop,
     Kind::Where,
     Kind::Bye,
+    Kind::Wish,
 ];
 
 pub(super) fn write(stream: &mut TcpStream, kind: Kind, data: &[u8]) -> std::io::Result<()> {

@@ -1,6 +1,7 @@
 //! Runs of launches that are queued once, captured once, and then repeated.
 
 use crate::machine::{self, Machine};
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, lower};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::launch::Launch;
@@ -29,7 +30,7 @@ fn rank(machine: &Machine) -> Rank {
         let f = crate::function(&mesh, s.op, &s.ins);
         let kernel = lower(&mesh, &f, &f.nodes[0], &[]).unwrap();
         assert!(Executor::repeats(&kernel));
-        let launches = cuda::launches(&kernel).unwrap();
+        let launches = cuda::launches(&kernel, &Limits::of("sm_80")).unwrap();
         (kernel, launches)
     });
     let sources = kernels.iter().flat_map(|k| &k.1).map(|l| l.source.clone());

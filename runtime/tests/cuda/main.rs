@@ -9,6 +9,7 @@ mod machine;
 mod rounds;
 
 use machine::Machine;
+use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, lower};
 use shardc_ir::diag::{Exit, Result};
 use shardc_ir::func::{Func, Name, Port};
@@ -66,7 +67,7 @@ fn run_with(
 ) -> Result<Vec<Vec<Tensor>>> {
     let work = |r: usize| {
         let kernel = lower(mesh, f, &f.nodes[0], &mesh.coords(r)).unwrap();
-        let launches = cuda::launches(&kernel).unwrap_or_default();
+        let launches = cuda::launches(&kernel, &Limits::of("sm_80")).unwrap_or_default();
         Work { kernel, launches }
     };
     let work: Vec<Work> = (0..mesh.ranks()).map(work).collect();

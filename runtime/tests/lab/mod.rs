@@ -8,6 +8,7 @@ pub mod mail;
 use shardc_codegen::lower;
 use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
+use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Block, Elem, View};
 use shardc_ir::mesh::Mesh;
@@ -94,7 +95,9 @@ pub fn places(f: &Func, in_place: bool) -> Vec<usize> {
         at[ins.len()] = 0;
     }
     for o in (0..outs.len()).filter(|_| in_place) {
-        if let Some(i) = def.in_place(o).filter(|&i| ins[i] == outs[o]) {
+        // As memory is planned.
+        let over = launches(f)[0].over(f, o);
+        if let Some(i) = node.ins.iter().position(|v| over.contains(v)) {
             at[ins.len() + o] = i;
         }
     }

@@ -3,10 +3,9 @@
 
 use super::trace::Why;
 use super::value::users;
-use super::{Answer, some, words};
+use super::{Answer, some, words, zero};
 use crate::commands::inspect::{group_text, is_gradient, numbered};
-use crate::report::bytes;
-use crate::report::phase_of;
+use crate::report::{Experts, bytes, phase_of};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Scope, Value};
 use shardc_ir::mesh::AtomSet;
@@ -50,7 +49,8 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
         });
     };
     let c = call(why, at);
-    let (mesh, axes) = (why.mesh, why.mesh.names(c.atoms, "+"));
+    let mesh = why.mesh;
+    let axes = Experts::of(why.plan).axis(mesh, c.f, c.n, c.atoms);
     let scope = &c.f.scope_info(c.n.scope).path;
     let mut a = Answer::new(format!(
         "collective:{} is {} over {axes} in @{}, {scope}",
@@ -68,9 +68,15 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
         "used by",
         some(c.n.outs.iter().flat_map(|&o| users(why, c.fi, o)).collect(), MAX_ITEMS),
     );
+    let of_zero = zero::of_collective(why, c.f, c.n);
     a.part("mirror", mirror(why, &c, &all));
     a.part("same as", same(why, &c, &all, at));
-    a.part("remove", remove(why, &c));
+    if of_zero.is_empty() {
+        a.part("remove", remove(why, &c));
+    } else {
+        a.part("zero", of_zero);
+        a.part("stages", zero::stages(why));
+    }
     Ok(a)
 }
 
@@ -230,7 +236,26 @@ fn reasons(why: &Why, c: &Call) -> Vec<String> {
 
 /// The op of forward whose gradient this one is, or the one of backward that is its gradient.
 fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
-    let gradient = c.f.name(c.n.outs[0]).grad;
+    // The functions of the same stage, or of the same rank of the pipeline.
+    let number = |f: &Func| f.name[base(&f.name).len()..].to_string();
+    let own = number(c.f);
+    let of_phase = |phase: &'static str| {
+        let all = why.plan.module.funcs.iter().enumerate();
+        let own = own.clone();
+        all.filter(move |(_, f)| {
+            let enters = phase == "enter" && base(&f.name) == "enter";
+            (phase_of(&f.name) == phase || enters) && number(f) == own
+        })
+    };
+    // What backward makes again has the name that it has in forward.
+    let name = c.f.name(c.n.outs[0]);
+    let again = of_phase("forward").any(|(_, f)| f.values.iter().any(|v| v.name == *name));
+    let phase = phase_of(&c.f.name);
+    let gradient = match phase {
+        "backward" => !again,
+        "forward" => false,
+        _ => name.grad,
+    };
     let of: &[&str] = match c.kind {
         "all_reduce" => &["fan_out", "all_reduce"],
         "all_gather" => &["reduce_scatter", "slice"],
@@ -242,25 +267,23 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         "permute" => &["permute"],
         _ => &[],
     };
-    let other = match (phase_of(&c.f.name), gradient) {
+    let other = match (phase, gradient) {
         ("forward", _) => "backward",
         ("backward", true) => "forward",
         ("backward", false) => return recomputed(why, c, all),
         (_, true) if c.n.outs.len() > 1 => {
-            return vec!["each is the gradient of a fan_out of its parameter in @enter".into()];
+            let of = if c.kind == "reduce_scatter" { "an all_gather" } else { "a fan_out" };
+            return vec![format!("each is the gradient of {of} of its parameter in @enter")];
         }
         (_, true) => "enter",
         _ => return vec![],
-    };
-    let Some((fi, g)) = why.plan.module.funcs.iter().enumerate().find(|f| f.1.name == other) else {
-        return vec![];
     };
     // The gradient of an op stands in the op's scope and is named after the op's operand.
     let named = |a: Value, g: &Func, b: Value| {
         let (a, b) = (c.f.name(a), g.name(b));
         a.hint == b.hint && a.layer == b.layer
     };
-    let fits = |n: &&Node| {
+    let fits = |g: &Func, n: &Node| {
         let (Some(&x), Some(&y)) = (n.ins.first(), n.outs.first()) else { return false };
         let crossed = match gradient {
             true => named(c.n.outs[0], g, x),
@@ -274,12 +297,13 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         let here = path(g, n.scope) == path(c.f, c.n.scope);
         of.contains(&n.op.mnemonic()) && here && crossed && over == c.atoms
     };
-    let found: Vec<&Node> = g.nodes.iter().filter(fits).collect();
-    let [one] = found[..] else { return vec![] };
-    let number = all.iter().position(|&(i, n)| i == fi && std::ptr::eq(&g.nodes[n], one));
+    let nodes = of_phase(other).flat_map(|(fi, g)| (0..g.nodes.len()).map(move |n| (fi, g, n)));
+    let found: Vec<(usize, &Func, usize)> = nodes.filter(|x| fits(x.1, &x.1.nodes[x.2])).collect();
+    let [(fi, g, n)] = found[..] else { return vec![] };
+    let number = all.iter().position(|&at| at == (fi, n));
     let number = number.map_or(String::new(), |i| format!("collective:{}, ", i + 1));
     let says = if gradient { "it is the gradient of" } else { "its gradient is" };
-    vec![format!("{says} {number}`{}` of @{other}", words::node(why.mesh, g, one))]
+    vec![format!("{says} {number}`{}` of @{}", words::node(why.mesh, g, &g.nodes[n]), g.name)]
 }
 
 /// A collective of forward that backward runs again, because its result was not saved.

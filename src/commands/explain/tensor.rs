@@ -2,7 +2,7 @@
 //! the optimizer keeps for it.
 
 use super::trace::Why;
-use super::{Answer, some, value, words};
+use super::{Answer, some, value, words, zero};
 use crate::commands::inspect::numbered;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, RoleKind, Value};
@@ -76,10 +76,14 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
         l.extend(words::type_lines(mesh, why.func(fi), None, v));
         a.part("stored", l);
         a.part("why", value::reasons(why, fi, v));
+        a.part("zero", zero::lines(why, &w.param));
         a.part("ready", ready(why, fi, v, &w.param));
     }
     a.part("gradient", gradient(why, &w.param));
     a.part("optimizer", optimizer(why, &w.param));
+    if !zero::cut(why, &w.param).is_empty() {
+        a.part("stages", zero::stages(why));
+    }
     a
 }
 
@@ -168,9 +172,8 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
         at = to;
     }
     for a in &f.args {
-        let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Edge);
-        let from = role.and_then(|r| r.name.strip_prefix("grad.")?.rsplit_once('.'));
-        if let Some((_, class)) = from.filter(|x| x.0 == name) {
+        let Some(role) = a.role.as_ref().filter(|r| *r.name == *name) else { continue };
+        if let RoleKind::GradFrom(class) = role.kind {
             let bytes = f.ty(a.value).local_bytes(why.mesh);
             lines.insert(
                 1,
@@ -189,12 +192,9 @@ fn optimizer(why: &Why, name: &str) -> Vec<String> {
     let mut sum = 0;
     for f in &why.plan.module.funcs {
         for a in &f.args {
-            let Some(r) = a.role.as_ref().filter(|r| r.kind == RoleKind::State) else { continue };
-            let Some((owner, slot)) = r.name.rsplit_once(':').filter(|x| x.0 == name) else {
-                continue;
-            };
-            let t = f.ty(a.value);
-            debug_assert_eq!(owner, name);
+            let Some(r) = a.role.as_ref().filter(|r| *r.name == *name) else { continue };
+            let RoleKind::State(slot) = r.kind else { continue };
+            let (slot, t) = (slot.name(), f.ty(a.value));
             sum += t.local_bytes(why.mesh);
             lines.push(format!(
                 "{slot}: {}, {} B on a rank",

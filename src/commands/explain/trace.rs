@@ -5,17 +5,18 @@
 //! each cause. A chain goes back through the programs until it meets a value of the model, then
 //! along the causes to an annotation.
 
-use super::words;
+use super::{words, zero};
 use crate::plan_dir::Stored;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Atom;
 use shardc_ir::mesh::Mesh;
+use shardc_ir::names::glob;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
-use shardc_passes::options::{TpMode, glob};
+use shardc_passes::options::TpMode;
 use shardc_passes::shard::propagate::Origin;
 use shardc_passes::step::instructions::base;
 use std::collections::BTreeMap;
@@ -127,7 +128,7 @@ impl<'a> Why<'a> {
         if let Some(m) = model.filter(|&m| self.model.funcs[0].ty(m).state(atom) == state) {
             return Some(At::Model(m));
         }
-        let Some(n) = self.maker(fi, v) else { return self.argument_step(fi, v, state, out) };
+        let Some(n) = self.maker(fi, v) else { return self.argument_step(fi, v, atom, out) };
         let text = words::node(self.mesh, f, n);
         let o = n.outs.iter().position(|&x| x == v)?;
         let note = n.note.as_deref().map_or(String::new(), |n| format!("  // {n}"));
@@ -206,24 +207,26 @@ impl<'a> Why<'a> {
         (t.state(atom) == State::Sharded(d)).then_some(At::Model(m))
     }
 
-    fn argument_step(
-        &self,
-        fi: usize,
-        v: Value,
-        state: State,
-        out: &mut Vec<String>,
-    ) -> Option<At> {
+    fn argument_step(&self, fi: usize, v: Value, atom: Atom, out: &mut Vec<String>) -> Option<At> {
         let role = self.role(fi, v)?;
+        let state = self.func(fi).ty(v).state(atom);
         let sharded = matches!(state, State::Sharded(_));
+        let of_param = matches!(
+            role.kind,
+            RoleKind::Param | RoleKind::Ready | RoleKind::Grad | RoleKind::State(_)
+        );
+        if let Some(why) = self.by_zero(&role.name, atom).filter(|_| sharded && of_param) {
+            out.push(why);
+            return None;
+        }
         let model =
             |kind, name: &str| self.model_arg(kind, name).map(At::Model).filter(|_| sharded);
-        let owner = role.name.rsplit_once(':').map_or(&*role.name, |p| p.0);
         match role.kind {
             RoleKind::Param => model(RoleKind::Param, &role.name),
             RoleKind::Input => model(RoleKind::Input, &role.name),
-            RoleKind::State => {
-                out.push(format!("optimizer state is stored like its parameter {owner}"));
-                model(RoleKind::Param, owner)
+            RoleKind::State(_) => {
+                out.push(format!("optimizer state is stored like its parameter {}", role.name));
+                model(RoleKind::Param, &role.name)
             }
             RoleKind::Grad if sharded => {
                 out.push(format!("a gradient is split like its parameter {}", role.name));
@@ -266,8 +269,13 @@ impl<'a> Why<'a> {
         let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
         let scope =
             f.nodes.iter().find(|n| n.outs.contains(&v)).map(|n| &f.scope_info(n.scope).path);
-        let names = [role.map(|r| &*r.name), scope.map(|p| &**p)];
-        let by = |g: &str| names.iter().flatten().any(|n| glob(g, n));
+        let weights = &self.plan.weights;
+        let is = |name: &str, g: &str| match weights.iter().find(|w| w.param == name) {
+            Some(w) => w.tensors().all(|t| glob(g, &t)),
+            None => glob(g, name),
+        };
+        let by =
+            |g: &str| role.is_some_and(|r| is(&r.name, g)) || scope.is_some_and(|p| glob(g, p));
         if let Some(r) = o.shard.iter().rev().find(|r| by(&r.glob)) {
             return format!("you asked for it: --shard '{}={}'", r.glob, r.dims.join(","));
         }
@@ -302,6 +310,20 @@ impl<'a> Why<'a> {
                 format!("{flag}: {} as ({asked})", f.name(v))
             }
         }
+    }
+
+    /// The layout that the model asks for a parameter.
+    pub fn asked(&self, name: &str) -> Option<&Type> {
+        Some(self.model.funcs[0].ty(self.model_arg(RoleKind::Param, name)?))
+    }
+
+    /// Why ZeRO splits what is stored of a parameter over an atom; nothing if it does not.
+    fn by_zero(&self, param: &str, atom: Atom) -> Option<String> {
+        let over = zero::cut(self, param);
+        over.has(atom).then(|| {
+            let (axes, stage) = (self.mesh.names(over, "*"), self.s.options.zero);
+            format!("--zero {stage} cuts {param} over {axes}: shardc explain PLAN tensor:{param}")
+        })
     }
 
     /// The layout in which a parameter is stored.

@@ -149,13 +149,20 @@ pub fn role(kind: RoleKind, name: &str) -> String {
         RoleKind::Param => format!("the stored parameter {name}"),
         RoleKind::Ready => format!("parameter {name}, ready for forward and backward"),
         RoleKind::Grad => format!("the gradient of {name}, of all microbatches"),
-        RoleKind::State => format!("optimizer state {name}"),
+        RoleKind::GradFrom(rank) => {
+            format!("the gradient of {name} that the ranks with {PIPELINE}={rank} have made")
+        }
+        RoleKind::State(slot) => format!("optimizer state {} of {name}", slot.name()),
         RoleKind::Input => format!("input {name}"),
         RoleKind::Stash => format!("%{name} as forward saved it for backward"),
         RoleKind::Edge => format!("{name}, handed from one stage of the pipeline to another"),
         RoleKind::Scalar => format!("the run-time scalar {name}"),
         RoleKind::Sum => format!("{name}, summed over microbatches"),
+        RoleKind::Load => format!("how often the router of {name} chose each expert"),
+        RoleKind::Scale => format!("what a term of {name} counts in the loss"),
         RoleKind::Step => format!("{name}, computed once per step"),
-        RoleKind::Output => format!("output {name}"),
+        RoleKind::Output | RoleKind::Metric => format!("output {name}"),
+        RoleKind::Mean => format!("output {name}, the mean of a step"),
+        RoleKind::GradShown => format!("output, the gradient of {name}"),
     }
 }

@@ -1,7 +1,7 @@
 //! The collectives of a plan, counted where a person looks for them: per decoder layer and
 //! microbatch, per scope outside the layers, and per step.
 
-use crate::report::phase_of;
+use crate::report::{Experts, phase_of};
 use serde::Serialize;
 use shardc_ir::func::{Func, Node, RoleKind};
 use shardc_ir::plan::Plan;
@@ -116,7 +116,7 @@ pub fn is_gradient(f: &Func, n: &Node, i: usize) -> bool {
 
 /// Counts the collectives of a step on the ranks of a class.
 pub fn layer_collectives(plan: &Plan, class: usize) -> LayerCollectives {
-    let own = &plan.classes[class].funcs;
+    let (own, experts) = (&plan.classes[class].funcs, Experts::of(plan));
     let mut layers: BTreeMap<u32, Vec<Calls>> = BTreeMap::new();
     // Scopes whose first collective comes before those of the layers, and after.
     let (mut before, mut after): (Vec<Section>, Vec<Section>) = (vec![], vec![]);
@@ -142,7 +142,7 @@ pub fn layer_collectives(plan: &Plan, class: usize) -> LayerCollectives {
                 &mut list[at].calls
             }
         };
-        count(plan, fi, ni, i + 1, into);
+        count(plan, &experts, (fi, ni), i + 1, into);
     }
     let mut sections = before;
     for (l, calls) in layers {
@@ -168,11 +168,18 @@ fn same(a: &[Calls], b: &[Calls]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(x, y)| one(x) == one(y))
 }
 
-fn count(plan: &Plan, fi: usize, ni: usize, number: usize, out: &mut Vec<Calls>) {
+fn count(
+    plan: &Plan,
+    experts: &Experts,
+    (fi, ni): (usize, usize),
+    number: usize,
+    out: &mut Vec<Calls>,
+) {
     let (mesh, f) = (&plan.module.mesh, &plan.module.funcs[fi]);
     let n = &f.nodes[ni];
     let c = n.op.collective().expect("only collectives are numbered");
-    let (phase, kind, axis) = (phase_of(&f.name), c.kind(), mesh.names(c.atoms(), "+"));
+    let (phase, kind) = (phase_of(&f.name), c.kind());
+    let axis = experts.axis(mesh, f, n, c.atoms());
     let same = |x: &Calls| x.phase == phase && x.kind == kind && x.axis == axis;
     let at = out.iter().position(same).unwrap_or_else(|| {
         let numbers = vec![];

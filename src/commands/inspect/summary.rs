@@ -2,9 +2,11 @@
 
 use super::layers::{Calls, LayerCollectives, Part, Section, layer_collectives};
 use crate::commands::compile::mesh_line;
+use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
-use crate::report::bytes;
+use crate::report::{Kept, bubble_line, bytes, padding_lines};
 use comfy_table::{CellAlignment, Table, presets};
+use serde::Deserialize;
 use serde_json::json;
 use shardc_ir::plan::{Class, Plan, RankClass};
 use shardc_passes::step::instructions::named;
@@ -67,6 +69,7 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
             "stages": c.stages, "layers": layers(plan, c), "peak_bytes": c.memory.peak_bytes,
         })).collect::<Vec<_>>(),
         "settings": plan.settings,
+        "bubble": bubble_of(plan),
         "memory": {
             "peak_bytes": memory.peak_bytes, "at_peak": by_class, "live_at_peak": live
         },
@@ -156,6 +159,8 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         set.seq,
         set.microbatches,
     );
+    out += &bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
+    out += &padding_lines(plan);
     let of_class = match plan.classes.len() {
         1 => String::new(),
         _ => {
@@ -190,6 +195,9 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     let sent = sent + sends.iter().map(|c| c.bytes).sum::<f64>();
     let calls = if n == 1 { "1 call".into() } else { format!("{n} calls") };
     out += &format!("  in all per step: {calls}, {} sent by one rank\n", bytes(sent as usize));
+    if let Ok(kept) = Kept::deserialize(&s.report["zero_accumulate"]) {
+        out += &format!("  {kept}\n");
+    }
     out
 }
 

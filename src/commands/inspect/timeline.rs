@@ -1,12 +1,14 @@
 //! `inspect --timeline`: the schedule drawn, with memory over time in the SVG.
 
+use crate::pictures::measure::timeline as timed;
 use crate::pictures::svg::{Area, Memory, svg};
 use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{self, Form};
 use shardc_ir::plan::{Class, Instr, Mode, Plan, RankClass};
-use shardc_ir::schedule::{Kind, Timeline, Times, replay};
+use shardc_ir::schedule::{Kind, Timeline, Times};
 use shardc_passes::step::instructions::Index;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -16,7 +18,7 @@ use std::path::Path;
 /// what they took in a run.
 ///
 /// # Errors
-/// `output` if the SVG cannot be written, `file` if the trace of a run cannot be read.
+/// `output` and `file` if the SVG cannot be written, `file` if the trace of a run cannot be read.
 pub fn timeline(
     s: &Stored,
     trace: Option<&Path>,
@@ -26,7 +28,7 @@ pub fn timeline(
     let plan = &s.plan;
     let stages = plan.schedule.owner.len();
     let took = trace.map(|file| measured(file, stages, plan.settings.mode)).transpose()?;
-    let t = times(plan, took.unwrap_or(Times::unit(stages)))?;
+    let t = timed(plan, took.unwrap_or(Times::unit(stages)))?;
     let chunks = plan.schedule.owner.len() / plan.schedule.ranks.len().max(1);
     if let Some(file) = file {
         let mesh = crate::commands::compile::mesh_line(plan);
@@ -35,11 +37,10 @@ pub fn timeline(
         let ranks = ranks.map(|(r, c)| areas(plan, c, &t, r)).collect::<Result<_>>()?;
         let arenas = plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
         let memory = Memory { ranks, arenas, limit: s.options.memory };
-        std::fs::write(file, svg(&t, chunks, &title, Some(&memory))).map_err(|e| {
-            Diag::new("output", e.to_string())
-                .at(format!("--svg {}", file.display()))
-                .help("choose a file that can be written")
-                .exit(Exit::Environment)
+        let text = svg(&t, chunks, &title, Some(&memory));
+        files::replace(file, &SVG, |out| {
+            let fail = |e| files::io_error("cannot write the file", file, &e);
+            out.write_all(text.as_bytes()).map_err(fail)
         })?;
     }
     if as_json {
@@ -52,6 +53,12 @@ pub fn timeline(
     Ok(out)
 }
 
+/// What `--svg` writes.
+const SVG: Form = Form { name: "SVG", is: |begin| begin.starts_with(b"<svg") };
+
+/// Largest trace that is read, in bytes.
+const MAX_TRACE: u64 = 4 << 30;
+
 /// Milliseconds of the actions of every stage in a run: the mean over its steps and ranks. A whole
 /// backward counts half as I and half as W.
 fn measured(file: &Path, stages: usize, mode: Mode) -> Result<Times> {
@@ -60,8 +67,8 @@ fn measured(file: &Path, stages: usize, mode: Mode) -> Result<Times> {
             .at(format!("--times {}", file.display()))
             .help(format!("give a file of `shardc run --trace` of this plan, of {stages} stages"))
     };
-    let text = std::fs::read_to_string(file).map_err(|e| bad(e.to_string()))?;
-    let trace: serde_json::Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    let text = files::read(file, MAX_TRACE)?;
+    let trace: serde_json::Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
     let events = trace["traceEvents"].as_array().ok_or_else(|| bad("no traceEvents".into()))?;
     let step = |e: &serde_json::Value| e["args"]["step"].as_str().and_then(|s| s.parse().ok());
     let steps: Vec<usize> = events.iter().filter_map(step).collect();
@@ -98,18 +105,6 @@ fn action(name: &str) -> Option<(usize, char)> {
     let at = name.find(|c: char| "FBIW".contains(c))?;
     name[at + 1..].parse::<usize>().ok()?;
     Some((name[..at].parse().ok()?, name[at..].chars().next()?))
-}
-
-/// The schedule against the clock; without a backward, its forwards.
-fn times(plan: &Plan, mut times: Times) -> Result<Timeline> {
-    if plan.settings.mode == Mode::Train {
-        return replay(&plan.schedule, &times);
-    }
-    times.input.fill(0.0);
-    times.weight.fill(0.0);
-    let mut t = replay(&plan.schedule, &times)?;
-    t.ranks.iter_mut().for_each(|r| r.retain(|s| s.action.kind == Kind::Forward));
-    Ok(t)
 }
 
 fn as_object(t: &Timeline) -> serde_json::Value {

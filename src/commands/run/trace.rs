@@ -1,7 +1,8 @@
 //! `run --trace`: what every rank did and when, as one file for a trace viewer.
 
 use crate::pictures::trace::{Event, chrome};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::Result;
+use shardc_ir::files::{self, Form};
 use shardc_ir::func::{Joined, Node};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
@@ -10,6 +11,9 @@ use shardc_passes::step::instructions::base;
 use shardc_runtime::{Done, Timing};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+
+/// What `--trace` writes.
+const TRACE: Form = Form { name: "trace", is: |begin| begin.starts_with(b"{\"displayTimeUnit\"") };
 
 /// Events of all steps so far.
 pub struct Trace {
@@ -21,9 +25,14 @@ pub struct Trace {
 }
 
 impl Trace {
-    pub fn new(file: &Path) -> Trace {
+    /// To a file.
+    ///
+    /// # Errors
+    /// Those of [`Form::check`].
+    pub fn new(file: &Path) -> Result<Trace> {
+        TRACE.check(file)?;
         let (sent, received) = (HashMap::new(), HashMap::new());
-        Trace { file: file.to_path_buf(), events: vec![], sent, received }
+        Ok(Trace { file: file.to_path_buf(), events: vec![], sent, received })
     }
 
     /// Adds what the ranks did in a step.
@@ -88,7 +97,7 @@ impl Trace {
     /// Writes the file.
     ///
     /// # Errors
-    /// `output` if it cannot be written.
+    /// `output` and `file` if it cannot be written.
     pub fn write(&self, plan: &Plan) -> Result<()> {
         let mesh = &plan.module.mesh;
         let name = |r: usize| {
@@ -97,11 +106,10 @@ impl Trace {
             format!("rank {r} {}", at.join(" ")).trim_end().to_string()
         };
         let names: Vec<String> = (0..mesh.ranks()).map(name).collect();
-        std::fs::write(&self.file, chrome(&names, &self.events)).map_err(|e| {
-            Diag::new("output", e.to_string())
-                .at(format!("--trace {}", self.file.display()))
-                .help("choose a file that can be written")
-                .exit(Exit::Environment)
+        let (file, text) = (&self.file, chrome(&names, &self.events));
+        files::replace(file, &TRACE, |out| {
+            let fail = |e| files::io_error("cannot write the file", file, &e);
+            out.write_all(text.as_bytes()).map_err(fail)
         })
     }
 }

@@ -1,0 +1,143 @@
+//! What a saved model keeps of the one that it was trained from: tokenizer, templates, element types.
+
+use super::Checkpoint;
+use safetensors::Dtype;
+use serde_json::Value;
+use shardc_ir::diag::Result;
+use shardc_ir::files;
+use shardc_ir::types::DType;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::{fs, io};
+
+/// Beginnings of the names of files that belong to a model folder beside config.json and weights.
+const BELONG: [&str; 17] = [
+    "generation_config",
+    "tokenizer",
+    "tokenization_",
+    "special_tokens_map",
+    "added_tokens",
+    "vocab",
+    "merges",
+    "spiece",
+    "sentencepiece",
+    "tekken",
+    "chat_template",
+    "processor_config",
+    "preprocessor_config",
+    "LICENSE",
+    "LICENCE",
+    "NOTICE",
+    "USE_POLICY",
+];
+/// The folder of more templates that transformers writes.
+const TEMPLATES: &str = "additional_chat_templates";
+/// Largest such file, in bytes: the largest known tokenizers have 35 MB.
+pub(super) const MOST: u64 = 256 << 20;
+
+/// Whether a file, by its path in a model folder, belongs to it and is kept as it is.
+pub(super) fn belongs(name: &str) -> bool {
+    if let Some(template) = name.strip_prefix(TEMPLATES).and_then(|n| n.strip_prefix('/')) {
+        return template.ends_with(".jinja");
+    }
+    let code = |n: &str| n.starts_with("configuration_") || n.starts_with("modeling_");
+    BELONG.iter().any(|b| name.starts_with(b))
+        || [".tiktoken", ".jinja"].iter().any(|e| name.ends_with(e))
+        || (name.ends_with(".py") && code(name))
+}
+
+/// Whether a file is one that [`save`] writes.
+pub(super) fn is_written(name: &str) -> bool {
+    let piece = name.strip_prefix("model-").and_then(|n| n.strip_suffix(".safetensors"));
+    let numbers = piece.and_then(|n| n.split_once("-of-"));
+    let digits = |n: &str| n.len() >= 5 && n.bytes().all(|b| b.is_ascii_digit());
+    ["config.json", "model.safetensors", "model.safetensors.index.json"].contains(&name)
+        || numbers.is_some_and(|(i, n)| digits(i) && digits(n))
+}
+
+/// Files and folders of a folder by their path in it, sorted; those of [`TEMPLATES`] one by one.
+pub(super) fn list(dir: &Path) -> Result<Vec<String>> {
+    let unreadable = |e| files::io_error("cannot list the folder", dir, &e);
+    let names = |dir: &Path| -> io::Result<Vec<String>> {
+        fs::read_dir(dir)?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned())).collect()
+    };
+    let mut out = names(dir).map_err(unreadable)?;
+    if let Some(i) = out.iter().position(|n| n == TEMPLATES && dir.join(n).is_dir()) {
+        out.swap_remove(i);
+        let more = names(&dir.join(TEMPLATES)).map_err(unreadable)?;
+        out.extend(more.into_iter().map(|n| format!("{TEMPLATES}/{n}")));
+    }
+    out.sort();
+    Ok(out)
+}
+
+/// What a saved model keeps of the one that it was trained from. It is read before training: what
+/// cannot be kept is known then, and the folder may be gone or replaced afterwards.
+#[derive(Clone, Default)]
+pub struct Base {
+    pub(super) files: Vec<(String, Vec<u8>)>,
+    dtypes: BTreeMap<String, Dtype>,
+}
+
+impl Base {
+    /// The files of a model folder that belong to it, but for config.json and weights; of its weights the
+    /// element types.
+    ///
+    /// Errors: `file`, and those of [`Checkpoint::open`].
+    pub fn open(dir: &Path) -> Result<Base> {
+        let mut files = vec![];
+        for name in list(dir)?.into_iter().filter(|n| belongs(n)) {
+            let bytes = files::read(&dir.join(&name), MOST)?;
+            files.push((name, bytes));
+        }
+        let weights = Checkpoint::open(dir)?;
+        let types = |c: &Checkpoint| c.iter().map(|(n, e)| (n.to_string(), e.dtype)).collect();
+        Ok(Base { files, dtypes: weights.as_ref().map(types).unwrap_or_default() })
+    }
+
+    /// Whether there is a tokenizer.
+    pub fn has_tokenizer(&self) -> bool {
+        self.files.iter().any(|f| f.0.starts_with("tokenizer") || f.0.starts_with("vocab"))
+    }
+}
+
+/// How a model is saved.
+#[derive(Clone)]
+pub struct Saving {
+    pub base: Base,
+    /// Of all tensors; else each has the element type that it has in the base model, or else that of
+    /// config.json, or else f32.
+    pub dtype: Option<DType>,
+    /// Most bytes of tensors in one file, unless one tensor has more.
+    pub max_shard: u64,
+}
+
+impl Default for Saving {
+    fn default() -> Saving {
+        Saving { base: Base::default(), dtype: None, max_shard: 5_000_000_000 }
+    }
+}
+
+/// The element type of a word in config.json or of the compiler; f32 for any other.
+fn dtype_of(word: &str) -> Dtype {
+    match word {
+        "bfloat16" | "bf16" => Dtype::BF16,
+        "float16" | "f16" => Dtype::F16,
+        _ => Dtype::F32,
+    }
+}
+
+/// The keys of config.json that name the element type, by age.
+pub(super) const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
+
+impl Saving {
+    /// The element type of a tensor.
+    pub(super) fn of(&self, name: &str, config: &Value) -> Dtype {
+        let config = || DTYPE_KEYS.iter().find_map(|k| config.get(k)?.as_str());
+        match (self.dtype, self.base.dtypes.get(name)) {
+            (Some(asked), _) => dtype_of(asked.name()),
+            (None, Some(&d)) => d,
+            (None, None) => dtype_of(config().unwrap_or_default()),
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What `--shard` asks for: a rule becomes annotations of the parameters, or of the scopes, that its
+//! glob matches.
+//!
+//! Before:  `%w1: f32[32,10] param "net1.weight"`, used in scope `net1`; `--shard net1=colwise`
+//! After:   the same with the annotation `32@tp,10`
+
+use crate::globs;
+use crate::options::{Options, ShardRule};
+use shardc_ir::attr::{read_atoms, read_sub_axis};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, RoleKind, Value};
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::names::{self, glob};
+use shardc_ir::ops::Op;
+use shardc_ir::types::AtomList;
+use shardc_ir::weights::Weight;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Words of torch's and Hugging Face's tensor-parallel plans: `colwise` splits over tp what a product
+/// makes of a weight, `rowwise` what it sums over, `replicated` nothing. A bias is split with the
+/// columns; of a table that is looked up, rows are entries.
+const WORDS: [&str; 3] = ["colwise", "rowwise", "replicated"];
+
+/// Most names that a message lists.
+const LISTED: usize = 6;
+
+/// Cuts the mesh wherever a `--shard` names part of an axis.
+pub(super) fn cut_sub_axes(mesh: &mut Mesh, rules: &[ShardRule]) -> Result<()> {
+    for part in rules.iter().flat_map(|r| &r.dims).flat_map(|d| d.trim_end_matches('?').split('*'))
+    {
+        let Some((name, sub)) = part.split_once(':') else { continue };
+        let (pre, size) = read_sub_axis(sub).map_err(|e| {
+            Diag::new("shard", e).at(format!("--shard …{part}…")).help("write for example tp:(1)2")
+        })?;
+        if let Some(axis) = mesh.axes.iter().position(|a| a.name == name) {
+            mesh.cut(axis, pre)?;
+            mesh.cut(axis, pre.saturating_mul(size))?;
+        }
+    }
+    Ok(())
+}
+
+/// A dim as written, with `dp` for the data-parallel axes and axes of one rank left out.
+fn spelled(body: &str, mesh: &Mesh, o: &Options) -> String {
+    let one = |p: &str| -> Vec<String> {
+        let name = p.split(':').next().unwrap_or(p);
+        match name {
+            "dp" if mesh.axis("dp").is_none() => ["dp_replicate", "dp_shard"]
+                .iter()
+                .filter(|a| mesh.axis(a).is_some())
+                .map(|a| p.replacen("dp", a, 1))
+                .collect(),
+            _ if o.mesh.iter().any(|a| a.0 == name && a.1 == 1) => vec![],
+            _ => vec![p.to_string()],
+        }
+    };
+    body.split('*').flat_map(|p| one(p.trim())).collect::<Vec<_>>().join("*")
+}
+
+/// Applies one `--shard`: dims to the parameters and inputs it matches, or else to the last values of
+/// the scopes it matches; a word to parameters, or else to those that are used in the scopes.
+///
+/// # Errors
+/// `unknown-tensor` if it matches nothing, `part-of-stack`, `shard` if what it asks for cannot be.
+pub(super) fn apply(
+    mesh: &Mesh,
+    f: &mut Func,
+    weights: &[Weight],
+    rule: &ShardRule,
+    o: &Options,
+) -> Result<()> {
+    let word = match &rule.dims[..] {
+        [word] => WORDS.iter().copied().find(|w| w == word),
+        _ => None,
+    };
+    let args = globs::arguments(f, weights, &rule.glob).map_err(|d| d.at(place(rule)))?;
+    let own = |s: u32| glob(&rule.glob, &f.scopes[s as usize].path);
+    let scopes: BTreeSet<u32> = f.nodes.iter().map(|n| n.scope.0).filter(|&s| own(s)).collect();
+    if args.is_empty() && scopes.is_empty() {
+        return Err(unknown(f, weights, rule));
+    }
+    let hits: Vec<(Value, Vec<String>)> = match word {
+        Some(word) if args.is_empty() => of_scopes(f, rule, word, &scopes)?,
+        Some(word) => {
+            args.iter().map(|&v| Ok((v, of_param(f, rule, word, v)?))).collect::<Result<_>>()?
+        }
+        None if args.is_empty() => {
+            let of = f.nodes.iter().filter(|n| scopes.contains(&n.scope.0));
+            let last: BTreeMap<u32, Value> = of.map(|n| (n.scope.0, n.outs[0])).collect();
+            last.into_values().map(|v| (v, rule.dims.clone())).collect()
+        }
+        None => args.into_iter().map(|v| (v, rule.dims.clone())).collect(),
+    };
+    for (v, written) in hits {
+        let a = annotation(mesh, f, v, &written, rule, o)?;
+        f.annotations.insert(v, a);
+    }
+    Ok(())
+}
+
+/// The rule as the user wrote it.
+fn place(rule: &ShardRule) -> String {
+    format!("--shard '{}={}'", rule.glob, rule.dims.join(","))
+}
+
+fn unknown(f: &Func, weights: &[Weight], rule: &ShardRule) -> Diag {
+    let inputs = f.args.iter().filter_map(|a| a.role.as_ref());
+    let inputs: Vec<&str> =
+        inputs.filter(|r| r.kind == RoleKind::Input).map(|r| &*r.name).collect();
+    let what = format!("`{}` matches no tensor, input or scope", rule.glob);
+    Diag::new("unknown-tensor", what)
+        .at(place(rule))
+        .help(names::suggestion(weights, &rule.glob))
+        .help(format!(
+            "inputs are {}; shardc inspect --phase source lists all scopes",
+            inputs.join(", ")
+        ))
+}
+
+/// What a word asks of the parameters that are used in some scopes, each as it is used there.
+fn of_scopes(
+    f: &Func,
+    rule: &ShardRule,
+    word: &str,
+    scopes: &BTreeSet<u32>,
+) -> Result<Vec<(Value, Vec<String>)>> {
+    let inside = |n: &Node| scopes.contains(&n.scope.0);
+    let params: Vec<Value> = params(f).filter(|&v| user(f, v, &inside).is_some()).collect();
+    // A word is for linears and embeddings, as in torch.
+    if params.iter().any(|&v| is_weight(f, v, &inside)) {
+        return Ok(params.into_iter().map(|v| (v, dims(f, v, word, &inside))).collect());
+    }
+    let path = scopes.first().map_or("", |&s| &f.scopes[s as usize].path);
+    let weighs = |n: &Node| self::params(f).any(|v| is_weight(f, v, &|m| std::ptr::eq(m, n)));
+    let paths = f.nodes.iter().filter(|n| weighs(n)).map(|n| &*f.scope_info(n.scope).path);
+    let below = paths.filter(|p| p.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')));
+    let below: BTreeSet<&str> = below.collect();
+    let below: Vec<&str> = below.into_iter().take(LISTED).collect();
+    let what = format!("`{word}` of `{path}`: no weight is used in this scope itself");
+    let d = Diag::new("shard", what)
+        .at(place(rule))
+        .rule("a word says how the weight of a product, or a table that is looked up, is split");
+    Err(match below[..] {
+        [] => d.help("give 1 entry per dim of the scope's last value, as in '?,-,tp'"),
+        _ => d.help(format!("name the scopes in it that have one: {}", below.join(", "))),
+    })
+}
+
+/// What a word asks of one parameter.
+fn of_param(f: &Func, rule: &ShardRule, word: &str, v: Value) -> Result<Vec<String>> {
+    if word == "replicated" || params(f).any(|p| p == v) && user(f, v, &|_| true).is_some() {
+        return Ok(dims(f, v, word, &|_| true));
+    }
+    let what = format!("`{word}` says how a weight is split, and {} is none", f.name(v));
+    Err(Diag::new("shard", what)
+        .at(place(rule))
+        .help(format!("give {} entries, `-` for a dim that stays whole", f.ty(v).rank())))
+}
+
+fn params(f: &Func) -> impl Iterator<Item = Value> + '_ {
+    let is =
+        |a: &&shardc_ir::func::Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
+    f.args.iter().filter(is).map(|a| a.value)
+}
+
+/// The first use of a parameter among some nodes, casts aside: the node, and which operand it is.
+fn user<'a>(f: &'a Func, v: Value, of: &dyn Fn(&Node) -> bool) -> Option<(&'a Node, usize)> {
+    let mut all = f.nodes.iter().filter(|n| of(n) || matches!(n.op, Op::Cast(_)));
+    let (n, j) = all.find_map(|n| Some((n, n.ins.iter().position(|&x| x == v)?)))?;
+    match n.op {
+        Op::Cast(_) => user(f, n.outs[0], of),
+        _ => Some((n, j)),
+    }
+}
+
+/// True if a parameter is the weight of a product, or a table that is looked up, in one of these.
+fn is_weight(f: &Func, v: Value, of: &dyn Fn(&Node) -> bool) -> bool {
+    let weighs = |n: &Node| matches!(n.op, Op::Dot(_) | Op::GroupedDot(_) | Op::Take(_));
+    f.ty(v).rank() > 1 && user(f, v, of).is_some_and(|(n, _)| weighs(n))
+}
+
+/// A word as dims over tp, for a parameter as some nodes use it.
+fn dims(f: &Func, v: Value, word: &str, of: &dyn Fn(&Node) -> bool) -> Vec<String> {
+    let rank = f.ty(v).rank();
+    let split = user(f, v, of).filter(|_| word != "replicated").and_then(|(n, j)| {
+        let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+        let rule = n.op.def().rule(&ranks);
+        (0..rank).find(|&d| rule.outs[0].contains(&rule.ins[j][d]) == (word == "colwise"))
+    });
+    let one = |d: usize| if Some(d) == split { "tp".to_string() } else { "-".into() };
+    (0..rank).map(one).collect()
+}
+
+/// Dims as written, as an annotation of a value.
+fn annotation(
+    mesh: &Mesh,
+    f: &Func,
+    v: Value,
+    written: &[String],
+    rule: &ShardRule,
+    o: &Options,
+) -> Result<Annotation> {
+    let rank = f.ty(v).rank();
+    if written.len() != rank {
+        let what = format!("{} dims are given, {} has {rank}", written.len(), f.name(v));
+        return Err(Diag::new("shard", what)
+            .at(place(rule))
+            .help(format!("give {rank} entries, `-` for a dim that stays whole")));
+    }
+    let dim = |text: &String| -> std::result::Result<AnnotatedDim, String> {
+        let (body, open) = match text.strip_suffix('?') {
+            Some(b) => (b, true),
+            None => (text.as_str(), false),
+        };
+        let body = spelled(body, mesh, o);
+        let atoms =
+            if body.is_empty() || body == "-" { AtomList::EMPTY } else { read_atoms(&body, mesh)? };
+        if atoms.set().meets(mesh.axis(PIPELINE).unwrap_or_default()) {
+            return Err(format!("{PIPELINE} splits the model into stages, and no tensor"));
+        }
+        Ok(AnnotatedDim { atoms, open })
+    };
+    let dims = written.iter().map(dim).collect::<std::result::Result<_, _>>();
+    let dims = dims.map_err(|e| {
+        let help = "a dim is `-`, `?`, an axis, `a*b` or `a:(k)n`";
+        Diag::new("shard", e).at(place(rule)).help(help)
+    })?;
+    let a = Annotation { dims, priority: rule.priority };
+    let twice = a
+        .dims
+        .iter()
+        .flat_map(|d: &AnnotatedDim| d.atoms.iter())
+        .fold((AtomSet::EMPTY, false), |(s, t), x| (s.with(x), t || s.has(x)));
+    if twice.1 {
+        return Err(Diag::new("shard", "an axis splits two dims of one tensor")
+            .at(place(rule))
+            .help("use each axis once"));
+    }
+    Ok(a)
+}

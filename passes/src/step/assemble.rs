@@ -1,0 +1,81 @@
+//! Puts the step around the functions of the microbatches, for every rank of the pipeline.
+
+use super::enter::enter;
+use super::finish::{Foreign, evaluate, finish};
+use super::instructions::{base, named};
+use super::once::once;
+use crate::options::Options;
+use crate::shard::partition::Preparation;
+use shardc_ir::func::{Func, Module, Port, RoleKind};
+use shardc_ir::plan::Mode;
+use shardc_ir::schedule::Schedule;
+use shardc_ir::weights::Weight;
+
+/// Adds to the functions of the microbatches what every rank of the pipeline does around them.
+pub fn assemble(
+    m: &mut Module,
+    s: &Schedule,
+    params: &[Preparation],
+    weights: &[Weight],
+    o: &Options,
+) {
+    let ranks = s.ranks.len();
+    let mut loops: Vec<Vec<Func>> = vec![vec![]; ranks];
+    // Forwards in the order of the model, then what goes back, from the last stage on.
+    let (forward, back): (Vec<Func>, Vec<Func>) =
+        std::mem::take(&mut m.funcs).into_iter().partition(|f| base(&f.name) == "forward");
+    let stage = |f: &Func| f.name.rsplit_once('.').and_then(|n| n.1.parse().ok()).unwrap_or(0);
+    let mut back: Vec<Func> = back;
+    back.sort_by_key(|f| std::cmp::Reverse(stage(f)));
+    for f in forward.into_iter().chain(back) {
+        loops[s.owner[stage(&f)]].push(f);
+    }
+    if s.microbatches == 1 {
+        loops.iter_mut().for_each(|l| once(l));
+    }
+    let takes = |rank: usize, name: &str| {
+        let is = |a: &Port| a.is(RoleKind::Ready, name);
+        loops[rank].iter().any(|f| f.args.iter().any(is))
+    };
+    let adds_to = |rank: usize, name: &str| {
+        let is = |r: &Port| r.is(RoleKind::Grad, name);
+        loops[rank].iter().any(|f| f.results.iter().any(is))
+    };
+    // A parameter belongs to the first stage that uses it; one that nobody uses, to the first.
+    let owner = |p: &Preparation| {
+        let first = (0..s.owner.len()).map(|i| s.owner[i]);
+        let name = &p.param.name;
+        let mut using = first.filter(|&r| takes(r, name));
+        using.next().unwrap_or(s.owner[0])
+    };
+    let owners: Vec<usize> = params.iter().map(owner).collect();
+    // The labels may be an input of another stage than that of the loss.
+    let labels = loops.iter().flatten().find_map(|f| {
+        let a = f.args.iter().find(|a| a.is(RoleKind::Input, "targets"))?;
+        Some((f.ty(a.value).clone(), f.name(a.value).clone()))
+    });
+    for (rank, own_loops) in loops.iter().enumerate() {
+        let all: Vec<&Func> = own_loops.iter().collect();
+        let own = params.iter().zip(&owners).filter(|x| *x.1 == rank);
+        let own: Vec<&Preparation> = own.map(|x| x.0).collect();
+        let foreign: Vec<Foreign> = own
+            .iter()
+            .flat_map(|p| {
+                let name = &*p.param.name;
+                let others = (0..ranks).filter(move |&r| r != rank);
+                let others = others.filter(move |&r| adds_to(r, name));
+                others.map(|from| Foreign { param: p.param.name.to_string(), from: from as u32 })
+            })
+            .collect();
+        let first = enter(&m.mesh, &named("enter", rank, ranks), &own, &all, labels.as_ref(), o);
+        let mut last = vec![];
+        if o.mode == Mode::Train {
+            let name = named("finish", rank, ranks);
+            last.push(finish(&m.mesh, &name, &own, weights, &all, &foreign, o));
+            last.extend(evaluate(&m.mesh, &named("evaluate", rank, ranks), &all));
+        }
+        m.funcs.push(first);
+        m.funcs.extend(own_loops.clone());
+        m.funcs.extend(last);
+    }
+}

@@ -1,0 +1,417 @@
+//! The second prover: all ranks of a small plan over the field of 2^61 - 1 elements, beside the
+//! textbook's terms on the same inputs.
+//!
+//! No types are believed but where they say which piece a rank holds, no collective is taken out, and the
+//! plan is not brought to a normal form: what both provers share is the textbook and the meaning of ops.
+//! Sums and products are exact, so equal means equal: a wrong plan has other elements but with a chance
+//! of some degree / 2^61. It says nothing of other sizes.
+
+mod functions;
+mod ranks;
+mod tensor;
+
+use crate::fun::Fun;
+use crate::ledger::{Gap, Refuted, Texts};
+use crate::number::{P, add};
+use crate::part::Part;
+use crate::term::{Node, Store, Term};
+use crate::textbook::Textbook;
+use crate::whole::Whole;
+use crate::{Report, Subject};
+use functions::{Begins, mix, oracle, results, seed};
+use ranks::{Pieces, Ranks};
+use shardc_ir::func::{Func, Module, Role, RoleKind};
+use shardc_ir::mesh::PIPELINE;
+use shardc_ir::ops::Op;
+use shardc_ir::schedule::Schedule;
+use shardc_ir::types::Type;
+use std::collections::{BTreeMap, HashMap};
+use tensor::{Tensor, einsum, times};
+
+/// Data of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Data {
+    pub seq: usize,
+    /// Tokens are below this.
+    pub vocab: usize,
+}
+
+/// A tensor of numbers that depend on its name alone.
+fn noise(name: &str, shape: &[usize]) -> Tensor {
+    let (name, mut k) = (seed(name), 0);
+    Tensor::from_fn(shape, |_| {
+        k += 1;
+        oracle(name, &[k])
+    })
+}
+
+/// Inputs and leaves.
+struct Inputs {
+    data: Data,
+    rows: usize,
+    microbatches: usize,
+}
+
+impl Inputs {
+    /// A whole input of the step.
+    fn whole(&self, name: &str) -> Tensor {
+        let (seed, mut k) = (seed(name), 0);
+        let shape = [self.rows, self.data.seq];
+        match name {
+            // Neighbours change places, so that a position is not the place.
+            "positions" => Tensor::from_fn(&shape[1..], |i| {
+                let other = i[0] ^ 1;
+                (if other < self.data.seq { other } else { i[0] }) as u64
+            }),
+            _tokens => Tensor::from_fn(&shape, |_| {
+                k += 1;
+                let scored = name != "targets" || k % 7 != 0;
+                if scored { mix(seed, k) % self.data.vocab as u64 } else { -100i64 as u64 }
+            }),
+        }
+    }
+
+    /// The rows of a microbatch, of which every owner has `own` consecutive ones.
+    fn of(&self, name: &str, microbatch: Option<usize>, shape: &[usize], own: usize) -> Tensor {
+        let whole = self.whole(name);
+        let m = self.microbatches;
+        match microbatch {
+            Some(j) if whole.shape != shape && shape.len() == 2 => Tensor::from_fn(shape, |i| {
+                whole.at(&[(i[0] / own * m + j) * own + i[0] % own, i[1]])
+            }),
+            _all => whole,
+        }
+    }
+}
+
+/// Everything that ranks hold.
+struct Run<'a> {
+    m: &'a Module,
+    schedule: &'a Schedule,
+    ranks: Ranks,
+    inputs: Inputs,
+    own: HashMap<(usize, Role), Pieces>,
+    edges: HashMap<Role, Pieces>,
+}
+
+/// Sums over the stages, as [`crate::whole`] has them.
+#[derive(Default)]
+struct Stages {
+    known: Vec<Pieces>,
+    met: BTreeMap<(usize, usize), Pieces>,
+}
+
+type Results = BTreeMap<Role, (Type, Pieces)>;
+
+impl Run<'_> {
+    fn bind(&self, rank: usize, f: &Func, value: usize, j: Option<usize>) -> Option<Pieces> {
+        let a = &f.args[value];
+        let (role, ty) = (a.role.as_ref()?, f.ty(a.value));
+        let shape = ty.sizes();
+        match role.kind {
+            RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar => {
+                Some(self.ranks.scatter(ty, &noise(&role.to_string(), &shape)))
+            }
+            RoleKind::Input => {
+                let own = if ty.rank() > 0 { ty.chunk(&self.ranks.mesh, 0) } else { 1 };
+                let whole = self.inputs.of(&role.name, j, &shape, own);
+                (whole.shape == shape[..]).then(|| self.ranks.scatter(ty, &whole))
+            }
+            RoleKind::GradFrom(from) => self
+                .own
+                .get(&(from as usize, Role::new(RoleKind::Grad, role.name.clone())))
+                .cloned(),
+            RoleKind::Edge => self.edges.get(role).cloned(),
+            RoleKind::Ready | RoleKind::Step | RoleKind::Scale => {
+                let own = self.own.get(&(rank, role.clone()));
+                own.or_else(|| self.own.iter().find(|x| x.0.1 == *role).map(|x| x.1)).cloned()
+            }
+            _own => self.own.get(&(rank, role.clone())).cloned(),
+        }
+    }
+
+    /// Results of a call; `None` if an argument is not there yet.
+    fn call(
+        &self,
+        f: &Func,
+        part: Part,
+        j: Option<usize>,
+        stages: &mut Stages,
+    ) -> Result<Option<Vec<Pieces>>, Gap> {
+        let rank = part.rank(&self.schedule.owner);
+        let pipeline = self.m.mesh.axis(PIPELINE).unwrap_or_default();
+        let mut values: Vec<Option<Pieces>> = vec![None; f.values.len()];
+        for (i, a) in f.args.iter().enumerate() {
+            let Some(v) = self.bind(rank, f, i, j) else { return Ok(None) };
+            values[a.value.0 as usize] = Some(v);
+        }
+        let mut sums = 0;
+        for n in &f.nodes {
+            let gap = |lemma: String| {
+                let text = shardc_ir::text::node_text(&self.m.mesh, f, n).text;
+                Gap { op: n.op.mnemonic().into(), place: format!("@{}: {text}", f.name), lemma }
+            };
+            let x: Option<Vec<&Pieces>> =
+                n.ins.iter().map(|v| values[v.0 as usize].as_ref()).collect();
+            let x = x.ok_or_else(|| gap("an operand that nothing makes".into()))?;
+            let made = match &n.op {
+                Op::AllReduce(k) if k.axes.meets(pipeline) => x
+                    .iter()
+                    .map(|p| {
+                        stages.met.insert((sums, rank), (*p).clone());
+                        sums += 1;
+                        stages.known.get(sums - 1).unwrap_or(p).clone()
+                    })
+                    .collect(),
+                op => {
+                    let of: Vec<&Type> = n.ins.iter().map(|&v| f.ty(v)).collect();
+                    let to: Vec<&Type> = n.outs.iter().map(|&v| f.ty(v)).collect();
+                    self.ranks.node(op, [&of, &to], &x).map_err(gap)?
+                }
+            };
+            for (v, p) in n.outs.iter().zip(made) {
+                values[v.0 as usize] = Some(p);
+            }
+        }
+        Ok(Some(f.results.iter().filter_map(|r| values[r.value.0 as usize].clone()).collect()))
+    }
+
+    fn keep(&mut self, f: &Func, part: Part, made: Vec<Pieces>) {
+        let rank = part.rank(&self.schedule.owner);
+        for (r, p) in f.results.iter().zip(made) {
+            let Some(role) = r.role.clone() else { continue };
+            if role.kind == RoleKind::Edge {
+                self.edges.insert(role, p);
+            } else {
+                self.own.insert((rank, role), p);
+            }
+        }
+    }
+
+    /// All microbatches: each function as soon as its arguments are there.
+    fn loops(&mut self) -> Result<(), Gap> {
+        let m = self.m;
+        let parts = m.funcs.iter().filter_map(|f| Some((f, Part::of(f)?)));
+        let parts: Vec<(&Func, Part)> = parts.collect();
+        for &(f, part) in parts.iter().filter(|x| matches!(x.1, Part::Enter(_))) {
+            let made = self.call(f, part, None, &mut Stages::default())?;
+            let made = made.ok_or_else(|| waits(f))?;
+            self.keep(f, part, made);
+        }
+        for j in 0..self.schedule.microbatches {
+            self.edges.clear();
+            self.own.retain(|k, _| k.1.kind != RoleKind::Stash);
+            let mut todo: Vec<_> = parts.iter().filter(|x| x.1.of_microbatch()).collect();
+            while let Some(first) = todo.first().copied() {
+                let (before, mut left) = (todo.len(), vec![]);
+                for x in todo {
+                    match self.call(x.0, x.1, Some(j), &mut Stages::default())? {
+                        Some(made) => self.keep(x.0, x.1, made),
+                        None => left.push(x),
+                    }
+                }
+                if left.len() == before {
+                    return Err(waits(first.0));
+                }
+                todo = left;
+            }
+        }
+        Ok(())
+    }
+
+    /// Results of the functions that end a step.
+    fn finish(&mut self) -> Result<Results, Gap> {
+        let mut stages = Stages::default();
+        loop {
+            stages.met.clear();
+            let mut out = Results::new();
+            for f in &self.m.funcs {
+                let Some(part @ Part::Finish(_)) = Part::of(f) else { continue };
+                let made = self.call(f, part, None, &mut stages)?.ok_or_else(|| waits(f))?;
+                for (r, p) in f.results.iter().zip(made) {
+                    let Some(role) = r.role.clone() else { continue };
+                    out.insert(role, (f.ty(r.value).clone(), p));
+                }
+            }
+            let next = stages.known.len();
+            let mut met = stages.met.iter().filter(|x| x.0.0 == next).map(|x| x.1);
+            let Some(first) = met.next() else { return Ok(out) };
+            let sum =
+                met.fold(first.clone(), |a, b| a.iter().zip(b).map(|(x, y)| x.plus(y)).collect());
+            stages.known.push(sum);
+        }
+    }
+}
+
+fn waits(f: &Func) -> Gap {
+    let lemma = "an argument that nothing makes".into();
+    Gap { op: "call".into(), place: format!("@{}", f.name), lemma }
+}
+
+/// The textbook's terms on the same data.
+struct Values<'a> {
+    s: &'a Store,
+    inputs: &'a Inputs,
+    /// Rows of a microbatch that an owner has.
+    own: usize,
+    memo: HashMap<(Term, Option<usize>), Tensor>,
+}
+
+impl Values<'_> {
+    fn of(&mut self, t: Term, j: Option<usize>) -> Result<Tensor, String> {
+        if let Some(v) = self.memo.get(&(t, j)) {
+            return Ok(v.clone());
+        }
+        let shape = self.s.shape(t).to_vec();
+        let v = match self.s.node(t).clone() {
+            Node::Leaf(name) => self.leaf(&name, &shape, j),
+            Node::Sum(s) => {
+                let mut sum = Tensor::full(&shape, 0);
+                for (c, u) in s.iter() {
+                    let c = c.in_field();
+                    sum = sum.zip(&self.of(*u, j)?, |a, b| add(a, times(c, b), P));
+                }
+                sum
+            }
+            Node::Product(f) => {
+                let all: Vec<(Tensor, Vec<u32>)> = f
+                    .iter()
+                    .map(|(u, l)| Ok((self.of(*u, j)?, l.iter().map(|&l| u32::from(l)).collect())))
+                    .collect::<Result<_, String>>()?;
+                let factors: Vec<(&Tensor, &[u32])> =
+                    all.iter().map(|(t, l)| (t, &l[..])).collect();
+                let out: Vec<u32> = (0..shape.len() as u32).collect();
+                einsum(&factors, &out, &shape)
+            }
+            Node::Apply(Fun::Microbatches, of, _) => {
+                let mut sum = self.of(of[0], Some(0))?;
+                for j in 1..self.inputs.microbatches {
+                    sum = sum.plus(&self.of(of[0], Some(j))?);
+                }
+                sum
+            }
+            Node::Apply(f, args, out) => {
+                let x = args.iter().map(|u| self.of(*u, j)).collect::<Result<Vec<_>, _>>()?;
+                let x: Vec<&Tensor> = x.iter().collect();
+                results(&f, &x, &shape, &Begins::WHOLE)?.swap_remove(usize::from(out))
+            }
+        };
+        self.memo.insert((t, j), v.clone());
+        Ok(v)
+    }
+
+    fn leaf(&self, name: &str, shape: &[usize], j: Option<usize>) -> Tensor {
+        let input = name.strip_prefix("input \"").and_then(|n| n.split_once('"'));
+        match input {
+            None => noise(name, shape),
+            Some((name, "")) => self.inputs.of(name, None, shape, self.own),
+            Some((name, _of_the_microbatch)) => self.inputs.of(name, j, shape, self.own),
+        }
+    }
+}
+
+/// Proves a small plan by evaluation: every element that a step leaves on every rank.
+pub fn prove(subject: &Subject, data: Data) -> Report {
+    let mut report = Report::default();
+    if let Err(gap) = compare(subject, data, &mut report) {
+        report.gaps.push(gap);
+    }
+    report
+}
+
+fn compare(subject: &Subject, data: Data, report: &mut Report) -> Result<(), Gap> {
+    let (m, schedule) = (subject.programs, subject.schedule);
+    let inputs =
+        || Inputs { data, rows: subject.recipe.global_batch, microbatches: schedule.microbatches };
+    let texts = Texts { programs: m, model: subject.model };
+    let mut w = Whole::new(texts, schedule);
+    let model = subject.model.funcs.first().ok_or_else(|| Gap {
+        op: "model".into(),
+        place: "model.ir".into(),
+        lemma: "a model is one function".into(),
+    })?;
+    let book = Textbook::of(&mut w, model, subject.recipe, schedule.microbatches)?;
+    if book.step.is_empty() {
+        let lemma = "a plan for inference ends no step: prove it by terms".into();
+        return Err(Gap { op: "finish".into(), place: "programs".into(), lemma });
+    }
+    let ranks = Ranks::new(&m.mesh);
+    let count = m.funcs.iter().map(|f| elements_of(f, &ranks, schedule)).sum::<f64>();
+    if count > LARGEST {
+        let lemma = format!("{count:.0} elements are too many to compute, at most {LARGEST:.0}");
+        return Err(Gap { op: "plan".into(), place: "programs".into(), lemma });
+    }
+    let mut run =
+        Run { m, schedule, ranks, inputs: inputs(), own: HashMap::new(), edges: HashMap::new() };
+    run.loops()?;
+    let made = run.finish()?;
+    let own = rows_of_an_owner(m, &run.ranks);
+    let inputs = inputs();
+    let mut values = Values { s: &w.s, inputs: &inputs, own, memo: HashMap::new() };
+    let (mut elements, mut equal) = (0, 0);
+    for (role, &term) in &book.step {
+        let Some((ty, pieces)) = made.get(role) else {
+            if role.kind != RoleKind::GradShown {
+                report.refuted.push(differs(role, "nothing makes it".into(), "a value".into()));
+            }
+            continue;
+        };
+        let want = values.of(term, None).map_err(|lemma| Gap {
+            op: "term".into(),
+            place: role.to_string(),
+            lemma,
+        })?;
+        let want = run.ranks.scatter(ty, &want);
+        elements += want.iter().map(|t| t.data.len()).sum::<usize>();
+        match (0..want.len()).find(|&r| pieces[r] != want[r]) {
+            None => equal += 1,
+            Some(r) => {
+                let pairs = pieces[r].data.iter().zip(&want[r].data);
+                let k = pairs.clone().position(|(a, b)| a != b).unwrap_or(0);
+                let show = |t: &Tensor| {
+                    format!("element {k} of rank {r} is {}", t.data.get(k).copied().unwrap_or(0))
+                };
+                report.refuted.push(differs(role, show(&pieces[r]), show(&want[r])));
+            }
+        }
+    }
+    for role in made.keys().filter(|r| !book.step.contains_key(*r)) {
+        report.refuted.push(differs(role, "it is changed".into(), "it stays".into()));
+    }
+    report.shown.insert("results on all ranks", equal);
+    report.shown.insert("elements compared", elements);
+    Ok(())
+}
+
+/// Most elements of values, over all ranks and microbatches, that are computed.
+const LARGEST: f64 = (1u64 << 31) as f64;
+
+/// Elements of all values of a function, on all ranks and for all microbatches.
+fn elements_of(f: &Func, ranks: &Ranks, schedule: &Schedule) -> f64 {
+    let calls = match Part::of(f) {
+        Some(p) if p.of_microbatch() => schedule.microbatches,
+        _once => 1,
+    };
+    let of = |t: &Type| t.chunks(&ranks.mesh).iter().map(|&n| n as f64).product::<f64>();
+    let all: f64 = f.nodes.iter().flat_map(|n| &n.outs).map(|&v| of(f.ty(v))).sum();
+    all * (calls * ranks.count()) as f64
+}
+
+fn differs(role: &Role, plan: String, textbook: String) -> Refuted {
+    Refuted { what: role.to_string(), plan, textbook, plan_place: None, textbook_place: None }
+}
+
+/// Rows of a microbatch that one owner of rows has.
+fn rows_of_an_owner(m: &Module, ranks: &Ranks) -> usize {
+    let of_microbatch = |f: &&Func| Part::of(f).is_some_and(|p| p.of_microbatch());
+    let inputs = m.funcs.iter().filter(of_microbatch).flat_map(|f| {
+        f.args
+            .iter()
+            .filter(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input))
+            .map(|a| f.ty(a.value))
+    });
+    inputs.filter(|t| t.rank() > 1).map(|t| t.chunk(&ranks.mesh, 0)).next().unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! Shows that a plan computes what its model and a textbook's training step mean, over the reals.
+//!
+//! The theorem, what is believed and what is not claimed: `docs/proof.md`. In short: types say that
+//! ranks together compute the program that is left when collectives are taken out; here that program is
+//! read as terms in normal form ([`term`]), beside the model, a textbook's reverse mode on it
+//! ([`reverse`]), and a textbook's step ([`textbook`]), and every result of the plan must be the same
+//! term.
+//!
+//! Of the compiler this uses the text, the list of ops with their letters, and the mesh: never how types
+//! are inferred, gradients built, programs changed, or ops evaluated. A test reads the sources for it.
+
+pub mod field;
+pub mod fun;
+pub mod ledger;
+pub mod meaning;
+pub mod number;
+pub mod order;
+pub mod part;
+pub mod piece;
+pub mod product;
+pub mod reverse;
+pub mod ring;
+mod show;
+pub mod term;
+pub mod textbook;
+pub mod whole;
+
+use ledger::{Gap, Ledger, Refuted, Texts};
+use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::schedule::Schedule;
+use std::collections::{BTreeMap, BTreeSet};
+use textbook::Textbook;
+use whole::Whole;
+
+/// The optimizer, as it was asked for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Optimizer {
+    AdamW { beta1: f64, beta2: f64, eps: f64 },
+    Sgd,
+}
+
+/// What was asked of a step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Recipe {
+    pub optimizer: Optimizer,
+    /// Weight decay by parameter; of those that are not named, 0.
+    pub decay: BTreeMap<String, f64>,
+    /// The most that the norm of the gradients may be.
+    pub clip: Option<f64>,
+    /// Parameters that are not trained.
+    pub frozen: BTreeSet<String>,
+    /// By how much a step moves the biases that correct the choice of experts.
+    pub rate: f64,
+    /// Rows of a batch.
+    pub global_batch: usize,
+}
+
+/// A plan with what it was made of. Types must have been checked: they say that taking collectives out
+/// changes nothing.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// The model on one device.
+    pub model: &'a Module,
+    /// The functions of all ranks.
+    pub programs: &'a Module,
+    pub schedule: &'a Schedule,
+    pub recipe: &'a Recipe,
+}
+
+/// The outcome of a proof.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// All obligations were shown.
+    Proved,
+    /// Something else is computed.
+    Refuted,
+    /// Something is not understood; nothing is said of the plan.
+    NotUnderstood,
+}
+
+/// What was shown, and how.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Obligations that were shown, by kind.
+    pub shown: BTreeMap<&'static str, usize>,
+    pub refuted: Vec<Refuted>,
+    pub gaps: Vec<Gap>,
+    /// How often which lemma was used.
+    pub lemmas: BTreeMap<&'static str, usize>,
+    /// Nodes of programs and model that were read, and terms that were made of them.
+    pub nodes: usize,
+    pub terms: usize,
+}
+
+impl Report {
+    pub fn verdict(&self) -> Verdict {
+        match (self.refuted.is_empty(), self.gaps.is_empty()) {
+            (true, true) => Verdict::Proved,
+            (false, _) => Verdict::Refuted,
+            (true, false) => Verdict::NotUnderstood,
+        }
+    }
+}
+
+/// Proves a plan by terms.
+pub fn prove(subject: &Subject) -> Report {
+    let texts = Texts { programs: subject.programs, model: subject.model };
+    let mut w = Whole::new(texts, subject.schedule);
+    if let Err(gap) = run(&mut w, subject) {
+        w.ledger.gaps.push(gap);
+    }
+    let Ledger { shown, refuted, gaps } = w.ledger;
+    Report { shown, refuted, gaps, lemmas: w.s.used.clone(), nodes: w.nodes, terms: w.s.len() }
+}
+
+fn run(w: &mut Whole, subject: &Subject) -> Result<(), Gap> {
+    let Some(model) = subject.model.funcs.first() else {
+        let lemma = "a model is one function".into();
+        return Err(Gap { op: "model".into(), place: "model.ir".into(), lemma });
+    };
+    let unknown = subject.programs.funcs.iter().find(|f| part::Part::of(f).is_none());
+    if let Some(f) = unknown {
+        let lemma = "no step calls a function of this name".into();
+        return Err(Gap { op: "call".into(), place: format!("@{}", f.name), lemma });
+    }
+    rows_alike(w, subject.programs);
+    order::check(subject.programs, subject.schedule, &mut w.ledger);
+    w.enter()?;
+    w.microbatch()?;
+    let book = Textbook::of(w, model, subject.recipe, subject.schedule.microbatches)?;
+    let results = w.finish()?;
+    let evaluated = w.evaluate()?;
+    book.compare(w, results, evaluated);
+    Ok(())
+}
+
+/// Which rows of a batch are those of a microbatch depends on how many ranks have their own: every
+/// function must see the same ones.
+fn rows_alike(w: &mut Whole, m: &Module) {
+    let mesh = m.mesh.one_stage();
+    let mut pieces: BTreeSet<usize> = BTreeSet::new();
+    for f in m.funcs.iter().filter(|f| part::Part::of(f).is_some_and(|p| p.of_microbatch())) {
+        let inputs = f.args.iter().filter(|a| {
+            a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input) && f.ty(a.value).rank() > 1
+        });
+        pieces.extend(inputs.map(|a| f.ty(a.value).pieces(&mesh, 0)));
+    }
+    w.ledger.must("composition", pieces.len() < 2, || {
+        let what = "rows of a microbatch".into();
+        [what, format!("cut {pieces:?} ways by its functions"), "cut alike".into()]
+    });
+}

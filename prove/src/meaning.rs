@@ -1,0 +1,289 @@
+//! What an op does to whole tensors, as terms.
+//!
+//! Collectives are the identity here: they change what each rank holds of a tensor and not the tensor,
+//! which is what types say. The same reading is used for the model and for the plan.
+
+use crate::fun::{Cut, Fun, Pattern, Real, Scores};
+use crate::number::Coef;
+use crate::product::Letter;
+use crate::ring::Around;
+use crate::term::{Node, Store, Term};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::{self, Op, rope::Pairs};
+use shardc_ir::rule::{Dims, Rule};
+use shardc_ir::types::Type;
+
+/// Letters of an operand, one per dim.
+pub fn letters(dims: &Dims) -> Result<Vec<Letter>, String> {
+    let one = |g: &shardc_ir::rule::Group| g.single().map(|l| Letter::from(l.0));
+    dims.iter().map(one).collect::<Option<_>>().ok_or("a dim is made of several letters".into())
+}
+
+/// The rule of an op for operands of these types.
+pub fn rule(op: &Op, ins: &[&Type]) -> Rule {
+    let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
+    op.def().rule(&ranks)
+}
+
+fn coef(x: f64) -> Result<Coef, String> {
+    Coef::of(x).ok_or_else(|| format!("{x} is no number of the reals"))
+}
+
+/// The function behind an op that terms do not take apart; `None` for the others. All attributes are
+/// named here: one that is new must be understood.
+pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
+    let scores = |scale: f64, window, softcap: Option<f64>| Scores {
+        scale: Real::new(scale),
+        window,
+        softcap: softcap.map(Real::new),
+    };
+    let pattern = || Pattern::of(&rule(op, ins)).ok_or("a dim is made of several letters");
+    Ok(Some(match op {
+        Op::Exp(ops::Exp {})
+        | Op::Log(ops::Log {})
+        | Op::Sqrt(ops::Sqrt {})
+        | Op::Rsqrt(ops::Rsqrt {})
+        | Op::Tanh(ops::Tanh {})
+        | Op::Logistic(ops::Logistic {})
+        | Op::Silu(ops::Silu {})
+        | Op::Gelu(ops::Gelu {})
+        | Op::Sin(ops::Sin {})
+        | Op::Cos(ops::Cos {}) => Fun::Each(op.mnemonic()),
+        Op::Clamp(ops::Clamp { lo, hi }) => Fun::Clamp(Real::new(*lo), Real::new(*hi)),
+        Op::AtLeast(ops::AtLeast { bound }) => Fun::AtLeast(Real::new(*bound)),
+        Op::Literal(ops::Literal { values }) => {
+            Fun::Literal(values.iter().map(|x| x.to_bits()).collect())
+        }
+        Op::ReduceMax(ops::ReduceMax { rule: _ }) => Fun::Max(pattern()?),
+        Op::Take(ops::Take { rule: _, padding }) => Fun::Take(pattern()?, padding.zero()),
+        Op::Put(ops::Put { rule: _, sizes: _, padding }) => Fun::Put(pattern()?, padding.zero()),
+        Op::Narrow(ops::Narrow { sizes: _, start }) => Fun::Narrow(*start),
+        Op::Widen(ops::Widen { sizes: _, start }) => Fun::Widen(*start),
+        Op::Concat(ops::Concat { sizes: _ }) => Fun::Concat,
+        Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
+        Op::Attention(ops::Attention { scale, window, softcap }) => {
+            Fun::Attention(scores(*scale, *window, *softcap))
+        }
+        Op::AttentionGrad(ops::AttentionGrad { scale, window, softcap }) => {
+            Fun::AttentionGrad(scores(*scale, *window, *softcap))
+        }
+        Op::TopK(k @ ops::TopK { rule: _, sizes: _ }) => {
+            let (_, _, n) = k.dims().ok_or("no letter is replaced")?;
+            Fun::TopK(pattern()?, n)
+        }
+        Op::Route(k @ ops::Route { sizes: _, rows, capacity }) => {
+            let [groups, experts] = k.groups();
+            Fun::Route { groups, experts, rows: *rows, capacity: *capacity }
+        }
+        Op::Dispatch(ops::Dispatch { sizes: _ }) => Fun::Dispatch,
+        Op::Combine(ops::Combine {}) => Fun::Combine,
+        Op::RowDots(ops::RowDots {}) => Fun::RowDots,
+        Op::GroupedDot(ops::GroupedDot {}) => Fun::GroupedDot,
+        Op::GroupedDotT(ops::GroupedDotT {}) => Fun::GroupedDotT,
+        Op::GroupedOuter(ops::GroupedOuter {}) => Fun::GroupedOuter,
+        Op::AdamW(ops::AdamW { beta1, beta2, eps, decay }) => Fun::AdamW {
+            beta1: Real::new(*beta1),
+            beta2: Real::new(*beta2),
+            eps: Real::new(*eps),
+            decay: Real::new(*decay),
+        },
+        Op::Sgd(ops::Sgd { decay }) => Fun::Sgd { decay: Real::new(*decay) },
+        Op::Cast(k) => match (ins[0].dtype.is_float(), k.to.is_float()) {
+            (false, true) => Fun::Number,
+            (true, true) | (false, false) => return Ok(None),
+            (true, false) => return Err("a number is made an integer".into()),
+        },
+        Op::Add(_)
+        | Op::Sub(_)
+        | Op::Mul(_)
+        | Op::Div(_)
+        | Op::Scale(_)
+        | Op::Shift(_)
+        | Op::StopGradient(_)
+        | Op::Fill(_)
+        | Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::Expand(_)
+        | Op::ReduceSum(_)
+        | Op::Dot(_)
+        | Op::MergeAttention(_)
+        | Op::FanOut(_)
+        | Op::AllReduce(_)
+        | Op::AllGather(_)
+        | Op::ReduceScatter(_)
+        | Op::Broadcast(_)
+        | Op::Reduce(_)
+        | Op::Slice(_)
+        | Op::Place(_)
+        | Op::AllToAll(_)
+        | Op::AllToAllV(_)
+        | Op::Permute(_)
+        | Op::Term(_)
+        | Op::Own(_)
+        | Op::Join(_)
+        | Op::Piece(_) => return Ok(None),
+    }))
+}
+
+/// The results of an op on terms.
+///
+/// # Errors
+/// Says what is not understood.
+pub fn apply(
+    s: &mut Store,
+    mesh: &Mesh,
+    op: &Op,
+    ins: &[Term],
+    types: [&[&Type]; 2],
+) -> Result<Vec<Term>, String> {
+    let [in_types, out_types] = types;
+    let shapes: Vec<Vec<usize>> = out_types.iter().map(|t| t.sizes().to_vec()).collect();
+    let made = match function(op, in_types)? {
+        Some(f) => called(s, &f, ins, &shapes),
+        None => taken_apart(s, mesh, op, ins, in_types, &shapes)?,
+    };
+    let wrong = made.iter().zip(&shapes).find(|(t, shape)| s.shape(**t) != &shape[..]);
+    match wrong {
+        Some((t, shape)) => Err(format!("a result {:?} is declared {shape:?}", s.shape(*t))),
+        None if made.len() != shapes.len() => Err("results are missing".into()),
+        None => Ok(made),
+    }
+}
+
+fn taken_apart(
+    s: &mut Store,
+    mesh: &Mesh,
+    op: &Op,
+    ins: &[Term],
+    types: &[&Type],
+    shapes: &[Vec<usize>],
+) -> Result<Vec<Term>, String> {
+    let shape = &shapes[0][..];
+    let around = |axes: AtomSet, dim: usize| Around { axes: axes.0, of: mesh.ways(axes), dim };
+    let one = |t: Term| Ok(vec![t]);
+    match op {
+        Op::FanOut(_)
+        | Op::AllReduce(_)
+        | Op::AllGather(_)
+        | Op::ReduceScatter(_)
+        | Op::Slice(_)
+        | Op::Place(_)
+        | Op::AllToAll(_) => {
+            s.lemma("types: a collective changes no tensor");
+            Ok(ins.to_vec())
+        }
+        Op::AllToAllV(_) => {
+            // Rows that the counts do not name are not defined in the result.
+            if ins[1] != ins[2] {
+                return Err("rows are sent and received by different counts".into());
+            }
+            s.lemma("types: a collective changes no tensor");
+            let sum: Vec<(Coef, Term)> = s
+                .monomials(ins[0])
+                .into_iter()
+                .map(|(c, t)| (c, s.apply(Fun::Defined, &[t, ins[1]], 0, shape)))
+                .collect();
+            one(s.sum(&sum, shape))
+        }
+        Op::StopGradient(_) | Op::Term(_) => Ok(ins.to_vec()),
+        Op::Cast(_) => {
+            s.lemma("reals: a float in another element type is the same number");
+            Ok(ins.to_vec())
+        }
+        Op::Add(_) | Op::Sub(_) => {
+            let parts = spread(s, op, ins, types, shape)?;
+            let sign = |i: usize| match op {
+                Op::Sub(_) if i == 1 => Coef::ONE.minus(),
+                _plus => Coef::ONE,
+            };
+            let sum: Vec<_> = parts.into_iter().enumerate().map(|(i, t)| (sign(i), t)).collect();
+            one(s.sum(&sum, shape))
+        }
+        Op::Scale(k) => one(s.scale(coef(k.by)?, ins[0])),
+        Op::Shift(k) => {
+            let c = s.fill(coef(k.by)?, shape);
+            one(s.add(&[ins[0], c]))
+        }
+        Op::Fill(k) => one(s.fill(coef(k.value)?, shape)),
+        Op::Mul(_) | Op::Dot(_) | Op::ReduceSum(_) | Op::Transpose(_) | Op::Expand(_) => {
+            let r = rule(op, types);
+            let factors = ins.iter().zip(&r.ins).map(|(&t, d)| Ok((t, letters(d)?)));
+            let factors = factors.collect::<Result<Vec<_>, String>>()?;
+            one(s.product(&factors, &letters(&r.outs[0])?, shape)?)
+        }
+        Op::Div(_) => {
+            let r = rule(op, types);
+            let by = s.reciprocal(ins[1]);
+            let factors = [(ins[0], letters(&r.ins[0])?), (by, letters(&r.ins[1])?)];
+            one(s.product(&factors, &letters(&r.outs[0])?, shape)?)
+        }
+        Op::Reshape(_) => one(s.reshape(ins[0], shape)),
+        Op::MergeAttention(_) => Ok(s.merge([[ins[0], ins[1]], [ins[2], ins[3]]]).to_vec()),
+        Op::Own(k) => one(s.block(ins[0], around(k.axes, k.dim), 0)?),
+        Op::Piece(k) => one(s.block(ins[0], around(k.axes, k.dim), k.shift)?),
+        Op::Permute(k) => one(s.turn(ins[0], k.axes.0, k.shift)?),
+        Op::Join(k) => one(s.join(ins[0], around(k.axes, k.dim), shape)),
+        Op::Broadcast(k) => {
+            one(s.piece(ins[0], Cut { dim: k.dim, of: mesh.ways(k.axes), piece: k.from })?)
+        }
+        Op::Reduce(k) => {
+            one(s.place(ins[0], Cut { dim: k.dim, of: mesh.ways(k.axes), piece: k.to })?)
+        }
+        other => Err(format!("`{}` is no function and is not taken apart", other.mnemonic())),
+    }
+}
+
+/// Each operand with the dims of the result.
+fn spread(
+    s: &mut Store,
+    op: &Op,
+    ins: &[Term],
+    types: &[&Type],
+    shape: &[usize],
+) -> Result<Vec<Term>, String> {
+    let r = rule(op, types);
+    let out = letters(&r.outs[0])?;
+    let one = |(&t, d): (&Term, &Dims)| s.product(&[(t, letters(d)?)], &out, shape);
+    ins.iter().zip(&r.ins).map(one).collect()
+}
+
+/// A function applied, after what is known of it.
+pub fn called(s: &mut Store, f: &Fun, ins: &[Term], shapes: &[Vec<usize>]) -> Vec<Term> {
+    let mut args = ins.to_vec();
+    // Operands of which only the rows are read that counts, or slots, name.
+    match f {
+        Fun::GroupedDot | Fun::GroupedDotT => args[0] = rows(s, args[0], args[1]),
+        Fun::GroupedOuter => {
+            args[0] = rows(s, args[0], args[1]);
+            args[2] = rows(s, args[2], args[1]);
+        }
+        Fun::Combine | Fun::RowDots => {
+            if let Some(counts) = counts_of(s, args[1]) {
+                args[0] = rows(s, args[0], counts);
+            }
+        }
+        _others => {}
+    }
+    shapes.iter().enumerate().map(|(k, shape)| s.apply(f.clone(), &args, k as u8, shape)).collect()
+}
+
+/// Rows for one who reads only those that the counts name.
+fn rows(s: &mut Store, t: Term, counts: Term) -> Term {
+    let shape = s.shape(t).to_vec();
+    let own = |s: &Store, t: Term| match s.node(t) {
+        Node::Apply(Fun::Defined, args, _) if args[1] == counts => args[0],
+        _all => t,
+    };
+    let sum: Vec<(Coef, Term)> = s.monomials(t).into_iter().map(|(c, u)| (c, own(s, u))).collect();
+    s.lemma("only rows that counts name are read");
+    s.sum(&sum, &shape)
+}
+
+/// The counts of the `route` that made these slots.
+fn counts_of(s: &mut Store, slot: Term) -> Option<Term> {
+    let Node::Apply(f @ Fun::Route { groups, experts, .. }, args, 0) = s.node(slot).clone() else {
+        return None;
+    };
+    let shards = s.shape(slot)[0];
+    Some(s.apply(f, &args, 1, &[groups, experts, shards]))
+}

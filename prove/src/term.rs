@@ -1,0 +1,254 @@
+//! Tensors as terms in normal form, over the reals: equal terms are equal tensors.
+//!
+//! A tensor is a linear combination of monomials. A monomial is a leaf, a function of terms, or a
+//! product: an Einstein sum of factors. Terms are kept once (hash-consed), so equality is that of
+//! numbers, and a model of a hundred layers has some ten thousand terms.
+//!
+//! What is always applied, each an equality of real tensors:
+//!
+//! | lemma | where |
+//! |---|---|
+//! | sums are commutative and associative, like terms join, zeros vanish | [`Store::sum`] |
+//! | products are so too, are bilinear in numbers, and a product of products is one product | `product` |
+//! | the leading coefficient of a sum leaves a product | `product` |
+//! | the sum over a letter that nobody has is a multiplication by its size | `product` |
+//! | a / b = a · (1 / b) | `apply` |
+//! | a reshape of a reshape is one; a reshape of a sum is a sum of reshapes | [`Store::reshape`] |
+//! | Σ over microbatches is linear; of what does not depend on them it is a multiple | [`Store::fold`] |
+
+use crate::fun::Fun;
+use crate::number::Coef;
+use std::collections::{BTreeMap, HashMap};
+
+/// A term: an index into the [`Store`] that made it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Term(pub u32);
+
+/// A factor of a product with the letters of its dims.
+pub type Factor = (Term, Box<[u8]>);
+
+/// How a term is made of others.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Node {
+    Leaf(Box<str>),
+    /// A result of a function, by number.
+    Apply(Fun, Box<[Term]>, u8),
+    /// An Einstein sum: the first letters are the result's dims, the others are summed over. Without
+    /// factors it is 1 everywhere.
+    Product(Box<[Factor]>),
+    /// Sorted by term, two or more or with a coefficient that is not 1; empty is zero.
+    Sum(Box<[(Coef, Term)]>),
+}
+
+/// What a term mentions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Mentions(u8);
+
+impl Mentions {
+    /// An accumulator, as it was before the call.
+    pub const ACCUMULATOR: Mentions = Mentions(1);
+    /// Data of the microbatch.
+    pub const MICROBATCH: Mentions = Mentions(2);
+    /// Blocks that go around a ring.
+    pub const BLOCK: Mentions = Mentions(4);
+    /// Pieces of a dim, or places of them.
+    pub const PIECE: Mentions = Mentions(8);
+
+    pub fn has(self, o: Mentions) -> bool {
+        self.0 & o.0 != 0
+    }
+    fn with(self, o: Mentions) -> Mentions {
+        Mentions(self.0 | o.0)
+    }
+}
+
+/// Where a term was first made: a node of a function of the plan, or of the model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// Index of the plan's function; `None`: the model.
+    pub func: Option<u32>,
+    pub node: u32,
+}
+
+/// All terms.
+#[derive(Default)]
+pub struct Store {
+    nodes: Vec<Node>,
+    shapes: Vec<Box<[usize]>>,
+    mentions: Vec<Mentions>,
+    origins: Vec<Option<Origin>>,
+    known: HashMap<(Node, Box<[usize]>), Term>,
+    /// What is being read: the origin of terms that are made now.
+    pub here: Option<Origin>,
+    /// How often which lemma was used.
+    pub used: BTreeMap<&'static str, usize>,
+}
+
+impl Store {
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+    pub fn node(&self, t: Term) -> &Node {
+        &self.nodes[t.0 as usize]
+    }
+    pub fn shape(&self, t: Term) -> &[usize] {
+        &self.shapes[t.0 as usize]
+    }
+    pub fn mentions(&self, t: Term) -> Mentions {
+        self.mentions[t.0 as usize]
+    }
+    pub fn origin(&self, t: Term) -> Option<Origin> {
+        self.origins[t.0 as usize]
+    }
+    pub(crate) fn lemma(&mut self, name: &'static str) {
+        *self.used.entry(name).or_default() += 1;
+    }
+
+    pub(crate) fn put(&mut self, node: Node, shape: &[usize]) -> Term {
+        let mentions = self.mentioned_by(&node);
+        self.put_with(node, shape, mentions)
+    }
+
+    fn put_with(&mut self, node: Node, shape: &[usize], mentions: Mentions) -> Term {
+        let key = (node, shape.into());
+        if let Some(&t) = self.known.get(&key) {
+            return t;
+        }
+        let t = Term(u32::try_from(self.nodes.len()).expect("fewer than 2^32 terms"));
+        self.nodes.push(key.0.clone());
+        self.shapes.push(key.1.clone());
+        self.mentions.push(mentions);
+        self.origins.push(self.here);
+        self.known.insert(key, t);
+        t
+    }
+
+    fn mentioned_by(&self, node: &Node) -> Mentions {
+        let all = |it: &mut dyn Iterator<Item = Term>| {
+            it.fold(Mentions::default(), |m, t| m.with(self.mentions(t)))
+        };
+        match node {
+            Node::Leaf(_) => Mentions::default(),
+            Node::Product(f) => all(&mut f.iter().map(|f| f.0)),
+            Node::Sum(s) => all(&mut s.iter().map(|s| s.1)),
+            Node::Apply(f, args, _) => {
+                let of = all(&mut args.iter().copied());
+                match f {
+                    Fun::Block { .. } => of.with(Mentions::BLOCK),
+                    Fun::Piece(_) | Fun::Place(_) => of.with(Mentions::PIECE),
+                    // What is summed is no longer that of one microbatch.
+                    Fun::Microbatches => Mentions(of.0 & !Mentions::MICROBATCH.0),
+                    _same => of,
+                }
+            }
+        }
+    }
+
+    /// A tensor of which only its name is known.
+    pub fn leaf(&mut self, name: &str, shape: &[usize], mentions: Mentions) -> Term {
+        self.put_with(Node::Leaf(name.into()), shape, mentions)
+    }
+
+    /// Result `out` of a function.
+    pub fn apply(&mut self, f: Fun, args: &[Term], out: u8, shape: &[usize]) -> Term {
+        self.put(Node::Apply(f, args.into(), out), shape)
+    }
+
+    pub fn zero(&mut self, shape: &[usize]) -> Term {
+        self.put(Node::Sum([].into()), shape)
+    }
+
+    /// A number everywhere.
+    pub fn fill(&mut self, c: Coef, shape: &[usize]) -> Term {
+        let one = self.put(Node::Product([].into()), shape);
+        self.sum(&[(c, one)], shape)
+    }
+
+    /// A term as monomials with coefficients.
+    pub fn monomials(&self, t: Term) -> Vec<(Coef, Term)> {
+        match self.node(t) {
+            Node::Sum(s) => s.to_vec(),
+            Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => vec![(Coef::ONE, t)],
+        }
+    }
+
+    /// A linear combination of terms of one shape.
+    pub fn sum(&mut self, all: &[(Coef, Term)], shape: &[usize]) -> Term {
+        let mut joined: BTreeMap<Term, Coef> = BTreeMap::new();
+        for &(c, t) in all {
+            assert_eq!(self.shape(t), shape, "terms of a sum have one shape");
+            for (d, u) in self.monomials(t) {
+                let e = joined.entry(u).or_insert(Coef::ZERO);
+                *e = e.plus(c.times(d));
+            }
+        }
+        let sum: Vec<(Coef, Term)> =
+            joined.into_iter().map(|(t, c)| (c, t)).filter(|x| x.0 != Coef::ZERO).collect();
+        if let Some(joined) = self.join_pieces(&sum) {
+            return self.sum(&joined, shape);
+        }
+        match sum[..] {
+            [(Coef::ONE, t)] => t,
+            _ => self.put(Node::Sum(sum.into()), shape),
+        }
+    }
+
+    /// The sum of terms of one shape.
+    pub fn add(&mut self, all: &[Term]) -> Term {
+        let shape = self.shape(all[0]).to_vec();
+        let all: Vec<(Coef, Term)> = all.iter().map(|&t| (Coef::ONE, t)).collect();
+        self.sum(&all, &shape)
+    }
+
+    pub fn scale(&mut self, c: Coef, t: Term) -> Term {
+        let shape = self.shape(t).to_vec();
+        self.sum(&[(c, t)], &shape)
+    }
+
+    /// The same elements in the same order.
+    pub fn reshape(&mut self, t: Term, to: &[usize]) -> Term {
+        if self.shape(t) == to {
+            return t;
+        }
+        match self.node(t).clone() {
+            Node::Apply(Fun::Reshape, of, _) => {
+                self.lemma("a reshape of a reshape is one");
+                self.reshape(of[0], to)
+            }
+            Node::Sum(s) => {
+                self.lemma("a reshape of a sum is a sum of reshapes");
+                let s: Vec<(Coef, Term)> =
+                    s.iter().map(|&(c, u)| (c, self.reshape(u, to))).collect();
+                self.sum(&s, to)
+            }
+            Node::Product(f) if f.is_empty() => self.fill(Coef::ONE, to),
+            Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => {
+                self.apply(Fun::Reshape, &[t], 0, to)
+            }
+        }
+    }
+
+    /// The sum over `microbatches` microbatches.
+    pub fn fold(&mut self, t: Term, microbatches: usize) -> Term {
+        let shape = self.shape(t).to_vec();
+        let all = self.monomials(t);
+        let mut sum = Vec::with_capacity(all.len());
+        for (c, u) in all {
+            sum.push(match self.mentions(u).has(Mentions::MICROBATCH) {
+                true => (c, self.apply(Fun::Microbatches, &[u], 0, &shape)),
+                false => (c.times(Coef::whole(microbatches)), u),
+            });
+        }
+        self.lemma("a sum over microbatches is linear");
+        self.sum(&sum, &shape)
+    }
+
+    /// 1 / t, element by element.
+    pub fn reciprocal(&mut self, t: Term) -> Term {
+        let shape = self.shape(t).to_vec();
+        self.apply(Fun::Reciprocal, &[t], 0, &shape)
+    }
+}

@@ -1,0 +1,343 @@
+//! The step as a textbook has it, and what the plan must equal.
+//!
+//! With m microbatches, `labels` the number of targets that are not negative in the whole batch, and
+//! n = 1 / max(1, labels):
+//!
+//! - L = n · Σ loss + 1/m · Σ of every other loss (those that balance experts), sums over microbatches;
+//! - the gradient of a parameter is ∂L/∂p by reverse mode on the model, summed over microbatches;
+//! - grad_norm = √(Σ over all trained parameters and elements of g²);
+//! - clipped, g is multiplied by min(1, max / (grad_norm + 1e-6));
+//! - AdamW or SGD make the new parameter and moments;
+//! - a bias that corrects the choice of experts moves by `rate` towards experts below the mean load.
+
+use crate::fun::{Fun, Real};
+use crate::ledger::Gap;
+use crate::meaning;
+use crate::number::Coef;
+use crate::reverse;
+use crate::term::{Mentions, Origin, Store, Term};
+use crate::whole::{Results, Whole};
+use crate::{Optimizer, Recipe};
+use shardc_ir::func::{Func, Role, RoleKind, Slot, Value};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What the textbook says of a model and a recipe.
+pub struct Textbook {
+    /// Terms of the model's results for a microbatch, by role.
+    pub results: Vec<(Role, Term)>,
+    /// 1 / max(1, labels); `None` without a loss.
+    pub per_label: Option<Term>,
+    /// 1 / microbatches.
+    pub per_microbatch: Term,
+    /// Gradients of trained parameters for a microbatch.
+    pub gradients: BTreeMap<Arc<str>, Term>,
+    /// Results of the step.
+    pub step: BTreeMap<Role, Term>,
+}
+
+/// Added to the norm before dividing, as torch's `clip_grad_norm_` does.
+const CLIP_EPS: f64 = 1e-6;
+
+fn number(x: f64) -> Coef {
+    Coef::of(x).unwrap_or(Coef::ZERO)
+}
+
+impl Textbook {
+    /// Reads the model in the plan's store, and derives the step.
+    pub fn of(
+        w: &mut Whole,
+        model: &Func,
+        recipe: &Recipe,
+        microbatches: usize,
+    ) -> Result<Textbook, Gap> {
+        let values = forward(w, model)?;
+        let role = |r: &shardc_ir::func::Port| Some((r.role.clone()?, r.value));
+        let named: Vec<(Role, Value)> = model.results.iter().filter_map(role).collect();
+        let term = |v: Value| values[v.0 as usize].ok_or_else(|| missing(model));
+        let results = named.iter().map(|(r, v)| Ok((r.clone(), term(*v)?)));
+        let results = results.collect::<Result<Vec<_>, Gap>>()?;
+        let share = 1.0 / microbatches.max(1) as f64;
+        let per_microbatch = w.s.fill(number(share), &[]);
+        let mut book = Textbook {
+            results,
+            per_label: None,
+            per_microbatch,
+            gradients: BTreeMap::new(),
+            step: BTreeMap::new(),
+        };
+        let sums: Vec<&(Role, Value)> =
+            named.iter().filter(|x| x.0.kind == RoleKind::Sum).collect();
+        if sums.is_empty() {
+            return Ok(book);
+        }
+        let per_label = labels(w, model, recipe)?;
+        book.per_label = Some(per_label);
+        let seed = |r: &Role| if &*r.name == "loss" { per_label } else { per_microbatch };
+        let seeds: Vec<(Value, Term)> = sums.iter().map(|(r, v)| (*v, seed(r))).collect();
+        let all = reverse::gradients(&mut w.s, model, &values, &seeds).map_err(|stop| {
+            let n = &model.nodes[stop.node];
+            let text = shardc_ir::text::node_text(&w.texts.model.mesh, model, n).text;
+            let place = format!("@{}, {}: {text}", model.name, model.scope_info(n.scope).path);
+            Gap { op: n.op.mnemonic().into(), place, lemma: stop.why }
+        })?;
+        let trained = |p: &Arc<str>| !recipe.frozen.contains(&**p);
+        book.gradients = all.into_iter().filter(|x| trained(&x.0)).collect();
+        book.step(&mut w.s, recipe, microbatches);
+        Ok(book)
+    }
+
+    fn step(&mut self, s: &mut Store, recipe: &Recipe, microbatches: usize) {
+        let totals: BTreeMap<Arc<str>, Term> =
+            self.gradients.iter().map(|(p, &g)| (p.clone(), s.fold(g, microbatches))).collect();
+        let squares: Vec<Term> = totals.values().map(|&g| squared(s, g)).collect();
+        let sum = match squares[..] {
+            [] => s.zero(&[]),
+            _ => s.add(&squares),
+        };
+        let norm = s.apply(Fun::Each("sqrt"), &[sum], 0, &[]);
+        self.step.insert(Role::new(RoleKind::Metric, "grad_norm"), norm);
+        self.losses(s, microbatches);
+        for (p, &g) in &totals {
+            self.step.insert(Role::new(RoleKind::GradShown, p.clone()), g);
+        }
+        let by = match recipe.clip {
+            None => s.fill(Coef::ONE, &[]),
+            Some(max) => {
+                let eps = s.fill(number(CLIP_EPS), &[]);
+                let shifted = s.add(&[norm, eps]);
+                let ratio = s.reciprocal(shifted);
+                let ratio = s.scale(number(max), ratio);
+                s.apply(Fun::Clamp(Real::new(0.0), Real::new(1.0)), &[ratio], 0, &[])
+            }
+        };
+        for (p, &g) in &totals {
+            self.update(s, recipe, p, g, by);
+        }
+        for (role, t) in self.results.clone() {
+            if role.kind == RoleKind::Load && !recipe.frozen.contains(&*role.name) {
+                let load = s.fold(t, microbatches);
+                self.correct(s, recipe, &role.name, load);
+            }
+        }
+    }
+
+    /// Outputs of the losses, and their sum.
+    fn losses(&mut self, s: &mut Store, microbatches: usize) {
+        let mut parts = vec![];
+        for (role, t) in self.results.clone() {
+            if role.kind != RoleKind::Sum {
+                continue;
+            }
+            let by = match (&*role.name, self.per_label) {
+                ("loss", Some(n)) => n,
+                _other => self.per_microbatch,
+            };
+            let total = s.fold(t, microbatches);
+            let part = s.product(&[(total, vec![]), (by, vec![])], &[], &[]);
+            let part = part.expect("a product of numbers");
+            if &*role.name != "loss" {
+                self.step.insert(Role::new(RoleKind::Mean, role.name.clone()), part);
+            }
+            parts.push(part);
+        }
+        let loss = s.add(&parts);
+        self.step.insert(Role::new(RoleKind::Metric, "loss"), loss);
+    }
+
+    fn update(&mut self, s: &mut Store, recipe: &Recipe, p: &Arc<str>, g: Term, by: Term) {
+        let shape = s.shape(g).to_vec();
+        let none = Mentions::default();
+        let decay = Real::new(recipe.decay.get(&**p).copied().unwrap_or(0.0));
+        let leaf =
+            |s: &mut Store, role: &Role, shape: &[usize]| s.leaf(&role.to_string(), shape, none);
+        let param = Role::new(RoleKind::Param, p.clone());
+        let [lr, step] = ["lr", "step"].map(|n| leaf(s, &Role::new(RoleKind::Scalar, n), &[]));
+        let old = leaf(s, &param, &shape);
+        let (f, args, roles) = match recipe.optimizer {
+            Optimizer::AdamW { beta1, beta2, eps } => {
+                let [beta1, beta2, eps] = [beta1, beta2, eps].map(Real::new);
+                let moments = Slot::ALL.map(|m| Role::new(RoleKind::State(m), p.clone()));
+                let [m, v] = [0, 1].map(|i| leaf(s, &moments[i], &shape));
+                let [first, second] = moments;
+                let f = Fun::AdamW { beta1, beta2, eps, decay };
+                (f, vec![old, g, m, v, lr, step, by], vec![param, first, second])
+            }
+            Optimizer::Sgd => (Fun::Sgd { decay }, vec![old, g, lr, by], vec![param]),
+        };
+        for (k, role) in roles.into_iter().enumerate() {
+            let new = s.apply(f.clone(), &args, k as u8, &shape);
+            self.step.insert(role, new);
+        }
+    }
+
+    /// The bias of experts moves by rate · sign(mean load - load). Loads are whole numbers, so the sign
+    /// is what of experts · (mean - load) is between -1 and 1.
+    fn correct(&mut self, s: &mut Store, recipe: &Recipe, param: &str, load: Term) {
+        let shape = s.shape(load).to_vec();
+        let experts: usize = shape.iter().product();
+        let Ok(total) = s.product(&[(load, vec![0])], &[], &[]) else { return };
+        let Ok(total) = s.product(&[(total, vec![])], &[0], &shape) else { return };
+        let under = s.sum(&[(Coef::ONE, total), (Coef::whole(experts).minus(), load)], &shape);
+        let sign = s.apply(Fun::Clamp(Real::new(-1.0), Real::new(1.0)), &[under], 0, &shape);
+        let role = Role::new(RoleKind::Param, param);
+        let old = s.leaf(&role.to_string(), &shape, Mentions::default());
+        let new = s.sum(&[(Coef::ONE, old), (number(recipe.rate), sign)], &shape);
+        self.step.insert(role, new);
+    }
+
+    /// Compares all that the plan makes.
+    pub fn compare(&self, w: &mut Whole, results: Results, evaluated: Results) {
+        let texts = w.texts;
+        for (role, want) in &self.results {
+            let what = format!("{role} of a microbatch");
+            let made = match role.kind {
+                kind if kind.is_shown() => w.outputs.remove(role).unwrap_or_default(),
+                _sum => w.share(role).into_iter().collect(),
+            };
+            // Training shows outputs to observers only, and keeps no load that corrects nothing.
+            let optional = role.kind == RoleKind::Load || self.per_label.is_some();
+            if made.is_empty() && optional && role.kind != RoleKind::Sum {
+                continue;
+            }
+            w.ledger.must("composition", made.len() < 2, || {
+                [what.clone(), format!("{} functions make it", made.len()), "one".into()]
+            });
+            let got = made.first().copied();
+            w.ledger.equal(&w.s, texts, "losses and outputs", what, got, *want);
+        }
+        let left: Vec<Role> = w.outputs.keys().cloned().collect();
+        for role in left {
+            w.ledger.must("composition", false, || {
+                [role.to_string(), "a microbatch shows it".into(), "nothing of this name".into()]
+            });
+        }
+        self.compare_gradients(w);
+        self.compare_step(w, results, evaluated);
+    }
+
+    fn compare_gradients(&self, w: &mut Whole) {
+        let texts = w.texts;
+        if let Some(per_label) = self.per_label {
+            for t in w.made(&Role::new(RoleKind::Step, "inv_tokens")) {
+                let what = "1 / labels of the batch".to_string();
+                w.ledger.equal(&w.s, texts, "losses and outputs", what, Some(t), per_label);
+            }
+        }
+        for (p, &want) in &self.gradients {
+            let got = w.share(&Role::new(RoleKind::Grad, p.clone()));
+            let what = format!("gradient of `{p}`");
+            w.ledger.equal(&w.s, texts, "gradients", what, got, want);
+        }
+        for role in w.accumulators() {
+            let known = match role.kind {
+                RoleKind::Grad => self.gradients.contains_key(&role.name),
+                _sum => self.results.iter().any(|r| r.0 == role),
+            };
+            w.ledger.must("composition", known, || {
+                [role.to_string(), "summed over microbatches".into(), "no such sum".into()]
+            });
+        }
+    }
+
+    fn compare_step(&self, w: &mut Whole, mut results: Results, evaluated: Results) {
+        let texts = w.texts;
+        for (role, &want) in &self.step {
+            let made = results.remove(role).unwrap_or_default();
+            let shown = role.kind.is_shown();
+            let what = if shown { role.to_string() } else { format!("new {role}") };
+            if made.is_empty() && role.kind == RoleKind::GradShown {
+                continue; // for observers only
+            }
+            // A number of the whole step is shown by every rank of the pipeline.
+            let several = role.kind == RoleKind::Metric || made.len() < 2;
+            w.ledger.must("composition", several, || {
+                [what.clone(), format!("{} functions make it", made.len()), "made once".into()]
+            });
+            let kind = if shown { "losses and outputs" } else { "updates" };
+            if made.is_empty() {
+                w.ledger.equal(&w.s, texts, kind, what.clone(), None, want);
+            }
+            for t in made {
+                w.ledger.equal(&w.s, texts, kind, what.clone(), Some(t), want);
+            }
+        }
+        for role in results.into_keys() {
+            w.ledger.must("composition", false, || {
+                [format!("new {role}"), "it is changed".into(), "it stays".into()]
+            });
+        }
+        for (role, made) in evaluated {
+            let want = self.step.get(&role).copied().filter(|_| role.kind.is_shown());
+            for t in made {
+                let what = format!("{role} of an evaluation");
+                match want {
+                    Some(want) => {
+                        w.ledger.equal(&w.s, texts, "losses and outputs", what, Some(t), want);
+                    }
+                    None => w.ledger.must("composition", false, || {
+                        [what, "an evaluation makes it".into(), "losses alone".into()]
+                    }),
+                }
+            }
+        }
+    }
+}
+
+fn missing(model: &Func) -> Gap {
+    let lemma = "a value that nothing makes".into();
+    Gap { op: "return".into(), place: format!("@{}", model.name), lemma }
+}
+
+fn squared(s: &mut Store, g: Term) -> Term {
+    let own: Vec<u32> = (0..s.shape(g).len() as u32).collect();
+    s.product(&[(g, own.clone()), (g, own)], &[], &[]).expect("a tensor with itself")
+}
+
+/// Terms of all values of the model for a microbatch.
+fn forward(w: &mut Whole, model: &Func) -> Result<Vec<Option<Term>>, Gap> {
+    let mut values: Vec<Option<Term>> = vec![None; model.values.len()];
+    for a in &model.args {
+        let Some(role) = &a.role else { return Err(missing(model)) };
+        let shape = model.ty(a.value).sizes();
+        values[a.value.0 as usize] = Some(w.leaf(role, &shape, true));
+    }
+    let mesh = &w.texts.model.mesh;
+    for (i, n) in model.nodes.iter().enumerate() {
+        w.nodes += 1;
+        w.s.here = Some(Origin { func: None, node: i as u32 });
+        let ins: Option<Vec<Term>> = n.ins.iter().map(|v| values[v.0 as usize]).collect();
+        let ins = ins.ok_or_else(|| missing(model))?;
+        let types = |vs: &[Value]| -> Vec<_> { vs.iter().map(|&v| model.ty(v)).collect() };
+        let [of, to] = [types(&n.ins), types(&n.outs)];
+        let outs = meaning::apply(&mut w.s, mesh, &n.op, &ins, [&of, &to]).map_err(|lemma| {
+            let text = shardc_ir::text::node_text(mesh, model, n).text;
+            Gap { op: n.op.mnemonic().into(), place: format!("@{}: {text}", model.name), lemma }
+        })?;
+        for (v, t) in n.outs.iter().zip(outs) {
+            values[v.0 as usize] = Some(t);
+        }
+    }
+    w.s.here = None;
+    Ok(values)
+}
+
+/// 1 / max(1, number of targets of the whole batch that are not negative).
+fn labels(w: &mut Whole, model: &Func, recipe: &Recipe) -> Result<Term, Gap> {
+    let Some(a) = model.args.iter().find(|a| a.is(RoleKind::Input, "targets")) else {
+        let lemma = "a loss without targets has no number of labels".into();
+        return Err(Gap { op: "loss".into(), place: format!("@{}", model.name), lemma });
+    };
+    let mut shape = model.ty(a.value).sizes().to_vec();
+    if let Some(rows) = shape.first_mut() {
+        *rows = recipe.global_batch;
+    }
+    let role = Role::new(RoleKind::Input, "targets");
+    let all = w.leaf(&role, &shape, false);
+    let valid = w.s.apply(Fun::AtLeast(Real::new(0.0)), &[all], 0, &shape);
+    let own: Vec<u32> = (0..shape.len() as u32).collect();
+    let count = w.s.product(&[(valid, own)], &[], &[]).expect("a sum of all elements");
+    let bounds = Fun::Clamp(Real::new(1.0), Real::new(f64::INFINITY));
+    let count = w.s.apply(bounds, &[count], 0, &[]);
+    Ok(w.s.reciprocal(count))
+}

@@ -1,0 +1,96 @@
+//! `shardc prove`: shows that a plan computes what its model means, for all numbers.
+
+use super::{By, show};
+use crate::{plan_dir, proof};
+use serde_json::{Value as Json, json};
+use shardc_ir::diag::Result;
+use shardc_prove::{Report, Verdict};
+use std::path::Path;
+
+/// Proves a plan: exit status 0 proved, 1 refuted, 4 not understood. By both ways it is proved if it is
+/// in both.
+pub fn prove(dir: &Path, by: By, by_text: bool, as_json: bool) -> Result<i32> {
+    let texts = match by_text {
+        true => proof::of_texts(dir)?,
+        false => proof::of_stored(&plan_dir::read(dir)?)?,
+    };
+    let mut all: Vec<(&str, Report)> = vec![];
+    if by != By::Field {
+        all.push(("symbolic", texts.prove()));
+    }
+    if by != By::Symbolic {
+        all.push(("field", texts.evaluate()));
+    }
+    let found = |v: Verdict| all.iter().any(|x| x.1.verdict() == v);
+    let verdict = match (found(Verdict::Refuted), found(Verdict::NotUnderstood)) {
+        (true, _) => Verdict::Refuted,
+        (false, true) => Verdict::NotUnderstood,
+        (false, false) => Verdict::Proved,
+    };
+    if as_json {
+        let proofs: Vec<Json> = all.iter().map(|(by, r)| in_json(by, r)).collect();
+        show(format!("{}\n", json!({ "verdict": word(verdict), "proofs": proofs })));
+    } else {
+        let parts: Vec<String> = all.iter().map(|(by, r)| for_people(by, r)).collect();
+        show(format!("{}\n{}", word(verdict), parts.concat()));
+    }
+    Ok(match verdict {
+        Verdict::Proved => 0,
+        Verdict::Refuted => 1,
+        Verdict::NotUnderstood => 4,
+    })
+}
+
+fn word(v: Verdict) -> &'static str {
+    match v {
+        Verdict::Proved => "proved",
+        Verdict::Refuted => "refuted",
+        Verdict::NotUnderstood => "not understood",
+    }
+}
+
+/// Most differences that are shown to people.
+const SHOWN: usize = 5;
+
+fn for_people(by: &str, r: &Report) -> String {
+    let kinds: Vec<String> = r.shown.iter().map(|(k, n)| format!("{k} {n}")).collect();
+    let kinds = if kinds.is_empty() { "nothing was shown".into() } else { kinds.join(", ") };
+    let mut s = match by {
+        "field" => format!("   by evaluation of all ranks at these sizes: {kinds}\n"),
+        _terms => format!("   by terms: {kinds}; {} nodes, {} terms\n", r.nodes, r.terms),
+    };
+    for x in r.refuted.iter().take(SHOWN) {
+        s += &format!("{}\n   plan:     {}\n", x.what, x.plan);
+        s += &x.plan_place.as_ref().map(|p| format!("      at {p}\n")).unwrap_or_default();
+        s += &format!("   textbook: {}\n", x.textbook);
+        s += &x.textbook_place.as_ref().map(|p| format!("      at {p}\n")).unwrap_or_default();
+    }
+    for g in r.gaps.iter().take(SHOWN) {
+        s += &format!("not understood: `{}`: {}\n   at {}\n", g.op, g.lemma, g.place);
+    }
+    let more = r.refuted.len().saturating_sub(SHOWN) + r.gaps.len().saturating_sub(SHOWN);
+    if more > 0 {
+        s += &format!("and {more} more\n");
+    }
+    s
+}
+
+fn in_json(by: &str, r: &Report) -> Json {
+    let refuted = r.refuted.iter().map(|x| {
+        json!({
+            "what": x.what, "plan": x.plan, "textbook": x.textbook,
+            "plan_place": x.plan_place, "textbook_place": x.textbook_place,
+        })
+    });
+    let gaps = r.gaps.iter().map(|g| json!({ "op": g.op, "place": g.place, "lemma": g.lemma }));
+    json!({
+        "by": by,
+        "verdict": word(r.verdict()),
+        "shown": r.shown,
+        "lemmas": r.lemmas,
+        "nodes": r.nodes,
+        "terms": r.terms,
+        "refuted": refuted.collect::<Vec<_>>(),
+        "not_understood": gaps.collect::<Vec<_>>(),
+    })
+}

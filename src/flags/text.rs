@@ -1,0 +1,80 @@
+//! What a text says of the batch: defaults of flags that are not given.
+
+use super::Flags;
+use shardc_ir::diag::Result;
+use shardc_ir::func::{Module, RoleKind};
+use shardc_passes::options::{Options, Order, TpMode};
+use shardc_passes::schedule::{Named, legal};
+use std::path::Path;
+
+/// Mesh, rows of a microbatch over all ranks, and tokens of a row, as the text has them.
+pub(super) struct Brought {
+    pub mesh: Vec<(String, usize)>,
+    pub rows: usize,
+    pub seq: usize,
+}
+
+impl Flags {
+    /// The options for a model: a text says itself what batch it is for, and perhaps on which mesh.
+    ///
+    /// # Errors
+    /// Those of [`Flags::options`], and of reading the text.
+    pub fn options_for(&self, model: &Path) -> Result<Options> {
+        let text = crate::text_module(model)?;
+        self.options_with(text.as_ref().and_then(brought).as_ref())
+    }
+}
+
+fn brought(m: &Module) -> Option<Brought> {
+    let f = m.funcs.first()?;
+    let input = |a: &&shardc_ir::func::Port| {
+        let is = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
+        is && f.ty(a.value).rank() == 2
+    };
+    let sizes = f.ty(f.args.iter().find(input)?.value).sizes();
+    let mesh = m.mesh.axes.iter().map(|a| (a.name.clone(), a.size)).collect();
+    Some(Brought { mesh, rows: sizes[0], seq: sizes[1] })
+}
+
+/// Most microbatches that a default has.
+const MANY: usize = 1 << 16;
+
+/// Rows per rank of a microbatch if nobody says: all of them, or in a pipeline as many as leave at
+/// least one microbatch for each of its ranks, as far as the batch, the schedule and a grid allow.
+pub fn default_microbatch(o: &Options) -> usize {
+    let (pp, ways) = (o.axis("pp"), o.data_parallel());
+    let rows = o.global_batch.div_ceil(ways);
+    if pp == 1 || o.global_batch % ways != 0 {
+        return rows;
+    }
+    let side = o.tp_mode.side(o.axis("tp")).unwrap_or(1);
+    let whole = if o.tp_mode == TpMode::OneD { 1 } else { o.tp_mode.rows(side) };
+    let of_file = match &o.schedule {
+        Order::Csv(text) => shardc_ir::schedule::parse_csv(text).ok().map(|s| s.microbatches),
+        Order::Named(_) => None,
+    };
+    let named = match &o.schedule {
+        Order::Named(name) => Named::parse(name).ok(),
+        Order::Csv(_) => None,
+    };
+    let fits = |m: &usize| {
+        let chunks = |n: Named| o.chunks.unwrap_or(n.default_chunks());
+        rows % m == 0
+            && (rows / m) % whole == 0
+            && of_file.is_none_or(|n| n == *m)
+            && named.is_none_or(|n| legal(n, pp, chunks(n), *m).is_ok())
+    };
+    let most = rows.min(MANY);
+    let found = (pp..=most).find(fits).or_else(|| (1..pp.min(most + 1)).rev().find(fits));
+    found.map_or(rows, |m| rows / m)
+}
+
+/// Sequences of a step if nobody says.
+pub(super) fn global_batch(text: Option<&Brought>) -> usize {
+    text.map_or(8, |t| t.rows.max(1))
+}
+
+/// Rows of a rank's microbatch in a text, if its ranks divide them.
+pub(super) fn rows_of(text: &Brought, o: &Options) -> usize {
+    text.rows.max(1).div_ceil(o.data_parallel())
+}

@@ -1,0 +1,316 @@
+//! The numbers of a stored plan: the interpreter runs all ranks of its programs in f64, and a
+//! [`Reference`] runs its `model.ir` on one rank. Both begin with the same random values of the
+//! checkpoint's tensors, each by what it knows of them.
+
+mod reference;
+
+pub use reference::{Found, Reference};
+
+use crate::data::Data;
+use crate::plan_dir::Stored;
+use crate::report::bytes;
+use crate::search::price::price;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::{Port, Role, RoleKind, Slot};
+use shardc_ir::interp::{Precision, State, gather, run_step};
+use shardc_ir::plan::{Instr, Mode, TokenOrder};
+use shardc_ir::rng::Stream;
+use shardc_ir::source::Source;
+use shardc_ir::tensor::{Tensor, each_index};
+use shardc_ir::types::Type;
+use shardc_ir::weights::{Init, Weight};
+use std::collections::BTreeMap;
+
+/// Steps of training that are compared: the second begins with what the first has made.
+const STEPS: usize = 2;
+/// Largest relative difference of numbers that only reassociate sums in f64, where AdamW divides by
+/// the square root of a square of them.
+pub const TOLERANCE: f64 = 1e-6;
+/// Most bytes that are held, and most operations that are done: some minutes of the interpreter.
+const MOST_BYTES: f64 = (8u64 << 30) as f64;
+const MOST_OPERATIONS: f64 = 2e10;
+/// Seed of the tensors and tokens that both are given.
+const SEED: u64 = 17;
+
+/// How far two computations of one thing are apart, relative to its size.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    pub name: &'static str,
+    pub error: f64,
+    /// Where it is largest.
+    pub worst: Option<String>,
+}
+
+/// Inputs of a step, whole, their tokens in the order in which ranks hold them.
+pub struct Batch {
+    pub ids: Tensor,
+    pub targets: Tensor,
+    pub positions: Tensor,
+}
+
+/// Compares a stored plan with its model.
+///
+/// # Errors
+/// `numbers-too-large` if the interpreter would take too long or too much memory; those of reading
+/// the model and of running the programs.
+pub fn compare(s: &Stored) -> Result<Vec<Difference>> {
+    let o = &s.options;
+    let source = crate::model_of(s)?;
+    let one = |w: &Weight| Ok((w.param.clone(), given(w)?));
+    let shapes = source.weights.iter().map(|w| (w.param.clone(), Tensor::full(&[0], 0.0)));
+    affordable(s, &source, &Reference::new(&source, o, shapes.collect()))?;
+    let params: BTreeMap<String, Tensor> = source.weights.iter().map(one).collect::<Result<_>>()?;
+    let before = params.clone();
+    let mut alone = Reference::new(&source, o, params);
+    let mut ranks = Ranks::new(s)?;
+    let mut all = Differences::default();
+    let steps = if o.mode == Mode::Train { STEPS } else { 1 };
+    for step in 1..=steps {
+        let batch = batch(s, source.vocab, step)?;
+        let want = alone.step(&batch, step)?;
+        let got = ranks.step(&batch, step)?;
+        if o.mode == Mode::Infer {
+            for (name, want) in &want.outputs {
+                all.add("outputs", name, got.outputs.get(name), want, norm(want));
+            }
+            continue;
+        }
+        let scalar = Tensor::scalar;
+        all.add("loss", "", Some(&scalar(got.loss)), &scalar(want.loss), want.loss.abs());
+        let (a, b) = (scalar(got.grad_norm), scalar(want.grad_norm));
+        all.add("gradient-norm", "", Some(&a), &b, want.grad_norm.abs());
+        moments(&mut all, &alone, &ranks)?;
+        updates(&mut all, &alone, &before, &ranks, o.lr.at(step))?;
+    }
+    Ok(all.0)
+}
+
+/// Moments of AdamW: the first is a gradient, the second its square.
+fn moments(all: &mut Differences, alone: &Reference, ranks: &Ranks) -> Result<()> {
+    for (k, slot) in Slot::ALL.into_iter().enumerate() {
+        let of_all = alone.moments.values().map(|m| norm(&m[k]).powi(2)).sum::<f64>().sqrt();
+        let count = alone.moments.values().map(|m| m[k].data.len()).sum::<usize>();
+        let mean = of_all / (count.max(1) as f64).sqrt();
+        for (name, m) in &alone.moments {
+            let got = ranks.value(&Role::new(RoleKind::State(slot), name.as_str()))?;
+            // What is 0 but for rounding is measured by that of the others, as a key's bias is, which
+            // softmax does not see.
+            let size = norm(&m[k]) + 1e-3 * mean * (m[k].data.len() as f64).sqrt();
+            all.add(if k == 0 { "gradients" } else { "moments" }, name, got.as_ref(), &m[k], size);
+        }
+    }
+    Ok(())
+}
+
+/// Parameters, by how far they have moved.
+fn updates(
+    all: &mut Differences,
+    alone: &Reference,
+    before: &BTreeMap<String, Tensor>,
+    ranks: &Ranks,
+    lr: f64,
+) -> Result<()> {
+    for (name, want) in &alone.params {
+        // Nothing reads it, so no rank has it.
+        let Some(got) = ranks.value(&Role::new(RoleKind::Param, name.as_str()))? else { continue };
+        let moved = norm(&want.zip(&before[name], |a, b| a - b));
+        // Rounding in f64 of values around 1, and of an update.
+        let floor = 1e-3 * lr.abs() + 1e-9;
+        let size = moved + floor * (want.data.len() as f64).sqrt();
+        all.add("parameters", name, Some(&got), want, size);
+    }
+    Ok(())
+}
+
+fn norm(t: &Tensor) -> f64 {
+    t.data.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// The largest differences found, by name.
+#[derive(Default)]
+struct Differences(Vec<Difference>);
+
+impl Differences {
+    fn add(
+        &mut self,
+        name: &'static str,
+        of: &str,
+        got: Option<&Tensor>,
+        want: &Tensor,
+        size: f64,
+    ) {
+        let apart = got.filter(|g| g.shape == want.shape).map(|g| g.zip(want, |a, b| a - b));
+        let error = apart.map_or(f64::INFINITY, |d| norm(&d) / size.max(1e-30));
+        let at = match self.0.iter().position(|d| d.name == name) {
+            Some(i) => i,
+            None => {
+                self.0.push(Difference { name, error: 0.0, worst: None });
+                self.0.len() - 1
+            }
+        };
+        let known = &mut self.0[at];
+        if error.is_nan() || error > known.error {
+            known.error = error;
+            known.worst = (!of.is_empty()).then(|| of.to_string());
+        }
+    }
+}
+
+/// What a parameter begins with: values of the checkpoint's tensors, which have their own by name.
+/// Those that would be 1 or 0 are near it, so that none stands for another.
+fn given(w: &Weight) -> Result<Tensor> {
+    let (mean, deviation) = match w.init {
+        Init::Normal(d) => (0.0, d),
+        Init::Ones => (1.0, 0.1),
+        Init::Zeros => (0.0, 0.1),
+    };
+    let wrong = |what: &str| {
+        Diag::new("plan", format!("weights.json: `{}` {what}", w.param))
+            .help("make the plan again with shardc compile")
+    };
+    let own = usize::from(w.experts.is_some());
+    let shape = w.shape.get(own..).ok_or_else(|| wrong("is no stack"))?;
+    let inside = |(d, (&n, &all)): (usize, (&usize, &usize))| match w.part.filter(|p| p.dim == d) {
+        Some(p) => p.len == n && p.start.checked_add(n).is_some_and(|end| end <= all),
+        None => n == all,
+    };
+    let fits = shape.len() == w.tensor_shape.len()
+        && shape.iter().zip(&w.tensor_shape).enumerate().all(inside)
+        && w.experts.is_none_or(|n| n == w.shape[0]);
+    if !fits {
+        return Err(wrong("does not fit its tensor"));
+    }
+    let mut data = Vec::with_capacity(w.shape.iter().product());
+    for name in w.tensors() {
+        let stream = Stream::new(SEED, &name, 0);
+        each_index(shape, |i| {
+            let at = i.iter().zip(&w.tensor_shape).enumerate().fold(0, |at, (d, (&x, &n))| {
+                at * n + x + w.part.filter(|p| p.dim == d).map_or(0, |p| p.start)
+            });
+            data.push(mean + deviation * stream.normal(at as u64));
+        });
+    }
+    Ok(Tensor::new(&w.shape, data))
+}
+
+/// Random tokens as the ranks hold them.
+fn batch(s: &Stored, vocab: usize, step: usize) -> Result<Batch> {
+    let o = &s.options;
+    let data = Data::Random { vocab: vocab.min(1 << 20) };
+    let (ids, targets) = data.batch(SEED, step as u32, o.global_batch, o.seq)?;
+    let order: TokenOrder = o.tokens();
+    let dealt = |t: &[i32]| {
+        let at = |i: &[usize]| f64::from(t[i[0] * o.seq + order.position(o.seq, i[1])]);
+        Tensor::from_fn(&[o.global_batch, o.seq], at)
+    };
+    let positions = Tensor::from_fn(&[o.seq], |i| order.position(o.seq, i[0]) as f64);
+    Ok(Batch { ids: dealt(&ids), targets: dealt(&targets), positions })
+}
+
+/// Refuses what the interpreter cannot do in minutes.
+fn affordable(s: &Stored, source: &Source, alone: &Reference) -> Result<()> {
+    let plan = &s.plan;
+    let ranks = plan.module.mesh.ranks() as f64;
+    // Numbers have 8 bytes, and arguments of a call are copies.
+    let widest = |t: &Type| 8 / t.dtype.bytes().max(1);
+    let args = plan.module.funcs.iter().flat_map(|f| f.args.iter().map(|a| f.ty(a.value)));
+    let wider = args.map(widest).max().unwrap_or(2) as f64;
+    let params: usize = source.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
+    let held = ranks * plan.peak_bytes() as f64 * wider * 2.0
+        + (alone.elements() + 8.0 * params as f64) * 8.0;
+    let steps = if plan.settings.mode == Mode::Train { STEPS as f64 } else { 1.0 };
+    let price = price(plan, &[])?;
+    let operations = steps * 2.0 * price.flops * ranks / plan.classes.len().max(1) as f64;
+    if held <= MOST_BYTES && operations <= MOST_OPERATIONS {
+        return Ok(());
+    }
+    let what = format!(
+        "the interpreter would hold {} and do {operations:.1e} operations",
+        bytes(held as usize)
+    );
+    Err(Diag::new("numbers-too-large", what)
+        .at("--numbers")
+        .rule(format!(
+            "at most {} and {MOST_OPERATIONS:.0e} operations",
+            bytes(MOST_BYTES as usize)
+        ))
+        .help(
+            "leave --numbers out; --tiny computes a smaller model on the same mesh, compiled alike",
+        )
+        .exit(Exit::Unsupported))
+}
+
+/// All ranks of a plan in the interpreter.
+struct Ranks<'a> {
+    s: &'a Stored,
+    state: State,
+}
+
+impl<'a> Ranks<'a> {
+    /// Ranks with the parameters that weights.json describes, and an optimizer that has done no step.
+    fn new(s: &'a Stored) -> Result<Ranks<'a>> {
+        let m = &s.plan.module;
+        let mut state = State::default();
+        let args = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f.ty(a.value), a)));
+        for (ty, a) in args {
+            let Some(role) = &a.role else { continue };
+            let whole = match role.kind {
+                RoleKind::Param => {
+                    let of = s.plan.weights.iter().find(|w| w.param == *role.name);
+                    let of = of.filter(|w| w.shape[..] == ty.sizes()[..]);
+                    let of = of.ok_or_else(|| {
+                        let what = format!("weights.json does not describe `{}`", role.name);
+                        Diag::new("plan", what).help("make the plan again with shardc compile")
+                    });
+                    given(of?)?
+                }
+                RoleKind::State(_) => Tensor::full(&ty.sizes(), 0.0),
+                _ => continue,
+            };
+            state.put(&m.mesh, role.clone(), ty, &whole);
+        }
+        Ok(Ranks { s, state })
+    }
+
+    fn step(&mut self, batch: &Batch, step: usize) -> Result<Found> {
+        let (plan, state) = (&self.s.plan, &mut self.state);
+        let m = &plan.module;
+        let inputs = [
+            ("input_ids", &batch.ids),
+            ("targets", &batch.targets),
+            ("positions", &batch.positions),
+        ];
+        state.inputs = inputs.into_iter().map(|(n, t)| (n.into(), t.clone())).collect();
+        state.outputs.clear();
+        let all = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f.ty(a.value), a)));
+        for (name, x) in [("lr", plan.settings.lr.at(step)), ("step", step as f64)] {
+            let role = Role::new(RoleKind::Scalar, name);
+            let is = |x: &(&Type, &Port)| x.1.role.as_ref() == Some(&role);
+            if let Some((ty, _)) = all.clone().find(is) {
+                state.put(&m.mesh, role, ty, &Tensor::scalar(x));
+            }
+        }
+        let lists: Vec<&[Instr]> = plan.classes.iter().map(|c| &c.step[..]).collect();
+        run_step(m, &lists, state, Precision::F64)?;
+        let mut found = Found::default();
+        for role in state.outputs.keys().cloned().collect::<Vec<_>>() {
+            let t = state.output(&m.mesh, role.kind, &role.name)?;
+            match (role.kind, &*role.name) {
+                (RoleKind::Metric, "loss") => found.loss = t.data[0],
+                (RoleKind::Metric, "grad_norm") => found.grad_norm = t.data[0],
+                (RoleKind::Output, name) => drop(found.outputs.insert(name.into(), t)),
+                _other => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// The whole value of a parameter or of optimizer state; `None` if no rank has it.
+    fn value(&self, role: &Role) -> Result<Option<Tensor>> {
+        let m = &self.s.plan.module;
+        let mut all = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f.ty(a.value), a)));
+        let Some((ty, _)) = all.find(|x| x.1.role.as_ref() == Some(role)) else { return Ok(None) };
+        let Some(ranks) = self.state.values.get(role) else { return Ok(None) };
+        gather(&m.mesh.one_stage(), ty, ranks).map(Some)
+    }
+}

@@ -1,0 +1,249 @@
+//! A model on one rank in f64: its graph before any pass, its gradients, and an optimizer of its own.
+//!
+//! The gradients are those of reverse mode over the graph by the rules of its ops, which the tests of
+//! `ir` compare with finite differences. Nothing else is shared with the passes: neither what they
+//! make of the graph, nor how they differentiate it, nor their optimizer.
+
+use super::Batch;
+use shardc_ir::builder::Builder;
+use shardc_ir::diag::Result;
+use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::interp::{Precision, call};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::{Add, Cast};
+use shardc_ir::plan::Mode;
+use shardc_ir::source::Source;
+use shardc_ir::tensor::Tensor;
+use shardc_ir::types::Type;
+use shardc_passes::globs;
+use shardc_passes::options::{Decay, Optimizer, Options};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What torch's `clip_grad_norm_` adds to the norm.
+const CLIP_EPS: f64 = 1e-6;
+
+/// A model that is trained, or run, on one rank.
+pub struct Reference<'a> {
+    source: &'a Source,
+    o: &'a Options,
+    /// The model, and behind its results the gradients of parameters.
+    func: Func,
+    /// Parameters that are not trained.
+    frozen: BTreeSet<String>,
+    /// Parameters whose gradients these are, in their order; `None` for those that are not trained.
+    graded: Vec<Option<String>>,
+    /// Values of parameters.
+    pub params: BTreeMap<String, Tensor>,
+    /// `exp_avg` and `exp_avg_sq` of every trained parameter; empty with SGD.
+    pub moments: BTreeMap<String, [Tensor; 2]>,
+}
+
+/// What a step found.
+#[derive(Default)]
+pub struct Found {
+    pub loss: f64,
+    pub grad_norm: f64,
+    /// Outputs by name, without training: rows as the batch has them.
+    pub outputs: BTreeMap<String, Tensor>,
+}
+
+/// The name of a loss, if it is one.
+fn loss_name(p: &Port) -> Option<&str> {
+    p.role.as_ref().filter(|r| r.kind == RoleKind::Sum).map(|r| &*r.name)
+}
+
+/// Appends the gradients of the losses by every parameter, as results; whose they are. There is one
+/// more argument for each loss: what its gradients are multiplied by.
+fn reverse(f: &mut Func) -> Vec<Option<String>> {
+    let mesh = Mesh::default();
+    let mut cotangents: Vec<Option<Value>> = vec![None; f.values.len()];
+    for r in f.results.clone() {
+        let Some(name) = loss_name(&r) else { continue };
+        let hint = name.to_string().into();
+        let name = Name { grad: true, layer: None, hint, dup: 0 };
+        cotangents[r.value.0 as usize] = Some(f.arg(Type::f32(&[]), name, None));
+    }
+    for i in (0..f.nodes.len()).rev() {
+        let n = f.nodes[i].clone();
+        let d: Vec<Option<Value>> = n.outs.iter().map(|o| cotangents[o.0 as usize]).collect();
+        if d.iter().all(Option::is_none) {
+            continue;
+        }
+        let mut b = Builder::new(&mesh, f);
+        (b.scope, b.grad) = (n.scope, true);
+        let grads = n.op.def().grad(&mut b, &n.ins, &n.outs, &d);
+        for (&x, g) in n.ins.iter().zip(grads) {
+            let Some(mut g) = g else { continue };
+            let to = b.ty(x).dtype;
+            if b.ty(g).dtype != to {
+                g = b.push("cast", Cast { to }, &[g]);
+            }
+            let all = &mut cotangents[x.0 as usize];
+            *all = Some(match *all {
+                None => g,
+                Some(others) => b.push("sum", Add::same(), &[others, g]),
+            });
+        }
+    }
+    let mut graded = vec![];
+    for a in f.args.clone() {
+        let Some(role) = a.role.filter(|r| r.kind == RoleKind::Param) else { continue };
+        if let Some(value) = cotangents[a.value.0 as usize] {
+            f.results.push(Port { value, role: None });
+            graded.push(Some(role.name.to_string()));
+        }
+    }
+    f.drop_dead();
+    graded
+}
+
+impl<'a> Reference<'a> {
+    /// A model with these parameters, whose optimizer has not done a step.
+    pub fn new(source: &'a Source, o: &'a Options, params: BTreeMap<String, Tensor>) -> Self {
+        let mut func = source.module.funcs[0].clone();
+        let mut graded = if o.mode == Mode::Train { reverse(&mut func) } else { vec![] };
+        // Globs that mean nothing were refused when the plan was compiled.
+        let frozen = globs::frozen(&source.weights, o).unwrap_or_default();
+        for p in &mut graded {
+            *p = p.take().filter(|p| !frozen.contains(p));
+        }
+        let mut moments = BTreeMap::new();
+        if let Optimizer::AdamW { .. } = o.optimizer {
+            for p in graded.iter().flatten() {
+                let zero = params[p].map(|_| 0.0);
+                moments.insert(p.clone(), [zero.clone(), zero]);
+            }
+        }
+        Reference { source, o, func, frozen, graded, params, moments }
+    }
+
+    /// Elements of all values of a microbatch: no run holds more of them.
+    pub fn elements(&self) -> f64 {
+        self.func.values.iter().map(|v| v.ty.elements() as f64).sum()
+    }
+
+    /// Runs one step, the `step`-th from 1.
+    ///
+    /// # Errors
+    /// Those of [`call`].
+    pub fn step(&mut self, batch: &Batch, step: usize) -> Result<Found> {
+        let m = self.o.microbatches();
+        let labels = batch.targets.data.iter().filter(|t| **t >= 0.0).count().max(1);
+        let (per_label, per_microbatch) = (1.0 / labels as f64, 1.0 / m as f64);
+        let share = |name: &str| if name == "loss" { per_label } else { per_microbatch };
+        let mut found = Found::default();
+        let mut grads: BTreeMap<String, Tensor> = BTreeMap::new();
+        let mut loads: BTreeMap<String, Tensor> = BTreeMap::new();
+        let mut shown: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
+        let add = |to: &mut BTreeMap<String, Tensor>, name: &str, t: &Tensor| match to.get_mut(name)
+        {
+            Some(sum) => *sum = sum.zip(t, |a, b| a + b),
+            None => drop(to.insert(name.into(), t.clone())),
+        };
+        for j in 0..m {
+            let made =
+                call(&Mesh::default(), &self.func, &self.args(batch, j, share), Precision::F64)?;
+            let plain = self.source.module.funcs[0].results.len();
+            for (r, t) in self.func.results.iter().zip(&made[..plain]) {
+                let (Some(role), t) = (&r.role, &t[0]) else { continue };
+                match role.kind {
+                    RoleKind::Load => add(&mut loads, &role.name, t),
+                    RoleKind::Sum => found.loss += share(&role.name) * t.data[0],
+                    _shown => shown.entry(role.name.to_string()).or_default().push(t.clone()),
+                }
+            }
+            for (p, t) in self.graded.iter().zip(&made[plain..]) {
+                if let Some(p) = p {
+                    add(&mut grads, p, &t[0]);
+                }
+            }
+        }
+        if self.o.mode == Mode::Infer {
+            let owners = self.o.data_parallel();
+            let whole = |(name, parts): (String, Vec<Tensor>)| (name, joined(&parts, owners));
+            found.outputs = shown.into_iter().map(whole).collect();
+            return Ok(found);
+        }
+        let square = |t: &Tensor| t.data.iter().map(|x| x * x).sum::<f64>();
+        found.grad_norm = grads.values().map(square).sum::<f64>().sqrt();
+        self.update(&grads, found.grad_norm, step);
+        for (name, load) in &loads {
+            self.correct(name, load);
+        }
+        Ok(found)
+    }
+
+    /// The arguments of microbatch `j`.
+    fn args(&self, batch: &Batch, j: usize, share: impl Fn(&str) -> f64) -> Vec<Vec<Tensor>> {
+        let owners = self.o.data_parallel();
+        let rows = |t: &Tensor| rows_of(t, j, self.o.microbatches(), owners);
+        let input = |r: &Role| match &*r.name {
+            "input_ids" => rows(&batch.ids),
+            "targets" => rows(&batch.targets),
+            _ => batch.positions.clone(),
+        };
+        let mut seeds = self.func.results.iter().filter_map(loss_name).map(share);
+        let one = |a: &Port| match &a.role {
+            Some(r) if r.kind == RoleKind::Param => self.params[&*r.name].clone(),
+            Some(r) => input(r),
+            None => Tensor::scalar(seeds.next().unwrap_or(1.0)),
+        };
+        self.func.args.iter().map(one).map(|t| vec![t]).collect()
+    }
+
+    /// One step of AdamW (Loshchilov and Hutter, 2019) or of SGD, on clipped gradients.
+    fn update(&mut self, grads: &BTreeMap<String, Tensor>, norm: f64, step: usize) {
+        let lr = self.o.lr.at(step);
+        let clip = self.o.clip.map_or(1.0, |max| (max / (norm + CLIP_EPS)).min(1.0));
+        for (name, g) in grads {
+            let weight = self.source.weights.iter().find(|w| w.param == *name);
+            let decays = self.o.decay == Decay::All || weight.is_none_or(|w| w.shape.len() > 1);
+            let decay = if decays { self.o.weight_decay } else { 0.0 };
+            let g = g.map(|g| g * clip);
+            let p = &self.params[name];
+            let kept = p.map(|p| p - lr * decay * p);
+            let new = match (self.o.optimizer, self.moments.get_mut(name)) {
+                (Optimizer::AdamW { beta1, beta2, eps }, Some([m, v])) => {
+                    *m = m.zip(&g, |m, g| beta1 * m + (1.0 - beta1) * g);
+                    *v = v.zip(&g, |v, g| beta2 * v + (1.0 - beta2) * g * g);
+                    let unbiased = |x: f64, beta: f64| x / (1.0 - beta.powi(step as i32));
+                    let by =
+                        m.zip(v, |m, v| unbiased(m, beta1) / (unbiased(v, beta2).sqrt() + eps));
+                    kept.zip(&by, |p, by| p - lr * by)
+                }
+                _ => kept.zip(&g, |p, g| p - lr * g),
+            };
+            self.params.insert(name.clone(), new);
+        }
+    }
+
+    /// Moves a bias that only chooses experts towards an even load.
+    fn correct(&mut self, name: &str, load: &Tensor) {
+        let mean = load.data.iter().sum::<f64>() / load.data.len().max(1) as f64;
+        let rate = self.o.balance.rate;
+        let frozen = self.frozen.contains(name);
+        if let Some(bias) = self.params.get_mut(name).filter(|_| !frozen && rate != 0.0) {
+            let toward = |x: f64| if x == mean { 0.0 } else { (mean - x).signum() };
+            *bias = bias.zip(load, |b, x| b + rate * toward(x));
+        }
+    }
+}
+
+/// The rows of microbatch `j` of `m`: of each owner's consecutive rows, the `j`-th part.
+fn rows_of(t: &Tensor, j: usize, m: usize, owners: usize) -> Tensor {
+    let mb = t.shape[0] / (m * owners).max(1);
+    let parts: Vec<Tensor> = (0..owners).map(|r| t.slice(0, (r * m + j) * mb, mb)).collect();
+    Tensor::concat(0, &parts.iter().collect::<Vec<_>>())
+}
+
+/// What microbatches made of their rows, in the order of the batch.
+fn joined(parts: &[Tensor], owners: usize) -> Tensor {
+    let last = &parts[parts.len() - 1];
+    if parts.len() == 1 || last.shape.is_empty() {
+        return last.clone();
+    }
+    let mb = last.shape[0] / owners.max(1);
+    let all = (0..owners).flat_map(|r| parts.iter().map(move |p| p.slice(0, r * mb, mb)));
+    let all: Vec<Tensor> = all.collect();
+    Tensor::concat(0, &all.iter().collect::<Vec<_>>())
+}

@@ -1,0 +1,219 @@
+//! What is offered in place of numbers that a rule refuses. Everything was compiled with all else that
+//! was asked for, and so fits in `--memory` too.
+
+use crate::flags;
+use crate::rules::{self, Violation};
+use shardc_frontends::Facts;
+use shardc_passes::options::{Options, Order, TpMode};
+use std::path::Path;
+
+/// Most values that are offered for a rule, and most meshes.
+const OFFERED: usize = 3;
+/// Most compilations to find them.
+const COMPILED: usize = 8;
+/// Most changes that make one offer.
+const DEEP: usize = 4;
+/// Most changes that are looked at for one offer.
+const LOOKED_AT: usize = 256;
+/// Most forward passes of a pipeline's ranks in a step that is compiled to be offered: a refusal is
+/// said at once.
+const ACTIONS: usize = 1 << 12;
+
+/// The violations with those of their nearest values that compile: where several rules are violated,
+/// each with what else must change.
+pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> Vec<Violation> {
+    let offered = |v: &Violation| {
+        let (mut out, mut untried, mut left) = (vec![], vec![], COMPILED);
+        for change in &v.nearest {
+            if out.len() == OFFERED || left == 0 {
+                break;
+            }
+            let mut looked = LOOKED_AT;
+            let Some(new) = with(o, change) else { continue };
+            if is_long(&new) {
+                untried.push(change.clone());
+                continue;
+            }
+            let done = completed(f, new, &[change], DEEP, &mut looked);
+            let Some((new, more)) = done else { continue };
+            left -= 1;
+            if compiles(model, &new) {
+                let mut words = vec![change.clone()];
+                words.extend(more);
+                let silent = new.microbatch == o.microbatch
+                    || words.iter().any(|w| w.contains("--microbatch"));
+                words.extend((!silent).then(|| format!("--microbatch {}", new.microbatch)));
+                out.push(words.join(" "));
+            }
+        }
+        (out, untried)
+    };
+    // Numbers beyond all limits: the rule says the limit, and nothing near it is tried.
+    let beyond = is_beyond(o);
+    let one = |v: &Violation| {
+        if beyond {
+            let said = v.said.clone().map(|mut d| {
+                d.help.clear();
+                d.help("stay within the limit that the rule says")
+            });
+            return Violation { nearest: vec![], said, ..v.clone() };
+        }
+        let (nearest, untried) = offered(v);
+        let said = v.said.clone().map(|mut d| {
+            d.help.clear();
+            match (nearest.is_empty(), untried.is_empty()) {
+                (true, true) => {
+                    d.help("no single change of a number makes this legal: try other meshes")
+                }
+                (true, false) => d.help(format!(
+                    "legal by the rules, but too long to be tried here: {}",
+                    untried.join(", ")
+                )),
+                _ => d.help(format!("nearest legal: {}", nearest.join(", "))),
+            }
+        });
+        Violation { nearest, said, ..v.clone() }
+    };
+    found.iter().map(one).collect()
+}
+
+/// Meshes of as many ranks that compile, the nearest to the one asked for first, as `--mesh` takes
+/// them; with the microbatch that they need if that is another.
+pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
+    if is_beyond(o) {
+        return vec![];
+    }
+    let near = rules::nearest_meshes(f, o).into_iter().take(COMPILED);
+    let fits = near.filter(|new| compiles(model, new)).take(OFFERED);
+    let text = |new: Options| match new.microbatch == o.microbatch {
+        true => mesh_text(&new),
+        false => format!("{} --microbatch {}", mesh_text(&new), new.microbatch),
+    };
+    fits.map(text).collect()
+}
+
+/// True if a schedule of so many stages or microbatches is refused whatever else is asked.
+fn is_beyond(o: &Options) -> bool {
+    let stages = o.axis("pp").saturating_mul(o.chunks.unwrap_or(1));
+    stages > 1 << 16 || o.microbatches() > 200_000
+}
+
+/// True if a schedule of these options takes longer to make than a refusal may.
+pub fn is_long(o: &Options) -> bool {
+    let ranks = o.axis("pp").saturating_mul(o.chunks.unwrap_or(1));
+    ranks.saturating_mul(o.microbatches()) > ACTIONS
+}
+
+fn compiles(model: &Path, o: &Options) -> bool {
+    !is_long(o) && crate::compile_legal(model, o, None, &mut |_, _| {}).is_ok()
+}
+
+/// Options with further changes until no rule is violated, and these changes.
+fn completed(
+    f: &Facts,
+    o: Options,
+    made: &[&String],
+    deep: usize,
+    looked: &mut usize,
+) -> Option<(Options, Vec<String>)> {
+    let found = rules::violations(f, &o);
+    let Some(first) = found.first() else { return Some((o, vec![])) };
+    if deep == 1 {
+        return None;
+    }
+    for change in &first.nearest {
+        *looked = looked.checked_sub(1)?;
+        // What was changed on the way here stays so.
+        if made.iter().any(|m| about(m).iter().any(|w| about(change).contains(w))) {
+            continue;
+        }
+        let Some(new) = with(&o, change).filter(|new| !is_long(new)) else { continue };
+        let made = [made, &[change]].concat();
+        if let Some((new, mut more)) = completed(f, new, &made, deep - 1, looked) {
+            more.insert(0, change.clone());
+            return Some((new, more));
+        }
+    }
+    None
+}
+
+/// The axes and flags that a change is about.
+fn about(change: &str) -> Vec<&str> {
+    let words = change.split([' ', '=']);
+    words.filter(|w| w.parse::<usize>().is_err() && !["no", "and"].contains(w)).collect()
+}
+
+/// Axes and numbers of experts as `--mesh` takes them.
+pub fn mesh_text(o: &Options) -> String {
+    let mut all: Vec<String> = o.mesh.iter().map(|(name, n)| format!("{name}={n}")).collect();
+    all.extend((o.ep > 1).then(|| format!("ep={}", o.ep)));
+    all.extend(o.etp.map(|n| format!("etp={n}")));
+    all.join(",")
+}
+
+/// Options on another mesh; the microbatch stays the default if it was.
+pub fn with_mesh(o: &Options, mesh: Vec<(String, usize)>) -> Options {
+    let of_default = o.microbatch == flags::default_microbatch(o);
+    let mut new = Options { mesh, ..o.clone() };
+    if of_default {
+        new.microbatch = flags::default_microbatch(&new);
+    }
+    new
+}
+
+/// Options with a change as rules write it: `tp=2`, `ep=1 and no etp`, `--seq 16`, `no --sp`.
+fn with(o: &Options, change: &str) -> Option<Options> {
+    let of_default = o.microbatch == flags::default_microbatch(o);
+    let mut new = o.clone();
+    let mut own_microbatch = false;
+    let mut words = change.split_whitespace();
+    while let Some(word) = words.next() {
+        match word {
+            "and" => {}
+            "no" => match words.next()? {
+                "--sp" => new.sp = false,
+                "etp" => new.etp = None,
+                _ => return None,
+            },
+            "--schedule" => new.schedule = Order::Named(words.next()?.into()),
+            "--tp-mode" => {
+                new.tp_mode = if words.next()? == "1d" { TpMode::OneD } else { return None };
+            }
+            flag if flag.starts_with("--") => {
+                let n: usize = words.next()?.parse().ok()?;
+                match flag {
+                    "--seq" => new.seq = n,
+                    "--global-batch" => new.global_batch = n,
+                    "--chunks" => new.chunks = Some(n),
+                    "--microbatch" => (new.microbatch, own_microbatch) = (n, true),
+                    _ => return None,
+                }
+            }
+            number => {
+                let (name, n) = number.split_once('=')?;
+                resize(&mut new, name, n.parse().ok()?);
+            }
+        }
+    }
+    if of_default && !own_microbatch {
+        new.microbatch = flags::default_microbatch(&new);
+    }
+    Some(new)
+}
+
+/// Gives an axis another size, or adds it where it belongs.
+fn resize(o: &mut Options, name: &str, size: usize) {
+    match name {
+        "ep" => o.ep = size,
+        "etp" => o.etp = Some(size),
+        _ => {
+            if let Some(a) = o.mesh.iter_mut().find(|a| a.0 == name) {
+                a.1 = size;
+            } else {
+                let place = |n: &str| flags::AXES.iter().position(|a| *a == n);
+                let at = o.mesh.iter().position(|a| place(&a.0) > place(name));
+                o.mesh.insert(at.unwrap_or(o.mesh.len()), (name.into(), size));
+            }
+        }
+    }
+}

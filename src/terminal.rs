@@ -1,0 +1,97 @@
+//! What commands write to standard output and standard error; nothing else writes there.
+//!
+//! Results go to standard output. One that cannot be written is an error: text that is cut short must
+//! not look whole. All else goes to standard error, and is dropped where that is full or gone: no job
+//! ends because of its log. (A standard stream that is closed when the command starts is /dev/null.)
+
+use shardc_ir::diag::{Diag, Exit, Result};
+use std::fmt::Display;
+use std::io::{ErrorKind, Write as _};
+
+/// Says something on standard error, if that can be written.
+pub fn note(text: impl Display) {
+    // One write: lines of several processes and threads stay whole.
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Says what is wrong and does not end the command.
+pub fn warn(all: &[Diag]) {
+    all.iter().for_each(|w| note(w.render().replacen("error[", "warning[", 1)));
+}
+
+/// Says why a command ends; its exit status.
+pub fn fail(d: &Diag) -> i32 {
+    // Whoever reads no more wants to hear no more.
+    if d.exit != Exit::ReaderGone {
+        note(d);
+    }
+    d.exit as i32
+}
+
+/// Prints a result.
+///
+/// # Errors
+/// `output`, with [`Exit::ReaderGone`] if the reader has gone away (`| head`).
+pub fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// What became of a write to standard output.
+///
+/// # Errors
+/// As for [`print`].
+pub fn written(done: std::io::Result<()>) -> Result<()> {
+    done.map_err(|e| {
+        let gone = e.kind() == ErrorKind::BrokenPipe;
+        Diag::new("output", e.to_string())
+            .at("standard output")
+            .help("make room where standard output goes, or give it another file")
+            .exit(if gone { Exit::ReaderGone } else { Exit::Environment })
+    })
+}
+
+/// Prints the result of a command, which ends if that cannot be written.
+pub fn show(text: impl AsRef<str>) {
+    if let Err(d) = print(text.as_ref()) {
+        std::process::exit(fail(&d));
+    }
+}
+
+/// What training prints on standard output as it goes on.
+pub struct Progress {
+    /// There is more to training than what it prints.
+    keeps: bool,
+    lost: Option<Diag>,
+}
+
+impl Progress {
+    /// `keeps` says that training leaves files, for which it goes on where nothing can be printed.
+    pub fn new(keeps: bool) -> Progress {
+        Progress { keeps, lost: None }
+    }
+
+    /// Prints a line, unless one before was lost.
+    ///
+    /// # Errors
+    /// Those of [`print`], if nothing but what is printed would be left of the training.
+    pub fn line(&mut self, text: impl Display) -> Result<()> {
+        if self.lost.is_some() {
+            return Ok(());
+        }
+        let Err(d) = print(&format!("{text}\n")) else { return Ok(()) };
+        if !self.keeps {
+            return Err(d);
+        }
+        if d.exit != Exit::ReaderGone {
+            warn(&[d.clone().why("training goes on without printing")]);
+        }
+        self.lost = Some(d);
+        Ok(())
+    }
+
+    /// The exit status of a training that has done everything else.
+    pub fn status(&self) -> i32 {
+        self.lost.as_ref().map_or(0, fail)
+    }
+}

@@ -17,7 +17,8 @@ fn compile(model: &str, mesh: &str, batch: usize, schedule: Option<&str>, out: &
         ..Flags::default()
     };
     let o = flags.options().expect("legal flags");
-    shardc::compile(&root.join(model), &o, Some(out), &mut |_, _| {}).expect("a plan");
+    let mut done = shardc::compile(&root.join(model), &o, &mut |_, _| {}).expect("a plan");
+    done.write(out).expect("a written plan");
 }
 
 fn benches(c: &mut Criterion) {
@@ -66,7 +67,7 @@ fn kernels(c: &mut Criterion) {
         ..Flags::default()
     };
     let o = flags.options().expect("legal flags");
-    let done = shardc::compile(&root.join("llama-3.1-8b.json"), &o, None, &mut |_, _| {});
+    let done = shardc::compile(&root.join("llama-3.1-8b.json"), &o, &mut |_, _| {});
     let plan = done.expect("a plan").stored.plan;
     let print = || {
         let program = shardc_codegen::program(&plan, 0).expect("kernels");

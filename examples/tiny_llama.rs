@@ -7,6 +7,7 @@ use shardc::commands::inspect::{self, Inspect};
 use shardc::commands::run::{Run, Start, session};
 use shardc::data::Data;
 use shardc::flags::Flags;
+use shardc::proof::Prove;
 use shardc_ir::diag::Result;
 use shardc_runtime::StepBatch;
 use std::path::Path;
@@ -56,8 +57,10 @@ fn demo() -> Result<i32> {
 /// Compiles, shows the plan, trains; the losses.
 fn train(model: &Path, flags: &Flags, dir: Option<&Path>, root: &Path) -> Result<Vec<f32>> {
     let o = flags.options()?;
-    let out = shardc::compile(model, &o, dir, &mut |_, _| {})?;
+    let mut out = shardc::compile(model, &o, &mut |_, _| {})?;
     if let Some(dir) = dir {
+        out.prove(Prove::Auto)?;
+        out.write(dir)?;
         let what = Inspect { summary: true, ..Inspect::default() };
         print!("{}", inspect::inspect(&shardc::plan_dir::read(dir)?, &what, false)?);
         let _ = std::fs::remove_dir_all(dir);

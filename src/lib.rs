@@ -20,6 +20,7 @@ pub mod signals;
 pub mod terminal;
 
 use plan_dir::Stored;
+use proof::Prove;
 use report::Report;
 use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
@@ -187,8 +188,37 @@ pub struct Output {
     pub notes: Vec<String>,
 }
 
-/// Compiles a model; if `out` is given, writes the plan there, and the report's time includes that.
-pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> Result<Output> {
+impl Output {
+    /// Proves the plan by terms, if that is asked for.
+    ///
+    /// # Errors
+    /// `refuted` if something else is computed than the model means; `not-understood` if that is not known
+    /// and a proof was asked for.
+    pub fn prove(&mut self, how: Prove) -> Result<()> {
+        let since = Instant::now();
+        self.report.proof = Some(proof::of_compiled(&self.stored, how)?);
+        self.report.prove_ms = Some(since.elapsed().as_secs_f64() * 1e3);
+        self.stored.report = serde_json::to_value(&self.report).unwrap_or_default();
+        Ok(())
+    }
+
+    /// Writes the plan; the report's time includes that.
+    ///
+    /// # Errors
+    /// `output` if it cannot be written, or would replace what is no plan.
+    pub fn write(&mut self, dir: &Path) -> Result<()> {
+        let since = Instant::now();
+        plan_dir::write(dir, &self.stored, &self.report)?;
+        let ms = since.elapsed().as_secs_f64() * 1e3;
+        self.report.phases.push(report::PhaseTime { name: "write".into(), ms });
+        self.report.compile_ms += ms;
+        self.stored.report = serde_json::to_value(&self.report).unwrap_or_default();
+        Ok(())
+    }
+}
+
+/// Compiles a model.
+pub fn compile(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
     // A program is made for a mesh: the rules come first.
     if let Some(f) = facts(model)? {
         let found = rules::violations(&f, o);
@@ -201,11 +231,11 @@ pub fn compile(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> R
             return Err(all.iter().fold(v.diag(), |d, m| d.help(format!("use --mesh {m}"))));
         }
     }
-    compile_legal(model, o, out, watch)
+    compile_legal(model, o, watch)
 }
 
 /// The same, of options that violate no rule of the model's sizes.
-fn compile_legal(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) -> Result<Output> {
+fn compile_legal(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
     let since = Instant::now();
     let input = read_model(model, o)?;
     let o = &with_mesh(&input.source.module.mesh, o)?;
@@ -215,7 +245,7 @@ fn compile_legal(model: &Path, o: &Options, out: Option<&Path>, watch: Watch) ->
     if !notes.is_empty() {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));
     }
-    Ok(Output { notes, ..finish(input, &o, out, watch, since, before)? })
+    Ok(Output { notes, ..finish(input, &o, watch, since, before)? })
 }
 
 /// The model that a plan was made of.
@@ -233,7 +263,7 @@ pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output
     let mut input = from_text(&s.source)?;
     (input.family, input.facts, input.config) = (s.family.clone(), s.facts, s.config.clone());
     input.origin.clone_from(&s.origin);
-    finish(input, o, None, watch, Instant::now(), vec![])
+    finish(input, o, watch, Instant::now(), vec![])
 }
 
 /// Compiles a stored plan's model for another mesh: without the annotations of its own.
@@ -244,13 +274,13 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
     let mut input = from_text(&s.source)?;
     input.source.module.mesh = Default::default();
     input.source.module.funcs[0].annotations.clear();
-    finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
+    finish(input, o, &mut |_, _| {}, Instant::now(), vec![])
 }
 
 /// Compiles a model from a config alone.
 pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
     let input = from_model(shardc_frontends::from_config(config, "config.json", &shape(o)?)?);
-    finish(input, o, None, &mut |_, _| {}, Instant::now(), vec![])
+    finish(input, o, &mut |_, _| {}, Instant::now(), vec![])
 }
 
 /// The kinds of groups that exchange data in every layer and reach over several nodes.
@@ -334,7 +364,6 @@ fn roomy_buffers(s: &Stored) -> Option<Diag> {
 fn finish(
     input: Input,
     o: &Options,
-    out: Option<&Path>,
     watch: Watch,
     since: Instant,
     mut phases: Vec<(&'static str, f64)>,
@@ -363,13 +392,6 @@ fn finish(
     let mut report = report::report(&stored.plan, &phases, 0.0);
     let kept = |p: Plan| report::Kept::of(o.zero_accumulate.name(), &stored.plan, &p);
     report.zero_accumulate = without.map(kept);
-    if let Some(dir) = out {
-        let writing = Instant::now();
-        plan_dir::write(dir, &stored, &report)?;
-        phases.push(("write", writing.elapsed().as_secs_f64() * 1e3));
-    }
-    report.phases =
-        phases.iter().map(|(n, ms)| report::PhaseTime { name: n.to_string(), ms: *ms }).collect();
     report.compile_ms = since.elapsed().as_secs_f64() * 1e3;
     stored.report = serde_json::to_value(&report).unwrap_or_default();
     warnings.extend(across_nodes(&stored));

@@ -233,7 +233,7 @@ pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
     let options = toml::to_string(&s.options).expect("options are plain data");
     let mut report = serde_json::to_value(report).expect("a report is plain data");
     // Times differ from run to run; the plan must not.
-    for key in ["compile_ms", "phases"] {
+    for key in ["compile_ms", "prove_ms", "phases"] {
         report.as_object_mut().and_then(|r| r.remove(key));
     }
     let texts =

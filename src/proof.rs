@@ -1,7 +1,9 @@
 //! Proofs of plans: what a plan directory holds, as the prover takes it.
 
 use crate::plan_dir::{self, Stored};
-use shardc_ir::diag::{Diag, Result};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::names::parameters;
 use shardc_ir::schedule::{Schedule, parse_csv};
@@ -42,6 +44,101 @@ impl Texts {
     /// By evaluation of all ranks.
     pub fn evaluate(&self) -> Report {
         shardc_prove::field::prove(&self.subject(), self.data)
+    }
+}
+
+/// Whether a plan is proved when it is compiled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Prove {
+    /// If that takes no longer than a second; a plan that is not understood is written, too.
+    Auto,
+    Yes,
+    No,
+}
+
+/// Nodes of programs and model that are read in a second at least.
+const NODES: usize = 30_000;
+/// The same of calls of functions in the lists of all stages.
+const CALLS: usize = 1_000_000;
+
+/// What came of a proof when a plan was compiled.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "kebab-case")]
+pub enum Outcome {
+    /// By terms: so many obligations.
+    Proved {
+        obligations: usize,
+    },
+    /// The first op for which a lemma is missing.
+    NotUnderstood {
+        op: String,
+        place: String,
+        lemma: String,
+    },
+    NotTried {
+        why: String,
+    },
+}
+
+impl Outcome {
+    /// That of a plan's report.
+    pub fn of(s: &Stored) -> Option<Outcome> {
+        serde_json::from_value(s.report.get("proof")?.clone()).ok()
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Outcome::Proved { obligations } => {
+                write!(f, "proved by terms: {obligations} obligations")
+            }
+            Outcome::NotUnderstood { op, place, lemma } => {
+                write!(f, "not proved: `{op}` is not understood: {lemma}, at {place}")
+            }
+            Outcome::NotTried { why } => write!(f, "not proved: {why}"),
+        }
+    }
+}
+
+/// Proves a plan that was compiled.
+///
+/// # Errors
+/// `refuted`, and `not-understood` with `Prove::Yes`.
+pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
+    let why = |why: &str| Ok(Outcome::NotTried { why: why.into() });
+    if how == Prove::No {
+        return why("--prove no");
+    }
+    let texts = of_stored(s)?;
+    let funcs = texts.programs.funcs.iter().chain(&texts.model.funcs);
+    let nodes: usize = funcs.map(|f| f.nodes.len()).sum();
+    let calls: usize = s.plan.schedule.ranks.iter().map(|r| r.len()).sum();
+    if how == Prove::Auto && (nodes > NODES || calls > CALLS) {
+        return why(
+            "it may take longer than a second; --prove yes, or shardc prove, takes the time",
+        );
+    }
+    let report = texts.prove();
+    let help =
+        "this is a bug of shardc: report it with the command; --prove no compiles without a proof";
+    if let Some(r) = report.refuted.first() {
+        let mut d = Diag::new("refuted", format!("the plan is not its model: {}", r.what))
+            .why(format!("plan: {}", r.plan))
+            .why(format!("textbook: {}", r.textbook));
+        d.place.clone_from(&r.plan_place);
+        return Err(d.help(help));
+    }
+    match report.gaps.into_iter().next() {
+        None => Ok(Outcome::Proved { obligations: report.shown.values().sum() }),
+        Some(g) if how == Prove::Auto => {
+            Ok(Outcome::NotUnderstood { op: g.op, place: g.place, lemma: g.lemma })
+        }
+        Some(g) => Err(Diag::new("not-understood", format!("`{}`: {}", g.op, g.lemma))
+            .at(g.place)
+            .rule("--prove yes writes plans that are proved")
+            .help("use --prove auto, which writes the plan and says so")
+            .exit(Exit::Unsupported)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a plan costs: collectives and memory per rank, as `compile --format json` prints them.
 
 use crate::pictures::measure::bubble_of;
+use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
 use shardc_ir::func::{Func, Node};
@@ -19,8 +20,11 @@ pub struct Report {
     pub microbatches: usize,
     /// The part of the time of all ranks of the pipeline, from 0 to 1, in which nothing is done.
     pub bubble: f64,
-    /// From model to written plan, kernels not included.
+    /// From model to written plan, proof and kernels not included.
     pub compile_ms: f64,
+    /// Of the proof, if one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prove_ms: Option<f64>,
     /// Making code of kernels for devices, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel_ms: Option<f64>,
@@ -31,6 +35,9 @@ pub struct Report {
     /// Rows of tables that look-ups train not: those of padding tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub padding: Vec<PaddingReport>,
+    /// Whether the plan was proved when it was compiled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proof: Option<Outcome>,
     pub per_class: Vec<ClassReport>,
 }
 
@@ -308,10 +315,12 @@ pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> R
         microbatches,
         bubble,
         compile_ms,
+        prove_ms: None,
         kernel_ms,
         phases,
         zero_accumulate,
         padding,
+        proof: None,
         per_class,
     }
 }

@@ -226,7 +226,7 @@ fn skips(file: &Path, schedules: &[&str]) {
     let run = |pp: usize, schedule: &str| {
         let mut o = options(&[("pp", pp)], false, rows);
         (o.seq, o.schedule, o.mode) = (seq, named(schedule), Mode::Train);
-        let done = shardc::compile(file, &o, None, &mut |_, _| {});
+        let done = shardc::compile(file, &o, &mut |_, _| {});
         let plan = done.unwrap_or_else(|e| panic!("{e}")).stored.plan;
         shardc_passes::step::replay::replay(&plan).unwrap_or_else(|e| panic!("{e}"));
         shardc_passes::memory::replay::replay(&plan).unwrap_or_else(|e| panic!("{e}"));

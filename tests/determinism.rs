@@ -88,7 +88,9 @@ fn always_the_same(name: &str, model: &str, flags: Flags, args: &[&str]) {
     let mut first = None;
     for i in 0..5 {
         let out = dir.join(format!("in-process-{i}"));
-        shardc::compile(&model, &o, Some(&out), &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+        shardc::compile(&model, &o, &mut |_, _| {})
+            .and_then(|mut done| done.write(&out))
+            .unwrap_or_else(|e| panic!("{e}"));
         let got = files(&out);
         assert!(
             got.contains_key(Path::new("programs/all.ir")) && got.len() >= 6,

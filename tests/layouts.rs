@@ -385,7 +385,7 @@ fn toy(mesh: Axes, shard: &[&str]) -> (BTreeMap<String, Vec<f32>>, Plan) {
     let mut o = options(mesh, false, 8);
     (o.seq, o.freeze) = (4, vec!["rows.weight".into()]);
     o.shard = shard.iter().map(|s| rule(s)).collect();
-    let done = shardc::compile(&file, &o, None, &mut |_, _| {});
+    let done = shardc::compile(&file, &o, &mut |_, _| {});
     let plan = done.unwrap_or_else(|e| panic!("{e}")).stored.plan;
     let load = |w: &_, r: &[_], out: &mut [f32]| shardc_frontends::init(w, r, 5, out);
     let lower = |p: &_, rank| shardc_codegen::program(p, rank);

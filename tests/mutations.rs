@@ -376,7 +376,9 @@ fn written(fixture: &str, sizes: &[(&str, usize)], o: &Options) -> PathBuf {
     }
     let (file, out) = (dir.join("config.json"), dir.join("plan"));
     std::fs::write(&file, config.to_string()).expect("written");
-    shardc::compile(&file, o, Some(&out), &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    shardc::compile(&file, o, &mut |_, _| {})
+        .and_then(|mut done| done.write(&out))
+        .unwrap_or_else(|e| panic!("{e}"));
     out
 }
 
@@ -481,7 +483,7 @@ fn numbers_of_plans_are_those_of_their_models() {
     ];
     for (name, o) in plans {
         let config = Fixture::open(name).dir.join("config.json");
-        let compiled = shardc::compile(&config, &o, None, &mut |_, _| {});
+        let compiled = shardc::compile(&config, &o, &mut |_, _| {});
         let stored = compiled.unwrap_or_else(|e| panic!("{name}: {e}")).stored;
         let all = compare(&stored).unwrap_or_else(|e| panic!("{name}: {e}"));
         let least = if o.mode == Mode::Infer { 1 } else { 3 };

@@ -180,7 +180,7 @@ fn groups_on_several_nodes_are_named() {
             ..Flags::default()
         };
         let o = f.options().unwrap_or_else(|e| panic!("{e}"));
-        let done = shardc::compile(&Fixture::open("llama_mha").dir, &o, None, &mut |_, _| {});
+        let done = shardc::compile(&Fixture::open("llama_mha").dir, &o, &mut |_, _| {});
         let all = done.unwrap_or_else(|e| panic!("{e}")).warnings;
         all.into_iter().filter(|d| d.code == "cross-node").map(|d| d.render()).collect()
     };
@@ -205,7 +205,7 @@ fn experts_across_nodes() {
     let warned = |mesh: &str, bound| -> Vec<String> {
         let o = flags(mesh, bound).options().unwrap();
         let dir = Fixture::open("qwen3_moe").dir;
-        let made = shardc::compile(&dir, &o, None, &mut |_, _| {}).unwrap();
+        let made = shardc::compile(&dir, &o, &mut |_, _| {}).unwrap();
         made.warnings.iter().map(|d| d.render()).collect()
     };
     let all = warned("dp=8,ep=8,etp=1", None);

@@ -39,7 +39,7 @@ fn lab(name: &str, layers: usize) -> PathBuf {
 
 /// Compiles a fixture through the driver, searches included.
 fn driver(o: &Options) -> Result<(Plan, Vec<String>)> {
-    let done = shardc::compile(Path::new(DEEP), o, None, &mut |_, _| {})?;
+    let done = shardc::compile(Path::new(DEEP), o, &mut |_, _| {})?;
     assert_eq!(done.stored.options.memory, o.memory);
     Ok((done.stored.plan, done.notes))
 }

@@ -81,7 +81,10 @@ pub(crate) fn each(op: &Op, b: &mut Body, x: &[usize]) -> Option<Results> {
         Op::MergeAttention(_) => return Some(merge_attention(b, x)),
         Op::AdamW(o) => return Some(adamw(b, o, x)),
         Op::Sgd(o) => sgd(b, o, x),
-        Op::ReduceSum(_) | Op::ReduceMax(_) | Op::Dot(_) | Op::Take(_) | Op::Put(_) => return None,
+        // Over no letter; others are folds.
+        Op::Dot(_) => b.chain(Binary::Mul, x),
+        Op::ReduceSum(_) | Op::ReduceMax(_) => x[0],
+        Op::Take(_) | Op::Put(_) => return None,
         Op::Literal(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Own(_) | Op::Join(_) => {
             return None;
         }

@@ -162,6 +162,53 @@ fn large_samples_match_their_meaning() {
     }
 }
 
+/// Products of up to three letters, each in two of the three tensors or in all, in any order: every
+/// seventh of them.
+#[test]
+fn products_of_any_rule_match_their_meaning() {
+    let orders = |all: &[char]| -> Vec<String> {
+        let mut out: Vec<String> = vec![String::new()];
+        for (n, &c) in all.iter().enumerate() {
+            let put = |s: String| {
+                (0..=n).map(move |i| [&s[..i], c.encode_utf8(&mut [0; 4]), &s[i..]].concat())
+            };
+            out = out.into_iter().flat_map(put).collect();
+        }
+        out
+    };
+    let (mut seen, mut tried) = (0, 0);
+    for letters in 1..=3u32 {
+        // Which tensors have a letter: a and b, a and the result, b and the result, or all.
+        for kinds in 0..4u32.pow(letters) {
+            let of = |tensor: usize| -> Vec<char> {
+                let has = |l: &u32| {
+                    [[0, 1, 3], [0, 2, 3], [1, 2, 3]][tensor].contains(&(kinds / 4u32.pow(*l) % 4))
+                };
+                (0..letters).filter(has).map(|l| char::from(b'a' + l as u8)).collect()
+            };
+            let size = |dims: &str| {
+                let all: Vec<String> = dims.bytes().map(|l| (l - b'a' + 2).to_string()).collect();
+                all.join(",")
+            };
+            let [a, b, out] = [0, 1, 2].map(|t| orders(&of(t)));
+            for (a, b, out) in a.iter().flat_map(|a| {
+                b.iter().flat_map({
+                    let out = &out;
+                    move |b| out.iter().map(move |out| (a, b, out))
+                })
+            }) {
+                seen += 1;
+                if seen % 7 == 0 {
+                    let text = format!("dot[{a},{b}->{out}] f32[{}], f32[{}]", size(a), size(b));
+                    tried += 1;
+                    check(&Sample::parse(text.leak()).unwrap(), &[1, 2]);
+                }
+            }
+        }
+    }
+    assert!(tried > 250, "{tried}");
+}
+
 /// Large enough for several threads to share: many rows, a few long ones, rows that are added to each
 /// other.
 #[test]

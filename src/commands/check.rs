@@ -22,7 +22,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     }
     if found.is_empty() {
         // No rule is violated; whatever the passes still refuse, or warn of, is found by compiling.
-        match crate::compile(&model, &asked, None, &mut |_, _| {}) {
+        match crate::compile(&model, &asked, &mut |_, _| {}) {
             Ok(done) => {
                 super::warn(&done.warnings);
                 super::warn(&flags.without_effect(

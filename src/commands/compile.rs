@@ -3,6 +3,7 @@
 use super::{gather, show, warn};
 use crate::device;
 use crate::flags::Flags;
+use crate::proof::{Outcome, Prove};
 use crate::report::{Report, bubble_line, bytes, padding_lines};
 use crate::search::advice::advise;
 use crate::terminal::note;
@@ -20,7 +21,7 @@ pub fn compile(
     model: &Path,
     flags: Flags,
     out: Option<&Path>,
-    dump_after: Option<&str>,
+    (dump_after, prove): (Option<&str>, Prove),
     json: bool,
 ) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
@@ -36,12 +37,16 @@ pub fn compile(
             .help(format!("use {}", PASSES.join(", "))));
     }
     let mut dump = None;
-    let done = crate::compile(&model, &o, out, &mut |pass, m| {
+    let done = crate::compile(&model, &o, &mut |pass, m| {
         if dump_after == Some(pass) {
             dump = Some(text::print(m));
         }
     });
     let mut done = done.map_err(|d| advise(d, &model, &o))?;
+    if let Some(dir) = out {
+        done.prove(prove)?;
+        done.write(dir)?;
+    }
     if let Some(dir) = out.filter(|_| !archs.is_empty()) {
         let since = Instant::now();
         device::compile(&done.stored.plan, &archs, dir)?;
@@ -58,6 +63,12 @@ pub fn compile(
     } else {
         show(human(plan, &done.stored.family, &done.report));
         note(format!("compiled in {:.1} ms", done.report.compile_ms));
+        if let (Some(proof), Some(ms)) = (&done.report.proof, done.report.prove_ms) {
+            note(match proof {
+                Outcome::NotTried { .. } => proof.to_string(),
+                _tried => format!("{proof}, in {ms:.1} ms"),
+            });
+        }
         if let Some(ms) = done.report.kernel_ms {
             let archs: Vec<&str> = archs.iter().map(String::as_str).collect();
             note(format!("made code of kernels for {} in {ms:.0} ms", archs.join(", ")));

@@ -12,6 +12,7 @@ pub mod saving;
 pub mod verify;
 
 use crate::flags::{self, Flags};
+use crate::proof::Prove;
 use crate::terminal::{show, warn};
 use clap::{Parser, Subcommand, ValueEnum};
 use shardc_ir::diag::Result;
@@ -72,6 +73,9 @@ pub enum Command {
         /// Print the program after a pass
         #[arg(long, value_name = "PASS")]
         dump_after: Option<String>,
+        /// Prove the plan that -o writes: auto if that takes a second or less
+        #[arg(long, value_enum, default_value_t = Prove::Auto)]
+        prove: Prove,
         #[command(flatten)]
         flags: Box<Flags>,
     },
@@ -133,8 +137,9 @@ pub fn run(cli: Cli) -> Result<i32> {
     let json = cli.format == Format::Json;
     match cli.command {
         Command::Check { model, flags } => check::check(&model, *flags, json),
-        Command::Compile { model, output, dump_after, flags } => {
-            compile::compile(&model, *flags, output.as_deref(), dump_after.as_deref(), json)
+        Command::Compile { model, output, dump_after, prove, flags } => {
+            let how = (dump_after.as_deref(), prove);
+            compile::compile(&model, *flags, output.as_deref(), how, json)
         }
         Command::Inspect { plan, what } => {
             show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);

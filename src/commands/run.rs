@@ -9,6 +9,7 @@ use crate::cluster::{self, Job, Transport};
 use crate::data::{Data, is_text};
 use crate::device;
 use crate::plan_dir::{self, Stored};
+use crate::proof::Outcome;
 use crate::terminal::{Progress, note, warn};
 use crate::{recompile, signals};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -349,6 +350,9 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
             };
             signals::handle(Duration::ZERO, told, |s| std::process::exit(signals::status(s)))?;
         }
+    }
+    if let Some(proof) = Outcome::of(&stored).filter(|_| leads) {
+        note(format!("plan {proof}"));
     }
     let stored = if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;

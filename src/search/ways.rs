@@ -105,7 +105,7 @@ pub fn is_long(o: &Options) -> bool {
 }
 
 fn compiles(model: &Path, o: &Options) -> bool {
-    !is_long(o) && crate::compile_legal(model, o, None, &mut |_, _| {}).is_ok()
+    !is_long(o) && crate::compile_legal(model, o, &mut |_, _| {}).is_ok()
 }
 
 /// Options with further changes until no rule is violated, and these changes.

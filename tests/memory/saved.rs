@@ -211,6 +211,11 @@ fn outside(k: Kind, x: &Sizes) -> Vec<usize> {
     ]);
     if k.gemma {
         all.push(whole("tanh(logits / cap)", "itself", "v", x.facts.vocab, Over::Width));
+        // 1 / cap scales the smaller operand of the product that makes logits. Where that is the
+        // table, it is kept, so that backward does not scale it again.
+        if x.rows * x.seq >= x.facts.vocab {
+            all.push(x.facts.vocab / x.tp * x.facts.hidden * F32);
+        }
     }
     if k.rotary {
         // Cosine and sine of every position and pair.

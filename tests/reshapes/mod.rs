@@ -131,7 +131,7 @@ fn numbers(dir: &Path, text: &str) -> Vec<Tensor> {
     std::fs::write(&file, text).expect("a file");
     let o =
         Options { global_batch: 2, microbatch: 2, seq: 4, clip: None, ..options(&[], false, 2) };
-    let done = shardc::compile(&file, &o, None, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+    let done = shardc::compile(&file, &o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"));
     let plan = done.stored.plan;
     replay(&plan).unwrap_or_else(|e| panic!("{e}"));
     let mesh = &plan.module.mesh;

@@ -46,8 +46,9 @@ pub fn work(op: &Op) -> Option<Work> {
         Op::Cast(_) | Op::Fill(_) | Op::Expand(_) | Op::MergeAttention(_) => Some(Work::Each),
         Op::AdamW(_) | Op::Sgd(_) => Some(Work::Each),
         Op::StopGradient(_) | Op::FanOut(_) | Op::Term(_) => Some(Work::Each),
-        Op::ReduceSum(_) | Op::ReduceMax(_) => Some(Work::Fold),
-        Op::Dot(o) => folds(&o.rule.0).then_some(Work::Fold),
+        Op::ReduceSum(o) => Some(folded(&o.rule.0)),
+        Op::ReduceMax(o) => Some(folded(&o.rule.0)),
+        Op::Dot(o) => folds(&o.rule.0).then(|| folded(&o.rule.0)),
         Op::Take(o) => o.padding.zero().is_none().then_some(Work::Take),
         Op::Put(o) => o.padding.zero().is_none().then_some(Work::Put),
         Op::Literal(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Own(_) | Op::Join(_) => None,
@@ -59,6 +60,12 @@ pub fn work(op: &Op) -> Option<Work> {
         Op::Reduce(_) | Op::Slice(_) | Op::Place(_) | Op::Piece(_) => None,
         Op::AllToAll(_) | Op::AllToAllV(_) | Op::Permute(_) => None,
     }
+}
+
+/// A fold; over no letter it is element-wise.
+fn folded(rule: &Rule) -> Work {
+    let kept = rule.ins.iter().flatten().all(|g| rule.outs[0].contains(g));
+    if kept { Work::Each } else { Work::Fold }
 }
 
 /// True if a product is no matrix product: one operand brings no letter of its own to the result.

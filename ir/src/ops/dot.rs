@@ -15,6 +15,8 @@ op! {
         "dot[bsh,bsh->bs] f32[2,3,4], f32[2,3,4]",
         "dot[ab,ab->] f32[3,4], f32[3,4]",
         "dot[mk,kn->nm] f32[3,3], f32[3,3]",
+        "dot[ab,ba->ba] f32[3,3], f32[3,3]",
+        "dot[abk,bak->ba] f32[3,3,2], f32[3,3,2]",
         "dot[bsh,hos->obs] f32[2,3,4], f32[4,5,3]"
     ]
 }

@@ -4,6 +4,7 @@ use super::layers::{Calls, LayerCollectives, Part, Section, layer_collectives};
 use crate::commands::compile::mesh_line;
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
+use crate::proof::Outcome;
 use crate::report::{Kept, bubble_line, bytes, padding_lines};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
@@ -70,6 +71,7 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         })).collect::<Vec<_>>(),
         "settings": plan.settings,
         "bubble": bubble_of(plan),
+        "proof": s.report.get("proof"),
         "memory": {
             "peak_bytes": memory.peak_bytes, "at_peak": by_class, "live_at_peak": live
         },
@@ -161,6 +163,7 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     );
     out += &bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
     out += &padding_lines(plan);
+    out += &Outcome::of(s).map_or(String::new(), |p| format!("proof  {p}\n"));
     let of_class = match plan.classes.len() {
         1 => String::new(),
         _ => {

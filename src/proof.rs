@@ -4,8 +4,9 @@ use crate::plan_dir::{self, Stored};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::func::{Module, Port, RoleKind};
 use shardc_ir::names::parameters;
+use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{Schedule, parse_csv};
 use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
@@ -175,13 +176,22 @@ pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe>
     })
 }
 
+/// What a plan of this mode computes of its model: without training, what is shown.
+fn in_mode(mut model: Module, o: &Options) -> Module {
+    if o.mode == Mode::Infer {
+        let shown = |p: &Port| p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output);
+        model.funcs.iter_mut().for_each(|f| f.results.retain(shown));
+    }
+    model
+}
+
 /// Of a plan that was read and checked.
 pub fn of_stored(s: &Stored) -> Result<Texts> {
     let source = text::parse_source(&s.source)?;
     Ok(Texts {
         recipe: recipe(&s.options, &source.weights, &source.module)?,
         data: Data { seq: s.plan.settings.seq, vocab: s.plan.settings.vocab },
-        model: source.module,
+        model: in_mode(source.module, &s.options),
         programs: s.plan.module.clone(),
         schedule: s.plan.schedule.clone(),
     })
@@ -204,5 +214,6 @@ pub fn of_texts(dir: &Path) -> Result<Texts> {
     let schedule = parse_csv(&read("schedule.csv")?)?;
     let recipe = recipe(&options, &source.weights, &source.module)?;
     let data = Data { seq: options.seq, vocab: source.vocab };
-    Ok(Texts { recipe, model: source.module, programs, schedule, data })
+    let model = in_mode(source.module, &options);
+    Ok(Texts { recipe, model, programs, schedule, data })
 }

@@ -1,5 +1,7 @@
 //! The compiled step of every fixture, run by the f64 interpreter on all ranks, against transformers.
 
+#[path = "interpreter/crossings.rs"]
+mod crossings;
 mod fixture;
 #[path = "interpreter/legal.rs"]
 mod legal;

@@ -187,6 +187,12 @@ impl RoleKind {
     }
 }
 
+/// The role by which a value of these ports goes from one stage to another: shown to the user, it stays.
+pub fn sent(ports: &[Port], v: Value) -> Option<&Role> {
+    let roles = ports.iter().filter(|p| p.value == v).filter_map(|p| p.role.as_ref());
+    roles.filter(|r| !r.kind.is_shown()).last()
+}
+
 /// As the text has it: `param`, `state[exp_avg]`, `grad_from[1]`.
 impl std::fmt::Display for RoleKind {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {

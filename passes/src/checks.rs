@@ -158,6 +158,42 @@ fn check_results(f: &Func) -> Result<()> {
             }
         }
     }
+    for (i, r) in f.results.iter().enumerate() {
+        let is_sum = |r: &Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum);
+        let same = |p: &&Port| is_sum(r) && is_sum(p) && p.value == r.value;
+        if let Some(first) = f.results[..i].iter().find(same) {
+            let [a, b] = [first, r].map(|p| p.role.clone().expect("a sum"));
+            return bad(
+                format!("{} is {a} and {b}", f.name(r.value)),
+                "a sum is a value of its own",
+                "leave one out, or scale the loss by 2".into(),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Without training nothing is computed but what is shown; labels that only losses read are not read
+/// either.
+///
+/// # Errors
+/// `source` if nothing is shown.
+pub fn only_outputs(f: &mut Func) -> Result<()> {
+    f.results.retain(|r| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output));
+    if f.results.is_empty() {
+        return Err(Diag::new("source", "the model has no output")
+            .at(format!("@{}", f.name))
+            .rule("--mode infer computes what the model outputs")
+            .help("let it return a value as output \"logits\", for example"));
+    }
+    f.drop_dead();
+    let read = |v: Value| {
+        f.nodes.iter().any(|n| n.ins.contains(&v)) || f.results.iter().any(|r| r.value == v)
+    };
+    let stays: Vec<bool> =
+        f.args.iter().map(|a| !a.is(RoleKind::Input, "targets") || read(a.value)).collect();
+    let mut stays = stays.into_iter();
+    f.args.retain(|_| stays.next().expect("one per argument"));
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::split::{StageFuncs, split, split_forward};
-use crate::checks::{check_source, trains};
+use crate::checks::{check_source, only_outputs, trains};
 use crate::globs;
 use crate::group::group;
 use crate::memory::memory;
@@ -91,6 +91,9 @@ impl Manager<'_, '_> {
 pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     let Source { module: mut m, weights, sequence, vocab } = source;
     check_source(&m.mesh, &m.funcs[0], o)?;
+    if o.mode == Mode::Infer {
+        only_outputs(&mut m.funcs[0])?;
+    }
     schedule::possible(o)?;
     let mut phases = vec![];
     let frozen = globs::frozen(&weights, o)?;

@@ -2,7 +2,7 @@
 
 use super::{Precision, Running, gather, scatter};
 use crate::diag::{Diag, Result};
-use crate::func::{Func, Module, Port, Role, RoleKind};
+use crate::func::{Func, Module, Port, Role, RoleKind, sent};
 use crate::mesh::{Mesh, PIPELINE};
 use crate::plan::{Call, Instr, Transfer};
 use crate::tensor::Tensor;
@@ -185,7 +185,7 @@ impl<'a> Step<'a> {
     fn instr(&mut self, stage: usize, instr: &Instr) -> Result<bool> {
         let port = |t: &Transfer, of: fn(&Func) -> &[Port]| -> Result<Role> {
             let f = function(self.module, t.func)?;
-            let found = of(f).iter().find(|p| p.value == t.value).and_then(|p| p.role.clone());
+            let found = sent(of(f), t.value).cloned();
             found.ok_or_else(|| {
                 Diag::new("unbound", format!("@{} has no such value to transfer", f.name))
                     .help(format!("name one of its {} arguments or results", of(f).len()))

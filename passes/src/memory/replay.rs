@@ -5,7 +5,7 @@
 //! values which live from one to the next are asked for too.
 
 use crate::threads::all;
-use shardc_ir::func::{Func, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Role, RoleKind, Value, sent};
 use shardc_ir::group::{Launch, epilogue, launches};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -153,8 +153,7 @@ impl Replay<'_> {
             Instr::Call(c) => self.call(c),
             Instr::Send(t) => {
                 let f = &self.plan.module.funcs[t.func];
-                let role = f.results.iter().find(|r| r.value == t.value);
-                let role = role.and_then(|r| r.role.as_ref()).ok_or("a transfer of no result")?;
+                let role = sent(&f.results, t.value).ok_or("a transfer of no result")?;
                 let stamp = self.roles.get(&key(role, t.microbatch)).copied();
                 let stamp = stamp.ok_or_else(|| format!("{role} is sent unmade"))?;
                 let (from, to) = self.inside(t.offset, t.bytes)?;

@@ -91,8 +91,15 @@ pub fn partition(
     for i in 0..src.nodes.len() {
         p.node(i)?;
     }
+    let makers = src.makers();
     for r in &src.results {
-        let value = p.now[r.value.0 as usize].expect("results are computed");
+        let mut value = p.now[r.value.0 as usize].expect("results are computed");
+        let shown = r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output);
+        // A sum over microbatches that is shown, too: of each microbatch, and whole.
+        if let Some(u) = makers[r.value.0 as usize].filter(|_| shown && p.stays_pending(r.value)) {
+            let to = p.settled(p.out.ty(value), r.value);
+            value = p.reshard(value, &to, u as usize)?;
+        }
         p.out.results.push(shardc_ir::func::Port { value, role: r.role.clone() });
     }
     Ok(Partitioned { forward: p.out, params })
@@ -513,18 +520,23 @@ impl Partition<'_> {
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;
             if !self.stays_pending(o) {
-                let own = self.out.ty(v).clone();
-                let mut to = Type::new(own.dtype, &own.sizes());
-                for (d, s) in to.dims.iter_mut().zip(&self.src.ty(o).dims) {
-                    d.atoms = s.atoms;
-                }
-                to.replicated = own.replicated.minus(to.sharded());
+                let to = self.settled(self.out.ty(v), o);
                 at = self.finish(v, &to, o, u)?;
             }
             self.now[o.0 as usize] = Some(at);
             self.fan_out_early(o, Some(u))?;
         }
         Ok(())
+    }
+
+    /// The type of a value in its own layout, with no sum that the ranks have not taken.
+    fn settled(&self, own: &Type, src: Value) -> Type {
+        let mut to = Type::new(own.dtype, &own.sizes());
+        for (d, s) in to.dims.iter_mut().zip(&self.src.ty(src).dims) {
+            d.atoms = s.atoms;
+        }
+        to.replicated = own.replicated.minus(to.sharded());
+        to
     }
 
     /// Brings a fresh result into its own layout; the last value takes the source's name.

@@ -11,6 +11,7 @@ use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 
 /// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its
 /// functions that run once per microbatch. They say which accumulators there are and in which type
@@ -29,7 +30,8 @@ pub fn enter(
         let v = f.arg(p.stored.clone(), p.name.clone(), Some(p.param.clone()));
         ready.push(v);
     }
-    let targets = seed(loops).and(labels).map(|l| targets(&mut f, l, o));
+    let sums = sums(loops);
+    let targets = sums.get("loss").and(labels).map(|l| targets(&mut f, l, o));
     for (p, v) in params.iter().zip(&mut ready) {
         let scope = f.scope(&p.scope);
         for s in &p.steps[..p.prepared] {
@@ -47,24 +49,23 @@ pub fn enter(
     }
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
-    if let (Some(targets), Some(seed)) = (targets, seed(loops)) {
-        count(&mut b, targets, seed);
+    if let Some(targets) = targets {
+        count(&mut b, targets, seed(loops));
     }
     // What is summed over microbatches beside the loss becomes a mean over them.
-    let others: Vec<(&Role, &Type)> = seeds(loops).filter(|s| &*s.0.name != "loss").collect();
-    if !others.is_empty() {
+    if sums.keys().any(|name| *name != "loss") {
         let share = Fill { value: 1.0 / o.microbatches() as f64 };
         let inv = b.push_as("inv_microbatches", share, &[], &Type::f32(&[]));
         let role = Role::new(RoleKind::Step, "inv_microbatches");
         b.f.results.push(Port { value: inv, role: Some(role) });
-        for (role, ty) in others {
+        for (role, ty) in seeds(loops).filter(|s| &*s.0.name != "loss") {
             let axes = ty.replicated;
             let v = if axes.is_empty() { inv } else { b.push("scale", FanOut { axes }, &[inv]) };
             b.f.results.push(Port { value: v, role: Some(role.clone()) });
         }
     }
     // Without a backward nothing is summed over microbatches.
-    let trains = loops.iter().any(|g| has(g, RoleKind::Grad)) || seed(loops).is_some();
+    let trains = loops.iter().any(|g| has(g, RoleKind::Grad)) || !sums.is_empty();
     let all = loops.iter().flat_map(|g| g.args.iter().map(move |a| (g, a)));
     for (g, a) in all.filter(|_| trains) {
         let Some(role) = a.role.as_ref().filter(|r| r.kind.is_summed()) else { continue };
@@ -84,13 +85,19 @@ fn has(f: &Func, kind: RoleKind) -> bool {
     f.results.iter().any(|r| r.role.as_ref().is_some_and(|r| r.kind == kind))
 }
 
-/// The cotangents of sums, as backward takes them.
+/// What is summed over microbatches, by name, and its type.
+pub(super) fn sums<'a>(loops: &[&'a Func]) -> BTreeMap<&'a str, &'a Type> {
+    let all = loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
+    all.filter_map(|(r, t)| Some((&*r.filter(|r| r.kind == RoleKind::Sum)?.name, t))).collect()
+}
+
+/// The cotangents of sums, as backward takes them: of those that something trained has a part in.
 fn seeds<'a>(loops: &[&'a Func]) -> impl Iterator<Item = (&'a Role, &'a Type)> {
     let all = loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
     all.filter_map(|(role, ty)| Some((role.filter(|r| r.kind == RoleKind::Scale)?, ty)))
 }
 
-/// The type in which backward takes the loss's cotangent, if the loss is made here.
+/// The type in which backward takes the loss's cotangent.
 fn seed<'a>(loops: &[&'a Func]) -> Option<&'a Type> {
     seeds(loops).find(|s| &*s.0.name == "loss").map(|s| s.1)
 }
@@ -103,9 +110,9 @@ fn targets(f: &mut Func, (ty, name): &(Type, Name), o: &Options) -> Value {
     f.arg(ty, name.clone(), Some(Role::new(RoleKind::Input, "targets")))
 }
 
-/// One over the number of labels: `step inv_tokens` (invariant) and `scale loss` (the loss's
-/// cotangent).
-fn count(b: &mut Builder, targets: Value, seed: &Type) {
+/// One over the number of labels: `step inv_tokens` (invariant) and, if backward takes one, `scale loss`
+/// (the loss's cotangent).
+fn count(b: &mut Builder, targets: Value, seed: Option<&Type>) {
     let valid = b.push("valid", AtLeast { bound: 0.0 }, &[targets]);
     let mut n = b.push(
         "tokens",
@@ -122,6 +129,7 @@ fn count(b: &mut Builder, targets: Value, seed: &Type) {
     let one = b.push_as("one", Fill { value: 1.0 }, &[], &Type::f32(&[]));
     let inv = b.push("inv_tokens", Div::same(), &[one, n]);
     b.f.results.push(Port { value: inv, role: Some(Role::new(RoleKind::Step, "inv_tokens")) });
+    let Some(seed) = seed else { return };
     let axes = seed.replicated;
     let scale = if axes.is_empty() { inv } else { b.push("loss_scale", FanOut { axes }, &[inv]) };
     b.f.results.push(Port { value: scale, role: Some(Role::new(RoleKind::Scale, "loss")) });

@@ -8,6 +8,7 @@
 use crate::options::{Decay, Optimizer, Options};
 use crate::shard::partition::Preparation;
 use crate::step::correct::Corrected;
+use crate::step::enter::sums;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Slot, Value};
@@ -130,11 +131,7 @@ struct Sums {
 impl Sums {
     /// `None` if these functions make no loss.
     fn arguments(f: &mut Func, loops: &[&Func]) -> Option<Sums> {
-        let all =
-            loops.iter().flat_map(|f| f.args.iter().map(|a| (a.role.as_ref(), f.ty(a.value))));
-        let found: BTreeMap<&str, &Type> = all
-            .filter_map(|(r, t)| Some((&*r.filter(|r| r.kind == RoleKind::Sum)?.name, t)))
-            .collect();
+        let found = sums(loops);
         let mut arg = |hint: String, ty: &Type, kind, name: &str| {
             let name_of = Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
             f.arg(ty.clone(), name_of, Some(Role::new(kind, name)))

@@ -8,7 +8,7 @@ use shardc_ir::rule::{Dims, Group, Rule, dims_text};
 ///
 /// | function | of | result |
 /// |---|---|---|
-/// | `times`, `plus` | two numbers | their product, sum |
+/// | `times`, `plus` | two numbers | their product, sum, where an f64 is exactly that |
 /// | `union` | axes that do not meet | all of them |
 /// | `compose` | rules of one operand, outer first | the rule of both |
 /// | `compose_left`, `compose_right` | a rule of two operands, one of the first (second) | both |
@@ -19,8 +19,20 @@ use shardc_ir::rule::{Dims, Group, Rule, dims_text};
 /// | `turns` | axes, two shifts | one shift |
 pub(crate) fn compute(mesh: &Mesh, function: &str, args: &[&str]) -> Option<String> {
     match (function, args) {
-        ("times", [a, b]) => number(a.parse::<f64>().ok()? * b.parse::<f64>().ok()?),
-        ("plus", [a, b]) => number(a.parse::<f64>().ok()? + b.parse::<f64>().ok()?),
+        ("times", [a, b]) => {
+            let (a, b): (f64, f64) = (a.parse().ok()?, b.parse().ok()?);
+            let x = a * b;
+            let exact = a.mul_add(b, -x) == 0.0 && (x.is_normal() || a == 0.0 || b == 0.0);
+            number(x).filter(|_| exact)
+        }
+        ("plus", [a, b]) => {
+            let (a, b): (f64, f64) = (a.parse().ok()?, b.parse().ok()?);
+            // What rounding leaves over (Knuth, TAOCP 2, 4.2.2, theorem C).
+            let x = a + b;
+            let of_b = x - a;
+            let rest = (a - (x - of_b)) + (b - of_b);
+            number(x).filter(|_| rest == 0.0)
+        }
         ("union", [a, b]) => union(mesh, a, b),
         ("compose", [outer, inner]) => {
             let (o, i) = (unary(outer)?, unary(inner)?);
@@ -139,6 +151,12 @@ mod tests {
     fn attributes_are_computed() {
         assert_eq!(of("times", &["2.0", "-0.5"]).as_deref(), Some("-1.0"));
         assert_eq!(of("times", &["1e300", "1e300"]), None);
+        // Another number than the two scales make: plans are proved over the reals.
+        assert_eq!(of("times", &["0.3", "0.7"]), None);
+        assert_eq!(of("times", &["1e-200", "1e-200"]), None);
+        assert_eq!(of("times", &["0.0", "0.7"]).as_deref(), Some("0.0"));
+        assert_eq!(of("plus", &["0.25", "3.0"]).as_deref(), Some("3.25"));
+        assert_eq!(of("plus", &["0.1", "0.2"]), None);
         assert_eq!(of("union", &["y", "x"]).as_deref(), Some("x*y"));
         assert_eq!(of("union", &["x", "x"]), None);
         assert_eq!(of("compose", &["ab->ba", "xyz->zy"]).as_deref(), Some("xyz->yz"));

@@ -12,6 +12,7 @@
 pub mod field;
 pub mod fun;
 pub mod ledger;
+pub mod lemmas;
 pub mod local;
 pub mod meaning;
 pub mod number;
@@ -27,6 +28,7 @@ pub mod textbook;
 pub mod whole;
 
 use ledger::{Gap, Ledger, Refuted, Texts};
+use lemmas::Lemmas;
 use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::schedule::Schedule;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +106,11 @@ impl Report {
 
 /// Proves a plan by terms, after its types: they say that taking collectives out changes nothing.
 pub fn prove(subject: &Subject) -> Report {
+    prove_by(subject, Lemmas::default())
+}
+
+/// The same by these lemmas, of which one may be wrong on purpose.
+pub fn prove_by(subject: &Subject, lemmas: Lemmas) -> Report {
     let mut report = Report::default();
     local::prove(subject.programs, false, &mut report);
     if report.verdict() != Verdict::Proved {
@@ -111,6 +118,7 @@ pub fn prove(subject: &Subject) -> Report {
     }
     let texts = Texts { programs: subject.programs, model: subject.model };
     let mut w = Whole::new(texts, subject.schedule);
+    w.s.lemmas = lemmas;
     if let Err(gap) = run(&mut w, subject) {
         w.ledger.gaps.push(gap);
     }

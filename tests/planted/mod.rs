@@ -1,5 +1,6 @@
 //! Mistakes planted in plans: none that leaves other numbers is proved.
 
+mod lemmas;
 mod types;
 
 use super::fixture::*;

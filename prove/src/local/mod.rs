@@ -26,7 +26,8 @@ use crate::ledger::{Gap, Refuted};
 use shardc_ir::func::{Func, Module, Node, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
-use shardc_ir::text::{node_text, type_text};
+use shardc_ir::text::node_text;
+use shardc_ir::text::type_text;
 use shardc_ir::types::Type;
 use std::collections::{BTreeMap, HashMap};
 

@@ -19,6 +19,7 @@ use shardc_passes::options::{
 };
 use shardc_passes::pipeline::Compiled;
 use shardc_prove::field::Data;
+use shardc_prove::local::{BY_EVALUATION, BY_RULE};
 use shardc_prove::{Report, Verdict};
 
 /// A compiled model with what its proof takes.
@@ -68,9 +69,15 @@ fn found(r: &Report) -> String {
 }
 
 fn proved(name: &'static str, o: &Options) {
-    let r = Case::new(name, o).texts.prove();
+    let case = Case::new(name, o);
+    let r = case.texts.prove();
     let what = format!("{name} {:?} {:?} sp={} zero={}", o.mesh, o.schedule, o.sp, o.zero);
     assert_eq!(r.verdict(), Verdict::Proved, "{what}: {}", found(&r));
+    let mut types = Report::default();
+    shardc_prove::local::prove(&case.texts.programs, true, &mut types);
+    assert_eq!(types.verdict(), Verdict::Proved, "{what}: {}", found(&types));
+    let [by_rule, evaluated] = [BY_RULE, BY_EVALUATION].map(|k| types.shown[k]);
+    assert!(by_rule > 20 && evaluated == by_rule, "{what}: {:?}", types.shown);
     let updates = if o.mode == Mode::Train { r.shown.get("updates").copied() } else { Some(1) };
     assert!(updates.is_some_and(|n| n > 0), "{what}: no update was shown: {:?}", r.shown);
 }

@@ -1,8 +1,8 @@
 //! Shows that a plan computes what its model and a textbook's training step mean, over the reals.
 //!
 //! The theorem, what is believed and what is not claimed: `docs/proof.md`. In short: types say that
-//! ranks together compute the program that is left when collectives are taken out; here that program is
-//! read as terms in normal form ([`term`]), beside the model, a textbook's reverse mode on it
+//! ranks together compute the program that is left when collectives are taken out, and each step of it is
+//! checked by rules of its own ([`local`]); that program is read as terms in normal form ([`term`]), beside the model, a textbook's reverse mode on it
 //! ([`reverse`]), and a textbook's step ([`textbook`]), and every result of the plan must be the same
 //! term.
 //!
@@ -12,6 +12,8 @@
 pub mod field;
 pub mod fun;
 pub mod ledger;
+pub mod lemmas;
+pub mod local;
 pub mod meaning;
 pub mod number;
 pub mod order;
@@ -26,6 +28,7 @@ pub mod textbook;
 pub mod whole;
 
 use ledger::{Gap, Ledger, Refuted, Texts};
+use lemmas::Lemmas;
 use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::schedule::Schedule;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,8 +58,7 @@ pub struct Recipe {
     pub global_batch: usize,
 }
 
-/// A plan with what it was made of. Types must have been checked: they say that taking collectives out
-/// changes nothing.
+/// A plan with what it was made of.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The model on one device.
@@ -102,14 +104,26 @@ impl Report {
     }
 }
 
-/// Proves a plan by terms.
+/// Proves a plan by terms, after its types: they say that taking collectives out changes nothing.
 pub fn prove(subject: &Subject) -> Report {
+    prove_by(subject, Lemmas::default())
+}
+
+/// The same by these lemmas, of which one may be wrong on purpose.
+pub fn prove_by(subject: &Subject, lemmas: Lemmas) -> Report {
+    let mut report = Report::default();
+    local::prove(subject.programs, false, &mut report);
+    if report.verdict() != Verdict::Proved {
+        return report;
+    }
     let texts = Texts { programs: subject.programs, model: subject.model };
     let mut w = Whole::new(texts, subject.schedule);
+    w.s.lemmas = lemmas;
     if let Err(gap) = run(&mut w, subject) {
         w.ledger.gaps.push(gap);
     }
-    let Ledger { shown, refuted, gaps } = w.ledger;
+    let Ledger { mut shown, refuted, gaps } = w.ledger;
+    shown.append(&mut report.shown);
     Report { shown, refuted, gaps, lemmas: w.s.used.clone(), nodes: w.nodes, terms: w.s.len() }
 }
 

@@ -61,7 +61,8 @@ impl Store {
         }
         for ((_, c, of), mut parts) in groups {
             parts.sort_unstable();
-            if parts.len() == of && parts.iter().enumerate().all(|(k, p)| p.0 == k) {
+            let numbers: Vec<usize> = parts.iter().map(|p| p.0).collect();
+            if (self.lemmas.pieces)(&numbers, of) {
                 self.lemma("the sum over all pieces is the whole");
                 let gone: Vec<usize> = parts.iter().map(|p| p.1).collect();
                 let rest = sum.iter().enumerate().filter(|(i, _)| !gone.contains(i));
@@ -128,7 +129,7 @@ impl Store {
                     _whole => None,
                 };
                 let e = found.entry(l).or_insert(own);
-                *e = e.filter(|c| Some(*c) == own);
+                *e = e.filter(|c| own.is_some_and(|o| (self.lemmas.alike)(*c, o)));
             }
         }
         found.into_iter().filter_map(|(l, c)| Some((l, c?))).collect()

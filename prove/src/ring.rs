@@ -211,7 +211,7 @@ impl Store {
         let same = calls.iter().all(|c| c.f == first.f && c.wholes == first.wholes);
         let mut turned: Vec<usize> = calls.iter().map(|c| c.shifts[1 - fixed]).collect();
         turned.sort_unstable();
-        let full = turned.iter().copied().eq(0..a.of);
+        let full = (self.lemmas.turn)(&turned, a.of);
         if !same || !full || calls.iter().any(|c| c.shifts[fixed] != 0) {
             return None;
         }

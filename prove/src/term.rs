@@ -17,6 +17,7 @@
 //! | Σ over microbatches is linear; of what does not depend on them it is a multiple | [`Store::fold`] |
 
 use crate::fun::Fun;
+use crate::lemmas::Lemmas;
 use crate::number::Coef;
 use std::collections::{BTreeMap, HashMap};
 
@@ -80,6 +81,7 @@ pub struct Store {
     known: HashMap<(Node, Box<[usize]>), Term>,
     /// What is being read: the origin of terms that are made now.
     pub here: Option<Origin>,
+    pub lemmas: Lemmas,
     /// How often which lemma was used.
     pub used: BTreeMap<&'static str, usize>,
 }

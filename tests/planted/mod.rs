@@ -1,5 +1,8 @@
 //! Mistakes planted in plans: none that leaves other numbers is proved.
 
+mod lemmas;
+mod types;
+
 use super::fixture::*;
 use super::{BALANCE, Case, DP2_TP2, grid, ring};
 use shardc_ir::func::{Func, Module, Name, Node, RoleKind, Value};

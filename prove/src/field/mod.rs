@@ -6,9 +6,9 @@
 //! Sums and products are exact, so equal means equal: a wrong plan has other elements but with a chance
 //! of some degree / 2^61. It says nothing of other sizes.
 
-mod functions;
-mod ranks;
-mod tensor;
+pub(crate) mod functions;
+pub(crate) mod ranks;
+pub(crate) mod tensor;
 
 use crate::fun::Fun;
 use crate::ledger::{Gap, Refuted, Texts};
@@ -17,7 +17,7 @@ use crate::part::Part;
 use crate::term::{Node, Store, Term};
 use crate::textbook::Textbook;
 use crate::whole::Whole;
-use crate::{Report, Subject};
+use crate::{Report, Subject, Verdict, local};
 use functions::{Begins, mix, oracle, results, seed};
 use ranks::{Pieces, Ranks};
 use shardc_ir::func::{Func, Module, Role, RoleKind};
@@ -313,6 +313,10 @@ impl Values<'_> {
 /// Proves a small plan by evaluation: every element that a step leaves on every rank.
 pub fn prove(subject: &Subject, data: Data) -> Report {
     let mut report = Report::default();
+    local::prove(subject.programs, true, &mut report);
+    if report.verdict() != Verdict::Proved {
+        return report;
+    }
     if let Err(gap) = compare(subject, data, &mut report) {
         report.gaps.push(gap);
     }

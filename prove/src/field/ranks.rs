@@ -103,7 +103,12 @@ impl Step<'_> {
             }),
             Op::AllToAll(k) => self.one(|rank| self.moved(k.axes, k.from, k.to, rank)),
             Op::AllToAllV(k) => {
-                self.one(|rank| defined(&self.moved(k.axes, k.from, k.to, rank), &self.x[2][rank]))
+                // Rows that the sender's counts do not name stay behind.
+                let sent = self.all(|rank| defined(&self.x[0][rank], &self.x[1][rank]));
+                let x: Vec<&Pieces> =
+                    std::iter::once(&sent).chain(self.x[1..].iter().copied()).collect();
+                let step = Step { x: &x, ..*self };
+                self.one(|rank| defined(&step.moved(k.axes, k.from, k.to, rank), &self.x[2][rank]))
             }
             Op::Permute(k) => self.one(|rank| {
                 let (group, place) = self.group(k.axes, rank);

@@ -179,3 +179,25 @@ fn all_pieces_are_the_whole() {
     assert_ne!(s.add(&crossed), whole);
     assert_ne!(s.add(&[columns[0], columns[0]]), whole);
 }
+
+/// By a wrong lemma two pieces of three are the whole: their values say that they are not.
+#[test]
+fn a_wrong_lemma_is_caught() {
+    let (mut s, none) = (Store::default(), Mentions::default());
+    s.lemmas.pieces = |numbers, of| numbers.len() + 1 >= of;
+    let (x, w) = (s.leaf("x", &[2, 6], none), s.leaf("w", &[6, 4], none));
+    let whole = s.product(&[(x, vec![0, 1]), (w, vec![1, 2])], &[0, 2], &[2, 4]).expect("sizes");
+    let [x_value, w_value] = [noise("x", &[2, 6]), noise("w", &[6, 4])];
+    let mut parts = |k: usize| {
+        let a = s.piece(x, Cut { dim: 1, of: 3, piece: k }).expect("even");
+        let b = s.piece(w, Cut { dim: 0, of: 3, piece: k }).expect("even");
+        let t = s.product(&[(a, vec![0, 1]), (b, vec![1, 2])], &[0, 2], &[2, 4]).expect("sizes");
+        let [a, b] = [x_value.slice(1, 2 * k, 2), w_value.slice(0, 2 * k, 2)];
+        (t, einsum(&[(&a, &[0, 1]), (&b, &[1, 2])], &[0, 2], &[2, 4]))
+    };
+    let [first, second, third] = [0, 1, 2].map(&mut parts);
+    assert_eq!(s.add(&[first.0, second.0]), whole, "proved by the wrong lemma");
+    let two = first.1.plus(&second.1);
+    assert_ne!(value(&s, whole), two);
+    assert_eq!(value(&s, whole), two.plus(&third.1));
+}

@@ -1,0 +1,194 @@
+//! What is known of each op that ranks do for themselves: which operands it takes, in which of them it is
+//! linear, and what becomes of a letter that its result lacks. Written from what the ops are said to
+//! compute.
+
+use shardc_ir::ops::Op;
+use shardc_ir::rule::{Dims, Letter, Rule};
+use shardc_ir::types::Reduction;
+
+/// In which operands an op is linear: f(a + b) = f(a) + f(b).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Linear {
+    No,
+    /// In all operands taken together.
+    All,
+    /// In these taken together; the others stay the same.
+    Together(&'static [usize]),
+    /// In each of these while the others stay the same.
+    Each(&'static [usize]),
+}
+
+/// What sharding may rely on.
+#[derive(Clone, Copy, Debug)]
+pub struct Law {
+    pub linear: Linear,
+    /// How what ranks have of a letter is put together where the result lacks the letter; `None`: the
+    /// letter must be whole.
+    pub lost: Option<Reduction>,
+    /// Only moves elements, so that a largest or smallest element stays one.
+    pub moves: bool,
+    /// Each rank can make its piece of a letter that no operand has.
+    pub makes: bool,
+    /// Operands and results: `n` a number, `i` an integer, `s` what the first operand is. The last
+    /// operand stands for all that follow.
+    pub kinds: [&'static str; 2],
+}
+
+const NONLINEAR: Law =
+    Law { linear: Linear::No, lost: None, moves: false, makes: false, kinds: ["n", "n"] };
+const MOVER: Law = Law { linear: Linear::All, moves: true, kinds: ["s", "s"], ..NONLINEAR };
+const SUM: Option<Reduction> = Some(Reduction::Sum);
+/// Of rows of experts and something else; the operand between them is of integers.
+const ROWS: Law = Law { linear: Linear::Each(&[0, 2]), kinds: ["nin", "n"], ..NONLINEAR };
+
+/// The law of an op; `None` for what is none of one rank, or is not known here.
+pub fn law(op: &Op) -> Option<Law> {
+    Some(match op {
+        Op::Exp(_)
+        | Op::Log(_)
+        | Op::Sqrt(_)
+        | Op::Rsqrt(_)
+        | Op::Tanh(_)
+        | Op::Logistic(_)
+        | Op::Silu(_)
+        | Op::Gelu(_)
+        | Op::Sin(_)
+        | Op::Cos(_)
+        | Op::Clamp(_)
+        | Op::Shift(_)
+        | Op::AdamW(_)
+        | Op::Sgd(_) => NONLINEAR,
+        Op::MergeAttention(_) => Law { kinds: ["n", "nn"], ..NONLINEAR },
+        Op::AtLeast(_) => Law { kinds: ["s", "n"], ..NONLINEAR },
+        Op::Add(_) | Op::Sub(_) | Op::Scale(_) => Law { linear: Linear::All, ..NONLINEAR },
+        Op::Cast(k) => {
+            let to = if k.to.is_float() { "n" } else { "i" };
+            Law { kinds: ["s", to], ..MOVER }
+        }
+        Op::Mul(_) => Law { linear: Linear::Each(&[0, 1]), ..NONLINEAR },
+        Op::Div(_) | Op::Rope(_) => Law { linear: Linear::Each(&[0]), ..NONLINEAR },
+        Op::Dot(_) => Law { linear: Linear::Each(&[0, 1]), lost: SUM, ..NONLINEAR },
+        Op::ReduceSum(_) => Law { linear: Linear::All, lost: SUM, ..NONLINEAR },
+        // The largest of sums is not the sum of the largest: see `over_pending`.
+        Op::ReduceMax(_) => Law { lost: Some(Reduction::Max), ..NONLINEAR },
+        Op::Reshape(_) | Op::Transpose(_) | Op::StopGradient(_) => MOVER,
+        Op::Expand(_) => Law { makes: true, ..MOVER },
+        // Zeros beside elements are neither the largest nor the smallest.
+        Op::Concat(_) | Op::Narrow(_) => MOVER,
+        Op::Widen(_) => Law { moves: false, ..MOVER },
+        // An index that is not in the piece gives 0, or adds to nothing.
+        Op::Take(_) => {
+            Law { linear: Linear::Each(&[0]), lost: SUM, kinds: ["si", "s"], ..NONLINEAR }
+        }
+        Op::Put(_) => Law {
+            linear: Linear::Each(&[0]),
+            lost: SUM,
+            makes: true,
+            kinds: ["ni", "n"],
+            ..NONLINEAR
+        },
+        Op::Attention(_) => Law { kinds: ["nnni", "nn"], ..NONLINEAR },
+        Op::AttentionGrad(_) => Law {
+            linear: Linear::Together(&[4, 5]),
+            lost: SUM,
+            kinds: ["nnnnnni", "nnn"],
+            ..NONLINEAR
+        },
+        Op::TopK(_) => Law { kinds: ["n", "i"], ..NONLINEAR },
+        Op::Route(_) => Law { kinds: ["i", "ii"], ..NONLINEAR },
+        Op::Dispatch(_) | Op::Combine(_) => ROWS,
+        Op::RowDots(_) | Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::GroupedOuter(_) => {
+            Law { lost: SUM, ..ROWS }
+        }
+        _of_several_ranks => return None,
+    })
+}
+
+/// Most dims of an operand: letters of leading dims are few.
+const MOST_DIMS: usize = 8;
+
+/// True if an op takes operands of these ranks.
+pub fn takes(op: &Op, ranks: &[usize]) -> bool {
+    let alike = ranks.windows(2).all(|w| w[0] == w[1]);
+    let by = |r: &Rule| {
+        let dims = |(d, n): (&Dims, &usize)| d.len() == *n;
+        r.ins.len() == ranks.len() && r.ins.iter().zip(ranks).all(dims)
+    };
+    let last = |count: usize| ranks.len() == count && alike && ranks[0] > 0;
+    ranks.iter().all(|n| *n <= MOST_DIMS)
+        && match op {
+            Op::Add(k) => k.rule.0.as_ref().map_or(alike && !ranks.is_empty(), |r| by(r)),
+            Op::Sub(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Mul(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Div(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Dot(k) => ranks.len() == 2 && by(&k.rule.0),
+            Op::Take(k) => ranks.len() == 2 && by(&k.rule.0),
+            Op::Put(k) => ranks.len() == 2 && by(&k.rule.0),
+            Op::ReduceSum(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::ReduceMax(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::Reshape(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::Transpose(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::Expand(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::TopK(k) => ranks.len() == 1 && by(&k.rule.0) && k.dims().is_some(),
+            Op::Concat(_) => last(2),
+            Op::Narrow(_) | Op::Widen(_) => last(1),
+            Op::Rope(_) => ranks == [4, 2, 2],
+            Op::Attention(_) => ranks == [4, 4, 4, 1, 1],
+            Op::AttentionGrad(_) => ranks == [4, 4, 4, 3, 4, 3, 1, 1],
+            Op::MergeAttention(_) => ranks == [4, 3, 4, 3],
+            Op::Route(_) => ranks == [3],
+            Op::Dispatch(_) => ranks == [3, 3, 3],
+            Op::Combine(_) => ranks == [4, 3, 3],
+            Op::RowDots(_) => ranks == [4, 3, 3],
+            Op::GroupedDot(_) | Op::GroupedDotT(_) => ranks == [4, 3, 3],
+            Op::GroupedOuter(_) => ranks == [4, 3, 4],
+            Op::AdamW(_) => ranks.len() == 7 && ranks[..4] == [ranks[0]; 4] && ranks[4..] == [0; 3],
+            Op::Sgd(_) => ranks.len() == 4 && ranks[0] == ranks[1] && ranks[2..] == [0; 2],
+            _of_one => ranks.len() == 1,
+        }
+}
+
+/// Sizes of letters that an op's attributes give.
+pub fn sizes(op: &Op) -> &[(Letter, usize)] {
+    match op {
+        Op::Expand(k) => &k.sizes.0,
+        Op::Put(k) => &k.sizes.0,
+        Op::Reshape(k) => &k.sizes.0,
+        Op::Concat(k) => &k.sizes.0,
+        Op::Narrow(k) => &k.sizes.0,
+        Op::Widen(k) => &k.sizes.0,
+        Op::TopK(k) => &k.sizes.0,
+        Op::Route(k) => &k.sizes.0,
+        Op::Dispatch(k) => &k.sizes.0,
+        _none => &[],
+    }
+}
+
+/// The same, to be changed.
+pub fn sizes_mut(op: &mut Op) -> &mut [(Letter, usize)] {
+    match op {
+        Op::Expand(k) => &mut k.sizes.0,
+        Op::Put(k) => &mut k.sizes.0,
+        Op::Reshape(k) => &mut k.sizes.0,
+        Op::Concat(k) => &mut k.sizes.0,
+        Op::Narrow(k) => &mut k.sizes.0,
+        Op::Widen(k) => &mut k.sizes.0,
+        Op::TopK(k) => &mut k.sizes.0,
+        Op::Route(k) => &mut k.sizes.0,
+        Op::Dispatch(k) => &mut k.sizes.0,
+        _none => &mut [],
+    }
+}
+
+/// True if sizes of dims that are not tied by letters fit each other: `last` are the sizes of the last
+/// dims of operands and of the result.
+pub fn tied(op: &Op, last: &[usize]) -> bool {
+    match (op, last) {
+        (Op::Concat(_), [a, b, d]) => a + b == *d,
+        (Op::Narrow(k), [d, p]) => k.start.checked_add(*p).is_some_and(|end| end <= *d),
+        (Op::Widen(k), [p, d]) => k.start.checked_add(*p).is_some_and(|end| end <= *d),
+        (Op::Rope(_), [d, r, s, _]) => r == s && r.checked_mul(2).is_some_and(|n| n <= *d),
+        (Op::TopK(k), _) => k.dims().is_some(),
+        _free => true,
+    }
+}

@@ -143,9 +143,7 @@ fn two_dimensions_send_what_their_papers_say() {
         assert_eq!(buffers(&plan), q * buffers(&steps));
         let live = |p: &Plan| p.classes[0].memory.live_bytes;
         assert!(live(&steps) < live(&plan), "{mode} {d} {q}");
-        // Both arenas are within 1 % of what lives in them; which of two that close is packed tighter
-        // says nothing of what they hold.
-        assert!(steps.peak_bytes() * 200 < plan.peak_bytes() * 201, "{mode} {d} {q}");
+        assert!(steps.peak_bytes() < plan.peak_bytes(), "{mode} {d} {q}");
         listed.extend([&*x, &*y].iter().flat_map(|a| [("broadcast", *a), ("reduce", *a)]));
         nothing_else(&steps, &listed);
     }

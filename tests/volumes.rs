@@ -315,7 +315,11 @@ fn rings_need_less_than_gathers() {
         println!("{cp_mode:?}: live {} B, peak {} B", m.live_bytes, m.peak_bytes);
         (m.live_bytes, m.peak_bytes)
     });
-    assert!(ring.0 * 100 < gathered.0 * 97 && ring.1 * 100 < gathered.1 * 92);
+    assert!(ring.0 * 100 < gathered.0 * 94 && ring.1 * 100 < gathered.1 * 94);
+    // Not because one is packed better.
+    for (live, peak) in [gathered, ring] {
+        assert!(peak * 100 < live * 101);
+    }
 }
 
 /// Heads against tokens: per layer an all_to_all of q, k, v and of the result, in forward and in

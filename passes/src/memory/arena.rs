@@ -1,13 +1,12 @@
 //! Where every frame lies in the arena, from which instruction to which.
 
-use super::free::FreeList;
 use super::layout::{Bound, Layout};
 use super::lifetimes::Kind;
-use super::pieces::padded;
+use super::pieces::{Piece, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Class, Instr, Span};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// What is known of a whole arena.
 pub(super) struct Found {
@@ -53,9 +52,8 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
     let mut blocks = [blocks(l, &step), blocks(l, &evaluation)];
     let mut peak = (l.whole, None);
     for (which, list) in blocks.iter_mut().enumerate() {
-        place(list, l.turn);
-        for b in list.iter_mut() {
-            b.offset += base;
+        place(list, base, peak.0);
+        for b in list.iter() {
             if b.bytes > 0 && b.offset + b.bytes > peak.0 {
                 peak = (b.offset + b.bytes, Some((which, b.birth)));
             }
@@ -140,156 +138,19 @@ fn blocks(l: &Layout, list: &[Instr]) -> Vec<Block> {
     out
 }
 
-/// Blocks beyond which only the fast way is tried.
-const MANY: usize = 8192;
-/// Comparisons of two blocks that looking for a better order may cost, and most orders looked at.
+/// Comparisons of two blocks that the search for good offsets may cost.
 const WORK: usize = 1 << 24;
-const ROUNDS: usize = 200;
+/// The part of what is alive at once that gaps may take without a search: a thousandth.
+const GAPS: usize = 1000;
 
-/// Gives blocks their offsets. Several orders are tried, and the one that needs least is kept. If
-/// none comes close to what is alive at once, what lies highest is placed first, again and again.
-fn place(blocks: &mut [Block], turn: usize) {
-    by_birth(blocks);
-    let count = blocks.iter().filter(|b| b.bytes > 0).count();
-    if count > MANY || count == 0 {
-        return;
-    }
-    let length = |b: &Block| b.death - b.birth + 1;
-    let sorted = |key: &dyn Fn(&Block) -> (usize, usize), blocks: &[Block]| {
-        let mut order: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
-        order.sort_by_key(|&b| std::cmp::Reverse(key(&blocks[b])));
-        order
-    };
-    let early = |b: &Block| usize::MAX - b.birth;
-    let orders = [
-        sorted(&|b| (length(b), b.bytes), blocks),
-        sorted(&|b| (b.bytes, early(b)), blocks),
-        sorted(&|b| (b.bytes.saturating_mul(length(b)), early(b)), blocks),
-        sorted(&|b| (early(b), b.bytes), blocks),
-        sorted(&|b| (b.death, b.bytes), blocks),
-    ];
-    let enough = most_alive(blocks) / 100 * 102;
-    let beside = Beside::of(blocks, turn);
-    let cost = beside.cost(blocks).max(1);
-    let offsets = |all: &[Block]| all.iter().map(|b| b.offset).collect::<Vec<_>>();
-    let mut best = (top(blocks), offsets(blocks));
-    'orders: for mut order in orders {
-        for _ in 0..ROUNDS.min(WORK / cost).max(1) {
-            let now = lowest(blocks, &order, &beside);
-            if now < best.0 {
-                best = (now, offsets(blocks));
-            }
-            if best.0 <= enough {
-                break 'orders;
-            }
-            let reaches = |b: &usize| blocks[*b].offset + padded(blocks[*b].bytes) >= now;
-            order.sort_by_key(|b| !reaches(b));
-        }
-    }
-    blocks.iter_mut().zip(best.1).for_each(|(b, offset)| b.offset = offset);
-}
-
-fn top(blocks: &[Block]) -> usize {
-    blocks.iter().map(|b| b.offset + padded(b.bytes)).max().unwrap_or(0)
-}
-
-/// The most bytes of blocks that are alive at one moment.
-fn most_alive(blocks: &[Block]) -> usize {
-    let mut changes: Vec<(usize, bool, usize)> = vec![];
-    for b in blocks {
-        // What begins at a moment is there before what ends at it is gone.
-        changes.extend([(b.birth, false, padded(b.bytes)), (b.death, true, padded(b.bytes))]);
-    }
-    changes.sort();
-    let (mut now, mut most) = (0, 0);
-    for (_, ends, bytes) in changes {
-        now = if ends { now - bytes } else { now + bytes };
-        most = most.max(now);
-    }
-    most
-}
-
-/// Blocks beside which a block may be alive.
-struct Beside {
-    turn: usize,
-    /// By instruction, those that are in use at some moment of it.
-    at: Vec<Vec<usize>>,
-}
-
-impl Beside {
-    fn of(blocks: &[Block], turn: usize) -> Beside {
-        let last = blocks.iter().map(|b| b.death / turn).max().unwrap_or(0);
-        let mut at = vec![vec![]; last + 1];
-        for (i, b) in blocks.iter().enumerate().filter(|b| b.1.bytes > 0) {
-            (b.birth / turn..=b.death / turn).for_each(|instr| at[instr].push(i));
-        }
-        Beside { turn, at }
-    }
-
-    /// Most blocks are there for one instruction: few others are then.
-    fn few(&self, b: &Block) -> Option<&[usize]> {
-        let instr = b.birth / self.turn;
-        (instr == b.death / self.turn).then(|| &*self.at[instr])
-    }
-
-    /// About the comparisons that placing all of them takes.
-    fn cost(&self, blocks: &[Block]) -> usize {
-        let all = blocks.iter().filter(|b| b.bytes > 0);
-        all.map(|b| self.few(b).map_or(blocks.len(), |few| few.len())).sum()
-    }
-}
-
-/// Gives each block the lowest place that is free while it lives; the end of the highest.
-fn lowest(blocks: &mut [Block], order: &[usize], beside: &Beside) -> usize {
-    // Placed blocks by offset.
-    let mut placed: Vec<usize> = vec![];
-    let mut is_placed = vec![false; blocks.len()];
-    let mut few: Vec<usize> = vec![];
-    for &b in order {
-        let (birth, death) = (blocks[b].birth, blocks[b].death);
-        let size = padded(blocks[b].bytes);
-        let others = match beside.few(&blocks[b]) {
-            Some(all) => {
-                few.clear();
-                few.extend(all.iter().filter(|p| is_placed[**p]));
-                few.sort_unstable_by_key(|&p| (blocks[p].offset, p));
-                &few
-            }
-            None => &placed,
-        };
-        let mut at = 0;
-        for other in others.iter().map(|&p| &blocks[p]) {
-            if other.birth <= death && other.death >= birth {
-                if other.offset >= at + size {
-                    break;
-                }
-                at = at.max(other.offset + padded(other.bytes));
-            }
-        }
-        blocks[b].offset = at;
-        is_placed[b] = true;
-        let i = placed.partition_point(|&p| blocks[p].offset <= at);
-        placed.insert(i, b);
-    }
-    top(blocks)
-}
-
-/// First fit in order of birth; of what begins together, what lives longest lies lowest.
-fn by_birth(blocks: &mut [Block]) {
-    let mut order: Vec<usize> = (0..blocks.len()).collect();
-    order.sort_by_key(|&b| (blocks[b].birth, std::cmp::Reverse(blocks[b].death), b));
-    let mut free = FreeList::default();
-    let mut dying: BTreeSet<(usize, usize)> = BTreeSet::new();
-    for b in order {
-        while let Some(&(death, d)) = dying.first().filter(|x| x.0 < blocks[b].birth) {
-            dying.remove(&(death, d));
-            free.give(blocks[d].offset, padded(blocks[d].bytes));
-        }
-        if blocks[b].bytes > 0 {
-            blocks[b].offset = free.take(padded(blocks[b].bytes));
-            dying.insert((blocks[b].death, b));
-        }
-    }
+/// Gives blocks their offsets, above `base`. There is no search for better ones if they end at `enough`.
+fn place(blocks: &mut [Block], base: usize, enough: usize) {
+    let piece = |b: &Block| Piece { bytes: b.bytes, birth: b.birth, death: b.death };
+    let pieces: Vec<Piece> = blocks.iter().map(piece).collect();
+    let most = most_alive(&pieces);
+    let enough = enough.saturating_sub(base).max(most + (base + most) / GAPS);
+    let (offsets, _) = offsets(&pieces, enough, WORK);
+    blocks.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = base + offset);
 }
 
 /// Writes the offsets into the instructions.

@@ -1,7 +1,7 @@
 //! What is in the frames of every function, and where in them.
 
 use super::lifetimes::{Buffer, Kind, Lifetimes, NONE, Object};
-use super::pieces::{Piece, offsets, padded};
+use super::pieces::{Piece, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Module, Node, Value};
 use shardc_ir::plan::{Class, Place};
@@ -73,16 +73,14 @@ pub(super) enum Bound {
 type Group = (Kind, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
 
 /// How frames are laid out.
-#[derive(Clone, Copy)]
-pub(super) struct Way {
-    /// Every value that a microbatch keeps has a frame of its own.
-    pub apart: bool,
-    /// What a call needs for itself has frames of layers, not one for the whole call.
-    pub layers: bool,
-    /// And what of it is large has frames of its own.
-    pub large: bool,
-    /// Percent of gaps in what a call needs for itself, above which it is placed by size as well.
-    pub slack: usize,
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// What a layer saves for a microbatch is one frame, and so is what a call needs for itself.
+    Together,
+    /// What a call needs for itself has a frame for all that begins in one layer and ends in the same one.
+    Layers,
+    /// Every value has a frame of its own, but for what is small and only a call needs.
+    Values,
 }
 
 /// Lays out the frames.
@@ -105,7 +103,7 @@ pub(super) fn layout(
         turn: m.funcs.iter().map(|f| f.nodes.len()).max().unwrap_or(0) + 2,
         ..Layout::default()
     };
-    share(&mut l, way.apart, &mut out);
+    share(&mut l, way == Way::Values, &mut out);
     for &f in funcs {
         scratch(&mut l, f, way, &mut out);
         function(&mut l, f, &mut out);
@@ -213,9 +211,9 @@ fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Layout) {
         (0..l.buffers[f].len()).filter(|&b| is_scratch(&l.buffers[f][b])).collect();
     order.sort_by_key(|&b| (l.buffers[f][b].birth, b));
     let mut members = vec![vec![]];
-    match way.layers {
-        true => by_layers(l, f, &order, (busiest, way.large), &mut members),
-        false => members[0] = order,
+    match way {
+        Way::Together => members[0] = order,
+        _cut => by_layers(l, f, &order, (busiest, way), &mut members),
     }
     let mut parts = vec![];
     for (number, members) in members.iter().enumerate() {
@@ -224,7 +222,8 @@ fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Layout) {
             Piece { bytes, birth, death }
         };
         let pieces: Vec<Piece> = members.iter().map(piece).collect();
-        let (offsets, bytes) = offsets(&pieces, way.slack);
+        let enough = most_alive(&pieces) / 100 * (100 + SLACK);
+        let (offsets, bytes) = offsets(&pieces, enough, WORK);
         let highest = pieces.iter().zip(&offsets).find(|(p, o)| *o + p.bytes == bytes);
         let at = highest.map_or(0, |(p, _)| p.birth);
         let mut part = Part { bytes, within: (0, out.turn - 1), ..Part::default() };
@@ -275,10 +274,12 @@ fn busiest(l: &Lifetimes, f: usize, out: &mut Layout) -> usize {
     live.max().unwrap_or(0).max(0) as usize
 }
 
-/// Shares of the busiest node's bytes: what is less gets no frame of its own, and what is more one for
-/// itself alone, where that is asked for.
+/// What is less than one in so many of the busiest node's bytes gets no frame of its own.
 const FINE: usize = 2048;
-const LARGE: usize = 12;
+/// Percent of gaps above which there is a search for a better layout, and comparisons that one within a
+/// frame may cost.
+pub(super) const SLACK: usize = 2;
+const WORK: usize = 1 << 20;
 
 /// Buffers, in order of birth, that begin in one layer and end in the same one, alike: so what
 /// one layer needs may lie where what another has saved was. What is small lies in the first part.
@@ -286,7 +287,7 @@ fn by_layers(
     l: &Lifetimes,
     f: usize,
     order: &[usize],
-    (busiest, large): (usize, bool),
+    (busiest, way): (usize, Way),
     parts: &mut Vec<Vec<usize>>,
 ) {
     let func = &l.m.funcs[f];
@@ -301,7 +302,7 @@ fn by_layers(
     // With the buffer itself, if it is alone.
     let key = |b: usize| {
         let Buffer { bytes, birth, death, .. } = l.buffers[f][b];
-        (run(birth), run(death), Some(b).filter(|_| large && bytes * LARGE >= busiest))
+        (run(birth), run(death), Some(b).filter(|_| way == Way::Values && bytes * FINE >= busiest))
     };
     let mut bytes: HashMap<_, usize> = HashMap::new();
     for &b in order {

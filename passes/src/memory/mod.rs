@@ -16,14 +16,13 @@ mod pieces;
 pub mod replay;
 
 use crate::step::instructions::Lists;
-use layout::{Layout, Way};
+use layout::{Layout, SLACK, Way};
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Memory, RankClass};
 
 /// Plans the arena of a rank of the pipeline: its functions in the order in which they feed each
-/// other, and its lists, whose offsets it fills in. If the frames of layers leave gaps, other ways
-/// are tried: every value has a frame of its own, more of them, but they fit better where a
-/// backward is cut in two; and what a call needs for itself is packed as tightly as may be.
+/// other, and its lists, whose offsets it fills in. If the frames leave gaps, they are cut into smaller ones,
+/// more of them, which fit better: what a call needs for itself by layers, then everything by values.
 pub fn memory(
     m: &Module,
     microbatches: usize,
@@ -62,15 +61,4 @@ pub fn memory(
 }
 
 /// How frames are laid out, in the order in which it is tried.
-const WAYS: [Way; 6] = [
-    Way { apart: false, layers: false, large: false, slack: SLACK },
-    Way { apart: false, layers: true, large: false, slack: SLACK },
-    Way { apart: true, layers: true, large: false, slack: SLACK },
-    Way { apart: false, layers: true, large: false, slack: 0 },
-    Way { apart: true, layers: true, large: false, slack: 0 },
-    Way { apart: true, layers: true, large: true, slack: 0 },
-];
-
-/// Percent by which an arena, or what a call needs for itself, may be larger than what lives in it
-/// at once before another way is tried.
-const SLACK: usize = 3;
+const WAYS: [Way; 3] = [Way::Together, Way::Layers, Way::Values];

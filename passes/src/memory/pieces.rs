@@ -1,10 +1,15 @@
-//! Offsets of pieces of memory that are alive from one node to another.
+//! Offsets of pieces of memory that are in use from one moment to another.
+//!
+//! A pass gives all pieces their offsets. Passes of several kinds are made until one is good enough, or until
+//! they have compared so many pieces with each other: so the result, and about the time, depend on the
+//! pieces alone.
 
 use super::free::FreeList;
 use shardc_ir::plan::ALIGN;
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
-/// Bytes, and the nodes at which they are needed.
+/// Bytes, and the first and the last moment at which they are needed.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub bytes: usize,
@@ -12,83 +17,306 @@ pub(super) struct Piece {
     pub death: usize,
 }
 
-/// Offsets, and the end of the highest: in order of birth, or, where that leaves gaps of more than
-/// so many percent, by size, if that is less.
-pub(super) fn offsets(pieces: &[Piece], slack: usize) -> (Vec<usize>, usize) {
-    let most = |offsets: &[usize]| {
-        let ends = pieces.iter().zip(offsets).map(|(p, o)| o + p.bytes);
-        ends.max().unwrap_or(0)
-    };
+impl Piece {
+    fn size(&self) -> usize {
+        padded(self.bytes)
+    }
+
+    fn length(&self) -> usize {
+        self.death - self.birth + 1
+    }
+}
+
+/// Rounds in which what lies highest is placed first.
+const ROUNDS: usize = 100;
+
+/// Offsets, and the end of the highest. There is no search for better ones once the end is at most
+/// `enough`, and a search makes at most about `work` comparisons of two pieces.
+pub(super) fn offsets(pieces: &[Piece], enough: usize, work: usize) -> (Vec<usize>, usize) {
     let first = by_birth(pieces);
-    let now = most(&first);
-    if now > most_alive(pieces) / 100 * (100 + slack) {
-        let other = by_size(pieces);
-        let then = most(&other);
-        if then < now {
-            return (other, then);
-        }
-    }
-    (first, now)
+    let best = (top(pieces, &first), first);
+    let (top, offsets) = match best.0 <= enough {
+        true => best,
+        false => Search::of(pieces, best, work).run(enough),
+    };
+    (offsets, top)
 }
 
-/// The most bytes that are alive at once.
-fn most_alive(pieces: &[Piece]) -> usize {
-    let mut change: BTreeMap<usize, i64> = BTreeMap::new();
+fn top(pieces: &[Piece], offsets: &[usize]) -> usize {
+    let ends = pieces.iter().zip(offsets).map(|(p, o)| o + p.bytes);
+    ends.max().unwrap_or(0)
+}
+
+/// The most bytes that are in use at once.
+pub(super) fn most_alive(pieces: &[Piece]) -> usize {
+    let mut changes: Vec<(usize, bool, usize)> = vec![];
     for p in pieces {
-        *change.entry(p.birth).or_default() += p.bytes as i64;
-        *change.entry(p.death + 1).or_default() -= p.bytes as i64;
+        // What begins at a moment is there before what ends at it is gone.
+        changes.extend([(p.birth, false, p.size()), (p.death, true, p.size())]);
     }
-    let alive = change.values().scan(0, |sum, c| {
-        *sum += c;
-        Some(*sum)
-    });
-    alive.max().unwrap_or(0) as usize
+    changes.sort_unstable();
+    let (mut now, mut most) = (0, 0);
+    for (_, ends, bytes) in changes {
+        now = if ends { now - bytes } else { now + bytes };
+        most = most.max(now);
+    }
+    most
 }
 
-/// Offsets of pieces in order of birth, each where there is room: first fit.
+/// First fit in order of birth; of what begins together, what lives longest lies lowest.
 fn by_birth(pieces: &[Piece]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..pieces.len()).filter(|&i| pieces[i].bytes > 0).collect();
+    order.sort_by_key(|&i| (pieces[i].birth, Reverse(pieces[i].death), i));
     let mut free = FreeList::default();
     let mut dying: BTreeSet<(usize, usize)> = BTreeSet::new();
-    let mut offsets: Vec<usize> = vec![];
-    for (i, p) in pieces.iter().enumerate() {
-        while let Some(&(death, d)) = dying.first().filter(|x| x.0 < p.birth) {
+    let mut offsets = vec![0; pieces.len()];
+    for i in order {
+        while let Some(&(death, d)) = dying.first().filter(|x| x.0 < pieces[i].birth) {
             dying.remove(&(death, d));
-            free.give(offsets[d], padded(pieces[d].bytes));
+            free.give(offsets[d], pieces[d].size());
         }
-        offsets.push(free.take(padded(p.bytes)));
-        dying.insert((p.death, i));
+        offsets[i] = free.take(pieces[i].size());
+        dying.insert((pieces[i].death, i));
     }
     offsets
 }
 
-/// Offsets of pieces from the largest to the smallest, each at the lowest place that is free all
-/// its life (Pisarchyk and Lee, 2020: greedy by size).
-fn by_size(pieces: &[Piece]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..pieces.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(pieces[i].bytes), i));
-    let mut offsets = vec![0; pieces.len()];
-    // By offset.
-    let mut placed: Vec<usize> = vec![];
-    for i in order {
-        let p = pieces[i];
-        let mut at = 0;
-        for &o in &placed {
-            let q = pieces[o];
-            if q.death < p.birth || p.death < q.birth {
-                continue;
-            }
-            if at + p.bytes <= offsets[o] {
-                break;
-            }
-            at = at.max(offsets[o] + padded(q.bytes));
-        }
-        offsets[i] = at;
-        let before = placed.partition_point(|&o| offsets[o] <= at);
-        placed.insert(before, i);
+/// A search for better offsets.
+struct Search<'a> {
+    pieces: &'a [Piece],
+    /// Those with bytes.
+    all: Vec<usize>,
+    /// By piece: its birth, and the end of its life, among all births and ends.
+    lives: Vec<(usize, usize)>,
+    /// By [`NEAR`] of these: pieces that are alive in them.
+    near: Vec<Vec<usize>>,
+    offsets: Vec<usize>,
+    best: (usize, Vec<usize>),
+    /// Comparisons that may still be made.
+    left: usize,
+}
+
+/// Births and ends that are looked up together, and most such spans of a piece that is looked up.
+const NEAR: usize = 32;
+const SPANS: usize = 4;
+
+impl<'a> Search<'a> {
+    fn of(pieces: &'a [Piece], best: (usize, Vec<usize>), work: usize) -> Search<'a> {
+        let all: Vec<usize> = (0..pieces.len()).filter(|&i| pieces[i].bytes > 0).collect();
+        let mut times: Vec<usize> =
+            all.iter().flat_map(|&i| [pieces[i].birth, pieces[i].death + 1]).collect();
+        times.sort_unstable();
+        times.dedup();
+        let at = |time: usize| times.partition_point(|&t| t < time);
+        let lives: Vec<_> = pieces.iter().map(|p| (at(p.birth), at(p.death + 1))).collect();
+        let near = vec![vec![]; times.len() / NEAR + 1];
+        let offsets = vec![0; pieces.len()];
+        Search { pieces, all, lives, near, offsets, best, left: work }
     }
-    offsets
+
+    /// Searches until the best end is at most `enough`, or the comparisons are used up.
+    fn run(mut self, enough: usize) -> (usize, Vec<usize>) {
+        // Cut short, it has still kept the best.
+        let _cut_short = self.passes(enough).is_none();
+        self.best
+    }
+
+    /// Each kind of pass once; then, again and again, what lies highest goes first. `None` if it was cut short.
+    fn passes(&mut self, enough: usize) -> Option<()> {
+        let p = self.pieces;
+        for &i in &self.all {
+            let (first, last) = (self.lives[i].0 / NEAR, (self.lives[i].1 - 1) / NEAR);
+            self.left = self.left.checked_sub(last - first + 1)?;
+            self.near[first..=last].iter_mut().for_each(|n| n.push(i));
+        }
+        let area = |i: usize| p[i].size().saturating_mul(p[i].length());
+        let mut orders = [(); 4].map(|()| self.all.clone());
+        orders[0].sort_by_key(|&i| (Reverse(p[i].bytes), p[i].birth));
+        orders[1].sort_by_key(|&i| (p[i].birth, Reverse(p[i].death)));
+        orders[2].sort_by_key(|&i| Reverse((p[i].death, p[i].bytes)));
+        orders[3].sort_by_key(|&i| (Reverse(area(i)), p[i].birth));
+        // These three find most in fewest comparisons.
+        self.again(&mut orders[0])?;
+        if self.best.0 > enough {
+            self.skyline(|i| (p[i].length(), p[i].bytes))?;
+        }
+        if self.best.0 > enough {
+            self.skyline(|i| (area(i), p[i].bytes))?;
+        }
+        for _ in 0..ROUNDS {
+            for order in &mut orders {
+                if self.best.0 <= enough {
+                    return Some(());
+                }
+                self.again(order)?;
+            }
+        }
+        Some(())
+    }
+
+    /// Places all in an order, and moves what then lies highest to its front.
+    fn again(&mut self, order: &mut [usize]) -> Option<()> {
+        let top = self.lowest(order)?;
+        let reaches = |i: &usize| self.offsets[*i] + self.pieces[*i].size() >= top;
+        order.sort_by_key(|i| !reaches(i));
+        Some(())
+    }
+
+    /// Pays for comparisons; `None` if they are more than are left.
+    fn pay(&mut self, comparisons: usize) -> Option<()> {
+        let left = self.left.checked_sub(comparisons);
+        self.left = left.unwrap_or(0);
+        left.map(drop)
+    }
+
+    /// Keeps the offsets, if they are the best so far; the end of the highest.
+    fn done(&mut self) -> usize {
+        let top = top(self.pieces, &self.offsets);
+        if top < self.best.0 {
+            self.best = (top, self.offsets.clone());
+        }
+        top
+    }
+
+    /// Gives each piece, in this order, the lowest place that is free while it lives.
+    fn lowest(&mut self, order: &[usize]) -> Option<usize> {
+        // By offset: what was placed, and what of it may be alive beside a piece.
+        let mut placed: Vec<usize> = vec![];
+        let mut beside: Vec<(usize, usize)> = vec![];
+        let mut is_placed = vec![false; self.pieces.len()];
+        for &i in order {
+            let (p, (from, to)) = (self.pieces[i], self.lives[i]);
+            let (first, last) = (from / NEAR, (to - 1) / NEAR);
+            let few: usize = match last - first < SPANS {
+                true => self.near[first..=last].iter().map(Vec::len).sum(),
+                false => usize::MAX,
+            };
+            let mut at = 0;
+            let mut passes = |q: &Piece, offset: usize| {
+                let meets = q.birth <= p.death && p.birth <= q.death;
+                if meets && offset < at + p.size() {
+                    at = at.max(offset + q.size());
+                }
+                !meets || offset < at + p.size()
+            };
+            if few < placed.len() / 2 {
+                beside.clear();
+                let near = self.near[first..=last].iter().flatten();
+                beside.extend(near.filter(|q| is_placed[**q]).map(|&q| (self.offsets[q], q)));
+                beside.sort_unstable();
+                beside.iter().all(|&(offset, q)| passes(&self.pieces[q], offset));
+                self.pay(few)?;
+            } else {
+                let found = placed.iter().position(|&q| !passes(&self.pieces[q], self.offsets[q]));
+                self.pay(found.unwrap_or(placed.len()))?;
+            }
+            (self.offsets[i], is_placed[i]) = (at, true);
+            let before = placed.partition_point(|&q| self.offsets[q] <= at);
+            placed.insert(before, i);
+        }
+        Some(self.done())
+    }
+
+    /// Fills the lowest gap of what is placed with the piece that has the largest key of those that
+    /// live in it, or, if there is none, raises its ground to that of the lower neighbour (Burke et al.,
+    /// 2004, best fit of rectangles; Sekiyama et al., 2018, of memory).
+    fn skyline<K: Ord>(&mut self, key: impl Fn(usize) -> K) -> Option<usize> {
+        let mut rest = self.all.clone();
+        rest.sort_by_key(|&i| (self.lives[i], i));
+        // From, until, and the height of what is placed.
+        let mut steps = vec![(0, rest.iter().map(|&i| self.lives[i].1).max()?, 0)];
+        while !rest.is_empty() {
+            let k = (0..steps.len()).min_by_key(|&k| (steps[k].2, k))?;
+            let (from, to, height) = steps[k];
+            let first = rest.partition_point(|&i| self.lives[i].0 < from);
+            let last = rest.partition_point(|&i| self.lives[i].0 < to);
+            self.pay(last - first + steps.len())?;
+            let fits = (first..last).filter(|&r| self.lives[rest[r]].1 <= to);
+            match fits.max_by_key(|&r| (key(rest[r]), Reverse(r))) {
+                Some(r) => {
+                    let i = rest.remove(r);
+                    self.offsets[i] = height;
+                    let (birth, end) = self.lives[i];
+                    let above = (birth, end, height + self.pieces[i].size());
+                    let new = [(from, birth, height), above, (end, to, height)];
+                    steps.splice(k..=k, new.into_iter().filter(|s| s.0 < s.1));
+                }
+                None => {
+                    let beside = [k.checked_sub(1), Some(k + 1)].map(|k| steps.get(k?));
+                    let to = beside.into_iter().flatten().map(|s| s.2).min()?;
+                    steps[k].2 = to;
+                    let before = steps[..k].iter().rev().take_while(|s| s.2 == to).count();
+                    let after = steps[k..].iter().take_while(|s| s.2 == to).count();
+                    let (first, last) = (k - before, k + after - 1);
+                    let joined = (steps[first].0, steps[last].1, to);
+                    steps.splice(first..=last, [joined]);
+                }
+            }
+        }
+        Some(self.done())
+    }
 }
 
 pub(super) fn padded(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rectangle of so many bytes and moments, cut again and again: pieces that fit into it without a gap.
+    fn cut(bytes: usize, moments: usize, pieces: usize) -> Vec<Piece> {
+        let mut all = vec![Piece { bytes, birth: 0, death: moments - 1 }];
+        let mut state = 1u64;
+        while all.len() < pieces {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let random = (state >> 33) as usize;
+            let i = random % all.len();
+            let p = &mut all[i];
+            let (lines, length) = (p.bytes / ALIGN, p.length());
+            let rest = match random / 7 % 2 {
+                0 if lines > 1 => {
+                    let bytes = p.bytes;
+                    p.bytes = (1 + random / 64 % (lines - 1)) * ALIGN;
+                    Piece { bytes: bytes - p.bytes, ..*p }
+                }
+                1 if length > 1 => {
+                    let death = p.death;
+                    p.death = p.birth + random / 64 % (length - 1);
+                    Piece { birth: p.death + 1, death, ..*p }
+                }
+                _one_line_or_moment => continue,
+            };
+            all.push(rest);
+        }
+        all
+    }
+
+    #[test]
+    fn pieces_of_a_rectangle_nearly_fill_it_and_lie_apart() {
+        for count in [10, 100, 1000] {
+            let whole = 1 << 24;
+            let pieces = cut(whole, 4096, count);
+            assert_eq!(most_alive(&pieces), whole);
+            let mut ends = vec![];
+            for work in [0, 1 << 12, 1 << 24] {
+                let (offsets, end) = offsets(&pieces, whole, work);
+                assert_eq!(end, top(&pieces, &offsets));
+                for (i, p) in pieces.iter().enumerate() {
+                    for (j, q) in pieces.iter().enumerate().skip(i + 1) {
+                        let meet = p.birth <= q.death && q.birth <= p.death;
+                        let apart = offsets[i] + p.bytes <= offsets[j]
+                            || offsets[j] + q.bytes <= offsets[i];
+                        assert!(!meet || apart, "{i} and {j} of {count}");
+                    }
+                }
+                ends.push(end);
+            }
+            println!("{count}: {ends:?} of {whole}");
+            assert!(ends.is_sorted_by(|a, b| a >= b), "more work, more bytes: {ends:?}");
+            // First fit alone needs up to half as much again.
+            assert!(ends[2] <= whole / 100 * 115, "{count}: {ends:?}");
+        }
+    }
 }

@@ -13,6 +13,7 @@ use shardc_ir::verify::{Phase, verify};
 use shardc_ir::weights::Weight;
 use shardc_passes::options::{self, Decay, Options};
 use shardc_prove::field::Data;
+use shardc_prove::ledger::Gap;
 use shardc_prove::{Optimizer, Recipe, Report, Subject, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -130,7 +131,13 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
         d.place.clone_from(&r.plan_place);
         return Err(d.help(help));
     }
-    match report.gaps.into_iter().next() {
+    let unsure = report.unsure.into_iter().map(|r| Gap {
+        op: "sum of products".into(),
+        place: format!("{}: {}", r.what, r.plan_place.unwrap_or_default()),
+        lemma: "the plan and the textbook have two forms, too large to compute whether they differ"
+            .into(),
+    });
+    match report.gaps.into_iter().chain(unsure).next() {
         None => Ok(Outcome::Proved { obligations: report.shown.values().sum() }),
         Some(g) if how == Prove::Auto => {
             Ok(Outcome::NotUnderstood { op: g.op, place: g.place, lemma: g.lemma })

@@ -33,6 +33,8 @@ pub struct Ledger {
     /// How many were shown, by kind.
     pub shown: BTreeMap<&'static str, usize>,
     pub refuted: Vec<Refuted>,
+    /// Equations whose sides have other forms: of the plan, and of the textbook.
+    pub unequal: Vec<(Refuted, [Term; 2])>,
     pub gaps: Vec<Gap>,
 }
 
@@ -104,12 +106,13 @@ impl Ledger {
             let gap = Gap { op: op.to_string(), place, lemma: lemma.to_string() };
             return self.gaps.push(gap);
         }
-        self.refuted.push(Refuted {
+        let found = Refuted {
             what,
             plan: s.show(a, 3),
             textbook: s.show(b, 3),
             plan_place: at(a),
             textbook_place: at(b),
-        });
+        };
+        self.unequal.push((found, [got, want]));
     }
 }

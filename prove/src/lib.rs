@@ -27,6 +27,7 @@ pub mod term;
 pub mod textbook;
 pub mod whole;
 
+use field::witness::Witness;
 use ledger::{Gap, Ledger, Refuted, Texts};
 use lemmas::Lemmas;
 use shardc_ir::func::{Module, RoleKind};
@@ -86,6 +87,8 @@ pub struct Report {
     /// Obligations that were shown, by kind.
     pub shown: BTreeMap<&'static str, usize>,
     pub refuted: Vec<Refuted>,
+    /// Equations whose sides have other forms, and are too large to compute whether they differ.
+    pub unsure: Vec<Refuted>,
     pub gaps: Vec<Gap>,
     /// How often which lemma was used.
     pub lemmas: BTreeMap<&'static str, usize>,
@@ -96,7 +99,7 @@ pub struct Report {
 
 impl Report {
     pub fn verdict(&self) -> Verdict {
-        match (self.refuted.is_empty(), self.gaps.is_empty()) {
+        match (self.refuted.is_empty() && self.unsure.is_empty(), self.gaps.is_empty()) {
             (true, true) => Verdict::Proved,
             (false, _) => Verdict::Refuted,
             (true, false) => Verdict::NotUnderstood,
@@ -122,9 +125,23 @@ pub fn prove_by(subject: &Subject, lemmas: Lemmas) -> Report {
     if let Err(gap) = run(&mut w, subject) {
         w.ledger.gaps.push(gap);
     }
-    let Ledger { mut shown, refuted, gaps } = w.ledger;
+    let Ledger { mut shown, mut refuted, unequal, mut gaps } = std::mem::take(&mut w.ledger);
     shown.append(&mut report.shown);
-    Report { shown, refuted, gaps, lemmas: w.s.used.clone(), nodes: w.nodes, terms: w.s.len() }
+    // Equal numbers may have two normal forms: what differs is computed.
+    let (mut unsure, mut check) = (vec![], Witness::new(subject, &w.s));
+    for (found, sides) in unequal {
+        match check.differ(sides) {
+            Some(true) => refuted.push(found),
+            None => unsure.push(found),
+            Some(false) => gaps.push(Gap {
+                op: "sum of products".into(),
+                place: format!("{}: {}", found.what, found.plan_place.unwrap_or_default()),
+                lemma: "two forms of what is equal wherever it was computed".into(),
+            }),
+        }
+    }
+    let (lemmas, nodes, terms) = (w.s.used.clone(), w.nodes, w.s.len());
+    Report { shown, refuted, unsure, gaps, lemmas, nodes, terms }
 }
 
 fn run(w: &mut Whole, subject: &Subject) -> Result<(), Gap> {

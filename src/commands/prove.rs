@@ -59,7 +59,10 @@ fn for_people(by: &str, r: &Report) -> String {
         "field" => format!("   by evaluation of all ranks at these sizes: {kinds}\n"),
         _terms => format!("   by terms: {kinds}; {} nodes, {} terms\n", r.nodes, r.terms),
     };
-    for x in r.refuted.iter().take(SHOWN) {
+    if !r.unsure.is_empty() {
+        s += "   some forms differ whose numbers are too many to be computed\n";
+    }
+    for x in r.refuted.iter().chain(&r.unsure).take(SHOWN) {
         s += &format!("{}\n   plan:     {}\n", x.what, x.plan);
         s += &x.plan_place.as_ref().map(|p| format!("      at {p}\n")).unwrap_or_default();
         s += &format!("   textbook: {}\n", x.textbook);
@@ -68,7 +71,8 @@ fn for_people(by: &str, r: &Report) -> String {
     for g in r.gaps.iter().take(SHOWN) {
         s += &format!("not understood: `{}`: {}\n   at {}\n", g.op, g.lemma, g.place);
     }
-    let more = r.refuted.len().saturating_sub(SHOWN) + r.gaps.len().saturating_sub(SHOWN);
+    let more = (r.refuted.len() + r.unsure.len()).saturating_sub(SHOWN)
+        + r.gaps.len().saturating_sub(SHOWN);
     if more > 0 {
         s += &format!("and {more} more\n");
     }
@@ -76,9 +80,10 @@ fn for_people(by: &str, r: &Report) -> String {
 }
 
 fn in_json(by: &str, r: &Report) -> Json {
-    let refuted = r.refuted.iter().map(|x| {
+    let refuted = r.refuted.iter().map(|x| (x, true)).chain(r.unsure.iter().map(|x| (x, false)));
+    let refuted = refuted.map(|(x, computed)| {
         json!({
-            "what": x.what, "plan": x.plan, "textbook": x.textbook,
+            "what": x.what, "computed": computed, "plan": x.plan, "textbook": x.textbook,
             "plan_place": x.plan_place, "textbook_place": x.textbook_place,
         })
     });

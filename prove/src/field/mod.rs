@@ -9,6 +9,7 @@
 pub(crate) mod functions;
 pub(crate) mod ranks;
 pub(crate) mod tensor;
+pub(crate) mod witness;
 
 use crate::fun::Fun;
 use crate::ledger::{Gap, Refuted, Texts};

@@ -190,7 +190,7 @@ impl RoleKind {
 /// The role by which a value of these ports goes from one stage to another: shown to the user, it stays.
 pub fn sent(ports: &[Port], v: Value) -> Option<&Role> {
     let roles = ports.iter().filter(|p| p.value == v).filter_map(|p| p.role.as_ref());
-    roles.filter(|r| !r.kind.is_shown()).last()
+    roles.filter(|r| !r.kind.is_shown()).min_by_key(|r| r.kind != RoleKind::Edge)
 }
 
 /// As the text has it: `param`, `state[exp_avg]`, `grad_from[1]`.

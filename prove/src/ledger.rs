@@ -33,8 +33,8 @@ pub struct Ledger {
     /// How many were shown, by kind.
     pub shown: BTreeMap<&'static str, usize>,
     pub refuted: Vec<Refuted>,
-    /// Equations whose sides have other forms: of the plan, and of the textbook.
-    pub unequal: Vec<(Refuted, [Term; 2])>,
+    /// Equations whose sides have other forms, of the plan and of the textbook, and their kind.
+    pub unequal: Vec<(&'static str, Refuted, [Term; 2])>,
     pub gaps: Vec<Gap>,
 }
 
@@ -113,6 +113,6 @@ impl Ledger {
             plan_place: at(a),
             textbook_place: at(b),
         };
-        self.unequal.push((found, [got, want]));
+        self.unequal.push((kind, found, [got, want]));
     }
 }

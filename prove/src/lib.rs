@@ -9,6 +9,7 @@
 //! Of the compiler this uses the text, the list of ops with their letters, and the mesh: never how types
 //! are inferred, gradients built, programs changed, or ops evaluated. A test reads the sources for it.
 
+pub mod expand;
 pub mod field;
 pub mod fun;
 pub mod ledger;
@@ -27,6 +28,7 @@ pub mod term;
 pub mod textbook;
 pub mod whole;
 
+use expand::Expansion;
 use field::witness::Witness;
 use ledger::{Gap, Ledger, Refuted, Texts};
 use lemmas::Lemmas;
@@ -125,11 +127,20 @@ pub fn prove_by(subject: &Subject, lemmas: Lemmas) -> Report {
     if let Err(gap) = run(&mut w, subject) {
         w.ledger.gaps.push(gap);
     }
-    let Ledger { mut shown, mut refuted, unequal, mut gaps } = std::mem::take(&mut w.ledger);
+    let Ledger { mut shown, mut refuted, mut unequal, mut gaps } = std::mem::take(&mut w.ledger);
     shown.append(&mut report.shown);
-    // Equal numbers may have two normal forms: what differs is computed.
-    let (mut unsure, mut check) = (vec![], Witness::new(subject, &w.s));
-    for (found, sides) in unequal {
+    // Equal numbers may have two normal forms: what differs is multiplied out, and then computed.
+    let mut expansion = Expansion::new(subject.schedule.microbatches);
+    unequal.retain(|(kind, _, sides)| {
+        let [a, b] = sides.map(|t| expansion.of(&mut w.s, t));
+        let same = a.is_some() && a == b;
+        if same {
+            *shown.entry(kind).or_default() += 1;
+        }
+        !same
+    });
+    let (mut unsure, check) = (vec![], Witness::new(subject, &w.s));
+    for (_, found, sides) in unequal {
         match check.differ(sides) {
             Some(true) => refuted.push(found),
             None => unsure.push(found),

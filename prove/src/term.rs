@@ -169,6 +169,16 @@ impl Store {
         self.sum(&[(c, one)], shape)
     }
 
+    /// What a term is made of, all of which was made before it.
+    pub fn made_of(&self, t: Term) -> Vec<Term> {
+        match self.node(t) {
+            Node::Leaf(_) => vec![],
+            Node::Apply(_, args, _) => args.to_vec(),
+            Node::Product(all) => all.iter().map(|f| f.0).collect(),
+            Node::Sum(all) => all.iter().map(|x| x.1).collect(),
+        }
+    }
+
     /// A term as monomials with coefficients.
     pub fn monomials(&self, t: Term) -> Vec<(Coef, Term)> {
         match self.node(t) {

@@ -108,3 +108,21 @@ fn what_is_shown_and_sent() {
 fn labels_that_the_first_stage_reads() {
     holds("labels first", LABELS_FIRST, |_| {});
 }
+
+/// What is written twice is computed once, which leaves products of sums in other forms than the model has.
+#[test]
+fn what_is_written_twice() {
+    let cube = TOY.replace(
+        "  %a = mul %h, %on : f32[8,4,32]\n",
+        "  %a.0 = mul %h, %h : f32[8,4,32]\n  %a.1 = mul %h, %h : f32[8,4,32]\n  \
+         %a.2 = mul %a.0, %h : f32[8,4,32]\n  %a = add %a.2, %a.1 : f32[8,4,32]\n",
+    );
+    assert_ne!(cube, TOY);
+    holds("a square that is written twice", &cube, |_| {});
+    let scaled = TOY.replace(
+        "  %a = mul %h, %on : f32[8,4,32]\n",
+        "  %a.0 = scale[0.3] %h : f32[8,4,32]\n  %a = scale[0.7] %a.0 : f32[8,4,32]\n",
+    );
+    assert_ne!(scaled, TOY);
+    holds("a product of numbers that f64 has not", &scaled, |_| {});
+}

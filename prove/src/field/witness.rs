@@ -35,7 +35,7 @@ impl<'a> Witness<'a> {
     }
 
     /// `None` if the terms are too large, or mention what has no meaning of its own.
-    pub fn differ(&mut self, sides: [Term; 2]) -> Option<bool> {
+    pub fn differ(&self, sides: [Term; 2]) -> Option<bool> {
         let mut seen = BTreeSet::new();
         let mut cost = 0.0;
         let mut open = sides.to_vec();
@@ -47,12 +47,7 @@ impl<'a> Witness<'a> {
             if cost > LARGEST {
                 return None;
             }
-            match self.s.node(t) {
-                Node::Leaf(_) => {}
-                Node::Apply(_, args, _) => open.extend(args.iter()),
-                Node::Product(all) => open.extend(all.iter().map(|f| f.0)),
-                Node::Sum(all) => open.extend(all.iter().map(|x| x.1)),
-            }
+            open.extend(self.s.made_of(t));
         }
         let mut values =
             Values { s: self.s, inputs: &self.inputs, own: self.own, memo: HashMap::new() };

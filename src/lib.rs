@@ -36,6 +36,7 @@ use shardc_passes::pipeline::{self, Source, Watch};
 use shardc_passes::shard::experts::{Part, Piece, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
 use shardc_passes::shard::zero::Accumulate;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -246,6 +247,20 @@ fn compile_legal(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));
     }
     Ok(Output { notes, ..finish(input, &o, watch, since, before)? })
+}
+
+/// The text of the model and the facts that a plan's config.json gives, with the names that its checkpoint
+/// had; nothing if the model was a text.
+pub(crate) fn of_config(s: &Stored) -> Result<Option<(String, Facts)>> {
+    if s.facts.is_none() {
+        return Ok(None);
+    }
+    let tensors: BTreeSet<&str> = s.plan.weights.iter().map(|w| w.tensor.as_str()).collect();
+    let has = |name: &str| tensors.contains(name);
+    let shape = shape(&s.options)?;
+    let m = shardc_frontends::from_config_named(&s.config, "config.json", &shape, &has)?;
+    let facts = m.facts;
+    Ok(Some((text::print_source(&from_model(m).source), facts)))
 }
 
 /// The model that a plan was made of.

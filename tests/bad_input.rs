@@ -124,7 +124,7 @@ fn text_with_odd_weights() {
     }
     // Weights that nobody uses, beside a function of a few bytes.
     let unused = "func @model(%u: f32[1] param \"u\", %v: f32[6] param \"v\", %w: f32[1,8] param \"w\", \
-        %input_ids: i32[2,4] input \"input_ids\") -> (f32[] sum \"loss\") {\n  \
+        %input_ids: i32[2,4] input \"input_ids\") -> (f32[] output \"l\") {\n  \
         %x = reshape[p->p] %v : f32[6]\n  %s = reduce_sum[a->] %x : f32[]\n  %y = silu %s : f32[]\n  \
         %t = at_least[0.0] %input_ids : f32[2,4]\n  %k = reduce_sum[ab->] %t : f32[]\n  \
         %l = mul %y, %k : f32[]\n  return %l\n}\n";

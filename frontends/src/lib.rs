@@ -222,6 +222,16 @@ pub fn from_config(config: &serde_json::Value, place: &str, shape: &Shape) -> Re
     build(config, place, shape, &|_| false).map(|b| b.0)
 }
 
+/// The same of a checkpoint that has these tensors, which decides how tensors are called.
+pub fn from_config_named(
+    config: &serde_json::Value,
+    place: &str,
+    shape: &Shape,
+    has: &dyn Fn(&str) -> bool,
+) -> Result<Model> {
+    build(config, place, shape, has).map(|b| b.0)
+}
+
 /// The model of a config; `has` tells whether a checkpoint has a tensor, which decides how tensors
 /// are called.
 fn build(

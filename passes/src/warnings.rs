@@ -95,8 +95,11 @@ fn no_effect(mesh: &Mesh, params: &[Preparation], o: &Options) -> Vec<Diag> {
         warn(what, format!("use {help}, or leave it out"));
     }
     if !o.reshard_after_forward && (o.zero < 3 || kept.weights()) && !grid.cuts_stream() {
-        let help = "use --zero 3, or leave it out".into();
-        warn("--reshard-after-forward no changes nothing without --zero 3".into(), help);
+        let (what, help) = match o.zero {
+            0..3 => ("without --zero 3", "use --zero 3, or leave it out"),
+            _ => ("where --zero-accumulate keeps weights", "leave it out"),
+        };
+        warn(format!("--reshard-after-forward no changes nothing {what}"), help.into());
     }
     if o.zero > 0 && !shard.is_empty() {
         let whole: Vec<&Preparation> =

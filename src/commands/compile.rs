@@ -21,7 +21,7 @@ pub fn compile(
     model: &Path,
     flags: Flags,
     out: Option<&Path>,
-    (dump_after, prove): (Option<&str>, Prove),
+    (dump_after, prove): (Option<&str>, Option<Prove>),
     json: bool,
 ) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
@@ -43,10 +43,10 @@ pub fn compile(
         }
     });
     let mut done = done.map_err(|d| advise(d, &model, &o))?;
-    if let Some(dir) = out {
-        done.prove(prove)?;
-        done.write(dir)?;
+    if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {
+        done.prove(how)?;
     }
+    out.map_or(Ok(()), |dir| done.write(dir))?;
     if let Some(dir) = out.filter(|_| !archs.is_empty()) {
         let since = Instant::now();
         device::compile(&done.stored.plan, &archs, dir)?;

@@ -73,9 +73,9 @@ pub enum Command {
         /// Print the program after a pass
         #[arg(long, value_name = "PASS")]
         dump_after: Option<String>,
-        /// Prove the plan that -o writes: auto if that takes a second or less
-        #[arg(long, value_enum, default_value_t = Prove::Auto)]
-        prove: Prove,
+        /// Prove the plan: auto (with -o, if not said otherwise) if that takes a second or less
+        #[arg(long, value_enum)]
+        prove: Option<Prove>,
         #[command(flatten)]
         flags: Box<Flags>,
     },

@@ -108,8 +108,21 @@ fn exact(name: &str, problem: Option<String>) -> Check {
     }
 }
 
-/// What the plan has that model.ir and options.toml do not compile to.
+/// What the plan has that config.json does not make, or that model.ir and options.toml do not compile to.
 fn other_than_compiled(s: &Stored) -> Option<String> {
+    match crate::of_config(s) {
+        Ok(Some((_, facts))) if s.facts != Some(facts) => {
+            return Some("   plan.json has other facts than config.json gives".into());
+        }
+        Ok(Some((model, _))) => {
+            let place = ("model.ir", "config.json and options.toml make");
+            if let Some(other) = first_difference(place, &s.source, &model) {
+                return Some(other);
+            }
+        }
+        Ok(None) => {}
+        Err(d) => return Some(format!("   config.json makes no model: {}", d.render())),
+    }
     let again = match recompile(s, &s.options) {
         Ok(again) => again.stored,
         Err(d) => return Some(format!("   model.ir does not compile: {}", d.render())),
@@ -127,21 +140,28 @@ fn other_than_compiled(s: &Stored) -> Option<String> {
         ("weights.json", lines(&stored[0]), lines(&made[0])),
         ("plan.json, settings", lines(&stored[1]), lines(&made[1])),
     ];
-    let (file, a, b) = texts.into_iter().find(|(_, a, b)| a != b)?;
-    let none = "(nothing)";
-    let mut at = 0;
-    let (mut a, mut b) = (a.lines(), b.lines());
-    loop {
-        at += 1;
-        let (x, y) = (a.next(), b.next());
-        if x != y || x.is_none() {
-            let (x, y) = (x.unwrap_or(none).trim(), y.unwrap_or(none).trim());
-            let what = "is not what model.ir and options.toml compile to";
-            return Some(format!(
-                "   {file} {what}, first in line {at}:\n   has   {x}\n   makes {y}"
-            ));
-        }
+    let mut all = texts
+        .iter()
+        .map(|(file, a, b)| first_difference((file, "model.ir and options.toml compile to"), a, b));
+    all.find_map(|d| d)
+}
+
+/// Where a file is not what others make, which is the second text.
+fn first_difference((file, makers): (&str, &str), has: &str, made: &str) -> Option<String> {
+    if has == made {
+        return None;
     }
+    let none = "(nothing)";
+    let (mut a, mut b) = (has.lines(), made.lines());
+    (1..).find_map(|at| {
+        let (x, y) = (a.next(), b.next());
+        (x != y || x.is_none()).then(|| {
+            let (x, y) = (x.unwrap_or(none).trim(), y.unwrap_or(none).trim());
+            format!(
+                "   {file} is not what {makers}, first in line {at}:\n   has   {x}\n   makes {y}"
+            )
+        })
+    })
 }
 
 fn lines(json: &serde_json::Value) -> String {

@@ -35,7 +35,8 @@ impl Flags {
         let one_stage = o.axis("pp") == 1;
         let infer = "nothing is trained with --mode infer";
         let pp = "the mesh has no pp";
-        let trained: [(&str, bool); 13] = [
+        let trained: [(&str, bool); 14] = [
+            ("--zero-accumulate", self.zero_accumulate.is_some()),
             ("--grad-dtype", self.grad_dtype.is_some()),
             ("--recompute", self.recompute.is_some()),
             ("--optimizer", self.optimizer.is_some()),

@@ -69,9 +69,14 @@ pub fn default_microbatch(o: &Options) -> usize {
     found.map_or(rows, |m| rows / m)
 }
 
-/// Sequences of a step if nobody says.
+/// Sequences of a step if nobody says: as many for a text as for the folder that it may have been made of,
+/// if its microbatches divide them.
 pub(super) fn global_batch(text: Option<&Brought>) -> usize {
-    text.map_or(8, |t| t.rows.max(1))
+    const DEFAULT: usize = 8;
+    match text.map(|t| t.rows.max(1)) {
+        Some(rows) if DEFAULT % rows != 0 => rows,
+        _any => DEFAULT,
+    }
 }
 
 /// Rows of a rank's microbatch in a text, if its ranks divide them.

@@ -111,8 +111,12 @@ fn updates(
     lr: f64,
 ) -> Result<()> {
     for (name, want) in &alone.params {
-        // Nothing reads it, so no rank has it.
-        let Some(got) = ranks.value(&Role::new(RoleKind::Param, name.as_str()))? else { continue };
+        let Some(got) = ranks.value(&Role::new(RoleKind::Param, name.as_str()))? else {
+            if alone.reads(name) {
+                all.add("parameters", name, None, want, norm(want));
+            }
+            continue; // nothing reads it, so no rank has it
+        };
         let moved = norm(&want.zip(&before[name], |a, b| a - b));
         // Rounding in f64 of values around 1, and of an update.
         let floor = 1e-3 * lr.abs() + 1e-9;

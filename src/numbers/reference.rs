@@ -117,6 +117,16 @@ impl<'a> Reference<'a> {
         Reference { source, o, func, frozen, graded, params, moments }
     }
 
+    /// Whether anything in the model reads a parameter.
+    pub fn reads(&self, param: &str) -> bool {
+        let f = &self.source.module.funcs[0];
+        let values = f.args.iter().filter(|a| a.is(RoleKind::Param, param)).map(|a| a.value);
+        let read = |v: Value| {
+            f.nodes.iter().any(|n| n.ins.contains(&v)) || f.results.iter().any(|r| r.value == v)
+        };
+        values.into_iter().any(read)
+    }
+
     /// Elements of all values of a microbatch: no run holds more of them.
     pub fn elements(&self) -> f64 {
         self.func.values.iter().map(|v| v.ty.elements() as f64).sum()

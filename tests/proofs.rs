@@ -18,7 +18,7 @@ use shardc_passes::options::{
     Transport,
 };
 use shardc_passes::pipeline::Compiled;
-use shardc_prove::field::Data;
+use shardc_prove::field::{Data, prove_smaller};
 use shardc_prove::local::{BY_EVALUATION, BY_RULE};
 use shardc_prove::{Report, Verdict};
 
@@ -246,17 +246,48 @@ fn by_evaluation() {
     ]);
 }
 
+/// The same programs at the least sizes on axes of two ranks are proved, and wrong ones are not.
 #[test]
-#[ignore = "a minute: more layouts by evaluation"]
-fn more_by_evaluation() {
-    let schedule = Order::Named("zb-h1".into());
-    evaluated(&[
-        ("llama_gqa", Options { zero: 3, ..options(&[("dp_shard", 2), ("tp", 2)], true, 2) }),
-        ("gemma2", ring(CpSplit::Zigzag, &[("cp", 2)])),
+fn plans_made_smaller() {
+    let named = |name: &str| Order::Named(name.into());
+    let cases = [
+        ("llama_gqa", Options { zero: 3, ..options(&[("dp_shard", 4), ("tp", 2)], true, 1) }),
+        (
+            "gpt2",
+            Options { schedule: named("zb-h1"), ..options(&[("pp", 2), ("tp", 4)], false, 2) },
+        ),
+        ("qwen3", grid(TpMode::TwoD, &[("tp", 4)], TpSteps::Summa)),
+        ("gemma2", ring(CpSplit::Zigzag, &[("cp", 2), ("tp", 2)])),
         ("llama_gqa", ring(CpSplit::Zigzag, &[("cp", 4)])),
-        ("gpt2", Options { schedule, ..options(&[("pp", 2)], false, 2) }),
-        ("deepseek_v3", experts_on_four()),
-    ]);
+        ("llama_deep", Options { schedule: named("zb-v"), ..options(&[("pp", 2)], false, 1) }),
+    ];
+    for (name, o) in cases {
+        let mut case = Case::new(name, &o);
+        let smaller = |case: &Case| prove_smaller(&case.texts.subject(), case.texts.data);
+        let (small, full) = (smaller(&case), case.texts.prove());
+        assert_eq!(small.verdict(), Verdict::Proved, "{name} {:?}: {}", o.mesh, found(&small));
+        assert!(small.shown["elements compared"] > 300, "{name}: {:?}", small.shown);
+        assert!(small.shown["results on all ranks"] >= full.shown["updates"], "{name}");
+        let mut nodes = case.texts.programs.funcs.iter_mut().flat_map(|f| &mut f.nodes);
+        let scale = nodes.find_map(|n| match &mut n.op {
+            Op::AttentionGrad(k) => Some(&mut k.scale),
+            _other => None,
+        });
+        *scale.expect("attention") *= 2.0;
+        assert_eq!(smaller(&case).verdict(), Verdict::Refuted, "{name}");
+    }
+}
+
+/// What cannot be made smaller is named, and nothing is said of the plan.
+#[test]
+fn what_cannot_be_made_smaller_is_named() {
+    let case = Case::new("mixtral", &options(DP2_TP2, false, 2));
+    let r = prove_smaller(&case.texts.subject(), case.texts.data);
+    assert_eq!(r.verdict(), Verdict::NotUnderstood);
+    assert_eq!(
+        (r.gaps[0].op.as_str(), &r.gaps[0].lemma[..]),
+        ("top_k", "to make what it puts together or chooses smaller")
+    );
 }
 
 /// Another order, other groups of kernels, and a ring that turns the other way are the same plan.

@@ -4,6 +4,7 @@ use super::super::{Case, found, grid, ring};
 use shardc_ir::func::Func;
 use shardc_ir::ops::Op;
 use shardc_passes::options::{CpSplit, Options, TpMode, TpSteps};
+use shardc_prove::field::prove_smaller;
 use shardc_prove::lemmas::Lemmas;
 use shardc_prove::{Verdict, prove_by};
 
@@ -11,12 +12,14 @@ use shardc_prove::{Verdict, prove_by};
 fn caught(what: &str, name: &'static str, o: &Options, lemmas: Lemmas, plant: fn(&mut Func)) {
     let mut case = Case::new(name, o);
     assert_eq!(case.texts.prove().verdict(), Verdict::Proved, "{what}: the plan is right");
+    let smaller = |case: &Case| prove_smaller(&case.texts.subject(), case.texts.data).verdict();
+    assert_eq!(smaller(&case), Verdict::Proved, "{what}: the plan is right, by evaluation");
     let mut funcs = case.texts.programs.funcs.iter_mut();
     plant(funcs.find(|f| f.name == "forward").expect("forward"));
     assert_ne!(case.texts.prove().verdict(), Verdict::Proved, "{what}: by the right lemmas");
     let fooled = prove_by(&case.texts.subject(), lemmas);
     assert_eq!(fooled.verdict(), Verdict::Proved, "{what}: {}", found(&fooled));
-    assert_eq!(case.texts.evaluate().verdict(), Verdict::Refuted, "{what}: by evaluation");
+    assert_eq!(smaller(&case), Verdict::Refuted, "{what}: by evaluation");
 }
 
 fn summa() -> Options {

@@ -145,12 +145,6 @@ fn exchanged_operands_are_refused() {
     exchanges(40);
 }
 
-#[test]
-#[ignore = "some minutes: the same with many more"]
-fn many_exchanged_operands_are_refused() {
-    exchanges(400);
-}
-
 /// A mistake of a class: changes a node, or says that the class has none there.
 type Change = fn(&Mesh, &mut Node) -> bool;
 

@@ -73,8 +73,8 @@ pub fn results(
         }
         Fun::Reshape => one(x[0].reshaped(shape)),
         Fun::Max(p) => one(max(p, x[0], shape)),
-        Fun::Take(p, padding) => one(take(p, *padding, [x[0], x[1]], shape, at)?),
-        Fun::Put(p, padding) => one(put(p, *padding, [x[0], x[1]], shape, at)?),
+        Fun::Take(p, padding) => one(indexed(true, (p, *padding), [x[0], x[1]], shape, at)?),
+        Fun::Put(p, padding) => one(indexed(false, (p, *padding), [x[0], x[1]], shape, at)?),
         Fun::Narrow(start) => one(x[0].slice(last, *start, shape[last])),
         Fun::Widen(start) => one(x[0].among_zeros(shape, last, *start)),
         Fun::Concat => one(Tensor::concat(last, x)),
@@ -123,38 +123,30 @@ fn place(index: i64, padding: Option<usize>, begin: i64, n: usize) -> Option<usi
     (padding.is_none_or(|p| p as i64 != index)).then_some(here)
 }
 
-fn take(
-    p: &Pattern,
-    padding: Option<usize>,
+/// What indices choose from the first operand, or add to the result: the other has a letter less.
+fn indexed(
+    takes: bool,
+    (p, padding): (&Pattern, Option<usize>),
     [x, n]: [&Tensor; 2],
     shape: &[usize],
     at: &Begins,
 ) -> Result<Tensor, String> {
-    let dim = Pattern::own(&p.ins[0], &[&p.ins[1], &p.out]).ok_or("no letter is indexed")?;
-    let begin = (at.operand)(0, dim) as i64;
-    Ok(Tensor::from_fn(shape, |i| {
-        let k = n.integer(&index(&p.ins[1], &p.out, i, 0));
-        match place(k, padding, begin, x.shape[dim]) {
-            Some(k) => x.at(&index(&p.ins[0], &p.out, i, k)),
-            None => 0,
-        }
-    }))
-}
-
-fn put(
-    p: &Pattern,
-    padding: Option<usize>,
-    [x, n]: [&Tensor; 2],
-    shape: &[usize],
-    at: &Begins,
-) -> Result<Tensor, String> {
-    let dim = Pattern::own(&p.out, &[&p.ins[1], &p.ins[0]]).ok_or("no letter is indexed")?;
-    let begin = (at.result)(dim) as i64;
+    let (table, rest) = if takes { (&p.ins[0], &p.out) } else { (&p.out, &p.ins[0]) };
+    let dim = Pattern::own(table, &[&p.ins[1], rest]).ok_or("no letter is indexed")?;
+    let (begin, size) = match takes {
+        true => ((at.operand)(0, dim), x.shape[dim]),
+        false => ((at.result)(dim), shape[dim]),
+    };
     let mut out = Tensor::full(shape, 0);
-    each(&x.shape, |i| {
-        let k = n.integer(&index(&p.ins[1], &p.ins[0], i, 0));
-        if let Some(k) = place(k, padding, begin, shape[dim]) {
-            out.add_at(&index(&p.out, &p.ins[0], i, k), x.at(i));
+    each(if takes { shape } else { &x.shape }, |i| {
+        let k = n.integer(&index(&p.ins[1], rest, i, 0));
+        let Some(k) = place(k, padding, begin as i64, size) else { return };
+        let there = index(table, rest, i, k);
+        if takes {
+            let here = out.place(i);
+            out.data[here] = x.at(&there);
+        } else {
+            out.add_at(&there, x.at(i));
         }
     });
     Ok(out)

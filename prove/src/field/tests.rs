@@ -79,8 +79,9 @@ fn inputs() -> Inputs {
 
 fn value(s: &Store, t: Term) -> Tensor {
     let inputs = inputs();
-    let mut values = Values { s, inputs: &inputs, own: 1, memo: HashMap::new() };
-    values.of(t, Some(0)).expect("a value")
+    let mut values =
+        Values { s, inputs: &inputs, own: 1, memo: HashMap::new(), calls: HashMap::new() };
+    (*values.of(t, Some(0)).expect("a value")).clone()
 }
 
 fn leaves(s: &mut Store) -> Vec<Made> {

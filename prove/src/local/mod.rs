@@ -16,10 +16,10 @@ mod collectives;
 mod counts;
 mod evaluate;
 mod inputs;
-mod law;
-mod letters;
+pub(crate) mod law;
+pub(crate) mod letters;
 mod roles;
-mod shrink;
+pub(crate) mod shrink;
 
 use crate::Report;
 use crate::ledger::{Gap, Refuted};

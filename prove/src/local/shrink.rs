@@ -18,7 +18,7 @@ pub struct Small {
 }
 
 /// Axes of which blocks of a ring are counted: these keep their sizes, as shifts are modulo them.
-fn ring(op: &Op) -> AtomSet {
+pub(crate) fn ring(op: &Op) -> AtomSet {
     match op {
         Op::Own(k) => k.axes,
         Op::Join(k) => k.axes,
@@ -29,7 +29,7 @@ fn ring(op: &Op) -> AtomSet {
 }
 
 /// Axes that an op names.
-fn axes(op: &Op) -> AtomSet {
+pub(crate) fn axes(op: &Op) -> AtomSet {
     match op {
         Op::FanOut(k) => k.axes,
         Op::AllReduce(k) => k.axes,
@@ -44,6 +44,24 @@ fn axes(op: &Op) -> AtomSet {
         Op::Term(k) => k.axes,
         other => ring(other),
     }
+}
+
+/// True for an op with sizes that its letters do not tie, but for rotations.
+pub(crate) fn is_tied(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Concat(_)
+            | Op::Narrow(_)
+            | Op::Widen(_)
+            | Op::TopK(_)
+            | Op::Route(_)
+            | Op::Dispatch(_)
+            | Op::Combine(_)
+            | Op::RowDots(_)
+            | Op::GroupedDot(_)
+            | Op::GroupedDotT(_)
+            | Op::GroupedOuter(_)
+    )
 }
 
 /// A mesh with an axis for each atom; those that are not named have one rank.

@@ -4,6 +4,7 @@
 mod fixture;
 use fixture::*;
 use shardc::flags::Flags;
+use shardc::proof::Prove;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_runtime::StepBatch;
 use std::collections::BTreeMap;
@@ -89,7 +90,7 @@ fn always_the_same(name: &str, model: &str, flags: Flags, args: &[&str]) {
     for i in 0..5 {
         let out = dir.join(format!("in-process-{i}"));
         shardc::compile(&model, &o, &mut |_, _| {})
-            .and_then(|mut done| done.write(&out))
+            .and_then(|mut done| done.prove(Prove::Auto).and_then(|()| done.write(&out)))
             .unwrap_or_else(|e| panic!("{e}"));
         let got = files(&out);
         assert!(

@@ -265,7 +265,11 @@ struct Values<'a> {
     calls: HashMap<Call, Vec<Rc<Tensor>>>,
 }
 
-impl Values<'_> {
+impl<'a> Values<'a> {
+    fn new(s: &'a Store, inputs: &'a Inputs, own: usize) -> Values<'a> {
+        Values { s, inputs, own, memo: HashMap::new(), calls: HashMap::new() }
+    }
+
     fn of(&mut self, t: Term, j: Option<usize>) -> Result<Rc<Tensor>, String> {
         let j = j.filter(|_| self.s.mentions(t).has(Mentions::MICROBATCH));
         if let Some(v) = self.memo.get(&(t, j)) {
@@ -411,8 +415,7 @@ fn compare(subject: &Subject, data: Data, report: &mut Report) -> Result<(), Gap
     let made = run.finish()?;
     let own = rows_of_an_owner(m, &run.ranks);
     let inputs = inputs();
-    let mut values =
-        Values { s: &w.s, inputs: &inputs, own, memo: HashMap::new(), calls: HashMap::new() };
+    let mut values = Values::new(&w.s, &inputs, own);
     let (mut elements, mut equal) = (0, 0);
     for (role, &term) in &book.step {
         let Some((ty, pieces)) = made.get(role) else {

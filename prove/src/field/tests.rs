@@ -79,8 +79,7 @@ fn inputs() -> Inputs {
 
 fn value(s: &Store, t: Term) -> Tensor {
     let inputs = inputs();
-    let mut values =
-        Values { s, inputs: &inputs, own: 1, memo: HashMap::new(), calls: HashMap::new() };
+    let mut values = Values::new(s, &inputs, 1);
     (*values.of(t, Some(0)).expect("a value")).clone()
 }
 

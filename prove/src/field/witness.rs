@@ -49,8 +49,7 @@ impl<'a> Witness<'a> {
             }
             open.extend(self.s.made_of(t));
         }
-        let mut values =
-            Values { s: self.s, inputs: &self.inputs, own: self.own, memo: HashMap::new() };
+        let mut values = Values::new(self.s, &self.inputs, self.own);
         let [a, b] = sides.map(|t| values.of(t, Some(0)).ok());
         Some(a? != b?)
     }

@@ -1,6 +1,7 @@
 //! Proofs of plans: those of all families and layouts are proved, and none that computes something else.
 
 mod fixture;
+mod lab;
 mod planted;
 
 use fixture::*;

@@ -1,6 +1,7 @@
 //! Mistakes planted in plans: none that leaves other numbers is proved.
 
 mod lemmas;
+mod told;
 mod types;
 
 use super::fixture::*;

@@ -1,0 +1,70 @@
+//! What the command line says of proofs.
+
+use crate::lab::{FIXTURES, Lab};
+use serde_json::Value as Json;
+
+fn said(out: &std::process::Output) -> String {
+    String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr)
+}
+
+/// A plan knows whether it was proved when it was compiled; `inspect` and `run` say it.
+#[test]
+fn a_plan_says_what_came_of_its_proof() {
+    let lab = Lab::new("told");
+    let model = &format!("{FIXTURES}/llama_gqa");
+    let compile = |more: &[&str]| {
+        let flags = ["compile", model, "--mesh", "dp=2,tp=2", "--seq", "8", "-o", "out"];
+        said(&lab.ok(&[&flags[..], more].concat()))
+    };
+    for (how, words) in [
+        (&[][..], "proved by terms: "),
+        (&["--prove", "auto"], "proved by terms: "),
+        (&["--prove", "yes"], "proved by terms: "),
+        (&["--prove", "no"], "not proved: --prove no"),
+    ] {
+        assert!(compile(how).contains(words), "{how:?}");
+        let summary = said(&lab.ok(&["inspect", "out", "--summary"]));
+        assert!(summary.contains(&format!("proof  {words}")), "{how:?}: {summary}");
+        let run = said(&lab.ok(&["run", "out", "--steps", "1"]));
+        assert!(run.contains(&format!("plan {words}")), "{how:?}: {run}");
+    }
+    let text = lab.ok(&["inspect", "out", "--summary", "--format", "json"]).stdout;
+    let json: Json = serde_json::from_slice(&text).expect("JSON");
+    assert_eq!(json["proof"]["verdict"], "not-tried");
+    let flags = ["compile", model, "--seq", "8", "--prove", "yes", "--format", "json"];
+    let json: Json = serde_json::from_slice(&lab.ok(&flags).stdout).expect("JSON");
+    assert!(json["proof"]["verdict"] == "proved" && json["prove_ms"].is_number(), "{json}");
+}
+
+/// 0 proved, 1 refuted, 4 not understood; a plan that was edited by hand is read as it is.
+#[test]
+fn statuses_of_proofs() {
+    let lab = Lab::new("statuses");
+    let model = &format!("{FIXTURES}/llama_gqa");
+    lab.ok(&["compile", model, "--mesh", "tp=2", "--seq", "8", "-o", "out"]);
+    let status = |args: &[&str]| {
+        let out = lab.shardc(&[&["prove", "out"], args].concat());
+        (out.status.code(), said(&out))
+    };
+    assert_eq!(status(&[]).0, Some(0));
+    assert_eq!(status(&["--text", "--by", "both"]).0, Some(0));
+    let path = lab.path("out/programs/all.ir");
+    let text = std::fs::read_to_string(&path).expect("programs");
+    // Half of the scale of attention, in forward and backward alike: types and order stay right.
+    let scale = text.split("attention[").nth(1).and_then(|t| t.split(';').next()).expect("a scale");
+    let half = (scale.parse::<f64>().expect("a number") / 2.0).to_string();
+    let edited = text
+        .replace(&format!("attention[{scale};"), &format!("attention[{half};"))
+        .replace(&format!("attention_grad[{scale};"), &format!("attention_grad[{half};"));
+    assert_ne!(edited, text);
+    std::fs::write(&path, edited).expect("written");
+    for by in ["symbolic", "field", "both"] {
+        let (code, words) = status(&["--text", "--by", by]);
+        assert!(code == Some(1) && words.starts_with("refuted"), "{by}: {code:?} {words}");
+    }
+    // With hashes it is no plan any more.
+    assert_eq!(status(&[]).0, Some(2));
+    lab.ok(&["compile", model, "--mode", "infer", "--seq", "8", "-o", "out"]);
+    let (code, words) = status(&["--by", "field"]);
+    assert!(code == Some(4) && words.contains("not understood"), "{code:?} {words}");
+}

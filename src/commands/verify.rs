@@ -128,8 +128,13 @@ fn other_than_compiled(s: &Stored) -> Option<String> {
         Err(d) => return Some(format!("   model.ir does not compile: {}", d.render())),
     };
     let json = |s: &Stored| {
+        let mut report = s.report.clone();
+        // Times, and what was not compiled.
+        for key in ["compile_ms", "prove_ms", "phases", "proof"] {
+            report.as_object_mut().and_then(|r| r.remove(key));
+        }
         // As a reader has them: what is stored was read.
-        let text = serde_json::to_string(&(&s.plan.weights, &s.plan.settings));
+        let text = serde_json::to_string(&(&s.plan.weights, &s.plan.settings, report));
         let read = |t: String| serde_json::from_str::<serde_json::Value>(&t);
         read(text.expect("plain data")).expect("JSON of our own")
     };
@@ -139,6 +144,7 @@ fn other_than_compiled(s: &Stored) -> Option<String> {
         ("schedule.csv", write_csv(&s.plan.schedule), write_csv(&again.plan.schedule)),
         ("weights.json", lines(&stored[0]), lines(&made[0])),
         ("plan.json, settings", lines(&stored[1]), lines(&made[1])),
+        ("plan.json, report", lines(&stored[2]), lines(&made[2])),
     ];
     let mut all = texts
         .iter()

@@ -23,30 +23,37 @@ const ACTIONS: usize = 1 << 12;
 /// each with what else must change.
 pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> Vec<Violation> {
     let offered = |v: &Violation| {
-        let (mut out, mut untried, mut left) = (vec![], vec![], COMPILED);
-        for change in &v.nearest {
-            if out.len() == OFFERED || left == 0 {
-                break;
-            }
+        // By offer its changes, and as a user writes them.
+        let mut out: Vec<(Vec<String>, String)> = vec![];
+        let (mut untried, mut left) = (vec![], COMPILED);
+        // What needs the fewest changes comes first.
+        for deep in 1..=DEEP {
             let mut looked = LOOKED_AT;
-            let Some(new) = with(o, change) else { continue };
-            if is_long(&new) {
-                untried.push(change.clone());
-                continue;
-            }
-            let done = completed(f, new, &[change], DEEP, &mut looked);
-            let Some((new, more)) = done else { continue };
-            left -= 1;
-            if compiles(model, &new) {
-                let mut words = vec![change.clone()];
-                words.extend(more);
-                let silent = new.microbatch == o.microbatch
-                    || words.iter().any(|w| w.contains("--microbatch"));
-                words.extend((!silent).then(|| format!("--microbatch {}", new.microbatch)));
-                out.push(words.join(" "));
+            for change in &v.nearest {
+                if out.len() == OFFERED || left == 0 || looked == 0 {
+                    break;
+                }
+                let Some(new) = with(o, change) else { continue };
+                if is_long(&new) {
+                    let known = deep > 1 || !rules::violations(f, &new).is_empty();
+                    untried.extend((!known).then(|| written(o, &new, &[change])));
+                    continue;
+                }
+                let done = completed(f, new, &[change], deep, &mut looked);
+                let Some((new, more)) = done.filter(|d| d.1.len() + 1 == deep) else { continue };
+                let all: Vec<&String> = [change].into_iter().chain(&more).collect();
+                if out.iter().any(|x| x.0.iter().all(|w| all.contains(&w))) {
+                    continue;
+                }
+                left -= 1;
+                if compiles(model, &new) {
+                    let text = written(o, &new, &all);
+                    out.push((all.into_iter().cloned().collect(), text));
+                }
             }
         }
-        (out, untried)
+        untried.truncate(OFFERED);
+        (out.into_iter().map(|x| x.1).collect::<Vec<_>>(), untried)
     };
     // Numbers beyond all limits: the rule says the limit, and nothing near it is tried.
     let beyond = is_beyond(o);
@@ -66,7 +73,7 @@ pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> V
                     d.help("no single change of a number makes this legal: try other meshes")
                 }
                 (true, false) => d.help(format!(
-                    "legal by the rules, but too long to be tried here: {}",
+                    "legal by the rules, not compiled (a step has too many parts): {}",
                     untried.join(", ")
                 )),
                 _ => d.help(format!("nearest legal: {}", nearest.join(", "))),
@@ -135,6 +142,23 @@ fn completed(
         }
     }
     None
+}
+
+/// Changes as a user writes them: those of axes that may have another name in what the user wrote, as
+/// `dp`, as the whole mesh; with the microbatch that was compiled, if that is another.
+fn written(o: &Options, new: &Options, all: &[&String]) -> String {
+    let has_dp = o.mesh.iter().any(|a| a.0.starts_with("dp"));
+    let renamed = |c: &str| {
+        about(c).iter().any(|w| w.starts_with("dp") || (has_dp && *w == "ep" && new.ep == 1))
+    };
+    let of_mesh = |c: &str| !about(c).iter().any(|w| w.starts_with("--"));
+    let mut words: Vec<String> = vec![];
+    let whole = all.iter().any(|c| renamed(c));
+    words.extend(whole.then(|| format!("--mesh {}", mesh_text(new))));
+    words.extend(all.iter().filter(|c| !(whole && of_mesh(c))).map(|c| c.to_string()));
+    let silent = new.microbatch == o.microbatch || words.iter().any(|w| w.contains("--microbatch"));
+    words.extend((!silent).then(|| format!("--microbatch {}", new.microbatch)));
+    words.join(" ")
 }
 
 /// The axes and flags that a change is about.

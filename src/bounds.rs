@@ -41,6 +41,9 @@ pub fn agree(o: &Options, s: &Settings, mesh: &Mesh) -> Result<(), String> {
     if ranks(&own) != ranks(mesh) {
         return Err(format!("mesh is {:?}, the programs have {:?}", ranks(&own), ranks(mesh)));
     }
+    if o.microbatch == 0 {
+        return Err("microbatch is 0".into());
+    }
     let pairs = [
         ("global_batch", o.global_batch, s.global_batch),
         ("seq", o.seq, s.seq),

@@ -121,7 +121,7 @@ fn experts_that_do_not_divide() {
         moe,
         &["--mesh", "dp=3,ep=3,etp=1", "--global-batch", "9"],
         "experts-not-divisible",
-        &["experts=8, ep=3", "ep=1"],
+        &["experts=8, ep=3", "--mesh dp_shard=3,etp=1"],
     );
     refuses(
         moe,
@@ -134,7 +134,7 @@ fn experts_that_do_not_divide() {
     refuses(moe, &mesh("dp=2,ep=0"), "mesh", &["`ep=0`"]);
     refuses(moe, &mesh("dp=2,ep=2,ep=2"), "mesh", &["`ep=2`"]);
     let dense = &format!("{FIXTURES}/llama_mha");
-    refuses(dense, &mesh("dp=4,ep=4,etp=1"), "no-experts", &["ep=4, etp=1", "ep=1"]);
+    refuses(dense, &mesh("dp=4,ep=4,etp=1"), "no-experts", &["ep=4, etp=1", "--mesh dp_shard=4"]);
     refuses(
         moe,
         &["--mesh", "cp=3,ep=3", "--seq", "16"],
@@ -377,7 +377,7 @@ fn no_flag_is_silently_ignored() {
     let lab = Lab::new("flags");
     let help = String::from_utf8(lab.ok(&["compile", "--help"]).stdout).expect("text");
     let listed = help.lines().filter_map(|l| l.trim_start().strip_prefix("--"));
-    let own = ["--dump-after", "--format", "--help", "--output"];
+    let own = ["--dump-after", "--format", "--help", "--output", "--prove"];
     for flag in listed.filter_map(|l| l.split(' ').next()).map(|f| format!("--{f}")) {
         let known = FLAGS.iter().any(|f| f.0 == flag) || own.contains(&&*flag);
         assert!(known, "{flag} is not in the table of this test");

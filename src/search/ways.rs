@@ -4,7 +4,9 @@
 use crate::flags;
 use crate::rules::{self, Violation};
 use shardc_frontends::Facts;
+use shardc_ir::schedule::MAX_MICROBATCHES;
 use shardc_passes::options::{Options, Order, TpMode};
+use std::cell::Cell;
 use std::path::Path;
 
 /// Most values that are offered for a rule, and most meshes.
@@ -15,13 +17,16 @@ const COMPILED: usize = 8;
 const DEEP: usize = 4;
 /// Most changes that are looked at for one offer.
 const LOOKED_AT: usize = 256;
-/// Most forward passes of a pipeline's ranks in a step that is compiled to be offered: a refusal is
-/// said at once.
-const ACTIONS: usize = 1 << 12;
+/// Most forward passes of a pipeline's ranks in the steps that are compiled for a refusal, which is said
+/// within a second: a small model takes some 0.4 ms for each.
+const ACTIONS: usize = 1 << 11;
+/// Most of them in a step of which the schedule alone is made.
+const MADE: usize = 1 << 17;
 
 /// The violations with those of their nearest values that compile: where several rules are violated,
 /// each with what else must change.
 pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> Vec<Violation> {
+    let room = Cell::new(ACTIONS);
     let offered = |v: &Violation| {
         // By offer its changes, and as a user writes them.
         let mut out: Vec<(Vec<String>, String)> = vec![];
@@ -35,8 +40,11 @@ pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> V
                 }
                 let Some(new) = with(o, change) else { continue };
                 if is_long(&new) {
-                    let known = deep > 1 || !rules::violations(f, &new).is_empty();
-                    untried.extend((!known).then(|| written(o, &new, &[change])));
+                    if deep == 1 && untried.len() < OFFERED && actions(&new) <= MADE {
+                        left -= 1;
+                        let legal = rules::violations(f, &new).is_empty();
+                        untried.extend(legal.then(|| written(o, &new, &[change])));
+                    }
                     continue;
                 }
                 let done = completed(f, new, &[change], deep, &mut looked);
@@ -45,41 +53,28 @@ pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> V
                 if out.iter().any(|x| x.0.iter().all(|w| all.contains(&w))) {
                     continue;
                 }
+                let text = written(o, &new, &all);
+                let Some(rest) = room.get().checked_sub(actions(&new)) else {
+                    untried.extend((deep == 1 && untried.len() < OFFERED).then_some(text));
+                    continue;
+                };
                 left -= 1;
+                room.set(rest);
                 if compiles(model, &new) {
-                    let text = written(o, &new, &all);
                     out.push((all.into_iter().cloned().collect(), text));
                 }
             }
         }
-        untried.truncate(OFFERED);
         (out.into_iter().map(|x| x.1).collect::<Vec<_>>(), untried)
     };
     // Numbers beyond all limits: the rule says the limit, and nothing near it is tried.
     let beyond = is_beyond(o);
     let one = |v: &Violation| {
         if beyond {
-            let said = v.said.clone().map(|mut d| {
-                d.help.clear();
-                d.help("stay within the limit that the rule says")
-            });
-            return Violation { nearest: vec![], said, ..v.clone() };
+            return Violation { nearest: vec![], untried: vec![], beyond, ..v.clone() };
         }
         let (nearest, untried) = offered(v);
-        let said = v.said.clone().map(|mut d| {
-            d.help.clear();
-            match (nearest.is_empty(), untried.is_empty()) {
-                (true, true) => {
-                    d.help("no single change of a number makes this legal: try other meshes")
-                }
-                (true, false) => d.help(format!(
-                    "legal by the rules, not compiled (a step has too many parts): {}",
-                    untried.join(", ")
-                )),
-                _ => d.help(format!("nearest legal: {}", nearest.join(", "))),
-            }
-        });
-        Violation { nearest, said, ..v.clone() }
+        Violation { nearest, untried, ..v.clone() }
     };
     found.iter().map(one).collect()
 }
@@ -91,7 +86,13 @@ pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
         return vec![];
     }
     let near = rules::nearest_meshes(f, o).into_iter().take(COMPILED);
-    let fits = near.filter(|new| compiles(model, new)).take(OFFERED);
+    let mut room = ACTIONS;
+    let tried = |new: &Options| {
+        let rest = room.checked_sub(actions(new));
+        room = rest.unwrap_or(room);
+        rest.is_some() && compiles(model, new)
+    };
+    let fits = near.filter(tried).take(OFFERED);
     let text = |new: Options| match new.microbatch == o.microbatch {
         true => mesh_text(&new),
         false => format!("{} --microbatch {}", mesh_text(&new), new.microbatch),
@@ -102,13 +103,18 @@ pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
 /// True if a schedule of so many stages or microbatches is refused whatever else is asked.
 fn is_beyond(o: &Options) -> bool {
     let stages = o.axis("pp").saturating_mul(o.chunks.unwrap_or(1));
-    stages > 1 << 16 || o.microbatches() > 200_000
+    stages > 1 << 16 || o.microbatches() > MAX_MICROBATCHES
 }
 
-/// True if a schedule of these options takes longer to make than a refusal may.
-pub fn is_long(o: &Options) -> bool {
+/// Forward passes of the ranks of a pipeline in a step.
+fn actions(o: &Options) -> usize {
     let ranks = o.axis("pp").saturating_mul(o.chunks.unwrap_or(1));
-    ranks.saturating_mul(o.microbatches()) > ACTIONS
+    ranks.saturating_mul(o.microbatches())
+}
+
+/// True if a plan of these options takes longer to make than a refusal may.
+pub fn is_long(o: &Options) -> bool {
+    actions(o) > ACTIONS
 }
 
 fn compiles(model: &Path, o: &Options) -> bool {

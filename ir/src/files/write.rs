@@ -223,10 +223,10 @@ pub fn replace(
     form: &Form,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    let place = Place::of(path)?;
-    form.check(place.path())?;
-    let staged = Staged::new(&place)?;
     let named = |d: Diag| Diag { place: Some(path.display().to_string()), ..d };
+    let place = Place::of(path).map_err(named)?;
+    form.check(place.path()).map_err(named)?;
+    let staged = Staged::new(&place)?;
     create(staged.path(), write).and_then(|()| staged.publish()).map_err(named)
 }
 

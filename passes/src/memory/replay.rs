@@ -8,7 +8,7 @@ use crate::threads::all;
 use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, epilogue, launches};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 /// Who wrote which bytes of the arena last.
@@ -151,17 +151,21 @@ impl Replay<'_> {
     /// Data and scalars of a step, and at first parameters and state, are written from outside.
     fn fill_inputs(&mut self) -> Result<(), String> {
         let (plan, class) = (self.plan, self.class);
+        let mut called = HashSet::new();
         for instr in class.step.iter().chain(&class.evaluation) {
             let Instr::Call(c) = instr else { continue };
+            let first = called.insert(c.func);
             for a in &plan.module.funcs[c.func].args {
                 let Some(role) = &a.role else { continue };
+                // What a step begins with is the same in every call of a function.
+                let each = matches!(role.kind, RoleKind::Input | RoleKind::Scalar);
+                let once = matches!(role.kind, RoleKind::Param | RoleKind::State(_));
+                if !each && !(once && first) {
+                    continue;
+                }
                 let k = key(role, c.microbatch);
                 let known = self.roles.contains_key(&k);
-                let outside = match role.kind {
-                    RoleKind::Input | RoleKind::Scalar => true,
-                    RoleKind::Param | RoleKind::State(_) => !known,
-                    _made => false,
-                };
+                let outside = each || !known;
                 if outside {
                     let (from, to) =
                         self.span(c, class.memory.places[c.func][a.value.0 as usize])?;

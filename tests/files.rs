@@ -586,3 +586,39 @@ fn a_model_is_saved_beside_what_came_into_its_way() {
     assert_eq!(std::fs::read(lab.path("to/notes.txt")).expect("still there"), b"mine");
     assert!(!tensors(&lab.path("to-1")).is_empty());
 }
+
+/// A lock that cannot be written is no lock, and is not left.
+#[test]
+fn a_full_disk_leaves_no_lock() {
+    let lab = readers("no-room");
+    let names = lab.names();
+    for args in [
+        &["run", "plan", "--steps", "1", "--save", "to"][..],
+        &["run", "plan", "--steps", "1", "--save", "to", "--save-every", "1"],
+        &["reshard", "ck", "--to", "hf", "-o", "to"],
+    ] {
+        let mut c = Command::new("sh");
+        c.args(["-c", "ulimit -f 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_shardc")]);
+        c.current_dir(&lab.0).args(args);
+        let out = ended(c);
+        let said = text(&out);
+        assert_eq!(out.status.code(), Some(5), "{args:?}: {said}");
+        assert!(said.contains("error[file]: cannot lock"), "{args:?}: {said}");
+        assert_eq!(lab.names(), names, "{args:?} left something behind");
+    }
+}
+
+/// What is said of a gradient is one thing, whoever says it.
+#[test]
+fn a_gradient_that_zero_scatters_has_a_collective() {
+    let lab = Lab::new("scattered");
+    lab.model("llama_mha");
+    let compile = ["compile", "llama_mha", "--seq", "16", "--mesh", "dp=2", "-o", "plan", "--zero"];
+    for (stage, scattered) in [("0", false), ("1", false), ("2", true), ("3", true)] {
+        lab.ok(&[&compile[..], &[stage]].concat());
+        let name = "tensor:model.layers.0.mlp.up_proj.weight";
+        let said = text(&lab.ok(&["explain", "plan", name]));
+        assert!(!said.contains("no collective"), "--zero {stage}: {said}");
+        assert_eq!(said.contains("no other collective"), scattered, "--zero {stage}: {said}");
+    }
+}

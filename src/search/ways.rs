@@ -19,7 +19,7 @@ const DEEP: usize = 4;
 const LOOKED_AT: usize = 256;
 /// Most forward passes of a pipeline's ranks in the steps that are compiled for a refusal, which is said
 /// within a second: a small model takes some 0.4 ms for each.
-const ACTIONS: usize = 1 << 11;
+const ACTIONS: usize = 1 << 10;
 /// Most of them in a step of which the schedule alone is made.
 const MADE: usize = 1 << 17;
 

@@ -160,7 +160,7 @@ impl Replay<'_> {
                 // What a step begins with is the same in every call of a function.
                 let each = matches!(role.kind, RoleKind::Input | RoleKind::Scalar);
                 let once = matches!(role.kind, RoleKind::Param | RoleKind::State(_));
-                if !each && !(once && first) {
+                if !(each || once && first) {
                     continue;
                 }
                 let k = key(role, c.microbatch);

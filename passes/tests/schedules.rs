@@ -295,7 +295,7 @@ fn what_is_refused_is_told_with_numbers_rule_and_way_out() {
         (Named::OneFOneB, 1, 1, 16_385, "m <= 16384", "m=16384"),
         (Named::Gpipe, 512, 1, 16_384, "p * v * m <= 4194304", "m=8192"),
         (Named::LoopedBfs, 1 << 40, 2, 4, "p * v <= 65536", "p=32768"),
-        (Named::OneFOneB, 65_537, 1, 65_537, "p * v <= 65536", "p=63"),
+        (Named::OneFOneB, 65_537, 1, 16_384, "p * v <= 65536", "p=256"),
         (Named::LoopedBfs, 2, 40_000, 8, "p * v <= 65536", "v=32768"),
     ];
     for (n, p, v, m, rule, nearest) in cases {

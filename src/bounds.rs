@@ -1,6 +1,7 @@
 //! Bounds of the numbers in a plan's files, whose hashes anybody can make: what reads a plan multiplies
 //! them.
 
+use serde_json::Value as Json;
 use shardc_frontends::Facts;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Settings;
@@ -8,24 +9,33 @@ use shardc_ir::weights::Weight;
 use shardc_passes::options::Options;
 
 /// Largest count.
-const MOST: i64 = 1 << 31;
+const MOST: u64 = 1 << 31;
 /// Most elements of a tensor, and of all.
 const MOST_ELEMENTS: usize = 1 << 48;
 /// Numbers of options that count nothing that is multiplied.
-const FREE: [&str; 4] = ["seed", "memory", "warmup", "total"];
+const FREE: [&str; 5] = ["seed", "memory", "warmup", "total", "node"];
 
 /// Numbers of `options.toml`: finite, and counts within bounds.
 ///
 /// # Errors
 /// The first that is not.
-pub fn numbers(key: &str, value: &toml::Value) -> Result<(), String> {
+pub fn numbers(o: &Options) -> Result<(), String> {
+    // JSON has no numbers that are not finite: they come back as nothing.
+    let json = serde_json::to_value(o).expect("options are plain data");
+    let again: Option<Options> = serde_json::from_value(json.clone()).ok();
+    if again.as_ref() != Some(o) {
+        return Err("a number is not finite".into());
+    }
+    counts("", &json)
+}
+
+fn counts(key: &str, value: &Json) -> Result<(), String> {
     match value {
-        toml::Value::Float(x) if !x.is_finite() => Err(format!("{key} is {x}")),
-        toml::Value::Integer(n) if !FREE.contains(&key) && !(0..=MOST).contains(n) => {
-            Err(format!("{key} is {n}, which is not in 0..={MOST}"))
+        Json::Array(all) => all.iter().try_for_each(|v| counts(key, v)),
+        Json::Object(all) => all.iter().try_for_each(|(k, v)| counts(k, v)),
+        Json::Number(n) if !FREE.contains(&key) && n.as_u64().is_some_and(|n| n > MOST) => {
+            Err(format!("{key} is {n}, more than {MOST}"))
         }
-        toml::Value::Array(all) => all.iter().try_for_each(|v| numbers(key, v)),
-        toml::Value::Table(all) => all.iter().try_for_each(|(k, v)| numbers(k, v)),
         _plain => Ok(()),
     }
 }

@@ -322,11 +322,9 @@ pub fn read(dir: &Path) -> Result<Stored> {
     bounds::weights(&weights).map_err(|e| bad("weights.json", e))?;
     let facts = head.facts.as_ref().map_or(Ok(()), bounds::facts);
     facts.map_err(|e| bad("plan.json", e))?;
-    let value: toml::Value =
-        toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
-    bounds::numbers("", &value).map_err(|e| bad("options.toml", e))?;
     let options: Options =
         toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
+    bounds::numbers(&options).map_err(|e| bad("options.toml", e))?;
     let config = serde_json::from_str(&config).map_err(|e| bad("config.json", e.to_string()))?;
     let of_programs = |mut d: Diag| {
         let file = dir.join("programs/all.ir").display().to_string();

@@ -263,9 +263,12 @@ impl Flags {
             0 => LrSchedule::Constant { lr: rate },
             _ if warmup >= total => {
                 let what = format!("--warmup {warmup} is not below --total-steps {total}");
-                return Err(Diag::new("flag", what)
-                    .at(format!("--warmup {warmup}"))
-                    .help(format!("for example --total-steps {}", warmup.max(1) * 10)));
+                return Err(Diag::new("flag", what).at(format!("--warmup {warmup}")).help(
+                    match warmup.max(1).checked_mul(10) {
+                        Some(n) => format!("for example --total-steps {n}"),
+                        None => format!("for example --warmup {}", total / 10),
+                    },
+                ));
             }
             _ => LrSchedule::WarmupCosine { lr: rate, warmup, total, floor: 0.0 },
         };

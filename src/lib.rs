@@ -1,6 +1,7 @@
 //! The driver of shardc: one [`compile`] function, the plan directory, and the command line.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod bounds;
 pub mod checkpoint;
 pub mod cluster;
 pub mod commands;

@@ -5,17 +5,18 @@
 //! host is believed.
 
 use crate::terminal::note;
+use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::files;
+use shardc_ir::files::{self, Place};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Name of the lock in a folder of checkpoints.
-const INSIDE: &str = ".shardc.lock";
+/// Name of the lock in a folder; behind the name of the folder, beside it.
+const LOCK: &str = ".shardc.lock";
 /// Longest text of a lock that is read.
 const MOST: u64 = 1 << 14;
 
@@ -43,28 +44,40 @@ impl Drop for Lock {
     }
 }
 
-/// Of a folder of checkpoints, which is made: the lock is in it.
+/// Of a folder of checkpoints, which is made. The lock is beside it, as that of a model, so that either
+/// sees the other; but in it where it is the root of a file system, which other hosts may mount too, or
+/// where nothing may be written beside it: no model can be saved there.
 ///
 /// # Errors
 /// `save-locked` if another job saves to it, `file`.
-pub fn of_checkpoints(dir: &Path, plan: &Path) -> Result<Lock> {
+pub fn of_checkpoints(place: &Place, plan: &Path) -> Result<Lock> {
+    let dir = place.path();
+    let lock = match alone(place) {
+        true => take(&dir.join(LOCK), dir, plan)?,
+        false => of_model(place, plan)?,
+    };
     let fail = |e| files::io_error("cannot make the folder", dir, &e);
     fs::create_dir_all(dir).map_err(fail)?;
-    take(&dir.join(INSIDE), dir, plan)
+    place.again().map(|_| lock)
 }
 
 /// Of a model's folder, which is replaced as a whole: the lock is beside it.
 ///
 /// # Errors
 /// As for [`of_checkpoints`].
-pub fn of_model(dir: &Path, plan: &Path) -> Result<Lock> {
+pub fn of_model(place: &Place, plan: &Path) -> Result<Lock> {
+    place.make_parent()?;
+    let dir = place.path();
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
-    let path = dir.with_file_name(format!(".{name}{INSIDE}"));
-    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-        let fail = |e| files::io_error("cannot make the folder", parent, &e);
-        fs::create_dir_all(parent).map_err(fail)?;
-    }
-    take(&path, dir, plan)
+    take(&dir.with_file_name(format!(".{name}{LOCK}")), dir, plan)
+}
+
+/// Whether a folder is the root of a file system, or in one that may not be written to.
+fn alone(place: &Place) -> bool {
+    let (Ok(own), Ok(parent)) = (fs::metadata(place.path()), fs::metadata(place.parent())) else {
+        return false;
+    };
+    own.dev() != parent.dev() || access(place.parent(), Access::WRITE_OK).is_err()
 }
 
 fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
@@ -113,9 +126,11 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
         let plan = fs::canonicalize(plan).unwrap_or_else(|_| plan.into()).display().to_string();
         let owner = Owner { pid, host, since: utc(SystemTime::now()), plan };
         let text = serde_json::to_string(&owner).expect("plain data") + "\n";
-        file.set_len(0).and_then(|()| file.rewind()).map_err(fail)?;
-        file.write_all(text.as_bytes()).map_err(fail)?;
-        return Ok(Lock { path: path.into(), _held: file });
+        let put = file.set_len(0).and_then(|()| file.rewind());
+        let put = put.and_then(|()| file.write_all(text.as_bytes()));
+        // Dropped, it is removed: without a name it locks nobody out.
+        let lock = Lock { path: path.into(), _held: file };
+        return put.map(|()| lock).map_err(fail);
     }
 }
 

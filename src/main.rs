@@ -2,6 +2,7 @@
 
 use clap::Parser;
 use shardc::commands::{Cli, run};
+use shardc::signals;
 use shardc::terminal::{fail, note, written};
 use shardc_ir::diag::Result;
 use std::io::Write as _;
@@ -14,6 +15,7 @@ fn main() -> ExitCode {
             "bug: {info}\nplease report it with the command that led here (exit status 101)"
         ));
     }));
+    signals::large_files_are_errors();
     let status = match std::panic::catch_unwind(|| Cli::try_parse().map_or_else(usage, run)) {
         Ok(Ok(status)) => status,
         Ok(Err(d)) => fail(&d),

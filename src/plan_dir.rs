@@ -2,13 +2,14 @@
 //! `weights.json`, `config.json`; with code for devices, `kernels/`. Text is the plan: on loading it is parsed, verified, and its memory planned again.
 
 use crate::SCHEMA;
+use crate::bounds;
 use crate::seal::{self, hash};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use shardc_codegen::kept;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, Staged};
+use shardc_ir::files::{self, Place, Staged};
 use shardc_ir::plan::{Plan, Settings};
 use shardc_ir::schedule::{parse_csv, write_csv};
 use shardc_ir::text;
@@ -106,7 +107,7 @@ pub fn reseal(dir: &Path) -> Result<()> {
         head.files.insert(name, own);
     }
     let path = dir.join("plan.json");
-    let staged = Staged::new(&path)?;
+    let staged = Staged::new(&Place::of(&path)?)?;
     put(staged.path(), &text_of(&head))
         .and_then(|()| staged.publish())
         .map_err(|d| unwritten(dir, d))
@@ -201,17 +202,19 @@ fn is_plan(dir: &Path) -> bool {
 }
 
 /// A plan replaces nothing but a plan: no file, and no folder that holds anything else, however deep.
-fn check_target(dir: &Path) -> Result<()> {
+fn check_target(place: &Place) -> Result<()> {
+    let dir = place.path();
     let refuse = |what: String| {
         let name = dir.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned());
         Err(Diag::new("output", what)
             .at(dir.display().to_string())
             .help(format!("give -o a new folder, such as {name}.plan")))
     };
-    match std::fs::symlink_metadata(dir) {
-        Err(_) => return Ok(()),
-        Ok(m) if !m.is_dir() => return refuse("this exists and is not a folder".into()),
-        Ok(_) => {}
+    if place.is_new() {
+        return Ok(());
+    }
+    if !dir.is_dir() {
+        return refuse("this exists and is not a folder".into());
     }
     let unreadable = |e| files::io_error("cannot list the folder", dir, &e);
     if let Some(other) = foreign(dir, Path::new("")).map_err(unreadable)? {
@@ -227,7 +230,8 @@ fn check_target(dir: &Path) -> Result<()> {
 
 /// Writes the directory beside its place and renames it; replaces only what is a plan.
 pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
-    check_target(dir)?;
+    let place = Place::of(dir).map_err(|d| unwritten(dir, d))?;
+    check_target(&place)?;
     let programs = text::print(&s.plan.module);
     let schedule = write_csv(&s.plan.schedule);
     let options = toml::to_string(&s.options).expect("options are plain data");
@@ -255,7 +259,8 @@ pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
         report,
     };
     let write = || -> Result<()> {
-        let staged = Staged::new(dir)?;
+        let staged = Staged::new(&place)?;
+        place.make_parent()?;
         let fail = |e| files::io_error("cannot write the plan", dir, &e);
         std::fs::create_dir_all(staged.path().join("programs")).map_err(fail)?;
         put(&staged.path().join("plan.json"), &text_of(&head))?;
@@ -314,8 +319,12 @@ pub fn read(dir: &Path) -> Result<Stored> {
     let [source, options, programs, csv, weights, config] = unchanged(dir, &text, &head)?;
     let weights: Vec<Weight> =
         serde_json::from_str(&weights).map_err(|e| bad("weights.json", e.to_string()))?;
+    bounds::weights(&weights).map_err(|e| bad("weights.json", e))?;
+    let facts = head.facts.as_ref().map_or(Ok(()), bounds::facts);
+    facts.map_err(|e| bad("plan.json", e))?;
     let options: Options =
         toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
+    bounds::numbers(&options).map_err(|e| bad("options.toml", e))?;
     let config = serde_json::from_str(&config).map_err(|e| bad("config.json", e.to_string()))?;
     let of_programs = |mut d: Diag| {
         let file = dir.join("programs/all.ir").display().to_string();
@@ -328,6 +337,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
     if m == 0 || m > 1 << 20 {
         return Err(bad("plan.json", format!("{m} microbatches")));
     }
+    bounds::agree(&options, &head.settings, &module.mesh).map_err(|e| bad("options.toml", e))?;
     let (tokens, seq) = (head.settings.tokens, head.settings.seq);
     if !tokens.fits(seq) {
         return Err(bad("plan.json", format!("{seq} tokens cannot be dealt as {tokens:?}")));

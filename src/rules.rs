@@ -10,7 +10,7 @@ use shardc_passes::schedule::chosen;
 use shardc_passes::shard::experts::fold;
 
 /// One violated rule.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Violation {
     /// What is said of it, if not the rule and the numbers.
     #[serde(skip)]
@@ -22,6 +22,12 @@ pub struct Violation {
     pub values: Vec<(&'static str, usize)>,
     /// What would be legal instead.
     pub nearest: Vec<String>,
+    /// What violates no rule and was not compiled: that would take too long for a refusal.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub untried: Vec<String>,
+    /// Numbers are beyond all limits: nothing near them is looked at.
+    #[serde(skip)]
+    pub beyond: bool,
 }
 
 fn as_map<S: serde::Serializer>(
@@ -34,16 +40,22 @@ fn as_map<S: serde::Serializer>(
 impl Violation {
     /// The violation as a message.
     pub fn diag(&self) -> Diag {
-        if let Some(d) = &self.said {
-            return d.clone();
-        }
-        let values: Vec<String> = self.values.iter().map(|(n, v)| format!("{n}={v}")).collect();
-        let d =
-            Diag::new(self.code, format!("{} does not hold for {}", self.rule, values.join(", ")))
-                .rule(self.rule.clone());
-        match self.nearest.is_empty() {
-            true => d.help("no single change of a number makes this legal: try other meshes"),
-            false => d.help(format!("nearest legal: {}", self.nearest.join(", "))),
+        let mut d = self.said.clone().unwrap_or_else(|| {
+            let values: Vec<String> = self.values.iter().map(|(n, v)| format!("{n}={v}")).collect();
+            let what = format!("{} does not hold for {}", self.rule, values.join(", "));
+            Diag::new(self.code, what).rule(self.rule.clone())
+        });
+        d.help.clear();
+        match (self.nearest.is_empty(), self.untried.is_empty()) {
+            _ if self.beyond => d.help("stay within the limit that the rule says"),
+            (false, _) => d.help(format!("nearest legal: {}", self.nearest.join(", "))),
+            (true, false) => d.help(format!(
+                "legal by the rules, not compiled (a step of so many parts takes long): {}",
+                self.untried.join(", ")
+            )),
+            (true, true) => {
+                d.help("no single change of a number makes this legal: try other meshes")
+            }
         }
     }
 }
@@ -98,7 +110,7 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         |holds: bool, code, rule: &str, values: &[(&'static str, usize)], nearest: Vec<String>| {
             if !holds {
                 let (rule, values) = (rule.into(), values.to_vec());
-                out.push(Violation { said: None, code, rule, values, nearest });
+                out.push(Violation { code, rule, values, nearest, ..Violation::default() });
             }
         };
     let depth = match o.tp_mode {
@@ -244,7 +256,14 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         let nearest = foldings(f, o);
         let axes = ["dp_shard", "cp", "tp"].map(|a| (a, o.axis(a)));
         let values = [("ep", o.ep), ("etp", o.etp())].into_iter().chain(axes).collect();
-        out.push(Violation { code: d.code, said: Some(d), rule, values, nearest });
+        out.push(Violation {
+            code: d.code,
+            said: Some(d),
+            rule,
+            values,
+            nearest,
+            ..Violation::default()
+        });
     }
     let batch = out.iter().all(|v| v.code != "batch-not-divisible");
     let searched = o.schedule == Order::Named("search".into());
@@ -252,7 +271,14 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
         let (rule, nearest) = (d.rule.clone().unwrap_or_default(), schedules(f, o));
         let mut values = vec![("pp", o.axis("pp")), ("microbatches", o.microbatches())];
         values.extend(o.chunks.map(|v| ("chunks", v)));
-        out.push(Violation { code: d.code, said: Some(d), rule, values, nearest });
+        out.push(Violation {
+            code: d.code,
+            said: Some(d),
+            rule,
+            values,
+            nearest,
+            ..Violation::default()
+        });
     }
     out
 }

@@ -6,9 +6,10 @@
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
 use shardc_runtime::spawn::refused;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,13 @@ const ALL: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP
 static ASKED: AtomicI32 = AtomicI32::new(0);
 /// The first signal is not the end: what there is is saved before.
 static SAVES: AtomicBool = AtomicBool::new(false);
+
+/// From now on a file that grows beyond a limit (`ulimit -f`) is an error of the write, as on a full
+/// disk, and not the end of the process.
+pub fn large_files_are_errors() {
+    // A handler that does nothing; programs that are started do not inherit it.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
 
 /// From now on the first signal lets the run save.
 pub fn save_first() {

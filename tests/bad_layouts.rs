@@ -48,6 +48,43 @@ fn sizes_that_do_not_divide() {
     assert!(said.contains("model.layers.0.self_attn") && said.contains("--cp-mode all-gather"));
 }
 
+/// Whatever their sizes: axes of size 1 too.
+#[test]
+fn an_axis_is_given_once() {
+    let lab = Lab::new("twice");
+    let mha = &format!("{FIXTURES}/llama_mha");
+    for mesh in ["pp=1,pp=64", "tp=1,tp=3", "tp=3,tp=1", "tp=1,tp=1", "dp=1,dp=2"] {
+        let said = lab.refuses(&compile(mha, &["--mesh", mesh]), 2, "mesh");
+        assert!(said.contains("given twice"), "{mesh}: {said}");
+    }
+    for mesh in ["dp=2,dp_shard=2", "dp_replicate=1,dp=2", "dp=1,dp_replicate=2"] {
+        let said = lab.refuses(&compile(mha, &["--mesh", mesh]), 2, "mesh");
+        assert!(said.contains("dp is short for") && said.contains("dp_shard=2"), "{mesh}: {said}");
+    }
+}
+
+/// Numbers that overflow are refused as others are.
+#[test]
+fn a_warmup_of_all_steps_there_can_be() {
+    let lab = Lab::new("warmup");
+    let mha = &format!("{FIXTURES}/llama_mha");
+    let most = usize::MAX.to_string();
+    let flags = ["--lr-schedule", "warmup-cosine", "--warmup", &most];
+    let said = lab.refuses(&compile(mha, &flags), 2, "flag");
+    assert!(said.contains("--warmup 100") && !said.contains("bug"), "{said}");
+}
+
+/// Tokens that experts would cut are said in words.
+#[test]
+fn tokens_that_experts_cannot_cut() {
+    let lab = Lab::new("tokens");
+    let moe = &format!("{FIXTURES}/qwen3_moe");
+    let flags = ["--mesh", "dp_replicate=4,dp_shard=2,ep=2,etp=1", "--microbatch", "1"];
+    let out = lab.shardc(&compile(moe, &[&flags[..], &["--global-batch", "2"]].concat()));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(2) && !said.contains("Tokens {"), "{said}");
+}
+
 /// A model from text has no facts to check beforehand; the passes refuse.
 #[test]
 fn sequences_of_a_text_are_dealt_evenly() {
@@ -84,7 +121,7 @@ fn experts_that_do_not_divide() {
         moe,
         &["--mesh", "dp=3,ep=3,etp=1", "--global-batch", "9"],
         "experts-not-divisible",
-        &["experts=8, ep=3", "ep=1"],
+        &["experts=8, ep=3", "--mesh dp_shard=3,etp=1"],
     );
     refuses(
         moe,
@@ -97,7 +134,7 @@ fn experts_that_do_not_divide() {
     refuses(moe, &mesh("dp=2,ep=0"), "mesh", &["`ep=0`"]);
     refuses(moe, &mesh("dp=2,ep=2,ep=2"), "mesh", &["`ep=2`"]);
     let dense = &format!("{FIXTURES}/llama_mha");
-    refuses(dense, &mesh("dp=4,ep=4,etp=1"), "no-experts", &["ep=4, etp=1", "ep=1"]);
+    refuses(dense, &mesh("dp=4,ep=4,etp=1"), "no-experts", &["ep=4, etp=1", "--mesh dp_shard=4"]);
     refuses(
         moe,
         &["--mesh", "cp=3,ep=3", "--seq", "16"],

@@ -462,7 +462,7 @@ fn signals_save_first() {
         let step = number(&said, "after step ");
         assert!(step >= 2 && said.contains(&format!("SIG{signal}")), "{said}");
         assert!(said.contains(&format!("--resume {ckpt}")), "{said}");
-        assert!(!dir.join(&ckpt).join(".shardc.lock").exists(), "the lock is left");
+        assert!(!dir.join(format!(".{ckpt}.shardc.lock")).exists(), "the lock is left");
         let to = (step + 2).to_string();
         let rest = train(&dir, "plan", &["--steps", &to, "--resume", &ckpt]);
         let whole = train(&dir, "plan", &["--steps", &to]);
@@ -534,7 +534,7 @@ fn one_job_saves_to_a_folder() {
     compile(&dir, "llama_gqa", &["--mesh", "tp=2"], "plan");
     for (flags, lock) in [
         (&["--save", "to"][..], ".to.shardc.lock"),
-        (&["--save", "steps", "--save-every", "1000000"], "steps/.shardc.lock"),
+        (&["--save", "steps", "--save-every", "1000000"], ".steps.shardc.lock"),
     ] {
         let mut run = Going::start(&dir, &[&["--steps", "1000000"], flags].concat());
         run.steps(1);
@@ -561,6 +561,43 @@ fn one_job_saves_to_a_folder() {
         assert_eq!(std::fs::read(dir.join(lock)).expect("still there"), other.as_bytes());
         std::fs::remove_file(dir.join(lock)).expect("removed");
     }
+    // Both kinds of job, and all spellings, have one lock.
+    std::fs::create_dir(dir.join("real")).expect("a folder");
+    std::os::unix::fs::symlink("real", dir.join("lnk")).expect("a link");
+    let here = dir.join("real").display().to_string();
+    let every = ["--save-every", "1000000"];
+    for (first, second) in [(&[][..], &every[..]), (&every[..], &[][..])] {
+        let saves = [&["--steps", "1000000", "--save", "real"], first].concat();
+        let mut run = Going::start(&dir, &saves);
+        run.steps(1);
+        for to in ["real", "lnk", "lnk/", "./real/", "lnk/../real", &here] {
+            for kind in [first, second] {
+                let args = [&["run", "plan", "--steps", "1", "--save", to], kind].concat();
+                refused(&dir, &args, 5, &["error[save-locked]"]);
+            }
+        }
+        let reshard = ["reshard", "steps", "-o", "lnk/", "--to"];
+        for kind in ["hf", "dp=2"] {
+            refused(&dir, &[&reshard[..], &[kind]].concat(), 5, &["error[save-locked]"]);
+        }
+        run.child.kill().expect("killed");
+        run.child.wait().expect("it ends");
+        let _ = std::fs::remove_dir_all(dir.join("real"));
+        std::fs::create_dir(dir.join("real")).expect("a folder");
+    }
+    // What a save of a model that was killed left goes at the next start.
+    let mut child = Command::new("true").spawn().expect("a process");
+    child.wait().expect("it ends");
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    let host: String =
+        host.trim().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    let left = dir.join(format!(".real.unfinished-{host}-{}-00000001", child.id()));
+    std::fs::create_dir(&left).expect("a folder");
+    let mut run = Going::start(&dir, &["--steps", "1000000", "--save", "real"]);
+    run.steps(1);
+    assert!(!left.exists(), "it is left until the end");
+    run.child.kill().expect("killed");
+    run.child.wait().expect("it ends");
     let hf = ["reshard", "steps", "--to", "hf", "-o", "hf"];
     std::fs::write(dir.join(".hf.shardc.lock"), "somebody's notes").expect("a write");
     refused(&dir, &hf, 5, &["error[save-locked]", "does not say who"]);

@@ -276,7 +276,7 @@ fn a_signal_to_any_rank_saves_first() {
         let saved = shardc::checkpoint::Saved::open(&dir.join("ckpt")).expect("a checkpoint");
         saved.verify(0, 1).expect("whole");
         assert!(saved.step >= 3 && err.contains(&format!("after step {} of", saved.step)), "{err}");
-        assert!(!dir.join("ckpt/.shardc.lock").exists(), "the lock is left");
+        assert!(!dir.join(".ckpt.shardc.lock").exists(), "the lock is left");
     }
 }
 

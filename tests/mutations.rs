@@ -12,7 +12,7 @@ use shardc_ir::func::{Func, Module, Name, Node, Value};
 use shardc_ir::interp::{Precision, State, call};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Op, Permute};
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::verify::{Phase, verify};
@@ -453,6 +453,64 @@ fn edited_plans_are_seen() {
     let zeros = |old: &str| old.replacen("\"ones\"", "\"zeros\"", 1);
     judge("a norm of zeros", tamper("weights.json", &zeros), true);
     assert_eq!(failing(&plan), [""; 0], "all is as it was");
+}
+
+/// Numbers that anybody may write into a plan, hashes and all, are refused or seen; none ends in a bug.
+#[test]
+fn numbers_beyond_all_bounds_are_refused() {
+    let small = [("hidden_size", 16), ("intermediate_size", 16), ("vocab_size", 24)];
+    let o = Options { seq: 8, global_batch: 2, ..options(&[("tp", 2)], false, 1) };
+    let plan = written("qwen2", &small, &o);
+    let shardc = |args: &[&str]| {
+        let mut c = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"));
+        let out = c.args(args).current_dir(plan.parent().expect("a folder")).output();
+        let out = out.expect("shardc starts");
+        let said = [&out.stdout[..], &out.stderr].map(String::from_utf8_lossy).concat();
+        (out.status.code(), said)
+    };
+    let huge = (i64::MAX).to_string();
+    let most = usize::MAX.to_string();
+    let edits = [
+        ("options.toml", "global_batch = 2", format!("global_batch = {huge}")),
+        ("options.toml", "global_batch = 2", "global_batch = 4".into()),
+        ("options.toml", "seq = 8", "seq = 16".into()),
+        ("options.toml", "[\"tp\", 2]", "[\"tp\", 0]".into()),
+        ("options.toml", "[\"tp\", 2]", "[\"tp\", 1], [\"tp\", 2]".into()),
+        ("options.toml", "microbatch = 1", "microbatch = 0".into()),
+        ("options.toml", "rate = 0.0", "rate = nan".into()),
+        ("options.toml", "rate = 0.0", "rate = 0.0\nrates = 1.0".into()),
+        ("options.toml", "seq = 8", "seq = 8\nsequence = 8".into()),
+        ("plan.json", "\"heads\": ", format!("\"heads\": {most}")),
+        ("weights.json", "\"shape\": [\n      24,", format!("\"shape\": [\n      {most},")),
+    ];
+    for (file, old, new) in &edits {
+        let text = std::fs::read_to_string(plan.join(file)).expect("a file");
+        let at = text.find(old).unwrap_or_else(|| panic!("{file}: no {old} in {text}"));
+        // A number at the end of `old` goes too.
+        let rest = text[at + old.len()..].trim_start_matches(|c: char| c.is_ascii_digit());
+        let changed = format!("{}{new}{rest}", &text[..at]);
+        std::fs::write(plan.join(file), changed).expect("written");
+        let sealed = reseal(&plan);
+        for args in [
+            &["verify", "plan", "--numbers"][..],
+            &["verify", "plan", "--tiny"],
+            &["inspect", "plan", "--summary"],
+            &["run", "plan", "--steps", "1"],
+        ] {
+            let (status, said) = shardc(args);
+            let refused = matches!(status, Some(1 | 2)) && !said.contains("bug: ");
+            assert!(refused && said.contains(file), "{args:?}, {file}: {new}: {said}");
+        }
+        std::fs::write(plan.join(file), text).expect("written");
+        sealed.and_then(|()| reseal(&plan)).unwrap_or_else(|e| panic!("{e}"));
+    }
+    assert_eq!(failing(&plan), [""; 0], "all is as it was");
+    // What compiles is read, with the largest numbers that flags take.
+    let lr = LrSchedule::WarmupCosine { lr: 1e-3, warmup: 5, total: usize::MAX, floor: 0.0 };
+    let most = Options { seed: u64::MAX, node: Some(usize::MAX), lr, ..o };
+    let plan = written("qwen3", &small, &most);
+    let read = shardc::plan_dir::read(&plan).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(read.options, most);
 }
 
 /// The numbers of stored programs are those of their model, whatever the layout; of a plan that is

@@ -415,12 +415,10 @@ fn changed(args: &[String], change: &str) -> Vec<String> {
                         out.extend(["--mesh".into(), String::new()]);
                         out.len() - 1
                     });
-                let alias = |p: &&str| {
-                    let own = p.split('=').next().unwrap_or(p);
-                    own != name && !(own == "dp" && name.starts_with("dp_"))
-                };
+                // As it stands: what the user wrote for other axes stays.
+                let other = |p: &&str| p.split('=').next() != Some(name);
                 let mut parts: Vec<&str> =
-                    out[at].split(',').filter(|p| !p.is_empty()).filter(alias).collect();
+                    out[at].split(',').filter(|p| !p.is_empty()).filter(other).collect();
                 parts.push(axis);
                 out[at] = parts.join(",");
             }
@@ -438,7 +436,14 @@ fn what_a_refusal_offers_compiles() {
     let deep = "config.json".to_string();
     let (mha, moe) = (format!("{fixtures}/llama_mha"), format!("{fixtures}/qwen3_moe"));
     let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<String>>();
-    let cases: [(&String, &str); 30] = [
+    let gqa = format!("{fixtures}/llama_gqa");
+    let cases: [(&String, &str); 36] = [
+        (&moe, "--mesh dp=3,tp=2,ep=3 --global-batch 9"),
+        (&moe, "--mesh dp=2,ep=3"),
+        (&moe, "--mesh dp=2,ep=32 --zero 1"),
+        (&gqa, "--seq 8 --chunks 2"),
+        (&gqa, "--mesh pp=2 --schedule interleaved --chunks 1"),
+        (&gqa, "--mesh pp=2 --global-batch 1201 --microbatch 5"),
         (&mha, "--mesh tp=3"),
         (&mha, "--mesh tp=8,dp=2"),
         (&mha, "--mesh dp=3"),
@@ -497,6 +502,37 @@ fn what_a_refusal_offers_compiles() {
         }
     }
     assert!(tried > 60, "{tried} offers");
+}
+
+/// Offers are what is least to change, and are said at once.
+#[test]
+fn offers_are_small_and_soon() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+    let dir = lab("small-offers", 8);
+    let said = |flags: &str| {
+        let args = format!("check {fixtures}/llama_gqa --seq 8 {flags}");
+        let args: Vec<String> = args.split_whitespace().map(String::from).collect();
+        let since = std::time::Instant::now();
+        let out = shardc(&dir, &args);
+        let took = since.elapsed();
+        assert_eq!(out.status.code(), Some(1), "{flags}");
+        // A debug build on a busy machine.
+        assert!(took.as_secs() < 10, "{flags}: {took:?}");
+        let all = [&out.stdout[..], &out.stderr].map(String::from_utf8_lossy).concat();
+        let of = |word| all.lines().find_map(|l| l.split_once(word));
+        let found =
+            of("nearest legal: ").or(of("not compiled (a step of so many parts takes long): "));
+        found.unwrap_or_else(|| panic!("{flags}: {all}")).1.to_string()
+    };
+    let offers = |flags| said(flags).split(", ").map(String::from).collect::<Vec<_>>();
+    let one = offers("--chunks 2");
+    assert_eq!(one[0], "--chunks 1", "{one:?}");
+    assert!(one[1..].iter().all(|o| !o.contains("--chunks 1")), "{one:?}");
+    let chunks = offers("--mesh pp=2 --schedule interleaved --chunks 1");
+    assert!(chunks[0].starts_with("--chunks 2"), "{chunks:?}");
+    // Of many microbatches it is said that nothing was compiled.
+    let many = said("--mesh pp=2,tp=3 --global-batch 8192 --microbatch 1");
+    assert!(many.starts_with("tp="), "{many}");
 }
 
 /// On the ranks there are, ZeRO and recomputation together are found before more ranks are asked for.

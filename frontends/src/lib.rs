@@ -17,7 +17,7 @@ pub use batch::{Batch, read_batch};
 pub use checkpoint::base::{Base, Saving};
 pub use checkpoint::init::init;
 pub use checkpoint::save::{
-    DUMP, NamedTensor, check_target, save, whole_tensors, write_each, write_tensors,
+    DUMP, NamedTensor, Written, check_target, save, whole_tensors, write_each, write_tensors,
 };
 pub use checkpoint::{Checkpoint, Entry};
 
@@ -169,7 +169,7 @@ pub struct Model {
 }
 
 /// Largest config.json that is read, in bytes.
-const MAX_CONFIG: u64 = 16 << 20;
+pub const MAX_CONFIG: u64 = 16 << 20;
 
 /// Reads a model from its folder or its config.json. Weights are optional: without safetensors
 /// files beside the config `checkpoint` is `None`; with them, every tensor is checked for name,

@@ -377,8 +377,14 @@ fn check_shape(
         }
     }
     if facts.experts.is_some() && !shape.tokens.fits(shape) {
-        let what =
-            format!("tokens {:?} do not cut {} rows of {}", shape.tokens, shape.batch, shape.seq);
+        let ways = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join("*");
+        let cut = |what: String, list: &[usize]| match list {
+            [] => what,
+            _ => format!("{what} in {} parts", ways(list)),
+        };
+        let rows = cut(format!("{} rows", shape.batch), &shape.tokens.rows);
+        let seq = cut(format!("{} tokens of a row", shape.seq), &shape.tokens.seq);
+        let what = format!("experts would cut {rows} and {seq}, which is not even");
         return Err(Diag::new("shape", what).help("let every factor divide what it cuts"));
     }
     if shape.seq > facts.max_positions {

@@ -1,8 +1,11 @@
 //! Saved folders load again, bit for bit, and nothing else is ever replaced.
 
 use serde_json::json;
-use shardc_frontends::{Base, Checkpoint, Model, Saving, Shape, init, load, save, write_tensors};
+use shardc_frontends::{
+    Base, Checkpoint, Model, Saving, Shape, check_target, init, load, write_tensors,
+};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::Place;
 use shardc_ir::plan::Mode;
 use shardc_ir::weights::{Init, Weight};
 use std::fs;
@@ -21,6 +24,21 @@ fn target(test: &str) -> PathBuf {
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+/// Saves as commands do.
+fn save(
+    dir: &Path,
+    config: &serde_json::Value,
+    weights: &[Weight],
+    how: &Saving,
+    get: impl FnMut(&Weight) -> Result<Vec<f32>>,
+) -> Result<()> {
+    let place = Place::of(dir)?;
+    check_target(&place, how.force)?;
+    let written = shardc_frontends::save(&place, config, weights, how, get)?;
+    assert!(written.instead.is_none() && written.dir == place.path());
+    Ok(())
 }
 
 fn values(c: &Checkpoint, w: &Weight) -> Result<Vec<f32>> {
@@ -106,13 +124,64 @@ fn other_folders_are_not_replaced() {
     fs::write(dir.join("thesis.tex"), "ten years").unwrap();
     assert_eq!(save(&dir), Err("save-target"));
     assert_eq!(save(&dir.join("thesis.tex")), Err("save-target"));
-    assert_eq!(save(&dir.join("..")), Err("save-target"));
+    assert_eq!(save(&dir.join("..")), Err("file"));
     fs::write(dir.join("config.json"), "{\"name\": \"a web page\"}").unwrap();
     assert_eq!(save(&dir), Err("save-target"));
     fs::write(dir.join("config.json"), "{\"model_type\": \"llama\"}").unwrap();
     fs::create_dir(dir.join("src")).unwrap();
     assert_eq!(save(&dir), Err("save-target"));
     assert_eq!(fs::read(dir.join("thesis.tex")).unwrap(), b"ten years");
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn only_what_shardc_wrote_is_replaced_and_no_model_is_lost() {
+    let dir = target("ours");
+    let m = load(&fixture("gpt2"), &shape()).unwrap();
+    save_model(&dir, &m).unwrap();
+    let c = m.checkpoint.as_ref().unwrap();
+    let get = |w: &Weight| values(c, w);
+    let place = Place::of(&dir).unwrap();
+    // Files came there while the model was written.
+    let late = |w: &Weight| {
+        fs::write(dir.join("notes.txt"), "mine").unwrap();
+        get(w)
+    };
+    let how = Saving::default();
+    let aside = |n: usize| PathBuf::from(format!("{}-{n}", dir.display()));
+    for n in [1, 2] {
+        let _ = fs::remove_dir_all(aside(n));
+        let w = shardc_frontends::save(&place, &m.config, &m.weights, &how, late).unwrap();
+        assert_eq!(w.instead.map(|d| d.code), Some("save-target"));
+        assert_eq!(fs::read(dir.join("notes.txt")).unwrap(), b"mine");
+        assert_eq!(w.dir.canonicalize().unwrap(), aside(n).canonicalize().unwrap());
+        load(&w.dir, &shape()).unwrap();
+    }
+    // Where nothing was, something is.
+    fs::remove_dir_all(&dir).unwrap();
+    let place = Place::of(&dir).unwrap();
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("notes.txt"), "mine").unwrap();
+    let w = shardc_frontends::save(&place, &m.config, &m.weights, &how, get).unwrap();
+    assert!(w.instead.is_some() && dir.join("notes.txt").exists());
+    [&w.dir, &dir, &aside(1), &aside(2)].iter().for_each(|d| fs::remove_dir_all(d).unwrap());
+    // Another's model.
+    save_model(&dir, &m).unwrap();
+    fs::copy(fixture("gpt2").join("model.safetensors"), dir.join("model.safetensors")).unwrap();
+    assert_eq!(save_model(&dir, &m).unwrap_err().code, "save-target");
+    let how = Saving { force: true, ..Saving::default() };
+    save(&dir, &m.config, &m.weights, &how, get).unwrap();
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn what_is_no_file_is_not_taken_from_a_base() {
+    let dir = target("skipped");
+    fs::create_dir_all(dir.join("LICENSES")).unwrap();
+    fs::create_dir_all(dir.join("tokenizer")).unwrap();
+    std::os::unix::fs::symlink("gone", dir.join("vocab.json")).unwrap();
+    fs::write(dir.join("merges.txt"), "1").unwrap();
+    assert_eq!(Base::open(&dir).unwrap().skipped, ["LICENSES", "tokenizer", "vocab.json"]);
     fs::remove_dir_all(&dir).unwrap();
 }
 

@@ -117,7 +117,7 @@ impl Mesh {
     pub fn new(axes: &[(&str, usize)]) -> Result<Mesh, Diag> {
         let mut m = Mesh::default();
         let mut ranks = 1usize;
-        for &(name, size) in axes {
+        for (i, &(name, size)) in axes.iter().enumerate() {
             if size == 0 {
                 return Err(Diag::new("mesh", format!("axis `{name}` has size 0"))
                     .help("give every axis at least one rank"));
@@ -130,7 +130,7 @@ impl Mesh {
                 return Err(Diag::new("mesh", format!("axis name `{name}` is not a word"))
                     .help("use letters, digits and _, for example `tp`"));
             }
-            if m.axes.iter().any(|a| a.name == name) {
+            if axes[..i].iter().any(|a| a.0 == name) {
                 return Err(Diag::new("mesh", format!("axis `{name}` is given twice"))
                     .help("name each axis once"));
             }

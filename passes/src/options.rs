@@ -206,6 +206,7 @@ impl TpMode {
 
 /// Everything the pipeline of passes depends on besides the model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Options {
     /// Axes outer to inner, canonical names.
     pub mesh: Vec<(String, usize)>,
@@ -312,7 +313,7 @@ pub enum Buffers {
 
 /// What training adds to keep experts in balance.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct Balance {
     /// Coefficient of the auxiliary loss; 0: there is none; `None`: as the model's config says.
     pub aux: Option<f64>,

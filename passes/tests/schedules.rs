@@ -291,11 +291,11 @@ fn what_is_refused_is_told_with_numbers_rule_and_way_out() {
         (Named::DualPipeV, 4, 2, 0, "m >= 1", "m=8"),
         (Named::Gpipe, 0, 1, 4, "p >= 1", "p=1"),
         (Named::Gpipe, 2, 0, 4, "v >= 1", "v=1"),
-        (Named::Gpipe, 4, 1, usize::MAX, "m <= 200000", "m=200000"),
-        (Named::OneFOneB, 1, 1, 200_001, "m <= 200000", "m=200000"),
-        (Named::Gpipe, 64, 1, 100_000, "p * v * m <= 4194304", "m=65536"),
+        (Named::Gpipe, 4, 1, usize::MAX, "m <= 16384", "m=16384"),
+        (Named::OneFOneB, 1, 1, 16_385, "m <= 16384", "m=16384"),
+        (Named::Gpipe, 512, 1, 16_384, "p * v * m <= 4194304", "m=8192"),
         (Named::LoopedBfs, 1 << 40, 2, 4, "p * v <= 65536", "p=32768"),
-        (Named::OneFOneB, 65_537, 1, 65_537, "p * v <= 65536", "p=63"),
+        (Named::OneFOneB, 65_537, 1, 16_384, "p * v <= 65536", "p=256"),
         (Named::LoopedBfs, 2, 40_000, 8, "p * v <= 65536", "v=32768"),
     ];
     for (n, p, v, m, rule, nearest) in cases {

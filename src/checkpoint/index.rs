@@ -94,6 +94,11 @@ impl Saved {
     /// `checkpoint` if there is none, or its index is wrong or does not fit its files; `file`,
     /// `safetensors` and `truncated` for these.
     pub fn open(dir: &Path) -> Result<Saved> {
+        if dir.is_file() {
+            return Err(broken(dir, "this is a file, a checkpoint is a folder".into())
+                .help("give the folder step-NNNNNNNN, or the one that it is in")
+                .exit(Exit::Usage));
+        }
         let dir = if dir.join("index.json").exists() { dir.to_path_buf() } else { last(dir)? };
         let path = dir.join("index.json");
         let wrong = |what: String| broken(&dir, what);

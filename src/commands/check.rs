@@ -38,7 +38,13 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
                 let d = advise(d, &model, &asked);
                 let rule = d.rule.unwrap_or(d.message);
                 let values = vec![];
-                found.push(Violation { said: None, code: d.code, rule, values, nearest: d.help });
+                found.push(Violation {
+                    code: d.code,
+                    rule,
+                    values,
+                    nearest: d.help,
+                    ..Violation::default()
+                });
             }
             Err(d) => return Err(advise(d, &model, &asked)),
         }

@@ -1,6 +1,6 @@
 //! `shardc reshard`: a checkpoint as another mesh would write it, or as a Hugging Face folder.
 
-use super::saving::{HowToSave, apart, prepare};
+use super::saving::{CHECKPOINTS, HowToSave, apart, place_of, prepare, same_model, write};
 use crate::checkpoint::{self, Saved};
 use crate::flags::Flags;
 use crate::lock;
@@ -8,7 +8,7 @@ use crate::plan_dir::Stored;
 use crate::retarget;
 use crate::terminal::note;
 use shardc_frontends::check_target;
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::plan::Plan;
 use shardc_passes::options::{Options, Order, TpMode};
@@ -56,24 +56,54 @@ pub fn reshard(how: &Reshard) -> Result<i32> {
 }
 
 fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
-    let (to, base) = (&how.output, how.base.as_deref());
-    apart(to, base, stored, &how.saving)?;
-    check_target(to)?;
-    let _lock = lock::of_model(to, &how.dir)?;
+    if let Some(zero) = how.zero {
+        return Err(Diag::new("flag", "--zero is for checkpoints: a model is whole")
+            .at(format!("--zero {zero}"))
+            .help("leave --zero out"));
+    }
+    let base = how.base.as_deref();
+    if let Some(dir) = base.filter(|b| !same_model(b, &stored.config)) {
+        let what = match dir.join("config.json").is_file() {
+            true => "the config.json in this folder is not that of the checkpoint's plan",
+            false => "this is no model folder: it has no config.json",
+        };
+        return Err(Diag::new("flag", what)
+            .at(format!("--base {}", dir.display()))
+            .help("give the folder of the model that was trained from, or leave --base out"));
+    }
+    let to = place_of(&how.output)?;
+    apart(to.path(), base, stored, &how.saving)?;
+    check_target(&to, how.saving.force)?;
+    let _lock = lock::of_model(&to, &how.dir)?;
     let saving = prepare(&how.saving, base, stored)?;
-    shardc_frontends::save(to, &stored.config, &stored.plan.weights, &saving, |w| {
+    write(&to, &stored.config, &stored.plan.weights, &saving, |w| {
         let ranges: Vec<_> = w.shape.iter().map(|&n| 0..n).collect();
         let mut out = vec![0.0; w.shape.iter().product()];
         saved.read(RoleKind::Param, &w.param, &w.shape, &ranges, &mut out)?;
         Ok(out)
-    })?;
-    Ok(to.to_path_buf())
+    })
 }
 
 fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<PathBuf> {
-    let plan = plan_for(stored, mesh, how.zero)?;
-    let _lock = lock::of_checkpoints(&how.output, &how.dir)?;
-    checkpoint::write_all(&how.output, saved.step, stored, &holdings(&plan)?, |h: &Holding| {
+    how.saving.refuse_for(CHECKPOINTS, false)?;
+    if let Some(base) = &how.base {
+        return Err(Diag::new("flag", "--base is for models: a checkpoint has its plan's")
+            .at(format!("--base {}", base.display()))
+            .help("leave --base out, or use --to hf"));
+    }
+    if !mesh.contains('=') && !mesh.trim().is_empty() {
+        return Err(Diag::new("flag", format!("`{mesh}` is neither hf nor a mesh"))
+            .at(format!("--to {mesh}"))
+            .help("use --to hf, or a mesh such as --to dp_shard=8"));
+    }
+    let to_flag = |d: Diag| match &d.place {
+        Some(p) if p.starts_with("--mesh") => d.clone().at(format!("--to {mesh}")),
+        _ => d,
+    };
+    let plan = plan_for(stored, mesh, how.zero).map_err(to_flag)?;
+    let to = place_of(&how.output)?;
+    let _lock = lock::of_checkpoints(&to, &how.dir)?;
+    checkpoint::write_all(to.path(), saved.step, stored, &holdings(&plan)?, |h: &Holding| {
         let ranges: Vec<_> = h.offset.iter().zip(&h.len).map(|(&at, &n)| at..at + n).collect();
         let mut out = vec![0.0; h.len.iter().product()];
         saved.read(h.role.kind, &h.role.name, &h.shape, &ranges, &mut out)?;

@@ -3,7 +3,7 @@
 mod keep;
 mod trace;
 
-use super::saving::{HowToSave, apart};
+use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
 use crate::checkpoint::{self, Saved};
 use crate::cluster::{self, Job, Transport};
 use crate::data::{Data, is_text};
@@ -72,9 +72,9 @@ pub struct Run {
     /// --resume goes on from, on any mesh
     #[arg(long, value_name = "N", requires = "save", value_parser = clap::value_parser!(u64).range(1..))]
     pub save_every: Option<u64>,
-    /// Checkpoints that are kept, the newest ones
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub keep: usize,
+    /// Checkpoints that are kept, the newest ones [default: 2]
+    #[arg(long, value_name = "N", requires = "save_every")]
+    pub keep: Option<usize>,
     /// Go on after a checkpoint: the last one of a folder, or the one that is named
     #[arg(long, value_name = "DIR", conflicts_with = "weights")]
     pub resume: Option<PathBuf>,
@@ -181,6 +181,11 @@ pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
 
 /// Refuses what does not go together.
 fn check(how: &Run, transport: Transport) -> Result<()> {
+    match (&how.save, how.save_every) {
+        (None, _) => how.saving.refuse_for("a run without --save", false)?,
+        (Some(_), Some(_)) => how.saving.refuse_for(CHECKPOINTS, true)?,
+        (Some(_), None) => {}
+    }
     if (how.device, how.products) == (On::Cpu, Products::Cublaslt) {
         return Err(Diag::new("flag", "the CPU's products are our own")
             .at("--products cublaslt")
@@ -332,8 +337,9 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if let Some(job) = job {
         job.check(&stored.plan, &stored.hash())?;
     }
-    if let Some(to) = &how.save {
-        apart(to, how.weights.as_deref(), &stored, &how.saving)?;
+    let place = how.save.as_deref().map(place_of).transpose()?;
+    if let Some(to) = &place {
+        apart(to.path(), how.weights.as_deref(), &stored, &how.saving)?;
     }
     if let Some(weights) = how.weights.as_ref().and_then(|w| std::fs::canonicalize(w).ok()) {
         // What checkpoints of this run come from.
@@ -370,7 +376,9 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
             s.seed
         ));
     }
-    let mut keeper = if leads { Keeper::open(dir, how, &stored, done)? } else { None };
+    let keeps = place.as_ref().filter(|_| leads);
+    let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, done));
+    let mut keeper = keeper.transpose()?;
     let feed = Feed::open(how, s)?;
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
@@ -386,8 +394,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
             (0, Some(d)) => d.batch(s.seed, EVALUATION, s.global_batch, s.seq),
             _ => feed.batch(s, step),
         };
-        let dir = how.save.clone().unwrap_or_default();
-        session.follow(&batch, &|step| checkpoint::task(&dir, step as usize))?;
+        let dir = place.as_ref().map_or(Path::new(""), |p| p.path());
+        session.follow(&batch, &|step| checkpoint::task(dir, step as usize))?;
         session.finish();
         return Ok(0);
     }

@@ -28,6 +28,9 @@ pub enum Data {
 /// Most bytes read as data that stay in memory.
 const MAX_BYTES: u64 = 256 << 20;
 
+/// Most tokens of a batch.
+const MAX_TOKENS: usize = 1 << 32;
+
 /// Whether a word of `--data` is text, for which there is a tokenizer.
 pub fn is_text(spec: &str) -> bool {
     spec.starts_with("text:")
@@ -90,8 +93,12 @@ impl Data {
         rows: usize,
         seq: usize,
     ) -> Result<(Vec<i32>, Vec<i32>)> {
-        let (mut ids, mut targets) =
-            (Vec::with_capacity(rows * seq), Vec::with_capacity(rows * seq));
+        let all = rows.checked_mul(seq).filter(|&n| n <= MAX_TOKENS).ok_or_else(|| {
+            Diag::new("data", format!("a batch of {rows} rows of {seq} tokens"))
+                .rule(format!("a batch has at most {MAX_TOKENS} tokens"))
+                .help("compile with a smaller --global-batch")
+        })?;
+        let (mut ids, mut targets) = (Vec::with_capacity(all), Vec::with_capacity(all));
         let s = Stream::new(seed, "data", step);
         for row in 0..rows {
             let first = |n: u64| (s.uniform(row as u64) * n as f64) as u64;
@@ -134,7 +141,7 @@ fn read(pattern: &str, wrong: &dyn Fn(String) -> Diag) -> Result<Vec<(PathBuf, V
         // One byte more than there is room for says that there are too many, before all are read.
         file.take(len.min(left + 1)).read_to_end(&mut bytes).map_err(unreadable)?;
         left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
-            wrong(format!("the files hold more than {MAX_BYTES} bytes"))
+            wrong(format!("the files that {pattern} names hold more than {MAX_BYTES} bytes"))
                 .help("name fewer files, or make a file of tokens of them")
         })?;
         if !bytes.is_empty() {
@@ -166,8 +173,8 @@ fn collect(dir: &Path, pattern: &str, depth: usize, out: &mut Vec<PathBuf>) {
         let path = e.path();
         if kind.is_dir() {
             collect(&path, pattern, depth + 1, out);
-        } else if kind.is_file()
-            && matches(pattern, path.to_string_lossy().trim_start_matches("./"))
+        } else if matches(pattern, path.to_string_lossy().trim_start_matches("./"))
+            && !path.is_dir()
         {
             out.push(path);
         }

@@ -151,6 +151,10 @@ pub(super) fn parse_mesh(text: &str, zero: u8) -> Result<Axes> {
         }
         out.push((name.trim().into(), size));
     }
+    if out.iter().any(|a| a.0 == "dp") && out.iter().any(|a| a.0.starts_with("dp_")) {
+        let what = "dp is short for dp_replicate or dp_shard, and one of them is given too";
+        return Err(bad(what.into()).help("write dp_replicate=2,dp_shard=2 for both"));
+    }
     let shards = zero > 0 || experts[0].is_some_and(|ep| ep > 1);
     for (name, _) in out.iter_mut().filter(|a| a.0 == "dp") {
         *name = if shards { "dp_shard" } else { "dp_replicate" }.into();

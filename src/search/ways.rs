@@ -4,7 +4,9 @@
 use crate::flags;
 use crate::rules::{self, Violation};
 use shardc_frontends::Facts;
+use shardc_ir::schedule::MAX_MICROBATCHES;
 use shardc_passes::options::{Options, Order, TpMode};
+use std::cell::Cell;
 use std::path::Path;
 
 /// Most values that are offered for a rule, and most meshes.
@@ -15,64 +17,64 @@ const COMPILED: usize = 8;
 const DEEP: usize = 4;
 /// Most changes that are looked at for one offer.
 const LOOKED_AT: usize = 256;
-/// Most forward passes of a pipeline's ranks in a step that is compiled to be offered: a refusal is
-/// said at once.
-const ACTIONS: usize = 1 << 12;
+/// Most forward passes of a pipeline's ranks in the steps that are compiled for a refusal, which is said
+/// within a second: a small model takes some 0.4 ms for each.
+const ACTIONS: usize = 1 << 10;
+/// Most of them in a step of which the schedule alone is made.
+const MADE: usize = 1 << 17;
 
 /// The violations with those of their nearest values that compile: where several rules are violated,
 /// each with what else must change.
 pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> Vec<Violation> {
+    let room = Cell::new(ACTIONS);
     let offered = |v: &Violation| {
-        let (mut out, mut untried, mut left) = (vec![], vec![], COMPILED);
-        for change in &v.nearest {
-            if out.len() == OFFERED || left == 0 {
-                break;
-            }
+        // By offer its changes, and as a user writes them.
+        let mut out: Vec<(Vec<String>, String)> = vec![];
+        let (mut untried, mut left) = (vec![], COMPILED);
+        // What needs the fewest changes comes first.
+        for deep in 1..=DEEP {
             let mut looked = LOOKED_AT;
-            let Some(new) = with(o, change) else { continue };
-            if is_long(&new) {
-                untried.push(change.clone());
-                continue;
-            }
-            let done = completed(f, new, &[change], DEEP, &mut looked);
-            let Some((new, more)) = done else { continue };
-            left -= 1;
-            if compiles(model, &new) {
-                let mut words = vec![change.clone()];
-                words.extend(more);
-                let silent = new.microbatch == o.microbatch
-                    || words.iter().any(|w| w.contains("--microbatch"));
-                words.extend((!silent).then(|| format!("--microbatch {}", new.microbatch)));
-                out.push(words.join(" "));
+            for change in &v.nearest {
+                if out.len() == OFFERED || left == 0 || looked == 0 {
+                    break;
+                }
+                let Some(new) = with(o, change) else { continue };
+                if is_long(&new) {
+                    if deep == 1 && untried.len() < OFFERED && actions(&new) <= MADE {
+                        left -= 1;
+                        let legal = rules::violations(f, &new).is_empty();
+                        untried.extend(legal.then(|| written(o, &new, &[change])));
+                    }
+                    continue;
+                }
+                let done = completed(f, new, &[change], deep, &mut looked);
+                let Some((new, more)) = done.filter(|d| d.1.len() + 1 == deep) else { continue };
+                let all: Vec<&String> = [change].into_iter().chain(&more).collect();
+                if out.iter().any(|x| x.0.iter().all(|w| all.contains(&w))) {
+                    continue;
+                }
+                let text = written(o, &new, &all);
+                let Some(rest) = room.get().checked_sub(actions(&new)) else {
+                    untried.extend((deep == 1 && untried.len() < OFFERED).then_some(text));
+                    continue;
+                };
+                left -= 1;
+                room.set(rest);
+                if compiles(model, &new) {
+                    out.push((all.into_iter().cloned().collect(), text));
+                }
             }
         }
-        (out, untried)
+        (out.into_iter().map(|x| x.1).collect::<Vec<_>>(), untried)
     };
     // Numbers beyond all limits: the rule says the limit, and nothing near it is tried.
     let beyond = is_beyond(o);
     let one = |v: &Violation| {
         if beyond {
-            let said = v.said.clone().map(|mut d| {
-                d.help.clear();
-                d.help("stay within the limit that the rule says")
-            });
-            return Violation { nearest: vec![], said, ..v.clone() };
+            return Violation { nearest: vec![], untried: vec![], beyond, ..v.clone() };
         }
         let (nearest, untried) = offered(v);
-        let said = v.said.clone().map(|mut d| {
-            d.help.clear();
-            match (nearest.is_empty(), untried.is_empty()) {
-                (true, true) => {
-                    d.help("no single change of a number makes this legal: try other meshes")
-                }
-                (true, false) => d.help(format!(
-                    "legal by the rules, but too long to be tried here: {}",
-                    untried.join(", ")
-                )),
-                _ => d.help(format!("nearest legal: {}", nearest.join(", "))),
-            }
-        });
-        Violation { nearest, said, ..v.clone() }
+        Violation { nearest, untried, ..v.clone() }
     };
     found.iter().map(one).collect()
 }
@@ -84,7 +86,13 @@ pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
         return vec![];
     }
     let near = rules::nearest_meshes(f, o).into_iter().take(COMPILED);
-    let fits = near.filter(|new| compiles(model, new)).take(OFFERED);
+    let mut room = ACTIONS;
+    let tried = |new: &Options| {
+        let rest = room.checked_sub(actions(new));
+        room = rest.unwrap_or(room);
+        rest.is_some() && compiles(model, new)
+    };
+    let fits = near.filter(tried).take(OFFERED);
     let text = |new: Options| match new.microbatch == o.microbatch {
         true => mesh_text(&new),
         false => format!("{} --microbatch {}", mesh_text(&new), new.microbatch),
@@ -95,13 +103,18 @@ pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
 /// True if a schedule of so many stages or microbatches is refused whatever else is asked.
 fn is_beyond(o: &Options) -> bool {
     let stages = o.axis("pp").saturating_mul(o.chunks.unwrap_or(1));
-    stages > 1 << 16 || o.microbatches() > 200_000
+    stages > 1 << 16 || o.microbatches() > MAX_MICROBATCHES
 }
 
-/// True if a schedule of these options takes longer to make than a refusal may.
-pub fn is_long(o: &Options) -> bool {
+/// Forward passes of the ranks of a pipeline in a step.
+fn actions(o: &Options) -> usize {
     let ranks = o.axis("pp").saturating_mul(o.chunks.unwrap_or(1));
-    ranks.saturating_mul(o.microbatches()) > ACTIONS
+    ranks.saturating_mul(o.microbatches())
+}
+
+/// True if a plan of these options takes longer to make than a refusal may.
+pub fn is_long(o: &Options) -> bool {
+    actions(o) > ACTIONS
 }
 
 fn compiles(model: &Path, o: &Options) -> bool {
@@ -135,6 +148,23 @@ fn completed(
         }
     }
     None
+}
+
+/// Changes as a user writes them: those of axes that may have another name in what the user wrote, as
+/// `dp`, as the whole mesh; with the microbatch that was compiled, if that is another.
+fn written(o: &Options, new: &Options, all: &[&String]) -> String {
+    let has_dp = o.mesh.iter().any(|a| a.0.starts_with("dp"));
+    let renamed = |c: &str| {
+        about(c).iter().any(|w| w.starts_with("dp") || (has_dp && *w == "ep" && new.ep == 1))
+    };
+    let of_mesh = |c: &str| !about(c).iter().any(|w| w.starts_with("--"));
+    let mut words: Vec<String> = vec![];
+    let whole = all.iter().any(|c| renamed(c));
+    words.extend(whole.then(|| format!("--mesh {}", mesh_text(new))));
+    words.extend(all.iter().filter(|c| !(whole && of_mesh(c))).map(|c| c.to_string()));
+    let silent = new.microbatch == o.microbatch || words.iter().any(|w| w.contains("--microbatch"));
+    words.extend((!silent).then(|| format!("--microbatch {}", new.microbatch)));
+    words.join(" ")
 }
 
 /// The axes and flags that a change is about.

@@ -76,6 +76,8 @@ pub(super) fn list(dir: &Path) -> Result<Vec<String>> {
 #[derive(Clone, Default)]
 pub struct Base {
     pub(super) files: Vec<(String, Vec<u8>)>,
+    /// What has the name of such a file and is none: a folder, a link to nothing, a pipe.
+    pub skipped: Vec<String>,
     dtypes: BTreeMap<String, Dtype>,
 }
 
@@ -85,14 +87,17 @@ impl Base {
     ///
     /// Errors: `file`, and those of [`Checkpoint::open`].
     pub fn open(dir: &Path) -> Result<Base> {
-        let mut files = vec![];
+        let (mut files, mut skipped) = (vec![], vec![]);
         for name in list(dir)?.into_iter().filter(|n| belongs(n)) {
-            let bytes = files::read(&dir.join(&name), MOST)?;
-            files.push((name, bytes));
+            let path = dir.join(&name);
+            match path.is_file() {
+                true => files.push((name, files::read(&path, MOST)?)),
+                false => skipped.push(name),
+            }
         }
         let weights = Checkpoint::open(dir)?;
         let types = |c: &Checkpoint| c.iter().map(|(n, e)| (n.to_string(), e.dtype)).collect();
-        Ok(Base { files, dtypes: weights.as_ref().map(types).unwrap_or_default() })
+        Ok(Base { files, skipped, dtypes: weights.as_ref().map(types).unwrap_or_default() })
     }
 
     /// Whether there is a tokenizer.
@@ -110,11 +115,13 @@ pub struct Saving {
     pub dtype: Option<DType>,
     /// Most bytes of tensors in one file, unless one tensor has more.
     pub max_shard: u64,
+    /// Whether a model that shardc did not write may be replaced.
+    pub force: bool,
 }
 
 impl Default for Saving {
     fn default() -> Saving {
-        Saving { base: Base::default(), dtype: None, max_shard: 5_000_000_000 }
+        Saving { base: Base::default(), dtype: None, max_shard: 5_000_000_000, force: false }
     }
 }
 

@@ -5,41 +5,65 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, Form, Staged};
+use shardc_ir::files::{self, Form, Place, Staged};
 use shardc_ir::weights::Weight;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
-use std::path::Path;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Where a model was written.
+#[derive(Debug)]
+pub struct Written {
+    pub dir: PathBuf,
+    /// Why not where it was to be: what came there while the model was trained and written.
+    pub instead: Option<Diag>,
+}
 
 /// Writes a folder that Hugging Face loads: config.json, with the element type that most weights have,
 /// and weights with the checkpoint's names, fused tensors put together again, in one or more files.
 /// `get` gives the values of a parameter, row-major; it is called once per weight, tensor by tensor.
 /// What else belongs to a model is that of the base.
 ///
-/// The folder is written beside `dir` and renamed. An existing `dir` is replaced only if it is
-/// empty or a plain model folder. Errors: `save-target` otherwise; `weights` if the parts of a
-/// tensor do not make it up, `get` gives another number of elements, or one is too large for f16;
-/// `file`; those of `get`.
+/// The folder is written beside a place that [`check_target`] has allowed, and renamed. If that may not be
+/// replaced any more, it becomes the first new one of `NAME-1`, `NAME-2` …: no model is lost.
+/// Errors: `weights` if the parts of a tensor do not make it up, `get` gives another number of elements,
+/// or one is too large for f16; `file`; those of `get`.
 pub fn save(
-    dir: &Path,
+    place: &Place,
     config: &Value,
     weights: &[Weight],
     how: &Saving,
     get: impl FnMut(&Weight) -> Result<Vec<f32>>,
-) -> Result<()> {
-    let replaces = check_target(dir)?;
+) -> Result<Written> {
+    let dir = place.path();
     let tensors = group(weights).map_err(|d| d.at(dir.display().to_string()))?;
-    let staged = Staged::new(dir)?;
+    let staged = Staged::new(place)?;
+    place.make_parent()?;
     let fail = |e| files::io_error("cannot make the folder", dir, &e);
     fs::create_dir_all(staged.path()).map_err(fail)?;
     write_folder(staged.path(), config, &tensors, how, get)?;
-    let kept = if replaces { list(dir)? } else { vec![] };
-    for name in kept.iter().filter(|n| belongs(n) && !staged.path().join(n).exists()) {
-        keep(staged.path(), name, &files::read(&dir.join(name), MOST)?)?;
+    let put = || {
+        check_target(place, how.force)?;
+        let kept = if place.is_new() { vec![] } else { list(dir)? };
+        for name in kept.iter().filter(|n| belongs(n) && !staged.path().join(n).exists()) {
+            keep(staged.path(), name, &files::read(&dir.join(name), MOST)?)?;
+        }
+        staged.publish_at(place)
+    };
+    let Err(why) = put() else { return Ok(Written { dir: dir.into(), instead: None }) };
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    for i in 1..=MOST_ASIDE {
+        let aside = Place::of(&dir.with_file_name(format!("{name}-{i}")))?;
+        if aside.is_new() && staged.publish_at(&aside).is_ok() {
+            return Ok(Written { dir: aside.path().into(), instead: Some(why) });
+        }
     }
-    staged.publish()
+    Err(why)
 }
+
+/// Most other names that are tried for a model.
+const MOST_ASIDE: usize = 1 << 10;
 
 /// Writes a small file of a folder.
 fn keep(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
@@ -49,38 +73,50 @@ fn keep(dir: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     files::create(&path, |out| put(out, &path, bytes))
 }
 
-/// True if `dir` exists and may be replaced. Errors: `save-target` if it exists and may not.
-pub fn check_target(dir: &Path) -> Result<bool> {
-    let place = dir.display().to_string();
+/// Checks that a model may be saved to a place: a new one, an empty folder, or that of a model which may
+/// be replaced: one that shardc wrote, or with `force` any.
+///
+/// # Errors
+/// `save-target` otherwise; `file`.
+pub fn check_target(place: &Place, force: bool) -> Result<()> {
+    let dir = place.path();
     let refuse = |what: &str| {
-        Err(Diag::new("save-target", what)
-            .at(&place)
+        let name = dir.display();
+        Diag::new("save-target", what)
+            .at(name.to_string())
             .rule("only a folder with a config.json with `model_type`, and no folders, is replaced")
-            .help(format!("save to a new folder, such as {place}-1")))
+            .help(format!("save to a new folder, such as {name}-1"))
     };
-    if dir.file_name().is_none() {
-        return refuse("this path does not end in the name of a folder");
+    if place.is_new() {
+        return Ok(());
     }
-    let Ok(meta) = fs::symlink_metadata(dir) else { return Ok(false) };
-    if !meta.is_dir() {
-        return refuse("this exists and is not a folder");
+    if !dir.is_dir() {
+        return Err(refuse("this exists and is not a folder"));
     }
     let names = list(dir)?;
     if names.is_empty() {
-        return Ok(true);
+        return Ok(());
     }
-    if names.iter().any(|n| dir.join(n).is_dir()) {
-        return refuse("this folder has folders in it");
+    let whole = |n: &&String| is_written(n) || belongs(n);
+    if let Some(folder) = names.iter().find(|n| dir.join(n).is_dir()) {
+        return Err(refuse(&format!("this folder has folders in it: {folder}")));
     }
-    if let Some(other) = names.iter().find(|n| !is_written(n) && !belongs(n)) {
-        return refuse(&format!("this folder also holds {other}, which saving would delete"));
+    if let Some(other) = names.iter().find(|n| !whole(n)) {
+        return Err(refuse(&format!("this folder also holds {other}, which saving would delete")));
+    }
+    if let Some(other) = names.iter().find(|n| !dir.join(n).is_file()) {
+        return Err(refuse(&format!("{other} in this folder is no file")));
     }
     let config = files::read(&dir.join("config.json"), crate::MAX_CONFIG);
     let config: Option<Value> = config.ok().and_then(|c| serde_json::from_slice(&c).ok());
-    match config.is_some_and(|c| c.get("model_type").is_some()) {
-        true => Ok(true),
-        false => refuse("this folder holds something else than a model"),
+    if config.is_none_or(|c| c.get("model_type").is_none()) {
+        return Err(refuse("this folder holds something else than a model"));
     }
+    let others = |n: &&String| n.ends_with(".safetensors") && !is_ours(&dir.join(n));
+    let Some(other) = names.iter().find(others).filter(|_| !force) else { return Ok(()) };
+    Err(refuse(&format!("{other} in this folder was not written by shardc"))
+        .rule("only a model that shardc wrote is replaced")
+        .help("or add --force to replace this model"))
 }
 
 /// A tensor of the checkpoint, or one per expert, and the weights it is made of.
@@ -225,7 +261,7 @@ fn write_folder(
             _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
         };
         let path = dir.join(&name);
-        let header = header(of_model(), file.iter().map(|p| (p.name, p.shape, p.dtype)))?;
+        let header = header(about(MODEL), file.iter().map(|p| (p.name, p.shape, p.dtype)))?;
         files::create(&path, |out| {
             put(out, &path, &header)?;
             for p in file {
@@ -311,9 +347,25 @@ pub fn whole_tensors(
     Ok(out)
 }
 
-/// What the header of a model says of its file.
-fn of_model() -> Value {
-    json!({"format": "pt"})
+/// What headers of files of tensors begin with.
+fn about(of: &str) -> Value {
+    json!({"format": "pt", "of": of})
+}
+
+/// Whether a file of tensors begins as [`about`] says.
+fn begins(begin: &[u8], of: &str) -> bool {
+    let about = format!(r#"{{"__metadata__":{{"format":"pt","of":"{of}"}}"#);
+    begin.get(8..).is_some_and(|b| b.starts_with(about.as_bytes()))
+}
+
+/// What the headers of models say that they are of; `format` alone stands in those of others too.
+const MODEL: &str = "shardc model";
+
+/// Whether [`save`] wrote a file of weights.
+fn is_ours(path: &Path) -> bool {
+    let mut begin = vec![];
+    let read = files::open(path).map(|(file, _)| file.take(256).read_to_end(&mut begin));
+    read.is_ok_and(|r| r.is_ok()) && begins(&begin, MODEL)
 }
 
 /// The 8 bytes of length and the header of a file of tensors in this order.
@@ -382,7 +434,8 @@ pub fn write_each(
     mut put_one: impl FnMut(usize, &mut dyn Write) -> Result<()>,
 ) -> Result<Vec<u8>> {
     let names = tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice(), Dtype::F32));
-    let header = header(of_model(), names).map_err(|d| d.at(path.display().to_string()))?;
+    let header =
+        header(json!({"format": "pt"}), names).map_err(|d| d.at(path.display().to_string()))?;
     files::create(path, |out| {
         put(out, path, &header)?;
         (0..tensors.len()).try_for_each(|i| put_one(i, out))
@@ -391,13 +444,7 @@ pub fn write_each(
 }
 
 /// What [`write_tensors`] writes. A model's file does not begin so.
-pub const DUMP: Form = Form {
-    name: "dump",
-    is: |begin| {
-        let about = br#"{"__metadata__":{"format":"pt","of":"dump"}"#;
-        begin.get(8..).is_some_and(|b| b.starts_with(about))
-    },
-};
+pub const DUMP: Form = Form { name: "dump", is: |begin| begins(begin, "dump") };
 
 /// Writes a safetensors file of f32 tensors (name, shape, values row-major), in this order, beside
 /// `path` and then renamed.
@@ -412,7 +459,7 @@ pub fn write_tensors(path: &Path, tensors: Vec<NamedTensor>) -> Result<()> {
         }
     }
     let names = tensors.iter().map(|t| (t.0.as_str(), t.1.as_slice(), Dtype::F32));
-    let header = header(json!({"format": "pt", "of": "dump"}), names).map_err(|d| d.at(place()))?;
+    let header = header(about("dump"), names).map_err(|d| d.at(place()))?;
     files::replace(path, &DUMP, |out| {
         put(out, path, &header)?;
         tensors.iter().try_for_each(|t| put_values(out, path, &t.2, Dtype::F32))

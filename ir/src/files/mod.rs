@@ -5,8 +5,10 @@
 //! never end, and opening some devices does something. What a path is may change between a look and
 //! the opening, so the descriptor is asked too.
 
+mod place;
 mod write;
 
+pub use place::Place;
 pub use write::{Form, Staged, create, replace, sweep};
 
 use crate::diag::{Diag, Exit, Result};

@@ -1,6 +1,7 @@
 //! Writing beside a place, and then renaming: whoever looks sees the old or the whole new one, also
 //! after a full disk or a kill.
 
+use super::place::{Place, changed};
 use super::{io_error, open};
 use crate::diag::{Diag, Result};
 use std::fs::{self, File};
@@ -81,21 +82,18 @@ fn remove(path: &Path) {
 
 /// A file or folder that is written beside its place. It is removed unless it was published.
 pub struct Staged {
-    target: PathBuf,
+    place: Place,
     path: PathBuf,
 }
 
 impl Staged {
-    /// For a place; nothing is made yet, but what dead processes left there is removed. A link is
-    /// followed: what it leads to is replaced.
+    /// For a place; nothing is made yet, but what dead processes left there is removed.
     ///
     /// # Errors
     /// `file` if the path ends in no name.
-    pub fn new(target: &Path) -> Result<Staged> {
-        let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_path_buf());
-        sweep(&target);
-        let path = beside(&target)?;
-        Ok(Staged { target, path })
+    pub fn new(place: &Place) -> Result<Staged> {
+        sweep(place.path());
+        Ok(Staged { place: place.clone(), path: beside(place.path())? })
     }
 
     /// Where to write.
@@ -103,31 +101,66 @@ impl Staged {
         &self.path
     }
 
-    /// Puts it into its place, in one step; what was there is removed afterwards.
+    /// Puts it into its place, in one step. What the place had when it was checked is replaced, and
+    /// removed afterwards; anything else is not.
     ///
     /// # Errors
     /// `file`: then what was there is still there.
     pub fn publish(self) -> Result<()> {
-        let fail = |e: io::Error| io_error("cannot rename to this", &self.target, &e);
-        if !self.target.is_dir() {
-            return fs::rename(&self.path, &self.target).map_err(fail);
+        self.publish_at(&self.place)
+    }
+
+    /// The same at another place of the same folder; it can be tried again.
+    ///
+    /// # Errors
+    /// As for [`Staged::publish`].
+    pub fn publish_at(&self, place: &Place) -> Result<()> {
+        let fail = |e: io::Error| io_error("cannot rename to this", place.path(), &e);
+        if !place.is_as_before()? {
+            return Err(changed(place.path()));
         }
-        // `self.path` is the old folder then, which is dropped.
-        exchange(&self.path, &self.target).map_err(fail)
+        if place.is_new() {
+            return rename_new(&self.path, place.path()).map_err(fail);
+        }
+        // `self.path` is the old one then, which is dropped, if it is that.
+        exchange(&self.path, place.path()).map_err(fail)?;
+        if !place.was(&self.path) {
+            exchange(&self.path, place.path()).map_err(fail)?;
+            return Err(changed(place.path()));
+        }
+        Ok(())
     }
 }
 
-/// Lets two folders change places.
+/// How two names are changed in one step, where the file system has it.
+#[cfg(target_os = "linux")]
+fn at_once(a: &Path, b: &Path, how: rustix::fs::RenameFlags) -> io::Result<bool> {
+    use rustix::fs::{CWD, renameat_with};
+    use rustix::io::Errno;
+    match renameat_with(CWD, a, CWD, b, how) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => Ok(false),
+        done => Ok(done.map(|()| true)?),
+    }
+}
+
+/// Renames to what does not exist.
+fn rename_new(a: &Path, b: &Path) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    if at_once(a, b, rustix::fs::RenameFlags::NOREPLACE)? {
+        return Ok(());
+    }
+    match fs::symlink_metadata(b) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => fs::rename(a, b),
+        Err(e) => Err(e),
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+    }
+}
+
+/// Lets two files or folders change places.
 fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     #[cfg(target_os = "linux")]
-    {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        use rustix::io::Errno;
-        match renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE) {
-            // The file system does not have it.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
-            done => return Ok(done?),
-        }
+    if at_once(a, b, rustix::fs::RenameFlags::EXCHANGE)? {
+        return Ok(());
     }
     let old = a.with_extension("old");
     fs::rename(b, &old)?;
@@ -190,9 +223,10 @@ pub fn replace(
     form: &Form,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    form.check(path)?;
-    let staged = Staged::new(path)?;
     let named = |d: Diag| Diag { place: Some(path.display().to_string()), ..d };
+    let place = Place::of(path).map_err(named)?;
+    form.check(place.path()).map_err(named)?;
+    let staged = Staged::new(&place)?;
     create(staged.path(), write).and_then(|()| staged.publish()).map_err(named)
 }
 
@@ -227,7 +261,7 @@ mod tests {
         fs::create_dir(&target).expect("a folder");
         fs::write(target.join("old"), "1").expect("a file");
         let stage = |publish: bool| {
-            let s = Staged::new(&target).expect("a stage");
+            let s = Staged::new(&Place::of(&target).expect("a place")).expect("a stage");
             fs::create_dir(s.path()).expect("a folder");
             fs::write(s.path().join("new"), "2").expect("a file");
             if publish {
@@ -239,6 +273,36 @@ mod tests {
         stage(true);
         assert!(!target.join("old").exists() && target.join("new").exists());
         assert_eq!(fs::read_dir(&dir).expect("a folder").count(), 1, "nothing is left beside");
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn nothing_is_replaced_but_what_was_checked() {
+        let dir = folder("checked");
+        let target = dir.join("out");
+        let stage = || {
+            let place = Place::of(&target).expect("a place");
+            let s = Staged::new(&place).expect("a stage");
+            fs::create_dir(s.path()).expect("a folder");
+            s
+        };
+        // New then, and there by now; another folder than then.
+        let put = || {
+            fs::create_dir(&target).expect("a folder");
+            fs::write(target.join("mine"), "1").expect("a file");
+        };
+        let s = stage();
+        put();
+        assert!(s.publish().is_err() && target.join("mine").exists());
+        let s = stage();
+        fs::rename(&target, dir.join("aside")).expect("renamed");
+        put();
+        assert!(s.publish().is_err() && target.join("mine").exists());
+        assert_eq!(fs::read_dir(&dir).expect("a folder").count(), 2, "nothing is left beside");
+        // Without a look before: the file system refuses.
+        let s = stage();
+        assert!(rename_new(s.path(), &target).is_err() && target.join("mine").exists());
+        drop(s);
         fs::remove_dir_all(&dir).expect("removed");
     }
 

@@ -7,8 +7,9 @@ use crate::diag::{Diag, Result};
 pub const MAX_PAIRS: usize = 1 << 22;
 /// Most stages of a pipeline.
 pub const MAX_STAGES: usize = 1 << 16;
-/// Most microbatches of a step: every rank has a list of what it does for each.
-pub const MAX_MICROBATCHES: usize = 200_000;
+/// Most microbatches of a step: every rank has a list of what it does for each, which is made, and
+/// replayed twice; that takes a small model some 0.4 ms for each.
+pub const MAX_MICROBATCHES: usize = 1 << 14;
 /// Most ranks of the pipeline.
 pub(super) const MAX_RANKS: usize = 1 << 16;
 

@@ -8,7 +8,8 @@ use crate::threads::all;
 use shardc_ir::func::{Func, Role, RoleKind, Value, sent};
 use shardc_ir::group::{Launch, epilogue, launches};
 use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, Transfer};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::rc::Rc;
 
 /// Who wrote which bytes of the arena last.
 #[derive(Default)]
@@ -51,9 +52,38 @@ impl Arena {
     }
 }
 
+/// A launch of a function, with what is the same in every call.
+struct Step {
+    launch: Launch,
+    kernels: Vec<Launch>,
+    /// Results that are other names of operands.
+    views: Vec<Value>,
+    is_several: bool,
+    has_epilogue: bool,
+}
+
+impl Step {
+    fn all(f: &Func) -> Vec<Step> {
+        let one = |launch: Launch| {
+            let nodes = &f.nodes[launch.nodes.clone()];
+            let views = nodes.iter().filter(|n| n.op.def().is_view()).map(|n| n.outs[0]);
+            Step {
+                kernels: launch.kernels(f),
+                views: views.collect(),
+                is_several: launch.is_several(f),
+                has_epilogue: epilogue(f, nodes.iter()).is_some(),
+                launch,
+            }
+        };
+        launches(f).into_iter().map(one).collect()
+    }
+}
+
 struct Replay<'a> {
     plan: &'a Plan,
     class: &'a RankClass,
+    /// By function, those of the class: a step calls them once per microbatch.
+    steps: HashMap<usize, Rc<[Step]>>,
     arena: Arena,
     next: u64,
     /// Stamp of what each role now holds; of stashes and edges, by microbatch.
@@ -75,6 +105,7 @@ fn one_class(plan: &Plan, i: usize) -> Result<(), String> {
     let mut r = Replay {
         plan,
         class,
+        steps: HashMap::new(),
         arena: Arena::default(),
         next: 1,
         roles: HashMap::new(),
@@ -120,17 +151,21 @@ impl Replay<'_> {
     /// Data and scalars of a step, and at first parameters and state, are written from outside.
     fn fill_inputs(&mut self) -> Result<(), String> {
         let (plan, class) = (self.plan, self.class);
+        let mut called = HashSet::new();
         for instr in class.step.iter().chain(&class.evaluation) {
             let Instr::Call(c) = instr else { continue };
+            let first = called.insert(c.func);
             for a in &plan.module.funcs[c.func].args {
                 let Some(role) = &a.role else { continue };
+                // What a step begins with is the same in every call of a function.
+                let each = matches!(role.kind, RoleKind::Input | RoleKind::Scalar);
+                let once = matches!(role.kind, RoleKind::Param | RoleKind::State(_));
+                if !(each || once && first) {
+                    continue;
+                }
                 let k = key(role, c.microbatch);
                 let known = self.roles.contains_key(&k);
-                let outside = match role.kind {
-                    RoleKind::Input | RoleKind::Scalar => true,
-                    RoleKind::Param | RoleKind::State(_) => !known,
-                    _made => false,
-                };
+                let outside = each || !known;
                 if outside {
                     let (from, to) =
                         self.span(c, class.memory.places[c.func][a.value.0 as usize])?;
@@ -201,7 +236,8 @@ impl Replay<'_> {
             };
             stamps[a.value.0 as usize] = stamp;
         }
-        for x in launches(f) {
+        let steps = self.steps.entry(c.func).or_insert_with(|| Step::all(f).into()).clone();
+        for Step { launch: x, kernels, views, is_several, has_epilogue } in &*steps {
             for &v in &x.ins {
                 self.read(c, f, v, stamps[v.0 as usize])?;
             }
@@ -211,10 +247,8 @@ impl Replay<'_> {
                 self.arena.write(from, to, stamp);
             }
             let nodes = &f.nodes[x.nodes.clone()];
-            let views = nodes.iter().filter(|n| n.op.def().is_view()).map(|n| n.outs[0]);
-            let views: Vec<Value> = views.collect();
-            for kernel in x.kernels(f) {
-                self.written_over(c, f, &kernel)?;
+            for kernel in kernels {
+                self.written_over(c, f, kernel)?;
             }
             for &o in x.outs.iter().filter(|o| !views.contains(o)) {
                 let stamp = self.fresh();
@@ -223,13 +257,13 @@ impl Replay<'_> {
                 stamps[o.0 as usize] = stamp;
             }
             // A product reads its operands while what becomes of it is written.
-            if epilogue(f, nodes.iter()).is_some() {
+            if *has_epilogue {
                 for &v in &nodes[0].ins {
                     self.read(c, f, v, stamps[v.0 as usize])?;
                 }
             }
-            if x.is_several(f) {
-                self.apart(c, f, &x.kernels(f))?;
+            if *is_several {
+                self.apart(c, f, kernels)?;
             }
             for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
                 stamps[n.outs[0].0 as usize] = stamps[n.ins[0].0 as usize];
@@ -256,9 +290,11 @@ impl Replay<'_> {
             let mut over = None;
             for &v in &x.ins {
                 let operand = place(v)?;
-                let apart = to <= operand.0 || operand.1 <= from;
+                if to <= operand.0 || operand.1 <= from {
+                    continue;
+                }
                 let over = over.get_or_insert_with(|| x.over(f, k));
-                if !apart && (operand != (from, to) || !over.contains(&v)) {
+                if operand != (from, to) || !over.contains(&v) {
                     return Err(format!(
                         "@{}: {} lies on {}, which is read while it is written",
                         f.name,

@@ -182,7 +182,13 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
         }
     }
     if lines.len() == 1 {
-        lines.push("no rank needs another's: no collective".into());
+        lines.push(match &zero::reduced(why, name)[..] {
+            [] => "no rank needs another's: no collective".into(),
+            all => {
+                let all: Vec<String> = all.iter().map(|n| format!("collective:{n}")).collect();
+                format!("summed over ranks by {}; no other collective", all.join(", "))
+            }
+        });
     }
     lines
 }

@@ -91,6 +91,12 @@ fn made(why: &Why, param: &str) -> Vec<Made> {
     all.filter_map(one).collect()
 }
 
+/// The numbers of the collectives that reduce a parameter's gradient as microbatches make it.
+pub fn reduced(why: &Why, param: &str) -> Vec<usize> {
+    let all = made(why, param).into_iter().filter(|m| m.kind == "reduce_scatter");
+    all.map(|m| m.number).collect()
+}
+
 /// How often a function runs in a step.
 fn often(plan: &Plan, fi: usize) -> String {
     match plan.is_looped(fi) {

@@ -2,18 +2,25 @@
 
 use super::{Run, parameter};
 use crate::checkpoint::{self, Saves};
-use crate::commands::saving::prepare;
+use crate::commands::saving::{prepare, write};
 use crate::lock::{self, Lock};
 use crate::plan_dir::Stored;
-use shardc_frontends::{Saving, check_target, save};
+use shardc_frontends::{Saving, check_target};
 use shardc_ir::diag::Result;
+use shardc_ir::files::{self, Place};
+use shardc_ir::weights::Weight;
 use shardc_runtime::Session;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+/// Checkpoints that are kept if nobody says.
+const KEPT: usize = 2;
+
 /// Where and how a run saves.
 pub struct Keeper {
-    dir: PathBuf,
+    place: Place,
+    /// Where the model was saved.
+    written: Option<PathBuf>,
     what: What,
     /// The step after which the run begins.
     begun: usize,
@@ -30,26 +37,34 @@ enum What {
 }
 
 impl Keeper {
-    /// Finds out whether a run from step `done` on may save where it is to; `None` if it does not save.
+    /// Finds out whether a run from step `done` on may save to a place. What runs that have died left of
+    /// saving there is removed.
     ///
     /// # Errors
     /// `save-target`, `save-locked`, and those of reading the base model.
-    pub fn open(plan: &Path, how: &Run, stored: &Stored, done: usize) -> Result<Option<Keeper>> {
-        let Some(dir) = how.save.clone() else { return Ok(None) };
+    pub fn open(
+        plan: &Path,
+        place: &Place,
+        how: &Run,
+        stored: &Stored,
+        done: usize,
+    ) -> Result<Keeper> {
         let weights = how.weights.as_deref();
         let (what, lock) = match how.save_every {
             None => {
-                check_target(&dir)?;
-                let lock = lock::of_model(&dir, plan)?;
+                check_target(place, how.saving.force)?;
+                let lock = lock::of_model(place, plan)?;
+                files::sweep(place.path());
                 (What::Model(prepare(&how.saving, weights, stored)?), lock)
             }
             Some(n) => {
-                let lock = lock::of_checkpoints(&dir, plan)?;
-                checkpoint::check_steps(&dir, done)?;
-                (What::Steps(Saves::new(&dir, how.keep)?, n), lock)
+                let lock = lock::of_checkpoints(place, plan)?;
+                checkpoint::check_steps(place.path(), done)?;
+                (What::Steps(Saves::new(place.path(), how.keep.unwrap_or(KEPT))?, n), lock)
             }
         };
-        Ok(Some(Keeper { dir, what, begun: done, last: None, _lock: lock }))
+        let place = place.clone();
+        Ok(Keeper { place, written: None, what, begun: done, last: None, _lock: lock })
     }
 
     /// After a step: a checkpoint if it is time, and what to tell of it.
@@ -94,13 +109,16 @@ impl Keeper {
             };
         };
         let (config, weights) = (&stored.config, &stored.plan.weights);
-        save(&self.dir, config, weights, saving, |w| parameter(session, &w.param))?;
-        Ok(Some(format!("saved {}", self.dir.display())))
+        let get = |w: &Weight| parameter(session, &w.param);
+        let dir = write(&self.place, config, weights, saving, get)?;
+        let line = format!("saved {}", dir.display());
+        self.written = Some(dir);
+        Ok(Some(line))
     }
 
     /// How to go on after an interrupt.
     pub fn way_on(&self) -> String {
-        let dir = self.dir.display();
+        let dir = self.written.as_deref().unwrap_or(self.place.path()).display();
         match self.what {
             What::Model(_) => {
                 format!("the model is in {dir}; --save-every N makes checkpoints to go on from")

@@ -184,7 +184,7 @@ pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe>
 }
 
 /// What a plan of this mode computes of its model: without training, what is shown.
-fn in_mode(mut model: Module, o: &Options) -> Module {
+pub fn in_mode(mut model: Module, o: &Options) -> Module {
     if o.mode == Mode::Infer {
         let shown = |p: &Port| p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output);
         model.funcs.iter_mut().for_each(|f| f.results.retain(shown));

@@ -5,7 +5,7 @@ mod lab;
 mod planted;
 
 use fixture::*;
-use shardc::proof::{self, Texts};
+use shardc::proof::Texts;
 use shardc_frontends::Model;
 use shardc_ir::func::Module;
 use shardc_ir::interp::State;
@@ -19,7 +19,7 @@ use shardc_passes::options::{
     Transport,
 };
 use shardc_passes::pipeline::Compiled;
-use shardc_prove::field::{Data, prove_smaller};
+use shardc_prove::field::prove_smaller;
 use shardc_prove::local::{BY_EVALUATION, BY_RULE};
 use shardc_prove::{Report, Verdict};
 
@@ -37,13 +37,7 @@ impl Case {
         let fx = Fixture::open(name);
         let model = fx.model(o);
         let compiled = compile(&model, o);
-        let texts = Texts {
-            recipe: proof::recipe(o, &model.weights, &model.module).expect("globs"),
-            model: model.module.clone(),
-            programs: compiled.plan.module.clone(),
-            schedule: compiled.plan.schedule.clone(),
-            data: Data { seq: SEQ, vocab: model.facts.vocab },
-        };
+        let texts = texts(&model, o, &compiled);
         Case { name, fx, model, compiled, texts }
     }
 

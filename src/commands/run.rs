@@ -1,5 +1,7 @@
 //! `shardc run`: executes a plan, ranks as threads of this process or as processes of a job.
 
+mod dump;
+mod feed;
 mod keep;
 mod trace;
 
@@ -8,21 +10,22 @@ use crate::checkpoint::{self, Saved};
 use crate::cluster::{self, Job, Transport};
 use crate::data::{Data, is_text};
 use crate::device;
-use crate::plan_dir::{self, Stored};
+use crate::plan_dir;
 use crate::proof::Outcome;
+use crate::signals;
 use crate::terminal::{Progress, note, warn};
-use crate::{recompile, signals};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+pub use dump::parameter;
+use dump::{dump, observed};
+use feed::Feed;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use keep::Keeper;
 use serde_json::json;
-use shardc_frontends::{
-    Batch, Checkpoint, DUMP, NamedTensor, read_batch, whole_tensors, write_tensors,
-};
+use shardc_frontends::{Checkpoint, DUMP};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::Program;
-use shardc_ir::plan::{Mode, Plan, Settings};
+use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
 use shardc_runtime::native::Native;
 use shardc_runtime::{Options, Session, StepBatch, StepResult, Wanted, fresh};
@@ -303,12 +306,6 @@ fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
     Ok(Start::Resumed(saved))
 }
 
-/// Tokens of a step.
-enum Feed {
-    Data(Data),
-    Batch(Batch),
-}
-
 /// Runs the command: alone, or as a process of a job, which ends as one.
 pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
     let transport = match how.transport {
@@ -392,7 +389,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if !leads {
         let batch = |step| match (step, &eval) {
             (0, Some(d)) => d.batch(s.seed, EVALUATION, s.global_batch, s.seq),
-            _ => feed.batch(s, step),
+            _ => feed.batch(plan, step),
         };
         let dir = place.as_ref().map_or(Path::new(""), |p| p.path());
         session.follow(&batch, &|step| checkpoint::task(dir, step as usize))?;
@@ -411,7 +408,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         if asked().is_some() {
             break;
         }
-        let (ids, targets) = feed.batch(s, step)?;
+        let (ids, targets) = feed.batch(plan, step)?;
         let since = Instant::now();
         let observe = step == first_step && how.dump.is_some();
         let r = session.step(
@@ -479,68 +476,6 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     Ok(signals::status(signal))
 }
 
-impl Feed {
-    fn open(how: &Run, s: &Settings) -> Result<Feed> {
-        Ok(match (&how.batch, &how.data) {
-            (Some(file), _) => {
-                let b = read_batch(file)?;
-                if (b.rows, b.seq) != (s.global_batch, s.seq) {
-                    return Err(Diag::new(
-                        "batch",
-                        format!(
-                            "the batch is [{}, {}], the plan takes [{}, {}]",
-                            b.rows, b.seq, s.global_batch, s.seq
-                        ),
-                    )
-                    .at(file.display().to_string())
-                    .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
-                }
-                b.check(s.vocab)?;
-                Feed::Batch(b)
-            }
-            (None, Some(spec)) => {
-                Feed::Data(Data::open("--data", spec, how.tokenizer.as_deref(), s.vocab)?)
-            }
-            (None, None) => Feed::Data(Data::Random { vocab: s.vocab }),
-        })
-    }
-
-    /// What tells these data from others, as far as it is known without reading all.
-    fn mark(&self) -> String {
-        match self {
-            Feed::Data(d) => d.mark(),
-            Feed::Batch(b) => format!("of {} rows, {} tokens", b.rows, b.input_ids.len()),
-        }
-    }
-
-    /// Tokens and targets of a step, from 1.
-    fn batch(&self, s: &Settings, step: usize) -> Result<(Vec<i32>, Vec<i32>)> {
-        let (ids, targets) = match self {
-            Feed::Data(d) => d.batch(s.seed, step as u32, s.global_batch, s.seq)?,
-            Feed::Batch(b) => (b.input_ids.clone(), b.targets()),
-        };
-        Ok((ids, if s.mode == Mode::Train { targets } else { vec![] }))
-    }
-}
-
-/// The plan made again with logits and gradients as outputs.
-fn observed(stored: &Stored, tell: bool) -> Result<Stored> {
-    let mut o = stored.options.clone();
-    // The limit is that of the plan that trains.
-    (o.observe, o.memory) = (true, None);
-    let again = recompile(stored, &o)?;
-    let (old, new) = (stored.plan.peak_bytes(), again.stored.plan.peak_bytes());
-    let peak = if new == old {
-        format!("peak {new} B as before")
-    } else {
-        format!("peak {new} B instead of {old} B")
-    };
-    if tell {
-        note(format!("recompiled to observe logits and gradients: {peak}"));
-    }
-    Ok(again.stored)
-}
-
 fn bar(steps: usize, as_json: bool) -> ProgressBar {
     let hidden = as_json || !std::io::stderr().is_terminal();
     let bar = ProgressBar::with_draw_target(
@@ -579,29 +514,4 @@ fn show_step(
     bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
     bar.inc(1);
     bar.suspend(|| out.line(line))
-}
-
-/// The current value of a parameter, whole.
-pub fn parameter(session: &mut Session, param: &str) -> Result<Vec<f32>> {
-    session.tensor(&Role::new(RoleKind::Param, param)).map(|a| a.data)
-}
-
-/// Writes what was observed, under the checkpoint's names and layouts.
-fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session) -> Result<()> {
-    let mut out: Vec<NamedTensor> = vec![];
-    for (kind, name) in [(RoleKind::Output, "logits"), (RoleKind::Metric, "loss")] {
-        if let Some(a) = first.output(kind, name) {
-            out.push((name.into(), a.shape.clone(), a.data.clone()));
-        }
-    }
-    let weights = &stored.plan.weights;
-    if stored.plan.settings.mode == Mode::Train {
-        let grads = whole_tensors(weights, |w| {
-            Ok(first.output(RoleKind::GradShown, &w.param).map(|a| a.data.clone()))
-        })?;
-        out.extend(grads.into_iter().map(|(n, s, d)| (format!("grad.{n}"), s, d)));
-        let params = whole_tensors(weights, |w| parameter(session, &w.param).map(Some))?;
-        out.extend(params.into_iter().map(|(n, s, d)| (format!("param.{n}"), s, d)));
-    }
-    write_tensors(file, out)
 }

@@ -1,0 +1,54 @@
+//! `--dump`: what a step shows, under the names of the checkpoint.
+
+use crate::plan_dir::Stored;
+use crate::recompile;
+use crate::terminal::note;
+use shardc_frontends::{NamedTensor, whole_tensors, write_tensors};
+use shardc_ir::diag::Result;
+use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::plan::Mode;
+use shardc_runtime::{Session, StepResult};
+use std::path::Path;
+
+/// The plan made again with logits and gradients as outputs.
+pub fn observed(stored: &Stored, tell: bool) -> Result<Stored> {
+    let mut o = stored.options.clone();
+    // The limit is that of the plan that trains.
+    (o.observe, o.memory) = (true, None);
+    let again = recompile(stored, &o)?;
+    let (old, new) = (stored.plan.peak_bytes(), again.stored.plan.peak_bytes());
+    let peak = if new == old {
+        format!("peak {new} B as before")
+    } else {
+        format!("peak {new} B instead of {old} B")
+    };
+    if tell {
+        note(format!("recompiled to observe logits and gradients: {peak}"));
+    }
+    Ok(again.stored)
+}
+
+/// The current value of a parameter, whole.
+pub fn parameter(session: &mut Session, param: &str) -> Result<Vec<f32>> {
+    session.tensor(&Role::new(RoleKind::Param, param)).map(|a| a.data)
+}
+
+/// Writes what was observed, under the checkpoint's names and layouts.
+pub fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session) -> Result<()> {
+    let mut out: Vec<NamedTensor> = vec![];
+    for (kind, name) in [(RoleKind::Output, "logits"), (RoleKind::Metric, "loss")] {
+        if let Some(a) = first.output(kind, name) {
+            out.push((name.into(), a.shape.clone(), a.data.clone()));
+        }
+    }
+    let weights = &stored.plan.weights;
+    if stored.plan.settings.mode == Mode::Train {
+        let grads = whole_tensors(weights, |w| {
+            Ok(first.output(RoleKind::GradShown, &w.param).map(|a| a.data.clone()))
+        })?;
+        out.extend(grads.into_iter().map(|(n, s, d)| (format!("grad.{n}"), s, d)));
+        let params = whole_tensors(weights, |w| parameter(session, &w.param).map(Some))?;
+        out.extend(params.into_iter().map(|(n, s, d)| (format!("param.{n}"), s, d)));
+    }
+    write_tensors(file, out)
+}

@@ -59,7 +59,7 @@ pub enum Prove {
 }
 
 /// Nodes of programs and model that are read in a second at least.
-const NODES: usize = 30_000;
+const NODES: usize = 60_000;
 /// The same of calls of functions in the lists of all stages.
 const CALLS: usize = 1_000_000;
 

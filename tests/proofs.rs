@@ -20,8 +20,9 @@ use shardc_passes::options::{
 };
 use shardc_passes::pipeline::Compiled;
 use shardc_prove::field::prove_smaller;
+use shardc_prove::lemmas::Lemmas;
 use shardc_prove::local::{BY_EVALUATION, BY_RULE};
-use shardc_prove::{Report, Verdict};
+use shardc_prove::{Report, Verdict, by_form};
 
 /// A compiled model with what its proof takes.
 struct Case {
@@ -41,10 +42,10 @@ impl Case {
         Case { name, fx, model, compiled, texts }
     }
 
-    /// The proof of other programs in the place of these.
+    /// The proof of other programs in the place of these, by the forms of terms: many are tried.
     fn judge(&mut self, programs: &Module) -> Report {
         self.texts.programs.clone_from(programs);
-        self.texts.prove()
+        by_form(&self.texts.subject(), Lemmas::default())
     }
 
     /// Everything that a step leaves behind, by the f64 interpreter.

@@ -27,14 +27,17 @@ pub struct Gap {
     pub lemma: String,
 }
 
+/// An equation whose sides have other forms, of the plan and of the textbook: its kind, what is said of it,
+/// and both.
+pub type Unequal = (&'static str, Refuted, [Term; 2]);
+
 /// All obligations so far.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     /// How many were shown, by kind.
     pub shown: BTreeMap<&'static str, usize>,
     pub refuted: Vec<Refuted>,
-    /// Equations whose sides have other forms, of the plan and of the textbook, and their kind.
-    pub unequal: Vec<(&'static str, Refuted, [Term; 2])>,
+    pub unequal: Vec<Unequal>,
     pub gaps: Vec<Gap>,
 }
 

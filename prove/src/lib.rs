@@ -30,7 +30,7 @@ pub mod whole;
 
 use expand::Expansion;
 use field::witness::Witness;
-use ledger::{Gap, Ledger, Refuted, Texts};
+use ledger::{Gap, Ledger, Refuted, Texts, Unequal};
 use lemmas::Lemmas;
 use shardc_ir::func::{Module, RoleKind};
 use shardc_ir::schedule::Schedule;
@@ -111,11 +111,16 @@ impl Report {
 
 /// Proves a plan by terms, after its types: they say that taking collectives out changes nothing.
 pub fn prove(subject: &Subject) -> Report {
-    prove_by(subject, Lemmas::default())
+    decide(subject, Lemmas::default(), true)
 }
 
-/// The same by these lemmas, of which one may be wrong on purpose.
-pub fn prove_by(subject: &Subject, lemmas: Lemmas) -> Report {
+/// The same by the forms of terms alone, whose numbers are not computed where they differ: what has another
+/// form is refuted. Of the lemmas one may be wrong on purpose.
+pub fn by_form(subject: &Subject, lemmas: Lemmas) -> Report {
+    decide(subject, lemmas, false)
+}
+
+fn decide(subject: &Subject, lemmas: Lemmas, compute: bool) -> Report {
     let mut report = Report::default();
     local::prove(subject.programs, false, &mut report);
     if report.verdict() != Verdict::Proved {
@@ -129,30 +134,54 @@ pub fn prove_by(subject: &Subject, lemmas: Lemmas) -> Report {
     }
     let Ledger { mut shown, mut refuted, mut unequal, mut gaps } = std::mem::take(&mut w.ledger);
     shown.append(&mut report.shown);
-    // Equal numbers may have two normal forms: what differs is multiplied out, and then computed.
-    let mut expansion = Expansion::new(subject.schedule.microbatches);
-    unequal.retain(|(kind, _, sides)| {
-        let [a, b] = sides.map(|t| expansion.of(&mut w.s, t));
-        let same = a.is_some() && a == b;
-        if same {
-            *shown.entry(kind).or_default() += 1;
+    let mut unsure = vec![];
+    if compute && refuted.is_empty() {
+        unequal = judged(&mut w, subject, unequal, &mut shown, &mut gaps, &mut unsure);
+    }
+    refuted.extend(unequal.into_iter().map(|x| x.1));
+    let (lemmas, nodes, terms) = (w.s.used.clone(), w.nodes, w.s.len());
+    Report { shown, refuted, unsure, gaps, lemmas, nodes, terms }
+}
+
+/// Equal numbers may have two normal forms, so what differs is computed, the smallest first. Where one
+/// equation has other numbers the plan is wrong, and all are returned. Else products of sums are
+/// multiplied out; what then still differs is a gap, or too large to say.
+fn judged(
+    w: &mut Whole,
+    subject: &Subject,
+    unequal: Vec<Unequal>,
+    shown: &mut BTreeMap<&'static str, usize>,
+    gaps: &mut Vec<Gap>,
+    unsure: &mut Vec<Refuted>,
+) -> Vec<Unequal> {
+    let witness = Witness::new(subject);
+    let mut computed = witness.on(&w.s);
+    let mut order: Vec<usize> = (0..unequal.len()).collect();
+    // Costs are not negative: their bits are in order.
+    order.sort_by_cached_key(|&i| computed.cost(unequal[i].2).0.to_bits());
+    let mut equal = vec![false; unequal.len()];
+    for i in order {
+        match computed.differ(unequal[i].2) {
+            Some(true) => return unequal,
+            same => equal[i] = same == Some(false),
         }
-        !same
-    });
-    let (mut unsure, check) = (vec![], Witness::new(subject, &w.s));
-    for (_, found, sides) in unequal {
-        match check.differ(sides) {
-            Some(true) => refuted.push(found),
-            None => unsure.push(found),
-            Some(false) => gaps.push(Gap {
+    }
+    let mut expansion = Expansion::new(subject.schedule.microbatches);
+    for ((kind, found, sides), equal) in unequal.into_iter().zip(equal) {
+        let [a, b] = sides.map(|t| expansion.of(&mut w.s, t));
+        if a.is_some() && a == b {
+            *shown.entry(kind).or_default() += 1;
+        } else if equal {
+            gaps.push(Gap {
                 op: "sum of products".into(),
                 place: format!("{}: {}", found.what, found.plan_place.unwrap_or_default()),
                 lemma: "two forms of what is equal wherever it was computed".into(),
-            }),
+            });
+        } else {
+            unsure.push(found);
         }
     }
-    let (lemmas, nodes, terms) = (w.s.used.clone(), w.nodes, w.s.len());
-    Report { shown, refuted, unsure, gaps, lemmas, nodes, terms }
+    vec![]
 }
 
 fn run(w: &mut Whole, subject: &Subject) -> Result<(), Gap> {

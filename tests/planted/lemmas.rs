@@ -6,7 +6,7 @@ use shardc_ir::ops::Op;
 use shardc_passes::options::{CpSplit, Options, TpMode, TpSteps};
 use shardc_prove::field::prove_smaller;
 use shardc_prove::lemmas::Lemmas;
-use shardc_prove::{Verdict, prove_by};
+use shardc_prove::{Verdict, by_form};
 
 /// The wrong plan is proved by the wrong lemma alone.
 fn caught(what: &str, name: &'static str, o: &Options, lemmas: Lemmas, plant: fn(&mut Func)) {
@@ -17,7 +17,7 @@ fn caught(what: &str, name: &'static str, o: &Options, lemmas: Lemmas, plant: fn
     let mut funcs = case.texts.programs.funcs.iter_mut();
     plant(funcs.find(|f| f.name == "forward").expect("forward"));
     assert_ne!(case.texts.prove().verdict(), Verdict::Proved, "{what}: by the right lemmas");
-    let fooled = prove_by(&case.texts.subject(), lemmas);
+    let fooled = by_form(&case.texts.subject(), lemmas);
     assert_eq!(fooled.verdict(), Verdict::Proved, "{what}: {}", found(&fooled));
     assert_eq!(smaller(&case), Verdict::Refuted, "{what}: by evaluation");
 }

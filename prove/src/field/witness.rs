@@ -3,70 +3,114 @@
 use super::ranks::Ranks;
 use super::{Data, Inputs, Values, rows_of_an_owner};
 use crate::Subject;
-use crate::term::{Node, Store, Term};
-use shardc_ir::func::RoleKind;
-use std::collections::{BTreeSet, HashMap};
+use crate::term::{Factor, Node, Store, Term};
+use shardc_ir::func::{Func, Port, RoleKind};
+use std::collections::BTreeSet;
 
-/// Most multiplications and elements of the terms that are computed.
-const LARGEST: f64 = (1u64 << 26) as f64;
+/// Most multiplications and elements that are computed for a plan.
+const LARGEST: f64 = (1u64 << 29) as f64;
 /// Tokens are below this: an index of any table.
 const TOKENS: usize = 5;
 
-/// The inputs that terms are computed on, and what was computed.
-pub(crate) struct Witness<'a> {
-    s: &'a Store,
+/// The inputs that terms are computed on.
+pub(crate) struct Witness {
     inputs: Inputs,
     own: usize,
 }
 
-impl<'a> Witness<'a> {
-    pub fn new(subject: &Subject, s: &'a Store) -> Witness<'a> {
+/// Terms that were computed, and what may still be.
+pub(crate) struct Computed<'a> {
+    values: Values<'a>,
+    seen: BTreeSet<Term>,
+    left: f64,
+}
+
+impl Witness {
+    pub fn new(subject: &Subject) -> Witness {
         let inputs = subject.model.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a)));
-        let mut inputs =
-            inputs.filter(|(_, a)| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input));
-        let wide = |(f, a): (&shardc_ir::func::Func, &shardc_ir::func::Port)| {
-            f.ty(a.value).sizes().get(1).copied()
-        };
+        let is_input = |a: &Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
+        let mut inputs = inputs.filter(|(_, a)| is_input(a));
+        let wide = |(f, a): (&Func, &Port)| f.ty(a.value).sizes().get(1).copied();
         let data = Data { seq: inputs.find_map(wide).unwrap_or(1), vocab: TOKENS };
         let rows = subject.recipe.global_batch;
         let inputs = Inputs { data, rows, microbatches: subject.schedule.microbatches };
         let own = rows_of_an_owner(subject.programs, &Ranks::new(&subject.programs.mesh));
-        Witness { s, inputs, own }
+        Witness { inputs, own }
+    }
+
+    pub fn on<'a>(&'a self, s: &'a Store) -> Computed<'a> {
+        Computed {
+            values: Values::new(s, &self.inputs, self.own),
+            seen: BTreeSet::new(),
+            left: LARGEST,
+        }
+    }
+}
+
+impl Computed<'_> {
+    /// What both sides cost that is not computed yet, and their terms; more than is left, if it is more.
+    pub fn cost(&self, sides: [Term; 2]) -> (f64, BTreeSet<Term>) {
+        let (mut cost, mut new, mut open) = (0.0, BTreeSet::new(), sides.to_vec());
+        while let Some(t) = open.pop() {
+            if !self.seen.contains(&t) && new.insert(t) {
+                cost += self.one(t);
+                if cost > self.left {
+                    return (f64::MAX, new);
+                }
+                open.extend(self.values.s.made_of(t));
+            }
+        }
+        (cost, new)
     }
 
     /// `None` if the terms are too large, or mention what has no meaning of its own.
-    pub fn differ(&self, sides: [Term; 2]) -> Option<bool> {
-        let mut seen = BTreeSet::new();
-        let mut cost = 0.0;
-        let mut open = sides.to_vec();
-        while let Some(t) = open.pop() {
-            if !seen.insert(t) {
-                continue;
-            }
-            cost += self.cost(t);
-            if cost > LARGEST {
-                return None;
-            }
-            open.extend(self.s.made_of(t));
+    pub fn differ(&mut self, sides: [Term; 2]) -> Option<bool> {
+        let (cost, new) = self.cost(sides);
+        if cost > self.left {
+            return None;
         }
-        let mut values = Values::new(self.s, &self.inputs, self.own);
-        let [a, b] = sides.map(|t| values.of(t, Some(0)).ok());
+        self.left -= cost;
+        self.seen.extend(new);
+        let [a, b] = sides.map(|t| self.values.of(t, Some(0)).ok());
         Some(a? != b?)
     }
 
-    /// Elements of a term, and for all microbatches what its letters multiply to.
-    fn cost(&self, t: Term) -> f64 {
-        let shape: f64 = self.s.shape(t).iter().map(|&n| n as f64).product();
-        let all = match self.s.node(t) {
+    /// Elements of a term and multiplications for it, for all microbatches.
+    fn one(&self, t: Term) -> f64 {
+        let s = self.values.s;
+        let elements: f64 = s.shape(t).iter().map(|&n| n as f64).product();
+        let products = match s.node(t) {
             Node::Product(factors) => {
-                let mut sizes: HashMap<u8, usize> = HashMap::new();
-                for (u, letters) in factors.iter() {
-                    sizes.extend(letters.iter().copied().zip(self.s.shape(*u).iter().copied()));
-                }
-                sizes.values().map(|&n| n as f64).product::<f64>().max(shape)
+                let sizes = |f: &Factor| -> Vec<(u8, usize)> {
+                    f.1.iter().copied().zip(s.shape(f.0).iter().copied()).collect()
+                };
+                multiplications(factors.iter().map(sizes).collect(), s.shape(t).len())
             }
-            _other => shape,
+            _other => 0.0,
         };
-        all * self.inputs.microbatches as f64
+        (elements + products) * self.values.inputs.microbatches as f64
     }
+}
+
+/// Of an Einstein sum whose first letters are the result's, two factors at a time as [`super::einsum`] takes
+/// them.
+fn multiplications(mut all: Vec<Vec<(u8, usize)>>, rank: usize) -> f64 {
+    let size = |letters: &[(u8, usize)]| letters.iter().map(|x| x.1 as f64).product::<f64>();
+    let union = |a: &[(u8, usize)], b: &[(u8, usize)]| {
+        let more = b.iter().filter(|x| !a.contains(x));
+        a.iter().chain(more).copied().collect::<Vec<_>>()
+    };
+    let mut total = 0.0;
+    while all.len() > 1 {
+        let pairs = (0..all.len()).flat_map(|j| (0..j).map(move |i| (i, j)));
+        let costs = pairs.map(|(i, j)| (size(&union(&all[i], &all[j])), i, j));
+        let least = costs.min_by(|a, b| a.0.total_cmp(&b.0));
+        let Some((cost, i, j)) = least else { break };
+        total += cost;
+        let (b, a) = (all.remove(j), all.remove(i));
+        let needed = |l: &u8| usize::from(*l) < rank || all.iter().flatten().any(|x| x.0 == *l);
+        let kept = union(&a, &b).into_iter().filter(|x| needed(&x.0)).collect();
+        all.push(kept);
+    }
+    total + all.first().map_or(0.0, |f| size(f))
 }

@@ -40,7 +40,7 @@ pub fn print(text: &str) -> Result<()> {
 /// What became of a write to standard output.
 ///
 /// # Errors
-/// As for [`print`].
+/// As for [`print()`].
 pub fn written(done: std::io::Result<()>) -> Result<()> {
     done.map_err(|e| {
         let gone = e.kind() == ErrorKind::BrokenPipe;
@@ -74,7 +74,7 @@ impl Progress {
     /// Prints a line, unless one before was lost.
     ///
     /// # Errors
-    /// Those of [`print`], if nothing but what is printed would be left of the training.
+    /// Those of [`print()`], if nothing but what is printed would be left of the training.
     pub fn line(&mut self, text: impl Display) -> Result<()> {
         if self.lost.is_some() {
             return Ok(());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::{AtomList, Type};
 
-/// What of a parameter is split over the [`zero_axes`] beside what shardings say (Rajbhandari et al., 2020,
+/// What of a parameter is split over the `zero_axes` beside what shardings say (Rajbhandari et al., 2020,
 /// *ZeRO*): 1, its optimizer state, and with it what is stored of the parameter, which is gathered once
 /// per step; 2, its gradient too; 3, it is gathered only where it is used. 0: nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@
 //!
 //! | lemma | side condition |
 //! |---|---|
-//! | join(block[0] x) = x | the same axes and dim |
+//! | `join(block[0] x) = x` | the same axes and dim |
 //! | join of the merge over s of attention(q, k_s, v_s, at_s) = attention(q, k, v, at) | queries have shift 0, keys, values and positions of keys shift s; every s once |
 //! | join of Σ_s attention_grad(q, k_s, …) for q = attention_grad(q, k, …) for q | likewise |
 //! | join of Σ_s attention_grad(q_s, k, …) for k or v = attention_grad(q, k, …) for k or v | what is of queries has shift s, what is of keys shift 0; every s once |

@@ -5,8 +5,8 @@
 //! and the types of operands and results: if operands are related to whole tensors, results are related
 //! to what the op makes of these. A program has few different ones, whatever its depth and its ranks.
 //!
-//! Each is shown twice: by rule ([`letters`], [`collectives`], written from `docs/types.md`), and by
-//! evaluation of all ranks of a small mesh ([`evaluate`]), which knows no rule.
+//! Each is shown twice: by rule (`letters`, `collectives`, written from `docs/types.md`), and by
+//! evaluation of all ranks of a small mesh (`evaluate`), which knows no rule.
 //!
 //! Of a value that varies around a ring it is known which block it is: `own` is the rank's own block,
 //! `piece` one of those before it, `permute` hands blocks on, letters carry blocks through ops, and what

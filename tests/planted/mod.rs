@@ -143,7 +143,7 @@ fn exchanges(each: usize) {
 
 #[test]
 fn exchanged_operands_are_refused() {
-    exchanges(40);
+    exchanges(230);
 }
 
 /// A mistake of a class: changes a node, or says that the class has none there.

@@ -319,16 +319,14 @@ fn resumed(dir: &Path, plan: &Stored) -> Result<(usize, Vec<Vec<f32>>), Diag> {
     Ok((saved.step, all.map(|h| one(&h)).collect::<Result<_, Diag>>()?))
 }
 
-/// One bit of every 37th byte of every file of a folder, one at a time: `judge` is called with what
-/// was flipped and how many were before. A part of them by `SHARDC_FUZZ_SEED`, or all of them where
-/// `SHARDC_FUZZ_SECONDS` is set.
+/// Flips one bit of every 37th byte of every file of a folder, one at a time: `judge` is called with how
+/// many were before. Which bit, `SHARDC_FUZZ_SEED` says.
 fn flip_bits(dir: &Path, judge: &dyn Fn(usize)) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<usize>().ok());
-    let (all, seed) = (number("SHARDC_FUZZ_SECONDS").is_some(), number("SHARDC_FUZZ_SEED"));
-    let (part, seed) = (if all { 1 } else { 7 }, seed.unwrap_or(1));
+    let seed = std::env::var("SHARDC_FUZZ_SEED").ok().and_then(|s| s.parse::<usize>().ok());
+    let seed = seed.unwrap_or(1);
     let mut done = 0;
     for (name, bytes) in files(dir) {
-        for at in (0..bytes.len()).step_by(37).skip(seed % part).step_by(part) {
+        for at in (0..bytes.len()).step_by(37) {
             let mut other = bytes.clone();
             other[at] ^= 1 << ((at / 37 + seed) % 8);
             std::fs::write(dir.join(&name), other).expect("written");

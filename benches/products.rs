@@ -1,7 +1,7 @@
 //! Products of a training step, in GFLOP/s and in percent of what the processor can do, which is
 //! measured beside each: `cargo bench --bench products [-- WORDS OF A LINE]`.
 
-use shardc_ir::func::{Func, Joined, Name, Node, Port, Scope};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Scope};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::samples::Sample;
@@ -32,7 +32,7 @@ impl Case {
             outs: outs.iter().copied().collect(),
             scope: Scope(0),
             note: None,
-            joined: Joined::No,
+            fused: FusedWithNext::No,
         });
         let types: Vec<&Type> = args.iter().chain(&outs).map(|&v| f.ty(v)).collect();
         let (ins, results) = types.split_at(args.len());

@@ -34,7 +34,7 @@ use shardc_ir::text;
 use shardc_ir::verify::{Phase, verify};
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Source, Watch};
-use shardc_passes::shard::experts::{Part, Piece, fold, ranks_of};
+use shardc_passes::shard::experts::{AxisPiece, ExpertRole, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
 use shardc_passes::shard::zero::Accumulate;
 use std::collections::BTreeSet;
@@ -42,7 +42,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Version of the plan directory and of the JSON reports.
-pub const SCHEMA: u32 = 6;
+pub const SCHEMA: u32 = 7;
 
 /// A model before compilation: from a Hugging Face folder, or from text.
 pub struct Input {
@@ -103,8 +103,8 @@ pub fn shape(o: &Options) -> Result<Shape> {
     let pieces = fold(o)?;
     let cutting: Vec<_> = pieces.iter().filter(|p| p.cuts_tokens).collect();
     // Neighbours that stay neighbours are one factor: a tensor has few dims.
-    let alike = |a: &&Piece, b: &&Piece| (a.of_rows(), a.part) == (b.of_rows(), b.part);
-    let runs: Vec<&[&Piece]> = cutting.chunk_by(alike).collect();
+    let alike = |a: &&AxisPiece, b: &&AxisPiece| (a.of_rows(), a.part) == (b.of_rows(), b.part);
+    let runs: Vec<&[&AxisPiece]> = cutting.chunk_by(alike).collect();
     let factors = |rows: bool| -> Vec<usize> {
         let own = runs.iter().filter(|r| r[0].of_rows() == rows);
         own.map(|r| r.iter().map(|p| p.size).product()).collect()
@@ -305,7 +305,7 @@ fn across(mesh: &Mesh, o: &Options) -> Vec<(&'static str, AtomSet)> {
     let mut kinds: Vec<(&str, AtomSet)> =
         ["tp", "cp"].into_iter().filter_map(|a| Some((a, mesh.axis(a)?))).collect();
     if o.ep > 1 {
-        kinds.push(("ep", ranks_of(mesh, o, Part::Expert)));
+        kinds.push(("ep", ranks_of(mesh, o, ExpertRole::Expert)));
     }
     let leaves_a_node = |atoms: AtomSet| {
         (0..mesh.ranks()).any(|rank| {

@@ -7,7 +7,7 @@ use shardc_ir::attr::Padding;
 use shardc_ir::func::{Func, Node};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Op, Put};
-use shardc_ir::plan::{Class, Instr, Plan, RankClass};
+use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass};
 use shardc_passes::step::instructions::base;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -337,7 +337,7 @@ pub fn bubble_line(plan: &Plan) -> Option<String> {
 }
 
 fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {
-    let of = |c2: Class| c.memory.at_peak.iter().find(|x| x.0 == c2).map_or(0, |x| x.1);
+    let of = |c2: MemoryClass| c.memory.at_peak.iter().find(|x| x.0 == c2).map_or(0, |x| x.1);
     let all = plan.module.mesh.ranks();
     let own: Vec<usize> = match plan.classes.len() {
         1 => (0..all).collect(),
@@ -350,13 +350,13 @@ fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {
         rank_list: ranges(&own),
         peak_bytes: c.memory.peak_bytes,
         live_bytes: c.memory.live_bytes,
-        weights_bytes: of(Class::Weights),
-        grads_bytes: of(Class::Grads),
-        optimizer_bytes: of(Class::Optimizer),
-        activation_bytes: of(Class::Activation),
-        collective_buffer_bytes: of(Class::CollectiveBuffer),
-        temporary_bytes: of(Class::Temporary),
-        input_bytes: of(Class::Input),
+        weights_bytes: of(MemoryClass::Weights),
+        grads_bytes: of(MemoryClass::Grads),
+        optimizer_bytes: of(MemoryClass::Optimizer),
+        activation_bytes: of(MemoryClass::Activation),
+        collective_buffer_bytes: of(MemoryClass::CollectiveBuffer),
+        temporary_bytes: of(MemoryClass::Temporary),
+        input_bytes: of(MemoryClass::Input),
         collectives: collectives(plan, c),
     }
 }

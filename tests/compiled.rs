@@ -6,7 +6,7 @@ mod fixture;
 
 use fixture::{Fixture, options};
 use shardc::commands::run::{Kernels, Run, Start, session};
-use shardc_ir::func::{Func, Joined, Module, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FusedWithNext, Module, Role, RoleKind, Value};
 use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Kernel, Program};
@@ -293,7 +293,7 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
     let (mut fused, mut several, mut laid) = (0, 0, 0);
     for ((f, cols), program) in all.iter().zip(&programs) {
         fused += usize::from(program.len() < f.nodes.len());
-        several += program.iter().filter(|k| matches!(k, Kernel::Several(_))).count();
+        several += program.iter().filter(|k| matches!(k, Kernel::HorizontalFusion(_))).count();
         let args = draw(f, *cols, &mut rng);
         let interpreted = results(f, program, &args, None, 1, &[]);
         for threads in [1, 2, 3] {
@@ -478,18 +478,19 @@ fn marks_in_wrong_places_are_refused() {
         for n in module.funcs.iter_mut().flat_map(|f| &mut f.nodes) {
             i += 1;
             let one = draw.uniform(i) < 0.004;
-            let mark = if draw.uniform(!i) < 0.5 { Joined::Kernel } else { Joined::Launch };
-            n.joined = match (n.joined, seed % 2 == 0) {
-                (Joined::No, _) | (_, false) => {
+            let mark =
+                if draw.uniform(!i) < 0.5 { FusedWithNext::Kernel } else { FusedWithNext::Launch };
+            n.fused = match (n.fused, seed % 2 == 0) {
+                (FusedWithNext::No, _) | (_, false) => {
                     if one {
                         mark
                     } else {
-                        Joined::No
+                        FusedWithNext::No
                     }
                 }
                 (own, true) => {
                     if one {
-                        Joined::No
+                        FusedWithNext::No
                     } else {
                         own
                     }

@@ -121,7 +121,7 @@ fn a_ring_has_its_steps_in_every_layer() {
     for part in [
         "permute over cp in @forward, model.layers.0.self_attn",
         "ring: the next block comes while this one is used",
-        "made so by `%l0.k_own = own[cp; dim=1] %l0.k.2",
+        "made so by `%l0.k_own = to_varying[cp; dim=1] %l0.k.2",
         "context parallelism cuts sequences: %l0.k.2",
     ] {
         assert!(text.contains(part), "no {part}: {text}");

@@ -32,7 +32,7 @@ pub fn planned(config: &serde_json::Value, o: &Options) -> (Facts, Plan) {
 #[test]
 fn gradients_of_one_microbatch_live_from_backward_on() {
     use shardc_ir::func::{Port, RoleKind};
-    use shardc_ir::plan::Class;
+    use shardc_ir::plan::MemoryClass;
     let is_grad = |p: &&Port| p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Grad);
     let taken = |p: &Plan, name: &str| {
         let funcs = p.module.funcs.iter().filter(|f| f.name.starts_with(name));
@@ -45,7 +45,7 @@ fn gradients_of_one_microbatch_live_from_backward_on() {
     };
     let held = |p: &Plan| {
         let whole = p.classes[0].memory.whole.iter();
-        whole.filter(|x| x.0 == Class::Grads).map(|x| x.1).sum::<usize>()
+        whole.filter(|x| x.0 == MemoryClass::Grads).map(|x| x.1).sum::<usize>()
     };
     let weights = |p: &Plan| p.weights.len();
     for recompute in [Recompute::None, Recompute::Full] {
@@ -59,10 +59,10 @@ fn gradients_of_one_microbatch_live_from_backward_on() {
         assert_eq!([taken(&two, "backward"), cleared(&two)], [weights(&two); 2]);
         assert_eq!(taken(&one, "finish"), weights(&one));
         // When most is alive, the first gradients are made.
-        let at_peak = one.classes[0].memory.at_peak.iter().filter(|x| x.0 == Class::Grads);
+        let at_peak = one.classes[0].memory.at_peak.iter().filter(|x| x.0 == MemoryClass::Grads);
         let made = at_peak.map(|x| x.1).sum::<usize>();
         assert!(recompute != Recompute::None || made < held(&two) / 2, "{made} B at the peak");
-        let spans = one.classes[0].memory.spans.iter().filter(|s| s.class == Class::Grads);
+        let spans = one.classes[0].memory.spans.iter().filter(|s| s.class == MemoryClass::Grads);
         let spans: Vec<_> = spans.collect();
         let backward =
             one.classes[0].calls().position(|c| one.module.funcs[c.func].name == "backward");

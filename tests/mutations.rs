@@ -55,9 +55,9 @@ fn axes(op: &mut Op) -> Option<&mut AtomSet> {
         Op::AllToAll(o) => Some(&mut o.axes),
         Op::AllToAllV(o) => Some(&mut o.axes),
         Op::Permute(o) => Some(&mut o.axes),
-        Op::Term(o) => Some(&mut o.axes),
-        Op::Own(o) => Some(&mut o.axes),
-        Op::Join(o) => Some(&mut o.axes),
+        Op::ToPartial(o) => Some(&mut o.axes),
+        Op::ToVarying(o) => Some(&mut o.axes),
+        Op::FromVarying(o) => Some(&mut o.axes),
         Op::Piece(o) => Some(&mut o.axes),
         other => {
             assert!(other.collective().is_none(), "`{}` is not tested", other.mnemonic());
@@ -248,8 +248,8 @@ fn sequence_parallel() {
 #[test]
 fn stages() {
     let mesh = [("pp", 2), ("tp", 2)];
-    check("gpt2", &options(&mesh, false, 2), &["fan_out", "all_reduce", "term"]);
-    let ops = ["fan_out", "all_reduce", "term", "all_gather", "reduce_scatter"];
+    check("gpt2", &options(&mesh, false, 2), &["fan_out", "all_reduce", "to_partial"]);
+    let ops = ["fan_out", "all_reduce", "to_partial", "all_gather", "reduce_scatter"];
     check("qwen3", &options(&mesh, true, 2), &ops);
 }
 
@@ -258,7 +258,11 @@ fn stages() {
 fn rings_of_attention() {
     let o = options(&[("cp", 2), ("tp", 2)], false, 4);
     let o = Options { cp_mode: CpMode::Ring, ..o };
-    check("llama_gqa", &o, &["fan_out", "all_reduce", "slice", "own", "join", "piece"]);
+    check(
+        "llama_gqa",
+        &o,
+        &["fan_out", "all_reduce", "slice", "to_varying", "from_varying", "piece"],
+    );
 }
 
 #[test]

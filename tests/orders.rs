@@ -108,7 +108,7 @@ func @step(%x: f32[4,8] input \"x\", %g: f32[8,8] sum \"g\") -> (%g2: f32[8,8] s
   %y = dot[mk,kn->mn] %x, %g : f32[4,8]
   %z = exp %g : f32[8,8]
   %part = scale[2.0] %z : f32[8,8]
-  %t = term[tp] %part : f32[8,8]+tp
+  %t = to_partial[tp] %part : f32[8,8]+tp
   %g2 = all_reduce[tp] %t : f32[8,8]
   return %g2, %y
 }

@@ -12,7 +12,7 @@ use shardc_frontends::Model;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::interp::{Precision, run_step};
 use shardc_ir::ops::Op;
-use shardc_ir::plan::{Class, Instr, Mode};
+use shardc_ir::plan::{Instr, MemoryClass, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
@@ -280,7 +280,7 @@ fn forward_holds_bf16_weights_only() {
         let model = fx.model(&o);
         let compiled = compile(&model, &o);
         let (plan, ways) = (&compiled.plan, mesh.iter().map(|a| a.1).product::<usize>());
-        let bytes = |c: Class| {
+        let bytes = |c: MemoryClass| {
             let all = plan.classes[0].memory.whole.iter();
             all.filter(|x| x.0 == c).map(|x| x.1).sum::<usize>()
         };
@@ -291,8 +291,8 @@ fn forward_holds_bf16_weights_only() {
         };
         let padded = if ways > 1 { 2 * 32 * 2 / 2 } else { 0 };
         let want: usize = model.weights.iter().map(piece).sum();
-        assert!(bytes(Class::Weights).abs_diff(2 * want) <= padded, "{mesh:?}");
-        assert_eq!(bytes(Class::Optimizer) + bytes(Class::Grads), 0, "{mesh:?}");
+        assert!(bytes(MemoryClass::Weights).abs_diff(2 * want) <= padded, "{mesh:?}");
+        assert_eq!(bytes(MemoryClass::Optimizer) + bytes(MemoryClass::Grads), 0, "{mesh:?}");
         let mut s = session(&model, &compiled);
         let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
         let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{e}"));

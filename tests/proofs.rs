@@ -11,7 +11,7 @@ use shardc_ir::func::Module;
 use shardc_ir::interp::State;
 use shardc_ir::ops::{Fill, Op};
 use shardc_ir::plan::Mode;
-use shardc_ir::schedule::{Kind, Schedule};
+use shardc_ir::schedule::{ActionKind, Schedule};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{
@@ -345,8 +345,8 @@ fn schedules_that_leave_something_out_are_refused() {
     let o = Options { schedule: Order::Named("zb-h1".into()), ..options(&[("pp", 2)], false, 2) };
     let mut case = Case::new("gpt2", &o);
     let plain = case.texts.schedule.clone();
-    let of = |kind: Kind| plain.ranks[1].iter().position(|a| a.kind == kind).expect("one");
-    let [f, i, w] = [Kind::Forward, Kind::Input, Kind::Weight].map(of);
+    let of = |kind: ActionKind| plain.ranks[1].iter().position(|a| a.kind == kind).expect("one");
+    let [f, i, w] = [ActionKind::Forward, ActionKind::Input, ActionKind::Weight].map(of);
     let changes: [(&str, Change); 5] = [
         ("F is missing", &|s| _ = s.ranks[1].remove(f)),
         ("I is missing", &|s| _ = s.ranks[1].remove(i)),

@@ -8,7 +8,7 @@ use shardc::search::{price, times};
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::Plan;
-use shardc_ir::schedule::{Action, Kind, Schedule, Times, parse_csv, replay, write_csv};
+use shardc_ir::schedule::{Action, ActionKind, Schedule, Times, parse_csv, replay, write_csv};
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::{Named, Placement, make};
@@ -55,8 +55,10 @@ fn named(n: Named) -> Order {
 /// The same with every B as I and W.
 fn apart(s: &Schedule) -> Schedule {
     let cut = |a: &Action| match a.kind {
-        Kind::Backward => [Kind::Input, Kind::Weight].map(|kind| Action { kind, ..*a }).to_vec(),
-        Kind::Forward | Kind::Input | Kind::Weight => vec![*a],
+        ActionKind::Backward => {
+            [ActionKind::Input, ActionKind::Weight].map(|kind| Action { kind, ..*a }).to_vec()
+        }
+        ActionKind::Forward | ActionKind::Input | ActionKind::Weight => vec![*a],
     };
     let ranks = s.ranks.iter().map(|r| r.iter().flat_map(cut).collect()).collect();
     Schedule { ranks, ..s.clone() }

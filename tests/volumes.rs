@@ -7,7 +7,7 @@ mod fixture;
 use fixture::*;
 use shardc_frontends::Facts;
 use shardc_ir::func::Value;
-use shardc_ir::plan::{Class, Plan};
+use shardc_ir::plan::{MemoryClass, Plan};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Buffers, CpMode, Options};
@@ -45,7 +45,12 @@ fn sent(plan: &Plan, kind: &str, axis: &str) -> f64 {
 /// Bytes of what lives through a step: weights, gradients and moments. Gathered weights are the
 /// buffers of their gathers.
 fn state(plan: &Plan) -> f64 {
-    let kinds = [Class::Weights, Class::Grads, Class::Optimizer, Class::CollectiveBuffer];
+    let kinds = [
+        MemoryClass::Weights,
+        MemoryClass::Grads,
+        MemoryClass::Optimizer,
+        MemoryClass::CollectiveBuffer,
+    ];
     let whole = plan.classes[0].memory.whole.iter();
     whole.filter(|x| kinds.contains(&x.0)).map(|x| x.1 as f64).sum()
 }
@@ -180,17 +185,20 @@ fn state_per_parameter_in_bf16_is_that_of_the_table() {
             let more = asked(&[("dp_shard", d)], 4);
             let o = Options { zero, dtype: DType::BF16, grad_dtype, ..more };
             let (_, plan) = planned(&o);
-            let of = |c: Class| {
+            let of = |c: MemoryClass| {
                 let all = plan.classes[0].memory.whole.iter();
                 all.filter(|x| x.0 == c).map(|x| x.1 as f64).sum::<f64>()
             };
-            let got: f64 = [Class::Weights, Class::Grads, Class::Optimizer].map(of).iter().sum();
+            let got: f64 = [MemoryClass::Weights, MemoryClass::Grads, MemoryClass::Optimizer]
+                .map(of)
+                .iter()
+                .sum();
             let want = parameters(&plan) * (f64::from(whole) + f64::from(pieces) / d as f64);
             assert_eq!(got, want, "zero={zero} gradients in {}", grad_dtype.name());
             // Nothing else of a parameter lives through the step.
-            assert_eq!(of(Class::CollectiveBuffer), 0.0);
+            assert_eq!(of(MemoryClass::CollectiveBuffer), 0.0);
             let weights = if zero == 3 { 2.0 / d as f64 } else { 2.0 };
-            assert_eq!(of(Class::Weights), parameters(&plan) * weights, "zero={zero}");
+            assert_eq!(of(MemoryClass::Weights), parameters(&plan) * weights, "zero={zero}");
         }
     }
 }

@@ -5,7 +5,7 @@ mod fixture;
 use fixture::*;
 use shardc_frontends::{Facts, from_config};
 use shardc_ir::ops::Op;
-use shardc_ir::plan::{Class, Plan};
+use shardc_ir::plan::{MemoryClass, Plan};
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::shard::zero::Accumulate;
@@ -218,8 +218,13 @@ fn what_stays_whole_is_moved_once_per_step() {
         assert_eq!(["all_gather", "reduce_scatter"].map(sent), want, "{what}");
         // 16 bytes of state per parameter, of which `whole` are not in pieces, but for weights, whose
         // pieces the optimizer steps beside them.
-        let kinds = [Class::Weights, Class::Grads, Class::Optimizer, Class::CollectiveBuffer];
-        let of = |c: &Class| {
+        let kinds = [
+            MemoryClass::Weights,
+            MemoryClass::Grads,
+            MemoryClass::Optimizer,
+            MemoryClass::CollectiveBuffer,
+        ];
+        let of = |c: &MemoryClass| {
             let all = plan.classes[0].memory.whole.iter();
             all.filter(|x| x.0 == *c).map(|x| x.1).sum::<usize>()
         };

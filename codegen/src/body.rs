@@ -77,7 +77,9 @@ pub(crate) fn each(op: &Op, b: &mut Body, x: &[usize]) -> Option<Results> {
             b.binary(Binary::Min, low, hi)
         }
         Op::Fill(o) => b.constant(o.value),
-        Op::Cast(_) | Op::Expand(_) | Op::StopGradient(_) | Op::FanOut(_) | Op::Term(_) => x[0],
+        Op::Cast(_) | Op::Expand(_) | Op::StopGradient(_) | Op::FanOut(_) | Op::ToPartial(_) => {
+            x[0]
+        }
         Op::MergeAttention(_) => return Some(merge_attention(b, x)),
         Op::AdamW(o) => return Some(adamw(b, o, x)),
         Op::Sgd(o) => sgd(b, o, x),
@@ -85,7 +87,11 @@ pub(crate) fn each(op: &Op, b: &mut Body, x: &[usize]) -> Option<Results> {
         Op::Dot(_) => b.chain(Binary::Mul, x),
         Op::ReduceSum(_) | Op::ReduceMax(_) => x[0],
         Op::Take(_) | Op::Put(_) => return None,
-        Op::Literal(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Own(_) | Op::Join(_) => {
+        Op::Literal(_)
+        | Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::ToVarying(_)
+        | Op::FromVarying(_) => {
             return None;
         }
         Op::Concat(_) | Op::Narrow(_) | Op::Widen(_) | Op::Rope(_) => return None,

@@ -4,8 +4,8 @@ use crate::layout::Layout;
 use crate::{collective, experts, fused, moves, product, rows};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::group::{self, FORMS, Form, Launch, Space};
-use shardc_ir::kernel::{Elem, Kernel, Product, Program, Several};
+use shardc_ir::group::{self, IterationSpace, KERNEL_KINDS, KernelKind, Launch};
+use shardc_ir::kernel::{Elem, HorizontalFusion, Kernel, Product, Program};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
@@ -34,7 +34,7 @@ pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
 pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<Kernel> {
     let values: Vec<Value> = node.ins.iter().chain(&node.outs).copied().collect();
     let l = layout(mesh, func, node, (&values, node.ins.len()), coords)?;
-    Ok(match Space::of(func, std::iter::once(node)) {
+    Ok(match IterationSpace::of(func, std::iter::once(node)) {
         Some(space) if !node.op.def().is_view() => {
             rows::rows(&l, func, std::slice::from_ref(node), &values, &space)
         }
@@ -54,15 +54,15 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
     let values: Vec<Value> = x.ins.iter().chain(&x.outs).copied().collect();
     let l = layout(mesh, func, &nodes[0], (&values, x.ins.len()), coords)?;
     match x.form(func) {
-        Some(Form::Rows(space)) => return Ok(rows::rows(&l, func, nodes, &values, &space)),
-        Some(Form::Sum) => {
+        Some(KernelKind::Rows(space)) => return Ok(rows::rows(&l, func, nodes, &values, &space)),
+        Some(KernelKind::Sum) => {
             return Ok(Kernel::Gemm(product::dot(&l, &group::rule_of(func, &nodes[0]))));
         }
-        Some(Form::Epilogue(space)) => {
+        Some(KernelKind::Epilogue(space)) => {
             return Ok(product::then(&l, func, nodes, &values, &space));
         }
-        Some(Form::Several(all)) => {
-            let mut k = Several::default();
+        Some(KernelKind::HorizontalFusion(all)) => {
+            let mut k = HorizontalFusion::default();
             for x in &all {
                 let Kernel::Rows(one) = launch(mesh, func, x, coords)? else {
                     panic!("kernels of one launch are over rows");
@@ -71,14 +71,14 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
                 k.kernels.push(one);
                 k.operands.push(x.ins.iter().chain(&x.outs).map(place).collect());
             }
-            return Ok(Kernel::Several(k));
+            return Ok(Kernel::HorizontalFusion(k));
         }
         None => {}
     }
     let names: Vec<String> = nodes.iter().map(|n| n.op.mnemonic().to_string()).collect();
     Err(Diag::new("plan", format!("no kernel does {} in one launch", names.join(", ")))
         .at(format!("@{}, {}", func.name, func.name(nodes[0].outs[0])))
-        .rule(FORMS)
+        .rule(KERNEL_KINDS)
         .help("compile the plan again with this version of shardc"))
 }
 
@@ -134,9 +134,9 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::StopGradient(_)
         | Op::Reshape(_)
         | Op::FanOut(_)
-        | Op::Term(_)
-        | Op::Own(_)
-        | Op::Join(_) => Kernel::View,
+        | Op::ToPartial(_)
+        | Op::ToVarying(_)
+        | Op::FromVarying(_) => Kernel::View,
         Op::Literal(o) => Kernel::Literal { values: o.values.clone(), to: 0 },
         Op::Transpose(o) => moves::spread(l, &o.rule.0),
         Op::Expand(o) => moves::spread(l, &o.rule.0),

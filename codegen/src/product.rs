@@ -3,7 +3,7 @@
 use crate::layout::Layout;
 use crate::rows::Program;
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::group::{Axes, Space, rule_of};
+use shardc_ir::group::{Axes, IterationSpace, rule_of};
 use shardc_ir::kernel::{Elem, Extents, Gemm, Kernel, Matrix, Rows, THEN, Then, View};
 use shardc_ir::rule::{Letter, Rule, has_letter};
 use smallvec::{SmallVec, smallvec};
@@ -120,7 +120,7 @@ pub(crate) fn then(
     f: &Func,
     nodes: &[Node],
     values: &[Value],
-    space: &Space,
+    space: &IterationSpace,
 ) -> Kernel {
     let (rule, made) = (rule_of(f, &nodes[0]), nodes[0].outs[0]);
     let letter = |axis: &u8| {

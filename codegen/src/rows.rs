@@ -4,7 +4,7 @@ use crate::body::{Body, Results, each};
 use crate::c;
 use crate::layout::{Layout, Nest};
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::group::{Axes, Space, Work, is_same, work};
+use shardc_ir::group::{Axes, FusionClass, IterationSpace, is_same, work};
 use shardc_ir::kernel::{Binary, Elem, Extents, Kernel, Load, Rows, Scalar, Store, Unary, View};
 use shardc_ir::ops::Op;
 use shardc_ir::types::{DType, Reduction};
@@ -18,7 +18,7 @@ struct Loops {
 
 /// Loops over rows and over their elements. Where a kernel folds nothing they are one nest, of which
 /// the last loop is the row.
-fn loops(l: &Layout, f: &Func, values: &[Value], space: &Space) -> Loops {
+fn loops(l: &Layout, f: &Func, values: &[Value], space: &IterationSpace) -> Loops {
     let axes: Vec<&Axes> =
         values.iter().map(|&v| space.axes(v).expect("values of the group")).collect();
     // Of a loop that only values inside the group have, too.
@@ -119,7 +119,7 @@ pub(crate) fn rows(
     f: &Func,
     nodes: &[Node],
     values: &[Value],
-    space: &Space,
+    space: &IterationSpace,
 ) -> Kernel {
     let (ins, outs) = values.split_at(l.ins);
     let loops = loops(l, f, values, space);
@@ -164,17 +164,17 @@ fn node(
     };
     let fold = |b: &mut Body, r: Reduction, x: usize| b.push(Scalar::Fold(r, x));
     let made = match (work(&n.op), &n.op) {
-        (Some(Work::Each), op) => return each(op, b, x).expect("it is element-wise"),
-        (Some(Work::Fold), Op::ReduceMax(_)) => fold(b, Reduction::Max, x[0]),
-        (Some(Work::Fold), _) => {
+        (Some(FusionClass::Each), op) => return each(op, b, x).expect("it is element-wise"),
+        (Some(FusionClass::Fold), Op::ReduceMax(_)) => fold(b, Reduction::Max, x[0]),
+        (Some(FusionClass::Fold), _) => {
             let product = b.chain(Binary::Mul, x);
             fold(b, Reduction::Sum, product)
         }
-        (Some(Work::Take), _) => {
+        (Some(FusionClass::Take), _) => {
             let one = picked(b, n.ins[0], x[1], x[0]);
             fold(b, Reduction::Sum, one)
         }
-        (Some(Work::Put), _) => picked(b, n.outs[0], x[1], x[0]),
+        (Some(FusionClass::Put), _) => picked(b, n.outs[0], x[1], x[0]),
         (None, op) => panic!("{} is no part of a row", op.mnemonic()),
     };
     Results::from_slice(&[made])

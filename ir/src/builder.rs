@@ -1,6 +1,6 @@
 //! Appends typed nodes to a function.
 
-use crate::func::{Func, Joined, Name, Node, Scope, Value};
+use crate::func::{Func, FusedWithNext, Name, Node, Scope, Value};
 use crate::infer::TypeError;
 use crate::mesh::Mesh;
 use crate::ops::Op;
@@ -67,7 +67,7 @@ impl<'a> Builder<'a> {
             outs: values.clone(),
             scope: self.scope,
             note: None,
-            joined: Joined::No,
+            fused: FusedWithNext::No,
         });
         Ok(values)
     }

@@ -51,12 +51,12 @@ pub struct Node {
     pub scope: Scope,
     /// Why this line exists; printed after `//`.
     pub note: Option<Cow<'static, str>>,
-    pub joined: Joined,
+    pub fused: FusedWithNext,
 }
 
 /// What a node has in common with the next one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Joined {
+pub enum FusedWithNext {
     /// Nothing: the next one begins a launch.
     #[default]
     No,

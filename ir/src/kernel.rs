@@ -289,7 +289,7 @@ pub struct Collective {
 
 /// Kernels over rows of one launch, in any order or at the same time.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Several {
+pub struct HorizontalFusion {
     pub kernels: Vec<Rows>,
     /// By kernel: which operands and results of the launch are its own, in the order in which it names
     /// them.
@@ -308,7 +308,7 @@ pub enum Kernel {
     },
     Rows(Rows),
     /// Kernels over rows that need nothing of each other.
-    Several(Several),
+    HorizontalFusion(HorizontalFusion),
     /// Copies, one after the other.
     Copy(Vec<Copy>),
     Gemm(Gemm),
@@ -368,7 +368,7 @@ impl Kernel {
     pub fn rows(&self) -> &[Rows] {
         match self {
             Kernel::Rows(k) => std::slice::from_ref(k),
-            Kernel::Several(k) => &k.kernels,
+            Kernel::HorizontalFusion(k) => &k.kernels,
             Kernel::GemmThen(k) => &k.blocks,
             _without => &[],
         }
@@ -386,7 +386,7 @@ impl Kernel {
             Kernel::View => {}
             Kernel::Literal { values, to } => f(*to, values.len()),
             Kernel::Rows(k) => k.reach(&mut see),
-            Kernel::Several(k) => {
+            Kernel::HorizontalFusion(k) => {
                 for (k, own) in k.kernels.iter().zip(&k.operands) {
                     k.reach(&mut |v, extents| {
                         see(&View { operand: own[v.operand], ..v.clone() }, extents);

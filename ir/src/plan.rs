@@ -80,7 +80,7 @@ pub const ALIGN: usize = 64;
 /// What a piece of memory is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Class {
+pub enum MemoryClass {
     Weights,
     Grads,
     Optimizer,
@@ -90,16 +90,16 @@ pub enum Class {
     Input,
 }
 
-impl Class {
+impl MemoryClass {
     /// The class under which arguments and results of a role are counted.
-    pub fn of(role: RoleKind) -> Class {
+    pub fn of(role: RoleKind) -> MemoryClass {
         match role {
-            RoleKind::Param => Class::Weights,
-            RoleKind::Ready => Class::CollectiveBuffer,
-            RoleKind::Grad => Class::Grads,
-            RoleKind::State(_) => Class::Optimizer,
-            RoleKind::Input | RoleKind::Scalar => Class::Input,
-            RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Class::Activation,
+            RoleKind::Param => MemoryClass::Weights,
+            RoleKind::Ready => MemoryClass::CollectiveBuffer,
+            RoleKind::Grad => MemoryClass::Grads,
+            RoleKind::State(_) => MemoryClass::Optimizer,
+            RoleKind::Input | RoleKind::Scalar => MemoryClass::Input,
+            RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => MemoryClass::Activation,
             RoleKind::Sum
             | RoleKind::Load
             | RoleKind::Scale
@@ -107,20 +107,20 @@ impl Class {
             | RoleKind::Output
             | RoleKind::Metric
             | RoleKind::Mean
-            | RoleKind::GradShown => Class::Temporary,
+            | RoleKind::GradShown => MemoryClass::Temporary,
         }
     }
 
     /// The word people read.
     pub fn name(self) -> &'static str {
         match self {
-            Class::Weights => "weights",
-            Class::Grads => "gradients",
-            Class::Optimizer => "optimizer",
-            Class::Activation => "activations",
-            Class::CollectiveBuffer => "collective buffers",
-            Class::Temporary => "temporaries",
-            Class::Input => "inputs",
+            MemoryClass::Weights => "weights",
+            MemoryClass::Grads => "gradients",
+            MemoryClass::Optimizer => "optimizer",
+            MemoryClass::Activation => "activations",
+            MemoryClass::CollectiveBuffer => "collective buffers",
+            MemoryClass::Temporary => "temporaries",
+            MemoryClass::Input => "inputs",
         }
     }
 }
@@ -137,13 +137,13 @@ pub struct Memory {
     /// Size of the arena.
     pub peak_bytes: usize,
     /// Bytes by class at the peak; they sum to `peak_bytes`.
-    pub at_peak: Vec<(Class, usize)>,
+    pub at_peak: Vec<(MemoryClass, usize)>,
     /// The largest values alive at the peak: name, class, bytes.
-    pub live_at_peak: Vec<(String, Class, usize)>,
+    pub live_at_peak: Vec<(String, MemoryClass, usize)>,
     /// The most bytes that are alive at once: no arena can be smaller.
     pub live_bytes: usize,
     /// Bytes that live through the step, by class.
-    pub whole: Vec<(Class, usize)>,
+    pub whole: Vec<(MemoryClass, usize)>,
     /// What lies above them during a step.
     pub spans: Vec<Span>,
 }
@@ -157,7 +157,7 @@ pub struct Span {
     pub offset: usize,
     pub bytes: usize,
     /// Of what it holds: activations, buffers of transfers, or a call's temporaries.
-    pub class: Class,
+    pub class: MemoryClass,
 }
 
 /// How the learning rate moves with the step.

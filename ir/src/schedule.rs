@@ -16,10 +16,10 @@ pub use timeline::Held;
 
 /// What is done to one microbatch in one stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Kind {
+pub enum ActionKind {
     /// F: forward.
     Forward,
-    /// B: the whole backward; what [`Kind::Input`] and [`Kind::Weight`] do, one after the other.
+    /// B: the whole backward; what [`ActionKind::Input`] and [`ActionKind::Weight`] do, one after the other.
     Backward,
     /// I: the part of backward that makes the gradient of the stage's input (B in the zero-bubble
     /// papers).
@@ -28,14 +28,14 @@ pub enum Kind {
     Weight,
 }
 
-impl Kind {
+impl ActionKind {
     /// F, B, I or W, as torchtitan's CSV files have it.
     pub fn letter(self) -> char {
         match self {
-            Kind::Forward => 'F',
-            Kind::Backward => 'B',
-            Kind::Input => 'I',
-            Kind::Weight => 'W',
+            ActionKind::Forward => 'F',
+            ActionKind::Backward => 'B',
+            ActionKind::Input => 'I',
+            ActionKind::Weight => 'W',
         }
     }
 }
@@ -43,7 +43,7 @@ impl Kind {
 /// One turn of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Action {
-    pub kind: Kind,
+    pub kind: ActionKind,
     pub stage: usize,
     pub microbatch: usize,
 }
@@ -77,9 +77,9 @@ impl Schedule {
         let (mut now, mut most) = (0usize, 0);
         for a in self.ranks[self.owner[stage]].iter().filter(|a| a.stage == stage) {
             match a.kind {
-                Kind::Forward => now += 1,
-                Kind::Backward | Kind::Weight => now = now.saturating_sub(1),
-                Kind::Input => {}
+                ActionKind::Forward => now += 1,
+                ActionKind::Backward | ActionKind::Weight => now = now.saturating_sub(1),
+                ActionKind::Input => {}
             }
             most = most.max(now);
         }
@@ -87,7 +87,10 @@ impl Schedule {
     }
     /// True if some backward is cut into I and W.
     pub fn splits_backward(&self) -> bool {
-        self.ranks.iter().flatten().any(|a| matches!(a.kind, Kind::Input | Kind::Weight))
+        self.ranks
+            .iter()
+            .flatten()
+            .any(|a| matches!(a.kind, ActionKind::Input | ActionKind::Weight))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::diag::Diag;
 use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
-use crate::group::{FORMS, Launch, launches};
+use crate::group::{KERNEL_KINDS, Launch, launches};
 use crate::infer::TypeError;
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::{DOCS, Op};
@@ -284,7 +284,7 @@ impl<'a> Checker<'a> {
             p.push(self.layer(&nodes[0]), || {
                 let m = format!("no kernel does {} in one launch", names.join(", "));
                 self.at_node("plan", &nodes[0], &[], m)
-                    .rule(FORMS)
+                    .rule(KERNEL_KINDS)
                     .help("leave out the & of 1 of them, or compile the plan again")
             });
         }
@@ -543,9 +543,9 @@ fn is_collective(op: &Op) -> bool {
         Op::FanOut(_)
             | Op::Slice(_)
             | Op::Place(_)
-            | Op::Term(_)
-            | Op::Own(_)
-            | Op::Join(_)
+            | Op::ToPartial(_)
+            | Op::ToVarying(_)
+            | Op::FromVarying(_)
             | Op::Piece(_)
     );
     moves_nothing || op.collective().is_some()

@@ -5,7 +5,7 @@
 mod random;
 
 use shardc_ir::func::{
-    AnnotatedDim, Annotation, Func, Joined, Module, Name, Node, Port, Role, RoleKind,
+    AnnotatedDim, Annotation, Func, FusedWithNext, Module, Name, Node, Port, Role, RoleKind,
 };
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{

@@ -11,7 +11,7 @@
 //! What is saved is memory traffic: a value that only its group reads is neither written nor read,
 //! and one that several of its nodes read is read once. So each node in turn joins the groups that
 //! make its operands, or that read them too, as long as the result is one kernel over rows (see
-//! [`Space`]), no path leads out of it and back, and it names at most `MOST` tensors. A product
+//! [`IterationSpace`]), no path leads out of it and back, and it names at most `MOST` tensors. A product
 //! joins the sum that it is added to, and else a group that is element-wise work on its result, which is
 //! then written only for others.
 //!
@@ -20,8 +20,10 @@
 
 use crate::options::Fuse;
 use crate::step::combine::BUCKET_BYTES;
-use shardc_ir::func::{Func, Joined, Node, Value};
-use shardc_ir::group::{Launch, Several, Space, Work, accumulates, epilogue, launches, work};
+use shardc_ir::func::{Func, FusedWithNext, Node, Value};
+use shardc_ir::group::{
+    FusionClass, HorizontalFusion, IterationSpace, Launch, accumulates, epilogue, launches, work,
+};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use std::cmp::Reverse;
@@ -64,12 +66,12 @@ pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse) {
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
     for g in order {
         let (last, rest) = g.split_last().expect("a group has nodes");
-        let mut take = |i: usize, joined: Joined| {
+        let mut take = |i: usize, fused: FusedWithNext| {
             let n = nodes[i].take().expect("a node is in one group");
-            f.nodes.push(Node { joined, ..n });
+            f.nodes.push(Node { fused, ..n });
         };
-        rest.iter().for_each(|&i| take(i, Joined::Kernel));
-        take(*last, Joined::No);
+        rest.iter().for_each(|&i| take(i, FusedWithNext::Kernel));
+        take(*last, FusedWithNext::No);
     }
     bucket(mesh, f);
 }
@@ -85,7 +87,7 @@ fn bucket(mesh: &Mesh, f: &mut Func) {
     };
     let mut joined = vec![];
     // Of the bucket that is filled: its kernels, their number, and bytes of gradients.
-    let (mut open, mut count, mut sum) = (Several::of(f), 0, 0);
+    let (mut open, mut count, mut sum) = (HorizontalFusion::of(f), 0, 0);
     for x in &all {
         let Some(bytes) = update(x) else {
             count = 0;
@@ -99,7 +101,7 @@ fn bucket(mesh: &Mesh, f: &mut Func) {
         open.clear();
         (count, sum) = (usize::from(open.add(x)), bytes);
     }
-    joined.into_iter().for_each(|n| f.nodes[n].joined = Joined::Launch);
+    joined.into_iter().for_each(|n| f.nodes[n].fused = FusedWithNext::Launch);
 }
 
 impl<'a> Groups<'a> {
@@ -213,17 +215,18 @@ impl<'a> Groups<'a> {
         if span > SPAN || self.names(&all) > MOST || !self.worth(&all) {
             return;
         }
-        if Space::of(self.f, nodes()).is_some_and(|s| self.walks_once(&all, &s)) {
+        if IterationSpace::of(self.f, nodes()).is_some_and(|s| self.walks_once(&all, &s)) {
             self.merge(a, b);
         }
     }
 
     /// False if results of rows are written where no row is folded: then nothing but these results
     /// would keep a long row, such as all of a parameter, from being cut into tasks.
-    fn walks_once(&self, all: &[usize], space: &Space) -> bool {
+    fn walks_once(&self, all: &[usize], space: &IterationSpace) -> bool {
         let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
         let short = |v: &Value| space.axes(*v).is_some_and(|a| a.len() == space.rows.len());
-        let folds = nodes().any(|n| matches!(work(&n.op), Some(Work::Fold | Work::Take)));
+        let folds =
+            nodes().any(|n| matches!(work(&n.op), Some(FusionClass::Fold | FusionClass::Take)));
         folds
             || space.cols.is_empty()
             || !nodes().flat_map(|n| &n.outs).any(|v| short(v) && self.seen(*v, all))
@@ -235,9 +238,9 @@ impl<'a> Groups<'a> {
         all.iter().all(|&i| {
             let n = &self.f.nodes[i];
             let picked = match work(&n.op) {
-                Some(Work::Take) => n.ins[0],
-                Some(Work::Put) => n.outs[0],
-                Some(Work::Each | Work::Fold) | None => return true,
+                Some(FusionClass::Take) => n.ins[0],
+                Some(FusionClass::Put) => n.outs[0],
+                Some(FusionClass::Each | FusionClass::Fold) | None => return true,
             };
             self.f.ty(picked).sizes().last().is_some_and(|&n| n < 1 << 24)
         })

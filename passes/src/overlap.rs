@@ -13,7 +13,7 @@
 //! stands before a collective and is not needed for it goes behind it, as far back as one
 //! product or another collective. So few tensors live longer.
 
-use shardc_ir::func::{Func, Joined, Node, Value};
+use shardc_ir::func::{Func, FusedWithNext, Node, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::ops::Op;
 use std::collections::{HashMap, HashSet};
@@ -33,8 +33,8 @@ pub fn overlap(f: &mut Func) {
         for n in range {
             let node = nodes[n].take().expect("a node is in one launch");
             // The last launch of a function is ended by the function.
-            let joined = if n == last { Joined::No } else { node.joined };
-            f.nodes.push(Node { joined, ..node });
+            let fused = if n == last { FusedWithNext::No } else { node.fused };
+            f.nodes.push(Node { fused, ..node });
         }
     }
 }

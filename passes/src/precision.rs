@@ -25,7 +25,7 @@
 //! gradients are kept, is not said here: [`crate::shard::partition`] and
 //! [`crate::autodiff::differentiate`] read it off the types.
 
-use shardc_ir::func::{Func, Joined, Name, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{DType, Type};
@@ -108,13 +108,13 @@ fn wants(op: &Op) -> Wants {
         | Op::AllToAll(_)
         | Op::AllToAllV(_)
         | Op::Permute(_)
-        | Op::Term(_)
+        | Op::ToPartial(_)
         | Op::Route(_)
         | Op::MergeAttention(_)
         | Op::Broadcast(_)
         | Op::Reduce(_)
-        | Op::Own(_)
-        | Op::Join(_)
+        | Op::ToVarying(_)
+        | Op::FromVarying(_)
         | Op::Piece(_) => Wants::AsTheyAre,
     }
 }
@@ -247,7 +247,7 @@ impl Pass {
                 outs,
                 scope,
                 note: None,
-                joined: Joined::No,
+                fused: FusedWithNext::No,
             });
             new
         })

@@ -3,7 +3,7 @@
 use crate::autodiff::recompute::{Recompute, is_activation};
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
-use crate::shard::partition::Preparation;
+use crate::shard::partition::ParamLayout;
 use crate::shard::zero::{Accumulate, zero_axes};
 use crate::step::instructions::base;
 use shardc_ir::diag::Diag;
@@ -15,7 +15,7 @@ use shardc_ir::weights::Weight;
 pub fn warnings(
     m: &Module,
     sharded: &Func,
-    params: &[Preparation],
+    params: &[ParamLayout],
     weights: &[Weight],
     o: &Options,
 ) -> Vec<Diag> {
@@ -42,7 +42,7 @@ fn idle_axes(mesh: &Mesh, f: &Func) -> Vec<Diag> {
 }
 
 /// A warning for each option that changes nothing here, and for what ZeRO leaves whole.
-fn no_effect(mesh: &Mesh, params: &[Preparation], o: &Options) -> Vec<Diag> {
+fn no_effect(mesh: &Mesh, params: &[ParamLayout], o: &Options) -> Vec<Diag> {
     let mut out = vec![];
     let mut warn = |what: String, help: String| {
         out.push(Diag::new("no-effect", what).help(help));
@@ -69,7 +69,7 @@ fn no_effect(mesh: &Mesh, params: &[Preparation], o: &Options) -> Vec<Diag> {
         let what = format!("--tp-steps summa changes nothing with --tp-mode {}", o.tp_mode);
         warn(what, "use --tp-mode 2d or 2.5d, or leave it out".into());
     }
-    let whole: Vec<&Preparation> =
+    let whole: Vec<&ParamLayout> =
         params.iter().filter(|p| !grid.stored.within(p.stored.sharded())).collect();
     if let Some(p) = whole.first() {
         let bytes: usize = whole.iter().map(|p| p.stored.local_bytes(mesh)).sum();
@@ -102,7 +102,7 @@ fn no_effect(mesh: &Mesh, params: &[Preparation], o: &Options) -> Vec<Diag> {
         warn(format!("--reshard-after-forward no changes nothing {what}"), help.into());
     }
     if o.zero > 0 && !shard.is_empty() {
-        let whole: Vec<&Preparation> =
+        let whole: Vec<&ParamLayout> =
             params.iter().filter(|p| !shard.within(p.stored.sharded())).collect();
         let bytes: usize = whole.iter().map(|p| p.stored.local_bytes(mesh)).sum();
         if let Some(p) = whole.first() {

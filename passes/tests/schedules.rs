@@ -1,6 +1,8 @@
 //! Named pipeline schedules: the figures of their papers, what they refuse, and that all run.
 
-use shardc_ir::schedule::{Action, Kind, Schedule, Timeline, Times, parse_csv, replay, write_csv};
+use shardc_ir::schedule::{
+    Action, ActionKind, Schedule, Timeline, Times, parse_csv, replay, write_csv,
+};
 use shardc_passes::schedule::{Named, Placement, legal, make};
 
 const RANKS: [usize; 3] = [2, 4, 8];
@@ -27,7 +29,7 @@ fn each(p: &[usize], m: &[usize], mut f: impl FnMut(usize, usize)) {
 
 /// Reads `3F12`.
 fn action(text: &str) -> Action {
-    let kind = [Kind::Forward, Kind::Backward, Kind::Input, Kind::Weight];
+    let kind = [ActionKind::Forward, ActionKind::Backward, ActionKind::Input, ActionKind::Weight];
     let kind = kind.into_iter().find(|k| text.contains(k.letter())).expect("a kind");
     let (stage, microbatch) = text.split_once(kind.letter()).expect("a kind");
     let number = |n: &str| n.parse().expect("a number");
@@ -240,7 +242,7 @@ fn dualpipe_v_reaches_the_figures_of_its_readme() {
         assert_eq!(live, 2 * p + 1);
         // The cut backwards of steps 3, 6 and 7.
         for (r, list) in built(Named::DualPipeV, p, 2, m).ranks.iter().enumerate() {
-            let cut = list.iter().filter(|a| a.kind == Kind::Weight).count();
+            let cut = list.iter().filter(|a| a.kind == ActionKind::Weight).count();
             assert_eq!(cut, 2 * (p - r - 1) + r + 1);
         }
     });

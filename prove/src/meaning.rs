@@ -118,9 +118,9 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         | Op::AllToAll(_)
         | Op::AllToAllV(_)
         | Op::Permute(_)
-        | Op::Term(_)
-        | Op::Own(_)
-        | Op::Join(_)
+        | Op::ToPartial(_)
+        | Op::ToVarying(_)
+        | Op::FromVarying(_)
         | Op::Piece(_) => return Ok(None),
     }))
 }
@@ -185,7 +185,7 @@ fn taken_apart(
                 .collect();
             one(s.sum(&sum, shape))
         }
-        Op::StopGradient(_) | Op::Term(_) => Ok(ins.to_vec()),
+        Op::StopGradient(_) | Op::ToPartial(_) => Ok(ins.to_vec()),
         Op::Cast(_) => {
             s.lemma("reals: a float in another element type is the same number");
             Ok(ins.to_vec())
@@ -219,10 +219,10 @@ fn taken_apart(
         }
         Op::Reshape(_) => one(s.reshape(ins[0], shape)),
         Op::MergeAttention(_) => Ok(s.merge([[ins[0], ins[1]], [ins[2], ins[3]]]).to_vec()),
-        Op::Own(k) => one(s.block(ins[0], around(k.axes, k.dim), 0)?),
+        Op::ToVarying(k) => one(s.block(ins[0], around(k.axes, k.dim), 0)?),
         Op::Piece(k) => one(s.block(ins[0], around(k.axes, k.dim), k.shift)?),
         Op::Permute(k) => one(s.turn(ins[0], k.axes.0, k.shift)?),
-        Op::Join(k) => one(s.join(ins[0], around(k.axes, k.dim), shape)),
+        Op::FromVarying(k) => one(s.join(ins[0], around(k.axes, k.dim), shape)),
         Op::Broadcast(k) => {
             one(s.piece(ins[0], Cut { dim: k.dim, of: mesh.ways(k.axes), piece: k.from })?)
         }

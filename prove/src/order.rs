@@ -4,7 +4,7 @@
 use crate::ledger::Ledger;
 use crate::part::Part;
 use shardc_ir::func::{Module, Role, RoleKind};
-use shardc_ir::schedule::{Action, Kind, Schedule};
+use shardc_ir::schedule::{Action, ActionKind, Schedule};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a stage waits for, from edges: the functions that make what its functions are given.
@@ -36,10 +36,10 @@ fn needs(m: &Module, owner: &[usize]) -> BTreeMap<Part, BTreeSet<Part>> {
 fn calls(a: &Action, known: &BTreeMap<Part, BTreeSet<Part>>) -> Vec<Part> {
     let s = a.stage;
     let all = match a.kind {
-        Kind::Forward => vec![Part::Forward(s)],
-        Kind::Backward => vec![Part::Backward(s), Part::Weight(s)],
-        Kind::Input => vec![Part::Backward(s)],
-        Kind::Weight => vec![Part::Weight(s)],
+        ActionKind::Forward => vec![Part::Forward(s)],
+        ActionKind::Backward => vec![Part::Backward(s), Part::Weight(s)],
+        ActionKind::Input => vec![Part::Backward(s)],
+        ActionKind::Weight => vec![Part::Weight(s)],
     };
     all.into_iter().filter(|p| known.contains_key(p)).collect()
 }

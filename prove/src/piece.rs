@@ -14,7 +14,7 @@ use crate::term::{Factor, Mentions, Node, Store, Term};
 use std::collections::BTreeMap;
 
 /// A monomial as a piece of another term.
-struct Part {
+struct PieceOf {
     /// The monomial without the number of its piece.
     marked: Term,
     whole: Term,
@@ -74,7 +74,7 @@ impl Store {
     }
 
     /// All ways to see a monomial as a piece.
-    fn parts(&mut self, t: Term) -> Vec<Part> {
+    fn parts(&mut self, t: Term) -> Vec<PieceOf> {
         match self.node(t).clone() {
             Node::Product(f) => {
                 let (rank, shape) = (self.shape(t).len(), self.shape(t).to_vec());
@@ -83,7 +83,7 @@ impl Store {
                 let part = |s: &mut Store, (letter, cut): (u8, Cut)| {
                     let whole = s.without(&f, letter, &shape, None)?;
                     let marked = s.without(&f, letter, &shape, Some(cut))?;
-                    Some(Part { marked, whole, cut })
+                    Some(PieceOf { marked, whole, cut })
                 };
                 all.into_iter().filter_map(|x| part(self, x)).collect()
             }
@@ -95,7 +95,7 @@ impl Store {
     }
 
     /// A placed piece as a piece of a whole.
-    fn placed(&mut self, t: Term, of: Term, cut: Cut) -> Option<Part> {
+    fn placed(&mut self, t: Term, of: Term, cut: Cut) -> Option<PieceOf> {
         let (inner, shape) = (self.shape(of).to_vec(), self.shape(t).to_vec());
         let any = Fun::Place(Cut { piece: Cut::ANY, ..cut });
         let dim = u8::try_from(cut.dim).ok()?;
@@ -114,7 +114,7 @@ impl Store {
             }
             Node::Leaf(_) | Node::Apply(..) | Node::Sum(_) => return None,
         };
-        Some(Part { marked: self.apply(any, &[marked], 0, &shape), whole, cut })
+        Some(PieceOf { marked: self.apply(any, &[marked], 0, &shape), whole, cut })
     }
 
     /// Letters of a product that are only in dims cut to one piece, with that cut.

@@ -117,7 +117,7 @@ impl Textbook {
         for (role, t) in self.results.clone() {
             if role.kind == RoleKind::Load && !recipe.frozen.contains(&*role.name) {
                 let load = s.fold(t, microbatches);
-                self.correct(s, recipe, &role.name, load);
+                self.router_bias(s, recipe, &role.name, load);
             }
         }
     }
@@ -173,7 +173,7 @@ impl Textbook {
 
     /// The bias of experts moves by rate · sign(mean load - load). Loads are whole numbers, so the sign
     /// is what of experts · (mean - load) is between -1 and 1.
-    fn correct(&mut self, s: &mut Store, recipe: &Recipe, param: &str, load: Term) {
+    fn router_bias(&mut self, s: &mut Store, recipe: &Recipe, param: &str, load: Term) {
         let shape = s.shape(load).to_vec();
         let experts: usize = shape.iter().product();
         let Ok(total) = s.product(&[(load, vec![0])], &[], &[]) else { return };

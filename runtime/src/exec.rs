@@ -61,7 +61,7 @@ impl Executor {
                     let one = Call::of(k, memory.into(), self.native.as_deref());
                     rows::run(&[one], threads, registers);
                 }
-                Kernel::Several(all) => {
+                Kernel::HorizontalFusion(all) => {
                     let own = |(k, own): (_, &SmallVec<_>)| {
                         let memory = own.iter().map(|&i: &usize| memory[i]).collect();
                         Call::of(k, memory, self.native.as_deref())

@@ -12,7 +12,7 @@ use crate::options::{LoadFn, Options, Wanted};
 use crate::region::{Region, copy, dense_block};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
-pub(crate) use asked::{Command, Order, Piece, Reply};
+pub(crate) use asked::{Command, Order, OutputPiece, Reply};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::{Elem, Kernel, Program};
@@ -242,7 +242,11 @@ impl Rank {
                             let at = c.frames[p.place.frame as usize] + p.place.offset;
                             let piece = self.read(p.ty, at, p.place.bytes).map_err(own)?;
                             let (output, microbatch) = (*output, c.microbatch.unwrap_or(0));
-                            pieces.extend(piece.map(|data| Piece { output, microbatch, data }));
+                            pieces.extend(piece.map(|data| OutputPiece {
+                                output,
+                                microbatch,
+                                data,
+                            }));
                         }
                     }
                 }
@@ -413,7 +417,7 @@ impl Rank {
             let at = c.frames[p.frame as usize] + p.offset;
             let data = self.read(w.plan.module.funcs[func].ty(value), at, p.bytes);
             let data = data.map_err(own)?;
-            pieces.extend(data.map(|data| Piece { output: 0, microbatch: 0, data }));
+            pieces.extend(data.map(|data| OutputPiece { output: 0, microbatch: 0, data }));
         }
         Ok(Reply { pieces, touched: self.engine.touched(), timings: vec![], given: vec![] })
     }

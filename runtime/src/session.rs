@@ -6,7 +6,7 @@ use crate::control::{Control, Witness};
 use crate::flight::{Flight, Timing};
 use crate::holdings::Task;
 use crate::options::{LoadFn, Options};
-use crate::rank::{Command, Failed, Order, Piece, Rank, Reply};
+use crate::rank::{Command, Failed, Order, OutputPiece, Rank, Reply};
 use crate::region::{Region, copy, dense_block};
 use crate::spawn;
 use crate::transport::Transport;
@@ -374,7 +374,7 @@ impl Session {
     }
 
     /// Puts a rank's piece of an output into the global tensor.
-    fn assemble(&self, port: &Port, rank: usize, p: &Piece, to: &mut Array) {
+    fn assemble(&self, port: &Port, rank: usize, p: &OutputPiece, to: &mut Array) {
         let w = &self.wiring;
         let mut shape = port.ty.sizes();
         let batch = self.batch_of(port);

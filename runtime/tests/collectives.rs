@@ -8,8 +8,8 @@ use shardc_ir::func::{Func, Name, Port};
 use shardc_ir::interp;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Broadcast, Join, MergeAttention, Op, Own, Permute, Piece,
-    Place, Reduce, ReduceScatter, Slice,
+    AllGather, AllReduce, AllToAll, Broadcast, FromVarying, MergeAttention, Op, Permute, Piece,
+    Place, Reduce, ReduceScatter, Slice, ToVarying,
 };
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
@@ -182,11 +182,11 @@ fn rings() {
             let mut t = Type::f32(&[8, 12]);
             t.dims[dim].atoms = atoms(&list(axes));
             if t.dims[dim].size % mesh.ways(axes) == 0 {
-                check("own", &mesh, Own { axes, dim }, &[t]);
+                check("own", &mesh, ToVarying { axes, dim }, &[t]);
             }
             let mut t = Type::f32(&[3, 5]);
             t.varying = axes;
-            check("join", &mesh, Join { axes, dim }, &[t]);
+            check("join", &mesh, FromVarying { axes, dim }, &[t]);
             for shift in [0, 1, 3] {
                 let mut t = Type::new(DType::I32, &[12, 24]);
                 t.replicated = axes;

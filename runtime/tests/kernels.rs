@@ -3,7 +3,7 @@
 mod lab;
 
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Joined, Name, Node, Port, Scope};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Scope};
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Cast, Op};
@@ -99,7 +99,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
         outs: outs.into(),
         scope: Scope(0),
         note: None,
-        joined: Joined::No,
+        fused: FusedWithNext::No,
     });
     Some(f)
 }

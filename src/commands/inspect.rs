@@ -8,7 +8,7 @@ mod summary;
 mod timeline;
 
 pub use layers::{
-    Calls, LayerCollectives, Part, Section, is_gradient, layer_collectives, numbered,
+    Calls, LayerCollectives, Section, Where, is_gradient, layer_collectives, numbered,
 };
 pub use ranks::{coordinates, group_text};
 

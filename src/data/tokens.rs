@@ -125,10 +125,10 @@ fn wrong(path: &Path, what: String) -> Diag {
 }
 
 /// Where tokens begin, how they are stored, and how many there are, if the header says so.
-type Form = (u64, Width, Option<u64>);
+type Header = (u64, Width, Option<u64>);
 
 /// llm.c's form, or tokens of 2 bytes.
-fn plain(file: &mut File, size: u64) -> std::io::Result<Form> {
+fn plain(file: &mut File, size: u64) -> std::io::Result<Header> {
     if size < LLMC_HEADER {
         return Ok((0, Width::U16, None));
     }
@@ -142,7 +142,7 @@ fn plain(file: &mut File, size: u64) -> std::io::Result<Form> {
 }
 
 /// Megatron's index: its element type, and that it speaks of as many tokens as there are.
-fn megatron(index: &Path, size: u64) -> Result<Form> {
+fn megatron(index: &Path, size: u64) -> Result<Header> {
     let mut head = [0; 34];
     let (mut file, there) = files::open(index)?;
     let short = |e: std::io::Error| wrong(index, format!("its header ends early: {e}"));
@@ -190,7 +190,7 @@ fn megatron(index: &Path, size: u64) -> Result<Form> {
 }
 
 /// The header of an .npy file (NumPy's format 1.0 to 3.0): one row of whole numbers.
-fn npy(path: &Path, file: &mut File) -> Result<Form> {
+fn npy(path: &Path, file: &mut File) -> Result<Header> {
     let fail = |e: std::io::Error| wrong(path, format!("its header ends early: {e}"));
     let mut head = [0; 10];
     file.read_exact(&mut head).map_err(fail)?;

@@ -178,7 +178,7 @@ impl<'a> Reference<'a> {
         found.grad_norm = grads.values().map(square).sum::<f64>().sqrt();
         self.update(&grads, found.grad_norm, step);
         for (name, load) in &loads {
-            self.correct(name, load);
+            self.router_bias(name, load);
         }
         Ok(found)
     }
@@ -228,7 +228,7 @@ impl<'a> Reference<'a> {
     }
 
     /// Moves a bias that only chooses experts towards an even load.
-    fn correct(&mut self, name: &str, load: &Tensor) {
+    fn router_bias(&mut self, name: &str, load: &Tensor) {
         let mean = load.data.iter().sum::<f64>() / load.data.len().max(1) as f64;
         let rate = self.o.balance.rate;
         let frozen = self.frozen.contains(name);

@@ -2,7 +2,7 @@
 
 use shardc_ir::diag::Result;
 use shardc_ir::plan::{Mode, Plan};
-use shardc_ir::schedule::{Kind, Slot, Timeline, Times, replay};
+use shardc_ir::schedule::{ActionKind, Slot, Timeline, Times, replay};
 
 /// The schedule of a plan against the clock; without a backward, its forwards.
 ///
@@ -15,7 +15,7 @@ pub fn timeline(plan: &Plan, mut times: Times) -> Result<Timeline> {
     times.input.fill(0.0);
     times.weight.fill(0.0);
     let mut t = replay(&plan.schedule, &times)?;
-    t.ranks.iter_mut().for_each(|r| r.retain(|s| s.action.kind == Kind::Forward));
+    t.ranks.iter_mut().for_each(|r| r.retain(|s| s.action.kind == ActionKind::Forward));
     Ok(t)
 }
 
@@ -26,7 +26,8 @@ pub fn bubble_of(plan: &Plan) -> f64 {
 }
 
 /// All kinds of actions, in the order of legends.
-pub const KINDS: [Kind; 4] = [Kind::Forward, Kind::Backward, Kind::Input, Kind::Weight];
+pub const KINDS: [ActionKind; 4] =
+    [ActionKind::Forward, ActionKind::Backward, ActionKind::Input, ActionKind::Weight];
 
 /// When the first action begins, and how long it takes from there to the end of the last.
 pub fn span(t: &Timeline) -> (f64, f64) {
@@ -52,7 +53,7 @@ pub fn bubble(t: &Timeline) -> f64 {
 /// The most activations a rank keeps at once: one per stage and microbatch, from its forward to
 /// the end of its backward. Nothing if there is no backward that would free them.
 pub fn live(t: &Timeline) -> Vec<usize> {
-    if t.ranks.iter().flatten().all(|s| s.action.kind == Kind::Forward) {
+    if t.ranks.iter().flatten().all(|s| s.action.kind == ActionKind::Forward) {
         return vec![];
     }
     (0..t.ranks.len()).map(|r| t.live(r) as usize).collect()

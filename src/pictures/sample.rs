@@ -1,25 +1,25 @@
 //! Timelines for the tests of the pictures: orders as in the papers, run greedily.
 
-use shardc_ir::schedule::Kind::{Backward, Forward, Input, Weight};
-use shardc_ir::schedule::{Action, Kind, Slot, Timeline};
+use shardc_ir::schedule::ActionKind::{Backward, Forward, Input, Weight};
+use shardc_ir::schedule::{Action, ActionKind, Slot, Timeline};
 use std::collections::BTreeMap;
 
 /// One action on the first rank, and others like it.
-pub fn slot(kind: Kind, stage: usize, microbatch: usize, start: f64, end: f64) -> Slot {
+pub fn slot(kind: ActionKind, stage: usize, microbatch: usize, start: f64, end: f64) -> Slot {
     Slot { action: Action { kind, stage, microbatch }, start, end }
 }
 
-fn act(kind: Kind, stage: usize, microbatch: usize) -> Action {
+fn act(kind: ActionKind, stage: usize, microbatch: usize) -> Action {
     Action { kind, stage, microbatch }
 }
 
 /// A forward takes 1, each half of a backward 1.
-fn unit(kind: Kind) -> f64 {
+fn unit(kind: ActionKind) -> f64 {
     if kind == Backward { 2.0 } else { 1.0 }
 }
 
 /// Starts each action as soon as its rank is free and the stage before it is done.
-pub fn run(orders: &[Vec<Action>], last: usize, time: impl Fn(Kind) -> f64) -> Timeline {
+pub fn run(orders: &[Vec<Action>], last: usize, time: impl Fn(ActionKind) -> f64) -> Timeline {
     let mut done: BTreeMap<Action, f64> = BTreeMap::new();
     let mut t = Timeline { ranks: vec![vec![]; orders.len()], order: vec![] };
     let total: usize = orders.iter().map(Vec::len).sum();
@@ -60,12 +60,12 @@ fn turns(forward: &[Action], backward: &[Action], warm: usize) -> Vec<Action> {
     all
 }
 
-fn each(kind: Kind, stage: usize, m: usize) -> Vec<Action> {
+fn each(kind: ActionKind, stage: usize, m: usize) -> Vec<Action> {
     (0..m).map(|i| act(kind, stage, i)).collect()
 }
 
 /// 1F1B with times of the caller's choice.
-pub fn timed(p: usize, m: usize, time: impl Fn(Kind) -> f64) -> Timeline {
+pub fn timed(p: usize, m: usize, time: impl Fn(ActionKind) -> f64) -> Timeline {
     let order = |r| turns(&each(Forward, r, m), &each(Backward, r, m), p - 1 - r);
     run(&(0..p).map(order).collect::<Vec<_>>(), p - 1, time)
 }

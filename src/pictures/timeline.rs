@@ -13,7 +13,7 @@ mod page;
 
 use super::measure::{bubble, live, number, span};
 use page::Page;
-use shardc_ir::schedule::{Kind, Timeline};
+use shardc_ir::schedule::{ActionKind, Timeline};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
@@ -50,13 +50,13 @@ pub fn text(t: &Timeline, chunks: usize, colour: bool) -> String {
 
 /// What the letters mean; only those that occur.
 fn legend(t: &Timeline, page: &Page) -> String {
-    let has = |k: Kind| t.ranks.iter().flatten().any(|s| s.action.kind == k);
+    let has = |k: ActionKind| t.ranks.iter().flatten().any(|s| s.action.kind == k);
     let mut all = vec![];
     for (kind, words) in [
-        (Kind::Forward, "forward"),
-        (Kind::Backward, "backward"),
-        (Kind::Input, "backward, gradient of the input"),
-        (Kind::Weight, "backward, gradients of the weights"),
+        (ActionKind::Forward, "forward"),
+        (ActionKind::Backward, "backward"),
+        (ActionKind::Input, "backward, gradient of the input"),
+        (ActionKind::Weight, "backward, gradients of the weights"),
     ] {
         if has(kind) {
             all.push(format!("{} {words}", kind.letter()));

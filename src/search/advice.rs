@@ -23,7 +23,7 @@ const MANY: usize = 1024;
 
 /// What a change is about; two of one kind do not go together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum Topic {
     Recompute,
     Microbatch,
     Mesh,
@@ -44,14 +44,14 @@ enum Change {
 }
 
 impl Change {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> Topic {
         match self {
-            Change::Recompute(_) => Kind::Recompute,
-            Change::Microbatch(_) => Kind::Microbatch,
-            Change::Mesh(_) => Kind::Mesh,
-            Change::Zero(_) => Kind::Zero,
-            Change::Schedule(_) => Kind::Schedule,
-            Change::Sequence => Kind::Sequence,
+            Change::Recompute(_) => Topic::Recompute,
+            Change::Microbatch(_) => Topic::Microbatch,
+            Change::Mesh(_) => Topic::Mesh,
+            Change::Zero(_) => Topic::Zero,
+            Change::Schedule(_) => Topic::Schedule,
+            Change::Sequence => Topic::Sequence,
         }
     }
 

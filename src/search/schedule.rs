@@ -13,7 +13,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::Plan;
-use shardc_ir::schedule::{Action, Held, Kind, Schedule, Times, replay, write_csv};
+use shardc_ir::schedule::{Action, ActionKind, Held, Schedule, Times, replay, write_csv};
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::{Costs, Named, Placement, front, make};
@@ -218,10 +218,10 @@ fn probe(owner: Vec<usize>, p: usize, microbatches: usize) -> Schedule {
     for microbatch in 0..microbatches {
         let mut act =
             |kind, stage: usize| ranks[owner[stage]].push(Action { kind, stage, microbatch });
-        (0..owner.len()).for_each(|s| act(Kind::Forward, s));
+        (0..owner.len()).for_each(|s| act(ActionKind::Forward, s));
         for s in (0..owner.len()).rev() {
-            act(Kind::Input, s);
-            act(Kind::Weight, s);
+            act(ActionKind::Input, s);
+            act(ActionKind::Weight, s);
         }
     }
     Schedule { owner, microbatches, ranks }

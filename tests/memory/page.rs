@@ -2,7 +2,7 @@
 
 use super::held::held;
 use super::live::excess;
-use super::saved::{Entry, Kind, Over, layer, saved};
+use super::saved::{BlockKind, Entry, Over, layer, saved};
 use super::*;
 use std::fmt::Write;
 
@@ -189,7 +189,7 @@ fn reconciliation() -> String {
 fn per_op() -> String {
     let facts = planned(&llama("8b"), &asked(&[], false, 8, 1, Recompute::Full)).0;
     let mut text = String::new();
-    for (title, k) in [("Llama", Kind::LLAMA), ("GPT-2", Kind::GPT2)] {
+    for (title, k) in [("Llama", BlockKind::LLAMA), ("GPT-2", BlockKind::GPT2)] {
         writeln!(text, "\n{title}:\n").expect("text");
         text +=
             "| saved | read by the gradient of | elements per token | split over |\n|-|-|-|-|\n";

@@ -56,7 +56,7 @@ impl Entry {
 
 /// Which ops a layer is made of.
 #[derive(Clone, Copy, PartialEq)]
-pub struct Kind {
+pub struct BlockKind {
     /// Norms that subtract the mean and add a bias.
     pub layer_norm: bool,
     /// An MLP with a gate.
@@ -68,24 +68,25 @@ pub struct Kind {
     pub gemma: bool,
 }
 
-impl Kind {
-    pub const LLAMA: Kind =
-        Kind { layer_norm: false, gate: true, head_norms: false, rotary: true, gemma: false };
-    pub const GPT2: Kind = Kind { layer_norm: true, gate: false, rotary: false, ..Kind::LLAMA };
+impl BlockKind {
+    pub const LLAMA: BlockKind =
+        BlockKind { layer_norm: false, gate: true, head_norms: false, rotary: true, gemma: false };
+    pub const GPT2: BlockKind =
+        BlockKind { layer_norm: true, gate: false, rotary: false, ..BlockKind::LLAMA };
 
-    pub fn of(fixture: &str) -> Kind {
+    pub fn of(fixture: &str) -> BlockKind {
         match fixture {
-            "gpt2" => Kind::GPT2,
-            "qwen3" => Kind { head_norms: true, ..Kind::LLAMA },
-            "gemma2" | "gemma2_padded" => Kind { gemma: true, ..Kind::LLAMA },
-            _llama_like => Kind::LLAMA,
+            "gpt2" => BlockKind::GPT2,
+            "qwen3" => BlockKind { head_norms: true, ..BlockKind::LLAMA },
+            "gemma2" | "gemma2_padded" => BlockKind { gemma: true, ..BlockKind::LLAMA },
+            _llama_like => BlockKind::LLAMA,
         }
     }
 }
 
 /// A norm y = x·(x·x/h + ε)^(-1/2)·weight, of primitives. A product saves the operands whose partner
 /// wants a gradient, a power its own result; what a layer norm subtracts and adds saves nothing.
-fn norm(k: Kind, h: usize, readers: &'static str) -> Vec<Entry> {
+fn norm(k: BlockKind, h: usize, readers: &'static str) -> Vec<Entry> {
     let e = |what, reader, letters, per_token| Entry {
         what,
         reader,
@@ -103,14 +104,14 @@ fn norm(k: Kind, h: usize, readers: &'static str) -> Vec<Entry> {
 }
 
 /// A norm behind attention or MLP: a residual sum, which saves nothing, takes its result.
-fn norm_behind(k: Kind, h: usize) -> Vec<Entry> {
+fn norm_behind(k: BlockKind, h: usize) -> Vec<Entry> {
     let mut all = norm(k, h, "nothing");
     all.truncate(if k.gemma { 3 } else { 0 });
     all
 }
 
 /// What a layer saves if nothing is made again.
-fn everything(k: Kind, f: &Facts) -> Vec<Entry> {
+fn everything(k: BlockKind, f: &Facts) -> Vec<Entry> {
     let e =
         |what, reader, letters, per_token, over| Entry { what, reader, letters, per_token, over };
     let (q, kv) = (f.heads * f.head_dim, f.kv_heads * f.head_dim);
@@ -155,7 +156,7 @@ fn everything(k: Kind, f: &Facts) -> Vec<Entry> {
 }
 
 /// What is left if all is made again but products with weights, attention and residual sums.
-fn expensive(k: Kind, f: &Facts) -> Vec<Entry> {
+fn expensive(k: BlockKind, f: &Facts) -> Vec<Entry> {
     let e =
         |what, reader, letters, per_token, over| Entry { what, reader, letters, per_token, over };
     let (h, q, kv) = (f.hidden, f.heads * f.head_dim, f.kv_heads * f.head_dim);
@@ -181,7 +182,7 @@ fn expensive(k: Kind, f: &Facts) -> Vec<Entry> {
 }
 
 /// The table: what a layer saves for its backward.
-pub fn layer(k: Kind, f: &Facts, r: &Recompute) -> Vec<Entry> {
+pub fn layer(k: BlockKind, f: &Facts, r: &Recompute) -> Vec<Entry> {
     match r {
         Recompute::None => everything(k, f),
         Recompute::Selective => expensive(k, f),
@@ -198,7 +199,7 @@ pub fn layer(k: Kind, f: &Facts, r: &Recompute) -> Vec<Entry> {
 
 /// What lies outside layers, whatever the policy: the final norm, the loss, and what depends on
 /// positions only.
-fn outside(k: Kind, x: &Sizes) -> Vec<usize> {
+fn outside(k: BlockKind, x: &Sizes) -> Vec<usize> {
     let whole = |what, reader, letters, per_token, over| {
         Entry { what, reader, letters, per_token, over }.bytes(x)
     };
@@ -292,7 +293,7 @@ fn sorted(mut bytes: Vec<usize>) -> Vec<usize> {
 
 /// Compares a plan with the tables, tensor by tensor. Every stage of a pipeline makes cosine and
 /// sine for itself.
-fn compare(what: &str, k: Kind, x: &Sizes, plan: &Plan, r: &Recompute) {
+fn compare(what: &str, k: BlockKind, x: &Sizes, plan: &Plan, r: &Recompute) {
     let (layers, rest) = saved(plan);
     assert_eq!(layers.len(), x.facts.layers, "{what}: layers");
     let want = sorted(layer(k, &x.facts, r).iter().map(|e| e.bytes(x)).collect());
@@ -326,7 +327,7 @@ fn a_layer_saves_what_its_gradients_read() {
                 (o.microbatch, o.global_batch) = (2, 2 * o.global_batch);
                 let (facts, plan) = planned(&fixture_config(name), &o);
                 let x = Sizes { rows: 2, seq: SEQ, facts, tp: o.axis("tp"), sp };
-                compare(&what, Kind::of(name), &x, &plan, &r);
+                compare(&what, BlockKind::of(name), &x, &plan, &r);
             }
         }
     }
@@ -339,7 +340,7 @@ fn cutting_the_backward_saves_nothing_more_in_forward() {
         let o = scheduled(asked(&[("pp", 2)], false, SEQ, 4, r.clone()), Named::ZbH1);
         let (facts, plan) = planned(&fixture_config("llama_deep"), &o);
         let x = Sizes { rows: 1, seq: SEQ, facts, tp: 1, sp: false };
-        compare(&format!("{r:?}"), Kind::LLAMA, &x, &plan, &r);
+        compare(&format!("{r:?}"), BlockKind::LLAMA, &x, &plan, &r);
     }
 }
 
@@ -351,7 +352,7 @@ fn llama_8b_saves_what_its_gradients_read() {
             let o = asked(&[("tp", tp)], sp, 4096, 1, r.clone());
             let (facts, plan) = planned(&llama("8b"), &o);
             let x = Sizes { rows: 1, seq: 4096, facts, tp, sp };
-            compare(&format!("8b tp={tp} sp={sp} {r:?}"), Kind::LLAMA, &x, &plan, &r);
+            compare(&format!("8b tp={tp} sp={sp} {r:?}"), BlockKind::LLAMA, &x, &plan, &r);
         }
     }
 }
@@ -374,7 +375,7 @@ fn full_recomputation_saves_one_tensor_per_layer() {
 
 /// What a layer with experts saves on a rank that has `tokens` tokens, in bytes, if nothing is made
 /// again. Buffers hold what may ever be needed: of a group of experts, all copies it could get.
-fn with_experts(k: Kind, x: &Sizes, groups: usize, normed: bool) -> Vec<usize> {
+fn with_experts(k: BlockKind, x: &Sizes, groups: usize, normed: bool) -> Vec<usize> {
     let (f, e) = (&x.facts, x.facts.experts.expect("experts"));
     let tokens = x.rows * x.seq;
     let dense = everything(k, f);
@@ -408,7 +409,7 @@ fn a_layer_of_experts_saves_what_its_gradients_read() {
             let o = Options { ep, etp: Some(1), ..asked(mesh, false, SEQ, 1, Recompute::None) };
             let (facts, plan) = planned(&fixture_config(name), &o);
             let x = Sizes { rows: 1, seq: SEQ, facts, tp: 1, sp: false };
-            let k = Kind { head_norms: name != "mixtral", ..Kind::LLAMA };
+            let k = BlockKind { head_norms: name != "mixtral", ..BlockKind::LLAMA };
             let (layers, _) = saved(&plan);
             assert_eq!(layers.len(), facts.layers);
             for (i, got) in layers {

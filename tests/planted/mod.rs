@@ -1,7 +1,7 @@
 //! Mistakes planted in plans: none that leaves other numbers is proved.
 
 mod lemmas;
-mod told;
+mod reported;
 mod types;
 
 use super::fixture::*;

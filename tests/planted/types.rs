@@ -142,8 +142,8 @@ fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
         AllToAll,
         AllToAllV,
         Permute,
-        Own,
-        Join,
+        ToVarying,
+        FromVarying,
         Piece
     );
     macro_rules! of_dim {
@@ -158,7 +158,17 @@ fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
             }
         };
     }
-    of_dim!(AllGather, ReduceScatter, Broadcast, Reduce, Slice, Place, Own, Join, Piece);
+    of_dim!(
+        AllGather,
+        ReduceScatter,
+        Broadcast,
+        Reduce,
+        Slice,
+        Place,
+        ToVarying,
+        FromVarying,
+        Piece
+    );
     match &o.op {
         Op::Permute(k) => {
             let mut k = k.clone();

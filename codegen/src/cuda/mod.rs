@@ -66,7 +66,7 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
             _meeting_alone => vec![],
         },
         Kernel::Rows(k) => rows::launches(k),
-        Kernel::Several(k) => rows::several(k),
+        Kernel::HorizontalFusion(k) => rows::several(k),
         Kernel::Literal { .. } => return None,
     })
 }

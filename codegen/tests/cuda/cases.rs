@@ -2,7 +2,7 @@
 
 use shardc_codegen::lower;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Joined, Name, Node, Port, Scope};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Scope};
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
@@ -65,7 +65,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
         outs: outs.into(),
         scope,
         note: None,
-        joined: Joined::No,
+        fused: FusedWithNext::No,
     });
     Some(f)
 }

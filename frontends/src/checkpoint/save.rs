@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, Form, Place, Staged};
+use shardc_ir::files::{self, FileFormat, Place, Staged};
 use shardc_ir::weights::Weight;
 use std::collections::BTreeMap;
 use std::fs;
@@ -191,7 +191,7 @@ fn elements(shape: &[usize]) -> Option<usize> {
 }
 
 /// A tensor as it is written: which of its group it is, its name, element type and bytes.
-struct Piece<'a> {
+struct StoredTensor<'a> {
     group: usize,
     /// Which of the names of its group.
     one: usize,
@@ -203,8 +203,8 @@ struct Piece<'a> {
 
 /// All tensors in files of at most `most` bytes, as `save_pretrained` of transformers deals them: in
 /// order, a file is closed by the tensor that no longer fits.
-fn deal<'a>(tensors: &'a [Tensor], how: &Saving, config: &Value) -> Vec<Vec<Piece<'a>>> {
-    let mut out: Vec<Vec<Piece>> = vec![vec![]];
+fn deal<'a>(tensors: &'a [Tensor], how: &Saving, config: &Value) -> Vec<Vec<StoredTensor<'a>>> {
+    let mut out: Vec<Vec<StoredTensor>> = vec![vec![]];
     let mut size = 0;
     for (group, t) in tensors.iter().enumerate() {
         for (one, name) in t.names.iter().enumerate() {
@@ -216,7 +216,7 @@ fn deal<'a>(tensors: &'a [Tensor], how: &Saving, config: &Value) -> Vec<Vec<Piec
                 size = 0;
             }
             size += bytes;
-            let piece = Piece { group, one, name, shape: t.shape, dtype, bytes };
+            let piece = StoredTensor { group, one, name, shape: t.shape, dtype, bytes };
             out.last_mut().expect("at least one").push(piece);
         }
     }
@@ -224,7 +224,7 @@ fn deal<'a>(tensors: &'a [Tensor], how: &Saving, config: &Value) -> Vec<Vec<Piec
 }
 
 /// The element type that most bytes have.
-fn most_have(all: &[Vec<Piece>]) -> Option<Dtype> {
+fn most_have(all: &[Vec<StoredTensor>]) -> Option<Dtype> {
     let mut sums: BTreeMap<Dtype, u64> = BTreeMap::new();
     all.iter().flatten().for_each(|p| *sums.entry(p.dtype).or_default() += p.bytes);
     sums.into_iter().max_by_key(|s| s.1).map(|s| s.0)
@@ -444,7 +444,7 @@ pub fn write_each(
 }
 
 /// What [`write_tensors`] writes. A model's file does not begin so.
-pub const DUMP: Form = Form { name: "dump", is: |begin| begins(begin, "dump") };
+pub const DUMP: FileFormat = FileFormat { name: "dump", is: |begin| begins(begin, "dump") };
 
 /// Writes a safetensors file of f32 tensors (name, shape, values row-major), in this order, beside
 /// `path` and then renamed.

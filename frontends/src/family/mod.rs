@@ -305,7 +305,7 @@ pub enum Activation {
 pub struct Linear {
     /// Module within attention or MLP.
     pub module: &'static str,
-    pub layout: Layout,
+    pub layout: WeightOrder,
     pub bias: Bias,
     /// The weight is a slice of a fused tensor: its name, after the tensor's. The slices of one
     /// module lie one after the other, in the order q, k, v.
@@ -314,7 +314,7 @@ pub struct Linear {
 
 /// Order of a weight's dims in the checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
+pub enum WeightOrder {
     /// `[out, in]`, as torch.nn.Linear.
     OutIn,
     /// `[in, out]`, as the Conv1D of GPT-2.
@@ -342,12 +342,12 @@ impl Activation {
 impl Linear {
     /// A torch.nn.Linear.
     pub const fn torch(module: &'static str, bias: Bias) -> Linear {
-        Linear { module, layout: Layout::OutIn, bias, part: None }
+        Linear { module, layout: WeightOrder::OutIn, bias, part: None }
     }
 
     /// A Conv1D with bias; `part` names its slice if it is fused.
     pub const fn conv1d(module: &'static str, part: Option<&'static str>) -> Linear {
-        Linear { module, layout: Layout::InOut, bias: Bias::Always, part }
+        Linear { module, layout: WeightOrder::InOut, bias: Bias::Always, part }
     }
 }
 

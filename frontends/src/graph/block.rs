@@ -1,6 +1,6 @@
 //! The two halves of a block: attention and MLP, each after a norm and beside a residual.
 
-use super::experts::{self, Experts, Told};
+use super::experts::{self, Experts, RouterStats};
 use super::parts::{self, Linear, Norm};
 use crate::Tokens;
 use crate::family::Activation;
@@ -165,10 +165,10 @@ fn latent(
 
 /// x + mlp(norm(x)), or the experts' in its place, again with the norm behind it; and what their
 /// router tells.
-pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, Told) {
+pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
     let h = parts::norm(b, &p.mlp_norm, cx.arch.eps, x, "bsh");
     let (y, told) = match &p.mlp {
-        Feed::Mlp(m) => (mlp(b, cx, m, h), Told::default()),
+        Feed::Mlp(m) => (mlp(b, cx, m, h), RouterStats::default()),
         Feed::Experts(e) => experts::experts(b, cx, e, h),
     };
     (residual(b, cx, p, p.norm_behind_mlp.as_ref(), [x, y]), told)

@@ -42,7 +42,7 @@ pub(super) struct Load {
 
 /// What the router of a layer tells of a microbatch, of what training asks for.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Told {
+pub(super) struct RouterStats {
     /// For the auxiliary loss.
     pub load: Option<Load>,
     /// For the z-loss: the sum over tokens.
@@ -52,7 +52,7 @@ pub(super) struct Told {
 }
 
 /// The mixture of a normed hidden state [b, s, h]; and what the router tells.
-pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value, Told) {
+pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value, RouterStats) {
     let facts = cx.arch.facts.experts.expect("a family with experts");
     let routing = &cx.arch.routing;
     b.enter(&p.scope);
@@ -176,9 +176,15 @@ fn in_groups(b: &mut Builder, x: Value, experts: usize, groups: Option<(usize, u
 }
 
 /// What training asks of a router's scores and choices.
-fn tell(b: &mut Builder, asks: &Routing, bias: Option<Value>, scores: Value, index: Value) -> Told {
+fn tell(
+    b: &mut Builder,
+    asks: &Routing,
+    bias: Option<Value>,
+    scores: Value,
+    index: Value,
+) -> RouterStats {
     let corrected = bias.filter(|_| asks.load);
-    let mut told = Told::default();
+    let mut told = RouterStats::default();
     if asks.aux.is_some() || corrected.is_some() {
         let experts = b.ty(scores).dims[2].size;
         let one = b.push("one", AtLeast { bound: 0.0 }, &[index]);
@@ -206,7 +212,7 @@ fn shares(b: &mut Builder, scores: Value) -> Value {
 }
 
 /// What the routers of all layers so far tell together, for the losses.
-pub(super) fn both(b: &mut Builder, x: Told, y: Told) -> Told {
+pub(super) fn both(b: &mut Builder, x: RouterStats, y: RouterStats) -> RouterStats {
     let mut sum = |name: &'static str, x: Option<Value>, y: Option<Value>| match (x, y) {
         (Some(x), Some(y)) => Some(b.push(name, Add::same(), &[x, y])),
         (x, y) => x.or(y),
@@ -215,7 +221,7 @@ pub(super) fn both(b: &mut Builder, x: Told, y: Told) -> Told {
     let score = sum("score", x.load.map(|l| l.score), y.load.map(|l| l.score));
     let z = sum("z_sum", x.z, y.z);
     let load = chosen.zip(score).map(|(chosen, score)| Load { chosen, score });
-    Told { load, z, chosen: None }
+    RouterStats { load, z, chosen: None }
 }
 
 /// The auxiliary loss of a microbatch, times its coefficient: experts · sum over experts of the

@@ -74,7 +74,7 @@ pub(crate) fn build(
     let mut sequence = vec![(x, 1)];
     let rotary = rotary(b, f, arch, positions);
     let (tokens, activation) = (&shape.tokens, f.mlp.activation);
-    let (mut told, mut counts) = (experts::Told::default(), vec![]);
+    let (mut told, mut counts) = (experts::RouterStats::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
         let cx = block::Cx { arch, rotary, positions, window, activation, tokens };
         x = block::attention(b, &cx, block, x);

@@ -1,6 +1,6 @@
 //! Norms and products with a weight, written with the ops of the IR.
 
-use crate::family::Layout;
+use crate::family::WeightOrder;
 use shardc_ir::attr::{Broadcast, RuleAttr, Sizes};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
@@ -21,7 +21,7 @@ pub(super) struct Norm {
 pub(super) struct Linear {
     pub weight: Value,
     pub bias: Option<Value>,
-    pub layout: Layout,
+    pub layout: WeightOrder,
     pub scope: String,
 }
 
@@ -96,8 +96,8 @@ pub(super) fn linear(
 ) -> Value {
     b.enter(&p.scope);
     let weight = match p.layout {
-        Layout::OutIn => format!("{to}{from}"),
-        Layout::InOut => format!("{from}{to}"),
+        WeightOrder::OutIn => format!("{to}{from}"),
+        WeightOrder::InOut => format!("{from}{to}"),
     };
     let y = b.push(hint, Dot::by(&format!("bs{from},{weight}->bs{to}"), &[3, 2]), &[x, p.weight]);
     match p.bias {

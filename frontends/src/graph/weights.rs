@@ -5,7 +5,7 @@ use super::block::{Block, Feed, Heads, Mlp};
 use super::experts::Experts;
 use super::parts::{Linear, Norm};
 use crate::config::Config;
-use crate::family::{self, Bias, Family, Layout, Positions};
+use crate::family::{self, Bias, Family, Positions, WeightOrder};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
@@ -177,8 +177,8 @@ impl Declare<'_, '_, '_> {
     ) -> Result<Linear> {
         let (scope, name) = self.enter(&format!("{within}.{}", l.module));
         let (shape, out_dim) = match l.layout {
-            Layout::OutIn => (vec![output, input], 0),
-            Layout::InOut => (vec![input, output], 1),
+            WeightOrder::OutIn => (vec![output, input], 0),
+            WeightOrder::InOut => (vec![input, output], 1),
         };
         let part = |dim: usize| {
             let (name, fused) = (l.part?, fused?);

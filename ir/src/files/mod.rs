@@ -9,7 +9,7 @@ mod place;
 mod write;
 
 pub use place::Place;
-pub use write::{Form, Staged, create, replace, sweep};
+pub use write::{FileFormat, Staged, create, replace, sweep};
 
 use crate::diag::{Diag, Exit, Result};
 use rustix::fs::OFlags;

@@ -178,14 +178,14 @@ impl Drop for Staged {
 }
 
 /// What kind of file a command writes.
-pub struct Form {
+pub struct FileFormat {
     /// As in: this is no *trace*.
     pub name: &'static str,
     /// Whether a file that begins so is one of them.
     pub is: fn(&[u8]) -> bool,
 }
 
-impl Form {
+impl FileFormat {
     /// Checks that a path can be given to [`replace`], so that a long job learns it at its start:
     /// nothing is there, or an empty file, or one of this kind.
     ///
@@ -217,10 +217,10 @@ impl Form {
 /// Writes a file of a kind beside its place, flushes it to disk, then renames it.
 ///
 /// # Errors
-/// Those of [`Form::check`] and of `write`; what was there is then unchanged.
+/// Those of [`FileFormat::check`] and of `write`; what was there is then unchanged.
 pub fn replace(
     path: &Path,
-    form: &Form,
+    form: &FileFormat,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
     let named = |d: Diag| Diag { place: Some(path.display().to_string()), ..d };

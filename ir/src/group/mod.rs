@@ -3,10 +3,10 @@
 
 mod space;
 
-pub use space::{Axes, Space, Work, folds, rule_of, work};
+pub use space::{Axes, FusionClass, IterationSpace, folds, rule_of, work};
 
 use crate::attr::Broadcast;
-use crate::func::{Func, Joined, Node, Port, Role, Value};
+use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
 use crate::ops::Op;
 use crate::rule::has_letter;
 use crate::types::DType;
@@ -52,18 +52,22 @@ pub fn accumulates(f: &Func, nodes: &[Node]) -> bool {
 /// that only the product's left operand has (its rows), those that only the right one has (its columns) and
 /// those that both have, a tensor has all or none: with some, these could not be one loop any more.
 /// `None` if the nodes are anything else, or write over an argument by its role.
-pub fn epilogue<'a>(f: &Func, mut nodes: impl Iterator<Item = &'a Node> + Clone) -> Option<Space> {
+pub fn epilogue<'a>(
+    f: &Func,
+    mut nodes: impl Iterator<Item = &'a Node> + Clone,
+) -> Option<IterationSpace> {
     let product = nodes.next()?;
     let Op::Dot(o) = &product.op else { return None };
     let (ins, outs) = (&o.rule.0.ins, &o.rule.0.outs);
     let of_numbers = |v: &Value| matches!(f.ty(*v).dtype, DType::F32 | DType::BF16);
-    let each =
-        |n: &Node| work(&n.op) == Some(Work::Each) && n.ins.iter().chain(&n.outs).all(of_numbers);
+    let each = |n: &Node| {
+        work(&n.op) == Some(FusionClass::Each) && n.ins.iter().chain(&n.outs).all(of_numbers)
+    };
     let works = nodes.clone().any(|n| !is_same(&n.op));
     if folds(&o.rule.0) || product.ins[0] == product.ins[1] || !works || !nodes.clone().all(each) {
         return None;
     }
-    let space = Space::of(f, nodes.clone())?;
+    let space = IterationSpace::of(f, nodes.clone())?;
     let mut made = nodes.flat_map(|n| &n.outs).chain(&product.outs);
     if !made.clone().all(|v| space.axes(*v) == Some(&space.rows)) {
         return None;
@@ -96,7 +100,7 @@ fn role(ports: &[Port], v: Value) -> Option<&Role> {
 }
 
 /// Kernels over rows that need nothing of each other, while they are found.
-pub struct Several<'a> {
+pub struct HorizontalFusion<'a> {
     f: &'a Func,
     /// By value: the one whose memory it is.
     root: Vec<Value>,
@@ -107,15 +111,15 @@ pub struct Several<'a> {
     read: HashSet<Value>,
 }
 
-impl<'a> Several<'a> {
-    pub fn of(f: &'a Func) -> Several<'a> {
+impl<'a> HorizontalFusion<'a> {
+    pub fn of(f: &'a Func) -> HorizontalFusion<'a> {
         let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
         let args: HashMap<&Role, Value> = f.args.iter().filter_map(of_role).collect();
         let old = |(role, v): (&Role, Value)| Some((v, *args.get(role)?));
         let root = f.roots();
         let replaced = f.results.iter().filter_map(of_role).filter_map(old);
         let over = replaced.map(|(v, a)| (root[v.0 as usize], a)).collect();
-        Several { f, root, over, written: HashSet::new(), read: HashSet::new() }
+        HorizontalFusion { f, root, over, written: HashSet::new(), read: HashSet::new() }
     }
 
     /// Adds a kernel, if it is over rows, reads nothing that the others write, be it over an argument, and
@@ -124,8 +128,8 @@ impl<'a> Several<'a> {
         let f = self.f;
         let nodes = &f.nodes[x.nodes.clone()];
         let over_rows = match nodes {
-            [n] => !n.op.def().is_view() && Space::of(f, nodes.iter()).is_some(),
-            _several => matches!(x.form(f), Some(Form::Rows(_))),
+            [n] => !n.op.def().is_view() && IterationSpace::of(f, nodes.iter()).is_some(),
+            _several => matches!(x.form(f), Some(KernelKind::Rows(_))),
         };
         let root = |v: &Value| self.root[v.0 as usize];
         let read: Vec<Value> = x.ins.iter().map(root).collect();
@@ -151,49 +155,52 @@ impl<'a> Several<'a> {
 
 /// What kernel a launch of several nodes is.
 #[derive(Clone, Debug)]
-pub enum Form {
-    Rows(Space),
+pub enum KernelKind {
+    Rows(IterationSpace),
     /// A product that is added to its last operand, over which the result lies.
     Sum,
     /// A product and element-wise work on its result.
-    Epilogue(Space),
+    Epilogue(IterationSpace),
     /// Kernels over rows, in any order or at the same time.
-    Several(Vec<Launch>),
+    HorizontalFusion(Vec<Launch>),
 }
 
 /// What launches of several nodes are, in words.
-pub const FORMS: &str = "joined nodes (&) are element-wise work and folds over the same rows, \
+pub const KERNEL_KINDS: &str = "joined nodes (&) are element-wise work and folds over the same rows, \
     a product and the sum it is added to, or a product and element-wise work on its result; kernels of one \
     launch (&&) are over rows, and none reads what another writes";
 
 impl Launch {
     /// What kernel it is, if its nodes are several; `None` if they are none.
-    pub fn form(&self, f: &Func) -> Option<Form> {
+    pub fn form(&self, f: &Func) -> Option<KernelKind> {
         let nodes = &f.nodes[self.nodes.clone()];
         if self.is_several(f) {
-            let (kernels, mut found) = (self.kernels(f), Several::of(f));
-            return kernels.iter().all(|x| found.add(x)).then_some(Form::Several(kernels));
+            let (kernels, mut found) = (self.kernels(f), HorizontalFusion::of(f));
+            return kernels
+                .iter()
+                .all(|x| found.add(x))
+                .then_some(KernelKind::HorizontalFusion(kernels));
         }
         let only = |v: Value| self.outs[..] == [v];
         if accumulates(f, nodes) && only(nodes[1].outs[0]) {
-            return Some(Form::Sum);
+            return Some(KernelKind::Sum);
         }
         if let Some(s) = epilogue(f, nodes.iter()) {
-            return (!self.outs.is_empty()).then_some(Form::Epilogue(s));
+            return (!self.outs.is_empty()).then_some(KernelKind::Epilogue(s));
         }
-        Space::of(f, nodes.iter()).map(Form::Rows)
+        IterationSpace::of(f, nodes.iter()).map(KernelKind::Rows)
     }
 
     /// True if it has several kernels.
     pub fn is_several(&self, f: &Func) -> bool {
         let but_last = self.nodes.start..self.nodes.end.saturating_sub(1);
-        f.nodes[but_last].iter().any(|n| n.joined == Joined::Launch)
+        f.nodes[but_last].iter().any(|n| n.fused == FusedWithNext::Launch)
     }
 
     /// Its kernels, each as if it were a launch by itself.
     pub fn kernels(&self, f: &Func) -> Vec<Launch> {
         let range = self.nodes.clone();
-        let last = |i: &usize| i + 1 == range.end || f.nodes[*i].joined == Joined::Launch;
+        let last = |i: &usize| i + 1 == range.end || f.nodes[*i].fused == FusedWithNext::Launch;
         let mut start = range.start;
         let mut one = |last: usize| {
             let nodes = start..last + 1;
@@ -221,7 +228,7 @@ impl Launch {
             return all;
         }
         let fits = |v: &Value| f.ty(*v).dims == f.ty(o).dims && f.ty(*v).dtype == f.ty(o).dtype;
-        let alike = |s: &Space, but: &[Value]| -> Values {
+        let alike = |s: &IterationSpace, but: &[Value]| -> Values {
             let own = self.ins.iter().filter(|v| s.axes(**v) == s.axes(o) && !but.contains(v));
             own.copied().collect()
         };
@@ -233,11 +240,11 @@ impl Launch {
                 alike.then_some(n.ins[j]).into_iter().collect()
             }
             _several => match self.form(f).expect("joined nodes are one kernel") {
-                Form::Sum => std::iter::once(nodes[1].ins[0]).collect(),
-                Form::Rows(s) => alike(&s, &[]),
+                KernelKind::Sum => std::iter::once(nodes[1].ins[0]).collect(),
+                KernelKind::Rows(s) => alike(&s, &[]),
                 // A product reads its operands again and again.
-                Form::Epilogue(s) => alike(&s, &nodes[0].ins),
-                Form::Several(_) => panic!("it is one kernel"),
+                KernelKind::Epilogue(s) => alike(&s, &nodes[0].ins),
+                KernelKind::HorizontalFusion(_) => panic!("it is one kernel"),
             },
         };
         all.retain(|v| fits(v));
@@ -247,7 +254,7 @@ impl Launch {
 
 /// True if the result is the operand, seen as another type with the same dims.
 pub fn is_same(op: &Op) -> bool {
-    matches!(op, Op::StopGradient(_) | Op::FanOut(_) | Op::Term(_))
+    matches!(op, Op::StopGradient(_) | Op::FanOut(_) | Op::ToPartial(_))
 }
 
 /// The launches of a function, in order.
@@ -261,7 +268,7 @@ pub fn launches(f: &Func) -> Vec<Launch> {
     let mut out = vec![];
     let mut start = 0;
     for (i, n) in f.nodes.iter().enumerate() {
-        if n.joined != Joined::No && i + 1 < f.nodes.len() {
+        if n.fused != FusedWithNext::No && i + 1 < f.nodes.len() {
             continue;
         }
         let nodes = start..i + 1;
@@ -276,8 +283,8 @@ pub fn launches(f: &Func) -> Vec<Launch> {
         let made = |v: &Value| group.iter().find(|n| n.outs.contains(v));
         for (j, n) in group.iter().enumerate() {
             // A kernel of one node writes all of its results.
-            let begins = j == 0 || group[j - 1].joined == Joined::Launch;
-            let alone = begins && (n.joined == Joined::Launch || j + 1 == group.len());
+            let begins = j == 0 || group[j - 1].fused == FusedWithNext::Launch;
+            let alone = begins && (n.fused == FusedWithNext::Launch || j + 1 == group.len());
             for &v in &n.outs {
                 // What looks like a value is where the value is.
                 let mut root = v;

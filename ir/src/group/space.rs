@@ -11,7 +11,7 @@ pub type Axes = SmallVec<[u8; 4]>;
 
 /// What a node does to the rows of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Work {
+pub enum FusionClass {
     /// Every element of the results from elements of the operands.
     Each,
     /// A fold over the letters missing on the right.
@@ -24,7 +24,7 @@ pub enum Work {
 
 /// The loops of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Space {
+pub struct IterationSpace {
     pub(super) axes: Vec<(Value, Axes)>,
     /// Loops over rows, and those over the elements of a row, outermost first.
     pub rows: Axes,
@@ -32,26 +32,32 @@ pub struct Space {
 }
 
 /// What the op does to rows; `None` if it is a kernel of its own.
-pub fn work(op: &Op) -> Option<Work> {
+pub fn work(op: &Op) -> Option<FusionClass> {
     match op {
         Op::Add(_) | Op::Sub(_) | Op::Mul(_) | Op::Div(_) | Op::Scale(_) | Op::Shift(_) => {
-            Some(Work::Each)
+            Some(FusionClass::Each)
         }
         Op::Exp(_) | Op::Log(_) | Op::Sqrt(_) | Op::Rsqrt(_) | Op::Tanh(_) | Op::Logistic(_) => {
-            Some(Work::Each)
+            Some(FusionClass::Each)
         }
         Op::Silu(_) | Op::Gelu(_) | Op::Sin(_) | Op::Cos(_) | Op::Clamp(_) | Op::AtLeast(_) => {
-            Some(Work::Each)
+            Some(FusionClass::Each)
         }
-        Op::Cast(_) | Op::Fill(_) | Op::Expand(_) | Op::MergeAttention(_) => Some(Work::Each),
-        Op::AdamW(_) | Op::Sgd(_) => Some(Work::Each),
-        Op::StopGradient(_) | Op::FanOut(_) | Op::Term(_) => Some(Work::Each),
+        Op::Cast(_) | Op::Fill(_) | Op::Expand(_) | Op::MergeAttention(_) => {
+            Some(FusionClass::Each)
+        }
+        Op::AdamW(_) | Op::Sgd(_) => Some(FusionClass::Each),
+        Op::StopGradient(_) | Op::FanOut(_) | Op::ToPartial(_) => Some(FusionClass::Each),
         Op::ReduceSum(o) => Some(folded(&o.rule.0)),
         Op::ReduceMax(o) => Some(folded(&o.rule.0)),
         Op::Dot(o) => folds(&o.rule.0).then(|| folded(&o.rule.0)),
-        Op::Take(o) => o.padding.zero().is_none().then_some(Work::Take),
-        Op::Put(o) => o.padding.zero().is_none().then_some(Work::Put),
-        Op::Literal(_) | Op::Reshape(_) | Op::Transpose(_) | Op::Own(_) | Op::Join(_) => None,
+        Op::Take(o) => o.padding.zero().is_none().then_some(FusionClass::Take),
+        Op::Put(o) => o.padding.zero().is_none().then_some(FusionClass::Put),
+        Op::Literal(_)
+        | Op::Reshape(_)
+        | Op::Transpose(_)
+        | Op::ToVarying(_)
+        | Op::FromVarying(_) => None,
         Op::Concat(_) | Op::Narrow(_) | Op::Widen(_) | Op::Rope(_) => None,
         Op::Attention(_) | Op::AttentionGrad(_) => None,
         Op::TopK(_) | Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::RowDots(_) => None,
@@ -63,9 +69,9 @@ pub fn work(op: &Op) -> Option<Work> {
 }
 
 /// A fold; over no letter it is element-wise.
-fn folded(rule: &Rule) -> Work {
+fn folded(rule: &Rule) -> FusionClass {
     let kept = rule.ins.iter().flatten().all(|g| rule.outs[0].contains(g));
-    if kept { Work::Each } else { Work::Fold }
+    if kept { FusionClass::Each } else { FusionClass::Fold }
 }
 
 /// True if a product is no matrix product: one operand brings no letter of its own to the result.
@@ -87,13 +93,16 @@ pub fn rule_of(f: &Func, n: &Node) -> Rule {
     n.op.def().rule(&ranks)
 }
 
-impl Space {
+impl IterationSpace {
     /// The loops of some nodes, in their order; `None` if they are no kernel over rows.
     ///
     /// All results have the loops of the largest, in its order, or those of its rows: the leading
     /// ones, over which alone a fold's result runs. What is read from outside may have any.
-    pub fn of<'a>(f: &Func, nodes: impl Iterator<Item = &'a Node> + Clone) -> Option<Space> {
-        let mut s = Space::default();
+    pub fn of<'a>(
+        f: &Func,
+        nodes: impl Iterator<Item = &'a Node> + Clone,
+    ) -> Option<IterationSpace> {
+        let mut s = IterationSpace::default();
         let mut same = Same::default();
         let alone = nodes.clone().count() == 1;
         for n in nodes.clone() {
@@ -116,8 +125,8 @@ impl Space {
             s.cols = loops.into_iter().filter(|a| !kept.contains(a)).collect();
             s.rows = kept;
             return match work(&n.op)? {
-                Work::Each | Work::Fold => Some(s),
-                Work::Take | Work::Put => None,
+                FusionClass::Each | FusionClass::Fold => Some(s),
+                FusionClass::Take | FusionClass::Put => None,
             };
         }
         if made.clone().any(|&v| !matches!(f.ty(v).dtype, DType::F32 | DType::BF16)) {
@@ -147,22 +156,22 @@ impl Space {
         let whole = |v| self.axes(v).is_some_and(|a| a.len() == self.rows.len() + self.cols.len());
         match work(&n.op) {
             None => false,
-            Some(Work::Each) => true,
+            Some(FusionClass::Each) => true,
             // A loop that no operand has would be folded too.
-            Some(Work::Fold) => {
+            Some(FusionClass::Fold) => {
                 let has = |v: &Value, a: &u8| self.axes(*v).is_some_and(|x| x.contains(a));
                 let over = |a: &u8| n.ins.iter().any(|v| has(v, a));
                 cols && is(n.outs[0], &self.rows) && self.cols.iter().all(over)
             }
             // A row is walked for an element of it only if it is walked anyway.
-            Some(Work::Take) => {
+            Some(FusionClass::Take) => {
                 self.cols.len() == 1
                     && is(n.ins[1], &self.rows)
                     && is(n.outs[0], &self.rows)
                     && whole(n.ins[0])
                     && nodes.any(|x| x.outs.contains(&n.ins[0]))
             }
-            Some(Work::Put) => {
+            Some(FusionClass::Put) => {
                 self.cols.len() == 1
                     && is(n.ins[0], &self.rows)
                     && is(n.ins[1], &self.rows)

@@ -214,8 +214,8 @@ ops! {
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
     fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
-    broadcast::Broadcast, reduce::Reduce, slice::Slice, place::Place, all_to_all::AllToAll, all_to_all_v::AllToAllV, permute::Permute, term::Term,
-    own::Own, join::Join, piece::Piece,
+    broadcast::Broadcast, reduce::Reduce, slice::Slice, place::Place, all_to_all::AllToAll, all_to_all_v::AllToAllV, permute::Permute, to_partial::ToPartial,
+    to_varying::ToVarying, from_varying::FromVarying, piece::Piece,
 }
 
 impl Op {

@@ -4,7 +4,7 @@ use super::*;
 
 op! {
     /// The piece of a dim of the rank `shift` places before, around the ring: what `permute` would
-    /// bring of `own` pieces, but no data moves, since all ranks have all of it. For indices
+    /// bring of `to_varying` pieces, but no data moves, since all ranks have all of it. For indices
     /// (positions of the tokens of a block); they have no gradient.
     Piece = "piece" (x) { axes: AtomSet, dim: usize, shift: usize }
     samples []
@@ -42,7 +42,7 @@ impl OpDef for Piece {
         let Some(d) = t.dims.get_mut(self.dim).filter(|d| d.atoms.is_empty()) else {
             return fan_out::wrong(mesh, self.axes, &format!("whole in dim {}", self.dim));
         };
-        d.size = own::even(mesh, self.axes, d.size)?;
+        d.size = to_varying::even(mesh, self.axes, d.size)?;
         t.replicated = t.replicated.minus(self.axes);
         t.varying = t.varying.union(self.axes);
         Ok(smallvec::smallvec![t])

@@ -1,6 +1,6 @@
 //! Checks that a schedule is complete: each action once, on the rank that holds its stage.
 
-use super::{Action, Kind, Schedule};
+use super::{Action, ActionKind, Schedule};
 use crate::diag::{Diag, Result};
 
 /// Most pairs of a stage and a microbatch.
@@ -78,9 +78,9 @@ pub(super) fn check(s: &Schedule) -> Result<()> {
     for (i, &has) in seen.iter().enumerate() {
         let lacks = match has {
             0b0011 | 0b1101 => continue,
-            0 => Kind::Forward,
-            0b0001 => Kind::Backward,
-            _ => Kind::Weight,
+            0 => ActionKind::Forward,
+            0b0001 => ActionKind::Backward,
+            _ => ActionKind::Weight,
         };
         let a = Action { kind: lacks, stage: i / m, microbatch: i % m };
         let rank = s.owner[a.stage];
@@ -90,12 +90,12 @@ pub(super) fn check(s: &Schedule) -> Result<()> {
     Ok(())
 }
 
-fn bit(k: Kind) -> u8 {
+fn bit(k: ActionKind) -> u8 {
     match k {
-        Kind::Forward => 0b0001,
-        Kind::Backward => 0b0010,
-        Kind::Input => 0b0100,
-        Kind::Weight => 0b1000,
+        ActionKind::Forward => 0b0001,
+        ActionKind::Backward => 0b0010,
+        ActionKind::Input => 0b0100,
+        ActionKind::Weight => 0b1000,
     }
 }
 
@@ -122,15 +122,17 @@ fn check_one(s: &Schedule, rank: usize, a: Action, seen: &mut [u8]) -> Result<()
             .help(format!("remove one {a} from rank {rank}")));
     }
     // What must have come before, and what excludes this action.
-    let (before, against): (Option<Kind>, &[Kind]) = match a.kind {
-        Kind::Forward => (None, &[]),
-        Kind::Backward => (Some(Kind::Forward), &[Kind::Input, Kind::Weight]),
-        Kind::Input => (Some(Kind::Forward), &[Kind::Backward]),
-        Kind::Weight => (Some(Kind::Input), &[Kind::Backward]),
+    let (before, against): (Option<ActionKind>, &[ActionKind]) = match a.kind {
+        ActionKind::Forward => (None, &[]),
+        ActionKind::Backward => {
+            (Some(ActionKind::Forward), &[ActionKind::Input, ActionKind::Weight])
+        }
+        ActionKind::Input => (Some(ActionKind::Forward), &[ActionKind::Backward]),
+        ActionKind::Weight => (Some(ActionKind::Input), &[ActionKind::Backward]),
     };
     if let Some(&k) = against.iter().find(|&&k| *has & bit(k) != 0) {
         return Err(problem(format!("rank {rank} has both {} and {a}", other(k)))
-            .help(format!("remove {a}, or write {} as I and W", other(Kind::Backward))));
+            .help(format!("remove {a}, or write {} as I and W", other(ActionKind::Backward))));
     }
     if let Some(k) = before.filter(|&k| *has & bit(k) == 0) {
         let b = other(k);

@@ -15,7 +15,7 @@
 use std::fmt::Write;
 
 use super::check::{MAX_PAIRS, MAX_RANKS, check_size};
-use super::{Action, Kind, Schedule};
+use super::{Action, ActionKind, Schedule};
 use crate::diag::{Diag, Result};
 
 /// Longest text that is read, in bytes.
@@ -141,10 +141,10 @@ fn read_action(cell: &str) -> Result<Action> {
     let digits = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
     let (kind, microbatch) = rest.split_at(digits);
     let kind = match kind {
-        "F" => Kind::Forward,
-        "B" => Kind::Backward,
-        "I" => Kind::Input,
-        "W" => Kind::Weight,
+        "F" => ActionKind::Forward,
+        "B" => ActionKind::Backward,
+        "I" => ActionKind::Input,
+        "W" => ActionKind::Weight,
         "SEND_F" | "RECV_F" | "SEND_B" | "RECV_B" => {
             return Err(derived(cell, "sends and receives follow from the stages"));
         }

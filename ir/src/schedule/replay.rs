@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use super::check::check;
-use super::{Action, Kind, Schedule};
+use super::{Action, ActionKind, Schedule};
 use crate::diag::{Diag, Result};
 
 /// How long each action takes, per stage, in any unit. A whole backward takes `input + weight`.
@@ -30,12 +30,12 @@ impl Times {
     }
 
     /// Time of one action.
-    pub fn of(&self, kind: Kind, stage: usize) -> f64 {
+    pub fn of(&self, kind: ActionKind, stage: usize) -> f64 {
         match kind {
-            Kind::Forward => self.forward[stage],
-            Kind::Backward => self.input[stage] + self.weight[stage],
-            Kind::Input => self.input[stage],
-            Kind::Weight => self.weight[stage],
+            ActionKind::Forward => self.forward[stage],
+            ActionKind::Backward => self.input[stage] + self.weight[stage],
+            ActionKind::Input => self.input[stage],
+            ActionKind::Weight => self.weight[stage],
         }
     }
 
@@ -102,16 +102,16 @@ pub fn replay(s: &Schedule, t: &Times) -> Result<Timeline> {
         ready.extend(run.ready(rank));
         // The one action elsewhere that may have waited for this one.
         let waiter = match a.kind {
-            Kind::Forward => a.stage.checked_add(1).filter(|&n| n < s.owner.len()),
-            Kind::Backward | Kind::Input => a.stage.checked_sub(1),
-            Kind::Weight => None,
+            ActionKind::Forward => a.stage.checked_add(1).filter(|&n| n < s.owner.len()),
+            ActionKind::Backward | ActionKind::Input => a.stage.checked_sub(1),
+            ActionKind::Weight => None,
         };
         let Some(stage) = waiter else { continue };
-        let (other, forward) = (s.owner[stage], a.kind == Kind::Forward);
+        let (other, forward) = (s.owner[stage], a.kind == ActionKind::Forward);
         let head = s.ranks[other].get(run.at[other]);
         let waits = head.is_some_and(|h| {
             let same = h.stage == stage && h.microbatch == a.microbatch;
-            same && h.kind != Kind::Weight && (h.kind == Kind::Forward) == forward
+            same && h.kind != ActionKind::Weight && (h.kind == ActionKind::Forward) == forward
         });
         if waits && other != rank {
             ready.extend(run.ready(other));
@@ -165,8 +165,8 @@ impl Run<'_> {
         let free = self.line.ranks[rank].last().map_or(0.0, |l| l.end);
         // F, I and W of one stage are on one rank in this order: `check` saw to that.
         let start = match (a.kind, a.stage) {
-            (Kind::Weight, _) | (Kind::Forward, 0) => free,
-            (Kind::Forward, s) => free.max(self.forward[self.id(s - 1, a.microbatch)]?),
+            (ActionKind::Weight, _) | (ActionKind::Forward, 0) => free,
+            (ActionKind::Forward, s) => free.max(self.forward[self.id(s - 1, a.microbatch)]?),
             (_, s) if s + 1 == self.s.owner.len() => free,
             (_, s) => free.max(self.backward[self.id(s + 1, a.microbatch)]?),
         };
@@ -179,9 +179,9 @@ impl Run<'_> {
         let end = start + self.t.of(action.kind, action.stage);
         let id = self.id(action.stage, action.microbatch);
         match action.kind {
-            Kind::Forward => self.forward[id] = Some(end),
-            Kind::Backward | Kind::Input => self.backward[id] = Some(end),
-            Kind::Weight => {}
+            ActionKind::Forward => self.forward[id] = Some(end),
+            ActionKind::Backward | ActionKind::Input => self.backward[id] = Some(end),
+            ActionKind::Weight => {}
         }
         self.line.order.push((rank, self.at[rank]));
         self.line.ranks[rank].push(Slot { action, start, end });
@@ -193,17 +193,17 @@ impl Run<'_> {
     fn waits_for(&self, rank: usize) -> (Action, Action) {
         let a = self.s.ranks[rank][self.at[rank]];
         let (kind, stage) = match a.kind {
-            Kind::Forward => (Kind::Forward, a.stage - 1),
+            ActionKind::Forward => (ActionKind::Forward, a.stage - 1),
             _ => (self.backward_of(a.stage + 1, a.microbatch), a.stage + 1),
         };
         (a, Action { kind, stage, microbatch: a.microbatch })
     }
 
     /// B or I, whichever the schedule has for this stage and microbatch.
-    fn backward_of(&self, stage: usize, microbatch: usize) -> Kind {
-        let b = Action { kind: Kind::Backward, stage, microbatch };
+    fn backward_of(&self, stage: usize, microbatch: usize) -> ActionKind {
+        let b = Action { kind: ActionKind::Backward, stage, microbatch };
         let whole = self.s.ranks[self.s.owner[stage]].contains(&b);
-        if whole { Kind::Backward } else { Kind::Input }
+        if whole { ActionKind::Backward } else { ActionKind::Input }
     }
 
     /// The circle of ranks that wait on each other, found from one that is stuck.

@@ -1,6 +1,6 @@
 //! What a replay tells: length, idle time, and how much each rank holds on to.
 
-use super::{Kind, Slot, Timeline};
+use super::{ActionKind, Slot, Timeline};
 
 /// What one microbatch in one stage keeps in memory from the start of its forward.
 ///
@@ -70,10 +70,12 @@ impl Timeline {
         for &Slot { action, start, end } in &self.ranks[rank] {
             let h = per_stage(action.stage);
             let (at, then) = match action.kind {
-                Kind::Forward => (start, now.saturating_add(h.input).saturating_add(h.weight)),
-                Kind::Backward => (end, now.saturating_sub(h.input).saturating_sub(h.weight)),
-                Kind::Input => (end, now.saturating_sub(h.input)),
-                Kind::Weight => (end, now.saturating_sub(h.weight)),
+                ActionKind::Forward => {
+                    (start, now.saturating_add(h.input).saturating_add(h.weight))
+                }
+                ActionKind::Backward => (end, now.saturating_sub(h.input).saturating_sub(h.weight)),
+                ActionKind::Input => (end, now.saturating_sub(h.input)),
+                ActionKind::Weight => (end, now.saturating_sub(h.weight)),
             };
             if then != now {
                 now = then;

@@ -10,7 +10,7 @@ use super::types::type_text;
 use crate::attr::{AttrCx, read_sub_axis};
 use crate::diag::Diag;
 use crate::func::{
-    Annotation, Func, Joined, Module, Name, Node, Port, Role, Scope, Value, ValueInfo,
+    Annotation, Func, FusedWithNext, Module, Name, Node, Port, Role, Scope, Value, ValueInfo,
 };
 use crate::mesh::{MAX_ATOMS, Mesh};
 use crate::ops::{DOCS, NAMES, Op, SAMPLES};
@@ -383,10 +383,10 @@ impl<'t> Parser<'t> {
         if self.c.peek() == Some(b',') {
             return Err(wrong_number(self.c.at, "more"));
         }
-        let joined = match () {
-            () if self.c.eat("&&") => Joined::Launch,
-            () if self.c.eat("&") => Joined::Kernel,
-            () => Joined::No,
+        let fused = match () {
+            () if self.c.eat("&&") => FusedWithNext::Launch,
+            () if self.c.eat("&") => FusedWithNext::Kernel,
+            () => FusedWithNext::No,
         };
         self.c.spaces();
         let note = self.note();
@@ -394,7 +394,7 @@ impl<'t> Parser<'t> {
             let f = self.c.needs("the end of the line");
             return Err(f.help("put each op on a line of its own"));
         }
-        f.nodes.push(Node { op, ins, outs, scope, note, joined });
+        f.nodes.push(Node { op, ins, outs, scope, note, fused });
         Ok(())
     }
 

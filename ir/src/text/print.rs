@@ -4,7 +4,7 @@
 use super::fold;
 use super::marks::Marks;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
-use crate::func::{Func, Joined, Module, Node, Port, RoleKind, Scope, Value};
+use crate::func::{Func, FusedWithNext, Module, Node, Port, RoleKind, Scope, Value};
 use crate::mesh::Mesh;
 use crate::source::Source;
 use std::fmt::Write as _;
@@ -234,10 +234,10 @@ impl Printer<'_> {
             self.out.push_str("  ");
             let name = |v, out: &mut String| out.push_str(names.get(v));
             write_node(self.mesh, f, n, name, &mut self.out, |_| (), &self.marks);
-            self.out.push_str(match n.joined {
-                Joined::No => "",
-                Joined::Kernel => " &",
-                Joined::Launch => " &&",
+            self.out.push_str(match n.fused {
+                FusedWithNext::No => "",
+                FusedWithNext::Kernel => " &",
+                FusedWithNext::Launch => " &&",
             });
             if let Some(note) = n.note.as_deref().filter(|n| !n.is_empty()) {
                 self.out.push_str("  // ");

@@ -4,7 +4,7 @@ use crate::{apply, close, results, run, with_args};
 use shardc_ir::builder::Builder;
 use shardc_ir::interp::{self, Precision, scatter};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::{Join, MergeAttention, Op, Own, Permute, Piece, Slice};
+use shardc_ir::ops::{FromVarying, MergeAttention, Op, Permute, Piece, Slice, ToVarying};
 use shardc_ir::samples::Sample;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::{AtomList, DType, Type};
@@ -35,7 +35,7 @@ fn own_and_join_undo_each_other_and_are_each_others_gradients() {
         let whole = split(&Type::f32(&[3, 24]), 1, axes);
         let (mut f, args) = with_args(std::slice::from_ref(&whole));
         let mut b = Builder::new(&mesh, &mut f);
-        let (own, join) = (Own { axes, dim: 1 }, Join { axes, dim: 1 });
+        let (own, join) = (ToVarying { axes, dim: 1 }, FromVarying { axes, dim: 1 });
         let own_value = b.push("own", own, &args);
         let joined = b.push("joined", join, &[own_value]);
         let mut want = Type::f32(&[3, 24 / mesh.ways(axes)]);
@@ -65,7 +65,7 @@ fn a_piece_is_what_a_permute_would_bring() {
             let mut b = Builder::new(&mesh, &mut f);
             let piece = b.push("piece", Piece { axes, dim: 0, shift }, &args);
             let sliced = b.push("slice", Slice { axes, dim: 0 }, &args);
-            let own = b.push("own", Own { axes, dim: 0 }, &[sliced]);
+            let own = b.push("own", ToVarying { axes, dim: 0 }, &[sliced]);
             let moved = b.push("moved", Permute { axes, shift }, &[own]);
             assert_eq!(b.ty(piece), b.ty(moved));
             results(&mut f, &[piece, moved]);
@@ -86,7 +86,7 @@ fn operands_in_the_wrong_state_are_refused() {
     replicated.replicated = axes;
     let mut varying = plain.clone();
     varying.varying = axes;
-    let (own, join) = (Own { axes, dim: 0 }, Join { axes, dim: 0 });
+    let (own, join) = (ToVarying { axes, dim: 0 }, FromVarying { axes, dim: 0 });
     let piece = Piece { axes, dim: 0, shift: 1 };
     let minor = split(&plain, 0, other.union(axes));
     let uneven = |n: usize| Type::new(DType::I32, &[n, 4]);

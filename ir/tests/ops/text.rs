@@ -19,9 +19,9 @@ pub const RANKED: &[&str] = &[
     "permute",
     "broadcast",
     "reduce",
-    "term",
-    "own",
-    "join",
+    "to_partial",
+    "to_varying",
+    "from_varying",
     "piece",
 ];
 

@@ -155,7 +155,14 @@ fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> F
             values.push(v);
         }
         let note = (d.roll(3) == 0).then(|| note[d.roll(note.len())].into());
-        f.nodes.push(Node { op, ins: ins.into(), outs: values, scope, note, joined: Joined::No });
+        f.nodes.push(Node {
+            op,
+            ins: ins.into(),
+            outs: values,
+            scope,
+            note,
+            fused: FusedWithNext::No,
+        });
     }
     for i in 0..f.values.len() {
         if d.roll(3) == 0 {

@@ -7,7 +7,7 @@
 //! Reverse mode over the typed program: the gradient of each op comes from its own file, typed by the
 //! same rules, so f becomes g, a gather a scatter, and a weight's gradient a pending sum.
 
-use crate::shard::partition::{Preparation, active};
+use crate::shard::partition::{ParamLayout, active};
 use crate::stages::Stages;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
@@ -42,7 +42,7 @@ pub fn differentiate(
     f: Func,
     frozen: &dyn Fn(&str) -> bool,
     stages: &Stages,
-    params: &[Preparation],
+    params: &[ParamLayout],
     grad_dtype: DType,
 ) -> Joint {
     let (forward, known) = (f.nodes.len(), f.values.len());
@@ -59,7 +59,7 @@ pub fn differentiate(
     };
     r.seed();
     let complete = first_uses(&r.f, &r.on, stages);
-    let prepared: HashMap<&str, &Preparation> =
+    let prepared: HashMap<&str, &ParamLayout> =
         params.iter().map(|p| (&*p.param.name, p)).collect();
     let mut grads: Vec<(usize, Port)> = vec![];
     for (i, complete) in complete.iter().enumerate().rev() {
@@ -210,7 +210,7 @@ impl Reverse<'_> {
         &mut self,
         arg: usize,
         node: usize,
-        prepared: &HashMap<&str, &Preparation>,
+        prepared: &HashMap<&str, &ParamLayout>,
     ) -> Option<Port> {
         let Port { value: x, role } = self.f.args[arg].clone();
         let stage = self.stages.of(self.f.nodes[node].scope);
@@ -228,11 +228,11 @@ impl Reverse<'_> {
 
 /// Parameters that are gathered where they are used and whose gradient is reduced at step scope: by
 /// what is gathered, the argument. The gradient of the one is kept as that of the other.
-fn gathered(f: &Func, params: &[Preparation]) -> HashMap<Value, Value> {
+fn gathered(f: &Func, params: &[ParamLayout]) -> HashMap<Value, Value> {
     // By value: the argument it is made of, and how many of its parameter's steps are done.
-    let mut on_the_way: HashMap<Value, (Value, usize, &Preparation)> = HashMap::new();
+    let mut on_the_way: HashMap<Value, (Value, usize, &ParamLayout)> = HashMap::new();
     let late = params.iter().filter(|p| p.prepared < p.mirrored);
-    let late: HashMap<&str, &Preparation> = late.map(|p| (&*p.param.name, p)).collect();
+    let late: HashMap<&str, &ParamLayout> = late.map(|p| (&*p.param.name, p)).collect();
     for a in &f.args {
         let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Ready);
         if let Some(p) = role.and_then(|r| late.get(&*r.name)) {
@@ -267,7 +267,7 @@ fn convert(b: &mut Builder, v: Value, to: DType) -> Value {
 }
 
 /// The mirror of those steps of a parameter that are done at step scope and mirrored in backward.
-fn mirror_early(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
+fn mirror_early(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
     let all: Vec<&Type> = std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
     for i in (p.mirrored..p.prepared).rev() {
         // Only the types of the primal values are asked for: nothing reads them here.

@@ -16,7 +16,7 @@
 use super::differentiate::{Joint, only_weights};
 use super::recompute::{Program, Recompute, recomputed};
 use crate::stages::{Stages, weighted};
-use shardc_ir::func::{Func, Joined, Name, Node, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Op};
 use shardc_ir::schedule::Schedule;
@@ -337,8 +337,14 @@ impl Split<'_> {
             self.map[o.0 as usize] = (Some(home), new);
             outs.push(new);
         }
-        let node =
-            Node { op: n.op.clone(), ins, outs, scope, note: n.note.clone(), joined: Joined::No };
+        let node = Node {
+            op: n.op.clone(),
+            ins,
+            outs,
+            scope,
+            note: n.note.clone(),
+            fused: FusedWithNext::No,
+        };
         self.func(home).nodes.push(node);
     }
 
@@ -394,7 +400,7 @@ pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
         outs: SmallVec::from_slice(&[sum]),
         scope,
         note: None,
-        joined: Joined::No,
+        fused: FusedWithNext::No,
     });
     f.results.push(Port { value: sum, role: Some(role) });
 }

@@ -1,11 +1,11 @@
 //! Where every frame lies in the arena, from which instruction to which.
 
-use super::layout::{Bound, Layout};
-use super::lifetimes::Kind;
-use super::pieces::{Piece, most_alive, offsets, padded};
+use super::layout::{Bound, Frames};
+use super::lifetimes::Lifetime;
+use super::pieces::{LiveRange, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::Module;
-use shardc_ir::plan::{Class, Instr, Span};
+use shardc_ir::plan::{Instr, MemoryClass, Span};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// What is known of a whole arena.
@@ -19,9 +19,9 @@ pub(super) struct Found {
 }
 
 /// Bytes by class.
-type ByClass = Vec<(Class, usize)>;
+type ByClass = Vec<(MemoryClass, usize)>;
 /// Values with their class and bytes.
-type Live = Vec<(String, Class, usize)>;
+type Live = Vec<(String, MemoryClass, usize)>;
 
 /// A frame in use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -46,7 +46,7 @@ struct Block {
 const LISTED: usize = 10;
 
 /// Fills in the offsets of both lists.
-pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<Instr>, Found) {
+pub(super) fn arena(m: &Module, l: &Frames, lists: Lists) -> (Vec<Instr>, Vec<Instr>, Found) {
     let Lists { mut step, mut evaluation } = lists;
     let base = padded(l.whole);
     let mut blocks = [blocks(l, &step), blocks(l, &evaluation)];
@@ -69,7 +69,7 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
     let list = if at.is_some_and(|a| a.0 == 1) { &evaluation } else { &step };
     let (at_peak, live_at_peak) = account(m, l, list, &alive, bytes);
     let live_bytes = live(l, &step, &blocks[0]);
-    let mut whole: BTreeMap<Class, usize> = BTreeMap::new();
+    let mut whole: BTreeMap<MemoryClass, usize> = BTreeMap::new();
     for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *whole.entry(o.class).or_default() += o.bytes;
     }
@@ -79,23 +79,23 @@ pub(super) fn arena(m: &Module, l: &Layout, lists: Lists) -> (Vec<Instr>, Vec<In
     (step, evaluation, found)
 }
 
-fn span(l: &Layout, b: &Block) -> Span {
+fn span(l: &Frames, b: &Block) -> Span {
     let class = match b.frame {
         Frame::Shared(f, _) => l.objects[l.shared[f].1[0]].class,
-        Frame::Own(..) => Class::Temporary,
+        Frame::Own(..) => MemoryClass::Temporary,
     };
     let (first, last) = (b.birth / l.turn, b.death / l.turn);
     Span { first, last, offset: b.offset, bytes: b.bytes, class }
 }
 
 /// A shared frame as a call of a microbatch knows it.
-fn shared(l: &Layout, f: usize, microbatch: Option<usize>) -> Frame {
-    let micro = l.objects[l.shared[f].1[0]].kind == Kind::Micro;
+fn shared(l: &Frames, f: usize, microbatch: Option<usize>) -> Frame {
+    let micro = l.objects[l.shared[f].1[0]].kind == Lifetime::Micro;
     Frame::Shared(f, microbatch.filter(|_| micro))
 }
 
 /// The frames of a list and the moments between which they are in use.
-fn blocks(l: &Layout, list: &[Instr]) -> Vec<Block> {
+fn blocks(l: &Frames, list: &[Instr]) -> Vec<Block> {
     let mut at: HashMap<Frame, usize> = HashMap::new();
     let mut out: Vec<Block> = vec![];
     let mut offers: BTreeMap<usize, VecDeque<Frame>> = BTreeMap::new();
@@ -145,8 +145,8 @@ const GAPS: usize = 1000;
 
 /// Gives blocks their offsets, above `base`. There is no search for better ones if they end at `enough`.
 fn place(blocks: &mut [Block], base: usize, enough: usize) {
-    let piece = |b: &Block| Piece { bytes: b.bytes, birth: b.birth, death: b.death };
-    let pieces: Vec<Piece> = blocks.iter().map(piece).collect();
+    let piece = |b: &Block| LiveRange { bytes: b.bytes, birth: b.birth, death: b.death };
+    let pieces: Vec<LiveRange> = blocks.iter().map(piece).collect();
     let most = most_alive(&pieces);
     let enough = enough.saturating_sub(base).max(most + (base + most) / GAPS);
     let (offsets, _) = offsets(&pieces, enough, WORK);
@@ -154,7 +154,7 @@ fn place(blocks: &mut [Block], base: usize, enough: usize) {
 }
 
 /// Writes the offsets into the instructions.
-fn bind(l: &Layout, list: &mut [Instr], blocks: &[Block]) {
+fn bind(l: &Frames, list: &mut [Instr], blocks: &[Block]) {
     let at: HashMap<Frame, usize> = blocks.iter().map(|b| (b.frame, b.offset)).collect();
     for (i, instr) in list.iter_mut().enumerate() {
         match instr {
@@ -185,13 +185,13 @@ fn bind(l: &Layout, list: &mut [Instr], blocks: &[Block]) {
 /// fit, count as temporary.
 fn account(
     m: &Module,
-    l: &Layout,
+    l: &Frames,
     list: &[Instr],
     alive: &[&Block],
     peak: usize,
 ) -> (ByClass, Live) {
-    let mut by: BTreeMap<Class, usize> = BTreeMap::new();
-    let mut live: Vec<(String, Class, usize)> = vec![];
+    let mut by: BTreeMap<MemoryClass, usize> = BTreeMap::new();
+    let mut live: Vec<(String, MemoryClass, usize)> = vec![];
     let name = |f: usize, v| m.funcs[f].name(v).to_string();
     for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *by.entry(o.class).or_default() += o.bytes;
@@ -218,14 +218,14 @@ fn account(
         }
     }
     let used: usize = by.values().sum();
-    *by.entry(Class::Temporary).or_default() += peak.saturating_sub(used);
+    *by.entry(MemoryClass::Temporary).or_default() += peak.saturating_sub(used);
     live.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
     live.truncate(LISTED);
     (by.into_iter().collect(), live)
 }
 
 /// The most bytes alive at once in a step.
-fn live(l: &Layout, list: &[Instr], blocks: &[Block]) -> usize {
+fn live(l: &Frames, list: &[Instr], blocks: &[Block]) -> usize {
     let whole: usize = l.objects.iter().filter(|o| !o.kind.is_framed()).map(|o| o.bytes).sum();
     // Frames in use, in order of their first and of their last instruction.
     let bytes = |f: usize| l.shared[f].1.iter().map(|&o| l.objects[o].bytes).sum::<usize>();

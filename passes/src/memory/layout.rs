@@ -1,10 +1,10 @@
 //! What is in the frames of every function, and where in them.
 
-use super::lifetimes::{Buffer, Kind, Lifetimes, NONE, Object};
-use super::pieces::{Piece, most_alive, offsets, padded};
+use super::lifetimes::{Buffer, Lifetime, Lifetimes, NONE, Object};
+use super::pieces::{LiveRange, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Module, Node, Value};
-use shardc_ir::plan::{Class, Place};
+use shardc_ir::plan::{MemoryClass, Place};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Frame of what lives through a step, and of what one call needs for itself, in every function.
@@ -15,7 +15,7 @@ pub(super) const SCRATCH: u32 = 1;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scratch {
     /// The frame that is there for the whole call, and those for some of its nodes.
-    pub parts: Vec<Part>,
+    pub parts: Vec<CallFrame>,
     /// The most bytes alive at once, with what the call itself makes for others and what it is the
     /// last to use.
     pub busiest: usize,
@@ -23,18 +23,18 @@ pub(super) struct Scratch {
 
 /// A frame of what a call needs for itself.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Part {
+pub(super) struct CallFrame {
     pub bytes: usize,
     /// The nodes between which it is needed.
     pub within: (usize, usize),
     /// At the node with the highest place: bytes by class, and values.
-    pub at_peak: BTreeMap<Class, usize>,
-    pub live: Vec<(Value, Class, usize)>,
+    pub at_peak: BTreeMap<MemoryClass, usize>,
+    pub live: Vec<(Value, MemoryClass, usize)>,
 }
 
 /// The frames of a rank of the pipeline.
 #[derive(Debug, Default)]
-pub(super) struct Layout {
+pub(super) struct Frames {
     pub places: Vec<Vec<Place>>,
     pub workspaces: Vec<Vec<Place>>,
     /// Sizes, by function and number of the frame in it.
@@ -70,7 +70,7 @@ pub(super) enum Bound {
 
 /// What the values of a frame have in common: kind, who makes them, layer, who uses them, whether
 /// they are sent, and a number for what is received.
-type Group = (Kind, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
+type Group = (Lifetime, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
 
 /// How frames are laid out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -90,10 +90,10 @@ pub(super) fn layout(
     funcs: &[usize],
     lists: &Lists,
     way: Way,
-) -> Layout {
+) -> Frames {
     let mut l = Lifetimes::of(m, microbatches, funcs, lists);
     let n = m.funcs.len();
-    let mut out = Layout {
+    let mut out = Frames {
         places: vec![vec![]; n],
         workspaces: vec![vec![]; n],
         frames: vec![vec![]; n],
@@ -101,7 +101,7 @@ pub(super) fn layout(
         scratch: vec![Scratch::default(); n],
         counted: vec![BTreeSet::new(); n],
         turn: m.funcs.iter().map(|f| f.nodes.len()).max().unwrap_or(0) + 2,
-        ..Layout::default()
+        ..Frames::default()
     };
     share(&mut l, way == Way::Values, &mut out);
     for &f in funcs {
@@ -113,7 +113,7 @@ pub(super) fn layout(
 }
 
 /// Offsets of what lives through a step, and the frames that objects share.
-fn share(l: &mut Lifetimes, apart: bool, out: &mut Layout) {
+fn share(l: &mut Lifetimes, apart: bool, out: &mut Frames) {
     // What one layer makes, used by the same functions and sent or not, is one frame: so frames
     // of like layers have one size, and one fits where another was.
     let mut groups: BTreeMap<Group, usize> = BTreeMap::new();
@@ -126,14 +126,14 @@ fn share(l: &mut Lifetimes, apart: bool, out: &mut Layout) {
         }
         // What is received for one function alone is a buffer of the transfer.
         let received = l.makers[o].is_none() && l.users[o].len() == 1;
-        if l.objects[o].kind == Kind::Micro && (received || !kept) {
-            l.objects[o].class = Class::CollectiveBuffer;
+        if l.objects[o].kind == Lifetime::Micro && (received || !kept) {
+            l.objects[o].class = MemoryClass::CollectiveBuffer;
         }
         let users: Vec<usize> = l.users[o].iter().copied().collect();
         let (f, v) = l.objects[o].name;
         let layer = l.m.funcs[f].name(v).layer;
         let kind = l.objects[o].kind;
-        let together = kind == Kind::Micro && l.makers[o].is_some() && !apart;
+        let together = kind == Lifetime::Micro && l.makers[o].is_some() && !apart;
         let alone = if together { 0 } else { o };
         let key = (kind, l.makers[o], layer, users, l.offered[o], alone);
         let frame = *groups.entry(key).or_insert_with(|| {
@@ -148,7 +148,7 @@ fn share(l: &mut Lifetimes, apart: bool, out: &mut Layout) {
 }
 
 /// Where the values of a function lie, and its frames.
-fn function(l: &mut Lifetimes, f: usize, out: &mut Layout) {
+fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
     let func = &l.m.funcs[f];
     let parts = &out.scratch[f].parts;
     let mut frames = vec![out.whole, parts[0].bytes];
@@ -188,12 +188,12 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Layout) {
         let (o, value) = (&l.objects[i], Value(v as u32));
         let bytes = l.bytes(f, value);
         *place = match o.kind {
-            Kind::Whole => Place { frame: WHOLE, offset: o.offset, bytes },
-            Kind::Input => {
+            Lifetime::Whole => Place { frame: WHOLE, offset: o.offset, bytes },
+            Lifetime::Input => {
                 let frame = number(Bound::Input(i, b.bytes), b.bytes);
                 Place { frame, offset: 0, bytes: bytes.min(o.bytes) }
             }
-            Kind::Micro | Kind::Part => {
+            Lifetime::Micro | Lifetime::Part => {
                 out.frame_of.insert((f, value), o.frame);
                 let frame = number(Bound::Shared(o.frame), out.shared[o.frame].0);
                 Place { frame, offset: o.offset, bytes }
@@ -204,7 +204,7 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Layout) {
 }
 
 /// Places of what only this call needs.
-fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Layout) {
+fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Frames) {
     let busiest = busiest(l, f, out);
     let is_scratch = |b: &Buffer| b.into.is_none() && b.object.is_none() && b.bytes > 0;
     let mut order: Vec<usize> =
@@ -219,16 +219,16 @@ fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Layout) {
     for (number, members) in members.iter().enumerate() {
         let piece = |&b: &usize| {
             let Buffer { bytes, birth, death, .. } = l.buffers[f][b];
-            Piece { bytes, birth, death }
+            LiveRange { bytes, birth, death }
         };
-        let pieces: Vec<Piece> = members.iter().map(piece).collect();
+        let pieces: Vec<LiveRange> = members.iter().map(piece).collect();
         let enough = most_alive(&pieces) / 100 * (100 + SLACK);
         let (offsets, bytes) = offsets(&pieces, enough, WORK);
         let highest = pieces.iter().zip(&offsets).find(|(p, o)| *o + p.bytes == bytes);
         let at = highest.map_or(0, |(p, _)| p.birth);
-        let mut part = Part { bytes, within: (0, out.turn - 1), ..Part::default() };
+        let mut part = CallFrame { bytes, within: (0, out.turn - 1), ..CallFrame::default() };
         if number > 0 {
-            let [births, deaths] = [|p: &Piece| p.birth, |p: &Piece| p.death];
+            let [births, deaths] = [|p: &LiveRange| p.birth, |p: &LiveRange| p.death];
             let first = pieces.iter().map(births).min().expect("a part has members");
             part.within = (first, pieces.iter().map(deaths).max().expect("as above"));
         }
@@ -247,7 +247,7 @@ fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Layout) {
 
 /// The most bytes of a function's buffers that are alive at once, but for what lives through the step
 /// and what others have made that lives on. Notes the nodes between which each frame is needed.
-fn busiest(l: &Lifetimes, f: usize, out: &mut Layout) -> usize {
+fn busiest(l: &Lifetimes, f: usize, out: &mut Frames) -> usize {
     let end = l.m.funcs[f].nodes.len() + 1;
     // Bytes that begin to live (or end, negative) at each node.
     let mut change = vec![0i64; end + 2];

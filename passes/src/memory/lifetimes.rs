@@ -5,16 +5,16 @@ use crate::step::instructions::Lists;
 use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::plan::{Class, Instr};
+use shardc_ir::plan::{Instr, MemoryClass};
 use shardc_ir::types::DType;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A value that outlives a call.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
-    pub kind: Kind,
+    pub kind: Lifetime,
     pub bytes: usize,
-    pub class: Class,
+    pub class: MemoryClass,
     /// A function and the value's name there.
     pub name: (usize, Value),
     /// Offset in its frame; in the arena, if it lives through a step.
@@ -24,7 +24,7 @@ pub(super) struct Object {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Kind {
+pub(super) enum Lifetime {
     /// Lives through a step.
     Whole,
     /// A step's data, one microbatch after the other.
@@ -35,10 +35,10 @@ pub(super) enum Kind {
     Part,
 }
 
-impl Kind {
+impl Lifetime {
     /// True if it lies in a frame with others like it.
     pub fn is_framed(self) -> bool {
-        matches!(self, Kind::Micro | Kind::Part)
+        matches!(self, Lifetime::Micro | Lifetime::Part)
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Buffer {
     pub bytes: usize,
     pub birth: usize,
     pub death: usize,
-    pub class: Class,
+    pub class: MemoryClass,
     pub name: Value,
     pub object: Option<usize>,
     /// Without an object: the part of what the call needs for itself in which it lies, and where.
@@ -193,7 +193,7 @@ impl<'a> Lifetimes<'a> {
         if b == NONE { NONE } else { self.find(f, b) }
     }
 
-    fn buffer(&mut self, f: usize, v: Value, birth: usize, class: Class) -> usize {
+    fn buffer(&mut self, f: usize, v: Value, birth: usize, class: MemoryClass) -> usize {
         let bytes = self.bytes(f, v);
         let (death, name) = (birth, v);
         let (object, into, part, offset) = (None, None, 0, 0);
@@ -205,18 +205,18 @@ impl<'a> Lifetimes<'a> {
     fn object(&mut self, f: usize, v: Value, role: &'a Role, maker: Option<usize>) -> usize {
         let ty = self.m.funcs[f].ty(v);
         let kind = match role.kind {
-            RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Kind::Micro,
-            RoleKind::Input if ty.rank() > 1 => Kind::Input,
-            RoleKind::Grad if !self.summed.contains(role) => Kind::Part,
-            _lasting => Kind::Whole,
+            RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Lifetime::Micro,
+            RoleKind::Input if ty.rank() > 1 => Lifetime::Input,
+            RoleKind::Grad if !self.summed.contains(role) => Lifetime::Part,
+            _lasting => Lifetime::Whole,
         };
         let class = match role.kind {
             // A master copy is the optimizer's, and the weight is its cast.
             RoleKind::Param if ty.dtype == DType::F32 && self.cast.contains(&*role.name) => {
-                Class::Optimizer
+                MemoryClass::Optimizer
             }
-            RoleKind::Ready if ty.dtype != DType::F32 => Class::Weights,
-            kind => Class::of(kind),
+            RoleKind::Ready if ty.dtype != DType::F32 => MemoryClass::Weights,
+            kind => MemoryClass::of(kind),
         };
         let bytes = self.bytes(f, v);
         self.objects.push(Object { kind, bytes, class, name: (f, v), offset: 0, frame: NONE });
@@ -245,14 +245,14 @@ impl<'a> Lifetimes<'a> {
         self.of[f] = vec![NONE; func.values.len()];
         let mut own: HashMap<&Role, usize> = HashMap::new();
         for a in &func.args {
-            let b = self.buffer(f, a.value, 0, Class::Input);
+            let b = self.buffer(f, a.value, 0, MemoryClass::Input);
             self.of[f][a.value.0 as usize] = b;
             let Some(role) = &a.role else { continue };
             let o = match self.by_role.get(role) {
                 Some(&o) => o,
                 None => self.object(f, a.value, role, None),
             };
-            if self.objects[o].kind == Kind::Input {
+            if self.objects[o].kind == Lifetime::Input {
                 let parts = if self.looped.contains(&f) { self.microbatches } else { 1 };
                 let all = self.bytes(f, a.value) * parts;
                 self.objects[o].bytes = self.objects[o].bytes.max(all);
@@ -280,9 +280,9 @@ impl<'a> Lifetimes<'a> {
                     true => self.root_if_any(f, n.ins[0]),
                     false if !x.outs.contains(&o) => NONE,
                     false if n.op.collective().is_some() => {
-                        self.buffer(f, o, from, Class::CollectiveBuffer)
+                        self.buffer(f, o, from, MemoryClass::CollectiveBuffer)
                     }
-                    false => self.buffer(f, o, from, Class::Temporary),
+                    false => self.buffer(f, o, from, MemoryClass::Temporary),
                 };
                 self.of[f][o.0 as usize] = b;
             }
@@ -369,7 +369,7 @@ impl<'a> Lifetimes<'a> {
                 let bytes = if alone { workspace(&self.m.mesh, func, n) } else { 0 };
                 let mut b = NONE;
                 if bytes > 0 {
-                    b = self.buffer(f, n.outs[0], i + 1, Class::Temporary);
+                    b = self.buffer(f, n.outs[0], i + 1, MemoryClass::Temporary);
                     self.buffers[f][b].bytes = bytes;
                 }
                 self.work[f].push(b);

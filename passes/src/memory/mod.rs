@@ -16,7 +16,7 @@ mod pieces;
 pub mod replay;
 
 use crate::step::instructions::Lists;
-use layout::{Layout, SLACK, Way};
+use layout::{Frames, SLACK, Way};
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Memory, RankClass};
 
@@ -31,7 +31,7 @@ pub fn memory(
     lists: Lists,
 ) -> RankClass {
     let lay = |way| layout::layout(m, microbatches, &funcs, &lists, way);
-    let plan = |layout: Layout| {
+    let plan = |layout: Frames| {
         let (step, evaluation, found) = arena::arena(m, &layout, lists.clone());
         let memory = Memory {
             places: layout.places,

@@ -11,13 +11,13 @@ use std::collections::BTreeSet;
 
 /// Bytes, and the first and the last moment at which they are needed.
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct LiveRange {
     pub bytes: usize,
     pub birth: usize,
     pub death: usize,
 }
 
-impl Piece {
+impl LiveRange {
     fn size(&self) -> usize {
         padded(self.bytes)
     }
@@ -32,7 +32,7 @@ const ROUNDS: usize = 100;
 
 /// Offsets, and the end of the highest. There is no search for better ones once the end is at most
 /// `enough`, and a search makes at most about `work` comparisons of two pieces.
-pub(super) fn offsets(pieces: &[Piece], enough: usize, work: usize) -> (Vec<usize>, usize) {
+pub(super) fn offsets(pieces: &[LiveRange], enough: usize, work: usize) -> (Vec<usize>, usize) {
     let first = by_birth(pieces);
     let best = (top(pieces, &first), first);
     let (top, offsets) = match best.0 <= enough {
@@ -42,13 +42,13 @@ pub(super) fn offsets(pieces: &[Piece], enough: usize, work: usize) -> (Vec<usiz
     (offsets, top)
 }
 
-fn top(pieces: &[Piece], offsets: &[usize]) -> usize {
+fn top(pieces: &[LiveRange], offsets: &[usize]) -> usize {
     let ends = pieces.iter().zip(offsets).map(|(p, o)| o + p.bytes);
     ends.max().unwrap_or(0)
 }
 
 /// The most bytes that are in use at once.
-pub(super) fn most_alive(pieces: &[Piece]) -> usize {
+pub(super) fn most_alive(pieces: &[LiveRange]) -> usize {
     let mut changes: Vec<(usize, bool, usize)> = vec![];
     for p in pieces {
         // What begins at a moment is there before what ends at it is gone.
@@ -64,7 +64,7 @@ pub(super) fn most_alive(pieces: &[Piece]) -> usize {
 }
 
 /// First fit in order of birth; of what begins together, what lives longest lies lowest.
-fn by_birth(pieces: &[Piece]) -> Vec<usize> {
+fn by_birth(pieces: &[LiveRange]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..pieces.len()).filter(|&i| pieces[i].bytes > 0).collect();
     order.sort_by_key(|&i| (pieces[i].birth, Reverse(pieces[i].death), i));
     let mut free = FreeList::default();
@@ -83,7 +83,7 @@ fn by_birth(pieces: &[Piece]) -> Vec<usize> {
 
 /// A search for better offsets.
 struct Search<'a> {
-    pieces: &'a [Piece],
+    pieces: &'a [LiveRange],
     /// Those with bytes.
     all: Vec<usize>,
     /// By piece: its birth, and the end of its life, among all births and ends.
@@ -101,7 +101,7 @@ const NEAR: usize = 32;
 const SPANS: usize = 4;
 
 impl<'a> Search<'a> {
-    fn of(pieces: &'a [Piece], best: (usize, Vec<usize>), work: usize) -> Search<'a> {
+    fn of(pieces: &'a [LiveRange], best: (usize, Vec<usize>), work: usize) -> Search<'a> {
         let all: Vec<usize> = (0..pieces.len()).filter(|&i| pieces[i].bytes > 0).collect();
         let mut times: Vec<usize> =
             all.iter().flat_map(|&i| [pieces[i].birth, pieces[i].death + 1]).collect();
@@ -192,7 +192,7 @@ impl<'a> Search<'a> {
                 false => usize::MAX,
             };
             let mut at = 0;
-            let mut passes = |q: &Piece, offset: usize| {
+            let mut passes = |q: &LiveRange, offset: usize| {
                 let meets = q.birth <= p.death && p.birth <= q.death;
                 if meets && offset < at + p.size() {
                     at = at.max(offset + q.size());
@@ -266,8 +266,8 @@ mod tests {
     use super::*;
 
     /// A rectangle of so many bytes and moments, cut again and again: pieces that fit into it without a gap.
-    fn cut(bytes: usize, moments: usize, pieces: usize) -> Vec<Piece> {
-        let mut all = vec![Piece { bytes, birth: 0, death: moments - 1 }];
+    fn cut(bytes: usize, moments: usize, pieces: usize) -> Vec<LiveRange> {
+        let mut all = vec![LiveRange { bytes, birth: 0, death: moments - 1 }];
         let mut state = 1u64;
         while all.len() < pieces {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -279,12 +279,12 @@ mod tests {
                 0 if lines > 1 => {
                     let bytes = p.bytes;
                     p.bytes = (1 + random / 64 % (lines - 1)) * ALIGN;
-                    Piece { bytes: bytes - p.bytes, ..*p }
+                    LiveRange { bytes: bytes - p.bytes, ..*p }
                 }
                 1 if length > 1 => {
                     let death = p.death;
                     p.death = p.birth + random / 64 % (length - 1);
-                    Piece { birth: p.death + 1, death, ..*p }
+                    LiveRange { birth: p.death + 1, death, ..*p }
                 }
                 _one_line_or_moment => continue,
             };

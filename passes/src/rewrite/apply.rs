@@ -2,7 +2,7 @@
 
 use super::choose::{Item, Solution};
 use super::segment::{Ref, Segment};
-use shardc_ir::func::{Func, Joined, Name, Node, Value};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Value};
 use std::borrow::Cow;
 
 /// Replaces segments, given in program order, by their solutions.
@@ -74,7 +74,7 @@ fn segment(
                     outs: [out].into_iter().collect(),
                     scope,
                     note,
-                    joined: Joined::No,
+                    fused: FusedWithNext::No,
                 });
             }
         }

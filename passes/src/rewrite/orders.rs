@@ -7,7 +7,7 @@
 //! Kernels over rows, and the groups of them, walk each value in one order.
 
 use shardc_ir::attr::{Broadcast, RuleAttr};
-use shardc_ir::func::{Func, Joined, Name, Node, Scope, Value};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Scope, Value};
 use shardc_ir::ops::{Op, Transpose};
 use shardc_ir::rule::Rule;
 use shardc_ir::types::Type;
@@ -59,7 +59,7 @@ fn transposed(f: &mut Func, x: Value, rule: Arc<Rule>, scope: Scope) -> Value {
         outs: SmallVec::from_slice(&[copy]),
         scope,
         note: None,
-        joined: Joined::No,
+        fused: FusedWithNext::No,
     });
     copy
 }

@@ -12,7 +12,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, VecDeque};
 
-use shardc_ir::schedule::{Action, Held, Kind, Schedule, Times, replay};
+use shardc_ir::schedule::{Action, ActionKind, Held, Schedule, Times, replay};
 
 /// What is to be scheduled.
 pub(super) struct Task<'a> {
@@ -233,14 +233,14 @@ impl<'a> Sim<'a> {
         // When the next input comes, and which action still to come is the first in the order.
         let (mut next, mut head) = (f64::INFINITY, f64::INFINITY);
         for &stage in &self.stages[rank] {
-            for kind in [Kind::Forward, Kind::Input] {
+            for kind in [ActionKind::Forward, ActionKind::Input] {
                 let Some((a, at)) = self.head(stage, kind) else { continue };
                 if at > now {
                     next = next.min(at);
                     head = head.min(self.steady(a));
                     continue;
                 }
-                let fits = kind == Kind::Input || self.fits(rank, a);
+                let fits = kind == ActionKind::Input || self.fits(rank, a);
                 // A forward without memory counts only where that makes W go before a backward.
                 let counts = fits || (self.policy.free_first && weight.is_some());
                 if counts && best.is_none_or(|(b, _)| self.before(a, b)) {
@@ -254,15 +254,15 @@ impl<'a> Sim<'a> {
             return Some(a);
         }
         weight.filter(|w| {
-            let end = now + self.t.times.of(Kind::Weight, w.stage);
+            let end = now + self.t.times.of(ActionKind::Weight, w.stage);
             !self.policy.patient || best.is_some() || next >= end || next == f64::INFINITY
         })
     }
 
     /// The next F or I of a stage, and when its input is there.
-    fn head(&self, stage: usize, kind: Kind) -> Option<(Action, f64)> {
+    fn head(&self, stage: usize, kind: ActionKind) -> Option<(Action, f64)> {
         let m = self.t.microbatches;
-        let forward = kind == Kind::Forward;
+        let forward = kind == ActionKind::Forward;
         let microbatch = if forward { self.forwards[stage] } else { self.backwards[stage] };
         if microbatch == m {
             return None;
@@ -278,7 +278,7 @@ impl<'a> Sim<'a> {
 
     /// When a steady state would run F or I, if that is the order.
     fn steady(&self, a: Action) -> f64 {
-        let first = if a.kind == Kind::Forward { &self.steady_f } else { &self.steady_b };
+        let first = if a.kind == ActionKind::Forward { &self.steady_f } else { &self.steady_b };
         first[a.stage] + self.period * a.microbatch as f64
     }
 
@@ -299,10 +299,10 @@ impl<'a> Sim<'a> {
     fn before(&self, a: Action, b: Action) -> bool {
         // How far along its microbatch is.
         let far = |x: Action| match x.kind {
-            Kind::Forward => x.stage,
+            ActionKind::Forward => x.stage,
             _ => 2 * self.t.owner.len() - 1 - x.stage,
         };
-        let forward = |x: Action| x.kind == Kind::Forward;
+        let forward = |x: Action| x.kind == ActionKind::Forward;
         match self.policy.order {
             Order::BackwardFirst => far(a) > far(b),
             Order::ForwardFirst => (forward(a), far(a)) > (forward(b), far(b)),
@@ -319,21 +319,21 @@ impl<'a> Sim<'a> {
         let held = self.t.held[a.stage];
         let end = now + self.t.times.of(a.kind, a.stage);
         let waiter = match a.kind {
-            Kind::Forward => {
+            ActionKind::Forward => {
                 self.live[rank] = self.live[rank].saturating_add(sum(held));
                 self.forwards[a.stage] += 1;
                 self.f_end[id] = end;
                 self.t.owner.get(a.stage + 1)
             }
             // A rank does one thing at a time, so what ends here is free for whatever is next.
-            Kind::Input | Kind::Backward => {
+            ActionKind::Input | ActionKind::Backward => {
                 self.live[rank] = self.live[rank].saturating_sub(held.input);
-                self.weights[rank].push_back(Action { kind: Kind::Weight, ..a });
+                self.weights[rank].push_back(Action { kind: ActionKind::Weight, ..a });
                 self.backwards[a.stage] += 1;
                 self.b_end[id] = end;
                 a.stage.checked_sub(1).map(|s| &self.t.owner[s])
             }
-            Kind::Weight => {
+            ActionKind::Weight => {
                 self.live[rank] = self.live[rank].saturating_sub(held.weight);
                 self.weights[rank].pop_front();
                 None

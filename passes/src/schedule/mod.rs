@@ -19,7 +19,7 @@ mod v_shape;
 mod zero_bubble;
 
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::schedule::{Action, Kind, Schedule};
+use shardc_ir::schedule::{Action, ActionKind, Schedule};
 
 pub use choose::{chosen, possible};
 pub use legal::{legal, runs};
@@ -147,10 +147,10 @@ pub fn make(named: Named, p: usize, v: usize, m: usize) -> Result<Schedule> {
 
 /// `sFj`.
 fn forward(stage: usize, microbatch: usize) -> Action {
-    Action { kind: Kind::Forward, stage, microbatch }
+    Action { kind: ActionKind::Forward, stage, microbatch }
 }
 
 /// `sBj`.
 fn backward(stage: usize, microbatch: usize) -> Action {
-    Action { kind: Kind::Backward, stage, microbatch }
+    Action { kind: ActionKind::Backward, stage, microbatch }
 }

@@ -19,7 +19,7 @@
 
 use std::collections::VecDeque;
 
-use shardc_ir::schedule::{Action, Kind};
+use shardc_ir::schedule::{Action, ActionKind};
 
 use super::Placement;
 use super::list::{Order, Pattern, Policy, best, run_all};
@@ -107,7 +107,7 @@ impl VRank {
     pub fn f(&mut self, chunk: usize) {
         let (stage, microbatch) = (self.stages[chunk], self.forwards[chunk]);
         if microbatch < self.m {
-            self.list.push(Action { kind: Kind::Forward, stage, microbatch });
+            self.list.push(Action { kind: ActionKind::Forward, stage, microbatch });
             self.forwards[chunk] += 1;
         }
     }
@@ -116,9 +116,9 @@ impl VRank {
     pub fn b(&mut self, chunk: usize, cut: bool) {
         let (stage, microbatch) = (self.stages[chunk], self.backwards[chunk]);
         if microbatch < self.m {
-            let kind = if cut { Kind::Input } else { Kind::Backward };
+            let kind = if cut { ActionKind::Input } else { ActionKind::Backward };
             self.list.push(Action { kind, stage, microbatch });
-            let weight = Action { kind: Kind::Weight, stage, microbatch };
+            let weight = Action { kind: ActionKind::Weight, stage, microbatch };
             self.weights.extend(cut.then_some(weight));
             self.backwards[chunk] += 1;
         }

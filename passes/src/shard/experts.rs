@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 /// What a piece of an axis is for experts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Part {
+pub enum ExpertRole {
     /// Ranks that hold the same experts: edp.
     Data,
     /// Ranks that split the width of each expert: etp.
@@ -27,17 +27,17 @@ pub enum Part {
 
 /// A piece of an axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Piece {
+pub struct AxisPiece {
     pub axis: String,
     /// Positions of the axis major to it.
     pub pre: usize,
     pub size: usize,
-    pub part: Part,
+    pub part: ExpertRole,
     /// Tokens are cut over it.
     pub cuts_tokens: bool,
 }
 
-impl Piece {
+impl AxisPiece {
     /// It cuts rows, not the tokens of a row.
     pub fn of_rows(&self) -> bool {
         self.axis.starts_with("dp")
@@ -49,7 +49,7 @@ impl Piece {
 ///
 /// # Errors
 /// `experts-mesh` if ep · etp ranks cannot be taken from the axes.
-pub fn fold(o: &Options) -> Result<Vec<Piece>> {
+pub fn fold(o: &Options) -> Result<Vec<AxisPiece>> {
     let (mut tensor, mut expert) = (o.etp(), o.ep);
     let mut pieces = vec![];
     for (axis, size) in o.mesh.iter().rev().filter(|a| a.1 > 1) {
@@ -65,17 +65,19 @@ pub fn fold(o: &Options) -> Result<Vec<Piece>> {
                 let t = take(&mut tensor);
                 // The inner factor must be complete before the next begins.
                 let e = if tensor == 1 { take(&mut expert) } else { 1 };
-                [(Part::Data, left), (Part::Expert, e), (Part::Tensor, t)]
+                [(ExpertRole::Data, left), (ExpertRole::Expert, e), (ExpertRole::Tensor, t)]
             }
-            "dp_replicate" => [(Part::Data, left), (Part::Expert, 1), (Part::Tensor, 1)],
+            "dp_replicate" => {
+                [(ExpertRole::Data, left), (ExpertRole::Expert, 1), (ExpertRole::Tensor, 1)]
+            }
             _ => continue,
         };
         let mut pre = 1;
         let mut own = vec![];
         for (part, size) in shares {
-            let cuts_tokens = axis != "tp" || o.sp || part != Part::Tensor;
+            let cuts_tokens = axis != "tp" || o.sp || part != ExpertRole::Tensor;
             if size > 1 {
-                own.push(Piece { axis: axis.clone(), pre, size, part, cuts_tokens });
+                own.push(AxisPiece { axis: axis.clone(), pre, size, part, cuts_tokens });
             }
             pre *= size;
         }
@@ -104,7 +106,7 @@ fn refused(o: &Options) -> Diag {
 }
 
 /// Cuts the mesh into the pieces.
-pub(super) fn cut(mesh: &mut Mesh, pieces: &[Piece]) -> Result<()> {
+pub(super) fn cut(mesh: &mut Mesh, pieces: &[AxisPiece]) -> Result<()> {
     for p in pieces {
         if let Some(axis) = mesh.axes.iter().position(|a| a.name == p.axis) {
             mesh.cut(axis, p.pre)?;
@@ -116,10 +118,10 @@ pub(super) fn cut(mesh: &mut Mesh, pieces: &[Piece]) -> Result<()> {
 
 /// The atoms of some pieces in the order in which they count shards of tokens: edp, etp, ep. So what
 /// goes to the experts are the last.
-fn atoms(mesh: &Mesh, pieces: &[Piece], which: impl Fn(&Piece) -> bool) -> Vec<Atom> {
-    let mut found: Vec<&Piece> = pieces.iter().filter(|p| which(p)).collect();
+fn atoms(mesh: &Mesh, pieces: &[AxisPiece], which: impl Fn(&AxisPiece) -> bool) -> Vec<Atom> {
+    let mut found: Vec<&AxisPiece> = pieces.iter().filter(|p| which(p)).collect();
     found.sort_by_key(|p| p.part);
-    let of = |p: &Piece| {
+    let of = |p: &AxisPiece| {
         let inside = |a: &shardc_ir::mesh::AtomInfo| {
             mesh.axes[a.axis as usize].name == p.axis && a.pre >= p.pre && a.pre < p.pre * p.size
         };
@@ -130,7 +132,7 @@ fn atoms(mesh: &Mesh, pieces: &[Piece], which: impl Fn(&Piece) -> bool) -> Vec<A
 }
 
 /// The atoms that are this part for experts; none if the options do not fit the mesh.
-pub fn ranks_of(mesh: &Mesh, o: &Options, part: Part) -> AtomSet {
+pub fn ranks_of(mesh: &Mesh, o: &Options, part: ExpertRole) -> AtomSet {
     let pieces = fold(o).unwrap_or_default();
     atoms(mesh, &pieces, |p| p.part == part).into_iter().collect()
 }
@@ -140,18 +142,18 @@ pub(super) fn annotate(
     mesh: &Mesh,
     f: &Func,
     weights: &BTreeMap<&str, &Weight>,
-    pieces: &[Piece],
+    pieces: &[AxisPiece],
     new: &mut Vec<(Value, Annotation)>,
 ) {
-    let list = |which: &dyn Fn(&Piece) -> bool| {
+    let list = |which: &dyn Fn(&AxisPiece) -> bool| {
         AtomList::collect(atoms(mesh, pieces, which)).unwrap_or_default()
     };
     let tokens = list(&|p| p.cuts_tokens);
-    let expert = list(&|p| p.part == Part::Expert);
-    let tensor = list(&|p| p.part == Part::Tensor);
+    let expert = list(&|p| p.part == ExpertRole::Expert);
+    let tensor = list(&|p| p.part == ExpertRole::Tensor);
     // Buffers at their experts: of all tokens that ranks with the same experts have.
-    let own = list(&|p| p.cuts_tokens && p.part == Part::Data);
-    let pieces_of_sum = list(&|p| p.cuts_tokens && p.part != Part::Expert);
+    let own = list(&|p| p.cuts_tokens && p.part == ExpertRole::Data);
+    let pieces_of_sum = list(&|p| p.cuts_tokens && p.part != ExpertRole::Expert);
     let open = AnnotatedDim { atoms: AtomList::EMPTY, open: true };
     let at = |atoms| AnnotatedDim { atoms, open: false };
     let whole = at(AtomList::EMPTY);
@@ -249,7 +251,7 @@ mod tests {
     fn folded(mesh: &[(&str, usize)], ep: usize, etp: usize, sp: bool) -> Result<String> {
         let mut o = options(mesh);
         (o.ep, o.etp, o.sp) = (ep, Some(etp), sp);
-        let one = |p: &Piece| {
+        let one = |p: &AxisPiece| {
             let part = ["edp", "etp", "ep"][p.part as usize];
             let tokens = if p.cuts_tokens { "" } else { "!" };
             format!("{}:({}){} {part}{tokens}", p.axis, p.pre, p.size)

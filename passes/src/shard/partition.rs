@@ -12,7 +12,7 @@ use super::propagate::{OpFactors, factors};
 use super::reshard::{Resharder, Step};
 use super::zero::{Zero, stored_over, zero_axes};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Joined, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, FusedWithNext, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::types::{AtomList, DType, Type};
@@ -21,7 +21,7 @@ use std::borrow::Cow;
 
 /// How a stored parameter becomes what forward and backward use.
 #[derive(Clone, Debug)]
-pub struct Preparation {
+pub struct ParamLayout {
     pub param: Role,
     /// Layout in which a rank stores the parameter.
     pub stored: Type,
@@ -41,7 +41,7 @@ pub struct Preparation {
 /// The forward program of a microbatch, and what must be done to parameters before it.
 pub struct Partitioned {
     pub forward: Func,
-    pub params: Vec<Preparation>,
+    pub params: Vec<ParamLayout>,
 }
 
 /// How an op runs: per letter, the atoms its loop is split over.
@@ -334,7 +334,7 @@ impl Partition<'_> {
         &mut self,
         frozen: &dyn Fn(&str) -> bool,
         trained: &dyn Fn(&str) -> bool,
-    ) -> Result<Vec<Preparation>> {
+    ) -> Result<Vec<ParamLayout>> {
         let mut out = Vec::new();
         for a in &self.src.args {
             let (stored, name) = (self.src.ty(a.value).clone(), self.src.name(a.value).clone());
@@ -370,7 +370,7 @@ impl Partition<'_> {
                 self.pieces[a.value.0 as usize] = ty != used;
                 let scope = step_scope(&param.name).to_string();
                 role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });
-                out.push(Preparation {
+                out.push(ParamLayout {
                     trainable: !frozen(&param.name),
                     param,
                     stored: held,
@@ -470,7 +470,7 @@ impl Partition<'_> {
                 outs: SmallVec::from_slice(&[new]),
                 scope,
                 note: Some(Cow::Borrowed(note)),
-                joined: Joined::No,
+                fused: FusedWithNext::No,
             };
             self.out.nodes.push(node);
             at = new;
@@ -515,7 +515,7 @@ impl Partition<'_> {
             outs: outs.clone(),
             scope: n.scope,
             note: n.note.clone(),
-            joined: Joined::No,
+            fused: FusedWithNext::No,
         });
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;

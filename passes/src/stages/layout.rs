@@ -5,7 +5,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 
 /// What `--layers` says.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Layout {
+pub enum StageLayout {
     /// By cost.
     Balanced,
     /// The same number of layers in every stage.
@@ -16,12 +16,12 @@ pub enum Layout {
     /// Scopes with which a new stage begins.
     Cuts(Vec<String>),
     /// Megatron-LM's layout: per stage its parts.
-    Parts(Vec<Vec<Part>>),
+    Parts(Vec<Vec<LayoutItem>>),
 }
 
 /// One letter of Megatron-LM's layout (`pipeline_model_parallel_layout`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum LayoutItem {
     /// E: what stands before the layers.
     Embedding,
     /// t: a decoder layer.
@@ -40,23 +40,23 @@ fn bad(text: &str, what: impl Into<String>) -> Diag {
         .help("for example --layers 'Et*3|(tt|)*2,tL' for 4 stages of 3, 2, 2 and 1 layers")
 }
 
-impl Layout {
+impl StageLayout {
     /// Reads the flag.
-    pub fn parse(text: &str) -> Result<Layout> {
+    pub fn parse(text: &str) -> Result<StageLayout> {
         let text = text.trim();
         match text {
-            "" | "balanced" => return Ok(Layout::Balanced),
-            "equal" => return Ok(Layout::Equal),
+            "" | "balanced" => return Ok(StageLayout::Balanced),
+            "equal" => return Ok(StageLayout::Equal),
             _ => {}
         }
         if text.contains('|') {
-            return Ok(Layout::Parts(parts(text)?));
+            return Ok(StageLayout::Parts(parts(text)?));
         }
         let items: Vec<&str> = text.split(',').map(str::trim).collect();
         let counts: std::result::Result<Vec<usize>, _> = items.iter().map(|i| i.parse()).collect();
         Ok(match counts {
-            Ok(counts) => Layout::Counts(counts),
-            Err(_) => Layout::Cuts(items.into_iter().map(String::from).collect()),
+            Ok(counts) => StageLayout::Counts(counts),
+            Err(_) => StageLayout::Cuts(items.into_iter().map(String::from).collect()),
         })
     }
 
@@ -66,8 +66,8 @@ impl Layout {
         let layers = units.iter().filter(|u| is_layer(u)).count();
         let first = units.iter().position(is_layer).unwrap_or(0);
         let counts = match self {
-            Layout::Balanced => vec![],
-            Layout::Equal => {
+            StageLayout::Balanced => vec![],
+            StageLayout::Equal => {
                 if layers % stages != 0 {
                     let near = |s: usize| s.max(1);
                     let fits = (1..=layers).filter(|s| layers % s == 0);
@@ -78,9 +78,9 @@ impl Layout {
                 }
                 vec![layers / stages; stages]
             }
-            Layout::Counts(counts) => counts.clone(),
-            Layout::Cuts(names) => return by_name(names, units, stages, text),
-            Layout::Parts(parts) => {
+            StageLayout::Counts(counts) => counts.clone(),
+            StageLayout::Cuts(names) => return by_name(names, units, stages, text),
+            StageLayout::Parts(parts) => {
                 return by_parts(parts, units, stages, first, layers, text);
             }
         };
@@ -129,22 +129,26 @@ fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Resul
 }
 
 fn by_parts(
-    parts: &[Vec<Part>],
+    parts: &[Vec<LayoutItem>],
     units: &[Unit],
     stages: usize,
     first: usize,
     layers: usize,
     text: &str,
 ) -> Result<Vec<usize>> {
-    let all: Vec<Part> = parts.concat();
-    let of = |p: Part| all.iter().filter(|x| **x == p).count();
-    if parts.len() != stages || of(Part::Layer) != layers {
-        return Err(bad(text, format!("{} stages of {} layers", parts.len(), of(Part::Layer)))
-            .rule(format!("here: {stages} stages, {layers} layers"))
-            .exit(Exit::Infeasible));
+    let all: Vec<LayoutItem> = parts.concat();
+    let of = |p: LayoutItem| all.iter().filter(|x| **x == p).count();
+    if parts.len() != stages || of(LayoutItem::Layer) != layers {
+        return Err(bad(
+            text,
+            format!("{} stages of {} layers", parts.len(), of(LayoutItem::Layer)),
+        )
+        .rule(format!("here: {stages} stages, {layers} layers"))
+        .exit(Exit::Infeasible));
     }
-    let order = all.first() == Some(&Part::Embedding) && all.last() == Some(&Part::Loss);
-    if !order || of(Part::Embedding) != 1 || of(Part::Loss) != 1 {
+    let order =
+        all.first() == Some(&LayoutItem::Embedding) && all.last() == Some(&LayoutItem::Loss);
+    if !order || of(LayoutItem::Embedding) != 1 || of(LayoutItem::Loss) != 1 {
         return Err(bad(text, "there is one E, at the beginning, and one L, at the end"));
     }
     let mut cuts = vec![0];
@@ -152,9 +156,9 @@ fn by_parts(
     for p in &parts[..stages - 1] {
         for part in p {
             at += match part {
-                Part::Embedding => first,
-                Part::Layer => 1,
-                Part::Loss => units.len() - first - layers,
+                LayoutItem::Embedding => first,
+                LayoutItem::Layer => 1,
+                LayoutItem::Loss => units.len() - first - layers,
             };
         }
         cuts.push(at);
@@ -165,7 +169,7 @@ fn by_parts(
 
 /// Reads Megatron-LM's layout: letters, `|` between stages, `x*n` and `(…)*n` repeated, commas for
 /// the eye.
-fn parts(text: &str) -> Result<Vec<Vec<Part>>> {
+fn parts(text: &str) -> Result<Vec<Vec<LayoutItem>>> {
     let mut r = Reader { text, rest: text.as_bytes(), made: 0 };
     let all = r.group(0)?;
     if !r.rest.is_empty() {
@@ -189,8 +193,8 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Items up to a `)` or the end; `None` is a `|`.
-    fn group(&mut self, depth: usize) -> Result<Vec<Option<Part>>> {
-        let mut out: Vec<Option<Part>> = vec![];
+    fn group(&mut self, depth: usize) -> Result<Vec<Option<LayoutItem>>> {
+        let mut out: Vec<Option<LayoutItem>> = vec![];
         while let Some((&c, rest)) = self.rest.split_first() {
             if c == b')' {
                 break;
@@ -198,9 +202,9 @@ impl Reader<'_> {
             self.rest = rest;
             let item = match c {
                 b',' | b' ' => continue,
-                b'E' => vec![Some(Part::Embedding)],
-                b't' => vec![Some(Part::Layer)],
-                b'L' => vec![Some(Part::Loss)],
+                b'E' => vec![Some(LayoutItem::Embedding)],
+                b't' => vec![Some(LayoutItem::Layer)],
+                b'L' => vec![Some(LayoutItem::Loss)],
                 b'|' => vec![None],
                 b'm' => {
                     return Err(bad(self.text, "`m` is a layer for multi-token prediction")
@@ -242,9 +246,9 @@ mod tests {
     use super::*;
 
     fn layers(text: &str) -> Vec<usize> {
-        match Layout::parse(text) {
-            Ok(Layout::Parts(p)) => {
-                p.iter().map(|s| s.iter().filter(|x| **x == Part::Layer).count()).collect()
+        match StageLayout::parse(text) {
+            Ok(StageLayout::Parts(p)) => {
+                p.iter().map(|s| s.iter().filter(|x| **x == LayoutItem::Layer).count()).collect()
             }
             other => panic!("{other:?}"),
         }
@@ -262,7 +266,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for text in ["E|(t", "E|t)", "E|x", "E|t*", "E|t*99999999", "E|m|L", "(((((((((t|)"] {
-            assert!(Layout::parse(text).is_err(), "{text}");
+            assert!(StageLayout::parse(text).is_err(), "{text}");
         }
     }
 }

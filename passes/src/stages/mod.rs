@@ -9,7 +9,7 @@ pub mod layout;
 
 use crate::options::Options;
 use crate::rewrite::cost::CostModel;
-use layout::Layout;
+use layout::StageLayout;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, RoleKind, Scope};
 use shardc_ir::mesh::{Mesh, PIPELINE};
@@ -106,14 +106,14 @@ fn up_to_number(path: &str) -> &str {
 /// that the slowest stage is as fast as can be.
 pub fn stages(f: &Func, o: &Options, s: &Schedule) -> Result<Stages> {
     let count = s.owner.len();
-    let layout = Layout::parse(&o.layers)?;
-    if count <= 1 && layout == Layout::Balanced {
+    let layout = StageLayout::parse(&o.layers)?;
+    if count <= 1 && layout == StageLayout::Balanced {
         return Ok(Stages::one());
     }
     let units = units(f);
     enough(units.len(), count)?;
     let cuts = match layout {
-        Layout::Balanced => {
+        StageLayout::Balanced => {
             let costs: Vec<u64> = units.iter().map(|u| u.cost).collect();
             let speed = |stage: usize| o.speeds.get(s.owner[stage]).copied().unwrap_or(1.0);
             balance::cut(&costs, &(0..count).map(speed).collect::<Vec<_>>())

@@ -1,11 +1,11 @@
 //! Puts the step around the functions of the microbatches, for every rank of the pipeline.
 
+use super::elide_accumulators::elide_accumulators;
 use super::enter::enter;
 use super::finish::{Foreign, evaluate, finish};
 use super::instructions::{base, named};
-use super::once::once;
 use crate::options::Options;
-use crate::shard::partition::Preparation;
+use crate::shard::partition::ParamLayout;
 use shardc_ir::func::{Func, Module, Port, RoleKind};
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
@@ -15,7 +15,7 @@ use shardc_ir::weights::Weight;
 pub fn assemble(
     m: &mut Module,
     s: &Schedule,
-    params: &[Preparation],
+    params: &[ParamLayout],
     weights: &[Weight],
     o: &Options,
 ) {
@@ -31,7 +31,7 @@ pub fn assemble(
         loops[s.owner[stage(&f)]].push(f);
     }
     if s.microbatches == 1 {
-        loops.iter_mut().for_each(|l| once(l));
+        loops.iter_mut().for_each(|l| elide_accumulators(l));
     }
     let takes = |rank: usize, name: &str| {
         let is = |a: &Port| a.is(RoleKind::Ready, name);
@@ -42,7 +42,7 @@ pub fn assemble(
         loops[rank].iter().any(|f| f.results.iter().any(is))
     };
     // A parameter belongs to the first stage that uses it; one that nobody uses, to the first.
-    let owner = |p: &Preparation| {
+    let owner = |p: &ParamLayout| {
         let first = (0..s.owner.len()).map(|i| s.owner[i]);
         let name = &p.param.name;
         let mut using = first.filter(|&r| takes(r, name));
@@ -57,7 +57,7 @@ pub fn assemble(
     for (rank, own_loops) in loops.iter().enumerate() {
         let all: Vec<&Func> = own_loops.iter().collect();
         let own = params.iter().zip(&owners).filter(|x| *x.1 == rank);
-        let own: Vec<&Preparation> = own.map(|x| x.0).collect();
+        let own: Vec<&ParamLayout> = own.map(|x| x.0).collect();
         let foreign: Vec<Foreign> = own
             .iter()
             .flat_map(|p| {

@@ -4,9 +4,9 @@
 //! of the whole global batch, so that the loss is a mean per token whatever the layout.
 
 use crate::options::Options;
-use crate::shard::partition::{Preparation, step_scope};
+use crate::shard::partition::{ParamLayout, step_scope};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Joined, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 pub fn enter(
     mesh: &Mesh,
     name: &str,
-    params: &[&Preparation],
+    params: &[&ParamLayout],
     loops: &[&Func],
     labels: Option<&(Type, Name)>,
     o: &Options,
@@ -41,7 +41,14 @@ pub fn enter(
             let (ins, outs) = (SmallVec::from_slice(&[*v]), SmallVec::from_slice(&[out]));
             let note =
                 matches!(s.op, Op::Cast(_)).then_some("the weight, of its master copy".into());
-            f.nodes.push(Node { op: s.op.clone(), ins, outs, scope, note, joined: Joined::No });
+            f.nodes.push(Node {
+                op: s.op.clone(),
+                ins,
+                outs,
+                scope,
+                note,
+                fused: FusedWithNext::No,
+            });
             *v = out;
         }
         let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };

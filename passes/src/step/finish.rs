@@ -6,9 +6,9 @@
 //! still to be taken, an invariant one's is not.
 
 use crate::options::{Decay, Optimizer, Options};
-use crate::shard::partition::Preparation;
-use crate::step::correct::Corrected;
+use crate::shard::partition::ParamLayout;
 use crate::step::enter::sums;
+use crate::step::router_bias::Corrected;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Slot, Value};
@@ -43,7 +43,7 @@ impl Foreign {
 pub fn finish(
     mesh: &Mesh,
     name: &str,
-    params: &[&Preparation],
+    params: &[&ParamLayout],
     weights: &[Weight],
     loops: &[&Func],
     foreign: &[Foreign],
@@ -51,8 +51,8 @@ pub fn finish(
 ) -> Func {
     let mut f = Func::new(name);
     let sums = gradients(loops);
-    let has_grad = |p: &&&Preparation| p.trainable && sums.contains_key(&*p.param.name);
-    let trained: Vec<&Preparation> = params.iter().filter(has_grad).copied().collect();
+    let has_grad = |p: &&&ParamLayout| p.trainable && sums.contains_key(&*p.param.name);
+    let trained: Vec<&ParamLayout> = params.iter().filter(has_grad).copied().collect();
     let args = arguments(&mut f, &trained, loops, &sums, foreign, o);
     let corrected = match o.balance.rate {
         0.0 => vec![],
@@ -180,7 +180,7 @@ struct Args {
 
 fn arguments(
     f: &mut Func,
-    trained: &[&Preparation],
+    trained: &[&ParamLayout],
     loops: &[&Func],
     sums: &BTreeMap<&str, &Type>,
     foreign: &[Foreign],
@@ -231,7 +231,7 @@ fn show(b: &mut Builder, value: Value, kind: RoleKind, name: &str) {
 }
 
 /// The mirror of the parameter's preparation.
-fn reduce(b: &mut Builder, p: &Preparation, mut d: Value) -> Value {
+fn reduce(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
     b.enter(&p.scope);
     b.grad = true;
     let types: Vec<&Type> =
@@ -274,7 +274,7 @@ fn loss(b: &mut Builder, sums: &Sums) {
 }
 
 /// Square root of the sum of squares of all gradients.
-fn norm(b: &mut Builder, params: &[&Preparation], grads: &[Value]) -> Value {
+fn norm(b: &mut Builder, params: &[&ParamLayout], grads: &[Value]) -> Value {
     let mut groups: BTreeMap<AtomSet, Vec<Value>> = BTreeMap::new();
     for (p, &g) in params.iter().zip(grads) {
         b.enter(&p.scope);
@@ -302,7 +302,7 @@ fn norm(b: &mut Builder, params: &[&Preparation], grads: &[Value]) -> Value {
     let total = match mesh_pipeline(b) {
         None => total,
         Some(axes) => {
-            let own = b.push("squares_own", Term { axes }, &[total]);
+            let own = b.push("squares_own", ToPartial { axes }, &[total]);
             let all = b.push("squares", AllReduce { axes }, &[own]);
             b.note("over all stages");
             all
@@ -340,7 +340,7 @@ impl Scalars {
 #[allow(clippy::too_many_arguments)]
 fn update(
     b: &mut Builder,
-    p: &Preparation,
+    p: &ParamLayout,
     param: Value,
     grad: Value,
     state: &[Value],

@@ -8,7 +8,7 @@
 
 use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
 use shardc_ir::plan::{Call, Instr, Mode, Transfer};
-use shardc_ir::schedule::{Kind, Schedule, Timeline};
+use shardc_ir::schedule::{ActionKind, Schedule, Timeline};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -185,10 +185,10 @@ impl<'a> Lister<'a> {
             let a = self.s.ranks[rank][i];
             let (backward, weight) = (self.index.backward[a.stage], self.index.weight[a.stage]);
             let funcs: SmallVec<[usize; 2]> = match a.kind {
-                Kind::Forward => SmallVec::from_slice(&[self.index.forward[a.stage]]),
-                Kind::Backward => backward.into_iter().chain(weight).collect(),
-                Kind::Input => backward.into_iter().collect(),
-                Kind::Weight => weight.into_iter().collect(),
+                ActionKind::Forward => SmallVec::from_slice(&[self.index.forward[a.stage]]),
+                ActionKind::Backward => backward.into_iter().chain(weight).collect(),
+                ActionKind::Input => backward.into_iter().collect(),
+                ActionKind::Weight => weight.into_iter().collect(),
             };
             for f in funcs {
                 self.call(rank, f, Some(a.microbatch))?;
@@ -207,7 +207,7 @@ impl<'a> Lister<'a> {
         self.begin()?;
         for &(rank, i) in &t.order {
             let a = self.s.ranks[rank][i];
-            if a.kind == Kind::Forward {
+            if a.kind == ActionKind::Forward {
                 self.call(rank, self.index.forward[a.stage], Some(a.microbatch))?;
             }
         }

@@ -2,9 +2,9 @@
 
 pub mod assemble;
 pub mod combine;
-pub mod correct;
+pub mod elide_accumulators;
 pub mod enter;
 pub mod finish;
 pub mod instructions;
-pub mod once;
 pub mod replay;
+pub mod router_bias;

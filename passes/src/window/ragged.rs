@@ -13,7 +13,7 @@
 //! buffers of experts was made by a `dispatch`, and what moves out of them goes to a `combine`:
 //! neither defines or reads other rows.
 
-use shardc_ir::func::{Func, Joined, Name, Node, Value};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{AllToAll, AllToAllV, Op};
 use smallvec::smallvec;
@@ -103,7 +103,7 @@ impl Counts<'_> {
             let name = Name { hint: "counts_moved".into(), ..f.name(own).clone() };
             let (ins, outs) = (smallvec![own], smallvec![f.value(want, name)]);
             let note = Some("experts learn how many rows come".into());
-            Node { op, ins, outs, scope: f.nodes[x.route].scope, note, joined: Joined::No }
+            Node { op, ins, outs, scope: f.nodes[x.route].scope, note, fused: FusedWithNext::No }
         };
         let v = node.outs[0];
         self.moved.push(Moved { route: x.route, node });

@@ -2,11 +2,11 @@
 //!
 //! Before:  `%k_all = all_gather[cp; dim=1] %k : f32[2,8,1,4]~cp`, `%v_all` alike,
 //!          `%attn, %lse = attention %q, %k_all, %v_all, %at, %positions : f32[2,8@cp,1,4], …`
-//! After:   `%k_own = own[cp; dim=1] %k : f32[2,4,1,4]!cp`, q, v and the queries' positions alike;
+//! After:   `%k_own = to_varying[cp; dim=1] %k : f32[2,4,1,4]!cp`, q, v and the queries' positions alike;
 //!          `%k_block = permute[cp; shift=1] %k_own`, `%key_at = piece[cp; dim=0; shift=0] %positions`,
 //!          `%attn_block, %lse_block = attention %q_own, %k_own, %v_own, %at_own, %key_at`,
 //!          the same of `%k_block` with shift=1, …; `%out, %lse_out = merge_attention` of the two, …;
-//!          `%attn = join[cp; dim=1] %out : f32[2,8@cp,1,4]`
+//!          `%attn = from_varying[cp; dim=1] %out : f32[2,8@cp,1,4]`
 //! Assumes: phase Ranked, F and B apart.  Leaves: phase Ranked.
 //!
 //! Of c ranks, forward sends c-1 blocks of K and V. Backward sends them again, and with each the sums
@@ -17,10 +17,10 @@
 
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Joined, Node, Value};
+use shardc_ir::func::{Func, FusedWithNext, Node, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{
-    Add, Attention, AttentionGrad, Join, MergeAttention, Op, Own, Permute, Piece,
+    Add, Attention, AttentionGrad, FromVarying, MergeAttention, Op, Permute, Piece, ToVarying,
 };
 use shardc_ir::types::{AtomList, Type};
 use smallvec::SmallVec;
@@ -138,7 +138,7 @@ impl<'a> Ring<'a> {
     }
 
     fn own(&mut self, hint: &'static str, v: Value, dim: usize) -> Value {
-        self.b.push(hint, Own { axes: self.cp, dim }, &[v])
+        self.b.push(hint, ToVarying { axes: self.cp, dim }, &[v])
     }
 
     /// Hands a value to the next rank, for the one of the rank before.
@@ -172,12 +172,12 @@ impl<'a> Ring<'a> {
     /// Sets a value of the gathered form to the pieces that the ring has made.
     fn join(&mut self, own: Value, whole: Value) {
         self.b.f.nodes.push(Node {
-            op: Join { axes: self.cp, dim: TOKENS }.into(),
+            op: FromVarying { axes: self.cp, dim: TOKENS }.into(),
             ins: SmallVec::from_slice(&[own]),
             outs: SmallVec::from_slice(&[whole]),
             scope: self.b.scope,
             note: None,
-            joined: Joined::No,
+            fused: FusedWithNext::No,
         });
     }
 

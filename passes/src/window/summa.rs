@@ -14,7 +14,7 @@
 //! its pieces together, so a piece is sent once. Bytes are those of the gathered form; what is held is
 //! one piece of each operand.
 
-use shardc_ir::func::{Func, Joined, Name, Node, Scope, Value};
+use shardc_ir::func::{Func, FusedWithNext, Name, Node, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Add, AllGather, Broadcast, Op, Reduce, ReduceScatter};
 use shardc_ir::rule::{Letter, Rule, has_letter};
@@ -445,7 +445,7 @@ impl Writer<'_> {
             outs: smallvec![out],
             scope: self.scope,
             note,
-            joined: Joined::No,
+            fused: FusedWithNext::No,
         };
         self.new.push((key, node));
         out

@@ -2,7 +2,7 @@
 
 use crate::{grouped, module};
 use shardc_ir::func::Func;
-use shardc_ir::group::{Form, Launch, launches};
+use shardc_ir::group::{KernelKind, Launch, launches};
 use shardc_ir::verify::{Phase, verify};
 use shardc_passes::options::Fuse;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// How many kernels each launch has.
 fn kernels(f: &Func, all: &[Launch]) -> Vec<usize> {
     let one = |x: &Launch| match x.form(f) {
-        Some(Form::Several(kernels)) => kernels.len(),
+        Some(KernelKind::HorizontalFusion(kernels)) => kernels.len(),
         _one => 1,
     };
     all.iter().map(one).collect()

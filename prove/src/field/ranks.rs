@@ -83,9 +83,11 @@ impl Ranks {
 impl Step<'_> {
     fn run(&self) -> Result<Vec<Pieces>, String> {
         match self.op {
-            Op::FanOut(_) | Op::StopGradient(_) | Op::Term(_) | Op::Own(_) | Op::Join(_) => {
-                Ok(self.x.iter().map(|&p| p.clone()).collect())
-            }
+            Op::FanOut(_)
+            | Op::StopGradient(_)
+            | Op::ToPartial(_)
+            | Op::ToVarying(_)
+            | Op::FromVarying(_) => Ok(self.x.iter().map(|&p| p.clone()).collect()),
             Op::AllReduce(k) => {
                 let one = |i: usize| self.all(|rank| self.reduced(k.axes, i, rank));
                 Ok((0..self.x.len()).map(one).collect())

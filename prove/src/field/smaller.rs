@@ -154,10 +154,10 @@ impl<'a> Net<'a> {
             Ok(())
         };
         let but = match &n.op {
-            Op::Own(k) => Some((k.dim, true, ways(k.axes))),
+            Op::ToVarying(k) => Some((k.dim, true, ways(k.axes))),
             Op::Piece(k) => Some((k.dim, true, ways(k.axes))),
             Op::Broadcast(k) => Some((k.dim, true, ways(k.axes))),
-            Op::Join(k) => Some((k.dim, false, ways(k.axes))),
+            Op::FromVarying(k) => Some((k.dim, false, ways(k.axes))),
             Op::Reduce(k) => Some((k.dim, false, ways(k.axes))),
             _same => None,
         };

@@ -36,9 +36,9 @@ pub fn check(
         Op::AllToAll(k) => k.axes,
         Op::AllToAllV(k) => k.axes,
         Op::Permute(k) => k.axes,
-        Op::Term(k) => k.axes,
-        Op::Own(k) => k.axes,
-        Op::Join(k) => k.axes,
+        Op::ToPartial(k) => k.axes,
+        Op::ToVarying(k) => k.axes,
+        Op::FromVarying(k) => k.axes,
         Op::Piece(k) => k.axes,
         _of_one_rank => return None,
     };
@@ -104,7 +104,7 @@ impl Change<'_> {
             }
             Op::AllToAll(k) => self.moves(k.from, k.to)?,
             Op::AllToAllV(k) => self.moves(k.from, k.to)?,
-            Op::Term(_) => {
+            Op::ToPartial(_) => {
                 self.invariant()?;
                 self.t.sum = self.t.sum.union(self.axes);
             }
@@ -121,7 +121,7 @@ impl Change<'_> {
                 self.comes(k.dim)?;
                 self.alone_in(self.t.dims[k.dim].atoms, false)?;
             }
-            Op::Own(k) => {
+            Op::ToVarying(k) => {
                 self.alone(k.dim, true)?;
                 self.shrinks(k.dim)?;
                 self.varies(k.dim, 0);
@@ -144,7 +144,7 @@ impl Change<'_> {
                     b.shift = (b.shift + k.shift % ways) % ways;
                 }
             }
-            Op::Join(k) => {
+            Op::FromVarying(k) => {
                 self.varying()?;
                 let own = |b: &Block| b.axes == self.axes && b.dim == k.dim;
                 match self.blocks.iter().filter(|b| b.axes.meets(self.axes)).collect::<Vec<_>>()[..]

@@ -34,7 +34,7 @@ struct Run<'a> {
 pub fn holds(o: &Obligation, mesh: &Mesh) -> Result<(), Fault> {
     let varying = o.ins.iter().chain(&o.outs).map(|h| h.ty.varying);
     let mut worlds = varying.fold(AtomSet::EMPTY, AtomSet::union);
-    if let Op::Term(k) = &o.op {
+    if let Op::ToPartial(k) = &o.op {
         // Each rank of the pipeline has its own, of which the others know nothing.
         worlds = worlds.union(k.axes);
     }
@@ -134,12 +134,12 @@ impl Run<'_> {
                 let n = own[0].shape[k.dim];
                 vec![own[0].among_zeros(&to[0].sizes(), k.dim, k.to * n)]
             }
-            Op::Term(k) => {
+            Op::ToPartial(k) => {
                 let all = group(k.axes);
                 let sum = Tensor::full(&own[0].shape, 0);
                 vec![all.iter().fold(sum, |s, r| s.plus(at(r)))]
             }
-            Op::Own(_) | Op::Piece(_) => {
+            Op::ToVarying(_) | Op::Piece(_) => {
                 vec![out.map_or_else(|| own[0].clone(), |h| self.block(h, &own[0], rank))]
             }
             Op::Permute(k) => {
@@ -157,7 +157,7 @@ impl Run<'_> {
                 let source = self.source(before, &own[0]);
                 vec![self.block(after, &source, rank)]
             }
-            Op::Join(_) => match self.o.ins.first().filter(|h| !h.blocks.is_empty()) {
+            Op::FromVarying(_) => match self.o.ins.first().filter(|h| !h.blocks.is_empty()) {
                 Some(h) => {
                     let mut of_ring = h.clone();
                     of_ring.blocks.retain(|b| !b.axes.meets(self.joined()));
@@ -177,7 +177,7 @@ impl Run<'_> {
 
     fn joined(&self) -> AtomSet {
         match &self.o.op {
-            Op::Join(k) => k.axes,
+            Op::FromVarying(k) => k.axes,
             _other => AtomSet::EMPTY,
         }
     }

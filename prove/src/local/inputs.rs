@@ -10,7 +10,7 @@ use shardc_ir::ops::Op;
 /// which they vary.
 pub fn operands(o: &Obligation, place: impl Fn(AtomSet) -> usize) -> Vec<Tensor> {
     let term = match &o.op {
-        Op::Term(k) => k.axes,
+        Op::ToPartial(k) => k.axes,
         _other => AtomSet::EMPTY,
     };
     let varying: Vec<AtomSet> = o.ins.iter().map(|h| h.ty.varying.union(term)).collect();

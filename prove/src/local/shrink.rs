@@ -20,8 +20,8 @@ pub struct Small {
 /// Axes of which blocks of a ring are counted: these keep their sizes, as shifts are modulo them.
 pub(crate) fn ring(op: &Op) -> AtomSet {
     match op {
-        Op::Own(k) => k.axes,
-        Op::Join(k) => k.axes,
+        Op::ToVarying(k) => k.axes,
+        Op::FromVarying(k) => k.axes,
         Op::Piece(k) => k.axes,
         Op::Permute(k) => k.axes,
         _other => AtomSet::EMPTY,
@@ -41,7 +41,7 @@ pub(crate) fn axes(op: &Op) -> AtomSet {
         Op::Place(k) => k.axes,
         Op::AllToAll(k) => k.axes,
         Op::AllToAllV(k) => k.axes,
-        Op::Term(k) => k.axes,
+        Op::ToPartial(k) => k.axes,
         other => ring(other),
     }
 }
@@ -175,9 +175,9 @@ fn resized(o: &Obligation, plan: &Plan, small: &Mesh, odd: Option<Letter>) -> Ob
 /// Dims that change their size: a value has as much as a piece.
 fn pieces(o: &mut Obligation, small: &Mesh) {
     let (dim, whole, ways) = match &mut o.op {
-        Op::Own(k) => (k.dim, &mut o.ins[0], small.ways(k.axes)),
+        Op::ToVarying(k) => (k.dim, &mut o.ins[0], small.ways(k.axes)),
         Op::Piece(k) => (k.dim, &mut o.ins[0], small.ways(k.axes)),
-        Op::Join(k) => (k.dim, &mut o.outs[0], small.ways(k.axes)),
+        Op::FromVarying(k) => (k.dim, &mut o.outs[0], small.ways(k.axes)),
         Op::Broadcast(k) => {
             k.from %= small.ways(k.axes);
             (k.dim, &mut o.ins[0], small.ways(k.axes))

@@ -1,7 +1,7 @@
 //! How a job ends because of one process: one message, one status for all.
 
 use super::join::connect;
-use super::wire::{CARD, Kind, MAGIC, lines, read, read_most, write};
+use super::wire::{CARD, FrameKind, MAGIC, lines, read, read_most, write};
 use super::{BEAT, Inbox, LOST, Shared, Trouble, held};
 use shardc_ir::diag::{Diag, Exit};
 use std::io::{ErrorKind, Read, Write};
@@ -74,13 +74,13 @@ impl Shared {
             self.record(status);
             held(self.inbox.lock()).trouble =
                 Some(Trouble { process: self.me, text: text.clone(), status });
-            self.tell(Kind::Fail, format!("{status}\n{text}").as_bytes());
+            self.tell(FrameKind::Fail, format!("{status}\n{text}").as_bytes());
             // Process 0 answers, or is found to be lost.
             std::thread::sleep(LOST + PRINTED);
             self.over(Some(&text), status);
         }
         held(self.inbox.lock()).trouble = Some(Trouble { process, text, status });
-        self.tell(Kind::Stop, format!("{status}\n").as_bytes());
+        self.tell(FrameKind::Stop, format!("{status}\n").as_bytes());
         self.conclude(ASKED)
     }
 
@@ -122,7 +122,7 @@ impl Shared {
         let first = !self.ending.swap(true, Ordering::AcqRel);
         self.status.store(status, Ordering::Release);
         self.record(status);
-        self.tell(Kind::Where, self.whereabouts().as_bytes());
+        self.tell(FrameKind::Where, self.whereabouts().as_bytes());
         // The connection ends when the message is printed.
         if first {
             let (shared, waits) = (self.clone(), std::thread::Builder::new());
@@ -148,7 +148,8 @@ impl Shared {
             let Some(mut s) = connect(&self.addresses[lower], Duration::from_millis(500)) else {
                 continue;
             };
-            let sent = s.write_all(MAGIC).and_then(|()| write(&mut s, Kind::Where, own.as_bytes()));
+            let sent =
+                s.write_all(MAGIC).and_then(|()| write(&mut s, FrameKind::Where, own.as_bytes()));
             if sent.is_ok() {
                 let _ = s.set_read_timeout(Some(GATHERED * 2));
                 // It ends the connection when it has printed; one that hangs does not.
@@ -171,7 +172,7 @@ impl Shared {
             let mut magic = [0; 8];
             if s.read_exact(&mut magic).is_ok()
                 && magic == *MAGIC
-                && let Ok((Kind::Where, data)) = read_most(&mut s, CARD)
+                && let Ok((FrameKind::Where, data)) = read_most(&mut s, CARD)
             {
                 let said = lines(&data);
                 let number = said.first().and_then(|s| s.parse::<usize>().ok());

@@ -1,7 +1,7 @@
 //! How the processes of a job find each other.
 
 use super::Me;
-use super::wire::{CARD, Kind, MAGIC, lines, read, read_most, write};
+use super::wire::{CARD, FrameKind, MAGIC, lines, read, read_most, write};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -86,7 +86,7 @@ pub(super) fn welcome(
         if stream.read_exact(&mut magic).is_err() || magic != *MAGIC {
             continue;
         }
-        let Ok((Kind::Hello, data)) = read_most(&mut stream, CARD) else { continue };
+        let Ok((FrameKind::Hello, data)) = read_most(&mut stream, CARD) else { continue };
         let mut said = lines(&data);
         // Of another job, which knows another leader.
         if said.is_empty() || said.remove(0) != leader {
@@ -102,7 +102,7 @@ pub(super) fn welcome(
     }
     let table: Vec<String> = hellos.iter().map(|h| h[..2.min(h.len())].join("\n")).collect();
     for link in links.iter_mut().flatten() {
-        write(link, Kind::Hello, table.join("\n").as_bytes())
+        write(link, FrameKind::Hello, table.join("\n").as_bytes())
             .map_err(|e| unreachable(format!("a process has gone while all came: {e}")))?;
     }
     let _ = listener.set_nonblocking(false);
@@ -127,7 +127,7 @@ pub(super) fn knock(me: &Me, leader: &str, own: &str, timeout: Duration) -> Resu
     let hello = format!("{leader}\n{}\n{own}", me.process);
     stream
         .write_all(MAGIC)
-        .and_then(|()| write(&mut stream, Kind::Hello, hello.as_bytes()))
+        .and_then(|()| write(&mut stream, FrameKind::Hello, hello.as_bytes()))
         .map_err(gone)?;
     let _ = stream.set_read_timeout(Some(timeout.saturating_sub(start.elapsed()) + PATIENCE));
     let (_, data) = read(&mut stream).map_err(gone)?;

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use wire::{Kind, read, write};
+use wire::{FrameKind, read, write};
 
 /// A process that was silent for so long is lost.
 const LOST: Duration = Duration::from_secs(4);
@@ -193,7 +193,7 @@ impl Control {
         start(Box::new(move || {
             while !shared.leaving.load(Ordering::Acquire) {
                 let text = shared.whereabouts();
-                shared.tell(Kind::Beat, text.as_bytes());
+                shared.tell(FrameKind::Beat, text.as_bytes());
                 std::thread::sleep(BEAT);
             }
         }))
@@ -203,7 +203,7 @@ impl Control {
     pub fn gather(&self, data: Vec<u8>) -> Vec<Vec<u8>> {
         let s = &self.0;
         if s.me != 0 {
-            s.tell(Kind::Gather, &data);
+            s.tell(FrameKind::Gather, &data);
             return vec![];
         }
         let mut inbox = held(s.inbox.lock());
@@ -220,7 +220,7 @@ impl Control {
     pub fn share(&self, data: Vec<u8>) -> Vec<u8> {
         let s = &self.0;
         if s.me == 0 {
-            s.tell(Kind::Share, &data);
+            s.tell(FrameKind::Share, &data);
             return data;
         }
         let mut inbox = held(s.inbox.lock());
@@ -253,7 +253,7 @@ impl Control {
     pub fn wish(&self, signal: i32) {
         self.0.wished.store(signal, Ordering::Release);
         if self.0.me != 0 {
-            self.0.tell(Kind::Wish, signal.to_string().as_bytes());
+            self.0.tell(FrameKind::Wish, signal.to_string().as_bytes());
         }
     }
 
@@ -271,7 +271,7 @@ impl Control {
         }
         self.share(vec![]);
         self.0.leaving.store(true, Ordering::Release);
-        self.0.tell(Kind::Bye, &[]);
+        self.0.tell(FrameKind::Bye, &[]);
         self.0.links.iter().flatten().for_each(|l| {
             let _ = held(l.lock()).shutdown(Shutdown::Write);
         });
@@ -286,7 +286,7 @@ impl Shared {
 
     /// Says something to all that this process is connected to. Whoever cannot be told is lost, and
     /// found to be.
-    fn tell(&self, kind: Kind, data: &[u8]) {
+    fn tell(&self, kind: FrameKind, data: &[u8]) {
         for link in self.links.iter().flatten() {
             let mut link: MutexGuard<TcpStream> = held(link.lock());
             let _ = write(&mut link, kind, data);
@@ -297,23 +297,23 @@ impl Shared {
         held(self.wake.wait_timeout(inbox, BEAT)).0
     }
 
-    fn heard(self: &Arc<Self>, other: usize, kind: Kind, data: Vec<u8>) {
+    fn heard(self: &Arc<Self>, other: usize, kind: FrameKind, data: Vec<u8>) {
         let text = || String::from_utf8_lossy(&data).into_owned();
         let mut inbox = held(self.inbox.lock());
         match kind {
-            Kind::Gather => inbox.gathered[other].push_back(data),
-            Kind::Share => inbox.shared.push_back(data),
-            Kind::Beat => inbox.last[other] = Some((Instant::now(), text())),
-            Kind::Where => inbox.stopped[other] = Some(text()),
-            Kind::Bye => inbox.left[other] = true,
-            Kind::Hello => {}
-            Kind::Wish => self.wished.store(text().parse().unwrap_or(0), Ordering::Release),
-            Kind::Fail | Kind::Stop => {
+            FrameKind::Gather => inbox.gathered[other].push_back(data),
+            FrameKind::Share => inbox.shared.push_back(data),
+            FrameKind::Beat => inbox.last[other] = Some((Instant::now(), text())),
+            FrameKind::Where => inbox.stopped[other] = Some(text()),
+            FrameKind::Bye => inbox.left[other] = true,
+            FrameKind::Hello => {}
+            FrameKind::Wish => self.wished.store(text().parse().unwrap_or(0), Ordering::Release),
+            FrameKind::Fail | FrameKind::Stop => {
                 drop(inbox);
                 let text = text();
                 let (status, text) = text.split_once('\n').unwrap_or((&text, ""));
                 let status = status.parse().unwrap_or(Exit::RankFailed as i32);
-                if kind == Kind::Stop {
+                if kind == FrameKind::Stop {
                     return self.stop(status);
                 }
                 if self.ending.load(Ordering::Acquire) {

@@ -13,7 +13,7 @@ pub(super) const MAGIC: &[u8; 8] = b"shardc01";
 /// Kinds of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     /// Of a process, at first: its number, its address and its card.
     Hello,
     Gather,
@@ -30,19 +30,19 @@ pub(super) enum Kind {
     Wish,
 }
 
-const KINDS: [Kind; 9] = [
-    Kind::Hello,
-    Kind::Gather,
-    Kind::Share,
-    Kind::Beat,
-    Kind::Fail,
-    Kind::Stop,
-    Kind::Where,
-    Kind::Bye,
-    Kind::Wish,
+const KINDS: [FrameKind; 9] = [
+    FrameKind::Hello,
+    FrameKind::Gather,
+    FrameKind::Share,
+    FrameKind::Beat,
+    FrameKind::Fail,
+    FrameKind::Stop,
+    FrameKind::Where,
+    FrameKind::Bye,
+    FrameKind::Wish,
 ];
 
-pub(super) fn write(stream: &mut TcpStream, kind: Kind, data: &[u8]) -> std::io::Result<()> {
+pub(super) fn write(stream: &mut TcpStream, kind: FrameKind, data: &[u8]) -> std::io::Result<()> {
     let mut head = [0; 9];
     head[0] = kind as u8;
     head[1..].copy_from_slice(&(data.len() as u64).to_le_bytes());
@@ -50,11 +50,14 @@ pub(super) fn write(stream: &mut TcpStream, kind: Kind, data: &[u8]) -> std::io:
     stream.write_all(data)
 }
 
-pub(super) fn read(stream: &mut TcpStream) -> std::io::Result<(Kind, Vec<u8>)> {
+pub(super) fn read(stream: &mut TcpStream) -> std::io::Result<(FrameKind, Vec<u8>)> {
     read_most(stream, MOST)
 }
 
-pub(super) fn read_most(stream: &mut TcpStream, most: u64) -> std::io::Result<(Kind, Vec<u8>)> {
+pub(super) fn read_most(
+    stream: &mut TcpStream,
+    most: u64,
+) -> std::io::Result<(FrameKind, Vec<u8>)> {
     let mut head = [0; 9];
     stream.read_exact(&mut head)?;
     let kind = KINDS.get(usize::from(head[0])).copied();

@@ -42,7 +42,7 @@ struct Side {
 
 /// A product as the library is told: `out = left right`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Told {
+struct ProductCall {
     /// Left, right, out.
     sides: [Side; 3],
     /// Products of one call.
@@ -55,7 +55,7 @@ struct Told {
 
 /// What the library has made of a product.
 struct Known {
-    told: Told,
+    told: ProductCall,
     product: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
@@ -84,7 +84,7 @@ fn side(which: usize, [rows, cols]: [usize; 2], [down, along]: [usize; 2]) -> Op
 }
 
 /// How the library is told of a product; `None` if it cannot be.
-fn tell(k: &Gemm) -> Option<Told> {
+fn tell(k: &Gemm) -> Option<ProductCall> {
     let elems = (k.a.elem, k.b.elem, k.out.elem);
     let known = matches!(
         elems,
@@ -118,7 +118,7 @@ fn tell(k: &Gemm) -> Option<Told> {
         calls =
             calls.iter().flat_map(|at| (0..n).map(|i| moved(at, i)).collect::<Vec<_>>()).collect();
     }
-    Some(Told { sides, batch, steps, calls })
+    Some(ProductCall { sides, batch, steps, calls })
 }
 
 fn data_type(e: Elem) -> sys::cudaDataType {
@@ -207,7 +207,7 @@ impl Products {
     }
 
     /// Describes a product, and lets the library choose how to do it.
-    fn make(&self, k: &Gemm, told: Told) -> Result<Known> {
+    fn make(&self, k: &Gemm, told: ProductCall) -> Result<Known> {
         use sys::cublasLtMatmulDescAttributes_t as Of;
         use sys::cublasLtMatrixLayoutAttribute_t as In;
         let single = sys::cudaDataType::CUDA_R_32F;
@@ -250,7 +250,7 @@ impl Products {
     fn choose(
         &self,
         k: &Gemm,
-        told: &Told,
+        told: &ProductCall,
         product: sys::cublasLtMatmulDesc_t,
         layouts: [sys::cublasLtMatrixLayout_t; 3],
     ) -> Result<sys::cublasLtMatmulAlgo_t> {

@@ -36,7 +36,7 @@ impl<'a> Flow<'a> {
 }
 
 /// Bytes of a segment where they lie, or, if that is in pieces, of a copy.
-pub(super) struct Piece {
+pub(super) struct Span {
     pub(super) room: Option<Vec<f32>>,
     pub(super) first: *mut u8,
     pub(super) bytes: usize,
@@ -47,7 +47,7 @@ pub(super) struct Piece {
 /// # Safety
 /// The piece has room for all parts.
 pub(super) unsafe fn each(
-    piece: &Piece,
+    piece: &Span,
     parts: &[(&Region, Range<usize>)],
     mut f: impl FnMut(&Region, Range<usize>, &Region),
 ) {

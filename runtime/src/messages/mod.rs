@@ -10,7 +10,7 @@ mod flow;
 use crate::alarm::Alarm;
 use crate::region::{self, Region, chunk};
 use crate::transport::{Reduced, Transport};
-use flow::{Flow, Piece, SEGMENT, each, shifted};
+use flow::{Flow, SEGMENT, Span, each, shifted};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::Reduction;
@@ -210,16 +210,16 @@ impl<P: Post> Messages<P> {
     }
 
     /// The bytes of parts of regions; of a copy to be filled if they do not lie together.
-    fn piece(&mut self, parts: &[(&Region, Range<usize>)]) -> Piece {
+    fn piece(&mut self, parts: &[(&Region, Range<usize>)]) -> Span {
         let bytes = parts.iter().map(|(r, range)| range.len() * r.elem().bytes()).sum();
         if let [(r, range)] = parts
             && let Some(first) = r.together(range)
         {
-            return Piece { room: None, first: first.cast(), bytes };
+            return Span { room: None, first: first.cast(), bytes };
         }
         let mut room = self.room(bytes);
         let first = room.as_mut_ptr().cast();
-        Piece { room: Some(room), first, bytes }
+        Span { room: Some(room), first, bytes }
     }
 
     /// Sends a segment to member `to`.
@@ -232,7 +232,7 @@ impl<P: Post> Messages<P> {
         to: usize,
         parts: &[(&Region, Range<usize>)],
         flights: &mut Vec<Flight<P::Ticket>>,
-    ) -> Result<Piece> {
+    ) -> Result<Span> {
         let piece = self.piece(parts);
         if piece.room.is_some() {
             // SAFETY: the copy has room for all parts.
@@ -252,7 +252,7 @@ impl<P: Post> Messages<P> {
         &mut self,
         g: &Group,
         from: usize,
-        piece: &Piece,
+        piece: &Span,
         flights: &mut Vec<Flight<P::Ticket>>,
     ) -> Result<()> {
         // SAFETY: by the caller.
@@ -265,7 +265,7 @@ impl<P: Post> Messages<P> {
     fn keep<'a>(
         &mut self,
         done: Result<()>,
-        pieces: impl Iterator<Item = &'a mut Piece>,
+        pieces: impl Iterator<Item = &'a mut Span>,
     ) -> Result<()> {
         if done.is_err() {
             pieces.filter_map(|p| p.room.take()).for_each(std::mem::forget);
@@ -273,7 +273,7 @@ impl<P: Post> Messages<P> {
         done
     }
 
-    fn free(&mut self, pieces: impl IntoIterator<Item = Piece>) {
+    fn free(&mut self, pieces: impl IntoIterator<Item = Span>) {
         self.rooms.extend(pieces.into_iter().filter_map(|p| p.room));
     }
 
@@ -339,7 +339,7 @@ impl<P: Post> Messages<P> {
                     let bytes = parts.iter().map(|(r, x)| x.len() * r.elem().bytes()).sum();
                     let mut room = self.room(bytes);
                     let first = room.as_mut_ptr().cast();
-                    let piece = Piece { room: Some(room), first, bytes };
+                    let piece = Span { room: Some(room), first, bytes };
                     // SAFETY: by the caller; pieces are kept until the wait is over.
                     unsafe { self.take(g, p, &piece, &mut flights)? };
                     taken.push(piece);
@@ -432,7 +432,7 @@ impl<P: Post> Transport for Messages<P> {
         let g = self.call(axes)?;
         let mut flights = vec![];
         for p in (0..g.members.len()).filter(|&p| p != g.me) {
-            let none = Piece { room: None, first: std::ptr::dangling_mut(), bytes: 0 };
+            let none = Span { room: None, first: std::ptr::dangling_mut(), bytes: 0 };
             // SAFETY: there are no bytes.
             let ticket = unsafe { self.post.send(g.peer(p), none.first, 0)? };
             flights.push(Flight { ticket, with: g.members[p], done: false });

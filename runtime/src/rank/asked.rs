@@ -66,7 +66,7 @@ impl Order {
 }
 
 /// A rank's piece of an output, dense.
-pub(crate) struct Piece {
+pub(crate) struct OutputPiece {
     /// Number of the output among [`Wiring::results`].
     pub output: usize,
     pub microbatch: usize,
@@ -74,7 +74,7 @@ pub(crate) struct Piece {
 }
 
 pub(crate) struct Reply {
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<OutputPiece>,
     /// High-water mark of the arena, in bytes.
     pub touched: usize,
     pub timings: Vec<Timing>,
@@ -139,7 +139,7 @@ impl Reply {
             *rest = left;
             let word = |w: &[u8]| f32::from_le_bytes([w[0], w[1], w[2], w[3]]);
             let data = data.chunks_exact(4).map(word).collect();
-            reply.pieces.push(Piece { output, microbatch, data });
+            reply.pieces.push(OutputPiece { output, microbatch, data });
         }
         Some((rank, reply))
     }

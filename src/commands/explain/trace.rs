@@ -144,7 +144,7 @@ impl<'a> Why<'a> {
                 _ => None,
             };
         }
-        if let Op::Own(_) | Op::Join(_) | Op::Piece(_) = n.op {
+        if let Op::ToVarying(_) | Op::FromVarying(_) | Op::Piece(_) = n.op {
             // The same pieces, seen as values of their own or as those of a whole.
             if f.ty(n.ins[0]).state(atom) != state {
                 out.push(format!("made so by `{text}`"));

@@ -2,7 +2,7 @@
 
 use shardc_ir::func::{Func, Node, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
-use shardc_ir::plan::{Class, Plan};
+use shardc_ir::plan::{MemoryClass, Plan};
 use shardc_ir::text;
 use shardc_ir::types::{Reduction, State, Type};
 use shardc_passes::step::instructions::base;
@@ -111,9 +111,9 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
     let mut ports = f.args.iter().chain(&f.results).filter(|a| a.value == v);
     let role = ports.find_map(|a| a.role.as_ref());
     let class = match (role, maker) {
-        (Some(r), _) => Class::of(r.kind),
-        (None, Some(n)) if n.op.collective().is_some() => Class::CollectiveBuffer,
-        (None, _) => Class::Temporary,
+        (Some(r), _) => MemoryClass::of(r.kind),
+        (None, Some(n)) if n.op.collective().is_some() => MemoryClass::CollectiveBuffer,
+        (None, _) => MemoryClass::Temporary,
     };
     let name = class.name();
     let mut at: Vec<usize> = own

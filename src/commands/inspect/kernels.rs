@@ -57,7 +57,7 @@ fn name(k: &Kernel) -> Option<String> {
 /// What a launch runs, each by itself.
 fn kernels_of(k: &Kernel) -> Vec<Kernel> {
     match k {
-        Kernel::Several(k) => k.kernels.iter().cloned().map(Kernel::Rows).collect(),
+        Kernel::HorizontalFusion(k) => k.kernels.iter().cloned().map(Kernel::Rows).collect(),
         one => vec![one.clone()],
     }
 }
@@ -142,7 +142,7 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
         let f = &m.funcs[i];
         for (j, (x, run)) in launches(f).iter().zip(own).enumerate() {
             match run {
-                Kernel::Rows(_) | Kernel::Several(_) => launched += 1,
+                Kernel::Rows(_) | Kernel::HorizontalFusion(_) => launched += 1,
                 Kernel::GemmThen(_) => launched_products += 1,
                 Kernel::View => continue,
                 _other => {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Where calls happen.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "where", rename_all = "snake_case")]
-pub enum Part {
+pub enum Where {
     /// In each of these decoder layers, once per microbatch; `last` is included.
     Layers { first: u32, last: u32 },
     /// In a scope outside the layers (embedding, head, loss), once per microbatch.
@@ -27,7 +27,7 @@ pub struct Calls {
     pub kind: &'static str,
     /// Axis names in mesh order, joined by `+`.
     pub axis: String,
-    /// Calls per microbatch (of one layer), or per step in [`Part::Step`].
+    /// Calls per microbatch (of one layer), or per step in [`Where::Step`].
     pub calls: usize,
     /// Tensors in these calls.
     pub tensors: usize,
@@ -43,7 +43,7 @@ pub struct Calls {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Section {
     #[serde(flatten)]
-    pub part: Part,
+    pub part: Where,
     pub calls: Vec<Calls>,
 }
 
@@ -62,16 +62,16 @@ impl Section {
         let of = |c: &&Calls| c.phase == phase && c.kind == kind;
         self.calls.iter().filter(of).map(|c| c.calls).sum()
     }
-    /// Bytes one rank sends for one layer and microbatch, or per step in [`Part::Step`].
+    /// Bytes one rank sends for one layer and microbatch, or per step in [`Where::Step`].
     pub fn bytes(&self) -> f64 {
         self.calls.iter().map(|c| c.bytes).sum()
     }
     /// How often a step has what is counted here: layers times microbatches, or 1.
     pub fn times(&self, microbatches: usize) -> usize {
         match self.part {
-            Part::Layers { first, last } => (last - first + 1) as usize * microbatches,
-            Part::Scope { .. } => microbatches,
-            Part::Step => 1,
+            Where::Layers { first, last } => (last - first + 1) as usize * microbatches,
+            Where::Scope { .. } => microbatches,
+            Where::Step => 1,
         }
     }
 }
@@ -80,13 +80,13 @@ impl LayerCollectives {
     /// The section of a decoder layer; `None` if the layer has no collectives.
     pub fn layer(&self, n: u32) -> Option<&Section> {
         self.sections.iter().find(|s| match s.part {
-            Part::Layers { first, last } => first <= n && n <= last,
-            Part::Scope { .. } | Part::Step => false,
+            Where::Layers { first, last } => first <= n && n <= last,
+            Where::Scope { .. } | Where::Step => false,
         })
     }
     /// The section of the step scope.
     pub fn step(&self) -> Option<&Section> {
-        self.sections.iter().find(|s| s.part == Part::Step)
+        self.sections.iter().find(|s| s.part == Where::Step)
     }
     /// Calls and bytes of one rank per step.
     pub fn total(&self) -> (usize, f64) {
@@ -129,7 +129,7 @@ pub fn layer_collectives(plan: &Plan, class: usize) -> LayerCollectives {
             (false, _) => &mut step,
             (true, Some(l)) => layers.entry(l).or_default(),
             (true, None) => {
-                let part = Part::Scope { path: scope.path.to_string() };
+                let part = Where::Scope { path: scope.path.to_string() };
                 let known = before.iter().position(|s| s.part == part);
                 let list = match layers.is_empty() || known.is_some() {
                     true => &mut before,
@@ -147,17 +147,17 @@ pub fn layer_collectives(plan: &Plan, class: usize) -> LayerCollectives {
     let mut sections = before;
     for (l, calls) in layers {
         match sections.last_mut() {
-            Some(Section { part: Part::Layers { last, .. }, calls: of })
+            Some(Section { part: Where::Layers { last, .. }, calls: of })
                 if *last + 1 == l && same(of, &calls) =>
             {
                 *last = l;
             }
-            _ => sections.push(Section { part: Part::Layers { first: l, last: l }, calls }),
+            _ => sections.push(Section { part: Where::Layers { first: l, last: l }, calls }),
         }
     }
     sections.append(&mut after);
     if !step.is_empty() {
-        sections.push(Section { part: Part::Step, calls: step });
+        sections.push(Section { part: Where::Step, calls: step });
     }
     LayerCollectives { microbatches: plan.settings.microbatches, sections }
 }

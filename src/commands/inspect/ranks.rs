@@ -9,7 +9,7 @@ use shardc_ir::func::RoleKind;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::Plan;
 use shardc_passes::options::Options;
-use shardc_passes::shard::experts::{Part, ranks_of};
+use shardc_passes::shard::experts::{ExpertRole, ranks_of};
 use std::collections::BTreeMap;
 
 /// Most ranks of the table.
@@ -46,7 +46,9 @@ fn axes_and_parts(mesh: &Mesh, experts: Option<&Options>) -> Vec<(String, AtomSe
         let parts = all.iter().filter(|_| all.len() > 1).map(AtomSet::one);
         out.extend(parts.map(|p| (mesh.names(p, "*"), p)));
     }
-    for (name, part) in [("edp", Part::Data), ("ep", Part::Expert), ("etp", Part::Tensor)] {
+    for (name, part) in
+        [("edp", ExpertRole::Data), ("ep", ExpertRole::Expert), ("etp", ExpertRole::Tensor)]
+    {
         let atoms = experts.map(|o| ranks_of(mesh, o, part)).unwrap_or_default();
         out.extend((!atoms.is_empty()).then(|| (name.to_string(), atoms)));
     }

@@ -1,6 +1,6 @@
 //! `inspect --summary`: the mesh, memory at the peak, collectives per layer, and what a step sends.
 
-use super::layers::{Calls, LayerCollectives, Part, Section, layer_collectives};
+use super::layers::{Calls, LayerCollectives, Section, Where, layer_collectives};
 use crate::commands::compile::mesh_line;
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
@@ -9,7 +9,7 @@ use crate::report::{Kept, bubble_line, bytes, padding_lines};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
-use shardc_ir::plan::{Class, Plan, RankClass};
+use shardc_ir::plan::{MemoryClass, Plan, RankClass};
 use shardc_passes::step::instructions::named;
 
 /// Most call numbers of one line.
@@ -121,13 +121,19 @@ fn layers(plan: &Plan, c: &RankClass) -> Vec<String> {
 
 /// One line per rank class: what it holds, and its memory.
 fn stages(plan: &Plan) -> String {
-    let of =
-        |c: &RankClass, k: Class| c.memory.at_peak.iter().find(|x| x.0 == k).map_or(0, |x| x.1);
+    let of = |c: &RankClass, k: MemoryClass| {
+        c.memory.at_peak.iter().find(|x| x.0 == k).map_or(0, |x| x.1)
+    };
     let head = ["class", "stages", "layers", "weights", "gradients", "optimizer", "activations"];
     let head = head.into_iter().chain(["peak"]).map(String::from).collect();
     let row = |(i, c): (usize, &RankClass)| {
         let stages: Vec<String> = c.stages.iter().map(usize::to_string).collect();
-        let kinds = [Class::Weights, Class::Grads, Class::Optimizer, Class::Activation];
+        let kinds = [
+            MemoryClass::Weights,
+            MemoryClass::Grads,
+            MemoryClass::Optimizer,
+            MemoryClass::Activation,
+        ];
         let mut row = vec![i.to_string(), stages.join(", "), layers(plan, c).join(", ")];
         row.extend(kinds.map(|k| bytes(of(c, k))));
         row.push(bytes(c.memory.peak_bytes));
@@ -206,11 +212,11 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
 
 fn heading(s: &Section) -> String {
     match &s.part {
-        Part::Layers { first, last } if first == last => format!("layer {first}, per microbatch"),
-        Part::Layers { first, last } => format!("layers {first}-{last}, per layer and microbatch"),
-        Part::Scope { path } if path.is_empty() => "outside all scopes, per microbatch".into(),
-        Part::Scope { path } => format!("{path}, per microbatch"),
-        Part::Step => "once per step".into(),
+        Where::Layers { first, last } if first == last => format!("layer {first}, per microbatch"),
+        Where::Layers { first, last } => format!("layers {first}-{last}, per layer and microbatch"),
+        Where::Scope { path } if path.is_empty() => "outside all scopes, per microbatch".into(),
+        Where::Scope { path } => format!("{path}, per microbatch"),
+        Where::Step => "once per step".into(),
     }
 }
 

@@ -6,9 +6,9 @@ use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, Form};
-use shardc_ir::plan::{Class, Instr, Mode, Plan, RankClass};
-use shardc_ir::schedule::{Kind, Timeline, Times};
+use shardc_ir::files::{self, FileFormat};
+use shardc_ir::plan::{Instr, MemoryClass, Mode, Plan, RankClass};
+use shardc_ir::schedule::{ActionKind, Timeline, Times};
 use shardc_passes::step::instructions::Index;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -54,7 +54,7 @@ pub fn timeline(
 }
 
 /// What `--svg` writes.
-const SVG: Form = Form { name: "SVG", is: |begin| begin.starts_with(b"<svg") };
+const SVG: FileFormat = FileFormat { name: "SVG", is: |begin| begin.starts_with(b"<svg") };
 
 /// Largest trace that is read, in bytes.
 const MAX_TRACE: u64 = 4 << 30;
@@ -140,7 +140,7 @@ fn clock(plan: &Plan, c: &RankClass, t: &Timeline, rank: usize) -> Result<Vec<(f
             Instr::Call(call) if call.microbatch.is_some() => match rest.take() {
                 Some(r) => r,
                 None => slots.next().map_or((now, now), |s| {
-                    let whole = s.action.kind == Kind::Backward;
+                    let whole = s.action.kind == ActionKind::Backward;
                     let two = whole && index.weight[s.action.stage].is_some();
                     let half = if two { (s.start + s.end) / 2.0 } else { s.end };
                     rest = two.then_some((half, s.end));
@@ -171,7 +171,7 @@ fn areas(plan: &Plan, c: &RankClass, t: &Timeline, rank: usize) -> Result<Vec<Ar
     for &(class, bytes) in c.memory.whole.iter().filter(|x| x.1 > 0) {
         all.push(Area { name: class.name().into(), points: vec![(0.0, bytes)] });
     }
-    for class in [Class::Activation, Class::CollectiveBuffer, Class::Temporary] {
+    for class in [MemoryClass::Activation, MemoryClass::CollectiveBuffer, MemoryClass::Temporary] {
         let mut changes: Vec<(f64, i64)> = vec![];
         for s in c.memory.spans.iter().filter(|s| s.class == class) {
             let (from, to) = (clock[s.first].0, clock[s.last].1);

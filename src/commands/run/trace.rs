@@ -2,18 +2,19 @@
 
 use crate::pictures::trace::{Event, chrome};
 use shardc_ir::diag::Result;
-use shardc_ir::files::{self, Form};
-use shardc_ir::func::{Joined, Node};
+use shardc_ir::files::{self, FileFormat};
+use shardc_ir::func::{FusedWithNext, Node};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
-use shardc_ir::schedule::Kind;
+use shardc_ir::schedule::ActionKind;
 use shardc_passes::step::instructions::base;
 use shardc_runtime::{Done, Timing};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// What `--trace` writes.
-const TRACE: Form = Form { name: "trace", is: |begin| begin.starts_with(b"{\"displayTimeUnit\"") };
+const TRACE: FileFormat =
+    FileFormat { name: "trace", is: |begin| begin.starts_with(b"{\"displayTimeUnit\"") };
 
 /// Events of all steps so far.
 pub struct Trace {
@@ -28,7 +29,7 @@ impl Trace {
     /// To a file.
     ///
     /// # Errors
-    /// Those of [`Form::check`].
+    /// Those of [`FileFormat::check`].
     pub fn new(file: &Path) -> Result<Trace> {
         TRACE.check(file)?;
         let (sent, received) = (HashMap::new(), HashMap::new());
@@ -116,7 +117,7 @@ impl Trace {
 
 /// The ops of the launch that begins a list of nodes, each once; `None` if it does nothing.
 fn ops(nodes: &[Node]) -> Option<String> {
-    let last = nodes.iter().position(|n| n.joined == Joined::No)?;
+    let last = nodes.iter().position(|n| n.fused == FusedWithNext::No)?;
     let mut names: Vec<&str> = vec![];
     for n in nodes[..=last].iter().filter(|n| !n.op.def().is_view()) {
         if !names.contains(&n.op.mnemonic()) {
@@ -131,10 +132,10 @@ fn label(plan: &Plan, c: &Call) -> String {
     let f = &plan.module.funcs[c.func];
     let Some(microbatch) = c.microbatch else { return base(&f.name).to_string() };
     let kind = match base(&f.name) {
-        "forward" => Kind::Forward,
-        "weight" => Kind::Weight,
-        _ if plan.schedule.splits_backward() => Kind::Input,
-        _ => Kind::Backward,
+        "forward" => ActionKind::Forward,
+        "weight" => ActionKind::Weight,
+        _ if plan.schedule.splits_backward() => ActionKind::Input,
+        _ => ActionKind::Backward,
     };
     let stage = f.name.rsplit_once('.').map_or("0", |n| n.1);
     format!("{stage}{}{microbatch}", kind.letter())

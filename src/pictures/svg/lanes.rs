@@ -2,7 +2,7 @@
 
 use super::frame::{DIGIT, Frame, LEFT, LINE, px};
 use crate::pictures::measure::{Chunks, KINDS, number};
-use shardc_ir::schedule::{Kind, Slot, Timeline};
+use shardc_ir::schedule::{ActionKind, Slot, Timeline};
 
 /// Height of a lane.
 const LANE: f64 = 22.0;
@@ -31,40 +31,41 @@ pub fn draw(out: &mut String, f: &Frame, t: &Timeline, chunks: usize, y: f64) ->
 }
 
 /// Colours that stay apart for people who see few.
-fn colour(kind: Kind) -> [f64; 3] {
+fn colour(kind: ActionKind) -> [f64; 3] {
     match kind {
-        Kind::Forward => [86.0, 180.0, 233.0],
-        Kind::Backward => [230.0, 159.0, 0.0],
-        Kind::Input => [185.0, 115.0, 165.0],
-        Kind::Weight => [140.0, 205.0, 120.0],
+        ActionKind::Forward => [86.0, 180.0, 233.0],
+        ActionKind::Backward => [230.0, 159.0, 0.0],
+        ActionKind::Input => [185.0, 115.0, 165.0],
+        ActionKind::Weight => [140.0, 205.0, 120.0],
     }
 }
 
 /// The last chunk is the palest.
-fn shade(kind: Kind, chunk: usize, count: usize) -> String {
+fn shade(kind: ActionKind, chunk: usize, count: usize) -> String {
     let pale = 0.62 * chunk as f64 / (count.max(2) - 1) as f64;
     let [r, g, b] = colour(kind).map(|c| (c + (255.0 - c) * pale).round() as u8);
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-fn words(kind: Kind) -> &'static str {
+fn words(kind: ActionKind) -> &'static str {
     match kind {
-        Kind::Forward => "forward",
-        Kind::Backward => "backward",
-        Kind::Input => "backward, gradient of the input",
-        Kind::Weight => "backward, gradients of the weights",
+        ActionKind::Forward => "forward",
+        ActionKind::Backward => "backward",
+        ActionKind::Input => "backward, gradient of the input",
+        ActionKind::Weight => "backward, gradients of the weights",
     }
 }
 
 fn legend(t: &Timeline, chunks: &Chunks) -> Vec<(Vec<String>, String)> {
-    let has = |k: &&Kind| t.ranks.iter().flatten().any(|s| s.action.kind == **k);
+    let has = |k: &&ActionKind| t.ranks.iter().flatten().any(|s| s.action.kind == **k);
     let mut all: Vec<(Vec<String>, String)> = KINDS
         .iter()
         .filter(has)
         .map(|&k| (vec![shade(k, 0, chunks.count)], format!("{} {}", k.letter(), words(k))))
         .collect();
     if chunks.count > 1 {
-        let fills = (0..chunks.count).map(|c| shade(Kind::Forward, c, chunks.count)).collect();
+        let fills =
+            (0..chunks.count).map(|c| shade(ActionKind::Forward, c, chunks.count)).collect();
         all.push((fills, format!("the {} chunks of a rank, first to last", chunks.count)));
     }
     all.push((vec!["url(#idle)".into()], "idle".into()));

@@ -1,6 +1,6 @@
 use super::{Area, Memory, svg};
 use crate::pictures::sample::{self, slot};
-use shardc_ir::schedule::{Kind, Slot, Timeline};
+use shardc_ir::schedule::{ActionKind, Slot, Timeline};
 
 /// Panics unless all tags are closed in order and texts have no loose `<` or `&`.
 fn check_xml(s: &str) {
@@ -56,12 +56,12 @@ fn memory(t: &Timeline, limit: Option<usize>) -> Memory {
         let mut points = vec![];
         for s in slots {
             match s.action.kind {
-                Kind::Forward => {
+                ActionKind::Forward => {
                     live += 1;
                     points.push((s.start, live << 28));
                 }
-                Kind::Input => {}
-                Kind::Backward | Kind::Weight => {
+                ActionKind::Input => {}
+                ActionKind::Backward | ActionKind::Weight => {
                     live -= 1;
                     points.push((s.end, live << 28));
                 }
@@ -84,7 +84,7 @@ fn all() -> Vec<(Timeline, usize)> {
         (sample::interleaved(4, 8, 2), 2),
         (sample::interleaved(16, 64, 2), 2),
         (sample::zero_bubble(16, 64), 1),
-        (sample::timed(4, 12, |k| if k == Kind::Forward { 1e-9 } else { 3e11 }), 1),
+        (sample::timed(4, 12, |k| if k == ActionKind::Forward { 1e-9 } else { 3e11 }), 1),
         (sample::timed(2, 20, |_| 0.0), 1),
         (Timeline::default(), 1),
         (Timeline { ranks: vec![vec![]; 3], order: vec![] }, 2),
@@ -155,9 +155,11 @@ fn memory_is_stacked_and_has_a_limit() {
 
 #[test]
 fn odd_times_stay_inside() {
-    let slots =
-        vec![slot(Kind::Forward, 0, 0, 5e300, f64::MAX), slot(Kind::Weight, 0, 1, 0.0, 0.0)];
-    let odd = vec![slot(Kind::Input, 0, 0, f64::NAN, f64::INFINITY)];
+    let slots = vec![
+        slot(ActionKind::Forward, 0, 0, 5e300, f64::MAX),
+        slot(ActionKind::Weight, 0, 1, 0.0, 0.0),
+    ];
+    let odd = vec![slot(ActionKind::Input, 0, 0, f64::NAN, f64::INFINITY)];
     let t = Timeline { ranks: vec![slots, odd], order: vec![] };
     let area = Area { name: "<>".into(), points: vec![(f64::NAN, 3), (9.0, usize::MAX)] };
     let ranks = vec![vec![area.clone(), area]];

@@ -2,7 +2,7 @@
 
 use super::WIDTH;
 use crate::pictures::measure::{Chunks, lengths, number, round_step, span};
-use shardc_ir::schedule::{Kind, Slot, Timeline};
+use shardc_ir::schedule::{ActionKind, Slot, Timeline};
 
 /// As many lines of panels are shown without leaving anything out.
 const LINES: usize = 60;
@@ -30,7 +30,7 @@ pub struct Page<'a> {
 }
 
 /// What stands in a column, and the colour behind it, if any.
-type Spot = (char, Option<Kind>);
+type Spot = (char, Option<ActionKind>);
 
 impl<'a> Page<'a> {
     pub fn new(t: &'a Timeline, chunks: usize, colour: bool) -> Page<'a> {
@@ -106,13 +106,15 @@ impl<'a> Page<'a> {
 
     /// The column at which all ranks have done some backward.
     fn warm_up(&self) -> usize {
-        let first = |slots: &'a Vec<Slot>| slots.iter().find(|s| s.action.kind != Kind::Forward);
+        let first =
+            |slots: &'a Vec<Slot>| slots.iter().find(|s| s.action.kind != ActionKind::Forward);
         self.t.ranks.iter().filter_map(first).map(|s| self.column(s.end)).max().unwrap_or(0)
     }
 
     /// The column at which the first rank has done its last forward.
     fn cool_down(&self) -> usize {
-        let last = |slots: &'a Vec<Slot>| slots.iter().rfind(|s| s.action.kind == Kind::Forward);
+        let last =
+            |slots: &'a Vec<Slot>| slots.iter().rfind(|s| s.action.kind == ActionKind::Forward);
         let ends = self.t.ranks.iter().filter_map(last).map(|s| self.column(s.end));
         ends.min().unwrap_or(self.total)
     }
@@ -228,10 +230,10 @@ impl<'a> Page<'a> {
                 // Black on one of 256 colours; those of the SVG, as near as there are.
                 Some(kind) => {
                     let code = match kind {
-                        Kind::Forward => 117,
-                        Kind::Backward => 214,
-                        Kind::Input => 175,
-                        Kind::Weight => 150,
+                        ActionKind::Forward => 117,
+                        ActionKind::Backward => 214,
+                        ActionKind::Input => 175,
+                        ActionKind::Weight => 150,
                     };
                     out.push_str(&format!("\x1b[30;48;5;{code}m{text}\x1b[0m"));
                 }

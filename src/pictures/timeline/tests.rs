@@ -1,6 +1,6 @@
 use super::{span, text};
 use crate::pictures::sample::{self, slot};
-use shardc_ir::schedule::{Kind, Slot, Timeline};
+use shardc_ir::schedule::{ActionKind, Slot, Timeline};
 
 /// Escapes take no columns.
 fn plain(s: &str) -> String {
@@ -29,8 +29,8 @@ fn all() -> Vec<(Timeline, usize)> {
         (sample::interleaved(16, 64, 2), 2),
         (sample::zero_bubble(4, 8), 1),
         (sample::zero_bubble(16, 64), 1),
-        (sample::timed(4, 12, |k| if k == Kind::Forward { 0.731 } else { 1.617 }), 1),
-        (sample::timed(4, 12, |k| if k == Kind::Forward { 1e-9 } else { 3e11 }), 1),
+        (sample::timed(4, 12, |k| if k == ActionKind::Forward { 0.731 } else { 1.617 }), 1),
+        (sample::timed(4, 12, |k| if k == ActionKind::Forward { 1e-9 } else { 3e11 }), 1),
         (sample::timed(2, 300, |_| 0.0), 1),
     ]
 }
@@ -121,31 +121,35 @@ fn nothing_and_next_to_nothing() {
     assert_eq!(text(&Timeline::default(), 1, false), "no actions on 0 ranks of the pipeline\n");
     let mut t = Timeline { ranks: vec![vec![]; 2], order: vec![] };
     assert_eq!(text(&t, 1, true), "no actions on 2 ranks of the pipeline\n");
-    t.ranks[0].push(slot(Kind::Forward, 0, 7, 0.0, 0.25));
+    t.ranks[0].push(slot(ActionKind::Forward, 0, 7, 0.0, 0.25));
     let s = text(&t, 1, false);
     assert!(s.contains("rank 0 F7 \nrank 1 ···\n"), "{s}");
     assert!(!s.contains("live"), "{s}");
-    t.ranks[0].push(slot(Kind::Backward, 0, 7, 0.25, 0.25));
+    t.ranks[0].push(slot(ActionKind::Backward, 0, 7, 0.25, 0.25));
     let s = text(&t, 1, false);
     assert!(s.contains("0 actions are too short for their number, 1 too short"), "{s}");
 }
 
 #[test]
 fn times_that_are_not_whole_are_scaled() {
-    let t = sample::timed(2, 3, |k| if k == Kind::Forward { 0.41 } else { 0.97 });
+    let t = sample::timed(2, 3, |k| if k == ActionKind::Forward { 0.41 } else { 0.97 });
     let s = text(&t, 1, false);
     let [f, b] = ["F2", "B2"].map(|cell| row(&s, 1).find(cell).unwrap_or_default());
     assert!(f < b, "{s}");
     // Every panel begins and ends inside, however many columns a unit takes.
-    let t = sample::timed(8, 64, |k| if k == Kind::Forward { 0.001 } else { 0.002 });
+    let t = sample::timed(8, 64, |k| if k == ActionKind::Forward { 0.001 } else { 0.002 });
     assert!(row(&text(&t, 1, false), 0).ends_with("B63──── "));
-    let huge =
-        Timeline { ranks: vec![vec![slot(Kind::Forward, 0, 0, 1e300, f64::MAX)]], order: vec![] };
+    let huge = Timeline {
+        ranks: vec![vec![slot(ActionKind::Forward, 0, 0, 1e300, f64::MAX)]],
+        order: vec![],
+    };
     assert!(text(&huge, 1, false).contains("F0"));
     let mut t = sample::one_f_one_b(4, 32);
-    t.ranks[3].push(slot(Kind::Backward, 3, 32, 99.0, 1e300));
+    t.ranks[3].push(slot(ActionKind::Backward, 3, 32, 99.0, 1e300));
     assert!(text(&t, 1, false).contains("; --svg FILE draws all"));
-    let odd =
-        vec![slot(Kind::Forward, 0, 0, 0.0, f64::INFINITY), slot(Kind::Forward, 0, 1, 0.0, 1.0)];
+    let odd = vec![
+        slot(ActionKind::Forward, 0, 0, 0.0, f64::INFINITY),
+        slot(ActionKind::Forward, 0, 1, 0.0, 1.0),
+    ];
     assert!(text(&Timeline { ranks: vec![odd], order: vec![] }, 1, false).contains("F1"));
 }

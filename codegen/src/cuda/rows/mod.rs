@@ -13,7 +13,7 @@ mod text;
 
 use super::grid;
 use cut::{Shape, THREADS};
-use shardc_ir::kernel::{Rows, Several};
+use shardc_ir::kernel::{HorizontalFusion, Rows};
 use shardc_ir::launch::{Launch, Source, Word};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,19 +35,19 @@ const PARAMETERS: usize = 4096;
 
 /// What runs for kernels over rows of one launch of a program: those without folds as one, or as few as
 /// parameters let them be; a fold may need several by itself.
-pub(super) fn several(k: &Several) -> Vec<Launch> {
+pub(super) fn several(k: &HorizontalFusion) -> Vec<Launch> {
     let all = k.kernels.iter().zip(&k.operands).filter(|(k, _)| !k.outer.contains(&0));
-    let (each, folds): (Vec<Part>, Vec<Part>) = all
-        .map(|(k, operands)| Part { w: Writer::new(k), operands })
+    let (each, folds): (Vec<Member>, Vec<Member>) = all
+        .map(|(k, operands)| Member { w: Writer::new(k), operands })
         .partition(|p| p.w.cut.shape == Shape::Each);
     // Without elements there is nothing to do.
-    let each: Vec<Part> = each.into_iter().filter(|p| p.w.cut.packs > 0).collect();
-    let mut out: Vec<Launch> = folds.into_iter().flat_map(Part::alone).collect();
+    let each: Vec<Member> = each.into_iter().filter(|p| p.w.cut.packs > 0).collect();
+    let mut out: Vec<Launch> = folds.into_iter().flat_map(Member::alone).collect();
     let words = each.iter().map(|p| p.w.words().len()).max().unwrap_or(0);
     let most = (PARAMETERS / 8 / (words + 2)).max(1);
     let mut each = each.into_iter().peekable();
     while each.peek().is_some() {
-        let mut some: Vec<Part> = each.by_ref().take(most).collect();
+        let mut some: Vec<Member> = each.by_ref().take(most).collect();
         match some.len() {
             1 => out.extend(some.remove(0).alone()),
             _several => out.push(together(some, words, most)),
@@ -57,12 +57,12 @@ pub(super) fn several(k: &Several) -> Vec<Launch> {
 }
 
 /// A kernel of several, and which operands of the launch are its own.
-struct Part<'a> {
+struct Member<'a> {
     w: Writer<'a>,
     operands: &'a [usize],
 }
 
-impl Part<'_> {
+impl Member<'_> {
     fn words(&self) -> impl Iterator<Item = Word> {
         self.w.words().into_iter().map(|w| match w {
             Word::Address { operand, byte } => {
@@ -81,7 +81,7 @@ impl Part<'_> {
 
 /// One launch of kernels without folds: a block finds its kernel in a table of `most` parts, whose
 /// parameters are so many words. The text is the same for any number of them, and any order.
-fn together(mut parts: Vec<Part>, words: usize, most: usize) -> Launch {
+fn together(mut parts: Vec<Member>, words: usize, most: usize) -> Launch {
     let mut texts: BTreeMap<String, String> = BTreeMap::new();
     let mut blocks = vec![];
     for p in &mut parts {
@@ -99,9 +99,9 @@ fn together(mut parts: Vec<Part>, words: usize, most: usize) -> Launch {
     let functions: String = texts.values().map(|t| format!("\n{t}")).collect();
     let text = format!(
         "#include \"rows.cuh\"\n\nnamespace of_{name} {{{functions}\n\
-         struct Part {{\n    i64 end, kernel;\n    u64 words[{words}];\n}};\n\
-         struct Params {{\n    Part parts[{most}];\n}};\n\n\
-         DEVICE void run(const Part& part, const u32 block) {{\n    switch (part.kernel) {{\n{calls}    }}\n}}\n}}\n\n\
+         struct Member {{\n    i64 end, kernel;\n    u64 words[{words}];\n}};\n\
+         struct Params {{\n    Member parts[{most}];\n}};\n\n\
+         DEVICE void run(const Member& part, const u32 block) {{\n    switch (part.kernel) {{\n{calls}    }}\n}}\n}}\n\n\
          KERNEL void __launch_bounds__({THREADS}) {name}(CONSTANT of_{name}::Params p) {{\n    \
          u32 i = 0, first = 0;\n    \
          for (; blockIdx.x >= p.parts[i].end; i++) first = (u32)p.parts[i].end;\n    \

@@ -22,7 +22,7 @@ pub struct Id(pub [u8; 128]);
 /// `ncclDataType_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
-pub(super) enum Kind {
+pub(super) enum DataType {
     Byte = 1,
     I32 = 2,
     F32 = 7,
@@ -76,14 +76,14 @@ functions! {
     async_error: "ncclCommGetAsyncError" (Handle, *mut c_int),
     group_start: "ncclGroupStart" (),
     group_end: "ncclGroupEnd" (),
-    send: "ncclSend" (*const c_void, usize, Kind, c_int, Handle, Queue),
-    recv: "ncclRecv" (*mut c_void, usize, Kind, c_int, Handle, Queue),
-    broadcast: "ncclBroadcast" (*const c_void, *mut c_void, usize, Kind, c_int, Handle, Queue),
-    all_gather: "ncclAllGather" (*const c_void, *mut c_void, usize, Kind, Handle, Queue),
-    all_reduce: "ncclAllReduce" (*const c_void, *mut c_void, usize, Kind, Fold, Handle, Queue),
-    reduce: "ncclReduce" (*const c_void, *mut c_void, usize, Kind, Fold, c_int, Handle, Queue),
+    send: "ncclSend" (*const c_void, usize, DataType, c_int, Handle, Queue),
+    recv: "ncclRecv" (*mut c_void, usize, DataType, c_int, Handle, Queue),
+    broadcast: "ncclBroadcast" (*const c_void, *mut c_void, usize, DataType, c_int, Handle, Queue),
+    all_gather: "ncclAllGather" (*const c_void, *mut c_void, usize, DataType, Handle, Queue),
+    all_reduce: "ncclAllReduce" (*const c_void, *mut c_void, usize, DataType, Fold, Handle, Queue),
+    reduce: "ncclReduce" (*const c_void, *mut c_void, usize, DataType, Fold, c_int, Handle, Queue),
     reduce_scatter: "ncclReduceScatter"
-        (*const c_void, *mut c_void, usize, Kind, Fold, Handle, Queue),
+        (*const c_void, *mut c_void, usize, DataType, Fold, Handle, Queue),
 }
 
 /// The library.
@@ -98,7 +98,7 @@ pub(super) struct Library {
 pub(super) struct Data {
     pub at: u64,
     pub count: usize,
-    pub kind: Kind,
+    pub kind: DataType,
 }
 
 impl Library {

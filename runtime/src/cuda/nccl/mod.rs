@@ -22,7 +22,7 @@ use crate::alarm::{Alarm, Call};
 use crate::region::Region;
 use crate::threads::Mover;
 use crate::transport::{Reduced, Transport};
-use library::{Comm, Data, Fold, Kind, Library, Queue};
+use library::{Comm, Data, DataType, Fold, Library, Queue};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::AtomSet;
@@ -370,15 +370,15 @@ fn adjacent(row: &[Region]) -> Option<u64> {
 
 /// Some bytes at an address.
 fn raw(at: u64, count: usize) -> Data {
-    Data { at, count, kind: Kind::Byte }
+    Data { at, count, kind: DataType::Byte }
 }
 
 /// Elements to be folded.
 fn numbers(at: u64, count: usize, elem: Elem) -> Data {
     let kind = match elem {
-        Elem::F32 => Kind::F32,
-        Elem::BF16 => Kind::BF16,
-        Elem::I32 => Kind::I32,
+        Elem::F32 => DataType::F32,
+        Elem::BF16 => DataType::BF16,
+        Elem::I32 => DataType::I32,
     };
     Data { at, count, kind }
 }

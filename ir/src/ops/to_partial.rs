@@ -1,4 +1,4 @@
-//! `term`: what a pipeline stage has of its own, as one term of a sum over all stages.
+//! `to_partial`: what a pipeline stage has of its own, as one term of a sum over all stages.
 
 use super::*;
 use crate::mesh::PIPELINE;
@@ -7,11 +7,11 @@ op! {
     /// The operand as one term of a sum over the ranks of the pipeline. A function belongs to one
     /// rank of the pipeline and its values say nothing of the others', so this costs nothing; the
     /// sum is still to be taken.
-    Term = "term" (x) { axes: AtomSet }
+    ToPartial = "to_partial" (x) { axes: AtomSet }
     samples []
 }
 
-impl OpDef for Term {
+impl OpDef for ToPartial {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, 1)
     }
@@ -29,7 +29,7 @@ impl OpDef for Term {
             return infer::err(
                 "collective",
                 format!("only {PIPELINE} has values of its own on every rank"),
-                format!("write term[{PIPELINE}], on a mesh that has this axis"),
+                format!("write to_partial[{PIPELINE}], on a mesh that has this axis"),
             );
         }
         if t.marked().meets(self.axes) {

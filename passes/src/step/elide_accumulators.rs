@@ -12,7 +12,7 @@ use shardc_ir::func::{Func, Role, RoleKind};
 use std::collections::{HashMap, HashSet};
 
 /// Takes the accumulators out of the functions that a rank of the pipeline runs, once each.
-pub fn once(loops: &mut [Func]) {
+pub fn elide_accumulators(loops: &mut [Func]) {
     let mut takers: HashMap<Role, usize> = HashMap::new();
     let roles = loops.iter().flat_map(|f| f.args.iter().filter_map(|a| a.role.as_ref()));
     for r in roles.filter(|r| r.kind == RoleKind::Grad) {

@@ -1,15 +1,15 @@
-//! `join`: V → S: the ranks' own values as the pieces of a dim.
+//! `from_varying`: V → S: the ranks' own values as the pieces of a dim.
 
 use super::*;
 
 op! {
     /// The ranks' own values, seen as the pieces of a dim in group order. No data moves; it undoes
-    /// `own`.
-    Join = "join" (x) { axes: AtomSet, dim: usize }
+    /// `to_varying`.
+    FromVarying = "from_varying" (x) { axes: AtomSet, dim: usize }
     samples []
 }
 
-impl OpDef for Join {
+impl OpDef for FromVarying {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         fan_out::one(ins)
     }
@@ -42,7 +42,7 @@ impl OpDef for Join {
         0.0
     }
     fn grad(&self, b: &mut Builder, _: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        grads_of(d, |d| b.push("own", Own { axes: self.axes, dim: self.dim }, &[d]))
+        grads_of(d, |d| b.push("own", ToVarying { axes: self.axes, dim: self.dim }, &[d]))
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![ins[0].clone()]

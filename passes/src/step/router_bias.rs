@@ -4,7 +4,7 @@
 //! chose it in the whole step (Wang et al., 2024, *Auxiliary-Loss-Free Load Balancing*; DeepSeek-V3,
 //! 2.1.2). No gradient, no decay and no state: the bias only chooses.
 
-use crate::shard::partition::Preparation;
+use crate::shard::partition::ParamLayout;
 use crate::shard::reshard::Resharder;
 use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
@@ -14,7 +14,7 @@ use shardc_ir::types::Type;
 
 /// A bias to correct.
 pub(super) struct Corrected<'a> {
-    of: &'a Preparation,
+    of: &'a ParamLayout,
     param: Value,
     load: Value,
 }
@@ -23,10 +23,10 @@ impl<'a> Corrected<'a> {
     /// Those of a rank's parameters whose load its functions count, as arguments.
     pub fn arguments(
         f: &mut Func,
-        params: &[&'a Preparation],
+        params: &[&'a ParamLayout],
         loops: &[&Func],
     ) -> Vec<Corrected<'a>> {
-        let counted = |p: &Preparation| {
+        let counted = |p: &ParamLayout| {
             let role = Role { kind: RoleKind::Load, name: p.param.name.clone() };
             let find = |g: &&Func| {
                 let a = g.args.iter().find(|a| a.role.as_ref() == Some(&role))?;

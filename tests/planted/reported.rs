@@ -10,7 +10,7 @@ fn said(out: &std::process::Output) -> String {
 /// A plan knows whether it was proved when it was compiled; `inspect` and `run` say it.
 #[test]
 fn a_plan_says_what_came_of_its_proof() {
-    let lab = Lab::new("told");
+    let lab = Lab::new("reported");
     let model = &format!("{FIXTURES}/llama_gqa");
     let compile = |more: &[&str]| {
         let flags = ["compile", model, "--mesh", "dp=2,tp=2", "--seq", "8", "-o", "out"];

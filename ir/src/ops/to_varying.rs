@@ -1,11 +1,11 @@
-//! `own`: S → V: a rank's piece of a dim as a value of its own.
+//! `to_varying`: S → V: a rank's piece of a dim as a value of its own.
 
 use super::*;
 
 op! {
     /// This rank's piece of a dim, no longer seen as part of the whole: what a ring hands around.
-    /// The axes split the dim alone and evenly. No data moves; `join` is the way back.
-    Own = "own" (x) { axes: AtomSet, dim: usize }
+    /// The axes split the dim alone and evenly. No data moves; `from_varying` is the way back.
+    ToVarying = "to_varying" (x) { axes: AtomSet, dim: usize }
     samples []
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn even(mesh: &Mesh, axes: AtomSet, size: usize) -> Result<usize, Typ
     )
 }
 
-impl OpDef for Own {
+impl OpDef for ToVarying {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         fan_out::one(ins)
     }
@@ -36,7 +36,7 @@ impl OpDef for Own {
         _: &[Option<&Type>],
     ) -> Result<SmallVec<[Type; 2]>, TypeError> {
         let mut t = ins[0].clone();
-        // In mesh order, which is the order of a group: so `join` finds the pieces in their places.
+        // In mesh order, which is the order of a group: so `from_varying` finds the pieces in their places.
         let cut = AtomList::collect(self.axes.iter());
         let Some(d) = t.dims.get_mut(self.dim).filter(|d| Some(d.atoms) == cut) else {
             return fan_out::wrong(mesh, self.axes, &format!("split in dim {} alone", self.dim));
@@ -52,7 +52,7 @@ impl OpDef for Own {
         0.0
     }
     fn grad(&self, b: &mut Builder, _: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        grads_of(d, |d| b.push("joined", Join { axes: self.axes, dim: self.dim }, &[d]))
+        grads_of(d, |d| b.push("joined", FromVarying { axes: self.axes, dim: self.dim }, &[d]))
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![ins[0].clone()]

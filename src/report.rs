@@ -4,11 +4,10 @@ use crate::pictures::measure::bubble_of;
 use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
-use shardc_ir::func::{Func, Node};
+use shardc_ir::func::{Func, FuncKind, Node};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Op, Put};
 use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass};
-use shardc_passes::step::instructions::base;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The report of a compilation.
@@ -173,11 +172,11 @@ impl<'a> Experts<'a> {
 }
 
 /// Phase of a function in the report.
-pub fn phase_of(func: &str) -> &'static str {
-    match base(func) {
-        "forward" => "forward",
-        "backward" | "weight" => "backward",
-        _ => "step",
+pub fn phase_of(kind: FuncKind) -> &'static str {
+    match kind {
+        FuncKind::Forward => "forward",
+        FuncKind::Backward | FuncKind::Weight => "backward",
+        FuncKind::Model | FuncKind::Enter | FuncKind::Finish | FuncKind::Evaluate => "step",
     }
 }
 
@@ -199,7 +198,7 @@ pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
             let key = (fi, c.kind(), c.atoms().0, n.scope.0);
             let i = *at.entry(key).or_insert_with(|| {
                 out.push(CollectiveReport {
-                    phase: phase_of(&f.name),
+                    phase: phase_of(f.kind),
                     kind: c.kind(),
                     axis: experts.axis(mesh, f, n, c.atoms()),
                     scope: f.scope_info(n.scope).path.to_string(),
@@ -233,7 +232,7 @@ fn transfers(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
             Instr::Call(_) | Instr::Sent { .. } => continue,
         };
         let f = &plan.module.funcs[t.func];
-        let phase = if t.microbatch.is_some() { phase_of(&f.name) } else { "step" };
+        let phase = if t.microbatch.is_some() { phase_of(f.kind) } else { "step" };
         let at = |n: &&shardc_ir::func::Node| match kind {
             "send" => n.outs.contains(&t.value),
             _received => n.ins.contains(&t.value),
@@ -264,7 +263,7 @@ fn transfers(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
 /// The padding tokens of what a plan trains, each once.
 pub fn padding(plan: &Plan) -> Vec<PaddingReport> {
     let mut out = vec![];
-    for f in plan.module.funcs.iter().filter(|f| phase_of(&f.name) == "backward") {
+    for f in plan.module.funcs.iter().filter(|f| phase_of(f.kind) == "backward") {
         for n in &f.nodes {
             let Op::Put(Put { padding: Padding::Zero(token), .. }) = n.op else { continue };
             let one = PaddingReport { scope: f.scope_info(n.scope).path.to_string(), token };

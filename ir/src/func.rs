@@ -258,10 +258,79 @@ pub struct AnnotatedDim {
     pub open: bool,
 }
 
+/// What a function is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum FuncKind {
+    /// Nothing in a plan: a model, before it is cut into stages.
+    #[default]
+    Model,
+    /// Once per step and rank of the pipeline, before the microbatches.
+    Enter,
+    /// Of a stage, for each microbatch: F.
+    Forward,
+    /// B; the gradient of the stage's input alone (I) if there is a [`FuncKind::Weight`].
+    Backward,
+    /// W: the gradients of the stage's parameters.
+    Weight,
+    /// Once per step and rank of the pipeline, after the microbatches: the optimizer.
+    Finish,
+    /// The loss of an evaluation, after the forwards.
+    Evaluate,
+}
+
+impl FuncKind {
+    /// The kinds of a plan's functions.
+    pub const OF_PLAN: [FuncKind; 6] = [
+        FuncKind::Enter,
+        FuncKind::Forward,
+        FuncKind::Backward,
+        FuncKind::Weight,
+        FuncKind::Finish,
+        FuncKind::Evaluate,
+    ];
+
+    /// As the text has it, without a number.
+    pub fn name(self) -> &'static str {
+        match self {
+            FuncKind::Model => "model",
+            FuncKind::Enter => "enter",
+            FuncKind::Forward => "forward",
+            FuncKind::Backward => "backward",
+            FuncKind::Weight => "weight",
+            FuncKind::Finish => "finish",
+            FuncKind::Evaluate => "evaluate",
+        }
+    }
+
+    /// The name of the function of this kind that is number `at` of `count`: `forward`, `forward.3`.
+    pub fn numbered(self, at: usize, count: usize) -> String {
+        if count == 1 { self.name().into() } else { format!("{}.{at}", self.name()) }
+    }
+
+    /// True for what runs once per microbatch.
+    pub fn is_looped(self) -> bool {
+        matches!(self, FuncKind::Forward | FuncKind::Backward | FuncKind::Weight)
+    }
+
+    /// Reads the text after `@`: kind and number. The one place that does.
+    fn read(name: &str) -> (FuncKind, usize) {
+        let (word, at) = match name.split_once('.') {
+            Some((word, n)) => (word, n.parse().ok().filter(|at: &usize| at.to_string() == n)),
+            None => (name, Some(0)),
+        };
+        let kind = FuncKind::OF_PLAN.into_iter().find(|k| k.name() == word);
+        kind.zip(at).unwrap_or_default()
+    }
+}
+
 /// A function: arguments, a flat list of nodes in program order, results.
 #[derive(Clone, Debug, Default)]
 pub struct Func {
+    /// As the text and messages have it. What follows from it is in `kind` and `stage`.
     pub name: String,
+    pub kind: FuncKind,
+    /// Number of the stage; of what runs once per step, that of the rank of the pipeline.
+    pub stage: usize,
     pub args: Vec<Port>,
     pub results: Vec<Port>,
     pub nodes: Vec<Node>,
@@ -308,6 +377,11 @@ pub struct Module {
 impl Module {
     pub fn func(&self, name: &str) -> Option<&Func> {
         self.funcs.iter().find(|f| f.name == name)
+    }
+
+    /// The functions of a kind, in their order.
+    pub fn of_kind(&self, kind: FuncKind) -> impl Iterator<Item = &Func> {
+        self.funcs.iter().filter(move |f| f.kind == kind)
     }
 }
 
@@ -394,16 +468,27 @@ impl ScopeInfo {
 }
 
 impl Func {
+    /// An empty function of this name, and of the kind and stage that a plan's function of this name has.
     pub fn new(name: &str) -> Func {
-        let mut f = Func { name: name.into(), ..Func::default() };
+        let (kind, stage) = FuncKind::read(name);
+        let mut f = Func { name: name.into(), kind, stage, ..Func::default() };
         f.scope("");
         f
     }
 
-    /// A function of the same scopes and no nodes.
-    pub fn like(&self, name: &str) -> Func {
+    /// An empty function of a plan: number `at` of `count` of its kind.
+    pub fn of(kind: FuncKind, at: usize, count: usize) -> Func {
+        let mut f = Func { name: kind.numbered(at, count), kind, stage: at, ..Func::default() };
+        f.scope("");
+        f
+    }
+
+    /// The same function as another one of a plan: of its scopes, without nodes.
+    pub fn like(&self, kind: FuncKind, at: usize, count: usize) -> Func {
         Func {
-            name: name.into(),
+            name: kind.numbered(at, count),
+            kind,
+            stage: at,
             scopes: self.scopes.clone(),
             scope_ids: self.scope_ids.clone(),
             ..Func::default()

@@ -1,7 +1,7 @@
 //! The one list of the passes, in their order.
 
 use crate::autodiff::differentiate::differentiate;
-use crate::autodiff::split::{StageFuncs, split, split_forward};
+use crate::autodiff::split::{split, split_forward};
 use crate::checks::{check_source, only_outputs, trains};
 use crate::globs;
 use crate::group::group;
@@ -20,13 +20,13 @@ use crate::stages::{not_too_many, stages};
 use crate::step;
 use crate::step::assemble::assemble;
 use crate::step::combine::combine;
-use crate::step::instructions::{Index, Lists, base, instructions};
+use crate::step::instructions::{Index, Lists, instructions};
 use crate::warnings::warnings;
 use crate::window::ragged::ragged;
 use crate::window::ring::ring;
 use crate::window::summa::summa;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Func, Module, RoleKind};
+use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
 use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
 use shardc_ir::schedule::{Schedule, Times, replay};
 pub use shardc_ir::source::Source;
@@ -135,7 +135,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
     let flat = matches!(o.tp_mode, TpMode::TwoD | TpMode::TwoAndHalfD { .. });
     let in_steps = flat && o.tp_steps == TpSteps::Summa;
-    let loops = if o.mode == Mode::Train {
+    m.funcs = if o.mode == Mode::Train {
         let mut joint = differentiate(
             &m.mesh,
             m.funcs.remove(0),
@@ -173,7 +173,6 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
         split_forward(m.funcs.remove(0), &stages)
     };
-    m.funcs = loops.into_iter().flat_map(StageFuncs::into_funcs).collect();
     run.done("split", &m);
 
     rewrite(&mut m, RuleSet::Collectives)?;
@@ -188,7 +187,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
     run.done("step", &m);
 
     for i in 0..m.funcs.len() {
-        if base(&m.funcs[i].name) == "finish" {
+        if m.funcs[i].kind == FuncKind::Finish {
             combine(&m.mesh, &mut m.funcs[i]);
         }
     }

@@ -5,9 +5,8 @@ use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
 use crate::shard::partition::ParamLayout;
 use crate::shard::zero::{Accumulate, zero_axes};
-use crate::step::instructions::base;
 use shardc_ir::diag::Diag;
-use shardc_ir::func::{Func, Module, Node};
+use shardc_ir::func::{Func, FuncKind, Module, Node};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::weights::Weight;
 
@@ -137,9 +136,7 @@ fn named_ops(m: &Module, o: &Options) -> Vec<Diag> {
     let Recompute::Ops(names) = &o.recompute else { return vec![] };
     let in_layer = |f: &Func, n: &Node| f.scope_info(n.scope).layer.is_some();
     let all = || {
-        let of = |f| m.funcs.iter().filter(move |g: &&Func| base(&g.name) == f);
-        let nodes = |f| of(f).flat_map(|f: &Func| f.nodes.iter().map(move |n| (f, n)));
-        nodes("forward").filter(|(f, n)| in_layer(f, n)).map(|x| x.1)
+        m.of_kind(FuncKind::Forward).flat_map(|f| f.nodes.iter().filter(move |n| in_layer(f, n)))
     };
     let missing = names.iter().filter(|name| match name.as_str() {
         "selective" => false,

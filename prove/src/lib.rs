@@ -32,7 +32,7 @@ use expand::Expansion;
 use field::witness::Witness;
 use ledger::{Gap, Ledger, Refuted, Texts, Unequal};
 use lemmas::Lemmas;
-use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::func::{FuncKind, Module, RoleKind};
 use shardc_ir::schedule::Schedule;
 use std::collections::{BTreeMap, BTreeSet};
 use textbook::Textbook;
@@ -189,7 +189,7 @@ fn run(w: &mut Whole, subject: &Subject) -> Result<(), Gap> {
         let lemma = "a model is one function".into();
         return Err(Gap { op: "model".into(), place: "model.ir".into(), lemma });
     };
-    let unknown = subject.programs.funcs.iter().find(|f| part::Part::of(f).is_none());
+    let unknown = subject.programs.funcs.iter().find(|f| f.kind == FuncKind::Model);
     if let Some(f) = unknown {
         let lemma = "no step calls a function of this name".into();
         return Err(Gap { op: "call".into(), place: format!("@{}", f.name), lemma });
@@ -210,7 +210,7 @@ fn run(w: &mut Whole, subject: &Subject) -> Result<(), Gap> {
 fn rows_alike(w: &mut Whole, m: &Module) {
     let mesh = m.mesh.one_stage();
     let mut pieces: BTreeSet<usize> = BTreeSet::new();
-    for f in m.funcs.iter().filter(|f| part::Part::of(f).is_some_and(|p| p.of_microbatch())) {
+    for f in m.funcs.iter().filter(|f| f.kind.is_looped()) {
         let inputs = f.args.iter().filter(|a| {
             a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input) && f.ty(a.value).rank() > 1
         });

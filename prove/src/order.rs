@@ -3,7 +3,7 @@
 
 use crate::ledger::Ledger;
 use crate::part::Part;
-use shardc_ir::func::{Module, Role, RoleKind};
+use shardc_ir::func::{FuncKind, Module, Role, RoleKind};
 use shardc_ir::schedule::{Action, ActionKind, Schedule};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,12 +34,12 @@ fn needs(m: &Module, owner: &[usize]) -> BTreeMap<Part, BTreeSet<Part>> {
 
 /// The functions that an action calls, one after the other.
 fn calls(a: &Action, known: &BTreeMap<Part, BTreeSet<Part>>) -> Vec<Part> {
-    let s = a.stage;
+    let part = |kind| Part { kind, at: a.stage };
     let all = match a.kind {
-        ActionKind::Forward => vec![Part::Forward(s)],
-        ActionKind::Backward => vec![Part::Backward(s), Part::Weight(s)],
-        ActionKind::Input => vec![Part::Backward(s)],
-        ActionKind::Weight => vec![Part::Weight(s)],
+        ActionKind::Forward => vec![part(FuncKind::Forward)],
+        ActionKind::Backward => vec![part(FuncKind::Backward), part(FuncKind::Weight)],
+        ActionKind::Input => vec![part(FuncKind::Backward)],
+        ActionKind::Weight => vec![part(FuncKind::Weight)],
     };
     all.into_iter().filter(|p| known.contains_key(p)).collect()
 }

@@ -1,48 +1,26 @@
-//! What the functions of a plan are for, by their names.
+//! What the functions of a plan are for.
 
-use shardc_ir::func::Func;
+use shardc_ir::func::{Func, FuncKind};
 
-/// What a function of a plan is for, by its name: `forward.3` is of stage 3.
+/// What a function of a plan is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Part {
-    /// Once per step and rank of the pipeline, before the microbatches.
-    Enter(usize),
-    /// Of a stage, for each microbatch: F, B or I, W.
-    Forward(usize),
-    Backward(usize),
-    Weight(usize),
-    /// Once per step and rank, after the microbatches.
-    Finish(usize),
-    /// Ends an evaluation.
-    Evaluate(usize),
+pub struct Part {
+    pub kind: FuncKind,
+    /// Number of the stage; of what runs once per step, that of the rank of the pipeline.
+    pub at: usize,
 }
 
 impl Part {
-    /// `None` for a name that no plan has.
+    /// `None` for a function that is none of a plan's.
     pub fn of(f: &Func) -> Option<Part> {
-        let (word, number) = f.name.split_once('.').unwrap_or((&f.name, "0"));
-        let n = number.parse().ok()?;
-        Some(match word {
-            "enter" => Part::Enter(n),
-            "forward" => Part::Forward(n),
-            "backward" => Part::Backward(n),
-            "weight" => Part::Weight(n),
-            "finish" => Part::Finish(n),
-            "evaluate" => Part::Evaluate(n),
-            _other => return None,
-        })
+        (f.kind != FuncKind::Model).then_some(Part { kind: f.kind, at: f.stage })
     }
     /// Runs for each microbatch.
     pub fn of_microbatch(self) -> bool {
-        matches!(self, Part::Forward(_) | Part::Backward(_) | Part::Weight(_))
+        self.kind.is_looped()
     }
     /// The rank of the pipeline that runs it.
     pub fn rank(self, owner: &[usize]) -> usize {
-        match self {
-            Part::Enter(r) | Part::Finish(r) | Part::Evaluate(r) => r,
-            Part::Forward(s) | Part::Backward(s) | Part::Weight(s) => {
-                owner.get(s).copied().unwrap_or(0)
-            }
-        }
+        if self.of_microbatch() { owner.get(self.at).copied().unwrap_or(0) } else { self.at }
     }
 }

@@ -9,7 +9,7 @@ use crate::meaning;
 use crate::number::Coef;
 use crate::part::Part;
 use crate::term::{Mentions, Origin, Store, Term};
-use shardc_ir::func::{Func, Module, Node, Role, RoleKind};
+use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind};
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Op;
 use shardc_ir::schedule::Schedule;
@@ -230,7 +230,10 @@ impl<'a> Whole<'a> {
     /// Before the microbatches.
     pub fn enter(&mut self) -> Result<(), Gap> {
         for (at, part) in self.parts() {
-            let Part::Enter(rank) = part else { continue };
+            if part.kind != FuncKind::Enter {
+                continue;
+            }
+            let rank = part.at;
             let made = match self.call(at, part, &mut Stages::default())? {
                 Called::Made(made) => self.with_roles(at, made),
                 Called::Waits(role) => {
@@ -369,7 +372,7 @@ impl<'a> Whole<'a> {
     /// what an earlier one gave.
     pub fn finish(&mut self) -> Result<Results, Gap> {
         let all: Vec<(usize, Part)> = self.parts();
-        let all: Vec<_> = all.into_iter().filter(|x| matches!(x.1, Part::Finish(_))).collect();
+        let all: Vec<_> = all.into_iter().filter(|x| x.1.kind == FuncKind::Finish).collect();
         let mut stages = Stages::default();
         loop {
             stages.met.clear();
@@ -406,7 +409,9 @@ impl<'a> Whole<'a> {
     pub fn evaluate(&mut self) -> Result<Results, Gap> {
         let mut results = Results::new();
         for (at, part) in self.parts() {
-            let Part::Evaluate(_) = part else { continue };
+            if part.kind != FuncKind::Evaluate {
+                continue;
+            }
             match self.call(at, part, &mut Stages::default())? {
                 Called::Made(made) => {
                     for (role, t) in self.with_roles(at, made) {

@@ -8,12 +8,11 @@ use super::{Price, against, all, price, trial};
 use crate::Input;
 use crate::report::bytes;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::RoleKind;
+use shardc_ir::func::{FuncKind, RoleKind};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::Options;
-use shardc_passes::step::instructions::base;
 use std::collections::BTreeSet;
 
 /// A policy with what its plan needs and costs.
@@ -102,7 +101,7 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
 /// Names of the ops of decoder layers whose results are saved, in order.
 fn saved(plan: &Plan) -> Vec<String> {
     let mut out = BTreeSet::new();
-    for f in plan.module.funcs.iter().filter(|f| base(&f.name) == "forward") {
+    for f in plan.module.of_kind(FuncKind::Forward) {
         let makers = f.makers();
         let stashes = f.results.iter().filter(|r| {
             r.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Stash | RoleKind::Edge))

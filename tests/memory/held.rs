@@ -4,7 +4,6 @@
 use super::*;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::plan::{Instr, RankClass};
-use shardc_passes::step::instructions::base;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A frame that a forward leaves to its backward: the instructions between which it is needed, and
@@ -23,7 +22,7 @@ struct Life {
 /// What forwards of a class save, or receive and save: all that a backward of the class reads.
 fn lives(plan: &Plan, class: &RankClass) -> Vec<Life> {
     let m = &plan.module;
-    let is = |f: usize, words: &[&str]| words.contains(&base(&m.funcs[f].name));
+    let is = |f: usize, words: &[&str]| words.contains(&m.funcs[f].kind.name());
     let mut readers: BTreeMap<&Role, BTreeSet<usize>> = BTreeMap::new();
     for &f in class.funcs.iter().filter(|&&f| is(f, &["backward", "weight"])) {
         for role in m.funcs[f].args.iter().filter_map(|a| a.role.as_ref()) {

@@ -2,7 +2,6 @@
 
 use super::*;
 use shardc_ir::func::{Func, RoleKind, Value};
-use shardc_passes::step::instructions::base;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of an element of f32.
@@ -246,7 +245,7 @@ pub fn saved(plan: &Plan) -> (BTreeMap<u32, Vec<usize>>, Vec<usize>) {
     let (mut layers, mut rest) = (BTreeMap::<u32, Vec<usize>>::new(), vec![]);
     for class in &plan.classes {
         let own = |words: &'static [&str]| {
-            class.funcs.iter().filter(move |&&f| words.contains(&base(&m.funcs[f].name)))
+            class.funcs.iter().filter(move |&&f| words.contains(&m.funcs[f].kind.name()))
         };
         for &f in own(&["forward"]) {
             let func = &m.funcs[f];

@@ -2,7 +2,7 @@
 
 use super::{Precision, Running, gather, scatter};
 use crate::diag::{Diag, Result};
-use crate::func::{Func, Module, Port, Role, RoleKind, sent};
+use crate::func::{Func, FuncKind, Module, Port, Role, RoleKind, sent};
 use crate::mesh::{Mesh, PIPELINE};
 use crate::plan::{Call, Instr, Transfer};
 use crate::tensor::Tensor;
@@ -245,7 +245,7 @@ impl<'a> Step<'a> {
                     input && f.ty(a.value).rank() == 2
                 };
                 // Another stage's tokens are cut alike.
-                let looped = |f: &&Func| c.microbatch.is_some() && f.name.starts_with("forward");
+                let looped = |f: &&Func| c.microbatch.is_some() && f.kind == FuncKind::Forward;
                 let all = std::iter::once(func).chain(self.module.funcs.iter().filter(looped));
                 let input = all.filter_map(|f| Some((f, f.args.iter().find(|a| batch(f, a))?)));
                 let rows = input.map(|(f, a)| f.ty(a.value).chunk(self.mesh, 0)).next();

@@ -8,7 +8,7 @@
 //!          `@backward` is cut again: what makes the gradient of the stage's input, and `@weight`
 //! Assumes: phase Ranked.  Leaves: phase Ranked.
 //!
-//! Every node has one home: a stage and a part (F, B or W). Every value that crosses from F to B, or
+//! Every node has one home: a stage and a function of it (F, B or W). Every value that crosses from F to B, or
 //! from B to W, is saved or recomputed, as [`super::recompute`] says. What depends on no parameter
 //! has no home: each stage makes its own. Nothing is assumed of what crosses a boundary: it is what
 //! later stages use.
@@ -16,40 +16,17 @@
 use super::differentiate::{Joint, only_weights};
 use super::recompute::{Program, Recompute, recomputed};
 use crate::stages::{Stages, weighted};
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{
+    Func, FuncKind, FusedWithNext, Name, Node, Port, Role, RoleKind, Scope, Value,
+};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Op};
 use shardc_ir::schedule::Schedule;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 
-/// The functions of a stage that run once per microbatch.
-#[derive(Debug)]
-pub struct StageFuncs {
-    pub forward: Func,
-    /// The whole backward, or the gradient of the stage's input; `None` without training.
-    pub backward: Option<Func>,
-    /// The gradients of the stage's parameters, if they are apart.
-    pub weight: Option<Func>,
-}
-
-impl StageFuncs {
-    /// The functions in the order in which a microbatch runs them.
-    pub fn into_funcs(self) -> impl Iterator<Item = Func> {
-        [Some(self.forward), self.backward, self.weight].into_iter().flatten()
-    }
-}
-
-/// Which function of a stage a node stands in.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Part {
-    Forward,
-    Backward,
-    Weight,
-}
-
-/// A function to be: stage and part.
-type Home = (usize, Part);
+/// A function to be: stage and kind.
+type Home = (usize, FuncKind);
 
 /// Cuts a joint program. If the schedule cuts a backward, gradients of parameters get a function of
 /// their own. `keep`: parameters that forward gathers are saved for backward.
@@ -60,7 +37,7 @@ pub fn split(
     keep: bool,
     stages: &Stages,
     s: &Schedule,
-) -> Vec<StageFuncs> {
+) -> Vec<Func> {
     let in_flight: Vec<usize> = (0..stages.count).map(|i| s.in_flight(i)).collect();
     let (func, forward) = (&joint.func, joint.backward_from);
     let program = Program { mesh, func, forward, stages, in_flight: &in_flight };
@@ -75,19 +52,13 @@ pub fn split(
 }
 
 /// Cuts a program without a backward.
-pub fn split_forward(f: Func, stages: &Stages) -> Vec<StageFuncs> {
+pub fn split_forward(f: Func, stages: &Stages) -> Vec<Func> {
     let (backward_from, of_data) = (f.nodes.len(), vec![false; f.values.len()]);
     let again = f.nodes.iter().map(|n| n.op.def().is_view()).collect();
     cut(Joint { func: f, backward_from, of_data }, again, stages, false, false)
 }
 
-fn cut(
-    joint: Joint,
-    again: Vec<bool>,
-    stages: &Stages,
-    trains: bool,
-    apart: bool,
-) -> Vec<StageFuncs> {
+fn cut(joint: Joint, again: Vec<bool>, stages: &Stages, trains: bool, apart: bool) -> Vec<Func> {
     let j = &joint.func;
     let homes = homes(&joint, stages, apart);
     let mut s = Split {
@@ -103,10 +74,10 @@ fn cut(
         trains,
     };
     let backward = (0..stages.count).rev().flat_map(|i| {
-        let weight = apart.then_some((i, Part::Weight));
-        [Some((i, Part::Backward)), weight].into_iter().flatten()
+        let weight = apart.then_some((i, FuncKind::Weight));
+        [Some((i, FuncKind::Backward)), weight].into_iter().flatten()
     });
-    let forward = (0..stages.count).map(|i| (i, Part::Forward));
+    let forward = (0..stages.count).map(|i| (i, FuncKind::Forward));
     let order: Vec<Home> = forward.chain(backward.filter(|_| trains)).collect();
     let mut nodes: HashMap<Home, Vec<usize>> = HashMap::new();
     for (n, home) in s.homes.iter().enumerate() {
@@ -117,7 +88,7 @@ fn cut(
     for &home in &order {
         s.function(home, nodes.get(&home).map_or(&[], |v| v), stages.count);
     }
-    s.finish(stages.count)
+    s.finish()
 }
 
 /// Stage and part of every node; `None` for forward nodes that depend on no parameter, if there are
@@ -145,10 +116,10 @@ fn homes(joint: &Joint, stages: &Stages, apart: bool) -> Vec<Option<Home>> {
         let node = &j.nodes[n];
         let stage = stages.of(node.scope);
         match () {
-            () if n >= from && input[n] => Some((stage, Part::Backward)),
-            () if n >= from => Some((stage, Part::Weight)),
+            () if n >= from && input[n] => Some((stage, FuncKind::Backward)),
+            () if n >= from => Some((stage, FuncKind::Weight)),
             () if stages.count == 1 || node.outs.iter().any(|o| weighted[o.0 as usize]) => {
-                Some((stage, Part::Forward))
+                Some((stage, FuncKind::Forward))
             }
             () => None,
         }
@@ -177,13 +148,7 @@ struct Split<'a> {
 
 impl Split<'_> {
     fn function(&mut self, home: Home, nodes: &[usize], stages: usize) {
-        let name = match home.1 {
-            Part::Forward => "forward",
-            Part::Backward => "backward",
-            Part::Weight => "weight",
-        };
-        let name = if stages == 1 { name.to_string() } else { format!("{name}.{}", home.0) };
-        self.out.insert(home, self.j.like(&name));
+        self.out.insert(home, self.j.like(home.1, home.0, stages));
         // Arguments in the order of the joint program's, then stashes, then accumulators.
         let mut used = vec![false; self.j.values.len()];
         for &n in nodes {
@@ -216,12 +181,12 @@ impl Split<'_> {
         for r in &self.j.results {
             let Some(role) = r.role.as_ref() else { continue };
             let maker = self.makers[r.value.0 as usize].map(|m| m as usize);
-            let last = (stages - 1, Part::Forward);
+            let last = (stages - 1, FuncKind::Forward);
             let own = match (role.kind, maker.and_then(|m| self.homes[m])) {
                 // A gradient that no node of backward makes: the last stage hands it on.
                 (RoleKind::Grad, made) => {
-                    let handed = made.is_none_or(|m| m.1 == Part::Forward);
-                    handed && home == (stages - 1, Part::Backward)
+                    let handed = made.is_none_or(|m| m.1 == FuncKind::Forward);
+                    handed && home == (stages - 1, FuncKind::Backward)
                 }
                 (_, made) => home == made.unwrap_or(last),
             };
@@ -279,7 +244,7 @@ impl Split<'_> {
             let layer = |s: Scope| self.j.scope_info(s).layer;
             let own = layer(node.scope).is_some() && layer(node.scope) != layer(scope);
             self.copy(home, node, ins, if own { node.scope } else { scope });
-            if home.1 == Part::Forward {
+            if home.1 == FuncKind::Forward {
                 for o in &node.outs {
                     self.free.insert((home.0, *o), self.map[o.0 as usize].1);
                 }
@@ -297,10 +262,10 @@ impl Split<'_> {
         let maker = self.makers[v.0 as usize]? as usize;
         let again = match self.homes[maker] {
             None => {
-                let kept = home.1 != Part::Forward && self.free.contains_key(&(home.0, v));
+                let kept = home.1 != FuncKind::Forward && self.free.contains_key(&(home.0, v));
                 !kept || self.again[maker]
             }
-            Some((_, Part::Forward)) => self.again[maker],
+            Some((_, FuncKind::Forward)) => self.again[maker],
             Some(_) => {
                 let op = &self.j.nodes[maker].op;
                 op.def().is_view() || matches!(op, Op::AllGather(_))
@@ -316,7 +281,7 @@ impl Split<'_> {
             self.argument(home, v, role);
             return;
         };
-        let from = self.homes[maker as usize].unwrap_or((home.0, Part::Forward));
+        let from = self.homes[maker as usize].unwrap_or((home.0, FuncKind::Forward));
         let text = self.j.name(v).to_string();
         assert!(from != home && from.1 <= home.1, "{text} is used before it is made");
         let kind = if from.0 == home.0 { RoleKind::Stash } else { RoleKind::Edge };
@@ -349,7 +314,7 @@ impl Split<'_> {
     }
 
     /// Adds what crosses to the results, and drops what nobody uses.
-    fn finish(self, stages: usize) -> Vec<StageFuncs> {
+    fn finish(self) -> Vec<Func> {
         let Split { j, mut out, made, free, homes, makers, mut crossing, .. } = self;
         // By kind, and what belongs to no layer first, so that layers look alike.
         crossing.sort_by_key(|(home, v, r)| (*home, r.kind, j.name(*v).layer.is_some()));
@@ -364,7 +329,7 @@ impl Split<'_> {
         }
         for (home, f) in &mut out {
             f.drop_dead();
-            if home.1 != Part::Forward {
+            if home.1 != FuncKind::Forward {
                 let order =
                     |p: &Port| (p.role.as_ref().map(|r| r.kind), f.name(p.value).layer.is_some());
                 let mut args = f.args.clone();
@@ -373,12 +338,7 @@ impl Split<'_> {
             }
             drop_unused_args(f);
         }
-        let stage = |i: usize| StageFuncs {
-            forward: out.remove(&(i, Part::Forward)).expect("every stage has a forward"),
-            backward: out.remove(&(i, Part::Backward)),
-            weight: out.remove(&(i, Part::Weight)),
-        };
-        (0..stages).map(stage).collect()
+        out.into_values().collect()
     }
 }
 

@@ -72,8 +72,8 @@ pub(super) struct Lifetimes<'a> {
     /// The same for an object: that of all its roles.
     last: Vec<usize>,
     /// Stages whose functions take a role, and those that take an object.
-    role_stages: HashMap<&'a Role, BTreeSet<&'a str>>,
-    stages: Vec<BTreeSet<&'a str>>,
+    role_stages: HashMap<&'a Role, BTreeSet<usize>>,
+    stages: Vec<BTreeSet<usize>>,
     by_role: HashMap<&'a Role, usize>,
     /// Roles whose value a function adds to.
     summed: HashSet<&'a Role>,
@@ -106,8 +106,7 @@ impl<'a> Lifetimes<'a> {
             for a in &m.funcs[f].args {
                 if let Some(r) = &a.role {
                     last_user.insert(r, i);
-                    let stage = m.funcs[f].name.rsplit_once('.').map_or("", |n| n.1);
-                    role_stages.entry(r).or_insert_with(BTreeSet::new).insert(stage);
+                    role_stages.entry(r).or_insert_with(BTreeSet::new).insert(m.funcs[f].stage);
                 }
             }
         }

@@ -12,7 +12,7 @@ use super::propagate::{OpFactors, factors};
 use super::reshard::{Resharder, Step};
 use super::zero::{Zero, stored_over, zero_axes};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, FusedWithNext, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::types::{AtomList, DType, Type};
@@ -75,7 +75,7 @@ pub fn partition(
         ops,
         exec,
         replicated,
-        out: src.like("forward"),
+        out: src.like(FuncKind::Forward, 0, 1),
         now: vec![None; src.values.len()],
         made: vec![SmallVec::new(); src.values.len()],
         resharder: Resharder::default(),

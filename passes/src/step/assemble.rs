@@ -3,10 +3,9 @@
 use super::elide_accumulators::elide_accumulators;
 use super::enter::enter;
 use super::finish::{Foreign, evaluate, finish};
-use super::instructions::{base, named};
 use crate::options::Options;
 use crate::shard::partition::ParamLayout;
-use shardc_ir::func::{Func, Module, Port, RoleKind};
+use shardc_ir::func::{Func, FuncKind, Module, Port, RoleKind};
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::weights::Weight;
@@ -22,13 +21,11 @@ pub fn assemble(
     let ranks = s.ranks.len();
     let mut loops: Vec<Vec<Func>> = vec![vec![]; ranks];
     // Forwards in the order of the model, then what goes back, from the last stage on.
-    let (forward, back): (Vec<Func>, Vec<Func>) =
-        std::mem::take(&mut m.funcs).into_iter().partition(|f| base(&f.name) == "forward");
-    let stage = |f: &Func| f.name.rsplit_once('.').and_then(|n| n.1.parse().ok()).unwrap_or(0);
-    let mut back: Vec<Func> = back;
-    back.sort_by_key(|f| std::cmp::Reverse(stage(f)));
+    let (forward, mut back): (Vec<Func>, Vec<Func>) =
+        std::mem::take(&mut m.funcs).into_iter().partition(|f| f.kind == FuncKind::Forward);
+    back.sort_by_key(|f| std::cmp::Reverse(f.stage));
     for f in forward.into_iter().chain(back) {
-        loops[s.owner[stage(&f)]].push(f);
+        loops[s.owner[f.stage]].push(f);
     }
     if s.microbatches == 1 {
         loops.iter_mut().for_each(|l| elide_accumulators(l));
@@ -67,12 +64,11 @@ pub fn assemble(
                 others.map(|from| Foreign { param: p.param.name.to_string(), from: from as u32 })
             })
             .collect();
-        let first = enter(&m.mesh, &named("enter", rank, ranks), &own, &all, labels.as_ref(), o);
+        let first = enter(&m.mesh, (rank, ranks), &own, &all, labels.as_ref(), o);
         let mut last = vec![];
         if o.mode == Mode::Train {
-            let name = named("finish", rank, ranks);
-            last.push(finish(&m.mesh, &name, &own, weights, &all, &foreign, o));
-            last.extend(evaluate(&m.mesh, &named("evaluate", rank, ranks), &all));
+            last.push(finish(&m.mesh, (rank, ranks), &own, weights, &all, &foreign, o));
+            last.extend(evaluate(&m.mesh, (rank, ranks), &all));
         }
         m.funcs.push(first);
         m.funcs.extend(own_loops.clone());

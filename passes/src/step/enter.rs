@@ -6,25 +6,25 @@
 use crate::options::Options;
 use crate::shard::partition::{ParamLayout, step_scope};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, FusedWithNext, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its
+/// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its
 /// functions that run once per microbatch. They say which accumulators there are and in which type
 /// the loss scale is used; `labels` are those of a microbatch, with their name, whichever stage reads them.
 pub fn enter(
     mesh: &Mesh,
-    name: &str,
+    (rank, ranks): (usize, usize),
     params: &[&ParamLayout],
     loops: &[&Func],
     labels: Option<&(Type, Name)>,
     o: &Options,
 ) -> Func {
-    let mut f = Func::new(name);
+    let mut f = Func::of(FuncKind::Enter, rank, ranks);
     let mut ready = Vec::new();
     for p in params {
         let v = f.arg(p.stored.clone(), p.name.clone(), Some(p.param.clone()));

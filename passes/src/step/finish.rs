@@ -11,7 +11,7 @@ use crate::step::enter::sums;
 use crate::step::router_bias::Corrected;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Slot, Value};
+use shardc_ir::func::{Func, FuncKind, Name, Port, Role, RoleKind, Slot, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
@@ -37,19 +37,19 @@ impl Foreign {
     }
 }
 
-/// Builds the function for a rank of the pipeline: `params` are those it owns, `loops` its functions
+/// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its functions
 /// that run once per microbatch, which say what has a gradient, `foreign` what others have made.
 #[allow(clippy::too_many_arguments)]
 pub fn finish(
     mesh: &Mesh,
-    name: &str,
+    (rank, ranks): (usize, usize),
     params: &[&ParamLayout],
     weights: &[Weight],
     loops: &[&Func],
     foreign: &[Foreign],
     o: &Options,
 ) -> Func {
-    let mut f = Func::new(name);
+    let mut f = Func::of(FuncKind::Finish, rank, ranks);
     let sums = gradients(loops);
     let has_grad = |p: &&&ParamLayout| p.trainable && sums.contains_key(&*p.param.name);
     let trained: Vec<&ParamLayout> = params.iter().filter(has_grad).copied().collect();
@@ -109,8 +109,8 @@ pub fn finish(
 
 /// Makes `@evaluate`, which ends an evaluation: the loss and nothing else. `None` if the loss is not
 /// made by these functions.
-pub fn evaluate(mesh: &Mesh, name: &str, loops: &[&Func]) -> Option<Func> {
-    let mut f = Func::new(name);
+pub fn evaluate(mesh: &Mesh, (rank, ranks): (usize, usize), loops: &[&Func]) -> Option<Func> {
+    let mut f = Func::of(FuncKind::Evaluate, rank, ranks);
     let sums = Sums::arguments(&mut f, loops)?;
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");

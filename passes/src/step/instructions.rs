@@ -6,24 +6,11 @@
 //! too. All lists come from one order of all actions in which everything is made before it is used,
 //! and wait only for what stands earlier in it, so no list can wait for ever.
 
-use shardc_ir::func::{Func, Module, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Module, Role, RoleKind, Value};
 use shardc_ir::plan::{Call, Instr, Mode, Transfer};
 use shardc_ir::schedule::{ActionKind, Schedule, Timeline};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-
-/// The name of a function of stage (or rank of the pipeline) `i` of `count`.
-pub fn named(base: &str, i: usize, count: usize) -> String {
-    if count == 1 { base.into() } else { format!("{base}.{i}") }
-}
-
-/// The name without the number of its stage: `forward` of `forward.3`.
-pub fn base(name: &str) -> &str {
-    match name.rsplit_once('.') {
-        Some((base, n)) if n.parse::<usize>().is_ok() => base,
-        _ => name,
-    }
-}
 
 /// The functions of a plan, by what they are for.
 #[derive(Clone, Debug, Default)]
@@ -39,34 +26,41 @@ pub struct Index {
 }
 
 impl Index {
-    /// Finds the functions of a module by their names; says which is missing.
+    /// Finds the functions of a module by kind and stage; says which is missing, twice there, or not of
+    /// this schedule.
     pub fn of(m: &Module, s: &Schedule, mode: Mode) -> Result<Index, String> {
-        let names: HashMap<&str, usize> =
-            m.funcs.iter().enumerate().map(|(i, f)| (&*f.name, i)).collect();
         let (stages, ranks) = (s.owner.len(), s.ranks.len());
-        let some = |what: &str, n: usize| -> Vec<Option<usize>> {
-            (0..n).map(|i| names.get(&*named(what, i, n)).copied()).collect()
+        let count = |kind: FuncKind| if kind.is_looped() { stages } else { ranks };
+        let mut found: HashMap<(FuncKind, usize), usize> = HashMap::new();
+        for (i, f) in m.funcs.iter().enumerate() {
+            let known = f.kind != FuncKind::Model && f.stage < count(f.kind);
+            if !known || f.name != f.kind.numbered(f.stage, count(f.kind)) {
+                return Err(format!("@{} is no function of its schedule", f.name));
+            }
+            found.insert((f.kind, f.stage), i);
+        }
+        let some = |kind: FuncKind| -> Vec<Option<usize>> {
+            (0..count(kind)).map(|at| found.get(&(kind, at)).copied()).collect()
         };
-        let all = |what: &str, n: usize| -> Result<Vec<usize>, String> {
-            let found = some(what, n).into_iter().enumerate();
-            found
-                .map(|(i, f)| f.ok_or_else(|| format!("there is no @{}", named(what, i, n))))
-                .collect()
+        let all = |kind: FuncKind| -> Result<Vec<usize>, String> {
+            let lacks = |at| format!("there is no @{}", FuncKind::numbered(kind, at, count(kind)));
+            let each = some(kind).into_iter().enumerate();
+            each.map(|(at, f)| f.ok_or_else(|| lacks(at))).collect()
         };
-        let mut index = Index {
-            forward: all("forward", stages)?,
-            backward: some("backward", stages),
-            weight: some("weight", stages),
-            enter: all("enter", ranks)?,
-            finish: some("finish", ranks),
-            evaluate: some("evaluate", ranks),
+        let index = Index {
+            forward: all(FuncKind::Forward)?,
+            backward: some(FuncKind::Backward),
+            weight: some(FuncKind::Weight),
+            enter: all(FuncKind::Enter)?,
+            finish: some(FuncKind::Finish),
+            evaluate: some(FuncKind::Evaluate),
         };
         // A plan that trains has all of them.
         if mode == Mode::Train {
-            index.backward = all("backward", stages)?.into_iter().map(Some).collect();
-            index.finish = all("finish", ranks)?.into_iter().map(Some).collect();
+            all(FuncKind::Backward)?;
+            all(FuncKind::Finish)?;
             if s.splits_backward() {
-                index.weight = all("weight", stages)?.into_iter().map(Some).collect();
+                all(FuncKind::Weight)?;
             }
             if index.evaluate.iter().flatten().count() != 1 {
                 return Err("there is not 1 @evaluate".into());

@@ -22,7 +22,7 @@ use crate::whole::Whole;
 use crate::{Report, Subject, Verdict, local};
 use functions::{Begins, mix, oracle, results, seed};
 use ranks::{Pieces, Ranks};
-use shardc_ir::func::{Func, Module, Role, RoleKind};
+use shardc_ir::func::{Func, FuncKind, Module, Role, RoleKind};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::ops::Op;
 use shardc_ir::schedule::Schedule;
@@ -196,7 +196,7 @@ impl Run<'_> {
         let m = self.m;
         let parts = m.funcs.iter().filter_map(|f| Some((f, Part::of(f)?)));
         let parts: Vec<(&Func, Part)> = parts.collect();
-        for &(f, part) in parts.iter().filter(|x| matches!(x.1, Part::Enter(_))) {
+        for &(f, part) in parts.iter().filter(|x| x.1.kind == FuncKind::Enter) {
             let made = self.call(f, part, None, &mut Stages::default())?;
             let made = made.ok_or_else(|| waits(f))?;
             self.keep(f, part, made);
@@ -229,7 +229,9 @@ impl Run<'_> {
             stages.met.clear();
             let mut out = Results::new();
             for f in &self.m.funcs {
-                let Some(part @ Part::Finish(_)) = Part::of(f) else { continue };
+                let Some(part) = Part::of(f).filter(|p| p.kind == FuncKind::Finish) else {
+                    continue;
+                };
                 let made = self.call(f, part, None, &mut stages)?.ok_or_else(|| waits(f))?;
                 for (r, p) in f.results.iter().zip(made) {
                     let Some(role) = r.role.clone() else { continue };
@@ -456,10 +458,7 @@ const LARGEST: f64 = (1u64 << 31) as f64;
 
 /// Elements of all values of a function, on all ranks and for all microbatches.
 fn elements_of(f: &Func, ranks: &Ranks, schedule: &Schedule) -> f64 {
-    let calls = match Part::of(f) {
-        Some(p) if p.of_microbatch() => schedule.microbatches,
-        _once => 1,
-    };
+    let calls = if f.kind.is_looped() { schedule.microbatches } else { 1 };
     let of = |t: &Type| t.chunks(&ranks.mesh).iter().map(|&n| n as f64).product::<f64>();
     let all: f64 = f.nodes.iter().flat_map(|n| &n.outs).map(|&v| of(f.ty(v))).sum();
     all * (calls * ranks.count()) as f64
@@ -471,8 +470,7 @@ fn differs(role: &Role, plan: String, textbook: String) -> Refuted {
 
 /// Rows of a microbatch that one owner of rows has.
 fn rows_of_an_owner(m: &Module, ranks: &Ranks) -> usize {
-    let of_microbatch = |f: &&Func| Part::of(f).is_some_and(|p| p.of_microbatch());
-    let inputs = m.funcs.iter().filter(of_microbatch).flat_map(|f| {
+    let inputs = m.funcs.iter().filter(|f| f.kind.is_looped()).flat_map(|f| {
         f.args
             .iter()
             .filter(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input))

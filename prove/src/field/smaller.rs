@@ -12,7 +12,6 @@ use crate::ledger::Gap;
 use crate::local::law;
 use crate::local::letters;
 use crate::local::{Fault, shrink};
-use crate::part::Part;
 use crate::{Recipe, Subject};
 use shardc_ir::func::{Func, Module, Node, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
@@ -236,7 +235,7 @@ impl<'a> Net<'a> {
         let mut batch: Vec<Size> = vec![];
         for module in [MODEL, PROGRAMS] {
             for (f, func) in self.modules[module].funcs.iter().enumerate() {
-                let once = module == PROGRAMS && !Part::of(func).is_some_and(Part::of_microbatch);
+                let once = module == PROGRAMS && !func.kind.is_looped();
                 for p in func.args.iter().chain(&func.results) {
                     let Some(role) = &p.role else { continue };
                     let mut dims: Vec<Size> = (0..func.ty(p.value).rank())

@@ -7,13 +7,12 @@ use super::{Answer, some, words, zero};
 use crate::commands::inspect::{group_text, is_gradient, numbered};
 use crate::report::{Experts, bytes, phase_of};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Node, Scope, Value};
+use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Op;
 use shardc_ir::text::type_text;
 use shardc_passes::options::TpMode;
 use shardc_passes::shard::reshard::{MAX_STATES, must_receive, ring_bytes, search, simple};
-use shardc_passes::step::instructions::base;
 
 /// Most items of a list in an answer.
 const MAX_ITEMS: usize = 6;
@@ -237,20 +236,17 @@ fn reasons(why: &Why, c: &Call) -> Vec<String> {
 /// The op of forward whose gradient this one is, or the one of backward that is its gradient.
 fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
     // The functions of the same stage, or of the same rank of the pipeline.
-    let number = |f: &Func| f.name[base(&f.name).len()..].to_string();
-    let own = number(c.f);
     let of_phase = |phase: &'static str| {
         let all = why.plan.module.funcs.iter().enumerate();
-        let own = own.clone();
         all.filter(move |(_, f)| {
-            let enters = phase == "enter" && base(&f.name) == "enter";
-            (phase_of(&f.name) == phase || enters) && number(f) == own
+            let enters = phase == "enter" && f.kind == FuncKind::Enter;
+            (phase_of(f.kind) == phase || enters) && f.stage == c.f.stage
         })
     };
     // What backward makes again has the name that it has in forward.
     let name = c.f.name(c.n.outs[0]);
     let again = of_phase("forward").any(|(_, f)| f.values.iter().any(|v| v.name == *name));
-    let phase = phase_of(&c.f.name);
+    let phase = phase_of(c.f.kind);
     let gradient = match phase {
         "backward" => !again,
         "forward" => false,
@@ -310,7 +306,7 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
 fn recomputed(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
     let twin = all.iter().position(|&at| {
         let o = call(why, at);
-        base(&o.f.name) == "forward"
+        o.f.kind == FuncKind::Forward
             && o.n.op == c.n.op
             && path(o.f, o.n.scope) == path(c.f, c.n.scope)
             && {
@@ -415,7 +411,7 @@ fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
     let layer = c.f.scope_info(c.n.scope).layer.is_some();
     let gradient = c.f.name(c.n.outs[0]).grad;
     match (why.s.options.sp, c.kind) {
-        (true, "all_gather") if of_sequence && base(&c.f.name) == "backward" && !gradient => Some(
+        (true, "all_gather") if of_sequence && c.f.kind == FuncKind::Backward && !gradient => Some(
             format!("saving the whole in forward: {held} B more per rank, layer and microbatch"),
         ),
         (true, _) if of_sequence => Some(format!(

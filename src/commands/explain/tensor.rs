@@ -5,11 +5,10 @@ use super::trace::Why;
 use super::{Answer, some, value, words, zero};
 use crate::commands::inspect::numbered;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, RoleKind, Value};
 use shardc_ir::plan::{Instr, Transfer};
 use shardc_ir::text::type_text;
 use shardc_ir::weights::{Init, Weight};
-use shardc_passes::step::instructions::base;
 use std::collections::BTreeMap;
 
 /// Most names suggested for one that is not there.
@@ -135,7 +134,7 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
     let Some((fi, f, v)) = funcs
         .iter()
         .enumerate()
-        .filter(|(_, f)| base(&f.name) == "finish")
+        .filter(|(_, f)| f.kind == FuncKind::Finish)
         .find_map(|(i, f)| Some((i, f, arg(f, RoleKind::Grad, name)?)))
     else {
         return vec!["none: it is not trained".into()];

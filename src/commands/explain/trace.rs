@@ -8,7 +8,7 @@
 use super::{words, zero};
 use crate::plan_dir::Stored;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Atom;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::names::glob;
@@ -18,7 +18,6 @@ use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
 use shardc_passes::options::TpMode;
 use shardc_passes::shard::propagate::Origin;
-use shardc_passes::step::instructions::base;
 use std::collections::BTreeMap;
 
 /// Steps of a chain shown from its beginning and from its end; those between are counted.
@@ -80,7 +79,7 @@ impl<'a> Why<'a> {
     fn in_model(&self, fi: usize, v: Value) -> Option<Value> {
         let f = self.func(fi);
         let m = *self.names.get(&f.name(v).to_string())?;
-        (base(&f.name) == "forward" && self.model.funcs[0].ty(m).sizes() == f.ty(v).sizes())
+        (f.kind == FuncKind::Forward && self.model.funcs[0].ty(m).sizes() == f.ty(v).sizes())
             .then_some(m)
     }
 

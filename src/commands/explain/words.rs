@@ -5,7 +5,6 @@ use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::plan::{MemoryClass, Plan};
 use shardc_ir::text;
 use shardc_ir::types::{Reduction, State, Type};
-use shardc_passes::step::instructions::base;
 
 /// Longest text of an op in an answer, in characters.
 const MAX_TEXT: usize = 140;
@@ -91,12 +90,9 @@ pub fn type_lines(mesh: &Mesh, f: &Func, maker: Option<&Node>, v: Value) -> Vec<
 
 /// Which ranks of the pipeline have the values of a function.
 fn place_in_pipeline(f: &Func) -> String {
-    let number = f.name.rsplit_once('.').map_or("0", |n| n.1);
-    match base(&f.name) {
-        "forward" | "backward" | "weight" => {
-            format!("over {PIPELINE}: only the ranks of stage {number} have it")
-        }
-        _around => format!("over {PIPELINE}: only the ranks with {PIPELINE}={number} have it"),
+    match (f.kind.is_looped(), f.stage) {
+        (true, stage) => format!("over {PIPELINE}: only the ranks of stage {stage} have it"),
+        (false, rank) => format!("over {PIPELINE}: only the ranks with {PIPELINE}={rank} have it"),
     }
 }
 

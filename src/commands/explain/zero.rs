@@ -4,12 +4,11 @@
 use super::trace::Why;
 use crate::commands::inspect::numbered;
 use crate::report::{bytes, collectives};
-use shardc_ir::func::{Func, Node, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_passes::options::Options;
-use shardc_passes::step::instructions::base;
 
 /// What the plan's stage cuts, in words.
 fn what(stage: u8) -> &'static str {
@@ -121,7 +120,7 @@ pub fn lines(why: &Why, param: &str) -> Vec<String> {
     )];
     // What `finish` is given of it, if that is cut too.
     let held = |is: fn(RoleKind) -> bool| -> usize {
-        let all = why.plan.module.funcs.iter().filter(|f| base(&f.name) == "finish");
+        let all = why.plan.module.of_kind(FuncKind::Finish);
         let args = all.flat_map(|f| f.args.iter().map(move |a| (f, a)));
         let own = args.filter(|(f, a)| {
             let cut = f.ty(a.value).sharded().meets(over);

@@ -178,7 +178,7 @@ fn count(
     let (mesh, f) = (&plan.module.mesh, &plan.module.funcs[fi]);
     let n = &f.nodes[ni];
     let c = n.op.collective().expect("only collectives are numbered");
-    let (phase, kind) = (phase_of(&f.name), c.kind());
+    let (phase, kind) = (phase_of(f.kind), c.kind());
     let axis = experts.axis(mesh, f, n, c.atoms());
     let same = |x: &Calls| x.phase == phase && x.kind == kind && x.axis == axis;
     let at = out.iter().position(same).unwrap_or_else(|| {

@@ -9,8 +9,8 @@ use crate::report::{Kept, bubble_line, bytes, padding_lines};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
+use shardc_ir::func::FuncKind;
 use shardc_ir::plan::{MemoryClass, Plan, RankClass};
-use shardc_passes::step::instructions::named;
 
 /// Most call numbers of one line.
 const MAX_NUMBERS: usize = 4;
@@ -107,8 +107,8 @@ fn order(plan: &Plan) -> String {
 /// The decoder layers of a class, stage by stage: `0-7`, `none`.
 fn layers(plan: &Plan, c: &RankClass) -> Vec<String> {
     let of = |stage: &usize| {
-        let name = named("forward", *stage, plan.schedule.owner.len());
-        let Some(f) = plan.module.func(&name) else { return "none".into() };
+        let mut all = plan.module.of_kind(FuncKind::Forward);
+        let Some(f) = all.find(|f| f.stage == *stage) else { return "none".into() };
         let all = || f.nodes.iter().filter_map(|n| f.scope_info(n.scope).layer);
         match (all().min(), all().max()) {
             (Some(a), Some(b)) if a == b => a.to_string(),

@@ -3,11 +3,10 @@
 use crate::pictures::trace::{Event, chrome};
 use shardc_ir::diag::Result;
 use shardc_ir::files::{self, FileFormat};
-use shardc_ir::func::{FusedWithNext, Node};
+use shardc_ir::func::{FuncKind, FusedWithNext, Node};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
 use shardc_ir::schedule::ActionKind;
-use shardc_passes::step::instructions::base;
 use shardc_runtime::{Done, Timing};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -130,15 +129,14 @@ fn ops(nodes: &[Node]) -> Option<String> {
 /// `1F3` as in a schedule, or the name of a function of the step.
 fn label(plan: &Plan, c: &Call) -> String {
     let f = &plan.module.funcs[c.func];
-    let Some(microbatch) = c.microbatch else { return base(&f.name).to_string() };
-    let kind = match base(&f.name) {
-        "forward" => ActionKind::Forward,
-        "weight" => ActionKind::Weight,
+    let Some(microbatch) = c.microbatch else { return f.kind.name().into() };
+    let kind = match f.kind {
+        FuncKind::Forward => ActionKind::Forward,
+        FuncKind::Weight => ActionKind::Weight,
         _ if plan.schedule.splits_backward() => ActionKind::Input,
         _ => ActionKind::Backward,
     };
-    let stage = f.name.rsplit_once('.').map_or("0", |n| n.1);
-    format!("{stage}{}{microbatch}", kind.letter())
+    format!("{}{}{microbatch}", f.stage, kind.letter())
 }
 
 fn message(plan: &Plan, t: &Transfer) -> String {

@@ -1,7 +1,7 @@
 //! Products of a training step, in GFLOP/s and in percent of what the processor can do, which is
 //! measured beside each: `cargo bench --bench products [-- WORDS OF A LINE]`.
 
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Scope};
+use shardc_ir::func::{Func, Name, Node, Port, Scope};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::samples::Sample;
@@ -26,14 +26,7 @@ impl Case {
         let args: Vec<_> = s.ins.iter().map(|t| f.arg(t.clone(), Name::parse("x"), None)).collect();
         let outs: Vec<_> = s.types().into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
         f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
-        f.nodes.push(Node {
-            op: s.op.clone(),
-            ins: args.iter().copied().collect(),
-            outs: outs.iter().copied().collect(),
-            scope: Scope(0),
-            note: None,
-            fused: FusedWithNext::No,
-        });
+        f.nodes.push(Node::new(s.op.clone(), args.clone(), outs.clone(), Scope(0)));
         let types: Vec<&Type> = args.iter().chain(&outs).map(|&v| f.ty(v)).collect();
         let (ins, results) = types.split_at(args.len());
         let mut memory: Vec<_> = types.iter().map(|t| (t.dtype, t.local_bytes(&mesh))).collect();

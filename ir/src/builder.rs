@@ -1,6 +1,6 @@
 //! Appends typed nodes to a function.
 
-use crate::func::{Func, FusedWithNext, Name, Node, Scope, Value};
+use crate::func::{Func, Name, Node, Scope, Value};
 use crate::infer::TypeError;
 use crate::mesh::Mesh;
 use crate::ops::Op;
@@ -61,14 +61,7 @@ impl<'a> Builder<'a> {
             let name = self.named(hint);
             values.push(self.f.value(ty, name));
         }
-        self.f.nodes.push(Node {
-            op,
-            ins: ins.into(),
-            outs: values.clone(),
-            scope: self.scope,
-            note: None,
-            fused: FusedWithNext::No,
-        });
+        self.f.nodes.push(Node::new(op, ins.iter().copied(), values.clone(), self.scope));
         Ok(values)
     }
 

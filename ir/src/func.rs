@@ -16,11 +16,13 @@ pub struct Value(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Scope(pub u32);
 
-/// A place in the model, such as `model.layers.7.mlp.up_proj`, and the number of its layer.
+/// A place in the model, such as `model.layers.7.mlp.up_proj`, the number of its layer, and its stage.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ScopeInfo {
     pub path: Arc<str>,
     pub layer: Option<u32>,
+    /// The stage of the pipeline that has it; 0 until stages are chosen, and for what belongs to none.
+    pub stage: usize,
 }
 
 /// Name of a value: `%d_l3.q.1` is a gradient (`d_`), of layer 3, hinted `q`, the second of that name.
@@ -52,6 +54,52 @@ pub struct Node {
     /// Why this line exists; printed after `//`.
     pub note: Option<Cow<'static, str>>,
     pub fused: FusedWithNext,
+    pub part: Part,
+}
+
+/// Which part of a differentiated program a node belongs to, until stages are cut out of it: then its
+/// function says so, and all of them are as by default.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Part {
+    #[default]
+    Forward,
+    /// It makes a gradient of something that is computed from data.
+    Backward,
+    /// It makes gradients of parameters, or what they or others need on the way.
+    Weight,
+}
+
+impl Part {
+    pub const ALL: [Part; 3] = [Part::Forward, Part::Backward, Part::Weight];
+
+    /// As the text has it, behind a scope.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Forward => "forward",
+            Part::Backward => "backward",
+            Part::Weight => "weight",
+        }
+    }
+}
+
+impl Node {
+    /// A node that belongs to forward, and has nothing in common with the next one.
+    pub fn new(
+        op: impl Into<Op>,
+        ins: impl IntoIterator<Item = Value>,
+        outs: impl IntoIterator<Item = Value>,
+        scope: Scope,
+    ) -> Node {
+        Node {
+            op: op.into(),
+            ins: ins.into_iter().collect(),
+            outs: outs.into_iter().collect(),
+            scope,
+            note: None,
+            fused: FusedWithNext::No,
+            part: Part::Forward,
+        }
+    }
 }
 
 /// What a node has in common with the next one.
@@ -463,7 +511,7 @@ impl std::fmt::Display for Name {
 impl ScopeInfo {
     fn new(path: &str) -> ScopeInfo {
         let layer = path.split('.').find_map(|p| p.parse().ok());
-        ScopeInfo { path: path.into(), layer }
+        ScopeInfo { path: path.into(), layer, stage: 0 }
     }
 }
 
@@ -515,6 +563,16 @@ impl Func {
     }
     pub fn scope_info(&self, s: Scope) -> &ScopeInfo {
         &self.scopes[s.0 as usize]
+    }
+
+    /// The stage of the pipeline that a node belongs to.
+    pub fn stage_of(&self, n: &Node) -> usize {
+        self.scope_info(n.scope).stage
+    }
+
+    /// The number of nodes of forward, behind which those of backward are: all, if there are none.
+    pub fn forward_nodes(&self) -> usize {
+        self.nodes.partition_point(|n| n.part == Part::Forward)
     }
 
     /// A new value; if its name is taken, it gets the first free `.N`.

@@ -128,9 +128,14 @@ fn distance(a: &[u8], b: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weights::{Init, Part};
+    use crate::weights::{Init, TensorSlice};
 
-    fn weight(param: &str, tensor: &str, experts: Option<usize>, part: Option<Part>) -> Weight {
+    fn weight(
+        param: &str,
+        tensor: &str,
+        experts: Option<usize>,
+        part: Option<TensorSlice>,
+    ) -> Weight {
         Weight {
             param: param.into(),
             tensor: tensor.into(),
@@ -145,7 +150,7 @@ mod tests {
     }
 
     fn model() -> Vec<Weight> {
-        let part = |start| Some(Part { dim: 0, start, len: 2 });
+        let part = |start| Some(TensorSlice { dim: 0, start, len: 2 });
         vec![
             weight("h.0.c_attn.bias.q", "h.0.c_attn.bias", None, part(0)),
             weight("h.0.c_attn.bias.k", "h.0.c_attn.bias", None, part(2)),

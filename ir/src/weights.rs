@@ -26,7 +26,7 @@ pub struct Weight {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<usize>,
     /// The parameter is `len` elements of dim `dim` from `start`; all of it if `None`.
-    pub part: Option<Part>,
+    pub part: Option<TensorSlice>,
     /// Shape of the parameter.
     pub shape: Vec<usize>,
     pub init: Init,
@@ -49,7 +49,7 @@ impl Weight {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Part {
+pub struct TensorSlice {
     pub dim: usize,
     pub start: usize,
     pub len: usize,

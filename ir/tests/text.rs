@@ -5,7 +5,7 @@
 mod random;
 
 use shardc_ir::func::{
-    AnnotatedDim, Annotation, Func, FusedWithNext, Module, Name, Node, Port, Role, RoleKind,
+    AnnotatedDim, Annotation, Func, Module, Name, Node, Part, Port, Role, RoleKind,
 };
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
@@ -15,7 +15,7 @@ use shardc_ir::ops::{
 use shardc_ir::samples;
 use shardc_ir::text::{self, Repeat, expand, parse, parse_source, print, print_source, print_with};
 use shardc_ir::types::{AtomList, DType, Type};
-use shardc_ir::weights::{Init, Part, Weight};
+use shardc_ir::weights::{Init, TensorSlice, Weight};
 
 /// The corpus, also the seeds of the fuzzer.
 const CORPUS: &[(&str, &str)] = &[
@@ -341,7 +341,7 @@ fn models_keep_what_a_frontend_knows() {
     let q = Weight {
         tensor: "l.2.qkv.weight".into(),
         tensor_shape: vec![16, 48],
-        part: Some(Part { dim: 1, start: 0, len: 16 }),
+        part: Some(TensorSlice { dim: 1, start: 0, len: 16 }),
         init: Init::Normal(0.005),
         tp_dim: Some(1),
         ..Weight::plain("l.2.qkv.weight.q", &[16, 16])

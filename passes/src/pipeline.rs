@@ -114,7 +114,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
     not_too_many(&m.funcs[0], o)?;
     let schedule = schedule::chosen(o)?;
-    let stages = stages(&m.funcs[0], o, &schedule)?;
+    stages(&mut m.funcs[0], o, &schedule)?;
     run.done("stages", &m);
 
     m.mesh = annotate(&m.mesh, &mut m.funcs[0], &weights, &sequence, o)?;
@@ -135,43 +135,27 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 
     let flat = matches!(o.tp_mode, TpMode::TwoD | TpMode::TwoAndHalfD { .. });
     let in_steps = flat && o.tp_steps == TpSteps::Summa;
-    m.funcs = if o.mode == Mode::Train {
-        let mut joint = differentiate(
-            &m.mesh,
-            m.funcs.remove(0),
-            &frozen,
-            &stages,
-            &parts.params,
-            o.grad_dtype,
-        );
-        trains(&joint.func, o)?;
-        m.funcs.push(std::mem::take(&mut joint.func));
+    if o.mode == Mode::Train {
+        let joint = m.funcs.remove(0);
+        let joint = differentiate(&m.mesh, joint, &frozen, &parts.params, o.grad_dtype);
+        trains(&joint, o)?;
+        m.funcs.push(joint);
         run.done("differentiate", &m);
+    }
 
-        if in_steps {
-            joint.backward_from = summa(&m.mesh, &mut m.funcs[0], joint.backward_from);
+    if in_steps {
+        summa(&m.mesh, &mut m.funcs[0]);
+    }
+    run.done("summa", &m);
+
+    ragged(&m.mesh, &mut m.funcs[0]);
+    run.done("ragged", &m);
+
+    m.funcs = match o.mode {
+        Mode::Train => {
+            split(&m.mesh, &m.funcs[0], &o.recompute, !o.reshard_after_forward, &schedule)
         }
-        run.done("summa", &m);
-
-        joint.backward_from = ragged(&m.mesh, &mut m.funcs[0], joint.backward_from);
-        joint.of_data.resize(m.funcs[0].values.len(), false);
-        run.done("ragged", &m);
-
-        joint.func = m.funcs.remove(0);
-        let keep = !o.reshard_after_forward;
-        split(&m.mesh, joint, &o.recompute, keep, &stages, &schedule)
-    } else {
-        if in_steps {
-            let all = m.funcs[0].nodes.len();
-            summa(&m.mesh, &mut m.funcs[0], all);
-        }
-        run.done("summa", &m);
-
-        let all = m.funcs[0].nodes.len();
-        ragged(&m.mesh, &mut m.funcs[0], all);
-        run.done("ragged", &m);
-
-        split_forward(m.funcs.remove(0), &stages)
+        Mode::Infer => split_forward(&m.funcs[0], schedule.owner.len()),
     };
     run.done("split", &m);
 

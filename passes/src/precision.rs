@@ -25,7 +25,7 @@
 //! gradients are kept, is not said here: [`crate::shard::partition`] and
 //! [`crate::autodiff::differentiate`] read it off the types.
 
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{DType, Type};
@@ -240,15 +240,8 @@ impl Pass {
             let name = f.name(v).clone();
             let hint = format!("{}_{}", name.hint, to.name()).into();
             let new = f.value(Type { dtype: to, ..f.ty(v).clone() }, Name { hint, dup: 0, ..name });
-            let (ins, outs) = (SmallVec::from_slice(&[v]), SmallVec::from_slice(&[new]));
-            f.nodes.push(Node {
-                op: Cast { to }.into(),
-                ins,
-                outs,
-                scope,
-                note: None,
-                fused: FusedWithNext::No,
-            });
+            let (ins, outs) = ([v], [new]);
+            f.nodes.push(Node::new(Cast { to }, ins, outs, scope));
             new
         })
     }

@@ -3,7 +3,7 @@
 mod lab;
 
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Scope};
+use shardc_ir::func::{Func, Name, Node, Port, Scope};
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{Cast, Op};
@@ -93,14 +93,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
     let args: Vec<_> = ins.iter().map(|t| f.arg(t.clone(), Name::parse("x"), None)).collect();
     let outs: Vec<_> = outs.into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
     f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
-    f.nodes.push(Node {
-        op: s.op.clone(),
-        ins: args.into(),
-        outs: outs.into(),
-        scope: Scope(0),
-        note: None,
-        fused: FusedWithNext::No,
-    });
+    f.nodes.push(Node::new(s.op.clone(), args, outs, Scope(0)));
     Some(f)
 }
 

@@ -248,7 +248,7 @@ fn a_wrong_type_is_refuted_with_its_place() {
     let r = case.judge(&m);
     assert_eq!(r.verdict(), Verdict::Refuted);
     let x = &r.refuted[0];
-    assert_eq!(x.what, "types of `join`");
+    assert_eq!(x.what, "types of `from_varying`");
     assert!(x.plan.contains("the blocks are those of 1 places before"), "{x:#?}");
     let place = x.plan_place.as_deref().unwrap_or_default();
     assert!(place.starts_with("@backward, model.layers.0.self_attn: "), "{x:#?}");

@@ -2,7 +2,7 @@
 
 use shardc_codegen::lower;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Port, Scope};
+use shardc_ir::func::{Func, Name, Node, Port, Scope};
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
@@ -59,14 +59,7 @@ fn function(s: &Sample, mesh: &Mesh, letter: Option<Letter>) -> Option<Func> {
     let outs: Vec<_> = outs.into_iter().map(|t| f.value(t, Name::parse("y"))).collect();
     f.results = outs.iter().map(|&value| Port { value, role: None }).collect();
     let (op, scope) = (s.op.clone(), Scope(0));
-    f.nodes.push(Node {
-        op,
-        ins: args.into(),
-        outs: outs.into(),
-        scope,
-        note: None,
-        fused: FusedWithNext::No,
-    });
+    f.nodes.push(Node::new(op, args, outs, scope));
     Some(f)
 }
 

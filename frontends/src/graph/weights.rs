@@ -11,7 +11,7 @@ use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Role, RoleKind, Value};
 use shardc_ir::types::Type;
-use shardc_ir::weights::{Init, Part, Weight};
+use shardc_ir::weights::{Init, TensorSlice, Weight};
 
 /// The parameters of a model, as arguments of its program.
 pub(super) struct Params {
@@ -85,7 +85,7 @@ impl Declare<'_, '_, '_> {
         hint: &str,
         tensor: String,
         shape: Vec<usize>,
-        part: Option<(&str, Part, usize)>,
+        part: Option<(&str, TensorSlice, usize)>,
         init: Init,
         tp_dim: Option<usize>,
     ) -> Value {
@@ -182,7 +182,7 @@ impl Declare<'_, '_, '_> {
         };
         let part = |dim: usize| {
             let (name, fused) = (l.part?, fused?);
-            Some((name, Part { dim, start: fused.start, len: output }, fused.total))
+            Some((name, TensorSlice { dim, start: fused.start, len: output }, fused.total))
         };
         let hint = match l.part {
             None => l.module.to_string(),

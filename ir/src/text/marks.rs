@@ -16,7 +16,7 @@ use crate::attr::MAX_SIZE;
 use crate::func::{Func, Role, RoleKind, Value};
 use crate::source::{Source, vocabulary};
 use crate::types::Type;
-use crate::weights::{Init, Part, Weight};
+use crate::weights::{Init, TensorSlice, Weight};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -96,7 +96,7 @@ fn is_param(role: &Option<Role>) -> bool {
 fn stored_shape(
     shape: &[usize],
     experts: Option<usize>,
-    part: Option<Part>,
+    part: Option<TensorSlice>,
     total: &[usize],
 ) -> Vec<usize> {
     let mut all = shape[usize::from(experts.is_some())..].to_vec();
@@ -205,7 +205,7 @@ impl Parser<'_> {
                     return Err(Fail::new("attribute", at, self.c.at - at, m)
                         .help("`part=DIM:START:SIZE` cuts a dim that there is"));
                 };
-                w.part = Some(Part { dim, start, len });
+                w.part = Some(TensorSlice { dim, start, len });
                 w.tensor_shape[dim] = size;
             }
             _ => {

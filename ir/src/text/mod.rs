@@ -6,7 +6,7 @@
 //!            "->" results "{" { line } [ return ] "}"
 //! results := type | "(" { [ "%" name ":" ] type [ role ] "," } ")"   // named: no return
 //! role    := kind [ "[" slot | number "]" ] "\"" name "\""   // state[exp_avg], grad_from[1]
-//! line    := path ":"
+//! line    := path [ "stage" number ] [ "forward" | "backward" | "weight" ] ":"
 //!          | { "%" name "," } "=" op [ "[" attributes "]" ] { "%" name "," }
 //!            ":" { type [ asked ] [ "residual=" dim ] "," } [ "//" note ]
 //! return  := "return" ( { "%" name "," } | "(" { "%" name "," } ")" )
@@ -22,7 +22,9 @@
 //! ([`parse_source`]).
 //!
 //! One op stands on one line; a line `path:` says in which scope the ops after it stand (a lone `:`
-//! is the empty path, in which a function begins). What somebody asked of a value's sharding, an
+//! is the empty path, in which a function begins; `""` is the same before other words). Where a program is
+//! not yet cut into functions, the line also names the stage of the scope, if that is not 0, and the part of
+//! the ops, if that is not forward. What somebody asked of a value's sharding, an
 //! [`Annotation`](crate::func::Annotation), follows its type: `?` may be split further, `-` is
 //! whole. `//` on any other line begins a comment, which is not kept.
 //!

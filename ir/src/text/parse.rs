@@ -10,7 +10,7 @@ use super::types::type_text;
 use crate::attr::{AttrCx, read_sub_axis};
 use crate::diag::Diag;
 use crate::func::{
-    Annotation, Func, FusedWithNext, Module, Name, Node, Port, Role, Scope, Value, ValueInfo,
+    Annotation, Func, FusedWithNext, Module, Name, Node, Part, Port, Role, Scope, Value, ValueInfo,
 };
 use crate::mesh::{MAX_ATOMS, Mesh};
 use crate::ops::{DOCS, NAMES, Op, SAMPLES};
@@ -246,11 +246,12 @@ impl<'t> Parser<'t> {
     }
 
     fn body(&mut self, f: &mut Func, known: &mut Defined<'t>, heads: Vec<Declared<'t>>) -> Res<()> {
-        let mut scope = Scope(0);
+        let (mut scope, mut part) = (Scope(0), Part::Forward);
         loop {
             self.c.blank();
             if self.c.peek() == Some(b'%') {
                 self.node(f, known, scope)?;
+                f.nodes.iter_mut().last().expect("it was read").part = part;
                 continue;
             }
             // A head that names its results needs no `return`.
@@ -261,9 +262,10 @@ impl<'t> Parser<'t> {
                 return self.results(f, values, heads);
             }
             let code = self.c.line().split("//").next().unwrap_or("").trim_end();
-            match code.strip_suffix(':') {
-                Some(path) if is_path(path) => {
-                    scope = f.scope(path);
+            match code.strip_suffix(':').and_then(place) {
+                Some((path, stage, of)) => {
+                    (scope, part) = (f.scope(path), of);
+                    f.scopes[scope.0 as usize].stage = stage;
                     self.c.at += code.len();
                 }
                 _ if self.c.eat("return") => {
@@ -394,7 +396,7 @@ impl<'t> Parser<'t> {
             let f = self.c.needs("the end of the line");
             return Err(f.help("put each op on a line of its own"));
         }
-        f.nodes.push(Node { op, ins, outs, scope, note, fused });
+        f.nodes.push(Node { note, fused, ..Node::new(op, ins, outs, scope) });
         Ok(())
     }
 
@@ -479,6 +481,26 @@ impl<'t> Parser<'t> {
             })
     }
 }
+
+/// What stands before the `:` of a scope line: a path, and where they are not as by default its stage and
+/// the part of its nodes, as in `model.norm stage 1 backward`. `None` for anything else.
+fn place(head: &str) -> Option<(&str, usize, Part)> {
+    let (mut words, mut stage, mut part) = (head.split(' '), 0, Part::Forward);
+    let path = words.next().map(|p| if p == "\"\"" { "" } else { p }).filter(|p| is_path(p))?;
+    while let Some(word) = words.next() {
+        match Part::ALL.into_iter().find(|p| p.name() == word) {
+            Some(of) => part = of,
+            None if word == "stage" => {
+                stage = words.next()?.parse().ok().filter(|s| *s < MAX_STAGES)?
+            }
+            None => return None,
+        }
+    }
+    Some((path, stage, part))
+}
+
+/// Most stages that a text may name.
+const MAX_STAGES: usize = 1 << 20;
 
 /// True for what may stand before the `:` of a scope line.
 pub fn is_path(path: &str) -> bool {

@@ -4,7 +4,7 @@
 use super::fold;
 use super::marks::Marks;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
-use crate::func::{Func, FusedWithNext, Module, Node, Port, RoleKind, Scope, Value};
+use crate::func::{Func, FusedWithNext, Module, Node, Part, Port, RoleKind, Scope, Value};
 use crate::mesh::Mesh;
 use crate::source::Source;
 use std::fmt::Write as _;
@@ -218,16 +218,23 @@ impl Printer<'_> {
     }
 
     fn body(&mut self, f: &Func, names: &Names) {
-        let mut scope = Scope(0);
-        let mut layer = NO_LAYER;
+        let (mut place, mut layer) = ((Scope(0), 0, Part::Forward), NO_LAYER);
         for n in &f.nodes {
-            if n.scope != scope {
-                scope = n.scope;
-                let info = f.scope_info(scope);
+            let info = f.scope_info(n.scope);
+            let now = (n.scope, info.stage, n.part);
+            if now != place {
+                place = now;
                 layer = info.layer.unwrap_or(NO_LAYER);
                 self.line(layer);
                 self.out.push(' ');
-                self.out.push_str(&info.path);
+                let plain = info.stage == 0 && n.part == Part::Forward;
+                self.out.push_str(if info.path.is_empty() && !plain { "\"\"" } else { &info.path });
+                if info.stage > 0 {
+                    let _ = write!(self.out, " stage {}", info.stage);
+                }
+                if n.part != Part::Forward {
+                    let _ = write!(self.out, " {}", n.part.name());
+                }
                 self.out.push_str(":\n");
             }
             self.line(layer);

@@ -144,7 +144,7 @@ fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> F
         ["", "model.layers.0.mlp", "model.layers.1.mlp", "model.layers.2.mlp", "h.1", "a-b/c"];
     for (op, ins, outs) in steps {
         let scope = f.scope(scopes[d.roll(scopes.len())]);
-        let mut values = smallvec::SmallVec::new();
+        let mut values = vec![];
         for t in outs {
             let (t, name) = (d.marked(mesh, t), d.name());
             let v = f.value(t, name);
@@ -155,14 +155,11 @@ fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> F
             values.push(v);
         }
         let note = (d.roll(3) == 0).then(|| note[d.roll(note.len())].into());
-        f.nodes.push(Node {
-            op,
-            ins: ins.into(),
-            outs: values,
-            scope,
-            note,
-            fused: FusedWithNext::No,
-        });
+        if d.roll(6) == 0 {
+            f.scopes[scope.0 as usize].stage = d.roll(3);
+        }
+        let part = Part::ALL[if d.roll(4) == 0 { d.roll(3) } else { 0 }];
+        f.nodes.push(Node { note, part, ..Node::new(op, ins, values, scope) });
     }
     for i in 0..f.values.len() {
         if d.roll(3) == 0 {

@@ -2,29 +2,20 @@
 //!
 //! Before:  `%y = dot[mk,kn->mn] %x, %w`, result `%loss`
 //! After:   … `%d_w = dot[mn,mk->kn] %d_y, %x`, results `%loss`, `%d_w`
-//! Assumes: phase Ranked.  Leaves: phase Ranked.
+//! Assumes: phase Ranked.  Leaves: phase Ranked; nodes of backward are behind all others, and know it.
 //!
 //! Reverse mode over the typed program: the gradient of each op comes from its own file, typed by the
 //! same rules, so f becomes g, a gather a scatter, and a weight's gradient a pending sum.
 
 use crate::shard::partition::{ParamLayout, active};
-use crate::stages::Stages;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Node, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, Name, Node, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::infer::Linear;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Cast, Op};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
-
-/// Where backward begins in the joint program: nodes from here on are backward.
-pub struct Joint {
-    pub func: Func,
-    pub backward_from: usize,
-    /// By value: it is the gradient of something computed from data, not of a parameter.
-    pub of_data: Vec<bool>,
-}
 
 /// Operands and results of a node.
 type Ends = (SmallVec<[Value; 4]>, SmallVec<[Value; 2]>);
@@ -41,14 +32,12 @@ pub fn differentiate(
     mesh: &Mesh,
     f: Func,
     frozen: &dyn Fn(&str) -> bool,
-    stages: &Stages,
     params: &[ParamLayout],
     grad_dtype: DType,
-) -> Joint {
+) -> Func {
     let (forward, known) = (f.nodes.len(), f.values.len());
     let mut r = Reverse {
         mesh,
-        stages,
         grad_dtype,
         on: active(&f, frozen),
         weights: only_weights(&f),
@@ -58,7 +47,7 @@ pub fn differentiate(
         f,
     };
     r.seed();
-    let complete = first_uses(&r.f, &r.on, stages);
+    let complete = first_uses(&r.f, &r.on);
     let prepared: HashMap<&str, &ParamLayout> =
         params.iter().map(|p| (&*p.param.name, p)).collect();
     let mut grads: Vec<(usize, Port)> = vec![];
@@ -72,15 +61,18 @@ pub fn differentiate(
     let Reverse { mut f, mut of_data, .. } = r;
     f.results.extend(grads.into_iter().map(|g| g.1));
     of_data.resize(f.values.len(), false);
-    let kept = f.drop_dead();
-    let backward_from = kept[..forward].iter().filter(|k| **k).count();
-    Joint { func: f, backward_from, of_data }
+    for n in &mut f.nodes[forward..] {
+        let of_data = n.outs.iter().any(|o| of_data[o.0 as usize]);
+        n.part = if of_data { Part::Backward } else { Part::Weight };
+    }
+    f.drop_dead();
+    f
 }
 
 /// For each node of forward, the parameters (places among the arguments) that its stage uses here
 /// for the first time. Behind this node's backward the stage's gradient of them is complete: summed
 /// and brought into pieces there, whole gradients of few layers are alive at once.
-fn first_uses(f: &Func, on: &[bool], stages: &Stages) -> Vec<Vec<usize>> {
+fn first_uses(f: &Func, on: &[bool]) -> Vec<Vec<usize>> {
     let mut place: Vec<Option<usize>> = vec![None; f.values.len()];
     for (i, a) in f.args.iter().enumerate() {
         let ready = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
@@ -89,7 +81,7 @@ fn first_uses(f: &Func, on: &[bool], stages: &Stages) -> Vec<Vec<usize>> {
     let mut seen = HashSet::new();
     let mut of = |n: &Node| -> Vec<usize> {
         let args = n.ins.iter().filter_map(|v| place[v.0 as usize]);
-        args.filter(|&i| seen.insert((stages.of(n.scope), i))).collect()
+        args.filter(|&i| seen.insert((f.stage_of(n), i))).collect()
     };
     f.nodes.iter().map(&mut of).collect()
 }
@@ -97,13 +89,13 @@ fn first_uses(f: &Func, on: &[bool], stages: &Stages) -> Vec<Vec<usize>> {
 /// The program while its backward is being appended.
 struct Reverse<'a> {
     mesh: &'a Mesh,
-    stages: &'a Stages,
     grad_dtype: DType,
     f: Func,
     /// By value of forward: its gradient is wanted.
     on: Vec<bool>,
     /// By value of forward: it is made of parameters alone.
     weights: Vec<bool>,
+    /// By value: it is the gradient of something computed from data, not of a parameter.
     of_data: Vec<bool>,
     /// By value of forward: what its users sent back so far.
     parts: Vec<Parts>,
@@ -135,7 +127,7 @@ impl Reverse<'_> {
         }
         let mut b = Builder::new(self.mesh, &mut self.f);
         (b.scope, b.grad, b.wanted) = (n.scope, true, &self.on);
-        let total = |o: &Value| total(&mut b, &self.parts[o.0 as usize], *o, self.stages);
+        let total = |o: &Value| total(&mut b, &self.parts[o.0 as usize], *o);
         let d: SmallVec<[Option<Value>; 2]> = n.outs.iter().map(total).collect();
         if let (Some(&x), Some(d)) = (self.gathered.get(&n.outs[0]), d[0]) {
             let f = &mut self.f;
@@ -213,8 +205,9 @@ impl Reverse<'_> {
         prepared: &HashMap<&str, &ParamLayout>,
     ) -> Option<Port> {
         let Port { value: x, role } = self.f.args[arg].clone();
-        let stage = self.stages.of(self.f.nodes[node].scope);
-        let here = self.parts[x.0 as usize].iter().filter(|p| self.stages.of(p.1) == stage);
+        let of = |s: Scope| self.f.scope_info(s).stage;
+        let stage = of(self.f.nodes[node].scope);
+        let here = self.parts[x.0 as usize].iter().filter(|p| of(p.1) == stage);
         let here: Parts = here.copied().collect();
         let mut b = Builder::new(self.mesh, &mut self.f);
         b.grad = true;
@@ -297,10 +290,10 @@ pub(super) fn only_weights(f: &Func) -> Vec<bool> {
 }
 
 /// What the users of each stage sent, wherever they stand in the program; users come last first.
-fn by_stage(parts: &Parts, stages: &Stages) -> Vec<Parts> {
+fn by_stage(f: &Func, parts: &Parts) -> Vec<Parts> {
     let mut all: Vec<(usize, Parts)> = vec![];
     for p in parts {
-        let stage = stages.of(p.1);
+        let stage = f.scope_info(p.1).stage;
         match all.iter_mut().find(|x| x.0 == stage) {
             Some((_, of_stage)) => of_stage.push(*p),
             None => all.push((stage, Parts::from_slice(&[*p]))),
@@ -311,12 +304,12 @@ fn by_stage(parts: &Parts, stages: &Stages) -> Vec<Parts> {
 
 /// Sum of the cotangents that the users of a value sent back. Those of another stage are summed
 /// there, so that one tensor is sent.
-fn total(b: &mut Builder, parts: &Parts, of: Value, stages: &Stages) -> Option<Value> {
-    let (home, scope) = (stages.of(b.scope), b.scope);
+fn total(b: &mut Builder, parts: &Parts, of: Value) -> Option<Value> {
+    let (home, scope) = (b.f.scope_info(b.scope).stage, b.scope);
     let mut here: Parts = Parts::new();
-    for run in by_stage(parts, stages) {
+    for run in by_stage(b.f, parts) {
         let [.., (_, last)] = run[..] else { continue };
-        if run.len() == 1 || stages.of(last) == home {
+        if run.len() == 1 || b.f.scope_info(last).stage == home {
             here.extend(run);
             continue;
         }

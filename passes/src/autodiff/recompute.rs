@@ -7,7 +7,6 @@
 //! beyond the layer it serves; under [`Recompute::Sqrt`] a run of layers takes the place of the
 //! layer. Same inputs, same ops, same order: the same bits.
 
-use crate::stages::Stages;
 use serde::{Deserialize, Serialize};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::Mesh;
@@ -82,16 +81,13 @@ impl std::fmt::Display for Recompute {
 pub(super) struct Program<'a> {
     pub mesh: &'a Mesh,
     pub func: &'a Func,
-    /// Nodes from here on are backward.
-    pub forward: usize,
-    pub stages: &'a Stages,
     /// By stage: most microbatches that are between their forward and the end of their backward.
     pub in_flight: &'a [usize],
 }
 
 /// Per node of the forward part, whether backward makes its results again.
 pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
-    let (j, forward) = (p.func, p.forward);
+    let (j, forward) = (p.func, p.func.forward_nodes());
     let layer = |n: usize| j.scope_info(j.nodes[n].scope).layer;
     let runs = if *policy == Recompute::Sqrt { runs(p) } else { BTreeMap::new() };
     // What belongs to no layer is a run of its own; so is a layer, unless runs are longer.
@@ -182,14 +178,14 @@ fn widened(j: &Func, forward: usize) -> Vec<bool> {
 fn runs(p: &Program) -> BTreeMap<u32, u32> {
     let j = p.func;
     let layer = |n: usize| j.scope_info(j.nodes[n].scope).layer;
-    let makers = j.makers();
+    let (makers, forward) = (j.makers(), j.forward_nodes());
     // What a view shows.
     let mut shown: Vec<Value> = (0..j.values.len()).map(|v| Value(v as u32)).collect();
     // By stage and layer: values that other layers use, and values that backward uses.
     let mut found: BTreeMap<(usize, u32), [BTreeSet<Value>; 2]> = BTreeMap::new();
     for (n, node) in j.nodes.iter().enumerate() {
-        if let Some(l) = layer(n).filter(|_| n < p.forward) {
-            found.entry((p.stages.of(node.scope), l)).or_default();
+        if let Some(l) = layer(n).filter(|_| n < forward) {
+            found.entry((j.stage_of(node), l)).or_default();
         }
         if node.op.def().is_view() {
             node.outs.iter().for_each(|o| shown[o.0 as usize] = shown[node.ins[0].0 as usize]);
@@ -197,10 +193,10 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
         }
         for v in node.ins.iter().map(|v| shown[v.0 as usize]) {
             let maker = makers[v.0 as usize].map(|m| m as usize);
-            let Some(m) = maker.filter(|&m| m < p.forward) else { continue };
+            let Some(m) = maker.filter(|&m| m < forward) else { continue };
             let Some(l) = layer(m) else { continue };
-            let [leave, inside] = found.entry((p.stages.of(j.nodes[m].scope), l)).or_default();
-            if n >= p.forward {
+            let [leave, inside] = found.entry((j.stage_of(&j.nodes[m]), l)).or_default();
+            if n >= forward {
                 inside.insert(v);
             } else if layer(n) != Some(l) {
                 leave.insert(v);
@@ -210,7 +206,7 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
     let bytes =
         |all: &BTreeSet<Value>| -> usize { all.iter().map(|&v| j.ty(v).local_bytes(p.mesh)).sum() };
     let mut out = BTreeMap::new();
-    for stage in 0..p.stages.count {
+    for stage in 0..p.in_flight.len() {
         let own = found.range((stage, 0)..=(stage, u32::MAX));
         let (layers, sizes): (Vec<u32>, Vec<_>) =
             own.map(|((_, l), [leave, inside])| (*l, (bytes(leave), bytes(inside)))).unzip();

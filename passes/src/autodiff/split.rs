@@ -13,12 +13,10 @@
 //! has no home: each stage makes its own. Nothing is assumed of what crosses a boundary: it is what
 //! later stages use.
 
-use super::differentiate::{Joint, only_weights};
+use super::differentiate::only_weights;
 use super::recompute::{Program, Recompute, recomputed};
-use crate::stages::{Stages, weighted};
-use shardc_ir::func::{
-    Func, FuncKind, FusedWithNext, Name, Node, Port, Role, RoleKind, Scope, Value,
-};
+use crate::stages::weighted;
+use shardc_ir::func::{Func, FuncKind, Name, Node, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Op};
 use shardc_ir::schedule::Schedule;
@@ -30,37 +28,27 @@ type Home = (usize, FuncKind);
 
 /// Cuts a joint program. If the schedule cuts a backward, gradients of parameters get a function of
 /// their own. `keep`: parameters that forward gathers are saved for backward.
-pub fn split(
-    mesh: &Mesh,
-    joint: Joint,
-    policy: &Recompute,
-    keep: bool,
-    stages: &Stages,
-    s: &Schedule,
-) -> Vec<Func> {
-    let in_flight: Vec<usize> = (0..stages.count).map(|i| s.in_flight(i)).collect();
-    let (func, forward) = (&joint.func, joint.backward_from);
-    let program = Program { mesh, func, forward, stages, in_flight: &in_flight };
+pub fn split(mesh: &Mesh, joint: &Func, policy: &Recompute, keep: bool, s: &Schedule) -> Vec<Func> {
+    let in_flight: Vec<usize> = (0..s.owner.len()).map(|i| s.in_flight(i)).collect();
+    let program = Program { mesh, func: joint, in_flight: &in_flight };
     let mut again = recomputed(&program, policy);
     if keep {
-        let weights = only_weights(&joint.func);
-        for (n, again) in joint.func.nodes.iter().zip(&mut again) {
+        let weights = only_weights(joint);
+        for (n, again) in joint.nodes.iter().zip(&mut again) {
             *again &= !(matches!(n.op, Op::AllGather(_)) && weights[n.outs[0].0 as usize]);
         }
     }
-    cut(joint, again, stages, true, s.splits_backward())
+    cut(joint, again, in_flight.len(), true, s.splits_backward())
 }
 
 /// Cuts a program without a backward.
-pub fn split_forward(f: Func, stages: &Stages) -> Vec<Func> {
-    let (backward_from, of_data) = (f.nodes.len(), vec![false; f.values.len()]);
+pub fn split_forward(f: &Func, stages: usize) -> Vec<Func> {
     let again = f.nodes.iter().map(|n| n.op.def().is_view()).collect();
-    cut(Joint { func: f, backward_from, of_data }, again, stages, false, false)
+    cut(f, again, stages, false, false)
 }
 
-fn cut(joint: Joint, again: Vec<bool>, stages: &Stages, trains: bool, apart: bool) -> Vec<Func> {
-    let j = &joint.func;
-    let homes = homes(&joint, stages, apart);
+fn cut(j: &Func, again: Vec<bool>, stages: usize, trains: bool, apart: bool) -> Vec<Func> {
+    let homes = homes(j, stages, apart);
     let mut s = Split {
         j,
         makers: j.makers(),
@@ -73,11 +61,11 @@ fn cut(joint: Joint, again: Vec<bool>, stages: &Stages, trains: bool, apart: boo
         crossing: vec![],
         trains,
     };
-    let backward = (0..stages.count).rev().flat_map(|i| {
+    let backward = (0..stages).rev().flat_map(|i| {
         let weight = apart.then_some((i, FuncKind::Weight));
         [Some((i, FuncKind::Backward)), weight].into_iter().flatten()
     });
-    let forward = (0..stages.count).map(|i| (i, FuncKind::Forward));
+    let forward = (0..stages).map(|i| (i, FuncKind::Forward));
     let order: Vec<Home> = forward.chain(backward.filter(|_| trains)).collect();
     let mut nodes: HashMap<Home, Vec<usize>> = HashMap::new();
     for (n, home) in s.homes.iter().enumerate() {
@@ -86,39 +74,38 @@ fn cut(joint: Joint, again: Vec<bool>, stages: &Stages, trains: bool, apart: boo
         }
     }
     for &home in &order {
-        s.function(home, nodes.get(&home).map_or(&[], |v| v), stages.count);
+        s.function(home, nodes.get(&home).map_or(&[], |v| v), stages);
     }
     s.finish()
 }
 
 /// Stage and part of every node; `None` for forward nodes that depend on no parameter, if there are
 /// several stages.
-fn homes(joint: &Joint, stages: &Stages, apart: bool) -> Vec<Option<Home>> {
-    let (j, from) = (&joint.func, joint.backward_from);
-    let weighted = weighted(j);
+fn homes(j: &Func, stages: usize, apart: bool) -> Vec<Option<Home>> {
+    let (from, weighted) = (j.forward_nodes(), weighted(j));
     // Backward: what the gradient of something computed from data needs, and what another stage
     // needs, since its backward waits for backwards only.
-    let mut needed = joint.of_data.clone();
-    let mut input = vec![!apart; j.nodes.len()];
+    let mut needed = vec![false; j.values.len()];
+    let mut input: Vec<bool> = j.nodes.iter().map(|n| !apart || n.part == Part::Backward).collect();
     let makers = j.makers();
-    let stage = |n: usize| stages.of(j.nodes[n].scope);
+    let stage = |n: usize| j.stage_of(&j.nodes[n]);
     for n in (from..j.nodes.len()).rev() {
         for v in &j.nodes[n].ins {
             let elsewhere = makers[v.0 as usize].is_some_and(|m| stage(m as usize) != stage(n));
             needed[v.0 as usize] |= elsewhere;
         }
-        if j.nodes[n].outs.iter().any(|o| needed[o.0 as usize]) {
+        if input[n] || j.nodes[n].outs.iter().any(|o| needed[o.0 as usize]) {
             input[n] = true;
             j.nodes[n].ins.iter().for_each(|v| needed[v.0 as usize] = true);
         }
     }
     let home = |n: usize| {
         let node = &j.nodes[n];
-        let stage = stages.of(node.scope);
+        let stage = j.stage_of(node);
         match () {
             () if n >= from && input[n] => Some((stage, FuncKind::Backward)),
             () if n >= from => Some((stage, FuncKind::Weight)),
-            () if stages.count == 1 || node.outs.iter().any(|o| weighted[o.0 as usize]) => {
+            () if stages == 1 || node.outs.iter().any(|o| weighted[o.0 as usize]) => {
                 Some((stage, FuncKind::Forward))
             }
             () => None,
@@ -148,7 +135,9 @@ struct Split<'a> {
 
 impl Split<'_> {
     fn function(&mut self, home: Home, nodes: &[usize], stages: usize) {
-        self.out.insert(home, self.j.like(home.1, home.0, stages));
+        let mut new = self.j.like(home.1, home.0, stages);
+        new.scopes.iter_mut().for_each(|s| s.stage = 0);
+        self.out.insert(home, new);
         // Arguments in the order of the joint program's, then stashes, then accumulators.
         let mut used = vec![false; self.j.values.len()];
         for &n in nodes {
@@ -302,14 +291,7 @@ impl Split<'_> {
             self.map[o.0 as usize] = (Some(home), new);
             outs.push(new);
         }
-        let node = Node {
-            op: n.op.clone(),
-            ins,
-            outs,
-            scope,
-            note: n.note.clone(),
-            fused: FusedWithNext::No,
-        };
+        let node = Node { note: n.note.clone(), ..Node::new(n.op.clone(), ins, outs, scope) };
         self.func(home).nodes.push(node);
     }
 
@@ -354,14 +336,7 @@ pub(crate) fn accumulate(f: &mut Func, v: Value, role: Role) {
     let sum = f.value(ty, Name { hint: format!("{}_total", name.hint).into(), dup: 0, ..name });
     let scope =
         f.nodes.iter().rev().find(|n| n.outs.contains(&v)).map(|n| n.scope).unwrap_or_default();
-    f.nodes.push(Node {
-        op: Add::same().into(),
-        ins: SmallVec::from_slice(&[acc, v]),
-        outs: SmallVec::from_slice(&[sum]),
-        scope,
-        note: None,
-        fused: FusedWithNext::No,
-    });
+    f.nodes.push(Node::new(Add::same(), [acc, v], [sum], scope));
     f.results.push(Port { value: sum, role: Some(role) });
 }
 

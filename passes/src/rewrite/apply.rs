@@ -2,7 +2,7 @@
 
 use super::choose::{Item, Solution};
 use super::segment::{Ref, Segment};
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Value};
+use shardc_ir::func::{Func, Name, Node, Value};
 use std::borrow::Cow;
 
 /// Replaces segments, given in program order, by their solutions.
@@ -66,16 +66,9 @@ fn segment(
                         v
                     }
                 };
-                let ins = ins.iter().map(|&r| value(r, &fresh)).collect();
+                let ins: Vec<Value> = ins.iter().map(|&r| value(r, &fresh)).collect();
                 let note = (!rule.is_empty()).then_some(Cow::Borrowed(*rule));
-                f.nodes.push(Node {
-                    op: op.clone(),
-                    ins,
-                    outs: [out].into_iter().collect(),
-                    scope,
-                    note,
-                    fused: FusedWithNext::No,
-                });
+                f.nodes.push(Node { note, ..Node::new(op.clone(), ins, [out], scope) });
             }
         }
     }

@@ -7,7 +7,7 @@
 //! Kernels over rows, and the groups of them, walk each value in one order.
 
 use shardc_ir::attr::{Broadcast, RuleAttr};
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Scope, Value};
+use shardc_ir::func::{Func, Name, Node, Scope, Value};
 use shardc_ir::ops::{Op, Transpose};
 use shardc_ir::rule::Rule;
 use shardc_ir::types::Type;
@@ -53,13 +53,6 @@ fn transposed(f: &mut Func, x: Value, rule: Arc<Rule>, scope: Scope) -> Value {
     let ty = Type::new(f.ty(x).dtype, &sizes);
     let name = f.name(x).clone();
     let copy = f.value(ty, Name { hint: format!("{}_t", name.hint).into(), dup: 0, ..name });
-    f.nodes.push(Node {
-        op: Transpose { rule: RuleAttr(rule) }.into(),
-        ins: SmallVec::from_slice(&[x]),
-        outs: SmallVec::from_slice(&[copy]),
-        scope,
-        note: None,
-        fused: FusedWithNext::No,
-    });
+    f.nodes.push(Node::new(Transpose { rule: RuleAttr(rule) }, [x], [copy], scope));
     copy
 }

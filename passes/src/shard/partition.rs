@@ -12,7 +12,7 @@ use super::propagate::{OpFactors, factors};
 use super::reshard::{Resharder, Step};
 use super::zero::{Zero, stored_over, zero_axes};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, FuncKind, Node, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::types::{AtomList, DType, Type};
@@ -464,14 +464,8 @@ impl Partition<'_> {
             name.hint = Cow::Owned(format!("{}_{suffix}", name.hint));
             name.dup = 0;
             let new = self.out.value(s.ty, name);
-            let node = Node {
-                op: s.op,
-                ins: SmallVec::from_slice(&[at]),
-                outs: SmallVec::from_slice(&[new]),
-                scope,
-                note: Some(Cow::Borrowed(note)),
-                fused: FusedWithNext::No,
-            };
+            let node =
+                Node { note: Some(Cow::Borrowed(note)), ..Node::new(s.op, [at], [new], scope) };
             self.out.nodes.push(node);
             at = new;
         }
@@ -510,12 +504,8 @@ impl Partition<'_> {
             outs.push(self.out.value(t, name));
         }
         self.out.nodes.push(Node {
-            op: n.op.clone(),
-            ins,
-            outs: outs.clone(),
-            scope: n.scope,
             note: n.note.clone(),
-            fused: FusedWithNext::No,
+            ..Node::new(n.op.clone(), ins, outs.clone(), n.scope)
         });
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;

@@ -15,25 +15,6 @@ use shardc_ir::func::{Func, RoleKind, Scope};
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::schedule::Schedule;
 
-/// Which stage each scope belongs to.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct Stages {
-    pub count: usize,
-    of: Vec<Option<usize>>,
-}
-
-impl Stages {
-    /// The whole program as one stage.
-    pub fn one() -> Stages {
-        Stages { count: 1, of: vec![] }
-    }
-
-    /// The stage of a scope; what belongs to none is in the first.
-    pub fn of(&self, s: Scope) -> usize {
-        self.of.get(s.0 as usize).copied().flatten().unwrap_or(0)
-    }
-}
-
 /// A part of the model that is never cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unit {
@@ -103,12 +84,15 @@ fn up_to_number(path: &str) -> &str {
 }
 
 /// Cuts a model of one device into the stages of a schedule: by hand as `--layers` says, else so
-/// that the slowest stage is as fast as can be.
-pub fn stages(f: &Func, o: &Options, s: &Schedule) -> Result<Stages> {
+/// that the slowest stage is as fast as can be. Every scope then has its stage.
+///
+/// # Errors
+/// `too-many-stages`, `stage-order`, and those of `--layers`.
+pub fn stages(f: &mut Func, o: &Options, s: &Schedule) -> Result<()> {
     let count = s.owner.len();
     let layout = StageLayout::parse(&o.layers)?;
     if count <= 1 && layout == StageLayout::Balanced {
-        return Ok(Stages::one());
+        return Ok(());
     }
     let units = units(f);
     enough(units.len(), count)?;
@@ -120,16 +104,13 @@ pub fn stages(f: &Func, o: &Options, s: &Schedule) -> Result<Stages> {
         }
         by_hand => by_hand.cuts(&units, count, &o.layers)?,
     };
-    let mut of = vec![None; f.scopes.len()];
     for (stage, w) in cuts.windows(2).enumerate() {
         for s in units[w[0]..w[1]].iter().flat_map(|u| &u.scopes) {
-            of[s.0 as usize] = Some(stage);
+            f.scopes[s.0 as usize].stage = stage;
         }
     }
-    let stages = Stages { count, of };
-    forward_only(f, &stages)?;
-    sums_together(f, &stages)?;
-    Ok(stages)
+    forward_only(f, count)?;
+    sums_together(f, count - 1)
 }
 
 /// A stage is at least one unit.
@@ -153,16 +134,15 @@ pub fn not_too_many(f: &Func, o: &Options) -> Result<()> {
 }
 
 /// Checks that one stage makes all losses: the step's loss is summed up where they are.
-fn sums_together(f: &Func, stages: &Stages) -> Result<()> {
+fn sums_together(f: &Func, last: usize) -> Result<()> {
     let (weighted, makers) = (weighted(f), f.makers());
-    let last = stages.count - 1;
     for r in &f.results {
         let Some(role) = r.role.as_ref().filter(|r| r.kind == RoleKind::Sum) else { continue };
         let Some(m) = makers[r.value.0 as usize].filter(|_| weighted[r.value.0 as usize]) else {
             continue;
         };
         let node = &f.nodes[m as usize];
-        let from = stages.of(node.scope);
+        let from = f.stage_of(node);
         if from != last {
             let scope = &f.scope_info(node.scope).path;
             return Err(Diag::new(
@@ -180,14 +160,14 @@ fn sums_together(f: &Func, stages: &Stages) -> Result<()> {
 }
 
 /// Checks that no stage needs what a later one makes.
-fn forward_only(f: &Func, stages: &Stages) -> Result<()> {
+fn forward_only(f: &Func, count: usize) -> Result<()> {
     let weighted = weighted(f);
     let makers = f.makers();
     for n in f.nodes.iter().filter(|n| n.outs.iter().any(|o| weighted[o.0 as usize])) {
-        let own = stages.of(n.scope);
+        let own = f.stage_of(n);
         for v in n.ins.iter().filter(|v| weighted[v.0 as usize]) {
             let Some(m) = makers[v.0 as usize] else { continue };
-            let from = stages.of(f.nodes[m as usize].scope);
+            let from = f.stage_of(&f.nodes[m as usize]);
             if from > own {
                 let (name, scope) = (f.name(*v), &f.scope_info(n.scope).path);
                 return Err(Diag::new(
@@ -195,7 +175,7 @@ fn forward_only(f: &Func, stages: &Stages) -> Result<()> {
                     format!("{scope} is in stage {own} and uses {name} of stage {from}"),
                 )
                 .rule("a stage uses what it or an earlier stage makes")
-                .help(format!("cut elsewhere with --layers, or use {} stages", stages.count - 1)));
+                .help(format!("cut elsewhere with --layers, or use {} stages", count - 1)));
             }
         }
     }

@@ -6,11 +6,10 @@
 use crate::options::Options;
 use crate::shard::partition::{ParamLayout, step_scope};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FuncKind, FusedWithNext, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
-use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its
@@ -38,17 +37,10 @@ pub fn enter(
             let mut name = p.name.clone();
             name.hint = format!("{}_f", name.hint).into();
             let out = f.value(s.ty.clone(), name);
-            let (ins, outs) = (SmallVec::from_slice(&[*v]), SmallVec::from_slice(&[out]));
+            let (ins, outs) = ([*v], [out]);
             let note =
                 matches!(s.op, Op::Cast(_)).then_some("the weight, of its master copy".into());
-            f.nodes.push(Node {
-                op: s.op.clone(),
-                ins,
-                outs,
-                scope,
-                note,
-                fused: FusedWithNext::No,
-            });
+            f.nodes.push(Node { note, ..Node::new(s.op.clone(), ins, outs, scope) });
             *v = out;
         }
         let role = Role { kind: RoleKind::Ready, name: p.param.name.clone() };

@@ -13,7 +13,7 @@
 //! buffers of experts was made by a `dispatch`, and what moves out of them goes to a `combine`:
 //! neither defines or reads other rows.
 
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Value};
+use shardc_ir::func::{Func, Name, Node, Value};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{AllToAll, AllToAllV, Op};
 use smallvec::smallvec;
@@ -27,10 +27,9 @@ struct Found {
     copies: usize,
 }
 
-/// Replaces the exchanges of rows of `f`, whose backward begins at node `backward_from`: where it
-/// then begins.
-pub fn ragged(mesh: &Mesh, f: &mut Func, backward_from: usize) -> usize {
-    let mut counts = Counts { mesh, moved: vec![], taken: BTreeSet::new(), new: 0 };
+/// Replaces the exchanges of rows of a program.
+pub fn ragged(mesh: &Mesh, f: &mut Func) {
+    let mut counts = Counts { mesh, moved: vec![], taken: BTreeSet::new() };
     for x in found(f) {
         let (inp, out) = (f.nodes[x.node].ins[0], f.nodes[x.node].outs[0]);
         let into = x.op.from == 1;
@@ -50,7 +49,6 @@ pub fn ragged(mesh: &Mesh, f: &mut Func, backward_from: usize) -> usize {
         let own = counts.moved.iter().filter(|m| m.route == i);
         f.nodes.extend(own.map(|m| m.node.clone()));
     }
-    backward_from + counts.new
 }
 
 /// An exchange of the counts of a `route`, which is to stand behind it.
@@ -65,8 +63,6 @@ struct Counts<'a> {
     moved: Vec<Moved>,
     /// Nodes of `moved` that stand elsewhere now.
     taken: BTreeSet<usize>,
-    /// How many of `moved` stand nowhere yet.
-    new: usize,
 }
 
 impl Counts<'_> {
@@ -97,13 +93,13 @@ impl Counts<'_> {
         let same = |n: &Node| n.op == op && n.ins[..] == [own] && *f.ty(n.outs[0]) == want;
         let node = if let Some(i) = f.nodes.iter().position(same) {
             self.taken.insert(i);
-            f.nodes[i].clone()
+            Node { part: f.nodes[x.route].part, ..f.nodes[i].clone() }
         } else {
-            self.new += 1;
             let name = Name { hint: "counts_moved".into(), ..f.name(own).clone() };
-            let (ins, outs) = (smallvec![own], smallvec![f.value(want, name)]);
+            let (ins, outs) = ([own], [f.value(want, name)]);
             let note = Some("experts learn how many rows come".into());
-            Node { op, ins, outs, scope: f.nodes[x.route].scope, note, fused: FusedWithNext::No }
+            let route = &f.nodes[x.route];
+            Node { note, part: route.part, ..Node::new(op, ins, outs, route.scope) }
         };
         let v = node.outs[0];
         self.moved.push(Moved { route: x.route, node });
@@ -188,9 +184,8 @@ func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp
         for exchanged in [true, false] {
             let m = shardc_ir::text::parse(&program(exchanged)).unwrap_or_else(|e| panic!("{e}"));
             let mut new = m.clone();
-            let all = m.funcs[0].nodes.len();
-            let end = ragged(&m.mesh, &mut new.funcs[0], all);
-            assert_eq!(end, new.funcs[0].nodes.len());
+            ragged(&m.mesh, &mut new.funcs[0]);
+            assert_eq!(new.funcs[0].forward_nodes(), new.funcs[0].nodes.len());
             let ops: Vec<&str> = new.funcs[0].nodes.iter().map(|n| n.op.mnemonic()).collect();
             let [to, back] = ["all_to_all_v"; 2];
             assert_eq!(ops, ["route", "all_to_all", "dispatch", to, "scale", back, "combine"]);
@@ -211,7 +206,7 @@ func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp
     fn other_exchanges_stay() {
         let dense = |text: &str| {
             let mut m = shardc_ir::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
-            ragged(&m.mesh, &mut m.funcs[0], 0);
+            ragged(&m.mesh, &mut m.funcs[0]);
             let rows = m.funcs[0].nodes.iter().filter(|n| m.funcs[0].ty(n.outs[0]).rank() == 4);
             let kinds = rows.filter_map(|n| n.op.collective()).map(|c| c.kind());
             kinds.collect::<Vec<_>>()

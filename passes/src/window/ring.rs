@@ -17,7 +17,7 @@
 
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, FusedWithNext, Node, Value};
+use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{
     Add, Attention, AttentionGrad, FromVarying, MergeAttention, Op, Permute, Piece, ToVarying,
@@ -171,14 +171,12 @@ impl<'a> Ring<'a> {
 
     /// Sets a value of the gathered form to the pieces that the ring has made.
     fn join(&mut self, own: Value, whole: Value) {
-        self.b.f.nodes.push(Node {
-            op: FromVarying { axes: self.cp, dim: TOKENS }.into(),
-            ins: SmallVec::from_slice(&[own]),
-            outs: SmallVec::from_slice(&[whole]),
-            scope: self.b.scope,
-            note: None,
-            fused: FusedWithNext::No,
-        });
+        self.b.f.nodes.push(Node::new(
+            FromVarying { axes: self.cp, dim: TOKENS },
+            [own],
+            [whole],
+            self.b.scope,
+        ));
     }
 
     fn forward(&mut self, n: &Node, op: &Attention, blocks: [Value; 2]) {

@@ -14,12 +14,12 @@
 //! its pieces together, so a piece is sent once. Bytes are those of the gathered form; what is held is
 //! one piece of each operand.
 
-use shardc_ir::func::{Func, FusedWithNext, Name, Node, Scope, Value};
+use shardc_ir::func::{Func, Name, Node, Part, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Add, AllGather, Broadcast, Op, Reduce, ReduceScatter};
 use shardc_ir::rule::{Letter, Rule, has_letter};
 use shardc_ir::types::{AtomList, Type};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -70,12 +70,13 @@ impl Job {
 /// Nodes run in this order, as far as they are ready: a place in the program, a step, a number.
 type Key = (usize, usize, usize);
 
-/// Takes all products of a program apart that have such operands. Nodes from `backward` on are
-/// backward; returns where it begins afterwards.
-pub fn summa(mesh: &Mesh, f: &mut Func, backward: usize) -> usize {
+/// Takes all products of a program apart that have such operands. Nodes of forward stay before those of
+/// backward.
+pub fn summa(mesh: &Mesh, f: &mut Func) {
     let jobs = find(mesh, f);
-    let mut w = Writer { mesh, f, new: vec![], place: 0, step: 0, scope: Scope(0) };
-    for group in together(&jobs, backward) {
+    let mut w =
+        Writer { mesh, f, new: vec![], place: 0, step: 0, scope: Scope(0), part: Part::Forward };
+    for group in together(w.f, &jobs) {
         w.group(&group);
     }
     let new = w.new;
@@ -97,11 +98,10 @@ pub fn summa(mesh: &Mesh, f: &mut Func, backward: usize) -> usize {
         let gather = matches!(n.op, Op::AllGather(_)) && pieces.contains(&n.ins[0]);
         !gather || used[n.outs[0].0 as usize]
     });
-    let (forward, back): (Vec<_>, Vec<_>) = all.into_iter().partition(|(k, _)| k.0 < backward);
+    let (forward, back): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|(_, n)| n.part == Part::Forward);
     f.nodes = ordered(f.values.len(), forward);
-    let begin = f.nodes.len();
     f.nodes.extend(ordered(f.values.len(), back));
-    begin
 }
 
 /// The leading atoms of a list that have so many ranks together.
@@ -225,15 +225,15 @@ impl Search<'_> {
 }
 
 /// Jobs of forward, or of backward, that share a gathered operand.
-fn together(jobs: &[Job], backward: usize) -> Vec<Vec<&Job>> {
-    let mut groups: Vec<Vec<&Job>> = vec![];
+fn together<'a>(f: &Func, jobs: &'a [Job]) -> Vec<Vec<&'a Job>> {
+    let mut groups: Vec<Vec<&'a Job>> = vec![];
     let mut of: BTreeMap<(Operand, bool, usize), usize> = BTreeMap::new();
     for job in jobs {
         let keys: Vec<_> = job
             .leaves
             .iter()
             .flat_map(|l| l.gathered.into_iter().flatten())
-            .map(|g| (g.operand(), job.product() < backward, job.steps))
+            .map(|g| (g.operand(), f.nodes[job.product()].part == Part::Forward, job.steps))
             .collect();
         let known = keys.iter().find_map(|k| of.get(k).copied());
         let group = known.unwrap_or(groups.len());
@@ -288,6 +288,7 @@ struct Writer<'a> {
     place: usize,
     step: usize,
     scope: Scope,
+    part: Part,
 }
 
 impl Writer<'_> {
@@ -299,7 +300,7 @@ impl Writer<'_> {
         // What cuts a piece further is gathered before the steps.
         let mut near: BTreeMap<Operand, Value> = BTreeMap::new();
         for leaf in jobs.iter().flat_map(|j| &j.leaves) {
-            self.scope = self.f.nodes[leaf.dot].scope;
+            (self.scope, self.part) = (self.f.nodes[leaf.dot].scope, self.f.nodes[leaf.dot].part);
             for g in leaf.gathered.iter().flatten() {
                 near.entry(g.operand()).or_insert_with(|| self.near(g, steps));
             }
@@ -309,6 +310,7 @@ impl Writer<'_> {
             self.step = from + 1;
             let mut sent: BTreeMap<Operand, Value> = BTreeMap::new();
             for (job, sum) in jobs.iter().zip(&mut sums) {
+                self.part = self.f.nodes[job.node].part;
                 let part = self.part(job, from, &near, &mut sent);
                 let out = self.f.nodes[job.node].outs[0];
                 let last = from + 1 == steps && self.rest(job).is_empty();
@@ -328,7 +330,7 @@ impl Writer<'_> {
             let (Some((dim, _)), Some(sum), false) = (job.reduced, sum, axes.is_empty()) else {
                 continue;
             };
-            self.scope = self.f.nodes[job.node].scope;
+            (self.scope, self.part) = (self.f.nodes[job.node].scope, self.f.nodes[job.node].part);
             let (ty, name) = (self.f.ty(out).clone(), self.f.name(out).clone());
             self.push(ReduceScatter { axes, dim }.into(), &[sum], name, Some(&ty), Some(out));
         }
@@ -439,14 +441,8 @@ impl Writer<'_> {
             _plain => None,
         };
         let key = (self.place, self.step, self.new.len());
-        let node = Node {
-            op,
-            ins: ins.into(),
-            outs: smallvec![out],
-            scope: self.scope,
-            note,
-            fused: FusedWithNext::No,
-        };
+        let plain = Node::new(op, ins.iter().copied(), [out], self.scope);
+        let node = Node { note, part: self.part, ..plain };
         self.new.push((key, node));
         out
     }
@@ -470,6 +466,7 @@ f32[8@tp:(1)2,6@tp:(2)2]) {
   %w_all = all_gather[tp:(1)2; dim=0] %w : f32[8,6@tp:(2)2]~tp:(1)2
   %y = dot[mk,kn->mn] %x_all, %w_all : f32[4@tp:(1)2,6@tp:(2)2]
   %g_all = all_gather[tp:(1)2; dim=0] %g : f32[8@tp:(2)2]~tp:(1)2
+ weight:
   %d_x_all = dot[mn,kn->mk] %d, %w_all : f32[4@tp:(1)2,8]+tp:(2)2
   %d_x = reduce_scatter[tp:(2)2; dim=1] %d_x_all : f32[4@tp:(1)2,8@tp:(2)2]
   %d_x_g = mul[mk,k->mk] %d_x, %g_all : f32[4@tp:(1)2,8@tp:(2)2]
@@ -483,8 +480,9 @@ f32[8@tp:(1)2,6@tp:(2)2]) {
     fn a_product_and_its_gradients() {
         let m = parse(GATHERED).unwrap_or_else(|e| panic!("{e}"));
         let mut after = m.clone();
-        let begin = summa(&m.mesh, &mut after.funcs[0], 4);
+        summa(&m.mesh, &mut after.funcs[0]);
         let f = &after.funcs[0];
+        let begin = f.forward_nodes();
         let kinds = |nodes: &[Node]| -> Vec<&'static str> {
             nodes.iter().map(|n| n.op.mnemonic()).collect()
         };
@@ -524,7 +522,8 @@ f32[8@tp:(1)2,6@tp:(2)2]) {
         let text = GATHERED.replace(sum, &format!("{between}{sum}"));
         let m = parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let mut after = m.clone();
-        let begin = summa(&m.mesh, &mut after.funcs[0], 4);
+        summa(&m.mesh, &mut after.funcs[0]);
+        let begin = after.funcs[0].forward_nodes();
         let kinds: Vec<_> = after.funcs[0].nodes[begin..].iter().map(|n| n.op.mnemonic()).collect();
         let at = |kind: &str| kinds.iter().position(|k| *k == kind);
         assert!(at("reduce") < at("scale") && at("scale") < at("mul"), "{}", print(&after));

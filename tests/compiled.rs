@@ -11,11 +11,12 @@ use shardc_ir::group::launches;
 use shardc_ir::interp::{self, Precision};
 use shardc_ir::kernel::{Kernel, Program};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::phase::Phase;
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::text::parse;
 use shardc_ir::types::DType;
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::verify::verify;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::group::group;
 use shardc_passes::options::{CpMode, Fuse, Optimizer, Options, TpMode};
@@ -334,7 +335,7 @@ fn compiled_kernels_give_the_bits_of_interpreted_ones() {
 }
 
 fn text_of(f: &Func) -> String {
-    let module = Module { mesh: Mesh::default(), funcs: vec![f.clone()] };
+    let module = Module { funcs: vec![f.clone()], ..Module::default() };
     shardc_ir::text::print(&module)
 }
 

@@ -7,7 +7,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use shardc_ir::text::{Repeat, parse, parse_source, print, print_source, print_with};
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::phase::Phase;
+use shardc_ir::verify::verify;
 
 fuzz_target!(|text: &str| {
     if let Ok(s) = parse_source(text) {

@@ -18,6 +18,7 @@ pub mod mesh;
 pub mod names;
 pub mod ops;
 pub mod overlap;
+pub mod phase;
 pub mod plan;
 pub mod rng;
 pub mod rule;

@@ -8,21 +8,11 @@ use crate::group::{KERNEL_KINDS, Launch, launches};
 use crate::infer::TypeError;
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::{DOCS, Op};
+use crate::phase::Phase;
 use crate::text::{MAX_DIMS, MAX_ELEMENTS, is_path, node_text, type_text};
 use crate::types::{AtomList, DType, Type};
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, HashMap, HashSet};
-
-/// How much the types of a module say.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Phase {
-    /// One device: no collectives, no marks.
-    Source,
-    /// Types may carry marks that do not fit together yet; the sizes follow the rules.
-    Sharded,
-    /// What every rank runs: types exactly as the rules say, marks included.
-    Ranked,
-}
 
 /// Most different problems that are told, and most that are looked at.
 const MAX_TOLD: usize = 1000;
@@ -296,8 +286,7 @@ impl<'a> Checker<'a> {
             self.define(a.value, Maker::Arg, p);
         }
         // Before ranks have programs, marks do not fit together yet: sizes only.
-        let marks =
-            self.phase != Phase::Ranked && f.values.iter().any(|v| !v.ty.marked().is_empty());
+        let marks = !self.phase.is_of_ranks() && f.values.iter().any(|v| !v.ty.marked().is_empty());
         let plain: Vec<Type> = match marks {
             true => f.values.iter().map(|v| erased(&v.ty)).collect(),
             false => vec![],
@@ -334,7 +323,7 @@ impl<'a> Checker<'a> {
             }
         }
         // Kinds of operands are told apart: of nodes that are wrong themselves nothing can be said.
-        if self.phase == Phase::Ranked && p.told.is_empty() {
+        if self.phase.is_of_ranks() && p.told.is_empty() {
             self.launches(p);
         }
     }
@@ -362,7 +351,7 @@ impl<'a> Checker<'a> {
         let ty = |v: &Value| plain.get(v.0 as usize).unwrap_or_else(|| f.ty(*v));
         let ins: SmallVec<[&Type; 8]> = n.ins.iter().map(ty).collect();
         let outs: SmallVec<[&Type; 4]> = n.outs.iter().map(ty).collect();
-        if is_collective(&n.op) && self.phase != Phase::Ranked {
+        if is_collective(&n.op) && !self.phase.is_of_ranks() {
             return self.early_collective(n, &ins, &outs, p);
         }
         let declared: SmallVec<[Option<&Type>; 4]> = outs.iter().map(|&t| Some(t)).collect();
@@ -506,7 +495,7 @@ impl<'a> Checker<'a> {
             let own = self.f.ty(a.value);
             let same = match self.phase {
                 Phase::Sharded => erased(ty) == erased(own),
-                Phase::Source | Phase::Ranked => ty == own,
+                _exact => ty == own,
             };
             if !same {
                 let name = self.f.name(a.value);

@@ -3,8 +3,9 @@
 //! `SHARDC_FUZZ_SEED`; a panic fails the test and shows the input, which then belongs in the
 //! corpus.
 
+use shardc_ir::phase::Phase;
 use shardc_ir::text::{Repeat, expand, parse, parse_source, print, print_source, print_with};
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::verify::verify;
 use std::collections::HashSet;
 use std::panic::catch_unwind;
 use std::path::Path;

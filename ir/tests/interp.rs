@@ -162,7 +162,7 @@ fn step_module(mesh: Mesh, microbatches: usize) -> Module {
     let new = b.push("w", Mul::by("h,->h", &[1, 0]), &[w, s]);
     finish.results =
         vec![port(s, role(RoleKind::Output, "loss")), port(new, role(RoleKind::Param, "w"))];
-    Module { mesh, funcs: vec![enter, forward, finish] }
+    Module { mesh, funcs: vec![enter, forward, finish], ..Module::default() }
 }
 
 fn turn(func: usize, microbatch: Option<usize>) -> Instr {

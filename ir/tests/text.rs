@@ -324,7 +324,7 @@ fn attributes_that_gradients_make_read_back() {
         }\n";
     let m = read(text);
     assert_eq!(print(&m), text);
-    assert!(shardc_ir::verify::verify(&m, shardc_ir::verify::Phase::Source).is_ok());
+    assert!(shardc_ir::verify::verify(&m, shardc_ir::phase::Phase::Source).is_ok());
 }
 
 /// A model's text says all that a frontend knows, and says it again as it was said.

@@ -3,8 +3,9 @@
 
 use shardc_ir::diag::Diag;
 use shardc_ir::func::Module;
+use shardc_ir::phase::Phase;
 use shardc_ir::text::{parse, print};
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::verify::verify;
 
 const MLP: &str = include_str!("corpus/mlp.ir");
 const RANKED: &str = include_str!("corpus/mlp_ranked.ir");

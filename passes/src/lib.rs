@@ -15,6 +15,7 @@ pub mod rewrite;
 pub mod schedule;
 pub mod shard;
 pub mod stages;
+mod state;
 pub mod step;
 pub mod threads;
 mod warnings;

@@ -3,10 +3,9 @@
 use crate::autodiff::recompute::{Recompute, is_activation};
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
-use crate::shard::partition::ParamLayout;
 use crate::shard::zero::{Accumulate, zero_axes};
 use shardc_ir::diag::Diag;
-use shardc_ir::func::{Func, FuncKind, Module, Node};
+use shardc_ir::func::{Func, FuncKind, Module, Node, ParamLayout};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::weights::Weight;
 

@@ -1,7 +1,8 @@
 //! What the policy of `--dtype bf16` makes of a program.
 
+use shardc_ir::phase::Phase;
 use shardc_ir::text::{parse, print};
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::verify::verify;
 use shardc_passes::precision::precision;
 
 /// Compares the text of a function with what the policy makes of it.

@@ -176,7 +176,7 @@ fn every_rule_fires_on_its_left_side() {
         let mut f = e.program.f;
         f.results = vec![Port { value, role: None }];
         let before = f.clone();
-        let mut m = Module { mesh: mesh.clone(), funcs: vec![f] };
+        let mut m = Module { mesh: mesh.clone(), funcs: vec![f], ..Module::default() };
         let stats = rewrite(&mut m, set).expect(line.name);
         assert!(stats.fired.contains_key(line.name), "{} did not fire: {stats:?}", line.name);
         check(&mesh, &m.funcs[0]);
@@ -254,7 +254,7 @@ impl Make {
     }
     fn done(mut self, results: &[Value]) -> Module {
         self.f.results = results.iter().map(|&value| Port { value, role: None }).collect();
-        Module { mesh: self.mesh, funcs: vec![self.f] }
+        Module { mesh: self.mesh, funcs: vec![self.f], ..Module::default() }
     }
 }
 

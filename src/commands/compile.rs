@@ -11,7 +11,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
-use shardc_passes::pipeline::PASSES;
+use shardc_passes::pipeline;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -31,10 +31,10 @@ pub fn compile(
             .at("--device cuda")
             .help("add -o DIR"));
     }
-    if let Some(p) = dump_after.filter(|p| !PASSES.contains(p)) {
+    if let Some(p) = dump_after.filter(|p| pipeline::find(p).is_none()) {
         return Err(Diag::new("unknown-pass", format!("no pass is called `{p}`"))
             .at(format!("--dump-after {p}"))
-            .help(format!("use {}", PASSES.join(", "))));
+            .help(format!("use {}", pipeline::names().collect::<Vec<_>>().join(", "))));
     }
     let mut dump = None;
     let done = crate::compile(&model, &o, &mut |pass, m| {

@@ -5,10 +5,11 @@
 use crate::fixture::{interpret, options};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::interp::State;
+use shardc_ir::phase::Phase;
 use shardc_ir::rng::Stream;
 use shardc_ir::tensor::Tensor;
 use shardc_ir::text;
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::verify::verify;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Balance, Options, Order};
 use shardc_passes::pipeline::{Compiled, compile};

@@ -145,7 +145,7 @@ impl Ready {
             emulator::run_at(own, &values, &mut memory, mode);
         }
         let shown = || {
-            let m = Module { mesh: Mesh::default(), funcs: vec![f.clone()] };
+            let m = Module { funcs: vec![f.clone()], ..Module::default() };
             format!("{:?} in {mode:?}: {}", self.size, text::print(&m))
         };
         for (v, m) in memory.iter().enumerate() {

@@ -18,7 +18,6 @@ use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module, Port, Role, RoleKind, Value};
-use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mul, Scale, Sin, Take};
 use shardc_ir::plan::Mode;
 use shardc_ir::types::{DType, Type};
@@ -40,7 +39,7 @@ pub(crate) fn build(
     shape: &Shape,
     prefix: &str,
 ) -> Result<Graph> {
-    let mut module = Module { mesh: Mesh::default(), funcs: vec![Func::new("model")] };
+    let mut module = Module { funcs: vec![Func::new("model")], ..Module::default() };
     let b = &mut Builder::new(&module.mesh, &mut module.funcs[0]);
     let (params, weights) = weights::declare(b, f, c, arch, prefix)?;
     let mut input = |name: &'static str, sizes: &[usize]| {

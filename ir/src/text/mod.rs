@@ -1,7 +1,9 @@
 //! The text of the IR: the debugger, the test format and the documentation at once.
 //!
 //! ```text
-//! module  := "mesh" "[" { axis "=" size "," } "]" { func }
+//! module  := "mesh" "[" { axis "=" size "," } "]" [ "phase" name ] { layout } { func }
+//! layout  := "layout" "\"" name "\"" "%" name "in" "\"" path "\"" ":" type "once" number "back" number
+//!            [ "frozen" ] "{" { op [ "[" attributes "]" ] ":" type } "}"
 //! func    := "func" "@" name "(" { "%" name ":" type [ role [ weight ] ] [ asked ] "," } ")"
 //!            "->" results "{" { line } [ return ] "}"
 //! results := type | "(" { [ "%" name ":" ] type [ role ] "," } ")"   // named: no return
@@ -18,6 +20,8 @@
 //!            | "tensor=" "\"" name "\"" | "part=" dim ":" start ":" size ";" } "]"
 //! ```
 //!
+//! `phase` and `layout` stand between two passes alone: how far the module is, and how parameters are
+//! made ready ([`ParamLayout`](crate::func::ParamLayout)).
 //! `weight` and `residual` stand in models alone: what a frontend knows of them beside the program
 //! ([`parse_source`]).
 //!
@@ -46,6 +50,7 @@ mod fold;
 mod items;
 mod marks;
 mod near;
+mod params;
 mod parse;
 mod print;
 mod types;

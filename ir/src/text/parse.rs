@@ -6,6 +6,7 @@ use super::expand::{Expanded, expand};
 use super::items::axis_error;
 use super::marks::Read;
 use super::near::nearest;
+use super::params::unsaid;
 use super::types::type_text;
 use crate::attr::{AttrCx, read_sub_axis};
 use crate::diag::Diag;
@@ -48,7 +49,7 @@ fn read(text: &str, source: Option<Read>) -> Result<(Module, Option<Read>), Diag
     let c = Cursor { text: &e.text, at: 0 };
     let mut p = Parser { c, mesh: Mesh::default(), func: None, source };
     match p.module() {
-        Ok(funcs) => Ok((Module { mesh: p.mesh, funcs }, p.source)),
+        Ok(module) => Ok((module, p.source)),
         Err(f) => Err(f.diag(&e, p.func)),
     }
 }
@@ -74,18 +75,20 @@ type Named<'t> = (Value, usize, &'t str);
 type Declared<'t> = (Option<(usize, &'t str)>, Type, Option<Role>);
 
 impl<'t> Parser<'t> {
-    fn module(&mut self) -> Res<Vec<Func>> {
+    fn module(&mut self) -> Res<Module> {
         self.c.blank();
         if self.c.eat("mesh") {
             self.mesh()?;
             self.cuts()?;
         }
+        let (phase, params) = (self.phase()?, self.layouts()?);
         let mut funcs: Vec<Func> = vec![];
         let mut seen = HashSet::new();
         loop {
             self.c.blank();
             if self.c.peek().is_none() {
-                return Ok(funcs);
+                let phase = phase.unwrap_or_else(|| unsaid(&funcs));
+                return Ok(Module { mesh: std::mem::take(&mut self.mesh), phase, params, funcs });
             }
             let at = self.c.at;
             if !self.c.eat("func") {
@@ -335,21 +338,7 @@ impl<'t> Parser<'t> {
         }
         self.c.must("=")?;
         self.c.spaces();
-        let at = self.c.at;
-        let mnemonic = self.c.word();
-        if !NAMES.contains(&mnemonic) {
-            return Err(unknown_op(mnemonic, at));
-        }
-        let (mut attrs, mut attrs_at) = (None, at);
-        if self.c.eat("[") {
-            let closed = self.c.line().split_once(']').filter(|(t, _)| !t.contains('%'));
-            let Some((text, _)) = closed else {
-                let f = self.c.needs("`]`");
-                return Err(f.help(format!("close the attributes of `{mnemonic}` with `]`")));
-            };
-            (attrs, attrs_at) = (Some(text), self.c.at);
-            self.c.at += text.len() + 1;
-        }
+        let (mnemonic, attrs, attrs_at) = self.mnemonic()?;
         self.c.spaces();
         let mut ins: SmallVec<[Value; 4]> = SmallVec::new();
         while self.c.peek() == Some(b'%') {
@@ -400,6 +389,26 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
+    /// The name of an op, the text of its attributes if it has any, and where that is.
+    pub fn mnemonic(&mut self) -> Res<(&'t str, Option<&'t str>, usize)> {
+        let at = self.c.at;
+        let mnemonic = self.c.word();
+        if !NAMES.contains(&mnemonic) {
+            return Err(unknown_op(mnemonic, at));
+        }
+        if !self.c.eat("[") {
+            return Ok((mnemonic, None, at));
+        }
+        let closed = self.c.line().split_once(']').filter(|(t, _)| !t.contains('%'));
+        let Some((text, _)) = closed else {
+            let f = self.c.needs("`]`");
+            return Err(f.help(format!("close the attributes of `{mnemonic}` with `]`")));
+        };
+        let at = self.c.at;
+        self.c.at += text.len() + 1;
+        Ok((mnemonic, Some(text), at))
+    }
+
     fn note(&mut self) -> Option<Cow<'static, str>> {
         if !self.c.eat("//") {
             return None;
@@ -411,7 +420,7 @@ impl<'t> Parser<'t> {
     }
 
     /// `%name`, without the sign.
-    fn value_name(&mut self) -> Res<(usize, &'t str)> {
+    pub fn value_name(&mut self) -> Res<(usize, &'t str)> {
         let at = self.c.at;
         self.c.must("%")?;
         let name = self.c.name();
@@ -467,7 +476,7 @@ impl<'t> Parser<'t> {
         Ok(value)
     }
 
-    fn bad_attribute(&self, message: String, op: &str, at: usize, attrs: &str) -> Box<Fail> {
+    pub fn bad_attribute(&self, message: String, op: &str, at: usize, attrs: &str) -> Box<Fail> {
         if message.starts_with("no axis") {
             return axis_error(message, attrs, &self.mesh, at);
         }

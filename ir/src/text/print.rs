@@ -65,6 +65,8 @@ fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>) -> String {
     if !no_mesh {
         p.mesh();
     }
+    p.phase(m.phase);
+    m.params.iter().for_each(|x| p.layout(x));
     m.funcs.iter().for_each(|f| p.func(f));
     match repeat {
         Repeat::Unroll => p.out,
@@ -145,10 +147,10 @@ impl Names {
     }
 }
 
-struct Printer<'a> {
-    mesh: &'a Mesh,
+pub(super) struct Printer<'a> {
+    pub mesh: &'a Mesh,
     marks: Marks<'a>,
-    out: String,
+    pub out: String,
     lines: Vec<Line>,
 }
 
@@ -156,6 +158,10 @@ impl Printer<'_> {
     /// A new line begins here.
     fn line(&mut self, layer: u32) {
         self.lines.push(Line { start: self.out.len(), layer, kind: None });
+    }
+
+    pub fn line_of_no_layer(&mut self) {
+        self.line(NO_LAYER);
     }
 
     fn mesh(&mut self) {

@@ -111,7 +111,7 @@ fn module(d: &Draw) -> Module {
     let mut dice = Dice { dice: &d.dice, at: 0 };
     let samples = samples::all();
     let funcs = (0..d.funcs).map(|i| func(&format!("f.{i}"), &mesh, &mut dice, &samples)).collect();
-    Module { mesh, funcs }
+    Module { mesh, funcs, ..Module::default() }
 }
 
 fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> Func {

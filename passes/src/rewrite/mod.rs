@@ -89,7 +89,7 @@ pub fn rewrite_with(m: &mut Module, rules: RuleSet, costs: &CostModel) -> Result
     let compiled = rules.compiled();
     let mut stats = Stats::default();
     let mut known = HashMap::new();
-    let Module { mesh, funcs } = m;
+    let Module { mesh, funcs, .. } = m;
     for f in funcs {
         one(mesh, f, compiled, costs, &mut known, &mut stats);
     }

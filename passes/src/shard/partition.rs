@@ -9,34 +9,15 @@
 //! by all uses that need the same. Parameters change layout at step scope, before the microbatches.
 
 use super::propagate::{OpFactors, factors};
-use super::reshard::{Resharder, Step};
+use super::reshard::Resharder;
 use super::zero::{Zero, stored_over, zero_axes};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, FuncKind, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, Role, RoleKind, Scope, Step, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Cast, Op};
 use shardc_ir::types::{AtomList, DType, Type};
 use smallvec::SmallVec;
 use std::borrow::Cow;
-
-/// How a stored parameter becomes what forward and backward use.
-#[derive(Clone, Debug)]
-pub struct ParamLayout {
-    pub param: Role,
-    /// Layout in which a rank stores the parameter.
-    pub stored: Type,
-    pub steps: Vec<Step>,
-    /// How many of the steps are done at step scope; the others where the parameter is used, for every
-    /// microbatch.
-    pub prepared: usize,
-    /// How many of the steps are mirrored at step scope; the others in backward.
-    pub mirrored: usize,
-    pub trainable: bool,
-    /// Number of the layer and short name, for the names of values.
-    pub name: shardc_ir::func::Name,
-    /// Where its nodes at step scope stand.
-    pub scope: String,
-}
 
 /// The forward program of a microbatch, and what must be done to parameters before it.
 pub struct Partitioned {

@@ -6,17 +6,11 @@
 
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
+use shardc_ir::func::Step;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::{AtomList, Type};
 use std::collections::HashMap;
-
-/// One collective and the type it makes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    pub op: Op,
-    pub ty: Type,
-}
 
 /// Remembers answered questions.
 #[derive(Default)]

@@ -4,9 +4,9 @@
 //! of the whole global batch, so that the loss is a mean per token whatever the layout.
 
 use crate::options::Options;
-use crate::shard::partition::{ParamLayout, step_scope};
+use crate::shard::partition::step_scope;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FuncKind, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Name, Node, ParamLayout, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;

@@ -6,12 +6,11 @@
 //! still to be taken, an invariant one's is not.
 
 use crate::options::{Decay, Optimizer, Options};
-use crate::shard::partition::ParamLayout;
 use crate::step::enter::sums;
 use crate::step::router_bias::Corrected;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, FuncKind, Name, Port, Role, RoleKind, Slot, Value};
+use shardc_ir::func::{Func, FuncKind, Name, ParamLayout, Port, Role, RoleKind, Slot, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;

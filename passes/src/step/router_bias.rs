@@ -4,11 +4,10 @@
 //! chose it in the whole step (Wang et al., 2024, *Auxiliary-Loss-Free Load Balancing*; DeepSeek-V3,
 //! 2.1.2). No gradient, no decay and no state: the bias only chooses.
 
-use crate::shard::partition::ParamLayout;
 use crate::shard::reshard::Resharder;
 use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
-use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Name, ParamLayout, Port, Role, RoleKind, Value};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 

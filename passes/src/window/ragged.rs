@@ -156,8 +156,9 @@ fn slots(f: &Func) -> BTreeMap<Value, Option<Value>> {
 mod tests {
     use super::*;
     use shardc_ir::interp::{Precision, call, scatter};
+    use shardc_ir::phase::Phase;
     use shardc_ir::tensor::Tensor;
-    use shardc_ir::verify::{Phase, verify};
+    use shardc_ir::verify::verify;
 
     /// To the experts and back; whether products have the counts exchanged after the rows.
     fn program(exchanged: bool) -> String {

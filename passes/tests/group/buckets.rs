@@ -3,7 +3,8 @@
 use crate::{grouped, module};
 use shardc_ir::func::Func;
 use shardc_ir::group::{KernelKind, Launch, launches};
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::phase::Phase;
+use shardc_ir::verify::verify;
 use shardc_passes::options::Fuse;
 use std::fmt::Write as _;
 

@@ -2,7 +2,8 @@
 
 use crate::{grouped, module};
 use shardc_ir::group::KernelKind;
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::phase::Phase;
+use shardc_ir::verify::verify;
 use shardc_passes::options::Fuse;
 
 /// Names of the operands over which the only launch may write its first result.

@@ -5,8 +5,9 @@ mod epilogues;
 
 use shardc_ir::func::{Func, Module};
 use shardc_ir::group::{Launch, launches};
+use shardc_ir::phase::Phase;
 use shardc_ir::text::{parse, print};
-use shardc_ir::verify::{Phase, verify};
+use shardc_ir::verify::verify;
 use shardc_passes::group::group;
 use shardc_passes::options::Fuse;
 

@@ -1,0 +1,66 @@
+//! What the functions of a plan are for.
+
+/// What a function is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum FuncKind {
+    /// Nothing in a plan: a model, before it is cut into stages.
+    #[default]
+    Model,
+    /// Once per step and rank of the pipeline, before the microbatches.
+    Enter,
+    /// Of a stage, for each microbatch: F.
+    Forward,
+    /// B; the gradient of the stage's input alone (I) if there is a [`FuncKind::Weight`].
+    Backward,
+    /// W: the gradients of the stage's parameters.
+    Weight,
+    /// Once per step and rank of the pipeline, after the microbatches: the optimizer.
+    Finish,
+    /// The loss of an evaluation, after the forwards.
+    Evaluate,
+}
+
+impl FuncKind {
+    /// The kinds of a plan's functions.
+    pub const OF_PLAN: [FuncKind; 6] = [
+        FuncKind::Enter,
+        FuncKind::Forward,
+        FuncKind::Backward,
+        FuncKind::Weight,
+        FuncKind::Finish,
+        FuncKind::Evaluate,
+    ];
+
+    /// As the text has it, without a number.
+    pub fn name(self) -> &'static str {
+        match self {
+            FuncKind::Model => "model",
+            FuncKind::Enter => "enter",
+            FuncKind::Forward => "forward",
+            FuncKind::Backward => "backward",
+            FuncKind::Weight => "weight",
+            FuncKind::Finish => "finish",
+            FuncKind::Evaluate => "evaluate",
+        }
+    }
+
+    /// The name of the function of this kind that is number `at` of `count`: `forward`, `forward.3`.
+    pub fn numbered(self, at: usize, count: usize) -> String {
+        if count == 1 { self.name().into() } else { format!("{}.{at}", self.name()) }
+    }
+
+    /// True for what runs once per microbatch.
+    pub fn is_looped(self) -> bool {
+        matches!(self, FuncKind::Forward | FuncKind::Backward | FuncKind::Weight)
+    }
+
+    /// Reads the text after `@`: kind and number. The one place that does.
+    pub(super) fn read(name: &str) -> (FuncKind, usize) {
+        let (word, at) = match name.split_once('.') {
+            Some((word, n)) => (word, n.parse().ok().filter(|at: &usize| at.to_string() == n)),
+            None => (name, Some(0)),
+        };
+        let kind = FuncKind::OF_PLAN.into_iter().find(|k| k.name() == word);
+        kind.zip(at).unwrap_or_default()
+    }
+}

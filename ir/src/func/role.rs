@@ -1,0 +1,182 @@
+//! What arguments and results are to the world outside of their function.
+
+use super::Value;
+use std::sync::Arc;
+
+/// What an argument or result of a function is to the world outside. A result with a role feeds
+/// every later argument with the same role and name.
+///
+/// All that a role means is here: its name is one thing, and is never taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum RoleKind {
+    /// A stored parameter; its name is the parameter's.
+    Param,
+    /// A parameter as forward and backward use it: fanned out or gathered.
+    Ready,
+    /// The gradient of a parameter, accumulated over microbatches.
+    Grad,
+    /// A parameter's gradient that this rank of the pipeline has made for the parameter's owner.
+    GradFrom(u32),
+    /// What the optimizer keeps of a parameter.
+    State(Slot),
+    /// Data of a step: `input_ids`, `targets`, `positions`.
+    Input,
+    /// Saved by forward for backward.
+    Stash,
+    /// Made in one stage of the pipeline and used in another.
+    Edge,
+    /// A run-time scalar: `lr`, `step`.
+    Scalar,
+    /// A sum over microbatches that is a loss, or a part of one: `loss`.
+    Sum,
+    /// How often a router chose each expert, summed over microbatches; its name is that of the
+    /// parameter by which the router chooses. No loss.
+    Load,
+    /// The cotangent of a sum, of the same name: what one of its terms counts in the loss.
+    Scale,
+    /// Computed once per step and used by later functions: `inv_tokens`.
+    Step,
+    /// Shown to the user by the model: `logits`.
+    Output,
+    /// Shown to the user of a step: `loss`, all in all, and `grad_norm`.
+    Metric,
+    /// Shown to the user of a step: the mean of a sum over microbatches, of the same name.
+    Mean,
+    /// Shown to the user of a step: the gradient of a parameter, of all microbatches and ranks.
+    GradShown,
+}
+
+/// What optimizers keep of every parameter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum Slot {
+    /// The decaying mean of gradients.
+    ExpAvg,
+    /// The decaying mean of their squares.
+    ExpAvgSq,
+}
+
+impl Slot {
+    pub const ALL: [Slot; 2] = [Slot::ExpAvg, Slot::ExpAvgSq];
+
+    /// As PyTorch calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Slot::ExpAvg => "exp_avg",
+            Slot::ExpAvgSq => "exp_avg_sq",
+        }
+    }
+}
+
+impl RoleKind {
+    /// All kinds; of those with a number that with 0.
+    pub const ALL: [RoleKind; 18] = [
+        RoleKind::Param,
+        RoleKind::Ready,
+        RoleKind::Grad,
+        RoleKind::GradFrom(0),
+        RoleKind::State(Slot::ExpAvg),
+        RoleKind::State(Slot::ExpAvgSq),
+        RoleKind::Input,
+        RoleKind::Stash,
+        RoleKind::Edge,
+        RoleKind::Scalar,
+        RoleKind::Sum,
+        RoleKind::Load,
+        RoleKind::Scale,
+        RoleKind::Step,
+        RoleKind::Output,
+        RoleKind::Metric,
+        RoleKind::Mean,
+        RoleKind::GradShown,
+    ];
+
+    /// The kind without what stands in `[…]`.
+    pub fn name(self) -> &'static str {
+        match self {
+            RoleKind::Param => "param",
+            RoleKind::Ready => "ready",
+            RoleKind::Grad => "grad",
+            RoleKind::GradFrom(_) => "grad_from",
+            RoleKind::State(_) => "state",
+            RoleKind::Input => "input",
+            RoleKind::Stash => "stash",
+            RoleKind::Edge => "edge",
+            RoleKind::Scalar => "scalar",
+            RoleKind::Sum => "sum",
+            RoleKind::Load => "load",
+            RoleKind::Scale => "scale",
+            RoleKind::Step => "step",
+            RoleKind::Output => "output",
+            RoleKind::Metric => "metric",
+            RoleKind::Mean => "mean",
+            RoleKind::GradShown => "grad_shown",
+        }
+    }
+
+    /// True for what microbatches add to.
+    pub fn is_summed(self) -> bool {
+        matches!(self, RoleKind::Sum | RoleKind::Load | RoleKind::Grad)
+    }
+
+    /// True for what a step shows to the user.
+    pub fn is_shown(self) -> bool {
+        matches!(self, RoleKind::Output | RoleKind::Metric | RoleKind::Mean | RoleKind::GradShown)
+    }
+}
+
+/// The role by which a value of these ports goes from one stage to another: shown to the user, it stays.
+pub fn sent(ports: &[Port], v: Value) -> Option<&Role> {
+    let roles = ports.iter().filter(|p| p.value == v).filter_map(|p| p.role.as_ref());
+    roles.filter(|r| !r.kind.is_shown()).min_by_key(|r| r.kind != RoleKind::Edge)
+}
+
+/// As the text has it: `param`, `state[exp_avg]`, `grad_from[1]`.
+impl std::fmt::Display for RoleKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            RoleKind::GradFrom(rank) => write!(f, "[{rank}]"),
+            RoleKind::State(slot) => write!(f, "[{}]", slot.name()),
+            _plain => Ok(()),
+        }
+    }
+}
+
+/// A role with the name it is known by.
+#[derive(Clone, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct Role {
+    pub kind: RoleKind,
+    pub name: Arc<str>,
+}
+
+impl Role {
+    pub fn new(kind: RoleKind, name: impl Into<Arc<str>>) -> Role {
+        Role { kind, name: name.into() }
+    }
+
+    /// True if it is of this kind and has this name.
+    pub fn is(&self, kind: RoleKind, name: &str) -> bool {
+        self.kind == kind && *self.name == *name
+    }
+}
+
+/// As the text has it: `state[exp_avg] "w"`.
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} {}", self.kind, crate::text::quoted(&self.name))
+    }
+}
+
+/// An argument or result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Port {
+    pub value: Value,
+    pub role: Option<Role>,
+}
+
+impl Port {
+    /// True if its role is of this kind and has this name.
+    pub fn is(&self, kind: RoleKind, name: &str) -> bool {
+        self.role.as_ref().is_some_and(|r| r.is(kind, name))
+    }
+}

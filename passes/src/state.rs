@@ -1,0 +1,322 @@
+//! What passes act on, and each pass as a step of it.
+
+use crate::autodiff::differentiate::differentiate;
+use crate::autodiff::split::{split, split_forward};
+use crate::checks::trains;
+use crate::globs;
+use crate::group::group;
+use crate::memory;
+use crate::options::{CpMode, Options, TpMode, TpSteps, Transport};
+use crate::overlap::overlap;
+use crate::pipeline::{Pass, Source, classes, lists};
+use crate::precision::precision;
+use crate::rewrite::orders::orders;
+use crate::rewrite::{RuleSet, rewrite};
+use crate::schedule;
+use crate::shard::annotate::annotate;
+use crate::shard::grid::Grid;
+use crate::shard::partition::partition;
+use crate::shard::propagate::{Cause, propagate};
+use crate::stages::{not_too_many, stages};
+use crate::step;
+use crate::step::assemble::assemble;
+use crate::step::combine::combine;
+use crate::step::instructions::{Index, Lists};
+use crate::warnings::warnings;
+use crate::window::ragged::ragged;
+use crate::window::ring::ring;
+use crate::window::summa::summa;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
+use shardc_ir::phase::Phase;
+use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
+use shardc_ir::schedule::Schedule;
+use shardc_ir::types::DType;
+use shardc_ir::verify::verify;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What passes act on: the module, and what is not in it.
+pub(crate) struct State<'a> {
+    pub m: Module,
+    o: &'a Options,
+    /// What the module was at first, and what is known of its parameters.
+    pub source: Source,
+    frozen: BTreeSet<String>,
+    schedule: Option<Arc<Schedule>>,
+    /// The module with propagated shardings, and why each stands.
+    pub sharded: Option<Module>,
+    pub causes: Vec<Cause>,
+    pub warnings: Vec<Diag>,
+    lists: Option<(Index, Vec<Lists>)>,
+    classes: Vec<RankClass>,
+    pub plan: Option<Plan>,
+}
+
+impl<'a> State<'a> {
+    pub fn new(m: Module, source: Source, o: &'a Options) -> Result<State<'a>> {
+        let frozen = globs::frozen(&source.weights, o)?;
+        let (causes, warnings, classes) = (vec![], vec![], vec![]);
+        let (schedule, sharded, lists, plan) = (None, None, None, None);
+        let (frozen, m) = (frozen.into_iter().collect(), m);
+        Ok(State {
+            m,
+            o,
+            source,
+            frozen,
+            schedule,
+            sharded,
+            causes,
+            warnings,
+            lists,
+            classes,
+            plan,
+        })
+    }
+
+    /// Runs a pass, if the module is of the phase that it takes.
+    pub fn run(&mut self, pass: &Pass) -> Result<()> {
+        if self.m.phase != pass.from {
+            let what = format!(
+                "`{}` takes modules of phase {}, not {}",
+                pass.name, pass.from, self.m.phase
+            );
+            return Err(Diag::new("phase", what)
+                .rule("a pass takes what the passes before it leave")
+                .help(format!("give what stands before `{}`: --dump-all writes it", pass.name)));
+        }
+        (pass.run)(self)?;
+        self.module_mut().phase = pass.to;
+        Ok(())
+    }
+
+    /// The module as it now is, be it in a plan.
+    pub fn module(&self) -> &Module {
+        self.plan.as_ref().map_or(&self.m, |p| &p.module)
+    }
+
+    pub fn into_module(self) -> Module {
+        self.plan.map_or(self.m, |p| p.module)
+    }
+
+    fn module_mut(&mut self) -> &mut Module {
+        self.plan.as_mut().map_or(&mut self.m, |p| &mut p.module)
+    }
+
+    /// Checks what a pass has left.
+    ///
+    /// # Panics
+    /// If it does not verify: the pass is wrong then, and not what somebody gave it.
+    pub fn verified(&self, pass: &Pass) {
+        if let Err(all) = verify(self.module(), self.module().phase) {
+            let all: Vec<String> = all.iter().map(Diag::render).collect();
+            panic!("`{}` made a program that does not verify:\n{}", pass.name, all.join("\n"));
+        }
+    }
+
+    fn schedule(&mut self) -> Result<Arc<Schedule>> {
+        let known = match &self.schedule {
+            Some(known) => known.clone(),
+            None => Arc::new(schedule::chosen(self.o)?),
+        };
+        self.schedule = Some(known.clone());
+        Ok(known)
+    }
+
+    fn trains(&self) -> bool {
+        self.o.mode == Mode::Train
+    }
+
+    pub fn rewrite(&mut self) -> Result<()> {
+        orders(&mut self.m.funcs[0]);
+        // Annotations are about the values that there are.
+        if self.m.mesh.axes.is_empty() && self.m.funcs[0].annotations.is_empty() {
+            rewrite(&mut self.m, RuleSet::Algebra)?;
+        }
+        Ok(())
+    }
+
+    /// Of a source that has been through it, it changes nothing.
+    pub fn precision(&mut self) -> Result<()> {
+        if self.o.dtype == DType::BF16 {
+            precision(&mut self.m.funcs[0]);
+        }
+        Ok(())
+    }
+
+    pub fn stages(&mut self) -> Result<()> {
+        not_too_many(&self.m.funcs[0], self.o)?;
+        let schedule = self.schedule()?;
+        stages(&mut self.m.funcs[0], self.o, &schedule)
+    }
+
+    pub fn annotate(&mut self) -> Result<()> {
+        let Source { weights, sequence, .. } = &self.source;
+        self.m.mesh = annotate(&self.m.mesh, &mut self.m.funcs[0], weights, sequence, self.o)?;
+        Ok(())
+    }
+
+    pub fn propagate(&mut self) -> Result<()> {
+        self.causes = propagate(&self.m.mesh, &mut self.m.funcs[0]);
+        let sharded = Module { phase: Phase::Sharded, ..self.m.clone() };
+        self.sharded = Some(sharded);
+        Ok(())
+    }
+
+    pub fn partition(&mut self) -> Result<()> {
+        let (o, mesh) = (self.o, &self.m.mesh);
+        let grid = Grid::of(mesh, o.tp_mode)?.stored;
+        let frozen = |name: &str| self.frozen.contains(name);
+        let trained = |name: &str| self.trains() && !frozen(name);
+        let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, o.zero(), grid)?;
+        self.m.funcs[0] = parts.forward;
+        self.m.params = parts.params;
+        if self.trains() && !o.observe {
+            drop_outputs(&mut self.m.funcs[0]);
+        }
+        Ok(())
+    }
+
+    pub fn differentiate(&mut self) -> Result<()> {
+        if !self.trains() {
+            return Ok(());
+        }
+        let forward = self.m.funcs.remove(0);
+        let frozen = |name: &str| self.frozen.contains(name);
+        let (mesh, params) = (&self.m.mesh, &self.m.params);
+        let joint = differentiate(mesh, forward, &frozen, params, self.o.grad_dtype);
+        trains(&joint, self.o)?;
+        self.m.funcs.push(joint);
+        Ok(())
+    }
+
+    pub fn summa(&mut self) -> Result<()> {
+        let flat = matches!(self.o.tp_mode, TpMode::TwoD | TpMode::TwoAndHalfD { .. });
+        if flat && self.o.tp_steps == TpSteps::Summa {
+            summa(&self.m.mesh, &mut self.m.funcs[0]);
+        }
+        Ok(())
+    }
+
+    pub fn ragged(&mut self) -> Result<()> {
+        ragged(&self.m.mesh, &mut self.m.funcs[0]);
+        Ok(())
+    }
+
+    pub fn split(&mut self) -> Result<()> {
+        let schedule = self.schedule()?;
+        let (o, joint) = (self.o, &self.m.funcs[0]);
+        self.m.funcs = match o.mode {
+            Mode::Train => {
+                split(&self.m.mesh, joint, &o.recompute, !o.reshard_after_forward, &schedule)
+            }
+            Mode::Infer => split_forward(joint, schedule.owner.len()),
+        };
+        Ok(())
+    }
+
+    pub fn rewrite_collectives(&mut self) -> Result<()> {
+        rewrite(&mut self.m, RuleSet::Collectives).map(drop)
+    }
+
+    pub fn ring(&mut self) -> Result<()> {
+        let (CpMode::Ring, Some(cp)) = (self.o.cp_mode, self.m.mesh.axis("cp")) else {
+            return Ok(());
+        };
+        self.m.funcs.iter_mut().try_for_each(|f| ring(&self.m.mesh, cp, f))
+    }
+
+    pub fn step(&mut self) -> Result<()> {
+        let schedule = self.schedule()?;
+        let params = std::mem::take(&mut self.m.params);
+        assemble(&mut self.m, &schedule, &params, &self.source.weights, self.o);
+        // Of a module that begins behind propagation nothing is known of why it is so.
+        if let Some(sharded) = &self.sharded {
+            let weights = &self.source.weights;
+            self.warnings = warnings(&self.m, &sharded.funcs[0], &params, weights, self.o);
+        }
+        Ok(())
+    }
+
+    pub fn combine(&mut self) -> Result<()> {
+        let finish = self.m.funcs.iter_mut().filter(|f| f.kind == FuncKind::Finish);
+        finish.for_each(|f| combine(&self.m.mesh, f));
+        Ok(())
+    }
+
+    pub fn group(&mut self) -> Result<()> {
+        self.m.funcs.iter_mut().for_each(|f| group(&self.m.mesh, f, self.o.fuse));
+        Ok(())
+    }
+
+    pub fn overlap(&mut self) -> Result<()> {
+        if self.o.transport == Transport::Nccl {
+            self.m.funcs.iter_mut().for_each(overlap);
+        }
+        Ok(())
+    }
+
+    pub fn lists(&mut self) -> Result<()> {
+        let schedule = self.schedule()?;
+        self.lists = Some(lists(&self.m, &schedule, self.o.mode)?);
+        Ok(())
+    }
+
+    pub fn memory(&mut self) -> Result<()> {
+        let schedule = self.schedule()?;
+        let lists = match self.lists.take() {
+            Some(lists) => lists,
+            None => lists(&self.m, &schedule, self.o.mode)?,
+        };
+        self.classes = classes(&self.m, &schedule, lists);
+        Ok(())
+    }
+
+    pub fn verify(&mut self) -> Result<()> {
+        if let Err(all) = verify(&self.m, self.m.phase) {
+            let all: Vec<String> = all.iter().map(Diag::render).collect();
+            panic!("the passes made a program that does not verify:\n{}", all.join("\n"));
+        }
+        Ok(())
+    }
+
+    /// The plan, checked by what knows nothing of how it was made.
+    pub fn replay(&mut self) -> Result<()> {
+        if self.classes.is_empty() {
+            self.memory()?;
+        }
+        let (o, schedule) = (self.o, self.schedule()?);
+        let settings = Settings {
+            mode: o.mode,
+            global_batch: o.global_batch,
+            microbatches: o.microbatches(),
+            seq: o.seq,
+            tokens: o.tokens(),
+            vocab: self.source.vocab,
+            lr: o.lr,
+            seed: o.seed,
+        };
+        self.schedule = None;
+        let plan = Plan {
+            module: std::mem::take(&mut self.m),
+            classes: std::mem::take(&mut self.classes),
+            schedule: Arc::unwrap_or_clone(schedule),
+            weights: std::mem::take(&mut self.source.weights),
+            settings,
+        };
+        if let Err(d) = step::replay::replay(&plan) {
+            panic!("the passes made lists that do not fit together:\n{}", d.render());
+        }
+        if let Err(what) = memory::replay::replay(&plan) {
+            panic!("the passes planned memory that does not hold: {what}");
+        }
+        self.plan = Some(plan);
+        Ok(())
+    }
+}
+
+/// Results that only a person would look at are not computed in training.
+fn drop_outputs(f: &mut Func) {
+    f.results.retain(|r| r.role.as_ref().is_none_or(|r| r.kind != RoleKind::Output));
+    f.drop_dead();
+}

@@ -30,13 +30,13 @@ pub struct Flags {
     /// Axes and sizes, outer to inner: pp=2,dp=2,tp=2 (dp is short for dp_replicate, or with --zero
     /// or ep for dp_shard). ep and etp, as in dp=4,tp=2,ep=4,etp=1, are no axes: they factorise
     /// dp_shard, cp and tp again, for experts
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub mesh: Option<String>,
     /// Axes from the one that varies fastest, in Megatron's words [default: tp-cp-ep-dp-pp]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub order: Option<String>,
     /// Ranks of one node: warns where tp or cp leave it
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub node: Option<usize>,
     /// train, or infer (forward to logits) [default: train]
     #[arg(long, help_heading = "Run")]
@@ -64,23 +64,23 @@ pub struct Flags {
     pub seed: Option<u64>,
     /// ZeRO stage: what is split over dp_shard: 1 optimizer state, 2 and gradients, 3 and
     /// parameters [default: 0]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub zero: Option<u8>,
     /// What --zero 2 and 3 keep whole over the microbatches of a step, as FSDP's no_sync does: gradients
     /// (reduced once per step), weights (gathered once per step), both or none [default: none]
-    #[arg(long, value_name = "WHAT", help_heading = "StageLayout")]
+    #[arg(long, value_name = "WHAT", help_heading = "Layout")]
     pub zero_accumulate: Option<String>,
     /// Split the residual stream over tp along the sequence (sequence parallelism)
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sp: bool,
     /// Rows of the buffers of experts, as a multiple of what balanced routing needs; a run that needs
     /// more ends [default: what may ever be needed]
-    #[arg(long, value_name = "F", help_heading = "StageLayout")]
+    #[arg(long, value_name = "F", help_heading = "Layout")]
     pub moe_bound: Option<f64>,
     /// Copies of tokens that an expert keeps, as a multiple of its share; others are dropped
     /// [default: none are]
-    #[arg(long, value_name = "F", help_heading = "StageLayout")]
+    #[arg(long, value_name = "F", help_heading = "Layout")]
     pub moe_capacity: Option<f64>,
     /// Coefficient of the auxiliary loss that balances experts; 0 turns it off [default: the config's]
     #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Optimizer")]
@@ -94,40 +94,40 @@ pub struct Flags {
     pub moe_bias_rate: Option<f64>,
     /// Context parallelism over cp: all-gather (of keys and values), ring (blocks of keys and
     /// values go around), or ulysses (heads against tokens) [default: all-gather]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub cp_mode: Option<String>,
     /// Which tokens a rank of cp has: contiguous, or zigzag (two chunks, as far from the beginning
     /// as from the end: equal work) [default: zigzag with --cp-mode ring, else contiguous]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub cp_split: Option<String>,
     /// Tensor parallelism: 1d (Megatron), or blocks of weights and activations on a grid of tp ranks:
     /// 2d (tp = q²), 2.5d (tp = depth·q²), 3d (tp = q³) [default: 1d]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub tp_mode: Option<String>,
     /// Grids of --tp-mode 2.5d, each with its rows of the batch [default: 2]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub tp_depth: Option<usize>,
     /// Operands of products with --tp-mode 2d and 2.5d: gathered (few calls), or summa (piece by piece,
     /// in as many steps as a side has ranks: less memory) [default: gathered]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub tp_steps: Option<String>,
     /// Pipeline schedule: naive, gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zb-v, v-half,
     /// v-min, dualpipe-v, search (the fastest that fits --memory), or a CSV file [default: 1f1b]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub schedule: Option<String>,
     /// Stages per rank of the pipeline [default: as the schedule wants, 1 or 2]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub chunks: Option<usize>,
     /// Where stages begin: balanced, equal, layers per stage (8,8,9,7), scopes that begin a stage,
     /// or Megatron's layout, as in Et*3|(tt|)*2,tL [default: balanced]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub layers: Option<String>,
     /// Relative speed of each rank of the pipeline, as in 1,1,0.5,1 [default: all equal]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub speeds: Option<String>,
     /// Drop parameters that ZeRO-3 or a grid gathered after forward, and gather them again in backward:
     /// yes or no [default: yes]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub reshard_after_forward: Option<String>,
     /// Fuse element-wise work, reductions and sums into few kernels, also with the products they read:
     /// yes, rows (not with products) or no [default: yes]
@@ -138,10 +138,10 @@ pub struct Flags {
     pub dropout: Option<String>,
     /// What backward computes again: none, selective, full, sqrt (runs of layers), fit (the cheapest
     /// that fits --memory), or names of ops, norms, activations, selective [default: none]
-    #[arg(long, help_heading = "StageLayout")]
+    #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
     /// Memory of one rank, as in 24GiB or 80e9; a plan that needs more is refused
-    #[arg(long, value_name = "BYTES", help_heading = "StageLayout")]
+    #[arg(long, value_name = "BYTES", help_heading = "Layout")]
     #[serde(deserialize_with = "number_or_text")]
     pub memory: Option<String>,
     /// adamw or sgd [default: adamw]
@@ -180,7 +180,7 @@ pub struct Flags {
     /// Sharding of a tensor of the checkpoint, or of a scope's last value: D is -, ?, an axis, a*b or
     /// a:(k)n, then @pN; or one of the words colwise, rowwise, replicated, for a tensor or the weight
     /// and bias of a scope; repeatable
-    #[arg(long, value_name = "GLOB=D,D", help_heading = "StageLayout")]
+    #[arg(long, value_name = "GLOB=D,D", help_heading = "Layout")]
     pub shard: Vec<String>,
     /// How ranks of the running plan exchange data: threads, mpi or nccl [default: threads]
     #[arg(long, help_heading = "Run")]

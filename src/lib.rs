@@ -34,7 +34,7 @@ use shardc_ir::plan::Plan;
 use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_passes::options::{Buffers, Options};
-use shardc_passes::pipeline::{self, Source, Watch};
+use shardc_passes::pipeline::{self, Manager, Source, Watch};
 use shardc_passes::shard::experts::{AxisPiece, ExpertRole, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
 use shardc_passes::shard::zero::Accumulate;
@@ -222,6 +222,11 @@ impl Output {
 
 /// Compiles a model.
 pub fn compile(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
+    compile_with(model, o, Manager::new(watch))
+}
+
+/// The same, with passes run as the manager says.
+pub fn compile_with(model: &Path, o: &Options, manager: Manager) -> Result<Output> {
     // A program is made for a mesh: the rules come first.
     if let Some(f) = facts(model)? {
         let found = rules::violations(&f, o);
@@ -234,11 +239,11 @@ pub fn compile(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
             return Err(all.iter().fold(v.diag(), |d, m| d.help(format!("use --mesh {m}"))));
         }
     }
-    compile_legal(model, o, watch)
+    compile_legal(model, o, manager)
 }
 
 /// The same, of options that violate no rule of the model's sizes.
-fn compile_legal(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
+fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> {
     let since = Instant::now();
     let input = read_model(model, o)?;
     let o = &with_mesh(&input.source.module.mesh, o)?;
@@ -248,7 +253,7 @@ fn compile_legal(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
     if !notes.is_empty() {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));
     }
-    Ok(Output { notes, ..finish(input, &o, watch, since, before)? })
+    Ok(Output { notes, ..finish(input, &o, manager, since, before)? })
 }
 
 /// The text of the model and the facts that a plan's config.json gives, with the names that its checkpoint
@@ -280,7 +285,7 @@ pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output
     let mut input = from_text(&s.source)?;
     (input.family, input.facts, input.config) = (s.family.clone(), s.facts, s.config.clone());
     input.origin.clone_from(&s.origin);
-    finish(input, o, watch, Instant::now(), vec![])
+    finish(input, o, Manager::new(watch), Instant::now(), vec![])
 }
 
 /// Compiles a stored plan's model for another mesh: without the annotations of its own.
@@ -291,13 +296,13 @@ pub fn retarget(s: &Stored, o: &Options) -> Result<Output> {
     let mut input = from_text(&s.source)?;
     input.source.module.mesh = Default::default();
     input.source.module.funcs[0].annotations.clear();
-    finish(input, o, &mut |_, _| {}, Instant::now(), vec![])
+    finish(input, o, Manager::new(&mut |_, _| {}), Instant::now(), vec![])
 }
 
 /// Compiles a model from a config alone.
 pub fn compile_config(config: &serde_json::Value, o: &Options) -> Result<Output> {
     let input = from_model(shardc_frontends::from_config(config, "config.json", &shape(o)?)?);
-    finish(input, o, &mut |_, _| {}, Instant::now(), vec![])
+    finish(input, o, Manager::new(&mut |_, _| {}), Instant::now(), vec![])
 }
 
 /// The kinds of groups that exchange data in every layer and reach over several nodes.
@@ -381,7 +386,7 @@ fn roomy_buffers(s: &Stored) -> Option<Diag> {
 fn finish(
     input: Input,
     o: &Options,
-    watch: Watch,
+    manager: Manager,
     since: Instant,
     mut phases: Vec<(&'static str, f64)>,
 ) -> Result<Output> {
@@ -393,7 +398,7 @@ fn finish(
         true => None,
         false => Some(pipeline::compile(source.clone(), &without, &mut |_, _| {})?.plan),
     };
-    let mut compiled = pipeline::compile(source, o, watch)?;
+    let mut compiled = pipeline::compile_with(source, o, manager)?;
     warnings.append(&mut compiled.warnings);
     let mut stored = Stored {
         plan: compiled.plan,

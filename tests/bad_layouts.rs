@@ -377,7 +377,16 @@ fn no_flag_is_silently_ignored() {
     let lab = Lab::new("flags");
     let help = String::from_utf8(lab.ok(&["compile", "--help"]).stdout).expect("text");
     let listed = help.lines().filter_map(|l| l.trim_start().strip_prefix("--"));
-    let own = ["--dump-after", "--format", "--help", "--output", "--prove"];
+    let own = [
+        "--dump-after",
+        "--dump-all",
+        "--format",
+        "--from",
+        "--help",
+        "--output",
+        "--prove",
+        "--verify-each",
+    ];
     for flag in listed.filter_map(|l| l.split(' ').next()).map(|f| format!("--{f}")) {
         let known = FLAGS.iter().any(|f| f.0 == flag) || own.contains(&&*flag);
         assert!(known, "{flag} is not in the table of this test");

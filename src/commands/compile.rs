@@ -1,5 +1,6 @@
 //! `shardc compile`: model in, plan out.
 
+use super::passes::Watched;
 use super::{gather, show, warn};
 use crate::device;
 use crate::flags::Flags;
@@ -10,8 +11,7 @@ use crate::terminal::note;
 use comfy_table::{CellAlignment, Table, presets};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
-use shardc_ir::text;
-use shardc_passes::pipeline;
+use shardc_passes::pipeline::Manager;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub fn compile(
     model: &Path,
     flags: Flags,
     out: Option<&Path>,
-    (dump_after, prove): (Option<&str>, Option<Prove>),
+    (passes, prove): (&Watched, Option<Prove>),
     json: bool,
 ) -> Result<i32> {
     let (model, flags) = gather(model, flags)?;
@@ -31,18 +31,9 @@ pub fn compile(
             .at("--device cuda")
             .help("add -o DIR"));
     }
-    if let Some(p) = dump_after.filter(|p| pipeline::find(p).is_none()) {
-        return Err(Diag::new("unknown-pass", format!("no pass is called `{p}`"))
-            .at(format!("--dump-after {p}"))
-            .help(format!("use {}", pipeline::names().collect::<Vec<_>>().join(", "))));
-    }
-    let mut dump = None;
-    let done = crate::compile(&model, &o, &mut |pass, m| {
-        if dump_after == Some(pass) {
-            dump = Some(text::print(m));
-        }
-    });
-    let mut done = done.map_err(|d| advise(d, &model, &o))?;
+    let (mut done, dump) = passes.compile(|manager: Manager| {
+        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o))
+    })?;
     if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {
         done.prove(how)?;
     }

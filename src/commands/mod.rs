@@ -5,6 +5,7 @@ pub mod compile;
 pub mod explain;
 pub mod inspect;
 pub mod launch_script;
+pub mod passes;
 pub mod prove;
 pub mod reshard;
 pub mod run;
@@ -70,12 +71,24 @@ pub enum Command {
         /// Folder of the plan
         #[arg(short, long)]
         output: Option<PathBuf>,
-        /// Print the program after a pass
-        #[arg(long, value_name = "PASS")]
-        dump_after: Option<String>,
+        #[command(flatten)]
+        passes: passes::Watched,
         /// Prove the plan: auto (with -o, if not said otherwise) if that takes a second or less
         #[arg(long, value_enum)]
         prove: Option<Prove>,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
+    /// Run one pass on a program: what --dump-all wrote, or a text of that form
+    Opt {
+        /// Text of a program
+        program: PathBuf,
+        /// The pass
+        #[arg(long)]
+        pass: String,
+        /// File to write; else the program is printed
+        #[arg(short, long)]
+        output: Option<PathBuf>,
         #[command(flatten)]
         flags: Box<Flags>,
     },
@@ -137,9 +150,11 @@ pub fn run(cli: Cli) -> Result<i32> {
     let json = cli.format == Format::Json;
     match cli.command {
         Command::Check { model, flags } => check::check(&model, *flags, json),
-        Command::Compile { model, output, dump_after, prove, flags } => {
-            let how = (dump_after.as_deref(), prove);
-            compile::compile(&model, *flags, output.as_deref(), how, json)
+        Command::Compile { model, output, passes, prove, flags } => {
+            compile::compile(&model, *flags, output.as_deref(), (&passes, prove), json)
+        }
+        Command::Opt { program, pass, output, flags } => {
+            passes::opt(&program, &pass, &flags, output.as_deref())
         }
         Command::Inspect { plan, what } => {
             show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);

@@ -23,6 +23,14 @@ impl Flags {
         let text = crate::text_module(model)?;
         self.options_with(text.as_ref().and_then(brought).as_ref())
     }
+
+    /// The options for a program, of which it says itself what batch and mesh it is for.
+    ///
+    /// # Errors
+    /// Those of [`Flags::options`].
+    pub fn options_of(&self, m: &Module) -> Result<Options> {
+        self.options_with(brought(m).as_ref())
+    }
 }
 
 fn brought(m: &Module) -> Option<Brought> {

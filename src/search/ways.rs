@@ -6,6 +6,7 @@ use crate::rules::{self, Violation};
 use shardc_frontends::Facts;
 use shardc_ir::schedule::MAX_MICROBATCHES;
 use shardc_passes::options::{Options, Order, TpMode};
+use shardc_passes::pipeline::Manager;
 use std::cell::Cell;
 use std::path::Path;
 
@@ -118,7 +119,7 @@ pub fn is_long(o: &Options) -> bool {
 }
 
 fn compiles(model: &Path, o: &Options) -> bool {
-    !is_long(o) && crate::compile_legal(model, o, &mut |_, _| {}).is_ok()
+    !is_long(o) && crate::compile_legal(model, o, Manager::new(&mut |_, _| {})).is_ok()
 }
 
 /// Options with further changes until no rule is violated, and these changes.

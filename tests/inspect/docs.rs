@@ -122,6 +122,16 @@ fn shell(text: &str) -> Vec<String> {
 
 /// Every command between fences is one that the command line takes; those that need no device and no
 /// data do what they say, one after the other as they stand, on a model of eight layers.
+/// The table of passes, and a section for each, as the code has them.
+#[test]
+fn docs_have_the_passes_of_the_code() {
+    let page = format!("{}/docs/passes.md", env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(page).expect("docs/passes.md");
+    assert!(page.contains(&shardc::commands::passes::table()), "the table is another");
+    let sections: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix("## ")).collect();
+    assert_eq!(sections, shardc_passes::pipeline::names().collect::<Vec<_>>());
+}
+
 #[test]
 fn commands_of_the_docs_run() {
     use clap::Parser;

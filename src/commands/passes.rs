@@ -1,0 +1,148 @@
+//! Passes one by one: what they leave, where a compilation begins, and `shardc opt`, which runs one.
+
+use super::show;
+use crate::flags::Flags;
+use clap::Args;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{self, FileFormat};
+use shardc_ir::func::Module;
+use shardc_ir::phase::Phase;
+use shardc_ir::source::Source;
+use shardc_ir::text;
+use shardc_ir::verify::verify;
+use shardc_ir::weights::Weight;
+use shardc_passes::pipeline::{self, Manager, PASSES, Pass};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+/// What `compile` shows of its passes.
+#[derive(Args, Debug, Default)]
+pub struct Watched {
+    /// Print the program after a pass
+    #[arg(long, value_name = "PASS", help_heading = "Passes")]
+    dump_after: Option<String>,
+    /// Write the program after each pass to a folder: 01-rewrite.ir, ...
+    #[arg(long, value_name = "DIR", help_heading = "Passes")]
+    dump_all: Option<PathBuf>,
+    /// Verify the program after each pass
+    #[arg(long, help_heading = "Passes")]
+    verify_each: bool,
+    /// Begin with a pass, at the program that --dump-all wrote before it
+    #[arg(long, num_args = 2, value_names = ["PASS", "FILE"], help_heading = "Passes")]
+    from: Option<Vec<String>>,
+}
+
+/// Largest text of a program that is read, in bytes.
+const MAX_TEXT: u64 = 1 << 30;
+
+/// The texts that `--dump-all` and `opt -o` write over.
+const PROGRAM: FileFormat = FileFormat {
+    name: "program",
+    is: |head| head.starts_with(b"mesh") || head.starts_with(b"func"),
+};
+
+impl Watched {
+    /// Compiles with these wishes: what `done` gives, and the program that is to be printed.
+    ///
+    /// # Errors
+    /// `unknown-pass`, `phase`, those of reading and verifying `--from`'s file, of writing, and of `done`.
+    pub fn compile<T>(
+        &self,
+        done: impl FnOnce(Manager) -> Result<T>,
+    ) -> Result<(T, Option<String>)> {
+        let last = self.dump_after.as_deref().map(|p| find(p, "--dump-after")).transpose()?;
+        let from = self.from.as_deref().map(|from| begin(&from[0], Path::new(&from[1])));
+        let from = from.transpose()?;
+        if let Some(dir) = &self.dump_all {
+            std::fs::create_dir_all(dir)
+                .map_err(|e| files::io_error("cannot make the folder", dir, &e))?;
+        }
+        let (mut dump, mut failed) = (None, None);
+        let mut watch = |pass: &str, m: &Module| {
+            if last.is_some_and(|p| p.name == pass) {
+                dump = Some(text::print(m));
+            }
+            if let Some(dir) = self.dump_all.as_ref().filter(|_| failed.is_none()) {
+                let number = pipeline::names().position(|p| p == pass).unwrap_or_default() + 1;
+                failed = write(&dir.join(format!("{number:02}-{pass}.ir")), &text::print(m)).err();
+            }
+        };
+        let manager = Manager { watch: &mut watch, verify_each: self.verify_each, from };
+        let out = done(manager)?;
+        failed.map_or(Ok((out, dump)), Err)
+    }
+}
+
+fn find(name: &str, flag: &str) -> Result<&'static Pass> {
+    pipeline::find(name).ok_or_else(|| {
+        Diag::new("unknown-pass", format!("no pass is called `{name}`"))
+            .at(format!("{flag} {name}"))
+            .help(format!("use {}", pipeline::names().collect::<Vec<_>>().join(", ")))
+    })
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    files::replace(path, &PROGRAM, |out| {
+        let fail = |e: &std::io::Error| files::io_error("cannot write the file", path, e);
+        out.write_all(text.as_bytes()).map_err(|e| fail(&e))
+    })
+}
+
+/// The program of a file, for a pass, and what its text says of a model. A text that does not say of
+/// which phase it is is of the one that the pass takes.
+fn read(path: &Path, pass: &Pass) -> Result<Source> {
+    let text = files::read_text(path, MAX_TEXT)?;
+    let placed = |d: Diag| if d.place.is_some() { d } else { d.at(path.display().to_string()) };
+    let mut source = text::parse_source(&text).map_err(placed)?;
+    let m = &mut source.module;
+    if m.phase == Phase::Source {
+        m.phase = pass.from;
+    }
+    verify(m, m.phase).map_err(|mut all| placed(all.swap_remove(0)))?;
+    if m.funcs.is_empty() || m.phase < Phase::Staged && m.funcs.len() != 1 {
+        let what = format!("a program of phase {} is one function, not {}", m.phase, m.funcs.len());
+        return Err(Diag::new("source", what).help("put everything into one function"));
+    }
+    let plain = |p: &shardc_ir::func::ParamLayout| Weight::plain(&p.param.name, &p.stored.sizes());
+    source.weights.extend(m.params.iter().map(plain));
+    Ok(source)
+}
+
+fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
+    let pass = find(pass, "--from")?;
+    Ok((pass, read(path, pass)?.module))
+}
+
+/// Runs a pass on the program of a text, and prints or writes what it leaves.
+///
+/// # Errors
+/// `unknown-pass`, `phase`, those of the text, and `pass` if the pass cannot do with this program.
+pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>) -> Result<i32> {
+    let pass = find(name, "--pass")?;
+    let source = read(path, pass)?;
+    let o = flags.options_of(&source.module)?;
+    let module = source.module.clone();
+    // What is written by hand may break what a pass assumes of the passes before it.
+    let run = || pipeline::run_pass(pass, module, source, &o);
+    let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        Err(Diag::new("pass", format!("`{name}` cannot do with this program"))
+            .at(path.display().to_string())
+            .rule("a pass takes what the passes before it leave")
+            .help("compile a model with --dump-all, and change what that wrote"))
+    })?;
+    let text = text::print(&done);
+    match out {
+        Some(path) => write(path, &text)?,
+        None => show(text),
+    }
+    Ok(0)
+}
+
+/// The table of the passes, as `docs/passes.md` has it.
+pub fn table() -> String {
+    let mut out = String::from("| pass | takes | leaves |\n|---|---|---|\n");
+    for Pass { name, from, to, .. } in &PASSES {
+        out += &format!("| [{name}](#{name}) | {from} | {to} |\n");
+    }
+    out
+}

@@ -505,20 +505,16 @@ fn what_a_refusal_offers_compiles() {
     assert!(tried > 60, "{tried} offers");
 }
 
-/// Offers are what is least to change, and are said at once.
+/// Offers are what is least to change, and for many microbatches nothing is compiled to find them.
 #[test]
-fn offers_are_small_and_soon() {
+fn offers_are_small() {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
     let dir = lab("small-offers", 8);
     let said = |flags: &str| {
         let args = format!("check {fixtures}/llama_gqa --seq 8 {flags}");
         let args: Vec<String> = args.split_whitespace().map(String::from).collect();
-        let since = std::time::Instant::now();
         let out = shardc(&dir, &args);
-        let took = since.elapsed();
         assert_eq!(out.status.code(), Some(1), "{flags}");
-        // A debug build on a busy machine.
-        assert!(took.as_secs() < 10, "{flags}: {took:?}");
         let all = [&out.stdout[..], &out.stderr].map(String::from_utf8_lossy).concat();
         let of = |word| all.lines().find_map(|l| l.split_once(word));
         let found =

@@ -18,12 +18,14 @@ use shardc_runtime::{Array, Options, Session, StepBatch, fresh};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const BATCH: usize = 8;
 const SEQ: usize = 5;
 const VOCAB: usize = 7;
 const LR: f64 = 0.05;
+/// Seconds that a rank waits where it should not have to: a test that hangs so long has failed.
+const HOUR: u64 = 3600;
 
 /// Places values one after the other; those that must share memory do.
 #[derive(Default)]
@@ -347,11 +349,9 @@ fn too_many_copies_for_experts_end_the_step_on_every_rank() {
     let replaced =
         |k: &Kernel| matches!(k, Kernel::Take(_)).then(|| Kernel::Route(Box::new(route.clone())));
     let mut s =
-        Session::new(&plan("dp=2, tp=2"), options(20), &sabotage(1, replaced), &fresh(load))
+        Session::new(&plan("dp=2, tp=2"), options(HOUR), &sabotage(1, replaced), &fresh(load))
             .unwrap();
-    let begin = Instant::now();
     let e = run(&mut s, 1).unwrap_err();
-    assert!(begin.elapsed() < Duration::from_secs(4), "{e}");
     assert_eq!((e.code, e.exit), ("moe-bound", Exit::RankFailed));
     let text = e.render();
     for part in [
@@ -371,9 +371,8 @@ fn too_many_copies_for_experts_end_the_step_on_every_rank() {
 fn a_rank_that_skips_a_collective_ends_the_step_with_one_message() {
     let skip = sabotage(1, |k| matches!(k, Kernel::Collective(_)).then_some(Kernel::View));
     let mut s = Session::new(&plan("dp=2, tp=2"), options(1), &skip, &fresh(load)).unwrap();
-    let begin = Instant::now();
     let e = run(&mut s, 1).unwrap_err();
-    assert!(begin.elapsed() < Duration::from_secs(4) && e.exit == Exit::RankFailed, "{e}");
+    assert_eq!(e.exit, Exit::RankFailed, "{e}");
     let text = e.render();
     for part in ["rank 0 (dp=0, tp=0)", "@forward", "all_reduce[tp]", "model."] {
         assert!(text.contains(part), "no {part} in {text}");
@@ -389,10 +388,8 @@ fn a_rank_that_panics_is_named() {
         m.body[0] = Scalar::Load(99);
         Some(Kernel::Rows(m))
     });
-    let mut s = Session::new(&plan("dp=2, tp=2"), options(60), &broken, &fresh(load)).unwrap();
-    let begin = Instant::now();
+    let mut s = Session::new(&plan("dp=2, tp=2"), options(HOUR), &broken, &fresh(load)).unwrap();
     let e = run(&mut s, 1).unwrap_err();
-    assert!(begin.elapsed() < Duration::from_secs(1), "{e}");
     let text = e.render();
     assert!(
         text.contains("rank 1 (dp=0, tp=1) panicked")

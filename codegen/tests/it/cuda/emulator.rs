@@ -1,0 +1,163 @@
+//! Runs launches on the CPU: a C++ compiler makes a program of a kernel's text and `emulate.h`, and
+//! that runs the launches on a file of memory.
+
+use shardc_codegen::cuda::HEADERS;
+use shardc_codegen::cuda::limits::Limits;
+use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
+use shardc_testing::standin;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// How a kernel is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    Plain,
+    /// The last thread of the last block first.
+    Reversed,
+    /// Under the address and undefined behaviour sanitizers.
+    Sanitized,
+}
+
+/// The C++ compiler, if there is one.
+pub fn compiler() -> Option<&'static str> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    let runs = || Command::new("g++").arg("--version").output().is_ok_and(|o| o.status.success());
+    FOUND.get_or_init(runs).then_some("g++")
+}
+
+/// Names of the entry points of a text.
+pub fn entries(text: &str) -> Vec<&str> {
+    text.split("KERNEL void ").skip(1).map(entry).collect()
+}
+
+/// The name in `__launch_bounds__(128) name(const Params p) …`.
+fn entry(rest: &str) -> &str {
+    let rest = match rest.strip_prefix("__launch_bounds__(") {
+        Some(bounds) => bounds.split_once(") ").expect("bounds end").1,
+        None => rest,
+    };
+    rest.split('(').next().expect("a split has a first part")
+}
+
+/// Runs launches whose operands have these memories.
+pub fn run_at(launches: &[Launch], operands: &[usize], memory: &mut [Vec<u8>], mode: Mode) {
+    let at = |w: &Word| match *w {
+        Word::Address { operand, byte } => Word::Address { operand: operands[operand], byte },
+        other => other,
+    };
+    let moved = |l: &Launch| Launch { words: l.words.iter().map(at).collect(), ..l.clone() };
+    let all: Vec<Launch> = launches.iter().map(moved).collect();
+    assert_eq!(run(&all, memory, mode), 0);
+}
+
+/// Runs launches on memory of operands; returns the status that kernels set.
+pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
+    let mut status = 0u64.to_le_bytes().to_vec();
+    let mut scratch = vec![0xff; SCRATCH];
+    for l in launches {
+        Limits::of("sm_80").check(l).unwrap_or_else(|d| panic!("{d}"));
+        let program = build(&l.source, mode == Mode::Sanitized);
+        let file = unique("launch");
+        let (given, made) = (file.with_extension("in"), file.with_extension("out"));
+        std::fs::write(&given, image(l, memory, &status, &scratch)).unwrap();
+        let mut command = Command::new(&program);
+        command.arg(&given).arg(&made).env("ASAN_OPTIONS", "detect_leaks=0");
+        command.args((mode == Mode::Reversed).then_some("reversed"));
+        let out = command.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{} in {mode:?}: {said}", l.entry);
+        let bytes = std::fs::read(&made).unwrap();
+        let mut rest = &bytes[..];
+        for operand in memory.iter_mut().chain([&mut status, &mut scratch]) {
+            let (own, after) = rest.split_at(operand.len());
+            operand.copy_from_slice(own);
+            rest = after;
+        }
+        [given, made].iter().for_each(|f| std::fs::remove_file(f).unwrap());
+    }
+    u64::from_le_bytes(status[..].try_into().unwrap())
+}
+
+/// The file that `run.h` reads.
+fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8], scratch: &[u8]) -> Vec<u8> {
+    let mut out: Vec<u8> = vec![];
+    let number = |out: &mut Vec<u8>, x: usize| out.extend((x as u64).to_le_bytes());
+    let padded = |out: &mut Vec<u8>, bytes: &[u8]| {
+        number(out, bytes.len());
+        out.extend(bytes);
+        out.resize(out.len().next_multiple_of(8), 0);
+    };
+    number(&mut out, memory.len() + 2);
+    memory.iter().for_each(|m| padded(&mut out, m));
+    padded(&mut out, status);
+    padded(&mut out, scratch);
+    number(&mut out, 1);
+    padded(&mut out, l.entry.as_bytes());
+    l.grid.iter().for_each(|&n| number(&mut out, n as usize));
+    number(&mut out, l.threads as usize);
+    number(&mut out, l.shared as usize);
+    number(&mut out, l.words.len());
+    for w in &l.words {
+        let (operand, value) = match *w {
+            Word::Address { operand, byte } => (operand + 1, byte as u64),
+            Word::Status => (memory.len() + 1, 0),
+            Word::Scratch => (memory.len() + 2, 0),
+            Word::Int(x) => (0, x as u64),
+            Word::Float(x) => (0, x.to_bits()),
+        };
+        number(&mut out, operand);
+        out.extend(value.to_le_bytes());
+    }
+    out
+}
+
+/// The program of a text; made once, and kept for the next run of the tests.
+fn build(source: &Source, sanitize: bool) -> PathBuf {
+    let here = standin::sources();
+    let [emulate, run] =
+        ["emulate.h", "run.h"].map(|f| std::fs::read_to_string(here.join(f)).unwrap());
+    let mut hash = DefaultHasher::new();
+    (&source.text, &HEADERS, &emulate, &run, sanitize).hash(&mut hash);
+    let stem = Path::new(source.file).file_stem().unwrap().to_string_lossy();
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let program = dir.join(format!("{stem}-{:016x}", hash.finish()));
+    if program.exists() {
+        return program;
+    }
+    let named = entries(&source.text).iter().map(|e| format!("ENTRY({e})\n")).collect::<String>();
+    let text = format!("#include \"emulate.h\"\n{}\n{named}#include \"run.h\"\n", source.text);
+    let made = unique("build");
+    let file = made.with_extension("cpp");
+    std::fs::write(&file, text).unwrap();
+    let mut command = Command::new(compiler().expect("looked for before"));
+    // Words of a table of parameters are those of a kernel.
+    command
+        .args(["-std=c++17", "-w", "-fno-strict-aliasing", "-march=native", "-I"])
+        .arg(&here)
+        .arg("-I");
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"));
+    command.args(["-include", "emulate.h"]);
+    // Checks of null and of sizes are the address sanitizer's too; the compiler takes half as long
+    // without them.
+    let checks =
+        ["-fsanitize=address,undefined", "-fno-sanitize=null,object-size,pointer-overflow"];
+    match sanitize {
+        true => command.args(["-O0", "-g1", "-fno-sanitize-recover=all"]).args(checks),
+        false => command.arg("-O1"),
+    };
+    let out = command.arg(&file).arg("-o").arg(&made).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    std::fs::rename(&made, &program).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    program
+}
+
+/// A path that no other test uses.
+fn unique(what: &str) -> PathBuf {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{what}-{process}-{n}"))
+}

@@ -1,0 +1,327 @@
+//! Every written kernel, run on the CPU, gives what its op means: on odd sizes, in padded memory full
+//! of NaN, with threads in either order, and touching nothing but its operands.
+
+use super::cases::{Case, cases};
+use super::emulator::{self, Mode};
+use shardc_codegen::cuda::launches;
+use shardc_codegen::cuda::limits::Limits;
+use shardc_ir::launch::{Launch, Source};
+use shardc_ir::tensor::Tensor;
+use shardc_testing::{Tool, skip};
+use std::sync::Arc;
+
+/// Runs cases: the first in all these modes, the others, whose memory has more padding, with threads
+/// in either order by turns. Tolerances are parts of the largest element: a bf16 has half a unit in
+/// the last place of 2^-8, and products of rounded weights a few of them.
+fn run(text: &str, cases: &[Case], modes: &[Mode]) {
+    run_as(text, cases, (modes, "sm_80"), |l, _| l);
+}
+
+/// The same of launches for an architecture that are changed before, the first of them or another one.
+fn run_as(
+    text: &str,
+    cases: &[Case],
+    (modes, arch): (&[Mode], &str),
+    change: fn(Launch, bool) -> Launch,
+) {
+    if emulator::compiler().is_none() {
+        skip(Tool::Cpp, &format!("{text} would have been run on the CPU"));
+        return;
+    }
+    let tolerance = if text.contains("bf16") { 3.0 / 256.0 } else { 2e-5 };
+    for (i, case) in cases.iter().enumerate() {
+        let launches = launches(&case.kernel, &Limits::of(arch)).expect("a written kernel");
+        let launches: Vec<Launch> = launches.into_iter().map(|l| change(l, i == 0)).collect();
+        let turn = [[Mode::Plain, Mode::Reversed][i % 2]];
+        for &mode in if i == 0 { modes } else { &turn } {
+            let mut memory = case.memory.clone();
+            assert_eq!(emulator::run(&launches, &mut memory, mode), 0, "{}", case.what);
+            case.check(&memory, tolerance);
+        }
+    }
+}
+
+/// The sample whole.
+fn check(text: &str) {
+    run(text, &cases(text, |_| {})[..1], &[Mode::Plain, Mode::Reversed]);
+}
+
+/// Also its pieces, which are padded, and also under the sanitizers.
+fn check_pieces(text: &str) {
+    run(text, &cases(text, |_| {}), &[Mode::Sanitized, Mode::Plain, Mode::Reversed]);
+}
+
+/// As on sm_90a, where groups of four warps multiply together; those of the whole sample do.
+fn with_groups(l: Launch, whole: bool) -> Launch {
+    let Source { file, text } = &*l.source;
+    let all = if whole { "static_assert(GROUPS);\n" } else { "" };
+    let text = format!("#define EMULATED_SM90A\n{text}\n{all}");
+    Launch { source: Arc::new(Source { file, text }), ..l }
+}
+
+fn check_groups(text: &str) {
+    run_as(
+        text,
+        &cases(text, |_| {})[..1],
+        (&[Mode::Plain, Mode::Reversed], "sm_90a"),
+        with_groups,
+    );
+}
+
+fn check_pieces_with_groups(text: &str) {
+    let modes = [Mode::Sanitized, Mode::Plain, Mode::Reversed];
+    run_as(text, &cases(text, |_| {}), (&modes, "sm_90a"), with_groups);
+}
+
+#[test]
+fn attention_in_f32() {
+    check_pieces(
+        "attention[0.3; window=9] f32[2,35,4,3], f32[2,35,2,3], f32[2,35,2,2], i32[35], i32[35]",
+    );
+    check(
+        "attention[0.2; window=none] f32[1,70,2,32], f32[1,70,1,32], f32[1,70,1,32], i32[70], i32[70]",
+    );
+    check(
+        "attention[0.9; window=20; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], i32[40], i32[40]",
+    );
+}
+
+#[test]
+fn attention_in_bf16() {
+    check_pieces(
+        "attention[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",
+    );
+    check(
+        "attention[0.3; window=none] bf16[1,67,2,7], bf16[1,67,2,7], bf16[1,67,2,9], i32[67], i32[67]",
+    );
+    check(
+        "attention[0.1; window=none] bf16[1,1,2,80], bf16[1,130,1,80], bf16[1,130,1,80], i32[1], i32[130]",
+    );
+    check_pieces(
+        "attention[0.3; window=none; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], i32[67], i32[67]",
+    );
+}
+
+#[test]
+fn attention_of_wide_heads() {
+    check(
+        "attention[0.1; window=none] bf16[1,65,1,128], bf16[1,65,1,128], bf16[1,65,1,128], i32[65], i32[65]",
+    );
+    check(
+        "attention[0.06; window=none] bf16[1,33,1,256], bf16[1,40,1,256], bf16[1,40,1,256], i32[33], i32[40]",
+    );
+    check(
+        "attention[0.1; window=none] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], i32[33], i32[33]",
+    );
+}
+
+/// Where blocks have less shared memory, tiles are smaller.
+#[test]
+fn attention_of_wide_heads_in_small_tiles() {
+    let text = "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+         f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]";
+    let (cases, modes) = (cases(text, |_| {}), [Mode::Plain, Mode::Reversed]);
+    let shared = |arch: &str| {
+        let all = launches(&cases[0].kernel, &Limits::of(arch)).expect("a written kernel");
+        all.iter().map(|l| l.shared).max()
+    };
+    assert!(shared("sm_89") < shared("sm_80"), "{text}");
+    run_as(text, &cases[..1], (&modes, "sm_89"), |l, _| l);
+}
+
+#[test]
+fn attention_by_groups() {
+    check_pieces_with_groups(
+        "attention[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",
+    );
+    check_groups(
+        "attention[0.3; window=none; softcap=1.5] bf16[1,67,2,63], bf16[1,67,2,63], bf16[1,67,2,60], i32[67], i32[67]",
+    );
+    check_groups(
+        "attention[0.1; window=none] bf16[1,33,1,192], bf16[1,65,1,192], bf16[1,65,1,128], i32[33], i32[65]",
+    );
+    check_groups(
+        "attention[0.06; window=none] bf16[1,33,1,256], bf16[1,40,1,256], bf16[1,40,1,256], i32[33], i32[40]",
+    );
+}
+
+#[test]
+fn gradients_of_attention_in_f32() {
+    check_pieces(
+        "attention_grad[0.3; window=9] f32[1,35,4,3], f32[1,35,2,3], f32[1,35,2,2], f32[1,35,4], \
+         f32[1,35,4,2], f32[1,35,4], i32[35], i32[35]",
+    );
+    check(
+        "attention_grad[0.9; window=20; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], \
+         f32[1,40,2], f32[1,40,2,8], f32[1,40,2], i32[40], i32[40]",
+    );
+}
+
+#[test]
+fn gradients_of_attention_in_bf16() {
+    check_pieces(
+        "attention_grad[0.1; window=none] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
+         f32[1,70,4], bf16[1,70,4,64], f32[1,70,4], i32[70], i32[70]",
+    );
+    check(
+        "attention_grad[0.1; window=20] bf16[1,40,1,80], bf16[1,40,1,80], bf16[1,40,1,80], \
+         f32[1,40,1], bf16[1,40,1,80], f32[1,40,1], i32[40], i32[40]",
+    );
+    check_pieces(
+        "attention_grad[0.3; window=none; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], \
+         f32[1,67,4], bf16[1,67,4,32], f32[1,67,4], i32[67], i32[67]",
+    );
+}
+
+#[test]
+fn gradients_of_attention_of_wide_heads() {
+    check(
+        "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+         f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
+    );
+    check(
+        "attention_grad[0.1; window=none] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], \
+         f32[1,33,1], bf16[1,33,1,128], f32[1,33,1], i32[33], i32[33]",
+    );
+}
+
+#[test]
+fn gradients_of_attention_by_groups() {
+    check_pieces_with_groups(
+        "attention_grad[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
+         f32[1,70,4], bf16[1,70,4,64], f32[1,70,4], i32[70], i32[70]",
+    );
+    check_groups(
+        "attention_grad[0.3; window=none; softcap=1.5] bf16[1,40,2,127], bf16[1,67,1,127], bf16[1,67,1,120], \
+         f32[1,40,2], bf16[1,40,2,120], f32[1,40,2], i32[40], i32[67]",
+    );
+    check_groups(
+        "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+         f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
+    );
+}
+
+#[test]
+fn copies() {
+    check_pieces("transpose[abc->cba] f32[5,7,9]");
+    check("transpose[abc->acb] bf16[5,7,9]");
+    check("expand[bs->shb; h=5] f32[3,7]");
+    check("concat[d=104] bf16[3,7,32], bf16[3,7,72]");
+    check("narrow[p=33; start=30] f32[3,7,67]");
+    check("widen[d=100; start=32] bf16[3,7,40]");
+}
+
+#[test]
+fn look_ups() {
+    check_pieces("take[vh,bs->bsh] f32[7,33], i32[3,5]");
+    check("take[vh,bs->bsh] bf16[7,64], i32[3,5]");
+    check("take[bsv,bs->bs] f32[3,5,7], i32[3,5]");
+    check_pieces("put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]");
+    check_pieces("put[bsh,bs->vh; v=7; padding=zero 4] f32[3,5,33], i32[3,5]");
+    check_pieces("put[bs,bs->bsv; v=7; padding=zero 4] f32[3,5], i32[3,5]");
+    check_pieces("take[vh,bs->bsh; padding=zero 4] f32[7,33], i32[3,5]");
+    check_pieces("take[vh,bs->bsh; padding=4] f32[7,33], i32[3,5]");
+    check("put[bsh,bs->vh; v=7] bf16[30,25,40], i32[30,25]");
+    check("put[bs,bs->bsv; v=7] f32[3,5], i32[3,5]");
+}
+
+#[test]
+fn rotary_embeddings() {
+    check_pieces("rope f32[2,5,3,10], f32[5,4], f32[5,4]");
+    check("rope bf16[2,5,3,64], f32[5,32], f32[5,32]");
+    check("rope[adjacent] bf16[2,5,3,10], f32[5,4], f32[5,4]");
+    check("rope[adjacent] bf16[2,5,3,80], f32[5,32], f32[5,32]");
+}
+
+#[test]
+fn tokens_and_experts() {
+    check_pieces("top_k[bse->bsk; k=8] f32[2,33,130]");
+    check("top_k[ets->kts; k=3] bf16[9,4,5]");
+    check_pieces("route[g=2,e=3; rows=66; capacity=none] i32[3,33,2]");
+    check("route[g=2,e=3; rows=12; capacity=4] i32[3,200,2]");
+    check_pieces("dispatch[g=2,c=33] bf16[3,33,70], i32[3,33,2], f32[3,33,2]");
+    check("dispatch[g=2,c=33] bf16[3,33,72], i32[3,33,2], f32[3,33,2]");
+    check("combine bf16[2,3,33,72], i32[3,33,2], f32[3,33,2]");
+    check("row_dots f32[2,3,33,40], i32[3,33,2], f32[3,33,40]");
+}
+
+#[test]
+fn products_in_f32() {
+    check_pieces("dot[mk,kn->mn] f32[33,67], f32[67,35]");
+    check("dot[bsh,oh->bso] f32[3,27,36], f32[72,36]");
+    check("dot[bso,bsh->oh] f32[3,7,21], f32[3,7,33]");
+    check("dot[bmk,bkn->bmn] f32[3,5,9], f32[3,9,7]");
+    check("dot[kabm,kan->nbma] f32[3,5,2,3], f32[3,5,4]");
+    check("dot[mk,kn->mn] bf16[7,9], f32[9,5]");
+}
+
+#[test]
+fn products_in_bf16() {
+    check_pieces("dot[mk,kn->mn] bf16[130,72], bf16[72,136]");
+    check("dot[mk,nk->mn] bf16[40,104], bf16[200,104]");
+    check("dot[km,kn->nm] bf16[40,72], bf16[40,136]");
+    check("dot[mk,kn->mn] bf16[33,67], bf16[67,35]");
+}
+
+#[test]
+fn products_by_expert() {
+    check("grouped_dot f32[6,3,40,35], i32[6,4,3], f32[24,33,35]");
+    check("grouped_dot_t f32[6,3,40,33], i32[6,4,3], f32[24,33,35]");
+    check("grouped_outer f32[6,3,40,33], i32[6,4,3], f32[6,3,40,35]");
+    check_pieces("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]");
+    check("grouped_dot_t bf16[2,2,150,40], i32[2,3,2], bf16[6,40,136]");
+    check("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]");
+    check("grouped_dot_t bf16[2,2,3,4], i32[2,2,2], f32[4,4,5]");
+}
+
+#[test]
+fn products_by_groups() {
+    check_pieces_with_groups("dot[mk,kn->mn] bf16[130,72], bf16[72,136]");
+    check_groups("dot[mk,nk->mn] bf16[40,104], bf16[200,104]");
+    check_groups("dot[km,kn->nm] bf16[140,72], bf16[140,136]");
+    check_groups("dot[mk,kn->mn] bf16[33,67], bf16[67,35]");
+    check_groups("grouped_dot bf16[2,2,150,40], i32[2,3,2], bf16[6,136,40]");
+    check_groups("grouped_outer bf16[2,2,150,40], i32[2,3,2], bf16[2,2,150,136]");
+}
+
+/// A buffer that is too small is told, and nothing is written outside of it.
+#[test]
+fn rows_beyond_the_bound_are_told() {
+    if emulator::compiler().is_none() {
+        skip(Tool::Cpp, "route would have been run on a buffer that is too small");
+        return;
+    }
+    let mut case = cases("route[g=2,e=3; rows=66; capacity=none] i32[1,33,2]", |index| {
+        // Two copies for the last expert, all others for the first.
+        index[0] = Tensor::from_fn(&[1, 33, 2], |i| if i[1] == 4 { 5.0 } else { 0.0 });
+    })
+    .swap_remove(0);
+    let shardc_ir::kernel::Kernel::Route(k) = &mut case.kernel else { panic!("no route") };
+    k.rows = 60;
+    let mut memory = case.memory.clone();
+    let status = emulator::run(
+        &launches(&case.kernel, &Limits::of("sm_80")).unwrap(),
+        &mut memory,
+        Mode::Sanitized,
+    );
+    assert_eq!(status, 64);
+}
+
+/// Queries that see nothing have output 0 with a log-sum-exp of -inf, and gradients 0.
+#[test]
+fn attention_that_sees_nothing() {
+    let qkv = "f32[1,70,4,3], f32[1,9,2,3], f32[1,9,2,2]";
+    let attention = format!("attention[0.3; window=none] {qkv}, i32[70], i32[9]");
+    let grad = format!(
+        "attention_grad[0.3; window=none] {qkv}, f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[9]"
+    );
+    for first in [40, 66, 1000] {
+        for (text, at) in [(&attention, 3), (&grad, 6)] {
+            let cases = cases(text, |args| {
+                args[at] = Tensor::from_fn(&[70], |i| i[0] as f64);
+                args[at + 1] = Tensor::from_fn(&[9], |i| (first + i[0]) as f64);
+            });
+            run(text, &cases[..1], &[Mode::Plain]);
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The integration tests of texts, types, ops and the interpreter, in one program.
+
+mod fuzz;
+mod interp;
+mod ops;
+mod text;
+mod verify;

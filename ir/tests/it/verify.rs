@@ -1,0 +1,249 @@
+//! The verifier: what is right passes, and every small thing that is wrong with a program that
+//! ranks run is refused, with the collective that is missing.
+
+use shardc_ir::diag::Diag;
+use shardc_ir::func::Module;
+use shardc_ir::phase::Phase;
+use shardc_ir::text::{parse, print};
+use shardc_ir::verify::verify;
+
+const MLP: &str = include_str!("../corpus/mlp.ir");
+const RANKED: &str = include_str!("../corpus/mlp_ranked.ir");
+
+fn read(text: &str) -> Module {
+    parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+fn problems(text: &str, phase: Phase) -> Vec<Diag> {
+    verify(&read(text), phase).err().unwrap_or_default()
+}
+
+/// The one problem of a program.
+fn problem(text: &str, phase: Phase) -> Diag {
+    let mut all = problems(text, phase);
+    assert_eq!(all.len(), 1, "{text}\n{all:#?}");
+    let d = all.remove(0);
+    assert!(!d.help.is_empty() && d.place.is_some(), "{d}");
+    d
+}
+
+/// Replaces exactly one place of a text.
+fn with(text: &str, from: &str, to: &str) -> String {
+    assert_eq!(text.matches(from).count(), 1, "{from}");
+    text.replace(from, to)
+}
+
+#[test]
+fn the_corpus_is_right_in_its_phase() {
+    use Phase::*;
+    for (text, phases) in [
+        (MLP, vec![Sharded]),
+        (RANKED, vec![Sharded, Ranked]),
+        (include_str!("../corpus/alternating.ir"), vec![Source, Sharded, Ranked]),
+        (include_str!("../corpus/layers.ir"), vec![Sharded, Ranked]),
+        (include_str!("../corpus/sharded.ir"), vec![Sharded]),
+        (include_str!("../corpus/optimizer.ir"), vec![Sharded, Ranked]),
+        (include_str!("../corpus/subaxes.ir"), vec![Sharded, Ranked]),
+        (include_str!("../corpus/attention.ir"), vec![Sharded, Ranked]),
+    ] {
+        for phase in [Source, Sharded, Ranked] {
+            let found = problems(text, phase);
+            assert_eq!(found.is_empty(), phases.contains(&phase), "{phase:?} {found:#?}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn mutations_of_a_ranked_program_are_refused() {
+    let all_reduce = RANKED.lines().find(|l| l.contains("all_reduce[tp]")).unwrap();
+    let all_reduce = all_reduce.to_string() + "\n";
+    let two = "mesh [dp=2, tp=2]";
+    let cases = [
+        // The fan_out is dropped: what it made is its operand.
+        ("mixed", with(RANKED, "fan_out[tp] %x : f32[4,8]~tp", "scale[1.0] %x : f32[4,8]")),
+        ("mixed", with(RANKED, "%x.f, %w1", "%x, %w1")),
+        // The all_reduce is doubled.
+        (
+            "collective",
+            with(
+                &with(
+                    RANKED,
+                    &all_reduce,
+                    &(all_reduce.clone() + "  %z = all_reduce[tp] %y : f32[4,8]\n"),
+                ),
+                "return %y",
+                "return %z",
+            ),
+        ),
+        // Each goes over another axis.
+        ("collective", with(&with(RANKED, "mesh [tp=2]", two), "all_reduce[tp]", "all_reduce[dp]")),
+        ("result-type", with(&with(RANKED, "mesh [tp=2]", two), "fan_out[tp]", "fan_out[dp]")),
+        // The all_reduce is dropped, and another op stands in its place.
+        ("partial", with(RANKED, "all_reduce[tp] %y.part", "gelu %y.part")),
+        ("result-type", with(RANKED, "all_reduce[tp] %y.part", "scale[2.0] %y.part")),
+        // A weight is split in another dim, or not at all.
+        ("sharding-conflict", with(RANKED, "%w2: f32[16@tp,8]", "%w2: f32[16,8@tp]")),
+        ("sharding-conflict", with(RANKED, "%w2: f32[16@tp,8]", "%w2: f32[16,8]")),
+        ("size", with(RANKED, "%w2: f32[16@tp,8]", "%w2: f32[17@tp,8]")),
+        // Declared types that are not what the op makes.
+        (
+            "result-type",
+            with(
+                RANKED,
+                "%y.part = dot[mn,nk->mk] %a, %w2 : f32[4,8]+tp",
+                "%y.part = dot[mn,nk->mk] %a, %w2 : f32[4,8]~tp",
+            ),
+        ),
+        ("operands", with(RANKED, "gelu %h", "gelu %h, %h")),
+    ];
+    for (code, text) in cases {
+        let found = problems(&text, Phase::Ranked);
+        assert_eq!(found.first().map(|d| d.code), Some(code), "{text}\n{found:#?}");
+    }
+}
+
+#[test]
+fn a_type_error_as_people_see_it() {
+    let text = with(RANKED, "%x.f, %w1", "%x, %w1");
+    insta::assert_snapshot!("missing_fan_out", problem(&text, Phase::Ranked).to_string());
+    let text = with(RANKED, "all_reduce[tp] %y.part", "scale[2.0] %y.part");
+    insta::assert_snapshot!("missing_all_reduce", problem(&text, Phase::Ranked).to_string());
+    let text = with(MLP, "%w2: f32[16@tp,8]", "%w2: f32[17,8]");
+    insta::assert_snapshot!("sizes", problem(&text, Phase::Sharded).to_string());
+}
+
+#[test]
+fn a_source_has_no_marks_and_no_collectives() {
+    let one =
+        "mesh [tp=2]\nfunc @f(%x: f32[4]) -> f32[4] {\n  %y = gelu %x : f32[4]\n  return %y\n}\n";
+    assert!(problems(one, Phase::Source).is_empty());
+    for (from, to) in [
+        ("%x: f32[4]", "%x: f32[4@tp]"),
+        ("%x: f32[4]", "%x: f32[4]+tp"),
+        ("gelu", "slice[tp; dim=0]"),
+        ("gelu", "fan_out[tp]"),
+    ] {
+        assert_eq!(problem(&with(one, from, to), Phase::Source).code, "phase");
+    }
+    // A sharding that is asked for is no mark.
+    assert!(problems(&with(one, "%x: f32[4]", "%x: f32[4] @(tp)"), Phase::Source).is_empty());
+}
+
+#[test]
+fn an_axis_has_one_state() {
+    let text = "mesh [tp=2]\nfunc @f(%x: f32[4@tp,2@tp], %y: f32[4@tp]+tp) -> () {\n  return\n}\n";
+    let found = problems(text, Phase::Sharded);
+    assert_eq!(found.iter().map(|d| d.code).collect::<Vec<_>>(), ["mixed", "mixed"]);
+    assert!(found[0].to_string().contains("`%x` has two states over tp"), "{}", found[0]);
+}
+
+#[test]
+fn a_problem_of_every_layer_is_told_once() {
+    let text = "mesh [tp=2]\n\
+        func @f(%h: f32[4@tp]) -> () {\n\
+        \x20 repeat i in 0..=31, %l{i-1}.y at 0 is %h {\n\
+        \x20  m.{i}:\n\
+        \x20   %l{i}.y = gelu %l{i-1}.y : f32[4]\n\
+        \x20   %l{i}.z = gelu %l{i-1}.y : f32[5]\n\
+        \x20 }\n\
+        \x20 return\n\
+        }\n";
+    let found = problems(text, Phase::Ranked);
+    // Both results of layer 0, whose operand is another, then the second of layers 1..=31.
+    assert_eq!(found.len(), 3, "{found:#?}");
+    assert_eq!(found[2].why.last().unwrap(), "same in 30 other layers");
+}
+
+#[test]
+fn roles_join_functions() {
+    let text = "mesh [tp=2]\n\
+        func @forward(%x: f32[4@tp]) -> (f32[4@tp] stash \"h\") {\n\
+        \x20 return %x\n\
+        }\n\
+        func @backward(%h: f32[4@tp] stash \"h\", %s: f32[5] stash \"other\") -> () {\n\
+        \x20 return\n\
+        }\n";
+    for phase in [Phase::Sharded, Phase::Ranked] {
+        assert!(problems(text, phase).is_empty());
+    }
+    let marks = with(text, "%h: f32[4@tp]", "%h: f32[4]");
+    assert!(problems(&marks, Phase::Sharded).is_empty());
+    let d = problem(&marks, Phase::Ranked);
+    assert_eq!(d.code, "role");
+    assert!(d.help[0].contains("f32[4@tp]"), "{d}");
+    assert_eq!(problem(&with(text, "%h: f32[4@tp]", "%h: f32[8@tp]"), Phase::Sharded).code, "role");
+    let twice = "mesh []\n\
+        func @f(%x: f32[]) -> (f32[] output \"a\", f32[] output \"a\") {\n\
+        \x20 return %x, %x\n\
+        }\n";
+    assert_eq!(problem(twice, Phase::Source).code, "role");
+}
+
+#[test]
+fn numbers_of_results() {
+    let text =
+        "mesh []\nfunc @f(%x: f32[4]) -> () {\n  %a, %b = gelu %x : f32[4], f32[4]\n  return\n}\n";
+    for phase in [Phase::Source, Phase::Sharded, Phase::Ranked] {
+        assert_eq!(problem(text, phase).code, "arity");
+    }
+    let two = "mesh [tp=2]\n\
+        func @f(%x: f32[4], %y: f32[5]) -> () {\n\
+        \x20 %a = all_reduce[tp] %x, %y : f32[4]\n\
+        \x20 return\n\
+        }\n";
+    assert_eq!(problem(two, Phase::Sharded).code, "arity");
+    assert!(
+        problems(
+            &two.replace("%a =", "%a, %b =").replace(" : f32[4]\n", " : f32[4], f32[5]\n"),
+            Phase::Sharded
+        )
+        .is_empty()
+    );
+}
+
+/// What no text says, but a pass may leave behind.
+#[test]
+fn broken_functions_are_refused_not_followed() {
+    let broken = |change: fn(&mut shardc_ir::func::Func)| {
+        let mut m = read(RANKED);
+        change(&mut m.funcs[0]);
+        let codes: Vec<_> = verify(&m, Phase::Ranked).unwrap_err().iter().map(|d| d.code).collect();
+        codes[0]
+    };
+    use shardc_ir::func::{Annotation, Value};
+    use shardc_ir::mesh::{Atom, AtomSet};
+    assert_eq!(broken(|f| f.nodes[1].ins[0] = Value(99)), "ssa");
+    assert_eq!(broken(|f| f.nodes.swap(0, 1)), "ssa");
+    assert_eq!(broken(|f| f.nodes[1].outs[0] = f.nodes[0].outs[0]), "ssa");
+    assert_eq!(broken(|f| drop(f.nodes.pop())), "ssa");
+    assert_eq!(broken(|f| f.values[4].name = f.values[3].name.clone()), "ssa");
+    assert_eq!(broken(|f| f.nodes[0].scope.0 = 7), "ssa");
+    assert_eq!(broken(|f| f.values[0].ty.sum = AtomSet::one(Atom(3))), "mesh");
+    assert_eq!(broken(|f| f.values[0].name.hint = "a b".into()), "name");
+    assert_eq!(broken(|f| f.values[0].name.hint = "l3.q".into()), "name");
+    assert_eq!(broken(|f| f.values[0].name.hint = "d_q".into()), "name");
+    assert_eq!(broken(|f| f.values[0].name.hint = "q.1".into()), "name");
+    assert_eq!(broken(|f| f.nodes[0].note = Some("two\nlines".into())), "name");
+    assert_eq!(broken(|f| f.scopes[0].path = "a: b".into()), "name");
+    assert_eq!(broken(|f| f.values[0].ty.dims[0].size = 1 << 48), "size");
+    assert_eq!(
+        broken(|f| {
+            f.annotations.insert(Value(0), Annotation { dims: Default::default(), priority: 0 });
+        }),
+        "arity"
+    );
+}
+
+/// Names with dots, numbers and prefixes, as long as they read back, are names.
+#[test]
+fn unusual_names_are_names() {
+    let text = "mesh []\n\
+        \n\
+        func @f(%d_d_x: f32[2], %l3.5: f32[2], %l3.: f32[2],\n\
+         %x.01: f32[2], %.1: f32[2], %d_: f32[2], %l07.a.1: f32[2]) -> () {\n\
+        \x20 return\n\
+        }\n";
+    let m = read(text);
+    assert!(verify(&m, Phase::Source).is_ok(), "{:#?}", verify(&m, Phase::Source));
+    assert_eq!(print(&read(&print(&m))), print(&m));
+}

@@ -1,0 +1,3 @@
+//! The integration test of the sources of the prover.
+
+mod sources;

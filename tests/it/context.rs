@@ -1,0 +1,159 @@
+//! Context parallelism trains every family to the numbers of transformers: the sequence is cut over
+//! `cp`; keys and values are gathered, go around in blocks, or are exchanged for heads.
+
+use crate::fixture::*;
+use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::ops::Op;
+use shardc_ir::plan::{Mode, TokenOrder};
+use shardc_passes::options::{CpMode, CpSplit, Options};
+use shardc_runtime::StepBatch;
+
+type Axes = &'static [(&'static str, usize)];
+
+/// Meshes, sequence parallelism, ZeRO stage, rows per rank and microbatch.
+const MESHES: &[(Axes, bool, u8, usize)] = &[
+    (&[("cp", 2)], false, 0, 8),
+    (&[("cp", 4)], false, 0, 2),
+    (&[("cp", 2), ("tp", 2)], false, 0, 2),
+    (&[("cp", 2), ("tp", 2)], true, 0, 4),
+    (&[("dp_shard", 2), ("cp", 2)], false, 3, 2),
+    (&[("dp_replicate", 2), ("cp", 2), ("tp", 2)], true, 0, 1),
+    (&[("pp", 2), ("cp", 2), ("tp", 2)], true, 0, 2),
+    (&[("pp", 2), ("dp_shard", 2), ("cp", 2), ("tp", 2)], true, 2, 2),
+];
+
+#[test]
+fn every_family_with_gathered_keys_and_values() {
+    for name in ALL {
+        for &(mesh, sp, zero, microbatch) in MESHES {
+            eprintln!("{name} {mesh:?} zero={zero} sp={sp} microbatch={microbatch}");
+            train_and_compare(name, &Options { zero, ..options(mesh, sp, microbatch) });
+        }
+    }
+}
+
+/// As above, where heads can be split so: all families have 4.
+#[test]
+fn every_family_with_heads_against_tokens() {
+    let heads = |mesh: Axes| {
+        mesh.iter().filter(|a| ["tp", "cp"].contains(&a.0)).map(|a| a.1).product::<usize>()
+    };
+    for name in ALL {
+        for &(mesh, sp, zero, microbatch) in MESHES.iter().filter(|m| 4 % heads(m.0) == 0) {
+            eprintln!("{name} {mesh:?} zero={zero} sp={sp} microbatch={microbatch}");
+            let o = options(mesh, sp, microbatch);
+            train_and_compare(name, &Options { zero, cp_mode: CpMode::Ulysses, ..o });
+        }
+    }
+}
+
+/// Blocks of keys and values around a ring, tokens dealt in zigzag.
+#[test]
+fn every_family_with_rings() {
+    for name in ALL {
+        for &(mesh, sp, zero, microbatch) in MESHES {
+            eprintln!("{name} {mesh:?} zero={zero} sp={sp} microbatch={microbatch}");
+            let o = Options { zero, cp_mode: CpMode::Ring, ..options(mesh, sp, microbatch) };
+            let (_, compiled) = train_and_compare(name, &o);
+            let plan = &compiled.plan;
+            assert_eq!(plan.settings.tokens, TokenOrder::Zigzag { ranks: o.axis("cp") });
+            let cp = plan.module.mesh.axis("cp").expect("cp");
+            let nodes = || plan.module.funcs.iter().flat_map(|f| &f.nodes);
+            assert!(nodes().any(|n| matches!(n.op, Op::Permute(_))));
+            // Nothing is gathered over cp but parameters, which have no tokens.
+            let whole = |n: &&shardc_ir::func::Node| {
+                matches!(&n.op, Op::AllGather(g) if g.axes == cp)
+                    || matches!(&n.op, Op::ReduceScatter(s) if s.axes == cp)
+            };
+            assert_eq!(nodes().filter(whole).count(), 0, "{name}");
+        }
+    }
+}
+
+/// Tokens may be dealt in either way whatever attention does: positions say where they stand.
+#[test]
+fn either_split_with_every_mode() {
+    for name in ["llama_gqa", "mistral_window", "gpt2", "gemma2"] {
+        for cp_mode in [CpMode::AllGather, CpMode::Ring, CpMode::Ulysses] {
+            for (split, mesh) in [
+                (CpSplit::Contiguous, &[("cp", 4)][..]),
+                (CpSplit::Zigzag, &[("cp", 4)]),
+                (CpSplit::Contiguous, &[("cp", 2), ("tp", 2)]),
+                (CpSplit::Zigzag, &[("pp", 2), ("cp", 2), ("tp", 2)]),
+            ] {
+                let o = options(mesh, false, 2);
+                let o = Options { cp_mode, cp_split: Some(split), ..o };
+                eprintln!("{name} {cp_mode:?} {split:?} {mesh:?}");
+                let (_, compiled) = train_and_compare(name, &o);
+                let dealt = compiled.plan.settings.tokens != TokenOrder::Contiguous;
+                assert_eq!(dealt, split == CpSplit::Zigzag);
+            }
+        }
+    }
+}
+
+/// Logits of forward-only plans come back in the order of the tokens.
+#[test]
+fn forward_only_gives_logits_in_order() {
+    let meshes: [Axes; 4] = [
+        &[("cp", 2)],
+        &[("cp", 4), ("tp", 2)],
+        &[("pp", 2), ("cp", 2)],
+        &[("dp_replicate", 2), ("cp", 4)],
+    ];
+    for name in ALL {
+        let fx = Fixture::open(name);
+        for mesh in meshes {
+            let o = Options { mode: Mode::Infer, observe: false, ..options(mesh, false, 2) };
+            let o = Options { cp_mode: CpMode::Ring, ..o };
+            let model = fx.model(&o);
+            let mut s = session(&model, &compile(&model, &o));
+            let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
+            let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{name} {mesh:?}: {e}"));
+            let logits: Vec<f64> = r
+                .output(RoleKind::Output, "logits")
+                .expect("logits")
+                .data
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect();
+            fx.compare_logits(&logits);
+        }
+    }
+}
+
+/// In f64, with the last token of every sequence moved to the front, since no order is assumed: a
+/// ring gives what the gathered form gives.
+#[test]
+fn a_ring_is_the_gathered_form() {
+    let meshes: [(&str, Axes); 4] = [
+        ("llama_gqa", &[("cp", 4), ("tp", 2)]),
+        ("llama_gqa", &[("cp", 2), ("tp", 4)]),
+        ("mistral_window", &[("cp", 4)]),
+        ("gemma2", &[("cp", 2), ("tp", 2)]),
+    ];
+    for (name, mesh) in meshes {
+        let fx = Fixture::open(name);
+        let outputs = |cp_mode: CpMode| {
+            let o = Options { cp_mode, ..options(mesh, false, 4) };
+            let model = fx.model(&o);
+            let compiled = compile(&model, &o);
+            let mut state = start(&fx, &model, &compiled);
+            for t in state.inputs.values_mut() {
+                t.data.chunks_mut(SEQ).for_each(|row| row.rotate_right(1));
+            }
+            interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{e}"));
+            let mesh = &compiled.plan.module.mesh;
+            let one =
+                |r: &Role| state.output(mesh, r.kind, &r.name).unwrap_or_else(|e| panic!("{e}"));
+            state.outputs.keys().map(|n| (n.clone(), one(n))).collect::<Vec<_>>()
+        };
+        let (want, got) = (outputs(CpMode::AllGather), outputs(CpMode::Ring));
+        assert!(want.len() > 20, "logits, loss and gradients, not {}", want.len());
+        for ((n, w), (_, g)) in want.iter().zip(&got) {
+            let most = w.data.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            let off = w.data.iter().zip(&g.data).map(|(x, y)| (x - y).abs());
+            assert!(off.clone().all(|d| d <= 1e-12 * most), "{name} {mesh:?}: {n}");
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! Ranks as processes with a device each, which exchange by NCCL, or by a stand-in for it whose
+//! messages are files. What ranks call is what the plan says, in its order.
+
+use super::machine::{HERE, Machine, compare};
+use shardc::plan_dir;
+use shardc_ir::kernel::{Block, Exchange, Kernel};
+use shardc_ir::plan::{Instr, Plan};
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The machine, if its library is the stand-in.
+fn machine(name: &str) -> Option<Machine> {
+    let m = Machine::new(name)?;
+    if m.libraries.is_none() {
+        println!("skipped: these tests need as many devices as ranks, and record what is called");
+        return None;
+    }
+    Some(m)
+}
+
+/// Code in the plan: else every process would compile it.
+const CODE: [&str; 4] = ["--device", "cuda", "--arch", "sm_90a"];
+
+/// A port that nobody listens at.
+fn port() -> String {
+    let any = TcpListener::bind("127.0.0.1:0").expect("a port");
+    any.local_addr().expect("it is bound").port().to_string()
+}
+
+/// Ranks to be started as torchrun does.
+fn ranks_of(m: &Machine, ranks: usize, args: &[&str], also: &[(&str, &str)]) -> Vec<Command> {
+    let (world, port, dir) = (ranks.to_string(), port(), m.dir.display().to_string());
+    let one = |rank: usize| {
+        let rank = rank.to_string();
+        let vars = [
+            ("RANK", &*rank),
+            ("WORLD_SIZE", &*world),
+            ("LOCAL_RANK", &*rank),
+            ("LOCAL_WORLD_SIZE", &*world),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", &*port),
+            ("STANDIN_DEVICES", &*world),
+            ("STANDIN_DIR", &*dir),
+        ];
+        let mut c = m.command(args, &vars);
+        c.envs(also.iter().copied()).stdin(Stdio::null());
+        c.stdout(Stdio::piped()).stderr(Stdio::piped());
+        c
+    };
+    (0..ranks).map(one).collect()
+}
+
+/// Starts them all; what each has said.
+fn torchrun(m: &Machine, ranks: usize, args: &[&str], also: &[(&str, &str)]) -> Vec<Output> {
+    let mut all = ranks_of(m, ranks, args, also);
+    let all: Vec<_> = all.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+    all.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeeded(all: &[Output]) {
+    for o in all {
+        assert!(o.status.success(), "{}", text(&o.stderr));
+    }
+}
+
+/// What a rank calls in one step, in its order: a line per call, with the members of the group, the
+/// bytes, and the other rank or the root if there is one; `None` for rows whose number is known only
+/// later.
+pub fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
+    let program = shardc_codegen::program(plan, rank).expect("a program");
+    let class = &plan.classes[plan.class_of(rank)];
+    let bytes = |b: &Block| b.len() * b.elem.bytes();
+    let mut all = vec![];
+    for i in &class.step {
+        let call = match i {
+            Instr::Call(call) => call,
+            Instr::Sent { .. } => continue,
+            Instr::Send(t) | Instr::Recv(t) => {
+                let other = plan.peer(rank, t.with);
+                let sends = matches!(i, Instr::Send(_));
+                let (kind, from, to) =
+                    if sends { ("send", rank, other) } else { ("recv", other, rank) };
+                all.push(Some(format!("{kind} {from},{to} {} {other}", t.bytes)));
+                continue;
+            }
+        };
+        for k in &program[call.func] {
+            let Kernel::Collective(k) = k else { continue };
+            let members = plan.module.mesh.group(k.axes, rank);
+            let me = members.iter().position(|&r| r == rank).expect("a member");
+            let ways = members.len();
+            let group = members.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+            let mut add = |kind: &str, bytes: usize, other: Option<usize>| {
+                let other = other.map_or(String::new(), |p| format!(" {}", members[p]));
+                all.push(Some(format!("{kind} {group} {bytes}{other}")));
+            };
+            match &k.exchange {
+                Exchange::AllReduce { tensors } => {
+                    tensors.iter().for_each(|t| add("all_reduce", bytes(&t.from), None));
+                }
+                Exchange::AllGather { from, .. } => add("all_gather", bytes(from), None),
+                Exchange::ReduceScatter { to, .. } => add("reduce_scatter", bytes(to), None),
+                Exchange::Reduce { from, .. } => {
+                    let parts = from.iter().enumerate().filter(|x| bytes(x.1) > 0);
+                    parts.for_each(|(p, b)| add("reduce", bytes(b), Some(p)));
+                }
+                Exchange::AllToAll { from, to } => {
+                    for p in 0..ways {
+                        add("send", bytes(&from[p]), Some(p));
+                        add("recv", bytes(&to[p]), Some(p));
+                    }
+                }
+                Exchange::AllToAllV { .. } => all.push(None),
+                Exchange::Permute { shift, from, to } => {
+                    add("send", bytes(from), Some((me + shift) % ways));
+                    add("recv", bytes(to), Some((me + ways - shift) % ways));
+                }
+                Exchange::Broadcast { root, to, .. } => {
+                    add("broadcast", bytes(to), Some(root % ways));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Compares what ranks have called in some steps with the plan.
+fn called(m: &Machine, plan: &Plan, steps: usize) {
+    let ranks = plan.module.mesh.ranks();
+    let edges: Vec<String> = {
+        let all = (0..ranks).flat_map(|a| (0..ranks).map(move |b| (a, b)));
+        let sends = |x: &(usize, usize)| {
+            let classes = (plan.class_of(x.0), plan.class_of(x.1));
+            plan.edges().contains(&classes) && plan.peer(x.0, classes.1) == x.1
+        };
+        all.filter(sends).map(|(a, b)| format!("{a},{b}")).collect()
+    };
+    for rank in 0..ranks {
+        let log = std::fs::read_to_string(m.dir.join(format!("log/rank-{rank}")));
+        let log = log.unwrap_or_default();
+        let mut found = log.lines();
+        let mut want = vec![];
+        // A byte each way, so that NCCL connects them.
+        let class = plan.class_of(rank);
+        for (from, to) in plan.edges() {
+            let (out, into) = (class == from, class == to);
+            if !out && !into {
+                continue;
+            }
+            let other = plan.peer(rank, if out { to } else { from });
+            let (kind, pair) = if out { ("send", (rank, other)) } else { ("recv", (other, rank)) };
+            want.push(Some(format!("{kind} {},{} 1 {other}", pair.0, pair.1)));
+        }
+        (0..steps).for_each(|_| want.extend(calls(plan, rank)));
+        assert_eq!(want.is_empty(), ranks == 1, "rank {rank} calls nothing");
+        for (i, line) in want.iter().enumerate() {
+            match line {
+                Some(line) => assert_eq!(found.next(), Some(&**line), "rank {rank}, call {i}"),
+                // Rows of experts: as many sends and receives as there are others with rows.
+                None => {
+                    let mut rest = found.clone();
+                    let swaps = |l: &&str| {
+                        let group = l.split(' ').nth(1).unwrap_or_default();
+                        (l.starts_with("send ") || l.starts_with("recv "))
+                            && !edges.iter().any(|e| e == group)
+                    };
+                    while rest.next().as_ref().is_some_and(swaps) {
+                        found.next();
+                    }
+                }
+            }
+        }
+        assert_eq!(found.next(), None, "rank {rank}");
+    }
+}
+
+/// Losses and norms of gradients, as printed.
+fn numbers(out: &str) -> Vec<[f64; 2]> {
+    let line = |l: &str| serde_json::from_str::<serde_json::Value>(l).expect("JSON");
+    let number = |x: &serde_json::Value| x.as_f64().expect("a number");
+    out.lines().map(line).map(|l| [number(&l["loss"]), number(&l["grad_norm"])]).collect()
+}
+
+/// Trains a fixture 2 steps by ranks that are processes with a device each: losses and norms of
+/// gradients are those of ranks that are threads on the CPU, and the calls those of the plan.
+fn same(model: &str, ranks: usize, flags: &[&str], products: &str, tolerance: f64) -> Option<()> {
+    let name = format!("nccl-{model}{}", flags.concat().replace(['-', '=', ','], "_"));
+    let m = machine(&name)?;
+    let model = format!("{HERE}/tests/fixtures/{model}");
+    let compile = ["compile", &model, "--global-batch", "4", "--seq", "8", "-o", "plan"];
+    m.ok(&[&compile[..], &["--transport", "nccl"], &CODE, flags].concat(), &[]);
+    let run = ["run", "plan", "--weights", &model, "--steps", "2", "--format", "json"];
+    std::fs::create_dir_all(m.dir.join("log")).expect("a folder");
+    let log = m.dir.join("log").display().to_string();
+    let cuda =
+        [&run[..], &["--device", "cuda", "--timeout", "120", "--products", products]].concat();
+    let all = torchrun(&m, ranks, &cuda, &[("STANDIN_LOG", &log)]);
+    succeeded(&all);
+    let said = text(&all[0].stderr);
+    for rank in 0..ranks {
+        assert!(said.contains(&format!(", device {rank}")), "{said}");
+    }
+    let driver = std::fs::read_to_string(m.dir.join("log/driver")).expect("a log");
+    assert!(driver.contains("\ngraph "), "{driver}");
+    called(&m, &plan_dir::read(&m.dir.join("plan")).expect("a plan").plan, 2);
+    let want = numbers(&m.ok(&[&run[..], &["--transport", "threads"]].concat(), &[]));
+    let found = numbers(&text(&all[0].stdout));
+    assert_eq!((want.len(), found.len()), (2, 2));
+    for (w, f) in want.iter().flatten().zip(found.iter().flatten()) {
+        assert!((w - f).abs() <= tolerance * w.abs(), "{found:?} is not {want:?}");
+    }
+    Some(())
+}
+
+#[test]
+fn tensor_and_data_parallel() {
+    let flags = ["--mesh", "dp=2,tp=2", "--sp", "--microbatch", "1", "--clip", "0.5"];
+    same("llama_gqa", 4, &flags, "own", 1e-4);
+}
+
+#[test]
+fn a_pipeline_both_ways() {
+    let flags = ["--mesh", "pp=2,tp=2", "--microbatch", "1", "--schedule", "zb-v"];
+    same("llama_deep", 4, &flags, "own", 1e-4);
+}
+
+/// All that processes hold comes to process 0.
+#[test]
+fn sharded_weights() {
+    let Some(m) = machine("nccl-weights") else { return };
+    let model = format!("{HERE}/tests/fixtures/qwen3");
+    let compile = ["compile", &model, "--global-batch", "8", "--seq", "16", "-o", "plan"];
+    m.ok(&[&compile[..], &CODE, &["--mesh", "dp_shard=2", "--zero", "3"]].concat(), &[]);
+    let batch = format!("{model}/batch.safetensors");
+    let run = ["run", "plan", "--weights", &model, "--batch", &batch, "--steps", "3"];
+    m.ok(&[&run[..], &["--dump", "cpu"]].concat(), &[]);
+    let cuda = ["--dump", "cuda", "--transport", "nccl", "--device", "cuda"];
+    succeeded(&torchrun(&m, 2, &[&run[..], &cuda].concat(), &[]));
+    compare(&m.tensors("cpu"), &m.tensors("cuda"), 1e-4);
+}
+
+/// bf16 has 8 bits; a norm of gradients is that of many of them.
+#[test]
+fn sharded_weights_of_16_bits() {
+    let flags = ["--mesh=dp_shard=2", "--zero=3", "--dtype=bf16", "--fuse=rows"];
+    same("qwen3", 2, &flags, "cublaslt", 0.01);
+}
+
+#[test]
+fn a_ring_and_experts() {
+    same("llama_gqa", 2, &["--mesh", "cp=2", "--cp-mode", "ring"], "cublaslt", 1e-4);
+    same("mixtral", 2, &["--mesh", "dp=2,ep=2"], "cublaslt", 1e-4);
+}
+
+/// One process, which nobody has started, is a job too. And what does not fit is named.
+#[test]
+fn one_rank_and_misfits() {
+    let Some(()) = same("llama_mha", 1, &[], "cublaslt", 1e-4) else { return };
+    let Some(m) = machine("nccl-misfits") else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2", "--transport", "nccl"];
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
+    let refused = |o: &Output, status: i32, words: &[&str]| {
+        let said = text(&o.stderr);
+        assert_eq!(o.status.code(), Some(status), "{said}");
+        words.iter().for_each(|w| assert!(said.contains(w), "no `{w}` in {said}"));
+    };
+    let cuda = ["run", "plan", "--device", "cuda"];
+    refused(&m.shardc(&["run", "plan"], &[]), 2, &["error[flag]", "NCCL connects devices"]);
+    let o = m.shardc(&[&cuda[..], &["--transport", "mpi"]].concat(), &[]);
+    refused(&o, 2, &["error[flag]", "MPI connects processors"]);
+    refused(&m.shardc(&cuda, &[]), 5, &["error[launcher]", "is 1, the plan has 2 ranks"]);
+    let two = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")];
+    refused(&m.shardc(&cuda, &two), 5, &["error[launcher]", "MASTER_ADDR and MASTER_PORT are not"]);
+    let word = [&two[..], &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "x")]].concat();
+    refused(&m.shardc(&cuda, &word), 5, &["error[launcher]", "MASTER_PORT is `x`"]);
+    // Two on one device: one message, and both end.
+    let all = torchrun(&m, 2, &cuda, &[("STANDIN_DEVICES", "1")]);
+    refused(&all[0], 5, &["error[launcher]", "processes 0 (", " share a device"]);
+    assert_eq!(all[1].status.code(), Some(5));
+    assert!(text(&all[1].stderr).is_empty(), "{}", text(&all[1].stderr));
+    // Without the library on one of them: all end, and the cause is told once.
+    let without = m.dir.join("half");
+    std::fs::create_dir_all(&without).expect("a folder");
+    let libraries = m.libraries.as_deref().expect("stand-ins");
+    std::fs::copy(libraries.join("libcuda.so.1"), without.join("libcuda.so.1")).expect("a copy");
+    let mut both = ranks_of(&m, 2, &cuda, &[]);
+    both[1].env("LD_LIBRARY_PATH", &without);
+    let both: Vec<Child> = both.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+    let said: Vec<Output> =
+        both.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect();
+    let all = said.iter().map(|o| text(&o.stderr)).collect::<String>();
+    assert!(said.iter().all(|o| o.status.code() == Some(5)), "{all}");
+    assert_eq!(all.matches("error[missing-library]: libnccl.so.2").count(), 1, "{all}");
+    // Without it alone.
+    let without = m.dir.join("without");
+    std::fs::create_dir_all(&without).expect("a folder");
+    let libraries = m.libraries.as_deref().expect("stand-ins");
+    std::fs::copy(libraries.join("libcuda.so.1"), without.join("libcuda.so.1")).expect("a copy");
+    let o = m.shardc(&cuda, &[("LD_LIBRARY_PATH", &without.display().to_string())]);
+    refused(&o, 5, &["error[missing-library]: libnccl.so.2 is not here"]);
+}
+
+/// Ranks are found by the variables of every launcher.
+#[test]
+fn each_launcher_starts_a_job() {
+    let Some(m) = machine("nccl-launchers") else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2", "--mode", "infer"];
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
+    let run = ["run", "plan", "--device", "cuda", "--transport", "nccl"];
+    let torchrun = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
+    let srun = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"];
+    let mpich = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
+    let open_mpi = [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ];
+    let started = |names: [&str; 4], world: &str| -> Vec<Output> {
+        let mut all = ranks_of(&m, 2, &run, &[("SLURM_STEP_ID", "0")]);
+        for (rank, c) in all.iter_mut().enumerate() {
+            for v in torchrun {
+                c.env_remove(v);
+            }
+            let rank = rank.to_string();
+            c.envs(names.iter().zip([&*rank, world, &*rank, "2"]));
+        }
+        let all: Vec<Child> = all.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+        all.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect()
+    };
+    for (names, name) in [(srun, "srun"), (mpich, "MPICH"), (open_mpi, "Open MPI")] {
+        let all = started(names, "2");
+        succeeded(&all);
+        let said = text(&all[0].stderr);
+        assert!(said.contains(&format!("2 processes, started by {name}")), "{said}");
+    }
+    // One per node, as some sites set it.
+    let all = started(srun, "1");
+    assert_eq!(all[0].status.code(), Some(5));
+    let said = text(&all[0].stderr);
+    assert!(said.contains("SLURM_NTASKS is 1, the plan has 2 ranks"), "{said}");
+    assert!(said.contains("seems to count nodes"), "{said}");
+    assert!(text(&all[1].stderr).contains("SLURM_PROCID is 1 and SLURM_NTASKS is 1"));
+}
+
+/// A process that is killed ends the job, and those that are left say in which collective they are,
+/// though their devices do the waiting.
+#[test]
+fn a_killed_process_is_named() {
+    let Some(m) = machine("nccl-killed") else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2"];
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
+    let run = ["run", "plan", "--device", "cuda", "--transport", "nccl", "--steps", "100000"];
+    let start = |(rank, mut c): (usize, Command)| {
+        let file = |name: &str| std::fs::File::create(m.dir.join(name)).expect("a file");
+        c.stdout(file(&format!("out{rank}"))).stderr(file(&format!("err{rank}")));
+        c.spawn().expect("shardc starts")
+    };
+    let both = ranks_of(&m, 2, &run, &[]).into_iter().enumerate();
+    let mut both: Vec<Child> = both.map(start).collect();
+    let read = |name: &str| std::fs::read_to_string(m.dir.join(name)).unwrap_or_default();
+    let since = Instant::now();
+    while !read("out0").contains("step     2") {
+        assert!(since.elapsed() < Duration::from_secs(300), "{}", read("err0"));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    both[1].kill().expect("it runs");
+    both[1].wait().expect("it ends");
+    let status = both[0].wait().expect("it ends");
+    let said = read("err0");
+    assert_eq!(status.code(), Some(6), "{said}");
+    // The other may have been anywhere.
+    for w in ["error[rank-failed]: process 1 (", "was killed", "rank 0 "] {
+        assert!(said.contains(w), "no `{w}` in {said}");
+    }
+}
+
+/// A device that never ends is found out by the rank that waits for it, and the job ends.
+#[test]
+fn a_device_that_hangs_ends_the_job() {
+    let Some(m) = machine("nccl-hangs") else { return };
+    let model = format!("{HERE}/tests/fixtures/llama_mha");
+    let flags = ["--global-batch", "2", "--seq", "8", "--mesh", "tp=2"];
+    m.ok(&[&["compile", &model, "-o", "plan"][..], &CODE, &flags].concat(), &[]);
+    let run = ["run", "plan", "--device", "cuda", "--transport", "nccl", "--timeout", "3"];
+    let mut both = ranks_of(&m, 2, &run, &[]);
+    both[1].env("STANDIN_HANG", "9");
+    let both: Vec<Child> = both.iter_mut().map(|c| c.spawn().expect("shardc starts")).collect();
+    let both: Vec<Output> =
+        both.into_iter().map(|c| c.wait_with_output().expect("it ends")).collect();
+    let said = both.iter().map(|o| text(&o.stderr)).collect::<String>();
+    assert!(both.iter().all(|o| o.status.code() == Some(6)), "{said}");
+    assert_eq!(said.matches("error[").count(), 1, "{said}");
+    assert!(
+        said.contains("waited 3 s for its device") && said.contains(" over tp [0, 1]"),
+        "{said}"
+    );
+}

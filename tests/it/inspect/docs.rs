@@ -1,0 +1,215 @@
+//! The pages of the documentation: every code of a diagnostic has one, and what they show works.
+
+use super::*;
+
+/// Source files of the workspace, tests left out.
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for e in std::fs::read_dir(dir).expect("a folder of the workspace") {
+        let path = e.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|x| x == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// The word in quotes at the beginning of a text.
+fn quoted(t: &str) -> Option<&str> {
+    let word = t.trim_start().strip_prefix('"')?.split_once('"')?.0;
+    let ok = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (!word.is_empty() && word.chars().all(ok)).then_some(word)
+}
+
+/// Codes of diagnostics in a source file: the first argument of whatever makes one, the words that
+/// `code` is bound to, and, in the table of divisibility rules, the first word of each.
+fn codes(text: &str, is_rules: bool, out: &mut BTreeSet<String>) {
+    let text = text.split("#[cfg(test)]").next().unwrap_or("");
+    for call in [
+        "Diag::new(",
+        " err(",
+        ":err(",
+        "Fail::new(",
+        ".diag(",
+        "at_node(",
+        "wrong(",
+        "unsupported(",
+    ] {
+        let found = text.split(call).skip(1).filter_map(quoted);
+        out.extend(found.map(String::from));
+    }
+    for binding in text.split("let code = ").skip(1) {
+        let end = binding.find(';').unwrap_or(binding.len());
+        out.extend(
+            binding[..end]
+                .match_indices('"')
+                .filter_map(|(i, _)| quoted(&binding[i..]))
+                .map(String::from),
+        );
+    }
+    for binding in text.split("let (code, ").skip(1) {
+        let end = binding.find(';').unwrap_or(binding.len());
+        out.extend(binding[..end].split('(').skip(1).filter_map(quoted).map(String::from));
+    }
+    if is_rules {
+        let table = text.split(" add(").skip(1);
+        let first = table.filter_map(|t| t.find('"').and_then(|i| quoted(&t[i..])));
+        out.extend(first.map(String::from));
+    }
+}
+
+#[test]
+fn every_code_has_a_page_and_every_page_a_code() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![];
+    for dir in ["src", "ir/src", "frontends/src", "passes/src", "codegen/src", "runtime/src"] {
+        sources(&root.join(dir), &mut files);
+    }
+    let mut used = BTreeSet::new();
+    for f in files {
+        let text = std::fs::read_to_string(&f).expect("source text");
+        codes(&text, f.ends_with("src/rules.rs"), &mut used);
+    }
+    let pages: BTreeSet<String> = PAGES.iter().map(|p| p.0.to_string()).collect();
+    let on_disk = std::fs::read_dir(root.join("docs/errors")).expect("docs/errors");
+    let name = |e: std::io::Result<std::fs::DirEntry>| {
+        e.expect("an entry").path().file_stem().expect("a name").to_string_lossy().into_owned()
+    };
+    let on_disk: BTreeSet<String> = on_disk.map(name).collect();
+    assert_eq!(pages, on_disk, "the table of src/commands/explain/pages.rs lists docs/errors");
+    let without: Vec<_> = used.difference(&pages).collect();
+    assert!(without.is_empty(), "write docs/errors/CODE.md for {without:?}");
+    let unused: Vec<_> = pages.difference(&used).collect();
+    assert!(unused.is_empty(), "no diagnostic has the code of {unused:?}");
+    for (code, page) in PAGES {
+        assert!(page.starts_with(&format!("# {code}\n\n")), "{code}");
+        assert!(page.contains(&format!("[{code}]: ")), "{code} has an example");
+        assert!(page.contains("\nWay out:\n\n- ") || page.contains("\nWays out:\n\n- "), "{code}");
+    }
+}
+
+/// What stands between fences in a page, block by block, and the text that follows each.
+fn blocks(page: &str) -> Vec<(&str, &str)> {
+    let parts: Vec<&str> = page.split("\n```").collect();
+    let body = |p: &'_ str| p.find('\n').map_or(p.len(), |i| i + 1);
+    let inside = (1..parts.len()).step_by(2);
+    inside.map(|i| (&parts[i][body(parts[i])..], parts.get(i + 1).copied().unwrap_or(""))).collect()
+}
+
+/// README.md and the pages of docs.
+fn pages() -> Vec<(PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let docs = std::fs::read_dir(root.join("docs")).expect("docs");
+    let docs = docs.map(|e| e.expect("an entry").path());
+    let mut all: Vec<PathBuf> = docs.filter(|p| p.extension().is_some_and(|x| x == "md")).collect();
+    all.push(root.join("README.md"));
+    all.sort();
+    all.into_iter().map(|p| (p.clone(), std::fs::read_to_string(p).expect("a page"))).collect()
+}
+
+/// Words of a command or of flags as a shell has them: quotes hold together.
+fn shell(text: &str) -> Vec<String> {
+    let mut out: Vec<String> = vec![];
+    for (i, part) in text.split('\'').enumerate() {
+        match (i % 2, out.last_mut()) {
+            (1, Some(last)) if text.contains("='") && last.ends_with('=') => last.push_str(part),
+            (1, _) => out.push(part.into()),
+            _ => out.extend(part.split_whitespace().map(String::from)),
+        }
+    }
+    out
+}
+
+/// Every command between fences is one that the command line takes; those that need no device and no
+/// data do what they say, one after the other as they stand, on a model of eight layers.
+/// The table of passes, and a section for each, as the code has them.
+#[test]
+fn docs_have_the_passes_of_the_code() {
+    let page = format!("{}/docs/passes.md", env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(page).expect("docs/passes.md");
+    assert!(page.contains(&shardc::commands::passes::table()), "the table is another");
+    let sections: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix("## ")).collect();
+    assert_eq!(sections, shardc_passes::pipeline::names().collect::<Vec<_>>());
+}
+
+#[test]
+fn commands_of_the_docs_run() {
+    use clap::Parser;
+    let lab = crate::lab::Lab::new("docs-commands");
+    let file = Path::new(crate::lab::FIXTURES).join("llama_mha/config.json");
+    let text = std::fs::read_to_string(file).expect("the fixture");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (key, n) in [
+        ("num_hidden_layers", 8),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 8),
+        ("max_position_embeddings", 512),
+    ] {
+        config[key] = n.into();
+    }
+    lab.write("my-model/config.json", config.to_string());
+    lab.ok(&["compile", "my-model", "--mesh", "tp=2", "-o", "PLAN"]);
+    let mut ran = 0;
+    for (path, page) in pages() {
+        let inside = blocks(&page);
+        let lines = inside.iter().flat_map(|b| b.0.lines()).filter(|l| l.starts_with("shardc "));
+        for line in lines {
+            let words = shell(line.split(" #").next().expect("a part"));
+            let parsed = shardc::commands::Cli::try_parse_from(&words);
+            let done = |l: &str| panic!("{}: `{line}`: {l}", path.display());
+            if let Err(e) = parsed {
+                done(&e.to_string());
+            }
+            let needs = ["run", "reshard", "launch-script"].contains(&&*words[1]);
+            if needs || line.contains("--device cuda") {
+                continue;
+            }
+            let args: Vec<&str> = words[1..].iter().map(|w| &**w).collect();
+            let out = lab.shardc(&args);
+            if out.status.code() != Some(0) {
+                done(&String::from_utf8_lossy(&out.stderr));
+            }
+            ran += 1;
+        }
+    }
+    assert!(ran >= 8, "{ran} commands");
+}
+
+/// Every program of the docs compiles with the flags that the next sentence gives, and the lines in
+/// the blocks after it are those of its phases.
+#[test]
+fn programs_of_the_docs_compile() {
+    let lab = crate::lab::Lab::new("docs-programs");
+    let mut compiled = 0;
+    for (path, page) in pages() {
+        let all = blocks(&page);
+        for (i, (program, after)) in all.iter().enumerate() {
+            // An excerpt says so.
+            if !program.starts_with("func @model(") || program.contains("\n  ...\n") {
+                continue;
+            }
+            lab.write("model.ir", program);
+            let flags = after.split('`').skip(1).step_by(2).find(|w| w.starts_with("--mesh"));
+            let flags = shell(flags.expect("flags in the sentence after a program"));
+            let flags: Vec<&str> = flags.iter().map(|w| &**w).collect();
+            let mut known = String::new();
+            for phase in ["partition", "differentiate"] {
+                let dump = ["compile", "model.ir", "--dump-after", phase];
+                let out = lab.ok(&[&dump[..], &flags].concat());
+                known += &String::from_utf8(out.stdout).expect("text");
+            }
+            lab.ok(&[&["compile", "model.ir", "-o", "out"][..], &flags].concat());
+            known += &std::fs::read_to_string(lab.path("out/programs/all.ir")).expect("programs");
+            let plain = |l: &str| l.split("  //").next().unwrap_or(l).trim().to_string();
+            let known: BTreeSet<String> = known.lines().map(plain).collect();
+            let next = all[i + 1..].iter().take_while(|b| b.0.starts_with("  %"));
+            let lines: Vec<String> = next.flat_map(|b| b.0.lines().map(plain)).collect();
+            assert!(lines.len() > 3, "{}", path.display());
+            for line in lines {
+                assert!(known.contains(&line), "{}: no phase has `{line}`", path.display());
+            }
+            compiled += 1;
+        }
+    }
+    assert_eq!(compiled, 1, "programs of the docs");
+}

@@ -1,0 +1,39 @@
+//! The integration tests of the command and of whole plans, in one program.
+
+mod bad_input;
+mod bad_layouts;
+mod balance;
+mod checkpoints;
+#[cfg(feature = "mpi")]
+mod clusters;
+mod compiled;
+mod context;
+mod cuts;
+mod determinism;
+mod device;
+mod device_code;
+mod experts;
+mod files;
+mod fixture;
+mod grids;
+mod inspect;
+mod interpreter;
+mod lab;
+mod layouts;
+mod memory;
+mod meshes;
+mod mutations;
+mod orders;
+mod pictures;
+mod pipelines;
+mod precision;
+mod proofs;
+mod ranks;
+mod recompute;
+mod search;
+mod sinks;
+#[cfg(feature = "tokenizers")]
+mod text;
+mod training;
+mod volumes;
+mod zero;

@@ -1,0 +1,252 @@
+//! Any order of the axes trains to the same numbers; what the flags say of order and nodes.
+
+use crate::fixture::*;
+use shardc::flags::Flags;
+use shardc_ir::func::Value;
+use shardc_ir::group::{Launch, launches};
+use shardc_ir::overlap::{awaited, works};
+use shardc_ir::plan::{Place, Plan};
+use shardc_passes::options::{CpMode, Fuse, Options, Order, Transport};
+use shardc_passes::pipeline::Compiled;
+use std::ops::Range;
+
+type Axes = &'static [(&'static str, usize)];
+
+#[test]
+fn every_order_of_the_axes_gives_the_same_numbers() {
+    let meshes: [(Axes, bool, u8); 6] = [
+        (&[("tp", 2), ("pp", 2)], true, 0),
+        (&[("dp_replicate", 2), ("pp", 2), ("tp", 2)], false, 0),
+        (&[("tp", 2), ("dp_shard", 2), ("pp", 2)], true, 3),
+        (&[("tp", 2), ("cp", 2)], true, 0),
+        (&[("cp", 2), ("pp", 2), ("dp_shard", 2)], false, 2),
+        (&[("tp", 2), ("cp", 2), ("pp", 2)], true, 0),
+    ];
+    for name in ["llama_gqa", "gpt2", "llama_deep"] {
+        for (mesh, sp, zero) in meshes {
+            let o = Options { zero, ..options(mesh, sp, 2) };
+            train_and_compare(name, &o);
+            let schedule = Order::Named("zb-h1".into());
+            train_and_compare(name, &Options { cp_mode: CpMode::Ulysses, schedule, ..o });
+        }
+    }
+}
+
+/// Plans for devices put work behind collectives: the numbers stay, and every all_reduce of gradients
+/// between layers has a product to hide behind.
+#[test]
+fn work_behind_collectives_changes_no_number() {
+    let meshes: [(Axes, bool, u8, &str); 5] = [
+        (&[("tp", 2)], false, 0, "1f1b"),
+        (&[("tp", 2), ("dp_shard", 2)], true, 3, "1f1b"),
+        (&[("pp", 2), ("tp", 2)], true, 0, "zb-v"),
+        (&[("cp", 2), ("dp_shard", 2)], false, 2, "1f1b"),
+        (&[("pp", 2), ("dp_replicate", 2)], false, 1, "interleaved"),
+    ];
+    for name in ["llama_deep", "gpt2", "qwen3"] {
+        for (mesh, sp, zero, schedule) in meshes {
+            let schedule = Order::Named(schedule.into());
+            let fuse = if name == "gpt2" { Fuse::No } else { Fuse::Yes };
+            let plain = Options { zero, schedule, fuse, ..options(mesh, sp, 2) };
+            let o = Options { transport: Transport::Nccl, ..plain.clone() };
+            let (model, compiled) = train_and_compare(name, &o);
+            // No value is another: only the order of launches is.
+            let other = compile(&model, &plain);
+            let lines = |c: &Compiled| {
+                let all = c.plan.module.funcs.iter().flat_map(|f| &f.nodes);
+                let mut lines: Vec<String> =
+                    all.map(|n| format!("{:?}", (&n.op, &n.ins))).collect();
+                lines.sort();
+                lines
+            };
+            assert_eq!(lines(&compiled), lines(&other), "{name} {mesh:?}");
+            overlaps(&compiled.plan, mesh);
+            apart(&compiled.plan);
+        }
+    }
+}
+
+/// Nothing that runs while a collective is under way writes what it uses, or uses what it writes.
+fn apart(plan: &Plan) {
+    for class in &plan.classes {
+        for c in class.calls() {
+            let (f, memory) = (&plan.module.funcs[c.func], &class.memory);
+            let own = launches(f);
+            let at = |p: &Place| {
+                let first = c.frames[p.frame as usize] + p.offset;
+                first..first + p.bytes
+            };
+            let places = |all: &[Value]| -> Vec<Range<usize>> {
+                all.iter().map(|v| at(&memory.places[c.func][v.0 as usize])).collect()
+            };
+            let written = |x: &Launch| {
+                let mut w = places(&x.outs);
+                w.extend(memory.workspaces[c.func][x.nodes.clone()].iter().map(at));
+                w
+            };
+            let meet = |a: &[Range<usize>], b: &[Range<usize>]| {
+                a.iter().any(|x| b.iter().any(|y| x.start < y.end && y.start < x.end))
+            };
+            for (i, until) in awaited(f, &own, memory, c).into_iter().enumerate() {
+                let (reads, writes) = (places(&own[i].ins), written(&own[i]));
+                for x in own[(i + 1).min(until)..until].iter().filter(|x| works(f, x)) {
+                    let (r, w) = (places(&x.ins), written(x));
+                    let clash = meet(&w, &reads) || meet(&w, &writes) || meet(&r, &writes);
+                    assert!(!clash, "@{}: launch {i} and {:?}", f.name, x.nodes);
+                }
+            }
+        }
+    }
+}
+
+/// What is written over an argument stays behind what reads this.
+#[test]
+fn work_stays_before_what_is_written_over_its_operand() {
+    let text = "mesh [tp=2]
+func @step(%x: f32[4,8] input \"x\", %g: f32[8,8] sum \"g\") -> (%g2: f32[8,8] sum \"g\", %y: f32[4,8] output \"y\") {
+  %y = dot[mk,kn->mn] %x, %g : f32[4,8]
+  %z = exp %g : f32[8,8]
+  %part = scale[2.0] %z : f32[8,8]
+  %t = to_partial[tp] %part : f32[8,8]+tp
+  %g2 = all_reduce[tp] %t : f32[8,8]
+  return %g2, %y
+}
+";
+    let mut m = shardc_ir::text::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let f = &mut m.funcs[0];
+    let kinds = |f: &shardc_ir::func::Func| -> Vec<&'static str> {
+        f.nodes.iter().map(|n| n.op.mnemonic()).collect()
+    };
+    let before = kinds(f);
+    shardc_passes::overlap::overlap(f);
+    assert_eq!(kinds(f), before, "the product reads what the all_reduce writes over");
+}
+
+/// Every all_reduce over tp that carries gradients of activations is under way while a product runs.
+fn overlaps(plan: &Plan, mesh: Axes) {
+    let mut seen = 0;
+    for class in &plan.classes {
+        for c in class.calls().filter(|c| c.microbatch == Some(0)) {
+            let f = &plan.module.funcs[c.func];
+            let own = launches(f);
+            let until = awaited(f, &own, &class.memory, c);
+            for (i, x) in own.iter().enumerate() {
+                let n = &f.nodes[x.nodes.start];
+                let mirrors = f.name.starts_with("backward") && n.op.mnemonic() == "all_reduce";
+                if !mirrors || f.ty(n.outs[0]).rank() != 3 {
+                    continue;
+                }
+                let product = |x: &Launch| f.nodes[x.nodes.start].op.mnemonic() == "dot";
+                assert!(own[i + 1..until[i]].iter().any(product), "{}: {i}", f.name);
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 0 || mesh != [("tp", 2)], "no all_reduce of gradients");
+}
+
+fn flags(mesh: &str, order: &str) -> Result<Vec<String>, shardc_ir::diag::Diag> {
+    let f = Flags { mesh: Some(mesh.into()), order: Some(order.into()), ..Flags::default() };
+    Ok(f.options()?.mesh.into_iter().map(|a| a.0).collect())
+}
+
+/// Megatron-LM lists axes from the one that varies fastest (`--use-tp-pp-dp-mapping` and others).
+#[test]
+fn orders_are_read_as_megatron_writes_them() {
+    let mesh = "pp=2,dp_replicate=2,dp_shard=2,cp=2,tp=2";
+    let outer_first = |order: &str| flags(mesh, order).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(outer_first("tp-cp-ep-dp-pp"), ["pp", "dp_replicate", "dp_shard", "cp", "tp"]);
+    assert_eq!(outer_first("tp-cp-ep-pp-dp"), ["dp_replicate", "dp_shard", "pp", "cp", "tp"]);
+    assert_eq!(outer_first("cp-tp-dp-pp"), ["pp", "dp_replicate", "dp_shard", "tp", "cp"]);
+    for (order, said) in
+        [("tp-dp-pp", "cp has 2 ranks"), ("tp-cp-dp-pp-xp", "`xp`"), ("tp-cp-dp-pp-tp", "twice")]
+    {
+        let d = flags(mesh, order).expect_err(order);
+        assert!(d.code == "flag" && d.message.contains(said), "{d}");
+    }
+    // An axis of one rank need not be named.
+    assert!(flags("dp=2,tp=2", "tp-dp").is_ok());
+}
+
+#[test]
+fn groups_on_several_nodes_are_named() {
+    let warned = |mesh: &str, order: &str, node: usize| -> Vec<String> {
+        let f = Flags {
+            mesh: Some(mesh.into()),
+            order: Some(order.into()),
+            node: Some(node),
+            seq: Some(SEQ),
+            ..Flags::default()
+        };
+        let o = f.options().unwrap_or_else(|e| panic!("{e}"));
+        let done = shardc::compile(&Fixture::open("llama_mha").dir, &o, &mut |_, _| {});
+        let all = done.unwrap_or_else(|e| panic!("{e}")).warnings;
+        all.into_iter().filter(|d| d.code == "cross-node").map(|d| d.render()).collect()
+    };
+    assert!(warned("dp=2,tp=4", "tp-dp", 4).is_empty());
+    let outside = warned("dp=2,tp=4", "dp-tp", 4);
+    assert!(outside.len() == 1 && outside[0].contains("over tp per step"), "{outside:?}");
+    let both = warned("cp=2,tp=4", "tp-cp", 2);
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert!(both[0].contains("tp=2 or less"), "{both:?}");
+}
+
+/// Experts over more ranks than a node has, and buffers for the worst case, are said.
+#[test]
+fn experts_across_nodes() {
+    let flags = |mesh: &str, bound| Flags {
+        mesh: Some(mesh.into()),
+        node: Some(4),
+        seq: Some(16),
+        moe_bound: bound,
+        ..Flags::default()
+    };
+    let warned = |mesh: &str, bound| -> Vec<String> {
+        let o = flags(mesh, bound).options().unwrap();
+        let dir = Fixture::open("qwen3_moe").dir;
+        let made = shardc::compile(&dir, &o, &mut |_, _| {}).unwrap();
+        made.warnings.iter().map(|d| d.render()).collect()
+    };
+    let all = warned("dp=8,ep=8,etp=1", None);
+    let said = |code: &str| all.iter().find(|w| w.contains(code)).expect("a warning");
+    let far = said("cross-node");
+    assert!(far.contains("groups over ep") && far.contains("of 4 ranks"), "{far}");
+    assert!(!far.contains("sends 0 B"), "{far}");
+    // 3 choices of 8 groups of 1: at most 1 in a group, where 3/8 is even.
+    let large = said("moe-buffers");
+    assert!(large.contains("hold 2.7 times"), "{large}");
+    assert_eq!(warned("dp=8,ep=4,etp=1", Some(1.5)), Vec::<String>::new());
+}
+
+/// What `check` proposes for as many ranks is legal, and compiles.
+#[test]
+fn proposed_meshes_are_legal() {
+    let model = Fixture::open("llama_mha").dir;
+    let check = |mesh: &str| {
+        let out = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"))
+            .arg("check")
+            .arg(&model)
+            .args(["--mesh", mesh, "--seq", "16", "--global-batch", "8", "--microbatch", "1"])
+            .args(["--format", "json"])
+            .output()
+            .expect("shardc starts");
+        let found: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        (out.status.code(), found)
+    };
+    for mesh in ["tp=8", "pp=2,tp=3", "dp=3,tp=2", "tp=16"] {
+        let (code, found) = check(mesh);
+        assert_eq!((code, &found["ok"]), (Some(1), &serde_json::json!(false)), "{mesh}: {found}");
+        let ranks = |m: &str| -> usize {
+            m.split(',')
+                .map(|a| a.rsplit('=').next().expect("a size").parse::<usize>().expect("n"))
+                .product()
+        };
+        let all = found["meshes"].as_array().expect("a list");
+        assert!(!all.is_empty() && all.len() <= 3, "{mesh}: {found}");
+        for m in all.iter().map(|m| m.as_str().expect("a mesh")) {
+            assert_eq!(ranks(m), ranks(mesh), "{mesh}: {m}");
+            assert_eq!(check(m).0, Some(0), "{mesh}: {m}");
+        }
+    }
+    assert!(check("tp=2").1.get("meshes").is_none());
+}

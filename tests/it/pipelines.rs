@@ -1,0 +1,305 @@
+//! Every schedule trains the fixtures to the same numbers as one rank, and as transformers where the
+//! number of microbatches divides the reference's batch: alone and with other axes, with every
+//! recomputation, with tied embeddings at both ends of the pipeline.
+
+use crate::fixture::*;
+use shardc_ir::func::RoleKind;
+use shardc_ir::rng::Stream;
+use shardc_ir::schedule::write_csv;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{Options, Order};
+use shardc_passes::schedule::{Named, legal, make};
+use std::collections::BTreeMap;
+
+type Axes = &'static [(&'static str, usize)];
+
+/// Options for these axes with `m` microbatches of one row per rank.
+fn pipeline(mesh: &[(&str, usize)], order: Order, m: usize) -> Options {
+    let dp: usize = mesh.iter().filter(|a| a.0.starts_with("dp")).map(|a| a.1).product();
+    let mut o = options(mesh, false, 1);
+    (o.schedule, o.global_batch) = (order, dp * m);
+    o
+}
+
+fn named(n: Named) -> Order {
+    Order::Named(n.name().into())
+}
+
+/// Tokens and targets of so many rows; every seventh target is ignored.
+fn tokens(rows: usize, vocab: usize) -> (Vec<i32>, Vec<i32>) {
+    let s = Stream::new(3, "tokens", 0);
+    let id = |i: usize| (s.uniform(i as u64) * vocab as f64) as i32;
+    let ids: Vec<i32> = (0..rows * SEQ).map(id).collect();
+    let target = |i: usize| if i % 7 == 3 { -100 } else { id(i + 10_000) };
+    (ids, (0..rows * SEQ).map(target).collect())
+}
+
+/// What one rank makes of a batch of so many rows, computed once.
+#[derive(Default)]
+struct OneRank(BTreeMap<(String, usize), Numbers>);
+
+impl OneRank {
+    fn of(&mut self, fixture: &str, rows: usize) -> &Numbers {
+        let new = || {
+            let mut o = options(&[], false, rows);
+            o.global_batch = rows;
+            let model = Fixture::open(fixture).model(&o);
+            let (ids, targets) = tokens(rows, model.facts.vocab);
+            three_steps(&model, &compile(&model, &o), &ids, &targets)
+        };
+        self.0.entry((fixture.into(), rows)).or_insert_with(new)
+    }
+}
+
+fn check(one: &mut OneRank, fixture: &str, o: &Options) {
+    let what = format!("{fixture} {:?} {:?} {} rows", o.mesh, o.schedule, o.global_batch);
+    let model = Fixture::open(fixture).model(o);
+    let (ids, targets) = tokens(o.global_batch, model.facts.vocab);
+    let got = three_steps(&model, &compile(&model, o), &ids, &targets);
+    got.compare(&model, one.of(fixture, o.global_batch), &what);
+}
+
+/// Microbatches that the issue of pipelines asks for, as far as the schedule takes them.
+fn counts(n: Named, p: usize) -> Vec<usize> {
+    let mut all = vec![1, p - 1, p, 2 * p, 2 * p + 1];
+    all.dedup();
+    all.retain(|&m| m > 0 && legal(n, p, n.default_chunks(), m).is_ok());
+    all
+}
+
+/// Every schedule and number of microbatches on p ranks, alone.
+fn alone(p: usize) {
+    let mut one = OneRank::default();
+    for n in Named::ALL {
+        let counts = counts(n, p);
+        assert!(!counts.is_empty(), "{} runs on {p} ranks", n.name());
+        for m in counts {
+            check(&mut one, "llama_deep", &pipeline(&[("pp", p)], named(n), m));
+        }
+    }
+}
+
+#[test]
+fn every_schedule_on_two_ranks() {
+    alone(2);
+}
+
+#[test]
+fn every_schedule_on_four_ranks() {
+    alone(4);
+}
+
+/// Every schedule with other axes and with every recomputation.
+fn together(p: usize) {
+    let mut one = OneRank::default();
+    for n in Named::ALL {
+        let m = counts(n, p).into_iter().filter(|&m| m <= 2 * p).max().expect("one is legal");
+        let with = |axis: &'static str| pipeline(&[("pp", p), (axis, 2)], named(n), m);
+        check(&mut one, "llama_deep", &with("tp"));
+        check(&mut one, "llama_deep", &with("dp_replicate"));
+        check(&mut one, "llama_deep", &Options { sp: true, ..with("tp") });
+        for recompute in [Recompute::Selective, Recompute::Full, Recompute::Sqrt] {
+            let o = Options { recompute, ..pipeline(&[("pp", p)], named(n), m) };
+            check(&mut one, "llama_deep", &o);
+        }
+    }
+}
+
+#[test]
+fn every_schedule_of_two_ranks_with_other_axes_and_recomputation() {
+    together(2);
+}
+
+#[test]
+fn every_schedule_of_four_ranks_with_other_axes_and_recomputation() {
+    together(4);
+}
+
+/// Against transformers: every family on the reference's own batch of 8 rows.
+#[test]
+fn every_family_against_transformers() {
+    let meshes: [Axes; 4] = [
+        &[("pp", 2)],
+        &[("pp", 4)],
+        &[("pp", 2), ("tp", 2)],
+        &[("pp", 2), ("dp_replicate", 2), ("tp", 2)],
+    ];
+    for name in ALL {
+        for mesh in meshes {
+            let dp = if mesh.iter().any(|a| a.0 == "dp_replicate") { 2 } else { 1 };
+            let mut o = options(mesh, mesh.len() == 2, 1);
+            assert_eq!(o.global_batch, ROWS);
+            train_and_compare(name, &o);
+            (o.microbatch, o.sp) = (ROWS / dp / 2, false);
+            o.schedule = named(Named::ZbH1);
+            train_and_compare(name, &o);
+        }
+    }
+}
+
+/// The same steps in f64, where every rank's list runs in the reference interpreter: sends are taken
+/// in their order, waits end, and numbers are those of transformers.
+#[test]
+fn every_schedule_in_the_interpreter() {
+    let fx = Fixture::open("llama_deep");
+    for n in Named::ALL {
+        let m = if n == Named::Naive { 1 } else { 4 };
+        let o = Options { schedule: named(n), ..options(&[("pp", 2)], false, ROWS / m) };
+        let model = fx.model(&o);
+        let compiled = compile(&model, &o);
+        let mut state = start(&fx, &model, &compiled);
+        interpret(&compiled, &mut state, 1).unwrap_or_else(|e| panic!("{}: {e}", n.name()));
+        let mesh = &compiled.plan.module.mesh;
+        let out = |k, n: &str| state.output(mesh, k, n).unwrap_or_else(|e| panic!("{e}")).data;
+        fx.compare_loss(out(RoleKind::Metric, "loss")[0]);
+        fx.compare_logits(&out(RoleKind::Output, "logits"));
+        fx.compare_grads(&model, |p| out(RoleKind::GradShown, p));
+    }
+}
+
+/// Every send, receive and wait that is missing, double or in another order is found by replaying
+/// the lists, or the memory, of a plan.
+#[test]
+fn lists_that_do_not_fit_together_are_refused() {
+    use shardc_ir::plan::{Instr, Plan};
+    use shardc_passes::{memory, step};
+    let o = Options { schedule: named(Named::ZbV), ..options(&[("pp", 2)], false, 2) };
+    let model = Fixture::open("llama_deep").model(&o);
+    let plan = compile(&model, &o).plan;
+    let good = |p: &Plan| step::replay::replay(p).is_ok() && memory::replay::replay(p).is_ok();
+    assert!(good(&plan));
+    let mut tried = 0;
+    for class in 0..2 {
+        for i in 0..plan.classes[class].step.len() {
+            if matches!(plan.classes[class].step[i], Instr::Call(_)) {
+                continue;
+            }
+            let mut changed = |change: &dyn Fn(&mut Vec<Instr>), what: &str| {
+                let mut p = plan.clone();
+                change(&mut p.classes[class].step);
+                tried += 1;
+                assert!(
+                    !good(&p),
+                    "{what} {i} of class {class}: {:?}",
+                    plan.classes[class].step[i]
+                );
+            };
+            changed(&|l| drop(l.remove(i)), "without");
+            changed(&|l| l.insert(i, l[i].clone()), "twice");
+            // What is received first, after what is received next.
+            let next = (i + 1..plan.classes[class].step.len())
+                .find(|&k| matches!(plan.classes[class].step[k], Instr::Recv(_)));
+            if let (Instr::Recv(_), Some(k)) = (&plan.classes[class].step[i], next) {
+                changed(&|l| l.swap(i, k), "swapped");
+            }
+        }
+    }
+    assert!(tried > 60, "{tried}");
+}
+
+/// Frozen parameters leave stages without weights to train, and functions without work: with cut
+/// backwards and recomputation, where stages of one rank share what they make for themselves.
+#[test]
+fn frozen_layers_in_every_schedule() {
+    for name in ["llama_yarn", "llama_deep"] {
+        for n in [Named::OneFOneB, Named::ZbH1, Named::ZbV, Named::VMin, Named::DualPipeV] {
+            for recompute in [Recompute::None, Recompute::Full, Recompute::Sqrt] {
+                let o = Options {
+                    freeze: vec!["*layers.0*".into()],
+                    recompute,
+                    ..pipeline(&[("pp", 2)], named(n), 4)
+                };
+                let model = Fixture::open(name).model(&o);
+                let (ids, targets) = tokens(4, model.facts.vocab);
+                let run = |o: &Options| {
+                    let compiled = compile(&model, o);
+                    let mut s = session(&model, &compiled);
+                    let step = |s: &mut shardc_runtime::Session, i| {
+                        let batch = shardc_runtime::StepBatch {
+                            input_ids: &ids,
+                            targets: &targets,
+                            observe: false,
+                        };
+                        s.step(&batch, 1e-3, i).unwrap_or_else(|e| panic!("{name}: {e}"))
+                    };
+                    [1, 2, 3].map(|i| step(&mut s, i).loss.expect("a loss"))
+                };
+                let alone = Options {
+                    mesh: vec![],
+                    schedule: Order::default(),
+                    recompute: Recompute::None,
+                    ..o.clone()
+                };
+                let (got, want) = (run(&o), run(&alone));
+                let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * b.abs();
+                assert!(got.iter().zip(&want).all(close), "{name} {n:?}: {got:?}, {want:?}");
+            }
+        }
+    }
+}
+
+/// Logits of all microbatches, wherever the head is: also in a stage that sees no tokens.
+#[test]
+fn forward_only_gives_all_logits() {
+    use shardc_ir::plan::Mode;
+    use shardc_runtime::StepBatch;
+    let fx = Fixture::open("llama_deep");
+    let meshes: [Axes; 4] =
+        [&[("pp", 2)], &[("pp", 4)], &[("pp", 11)], &[("pp", 2), ("dp_replicate", 2), ("tp", 2)]];
+    for mesh in meshes {
+        let o = Options { mode: Mode::Infer, ..options(mesh, false, 1) };
+        let model = fx.model(&o);
+        let mut s = session(&model, &compile(&model, &o));
+        let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
+        let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{mesh:?}: {e}"));
+        let logits: Vec<f64> = r
+            .output(RoleKind::Output, "logits")
+            .expect("logits")
+            .data
+            .iter()
+            .map(|&x| f64::from(x))
+            .collect();
+        fx.compare_logits(&logits);
+    }
+    // In training too the head may stand apart from the loss and from the tokens.
+    let o = options(&[("pp", 11)], false, 1);
+    train_and_compare("llama_deep", &o);
+}
+
+/// A plan that trains and lacks one of its functions is no plan.
+#[test]
+fn no_function_may_be_missing() {
+    use shardc_passes::pipeline::rank_classes;
+    let o = Options { schedule: named(Named::ZbH1), ..options(&[("pp", 2)], false, 2) };
+    let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+    let mode = plan.settings.mode;
+    assert!(rank_classes(&plan.module, &plan.schedule, mode).is_ok());
+    for i in 0..plan.module.funcs.len() {
+        let mut m = plan.module.clone();
+        let f = m.funcs.remove(i);
+        let d = rank_classes(&m, &plan.schedule, mode).expect_err(&f.name);
+        assert_eq!(d.code, "plan", "without @{}", f.name);
+    }
+    // Another order of its own ranks is another plan, and one that cannot run.
+    let mut swapped = plan.schedule.clone();
+    swapped.ranks.swap(0, 1);
+    swapped.owner.swap(0, 1);
+    let refused = match rank_classes(&plan.module, &swapped, mode) {
+        Err(_) => true,
+        Ok(classes) => {
+            let p = shardc_ir::plan::Plan { classes, schedule: swapped, ..plan.clone() };
+            shardc_passes::step::replay::replay(&p).is_err()
+                || shardc_passes::memory::replay::replay(&p).is_err()
+        }
+    };
+    assert!(refused);
+}
+
+/// A schedule from a file is the schedule it was written from.
+#[test]
+fn a_csv_file_is_a_schedule() {
+    let mut one = OneRank::default();
+    let s = make(Named::Interleaved, 2, 2, 4).unwrap_or_else(|e| panic!("{e}"));
+    let o = pipeline(&[("pp", 2)], Order::Csv(write_csv(&s)), 4);
+    check(&mut one, "llama_deep", &o);
+}

@@ -1,0 +1,298 @@
+//! ZeRO 1 to 3 and hybrid sharding train every family to the numbers of transformers: alone, with
+//! accumulation, with tensor and sequence parallelism, in a pipeline.
+
+use crate::fixture::*;
+use shardc_frontends::{Facts, from_config};
+use shardc_ir::ops::Op;
+use shardc_ir::plan::{MemoryClass, Plan};
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{CpMode, Options, Order};
+use shardc_passes::shard::zero::Accumulate;
+use std::path::Path;
+
+type Axes = &'static [(&'static str, usize)];
+
+fn zero(mesh: Axes, stage: u8, sp: bool, microbatch: usize) -> Options {
+    Options { zero: stage, ..options(mesh, sp, microbatch) }
+}
+
+/// Meshes, sequence parallelism, rows per rank and microbatch.
+const MESHES: &[(Axes, bool, usize)] = &[
+    (&[("dp_shard", 2)], false, 4),
+    (&[("dp_shard", 4)], false, 1),
+    (&[("cp", 2)], false, 2),
+    (&[("dp_replicate", 2), ("dp_shard", 2)], false, 1),
+    (&[("dp_shard", 2), ("tp", 2)], true, 2),
+    (&[("dp_replicate", 2), ("dp_shard", 2), ("tp", 2)], false, 1),
+    (&[("pp", 2), ("dp_shard", 2)], false, 1),
+    (&[("pp", 2), ("dp_shard", 2), ("tp", 2)], true, 2),
+];
+
+#[test]
+fn every_family_in_pieces() {
+    for name in ALL {
+        for &(mesh, sp, microbatch) in MESHES {
+            for stage in 1..=3 {
+                eprintln!("{name} {mesh:?} zero={stage} sp={sp} microbatch={microbatch}");
+                train_and_compare(name, &zero(mesh, stage, sp, microbatch));
+            }
+        }
+    }
+}
+
+#[test]
+fn gathered_in_forward_and_kept() {
+    for schedule in ["1f1b", "zb-v"] {
+        let mut o = zero(&[("pp", 2), ("dp_shard", 2)], 3, false, 1);
+        (o.reshard_after_forward, o.schedule) = (false, Order::Named(schedule.into()));
+        train_and_compare("llama_deep", &o);
+    }
+}
+
+/// Every stage against everything that moves what it moves: context parallelism of each kind (over whose
+/// ranks it splits too), recomputation, sequence parallelism, a pipeline, microbatches, and what may stay
+/// whole over them. Each row has its own mix, so that each pair of words meets in some row.
+#[test]
+fn every_stage_with_everything_else() {
+    use CpMode::{AllGather, Ring, Ulysses};
+    use Recompute::{Full, None as Nothing, Selective, Sqrt};
+    let [cp, dp]: [Axes; 2] = [&[("cp", 2)], &[("dp_shard", 4)]];
+    let [both, tp]: [Axes; 2] = [&[("dp_shard", 2), ("cp", 2)], &[("cp", 2), ("tp", 2)]];
+    let copies: Axes = &[("dp_replicate", 2), ("dp_shard", 2), ("cp", 2)];
+    let pp: Axes = &[("pp", 2), ("dp_shard", 2), ("cp", 2)];
+    let rows: [(&str, Axes, CpMode, Recompute, bool, usize); 12] = [
+        ("llama_gqa", cp, AllGather, Selective, false, 2),
+        ("llama_gqa", both, Ring, Full, false, 1),
+        ("llama_gqa", both, Ulysses, Nothing, false, 2),
+        ("llama_mha", tp, Ulysses, Selective, true, 4),
+        ("llama_gqa", tp, AllGather, Full, true, 2),
+        ("llama_gqa", copies, AllGather, Nothing, false, 1),
+        ("llama_deep", pp, Ring, Selective, false, 1),
+        ("llama_deep", pp, AllGather, Sqrt, false, 2),
+        ("gpt2", both, AllGather, Selective, false, 2),
+        ("gpt2", dp, AllGather, Full, false, 1),
+        ("llama_bias_tied", both, Ring, Nothing, false, 1),
+        ("gemma2", both, AllGather, Full, false, 2),
+    ];
+    for (i, (name, mesh, cp_mode, recompute, sp, microbatch)) in rows.into_iter().enumerate() {
+        for stage in 0..=3 {
+            let zero_accumulate = Accumulate::ALL[(i + stage as usize) % 4];
+            let recompute = recompute.clone();
+            let more = zero(mesh, stage, sp, microbatch);
+            let o = Options { cp_mode, recompute, zero_accumulate, ..more };
+            eprintln!("{name} {mesh:?} {cp_mode:?} zero={stage} {zero_accumulate:?}");
+            train_and_compare(name, &o);
+        }
+    }
+}
+
+/// What stays whole over microbatches changes no number, alone, with copies, in pipelines whose
+/// backward is cut, and for tables that two stages share.
+#[test]
+fn whole_over_microbatches() {
+    let [dp, copies, pp]: [Axes; 3] = [
+        &[("dp_shard", 2)],
+        &[("dp_replicate", 2), ("dp_shard", 2)],
+        &[("pp", 2), ("dp_shard", 2)],
+    ];
+    for keep in Accumulate::ALL {
+        for stage in 2..=3 {
+            for (name, mesh, schedule) in [
+                ("llama_gqa", dp, "1f1b"),
+                ("llama_bias_tied", copies, "1f1b"),
+                ("gpt2", dp, "1f1b"),
+                ("llama_bias_tied", pp, "1f1b"),
+                ("llama_deep", pp, "zb-v"),
+            ] {
+                let mut o = zero(mesh, stage, false, 1);
+                (o.zero_accumulate, o.schedule) = (keep, Order::Named(schedule.into()));
+                train_and_compare(name, &o);
+            }
+        }
+    }
+}
+
+/// A plan of Llama-3.1-8B that is only looked at: `m` microbatches of one row of `seq` tokens per rank.
+fn planned(o: &Options, m: usize, seq: usize) -> (Facts, Plan) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/configs/llama-3.1-8b.json");
+    let config = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let mut o = Options { seq, microbatch: 1, observe: false, clip: None, ..o.clone() };
+    o.global_batch = m * o.data_parallel();
+    let model = from_config(&config, "config.json", &shardc::shape(&o).unwrap()).unwrap();
+    let plan = compile(&model, &o).plan;
+    (model.facts, plan)
+}
+
+fn parameters(plan: &Plan) -> usize {
+    plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum()
+}
+
+/// Most bytes alive at once on any rank.
+fn live(plan: &Plan) -> usize {
+    plan.classes.iter().map(|c| c.memory.live_bytes).max().unwrap()
+}
+
+/// Each stage needs no more than the one before it and what its gathers and scatters move at a time: with
+/// ZeRO-2 the whole gradients of a layer, with ZeRO-3 its whole weights, or those of a table, if that
+/// is larger. Backward has the same products at every stage.
+#[test]
+fn each_stage_needs_no_more_than_the_one_before() {
+    let meshes: [(Axes, bool); 4] = [
+        (&[("dp_shard", 8)], false),
+        (&[("dp_shard", 2), ("cp", 4)], false),
+        (&[("dp_shard", 4), ("tp", 2)], true),
+        (&[("pp", 4), ("dp_shard", 2)], false),
+    ];
+    for (mesh, sp) in meshes {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            for m in [1, 4] {
+                let of = |stage| {
+                    let o = Options { recompute: recompute.clone(), ..zero(mesh, stage, sp, 1) };
+                    planned(&o, m, 4096)
+                };
+                let plans: Vec<(Facts, Plan)> = (0..=3).map(of).collect();
+                let t = mesh.iter().find(|a| a.0 == "tp").map_or(1, |a| a.1);
+                let f = &plans[0].0;
+                // Of two units at once: one that comes while the other is used.
+                let unit = 2 * 4 * largest_unit(&plans[0].1, f.layers) / t;
+                let peaks: Vec<usize> = plans.iter().map(|p| live(&p.1)).collect();
+                let what = format!("{mesh:?} {recompute:?} m={m}: {peaks:?}");
+                assert!(peaks[1] <= peaks[0], "{what}");
+                assert!(peaks[2] <= peaks[1] + unit, "{what}");
+                assert!(peaks[3] <= peaks[2] + unit, "{what}");
+                let products: Vec<usize> = plans.iter().map(|p| products_back(&p.1)).collect();
+                assert_eq!(products, [products[0]; 4], "{what}: products in backward");
+            }
+        }
+    }
+}
+
+/// Parameters of a decoder layer or of a table, whichever has more.
+fn largest_unit(plan: &Plan, layers: usize) -> usize {
+    let mut units = std::collections::BTreeMap::new();
+    for w in &plan.weights {
+        let layer = w.param.split('.').find_map(|p| p.parse::<usize>().ok());
+        let unit = layer.map_or(w.param.clone(), |l| l.to_string());
+        *units.entry(unit).or_insert(0) += w.shape.iter().product::<usize>();
+    }
+    assert!(units.len() > layers);
+    units.into_values().max().unwrap()
+}
+
+fn products_back(plan: &Plan) -> usize {
+    let back = |name: &str| name.starts_with("backward") || name.starts_with("weight");
+    let funcs = plan.module.funcs.iter().filter(|f| back(&f.name));
+    let is_product = |n: &&shardc_ir::func::Node| matches!(n.op, Op::Dot(_));
+    funcs.map(|f| f.nodes.iter().filter(is_product).count()).sum()
+}
+
+/// Parameter volumes that a rank sends at four microbatches: gathers, gathers of what backward reads (not the
+/// table of the embedding) and scatters. What stays whole is moved once per step: 2 volumes for 5 and 12
+/// of ZeRO-2 and 3. The whole gradients are 4 bytes per parameter, the whole weights as many.
+#[test]
+fn what_stays_whole_is_moved_once_per_step() {
+    use Accumulate::{Both, Gradients, None as Nothing, Weights};
+    let (d, m) = (8, 4);
+    let mesh: Axes = &[("dp_shard", 8)];
+    let ring = |n: f64| (d - 1) as f64 / d as f64 * n;
+    for (stage, keep, [gathers, again, scatters], whole) in [
+        (2, Nothing, [1, 0, m], 4),
+        (2, Gradients, [1, 0, 1], 8),
+        (3, Nothing, [m, m, m], 0),
+        (3, Gradients, [m, m, 1], 4),
+        (3, Weights, [1, 0, m], 4),
+        (3, Both, [1, 0, 1], 8),
+    ] {
+        let what = format!("zero={stage} {keep:?}");
+        let o = Options { zero_accumulate: keep, ..zero(mesh, stage, false, 1) };
+        let (f, plan) = planned(&o, m, 8);
+        let all = shardc::report::collectives(&plan, &plan.classes[0]);
+        let sent = |kind: &str| -> f64 {
+            let of = all.iter().filter(|c| c.kind == kind && c.bytes > 1024.0);
+            of.map(|c| c.bytes).sum()
+        };
+        let volume = ring(4.0 * parameters(&plan) as f64);
+        let read = volume - ring(4.0 * (f.vocab * f.hidden) as f64);
+        let want = [gathers as f64 * volume + again as f64 * read, scatters as f64 * volume];
+        assert_eq!(["all_gather", "reduce_scatter"].map(sent), want, "{what}");
+        // 16 bytes of state per parameter, of which `whole` are not in pieces, but for weights, whose
+        // pieces the optimizer steps beside them.
+        let kinds = [
+            MemoryClass::Weights,
+            MemoryClass::Grads,
+            MemoryClass::Optimizer,
+            MemoryClass::CollectiveBuffer,
+        ];
+        let of = |c: &MemoryClass| {
+            let all = plan.classes[0].memory.whole.iter();
+            all.filter(|x| x.0 == *c).map(|x| x.1).sum::<usize>()
+        };
+        let grads = if matches!(keep, Gradients | Both) { 4 } else { 0 };
+        let pieces = (16 - grads) * parameters(&plan) / d;
+        assert_eq!(
+            kinds.iter().map(of).sum::<usize>(),
+            whole * parameters(&plan) + pieces,
+            "{what}"
+        );
+        // With so few tokens nothing else counts but what is whole for a moment, and at the end pieces
+        // of gradients that were whole.
+        let unit = 2 * 4 * largest_unit(&plan, f.layers);
+        let most = whole * parameters(&plan) + 16 * parameters(&plan) / d + unit;
+        assert!(live(&plan) <= most + most / 50, "{what}: {} B for {most} B", live(&plan));
+    }
+}
+
+/// ZeRO over the ranks of dp_shard and cp sends what it sends over as many of dp_shard.
+#[test]
+fn ranks_of_cp_share_state_as_those_of_dp() {
+    let m = 2;
+    let sent = |mesh: Axes, stage: u8, axis: &str| -> f64 {
+        let o = Options { cp_mode: CpMode::Ulysses, ..zero(mesh, stage, false, 1) };
+        let (_, plan) = planned(&o, m, 8);
+        let all = shardc::report::collectives(&plan, &plan.classes[0]);
+        let of = all.iter().filter(|c| c.axis.contains(axis) && c.bytes > 1024.0);
+        of.filter(|c| matches!(c.kind, "all_gather" | "reduce_scatter")).map(|c| c.bytes).sum()
+    };
+    for stage in 1..=3 {
+        let alone = sent(&[("dp_shard", 8)], stage, "dp_shard");
+        assert_eq!(sent(&[("dp_shard", 2), ("cp", 4)], stage, ""), alone, "zero={stage}");
+        assert!(alone > 0.0);
+    }
+}
+
+/// The report has both prices, which are those of the two plans; a word that changes nothing is said so.
+#[test]
+fn what_stays_whole_has_its_price() {
+    let config = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama_gqa/config.json"),
+    );
+    let config = serde_json::from_str(&config.unwrap()).unwrap();
+    let of = |stage: u8, keep: Accumulate, microbatch: usize| {
+        let more = zero(&[("dp_shard", 2)], stage, false, microbatch);
+        let o = Options { zero_accumulate: keep, observe: false, ..more };
+        shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let (with, without) = (of(3, Accumulate::Both, 1), of(3, Accumulate::None, 1));
+    assert_eq!(without.report.zero_accumulate, None);
+    let kept = with.report.zero_accumulate.expect("it changes the plan");
+    let sent = |r: &shardc::report::Report| -> f64 {
+        r.per_class[0].collectives.iter().map(|c| c.bytes).sum()
+    };
+    let peak = |p: &shardc::Output| p.stored.plan.peak_bytes();
+    let without_peak = peak(&without);
+    assert_eq!([kept.sent_bytes_without], [sent(&without.report)]);
+    assert_eq!(kept.peak_bytes_without, without_peak);
+    assert!(kept.sent_bytes * 2.0 < kept.sent_bytes_without && kept.peak_bytes > without_peak);
+    let text = kept.to_string();
+    assert!(text.starts_with("--zero-accumulate both: a rank sends "), "{text}");
+    for (stage, keep, microbatch, why) in [
+        (1, Accumulate::Both, 1, "without --zero 2 or 3"),
+        (2, Accumulate::Weights, 1, "with --zero 2, which gathers once per step"),
+        (3, Accumulate::Gradients, 4, "with one microbatch"),
+    ] {
+        let done = of(stage, keep, microbatch);
+        let said = done.warnings.iter().any(|w| w.code == "no-effect" && w.message.contains(why));
+        assert!(said, "zero={stage} {keep:?}: {:?}", done.warnings);
+        assert_eq!(done.report.zero_accumulate, None);
+    }
+}

@@ -24,6 +24,7 @@ mod memory;
 mod meshes;
 mod mutations;
 mod orders;
+mod passes;
 mod pictures;
 mod pipelines;
 mod precision;

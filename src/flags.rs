@@ -1,6 +1,7 @@
 //! Flags of `compile` and `check`, from the command line and from `shardc.toml`; flags win.
 
 mod effect;
+mod options;
 mod text;
 mod values;
 
@@ -8,25 +9,57 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
-use shardc_ir::plan::{LrSchedule, Mode};
-use shardc_ir::types::DType;
-use shardc_passes::options::{
-    Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, TpMode, TpSteps, Transport,
-};
-use shardc_passes::shard::zero::Accumulate;
-use shardc_passes::stages::layout::StageLayout;
+use shardc_passes::options::Options;
 use std::collections::BTreeSet;
 use std::path::Path;
 pub use text::default_microbatch;
-use text::{Brought, global_batch, rows_of};
 use values::*;
 pub use values::{AXES, bytes_of};
 
+/// Declares the flags, and how those of a file fill the holes of the command line's.
+macro_rules! flags {
+    ($(#[$about:meta])* { $($(#[$of:meta])* pub $flag:ident: $ty:ty,)* }) => {
+        $(#[$about])*
+        pub struct Flags { $($(#[$of])* pub $flag: $ty,)* }
+        impl Flags {
+            /// These flags, with the holes filled from `below`.
+            pub fn over(self, below: Flags) -> Flags {
+                Flags { $($flag: self.$flag.over(below.$flag),)* }
+            }
+        }
+    };
+}
+
+/// A flag's value, which may not be given.
+trait Given: Sized {
+    /// This one, or if it is not given the other.
+    fn over(self, below: Self) -> Self;
+}
+
+impl<T> Given for Option<T> {
+    fn over(self, below: Self) -> Self {
+        self.or(below)
+    }
+}
+
+impl<T> Given for Vec<T> {
+    fn over(self, below: Self) -> Self {
+        if self.is_empty() { below } else { self }
+    }
+}
+
+impl Given for bool {
+    fn over(self, below: Self) -> Self {
+        self || below
+    }
+}
+
+flags! {
 /// What a user may ask of the compiler. Every field may stand in `shardc.toml` under its flag's name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[group(skip)]
-pub struct Flags {
+{
     /// Axes and sizes, outer to inner: pp=2,dp=2,tp=2 (dp is short for dp_replicate, or with --zero
     /// or ep for dp_shard). ep and etp, as in dp=4,tp=2,ep=4,etp=1, are no axes: they factorise
     /// dp_shard, cp and tp again, for experts
@@ -193,227 +226,14 @@ pub struct Flags {
     #[arg(long, value_name = "ARCH,..", help_heading = "Run")]
     pub arch: Option<String>,
 }
-
-/// Largest batch and sequence: products of them with a mesh stay far from overflow.
-const MAX_COUNT: usize = 1 << 30;
+}
 
 impl Flags {
-    /// These flags, with the holes filled from `below`.
-    pub fn over(self, below: Flags) -> Flags {
-        macro_rules! merge {
-            ($($f:ident)*) => { Flags {
-                $($f: self.$f.or(below.$f),)*
-                sp: self.sp || below.sp,
-                freeze: if self.freeze.is_empty() { below.freeze } else { self.freeze },
-                shard: if self.shard.is_empty() { below.shard } else { self.shard },
-            } };
-        }
-        merge!(mesh order node mode global_batch microbatch seq dtype grad_dtype seed zero zero_accumulate moe_bound moe_capacity moe_aux moe_z_loss moe_bias_rate cp_mode cp_split tp_mode tp_depth tp_steps schedule chunks layers speeds reshard_after_forward dropout recompute
-               memory fuse optimizer lr lr_schedule warmup total_steps betas eps weight_decay decay clip transport device arch)
-    }
-
     /// The options of the passes, with defaults; refuses what is not built.
     pub fn options(&self) -> Result<Options> {
         self.options_with(None)
     }
 
-    /// The same, with the defaults that a text brings.
-    fn options_with(&self, text: Option<&Brought>) -> Result<Options> {
-        self.refuse_unbuilt()?;
-        let zero = self.zero.unwrap_or(0);
-        if zero > 3 {
-            return Err(Diag::new("flag", format!("--zero {zero} is no stage of ZeRO"))
-                .at(format!("--zero {zero}"))
-                .help("use --zero 0, 1, 2 or 3"));
-        }
-        let (mut mesh, [ep, etp]) = parse_mesh(self.mesh.as_deref().unwrap_or(""), zero)?;
-        if let (None, Some(text)) = (&self.mesh, text) {
-            mesh.clone_from(&text.mesh);
-        }
-        let mesh = match &self.order {
-            Some(order) => in_order(mesh, order)?,
-            None => mesh,
-        };
-        if self.node == Some(0) {
-            return Err(Diag::new("flag", "a node of 0 ranks")
-                .at("--node 0")
-                .help("for example --node 8"));
-        }
-        let word = |given: &Option<String>, flag: &str, words: &[&str]| -> Result<usize> {
-            let Some(g) = given else { return Ok(0) };
-            words.iter().position(|w| w == g).ok_or_else(|| {
-                Diag::new("flag", format!("`{g}` is no value of {flag}"))
-                    .at(format!("{flag} {g}"))
-                    .help(format!("use {}", words.join(" or ")))
-            })
-        };
-        let mode = [Mode::Train, Mode::Infer][word(&self.mode, "--mode", &["train", "infer"])?];
-        let decay =
-            [Decay::All, Decay::Matrices][word(&self.decay, "--decay", &["all", "matrices"])?];
-        let optimizer = match word(&self.optimizer, "--optimizer", &["adamw", "sgd"])? {
-            0 => {
-                let (beta1, beta2) = betas(self.betas.as_deref().unwrap_or("0.9,0.999"))?;
-                Optimizer::AdamW { beta1, beta2, eps: positive("--eps", self.eps.unwrap_or(1e-8))? }
-            }
-            _ => Optimizer::Sgd,
-        };
-        let rate = positive("--lr", self.lr.unwrap_or(1e-3))?;
-        let (warmup, total) = (self.warmup.unwrap_or(0), self.total_steps.unwrap_or(1000));
-        let lr = match word(&self.lr_schedule, "--lr-schedule", &["constant", "warmup-cosine"])? {
-            0 => LrSchedule::Constant { lr: rate },
-            _ if warmup >= total => {
-                let what = format!("--warmup {warmup} is not below --total-steps {total}");
-                return Err(Diag::new("flag", what).at(format!("--warmup {warmup}")).help(
-                    match warmup.max(1).checked_mul(10) {
-                        Some(n) => format!("for example --total-steps {n}"),
-                        None => format!("for example --warmup {}", total / 10),
-                    },
-                ));
-            }
-            _ => LrSchedule::WarmupCosine { lr: rate, warmup, total, floor: 0.0 },
-        };
-        let shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
-        let transports = Transport::ALL.map(Transport::name);
-        let transport = Transport::ALL[word(&self.transport, "--transport", &transports)?];
-        let dtypes = [DType::F32, DType::BF16];
-        let dtype = dtypes[word(&self.dtype, "--dtype", &["f32", "bf16"])?];
-        let grad_dtype = dtypes[word(&self.grad_dtype, "--grad-dtype", &["f32", "bf16"])?];
-        if (dtype, grad_dtype) == (DType::F32, DType::BF16) {
-            return Err(Diag::new("flag", "--grad-dtype bf16 is for weights of 2 bytes")
-                .at("--grad-dtype bf16")
-                .help("add --dtype bf16, or leave it out: gradients are f32 (4 bytes)"));
-        }
-        let mut o = Options {
-            mesh,
-            node: self.node,
-            transport,
-            mode,
-            global_batch: self.global_batch.unwrap_or(global_batch(text)),
-            microbatch: 0,
-            seq: self.seq.unwrap_or(text.map_or(512, |t| t.seq)),
-            dtype,
-            grad_dtype,
-            sp: self.sp,
-            optimizer,
-            lr,
-            weight_decay: not_negative("--weight-decay", self.weight_decay.unwrap_or(0.01))?,
-            decay,
-            clip: self.clip.map(|c| positive("--clip", c)).transpose()?,
-            freeze: self.freeze.clone(),
-            shard,
-            seed: self.seed.unwrap_or(0),
-            fuse: [Fuse::Yes, Fuse::Rows, Fuse::No]
-                [word(&self.fuse, "--fuse", &["yes", "rows", "no"])?],
-            observe: false,
-            memory: self.memory.as_deref().map(memory).transpose()?,
-            ep: ep.unwrap_or(1),
-            etp,
-            moe: self.buffers()?,
-            balance: Balance {
-                aux: self.moe_aux.map(|x| not_negative("--moe-aux", x)).transpose()?,
-                z: not_negative("--moe-z-loss", self.moe_z_loss.unwrap_or(0.0))?,
-                rate: not_negative("--moe-bias-rate", self.moe_bias_rate.unwrap_or(0.0))?,
-            },
-            recompute: recompute(self.recompute.as_deref().unwrap_or("none"))?,
-            cp_mode: [CpMode::AllGather, CpMode::Ring, CpMode::Ulysses]
-                [word(&self.cp_mode, "--cp-mode", &["all-gather", "ring", "ulysses"])?],
-            cp_split: match &self.cp_split {
-                None => None,
-                given => Some(
-                    [CpSplit::Contiguous, CpSplit::Zigzag]
-                        [word(given, "--cp-split", &["contiguous", "zigzag"])?],
-                ),
-            },
-            tp_mode: self.tp_mode()?,
-            tp_steps: [TpSteps::Gathered, TpSteps::Summa]
-                [word(&self.tp_steps, "--tp-steps", &["gathered", "summa"])?],
-            zero,
-            zero_accumulate: Accumulate::ALL[word(
-                &self.zero_accumulate,
-                "--zero-accumulate",
-                &Accumulate::ALL.map(Accumulate::name),
-            )?],
-            reshard_after_forward: word(
-                &self.reshard_after_forward,
-                "--reshard-after-forward",
-                &["yes", "no"],
-            )? == 0,
-            schedule: schedule(self.schedule.as_deref().unwrap_or("1f1b"))?,
-            chunks: self.chunks,
-            layers: self.layers.clone().unwrap_or_default(),
-            speeds: vec![],
-        };
-        o.speeds = speeds(self.speeds.as_deref().unwrap_or(""), o.axis("pp"))?;
-        StageLayout::parse(&o.layers)?;
-        let sizes = [
-            ("--global-batch", o.global_batch),
-            ("--seq", o.seq),
-            ("--microbatch", self.microbatch.unwrap_or(1)),
-        ];
-        for (flag, n) in sizes {
-            if n == 0 || n > MAX_COUNT {
-                return Err(Diag::new("flag", format!("{flag} {n} is not in 1..={MAX_COUNT}"))
-                    .at(format!("{flag} {n}"))
-                    .help(format!("for example {flag} 8")));
-            }
-        }
-        o.microbatch = match (self.microbatch, text) {
-            (Some(n), _) => n,
-            (None, Some(text)) => rows_of(text, &o),
-            (None, None) => default_microbatch(&o),
-        };
-        Ok(o)
-    }
-
-    fn buffers(&self) -> Result<Buffers> {
-        let factor = |flag: &str, x: f64| -> Result<f64> {
-            positive(flag, x)?;
-            if x <= 1e6 { Ok(x) } else { positive(flag, f64::INFINITY) }
-        };
-        match (self.moe_bound, self.moe_capacity) {
-            (None, None) => Ok(Buffers::Worst),
-            (Some(x), None) if x > 0.0 && x < 1.0 => {
-                Err(Diag::new("flag", format!("--moe-bound {x} is less than an even load needs"))
-                    .at(format!("--moe-bound {x}"))
-                    .help("use --moe-bound 1.5, or --moe-capacity to drop what does not fit"))
-            }
-            (Some(x), None) => Ok(Buffers::Bound(factor("--moe-bound", x)?)),
-            (None, Some(x)) => Ok(Buffers::Capacity(factor("--moe-capacity", x)?)),
-            (Some(x), Some(y)) => Err(Diag::new("flag", "two sizes of the buffers of experts")
-                .at(format!("--moe-bound {x} --moe-capacity {y}"))
-                .rule("with a capacity no buffer is too small: what it has no room for is dropped")
-                .help("give 1 of them")),
-        }
-    }
-
-    fn tp_mode(&self) -> Result<TpMode> {
-        let mode = match self.tp_mode.as_deref().unwrap_or("1d") {
-            "1d" => TpMode::OneD,
-            "2d" => TpMode::TwoD,
-            "2.5d" => TpMode::TwoAndHalfD { depth: self.tp_depth.unwrap_or(2) },
-            "3d" => TpMode::ThreeD,
-            other => {
-                return Err(Diag::new("flag", format!("`{other}` is no value of --tp-mode"))
-                    .at(format!("--tp-mode {other}"))
-                    .help("use 1d or 2d or 2.5d or 3d"));
-            }
-        };
-        let Some(depth) = self.tp_depth else { return Ok(mode) };
-        let bad = |what: String, help: &str| {
-            Err(Diag::new("flag", what).at(format!("--tp-depth {depth}")).help(help))
-        };
-        match mode {
-            TpMode::TwoAndHalfD { .. } if depth == 0 || depth > MAX_COUNT => {
-                bad(format!("{depth} grids are not in 1..={MAX_COUNT}"), "for example --tp-depth 2")
-            }
-            TpMode::TwoAndHalfD { .. } => Ok(mode),
-            TpMode::OneD | TpMode::TwoD | TpMode::ThreeD => {
-                bad(format!("--tp-mode {mode} has no depth"), "use --tp-mode 2.5d, or leave it out")
-            }
-        }
-    }
-
-    /// Values that other compilers of this field have and no pass makes yet.
     /// The architectures that the plan's kernels are compiled for; none, for the CPU.
     ///
     /// # Errors
@@ -430,6 +250,7 @@ impl Flags {
         }
     }
 
+    /// Refuses values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
         let cases: [(&str, Option<String>, &str, &str); 2] = [

@@ -204,17 +204,16 @@ impl TpMode {
     }
 }
 
-/// Everything the pipeline of passes depends on besides the model.
+/// Everything the pipeline of passes depends on besides the model. [`Options::default`] is what holds where
+/// nothing is asked for.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct Options {
     /// Axes outer to inner, canonical names.
     pub mesh: Vec<(String, usize)>,
     /// Ranks of one node, in rank order; `None`: nothing is known of nodes.
-    #[serde(default)]
     pub node: Option<usize>,
     /// What `run` uses if it is not told.
-    #[serde(default)]
     pub transport: Transport,
     pub mode: Mode,
     pub global_batch: usize,
@@ -222,10 +221,8 @@ pub struct Options {
     pub microbatch: usize,
     pub seq: usize,
     /// Element type of weights and activations: f32, or bf16 as [`crate::precision`] has it.
-    #[serde(default = "f32")]
     pub dtype: DType,
     /// Element type in which gradients of bf16 weights are kept, summed and reduced: f32 or bf16.
-    #[serde(default = "f32")]
     pub grad_dtype: DType,
     /// Sequence parallelism: the residual stream is split over tp along the sequence.
     pub sp: bool,
@@ -239,63 +236,43 @@ pub struct Options {
     pub shard: Vec<ShardRule>,
     pub seed: u64,
     /// Which nodes are joined to kernels.
-    #[serde(default)]
     pub fuse: Fuse,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
     pub observe: bool,
     /// Ranks that split the experts.
-    #[serde(default = "one")]
     pub ep: usize,
     /// Ranks that split the width of each expert; `None`: those of tp.
-    #[serde(default)]
     pub etp: Option<usize>,
     /// How large the buffers of experts are.
-    #[serde(default)]
     pub moe: Buffers,
     /// What keeps experts in balance.
-    #[serde(default)]
     pub balance: Balance,
     /// What backward computes again.
-    #[serde(default)]
     pub recompute: Recompute,
     /// How attention sees the tokens of other ranks of `cp`.
-    #[serde(default)]
     pub cp_mode: CpMode,
     /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous.
-    #[serde(default)]
     pub cp_split: Option<CpSplit>,
     /// How linears are split over `tp`.
-    #[serde(default)]
     pub tp_mode: TpMode,
     /// How products on a grid get their operands.
-    #[serde(default)]
     pub tp_steps: TpSteps,
     /// ZeRO stage: 0 to 3, see [`crate::shard::zero::Zero`].
-    #[serde(default)]
     pub zero: u8,
     /// What ZeRO-2 and 3 keep whole over the microbatches of a step.
-    #[serde(default)]
     pub zero_accumulate: Accumulate,
     /// Gathered parameters are dropped after forward and gathered again in backward (ZeRO-3).
-    #[serde(default = "yes")]
     pub reshard_after_forward: bool,
     /// Order of the pipeline's work.
-    #[serde(default)]
     pub schedule: Order,
     /// Stages per rank of the pipeline; `None`: as the schedule wants.
     pub chunks: Option<usize>,
-    /// Where the model is cut into stages: see [`crate::stages::layout::Layout`].
-    #[serde(default)]
+    /// Where the model is cut into stages: see [`crate::stages::layout::StageLayout`].
     pub layers: String,
     /// Speed of each rank of the pipeline, relative to the others; empty: all are equal.
-    #[serde(default)]
     pub speeds: Vec<f64>,
     /// Most bytes a rank may need.
     pub memory: Option<usize>,
-}
-
-fn f32() -> DType {
-    DType::F32
 }
 
 /// How many rows the buffer of a group of experts has for the tokens of a rank.
@@ -323,12 +300,48 @@ pub struct Balance {
     pub rate: f64,
 }
 
-fn yes() -> bool {
-    true
-}
-
-fn one() -> usize {
-    1
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            mesh: vec![],
+            node: None,
+            transport: Transport::default(),
+            mode: Mode::Train,
+            global_batch: 8,
+            microbatch: 8,
+            seq: 512,
+            dtype: DType::F32,
+            grad_dtype: DType::F32,
+            sp: false,
+            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+            lr: LrSchedule::Constant { lr: 1e-3 },
+            weight_decay: 0.01,
+            decay: Decay::All,
+            clip: None,
+            freeze: vec![],
+            shard: vec![],
+            seed: 0,
+            fuse: Fuse::default(),
+            observe: false,
+            ep: 1,
+            etp: None,
+            moe: Buffers::default(),
+            balance: Balance::default(),
+            recompute: Recompute::default(),
+            cp_mode: CpMode::default(),
+            cp_split: None,
+            tp_mode: TpMode::default(),
+            tp_steps: TpSteps::default(),
+            zero: 0,
+            zero_accumulate: Accumulate::default(),
+            reshard_after_forward: true,
+            schedule: Order::default(),
+            chunks: None,
+            layers: String::new(),
+            speeds: vec![],
+            memory: None,
+        }
+    }
 }
 
 impl Options {

@@ -1,0 +1,247 @@
+//! What flags ask of the passes: options, with defaults where nothing is asked for.
+
+use super::Flags;
+use super::text::{Brought, default_microbatch, global_batch, rows_of};
+use super::values::*;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::types::DType;
+use shardc_passes::options::{
+    Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, TpMode, TpSteps, Transport,
+};
+use shardc_passes::shard::zero::Accumulate;
+use shardc_passes::stages::layout::StageLayout;
+
+/// Largest batch and sequence: products of them with a mesh stay far from overflow.
+const MAX_COUNT: usize = 1 << 30;
+
+/// Sets an option if the flag is given, to what the word stands for.
+fn choose<T: Copy>(
+    option: &mut T,
+    given: &Option<String>,
+    flag: &str,
+    words: &[(&str, T)],
+) -> Result<()> {
+    let Some(g) = given else { return Ok(()) };
+    let Some((_, meant)) = words.iter().find(|(word, _)| word == g) else {
+        let known: Vec<&str> = words.iter().map(|w| w.0).collect();
+        return Err(Diag::new("flag", format!("`{g}` is no value of {flag}"))
+            .at(format!("{flag} {g}"))
+            .help(format!("use {}", known.join(" or "))));
+    };
+    *option = *meant;
+    Ok(())
+}
+
+const DTYPES: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
+
+impl Flags {
+    /// The options, with the defaults that a text brings.
+    pub(super) fn options_with(&self, text: Option<&Brought>) -> Result<Options> {
+        self.refuse_unbuilt()?;
+        let mut o = Options {
+            sp: self.sp,
+            seed: self.seed.unwrap_or(0),
+            chunks: self.chunks,
+            layers: self.layers.clone().unwrap_or_default(),
+            ..Options::default()
+        };
+        self.ranks(&mut o, text)?;
+        self.types(&mut o)?;
+        self.training(&mut o)?;
+        self.splits(&mut o)?;
+        self.schedules(&mut o)?;
+        self.batch(&mut o, text)?;
+        Ok(o)
+    }
+
+    /// Mesh, nodes, transport and ZeRO, which says what dp means.
+    fn ranks(&self, o: &mut Options, text: Option<&Brought>) -> Result<()> {
+        o.zero = self.zero.unwrap_or(0);
+        if o.zero > 3 {
+            return Err(Diag::new("flag", format!("--zero {} is no stage of ZeRO", o.zero))
+                .at(format!("--zero {}", o.zero))
+                .help("use --zero 0, 1, 2 or 3"));
+        }
+        let (mut mesh, [ep, etp]) = parse_mesh(self.mesh.as_deref().unwrap_or(""), o.zero)?;
+        if let (None, Some(text)) = (&self.mesh, text) {
+            mesh.clone_from(&text.mesh);
+        }
+        o.mesh = match &self.order {
+            Some(order) => in_order(mesh, order)?,
+            None => mesh,
+        };
+        (o.ep, o.etp, o.node) = (ep.unwrap_or(1), etp, self.node);
+        if o.node == Some(0) {
+            return Err(Diag::new("flag", "a node of 0 ranks")
+                .at("--node 0")
+                .help("for example --node 8"));
+        }
+        let accumulate = Accumulate::ALL.map(|a| (a.name(), a));
+        choose(&mut o.zero_accumulate, &self.zero_accumulate, "--zero-accumulate", &accumulate)?;
+        let yes_no = [("yes", true), ("no", false)];
+        let again = &self.reshard_after_forward;
+        choose(&mut o.reshard_after_forward, again, "--reshard-after-forward", &yes_no)?;
+        let transports = Transport::ALL.map(|t| (t.name(), t));
+        choose(&mut o.transport, &self.transport, "--transport", &transports)
+    }
+
+    /// Mode and element types.
+    fn types(&self, o: &mut Options) -> Result<()> {
+        let modes = [("train", Mode::Train), ("infer", Mode::Infer)];
+        choose(&mut o.mode, &self.mode, "--mode", &modes)?;
+        choose(&mut o.dtype, &self.dtype, "--dtype", &DTYPES)?;
+        choose(&mut o.grad_dtype, &self.grad_dtype, "--grad-dtype", &DTYPES)?;
+        if (o.dtype, o.grad_dtype) == (DType::F32, DType::BF16) {
+            return Err(Diag::new("flag", "--grad-dtype bf16 is for weights of 2 bytes")
+                .at("--grad-dtype bf16")
+                .help("add --dtype bf16, or leave it out: gradients are f32 (4 bytes)"));
+        }
+        let fuse = [("yes", Fuse::Yes), ("rows", Fuse::Rows), ("no", Fuse::No)];
+        choose(&mut o.fuse, &self.fuse, "--fuse", &fuse)
+    }
+
+    /// The optimizer, what it trains, and what backward computes again.
+    fn training(&self, o: &mut Options) -> Result<()> {
+        let (beta1, beta2) = betas(self.betas.as_deref().unwrap_or("0.9,0.999"))?;
+        let adamw = Optimizer::AdamW { beta1, beta2, eps: 1e-8 };
+        let optimizers = [("adamw", adamw), ("sgd", Optimizer::Sgd)];
+        o.optimizer = adamw;
+        choose(&mut o.optimizer, &self.optimizer, "--optimizer", &optimizers)?;
+        if let (Optimizer::AdamW { eps, .. }, Some(given)) = (&mut o.optimizer, self.eps) {
+            *eps = positive("--eps", given)?;
+        }
+        let decays = [("all", Decay::All), ("matrices", Decay::Matrices)];
+        choose(&mut o.decay, &self.decay, "--decay", &decays)?;
+        if let Some(by) = self.weight_decay {
+            o.weight_decay = not_negative("--weight-decay", by)?;
+        }
+        o.clip = self.clip.map(|c| positive("--clip", c)).transpose()?;
+        o.freeze.clone_from(&self.freeze);
+        o.recompute = recompute(self.recompute.as_deref().unwrap_or("none"))?;
+        self.rate(o)
+    }
+
+    /// The learning rate, step by step.
+    fn rate(&self, o: &mut Options) -> Result<()> {
+        let lr = positive("--lr", self.lr.unwrap_or(1e-3))?;
+        let (warmup, total) = (self.warmup.unwrap_or(0), self.total_steps.unwrap_or(1000));
+        let cosine = LrSchedule::WarmupCosine { lr, warmup, total, floor: 0.0 };
+        o.lr = LrSchedule::Constant { lr };
+        let schedules = [("constant", o.lr), ("warmup-cosine", cosine)];
+        choose(&mut o.lr, &self.lr_schedule, "--lr-schedule", &schedules)?;
+        if o.lr != cosine || warmup < total {
+            return Ok(());
+        }
+        let what = format!("--warmup {warmup} is not below --total-steps {total}");
+        Err(Diag::new("flag", what).at(format!("--warmup {warmup}")).help(
+            match warmup.max(1).checked_mul(10) {
+                Some(n) => format!("for example --total-steps {n}"),
+                None => format!("for example --warmup {}", total / 10),
+            },
+        ))
+    }
+
+    /// What is cut over the axes, and how.
+    fn splits(&self, o: &mut Options) -> Result<()> {
+        o.shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
+        o.moe = self.buffers()?;
+        o.balance = Balance {
+            aux: self.moe_aux.map(|x| not_negative("--moe-aux", x)).transpose()?,
+            z: not_negative("--moe-z-loss", self.moe_z_loss.unwrap_or(0.0))?,
+            rate: not_negative("--moe-bias-rate", self.moe_bias_rate.unwrap_or(0.0))?,
+        };
+        let modes = [
+            ("all-gather", CpMode::AllGather),
+            ("ring", CpMode::Ring),
+            ("ulysses", CpMode::Ulysses),
+        ];
+        choose(&mut o.cp_mode, &self.cp_mode, "--cp-mode", &modes)?;
+        let splits = [CpSplit::Contiguous, CpSplit::Zigzag].map(Some);
+        let splits = [("contiguous", splits[0]), ("zigzag", splits[1])];
+        choose(&mut o.cp_split, &self.cp_split, "--cp-split", &splits)?;
+        o.tp_mode = self.tp_mode()?;
+        let steps = [("gathered", TpSteps::Gathered), ("summa", TpSteps::Summa)];
+        choose(&mut o.tp_steps, &self.tp_steps, "--tp-steps", &steps)
+    }
+
+    /// Order of the pipeline, its cuts, and the memory that it may need.
+    fn schedules(&self, o: &mut Options) -> Result<()> {
+        o.schedule = schedule(self.schedule.as_deref().unwrap_or("1f1b"))?;
+        o.speeds = speeds(self.speeds.as_deref().unwrap_or(""), o.axis("pp"))?;
+        o.memory = self.memory.as_deref().map(memory).transpose()?;
+        StageLayout::parse(&o.layers).map(drop)
+    }
+
+    /// Batch, microbatch and sequence.
+    fn batch(&self, o: &mut Options, text: Option<&Brought>) -> Result<()> {
+        o.global_batch = self.global_batch.unwrap_or(global_batch(text));
+        o.seq = self.seq.unwrap_or(text.map_or(o.seq, |t| t.seq));
+        let sizes = [
+            ("--global-batch", o.global_batch),
+            ("--seq", o.seq),
+            ("--microbatch", self.microbatch.unwrap_or(1)),
+        ];
+        for (flag, n) in sizes {
+            if n == 0 || n > MAX_COUNT {
+                return Err(Diag::new("flag", format!("{flag} {n} is not in 1..={MAX_COUNT}"))
+                    .at(format!("{flag} {n}"))
+                    .help(format!("for example {flag} 8")));
+            }
+        }
+        o.microbatch = match (self.microbatch, text) {
+            (Some(n), _) => n,
+            (None, Some(text)) => rows_of(text, o),
+            (None, None) => default_microbatch(o),
+        };
+        Ok(())
+    }
+
+    fn buffers(&self) -> Result<Buffers> {
+        let factor = |flag: &str, x: f64| -> Result<f64> {
+            positive(flag, x)?;
+            if x <= 1e6 { Ok(x) } else { positive(flag, f64::INFINITY) }
+        };
+        match (self.moe_bound, self.moe_capacity) {
+            (None, None) => Ok(Buffers::Worst),
+            (Some(x), None) if x > 0.0 && x < 1.0 => {
+                Err(Diag::new("flag", format!("--moe-bound {x} is less than an even load needs"))
+                    .at(format!("--moe-bound {x}"))
+                    .help("use --moe-bound 1.5, or --moe-capacity to drop what does not fit"))
+            }
+            (Some(x), None) => Ok(Buffers::Bound(factor("--moe-bound", x)?)),
+            (None, Some(x)) => Ok(Buffers::Capacity(factor("--moe-capacity", x)?)),
+            (Some(x), Some(y)) => Err(Diag::new("flag", "two sizes of the buffers of experts")
+                .at(format!("--moe-bound {x} --moe-capacity {y}"))
+                .rule("with a capacity no buffer is too small: what it has no room for is dropped")
+                .help("give 1 of them")),
+        }
+    }
+
+    fn tp_mode(&self) -> Result<TpMode> {
+        let mode = match self.tp_mode.as_deref().unwrap_or("1d") {
+            "1d" => TpMode::OneD,
+            "2d" => TpMode::TwoD,
+            "2.5d" => TpMode::TwoAndHalfD { depth: self.tp_depth.unwrap_or(2) },
+            "3d" => TpMode::ThreeD,
+            other => {
+                return Err(Diag::new("flag", format!("`{other}` is no value of --tp-mode"))
+                    .at(format!("--tp-mode {other}"))
+                    .help("use 1d or 2d or 2.5d or 3d"));
+            }
+        };
+        let Some(depth) = self.tp_depth else { return Ok(mode) };
+        let bad = |what: String, help: &str| {
+            Err(Diag::new("flag", what).at(format!("--tp-depth {depth}")).help(help))
+        };
+        match mode {
+            TpMode::TwoAndHalfD { .. } if depth == 0 || depth > MAX_COUNT => {
+                bad(format!("{depth} grids are not in 1..={MAX_COUNT}"), "for example --tp-depth 2")
+            }
+            TpMode::TwoAndHalfD { .. } => Ok(mode),
+            TpMode::OneD | TpMode::TwoD | TpMode::ThreeD => {
+                bad(format!("--tp-mode {mode} has no depth"), "use --tp-mode 2.5d, or leave it out")
+            }
+        }
+    }
+}

@@ -91,60 +91,112 @@ fn on_side(f: &Facts, mode: TpMode, q: usize) -> bool {
 
 /// All violated rules.
 pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
-    let mut out = vec![];
-    let (tp, cp, dp) = (o.axis("tp"), o.axis("cp"), o.data_parallel());
-    let kv_ok = |t: usize| f.kv_heads % t == 0 || t % f.kv_heads == 0;
-    let side = o.tp_mode.side(tp);
-    let on_grid = o.tp_mode != TpMode::OneD;
-    // What cuts heads: all of tp, or a side of its grid.
-    let (ways, ways_name) = if on_grid { (side.unwrap_or(1), "q") } else { (tp, "tp") };
-    let legal_tp = || {
-        let legal = if on_grid {
-            o.tp_mode.nearest(tp, LOOKED_AT, |q| on_side(f, o.tp_mode, q))
-        } else {
-            divisors_near(f.heads, tp, kv_ok)
+    let mut rules = Rules { f, o, out: vec![] };
+    rules.heads();
+    rules.grid();
+    rules.batch();
+    rules.sequence();
+    rules.sequence_parallel();
+    rules.experts();
+    rules.factors();
+    rules.schedule();
+    rules.out
+}
+
+/// The rules, one after the other, of a model and options.
+struct Rules<'a> {
+    f: &'a Facts,
+    o: &'a Options,
+    out: Vec<Violation>,
+}
+
+impl Rules<'_> {
+    /// A rule, its numbers, and what would be legal instead.
+    fn add(
+        &mut self,
+        holds: bool,
+        code: &'static str,
+        rule: &str,
+        values: &[(&'static str, usize)],
+        nearest: Vec<String>,
+    ) {
+        if !holds {
+            let (rule, values) = (rule.into(), values.to_vec());
+            self.out.push(Violation { code, rule, values, nearest, ..Violation::default() });
+        }
+    }
+
+    fn on_grid(&self) -> bool {
+        self.o.tp_mode != TpMode::OneD
+    }
+
+    /// How many ways heads are cut, and what that number is called: all of tp, or a side of its grid.
+    fn ways(&self) -> (usize, &'static str) {
+        let tp = self.o.axis("tp");
+        if self.on_grid() { (self.o.tp_mode.side(tp).unwrap_or(1), "q") } else { (tp, "tp") }
+    }
+
+    /// What follows rules that hold on a grid.
+    fn of_grid(&self) -> String {
+        if self.on_grid() { format!(" with --tp-mode {}", self.o.tp_mode) } else { String::new() }
+    }
+
+    fn kv_fits(&self, ways: usize) -> bool {
+        self.f.kv_heads % ways == 0 || ways % self.f.kv_heads == 0
+    }
+
+    fn legal_tp(&self) -> Vec<String> {
+        let (f, o, tp) = (self.f, self.o, self.o.axis("tp"));
+        let legal = match self.on_grid() {
+            true => o.tp_mode.nearest(tp, LOOKED_AT, |q| on_side(f, o.tp_mode, q)),
+            false => divisors_near(f.heads, tp, |t| self.kv_fits(t)),
         };
-        legal.iter().map(|t| format!("tp={t}")).collect::<Vec<_>>()
-    };
-    let mut add =
-        |holds: bool, code, rule: &str, values: &[(&'static str, usize)], nearest: Vec<String>| {
-            if !holds {
-                let (rule, values) = (rule.into(), values.to_vec());
-                out.push(Violation { code, rule, values, nearest, ..Violation::default() });
-            }
-        };
-    let depth = match o.tp_mode {
-        TpMode::TwoAndHalfD { depth } => Some(("depth", depth)),
-        TpMode::OneD | TpMode::TwoD | TpMode::ThreeD => None,
-    };
-    let numbers: Vec<_> = [("tp", tp)].into_iter().chain(depth).collect();
-    add(side.is_some(), "tp-grid", &o.tp_mode.rule(), &numbers, legal_tp());
-    let of_grid = if on_grid { format!(" with --tp-mode {}", o.tp_mode) } else { String::new() };
-    add(
-        f.heads % ways == 0,
-        "heads-not-divisible",
-        &format!("heads % {ways_name} == 0{of_grid}"),
-        &[("heads", f.heads), (ways_name, ways)],
-        legal_tp(),
-    );
-    add(
-        kv_ok(ways),
-        "kv-heads-against-tp",
-        &format!("kv_heads % {ways_name} == 0 or {ways_name} % kv_heads == 0{of_grid}"),
-        &[("kv_heads", f.kv_heads), (ways_name, ways)],
-        legal_tp(),
-    );
-    if let Some(q) = side.filter(|_| on_grid && tp > 1) {
+        legal.iter().map(|t| format!("tp={t}")).collect()
+    }
+
+    fn depth(&self) -> Option<(&'static str, usize)> {
+        match self.o.tp_mode {
+            TpMode::TwoAndHalfD { depth } => Some(("depth", depth)),
+            TpMode::OneD | TpMode::TwoD | TpMode::ThreeD => None,
+        }
+    }
+
+    fn heads(&mut self) {
+        let (f, o, tp) = (self.f, self.o, self.o.axis("tp"));
+        let ((ways, name), of_grid, legal) = (self.ways(), self.of_grid(), self.legal_tp());
+        let numbers: Vec<_> = [("tp", tp)].into_iter().chain(self.depth()).collect();
+        let square = o.tp_mode.side(tp).is_some();
+        self.add(square, "tp-grid", &o.tp_mode.rule(), &numbers, legal.clone());
+        self.add(
+            f.heads % ways == 0,
+            "heads-not-divisible",
+            &format!("heads % {name} == 0{of_grid}"),
+            &[("heads", f.heads), (name, ways)],
+            legal.clone(),
+        );
+        self.add(
+            self.kv_fits(ways),
+            "kv-heads-against-tp",
+            &format!("kv_heads % {name} == 0 or {name} % kv_heads == 0{of_grid}"),
+            &[("kv_heads", f.kv_heads), (name, ways)],
+            legal,
+        );
+    }
+
+    /// What a grid cuts beside heads.
+    fn grid(&mut self) {
+        let (f, o, tp) = (self.f, self.o, self.o.axis("tp"));
+        let Some(q) = o.tp_mode.side(tp).filter(|_| self.on_grid() && tp > 1) else { return };
+        let (of_grid, dp) = (self.of_grid(), o.data_parallel());
         let squared = if o.tp_mode == TpMode::ThreeD { q * q } else { q };
-        let sizes = [("hidden", f.hidden, squared), ("ffn", f.ffn, q)];
-        for (name, size, by) in sizes {
+        for (name, size, by) in [("hidden", f.hidden, squared), ("ffn", f.ffn, q)] {
             let by_name = if by == q { "q" } else { "(q * q)" };
-            add(
+            self.add(
                 size % by == 0,
                 "grid-not-divisible",
                 &format!("{name} % {by_name} == 0{of_grid}"),
                 &[(name, size), ("q", q)],
-                legal_tp(),
+                self.legal_tp(),
             );
         }
         let rows = o.tp_mode.rows(q);
@@ -154,187 +206,168 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
             TpMode::OneD | TpMode::TwoD => "q",
         };
         let more = o.microbatch.div_ceil(rows).max(1) * rows;
-        let numbers: Vec<_> =
-            [("microbatch", o.microbatch)].into_iter().chain(depth).chain([("q", q)]).collect();
-        add(
+        let numbers = [("microbatch", o.microbatch)].into_iter().chain(self.depth());
+        let numbers: Vec<_> = numbers.chain([("q", q)]).collect();
+        let global = o.global_batch.div_ceil(dp * more).max(1) * dp * more;
+        self.add(
             o.microbatch % rows == 0,
             "grid-not-divisible",
             &format!("microbatch % {rows_rule} == 0{of_grid}"),
             &numbers,
-            vec![format!(
-                "--microbatch {more} --global-batch {}",
-                o.global_batch.div_ceil(dp * more).max(1) * dp * more
-            )],
+            vec![format!("--microbatch {more} --global-batch {global}")],
         );
     }
-    let rows = (dp * o.microbatch).max(1);
-    add(
-        o.global_batch > 0 && o.microbatch > 0 && o.global_batch % rows == 0,
-        "batch-not-divisible",
-        "global_batch % (dp * microbatch) == 0",
-        &[("global_batch", o.global_batch), ("dp", dp), ("microbatch", o.microbatch)],
-        batches(o.global_batch, dp, o.microbatch),
-    );
-    add(
-        o.seq > 0 && o.seq <= f.max_positions,
-        "sequence-too-long",
-        "1 <= seq <= max_position_embeddings",
-        &[("seq", o.seq), ("max_position_embeddings", f.max_positions)],
-        vec![format!("--seq {}", f.max_positions)],
-    );
-    add(
-        cp <= o.seq,
-        "sequence-not-divisible",
-        "cp <= seq",
-        &[("cp", cp), ("seq", o.seq)],
-        vec![format!("cp={}", o.seq.max(1))],
-    );
-    let multiples = |of: usize| {
-        let below = o.seq / of * of;
-        let some = [below, below + of].into_iter().filter(|&n| n > 0 && n <= f.max_positions);
-        some.map(|n| format!("--seq {n}")).collect::<Vec<_>>()
-    };
-    if let TokenOrder::Zigzag { ranks } = o.tokens() {
-        let mut nearest = multiples(2 * ranks);
-        let legal = divisors_near(o.seq / 2, cp, |_| o.seq % 2 == 0);
-        nearest.extend(legal.iter().map(|c| format!("cp={c}")));
-        add(
-            o.tokens().fits(o.seq),
-            "sequence-not-divisible",
-            "seq % (2 * cp) == 0 with --cp-split zigzag",
-            &[("seq", o.seq), ("cp", cp)],
-            nearest,
-        );
-    } else if o.cp_mode == CpMode::Ring {
-        let mut nearest = multiples(cp);
-        nearest.extend(divisors_near(o.seq, cp, |_| true).iter().map(|c| format!("cp={c}")));
-        add(
-            o.seq % cp == 0,
-            "sequence-not-divisible",
-            "seq % cp == 0 with --cp-mode ring",
-            &[("seq", o.seq), ("cp", cp)],
-            nearest,
+
+    fn batch(&mut self) {
+        let (o, dp) = (self.o, self.o.data_parallel());
+        let rows = (dp * o.microbatch).max(1);
+        self.add(
+            o.global_batch > 0 && o.microbatch > 0 && o.global_batch % rows == 0,
+            "batch-not-divisible",
+            "global_batch % (dp * microbatch) == 0",
+            &[("global_batch", o.global_batch), ("dp", dp), ("microbatch", o.microbatch)],
+            batches(o.global_batch, dp, o.microbatch),
         );
     }
-    if o.cp_mode == CpMode::Ulysses {
-        let legal = divisors_near(f.heads / ways.max(1), cp, |_| true);
-        add(
-            f.heads % (ways * cp) == 0,
-            "heads-not-divisible",
-            &format!("heads % ({ways_name} * cp) == 0 with --cp-mode ulysses"),
-            &[("heads", f.heads), (ways_name, ways), ("cp", cp)],
-            legal.iter().map(|c| format!("cp={c}")).collect(),
-        );
+
+    /// Lengths of sequences near the one asked for, multiples of a number.
+    fn lengths(&self, of: usize) -> Vec<String> {
+        let below = self.o.seq / of * of;
+        let fits = |n: &usize| *n > 0 && *n <= self.f.max_positions;
+        [below, below + of].iter().filter(|n| fits(n)).map(|n| format!("--seq {n}")).collect()
     }
-    if o.sp && on_grid {
-        add(
-            false,
-            "sp-needs-1d",
-            "tp-mode is 1d with --sp",
-            &[("tp", tp)],
-            vec!["--tp-mode 1d".into(), "no --sp".into()],
+
+    fn sequence(&mut self) {
+        let (f, o, cp) = (self.f, self.o, self.o.axis("cp"));
+        self.add(
+            o.seq > 0 && o.seq <= f.max_positions,
+            "sequence-too-long",
+            "1 <= seq <= max_position_embeddings",
+            &[("seq", o.seq), ("max_position_embeddings", f.max_positions)],
+            vec![format!("--seq {}", f.max_positions)],
         );
-    } else if o.sp {
-        add(
-            tp > 1,
-            "sp-needs-tp",
-            "tp > 1 with --sp",
-            &[("tp", tp)],
-            vec!["tp=2".into(), "no --sp".into()],
-        );
-        add(
+        let (code, numbers) = ("sequence-not-divisible", [("seq", o.seq), ("cp", cp)]);
+        let reversed = [("cp", cp), ("seq", o.seq)];
+        self.add(cp <= o.seq, code, "cp <= seq", &reversed, vec![format!("cp={}", o.seq.max(1))]);
+        let cps = |all: Vec<usize>| all.into_iter().map(|c| format!("cp={c}"));
+        if let TokenOrder::Zigzag { ranks } = o.tokens() {
+            let mut nearest = self.lengths(2 * ranks);
+            nearest.extend(cps(divisors_near(o.seq / 2, cp, |_| o.seq % 2 == 0)));
+            let rule = "seq % (2 * cp) == 0 with --cp-split zigzag";
+            self.add(o.tokens().fits(o.seq), code, rule, &numbers, nearest);
+        } else if o.cp_mode == CpMode::Ring {
+            let mut nearest = self.lengths(cp);
+            nearest.extend(cps(divisors_near(o.seq, cp, |_| true)));
+            let rule = "seq % cp == 0 with --cp-mode ring";
+            self.add(o.seq % cp == 0, code, rule, &numbers, nearest);
+        }
+        if o.cp_mode == CpMode::Ulysses {
+            let (ways, name) = self.ways();
+            self.add(
+                f.heads % (ways * cp) == 0,
+                "heads-not-divisible",
+                &format!("heads % ({name} * cp) == 0 with --cp-mode ulysses"),
+                &[("heads", f.heads), (name, ways), ("cp", cp)],
+                cps(divisors_near(f.heads / ways.max(1), cp, |_| true)).collect(),
+            );
+        }
+    }
+
+    fn sequence_parallel(&mut self) {
+        let (o, tp, cp) = (self.o, self.o.axis("tp"), self.o.axis("cp"));
+        if !o.sp {
+            return;
+        }
+        let or_none = |first: &str| vec![first.into(), "no --sp".into()];
+        if self.on_grid() {
+            let rule = "tp-mode is 1d with --sp";
+            self.add(false, "sp-needs-1d", rule, &[("tp", tp)], or_none("--tp-mode 1d"));
+            return;
+        }
+        self.add(tp > 1, "sp-needs-tp", "tp > 1 with --sp", &[("tp", tp)], or_none("tp=2"));
+        let lengths = self.lengths(cp * tp);
+        self.add(
             o.seq % (cp * tp) == 0,
             "sequence-not-divisible",
             "seq % (cp * tp) == 0 with --sp",
             &[("seq", o.seq), ("cp", cp), ("tp", tp)],
-            multiples(cp * tp).into_iter().chain(["no --sp".into()]).collect(),
+            lengths.into_iter().chain(["no --sp".into()]).collect(),
         );
     }
-    experts(f, o, &mut add);
-    if let Some(d) = f.experts.and_then(|_| fold(o).err()) {
-        let rule = d.rule.clone().unwrap_or_default();
-        let nearest = foldings(f, o);
+
+    fn experts(&mut self) {
+        let (o, tp) = (self.o, self.o.axis("tp"));
+        let Some(x) = self.f.experts else {
+            self.add(
+                o.ep == 1 && o.etp.is_none_or(|n| n == 1 || n == tp),
+                "no-experts",
+                "ep == 1 and no etp without experts",
+                &[("ep", o.ep), ("etp", o.etp())],
+                vec![if o.etp.is_some() { "ep=1 and no etp".into() } else { "ep=1".into() }],
+            );
+            return;
+        };
+        let list = |name: &str, n: usize, near: usize| -> Vec<String> {
+            divisors_near(n, near, |_| true).iter().map(|d| format!("{name}={d}")).collect()
+        };
+        self.add(
+            x.experts % o.ep == 0,
+            "experts-not-divisible",
+            "experts % ep == 0",
+            &[("experts", x.experts), ("ep", o.ep)],
+            list("ep", x.experts, o.ep),
+        );
+        self.add(
+            x.ffn % o.etp() == 0,
+            "expert-width-not-divisible",
+            "expert_ffn % etp == 0",
+            &[("expert_ffn", x.ffn), ("etp", o.etp())],
+            list("etp", x.ffn, o.etp()),
+        );
+        self.add(
+            !self.on_grid(),
+            "experts-need-1d",
+            "--tp-mode 1d with experts",
+            &[("tp", tp)],
+            vec!["--tp-mode 1d".into()],
+        );
+        let pieces = fold(o).unwrap_or_default();
+        let by_row = pieces.iter().filter(|p| p.cuts_tokens && !p.of_rows());
+        let ways: usize = by_row.map(|p| p.size).product();
+        self.add(
+            o.seq % ways == 0,
+            "sequence-not-divisible",
+            "seq % (ranks that cut the tokens of a row) == 0 with experts",
+            &[("seq", o.seq), ("ranks", ways)],
+            vec![format!("--seq {}", o.seq.div_ceil(ways) * ways)],
+        );
+    }
+
+    /// What another part of the compiler refuses, in its words.
+    fn refused(&mut self, d: Diag, values: Vec<(&'static str, usize)>, nearest: Vec<String>) {
+        let (code, rule) = (d.code, d.rule.clone().unwrap_or_default());
+        let said = Some(d);
+        self.out.push(Violation { code, said, rule, values, nearest, ..Violation::default() });
+    }
+
+    /// How ranks are factorised again for experts.
+    fn factors(&mut self) {
+        let (f, o) = (self.f, self.o);
+        let Some(d) = f.experts.and_then(|_| fold(o).err()) else { return };
         let axes = ["dp_shard", "cp", "tp"].map(|a| (a, o.axis(a)));
         let values = [("ep", o.ep), ("etp", o.etp())].into_iter().chain(axes).collect();
-        out.push(Violation {
-            code: d.code,
-            said: Some(d),
-            rule,
-            values,
-            nearest,
-            ..Violation::default()
-        });
+        self.refused(d, values, foldings(f, o));
     }
-    let batch = out.iter().all(|v| v.code != "batch-not-divisible");
-    let searched = o.schedule == Order::Named("search".into());
-    if let Some(d) = chosen(o).err().filter(|_| batch && !searched) {
-        let (rule, nearest) = (d.rule.clone().unwrap_or_default(), schedules(f, o));
+
+    fn schedule(&mut self) {
+        let (f, o) = (self.f, self.o);
+        let batch = self.out.iter().all(|v| v.code != "batch-not-divisible");
+        let searched = o.schedule == Order::Named("search".into());
+        let Some(d) = chosen(o).err().filter(|_| batch && !searched) else { return };
         let mut values = vec![("pp", o.axis("pp")), ("microbatches", o.microbatches())];
         values.extend(o.chunks.map(|v| ("chunks", v)));
-        out.push(Violation {
-            code: d.code,
-            said: Some(d),
-            rule,
-            values,
-            nearest,
-            ..Violation::default()
-        });
+        self.refused(d, values, schedules(f, o));
     }
-    out
-}
-
-/// The rules of experts.
-fn experts(
-    f: &Facts,
-    o: &Options,
-    add: &mut impl FnMut(bool, &'static str, &str, &[(&'static str, usize)], Vec<String>),
-) {
-    let Some(x) = f.experts else {
-        let tp = o.axis("tp");
-        add(
-            o.ep == 1 && o.etp.is_none_or(|n| n == 1 || n == tp),
-            "no-experts",
-            "ep == 1 and no etp without experts",
-            &[("ep", o.ep), ("etp", o.etp())],
-            vec![if o.etp.is_some() { "ep=1 and no etp".into() } else { "ep=1".into() }],
-        );
-        return;
-    };
-    let list = |name: &str, n: usize, near: usize| -> Vec<String> {
-        divisors_near(n, near, |_| true).iter().map(|d| format!("{name}={d}")).collect()
-    };
-    add(
-        x.experts % o.ep == 0,
-        "experts-not-divisible",
-        "experts % ep == 0",
-        &[("experts", x.experts), ("ep", o.ep)],
-        list("ep", x.experts, o.ep),
-    );
-    add(
-        x.ffn % o.etp() == 0,
-        "expert-width-not-divisible",
-        "expert_ffn % etp == 0",
-        &[("expert_ffn", x.ffn), ("etp", o.etp())],
-        list("etp", x.ffn, o.etp()),
-    );
-    let grid = o.tp_mode == TpMode::OneD;
-    add(
-        grid,
-        "experts-need-1d",
-        "--tp-mode 1d with experts",
-        &[("tp", o.axis("tp"))],
-        vec!["--tp-mode 1d".into()],
-    );
-    let pieces = fold(o).unwrap_or_default();
-    let by_row = pieces.iter().filter(|p| p.cuts_tokens && !p.of_rows());
-    let ways: usize = by_row.map(|p| p.size).product();
-    add(
-        o.seq % ways == 0,
-        "sequence-not-divisible",
-        "seq % (ranks that cut the tokens of a row) == 0 with experts",
-        &[("seq", o.seq), ("ranks", ways)],
-        vec![format!("--seq {}", o.seq.div_ceil(ways) * ways)],
-    );
 }
 
 /// Numbers of ep and etp near those asked for, and dp_shard for them.

@@ -511,7 +511,14 @@ impl<'a> Checker<'a> {
         let mut own = HashSet::new();
         for r in &self.f.results {
             let Some(role) = &r.role else { continue };
-            if !own.insert(role) {
+            // Before stages are cut apart, each has a gradient of a parameter that several use.
+            let stage = match (self.phase, self.made[r.value.0 as usize]) {
+                (Phase::Differentiated, Maker::Node(n)) if role.kind == RoleKind::Grad => {
+                    self.f.stage_of(&self.f.nodes[n as usize])
+                }
+                _one_of_all => 0,
+            };
+            if !own.insert((stage, role)) {
                 let name = self.f.name(r.value);
                 p.push(name.layer, || {
                     let m = format!("`{name}` is the second result that is {role}");

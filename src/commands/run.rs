@@ -3,6 +3,7 @@
 mod dump;
 mod feed;
 mod keep;
+mod steps;
 mod trace;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
@@ -13,14 +14,12 @@ use crate::device;
 use crate::plan_dir;
 use crate::proof::Outcome;
 use crate::signals;
-use crate::terminal::{Progress, note, warn};
+use crate::terminal::{note, warn};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use dump::observed;
 pub use dump::parameter;
-use dump::{dump, observed};
 use feed::Feed;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use keep::Keeper;
-use serde_json::json;
 use shardc_frontends::{Checkpoint, DUMP};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
@@ -28,13 +27,14 @@ use shardc_ir::kernel::Program;
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
 use shardc_runtime::native::Native;
-use shardc_runtime::{Options, Session, StepBatch, StepResult, Wanted, fresh};
-use std::io::{IsTerminal, Write};
+use shardc_runtime::{Options, Session, Wanted, fresh};
+use std::io::Write;
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use steps::Leader;
 
 /// Flags of `run`.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -328,6 +328,21 @@ pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
     }
 }
 
+/// A signal ends a run that saves after the step that is under way.
+fn save_at_signals(job: Option<&Job>) -> Result<()> {
+    signals::save_first();
+    if job.is_some() {
+        return Ok(());
+    }
+    let told = |signal| {
+        let name = signals::name(signal);
+        let mut err = std::io::stderr();
+        // Nobody may be left to read it.
+        let _ = writeln!(err, "{name}: saving after this step; a second one ends at once");
+    };
+    signals::handle(Duration::ZERO, told, |s| std::process::exit(signals::status(s)))
+}
+
 fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32> {
     let leads = job.is_none_or(|j| j.control.leads());
     let mut stored = plan_dir::read(dir)?;
@@ -343,16 +358,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         stored.origin = Some(weights.display().to_string());
     }
     if how.save.is_some() {
-        signals::save_first();
-        if job.is_none() {
-            let told = |signal| {
-                let name = signals::name(signal);
-                let mut err = std::io::stderr();
-                // Nobody may be left to read it.
-                let _ = writeln!(err, "{name}: saving after this step; a second one ends at once");
-            };
-            signals::handle(Duration::ZERO, told, |s| std::process::exit(signals::status(s)))?;
-        }
+        save_at_signals(job)?;
     }
     if let Some(proof) = Outcome::of(&stored).filter(|_| leads) {
         note(format!("plan {proof}"));
@@ -360,7 +366,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let stored = if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;
     let s = &plan.settings;
-    let mut trace = how.trace.as_deref().filter(|_| leads).map(trace::Trace::new).transpose()?;
+    let trace = how.trace.as_deref().filter(|_| leads).map(trace::Trace::new).transpose()?;
     how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
     let start = match &how.resume {
         None => Start::open(how.weights.as_deref(), plan)?,
@@ -375,7 +381,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     }
     let keeps = place.as_ref().filter(|_| leads);
     let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, done));
-    let mut keeper = keeper.transpose()?;
+    let keeper = keeper.transpose()?;
     let feed = Feed::open(how, s)?;
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
@@ -397,121 +403,6 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         return Ok(0);
     }
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
-    let mut first: Option<StepResult> = None;
-    let bar = bar(steps, as_json);
-    let keeps = [&how.save, &how.dump, &how.trace].iter().any(|to| to.is_some());
-    let mut out = Progress::new(keeps);
-    let first_step = done + 1;
-    let mut at = done;
-    let asked = || job.map_or_else(signals::asked, |j| j.control.wished());
-    for step in first_step..=steps {
-        if asked().is_some() {
-            break;
-        }
-        let (ids, targets) = feed.batch(plan, step)?;
-        let since = Instant::now();
-        let observe = step == first_step && how.dump.is_some();
-        let r = session.step(
-            &StepBatch { input_ids: &ids, targets: &targets, observe },
-            s.lr.at(step),
-            step,
-        )?;
-        if let Some(t) = &mut trace {
-            t.add(plan, step, &r.timings);
-        }
-        show_step(&mut out, &bar, step, &r, since.elapsed(), ids.len(), as_json)?;
-        if step == first_step {
-            first = Some(r);
-        }
-        at = step;
-        if let Some(k) = &mut keeper
-            && let Some(line) = k.after(&mut session, &stored, step, step == steps)?
-        {
-            bar.suspend(|| note(&line));
-        }
-        if let Some(d) = eval.as_ref().filter(|_| step % how.eval_every.max(1) == 0) {
-            let (ids, targets) = d.batch(s.seed, EVALUATION, s.global_batch, s.seq)?;
-            let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
-            let loss = session.evaluate(&batch)?.loss;
-            let line = match as_json {
-                true => json!({ "step": step, "eval_loss": loss }).to_string(),
-                false => {
-                    format!("step {step:>5}  evaluation loss {:.4}", loss.unwrap_or(f32::NAN))
-                }
-            };
-            bar.suspend(|| out.line(line))?;
-        }
-    }
-    bar.finish_and_clear();
-    if done >= steps {
-        note(format!("nothing to do: {done} steps are done, and --steps is {steps}"));
-    }
-    // First what is worth most.
-    let stopped = asked().filter(|_| at < steps);
-    let saved = match &mut keeper {
-        // Nothing is new.
-        Some(_) if stopped.is_some() && at == done => None,
-        Some(k) => k.last(&mut session, &stored, at)?,
-        None => None,
-    };
-    saved.iter().for_each(note);
-    if let Some(t) = &trace {
-        t.write(plan)?;
-    }
-    if let (Some(file), Some(first)) = (&how.dump, &first) {
-        dump(file, &stored, first, &mut session)?;
-    }
-    session.finish();
-    let Some(signal) = stopped else { return Ok(out.status()) };
-    let name = signals::name(signal);
-    match &keeper {
-        Some(k) if at > done => note(format!(
-            "interrupted by {name} after step {at} of {steps}, which is saved: {}",
-            k.way_on()
-        )),
-        _ => {
-            note(format!("interrupted by {name} before step {first_step}: nothing is new to save"))
-        }
-    }
-    Ok(signals::status(signal))
-}
-
-fn bar(steps: usize, as_json: bool) -> ProgressBar {
-    let hidden = as_json || !std::io::stderr().is_terminal();
-    let bar = ProgressBar::with_draw_target(
-        Some(steps as u64),
-        if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() },
-    );
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
-        .expect("a fixed template");
-    bar.set_style(style);
-    bar
-}
-
-fn show_step(
-    out: &mut Progress,
-    bar: &ProgressBar,
-    step: usize,
-    r: &StepResult,
-    took: Duration,
-    tokens: usize,
-    as_json: bool,
-) -> Result<()> {
-    let ms = took.as_secs_f64() * 1e3;
-    if as_json {
-        let (loss, norm, tokens) = (r.loss, r.grad_norm, r.tokens);
-        return out.line(
-            json!({ "step": step, "loss": loss, "grad_norm": norm, "tokens": tokens, "ms": ms }),
-        );
-    }
-    let rate = tokens as f64 / took.as_secs_f64();
-    let number = |x: Option<f32>| x.map_or("-".into(), |x| format!("{x:.4}"));
-    let found = match r.loss {
-        Some(_) => format!("loss {}  grad norm {}", number(r.loss), number(r.grad_norm)),
-        None => "forward".into(),
-    };
-    let line = format!("step {step:>5}  {found}  {rate:.0} tokens/s  {ms:.0} ms");
-    bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
-    bar.inc(1);
-    bar.suspend(|| out.line(line))
+    let run = Leader { how, stored: &stored, job, feed, eval, trace, keeper, session, as_json };
+    run.steps(done, steps)
 }

@@ -1,0 +1,159 @@
+//! The steps of a run, as the process that leads it takes them: train, show, save, evaluate.
+
+use super::dump::dump;
+use super::feed::Feed;
+use super::keep::Keeper;
+use super::{EVALUATION, Run, trace};
+use crate::cluster::Job;
+use crate::data::Data;
+use crate::plan_dir::Stored;
+use crate::signals;
+use crate::terminal::{Progress, note};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use shardc_ir::diag::Result;
+use shardc_runtime::session::{Session, StepBatch, StepResult};
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+/// A run, and all that the process that leads it has open.
+pub(super) struct Leader<'a> {
+    pub how: &'a Run,
+    pub stored: &'a Stored,
+    pub job: Option<&'a Job>,
+    pub feed: Feed,
+    pub eval: Option<Data>,
+    pub trace: Option<trace::Trace>,
+    pub keeper: Option<Keeper>,
+    pub session: Session,
+    pub as_json: bool,
+}
+
+impl Leader<'_> {
+    /// Takes the steps behind those that are done, up to number `steps`; the exit status.
+    pub fn steps(mut self, done: usize, steps: usize) -> Result<i32> {
+        let s = &self.stored.plan.settings;
+        let bar = bar(steps, self.as_json);
+        let keeps = [&self.how.save, &self.how.dump, &self.how.trace].iter().any(|to| to.is_some());
+        let mut out = Progress::new(keeps);
+        let mut first: Option<StepResult> = None;
+        let (first_step, mut at) = (done + 1, done);
+        let job = self.job;
+        let asked = || job.map_or_else(signals::asked, |j| j.control.wished());
+        for step in first_step..=steps {
+            if asked().is_some() {
+                break;
+            }
+            let (ids, targets) = self.feed.batch(&self.stored.plan, step)?;
+            let since = Instant::now();
+            let observe = step == first_step && self.how.dump.is_some();
+            let batch = StepBatch { input_ids: &ids, targets: &targets, observe };
+            let r = self.session.step(&batch, s.lr.at(step), step)?;
+            if let Some(t) = &mut self.trace {
+                t.add(&self.stored.plan, step, &r.timings);
+            }
+            show_step(&mut out, &bar, step, &r, since.elapsed(), ids.len(), self.as_json)?;
+            if step == first_step {
+                first = Some(r);
+            }
+            at = step;
+            if let Some(k) = &mut self.keeper
+                && let Some(line) = k.after(&mut self.session, self.stored, step, step == steps)?
+            {
+                bar.suspend(|| note(&line));
+            }
+            if let Some(line) = self.evaluation(step)? {
+                bar.suspend(|| out.line(line))?;
+            }
+        }
+        bar.finish_and_clear();
+        if done >= steps {
+            note(format!("nothing to do: {done} steps are done, and --steps is {steps}"));
+        }
+        let stopped = asked().filter(|_| at < steps);
+        self.finish(first.as_ref(), stopped.is_some() && at == done, at)?;
+        self.session.finish();
+        let Some(signal) = stopped else { return Ok(out.status()) };
+        let name = signals::name(signal);
+        match &self.keeper {
+            Some(k) if at > done => note(format!(
+                "interrupted by {name} after step {at} of {steps}, which is saved: {}",
+                k.way_on()
+            )),
+            _ => note(format!(
+                "interrupted by {name} before step {first_step}: nothing is new to save"
+            )),
+        }
+        Ok(signals::status(signal))
+    }
+
+    /// What is said of an evaluation after a step, if there is one.
+    fn evaluation(&mut self, step: usize) -> Result<Option<String>> {
+        let s = &self.stored.plan.settings;
+        let due = step % self.how.eval_every.max(1) == 0;
+        let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
+        let (ids, targets) = d.batch(s.seed, EVALUATION, s.global_batch, s.seq)?;
+        let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
+        let loss = self.session.evaluate(&batch)?.loss;
+        Ok(Some(match self.as_json {
+            true => json!({ "step": step, "eval_loss": loss }).to_string(),
+            false => format!("step {step:>5}  evaluation loss {:.4}", loss.unwrap_or(f32::NAN)),
+        }))
+    }
+
+    /// Saves, and writes what was asked for: first what is worth most.
+    fn finish(&mut self, first: Option<&StepResult>, unchanged: bool, at: usize) -> Result<()> {
+        let saved = match &mut self.keeper {
+            Some(k) if !unchanged => k.last(&mut self.session, self.stored, at)?,
+            _nothing_new => None,
+        };
+        saved.iter().for_each(note);
+        if let Some(t) = &self.trace {
+            t.write(&self.stored.plan)?;
+        }
+        if let (Some(file), Some(first)) = (&self.how.dump, first) {
+            dump(file, self.stored, first, &mut self.session)?;
+        }
+        Ok(())
+    }
+}
+
+fn bar(steps: usize, as_json: bool) -> ProgressBar {
+    let hidden = as_json || !std::io::stderr().is_terminal();
+    let bar = ProgressBar::with_draw_target(
+        Some(steps as u64),
+        if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() },
+    );
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
+        .expect("a fixed template");
+    bar.set_style(style);
+    bar
+}
+
+fn show_step(
+    out: &mut Progress,
+    bar: &ProgressBar,
+    step: usize,
+    r: &StepResult,
+    took: Duration,
+    tokens: usize,
+    as_json: bool,
+) -> Result<()> {
+    let ms = took.as_secs_f64() * 1e3;
+    if as_json {
+        let (loss, norm, tokens) = (r.loss, r.grad_norm, r.tokens);
+        return out.line(
+            json!({ "step": step, "loss": loss, "grad_norm": norm, "tokens": tokens, "ms": ms }),
+        );
+    }
+    let rate = tokens as f64 / took.as_secs_f64();
+    let number = |x: Option<f32>| x.map_or("-".into(), |x| format!("{x:.4}"));
+    let found = match r.loss {
+        Some(_) => format!("loss {}  grad norm {}", number(r.loss), number(r.grad_norm)),
+        None => "forward".into(),
+    };
+    let line = format!("step {step:>5}  {found}  {rate:.0} tokens/s  {ms:.0} ms");
+    bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
+    bar.inc(1);
+    bar.suspend(|| out.line(line))
+}

@@ -21,18 +21,6 @@ pub struct Sample {
     pub declared: Vec<Type>,
 }
 
-/// Operands that must be positive.
-const POSITIVE: &[(&str, &str)] = &[
-    ("log", "x"),
-    ("sqrt", "x"),
-    ("rsqrt", "x"),
-    ("div", "b"),
-    ("adamw", "exp_avg_sq"),
-    ("adamw", "lr"),
-    ("adamw", "step"),
-    ("adamw", "g_scale"),
-];
-
 /// All samples of all ops, in table order. Collectives have none.
 ///
 /// # Panics
@@ -131,7 +119,7 @@ impl Sample {
             let of = |e: usize| if e + 1 < experts { 1 } else { rows + 1 - experts };
             return Tensor::from_fn(&sizes, |i| of(i[1]) as f64);
         }
-        let positive = POSITIVE.contains(&(self.op.mnemonic(), name));
+        let positive = self.op.positive().contains(&name);
         Tensor::from_fn(&sizes, |_| match ty.dtype {
             DType::I32 => (uniform() * 8.0).floor() - 1.0,
             _ if positive => 0.2 + 1.8 * uniform(),

@@ -3,11 +3,11 @@
 
 mod space;
 
-pub use space::{Axes, FusionClass, IterationSpace, folds, rule_of, work};
+pub use space::{Axes, IterationSpace, rule_of};
 
 use crate::attr::Broadcast;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
-use crate::ops::Op;
+use crate::ops::{FusionClass, Op, folds};
 use crate::rule::has_letter;
 use crate::types::DType;
 use smallvec::SmallVec;
@@ -61,7 +61,8 @@ pub fn epilogue<'a>(
     let (ins, outs) = (&o.rule.0.ins, &o.rule.0.outs);
     let of_numbers = |v: &Value| matches!(f.ty(*v).dtype, DType::F32 | DType::BF16);
     let each = |n: &Node| {
-        work(&n.op) == Some(FusionClass::Each) && n.ins.iter().chain(&n.outs).all(of_numbers)
+        n.op.facts().fusion == Some(FusionClass::Each)
+            && n.ins.iter().chain(&n.outs).all(of_numbers)
     };
     let works = nodes.clone().any(|n| !is_same(&n.op));
     if folds(&o.rule.0) || product.ins[0] == product.ins[1] || !works || !nodes.clone().all(each) {
@@ -254,7 +255,7 @@ impl Launch {
 
 /// True if the result is the operand, seen as another type with the same dims.
 pub fn is_same(op: &Op) -> bool {
-    matches!(op, Op::StopGradient(_) | Op::FanOut(_) | Op::ToPartial(_))
+    op.def().is_view() && op.facts().fusion.is_some()
 }
 
 /// The launches of a function, in order.

@@ -6,6 +6,7 @@ op! {
     /// All pieces of a dim along its minor-most axes. The declared type says whether the result is
     /// replicated (the default) or invariant.
     AllGather = "all_gather" (x) { axes: AtomSet, dim: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

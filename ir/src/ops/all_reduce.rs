@@ -7,6 +7,7 @@ op! {
     /// declared type says whether the result is invariant or replicated. Several operands are
     /// reduced in one call.
     AllReduce = "all_reduce" (x) { axes: AtomSet }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

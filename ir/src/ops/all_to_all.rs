@@ -5,6 +5,7 @@ use super::*;
 op! {
     /// The axes that split dim `from` split dim `to` instead.
     AllToAll = "all_to_all" (x) { axes: AtomSet, from: usize, to: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

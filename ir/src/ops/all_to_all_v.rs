@@ -11,6 +11,7 @@ op! {
     /// its share of them.
     AllToAllV = "all_to_all_v" (x, sent, received)
         { axes: AtomSet, from: usize, to: usize, copies: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

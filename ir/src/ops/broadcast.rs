@@ -6,6 +6,7 @@ op! {
     /// Piece number `from` of a dim that the axes cut evenly, on all ranks of the axes: the dim of the
     /// result has the size of a piece. The rank that holds the piece gives it.
     Broadcast = "broadcast" (x) { axes: AtomSet, dim: usize, from: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

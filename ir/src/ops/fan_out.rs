@@ -6,6 +6,7 @@ op! {
     /// The same data, from here on used differently by the ranks of the axes. Costs nothing; its
     /// gradient is the `all_reduce` that a forgotten f would lose.
     FanOut = "fan_out" (x) { axes: AtomSet }
+    facts { kind: Layout, fusion: Some(Each), precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

@@ -6,6 +6,7 @@ op! {
     /// The ranks' own values, seen as the pieces of a dim in group order. No data moves; it undoes
     /// `to_varying`.
     FromVarying = "from_varying" (x) { axes: AtomSet, dim: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

@@ -8,6 +8,8 @@ op! {
     /// out_a e^(lse_a - lse) + out_b e^(lse_b - lse). An lse of -inf, where nothing was seen, weighs
     /// nothing; if both are, the output is 0. Rings are made of differentiated programs: no gradient.
     MergeAttention = "merge_attention" (out_a, lse_a, out_b, lse_b) {}
+    facts { kind: Elementwise, fusion: Some(Each),
+            precision: Precision::AsTheyAre, gradient: Unasked }
     samples ["merge_attention f32[2,3,4,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4]"]
 }
 

@@ -1,5 +1,10 @@
 //! The ops. One file per op says everything about it: name, operands, attributes, letter rule,
-//! gradient, reference evaluation, samples. The table below is the only list of them.
+//! gradient, reference evaluation, what passes ask of it, samples. The table below is the only list of
+//! them.
+
+mod facts;
+
+pub use facts::{Facts, FusionClass, Gradient, Kind, Precision, folds};
 
 use crate::attr::{AttrCx, AttrReader, AttrWriter};
 use crate::builder::Builder;
@@ -9,15 +14,19 @@ use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule};
 use crate::tensor::{Shape, Tensor};
 use crate::types::{AtomList, DType, Dim, Extent, Reduction, Type};
+use FusionClass::Each;
+use facts::folded;
 use smallvec::SmallVec;
 
 /// Gradients of an op's operands; `None` where there is none.
 pub type Grads = SmallVec<[Option<Value>; 4]>;
 
-/// Declares an op: its doc, name, operands and attributes. Printing and parsing are derived.
+/// Declares an op: its doc, name, operands and attributes, its [`Facts`], and uses of it that tests try.
+/// Printing and parsing are derived. Facts that depend on attributes name the op: `facts |o| { … }`.
 macro_rules! op {
     ($(#[doc = $doc:literal])* $op:ident = $name:literal ($($operand:ident),*) {$($field:ident : $ty:ty),*}
-     samples [$($sample:literal),* $(,)?]) => {
+     facts $(|$this:ident|)? { kind: $kind:ident, fusion: $fusion:expr, precision: $precision:expr, gradient: $gradient:ident }
+     samples [$($sample:literal),* $(,)?] $(positive [$($positive:literal),*])?) => {
         $(#[doc = $doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $op { $(pub $field: $ty),* }
@@ -25,7 +34,16 @@ macro_rules! op {
             const NAME: &'static str = $name;
             const OPERANDS: &'static [&'static str] = &[$(stringify!($operand)),*];
             const SAMPLES: &'static [&'static str] = &[$($sample),*];
+            const POSITIVE: &'static [&'static str] = &[$($($positive),*)?];
             const DOC: &'static str = concat!($($doc, "\n"),*);
+            fn facts(&self) -> $crate::ops::Facts {
+                $(let $this = self;)?
+                Facts { kind: Kind::$kind, fusion: $fusion, precision: $precision, gradient: Gradient::$gradient }
+            }
+            fn broadcast(&mut self) -> Option<&mut $crate::attr::Broadcast> {
+                let all: [Option<&mut $crate::attr::Broadcast>; _] = [$($crate::attr::Attr::broadcast(&mut self.$field)),*];
+                all.into_iter().flatten().next()
+            }
             fn write_attrs(&self, _w: &mut $crate::attr::AttrWriter) { $(_w.attr(stringify!($field), &self.$field);)* }
             fn read_attrs(_r: &mut $crate::attr::AttrReader) -> Result<Self, String> {
                 Ok($op { $($field: _r.attr(stringify!($field))?),* })
@@ -39,7 +57,12 @@ pub trait OpText: Sized {
     const NAME: &'static str;
     const OPERANDS: &'static [&'static str];
     const SAMPLES: &'static [&'static str];
+    /// Operands that samples must draw positive.
+    const POSITIVE: &'static [&'static str];
     const DOC: &'static str;
+    fn facts(&self) -> Facts;
+    /// The attribute that says how smaller operands are spread, if there is one.
+    fn broadcast(&mut self) -> Option<&mut crate::attr::Broadcast>;
     fn write_attrs(&self, w: &mut AttrWriter);
     fn read_attrs(r: &mut AttrReader) -> Result<Self, String>;
 }
@@ -157,10 +180,60 @@ pub trait Collective {
     }
 }
 
+pub mod adamw;
+pub mod add;
+pub mod all_gather;
+pub mod all_reduce;
+pub mod all_to_all;
+pub mod all_to_all_v;
+pub mod at_least;
+pub mod attention;
+pub mod attention_grad;
+pub mod broadcast;
+pub mod cast;
+pub mod combine;
+pub mod concat;
+pub mod dispatch;
+pub mod div;
+pub mod dot;
+pub mod expand;
+pub mod fan_out;
+pub mod fill;
+pub mod from_varying;
+pub mod grouped_dot;
+pub mod grouped_dot_t;
+pub mod grouped_outer;
+pub mod literal;
+pub mod merge_attention;
+pub mod mul;
+pub mod narrow;
+pub mod permute;
+pub mod piece;
+pub mod place;
+pub mod put;
+pub mod reduce;
+pub mod reduce_max;
+pub mod reduce_scatter;
+pub mod reduce_sum;
+pub mod reshape;
+pub mod rope;
+pub mod route;
+pub mod row_dots;
+pub mod sgd;
+pub mod slice;
+pub mod stop_gradient;
+pub mod sub;
+pub mod take;
+pub mod to_partial;
+pub mod to_varying;
+pub mod top_k;
+pub mod transpose;
+pub mod unary;
+pub mod widen;
+
 macro_rules! ops {
     ($($module:ident :: $op:ident),* $(,)?) => {
-        $(pub mod $module;
-          pub use $module::$op;)*
+        $(pub use $module::$op;)*
         /// Any op.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Op { $($op($module::$op)),* }
@@ -172,6 +245,12 @@ macro_rules! ops {
             pub fn mnemonic(&self) -> &'static str { match self { $(Op::$op(_) => $module::$op::NAME),* } }
             /// Names of the operands, for messages.
             pub fn operands(&self) -> &'static [&'static str] { match self { $(Op::$op(_) => $module::$op::OPERANDS),* } }
+            /// What passes ask of the op.
+            pub fn facts(&self) -> Facts { match self { $(Op::$op(o) => o.facts()),* } }
+            /// How the op spreads smaller operands, if it is one that does.
+            pub fn broadcast(&mut self) -> Option<&mut crate::attr::Broadcast> { match self { $(Op::$op(o) => o.broadcast()),* } }
+            /// Operands that must be positive.
+            pub fn positive(&self) -> &'static [&'static str] { match self { $(Op::$op(_) => $module::$op::POSITIVE),* } }
             /// Writes name and attributes.
             pub fn write(&self, mesh: &Mesh, out: &mut String) {
                 out.push_str(self.mnemonic());
@@ -202,10 +281,10 @@ macro_rules! ops {
 }
 
 ops! {
-    add::Add, sub::Sub, mul::Mul, div::Div, scale::Scale, shift::Shift,
-    exp::Exp, log::Log, sqrt::Sqrt, rsqrt::Rsqrt, tanh::Tanh, logistic::Logistic, silu::Silu, gelu::Gelu,
-    sin::Sin, cos::Cos, clamp::Clamp, at_least::AtLeast, cast::Cast, stop_gradient::StopGradient,
-    literal::Literal, fill::Fill,
+    add::Add, sub::Sub, mul::Mul, div::Div, unary::Scale, unary::Shift,
+    unary::Exp, unary::Log, unary::Sqrt, unary::Rsqrt, unary::Tanh, unary::Logistic, unary::Silu,
+    unary::Gelu, unary::Sin, unary::Cos, unary::Clamp,
+    at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill,
     reshape::Reshape, transpose::Transpose, expand::Expand,
     reduce_sum::ReduceSum, reduce_max::ReduceMax, dot::Dot, take::Take, put::Put,
     concat::Concat, narrow::Narrow, widen::Widen,

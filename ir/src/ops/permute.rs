@@ -5,6 +5,7 @@ use super::*;
 op! {
     /// Each rank of a group receives the value of the rank `shift` places before it, around the ring.
     Permute = "permute" (x) { axes: AtomSet, shift: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

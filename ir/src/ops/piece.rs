@@ -7,6 +7,7 @@ op! {
     /// bring of `to_varying` pieces, but no data moves, since all ranks have all of it. For indices
     /// (positions of the tokens of a block); they have no gradient.
     Piece = "piece" (x) { axes: AtomSet, dim: usize, shift: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Unasked }
     samples []
 }
 

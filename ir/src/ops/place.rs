@@ -6,6 +6,7 @@ op! {
     /// This rank's piece of a dim in its place, zeros elsewhere: the gradient of `slice` from a
     /// replicated operand. No data moves.
     Place = "place" (x) { axes: AtomSet, dim: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

@@ -7,6 +7,7 @@ op! {
     /// other pieces: the dim of the operand has the size of a piece. Summed over all `to`, the results
     /// are the whole.
     Reduce = "reduce" (x) { axes: AtomSet, dim: usize, to: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

@@ -7,6 +7,8 @@ op! {
     /// The largest element over the letters missing on the right; of nothing, -inf. It has no
     /// gradient: it serves to shift softmax, through `stop_gradient`.
     ReduceMax = "reduce_max" (x) { rule: RuleAttr }
+    facts |o| { kind: Reduction, fusion: Some(folded(&o.rule.0)),
+            precision: Precision::Wide, gradient: Stops }
     samples ["reduce_max[bsv->bs] f32[2,3,4]", "reduce_max[abc->ca] f32[3,4,3]", "reduce_max[ab->ba] f32[3,4]"]
 }
 

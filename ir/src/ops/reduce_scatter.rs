@@ -5,6 +5,7 @@ use super::*;
 op! {
     /// This rank's piece of the sum over the ranks of the axes.
     ReduceScatter = "reduce_scatter" (x) { axes: AtomSet, dim: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

@@ -9,6 +9,8 @@ use std::sync::Arc;
 op! {
     /// The sum over the letters missing on the right; the sum of nothing is 0.
     ReduceSum = "reduce_sum" (x) { rule: RuleAttr }
+    facts |o| { kind: Reduction, fusion: Some(folded(&o.rule.0)),
+            precision: Precision::Wide, gradient: Flows }
     samples ["reduce_sum[bsh->bs] f32[2,3,4]", "reduce_sum[bsh->h] f32[2,3,4]", "reduce_sum[bs->] f32[2,3]", "reduce_sum[abc->ca] f32[3,4,3]", "reduce_sum[ab->ba] f32[3,4]"]
 }
 

@@ -6,6 +6,7 @@ op! {
     /// This rank's piece of a dim, along axes over which the operand is the same everywhere. No
     /// data moves.
     Slice = "slice" (x) { axes: AtomSet, dim: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

@@ -8,6 +8,7 @@ op! {
     /// rank of the pipeline and its values say nothing of the others', so this costs nothing; the
     /// sum is still to be taken.
     ToPartial = "to_partial" (x) { axes: AtomSet }
+    facts { kind: Layout, fusion: Some(Each), precision: Precision::AsTheyAre, gradient: Unasked }
     samples []
 }
 

@@ -6,6 +6,7 @@ op! {
     /// This rank's piece of a dim, no longer seen as part of the whole: what a ring hands around.
     /// The axes split the dim alone and evenly. No data moves; `from_varying` is the way back.
     ToVarying = "to_varying" (x) { axes: AtomSet, dim: usize }
+    facts { kind: Layout, fusion: None, precision: Precision::AsTheyAre, gradient: Flows }
     samples []
 }
 

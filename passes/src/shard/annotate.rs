@@ -13,7 +13,7 @@ use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, Port, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Kind, Op};
 use shardc_ir::plan::Mode;
 use shardc_ir::rule::Letter;
 use shardc_ir::types::AtomList;
@@ -308,12 +308,12 @@ fn weight<'a>(
     let v = behind(f, users, v);
     let used = users[v.0 as usize].iter().map(|&(i, j)| (&f.nodes[i as usize], j as usize));
     let used: Vec<(&Node, usize)> = used.collect();
-    if !used.is_empty() && used.iter().all(|u| matches!(u.0.op, Op::Take(_))) {
+    if !used.is_empty() && used.iter().all(|u| u.0.op.facts().kind == Kind::Lookup) {
         let entries = AtomList::collect(grid.entries.iter().copied()).unwrap_or_default();
         let columns = list(grid.stream.columns);
         return ((0..rank).map(|d| if d == dim { entries } else { columns }).collect(), None);
     }
-    let product = used.iter().find(|u| matches!(u.0.op, Op::Dot(_))).or(used.first());
+    let product = used.iter().find(|u| u.0.op.facts().kind == Kind::Product).or(used.first());
     let Some(&(n, j)) = product else { return (vec![AtomList::EMPTY; rank], None) };
     let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
     let rule = n.op.def().rule(&ranks);
@@ -341,7 +341,7 @@ fn behind(f: &Func, users: &Users, mut v: Value) -> Value {
     loop {
         let used = &users[v.0 as usize];
         let node = |i: u32| &f.nodes[i as usize];
-        let taken = |&(i, _): &(u32, u32)| matches!(node(i).op, Op::Dot(_) | Op::Take(_));
+        let taken = |&(i, _): &(u32, u32)| node(i).op.facts().kind.takes_weights();
         let Some(&(first, _)) = used.first().filter(|_| !used.iter().any(taken)) else { return v };
         let [only] = node(first).ins[..] else { return v };
         let rule = node(first).op.def().rule(&[f.ty(only).rank()]);

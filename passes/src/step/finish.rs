@@ -236,7 +236,7 @@ fn reduce(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
     let types: Vec<&Type> =
         std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
     for (i, s) in p.steps.iter().enumerate().take(p.mirrored).rev() {
-        if let Op::Cast(_) = s.op {
+        if s.op.facts().kind == Kind::Conversion {
             continue; // the optimizer takes the gradient of a 16-bit weight as it was summed
         }
         // Only the types of the primal values are asked for: nothing reads them here.

@@ -279,12 +279,7 @@ impl<'a> Why<'a> {
             return format!("you asked for it: --shard '{}={}'", r.glob, r.dims.join(","));
         }
         // What stands in the scope of a mixture of experts, but for what comes in and goes out.
-        let of_experts = |n: &Node| {
-            matches!(
-                n.op,
-                Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::GroupedDot(_) | Op::TopK(_)
-            )
-        };
+        let of_experts = |n: &Node| n.op.facts().kind.of_experts();
         let touches = |n: &&Node| of_experts(n) && (n.outs.contains(&v) || n.ins.contains(&v));
         match role {
             _ if self.s.family != "ir" && f.nodes.iter().any(|n| touches(&n)) => {

@@ -1,0 +1,48 @@
+//! How many arms over ops stand outside the ops' files: what a new op may have to be told to.
+
+use std::fs;
+use std::path::Path;
+
+/// Crates, but `prove`, whose mathematics of ops is its own on purpose.
+const FOLDERS: &[&str] =
+    &["ir/src", "frontends/src", "passes/src", "codegen/src", "runtime/src", "src"];
+/// The ops themselves, and where each becomes a kernel.
+const OWN: &[&str] = &["ir/src/ops/", "codegen/src/lower.rs", "codegen/src/body.rs"];
+const MOST: usize = 75;
+
+/// Patterns `Op::Name` in a file, tests aside. Nothing is constructed so: that is `Op::from`.
+fn arms(text: &str) -> usize {
+    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or("");
+    let starts = text.match_indices("Op::").filter(|&(at, _)| {
+        let word = |c: char| c.is_alphanumeric() || c == '_';
+        !text[..at].ends_with(word) && text[at + 4..].starts_with(char::is_uppercase)
+    });
+    starts.count()
+}
+
+fn count(root: &Path, path: &Path, out: &mut Vec<(usize, String)>) {
+    let name = path.strip_prefix(root).expect("below").to_string_lossy().into_owned();
+    if path.is_dir() {
+        let all = fs::read_dir(path).expect("a folder");
+        all.for_each(|e| count(root, &e.expect("an entry").path(), out));
+    } else if name.ends_with(".rs")
+        && !name.ends_with("tests.rs")
+        && !OWN.iter().any(|own| name.starts_with(own))
+    {
+        let text = fs::read_to_string(path).expect("a source file");
+        out.push((arms(&text), name));
+    }
+}
+
+#[test]
+fn few_arms_stand_outside_the_files_of_ops() {
+    assert_eq!(arms("Op::A(_) | Op::B(x) => Op::from(x), MyOp::C, Op::read"), 2);
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let mut all = vec![];
+    FOLDERS.iter().for_each(|f| count(root, &root.join(f), &mut all));
+    assert!(all.len() > 200, "{}", all.len());
+    all.retain(|x| x.0 > 0);
+    all.sort_by(|a, b| b.cmp(a));
+    let sum: usize = all.iter().map(|x| x.0).sum();
+    assert!(sum <= MOST, "{sum} arms: {all:#?}");
+}

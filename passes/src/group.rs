@@ -156,7 +156,7 @@ impl<'a> Groups<'a> {
     /// that a group reads, the last one, for which it need not wait.
     fn epilogue(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        if !matches!(n.op, Op::Dot(_)) || self.members[self.of[i]] != [i] {
+        if !n.op.is_matrix_product() || self.members[self.of[i]] != [i] {
             return;
         }
         for r in self.readers[n.outs[0].0 as usize].clone() {

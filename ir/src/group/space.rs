@@ -1,7 +1,7 @@
 //! The loops of nodes that are one kernel over rows.
 
 use crate::func::{Func, Node, Value};
-use crate::ops::{FusionClass, Op};
+use crate::ops::{FusionClass, Kind};
 use crate::rule::{Letter, Rule};
 use crate::types::DType;
 use smallvec::SmallVec;
@@ -53,7 +53,7 @@ impl IterationSpace {
         if alone {
             let n = nodes.clone().next()?;
             // A copy keeps elements of any type as they are.
-            if matches!(n.op, Op::Expand(_)) {
+            if n.op.facts().kind == Kind::Movement {
                 return None;
             }
             let kept = s.axes(n.outs[0])?.clone();

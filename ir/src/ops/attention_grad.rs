@@ -49,6 +49,20 @@ impl OpDef for AttentionGrad {
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
         attention::score_bytes(mesh, [ins[0], ins[1], ins[2]], true)
     }
+    /// Log-sum-exp and row sums are those of the attention of these q, k, v.
+    fn settle(&self, types: &[Type], drawn: &mut [Tensor]) {
+        let AttentionGrad { scale, window, softcap } = *self;
+        let attention = Op::from(Attention { scale, window, softcap });
+        let at = [0, 1, 2, 6, 7];
+        let made =
+            crate::samples::eval(&attention, &at.map(|i| &types[i]), &[], &at.map(|i| &drawn[i]));
+        let d_o = drawn[4].zip(&made[0], |a, b| a * b);
+        let e = d_o.shape[3];
+        drawn[5] = Tensor::from_fn(&made[1].shape, |i| {
+            (0..e).map(|j| d_o.at(&[i[0], i[1], i[2], j])).sum()
+        });
+        drawn[3] = made[1].clone();
+    }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];
         let (mut dq, mut dk, mut dv) =

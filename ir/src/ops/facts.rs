@@ -36,9 +36,9 @@ pub enum Kind {
     /// Sums at places that indices name.
     Scatter,
     Attention,
-    /// Which experts a token goes to, and where its copies stand.
-    Routing,
-    /// Copies of tokens to the buffers of experts and back.
+    /// Which of several, as the experts of a token.
+    Choice,
+    /// Copies of tokens in the buffers of experts: their places, there and back.
     Copies,
     /// Products of the rows of experts.
     GroupedProduct,
@@ -51,7 +51,7 @@ pub enum Kind {
 impl Kind {
     /// True for what belongs to a mixture of experts.
     pub fn of_experts(self) -> bool {
-        matches!(self, Kind::Routing | Kind::Copies | Kind::GroupedProduct)
+        matches!(self, Kind::Choice | Kind::Copies | Kind::GroupedProduct)
     }
     /// True for what takes a weight whole: a product, or rows of a table.
     pub fn takes_weights(self) -> bool {
@@ -105,11 +105,15 @@ pub enum Gradient {
 }
 
 impl Op {
+    /// True for a product whose operands both bring letters of their own to the result.
+    pub fn is_matrix_product(&self) -> bool {
+        let f = self.facts();
+        f.kind == Kind::Product && f.fusion.is_none()
+    }
     /// True for products and attention, beside which all other work of a rank is small.
     pub fn is_heavy(&self) -> bool {
-        let f = self.facts();
-        f.fusion.is_none()
-            && matches!(f.kind, Kind::Product | Kind::GroupedProduct | Kind::Attention)
+        self.is_matrix_product()
+            || matches!(self.facts().kind, Kind::GroupedProduct | Kind::Attention)
     }
 }
 
@@ -120,7 +124,7 @@ pub(super) fn folded(rule: &Rule) -> FusionClass {
 }
 
 /// True if a product is no matrix product: one operand brings no letter of its own to the result.
-pub fn folds(rule: &Rule) -> bool {
+pub(super) fn folds(rule: &Rule) -> bool {
     let own = |x: &Dims, y: &Dims| {
         let mut letters = x.iter().filter_map(|g| g.single());
         letters.any(|l| has_letter(&rule.outs[0], l) && !has_letter(y, l))

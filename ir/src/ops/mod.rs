@@ -4,7 +4,8 @@
 
 mod facts;
 
-pub use facts::{Facts, FusionClass, Gradient, Kind, Precision, folds};
+pub use facts::{Facts, FusionClass, Gradient, Kind, Precision};
+pub use layout::{Collective, Sends};
 
 use crate::attr::{AttrCx, AttrReader, AttrWriter};
 use crate::builder::Builder;
@@ -15,7 +16,7 @@ use crate::rule::{Letter, Rule};
 use crate::tensor::{Shape, Tensor};
 use crate::types::{AtomList, DType, Dim, Extent, Reduction, Type};
 use FusionClass::Each;
-use facts::folded;
+use facts::{folded, folds};
 use smallvec::SmallVec;
 
 /// Gradients of an op's operands; `None` where there is none.
@@ -140,8 +141,8 @@ pub trait OpDef {
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads;
     /// Evaluates the op on one rank's pieces: slow, obvious, the definition of the op.
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor>;
-    /// Set for ops in which ranks exchange data.
-    fn collective(&self) -> Option<&dyn Collective> {
+    /// Set for ops of [`Kind::Layout`], by their table.
+    fn layout(&self) -> Option<&dyn Collective> {
         None
     }
     /// Floating-point operations for loops of these sizes (letter, iterations).
@@ -157,39 +158,19 @@ pub trait OpDef {
     fn in_place(&self, _result: usize) -> Option<usize> {
         None
     }
+    /// Makes random operands of a sample fit each other, where some follow from others.
+    fn settle(&self, _types: &[Type], _drawn: &mut [Tensor]) {}
     /// Scratch memory of one rank, in bytes, beyond operands and results.
     fn workspace(&self, _mesh: &Mesh, _ins: &[&Type], _outs: &[&Type]) -> usize {
         0
     }
 }
 
-/// An op in which the ranks of a group exchange data.
-pub trait Collective {
-    /// The atoms whose ranks form the groups.
-    fn atoms(&self) -> AtomSet;
-    /// Name in summaries and `--format json`.
-    fn kind(&self) -> &'static str;
-    /// Evaluates a whole group: operand `i` of the rank at place `p` is `ins[p][i]`.
-    fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>>;
-    /// Bytes that one rank sends under the ring cost, for operand `i` and result of these types.
-    /// Where they depend on data: those of an even load.
-    fn ring_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64;
-    /// The most that they may be, where they depend on data.
-    fn max_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64 {
-        self.ring_bytes(mesh, input, output)
-    }
-}
-
 pub mod adamw;
 pub mod add;
-pub mod all_gather;
-pub mod all_reduce;
-pub mod all_to_all;
-pub mod all_to_all_v;
 pub mod at_least;
 pub mod attention;
 pub mod attention_grad;
-pub mod broadcast;
 pub mod cast;
 pub mod combine;
 pub mod concat;
@@ -197,35 +178,25 @@ pub mod dispatch;
 pub mod div;
 pub mod dot;
 pub mod expand;
-pub mod fan_out;
 pub mod fill;
-pub mod from_varying;
 pub mod grouped_dot;
 pub mod grouped_dot_t;
 pub mod grouped_outer;
+pub mod layout;
 pub mod literal;
 pub mod merge_attention;
 pub mod mul;
 pub mod narrow;
-pub mod permute;
-pub mod piece;
-pub mod place;
 pub mod put;
-pub mod reduce;
-pub mod reduce_max;
-pub mod reduce_scatter;
-pub mod reduce_sum;
+pub mod reduction;
 pub mod reshape;
 pub mod rope;
 pub mod route;
 pub mod row_dots;
 pub mod sgd;
-pub mod slice;
 pub mod stop_gradient;
 pub mod sub;
 pub mod take;
-pub mod to_partial;
-pub mod to_varying;
 pub mod top_k;
 pub mod transpose;
 pub mod unary;
@@ -286,15 +257,16 @@ ops! {
     unary::Gelu, unary::Sin, unary::Cos, unary::Clamp,
     at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill,
     reshape::Reshape, transpose::Transpose, expand::Expand,
-    reduce_sum::ReduceSum, reduce_max::ReduceMax, dot::Dot, take::Take, put::Put,
+    reduction::ReduceSum, reduction::ReduceMax, dot::Dot, take::Take, put::Put,
     concat::Concat, narrow::Narrow, widen::Widen,
     rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
     top_k::TopK, route::Route, dispatch::Dispatch, combine::Combine, row_dots::RowDots,
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
-    fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
-    broadcast::Broadcast, reduce::Reduce, slice::Slice, place::Place, all_to_all::AllToAll, all_to_all_v::AllToAllV, permute::Permute, to_partial::ToPartial,
-    to_varying::ToVarying, from_varying::FromVarying, piece::Piece,
+    layout::FanOut, layout::AllReduce, layout::AllGather, layout::ReduceScatter,
+    layout::Broadcast, layout::Reduce, layout::Slice, layout::Place, layout::AllToAll,
+    layout::AllToAllV, layout::Permute, layout::ToPartial, layout::ToVarying, layout::FromVarying,
+    layout::Piece,
 }
 
 impl Op {
@@ -321,7 +293,17 @@ impl Op {
 
     /// The collective behind this op, if ranks exchange data in it.
     pub fn collective(&self) -> Option<&dyn Collective> {
-        self.def().collective()
+        self.layout().filter(|c| c.sends() != Sends::Nothing)
+    }
+
+    /// What the table of ops of ranks says of this one, if it is in there.
+    pub fn layout(&self) -> Option<&dyn Collective> {
+        self.def().layout()
+    }
+
+    /// True if the result is the pieces of more ranks: what is saved for backward is the operand.
+    pub fn gathers(&self) -> bool {
+        self.layout().is_some_and(|c| c.sends() == Sends::ShareOfResult)
     }
 }
 

@@ -108,7 +108,7 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     wide.iter_mut().zip(&leaves).for_each(|(w, leaves)| *w &= !leaves);
     let again = |n: usize| {
         let op = &j.nodes[n].op;
-        op.def().is_view() || matches!(op, Op::AllGather(_)) || wide[n]
+        op.def().is_view() || op.gathers() || wide[n]
     };
     // What costs nothing and leaves is made again elsewhere: then what it shows leaves.
     for n in (0..forward).rev().filter(|&n| again(n)) {
@@ -245,7 +245,7 @@ fn cheap(op: &Op, is_weight: impl Fn(usize) -> bool) -> bool {
         | Kind::Conversion
         | Kind::Reduction
         | Kind::Movement
-        | Kind::Routing
+        | Kind::Choice
         | Kind::Copies
         | Kind::Update => true,
     }

@@ -42,7 +42,7 @@ pub fn annotate(
     cut_as(&mut mesh, own)?;
     asked::cut_sub_axes(&mut mesh, &o.shard)?;
     marked(f, weights, sequence, o)?;
-    let has_experts = f.nodes.iter().any(|n| matches!(n.op, Op::Route(_)));
+    let has_experts = has(f, Kind::Copies);
     let folded = if has_experts { experts::fold(o)? } else { vec![] };
     experts::cut(&mut mesh, &folded)?;
     // Per parameter, the dim that tensor parallelism splits and how many ways it may.
@@ -184,8 +184,7 @@ fn marked(f: &Func, weights: &[Weight], sequence: &[(Value, usize)], o: &Options
                     --shard 'SCOPE=rowwise'";
         return refuse(format!("--tp-mode {}", o.tp_mode), "dims that tp splits", help);
     }
-    let route = |n: &Node| matches!(n.op, Op::Route(_));
-    if (o.ep > 1 || o.etp.is_some_and(|n| n > 1)) && !f.nodes.iter().any(route) {
+    if (o.ep > 1 || o.etp.is_some_and(|n| n > 1)) && !has(f, Kind::Copies) {
         let (ep, etp) = (o.ep, o.etp());
         return Err(Diag::new(
             "no-experts",
@@ -205,11 +204,15 @@ fn marked(f: &Func, weights: &[Weight], sequence: &[(Value, usize)], o: &Options
     Ok(())
 }
 
+fn has(f: &Func, kind: Kind) -> bool {
+    f.nodes.iter().any(|n| n.op.facts().kind == kind)
+}
+
 /// Keys and values are made of a rank's own tokens; attention, which needs them all, gathers them
 /// (Llama 3: all-gather context parallelism).
 fn keys_and_values(f: &Func, cp: AtomSet, new: &mut Vec<(Value, Annotation)>) {
     for n in &f.nodes {
-        if !matches!(n.op, Op::Attention(_)) {
+        if n.op.facts().kind != Kind::Attention {
             continue;
         }
         for &v in &n.ins[1..3] {
@@ -230,7 +233,7 @@ fn cut_for_heads(mesh: &mut Mesh, f: &Func, o: &Options) -> Result<()> {
     let Some(axis) = mesh.axes.iter().position(|a| a.name == "cp") else { return Ok(()) };
     let cp = mesh.axes[axis].size;
     let columns = mesh.ways(Grid::of(mesh, o.tp_mode)?.inner.columns);
-    for n in f.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+    for n in f.nodes.iter().filter(|n| n.op.facts().kind == Kind::Attention) {
         let heads = f.ty(n.ins[1]).dims[2].size;
         // What tensor parallelism leaves of them.
         let left = heads / largest_common(heads, columns);
@@ -254,7 +257,7 @@ fn heads(f: &Func, tp: AtomSet, cp: AtomSet, new: &mut Vec<(Value, Annotation)>)
             |d| AnnotatedDim { atoms: asked(d).unwrap_or_default(), open: asked(d).is_none() };
         (v, Annotation { dims: (0..f.ty(v).rank()).map(dim).collect(), priority: 0 })
     };
-    for n in f.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+    for n in f.nodes.iter().filter(|n| n.op.facts().kind == Kind::Attention) {
         for &out in &n.outs {
             new.push(annotation(out, &|d| match d {
                 1 => Some(AtomList::EMPTY),
@@ -393,14 +396,11 @@ fn split_limit(f: &Func, users: &Users, arg: Value, dim: usize) -> Option<usize>
         dim = rule.outs[0].iter().position(|g| g.single() == Some(letter))?;
         v = behind(f, users, n.outs[0]);
         let next = &users[v.0 as usize];
-        let heads = next.iter().find_map(|&(k, _)| match &f.nodes[k as usize].op {
-            Op::Reshape(r) => {
-                let major =
-                    r.rule.0.ins[0][dim].letters().split_first().filter(|l| !l.1.is_empty())?.0;
-                let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(*major))?;
-                Some(f.ty(f.nodes[k as usize].outs[0]).dims[at].size)
-            }
-            _ => None,
+        let heads = next.iter().find_map(|&(k, _)| {
+            let Op::Reshape(r) = &f.nodes[k as usize].op else { return None };
+            let major = r.rule.0.ins[0][dim].letters().split_first().filter(|l| !l.1.is_empty())?.0;
+            let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(*major))?;
+            Some(f.ty(f.nodes[k as usize].outs[0]).dims[at].size)
         });
         if heads.is_some() || next.len() != 1 {
             return heads;

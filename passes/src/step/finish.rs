@@ -246,9 +246,9 @@ fn reduce(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
         let g = s.op.def().grad(b, &[ends[0]], &[ends[1]], &[Some(d)]);
         d = g[0].expect("preparations are differentiable");
         b.f.rename(d, Name { grad: true, ..p.name.clone() });
-        b.note(match s.op {
-            Op::FanOut(_) => "gradients of all microbatches and ranks, once per step",
-            _ => "the gradient as its parameter is stored, once per step",
+        b.note(match matches!(s.op, Op::FanOut(_)) {
+            true => "gradients of all microbatches and ranks, once per step",
+            false => "the gradient as its parameter is stored, once per step",
         });
     }
     b.grad = false;

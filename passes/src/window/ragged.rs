@@ -140,10 +140,10 @@ fn slots(f: &Func) -> BTreeMap<Value, Option<Value>> {
         f.results.iter().map(|r| (r.value, None)).collect();
     for n in f.nodes.iter().rev() {
         for (i, &v) in n.ins.iter().enumerate() {
-            let slot = match (&n.op, n.op.facts().kind) {
-                (Op::Combine(_) | Op::RowDots(_), _) if i == 0 => Some(n.ins[1]),
-                (_, Kind::Conversion) => slots.get(&n.outs[0]).copied().flatten(),
-                _other => None,
+            let reads = i == 0 && matches!(n.op, Op::Combine(_) | Op::RowDots(_));
+            let slot = match n.op.facts().kind == Kind::Conversion {
+                true => slots.get(&n.outs[0]).copied().flatten(),
+                false => reads.then(|| n.ins[1]),
             };
             slots.entry(v).and_modify(|s| *s = s.filter(|_| *s == slot)).or_insert(slot);
         }

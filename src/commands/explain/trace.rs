@@ -12,7 +12,6 @@ use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Atom;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::names::glob;
-use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
@@ -143,7 +142,7 @@ impl<'a> Why<'a> {
                 _ => None,
             };
         }
-        if let Op::ToVarying(_) | Op::FromVarying(_) | Op::Piece(_) = n.op {
+        if n.op.layout().is_some() && f.ty(n.ins[0]).varying != f.ty(v).varying {
             // The same pieces, seen as values of their own or as those of a whole.
             if f.ty(n.ins[0]).state(atom) != state {
                 out.push(format!("made so by `{text}`"));

@@ -1,11 +1,12 @@
 //! Groups of element-wise nodes and folds: one kernel over rows.
 
-use crate::body::{Body, Results, each};
 use crate::c;
 use crate::layout::{Layout, Nest};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{Axes, IterationSpace, is_same};
-use shardc_ir::kernel::{Binary, Elem, Extents, Kernel, Load, Rows, Scalar, Store, Unary, View};
+use shardc_ir::kernel::{
+    Body, Elem, Extents, Kernel, Load, Results, Rows, Scalar, Store, Unary, View,
+};
 use shardc_ir::ops::FusionClass;
 use shardc_ir::types::{DType, Reduction};
 
@@ -163,11 +164,12 @@ fn node(
         b.push(Scalar::Where(at, column, value))
     };
     let fold = |b: &mut Body, r: Reduction, x: usize| b.push(Scalar::Fold(r, x));
+    let element = |b: &mut Body| n.op.def().element(b, x).expect("its file says what it does");
     let made = match n.op.facts().fusion {
-        Some(FusionClass::Each) => return each(&n.op, b, x).expect("it is element-wise"),
+        Some(FusionClass::Each) => return element(b),
         Some(FusionClass::Fold) => {
-            let product = b.chain(Binary::Mul, x);
-            fold(b, n.op.def().reduction(), product)
+            let folded = element(b)[0];
+            fold(b, n.op.def().reduction(), folded)
         }
         Some(FusionClass::Take) => {
             let one = picked(b, n.ins[0], x[1], x[0]);

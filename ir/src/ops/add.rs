@@ -45,6 +45,9 @@ impl OpDef for Add {
         };
         ins.iter().enumerate().map(one).collect()
     }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Add, x)])
+    }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let parts = mul::spread(cx, &self.rule(&mul::ranks(ins)), ins);
         let mut parts = parts.into_iter();

@@ -22,6 +22,10 @@ impl OpDef for AtLeast {
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None]
     }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        let bound = b.constant(self.bound);
+        Some(smallvec::smallvec![b.binary(Binary::AtLeast, x[0], bound)])
+    }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![ins[0].map(|x| if x >= self.bound { 1.0 } else { 0.0 })]
     }

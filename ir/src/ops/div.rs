@@ -44,6 +44,9 @@ impl OpDef for Div {
         });
         smallvec::smallvec![first, second]
     }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Div, x)])
+    }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let parts = mul::spread(cx, &self.rule(&mul::ranks(ins)), ins);
         vec![parts[0].zip(&parts[1], |x, y| x / y)]

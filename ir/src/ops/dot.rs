@@ -72,6 +72,9 @@ impl OpDef for Dot {
             .then(|| product(b, "dot_grad", (d, &r.outs[0]), (ins[0], &r.ins[0]), &r.ins[1]));
         smallvec::smallvec![a, w]
     }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Mul, x)])
+    }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;
         let letters = r.letters();

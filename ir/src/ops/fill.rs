@@ -40,6 +40,9 @@ impl OpDef for Fill {
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         Grads::new()
     }
+    fn element(&self, b: &mut Body, _: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.constant(self.value)])
+    }
     fn eval(&self, cx: &EvalCx, _: &[&Tensor]) -> Vec<Tensor> {
         vec![Tensor::full(&cx.out_shape(0), self.value)]
     }

@@ -11,6 +11,7 @@ use crate::attr::{AttrCx, AttrReader, AttrWriter};
 use crate::builder::Builder;
 use crate::func::Value;
 use crate::infer::{self, Linear, Query, TypeError};
+use crate::kernel::{Binary, Body, Results, Unary};
 use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule};
 use crate::tensor::{Shape, Tensor};
@@ -141,6 +142,11 @@ pub trait OpDef {
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads;
     /// Evaluates the op on one rank's pieces: slow, obvious, the definition of the op.
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor>;
+    /// Appends to a row's program what the op does to elements `x` of its operands: every op of
+    /// [`FusionClass::Each`], and of [`FusionClass::Fold`] what is folded.
+    fn element(&self, _b: &mut Body, _x: &[usize]) -> Option<Results> {
+        None
+    }
     /// Set for ops of [`Kind::Layout`], by their table.
     fn layout(&self) -> Option<&dyn Collective> {
         None

@@ -86,6 +86,9 @@ impl OpDef for Mul {
         };
         smallvec::smallvec![one(0, 1), one(1, 0)]
     }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Mul, x)])
+    }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let parts = spread(cx, &self.rule(&ranks(ins)), ins);
         vec![parts[0].zip(&parts[1], |x, y| x * y)]

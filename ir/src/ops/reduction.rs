@@ -27,6 +27,9 @@ macro_rules! reductions {
             fn linear(&self) -> Linear {
                 Linear::Together(1)
             }
+            fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
+                Some(smallvec::smallvec![x[0]])
+            }
             fn reduction(&self) -> Reduction {
                 Reduction::$fold
             }

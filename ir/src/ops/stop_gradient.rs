@@ -25,6 +25,9 @@ impl OpDef for StopGradient {
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None]
     }
+    fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![x[0]])
+    }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![ins[0].map(|x| x)]
     }

@@ -5,13 +5,14 @@ use super::*;
 use cast::in_f32;
 
 /// Declares an op that is a function of one element: beside what [`op!`] takes, whether it is linear, the
-/// function of the op `o` and an element `x`, and the gradient's nodes for operand `x`, result `y` and
+/// function of the op `o` and an element `x`, the same as instructions `x` of a kernel `b`, and the gradient's nodes for operand `x`, result `y` and
 /// cotangent `d`, each of them a value of the builder `b`; `None` if there is no gradient.
 macro_rules! unary {
     ($($(#[doc = $doc:literal])* $op:ident = $name:literal {$($field:ident : $ty:ty),*}
        $kind:ident, $precision:ident, $gradient:ident, $linear:ident,
        samples [$($sample:literal),*] $(positive [$positive:literal])?
        |$o:pat_param, $x:ident| $f:expr;
+       |$eo:pat_param, $e:ident, $ex:ident| $element:expr;
        |$g:pat_param, $b:ident, $gx:pat_param, $gy:pat_param, $d:pat_param| $grad:expr;)*) => {$(
         op! {
             $(#[doc = $doc])*
@@ -28,6 +29,10 @@ macro_rules! unary {
             }
             fn linear(&self) -> Linear {
                 $linear
+            }
+            fn element(&self, $e: &mut Body, x: &[usize]) -> Option<Results> {
+                let ($eo, $ex) = (self, x[0]);
+                Some(smallvec::smallvec![$element])
             }
             fn in_place(&self, _: usize) -> Option<usize> {
                 Some(0)
@@ -58,30 +63,35 @@ unary! {
     Scale = "scale" { by: f64 } Elementwise, Same, Flows, LINEAR,
     samples ["scale[-1.5] f32[3,4]"]
     |o, x| x * o.by;
+    |o, b, x| b.by(Binary::Mul, x, o.by);
     |o, b, _, _, d| Some(b.push("scale_grad", Scale { by: o.by }, &[d]));
 
     /// The operand plus a constant, element by element.
     Shift = "shift" { by: f64 } Elementwise, Same, Flows, NO,
     samples ["shift[0.5] f32[3,4]"]
     |o, x| x + o.by;
+    |o, b, x| b.by(Binary::Add, x, o.by);
     |_, _b, _, _, d| Some(d);
 
     /// The exponential, element by element.
     Exp = "exp" {} Elementwise, Wide, Flows, NO,
     samples ["exp f32[3,4]"]
     |_, x| x.exp();
+    |_, b, x| b.unary(Unary::Exp, x);
     |_, b, _, y, d| Some(b.push("exp_grad", Mul::same(), &[d, y]));
 
     /// The natural logarithm, element by element.
     Log = "log" {} Elementwise, Wide, Flows, NO,
     samples ["log f32[3,4]"] positive ["x"]
     |_, x| x.ln();
+    |_, b, x| b.unary(Unary::Log, x);
     |_, b, x, _, d| Some(b.push("log_grad", Div::same(), &[d, x]));
 
     /// The square root, element by element.
     Sqrt = "sqrt" {} Elementwise, Wide, Flows, NO,
     samples ["sqrt f32[3,4]"] positive ["x"]
     |_, x| x.sqrt();
+    |_, b, x| b.unary(Unary::Sqrt, x);
     |_, b, _, y, d| {
         let h = b.push("half", Scale { by: 0.5 }, &[d]);
         Some(b.push("sqrt_grad", Div::same(), &[h, y]))
@@ -91,6 +101,7 @@ unary! {
     Rsqrt = "rsqrt" {} Elementwise, Wide, Flows, NO,
     samples ["rsqrt f32[3,4]"] positive ["x"]
     |_, x| 1.0 / x.sqrt();
+    |_, b, x| b.unary(Unary::Rsqrt, x);
     |_, b, _, y, d| {
         // d/dx x^(-1/2) = -1/2 y^3
         let y2 = b.push("y2", Mul::same(), &[y, y]);
@@ -103,6 +114,7 @@ unary! {
     Tanh = "tanh" {} Activation, Same, Flows, NO,
     samples ["tanh f32[3,4]"]
     |_, x| x.tanh();
+    |_, b, x| b.unary(Unary::Tanh, x);
     |_, b, _, y, d| {
         let [y, d] = [y, d].map(|v| in_f32(b, v));
         let y2 = b.push("y2", Mul::same(), &[y, y]);
@@ -115,6 +127,7 @@ unary! {
     Logistic = "logistic" {} Activation, Same, Flows, NO,
     samples ["logistic f32[3,4]"]
     |_, x| 1.0 / (1.0 + (-x).exp());
+    |_, b, x| b.unary(Unary::Logistic, x);
     |_, b, _, y, d| {
         let [y, d] = [y, d].map(|v| in_f32(b, v));
         let m = b.push("m", Scale { by: -1.0 }, &[y]);
@@ -127,6 +140,7 @@ unary! {
     Silu = "silu" {} Activation, Same, Flows, NO,
     samples ["silu f32[3,4]"]
     |_, x| x / (1.0 + (-x).exp());
+    |_, b, x| b.unary(Unary::Silu, x);
     |_, b, x, _, d| {
         // y' = s + y (1 - s), s = logistic(x); in f32, since each step would be rounded.
         let [x, d] = [x, d].map(|v| in_f32(b, v));
@@ -142,6 +156,7 @@ unary! {
     Gelu = "gelu" {} Activation, Same, Flows, NO,
     samples ["gelu f32[3,4]"]
     |_, x| 0.5 * x * (1.0 + (ROOT * (x + CUBE * x * x * x)).tanh());
+    |_, b, x| b.unary(Unary::Gelu, x);
     |_, b, x, _, d| {
         // y' = (1 + t)/2 + x (1 - t²)/2 · √(2/π) (1 + 3·0.044715 x²), t the tanh above; in f32, since
         // each step would be rounded and 1 - t² has few digits.
@@ -168,6 +183,7 @@ unary! {
     Sin = "sin" {} Elementwise, Wide, Flows, NO,
     samples ["sin f32[3,4]"]
     |_, x| x.sin();
+    |_, b, x| b.unary(Unary::Sin, x);
     |_, b, x, _, d| {
         let c = b.push("c", Cos {}, &[x]);
         Some(b.push("sin_grad", Mul::same(), &[d, c]))
@@ -177,6 +193,7 @@ unary! {
     Cos = "cos" {} Elementwise, Wide, Flows, NO,
     samples ["cos f32[3,4]"]
     |_, x| x.cos();
+    |_, b, x| b.unary(Unary::Cos, x);
     |_, b, x, _, d| {
         let s = b.push("s", Sin {}, &[x]);
         let m = b.push("m", Scale { by: -1.0 }, &[s]);
@@ -187,5 +204,10 @@ unary! {
     Clamp = "clamp" { lo: f64, hi: f64 } Elementwise, Same, Stops, NO,
     samples ["clamp[-0.5; hi=0.5] f32[3,4]"]
     |o, x| x.max(o.lo).min(o.hi);
+    |o, b, x| {
+        let (lo, hi) = (b.constant(o.lo), b.constant(o.hi));
+        let low = b.binary(Binary::Max, x, lo);
+        b.binary(Binary::Min, low, hi)
+    };
     |_, _b, _, _, _| None;
 }

@@ -144,6 +144,10 @@ macro_rules! layouts {
             ) -> Result<SmallVec<[Type; 2]>, TypeError> {
                 self.changed(mesh, ins, declared)
             }
+            /// Of what is part of rows: the same.
+            fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
+                self.facts().fusion.map(|_| smallvec::smallvec![x[0]])
+            }
             fn is_view(&self) -> bool {
                 $view
             }

@@ -1,4 +1,4 @@
-//! Decides what is bf16 and what stays f32: the one place of the policy of `--dtype bf16`.
+//! Decides what is bf16 and what stays f32: the policy of `--dtype bf16`, by what each op wants.
 //!
 //! Before:  `%w: f32[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : f32[2,4,16]`
 //! After:   `%w: bf16[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : bf16[2,4,16]`

@@ -121,6 +121,8 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         | Op::Gelu(_)
         | Op::Sin(_)
         | Op::Cos(_)
+        | Op::Abs(_)
+        | Op::Sign(_)
         | Op::Clamp(_)
         | Op::Cast(_)
         | Op::Fill(_)

@@ -48,7 +48,9 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         | Op::Silu(ops::Silu {})
         | Op::Gelu(ops::Gelu {})
         | Op::Sin(ops::Sin {})
-        | Op::Cos(ops::Cos {}) => Fun::Each(op.mnemonic()),
+        | Op::Cos(ops::Cos {})
+        | Op::Abs(ops::Abs {})
+        | Op::Sign(ops::Sign {}) => Fun::Each(op.mnemonic()),
         Op::Clamp(ops::Clamp { lo, hi }) => Fun::Clamp(Real::new(*lo), Real::new(*hi)),
         Op::AtLeast(ops::AtLeast { bound }) => Fun::AtLeast(Real::new(*bound)),
         Op::Literal(ops::Literal { values }) => {

@@ -104,6 +104,7 @@ fn constant(n: &Node) -> bool {
         Op::StopGradient(_)
             | Op::ReduceMax(_)
             | Op::AtLeast(_)
+            | Op::Sign(_)
             | Op::Clamp(_)
             | Op::TopK(_)
             | Op::Route(_)
@@ -137,7 +138,8 @@ impl At<'_> {
             | Op::Silu(_)
             | Op::Gelu(_)
             | Op::Sin(_)
-            | Op::Cos(_) => {
+            | Op::Cos(_)
+            | Op::Abs(_) => {
                 let (g, slope) = (self.d()?, self.slope()?);
                 Ok(vec![Some(self.times(&[g, slope]))])
             }
@@ -249,6 +251,7 @@ impl At<'_> {
             }
             Op::Gelu(_) => self.gelu(),
             Op::Sin(_) => self.each("cos", x),
+            Op::Abs(_) => self.each("sign", x),
             Op::Cos(_) => {
                 let sin = self.each("sin", x);
                 self.affine(-1.0, sin, 0.0)

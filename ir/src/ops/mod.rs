@@ -260,7 +260,7 @@ macro_rules! ops {
 ops! {
     add::Add, sub::Sub, mul::Mul, div::Div, unary::Scale, unary::Shift,
     unary::Exp, unary::Log, unary::Sqrt, unary::Rsqrt, unary::Tanh, unary::Logistic, unary::Silu,
-    unary::Gelu, unary::Sin, unary::Cos, unary::Clamp,
+    unary::Gelu, unary::Sin, unary::Cos, unary::Abs, unary::Sign, unary::Clamp,
     at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill,
     reshape::Reshape, transpose::Transpose, expand::Expand,
     reduction::ReduceSum, reduction::ReduceMax, dot::Dot, take::Take, put::Put,

@@ -200,6 +200,30 @@ unary! {
         Some(b.push("cos_grad", Mul::same(), &[d, m]))
     };
 
+    /// The absolute value, element by element; its gradient at 0 is 0.
+    Abs = "abs" {} Elementwise, Same, Flows, NO,
+    samples ["abs f32[3,4]"]
+    |_, x| x.abs();
+    |_, b, x| {
+        let minus = b.by(Binary::Mul, x, -1.0);
+        b.binary(Binary::Max, x, minus)
+    };
+    |_, b, x, _, d| {
+        let s = b.push("s", Sign {}, &[x]);
+        Some(b.push("abs_grad", Mul::same(), &[d, s]))
+    };
+
+    /// 1 where the operand is positive, -1 where it is negative, else 0; no gradient flows through it, element by element.
+    Sign = "sign" {} Elementwise, Same, Stops, NO,
+    samples ["sign f32[3,4]"]
+    |_, x| f64::from(x > 0.0) - f64::from(x < 0.0);
+    |_, b, x| {
+        let zero = b.constant(0.0);
+        let (up, down) = (b.binary(Binary::AtLeast, x, zero), b.binary(Binary::AtLeast, zero, x));
+        b.sub(up, down)
+    };
+    |_, _b, _, _, _| None;
+
     /// The operand, at most `hi` and at least `lo`; no gradient flows through it, element by element.
     Clamp = "clamp" { lo: f64, hi: f64 } Elementwise, Same, Stops, NO,
     samples ["clamp[-0.5; hi=0.5] f32[3,4]"]

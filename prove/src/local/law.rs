@@ -54,6 +54,8 @@ pub fn law(op: &Op) -> Option<Law> {
         | Op::Gelu(_)
         | Op::Sin(_)
         | Op::Cos(_)
+        | Op::Abs(_)
+        | Op::Sign(_)
         | Op::Clamp(_)
         | Op::Shift(_)
         | Op::AdamW(_)

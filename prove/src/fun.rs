@@ -93,6 +93,8 @@ pub enum Fun {
     /// A function of a number, element by element: `exp`, `log`, `sqrt`, ….
     Each(&'static str),
     Reciprocal,
+    /// x · logistic(beta x), for another beta than 1.
+    Silu(Real),
     Clamp(Real, Real),
     /// 1 where the operand is at least the bound, else 0.
     AtLeast(Real),
@@ -184,6 +186,7 @@ impl Fun {
         match self {
             Fun::Each(name) => s += name,
             Fun::Reciprocal => s += "1/",
+            Fun::Silu(beta) => s += &format!("silu[beta={beta:?}]"),
             Fun::Clamp(lo, hi) => s += &format!("clamp[{lo:?}; hi={hi:?}]"),
             Fun::AtLeast(bound) => s += &format!("at_least[{bound:?}]"),
             Fun::Number => s += "number",

@@ -45,12 +45,13 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         | Op::Rsqrt(ops::Rsqrt {})
         | Op::Tanh(ops::Tanh {})
         | Op::Logistic(ops::Logistic {})
-        | Op::Silu(ops::Silu {})
+        | Op::Silu(ops::Silu { beta: None })
         | Op::Gelu(ops::Gelu {})
         | Op::Sin(ops::Sin {})
         | Op::Cos(ops::Cos {})
         | Op::Abs(ops::Abs {})
         | Op::Sign(ops::Sign {}) => Fun::Each(op.mnemonic()),
+        Op::Silu(ops::Silu { beta: Some(beta) }) => Fun::Silu(Real::new(*beta)),
         Op::Clamp(ops::Clamp { lo, hi }) => Fun::Clamp(Real::new(*lo), Real::new(*hi)),
         Op::AtLeast(ops::AtLeast { bound }) => Fun::AtLeast(Real::new(*bound)),
         Op::Literal(ops::Literal { values }) => {

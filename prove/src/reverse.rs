@@ -242,12 +242,14 @@ impl At<'_> {
                 let rest = self.affine(-1.0, y, 1.0);
                 self.times(&[y, rest])
             }
-            // (xσ)' = σ + xσ - xσσ
-            Op::Silu(_) => {
-                let l = self.each("logistic", x);
+            // (xσ(βx))' = σ + βxσ - βxσσ
+            Op::Silu(k) => {
+                let beta = k.beta.unwrap_or(1.0);
+                let at = self.affine(beta, x, 0.0);
+                let l = self.each("logistic", at);
                 let (once, twice) = (self.times(&[x, l]), self.times(&[x, l, l]));
-                let less = self.affine(-1.0, twice, 0.0);
-                self.s.add(&[l, once, less])
+                let (more, less) = (self.affine(beta, once, 0.0), self.affine(-beta, twice, 0.0));
+                self.s.add(&[l, more, less])
             }
             Op::Gelu(_) => self.gelu(),
             Op::Sin(_) => self.each("cos", x),

@@ -136,18 +136,29 @@ unary! {
         Some(b.push("logistic_grad", Mul::same(), &[d, ys]))
     };
 
-    /// SiLU, x * logistic(x) (Elfwing et al., 2017), element by element.
-    Silu = "silu" {} Activation, Same, Flows, NO,
-    samples ["silu f32[3,4]"]
-    |_, x| x / (1.0 + (-x).exp());
-    |_, b, x| b.unary(Unary::Silu, x);
-    |_, b, x, _, d| {
-        // y' = s + y (1 - s), s = logistic(x); in f32, since each step would be rounded.
+    /// SiLU, x * logistic(beta x) (Elfwing et al., 2017; with a beta, 1 if none is given, Ramachandran et al.,
+    /// 2017, *Searching for activation functions*: 1.702 is near GELU), element by element.
+    Silu = "silu" { beta: Option<f64> } Activation, Same, Flows, NO,
+    samples ["silu f32[3,4]", "silu[beta=1.702] f32[3,4]"]
+    |o, x| x / (1.0 + (-o.beta.unwrap_or(1.0) * x).exp());
+    |o, b, x| match o.beta {
+        None => b.unary(Unary::Silu, x),
+        Some(beta) => {
+            let at = b.by(Binary::Mul, x, beta);
+            let s = b.unary(Unary::Logistic, at);
+            b.mul(x, s)
+        }
+    };
+    |o, b, x, _, d| {
+        // y' = s + beta y (1 - s), s = logistic(beta x); in f32, since each step would be rounded.
         let [x, d] = [x, d].map(|v| in_f32(b, v));
-        let s = b.push("s", Logistic {}, &[x]);
+        let times = |b: &mut Builder, v| o.beta.map_or(v, |by| b.push("beta", Scale { by }, &[v]));
+        let at = times(b, x);
+        let s = b.push("s", Logistic {}, &[at]);
         let y = b.push("y", Mul::same(), &[x, s]);
         let ys = b.push("ys", Mul::same(), &[y, s]);
         let m = b.push("m", Sub::same(), &[y, ys]);
+        let m = times(b, m);
         let p = b.push("p", Add::same(), &[s, m]);
         Some(b.push("silu_grad", Mul::same(), &[d, p]))
     };

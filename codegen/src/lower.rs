@@ -128,6 +128,7 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         | Op::Fill(_)
         | Op::ReduceSum(_)
         | Op::ReduceMax(_)
+        | Op::ReduceMin(_)
         | Op::MergeAttention(_)
         | Op::AdamW(_)
         | Op::Sgd(_) => {

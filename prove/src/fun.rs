@@ -104,6 +104,7 @@ pub enum Fun {
     Literal(Arc<[u32]>),
     Reshape,
     Max(Pattern),
+    Min(Pattern),
     /// With an index of padding, whose elements are 0.
     Take(Pattern, Option<usize>),
     /// With an index of padding, to which nothing is added.
@@ -201,6 +202,7 @@ impl Fun {
             }
             Fun::Reshape => s += "reshape",
             Fun::Max(p) => s += &format!("reduce_max[{p}]"),
+            Fun::Min(p) => s += &format!("reduce_min[{p}]"),
             Fun::Take(p, padding) => s += &format!("take[{p}{}]", but(*padding)),
             Fun::Put(p, padding) => s += &format!("put[{p}{}]", but(*padding)),
             Fun::Narrow(start) => s += &format!("narrow[start={start}]"),

@@ -58,6 +58,7 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
             Fun::Literal(values.iter().map(|x| x.to_bits()).collect())
         }
         Op::ReduceMax(ops::ReduceMax { rule: _ }) => Fun::Max(pattern()?),
+        Op::ReduceMin(ops::ReduceMin { rule: _ }) => Fun::Min(pattern()?),
         Op::Take(ops::Take { rule: _, padding }) => Fun::Take(pattern()?, padding.zero()),
         Op::Put(ops::Put { rule: _, sizes: _, padding }) => Fun::Put(pattern()?, padding.zero()),
         Op::Narrow(ops::Narrow { sizes: _, start }) => Fun::Narrow(*start),

@@ -103,6 +103,7 @@ fn constant(n: &Node) -> bool {
         n.op,
         Op::StopGradient(_)
             | Op::ReduceMax(_)
+            | Op::ReduceMin(_)
             | Op::AtLeast(_)
             | Op::Sign(_)
             | Op::Clamp(_)

@@ -263,7 +263,7 @@ ops! {
     unary::Gelu, unary::Sin, unary::Cos, unary::Abs, unary::Sign, unary::Clamp,
     at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill,
     reshape::Reshape, transpose::Transpose, expand::Expand,
-    reduction::ReduceSum, reduction::ReduceMax, dot::Dot, take::Take, put::Put,
+    reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, dot::Dot, take::Take, put::Put,
     concat::Concat, narrow::Narrow, widen::Widen,
     rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
     top_k::TopK, route::Route, dispatch::Dispatch, combine::Combine, row_dots::RowDots,

@@ -55,6 +55,11 @@ reductions! {
     ReduceMax = "reduce_max" Max, Stops,
     samples ["reduce_max[bsv->bs] f32[2,3,4]", "reduce_max[abc->ca] f32[3,4,3]", "reduce_max[ab->ba] f32[3,4]"]
     |_o, _b, _x, _d| None;
+
+    /// The smallest element over the letters missing on the right; of nothing, inf. It has no gradient.
+    ReduceMin = "reduce_min" Min, Stops,
+    samples ["reduce_min[bsv->bs] f32[2,3,4]", "reduce_min[abc->ca] f32[3,4,3]", "reduce_min[ab->ba] f32[3,4]"]
+    |_o, _b, _x, _d| None;
 }
 
 /// One operand whose letters all are plain, with some missing on the right.

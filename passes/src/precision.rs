@@ -4,7 +4,7 @@
 //! After:   `%w: bf16[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : bf16[2,4,16]`
 //! Assumes: phase Source.  Leaves: phase Source.
 //!
-//! Parameters are bf16. What an op computes in is in its file ([`shardc_ir::ops::Precision`]):
+//! Parameters are bf16. What an op computes in is in its file ([`shardc_ir::ops::Wants`]):
 //!
 //! | op | operands | result |
 //! |---|---|---|
@@ -26,7 +26,7 @@
 //! [`crate::autodiff::differentiate`] read it off the types.
 
 use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value};
-use shardc_ir::ops::{Cast, Kind, Precision as Wants};
+use shardc_ir::ops::{Cast, Kind, Wants};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};

@@ -7,7 +7,7 @@ op! {
     /// multiplied by `g_scale`, decay is decoupled, `eps` is added to √(v/(1-β2^step)). Results: new
     /// parameter and moments, in place of the old ones.
     AdamW = "adamw" (param, grad, exp_avg, exp_avg_sq, lr, step, g_scale) { beta1: f64, beta2: f64, eps: f64, decay: f64 }
-    facts { kind: Update, fusion: Some(Each), precision: Precision::AsTheyAre, gradient: Unasked }
+    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]"] positive ["exp_avg_sq", "lr", "step", "g_scale"]
 }
 

@@ -6,7 +6,7 @@ op! {
     /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
     /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
     AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos) { scale: f64, window: Option<usize>, softcap: Option<f64> }
-    facts { kind: Attention, fusion: None, precision: Precision::AsTheyAre, gradient: Unasked }
+    facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "attention_grad[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
         "attention_grad[0.5; window=none; softcap=1.5] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",

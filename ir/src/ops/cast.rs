@@ -5,7 +5,7 @@ use super::*;
 op! {
     /// The operand in another element type, rounded to nearest even.
     Cast = "cast" (x) { to: DType }
-    facts { kind: Conversion, fusion: Some(Each), precision: Precision::AsTheyAre, gradient: Flows }
+    facts { kind: Conversion, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Flows }
     samples ["cast[f32] f32[3,4]", "cast[bf16] f32[3,4]", "cast[f32] bf16[3,4]"]
 }
 

@@ -10,7 +10,7 @@ op! {
     /// The product of two operands summed over the letters missing on the right (Einstein's sum).
     Dot = "dot" (a, b) { rule: RuleAttr }
     facts |o| { kind: Product, fusion: folds(&o.rule.0).then(|| folded(&o.rule.0)),
-            precision: if folds(&o.rule.0) { Precision::Wide } else { Precision::Half }, gradient: Flows }
+            precision: if folds(&o.rule.0) { Wants::Wide } else { Wants::Half }, gradient: Flows }
     samples [
         "dot[mk,kn->mn] f32[3,5], f32[5,4]",
         "dot[bsh,oh->bso] f32[2,3,4], f32[5,4]",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 op! {
     /// The operand repeated along new dims, whose sizes are attributes: `expand[bs->bsh; h=64]`.
     Expand = "expand" (x) { rule: RuleAttr, sizes: Sizes }
-    facts { kind: Movement, fusion: Some(Each), precision: Precision::Same, gradient: Flows }
+    facts { kind: Movement, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["expand[bs->bsh; h=4] f32[2,3]", "expand[bs->shb; h=3] f32[3,3]"]
 }
 

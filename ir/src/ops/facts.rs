@@ -9,7 +9,7 @@ pub struct Facts {
     pub kind: Kind,
     /// What it does to the rows of a kernel over rows; `None` if it is a kernel of its own.
     pub fusion: Option<FusionClass>,
-    pub precision: Precision,
+    pub precision: Wants,
     pub gradient: Gradient,
 }
 
@@ -74,7 +74,7 @@ pub enum FusionClass {
 
 /// What an op wants of its float operands where parameters are bf16.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Precision {
+pub enum Wants {
     /// bf16.
     Half,
     /// Rows that are bf16, and gates, the last operand, that are f32.

@@ -6,7 +6,7 @@ op! {
     /// A tensor of the declared type, every element the same. Zeros may be of any type, a sum still
     /// to be taken included; any other number only of an invariant, replicated or sharded one.
     Fill = "fill" () { value: f64 }
-    facts { kind: Constant, fusion: Some(Each), precision: Precision::AsTheyAre, gradient: Unasked }
+    facts { kind: Constant, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["fill[0.0] -> f32[3,4]", "fill[1.0] -> f32[]"]
 }
 

@@ -9,7 +9,7 @@ op! {
     /// nothing; if both are, the output is 0. Rings are made of differentiated programs: no gradient.
     MergeAttention = "merge_attention" (out_a, lse_a, out_b, lse_b) {}
     facts { kind: Elementwise, fusion: Some(Each),
-            precision: Precision::AsTheyAre, gradient: Unasked }
+            precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["merge_attention f32[2,3,4,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4]"]
 }
 

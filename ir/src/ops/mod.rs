@@ -4,7 +4,7 @@
 
 mod facts;
 
-pub use facts::{Facts, FusionClass, Gradient, Kind, Precision};
+pub use facts::{Facts, FusionClass, Gradient, Kind, Wants};
 pub use layout::{Collective, Sends};
 
 use crate::attr::{AttrCx, AttrReader, AttrWriter};

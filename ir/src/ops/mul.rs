@@ -8,7 +8,7 @@ use std::sync::Arc;
 op! {
     /// The product of two operands; a rule spreads a smaller operand.
     Mul = "mul" (a, b) { rule: Broadcast }
-    facts { kind: Elementwise, fusion: Some(Each), precision: Precision::Same, gradient: Flows }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples [
         "mul f32[3,4], f32[3,4]",
         "mul[bsh,h->bsh] f32[2,3,4], f32[4]",

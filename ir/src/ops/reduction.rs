@@ -14,7 +14,7 @@ macro_rules! reductions {
         op! {
             $(#[doc = $doc])*
             $op = $name (x) { rule: RuleAttr }
-            facts |o| { kind: Reduction, fusion: Some(folded(&o.rule.0)), precision: Precision::Wide, gradient: $gradient }
+            facts |o| { kind: Reduction, fusion: Some(folded(&o.rule.0)), precision: Wants::Wide, gradient: $gradient }
             samples [$($sample),*]
         }
         impl OpDef for $op {

@@ -5,7 +5,7 @@ use super::*;
 op! {
     /// `param - lr (grad * g_scale + decay * param)`, in place of the old parameter.
     Sgd = "sgd" (param, grad, lr, g_scale) { decay: f64 }
-    facts { kind: Update, fusion: Some(Each), precision: Precision::AsTheyAre, gradient: Unasked }
+    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["sgd[0.01] f32[3,4], f32[3,4], f32[], f32[]"]
 }
 

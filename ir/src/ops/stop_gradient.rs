@@ -5,7 +5,7 @@ use super::*;
 op! {
     /// The operand, through which no gradient flows, element by element.
     StopGradient = "stop_gradient" (x) {}
-    facts { kind: Elementwise, fusion: Some(Each), precision: Precision::Same, gradient: Stops }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops }
     samples ["stop_gradient f32[3,4]"]
 }
 

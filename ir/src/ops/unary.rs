@@ -17,7 +17,7 @@ macro_rules! unary {
         op! {
             $(#[doc = $doc])*
             $op = $name (x) { $($field: $ty),* }
-            facts { kind: $kind, fusion: Some(Each), precision: Precision::$precision, gradient: $gradient }
+            facts { kind: $kind, fusion: Some(Each), precision: Wants::$precision, gradient: $gradient }
             samples [$($sample),*] $(positive [$positive])?
         }
         impl OpDef for $op {

@@ -125,7 +125,7 @@ macro_rules! layouts {
         op! {
             $(#[doc = $doc])*
             $op = $name ($($operand),*) { $($field: $ty),* }
-            facts { kind: Layout, fusion: $fusion, precision: Precision::AsTheyAre, gradient: $gradient }
+            facts { kind: Layout, fusion: $fusion, precision: Wants::AsTheyAre, gradient: $gradient }
             samples []
         }
         impl OpDef for $op {

@@ -149,7 +149,7 @@ impl<'a> Experts<'a> {
                     // A stack of weights, one of each expert.
                     atoms = f.ty(n.ins[2]).dims[0].atoms.set();
                 }
-                if let Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::GroupedDot(_) = n.op {
+                if n.op.facts().kind.of_experts() {
                     scopes.insert(&*f.scope_info(n.scope).path);
                 }
             }

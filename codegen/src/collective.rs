@@ -41,13 +41,7 @@ fn blocks(l: &Layout, operand: usize, dim: usize, pieces: &[Extent]) -> Vec<Bloc
 pub(crate) fn all_reduce(l: &Layout, axes: AtomSet) -> Kernel {
     let one = |i: usize| {
         let t = l.types[i];
-        let fold = if axes.within(t.max) {
-            Reduction::Max
-        } else if axes.within(t.min) {
-            Reduction::Min
-        } else {
-            Reduction::Sum
-        };
+        let fold = t.reduction(axes).expect("checked by its type");
         Reduced { fold, from: l.whole(i), to: l.whole(l.ins + i) }
     };
     kernel(axes, Exchange::AllReduce { tensors: (0..l.ins).map(one).collect() })

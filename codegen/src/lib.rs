@@ -4,7 +4,6 @@
 //! was settled by the passes. This crate knows how letters become loops.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod body;
 pub mod c;
 mod collective;
 pub mod cuda;

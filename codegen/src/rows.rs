@@ -1,12 +1,13 @@
 //! Groups of element-wise nodes and folds: one kernel over rows.
 
-use crate::body::{Body, Results, each};
 use crate::c;
 use crate::layout::{Layout, Nest};
 use shardc_ir::func::{Func, Node, Value};
-use shardc_ir::group::{Axes, FusionClass, IterationSpace, is_same, work};
-use shardc_ir::kernel::{Binary, Elem, Extents, Kernel, Load, Rows, Scalar, Store, Unary, View};
-use shardc_ir::ops::Op;
+use shardc_ir::group::{Axes, IterationSpace, is_same};
+use shardc_ir::kernel::{
+    Body, Elem, Extents, Kernel, Load, Results, Rows, Scalar, Store, Unary, View,
+};
+use shardc_ir::ops::FusionClass;
 use shardc_ir::types::{DType, Reduction};
 
 /// Views of every operand and result of a launch along its loops.
@@ -163,19 +164,19 @@ fn node(
         b.push(Scalar::Where(at, column, value))
     };
     let fold = |b: &mut Body, r: Reduction, x: usize| b.push(Scalar::Fold(r, x));
-    let made = match (work(&n.op), &n.op) {
-        (Some(FusionClass::Each), op) => return each(op, b, x).expect("it is element-wise"),
-        (Some(FusionClass::Fold), Op::ReduceMax(_)) => fold(b, Reduction::Max, x[0]),
-        (Some(FusionClass::Fold), _) => {
-            let product = b.chain(Binary::Mul, x);
-            fold(b, Reduction::Sum, product)
+    let element = |b: &mut Body| n.op.def().element(b, x).expect("its file says what it does");
+    let made = match n.op.facts().fusion {
+        Some(FusionClass::Each) => return element(b),
+        Some(FusionClass::Fold) => {
+            let folded = element(b)[0];
+            fold(b, n.op.def().reduction(), folded)
         }
-        (Some(FusionClass::Take), _) => {
+        Some(FusionClass::Take) => {
             let one = picked(b, n.ins[0], x[1], x[0]);
             fold(b, Reduction::Sum, one)
         }
-        (Some(FusionClass::Put), _) => picked(b, n.outs[0], x[1], x[0]),
-        (None, op) => panic!("{} is no part of a row", op.mnemonic()),
+        Some(FusionClass::Put) => picked(b, n.outs[0], x[1], x[0]),
+        None => panic!("{} is no part of a row", n.op.mnemonic()),
     };
     Results::from_slice(&[made])
 }

@@ -27,6 +27,10 @@ pub trait Attr: Sized {
     fn is_implied(&self) -> bool {
         false
     }
+    /// Itself, if it says how operands are spread.
+    fn broadcast(&mut self) -> Option<&mut Broadcast> {
+        None
+    }
 }
 
 /// A letter rule given as an attribute, as in `dot[mk,kn->mn]`.
@@ -102,6 +106,9 @@ impl Attr for Broadcast {
     }
     fn is_implied(&self) -> bool {
         self.0.is_none()
+    }
+    fn broadcast(&mut self) -> Option<&mut Broadcast> {
+        Some(self)
     }
 }
 

@@ -10,9 +10,11 @@
 //! Arithmetic is in f32 whatever the elements are: bf16 is widened when it is read, which is exact,
 //! and a result is rounded once, to nearest even, when it is written.
 
+mod body;
 mod experts;
 mod rows;
 
+pub use body::{Body, Results};
 pub use experts::{Copies, Grouped, Product, Ragged, Route, TopK};
 pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
 

@@ -325,7 +325,7 @@ impl Plan {
     /// The groups whose ranks exchange data, by their atoms.
     pub fn groups(&self) -> BTreeSet<AtomSet> {
         let nodes = self.module.funcs.iter().flat_map(|f| &f.nodes);
-        nodes.filter_map(|n| Some(n.op.def().collective()?.atoms())).collect()
+        nodes.filter_map(|n| Some(n.op.collective()?.atoms())).collect()
     }
     /// The classes that send to another, and which.
     pub fn edges(&self) -> BTreeSet<(usize, usize)> {

@@ -21,18 +21,6 @@ pub struct Sample {
     pub declared: Vec<Type>,
 }
 
-/// Operands that must be positive.
-const POSITIVE: &[(&str, &str)] = &[
-    ("log", "x"),
-    ("sqrt", "x"),
-    ("rsqrt", "x"),
-    ("div", "b"),
-    ("adamw", "exp_avg_sq"),
-    ("adamw", "lr"),
-    ("adamw", "step"),
-    ("adamw", "g_scale"),
-];
-
 /// All samples of all ops, in table order. Collectives have none.
 ///
 /// # Panics
@@ -84,22 +72,7 @@ impl Sample {
     /// integers in -1..=6, positions a permutation, statistics consistent with each other.
     pub fn draw(&self, seed: u64) -> Vec<Tensor> {
         let mut out: Vec<Tensor> = (0..self.ins.len()).map(|i| self.operand(seed, i)).collect();
-        if let Op::AttentionGrad(g) = &self.op {
-            // Log-sum-exp and row sums of the attention of these q, k, v.
-            let crate::ops::AttentionGrad { scale, window, softcap } = *g;
-            let attention = Op::from(crate::ops::Attention { scale, window, softcap });
-            let at = [0, 1, 2, 6, 7];
-            let ins = at.map(|i| &out[i]);
-            let types = at.map(|i| &self.ins[i]);
-            let made = eval(&attention, &types, &[], &ins);
-            let d_o = out[4].zip(&made[0], |a, b| a * b);
-            let e = d_o.shape[3];
-            let delta = Tensor::from_fn(&made[1].shape, |i| {
-                (0..e).map(|j| d_o.at(&[i[0], i[1], i[2], j])).sum()
-            });
-            out[3] = made[1].clone();
-            out[5] = delta;
-        }
+        self.op.def().settle(&self.ins, &mut out);
         out
     }
 
@@ -131,7 +104,7 @@ impl Sample {
             let of = |e: usize| if e + 1 < experts { 1 } else { rows + 1 - experts };
             return Tensor::from_fn(&sizes, |i| of(i[1]) as f64);
         }
-        let positive = POSITIVE.contains(&(self.op.mnemonic(), name));
+        let positive = self.op.positive().contains(&name);
         Tensor::from_fn(&sizes, |_| match ty.dtype {
             DType::I32 => (uniform() * 8.0).floor() - 1.0,
             _ if positive => 0.2 + 1.8 * uniform(),
@@ -147,7 +120,7 @@ impl Sample {
 }
 
 /// Evaluates an op on one device.
-fn eval(op: &Op, types: &[&Type], declared: &[Type], ins: &[&Tensor]) -> Vec<Tensor> {
+pub(crate) fn eval(op: &Op, types: &[&Type], declared: &[Type], ins: &[&Tensor]) -> Vec<Tensor> {
     let mesh = Mesh::default();
     let declared: Vec<Option<&Type>> = declared.iter().map(Some).collect();
     let outs = op.check(&mesh, types, &declared).expect("a sample's op");

@@ -40,15 +40,12 @@ pub fn vocabulary(f: &Func) -> usize {
         let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
         role.is_some_and(|r| r.kind == RoleKind::Input && &*r.name != "positions")
     };
-    let indexed = |n: &Node| match &n.op {
-        Op::Take(t) if is_tokens(*n.ins.get(1)?) => {
-            let rule = &t.rule.0;
-            let dim = rule.ins[0]
-                .iter()
-                .position(|g| !rule.ins[1].contains(g) && !rule.outs[0].contains(g))?;
-            Some(f.ty(n.ins[0]).dims.get(dim)?.size)
-        }
-        _ => None,
+    let indexed = |n: &Node| {
+        let Op::Take(t) = &n.op else { return None };
+        let rule = &t.rule.0;
+        let own = |g| !rule.ins[1].contains(g) && !rule.outs[0].contains(g);
+        let dim = rule.ins[0].iter().position(own).filter(|_| is_tokens(n.ins[1]))?;
+        Some(f.ty(n.ins[0]).dims.get(dim)?.size)
     };
     f.nodes.iter().filter_map(indexed).min().unwrap_or(i32::MAX as usize)
 }

@@ -113,6 +113,25 @@ pub enum Reduction {
     Min,
 }
 
+impl Reduction {
+    /// The fold of nothing.
+    pub fn start(self) -> f64 {
+        match self {
+            Reduction::Sum => 0.0,
+            Reduction::Max => f64::NEG_INFINITY,
+            Reduction::Min => f64::INFINITY,
+        }
+    }
+    /// The fold of two.
+    pub fn of(self, a: f64, b: f64) -> f64 {
+        match self {
+            Reduction::Sum => a + b,
+            Reduction::Max => a.max(b),
+            Reduction::Min => a.min(b),
+        }
+    }
+}
+
 /// State of a value over one atom.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum State {
@@ -207,6 +226,11 @@ impl Type {
             Reduction::Max => self.max,
             Reduction::Min => self.min,
         }
+    }
+    /// The reduction that is pending over all of these atoms, if it is one.
+    pub fn reduction(&self, atoms: AtomSet) -> Option<Reduction> {
+        let all = [Reduction::Max, Reduction::Min, Reduction::Sum];
+        all.into_iter().find(|&r| atoms.within(self.pending(r)))
     }
     pub fn pending_mut(&mut self, r: Reduction) -> &mut AtomSet {
         match r {

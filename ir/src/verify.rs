@@ -7,7 +7,7 @@ use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
 use crate::group::{KERNEL_KINDS, Launch, launches};
 use crate::infer::TypeError;
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
-use crate::ops::{DOCS, Op};
+use crate::ops::DOCS;
 use crate::phase::Phase;
 use crate::text::{MAX_DIMS, MAX_ELEMENTS, is_path, node_text, type_text};
 use crate::types::{AtomList, DType, Type};
@@ -351,7 +351,7 @@ impl<'a> Checker<'a> {
         let ty = |v: &Value| plain.get(v.0 as usize).unwrap_or_else(|| f.ty(*v));
         let ins: SmallVec<[&Type; 8]> = n.ins.iter().map(ty).collect();
         let outs: SmallVec<[&Type; 4]> = n.outs.iter().map(ty).collect();
-        if is_collective(&n.op) && !self.phase.is_of_ranks() {
+        if n.op.layout().is_some() && !self.phase.is_of_ranks() {
             return self.early_collective(n, &ins, &outs, p);
         }
         let declared: SmallVec<[Option<&Type>; 4]> = outs.iter().map(|&t| Some(t)).collect();
@@ -462,7 +462,7 @@ impl<'a> Checker<'a> {
     fn rule_text(&self, n: &Node) -> String {
         let ins: Vec<&Type> = n.ins.iter().map(|&v| self.f.ty(v)).collect();
         let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
-        if !is_collective(&n.op) && n.op.def().accepts(&ins).is_ok() {
+        if !n.op.layout().is_some() && n.op.def().accepts(&ins).is_ok() {
             return n.op.def().rule(&ranks).to_string();
         }
         let doc = DOCS.iter().find(|d| d.0 == n.op.mnemonic()).map_or("", |d| d.1);
@@ -530,21 +530,6 @@ impl<'a> Checker<'a> {
             fed.insert(role, (&self.f.name, self.f.ty(r.value)));
         }
     }
-}
-
-/// True for ops that only make sense on ranks: those that exchange data or change states.
-fn is_collective(op: &Op) -> bool {
-    let moves_nothing = matches!(
-        op,
-        Op::FanOut(_)
-            | Op::Slice(_)
-            | Op::Place(_)
-            | Op::ToPartial(_)
-            | Op::ToVarying(_)
-            | Op::FromVarying(_)
-            | Op::Piece(_)
-    );
-    moves_nothing || op.collective().is_some()
 }
 
 /// The type on one device.

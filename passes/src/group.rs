@@ -21,11 +21,9 @@
 use crate::options::Fuse;
 use crate::step::combine::BUCKET_BYTES;
 use shardc_ir::func::{Func, FusedWithNext, Node, Value};
-use shardc_ir::group::{
-    FusionClass, HorizontalFusion, IterationSpace, Launch, accumulates, epilogue, launches, work,
-};
+use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, accumulates, epilogue, launches};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{FusionClass, Kind, Op};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -82,7 +80,7 @@ fn bucket(mesh: &Mesh, f: &mut Func) {
     // Of a launch that updates a parameter, the bytes of its gradient.
     let update = |x: &Launch| {
         let mut nodes = f.nodes[x.nodes.clone()].iter();
-        let n = nodes.find(|n| matches!(n.op, Op::AdamW(_) | Op::Sgd(_)))?;
+        let n = nodes.find(|n| n.op.facts().kind == Kind::Update)?;
         Some(f.ty(n.ins[1]).local_bytes(mesh))
     };
     let mut joined = vec![];
@@ -158,7 +156,7 @@ impl<'a> Groups<'a> {
     /// that a group reads, the last one, for which it need not wait.
     fn epilogue(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        if !matches!(n.op, Op::Dot(_)) || self.members[self.of[i]] != [i] {
+        if !n.op.is_matrix_product() || self.members[self.of[i]] != [i] {
             return;
         }
         for r in self.readers[n.outs[0].0 as usize].clone() {
@@ -182,7 +180,7 @@ impl<'a> Groups<'a> {
     /// Joins a node with the groups around its operands.
     fn visit(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        if work(&n.op).is_none() {
+        if n.op.facts().fusion.is_none() {
             return;
         }
         let made = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
@@ -204,7 +202,8 @@ impl<'a> Groups<'a> {
         if a == b {
             return;
         }
-        let rows = |g: usize| self.members[g].iter().all(|&i| work(&self.f.nodes[i].op).is_some());
+        let rows =
+            |g: usize| self.members[g].iter().all(|&i| self.f.nodes[i].op.facts().fusion.is_some());
         if !rows(a) || !rows(b) {
             return;
         }
@@ -225,8 +224,8 @@ impl<'a> Groups<'a> {
     fn walks_once(&self, all: &[usize], space: &IterationSpace) -> bool {
         let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
         let short = |v: &Value| space.axes(*v).is_some_and(|a| a.len() == space.rows.len());
-        let folds =
-            nodes().any(|n| matches!(work(&n.op), Some(FusionClass::Fold | FusionClass::Take)));
+        let folds = nodes()
+            .any(|n| matches!(n.op.facts().fusion, Some(FusionClass::Fold | FusionClass::Take)));
         folds
             || space.cols.is_empty()
             || !nodes().flat_map(|n| &n.outs).any(|v| short(v) && self.seen(*v, all))
@@ -237,7 +236,7 @@ impl<'a> Groups<'a> {
     fn worth(&self, all: &[usize]) -> bool {
         all.iter().all(|&i| {
             let n = &self.f.nodes[i];
-            let picked = match work(&n.op) {
+            let picked = match n.op.facts().fusion {
                 Some(FusionClass::Take) => n.ins[0],
                 Some(FusionClass::Put) => n.outs[0],
                 Some(FusionClass::Each | FusionClass::Fold) | None => return true,

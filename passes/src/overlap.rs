@@ -15,7 +15,6 @@
 
 use shardc_ir::func::{Func, FusedWithNext, Node, Value};
 use shardc_ir::group::{Launch, launches};
-use shardc_ir::ops::Op;
 use std::collections::{HashMap, HashSet};
 
 /// Most products that are put behind one collective: one hides most of it, and what several read and
@@ -41,13 +40,7 @@ pub fn overlap(f: &mut Func) {
 
 /// True if a launch is worth a collective's time.
 fn heavy(f: &Func, x: &Launch) -> bool {
-    let product = |n: &Node| match &n.op {
-        Op::Dot(o) => !shardc_ir::group::folds(&o.rule.0),
-        Op::Attention(_) | Op::AttentionGrad(_) => true,
-        Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::GroupedOuter(_) => true,
-        _light => false,
-    };
-    f.nodes[x.nodes.clone()].iter().any(product)
+    f.nodes[x.nodes.clone()].iter().any(|n| n.op.is_heavy())
 }
 
 /// Values that launches need, and arguments that they write over.

@@ -1,10 +1,10 @@
-//! Decides what is bf16 and what stays f32: the one place of the policy of `--dtype bf16`.
+//! Decides what is bf16 and what stays f32: the policy of `--dtype bf16`, by what each op wants.
 //!
 //! Before:  `%w: f32[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : f32[2,4,16]`
 //! After:   `%w: bf16[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : bf16[2,4,16]`
 //! Assumes: phase Source.  Leaves: phase Source.
 //!
-//! Parameters are bf16. What an op computes in follows from what it is:
+//! Parameters are bf16. What an op computes in is in its file ([`shardc_ir::ops::Wants`]):
 //!
 //! | op | operands | result |
 //! |---|---|---|
@@ -26,105 +26,18 @@
 //! [`crate::autodiff::differentiate`] read it off the types.
 
 use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value};
-use shardc_ir::ops::{Cast, Op};
-use shardc_ir::rule::has_letter;
+use shardc_ir::ops::{Cast, Kind, Wants};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
-
-/// What an op wants of its float operands.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wants {
-    Half,
-    /// Rows that are bf16, and gates, the last operand, that are f32.
-    Gated,
-    Wide,
-    /// One type for all of them.
-    Same,
-    /// Nothing: its operands' types are its own matter.
-    AsTheyAre,
-}
-
-fn wants(op: &Op) -> Wants {
-    match op {
-        Op::Dot(d) => {
-            let r = &d.rule.0;
-            let own = |i: usize| {
-                let fresh = |l| has_letter(&r.outs[0], l) && !has_letter(&r.ins[1 - i], l);
-                r.ins[i].iter().any(|g| g.letters().iter().any(|&l| fresh(l)))
-            };
-            if own(0) && own(1) { Wants::Half } else { Wants::Wide }
-        }
-        Op::Attention(_)
-        | Op::RowDots(_)
-        | Op::GroupedDot(_)
-        | Op::GroupedDotT(_)
-        | Op::GroupedOuter(_) => Wants::Half,
-        Op::Dispatch(_) | Op::Combine(_) => Wants::Gated,
-        Op::TopK(_)
-        | Op::Exp(_)
-        | Op::Log(_)
-        | Op::Sqrt(_)
-        | Op::Rsqrt(_)
-        | Op::Div(_)
-        | Op::Sin(_)
-        | Op::Cos(_)
-        | Op::ReduceSum(_)
-        | Op::ReduceMax(_) => Wants::Wide,
-        Op::Add(_)
-        | Op::Sub(_)
-        | Op::Mul(_)
-        | Op::Scale(_)
-        | Op::Shift(_)
-        | Op::Tanh(_)
-        | Op::Logistic(_)
-        | Op::Silu(_)
-        | Op::Gelu(_)
-        | Op::Clamp(_)
-        | Op::AtLeast(_)
-        | Op::StopGradient(_)
-        | Op::Reshape(_)
-        | Op::Transpose(_)
-        | Op::Expand(_)
-        | Op::Concat(_)
-        | Op::Narrow(_)
-        | Op::Widen(_)
-        | Op::Take(_)
-        | Op::Put(_) => Wants::Same,
-        // Angles are f32 whatever turns; a model of text may hold the rest.
-        Op::Rope(_)
-        | Op::Cast(_)
-        | Op::Literal(_)
-        | Op::Fill(_)
-        | Op::AttentionGrad(_)
-        | Op::AdamW(_)
-        | Op::Sgd(_)
-        | Op::FanOut(_)
-        | Op::AllReduce(_)
-        | Op::AllGather(_)
-        | Op::ReduceScatter(_)
-        | Op::Slice(_)
-        | Op::Place(_)
-        | Op::AllToAll(_)
-        | Op::AllToAllV(_)
-        | Op::Permute(_)
-        | Op::ToPartial(_)
-        | Op::Route(_)
-        | Op::MergeAttention(_)
-        | Op::Broadcast(_)
-        | Op::Reduce(_)
-        | Op::ToVarying(_)
-        | Op::FromVarying(_)
-        | Op::Piece(_) => Wants::AsTheyAre,
-    }
-}
 
 /// Values that decide a choice: what `top_k` takes, and what that is made of, up to products.
 fn deciding(f: &Func) -> Vec<bool> {
     let mut decides = vec![false; f.values.len()];
     for n in f.nodes.iter().rev() {
-        let is = matches!(n.op, Op::TopK(_)) || n.outs.iter().any(|o| decides[o.0 as usize]);
-        if is && !matches!(wants(&n.op), Wants::Half | Wants::Gated) {
+        let wants = n.op.facts().precision;
+        let is = wants == Wants::Decides || n.outs.iter().any(|o| decides[o.0 as usize]);
+        if is && !matches!(wants, Wants::Half | Wants::Gated) {
             n.ins.iter().for_each(|v| decides[v.0 as usize] = true);
         }
     }
@@ -136,23 +49,20 @@ fn for_products(f: &Func) -> Vec<bool> {
     let mut only = vec![None; f.values.len()];
     f.results.iter().for_each(|r| only[r.value.0 as usize] = Some(false));
     for n in f.nodes.iter().rev() {
-        let moved = is_move(&n.op) && only[n.outs[0].0 as usize] == Some(true);
-        let wants = wants(&n.op);
+        let wants = n.op.facts().precision;
+        let moved = wants == Wants::Moved && only[n.outs[0].0 as usize] == Some(true);
         for (i, v) in n.ins.iter().enumerate() {
             let takes = match wants {
                 Wants::Half => true,
                 Wants::Gated => i == 0,
-                Wants::Wide | Wants::Same | Wants::AsTheyAre => moved,
+                Wants::Wide | Wants::Decides => false,
+                Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => moved,
             };
             let known = &mut only[v.0 as usize];
             *known = Some(known.unwrap_or(true) && takes);
         }
     }
     only.into_iter().map(|x| x == Some(true)).collect()
-}
-
-fn is_move(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Transpose(_))
 }
 
 /// Makes the parameters of a model bf16, and with them what is computed.
@@ -172,20 +82,19 @@ pub fn precision(f: &mut Func) {
             let all = n.ins.iter().map(|&v| f.ty(v).dtype);
             all.filter(|d| d.is_float()).collect()
         };
-        let to = match wants(&n.op) {
+        let wants = n.op.facts().precision;
+        let to = match wants {
             Wants::Half | Wants::Gated => Some(DType::BF16),
-            Wants::Wide => Some(DType::F32),
-            Wants::Same if is_move(&n.op) && for_products[n.outs[0].0 as usize] => {
-                Some(DType::BF16)
-            }
-            Wants::Same if floats(f, &n).contains(&DType::F32) => Some(DType::F32),
-            Wants::Same | Wants::AsTheyAre => None,
+            Wants::Wide | Wants::Decides => Some(DType::F32),
+            Wants::Moved if for_products[n.outs[0].0 as usize] => Some(DType::BF16),
+            Wants::Same | Wants::Moved if floats(f, &n).contains(&DType::F32) => Some(DType::F32),
+            Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => None,
         };
-        if let Op::Rope(_) = n.op {
+        if wants == Wants::HalfFirst {
             n.ins[0] = p.cast(f, n.ins[0], DType::BF16, n.scope);
         }
-        let gates = if wants(&n.op) == Wants::Gated { n.ins.len() - 1 } else { n.ins.len() };
-        let routes = wants(&n.op) == Wants::Half && n.outs.iter().any(|o| decides[o.0 as usize]);
+        let gates = if wants == Wants::Gated { n.ins.len() - 1 } else { n.ins.len() };
+        let routes = wants == Wants::Half && n.outs.iter().any(|o| decides[o.0 as usize]);
         for (i, v) in n.ins.iter_mut().enumerate() {
             let Some(to) = to.filter(|_| f.ty(*v).dtype.is_float()) else { continue };
             if routes && p.exact.contains(v) {
@@ -196,7 +105,7 @@ pub fn precision(f: &mut Func) {
                 *v = p.cast(f, *v, DType::F32, n.scope);
             }
         }
-        if matches!(n.op, Op::Cast(_)) && f.ty(n.ins[0]).dtype == DType::BF16 {
+        if n.op.facts().kind == Kind::Conversion && f.ty(n.ins[0]).dtype == DType::BF16 {
             p.exact.insert(n.outs[0]);
         }
         let types = {

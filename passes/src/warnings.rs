@@ -1,12 +1,13 @@
 //! What a plan is warned of: axes, flags and pieces that do nothing for it.
 
-use crate::autodiff::recompute::{Recompute, is_activation};
+use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, TpMode, TpSteps};
 use crate::shard::grid::Grid;
 use crate::shard::zero::{Accumulate, zero_axes};
 use shardc_ir::diag::Diag;
 use shardc_ir::func::{Func, FuncKind, Module, Node, ParamLayout};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::ops::Kind;
 use shardc_ir::weights::Weight;
 
 /// All warnings of a plan: `sharded` is the model with its types after propagation.
@@ -140,7 +141,7 @@ fn named_ops(m: &Module, o: &Options) -> Vec<Diag> {
     let missing = names.iter().filter(|name| match name.as_str() {
         "selective" => false,
         "norms" => all().all(|n| n.op.mnemonic() != "rsqrt"),
-        "activations" => !all().any(|n| is_activation(&n.op)),
+        "activations" => !all().any(|n| n.op.facts().kind == Kind::Activation),
         op => all().all(|n| n.op.mnemonic() != op),
     });
     let warn = |name: &String| {

@@ -93,6 +93,8 @@ pub enum Fun {
     /// A function of a number, element by element: `exp`, `log`, `sqrt`, ….
     Each(&'static str),
     Reciprocal,
+    /// x · logistic(beta x), for another beta than 1.
+    Silu(Real),
     Clamp(Real, Real),
     /// 1 where the operand is at least the bound, else 0.
     AtLeast(Real),
@@ -102,6 +104,7 @@ pub enum Fun {
     Literal(Arc<[u32]>),
     Reshape,
     Max(Pattern),
+    Min(Pattern),
     /// With an index of padding, whose elements are 0.
     Take(Pattern, Option<usize>),
     /// With an index of padding, to which nothing is added.
@@ -184,6 +187,7 @@ impl Fun {
         match self {
             Fun::Each(name) => s += name,
             Fun::Reciprocal => s += "1/",
+            Fun::Silu(beta) => s += &format!("silu[beta={beta:?}]"),
             Fun::Clamp(lo, hi) => s += &format!("clamp[{lo:?}; hi={hi:?}]"),
             Fun::AtLeast(bound) => s += &format!("at_least[{bound:?}]"),
             Fun::Number => s += "number",
@@ -198,6 +202,7 @@ impl Fun {
             }
             Fun::Reshape => s += "reshape",
             Fun::Max(p) => s += &format!("reduce_max[{p}]"),
+            Fun::Min(p) => s += &format!("reduce_min[{p}]"),
             Fun::Take(p, padding) => s += &format!("take[{p}{}]", but(*padding)),
             Fun::Put(p, padding) => s += &format!("put[{p}{}]", but(*padding)),
             Fun::Narrow(start) => s += &format!("narrow[start={start}]"),

@@ -45,16 +45,20 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         | Op::Rsqrt(ops::Rsqrt {})
         | Op::Tanh(ops::Tanh {})
         | Op::Logistic(ops::Logistic {})
-        | Op::Silu(ops::Silu {})
+        | Op::Silu(ops::Silu { beta: None })
         | Op::Gelu(ops::Gelu {})
         | Op::Sin(ops::Sin {})
-        | Op::Cos(ops::Cos {}) => Fun::Each(op.mnemonic()),
+        | Op::Cos(ops::Cos {})
+        | Op::Abs(ops::Abs {})
+        | Op::Sign(ops::Sign {}) => Fun::Each(op.mnemonic()),
+        Op::Silu(ops::Silu { beta: Some(beta) }) => Fun::Silu(Real::new(*beta)),
         Op::Clamp(ops::Clamp { lo, hi }) => Fun::Clamp(Real::new(*lo), Real::new(*hi)),
         Op::AtLeast(ops::AtLeast { bound }) => Fun::AtLeast(Real::new(*bound)),
         Op::Literal(ops::Literal { values }) => {
             Fun::Literal(values.iter().map(|x| x.to_bits()).collect())
         }
         Op::ReduceMax(ops::ReduceMax { rule: _ }) => Fun::Max(pattern()?),
+        Op::ReduceMin(ops::ReduceMin { rule: _ }) => Fun::Min(pattern()?),
         Op::Take(ops::Take { rule: _, padding }) => Fun::Take(pattern()?, padding.zero()),
         Op::Put(ops::Put { rule: _, sizes: _, padding }) => Fun::Put(pattern()?, padding.zero()),
         Op::Narrow(ops::Narrow { sizes: _, start }) => Fun::Narrow(*start),

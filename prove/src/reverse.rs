@@ -103,7 +103,9 @@ fn constant(n: &Node) -> bool {
         n.op,
         Op::StopGradient(_)
             | Op::ReduceMax(_)
+            | Op::ReduceMin(_)
             | Op::AtLeast(_)
+            | Op::Sign(_)
             | Op::Clamp(_)
             | Op::TopK(_)
             | Op::Route(_)
@@ -137,7 +139,8 @@ impl At<'_> {
             | Op::Silu(_)
             | Op::Gelu(_)
             | Op::Sin(_)
-            | Op::Cos(_) => {
+            | Op::Cos(_)
+            | Op::Abs(_) => {
                 let (g, slope) = (self.d()?, self.slope()?);
                 Ok(vec![Some(self.times(&[g, slope]))])
             }
@@ -240,15 +243,18 @@ impl At<'_> {
                 let rest = self.affine(-1.0, y, 1.0);
                 self.times(&[y, rest])
             }
-            // (xσ)' = σ + xσ - xσσ
-            Op::Silu(_) => {
-                let l = self.each("logistic", x);
+            // (xσ(βx))' = σ + βxσ - βxσσ
+            Op::Silu(k) => {
+                let beta = k.beta.unwrap_or(1.0);
+                let at = self.affine(beta, x, 0.0);
+                let l = self.each("logistic", at);
                 let (once, twice) = (self.times(&[x, l]), self.times(&[x, l, l]));
-                let less = self.affine(-1.0, twice, 0.0);
-                self.s.add(&[l, once, less])
+                let (more, less) = (self.affine(beta, once, 0.0), self.affine(-beta, twice, 0.0));
+                self.s.add(&[l, more, less])
             }
             Op::Gelu(_) => self.gelu(),
             Op::Sin(_) => self.each("cos", x),
+            Op::Abs(_) => self.each("sign", x),
             Op::Cos(_) => {
                 let sin = self.each("sin", x);
                 self.affine(-1.0, sin, 0.0)

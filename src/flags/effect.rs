@@ -7,7 +7,7 @@ use super::Flags;
 use shardc_frontends::{ExpertFacts, Facts};
 use shardc_ir::diag::Diag;
 use shardc_ir::func::Func;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::Kind;
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_passes::options::{CpMode, Optimizer, Options};
 
@@ -17,9 +17,9 @@ type Row<'a> = (&'a str, bool, bool, &'a str);
 impl Flags {
     /// A warning for every flag that was given and changes nothing in this model.
     pub fn without_effect(&self, o: &Options, model: &Func, facts: Option<&Facts>) -> Vec<Diag> {
-        let has = |is: fn(&Op) -> bool| model.nodes.iter().any(|n| is(&n.op));
-        let experts = has(|op| matches!(op, Op::Route(_)));
-        let attention = has(|op| matches!(op, Op::Attention(_)));
+        let has = |kind: Kind| model.nodes.iter().any(|n| n.op.facts().kind == kind);
+        let experts = has(Kind::Copies);
+        let attention = has(Kind::Attention);
         let bound = self.moe_bound.filter(|_| experts).zip(facts.and_then(|f| f.experts));
         // All that a group of experts may get, against its share.
         let most = |x: &ExpertFacts| {

@@ -9,7 +9,6 @@ use crate::Input;
 use crate::report::bytes;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{FuncKind, RoleKind};
-use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::Options;
@@ -108,7 +107,7 @@ fn saved(plan: &Plan) -> Vec<String> {
         });
         for n in stashes.filter_map(|r| makers[r.value.0 as usize]) {
             let n = &f.nodes[n as usize];
-            if f.scope_info(n.scope).layer.is_some() && !matches!(n.op, Op::AllGather(_)) {
+            if f.scope_info(n.scope).layer.is_some() && !n.op.gathers() {
                 out.insert(n.op.mnemonic().to_string());
             }
         }

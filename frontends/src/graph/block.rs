@@ -195,7 +195,7 @@ pub(super) fn mlp(b: &mut Builder, cx: &Cx, p: &Mlp, h: Value) -> Value {
 
 pub(super) fn activate(b: &mut Builder, kind: Activation, x: Value) -> Value {
     match kind {
-        Activation::Silu => b.push("act", Silu {}, &[x]),
+        Activation::Silu => b.push("act", Silu { beta: None }, &[x]),
         Activation::GeluTanh => b.push("act", Gelu {}, &[x]),
     }
 }

@@ -3,12 +3,12 @@
 
 mod space;
 
-pub use space::{Axes, FusionClass, IterationSpace, folds, rule_of, work};
+pub use space::{Axes, IterationSpace, rule_of};
 
 use crate::attr::Broadcast;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
-use crate::ops::Op;
-use crate::rule::has_letter;
+use crate::ops::{FusionClass, Op};
+use crate::rule::{Rule, has_letter};
 use crate::types::DType;
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
@@ -32,11 +32,10 @@ pub struct Launch {
 /// this tensor: an argument, whose role the result has too.
 pub fn accumulates(f: &Func, nodes: &[Node]) -> bool {
     let [product, sum] = nodes else { return false };
-    let Op::Dot(o) = &product.op else { return false };
     let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
     let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
     let ty = |v| f.ty(v).dtype;
-    !folds(&o.rule.0)
+    product.op.is_matrix_product()
         && whole
         && second == made
         && first != made
@@ -57,14 +56,17 @@ pub fn epilogue<'a>(
     mut nodes: impl Iterator<Item = &'a Node> + Clone,
 ) -> Option<IterationSpace> {
     let product = nodes.next()?;
-    let Op::Dot(o) = &product.op else { return None };
-    let (ins, outs) = (&o.rule.0.ins, &o.rule.0.outs);
+    if !product.op.is_matrix_product() {
+        return None;
+    }
+    let Rule { ins, outs, .. } = &rule_of(f, product);
     let of_numbers = |v: &Value| matches!(f.ty(*v).dtype, DType::F32 | DType::BF16);
     let each = |n: &Node| {
-        work(&n.op) == Some(FusionClass::Each) && n.ins.iter().chain(&n.outs).all(of_numbers)
+        n.op.facts().fusion == Some(FusionClass::Each)
+            && n.ins.iter().chain(&n.outs).all(of_numbers)
     };
     let works = nodes.clone().any(|n| !is_same(&n.op));
-    if folds(&o.rule.0) || product.ins[0] == product.ins[1] || !works || !nodes.clone().all(each) {
+    if product.ins[0] == product.ins[1] || !works || !nodes.clone().all(each) {
         return None;
     }
     let space = IterationSpace::of(f, nodes.clone())?;
@@ -254,7 +256,7 @@ impl Launch {
 
 /// True if the result is the operand, seen as another type with the same dims.
 pub fn is_same(op: &Op) -> bool {
-    matches!(op, Op::StopGradient(_) | Op::FanOut(_) | Op::ToPartial(_))
+    op.def().is_view() && op.facts().fusion.is_some()
 }
 
 /// The launches of a function, in order.

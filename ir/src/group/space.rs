@@ -1,26 +1,13 @@
 //! The loops of nodes that are one kernel over rows.
 
 use crate::func::{Func, Node, Value};
-use crate::ops::Op;
-use crate::rule::{Dims, Letter, Rule, has_letter};
+use crate::ops::{FusionClass, Kind};
+use crate::rule::{Letter, Rule};
 use crate::types::DType;
 use smallvec::SmallVec;
 
 /// Loops of a group along the dims of one value; numbers are of no meaning by themselves.
 pub type Axes = SmallVec<[u8; 4]>;
-
-/// What a node does to the rows of a group.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FusionClass {
-    /// Every element of the results from elements of the operands.
-    Each,
-    /// A fold over the letters missing on the right.
-    Fold,
-    /// The element of a row that an index names.
-    Take,
-    /// An element at the place of a row that an index names, among zeros.
-    Put,
-}
 
 /// The loops of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,62 +18,10 @@ pub struct IterationSpace {
     pub cols: Axes,
 }
 
-/// What the op does to rows; `None` if it is a kernel of its own.
-pub fn work(op: &Op) -> Option<FusionClass> {
-    match op {
-        Op::Add(_) | Op::Sub(_) | Op::Mul(_) | Op::Div(_) | Op::Scale(_) | Op::Shift(_) => {
-            Some(FusionClass::Each)
-        }
-        Op::Exp(_) | Op::Log(_) | Op::Sqrt(_) | Op::Rsqrt(_) | Op::Tanh(_) | Op::Logistic(_) => {
-            Some(FusionClass::Each)
-        }
-        Op::Silu(_) | Op::Gelu(_) | Op::Sin(_) | Op::Cos(_) | Op::Clamp(_) | Op::AtLeast(_) => {
-            Some(FusionClass::Each)
-        }
-        Op::Cast(_) | Op::Fill(_) | Op::Expand(_) | Op::MergeAttention(_) => {
-            Some(FusionClass::Each)
-        }
-        Op::AdamW(_) | Op::Sgd(_) => Some(FusionClass::Each),
-        Op::StopGradient(_) | Op::FanOut(_) | Op::ToPartial(_) => Some(FusionClass::Each),
-        Op::ReduceSum(o) => Some(folded(&o.rule.0)),
-        Op::ReduceMax(o) => Some(folded(&o.rule.0)),
-        Op::Dot(o) => folds(&o.rule.0).then(|| folded(&o.rule.0)),
-        Op::Take(o) => o.padding.zero().is_none().then_some(FusionClass::Take),
-        Op::Put(o) => o.padding.zero().is_none().then_some(FusionClass::Put),
-        Op::Literal(_)
-        | Op::Reshape(_)
-        | Op::Transpose(_)
-        | Op::ToVarying(_)
-        | Op::FromVarying(_) => None,
-        Op::Concat(_) | Op::Narrow(_) | Op::Widen(_) | Op::Rope(_) => None,
-        Op::Attention(_) | Op::AttentionGrad(_) => None,
-        Op::TopK(_) | Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::RowDots(_) => None,
-        Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::GroupedOuter(_) => None,
-        Op::AllReduce(_) | Op::AllGather(_) | Op::ReduceScatter(_) | Op::Broadcast(_) => None,
-        Op::Reduce(_) | Op::Slice(_) | Op::Place(_) | Op::Piece(_) => None,
-        Op::AllToAll(_) | Op::AllToAllV(_) | Op::Permute(_) => None,
-    }
-}
-
-/// A fold; over no letter it is element-wise.
-fn folded(rule: &Rule) -> FusionClass {
-    let kept = rule.ins.iter().flatten().all(|g| rule.outs[0].contains(g));
-    if kept { FusionClass::Each } else { FusionClass::Fold }
-}
-
-/// True if a product is no matrix product: one operand brings no letter of its own to the result.
-pub fn folds(rule: &Rule) -> bool {
-    let own = |x: &Dims, y: &Dims| {
-        let mut letters = x.iter().filter_map(|g| g.single());
-        letters.any(|l| has_letter(&rule.outs[0], l) && !has_letter(y, l))
-    };
-    !(own(&rule.ins[0], &rule.ins[1]) && own(&rule.ins[1], &rule.ins[0]))
-}
-
 /// The rule of a node for its operands.
 pub fn rule_of(f: &Func, n: &Node) -> Rule {
-    if matches!(n.op, Op::Fill(_)) {
-        // Its dims are those of its type.
+    if n.ins.is_empty() {
+        // The dims of a constant are those of its type.
         return Rule::elementwise(0, 1, f.ty(n.outs[0]).rank());
     }
     let ranks: SmallVec<[usize; 4]> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
@@ -106,7 +41,7 @@ impl IterationSpace {
         let mut same = Same::default();
         let alone = nodes.clone().count() == 1;
         for n in nodes.clone() {
-            work(&n.op)?;
+            n.op.facts().fusion?;
             s.add(f, n, &mut same)?;
         }
         if !same.apart() {
@@ -118,13 +53,13 @@ impl IterationSpace {
         if alone {
             let n = nodes.clone().next()?;
             // A copy keeps elements of any type as they are.
-            if matches!(n.op, Op::Expand(_)) {
+            if n.op.facts().kind == Kind::Movement {
                 return None;
             }
             let kept = s.axes(n.outs[0])?.clone();
             s.cols = loops.into_iter().filter(|a| !kept.contains(a)).collect();
             s.rows = kept;
-            return match work(&n.op)? {
+            return match n.op.facts().fusion? {
                 FusionClass::Each | FusionClass::Fold => Some(s),
                 FusionClass::Take | FusionClass::Put => None,
             };
@@ -154,7 +89,7 @@ impl IterationSpace {
         let is = |v: Value, want: &Axes| self.axes(v) == Some(want);
         let cols = !self.cols.is_empty();
         let whole = |v| self.axes(v).is_some_and(|a| a.len() == self.rows.len() + self.cols.len());
-        match work(&n.op) {
+        match n.op.facts().fusion {
             None => false,
             Some(FusionClass::Each) => true,
             // A loop that no operand has would be folded too.

@@ -7,7 +7,8 @@ op! {
     /// multiplied by `g_scale`, decay is decoupled, `eps` is added to √(v/(1-β2^step)). Results: new
     /// parameter and moments, in place of the old ones.
     AdamW = "adamw" (param, grad, exp_avg, exp_avg_sq, lr, step, g_scale) { beta1: f64, beta2: f64, eps: f64, decay: f64 }
-    samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]"]
+    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
+    samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]"] positive ["exp_avg_sq", "lr", "step", "g_scale"]
 }
 
 impl OpDef for AdamW {
@@ -32,6 +33,32 @@ impl OpDef for AdamW {
     }
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None; 7]
+    }
+    /// One step of AdamW: `param - lr (decay · param + m / c1 / (√(v / c2) + eps))`.
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        let (p, m, v, lr, step) = (x[0], x[2], x[3], x[4], x[5]);
+        let g = b.mul(x[1], x[6]);
+        let moment = |b: &mut Body, old, beta: f64, new| {
+            let log = b.constant(beta.ln());
+            let (beta, rest) = (b.constant(beta), b.constant(1.0 - beta));
+            let (x, y) = (b.mul(old, beta), b.mul(new, rest));
+            // 1 - beta^step, without the cancellation of the first steps.
+            let exponent = b.mul(step, log);
+            let (power, minus) = (b.unary(Unary::ExpM1, exponent), b.constant(-1.0));
+            (b.add(x, y), b.mul(power, minus))
+        };
+        let (m, c1) = moment(b, m, self.beta1, g);
+        let g2 = b.mul(g, g);
+        let (v, c2) = moment(b, v, self.beta2, g2);
+        let (m_hat, v_hat) = (b.div(m, c1), b.div(v, c2));
+        let (root, eps) = (b.unary(Unary::Sqrt, v_hat), b.constant(self.eps));
+        let below = b.add(root, eps);
+        let update = b.div(m_hat, below);
+        let decay = b.constant(self.decay);
+        let decayed = b.mul(p, decay);
+        let sum = b.add(decayed, update);
+        let change = b.mul(lr, sum);
+        Some(smallvec::smallvec![b.sub(p, change), m, v])
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [lr, step, by] = [ins[4].data[0], ins[5].data[0], ins[6].data[0]];

@@ -7,6 +7,7 @@ use crate::ops::mul::reduce_to;
 op! {
     /// The sum of all operands, folded from the left; a rule spreads smaller operands.
     Add = "add" (a, b) { rule: Broadcast }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["add f32[3,4], f32[3,4]", "add f32[5], f32[5], f32[5]", "add[bsh,h->bsh] f32[2,3,4], f32[4]", "add[bsh,bsh->hbs] f32[2,3,4], f32[2,3,4]", "add[ab,ba,b->ba] f32[3,3], f32[3,3], f32[3]"]
 }
 
@@ -43,6 +44,9 @@ impl OpDef for Add {
             b.wants(v).then(|| reduce_to(b, d, &rule.outs[0], &rule.ins[i]))
         };
         ins.iter().enumerate().map(one).collect()
+    }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Add, x)])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let parts = mul::spread(cx, &self.rule(&mul::ranks(ins)), ins);

@@ -5,6 +5,7 @@ use super::*;
 op! {
     /// 1.0 where `x >= bound`, else 0.0, as f32. Counts valid labels and masks the others.
     AtLeast = "at_least" (x) { bound: f64 }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops }
     samples ["at_least[0.0] i32[3,4]"]
 }
 
@@ -20,6 +21,10 @@ impl OpDef for AtLeast {
     }
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None]
+    }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        let bound = b.constant(self.bound);
+        Some(smallvec::smallvec![b.binary(Binary::AtLeast, x[0], bound)])
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![ins[0].map(|x| if x >= self.bound { 1.0 } else { 0.0 })]

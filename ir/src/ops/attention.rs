@@ -11,6 +11,7 @@ op! {
     /// `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
     /// nothing is seen).
     Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, window: Option<usize>, softcap: Option<f64> }
+    facts { kind: Attention, fusion: None, precision: Wants::Half, gradient: Flows }
     samples [
         "attention[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
         "attention[0.7; window=2] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",

@@ -6,6 +6,7 @@ op! {
     /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
     /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
     AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos) { scale: f64, window: Option<usize>, softcap: Option<f64> }
+    facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "attention_grad[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
         "attention_grad[0.5; window=none; softcap=1.5] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
@@ -47,6 +48,20 @@ impl OpDef for AttentionGrad {
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
         attention::score_bytes(mesh, [ins[0], ins[1], ins[2]], true)
+    }
+    /// Log-sum-exp and row sums are those of the attention of these q, k, v.
+    fn settle(&self, types: &[Type], drawn: &mut [Tensor]) {
+        let AttentionGrad { scale, window, softcap } = *self;
+        let attention = Op::from(Attention { scale, window, softcap });
+        let at = [0, 1, 2, 6, 7];
+        let made =
+            crate::samples::eval(&attention, &at.map(|i| &types[i]), &[], &at.map(|i| &drawn[i]));
+        let d_o = drawn[4].zip(&made[0], |a, b| a * b);
+        let e = d_o.shape[3];
+        drawn[5] = Tensor::from_fn(&made[1].shape, |i| {
+            (0..e).map(|j| d_o.at(&[i[0], i[1], i[2], j])).sum()
+        });
+        drawn[3] = made[1].clone();
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];

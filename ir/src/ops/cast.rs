@@ -5,6 +5,7 @@ use super::*;
 op! {
     /// The operand in another element type, rounded to nearest even.
     Cast = "cast" (x) { to: DType }
+    facts { kind: Conversion, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Flows }
     samples ["cast[f32] f32[3,4]", "cast[bf16] f32[3,4]", "cast[f32] bf16[3,4]"]
 }
 
@@ -39,6 +40,9 @@ impl OpDef for Cast {
             return smallvec::smallvec![None];
         }
         grads_of(d, |d| b.push("cast_grad", Cast { to: from }, &[d]))
+    }
+    fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![x[0]])
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![ins[0].clone()]

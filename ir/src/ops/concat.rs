@@ -7,6 +7,7 @@ op! {
     /// The last dim of `a` followed by that of `b`; all other dims are the same. The attribute is the
     /// new size: `concat[d=6]`.
     Concat = "concat" (a, b) { sizes: Sizes }
+    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
     samples ["concat[d=6] f32[2,3,4], f32[2,3,2]"]
 }
 

@@ -9,6 +9,7 @@ op! {
     /// names no row, goes nowhere, and rows that no slot names are not defined: nobody may read
     /// them.
     Dispatch = "dispatch" (x, slot, gates) { sizes: Sizes }
+    facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows }
     samples ["dispatch[g=2,c=3] f32[2,3,4], i32[2,3,2], f32[2,3,2]"]
 }
 

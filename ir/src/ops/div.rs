@@ -6,7 +6,8 @@ use crate::attr::Broadcast;
 op! {
     /// `a / b`; a rule spreads a smaller operand.
     Div = "div" (a, b) { rule: Broadcast }
-    samples ["div f32[3,4], f32[3,4]", "div[bs,b->bs] f32[3,4], f32[3]", "div[ab,ab->ba] f32[3,3], f32[3,3]", "div[b,abc->cab] f32[3], f32[2,3,4]"]
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Wide, gradient: Flows }
+    samples ["div f32[3,4], f32[3,4]", "div[bs,b->bs] f32[3,4], f32[3]", "div[ab,ab->ba] f32[3,3], f32[3,3]", "div[b,abc->cab] f32[3], f32[2,3,4]"] positive ["b"]
 }
 
 impl Div {
@@ -42,6 +43,9 @@ impl OpDef for Div {
             b.push("neg", Scale { by: -1.0 }, &[s])
         });
         smallvec::smallvec![first, second]
+    }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Div, x)])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let parts = mul::spread(cx, &self.rule(&mul::ranks(ins)), ins);

@@ -9,6 +9,8 @@ use std::sync::Arc;
 op! {
     /// The product of two operands summed over the letters missing on the right (Einstein's sum).
     Dot = "dot" (a, b) { rule: RuleAttr }
+    facts |o| { kind: Product, fusion: folds(&o.rule.0).then(|| folded(&o.rule.0)),
+            precision: if folds(&o.rule.0) { Wants::Wide } else { Wants::Half }, gradient: Flows }
     samples [
         "dot[mk,kn->mn] f32[3,5], f32[5,4]",
         "dot[bsh,oh->bso] f32[2,3,4], f32[5,4]",
@@ -69,6 +71,9 @@ impl OpDef for Dot {
             .wants(ins[1])
             .then(|| product(b, "dot_grad", (d, &r.outs[0]), (ins[0], &r.ins[0]), &r.ins[1]));
         smallvec::smallvec![a, w]
+    }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Mul, x)])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 op! {
     /// The operand repeated along new dims, whose sizes are attributes: `expand[bs->bsh; h=64]`.
     Expand = "expand" (x) { rule: RuleAttr, sizes: Sizes }
+    facts { kind: Movement, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["expand[bs->bsh; h=4] f32[2,3]", "expand[bs->shb; h=3] f32[3,3]"]
 }
 
@@ -32,6 +33,9 @@ impl OpDef for Expand {
         let r = &self.rule.0;
         let rule = RuleAttr(Arc::new(Rule::of(&[&r.outs[0]], &[&r.ins[0]])));
         grads_of(d, |d| b.push("expand_grad", ReduceSum { rule }, &[d]))
+    }
+    fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![x[0]])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let r = &self.rule.0;

@@ -6,6 +6,7 @@ op! {
     /// A tensor of the declared type, every element the same. Zeros may be of any type, a sum still
     /// to be taken included; any other number only of an invariant, replicated or sharded one.
     Fill = "fill" () { value: f64 }
+    facts { kind: Constant, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["fill[0.0] -> f32[3,4]", "fill[1.0] -> f32[]"]
 }
 
@@ -38,6 +39,9 @@ impl OpDef for Fill {
     }
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         Grads::new()
+    }
+    fn element(&self, b: &mut Body, _: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.constant(self.value)])
     }
     fn eval(&self, cx: &EvalCx, _: &[&Tensor]) -> Vec<Tensor> {
         vec![Tensor::full(&cx.out_shape(0), self.value)]

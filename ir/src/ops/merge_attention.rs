@@ -8,6 +8,8 @@ op! {
     /// out_a e^(lse_a - lse) + out_b e^(lse_b - lse). An lse of -inf, where nothing was seen, weighs
     /// nothing; if both are, the output is 0. Rings are made of differentiated programs: no gradient.
     MergeAttention = "merge_attention" (out_a, lse_a, out_b, lse_b) {}
+    facts { kind: Elementwise, fusion: Some(Each),
+            precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["merge_attention f32[2,3,4,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4]"]
 }
 
@@ -33,6 +35,25 @@ impl OpDef for MergeAttention {
     }
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None; 4]
+    }
+    /// Operands out and lse over some keys, then over others; results out and lse over all of them. The
+    /// larger lse is bounded from below: then one of -inf weighs 0, and no difference of infinities
+    /// arises. The weights sum to at least 1 but where both are -inf, and there the output is 0.
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        let (out_a, lse_a, out_b, lse_b) = (x[0], x[1], x[2], x[3]);
+        let lowest = b.constant(f64::from(f32::MIN));
+        let most = b.binary(Binary::Max, lse_a, lse_b);
+        let most = b.binary(Binary::Max, most, lowest);
+        let [weight_a, weight_b] = [lse_a, lse_b].map(|lse| {
+            let below = b.sub(lse, most);
+            b.unary(Unary::Exp, below)
+        });
+        let sum = b.add(weight_a, weight_b);
+        let (part_a, part_b) = (b.mul(out_a, weight_a), b.mul(out_b, weight_b));
+        let (parts, one) = (b.add(part_a, part_b), b.constant(1.0));
+        let by = b.binary(Binary::Max, sum, one);
+        let log = b.unary(Unary::Log, sum);
+        Some(smallvec::smallvec![b.div(parts, by), b.add(most, log)])
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let (lse_a, lse_b) = (ins[1], ins[3]);

@@ -1,23 +1,34 @@
 //! The ops. One file per op says everything about it: name, operands, attributes, letter rule,
-//! gradient, reference evaluation, samples. The table below is the only list of them.
+//! gradient, reference evaluation, what passes ask of it, samples. The table below is the only list of
+//! them.
+
+mod facts;
+
+pub use facts::{Facts, FusionClass, Gradient, Kind, Wants};
+pub use layout::{Collective, Sends};
 
 use crate::attr::{AttrCx, AttrReader, AttrWriter};
 use crate::builder::Builder;
 use crate::func::Value;
 use crate::infer::{self, Linear, Query, TypeError};
+use crate::kernel::{Binary, Body, Results, Unary};
 use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule};
 use crate::tensor::{Shape, Tensor};
 use crate::types::{AtomList, DType, Dim, Extent, Reduction, Type};
+use FusionClass::Each;
+use facts::{folded, folds};
 use smallvec::SmallVec;
 
 /// Gradients of an op's operands; `None` where there is none.
 pub type Grads = SmallVec<[Option<Value>; 4]>;
 
-/// Declares an op: its doc, name, operands and attributes. Printing and parsing are derived.
+/// Declares an op: its doc, name, operands and attributes, its [`Facts`], and uses of it that tests try.
+/// Printing and parsing are derived. Facts that depend on attributes name the op: `facts |o| { … }`.
 macro_rules! op {
     ($(#[doc = $doc:literal])* $op:ident = $name:literal ($($operand:ident),*) {$($field:ident : $ty:ty),*}
-     samples [$($sample:literal),* $(,)?]) => {
+     facts $(|$this:ident|)? { kind: $kind:ident, fusion: $fusion:expr, precision: $precision:expr, gradient: $gradient:ident }
+     samples [$($sample:literal),* $(,)?] $(positive [$($positive:literal),*])?) => {
         $(#[doc = $doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $op { $(pub $field: $ty),* }
@@ -25,7 +36,16 @@ macro_rules! op {
             const NAME: &'static str = $name;
             const OPERANDS: &'static [&'static str] = &[$(stringify!($operand)),*];
             const SAMPLES: &'static [&'static str] = &[$($sample),*];
+            const POSITIVE: &'static [&'static str] = &[$($($positive),*)?];
             const DOC: &'static str = concat!($($doc, "\n"),*);
+            fn facts(&self) -> $crate::ops::Facts {
+                $(let $this = self;)?
+                Facts { kind: Kind::$kind, fusion: $fusion, precision: $precision, gradient: Gradient::$gradient }
+            }
+            fn broadcast(&mut self) -> Option<&mut $crate::attr::Broadcast> {
+                let all: [Option<&mut $crate::attr::Broadcast>; _] = [$($crate::attr::Attr::broadcast(&mut self.$field)),*];
+                all.into_iter().flatten().next()
+            }
             fn write_attrs(&self, _w: &mut $crate::attr::AttrWriter) { $(_w.attr(stringify!($field), &self.$field);)* }
             fn read_attrs(_r: &mut $crate::attr::AttrReader) -> Result<Self, String> {
                 Ok($op { $($field: _r.attr(stringify!($field))?),* })
@@ -39,7 +59,12 @@ pub trait OpText: Sized {
     const NAME: &'static str;
     const OPERANDS: &'static [&'static str];
     const SAMPLES: &'static [&'static str];
+    /// Operands that samples must draw positive.
+    const POSITIVE: &'static [&'static str];
     const DOC: &'static str;
+    fn facts(&self) -> Facts;
+    /// The attribute that says how smaller operands are spread, if there is one.
+    fn broadcast(&mut self) -> Option<&mut crate::attr::Broadcast>;
     fn write_attrs(&self, w: &mut AttrWriter);
     fn read_attrs(r: &mut AttrReader) -> Result<Self, String>;
 }
@@ -117,8 +142,13 @@ pub trait OpDef {
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads;
     /// Evaluates the op on one rank's pieces: slow, obvious, the definition of the op.
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor>;
-    /// Set for ops in which ranks exchange data.
-    fn collective(&self) -> Option<&dyn Collective> {
+    /// Appends to a row's program what the op does to elements `x` of its operands: every op of
+    /// [`FusionClass::Each`], and of [`FusionClass::Fold`] what is folded.
+    fn element(&self, _b: &mut Body, _x: &[usize]) -> Option<Results> {
+        None
+    }
+    /// Set for ops of [`Kind::Layout`], by their table.
+    fn layout(&self) -> Option<&dyn Collective> {
         None
     }
     /// Floating-point operations for loops of these sizes (letter, iterations).
@@ -134,33 +164,53 @@ pub trait OpDef {
     fn in_place(&self, _result: usize) -> Option<usize> {
         None
     }
+    /// Makes random operands of a sample fit each other, where some follow from others.
+    fn settle(&self, _types: &[Type], _drawn: &mut [Tensor]) {}
     /// Scratch memory of one rank, in bytes, beyond operands and results.
     fn workspace(&self, _mesh: &Mesh, _ins: &[&Type], _outs: &[&Type]) -> usize {
         0
     }
 }
 
-/// An op in which the ranks of a group exchange data.
-pub trait Collective {
-    /// The atoms whose ranks form the groups.
-    fn atoms(&self) -> AtomSet;
-    /// Name in summaries and `--format json`.
-    fn kind(&self) -> &'static str;
-    /// Evaluates a whole group: operand `i` of the rank at place `p` is `ins[p][i]`.
-    fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>>;
-    /// Bytes that one rank sends under the ring cost, for operand `i` and result of these types.
-    /// Where they depend on data: those of an even load.
-    fn ring_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64;
-    /// The most that they may be, where they depend on data.
-    fn max_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64 {
-        self.ring_bytes(mesh, input, output)
-    }
-}
+pub mod adamw;
+pub mod add;
+pub mod at_least;
+pub mod attention;
+pub mod attention_grad;
+pub mod cast;
+pub mod combine;
+pub mod concat;
+pub mod dispatch;
+pub mod div;
+pub mod dot;
+pub mod expand;
+pub mod fill;
+pub mod grouped_dot;
+pub mod grouped_dot_t;
+pub mod grouped_outer;
+pub mod layout;
+pub mod literal;
+pub mod merge_attention;
+pub mod mul;
+pub mod narrow;
+pub mod put;
+pub mod reduction;
+pub mod reshape;
+pub mod rope;
+pub mod route;
+pub mod row_dots;
+pub mod sgd;
+pub mod stop_gradient;
+pub mod sub;
+pub mod take;
+pub mod top_k;
+pub mod transpose;
+pub mod unary;
+pub mod widen;
 
 macro_rules! ops {
     ($($module:ident :: $op:ident),* $(,)?) => {
-        $(pub mod $module;
-          pub use $module::$op;)*
+        $(pub use $module::$op;)*
         /// Any op.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Op { $($op($module::$op)),* }
@@ -172,6 +222,12 @@ macro_rules! ops {
             pub fn mnemonic(&self) -> &'static str { match self { $(Op::$op(_) => $module::$op::NAME),* } }
             /// Names of the operands, for messages.
             pub fn operands(&self) -> &'static [&'static str] { match self { $(Op::$op(_) => $module::$op::OPERANDS),* } }
+            /// What passes ask of the op.
+            pub fn facts(&self) -> Facts { match self { $(Op::$op(o) => o.facts()),* } }
+            /// How the op spreads smaller operands, if it is one that does.
+            pub fn broadcast(&mut self) -> Option<&mut crate::attr::Broadcast> { match self { $(Op::$op(o) => o.broadcast()),* } }
+            /// Operands that must be positive.
+            pub fn positive(&self) -> &'static [&'static str] { match self { $(Op::$op(_) => $module::$op::POSITIVE),* } }
             /// Writes name and attributes.
             pub fn write(&self, mesh: &Mesh, out: &mut String) {
                 out.push_str(self.mnemonic());
@@ -202,20 +258,21 @@ macro_rules! ops {
 }
 
 ops! {
-    add::Add, sub::Sub, mul::Mul, div::Div, scale::Scale, shift::Shift,
-    exp::Exp, log::Log, sqrt::Sqrt, rsqrt::Rsqrt, tanh::Tanh, logistic::Logistic, silu::Silu, gelu::Gelu,
-    sin::Sin, cos::Cos, clamp::Clamp, at_least::AtLeast, cast::Cast, stop_gradient::StopGradient,
-    literal::Literal, fill::Fill,
+    add::Add, sub::Sub, mul::Mul, div::Div, unary::Scale, unary::Shift,
+    unary::Exp, unary::Log, unary::Sqrt, unary::Rsqrt, unary::Tanh, unary::Logistic, unary::Silu,
+    unary::Gelu, unary::Sin, unary::Cos, unary::Abs, unary::Sign, unary::Clamp,
+    at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill,
     reshape::Reshape, transpose::Transpose, expand::Expand,
-    reduce_sum::ReduceSum, reduce_max::ReduceMax, dot::Dot, take::Take, put::Put,
+    reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, dot::Dot, take::Take, put::Put,
     concat::Concat, narrow::Narrow, widen::Widen,
     rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
     top_k::TopK, route::Route, dispatch::Dispatch, combine::Combine, row_dots::RowDots,
     grouped_dot::GroupedDot, grouped_dot_t::GroupedDotT, grouped_outer::GroupedOuter,
     adamw::AdamW, sgd::Sgd,
-    fan_out::FanOut, all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter,
-    broadcast::Broadcast, reduce::Reduce, slice::Slice, place::Place, all_to_all::AllToAll, all_to_all_v::AllToAllV, permute::Permute, to_partial::ToPartial,
-    to_varying::ToVarying, from_varying::FromVarying, piece::Piece,
+    layout::FanOut, layout::AllReduce, layout::AllGather, layout::ReduceScatter,
+    layout::Broadcast, layout::Reduce, layout::Slice, layout::Place, layout::AllToAll,
+    layout::AllToAllV, layout::Permute, layout::ToPartial, layout::ToVarying, layout::FromVarying,
+    layout::Piece,
 }
 
 impl Op {
@@ -242,7 +299,17 @@ impl Op {
 
     /// The collective behind this op, if ranks exchange data in it.
     pub fn collective(&self) -> Option<&dyn Collective> {
-        self.def().collective()
+        self.layout().filter(|c| c.sends() != Sends::Nothing)
+    }
+
+    /// What the table of ops of ranks says of this one, if it is in there.
+    pub fn layout(&self) -> Option<&dyn Collective> {
+        self.def().layout()
+    }
+
+    /// True if the result is the pieces of more ranks: what is saved for backward is the operand.
+    pub fn gathers(&self) -> bool {
+        self.layout().is_some_and(|c| c.sends() == Sends::ShareOfResult)
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 op! {
     /// The product of two operands; a rule spreads a smaller operand.
     Mul = "mul" (a, b) { rule: Broadcast }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples [
         "mul f32[3,4], f32[3,4]",
         "mul[bsh,h->bsh] f32[2,3,4], f32[4]",
@@ -84,6 +85,9 @@ impl OpDef for Mul {
             b.wants(ins[this]).then(|| dot::product(b, "mul_grad", d, x, &r.ins[this]))
         };
         smallvec::smallvec![one(0, 1), one(1, 0)]
+    }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Mul, x)])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let parts = spread(cx, &self.rule(&ranks(ins)), ins);

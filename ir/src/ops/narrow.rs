@@ -6,6 +6,7 @@ use crate::attr::Sizes;
 op! {
     /// Elements of the last dim from `start`, as many as the attribute says: `narrow[p=4; start=2]`.
     Narrow = "narrow" (x) { sizes: Sizes, start: usize }
+    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
     samples ["narrow[p=2; start=3] f32[2,3,6]"]
 }
 

@@ -10,6 +10,8 @@ op! {
     /// on the right; places nobody names are 0, and so is place 7 with `padding=zero 7`. Of 16-bit
     /// elements the sums are f32.
     Put = "put" (x, index) { rule: RuleAttr, sizes: Sizes, padding: Padding }
+    facts |o| { kind: Scatter, fusion: o.padding.zero().is_none().then_some(FusionClass::Put),
+            precision: Wants::Same, gradient: Flows }
     samples ["put[bsh,bs->vh; v=5] f32[2,3,4], i32[2,3]", "put[bs,bs->bsv; v=5] f32[2,3], i32[2,3]",
              "put[bsh,sb->hv; v=5] f32[3,3,4], i32[3,3]", "put[bs,sb->vsb; v=5] f32[3,3], i32[3,3]",
              "put[bsh,bs->vh; v=5; padding=zero 3] f32[2,6,4], i32[2,6]"]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 op! {
     /// The same elements in the same order, with dims joined or split: `reshape[bs(nd)->bsnd; n=4]`.
     Reshape = "reshape" (x) { rule: RuleAttr, sizes: Sizes }
+    facts { kind: Movement, fusion: None, precision: Wants::Moved, gradient: Flows }
     samples ["reshape[s(nd)->snd; n=2] f32[3,4]", "reshape[snd->s(nd); n=2] f32[3,2,4]"]
 }
 

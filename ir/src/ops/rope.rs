@@ -9,6 +9,7 @@ op! {
     /// 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are f32 [s, r]; the first 2r
     /// elements turn, the rest stay.
     Rope = "rope" (x, cos, sin) { pairs: Pairs }
+    facts { kind: Movement, fusion: None, precision: Wants::HalfFirst, gradient: Flows }
     samples [
         "rope f32[2,3,2,4], f32[3,2], f32[3,2]",
         "rope f32[1,3,2,6], f32[3,2], f32[3,2]",

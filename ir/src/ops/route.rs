@@ -12,6 +12,7 @@ op! {
     /// so many copies of a shard and drops the rest (Lepikhin et al., 2021, *GShard*, algorithm 1);
     /// without one, a buffer that is too small is an error of the run.
     Route = "route" (index) { sizes: Sizes, rows: usize, capacity: Option<usize> }
+    facts { kind: Copies, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "route[g=2,e=3; rows=6; capacity=none] i32[2,3,2]",
         "route[g=1,e=6; rows=6; capacity=1] i32[2,3,2]",

@@ -5,6 +5,7 @@ use super::*;
 op! {
     /// `param - lr (grad * g_scale + decay * param)`, in place of the old parameter.
     Sgd = "sgd" (param, grad, lr, g_scale) { decay: f64 }
+    facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["sgd[0.01] f32[3,4], f32[3,4], f32[], f32[]"]
 }
 
@@ -26,6 +27,13 @@ impl OpDef for Sgd {
     }
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None; 4]
+    }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        let decay = b.constant(self.decay);
+        let (g, p_decay) = (b.mul(x[1], x[3]), b.mul(x[0], decay));
+        let sum = b.add(g, p_decay);
+        let change = b.mul(x[2], sum);
+        Some(smallvec::smallvec![b.sub(x[0], change)])
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [lr, by] = [ins[2].data[0], ins[3].data[0]];

@@ -5,6 +5,7 @@ use super::*;
 op! {
     /// The operand, through which no gradient flows, element by element.
     StopGradient = "stop_gradient" (x) {}
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops }
     samples ["stop_gradient f32[3,4]"]
 }
 
@@ -23,6 +24,9 @@ impl OpDef for StopGradient {
     }
     fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
         smallvec::smallvec![None]
+    }
+    fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![x[0]])
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         vec![ins[0].map(|x| x)]

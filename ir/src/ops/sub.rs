@@ -6,6 +6,7 @@ use crate::attr::Broadcast;
 op! {
     /// `a - b`; a rule spreads a smaller operand.
     Sub = "sub" (a, b) { rule: Broadcast }
+    facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["sub f32[3,4], f32[3,4]", "sub[bsv,bs->bsv] f32[2,3,4], f32[2,3]", "sub[ab,ab->ba] f32[3,3], f32[3,3]", "sub[b,abc->cab] f32[3], f32[2,3,4]"]
 }
 
@@ -37,6 +38,9 @@ impl OpDef for Sub {
             b.push("neg", Scale { by: -1.0 }, &[s])
         });
         smallvec::smallvec![first, second]
+    }
+    fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
+        Some(smallvec::smallvec![b.chain(Binary::Sub, x)])
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let parts = mul::spread(cx, &self.rule(&mul::ranks(ins)), ins);

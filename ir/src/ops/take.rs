@@ -11,6 +11,8 @@ op! {
     /// gradient of index 7 is 0 by definition, as that of an embedding's padding token; with
     /// `padding=zero 7` the element is 0 too.
     Take = "take" (x, index) { rule: RuleAttr, padding: Padding }
+    facts |o| { kind: Lookup, fusion: o.padding.zero().is_none().then_some(FusionClass::Take),
+            precision: Wants::Same, gradient: Flows }
     samples ["take[vh,bs->bsh] f32[5,4], i32[2,3]", "take[bsv,bs->bs] f32[2,3,5], i32[2,3]",
              "take[hv,sb->bhs] f32[4,5], i32[3,3]", "take[vbs,sb->bs] f32[5,3,3], i32[3,3]",
              "take[vh,bs->bsh; padding=3] f32[5,4], i32[2,6]",

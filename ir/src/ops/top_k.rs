@@ -9,6 +9,7 @@ op! {
     /// `top_k[bse->bsk; k=2]`. Of equal elements the one with the lower index comes first. It has
     /// no gradient: a choice is a step; what is chosen is taken with `take`.
     TopK = "top_k" (x) { rule: RuleAttr, sizes: Sizes }
+    facts { kind: Choice, fusion: None, precision: Wants::Decides, gradient: Unasked }
     samples ["top_k[bse->bsk; k=2] f32[2,3,5]", "top_k[te->tk; k=3] f32[3,3]", "top_k[abe->kba; k=2] f32[3,3,5]"]
 }
 

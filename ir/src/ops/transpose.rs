@@ -7,6 +7,7 @@ use std::sync::Arc;
 op! {
     /// The operand with its dims in another order.
     Transpose = "transpose" (x) { rule: RuleAttr }
+    facts { kind: Movement, fusion: None, precision: Wants::Moved, gradient: Flows }
     samples ["transpose[abc->cab] f32[2,3,4]", "transpose[abc->cab] f32[3,3,3]"]
 }
 

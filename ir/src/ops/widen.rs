@@ -6,6 +6,7 @@ use crate::attr::Sizes;
 op! {
     /// The last dim from `start` of a larger one, which is 0 elsewhere: `widen[d=6; start=3]`.
     Widen = "widen" (x) { sizes: Sizes, start: usize }
+    facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
     samples ["widen[d=6; start=3] f32[2,3,2]"]
 }
 

@@ -1,5 +1,6 @@
 //! What must hold of every op, tested on every op's samples: text, types, gradients, splits.
 
+mod arms;
 mod collectives;
 mod errors;
 mod gradients;

@@ -12,7 +12,7 @@ use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Node, ParamLayout, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::infer::Linear;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Add, Cast, Op};
+use shardc_ir::ops::{Add, Cast, Kind};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
@@ -143,9 +143,10 @@ impl Reverse<'_> {
         (b.scope, b.grad, b.wanted) = (n.scope, true, &self.on);
         let first = b.f.nodes.len();
         // The one conversion of a cast's gradient is that to the wanted type.
-        let mut grads = match &n.op {
-            Op::Cast(_) => smallvec::smallvec![d[0]],
-            op => op.def().grad(&mut b, &ins, &outs, &d),
+        let converts = n.op.facts().kind == Kind::Conversion;
+        let mut grads = match converts {
+            true => smallvec::smallvec![d[0]],
+            false => n.op.def().grad(&mut b, &ins, &outs, &d),
         };
         for (&x, g) in n.ins.iter().zip(&mut grads) {
             let wanted = wanted(b.ty(x).dtype, self.weights[x.0 as usize], self.grad_dtype);
@@ -159,7 +160,7 @@ impl Reverse<'_> {
             let like = Type { dtype: f.ty(g).dtype, ..f.ty(x).cotangent() };
             assert_eq!(*f.ty(g), like, "gradient of {} by {:?}", f.name(x), n.op);
             // That of a weight's cast is passed on as it is.
-            if made.contains(&g) || matches!(n.op, Op::Cast(_)) {
+            if made.contains(&g) || converts {
                 let name = f.name(x).clone();
                 f.rename(g, Name { grad: true, dup: 0, ..name });
             }

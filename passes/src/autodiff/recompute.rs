@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{NAMES, Op};
+use shardc_ir::ops::{Kind, NAMES, Op};
 use shardc_ir::types::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -108,7 +108,7 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     wide.iter_mut().zip(&leaves).for_each(|(w, leaves)| *w &= !leaves);
     let again = |n: usize| {
         let op = &j.nodes[n].op;
-        op.def().is_view() || matches!(op, Op::AllGather(_)) || wide[n]
+        op.def().is_view() || op.gathers() || wide[n]
     };
     // What costs nothing and leaves is made again elsewhere: then what it shows leaves.
     for n in (0..forward).rev().filter(|&n| again(n)) {
@@ -124,11 +124,12 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     let cheap = |n: usize| cheap(&j.nodes[n].op, |k| weight[j.nodes[n].ins[k].0 as usize]);
     let gates = |n: usize| {
         let mut of = j.nodes[n].ins.iter().filter_map(|&v| maker(v));
-        matches!(j.nodes[n].op, Op::Mul(_)) && of.any(|m| is_activation(&j.nodes[m].op))
+        matches!(j.nodes[n].op, Op::Mul(_))
+            && of.any(|m| j.nodes[m].op.facts().kind == Kind::Activation)
     };
     let named = |n: usize, name: &str| match name {
         "norms" => norms[j.nodes[n].scope.0 as usize] && cheap(n),
-        "activations" => is_activation(&j.nodes[n].op) || gates(n),
+        "activations" => j.nodes[n].op.facts().kind == Kind::Activation || gates(n),
         "selective" => cheap(n),
         op => op == j.nodes[n].op.mnemonic(),
     };
@@ -160,7 +161,7 @@ fn widened(j: &Func, forward: usize) -> Vec<bool> {
             && n.outs.iter().all(|&o| j.ty(o).dtype == DType::F32 && j.ty(o).elements() >= largest)
             && n.ins.iter().any(|&v| {
                 let half = matches!(j.ty(v).dtype, DType::BF16 | DType::F16);
-                wide[v.0 as usize] || half && matches!(n.op, Op::Cast(_))
+                wide[v.0 as usize] || half && n.op.facts().kind == Kind::Conversion
             });
         n.outs.iter().for_each(|o| wide[o.0 as usize] = is);
         is
@@ -228,19 +229,24 @@ fn runs(p: &Program) -> BTreeMap<u32, u32> {
     out
 }
 
-/// The ops of the group `activations`, but for the products that they gate.
-pub(crate) fn is_activation(op: &Op) -> bool {
-    matches!(op, Op::Gelu(_) | Op::Silu(_) | Op::Tanh(_) | Op::Logistic(_))
-}
-
 /// True for ops that cost little beside the products of a layer.
 fn cheap(op: &Op, is_weight: impl Fn(usize) -> bool) -> bool {
-    match op {
-        // A residual sum saves nothing: its operands would be saved in its place.
-        Op::Add(a) => a.rule.0.is_some(),
-        Op::Dot(_) => !is_weight(0) && !is_weight(1),
-        Op::GroupedDot(_) | Op::GroupedDotT(_) | Op::GroupedOuter(_) => false,
-        Op::Attention(_) | Op::AttentionGrad(_) | Op::Take(_) | Op::Put(_) => false,
-        _ => op.collective().is_none(),
+    // A residual sum saves nothing: its operands would be saved in its place.
+    if let Op::Add(a) = op {
+        return a.rule.0.is_some();
+    }
+    match op.facts().kind {
+        Kind::Product => !is_weight(0) && !is_weight(1),
+        Kind::GroupedProduct | Kind::Attention | Kind::Lookup | Kind::Scatter => false,
+        Kind::Layout => op.collective().is_none(),
+        Kind::Constant
+        | Kind::Elementwise
+        | Kind::Activation
+        | Kind::Conversion
+        | Kind::Reduction
+        | Kind::Movement
+        | Kind::Choice
+        | Kind::Copies
+        | Kind::Update => true,
     }
 }

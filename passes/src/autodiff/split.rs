@@ -18,7 +18,7 @@ use super::recompute::{Program, Recompute, recomputed};
 use crate::stages::weighted;
 use shardc_ir::func::{Func, FuncKind, Name, Node, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Add, Op};
+use shardc_ir::ops::Add;
 use shardc_ir::schedule::Schedule;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
@@ -35,7 +35,7 @@ pub fn split(mesh: &Mesh, joint: &Func, policy: &Recompute, keep: bool, s: &Sche
     if keep {
         let weights = only_weights(joint);
         for (n, again) in joint.nodes.iter().zip(&mut again) {
-            *again &= !(matches!(n.op, Op::AllGather(_)) && weights[n.outs[0].0 as usize]);
+            *again &= !(n.op.gathers() && weights[n.outs[0].0 as usize]);
         }
     }
     cut(joint, again, in_flight.len(), true, s.splits_backward())
@@ -257,7 +257,7 @@ impl Split<'_> {
             Some((_, FuncKind::Forward)) => self.again[maker],
             Some(_) => {
                 let op = &self.j.nodes[maker].op;
-                op.def().is_view() || matches!(op, Op::AllGather(_))
+                op.def().is_view() || op.gathers()
             }
         };
         again.then_some(maker)

@@ -8,7 +8,7 @@
 
 use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::func::{Func, Name, Node, Scope, Value};
-use shardc_ir::ops::{Op, Transpose};
+use shardc_ir::ops::Transpose;
 use shardc_ir::rule::Rule;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Gives every operand that is read in a second order a transposed copy.
 pub fn orders(f: &mut Func) {
     for mut n in std::mem::take(&mut f.nodes) {
-        if let Some(rule) = rule_of(&mut n.op) {
+        if let Some(Broadcast(Some(rule))) = n.op.broadcast() {
             for j in 1..n.ins.len() {
                 let twice = |&i: &usize| n.ins[i] == n.ins[j] && rule.ins[i] != rule.ins[j];
                 let Some(i) = (0..j).find(twice) else { continue };
@@ -30,18 +30,6 @@ pub fn orders(f: &mut Func) {
         }
         f.nodes.push(n);
     }
-}
-
-/// The letters of an element-wise op of several operands, if they are written out.
-fn rule_of(op: &mut Op) -> Option<&mut Arc<Rule>> {
-    let Broadcast(rule) = match op {
-        Op::Add(o) => &mut o.rule,
-        Op::Sub(o) => &mut o.rule,
-        Op::Mul(o) => &mut o.rule,
-        Op::Div(o) => &mut o.rule,
-        _one_order => return None,
-    };
-    rule.as_mut()
 }
 
 /// The value with its dims in another order, made just before a node.

@@ -13,7 +13,7 @@ use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, Port, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Kind, Op};
 use shardc_ir::plan::Mode;
 use shardc_ir::rule::Letter;
 use shardc_ir::types::AtomList;
@@ -42,7 +42,7 @@ pub fn annotate(
     cut_as(&mut mesh, own)?;
     asked::cut_sub_axes(&mut mesh, &o.shard)?;
     marked(f, weights, sequence, o)?;
-    let has_experts = f.nodes.iter().any(|n| matches!(n.op, Op::Route(_)));
+    let has_experts = has(f, Kind::Copies);
     let folded = if has_experts { experts::fold(o)? } else { vec![] };
     experts::cut(&mut mesh, &folded)?;
     // Per parameter, the dim that tensor parallelism splits and how many ways it may.
@@ -184,8 +184,7 @@ fn marked(f: &Func, weights: &[Weight], sequence: &[(Value, usize)], o: &Options
                     --shard 'SCOPE=rowwise'";
         return refuse(format!("--tp-mode {}", o.tp_mode), "dims that tp splits", help);
     }
-    let route = |n: &Node| matches!(n.op, Op::Route(_));
-    if (o.ep > 1 || o.etp.is_some_and(|n| n > 1)) && !f.nodes.iter().any(route) {
+    if (o.ep > 1 || o.etp.is_some_and(|n| n > 1)) && !has(f, Kind::Copies) {
         let (ep, etp) = (o.ep, o.etp());
         return Err(Diag::new(
             "no-experts",
@@ -205,11 +204,15 @@ fn marked(f: &Func, weights: &[Weight], sequence: &[(Value, usize)], o: &Options
     Ok(())
 }
 
+fn has(f: &Func, kind: Kind) -> bool {
+    f.nodes.iter().any(|n| n.op.facts().kind == kind)
+}
+
 /// Keys and values are made of a rank's own tokens; attention, which needs them all, gathers them
 /// (Llama 3: all-gather context parallelism).
 fn keys_and_values(f: &Func, cp: AtomSet, new: &mut Vec<(Value, Annotation)>) {
     for n in &f.nodes {
-        if !matches!(n.op, Op::Attention(_)) {
+        if n.op.facts().kind != Kind::Attention {
             continue;
         }
         for &v in &n.ins[1..3] {
@@ -230,7 +233,7 @@ fn cut_for_heads(mesh: &mut Mesh, f: &Func, o: &Options) -> Result<()> {
     let Some(axis) = mesh.axes.iter().position(|a| a.name == "cp") else { return Ok(()) };
     let cp = mesh.axes[axis].size;
     let columns = mesh.ways(Grid::of(mesh, o.tp_mode)?.inner.columns);
-    for n in f.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+    for n in f.nodes.iter().filter(|n| n.op.facts().kind == Kind::Attention) {
         let heads = f.ty(n.ins[1]).dims[2].size;
         // What tensor parallelism leaves of them.
         let left = heads / largest_common(heads, columns);
@@ -254,7 +257,7 @@ fn heads(f: &Func, tp: AtomSet, cp: AtomSet, new: &mut Vec<(Value, Annotation)>)
             |d| AnnotatedDim { atoms: asked(d).unwrap_or_default(), open: asked(d).is_none() };
         (v, Annotation { dims: (0..f.ty(v).rank()).map(dim).collect(), priority: 0 })
     };
-    for n in f.nodes.iter().filter(|n| matches!(n.op, Op::Attention(_))) {
+    for n in f.nodes.iter().filter(|n| n.op.facts().kind == Kind::Attention) {
         for &out in &n.outs {
             new.push(annotation(out, &|d| match d {
                 1 => Some(AtomList::EMPTY),
@@ -308,12 +311,12 @@ fn weight<'a>(
     let v = behind(f, users, v);
     let used = users[v.0 as usize].iter().map(|&(i, j)| (&f.nodes[i as usize], j as usize));
     let used: Vec<(&Node, usize)> = used.collect();
-    if !used.is_empty() && used.iter().all(|u| matches!(u.0.op, Op::Take(_))) {
+    if !used.is_empty() && used.iter().all(|u| u.0.op.facts().kind == Kind::Lookup) {
         let entries = AtomList::collect(grid.entries.iter().copied()).unwrap_or_default();
         let columns = list(grid.stream.columns);
         return ((0..rank).map(|d| if d == dim { entries } else { columns }).collect(), None);
     }
-    let product = used.iter().find(|u| matches!(u.0.op, Op::Dot(_))).or(used.first());
+    let product = used.iter().find(|u| u.0.op.facts().kind == Kind::Product).or(used.first());
     let Some(&(n, j)) = product else { return (vec![AtomList::EMPTY; rank], None) };
     let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
     let rule = n.op.def().rule(&ranks);
@@ -341,7 +344,7 @@ fn behind(f: &Func, users: &Users, mut v: Value) -> Value {
     loop {
         let used = &users[v.0 as usize];
         let node = |i: u32| &f.nodes[i as usize];
-        let taken = |&(i, _): &(u32, u32)| matches!(node(i).op, Op::Dot(_) | Op::Take(_));
+        let taken = |&(i, _): &(u32, u32)| node(i).op.facts().kind.takes_weights();
         let Some(&(first, _)) = used.first().filter(|_| !used.iter().any(taken)) else { return v };
         let [only] = node(first).ins[..] else { return v };
         let rule = node(first).op.def().rule(&[f.ty(only).rank()]);
@@ -393,14 +396,11 @@ fn split_limit(f: &Func, users: &Users, arg: Value, dim: usize) -> Option<usize>
         dim = rule.outs[0].iter().position(|g| g.single() == Some(letter))?;
         v = behind(f, users, n.outs[0]);
         let next = &users[v.0 as usize];
-        let heads = next.iter().find_map(|&(k, _)| match &f.nodes[k as usize].op {
-            Op::Reshape(r) => {
-                let major =
-                    r.rule.0.ins[0][dim].letters().split_first().filter(|l| !l.1.is_empty())?.0;
-                let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(*major))?;
-                Some(f.ty(f.nodes[k as usize].outs[0]).dims[at].size)
-            }
-            _ => None,
+        let heads = next.iter().find_map(|&(k, _)| {
+            let Op::Reshape(r) = &f.nodes[k as usize].op else { return None };
+            let major = r.rule.0.ins[0][dim].letters().split_first().filter(|l| !l.1.is_empty())?.0;
+            let at = r.rule.0.outs[0].iter().position(|g| g.single() == Some(*major))?;
+            Some(f.ty(f.nodes[k as usize].outs[0]).dims[at].size)
         });
         if heads.is_some() || next.len() != 1 {
             return heads;

@@ -11,7 +11,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::names::{self, glob};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::Kind;
 use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,17 +165,17 @@ fn params(f: &Func) -> impl Iterator<Item = Value> + '_ {
 
 /// The first use of a parameter among some nodes, casts aside: the node, and which operand it is.
 fn user<'a>(f: &'a Func, v: Value, of: &dyn Fn(&Node) -> bool) -> Option<(&'a Node, usize)> {
-    let mut all = f.nodes.iter().filter(|n| of(n) || matches!(n.op, Op::Cast(_)));
+    let mut all = f.nodes.iter().filter(|n| of(n) || n.op.facts().kind == Kind::Conversion);
     let (n, j) = all.find_map(|n| Some((n, n.ins.iter().position(|&x| x == v)?)))?;
-    match n.op {
-        Op::Cast(_) => user(f, n.outs[0], of),
-        _ => Some((n, j)),
+    match n.op.facts().kind == Kind::Conversion {
+        true => user(f, n.outs[0], of),
+        false => Some((n, j)),
     }
 }
 
 /// True if a parameter is the weight of a product, or a table that is looked up, in one of these.
 fn is_weight(f: &Func, v: Value, of: &dyn Fn(&Node) -> bool) -> bool {
-    let weighs = |n: &Node| matches!(n.op, Op::Dot(_) | Op::GroupedDot(_) | Op::Take(_));
+    let weighs = |n: &Node| n.op.facts().kind.takes_weights();
     f.ty(v).rank() > 1 && user(f, v, of).is_some_and(|(n, _)| weighs(n))
 }
 

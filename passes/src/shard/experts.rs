@@ -166,24 +166,23 @@ pub(super) fn annotate(
         weights.get(&*role.name).copied().filter(|w| w.experts.is_some())
     };
     for n in &f.nodes {
-        match &n.op {
-            Op::Route(_) => {
-                ask(n.ins[0], &[at(tokens), whole, whole]);
-                ask(n.outs[0], &[at(tokens), whole, whole]);
-                ask(n.outs[1], &[whole, whole, at(tokens)]);
-            }
-            Op::Dispatch(_) => {
-                ask(n.ins[0], &[at(tokens), whole, whole]);
-                ask(n.outs[0], &[whole, at(tokens), whole, whole]);
-            }
-            Op::Combine(_) => ask(n.outs[0], &[at(tokens), whole, whole]),
-            Op::GroupedDot(_) => {
-                // What etp sums over is scattered to the tokens it came from.
-                let summed = stack(n.ins[2]).is_some_and(|w| w.tp_dim == Some(2));
-                let of = if summed { pieces_of_sum } else { own };
-                ask(n.outs[0], &[at(expert), at(of), whole, open]);
-            }
-            _ => {}
+        if let Op::Route(_) = n.op {
+            ask(n.ins[0], &[at(tokens), whole, whole]);
+            ask(n.outs[0], &[at(tokens), whole, whole]);
+            ask(n.outs[1], &[whole, whole, at(tokens)]);
+        }
+        if let Op::Dispatch(_) = n.op {
+            ask(n.ins[0], &[at(tokens), whole, whole]);
+            ask(n.outs[0], &[whole, at(tokens), whole, whole]);
+        }
+        if let Op::Combine(_) = n.op {
+            ask(n.outs[0], &[at(tokens), whole, whole]);
+        }
+        if let Op::GroupedDot(_) = n.op {
+            // What etp sums over is scattered to the tokens it came from.
+            let summed = stack(n.ins[2]).is_some_and(|w| w.tp_dim == Some(2));
+            let of = if summed { pieces_of_sum } else { own };
+            ask(n.outs[0], &[at(expert), at(of), whole, open]);
         }
     }
     for a in &f.args {

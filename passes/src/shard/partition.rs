@@ -14,7 +14,7 @@ use super::zero::{Zero, stored_over, zero_axes};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, Role, RoleKind, Scope, Step, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::{Cast, Op};
+use shardc_ir::ops::{Cast, Gradient, Op};
 use shardc_ir::types::{AtomList, DType, Type};
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -104,8 +104,7 @@ pub(crate) fn active(f: &Func, frozen: &dyn Fn(&str) -> bool) -> Vec<bool> {
         });
     }
     for n in &f.nodes {
-        let stops =
-            matches!(n.op, Op::StopGradient(_) | Op::Clamp(_) | Op::ReduceMax(_) | Op::AtLeast(_));
+        let stops = n.op.facts().gradient == Gradient::Stops;
         let any = !stops && n.ins.iter().any(|v| on[v.0 as usize]);
         for o in &n.outs {
             on[o.0 as usize] = any && f.ty(*o).dtype.is_float();

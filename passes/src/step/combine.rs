@@ -47,8 +47,6 @@ pub fn combine(mesh: &Mesh, f: &mut Func) {
 }
 
 fn joinable(n: &Node, args: &BTreeSet<Value>) -> Option<AtomSet> {
-    match &n.op {
-        Op::AllReduce(r) if n.ins.iter().all(|v| args.contains(v)) => Some(r.axes),
-        _ => None,
-    }
+    let Op::AllReduce(r) = &n.op else { return None };
+    n.ins.iter().all(|v| args.contains(v)).then_some(r.axes)
 }

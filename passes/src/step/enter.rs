@@ -38,8 +38,8 @@ pub fn enter(
             name.hint = format!("{}_f", name.hint).into();
             let out = f.value(s.ty.clone(), name);
             let (ins, outs) = ([*v], [out]);
-            let note =
-                matches!(s.op, Op::Cast(_)).then_some("the weight, of its master copy".into());
+            let note = (s.op.facts().kind == Kind::Conversion)
+                .then_some("the weight, of its master copy".into());
             f.nodes.push(Node { note, ..Node::new(s.op.clone(), ins, outs, scope) });
             *v = out;
         }

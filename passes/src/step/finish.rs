@@ -236,7 +236,7 @@ fn reduce(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
     let types: Vec<&Type> =
         std::iter::once(&p.stored).chain(p.steps.iter().map(|s| &s.ty)).collect();
     for (i, s) in p.steps.iter().enumerate().take(p.mirrored).rev() {
-        if let Op::Cast(_) = s.op {
+        if s.op.facts().kind == Kind::Conversion {
             continue; // the optimizer takes the gradient of a 16-bit weight as it was summed
         }
         // Only the types of the primal values are asked for: nothing reads them here.
@@ -246,9 +246,9 @@ fn reduce(b: &mut Builder, p: &ParamLayout, mut d: Value) -> Value {
         let g = s.op.def().grad(b, &[ends[0]], &[ends[1]], &[Some(d)]);
         d = g[0].expect("preparations are differentiable");
         b.f.rename(d, Name { grad: true, ..p.name.clone() });
-        b.note(match s.op {
-            Op::FanOut(_) => "gradients of all microbatches and ranks, once per step",
-            _ => "the gradient as its parameter is stored, once per step",
+        b.note(match matches!(s.op, Op::FanOut(_)) {
+            true => "gradients of all microbatches and ranks, once per step",
+            false => "the gradient as its parameter is stored, once per step",
         });
     }
     b.grad = false;

@@ -15,7 +15,7 @@
 
 use shardc_ir::func::{Func, Name, Node, Value};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{AllToAll, AllToAllV, Op};
+use shardc_ir::ops::{AllToAll, AllToAllV, Kind, Op};
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -114,11 +114,10 @@ fn found(f: &Func) -> Vec<Found> {
     let read = slots(f);
     let placed = |mut v: Value| loop {
         let n = maker(v)?;
-        match &n.op {
-            Op::Dispatch(_) => return Some(n.ins[1]),
-            Op::Cast(_) => v = n.ins[0],
-            _other => return None,
+        if n.op.facts().kind != Kind::Conversion {
+            return matches!(n.op, Op::Dispatch(_)).then(|| n.ins[1]);
         }
+        v = n.ins[0];
     };
     let one = |(node, n): (usize, &Node)| {
         let Op::AllToAll(op) = &n.op else { return None };
@@ -141,10 +140,10 @@ fn slots(f: &Func) -> BTreeMap<Value, Option<Value>> {
         f.results.iter().map(|r| (r.value, None)).collect();
     for n in f.nodes.iter().rev() {
         for (i, &v) in n.ins.iter().enumerate() {
-            let slot = match &n.op {
-                Op::Combine(_) | Op::RowDots(_) if i == 0 => Some(n.ins[1]),
-                Op::Cast(_) => slots.get(&n.outs[0]).copied().flatten(),
-                _other => None,
+            let reads = i == 0 && matches!(n.op, Op::Combine(_) | Op::RowDots(_));
+            let slot = match n.op.facts().kind == Kind::Conversion {
+                true => slots.get(&n.outs[0]).copied().flatten(),
+                false => reads.then(|| n.ins[1]),
             };
             slots.entry(v).and_modify(|s| *s = s.filter(|_| *s == slot)).or_insert(slot);
         }

@@ -155,10 +155,8 @@ impl Search<'_> {
     }
 
     fn rule(&self, dot: usize) -> Option<&Rule> {
-        match &self.f.nodes[dot].op {
-            Op::Dot(d) => Some(&d.rule.0),
-            _other => None,
-        }
+        let Op::Dot(d) = &self.f.nodes[dot].op else { return None };
+        Some(&d.rule.0)
     }
 
     /// What is gathered of operand `i` of a product, if it is along this letter.
@@ -435,11 +433,10 @@ impl Writer<'_> {
             }
             None => self.f.value(ty, name),
         };
-        let note = match &op {
-            Op::Broadcast(_) => Some(Cow::Borrowed("summa: one piece for the product")),
-            Op::Reduce(_) => Some(Cow::Borrowed("summa: the sum is the piece of one rank")),
-            _plain => None,
-        };
+        let sent = matches!(op, Op::Broadcast(_)).then_some("summa: one piece for the product");
+        let summed =
+            matches!(op, Op::Reduce(_)).then_some("summa: the sum is the piece of one rank");
+        let note = sent.or(summed).map(Cow::Borrowed);
         let key = (self.place, self.step, self.new.len());
         let plain = Node::new(op, ins.iter().copied(), [out], self.scope);
         let node = Node { note, part: self.part, ..plain };

@@ -60,7 +60,7 @@ pub fn results(
     let one = |t: Tensor| Ok(vec![t]);
     let last = shape.len().saturating_sub(1);
     match f {
-        Fun::Each(_) | Fun::Clamp(..) => {
+        Fun::Each(_) | Fun::Silu(_) | Fun::Clamp(..) => {
             let name = seed(&f.name());
             one(x[0].map(|v| oracle(name, &[v])))
         }
@@ -72,7 +72,8 @@ pub fn results(
             one(Tensor { shape: shape.to_vec(), data })
         }
         Fun::Reshape => one(x[0].reshaped(shape)),
-        Fun::Max(p) => one(max(p, x[0], shape)),
+        Fun::Max(p) => one(fold(p, x[0], shape, 0, u64::max)),
+        Fun::Min(p) => one(fold(p, x[0], shape, P - 1, u64::min)),
         Fun::Take(p, padding) => one(indexed(true, (p, *padding), [x[0], x[1]], shape, at)?),
         Fun::Put(p, padding) => one(indexed(false, (p, *padding), [x[0], x[1]], shape, at)?),
         Fun::Narrow(start) => one(x[0].slice(last, *start, shape[last])),
@@ -99,15 +100,21 @@ pub fn results(
     }
 }
 
-/// The largest representative; of nothing, 0.
-fn max(p: &Pattern, x: &Tensor, shape: &[usize]) -> Tensor {
-    let mut out = Tensor::full(shape, 0);
+/// The largest or smallest representative; of nothing, the other end.
+fn fold(
+    p: &Pattern,
+    x: &Tensor,
+    shape: &[usize],
+    of_nothing: u64,
+    by: fn(u64, u64) -> u64,
+) -> Tensor {
+    let mut out = Tensor::full(shape, of_nothing);
     let at: Vec<Option<usize>> =
         p.out.iter().map(|l| p.ins[0].iter().position(|m| m == l)).collect();
     each(&x.shape, |i| {
         let j: Vec<usize> = at.iter().map(|d| d.map_or(0, |d| i[d])).collect();
         let place = out.place(&j);
-        out.data[place] = out.data[place].max(x.at(i));
+        out.data[place] = by(out.data[place], x.at(i));
     });
     out
 }

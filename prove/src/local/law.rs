@@ -54,6 +54,8 @@ pub fn law(op: &Op) -> Option<Law> {
         | Op::Gelu(_)
         | Op::Sin(_)
         | Op::Cos(_)
+        | Op::Abs(_)
+        | Op::Sign(_)
         | Op::Clamp(_)
         | Op::Shift(_)
         | Op::AdamW(_)
@@ -71,6 +73,7 @@ pub fn law(op: &Op) -> Option<Law> {
         Op::ReduceSum(_) => Law { linear: Linear::All, lost: SUM, ..NONLINEAR },
         // The largest of sums is not the sum of the largest: see `over_pending`.
         Op::ReduceMax(_) => Law { lost: Some(Reduction::Max), ..NONLINEAR },
+        Op::ReduceMin(_) => Law { lost: Some(Reduction::Min), ..NONLINEAR },
         Op::Reshape(_) | Op::Transpose(_) | Op::StopGradient(_) => MOVER,
         Op::Expand(_) => Law { makes: true, ..MOVER },
         // Zeros beside elements are neither the largest nor the smallest.
@@ -126,6 +129,7 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
             Op::Put(k) => ranks.len() == 2 && by(&k.rule.0),
             Op::ReduceSum(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::ReduceMax(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::ReduceMin(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::Reshape(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::Transpose(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::Expand(k) => ranks.len() == 1 && by(&k.rule.0),

@@ -256,6 +256,7 @@ impl Table<'_> {
                 Linear::Each(of) => is.len() == 1 && of.contains(&is[0]),
             },
             Reduction::Max if matches!(self.op, Op::ReduceMax(_)) => true,
+            Reduction::Min if matches!(self.op, Op::ReduceMin(_)) => true,
             Reduction::Max | Reduction::Min => self.law.moves && is.len() == states.len(),
         };
         match may && others {

@@ -49,7 +49,16 @@ fn nothing_of_the_compiler_is_used_but_texts_ops_letters_and_mesh() {
                 }
             }
             // Ops have types, and groups evaluations, by methods of their own.
-            for method in [".collective()", ".check(", ".eval(", ".eval_group(", ".grad("] {
+            for method in [
+                ".facts()",
+                ".layout()",
+                ".element(",
+                ".collective()",
+                ".check(",
+                ".eval(",
+                ".eval_group(",
+                ".grad(",
+            ] {
                 assert!(!code.contains(method), "{path}: `{method}`: {line}");
             }
         }

@@ -9,7 +9,7 @@ use crate::report::{Experts, bytes, phase_of};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
 use shardc_ir::mesh::AtomSet;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Collective, Sends};
 use shardc_ir::text::type_text;
 use shardc_passes::options::TpMode;
 use shardc_passes::shard::reshard::{MAX_STATES, must_receive, ring_bytes, search, simple};
@@ -31,6 +31,10 @@ fn call<'a>(why: &Why<'a>, (fi, ni): (usize, usize)) -> Call<'a> {
     let n = &f.nodes[ni];
     let c = n.op.collective().expect("only collectives are numbered");
     Call { fi, f, n, kind: c.kind(), atoms: c.atoms() }
+}
+
+fn of<'a>(c: &Call<'a>) -> &'a dyn Collective {
+    c.n.op.collective().expect("only collectives are numbered")
 }
 
 /// Explains the `n`-th collective in program order, counted from 1.
@@ -91,21 +95,8 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
         true => "the same on all of them, and used differently from there (R)",
         false => "the same on all of them (I)",
     };
-    let first = match c.kind {
-        "all_reduce" => format!("takes the {sum} of {ways} ranks' parts; the result is {after}"),
-        "reduce_scatter" => {
-            format!("takes the {sum} of {ways} ranks' parts; each rank keeps its piece")
-        }
-        "all_gather" => format!("puts the pieces of {ways} ranks together; the result is {after}"),
-        "all_to_all" => format!("{ways} ranks exchange pieces: another dim is split afterwards"),
-        "all_to_all_v" => format!(
-            "{ways} ranks exchange the rows that the counts name: another dim is split afterwards"
-        ),
-        "permute" => format!("each of {ways} ranks hands its piece to another"),
-        "broadcast" => format!("one of {ways} ranks gives its piece to all; the result is {after}"),
-        "reduce" => format!("takes the {sum} of {ways} ranks' parts, as the piece of one of them"),
-        _ => format!("{ways} ranks exchange data"),
-    };
+    let first = of(c).says().replace("{sum}", sum).replace("{after}", after);
+    let first = first.replace("{ways}", &ways.to_string());
     let types = format!("{} -> {}", type_text(why.mesh, t), type_text(why.mesh, out));
     let mut l = vec![first, types];
     l.extend((c.n.outs.len() > 1).then(|| format!("{} tensors in one call", c.n.outs.len())));
@@ -131,24 +122,24 @@ fn ranks(why: &Why, atoms: AtomSet) -> Vec<String> {
 
 fn cost(why: &Why, c: &Call) -> Vec<String> {
     let (mesh, p) = (why.mesh, why.mesh.ways(c.atoms));
-    let coll = c.n.op.collective().expect("a collective");
+    let coll = of(c);
     let pairs = || c.n.ins.iter().zip(&c.n.outs);
     let ring: f64 = pairs().map(|(&x, &y)| coll.ring_bytes(mesh, c.f.ty(x), c.f.ty(y))).sum();
     let local = |v| c.f.ty(v).local_bytes(mesh);
     let (held, given): (usize, usize) =
         pairs().fold((0, 0), |(a, b), (&x, &y)| (a + local(x), b + local(y)));
-    let formula = match c.kind {
-        "all_reduce" => format!(" = 2*({p}-1)/{p} of its {held} B"),
-        "reduce_scatter" => format!(" = ({p}-1)/{p} of its {held} B"),
-        "broadcast" | "reduce" => {
+    let formula = match coll.sends() {
+        Sends::SumToAll => format!(" = 2*({p}-1)/{p} of its {held} B"),
+        Sends::Share => format!(" = ({p}-1)/{p} of its {held} B"),
+        Sends::MeanShare => {
             format!(" = ({p}-1)/{p} of its {held} B, the mean over the ranks of the ring")
         }
-        "all_gather" => format!(" = ({p}-1)/{p} of the gathered {given} B"),
-        "all_to_all_v" => {
+        Sends::ShareOfResult => format!(" = ({p}-1)/{p} of the gathered {given} B"),
+        Sends::Rows { .. } => {
             let most = coll.max_bytes(mesh, c.f.ty(c.n.ins[0]), c.f.ty(c.n.outs[0]));
             format!(" if all experts are used alike, at most {most} B")
         }
-        _ => format!(", of its {held} B"),
+        Sends::Nothing | Sends::Pieces | Sends::Whole => format!(", of its {held} B"),
     };
     let calls = why.plan.times(c.fi);
     let often = match why.plan.is_looped(c.fi) {
@@ -166,7 +157,7 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
 fn searched(why: &Why, c: &Call) -> Vec<String> {
     let (mesh, [from], [to]) = (why.mesh, &c.n.ins[..], &c.n.outs[..]) else { return vec![] };
     // The whole way: steps one after the other that nobody else uses.
-    let step = |n: &&Node| n.ins.len() == 1 && is_change_of_layout(&n.op);
+    let step = |n: &&Node| n.ins.len() == 1 && n.op.layout().is_some_and(|l| l.reshards());
     let before = |v: Value| c.f.nodes.iter().filter(step).find(|n| n.outs.contains(&v));
     let alone = |v: Value| c.f.nodes.iter().filter(|n| n.ins.contains(&v)).count() == 1;
     let after = |v: Value| c.f.nodes.iter().filter(step).find(|n| n.ins.contains(&v));
@@ -196,18 +187,6 @@ fn searched(why: &Why, c: &Call) -> Vec<String> {
             .map(|b| format!("the rank that lacks most must receive {b} B, whatever is sent how")),
     );
     l
-}
-
-fn is_change_of_layout(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::AllReduce(_)
-            | Op::AllGather(_)
-            | Op::ReduceScatter(_)
-            | Op::AllToAll(_)
-            | Op::Slice(_)
-            | Op::FanOut(_)
-    )
 }
 
 fn reasons(why: &Why, c: &Call) -> Vec<String> {
@@ -252,17 +231,7 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         "forward" => false,
         _ => name.grad,
     };
-    let of: &[&str] = match c.kind {
-        "all_reduce" => &["fan_out", "all_reduce"],
-        "all_gather" => &["reduce_scatter", "slice"],
-        "reduce_scatter" => &["all_gather"],
-        "broadcast" => &["reduce"],
-        "reduce" => &["broadcast"],
-        "all_to_all" => &["all_to_all"],
-        "all_to_all_v" => &["all_to_all_v"],
-        "permute" => &["permute"],
-        _ => &[],
-    };
+    let of = of(c).mirror();
     let other = match (phase, gradient) {
         ("forward", _) => "backward",
         ("backward", true) => "forward",
@@ -285,11 +254,7 @@ fn mirror(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
             true => named(c.n.outs[0], g, x),
             false => named(c.n.ins[0], g, y),
         };
-        let over = match &n.op {
-            Op::FanOut(x) => x.axes,
-            Op::Slice(x) => x.axes,
-            o => o.collective().map_or(AtomSet::EMPTY, |c| c.atoms()),
-        };
+        let over = n.op.layout().map_or(AtomSet::EMPTY, |l| l.atoms());
         let here = path(g, n.scope) == path(c.f, c.n.scope);
         of.contains(&n.op.mnemonic()) && here && crossed && over == c.atoms
     };
@@ -401,11 +366,7 @@ fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
         return None; // the sequence is not what a grid splits
     }
     let ways = why.mesh.ways(c.atoms);
-    let dim = match &c.n.op {
-        Op::AllGather(x) => Some(x.dim),
-        Op::ReduceScatter(x) => Some(x.dim),
-        _ => None,
-    };
+    let dim = of(c).dim();
     let ty = c.f.ty(c.n.outs[0]);
     let of_sequence = dim.is_some_and(|d| ty.dims[d].size == why.plan.settings.seq);
     let layer = c.f.scope_info(c.n.scope).layer.is_some();

@@ -12,7 +12,6 @@ use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Atom;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::names::glob;
-use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
@@ -143,7 +142,7 @@ impl<'a> Why<'a> {
                 _ => None,
             };
         }
-        if let Op::ToVarying(_) | Op::FromVarying(_) | Op::Piece(_) = n.op {
+        if n.op.layout().is_some() && f.ty(n.ins[0]).varying != f.ty(v).varying {
             // The same pieces, seen as values of their own or as those of a whole.
             if f.ty(n.ins[0]).state(atom) != state {
                 out.push(format!("made so by `{text}`"));
@@ -279,12 +278,7 @@ impl<'a> Why<'a> {
             return format!("you asked for it: --shard '{}={}'", r.glob, r.dims.join(","));
         }
         // What stands in the scope of a mixture of experts, but for what comes in and goes out.
-        let of_experts = |n: &Node| {
-            matches!(
-                n.op,
-                Op::Route(_) | Op::Dispatch(_) | Op::Combine(_) | Op::GroupedDot(_) | Op::TopK(_)
-            )
-        };
+        let of_experts = |n: &Node| n.op.facts().kind.of_experts();
         let touches = |n: &&Node| of_experts(n) && (n.outs.contains(&v) || n.ins.contains(&v));
         match role {
             _ if self.s.family != "ir" && f.nodes.iter().any(|n| touches(&n)) => {

@@ -6,7 +6,7 @@ use crate::commands::inspect::numbered;
 use crate::report::{bytes, collectives};
 use shardc_ir::func::{Func, FuncKind, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::AtomSet;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Kind, Op};
 use shardc_ir::plan::Plan;
 use shardc_passes::options::Options;
 
@@ -62,8 +62,8 @@ pub fn params(f: &Func, n: &Node) -> Vec<String> {
 
 /// True if a node hands on what it is given, in another layout or element type.
 fn carries(n: &Node) -> bool {
-    let moves = matches!(n.op, Op::Cast(_) | Op::FanOut(_) | Op::Slice(_) | Op::Scale(_));
-    n.outs.len() == 1 && (moves || n.op.collective().is_some())
+    let moves = matches!(n.op.facts().kind, Kind::Conversion | Kind::Layout);
+    n.outs.len() == 1 && (moves || matches!(n.op, Op::Scale(_)))
 }
 
 /// A collective that ZeRO made for some parameters.

@@ -271,6 +271,21 @@ fn activations() {
 }
 
 #[test]
+fn functions_of_a_number_and_the_smallest() {
+    check(
+        "(%x: f32[R,C]) -> (f32[R], f32[R,C], f32[R,C]) {
+           %a = abs %x : f32[R,C] &
+           %m = reduce_min[rc->r] %a : f32[R] &
+           %s = sign %x : f32[R,C] &
+           %q = silu[beta=1.702] %x : f32[R,C] &
+           %p = mul[rc,r->rc] %q, %m : f32[R,C]
+           return %m, %s, %p }",
+        &[("p", "x")],
+        &SIZES,
+    );
+}
+
+#[test]
 fn scalars_and_rows() {
     check(
         "(%x: f32[R,C], %k: f32[]) -> (f32[R], f32[]) {

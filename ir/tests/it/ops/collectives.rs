@@ -179,6 +179,8 @@ fn gradients_are_the_mirrors() {
         let grads = u.op.def().grad(&mut b, &args[..1], &[out], &[Some(args[1])]);
         let ops: Vec<&str> = f.nodes[1..].iter().map(|n| n.op.mnemonic()).collect();
         assert_eq!(ops, u.mirror, "{what}");
+        let named = u.op.layout().expect("an op of ranks").mirror();
+        assert!(ops.iter().all(|o| named.contains(o)), "{what}: {named:?}");
         let Some(g) = grads[0] else {
             assert!(u.mirror.is_empty(), "{what}");
             return;

@@ -5,30 +5,18 @@ use shardc_ir::attr::{AttrCx, Padding};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Value};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Op, Take};
+use shardc_ir::ops::{Gradient, Op, Take};
 use shardc_ir::rng::Stream;
 use shardc_ir::samples::{self, Sample};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
 
-/// Ops that pass no gradient on: steps (`clamp`, `at_least`), maxima and stops by definition,
-/// constants, gradients, merges in rings and optimizers (nobody differentiates twice).
-const NO_GRADIENT: &[&str] = &[
-    "clamp",
-    "at_least",
-    "stop_gradient",
-    "literal",
-    "fill",
-    "reduce_max",
-    "top_k",
-    "route",
-    "attention_grad",
-    "merge_attention",
-    "adamw",
-    "sgd",
-];
 /// Float operands that get none: positions are no parameters.
 const FIXED: &[(&str, &str)] = &[("rope", "cos"), ("rope", "sin")];
+
+fn flows(s: &Sample) -> bool {
+    s.op.facts().gradient == Gradient::Flows
+}
 
 /// The op followed by its gradient. Arguments are the operands, then the results' cotangents; the
 /// function's results are the gradients that exist, whose operand numbers are returned too.
@@ -84,7 +72,7 @@ fn the_right_operands_have_gradients() {
         let op = s.op.mnemonic();
         let has = |i: usize| {
             let name = s.op.operands().get(i).copied().unwrap_or("");
-            !NO_GRADIENT.contains(&op) && s.ins[i].dtype.is_float() && !FIXED.contains(&(op, name))
+            flows(&s) && s.ins[i].dtype.is_float() && !FIXED.contains(&(op, name))
         };
         let want: Vec<usize> = (0..s.ins.len()).filter(|&i| has(i)).collect();
         assert_eq!(whole(&s).1, want, "{}", s.text);
@@ -133,8 +121,7 @@ fn replicated(s: &Sample) -> Case {
 
 #[test]
 fn gradients_of_spread_ops_are_typed_and_equal() {
-    let with_gradient = |s: &Sample| !NO_GRADIENT.contains(&s.op.mnemonic());
-    for s in samples::all().iter().filter(|s| with_gradient(s)) {
+    for s in samples::all().iter().filter(|s| flows(s)) {
         let (want, _) = whole(s);
         let globals: Vec<Tensor> = s.draw(5).into_iter().chain(cotangents(s)).collect();
         let cases = splits(s).into_iter().chain(pending(s)).chain([replicated(s)]);

@@ -1,0 +1,133 @@
+//! What passes ask of an op beside its mathematics. There are no defaults: a new op answers all of it.
+
+use super::Op;
+use crate::rule::{Dims, Rule, has_letter};
+
+/// What an op says of itself, in the item `facts` of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Facts {
+    pub kind: Kind,
+    /// What it does to the rows of a kernel over rows; `None` if it is a kernel of its own.
+    pub fusion: Option<FusionClass>,
+    pub precision: Wants,
+    pub gradient: Gradient,
+}
+
+/// What sort of work an op is. Where an op is many times dearer than reading its operands, what is moved
+/// and what is made again depend on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Numbers that the program has: there are no operands.
+    Constant,
+    /// Elements of the result from elements of the operands.
+    Elementwise,
+    /// The same, of the group `activations` of `--recompute`.
+    Activation,
+    /// The same numbers in another element type.
+    Conversion,
+    /// A fold over letters.
+    Reduction,
+    /// Dims in another order, joined, cut or repeated.
+    Movement,
+    /// A sum of products over letters.
+    Product,
+    /// Rows of a table that indices name.
+    Lookup,
+    /// Sums at places that indices name.
+    Scatter,
+    Attention,
+    /// Which of several, as the experts of a token.
+    Choice,
+    /// Copies of tokens in the buffers of experts: their places, there and back.
+    Copies,
+    /// Products of the rows of experts.
+    GroupedProduct,
+    /// A step of an optimizer.
+    Update,
+    /// Of ranks: what each holds of a value changes, not the value ([`super::Collective`]).
+    Layout,
+}
+
+impl Kind {
+    /// True for what belongs to a mixture of experts.
+    pub fn of_experts(self) -> bool {
+        matches!(self, Kind::Choice | Kind::Copies | Kind::GroupedProduct)
+    }
+    /// True for what takes a weight whole: a product, or rows of a table.
+    pub fn takes_weights(self) -> bool {
+        matches!(self, Kind::Product | Kind::GroupedProduct | Kind::Lookup)
+    }
+}
+
+/// What a node does to the rows of a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FusionClass {
+    /// Every element of the results from elements of the operands.
+    Each,
+    /// A fold over the letters missing on the right.
+    Fold,
+    /// The element of a row that an index names.
+    Take,
+    /// An element at the place of a row that an index names, among zeros.
+    Put,
+}
+
+/// What an op wants of its float operands where parameters are bf16.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wants {
+    /// bf16.
+    Half,
+    /// Rows that are bf16, and gates, the last operand, that are f32.
+    Gated,
+    /// The first operand bf16, the others as they are.
+    HalfFirst,
+    /// f32: digits would be lost, near a pole or in a long sum.
+    Wide,
+    /// f32, and what the operand is made of decides a choice.
+    Decides,
+    /// One type for all of them: f32 if one is f32.
+    Same,
+    /// The same, but bf16 if the result is only moved on its way to products.
+    Moved,
+    /// Nothing: its operands' types are its own matter.
+    AsTheyAre,
+}
+
+/// Whether a cotangent of the results becomes one of float operands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gradient {
+    Flows,
+    /// It is 0 wherever it exists, or is left out by definition: nothing behind the op is trained
+    /// through it.
+    Stops,
+    /// Nobody asks: it has no float operand, or stands only in programs that are differentiated already.
+    Unasked,
+}
+
+impl Op {
+    /// True for a product whose operands both bring letters of their own to the result.
+    pub fn is_matrix_product(&self) -> bool {
+        let f = self.facts();
+        f.kind == Kind::Product && f.fusion.is_none()
+    }
+    /// True for products and attention, beside which all other work of a rank is small.
+    pub fn is_heavy(&self) -> bool {
+        self.is_matrix_product()
+            || matches!(self.facts().kind, Kind::GroupedProduct | Kind::Attention)
+    }
+}
+
+/// The class of a fold; over no letter it is element-wise.
+pub(super) fn folded(rule: &Rule) -> FusionClass {
+    let kept = rule.ins.iter().flatten().all(|g| rule.outs[0].contains(g));
+    if kept { FusionClass::Each } else { FusionClass::Fold }
+}
+
+/// True if a product is no matrix product: one operand brings no letter of its own to the result.
+pub(super) fn folds(rule: &Rule) -> bool {
+    let own = |x: &Dims, y: &Dims| {
+        let mut letters = x.iter().filter_map(|g| g.single());
+        letters.any(|l| has_letter(&rule.outs[0], l) && !has_letter(y, l))
+    };
+    !(own(&rule.ins[0], &rule.ins[1]) && own(&rule.ins[1], &rule.ins[0]))
+}

@@ -1,0 +1,342 @@
+//! Ops of ranks: what each rank holds of a value changes, not the value. The table below says everything of
+//! them but their types, gradients and evaluation, which stand in the files beside: `marks` (nothing moves),
+//! `sums`, `pieces`, `rows` (of experts) and `rings`.
+
+mod marks;
+mod pieces;
+mod rings;
+mod rows;
+mod sums;
+
+use super::*;
+
+/// An op of [`Kind::Layout`].
+pub trait Collective {
+    /// The atoms whose ranks form the groups.
+    fn atoms(&self) -> AtomSet;
+    /// Name in summaries and `--format json`: that of the op.
+    fn kind(&self) -> &'static str;
+    /// The dim that is split, gathered or cut, if it is one.
+    fn dim(&self) -> Option<usize>;
+    /// What travels between the ranks of a group.
+    fn sends(&self) -> Sends;
+    /// What a group does, with `{sum}` (or maximum), `{ways}` and `{after}` (what is held then) to be
+    /// filled in; empty if nothing travels.
+    fn says(&self) -> &'static str;
+    /// Ops that its gradient is made of, or whose gradient it is.
+    fn mirror(&self) -> &'static [&'static str];
+    /// It may be a step from one layout of a tensor to another.
+    fn reshards(&self) -> bool;
+    /// Evaluates a whole group: operand `i` of the rank at place `p` is `ins[p][i]`.
+    fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>>;
+
+    /// Bytes that one rank sends under the ring cost, for operand `i` and result of these types.
+    /// Where they depend on data: those of an even load.
+    fn ring_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64 {
+        let p = mesh.ways(self.atoms()) as f64;
+        let held = |t: &Type| t.local_bytes(mesh) as f64;
+        match self.sends() {
+            Sends::Nothing => 0.0,
+            Sends::SumToAll => 2.0 * (p - 1.0) / p * held(input),
+            Sends::Share | Sends::MeanShare | Sends::Pieces => (p - 1.0) / p * held(input),
+            Sends::Rows { copies } => {
+                let rows = input.dims[0].size as f64 * input.dims[2].size as f64;
+                let even = held(input) * copies as f64 / rows;
+                ((p - 1.0) / p * even).min((p - 1.0) / p * held(input))
+            }
+            Sends::ShareOfResult => (p - 1.0) / p * held(output),
+            Sends::Whole => held(input),
+        }
+    }
+    /// The most that they may be, where they depend on data.
+    fn max_bytes(&self, mesh: &Mesh, input: &Type, output: &Type) -> f64 {
+        match self.sends() {
+            Sends::Rows { .. } => {
+                let p = mesh.ways(self.atoms()) as f64;
+                (p - 1.0) / p * input.local_bytes(mesh) as f64
+            }
+            _fixed => self.ring_bytes(mesh, input, output),
+        }
+    }
+}
+
+/// What a rank of a group of p sends under the ring cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sends {
+    /// No data move.
+    Nothing,
+    /// 2 (p-1)/p of its operand: pieces of the sum, then the sums of the pieces.
+    SumToAll,
+    /// (p-1)/p of its operand.
+    Share,
+    /// The same, as the mean over the ranks: in a ring everybody but the last sends it on.
+    MeanShare,
+    /// (p-1)/p of its operand: all but its own piece.
+    Pieces,
+    /// The same of the rows that are there; a shard has so many copies of tokens.
+    Rows { copies: usize },
+    /// (p-1)/p of the result.
+    ShareOfResult,
+    /// Its operand.
+    Whole,
+}
+
+/// What the table does not say of an op.
+trait Change {
+    /// The type of a result, from that of the operand, in whose place it is.
+    fn change(&self, mesh: &Mesh, t: &mut Type, declared: Option<&Type>) -> Result<(), TypeError>;
+    /// Types of all results; a result for each operand.
+    fn changed(
+        &self,
+        mesh: &Mesh,
+        ins: &[&Type],
+        declared: &[Option<&Type>],
+    ) -> Result<SmallVec<[Type; 2]>, TypeError> {
+        let one = |(i, &t): (usize, &&Type)| {
+            let mut t = t.clone();
+            self.change(mesh, &mut t, declared.get(i).copied().flatten())?;
+            Ok(t)
+        };
+        ins.iter().enumerate().map(one).collect()
+    }
+    /// For the shape alone: types say more.
+    fn letters(&self, ranks: &[usize]) -> Rule {
+        Rule::elementwise(ranks.len(), ranks.len(), ranks[0])
+    }
+    fn mirrored(&self, b: &mut Builder, ends: Ends, d: &[Option<Value>]) -> Grads;
+    /// What a rank has of its own operands, without its group.
+    fn alone(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        ins.iter().map(|&t| t.clone()).collect()
+    }
+    /// What the ranks of a group have; operands as in [`Collective::eval_group`].
+    fn group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>> {
+        cx.iter().zip(ins).map(|(c, ins)| self.alone(c, ins)).collect()
+    }
+}
+
+/// Operands and results of the op whose gradient is made.
+type Ends<'a> = (&'a [Value], &'a [Value]);
+
+/// Declares ops of ranks. `takes` says what is wrong with operands, `dim` names one.
+macro_rules! layouts {
+    ($($(#[doc = $doc:literal])* $op:ident = $name:literal ($($operand:ident),*) {$($field:ident : $ty:ty),*}
+       fusion: $fusion:expr, gradient: $gradient:ident, view: $view:literal, takes: |$t:pat_param, $x:ident| $takes:expr, dim: |$o:pat_param| $dim:expr,
+       sends: |$s:pat_param| $sends:expr, says: $says:literal, mirror: [$($mirror:literal),*], reshards: $reshards:literal;)*) => {$(
+        op! {
+            $(#[doc = $doc])*
+            $op = $name ($($operand),*) { $($field: $ty),* }
+            facts { kind: Layout, fusion: $fusion, precision: Wants::AsTheyAre, gradient: $gradient }
+            samples []
+        }
+        impl OpDef for $op {
+            fn accepts(&self, $x: &[&Type]) -> Result<(), String> {
+                let $t = self;
+                $takes
+            }
+            fn rule(&self, ranks: &[usize]) -> Rule {
+                self.letters(ranks)
+            }
+            fn types(
+                &self,
+                mesh: &Mesh,
+                ins: &[&Type],
+                declared: &[Option<&Type>],
+            ) -> Result<SmallVec<[Type; 2]>, TypeError> {
+                self.changed(mesh, ins, declared)
+            }
+            /// Of what is part of rows: the same.
+            fn element(&self, _: &mut Body, x: &[usize]) -> Option<Results> {
+                self.facts().fusion.map(|_| smallvec::smallvec![x[0]])
+            }
+            fn is_view(&self) -> bool {
+                $view
+            }
+            fn flops(&self, _: &[(Letter, f64)]) -> f64 {
+                0.0
+            }
+            /// A sum over ranks may lie on its operand.
+            fn in_place(&self, result: usize) -> Option<usize> {
+                (self.sends() == Sends::SumToAll).then_some(result)
+            }
+            fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
+                self.mirrored(b, (ins, outs), d)
+            }
+            fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+                self.alone(cx, ins)
+            }
+            fn layout(&self) -> Option<&dyn Collective> {
+                Some(self)
+            }
+        }
+        impl Collective for $op {
+            fn atoms(&self) -> AtomSet {
+                self.axes
+            }
+            fn kind(&self) -> &'static str {
+                $name
+            }
+            fn dim(&self) -> Option<usize> {
+                let $o = self;
+                $dim
+            }
+            fn sends(&self) -> Sends {
+                let $s = self;
+                $sends
+            }
+            fn says(&self) -> &'static str {
+                $says
+            }
+            fn mirror(&self) -> &'static [&'static str] {
+                &[$($mirror),*]
+            }
+            fn reshards(&self) -> bool {
+                $reshards
+            }
+            fn eval_group(&self, cx: &[EvalCx], ins: &[Vec<&Tensor>]) -> Vec<Vec<Tensor>> {
+                self.group(cx, ins)
+            }
+        }
+    )*};
+}
+
+layouts! {
+    /// The same data, from here on used differently by the ranks of the axes. Costs nothing; its
+    /// gradient is the `all_reduce` that a forgotten f would lose.
+    FanOut = "fan_out" (x) { axes: AtomSet }
+    fusion: Some(Each), gradient: Flows, view: true, takes: |_, x| one(x), dim: |_| None,
+    sends: |_| Sends::Nothing, says: "", mirror: ["all_reduce"], reshards: true;
+
+    /// The sum (or max, min) over the ranks of the axes, folded from the left in group order. The
+    /// declared type says whether the result is invariant or replicated. Several operands are
+    /// reduced in one call.
+    AllReduce = "all_reduce" (x) { axes: AtomSet }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| several_floats(x), dim: |_| None,
+    sends: |_| Sends::SumToAll, says: "takes the {sum} of {ways} ranks' parts; the result is {after}",
+    mirror: ["fan_out", "all_reduce"], reshards: true;
+
+    /// All pieces of a dim along its minor-most axes. The declared type says whether the result is
+    /// replicated (the default) or invariant.
+    AllGather = "all_gather" (x) { axes: AtomSet, dim: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
+    sends: |_| Sends::ShareOfResult, says: "puts the pieces of {ways} ranks together; the result is {after}",
+    mirror: ["reduce_scatter", "slice"], reshards: true;
+
+    /// This rank's piece of the sum over the ranks of the axes.
+    ReduceScatter = "reduce_scatter" (x) { axes: AtomSet, dim: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
+    sends: |_| Sends::Share, says: "takes the {sum} of {ways} ranks' parts; each rank keeps its piece",
+    mirror: ["all_gather"], reshards: true;
+
+    /// Piece number `from` of a dim that the axes cut evenly, on all ranks of the axes: the dim of the
+    /// result has the size of a piece. The rank that holds the piece gives it.
+    Broadcast = "broadcast" (x) { axes: AtomSet, dim: usize, from: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
+    sends: |_| Sends::MeanShare, says: "one of {ways} ranks gives its piece to all; the result is {after}",
+    mirror: ["reduce"], reshards: false;
+
+    /// The sum over the ranks of the axes as piece number `to` of a dim that the axes cut, zeros as all
+    /// other pieces: the dim of the operand has the size of a piece. Summed over all `to`, the results
+    /// are the whole.
+    Reduce = "reduce" (x) { axes: AtomSet, dim: usize, to: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
+    sends: |_| Sends::MeanShare, says: "takes the {sum} of {ways} ranks' parts, as the piece of one of them",
+    mirror: ["broadcast"], reshards: false;
+
+    /// This rank's piece of a dim, along axes over which the operand is the same everywhere. No
+    /// data moves.
+    Slice = "slice" (x) { axes: AtomSet, dim: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
+    sends: |_| Sends::Nothing, says: "", mirror: ["place", "all_gather"], reshards: true;
+
+    /// This rank's piece of a dim in its place, zeros elsewhere: the gradient of `slice` from a
+    /// replicated operand. No data moves.
+    Place = "place" (x) { axes: AtomSet, dim: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
+    sends: |_| Sends::Nothing, says: "", mirror: ["slice"], reshards: false;
+
+    /// The axes that split dim `from` split dim `to` instead.
+    AllToAll = "all_to_all" (x) { axes: AtomSet, from: usize, to: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
+    sends: |_| Sends::Pieces, says: "{ways} ranks exchange pieces: another dim is split afterwards",
+    mirror: ["all_to_all"], reshards: true;
+
+    /// What `all_to_all` does, for rows `[g,z,c,h]` of which few are there: the axes that split
+    /// groups split shards of tokens instead, or the other way round, and only rows travel that the
+    /// counts `[g,e,z]` name: of each group and shard the first, as many as its experts have.
+    /// Others are not defined in the result. `sent` are the counts as `x` is split, `received` as
+    /// the result is. A shard has `copies` copies of tokens: if all groups are used alike, each has
+    /// its share of them.
+    AllToAllV = "all_to_all_v" (x, sent, received) { axes: AtomSet, from: usize, to: usize, copies: usize }
+    fusion: None, gradient: Flows, view: false, takes: |o, x| o.takes(x), dim: |_| None,
+    sends: |o| Sends::Rows { copies: o.copies },
+    says: "{ways} ranks exchange the rows that the counts name: another dim is split afterwards",
+    mirror: ["all_to_all_v"], reshards: false;
+
+    /// Each rank of a group receives the value of the rank `shift` places before it, around the ring.
+    Permute = "permute" (x) { axes: AtomSet, shift: usize }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
+    sends: |_| Sends::Whole, says: "each of {ways} ranks hands its piece to another",
+    mirror: ["permute"], reshards: false;
+
+    /// The operand as one term of a sum over the ranks of the pipeline. A function belongs to one
+    /// rank of the pipeline and its values say nothing of the others', so this costs nothing; the
+    /// sum is still to be taken.
+    ToPartial = "to_partial" (x) { axes: AtomSet }
+    fusion: Some(Each), gradient: Unasked, view: true, takes: |_, x| floats(x, 1), dim: |_| None,
+    sends: |_| Sends::Nothing, says: "", mirror: [], reshards: false;
+
+    /// This rank's piece of a dim, no longer seen as part of the whole: what a ring hands around.
+    /// The axes split the dim alone and evenly. No data moves; `from_varying` is the way back.
+    ToVarying = "to_varying" (x) { axes: AtomSet, dim: usize }
+    fusion: None, gradient: Flows, view: true, takes: |_, x| one(x), dim: |o| Some(o.dim),
+    sends: |_| Sends::Nothing, says: "", mirror: ["from_varying"], reshards: false;
+
+    /// The ranks' own values, seen as the pieces of a dim in group order. No data moves; it undoes
+    /// `to_varying`.
+    FromVarying = "from_varying" (x) { axes: AtomSet, dim: usize }
+    fusion: None, gradient: Flows, view: true, takes: |_, x| one(x), dim: |o| Some(o.dim),
+    sends: |_| Sends::Nothing, says: "", mirror: ["to_varying"], reshards: false;
+
+    /// The piece of a dim of the rank `shift` places before, around the ring: what `permute` would
+    /// bring of `to_varying` pieces, but no data moves, since all ranks have all of it. For indices
+    /// (positions of the tokens of a block); they have no gradient.
+    Piece = "piece" (x) { axes: AtomSet, dim: usize, shift: usize }
+    fusion: None, gradient: Unasked, view: false, takes: |_, x| rings::takes_indices(x), dim: |o| Some(o.dim),
+    sends: |_| Sends::Nothing, says: "", mirror: [], reshards: false;
+}
+
+/// One operand, of any element type.
+fn one(ins: &[&Type]) -> Result<(), String> {
+    if ins.len() == 1 { Ok(()) } else { Err("one operand is needed".into()) }
+}
+
+fn several_floats(ins: &[&Type]) -> Result<(), String> {
+    if ins.is_empty() || ins.iter().any(|t| !t.dtype.is_float()) {
+        return Err("float operands are needed".into());
+    }
+    Ok(())
+}
+
+/// An error that an operand is not in the state the collective starts from.
+fn wrong<T>(mesh: &Mesh, axes: AtomSet, want: &str) -> Result<T, TypeError> {
+    let n = mesh.names(axes, "*");
+    infer::err(
+        "collective",
+        format!("the operand must be {want} over {n}"),
+        format!("take {n} off the collective, or reshard its operand"),
+    )
+}
+
+/// The gradient of an op with one operand, if it has a cotangent, with a note on what it mirrors.
+fn noted(
+    b: &mut Builder,
+    d: &[Option<Value>],
+    note: &'static str,
+    f: impl FnOnce(&mut Builder, Value) -> Value,
+) -> Grads {
+    let g = grads_of(d, |d| f(b, d));
+    if d[0].is_some() {
+        b.note(note);
+    }
+    g
+}

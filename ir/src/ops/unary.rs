@@ -1,0 +1,248 @@
+//! Functions of one element: an op of one operand each, with a function and its derivative. A row of the
+//! table below is all there is to say of one.
+
+use super::*;
+use cast::in_f32;
+
+/// Declares an op that is a function of one element: beside what [`op!`] takes, whether it is linear, the
+/// function of the op `o` and an element `x`, the same as instructions `x` of a kernel `b`, and the gradient's nodes for operand `x`, result `y` and
+/// cotangent `d`, each of them a value of the builder `b`; `None` if there is no gradient.
+macro_rules! unary {
+    ($($(#[doc = $doc:literal])* $op:ident = $name:literal {$($field:ident : $ty:ty),*}
+       $kind:ident, $precision:ident, $gradient:ident, $linear:ident,
+       samples [$($sample:literal),*] $(positive [$positive:literal])?
+       |$o:pat_param, $x:ident| $f:expr;
+       |$eo:pat_param, $e:ident, $ex:ident| $element:expr;
+       |$g:pat_param, $b:ident, $gx:pat_param, $gy:pat_param, $d:pat_param| $grad:expr;)*) => {$(
+        op! {
+            $(#[doc = $doc])*
+            $op = $name (x) { $($field: $ty),* }
+            facts { kind: $kind, fusion: Some(Each), precision: Wants::$precision, gradient: $gradient }
+            samples [$($sample),*] $(positive [$positive])?
+        }
+        impl OpDef for $op {
+            fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
+                floats(ins, 1)
+            }
+            fn rule(&self, ranks: &[usize]) -> Rule {
+                Rule::elementwise(1, 1, ranks[0])
+            }
+            fn linear(&self) -> Linear {
+                $linear
+            }
+            fn element(&self, $e: &mut Body, x: &[usize]) -> Option<Results> {
+                let ($eo, $ex) = (self, x[0]);
+                Some(smallvec::smallvec![$element])
+            }
+            fn in_place(&self, _: usize) -> Option<usize> {
+                Some(0)
+            }
+            fn grad(&self, $b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
+                let ($g, $gx, $gy) = (self, ins[0], outs[0]);
+                smallvec::smallvec![d[0].and_then(|$d| $grad)]
+            }
+            fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+                let $o = self;
+                vec![ins[0].map(|$x| $f)]
+            }
+        }
+    )*};
+}
+
+/// A function that sums may not pass.
+const NO: Linear = Linear::No;
+/// f of a sum is the sum of f.
+const LINEAR: Linear = Linear::Together(1);
+
+/// √(2/π).
+const ROOT: f64 = 0.797_884_560_802_865_4;
+const CUBE: f64 = 0.044715;
+
+unary! {
+    /// The operand times a constant, element by element.
+    Scale = "scale" { by: f64 } Elementwise, Same, Flows, LINEAR,
+    samples ["scale[-1.5] f32[3,4]"]
+    |o, x| x * o.by;
+    |o, b, x| b.by(Binary::Mul, x, o.by);
+    |o, b, _, _, d| Some(b.push("scale_grad", Scale { by: o.by }, &[d]));
+
+    /// The operand plus a constant, element by element.
+    Shift = "shift" { by: f64 } Elementwise, Same, Flows, NO,
+    samples ["shift[0.5] f32[3,4]"]
+    |o, x| x + o.by;
+    |o, b, x| b.by(Binary::Add, x, o.by);
+    |_, _b, _, _, d| Some(d);
+
+    /// The exponential, element by element.
+    Exp = "exp" {} Elementwise, Wide, Flows, NO,
+    samples ["exp f32[3,4]"]
+    |_, x| x.exp();
+    |_, b, x| b.unary(Unary::Exp, x);
+    |_, b, _, y, d| Some(b.push("exp_grad", Mul::same(), &[d, y]));
+
+    /// The natural logarithm, element by element.
+    Log = "log" {} Elementwise, Wide, Flows, NO,
+    samples ["log f32[3,4]"] positive ["x"]
+    |_, x| x.ln();
+    |_, b, x| b.unary(Unary::Log, x);
+    |_, b, x, _, d| Some(b.push("log_grad", Div::same(), &[d, x]));
+
+    /// The square root, element by element.
+    Sqrt = "sqrt" {} Elementwise, Wide, Flows, NO,
+    samples ["sqrt f32[3,4]"] positive ["x"]
+    |_, x| x.sqrt();
+    |_, b, x| b.unary(Unary::Sqrt, x);
+    |_, b, _, y, d| {
+        let h = b.push("half", Scale { by: 0.5 }, &[d]);
+        Some(b.push("sqrt_grad", Div::same(), &[h, y]))
+    };
+
+    /// One over the square root, element by element.
+    Rsqrt = "rsqrt" {} Elementwise, Wide, Flows, NO,
+    samples ["rsqrt f32[3,4]"] positive ["x"]
+    |_, x| 1.0 / x.sqrt();
+    |_, b, x| b.unary(Unary::Rsqrt, x);
+    |_, b, _, y, d| {
+        // d/dx x^(-1/2) = -1/2 y^3
+        let y2 = b.push("y2", Mul::same(), &[y, y]);
+        let y3 = b.push("y3", Mul::same(), &[y2, y]);
+        let h = b.push("half", Scale { by: -0.5 }, &[y3]);
+        Some(b.push("rsqrt_grad", Mul::same(), &[d, h]))
+    };
+
+    /// The hyperbolic tangent, element by element.
+    Tanh = "tanh" {} Activation, Same, Flows, NO,
+    samples ["tanh f32[3,4]"]
+    |_, x| x.tanh();
+    |_, b, x| b.unary(Unary::Tanh, x);
+    |_, b, _, y, d| {
+        let [y, d] = [y, d].map(|v| in_f32(b, v));
+        let y2 = b.push("y2", Mul::same(), &[y, y]);
+        let m = b.push("m", Scale { by: -1.0 }, &[y2]);
+        let s = b.push("s", Shift { by: 1.0 }, &[m]);
+        Some(b.push("tanh_grad", Mul::same(), &[d, s]))
+    };
+
+    /// The logistic function 1 / (1 + exp(-x)), element by element.
+    Logistic = "logistic" {} Activation, Same, Flows, NO,
+    samples ["logistic f32[3,4]"]
+    |_, x| 1.0 / (1.0 + (-x).exp());
+    |_, b, x| b.unary(Unary::Logistic, x);
+    |_, b, _, y, d| {
+        let [y, d] = [y, d].map(|v| in_f32(b, v));
+        let m = b.push("m", Scale { by: -1.0 }, &[y]);
+        let s = b.push("s", Shift { by: 1.0 }, &[m]);
+        let ys = b.push("ys", Mul::same(), &[y, s]);
+        Some(b.push("logistic_grad", Mul::same(), &[d, ys]))
+    };
+
+    /// SiLU, x * logistic(beta x) (Elfwing et al., 2017; with a beta, 1 if none is given, Ramachandran et al.,
+    /// 2017, *Searching for activation functions*: 1.702 is near GELU), element by element.
+    Silu = "silu" { beta: Option<f64> } Activation, Same, Flows, NO,
+    samples ["silu f32[3,4]", "silu[beta=1.702] f32[3,4]"]
+    |o, x| x / (1.0 + (-o.beta.unwrap_or(1.0) * x).exp());
+    |o, b, x| match o.beta {
+        None => b.unary(Unary::Silu, x),
+        Some(beta) => {
+            let at = b.by(Binary::Mul, x, beta);
+            let s = b.unary(Unary::Logistic, at);
+            b.mul(x, s)
+        }
+    };
+    |o, b, x, _, d| {
+        // y' = s + beta y (1 - s), s = logistic(beta x); in f32, since each step would be rounded.
+        let [x, d] = [x, d].map(|v| in_f32(b, v));
+        let times = |b: &mut Builder, v| o.beta.map_or(v, |by| b.push("beta", Scale { by }, &[v]));
+        let at = times(b, x);
+        let s = b.push("s", Logistic {}, &[at]);
+        let y = b.push("y", Mul::same(), &[x, s]);
+        let ys = b.push("ys", Mul::same(), &[y, s]);
+        let m = b.push("m", Sub::same(), &[y, ys]);
+        let m = times(b, m);
+        let p = b.push("p", Add::same(), &[s, m]);
+        Some(b.push("silu_grad", Mul::same(), &[d, p]))
+    };
+
+    /// GELU in its tanh form, x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks and Gimpel, 2016), element by element.
+    Gelu = "gelu" {} Activation, Same, Flows, NO,
+    samples ["gelu f32[3,4]"]
+    |_, x| 0.5 * x * (1.0 + (ROOT * (x + CUBE * x * x * x)).tanh());
+    |_, b, x| b.unary(Unary::Gelu, x);
+    |_, b, x, _, d| {
+        // y' = (1 + t)/2 + x (1 - t²)/2 · √(2/π) (1 + 3·0.044715 x²), t the tanh above; in f32, since
+        // each step would be rounded and 1 - t² has few digits.
+        let [x, d] = [x, d].map(|v| in_f32(b, v));
+        let x2 = b.push("x2", Mul::same(), &[x, x]);
+        let c = b.push("c", Scale { by: CUBE * ROOT }, &[x2]);
+        let c = b.push("c", Shift { by: ROOT }, &[c]);
+        let u = b.push("u", Mul::same(), &[x, c]);
+        let t = b.push("t", Tanh {}, &[u]);
+        let t1 = b.push("t1", Shift { by: 1.0 }, &[t]);
+        let cdf = b.push("cdf", Scale { by: 0.5 }, &[t1]);
+        let t2 = b.push("t2", Mul::same(), &[t, t]);
+        let q = b.push("q", Scale { by: -0.5 }, &[t2]);
+        let q = b.push("q", Shift { by: 0.5 }, &[q]);
+        let du = b.push("du", Scale { by: 3.0 * CUBE * ROOT }, &[x2]);
+        let du = b.push("du", Shift { by: ROOT }, &[du]);
+        let xdu = b.push("xdu", Mul::same(), &[x, du]);
+        let pdf = b.push("pdf", Mul::same(), &[q, xdu]);
+        let s = b.push("s", Add::same(), &[cdf, pdf]);
+        Some(b.push("gelu_grad", Mul::same(), &[d, s]))
+    };
+
+    /// The sine, element by element.
+    Sin = "sin" {} Elementwise, Wide, Flows, NO,
+    samples ["sin f32[3,4]"]
+    |_, x| x.sin();
+    |_, b, x| b.unary(Unary::Sin, x);
+    |_, b, x, _, d| {
+        let c = b.push("c", Cos {}, &[x]);
+        Some(b.push("sin_grad", Mul::same(), &[d, c]))
+    };
+
+    /// The cosine, element by element.
+    Cos = "cos" {} Elementwise, Wide, Flows, NO,
+    samples ["cos f32[3,4]"]
+    |_, x| x.cos();
+    |_, b, x| b.unary(Unary::Cos, x);
+    |_, b, x, _, d| {
+        let s = b.push("s", Sin {}, &[x]);
+        let m = b.push("m", Scale { by: -1.0 }, &[s]);
+        Some(b.push("cos_grad", Mul::same(), &[d, m]))
+    };
+
+    /// The absolute value, element by element; its gradient at 0 is 0.
+    Abs = "abs" {} Elementwise, Same, Flows, NO,
+    samples ["abs f32[3,4]"]
+    |_, x| x.abs();
+    |_, b, x| {
+        let minus = b.by(Binary::Mul, x, -1.0);
+        b.binary(Binary::Max, x, minus)
+    };
+    |_, b, x, _, d| {
+        let s = b.push("s", Sign {}, &[x]);
+        Some(b.push("abs_grad", Mul::same(), &[d, s]))
+    };
+
+    /// 1 where the operand is positive, -1 where it is negative, else 0; no gradient flows through it, element by element.
+    Sign = "sign" {} Elementwise, Same, Stops, NO,
+    samples ["sign f32[3,4]"]
+    |_, x| f64::from(x > 0.0) - f64::from(x < 0.0);
+    |_, b, x| {
+        let zero = b.constant(0.0);
+        let (up, down) = (b.binary(Binary::AtLeast, x, zero), b.binary(Binary::AtLeast, zero, x));
+        b.sub(up, down)
+    };
+    |_, _b, _, _, _| None;
+
+    /// The operand, at most `hi` and at least `lo`; no gradient flows through it, element by element.
+    Clamp = "clamp" { lo: f64, hi: f64 } Elementwise, Same, Stops, NO,
+    samples ["clamp[-0.5; hi=0.5] f32[3,4]"]
+    |o, x| x.max(o.lo).min(o.hi);
+    |o, b, x| {
+        let (lo, hi) = (b.constant(o.lo), b.constant(o.hi));
+        let low = b.binary(Binary::Max, x, lo);
+        b.binary(Binary::Min, low, hi)
+    };
+    |_, _b, _, _, _| None;
+}

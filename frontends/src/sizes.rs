@@ -1,5 +1,9 @@
 //! The numbers of one model, read from its config by its family's descriptor and checked.
 
+mod limits;
+
+use limits::{check_products, check_shape};
+
 use crate::config::{Config, MAX_COUNT};
 use crate::family::{
     Experts, Family, Heads, LatentSizes, Normed, PaddingToken, Positions, Score, Softcap,
@@ -359,82 +363,6 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
             let scale = c.number_if("routed_scaling_factor")?.unwrap_or(2.5);
             let groups = (kept < groups).then_some((groups, kept));
             Ok(Routing { normed, scale, groups, aux, z, load: load && train })
-        }
-    }
-}
-
-fn check_shape(
-    f: &Family,
-    c: &Config,
-    facts: &Facts,
-    shape: &Shape,
-    warnings: &mut Vec<Diag>,
-) -> Result<()> {
-    for (what, n) in [("batch", shape.batch), ("sequence length", shape.seq)] {
-        if n == 0 || n as u64 > MAX_COUNT {
-            return Err(Diag::new("shape", format!("the {what} is {n}"))
-                .help(format!("use 1 to {MAX_COUNT}, such as {}", 8)));
-        }
-    }
-    if facts.experts.is_some() && !shape.tokens.fits(shape) {
-        let ways = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join("*");
-        let cut = |what: String, list: &[usize]| match list {
-            [] => what,
-            _ => format!("{what} in {} parts", ways(list)),
-        };
-        let rows = cut(format!("{} rows", shape.batch), &shape.tokens.rows);
-        let seq = cut(format!("{} tokens of a row", shape.seq), &shape.tokens.seq);
-        let what = format!("experts would cut {rows} and {seq}, which is not even");
-        return Err(Diag::new("shape", what).help("let every factor divide what it cuts"));
-    }
-    if shape.seq > facts.max_positions {
-        let most = facts.max_positions;
-        let what = format!("sequences of {} tokens are longer than the model's {most}", shape.seq);
-        let d = Diag::new("sequence-length", what).at(c.place(f.keys.max_positions));
-        match f.positions {
-            Positions::Learned(_) => {
-                let why = "learned positions beyond the last do not exist";
-                return Err(d.why(why).help(format!("use --seq {most} or less")));
-            }
-            Positions::Rotary => warnings.push(d.help(format!("it was made for --seq {most}"))),
-        }
-    }
-    Ok(())
-}
-
-/// Refuses tensors whose sizes would overflow.
-fn check_products(c: &Config, f: &Facts, l: Option<LatentSizes>, shape: &Shape) -> Result<()> {
-    let tokens = shape.batch.checked_mul(shape.seq);
-    let joined = f.heads.checked_mul(f.head_dim);
-    let product = |a: Option<usize>, b: usize| a.and_then(|a| a.checked_mul(b));
-    // No product of attention has more elements than the largest sides have.
-    let latent = l.map_or(Some(0), |l| {
-        let ranks = l.q_rank.unwrap_or(0).checked_add(l.kv_rank)?.checked_add(l.turning)?;
-        let heads = f.heads.checked_mul(f.head_dim.checked_add(l.value)?)?;
-        ranks.checked_add(f.hidden)?.checked_mul(heads.checked_add(f.hidden)?)
-    });
-    let (experts, top_k, width) = f.experts.map_or((1, 1, 1), |e| (e.experts, e.top_k, e.ffn));
-    let width = width.max(f.experts.map_or(1, |e| e.shared));
-    let weights = product(experts.checked_mul(width), f.hidden);
-    let rows = product(tokens.and_then(|t| t.checked_mul(top_k)), f.hidden.max(width));
-    let tensors = [
-        ("logits", product(tokens, f.vocab)),
-        ("the residual stream", product(tokens, f.hidden)),
-        ("all heads", joined.and_then(|j| product(tokens, j))),
-        ("the MLP", product(tokens, f.ffn)),
-        ("the embedding", f.vocab.checked_mul(f.hidden)),
-        ("the positions", f.max_positions.checked_mul(f.hidden)),
-        ("an attention weight", product(joined, f.hidden).and_then(|n| n.checked_mul(3))),
-        ("an MLP weight", f.ffn.checked_mul(f.hidden)),
-        ("a latent weight", latent),
-        ("the experts' weights", weights),
-        ("the experts' rows", rows),
-    ];
-    match tensors.iter().find(|t| t.1.is_none_or(|n| n > MAX_ELEMENTS)) {
-        None => Ok(()),
-        Some((name, _)) => {
-            let what = format!("{name} would have more than 2^48 elements");
-            Err(c.error("", what, "check the sizes: 2^48 elements are 1 PiB in f32"))
         }
     }
 }

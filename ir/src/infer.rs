@@ -13,10 +13,13 @@
 //!
 //! Everything else is an error that names the collective or `fan_out` that is missing.
 
+mod states;
+
 use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule, has_letter};
 use crate::types::{AtomList, DType, Dim, Reduction, Type};
 use smallvec::SmallVec;
+use states::unsharded;
 
 /// In which operands an op is linear, which decides where pending sums may pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -320,7 +323,13 @@ pub fn loops(q: &Query) -> Result<Loops, TypeError> {
             }
         }
     }
-    // Letters that only results have are split as the declared result says.
+    declared_only(q, &mut loops)?;
+    split_once(q, &loops)?;
+    Ok(loops)
+}
+
+/// Letters that only results have are split as the declared result says.
+fn declared_only(q: &Query, loops: &mut Loops) -> Result<(), TypeError> {
     for (dims, t) in q.rule.outs.iter().zip(q.declared) {
         let Some(t) = t else { continue };
         if t.rank() != dims.len() {
@@ -345,6 +354,11 @@ pub fn loops(q: &Query) -> Result<Loops, TypeError> {
             }
         }
     }
+    Ok(())
+}
+
+/// No axis splits two letters, and none that the op needs whole.
+fn split_once(q: &Query, loops: &Loops) -> Result<(), TypeError> {
     let mut used = AtomSet::EMPTY;
     for l in &loops.0 {
         let s = l.atoms.set();
@@ -372,7 +386,7 @@ pub fn loops(q: &Query) -> Result<Loops, TypeError> {
         }
         used = used.union(s);
     }
-    Ok(loops)
+    Ok(())
 }
 
 fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, TypeError> {
@@ -422,116 +436,4 @@ fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, Typ
         }
     }
     Ok(d)
-}
-
-/// True if a mask of operands has operand `i`. All bits set is all operands, however many.
-fn has(mask: u32, i: usize) -> bool {
-    mask == !0 || i < 32 && mask >> i & 1 == 1
-}
-
-struct States {
-    replicated: AtomSet,
-    varying: AtomSet,
-    sum: AtomSet,
-    max: AtomSet,
-    min: AtomSet,
-}
-
-/// States of the result over the atoms that split no letter.
-fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError> {
-    let names = |s: AtomSet| q.mesh.names(s, "*");
-    let any = |f: fn(&Type) -> AtomSet| {
-        q.ins.iter().fold(AtomSet::EMPTY, |s, t| s.union(f(t))).minus(sharded)
-    };
-    let mut st = States {
-        replicated: any(|t| t.replicated),
-        varying: any(|t| t.varying),
-        sum: any(|t| t.sum),
-        max: any(|t| t.max),
-        min: any(|t| t.min),
-    };
-    if q.ins.is_empty() {
-        if let Some(Some(t)) = q.declared.first() {
-            st = States {
-                replicated: t.replicated,
-                varying: t.varying,
-                sum: t.sum,
-                max: t.max,
-                min: t.min,
-            };
-        }
-        return Ok(st);
-    }
-    if st.replicated.is_empty()
-        && st.varying.is_empty()
-        && st.sum.is_empty()
-        && st.max.is_empty()
-        && st.min.is_empty()
-    {
-        return Ok(st);
-    }
-    // R with R, V or P; never with I.
-    for (i, t) in q.ins.iter().enumerate() {
-        let others = st.replicated.union(st.varying).union(st.sum).union(st.max).union(st.min);
-        let bad = others.minus(t.marked());
-        if !bad.is_empty() {
-            return err(
-                "mixed",
-                format!("operand {i} is invariant over {}, another operand is not", names(bad)),
-                format!("fan_out[{}] it first", names(bad)),
-            );
-        }
-    }
-    let joint = |i: usize| matches!(q.linear, Linear::Together(mask) if has(mask, i));
-    for (i, t) in q.ins.iter().enumerate() {
-        for (r, pending) in
-            [(Reduction::Sum, t.sum), (Reduction::Max, t.max), (Reduction::Min, t.min)]
-        {
-            let p = pending.minus(sharded);
-            if p.is_empty() {
-                continue;
-            }
-            let linear = match q.linear {
-                Linear::No => false,
-                Linear::Together(mask) => {
-                    q.reduction == r && has(mask, i) && (r == Reduction::Sum || q.ins.len() == 1)
-                }
-                Linear::Each(mask) => r == Reduction::Sum && has(mask, i),
-            };
-            if !linear {
-                return err(
-                    "partial",
-                    format!(
-                        "operand {i} is a sum over {} still to be taken, and the op is not linear in it",
-                        names(p)
-                    ),
-                    format!("all_reduce[{}] it first", names(p)),
-                );
-            }
-            for (j, u) in q.ins.iter().enumerate().filter(|&(j, _)| j != i) {
-                let ok = if joint(j) { p.within(u.pending(r)) } else { p.within(u.replicated) };
-                if !ok {
-                    let want = if joint(j) { "also be a sum over" } else { "be replicated over" };
-                    return err(
-                        "partial",
-                        format!(
-                            "operand {i} is a sum over {} still to be taken; operand {j} must {want} it",
-                            names(p)
-                        ),
-                        format!("all_reduce[{}] operand {i} first", names(p)),
-                    );
-                }
-            }
-        }
-    }
-    st.replicated = st.replicated.minus(st.varying).minus(st.sum).minus(st.max).minus(st.min);
-    let twice = st.varying.and(st.sum.union(st.max).union(st.min));
-    if !twice.is_empty() {
-        return err(
-            "mixed",
-            format!("one operand varies over {}, another is a sum over it", names(twice)),
-            format!("all_reduce[{}] it first", names(twice)),
-        );
-    }
-    Ok(st)
 }

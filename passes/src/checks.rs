@@ -13,9 +13,6 @@ const INPUTS: [&str; 3] = ["input_ids", "targets", "positions"];
 
 /// What the passes assume of a model, whoever wrote it.
 pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
-    let bad = |what: String, rule: &str, help: String| {
-        Err(Diag::new("source", what).at(format!("@{}", f.name)).rule(rule).help(help))
-    };
     if o.microbatches() * o.microbatch_rows() != o.global_batch || o.global_batch == 0 {
         let (rows, global) = (o.microbatch_rows(), o.global_batch);
         return Err(Diag::new(
@@ -54,6 +51,29 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             .at("--recompute fit")
             .help("use --recompute sqrt, or another that is said"));
     }
+    check_arguments(f, o)?;
+    check_results(f)?;
+    if o.mode == Mode::Infer {
+        return Ok(());
+    }
+    let sums: Vec<_> = f.results.iter().filter(|r| r.is(RoleKind::Sum, "loss")).collect();
+    let scalar = sums.len() == 1 && *f.ty(sums[0].value) == Type::f32(&[]);
+    // The loss is a mean over targets: those of an argument that nothing reads are not known.
+    let read = |a: &Port| f.nodes.iter().any(|n| n.ins.contains(&a.value));
+    let targets = |a: &Port| a.is(RoleKind::Input, "targets") && read(a);
+    if scalar && f.args.iter().any(targets) {
+        return Ok(());
+    }
+    Err(Diag::new("no-loss", format!("@{} has no loss to train", f.name))
+        .rule("one result f32[] `sum \"loss\"` and one argument `input \"targets\"` that is used")
+        .help("add them, or compile with --mode infer"))
+}
+
+/// What a model is given: parameters, and inputs of the sizes that options give.
+fn check_arguments(f: &Func, o: &Options) -> Result<()> {
+    let bad = |what: String, rule: &str, help: String| {
+        Err(Diag::new("source", what).at(format!("@{}", f.name)).rule(rule).help(help))
+    };
     let mut seen = std::collections::BTreeSet::new();
     for a in &f.args {
         let (name, ty) = (f.name(a.value), f.ty(a.value));
@@ -101,21 +121,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
             );
         }
     }
-    check_results(f)?;
-    if o.mode == Mode::Infer {
-        return Ok(());
-    }
-    let sums: Vec<_> = f.results.iter().filter(|r| r.is(RoleKind::Sum, "loss")).collect();
-    let scalar = sums.len() == 1 && *f.ty(sums[0].value) == Type::f32(&[]);
-    // The loss is a mean over targets: those of an argument that nothing reads are not known.
-    let read = |a: &Port| f.nodes.iter().any(|n| n.ins.contains(&a.value));
-    let targets = |a: &Port| a.is(RoleKind::Input, "targets") && read(a);
-    if scalar && f.args.iter().any(targets) {
-        return Ok(());
-    }
-    Err(Diag::new("no-loss", format!("@{} has no loss to train", f.name))
-        .rule("one result f32[] `sum \"loss\"` and one argument `input \"targets\"` that is used")
-        .help("add them, or compile with --mode infer"))
+    Ok(())
 }
 
 /// What a model shows and sums up: of roles that one has, and scalars where they are losses.

@@ -49,6 +49,7 @@ mod expand;
 mod fold;
 mod items;
 mod marks;
+mod mesh;
 mod near;
 mod params;
 mod parse;

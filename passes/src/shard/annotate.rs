@@ -102,27 +102,11 @@ pub fn annotate(
         }
         new.push((a.value, Annotation { dims: dims.into(), priority: 0 }));
     }
-    let tp = mesh.axis("tp").unwrap_or_default();
     if grid.cuts_stream() {
         let columns = AtomList::collect(grid.stream.columns.iter()).unwrap_or_default();
         new.extend(sequence.iter().map(|x| laid(x.0, &grid.stream.rows, columns)));
-    } else if (o.sp && !tp.is_empty()) || has_experts {
-        // Experts may split tokens further than the residual stream does.
-        let over = if o.sp { tp } else { AtomSet::EMPTY };
-        for &(v, dim) in sequence {
-            let open = |d| AnnotatedDim {
-                atoms: if d == dim {
-                    AtomList::collect(cp.iter().chain(over.iter())).unwrap_or_default()
-                } else {
-                    AtomList::EMPTY
-                },
-                open: d < dim,
-            };
-            new.push((
-                v,
-                Annotation { dims: (0..f.ty(v).rank()).map(open).collect(), priority: SEQUENCE },
-            ));
-        }
+    } else if o.sp || has_experts {
+        new.extend(streams(&mesh, f, sequence, o.sp, has_experts));
     }
     experts::annotate(&mesh, f, &by_name, &folded, &mut new);
     if !cp.is_empty() {
@@ -139,6 +123,32 @@ pub fn annotate(
     o.shard.iter().try_for_each(|r| asked::apply(&mesh, f, weights, r, o))?;
     check_inputs(&mesh, f, batch, o)?;
     Ok(mesh)
+}
+
+/// How the residual stream is cut along tokens: over cp, and with `sp` over tp. Experts may split it
+/// further than that.
+fn streams(
+    mesh: &Mesh,
+    f: &Func,
+    sequence: &[(Value, usize)],
+    sp: bool,
+    has_experts: bool,
+) -> Vec<(Value, Annotation)> {
+    let [cp, tp] = ["cp", "tp"].map(|a| mesh.axis(a).unwrap_or_default());
+    if tp.is_empty() && !has_experts {
+        return vec![];
+    }
+    let over = if sp { tp } else { AtomSet::EMPTY };
+    let tokens = AtomList::collect(cp.iter().chain(over.iter())).unwrap_or_default();
+    let one = |&(v, dim): &(Value, usize)| {
+        let of = |d| AnnotatedDim {
+            atoms: if d == dim { tokens } else { AtomList::EMPTY },
+            open: d < dim,
+        };
+        let dims = (0..f.ty(v).rank()).map(of).collect();
+        (v, Annotation { dims, priority: SEQUENCE })
+    };
+    sequence.iter().map(one).collect()
 }
 
 /// Cuts the axes of a mesh where those of another with the same axes are cut.

@@ -1,0 +1,110 @@
+//! Arguments of the ranks' program: how parameters are stored, and made what their users need.
+
+use super::Partition;
+use crate::shard::zero::{Zero, stored_over, zero_axes};
+use shardc_ir::diag::Result;
+use shardc_ir::func::{ParamLayout, Role, RoleKind, Step};
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::ops::Cast;
+use shardc_ir::types::{DType, Type};
+
+impl Partition<'_> {
+    pub(super) fn arguments(
+        &mut self,
+        frozen: &dyn Fn(&str) -> bool,
+        trained: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<ParamLayout>> {
+        let mut out = Vec::new();
+        for a in &self.src.args {
+            let (stored, name) = (self.src.ty(a.value).clone(), self.src.name(a.value).clone());
+            let (mut ty, mut role) = (stored.clone(), a.role.clone());
+            if let Some(param) = a.role.clone().filter(|r| r.kind == RoleKind::Param) {
+                let needs = &self.needs[a.value.0 as usize];
+                let used = common(&stored, needs);
+                let (mut stored, mut near) = (stored, used.clone());
+                for part in used.replicated.and(self.grid).iter() {
+                    let over = AtomSet::one(part);
+                    (stored, near) = stored_over(self.mesh, &stored, &near, over);
+                }
+                let over = if self.zero.splits { zero_axes(self.mesh) } else { AtomSet::EMPTY };
+                let (stored, piece) = stored_over(self.mesh, &stored, &near, over);
+                // First what is done to the piece, so that its mirror too is done to a piece.
+                let mut steps = vec![];
+                let mut held = stored.clone();
+                if held.dtype != DType::F32 && trained(&param.name) {
+                    held.dtype = DType::F32;
+                    let op = Cast { to: stored.dtype }.into();
+                    steps.push(Step { op, ty: stored.clone() });
+                }
+                self.walk(&param.name, &stored, &piece, &mut steps)?;
+                let before = steps.len();
+                self.walk(&param.name, &piece, &near, &mut steps)?;
+                let Zero { gathers_once, reduces_once, .. } = self.zero;
+                let [prepared, mirrored] = [gathers_once, reduces_once]
+                    .map(|once| if once { steps.len() } else { before });
+                if prepared < mirrored {
+                    self.whole[a.value.0 as usize] = Some(near.clone());
+                }
+                ty = if gathers_once { near } else { piece };
+                self.pieces[a.value.0 as usize] = ty != used;
+                let scope = step_scope(&param.name).to_string();
+                role = Some(Role { kind: RoleKind::Ready, name: param.name.clone() });
+                out.push(ParamLayout {
+                    trainable: !frozen(&param.name),
+                    param,
+                    stored: held,
+                    steps,
+                    prepared,
+                    mirrored,
+                    name: name.clone(),
+                    scope,
+                });
+            }
+            let v = self.out.arg(ty, name, role);
+            self.now[a.value.0 as usize] = Some(v);
+        }
+        for a in &self.src.args {
+            let scope_free = a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Param);
+            if scope_free {
+                self.fan_out_early(a.value, None)?;
+            }
+        }
+        Ok(out)
+    }
+
+    /// Adds the steps from one layout of a parameter to another.
+    fn walk(&mut self, name: &str, from: &Type, to: &Type, steps: &mut Vec<Step>) -> Result<()> {
+        match self.resharder.path(self.mesh, from, to) {
+            Some(path) => steps.extend(path),
+            None => return Err(self.no_path(name, from, to)),
+        }
+        Ok(())
+    }
+}
+
+/// Scope of what is done to a parameter at step scope: its layer, or the module that holds it.
+pub(crate) fn step_scope(param: &str) -> &str {
+    if !shardc_ir::text::is_path(param) {
+        return "step"; // a name is its user's, and a scope stands in the text as it is
+    }
+    let mut end = 0;
+    for part in param.split('.') {
+        end += part.len();
+        if part.parse::<u32>().is_ok() {
+            return &param[..end];
+        }
+        end += 1;
+    }
+    param.rsplit_once('.').map_or("step", |s| s.0)
+}
+
+/// The layout that serves all uses of a parameter: what they agree on.
+fn common(stored: &Type, needs: &[Type]) -> Type {
+    let Some(first) = needs.first() else { return stored.clone() };
+    let mut t = first.clone();
+    if needs.iter().any(|n| n.dims != first.dims) {
+        t.dims.clone_from(&stored.dims);
+    }
+    t.replicated = needs.iter().fold(t.replicated, |s, n| s.and(n.replicated)).minus(t.sharded());
+    t
+}

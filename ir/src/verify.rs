@@ -4,7 +4,7 @@
 
 use crate::diag::Diag;
 use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
-use crate::group::{KERNEL_KINDS, Launch, launches};
+use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
 use crate::infer::TypeError;
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::DOCS;
@@ -267,8 +267,11 @@ impl<'a> Checker<'a> {
     /// Nodes that are marked as one launch are one kernel.
     fn launches(&self, p: &mut Problems) {
         let f = self.f;
-        let several = |x: &Launch| x.nodes.len() > 1;
-        for x in launches(f).into_iter().filter(|x| several(x) && x.form(f).is_none()) {
+        let mut found = HorizontalFusion::of(f);
+        for x in launches(f).iter().filter(|x| x.nodes.len() > 1) {
+            if x.form_among(&mut found).is_some() {
+                continue;
+            }
             let nodes = &f.nodes[x.nodes.clone()];
             let names: Vec<&str> = nodes.iter().map(|n| n.op.mnemonic()).collect();
             p.push(self.layer(&nodes[0]), || {

@@ -21,7 +21,7 @@
 use crate::options::Fuse;
 use crate::step::combine::BUCKET_BYTES;
 use shardc_ir::func::{Func, FusedWithNext, Node, Value};
-use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, accumulates, epilogue, launches};
+use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, Roles, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{FusionClass, Kind, Op};
 use std::cmp::Reverse;
@@ -40,6 +40,7 @@ const MOST_KERNELS: usize = 32;
 struct Groups<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
+    roles: Roles<'a>,
     /// By node: its group, which is known by one of its nodes.
     of: Vec<usize>,
     /// By group: its nodes, in order; empty if it joined another.
@@ -117,6 +118,7 @@ impl<'a> Groups<'a> {
         let mut g = Groups {
             mesh,
             f,
+            roles: Roles::of(f),
             of: (0..count).collect(),
             members: (0..count).map(|i| vec![i]).collect(),
             order: (0..count).map(Some).collect(),
@@ -147,7 +149,7 @@ impl<'a> Groups<'a> {
             return;
         }
         let pair = [self.f.nodes[m].clone(), self.f.nodes[i].clone()];
-        if accumulates(self.f, &pair) {
+        if self.roles.accumulates(&pair) {
             self.merge(m, i);
         }
     }
@@ -169,7 +171,7 @@ impl<'a> Groups<'a> {
             let mut made = nodes().flat_map(|n| &n.outs);
             let used = made.any(|v| self.seen(*v, &all));
             let fits = span <= SPAN && used && self.names(&all) <= MOST;
-            if fits && epilogue(self.f, nodes()).is_some() && self.merge(i, group) {
+            if fits && self.roles.epilogue(nodes()).is_some() && self.merge(i, group) {
                 // The product is the first, wherever it was.
                 self.members[group].sort_by_key(|&m| m != i);
                 return;

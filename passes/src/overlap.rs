@@ -13,7 +13,7 @@
 //! stands before a collective and is not needed for it goes behind it, as far back as one
 //! product or another collective. So few tensors live longer.
 
-use shardc_ir::func::{Func, FusedWithNext, Node, Value};
+use shardc_ir::func::{Func, FusedWithNext, Node, Port, Role, Value};
 use shardc_ir::group::{Launch, launches};
 use std::collections::{HashMap, HashSet};
 
@@ -64,9 +64,11 @@ impl<'a> Order<'a> {
     fn of(f: &'a Func, all: &'a [Launch]) -> Order<'a> {
         let root = f.roots();
         let mut over = HashMap::new();
-        for r in &f.results {
-            let old = f.args.iter().find(|a| a.role.is_some() && a.role == r.role);
-            over.extend(old.map(|a| (root[r.value.0 as usize], a.value)));
+        let of_role = |a: &'a Port| Some((a.role.as_ref()?, a.value));
+        // Of two arguments of one role the first.
+        let old: HashMap<&Role, Value> = f.args.iter().rev().filter_map(of_role).collect();
+        for (role, value) in f.results.iter().filter_map(of_role) {
+            over.extend(old.get(role).map(|&a| (root[value.0 as usize], a)));
         }
         Order { f, all, over, root }
     }

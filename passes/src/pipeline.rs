@@ -7,6 +7,7 @@ use crate::schedule;
 use crate::shard::propagate::Cause;
 use crate::state::State;
 use crate::step::instructions::{Index, Lists, instructions};
+use crate::threads;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::Module;
 use shardc_ir::phase::Phase;
@@ -172,10 +173,12 @@ pub(crate) fn classes(
     s: &Schedule,
     (index, lists): (Index, Vec<Lists>),
 ) -> Vec<RankClass> {
-    let one = |(rank, lists): (usize, Lists)| {
-        memory(m, s.microbatches, s.stages_of(rank), index.funcs(s, rank), lists)
+    let all: Vec<(usize, Lists)> = lists.into_iter().enumerate().collect();
+    let one = |(rank, lists): &(usize, Lists)| {
+        memory(m, s.microbatches, s.stages_of(*rank), index.funcs(s, *rank), lists)
     };
-    lists.into_iter().enumerate().map(one).collect()
+    // The arenas of two ranks have nothing to do with each other.
+    threads::all(&all, usize::MAX, one)
 }
 
 /// What every rank runs, and its memory: of a module whose passes are done.

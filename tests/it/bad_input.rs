@@ -361,8 +361,8 @@ fn what_is_not_built_or_does_not_fit() {
     lab.refuses(&["run", "fits", "--products", "cublaslt"], 2, "flag");
     // Numbers beyond what a schedule may have are refused with the limit, before anything is made.
     for (flags, limit) in [
-        (&["--global-batch", "16385"][..], "m <= 16384"),
-        (&["--global-batch", "10000000"], "m <= 16384"),
+        (&["--global-batch", "131073"][..], "m <= 131072"),
+        (&["--global-batch", "10000000"], "m <= 131072"),
         (&["--global-batch", "65537", "--mesh", "pp=65537"], "p * v <= 65536"),
         (&["--global-batch", "8", "--mesh", "pp=2", "--chunks", "40000"], "p * v <= 65536"),
     ] {

@@ -197,6 +197,95 @@ fn lists_that_do_not_fit_together_are_refused() {
     assert!(tried > 60, "{tried}");
 }
 
+/// Most calls of a step are like the one before. A fault in one of the last is found all the same: a frame
+/// that lies elsewhere, a transfer from elsewhere, of another size or of another microbatch.
+#[test]
+fn faults_of_late_microbatches_are_found() {
+    use shardc_ir::plan::{Instr, Plan};
+    use shardc_passes::{memory, step};
+    const M: usize = 24;
+    let good = |p: &Plan| step::replay::replay(p).is_ok() && memory::replay::replay(p).is_ok();
+    for n in [Named::Gpipe, Named::OneFOneB] {
+        let o = pipeline(&[("pp", 2)], named(n), M);
+        let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+        assert!(good(&plan));
+        let mut tried = 0;
+        for (class, own) in plan.classes.iter().enumerate() {
+            let late = |i: &usize| own.step[*i].microbatch() == Some(M - 3);
+            for i in (0..own.step.len()).filter(late) {
+                let mut changed = |change: &dyn Fn(&mut Instr)| {
+                    let mut p = plan.clone();
+                    change(&mut p.classes[class].step[i]);
+                    tried += 1;
+                    assert!(!good(&p), "{n:?}, class {class}: {:?}", p.classes[class].step[i]);
+                };
+                match &own.step[i] {
+                    Instr::Call(c) => {
+                        for k in (1..c.frames.len()).filter(|&k| own.memory.frames[c.func][k] > 0) {
+                            let f = &plan.module.funcs[c.func];
+                            let places = &own.memory.places[c.func];
+                            let mut ports = f.args.iter().chain(&f.results);
+                            let kept =
+                                ports.any(|p| places[p.value.0 as usize].frame as usize == k);
+                            // Over parameters, out of the arena, and half out of its place: what only the
+                            // call needs may lie there too.
+                            let half = kept.then_some(c.frames[k] + 64);
+                            for to in [0, own.memory.peak_bytes].into_iter().chain(half) {
+                                changed(&|x| {
+                                    if let Instr::Call(c) = x {
+                                        c.frames[k] = to;
+                                    }
+                                });
+                            }
+                        }
+                    }
+                    Instr::Send(_) | Instr::Recv(_) => {
+                        let with = |change: &dyn Fn(&mut shardc_ir::plan::Transfer)| {
+                            let mut t = own.step[i].clone();
+                            if let Instr::Send(t) | Instr::Recv(t) = &mut t {
+                                change(t);
+                            }
+                            t
+                        };
+                        let all = [
+                            with(&|t| t.offset += 64),
+                            with(&|t| t.bytes -= 64),
+                            with(&|t| t.microbatch = Some(M - 4)),
+                            with(&|t| t.microbatch = None),
+                        ];
+                        all.iter().for_each(|t| changed(&|x| *x = t.clone()));
+                    }
+                    Instr::Sent { .. } => unreachable!("it is of no microbatch"),
+                }
+            }
+        }
+        assert!(tried > 20, "{tried}");
+    }
+}
+
+/// A fault in the last layer alone: what backward takes of it lies elsewhere than forward has left it.
+#[test]
+fn faults_of_late_layers_are_found() {
+    use shardc_passes::memory::replay::replay;
+    let o = pipeline(&[], Order::default(), 3);
+    let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+    replay(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let (i, f) = plan.module.funcs.iter().enumerate().find(|f| f.1.name == "backward").unwrap();
+    let last = f.values.iter().filter_map(|v| v.name.layer).max();
+    let stashes = f.args.iter().filter(|a| {
+        let stash = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Stash);
+        stash && f.name(a.value).layer == last
+    });
+    let mut tried = 0;
+    for a in stashes {
+        let mut p = plan.clone();
+        p.classes[0].memory.places[i][a.value.0 as usize].offset += 64;
+        assert!(replay(&p).is_err(), "{}", f.name(a.value));
+        tried += 1;
+    }
+    assert!(tried > 5, "{tried}");
+}
+
 /// Frozen parameters leave stages without weights to train, and functions without work: with cut
 /// backwards and recomputation, where stages of one rank share what they make for themselves.
 #[test]

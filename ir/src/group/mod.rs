@@ -28,82 +28,105 @@ pub struct Launch {
     pub outs: Values,
 }
 
-/// True if the nodes are a matrix product and the sum of a tensor and this product, which is written over
-/// this tensor: an argument, whose role the result has too.
-pub fn accumulates(f: &Func, nodes: &[Node]) -> bool {
-    let [product, sum] = nodes else { return false };
-    let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
-    let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
-    let ty = |v| f.ty(v).dtype;
-    product.op.is_matrix_product()
-        && whole
-        && second == made
-        && first != made
-        && product.ins[0] != product.ins[1]
-        && !product.ins.contains(&first)
-        // Of 16 bits, the product would be rounded before it is added.
-        && [ty(first), ty(made)] == [DType::F32; 2]
-        && role(&f.args, first).is_some_and(|r| role(&f.results, sum.outs[0]) == Some(r))
+/// What tells the kernels of a function apart: made once for all of its launches.
+pub struct Roles<'a> {
+    f: &'a Func,
+    /// By value: the role that it has as an argument, and as a result.
+    arg: Vec<Option<&'a Role>>,
+    result: Vec<Option<&'a Role>>,
+    /// By value: whether the role that it has as a result is that of an argument.
+    replaces: Vec<bool>,
 }
 
-/// The loops of a matrix product and of its epilogue: the first node is the product, the others compute
-/// every element from the same element of the product and of tensors with some of its loops. Of the loops
-/// that only the product's left operand has (its rows), those that only the right one has (its columns) and
-/// those that both have, a tensor has all or none: with some, these could not be one loop any more.
-/// `None` if the nodes are anything else, or write over an argument by its role.
-pub fn epilogue<'a>(
-    f: &Func,
-    mut nodes: impl Iterator<Item = &'a Node> + Clone,
-) -> Option<IterationSpace> {
-    let product = nodes.next()?;
-    if !product.op.is_matrix_product() {
-        return None;
+impl<'a> Roles<'a> {
+    /// Those of a function's arguments and results.
+    pub fn of(f: &'a Func) -> Roles<'a> {
+        let by_value = |ports: &'a [Port]| {
+            let mut all = vec![None; f.values.len()];
+            // Of a value that is named twice, the first role counts.
+            ports.iter().rev().for_each(|p| all[p.value.0 as usize] = p.role.as_ref());
+            all
+        };
+        let taken: HashSet<&Role> = f.args.iter().filter_map(|a| a.role.as_ref()).collect();
+        let (arg, result) = (by_value(&f.args), by_value(&f.results));
+        let replaces = result.iter().map(|r| r.is_some_and(|r| taken.contains(r))).collect();
+        Roles { f, arg, result, replaces }
     }
-    let Rule { ins, outs, .. } = &rule_of(f, product);
-    let of_numbers = |v: &Value| matches!(f.ty(*v).dtype, DType::F32 | DType::BF16);
-    let each = |n: &Node| {
-        n.op.facts().fusion == Some(FusionClass::Each)
-            && n.ins.iter().chain(&n.outs).all(of_numbers)
-    };
-    let works = nodes.clone().any(|n| !is_same(&n.op));
-    if product.ins[0] == product.ins[1] || !works || !nodes.clone().all(each) {
-        return None;
-    }
-    let space = IterationSpace::of(f, nodes.clone())?;
-    let mut made = nodes.flat_map(|n| &n.outs).chain(&product.outs);
-    if !made.clone().all(|v| space.axes(*v) == Some(&space.rows)) {
-        return None;
-    }
-    // The argument may be what the product still reads.
-    let state = |r: &Role| f.args.iter().any(|a| a.role.as_ref() == Some(r));
-    if made.any(|v| role(&f.results, *v).is_some_and(state)) {
-        return None;
-    }
-    // Which operands of the product have a loop.
-    let class = |axis: &u8| {
-        let d = space.rows.iter().position(|a| a == axis)?;
-        let letter = outs[0][d].single()?;
-        Some([0, 1].map(|i| has_letter(&ins[i], letter)))
-    };
-    let fits = |axes: &Axes| {
-        let mut rest = space.rows.iter();
-        let has = |a: &u8| axes.contains(a);
-        axes.iter().all(|a| rest.any(|x| x == a))
-            && space
-                .rows
-                .iter()
-                .all(|a| space.rows.iter().all(|b| class(a) != class(b) || has(a) == has(b)))
-    };
-    space.axes.iter().all(|(_, axes)| fits(axes)).then_some(space)
-}
 
-fn role(ports: &[Port], v: Value) -> Option<&Role> {
-    ports.iter().find(|p| p.value == v).and_then(|p| p.role.as_ref())
+    /// True if the nodes are a matrix product and the sum of a tensor and this product, which is written
+    /// over this tensor: an argument, whose role the result has too.
+    pub fn accumulates(&self, nodes: &[Node]) -> bool {
+        let [product, sum] = nodes else { return false };
+        let whole = matches!(&sum.op, Op::Add(o) if o.rule == Broadcast::SAME);
+        let (&[first, second], made) = (&sum.ins[..], product.outs[0]) else { return false };
+        let ty = |v| self.f.ty(v).dtype;
+        product.op.is_matrix_product()
+            && whole
+            && second == made
+            && first != made
+            && product.ins[0] != product.ins[1]
+            && !product.ins.contains(&first)
+            // Of 16 bits, the product would be rounded before it is added.
+            && [ty(first), ty(made)] == [DType::F32; 2]
+            && self.arg[first.0 as usize]
+                .is_some_and(|r| self.result[sum.outs[0].0 as usize] == Some(r))
+    }
+
+    /// The loops of a matrix product and of its epilogue: the first node is the product, the others compute
+    /// every element from the same element of the product and of tensors with some of its loops. Of the
+    /// loops that only the product's left operand has (its rows), those that only the right one has (its
+    /// columns) and those that both have, a tensor has all or none: with some, these could not be one loop
+    /// any more. `None` if the nodes are anything else, or write over an argument by its role.
+    pub fn epilogue<'n>(
+        &self,
+        mut nodes: impl Iterator<Item = &'n Node> + Clone,
+    ) -> Option<IterationSpace> {
+        let f = self.f;
+        let product = nodes.next()?;
+        if !product.op.is_matrix_product() {
+            return None;
+        }
+        let Rule { ins, outs, .. } = &rule_of(f, product);
+        let of_numbers = |v: &Value| matches!(f.ty(*v).dtype, DType::F32 | DType::BF16);
+        let each = |n: &Node| {
+            n.op.facts().fusion == Some(FusionClass::Each)
+                && n.ins.iter().chain(&n.outs).all(of_numbers)
+        };
+        let works = nodes.clone().any(|n| !is_same(&n.op));
+        if product.ins[0] == product.ins[1] || !works || !nodes.clone().all(each) {
+            return None;
+        }
+        let space = IterationSpace::of(f, nodes.clone())?;
+        let mut made = nodes.flat_map(|n| &n.outs).chain(&product.outs);
+        if !made.clone().all(|v| space.axes(*v) == Some(&space.rows)) {
+            return None;
+        }
+        // The argument may be what the product still reads.
+        if made.any(|v| self.replaces[v.0 as usize]) {
+            return None;
+        }
+        // Which operands of the product have a loop.
+        let class = |axis: &u8| {
+            let d = space.rows.iter().position(|a| a == axis)?;
+            let letter = outs[0][d].single()?;
+            Some([0, 1].map(|i| has_letter(&ins[i], letter)))
+        };
+        let fits = |axes: &Axes| {
+            let mut rest = space.rows.iter();
+            let has = |a: &u8| axes.contains(a);
+            axes.iter().all(|a| rest.any(|x| x == a))
+                && space
+                    .rows
+                    .iter()
+                    .all(|a| space.rows.iter().all(|b| class(a) != class(b) || has(a) == has(b)))
+        };
+        space.axes.iter().all(|(_, axes)| fits(axes)).then_some(space)
+    }
 }
 
 /// Kernels over rows that need nothing of each other, while they are found.
 pub struct HorizontalFusion<'a> {
-    f: &'a Func,
+    roles: Roles<'a>,
     /// By value: the one whose memory it is.
     root: Vec<Value>,
     /// By root of a result: the argument of its role, over which it is written.
@@ -121,17 +144,18 @@ impl<'a> HorizontalFusion<'a> {
         let root = f.roots();
         let replaced = f.results.iter().filter_map(of_role).filter_map(old);
         let over = replaced.map(|(v, a)| (root[v.0 as usize], a)).collect();
-        HorizontalFusion { f, root, over, written: HashSet::new(), read: HashSet::new() }
+        let (written, read) = (HashSet::new(), HashSet::new());
+        HorizontalFusion { roles: Roles::of(f), root, over, written, read }
     }
 
     /// Adds a kernel, if it is over rows, reads nothing that the others write, be it over an argument, and
     /// writes nothing that they read.
     pub fn add(&mut self, x: &Launch) -> bool {
-        let f = self.f;
+        let f = self.roles.f;
         let nodes = &f.nodes[x.nodes.clone()];
         let over_rows = match nodes {
             [n] => !n.op.def().is_view() && IterationSpace::of(f, nodes.iter()).is_some(),
-            _several => matches!(x.form(f), Some(KernelKind::Rows(_))),
+            _several => matches!(x.kernel(&self.roles), Some(KernelKind::Rows(_))),
         };
         let root = |v: &Value| self.root[v.0 as usize];
         let read: Vec<Value> = x.ins.iter().map(root).collect();
@@ -175,22 +199,32 @@ pub const KERNEL_KINDS: &str = "joined nodes (&) are element-wise work and folds
 impl Launch {
     /// What kernel it is, if its nodes are several; `None` if they are none.
     pub fn form(&self, f: &Func) -> Option<KernelKind> {
-        let nodes = &f.nodes[self.nodes.clone()];
-        if self.is_several(f) {
-            let (kernels, mut found) = (self.kernels(f), HorizontalFusion::of(f));
-            return kernels
-                .iter()
-                .all(|x| found.add(x))
-                .then_some(KernelKind::HorizontalFusion(kernels));
+        self.form_among(&mut HorizontalFusion::of(f))
+    }
+
+    /// The same, of a function of which several launches are asked for; forgets the kernels found before.
+    pub fn form_among(&self, found: &mut HorizontalFusion) -> Option<KernelKind> {
+        let f = found.roles.f;
+        if !self.is_several(f) {
+            return self.kernel(&found.roles);
         }
+        found.clear();
+        let kernels = self.kernels(f);
+        let apart = kernels.iter().all(|x| found.add(x));
+        apart.then_some(KernelKind::HorizontalFusion(kernels))
+    }
+
+    /// What kernel it is, if its nodes are several and one kernel.
+    fn kernel(&self, roles: &Roles) -> Option<KernelKind> {
+        let nodes = &roles.f.nodes[self.nodes.clone()];
         let only = |v: Value| self.outs[..] == [v];
-        if accumulates(f, nodes) && only(nodes[1].outs[0]) {
+        if roles.accumulates(nodes) && only(nodes[1].outs[0]) {
             return Some(KernelKind::Sum);
         }
-        if let Some(s) = epilogue(f, nodes.iter()) {
+        if let Some(s) = roles.epilogue(nodes.iter()) {
             return (!self.outs.is_empty()).then_some(KernelKind::Epilogue(s));
         }
-        IterationSpace::of(f, nodes.iter()).map(KernelKind::Rows)
+        IterationSpace::of(roles.f, nodes.iter()).map(KernelKind::Rows)
     }
 
     /// True if it has several kernels.
@@ -217,40 +251,66 @@ impl Launch {
     /// Operands over which its result `k` may be written: of the same type, and walked alike, so that each
     /// element is read before it is written.
     pub fn over(&self, f: &Func, k: usize) -> Values {
-        let (nodes, o) = (&f.nodes[self.nodes.clone()], self.outs[k]);
+        self.overs(&Roles::of(f)).swap_remove(k)
+    }
+
+    /// The same, by result.
+    pub fn overs(&self, roles: &Roles) -> Vec<Values> {
+        let f = roles.f;
         if self.is_several(f) {
-            let kernels = self.kernels(f);
-            let own =
-                kernels.iter().position(|x| x.outs.contains(&o)).expect("one kernel makes it");
-            let place = kernels[own].outs.iter().position(|x| *x == o).expect("it is one of these");
-            let mut all = kernels[own].over(f, place);
-            // Another kernel may be later.
-            let others = || kernels.iter().enumerate().filter(|x| x.0 != own);
-            all.retain(|v| !others().any(|(_, x)| x.ins.contains(v)));
-            return all;
+            return self.overs_of_several(roles);
         }
-        let fits = |v: &Value| f.ty(*v).dims == f.ty(o).dims && f.ty(*v).dtype == f.ty(o).dtype;
-        let alike = |s: &IterationSpace, but: &[Value]| -> Values {
-            let own = self.ins.iter().filter(|v| s.axes(**v) == s.axes(o) && !but.contains(v));
-            own.copied().collect()
+        let alike = |s: &IterationSpace, but: &[Value]| -> Vec<Values> {
+            let fits = |v: &Value, o: Value| s.axes(*v) == s.axes(o) && !but.contains(v);
+            let of = |&o: &Value| self.ins.iter().filter(|v| fits(v, o)).copied().collect();
+            self.outs.iter().map(of).collect()
         };
-        let mut all: Values = match nodes {
+        let mut all: Vec<Values> = match &f.nodes[self.nodes.clone()] {
             [n] => {
-                let Some(j) = n.op.def().in_place(k) else { return Values::new() };
                 let rule = rule_of(f, n);
-                let alike = n.op.collective().is_some() || rule.ins[j] == rule.outs[k];
-                alike.then_some(n.ins[j]).into_iter().collect()
+                let over = |k: usize| {
+                    let j = n.op.def().in_place(k)?;
+                    let alike = n.op.collective().is_some() || rule.ins[j] == rule.outs[k];
+                    alike.then_some(n.ins[j])
+                };
+                (0..self.outs.len()).map(|k| over(k).into_iter().collect()).collect()
             }
-            _several => match self.form(f).expect("joined nodes are one kernel") {
-                KernelKind::Sum => std::iter::once(nodes[1].ins[0]).collect(),
+            nodes => match self.kernel(roles).expect("joined nodes are one kernel") {
+                KernelKind::Sum => vec![std::iter::once(nodes[1].ins[0]).collect()],
                 KernelKind::Rows(s) => alike(&s, &[]),
                 // A product reads its operands again and again.
                 KernelKind::Epilogue(s) => alike(&s, &nodes[0].ins),
                 KernelKind::HorizontalFusion(_) => panic!("it is one kernel"),
             },
         };
-        all.retain(|v| fits(v));
+        let same = |v: Value, o: Value| {
+            let (a, b) = (f.ty(v), f.ty(o));
+            a.dims == b.dims && a.dtype == b.dtype
+        };
+        for (over, &o) in all.iter_mut().zip(&self.outs) {
+            over.retain(|v| same(*v, o));
+        }
         all
+    }
+
+    fn overs_of_several(&self, roles: &Roles) -> Vec<Values> {
+        let kernels = self.kernels(roles.f);
+        let mut by_value: HashMap<Value, (usize, Values)> = HashMap::new();
+        // How many kernels read a value.
+        let mut readers: HashMap<Value, usize> = HashMap::new();
+        for (i, x) in kernels.iter().enumerate() {
+            let overs = x.outs.iter().zip(x.overs(roles));
+            by_value.extend(overs.map(|(&o, over)| (o, (i, over))));
+            let ins: HashSet<Value> = x.ins.iter().copied().collect();
+            ins.into_iter().for_each(|v| *readers.entry(v).or_default() += 1);
+        }
+        let over = |o: &Value| {
+            let (own, mut all) = by_value.remove(o).expect("one kernel makes it");
+            // Another kernel may be later.
+            all.retain(|v| readers[v] == usize::from(kernels[own].ins.contains(v)));
+            all
+        };
+        self.outs.iter().map(over).collect()
     }
 }
 

@@ -8,8 +8,8 @@ pub const MAX_PAIRS: usize = 1 << 22;
 /// Most stages of a pipeline.
 pub const MAX_STAGES: usize = 1 << 16;
 /// Most microbatches of a step: every rank has a list of what it does for each, which is made, and
-/// replayed twice; that takes a small model some 0.4 ms for each.
-pub const MAX_MICROBATCHES: usize = 1 << 14;
+/// replayed twice.
+pub const MAX_MICROBATCHES: usize = 1 << 17;
 /// Most ranks of the pipeline.
 pub(super) const MAX_RANKS: usize = 1 << 16;
 

@@ -97,7 +97,7 @@ fn hostile_sizes_are_refused() {
     says(
         &d,
         "schedule",
-        &["stages * microbatches <= 4194304", "nearest legal: 16384 microbatches"],
+        &["stages * microbatches <= 4194304", "nearest legal: 131072 microbatches"],
     );
     let d = parse_csv("4000000F4000000,4000000B4000000").expect_err("large");
     says(&d, "schedule", &["nearest legal: 65536 stages, 64 microbatches"]);

@@ -21,7 +21,7 @@ use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Add;
 use shardc_ir::schedule::Schedule;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A function to be: stage and kind.
 type Home = (usize, FuncKind);
@@ -300,13 +300,13 @@ impl Split<'_> {
         let Split { j, mut out, made, free, homes, makers, mut crossing, .. } = self;
         // By kind, and what belongs to no layer first, so that layers look alike.
         crossing.sort_by_key(|(home, v, r)| (*home, r.kind, j.name(*v).layer.is_some()));
+        let mut known: HashSet<(Home, Value, Role)> = HashSet::new();
         for (home, v, role) in crossing {
             let has_home = makers[v.0 as usize].is_some_and(|m| homes[m as usize].is_some());
             let value = if has_home { made[v.0 as usize] } else { free[&(home.0, v)] };
             let f = out.get_mut(&home).expect("values come from functions that are there");
-            let port = Port { value, role: Some(role) };
-            if !f.results.contains(&port) {
-                f.results.push(port);
+            if known.insert((home, value, role.clone())) {
+                f.results.push(Port { value, role: Some(role) });
             }
         }
         for (home, f) in &mut out {

@@ -1,12 +1,13 @@
 //! Where every frame lies in the arena, from which instruction to which.
 
 use super::layout::{Bound, Frames};
-use super::lifetimes::Lifetime;
+use super::lifetimes::{Lifetime, NONE};
 use super::pieces::{LiveRange, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Instr, MemoryClass, Span};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What is known of a whole arena.
 pub(super) struct Found {
@@ -24,7 +25,7 @@ type ByClass = Vec<(MemoryClass, usize)>;
 type Live = Vec<(String, MemoryClass, usize)>;
 
 /// A frame in use.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Frame {
     /// Of a microbatch, or of none: between stages at step scope, and of a part of the step.
     Shared(usize, Option<usize>),
@@ -52,8 +53,8 @@ pub(super) fn arena(m: &Module, l: &Frames, lists: Lists) -> (Vec<Instr>, Vec<In
     let mut blocks = [blocks(l, &step), blocks(l, &evaluation)];
     let mut peak = (l.whole, None);
     for (which, list) in blocks.iter_mut().enumerate() {
-        place(list, base, peak.0);
-        for b in list.iter() {
+        place(&mut list.all, base, peak.0);
+        for b in &list.all {
             if b.bytes > 0 && b.offset + b.bytes > peak.0 {
                 peak = (b.offset + b.bytes, Some((which, b.birth)));
             }
@@ -64,17 +65,19 @@ pub(super) fn arena(m: &Module, l: &Frames, lists: Lists) -> (Vec<Instr>, Vec<In
     let (bytes, at) = peak;
     let alive: Vec<&Block> = match at {
         None => vec![],
-        Some((which, t)) => blocks[which].iter().filter(|b| b.birth <= t && b.death >= t).collect(),
+        Some((which, t)) => {
+            blocks[which].all.iter().filter(|b| b.birth <= t && b.death >= t).collect()
+        }
     };
     let list = if at.is_some_and(|a| a.0 == 1) { &evaluation } else { &step };
     let (at_peak, live_at_peak) = account(m, l, list, &alive, bytes);
-    let live_bytes = live(l, &step, &blocks[0]);
+    let live_bytes = live(l, &step, &blocks[0].all);
     let mut whole: BTreeMap<MemoryClass, usize> = BTreeMap::new();
     for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *whole.entry(o.class).or_default() += o.bytes;
     }
     let whole = whole.into_iter().collect();
-    let spans = blocks[0].iter().filter(|b| b.bytes > 0).map(|b| span(l, b)).collect();
+    let spans = blocks[0].all.iter().filter(|b| b.bytes > 0).map(|b| span(l, b)).collect();
     let found = Found { peak_bytes: bytes, at_peak, live_at_peak, live_bytes, whole, spans };
     (step, evaluation, found)
 }
@@ -88,54 +91,111 @@ fn span(l: &Frames, b: &Block) -> Span {
     Span { first, last, offset: b.offset, bytes: b.bytes, class }
 }
 
-/// A shared frame as a call of a microbatch knows it.
-fn shared(l: &Frames, f: usize, microbatch: Option<usize>) -> Frame {
-    let micro = l.objects[l.shared[f].1[0]].kind == Lifetime::Micro;
-    Frame::Shared(f, microbatch.filter(|_| micro))
+/// The frames of a list, and which of them each instruction names.
+struct Blocks {
+    all: Vec<Block>,
+    /// In the order of the instructions: of a call those of its own and then those it shares, of a transfer
+    /// the one of its value, if that has one.
+    named: Vec<usize>,
+}
+
+/// Where the frames of a list are while it is walked.
+struct Walk<'a> {
+    l: &'a Frames,
+    /// By shared frame: its block, if it is the step's.
+    of_step: Vec<usize>,
+    /// By microbatch, as long as the list names it: by shared frame, its block.
+    of_microbatch: Vec<Vec<usize>>,
+    all: Vec<Block>,
+}
+
+impl Walk<'_> {
+    /// Notes that a frame is in use; its block.
+    fn touch(
+        &mut self,
+        frame: Frame,
+        bytes: usize,
+        i: usize,
+        (first, last): (usize, usize),
+    ) -> usize {
+        let new = self.all.len();
+        let at = match frame {
+            Frame::Own(..) => new,
+            Frame::Shared(f, None) => known(&mut self.of_step[f], new),
+            Frame::Shared(f, Some(j)) => {
+                let own = &mut self.of_microbatch[j];
+                own.resize(self.of_step.len(), NONE);
+                known(&mut own[f], new)
+            }
+        };
+        if at == new {
+            let birth = i * self.l.turn + first;
+            self.all.push(Block { frame, bytes, birth, death: 0, offset: 0 });
+        }
+        self.all[at].death = i * self.l.turn + last;
+        at
+    }
+
+    /// A shared frame as a call of a microbatch knows it.
+    fn shared(&self, f: usize, microbatch: Option<usize>) -> Frame {
+        let micro = self.l.objects[self.l.shared[f].1[0]].kind == Lifetime::Micro;
+        Frame::Shared(f, microbatch.filter(|_| micro))
+    }
+}
+
+/// A number if there is one, and else a new one, which there is then.
+fn known(number: &mut usize, new: usize) -> usize {
+    *number = new.min(*number);
+    *number
 }
 
 /// The frames of a list and the moments between which they are in use.
-fn blocks(l: &Frames, list: &[Instr]) -> Vec<Block> {
-    let mut at: HashMap<Frame, usize> = HashMap::new();
-    let mut out: Vec<Block> = vec![];
-    let mut offers: BTreeMap<usize, VecDeque<Frame>> = BTreeMap::new();
-    let mut touch = |frame: Frame, bytes: usize, i: usize, (first, last): (usize, usize)| {
-        let b = *at.entry(frame).or_insert_with(|| {
-            out.push(Block { frame, bytes, birth: i * l.turn + first, death: 0, offset: 0 });
-            out.len() - 1
-        });
-        out[b].death = i * l.turn + last;
-    };
+fn blocks(l: &Frames, list: &[Instr]) -> Blocks {
+    let microbatches = list.iter().filter_map(Instr::microbatch).map(|j| j + 1).max();
+    // The last instruction that names a microbatch.
+    let mut last = vec![0; microbatches.unwrap_or(0)];
+    for (i, instr) in list.iter().enumerate() {
+        instr.microbatch().into_iter().for_each(|j| last[j] = i);
+    }
+    let (of_step, of_microbatch) = (vec![NONE; l.shared.len()], vec![vec![]; last.len()]);
+    let mut walk = Walk { l, of_step, of_microbatch, all: vec![] };
+    let mut named = vec![];
+    let mut offers: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
     let all = (0, l.turn - 1);
     for (i, instr) in list.iter().enumerate() {
         match instr {
             Instr::Call(c) => {
                 for (number, part) in l.scratch[c.func].parts.iter().enumerate() {
-                    touch(Frame::Own(i, number), part.bytes, i, part.within);
+                    named.push(walk.touch(Frame::Own(i, number), part.bytes, i, part.within));
                 }
                 for b in &l.bound[c.func] {
                     if let Bound::Shared(f) = *b {
                         let within = l.within.get(&(c.func, f)).copied().unwrap_or(all);
-                        touch(shared(l, f, c.microbatch), l.shared[f].0, i, within);
+                        let frame = walk.shared(f, c.microbatch);
+                        named.push(walk.touch(frame, l.shared[f].0, i, within));
                     }
                 }
             }
             Instr::Send(t) | Instr::Recv(t) => {
                 let Some(&f) = l.frame_of.get(&(t.func, t.value)) else { continue };
-                let frame = shared(l, f, t.microbatch);
-                touch(frame, l.shared[f].0, i, all);
+                let frame = walk.shared(f, t.microbatch);
+                let block = walk.touch(frame, l.shared[f].0, i, all);
+                named.push(block);
                 if matches!(instr, Instr::Send(_)) {
-                    offers.entry(t.with).or_default().push_back(frame);
+                    offers.entry(t.with).or_default().push_back(block);
                 }
             }
             Instr::Sent { to } => {
-                if let Some(frame) = offers.get_mut(to).and_then(VecDeque::pop_front) {
-                    touch(frame, 0, i, all);
+                if let Some(block) = offers.get_mut(to).and_then(VecDeque::pop_front) {
+                    walk.all[block].death = i * l.turn + all.1;
                 }
             }
         }
+        if let Some(j) = instr.microbatch().filter(|&j| last[j] == i) {
+            walk.of_microbatch[j] = vec![];
+        }
     }
-    out
+    Blocks { all: walk.all, named }
 }
 
 /// Comparisons of two blocks that the search for good offsets may cost.
@@ -154,16 +214,19 @@ fn place(blocks: &mut [Block], base: usize, enough: usize) {
 }
 
 /// Writes the offsets into the instructions.
-fn bind(l: &Frames, list: &mut [Instr], blocks: &[Block]) {
-    let at: HashMap<Frame, usize> = blocks.iter().map(|b| (b.frame, b.offset)).collect();
-    for (i, instr) in list.iter_mut().enumerate() {
+fn bind(l: &Frames, list: &mut [Instr], blocks: &Blocks) {
+    let mut named = blocks.named.iter().map(|&b| blocks.all[b].offset);
+    let mut next = || named.next().expect("every frame of an instruction was named");
+    for instr in list {
         match instr {
             Instr::Call(c) => {
-                c.frames.extend([0, at[&Frame::Own(i, 0)]]);
+                let own: SmallVec<[usize; 8]> =
+                    l.scratch[c.func].parts.iter().map(|_| next()).collect();
+                c.frames.extend([0, own[0]]);
                 for b in &l.bound[c.func] {
                     c.frames.push(match *b {
-                        Bound::Shared(f) => at[&shared(l, f, c.microbatch)],
-                        Bound::Own(part) => at[&Frame::Own(i, part)],
+                        Bound::Shared(_) => next(),
+                        Bound::Own(part) => own[part],
                         Bound::Input(o, bytes) => {
                             l.objects[o].offset + c.microbatch.unwrap_or(0) * bytes
                         }
@@ -172,9 +235,8 @@ fn bind(l: &Frames, list: &mut [Instr], blocks: &[Block]) {
             }
             Instr::Send(t) | Instr::Recv(t) => {
                 let place = l.places[t.func][t.value.0 as usize];
-                let frame = l.frame_of.get(&(t.func, t.value));
-                let base = frame.map_or(0, |&f| at[&shared(l, f, t.microbatch)]);
-                t.offset = base + place.offset;
+                let framed = l.frame_of.contains_key(&(t.func, t.value));
+                t.offset = place.offset + if framed { next() } else { 0 };
             }
             Instr::Sent { .. } => {}
         }
@@ -228,21 +290,23 @@ fn account(
 fn live(l: &Frames, list: &[Instr], blocks: &[Block]) -> usize {
     let whole: usize = l.objects.iter().filter(|o| !o.kind.is_framed()).map(|o| o.bytes).sum();
     // Frames in use, in order of their first and of their last instruction.
-    let bytes = |f: usize| l.shared[f].1.iter().map(|&o| l.objects[o].bytes).sum::<usize>();
+    let of_frame = |f: &(usize, Vec<usize>)| f.1.iter().map(|&o| l.objects[o].bytes).sum();
+    let bytes: Vec<usize> = l.shared.iter().map(of_frame).collect();
+    let counted = |f: &BTreeSet<usize>| f.iter().map(|&f| bytes[f]).sum::<usize>();
+    let counted: Vec<usize> = l.counted.iter().map(counted).collect();
     let shared = |b: &&Block| matches!(b.frame, Frame::Shared(..));
     let mut change = vec![0i64; list.len() + 1];
     for b in blocks.iter().filter(shared) {
         let Frame::Shared(f, _) = b.frame else { continue };
-        change[b.birth / l.turn] += bytes(f) as i64;
-        change[b.death / l.turn + 1] -= bytes(f) as i64;
+        change[b.birth / l.turn] += bytes[f] as i64;
+        change[b.death / l.turn + 1] -= bytes[f] as i64;
     }
     let (mut now, mut most) = (0i64, 0usize);
     for (i, instr) in list.iter().enumerate() {
         now += change[i];
         let here = match instr {
             Instr::Call(c) => {
-                let counted: usize = l.counted[c.func].iter().map(|&f| bytes(f)).sum();
-                (now as usize).saturating_sub(counted) + l.scratch[c.func].busiest
+                (now as usize).saturating_sub(counted[c.func]) + l.scratch[c.func].busiest
             }
             // What waits for its receiver may be alive beside what was received.
             Instr::Send(_) | Instr::Recv(_) | Instr::Sent { .. } => now as usize,

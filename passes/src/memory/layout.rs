@@ -2,8 +2,7 @@
 
 use super::lifetimes::{Buffer, Lifetime, Lifetimes, NONE, Object};
 use super::pieces::{LiveRange, most_alive, offsets, padded};
-use crate::step::instructions::Lists;
-use shardc_ir::func::{Module, Node, Value};
+use shardc_ir::func::{Node, Value};
 use shardc_ir::plan::{MemoryClass, Place};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -84,14 +83,8 @@ pub(super) enum Way {
 }
 
 /// Lays out the frames.
-pub(super) fn layout(
-    m: &Module,
-    microbatches: usize,
-    funcs: &[usize],
-    lists: &Lists,
-    way: Way,
-) -> Frames {
-    let mut l = Lifetimes::of(m, microbatches, funcs, lists);
+pub(super) fn layout(mut l: Lifetimes, way: Way) -> Frames {
+    let (m, funcs) = (l.m, l.funcs);
     let n = m.funcs.len();
     let mut out = Frames {
         places: vec![vec![]; n],

@@ -3,10 +3,11 @@
 
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
-use shardc_ir::group::{Launch, launches};
+use shardc_ir::group::{Launch, Roles, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{Instr, MemoryClass};
 use shardc_ir::types::DType;
+use smallvec::SmallVec;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A value that outlives a call.
@@ -43,6 +44,7 @@ impl Lifetime {
 }
 
 /// A piece of memory and its life, in node positions of one function.
+#[derive(Clone)]
 pub(super) struct Buffer {
     pub bytes: usize,
     pub birth: usize,
@@ -60,6 +62,7 @@ pub(super) struct Buffer {
 pub(super) const NONE: usize = usize::MAX;
 
 /// The buffers and objects of a rank of the pipeline.
+#[derive(Clone)]
 pub(super) struct Lifetimes<'a> {
     pub m: &'a Module,
     microbatches: usize,
@@ -155,13 +158,14 @@ impl<'a> Lifetimes<'a> {
             makers: vec![],
             users: vec![],
             offered: vec![],
-            launches: m.funcs.iter().map(launches).collect(),
+            launches: vec![vec![]; n],
             buffers: (0..n).map(|_| vec![]).collect(),
             of: vec![vec![]; n],
             work: vec![vec![]; n],
             cast: cast.collect(),
         };
         for &f in funcs {
+            p.launches[f] = launches(&m.funcs[f]);
             p.function(f);
         }
         for &f in funcs {
@@ -335,26 +339,33 @@ impl<'a> Lifetimes<'a> {
     /// Results written over operands that die at their launch.
     fn in_place(&mut self, f: usize) {
         let func: &'a Func = &self.m.funcs[f];
+        let roles = Roles::of(func);
         for x in &self.launches[f].clone() {
-            for (k, &o) in x.outs.iter().enumerate() {
+            // Buffers that the launch reads, in order, and whether an earlier result of it lies in one.
+            let mut read: SmallVec<[(usize, bool); 8]> =
+                x.ins.iter().map(|&v| (self.root(f, v), false)).collect();
+            read.sort_unstable();
+            let place = |read: &[(usize, bool)], b: usize| {
+                read.partition_point(|r| r.0 < b)..read.partition_point(|r| r.0 <= b)
+            };
+            for (&o, over) in x.outs.iter().zip(x.overs(&roles)) {
                 let from = self.root(f, o);
                 // What has its place already, as the new value of an argument, keeps it.
-                if self.buffers[f][from].birth <= x.nodes.start {
-                    continue;
-                }
-                let over = x.over(func, k).into_iter().find(|&v| {
+                let is_placed = self.buffers[f][from].birth <= x.nodes.start;
+                let over = over.into_iter().filter(|_| !is_placed).find(|&v| {
                     let into = self.root(f, v);
-                    let once = x.ins.iter().filter(|&&v| self.root(f, v) == into).count() == 1;
                     let (a, b) = (&self.buffers[f][from], &self.buffers[f][into]);
                     let apart = a.object.is_none() || b.object.is_none();
-                    let taken = x.outs[..k].iter().any(|&o| self.root(f, o) == into);
-                    let dies = b.death == x.nodes.end && !taken;
-                    from != into && once && apart && dies && a.bytes == b.bytes
+                    let own = &read[place(&read, into)];
+                    let free = matches!(own, [(_, false)]) && b.death == x.nodes.end;
+                    from != into && free && apart && a.bytes == b.bytes
                 });
                 if let Some(v) = over {
                     let into = self.root(f, v);
                     self.merge(f, from, into);
                 }
+                let own = place(&read, self.root(f, o));
+                read[own].iter_mut().for_each(|r| r.1 = true);
             }
         }
     }

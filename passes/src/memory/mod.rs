@@ -17,6 +17,7 @@ pub mod replay;
 
 use crate::step::instructions::Lists;
 use layout::{Frames, SLACK, Way};
+use lifetimes::Lifetimes;
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Memory, RankClass};
 
@@ -28,9 +29,10 @@ pub fn memory(
     microbatches: usize,
     stages: Vec<usize>,
     funcs: Vec<usize>,
-    lists: Lists,
+    lists: &Lists,
 ) -> RankClass {
-    let lay = |way| layout::layout(m, microbatches, &funcs, &lists, way);
+    let lives = Lifetimes::of(m, microbatches, &funcs, lists);
+    let lay = |way| layout::layout(lives.clone(), way);
     let plan = |layout: Frames| {
         let (step, evaluation, found) = arena::arena(m, &layout, lists.clone());
         let memory = Memory {

@@ -8,6 +8,7 @@ use shardc_ir::func::{Func, FuncKind, Module, ParamLayout, Port, RoleKind};
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::weights::Weight;
+use std::collections::HashSet;
 
 /// Adds to the functions of the microbatches what every rank of the pipeline does around them.
 pub fn assemble(
@@ -29,20 +30,15 @@ pub fn assemble(
     if s.microbatches == 1 {
         loops.iter_mut().for_each(|l| elide_accumulators(l));
     }
-    let takes = |rank: usize, name: &str| {
-        let is = |a: &Port| a.is(RoleKind::Ready, name);
-        loops[rank].iter().any(|f| f.args.iter().any(is))
-    };
-    let adds_to = |rank: usize, name: &str| {
-        let is = |r: &Port| r.is(RoleKind::Grad, name);
-        loops[rank].iter().any(|f| f.results.iter().any(is))
-    };
+    // By rank: parameters that its functions take, and those whose gradients they add to.
+    let taken: Vec<HashSet<&str>> =
+        loops.iter().map(|l| named_as(RoleKind::Ready, l.iter().map(|f| &f.args[..]))).collect();
+    let added: Vec<HashSet<&str>> =
+        loops.iter().map(|l| named_as(RoleKind::Grad, l.iter().map(|f| &f.results[..]))).collect();
     // A parameter belongs to the first stage that uses it; one that nobody uses, to the first.
     let owner = |p: &ParamLayout| {
-        let first = (0..s.owner.len()).map(|i| s.owner[i]);
-        let name = &p.param.name;
-        let mut using = first.filter(|&r| takes(r, name));
-        using.next().unwrap_or(s.owner[0])
+        let mut using = s.owner.iter().filter(|&&r| taken[r].contains(&*p.param.name));
+        using.next().map_or(s.owner[0], |&r| r)
     };
     let owners: Vec<usize> = params.iter().map(owner).collect();
     // The labels may be an input of another stage than that of the loss.
@@ -50,6 +46,7 @@ pub fn assemble(
         let a = f.args.iter().find(|a| a.is(RoleKind::Input, "targets"))?;
         Some((f.ty(a.value).clone(), f.name(a.value).clone()))
     });
+    let mut around = vec![];
     for (rank, own_loops) in loops.iter().enumerate() {
         let all: Vec<&Func> = own_loops.iter().collect();
         let own = params.iter().zip(&owners).filter(|x| *x.1 == rank);
@@ -59,8 +56,9 @@ pub fn assemble(
             .flat_map(|p| {
                 let name = &*p.param.name;
                 let others = (0..ranks).filter(move |&r| r != rank);
-                let others = others.filter(move |&r| adds_to(r, name));
-                others.map(|from| Foreign { param: p.param.name.to_string(), from: from as u32 })
+                let others = others.filter(|&r| added[r].contains(name));
+                let foreign = |from| Foreign { param: name.to_string(), from: from as u32 };
+                others.map(foreign).collect::<Vec<_>>()
             })
             .collect();
         let first = enter(&m.mesh, (rank, ranks), &own, &all, labels.as_ref(), o);
@@ -69,8 +67,17 @@ pub fn assemble(
             last.push(finish(&m.mesh, (rank, ranks), &own, weights, &all, &foreign, o));
             last.extend(evaluate(&m.mesh, (rank, ranks), &all));
         }
+        around.push((first, last));
+    }
+    for (own, (first, last)) in loops.into_iter().zip(around) {
         m.funcs.push(first);
-        m.funcs.extend(own_loops.clone());
+        m.funcs.extend(own);
         m.funcs.extend(last);
     }
+}
+
+/// The names of ports whose roles are of a kind.
+fn named_as<'a>(kind: RoleKind, ports: impl Iterator<Item = &'a [Port]>) -> HashSet<&'a str> {
+    let roles = ports.flatten().filter_map(|p| p.role.as_ref());
+    roles.filter(|r| r.kind == kind).map(|r| &*r.name).collect()
 }

@@ -10,7 +10,7 @@ use shardc_ir::func::{Func, FuncKind, Name, Node, ParamLayout, Port, Role, RoleK
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its
 /// functions that run once per microbatch. They say which accumulators there are and in which type
@@ -66,9 +66,10 @@ pub fn enter(
     // Without a backward nothing is summed over microbatches.
     let trains = loops.iter().any(|g| has(g, RoleKind::Grad)) || !sums.is_empty();
     let all = loops.iter().flat_map(|g| g.args.iter().map(move |a| (g, a)));
+    let mut cleared: HashSet<&Role> = HashSet::new();
     for (g, a) in all.filter(|_| trains) {
         let Some(role) = a.role.as_ref().filter(|r| r.kind.is_summed()) else { continue };
-        if b.f.results.iter().any(|r| r.role.as_ref() == Some(role)) {
+        if !cleared.insert(role) {
             continue; // two stages of this rank share it
         }
         b.enter(if role.kind == RoleKind::Grad { step_scope(&role.name) } else { "step" });

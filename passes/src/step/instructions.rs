@@ -6,11 +6,11 @@
 //! too. All lists come from one order of all actions in which everything is made before it is used,
 //! and wait only for what stands earlier in it, so no list can wait for ever.
 
-use shardc_ir::func::{Func, FuncKind, Module, Role, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Module, Port, Role, RoleKind, Value};
 use shardc_ir::plan::{Call, Instr, Mode, Transfer};
 use shardc_ir::schedule::{ActionKind, Schedule, Timeline};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 /// The functions of a plan, by what they are for.
 #[derive(Clone, Debug, Default)]
@@ -111,65 +111,83 @@ pub fn instructions(
     Ok(both.map(|(step, evaluation)| Lists { step, evaluation }).collect())
 }
 
-/// A value in flight.
-type Item = (Role, Option<usize>);
+/// A value in flight: the number of its role, and the microbatch.
+type Item = (usize, Option<usize>);
+
+/// The number of gradients that others have made, which are taken as soon as they are offered.
+const GRADIENT: usize = usize::MAX;
+
+/// What one rank of the pipeline makes and others use.
+struct Crossing<'a> {
+    role: &'a Role,
+    /// The rank that makes it.
+    maker: Option<usize>,
+    /// Which ranks of the pipeline use it, and where first.
+    users: BTreeMap<usize, (usize, Value)>,
+}
 
 struct Lister<'a> {
     m: &'a Module,
     s: &'a Schedule,
     index: &'a Index,
     lists: Vec<Vec<Instr>>,
-    /// Who makes what other ranks of the pipeline use: rank, function, value.
-    makers: HashMap<&'a Role, (usize, usize, Value)>,
-    /// Which ranks of the pipeline use it, and where first.
-    users: HashMap<&'a Role, BTreeMap<usize, (usize, Value)>>,
+    crossing: Vec<Crossing<'a>>,
+    /// By function: results that other ranks use, and arguments that others make, by number.
+    offered: Vec<Vec<(usize, Value)>>,
+    wanted: Vec<Vec<usize>>,
     /// Offered and not taken, by giver and taker.
     flight: BTreeMap<(usize, usize), VecDeque<Item>>,
     /// Taken since the giver last waited.
     taken: BTreeMap<(usize, usize), usize>,
-    arrived: BTreeSet<(usize, Item)>,
+    arrived: HashSet<(usize, Item)>,
+}
+
+/// A port whose value goes from one rank of the pipeline to another, if one uses what another makes.
+fn crosses(p: &Port) -> Option<&Role> {
+    p.role.as_ref().filter(|r| matches!(r.kind, RoleKind::Edge | RoleKind::Ready))
 }
 
 impl<'a> Lister<'a> {
     fn new(m: &'a Module, s: &'a Schedule, index: &'a Index) -> Lister<'a> {
         let ranks = s.ranks.len();
-        let (mut makers, mut users) = (HashMap::new(), HashMap::new());
+        let mut makers: HashMap<&Role, usize> = HashMap::new();
+        let mut crossing: Vec<Crossing> = vec![];
+        let mut numbers: HashMap<&Role, usize> = HashMap::new();
+        let mut wanted = vec![vec![]; m.funcs.len()];
         for rank in 0..ranks {
             let funcs = index.funcs(s, rank);
-            let mut own: BTreeSet<&Role> = BTreeSet::new();
-            for &f in &funcs {
-                let func: &'a Func = &m.funcs[f];
-                for r in &func.results {
-                    let Some(role) = &r.role else { continue };
-                    if matches!(role.kind, RoleKind::Edge | RoleKind::Ready) {
-                        makers.insert(role, (rank, f, r.value));
-                        own.insert(role);
-                    }
-                }
-            }
+            let made = funcs.iter().flat_map(|&f| m.funcs[f].results.iter().filter_map(crosses));
+            let own: HashSet<&Role> = made.collect();
+            makers.extend(own.iter().map(|&role| (role, rank)));
             for &f in &funcs {
                 let func: &'a Func = &m.funcs[f];
                 for a in &func.args {
-                    let Some(role) = &a.role else { continue };
-                    let crosses = matches!(role.kind, RoleKind::Edge | RoleKind::Ready);
-                    if crosses && !own.contains(role) {
-                        let by: &mut BTreeMap<usize, (usize, Value)> =
-                            users.entry(role).or_default();
-                        by.entry(rank).or_insert((f, a.value));
-                    }
+                    let Some(role) = crosses(a).filter(|r| !own.contains(r)) else { continue };
+                    let number = *numbers.entry(role).or_insert_with(|| {
+                        crossing.push(Crossing { role, maker: None, users: BTreeMap::new() });
+                        crossing.len() - 1
+                    });
+                    crossing[number].users.entry(rank).or_insert((f, a.value));
+                    wanted[f].push(number);
                 }
             }
         }
+        for c in &mut crossing {
+            c.maker = makers.get(c.role).copied();
+        }
+        let number = |p: &Port| Some((*numbers.get(p.role.as_ref()?)?, p.value));
+        let offered = m.funcs.iter().map(|f| f.results.iter().filter_map(number).collect());
         Lister {
             m,
             s,
             index,
             lists: vec![vec![]; ranks],
-            makers,
-            users,
+            offered: offered.collect(),
+            crossing,
+            wanted,
             flight: BTreeMap::new(),
             taken: BTreeMap::new(),
-            arrived: BTreeSet::new(),
+            arrived: HashSet::new(),
         }
     }
 
@@ -245,7 +263,7 @@ impl<'a> Lister<'a> {
                     Some((f, r.iter().find(|r| r.role.as_ref() == Some(&grad))?.value))
                 });
                 let (f, value) = made.ok_or_else(lost)?;
-                self.offer(from, owner, (role.clone(), None), f, value);
+                self.offer(from, owner, (GRADIENT, None), f, value);
                 self.take(from, owner, (finish, a.value))?;
             }
         }
@@ -256,12 +274,11 @@ impl<'a> Lister<'a> {
         self.receive_all(rank, func, microbatch)?;
         self.wait(rank);
         self.lists[rank].push(Instr::Call(Call { func, microbatch, frames: SmallVec::new() }));
-        let f: &'a Func = &self.m.funcs[func];
-        for r in &f.results {
-            let Some(role) = &r.role else { continue };
-            let Some(users) = self.users.get(role) else { continue };
-            for to in users.keys().copied().collect::<Vec<_>>() {
-                self.offer(rank, to, (role.clone(), microbatch), func, r.value);
+        for k in 0..self.offered[func].len() {
+            let (number, value) = self.offered[func][k];
+            for to in self.crossing[number].users.keys().copied().collect::<SmallVec<[usize; 4]>>()
+            {
+                self.offer(rank, to, (number, microbatch), func, value);
             }
         }
         Ok(())
@@ -274,22 +291,21 @@ impl<'a> Lister<'a> {
         func: usize,
         microbatch: Option<usize>,
     ) -> Result<(), String> {
-        let f: &'a Func = &self.m.funcs[func];
-        for a in &f.args {
-            let Some(role) = &a.role else { continue };
-            let foreign = self.users.get(role).is_some_and(|u| u.contains_key(&rank));
+        for k in 0..self.wanted[func].len() {
+            let number = self.wanted[func][k];
+            let (m, role, maker) =
+                (self.m, self.crossing[number].role, self.crossing[number].maker);
             // Parameters come once per step, and before anything else.
-            let at_step = role.kind == RoleKind::Ready;
-            if !foreign || at_step != microbatch.is_none() {
+            if (role.kind == RoleKind::Ready) != microbatch.is_none() {
                 continue;
             }
-            let item = (rank, (role.clone(), microbatch));
-            let lost = || format!("@{}: nobody has made {role}", f.name);
-            let &(from, ..) = self.makers.get(role).ok_or_else(lost)?;
+            let lost = || format!("@{}: nobody has made {role}", m.funcs[func].name);
+            let item = (rank, (number, microbatch));
+            let from = maker.ok_or_else(lost)?;
             while !self.arrived.contains(&item) {
                 let next = self.flight.get(&(from, rank)).and_then(VecDeque::front);
-                let next = next.ok_or_else(lost)?.0.clone();
-                let to = self.users.get(&next).and_then(|u| u.get(&rank)).copied();
+                let next = self.crossing.get(next.ok_or_else(lost)?.0);
+                let to = next.and_then(|c| c.users.get(&rank)).copied();
                 self.take(from, rank, to.ok_or_else(lost)?)?;
             }
         }
@@ -331,7 +347,7 @@ impl<'a> Lister<'a> {
 
     /// Waits for the offers of a rank that were taken by now.
     fn wait(&mut self, rank: usize) {
-        for ((_, to), n) in self.taken.iter_mut().filter(|((from, _), _)| *from == rank) {
+        for ((_, to), n) in self.taken.range_mut((rank, 0)..(rank + 1, 0)) {
             self.lists[rank].extend((0..*n).map(|_| Instr::Sent { to: *to }));
             *n = 0;
         }

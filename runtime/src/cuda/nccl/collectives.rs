@@ -38,6 +38,19 @@ fn rows(regions: &[Region]) -> Vec<&[Region]> {
 }
 
 impl Nccl {
+    fn group(&self, axes: AtomSet) -> Result<&Group> {
+        self.groups.get(&axes).ok_or_else(|| failure("no such group".into()))
+    }
+
+    /// A group for whose members there are so many places, one for each.
+    fn with_places(&self, axes: AtomSet, places: usize) -> Result<&Group> {
+        let group = self.group(axes)?;
+        if places == group.ways {
+            return Ok(group);
+        }
+        Err(failure(misplaced(self.rank, places, group.ways)))
+    }
+
     /// Queues a collective of a group: `f` gets its members, where the rows of operands and of results
     /// were laid, and the queue.
     ///
@@ -56,8 +69,7 @@ impl Nccl {
         let (operands, results) = places.split_at(from.len());
         // SAFETY: by the caller.
         unsafe { self.copy(from, operands, false)? };
-        let group = self.groups.get(&axes).ok_or_else(|| failure("no such group".into()))?;
-        f(group, operands, results, self.stream.stream.cast())?;
+        f(self.group(axes)?, operands, results, self.stream.stream.cast())?;
         // SAFETY: by the caller.
         unsafe { self.copy(to, results, true)? };
         let done = self.stream.mark()?;
@@ -81,12 +93,14 @@ impl Transport for Nccl {
     fn barrier(&mut self, axes: AtomSet) -> Result<()> {
         let nothing = |g: &Group, _: &[Laid], _: &[Laid], queue| {
             g.comm.together(|| {
+                // SAFETY: there are no bytes.
                 (0..g.ways).filter(|&p| p != g.me).try_for_each(|p| unsafe {
                     g.comm.send(raw(0, 0), p, queue)?;
                     g.comm.recv(raw(0, 0), p, queue)
                 })
             })
         };
+        // SAFETY: there are no regions.
         unsafe { self.collective(axes, &[], &[], nothing) }
     }
 
@@ -95,22 +109,47 @@ impl Transport for Nccl {
         let to: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.to)).collect();
         let fold = |g: &Group, from: &[Laid], to: &[Laid], queue| {
             g.comm.together(|| {
+                // SAFETY: each place has the elements of its tensor's region, and both regions have
+                // as many (`Reduced`).
                 tensors.iter().zip(from.iter().zip(to)).try_for_each(|(t, (from, to))| unsafe {
                     let data = numbers(from.at, t.from.len(), t.from.elem());
                     g.comm.all_reduce(data, to.at, folded(t.fold), queue)
                 })
             })
         };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
         unsafe { self.collective(axes, &from, &to, fold) }
     }
 
     fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
-        let n = bytes(from);
-        let from = std::slice::from_ref(from);
-        let gather = |g: &Group, from: &[Laid], to: &[Laid], queue| unsafe {
-            g.comm.all_gather(raw(from[0].at, n), to[0].at, queue)
+        let (me, n) = (self.with_places(axes, to.len())?.me, bytes(from));
+        let own = std::slice::from_ref(from);
+        if to.iter().all(|r| bytes(r) == n) {
+            let gather = |g: &Group, from: &[Laid], results: &[Laid], queue| {
+                // SAFETY: the results' place has the bytes of `from` once for every member.
+                unsafe { g.comm.all_gather(raw(from[0].at, n), results[0].at, queue) }
+            };
+            // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+            return unsafe { self.collective(axes, &[own], &[to], gather) };
+        }
+        // Members give unequal parts.
+        if bytes(&to[me]) != n {
+            let (rank, m) = (self.rank, bytes(&to[me]));
+            return Err(failure(format!("rank {rank} gathers {n} B of its own into {m} B")));
+        }
+        let each = |g: &Group, from: &[Laid], results: &[Laid], queue| {
+            g.comm.together(|| {
+                let mut parts = to.iter().zip(results).enumerate().filter(|x| !x.1.0.is_empty());
+                // SAFETY: each place has the bytes of its region, and that of the operand, which is
+                // given as the root, has those of this member's.
+                parts.try_for_each(|(root, (r, place))| unsafe {
+                    let given = if root == me { from[0].at } else { place.at };
+                    g.comm.broadcast(raw(given, bytes(r)), place.at, root, queue)
+                })
+            })
         };
-        unsafe { self.collective(axes, &[from], &[to], gather) }
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+        unsafe { self.collective(axes, &[own], &rows(to), each) }
     }
 
     fn reduce_scatter(
@@ -120,24 +159,34 @@ impl Transport for Nccl {
         from: &[Region],
         to: &Region,
     ) -> Result<()> {
+        let me = self.with_places(axes, from.len())?.me;
         let (own, how) = (std::slice::from_ref(to), folded(fold));
         if from.iter().all(|r| r.len() == to.len()) {
-            let scatter = |g: &Group, from: &[Laid], result: &[Laid], queue| unsafe {
+            let scatter = |g: &Group, operands: &[Laid], result: &[Laid], queue| {
                 let data = numbers(result[0].at, to.len(), to.elem());
-                g.comm.reduce_scatter(from[0].at, data, how, queue)
+                // SAFETY: the operands' place has the elements of the result once for every member.
+                unsafe { g.comm.reduce_scatter(operands[0].at, data, how, queue) }
             };
+            // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
             return unsafe { self.collective(axes, &[from], &[own], scatter) };
         }
         // Members get unequal parts.
+        if from[me].len() != to.len() {
+            let (rank, n, m) = (self.rank, from[me].len(), to.len());
+            return Err(failure(format!("rank {rank} folds {n} elements into {m}")));
+        }
         let each = |g: &Group, laid: &[Laid], result: &[Laid], queue| {
             g.comm.together(|| {
-                let parts = from.iter().zip(laid).enumerate().filter(|x| !x.1.0.is_empty());
-                parts.into_iter().try_for_each(|(root, (r, place))| unsafe {
+                let mut parts = from.iter().zip(laid).enumerate().filter(|x| !x.1.0.is_empty());
+                // SAFETY: each place has the elements of its region, and the result's those of this
+                // member's part, the only one that is written here.
+                parts.try_for_each(|(root, (r, place))| unsafe {
                     let data = numbers(place.at, r.len(), r.elem());
                     g.comm.reduce(data, result[0].at, how, root, queue)
                 })
             })
         };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
         unsafe { self.collective(axes, &rows(from), &[own], each) }
     }
 
@@ -152,11 +201,14 @@ impl Transport for Nccl {
         from: &[Vec<Region>],
         to: &[Vec<Region>],
     ) -> Result<()> {
+        self.with_places(axes, from.len())?;
+        self.with_places(axes, to.len())?;
         let operands: Vec<&[Region]> = from.iter().map(Vec::as_slice).collect();
         let results: Vec<&[Region]> = to.iter().map(Vec::as_slice).collect();
         let sum = |row: &[Region]| row.iter().map(bytes).sum();
         let swap = |g: &Group, out: &[Laid], into: &[Laid], queue| {
             g.comm.together(|| {
+                // SAFETY: each place has the bytes of all regions of its row.
                 (0..g.ways).try_for_each(|p| unsafe {
                     let (out, into) = (raw(out[p].at, sum(&from[p])), raw(into[p].at, sum(&to[p])));
                     if out.count > 0 {
@@ -166,6 +218,7 @@ impl Transport for Nccl {
                 })
             })
         };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
         unsafe { self.collective(axes, &operands, &results, swap) }
     }
 
@@ -175,19 +228,23 @@ impl Transport for Nccl {
         let pass = |g: &Group, from: &[Laid], to: &[Laid], queue| {
             let next = (g.me + shift) % g.ways;
             let last = (g.me + g.ways - shift % g.ways) % g.ways;
+            // SAFETY: each place has the bytes of its region.
             g.comm.together(|| unsafe {
                 g.comm.send(raw(from[0].at, out), next, queue)?;
                 g.comm.recv(raw(to[0].at, into), last, queue)
             })
         };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
         unsafe { self.collective(axes, &[from], &[to], pass) }
     }
 
     fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()> {
         let (n, row) = (bytes(data), std::slice::from_ref(data));
+        // SAFETY: both places have the bytes of the region.
         let give = |g: &Group, from: &[Laid], to: &[Laid], queue| unsafe {
             g.comm.broadcast(raw(from[0].at, n), to[0].at, root % g.ways, queue)
         };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
         unsafe { self.collective(axes, &[row], &[row], give) }
     }
 
@@ -198,6 +255,8 @@ impl Transport for Nccl {
         let begun = self.main.mark()?;
         let Some(edge) = self.to.get_mut(&to) else { return self.unknown(to) };
         edge.stream.after(&begun)?;
+        // SAFETY: the bytes of the region lie together from there on, and stay as they are until the
+        // caller has waited for this send (`Transport::send`).
         unsafe { edge.comm.send(raw(at as u64, bytes(data)), 1, edge.stream.stream.cast())? };
         edge.offers.push_back(edge.stream.mark()?);
         // It is queued, and nothing waits for it yet.
@@ -219,6 +278,8 @@ impl Transport for Nccl {
         let begun = self.main.mark()?;
         let Some(edge) = self.from.get_mut(&from) else { return self.unknown(from) };
         edge.stream.after(&begun)?;
+        // SAFETY: the bytes of the region lie together from there on; who made it keeps them until
+        // what is queued is done (`Region::new`), and `follow` queues all that comes later behind it.
         unsafe { edge.comm.recv(raw(at as u64, bytes(data)), 0, edge.stream.stream.cast())? };
         let done = edge.stream.mark()?;
         self.follow(done)

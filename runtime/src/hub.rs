@@ -1,7 +1,8 @@
 //! What rank threads share: groups in which they wait for each other, and the failure that ends all.
 
 use crate::region::Region;
-use shardc_ir::diag::{Diag, Exit, Result};
+use crate::transport::failure;
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::types::Reduction;
 use std::collections::{BTreeMap, VecDeque};
@@ -148,13 +149,6 @@ impl<K> Hub<K> {
         let cause = held(self.cause.lock()).clone();
         Err(cause.unwrap_or_else(|| failure("another rank failed".into())))
     }
-}
-
-fn failure(message: String) -> Diag {
-    Diag::new("rank-failed", message)
-        .exit(Exit::RankFailed)
-        .rule("all ranks of a group run the same collectives, in the same order")
-        .help("run again with 1 rank to see whether the program itself fails")
 }
 
 impl<K> Group<K> {

@@ -81,6 +81,10 @@ pub struct Ticket {
     expects: Option<usize>,
 }
 
+// SAFETY: as for `Mpi`: a request may be tested by any thread, and who has the ticket is the only one
+// that tests it.
+unsafe impl Send for Ticket {}
+
 /// An error of MPI, in its words.
 fn called(call: &str, code: c_int) -> Result<()> {
     if code == ffi::MPI_SUCCESS as c_int {

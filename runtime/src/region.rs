@@ -26,8 +26,9 @@ impl Region {
     ///
     /// # Safety
     /// All elements of the block lie in memory valid for reads and writes, which nobody frees or
-    /// uses otherwise before the transport's call returns; if it returns an error, before the
-    /// transports of all ranks are dropped.
+    /// uses otherwise before the transport's call returns, and, if it has only queued its work, before
+    /// that is done: what the rank queues behind the call comes after it. If it returns an error,
+    /// before the transports of all ranks are dropped.
     pub unsafe fn new(base: *mut f32, block: &Block) -> Region {
         Region {
             first: element(base, block.elem, block.view.offset),

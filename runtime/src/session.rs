@@ -1,27 +1,32 @@
 //! A running plan: one thread per rank of this process, alive from step to step.
 
+mod array;
+mod crew;
+mod worker;
+
+pub use array::Array;
+
 use crate::alarm::Alarm;
 use crate::batch::{self, StepData};
 use crate::control::{Control, Witness};
 use crate::flight::{Flight, Timing};
 use crate::holdings::Task;
 use crate::options::{LoadFn, Options};
-use crate::rank::{Command, Failed, Order, OutputPiece, Rank, Reply};
-use crate::region::{Region, copy, dense_block};
-use crate::spawn;
+use crate::rank::{Command, Failed, Order, Rank, Reply};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, whole};
+use array::batch_of;
+use crew::Crew;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::kernel::Program;
-use shardc_ir::plan::{Plan, Settings, TokenOrder};
-use shardc_ir::tensor;
+use shardc_ir::plan::{Plan, TokenOrder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use worker::{Worker, rank_thread, start, unstarted};
 
 /// Makes the kernels of a rank.
 pub type LowerFn<'a> = dyn Fn(&Plan, usize) -> Result<Program> + Sync + 'a;
@@ -34,13 +39,6 @@ pub struct StepBatch<'a> {
     pub targets: &'a [i32],
     /// Return all outputs, not only scalars.
     pub observe: bool,
-}
-
-/// A global tensor, row-major.
-#[derive(Clone, Debug, PartialEq, Default)]
-pub struct Array {
-    pub shape: Vec<usize>,
-    pub data: Vec<f32>,
 }
 
 /// What a step gives.
@@ -65,19 +63,6 @@ impl StepResult {
     }
 }
 
-/// Puts what was made of a batch's tokens back where these stood: dim 1 of `[batch, seq, …]`.
-fn in_order(s: &Settings, a: &mut Array) {
-    let width: usize = a.shape[2..].iter().product();
-    let dealt = std::mem::take(&mut a.data);
-    a.data = vec![0.0; dealt.len()];
-    let row = s.seq * width;
-    for (to, from) in a.data.chunks_exact_mut(row).zip(dealt.chunks_exact(row)) {
-        for (i, x) in from.chunks_exact(width).enumerate() {
-            to[s.tokens.position(s.seq, i) * width..][..width].copy_from_slice(x);
-        }
-    }
-}
-
 /// The ranks of this process, and their connection to those of others.
 pub struct Process {
     /// The ends of this process's ranks.
@@ -88,40 +73,6 @@ pub struct Process {
     pub control: Option<Control>,
     /// Where the last instructions are written to if a rank of the job fails.
     pub records: PathBuf,
-}
-
-/// What the ranks of this process are doing.
-struct Crew {
-    wiring: Arc<Wiring>,
-    flights: Vec<(usize, Arc<Flight>)>,
-    alarm: Arc<Alarm>,
-    records: PathBuf,
-}
-
-impl Witness for Crew {
-    fn whereabouts(&self) -> String {
-        let waits = self.alarm.waits();
-        let oldest = self.alarm.oldest();
-        let one =
-            |(rank, f): &(usize, Arc<Flight>)| f.whereabouts(&self.wiring, *rank, &waits, oldest);
-        self.flights.iter().map(one).collect::<Vec<_>>().join("; ")
-    }
-    #[expect(clippy::disallowed_methods, reason = "a folder of ours, of a job that has failed")]
-    fn record(&self) -> Option<String> {
-        std::fs::create_dir_all(&self.records).ok()?;
-        for (rank, f) in &self.flights {
-            let file = self.records.join(format!("rank-{rank:05}.txt"));
-            std::fs::write(file, f.lines(&self.wiring, *rank)).ok()?;
-        }
-        Some(self.records.display().to_string())
-    }
-}
-
-struct Worker {
-    rank: usize,
-    commands: Option<Sender<Command>>,
-    replies: Receiver<std::result::Result<Reply, Failed>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// Ranks with their weights and state.
@@ -258,16 +209,16 @@ impl Session {
             for p in &r.pieces {
                 let port = &ports[p.output];
                 let to = out.outputs.entry(port.role.clone()).or_default();
-                self.assemble(port, *rank, p, to);
+                to.add(&self.wiring, port, *rank, p);
             }
         }
         let settings = &self.wiring.plan.settings;
         let dealt = settings.tokens != TokenOrder::Contiguous;
         let of_tokens = |p: &&Port| dealt && p.ty.dims.get(1).map(|d| d.size) == Some(settings.seq);
-        let of_tokens = |p: &&Port| of_tokens(p) && self.batch_of(p).is_some();
+        let of_tokens = |p: &&Port| of_tokens(p) && batch_of(&self.wiring, p).is_some();
         let roles: BTreeSet<&Role> = ports.iter().filter(of_tokens).map(|p| p.role).collect();
         for role in roles {
-            out.outputs.entry(role.clone()).and_modify(|a| in_order(settings, a));
+            out.outputs.entry(role.clone()).and_modify(|a| a.restore_order(settings));
         }
         let scalar = |n| out.output(RoleKind::Metric, n).and_then(|a| a.data.first().copied());
         (out.loss, out.grad_norm) = (scalar("loss"), scalar("grad_norm"));
@@ -362,7 +313,7 @@ impl Session {
         let mut out = Array::default();
         for (rank, r) in &replies {
             for p in &r.pieces {
-                self.place(&port, *rank, &p.data, &port.ty.sizes(), None, &mut out);
+                out.place(&wiring, &port, *rank, &p.data, &port.ty.sizes(), None);
             }
         }
         Ok(out)
@@ -371,79 +322,6 @@ impl Session {
     /// The most bytes of its arena that any rank of a class has used, by class.
     pub fn touched(&self) -> &[usize] {
         &self.touched
-    }
-
-    /// Puts a rank's piece of an output into the global tensor.
-    fn assemble(&self, port: &Port, rank: usize, p: &OutputPiece, to: &mut Array) {
-        let w = &self.wiring;
-        let mut shape = port.ty.sizes();
-        let batch = self.batch_of(port);
-        if batch.is_some() {
-            shape[0] = w.plan.settings.global_batch;
-        }
-        self.place(port, rank, &p.data, &shape, batch.map(|b| (b, p.microbatch)), to);
-    }
-
-    /// The tokens of whose rows an output's are made, if its first dim is the batch: those of any
-    /// function say how a microbatch is cut, also those of another stage.
-    fn batch_of(&self, port: &Port) -> Option<Port<'_>> {
-        let (w, shape) = (&self.wiring, port.ty.sizes());
-        let mut inputs = w.args(|k| k == RoleKind::Input);
-        let input = inputs.find(|i| w.per_microbatch[i.func] && i.ty.rank() == 2);
-        input.filter(|i| {
-            w.per_microbatch[port.func] && shape.len() > 1 && shape[0] == i.ty.dims[0].size
-        })
-    }
-
-    /// Copies a dense piece to its place in a tensor of this shape; if `batch` is given, rows are
-    /// those of a microbatch.
-    fn place(
-        &self,
-        port: &Port,
-        rank: usize,
-        data: &[f32],
-        shape: &[usize],
-        batch: Option<(Port, usize)>,
-        to: &mut Array,
-    ) {
-        let size = shape.iter().product();
-        if to.shape != shape || to.data.len() != size {
-            *to = Array { shape: shape.to_vec(), data: vec![0.0; size] };
-        }
-        let mesh = self.wiring.mesh();
-        let coords = mesh.coords(rank);
-        let extents: Vec<_> = (0..shape.len()).map(|d| port.ty.extent(mesh, d, &coords)).collect();
-        let lens: Vec<usize> = extents.iter().map(|e| e.len).collect();
-        let offsets: Vec<usize> = extents.iter().map(|e| e.offset).collect();
-        let strides = tensor::strides(shape);
-        let (rows, inner) = match (&batch, lens.split_first()) {
-            (Some(_), Some((&n, rest))) => (n, rest.to_vec()),
-            _ => (1, lens.clone()),
-        };
-        let outer = lens.len() - inner.len();
-        let mut from = dense_block(&inner);
-        let size = from.len();
-        for i in 0..rows {
-            let first = batch.map(|(b, j)| {
-                batch::global_row(&self.wiring, b.ty, offsets[0] + i, j) * strides[0]
-            });
-            let rest =
-                offsets[outer..].iter().zip(&strides[outer..]).map(|(o, s)| o * s).sum::<usize>();
-            let mut target = from.clone();
-            target.view.strides = strides[outer..].into();
-            target.view.offset = first.unwrap_or(0) + rest;
-            from.view.offset = i * size;
-            assert!(
-                from.end() <= data.len() && target.end() <= to.data.len(),
-                "a piece fits its tensor"
-            );
-            // SAFETY: both blocks are inside their vectors, as was just checked; the source is
-            // only read.
-            unsafe {
-                let source = Region::new(data.as_ptr().cast_mut(), &from);
-                copy(&source, &Region::new(to.data.as_mut_ptr(), &target), 0..size);
-            }
-        }
     }
 
     /// Gives all ranks a command and waits for all replies, by rank; those of other processes reach
@@ -528,23 +406,6 @@ impl Session {
         }
         cause
     }
-}
-
-fn rank_thread(rank: usize) -> String {
-    format!("rank {rank}")
-}
-
-fn unstarted(rank: usize, ranks: usize, e: &std::io::Error) -> Diag {
-    spawn::refused(&format!("the thread of rank {rank}"), ranks, e)
-}
-
-fn start((rank, r): (usize, Rank), ranks: usize) -> Result<Worker> {
-    let (commands, inbox) = channel();
-    let (outbox, replies) = channel();
-    let thread = std::thread::Builder::new().name(rank_thread(rank));
-    let thread = thread.spawn(move || r.serve(&inbox, &outbox));
-    let thread = thread.map_err(|e| unstarted(rank, ranks, &e))?;
-    Ok(Worker { rank, commands: Some(commands), replies, thread: Some(thread) })
 }
 
 impl Drop for Session {

@@ -1,7 +1,7 @@
 //! What ranks exchange, and how: the interface between the executor and a way to move bytes.
 
 pub use crate::region::Region;
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::types::Reduction;
 
@@ -21,7 +21,7 @@ pub struct Reduced {
 /// A sum is folded from the left in group order, in f32, so results depend neither on chunking nor
 /// on the transport, and are the same on all members, bit for bit.
 ///
-/// Every operation fails, with a [`shardc_ir::diag::Diag`] that names the rank, when a member
+/// Every operation fails, with a [`Diag`] that names the rank, when a member
 /// failed, left, called something else, or did not come in time. After that all of them fail.
 pub trait Transport: Send {
     /// This rank.
@@ -74,5 +74,18 @@ pub trait Transport: Send {
         Ok(())
     }
     /// Makes every pending and later operation of every rank fail with this cause.
-    fn abort(&mut self, cause: shardc_ir::diag::Diag);
+    fn abort(&mut self, cause: Diag);
+}
+
+/// The failure of an operation, which names the rank.
+pub(crate) fn failure(message: String) -> Diag {
+    Diag::new("rank-failed", message)
+        .exit(Exit::RankFailed)
+        .rule("all ranks of a group run the same collectives, in the same order")
+        .help("run again with 1 rank to see whether the program itself fails")
+}
+
+/// Says that a rank has more or fewer regions than there are members.
+pub(crate) fn misplaced(rank: usize, places: usize, ways: usize) -> String {
+    format!("rank {rank} has {places} places for the data of {ways} ranks")
 }

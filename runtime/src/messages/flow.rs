@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Elements that one member sends another before both look at what came.
-pub(super) const SEGMENT: usize = 1 << 20;
+const SEGMENT: usize = 1 << 20;
 /// Elements in this range of regions one after the other.
 #[derive(Clone)]
 pub(super) struct Flow<'a> {
@@ -26,12 +26,15 @@ impl<'a> Flow<'a> {
     pub(super) fn segments(&self) -> usize {
         self.range.len().div_ceil(SEGMENT)
     }
+    /// The elements of a segment.
+    pub(super) fn segment(&self, number: usize) -> Range<usize> {
+        let first = self.range.start + number * SEGMENT;
+        first.min(self.range.end)..(first + SEGMENT).min(self.range.end)
+    }
     /// A segment: its parts of regions.
     pub(super) fn parts(&self, segment: usize) -> SmallVec<[(&'a Region, Range<usize>); 2]> {
-        let first = self.range.start + segment * SEGMENT;
-        let range = first.min(self.range.end)..(first + SEGMENT).min(self.range.end);
         let lens = self.regions.iter().map(|r| r.len());
-        split(lens, range).map(|(i, part)| (self.regions[i], part)).collect()
+        split(lens, self.segment(segment)).map(|(i, part)| (self.regions[i], part)).collect()
     }
 }
 

@@ -227,8 +227,11 @@ unsafe fn across<const W: usize, const HALF: bool>(
     }
     for step in blocks * SIDE..k {
         for i in 0..W {
-            // SAFETY: by the caller, if there is such a row.
-            let w = if i < rows { unsafe { word::<HALF>(x.from(i, step), 0) } } else { 0 };
+            let w = match i < rows {
+                // SAFETY: by the caller: there is such a row.
+                true => unsafe { word::<HALF>(x.from(i, step), 0) },
+                false => 0,
+            };
             // SAFETY: the panel has this step.
             unsafe { *to.add(step * W + i) = w };
         }

@@ -228,43 +228,70 @@ impl Comm {
     }
 }
 
-// Of all unsafe calls below: addresses are those of the caller, and valid until the queue is done.
 impl Comm {
+    /// Queues a send to member `to`.
+    ///
+    /// # Safety
+    /// All data are memory of the communicator's device and are there until what is queued is done;
+    /// nobody writes what is read meanwhile, nor uses what is written. The queue is a stream of that
+    /// device.
     pub unsafe fn send(&self, d: Data, to: usize, queue: Queue) -> Result<()> {
         let f = self.library.functions.send;
+        // SAFETY: the communicator lives; all else by the caller.
         let code = unsafe { f(d.at as _, d.count, d.kind, to as c_int, self.handle, queue) };
         self.check("ncclSend", code)
     }
 
+    /// Queues that data of member `from` arrive.
+    ///
+    /// # Safety
+    /// As for [`Comm::send`].
     pub unsafe fn recv(&self, d: Data, from: usize, queue: Queue) -> Result<()> {
         let f = self.library.functions.recv;
+        // SAFETY: the communicator lives; all else by the caller.
         let code = unsafe { f(d.at as _, d.count, d.kind, from as c_int, self.handle, queue) };
         self.check("ncclRecv", code)
     }
 
-    /// `from` of member `root` to everybody's `to`.
+    /// `from` of member `root` to everybody's `to`, which has room for as many.
+    ///
+    /// # Safety
+    /// As for [`Comm::send`].
     pub unsafe fn broadcast(&self, from: Data, to: u64, root: usize, queue: Queue) -> Result<()> {
         let (f, root) = (self.library.functions.broadcast, root as c_int);
+        // SAFETY: the communicator lives; all else by the caller.
         let code =
             unsafe { f(from.at as _, to as _, from.count, from.kind, root, self.handle, queue) };
         self.check("ncclBroadcast", code)
     }
 
-    /// `from` of every member, one after the other, to `to`.
+    /// `from` of every member, one after the other, to `to`, which has room for all.
+    ///
+    /// # Safety
+    /// As for [`Comm::send`].
     pub unsafe fn all_gather(&self, from: Data, to: u64, queue: Queue) -> Result<()> {
         let f = self.library.functions.all_gather;
+        // SAFETY: the communicator lives; all else by the caller.
         let code = unsafe { f(from.at as _, to as _, from.count, from.kind, self.handle, queue) };
         self.check("ncclAllGather", code)
     }
 
+    /// The fold of everybody's `from`, to everybody's `to`, which has room for as many.
+    ///
+    /// # Safety
+    /// As for [`Comm::send`].
     pub unsafe fn all_reduce(&self, from: Data, to: u64, fold: Fold, queue: Queue) -> Result<()> {
         let f = self.library.functions.all_reduce;
+        // SAFETY: the communicator lives; all else by the caller.
         let code =
             unsafe { f(from.at as _, to as _, from.count, from.kind, fold, self.handle, queue) };
         self.check("ncclAllReduce", code)
     }
 
-    /// The fold of everybody's `from`, to `to` of member `root`.
+    /// The fold of everybody's `from`, to `to` of member `root`, which has room for as many.
+    ///
+    /// # Safety
+    /// As for [`Comm::send`].
     pub unsafe fn reduce(
         &self,
         from: Data,
@@ -274,6 +301,7 @@ impl Comm {
         queue: Queue,
     ) -> Result<()> {
         let (f, root) = (self.library.functions.reduce, root as c_int);
+        // SAFETY: the communicator lives; all else by the caller.
         let code = unsafe {
             f(from.at as _, to as _, from.count, from.kind, fold, root, self.handle, queue)
         };
@@ -281,6 +309,9 @@ impl Comm {
     }
 
     /// The fold of everybody's part for this member: `from` has one of `to.count` for each.
+    ///
+    /// # Safety
+    /// As for [`Comm::send`].
     pub unsafe fn reduce_scatter(
         &self,
         from: u64,
@@ -289,6 +320,7 @@ impl Comm {
         queue: Queue,
     ) -> Result<()> {
         let f = self.library.functions.reduce_scatter;
+        // SAFETY: the communicator lives; all else by the caller.
         let code = unsafe { f(from as _, to.at as _, to.count, to.kind, fold, self.handle, queue) };
         self.check("ncclReduceScatter", code)
     }

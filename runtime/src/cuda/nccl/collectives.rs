@@ -1,0 +1,304 @@
+//! The operations of the transport, as NCCL's.
+
+use super::laid::{Laid, bytes};
+use super::library::{Data, DataType, Fold, Queue};
+use super::{Group, Nccl};
+use crate::region::Region;
+use crate::transport::{Reduced, Transport, failure, misplaced};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::kernel::Elem;
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::types::Reduction;
+
+/// Some bytes at an address.
+fn raw(at: u64, count: usize) -> Data {
+    Data { at, count, kind: DataType::Byte }
+}
+
+/// Elements to be folded.
+fn numbers(at: u64, count: usize, elem: Elem) -> Data {
+    let kind = match elem {
+        Elem::F32 => DataType::F32,
+        Elem::BF16 => DataType::BF16,
+        Elem::I32 => DataType::I32,
+    };
+    Data { at, count, kind }
+}
+
+fn folded(how: Reduction) -> Fold {
+    match how {
+        Reduction::Sum => Fold::Sum,
+        Reduction::Max => Fold::Max,
+        Reduction::Min => Fold::Min,
+    }
+}
+
+fn rows(regions: &[Region]) -> Vec<&[Region]> {
+    regions.iter().map(std::slice::from_ref).collect()
+}
+
+impl Nccl {
+    fn group(&self, axes: AtomSet) -> Result<&Group> {
+        self.groups.get(&axes).ok_or_else(|| failure("no such group".into()))
+    }
+
+    /// A group for whose members there are so many places, one for each.
+    fn with_places(&self, axes: AtomSet, places: usize) -> Result<&Group> {
+        let group = self.group(axes)?;
+        if places == group.ways {
+            return Ok(group);
+        }
+        Err(failure(misplaced(self.rank, places, group.ways)))
+    }
+
+    /// Queues a collective of a group: `f` gets its members, where the rows of operands and of results
+    /// were laid, and the queue.
+    ///
+    /// # Safety
+    /// As for [`Region::new`], until the stream is done.
+    unsafe fn collective(
+        &mut self,
+        axes: AtomSet,
+        from: &[&[Region]],
+        to: &[&[Region]],
+        f: impl FnOnce(&Group, &[Laid], &[Laid], Queue) -> Result<()>,
+    ) -> Result<()> {
+        let begun = self.main.mark()?;
+        self.stream.after(&begun)?;
+        let places = self.lay(&[from, to].concat())?;
+        let (operands, results) = places.split_at(from.len());
+        // SAFETY: by the caller.
+        unsafe { self.copy(from, operands, false)? };
+        f(self.group(axes)?, operands, results, self.stream.stream.cast())?;
+        // SAFETY: by the caller.
+        unsafe { self.copy(to, results, true)? };
+        let done = self.stream.mark()?;
+        if std::mem::take(&mut self.defers) {
+            self.deferred.push_back(self.stream.mark()?);
+            self.begun(done);
+            return Ok(());
+        }
+        self.follow(done)
+    }
+}
+
+impl Transport for Nccl {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+    fn world(&self) -> usize {
+        self.ranks
+    }
+
+    fn barrier(&mut self, axes: AtomSet) -> Result<()> {
+        let nothing = |g: &Group, _: &[Laid], _: &[Laid], queue| {
+            g.comm.together(|| {
+                // SAFETY: there are no bytes.
+                (0..g.ways).filter(|&p| p != g.me).try_for_each(|p| unsafe {
+                    g.comm.send(raw(0, 0), p, queue)?;
+                    g.comm.recv(raw(0, 0), p, queue)
+                })
+            })
+        };
+        // SAFETY: there are no regions.
+        unsafe { self.collective(axes, &[], &[], nothing) }
+    }
+
+    fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
+        let from: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.from)).collect();
+        let to: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.to)).collect();
+        let fold = |g: &Group, from: &[Laid], to: &[Laid], queue| {
+            g.comm.together(|| {
+                // SAFETY: each place has the elements of its tensor's region, and both regions have
+                // as many (`Reduced`).
+                tensors.iter().zip(from.iter().zip(to)).try_for_each(|(t, (from, to))| unsafe {
+                    let data = numbers(from.at, t.from.len(), t.from.elem());
+                    g.comm.all_reduce(data, to.at, folded(t.fold), queue)
+                })
+            })
+        };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+        unsafe { self.collective(axes, &from, &to, fold) }
+    }
+
+    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
+        let (me, n) = (self.with_places(axes, to.len())?.me, bytes(from));
+        let own = std::slice::from_ref(from);
+        if to.iter().all(|r| bytes(r) == n) {
+            let gather = |g: &Group, from: &[Laid], results: &[Laid], queue| {
+                // SAFETY: the results' place has the bytes of `from` once for every member.
+                unsafe { g.comm.all_gather(raw(from[0].at, n), results[0].at, queue) }
+            };
+            // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+            return unsafe { self.collective(axes, &[own], &[to], gather) };
+        }
+        // Members give unequal parts.
+        if bytes(&to[me]) != n {
+            let (rank, m) = (self.rank, bytes(&to[me]));
+            return Err(failure(format!("rank {rank} gathers {n} B of its own into {m} B")));
+        }
+        let each = |g: &Group, from: &[Laid], results: &[Laid], queue| {
+            g.comm.together(|| {
+                let mut parts = to.iter().zip(results).enumerate().filter(|x| !x.1.0.is_empty());
+                // SAFETY: each place has the bytes of its region, and that of the operand, which is
+                // given as the root, has those of this member's.
+                parts.try_for_each(|(root, (r, place))| unsafe {
+                    let given = if root == me { from[0].at } else { place.at };
+                    g.comm.broadcast(raw(given, bytes(r)), place.at, root, queue)
+                })
+            })
+        };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+        unsafe { self.collective(axes, &[own], &rows(to), each) }
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        axes: AtomSet,
+        fold: Reduction,
+        from: &[Region],
+        to: &Region,
+    ) -> Result<()> {
+        let me = self.with_places(axes, from.len())?.me;
+        let (own, how) = (std::slice::from_ref(to), folded(fold));
+        if from.iter().all(|r| r.len() == to.len()) {
+            let scatter = |g: &Group, operands: &[Laid], result: &[Laid], queue| {
+                let data = numbers(result[0].at, to.len(), to.elem());
+                // SAFETY: the operands' place has the elements of the result once for every member.
+                unsafe { g.comm.reduce_scatter(operands[0].at, data, how, queue) }
+            };
+            // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+            return unsafe { self.collective(axes, &[from], &[own], scatter) };
+        }
+        // Members get unequal parts.
+        if from[me].len() != to.len() {
+            let (rank, n, m) = (self.rank, from[me].len(), to.len());
+            return Err(failure(format!("rank {rank} folds {n} elements into {m}")));
+        }
+        let each = |g: &Group, laid: &[Laid], result: &[Laid], queue| {
+            g.comm.together(|| {
+                let mut parts = from.iter().zip(laid).enumerate().filter(|x| !x.1.0.is_empty());
+                // SAFETY: each place has the elements of its region, and the result's those of this
+                // member's part, the only one that is written here.
+                parts.try_for_each(|(root, (r, place))| unsafe {
+                    let data = numbers(place.at, r.len(), r.elem());
+                    g.comm.reduce(data, result[0].at, how, root, queue)
+                })
+            })
+        };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+        unsafe { self.collective(axes, &rows(from), &[own], each) }
+    }
+
+    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
+        let one = |r: &[Region]| r.iter().map(|r| vec![r.clone()]).collect::<Vec<_>>();
+        self.all_to_all_v(axes, &one(from), &one(to))
+    }
+
+    fn all_to_all_v(
+        &mut self,
+        axes: AtomSet,
+        from: &[Vec<Region>],
+        to: &[Vec<Region>],
+    ) -> Result<()> {
+        self.with_places(axes, from.len())?;
+        self.with_places(axes, to.len())?;
+        let operands: Vec<&[Region]> = from.iter().map(Vec::as_slice).collect();
+        let results: Vec<&[Region]> = to.iter().map(Vec::as_slice).collect();
+        let sum = |row: &[Region]| row.iter().map(bytes).sum();
+        let swap = |g: &Group, out: &[Laid], into: &[Laid], queue| {
+            g.comm.together(|| {
+                // SAFETY: each place has the bytes of all regions of its row.
+                (0..g.ways).try_for_each(|p| unsafe {
+                    let (out, into) = (raw(out[p].at, sum(&from[p])), raw(into[p].at, sum(&to[p])));
+                    if out.count > 0 {
+                        g.comm.send(out, p, queue)?;
+                    }
+                    if into.count > 0 { g.comm.recv(into, p, queue) } else { Ok(()) }
+                })
+            })
+        };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+        unsafe { self.collective(axes, &operands, &results, swap) }
+    }
+
+    fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()> {
+        let (out, into) = (bytes(from), bytes(to));
+        let (from, to) = (std::slice::from_ref(from), std::slice::from_ref(to));
+        let pass = |g: &Group, from: &[Laid], to: &[Laid], queue| {
+            let next = (g.me + shift) % g.ways;
+            let last = (g.me + g.ways - shift % g.ways) % g.ways;
+            // SAFETY: each place has the bytes of its region.
+            g.comm.together(|| unsafe {
+                g.comm.send(raw(from[0].at, out), next, queue)?;
+                g.comm.recv(raw(to[0].at, into), last, queue)
+            })
+        };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+        unsafe { self.collective(axes, &[from], &[to], pass) }
+    }
+
+    fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()> {
+        let (n, row) = (bytes(data), std::slice::from_ref(data));
+        // SAFETY: both places have the bytes of the region.
+        let give = |g: &Group, from: &[Laid], to: &[Laid], queue| unsafe {
+            g.comm.broadcast(raw(from[0].at, n), to[0].at, root % g.ways, queue)
+        };
+        // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
+        unsafe { self.collective(axes, &[row], &[row], give) }
+    }
+
+    fn send(&mut self, to: usize, data: &Region) -> Result<()> {
+        let Some(at) = data.together(&(0..data.len())) else {
+            return Err(failure("what is sent does not lie together".into()));
+        };
+        let begun = self.main.mark()?;
+        let Some(edge) = self.to.get_mut(&to) else { return self.unknown(to) };
+        edge.stream.after(&begun)?;
+        // SAFETY: the bytes of the region lie together from there on, and stay as they are until the
+        // caller has waited for this send (`Transport::send`).
+        unsafe { edge.comm.send(raw(at as u64, bytes(data)), 1, edge.stream.stream.cast())? };
+        edge.offers.push_back(edge.stream.mark()?);
+        // It is queued, and nothing waits for it yet.
+        self.begun(begun);
+        Ok(())
+    }
+
+    fn sent(&mut self, to: usize) -> Result<()> {
+        let Some(offer) = self.to.get_mut(&to).and_then(|e| e.offers.pop_front()) else {
+            return Err(failure(format!("rank {} has sent nothing to rank {to}", self.rank)));
+        };
+        self.follow(offer)
+    }
+
+    fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
+        let Some(at) = data.together(&(0..data.len())) else {
+            return Err(failure("what is received does not lie together".into()));
+        };
+        let begun = self.main.mark()?;
+        let Some(edge) = self.from.get_mut(&from) else { return self.unknown(from) };
+        edge.stream.after(&begun)?;
+        // SAFETY: the bytes of the region lie together from there on; who made it keeps them until
+        // what is queued is done (`Region::new`), and `follow` queues all that comes later behind it.
+        unsafe { edge.comm.recv(raw(at as u64, bytes(data)), 0, edge.stream.stream.cast())? };
+        let done = edge.stream.mark()?;
+        self.follow(done)
+    }
+
+    fn overlaps(&self) -> bool {
+        true
+    }
+
+    fn defer(&mut self) {
+        self.defers = true;
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.deferred.pop_front().map_or(Ok(()), |done| self.main.after(&done))
+    }
+
+    fn abort(&mut self, _cause: Diag) {
+        // Others learn it from those who watch this process.
+        self.alarm.ring();
+    }
+}

@@ -1,0 +1,179 @@
+//! How a rank's communicators are made: one per group, and one per direction of the pipeline.
+
+use super::library::{Comm, Data, DataType};
+use super::{Edge, Group, Job, Nccl, UnderWay, not_done};
+use crate::alarm::Alarm;
+use crate::cuda::arena::Arena;
+use crate::cuda::device::Stream;
+use crate::cuda::movement::OnDevice;
+use crate::transport::failure;
+use shardc_ir::diag::Result;
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::plan::Plan;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A rank's communicators by what they are for, and all of them in the order in which they were made.
+#[derive(Default)]
+struct Parts {
+    groups: BTreeMap<AtomSet, Group>,
+    to: BTreeMap<usize, Edge>,
+    from: BTreeMap<usize, Edge>,
+    comms: Vec<Arc<Comm>>,
+}
+
+impl Nccl {
+    /// The end of a rank of a plan; all ranks call it. `main` is the stream of the rank's kernels, and
+    /// `mover` moves what is on `stream`, that of collectives.
+    ///
+    /// # Errors
+    /// Those of NCCL and of the driver.
+    pub(in crate::cuda) fn connect(
+        plan: &Plan,
+        rank: usize,
+        job: &Job,
+        main: &Arc<Stream>,
+        (stream, mover): (Arc<Stream>, OnDevice),
+    ) -> Result<Nccl> {
+        let ranks = plan.module.mesh.ranks();
+        main.device.bind()?;
+        let all = Comm::of_all(job.id, rank, ranks, &job.alarm)?;
+        let mut parts = Parts::default();
+        parts.split_groups(plan, rank, &all)?;
+        let byte = Arena::new(main, 1, false)?;
+        main.wait()?;
+        let connected = parts.split_edges(plan, rank, &all, main, &byte);
+        if let Err(d) = connected.and_then(|()| parts.met(rank, job)) {
+            // What is queued may never end: nothing that it uses is freed.
+            job.alarm.ring();
+            std::mem::forget(byte);
+            return Err(d);
+        }
+        drop(byte);
+        let Parts { groups, to, from, mut comms } = parts;
+        comms.push(Arc::new(all));
+        let under_way = UnderWay::default();
+        let oldest = under_way.clone();
+        job.alarm.ask(Box::new(move || not_done(&oldest).front().map(|x| x.0)));
+        watch(main, rank, job, comms);
+        Ok(Nccl {
+            rank,
+            ranks,
+            main: main.clone(),
+            stream,
+            mover,
+            groups,
+            to,
+            from,
+            scratch: None,
+            alarm: job.alarm.clone(),
+            defers: false,
+            deferred: VecDeque::new(),
+            under_way,
+            calls: 0,
+        })
+    }
+}
+
+impl Parts {
+    /// Makes the communicators of groups: every rank splits for all of them, in one order.
+    fn split_groups(&mut self, plan: &Plan, rank: usize, all: &Comm) -> Result<()> {
+        let mesh = &plan.module.mesh;
+        for axes in plan.groups() {
+            let members = mesh.group(axes, rank);
+            let me = members.iter().position(|&r| r == rank).expect("a rank is in its group");
+            let name = format!("rank {rank} of {}", mesh.names(axes, "+"));
+            let comm = Arc::new(all.part(Some(members[0]), me, name)?.expect("it has a number"));
+            self.comms.push(comm.clone());
+            self.groups.insert(axes, Group { comm, me, ways: members.len() });
+        }
+        Ok(())
+    }
+
+    /// Makes the communicators of directions, as all ranks do, and queues a byte along each of this
+    /// rank's. The byte is there, and stays until all of them were met, or for ever.
+    fn split_edges(
+        &mut self,
+        plan: &Plan,
+        rank: usize,
+        all: &Comm,
+        main: &Stream,
+        byte: &Arena,
+    ) -> Result<()> {
+        let class = plan.class_of(rank);
+        for (sender, receiver) in plan.edges() {
+            let other = plan.peer(rank, if class == sender { receiver } else { sender });
+            let (number, name) = match (class == sender, class == receiver) {
+                (true, _) => (Some(rank), format!("rank {rank}, which sends to rank {other}")),
+                (_, true) => (Some(other), format!("rank {rank}, which receives of rank {other}")),
+                _ => (None, format!("rank {rank}, which is not part of it")),
+            };
+            let key = usize::from(class == receiver);
+            let Some(comm) = all.part(number, key, name)?.map(Arc::new) else { continue };
+            self.comms.push(comm.clone());
+            let stream = Stream::new(&main.device)?;
+            let queue = stream.stream.cast();
+            let first = Data { at: byte.address(0), count: 1, kind: DataType::Byte };
+            // SAFETY: `first` is the one byte of an arena, which `connect` keeps until the streams are
+            // done, and for ever after an error; what it holds has no meaning, so that several may
+            // write it.
+            unsafe {
+                match class == sender {
+                    true => comm.send(first, 1, queue)?,
+                    false => comm.recv(first, 0, queue)?,
+                }
+            }
+            let edge = Edge { comm, stream, offers: VecDeque::new() };
+            if class == sender { &mut self.to } else { &mut self.from }.insert(other, edge);
+        }
+        Ok(())
+    }
+
+    /// Waits until something has passed along every direction.
+    fn met(&self, rank: usize, job: &Job) -> Result<()> {
+        let since = Instant::now();
+        for (other, edge) in self.to.iter().chain(&self.from) {
+            let passed = edge.stream.mark()?;
+            while !passed.done()? {
+                edge.comm.check_async()?;
+                if job.alarm.is_rung() {
+                    return Err(failure("another rank failed".into()));
+                }
+                if since.elapsed() > job.timeout {
+                    let s = job.timeout.as_secs_f64();
+                    let message = format!("rank {rank} waited {s} s for rank {other} at the start");
+                    return Err(failure(message));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes who waits for a rank's stream look at what may have happened meanwhile: to another rank, to
+/// a communicator, or nothing for too long.
+fn watch(main: &Stream, rank: usize, job: &Job, comms: Vec<Arc<Comm>>) {
+    let (timeout, watched): (Duration, Arc<Alarm>) = (job.timeout, job.alarm.clone());
+    // The oldest operation that is not done, and since when it is that.
+    let seen = Mutex::new((None, Duration::ZERO));
+    main.watch(Box::new(move |waited| {
+        if watched.is_rung() {
+            return Err(failure("another rank failed".into()));
+        }
+        comms.iter().try_for_each(|c| c.check_async())?;
+        let oldest = watched.oldest();
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        // A rank's own kernels may take any time.
+        if oldest.is_none() || oldest != seen.0 || waited < seen.1 {
+            *seen = (oldest, waited);
+        }
+        if waited - seen.1 < timeout {
+            return Ok(());
+        }
+        let s = timeout.as_secs_f64();
+        let slow = format!("if other ranks are only slow, run with --timeout {}", s * 10.0);
+        Err(failure(format!("rank {rank} waited {s} s for its device")).help(slow))
+    }));
+}

@@ -1,0 +1,189 @@
+//! The operations of the transport, as exchanges and folds of flows.
+
+use super::flow::{Flow, Span};
+use super::{Flight, Group, Messages, Peer, Post, SENT};
+use crate::region::{self, Region, chunk};
+use crate::transport::{Reduced, Transport};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::types::Reduction;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Sums of at most this many elements are sent whole to all, and folded by all.
+const SMALL: usize = 2048;
+
+impl<P: Post> Transport for Messages<P> {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+    fn world(&self) -> usize {
+        self.mesh.ranks()
+    }
+
+    fn barrier(&mut self, axes: AtomSet) -> Result<()> {
+        let g = self.call(axes)?;
+        let mut flights = vec![];
+        for p in (0..g.members.len()).filter(|&p| p != g.me) {
+            let none = Span { room: None, first: std::ptr::dangling_mut(), bytes: 0 };
+            // SAFETY: there are no bytes.
+            let ticket = unsafe { self.post.send(g.peer(p), none.first, 0)? };
+            flights.push(Flight { ticket, with: g.members[p], done: false });
+            // SAFETY: as above.
+            unsafe { self.take(&g, p, &none, &mut flights)? };
+        }
+        self.wait(&mut flights)
+    }
+
+    fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
+        // Elements of 2 bytes before those of 4 would not lie as these must.
+        if tensors.iter().any(|t| t.to.elem() != tensors[0].to.elem()) {
+            return tensors.iter().try_for_each(|t| self.all_reduce(axes, std::slice::from_ref(t)));
+        }
+        let g = self.call(axes)?;
+        let ways = g.members.len();
+        let total: usize = tensors.iter().map(|t| t.to.len()).sum();
+        let from = || Flow::of(tensors.iter().map(|t| &t.from));
+        let to: Vec<&Region> = tensors.iter().map(|t| &t.to).collect();
+        let how: Vec<Reduction> = tensors.iter().map(|t| t.fold).collect();
+        let others = (0..ways).filter(|&p| p != g.me);
+        if total <= SMALL {
+            let out: Vec<(usize, Flow)> = others.map(|p| (p, from())).collect();
+            // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+            // no operands but their own (`Transport`).
+            return unsafe { self.fold(&g, &how, &out, &from(), &to, false) };
+        }
+        let part = |p: usize| from().cut(chunk(total, ways, p));
+        let out: Vec<(usize, Flow)> = others.map(|p| (p, part(p))).collect();
+        // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+        // no operands but their own (`Transport`).
+        unsafe { self.fold(&g, &how, &out, &part(g.me), &to, true) }
+    }
+
+    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
+        let g = self.call(axes)?;
+        self.places(to.len(), g.members.len())?;
+        let others = || (0..to.len()).filter(|&p| p != g.me);
+        let out: Vec<(usize, Flow)> = others().map(|p| (p, Flow::of([from]))).collect();
+        let into: Vec<(usize, Flow)> = others().map(|p| (p, Flow::of([&to[p]]))).collect();
+        // SAFETY: both have these elements, kept by who made the regions (`Region::new`), and do not overlap
+        // (`Transport`).
+        unsafe { region::copy(from, &to[g.me], 0..from.len().min(to[g.me].len())) };
+        // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+        // nothing else (`Transport`).
+        unsafe { self.swap(&g, &out, &into) }
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        axes: AtomSet,
+        fold: Reduction,
+        from: &[Region],
+        to: &Region,
+    ) -> Result<()> {
+        let g = self.call(axes)?;
+        self.places(from.len(), g.members.len())?;
+        let others = (0..from.len()).filter(|&p| p != g.me);
+        let out: Vec<(usize, Flow)> = others.map(|p| (p, Flow::of([&from[p]]))).collect();
+        // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+        // no operands but their own (`Transport`).
+        unsafe { self.fold(&g, &[fold], &out, &Flow::of([&from[g.me]]), &[to], false) }
+    }
+
+    fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
+        let one = |r: &[Region]| r.iter().map(|r| vec![r.clone()]).collect::<Vec<_>>();
+        self.all_to_all_v(axes, &one(from), &one(to))
+    }
+
+    fn all_to_all_v(
+        &mut self,
+        axes: AtomSet,
+        from: &[Vec<Region>],
+        to: &[Vec<Region>],
+    ) -> Result<()> {
+        let g = self.call(axes)?;
+        self.places(from.len(), g.members.len())?;
+        self.places(to.len(), g.members.len())?;
+        let others = || (0..to.len()).filter(|&p| p != g.me);
+        let out: Vec<(usize, Flow)> = others().map(|p| (p, Flow::of(&from[p]))).collect();
+        let into: Vec<(usize, Flow)> = others().map(|p| (p, Flow::of(&to[p]))).collect();
+        for (a, b) in from[g.me].iter().zip(&to[g.me]) {
+            // SAFETY: both have these elements, kept by who made the regions (`Region::new`), and do not overlap
+            // (`Transport`).
+            unsafe { region::copy(a, b, 0..a.len().min(b.len())) };
+        }
+        // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+        // nothing else (`Transport`).
+        unsafe { self.swap(&g, &out, &into) }
+    }
+
+    fn permute(&mut self, axes: AtomSet, shift: usize, from: &Region, to: &Region) -> Result<()> {
+        let g = self.call(axes)?;
+        let ways = g.members.len();
+        let (next, last) = ((g.me + shift) % ways, (g.me + ways - shift % ways) % ways);
+        if next == g.me {
+            // SAFETY: both have these elements, kept by who made the regions (`Region::new`), and do not overlap
+            // (`Transport`).
+            unsafe { region::copy(from, to, 0..from.len().min(to.len())) };
+            return Ok(());
+        }
+        // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+        // nothing else (`Transport`).
+        unsafe { self.swap(&g, &[(next, Flow::of([from]))], &[(last, Flow::of([to]))]) }
+    }
+
+    fn broadcast(&mut self, axes: AtomSet, root: usize, data: &Region) -> Result<()> {
+        let g = self.call(axes)?;
+        let root = root % g.members.len();
+        if g.me != root {
+            // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+            // nothing else (`Transport`).
+            return unsafe { self.swap(&g, &[], &[(root, Flow::of([data]))]) };
+        }
+        let others = (0..g.members.len()).filter(|&p| p != root);
+        let out: Vec<(usize, Flow)> = others.map(|p| (p, Flow::of([data]))).collect();
+        // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+        // nothing else (`Transport`).
+        unsafe { self.swap(&g, &out, &[]) }
+    }
+
+    fn send(&mut self, to: usize, data: &Region) -> Result<()> {
+        let peer = Peer { channel: self.stage(to)?, member: to, tag: SENT };
+        let flow = Flow::of([data]);
+        let mut tickets = vec![];
+        for k in 0..flow.segments() {
+            for (r, range) in flow.parts(k) {
+                let Some(first) = r.together(&range) else {
+                    return self.fail("what is sent does not lie together".into());
+                };
+                let len = range.len() * r.elem().bytes();
+                // SAFETY: the caller keeps the data until it has waited for this send.
+                tickets.push(unsafe { self.post.send(peer, first.cast(), len)? });
+            }
+        }
+        self.offers.entry(to).or_default().push_back(tickets);
+        Ok(())
+    }
+
+    fn sent(&mut self, to: usize) -> Result<()> {
+        let Some(tickets) = self.offers.get_mut(&to).and_then(VecDeque::pop_front) else {
+            return self.fail(format!("rank {} has sent nothing to rank {to}", self.rank));
+        };
+        let flight = |ticket| Flight { ticket, with: to, done: false };
+        self.wait(&mut tickets.into_iter().map(flight).collect::<Vec<_>>())
+    }
+
+    fn recv(&mut self, from: usize, data: &Region) -> Result<()> {
+        let channel = self.stage(from)?;
+        let members: Arc<[usize]> = (0..self.mesh.ranks()).collect();
+        let g = Group { members, me: self.rank, channel, tag: SENT };
+        // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
+        // nothing else (`Transport`).
+        unsafe { self.swap(&g, &[], &[(from, Flow::of([data]))]) }
+    }
+
+    fn abort(&mut self, _cause: Diag) {
+        // Others learn it from those who watch this process.
+        self.alarm.ring();
+    }
+}

@@ -415,16 +415,31 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
     *function = find ? (void*)find(name) : nullptr;
     return *function ? OK : NOT_FOUND;
 }
-int cuFuncSetAttribute(void*, int, int) { return OK; }
+// Shared memory that a kernel may ask for at its launch; 48 KiB of those that nobody told so.
+static std::mutex& attributes = *new std::mutex;
+static std::map<void*, unsigned>& most_shared = *new std::map<void*, unsigned>;
+static unsigned shared_of(void* function) {
+    std::lock_guard<std::mutex> held(attributes);
+    auto told = most_shared.find(function);
+    return told == most_shared.end() ? 48 << 10 : told->second;
+}
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+    if (attribute != 8 || value < 0 || value > 232448) return INVALID_VALUE;
+    std::lock_guard<std::mutex> held(attributes);
+    most_shared[function] = value;
+    return OK;
+}
 
 // Parameters come as one buffer, by its address and its size.
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
     if (int e = state()) return e;
     if (parameters || extra[0] != (void*)1 || extra[2] != (void*)2 || extra[4]) return INVALID_VALUE;
-    if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || bx * by * bz > 1024 || shared > 232448) {
+    if (!gx || !gy || !gz || gx > 0x7fffffff || gy > 65535 || gz > 65535) return INVALID_VALUE;
+    if (!bx || !by || !bz || bx > 1024 || by > 1024 || bz > 64 || bx * by * bz > 1024) {
         return INVALID_VALUE;
     }
+    if (shared > shared_of(function)) return INVALID_VALUE;
     const uint64_t* words = (const uint64_t*)extra[1];
     const size_t n = *(const size_t*)extra[3] / 8;
     emulated::Words own(words, words + n);

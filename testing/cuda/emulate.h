@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <link.h>
 #include <map>
 #include <string>
 #include <tuple>
@@ -229,6 +230,25 @@ inline void fiber_main() {
     __builtin_unreachable();
 }
 
+// Makes NaN of all `__shared__` variables, as of the rest of shared memory: a device leaves in them what
+// was there. They are the thread-local variables of this program or library, beside `block`.
+inline void poison_variables() {
+    Block* kept = block;
+    auto one = [](dl_phdr_info* of, size_t, void* own) {
+        char* const data = (char*)of->dlpi_tls_data;
+        for (int i = 0; data && i < of->dlpi_phnum; i++) {
+            const auto& part = of->dlpi_phdr[i];
+            if (part.p_type != PT_TLS || (size_t)((char*)own - data) >= part.p_memsz) continue;
+            memset(data, 0xff, part.p_memsz);
+            return 1;
+        }
+        return 0;
+    };
+    const int found = dl_iterate_phdr(one, &block);
+    block = kept;
+    if (!found) fail("the variables of shared memory are not found");
+}
+
 const size_t STACK = 96 << 10;
 
 // Runs `f` as every thread of every block.
@@ -258,6 +278,7 @@ void launch(Dim grid, Dim size, size_t shared_bytes, bool reversed, F f) {
         b.shared_bytes = shared_bytes;
         b.shown.clear();
         memset(b.shared, 0xff, shared_bytes);
+        poison_variables();
         for (Warp& w : b.warps) w = Warp{};
         for (Group& g : b.groups) g = Group{};
         // Threads of the block before have left their frames without returning.

@@ -46,6 +46,6 @@ pub fn nightly() -> bool {
 }
 
 /// How many samples a sweep takes in every run, and in the long one.
-pub fn samples(every: usize, long: usize) -> usize {
+pub fn samples(every: u64, long: u64) -> u64 {
     if nightly() { long } else { every }
 }

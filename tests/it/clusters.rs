@@ -1,6 +1,7 @@
 //! Ranks as processes under mpirun: the same bits as ranks that are threads, and one message when one
 //! of them fails. Built and run by `.ci/run` where an MPI is installed.
 
+use shardc_testing::samples;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -291,7 +292,8 @@ fn losses(out: &str) -> Vec<(usize, String)> {
 /// gives the losses of a run that nobody disturbed, bit for bit.
 #[test]
 fn whatever_is_killed_nothing_is_lost() {
-    let kills: usize = std::env::var("KILLS").ok().and_then(|k| k.parse().ok()).unwrap_or(6);
+    let kills: Option<usize> = std::env::var("KILLS").ok().and_then(|k| k.parse().ok());
+    let kills = kills.unwrap_or(samples(6, 50) as usize);
     let seed: u64 = std::env::var("SEED").ok().and_then(|k| k.parse().ok()).unwrap_or(1);
     let draw = shardc_ir::rng::Stream::new(seed, "kills", 0);
     let dir = folder("kills");

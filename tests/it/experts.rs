@@ -13,6 +13,7 @@ use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::precision::precision;
 use shardc_passes::schedule::{Named, legal};
 use shardc_passes::shard::experts::fold;
+use shardc_testing::samples;
 
 /// Options for a mesh with its ep and etp.
 fn on(mesh: &[(&str, usize)], ep: usize, etp: usize, sp: bool, microbatch: usize) -> Options {
@@ -142,7 +143,7 @@ fn draw(s: &Stream, i: u64) -> Option<(&'static str, Options)> {
 fn sweep() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let s = Stream::new(number("SEED").unwrap_or(1), "experts", 0);
-    let mut left = number("SWEEP").unwrap_or(24);
+    let mut left = number("SWEEP").unwrap_or(samples(12, 200));
     for i in 0.. {
         if left == 0 {
             break;

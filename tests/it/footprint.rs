@@ -9,6 +9,7 @@ use shardc_ir::types::DType;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::Named;
 use shardc_runtime::{Session, StepBatch, fresh};
+use shardc_testing::samples;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -103,17 +104,18 @@ fn run(plan: &Plan, make: impl Fn() -> Session, ids: &[i32], targets: &[i32]) ->
     heap
 }
 
-/// Every family on every layout, from its checkpoint.
+/// Every family from its checkpoint, on the larger layouts; on all of them in the long run.
 fn families() -> usize {
     let dp2_tp2: &[(&str, usize)] = &[("dp_replicate", 2), ("tp", 2)];
     let mut largest = 0;
     for name in ALL {
-        for (mesh, sp, dtype) in [
-            (&[][..], false, DType::F32),
-            (dp2_tp2, false, DType::F32),
+        let layouts = [
             (dp2_tp2, true, DType::F32),
             (dp2_tp2, true, DType::BF16),
-        ] {
+            (dp2_tp2, false, DType::F32),
+            (&[][..], false, DType::F32),
+        ];
+        for (mesh, sp, dtype) in layouts.into_iter().take(samples(2, 4) as usize) {
             let fx = Fixture::open(name);
             let o = Options { dtype, ..options(mesh, sp, 2) };
             let model = fx.model(&o);

@@ -3,6 +3,7 @@
 mod bad_input;
 mod bad_layouts;
 mod balance;
+mod cases;
 mod checkpoints;
 #[cfg(feature = "mpi")]
 mod clusters;

@@ -11,6 +11,7 @@ use shardc_passes::options::TpMode::{self, OneD, ThreeD, TwoAndHalfD, TwoD};
 use shardc_passes::options::TpSteps::{Gathered, Summa};
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::{Named, legal};
+use shardc_testing::samples;
 
 /// Fixture; sizes of pp, dp_replicate, dp_shard, cp, tp; ZeRO stage; `--sp`; cp mode; schedule;
 /// recomputation; rows per rank and microbatch.
@@ -209,7 +210,7 @@ fn draw(s: &Stream, i: u64) -> Option<(TpMode, Row)> {
 fn sweep() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let s = Stream::new(number("SEED").unwrap_or(1), "meshes", 0);
-    let mut left = number("SWEEP").unwrap_or(8);
+    let mut left = number("SWEEP").unwrap_or(samples(8, 200));
     for i in 0.. {
         if left == 0 {
             break;

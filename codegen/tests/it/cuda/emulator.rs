@@ -4,7 +4,7 @@
 use shardc_codegen::cuda::HEADERS;
 use shardc_codegen::cuda::limits::Limits;
 use shardc_ir::launch::{Launch, SCRATCH, Source, Word};
-use shardc_testing::standin;
+use shardc_testing::{nightly, standin};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +18,14 @@ pub enum Mode {
     Reversed,
     /// Under the address and undefined behaviour sanitizers.
     Sanitized,
+}
+
+/// How a text is run: under the sanitizers, whose programs take the longest to make, in the long run; in every
+/// run some texts, by what they say.
+pub fn modes(text: &str) -> Vec<Mode> {
+    let chosen = text.bytes().map(usize::from).sum::<usize>() % 4 == 0;
+    let sanitized = (nightly() || chosen).then_some(Mode::Sanitized);
+    [Mode::Plain, Mode::Reversed].into_iter().chain(sanitized).collect()
 }
 
 /// The C++ compiler, if there is one.

@@ -176,7 +176,7 @@ fn check(text: &str, place: &[(&str, &str)], sizes: &[Size]) {
     let p = Program { text, place };
     let mut all: Vec<Ready> = sizes.iter().map(|&s| ready(&p, s)).collect();
     cuda::join(all.iter_mut().flat_map(|r| &mut r.launches).flatten());
-    for mode in [Mode::Plain, Mode::Reversed, Mode::Sanitized] {
+    for mode in emulator::modes(text) {
         all.iter().for_each(|r| r.check(mode));
     }
 }

@@ -2,6 +2,9 @@
 //! values that pass from one function to the next of one type. All problems are found at once; a
 //! problem that every layer has is told once.
 
+mod messages;
+mod problems;
+
 use crate::diag::Diag;
 use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
 use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
@@ -11,6 +14,7 @@ use crate::ops::DOCS;
 use crate::phase::Phase;
 use crate::text::{MAX_DIMS, MAX_ELEMENTS, is_path, node_text, type_text};
 use crate::types::{AtomList, DType, Type};
+use problems::Problems;
 use smallvec::SmallVec;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -44,74 +48,6 @@ pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
         }
     }
     p.finish()
-}
-
-/// Problems found so far, each once for all layers that have it.
-#[derive(Default)]
-struct Problems {
-    told: Vec<(Diag, BTreeSet<u32>)>,
-    seen: HashMap<String, usize>,
-    found: usize,
-}
-
-impl Problems {
-    fn push(&mut self, layer: Option<u32>, d: impl FnOnce() -> Diag) {
-        self.found += 1;
-        if self.found > MAX_FOUND {
-            return;
-        }
-        let d = d();
-        let key = without_layer(&d, layer.unwrap_or(u32::MAX));
-        let next = self.told.len();
-        let at = *self.seen.entry(key).or_insert(next);
-        if at == next && next < MAX_TOLD {
-            self.told.push((d, BTreeSet::new()));
-        }
-        if let Some((_, layers)) = self.told.get_mut(at) {
-            layers.extend(layer);
-        }
-    }
-
-    fn finish(self) -> Result<(), Vec<Diag>> {
-        let one = |(d, layers): (Diag, BTreeSet<u32>)| match layers.len() {
-            0 | 1 => d,
-            2 => d.why("same in 1 other layer"),
-            n => d.why(format!("same in {} other layers", n - 1)),
-        };
-        let diags: Vec<Diag> = self.told.into_iter().map(one).collect();
-        if diags.is_empty() { Ok(()) } else { Err(diags) }
-    }
-}
-
-/// A message with the layer's number, and those of its neighbours, taken out of names (`%l3.x`,
-/// `%d_l3.x`) and out of the scope; sizes that happen to be equal to it stay.
-fn without_layer(d: &Diag, layer: u32) -> String {
-    let place = d.place.as_deref().unwrap_or("");
-    let (head, picture) = place.split_once('\n').unwrap_or((place, ""));
-    let number = layer.to_string();
-    let path: Vec<_> = head.split('.').map(|p| if p == number { "{i}" } else { p }).collect();
-    let mut out = format!("{} {}", d.code, path.join("."));
-    // The op, without the carets below it: longer numbers move them.
-    for text in [&*d.message, picture.trim_start().lines().next().unwrap_or("")] {
-        for (k, part) in text.split('%').enumerate() {
-            out.push_str(if k > 0 { "%" } else { " " });
-            let name = part.strip_prefix("d_").unwrap_or(part).strip_prefix('l');
-            let len = name.map_or(0, |t| t.bytes().take_while(u8::is_ascii_digit).count());
-            let digits = name.map_or("", |t| &t[..len]);
-            match digits.parse::<i64>().map(|d| d - i64::from(layer)) {
-                Ok(distance @ -1..=1) => {
-                    let start = part.len() - name.map_or(0, str::len);
-                    out.push_str(&format!(
-                        "{}{{i{distance:+}}}{}",
-                        &part[..start],
-                        &part[start + len..]
-                    ));
-                }
-                _ => out.push_str(part),
-            }
-        }
-    }
-    out
 }
 
 /// What defines a value.
@@ -379,115 +315,6 @@ impl<'a> Checker<'a> {
                 p.push(self.layer(n), || self.wrong_result(n, *o, t, own));
             }
         }
-    }
-
-    /// A collective before ranks have programs: refused in a source, else only its shape counts.
-    fn early_collective(&self, n: &Node, ins: &[&Type], outs: &[&Type], p: &mut Problems) {
-        let op = n.op.mnemonic();
-        if self.phase == Phase::Source {
-            return p.push(self.layer(n), || {
-                self.at_node("phase", n, &[], format!("`{op}` in a program for one device"))
-                    .rule("a source program has no collectives")
-                    .help(format!("take `{op}` out: collectives follow from the shardings"))
-            });
-        }
-        if n.ins.len() != n.outs.len() || n.ins.is_empty() {
-            return p.push(self.layer(n), || {
-                let m = format!("`{op}` has {} operands and {} results", n.ins.len(), n.outs.len());
-                self.at_node("arity", n, &[], m).help(format!("name {} results", n.ins.len()))
-            });
-        }
-        for ((t, o), own) in ins.iter().zip(&n.outs).zip(outs) {
-            if t != own {
-                p.push(self.layer(n), || self.wrong_result(n, *o, t, own));
-            }
-        }
-    }
-
-    fn type_error(&self, n: &Node, e: &TypeError) -> Diag {
-        let (message, named) = self.name_operands(n, &e.message);
-        let show: Vec<usize> = match named.is_empty() {
-            true => (0..n.ins.len().min(4)).collect(),
-            false => named.iter().copied().collect(),
-        };
-        let help = self.name_operands(n, &e.help).0;
-        let m = format!("`{}`: {message}", n.op.mnemonic());
-        let mut d = self.at_node(e.code, n, &show, m).rule(self.rule_text(n)).help(help);
-        // Of few operands all are shown: the others are what this one does not fit.
-        let few = if n.ins.len() <= 3 { (0..n.ins.len()).collect() } else { show };
-        for i in few {
-            d = d.why(self.origin(n, i));
-        }
-        d
-    }
-
-    /// Replaces `operand 1` by the operand's name.
-    fn name_operands(&self, n: &Node, text: &str) -> (String, BTreeSet<usize>) {
-        let (mut out, mut named) = (String::new(), BTreeSet::new());
-        let mut rest = text;
-        while let Some(at) = rest.find("operand ") {
-            let tail = &rest[at + "operand ".len()..];
-            let len = tail.bytes().take_while(u8::is_ascii_digit).count();
-            let index = tail[..len].parse::<usize>().ok().filter(|&i| i < n.ins.len());
-            out.push_str(&rest[..at]);
-            match index {
-                Some(i) => {
-                    named.insert(i);
-                    out.push_str(&format!("`{}`", self.f.name(n.ins[i])));
-                    rest = &tail[len..];
-                }
-                None => {
-                    out.push_str("operand ");
-                    rest = tail;
-                }
-            }
-        }
-        (out + rest, named)
-    }
-
-    /// Type of an operand and where it comes from.
-    fn origin(&self, n: &Node, i: usize) -> String {
-        let v = n.ins[i];
-        let names = n.op.operands();
-        let which = names.get(i).map_or(String::new(), |o| format!(", operand `{o}`,"));
-        let from = match self.made[v.0 as usize] {
-            Maker::Arg => "an argument".to_string(),
-            Maker::None => "not defined yet".to_string(),
-            Maker::Node(k) => {
-                let maker = &self.f.nodes[k as usize];
-                format!("made by `{}`", node_text(self.mesh, self.f, maker).text)
-            }
-        };
-        format!("`{}`{which} is {}, {from}", self.f.name(v), self.type_of(v))
-    }
-
-    /// The letter rule, or what a collective does.
-    fn rule_text(&self, n: &Node) -> String {
-        let ins: Vec<&Type> = n.ins.iter().map(|&v| self.f.ty(v)).collect();
-        let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
-        if !n.op.layout().is_some() && n.op.def().accepts(&ins).is_ok() {
-            return n.op.def().rule(&ranks).to_string();
-        }
-        let doc = DOCS.iter().find(|d| d.0 == n.op.mnemonic()).map_or("", |d| d.1);
-        doc.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.').to_string()
-    }
-
-    fn wrong_result(&self, n: &Node, out: Value, made: &Type, declared: &Type) -> Diag {
-        let (made_text, got) = (type_text(self.mesh, made), type_text(self.mesh, declared));
-        let m = format!(
-            "`{}` makes `{}` a {made_text}, but it is declared {got}",
-            n.op.mnemonic(),
-            self.f.name(out)
-        );
-        let all: Vec<usize> = (0..n.ins.len().min(4)).collect();
-        let mut d = self.at_node("result-type", n, &all, m).rule(self.rule_text(n));
-        for i in all {
-            d = d.why(self.origin(n, i));
-        }
-        d.help(match bridge(self.mesh, made, declared) {
-            Some(step) => format!("declare `{made_text}`, or insert `{step}` after this op"),
-            None => format!("declare `{made_text}`"),
-        })
     }
 
     /// A result and the later arguments it feeds have one type.

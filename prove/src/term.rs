@@ -19,6 +19,7 @@
 use crate::fun::Fun;
 use crate::lemmas::Lemmas;
 use crate::number::Coef;
+use shardc_ir::func::Role;
 use std::collections::{BTreeMap, HashMap};
 
 /// A term: an index into the [`Store`] that made it.
@@ -31,7 +32,7 @@ pub type Factor = (Term, Box<[u8]>);
 /// How a term is made of others.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Node {
-    Leaf(Box<str>),
+    Leaf(Box<Leaf>),
     /// A result of a function, by number.
     Apply(Fun, Box<[Term]>, u8),
     /// An Einstein sum: the first letters are the result's dims, the others are summed over. Without
@@ -84,6 +85,39 @@ pub struct Store {
     pub lemmas: Lemmas,
     /// How often which lemma was used.
     pub used: BTreeMap<&'static str, usize>,
+}
+
+/// What a leaf is.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Leaf {
+    /// The value of a role, the same before and in every step.
+    Role(Role),
+    /// The microbatch's rows of an input.
+    OfMicrobatch(Role),
+    /// Anything else of which nothing is known.
+    Named(Box<str>),
+}
+
+impl From<&str> for Leaf {
+    fn from(name: &str) -> Leaf {
+        Leaf::Named(name.into())
+    }
+}
+
+impl From<&Role> for Leaf {
+    fn from(role: &Role) -> Leaf {
+        Leaf::Role(role.clone())
+    }
+}
+
+impl std::fmt::Display for Leaf {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Leaf::Role(r) => write!(f, "{r}"),
+            Leaf::OfMicrobatch(r) => write!(f, "{r} of the microbatch"),
+            Leaf::Named(name) => f.write_str(name),
+        }
+    }
 }
 
 impl Store {
@@ -150,8 +184,8 @@ impl Store {
     }
 
     /// A tensor of which only its name is known.
-    pub fn leaf(&mut self, name: &str, shape: &[usize], mentions: Mentions) -> Term {
-        self.put_with(Node::Leaf(name.into()), shape, mentions)
+    pub fn leaf(&mut self, name: impl Into<Leaf>, shape: &[usize], mentions: Mentions) -> Term {
+        self.put_with(Node::Leaf(Box::new(name.into())), shape, mentions)
     }
 
     /// Result `out` of a function.

@@ -149,8 +149,7 @@ impl Textbook {
         let shape = s.shape(g).to_vec();
         let none = Mentions::default();
         let decay = Real::new(recipe.decay.get(&**p).copied().unwrap_or(0.0));
-        let leaf =
-            |s: &mut Store, role: &Role, shape: &[usize]| s.leaf(&role.to_string(), shape, none);
+        let leaf = |s: &mut Store, role: &Role, shape: &[usize]| s.leaf(role, shape, none);
         let param = Role::new(RoleKind::Param, p.clone());
         let [lr, step] = ["lr", "step"].map(|n| leaf(s, &Role::new(RoleKind::Scalar, n), &[]));
         let old = leaf(s, &param, &shape);
@@ -181,7 +180,7 @@ impl Textbook {
         let under = s.sum(&[(Coef::ONE, total), (Coef::whole(experts).minus(), load)], &shape);
         let sign = s.apply(Fun::Clamp(Real::new(-1.0), Real::new(1.0)), &[under], 0, &shape);
         let role = Role::new(RoleKind::Param, param);
-        let old = s.leaf(&role.to_string(), &shape, Mentions::default());
+        let old = s.leaf(&role, &shape, Mentions::default());
         let new = s.sum(&[(Coef::ONE, old), (number(recipe.rate), sign)], &shape);
         self.step.insert(role, new);
     }

@@ -8,7 +8,7 @@ use crate::ledger::{Gap, Ledger, Texts};
 use crate::meaning;
 use crate::number::Coef;
 use crate::part::Part;
-use crate::term::{Mentions, Origin, Store, Term};
+use crate::term::{Leaf, Mentions, Origin, Store, Term};
 use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind};
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Op;
@@ -78,21 +78,16 @@ impl<'a> Whole<'a> {
 
     /// What is the same before and in every step: a leaf.
     pub fn leaf(&mut self, role: &Role, shape: &[usize], of_microbatch: bool) -> Term {
-        let word = |at: &str| format!("{role}{at}");
-        match role.kind {
-            RoleKind::Input if shape.len() < 2 => {
-                self.s.leaf(&word(""), shape, Mentions::default())
-            }
-            RoleKind::Input if of_microbatch => {
-                self.s.leaf(&word(" of the microbatch"), shape, Mentions::MICROBATCH)
-            }
-            _other => self.s.leaf(&word(""), shape, Mentions::default()),
+        let rows = role.kind == RoleKind::Input && shape.len() > 1;
+        match rows && of_microbatch {
+            true => self.s.leaf(Leaf::OfMicrobatch(role.clone()), shape, Mentions::MICROBATCH),
+            false => self.s.leaf(role, shape, Mentions::default()),
         }
     }
 
     fn accumulator(&mut self, role: &Role, shape: &[usize]) -> Term {
         let name = format!("accumulator {role}");
-        self.s.leaf(&name, shape, Mentions::ACCUMULATOR)
+        self.s.leaf(&*name, shape, Mentions::ACCUMULATOR)
     }
 
     /// The term of an argument; `None` if nothing has made it yet.
@@ -164,7 +159,7 @@ impl<'a> Whole<'a> {
                         sums += 1;
                         let shape = self.s.shape(*t).to_vec();
                         let name = format!("sum {sums} over the stages");
-                        let unknown = self.s.leaf(&name, &shape, Mentions::default());
+                        let unknown = self.s.leaf(&*name, &shape, Mentions::default());
                         stages.known.get(sums - 1).copied().unwrap_or(unknown)
                     };
                     ins.iter().map(&mut over_stages).collect()

@@ -16,7 +16,7 @@ use crate::fun::Fun;
 use crate::ledger::{Gap, Refuted, Texts};
 use crate::number::{P, add};
 use crate::part::Part;
-use crate::term::{Mentions, Node, Store, Term};
+use crate::term::{Leaf, Mentions, Node, Store, Term};
 use crate::textbook::Textbook;
 use crate::whole::Whole;
 use crate::{Report, Subject, Verdict, local};
@@ -328,12 +328,13 @@ impl<'a> Values<'a> {
         Ok(v)
     }
 
-    fn leaf(&self, name: &str, shape: &[usize], j: Option<usize>) -> Tensor {
-        let input = name.strip_prefix("input \"").and_then(|n| n.split_once('"'));
-        match input {
-            None => noise(name, shape),
-            Some((name, "")) => self.inputs.of(name, None, shape, self.own),
-            Some((name, _of_the_microbatch)) => self.inputs.of(name, j, shape, self.own),
+    fn leaf(&self, leaf: &Leaf, shape: &[usize], j: Option<usize>) -> Tensor {
+        match leaf {
+            Leaf::Role(r) if r.kind == RoleKind::Input => {
+                self.inputs.of(&r.name, None, shape, self.own)
+            }
+            Leaf::OfMicrobatch(r) => self.inputs.of(&r.name, j, shape, self.own),
+            unknown => noise(&unknown.to_string(), shape),
         }
     }
 }

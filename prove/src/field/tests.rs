@@ -87,7 +87,7 @@ fn leaves(s: &mut Store) -> Vec<Made> {
     let letters: [&[u32]; 6] = [&[0, 1], &[1, 0], &[1, 3], &[3], &[0, 2], &[]];
     let leaf = |(i, l): (usize, &&[u32])| {
         let name = format!("leaf {i}");
-        let t = s.leaf(&name, &shape(l), Mentions::default());
+        let t = s.leaf(&*name, &shape(l), Mentions::default());
         (t, noise(&name, &shape(l)), l.to_vec())
     };
     letters.iter().enumerate().map(leaf).collect()

@@ -192,6 +192,9 @@ flags! {
     /// Step at which the cosine ends (warmup-cosine) [default: 1000]
     #[arg(long, help_heading = "Optimizer")]
     pub total_steps: Option<usize>,
+    /// Learning rate that the cosine ends at, and that stays from there on (warmup-cosine) [default: 0]
+    #[arg(long, value_name = "LR", allow_negative_numbers = true, help_heading = "Optimizer")]
+    pub min_lr: Option<f64>,
     /// AdamW's betas [default: 0.9,0.999]
     #[arg(long, help_heading = "Optimizer")]
     pub betas: Option<String>,

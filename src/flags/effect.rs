@@ -35,7 +35,7 @@ impl Flags {
         let one_stage = o.axis("pp") == 1;
         let infer = "nothing is trained with --mode infer";
         let pp = "the mesh has no pp";
-        let trained: [(&str, bool); 14] = [
+        let trained: [(&str, bool); 15] = [
             ("--zero-accumulate", self.zero_accumulate.is_some()),
             ("--grad-dtype", self.grad_dtype.is_some()),
             ("--recompute", self.recompute.is_some()),
@@ -44,6 +44,7 @@ impl Flags {
             ("--lr-schedule", self.lr_schedule.is_some()),
             ("--warmup", self.warmup.is_some()),
             ("--total-steps", self.total_steps.is_some()),
+            ("--min-lr", self.min_lr.is_some()),
             ("--betas", self.betas.is_some()),
             ("--eps", self.eps.is_some()),
             ("--weight-decay", self.weight_decay.is_some()),
@@ -51,11 +52,12 @@ impl Flags {
             ("--clip", self.clip.is_some()),
             ("--freeze", !self.freeze.is_empty()),
         ];
-        let rows: [Row; 14] = [
+        let rows: [Row; 15] = [
             ("--betas", self.betas.is_some(), trains && sgd, "they are AdamW's"),
             ("--eps", self.eps.is_some(), trains && sgd, "it is AdamW's"),
             ("--warmup", self.warmup.is_some(), trains && constant, CONSTANT),
             ("--total-steps", self.total_steps.is_some(), trains && constant, CONSTANT),
+            ("--min-lr", self.min_lr.is_some(), trains && constant, CONSTANT),
             ("--decay", self.decay.is_some(), trains && no_decay, "--weight-decay is 0"),
             ("--schedule", self.schedule.is_some(), one_stage && self.chunks.is_none(), pp),
             ("--chunks", self.chunks.is_some_and(|n| n == 1), one_stage, pp),

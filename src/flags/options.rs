@@ -126,7 +126,13 @@ impl Flags {
     fn rate(&self, o: &mut Options) -> Result<()> {
         let lr = positive("--lr", self.lr.unwrap_or(1e-3))?;
         let (warmup, total) = (self.warmup.unwrap_or(0), self.total_steps.unwrap_or(1000));
-        let cosine = LrSchedule::WarmupCosine { lr, warmup, total, floor: 0.0 };
+        let floor = not_negative("--min-lr", self.min_lr.unwrap_or(0.0))?;
+        if floor > lr {
+            return Err(Diag::new("flag", format!("--min-lr {floor} is above --lr {lr}"))
+                .at(format!("--min-lr {floor}"))
+                .help(format!("for example --min-lr {}", lr / 10.0)));
+        }
+        let cosine = LrSchedule::WarmupCosine { lr, warmup, total, floor };
         o.lr = LrSchedule::Constant { lr };
         let schedules = [("constant", o.lr), ("warmup-cosine", cosine)];
         choose(&mut o.lr, &self.lr_schedule, "--lr-schedule", &schedules)?;

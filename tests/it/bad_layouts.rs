@@ -342,6 +342,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("--lr-schedule", "warmup-cosine"),
     ("--warmup", "3"),
     ("--total-steps", "9"),
+    ("--min-lr", "0.0001"),
     ("--betas", "0.5,0.5"),
     ("--eps", "0.5"),
     ("--weight-decay", "0.5"),

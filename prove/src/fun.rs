@@ -187,7 +187,7 @@ impl Fun {
         match self {
             Fun::Each(name) => s += name,
             Fun::Reciprocal => s += "1/",
-            Fun::Silu(beta) => s += &format!("silu[beta={beta:?}]"),
+            Fun::Silu(beta) => s += &format!("silu[{beta:?}]"),
             Fun::Clamp(lo, hi) => s += &format!("clamp[{lo:?}; hi={hi:?}]"),
             Fun::AtLeast(bound) => s += &format!("at_least[{bound:?}]"),
             Fun::Number => s += "number",

@@ -139,7 +139,7 @@ unary! {
     /// SiLU, x * logistic(beta x) (Elfwing et al., 2017; with a beta, 1 if none is given, Ramachandran et al.,
     /// 2017, *Searching for activation functions*: 1.702 is near GELU), element by element.
     Silu = "silu" { beta: Option<f64> } Activation, Same, Flows, NO,
-    samples ["silu f32[3,4]", "silu[beta=1.702] f32[3,4]"]
+    samples ["silu f32[3,4]", "silu[1.702] f32[3,4]"]
     |o, x| x / (1.0 + (-o.beta.unwrap_or(1.0) * x).exp());
     |o, b, x| match o.beta {
         None => b.unary(Unary::Silu, x),

@@ -33,7 +33,7 @@ const LARGE: &[&str] = &[
     "reduce_max[bsv->v] f32[5,7,3]",
     "reduce_min[bsv->bs] f32[2,3,700]",
     "abs f32[7,300]",
-    "silu[beta=1.702] f32[7,300]",
+    "silu[1.702] f32[7,300]",
     "transpose[abc->cba] f32[5,7,9]",
     "transpose[abc->acb] i32[5,7,9]",
     "expand[bs->shb; h=5] f32[3,7]",

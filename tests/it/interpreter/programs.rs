@@ -173,14 +173,8 @@ impl Writer {
                     self.value(&format!("dot[{la},oh->{out}o]"), &[&a, w], ta);
                 }
                 2 => {
-                    let op = self.d.one(&[
-                        "tanh",
-                        "silu",
-                        "gelu",
-                        "scale[0.7]",
-                        "abs",
-                        "silu[beta=1.702]",
-                    ]);
+                    let op =
+                        self.d.one(&["tanh", "silu", "gelu", "scale[0.7]", "abs", "silu[1.702]"]);
                     self.value(op, &[&a], ta);
                 }
                 3 => self.value(&format!("mul[{la},{lb}->{}]", letters(!ta)), &[&a, &b], !ta),

@@ -277,7 +277,7 @@ fn functions_of_a_number_and_the_smallest() {
            %a = abs %x : f32[R,C] &
            %m = reduce_min[rc->r] %a : f32[R] &
            %s = sign %x : f32[R,C] &
-           %q = silu[beta=1.702] %x : f32[R,C] &
+           %q = silu[1.702] %x : f32[R,C] &
            %p = mul[rc,r->rc] %q, %m : f32[R,C]
            return %m, %s, %p }",
         &[("p", "x")],

@@ -51,6 +51,55 @@ fn benches(c: &mut Criterion) {
     let _ = std::fs::remove_dir_all(&out);
 }
 
+/// A small model of a fixture's config with other numbers in it, on a mesh: a batch of so many rows, one in a
+/// microbatch of each data-parallel rank.
+fn compile_small(fixture: &str, numbers: &[(&str, usize)], mesh: &str, batch: usize, out: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let text = std::fs::read_to_string(root.join(fixture).join("config.json")).expect("a fixture");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("a config");
+    for (name, value) in numbers {
+        config[*name] = (*value).into();
+    }
+    let flags = Flags {
+        mesh: Some(mesh.into()),
+        global_batch: Some(batch),
+        microbatch: Some(1),
+        seq: Some(32),
+        ..Flags::default()
+    };
+    let o = flags.options().expect("legal flags");
+    let mut done = shardc::compile_config(&config, &o).expect("a plan");
+    done.write(out).expect("a written plan");
+}
+
+/// What is to take time in proportion to layers, to microbatches and to experts.
+fn many(c: &mut Criterion) {
+    let out = std::env::temp_dir().join(format!("shardc-bench-many-{}.plan", std::process::id()));
+    let mut g = c.benchmark_group("compile many");
+    g.sample_size(10);
+    let layers = |n: usize| [("num_hidden_layers", n)];
+    for n in [250, 500, 1000] {
+        let name = format!("{n} small layers, tp=2,dp=2, 4 microbatches");
+        let of = || compile_small("llama_gqa", &layers(n), "dp=2,tp=2", 8, &out);
+        g.bench_function(name, |b| b.iter(of));
+    }
+    for m in [256, 1024] {
+        let name = format!("125 small layers, pp=16, {m} microbatches");
+        let of = || compile_small("llama_gqa", &layers(125), "pp=16", m, &out);
+        g.bench_function(name, |b| b.iter(of));
+    }
+    for m in [10_000, 100_000] {
+        let name = format!("4 small layers, pp=2, {m} microbatches");
+        let of = || compile_small("llama_gqa", &layers(4), "pp=2", m, &out);
+        g.bench_function(name, |b| b.iter(of));
+    }
+    let experts = [("num_experts", 1024), ("num_hidden_layers", 4)];
+    let of = || compile_small("qwen3_moe", &experts, "dp=4,ep=4", 8, &out);
+    g.bench_function("1024 experts, dp=4,ep=4", |b| b.iter(of));
+    g.finish();
+    let _ = std::fs::remove_dir_all(&out);
+}
+
 /// All kernels over rows of a rank of Llama-3.1-8B: lowered and printed, with the compiler (in an empty
 /// folder each time), and found where they were kept.
 fn kernels(c: &mut Criterion) {
@@ -87,5 +136,5 @@ fn kernels(c: &mut Criterion) {
     empty();
 }
 
-criterion_group!(all, benches, kernels);
+criterion_group!(all, benches, many, kernels);
 criterion_main!(all);

@@ -128,7 +128,8 @@ fn docs_have_the_passes_of_the_code() {
     let page = format!("{}/docs/passes.md", env!("CARGO_MANIFEST_DIR"));
     let page = std::fs::read_to_string(page).expect("docs/passes.md");
     assert!(page.contains(&shardc::commands::passes::table()), "the table is another");
-    let sections: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix("## ")).collect();
+    let sections = page.lines().filter_map(|l| l.strip_prefix("## ")).filter(|s| *s != "Time");
+    let sections: Vec<&str> = sections.collect();
     assert_eq!(sections, shardc_passes::pipeline::names().collect::<Vec<_>>());
 }
 

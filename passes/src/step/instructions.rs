@@ -6,7 +6,7 @@
 //! too. All lists come from one order of all actions in which everything is made before it is used,
 //! and wait only for what stands earlier in it, so no list can wait for ever.
 
-use shardc_ir::func::{Func, FuncKind, Module, Port, Role, RoleKind, Value};
+use shardc_ir::func::{FuncKind, Module, Port, Role, RoleKind, Value};
 use shardc_ir::plan::{Call, Instr, Mode, Transfer};
 use shardc_ir::schedule::{ActionKind, Schedule, Timeline};
 use smallvec::SmallVec;
@@ -111,19 +111,46 @@ pub fn instructions(
     Ok(both.map(|(step, evaluation)| Lists { step, evaluation }).collect())
 }
 
-/// A value in flight: the number of its role, and the microbatch.
+/// A value in flight: the number of what crosses, and the microbatch.
 type Item = (usize, Option<usize>);
 
-/// The number of gradients that others have made, which are taken as soon as they are offered.
-const GRADIENT: usize = usize::MAX;
-
-/// What one rank of the pipeline makes and others use.
-struct Crossing<'a> {
-    role: &'a Role,
-    /// The rank that makes it.
-    maker: Option<usize>,
+/// What one rank of the pipeline makes and others use, by the role that its users know it by.
+struct Crossing {
+    role: Role,
+    /// Who makes it: rank, function and value.
+    maker: Option<(usize, usize, Value)>,
     /// Which ranks of the pipeline use it, and where first.
     users: BTreeMap<usize, (usize, Value)>,
+}
+
+/// When a value goes from one rank of the pipeline to another.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// Once per step, before the microbatches: parameters, made ready by their owner.
+    Before,
+    /// For each microbatch, as soon as it is made: what another stage goes on with.
+    Each,
+    /// Once per step, behind the microbatches: gradients, for the owners of their parameters.
+    After,
+}
+
+/// When a value of this kind crosses, if one rank uses what another makes.
+fn moment(kind: RoleKind) -> Option<Moment> {
+    match kind {
+        RoleKind::Ready => Some(Moment::Before),
+        RoleKind::Edge => Some(Moment::Each),
+        RoleKind::GradFrom(_) => Some(Moment::After),
+        _stays => None,
+    }
+}
+
+/// The role by which others know what a rank of the pipeline makes.
+fn as_others_know(role: &Role, rank: usize) -> Option<Role> {
+    let kind = match role.kind {
+        RoleKind::Grad => RoleKind::GradFrom(rank as u32),
+        kind => kind,
+    };
+    moment(kind).map(|_| Role { kind, name: role.name.clone() })
 }
 
 struct Lister<'a> {
@@ -131,9 +158,9 @@ struct Lister<'a> {
     s: &'a Schedule,
     index: &'a Index,
     lists: Vec<Vec<Instr>>,
-    crossing: Vec<Crossing<'a>>,
-    /// By function: results that other ranks use, and arguments that others make, by number.
-    offered: Vec<Vec<(usize, Value)>>,
+    crossing: Vec<Crossing>,
+    /// By function: what it makes for other ranks, and what it needs of them, by number.
+    offered: Vec<Vec<usize>>,
     wanted: Vec<Vec<usize>>,
     /// Offered and not taken, by giver and taker.
     flight: BTreeMap<(usize, usize), VecDeque<Item>>,
@@ -142,29 +169,35 @@ struct Lister<'a> {
     arrived: HashSet<(usize, Item)>,
 }
 
-/// A port whose value goes from one rank of the pipeline to another, if one uses what another makes.
-fn crosses(p: &Port) -> Option<&Role> {
-    p.role.as_ref().filter(|r| matches!(r.kind, RoleKind::Edge | RoleKind::Ready))
-}
-
 impl<'a> Lister<'a> {
     fn new(m: &'a Module, s: &'a Schedule, index: &'a Index) -> Lister<'a> {
         let ranks = s.ranks.len();
-        let mut makers: HashMap<&Role, usize> = HashMap::new();
+        let mut makers: HashMap<Role, (usize, usize, Value)> = HashMap::new();
         let mut crossing: Vec<Crossing> = vec![];
         let mut numbers: HashMap<&Role, usize> = HashMap::new();
         let mut wanted = vec![vec![]; m.funcs.len()];
         for rank in 0..ranks {
             let funcs = index.funcs(s, rank);
-            let made = funcs.iter().flat_map(|&f| m.funcs[f].results.iter().filter_map(crosses));
-            let own: HashSet<&Role> = made.collect();
-            makers.extend(own.iter().map(|&role| (role, rank)));
+            let mut own: HashSet<Role> = HashSet::new();
             for &f in &funcs {
-                let func: &'a Func = &m.funcs[f];
-                for a in &func.args {
-                    let Some(role) = crosses(a).filter(|r| !own.contains(r)) else { continue };
+                let known = |p: &Port| Some((as_others_know(p.role.as_ref()?, rank)?, p.value));
+                for (role, value) in m.funcs[f].results.iter().filter_map(known) {
+                    own.insert(role.clone());
+                    // Where several functions add to it, the last one has all.
+                    makers.insert(role, (rank, f, value));
+                }
+            }
+            for &f in &funcs {
+                for a in &m.funcs[f].args {
+                    let Some(role) = a.role.as_ref().filter(|r| moment(r.kind).is_some()) else {
+                        continue;
+                    };
+                    if own.contains(role) {
+                        continue;
+                    }
                     let number = *numbers.entry(role).or_insert_with(|| {
-                        crossing.push(Crossing { role, maker: None, users: BTreeMap::new() });
+                        let (role, users) = (role.clone(), BTreeMap::new());
+                        crossing.push(Crossing { role, maker: None, users });
                         crossing.len() - 1
                     });
                     crossing[number].users.entry(rank).or_insert((f, a.value));
@@ -172,17 +205,25 @@ impl<'a> Lister<'a> {
                 }
             }
         }
-        for c in &mut crossing {
-            c.maker = makers.get(c.role).copied();
+        let mut offered: Vec<Vec<(usize, usize)>> = vec![vec![]; m.funcs.len()];
+        for (number, c) in crossing.iter_mut().enumerate() {
+            c.maker = makers.get(&c.role).copied();
+            if let Some((_, f, value)) = c.maker {
+                let at = m.funcs[f].results.iter().position(|r| r.value == value);
+                offered[f].push((at.unwrap_or_default(), number));
+            }
         }
-        let number = |p: &Port| Some((*numbers.get(p.role.as_ref()?)?, p.value));
-        let offered = m.funcs.iter().map(|f| f.results.iter().filter_map(number).collect());
+        // In the order of results.
+        let in_order = |mut all: Vec<(usize, usize)>| {
+            all.sort_unstable();
+            all.into_iter().map(|x| x.1).collect()
+        };
         Lister {
             m,
             s,
             index,
             lists: vec![vec![]; ranks],
-            offered: offered.collect(),
+            offered: offered.into_iter().map(in_order).collect(),
             crossing,
             wanted,
             flight: BTreeMap::new(),
@@ -206,7 +247,7 @@ impl<'a> Lister<'a> {
                 self.call(rank, f, Some(a.microbatch))?;
             }
         }
-        self.foreign_gradients()?;
+        self.hand_over()?;
         for rank in 0..self.lists.len() {
             if let Some(f) = self.index.finish[rank] {
                 self.call(rank, f, None)?;
@@ -244,27 +285,16 @@ impl<'a> Lister<'a> {
         Ok(())
     }
 
-    /// Gradients of parameters go from who used them to their owners.
-    fn foreign_gradients(&mut self) -> Result<(), String> {
-        for owner in 0..self.lists.len() {
-            let Some(finish) = self.index.finish[owner] else { continue };
-            let func = &self.m.funcs[finish];
-            for a in &func.args {
-                let Some(role) = &a.role else { continue };
-                let RoleKind::GradFrom(from) = role.kind else { continue };
-                let lost = || format!("nobody makes {role}");
-                let from = from as usize;
-                if from >= self.lists.len() || from == owner {
-                    return Err(lost());
-                }
-                let grad = Role { kind: RoleKind::Grad, name: role.name.clone() };
-                let made = self.index.loops(self.s, from).into_iter().rev().find_map(|f| {
-                    let r = &self.m.funcs[f].results;
-                    Some((f, r.iter().find(|r| r.role.as_ref() == Some(&grad))?.value))
-                });
-                let (f, value) = made.ok_or_else(lost)?;
-                self.offer(from, owner, (GRADIENT, None), f, value);
-                self.take(from, owner, (finish, a.value))?;
+    /// What was summed over the microbatches goes to who ends the step with it.
+    fn hand_over(&mut self) -> Result<(), String> {
+        for rank in 0..self.lists.len() {
+            for f in self.index.loops(self.s, rank) {
+                self.offer_all(f, Moment::After, None);
+            }
+        }
+        for rank in 0..self.lists.len() {
+            if let Some(f) = self.index.finish[rank] {
+                self.receive_all(rank, f, None)?;
             }
         }
         Ok(())
@@ -274,14 +304,25 @@ impl<'a> Lister<'a> {
         self.receive_all(rank, func, microbatch)?;
         self.wait(rank);
         self.lists[rank].push(Instr::Call(Call { func, microbatch, frames: SmallVec::new() }));
+        let moment = if microbatch.is_some() { Moment::Each } else { Moment::Before };
+        self.offer_all(func, moment, microbatch);
+        Ok(())
+    }
+
+    /// Offers what a function makes that crosses at this moment to all who use it.
+    fn offer_all(&mut self, func: usize, at: Moment, microbatch: Option<usize>) {
         for k in 0..self.offered[func].len() {
-            let (number, value) = self.offered[func][k];
-            for to in self.crossing[number].users.keys().copied().collect::<SmallVec<[usize; 4]>>()
-            {
-                self.offer(rank, to, (number, microbatch), func, value);
+            let number = self.offered[func][k];
+            let c = &self.crossing[number];
+            let Some((rank, _, value)) = c.maker.filter(|_| moment(c.role.kind) == Some(at)) else {
+                continue;
+            };
+            for to in c.users.keys().copied().collect::<SmallVec<[usize; 4]>>() {
+                let t = self.transfer(func, value, microbatch, to);
+                self.lists[rank].push(Instr::Send(t));
+                self.flight.entry((rank, to)).or_default().push_back((number, microbatch));
             }
         }
-        Ok(())
     }
 
     /// Takes what a function needs of other ranks of the pipeline.
@@ -293,29 +334,24 @@ impl<'a> Lister<'a> {
     ) -> Result<(), String> {
         for k in 0..self.wanted[func].len() {
             let number = self.wanted[func][k];
-            let (m, role, maker) =
-                (self.m, self.crossing[number].role, self.crossing[number].maker);
-            // Parameters come once per step, and before anything else.
-            if (role.kind == RoleKind::Ready) != microbatch.is_none() {
+            let Crossing { role, maker, .. } = &self.crossing[number];
+            if (moment(role.kind) == Some(Moment::Each)) != microbatch.is_some() {
                 continue;
             }
-            let lost = || format!("@{}: nobody has made {role}", m.funcs[func].name);
             let item = (rank, (number, microbatch));
-            let from = maker.ok_or_else(lost)?;
+            let from = maker.ok_or_else(|| self.lost(func, number))?.0;
             while !self.arrived.contains(&item) {
                 let next = self.flight.get(&(from, rank)).and_then(VecDeque::front);
-                let next = self.crossing.get(next.ok_or_else(lost)?.0);
+                let next = self.crossing.get(next.ok_or_else(|| self.lost(func, number))?.0);
                 let to = next.and_then(|c| c.users.get(&rank)).copied();
-                self.take(from, rank, to.ok_or_else(lost)?)?;
+                self.take(from, rank, to.ok_or_else(|| self.lost(func, number))?)?;
             }
         }
         Ok(())
     }
 
-    fn offer(&mut self, from: usize, to: usize, item: Item, func: usize, value: Value) {
-        let t = self.transfer(func, value, item.1, to);
-        self.lists[from].push(Instr::Send(t));
-        self.flight.entry((from, to)).or_default().push_back(item);
+    fn lost(&self, func: usize, number: usize) -> String {
+        format!("@{}: nobody has made {}", self.m.funcs[func].name, self.crossing[number].role)
     }
 
     /// Takes the oldest offer, as this value of this function.

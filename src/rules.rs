@@ -246,8 +246,8 @@ impl Rules<'_> {
             &[("seq", o.seq), ("max_position_embeddings", f.max_positions)],
             vec![format!("--seq {}", f.max_positions)],
         );
-        let (code, numbers) = ("sequence-not-divisible", [("seq", o.seq), ("cp", cp)]);
-        let reversed = [("cp", cp), ("seq", o.seq)];
+        let code = "sequence-not-divisible";
+        let (numbers, reversed) = ([("seq", o.seq), ("cp", cp)], [("cp", cp), ("seq", o.seq)]);
         self.add(cp <= o.seq, code, "cp <= seq", &reversed, vec![format!("cp={}", o.seq.max(1))]);
         let cps = |all: Vec<usize>| all.into_iter().map(|c| format!("cp={c}"));
         if let TokenOrder::Zigzag { ranks } = o.tokens() {

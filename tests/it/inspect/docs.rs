@@ -52,7 +52,7 @@ fn codes(text: &str, is_rules: bool, out: &mut BTreeSet<String>) {
         out.extend(binding[..end].split('(').skip(1).filter_map(quoted).map(String::from));
     }
     if is_rules {
-        let table = text.split(" add(").skip(1);
+        let table = text.split(".add(").skip(1);
         let first = table.filter_map(|t| t.find('"').and_then(|i| quoted(&t[i..])));
         out.extend(first.map(String::from));
     }

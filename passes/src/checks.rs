@@ -5,6 +5,7 @@ use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{Mesh, PIPELINE};
+use shardc_ir::ops::Gradient;
 use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::types::{DType, Type};
 
@@ -119,6 +120,32 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
                     batch[0], batch[1]
                 ),
             );
+        }
+    }
+    Ok(())
+}
+
+/// Checks that every op on the way from what is trained (`on`, by value) to a loss has a gradient.
+///
+/// # Errors
+/// `source` for an op that stands only in programs that are differentiated already.
+pub fn differentiable(f: &Func, on: &[bool]) -> Result<()> {
+    let mut reaches = vec![false; f.values.len()];
+    for r in f.results.iter().filter(|r| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum)) {
+        reaches[r.value.0 as usize] = true;
+    }
+    for n in f.nodes.iter().rev().filter(|n| n.op.facts().gradient != Gradient::Stops) {
+        if !n.outs.iter().any(|o| reaches[o.0 as usize]) {
+            continue;
+        }
+        n.ins.iter().for_each(|v| reaches[v.0 as usize] = true);
+        let float = |v: &&Value| on[v.0 as usize] && f.ty(**v).dtype.is_float();
+        if let (Gradient::Unasked, Some(v)) = (n.op.facts().gradient, n.ins.iter().find(float)) {
+            let (op, name) = (n.op.mnemonic(), f.name(*v));
+            return Err(Diag::new("source", format!("`{op}` of {name} has no gradient"))
+                .at(format!("@{}, {}", f.name, f.scope_info(n.scope).path))
+                .rule("what stands between a trained parameter and a loss has a gradient")
+                .help("write it of other ops, or put a stop_gradient before it"));
         }
     }
     Ok(())

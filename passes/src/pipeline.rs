@@ -10,6 +10,7 @@ use crate::step::instructions::{Index, Lists, instructions};
 use crate::threads;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::Module;
+use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Mode, Plan, RankClass};
 use shardc_ir::schedule::{Schedule, Times, replay};
@@ -120,7 +121,10 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
     }
     schedule::possible(o)?;
     let (begin, module) = match manager.from.take() {
-        Some((pass, module)) => (pass.name, module),
+        Some((pass, module)) => {
+            on_mesh(&module, o)?;
+            (pass.name, module)
+        }
         None => (PASSES[0].name, std::mem::take(&mut source.module)),
     };
     let mut state = State::new(module, source, o)?;
@@ -141,6 +145,18 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
     }
     let sharded = sharded.unwrap_or(source.module);
     Ok(Compiled { plan, sharded, causes, phases, warnings })
+}
+
+/// Checks that a module has the mesh of the options, if it has one yet.
+fn on_mesh(m: &Module, o: &Options) -> Result<()> {
+    let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
+    if m.phase < Phase::Sharded || m.mesh.axes == Mesh::new(&axes)?.axes {
+        return Ok(());
+    }
+    let own: Vec<String> = m.mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
+    Err(Diag::new("mesh", format!("the program is for the mesh [{}]", own.join(", ")))
+        .rule("a program goes on with the flags that it was made with")
+        .help(format!("give --mesh {}, and the other flags as they were", own.join(","))))
 }
 
 /// Runs one pass on a module, with all else that passes know of a model. The module is of the phase

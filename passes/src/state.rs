@@ -2,7 +2,7 @@
 
 use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::split::{split, split_forward};
-use crate::checks::trains;
+use crate::checks::{differentiable, trains};
 use crate::globs;
 use crate::group::group;
 use crate::memory;
@@ -15,7 +15,7 @@ use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
 use crate::shard::grid::Grid;
-use crate::shard::partition::partition;
+use crate::shard::partition::{active, partition};
 use crate::shard::propagate::{Cause, propagate};
 use crate::stages::{not_too_many, stages};
 use crate::step;
@@ -184,6 +184,7 @@ impl<'a> State<'a> {
         let forward = self.m.funcs.remove(0);
         let frozen = |name: &str| self.frozen.contains(name);
         let (mesh, params) = (&self.m.mesh, &self.m.params);
+        differentiable(&forward, &active(&forward, &frozen))?;
         let joint = differentiate(mesh, forward, &frozen, params, self.o.grad_dtype);
         trains(&joint, self.o)?;
         self.m.funcs.push(joint);

@@ -60,11 +60,13 @@ impl Watched {
         let (mut dump, mut failed) = (None, None);
         let mut watch = |pass: &str, m: &Module| {
             if last.is_some_and(|p| p.name == pass) {
-                dump = Some(text::print(m));
+                dump = Some(text::print_between(m));
             }
             if let Some(dir) = self.dump_all.as_ref().filter(|_| failed.is_none()) {
                 let number = pipeline::names().position(|p| p == pass).unwrap_or_default() + 1;
-                failed = write(&dir.join(format!("{number:02}-{pass}.ir")), &text::print(m)).err();
+                failed =
+                    write(&dir.join(format!("{number:02}-{pass}.ir")), &text::print_between(m))
+                        .err();
             }
         };
         let manager = Manager { watch: &mut watch, verify_each: self.verify_each, from };
@@ -88,16 +90,19 @@ fn write(path: &Path, text: &str) -> Result<()> {
     })
 }
 
-/// The program of a file, for a pass, and what its text says of a model. A text that does not say of
-/// which phase it is is of the one that the pass takes.
-fn read(path: &Path, pass: &Pass) -> Result<Source> {
+/// The program of a file, and what its text says of a model.
+fn read(path: &Path) -> Result<Source> {
     let text = files::read_text(path, MAX_TEXT)?;
     let placed = |d: Diag| if d.place.is_some() { d } else { d.at(path.display().to_string()) };
     let mut source = text::parse_source(&text).map_err(placed)?;
-    let m = &mut source.module;
-    if m.phase == Phase::Source {
-        m.phase = pass.from;
+    if !text::says_phase(&text) {
+        return Err(placed(
+            Diag::new("phase", "the text does not say of which phase its program is")
+                .rule("a program between two passes says its phase")
+                .help("write `phase ranked`, or another of docs/passes.md, behind the line of the mesh"),
+        ));
     }
+    let m = &source.module;
     verify(m, m.phase).map_err(|mut all| placed(all.swap_remove(0)))?;
     if m.funcs.is_empty() || m.phase < Phase::Staged && m.funcs.len() != 1 {
         let what = format!("a program of phase {} is one function, not {}", m.phase, m.funcs.len());
@@ -110,7 +115,7 @@ fn read(path: &Path, pass: &Pass) -> Result<Source> {
 
 fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
     let pass = find(pass, "--from")?;
-    Ok((pass, read(path, pass)?.module))
+    Ok((pass, read(path)?.module))
 }
 
 /// Runs a pass on the program of a text, and prints or writes what it leaves.
@@ -119,7 +124,7 @@ fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
 /// `unknown-pass`, `phase`, those of the text, and `pass` if the pass cannot do with this program.
 pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>) -> Result<i32> {
     let pass = find(name, "--pass")?;
-    let source = read(path, pass)?;
+    let source = read(path)?;
     let o = flags.options_of(&source.module)?;
     let module = source.module.clone();
     // What is written by hand may break what a pass assumes of the passes before it.
@@ -130,7 +135,7 @@ pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>) -> Result
             .rule("a pass takes what the passes before it leave")
             .help("compile a model with --dump-all, and change what that wrote"))
     })?;
-    let text = text::print(&done);
+    let text = text::print_between(&done);
     match out {
         Some(path) => write(path, &text)?,
         None => show(text),

@@ -74,8 +74,13 @@ impl Case {
         let mut rest = lines.iter();
         let missing = self.expect.iter().find(|e| !rest.any(|l| l == e));
         let unwanted = self.not.iter().find(|n| lines.iter().any(|l| l.contains(&***n)));
+        // What begins as the result does is all of it.
+        let whole = |e: &String| e.starts_with("mesh ") || e.starts_with("error[");
+        let all: Vec<&str> = lines.iter().copied().filter(|l| !l.is_empty()).collect();
+        let more = self.expect.first().is_some_and(whole) && all.len() != self.expect.len();
         let why = match (missing, unwanted) {
             _ if self.expect.is_empty() => "nothing is expected".to_string(),
+            (None, None) if more => "there are more lines than are expected".to_string(),
             (Some(m), _) => format!("here, or behind the lines before it, is no line\n  {m}"),
             (_, Some(u)) => format!("there is\n  {u}"),
             (None, None) => return None,

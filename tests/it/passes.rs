@@ -78,7 +78,7 @@ fn passes_refuse_what_they_do_not_take() {
         ("phase ranked", "phase cooked", "syntax"),
         (" once 0 ", " once 9 ", "arity"),
         ("fan_out[tp]", "fan_in[tp]", "unknown-op"),
-        ("~tp", "", "varying"),
+        ("~tp", "", "result-type"),
     ] {
         assert!(ranked.contains(from), "{from}\n{ranked}");
         lab.write("bad.ir", ranked.replacen(from, to, 1));

@@ -218,7 +218,8 @@ fn faults_of_late_microbatches_are_found() {
                     let mut p = plan.clone();
                     change(&mut p.classes[class].step[i]);
                     tried += 1;
-                    assert!(!good(&p), "{n:?}, class {class}: {:?}", p.classes[class].step[i]);
+                    let (was, is) = (&own.step[i], &p.classes[class].step[i]);
+                    assert!(!good(&p), "{n:?}, class {class}: {was:?}\nis {is:?}");
                 };
                 match &own.step[i] {
                     Instr::Call(c) => {

@@ -80,7 +80,8 @@ pub(super) fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError
                 return err(
                     "partial",
                     format!(
-                        "operand {i} is a sum over {} still to be taken, and the op is not linear in it",
+                        "operand {i} is a {} over {} still to be taken, and the op is not linear in it",
+                        word(r),
                         names(p)
                     ),
                     format!("all_reduce[{}] it first", names(p)),
@@ -93,7 +94,8 @@ pub(super) fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError
                     return err(
                         "partial",
                         format!(
-                            "operand {i} is a sum over {} still to be taken; operand {j} must {want} it",
+                            "operand {i} is a {} over {} still to be taken; operand {j} must {want} it",
+                            word(r),
                             names(p)
                         ),
                         format!("all_reduce[{}] operand {i} first", names(p)),
@@ -112,4 +114,13 @@ pub(super) fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError
         );
     }
     Ok(st)
+}
+
+/// As messages have it.
+fn word(r: Reduction) -> &'static str {
+    match r {
+        Reduction::Sum => "sum",
+        Reduction::Max => "maximum",
+        Reduction::Min => "minimum",
+    }
 }

@@ -217,7 +217,9 @@ unary! {
     |_, x| x.abs();
     |_, b, x| {
         let minus = b.by(Binary::Mul, x, -1.0);
-        b.binary(Binary::Max, x, minus)
+        let larger = b.binary(Binary::Max, x, minus);
+        // The larger one of 0 and -0 may be either: their sum with 0 is 0.
+        b.by(Binary::Add, larger, 0.0)
     };
     |_, b, x, _, d| {
         let s = b.push("s", Sign {}, &[x]);

@@ -18,9 +18,9 @@ use crate::phase::Phase;
 use std::fmt::Write as _;
 
 impl Printer<'_> {
-    /// The phase, unless it is that of a model or of a plan's programs.
-    pub fn phase(&mut self, phase: Phase) {
-        if !matches!(phase, Phase::Source | Phase::Step) {
+    /// The phase; that of a model or of a plan's programs only if it is `always` said.
+    pub fn phase(&mut self, phase: Phase, always: bool) {
+        if always || !matches!(phase, Phase::Source | Phase::Step) {
             self.line_of_no_layer();
             let _ = writeln!(self.out, "phase {phase}");
         }
@@ -49,6 +49,12 @@ impl Printer<'_> {
         self.line_of_no_layer();
         self.out.push_str("}\n");
     }
+}
+
+/// True if a text says of which phase it is.
+pub fn says_phase(text: &str) -> bool {
+    let head = text.lines().map(str::trim_start).take_while(|l| !l.starts_with("func"));
+    head.into_iter().any(|l| l.starts_with("phase "))
 }
 
 /// The phase of a text that does not say: programs of a plan have an `@enter`.

@@ -187,6 +187,7 @@ impl<'t> Parser<'t> {
 
     fn body(&mut self, f: &mut Func, known: &mut Defined<'t>, heads: Vec<Declared<'t>>) -> Res<()> {
         let (mut scope, mut part) = (Scope(0), Part::Forward);
+        let mut stages: HashMap<Scope, usize> = HashMap::new();
         loop {
             self.c.blank();
             if self.c.peek() == Some(b'%') {
@@ -205,6 +206,12 @@ impl<'t> Parser<'t> {
             match code.strip_suffix(':').and_then(place) {
                 Some((path, stage, of)) => {
                     (scope, part) = (f.scope(path), of);
+                    let before = *stages.entry(scope).or_insert(stage);
+                    if before != stage {
+                        let m = format!("this scope was in stage {before} before");
+                        return Err(Fail::new("syntax", self.c.at, code.len(), m)
+                            .help("a scope is in one stage: say the same one everywhere"));
+                    }
                     f.scopes[scope.0 as usize].stage = stage;
                     self.c.at += code.len();
                 }

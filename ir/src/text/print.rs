@@ -44,15 +44,20 @@ pub fn print(m: &Module) -> String {
 /// A model as text: its program, and all else that a frontend knows of it.
 /// [`parse_source`](super::parse_source) gives it back. An empty mesh is left out.
 pub fn print_source(s: &Source) -> String {
-    print_marked(&s.module, Repeat::Fold, Some(Marks::of(s)))
+    print_marked(&s.module, Repeat::Fold, Some(Marks::of(s)), false)
 }
 
 /// The module as text.
 pub fn print_with(m: &Module, repeat: Repeat) -> String {
-    print_marked(m, repeat, None)
+    print_marked(m, repeat, None, false)
 }
 
-fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>) -> String {
+/// The module as text between two passes, which says its phase whatever it is.
+pub fn print_between(m: &Module) -> String {
+    print_marked(m, Repeat::Fold, None, true)
+}
+
+fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>, between: bool) -> String {
     let no_mesh = marks.is_some() && m.mesh.axes.is_empty();
     let items = |f: &Func| f.nodes.len() + f.args.len() + f.results.len();
     let lines: usize = m.funcs.iter().map(items).sum();
@@ -65,7 +70,7 @@ fn print_marked(m: &Module, repeat: Repeat, marks: Option<Marks>) -> String {
     if !no_mesh {
         p.mesh();
     }
-    p.phase(m.phase);
+    p.phase(m.phase, between);
     m.params.iter().for_each(|x| p.layout(x));
     m.funcs.iter().for_each(|f| p.func(f));
     match repeat {

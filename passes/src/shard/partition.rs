@@ -465,6 +465,7 @@ impl Partition<'_> {
 fn words(op: &Op, from: &Type) -> (&'static str, &'static str) {
     match op.mnemonic() {
         "all_reduce" if !from.max.is_empty() => ("max", "largest of the ranks' parts"),
+        "all_reduce" if !from.min.is_empty() => ("min", "smallest of the ranks' parts"),
         "fan_out" => ("f", "f: ranks use it differently from here"),
         "all_reduce" => ("sum", "g: sum of the ranks' parts"),
         "reduce_scatter" => ("piece", "each rank keeps its piece of the sum"),

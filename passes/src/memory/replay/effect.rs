@@ -336,8 +336,8 @@ impl<'a, 'b> Replay<'a, 'b> {
     fn read(&mut self, v: Value) -> Result<(), String> {
         let (f, span) = (self.function.f, self.place(v));
         let holds = match self.content[v.0 as usize] {
+            _nothing_to_read if span.0 == span.1 => true,
             Content::None => false,
-            Content::Arg(_) if span.0 == span.1 => true,
             Content::Arg(arg) => {
                 let order = self.reads.len();
                 let (piece, within) = self.in_piece(v);

@@ -26,7 +26,7 @@ use report::Report;
 use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
-use shardc_ir::func::{Func, Module, RoleKind};
+use shardc_ir::func::{Func, Module, Part, RoleKind};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::phase::Phase;
@@ -150,8 +150,9 @@ fn from_text(text: &str) -> Result<Input> {
     let source = text::parse_source(text)?;
     verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
     let m = &source.module;
-    let is_cut =
-        |f: &Func| f.scopes.iter().any(|s| s.stage > 0) || f.forward_nodes() < f.nodes.len();
+    let is_cut = |f: &Func| {
+        f.scopes.iter().any(|s| s.stage > 0) || f.nodes.iter().any(|n| n.part != Part::Forward)
+    };
     if m.phase != Phase::Source || !m.params.is_empty() || m.funcs.iter().any(is_cut) {
         let what = "a model says nothing of phases, layouts, stages and parts: passes add them";
         return Err(Diag::new("source", what).help(

@@ -333,7 +333,11 @@ pub fn read(dir: &Path) -> Result<Stored> {
         d
     };
     let module = text::parse(&programs).map_err(of_programs)?;
-    verify(&module, Phase::Ranked).map_err(|mut all| of_programs(all.swap_remove(0)))?;
+    if module.phase != Phase::Step {
+        let what = format!("programs of phase {}, and not of a step", module.phase);
+        return Err(bad("programs/all.ir", what));
+    }
+    verify(&module, Phase::Step).map_err(|mut all| of_programs(all.swap_remove(0)))?;
     let m = head.settings.microbatches;
     if m == 0 || m > 1 << 20 {
         return Err(bad("plan.json", format!("{m} microbatches")));

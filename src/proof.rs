@@ -221,7 +221,7 @@ pub fn of_texts(dir: &Path) -> Result<Texts> {
     let mut types = Report::default();
     shardc_prove::local::prove(&programs, false, &mut types);
     if types.verdict() == Verdict::Proved {
-        verify(&programs, Phase::Ranked).map_err(|mut all| all.swap_remove(0))?;
+        verify(&programs, Phase::Step).map_err(|mut all| all.swap_remove(0))?;
     }
     let schedule = parse_csv(&read("schedule.csv")?)?;
     let recipe = recipe(&options, &source.weights, &source.module)?;

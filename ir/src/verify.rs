@@ -2,6 +2,7 @@
 //! values that pass from one function to the next of one type. All problems are found at once; a
 //! problem that every layer has is told once.
 
+mod between;
 mod messages;
 mod problems;
 
@@ -46,6 +47,9 @@ pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
             c.nodes(&mut p);
             c.roles(&mut fed, &mut p);
         }
+    }
+    if p.told.is_empty() {
+        between::between(m, phase, &mut p);
     }
     p.finish()
 }

@@ -58,7 +58,6 @@ impl<'a> State<'a> {
         let frozen = globs::frozen(&source.weights, o)?;
         let (causes, warnings, classes) = (vec![], vec![], vec![]);
         let (schedule, sharded, lists, plan) = (None, None, None, None);
-        let (frozen, m) = (frozen.into_iter().collect(), m);
         Ok(State {
             m,
             o,
@@ -107,10 +106,10 @@ impl<'a> State<'a> {
     ///
     /// # Panics
     /// If it does not verify: the pass is wrong then, and not what somebody gave it.
-    pub fn verified(&self, pass: &Pass) {
+    pub fn verified(&self, by: &str) {
         if let Err(all) = verify(self.module(), self.module().phase) {
             let all: Vec<String> = all.iter().map(Diag::render).collect();
-            panic!("`{}` made a program that does not verify:\n{}", pass.name, all.join("\n"));
+            panic!("{by} made a program that does not verify:\n{}", all.join("\n"));
         }
     }
 
@@ -270,14 +269,6 @@ impl<'a> State<'a> {
             None => lists(&self.m, &schedule, self.o.mode)?,
         };
         self.classes = classes(&self.m, &schedule, lists);
-        Ok(())
-    }
-
-    pub fn verify(&mut self) -> Result<()> {
-        if let Err(all) = verify(&self.m, self.m.phase) {
-            let all: Vec<String> = all.iter().map(Diag::render).collect();
-            panic!("the passes made a program that does not verify:\n{}", all.join("\n"));
-        }
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use shardc_ir::weights::Weight;
 use shardc_passes::pipeline::{self, Manager, PASSES, Pass};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What `compile` shows of its passes.
 #[derive(Args, Debug, Default)]
@@ -53,9 +54,16 @@ impl Watched {
         let last = self.dump_after.as_deref().map(|p| find(p, "--dump-after")).transpose()?;
         let from = self.from.as_deref().map(|from| begin(&from[0], Path::new(&from[1])));
         let from = from.transpose()?;
+        if let (Some(last), Some((first, _))) = (last, &from)
+            && place(last.name) < place(first.name)
+        {
+            let what = format!("`{}` does not run: it stands before `{}`", last.name, first.name);
+            return Err(Diag::new("unknown-pass", what)
+                .at(format!("--dump-after {}", last.name))
+                .help(format!("name `{}` or one behind it", first.name)));
+        }
         if let Some(dir) = &self.dump_all {
-            std::fs::create_dir_all(dir)
-                .map_err(|e| files::io_error("cannot make the folder", dir, &e))?;
+            dumps(dir)?;
         }
         let (mut dump, mut failed) = (None, None);
         let mut watch = |pass: &str, m: &Module| {
@@ -63,14 +71,15 @@ impl Watched {
                 dump = Some(text::print_between(m));
             }
             if let Some(dir) = self.dump_all.as_ref().filter(|_| failed.is_none()) {
-                let number = pipeline::names().position(|p| p == pass).unwrap_or_default() + 1;
-                failed =
-                    write(&dir.join(format!("{number:02}-{pass}.ir")), &text::print_between(m))
-                        .err();
+                failed = write(&dir.join(file(pass)), &text::print_between(m)).err();
             }
         };
+        let goes_on = from.is_some();
         let manager = Manager { watch: &mut watch, verify_each: self.verify_each, from };
-        let out = done(manager)?;
+        let out = match goes_on {
+            true => attempt("a pass", || done(manager)),
+            false => done(manager),
+        }?;
         failed.map_or(Ok((out, dump)), Err)
     }
 }
@@ -80,6 +89,57 @@ fn find(name: &str, flag: &str) -> Result<&'static Pass> {
         Diag::new("unknown-pass", format!("no pass is called `{name}`"))
             .at(format!("{flag} {name}"))
             .help(format!("use {}", pipeline::names().collect::<Vec<_>>().join(", ")))
+    })
+}
+
+/// The number of a pass in the table.
+fn place(pass: &str) -> usize {
+    pipeline::names().position(|p| p == pass).unwrap_or_default()
+}
+
+/// The file of `--dump-all` for a pass: `06-partition.ir`.
+fn file(pass: &str) -> String {
+    format!("{:02}-{pass}.ir", place(pass) + 1)
+}
+
+/// Makes the folder of `--dump-all`, and takes away what an earlier run left there.
+///
+/// # Errors
+/// `output` for the folder of a plan, `file` if it cannot be made.
+fn dumps(dir: &Path) -> Result<()> {
+    if dir.join("plan.json").exists() {
+        return Err(Diag::new("output", "the folder holds a plan")
+            .at(format!("--dump-all {}", dir.display()))
+            .help("name another folder for the programs"));
+    }
+    let failed = |e: &std::io::Error| files::io_error("cannot write to the folder", dir, e);
+    std::fs::create_dir_all(dir).map_err(|e| failed(&e))?;
+    for old in pipeline::names().map(|p| dir.join(file(p))).filter(|f| f.is_file()) {
+        std::fs::remove_file(old).map_err(|e| failed(&e))?;
+    }
+    Ok(())
+}
+
+/// Runs passes on a program that somebody may have changed, and that may so break what a pass assumes of
+/// those before it: what is a panic of ours elsewhere is then an error of code `pass`.
+fn attempt<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let said = Arc::new(Mutex::new(String::new()));
+    let hook = std::panic::take_hook();
+    let words = said.clone();
+    std::panic::set_hook(Box::new(move |info| {
+        let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
+        if words.is_empty() {
+            *words = info.to_string();
+        }
+    }));
+    let done = catch_unwind(AssertUnwindSafe(run));
+    std::panic::set_hook(hook);
+    done.unwrap_or_else(|_| {
+        let words = said.lock().unwrap_or_else(PoisonError::into_inner).replace('\n', " ");
+        Err(Diag::new("pass", format!("{what} cannot do with this program"))
+            .rule("a pass takes what the passes before it leave")
+            .why(words)
+            .help("begin with a text that --dump-all wrote with the same flags, and change little of it"))
     })
 }
 
@@ -105,8 +165,12 @@ fn read(path: &Path) -> Result<Source> {
     let m = &source.module;
     verify(m, m.phase).map_err(|mut all| placed(all.swap_remove(0)))?;
     if m.funcs.is_empty() || m.phase < Phase::Staged && m.funcs.len() != 1 {
-        let what = format!("a program of phase {} is one function, not {}", m.phase, m.funcs.len());
-        return Err(Diag::new("source", what).help("put everything into one function"));
+        let many = if m.phase < Phase::Staged { "one function" } else { "functions" };
+        let what =
+            format!("a program of phase {} is {many}, and the text has {}", m.phase, m.funcs.len());
+        return Err(placed(
+            Diag::new("source", what).help("see docs/passes.md for what a phase is"),
+        ));
     }
     let plain = |p: &shardc_ir::func::ParamLayout| Weight::plain(&p.param.name, &p.stored.sizes());
     source.weights.extend(m.params.iter().map(plain));
@@ -115,6 +179,12 @@ fn read(path: &Path) -> Result<Source> {
 
 fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
     let pass = find(pass, "--from")?;
+    if place(pass.name) < place("propagate") {
+        return Err(Diag::new("pass", format!("no compilation begins with `{}`", pass.name))
+            .at(format!("--from {}", pass.name))
+            .rule("until `annotate` is done, a family's recipe is not in the text")
+            .help("use --from propagate, or a pass behind it; or change the model.ir of a plan"));
+    }
     Ok((pass, read(path)?.module))
 }
 
@@ -127,14 +197,7 @@ pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>) -> Result
     let source = read(path)?;
     let o = flags.options_of(&source.module)?;
     let module = source.module.clone();
-    // What is written by hand may break what a pass assumes of the passes before it.
-    let run = || pipeline::run_pass(pass, module, source, &o);
-    let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-        Err(Diag::new("pass", format!("`{name}` cannot do with this program"))
-            .at(path.display().to_string())
-            .rule("a pass takes what the passes before it leave")
-            .help("compile a model with --dump-all, and change what that wrote"))
-    })?;
+    let done = attempt(&format!("`{name}`"), || pipeline::run_pass(pass, module, source, &o))?;
     let text = text::print_between(&done);
     match out {
         Some(path) => write(path, &text)?,

@@ -103,13 +103,15 @@ impl Flags {
 
     /// The optimizer, what it trains, and what backward computes again.
     fn training(&self, o: &mut Options) -> Result<()> {
-        let (beta1, beta2) = betas(self.betas.as_deref().unwrap_or("0.9,0.999"))?;
-        let adamw = Optimizer::AdamW { beta1, beta2, eps: 1e-8 };
-        let optimizers = [("adamw", adamw), ("sgd", Optimizer::Sgd)];
-        o.optimizer = adamw;
+        let optimizers = [("adamw", o.optimizer), ("sgd", Optimizer::Sgd)];
         choose(&mut o.optimizer, &self.optimizer, "--optimizer", &optimizers)?;
-        if let (Optimizer::AdamW { eps, .. }, Some(given)) = (&mut o.optimizer, self.eps) {
-            *eps = positive("--eps", given)?;
+        if let Optimizer::AdamW { beta1, beta2, eps } = &mut o.optimizer {
+            if let Some(given) = &self.betas {
+                (*beta1, *beta2) = betas(given)?;
+            }
+            if let Some(given) = self.eps {
+                *eps = positive("--eps", given)?;
+            }
         }
         let decays = [("all", Decay::All), ("matrices", Decay::Matrices)];
         choose(&mut o.decay, &self.decay, "--decay", &decays)?;
@@ -127,16 +129,19 @@ impl Flags {
         let lr = positive("--lr", self.lr.unwrap_or(1e-3))?;
         let (warmup, total) = (self.warmup.unwrap_or(0), self.total_steps.unwrap_or(1000));
         let floor = not_negative("--min-lr", self.min_lr.unwrap_or(0.0))?;
+        let cosine = LrSchedule::WarmupCosine { lr, warmup, total, floor };
+        o.lr = LrSchedule::Constant { lr };
+        let schedules = [("constant", o.lr), ("warmup-cosine", cosine)];
+        choose(&mut o.lr, &self.lr_schedule, "--lr-schedule", &schedules)?;
+        if o.lr != cosine {
+            return Ok(());
+        }
         if floor > lr {
             return Err(Diag::new("flag", format!("--min-lr {floor} is above --lr {lr}"))
                 .at(format!("--min-lr {floor}"))
                 .help(format!("for example --min-lr {}", lr / 10.0)));
         }
-        let cosine = LrSchedule::WarmupCosine { lr, warmup, total, floor };
-        o.lr = LrSchedule::Constant { lr };
-        let schedules = [("constant", o.lr), ("warmup-cosine", cosine)];
-        choose(&mut o.lr, &self.lr_schedule, "--lr-schedule", &schedules)?;
-        if o.lr != cosine || warmup < total {
+        if warmup < total {
             return Ok(());
         }
         let what = format!("--warmup {warmup} is not below --total-steps {total}");

@@ -66,7 +66,7 @@ impl Parser<'_> {
     /// The phase that the text says, if it does.
     pub fn phase(&mut self) -> Res<Option<Phase>> {
         self.c.blank();
-        if !self.c.eat("phase") {
+        if !self.c.eat("phase ") {
             return Ok(None);
         }
         self.c.spaces();
@@ -85,7 +85,7 @@ impl Parser<'_> {
         let mut all = vec![];
         loop {
             self.c.blank();
-            if !self.c.eat("layout") {
+            if !self.c.eat("layout ") {
                 return Ok(all);
             }
             self.c.spaces();

@@ -15,6 +15,7 @@ use crate::func::{
 };
 use crate::mesh::Mesh;
 use crate::ops::{DOCS, NAMES, Op, SAMPLES};
+use crate::phase::Phase;
 use crate::source::Source;
 use crate::types::Type;
 use smallvec::SmallVec;
@@ -87,7 +88,9 @@ impl<'t> Parser<'t> {
         loop {
             self.c.blank();
             if self.c.peek().is_none() {
-                let phase = phase.unwrap_or_else(|| unsaid(&funcs));
+                let of_model = self.source.is_some();
+                let unsaid = || if of_model { Phase::Source } else { unsaid(&funcs) };
+                let phase = phase.unwrap_or_else(unsaid);
                 return Ok(Module { mesh: std::mem::take(&mut self.mesh), phase, params, funcs });
             }
             let at = self.c.at;
@@ -206,6 +209,9 @@ impl<'t> Parser<'t> {
             match code.strip_suffix(':').and_then(place) {
                 Some((path, stage, of)) => {
                     (scope, part) = (f.scope(path), of);
+                    if !f.nodes.is_empty() {
+                        stages.entry(Scope(0)).or_insert(0);
+                    }
                     let before = *stages.entry(scope).or_insert(stage);
                     if before != stage {
                         let m = format!("this scope was in stage {before} before");

@@ -2,7 +2,7 @@
 //!
 //! Before:  `%y = dot[mk,kn->mn] %x, %w`, result `%loss`
 //! After:   … `%d_w = dot[mn,mk->kn] %d_y, %x`, results `%loss`, `%d_w`
-//! Assumes: phase Ranked.  Leaves: phase Ranked; nodes of backward are behind all others, and know it.
+//! Assumes: phase Ranked.  Leaves: phase Differentiated; nodes of backward are behind all others, and know it.
 //!
 //! Reverse mode over the typed program: the gradient of each op comes from its own file, typed by the
 //! same rules, so f becomes g, a gather a scatter, and a weight's gradient a pending sum.

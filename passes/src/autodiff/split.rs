@@ -6,7 +6,7 @@
 //!          and the loss are added to accumulators that live through all microbatches. What one
 //!          stage makes and another uses is a result and an argument `edge NAME`. If asked for,
 //!          `@backward` is cut again: what makes the gradient of the stage's input, and `@weight`
-//! Assumes: phase Ranked.  Leaves: phase Ranked.
+//! Assumes: phase Differentiated.  Leaves: phase Staged.
 //!
 //! Every node has one home: a stage and a function of it (F, B or W). Every value that crosses from F to B, or
 //! from B to W, is saved or recomputed, as [`super::recompute`] says. What depends on no parameter

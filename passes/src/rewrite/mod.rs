@@ -2,7 +2,7 @@
 //!
 //! Before:  `%s = add %p, %q` with `%p = all_reduce[tp] %a`, `%q = all_reduce[tp] %b`
 //! After:   `%s = all_reduce[tp] %ab` with `%ab = add %a, %b  // sum-of-sums`
-//! Assumes: verified; phase Source for [`RuleSet::Algebra`], Ranked for [`RuleSet::Collectives`].
+//! Assumes: verified; phase Source for [`RuleSet::Algebra`], Staged for [`RuleSet::Collectives`].
 //! Leaves:  the phase as it was, every value that survives with its name and type.
 //!
 //! A function is cut into segments, the runs of nodes of one layer. Segments without a match cost a

@@ -2,7 +2,7 @@
 //!
 //! Before:  `%a = all_reduce[dp] %x`, `%b = all_reduce[dp] %y`
 //! After:   `%a, %b = all_reduce[dp] %x, %y`
-//! Assumes: phase Ranked.  Leaves: phase Ranked.
+//! Assumes: phase Step.  Leaves: phase Step.
 //!
 //! Only operands that are arguments of the function are joined (the gradients at step scope): they
 //! are all there from the beginning, so no call waits for another's operand.

@@ -4,7 +4,7 @@
 //!          `%counts_moved = all_to_all[tp; from=2; to=0] %counts : i32[2@tp,4,2]`
 //! After:   `%counts_moved = all_to_all[tp; from=2; to=0] %counts : i32[2@tp,4,2]`,
 //!          `%moved = all_to_all_v[tp; from=1; to=0; copies=48] %rows, %counts, %counts_moved`
-//! Assumes: phase Ranked; counts come from `route`.  Leaves: phase Ranked.
+//! Assumes: phase Differentiated; counts come from `route`.  Leaves: phase Differentiated.
 //!
 //! Who has tokens knows the counts of its shards for all groups, from `route`; who has experts
 //! needs those of its groups for all shards. Products need them too: where they are exchanged for

@@ -7,7 +7,7 @@
 //!          `%attn_block, %lse_block = attention %q_own, %k_own, %v_own, %at_own, %key_at`,
 //!          the same of `%k_block` with shift=1, …; `%out, %lse_out = merge_attention` of the two, …;
 //!          `%attn = from_varying[cp; dim=1] %out : f32[2,8@cp,1,4]`
-//! Assumes: phase Ranked, F and B apart.  Leaves: phase Ranked.
+//! Assumes: phase Staged.  Leaves: phase Staged.
 //!
 //! Of c ranks, forward sends c-1 blocks of K and V. Backward sends them again, and with each the sums
 //! of its gradients, which travel c times, the last time home; that takes the place of the gather and

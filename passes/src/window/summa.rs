@@ -6,7 +6,7 @@
 //! After:   `%x_step = broadcast[tp:(2)2; dim=2; from=0] %x : f32[8@tp:(1)2,16,16]~tp:(2)2`
 //!          `%w_step = broadcast[tp:(1)2; dim=0; from=0] %w : f32[16,64@tp:(2)2]~tp:(1)2`
 //!          `%y_step = dot[bsh,ho->bso] %x_step, %w_step`, the same from 1, and their sum `%y`
-//! Assumes: phase Ranked.  Leaves: phase Ranked.
+//! Assumes: phase Differentiated.  Leaves: phase Differentiated.
 //!
 //! A product whose two operands are gathered along what it sums takes a piece of each at a time. The
 //! mirror of a gather, a reduce_scatter of products, takes a piece of the gathered operand at a time,
@@ -463,7 +463,7 @@ f32[8@tp:(1)2,6@tp:(2)2]) {
   %w_all = all_gather[tp:(1)2; dim=0] %w : f32[8,6@tp:(2)2]~tp:(1)2
   %y = dot[mk,kn->mn] %x_all, %w_all : f32[4@tp:(1)2,6@tp:(2)2]
   %g_all = all_gather[tp:(1)2; dim=0] %g : f32[8@tp:(2)2]~tp:(1)2
- weight:
+ \"\" weight:
   %d_x_all = dot[mn,kn->mk] %d, %w_all : f32[4@tp:(1)2,8]+tp:(2)2
   %d_x = reduce_scatter[tp:(2)2; dim=1] %d_x_all : f32[4@tp:(1)2,8@tp:(2)2]
   %d_x_g = mul[mk,k->mk] %d_x, %g_all : f32[4@tp:(1)2,8@tp:(2)2]

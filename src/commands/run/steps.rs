@@ -24,8 +24,9 @@ pub(super) struct Leader<'a> {
     pub feed: Feed,
     pub eval: Option<Data>,
     pub trace: Option<trace::Trace>,
-    pub keeper: Option<Keeper>,
+    /// Ends before what it saves to is let go.
     pub session: Session,
+    pub keeper: Option<Keeper>,
     pub as_json: bool,
 }
 

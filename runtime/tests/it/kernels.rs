@@ -156,6 +156,35 @@ fn large_samples_match_their_meaning() {
     }
 }
 
+/// At zeros of both signs and at infinities, functions of one element give what they mean, sign included:
+/// 1 / abs(0) is not minus infinity.
+#[test]
+fn zeros_keep_their_signs() {
+    let x = Tensor {
+        shape: [6].into_iter().collect(),
+        data: vec![0.0, -0.0, f64::INFINITY, -f64::INFINITY, 2.0, -2.0],
+    };
+    for text in
+        ["abs f32[6]", "sign f32[6]", "at_least[0.0] f32[6]", "scale[2.0] f32[6]", "tanh f32[6]"]
+    {
+        let s = Sample::parse(text).unwrap();
+        let f = function(&s, &Mesh::default(), None).unwrap();
+        let args = [vec![x.clone()]];
+        let mean = interp::call(&Mesh::default(), &f, &args, Precision::F32).unwrap();
+        let made = crate::lab::run(&Mesh::default(), &f, &args, false).unwrap();
+        let bits = |t: &[Vec<Tensor>]| -> Vec<u32> {
+            t[0][0].data.iter().map(|x| (*x as f32).to_bits()).collect()
+        };
+        assert_eq!(
+            bits(&made),
+            bits(&mean),
+            "{text}: {:?}, not {:?}",
+            made[0][0].data,
+            mean[0][0].data
+        );
+    }
+}
+
 /// Products of up to three letters, each in two of the three tensors or in all, in any order: every
 /// seventh of them.
 #[test]

@@ -135,7 +135,8 @@ pub fn differentiable(f: &Func, on: &[bool]) -> Result<()> {
         reaches[r.value.0 as usize] = true;
     }
     for n in f.nodes.iter().rev().filter(|n| n.op.facts().gradient != Gradient::Stops) {
-        if !n.outs.iter().any(|o| reaches[o.0 as usize]) {
+        let float_there = |o: &Value| reaches[o.0 as usize] && f.ty(*o).dtype.is_float();
+        if !n.outs.iter().any(float_there) {
             continue;
         }
         n.ins.iter().for_each(|v| reaches[v.0 as usize] = true);

@@ -13,7 +13,7 @@
 use clap::Parser;
 use shardc::flags::Flags;
 use shardc_ir::diag::Diag;
-use shardc_ir::text::{parse, parse_source, print};
+use shardc_ir::text::{parse, parse_source, print, says_phase};
 use shardc_ir::verify::verify;
 use shardc_passes::pipeline::{find, names, run_pass};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,11 @@ impl Case {
         let options = line.unwrap_or_else(|e| panic!("{}: {e}", self.file.display())).flags;
         let pass = find(&self.pass).unwrap_or_else(|| panic!("no pass is called {}", self.pass));
         let source = parse_source(&self.text)?;
-        let module = source.module.clone();
+        let mut module = source.module.clone();
+        // A case says its phase only where that is not what its pass takes.
+        if !says_phase(&self.text) {
+            module.phase = pass.from;
+        }
         verify(&module, module.phase).map_err(|mut all| all.swap_remove(0))?;
         let made = print(&run_pass(pass, module, source, &options.options()?)?);
         assert_eq!(print(&parse(&made)?), made, "{}: read again", self.file.display());

@@ -226,15 +226,16 @@ fn faults_of_late_microbatches_are_found() {
                         for k in (1..c.frames.len()).filter(|&k| own.memory.frames[c.func][k] > 0) {
                             let f = &plan.module.funcs[c.func];
                             let places = &own.memory.places[c.func];
-                            // Over parameters, out of the arena, and half out of its place: what only the
-                            // call needs may lie there too, and one row of data is like the next.
+                            // Over parameters, out of the arena, and half out of its place: where nothing
+                            // else lies, what only the call needs (frame 1) may, and one row of data is
+                            // like the next.
                             let is_data = |p: &Port| {
                                 p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input)
                             };
                             let mut ports = f.args.iter().filter(|a| !is_data(a)).chain(&f.results);
                             let kept =
                                 ports.any(|p| places[p.value.0 as usize].frame as usize == k);
-                            let half = kept.then_some(c.frames[k] + 64);
+                            let half = (k > 1 && kept).then_some(c.frames[k] + 64);
                             for to in [0, own.memory.peak_bytes].into_iter().chain(half) {
                                 changed(&|x| {
                                     if let Instr::Call(c) = x {

@@ -5,38 +5,34 @@ use crate::func::{ParamLayout, Part};
 
 /// Checks layouts, stages and parts: that they are of this phase, and what they say.
 pub(super) fn between(m: &Module, phase: Phase, p: &mut Problems) {
-    let mut wrong = |at: String, what: String, rule: &str| {
+    let mut say = |at: String, what: String, rule: &str| {
         let help = "take it out, or give the module the phase that has it";
         p.push(None, || Diag::new("phase", what).at(at).rule(rule).help(help));
     };
     if !m.params.is_empty() && !(Phase::Ranked..=Phase::Staged).contains(&phase) {
         let what = format!("layouts of parameters in a module of phase {phase}");
-        wrong("layout".into(), what, "they stand beside programs of ranks, until the step is made");
+        say("layout".into(), what, "they stand beside programs of ranks, until the step is made");
     }
     for f in &m.funcs {
         let parts = f.nodes.iter().map(|n| n.part);
         if phase != Phase::Differentiated && parts.clone().any(|p| p != Part::Forward) {
             let what = format!("parts of backward in a module of phase {phase}");
-            wrong(format!("@{}", f.name), what, "stages are cut out of a differentiated program");
+            say(format!("@{}", f.name), what, "stages are cut out of a differentiated program");
         }
         let first = parts.clone().position(|p| p != Part::Forward).unwrap_or(f.nodes.len());
         if parts.skip(first).any(|p| p == Part::Forward) {
             let what = "an op of forward stands behind one of backward".to_string();
-            wrong(format!("@{}", f.name), what, "forward stands before backward");
+            say(format!("@{}", f.name), what, "forward stands before backward");
         }
         if phase >= Phase::Staged && f.scopes.iter().any(|s| s.stage > 0) {
             let what = format!("stages of scopes in a module of phase {phase}");
-            wrong(format!("@{}", f.name), what, "a function is of one stage, which its name says");
+            say(format!("@{}", f.name), what, "a function is of one stage, which its name says");
         }
     }
     let mut seen = HashSet::new();
     for l in &m.params {
         if let Err(what) = layout(m, l, seen.insert(&l.param)) {
-            wrong(
-                format!("layout {}", l.param),
-                what,
-                "each step is an op on what is there before",
-            );
+            say(format!("layout {}", l.param), what, "each step is an op on what is there before");
         }
     }
 }

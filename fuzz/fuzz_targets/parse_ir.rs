@@ -17,7 +17,7 @@ fuzz_target!(|text: &str| {
         assert_eq!(print_source(&back), said);
     }
     let Ok(m) = parse(text) else { return };
-    for phase in [Phase::Source, Phase::Sharded, Phase::Ranked] {
+    for phase in Phase::ALL {
         let _ = verify(&m, phase);
     }
     let folded = print(&m);

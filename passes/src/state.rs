@@ -272,6 +272,11 @@ impl<'a> State<'a> {
         Ok(())
     }
 
+    pub fn verify(&mut self) -> Result<()> {
+        self.verified("one of the passes");
+        Ok(())
+    }
+
     /// The plan, checked by what knows nothing of how it was made.
     pub fn replay(&mut self) -> Result<()> {
         if self.classes.is_empty() {

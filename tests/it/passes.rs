@@ -40,19 +40,19 @@ fn every_pass_begins_where_the_last_one_ended() {
         let made = program(&plan).expect("programs");
         let names: Vec<&str> = shardc_passes::pipeline::names().collect();
         let file = |n: usize| format!("{dump}/{:02}-{}.ir", n + 1, names[n]);
-        for n in 1..names.len() {
+        for (n, &name) in names.iter().enumerate().skip(1) {
             let (before, after) = (file(n - 1), file(n));
             let read = std::fs::read_to_string(lab.path(&after)).expect("a dump");
             // What a family knows of its weights is not in the text: only how they are laid out is.
-            if !["annotate", "partition", "step"].contains(&names[n]) {
-                let out = lab.ok(&[&["opt", &before, "--pass", names[n]][..], flags].concat());
-                assert_eq!(text(&out.stdout), read, "{fixture}: {}", names[n]);
+            if !["annotate", "partition", "step"].contains(&name) {
+                let out = lab.ok(&[&["opt", &before, "--pass", name][..], flags].concat());
+                assert_eq!(text(&out.stdout), read, "{fixture}: {name}");
             }
-            if names[n] == "partition" || names[n] == "step" || names[n] == "group" {
+            if ["partition", "step", "group"].contains(&name) {
                 let from = format!("from{i}-{n}");
-                let flags = [&["--from", names[n], &before, "-o", &from][..], flags].concat();
+                let flags = [&["--from", name, &before, "-o", &from][..], flags].concat();
                 lab.ok(&[&["compile", &model, "--prove", "no"][..], &flags].concat());
-                assert_eq!(program(&from).expect("programs"), made, "{fixture}: {}", names[n]);
+                assert_eq!(program(&from).expect("programs"), made, "{fixture}: {name}");
             }
         }
     }

@@ -93,7 +93,7 @@ impl Checker<'_> {
     pub(super) fn rule_text(&self, n: &Node) -> String {
         let ins: Vec<&Type> = n.ins.iter().map(|&v| self.f.ty(v)).collect();
         let ranks: Vec<usize> = ins.iter().map(|t| t.rank()).collect();
-        if !n.op.layout().is_some() && n.op.def().accepts(&ins).is_ok() {
+        if n.op.layout().is_none() && n.op.def().accepts(&ins).is_ok() {
             return n.op.def().rule(&ranks).to_string();
         }
         let doc = DOCS.iter().find(|d| d.0 == n.op.mnemonic()).map_or("", |d| d.1);

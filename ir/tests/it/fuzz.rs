@@ -270,7 +270,7 @@ fn exercise(text: &str) -> String {
     assert_eq!((&back.weights, back.vocab), (&source.weights, source.vocab));
     let m = source.module;
     let mut seen = String::from("read");
-    for phase in [Phase::Source, Phase::Sharded, Phase::Ranked] {
+    for phase in Phase::ALL {
         for d in verify(&m, phase).err().unwrap_or_default().iter() {
             // What can be read has names, uses and sizes that are right.
             assert!(!["name", "ssa", "mesh"].contains(&d.code), "{d}");

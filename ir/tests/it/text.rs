@@ -4,13 +4,15 @@
 mod random;
 
 use shardc_ir::func::{
-    AnnotatedDim, Annotation, Func, Module, Name, Node, Part, Port, Role, RoleKind,
+    AnnotatedDim, Annotation, Func, Module, Name, Node, ParamLayout, Part, Port, Role, RoleKind,
+    Step,
 };
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
     AllGather, AllReduce, AllToAll, Broadcast, FanOut, Op, Permute, Place, Reduce, ReduceScatter,
     Slice,
 };
+use shardc_ir::phase::Phase;
 use shardc_ir::samples;
 use shardc_ir::text::{self, Repeat, expand, parse, parse_source, print, print_source, print_with};
 use shardc_ir::types::{AtomList, DType, Type};

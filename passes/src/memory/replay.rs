@@ -320,7 +320,7 @@ impl<'a> Replay<'a> {
                 Source::Arg(a) => stamps[a],
                 Source::Made(k) => made(k),
             };
-            slot.into_iter().for_each(|&s| self.stamps.set(s, c.microbatch, stamp));
+            slot.iter().for_each(|&s| self.stamps.set(s, c.microbatch, stamp));
         }
         Ok(())
     }

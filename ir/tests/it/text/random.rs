@@ -111,7 +111,26 @@ fn module(d: &Draw) -> Module {
     let mut dice = Dice { dice: &d.dice, at: 0 };
     let samples = samples::all();
     let funcs = (0..d.funcs).map(|i| func(&format!("f.{i}"), &mesh, &mut dice, &samples)).collect();
-    Module { mesh, funcs, ..Module::default() }
+    let phase = Phase::ALL[dice.roll(Phase::ALL.len())];
+    let params = (0..dice.roll(3)).map(|i| layout(i, &mesh, &mut dice)).collect();
+    Module { mesh, phase, params, funcs }
+}
+
+fn layout(i: usize, mesh: &Mesh, d: &mut Dice) -> ParamLayout {
+    let ty = |d: &mut Dice| d.marked(mesh, Type::new(DType::F32, &[4, 6]));
+    let many = if mesh.atoms.is_empty() { 0 } else { d.roll(3) };
+    let steps: Vec<Step> = (0..many).map(|_| Step { op: d.collective(mesh), ty: ty(d) }).collect();
+    let names = ["w", "a \"b\" : c", "model.layers.0.q.weight", "{i} // x"];
+    ParamLayout {
+        param: Role::new(RoleKind::Param, format!("{}{i}", names[d.roll(names.len())])),
+        stored: ty(d),
+        prepared: d.roll(steps.len() + 1),
+        mirrored: d.roll(steps.len() + 1),
+        steps,
+        trainable: d.roll(2) == 0,
+        name: d.name(),
+        scope: names[d.roll(names.len())].into(),
+    }
 }
 
 fn func(name: &str, mesh: &Mesh, d: &mut Dice, samples: &[samples::Sample]) -> Func {

@@ -16,8 +16,8 @@ use shardc_ir::schedule::{parse_csv, write_csv};
 use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
+use shardc_passes::classes::rank_classes;
 use shardc_passes::options::Options;
-use shardc_passes::pipeline::rank_classes;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,19 +1,15 @@
 //! The table of the passes, in their order, and what runs them.
 
 use crate::checks::{check_source, only_outputs};
-use crate::memory::memory;
 use crate::options::Options;
 use crate::schedule;
 use crate::shard::propagate::Cause;
 use crate::state::State;
-use crate::step::instructions::{Index, Lists, instructions};
-use crate::threads;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::{Mode, Plan, RankClass};
-use shardc_ir::schedule::{Schedule, Times, replay};
+use shardc_ir::plan::{Mode, Plan};
 pub use shardc_ir::source::Source;
 use std::time::Instant;
 
@@ -131,7 +127,7 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
     let mut phases = vec![];
     for pass in PASSES.iter().skip_while(|p| p.name != begin) {
         let since = Instant::now();
-        state.run(pass)?;
+        run(pass, &mut state)?;
         phases.push((pass.name, since.elapsed().as_secs_f64() * 1e3));
         if manager.verify_each || cfg!(debug_assertions) {
             state.verified(pass.name);
@@ -145,6 +141,20 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
     }
     let sharded = sharded.unwrap_or(source.module);
     Ok(Compiled { plan, sharded, causes, phases, warnings })
+}
+
+/// Runs a pass, if the module is of the phase that it takes.
+fn run(pass: &Pass, state: &mut State) -> Result<()> {
+    let phase = state.module().phase;
+    if phase != pass.from {
+        let what = format!("`{}` takes modules of phase {}, not {phase}", pass.name, pass.from);
+        return Err(Diag::new("phase", what)
+            .rule("a pass takes what the passes before it leave")
+            .help(format!("give what stands before `{}`: --dump-all writes it", pass.name)));
+    }
+    (pass.run)(state)?;
+    state.module_mut().phase = pass.to;
+    Ok(())
 }
 
 /// Checks that a module has the mesh of the options.
@@ -166,43 +176,9 @@ fn on_mesh(m: &Module, o: &Options) -> Result<()> {
 /// `phase` if it is not, and those of verifying it and of the pass.
 pub fn run_pass(pass: &Pass, module: Module, source: Source, o: &Options) -> Result<Module> {
     let mut state = State::new(module, source, o)?;
-    state.run(pass)?;
+    run(pass, &mut state)?;
     state.verified(pass.name);
     Ok(state.into_module())
-}
-
-/// What every rank of the pipeline does; an error if the functions do not fit the schedule.
-pub(crate) fn lists(m: &Module, s: &Schedule, mode: Mode) -> Result<(Index, Vec<Lists>)> {
-    let broken = |what: String| {
-        Diag::new("plan", what)
-            .rule("the functions of a plan are those of its schedule")
-            .help("compile the plan again with this version of shardc")
-    };
-    let timeline = replay(s, &Times::unit(s.owner.len()))?;
-    let index = Index::of(m, s, mode).map_err(broken)?;
-    let lists = instructions(m, s, &timeline, &index).map_err(broken)?;
-    Ok((index, lists))
-}
-
-pub(crate) fn classes(
-    m: &Module,
-    s: &Schedule,
-    (index, lists): (Index, Vec<Lists>),
-) -> Vec<RankClass> {
-    let all: Vec<(usize, Lists)> = lists.into_iter().enumerate().collect();
-    let one = |(rank, lists): &(usize, Lists)| {
-        memory(m, s.microbatches, s.stages_of(*rank), index.funcs(s, *rank), lists)
-    };
-    // The arenas of two ranks have nothing to do with each other.
-    threads::all(&all, usize::MAX, one)
-}
-
-/// What every rank runs, and its memory: of a module whose passes are done.
-///
-/// # Errors
-/// `deadlock`, `schedule`, and `plan` if functions and schedule do not fit together.
-pub fn rank_classes(m: &Module, s: &Schedule, mode: Mode) -> Result<Vec<RankClass>> {
-    Ok(classes(m, s, lists(m, s, mode)?))
 }
 
 /// A plan that needs more memory than a rank has. Other ways out are for the driver to find.

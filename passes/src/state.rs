@@ -3,12 +3,12 @@
 use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::split::{split, split_forward};
 use crate::checks::{differentiable, trains};
+use crate::classes::{classes, lists};
 use crate::globs;
 use crate::group::group;
 use crate::memory;
 use crate::options::{CpMode, Options, TpMode, TpSteps, Transport};
 use crate::overlap::overlap;
-use crate::pipeline::{Pass, Source, classes, lists};
 use crate::precision::precision;
 use crate::rewrite::orders::orders;
 use crate::rewrite::{RuleSet, rewrite};
@@ -31,6 +31,7 @@ use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
 use shardc_ir::schedule::Schedule;
+use shardc_ir::source::Source;
 use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
 use std::collections::BTreeSet;
@@ -73,22 +74,6 @@ impl<'a> State<'a> {
         })
     }
 
-    /// Runs a pass, if the module is of the phase that it takes.
-    pub fn run(&mut self, pass: &Pass) -> Result<()> {
-        if self.m.phase != pass.from {
-            let what = format!(
-                "`{}` takes modules of phase {}, not {}",
-                pass.name, pass.from, self.m.phase
-            );
-            return Err(Diag::new("phase", what)
-                .rule("a pass takes what the passes before it leave")
-                .help(format!("give what stands before `{}`: --dump-all writes it", pass.name)));
-        }
-        (pass.run)(self)?;
-        self.module_mut().phase = pass.to;
-        Ok(())
-    }
-
     /// The module as it now is, be it in a plan.
     pub fn module(&self) -> &Module {
         self.plan.as_ref().map_or(&self.m, |p| &p.module)
@@ -98,7 +83,7 @@ impl<'a> State<'a> {
         self.plan.map_or(self.m, |p| p.module)
     }
 
-    fn module_mut(&mut self) -> &mut Module {
+    pub fn module_mut(&mut self) -> &mut Module {
         self.plan.as_mut().map_or(&mut self.m, |p| &mut p.module)
     }
 

@@ -11,9 +11,9 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::Plan;
 use shardc_ir::schedule::write_csv;
 use shardc_ir::text;
+use shardc_passes::classes::rank_classes;
 use shardc_passes::memory::replay;
 use shardc_passes::options::{Options, Order, ShardRule};
-use shardc_passes::pipeline::rank_classes;
 use shardc_passes::step;
 use std::path::Path;
 

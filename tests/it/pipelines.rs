@@ -364,7 +364,7 @@ fn forward_only_gives_all_logits() {
 /// A plan that trains and lacks one of its functions is no plan.
 #[test]
 fn no_function_may_be_missing() {
-    use shardc_passes::pipeline::rank_classes;
+    use shardc_passes::classes::rank_classes;
     let o = Options { schedule: named(Named::ZbH1), ..options(&[("pp", 2)], false, 2) };
     let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
     let mode = plan.settings.mode;

@@ -4,7 +4,7 @@ use crate::checks::{check_source, only_outputs};
 use crate::options::Options;
 use crate::schedule;
 use crate::shard::propagate::Cause;
-use crate::state::State;
+use crate::state::{Changed, State};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
@@ -30,15 +30,10 @@ pub struct Pass {
     pub name: &'static str,
     pub from: Phase,
     pub to: Phase,
-    pub(crate) run: fn(&mut State) -> Result<()>,
+    pub(crate) run: fn(&mut State) -> Changed,
 }
 
-const fn pass(
-    name: &'static str,
-    from: Phase,
-    to: Phase,
-    run: fn(&mut State) -> Result<()>,
-) -> Pass {
+const fn pass(name: &'static str, from: Phase, to: Phase, run: fn(&mut State) -> Changed) -> Pass {
     Pass { name, from, to, run }
 }
 
@@ -127,9 +122,9 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
     let mut phases = vec![];
     for pass in PASSES.iter().skip_while(|p| p.name != begin) {
         let since = Instant::now();
-        run(pass, &mut state)?;
+        let changed = run(pass, &mut state)?;
         phases.push((pass.name, since.elapsed().as_secs_f64() * 1e3));
-        if manager.verify_each || cfg!(debug_assertions) {
+        if changed && (manager.verify_each || cfg!(debug_assertions)) {
             state.verified(pass.name);
         }
         (manager.watch)(pass.name, state.module());
@@ -143,8 +138,8 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
     Ok(Compiled { plan, sharded, causes, phases, warnings })
 }
 
-/// Runs a pass, if the module is of the phase that it takes.
-fn run(pass: &Pass, state: &mut State) -> Result<()> {
+/// Runs a pass, if the module is of the phase that it takes; whether it may have changed it.
+fn run(pass: &Pass, state: &mut State) -> Changed {
     let phase = state.module().phase;
     if phase != pass.from {
         let what = format!("`{}` takes modules of phase {}, not {phase}", pass.name, pass.from);
@@ -152,9 +147,9 @@ fn run(pass: &Pass, state: &mut State) -> Result<()> {
             .rule("a pass takes what the passes before it leave")
             .help(format!("give what stands before `{}`: --dump-all writes it", pass.name)));
     }
-    (pass.run)(state)?;
+    let changed = (pass.run)(state)?;
     state.module_mut().phase = pass.to;
-    Ok(())
+    Ok(changed || pass.from != pass.to)
 }
 
 /// Checks that a module has the mesh of the options.

@@ -37,6 +37,9 @@ use shardc_ir::verify::verify;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Whether a pass may have changed the module.
+pub(crate) type Changed = Result<bool>;
+
 /// What passes act on: the module, and what is not in it.
 pub(crate) struct State<'a> {
     pub m: Module,
@@ -111,43 +114,45 @@ impl<'a> State<'a> {
         self.o.mode == Mode::Train
     }
 
-    pub fn rewrite(&mut self) -> Result<()> {
+    pub fn rewrite(&mut self) -> Changed {
         orders(&mut self.m.funcs[0]);
         // Annotations are about the values that there are.
         if self.m.mesh.axes.is_empty() && self.m.funcs[0].annotations.is_empty() {
             rewrite(&mut self.m, RuleSet::Algebra)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Of a source that has been through it, it changes nothing.
-    pub fn precision(&mut self) -> Result<()> {
-        if self.o.dtype == DType::BF16 {
+    pub fn precision(&mut self) -> Changed {
+        let half = self.o.dtype == DType::BF16;
+        if half {
             precision(&mut self.m.funcs[0]);
         }
-        Ok(())
+        Ok(half)
     }
 
-    pub fn stages(&mut self) -> Result<()> {
+    pub fn stages(&mut self) -> Changed {
         not_too_many(&self.m.funcs[0], self.o)?;
         let schedule = self.schedule()?;
-        stages(&mut self.m.funcs[0], self.o, &schedule)
+        stages(&mut self.m.funcs[0], self.o, &schedule)?;
+        Ok(true)
     }
 
-    pub fn annotate(&mut self) -> Result<()> {
+    pub fn annotate(&mut self) -> Changed {
         let Source { weights, sequence, .. } = &self.source;
         self.m.mesh = annotate(&self.m.mesh, &mut self.m.funcs[0], weights, sequence, self.o)?;
-        Ok(())
+        Ok(true)
     }
 
-    pub fn propagate(&mut self) -> Result<()> {
+    pub fn propagate(&mut self) -> Changed {
         self.causes = propagate(&self.m.mesh, &mut self.m.funcs[0]);
         let sharded = Module { phase: Phase::Sharded, ..self.m.clone() };
         self.sharded = Some(sharded);
-        Ok(())
+        Ok(true)
     }
 
-    pub fn partition(&mut self) -> Result<()> {
+    pub fn partition(&mut self) -> Changed {
         let (o, mesh) = (self.o, &self.m.mesh);
         let grid = Grid::of(mesh, o.tp_mode)?.stored;
         let frozen = |name: &str| self.frozen.contains(name);
@@ -158,12 +163,12 @@ impl<'a> State<'a> {
         if self.trains() && !o.observe {
             drop_outputs(&mut self.m.funcs[0]);
         }
-        Ok(())
+        Ok(true)
     }
 
-    pub fn differentiate(&mut self) -> Result<()> {
+    pub fn differentiate(&mut self) -> Changed {
         if !self.trains() {
-            return Ok(());
+            return Ok(false);
         }
         let forward = self.m.funcs.remove(0);
         let frozen = |name: &str| self.frozen.contains(name);
@@ -172,23 +177,24 @@ impl<'a> State<'a> {
         let joint = differentiate(mesh, forward, &frozen, params, self.o.grad_dtype);
         trains(&joint, self.o)?;
         self.m.funcs.push(joint);
-        Ok(())
+        Ok(true)
     }
 
-    pub fn summa(&mut self) -> Result<()> {
+    pub fn summa(&mut self) -> Changed {
         let flat = matches!(self.o.tp_mode, TpMode::TwoD | TpMode::TwoAndHalfD { .. });
-        if flat && self.o.tp_steps == TpSteps::Summa {
+        let asked = flat && self.o.tp_steps == TpSteps::Summa;
+        if asked {
             summa(&self.m.mesh, &mut self.m.funcs[0]);
         }
-        Ok(())
+        Ok(asked)
     }
 
-    pub fn ragged(&mut self) -> Result<()> {
+    pub fn ragged(&mut self) -> Changed {
         ragged(&self.m.mesh, &mut self.m.funcs[0]);
-        Ok(())
+        Ok(true)
     }
 
-    pub fn split(&mut self) -> Result<()> {
+    pub fn split(&mut self) -> Changed {
         let schedule = self.schedule()?;
         let (o, joint) = (self.o, &self.m.funcs[0]);
         self.m.funcs = match o.mode {
@@ -197,21 +203,23 @@ impl<'a> State<'a> {
             }
             Mode::Infer => split_forward(joint, schedule.owner.len()),
         };
-        Ok(())
+        Ok(true)
     }
 
-    pub fn rewrite_collectives(&mut self) -> Result<()> {
-        rewrite(&mut self.m, RuleSet::Collectives).map(drop)
+    pub fn rewrite_collectives(&mut self) -> Changed {
+        rewrite(&mut self.m, RuleSet::Collectives)?;
+        Ok(true)
     }
 
-    pub fn ring(&mut self) -> Result<()> {
+    pub fn ring(&mut self) -> Changed {
         let (CpMode::Ring, Some(cp)) = (self.o.cp_mode, self.m.mesh.axis("cp")) else {
-            return Ok(());
+            return Ok(false);
         };
-        self.m.funcs.iter_mut().try_for_each(|f| ring(&self.m.mesh, cp, f))
+        self.m.funcs.iter_mut().try_for_each(|f| ring(&self.m.mesh, cp, f))?;
+        Ok(true)
     }
 
-    pub fn step(&mut self) -> Result<()> {
+    pub fn step(&mut self) -> Changed {
         let schedule = self.schedule()?;
         let params = std::mem::take(&mut self.m.params);
         assemble(&mut self.m, &schedule, &params, &self.source.weights, self.o);
@@ -220,50 +228,51 @@ impl<'a> State<'a> {
             let weights = &self.source.weights;
             self.warnings = warnings(&self.m, &sharded.funcs[0], &params, weights, self.o);
         }
-        Ok(())
+        Ok(true)
     }
 
-    pub fn combine(&mut self) -> Result<()> {
+    pub fn combine(&mut self) -> Changed {
         let finish = self.m.funcs.iter_mut().filter(|f| f.kind == FuncKind::Finish);
         finish.for_each(|f| combine(&self.m.mesh, f));
-        Ok(())
+        Ok(true)
     }
 
-    pub fn group(&mut self) -> Result<()> {
+    pub fn group(&mut self) -> Changed {
         self.m.funcs.iter_mut().for_each(|f| group(&self.m.mesh, f, self.o.fuse));
-        Ok(())
+        Ok(true)
     }
 
-    pub fn overlap(&mut self) -> Result<()> {
-        if self.o.transport == Transport::Nccl {
+    pub fn overlap(&mut self) -> Changed {
+        let on_devices = self.o.transport == Transport::Nccl;
+        if on_devices {
             self.m.funcs.iter_mut().for_each(overlap);
         }
-        Ok(())
+        Ok(on_devices)
     }
 
-    pub fn lists(&mut self) -> Result<()> {
+    pub fn lists(&mut self) -> Changed {
         let schedule = self.schedule()?;
         self.lists = Some(lists(&self.m, &schedule, self.o.mode)?);
-        Ok(())
+        Ok(false)
     }
 
-    pub fn memory(&mut self) -> Result<()> {
+    pub fn memory(&mut self) -> Changed {
         let schedule = self.schedule()?;
         let lists = match self.lists.take() {
             Some(lists) => lists,
             None => lists(&self.m, &schedule, self.o.mode)?,
         };
         self.classes = classes(&self.m, &schedule, lists);
-        Ok(())
+        Ok(false)
     }
 
-    pub fn verify(&mut self) -> Result<()> {
+    pub fn verify(&mut self) -> Changed {
         self.verified("one of the passes");
-        Ok(())
+        Ok(false)
     }
 
     /// The plan, checked by what knows nothing of how it was made.
-    pub fn replay(&mut self) -> Result<()> {
+    pub fn replay(&mut self) -> Changed {
         if self.classes.is_empty() {
             self.memory()?;
         }
@@ -293,7 +302,7 @@ impl<'a> State<'a> {
             panic!("the passes planned memory that does not hold: {what}");
         }
         self.plan = Some(plan);
-        Ok(())
+        Ok(false)
     }
 }
 

@@ -194,6 +194,7 @@ impl<'t> Parser<'t> {
         loop {
             self.c.blank();
             if self.c.peek() == Some(b'%') {
+                stages.entry(scope).or_insert(f.scope_info(scope).stage);
                 self.node(f, known, scope)?;
                 f.nodes.iter_mut().last().expect("it was read").part = part;
                 continue;
@@ -209,9 +210,6 @@ impl<'t> Parser<'t> {
             match code.strip_suffix(':').and_then(place) {
                 Some((path, stage, of)) => {
                     (scope, part) = (f.scope(path), of);
-                    if !f.nodes.is_empty() {
-                        stages.entry(Scope(0)).or_insert(0);
-                    }
                     let before = *stages.entry(scope).or_insert(stage);
                     if before != stage {
                         let m = format!("this scope was in stage {before} before");

@@ -164,9 +164,7 @@ fn zeros_keep_their_signs() {
         shape: [6].into_iter().collect(),
         data: vec![0.0, -0.0, f64::INFINITY, -f64::INFINITY, 2.0, -2.0],
     };
-    for text in
-        ["abs f32[6]", "sign f32[6]", "at_least[0.0] f32[6]", "scale[2.0] f32[6]", "tanh f32[6]"]
-    {
+    for text in ["abs f32[6]", "sign f32[6]", "at_least[0.0] f32[6]", "scale[2.0] f32[6]"] {
         let s = Sample::parse(text).unwrap();
         let f = function(&s, &Mesh::default(), None).unwrap();
         let args = [vec![x.clone()]];

@@ -143,8 +143,10 @@ pub fn differentiable(f: &Func, on: &[bool]) -> Result<()> {
         let float = |v: &&Value| on[v.0 as usize] && f.ty(**v).dtype.is_float();
         if let (Gradient::Unasked, Some(v)) = (n.op.facts().gradient, n.ins.iter().find(float)) {
             let (op, name) = (n.op.mnemonic(), f.name(*v));
+            let scope = &f.scope_info(n.scope).path;
+            let place = if scope.is_empty() { String::new() } else { format!(", {scope}") };
             return Err(Diag::new("source", format!("`{op}` of {name} has no gradient"))
-                .at(format!("@{}, {}", f.name, f.scope_info(n.scope).path))
+                .at(format!("@{}{place}", f.name))
                 .rule("what stands between a trained parameter and a loss has a gradient")
                 .help("write it of other ops, or put a stop_gradient before it"));
         }

@@ -71,6 +71,10 @@ fn a_warmup_of_all_steps_there_can_be() {
     let flags = ["--lr-schedule", "warmup-cosine", "--warmup", &most];
     let said = lab.refuses(&compile(mha, &flags), 2, "flag");
     assert!(said.contains("--warmup 100") && !said.contains("bug"), "{said}");
+    // A cosine goes down.
+    let flags = ["--lr-schedule", "warmup-cosine", "--lr", "0.001", "--min-lr", "0.01"];
+    let said = lab.refuses(&compile(mha, &flags), 2, "flag");
+    assert!(said.contains("--min-lr 0.01 is above --lr 0.001"), "{said}");
 }
 
 /// Tokens that experts would cut are said in words.

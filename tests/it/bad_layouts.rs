@@ -3,6 +3,7 @@
 
 use crate::lab::*;
 use serde_json::{Value as Json, json};
+use shardc_ir::plan::LrSchedule;
 
 #[test]
 fn sizes_that_do_not_divide() {
@@ -75,6 +76,24 @@ fn a_warmup_of_all_steps_there_can_be() {
     let flags = ["--lr-schedule", "warmup-cosine", "--lr", "0.001", "--min-lr", "0.01"];
     let said = lab.refuses(&compile(mha, &flags), 2, "flag");
     assert!(said.contains("--min-lr 0.01 is above --lr 0.001"), "{said}");
+}
+
+/// What the command line says is so, and what it leaves out is as shardc.toml has it.
+#[test]
+fn flags_win_over_a_file() {
+    let lab = Lab::new("flags-win");
+    let file = format!(
+        "model = \"{FIXTURES}/llama_mha\"\nmesh = \"dp=2\"\nseq = 8\nsp = true\n\
+         freeze = [\"*norm*\"]\nlr = 0.5\n"
+    );
+    lab.write("shardc.toml", file);
+    let flags = ["--mesh", "tp=2", "--lr", "0.25", "--seed", "3"];
+    lab.ok(&[&["compile", "shardc.toml", "-o", "out"][..], &flags].concat());
+    let o = shardc::plan_dir::read(&lab.path("out")).expect("a plan").options;
+    assert_eq!(o.mesh, [("tp".to_string(), 2)]);
+    assert_eq!(o.lr, LrSchedule::Constant { lr: 0.25 });
+    assert_eq!((o.seq, o.sp, o.seed), (8, true, 3));
+    assert_eq!(o.freeze, ["*norm*"]);
 }
 
 /// Tokens that experts would cut are said in words.

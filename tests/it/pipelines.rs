@@ -3,7 +3,7 @@
 //! recomputation, with tied embeddings at both ends of the pipeline.
 
 use crate::fixture::*;
-use shardc_ir::func::RoleKind;
+use shardc_ir::func::{RoleKind, Value};
 use shardc_ir::rng::Stream;
 use shardc_ir::schedule::write_csv;
 use shardc_passes::autodiff::recompute::Recompute;
@@ -267,6 +267,47 @@ fn faults_of_late_microbatches_are_found() {
         }
         assert!(tried > 20, "{tried}");
     }
+}
+
+/// A fault within a call: a result is written over a value that is still to be read.
+#[test]
+fn faults_within_a_call_are_found() {
+    use shardc_ir::group::launches;
+    use shardc_passes::memory::replay::replay;
+    let o = pipeline(&[], Order::default(), 2);
+    let plan = compile(&Fixture::open("llama_gqa").model(&o), &o).plan;
+    replay(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let mut tried = 0;
+    for (fi, f) in plan.module.funcs.iter().enumerate() {
+        let (all, roots) = (launches(f), f.roots());
+        let root = |v: Value| roots[v.0 as usize];
+        let alone = |v: Value| roots.iter().filter(|r| **r == root(v)).count() == 1;
+        // What a call needs for itself.
+        let own = |v: Value| {
+            let p = plan.classes[0].memory.places[fi][v.0 as usize];
+            (p.frame == 1 && p.bytes > 0).then_some(p)
+        };
+        for (i, x) in all.iter().enumerate() {
+            for (&v, place) in x.outs.iter().filter_map(|v| Some((v, own(*v)?))) {
+                let reads =
+                    |x: &shardc_ir::group::Launch| x.ins.iter().any(|&u| root(u) == root(v));
+                let Some(last) = all.iter().rposition(reads) else { continue };
+                let between = all[i + 1..last.max(i + 1)].iter().flat_map(|x| &x.outs);
+                let fits = |w: &&Value| {
+                    let small = own(**w).is_some_and(|p| p.bytes <= place.bytes);
+                    small && alone(**w) && root(**w) != root(v)
+                };
+                for &w in between.filter(fits).take(2) {
+                    let mut p = plan.clone();
+                    p.classes[0].memory.places[fi][w.0 as usize].offset = place.offset;
+                    tried += 1;
+                    let names = [v, w].map(|v| f.name(v).to_string());
+                    assert!(replay(&p).is_err(), "@{}: {names:?}", f.name);
+                }
+            }
+        }
+    }
+    assert!(tried > 50, "{tried}");
 }
 
 /// A fault in the last layer alone: what backward takes of it lies elsewhere than forward has left it.

@@ -180,7 +180,7 @@ fn read(path: &Path) -> Result<Source> {
 fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
     let pass = find(pass, "--from")?;
     if place(pass.name) < place("propagate") {
-        return Err(Diag::new("pass", format!("no compilation begins with `{}`", pass.name))
+        return Err(Diag::new("pass", format!("--from cannot begin with `{}`", pass.name))
             .at(format!("--from {}", pass.name))
             .rule("until `annotate` is done, a family's recipe is not in the text")
             .help("use --from propagate, or a pass behind it; or change the model.ir of a plan"));

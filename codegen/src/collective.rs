@@ -1,6 +1,7 @@
 //! Collectives: which elements of a piece go to which member of the group.
 
 use crate::layout::Layout;
+use shardc_ir::boxes::Boxes;
 use shardc_ir::kernel::{Block, Collective, Exchange, Kernel, Ragged, Reduced, View};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::AllToAllV;
@@ -62,9 +63,18 @@ pub(crate) fn reduce_scatter(l: &Layout, axes: AtomSet, dim: usize) -> Kernel {
 /// the receiver's new piece is.
 pub(crate) fn all_to_all(l: &Layout, axes: AtomSet, from: usize, to: usize) -> Kernel {
     let (old, new) = (pieces(l, axes, l.types[0], from), pieces(l, axes, l.types[1], to));
-    let exchange =
-        Exchange::AllToAll { from: blocks(l, 0, to, &new), to: blocks(l, 1, from, &old) };
-    kernel(axes, exchange)
+    let (from, to) = (blocks(l, 0, to, &new), blocks(l, 1, from, &old));
+    kernel(axes, Exchange::AllToAll { clear: None, from, to })
+}
+
+/// The boxes that this rank gives to each member, and gets from it.
+pub(crate) fn exchange(l: &Layout, axes: AtomSet) -> Kernel {
+    let boxes = Boxes::new(l.mesh, axes, l.types[0], l.types[1]);
+    let all = members(l, axes);
+    let from = all.iter().map(|c| l.boxed(0, boxes.between(l.coords, c))).collect();
+    let to = all.iter().map(|c| l.boxed(1, boxes.between(c, l.coords))).collect();
+    let clear = l.types[1].sum.meets(axes).then(|| l.whole(1));
+    kernel(axes, Exchange::AllToAll { clear, from, to })
 }
 
 /// As [`all_to_all`], with the counts of what is given and of what comes. Groups are dim 0 of rows

@@ -1,5 +1,6 @@
 //! Where the elements of a rank's pieces lie, and loops over them.
 
+use shardc_ir::boxes::Ranges;
 use shardc_ir::kernel::{Block, Elem, Extents, View};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::rule::{Dims, Group};
@@ -45,6 +46,17 @@ impl Layout<'_> {
             nest.push(n, &[s]);
         }
         nest.block(operand, 0, self.elem(operand))
+    }
+    /// A box of the tensor, which this rank has all of; nothing if there is none.
+    pub fn boxed(&self, operand: usize, part: Option<Ranges>) -> Block {
+        let Some(part) = part else { return self.part(operand, 0, 0, 0) };
+        let mut nest = Nest::new(1);
+        let mut offset = 0;
+        for (d, (range, &s)) in part.iter().zip(&self.strides(operand)).enumerate() {
+            nest.push(range.len(), &[s]);
+            offset += (range.start - self.extent(operand, d).offset) * s;
+        }
+        nest.block(operand, offset, self.elem(operand))
     }
     /// All valid elements, but of dim `dim` only `len` from `offset`.
     pub fn part(&self, operand: usize, dim: usize, offset: usize, len: usize) -> Block {

@@ -2,7 +2,7 @@
 
 use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule};
-use crate::types::{AtomList, DType};
+use crate::types::{AtomList, DType, MAX_LISTED};
 use smallvec::SmallVec;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -211,7 +211,9 @@ pub fn read_atoms(text: &str, mesh: &Mesh) -> Result<AtomList, String> {
                 if list.set().has(atom) {
                     return Err(format!("`{name}` is named twice"));
                 }
-                list = list.push(atom).ok_or("more than 7 parts of axes")?;
+                list = list
+                    .push(atom)
+                    .ok_or_else(|| format!("more than {MAX_LISTED} parts of axes"))?;
                 at *= a.size;
             }
         }

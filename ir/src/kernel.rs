@@ -253,7 +253,9 @@ pub enum Exchange {
         from: Vec<Block>,
         to: Block,
     },
+    /// After zeros were written to `clear`.
     AllToAll {
+        clear: Option<Block>,
         from: Vec<Block>,
         to: Vec<Block>,
     },
@@ -417,7 +419,7 @@ impl Exchange {
             }
             Exchange::AllGather { from, to } => Box::new(std::iter::once(from).chain(to)),
             Exchange::ReduceScatter { from, to, .. } => Box::new(from.iter().chain([to])),
-            Exchange::AllToAll { from, to } => Box::new(from.iter().chain(to)),
+            Exchange::AllToAll { clear, from, to } => Box::new(clear.iter().chain(from).chain(to)),
             Exchange::AllToAllV { from, to } => {
                 Box::new(from.iter().chain(to).flat_map(|r| [&r.rows, &r.counts]))
             }

@@ -5,11 +5,13 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod attr;
+pub mod boxes;
 pub mod builder;
 pub mod diag;
 pub mod files;
 pub mod func;
 pub mod group;
+pub mod hardware;
 pub mod infer;
 pub mod interp;
 pub mod kernel;
@@ -20,6 +22,7 @@ pub mod ops;
 pub mod overlap;
 pub mod phase;
 pub mod plan;
+pub mod price;
 pub mod rng;
 pub mod rule;
 pub mod samples;

@@ -48,15 +48,18 @@ impl DType {
     }
 }
 
-/// Ordered atoms (major to minor) that split one dim. At most 7.
+/// Most atoms that split one dim.
+pub const MAX_LISTED: usize = 12;
+
+/// Ordered atoms (major to minor) that split one dim. At most [`MAX_LISTED`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AtomList {
     len: u8,
-    atoms: [u8; 7],
+    atoms: [u8; MAX_LISTED],
 }
 
 impl AtomList {
-    pub const EMPTY: AtomList = AtomList { len: 0, atoms: [0; 7] };
+    pub const EMPTY: AtomList = AtomList { len: 0, atoms: [0; MAX_LISTED] };
     /// Adds a minor-most atom; `None` if the list is full.
     #[must_use]
     pub fn push(mut self, a: Atom) -> Option<AtomList> {

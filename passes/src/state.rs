@@ -157,7 +157,7 @@ impl<'a> State<'a> {
         let grid = Grid::of(mesh, o.tp_mode)?.stored;
         let frozen = |name: &str| self.frozen.contains(name);
         let trained = |name: &str| self.trains() && !frozen(name);
-        let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, o.zero(), grid)?;
+        let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, o.zero(), grid);
         self.m.funcs[0] = parts.forward;
         self.m.params = parts.params;
         if self.trains() && !o.observe {

@@ -120,6 +120,7 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         | Op::Slice(_)
         | Op::Place(_)
         | Op::AllToAll(_)
+        | Op::Exchange(_)
         | Op::AllToAllV(_)
         | Op::Permute(_)
         | Op::ToPartial(_)
@@ -172,7 +173,8 @@ fn taken_apart(
         | Op::ReduceScatter(_)
         | Op::Slice(_)
         | Op::Place(_)
-        | Op::AllToAll(_) => {
+        | Op::AllToAll(_)
+        | Op::Exchange(_) => {
             s.lemma("types: a collective changes no tensor");
             Ok(ins.to_vec())
         }

@@ -36,7 +36,7 @@ pub(crate) unsafe fn exchange(
         Exchange::ReduceScatter { fold, from, to } => {
             t.reduce_scatter(k.axes, *fold, &regions(from), &region(to))
         }
-        Exchange::AllToAll { from, to } => t.all_to_all(k.axes, &regions(from), &regions(to)),
+        Exchange::AllToAll { from, to, .. } => t.all_to_all(k.axes, &regions(from), &regions(to)),
         Exchange::AllToAllV { from, to } => {
             let all = |r: &[Ragged]| r.iter().map(&there).collect::<Result<Vec<_>>>();
             t.all_to_all_v(k.axes, &all(from)?, &all(to)?)

@@ -108,7 +108,10 @@ impl Executor {
                     let (to, elem) = (to.view.clone(), own.elem);
                     moves::copy(&Copy { clear: None, extents, from, to, elem }, memory, threads);
                 }
-                Exchange::Reduce { clear: Some(block), .. } => moves::clear(block, memory, threads),
+                Exchange::AllToAll { clear: Some(block), .. }
+                | Exchange::Reduce { clear: Some(block), .. } => {
+                    moves::clear(block, memory, threads);
+                }
                 _meeting_alone => {}
             }
             let counts =

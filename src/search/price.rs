@@ -2,9 +2,10 @@
 
 use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
+use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::{Call, Instr, Plan, calls};
+use shardc_ir::price::{self, flops};
 use shardc_ir::schedule::{Times, replay};
-use shardc_passes::rewrite::cost::{CostModel, flops};
 use shardc_passes::step::instructions::Index;
 use std::collections::HashMap;
 
@@ -21,10 +22,10 @@ pub struct Price {
 
 /// Picoseconds of a function on one rank.
 fn time(plan: &Plan, f: &Func) -> f64 {
-    let (mesh, model) = (&plan.module.mesh, CostModel::default());
+    let (mesh, hw) = (&plan.module.mesh, Hardware::default());
     let one = |n: &shardc_ir::func::Node| {
         let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
-        model.of(mesh, &n.op, &ins, f.ty(n.outs[0])) as f64
+        price::op(&hw, mesh, &n.op, &ins, f.ty(n.outs[0])) as f64
     };
     f.nodes.iter().map(one).sum()
 }
@@ -35,7 +36,7 @@ fn time(plan: &Plan, f: &Func) -> f64 {
 /// # Panics
 /// If the plan has not the functions of its schedule, which no compilation makes.
 pub fn times(plan: &Plan, speeds: &[f64]) -> Times {
-    let (s, model) = (&plan.schedule, CostModel::default());
+    let (s, hw) = (&plan.schedule, Hardware::default());
     let index =
         Index::of(&plan.module, s, plan.settings.mode).expect("a compiled plan has its functions");
     let mut sent: HashMap<usize, f64> = HashMap::new();
@@ -44,7 +45,7 @@ pub fn times(plan: &Plan, speeds: &[f64]) -> Times {
             if let Instr::Send(t) = i
                 && t.microbatch == Some(0)
             {
-                let ps = (model.latency + t.bytes as f64 / model.link) * 1e12;
+                let ps = (hw.latency + t.bytes as f64 / hw.link) * 1e12;
                 *sent.entry(t.func).or_default() += ps;
             }
         }

@@ -10,10 +10,10 @@ use shardc_frontends::Facts;
 use shardc_ir::func::{Func, Node, RoleKind};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::{Mode, Plan};
+use shardc_ir::price::flops;
 use shardc_passes::options::Options;
 use shardc_passes::options::TpMode::{self, OneD, ThreeD, TwoAndHalfD, TwoD};
 use shardc_passes::options::TpSteps::{self, Gathered, Summa};
-use shardc_passes::rewrite::cost::flops;
 use std::fmt::Write;
 use std::path::Path;
 

@@ -53,6 +53,7 @@ fn axes(op: &mut Op) -> Option<&mut AtomSet> {
         Op::AllGather(o) => Some(&mut o.axes),
         Op::ReduceScatter(o) => Some(&mut o.axes),
         Op::AllToAll(o) => Some(&mut o.axes),
+        Op::Exchange(o) => Some(&mut o.axes),
         Op::AllToAllV(o) => Some(&mut o.axes),
         Op::Permute(o) => Some(&mut o.axes),
         Op::ToPartial(o) => Some(&mut o.axes),

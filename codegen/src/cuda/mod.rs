@@ -60,7 +60,8 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
                 from: own.view.clone(),
                 to: to.view.clone(),
             }),
-            Exchange::Reduce { clear: Some(block), .. } => {
+            Exchange::AllToAll { clear: Some(block), .. }
+            | Exchange::Reduce { clear: Some(block), .. } => {
                 moves::clear(block).into_iter().collect()
             }
             _meeting_alone => vec![],

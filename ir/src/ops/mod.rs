@@ -271,7 +271,7 @@ ops! {
     adamw::AdamW, sgd::Sgd,
     layout::FanOut, layout::AllReduce, layout::AllGather, layout::ReduceScatter,
     layout::Broadcast, layout::Reduce, layout::Slice, layout::Place, layout::AllToAll,
-    layout::AllToAllV, layout::Permute, layout::ToPartial, layout::ToVarying, layout::FromVarying,
+    layout::Exchange, layout::AllToAllV, layout::Permute, layout::ToPartial, layout::ToVarying, layout::FromVarying,
     layout::Piece,
 }
 

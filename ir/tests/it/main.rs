@@ -1,5 +1,6 @@
 //! The integration tests of texts, types, ops and the interpreter, in one program.
 
+mod boxes;
 mod fuzz;
 mod interp;
 mod ops;

@@ -9,8 +9,8 @@ use shardc_ir::func::{
 };
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Broadcast, FanOut, Op, Permute, Place, Reduce, ReduceScatter,
-    Slice,
+    AllGather, AllReduce, AllToAll, Broadcast, Exchange, FanOut, Op, Permute, Place, Reduce,
+    ReduceScatter, Slice,
 };
 use shardc_ir::phase::Phase;
 use shardc_ir::samples;

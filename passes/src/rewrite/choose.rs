@@ -4,13 +4,14 @@
 //! is local, from the original choice and from the best trees: one class after the other takes
 //! another term if that makes the whole cheaper.
 
-use super::cost::CostModel;
 use super::graph::{Graph, Head, Saturated, Term, ty_of};
 use super::segment::{Ref, Segment};
 use egg::Id;
 use shardc_ir::func::Func;
+use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
+use shardc_ir::price;
 use shardc_ir::types::Type;
 use std::collections::{BTreeMap, HashMap};
 
@@ -59,9 +60,9 @@ pub(crate) fn choose(
     f: &Func,
     s: &Segment,
     sat: &Saturated,
-    costs: &CostModel,
+    hw: &Hardware,
 ) -> Option<Solution> {
-    let c = Chooser::new(mesh, f, s, sat, costs);
+    let c = Chooser::new(mesh, f, s, sat, hw);
     let mut distinct: Vec<(usize, usize)> = c.own.iter().flatten().copied().collect();
     distinct.sort_unstable();
     distinct.dedup();
@@ -83,13 +84,7 @@ pub(crate) fn choose(
 }
 
 impl<'a> Chooser<'a> {
-    fn new(
-        mesh: &Mesh,
-        f: &'a Func,
-        s: &'a Segment,
-        sat: &'a Saturated,
-        costs: &CostModel,
-    ) -> Self {
+    fn new(mesh: &Mesh, f: &'a Func, s: &'a Segment, sat: &'a Saturated, hw: &Hardware) -> Self {
         let g = &sat.graph;
         let is_value = |id: &Id| !matches!(g[*id].nodes[0].head, Head::Attr(_));
         let mut classes: Vec<Id> = g.classes().map(|c| c.id).filter(is_value).collect();
@@ -100,7 +95,7 @@ impl<'a> Chooser<'a> {
             let ins: Vec<usize> = t.ins().iter().map(|&i| place(i)).collect();
             let cost = t.op(g).map_or(0, |(op, ins)| {
                 let types: Vec<&Type> = ins.iter().map(|&i| ty_of(g, i)).collect();
-                costs.of(mesh, &op, &types, ty_of(g, id))
+                price::op(hw, mesh, &op, &types, ty_of(g, id))
             });
             Choice { term: t.clone(), cost, ins }
         };

@@ -15,14 +15,12 @@ mod apply;
 mod attrs;
 mod choose;
 mod collectives;
-pub mod cost;
 mod graph;
 mod layout;
 pub mod orders;
 pub mod pattern;
 mod segment;
 
-pub use cost::CostModel;
 pub use pattern::Line;
 
 use choose::Solution;
@@ -30,6 +28,7 @@ use graph::Compiled;
 use segment::Segment;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::Mesh;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
@@ -81,17 +80,17 @@ pub struct Stats {
 
 /// Rewrites all functions of a module with the usual costs.
 pub fn rewrite(m: &mut Module, rules: RuleSet) -> Result<Stats> {
-    rewrite_with(m, rules, &CostModel::default())
+    rewrite_with(m, rules, &Hardware::default())
 }
 
 /// Rewrites all functions of a module; functions are never mixed.
-pub fn rewrite_with(m: &mut Module, rules: RuleSet, costs: &CostModel) -> Result<Stats> {
+pub fn rewrite_with(m: &mut Module, rules: RuleSet, hw: &Hardware) -> Result<Stats> {
     let compiled = rules.compiled();
     let mut stats = Stats::default();
     let mut known = HashMap::new();
     let Module { mesh, funcs, .. } = m;
     for f in funcs {
-        one(mesh, f, compiled, costs, &mut known, &mut stats);
+        one(mesh, f, compiled, hw, &mut known, &mut stats);
     }
     Ok(stats)
 }
@@ -103,7 +102,7 @@ fn one(
     mesh: &Mesh,
     f: &mut Func,
     rules: &Compiled,
-    costs: &CostModel,
+    hw: &Hardware,
     known: &mut Known,
     stats: &mut Stats,
 ) {
@@ -120,7 +119,7 @@ fn one(
         if !known.contains_key(&key) {
             stats.distinct += 1;
             let solution = graph::saturate(mesh, f, &s, rules, &mut stats.fired)
-                .and_then(|g| choose::choose(mesh, f, &s, &g, costs));
+                .and_then(|g| choose::choose(mesh, f, &s, &g, hw));
             known.insert(key.clone(), solution);
         }
         if known[&key].is_some() {

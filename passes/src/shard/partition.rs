@@ -15,7 +15,6 @@ pub(crate) use params::step_scope;
 use super::propagate::{OpFactors, factors};
 use super::reshard::Resharder;
 use super::zero::Zero;
-use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Gradient, Op};
@@ -47,7 +46,7 @@ pub fn partition(
     trained: &dyn Fn(&str) -> bool,
     zero: Zero,
     grid: AtomSet,
-) -> Result<Partitioned> {
+) -> Partitioned {
     let is_param = params(src);
     let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
     let exec: Vec<Execution> =
@@ -72,9 +71,9 @@ pub fn partition(
         whole: vec![None; src.values.len()],
     };
     p.needs = p.all_needs();
-    let params = p.arguments(frozen, trained)?;
+    let params = p.arguments(frozen, trained);
     for i in 0..src.nodes.len() {
-        p.node(i)?;
+        p.node(i);
     }
     let makers = src.makers();
     for r in &src.results {
@@ -83,11 +82,11 @@ pub fn partition(
         // A sum over microbatches that is shown, too: of each microbatch, and whole.
         if let Some(u) = makers[r.value.0 as usize].filter(|_| shown && p.stays_pending(r.value)) {
             let to = p.settled(p.out.ty(value), r.value);
-            value = p.reshard(value, &to, u as usize)?;
+            value = p.reshard(value, &to, u as usize);
         }
         p.out.results.push(shardc_ir::func::Port { value, role: r.role.clone() });
     }
-    Ok(Partitioned { forward: p.out, params })
+    Partitioned { forward: p.out, params }
 }
 
 fn params(f: &Func) -> Vec<bool> {
@@ -279,10 +278,10 @@ impl Partition<'_> {
 
     /// Fans a value out that has no gradient, for all users at once: it costs nothing, and layers
     /// that share it (positions, rotary tables) stay alike.
-    fn fan_out_early(&mut self, src: Value, u: Option<usize>) -> Result<()> {
+    fn fan_out_early(&mut self, src: Value, u: Option<usize>) {
         let i = src.0 as usize;
         if self.active[i] {
-            return Ok(());
+            return;
         }
         let have = self.now[i].expect("just made");
         for want in self.needs[i].clone() {
@@ -293,11 +292,10 @@ impl Partition<'_> {
             };
             if only_fan_out && *self.out.ty(have) != want {
                 let scope = u.map_or(Scope(0), |u| self.src.nodes[u].scope);
-                let v = self.reshard_in(have, &want, scope)?;
+                let v = self.reshard_in(have, &want, scope);
                 self.made[i].push((want, v, scope));
             }
         }
-        Ok(())
     }
 
     /// The type that node `u` needs of its operand `j`.
@@ -314,33 +312,17 @@ impl Partition<'_> {
         t
     }
 
-    fn no_path(&self, what: &str, from: &Type, to: &Type) -> Diag {
-        let text = |t: &Type| shardc_ir::text::type_text(self.mesh, t);
-        Diag::new(
-            "no-reshard",
-            format!(
-                "no sequence of collectives takes `{what}` from {} to {}",
-                text(from),
-                text(to)
-            ),
-        )
-        .rule("a dim that is cut unevenly cannot be cut again")
-        .help(
-            "pad the dim to a multiple of the number of pieces, or shard another dim with --shard",
-        )
-    }
-
     /// The operand in the layout that the node needs.
-    fn operand(&mut self, u: usize, j: usize) -> Result<Value> {
+    fn operand(&mut self, u: usize, j: usize) -> Value {
         let src = self.src.nodes[u].ins[j];
         let have = self.now[src.0 as usize].expect("operands come first");
         let want = self.required(u, j);
         if *self.out.ty(have) == want {
-            return Ok(have);
+            return have;
         }
         match self.whole[src.0 as usize].clone() {
             Some(whole) if whole != want => {
-                let have = self.made(src, have, whole, u)?;
+                let have = self.made(src, have, whole, u);
                 self.made(src, have, want, u)
             }
             _ => self.made(src, have, want, u),
@@ -348,27 +330,26 @@ impl Partition<'_> {
     }
 
     /// A value in another layout, as another use of it had it or made of `have`.
-    fn made(&mut self, src: Value, have: Value, want: Type, u: usize) -> Result<Value> {
+    fn made(&mut self, src: Value, have: Value, want: Type, u: usize) -> Value {
         // A parameter is gathered again where another part of the model uses it.
         let scope = self.src.nodes[u].scope;
         let near = |s: Scope| !self.pieces[src.0 as usize] || s == scope;
         if let Some(m) = self.made[src.0 as usize].iter().find(|m| m.0 == want && near(m.2)) {
-            return Ok(m.1);
+            return m.1;
         }
-        let v = self.reshard(have, &want, u)?;
+        let v = self.reshard(have, &want, u);
         self.made[src.0 as usize].push((want, v, scope));
-        Ok(v)
+        v
     }
 
     /// Appends the collectives from a value's type to another.
-    fn reshard(&mut self, v: Value, to: &Type, u: usize) -> Result<Value> {
+    fn reshard(&mut self, v: Value, to: &Type, u: usize) -> Value {
         self.reshard_in(v, to, self.src.nodes[u].scope)
     }
 
-    fn reshard_in(&mut self, v: Value, to: &Type, scope: Scope) -> Result<Value> {
-        let Some(path) = self.resharder.path(self.mesh, self.out.ty(v), to) else {
-            return Err(self.no_path(&self.out.name(v).to_string(), self.out.ty(v), to));
-        };
+    fn reshard_in(&mut self, v: Value, to: &Type, scope: Scope) -> Value {
+        let path = self.resharder.path(self.mesh, self.out.ty(v), to);
+        let path = path.unwrap_or_else(|| panic!("partition: {:?} to {to:?}", self.out.ty(v)));
         let mut at = v;
         for s in path {
             let (suffix, note) = words(&s.op, self.out.ty(at));
@@ -381,14 +362,13 @@ impl Partition<'_> {
             self.out.nodes.push(node);
             at = new;
         }
-        Ok(at)
+        at
     }
 
-    fn node(&mut self, u: usize) -> Result<()> {
+    fn node(&mut self, u: usize) {
         let src = self.src;
         let n = &src.nodes[u];
-        let ins: SmallVec<[Value; 4]> =
-            (0..n.ins.len()).map(|j| self.operand(u, j)).collect::<Result<_>>()?;
+        let ins: SmallVec<[Value; 4]> = (0..n.ins.len()).map(|j| self.operand(u, j)).collect();
         let first = n.ins.len();
         let declared: SmallVec<[Type; 2]> = (0..n.outs.len())
             .map(|o| {
@@ -423,12 +403,11 @@ impl Partition<'_> {
             let mut at = v;
             if !self.stays_pending(o) {
                 let to = self.settled(self.out.ty(v), o);
-                at = self.finish(v, &to, o, u)?;
+                at = self.finish(v, &to, o, u);
             }
             self.now[o.0 as usize] = Some(at);
-            self.fan_out_early(o, Some(u))?;
+            self.fan_out_early(o, Some(u));
         }
-        Ok(())
     }
 
     /// The type of a value in its own layout, with no sum that the ranks have not taken.
@@ -442,14 +421,14 @@ impl Partition<'_> {
     }
 
     /// Brings a fresh result into its own layout; the last value takes the source's name.
-    fn finish(&mut self, v: Value, to: &Type, src: Value, u: usize) -> Result<Value> {
+    fn finish(&mut self, v: Value, to: &Type, src: Value, u: usize) -> Value {
         let before = self.out.nodes.len();
-        let at = self.reshard(v, to, u)?;
+        let at = self.reshard(v, to, u);
         if self.out.nodes.len() > before {
             let name = self.src.name(src).clone();
             self.out.rename(at, name);
         }
-        Ok(at)
+        at
     }
 
     /// Sums over microbatches are reduced once per step.

@@ -8,11 +8,12 @@ pub mod balance;
 pub mod layout;
 
 use crate::options::Options;
-use crate::rewrite::cost::CostModel;
 use layout::StageLayout;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, RoleKind, Scope};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{Mesh, PIPELINE};
+use shardc_ir::price;
 use shardc_ir::schedule::Schedule;
 
 /// A part of the model that is never cut.
@@ -44,7 +45,7 @@ pub(crate) fn weighted(f: &Func) -> Vec<bool> {
 pub fn units(f: &Func) -> Vec<Unit> {
     // Backward does each product twice: once for each operand's gradient.
     const WITH_BACKWARD: u64 = 3;
-    let (mesh, model) = (Mesh::default(), CostModel::default());
+    let (mesh, hw) = (Mesh::default(), Hardware::default());
     let weighted = weighted(f);
     let mut of: Vec<Option<usize>> = vec![None; f.scopes.len()];
     let mut by_layer: std::collections::BTreeMap<u32, usize> = Default::default();
@@ -66,7 +67,7 @@ pub fn units(f: &Func) -> Vec<Unit> {
             by_layer.entry(l).or_insert(at);
         }
         let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
-        out[at].cost += WITH_BACKWARD * model.of(&mesh, &n.op, &ins, f.ty(n.outs[0]));
+        out[at].cost += WITH_BACKWARD * price::op(&hw, &mesh, &n.op, &ins, f.ty(n.outs[0]));
     }
     out
 }

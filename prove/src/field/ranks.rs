@@ -104,6 +104,10 @@ impl Step<'_> {
                 self.x[0][rank].among_zeros(&self.r.shape(self.to[0], rank), k.dim, from)
             }),
             Op::AllToAll(k) => self.one(|rank| self.moved(k.axes, k.from, k.to, rank)),
+            Op::Exchange(k) => {
+                let all = (0..self.r.count()).map(|rank| self.exchanged(k.axes, rank));
+                Ok(vec![all.collect::<Option<_>>().ok_or("a box that no rank of the group has")?])
+            }
             Op::AllToAllV(k) => {
                 // Rows that the sender's counts do not name stay behind.
                 let sent = self.all(|rank| defined(&self.x[0][rank], &self.x[1][rank]));
@@ -185,6 +189,33 @@ impl Step<'_> {
     fn moved(&self, axes: AtomSet, from: usize, to: usize, rank: usize) -> Tensor {
         let whole = self.gathered(axes, from, rank);
         self.own(&whole, to, rank, self.begin(to, rank))
+    }
+
+    /// A rank's box of what the ranks of its group have together; a sum is whole on the first rank.
+    fn exchanged(&self, axes: AtomSet, rank: usize) -> Option<Tensor> {
+        let own = self.r.shape(self.to[0], rank);
+        let coords = self.r.mesh.coords(rank);
+        if self.to[0].sum.and(axes).iter().any(|a| coords[a.0 as usize] > 0) {
+            return Some(Tensor::full(&own, 0));
+        }
+        let (group, _) = self.group(axes, rank);
+        let first = |t: &Type, r: usize, i: &[usize]| -> Vec<usize> {
+            i.iter().enumerate().map(|(d, i)| i + self.r.begin(t, d, r)).collect()
+        };
+        let mut there = true;
+        let made = Tensor::from_fn(&own, |i| {
+            let at = first(self.to[0], rank, i);
+            let place = |&r: &usize| {
+                let here = at.iter().enumerate().map(|(d, i)| i.checked_sub(self.begin(d, r)));
+                let here: Vec<usize> = here.collect::<Option<_>>()?;
+                let inside = here.iter().zip(&self.x[0][r].shape).all(|(i, n)| i < n);
+                inside.then(|| self.x[0][r].at(&here))
+            };
+            let found = group.iter().find_map(place);
+            there &= found.is_some();
+            found.unwrap_or(0)
+        });
+        there.then_some(made)
     }
 
     /// What every rank makes of its own pieces.

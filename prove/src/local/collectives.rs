@@ -2,7 +2,7 @@
 //! (`docs/types.md`, "Collectives") and leaves everything else as it is.
 
 use super::{Block, Fault, Held, counts, wrong};
-use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::types::{AtomList, Dim, Type};
 
@@ -34,6 +34,7 @@ pub fn check(
         Op::Slice(k) => k.axes,
         Op::Place(k) => k.axes,
         Op::AllToAll(k) => k.axes,
+        Op::Exchange(k) => k.axes,
         Op::AllToAllV(k) => k.axes,
         Op::Permute(k) => k.axes,
         Op::ToPartial(k) => k.axes,
@@ -104,6 +105,7 @@ impl Change<'_> {
             }
             Op::AllToAll(k) => self.moves(k.from, k.to)?,
             Op::AllToAllV(k) => self.moves(k.from, k.to)?,
+            Op::Exchange(_) => self.exchanged()?,
             Op::ToPartial(_) => {
                 self.invariant()?;
                 self.t.sum = self.t.sum.union(self.axes);
@@ -248,6 +250,48 @@ impl Change<'_> {
         }
         self.leaves(from)?;
         self.comes(to)
+    }
+
+    /// Every rank has its box of the result among those that its group has of the operand.
+    fn exchanged(&mut self) -> Result<(), Fault> {
+        if self.to.dtype != self.t.dtype || self.to.sizes() != self.t.sizes() {
+            return wrong("the result is another tensor".into());
+        }
+        let held = |t: &Type, a: Atom| t.dims.iter().any(|d| d.atoms.set().has(a));
+        let (sums, marked) = (self.to.sum, self.t.partial().union(self.t.varying));
+        let reduced = self.to.max.union(self.to.min).union(self.to.varying);
+        for a in self.mesh.all().iter() {
+            let (old, new) = (held(&self.t, a), held(self.to, a));
+            let fine = match self.axes.has(a) {
+                false => self.t.state(a) == self.to.state(a),
+                true => {
+                    (old || (new && !marked.has(a)))
+                        && !reduced.has(a)
+                        && (!self.to.replicated.has(a))
+                        && (old || !sums.has(a))
+                }
+            };
+            if !fine {
+                return wrong("an axis goes from a state that it cannot have to another".into());
+            }
+        }
+        for (old, new) in self.t.dims.iter().zip(&self.to.dims) {
+            let outer = |l: AtomList| {
+                AtomList::collect(l.iter().take_while(|&a| !self.axes.has(a))).unwrap_or(l)
+            };
+            let kept = outer(old.atoms);
+            let inner = |l: AtomList| l.iter().skip(kept.len()).all(|a| self.axes.has(a));
+            let moves = old.atoms != kept || new.atoms != kept;
+            if kept != outer(new.atoms) || !inner(old.atoms) || !inner(new.atoms) {
+                return wrong("axes outside of the group lie between those that move".into());
+            }
+            if moves {
+                even(self.mesh, old.size, kept, old.atoms)?;
+                even(self.mesh, old.size, kept, new.atoms)?;
+            }
+        }
+        self.t = self.to.clone();
+        Ok(())
     }
 
     /// The axes alone cut the dim, evenly; `ordered`: in the order of the group.

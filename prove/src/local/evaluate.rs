@@ -127,7 +127,8 @@ impl Run<'_> {
             | Op::ReduceScatter(_)
             | Op::Slice(_)
             | Op::Place(_)
-            | Op::AllToAll(_) => own.clone(),
+            | Op::AllToAll(_)
+            | Op::Exchange(_) => own.clone(),
             Op::AllToAllV(_) => vec![defined(&own[0], &own[1])],
             Op::Broadcast(k) => vec![part(k.dim, self.mesh.ways(k.axes), k.from)],
             Op::Reduce(k) => {

@@ -40,6 +40,7 @@ pub(crate) fn axes(op: &Op) -> AtomSet {
         Op::Slice(k) => k.axes,
         Op::Place(k) => k.axes,
         Op::AllToAll(k) => k.axes,
+        Op::Exchange(k) => k.axes,
         Op::AllToAllV(k) => k.axes,
         Op::ToPartial(k) => k.axes,
         other => ring(other),

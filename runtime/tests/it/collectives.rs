@@ -209,6 +209,54 @@ fn rings() {
     crate::lab::compare("merge_attention", &mesh, &f, &[seen(0), seen(1)].concat());
 }
 
+/// From layout to layout, evenly and not: axes change places, replace each other, change dims.
+#[test]
+fn exchanges_match_their_meaning() {
+    for (mesh, axes, from, to) in [
+        ("x=2, y=3", "x*y", "[12@x*y,5]", "[12@y*x,5]"),
+        ("x=2, y=3", "x*y", "[7@x,5@y]", "[7@y,5@x]"),
+        ("x=2, y=3", "x*y", "[7@x,5]", "[7@y,5]"),
+        ("x=2, y=3", "x*y", "[7@x,5]~y", "[7,5@y]"),
+        ("x=2, y=3", "y", "[6@x*y,5]", "[6@x,5]"),
+        ("x=2, y=2", "x*y", "[6,7,5@x*y]", "[6@x,7@y,5]"),
+        ("x=2, y=2", "x*y", "[2@x*y,3]", "[2,3@y*x]"),
+        ("x=4", "x", "[3@x,9]", "[3,9@x]"),
+    ] {
+        for dtype in ["f32", "bf16", "i32"] {
+            let text = format!(
+                "mesh [{mesh}]\n\nfunc @f(%a: {dtype}{from}) -> {dtype}{to} {{\n  \
+                 %b = exchange[{axes}] %a : {dtype}{to}\n  return %b\n}}\n"
+            );
+            exchanged(&text);
+        }
+        // The mirror of what was replicated is a sum.
+        if let Some((whole, axis)) = from.split_once('~') {
+            exchanged(&format!(
+                "mesh [{mesh}]\n\nfunc @f(%a: f32{to}) -> f32{whole}+{axis} {{\n  \
+                 %b = exchange[{axes}] %a : f32{whole}+{axis}\n  return %b\n}}\n"
+            ));
+        }
+    }
+}
+
+fn exchanged(text: &str) {
+    let m = shardc_ir::text::parse(text).unwrap_or_else(|e| panic!("{text}{e}"));
+    let f = &m.funcs[0];
+    let mut k = 0;
+    let whole = Tensor::from_fn(&f.ty(f.args[0].value).sizes(), |_| {
+        k += 1;
+        f64::from(k)
+    });
+    let args = [interp::scatter(&m.mesh, f.ty(f.args[0].value), &whole)];
+    let to = f.ty(f.results[0].value);
+    if to.sum.is_empty() {
+        return crate::lab::compare(text, &m.mesh, f, &args);
+    }
+    // Which rank has an element of a sum is not said.
+    let got = crate::lab::run(&m.mesh, f, &args, false).unwrap_or_else(|e| panic!("{text}{e}"));
+    assert_eq!(interp::gather(&m.mesh, to, &got[0]).expect("a sum"), whole, "{text}");
+}
+
 #[test]
 fn other_dims_may_be_split_unevenly() {
     let mesh = Mesh::new(&[("dp", 3), ("tp", 2)]).unwrap();

@@ -15,7 +15,7 @@ use shardc_ir::kernel::Kernel;
 use shardc_ir::launch::Launch;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{
-    AllGather, AllReduce, AllToAll, Broadcast, Op, Permute, Reduce, ReduceScatter,
+    AllGather, AllReduce, AllToAll, Broadcast, Exchange, Op, Permute, Reduce, ReduceScatter,
 };
 use shardc_ir::rng::Stream as Random;
 use shardc_ir::samples::Sample;
@@ -140,9 +140,23 @@ fn one_rank(
 
 /// Compares with what an op means, on random operands.
 fn check(op: impl Into<Op>, mesh: &Mesh, ins: &[Type]) {
-    let Some(machine) = machine::get() else { return };
     let op = op.into();
-    let f = function(mesh, op.clone(), ins);
+    checked(function(mesh, op.clone(), ins), &op, mesh, ins);
+}
+
+/// The same of an op whose result's type is said.
+fn check_as(op: impl Into<Op>, mesh: &Mesh, from: &Type, to: &Type) {
+    let op = op.into();
+    let mut f = Func::new("f");
+    let x = f.arg(from.clone(), Name::parse("x"), None);
+    let mut b = shardc_ir::builder::Builder::new(mesh, &mut f);
+    let value = b.push_as("y", op.clone(), &[x], to);
+    f.results = [Port { value, role: None }].into_iter().collect();
+    checked(f, &op, mesh, std::slice::from_ref(from));
+}
+
+fn checked(f: Func, op: &Op, mesh: &Mesh, ins: &[Type]) {
+    let Some(machine) = machine::get() else { return };
     let args: Vec<Vec<Tensor>> = ins.iter().enumerate().map(|(i, t)| draw(mesh, t, i)).collect();
     let what = format!("{} of {ins:?} on {:?}", op.mnemonic(), mesh.axes);
     crate::lab::compare_with(&what, mesh, &f, &args, 1e-5, |in_place| {
@@ -185,7 +199,13 @@ fn collectives_of_ranks_that_share_a_device() {
             cut.dims[1].atoms = split;
             check(AllReduce { axes }, &mesh, &[sum.clone(), max, sum.clone()]);
             check(AllGather { axes, dim: 1 }, &mesh, &[cut.clone()]);
-            check(AllToAll { axes, from: 1, to: 2 }, &mesh, &[cut]);
+            check(AllToAll { axes, from: 1, to: 2 }, &mesh, &[cut.clone()]);
+            // Pieces of dim 1 by those of dim 2, in the other order of axes where there are two.
+            let mut turned = whole.clone();
+            turned.dims[2].atoms =
+                AtomList::collect(axes.iter().collect::<Vec<_>>().into_iter().rev()).unwrap();
+            check_as(Exchange { axes }, &mesh, &cut, &turned);
+            check_as(Exchange { axes }, &mesh, &whole, &cut);
             check(ReduceScatter { axes, dim: 0 }, &mesh, &[sum]);
             check(Permute { axes, shift: 1 }, &mesh, &[own]);
             let mut even = Type::new(dtype, &[5, 2 * mesh.ways(axes)]);

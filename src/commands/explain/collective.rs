@@ -12,7 +12,7 @@ use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Collective, Sends};
 use shardc_ir::text::type_text;
 use shardc_passes::options::TpMode;
-use shardc_passes::shard::reshard::{MAX_STATES, must_receive, ring_bytes, search, simple};
+use shardc_passes::shard::reshard::{self, must_receive, ring_bytes, simple};
 
 /// Most items of a list in an answer.
 const MAX_ITEMS: usize = 6;
@@ -139,7 +139,9 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
             let most = coll.max_bytes(mesh, c.f.ty(c.n.ins[0]), c.f.ty(c.n.outs[0]));
             format!(" if all experts are used alike, at most {most} B")
         }
-        Sends::Nothing | Sends::Pieces | Sends::Whole => format!(", of its {held} B"),
+        Sends::Nothing | Sends::Pieces | Sends::Whole | Sends::Boxes => {
+            format!(", of its {held} B")
+        }
     };
     let calls = why.plan.times(c.fi);
     let often = match why.plan.is_looped(c.fi) {
@@ -169,14 +171,17 @@ fn searched(why: &Why, c: &Call) -> Vec<String> {
         to = n.outs[0];
     }
     let (from, to) = (c.f.ty(from), c.f.ty(to));
-    let found = search(mesh, from, to);
-    let Some(steps) = found.steps else { return vec![] };
+    let Some(found) = reshard::path(mesh, from, to) else { return vec![] };
+    let steps = found.steps;
     let names: Vec<&str> = steps.iter().map(|s| s.op.mnemonic()).collect();
     let sent = ring_bytes(mesh, from, &steps);
     let mut l = vec![format!(
-        "{}: {sent} B, the cheapest among {} layouts (at most {MAX_STATES} are looked at)",
+        "{}: {sent} B, the cheapest of {}",
         names.join(", "),
-        found.states
+        match found.ways {
+            1 => "1 way".into(),
+            n => format!("{n} ways"),
+        }
     )];
     l.extend(simple(mesh, from, to).filter(|s| s.len() != steps.len()).map(|s| {
         let names: Vec<&str> = s.iter().map(|s| s.op.mnemonic()).collect();

@@ -120,7 +120,7 @@ pub fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
                     let parts = from.iter().enumerate().filter(|x| bytes(x.1) > 0);
                     parts.for_each(|(p, b)| add("reduce", bytes(b), Some(p)));
                 }
-                Exchange::AllToAll { from, to } => {
+                Exchange::AllToAll { from, to, .. } => {
                     for p in 0..ways {
                         add("send", bytes(&from[p]), Some(p));
                         add("recv", bytes(&to[p]), Some(p));

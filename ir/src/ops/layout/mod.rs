@@ -1,7 +1,8 @@
 //! Ops of ranks: what each rank holds of a value changes, not the value. The table below says everything of
 //! them but their types, gradients and evaluation, which stand in the files beside: `marks` (nothing moves),
-//! `sums`, `pieces`, `rows` (of experts) and `rings`.
+//! `sums`, `pieces`, `exchange`, `rows` (of experts) and `rings`.
 
+mod exchange;
 mod marks;
 mod pieces;
 mod rings;
@@ -9,6 +10,8 @@ mod rows;
 mod sums;
 
 use super::*;
+use crate::boxes::Boxes;
+use crate::types::State;
 
 /// An op of [`Kind::Layout`].
 pub trait Collective {
@@ -46,6 +49,10 @@ pub trait Collective {
             }
             Sends::ShareOfResult => (p - 1.0) / p * held(output),
             Sends::Whole => held(input),
+            Sends::Boxes => {
+                let most = Boxes::new(mesh, self.atoms(), input, output).traffic().busiest();
+                (most * input.dtype.bytes()) as f64
+            }
         }
     }
     /// The most that they may be, where they depend on data.
@@ -79,6 +86,8 @@ pub enum Sends {
     ShareOfResult,
     /// Its operand.
     Whole,
+    /// What [`Boxes`] says: of the busiest rank, the more of what it sends and receives.
+    Boxes,
 }
 
 /// What the table does not say of an op.
@@ -259,6 +268,15 @@ layouts! {
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
     sends: |_| Sends::Pieces, says: "{ways} ranks exchange pieces: another dim is split afterwards",
     mirror: ["all_to_all"], reshards: true;
+
+    /// From any layout over the axes to any other: split dims change places, order and axes. Each of the
+    /// axes splits a dim of the operand or of the result; where it does not, the operand is invariant or
+    /// replicated, and the result invariant (or, as the mirror of replicated, a sum). Nobody receives what
+    /// it has. Axes that split a dim beside these are major to them.
+    Exchange = "exchange" (x) { axes: AtomSet }
+    fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
+    sends: |_| Sends::Boxes, says: "{ways} ranks exchange boxes, each what it lacks; the result is {after}",
+    mirror: ["exchange"], reshards: true;
 
     /// What `all_to_all` does, for rows `[g,z,c,h]` of which few are there: the axes that split
     /// groups split shards of tokens instead, or the other way round, and only rows travel that the

@@ -1,6 +1,7 @@
 //! Pieces of a dim: gathered, given, cut, put among zeros, exchanged.
 
 use super::*;
+use crate::types::MAX_LISTED;
 
 /// Takes `axes` off the minor end of a dim's split.
 pub(super) fn unsplit(
@@ -57,7 +58,7 @@ pub(super) fn split(
         }
         None => infer::err(
             "collective",
-            format!("dim {dim} would be split over more than 7 parts of axes"),
+            format!("dim {dim} would be split over more than {MAX_LISTED} parts of axes"),
             "use fewer axes on it",
         ),
     }

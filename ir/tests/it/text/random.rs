@@ -82,7 +82,7 @@ impl Dice<'_> {
         if axes.is_empty() {
             axes = AtomSet::one(Atom(0));
         }
-        match self.roll(10) {
+        match self.roll(11) {
             0 => FanOut { axes }.into(),
             1 => AllReduce { axes }.into(),
             2 => AllGather { axes, dim }.into(),
@@ -90,6 +90,7 @@ impl Dice<'_> {
             4 => Slice { axes, dim }.into(),
             5 => Place { axes, dim }.into(),
             6 => AllToAll { axes, from: dim, to }.into(),
+            9 => Exchange { axes }.into(),
             7 => Broadcast { axes, dim, from: to }.into(),
             8 => Reduce { axes, dim, to }.into(),
             _ => Permute { axes, shift: dim }.into(),

@@ -2,7 +2,6 @@
 
 use super::Partition;
 use crate::shard::zero::{Zero, stored_over, zero_axes};
-use shardc_ir::diag::Result;
 use shardc_ir::func::{ParamLayout, Role, RoleKind, Step};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Cast;
@@ -13,7 +12,7 @@ impl Partition<'_> {
         &mut self,
         frozen: &dyn Fn(&str) -> bool,
         trained: &dyn Fn(&str) -> bool,
-    ) -> Result<Vec<ParamLayout>> {
+    ) -> Vec<ParamLayout> {
         let mut out = Vec::new();
         for a in &self.src.args {
             let (stored, name) = (self.src.ty(a.value).clone(), self.src.name(a.value).clone());
@@ -36,9 +35,9 @@ impl Partition<'_> {
                     let op = Cast { to: stored.dtype }.into();
                     steps.push(Step { op, ty: stored.clone() });
                 }
-                self.walk(&param.name, &stored, &piece, &mut steps)?;
+                self.walk(&stored, &piece, &mut steps);
                 let before = steps.len();
-                self.walk(&param.name, &piece, &near, &mut steps)?;
+                self.walk(&piece, &near, &mut steps);
                 let Zero { gathers_once, reduces_once, .. } = self.zero;
                 let [prepared, mirrored] = [gathers_once, reduces_once]
                     .map(|once| if once { steps.len() } else { before });
@@ -66,19 +65,16 @@ impl Partition<'_> {
         for a in &self.src.args {
             let scope_free = a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Param);
             if scope_free {
-                self.fan_out_early(a.value, None)?;
+                self.fan_out_early(a.value, None);
             }
         }
-        Ok(out)
+        out
     }
 
     /// Adds the steps from one layout of a parameter to another.
-    fn walk(&mut self, name: &str, from: &Type, to: &Type, steps: &mut Vec<Step>) -> Result<()> {
-        match self.resharder.path(self.mesh, from, to) {
-            Some(path) => steps.extend(path),
-            None => return Err(self.no_path(name, from, to)),
-        }
-        Ok(())
+    fn walk(&mut self, from: &Type, to: &Type, steps: &mut Vec<Step>) {
+        let path = self.resharder.path(self.mesh, from, to);
+        steps.extend(path.unwrap_or_else(|| panic!("partition: {from:?} to {to:?}")));
     }
 }
 

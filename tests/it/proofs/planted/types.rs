@@ -140,6 +140,7 @@ fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
         Slice,
         Place,
         AllToAll,
+        Exchange,
         AllToAllV,
         Permute,
         ToVarying,

@@ -9,6 +9,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
+use shardc_ir::hardware::Hardware;
 use shardc_passes::options::Options;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -177,6 +178,11 @@ flags! {
     #[arg(long, value_name = "BYTES", help_heading = "Layout")]
     #[serde(deserialize_with = "number_or_text")]
     pub memory: Option<String>,
+    /// Speeds of a rank for what is chosen by price (--shard auto, --schedule search, --recompute fit), a TOML file with any of: link (bytes/s, and by axis under [links]),
+    /// memory (bytes/s), flops (1/s), latency, start, line (s) [default: link = 50e9, memory = 1e12,
+    /// flops = 50e12, latency = 10e-6, start = 1e-6, line = 50e-9]
+    #[arg(long, value_name = "FILE.toml", help_heading = "Layout")]
+    pub hardware: Option<String>,
     /// adamw or sgd [default: adamw]
     #[arg(long, help_heading = "Optimizer")]
     pub optimizer: Option<String>,
@@ -215,8 +221,9 @@ flags! {
     pub freeze: Vec<String>,
     /// Sharding of a tensor of the checkpoint, or of a scope's last value: D is -, ?, an axis, a*b or
     /// a:(k)n, then @pN; or one of the words colwise, rowwise, replicated, for a tensor or the weight
-    /// and bias of a scope; repeatable
-    #[arg(long, value_name = "GLOB=D,D", help_heading = "Layout")]
+    /// and bias of a scope; repeatable. auto: layouts of all values and parameters are chosen by price,
+    /// whatever the axes are called
+    #[arg(long, value_name = "GLOB=D,D|auto", help_heading = "Layout")]
     pub shard: Vec<String>,
     /// How ranks of the running plan exchange data: threads, mpi or nccl [default: threads]
     #[arg(long, help_heading = "Run")]
@@ -297,6 +304,22 @@ fn arch(word: &str) -> Result<String> {
 
 /// Largest shardc.toml that is read, in bytes.
 const MAX_TOML: u64 = 1 << 20;
+
+/// Reads speeds of a rank.
+///
+/// # Errors
+/// `hardware` if the file does not say them, or says what cannot be.
+fn read_hardware(path: &Path) -> Result<Hardware> {
+    let text = files::read_text(path, MAX_TOML)?;
+    let place = path.display().to_string();
+    let read: std::result::Result<Hardware, _> = toml::from_str(&text);
+    let read = read.map_err(|e| {
+        Diag::new("hardware", e.message().to_string()).help(
+            "a file may say: link = 400e9, memory = 3e12, flops = 400e12, and [links] tp = 400e9",
+        )
+    });
+    read.and_then(Hardware::checked).map_err(|d| d.at(place))
+}
 
 /// Reads `shardc.toml`: the flags, and the model's path relative to the file.
 pub fn read_toml(path: &Path) -> Result<(String, Flags)> {

@@ -35,6 +35,7 @@ use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Manager, Source, Watch};
+use shardc_passes::shard::auto::Price;
 use shardc_passes::shard::experts::{AxisPiece, ExpertRole, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
 use shardc_passes::shard::zero::Accumulate;
@@ -393,6 +394,35 @@ fn roomy_buffers(s: &Stored) -> Option<Diag> {
     )
 }
 
+/// Picoseconds of a step by the prices of `--hardware`, and bytes of a rank at the peak.
+fn cost(plan: &Plan, o: &Options) -> (f64, usize) {
+    (
+        search::price::price(plan, &o.hardware, &o.speeds).map_or(f64::INFINITY, |p| p.step),
+        plan.peak_bytes(),
+    )
+}
+
+/// What is said of layouts that were chosen by price: how near they are to the least, and how the family's
+/// own layout compares.
+fn chosen(p: &Price, compared: Option<[(f64, usize); 2]>) -> String {
+    let above = (p.time as f64 / p.bound.max(1) as f64 - 1.0) * 100.0;
+    let mut text = match above < 0.05 {
+        true => "layouts chosen by price: none is cheaper".to_string(),
+        false => format!("layouts chosen by price: at most {above:.1} % above the cheapest"),
+    };
+    if !p.fits {
+        text += ", none fits --memory by its estimate";
+    }
+    if let Some([family, own]) = compared {
+        text += &format!(
+            "; the family's own takes {:.2} times as long by the same prices, and {:.2} times the memory",
+            family.0 / own.0,
+            family.1 as f64 / own.1 as f64
+        );
+    }
+    text
+}
+
 fn finish(
     input: Input,
     o: &Options,
@@ -408,7 +438,14 @@ fn finish(
         true => None,
         false => Some(pipeline::compile(source.clone(), &without, &mut |_, _| {})?.plan),
     };
+    // What the family's own layout would cost, if it has one that is legal.
+    let own = Options { auto: false, memory: None, ..o.clone() };
+    let families = facts.as_ref().filter(|f| o.auto && rules::violations(f, &own).is_empty());
+    let families = families
+        .map(|_| pipeline::compile(source.clone(), &own, &mut |_, _| {}))
+        .and_then(Result::ok);
     let mut compiled = pipeline::compile_with(source, o, manager)?;
+    let compared = families.map(|c| [&c.plan, &compiled.plan].map(|p| cost(p, o)));
     warnings.append(&mut compiled.warnings);
     let mut stored = Stored {
         plan: compiled.plan,
@@ -428,6 +465,7 @@ fn finish(
     stored.report = serde_json::to_value(&report).unwrap_or_default();
     warnings.extend(across_nodes(&stored));
     warnings.extend(roomy_buffers(&stored));
-    let (sharded, causes, notes) = (compiled.sharded, compiled.causes, vec![]);
+    let notes = compiled.price.map(|p| chosen(&p, compared)).into_iter().collect();
+    let (sharded, causes) = (compiled.sharded, compiled.causes);
     Ok(Output { stored, report, sharded, causes, warnings, notes })
 }

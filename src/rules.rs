@@ -92,11 +92,14 @@ fn on_side(f: &Facts, mode: TpMode, q: usize) -> bool {
 /// All violated rules.
 pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     let mut rules = Rules { f, o, out: vec![] };
-    rules.heads();
-    rules.grid();
+    // What is chosen by price is split where it can be.
+    if !o.auto {
+        rules.heads();
+        rules.grid();
+        rules.sequence_parallel();
+    }
     rules.batch();
     rules.sequence();
-    rules.sequence_parallel();
     rules.experts();
     rules.factors();
     rules.schedule();

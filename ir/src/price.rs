@@ -11,7 +11,7 @@ pub fn op(hw: &Hardware, mesh: &Mesh, op: &Op, ins: &[&Type], out: &Type) -> u64
     let ps = |seconds: f64| (seconds * 1e12).min(1e18) as u64;
     if let Some(c) = op.collective() {
         let bytes = ins.first().map_or(0.0, |t| c.ring_bytes(mesh, t, out));
-        return ps(hw.latency + bytes / hw.link);
+        return ps(hw.latency + bytes / hw.link(mesh, c.atoms()));
     }
     if op.def().is_view() {
         return ps(hw.line);

@@ -4,6 +4,7 @@
 
 pub mod autodiff;
 mod checks;
+pub mod choose;
 pub mod classes;
 pub mod globs;
 pub mod group;

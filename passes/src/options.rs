@@ -3,6 +3,7 @@
 use crate::autodiff::recompute::Recompute;
 use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::{LrSchedule, Mode, TokenOrder};
 use shardc_ir::types::DType;
 
@@ -234,6 +235,10 @@ pub struct Options {
     /// Globs over names of the checkpoint's tensors: parameters that are not trained.
     pub freeze: Vec<String>,
     pub shard: Vec<ShardRule>,
+    /// Layouts are chosen by price, and not as the model's family has them.
+    pub auto: bool,
+    /// What layouts are priced with then.
+    pub hardware: Hardware,
     pub seed: u64,
     /// Which nodes are joined to kernels.
     pub fuse: Fuse,
@@ -320,6 +325,8 @@ impl Default for Options {
             clip: None,
             freeze: vec![],
             shard: vec![],
+            auto: false,
+            hardware: Hardware::default(),
             seed: 0,
             fuse: Fuse::default(),
             observe: false,

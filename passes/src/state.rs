@@ -14,8 +14,9 @@ use crate::rewrite::orders::orders;
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
+use crate::shard::auto::{Asked, Price};
 use crate::shard::grid::Grid;
-use crate::shard::partition::{active, partition};
+use crate::shard::partition::{How, active, partition};
 use crate::shard::propagate::{Cause, propagate};
 use crate::stages::{not_too_many, stages};
 use crate::step;
@@ -51,6 +52,8 @@ pub(crate) struct State<'a> {
     /// The module with propagated shardings, and why each stands.
     pub sharded: Option<Module>,
     pub causes: Vec<Cause>,
+    /// What layouts cost that were chosen.
+    pub price: Option<Price>,
     pub warnings: Vec<Diag>,
     lists: Option<(Index, Vec<Lists>)>,
     classes: Vec<RankClass>,
@@ -61,7 +64,7 @@ impl<'a> State<'a> {
     pub fn new(m: Module, source: Source, o: &'a Options) -> Result<State<'a>> {
         let frozen = globs::frozen(&source.weights, o)?;
         let (causes, warnings, classes) = (vec![], vec![], vec![]);
-        let (schedule, sharded, lists, plan) = (None, None, None, None);
+        let (schedule, sharded, lists, price, plan) = (None, None, None, None, None);
         Ok(State {
             m,
             o,
@@ -70,6 +73,7 @@ impl<'a> State<'a> {
             schedule,
             sharded,
             causes,
+            price,
             warnings,
             lists,
             classes,
@@ -157,9 +161,20 @@ impl<'a> State<'a> {
         let grid = Grid::of(mesh, o.tp_mode)?.stored;
         let frozen = |name: &str| self.frozen.contains(name);
         let trained = |name: &str| self.trains() && !frozen(name);
-        let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, o.zero(), grid);
+        let how = match o.auto {
+            false => How::Asked { zero: o.zero(), grid },
+            true => How::Auto(Asked {
+                mesh,
+                hardware: &o.hardware,
+                trains: self.trains(),
+                microbatches: o.microbatches(),
+                budget: o.memory.map(|b| b as u64),
+            }),
+        };
+        let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, how);
         self.m.funcs[0] = parts.forward;
         self.m.params = parts.params;
+        self.price = parts.price;
         if self.trains() && !o.observe {
             drop_outputs(&mut self.m.funcs[0]);
         }

@@ -8,6 +8,7 @@ use shardc_ir::diag::Diag;
 use shardc_ir::func::{Func, FuncKind, Module, Node, ParamLayout};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::Kind;
+use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
 
 /// All warnings of a plan: `sharded` is the model with its types after propagation.
@@ -19,15 +20,21 @@ pub fn warnings(
     o: &Options,
 ) -> Vec<Diag> {
     let mut all = padding(&m.mesh, sharded, weights);
-    all.extend(idle_axes(&m.mesh, sharded));
+    all.extend(match o.auto {
+        false => idle_axes(&m.mesh, sharded.values.iter().map(|v| &v.ty)),
+        true => {
+            let made = m.funcs.iter().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
+            idle_axes(&m.mesh, made.flat_map(|(f, n)| n.outs.iter().map(|&o| f.ty(o))))
+        }
+    });
     all.extend(no_effect(&m.mesh, params, o));
     all.extend(named_ops(m, o));
     all
 }
 
 /// A warning for each axis that splits nothing: its ranks all do the same work.
-fn idle_axes(mesh: &Mesh, f: &Func) -> Vec<Diag> {
-    let used = f.values.iter().fold(AtomSet::EMPTY, |s, v| s.union(v.ty.sharded()));
+fn idle_axes<'a>(mesh: &Mesh, types: impl Iterator<Item = &'a Type>) -> Vec<Diag> {
+    let used = types.fold(AtomSet::EMPTY, |s, t| s.union(t.sharded()));
     let split = mesh.axes.iter().filter(|a| a.name != PIPELINE);
     let idle = split.filter(|a| mesh.axis(&a.name).is_none_or(|s| !s.meets(used)));
     let warn = |a: &shardc_ir::mesh::Axis| {

@@ -35,6 +35,8 @@ impl Flags {
         let one_stage = o.axis("pp") == 1;
         let infer = "nothing is trained with --mode infer";
         let pp = "the mesh has no pp";
+        let word = |given: &Option<String>, word| given.as_deref() == Some(word);
+        let priced = o.auto || word(&self.schedule, "search") || word(&self.recompute, "fit");
         let trained: [(&str, bool); 15] = [
             ("--zero-accumulate", self.zero_accumulate.is_some()),
             ("--grad-dtype", self.grad_dtype.is_some()),
@@ -52,7 +54,7 @@ impl Flags {
             ("--clip", self.clip.is_some()),
             ("--freeze", !self.freeze.is_empty()),
         ];
-        let rows: [Row; 15] = [
+        let rows: [Row; 16] = [
             ("--betas", self.betas.is_some(), trains && sgd, "they are AdamW's"),
             ("--eps", self.eps.is_some(), trains && sgd, "it is AdamW's"),
             ("--warmup", self.warmup.is_some(), trains && constant, CONSTANT),
@@ -65,6 +67,7 @@ impl Flags {
             ("--speeds", self.speeds.is_some(), one_stage, pp),
             ("--order", self.order.is_some(), axes < 2, "the mesh has fewer than 2 axes"),
             ("--cp-mode", self.cp_mode.is_some(), ring_of_nothing(o, attention), NO_ATTENTION),
+            ("--hardware", self.hardware.is_some(), !priced, "nothing is chosen by price"),
             ("--moe-bound", self.moe_bound.is_some(), !experts, NO_EXPERTS),
             ("--moe-bound", self.moe_bound.is_some(), roomy, ROOMY),
             ("--moe-capacity", self.moe_capacity.is_some(), !experts, NO_EXPERTS),

@@ -1,8 +1,8 @@
 //! What flags ask of the passes: options, with defaults where nothing is asked for.
 
-use super::Flags;
 use super::text::{Brought, default_microbatch, global_batch, rows_of};
 use super::values::*;
+use super::{Flags, read_hardware};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::types::DType;
@@ -11,6 +11,7 @@ use shardc_passes::options::{
 };
 use shardc_passes::shard::zero::Accumulate;
 use shardc_passes::stages::layout::StageLayout;
+use std::path::Path;
 
 /// Largest batch and sequence: products of them with a mesh stay far from overflow.
 const MAX_COUNT: usize = 1 << 30;
@@ -155,7 +156,15 @@ impl Flags {
 
     /// What is cut over the axes, and how.
     fn splits(&self, o: &mut Options) -> Result<()> {
-        o.shard = self.shard.iter().map(|s| shard_rule(s)).collect::<Result<_>>()?;
+        let rules = self.shard.iter().filter(|s| *s != "auto");
+        o.shard = rules.map(|s| shard_rule(s)).collect::<Result<_>>()?;
+        o.auto = self.shard.iter().any(|s| s == "auto");
+        if o.auto {
+            self.left_to_price(o)?;
+        }
+        if let Some(path) = &self.hardware {
+            o.hardware = read_hardware(Path::new(path))?;
+        }
         o.moe = self.buffers()?;
         o.balance = Balance {
             aux: self.moe_aux.map(|x| not_negative("--moe-aux", x)).transpose()?,
@@ -174,6 +183,26 @@ impl Flags {
         o.tp_mode = self.tp_mode()?;
         let steps = [("gathered", TpSteps::Gathered), ("summa", TpSteps::Summa)];
         choose(&mut o.tp_steps, &self.tp_steps, "--tp-steps", &steps)
+    }
+
+    /// Refuses what says how something is cut, where prices do.
+    fn left_to_price(&self, o: &Options) -> Result<()> {
+        let asked = [
+            ("another --shard", !o.shard.is_empty()),
+            ("--zero", self.zero.is_some()),
+            ("--zero-accumulate", self.zero_accumulate.is_some()),
+            ("--sp", self.sp),
+            ("--tp-mode", self.tp_mode.is_some()),
+            ("--cp-mode", self.cp_mode.is_some()),
+            ("--cp-split", self.cp_split.is_some()),
+            ("ep and etp in --mesh", o.ep > 1 || o.etp.is_some()),
+        ];
+        match asked.into_iter().find(|a| a.1) {
+            None => Ok(()),
+            Some((flag, _)) => Err(Diag::new("flag", format!("{flag} beside --shard auto"))
+                .rule("--shard auto chooses how everything is cut")
+                .help(format!("leave out {flag}, or --shard auto"))),
+        }
     }
 
     /// Order of the pipeline, its cuts, and the memory that it may need.

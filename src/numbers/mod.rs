@@ -12,6 +12,7 @@ use crate::report::bytes;
 use crate::search::price::price;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Port, Role, RoleKind, Slot};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::plan::{Instr, Mode, TokenOrder};
 use shardc_ir::rng::Stream;
@@ -223,7 +224,7 @@ fn affordable(s: &Stored, source: &Source, alone: &Reference) -> Result<()> {
     let held = ranks * plan.peak_bytes() as f64 * wider * 2.0
         + (alone.elements() + 8.0 * params as f64) * 8.0;
     let steps = if plan.settings.mode == Mode::Train { STEPS as f64 } else { 1.0 };
-    let price = price(plan, &[])?;
+    let price = price(plan, &Hardware::default(), &[])?;
     let operations = steps * 2.0 * price.flops * ranks / plan.classes.len().max(1) as f64;
     if held <= MOST_BYTES && operations <= MOST_OPERATIONS {
         return Ok(());

@@ -118,7 +118,7 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
         if crate::across(&plan.module.mesh, &options).len() > across {
             return None;
         }
-        let price = price(&plan, &options.speeds).ok()?;
+        let price = price(&plan, &options.hardware, &options.speeds).ok()?;
         Some(Tried { changes: changes.clone(), options, peak: plan.peak_bytes(), price })
     };
     let tried = sets(o, asked, input.facts.is_some(), (limit, peak), attempt);

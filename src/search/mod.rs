@@ -74,7 +74,7 @@ fn both(input: &Input, o: &Options, notes: &mut Vec<String>) -> Result<Options> 
         }
         let (found, text) = schedule::resolve(input, &Options { recompute, ..o.clone() })?;
         let plan = trial(input, o, &found)?;
-        let (peak, step) = (plan.peak_bytes(), price(&plan, &o.speeds)?.step);
+        let (peak, step) = (plan.peak_bytes(), price(&plan, &o.hardware, &o.speeds)?.step);
         if o.memory.is_some_and(|limit| peak > limit) {
             if least.as_ref().is_none_or(|b| peak < b.0) {
                 least = Some((peak, found, text));

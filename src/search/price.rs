@@ -21,11 +21,11 @@ pub struct Price {
 }
 
 /// Picoseconds of a function on one rank.
-fn time(plan: &Plan, f: &Func) -> f64 {
-    let (mesh, hw) = (&plan.module.mesh, Hardware::default());
+fn time(plan: &Plan, hw: &Hardware, f: &Func) -> f64 {
+    let mesh = &plan.module.mesh;
     let one = |n: &shardc_ir::func::Node| {
         let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();
-        price::op(&hw, mesh, &n.op, &ins, f.ty(n.outs[0])) as f64
+        price::op(hw, mesh, &n.op, &ins, f.ty(n.outs[0])) as f64
     };
     f.nodes.iter().map(one).sum()
 }
@@ -35,8 +35,8 @@ fn time(plan: &Plan, f: &Func) -> f64 {
 ///
 /// # Panics
 /// If the plan has not the functions of its schedule, which no compilation makes.
-pub fn times(plan: &Plan, speeds: &[f64]) -> Times {
-    let (s, hw) = (&plan.schedule, Hardware::default());
+pub fn times(plan: &Plan, hw: &Hardware, speeds: &[f64]) -> Times {
+    let s = &plan.schedule;
     let index =
         Index::of(&plan.module, s, plan.settings.mode).expect("a compiled plan has its functions");
     let mut sent: HashMap<usize, f64> = HashMap::new();
@@ -53,7 +53,7 @@ pub fn times(plan: &Plan, speeds: &[f64]) -> Times {
     let speed = |stage: usize| speeds.get(s.owner[stage]).copied().unwrap_or(1.0);
     let of = |stage: usize, f: Option<usize>| {
         let all = |f: usize| {
-            time(plan, &plan.module.funcs[f]) + sent.get(&f).copied().unwrap_or_default()
+            time(plan, hw, &plan.module.funcs[f]) + sent.get(&f).copied().unwrap_or_default()
         };
         f.map_or(0.0, |f| all(f) / speed(stage))
     };
@@ -66,12 +66,12 @@ pub fn times(plan: &Plan, speeds: &[f64]) -> Times {
 }
 
 /// What a step of the plan costs.
-pub fn price(plan: &Plan, speeds: &[f64]) -> Result<Price> {
-    let makespan = replay(&plan.schedule, &times(plan, speeds))?.makespan();
+pub fn price(plan: &Plan, hw: &Hardware, speeds: &[f64]) -> Result<Price> {
+    let makespan = replay(&plan.schedule, &times(plan, hw, speeds))?.makespan();
     let mut p = Price::default();
     let mesh = &plan.module.mesh;
     // Time, time at step scope and FLOPs by function; a plan of equal layers has few of them.
-    let time: Vec<f64> = plan.module.funcs.iter().map(|f| time(plan, f)).collect();
+    let time: Vec<f64> = plan.module.funcs.iter().map(|f| time(plan, hw, f)).collect();
     let count = |f: &Func| -> f64 {
         let one = |n: &shardc_ir::func::Node| {
             let ins: Vec<_> = n.ins.iter().map(|&v| f.ty(v)).collect();

@@ -33,8 +33,11 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     };
     let with = |policy: Recompute| Options { recompute: policy, ..o.clone() };
     let plan = trial(input, o, &with(Recompute::None))?;
-    let none =
-        Step { policy: Recompute::None, peak: plan.peak_bytes(), price: price(&plan, &o.speeds)? };
+    let none = Step {
+        policy: Recompute::None,
+        peak: plan.peak_bytes(),
+        price: price(&plan, &o.hardware, &o.speeds)?,
+    };
     if none.peak <= limit {
         return Ok((with(Recompute::None), "recompute: none, which fits".into()));
     }
@@ -44,7 +47,7 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     let attempt = |policies: &[Recompute]| -> Result<Vec<Step>> {
         let one = |policy: &Recompute| {
             let plan = trial(input, o, &with(policy.clone()))?;
-            let price = price(&plan, &o.speeds)?;
+            let price = price(&plan, &o.hardware, &o.speeds)?;
             Ok(Step { policy: policy.clone(), peak: plan.peak_bytes(), price })
         };
         all(policies, one).into_iter().collect()

@@ -193,7 +193,7 @@ fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
         let own: Vec<u64> = (0..p).map(on).collect();
         let peak = |r: usize| plan.classes[r].memory.peak_bytes;
         let rest = (0..p).map(|r| peak(r).saturating_sub(own[r] as usize)).collect();
-        let times = times(&plan, &o.speeds);
+        let times = times(&plan, &o.hardware, &o.speeds);
         Ok(Cut { placement, chunks, times, held, whole, own, rest })
     };
     let mut refused = None;

@@ -70,6 +70,8 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         clip: Some(0.5),
         freeze: vec![],
         shard: vec![],
+        auto: false,
+        hardware: Default::default(),
         seed: 0,
         observe: true,
         memory: None,

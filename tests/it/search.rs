@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 use shardc::search::{price, times};
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::Plan;
 use shardc_ir::schedule::{Action, ActionKind, Schedule, Times, parse_csv, replay, write_csv};
 use shardc_passes::autodiff::recompute::Recompute;
@@ -73,7 +74,7 @@ fn times_of(placement: Placement, chunks: usize, o: &Options) -> Times {
     };
     let s = apart(&make(n, p, chunks, m).unwrap_or_else(|e| panic!("{e}")));
     let o = Options { schedule: Order::Csv(write_csv(&s)), ..o.clone() };
-    times(&driver(&o).expect("it compiles").0, &[])
+    times(&driver(&o).expect("it compiles").0, &o.hardware, &[])
 }
 
 #[test]
@@ -221,7 +222,8 @@ fn fit_recomputes_no_more_than_it_must() {
     let fit = |limit: usize| {
         driver(&Options { recompute: Recompute::Fit, memory: Some(limit), ..o.clone() })
     };
-    let work = |p: &Plan| price(p, &[]).unwrap_or_else(|e| panic!("{e}")).work;
+    let work =
+        |p: &Plan| price(p, &Hardware::default(), &[]).unwrap_or_else(|e| panic!("{e}")).work;
     let (none, selective) = (plain(Recompute::None), plain(Recompute::Selective));
     let (full, sqrt) = (plain(Recompute::Full), plain(Recompute::Sqrt));
     // Nothing, if that fits.

@@ -41,6 +41,9 @@ pub fn annotate(
     let mut mesh = Mesh::new(&axes)?;
     cut_as(&mut mesh, own)?;
     asked::cut_sub_axes(&mut mesh, &o.shard)?;
+    if o.auto {
+        return Ok(mesh);
+    }
     marked(f, weights, sequence, o)?;
     let has_experts = has(f, Kind::Copies);
     let folded = if has_experts { experts::fold(o)? } else { vec![] };

@@ -2,9 +2,11 @@
 
 pub mod annotate;
 mod asked;
+pub mod auto;
 pub mod experts;
 pub mod grid;
 pub mod partition;
 pub mod propagate;
 pub mod reshard;
+mod ways;
 pub mod zero;

@@ -12,9 +12,11 @@ mod params;
 
 pub(crate) use params::step_scope;
 
+use super::auto::{Asked, Price, choose};
 use super::propagate::{OpFactors, factors};
 use super::reshard::Resharder;
-use super::zero::Zero;
+use super::ways::{Chosen, Execution, Stored};
+use super::zero::{Zero, zero_axes};
 use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{Gradient, Op};
@@ -26,12 +28,8 @@ use std::borrow::Cow;
 pub struct Partitioned {
     pub forward: Func,
     pub params: Vec<ParamLayout>,
-}
-
-/// How an op runs: per letter, the atoms its loop is split over.
-struct Execution {
-    lists: SmallVec<[AtomList; 8]>,
-    atoms: AtomSet,
+    /// Of what was chosen.
+    pub price: Option<Price>,
 }
 
 /// Partitions the one function of a module of phase Sharded. What ranks of `grid` use of a parameter
@@ -44,28 +42,31 @@ pub fn partition(
     src: &Func,
     frozen: &dyn Fn(&str) -> bool,
     trained: &dyn Fn(&str) -> bool,
-    zero: Zero,
-    grid: AtomSet,
+    how: How,
 ) -> Partitioned {
     let is_param = params(src);
     let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
-    let exec: Vec<Execution> =
-        (0..ops.len()).map(|i| execution(mesh, src, &ops[i], &is_param)).collect();
     let active = active(src, frozen);
-    let replicated = replicated_mode(mesh, src, &ops, &exec, &is_param, &active);
+    let (chosen, grid, price) = match how {
+        How::Asked { zero, grid } => {
+            (as_asked(mesh, src, &ops, &is_param, &active, zero), grid, None)
+        }
+        How::Auto(asked) => {
+            let (chosen, price) = choose(&asked, src, &ops, &active, trained);
+            (chosen, AtomSet::EMPTY, Some(price))
+        }
+    };
     let mut p = Partition {
         mesh,
         src,
         ops,
-        exec,
-        replicated,
+        chosen,
         out: src.like(FuncKind::Forward, 0, 1),
         now: vec![None; src.values.len()],
         made: vec![SmallVec::new(); src.values.len()],
         resharder: Resharder::default(),
         needs: vec![],
         active,
-        zero,
         grid,
         pieces: vec![false; src.values.len()],
         whole: vec![None; src.values.len()],
@@ -86,7 +87,34 @@ pub fn partition(
         }
         p.out.results.push(shardc_ir::func::Port { value, role: r.role.clone() });
     }
-    Partitioned { forward: p.out, params }
+    Partitioned { forward: p.out, params, price }
+}
+
+/// Who says how ops run.
+pub enum How<'a> {
+    /// The layouts of values and parameters, with ZeRO and what ranks of a grid share.
+    Asked { zero: Zero, grid: AtomSet },
+    /// The cheapest is chosen.
+    Auto(Asked<'a>),
+}
+
+/// What the types of values say.
+fn as_asked(
+    mesh: &Mesh,
+    src: &Func,
+    ops: &[OpFactors],
+    is_param: &[bool],
+    active: &[bool],
+    zero: Zero,
+) -> Chosen {
+    let mut run: Vec<Execution> = ops.iter().map(|op| execution(mesh, src, op, is_param)).collect();
+    let spread = replicated_mode(mesh, src, ops, &run, is_param, active);
+    run.iter_mut().zip(spread).for_each(|(e, s)| e.spread = s);
+    let own: Vec<Type> = src.values.iter().map(|v| v.ty.clone()).collect();
+    let over = if zero.splits { zero_axes(mesh) } else { AtomSet::EMPTY };
+    let stored =
+        |(i, ty): (usize, &Type)| is_param[i].then(|| Stored { ty: ty.clone(), zero, over });
+    Chosen { run, stored: own.iter().enumerate().map(stored).collect(), own }
 }
 
 fn params(f: &Func) -> Vec<bool> {
@@ -119,10 +147,7 @@ pub(crate) fn active(f: &Func, frozen: &dyn Fn(&str) -> bool) -> Vec<bool> {
 /// Chooses the split of an op's loops: parameters stay where they are; then what the results want;
 /// then sums that the operands already hold in parts.
 fn execution(mesh: &Mesh, f: &Func, op: &OpFactors, is_param: &[bool]) -> Execution {
-    let mut e = Execution {
-        lists: op.factor_ids().map(|_| AtomList::EMPTY).collect(),
-        atoms: AtomSet::EMPTY,
-    };
+    let mut e = Execution::whole(op);
     let mut take = |fac: u8, list: AtomList| {
         let mine = e.lists[fac as usize];
         if op.is_whole(fac) || !list.starts_with(mine) {
@@ -243,8 +268,7 @@ struct Partition<'a> {
     mesh: &'a Mesh,
     src: &'a Func,
     ops: Vec<OpFactors>,
-    exec: Vec<Execution>,
-    replicated: Vec<AtomSet>,
+    chosen: Chosen,
     out: Func,
     /// The new value of each source value, in its own layout.
     now: Vec<Option<Value>>,
@@ -254,7 +278,6 @@ struct Partition<'a> {
     /// The layouts that the users of each source value need, in program order.
     needs: Vec<SmallVec<[Type; 2]>>,
     active: Vec<bool>,
-    zero: Zero,
     grid: AtomSet,
     /// Parameters that are gathered where they are used.
     pieces: Vec<bool>,
@@ -300,16 +323,7 @@ impl Partition<'_> {
 
     /// The type that node `u` needs of its operand `j`.
     fn required(&self, u: usize, j: usize) -> Type {
-        let (op, e) = (&self.ops[u], &self.exec[u]);
-        let mut t = Type::new(
-            self.src.ty(self.src.nodes[u].ins[j]).dtype,
-            &self.src.ty(self.src.nodes[u].ins[j]).sizes(),
-        );
-        for (d, dim) in t.dims.iter_mut().enumerate() {
-            dim.atoms = op.dim_atoms(j, d, &e.lists);
-        }
-        t.replicated = e.atoms.minus(t.sharded()).union(self.replicated[u]);
-        t
+        self.chosen.run[u].required(self.src, &self.ops[u], u, j)
     }
 
     /// The operand in the layout that the node needs.
@@ -369,16 +383,9 @@ impl Partition<'_> {
         let src = self.src;
         let n = &src.nodes[u];
         let ins: SmallVec<[Value; 4]> = (0..n.ins.len()).map(|j| self.operand(u, j)).collect();
-        let first = n.ins.len();
-        let declared: SmallVec<[Type; 2]> = (0..n.outs.len())
-            .map(|o| {
-                let mut t = self.src.ty(n.outs[o]).clone();
-                for (d, dim) in t.dims.iter_mut().enumerate() {
-                    dim.atoms = self.ops[u].dim_atoms(first + o, d, &self.exec[u].lists);
-                }
-                t
-            })
-            .collect();
+        let run = &self.chosen.run[u];
+        let declared: SmallVec<[Type; 2]> =
+            (0..n.outs.len()).map(|o| run.hint(src, &self.ops[u], u, o)).collect();
         let hints: SmallVec<[Option<&Type>; 2]> = declared.iter().map(Some).collect();
         let given: SmallVec<[&Type; 4]> = ins.iter().map(|&v| self.out.ty(v)).collect();
         let types = n.op.check(self.mesh, &given, &hints).unwrap_or_else(|e| {
@@ -412,11 +419,8 @@ impl Partition<'_> {
 
     /// The type of a value in its own layout, with no sum that the ranks have not taken.
     fn settled(&self, own: &Type, src: Value) -> Type {
-        let mut to = Type::new(own.dtype, &own.sizes());
-        for (d, s) in to.dims.iter_mut().zip(&self.src.ty(src).dims) {
-            d.atoms = s.atoms;
-        }
-        to.replicated = own.replicated.minus(to.sharded());
+        let mut to = self.chosen.own[src.0 as usize].clone();
+        to.replicated = to.replicated.union(own.replicated).minus(to.sharded());
         to
     }
 

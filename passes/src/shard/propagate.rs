@@ -433,6 +433,10 @@ impl OpFactors {
     pub(crate) fn factor_ids(&self) -> impl Iterator<Item = u8> {
         0..self.factors.len() as u8
     }
+    /// Iterations of a loop.
+    pub(crate) fn size(&self, f: u8) -> usize {
+        self.factors[f as usize].size
+    }
     pub(crate) fn is_whole(&self, f: u8) -> bool {
         self.factors[f as usize].whole
     }

@@ -15,6 +15,8 @@ use std::collections::HashMap;
 /// Remembers answered questions.
 #[derive(Default)]
 pub struct Resharder {
+    /// What steps are priced with.
+    hardware: Hardware,
     known: HashMap<(Type, Type), Option<Vec<Step>>>,
 }
 
@@ -22,13 +24,19 @@ pub struct Resharder {
 const MAX_RANKS: usize = 4096;
 
 impl Resharder {
+    /// With these prices; by default those of the device `generic`.
+    pub fn new(hardware: &Hardware) -> Resharder {
+        Resharder { hardware: hardware.clone(), known: HashMap::new() }
+    }
+
     /// The cheapest steps from `from` to `to`; `None` where [`path`] has none.
     pub fn path(&mut self, mesh: &Mesh, from: &Type, to: &Type) -> Option<Vec<Step>> {
         if from == to {
             return Some(vec![]);
         }
         let key = (from.clone(), to.clone());
-        self.known.entry(key).or_insert_with(|| path(mesh, from, to).map(|f| f.steps)).clone()
+        let hw = &self.hardware;
+        self.known.entry(key).or_insert_with(|| path(hw, mesh, from, to).map(|f| f.steps)).clone()
     }
 }
 
@@ -44,15 +52,14 @@ pub struct Found {
 /// The cheapest steps from one layout of a tensor to another. `None` where none may lead: what is used
 /// differently by the ranks (R) never becomes invariant, and nothing becomes varying, or a sum still to be
 /// taken, that is not.
-pub fn path(mesh: &Mesh, from: &Type, to: &Type) -> Option<Found> {
-    let hw = Hardware::default();
+pub fn path(hw: &Hardware, mesh: &Mesh, from: &Type, to: &Type) -> Option<Found> {
     // Time of what is sent, then the number of steps.
     let cost = |steps: &[Step]| {
         let mut at = from;
         let mut sum = 0u64;
         for s in steps {
             if s.op.collective().is_some() {
-                sum += price::op(&hw, mesh, &s.op, &[at], &s.ty);
+                sum += price::op(hw, mesh, &s.op, &[at], &s.ty);
             }
             at = &s.ty;
         }
@@ -460,7 +467,7 @@ mod tests {
 
     /// Most bytes that a rank must receive on the way, and those of the busiest rank.
     fn costs(mesh: &Mesh, from: &Type, to: &Type) -> (f64, f64) {
-        let steps = path(mesh, from, to).expect("a path").steps;
+        let steps = path(&Hardware::default(), mesh, from, to).expect("a path").steps;
         (must_receive(mesh, from, to).expect("no sums"), ring_bytes(mesh, from, &steps))
     }
 
@@ -474,7 +481,7 @@ mod tests {
                     continue;
                 }
                 let (bound, sent) = costs(mesh, &from, &to);
-                let steps = path(mesh, &from, &to).expect("a path").steps;
+                let steps = path(&Hardware::default(), mesh, &from, &to).expect("a path").steps;
                 assert!(
                     (sent - bound).abs() < 0.5,
                     "{sent} for {bound}: {from:?} to {to:?}: {steps:?}"
@@ -514,7 +521,7 @@ mod tests {
     fn received(mesh: &Mesh, from: &Type, to: &Type) -> f64 {
         let mut at = from;
         let mut sum = 0.0;
-        let steps = path(mesh, from, to).expect("a path").steps;
+        let steps = path(&Hardware::default(), mesh, from, to).expect("a path").steps;
         for s in &steps {
             sum += match &s.op {
                 Op::Exchange(o) => {
@@ -535,7 +542,7 @@ mod tests {
         for mesh in meshes() {
             for seed in 0..1000 {
                 let [from, to] = pair(&mesh, &[144 << 4, 10_007], seed, true);
-                let steps = path(&mesh, &from, &to).expect("a path").steps;
+                let steps = path(&Hardware::default(), &mesh, &from, &to).expect("a path").steps;
                 let sent = ring_bytes(&mesh, &from, &steps);
                 let first = simple(&mesh, &from, &to).map(|s| ring_bytes(&mesh, &from, &s));
                 if let Some(first) = first {
@@ -557,9 +564,9 @@ mod tests {
         for (from, to) in
             [(&replicated, &plain), (&plain, &varying), (&varying, &plain), (&plain, &sum)]
         {
-            assert!(path(&mesh, from, to).is_none(), "{from:?} to {to:?}");
+            assert!(path(&Hardware::default(), &mesh, from, to).is_none(), "{from:?} to {to:?}");
         }
-        assert!(path(&mesh, &sum, &replicated).is_some());
+        assert!(path(&Hardware::default(), &mesh, &sum, &replicated).is_some());
     }
 
     #[test]

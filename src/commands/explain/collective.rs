@@ -171,7 +171,7 @@ fn searched(why: &Why, c: &Call) -> Vec<String> {
         to = n.outs[0];
     }
     let (from, to) = (c.f.ty(from), c.f.ty(to));
-    let Some(found) = reshard::path(mesh, from, to) else { return vec![] };
+    let Some(found) = reshard::path(&why.s.options.hardware, mesh, from, to) else { return vec![] };
     let steps = found.steps;
     let names: Vec<&str> = steps.iter().map(|s| s.op.mnemonic()).collect();
     let sent = ring_bytes(mesh, from, &steps);

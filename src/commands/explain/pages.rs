@@ -10,7 +10,7 @@ macro_rules! pages {
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape" "c-compiler" "checkpoint"
     "cluster" "collective" "config" "config-file" "cross-node" "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "dropout-ignored" "dtype"
-    "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "file" "flag" "grid-not-divisible" "heads-not-divisible" "idle-axis" "index"
+    "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "file" "flag" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "launcher" "layers" "mesh" "microbatch" "missing-library" "missing-tensor"
     "missing-weights" "mixed" "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"
     "not-built" "not-marked" "not-understood" "numbers-too-large" "operands" "out-of-memory" "output" "padding" "part-of-stack" "partial" "pass" "phase" "pipeline-axis"

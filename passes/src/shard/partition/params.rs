@@ -1,7 +1,8 @@
 //! Arguments of the ranks' program: how parameters are stored, and made what their users need.
 
 use super::Partition;
-use crate::shard::zero::{Zero, stored_over, zero_axes};
+use crate::shard::ways::Stored;
+use crate::shard::zero::{Zero, stored_over};
 use shardc_ir::func::{ParamLayout, Role, RoleKind, Step};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::Cast;
@@ -15,17 +16,17 @@ impl Partition<'_> {
     ) -> Vec<ParamLayout> {
         let mut out = Vec::new();
         for a in &self.src.args {
-            let (stored, name) = (self.src.ty(a.value).clone(), self.src.name(a.value).clone());
-            let (mut ty, mut role) = (stored.clone(), a.role.clone());
-            if let Some(param) = a.role.clone().filter(|r| r.kind == RoleKind::Param) {
+            let name = self.src.name(a.value).clone();
+            let (mut ty, mut role) = (self.src.ty(a.value).clone(), a.role.clone());
+            let asked = self.chosen.stored[a.value.0 as usize].clone();
+            if let Some((param, asked)) = a.role.clone().zip(asked) {
+                let Stored { ty: stored, zero, over } = asked;
                 let needs = &self.needs[a.value.0 as usize];
                 let used = common(&stored, needs);
                 let (mut stored, mut near) = (stored, used.clone());
                 for part in used.replicated.and(self.grid).iter() {
-                    let over = AtomSet::one(part);
-                    (stored, near) = stored_over(self.mesh, &stored, &near, over);
+                    (stored, near) = stored_over(self.mesh, &stored, &near, AtomSet::one(part));
                 }
-                let over = if self.zero.splits { zero_axes(self.mesh) } else { AtomSet::EMPTY };
                 let (stored, piece) = stored_over(self.mesh, &stored, &near, over);
                 // First what is done to the piece, so that its mirror too is done to a piece.
                 let mut steps = vec![];
@@ -38,7 +39,7 @@ impl Partition<'_> {
                 self.walk(&stored, &piece, &mut steps);
                 let before = steps.len();
                 self.walk(&piece, &near, &mut steps);
-                let Zero { gathers_once, reduces_once, .. } = self.zero;
+                let Zero { gathers_once, reduces_once, .. } = zero;
                 let [prepared, mirrored] = [gathers_once, reduces_once]
                     .map(|once| if once { steps.len() } else { before });
                 if prepared < mirrored {

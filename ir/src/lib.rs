@@ -16,6 +16,7 @@ pub mod infer;
 pub mod interp;
 pub mod kernel;
 pub mod launch;
+pub mod maps;
 pub mod mesh;
 pub mod names;
 pub mod ops;

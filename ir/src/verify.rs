@@ -10,6 +10,7 @@ use crate::diag::Diag;
 use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
 use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
 use crate::infer::TypeError;
+use crate::maps::{HashMap, HashSet};
 use crate::mesh::{AtomSet, Mesh, PIPELINE};
 use crate::ops::DOCS;
 use crate::phase::Phase;
@@ -17,7 +18,7 @@ use crate::text::{MAX_DIMS, MAX_ELEMENTS, is_path, node_text, type_text};
 use crate::types::{AtomList, DType, Type};
 use problems::Problems;
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 /// Most different problems that are told, and most that are looked at.
 const MAX_TOLD: usize = 1000;
@@ -31,7 +32,7 @@ const MAX_FOUND: usize = 20_000;
 /// `result-type`, `role`, and the codes of [`TypeError`].
 pub fn verify(m: &Module, phase: Phase) -> Result<(), Vec<Diag>> {
     let mut p = Problems::default();
-    let mut fed: HashMap<&Role, (&str, &Type)> = HashMap::new();
+    let mut fed: HashMap<&Role, (&str, &Type)> = HashMap::default();
     // What one stage hands to another is made before it is used, wherever the function stands.
     for f in &m.funcs {
         for r in &f.results {
@@ -118,7 +119,7 @@ impl<'a> Checker<'a> {
             });
             return false;
         }
-        let mut names = HashSet::with_capacity(f.values.len());
+        let mut names = HashSet::with_capacity_and_hasher(f.values.len(), Default::default());
         for v in &f.values {
             if !names.insert(&v.name) {
                 p.push(v.name.layer, || {
@@ -342,7 +343,7 @@ impl<'a> Checker<'a> {
                 });
             }
         }
-        let mut own = HashSet::new();
+        let mut own = HashSet::default();
         for r in &self.f.results {
             let Some(role) = &r.role else { continue };
             // Before stages are cut apart, each has a gradient of a parameter that several use.

@@ -15,7 +15,7 @@
 
 use shardc_ir::func::{Func, FusedWithNext, Node, Port, Role, Value};
 use shardc_ir::group::{Launch, launches};
-use std::collections::{HashMap, HashSet};
+use shardc_ir::maps::{HashMap, HashSet};
 
 /// Most products that are put behind one collective: one hides most of it, and what several read and
 /// write would live longer.
@@ -63,7 +63,7 @@ struct Order<'a> {
 impl<'a> Order<'a> {
     fn of(f: &'a Func, all: &'a [Launch]) -> Order<'a> {
         let root = f.roots();
-        let mut over = HashMap::new();
+        let mut over = HashMap::default();
         let of_role = |a: &'a Port| Some((a.role.as_ref()?, a.value));
         // Of two arguments of one role the first.
         let old: HashMap<&Role, Value> = f.args.iter().rev().filter_map(of_role).collect();

@@ -26,10 +26,10 @@
 //! [`crate::autodiff::differentiate`] read it off the types.
 
 use shardc_ir::func::{Func, Name, Node, Role, RoleKind, Scope, Value};
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::ops::{Cast, Kind, Wants};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
 
 /// Values that decide a choice: what `top_k` takes, and what that is made of, up to products.
 fn deciding(f: &Func) -> Vec<bool> {
@@ -76,7 +76,7 @@ pub fn precision(f: &mut Func) {
         }
     }
     let homes = f.values.iter().map(|_| Scope(0)).collect();
-    let mut p = Pass { homes, casts: HashMap::new(), exact: HashSet::new() };
+    let mut p = Pass { homes, casts: HashMap::default(), exact: HashSet::default() };
     for mut n in std::mem::take(&mut f.nodes) {
         let floats = |f: &Func, n: &Node| -> SmallVec<[DType; 4]> {
             let all = n.ins.iter().map(|&v| f.ty(v).dtype);

@@ -11,13 +11,14 @@ use name::Taken;
 pub use params::{ParamLayout, Step};
 pub use role::{Port, Role, RoleKind, Slot, sent};
 
+use crate::maps::HashMap;
 use crate::mesh::Mesh;
 use crate::ops::Op;
 use crate::phase::Phase;
 use crate::types::{AtomList, Type};
 use smallvec::SmallVec;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A value of a function: index into [`Func::values`].

@@ -7,11 +7,11 @@ pub use space::{Axes, IterationSpace, rule_of};
 
 use crate::attr::Broadcast;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
+use crate::maps::{HashMap, HashSet};
 use crate::ops::{FusionClass, Op};
 use crate::rule::{Rule, has_letter};
 use crate::types::DType;
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Operands or results of a launch.
@@ -144,7 +144,7 @@ impl<'a> HorizontalFusion<'a> {
         let root = f.roots();
         let replaced = f.results.iter().filter_map(of_role).filter_map(old);
         let over = replaced.map(|(v, a)| (root[v.0 as usize], a)).collect();
-        let (written, read) = (HashSet::new(), HashSet::new());
+        let (written, read) = (HashSet::default(), HashSet::default());
         HorizontalFusion { roles: Roles::of(f), root, over, written, read }
     }
 
@@ -295,9 +295,9 @@ impl Launch {
 
     fn overs_of_several(&self, roles: &Roles) -> Vec<Values> {
         let kernels = self.kernels(roles.f);
-        let mut by_value: HashMap<Value, (usize, Values)> = HashMap::new();
+        let mut by_value: HashMap<Value, (usize, Values)> = HashMap::default();
         // How many kernels read a value.
-        let mut readers: HashMap<Value, usize> = HashMap::new();
+        let mut readers: HashMap<Value, usize> = HashMap::default();
         for (i, x) in kernels.iter().enumerate() {
             let overs = x.outs.iter().zip(x.overs(roles));
             by_value.extend(overs.map(|(&o, over)| (o, (i, over))));

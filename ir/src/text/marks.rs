@@ -14,10 +14,10 @@ use super::parse::Parser;
 use super::types::{push_number, write_quoted};
 use crate::attr::MAX_SIZE;
 use crate::func::{Func, Role, RoleKind, Value};
+use crate::maps::HashMap;
 use crate::source::{Source, vocabulary};
 use crate::types::Type;
 use crate::weights::{Init, TensorSlice, Weight};
-use std::collections::HashMap;
 use std::fmt::Write as _;
 
 /// What a model's text says of its values.

@@ -13,6 +13,7 @@ use crate::diag::Diag;
 use crate::func::{
     Annotation, Func, FusedWithNext, Module, Name, Node, Part, Port, Role, Scope, Value, ValueInfo,
 };
+use crate::maps::{HashMap, HashSet};
 use crate::mesh::Mesh;
 use crate::ops::{DOCS, NAMES, Op, SAMPLES};
 use crate::phase::Phase;
@@ -20,7 +21,6 @@ use crate::source::Source;
 use crate::types::Type;
 use smallvec::SmallVec;
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
 
 /// Reads a module. The grammar is in [`text`](super).
 ///
@@ -84,7 +84,7 @@ impl<'t> Parser<'t> {
         }
         let (phase, params) = (self.phase()?, self.layouts()?);
         let mut funcs: Vec<Func> = vec![];
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::default();
         loop {
             self.c.blank();
             if self.c.peek().is_none() {
@@ -137,7 +137,7 @@ impl<'t> Parser<'t> {
         }
         self.func = Some(name);
         let mut f = Func::new(name);
-        let mut known: Defined = HashMap::new();
+        let mut known: Defined = HashMap::default();
         self.c.must("(")?;
         self.list(")", |p| {
             let (at, name) = p.value_name()?;
@@ -190,7 +190,7 @@ impl<'t> Parser<'t> {
 
     fn body(&mut self, f: &mut Func, known: &mut Defined<'t>, heads: Vec<Declared<'t>>) -> Res<()> {
         let (mut scope, mut part) = (Scope(0), Part::Forward);
-        let mut stages: HashMap<Scope, usize> = HashMap::new();
+        let mut stages: HashMap<Scope, usize> = HashMap::default();
         loop {
             self.c.blank();
             if self.c.peek() == Some(b'%') {

@@ -29,7 +29,7 @@ pub(super) fn between(m: &Module, phase: Phase, p: &mut Problems) {
             say(format!("@{}", f.name), what, "a function is of one stage, which its name says");
         }
     }
-    let mut seen = HashSet::new();
+    let mut seen = HashSet::default();
     for l in &m.params {
         if let Err(what) = layout(m, l, seen.insert(&l.param)) {
             say(format!("layout {}", l.param), what, "each step is an op on what is there before");

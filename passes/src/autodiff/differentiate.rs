@@ -11,11 +11,11 @@ use crate::shard::partition::active;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Node, ParamLayout, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::infer::Linear;
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Cast, Kind};
 use shardc_ir::types::{DType, Type};
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
 
 /// Operands and results of a node.
 type Ends = (SmallVec<[Value; 4]>, SmallVec<[Value; 2]>);
@@ -78,7 +78,7 @@ fn first_uses(f: &Func, on: &[bool]) -> Vec<Vec<usize>> {
         let ready = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Ready);
         place[a.value.0 as usize] = Some(i).filter(|_| ready && on[a.value.0 as usize]);
     }
-    let mut seen = HashSet::new();
+    let mut seen = HashSet::default();
     let mut of = |n: &Node| -> Vec<usize> {
         let args = n.ins.iter().filter_map(|v| place[v.0 as usize]);
         args.filter(|&i| seen.insert((f.stage_of(n), i))).collect()
@@ -224,7 +224,7 @@ impl Reverse<'_> {
 /// what is gathered, the argument. The gradient of the one is kept as that of the other.
 fn gathered(f: &Func, params: &[ParamLayout]) -> HashMap<Value, Value> {
     // By value: the argument it is made of, and how many of its parameter's steps are done.
-    let mut on_the_way: HashMap<Value, (Value, usize, &ParamLayout)> = HashMap::new();
+    let mut on_the_way: HashMap<Value, (Value, usize, &ParamLayout)> = HashMap::default();
     let late = params.iter().filter(|p| p.prepared < p.mirrored);
     let late: HashMap<&str, &ParamLayout> = late.map(|p| (&*p.param.name, p)).collect();
     for a in &f.args {
@@ -233,7 +233,7 @@ fn gathered(f: &Func, params: &[ParamLayout]) -> HashMap<Value, Value> {
             on_the_way.insert(a.value, (a.value, p.prepared, p));
         }
     }
-    let mut done = HashMap::new();
+    let mut done = HashMap::default();
     for n in &f.nodes {
         let Some(&(arg, step, p)) = n.ins.first().and_then(|v| on_the_way.get(v)) else { continue };
         if p.steps.get(step).is_none_or(|s| s.op != n.op || s.ty != *f.ty(n.outs[0])) {

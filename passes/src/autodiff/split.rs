@@ -17,11 +17,12 @@ use super::differentiate::only_weights;
 use super::recompute::{Program, Recompute, recomputed};
 use crate::stages::weighted;
 use shardc_ir::func::{Func, FuncKind, Name, Node, Part, Port, Role, RoleKind, Scope, Value};
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Add;
 use shardc_ir::schedule::Schedule;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 /// A function to be: stage and kind.
 type Home = (usize, FuncKind);
@@ -57,7 +58,7 @@ fn cut(j: &Func, again: Vec<bool>, stages: usize, trains: bool, apart: bool) -> 
         out: BTreeMap::new(),
         map: vec![(None, Value(0)); j.values.len()],
         made: vec![Value(0); j.values.len()],
-        free: HashMap::new(),
+        free: HashMap::default(),
         crossing: vec![],
         trains,
     };
@@ -67,7 +68,7 @@ fn cut(j: &Func, again: Vec<bool>, stages: usize, trains: bool, apart: bool) -> 
     });
     let forward = (0..stages).map(|i| (i, FuncKind::Forward));
     let order: Vec<Home> = forward.chain(backward.filter(|_| trains)).collect();
-    let mut nodes: HashMap<Home, Vec<usize>> = HashMap::new();
+    let mut nodes: HashMap<Home, Vec<usize>> = HashMap::default();
     for (n, home) in s.homes.iter().enumerate() {
         if let Some(home) = home {
             nodes.entry(*home).or_default().push(n);
@@ -300,7 +301,7 @@ impl Split<'_> {
         let Split { j, mut out, made, free, homes, makers, mut crossing, .. } = self;
         // By kind, and what belongs to no layer first, so that layers look alike.
         crossing.sort_by_key(|(home, v, r)| (*home, r.kind, j.name(*v).layer.is_some()));
-        let mut known: HashSet<(Home, Value, Role)> = HashSet::new();
+        let mut known: HashSet<(Home, Value, Role)> = HashSet::default();
         for (home, v, role) in crossing {
             let has_home = makers[v.0 as usize].is_some_and(|m| homes[m as usize].is_some());
             let value = if has_home { made[v.0 as usize] } else { free[&(home.0, v)] };

@@ -3,8 +3,10 @@
 use super::lifetimes::{Buffer, Lifetime, Lifetimes, NONE, Object};
 use super::pieces::{LiveRange, most_alive, offsets, padded};
 use shardc_ir::func::{Node, Value};
+use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{MemoryClass, Place};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Frame of what lives through a step, and of what one call needs for itself, in every function.
 pub(super) const WHOLE: u32 = 0;
@@ -69,7 +71,7 @@ pub(super) enum Bound {
 
 /// What the values of a frame have in common: kind, who makes them, layer, who uses them, whether
 /// they are sent, and a number for what is received.
-type Group = (Lifetime, Option<usize>, Option<u32>, Vec<usize>, bool, usize);
+type Group = (Lifetime, Option<usize>, Option<u32>, SmallVec<[usize; 4]>, bool, usize);
 
 /// How frames are laid out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,8 +84,8 @@ pub(super) enum Way {
     Values,
 }
 
-/// Lays out the frames.
-pub(super) fn layout(mut l: Lifetimes, way: Way) -> Frames {
+/// Lays out the frames; notes in objects and buffers where they are, in place of where they were.
+pub(super) fn layout(l: &mut Lifetimes, way: Way) -> Frames {
     let (m, funcs) = (l.m, l.funcs);
     let n = m.funcs.len();
     let mut out = Frames {
@@ -96,12 +98,12 @@ pub(super) fn layout(mut l: Lifetimes, way: Way) -> Frames {
         turn: m.funcs.iter().map(|f| f.nodes.len()).max().unwrap_or(0) + 2,
         ..Frames::default()
     };
-    share(&mut l, way == Way::Values, &mut out);
+    share(l, way == Way::Values, &mut out);
     for &f in funcs {
-        scratch(&mut l, f, way, &mut out);
-        function(&mut l, f, &mut out);
+        scratch(l, f, way, &mut out);
+        function(l, f, &mut out);
     }
-    out.objects = l.objects;
+    out.objects = l.objects.clone();
     out
 }
 
@@ -109,7 +111,7 @@ pub(super) fn layout(mut l: Lifetimes, way: Way) -> Frames {
 fn share(l: &mut Lifetimes, apart: bool, out: &mut Frames) {
     // What one layer makes, used by the same functions and sent or not, is one frame: so frames
     // of like layers have one size, and one fits where another was.
-    let mut groups: BTreeMap<Group, usize> = BTreeMap::new();
+    let mut groups: HashMap<Group, usize> = HashMap::default();
     for o in 0..l.objects.len() {
         let kept = l.users[o].iter().any(|&f| Some(f) != l.makers[o]);
         if !l.objects[o].kind.is_framed() {
@@ -122,7 +124,7 @@ fn share(l: &mut Lifetimes, apart: bool, out: &mut Frames) {
         if l.objects[o].kind == Lifetime::Micro && (received || !kept) {
             l.objects[o].class = MemoryClass::CollectiveBuffer;
         }
-        let users: Vec<usize> = l.users[o].iter().copied().collect();
+        let users = l.users[o].clone();
         let (f, v) = l.objects[o].name;
         let layer = l.m.funcs[f].name(v).layer;
         let kind = l.objects[o].kind;
@@ -146,7 +148,7 @@ fn function(l: &mut Lifetimes, f: usize, out: &mut Frames) {
     let parts = &out.scratch[f].parts;
     let mut frames = vec![out.whole, parts[0].bytes];
     let mut bound: Vec<Bound> = vec![];
-    let mut numbers: HashMap<Bound, u32> = HashMap::new();
+    let mut numbers: HashMap<Bound, u32> = HashMap::default();
     let mut number = |b: Bound, bytes: usize| {
         *numbers.entry(b).or_insert_with(|| {
             bound.push(b);
@@ -297,11 +299,11 @@ fn by_layers(
         let Buffer { bytes, birth, death, .. } = l.buffers[f][b];
         (run(birth), run(death), Some(b).filter(|_| way == Way::Values && bytes * FINE >= busiest))
     };
-    let mut bytes: HashMap<_, usize> = HashMap::new();
+    let mut bytes: HashMap<_, usize> = HashMap::default();
     for &b in order {
         *bytes.entry(key(b)).or_default() += l.buffers[f][b].bytes;
     }
-    let mut numbers: HashMap<_, usize> = HashMap::new();
+    let mut numbers: HashMap<_, usize> = HashMap::default();
     for &b in order {
         let part = match bytes[&key(b)] * FINE < busiest {
             true => 0,

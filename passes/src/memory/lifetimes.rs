@@ -2,13 +2,13 @@
 //! objects, which outlive a call.
 
 use crate::step::instructions::Lists;
-use shardc_ir::func::{Func, Module, Node, Role, RoleKind, Value};
+use shardc_ir::func::{Func, Module, Node, Port, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, Roles, launches};
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{Instr, MemoryClass};
 use shardc_ir::types::DType;
 use smallvec::SmallVec;
-use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A value that outlives a call.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Object {
     pub frame: usize,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Lifetime {
     /// Lives through a step.
     Whole,
@@ -61,8 +61,50 @@ pub(super) struct Buffer {
 
 pub(super) const NONE: usize = usize::MAX;
 
+/// Who takes a role, or an object.
+#[derive(Clone, Copy, Default)]
+struct Takers {
+    /// The last function, as a position in `funcs`.
+    last: usize,
+    /// The first stage, and whether there are others.
+    stage: Option<usize>,
+    are_several: bool,
+}
+
+impl Takers {
+    fn join(&mut self, other: Takers) {
+        self.last = self.last.max(other.last);
+        let differ = self.stage.zip(other.stage).is_some_and(|(a, b)| a != b);
+        self.are_several |= differ || other.are_several;
+        self.stage = self.stage.or(other.stage);
+    }
+
+    fn are_of_one_stage(self) -> bool {
+        self.stage.is_some() && !self.are_several
+    }
+}
+
+/// What is known of a role.
+#[derive(Clone, Copy, Default)]
+struct Known {
+    takers: Takers,
+    object: Option<usize>,
+    /// A function adds to its value.
+    is_summed: bool,
+    /// Every step makes it anew before its microbatches, to be added to.
+    is_cleared: bool,
+    /// The last function that has it as an argument, and the buffer of that; none while there is no such.
+    own: Option<(usize, usize)>,
+}
+
+/// The numbers of the roles of a function's arguments and results.
+#[derive(Clone, Default)]
+struct Numbers {
+    args: Vec<Option<usize>>,
+    results: Vec<Option<usize>>,
+}
+
 /// The buffers and objects of a rank of the pipeline.
-#[derive(Clone)]
 pub(super) struct Lifetimes<'a> {
     pub m: &'a Module,
     microbatches: usize,
@@ -70,25 +112,17 @@ pub(super) struct Lifetimes<'a> {
     looped: HashSet<usize>,
     /// Values that are offered to other ranks.
     sent: HashSet<(usize, Value)>,
-    /// The last function that takes a role, as a position in `funcs`.
-    last_user: HashMap<&'a Role, usize>,
-    /// The same for an object: that of all its roles.
-    last: Vec<usize>,
-    /// Stages whose functions take a role, and those that take an object.
-    role_stages: HashMap<&'a Role, BTreeSet<usize>>,
-    stages: Vec<BTreeSet<usize>>,
-    by_role: HashMap<&'a Role, usize>,
-    /// Roles whose value a function adds to.
-    summed: HashSet<&'a Role>,
-    /// Those that every step makes anew before its microbatches.
-    cleared: HashSet<&'a Role>,
+    /// By function: the numbers of its roles; and by number what is known of a role.
+    numbers: Vec<Numbers>,
+    known: Vec<Known>,
     pub objects: Vec<Object>,
-    /// By object: who makes it, who uses it, and whether it is sent.
+    /// By object: who takes it by any of its roles.
+    takers: Vec<Takers>,
+    /// By object: who makes it, who uses it in the order of the functions, and whether it is sent.
     pub makers: Vec<Option<usize>>,
-    pub users: Vec<BTreeSet<usize>>,
+    pub users: Vec<SmallVec<[usize; 4]>>,
     pub offered: Vec<bool>,
     /// By function.
-    launches: Vec<Vec<Launch>>,
     pub buffers: Vec<Vec<Buffer>>,
     pub of: Vec<Vec<usize>>,
     pub work: Vec<Vec<usize>>,
@@ -104,16 +138,7 @@ impl<'a> Lifetimes<'a> {
         funcs: &'a [usize],
         lists: &Lists,
     ) -> Lifetimes<'a> {
-        let (mut last_user, mut role_stages) = (HashMap::new(), HashMap::new());
-        for (i, &f) in funcs.iter().enumerate() {
-            for a in &m.funcs[f].args {
-                if let Some(r) = &a.role {
-                    last_user.insert(r, i);
-                    role_stages.entry(r).or_insert_with(BTreeSet::new).insert(m.funcs[f].stage);
-                }
-            }
-        }
-        let (mut looped, mut sent) = (HashSet::new(), HashSet::new());
+        let (mut looped, mut sent) = (HashSet::default(), HashSet::default());
         for i in lists.step.iter().chain(&lists.evaluation) {
             match i {
                 Instr::Call(c) if c.microbatch.is_some() => drop(looped.insert(c.func)),
@@ -121,19 +146,7 @@ impl<'a> Lifetimes<'a> {
                 Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => {}
             }
         }
-        let (mut summed, mut cleared) = (HashSet::new(), HashSet::new());
-        for &f in funcs {
-            let taken: HashSet<&Role> =
-                m.funcs[f].args.iter().filter_map(|a| a.role.as_ref()).collect();
-            for r in m.funcs[f].results.iter().filter_map(|r| r.role.as_ref()) {
-                match taken.contains(r) {
-                    true => drop(summed.insert(r)),
-                    false if !looped.contains(&f) => drop(cleared.insert(r)),
-                    false => {}
-                }
-            }
-        }
-        cleared.retain(|r| summed.contains(*r));
+        let (numbers, known) = roles(m, funcs, &looped);
         // Weights that are a cast of what is stored.
         let ports = funcs.iter().flat_map(|&f| m.funcs[f].results.iter().map(move |r| (f, r)));
         let cast = ports.filter_map(|(f, r)| {
@@ -147,30 +160,25 @@ impl<'a> Lifetimes<'a> {
             funcs,
             looped,
             sent,
-            last_user,
-            last: vec![],
-            role_stages,
-            stages: vec![],
-            by_role: HashMap::new(),
-            summed,
-            cleared,
+            numbers,
+            known,
             objects: vec![],
+            takers: vec![],
             makers: vec![],
             users: vec![],
             offered: vec![],
-            launches: vec![vec![]; n],
             buffers: (0..n).map(|_| vec![]).collect(),
             of: vec![vec![]; n],
             work: vec![vec![]; n],
             cast: cast.collect(),
         };
-        for &f in funcs {
-            p.launches[f] = launches(&m.funcs[f]);
-            p.function(f);
+        let launches: Vec<Vec<Launch>> = funcs.iter().map(|&f| launches(&m.funcs[f])).collect();
+        for (&f, launches) in funcs.iter().zip(&launches) {
+            p.function(f, launches);
         }
-        for &f in funcs {
-            p.in_place(f);
-            p.workspaces(f);
+        for (&f, launches) in funcs.iter().zip(&launches) {
+            p.in_place(f, launches);
+            p.workspaces(f, launches);
         }
         p
     }
@@ -205,12 +213,19 @@ impl<'a> Lifetimes<'a> {
         self.buffers[f].len() - 1
     }
 
-    fn object(&mut self, f: usize, v: Value, role: &'a Role, maker: Option<usize>) -> usize {
+    /// The object of a role, whose number is given, too.
+    fn object(
+        &mut self,
+        f: usize,
+        v: Value,
+        (role, number): (&'a Role, usize),
+        maker: Option<usize>,
+    ) -> usize {
         let ty = self.m.funcs[f].ty(v);
         let kind = match role.kind {
             RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Lifetime::Micro,
             RoleKind::Input if ty.rank() > 1 => Lifetime::Input,
-            RoleKind::Grad if !self.summed.contains(role) => Lifetime::Part,
+            RoleKind::Grad if !self.known[number].is_summed => Lifetime::Part,
             _lasting => Lifetime::Whole,
         };
         let class = match role.kind {
@@ -224,54 +239,55 @@ impl<'a> Lifetimes<'a> {
         let bytes = self.bytes(f, v);
         self.objects.push(Object { kind, bytes, class, name: (f, v), offset: 0, frame: NONE });
         self.makers.push(maker);
-        self.users.push(BTreeSet::new());
+        self.users.push(SmallVec::new());
         self.offered.push(false);
-        self.last.push(0);
-        self.stages.push(BTreeSet::new());
+        self.takers.push(Takers::default());
         let o = self.objects.len() - 1;
-        self.name(role, o);
+        self.name(number, o);
         o
     }
 
     /// Gives an object a role, or one more.
-    fn name(&mut self, role: &'a Role, o: usize) {
-        self.by_role.insert(role, o);
-        let last = self.last_user.get(role).copied().unwrap_or(0);
-        self.last[o] = self.last[o].max(last);
-        self.stages[o].extend(self.role_stages.get(role).into_iter().flatten());
+    fn name(&mut self, role: usize, o: usize) {
+        let known = &mut self.known[role];
+        known.object = Some(o);
+        self.takers[o].join(known.takers);
     }
 
     /// Buffers of arguments, nodes and results, with views and roles tied together.
-    fn function(&mut self, f: usize) {
+    fn function(&mut self, f: usize, launches: &[Launch]) {
         let func: &'a Func = &self.m.funcs[f];
         let end = func.nodes.len() + 1;
         self.of[f] = vec![NONE; func.values.len()];
-        let mut own: HashMap<&Role, usize> = HashMap::new();
-        for a in &func.args {
+        let numbers = std::mem::take(&mut self.numbers[f]);
+        for (a, number) in func.args.iter().zip(numbers.args) {
             let b = self.buffer(f, a.value, 0, MemoryClass::Input);
             self.of[f][a.value.0 as usize] = b;
-            let Some(role) = &a.role else { continue };
-            let o = match self.by_role.get(role) {
-                Some(&o) => o,
-                None => self.object(f, a.value, role, None),
+            let Some((role, number)) = a.role.as_ref().zip(number) else { continue };
+            let o = match self.known[number].object {
+                Some(o) => o,
+                None => self.object(f, a.value, (role, number), None),
             };
             if self.objects[o].kind == Lifetime::Input {
                 let parts = if self.looped.contains(&f) { self.microbatches } else { 1 };
                 let all = self.bytes(f, a.value) * parts;
                 self.objects[o].bytes = self.objects[o].bytes.max(all);
             }
-            self.users[o].insert(f);
+            if self.users[o].last() != Some(&f) {
+                self.users[o].push(f);
+            }
             // Only within a stage is the last function also the last to run, and behind the
             // microbatches. What they have added up is spent then: the next step clears it.
-            let ends = self.stages[o].len() == 1 && self.objects[o].kind.is_framed();
-            let spent = !self.looped.contains(&f) && self.cleared.contains(role);
-            let dies = (ends || spent) && !self.offered[o] && self.funcs[self.last[o]] == f;
+            let takers = self.takers[o];
+            let ends = takers.are_of_one_stage() && self.objects[o].kind.is_framed();
+            let spent = !self.looped.contains(&f) && self.known[number].is_cleared;
+            let dies = (ends || spent) && !self.offered[o] && self.funcs[takers.last] == f;
             let buffer = &mut self.buffers[f][b];
             (buffer.object, buffer.class) = (Some(o), self.objects[o].class);
             buffer.death = if dies { 0 } else { NONE };
-            own.insert(role, b);
+            self.known[number].own = Some((f, b));
         }
-        for x in &self.launches[f].clone() {
+        for x in launches {
             // A launch takes no time: its results live from its first node on, what it reads to its
             // last.
             let (from, until) = (x.nodes.start + 1, x.nodes.end);
@@ -290,11 +306,11 @@ impl<'a> Lifetimes<'a> {
                 self.of[f][o.0 as usize] = b;
             }
         }
-        for r in &func.results {
+        for (r, number) in func.results.iter().zip(numbers.results) {
             self.touch(f, r.value, end);
-            let Some(role) = &r.role else { continue };
+            let Some((role, number)) = r.role.as_ref().zip(number) else { continue };
             let b = self.root(f, r.value);
-            if let Some(&old) = own.get(role) {
+            if let Some((_, old)) = self.known[number].own.filter(|own| own.0 == f) {
                 // The new value of something this function was given: written over the old.
                 let old = self.find(f, old);
                 self.merge(f, b, old);
@@ -305,11 +321,11 @@ impl<'a> Lifetimes<'a> {
             }
             let o = match self.buffers[f][b].object {
                 Some(o) => {
-                    self.name(role, o);
+                    self.name(number, o);
                     o
                 }
                 None => {
-                    let o = self.object(f, r.value, role, Some(f));
+                    let o = self.object(f, r.value, (role, number), Some(f));
                     self.buffers[f][b].object = Some(o);
                     self.buffers[f][b].class = self.objects[o].class;
                     o
@@ -337,10 +353,10 @@ impl<'a> Lifetimes<'a> {
     }
 
     /// Results written over operands that die at their launch.
-    fn in_place(&mut self, f: usize) {
+    fn in_place(&mut self, f: usize, launches: &[Launch]) {
         let func: &'a Func = &self.m.funcs[f];
         let roles = Roles::of(func);
-        for x in &self.launches[f].clone() {
+        for x in launches {
             // Buffers that the launch reads, in order, and whether an earlier result of it lies in one.
             let mut read: SmallVec<[(usize, bool); 8]> =
                 x.ins.iter().map(|&v| (self.root(f, v), false)).collect();
@@ -371,9 +387,9 @@ impl<'a> Lifetimes<'a> {
     }
 
     /// Of nodes that are launches by themselves: those of several have no workspace.
-    fn workspaces(&mut self, f: usize) {
+    fn workspaces(&mut self, f: usize, launches: &[Launch]) {
         let func: &'a Func = &self.m.funcs[f];
-        for x in self.launches[f].clone() {
+        for x in launches {
             for (i, n) in x.nodes.clone().zip(&func.nodes[x.nodes.clone()]) {
                 let alone = x.nodes.len() == 1;
                 let bytes = if alone { workspace(&self.m.mesh, func, n) } else { 0 };
@@ -386,6 +402,37 @@ impl<'a> Lifetimes<'a> {
             }
         }
     }
+}
+
+/// The roles of these functions as numbers, and what is known of each before it has memory.
+fn roles<'m>(m: &'m Module, funcs: &[usize], looped: &HashSet<usize>) -> (Vec<Numbers>, Vec<Known>) {
+    let mut by_role: HashMap<&'m Role, usize> = HashMap::default();
+    let mut numbers = vec![Numbers::default(); m.funcs.len()];
+    for &f in funcs {
+        let mut number = |p: &'m Port| {
+            let next = by_role.len();
+            p.role.as_ref().map(|r| *by_role.entry(r).or_insert(next))
+        };
+        numbers[f].args = m.funcs[f].args.iter().map(&mut number).collect();
+        numbers[f].results = m.funcs[f].results.iter().map(&mut number).collect();
+    }
+    let mut known = vec![Known::default(); by_role.len()];
+    // By role: one more than the last function that takes it, as a position in `funcs`.
+    let mut taken = vec![0; known.len()];
+    for (last, &f) in funcs.iter().enumerate() {
+        let stage = Some(m.funcs[f].stage);
+        for &r in numbers[f].args.iter().flatten() {
+            known[r].takers.join(Takers { last, stage, are_several: false });
+            taken[r] = last + 1;
+        }
+        for &r in numbers[f].results.iter().flatten() {
+            let adds = taken[r] == last + 1;
+            known[r].is_summed |= adds;
+            known[r].is_cleared |= !adds && !looped.contains(&f);
+        }
+    }
+    known.iter_mut().for_each(|k| k.is_cleared &= k.is_summed);
+    (numbers, known)
 }
 
 fn workspace(mesh: &Mesh, f: &Func, n: &Node) -> usize {

@@ -31,8 +31,8 @@ pub fn memory(
     funcs: Vec<usize>,
     lists: &Lists,
 ) -> RankClass {
-    let lives = Lifetimes::of(m, microbatches, &funcs, lists);
-    let lay = |way| layout::layout(lives.clone(), way);
+    let mut lives = Lifetimes::of(m, microbatches, &funcs, lists);
+    let mut lay = |way| layout::layout(&mut lives, way);
     let plan = |layout: Frames| {
         let (step, evaluation, found) = arena::arena(m, &layout, lists.clone());
         let memory = Memory {

@@ -13,8 +13,9 @@ use crate::threads::all;
 use arena::{Arena, Span};
 use effect::{Function, Source, lost};
 use shardc_ir::func::{Port, Role, RoleKind, Value, sent};
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::plan::{Call, Instr, Plan, RankClass, calls};
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// The stamp of nothing, of the data of a step, and of what nobody may read; others follow.
 const UNMADE: u64 = 0;
@@ -168,7 +169,7 @@ impl<'a> Replay<'a> {
     fn of(plan: &'a Plan, class: &'a RankClass) -> Result<Replay<'a>, String> {
         let mut stamps = Stamps::default();
         let (mut known, mut sent_to, mut received) =
-            (HashMap::new(), HashMap::new(), HashMap::new());
+            (HashMap::default(), HashMap::default(), HashMap::default());
         let funcs = &plan.module.funcs;
         for instr in class.step.iter().chain(&class.evaluation) {
             let microbatches = instr.microbatch().map_or(0, |j| j + 1);
@@ -209,7 +210,7 @@ impl<'a> Replay<'a> {
     /// Data and scalars of a step, and at first parameters and state, are written from outside.
     fn fill_inputs(&mut self) -> Result<(), String> {
         let class = self.class;
-        let mut called = HashSet::new();
+        let mut called = HashSet::default();
         let mut data: Vec<Span> = vec![];
         for c in calls(&class.step).chain(calls(&class.evaluation)) {
             let known = &self.known[&c.func];

@@ -9,11 +9,12 @@ use super::segment::{Ref, Segment};
 use egg::Id;
 use shardc_ir::func::Func;
 use shardc_ir::hardware::Hardware;
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::price;
 use shardc_ir::types::Type;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// A cheaper segment, in terms of the old one, so that it serves all equal segments.
 #[derive(Clone, Debug)]

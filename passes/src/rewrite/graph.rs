@@ -5,11 +5,12 @@ use super::pattern::{AttrPattern, Bindings, Line, Pattern, Target, read_op};
 use super::segment::{Facts, Ref, Segment};
 use egg::{Analysis, DidMerge, EGraph, ENodeOrVar, Id, Language, PatternAst, Searcher, Var};
 use shardc_ir::func::Func;
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{NAMES, Op};
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::mem::Discriminant;
 use std::ops::Range;
 

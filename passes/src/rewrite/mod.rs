@@ -29,8 +29,9 @@ use segment::Segment;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module};
 use shardc_ir::hardware::Hardware;
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 /// Which tables of rules to use.
@@ -87,7 +88,7 @@ pub fn rewrite(m: &mut Module, rules: RuleSet) -> Result<Stats> {
 pub fn rewrite_with(m: &mut Module, rules: RuleSet, hw: &Hardware) -> Result<Stats> {
     let compiled = rules.compiled();
     let mut stats = Stats::default();
-    let mut known = HashMap::new();
+    let mut known = HashMap::default();
     let Module { mesh, funcs, .. } = m;
     for f in funcs {
         one(mesh, f, compiled, hw, &mut known, &mut stats);

@@ -1,10 +1,10 @@
 //! Segments: the runs of nodes of one layer, and their structure without names and numbers.
 
 use shardc_ir::func::{Func, Value};
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::ops::Range;
 
 /// Longest segment: programs without layers are cut, so that the work stays linear.
@@ -90,7 +90,7 @@ pub(crate) struct NodeFacts {
 
 impl Segment {
     pub(crate) fn new(f: &Func, facts: &Facts, run: Range<usize>) -> Segment {
-        let mut numbers: HashMap<Value, u32> = HashMap::new();
+        let mut numbers: HashMap<Value, u32> = HashMap::default();
         let mut s = Segment { run: run.clone(), ins: vec![], outer: vec![], nodes: vec![] };
         for node in &f.nodes[run.clone()] {
             let mut one = |v: &Value| {

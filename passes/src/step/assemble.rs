@@ -5,10 +5,10 @@ use super::enter::enter;
 use super::finish::{Foreign, evaluate, finish};
 use crate::options::Options;
 use shardc_ir::func::{Func, FuncKind, Module, ParamLayout, Port, RoleKind};
+use shardc_ir::maps::HashSet;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
 use shardc_ir::weights::Weight;
-use std::collections::HashSet;
 
 /// Adds to the functions of the microbatches what every rank of the pipeline does around them.
 pub fn assemble(

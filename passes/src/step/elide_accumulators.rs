@@ -9,11 +9,11 @@
 //! ```
 
 use shardc_ir::func::{Func, Role, RoleKind};
-use std::collections::{HashMap, HashSet};
+use shardc_ir::maps::{HashMap, HashSet};
 
 /// Takes the accumulators out of the functions that a rank of the pipeline runs, once each.
 pub fn elide_accumulators(loops: &mut [Func]) {
-    let mut takers: HashMap<Role, usize> = HashMap::new();
+    let mut takers: HashMap<Role, usize> = HashMap::default();
     let roles = loops.iter().flat_map(|f| f.args.iter().filter_map(|a| a.role.as_ref()));
     for r in roles.filter(|r| r.kind == RoleKind::Grad) {
         *takers.entry(r.clone()).or_default() += 1;
@@ -35,7 +35,7 @@ fn direct(f: &mut Func, alone: &HashMap<Role, usize>) {
     let results: HashMap<&Role, usize> =
         ports.filter_map(|(i, r)| Some((r.role.as_ref()?, i))).collect();
     // Sums and accumulators that go, and what results are instead.
-    let (mut sums, mut gone, mut instead) = (HashSet::new(), HashSet::new(), vec![]);
+    let (mut sums, mut gone, mut instead) = (HashSet::default(), HashSet::default(), vec![]);
     for a in &f.args {
         let role = a.role.as_ref().filter(|r| alone.contains_key(*r));
         let Some(&at) = role.and_then(|r| results.get(r)) else { continue };

@@ -7,10 +7,11 @@ use crate::options::Options;
 use crate::shard::partition::step_scope;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, FuncKind, Name, Node, ParamLayout, Port, Role, RoleKind, Value};
+use shardc_ir::maps::HashSet;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
 use shardc_ir::types::Type;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 /// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its
 /// functions that run once per microbatch. They say which accumulators there are and in which type
@@ -66,7 +67,7 @@ pub fn enter(
     // Without a backward nothing is summed over microbatches.
     let trains = loops.iter().any(|g| has(g, RoleKind::Grad)) || !sums.is_empty();
     let all = loops.iter().flat_map(|g| g.args.iter().map(move |a| (g, a)));
-    let mut cleared: HashSet<&Role> = HashSet::new();
+    let mut cleared: HashSet<&Role> = HashSet::default();
     for (g, a) in all.filter(|_| trains) {
         let Some(role) = a.role.as_ref().filter(|r| r.kind.is_summed()) else { continue };
         if !cleared.insert(role) {

@@ -7,10 +7,11 @@
 //! and wait only for what stands earlier in it, so no list can wait for ever.
 
 use shardc_ir::func::{FuncKind, Module, Port, Role, RoleKind, Value};
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::plan::{Call, Instr, Mode, Transfer};
 use shardc_ir::schedule::{ActionKind, Schedule, Timeline};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// The functions of a plan, by what they are for.
 #[derive(Clone, Debug, Default)]
@@ -31,7 +32,7 @@ impl Index {
     pub fn of(m: &Module, s: &Schedule, mode: Mode) -> Result<Index, String> {
         let (stages, ranks) = (s.owner.len(), s.ranks.len());
         let count = |kind: FuncKind| if kind.is_looped() { stages } else { ranks };
-        let mut found: HashMap<(FuncKind, usize), usize> = HashMap::new();
+        let mut found: HashMap<(FuncKind, usize), usize> = HashMap::default();
         for (i, f) in m.funcs.iter().enumerate() {
             let known = f.kind != FuncKind::Model && f.stage < count(f.kind);
             if !known || f.name != f.kind.numbered(f.stage, count(f.kind)) {
@@ -172,13 +173,13 @@ struct Lister<'a> {
 impl<'a> Lister<'a> {
     fn new(m: &'a Module, s: &'a Schedule, index: &'a Index) -> Lister<'a> {
         let ranks = s.ranks.len();
-        let mut makers: HashMap<Role, (usize, usize, Value)> = HashMap::new();
+        let mut makers: HashMap<Role, (usize, usize, Value)> = HashMap::default();
         let mut crossing: Vec<Crossing> = vec![];
-        let mut numbers: HashMap<&Role, usize> = HashMap::new();
+        let mut numbers: HashMap<&Role, usize> = HashMap::default();
         let mut wanted = vec![vec![]; m.funcs.len()];
         for rank in 0..ranks {
             let funcs = index.funcs(s, rank);
-            let mut own: HashSet<Role> = HashSet::new();
+            let mut own: HashSet<Role> = HashSet::default();
             for &f in &funcs {
                 let known = |p: &Port| Some((as_others_know(p.role.as_ref()?, rank)?, p.value));
                 for (role, value) in m.funcs[f].results.iter().filter_map(known) {
@@ -228,7 +229,7 @@ impl<'a> Lister<'a> {
             wanted,
             flight: BTreeMap::new(),
             taken: BTreeMap::new(),
-            arrived: HashSet::new(),
+            arrived: HashSet::default(),
         }
     }
 

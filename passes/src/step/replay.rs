@@ -6,10 +6,11 @@
 
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Module, Node, Port, Role, RoleKind, Value};
+use shardc_ir::maps::HashSet;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::plan::{Instr, Plan, Transfer};
 use shardc_ir::text::type_text;
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 struct Replay<'a> {
     plan: &'a Plan,
@@ -36,7 +37,7 @@ pub fn replay(plan: &Plan) -> Result<()> {
         let lists = classes.map(|c| if evaluation { &c.evaluation[..] } else { &c.step[..] });
         let lists: Vec<&[Instr]> = lists.collect();
         let at = vec![(0, 0); lists.len()];
-        let (mail, taken, fitting) = (BTreeMap::new(), BTreeMap::new(), HashSet::new());
+        let (mail, taken, fitting) = (BTreeMap::new(), BTreeMap::new(), HashSet::default());
         let sums = plan.module.funcs.iter().map(|f| sums(&plan.module, f)).collect();
         Replay { plan, lists, at, mail, taken, sums, fitting }.run()?;
     }

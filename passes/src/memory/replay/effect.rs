@@ -16,8 +16,8 @@
 use super::arena::{Arena, Span, Spans};
 use shardc_ir::func::{Func, Value};
 use shardc_ir::group::{Launch, Roles, launches};
+use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::plan::{ALIGN, Call, Memory, Place};
-use std::collections::{HashMap, HashSet};
 
 /// A launch of a function, with what is the same in every call.
 struct Step {
@@ -148,7 +148,7 @@ impl<'a> Function<'a> {
         let values = values.copied().chain(f.results.iter().map(|r| r.value));
         let used = values.map(|v| &places[v.0 as usize]).chain(workspaces);
         let pieces = pieces(used.filter(|p| p.bytes > 0).copied().collect());
-        Function { f, roles, steps, places, workspaces, pieces, effects: HashMap::new() }
+        Function { f, roles, steps, places, workspaces, pieces, effects: HashMap::default() }
     }
 
     /// Where its pieces lie in a call; an error if that is outside of the arena.
@@ -230,7 +230,7 @@ impl<'a, 'b> Replay<'a, 'b> {
         for (i, a) in f.args.iter().enumerate() {
             content[a.value.0 as usize] = Content::Arg(i);
         }
-        let (arena, reads) = (Arena::default(), HashMap::new());
+        let (arena, reads) = (Arena::default(), HashMap::default());
         Replay { function, call, layout, arena, next: 0, content, reads }
     }
 
@@ -367,7 +367,7 @@ impl<'a, 'b> Replay<'a, 'b> {
         let Replay { function, layout, arena, content, reads, .. } = self;
         let mut reads: Vec<Read> = reads.into_values().collect();
         reads.sort_by_key(|r| (r.piece, r.span, r.order));
-        let mut numbers: HashMap<u64, usize> = HashMap::new();
+        let mut numbers: HashMap<u64, usize> = HashMap::default();
         let results = function.f.results.iter().map(|r| match content[r.value.0 as usize] {
             Content::Arg(a) => Source::Arg(a),
             Content::Stamp(s) => {

@@ -30,12 +30,24 @@ pub struct Group {
 pub type Dims = SmallVec<[Group; 4]>;
 
 /// A parsed letter rule for given operand ranks.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(PartialEq, Eq, Hash, Debug)]
 pub struct Rule {
     pub ins: SmallVec<[Dims; 3]>,
     pub outs: SmallVec<[Dims; 2]>,
     /// Letters that must not be sharded, as a bit set.
     whole: u64,
+}
+
+impl Clone for Rule {
+    /// Dims are copied as they lie in memory: every node is asked for its rule, and often.
+    fn clone(&self) -> Rule {
+        let copy = |d: &Dims| Dims::from_slice(d);
+        Rule {
+            ins: self.ins.iter().map(copy).collect(),
+            outs: self.outs.iter().map(copy).collect(),
+            whole: self.whole,
+        }
+    }
 }
 
 impl Letter {
@@ -78,11 +90,8 @@ impl Rule {
     /// An element-wise rule: `n_in` operands and `n_out` results, all of rank `rank`.
     pub fn elementwise(n_in: usize, n_out: usize, rank: usize) -> Rule {
         let dims: Dims = (0..rank).map(|i| Group::one(Letter(LEADING + i as u8))).collect();
-        Rule {
-            ins: std::iter::repeat_n(dims.clone(), n_in).collect(),
-            outs: std::iter::repeat_n(dims, n_out).collect(),
-            whole: 0,
-        }
+        let all = |n| (0..n).map(|_| Dims::from_slice(&dims));
+        Rule { ins: all(n_in).collect(), outs: all(n_out).collect(), whole: 0 }
     }
 
     /// A rule of given dims.

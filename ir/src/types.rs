@@ -147,7 +147,7 @@ pub enum State {
 
 /// Type of a value: element type, dims with global sizes, and a state for every mesh atom. Atoms
 /// named nowhere are invariant.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(PartialEq, Eq, Hash, Debug)]
 pub struct Type {
     pub dtype: DType,
     pub dims: SmallVec<[Dim; 4]>,
@@ -156,6 +156,13 @@ pub struct Type {
     pub sum: AtomSet,
     pub max: AtomSet,
     pub min: AtomSet,
+}
+
+impl Clone for Type {
+    /// Dims are copied as they lie in memory: there are many types, and they are copied often.
+    fn clone(&self) -> Type {
+        Type { dims: SmallVec::from_slice(&self.dims), ..*self }
+    }
 }
 
 /// A rank's piece of a dim: `len` elements from `offset`, stored in `chunk` places.

@@ -24,6 +24,7 @@ use shardc_ir::func::{Func, FusedWithNext, Node, Value};
 use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, Roles, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{FusionClass, Kind, Op};
+use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -77,6 +78,9 @@ pub fn group(mesh: &Mesh, f: &mut Func, fuse: Fuse) {
 
 /// Joins updates of parameters that follow each other, bucket by bucket.
 fn bucket(mesh: &Mesh, f: &mut Func) {
+    if !f.nodes.iter().any(|n| n.op.facts().kind == Kind::Update) {
+        return;
+    }
     let all = launches(f);
     // Of a launch that updates a parameter, the bytes of its gradient.
     let update = |x: &Launch| {
@@ -194,31 +198,36 @@ impl<'a> Groups<'a> {
             let close = |r: &&usize| **r < i && i - **r < SPAN;
             near.extend(self.readers[v.0 as usize].iter().rev().filter(close));
         }
+        // Groups that the node's, as it is, is no kernel with.
+        let mut apart: SmallVec<[usize; 8]> = SmallVec::new();
         for other in near {
-            self.join(self.of[other], self.of[i]);
+            let (a, b) = (self.of[other], self.of[i]);
+            if a == b || apart.contains(&a) {
+                continue;
+            }
+            match self.join(a, b) {
+                true => apart.clear(),
+                false => apart.push(a),
+            }
         }
     }
 
-    /// Makes two groups one, if that is a kernel.
-    fn join(&mut self, a: usize, b: usize) {
-        if a == b {
-            return;
-        }
+    /// Makes two groups one, if that is a kernel; says whether it did.
+    fn join(&mut self, a: usize, b: usize) -> bool {
         let rows =
             |g: usize| self.members[g].iter().all(|&i| self.f.nodes[i].op.facts().fusion.is_some());
         if !rows(a) || !rows(b) {
-            return;
+            return false;
         }
         let mut all = [&self.members[a][..], &self.members[b][..]].concat();
         all.sort_unstable();
         let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
         let span = all.last().zip(all.first()).map_or(0, |(last, first)| last - first);
         if span > SPAN || self.names(&all) > MOST || !self.worth(&all) {
-            return;
+            return false;
         }
-        if IterationSpace::of(self.f, nodes()).is_some_and(|s| self.walks_once(&all, &s)) {
-            self.merge(a, b);
-        }
+        IterationSpace::of(self.f, nodes()).is_some_and(|s| self.walks_once(&all, &s))
+            && self.merge(a, b)
     }
 
     /// False if results of rows are written where no row is folded: then nothing but these results

@@ -49,7 +49,9 @@ pub(crate) struct State<'a> {
     pub source: Source,
     frozen: BTreeSet<String>,
     schedule: Option<Arc<Schedule>>,
-    /// The module with propagated shardings, and why each stands.
+    /// Propagation was among the passes.
+    is_propagated: bool,
+    /// The module with propagated shardings, and why each stands; what partition has taken.
     pub sharded: Option<Module>,
     pub causes: Vec<Cause>,
     /// What layouts cost that were chosen.
@@ -71,6 +73,7 @@ impl<'a> State<'a> {
             source,
             frozen,
             schedule,
+            is_propagated: false,
             sharded,
             causes,
             price,
@@ -151,8 +154,7 @@ impl<'a> State<'a> {
 
     pub fn propagate(&mut self) -> Changed {
         self.causes = propagate(&self.m.mesh, &mut self.m.funcs[0]);
-        let sharded = Module { phase: Phase::Sharded, ..self.m.clone() };
-        self.sharded = Some(sharded);
+        self.is_propagated = true;
         Ok(true)
     }
 
@@ -172,7 +174,12 @@ impl<'a> State<'a> {
             }),
         };
         let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, how);
-        self.m.funcs[0] = parts.forward;
+        let sharded = std::mem::replace(&mut self.m.funcs[0], parts.forward);
+        if self.is_propagated {
+            let (mesh, funcs) = (self.m.mesh.clone(), vec![sharded]);
+            let phase = Phase::Sharded;
+            self.sharded = Some(Module { mesh, phase, funcs, ..Module::default() });
+        }
         self.m.params = parts.params;
         self.price = parts.price;
         if self.trains() && !o.observe {

@@ -76,7 +76,7 @@ pub fn gradients(
     for (v, r) in params {
         let parts = &cotangents[v.0 as usize];
         if !parts.is_empty() {
-            out.insert(r.name.clone(), s.add(parts));
+            out.insert(r.name.text().clone(), s.add(parts));
         }
     }
     Ok(out)

@@ -230,7 +230,7 @@ impl Textbook {
         }
         for role in w.accumulators() {
             let known = match role.kind {
-                RoleKind::Grad => self.gradients.contains_key(&role.name),
+                RoleKind::Grad => self.gradients.contains_key(&*role.name),
                 _sum => self.results.iter().any(|r| r.0 == role),
             };
             w.ledger.must("composition", known, || {

@@ -69,6 +69,8 @@ pub fn compile(
         let dir = dir.display();
         note(format!("wrote {dir}   next: shardc inspect {dir} --summary · shardc run {dir}"));
     }
+    // The process ends now: to give back a large plan node by node would take longer than to write it.
+    std::mem::forget(done);
     Ok(0)
 }
 

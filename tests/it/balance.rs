@@ -68,7 +68,7 @@ fn told(model: &Model, state: &State, named: &str) -> (Vec<Tensor>, Vec<Tensor>)
         let role = a.role.as_ref().expect("roles");
         match role.kind {
             RoleKind::Param => state.values[role].clone(),
-            _ => vec![state.inputs[&role.name].clone()],
+            _ => vec![state.inputs[&*role.name].clone()],
         }
     };
     let args: Vec<_> = f.args.iter().map(arg).collect();

@@ -9,7 +9,7 @@ pub use kind::FuncKind;
 pub use name::Name;
 use name::Taken;
 pub use params::{ParamLayout, Step};
-pub use role::{Port, Role, RoleKind, Slot, sent};
+pub use role::{Port, Role, RoleKind, RoleName, Slot, sent};
 
 use crate::maps::HashMap;
 use crate::mesh::Mesh;

@@ -1,6 +1,8 @@
 //! What arguments and results are to the world outside of their function.
 
 use super::Value;
+use std::cmp::Ordering;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// What an argument or result of a function is to the world outside. A result with a role feeds
@@ -142,15 +144,89 @@ impl std::fmt::Display for RoleKind {
     }
 }
 
+/// The name of a role: text that is hashed once, since maps from roles are asked again and again.
+#[derive(Clone, Debug)]
+pub struct RoleName {
+    text: Arc<str>,
+    hash: u64,
+}
+
+impl From<Arc<str>> for RoleName {
+    fn from(text: Arc<str>) -> RoleName {
+        let hash = crate::maps::hash(&*text);
+        RoleName { text, hash }
+    }
+}
+
+impl From<&str> for RoleName {
+    fn from(text: &str) -> RoleName {
+        Arc::<str>::from(text).into()
+    }
+}
+
+impl From<String> for RoleName {
+    fn from(text: String) -> RoleName {
+        Arc::<str>::from(text).into()
+    }
+}
+
+impl RoleName {
+    /// The text, which others may keep.
+    pub fn text(&self) -> &Arc<str> {
+        &self.text
+    }
+}
+
+impl std::ops::Deref for RoleName {
+    type Target = str;
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl PartialEq for RoleName {
+    fn eq(&self, other: &RoleName) -> bool {
+        let same = || Arc::ptr_eq(&self.text, &other.text) || self.text == other.text;
+        self.hash == other.hash && same()
+    }
+}
+
+impl Eq for RoleName {}
+
+impl Hash for RoleName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl std::fmt::Display for RoleName {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// As their texts.
+impl Ord for RoleName {
+    fn cmp(&self, other: &RoleName) -> Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl PartialOrd for RoleName {
+    fn partial_cmp(&self, other: &RoleName) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 /// A role with the name it is known by.
 #[derive(Clone, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub struct Role {
     pub kind: RoleKind,
-    pub name: Arc<str>,
+    pub name: RoleName,
 }
 
 impl Role {
-    pub fn new(kind: RoleKind, name: impl Into<Arc<str>>) -> Role {
+    pub fn new(kind: RoleKind, name: impl Into<RoleName>) -> Role {
         Role { kind, name: name.into() }
     }
 

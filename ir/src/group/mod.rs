@@ -34,8 +34,8 @@ pub struct Roles<'a> {
     /// By value: the role that it has as an argument, and as a result.
     arg: Vec<Option<&'a Role>>,
     result: Vec<Option<&'a Role>>,
-    /// By value: whether the role that it has as a result is that of an argument.
-    replaces: Vec<bool>,
+    /// By value: the argument of a role that it has as a result, over which it is written.
+    over: Vec<Option<Value>>,
 }
 
 impl<'a> Roles<'a> {
@@ -47,10 +47,13 @@ impl<'a> Roles<'a> {
             ports.iter().rev().for_each(|p| all[p.value.0 as usize] = p.role.as_ref());
             all
         };
-        let taken: HashSet<&Role> = f.args.iter().filter_map(|a| a.role.as_ref()).collect();
-        let (arg, result) = (by_value(&f.args), by_value(&f.results));
-        let replaces = result.iter().map(|r| r.is_some_and(|r| taken.contains(r))).collect();
-        Roles { f, arg, result, replaces }
+        let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
+        let args: HashMap<&Role, Value> = f.args.iter().filter_map(of_role).collect();
+        let mut over = vec![None; f.values.len()];
+        for (role, v) in f.results.iter().filter_map(of_role) {
+            over[v.0 as usize] = args.get(role).copied().or(over[v.0 as usize]);
+        }
+        Roles { f, arg: by_value(&f.args), result: by_value(&f.results), over }
     }
 
     /// True if the nodes are a matrix product and the sum of a tensor and this product, which is written
@@ -102,7 +105,7 @@ impl<'a> Roles<'a> {
             return None;
         }
         // The argument may be what the product still reads.
-        if made.any(|v| self.replaces[v.0 as usize]) {
+        if made.any(|v| self.over[v.0 as usize].is_some()) {
             return None;
         }
         // Which operands of the product have a loop.
@@ -130,7 +133,7 @@ pub struct HorizontalFusion<'a> {
     /// By value: the one whose memory it is.
     root: Vec<Value>,
     /// By root of a result: the argument of its role, over which it is written.
-    over: HashMap<Value, Value>,
+    over: Vec<Option<Value>>,
     /// Roots.
     written: HashSet<Value>,
     read: HashSet<Value>,
@@ -138,14 +141,14 @@ pub struct HorizontalFusion<'a> {
 
 impl<'a> HorizontalFusion<'a> {
     pub fn of(f: &'a Func) -> HorizontalFusion<'a> {
-        let of_role = |p: &'a Port| Some((p.role.as_ref()?, p.value));
-        let args: HashMap<&Role, Value> = f.args.iter().filter_map(of_role).collect();
-        let old = |(role, v): (&Role, Value)| Some((v, *args.get(role)?));
-        let root = f.roots();
-        let replaced = f.results.iter().filter_map(of_role).filter_map(old);
-        let over = replaced.map(|(v, a)| (root[v.0 as usize], a)).collect();
+        let (roles, root) = (Roles::of(f), f.roots());
+        let mut over = vec![None; f.values.len()];
+        for v in f.results.iter().map(|r| r.value.0 as usize) {
+            let own = &mut over[root[v].0 as usize];
+            *own = roles.over[v].or(*own);
+        }
         let (written, read) = (HashSet::default(), HashSet::default());
-        HorizontalFusion { roles: Roles::of(f), root, over, written, read }
+        HorizontalFusion { roles, root, over, written, read }
     }
 
     /// Adds a kernel, if it is over rows, reads nothing that the others write, be it over an argument, and
@@ -161,7 +164,7 @@ impl<'a> HorizontalFusion<'a> {
         let read: Vec<Value> = x.ins.iter().map(root).collect();
         let made = nodes.iter().flat_map(|n| &n.outs).map(root);
         let written: Vec<Value> =
-            made.flat_map(|v| [Some(v), self.over.get(&v).copied()]).flatten().collect();
+            made.flat_map(|v| [Some(v), self.over[v.0 as usize]]).flatten().collect();
         let apart = !read.iter().any(|v| self.written.contains(v))
             && !written.iter().any(|v| self.read.contains(v));
         if !over_rows || !apart {

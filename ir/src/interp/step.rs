@@ -304,7 +304,7 @@ fn bind(
         let value = state.get(stage, role, call.microbatch).cloned();
         return value.ok_or_else(|| unset(state, role).at(place()));
     }
-    let Some(global) = state.inputs.get(&role.name) else {
+    let Some(global) = state.inputs.get(&*role.name) else {
         return Err(Diag::new("unbound", format!("there is no input `{}`", role.name))
             .at(place())
             .help(format!("give it; {} inputs are given", state.inputs.len())));

@@ -4,7 +4,7 @@ use super::layout::{Bound, Frames};
 use super::lifetimes::{Lifetime, NONE};
 use super::pieces::{LiveRange, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
-use shardc_ir::func::Module;
+use shardc_ir::func::{Module, Value};
 use shardc_ir::plan::{Instr, MemoryClass, Span};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -253,11 +253,11 @@ fn account(
     peak: usize,
 ) -> (ByClass, Live) {
     let mut by: BTreeMap<MemoryClass, usize> = BTreeMap::new();
-    let mut live: Vec<(String, MemoryClass, usize)> = vec![];
-    let name = |f: usize, v| m.funcs[f].name(v).to_string();
+    // Function and value, of how many microbatches, class, bytes.
+    let mut live: Vec<((usize, Value), usize, MemoryClass, usize)> = vec![];
     for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *by.entry(o.class).or_default() += o.bytes;
-        live.push((name(o.name.0, o.name.1), o.class, o.bytes));
+        live.push((o.name, 1, o.class, o.bytes));
     }
     let mut copies: BTreeMap<usize, usize> = BTreeMap::new();
     for b in alive {
@@ -267,23 +267,31 @@ fn account(
                 let Instr::Call(c) = &list[i] else { continue };
                 let part = &l.scratch[c.func].parts[part];
                 part.at_peak.iter().for_each(|(c, n)| *by.entry(*c).or_default() += n);
-                live.extend(part.live.iter().map(|&(v, c2, n)| (name(c.func, v), c2, n)));
+                live.extend(part.live.iter().map(|&(v, c2, n)| ((c.func, v), 1, c2, n)));
             }
         }
     }
     for (f, n) in copies {
         for o in l.shared[f].1.iter().map(|&o| &l.objects[o]) {
             *by.entry(o.class).or_default() += n * o.bytes;
-            let name = name(o.name.0, o.name.1);
-            let name = if n > 1 { format!("{name} of {n} microbatches") } else { name };
-            live.push((name, o.class, n * o.bytes));
+            live.push((o.name, n, o.class, n * o.bytes));
         }
     }
     let used: usize = by.values().sum();
     *by.entry(MemoryClass::Temporary).or_default() += peak.saturating_sub(used);
-    live.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
-    live.truncate(LISTED);
-    (by.into_iter().collect(), live)
+    // Only what may be listed needs its name.
+    let mut sizes: Vec<usize> = live.iter().map(|x| x.3).collect();
+    let last = sizes.len().min(LISTED).checked_sub(1);
+    let least = last.map_or(0, |i| *sizes.select_nth_unstable_by(i, |a, b| b.cmp(a)).1);
+    let named = live.into_iter().filter(|x| x.3 >= least).map(|((f, v), n, class, bytes)| {
+        let name = m.funcs[f].name(v).to_string();
+        let name = if n > 1 { format!("{name} of {n} microbatches") } else { name };
+        (name, class, bytes)
+    });
+    let mut named: Live = named.collect();
+    named.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
+    named.truncate(LISTED);
+    (by.into_iter().collect(), named)
 }
 
 /// The most bytes alive at once in a step.

@@ -405,7 +405,11 @@ impl<'a> Lifetimes<'a> {
 }
 
 /// The roles of these functions as numbers, and what is known of each before it has memory.
-fn roles<'m>(m: &'m Module, funcs: &[usize], looped: &HashSet<usize>) -> (Vec<Numbers>, Vec<Known>) {
+fn roles<'m>(
+    m: &'m Module,
+    funcs: &[usize],
+    looped: &HashSet<usize>,
+) -> (Vec<Numbers>, Vec<Known>) {
     let mut by_role: HashMap<&'m Role, usize> = HashMap::default();
     let mut numbers = vec![Numbers::default(); m.funcs.len()];
     for &f in funcs {

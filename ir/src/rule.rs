@@ -240,22 +240,34 @@ fn parse_dims(
 /// Writes dims as a rule does.
 pub fn dims_text(dims: &[Group]) -> String {
     let mut s = String::new();
+    // A string takes all that is written to it.
+    let _ = write_dims(dims, &mut s);
+    s
+}
+
+fn write_dims(dims: &[Group], w: &mut impl fmt::Write) -> fmt::Result {
     for g in dims {
         match g.letters() {
-            [l] => s.push(l.name()),
+            [l] => w.write_char(l.name())?,
             many => {
-                s.push('(');
-                s.extend(many.iter().map(|l| l.name()));
-                s.push(')');
+                w.write_char('(')?;
+                many.iter().try_for_each(|l| w.write_char(l.name()))?;
+                w.write_char(')')?;
             }
         }
     }
-    s
+    Ok(())
 }
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let side = |ds: &[Dims]| ds.iter().map(|d| dims_text(d)).collect::<Vec<_>>().join(",");
-        write!(f, "{}->{}", side(&self.ins), side(&self.outs))
+        for (side, arrow) in [(&self.ins[..], "->"), (&self.outs[..], "")] {
+            for (i, dims) in side.iter().enumerate() {
+                f.write_str(if i > 0 { "," } else { "" })?;
+                write_dims(dims, f)?;
+            }
+            f.write_str(arrow)?;
+        }
+        Ok(())
     }
 }

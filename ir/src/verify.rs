@@ -119,6 +119,7 @@ impl<'a> Checker<'a> {
             });
             return false;
         }
+        let pipeline = self.mesh.axis(PIPELINE).unwrap_or_default();
         let mut names = HashSet::with_capacity_and_hasher(f.values.len(), Default::default());
         for v in &f.values {
             if !names.insert(&v.name) {
@@ -138,7 +139,6 @@ impl<'a> Checker<'a> {
                 });
             }
             self.alone(&v.name, &v.ty, p);
-            let pipeline = self.mesh.axis(PIPELINE).unwrap_or_default();
             if v.ty.marked().minus(v.ty.sum).meets(pipeline) {
                 p.push(v.name.layer, || {
                     let ty = type_text(self.mesh, &v.ty);

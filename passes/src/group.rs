@@ -42,6 +42,8 @@ struct Groups<'a> {
     mesh: &'a Mesh,
     f: &'a Func,
     roles: Roles<'a>,
+    /// By node: what it does to the rows of a kernel over rows.
+    fusion: Vec<Option<FusionClass>>,
     /// By node: its group, which is known by one of its nodes.
     of: Vec<usize>,
     /// By group: its nodes, in order; empty if it joined another.
@@ -123,6 +125,7 @@ impl<'a> Groups<'a> {
             mesh,
             f,
             roles: Roles::of(f),
+            fusion: f.nodes.iter().map(|n| n.op.facts().fusion).collect(),
             of: (0..count).collect(),
             members: (0..count).map(|i| vec![i]).collect(),
             order: (0..count).map(Some).collect(),
@@ -186,7 +189,7 @@ impl<'a> Groups<'a> {
     /// Joins a node with the groups around its operands.
     fn visit(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        if n.op.facts().fusion.is_none() {
+        if self.fusion[i].is_none() {
             return;
         }
         let made = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
@@ -214,9 +217,8 @@ impl<'a> Groups<'a> {
 
     /// Makes two groups one, if that is a kernel; says whether it did.
     fn join(&mut self, a: usize, b: usize) -> bool {
-        let rows =
-            |g: usize| self.members[g].iter().all(|&i| self.f.nodes[i].op.facts().fusion.is_some());
-        if !rows(a) || !rows(b) {
+        let rows = |g: usize| self.members[g].iter().all(|&i| self.fusion[i].is_some());
+        if !rows(a) || !rows(b) || !self.may_share_rows(a, b) {
             return false;
         }
         let mut all = [&self.members[a][..], &self.members[b][..]].concat();
@@ -230,13 +232,20 @@ impl<'a> Groups<'a> {
             && self.merge(a, b)
     }
 
+    /// False if results of the two differ in the sizes of leading dims: these are other loops then.
+    fn may_share_rows(&self, a: usize, b: usize) -> bool {
+        let [a, b] = [a, b].map(|g| self.f.ty(self.f.nodes[self.members[g][0]].outs[0]));
+        a.dims.iter().zip(&b.dims).all(|(a, b)| a.size == b.size)
+    }
+
     /// False if results of rows are written where no row is folded: then nothing but these results
     /// would keep a long row, such as all of a parameter, from being cut into tasks.
     fn walks_once(&self, all: &[usize], space: &IterationSpace) -> bool {
         let nodes = || all.iter().map(|&i| &self.f.nodes[i]);
         let short = |v: &Value| space.axes(*v).is_some_and(|a| a.len() == space.rows.len());
-        let folds = nodes()
-            .any(|n| matches!(n.op.facts().fusion, Some(FusionClass::Fold | FusionClass::Take)));
+        let folds = all
+            .iter()
+            .any(|&i| matches!(self.fusion[i], Some(FusionClass::Fold | FusionClass::Take)));
         folds
             || space.cols.is_empty()
             || !nodes().flat_map(|n| &n.outs).any(|v| short(v) && self.seen(*v, all))
@@ -247,7 +256,7 @@ impl<'a> Groups<'a> {
     fn worth(&self, all: &[usize]) -> bool {
         all.iter().all(|&i| {
             let n = &self.f.nodes[i];
-            let picked = match n.op.facts().fusion {
+            let picked = match self.fusion[i] {
                 Some(FusionClass::Take) => n.ins[0],
                 Some(FusionClass::Put) => n.outs[0],
                 Some(FusionClass::Each | FusionClass::Fold) | None => return true,

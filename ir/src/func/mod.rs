@@ -249,6 +249,13 @@ impl Func {
         self.values[v.0 as usize].name = self.free(name);
     }
 
+    /// Makes room for so many more nodes, of one result each.
+    pub fn reserve(&mut self, nodes: usize) {
+        self.nodes.reserve(nodes);
+        self.values.reserve(nodes);
+        self.taken.reserve(nodes);
+    }
+
     /// A name that no value has, and whose text reads back as itself: what hints are put together
     /// of may come from any user.
     fn free(&mut self, name: Name) -> Name {

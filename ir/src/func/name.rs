@@ -1,6 +1,7 @@
 //! Names of values, and which of them are taken.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// Name of a value: `%d_l3.q.1` is a gradient (`d_`), of layer 3, hinted `q`, the second of that name.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -93,7 +94,7 @@ impl std::fmt::Display for Name {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Taken {
     next: u32,
-    others: Vec<u32>,
+    others: BTreeSet<u32>,
 }
 
 impl Taken {
@@ -101,13 +102,12 @@ impl Taken {
     pub(super) fn take(&mut self, wanted: u32) -> u32 {
         let free = |t: &Taken, n: u32| n >= t.next && !t.others.contains(&n);
         if wanted > self.next && free(self, wanted) {
-            self.others.push(wanted);
+            self.others.insert(wanted);
             return wanted;
         }
         let n = self.next;
         self.next += 1;
-        while let Some(i) = self.others.iter().position(|&o| o == self.next) {
-            self.others.swap_remove(i);
+        while self.others.remove(&self.next) {
             self.next += 1;
         }
         n

@@ -270,11 +270,13 @@ impl Launch {
         };
         let mut all: Vec<Values> = match &f.nodes[self.nodes.clone()] {
             [n] => {
-                let rule = rule_of(f, n);
+                let alike = |j: usize, k: usize| {
+                    let rule = rule_of(f, n);
+                    rule.ins[j] == rule.outs[k]
+                };
                 let over = |k: usize| {
                     let j = n.op.def().in_place(k)?;
-                    let alike = n.op.collective().is_some() || rule.ins[j] == rule.outs[k];
-                    alike.then_some(n.ins[j])
+                    (n.op.collective().is_some() || alike(j, k)).then_some(n.ins[j])
                 };
                 (0..self.outs.len()).map(|k| over(k).into_iter().collect()).collect()
             }

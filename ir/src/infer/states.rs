@@ -61,9 +61,17 @@ pub(super) fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError
         }
     }
     let joint = |i: usize| matches!(q.linear, Linear::Together(mask) if has(mask, i));
+    // What all operands agree on, of thousands as of two: pending where they are summed, else replicated.
+    let agreed = |r: Reduction| {
+        let of = |(i, t): (usize, &&Type)| if joint(i) { t.pending(r) } else { t.replicated };
+        q.ins.iter().enumerate().map(of).fold(q.mesh.all(), AtomSet::and)
+    };
+    let agreed = [Reduction::Sum, Reduction::Max, Reduction::Min].map(agreed);
     for (i, t) in q.ins.iter().enumerate() {
-        for (r, pending) in
+        for ((r, pending), agreed) in
             [(Reduction::Sum, t.sum), (Reduction::Max, t.max), (Reduction::Min, t.min)]
+                .into_iter()
+                .zip(agreed)
         {
             let p = pending.minus(sharded);
             if p.is_empty() {
@@ -86,6 +94,9 @@ pub(super) fn unsharded(q: &Query, sharded: AtomSet) -> Result<States, TypeError
                     ),
                     format!("all_reduce[{}] it first", names(p)),
                 );
+            }
+            if joint(i) && p.within(agreed) {
+                continue;
             }
             for (j, u) in q.ins.iter().enumerate().filter(|&(j, _)| j != i) {
                 let ok = if joint(j) { p.within(u.pending(r)) } else { p.within(u.replicated) };

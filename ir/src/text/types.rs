@@ -82,7 +82,7 @@ pub(super) fn push_number(mut n: usize, out: &mut String) {
             break;
         }
     }
-    out.extend(digits[at..].iter().map(|&d| d as char));
+    out.push_str(std::str::from_utf8(&digits[at..]).expect("digits are text"));
 }
 
 /// A name as the text has it, in quotes.

@@ -46,6 +46,8 @@ pub fn differentiate(
         gathered: gathered(&f, params),
         f,
     };
+    // Of a node come one or two.
+    r.f.reserve(2 * forward);
     r.seed();
     let complete = first_uses(&r.f, &r.on);
     let prepared: HashMap<&str, &ParamLayout> =

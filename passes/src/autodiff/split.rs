@@ -138,6 +138,7 @@ impl Split<'_> {
     fn function(&mut self, home: Home, nodes: &[usize], stages: usize) {
         let mut new = self.j.like(home.1, home.0, stages);
         new.scopes.iter_mut().for_each(|s| s.stage = 0);
+        new.reserve(nodes.len());
         self.out.insert(home, new);
         // Arguments in the order of the joint program's, then stashes, then accumulators.
         let mut used = vec![false; self.j.values.len()];

@@ -29,6 +29,9 @@ struct Found {
 
 /// Replaces the exchanges of rows of a program.
 pub fn ragged(mesh: &Mesh, f: &mut Func) {
+    if !f.nodes.iter().any(|n| matches!(n.op, Op::AllToAll(_))) {
+        return;
+    }
     let mut counts = Counts { mesh, moved: vec![], taken: BTreeSet::new() };
     for x in found(f) {
         let (inp, out) = (f.nodes[x.node].ins[0], f.nodes[x.node].outs[0]);

@@ -16,16 +16,17 @@
 use super::arena::{Arena, Span, Spans};
 use shardc_ir::func::{Func, Value};
 use shardc_ir::group::{Launch, Roles, launches};
-use shardc_ir::maps::{HashMap, HashSet};
+use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{ALIGN, Call, Memory, Place};
+use smallvec::SmallVec;
 
 /// A launch of a function, with what is the same in every call.
 struct Step {
     launch: Launch,
+    /// Its kernels, if they are several.
     kernels: Vec<Launch>,
     /// Results that are other names of operands.
-    views: HashSet<Value>,
-    is_several: bool,
+    views: SmallVec<[Value; 1]>,
     has_epilogue: bool,
 }
 
@@ -135,10 +136,9 @@ impl<'a> Function<'a> {
             let nodes = &f.nodes[launch.nodes.clone()];
             let views = nodes.iter().filter(|n| n.op.def().is_view()).map(|n| n.outs[0]);
             Step {
-                kernels: launch.kernels(f),
+                kernels: if launch.is_several(f) { launch.kernels(f) } else { vec![] },
                 views: views.collect(),
-                is_several: launch.is_several(f),
-                has_epilogue: roles.epilogue(nodes.iter()).is_some(),
+                has_epilogue: nodes.len() > 1 && roles.epilogue(nodes.iter()).is_some(),
                 launch,
             }
         };
@@ -251,7 +251,7 @@ impl<'a, 'b> Replay<'a, 'b> {
 
     fn run(mut self) -> Result<Effect, String> {
         let f = self.function.f;
-        for Step { launch: x, kernels, views, is_several, has_epilogue } in &self.function.steps {
+        for Step { launch: x, kernels, views, has_epilogue } in &self.function.steps {
             for &v in &x.ins {
                 self.read(v)?;
             }
@@ -259,6 +259,9 @@ impl<'a, 'b> Replay<'a, 'b> {
                 self.write(self.span(work));
             }
             let nodes = &f.nodes[x.nodes.clone()];
+            if kernels.is_empty() {
+                self.written_over(x, views)?;
+            }
             for kernel in kernels {
                 self.written_over(kernel, views)?;
             }
@@ -272,9 +275,7 @@ impl<'a, 'b> Replay<'a, 'b> {
                     self.read(v)?;
                 }
             }
-            if *is_several {
-                self.apart(kernels)?;
-            }
+            self.apart(kernels)?;
             for n in nodes.iter().filter(|n| views.contains(&n.outs[0])) {
                 self.content[n.outs[0].0 as usize] = self.content[n.ins[0].0 as usize];
             }
@@ -287,7 +288,7 @@ impl<'a, 'b> Replay<'a, 'b> {
 
     /// A kernel reads its operands while it writes, and so do the other ranks of a collective: a
     /// result lies on no operand, but for those that its op may write over, element by element.
-    fn written_over(&self, x: &Launch, views: &HashSet<Value>) -> Result<(), String> {
+    fn written_over(&self, x: &Launch, views: &[Value]) -> Result<(), String> {
         let f = self.function.f;
         let ins = Spans::of(x.ins.iter().map(|&v| self.place(v)));
         let mut overs = None;

@@ -293,7 +293,7 @@ impl Type {
     }
     /// Bytes of a rank's piece, the same on every rank.
     pub fn local_bytes(&self, mesh: &Mesh) -> usize {
-        self.chunks(mesh).iter().product::<usize>() * self.dtype.bytes()
+        (0..self.rank()).map(|d| self.chunk(mesh, d)).product::<usize>() * self.dtype.bytes()
     }
     /// What part of a dim the rank with these coordinates holds.
     pub fn extent(&self, mesh: &Mesh, dim: usize, coords: &[usize]) -> Extent {

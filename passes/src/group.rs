@@ -37,6 +37,9 @@ const FAR: usize = 512;
 /// Most kernels of one launch.
 const MOST_KERNELS: usize = 32;
 
+/// Nodes: most groups have one, and most values one reader.
+type Members = SmallVec<[usize; 2]>;
+
 /// Groups of nodes while they are made.
 struct Groups<'a> {
     mesh: &'a Mesh,
@@ -47,14 +50,14 @@ struct Groups<'a> {
     /// By node: its group, which is known by one of its nodes.
     of: Vec<usize>,
     /// By group: its nodes, in order; empty if it joined another.
-    members: Vec<Vec<usize>>,
+    members: Vec<Members>,
     /// The groups in an order in which all that one reads is made before it, with gaps.
     order: Vec<Option<usize>>,
     /// By group: its place in the order.
     place: Vec<usize>,
     /// By value: who makes it, and who reads it.
     maker: Vec<Option<usize>>,
-    readers: Vec<Vec<usize>>,
+    readers: Vec<Members>,
     result: Vec<bool>,
 }
 
@@ -112,7 +115,7 @@ fn bucket(mesh: &Mesh, f: &mut Func) {
 impl<'a> Groups<'a> {
     fn of(mesh: &'a Mesh, f: &'a Func, fuse: Fuse) -> Groups<'a> {
         let count = f.nodes.len();
-        let mut readers = vec![vec![]; f.values.len()];
+        let mut readers = vec![Members::new(); f.values.len()];
         for (i, n) in f.nodes.iter().enumerate() {
             for v in &n.ins {
                 readers[v.0 as usize].push(i);
@@ -127,7 +130,7 @@ impl<'a> Groups<'a> {
             roles: Roles::of(f),
             fusion: f.nodes.iter().map(|n| n.op.facts().fusion).collect(),
             of: (0..count).collect(),
-            members: (0..count).map(|i| vec![i]).collect(),
+            members: (0..count).map(|i| Members::from_slice(&[i])).collect(),
             order: (0..count).map(Some).collect(),
             place: (0..count).collect(),
             maker: makers.iter().map(|m| m.map(|m| m as usize)).collect(),
@@ -152,7 +155,7 @@ impl<'a> Groups<'a> {
         let n = &self.f.nodes[i];
         let (Op::Add(_), &[_, second]) = (&n.op, &n.ins[..]) else { return };
         let Some(m) = self.maker[second.0 as usize] else { return };
-        if self.readers[second.0 as usize] != [i] || self.result[second.0 as usize] {
+        if self.readers[second.0 as usize][..] != [i] || self.result[second.0 as usize] {
             return;
         }
         let pair = [self.f.nodes[m].clone(), self.f.nodes[i].clone()];
@@ -165,7 +168,7 @@ impl<'a> Groups<'a> {
     /// that a group reads, the last one, for which it need not wait.
     fn epilogue(&mut self, i: usize) {
         let n = &self.f.nodes[i];
-        if !n.op.is_matrix_product() || self.members[self.of[i]] != [i] {
+        if !n.op.is_matrix_product() || self.members[self.of[i]][..] != [i] {
             return;
         }
         for r in self.readers[n.outs[0].0 as usize].clone() {
@@ -307,7 +310,7 @@ impl<'a> Groups<'a> {
         all.sort_unstable();
         all.iter().for_each(|&i| self.of[i] = b);
         self.members[a].clear();
-        self.members[b] = all;
+        self.members[b] = all.into();
         let new: Vec<usize> = rest.into_iter().chain([b]).chain(needs.drain(1..)).collect();
         for (i, at) in (from..=to).enumerate() {
             self.order[at] = new.get(i).copied();
@@ -319,10 +322,10 @@ impl<'a> Groups<'a> {
     }
 
     /// The groups, each where its last node was, or as soon after that as what it reads is made.
-    fn sorted(&self) -> Vec<Vec<usize>> {
+    fn sorted(&self) -> Vec<Members> {
         let count = self.members.len();
         let mut waits = vec![0usize; count];
-        let mut next: Vec<Vec<usize>> = vec![vec![]; count];
+        let mut next = vec![Members::new(); count];
         for (i, n) in self.f.nodes.iter().enumerate() {
             let makers = n.ins.iter().filter_map(|v| self.maker[v.0 as usize]);
             for m in makers.filter(|&m| self.of[m] != self.of[i]) {

@@ -37,7 +37,9 @@ impl IterationSpace {
         f: &Func,
         nodes: impl Iterator<Item = &'a Node> + Clone,
     ) -> Option<IterationSpace> {
-        let mut s = IterationSpace::default();
+        let named = |n: &Node| n.ins.len() + n.outs.len();
+        let axes = Vec::with_capacity(nodes.clone().map(named).sum());
+        let mut s = IterationSpace { axes, ..IterationSpace::default() };
         let mut same = Same::default();
         let alone = nodes.clone().count() == 1;
         for n in nodes.clone() {
@@ -130,12 +132,12 @@ impl IterationSpace {
         let rule = rule_of(f, n);
         let mut of: SmallVec<[(Letter, u8); 8]> = SmallVec::new();
         for (&v, dims) in n.ins.iter().zip(&rule.ins).chain(n.outs.iter().zip(&rule.outs)) {
-            let known = self.axes(v).cloned();
+            let known = self.axes.iter().position(|x| x.0 == v);
             let mut axes = Axes::new();
             for (d, g) in dims.iter().enumerate() {
                 let l = g.single()?;
                 let named = of.iter().find(|x| x.0 == l).map(|x| x.1);
-                let axis = match (named, known.as_ref().map(|k| k[d])) {
+                let axis = match (named, known.map(|k| self.axes[k].1[d])) {
                     (Some(a), Some(b)) => same.join(a, b),
                     (Some(a), None) | (None, Some(a)) => a,
                     (None, None) => same.fresh()?,

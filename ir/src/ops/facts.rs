@@ -1,7 +1,7 @@
 //! What passes ask of an op beside its mathematics. There are no defaults: a new op answers all of it.
 
 use super::Op;
-use crate::rule::{Dims, Rule, has_letter};
+use crate::rule::{Dims, Rule};
 
 /// What an op says of itself, in the item `facts` of its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,9 +125,8 @@ pub(super) fn folded(rule: &Rule) -> FusionClass {
 
 /// True if a product is no matrix product: one operand brings no letter of its own to the result.
 pub(super) fn folds(rule: &Rule) -> bool {
-    let own = |x: &Dims, y: &Dims| {
-        let mut letters = x.iter().filter_map(|g| g.single());
-        letters.any(|l| has_letter(&rule.outs[0], l) && !has_letter(y, l))
-    };
-    !(own(&rule.ins[0], &rule.ins[1]) && own(&rule.ins[1], &rule.ins[0]))
+    let letters = |d: &Dims| d.iter().flat_map(|g| g.letters()).fold(0u64, |s, l| s | 1 << l.0);
+    let [a, b, kept] = [&rule.ins[0], &rule.ins[1], &rule.outs[0]].map(letters);
+    let own = |x: u64, y: u64| x & kept & !y != 0;
+    !(own(a, b) && own(b, a))
 }

@@ -300,7 +300,14 @@ impl Printer<'_> {
     fn port(&mut self, f: &Func, p: &Port) {
         write_type(self.mesh, f.ty(p.value), &mut self.out);
         if let Some(r) = &p.role {
-            let _ = write!(self.out, " {} ", r.kind);
+            self.out.push(' ');
+            match r.kind {
+                RoleKind::GradFrom(_) | RoleKind::State(_) => {
+                    let _ = write!(self.out, "{}", r.kind);
+                }
+                plain => self.out.push_str(plain.name()),
+            }
+            self.out.push(' ');
             write_quoted(&r.name, &mut self.out);
         }
     }

@@ -95,7 +95,9 @@ pub(crate) fn quoted(text: &str) -> String {
 /// Appends a string in quotes; `\`, `"` and control characters are escaped.
 pub(super) fn write_quoted(text: &str, out: &mut String) {
     out.push('"');
-    if text.bytes().all(|b| (b' '..0x7f).contains(&b) && b != b'"' && b != b'\\') {
+    // All bytes are looked at, several at once.
+    let plain = |b: u8| (b' '..0x7f).contains(&b) & (b != b'"') & (b != b'\\');
+    if text.bytes().fold(true, |all, b| all & plain(b)) {
         out.push_str(text);
     } else {
         for c in text.chars() {

@@ -11,6 +11,7 @@ use crate::step::router_bias::Corrected;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, FuncKind, Name, ParamLayout, Port, Role, RoleKind, Slot, Value};
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::cast::in_f32;
 use shardc_ir::ops::*;
@@ -57,7 +58,7 @@ pub fn finish(
         0.0 => vec![],
         _ => Corrected::arguments(&mut f, params, loops),
     };
-    let matrices: BTreeMap<&str, bool> = weights.iter().map(|w| (&*w.param, w.matrix)).collect();
+    let matrices: HashMap<&str, bool> = weights.iter().map(|w| (&*w.param, w.matrix)).collect();
     let mut b = Builder::new(mesh, &mut f);
     let mut grads: Vec<Value> = vec![];
     for (i, p) in trained.iter().enumerate() {
@@ -150,7 +151,7 @@ impl Sums {
 }
 
 /// Type of every gradient, by parameter.
-fn gradients<'a>(loops: &[&'a Func]) -> BTreeMap<&'a str, &'a Type> {
+fn gradients<'a>(loops: &[&'a Func]) -> HashMap<&'a str, &'a Type> {
     let all = loops.iter().flat_map(|f| f.results.iter().map(move |r| (*f, r)));
     all.filter_map(|(f, a)| {
         let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Grad)?;
@@ -181,7 +182,7 @@ fn arguments(
     f: &mut Func,
     trained: &[&ParamLayout],
     loops: &[&Func],
-    sums: &BTreeMap<&str, &Type>,
+    sums: &HashMap<&str, &Type>,
     foreign: &[Foreign],
     o: &Options,
 ) -> Args {

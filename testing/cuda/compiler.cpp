@@ -1,7 +1,7 @@
 // Stands in for libnvrtc where there is no GPU: "compiles" CUDA C++ with the C++ compiler and
 // emulate.h to a shared object, which is the code it returns. For tests.
 //
-// Its own folder holds emulate.h, and is where it works.
+// Its own folder holds emulate.h and emulate.o, and is where it works.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -81,13 +81,10 @@ int nvrtcCompileProgram(Program* p, int, const char* const*) {
         folder() + "/made-" + std::to_string(getpid()) + "-" + std::to_string(next++);
     std::ofstream(stem + ".cpp")
         << "#include \"emulate.h\"\n#line 1 \"" << p->name << "\"\n" << p->text << "\n"
-        << entries(p->text)
-        << "extern \"C\" __attribute__((visibility(\"default\")))\n"
-           "emulated::Runner find_kernel(const char* name) {\n"
-           "    auto found = emulated::kernels().find(name);\n"
-           "    return found == emulated::kernels().end() ? nullptr : found->second;\n}\n";
-    const std::string command = "g++ -std=c++17 -O0 -w -march=native -fPIC -shared -fvisibility=hidden "
-                                "-fno-gnu-unique -I" + folder() + " " + stem + ".cpp -o " + stem + ".so 2> " + stem + ".log";
+        << entries(p->text);
+    const std::string command =
+        "g++ -std=c++17 -O0 -w -march=native -fPIC -shared -fvisibility=hidden -fno-gnu-unique -I" +
+        folder() + " " + stem + ".cpp " + folder() + "/emulate.o -o " + stem + ".so 2> " + stem + ".log";
     const int status = system(command.c_str());
     p->log = messages(stem + ".log");
     std::stringstream code;

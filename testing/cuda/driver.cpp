@@ -442,7 +442,7 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
     if (shared > shared_of(function)) return INVALID_VALUE;
     const uint64_t* words = (const uint64_t*)extra[1];
     const size_t n = *(const size_t*)extra[3] / 8;
-    emulated::Words own(words, words + n);
+    const std::vector<uint64_t> own(words, words + n);
     log("launch", 1);
     const int device = (int*)((Queue*)stream)->context - contexts;
     put(stream, [=] {
@@ -452,7 +452,7 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
             lost[device] = true;
             return;
         }
-        ((emulated::Runner)function)(own, {gx, gy, gz}, {bx, by, bz}, shared, false);
+        ((emulated::Runner)function)({own.data(), n, {gx, gy, gz}, {bx, by, bz}, shared, false});
     });
     return OK;
 }

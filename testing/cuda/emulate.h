@@ -4,26 +4,14 @@
 // order, results that depend on their order. Asynchronous copies happen as late as they may, in the
 // opposite order at once.
 //
-// Kernels use the helpers of device.cuh only; those that stand for instructions are here.
+// Kernels use the helpers of device.cuh only; those that stand for instructions are here. What is the
+// same for all kernels is compiled once, in emulate.cpp, and this file includes little: some hundred
+// texts of kernels are compiled with it.
 #pragma once
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <link.h>
-#include <map>
-#include <string>
-#include <tuple>
-#include <unistd.h>
-#include <vector>
-
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_UNPOISON_MEMORY_REGION(from, bytes) ((void)(from), (void)(bytes))
-#endif
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define EMULATED
 #define KERNEL static
@@ -39,68 +27,17 @@ struct Dim {
     unsigned x, y, z;
 };
 
-struct Copy {
-    void* to;
-    const void* from;
-    size_t bytes;
-};
-
-// A product by a group of four warps that has been issued.
-struct Product {
-    float (*sums)[4];
-    int n;
-    bool in_registers, down_a, down_b;
-    unsigned rows[4];
-    uint64_t a, b;
-};
-
-struct Fiber {
-    void* stack;
+// What a kernel sees of the thread and the block that it is.
+struct Thread {
     Dim thread;
     unsigned number;
-    bool done;
-    // Asynchronous copies, and how many of them each group ends with.
-    std::vector<Copy> copies;
-    std::vector<size_t> groups;
-    unsigned exchanges;
-    // Products of its group of warps: those under way, and what their sums have been till now.
-    std::vector<Product> products;
-    std::map<float*, float> sums;
-    bool begun;
-    // What it has written to shared memory is shown to groups at the next barrier.
-    bool showing;
 };
-
-struct Warp {
-    // What lanes show each other, for two exchanges in turn: who is ahead begins the next one.
-    uint64_t shown[2][32];
-    unsigned arrived, round;
-};
-
-// Four warps.
-struct Group {
-    Fiber* first;
-    unsigned arrived, round;
-};
-
-struct Block {
-    void* outside;
-    std::vector<Fiber> fibers;
-    std::vector<Warp> warps;
-    std::vector<Group> groups;
-    Fiber* running;
-    unsigned alive, arrived, round;
+struct Place {
+    Thread* running;
     Dim number, size, grid;
     char* shared;
-    size_t shared_bytes;
-    // Shared memory as groups see it.
-    std::vector<char> shown;
-    bool reversed;
-    void (*body)(void*);
-    void* argument;
 };
-
-inline thread_local Block* block = nullptr;
+extern __thread Place* block;
 
 // Of exactly this size, so that the sanitizer sees its end.
 inline char* allocate(size_t alignment, size_t bytes) {
@@ -109,98 +46,13 @@ inline char* allocate(size_t alignment, size_t bytes) {
     return (char*)at;
 }
 
-// Saves what a call preserves, and continues on another stack.
-extern "C" void emulated_switch(void** save, void* to);
-asm(R"(
-.weak emulated_switch
-.type emulated_switch,@function
-emulated_switch:
-    pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
-    movq %rsp, (%rdi)
-    movq %rsi, %rsp
-    popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
-    ret
-)");
-
-[[noreturn]] inline void fail(const char* what) {
-    fprintf(stderr, "emulated kernel: %s\n", what);
-    _exit(3);
-}
-
-// Continues with the next of `count` threads from `first` on that has not returned.
-inline void yield(unsigned first, unsigned count) {
-    Block* b = block;
-    Fiber* me = b->running;
-    for (unsigned step = 1; step <= count; step++) {
-        const unsigned turn = me->number - first + (b->reversed ? count - step : step);
-        Fiber* next = &b->fibers[first + turn % count];
-        if (next->done) continue;
-        if (next == me) return;
-        b->running = next;
-        emulated_switch(&me->stack, next->stack);
-        return;
-    }
-    emulated_switch(&me->stack, b->outside);
-}
-
-inline void yield() { yield(0, block->fibers.size()); }
-
-// The lanes of this thread's warp.
-inline unsigned first_lane() { return block->running->number / 32 * 32; }
-inline unsigned lanes() {
-    return std::min<unsigned>(32, block->fibers.size() - first_lane());
-}
-
-inline void barrier() {
-    Block* b = block;
-    if (++b->arrived == b->fibers.size()) {
-        b->arrived = 0;
-        b->round++;
-        const bool all = std::all_of(b->fibers.begin(), b->fibers.end(),
-                                     [](const Fiber& f) { return f.showing; });
-        if (all) b->shown.assign(b->shared, b->shared + b->shared_bytes);
-        for (Fiber& f : b->fibers) f.showing = false;
-    } else {
-        const unsigned round = b->round;
-        for (unsigned long spins = 0; b->round == round; spins++) {
-            if (spins > 20000000) fail("a thread does not reach the barrier");
-            yield();
-        }
-    }
-}
-
+[[noreturn]] void fail(const char* what);
+void barrier();
 // True for all threads if it is for one.
-inline bool barrier_or(bool mine) {
-    static thread_local bool any;
-    barrier();
-    any = false;
-    barrier();
-    any |= mine;
-    barrier();
-    return any;
-}
-
+bool barrier_or(bool mine);
 // Shows a value to the other lanes of the warp; what they show stays until the next but one time.
-// Only lanes wait for each other here: a warp is as far ahead of the others as barriers let it be.
-inline const uint64_t* exchange(uint64_t value) {
-    Block* b = block;
-    Fiber* me = b->running;
-    Warp& w = b->warps[me->number / 32];
-    uint64_t* shown = w.shown[me->exchanges++ % 2];
-    shown[me->number % 32] = value;
-    if (++w.arrived == lanes()) {
-        w.arrived = 0;
-        w.round++;
-    } else {
-        const unsigned round = w.round;
-        for (unsigned long spins = 0; w.round == round; spins++) {
-            if (spins > 1000000) fail("lanes of a warp diverge");
-            yield(first_lane(), lanes());
-        }
-    }
-    return shown;
-}
-
+const uint64_t* exchange(uint64_t value);
+unsigned ballot(bool here);
 inline unsigned lane() { return block->running->number % 32; }
 
 template <class T>
@@ -210,98 +62,6 @@ T shuffle(T value, unsigned from) {
     memcpy(&bits, &value, sizeof value);
     memcpy(&value, &exchange(bits)[from % 32], sizeof value);
     return value;
-}
-
-inline unsigned ballot(bool here) {
-    const uint64_t* shown = exchange(here);
-    unsigned all = 0;
-    for (unsigned i = 0; i < lanes(); i++) all |= (unsigned)(shown[i] != 0) << i;
-    return all;
-}
-
-inline void fiber_main() {
-    block->body(block->argument);
-    Fiber* me = block->running;
-    if (!me->copies.empty()) fail("a thread returns before its copies have arrived");
-    if (!me->products.empty()) fail("a thread returns before products of its group have ended");
-    me->done = true;
-    block->alive--;
-    yield();
-    __builtin_unreachable();
-}
-
-// Makes NaN of all `__shared__` variables, as of the rest of shared memory: a device leaves in them what
-// was there. They are the thread-local variables of this program or library, beside `block`.
-inline void poison_variables() {
-    Block* kept = block;
-    auto one = [](dl_phdr_info* of, size_t, void* own) {
-        char* const data = (char*)of->dlpi_tls_data;
-        for (int i = 0; data && i < of->dlpi_phnum; i++) {
-            const auto& part = of->dlpi_phdr[i];
-            if (part.p_type != PT_TLS || (size_t)((char*)own - data) >= part.p_memsz) continue;
-            memset(data, 0xff, part.p_memsz);
-            return 1;
-        }
-        return 0;
-    };
-    const int found = dl_iterate_phdr(one, &block);
-    block = kept;
-    if (!found) fail("the variables of shared memory are not found");
-}
-
-const size_t STACK = 96 << 10;
-
-// Runs `f` as every thread of every block.
-template <class F>
-void launch(Dim grid, Dim size, size_t shared_bytes, bool reversed, F f) {
-    const unsigned n = size.x * size.y * size.z;
-    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
-    Block b{};
-    b.fibers.resize(n);
-    b.warps.resize((n + 31) / 32);
-    b.groups.resize(n / 128);
-    b.size = size;
-    b.grid = grid;
-    b.reversed = reversed;
-    b.body = [](void* f) { (*(F*)f)(); };
-    b.argument = &f;
-    block = &b;
-    char* stacks = allocate(4096, STACK * n);
-    for (uint64_t i = 0; i < blocks; i++) {
-        const uint64_t k = reversed ? blocks - 1 - i : i;
-        b.number = {(unsigned)(k % grid.x), (unsigned)(k / grid.x % grid.y),
-                    (unsigned)(k / grid.x / grid.y)};
-        b.alive = n;
-        b.arrived = 0;
-        // All ones are NaN.
-        b.shared = allocate(1024, shared_bytes);
-        b.shared_bytes = shared_bytes;
-        b.shown.clear();
-        memset(b.shared, 0xff, shared_bytes);
-        poison_variables();
-        for (Warp& w : b.warps) w = Warp{};
-        for (Group& g : b.groups) g = Group{};
-        // Threads of the block before have left their frames without returning.
-        ASAN_UNPOISON_MEMORY_REGION(stacks, STACK * n);
-        for (unsigned t = 0; t < n; t++) {
-            Fiber& f = b.fibers[t];
-            f = Fiber{};
-            f.number = t;
-            f.thread = {t % size.x, t / size.x % size.y, t / size.x / size.y};
-            // As after a call of fiber_main. Stacks of threads begin in different cache lines.
-            void** top = (void**)(stacks + STACK * (t + 1) - 64 - t % 16 * 256);
-            *--top = nullptr;
-            *--top = (void*)fiber_main;
-            for (int r = 0; r < 6; r++) *--top = nullptr;
-            f.stack = top;
-        }
-        b.running = &b.fibers[reversed ? n - 1 : 0];
-        emulated_switch(&b.outside, b.running->stack);
-        if (b.arrived) fail("a thread returned, and others wait for it at a barrier");
-        free(b.shared);
-    }
-    free(stacks);
-    block = nullptr;
 }
 
 }  // namespace emulated
@@ -320,7 +80,7 @@ void launch(Dim grid, Dim size, size_t shared_bytes, bool reversed, F f) {
 #define __popc(x) __builtin_popcount(x)
 #define __ffs(x) __builtin_ffs(x)
 
-inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = std::max(*at, x); }
+inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = *at < x ? x : *at; }
 
 inline float __uint_as_float(unsigned x) {
     float f;
@@ -336,250 +96,79 @@ inline float minus_infinity() { return -INFINITY; }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float divide_fast(float x, float y) { return fabsf(y) > 0x1p126f ? x * 0.0f : x / y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+unsigned pack(float low, float high);
 
-inline unsigned pack(float low, float high) {
-    auto half = [](float f) {
-        const unsigned x = __float_as_uint(f);
-        return std::isnan(f) ? 0x7fffu : (x + 0x7fff + (x >> 16 & 1)) >> 16;
-    };
-    return half(low) | half(high) << 16;
-}
+void load_matrices(unsigned (&r)[4], const void* row);
+void load_matrices_transposed(unsigned (&r)[4], const void* row);
+void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
+void copy16_async(void* to, const void* from);
+void copy4_async(void* to, const void* from);
+void copies_begun();
 namespace emulated {
-
-inline void matrices(unsigned (&r)[4], const void* mine, bool transposed) {
-    if ((uintptr_t)mine % 16) fail("a row of a matrix load is not aligned");
-    const uint64_t* shown = exchange((uint64_t)mine);
-    auto element = [&](int matrix, int row, int col) -> unsigned {
-        return ((const uint16_t*)shown[matrix * 8 + row])[col];
-    };
-    const int g = lane() / 4, t = lane() % 4 * 2;
-    for (int m = 0; m < 4; m++) {
-        r[m] = transposed ? element(m, t, g) | element(m, t + 1, g) << 16
-                          : element(m, g, t) | element(m, g, t + 1) << 16;
-    }
-    // Nobody writes these rows before all have read them.
-    exchange(0);
-}
-
-struct Fragments {
-    const unsigned* a;
-    unsigned b[2];
-};
-
-inline float half_of(unsigned x, int i) { return __uint_as_float(i ? x & 0xffff0000u : x << 16); }
-
-}  // namespace emulated
-
-inline void load_matrices(unsigned (&r)[4], const void* row) { emulated::matrices(r, row, false); }
-inline void load_matrices_transposed(unsigned (&r)[4], const void* row) {
-    emulated::matrices(r, row, true);
-}
-
-inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    using namespace emulated;
-    const Fragments mine = {a, {b0, b1}};
-    const uint64_t* shown = exchange((uint64_t)&mine);
-    const int g = lane() / 4, t = lane() % 4;
-    for (int k = 0; k < 16; k++) {
-        // Lane 4r + k/2%4 holds element k of row r of `a` and of column r of `b`.
-        const int holder = k / 2 % 4, upper = k / 8;
-        const Fragments& row = *(const Fragments*)shown[g * 4 + holder];
-        for (int e = 0; e < 4; e++) {
-            const Fragments& col = *(const Fragments*)shown[(2 * t + (e & 1)) * 4 + holder];
-            c[e] += half_of(row.a[upper * 2 + e / 2], k & 1) * half_of(col.b[upper], k & 1);
-        }
-    }
-    exchange(0);
-}
-
-namespace emulated {
-inline void copy(void* to, const void* from, size_t bytes) {
-    if (((uintptr_t)to | (uintptr_t)from) % bytes) fail("an asynchronous copy is not aligned");
-    if (block->reversed) {
-        memcpy(to, from, bytes);
-        block->running->showing = false;
-    } else {
-        block->running->copies.push_back({to, from, bytes});
-    }
-}
-}  // namespace emulated
-
-inline void copy16_async(void* to, const void* from) { emulated::copy(to, from, 16); }
-inline void copy4_async(void* to, const void* from) { emulated::copy(to, from, 4); }
-inline void copies_begun() {
-    emulated::Fiber* f = emulated::block->running;
-    f->groups.push_back(f->copies.size());
+// Waits until no more than `left` groups of copies are under way.
+void copies_end(size_t left);
 }
 template <int N>
 void copies_end() {
-    emulated::Fiber* f = emulated::block->running;
-    if (f->groups.size() <= N) return;
-    const size_t groups = f->groups.size() - N, n = f->groups[groups - 1];
-    for (size_t i = 0; i < n; i++) memcpy(f->copies[i].to, f->copies[i].from, f->copies[i].bytes);
-    if (n > 0) f->showing = false;
-    f->copies.erase(f->copies.begin(), f->copies.begin() + n);
-    f->groups.erase(f->groups.begin(), f->groups.begin() + groups);
-    for (size_t& g : f->groups) g -= n;
+    emulated::copies_end(N);
 }
 
-// ---- Products by groups. They read shared memory by the descriptors of their operands alone, as it
-// was shown to them, and as late as they may: sums are NaN until then.
-
-namespace emulated {
-
-inline unsigned address(const void* at) {
-    const size_t byte = (const char*)at - block->shared;
-    if (byte >= block->shared_bytes) fail("an operand of a group is not in shared memory");
-    return byte;
-}
-
-inline void issue(float (*sums)[4], int n, Product p) {
-    Fiber* me = block->running;
-    if (!me->begun) fail("a product of a group without a fence before it");
-    p.sums = sums;
-    p.n = n;
-    me->products.push_back(p);
-    float* each = &sums[0][0];
-    for (int i = 0; i < n * 4; i++) {
-        me->sums.emplace(each + i, each[i]);
-        each[i] = NAN;
-    }
-}
-
-inline bool same(const Product& x, const Product& y) {
-    return x.n == y.n && x.in_registers == y.in_registers && x.down_a == y.down_a &&
-           x.down_b == y.down_b && x.a == y.a && x.b == y.b;
-}
-
-// All four warps meet here, with the same products.
-inline void meet() {
-    Fiber* me = block->running;
-    const unsigned number = me->number / 128;
-    if (number >= block->groups.size()) fail("a group of fewer than four warps");
-    Group& g = block->groups[number];
-    if (g.arrived == 0) g.first = me;
-    if (!std::equal(me->products.begin(), me->products.end(), g.first->products.begin(),
-                    g.first->products.end(), same)) {
-        fail("warps of a group make different products");
-    }
-    if (++g.arrived == 128) {
-        g.arrived = 0;
-        g.round++;
-        return;
-    }
-    const unsigned round = g.round;
-    for (unsigned long spins = 0; g.round == round; spins++) {
-        if (spins > 1000000) fail("a warp does not take part in a product of its group");
-        yield(number * 128, 128);
-    }
-}
-
-// Element k of line i of an operand: of row i of `a`, or of column i of `b`.
-inline float element(uint64_t operand, bool down, unsigned i, unsigned k) {
-    auto bytes = [&](int bit) { return (operand >> bit & 0x3fff) << 4; };
-    const uint64_t begin = bytes(0), leading = bytes(16), stride = bytes(32);
-    if (operand >> 62 != 1) fail("an operand is not exchanged in 128 bytes");
-    if (operand >> 46 & 0xffff || operand & 0xc000c000) fail("an operand with an offset of its base");
-    if (stride % 1024 || begin % 1024 & (down ? ~0 : ~0x60)) fail("an operand is not aligned");
-    uint64_t at = begin;
-    at += down ? i / 64 * leading + i % 64 * 2 + k / 8 * stride + k % 8 * 128
-               : i / 8 * stride + i % 8 * 128 + k * 2;
-    at ^= at >> 3 & 0x70;
-    if (at + 2 > block->shown.size()) fail("a group reads what it was not shown");
-    uint16_t half;
-    memcpy(&half, &block->shown[at], 2);
-    // All that a group reads is there until it is waited for.
-    if (memcmp(&half, block->shared + at, 2)) fail("a tile changes while a group reads it");
-    return half_of(half, 0);
-}
-
-inline void multiply(Product& p) {
-    Fiber* me = block->running;
-    const uint64_t* shown = exchange((uint64_t)p.rows);
-    const int g = lane() / 4, t = lane() % 4 * 2, row = me->number % 128 / 32 * 16 + g;
-    float a[2][16];
-    for (int k = 0; k < 16; k++) {
-        for (int h = 0; h < 2; h++) {
-            // As for multiply_add.
-            const unsigned* held = (const unsigned*)shown[g * 4 + k / 2 % 4];
-            a[h][k] = p.in_registers ? half_of(held[k / 8 * 2 + h], k & 1)
-                                     : element(p.a, p.down_a, row + h * 8, k);
-        }
-    }
-    for (int n = 0; n < p.n; n++) {
-        for (int e = 0; e < 2; e++) {
-            float &upper = me->sums[&p.sums[n][e]], &lower = me->sums[&p.sums[n][e + 2]];
-            for (int k = 0; k < 16; k++) {
-                const float b = element(p.b, p.down_b, n * 8 + t + e, k);
-                upper += a[0][k] * b;
-                lower += a[1][k] * b;
-            }
-        }
-    }
-    exchange(0);
-}
-
-}  // namespace emulated
-
-inline unsigned shared_address(const void* at) { return emulated::address(at); }
+// Products by groups of four warps.
+unsigned shared_address(const void* at);
 inline void settle(float&) {}
 inline void settle(unsigned&) {}
-inline void show_groups() { emulated::block->running->showing = true; }
-inline void group_begin() { emulated::block->running->begun = true; }
-inline void group_end() {
-    emulated::Fiber* me = emulated::block->running;
-    emulated::meet();
-    for (emulated::Product& p : me->products) emulated::multiply(p);
-    for (auto [at, sum] : me->sums) *at = sum;
-    me->products.clear();
-    me->sums.clear();
-    me->begun = false;
+void show_groups();
+void group_begin();
+void group_end();
+namespace emulated {
+void multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b);
 }
 template <int N, bool DownA, bool DownB>
 void group_multiply_add(float (*c)[4], unsigned long long a, unsigned long long b) {
-    emulated::issue(c, N, {nullptr, 0, false, DownA, DownB, {}, a, b});
+    emulated::multiply_shared(c, N, DownA, DownB, a, b);
 }
-inline void group_multiply_add(float (*c)[4], const unsigned (&a)[4], unsigned long long b) {
-    emulated::issue(c, 8, {nullptr, 0, true, false, true, {a[0], a[1], a[2], a[3]}, 0, b});
-}
+void group_multiply_add(float (*c)[4], const unsigned (&a)[4], unsigned long long b);
 
-// ---- Kernels by name, called with words of 8 bytes: all parameters, one after the other.
+// ---- Kernels by name, called with words of 8 bytes: their parameters.
 
 namespace emulated {
 
-using Words = std::vector<uint64_t>;
-using Runner = void (*)(const Words&, Dim grid, Dim size, size_t shared, bool reversed);
+struct Launch {
+    const uint64_t* words;
+    size_t count;
+    Dim grid, size;
+    size_t shared;
+    bool reversed;
+};
+using Runner = void (*)(const Launch&);
 
-inline std::map<std::string, Runner>& kernels() {
-    static std::map<std::string, Runner> all;
-    return all;
-}
+// Copies the words; they must be as many.
+void take(const Launch& l, void* parameters, size_t bytes);
+// Runs `body` as every thread of every block.
+void run(const Launch& l, void (*body)(const void*), const void* parameters);
 
-template <class... P>
-void call(void (*kernel)(P...), const Words& words, Dim grid, Dim size, size_t shared, bool reversed) {
-    std::tuple<std::remove_cv_t<P>...> p;
-    size_t at = 0;
-    auto take = [&](auto& x) {
-        static_assert(sizeof x % 8 == 0, "a parameter is of whole words");
-        if (at + sizeof x / 8 <= words.size()) memcpy((void*)&x, &words[at], sizeof x);
-        at += sizeof x / 8;
-    };
-    std::apply([&](auto&... x) { (take(x), ...); }, p);
-    if (at != words.size()) {
-        fprintf(stderr, "%zu words for a kernel that takes %zu\n", words.size(), at);
-        fail("wrong parameters");
-    }
-    launch(grid, size, shared, reversed, [&] { std::apply(kernel, p); });
-}
+// An entry point, for as long as the program runs.
+struct Entry {
+    const char* name;
+    Runner run;
+    const Entry* before;
+    Entry(const char* name, Runner run);
+};
+// Null if there is none.
+Runner find(const char* name);
+
+// The parameters of a kernel have one type, which it tells.
+template <class P>
+P parameters(void (*)(P));
 
 }  // namespace emulated
 
 #define ENTRY(name)                                                                             \
-    static const bool entry_##name = [] {                                                       \
-        emulated::kernels()[#name] = [](const emulated::Words& w, emulated::Dim grid,           \
-                                        emulated::Dim size, size_t shared, bool reversed) {     \
-            emulated::call(name, w, grid, size, shared, reversed);                              \
-        };                                                                                      \
-        return true;                                                                            \
-    }();
+    static const emulated::Entry entry_##name(#name, [](const emulated::Launch& l) {            \
+        using P = decltype(emulated::parameters(name));                                         \
+        static_assert(sizeof(P) % 8 == 0, "a parameter is of whole words");                     \
+        alignas(P) char parameters[sizeof(P)];                                                  \
+        emulated::take(l, parameters, sizeof(P));                                               \
+        emulated::run(l, [](const void* p) { name(*(const P*)p); }, parameters);                \
+    });

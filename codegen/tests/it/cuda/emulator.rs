@@ -88,7 +88,7 @@ pub fn run(launches: &[Launch], memory: &mut [Vec<u8>], mode: Mode) -> u64 {
     u64::from_le_bytes(status[..].try_into().unwrap())
 }
 
-/// The file that `run.h` reads.
+/// The file that `run.cpp` reads.
 fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8], scratch: &[u8]) -> Vec<u8> {
     let mut out: Vec<u8> = vec![];
     let number = |out: &mut Vec<u8>, x: usize| out.extend((x as u64).to_le_bytes());
@@ -124,10 +124,10 @@ fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8], scratch: &[u8]) -> Vec<u
 /// The program of a text; made once, and kept for the next run of the tests.
 fn build(source: &Source, sanitize: bool) -> PathBuf {
     let here = standin::sources();
-    let [emulate, run] =
-        ["emulate.h", "run.h"].map(|f| std::fs::read_to_string(here.join(f)).unwrap());
+    let ours = ["emulate.h", "emulate.cpp", "run.cpp"];
+    let ours = ours.map(|f| std::fs::read_to_string(here.join(f)).unwrap());
     let mut hash = DefaultHasher::new();
-    (&source.text, &HEADERS, &emulate, &run, sanitize).hash(&mut hash);
+    (&source.text, &HEADERS, &ours, sanitize).hash(&mut hash);
     let stem = Path::new(source.file).file_stem().unwrap().to_string_lossy();
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let program = dir.join(format!("{stem}-{:016x}", hash.finish()));
@@ -135,18 +135,40 @@ fn build(source: &Source, sanitize: bool) -> PathBuf {
         return program;
     }
     let named = entries(&source.text).iter().map(|e| format!("ENTRY({e})\n")).collect::<String>();
-    let text = format!("#include \"emulate.h\"\n{}\n{named}#include \"run.h\"\n", source.text);
+    let text = format!("#include \"emulate.h\"\n{}\n{named}", source.text);
     let made = unique("build");
     let file = made.with_extension("cpp");
     std::fs::write(&file, text).unwrap();
+    let mut command = compile(sanitize);
+    command.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"));
+    run_compiler(command.arg(&file).args(runner(sanitize)).arg("-o").arg(&made));
+    std::fs::rename(&made, &program).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    program
+}
+
+/// What runs the kernels of every program, compiled once.
+fn runner(sanitize: bool) -> &'static [PathBuf; 2] {
+    static MADE: [OnceLock<[PathBuf; 2]>; 2] = [const { OnceLock::new() }; 2];
+    MADE[usize::from(sanitize)].get_or_init(|| {
+        ["emulate.cpp", "run.cpp"].map(|source| {
+            let made = unique("object");
+            let mut command = compile(sanitize);
+            command.arg("-c").arg(standin::sources().join(source));
+            run_compiler(command.arg("-o").arg(&made));
+            let object = made.with_file_name(format!("{source}-{sanitize}.o"));
+            std::fs::rename(&made, &object).unwrap();
+            object
+        })
+    })
+}
+
+/// The compiler with its flags.
+fn compile(sanitize: bool) -> Command {
     let mut command = Command::new(compiler().expect("looked for before"));
     // Words of a table of parameters are those of a kernel.
-    command
-        .args(["-std=c++17", "-w", "-fno-strict-aliasing", "-march=native", "-I"])
-        .arg(&here)
-        .arg("-I");
-    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"));
-    command.args(["-include", "emulate.h"]);
+    command.args(["-std=c++17", "-w", "-fno-strict-aliasing", "-march=native", "-I"]);
+    command.arg(standin::sources());
     // Checks of null and of sizes are the address sanitizer's too; the compiler takes half as long
     // without them.
     let checks =
@@ -155,11 +177,12 @@ fn build(source: &Source, sanitize: bool) -> PathBuf {
         true => command.args(["-O0", "-g1", "-fno-sanitize-recover=all"]).args(checks),
         false => command.arg("-O1"),
     };
-    let out = command.arg(&file).arg("-o").arg(&made).output().unwrap();
+    command
+}
+
+fn run_compiler(command: &mut Command) {
+    let out = command.output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    std::fs::rename(&made, &program).unwrap();
-    std::fs::remove_file(&file).unwrap();
-    program
 }
 
 /// A path that no other test uses.

@@ -1,8 +1,12 @@
 // The program of a test: reads memory and launches, runs them, writes the memory.
 //   kernel LAUNCHES MEMORY [reversed]
 // Memory of operands is allocated one by one, of exactly its size.
-#pragma once
 #include "emulate.h"
+
+#include <stdio.h>
+
+#include <string>
+#include <vector>
 
 static std::vector<uint64_t> file;
 static size_t cursor = 0;
@@ -32,14 +36,15 @@ int main(int argc, char** argv) {
         const emulated::Dim grid = {(unsigned)next(), (unsigned)next(), (unsigned)next()};
         const emulated::Dim size = {(unsigned)next(), 1, 1};
         const size_t shared = next();
-        emulated::Words words(next());
+        std::vector<uint64_t> words(next());
         for (auto& word : words) {
             const uint64_t operand = next(), value = next();
             // An address in an operand, or a number.
             word = operand ? (uint64_t)operands[operand - 1].first + value : value;
         }
-        if (!emulated::kernels().count(name)) emulated::fail(("no kernel " + name).c_str());
-        emulated::kernels()[name](words, grid, size, shared, reversed);
+        const emulated::Runner kernel = emulated::find(name.c_str());
+        if (!kernel) emulated::fail(("no kernel " + name).c_str());
+        kernel({words.data(), words.size(), grid, size, shared, reversed});
     }
     FILE* out = fopen(argv[2], "wb");
     for (auto [at, bytes] : operands) fwrite(at, 1, bytes, out);

@@ -45,6 +45,12 @@ pub fn nightly() -> bool {
     std::env::var_os("SHARDC_NIGHTLY").is_some()
 }
 
+/// Whether a run takes the `i`-th case of a sweep: every run takes one in `n`, the long one all. Of a table,
+/// `i` is the sum of the indices of row and column: so all rows and columns are met that have `n` cases.
+pub fn taken(i: usize, n: usize) -> bool {
+    nightly() || i.is_multiple_of(n)
+}
+
 /// How many samples a sweep takes in every run, and in the long one.
 pub fn samples(every: u64, long: u64) -> u64 {
     if nightly() { long } else { every }

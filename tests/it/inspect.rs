@@ -14,6 +14,7 @@ use shardc_ir::schedule::write_csv;
 use shardc_ir::text;
 use shardc_ir::types::DType;
 use shardc_passes::options::{CpMode, Options, TpMode};
+use shardc_testing::taken;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -306,7 +307,7 @@ fn made(s: &Stored) -> [String; 4] {
 fn the_text_of_a_model_compiles_to_the_same_plan() {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("model_text");
     std::fs::create_dir_all(&dir).expect("a folder for the test");
-    for name in ALL.iter().chain(EXPERTS) {
+    for (f, name) in ALL.iter().chain(EXPERTS).enumerate() {
         let config = Fixture::open(name).dir.join("config.json");
         let compile = |path: &Path, o: &Options| {
             shardc::compile(path, o, &mut |_, _| {})
@@ -328,7 +329,7 @@ fn the_text_of_a_model_compiles_to_the_same_plan() {
             Options { zero: 3, microbatch: 1, ..on(&[("dp_shard", 2)]) },
             Options { dtype: DType::BF16, mode: Mode::Infer, ..on(&[("tp", 2)]) },
         ];
-        for o in dense {
+        for (_, o) in dense.iter().enumerate().filter(|(i, _)| taken(f + i, 2)) {
             // The buffers of experts are those of a mesh, and inference has no targets: such a model
             // has a text of its own.
             let own = base.facts.is_some_and(|f| f.experts.is_some()) || o.mode == Mode::Infer;

@@ -15,6 +15,7 @@ use shardc_passes::memory::replay::replay;
 use shardc_passes::options::{Options, ShardRule};
 use shardc_passes::pipeline::Compiled;
 use shardc_runtime::StepBatch;
+use shardc_testing::samples;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -249,7 +250,8 @@ fn chosen_gpt2() {
 }
 
 /// Random mixes of one to three rules for parameters and for activations of a scope.
-fn drawn(name: &'static str, scopes: &[&str], count: usize) {
+fn drawn(name: &'static str, scopes: &[&str], count: u64) {
+    let count = samples(12, count) as usize;
     let mut t = Trial::new(name);
     let model = t.fx.model(&options(&[], false, ROWS));
     let params: Vec<(&str, usize)> =

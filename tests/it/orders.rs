@@ -8,6 +8,7 @@ use shardc_ir::overlap::{awaited, works};
 use shardc_ir::plan::{Place, Plan};
 use shardc_passes::options::{CpMode, Fuse, Options, Order, Transport};
 use shardc_passes::pipeline::Compiled;
+use shardc_testing::taken;
 use std::ops::Range;
 
 type Axes = &'static [(&'static str, usize)];
@@ -22,12 +23,14 @@ fn every_order_of_the_axes_gives_the_same_numbers() {
         (&[("cp", 2), ("pp", 2), ("dp_shard", 2)], false, 2),
         (&[("tp", 2), ("cp", 2), ("pp", 2)], true, 0),
     ];
-    for name in ["llama_gqa", "gpt2", "llama_deep"] {
-        for (mesh, sp, zero) in meshes {
+    for (f, name) in ["llama_gqa", "gpt2", "llama_deep"].into_iter().enumerate() {
+        for (i, (mesh, sp, zero)) in meshes.into_iter().enumerate() {
             let o = Options { zero, ..options(mesh, sp, 2) };
-            train_and_compare(name, &o);
             let schedule = Order::Named("zb-h1".into());
-            train_and_compare(name, &Options { cp_mode: CpMode::Ulysses, schedule, ..o });
+            let later = Options { cp_mode: CpMode::Ulysses, schedule, ..o.clone() };
+            for (_, o) in [o, later].iter().enumerate().filter(|(k, _)| taken(f + i + k, 2)) {
+                train_and_compare(name, o);
+            }
         }
     }
 }

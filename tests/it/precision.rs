@@ -19,6 +19,7 @@ use shardc_passes::options::{CpMode, Options, Order};
 use shardc_passes::pipeline::Compiled;
 use shardc_passes::precision::precision;
 use shardc_runtime::StepBatch;
+use shardc_testing::taken;
 
 const U: f64 = 1.0 / 256.0;
 
@@ -193,9 +194,10 @@ const MESHES: &[(Axes, bool, usize, u8, f64)] = &[
 
 #[test]
 fn every_layout_trains_as_one_rank() {
-    for name in ALL {
+    for (f, name) in ALL.iter().enumerate() {
         let (_, _, one) = train(name, &half(&[], false, 8));
-        for &(mesh, sp, microbatch, zero, bound) in MESHES {
+        let some = MESHES.iter().enumerate().filter(|(m, _)| taken(f + m, 3));
+        for &(mesh, sp, microbatch, zero, bound) in some.map(|(_, row)| row) {
             let o = Options { zero, ..half(mesh, sp, microbatch) };
             let what = format!("{name} {mesh:?} sp={sp} zero={zero}");
             let (_, _, many) = train(name, &o);

@@ -19,6 +19,7 @@ use shardc_passes::pipeline::Compiled;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
 use shardc_runtime::{Session, StepBatch, StepResult};
+use shardc_testing::taken;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -235,10 +236,11 @@ fn the_norm_counts_every_parameter_once() {
         (DP2_TP2, false, 2),
         (DP2_TP2, true, 4),
     ];
-    for name in ALL {
+    for (f, name) in ALL.iter().enumerate() {
         let fx = Fixture::open(name);
         let want = fx.reference("grad_norm")[0];
-        for (mesh, sp, microbatch) in meshes {
+        let some = meshes.into_iter().enumerate().filter(|(m, _)| taken(f + m, 3));
+        for (_, (mesh, sp, microbatch)) in some {
             let (model, compiled) = prepare(&fx, &options(mesh, sp, microbatch));
             let r = step(&mut session(&model, &compiled), &fx, &fx.targets(), 1);
             let norm = f64::from(r.grad_norm.expect("a norm"));

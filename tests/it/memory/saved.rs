@@ -2,6 +2,7 @@
 
 use super::*;
 use shardc_ir::func::{Func, RoleKind, Value};
+use shardc_testing::taken;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of an element of f32.
@@ -311,16 +312,19 @@ const POLICIES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompu
 
 #[test]
 fn a_layer_saves_what_its_gradients_read() {
-    for name in ALL {
-        for (mesh, sp) in [
+    for (f, name) in ALL.iter().enumerate() {
+        for (i, (mesh, sp)) in [
             (&[][..], false),
             (&[("tp", 2)], false),
             (&[("tp", 4)], false),
             (&[("tp", 2)], true),
             (&[("dp_replicate", 2), ("tp", 2)], true),
             (&[("pp", 2), ("tp", 2)], true),
-        ] {
-            for r in POLICIES {
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for (_, r) in POLICIES.into_iter().enumerate().filter(|(j, _)| taken(f + i + j, 3)) {
                 let what = format!("{name} {mesh:?} sp={sp} {r:?}");
                 let mut o = asked(mesh, sp, SEQ, 2, r.clone());
                 (o.microbatch, o.global_batch) = (2, 2 * o.global_batch);

@@ -18,6 +18,7 @@ use shardc_ir::verify::verify;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpSplit, Options, Order, TpMode, TpSteps};
 use shardc_prove::Verdict;
+use shardc_testing::samples;
 use std::collections::BTreeMap;
 
 /// Seeded numbers.
@@ -144,7 +145,7 @@ fn exchanges(each: usize) {
 
 #[test]
 fn exchanged_operands_are_refused() {
-    exchanges(230);
+    exchanges(samples(60, 230) as usize);
 }
 
 /// A mistake of a class: changes a node, or says that the class has none there.

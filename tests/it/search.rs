@@ -13,7 +13,7 @@ use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::{Named, Placement, make};
 use shardc_runtime::StepBatch;
-use shardc_testing::taken;
+use shardc_testing::{samples, taken};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -86,7 +86,8 @@ fn no_named_schedule_that_fits_is_faster() {
         recompute: Recompute::Full,
         ..pipeline(4, 6, Order::default())
     };
-    for o in [pipeline(2, 4, Order::default()), pipeline(4, 8, Order::default()), with_tp] {
+    let layouts = [pipeline(2, 4, Order::default()), pipeline(4, 8, Order::default()), with_tp];
+    for (i, o) in layouts.into_iter().enumerate() {
         let (p, m) = (o.axis("pp"), o.microbatches());
         let search = Options { schedule: Order::Named("search".into()), ..o.clone() };
         let cuts = [(Placement::Loop, 1), (Placement::Loop, 2), (Placement::V, 2)];
@@ -109,7 +110,7 @@ fn no_named_schedule_that_fits_is_faster() {
         let mut limits: Vec<Option<usize>> = all.iter().map(|a| Some(a.2)).collect();
         limits.push(None);
         limits.push(all.iter().map(|a| a.2 * 2).max());
-        for memory in limits {
+        for (_, memory) in limits.into_iter().enumerate().filter(|(k, _)| taken(i + k, 3)) {
             let (plan, notes) = driver(&Options { memory, ..search.clone() })
                 .unwrap_or_else(|e| panic!("{memory:?}: {e}"));
             let fits = |peak: usize| memory.is_none_or(|l| peak <= l);
@@ -315,13 +316,14 @@ fn what_is_proposed_fits() {
         "dp=2,tp=2 --global-batch 16 --microbatch 4 --recompute fit",
     ];
     let mut proposed = 0;
-    for case in cases {
+    for (i, case) in cases.into_iter().enumerate() {
         let args = words(&format!("{base} {case}"));
         // Where nothing is searched for, the peak is that of the same without a limit.
         let plain = with(&with(&args, "--recompute none"), "--schedule 1f1b");
         let whole =
             peak(if case.contains("search") || case.contains("fit") { &plain } else { &args });
-        for part in [0.95, 0.7, 0.5, 0.35] {
+        let parts = [0.95, 0.7, 0.5, 0.35].into_iter().enumerate();
+        for (_, part) in parts.filter(|(k, _)| taken(i + k, 2)) {
             let limit = (whole as f64 * part) as usize;
             let args = with(&args, &format!("--memory {limit}"));
             let (out, said) = run(&args);
@@ -362,7 +364,7 @@ fn what_is_proposed_fits() {
             }
         }
     }
-    assert!(proposed > 20, "{proposed} ways out");
+    assert!(proposed > samples(10, 20), "{proposed} ways out");
 }
 
 #[test]

@@ -264,7 +264,9 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
     if !notes.is_empty() {
         before.push(("search", since.elapsed().as_secs_f64() * 1e3 - read_ms));
     }
-    Ok(Output { notes, ..finish(input, &o, manager, since, before)? })
+    let mut done = finish(input, &o, manager, since, before)?;
+    done.notes.splice(..0, notes);
+    Ok(done)
 }
 
 /// The text of the model and the facts that a plan's config.json gives, with the names that its checkpoint
@@ -402,6 +404,25 @@ fn cost(plan: &Plan, o: &Options) -> (f64, usize) {
     )
 }
 
+/// Compilations for a budget of `--shard auto`, the last one not counted.
+const MOST_BUDGETS: usize = 4;
+
+/// The options with a budget for the estimate of layouts that are chosen by price, such that the plan, whose peak
+/// is exact, needs no more than `--memory`; none if it needs no more without one.
+fn within_memory(source: &Source, o: &Options) -> Result<Options> {
+    let Some(limit) = o.memory.filter(|_| o.auto) else { return Ok(o.clone()) };
+    let mut last = Options { memory: None, ..o.clone() };
+    for _ in 0..MOST_BUDGETS {
+        let made = pipeline::compile(source.clone(), &last, &mut |_, _| {})?;
+        let (peak, price) = (made.plan.peak_bytes(), made.price);
+        let Some(price) = price.filter(|p| peak > limit && p.fits) else { break };
+        // As much less as the plan needs more, and a little.
+        let part = limit as f64 / peak as f64 * 0.98;
+        last.budget = Some((price.memory as f64 * part) as usize);
+    }
+    Ok(Options { memory: o.memory, ..last })
+}
+
 /// What is said of layouts that were chosen by price: how near they are to the least, and how the family's
 /// own layout compares.
 fn chosen(p: &Price, compared: Option<[(f64, usize); 2]>) -> String {
@@ -410,9 +431,6 @@ fn chosen(p: &Price, compared: Option<[(f64, usize); 2]>) -> String {
         true => "layouts chosen by price: none is cheaper".to_string(),
         false => format!("layouts chosen by price: at most {above:.1} % above the cheapest"),
     };
-    if !p.fits {
-        text += ", none fits --memory by its estimate";
-    }
     if let Some([family, own]) = compared {
         text += &format!(
             "; the family's own takes {:.2} times as long by the same prices, and {:.2} times the memory",
@@ -438,6 +456,7 @@ fn finish(
         true => None,
         false => Some(pipeline::compile(source.clone(), &without, &mut |_, _| {})?.plan),
     };
+    let o = &within_memory(&source, o)?;
     // What the family's own layout would cost, if it has one that is legal.
     let own = Options { auto: false, memory: None, ..o.clone() };
     let families = facts.as_ref().filter(|f| o.auto && rules::violations(f, &own).is_empty());

@@ -96,10 +96,10 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     if !o.auto {
         rules.heads();
         rules.grid();
-        rules.sequence_parallel();
     }
     rules.batch();
     rules.sequence();
+    rules.sequence_parallel();
     rules.experts();
     rules.factors();
     rules.schedule();

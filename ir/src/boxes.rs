@@ -151,7 +151,7 @@ impl Boxes {
         let parts = cut.parts;
         let mut b = Boxes { mesh, parts, axes, from, to, mirror, copies: SmallVec::new() };
         b.copies = b.map(Holds::Overlapping);
-        if b.mesh.ways(axes) > MAX_COUNTED {
+        if b.mesh.ways(axes) > MAX_COUNTED || b.by_digits().is_some() {
             return b;
         }
         let mut best = b.traffic();
@@ -253,6 +253,36 @@ impl Boxes {
             (!range.is_empty()).then_some(range)
         };
         (0..self.from.rank()).map(of).collect()
+    }
+
+    /// Elements that the busiest rank sends or receives.
+    pub fn busiest(&self) -> usize {
+        self.by_digits().unwrap_or_else(|| self.traffic().busiest())
+    }
+
+    /// The same in closed form, where all pieces are equal and all new atoms have one size: then both layouts
+    /// cut an index into the same digits. If one of them is on two atoms before and after, some rank has
+    /// nothing of its new piece; else it has what it shares with those that the operand alone splits.
+    fn by_digits(&self) -> Option<usize> {
+        let sizes = self.axes.iter().map(|a| self.mesh.size(a));
+        let one = self.axes.iter().next().map(|a| self.mesh.size(a))?;
+        let even = |t: &Type| (0..t.rank()).all(|d| t.dims[d].size % t.pieces(&self.mesh, d) == 0);
+        if sizes.into_iter().any(|n| n != one) || !even(&self.from) || !even(&self.to) {
+            return None;
+        }
+        let piece: usize = self.to.chunks(&self.mesh).iter().product();
+        let mut shared = piece;
+        for (f, t) in self.from.dims.iter().zip(&self.to.dims) {
+            let new = digits(&self.mesh, t.atoms, self.axes);
+            for (w, _, a) in digits(&self.mesh, f.atoms, self.axes) {
+                match new.iter().find(|n| n.0 == w) {
+                    Some(n) if n.2 != a => return Some(piece),
+                    Some(_) => {}
+                    None => shared /= self.mesh.size(a),
+                }
+            }
+        }
+        Some(piece - shared)
     }
 
     /// What the ranks of a group send and receive, of groups of at most [`MAX_COUNTED`] ranks; of larger

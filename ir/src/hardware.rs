@@ -42,6 +42,11 @@ impl Default for Hardware {
 }
 
 impl Hardware {
+    /// Bytes per second over an axis.
+    pub fn link_of(&self, axis: &str) -> f64 {
+        self.links.get(axis).copied().unwrap_or(self.link)
+    }
+
     /// Bytes per second of the slowest link that a group over these atoms crosses.
     pub fn link(&self, mesh: &Mesh, atoms: AtomSet) -> f64 {
         if self.links.is_empty() {
@@ -49,7 +54,7 @@ impl Hardware {
         }
         let of = |a| {
             let axis = &mesh.axes[mesh.atoms[usize::from(a)].axis as usize].name;
-            self.links.get(axis).copied().unwrap_or(self.link)
+            self.link_of(axis)
         };
         atoms.iter().map(|a| of(a.0)).fold(f64::INFINITY, f64::min).min(f64::MAX)
     }

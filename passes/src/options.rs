@@ -237,6 +237,8 @@ pub struct Options {
     pub shard: Vec<ShardRule>,
     /// Layouts are chosen by price, and not as the model's family has them.
     pub auto: bool,
+    /// Bytes that these may need by their estimate, which is not the plan's peak.
+    pub budget: Option<usize>,
     /// What layouts are priced with then.
     pub hardware: Hardware,
     pub seed: u64,
@@ -326,6 +328,7 @@ impl Default for Options {
             freeze: vec![],
             shard: vec![],
             auto: false,
+            budget: None,
             hardware: Hardware::default(),
             seed: 0,
             fuse: Fuse::default(),

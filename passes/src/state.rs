@@ -170,7 +170,7 @@ impl<'a> State<'a> {
                 hardware: &o.hardware,
                 trains: self.trains(),
                 microbatches: o.microbatches(),
-                budget: o.memory.map(|b| b as u64),
+                budget: o.budget.map(|b| b as u64),
             }),
         };
         let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, how);

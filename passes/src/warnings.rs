@@ -21,10 +21,10 @@ pub fn warnings(
 ) -> Vec<Diag> {
     let mut all = padding(&m.mesh, sharded, weights);
     all.extend(match o.auto {
-        false => idle_axes(&m.mesh, sharded.values.iter().map(|v| &v.ty)),
+        false => idle_axes(&m.mesh, sharded.values.iter().map(|v| &v.ty), false),
         true => {
             let made = m.funcs.iter().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));
-            idle_axes(&m.mesh, made.flat_map(|(f, n)| n.outs.iter().map(|&o| f.ty(o))))
+            idle_axes(&m.mesh, made.flat_map(|(f, n)| n.outs.iter().map(|&o| f.ty(o))), true)
         }
     });
     all.extend(no_effect(&m.mesh, params, o));
@@ -33,7 +33,7 @@ pub fn warnings(
 }
 
 /// A warning for each axis that splits nothing: its ranks all do the same work.
-fn idle_axes<'a>(mesh: &Mesh, types: impl Iterator<Item = &'a Type>) -> Vec<Diag> {
+fn idle_axes<'a>(mesh: &Mesh, types: impl Iterator<Item = &'a Type>, auto: bool) -> Vec<Diag> {
     let used = types.fold(AtomSet::EMPTY, |s, t| s.union(t.sharded()));
     let split = mesh.axes.iter().filter(|a| a.name != PIPELINE);
     let idle = split.filter(|a| mesh.axis(&a.name).is_none_or(|s| !s.meets(used)));
@@ -42,7 +42,12 @@ fn idle_axes<'a>(mesh: &Mesh, types: impl Iterator<Item = &'a Type>) -> Vec<Diag
             "idle-axis",
             format!("axis {} splits nothing: {} ranks do the same work", a.name, a.size),
         )
-        .help(format!("split something with --shard 'GLOB={},…', or use dp={}", a.name, a.size))
+        .help(match auto {
+            true => "no split is cheaper than that: use fewer ranks, or other --hardware".into(),
+            false => {
+                format!("split something with --shard 'GLOB={},…', or use dp={}", a.name, a.size)
+            }
+        })
     };
     idle.map(warn).collect()
 }

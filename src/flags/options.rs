@@ -4,6 +4,7 @@ use super::text::{Brought, default_microbatch, global_batch, rows_of};
 use super::values::*;
 use super::{Flags, read_hardware};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::options::{
@@ -163,7 +164,7 @@ impl Flags {
             self.left_to_price(o)?;
         }
         if let Some(path) = &self.hardware {
-            o.hardware = read_hardware(Path::new(path))?;
+            o.hardware = links_of(read_hardware(Path::new(path))?, o, path)?;
         }
         o.moe = self.buffers()?;
         o.balance = Balance {
@@ -195,6 +196,8 @@ impl Flags {
             ("--tp-mode", self.tp_mode.is_some()),
             ("--cp-mode", self.cp_mode.is_some()),
             ("--cp-split", self.cp_split.is_some()),
+            ("--tp-steps", self.tp_steps.is_some()),
+            ("--reshard-after-forward", self.reshard_after_forward.is_some()),
             ("ep and etp in --mesh", o.ep > 1 || o.etp.is_some()),
         ];
         match asked.into_iter().find(|a| a.1) {
@@ -283,5 +286,23 @@ impl Flags {
                 bad(format!("--tp-mode {mode} has no depth"), "use --tp-mode 2.5d, or leave it out")
             }
         }
+    }
+}
+
+/// Speeds with those of `dp` for the axes that it means here. Refuses speeds of axes that the mesh has not.
+fn links_of(mut hw: Hardware, o: &Options, path: &str) -> Result<Hardware> {
+    let has = |name: &str| o.mesh.iter().any(|a| a.0 == name);
+    if let Some(dp) = hw.links.remove("dp").filter(|_| !o.mesh.is_empty()) {
+        for name in ["dp_replicate", "dp_shard"] {
+            hw.links.entry(name.into()).or_insert(dp);
+        }
+    }
+    let known = |name: &str| has(name) || ["dp_replicate", "dp_shard"].contains(&name);
+    match hw.links.keys().find(|name| !o.mesh.is_empty() && !known(name)) {
+        None => Ok(hw),
+        Some(name) => Err(Diag::new("hardware", format!("the mesh has no axis `{name}`"))
+            .at(path.to_string())
+            .rule("[links] has speeds of axes of the mesh")
+            .help("name an axis of --mesh, or dp")),
     }
 }

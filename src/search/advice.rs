@@ -86,7 +86,9 @@ struct Tried {
 
 /// The refusal of a plan that does not fit, with ways out.
 pub fn advise(d: Diag, model: &Path, o: &Options) -> Diag {
-    let Some(limit) = o.memory.filter(|_| d.code == "out-of-memory") else { return d };
+    // What is chosen by price was chosen for this memory.
+    let asked = o.memory.filter(|_| d.code == "out-of-memory" && !o.auto);
+    let Some(limit) = asked else { return d };
     // The model compiled up to its memory a moment ago; if it does not now, there is no advice.
     let lines = read_model(model, o).and_then(|input| {
         let o = crate::with_mesh(&input.source.module.mesh, o)?;

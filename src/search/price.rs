@@ -3,6 +3,7 @@
 use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
 use shardc_ir::hardware::Hardware;
+use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::{Call, Instr, Plan, calls};
 use shardc_ir::price::{self, flops};
 use shardc_ir::schedule::{Times, replay};
@@ -45,7 +46,7 @@ pub fn times(plan: &Plan, hw: &Hardware, speeds: &[f64]) -> Times {
             if let Instr::Send(t) = i
                 && t.microbatch == Some(0)
             {
-                let ps = (hw.latency + t.bytes as f64 / hw.link) * 1e12;
+                let ps = (hw.latency + t.bytes as f64 / hw.link_of(PIPELINE)) * 1e12;
                 *sent.entry(t.func).or_default() += ps;
             }
         }

@@ -361,6 +361,8 @@ const FLAGS: &[(&str, &str)] = &[
     ("--recompute", "full"),
     ("--zero-accumulate", "gradients"),
     ("--memory", "1000"),
+    ("--hardware", "fast.toml"),
+    ("--shard", "auto"),
     ("--optimizer", "sgd"),
     ("--lr", "0.5"),
     ("--lr-schedule", "warmup-cosine"),
@@ -417,6 +419,7 @@ fn no_flag_is_silently_ignored() {
     }
     let text = std::fs::read_to_string(format!("{FIXTURES}/../cases/toy.ir")).expect("toy.ir");
     lab.write("toy.ir", &text);
+    lab.write("fast.toml", "link = 400e9\n[links]\ntp = 1e12\n");
     let whole = "%w1: f32[32,10] param \"net1.weight\"";
     let marked = |with: &str| text.replacen(whole, &format!("{whole} @({with})"), 1);
     lab.write("open.ir", marked("-,-"));

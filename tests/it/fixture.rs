@@ -71,6 +71,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         freeze: vec![],
         shard: vec![],
         auto: false,
+        budget: None,
         hardware: Default::default(),
         seed: 0,
         observe: true,

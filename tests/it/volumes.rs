@@ -362,10 +362,13 @@ fn ulysses_gathers_keys_only_where_heads_end() {
         };
         let token = (SEQ8 / c * f.head_dim * 4) as f64;
         let (q, kv) = (token * (f.heads / t) as f64, token * (f.kv_heads / t) as f64);
-        // Keys and values: the tokens of the minor part's ranks, then all tokens for fewer heads.
-        let all_tokens = ring(minor, kv * minor as f64) + ring(major, kv * minor as f64);
-        let want = 2.0 * ring(c, q) + 2.0 * all_tokens;
-        assert_eq!([phase("forward"), phase("backward")], [want; 2], "{mesh:?}");
+        // Keys and values: the tokens of the minor part's ranks, then all tokens for fewer heads. What is
+        // chosen sends less than that forward, and no more in all: the last gather is made again in backward.
+        let gathered_first = ring(minor, kv * minor as f64) + ring(major, kv * minor as f64);
+        let most = 2.0 * ring(c, q) + 2.0 * gathered_first;
+        let [forward, backward] = [phase("forward"), phase("backward")];
+        assert!(forward < most && forward > 2.0 * ring(c, q), "{mesh:?} {forward} {most}");
+        assert!(forward + backward <= 2.0 * most, "{mesh:?} {forward} {backward} {most}");
     }
 }
 

@@ -153,6 +153,7 @@ fn boxes_cover_what_each_rank_is_to_have_once() {
         };
         let t = b.traffic();
         assert_eq!((t.sent, t.received), (most(&|t| t.1), most(&|t| t.0)), "{what}");
+        assert_eq!(b.busiest(), t.busiest(), "{what}");
         replicated += usize::from(c.from.replicated.meets(c.axes));
         let pieces = |t: &Type, d: usize| t.dims[d].size % t.pieces(&c.mesh, d) == 0;
         uneven += usize::from((0..c.to.rank()).any(|d| !pieces(&c.from, d) || !pieces(&c.to, d)));

@@ -61,7 +61,7 @@ fn segment(
                         let grad = f.name(own).grad;
                         let layer = f.scope_info(scope).layer;
                         let hint = Cow::Borrowed(op.mnemonic());
-                        let v = f.value(ty.clone(), Name { grad, layer, hint, dup: 0 });
+                        let v = f.value((**ty).clone(), Name { grad, layer, hint, dup: 0 });
                         fresh.push(v);
                         v
                     }

@@ -29,7 +29,7 @@ pub(crate) enum Item {
     /// A node as it was, but for its operands.
     Keep { node: u32, ins: Vec<Ref> },
     /// A new op: for the result of `node`, or a fresh value of this type that `node` needs.
-    New { node: u32, op: Op, ins: Vec<Ref>, fresh: Option<Type>, rule: &'static str },
+    New { node: u32, op: Op, ins: Vec<Ref>, fresh: Option<Box<Type>>, rule: &'static str },
 }
 
 /// Passes over all classes of the local search.
@@ -367,7 +367,7 @@ impl Emit<'_, '_> {
         let g = &c.sat.graph;
         let (op, _) = choice.term.op(g).expect("not a leaf");
         let rule = self.rules.get(&choice.term).copied().unwrap_or("");
-        let fresh = owner.is_none().then(|| ty_of(g, c.classes[k]).clone());
+        let fresh = owner.is_none().then(|| Box::new(ty_of(g, c.classes[k]).clone()));
         self.made.items.push(Item::New { node, op, ins, fresh, rule });
         value
     }

@@ -12,7 +12,7 @@ use crate::options::{CpMode, Options, TpMode};
 use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, Port, RoleKind, Value};
-use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Kind, Op};
 use shardc_ir::plan::Mode;
 use shardc_ir::rule::Letter;
@@ -42,7 +42,7 @@ pub fn annotate(
     cut_as(&mut mesh, own)?;
     asked::cut_sub_axes(&mut mesh, &o.shard)?;
     if o.auto {
-        return Ok(mesh);
+        return left_to_price(mesh, own, f, o);
     }
     marked(f, weights, sequence, o)?;
     let has_experts = has(f, Kind::Copies);
@@ -62,10 +62,7 @@ pub fn annotate(
         cut_for_heads(&mut mesh, f, o)?;
     }
     let grid = Grid::of(&mesh, o.tp_mode)?;
-    let batch: AtomSet = ["dp_replicate", "dp_shard"]
-        .iter()
-        .filter_map(|a| mesh.axis(a))
-        .fold(AtomSet::EMPTY, AtomSet::union);
+    let batch = batch_axes(&mesh);
     // Tokens are cut along the sequence too; positions stay whole, a rank slices what it needs.
     let cp = mesh.axis("cp").unwrap_or_default();
     let mut new: Vec<(Value, Annotation)> = Vec::new();
@@ -124,6 +121,39 @@ pub fn annotate(
         f.annotations.entry(v).or_insert(a);
     }
     o.shard.iter().try_for_each(|r| asked::apply(&mesh, f, weights, r, o))?;
+    check_inputs(&mesh, f, batch, o)?;
+    Ok(mesh)
+}
+
+/// The axes whose ranks have rows of their own.
+fn batch_axes(mesh: &Mesh) -> AtomSet {
+    let axes = ["dp_replicate", "dp_shard"].iter().filter_map(|a| mesh.axis(a));
+    axes.fold(AtomSet::EMPTY, AtomSet::union)
+}
+
+/// Most parts of axes over which layouts are chosen by price: ways of an op grow with their number as powers.
+const MOST_PRICED: usize = 2;
+
+/// Annotates what is not left to prices: which rows of the batch are whose.
+fn left_to_price(mesh: Mesh, own: &Mesh, f: &mut Func, o: &Options) -> Result<Mesh> {
+    let priced = mesh.all().minus(mesh.axis(PIPELINE).unwrap_or_default());
+    if priced.len() > MOST_PRICED {
+        return Err(Diag::new("mesh", format!("--shard auto over {}", mesh.names(priced, ", ")))
+            .rule(format!("--shard auto chooses over at most {MOST_PRICED} axes beside pp"))
+            .help("give fewer, larger axes: tp=4 in place of cp=2,tp=2"));
+    }
+    let batch = batch_axes(&mesh);
+    rename_atoms(f, own, &mesh)?;
+    for a in &f.args {
+        let input = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
+        let rank = f.ty(a.value).rank();
+        if input && rank > 1 {
+            let mut dims = vec![AnnotatedDim { atoms: AtomList::EMPTY, open: false }; rank];
+            dims[0].atoms = AtomList::collect(batch.iter()).unwrap_or_default();
+            let new = Annotation { dims: dims.into(), priority: 0 };
+            f.annotations.entry(a.value).or_insert(new);
+        }
+    }
     check_inputs(&mesh, f, batch, o)?;
     Ok(mesh)
 }

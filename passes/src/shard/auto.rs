@@ -8,20 +8,22 @@
 //! joins one layer to the next is the residual stream alone. Values that depend on no parameter (positions,
 //! tables, masks) are the same everywhere. The least sum is exact (`crate::choose`).
 
+mod prices;
+
 use super::propagate::OpFactors;
 use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored, Way, ways};
 use super::zero::Zero;
 use crate::choose::{Choice, Cost, Costs, Problem, Var, within};
 use crate::stages::weighted;
-use shardc_ir::func::{Func, Port, RoleKind, Step, Value};
+use shardc_ir::func::{Func, Port, RoleKind, Value};
 use shardc_ir::hardware::Hardware;
+use shardc_ir::infer::Linear;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
-use shardc_ir::ops::{AllGather, AllReduce, Op, ReduceScatter};
-use shardc_ir::price;
-use shardc_ir::types::{AtomList, DType, Type};
+use shardc_ir::types::Type;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// What the choice is for.
 pub struct Asked<'a> {
@@ -63,6 +65,10 @@ struct Variable {
     needs: Vec<SmallVec<[u32; 4]>>,
 }
 
+/// A node's variable and its ways, a value's and its layouts.
+type Running = (Variable, Rc<[Way]>);
+type Lying = (Variable, Vec<Type>);
+
 /// Types by number.
 #[derive(Default)]
 struct Types {
@@ -90,9 +96,12 @@ struct Builder<'a> {
     weighted: Vec<bool>,
     active: &'a [bool],
     trained: Vec<bool>,
+    /// Values that backward reads.
+    saved: Vec<bool>,
     /// By value, of parameters: how it is stored.
     zero: Vec<Option<Var>>,
     uses: Vec<SmallVec<[(u32, u32); 4]>>,
+    makers: Vec<Option<u32>>,
     param: Vec<bool>,
     units: Vec<usize>,
     types: Types,
@@ -101,7 +110,7 @@ struct Builder<'a> {
     /// Picoseconds from a type to another, with the mirror or without.
     moves: HashMap<(u32, u32, bool), Cost>,
     /// Ways of nodes alike, with what they cost.
-    alike: HashMap<String, (std::rc::Rc<[Way]>, Vec<Cost>)>,
+    alike: HashMap<String, (Rc<[Way]>, Vec<Cost>)>,
     edges: HashMap<(Vec<u32>, Vec<u32>, bool), Costs>,
 }
 
@@ -135,8 +144,10 @@ pub(crate) fn choose(
         weighted: weighted(f),
         active,
         trained: mine,
+        saved: saved(asked, f, active),
         zero: vec![None; f.values.len()],
         uses,
+        makers: f.makers(),
         param,
         units: units(f),
         types: Types::default(),
@@ -147,6 +158,16 @@ pub(crate) fn choose(
         edges: HashMap::new(),
     };
     b.all()
+}
+
+/// Values that backward reads, about: operands of ops with a gradient that are not linear in all of them.
+fn saved(asked: &Asked, f: &Func, active: &[bool]) -> Vec<bool> {
+    let mut saved = vec![false; f.values.len()];
+    let nodes = f.nodes.iter().filter(|n| n.outs.iter().any(|o| active[o.0 as usize]));
+    for n in nodes.filter(|n| !matches!(n.op.def().linear(), Linear::Together(_))) {
+        n.ins.iter().for_each(|v| saved[v.0 as usize] = asked.trains);
+    }
+    saved
 }
 
 /// The unit of each node: a number that grows where a layer begins or ends.
@@ -175,9 +196,8 @@ fn units(f: &Func) -> Vec<usize> {
 impl Builder<'_> {
     fn all(mut self) -> (Chosen, Price) {
         let f = self.f;
-        let mut nodes: Vec<Option<(Variable, std::rc::Rc<[Way]>)>> = vec![];
-        let mut values: Vec<Option<(Variable, Vec<Type>)>> =
-            (0..f.values.len()).map(|_| None).collect();
+        let mut nodes: Vec<Option<Running>> = vec![];
+        let mut values: Vec<Option<Lying>> = (0..f.values.len()).map(|_| None).collect();
         for a in &f.args {
             if self.param[a.value.0 as usize] && self.is_shared(a.value) {
                 let v = self.value(a.value);
@@ -217,7 +237,7 @@ impl Builder<'_> {
     }
 
     /// The variable of a node that depends on a parameter.
-    fn node(&mut self, u: usize) -> Option<(Variable, std::rc::Rc<[Way]>)> {
+    fn node(&mut self, u: usize) -> Option<Running> {
         let n = &self.f.nodes[u];
         if !n.outs.iter().any(|o| self.weighted[o.0 as usize]) {
             return None;
@@ -235,7 +255,7 @@ impl Builder<'_> {
         let (all, costs) = known.unwrap_or_else(|| {
             let all = ways(self.asked.mesh, self.f, u, &self.ops[u], &self.atoms);
             let costs = all.iter().map(|w| self.cost(u, w)).collect();
-            let made: (std::rc::Rc<[Way]>, Vec<Cost>) = (all.into(), costs);
+            let made: (Rc<[Way]>, Vec<Cost>) = (all.into(), costs);
             self.alike.insert(key, made.clone());
             made
         });
@@ -253,76 +273,6 @@ impl Builder<'_> {
         Some((Variable { var, gives, needs }, all))
     }
 
-    /// What a way costs by itself.
-    fn cost(&self, u: usize, w: &Way) -> Cost {
-        let (n, mesh) = (&self.f.nodes[u], self.asked.mesh);
-        let ins: SmallVec<[&Type; 4]> = w.ins.iter().collect();
-        let own = price::op(self.asked.hardware, mesh, &n.op, &ins, &w.outs[0]);
-        let active = n.outs.iter().any(|o| self.active[o.0 as usize]);
-        // Backward does each product twice, once for each operand's gradient, and reads and writes as often.
-        let times = if self.asked.trains && active { 3 } else { 1 };
-        let kept: usize = match self.asked.trains && active && !n.op.def().is_view() {
-            true => w.outs.iter().map(|t| t.local_bytes(mesh)).sum(),
-            false => 0,
-        };
-        Cost { time: own * times, memory: kept as u64 }
-    }
-
-    /// What a parameter costs that is used in this layout, stored in each of [`STORED`].
-    fn parameter(&self, v: Value, used: &Type) -> [Cost; STORED.len()] {
-        let (mesh, hw) = (self.asked.mesh, self.asked.hardware);
-        let held = used.local_bytes(mesh) as u64;
-        let over = used.replicated;
-        let trains = self.asked.trains && self.trained[v.0 as usize];
-        let elements = held / used.dtype.bytes() as u64;
-        // f32: the gradient, two moments, and a master copy where the parameter is of 16 bits.
-        let (state, grads) = match (trains, used.dtype) {
-            (false, _) => (0, 0),
-            (true, DType::F32) => (elements * 8, elements * 4),
-            (true, _) => (elements * 12, elements * 4),
-        };
-        let never = Cost::NEVER;
-        let whole = |time| Cost { time, memory: held + state + grads };
-        if over.is_empty() {
-            return [never, whole(0), never];
-        }
-        let of = |dtype, sum: bool| {
-            let mut t = Type { dtype, ..used.clone() };
-            (t.replicated, t.sum) = (AtomSet::EMPTY, if sum { over } else { AtomSet::EMPTY });
-            t
-        };
-        let part = of(DType::F32, true);
-        let share = |time: u64| time / self.asked.microbatches as u64;
-        let all: Op = AllReduce { axes: over }.into();
-        let sum =
-            if trains { price::op(hw, mesh, &all, &[&part], &of(DType::F32, false)) } else { 0 };
-        let plain = whole(share(sum));
-        // In pieces of the first dim that is cut evenly.
-        let ways = mesh.ways(over);
-        let even = |d: &usize| used.dims[*d].size % (used.pieces(mesh, *d) * ways) == 0;
-        let Some(dim) = (0..used.rank()).find(even) else { return [never, plain, never] };
-        let atoms = AtomList::collect(used.dims[dim].atoms.iter().chain(over.iter()));
-        let Some(atoms) = atoms else { return [never, plain, never] };
-        let piece = |dtype| {
-            let mut t = of(dtype, false);
-            t.dims[dim].atoms = atoms;
-            t
-        };
-        let gather: Op = AllGather { axes: over, dim }.into();
-        let gathered = price::op(hw, mesh, &gather, &[&piece(used.dtype)], used);
-        let scatter: Op = ReduceScatter { axes: over, dim }.into();
-        let scattered = match trains {
-            true => price::op(hw, mesh, &scatter, &[&part], &piece(DType::F32)),
-            false => 0,
-        };
-        let ways = ways as u64;
-        let once = Cost { time: share(gathered + scattered), memory: held + grads + state / ways };
-        let times = if trains { 2 } else { 1 };
-        let each =
-            Cost { time: times * gathered + scattered, memory: (held + grads + state) / ways };
-        [if trains { once } else { never }, plain, each]
-    }
-
     /// How a parameter is stored, a variable beside that of its use.
     fn stored(&mut self, v: Value, used: Var, layouts: &[Type], unit: usize) {
         let costs: Vec<Cost> = layouts.iter().flat_map(|t| self.parameter(v, t)).collect();
@@ -332,7 +282,7 @@ impl Builder<'_> {
     }
 
     /// The variable of a value: where it lies between the op that makes it and those that use it.
-    fn value(&mut self, v: Value) -> (Variable, Vec<Type>) {
+    fn value(&mut self, v: Value) -> Lying {
         let i = v.0 as usize;
         let result = self.f.results.iter().any(|r| r.value == v);
         let mut all = vec![];
@@ -345,8 +295,8 @@ impl Builder<'_> {
         let may_spread = !result && (self.active[i] || self.param[i]);
         layouts(self.asked.mesh, &free, may_spread, &open, plain, &mut |t| all.push(t));
         let first = self.uses[i].first().map_or(0, |u| self.units[u.0 as usize]);
-        let makers = self.f.nodes.iter().position(|n| n.outs.contains(&v));
-        let var = self.problem.var(all.len(), makers.map_or(first, |u| self.units[u]));
+        let unit = self.makers[i].map_or(first, |u| self.units[u as usize]);
+        let var = self.problem.var(all.len(), unit);
         if self.param[i] {
             self.stored(v, var, &all, first);
         }
@@ -371,11 +321,10 @@ impl Builder<'_> {
         &mut self,
         u: usize,
         own: &Variable,
-        nodes: &[Option<(Variable, std::rc::Rc<[Way]>)>],
-        values: &[Option<(Variable, Vec<Type>)>],
+        nodes: &[Option<Running>],
+        values: &[Option<Lying>],
     ) {
         let f = self.f;
-        let makers = |v: Value| f.nodes[..u].iter().rposition(|n| n.outs.contains(&v));
         let mut joined: Vec<(Var, Vec<u32>, usize, bool)> = vec![];
         for (j, &v) in f.nodes[u].ins.iter().enumerate() {
             let i = v.0 as usize;
@@ -383,7 +332,7 @@ impl Builder<'_> {
             if let Some((value, _)) = &values[i] {
                 joined.push((value.var, value.gives.iter().map(|g| g[0]).collect(), j, active));
             } else if self.weighted[i] && !self.param[i] {
-                let Some(m) = makers(v) else { continue };
+                let Some(m) = self.makers[i].map(|m| m as usize) else { continue };
                 let Some((maker, _)) = &nodes[m] else { continue };
                 let o = f.nodes[m].outs.iter().position(|&x| x == v).expect("its maker");
                 joined.push((maker.var, maker.gives.iter().map(|g| g[o]).collect(), j, active));
@@ -419,47 +368,11 @@ impl Builder<'_> {
         self.edges.insert(key, made);
     }
 
-    /// Picoseconds of the collectives from a type to another, and of their mirrors.
-    fn moved(&mut self, from: u32, to: u32, active: bool) -> Cost {
-        if from == to {
-            return Cost::ZERO;
-        }
-        if let Some(&known) = self.moves.get(&(from, to, active)) {
-            return known;
-        }
-        let [a, b] = [from, to].map(|i| self.types.all[i as usize].clone());
-        let cost = match self.resharder.path(self.asked.mesh, &a, &b) {
-            None => Cost::NEVER,
-            Some(steps) => Cost { time: self.time(&a, &steps, active), memory: 0 },
-        };
-        self.moves.insert((from, to, active), cost);
-        cost
-    }
-
-    fn time(&self, from: &Type, steps: &[Step], active: bool) -> u64 {
-        let (hw, mesh) = (self.asked.hardware, self.asked.mesh);
-        let mut at = from;
-        let mut sum = 0;
-        for s in steps {
-            let backward = active && self.asked.trains;
-            if s.op.collective().is_some() {
-                // Pieces are saved, and gathered again in backward.
-                let times = if backward && s.op.gathers() { 2 } else { 1 };
-                sum += times * price::op(hw, mesh, &s.op, &[at], &s.ty);
-            }
-            if backward {
-                sum += mirrored(hw, mesh, &s.op, at, &s.ty);
-            }
-            at = &s.ty;
-        }
-        sum
-    }
-
     fn done(
         self,
         found: &Choice,
-        nodes: &[Option<(Variable, std::rc::Rc<[Way]>)>],
-        values: &[Option<(Variable, Vec<Type>)>],
+        nodes: &[Option<Running>],
+        values: &[Option<Lying>],
     ) -> (Chosen, Price) {
         let f = self.f;
         let same = |v: Value| self.asked_for(v);
@@ -530,22 +443,4 @@ fn layouts(
         t.replicated = t.replicated.union(AtomSet::one(a));
         layouts(mesh, rest, spread, open, t, f);
     }
-}
-
-/// Picoseconds of the mirror of a step: from the cotangent of its result to that of its operand.
-fn mirrored(hw: &Hardware, mesh: &Mesh, op: &Op, from: &Type, to: &Type) -> u64 {
-    let (back, at) = (from.cotangent(), to.cotangent());
-    let same = |axes: AtomSet| axes.within(to.replicated);
-    let mirror: Op = match op {
-        Op::FanOut(o) => AllReduce { axes: o.axes }.into(),
-        Op::AllReduce(o) if same(o.axes) => AllReduce { axes: o.axes }.into(),
-        Op::AllGather(o) if same(o.axes) => ReduceScatter { axes: o.axes, dim: o.dim }.into(),
-        Op::ReduceScatter(o) => AllGather { axes: o.axes, dim: o.dim }.into(),
-        Op::Slice(o) if !o.axes.meets(from.replicated) => {
-            AllGather { axes: o.axes, dim: o.dim }.into()
-        }
-        Op::AllToAll(_) | Op::Exchange(_) => op.clone(),
-        _nothing_travels => return 0,
-    };
-    price::op(hw, mesh, &mirror, &[&at], &back)
 }

@@ -47,11 +47,13 @@ pub fn partition(
     let is_param = params(src);
     let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
     let active = active(src, frozen);
+    let mut resharder = Resharder::default();
     let (chosen, grid, price) = match how {
         How::Asked { zero, grid } => {
             (as_asked(mesh, src, &ops, &is_param, &active, zero), grid, None)
         }
         How::Auto(asked) => {
+            resharder = Resharder::new(asked.hardware);
             let (chosen, price) = choose(&asked, src, &ops, &active, trained);
             (chosen, AtomSet::EMPTY, Some(price))
         }
@@ -64,7 +66,7 @@ pub fn partition(
         out: src.like(FuncKind::Forward, 0, 1),
         now: vec![None; src.values.len()],
         made: vec![SmallVec::new(); src.values.len()],
-        resharder: Resharder::default(),
+        resharder,
         needs: vec![],
         active,
         grid,

@@ -207,11 +207,9 @@ impl Change<'_> {
         }
     }
 
-    /// All ranks have the same: invariant or, all axes alike, replicated.
+    /// All ranks have the same: invariant or replicated, over each axis as the result says.
     fn same_everywhere(&mut self) {
-        if self.axes.within(self.to.replicated) {
-            self.t.replicated = self.t.replicated.union(self.axes);
-        }
+        self.t.replicated = self.t.replicated.union(self.axes.and(self.to.replicated));
     }
 
     /// The axes, the minor ones of a dim, cut it no more.

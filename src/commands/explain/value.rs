@@ -96,7 +96,9 @@ pub fn reasons(why: &Why, fi: usize, v: Value) -> Vec<String> {
         let chain = why.chain(fi, v, atom);
         out.extend(chain.into_iter().map(|l| format!("  {l}")));
     }
-    if out.is_empty() {
+    if why.s.options.auto {
+        out.insert(0, "chosen by price, with all else (--shard auto)".into());
+    } else if out.is_empty() {
         out.push("nobody asked for a split of it, and no operand brought one".into());
     }
     out

@@ -50,7 +50,7 @@ pub trait Collective {
             Sends::ShareOfResult => (p - 1.0) / p * held(output),
             Sends::Whole => held(input),
             Sends::Boxes => {
-                let most = Boxes::new(mesh, self.atoms(), input, output).traffic().busiest();
+                let most = Boxes::new(mesh, self.atoms(), input, output).busiest();
                 (most * input.dtype.bytes()) as f64
             }
         }

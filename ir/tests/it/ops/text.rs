@@ -15,6 +15,7 @@ pub const RANKED: &[&str] = &[
     "slice",
     "place",
     "all_to_all",
+    "exchange",
     "all_to_all_v",
     "permute",
     "broadcast",

@@ -17,7 +17,7 @@ impl Partition<'_> {
         let mut out = Vec::new();
         for a in &self.src.args {
             let name = self.src.name(a.value).clone();
-            let (mut ty, mut role) = (self.src.ty(a.value).clone(), a.role.clone());
+            let (mut ty, mut role) = (self.chosen.own[a.value.0 as usize].clone(), a.role.clone());
             let asked = self.chosen.stored[a.value.0 as usize].clone();
             if let Some((param, asked)) = a.role.clone().zip(asked) {
                 let Stored { ty: stored, zero, over } = asked;

@@ -6,6 +6,7 @@ pub mod autodiff;
 mod checks;
 pub mod choose;
 pub mod classes;
+mod depends;
 pub mod globs;
 pub mod group;
 pub mod memory;

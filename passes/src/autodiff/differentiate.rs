@@ -7,7 +7,7 @@
 //! Reverse mode over the typed program: the gradient of each op comes from its own file, typed by the
 //! same rules, so f becomes g, a gather a scatter, and a weight's gradient a pending sum.
 
-use crate::shard::partition::active;
+use crate::depends::active;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Node, ParamLayout, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::infer::Linear;

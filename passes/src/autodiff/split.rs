@@ -15,7 +15,7 @@
 
 use super::differentiate::only_weights;
 use super::recompute::{Program, Recompute, recomputed};
-use crate::stages::weighted;
+use crate::depends::weighted;
 use shardc_ir::func::{Func, FuncKind, Name, Node, Part, Port, Role, RoleKind, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;

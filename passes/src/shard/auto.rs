@@ -15,7 +15,7 @@ use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored, Way, ways};
 use super::zero::Zero;
 use crate::choose::{Choice, Cost, Costs, Problem, Var, within};
-use crate::stages::weighted;
+use crate::depends::weighted;
 use shardc_ir::func::{Func, Port, RoleKind, Value};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::infer::Linear;

@@ -17,9 +17,10 @@ use super::propagate::{OpFactors, factors};
 use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored};
 use super::zero::{Zero, zero_axes};
+use crate::depends::active;
 use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::{Gradient, Op};
+use shardc_ir::ops::Op;
 use shardc_ir::types::{AtomList, Type};
 use smallvec::SmallVec;
 use std::borrow::Cow;
@@ -125,25 +126,6 @@ fn params(f: &Func) -> Vec<bool> {
         is[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
     }
     is
-}
-
-/// Values whose gradient is needed: those that depend on a trained parameter.
-pub(crate) fn active(f: &Func, frozen: &dyn Fn(&str) -> bool) -> Vec<bool> {
-    let mut on = vec![false; f.values.len()];
-    for a in &f.args {
-        let role = a.role.as_ref();
-        on[a.value.0 as usize] = role.is_some_and(|r| {
-            matches!(r.kind, RoleKind::Param | RoleKind::Ready) && !frozen(&r.name)
-        });
-    }
-    for n in &f.nodes {
-        let stops = n.op.facts().gradient == Gradient::Stops;
-        let any = !stops && n.ins.iter().any(|v| on[v.0 as usize]);
-        for o in &n.outs {
-            on[o.0 as usize] = any && f.ty(*o).dtype.is_float();
-        }
-    }
-    on
 }
 
 /// Chooses the split of an op's loops: parameters stay where they are; then what the results want;

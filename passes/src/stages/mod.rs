@@ -7,6 +7,7 @@
 pub mod balance;
 pub mod layout;
 
+use crate::depends::weighted;
 use crate::options::Options;
 use layout::StageLayout;
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -25,20 +26,6 @@ pub struct Unit {
     /// Picoseconds of forward and backward on one device: products and memory traffic.
     pub cost: u64,
     scopes: Vec<Scope>,
-}
-
-/// Values that depend on a parameter.
-pub(crate) fn weighted(f: &Func) -> Vec<bool> {
-    let mut on = vec![false; f.values.len()];
-    for a in &f.args {
-        let kind = a.role.as_ref().map(|r| r.kind);
-        on[a.value.0 as usize] = matches!(kind, Some(RoleKind::Param | RoleKind::Ready));
-    }
-    for n in &f.nodes {
-        let any = n.ins.iter().any(|v| on[v.0 as usize]);
-        n.outs.iter().for_each(|o| on[o.0 as usize] = any);
-    }
-    on
 }
 
 /// The units of a model on one device, in program order.

@@ -428,12 +428,13 @@ fn within_memory(source: &Source, o: &Options) -> Result<Options> {
 fn chosen(p: &Price, compared: Option<[(f64, usize); 2]>) -> String {
     let above = (p.time as f64 / p.bound.max(1) as f64 - 1.0) * 100.0;
     let mut text = match above < 0.05 {
-        true => "layouts chosen by price: none is cheaper".to_string(),
-        false => format!("layouts chosen by price: at most {above:.1} % above the cheapest"),
+        true => "layouts chosen by price: none has a lower estimate".to_string(),
+        false => format!("layouts chosen by price: the least estimate is up to {above:.1} % lower"),
     };
     if let Some([family, own]) = compared {
         text += &format!(
-            "; the family's own takes {:.2} times as long by the same prices, and {:.2} times the memory",
+            "; compiled, the family's own layout takes {:.2} times as long by the same prices, and {:.2} times \
+             the memory",
             family.0 / own.0,
             family.1 as f64 / own.1 as f64
         );

@@ -57,7 +57,7 @@ fn even_layouts_are_reached_at_the_bound() {
     for (mesh, n) in meshes().iter().zip([3000, 4000, 3000]) {
         let (mut tried, mut chains) = (0, 0);
         for seed in 0.. {
-            let [from, to] = pair(mesh, &[144 << 4, 288 << 4], seed, false);
+            let [from, to] = pair(mesh, &[144 << 7, 288 << 7], seed, false);
             if !even(mesh, &from) || !even(mesh, &to) {
                 continue;
             }

@@ -248,8 +248,8 @@ impl Builder<'_> {
             let t = self.f.ty(*v);
             let i = v.0 as usize;
             let own = self.param[i] && !self.is_shared(*v);
-            key +=
-                &format!(" {:?}{:?}{}{own}{}", t.dtype, t.sizes(), self.active[i], self.trained[i]);
+            let (active, trained, saved) = (self.active[i], self.trained[i], self.saved[i]);
+            key += &format!(" {:?}{:?}{active}{own}{trained}{saved}", t.dtype, t.sizes());
         }
         let known = self.alike.get(&key).cloned();
         let (all, costs) = known.unwrap_or_else(|| {

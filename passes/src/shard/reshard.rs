@@ -62,12 +62,12 @@ pub fn path(hw: &Hardware, mesh: &Mesh, from: &Type, to: &Type) -> Option<Found>
         let mut sum = 0u64;
         for s in steps {
             if s.op.collective().is_some() {
-                sum += price::op(hw, mesh, &s.op, &[at], &s.ty);
+                sum = sum.saturating_add(price::op(hw, mesh, &s.op, &[at], &s.ty));
             }
             // A gather sends less than copies from rank to rank, where links differ: of equal bytes it is
             // preferred.
             if s.op.layout().is_some_and(|l| l.sends() == Sends::Boxes && gathers(at, &s.ty)) {
-                sum += (2e12 * hw.latency) as u64;
+                sum = sum.saturating_add((2e12 * hw.latency) as u64);
             }
             at = &s.ty;
         }

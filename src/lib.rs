@@ -103,7 +103,7 @@ pub fn text_module(path: &Path) -> Result<Option<Module>> {
 /// `experts-mesh` if the mesh cannot be factorised as the options ask.
 pub fn shape(o: &Options) -> Result<Shape> {
     let pieces = fold(o)?;
-    let cutting: Vec<_> = pieces.iter().filter(|p| p.cuts_tokens).collect();
+    let cutting: Vec<_> = pieces.iter().filter(|p| p.cuts_tokens()).collect();
     // Neighbours that stay neighbours are one factor: a tensor has few dims.
     let alike = |a: &&AxisPiece, b: &&AxisPiece| (a.of_rows(), a.part) == (b.of_rows(), b.part);
     let runs: Vec<&[&AxisPiece]> = cutting.chunk_by(alike).collect();

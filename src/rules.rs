@@ -335,7 +335,7 @@ impl Rules<'_> {
             vec!["--tp-mode 1d".into()],
         );
         let pieces = fold(o).unwrap_or_default();
-        let by_row = pieces.iter().filter(|p| p.cuts_tokens && !p.of_rows());
+        let by_row = pieces.iter().filter(|p| p.cuts_tokens() && !p.of_rows());
         let ways: usize = by_row.map(|p| p.size).product();
         self.add(
             o.seq % ways == 0,

@@ -164,15 +164,16 @@ impl<'a> State<'a> {
         let grid = Grid::of(mesh, o.tp_mode)?.stored;
         let frozen = |name: &str| self.frozen.contains(name);
         let trained = |name: &str| self.trains() && !frozen(name);
+        let prices = Asked {
+            mesh,
+            hardware: &o.hardware,
+            trains: self.trains(),
+            microbatches: o.microbatches(),
+            budget: o.budget.map(|b| b as u64),
+        };
         let how = match o.auto {
-            false => How::Asked { zero: o.zero(), grid },
-            true => How::Auto(Asked {
-                mesh,
-                hardware: &o.hardware,
-                trains: self.trains(),
-                microbatches: o.microbatches(),
-                budget: o.budget.map(|b| b as u64),
-            }),
+            false => How::Asked { zero: o.zero(), grid, prices },
+            true => How::Auto(prices),
         };
         let parts = partition(mesh, &self.m.funcs[0], &frozen, &trained, how);
         let sharded = std::mem::replace(&mut self.m.funcs[0], parts.forward);

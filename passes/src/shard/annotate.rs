@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// Priority of the residual stream's split: after parameters and batch have spread.
-const SEQUENCE: u8 = 1;
+pub(super) const SEQUENCE: u8 = 1;
 
 /// Makes the mesh and annotates the function; `sequence` lists residual values and their seq dim.
 /// What is annotated already, over the mesh `own`, stays as it is, but for what `--shard` names.

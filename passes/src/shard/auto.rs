@@ -10,8 +10,8 @@
 
 mod prices;
 
+use super::moves::Moves;
 use super::propagate::OpFactors;
-use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored, Way, ways};
 use super::zero::Zero;
 use crate::choose::{Choice, Cost, Costs, Problem, Var, within};
@@ -60,7 +60,7 @@ const STORED: [Zero; 3] = [
 /// Something that has ways.
 struct Variable {
     var: Var,
-    /// Types that each way gives, by result, by [`Types`].
+    /// Types that each way gives, by result, by [`Moves`].
     gives: Vec<SmallVec<[u32; 2]>>,
     needs: Vec<SmallVec<[u32; 4]>>,
 }
@@ -68,24 +68,6 @@ struct Variable {
 /// A node's variable and its ways, a value's and its layouts.
 type Running = (Variable, Rc<[Way]>);
 type Lying = (Variable, Vec<Type>);
-
-/// Types by number.
-#[derive(Default)]
-struct Types {
-    all: Vec<Type>,
-    known: HashMap<Type, u32>,
-}
-
-impl Types {
-    fn id(&mut self, t: &Type) -> u32 {
-        if let Some(&id) = self.known.get(t) {
-            return id;
-        }
-        self.all.push(t.clone());
-        self.known.insert(t.clone(), self.all.len() as u32 - 1);
-        self.all.len() as u32 - 1
-    }
-}
 
 struct Builder<'a> {
     asked: &'a Asked<'a>,
@@ -104,11 +86,8 @@ struct Builder<'a> {
     makers: Vec<Option<u32>>,
     param: Vec<bool>,
     units: Vec<usize>,
-    types: Types,
-    resharder: Resharder,
+    moves: Moves<'a>,
     problem: Problem,
-    /// Picoseconds from a type to another, with the mirror or without.
-    moves: HashMap<(u32, u32, bool), Cost>,
     /// Ways of nodes alike, with what they cost.
     alike: HashMap<String, (Rc<[Way]>, Vec<Cost>)>,
     edges: HashMap<(Vec<u32>, Vec<u32>, bool), Costs>,
@@ -150,10 +129,8 @@ pub(crate) fn choose(
         makers: f.makers(),
         param,
         units: units(f),
-        types: Types::default(),
-        resharder: Resharder::new(asked.hardware),
+        moves: Moves::new(asked.mesh, asked.hardware, asked.trains),
         problem: Problem::new(),
-        moves: HashMap::new(),
         alike: HashMap::new(),
         edges: HashMap::new(),
     };
@@ -171,7 +148,7 @@ fn saved(asked: &Asked, f: &Func, active: &[bool]) -> Vec<bool> {
 }
 
 /// The unit of each node: a number that grows where a layer begins or ends.
-fn units(f: &Func) -> Vec<usize> {
+pub(super) fn units(f: &Func) -> Vec<usize> {
     let mut seen: HashMap<Option<u32>, usize> = HashMap::new();
     let (mut next, mut last) = (0, None);
     let mut of = vec![];
@@ -267,9 +244,9 @@ impl Builder<'_> {
                 self.stored(v, var, &used, self.units[u]);
             }
         }
-        let ids = |b: &mut Self, t: &[Type]| t.iter().map(|t| b.types.id(t)).collect();
+        let ids = |b: &mut Self, t: &[Type]| t.iter().map(|t| b.moves.id(t)).collect();
         let gives = all.iter().map(|w| ids(self, &w.outs)).collect();
-        let needs = all.iter().map(|w| w.ins.iter().map(|t| self.types.id(t)).collect()).collect();
+        let needs = all.iter().map(|w| w.ins.iter().map(|t| self.moves.id(t)).collect()).collect();
         Some((Variable { var, gives, needs }, all))
     }
 
@@ -300,7 +277,7 @@ impl Builder<'_> {
         if self.param[i] {
             self.stored(v, var, &all, first);
         }
-        let ids: Vec<u32> = all.iter().map(|t| self.types.id(t)).collect();
+        let ids: Vec<u32> = all.iter().map(|t| self.moves.id(t)).collect();
         let gives = ids.iter().map(|&t| SmallVec::from_slice(&[t])).collect();
         let needs = ids.iter().map(|&t| SmallVec::from_slice(&[t])).collect();
         (Variable { var, gives, needs }, all)
@@ -339,9 +316,12 @@ impl Builder<'_> {
             } else if !self.param[i] {
                 // The same everywhere, but where it is asked for.
                 let t = self.asked_for(v);
-                let from = self.types.id(&t);
-                let costs =
-                    own.needs.iter().map(|n| self.moved(from, n[j], false)).collect::<Vec<_>>();
+                let from = self.moves.id(&t);
+                let costs = own
+                    .needs
+                    .iter()
+                    .map(|n| self.moves.cost(from, n[j], false))
+                    .collect::<Vec<_>>();
                 self.problem.table(&[own.var], costs);
             }
         }
@@ -361,7 +341,7 @@ impl Builder<'_> {
         let mut costs = Vec::with_capacity(key.0.len() * key.1.len());
         for &a in &key.0 {
             for &b in &key.1 {
-                costs.push(self.moved(a, b, active));
+                costs.push(self.moves.cost(a, b, active));
             }
         }
         let made = self.problem.table(&vars, costs);

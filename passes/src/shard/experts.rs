@@ -5,6 +5,7 @@
 //! and edp ranks hold the same experts. No axis of the mesh has these names: they are pieces of axes,
 //! which the mesh knows as atoms.
 
+use super::annotate::SEQUENCE;
 use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};
@@ -33,11 +34,13 @@ pub struct AxisPiece {
     pub pre: usize,
     pub size: usize,
     pub part: ExpertRole,
-    /// Tokens are cut over it.
-    pub cuts_tokens: bool,
 }
 
 impl AxisPiece {
+    /// Tokens are cut over it: ranks that split the width of an expert need the same ones.
+    pub fn cuts_tokens(&self) -> bool {
+        self.part != ExpertRole::Tensor
+    }
     /// It cuts rows, not the tokens of a row.
     pub fn of_rows(&self) -> bool {
         self.axis.starts_with("dp")
@@ -75,9 +78,8 @@ pub fn fold(o: &Options) -> Result<Vec<AxisPiece>> {
         let mut pre = 1;
         let mut own = vec![];
         for (part, size) in shares {
-            let cuts_tokens = axis != "tp" || o.sp || part != ExpertRole::Tensor;
             if size > 1 {
-                own.push(AxisPiece { axis: axis.clone(), pre, size, part, cuts_tokens });
+                own.push(AxisPiece { axis: axis.clone(), pre, size, part });
             }
             pre *= size;
         }
@@ -137,7 +139,8 @@ pub fn ranks_of(mesh: &Mesh, o: &Options, part: ExpertRole) -> AtomSet {
     atoms(mesh, &pieces, |p| p.part == part).into_iter().collect()
 }
 
-/// Asks for the layouts of experts: tokens where they are, buffers at their experts.
+/// Asks for the layouts of experts: buffers at their experts; and tokens where they are, once parameters have
+/// spread, those of an expert that all tokens pass among them.
 pub(super) fn annotate(
     mesh: &Mesh,
     f: &Func,
@@ -148,17 +151,16 @@ pub(super) fn annotate(
     let list = |which: &dyn Fn(&AxisPiece) -> bool| {
         AtomList::collect(atoms(mesh, pieces, which)).unwrap_or_default()
     };
-    let tokens = list(&|p| p.cuts_tokens);
+    let tokens = list(&|p| p.cuts_tokens());
     let expert = list(&|p| p.part == ExpertRole::Expert);
     let tensor = list(&|p| p.part == ExpertRole::Tensor);
     // Buffers at their experts: of all tokens that ranks with the same experts have.
-    let own = list(&|p| p.cuts_tokens && p.part == ExpertRole::Data);
-    let pieces_of_sum = list(&|p| p.cuts_tokens && p.part != ExpertRole::Expert);
+    let own = list(&|p| p.cuts_tokens() && p.part == ExpertRole::Data);
     let open = AnnotatedDim { atoms: AtomList::EMPTY, open: true };
     let at = |atoms| AnnotatedDim { atoms, open: false };
     let whole = at(AtomList::EMPTY);
-    let mut ask = |v: Value, dims: &[AnnotatedDim]| {
-        new.push((v, Annotation { dims: dims.into(), priority: 0 }));
+    let mut ask = |v: Value, priority: u8, dims: &[AnnotatedDim]| {
+        new.push((v, Annotation { dims: dims.into(), priority }));
     };
     let stack = |v: Value| {
         let a = f.args.iter().find(|a| a.value == v)?;
@@ -167,22 +169,19 @@ pub(super) fn annotate(
     };
     for n in &f.nodes {
         if let Op::Route(_) = n.op {
-            ask(n.ins[0], &[at(tokens), whole, whole]);
-            ask(n.outs[0], &[at(tokens), whole, whole]);
-            ask(n.outs[1], &[whole, whole, at(tokens)]);
+            ask(n.ins[0], SEQUENCE, &[at(tokens), whole, whole]);
+            ask(n.outs[0], SEQUENCE, &[at(tokens), whole, whole]);
+            ask(n.outs[1], SEQUENCE, &[whole, whole, at(tokens)]);
         }
         if let Op::Dispatch(_) = n.op {
-            ask(n.ins[0], &[at(tokens), whole, whole]);
-            ask(n.outs[0], &[whole, at(tokens), whole, whole]);
+            ask(n.ins[0], SEQUENCE, &[at(tokens), whole, whole]);
+            ask(n.outs[0], SEQUENCE, &[whole, at(tokens), whole, whole]);
         }
         if let Op::Combine(_) = n.op {
-            ask(n.outs[0], &[at(tokens), whole, whole]);
+            ask(n.outs[0], SEQUENCE, &[at(tokens), whole, whole]);
         }
         if let Op::GroupedDot(_) = n.op {
-            // What etp sums over is scattered to the tokens it came from.
-            let summed = stack(n.ins[2]).is_some_and(|w| w.tp_dim == Some(2));
-            let of = if summed { pieces_of_sum } else { own };
-            ask(n.outs[0], &[at(expert), at(of), whole, open]);
+            ask(n.outs[0], 0, &[at(expert), at(own), whole, open]);
         }
     }
     for a in &f.args {
@@ -193,7 +192,7 @@ pub(super) fn annotate(
                 _ => whole,
             };
             let dims: Vec<AnnotatedDim> = (0..w.shape.len()).map(dim).collect();
-            ask(a.value, &dims);
+            ask(a.value, 0, &dims);
         }
     }
 }
@@ -255,7 +254,7 @@ mod tests {
         (o.ep, o.etp, o.sp) = (ep, Some(etp), sp);
         let one = |p: &AxisPiece| {
             let part = ["edp", "etp", "ep"][p.part as usize];
-            let tokens = if p.cuts_tokens { "" } else { "!" };
+            let tokens = if p.cuts_tokens() { "" } else { "!" };
             format!("{}:({}){} {part}{tokens}", p.axis, p.pre, p.size)
         };
         Ok(fold(&o)?.iter().map(one).collect::<Vec<_>>().join(", "))
@@ -266,13 +265,13 @@ mod tests {
         let mesh = [("pp", 2), ("dp_replicate", 2), ("dp_shard", 4), ("cp", 2), ("tp", 4)];
         let same = "dp_replicate:(1)2 edp, dp_shard:(1)4 ";
         let of = |ep, etp, sp| folded(&mesh, ep, etp, sp).unwrap();
-        assert_eq!(of(1, 4, true), format!("{same}edp, cp:(1)2 edp, tp:(1)4 etp"));
+        assert_eq!(of(1, 4, true), format!("{same}edp, cp:(1)2 edp, tp:(1)4 etp!"));
         assert_eq!(of(1, 4, false), format!("{same}edp, cp:(1)2 edp, tp:(1)4 etp!"));
         assert_eq!(of(8, 1, false), format!("{same}edp, cp:(1)2 ep, tp:(1)4 ep"));
         assert_eq!(of(2, 2, false), format!("{same}edp, cp:(1)2 edp, tp:(1)2 ep, tp:(2)2 etp!"));
         let cut = "dp_replicate:(1)2 edp, dp_shard:(1)2 edp, dp_shard:(2)2 ep, ";
         assert_eq!(of(16, 1, true), format!("{cut}cp:(1)2 ep, tp:(1)4 ep"));
-        assert_eq!(of(4, 4, true), format!("{cut}cp:(1)2 ep, tp:(1)4 etp"));
+        assert_eq!(of(4, 4, true), format!("{cut}cp:(1)2 ep, tp:(1)4 etp!"));
     }
 
     #[test]

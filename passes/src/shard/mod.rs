@@ -3,8 +3,10 @@
 pub mod annotate;
 mod asked;
 pub mod auto;
+mod defer;
 pub mod experts;
 pub mod grid;
+mod moves;
 pub mod partition;
 pub mod propagate;
 pub mod reshard;

@@ -13,6 +13,7 @@ mod params;
 pub(crate) use params::step_scope;
 
 use super::auto::{Asked, Price, choose};
+use super::defer::defer;
 use super::propagate::{OpFactors, factors};
 use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored};
@@ -50,8 +51,12 @@ pub fn partition(
     let active = active(src, frozen);
     let mut resharder = Resharder::default();
     let (chosen, grid, price) = match how {
-        How::Asked { zero, grid } => {
-            (as_asked(mesh, src, &ops, &is_param, &active, zero), grid, None)
+        How::Asked { zero, grid, prices } => {
+            let mut chosen = as_asked(mesh, src, &ops, &is_param, &active, zero);
+            if grid.is_empty() && defer(&prices, src, &ops, &active, &mut chosen) {
+                spread(mesh, src, &ops, &mut chosen.run, &is_param, &active);
+            }
+            (chosen, grid, None)
         }
         How::Auto(asked) => {
             resharder = Resharder::new(asked.hardware);
@@ -85,7 +90,7 @@ pub fn partition(
         let shown = r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Output);
         // A sum over microbatches that is shown, too: of each microbatch, and whole.
         if let Some(u) = makers[r.value.0 as usize].filter(|_| shown && p.stays_pending(r.value)) {
-            let to = p.settled(p.out.ty(value), r.value);
+            let to = p.chosen.settled(r.value, p.out.ty(value));
             value = p.reshard(value, &to, u as usize);
         }
         p.out.results.push(shardc_ir::func::Port { value, role: r.role.clone() });
@@ -96,7 +101,7 @@ pub fn partition(
 /// Who says how ops run.
 pub enum How<'a> {
     /// The layouts of values and parameters, with ZeRO and what ranks of a grid share.
-    Asked { zero: Zero, grid: AtomSet },
+    Asked { zero: Zero, grid: AtomSet, prices: Asked<'a> },
     /// The cheapest is chosen.
     Auto(Asked<'a>),
 }
@@ -111,13 +116,25 @@ fn as_asked(
     zero: Zero,
 ) -> Chosen {
     let mut run: Vec<Execution> = ops.iter().map(|op| execution(mesh, src, op, is_param)).collect();
-    let spread = replicated_mode(mesh, src, ops, &run, is_param, active);
-    run.iter_mut().zip(spread).for_each(|(e, s)| e.spread = s);
+    spread(mesh, src, ops, &mut run, is_param, active);
     let own: Vec<Type> = src.values.iter().map(|v| v.ty.clone()).collect();
     let over = if zero.splits { zero_axes(mesh) } else { AtomSet::EMPTY };
     let stored =
         |(i, ty): (usize, &Type)| is_param[i].then(|| Stored { ty: ty.clone(), zero, over });
     Chosen { run, stored: own.iter().enumerate().map(stored).collect(), own }
+}
+
+/// Lets ops run replicated over other atoms than they run over now.
+fn spread(
+    mesh: &Mesh,
+    src: &Func,
+    ops: &[OpFactors],
+    run: &mut [Execution],
+    is_param: &[bool],
+    active: &[bool],
+) {
+    let spread = replicated_mode(mesh, src, ops, run, is_param, active);
+    run.iter_mut().zip(spread).for_each(|(e, s)| e.spread = s);
 }
 
 fn params(f: &Func) -> Vec<bool> {
@@ -182,8 +199,10 @@ fn replicated_mode(
 ) -> Vec<AtomSet> {
     let mut mode = vec![AtomSet::EMPTY; f.nodes.len()];
     for a in mesh.all().iter() {
+        let cuts = |u: usize| exec[u].atoms.has(a) || exec[u].pending().has(a);
+        let part = |u: usize, j: usize| exec[u].parts.get(j).is_some_and(|p| p.has(a));
         let needs =
-            |u: usize, j: usize| exec[u].atoms.has(a) && !ops[u].holds(j, &exec[u].lists, a);
+            |u: usize, j: usize| cuts(u) && !part(u, j) && !ops[u].holds(j, &exec[u].lists, a);
         // Values that may become R: every user needs them so, or may itself run so.
         let mut possible = vec![true; f.values.len()];
         let mut fanned = vec![false; f.values.len()];
@@ -191,7 +210,7 @@ fn replicated_mode(
             possible[r.value.0 as usize] = false;
         }
         for (u, n) in f.nodes.iter().enumerate().rev() {
-            let may = !exec[u].atoms.has(a) && n.outs.iter().all(|o| possible[o.0 as usize]);
+            let may = !cuts(u) && n.outs.iter().all(|o| possible[o.0 as usize]);
             for (j, v) in n.ins.iter().enumerate() {
                 fanned[v.0 as usize] |= needs(u, j);
                 possible[v.0 as usize] &= needs(u, j) || may;
@@ -216,7 +235,7 @@ fn replicated_mode(
                     cost[v.0 as usize]
                 }
             };
-            if !exec[u].atoms.has(a) && !n.ins.is_empty() {
+            if !cuts(u) && !n.ins.is_empty() {
                 hoist[u] = n.ins.iter().map(operand).sum();
             }
             let own: f64 = n.outs.iter().map(|&o| bytes(o)).sum();
@@ -393,19 +412,12 @@ impl Partition<'_> {
         for (&o, v) in n.outs.iter().zip(outs) {
             let mut at = v;
             if !self.stays_pending(o) {
-                let to = self.settled(self.out.ty(v), o);
+                let to = self.chosen.settled(o, self.out.ty(v));
                 at = self.finish(v, &to, o, u);
             }
             self.now[o.0 as usize] = Some(at);
             self.fan_out_early(o, Some(u));
         }
-    }
-
-    /// The type of a value in its own layout, with no sum that the ranks have not taken.
-    fn settled(&self, own: &Type, src: Value) -> Type {
-        let mut to = self.chosen.own[src.0 as usize].clone();
-        to.replicated = to.replicated.union(own.replicated).minus(to.sharded());
-        to
     }
 
     /// Brings a fresh result into its own layout; the last value takes the source's name.

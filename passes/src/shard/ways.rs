@@ -2,7 +2,8 @@
 
 use super::propagate::OpFactors;
 use super::zero::Zero;
-use shardc_ir::func::Func;
+use shardc_ir::func::{Func, Node, Value};
+use shardc_ir::infer::Linear;
 use shardc_ir::mesh::{Atom, AtomSet, Mesh};
 use shardc_ir::types::{AtomList, Type};
 use smallvec::SmallVec;
@@ -14,6 +15,8 @@ pub(crate) struct Execution {
     pub atoms: AtomSet,
     /// Atoms over which ranks do the same, with operands and results that are replicated (R).
     pub spread: AtomSet,
+    /// By operand, if there are any: atoms over which it is a sum that has not been taken. So is the result.
+    pub parts: SmallVec<[AtomSet; 4]>,
 }
 
 impl Execution {
@@ -39,8 +42,31 @@ impl Execution {
         for (d, dim) in t.dims.iter_mut().enumerate() {
             dim.atoms = op.dim_atoms(j, d, &self.lists);
         }
-        t.replicated = self.atoms.minus(t.sharded()).union(self.spread);
+        t.sum = self.parts.get(j).copied().unwrap_or_default();
+        let cuts = self.atoms.union(self.pending());
+        t.replicated = cuts.minus(t.sharded()).minus(t.sum).union(self.spread);
         t
+    }
+
+    /// Atoms over which some operand is a sum that has not been taken.
+    pub fn pending(&self) -> AtomSet {
+        self.parts.iter().fold(AtomSet::EMPTY, |s, p| s.union(*p))
+    }
+
+    /// The same with a sum over `atoms` still to be taken of these operands (bit i = operand i), and no loop
+    /// split over them.
+    pub fn of_parts(&self, operands: u32, atoms: AtomSet) -> Execution {
+        let mut e = self.clone();
+        for l in &mut e.lists {
+            *l = AtomList::collect(l.iter().filter(|a| !atoms.has(*a))).expect("fewer than were");
+        }
+        (e.atoms, e.spread) = (e.atoms.minus(atoms), e.spread.minus(atoms));
+        let count = e.parts.len().max(u32::BITS as usize - operands.leading_zeros() as usize);
+        e.parts.resize(count, AtomSet::EMPTY);
+        for (_, p) in e.parts.iter_mut().enumerate().filter(|(j, _)| operands >> j & 1 == 1) {
+            *p = p.union(atoms);
+        }
+        e
     }
 
     /// The type of result `o` as far as letters say it.
@@ -78,6 +104,16 @@ pub(crate) struct Chosen {
     pub stored: Vec<Option<Stored>>,
 }
 
+impl Chosen {
+    /// The type of a value in its own layout, made as `made`: with no sum still to be taken, but one that its
+    /// user takes.
+    pub fn settled(&self, v: Value, made: &Type) -> Type {
+        let mut to = self.own[v.0 as usize].clone();
+        to.replicated = to.replicated.union(made.replicated).minus(to.sharded()).minus(to.sum);
+        to
+    }
+}
+
 /// A way to run an op, with the types that it needs and gives.
 #[derive(Clone)]
 pub(crate) struct Way {
@@ -86,32 +122,58 @@ pub(crate) struct Way {
     pub outs: SmallVec<[Type; 2]>,
 }
 
+/// Which operands may be sums still to be taken, together (bit i = operand i), so that the result is one. None
+/// if the result has another element type: a sum is taken in that in which its parts were made.
+pub(crate) fn linear_in(f: &Func, n: &Node) -> SmallVec<[u32; 4]> {
+    let same = |mask: u32| {
+        let mut of = n.ins.iter().enumerate().filter(|(j, _)| mask >> j & 1 == 1);
+        n.outs.len() == 1 && of.all(|(_, v)| f.ty(*v).dtype == f.ty(n.outs[0]).dtype)
+    };
+    let all: SmallVec<[u32; 4]> = match n.op.def().linear() {
+        Linear::No => SmallVec::new(),
+        Linear::Each(mask) => (0..u32::BITS).map(|j| 1 << j).filter(|b| mask & b != 0).collect(),
+        Linear::Together(mask) => SmallVec::from_slice(&[mask]),
+    };
+    all.into_iter().filter(|&m| m != 0 && same(m)).collect()
+}
+
 /// All ways to run a node over these atoms. Over each: a loop is split, evenly; or the ranks do the same, of
-/// what is invariant, or of what is replicated. The first are preferred. Never empty: ranks may always do the
+/// what is invariant, or of what is replicated; or of parts of a sum. The first are preferred. Never empty: ranks may always do the
 /// same.
 pub(crate) fn ways(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, atoms: &[Atom]) -> Vec<Way> {
     let mut out = vec![];
     let mut more = |e: Execution| out.extend(way(mesh, f, u, op, e));
-    each(mesh, op, atoms, Execution::whole(op), &mut more);
+    let linear = linear_in(f, &f.nodes[u]);
+    each(mesh, op, atoms, &linear, Execution::whole(op), &mut more);
     out
 }
 
-fn each(mesh: &Mesh, op: &OpFactors, atoms: &[Atom], e: Execution, f: &mut impl FnMut(Execution)) {
+fn each(
+    mesh: &Mesh,
+    op: &OpFactors,
+    atoms: &[Atom],
+    linear: &[u32],
+    e: Execution,
+    f: &mut impl FnMut(Execution),
+) {
     let Some((&a, rest)) = atoms.split_first() else { return f(e) };
     for factor in op.factor_ids().filter(|&g| !op.is_whole(g)) {
         let mut split = e.clone();
         let pieces: usize = e.lists[factor as usize].iter().map(|b| mesh.size(b)).product();
         let even = op.size(factor) % (pieces * mesh.size(a)) == 0;
         if even && split.take(mesh, op, factor, a) {
-            each(mesh, op, rest, split, f);
+            each(mesh, op, rest, linear, split, f);
         }
     }
-    each(mesh, op, rest, e.clone(), f);
-    each(mesh, op, rest, Execution { spread: e.spread.with(a), ..e }, f);
+    each(mesh, op, rest, linear, e.clone(), f);
+    each(mesh, op, rest, linear, Execution { spread: e.spread.with(a), ..e.clone() }, f);
+    for &operands in linear {
+        each(mesh, op, rest, linear, e.of_parts(operands, AtomSet::one(a)), f);
+    }
 }
 
 /// The way, if types allow it.
-fn way(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, run: Execution) -> Option<Way> {
+pub(crate) fn way(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, run: Execution) -> Option<Way> {
     let n = &f.nodes[u];
     let ins: SmallVec<[Type; 4]> = (0..n.ins.len()).map(|j| run.required(f, op, u, j)).collect();
     let hints: SmallVec<[Type; 2]> = (0..n.outs.len()).map(|o| run.hint(f, op, u, o)).collect();

@@ -14,8 +14,8 @@
 //! neither defines or reads other rows.
 
 use shardc_ir::func::{Func, Name, Node, Value};
-use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{AllToAll, AllToAllV, Kind, Op};
+use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::{AllToAll, AllToAllV, FanOut, Kind, Op};
 use smallvec::smallvec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,6 +41,9 @@ pub fn ragged(mesh: &Mesh, f: &mut Func) {
         let Some(there) = counts.at_experts(f, &x, tokens, experts) else { continue };
         let (sent, received) = if into { (own, there) } else { (there, own) };
         let AllToAll { axes, from, to } = x.op;
+        // As free as the rows are.
+        let free = f.ty(inp).replicated.union(f.ty(inp).partial()).minus(axes);
+        let [sent, received] = [sent, received].map(|v| counts.fanned_out(f, x.route, v, free));
         let n = &mut f.nodes[x.node];
         n.op = AllToAllV { axes, from, to, copies: x.copies }.into();
         n.ins = smallvec![inp, sent, received];
@@ -54,7 +57,7 @@ pub fn ragged(mesh: &Mesh, f: &mut Func) {
     }
 }
 
-/// An exchange of the counts of a `route`, which is to stand behind it.
+/// An exchange of the counts of a `route`, or a fan_out of them, which is to stand behind it.
 struct Moved {
     route: usize,
     node: Node,
@@ -108,17 +111,46 @@ impl Counts<'_> {
         self.moved.push(Moved { route: x.route, node });
         Some(v)
     }
+
+    /// Counts of a `route` for what ranks use differently over these axes.
+    fn fanned_out(&mut self, f: &mut Func, route: usize, v: Value, axes: AtomSet) -> Value {
+        let axes = axes.minus(f.ty(v).replicated);
+        if axes.is_empty() {
+            return v;
+        }
+        let mut ty = f.ty(v).clone();
+        ty.replicated = ty.replicated.union(axes);
+        let known = |m: &&Moved| m.node.ins[..] == [v] && *f.ty(m.node.outs[0]) == ty;
+        if let Some(m) = self.moved.iter().find(known) {
+            return m.node.outs[0];
+        }
+        let name = f.name(v).clone();
+        let name = Name { hint: format!("{}_f", name.hint).into(), ..name };
+        let (part, scope) = (f.nodes[route].part, f.nodes[route].scope);
+        let new = f.value(ty, name);
+        let note = Some("f: ranks use it differently from here".into());
+        let node = Node { note, part, ..Node::new(FanOut { axes }, [v], [new], scope) };
+        self.moved.push(Moved { route, node });
+        new
+    }
 }
 
 /// Exchanges of what a `dispatch` makes, and of what nobody but a `combine` or `row_dots` reads.
 fn found(f: &Func) -> Vec<Found> {
     let makers = f.makers();
     let maker = |v: Value| makers[v.0 as usize].map(|i| &f.nodes[i as usize]);
-    let read = slots(f);
+    // Behind what only says that ranks use it differently.
+    let behind = |mut v: Value| loop {
+        match maker(v) {
+            Some(n) if matches!(n.op, Op::FanOut(_)) => v = n.ins[0],
+            _made => return v,
+        }
+    };
+    let read = slots(f, &behind);
     let placed = |mut v: Value| loop {
         let n = maker(v)?;
         if n.op.facts().kind != Kind::Conversion {
-            return matches!(n.op, Op::Dispatch(_)).then(|| n.ins[1]);
+            return matches!(n.op, Op::Dispatch(_)).then(|| behind(n.ins[1]));
         }
         v = n.ins[0];
     };
@@ -138,7 +170,7 @@ fn found(f: &Func) -> Vec<Found> {
 }
 
 /// The slots by which rows of a value are read; `None` if something else reads them too.
-fn slots(f: &Func) -> BTreeMap<Value, Option<Value>> {
+fn slots(f: &Func, behind: &impl Fn(Value) -> Value) -> BTreeMap<Value, Option<Value>> {
     let mut slots: BTreeMap<Value, Option<Value>> =
         f.results.iter().map(|r| (r.value, None)).collect();
     for n in f.nodes.iter().rev() {
@@ -146,7 +178,7 @@ fn slots(f: &Func) -> BTreeMap<Value, Option<Value>> {
             let reads = i == 0 && matches!(n.op, Op::Combine(_) | Op::RowDots(_));
             let slot = match n.op.facts().kind == Kind::Conversion {
                 true => slots.get(&n.outs[0]).copied().flatten(),
-                false => reads.then(|| n.ins[1]),
+                false => reads.then(|| behind(n.ins[1])),
             };
             slots.entry(v).and_modify(|s| *s = s.filter(|_| *s == slot)).or_insert(slot);
         }
@@ -202,6 +234,29 @@ func @f(%i: i32[2@tp,3,2], %x: f32[2@tp,3,4], %gates: f32[2@tp,3,2]) -> f32[2@tp
             let run = |f: &Func| call(&m.mesh, f, &args, Precision::F64).expect("runs");
             assert_eq!(run(f), run(&new.funcs[0]));
         }
+    }
+
+    /// Ranks that split the width of experts have the same slots, which they use differently.
+    #[test]
+    fn slots_that_were_fanned_out_are_known() {
+        let text = program(true).replace("mesh [tp=2]", "mesh [tp=2, etp=2]");
+        let text = text.replace(
+            "  %rows = dispatch[g=2,c=6] %x, %slot, %gates : f32[2,2@tp,6,4]\n",
+            "  %f = fan_out[etp] %slot : i32[2@tp,3,2]~etp\n  %xf = fan_out[etp] %x : f32[2@tp,3,4]~etp\n  \
+             %gf = fan_out[etp] %gates : f32[2@tp,3,2]~etp\n  \
+             %rows = dispatch[g=2,c=6] %xf, %f, %gf : f32[2,2@tp,6,4]~etp\n",
+        );
+        let text = text.replace("combine %back, %slot, %gates", "combine %back, %f, %gf");
+        let text = text.replace("f32[2@tp,2,6,4]", "f32[2@tp,2,6,4]~etp");
+        let text =
+            text.replace("%back, %f, %gf : f32[2@tp,3,4]", "%back, %f, %gf : f32[2@tp,3,4]~etp");
+        let text = text.replace(": f32[2,2@tp,6,4]\n", ": f32[2,2@tp,6,4]~etp\n");
+        let text = text.replace("-> f32[2@tp,3,4]", "-> f32[2@tp,3,4]~etp");
+        let mut m = shardc_ir::text::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        ragged(&m.mesh, &mut m.funcs[0]);
+        let ragged = m.funcs[0].nodes.iter().filter(|n| matches!(n.op, Op::AllToAllV(_)));
+        assert_eq!(ragged.count(), 2);
+        assert!(verify(&m, Phase::Ranked).is_ok());
     }
 
     /// Buffers that no `dispatch` made or not only a `combine` reads may have any rows.

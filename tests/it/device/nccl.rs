@@ -69,9 +69,9 @@ fn succeeded(all: &[Output]) {
 }
 
 /// What a rank calls in one step, in its order: a line per call, with the members of the group, the
-/// bytes, and the other rank or the root if there is one; `None` for rows whose number is known only
-/// later.
-pub fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
+/// bytes, and the other rank or the root if there is one; for rows whose number is known only later the
+/// bytes of one.
+pub fn calls(plan: &Plan, rank: usize) -> Vec<Result<String, usize>> {
     let program = shardc_codegen::program(plan, rank).expect("a program");
     let class = &plan.classes[plan.class_of(rank)];
     let bytes = |b: &Block| b.len() * b.elem.bytes();
@@ -85,7 +85,7 @@ pub fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
                 let sends = matches!(i, Instr::Send(_));
                 let (kind, from, to) =
                     if sends { ("send", rank, other) } else { ("recv", other, rank) };
-                all.push(Some(format!("{kind} {from},{to} {} {other}", t.bytes)));
+                all.push(Ok(format!("{kind} {from},{to} {} {other}", t.bytes)));
                 continue;
             }
         };
@@ -97,7 +97,7 @@ pub fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
             let group = members.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
             let mut add = |kind: &str, bytes: usize, other: Option<usize>| {
                 let other = other.map_or(String::new(), |p| format!(" {}", members[p]));
-                all.push(Some(format!("{kind} {group} {bytes}{other}")));
+                all.push(Ok(format!("{kind} {group} {bytes}{other}")));
             };
             match &k.exchange {
                 Exchange::AllReduce { tensors } => {
@@ -126,7 +126,10 @@ pub fn calls(plan: &Plan, rank: usize) -> Vec<Option<String>> {
                         add("recv", bytes(&to[p]), Some(p));
                     }
                 }
-                Exchange::AllToAllV { .. } => all.push(None),
+                Exchange::AllToAllV { from, .. } => {
+                    let rows = &from[0].rows;
+                    all.push(Err(rows.extents[3] * rows.elem.bytes()));
+                }
                 Exchange::Permute { shift, from, to } => {
                     add("send", bytes(from), Some((me + shift) % ways));
                     add("recv", bytes(to), Some((me + ways - shift) % ways));
@@ -165,19 +168,22 @@ fn called(m: &Machine, plan: &Plan, steps: usize) {
             }
             let other = plan.peer(rank, if out { to } else { from });
             let (kind, pair) = if out { ("send", (rank, other)) } else { ("recv", (other, rank)) };
-            want.push(Some(format!("{kind} {},{} 1 {other}", pair.0, pair.1)));
+            want.push(Ok(format!("{kind} {},{} 1 {other}", pair.0, pair.1)));
         }
         (0..steps).for_each(|_| want.extend(calls(plan, rank)));
         assert_eq!(want.is_empty(), ranks == 1, "rank {rank} calls nothing");
         for (i, line) in want.iter().enumerate() {
             match line {
-                Some(line) => assert_eq!(found.next(), Some(&**line), "rank {rank}, call {i}"),
+                Ok(line) => assert_eq!(found.next(), Some(&**line), "rank {rank}, call {i}"),
                 // Rows of experts: as many sends and receives as there are others with rows.
-                None => {
+                Err(row) => {
                     let mut rest = found.clone();
                     let swaps = |l: &&str| {
-                        let group = l.split(' ').nth(1).unwrap_or_default();
-                        (l.starts_with("send ") || l.starts_with("recv "))
+                        let mut words = l.split(' ');
+                        let [kind, group, bytes] =
+                            [(); 3].map(|()| words.next().unwrap_or_default());
+                        ["send", "recv"].contains(&kind)
+                            && bytes.parse::<usize>().is_ok_and(|n| n % row == 0)
                             && !edges.iter().any(|e| e == group)
                     };
                     while rest.next().as_ref().is_some_and(swaps) {

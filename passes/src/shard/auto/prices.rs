@@ -1,12 +1,10 @@
-//! What ways, parameters and moves between layouts cost.
+//! What ways and parameters cost.
 
 use super::{Builder, STORED};
 use crate::choose::Cost;
 use crate::shard::ways::Way;
-use shardc_ir::builder;
-use shardc_ir::func::{Func, Name, Step, Value};
-use shardc_ir::hardware::Hardware;
-use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::func::Value;
+use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{AllGather, AllReduce, Op, ReduceScatter};
 use shardc_ir::price;
 use shardc_ir::types::{AtomList, DType, Type};
@@ -42,6 +40,9 @@ impl Builder<'_> {
             (true, _) => (elements * 12, elements * 4),
         };
         let never = Cost::NEVER;
+        if !used.partial().is_empty() {
+            return [never; STORED.len()];
+        }
         let whole = |time| Cost { time, memory: held + state + grads };
         if over.is_empty() {
             return [never, whole(0), never];
@@ -82,51 +83,4 @@ impl Builder<'_> {
             Cost { time: times * gathered + scattered, memory: (held + grads + state) / ways };
         [if trains { once } else { never }, plain, each]
     }
-
-    /// Picoseconds of the collectives from a type to another, and of their mirrors.
-    pub fn moved(&mut self, from: u32, to: u32, active: bool) -> Cost {
-        if from == to {
-            return Cost::ZERO;
-        }
-        if let Some(&known) = self.moves.get(&(from, to, active)) {
-            return known;
-        }
-        let [a, b] = [from, to].map(|i| self.types.all[i as usize].clone());
-        let cost = match self.resharder.path(self.asked.mesh, &a, &b) {
-            None => Cost::NEVER,
-            Some(steps) => Cost { time: self.time(&a, &steps, active), memory: 0 },
-        };
-        self.moves.insert((from, to, active), cost);
-        cost
-    }
-
-    fn time(&self, from: &Type, steps: &[Step], active: bool) -> u64 {
-        let (hw, mesh) = (self.asked.hardware, self.asked.mesh);
-        let mut at = from;
-        let mut sum = 0;
-        for s in steps {
-            let backward = active && self.asked.trains;
-            if s.op.collective().is_some() {
-                // Pieces are saved, and gathered again in backward.
-                let times = if backward && s.op.gathers() { 2 } else { 1 };
-                sum += times * price::op(hw, mesh, &s.op, &[at], &s.ty);
-            }
-            if backward {
-                sum += mirrored(hw, mesh, &s.op, at, &s.ty);
-            }
-            at = &s.ty;
-        }
-        sum
-    }
-}
-
-/// Picoseconds of the mirror of a step: from the cotangent of its result to that of its operand.
-fn mirrored(hw: &Hardware, mesh: &Mesh, op: &Op, from: &Type, to: &Type) -> u64 {
-    let mut f = Func::new("mirror");
-    let [x, d] = [from.clone(), to.cotangent()].map(|t| f.arg(t, Name::parse("x"), None));
-    let mut b = builder::Builder::new(mesh, &mut f);
-    let y = b.push_as("y", op.clone(), &[x], to);
-    op.def().grad(&mut b, &[x], &[y], &[Some(d)]);
-    let sends = f.nodes[1..].iter().filter(|n| n.op.collective().is_some());
-    sends.map(|n| price::op(hw, mesh, &n.op, &[f.ty(n.ins[0])], f.ty(n.outs[0]))).sum()
 }

@@ -1,0 +1,365 @@
+//! Takes sums, and joins pieces, behind the op that reads them rather than before it, where that costs less.
+//!
+//! Before:  `%o = all_reduce[tp] %o_part`, `%y = combine %o, %slot, %gates`
+//! After:   `%y_part = combine %o_part, %slot_f, %gates_f`, `%y = all_reduce[tp] %y_part`
+//!
+//! Where values lie is asked for, and so is how each op runs, but for this. An op that is linear may run on parts
+//! of a sum, and what it makes is such parts. An op whose operand would be gathered may run on the pieces, if
+//! what it makes is smaller. Which do is the least cost of all together, forward and backward, exactly
+//! (`crate::choose`): two sums that meet in an `add` may be taken as one.
+
+use super::auto::{Asked, units};
+use super::moves::Moves;
+use super::propagate::OpFactors;
+use super::ways::{Chosen, Execution, Way, linear_in, way};
+use crate::choose::{Cost, Problem, Var, within};
+use shardc_ir::func::{Func, Value};
+use shardc_ir::mesh::AtomSet;
+use shardc_ir::price;
+use shardc_ir::types::{Reduction, Type};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+
+/// A way to run an op of one result.
+struct Alternative {
+    way: Way,
+    /// The result goes to its one user as it is made: a sum that is not taken.
+    keeps: bool,
+}
+
+impl Alternative {
+    fn made(&self) -> &Type {
+        &self.way.outs[0]
+    }
+}
+
+struct Deferral<'a> {
+    asked: &'a Asked<'a>,
+    f: &'a Func,
+    ops: &'a [OpFactors],
+    active: &'a [bool],
+    chosen: &'a Chosen,
+    moves: Moves<'a>,
+    makers: Vec<Option<u32>>,
+    /// Nodes that use each value, and as which operand.
+    uses: Vec<SmallVec<[(u32, u32); 2]>>,
+    /// By node: the first is as asked. None where there is nothing to choose.
+    all: Vec<Vec<Alternative>>,
+    problem: Problem,
+    vars: Vec<Option<Var>>,
+    /// Whether a value is there in another type, too.
+    also: HashMap<(Value, u32), Var>,
+    units: Vec<usize>,
+}
+
+/// Changes how ops run, and which results stay sums, where it costs less; true if it does anywhere.
+pub(super) fn defer(
+    asked: &Asked,
+    f: &Func,
+    ops: &[OpFactors],
+    active: &[bool],
+    chosen: &mut Chosen,
+) -> bool {
+    let mut uses = vec![SmallVec::new(); f.values.len()];
+    for (u, n) in f.nodes.iter().enumerate() {
+        for (j, v) in n.ins.iter().enumerate() {
+            uses[v.0 as usize].push((u as u32, j as u32));
+        }
+    }
+    // What leaves the function is used once more.
+    f.results.iter().for_each(|r| uses[r.value.0 as usize].push((u32::MAX, 0)));
+    let mut d = Deferral {
+        asked,
+        f,
+        ops,
+        active,
+        chosen,
+        moves: Moves::new(asked.mesh, asked.hardware, asked.trains),
+        makers: f.makers(),
+        uses,
+        all: vec![],
+        problem: Problem::new(),
+        vars: vec![None; f.nodes.len()],
+        also: HashMap::new(),
+        units: vec![],
+    };
+    for u in 0..f.nodes.len() {
+        let all = d.alternatives(u);
+        d.all.push(all);
+    }
+    (0..f.nodes.len()).rev().for_each(|u| d.drop_useless(u));
+    if d.all.iter().all(Vec::is_empty) {
+        return false;
+    }
+    let changes = d.solve();
+    let any = !changes.is_empty();
+    for (u, run, kept) in changes {
+        chosen.run[u] = run;
+        if let Some(made) = kept {
+            chosen.own[f.nodes[u].outs[0].0 as usize] = made;
+        }
+    }
+    any
+}
+
+impl Deferral<'_> {
+    /// The one use of a value, if it is used once.
+    fn only_use(&self, v: Value) -> Option<(u32, u32)> {
+        match self.uses[v.0 as usize][..] {
+            [one] if one.0 != u32::MAX => Some(one),
+            _ => None,
+        }
+    }
+
+    /// The sum that may reach an operand without being taken.
+    fn carried(&self, v: Value) -> AtomSet {
+        let Some(m) = self.makers[v.0 as usize].filter(|_| self.only_use(v).is_some()) else {
+            return AtomSet::EMPTY;
+        };
+        let kept = self.all[m as usize].iter().filter(|a| a.keeps);
+        kept.fold(AtomSet::EMPTY, |s, a| s.union(a.made().sum))
+    }
+
+    /// The ways of a node; none if there is one only. Those of what it reads are known.
+    fn alternatives(&self, u: usize) -> Vec<Alternative> {
+        let n = &self.f.nodes[u];
+        let [out] = n.outs[..] else { return vec![] };
+        let base = &self.chosen.run[u];
+        let carried: SmallVec<[AtomSet; 4]> = n.ins.iter().map(|&v| self.carried(v)).collect();
+        let mut runs = vec![base.clone()];
+        if carried.iter().any(|c| !c.is_empty()) {
+            for mask in linear_in(self.f, n) {
+                let of = carried.iter().enumerate().filter(|(j, _)| mask >> j & 1 == 1);
+                let atoms = of.fold(self.asked.mesh.all(), |s, (_, &c)| s.and(c));
+                if !atoms.is_empty() {
+                    runs.push(base.of_parts(mask, atoms));
+                }
+            }
+        }
+        runs.extend(self.on_pieces(u));
+        let sums = self.may_keep(u, out);
+        if runs.len() == 1 && !sums {
+            return vec![];
+        }
+        let known = |run: Execution| way(self.asked.mesh, self.f, u, &self.ops[u], run);
+        let ways: Vec<Way> = runs.into_iter().filter_map(known).collect();
+        if ways.first().is_none_or(|w| w.run.parts != base.parts || w.run.lists != base.lists) {
+            return vec![];
+        }
+        let (own, asked) =
+            (&self.chosen.own[out.0 as usize], self.f.annotations.contains_key(&out));
+        let mut all = vec![];
+        for way in ways {
+            let made = &way.outs[0];
+            let stays = !made.sum.is_empty() && (!asked || made.dims == own.dims);
+            if stays && self.only_use(out).is_some() {
+                all.push(Alternative { way: way.clone(), keeps: false });
+                all.push(Alternative { way, keeps: true });
+            } else {
+                all.push(Alternative { way, keeps: false });
+            }
+        }
+        all
+    }
+
+    /// Whether the op makes a sum which the one op that reads it might leave so.
+    fn may_keep(&self, u: usize, out: Value) -> bool {
+        let (n, op, run) = (&self.f.nodes[u], &self.ops[u], &self.chosen.run[u]);
+        let mut cut = op.factor_ids().filter(|&g| !run.lists[g as usize].is_empty());
+        let Some((user, j)) = self.only_use(out) else { return false };
+        n.op.def().reduction() == Reduction::Sum
+            && cut.any(|g| op.is_reduced(g))
+            && linear_in(self.f, &self.f.nodes[user as usize]).iter().any(|m| m >> j & 1 == 1)
+    }
+
+    /// The op on pieces of an operand that would be gathered, if its result is smaller.
+    fn on_pieces(&self, u: usize) -> Option<Execution> {
+        let (n, op, mesh) = (&self.f.nodes[u], &self.ops[u], self.asked.mesh);
+        let base = &self.chosen.run[u];
+        let mut run = base.clone();
+        let mut gathered = 0;
+        for (j, v) in n.ins.iter().enumerate() {
+            let lies = &self.chosen.own[v.0 as usize];
+            if self.chosen.stored[v.0 as usize].is_some() || lies.sharded().within(base.atoms) {
+                continue;
+            }
+            let before = run.atoms;
+            for (d, dim) in lies.dims.iter().enumerate().filter(|(_, d)| !d.atoms.is_empty()) {
+                op.project_dim(mesh, j, d, dim.atoms, |g, list| {
+                    let mine = run.lists[g as usize];
+                    if !op.is_whole(g) && !op.is_reduced(g) && list.starts_with(mine) {
+                        let more = list.iter().skip(mine.len());
+                        let _ = more.take_while(|&a| run.take(mesh, op, g, a)).count();
+                    }
+                });
+            }
+            if run.atoms != before {
+                gathered += base.required(self.f, op, u, j).local_bytes(mesh);
+            }
+        }
+        run.spread = run.spread.minus(run.atoms);
+        let made = base.hint(self.f, op, u, 0).local_bytes(mesh);
+        (made < gathered).then_some(run)
+    }
+
+    /// Drops ways that leave a sum to a user which takes none, and nodes without a choice.
+    fn drop_useless(&mut self, u: usize) {
+        if self.all[u].iter().any(|a| a.keeps) {
+            let out = self.f.nodes[u].outs[0];
+            let (user, j) = self.only_use(out).expect("kept for one");
+            let taken = self.all[user as usize].iter().map(|a| a.way.ins[j as usize].sum);
+            let taken = taken.fold(AtomSet::EMPTY, AtomSet::union);
+            self.all[u].retain(|a| !a.keeps || a.made().sum.within(taken));
+        }
+        if self.all[u].len() == 1 {
+            self.all[u].clear();
+        }
+    }
+
+    /// How it runs as asked.
+    fn base(&self, u: usize) -> Option<Way> {
+        way(self.asked.mesh, self.f, u, &self.ops[u], self.chosen.run[u].clone())
+    }
+
+    /// The type in which all users of a value find it, made as asked.
+    fn lies(&self, v: Value) -> Type {
+        let own = self.chosen.own[v.0 as usize].clone();
+        let Some(m) = self.makers[v.0 as usize] else { return own };
+        let Some(way) = self.base(m as usize) else { return own };
+        let o = self.f.nodes[m as usize].outs.iter().position(|&x| x == v).expect("its maker");
+        self.chosen.settled(v, &way.outs[o])
+    }
+
+    /// What a result is to its users.
+    fn left(&self, out: Value, a: &Alternative) -> Type {
+        if a.keeps { a.made().clone() } else { self.chosen.settled(out, a.made()) }
+    }
+
+    /// The nodes that run otherwise than asked: how, and their results that stay sums.
+    fn solve(mut self) -> Vec<(usize, Execution, Option<Type>)> {
+        self.units = units(self.f);
+        for u in 0..self.f.nodes.len() {
+            if self.all[u].is_empty() {
+                self.read_as_asked(u);
+            } else {
+                self.node(u);
+            }
+        }
+        let found = within(&self.problem, u64::MAX >> 3);
+        let mut changes = vec![];
+        for (u, var) in self.vars.iter().enumerate() {
+            let Some(i) = var.map(|v| found.ways[v.index()]).filter(|&i| i > 0) else { continue };
+            let a = &self.all[u][i];
+            changes.push((u, a.way.run.clone(), a.keeps.then(|| a.made().clone())));
+        }
+        changes
+    }
+
+    /// The variable of a node, what its ways cost, and what their operands do.
+    fn node(&mut self, u: usize) {
+        let n = &self.f.nodes[u];
+        let out = n.outs[0];
+        let (hw, mesh) = (self.asked.hardware, self.asked.mesh);
+        let active = self.active[out.0 as usize];
+        let times = if self.asked.trains && active { 3 } else { 1 };
+        let mut costs = vec![];
+        let (all, moves) = (&self.all[u], &mut self.moves);
+        for a in all {
+            let ins: SmallVec<[&Type; 4]> = a.way.ins.iter().collect();
+            let own = Cost { time: times * price::op(hw, mesh, &n.op, &ins, a.made()), memory: 0 };
+            let settled = match a.keeps {
+                true => Cost::ZERO,
+                false => {
+                    let to = self.chosen.settled(out, a.made());
+                    let (from, to) = (moves.id(a.made()), moves.id(&to));
+                    moves.cost(from, to, active)
+                }
+            };
+            costs.push(own.plus(settled));
+        }
+        let var = self.problem.var(costs.len(), self.units[u]);
+        self.problem.table(&[var], costs);
+        self.vars[u] = Some(var);
+        for (j, &v) in n.ins.iter().enumerate() {
+            match self.maker(v) {
+                Some((m, maker)) => {
+                    let mut costs = vec![];
+                    for a in &self.all[m] {
+                        let from = self.moves.id(&self.left(v, a));
+                        for b in &self.all[u] {
+                            let to = self.moves.id(&b.way.ins[j]);
+                            costs.push(self.moves.cost(from, to, self.active[v.0 as usize]));
+                        }
+                    }
+                    self.problem.table(&[maker, var], costs);
+                }
+                None => self.also(u, j, v, var),
+            }
+        }
+    }
+
+    /// The variable of a value's maker, where it and its one user are chosen together.
+    fn maker(&self, v: Value) -> Option<(usize, Var)> {
+        let m = self.makers[v.0 as usize].filter(|_| self.only_use(v).is_some())? as usize;
+        Some((m, self.vars[m]?))
+    }
+
+    /// What a node that runs as asked costs with what it reads.
+    fn read_as_asked(&mut self, u: usize) {
+        for (j, &v) in self.f.nodes[u].ins.iter().enumerate() {
+            let Some((m, maker)) = self.maker(v) else { continue };
+            let to = self.moves.id(&self.chosen.run[u].required(self.f, &self.ops[u], u, j));
+            let mut costs = vec![];
+            for a in &self.all[m] {
+                let from = self.moves.id(&self.left(v, a));
+                costs.push(self.moves.cost(from, to, self.active[v.0 as usize]));
+            }
+            self.problem.table(&[maker], costs);
+        }
+    }
+
+    /// A value that several may use has to be there in each type in which one of them needs it, once.
+    fn also(&mut self, u: usize, j: usize, v: Value, var: Var) {
+        let lies = self.moves.id(&self.lies(v));
+        let all = std::mem::take(&mut self.all[u]);
+        let needs: Vec<u32> = all.iter().map(|a| self.moves.id(&a.way.ins[j])).collect();
+        self.all[u] = all;
+        let mut wants = needs.clone();
+        wants.sort_unstable();
+        wants.dedup();
+        for want in wants.into_iter().filter(|&w| w != lies) {
+            if self.is_there(v, want) {
+                continue;
+            }
+            let there = match self.also.get(&(v, want)) {
+                Some(&there) => there,
+                None => {
+                    let mut cost = self.moves.cost(lies, want, self.active[v.0 as usize]);
+                    if self.chosen.stored[v.0 as usize].is_some() && cost.allowed() {
+                        // A parameter is moved once per step.
+                        cost.time /= self.asked.microbatches as u64;
+                    }
+                    let there = self.problem.var(2, self.units[u]);
+                    self.problem.table(&[there], vec![Cost::ZERO, cost]);
+                    self.also.insert((v, want), there);
+                    there
+                }
+            };
+            let table = needs.iter().flat_map(|&n| {
+                let absent = if n == want { Cost::NEVER } else { Cost::ZERO };
+                [absent, Cost::ZERO]
+            });
+            self.problem.table(&[var, there], table.collect());
+        }
+    }
+
+    /// True if a user that runs as asked needs the value in this type anyway.
+    fn is_there(&mut self, v: Value, want: u32) -> bool {
+        let users = self.uses[v.0 as usize].clone();
+        users.into_iter().filter(|u| u.0 != u32::MAX).any(|(u, j)| {
+            let (u, j) = (u as usize, j as usize);
+            let needs = || self.chosen.run[u].required(self.f, &self.ops[u], u, j);
+            self.all[u].is_empty() && self.moves.id(&needs()) == want
+        })
+    }
+}

@@ -213,6 +213,10 @@ impl Builder<'_> {
         asked || self.uses[v.0 as usize].len() > 1 || self.f.results.iter().any(shown)
     }
 
+    fn is_result(&self, v: Value) -> bool {
+        self.f.results.iter().any(|r| r.value == v)
+    }
+
     /// The variable of a node that depends on a parameter.
     fn node(&mut self, u: usize) -> Option<Running> {
         let n = &self.f.nodes[u];
@@ -226,11 +230,15 @@ impl Builder<'_> {
             let i = v.0 as usize;
             let own = self.param[i] && !self.is_shared(*v);
             let (active, trained, saved) = (self.active[i], self.trained[i], self.saved[i]);
-            key += &format!(" {:?}{:?}{active}{own}{trained}{saved}", t.dtype, t.sizes());
+            let result = self.is_result(*v);
+            key += &format!(" {:?}{:?}{active}{own}{trained}{saved}{result}", t.dtype, t.sizes());
         }
         let known = self.alike.get(&key).cloned();
         let (all, costs) = known.unwrap_or_else(|| {
-            let all = ways(self.asked.mesh, self.f, u, &self.ops[u], &self.atoms);
+            let mut all = ways(self.asked.mesh, self.f, u, &self.ops[u], &self.atoms);
+            // What every rank has its share of, or all of, is summed, not what they use differently.
+            let same = |(o, t): (&Value, &Type)| !self.is_result(*o) || t.replicated.is_empty();
+            all.retain(|w| n.outs.iter().zip(&w.outs).all(same));
             let costs = all.iter().map(|w| self.cost(u, w)).collect();
             let made: (Rc<[Way]>, Vec<Cost>) = (all.into(), costs);
             self.alike.insert(key, made.clone());
@@ -261,7 +269,7 @@ impl Builder<'_> {
     /// The variable of a value: where it lies between the op that makes it and those that use it.
     fn value(&mut self, v: Value) -> Lying {
         let i = v.0 as usize;
-        let result = self.f.results.iter().any(|r| r.value == v);
+        let result = self.is_result(v);
         let mut all = vec![];
         // What is asked for is there; what else may split the value splits its open dims.
         let asked = self.f.annotations.get(&v);

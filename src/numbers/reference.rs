@@ -169,8 +169,10 @@ impl<'a> Reference<'a> {
             }
         }
         if self.o.mode == Mode::Infer {
-            let owners = self.o.data_parallel();
-            let whole = |(name, parts): (String, Vec<Tensor>)| (name, joined(&parts, owners));
+            let o = self.o;
+            let whole = |(name, parts): (String, Vec<Tensor>)| {
+                (name, joined(&parts, o.data_parallel(), o.microbatch_rows()))
+            };
             found.outputs = shown.into_iter().map(whole).collect();
             return Ok(found);
         }
@@ -246,10 +248,10 @@ fn rows_of(t: &Tensor, j: usize, m: usize, owners: usize) -> Tensor {
     Tensor::concat(0, &parts.iter().collect::<Vec<_>>())
 }
 
-/// What microbatches made of their rows, in the order of the batch.
-fn joined(parts: &[Tensor], owners: usize) -> Tensor {
+/// What microbatches of so many rows made of them, in the order of the batch; what has no rows is that of the last.
+fn joined(parts: &[Tensor], owners: usize, rows: usize) -> Tensor {
     let last = &parts[parts.len() - 1];
-    if parts.len() == 1 || last.shape.is_empty() {
+    if parts.len() == 1 || last.shape.len() < 2 || last.shape[0] != rows {
         return last.clone();
     }
     let mb = last.shape[0] / owners.max(1);

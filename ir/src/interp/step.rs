@@ -17,7 +17,7 @@ pub struct Shown {
     pub ty: Type,
     /// One tensor per rank.
     pub ranks: Vec<Tensor>,
-    /// Rows of one owner of the microbatch's inputs, if the call had such an input.
+    /// Rows of one owner of the microbatch's inputs, if its first dim is these rows.
     pub rows: Option<usize>,
 }
 
@@ -86,7 +86,8 @@ impl State {
         };
     }
 
-    /// The global tensor of an output; the microbatches' rows are put back where they came from.
+    /// The global tensor of an output; the microbatches' rows are put back where they came from. What has no
+    /// rows is that of the last microbatch.
     /// Errors: `unbound` if nothing of this role was shown, and those of [`gather`].
     pub fn output(&self, mesh: &Mesh, kind: RoleKind, name: &str) -> Result<Tensor> {
         let role = Role::new(kind, name);
@@ -101,12 +102,9 @@ impl State {
         let mesh = &mesh.one_stage();
         let parts = shown.iter().map(|s| gather(mesh, &s.ty, &s.ranks));
         let parts = parts.collect::<Result<Vec<Tensor>>>()?;
-        let ty = &shown[0].ty;
-        if parts.len() == 1 || ty.rank() == 0 {
-            return Ok(parts[parts.len() - 1].clone());
-        }
+        let m = parts.len();
+        let Some(mb) = shown[0].rows.filter(|_| m > 1) else { return Ok(parts[m - 1].clone()) };
         // Row i of owner r in microbatch j is row (r m + j) mb + i of the batch.
-        let (m, mb) = (parts.len(), shown[0].rows.unwrap_or_else(|| ty.chunk(mesh, 0)));
         let mut shape = parts[0].shape.clone();
         shape[0] *= m;
         Ok(Tensor::from_fn(&shape, |i| {
@@ -248,7 +246,10 @@ impl<'a> Step<'a> {
                 let looped = |f: &&Func| c.microbatch.is_some() && f.kind == FuncKind::Forward;
                 let all = std::iter::once(func).chain(self.module.funcs.iter().filter(looped));
                 let input = all.filter_map(|f| Some((f, f.args.iter().find(|a| batch(f, a))?)));
-                let rows = input.map(|(f, a)| f.ty(a.value).chunk(self.mesh, 0)).next();
+                let first = |t: &Type| t.dims.first().map(|d| d.size);
+                let by_rows = |t: &Type| ty.rank() > 1 && first(t) == first(&ty);
+                let rows = input.map(|(f, a)| f.ty(a.value)).next().filter(|t| by_rows(t));
+                let rows = rows.map(|t| t.chunk(self.mesh, 0));
                 let shown = Shown { microbatch: c.microbatch, ty, ranks, rows };
                 self.state.outputs.entry(role.clone()).or_default().push(shown);
             } else {

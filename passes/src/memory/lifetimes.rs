@@ -260,6 +260,8 @@ impl<'a> Lifetimes<'a> {
         let end = func.nodes.len() + 1;
         self.of[f] = vec![NONE; func.values.len()];
         let numbers = std::mem::take(&mut self.numbers[f]);
+        // Arguments that are views of one value have one place: their buffer, by object.
+        let mut placed: HashMap<usize, usize> = HashMap::default();
         for (a, number) in func.args.iter().zip(numbers.args) {
             let b = self.buffer(f, a.value, 0, MemoryClass::Input);
             self.of[f][a.value.0 as usize] = b;
@@ -286,6 +288,8 @@ impl<'a> Lifetimes<'a> {
             (buffer.object, buffer.class) = (Some(o), self.objects[o].class);
             buffer.death = if dies { 0 } else { NONE };
             self.known[number].own = Some((f, b));
+            let first = *placed.entry(o).or_insert(b);
+            self.merge(f, b, first);
         }
         for x in launches {
             // A launch takes no time: its results live from its first node on, what it reads to its

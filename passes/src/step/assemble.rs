@@ -35,10 +35,12 @@ pub fn assemble(
         loops.iter().map(|l| named_as(RoleKind::Ready, l.iter().map(|f| &f.args[..]))).collect();
     let added: Vec<HashSet<&str>> =
         loops.iter().map(|l| named_as(RoleKind::Grad, l.iter().map(|f| &f.results[..]))).collect();
-    // A parameter belongs to the first stage that uses it; one that nobody uses, to the first.
+    // A parameter belongs to the first stage that has a gradient of it, or else to the first that uses it; one
+    // that nobody uses, to the first.
     let owner = |p: &ParamLayout| {
-        let mut using = s.owner.iter().filter(|&&r| taken[r].contains(&*p.param.name));
-        using.next().map_or(s.owner[0], |&r| r)
+        let first =
+            |by: &[HashSet<&str>]| s.owner.iter().find(|&&r| by[r].contains(&*p.param.name));
+        *first(&added).or_else(|| first(&taken)).unwrap_or(&s.owner[0])
     };
     let owners: Vec<usize> = params.iter().map(owner).collect();
     // The labels may be an input of another stage than that of the loss.

@@ -30,6 +30,7 @@ mod passes;
 mod pictures;
 mod pipelines;
 mod precision;
+mod programs;
 mod proofs;
 mod ranks;
 mod recompute;

@@ -3,6 +3,7 @@
 //! of one rank.
 
 use crate::fixture::{interpret_plan, options};
+use crate::programs::Draw;
 use shardc_ir::func::RoleKind;
 use shardc_ir::interp::State;
 use shardc_ir::rng::Stream;
@@ -11,16 +12,6 @@ use shardc_passes::memory::replay::replay;
 use shardc_passes::options::Options;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-
-/// Numbers drawn one after the other.
-struct Draw(Stream, u64);
-
-impl Draw {
-    fn below(&mut self, n: usize) -> usize {
-        self.1 += 1;
-        (self.0.uniform(self.1) * n as f64) as usize
-    }
-}
 
 /// Axes of the mesh, and parts of them.
 const AXES: [(&str, &[(&str, usize)]); 4] = [
@@ -168,7 +159,7 @@ const TRIALS: usize = 400;
 fn compile_and_equal_one_rank() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("reshapes");
     std::fs::create_dir_all(&dir).expect("a folder");
-    let mut draw = Draw(Stream::new(11, "reshapes", 0), 0);
+    let mut draw = Draw::new(11, "reshapes");
     let (mut wrong, mut sharded) = (vec![], 0);
     for _ in 0..TRIALS {
         let text = program(&mut draw);

@@ -3,7 +3,7 @@
 use crate::checks::{check_source, only_outputs};
 use crate::options::Options;
 use crate::schedule;
-use crate::shard::auto::Price;
+use crate::shard::auto::{Choices, Price};
 use crate::shard::propagate::Cause;
 use crate::state::{Changed, State};
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -21,8 +21,9 @@ pub struct Compiled {
     /// The model with propagated shardings, and why each stands.
     pub sharded: Module,
     pub causes: Vec<Cause>,
-    /// What layouts cost that were chosen by price.
+    /// What layouts cost that were chosen by price, and from what they were.
     pub price: Option<Price>,
+    pub choices: Option<Choices>,
     /// Milliseconds per pass, in order.
     pub phases: Vec<(&'static str, f64)>,
     pub warnings: Vec<Diag>,
@@ -132,13 +133,13 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
         }
         (manager.watch)(pass.name, state.module());
     }
-    let State { plan, sharded, causes, price, warnings, source, .. } = state;
+    let State { plan, sharded, causes, price, choices, warnings, source, .. } = state;
     let plan = plan.expect("the last passes make it");
     if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
         return Err(too_large(&plan, limit));
     }
     let sharded = sharded.unwrap_or(source.module);
-    Ok(Compiled { plan, sharded, causes, price, phases, warnings })
+    Ok(Compiled { plan, sharded, causes, price, choices, phases, warnings })
 }
 
 /// Runs a pass, if the module is of the phase that it takes; whether it may have changed it.

@@ -15,7 +15,7 @@ use crate::rewrite::orders::orders;
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
-use crate::shard::auto::{Asked, Price};
+use crate::shard::auto::{Asked, Choices, Price};
 use crate::shard::grid::Grid;
 use crate::shard::partition::{How, partition};
 use crate::shard::propagate::{Cause, propagate};
@@ -55,8 +55,9 @@ pub(crate) struct State<'a> {
     /// The module with propagated shardings, and why each stands; what partition has taken.
     pub sharded: Option<Module>,
     pub causes: Vec<Cause>,
-    /// What layouts cost that were chosen.
+    /// What layouts cost that were chosen, and from what.
     pub price: Option<Price>,
+    pub choices: Option<Choices>,
     pub warnings: Vec<Diag>,
     lists: Option<(Index, Vec<Lists>)>,
     classes: Vec<RankClass>,
@@ -67,7 +68,7 @@ impl<'a> State<'a> {
     pub fn new(m: Module, source: Source, o: &'a Options) -> Result<State<'a>> {
         let frozen = globs::frozen(&source.weights, o)?;
         let (causes, warnings, classes) = (vec![], vec![], vec![]);
-        let (schedule, sharded, lists, price, plan) = (None, None, None, None, None);
+        let (schedule, sharded, lists, price, choices, plan) = (None, None, None, None, None, None);
         Ok(State {
             m,
             o,
@@ -78,6 +79,7 @@ impl<'a> State<'a> {
             sharded,
             causes,
             price,
+            choices,
             warnings,
             lists,
             classes,
@@ -183,7 +185,7 @@ impl<'a> State<'a> {
             self.sharded = Some(Module { mesh, phase, funcs, ..Module::default() });
         }
         self.m.params = parts.params;
-        self.price = parts.price;
+        (self.price, self.choices) = (parts.price, parts.choices);
         if self.trains() && !o.observe {
             drop_outputs(&mut self.m.funcs[0]);
         }

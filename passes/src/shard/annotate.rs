@@ -132,7 +132,7 @@ fn batch_axes(mesh: &Mesh) -> AtomSet {
 }
 
 /// Most parts of axes over which layouts are chosen by price: ways of an op grow with their number as powers.
-const MOST_PRICED: usize = 2;
+pub const MOST_PRICED: usize = 2;
 
 /// Annotates what is not left to prices: which rows of the batch are whose.
 fn left_to_price(mesh: Mesh, own: &Mesh, f: &mut Func, o: &Options) -> Result<Mesh> {

@@ -8,7 +8,10 @@
 //! joins one layer to the next is the residual stream alone. Values that depend on no parameter (positions,
 //! tables, masks) are the same everywhere. The least sum is exact (`crate::choose`).
 
+mod choices;
 mod prices;
+
+pub use choices::{Choices, Compared};
 
 use super::moves::Moves;
 use super::propagate::OpFactors;
@@ -57,6 +60,13 @@ const STORED: [Zero; 3] = [
     Zero { splits: true, gathers_once: false, reduces_once: false },
 ];
 
+/// The same in words.
+const STORED_AS: [&str; 3] = [
+    "its state in pieces, gathered once per step",
+    "whole",
+    "in pieces, gathered where it is used",
+];
+
 /// Something that has ways.
 struct Variable {
     var: Var,
@@ -100,7 +110,7 @@ pub(crate) fn choose(
     ops: &[OpFactors],
     active: &[bool],
     trained: &dyn Fn(&str) -> bool,
-) -> (Chosen, Price) {
+) -> (Chosen, Price, Choices) {
     let mut uses: Vec<SmallVec<[(u32, u32); 4]>> = vec![SmallVec::new(); f.values.len()];
     for (u, n) in f.nodes.iter().enumerate() {
         for (j, v) in n.ins.iter().enumerate() {
@@ -171,7 +181,7 @@ pub(super) fn units(f: &Func) -> Vec<usize> {
 }
 
 impl Builder<'_> {
-    fn all(mut self) -> (Chosen, Price) {
+    fn all(mut self) -> (Chosen, Price, Choices) {
         let f = self.f;
         let mut nodes: Vec<Option<Running>> = vec![];
         let mut values: Vec<Option<Lying>> = (0..f.values.len()).map(|_| None).collect();
@@ -202,7 +212,27 @@ impl Builder<'_> {
         }
         let budget = self.asked.budget.unwrap_or(u64::MAX >> 3);
         let found = within(&self.problem, budget);
-        self.done(&found, &nodes, &values)
+        let (chosen, price) = self.done(&found, &nodes, &values);
+        (chosen, price, self.choices(found, &nodes, &values))
+    }
+
+    fn choices(
+        self,
+        found: Choice,
+        nodes: &[Option<Running>],
+        values: &[Option<Lying>],
+    ) -> Choices {
+        let mut all = Choices::new(self.problem, found, self.zero);
+        for (i, v) in values.iter().enumerate() {
+            v.iter().for_each(|(own, layouts)| all.own(i, own.var, layouts));
+        }
+        for (n, own) in self.f.nodes.iter().zip(nodes) {
+            let Some((own, ways)) = own else { continue };
+            n.outs.iter().enumerate().for_each(|(o, &v)| all.result(v, own.var, ways, o));
+            let params = n.ins.iter().enumerate().filter(|v| self.param[v.1.0 as usize]);
+            params.for_each(|(j, &v)| all.operand(v, own.var, ways, j));
+        }
+        all
     }
 
     /// True for what has a variable of its own: several ops use it, or it is a result.
@@ -357,7 +387,7 @@ impl Builder<'_> {
     }
 
     fn done(
-        self,
+        &self,
         found: &Choice,
         nodes: &[Option<Running>],
         values: &[Option<Lying>],

@@ -12,7 +12,7 @@ mod params;
 
 pub(crate) use params::step_scope;
 
-use super::auto::{Asked, Price, choose};
+use super::auto::{Asked, Choices, Price, choose};
 use super::defer::defer;
 use super::propagate::{OpFactors, factors};
 use super::reshard::Resharder;
@@ -30,8 +30,9 @@ use std::borrow::Cow;
 pub struct Partitioned {
     pub forward: Func,
     pub params: Vec<ParamLayout>,
-    /// Of what was chosen.
+    /// Of what was chosen, and from what it was.
     pub price: Option<Price>,
+    pub choices: Option<Choices>,
 }
 
 /// Partitions the one function of a module of phase Sharded. What ranks of `grid` use of a parameter
@@ -50,18 +51,18 @@ pub fn partition(
     let ops: Vec<OpFactors> = (0..src.nodes.len()).map(|i| factors(src, i)).collect();
     let active = active(src, frozen);
     let mut resharder = Resharder::default();
-    let (chosen, grid, price) = match how {
+    let (chosen, grid, price, choices) = match how {
         How::Asked { zero, grid, prices } => {
             let mut chosen = as_asked(mesh, src, &ops, &is_param, &active, zero);
             if grid.is_empty() && defer(&prices, src, &ops, &active, &mut chosen) {
                 spread(mesh, src, &ops, &mut chosen.run, &is_param, &active);
             }
-            (chosen, grid, None)
+            (chosen, grid, None, None)
         }
         How::Auto(asked) => {
             resharder = Resharder::new(asked.hardware);
-            let (chosen, price) = choose(&asked, src, &ops, &active, trained);
-            (chosen, AtomSet::EMPTY, Some(price))
+            let (chosen, price, choices) = choose(&asked, src, &ops, &active, trained);
+            (chosen, AtomSet::EMPTY, Some(price), Some(choices))
         }
     };
     let mut p = Partition {
@@ -95,7 +96,7 @@ pub fn partition(
         }
         p.out.results.push(shardc_ir::func::Port { value, role: r.role.clone() });
     }
-    Partitioned { forward: p.out, params, price }
+    Partitioned { forward: p.out, params, price, choices }
 }
 
 /// Who says how ops run.

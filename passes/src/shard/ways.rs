@@ -9,7 +9,7 @@ use shardc_ir::types::{AtomList, Type};
 use smallvec::SmallVec;
 
 /// How an op runs: per letter, the atoms its loop is split over.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Execution {
     pub lists: SmallVec<[AtomList; 8]>,
     pub atoms: AtomSet,
@@ -115,7 +115,7 @@ impl Chosen {
 }
 
 /// A way to run an op, with the types that it needs and gives.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Way {
     pub run: Execution,
     pub ins: SmallVec<[Type; 4]>,

@@ -35,7 +35,7 @@ use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Manager, Source, Watch};
-use shardc_passes::shard::auto::Price;
+use shardc_passes::shard::auto::{Choices, Price};
 use shardc_passes::shard::experts::{AxisPiece, ExpertRole, fold, ranks_of};
 use shardc_passes::shard::propagate::Cause;
 use shardc_passes::shard::zero::Accumulate;
@@ -89,12 +89,12 @@ fn read_text(path: &Path) -> Result<Input> {
         .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) })
 }
 
-/// The program of a `.ir` file; nothing if the model is no text.
+/// The model of a `.ir` file; nothing if the model is no text.
 ///
 /// # Errors
 /// Those of reading and parsing it.
-pub fn text_module(path: &Path) -> Result<Option<Module>> {
-    if is_text(path) { Ok(Some(read_text(path)?.source.module)) } else { Ok(None) }
+pub fn text_source(path: &Path) -> Result<Option<Source>> {
+    if is_text(path) { Ok(Some(read_text(path)?.source)) } else { Ok(None) }
 }
 
 /// The sizes that options give to a model.
@@ -197,6 +197,9 @@ pub struct Output {
     /// The model with propagated shardings, and why each stands.
     pub sharded: Module,
     pub causes: Vec<Cause>,
+    /// What layouts cost that were chosen by price, and from what they were.
+    pub price: Option<Price>,
+    pub choices: Option<Choices>,
     pub warnings: Vec<Diag>,
     /// What was chosen where the options ask for a search.
     pub notes: Vec<String>,
@@ -487,5 +490,6 @@ fn finish(
     warnings.extend(roomy_buffers(&stored));
     let notes = compiled.price.map(|p| chosen(&p, compared)).into_iter().collect();
     let (sharded, causes) = (compiled.sharded, compiled.causes);
-    Ok(Output { stored, report, sharded, causes, warnings, notes })
+    let (price, choices) = (compiled.price, compiled.choices);
+    Ok(Output { stored, report, sharded, causes, price, choices, warnings, notes })
 }

@@ -1,11 +1,13 @@
 //! `shardc check`: every violated rule at once; reads no weights.
 
+use super::explain::time;
 use super::{gather, show};
 use crate::flags::Flags;
 use crate::report::bubble_line;
 use crate::rules::{self, Violation};
-use crate::search::advice::advise;
+use crate::search::advice::{advise, gained};
 use crate::search::ways;
+use crate::terminal::note;
 use serde_json::json;
 use shardc_ir::diag::Result;
 use std::path::Path;
@@ -16,6 +18,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
     let asked = flags.options_for(&model)?;
     let facts = crate::facts(&model)?;
     let (mut family, mut bubble, mut bubble_words) = (String::new(), None, None);
+    let mut price = None;
     let mut found = facts.map(|f| rules::violations(&f, &asked)).unwrap_or_default();
     if let Some(f) = &facts {
         found = ways::checked(&model, f, &asked, found);
@@ -32,6 +35,9 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
                 ));
                 bubble = Some(done.report.bubble);
                 bubble_words = bubble_line(&done.stored.plan);
+                done.notes.iter().chain(&flags.unasked(&asked)).for_each(note);
+                gained(&done, &model, &asked).iter().for_each(note);
+                price = done.price;
                 family = done.stored.family;
             }
             Err(d) if as_json => {
@@ -59,6 +65,9 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
         if let Some(bubble) = bubble.filter(|_| bubble_words.is_some()) {
             out["bubble"] = json!(bubble);
         }
+        if let Some(p) = &price {
+            out["price"] = json!({ "ps": p.time, "bound_ps": p.bound, "bytes": p.memory });
+        }
         if !ok {
             out["meshes"] = json!(meshes);
         }
@@ -72,10 +81,12 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
             show(format!("legal meshes of as many ranks, nearest first: {}\n", all.join(" · ")));
         }
         if found.is_empty() {
+            let takes = price.map(|p| format!("a microbatch takes {}", time(p.time)));
+            let more = takes.into_iter().chain(bubble_words).map(|l| format!("; {l}"));
             show(format!(
                 "ok: {family} on {} ranks{}\n",
                 asked.mesh.iter().map(|a| a.1).product::<usize>(),
-                bubble_words.map_or(String::new(), |l| format!("; {l}"))
+                more.collect::<String>()
             ));
         }
     }

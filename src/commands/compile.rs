@@ -46,7 +46,7 @@ pub fn compile(
     let plan = &done.stored.plan;
     warn(&done.warnings);
     warn(&flags.without_effect(&o, &done.sharded.funcs[0], done.stored.facts.as_ref()));
-    done.notes.iter().for_each(note);
+    done.notes.iter().chain(&flags.unasked(&o)).for_each(note);
     if json {
         show(serde_json::to_string(&done.report).expect("a report is plain data") + "\n");
     } else if let Some(text) = dump {

@@ -3,6 +3,7 @@
 
 mod collective;
 mod pages;
+mod price;
 mod tensor;
 mod trace;
 mod value;
@@ -10,6 +11,7 @@ mod words;
 mod zero;
 
 pub use pages::PAGES;
+pub use price::time;
 
 use crate::plan_dir::Stored;
 use serde_json::{Map, Value as Json};
@@ -59,7 +61,7 @@ impl Answer {
 }
 
 /// Explains `%value` (the `%` may be left out, `@func %value` chooses a function),
-/// `collective:N`, `tensor:NAME` or `rule:CODE`.
+/// `collective:N`, `tensor:NAME`, `rule:CODE`, or `price`.
 ///
 /// # Errors
 /// `unknown-value`, `unknown-collective`, `unknown-tensor` or `unknown-rule`, with what there is.
@@ -69,7 +71,9 @@ pub fn explain(s: &Stored, what: &str, json: bool) -> Result<String> {
         return rule(code, json);
     }
     let why = trace::Why::of(s)?;
-    let answer = if let Some(n) = what.strip_prefix("collective:") {
+    let answer = if what == "price" {
+        Ok(price::explain(&why))
+    } else if let Some(n) = what.strip_prefix("collective:") {
         collective::explain(&why, n)
     } else if let Some(name) = what.strip_prefix("tensor:") {
         tensor::explain(&why, name)

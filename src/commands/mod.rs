@@ -103,7 +103,7 @@ pub enum Command {
     Explain {
         /// Folder that shardc compile wrote
         plan: PathBuf,
-        /// %value, collective:N, tensor:NAME or rule:CODE
+        /// %value, collective:N, tensor:NAME, rule:CODE, or price
         what: String,
     },
     /// Run a plan: ranks as threads, or as processes that a launcher has started

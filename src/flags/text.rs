@@ -3,8 +3,11 @@
 use super::Flags;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::mesh::PIPELINE;
+use shardc_ir::source::Source;
 use shardc_passes::options::{Options, Order, TpMode};
 use shardc_passes::schedule::{Named, legal};
+use shardc_passes::shard::annotate::MOST_PRICED;
 use std::path::Path;
 
 /// Mesh, rows of a microbatch over all ranks, and tokens of a row, as the text has them.
@@ -15,13 +18,34 @@ pub(super) struct Brought {
 }
 
 impl Flags {
-    /// The options for a model: a text says itself what batch it is for, and perhaps on which mesh.
+    /// The options for a model: a text says itself what batch it is for, and perhaps on which mesh. Where it asks
+    /// for no layout, and no flag does, layouts are chosen by price.
     ///
     /// # Errors
     /// Those of [`Flags::options`], and of reading the text.
     pub fn options_for(&self, model: &Path) -> Result<Options> {
-        let text = crate::text_module(model)?;
-        self.options_with(text.as_ref().and_then(brought).as_ref())
+        let text = crate::text_source(model)?;
+        let mut o = self.options_with(text.as_ref().and_then(|s| brought(&s.module)).as_ref())?;
+        o.auto |= text.is_some_and(|s| self.leaves_layouts(&s, &o));
+        Ok(o)
+    }
+
+    /// Whether nobody asks for a layout: neither the text, by annotations or by what it marks, nor a flag; and the
+    /// mesh is one over which prices can choose.
+    fn leaves_layouts(&self, s: &Source, o: &Options) -> bool {
+        let mut axes = o.mesh.iter().filter(|a| a.0 != PIPELINE);
+        let marks = !s.sequence.is_empty() || s.weights.iter().any(|w| w.tp_dim.is_some());
+        let asks = s.module.funcs.iter().any(|f| !f.annotations.is_empty());
+        let flags = !self.shard.is_empty() || self.left_to_price(o).is_err();
+        let cuts = axes.clone().any(|a| a.1 > 1) && axes.by_ref().count() <= MOST_PRICED;
+        cuts && !marks && !asks && !flags
+    }
+
+    /// What is said where layouts are chosen by price though no flag asks for that.
+    pub fn unasked(&self, o: &Options) -> Option<String> {
+        let asked = self.shard.iter().any(|s| s == "auto");
+        let what = "the text asks for no layout, so they are chosen as with --shard auto";
+        (o.auto && !asked).then(|| what.to_string())
     }
 
     /// The options for a program, of which it says itself what batch and mesh it is for.

@@ -3,12 +3,13 @@
 use super::ways::mesh_text;
 use super::{Price, all, price, searches, settled, trial};
 use crate::report::bytes;
-use crate::{Input, read_model, rules};
+use crate::{Input, Output, read_model, rules};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::PIPELINE;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::Named;
+use shardc_passes::shard::annotate::MOST_PRICED;
 use std::path::Path;
 
 /// Most changes that are proposed.
@@ -17,6 +18,9 @@ const PROPOSED: usize = 3;
 const PAIRED: usize = 6;
 /// Most changes in a set.
 const TOGETHER: usize = 4;
+
+/// Layouts that are chosen by price are offered if a step with them takes less than this part of the time.
+const MUCH: f64 = 0.9;
 
 /// Microbatches from which on smaller ones are not tried.
 const MANY: usize = 1024;
@@ -30,6 +34,7 @@ enum Topic {
     Zero,
     Schedule,
     Sequence,
+    Layouts,
 }
 
 /// One change of the options.
@@ -41,6 +46,8 @@ enum Change {
     Schedule(Named),
     Sequence,
     Zero(u8),
+    /// Layouts are chosen by price.
+    Layouts,
 }
 
 impl Change {
@@ -52,6 +59,7 @@ impl Change {
             Change::Zero(_) => Topic::Zero,
             Change::Schedule(_) => Topic::Schedule,
             Change::Sequence => Topic::Sequence,
+            Change::Layouts => Topic::Layouts,
         }
     }
 
@@ -65,6 +73,7 @@ impl Change {
                 o.chunks = o.chunks.map(|_| n.default_chunks());
             }
             Change::Sequence => o.sp = true,
+            Change::Layouts => o.auto = true,
             Change::Zero(stage) => {
                 o.zero = *stage;
                 if o.axis("dp_shard") == 1 {
@@ -110,6 +119,15 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
     let attempt = |changes: &Vec<Change>| -> Option<Tried> {
         let mut options = o.clone();
         changes.iter().for_each(|c| c.apply(&mut options));
+        if options.auto {
+            // With other layouts asked for, the flag is refused.
+            if !leaves_layouts(&Options { auto: false, ..options.clone() }) {
+                return None;
+            }
+            // As the flag would: corrected by the peak of the plan.
+            let asked = Options { memory: Some(limit), ..options };
+            options = crate::within_memory(&input.source, &asked).ok()?;
+        }
         // Bounded as flags are, and by the rules that the model has.
         let facts = input.facts.as_ref();
         if facts.is_some_and(|f| !rules::violations(f, &options).is_empty()) {
@@ -236,6 +254,7 @@ fn flags(t: &Tried, asked: &Options) -> String {
                 }
             }
             Change::Sequence => out.push("--sp".into()),
+            Change::Layouts => out.push("--shard auto".into()),
         }
     }
     let meshes = |c: &Change| matches!(c, Change::Mesh(_) | Change::Zero(_));
@@ -297,10 +316,38 @@ fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<Change> {
     if has("tp") > 1 && !o.sp {
         out.push(Change::Sequence);
     }
+    if leaves_layouts(o) {
+        out.push(Change::Layouts);
+    }
     if o.data_parallel() > 1 && o.mode == shardc_ir::plan::Mode::Train {
         out.extend((o.zero + 1..=3).map(Change::Zero));
     }
     out
+}
+
+/// Whether no option asks for a layout, and prices can choose over the mesh: `--shard auto` may be added.
+fn leaves_layouts(o: &Options) -> bool {
+    let plain = Options::default();
+    let axes = o.mesh.iter().filter(|a| a.0 != PIPELINE && a.1 > 1).count();
+    let asks = !o.shard.is_empty() || o.zero > 0 || o.sp || o.ep > 1 || o.etp.is_some();
+    let modes = (o.tp_mode, o.cp_mode, o.cp_split) == (plain.tp_mode, plain.cp_mode, None);
+    modes && !asks && !o.auto && (1..=MOST_PRICED).contains(&axes)
+}
+
+/// What `--shard auto` would gain, if it is much, and no flag is in its way.
+pub fn gained(done: &Output, model: &Path, o: &Options) -> Option<String> {
+    let by_price = Options { auto: true, ..o.clone() };
+    let other =
+        leaves_layouts(o).then(|| crate::compile(model, &by_price, &mut |_, _| {}))?.ok()?;
+    let [own, other] = [done, &other].map(|d| crate::cost(&d.stored.plan, o));
+    (other.0 < MUCH * own.0).then(|| {
+        format!(
+            "--shard auto would take {:.2} times as long by the same prices, and {} on a rank in place of {}",
+            other.0 / own.0,
+            bytes(other.1),
+            bytes(own.1)
+        )
+    })
 }
 
 /// The mesh with an axis of another size, and the replicas of the model that are left.

@@ -163,6 +163,98 @@ fn odd_sequences_on_two_axes_are_proved() {
     }
 }
 
+/// The toy model by price over one axis, with a layout asked for of a value, perhaps.
+fn toy(name: &str, asked: Option<(&str, &str)>) -> shardc::Output {
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/toy.ir");
+    let mut text = std::fs::read_to_string(text).expect("toy.ir");
+    if let Some((value, layout)) = asked {
+        let line = text.lines().find(|l| l.trim().starts_with(&format!("{value} =")));
+        let line = line.expect("a line of the toy model").to_string();
+        text = text.replacen(&line, &format!("{line} @({layout})"), 1);
+    }
+    let lab = crate::lab::Lab::new(name);
+    let file = lab.write("toy.ir", format!("mesh [tp=2]\n{text}"));
+    let o = Options {
+        global_batch: 8,
+        microbatch: 8,
+        seq: 4,
+        auto: true,
+        hardware: split(1e8),
+        ..options(&[], false, 8)
+    };
+    shardc::compile(&file, &o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// What is chosen has the price of the whole; the next best layout of a value has the price that the whole has if
+/// this layout is asked for.
+#[test]
+fn the_next_best_costs_what_is_said() {
+    let done = toy("next-best", None);
+    let (price, choices) = (done.price.expect("a price"), done.choices.expect("choices"));
+    let f = &done.sharded.funcs[0];
+    let mut tried = 0;
+    for name in ["%h", "%logits", "%shifted", "%a", "%exp"] {
+        let v = f.nodes.iter().flat_map(|n| &n.outs).find(|&&v| f.name(v).to_string() == name);
+        let all = choices.layout(*v.expect("a value")).expect("an exact choice");
+        let (other, next) = all.other.expect("another layout");
+        assert_eq!(all.chosen.1, price.time, "{name}");
+        assert!(next >= price.time, "{name}");
+        let shared = f.nodes.iter().filter(|n| n.ins.contains(v.expect("a value"))).count() > 1;
+        if !shared || !other.replicated.is_empty() {
+            continue; // what its one user needs may differ from it, and no text asks for that
+        }
+        let cut = |d: &shardc_ir::types::Dim| if d.atoms.is_empty() { "-" } else { "tp" };
+        let layout: Vec<&str> = other.dims.iter().map(cut).collect();
+        let forced = toy(&format!("next-best{name}"), Some((name, &layout.join(","))));
+        assert_eq!(forced.price.expect("a price").time, next, "{name} as {layout:?}");
+        tried += 1;
+    }
+    assert!(tried > 0);
+    let enter = choices.storage(f.args[1].value).expect("how a parameter is stored");
+    assert_eq!(enter.chosen.1, price.time);
+}
+
+/// `explain` and `check` say what layouts cost, also those of a plan that was read back.
+#[test]
+fn prices_are_said() {
+    let lab = crate::lab::Lab::new("prices");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases/toy.ir");
+    let text = std::fs::read_to_string(file).expect("toy.ir");
+    lab.write("toy.ir", format!("mesh [tp=2]\n{text}"));
+    let asked = text.replacen("param \"net1.weight\"", "param \"net1.weight\" @(tp,-)", 1);
+    lab.write("asked.ir", format!("mesh [tp=2]\n{asked}"));
+    let said = |args: &[&str]| {
+        let out = lab.ok(args);
+        let [out, err] = [out.stdout, out.stderr].map(|b| String::from_utf8(b).expect("text"));
+        out + &err
+    };
+    let unasked = "the text asks for no layout";
+    assert!(said(&["compile", "toy.ir", "-o", "out"]).contains(unasked));
+    assert!(!said(&["compile", "toy.ir", "--shard", "auto"]).contains(unasked));
+    let by_hand = said(&["compile", "asked.ir", "-o", "asked"]);
+    assert!(!by_hand.contains(unasked) && !by_hand.contains("chosen by price"), "{by_hand}");
+    let whole = said(&["explain", "out", "price"]);
+    assert!(
+        whole.contains("a microbatch takes") && whole.contains("no layouts take less"),
+        "{whole}"
+    );
+    assert!(said(&["explain", "asked", "price"]).contains("not chosen by price"));
+    for what in ["%h", "tensor:net1.weight"] {
+        let value = said(&["explain", "out", what]);
+        assert!(value.contains("with it a microbatch takes"), "{value}");
+        assert!(value.contains("the next best"), "{value}");
+        assert!(!said(&["explain", "asked", what]).contains("the next best"));
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&said(&["explain", "out", "%h", "--format", "json"])).expect("JSON");
+    assert_eq!(json["price"].as_array().map(Vec::len), Some(2), "{json}");
+    let checked = lab.ok(&["check", "toy.ir", "--format", "json"]).stdout;
+    let checked: serde_json::Value = serde_json::from_slice(&checked).expect("JSON");
+    assert!(checked["price"]["ps"].as_u64() >= checked["price"]["bound_ps"].as_u64(), "{checked}");
+    assert!(checked["price"]["ps"].as_u64() > Some(0), "{checked}");
+    assert!(said(&["check", "toy.ir"]).contains("a microbatch takes"));
+}
+
 /// Whatever a text asks for, the rows of all inputs are those of the same ranks.
 #[test]
 fn inputs_of_a_text_are_cut_alike() {

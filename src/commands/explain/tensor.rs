@@ -2,7 +2,7 @@
 //! the optimizer keeps for it.
 
 use super::trace::Why;
-use super::{Answer, some, value, words, zero};
+use super::{Answer, price, some, value, words, zero};
 use crate::commands::inspect::numbered;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, RoleKind, Value};
@@ -75,6 +75,7 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
         l.extend(words::type_lines(mesh, why.func(fi), None, v));
         a.part("stored", l);
         a.part("why", value::reasons(why, fi, v));
+        a.part("price", price::of_value(why, fi, v));
         a.part("zero", zero::lines(why, &w.param));
         a.part("ready", ready(why, fi, v, &w.param));
     }

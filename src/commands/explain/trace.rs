@@ -16,6 +16,7 @@ use shardc_ir::plan::Plan;
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::{State, Type};
 use shardc_passes::options::TpMode;
+use shardc_passes::shard::auto::{Choices, Price};
 use shardc_passes::shard::propagate::Origin;
 use std::collections::BTreeMap;
 
@@ -35,6 +36,8 @@ pub struct Why<'a> {
     /// Values of the model by name.
     names: BTreeMap<String, Value>,
     makers: Vec<Vec<Option<u32>>>,
+    /// What layouts cost that were chosen by price, and from what they were.
+    pub priced: Option<(Price, Choices)>,
 }
 
 /// A place in a chain.
@@ -56,7 +59,9 @@ impl<'a> Why<'a> {
         let all = (0..f.values.len() as u32).map(Value);
         let names = all.map(|v| (f.name(v).to_string(), v)).collect();
         let makers = s.plan.module.funcs.iter().map(Func::makers).collect();
-        Ok(Why { s, plan: &s.plan, mesh: &s.plan.module.mesh, model, causes, names, makers })
+        let mesh = &s.plan.module.mesh;
+        let priced = again.price.zip(again.choices);
+        Ok(Why { s, plan: &s.plan, mesh, model, causes, names, makers, priced })
     }
 
     pub fn func(&self, fi: usize) -> &'a Func {
@@ -80,6 +85,17 @@ impl<'a> Why<'a> {
         let m = *self.names.get(&f.name(v).to_string())?;
         (f.kind == FuncKind::Forward && self.model.funcs[0].ty(m).sizes() == f.ty(v).sizes())
             .then_some(m)
+    }
+
+    /// The value of the model for which a layout was chosen: that of a parameter, of its gradient and its state, or
+    /// of an activation.
+    pub fn chosen_for(&self, fi: usize, v: Value) -> Option<Value> {
+        use RoleKind::{Grad, Param, Ready, State};
+        let of_param = |r: &&Role| matches!(r.kind, Param | Ready | Grad | State(_));
+        match self.role(fi, v).filter(of_param) {
+            Some(r) => self.model_arg(RoleKind::Param, &r.name),
+            None => self.in_model(fi, v),
+        }
     }
 
     fn model_arg(&self, kind: RoleKind, name: &str) -> Option<Value> {

@@ -1,0 +1,75 @@
+//! `explain price`: what layouts cost that were chosen by price; and what another layout of a value would.
+
+use super::Answer;
+use super::trace::Why;
+use crate::report::bytes;
+use shardc_ir::func::Value;
+use shardc_ir::text::type_text;
+use shardc_passes::shard::auto::Compared;
+
+/// Picoseconds as people read them.
+pub fn time(ps: u64) -> String {
+    let ps = ps as f64;
+    match ps {
+        _ if ps >= 1e9 => format!("{:.3} ms", ps * 1e-9),
+        _ if ps >= 1e6 => format!("{:.3} us", ps * 1e-6),
+        _ => format!("{:.3} ns", ps * 1e-3),
+    }
+}
+
+/// What all layouts cost together, and how near that is to the least.
+pub fn explain(why: &Why) -> Answer {
+    let mut a = Answer::new("the price of the layouts");
+    let Some((p, _)) = &why.priced else {
+        let what =
+            "they are what the recipe, flags or the text ask for, and were not chosen by price";
+        a.part("price", vec![what.into(), "shardc compile --shard auto chooses them so".into()]);
+        return a;
+    };
+    let less = match p.bound >= p.time {
+        true => "no layouts take less".to_string(),
+        false => {
+            let by = (1.0 - p.bound as f64 / p.time as f64) * 100.0;
+            format!("no layouts take less than {} ({by:.1} % less)", time(p.bound))
+        }
+    };
+    let held = bytes(p.memory as usize);
+    let mut memory =
+        format!("a rank holds {held}: parameters, gradients, state, what backward reads");
+    if let Some(budget) = why.s.options.budget {
+        let word = if p.fits { "of" } else { "more than the" };
+        memory += &format!("; {word} {} that --memory leaves for them", bytes(budget));
+    }
+    let takes = format!("a microbatch takes {}, with its share of the step", time(p.time));
+    a.part("price", vec![takes, less, memory]);
+    a
+}
+
+/// What was chosen for a value of a function, the next best, and both prices; a parameter's storage, too.
+pub fn of_value(why: &Why, fi: usize, v: Value) -> Vec<String> {
+    let Some(((_, choices), m)) = why.priced.as_ref().zip(why.chosen_for(fi, v)) else {
+        return vec![];
+    };
+    let mut out = vec![];
+    if let Some(c) = choices.layout(m) {
+        out.extend(lines(&c, |t| type_text(why.mesh, t)));
+    }
+    if let Some(c) = choices.storage(m) {
+        out.extend(lines(&c, |s| format!("stored {s}")));
+    }
+    out
+}
+
+fn lines<T>(c: &Compared<T>, text: impl Fn(&T) -> String) -> Vec<String> {
+    let (own, best) = (text(&c.chosen.0), c.chosen.1);
+    let other = match &c.other {
+        None => "no other is possible".into(),
+        Some((t, ps)) => {
+            let by = (*ps as f64 / best.max(1) as f64 - 1.0) * 100.0;
+            let word = if by < 0.0 { "less" } else { "more" };
+            let by = by.abs();
+            format!("the next best, {}: {}, {by:.2} % {word}", text(t), time(*ps))
+        }
+    };
+    vec![format!("{own}: with it a microbatch takes {}", time(best)), other]
+}

@@ -22,6 +22,7 @@ mod inspect;
 mod interpreter;
 mod lab;
 mod layouts;
+mod least;
 mod memory;
 mod meshes;
 mod mutations;

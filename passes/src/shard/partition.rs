@@ -4,25 +4,28 @@
 //! After:   `%x.f = fan_out[tp] %x : f32[4,8]~tp`, `%h = dot[mk,kn->mn] %x.f, %w : f32[4,16@tp]`
 //! Assumes: phase Sharded.  Leaves: phase Ranked.
 //!
-//! Each op runs with its loops split over some atoms (`execution`). That fixes the layout it needs
+//! Each op runs with its loops split over some atoms (`orders`). That fixes the layout it needs
 //! of each operand and the layout it gives; the difference is a shortest path of collectives, shared
 //! by all uses that need the same. Parameters change layout at step scope, before the microbatches.
 
+mod orders;
 mod params;
 
 pub(crate) use params::step_scope;
 
 use super::auto::{Asked, Choices, Price, choose};
 use super::defer::defer;
+use super::moves::Moves;
 use super::propagate::{OpFactors, factors};
 use super::reshard::Resharder;
 use super::ways::{Chosen, Execution, Stored};
 use super::zero::{Zero, zero_axes};
 use crate::depends::active;
+use orders::Orders;
 use shardc_ir::func::{Func, FuncKind, Node, ParamLayout, RoleKind, Scope, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
-use shardc_ir::types::{AtomList, Type};
+use shardc_ir::types::Type;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
@@ -53,7 +56,9 @@ pub fn partition(
     let mut resharder = Resharder::default();
     let (chosen, grid, price, choices) = match how {
         How::Asked { zero, grid, prices } => {
-            let mut chosen = as_asked(mesh, src, &ops, &is_param, &active, zero);
+            let orders = Orders { mesh, f: src, is_param: &is_param, active: &active };
+            let mut moves = Moves::new(mesh, prices.hardware, prices.trains);
+            let mut chosen = as_asked(&orders, &ops, zero, &mut moves);
             if grid.is_empty() && defer(&prices, src, &ops, &active, &mut chosen) {
                 spread(mesh, src, &ops, &mut chosen.run, &is_param, &active);
             }
@@ -108,15 +113,10 @@ pub enum How<'a> {
 }
 
 /// What the types of values say.
-fn as_asked(
-    mesh: &Mesh,
-    src: &Func,
-    ops: &[OpFactors],
-    is_param: &[bool],
-    active: &[bool],
-    zero: Zero,
-) -> Chosen {
-    let mut run: Vec<Execution> = ops.iter().map(|op| execution(mesh, src, op, is_param)).collect();
+fn as_asked(orders: &Orders, ops: &[OpFactors], zero: Zero, moves: &mut Moves) -> Chosen {
+    let &Orders { mesh, f: src, is_param, active, .. } = orders;
+    let by_op = ops.iter().enumerate();
+    let mut run: Vec<Execution> = by_op.map(|(u, op)| orders.execution(u, op, moves)).collect();
     spread(mesh, src, ops, &mut run, is_param, active);
     let own: Vec<Type> = src.values.iter().map(|v| v.ty.clone()).collect();
     let over = if zero.splits { zero_axes(mesh) } else { AtomSet::EMPTY };
@@ -144,47 +144,6 @@ fn params(f: &Func) -> Vec<bool> {
         is[a.value.0 as usize] = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
     }
     is
-}
-
-/// Chooses the split of an op's loops: parameters stay where they are; then what the results want;
-/// then sums that the operands already hold in parts.
-fn execution(mesh: &Mesh, f: &Func, op: &OpFactors, is_param: &[bool]) -> Execution {
-    let mut e = Execution::whole(op);
-    let mut take = |fac: u8, list: AtomList| {
-        let mine = e.lists[fac as usize];
-        if op.is_whole(fac) || !list.starts_with(mine) {
-            return;
-        }
-        let mut new = mine;
-        for a in list.iter().skip(mine.len()) {
-            match new
-                .push(a)
-                .filter(|_| !e.atoms.has(a) && op.may_take(mesh, fac, new, a, &e.lists))
-            {
-                Some(l) => new = l,
-                None => break,
-            }
-            e.atoms = e.atoms.with(a);
-        }
-        e.lists[fac as usize] = new;
-    };
-    for turn in 0..3 {
-        op.each_dim(|i, v, result, d| {
-            let speaks = match turn {
-                0 => !result && is_param[v.0 as usize],
-                1 => result,
-                _ => !result,
-            };
-            if speaks {
-                op.project_dim(mesh, i, d, f.ty(v).dims[d].atoms, |g, l| {
-                    if turn < 2 || op.is_reduced(g) {
-                        take(g, l);
-                    }
-                });
-            }
-        });
-    }
-    e
 }
 
 /// Ops that should run replicated (R) rather than invariant (I) over some atoms: where the result is

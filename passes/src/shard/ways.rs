@@ -9,7 +9,7 @@ use shardc_ir::types::{AtomList, Type};
 use smallvec::SmallVec;
 
 /// How an op runs: per letter, the atoms its loop is split over.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Default, PartialEq, Debug)]
 pub(crate) struct Execution {
     pub lists: SmallVec<[AtomList; 8]>,
     pub atoms: AtomSet,

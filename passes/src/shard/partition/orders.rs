@@ -1,0 +1,127 @@
+//! How an op runs where layouts are asked for: as its results want it, or as its operands lie, whichever sends less.
+
+use crate::choose::Cost;
+use crate::shard::moves::Moves;
+use crate::shard::propagate::OpFactors;
+use crate::shard::ways::Execution;
+use shardc_ir::func::{Func, Port, Value};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::types::{AtomList, Type};
+use smallvec::SmallVec;
+
+/// Who says how loops are split.
+#[derive(Clone, Copy, PartialEq)]
+enum Says {
+    /// Parameters stay where they are.
+    Params,
+    Results,
+    /// Operands, of loops that are summed: each rank has its part.
+    Sums,
+    Operands,
+}
+
+/// Orders in which they are asked. The first counts unless another sends less.
+const ORDERS: [[Says; 3]; 3] = [
+    [Says::Params, Says::Results, Says::Sums],
+    [Says::Params, Says::Sums, Says::Results],
+    [Says::Params, Says::Operands, Says::Results],
+];
+
+/// What says how ops run.
+pub struct Orders<'a> {
+    pub mesh: &'a Mesh,
+    pub f: &'a Func,
+    /// By value; `active` are those with a gradient.
+    pub is_param: &'a [bool],
+    pub active: &'a [bool],
+}
+
+impl Orders<'_> {
+    /// The split of an op's loops that sends least, forward and backward; of equal ones that of the first order.
+    pub fn execution(&self, u: usize, op: &OpFactors, moves: &mut Moves) -> Execution {
+        let one = |order| execution(self.mesh, self.f, op, self.is_param, order);
+        let mut all: Vec<Execution> = ORDERS.iter().map(|order| one(order)).collect();
+        all.dedup();
+        if all.len() > 1 {
+            let costs: Vec<u64> = all.iter().map(|e| self.sends(u, op, e, moves)).collect();
+            let least = costs.iter().enumerate().min_by_key(|c| c.1).map_or(0, |c| c.0);
+            all.swap(0, least);
+        }
+        all.swap_remove(0)
+    }
+
+    /// Picoseconds of what is sent so that an op runs so, between its values as they lie.
+    fn sends(&self, u: usize, op: &OpFactors, e: &Execution, moves: &mut Moves) -> u64 {
+        let (mesh, f, n) = (self.mesh, self.f, &self.f.nodes[u]);
+        let mut sum = Cost::ZERO;
+        let mut moved = |from: &Type, to: &Type, v: Value| {
+            let (from, to) = (moves.id(from), moves.id(to));
+            sum = sum.plus(moves.cost(from, to, self.active[v.0 as usize]));
+        };
+        let ins: SmallVec<[Type; 4]> = (0..n.ins.len()).map(|j| e.required(f, op, u, j)).collect();
+        // Parameters change their layout once per step.
+        for (&v, to) in n.ins.iter().zip(&ins).filter(|x| !self.is_param[x.0.0 as usize]) {
+            moved(f.ty(v), to, v);
+        }
+        let hints: SmallVec<[Type; 2]> = (0..n.outs.len()).map(|o| e.hint(f, op, u, o)).collect();
+        let given: SmallVec<[&Type; 4]> = ins.iter().collect();
+        let wanted: SmallVec<[Option<&Type>; 2]> = hints.iter().map(Some).collect();
+        let Ok(outs) = n.op.check(mesh, &given, &wanted) else { return u64::MAX };
+        for (&o, made) in n.outs.iter().zip(&outs) {
+            let summed =
+                |r: &Port| r.value == o && r.role.as_ref().is_some_and(|r| r.kind.is_summed());
+            // What is summed over microbatches is reduced once per step.
+            if !f.results.iter().any(summed) {
+                let mut to = f.ty(o).clone();
+                to.replicated = to.replicated.union(made.replicated).minus(to.sharded());
+                moved(made, &to, o);
+            }
+        }
+        sum.time
+    }
+}
+
+fn execution(
+    mesh: &Mesh,
+    f: &Func,
+    op: &OpFactors,
+    is_param: &[bool],
+    order: &[Says],
+) -> Execution {
+    let mut e = Execution::whole(op);
+    let mut take = |fac: u8, list: AtomList| {
+        let mine = e.lists[fac as usize];
+        if op.is_whole(fac) || !list.starts_with(mine) {
+            return;
+        }
+        let mut new = mine;
+        for a in list.iter().skip(mine.len()) {
+            match new
+                .push(a)
+                .filter(|_| !e.atoms.has(a) && op.may_take(mesh, fac, new, a, &e.lists))
+            {
+                Some(l) => new = l,
+                None => break,
+            }
+            e.atoms = e.atoms.with(a);
+        }
+        e.lists[fac as usize] = new;
+    };
+    for &says in order {
+        op.each_dim(|i, v, result, d| {
+            let speaks = match says {
+                Says::Params => !result && is_param[v.0 as usize],
+                Says::Results => result,
+                Says::Sums | Says::Operands => !result,
+            };
+            if speaks {
+                op.project_dim(mesh, i, d, f.ty(v).dims[d].atoms, |g, l| {
+                    if says != Says::Sums || op.is_reduced(g) {
+                        take(g, l);
+                    }
+                });
+            }
+        });
+    }
+    e
+}

@@ -41,10 +41,10 @@ pub fn annotate(
     let mut mesh = Mesh::new(&axes)?;
     cut_as(&mut mesh, own)?;
     asked::cut_sub_axes(&mut mesh, &o.shard)?;
+    marked(f, weights, sequence, o)?;
     if o.auto {
         return left_to_price(mesh, own, f, o);
     }
-    marked(f, weights, sequence, o)?;
     let has_experts = has(f, Kind::Copies);
     let folded = if has_experts { experts::fold(o)? } else { vec![] };
     experts::cut(&mut mesh, &folded)?;

@@ -1,0 +1,361 @@
+//! Machines as data: what a datasheet says, and the few constants that a measurement must supply.
+
+use serde::{Deserialize, Serialize};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::hardware::Hardware;
+use shardc_ir::types::DType;
+use std::collections::BTreeMap;
+
+/// Element type of a product's operands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    F32,
+    Bf16,
+    F16,
+    Fp8,
+}
+
+impl Precision {
+    /// Bytes of an element.
+    pub fn bytes(self) -> f64 {
+        match self {
+            Precision::F32 => 4.0,
+            Precision::Bf16 | Precision::F16 => 2.0,
+            Precision::Fp8 => 1.0,
+        }
+    }
+
+    /// Of what stays out of fp8: activations between products, attention.
+    pub fn wide(self) -> Precision {
+        if self == Precision::Fp8 { Precision::Bf16 } else { self }
+    }
+
+    /// Of a product whose operands have this type; none of indices.
+    pub fn of(dtype: DType) -> Option<Precision> {
+        match dtype {
+            DType::F32 => Some(Precision::F32),
+            DType::BF16 => Some(Precision::Bf16),
+            DType::F16 => Some(Precision::F16),
+            DType::I32 => None,
+        }
+    }
+}
+
+/// Where a constant comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Provenance {
+    /// On this machine.
+    Measured,
+    /// Fitted on published step times.
+    Tables,
+    /// Chosen before anything was measured.
+    Prior,
+}
+
+/// A number that no datasheet has.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Constant {
+    pub value: f64,
+    pub from: Provenance,
+    /// Values that explain what was measured nearly as well; of a prior, what it may be.
+    pub range: [f64; 2],
+}
+
+const fn prior(value: f64, range: [f64; 2]) -> Constant {
+    Constant { value, from: Provenance::Prior, range }
+}
+
+/// The constants of a machine: shares of its peaks, and seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fit {
+    /// Of the peak, by large products of full tiles.
+    pub gemm: Constant,
+    /// Of the bandwidth of memory, by kernels over rows.
+    pub hbm: Constant,
+    /// Of a rank's links in its domain, by collectives.
+    pub link: Constant,
+    /// Of its adapter.
+    pub nic: Constant,
+    /// Seconds of one step through the network.
+    pub hop: Constant,
+    /// Seconds of one launch.
+    pub kernel: Constant,
+}
+
+/// Priors: of the size that such shares have on machines of these years, the same for all of them.
+impl Default for Fit {
+    fn default() -> Fit {
+        Fit {
+            gemm: prior(0.80, [0.45, 0.95]),
+            hbm: prior(0.80, [0.50, 0.95]),
+            link: prior(0.75, [0.40, 0.95]),
+            nic: prior(0.80, [0.30, 0.95]),
+            hop: prior(6e-6, [2e-6, 20e-6]),
+            kernel: prior(4e-6, [1e-6, 10e-6]),
+        }
+    }
+}
+
+/// A rank's machine, and those around it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    pub name: String,
+    /// Machines of one chip share the constants that a measurement on one of them gave.
+    pub chip: String,
+    /// Processors that a tile of a product occupies.
+    pub sms: u32,
+    /// Bytes per second of its memory.
+    pub hbm: f64,
+    /// Bytes that programs may use.
+    pub memory: u64,
+    /// Devices behind one fast switch.
+    pub domain: u32,
+    /// Bytes per second to others of its domain, one direction.
+    pub link: f64,
+    /// Bytes per second of one network adapter, one direction.
+    pub nic: f64,
+    /// Adapters of a domain.
+    pub nics_per_domain: u32,
+    /// Watts that it may draw, if that is less than its chip is made for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<f64>,
+    /// Watts for which the peaks hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_power: Option<f64>,
+    /// FLOP/s without sparsity, by element type.
+    pub peak: BTreeMap<Precision, f64>,
+    /// Share of the peak that kernels of attention reach forward, by their generation.
+    pub attention: BTreeMap<String, f64>,
+    /// Where each number is from.
+    pub source: BTreeMap<String, String>,
+    #[serde(default)]
+    pub fit: Fit,
+}
+
+/// The files of `cost/hardware`.
+const FILES: [&str; 15] = [
+    include_str!("../hardware/a100-40.toml"),
+    include_str!("../hardware/a100-80.toml"),
+    include_str!("../hardware/a100-80-ndm.toml"),
+    include_str!("../hardware/a100-80-roce.toml"),
+    include_str!("../hardware/b200.toml"),
+    include_str!("../hardware/cpu-zen5-2c.toml"),
+    include_str!("../hardware/gb200-nvl72.toml"),
+    include_str!("../hardware/gb300-nvl72.toml"),
+    include_str!("../hardware/h100-96-500w.toml"),
+    include_str!("../hardware/h100-sxm.toml"),
+    include_str!("../hardware/h200.toml"),
+    include_str!("../hardware/h800.toml"),
+    include_str!("../hardware/mi300x.toml"),
+    include_str!("../hardware/tpu-v5p.toml"),
+    include_str!("../hardware/v100-32.toml"),
+];
+
+impl Device {
+    /// The machines that come with the compiler, by name.
+    ///
+    /// # Panics
+    /// If a file of ours is wrong, which a test would see.
+    pub fn known() -> Vec<Device> {
+        let read = |text: &&str| Device::parse(text).expect("our files of machines are right");
+        FILES.iter().map(read).collect()
+    }
+
+    /// The machine of a name.
+    ///
+    /// # Errors
+    /// `device` lists those that are known.
+    pub fn named(name: &str) -> Result<Device> {
+        let all = Device::known();
+        let names: Vec<String> = all.iter().map(|d| d.name.clone()).collect();
+        all.into_iter().find(|d| d.name == name).ok_or_else(|| {
+            let short: String = name.chars().take(40).collect();
+            Diag::new("device", format!("there is no machine `{short}`"))
+                .rule("a machine has a name, or is a TOML file")
+                .help(format!("one of {}", names.join(", ")))
+        })
+    }
+
+    /// Reads a machine.
+    ///
+    /// # Errors
+    /// `device` if the text is none, or has numbers that cannot be.
+    pub fn parse(text: &str) -> Result<Device> {
+        let read: std::result::Result<Device, _> = toml::from_str(text);
+        let device = read.map_err(|e| {
+            Diag::new("device", e.message().to_string())
+                .help("begin with a file of cost/hardware, or name a machine")
+        })?;
+        device.checked()
+    }
+
+    fn checked(self) -> Result<Device> {
+        let f = &self.fit;
+        let counts = [("sms", self.sms), ("domain", self.domain), ("nics", self.nics_per_domain)];
+        let speeds = [("hbm", self.hbm), ("memory", self.memory as f64), ("link", self.link)];
+        let speeds = speeds.into_iter().chain([("nic", self.nic)]);
+        let powers = [("power", self.power), ("full_power", self.full_power)];
+        let powers = powers.into_iter().filter_map(|(n, x)| Some((n, x?)));
+        let shares = [("gemm", f.gemm), ("hbm", f.hbm), ("link", f.link), ("nic", f.nic)];
+        let shares = shares.into_iter().map(|(n, c)| (n, c.value));
+        let positive = speeds
+            .chain(counts.map(|(n, x)| (n, f64::from(x))))
+            .chain(powers)
+            .chain(self.peak.values().map(|&x| ("peak", x)));
+        let bad = positive.chain(shares.clone()).find(|x| !(x.1.is_finite() && x.1 > 0.0));
+        let over = shares.chain(self.attention.values().map(|&x| ("attention", x)));
+        let over = over.into_iter().find(|x| !(x.1 > 0.0 && x.1 <= 1.0));
+        let times = [("hop", f.hop.value), ("kernel", f.kernel.value)];
+        let early = times.into_iter().find(|x| !(x.1.is_finite() && x.1 >= 0.0));
+        match bad.or(over).or(early) {
+            None => Ok(self),
+            Some((name, x)) => Err(Diag::new("device", format!("`{name}` is {x}"))
+                .rule("speeds and counts are positive, shares at most 1, times at least 0")
+                .help(format!("give {name} a number that there is"))),
+        }
+    }
+
+    /// The part of its peaks that its power allows: as power goes with the clock where voltage is at
+    /// its least.
+    fn clock(&self) -> f64 {
+        match (self.power, self.full_power) {
+            (Some(has), Some(wants)) => (has / wants).min(1.0),
+            _ => 1.0,
+        }
+    }
+
+    /// FLOP/s at the clock that its power allows.
+    ///
+    /// # Errors
+    /// `device` if it has no such products.
+    pub fn peak(&self, p: Precision) -> Result<f64> {
+        let peak = self.peak.get(&p).ok_or_else(|| {
+            Diag::new("device", format!("{} has no products of {p:?}", self.name).to_lowercase())
+                .rule("a machine computes in the element types of its table `peak`")
+                .help("use another element type, or add its peak")
+        })?;
+        Ok(peak * self.clock())
+    }
+
+    /// Bytes per second that a kernel over rows reaches.
+    pub fn memory_speed(&self) -> f64 {
+        self.hbm * self.fit.hbm.value
+    }
+
+    /// Bytes per second that collectives reach in a domain.
+    pub fn link_speed(&self) -> f64 {
+        self.link * self.fit.link.value
+    }
+
+    /// Bytes per second of the network that each rank of a domain has, if all use it.
+    pub fn nic_speed(&self) -> f64 {
+        let each = f64::from(self.nics_per_domain) / f64::from(self.domain);
+        self.nic * each.min(1.0) * self.fit.nic.value
+    }
+
+    /// With one number changed, as in `nic=100`: GB/s of hbm, link and nic, bytes of memory, counts.
+    ///
+    /// # Errors
+    /// `device` if there is no such number, or it cannot be that.
+    pub fn with(mut self, name: &str, value: f64) -> Result<Device> {
+        match name {
+            "hbm" => self.hbm = value * 1e9,
+            "link" => self.link = value * 1e9,
+            "nic" => self.nic = value * 1e9,
+            "memory" => self.memory = value as u64,
+            "domain" => {
+                // As many adapters for each rank as before.
+                let each = f64::from(self.nics_per_domain) / f64::from(self.domain);
+                self.domain = value as u32;
+                self.nics_per_domain = (each * value).ceil() as u32;
+            }
+            _ => {
+                let short: String = name.chars().take(40).collect();
+                return Err(Diag::new("device", format!("a machine has no number `{short}`"))
+                    .help("one of hbm, link, nic (GB/s), memory, domain"));
+            }
+        }
+        self.source.insert(name.into(), "what if".into());
+        self.checked()
+    }
+
+    /// What choices inside passes are priced with: the speeds that are reached, with the link of each
+    /// axis of a mesh, whose axes are from outer to inner.
+    ///
+    /// # Errors
+    /// `device` if it has no products of this type.
+    pub fn hardware(&self, axes: &[(String, usize)], p: Precision) -> Result<Hardware> {
+        let mut links = BTreeMap::new();
+        let mut stride = 1;
+        for (name, size) in axes.iter().rev() {
+            let inside = stride * size <= self.domain as usize;
+            let speed = if inside { self.link_speed() } else { self.nic_speed() };
+            links.insert(name.clone(), speed);
+            stride *= size;
+        }
+        let start = self.fit.kernel.value;
+        Hardware {
+            link: self.nic_speed(),
+            links,
+            latency: self.fit.hop.value,
+            memory: self.memory_speed(),
+            flops: self.peak(p)? * self.fit.gemm.value,
+            start,
+            line: Hardware::default().line,
+        }
+        .checked()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_every_machine_says_where_it_is_from() {
+        let all = Device::known();
+        assert_eq!(all.len(), FILES.len());
+        for d in &all {
+            for of in ["peak", "sms", "hbm", "memory", "link", "nic"] {
+                assert!(d.source.contains_key(of), "{}: {of}", d.name);
+            }
+            assert_eq!(d.power.is_some(), d.full_power.is_some(), "{}", d.name);
+            assert_eq!(Device::named(&d.name).as_ref(), Ok(d));
+        }
+    }
+
+    #[test]
+    fn hostile_files_get_a_diagnostic() {
+        let good = FILES[1];
+        assert!(Device::parse(good).is_ok());
+        let swaps = [
+            ("hbm = 2039e9", "hbm = 0"),
+            ("hbm = 2039e9", "hbm = nan"),
+            ("hbm = 2039e9", "hmb = 2039e9"),
+            ("sms = 108", "sms = -1"),
+            ("flash1 = 0.45", "flash1 = 2.0"),
+            ("nic = 25e9", "nic = \"fast\""),
+        ];
+        for (from, to) in swaps {
+            assert!(good.contains(from), "{from}");
+            let d = Device::parse(&good.replace(from, to)).expect_err(to);
+            assert_eq!(d.code, "device", "{to}");
+        }
+        assert_eq!(Device::named("abacus").expect_err("no machine").code, "device");
+    }
+
+    #[test]
+    fn axes_inside_a_domain_have_its_links() {
+        let d = Device::named("h100-sxm").expect("known");
+        let axes = [("dp".to_string(), 4), ("tp".to_string(), 8)];
+        let hw = d.hardware(&axes, Precision::Bf16).expect("has bf16");
+        assert_eq!(hw.link_of("tp"), d.link_speed());
+        assert_eq!(hw.link_of("dp"), d.nic_speed());
+        assert!(Device::named("v100-32").expect("known").peak(Precision::Fp8).is_err());
+    }
+}

@@ -1,0 +1,182 @@
+//! Seconds of one launch on one device (COST, section 3).
+
+use crate::device::{Device, Precision};
+use shardc_ir::diag::Result;
+
+/// Tiles of a product: rows, columns, and the share of the peak that a full one of them reaches.
+const TILES: [(f64, f64, f64); 5] = [
+    (256.0, 128.0, 1.0),
+    (128.0, 256.0, 1.0),
+    (128.0, 128.0, 0.93),
+    (128.0, 64.0, 0.80),
+    (64.0, 64.0, 0.65),
+];
+
+/// Length of the inner dim of which a tile spends as much on beginning and ending.
+const SHORT: f64 = 160.0;
+
+/// Rows of queries that one block of attention takes.
+const QUERIES: f64 = 128.0;
+
+/// What the kernels of attention reach backward, of what they reach forward.
+const ATTENTION_BACKWARD: f64 = 0.85;
+
+/// A product of m x k and k x n, so many times.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Gemm {
+    pub m: f64,
+    pub n: f64,
+    pub k: f64,
+    pub batch: f64,
+}
+
+impl Gemm {
+    /// One product.
+    pub fn new(m: f64, n: f64, k: f64) -> Gemm {
+        Gemm { m, n, k, batch: 1.0 }
+    }
+
+    /// Multiplications and additions.
+    pub fn flops(self) -> f64 {
+        2.0 * self.m * self.n * self.k * self.batch
+    }
+
+    /// The product that gives the gradient of its first operand.
+    pub fn input_gradient(self) -> Gemm {
+        Gemm { n: self.k, k: self.n, ..self }
+    }
+
+    /// The product that gives the gradient of its second operand.
+    pub fn weight_gradient(self) -> Gemm {
+        Gemm { m: self.k, k: self.m, ..self }
+    }
+
+    /// Share of the processors' time in which tiles that count are computed: the best tile, by how full
+    /// tiles and rounds are.
+    fn fullness(self, sms: f64) -> f64 {
+        let of = |(tm, tn, q): (f64, f64, f64)| {
+            let tiles = (self.m / tm).ceil() * (self.n / tn).ceil() * self.batch;
+            let whole = (tiles / sms).ceil() * sms * tm * tn;
+            q * self.m * self.n * self.batch / whole.max(1.0)
+        };
+        TILES.into_iter().map(of).fold(0.0, f64::max) * self.k / (self.k + SHORT)
+    }
+
+    /// Seconds with operands of this type; the result is at least bf16.
+    ///
+    /// # Errors
+    /// `device` if the device has no such products.
+    pub fn seconds(self, d: &Device, p: Precision) -> Result<f64> {
+        if self.flops() == 0.0 {
+            return Ok(0.0);
+        }
+        let share = d.fit.gemm.value * self.fullness(f64::from(d.sms));
+        let compute = self.flops() / (d.peak(p)? * share);
+        let operands = (self.m * self.k + self.k * self.n) * p.bytes();
+        let bytes = (operands + self.m * self.n * p.wide().bytes()) * self.batch;
+        Ok(compute.max(bytes / d.memory_speed()) + d.fit.kernel.value)
+    }
+}
+
+/// Seconds of kernels that move bytes.
+pub fn rows(d: &Device, bytes: f64, launches: f64) -> f64 {
+    bytes / d.memory_speed() + launches * d.fit.kernel.value
+}
+
+/// Attention whose scores stay in the processors.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Attention {
+    pub rows: f64,
+    pub heads: f64,
+    /// Queries and keys of a row that this device computes.
+    pub queries: f64,
+    pub keys: f64,
+    /// Width of queries and keys, and of values.
+    pub width: f64,
+    pub values: f64,
+    /// Half of the scores are masked.
+    pub causal: bool,
+}
+
+impl Attention {
+    /// Multiplications and additions forward; backward has 2.5 times as many.
+    pub fn flops(self) -> f64 {
+        let half = if self.causal { 0.5 } else { 1.0 };
+        let scores = self.rows * self.heads * self.queries * self.keys * half;
+        2.0 * scores * (self.width + self.values)
+    }
+
+    /// Seconds forward and backward with kernels of a generation that is in the device's table.
+    ///
+    /// # Errors
+    /// `device` if the device has no such products.
+    pub fn seconds(self, d: &Device, share: f64, p: Precision) -> Result<(f64, f64)> {
+        let blocks = self.rows * self.heads * (self.queries / QUERIES).ceil();
+        let full = (blocks / f64::from(d.sms)).min(1.0);
+        let speed = d.peak(p)? * share * full;
+        if self.flops() == 0.0 {
+            return Ok((0.0, 0.0));
+        }
+        let forward = self.flops() / speed + d.fit.kernel.value;
+        let backward = 2.5 * self.flops() / (speed * ATTENTION_BACKWARD) + d.fit.kernel.value;
+        Ok((forward, backward))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn h100() -> Device {
+        Device::named("h100-sxm").expect("known")
+    }
+
+    #[test]
+    fn a_large_product_reaches_the_share_of_the_peak_and_small_ones_less() {
+        let d = h100();
+        let rate = |g: Gemm| g.flops() / g.seconds(&d, Precision::Bf16).expect("bf16");
+        let peak = d.peak(Precision::Bf16).expect("bf16") * d.fit.gemm.value;
+        let large = rate(Gemm::new(16384.0, 16896.0, 16384.0));
+        assert!(large > 0.95 * peak && large < peak, "{large}");
+        let sizes = [64.0, 512.0, 4096.0, 16384.0];
+        let rates = sizes.map(|n| rate(Gemm::new(n, n, n)));
+        assert!(rates.windows(2).all(|w| w[0] < w[1]), "{rates:?}");
+        let fp8 = Gemm::new(16384.0, 16896.0, 16384.0).seconds(&d, Precision::Fp8).expect("fp8");
+        assert!(fp8 < 0.55 * large.recip() * Gemm::new(16384.0, 16896.0, 16384.0).flops());
+    }
+
+    #[test]
+    fn gradients_have_the_flops_of_their_product() {
+        let g = Gemm::new(100.0, 200.0, 300.0);
+        assert_eq!(g.flops(), g.input_gradient().flops());
+        assert_eq!(g.flops(), g.weight_gradient().flops());
+        assert_eq!(g.weight_gradient(), Gemm::new(300.0, 200.0, 100.0));
+    }
+
+    /// Quantised: one row of tiles more than the processors hold costs a round.
+    #[test]
+    fn rounds_of_tiles_are_whole() {
+        let d = h100();
+        let time = |n: f64| Gemm::new(n, 4096.0, 4096.0).seconds(&d, Precision::Bf16).expect("bf16");
+        assert!(time(8448.0) / time(8449.0 + 256.0) < 0.98);
+    }
+
+    #[test]
+    fn causal_attention_is_half_the_work_and_few_blocks_are_slow() {
+        let d = h100();
+        let a = Attention {
+            rows: 4.0,
+            heads: 32.0,
+            queries: 8192.0,
+            keys: 8192.0,
+            width: 128.0,
+            values: 128.0,
+            causal: true,
+        };
+        let whole = Attention { causal: false, ..a };
+        assert_eq!(2.0 * a.flops(), whole.flops());
+        let time = |a: Attention| a.seconds(&d, 0.5, Precision::Bf16).expect("bf16").0;
+        let one = Attention { rows: 1.0, heads: 1.0, queries: 128.0, ..a };
+        assert!(time(one) * (4.0 * 32.0 * 64.0) > 10.0 * time(a));
+    }
+}

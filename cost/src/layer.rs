@@ -1,0 +1,276 @@
+//! Seconds of a layer, of the embedding and of the loss, for one microbatch on one rank.
+
+use crate::collective::{Kind, exposed, seconds};
+use crate::device::{Device, Precision};
+use crate::kernel::{Attention, Gemm, rows};
+use crate::layout::{Job, Kernels, Layout, Recompute, Rows, Stack};
+use crate::model::{Cut, Sizes};
+use crate::parts::Times;
+use shardc_ir::diag::Result;
+
+/// What is to be priced.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    pub sizes: &'a Sizes,
+    pub layout: &'a Layout,
+    pub job: &'a Job,
+    pub stack: &'a Stack,
+    pub device: &'a Device,
+}
+
+/// A block between a gather and a scatter over tp.
+struct Block {
+    /// The first product reads what tp gathers, the last writes what it sums.
+    products: Vec<Gemm>,
+    enters: usize,
+    leaves: usize,
+}
+
+impl Question<'_> {
+    /// Tokens of a rank and microbatch.
+    pub fn tokens(&self) -> f64 {
+        let l = self.layout;
+        l.microbatch as f64 * self.job.seq as f64 / l.cp as f64
+    }
+
+    /// Ranks that cut the tokens of what is outside blocks.
+    fn by_row(&self) -> f64 {
+        if self.layout.sp { self.layout.tp as f64 } else { 1.0 }
+    }
+
+    /// Bytes of the residual stream of all tokens of a rank of cp.
+    fn stream(&self) -> f64 {
+        self.tokens() * self.sizes.hidden as f64 * self.job.precision.wide().bytes()
+    }
+
+    fn rows(&self) -> Rows {
+        self.stack.rows(self.job.compiled)
+    }
+
+    fn attention_block(&self) -> Block {
+        let (t, tokens) = (self.layout.tp as f64, self.tokens());
+        let of = |(n, k, cut): (f64, f64, Cut)| match cut {
+            Cut::Columns => Gemm::new(tokens, n / t, k),
+            Cut::Rows => Gemm::new(tokens, n, k / t),
+            Cut::Whole => Gemm::new(tokens / self.by_row(), n, k),
+        };
+        let products: Vec<Gemm> =
+            self.sizes.attention_products().into_iter().map(of).collect();
+        Block { enters: 0, leaves: products.len() - 1, products }
+    }
+
+    fn mlp_block(&self, width: usize) -> Block {
+        let (t, tokens) = (self.layout.tp as f64, self.tokens());
+        let (h, f) = (self.sizes.hidden as f64, width as f64 / t);
+        let up = Gemm::new(tokens, (self.sizes.mlp_products() - 1.0) * f, h);
+        Block { products: vec![up, Gemm::new(tokens, h, f)], enters: 0, leaves: 1 }
+    }
+
+    /// Products of a block and what tp exchanges around it.
+    fn block(&self, b: &Block, p: Precision) -> Result<Times> {
+        let (d, l) = (self.device, self.layout);
+        let mut out = Times::default();
+        let mut each = vec![];
+        for g in &b.products {
+            let (f, i) = (g.seconds(d, p)?, g.input_gradient().seconds(d, p)?);
+            let w = g.weight_gradient().seconds(d, p)?;
+            out.forward.products += f;
+            out.input.products += i;
+            out.weight.products += w;
+            each.push((f, i, w));
+        }
+        if l.tp == 1 {
+            return Ok(out);
+        }
+        let (over, group, bytes) = (self.job.overlap, l.tp_group(d), self.stream());
+        let time = |kind| seconds(d, kind, group, bytes);
+        let seen = |t: f64, hides: bool, work: f64| if hides { exposed(t, work) } else { t };
+        let ((f, i, w), (last, last_i, _)) = (each[b.enters], each[b.leaves]);
+        let backward = over.tp || over.tp_backward;
+        if l.sp {
+            let (gather, scatter) = (time(Kind::AllGather), time(Kind::ReduceScatter));
+            out.forward.tp += seen(gather, over.tp, f) + seen(scatter, over.tp, last);
+            // The gradient is gathered, and what went in, which was not kept whole.
+            out.input.tp += seen(gather, over.tp, last_i) + seen(gather, backward, i);
+            out.input.tp += seen(scatter, backward, w);
+        } else {
+            let sum = time(Kind::AllReduce);
+            out.forward.tp += seen(sum, over.tp, last);
+            out.input.tp += seen(sum, backward, w);
+        }
+        Ok(out)
+    }
+
+    /// Attention between its products: seconds, and what is exchanged over cp.
+    fn attention(&self) -> Result<Times> {
+        let (s, l, d) = (self.sizes, self.layout, self.device);
+        let ((width, value), heads) = (s.widths(), s.heads as f64 / l.tp as f64);
+        let (rows, seq) = (l.microbatch as f64, self.job.seq as f64);
+        let (queries, wide) = (seq / l.cp as f64, self.job.precision.wide());
+        let mut out = Times::default();
+        let ring = if l.cp > 1 { self.stack.ring } else { 1.0 };
+        if let Kernels::Flash(_) = self.job.attention {
+            let share = self.job.attention.share(d)? * ring;
+            let a = Attention { rows, heads, queries, keys: seq, width, values: value, causal: true };
+            (out.forward.attention, out.input.attention) = a.seconds(d, share, wide)?;
+        } else {
+            let batch = rows * heads;
+            let scores = Gemm { m: queries, n: seq, k: width, batch };
+            let mixed = Gemm { m: queries, n: value, k: seq, batch };
+            let forward = scores.seconds(d, wide)? + mixed.seconds(d, wide)?;
+            let bytes = self.rows().scores * batch * queries * seq;
+            let moved = crate::kernel::rows(d, bytes, 2.0);
+            out.forward.attention = forward + moved;
+            out.input.attention = 2.0 * forward + self.rows().backward * moved;
+        }
+        let kv = (s.kv_heads as f64 / l.tp as f64).max(1.0) * (width + value);
+        let bytes = self.tokens() * kv * wide.bytes() * l.cp as f64;
+        let gather = seconds(d, Kind::AllGather, l.cp_group(d), bytes);
+        out.forward.cp = exposed(gather, out.forward.attention);
+        out.input.cp = exposed(2.0 * gather, out.input.attention);
+        Ok(out)
+    }
+
+    /// Work over rows; `elements` are those of the MLP's width.
+    fn over_rows(&self, elements: f64, more: f64) -> Times {
+        let (s, r, t) = (self.sizes, self.rows(), self.layout.tp as f64);
+        let (width, value) = s.widths();
+        let heads = s.heads as f64 * (width + value) + 2.0 * s.kv_heads as f64 * width;
+        let stream = self.tokens() * s.hidden as f64 / self.by_row();
+        let bytes = r.stream * stream + r.heads * self.tokens() * heads / t + r.ffn * elements;
+        let mut out = Times::default();
+        let all = bytes + more;
+        out.forward.memory = rows(self.device, all, r.launches);
+        out.input.memory = rows(self.device, r.backward * all, r.backward * r.launches);
+        out
+    }
+
+    /// What it takes to make operands fp8: bytes forward and backward.
+    fn casts(&self, all: &[Gemm]) -> (f64, f64) {
+        if self.job.precision != Precision::Fp8 {
+            return (0.0, 0.0);
+        }
+        let forward: f64 = all.iter().map(|g| g.batch * (g.m * g.k + g.k * g.n)).sum();
+        let backward: f64 = all.iter().map(|g| g.batch * (g.m * g.n + g.m * g.k)).sum();
+        (self.stack.fp8 * forward, self.stack.fp8 * backward)
+    }
+
+    /// Experts of a layer: grouped products, and exchanges with other ranks.
+    fn experts(&self) -> Result<(Times, f64, Vec<Gemm>)> {
+        let (s, l, d) = (self.sizes, self.layout, self.device);
+        let Some(x) = s.experts else { return Ok((Times::default(), 0.0, vec![])) };
+        let (p, h) = (self.job.precision, s.hidden as f64);
+        // Each rank of tp routes its tokens; those of etp see what all of them route.
+        let own = self.tokens() / l.tp as f64 * x.top_k as f64;
+        let copies = own * l.etp as f64;
+        let local = (x.experts as f64 / l.ep as f64).max(1.0);
+        let (m, width) = (copies / local, x.ffn as f64 / l.etp as f64);
+        let up = Gemm { m, n: (s.mlp_products() - 1.0) * width, k: h, batch: local };
+        let down = Gemm { m, n: h, k: width, batch: local };
+        let mut out = Times::default();
+        for g in [up, down] {
+            out.forward.products += g.seconds(d, p)?;
+            out.input.products += g.input_gradient().seconds(d, p)?;
+            out.weight.products += g.weight_gradient().seconds(d, p)?;
+        }
+        let wide = p.wide().bytes();
+        let sent = seconds(d, Kind::AllToAll, l.ep_group(d), own * h * p.bytes());
+        let back = seconds(d, Kind::AllToAll, l.ep_group(d), own * h * wide);
+        let both = sent + back;
+        let work = out.all().work() / 2.0;
+        out.forward.ep = if self.job.overlap.ep { exposed(both, work) } else { both };
+        out.input.ep = if self.job.overlap.ep { exposed(both, work) } else { both };
+        // Copies are put in order and back: read and written, twice.
+        out.forward.memory = rows(d, 4.0 * wide * copies * h, 4.0);
+        out.input.memory = out.forward.memory;
+        Ok((out, copies * width, vec![up, down]))
+    }
+
+    /// A layer with dense MLP, or with experts.
+    ///
+    /// # Errors
+    /// `device` if the device lacks products of an element type.
+    pub fn layer(&self, dense: bool) -> Result<Times> {
+        let (s, p) = (self.sizes, self.job.precision);
+        let attention = self.attention_block();
+        let between = self.attention()?;
+        let mut all = attention.products.clone();
+        let mut out = self.block(&attention, p)? + between;
+        let mut elements = 0.0;
+        let width = match s.experts {
+            Some(x) if !dense => x.shared,
+            _ => s.ffn,
+        };
+        if width > 0 {
+            let mlp = self.mlp_block(width);
+            out = out + self.block(&mlp, p)?;
+            all.extend(&mlp.products);
+            elements += self.tokens() * width as f64 / self.layout.tp as f64;
+        }
+        if !dense {
+            let (experts, more, products) = self.experts()?;
+            out = out + experts;
+            all.extend(products);
+            elements += more;
+        }
+        let (forward, backward) = self.casts(&all);
+        let mut moved = self.over_rows(elements, forward);
+        moved.input.memory += rows(self.device, backward - self.rows().backward * forward, 0.0);
+        out = out + moved;
+        let repeated = match self.layout.recompute {
+            Recompute::None => 0.0,
+            Recompute::Selective => between.forward.total(),
+            Recompute::Ops => out.forward.products / 2.0 + out.forward.memory,
+            Recompute::Full => out.forward.total(),
+        };
+        out.input.recompute += repeated;
+        Ok(out)
+    }
+
+    /// The embedding.
+    pub fn embedding(&self) -> Times {
+        let (l, d) = (self.layout, self.device);
+        let mut out = Times::default();
+        out.forward.memory = rows(d, 2.0 * self.stream() / self.by_row(), 1.0);
+        out.weight.memory = rows(d, 3.0 * self.stream() / self.by_row(), 1.0);
+        let kind = if l.sp { Kind::ReduceScatter } else { Kind::AllReduce };
+        out.forward.tp = seconds(d, kind, l.tp_group(d), self.stream());
+        if l.sp {
+            out.weight.tp = seconds(d, Kind::AllGather, l.tp_group(d), self.stream());
+        }
+        out
+    }
+
+    /// Logits and loss, which stay out of fp8.
+    ///
+    /// # Errors
+    /// `device` if the device lacks products of an element type.
+    pub fn head(&self) -> Result<Times> {
+        let (l, d, wide) = (self.layout, self.device, self.job.precision.wide());
+        let vocab = self.sizes.vocab as f64 / l.tp as f64;
+        let logits = Gemm::new(self.tokens(), vocab, self.sizes.hidden as f64);
+        let block = Block { products: vec![logits], enters: 0, leaves: 0 };
+        let mut out = self.block(&block, wide)?;
+        let moved = rows(d, self.rows().loss * self.tokens() * vocab, 8.0);
+        out.forward.memory += 0.4 * moved;
+        out.input.memory += 0.6 * moved;
+        if l.tp > 1 {
+            // Nothing is summed after logits, which stay cut: the largest and the sum of exponentials are.
+            let sums = seconds(d, Kind::AllReduce, l.tp_group(d), 12.0 * self.tokens());
+            let kind = if l.sp { Kind::AllGather } else { Kind::AllReduce };
+            let time = seconds(d, kind, l.tp_group(d), self.stream());
+            out.forward.tp = sums + if l.sp { time } else { 0.0 };
+            out.input.tp = if l.sp { 2.0 * time } else { time };
+        }
+        Ok(out)
+    }
+
+    /// Parameters of a layer on a rank, without those of experts; and of experts.
+    pub fn layer_params(&self, dense: bool) -> (f64, f64) {
+        let (s, l) = (self.sizes, self.layout);
+        let own = s.layer_params(dense) / l.tp as f64;
+        let experts = if dense { 0.0 } else { s.expert_params() / (l.ep * l.etp) as f64 };
+        (own, experts)
+    }
+}
+

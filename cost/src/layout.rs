@@ -1,0 +1,237 @@
+//! How a model lies on ranks, and what software runs it.
+
+use crate::collective::Group;
+use crate::device::{Device, Precision};
+use serde::Deserialize;
+use shardc_ir::diag::{Diag, Result};
+
+/// What backward computes again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Recompute {
+    None,
+    /// Attention between its products.
+    Selective,
+    /// All but every other product: torchtitan's policy by op.
+    Ops,
+    /// Whole layers, with their collectives.
+    Full,
+}
+
+/// Order of a pipeline's work, by what is idle in it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Schedule {
+    /// Also GPipe's: all stages wait for the first and the last microbatch.
+    OneFOneB,
+    /// 1F1B over chunks.
+    Interleaved,
+    /// Weight gradients fill the end.
+    ZbH1,
+    /// They fill the beginning, too.
+    ZbH2,
+    /// Two chunks along a V, filled.
+    ZbV,
+    /// Two chunks along a V, forwards and backwards in pairs.
+    DualPipe,
+}
+
+/// Parallelism of a step. Ranks are numbered from tp over cp and dp to pp.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Layout {
+    pub tp: usize,
+    pub cp: usize,
+    pub dp: usize,
+    pub pp: usize,
+    /// Stages per rank of the pipeline.
+    pub chunks: usize,
+    /// Ranks of cp and dp that split experts, and ranks that split each of them.
+    pub ep: usize,
+    pub etp: usize,
+    /// Of `dp`, the ranks among which ZeRO splits; the rest are replicas.
+    pub shards: usize,
+    /// ZeRO's stage.
+    pub zero: u8,
+    pub sp: bool,
+    pub recompute: Recompute,
+    pub schedule: Schedule,
+    /// Sequences per rank and microbatch.
+    pub microbatch: usize,
+    pub microbatches: usize,
+}
+
+impl Layout {
+    /// Ranks.
+    pub fn ranks(&self) -> usize {
+        self.tp * self.cp * self.dp * self.pp
+    }
+
+    /// The ranks of tp.
+    pub fn tp_group(&self, d: &Device) -> Group {
+        Group::new(d, 1, self.tp)
+    }
+
+    /// The ranks of cp.
+    pub fn cp_group(&self, d: &Device) -> Group {
+        Group::new(d, self.tp, self.cp)
+    }
+
+    /// The ranks among which ZeRO splits; cp is among them.
+    pub fn shard_group(&self, d: &Device) -> Group {
+        Group::new(d, self.tp, self.cp * self.shards)
+    }
+
+    /// The ranks that have the same shards.
+    pub fn replica_group(&self, d: &Device) -> Group {
+        Group::new(d, self.tp * self.cp * self.shards, self.dp / self.shards.max(1))
+    }
+
+    /// The ranks that split experts.
+    pub fn ep_group(&self, d: &Device) -> Group {
+        Group::new(d, self.etp, self.ep)
+    }
+
+    /// The ranks that have the same experts.
+    pub fn expert_replicas(&self, d: &Device) -> Group {
+        let size = self.tp * self.cp * self.dp / (self.ep * self.etp).max(1);
+        Group::new(d, self.ep * self.etp, size.max(1))
+    }
+
+    /// Ranks from a stage to the next.
+    pub fn stage_stride(&self) -> usize {
+        self.tp * self.cp * self.dp
+    }
+}
+
+/// Generation of the kernels of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kernels {
+    /// Scores in memory, in few kernels.
+    Unfused,
+    /// Scores in memory, op by op.
+    Eager,
+    /// Scores stay in the processors: the generation.
+    Flash(u8),
+}
+
+impl Kernels {
+    /// Share of the peak on a device: of the last generation that it has, up to this one.
+    ///
+    /// # Errors
+    /// `device` if it has none.
+    pub fn share(self, d: &Device) -> Result<f64> {
+        let Kernels::Flash(last) = self else { return Ok(1.0) };
+        let of = |n: u8| d.attention.get(&format!("flash{n}")).copied();
+        (1..=last).rev().find_map(of).or_else(|| d.attention.values().next().copied()).ok_or_else(
+            || {
+                Diag::new("device", format!("{} has no kernels of attention", d.name))
+                    .help("add a share to its table `attention`, as in flash2 = 0.4")
+            },
+        )
+    }
+}
+
+/// What goes on behind other work.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Overlap {
+    /// ZeRO's gathers, sums of gradients.
+    pub dp: bool,
+    /// Collectives of tp behind the product before or after them.
+    pub tp: bool,
+    /// Of tp in backward alone, behind gradients of weights.
+    pub tp_backward: bool,
+    /// Transfers between stages.
+    pub pp: bool,
+    /// Exchanges of experts.
+    pub ep: bool,
+    /// Every rank of tp sends the whole of what a stage sends.
+    pub whole_sends: bool,
+}
+
+/// What is asked of a step beside its layout.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Job {
+    /// Tokens of a sequence.
+    pub seq: usize,
+    pub precision: Precision,
+    pub attention: Kernels,
+    pub overlap: Overlap,
+    /// Work over rows is fused by a compiler.
+    pub compiled: bool,
+}
+
+/// What work over rows moves.
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rows {
+    /// Bytes for each element of the residual stream, in a layer's forward: what tp cuts with sp alone.
+    pub stream: f64,
+    /// Bytes for each element of queries, keys, values and what attention gives.
+    pub heads: f64,
+    /// Bytes for each element of the MLP's width.
+    pub ffn: f64,
+    /// Bytes for each score that is in memory, beside those of the two products.
+    pub scores: f64,
+    /// Backward moves so many times what forward does.
+    pub backward: f64,
+    /// Bytes for each logit, forward and backward.
+    pub loss: f64,
+    /// Launches of a layer's forward beside its products.
+    pub launches: f64,
+}
+
+/// Software that trains, as data: for frameworks described by hand, and for what plans of this compiler
+/// do in general.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stack {
+    /// The names that published tables give it.
+    pub names: Vec<String>,
+    pub eager: Rows,
+    /// With a compiler; as eager where there is none.
+    pub compiled: Option<Rows>,
+    /// Bytes for each element of a product's operands that is made fp8.
+    pub fp8: f64,
+    /// Bytes that the optimizer moves for each parameter.
+    pub optimizer: f64,
+    /// Bytes of a gradient's element when it is summed over ranks.
+    pub gradient: f64,
+    /// Speed of attention over several ranks of cp, of what it is on one.
+    pub ring: f64,
+    /// Where each number is from.
+    pub source: String,
+}
+
+/// The files of `cost/stacks`.
+const FILES: [&str; 6] = [
+    include_str!("../stacks/eager.toml"),
+    include_str!("../stacks/generic.toml"),
+    include_str!("../stacks/megatron-2021.toml"),
+    include_str!("../stacks/megatron-2024.toml"),
+    include_str!("../stacks/shardc.toml"),
+    include_str!("../stacks/torchtitan.toml"),
+];
+
+impl Stack {
+    /// All that are known.
+    ///
+    /// # Panics
+    /// If a file of ours is wrong, which a test would see.
+    pub fn known() -> Vec<Stack> {
+        let read = |text: &&str| toml::from_str(text).expect("our files of stacks are right");
+        FILES.iter().map(read).collect()
+    }
+
+    /// The stack of a name, or `generic`.
+    ///
+    /// # Panics
+    /// If `generic` is not among our files.
+    pub fn named(name: &str) -> Stack {
+        let all = Stack::known();
+        let of = |n: &str| all.iter().find(|s| s.names.iter().any(|x| x == n)).cloned();
+        of(name).or_else(|| of("generic")).expect("there is a generic stack")
+    }
+
+    /// What its work over rows moves.
+    pub fn rows(&self, compiled: bool) -> Rows {
+        self.compiled.filter(|_| compiled).unwrap_or(self.eager)
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests of prices against published step times.
+
+mod tables;

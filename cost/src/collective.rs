@@ -125,8 +125,13 @@ mod tests {
                     let far = Group::new(&d, stride, size);
                     for kind in KINDS {
                         for bytes in [1e3, 1e6, 1e9] {
-                            let (a, b) = (seconds(&d, kind, near, bytes), seconds(&d, kind, far, bytes));
-                            assert!(a <= b * (1.0 + 1e-12), "{} {kind:?} {size} {stride} {bytes}", d.name);
+                            let (a, b) =
+                                (seconds(&d, kind, near, bytes), seconds(&d, kind, far, bytes));
+                            assert!(
+                                a <= b * (1.0 + 1e-12),
+                                "{} {kind:?} {size} {stride} {bytes}",
+                                d.name
+                            );
                         }
                     }
                 }

@@ -157,7 +157,8 @@ mod tests {
     #[test]
     fn rounds_of_tiles_are_whole() {
         let d = h100();
-        let time = |n: f64| Gemm::new(n, 4096.0, 4096.0).seconds(&d, Precision::Bf16).expect("bf16");
+        let time =
+            |n: f64| Gemm::new(n, 4096.0, 4096.0).seconds(&d, Precision::Bf16).expect("bf16");
         assert!(time(8448.0) / time(8449.0 + 256.0) < 0.98);
     }
 

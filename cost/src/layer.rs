@@ -54,8 +54,7 @@ impl Question<'_> {
             Cut::Rows => Gemm::new(tokens, n, k / t),
             Cut::Whole => Gemm::new(tokens / self.by_row(), n, k),
         };
-        let products: Vec<Gemm> =
-            self.sizes.attention_products().into_iter().map(of).collect();
+        let products: Vec<Gemm> = self.sizes.attention_products().into_iter().map(of).collect();
         Block { enters: 0, leaves: products.len() - 1, products }
     }
 
@@ -111,7 +110,8 @@ impl Question<'_> {
         let ring = if l.cp > 1 { self.stack.ring } else { 1.0 };
         if let Kernels::Flash(_) = self.job.attention {
             let share = self.job.attention.share(d)? * ring;
-            let a = Attention { rows, heads, queries, keys: seq, width, values: value, causal: true };
+            let a =
+                Attention { rows, heads, queries, keys: seq, width, values: value, causal: true };
             (out.forward.attention, out.input.attention) = a.seconds(d, share, wide)?;
         } else {
             let batch = rows * heads;
@@ -153,6 +153,11 @@ impl Question<'_> {
         let forward: f64 = all.iter().map(|g| g.batch * (g.m * g.k + g.k * g.n)).sum();
         let backward: f64 = all.iter().map(|g| g.batch * (g.m * g.n + g.m * g.k)).sum();
         (self.stack.fp8 * forward, self.stack.fp8 * backward)
+    }
+
+    /// Seconds to add a microbatch's gradients to those of so many parameters.
+    fn accumulated(&self, params: f64) -> f64 {
+        rows(self.device, self.stack.accumulate * params, 0.0)
     }
 
     /// Experts of a layer: grouped products, and exchanges with other ranks.
@@ -217,6 +222,8 @@ impl Question<'_> {
         let mut moved = self.over_rows(elements, forward);
         moved.input.memory += rows(self.device, backward - self.rows().backward * forward, 0.0);
         out = out + moved;
+        let (own, of_experts) = self.layer_params(dense);
+        out.weight.memory += self.accumulated(own + of_experts);
         let repeated = match self.layout.recompute {
             Recompute::None => 0.0,
             Recompute::Selective => between.forward.total(),
@@ -233,6 +240,7 @@ impl Question<'_> {
         let mut out = Times::default();
         out.forward.memory = rows(d, 2.0 * self.stream() / self.by_row(), 1.0);
         out.weight.memory = rows(d, 3.0 * self.stream() / self.by_row(), 1.0);
+        out.weight.memory += self.accumulated(self.sizes.embedding_params() / l.tp as f64);
         let kind = if l.sp { Kind::ReduceScatter } else { Kind::AllReduce };
         out.forward.tp = seconds(d, kind, l.tp_group(d), self.stream());
         if l.sp {
@@ -254,6 +262,7 @@ impl Question<'_> {
         let moved = rows(d, self.rows().loss * self.tokens() * vocab, 8.0);
         out.forward.memory += 0.4 * moved;
         out.input.memory += 0.6 * moved;
+        out.weight.memory += self.accumulated(self.sizes.embedding_params() / l.tp as f64);
         if l.tp > 1 {
             // Nothing is summed after logits, which stay cut: the largest and the sum of exponentials are.
             let sums = seconds(d, Kind::AllReduce, l.tp_group(d), 12.0 * self.tokens());
@@ -273,4 +282,3 @@ impl Question<'_> {
         (own, experts)
     }
 }
-

@@ -4,6 +4,7 @@ use crate::collective::Group;
 use crate::device::{Device, Precision};
 use serde::Deserialize;
 use shardc_ir::diag::{Diag, Result};
+use std::sync::OnceLock;
 
 /// What backward computes again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -28,6 +29,8 @@ pub enum Schedule {
     ZbH1,
     /// They fill the beginning, too.
     ZbH2,
+    /// A search has filled all that memory of two 1F1B allows (ZB-2p).
+    Filled,
     /// Two chunks along a V, filled.
     ZbV,
     /// Two chunks along a V, forwards and backwards in pairs.
@@ -192,19 +195,24 @@ pub struct Stack {
     pub fp8: f64,
     /// Bytes that the optimizer moves for each parameter.
     pub optimizer: f64,
+    /// Bytes for each parameter and microbatch, to add to its gradient.
+    pub accumulate: f64,
     /// Bytes of a gradient's element when it is summed over ranks.
     pub gradient: f64,
     /// Speed of attention over several ranks of cp, of what it is on one.
     pub ring: f64,
+    /// Stages wait for their transfers under 1F1B and its interleaving, whatever else overlaps.
+    pub waits: bool,
     /// Where each number is from.
     pub source: String,
 }
 
 /// The files of `cost/stacks`.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     include_str!("../stacks/eager.toml"),
     include_str!("../stacks/generic.toml"),
     include_str!("../stacks/megatron-2021.toml"),
+    include_str!("../stacks/megatron-2022.toml"),
     include_str!("../stacks/megatron-2024.toml"),
     include_str!("../stacks/shardc.toml"),
     include_str!("../stacks/torchtitan.toml"),
@@ -215,18 +223,18 @@ impl Stack {
     ///
     /// # Panics
     /// If a file of ours is wrong, which a test would see.
-    pub fn known() -> Vec<Stack> {
+    pub fn known() -> &'static [Stack] {
+        static ALL: OnceLock<Vec<Stack>> = OnceLock::new();
         let read = |text: &&str| toml::from_str(text).expect("our files of stacks are right");
-        FILES.iter().map(read).collect()
+        ALL.get_or_init(|| FILES.iter().map(read).collect())
     }
 
     /// The stack of a name, or `generic`.
     ///
     /// # Panics
     /// If `generic` is not among our files.
-    pub fn named(name: &str) -> Stack {
-        let all = Stack::known();
-        let of = |n: &str| all.iter().find(|s| s.names.iter().any(|x| x == n)).cloned();
+    pub fn named(name: &str) -> &'static Stack {
+        let of = |n: &str| Stack::known().iter().find(|s| s.names.iter().any(|x| x == n));
         of(name).or_else(|| of("generic")).expect("there is a generic stack")
     }
 

@@ -65,8 +65,8 @@ fn bubble(schedule: Schedule, chunks: usize, of: &[Times], at: usize) -> f64 {
                 Schedule::OneFOneB => f + i + w,
                 Schedule::Interleaved => (f + i + w) / chunks as f64,
                 Schedule::ZbH1 => (f + i - w).max(0.0),
-                Schedule::ZbH2 => (f + i - 2.0 * w).max(0.0),
-                Schedule::ZbV => (f + i - 2.0 * w).max(0.0) / chunks as f64,
+                Schedule::ZbH2 | Schedule::ZbV => (f + i - 2.0 * w).max(0.0),
+                Schedule::Filled => 0.0,
                 // Of half the ranks: both directions at once (DeepSeek-V3, 2024, table 2).
                 Schedule::DualPipe => (f + 2.0 * i - w).max(0.0) / 2.0,
             }
@@ -139,8 +139,7 @@ impl Closed<'_> {
             groups.iter().map(|(n, g)| seconds(d, kind, *g, n * bytes)).sum()
         };
         let seen = |t: f64, work: f64| if over { exposed(t, work) } else { t };
-        let (forward, backward) =
-            (t.forward.total(), t.input.total() + t.weight.total());
+        let (forward, backward) = (t.forward.total(), t.input.total() + t.weight.total());
         let shards = (l.cp * l.shards) as f64;
         let replicas = seconds(d, Kind::AllReduce, l.replica_group(d), params / shards * gradient);
         let across = if l.zero > 0 { seen(replicas, backward) } else { 0.0 };
@@ -190,7 +189,10 @@ impl Closed<'_> {
             let t = if l.sp || !q.job.overlap.whole_sends { l.tp as f64 } else { 1.0 };
             let bytes = q.tokens() * q.sizes.hidden as f64 * q.job.precision.wide().bytes() / t;
             let one = send(d, l.stage_stride(), bytes);
-            let steady = if q.job.overlap.pp { 0.0 } else { 2.0 * m * l.chunks as f64 * one };
+            // 1F1B has as many microbatches on their way as hide its work, and none to hide sends.
+            let in_step = matches!(l.schedule, Schedule::OneFOneB | Schedule::Interleaved);
+            let seen = !q.job.overlap.pp || (q.stack.waits && in_step);
+            let steady = if seen { 2.0 * m * l.chunks as f64 * one } else { 0.0 };
             out.send = 2.0 * (l.pp - 1) as f64 * one + steady;
         }
         let dp = ranks.iter().map(|(t, n, x)| {
@@ -220,12 +222,12 @@ impl Closed<'_> {
         Ok(StepCost { parts, total, mfu: needed / (total * peak * l.ranks() as f64) })
     }
 
-    /// Seconds of one layer forward and backward alone, as tables of single layers have them.
+    /// One layer forward and backward alone, as tables of single layers have them.
     ///
     /// # Errors
     /// `device` if the device lacks products of an element type.
-    pub fn layer(&self) -> Result<f64> {
-        Ok(self.question.layer(true)?.all().total())
+    pub fn layer(&self) -> Result<Parts> {
+        Ok(self.question.layer(true)?.all())
     }
 }
 

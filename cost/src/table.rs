@@ -68,9 +68,8 @@ impl Row {
     /// A count of at least 1.
     fn count(&self, column: &str) -> Result<usize> {
         let n = self.text(column).parse::<usize>().ok();
-        n.filter(|n| (1..=LARGEST).contains(n)).ok_or_else(|| {
-            self.refused(column, "no count of 1 or more", "give a whole number")
-        })
+        n.filter(|n| (1..=LARGEST).contains(n))
+            .ok_or_else(|| self.refused(column, "no count of 1 or more", "give a whole number"))
     }
 
     /// A count, or another where the cell is empty.
@@ -127,7 +126,7 @@ impl Row {
             ("zb-h1", Schedule::ZbH1),
             ("zb-1p", Schedule::ZbH1),
             ("zb-h2", Schedule::ZbH2),
-            ("zb-2p", Schedule::ZbH2),
+            ("zb-2p", Schedule::Filled),
             ("zb-v", Schedule::ZbV),
             ("dualpipe", Schedule::DualPipe),
             ("dualpipe-v", Schedule::DualPipe),
@@ -232,12 +231,13 @@ impl Row {
         let (sizes, layout, job) = (self.sizes()?, self.layout()?, self.job()?);
         let stack = Stack::named(self.text("stack"));
         let (sizes, layout, job) = (&sizes, &layout, &job);
-        let question = Question { sizes, layout, job, stack: &stack, device };
+        let question = Question { sizes, layout, job, stack, device };
         let closed = Closed { question, balanced: false };
         let at = |d: Diag| d.at(format!("row `{}`, line {}", self.text("id"), self.line));
         let cost = closed.price().map_err(at)?;
         if self.text("quality") == "layer" {
-            return Ok(StepCost { total: closed.layer().map_err(at)?, ..cost });
+            let parts = closed.layer().map_err(at)?;
+            return Ok(StepCost { parts, total: parts.total(), ..cost });
         }
         Ok(cost)
     }

@@ -1,3 +1,4 @@
 //! Tests of prices against published step times.
 
+mod closed;
 mod tables;

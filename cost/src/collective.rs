@@ -53,12 +53,7 @@ pub fn seconds(d: &Device, kind: Kind, group: Group, bytes: f64) -> f64 {
     }
     let hop = d.fit.hop.value;
     if kind == Kind::AllToAll {
-        let near = bytes * (k - 1.0) / n / d.link_speed();
-        if domains <= 1.0 {
-            return near + STEP * (n - 1.0);
-        }
-        let far = bytes * (domains - 1.0) / domains / d.nic_speed();
-        return far.max(near) + hop * n.min(MESSAGES) / 2.0 + STEP * (k - 1.0);
+        return all_to_all(d, group, bytes, bytes);
     }
     let passes = if kind == Kind::AllReduce { 2.0 } else { 1.0 };
     let moved = passes * bytes * (n - 1.0) / n;
@@ -71,6 +66,21 @@ pub fn seconds(d: &Device, kind: Kind, group: Group, bytes: f64) -> f64 {
         Kind::AllGather | Kind::ReduceScatter | Kind::AllToAll => (domains - 1.0) + 0.2 * (n - 1.0),
     };
     moved / speed + hop * steps + STEP * (k - 1.0)
+}
+
+/// Seconds of an all_to_all in which a rank has `near` bytes for its domain's links, and `far` of them,
+/// or fewer copies of the same, for all domains.
+pub fn all_to_all(d: &Device, group: Group, far: f64, near: f64) -> f64 {
+    let (n, k, domains) = (group.size, group.per_domain, group.domains());
+    if n <= 1.0 || near <= 0.0 {
+        return 0.0;
+    }
+    let inside = near * (k - 1.0) / n / d.link_speed();
+    if domains <= 1.0 {
+        return inside + STEP * (n - 1.0);
+    }
+    let outside = far * (domains - 1.0) / domains / d.nic_speed();
+    outside.max(inside) + d.fit.hop.value * n.min(MESSAGES) / 2.0 + STEP * (k - 1.0)
 }
 
 /// Seconds of a transfer to the rank `stride` further on.

@@ -1,6 +1,6 @@
 //! Seconds of a layer, of the embedding and of the loss, for one microbatch on one rank.
 
-use crate::collective::{Kind, exposed, seconds};
+use crate::collective::{Kind, all_to_all, exposed, seconds};
 use crate::device::{Device, Precision};
 use crate::kernel::{Attention, Gemm, rows};
 use crate::layout::{Job, Kernels, Layout, Recompute, Rows, Stack};
@@ -179,8 +179,11 @@ impl Question<'_> {
             out.weight.products += g.weight_gradient().seconds(d, p)?;
         }
         let wide = p.wide().bytes();
-        let sent = seconds(d, Kind::AllToAll, l.ep_group(d), own * h * p.bytes());
-        let back = seconds(d, Kind::AllToAll, l.ep_group(d), own * h * wide);
+        let group = l.ep_group(d);
+        let copies_out = x.domains.map_or(x.top_k, |n| n.min(x.top_k)) as f64 / x.top_k as f64;
+        let move_all =
+            |bytes: f64| all_to_all(d, group, own * h * bytes * copies_out, own * h * bytes);
+        let (sent, back) = (move_all(p.bytes()), move_all(wide));
         let both = sent + back;
         let work = out.all().work() / 2.0;
         out.forward.ep = if self.job.overlap.ep { exposed(both, work) } else { both };

@@ -30,6 +30,8 @@ pub struct Experts {
     pub shared: usize,
     /// Layers before those with experts.
     pub dense_layers: usize,
+    /// Most domains that the router sends a token to; none: as many as it likes.
+    pub domains: Option<usize>,
 }
 
 /// Multi-head latent attention (DeepSeek-V2, 2024, section 2.1).
@@ -174,7 +176,14 @@ mod tests {
 
     #[test]
     fn deepseek_v3_has_its_parameters() {
-        let x = Experts { experts: 256, top_k: 8, ffn: 2048, shared: 2048, dense_layers: 3 };
+        let x = Experts {
+            experts: 256,
+            top_k: 8,
+            ffn: 2048,
+            shared: 2048,
+            dense_layers: 3,
+            domains: None,
+        };
         let s = Sizes {
             layers: 61,
             hidden: 7168,

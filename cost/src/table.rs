@@ -100,6 +100,8 @@ impl Row {
                 ffn: self.count("moe_ffn")?,
                 shared: self.count_or("shared_ffn", 0)?,
                 dense_layers: dense_layers.min(layers),
+                // Nor a limit of the router; the same family has one (DeepSeek-V3, 2024, section 2.1.2).
+                domains: (self.text("family") == "dsv3").then_some(4),
             }),
         };
         Ok(Sizes {

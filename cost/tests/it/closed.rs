@@ -29,7 +29,14 @@ const V3: Sizes = Sizes {
     ffn: 18432,
     vocab: 129280,
     glu: true,
-    experts: Some(Experts { experts: 256, top_k: 8, ffn: 2048, shared: 2048, dense_layers: 3 }),
+    experts: Some(Experts {
+        experts: 256,
+        top_k: 8,
+        ffn: 2048,
+        shared: 2048,
+        dense_layers: 3,
+        domains: None,
+    }),
     latent: Some(Latent::V3),
 };
 

@@ -94,15 +94,14 @@ pub struct Attention {
     /// Width of queries and keys, and of values.
     pub width: f64,
     pub values: f64,
-    /// Half of the scores are masked.
-    pub causal: bool,
+    /// Part of the scores that are computed: a half, if all are causal.
+    pub seen: f64,
 }
 
 impl Attention {
     /// Multiplications and additions forward; backward has 2.5 times as many.
     pub fn flops(self) -> f64 {
-        let half = if self.causal { 0.5 } else { 1.0 };
-        let scores = self.rows * self.heads * self.queries * self.keys * half;
+        let scores = self.rows * self.heads * self.queries * self.keys * self.seen;
         2.0 * scores * (self.width + self.values)
     }
 
@@ -172,9 +171,9 @@ mod tests {
             keys: 8192.0,
             width: 128.0,
             values: 128.0,
-            causal: true,
+            seen: 0.5,
         };
-        let whole = Attention { causal: false, ..a };
+        let whole = Attention { seen: 1.0, ..a };
         assert_eq!(2.0 * a.flops(), whole.flops());
         let time = |a: Attention| a.seconds(&d, 0.5, Precision::Bf16).expect("bf16").0;
         let one = Attention { rows: 1.0, heads: 1.0, queries: 128.0, ..a };

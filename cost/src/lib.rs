@@ -11,5 +11,6 @@ pub mod layer;
 pub mod layout;
 pub mod model;
 pub mod parts;
+pub mod plan;
 pub mod step;
 pub mod table;

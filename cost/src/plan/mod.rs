@@ -1,0 +1,235 @@
+//! Seconds of a step of a compiled plan: every launch and exchange of its programs, in the order of its
+//! instructions, on the clocks of all ranks of the pipeline.
+
+mod clock;
+pub mod launch;
+
+use crate::device::Device;
+use crate::parts::Parts;
+use launch::{Pricer, Work};
+use shardc_ir::diag::Result;
+use shardc_ir::func::{Func, FuncKind};
+use shardc_ir::group::launches;
+use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::ops::{self, Sends};
+use shardc_ir::overlap::awaited;
+use shardc_ir::plan::{Plan, calls};
+use std::collections::HashSet;
+
+/// Part of an exchange that is seen although work goes on beside it.
+const SEEN: f64 = 0.15;
+
+/// A launch or exchange with its price.
+#[derive(Clone, Debug)]
+pub struct Item {
+    pub work: Work,
+    /// Seconds, of an exchange whether seen or not.
+    pub seconds: f64,
+    /// Seconds by which its function is longer for it.
+    pub seen: f64,
+    /// Number of its first node in its function.
+    pub node: usize,
+}
+
+/// A function with the prices of all that it does.
+#[derive(Clone, Debug, Default)]
+pub struct FuncPrice {
+    pub items: Vec<Item>,
+    pub parts: Parts,
+    /// Multiplications and additions of products and attention.
+    pub flops: f64,
+}
+
+/// What a step of a plan costs.
+#[derive(Clone, Debug)]
+pub struct PlanPrice {
+    /// Seconds of a step.
+    pub total: f64,
+    /// Of the rank of the pipeline that ends last; they sum to the total.
+    pub parts: Parts,
+    /// That rank.
+    pub class: usize,
+    /// By function of the plan; empty where no step calls it.
+    pub funcs: Vec<FuncPrice>,
+    /// FLOPs of products and attention of one rank of every class, what is computed twice included.
+    pub flops: f64,
+}
+
+/// The price of a step.
+///
+/// # Errors
+/// `device` if the device lacks products of an element type.
+pub fn price(plan: &Plan, device: &Device) -> Result<PlanPrice> {
+    let mut pricer = Pricer::new(&plan.module.mesh, device);
+    let mut funcs = vec![FuncPrice::default(); plan.module.funcs.len()];
+    let forward = names(plan);
+    let of_experts = expert_atoms(plan);
+    for class in &plan.classes {
+        for call in calls(&class.step) {
+            if !funcs[call.func].items.is_empty() {
+                continue;
+            }
+            let f = &plan.module.funcs[call.func];
+            let all = launches(f);
+            let until = awaited(f, &all, &class.memory, call);
+            let mut items = vec![];
+            for x in &all {
+                let work = pricer.work(f, x);
+                let seconds = pricer.seconds(&work)?;
+                items.push(Item { work, seconds, seen: seconds, node: x.nodes.start });
+            }
+            hide(&mut items, &until);
+            let mut own = FuncPrice::default();
+            for (x, item) in all.iter().zip(&items) {
+                let part = part_of(plan, f, x.nodes.clone(), &item.work, &forward, of_experts);
+                *part(&mut own.parts) += item.seen;
+                own.flops += Pricer::flops(&item.work);
+            }
+            own.items = items;
+            funcs[call.func] = own;
+        }
+    }
+    let (total, class, parts) = clock::run(plan, device, &funcs);
+    let all = plan.classes.iter().flat_map(|c| calls(&c.step)).map(|c| funcs[c.func].flops);
+    let flops = all.sum();
+    Ok(PlanPrice { total, parts, class, funcs, flops })
+}
+
+/// What exchanges are seen: they run one after the other beside launches, from where they stand to where
+/// they are waited for.
+fn hide(items: &mut [Item], until: &[usize]) {
+    let is_exchange = |i: &Item| matches!(i.work, Work::Exchange { .. });
+    // Seconds of exchanges that have begun, until a launch of which all have ended.
+    let mut running: Vec<(usize, usize, f64)> = vec![];
+    for at in 0..=items.len() {
+        let (ended, rest): (Vec<_>, Vec<_>) = running.into_iter().partition(|r| r.1 <= at);
+        running = rest;
+        if let Some(last) = ended.iter().map(|r| r.0).max() {
+            // The stream of exchanges has an order: what began before has ended, too.
+            let before: f64 = running.iter().filter(|r| r.0 < last).map(|r| r.2).sum();
+            running.iter_mut().filter(|r| r.0 < last).for_each(|r| r.2 = 0.0);
+            let first = ended.first().map_or(last, |r| r.0);
+            items[first].seen += before;
+            ended.iter().for_each(|r| items[r.0].seen += r.2);
+        }
+        let Some(item) = items.get_mut(at) else { break };
+        if is_exchange(item) {
+            let hides = if until[at] > at + 1 { 1.0 - SEEN } else { 1.0 };
+            item.seen = (1.0 - hides) * item.seconds;
+            running.push((at, until[at], hides * item.seconds));
+            continue;
+        }
+        let mut left = item.seconds;
+        for r in &mut running {
+            let hidden = left.min(r.2);
+            (left, r.2) = (left - hidden, r.2 - hidden);
+        }
+    }
+}
+
+/// Names of what forward computes: backward that computes something of them again has them, too.
+fn names(plan: &Plan) -> HashSet<String> {
+    let forward = plan.module.funcs.iter().filter(|f| f.kind == FuncKind::Forward);
+    let of = |f: &Func| -> Vec<String> {
+        f.nodes.iter().flat_map(|n| n.outs.iter().map(|v| f.name(*v).to_string())).collect()
+    };
+    forward.flat_map(of).collect()
+}
+
+/// The atoms over which experts are split.
+fn expert_atoms(plan: &Plan) -> AtomSet {
+    let mut all = AtomSet::EMPTY;
+    for f in &plan.module.funcs {
+        for n in &f.nodes {
+            if let Some(c) = n.op.collective()
+                && let Sends::Rows { .. } = c.sends()
+            {
+                all = all.union(c.atoms());
+            }
+        }
+    }
+    all
+}
+
+/// The axis that an exchange is counted under: the first of these with an atom in it.
+fn axis_of(mesh: &Mesh, atoms: AtomSet) -> &'static str {
+    let has = |a: &&str| mesh.axis(a).is_some_and(|x| x.meets(atoms));
+    ["dp_replicate", "dp_shard", "cp", "tp", PIPELINE].into_iter().find(has).unwrap_or("tp")
+}
+
+type Part = fn(&mut Parts) -> &mut f64;
+
+/// Under which part a launch is counted.
+fn part_of(
+    plan: &Plan,
+    f: &Func,
+    nodes: std::ops::Range<usize>,
+    work: &Work,
+    forward: &HashSet<String>,
+    experts: AtomSet,
+) -> Part {
+    let (mesh, first) = (&plan.module.mesh, &f.nodes[nodes.start]);
+    if let Work::Exchange { atoms, sends, .. } = work {
+        if matches!(sends, Sends::Rows { .. }) || (!experts.is_empty() && *atoms == experts) {
+            return |p| &mut p.ep;
+        }
+        return match axis_of(mesh, *atoms) {
+            "cp" => |p| &mut p.cp,
+            "tp" => |p| &mut p.tp,
+            PIPELINE => |p| &mut p.send,
+            _dp => |p| &mut p.dp,
+        };
+    }
+    let once = matches!(f.kind, FuncKind::Enter | FuncKind::Finish);
+    if once || first.op.facts().kind == ops::Kind::Update {
+        return |p| &mut p.optimizer;
+    }
+    let made =
+        |n: usize| f.nodes[n].outs.iter().all(|v| forward.contains(&*f.name(*v).to_string()));
+    if f.kind != FuncKind::Forward && nodes.clone().all(made) {
+        return |p| &mut p.recompute;
+    }
+    match work {
+        Work::Product { .. } | Work::Grouped { .. } => |p| &mut p.products,
+        Work::Attention { .. } => |p| &mut p.attention,
+        Work::View | Work::Rows { .. } | Work::Exchange { .. } => |p| &mut p.memory,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(exchange: bool, seconds: f64) -> Item {
+        let group = crate::collective::Group { size: 2.0, per_domain: 2.0 };
+        let (sends, atoms) = (Sends::SumToAll, AtomSet::EMPTY);
+        let work = match exchange {
+            true => Work::Exchange { sends, group, stride: 1, bytes: 1.0, atoms },
+            false => Work::Rows { bytes: 1.0 },
+        };
+        Item { work, seconds, seen: seconds, node: 0 }
+    }
+
+    fn seen(all: &[(bool, f64)], until: &[usize]) -> Vec<f64> {
+        let mut items: Vec<Item> = all.iter().map(|x| item(x.0, x.1)).collect();
+        hide(&mut items, until);
+        items.iter().map(|i| (i.seen * 100.0).round() / 100.0).collect()
+    }
+
+    #[test]
+    fn exchanges_hide_behind_what_stands_before_they_are_waited_for() {
+        let all = [(true, 1.0), (false, 0.5), (false, 3.0)];
+        assert_eq!(seen(&all, &[1, 2, 3]), [1.0, 0.5, 3.0]);
+        assert_eq!(seen(&all, &[2, 2, 3]), [0.5, 0.5, 3.0]);
+        assert_eq!(seen(&all, &[3, 2, 3]), [0.15, 0.5, 3.0]);
+    }
+
+    /// Two at once share what they hide behind, and the later one waits for the earlier.
+    #[test]
+    fn the_stream_of_exchanges_has_an_order() {
+        let all = [(true, 1.0), (true, 1.0), (false, 1.0), (false, 1.0)];
+        assert_eq!(seen(&all, &[4, 4, 3, 4]), [0.15, 0.15, 1.0, 1.0]);
+        assert_eq!(seen(&all, &[4, 3, 3, 4]), [0.15, 0.85, 1.0, 1.0]);
+        assert_eq!(seen(&all, &[4, 2, 3, 4]), [0.15, 1.85, 1.0, 1.0]);
+    }
+}

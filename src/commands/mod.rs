@@ -6,6 +6,8 @@ pub mod explain;
 pub mod inspect;
 pub mod launch_script;
 pub mod passes;
+pub mod plan;
+pub mod price;
 pub mod prove;
 pub mod reshard;
 pub mod run;
@@ -121,6 +123,10 @@ pub enum Command {
         #[arg(long = "for", value_enum)]
         launcher: launch_script::For,
     },
+    /// Which layouts of a model fit a machine, how long a step takes in each, and where the time goes
+    Plan(Box<plan::Plan>),
+    /// What a step costs on a machine: of a compiled plan, or of the runs in a table
+    Price(price::Price),
     /// Convert a checkpoint: to the pieces of another mesh, or to a Hugging Face folder
     Reshard(reshard::Reshard),
     /// Show that a plan computes what its model means, for all numbers: exit status 0 proved, 1 refuted,
@@ -169,6 +175,8 @@ pub fn run(cli: Cli) -> Result<i32> {
             show(launch_script::launch_script(&plan, launcher)?);
             Ok(0)
         }
+        Command::Plan(what) => plan::plan(&what, cli.format),
+        Command::Price(what) => price::price(&what, json),
         Command::Reshard(how) => reshard::reshard(&how),
         Command::Prove { plan, by, text } => prove::prove(&plan, by, text, json),
         Command::Verify { plan, how } => verify::verify(&plan, how, json),

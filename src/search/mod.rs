@@ -108,7 +108,7 @@ fn settled(o: &Options) -> Options {
 
 /// Compiles a candidate without a limit of memory. `read` are the options with which the model was
 /// read: for another batch it is made again from its config.
-fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> {
+pub(crate) fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> {
     let o = Options { memory: None, ..o.clone() };
     // A model with experts is made for a mesh; another may want other buffers of them.
     let same = match input.facts {
@@ -130,7 +130,7 @@ fn model(input: &Input, o: &Options) -> Result<Source> {
 }
 
 /// Does the same to all items on several threads; results in the order of the items.
-fn all<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn all<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     threads::all(items, MOST_THREADS, work)
 }
 

@@ -1,0 +1,283 @@
+//! `shardc plan`: which layouts fit a machine, how long a step takes in each, and where the time goes.
+
+use super::price::{lines, time, trust};
+use super::{Format, show};
+use crate::flags::{Flags, bytes_of};
+use crate::machine::device;
+use crate::planner::space::NUMBERS;
+use crate::planner::{Asked, Compiled, Found, plan as search};
+use crate::report::bytes;
+use crate::terminal::note;
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Value, json};
+use shardc_cost::device::{Constant, Device, Provenance};
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_passes::pipeline::Manager;
+use std::path::{Path, PathBuf};
+
+/// What is planned.
+#[derive(Args, Debug)]
+pub struct Plan {
+    /// HF folder, or its config.json
+    pub model: PathBuf,
+    /// Ranks, one on each device
+    #[arg(long)]
+    pub gpus: usize,
+    /// Machine of the ranks: a name, or a TOML file as those of cost/hardware
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub device: String,
+    /// Sequences per step over all ranks [default: one per rank]
+    #[arg(long)]
+    pub global_batch: Option<usize>,
+    /// Tokens per sequence [default: 512]
+    #[arg(long)]
+    pub seq: Option<usize>,
+    /// Element type of weights and activations: f32 or bf16
+    #[arg(long, default_value = "bf16")]
+    pub dtype: String,
+    /// Memory of one rank [default: the machine's]
+    #[arg(long, value_name = "BYTES")]
+    pub memory: Option<String>,
+    /// Plans that are compiled and fit
+    #[arg(long, default_value_t = 10)]
+    pub top: usize,
+    /// Numbers of the layout that are given: tp, cp, pp, dp, ep, etp, v (stages per rank), mb, zero, sp
+    #[arg(long, value_name = "tp=8,..", value_delimiter = ',')]
+    pub fix: Vec<String>,
+    /// Numbers of the machine that are others: hbm, link, nic (GB/s), memory (bytes), domain
+    #[arg(long, value_name = "nic=100,..", value_delimiter = ',')]
+    pub what_if: Vec<String>,
+    /// Show where the time of a line goes, and what constants it rests on
+    #[arg(long, value_name = "LINE")]
+    pub explain: Option<usize>,
+    /// Folder for the plan of the first line
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+}
+
+/// Most ranks and plans that are asked for.
+const MOST: (usize, usize) = (1 << 20, 100);
+
+/// Times that differ by less than this are a tie: nine of ten published runs are priced nearer than that
+/// by constants of other sources (`docs/cost.md`).
+const BAND: f64 = 0.09;
+
+fn bad(flag: &str, given: &str, help: &str) -> Diag {
+    let short: String = given.chars().take(40).collect();
+    Diag::new("flag", format!("`{short}` is no value of {flag}")).at(format!("{flag} {short}")).help(help)
+}
+
+impl Plan {
+    fn machine(&self) -> Result<Device> {
+        let mut d = device(&self.device)?;
+        for given in &self.what_if {
+            let no = || bad("--what-if", given, "for example --what-if nic=100,memory=141GiB");
+            let (name, value) = given.split_once('=').ok_or_else(no)?;
+            let value = match name {
+                "memory" => bytes_of("--what-if memory", value)? as f64,
+                _ => value.parse().map_err(|_| no())?,
+            };
+            d = d.with(name, value)?;
+        }
+        Ok(d)
+    }
+
+    fn asked(&self) -> Result<Asked> {
+        let device = self.machine()?;
+        for (flag, n, most) in [("--gpus", self.gpus, MOST.0), ("--top", self.top, MOST.1)] {
+            if n == 0 || n > most {
+                return Err(bad(flag, &n.to_string(), &format!("a number from 1 to {most}")));
+            }
+        }
+        let fix = |given: &String| -> Result<(String, usize)> {
+            let no = || bad("--fix", given, &format!("numbers of {}", NUMBERS.join(", ")));
+            let (name, value) = given.split_once('=').ok_or_else(no)?;
+            let value = value.parse().ok().filter(|_| NUMBERS.contains(&name));
+            Ok((name.to_string(), value.ok_or_else(no)?))
+        };
+        let flags = Flags {
+            global_batch: Some(self.global_batch.unwrap_or(self.gpus)),
+            seq: self.seq,
+            dtype: Some(self.dtype.clone()),
+            ..Flags::default()
+        };
+        let memory = match &self.memory {
+            Some(text) => bytes_of("--memory", text)?,
+            None => device.memory as usize,
+        };
+        let fixed = self.fix.iter().map(fix).collect::<Result<_>>()?;
+        let options = flags.options_for(&self.model)?;
+        Ok(Asked { gpus: self.gpus, device, options, memory, top: self.top, fixed })
+    }
+}
+
+/// Plans and prints the table.
+///
+/// # Errors
+/// `no-layout`, `device`, `flag`, and those of reading and compiling the model.
+pub fn plan(what: &Plan, format: Format) -> Result<i32> {
+    let asked = what.asked()?;
+    let quiet = format == Format::Json;
+    let found = search(&what.model, &asked, &mut |text| {
+        if !quiet {
+            note(text);
+        }
+    })?;
+    if found.fits.is_empty() {
+        return Err(nothing_fits(&asked, &found));
+    }
+    if let Some(line) = what.explain.filter(|n| *n == 0 || *n > found.fits.len()) {
+        let help = format!("a line from 1 to {}", found.fits.len());
+        return Err(bad("--explain", &line.to_string(), &help));
+    }
+    match format {
+        Format::Json => show(format!("{}\n", to_json(&asked, &found))),
+        Format::Human => {
+            show(table(&asked, &found));
+            if let Some(line) = what.explain {
+                show(explain(&asked, &found.fits[line - 1]));
+            }
+            note(trust(&asked.device));
+        }
+    }
+    if let Some(dir) = &what.output {
+        write(&what.model, &asked, &found.fits[0], dir)?;
+        note(format!("wrote {}", dir.display()));
+    }
+    Ok(0)
+}
+
+fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
+    let what = format!("none of {} compiled layouts fits in {}", found.compiled, bytes(asked.memory));
+    let d = Diag::new("no-layout", what).rule("a layout fits if its compiled plan does");
+    let d = match (&found.least, found.refused.first()) {
+        (Some((c, peak)), _) => d.why(format!("{} needs least: {}", c.words(), bytes(*peak))),
+        (None, Some((c, why))) => d.why(format!("{}: {}", c.words(), why.message)),
+        (None, None) => d.why("states and one microbatch alone need more in every layout"),
+    };
+    d.help("use more --gpus, or a machine with more memory").exit(Exit::Infeasible)
+}
+
+/// The first line compiled as `compile` does, and written.
+fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()> {
+    let o = shardc_passes::options::Options { memory: Some(asked.memory), ..best.options.clone() };
+    let mut done = crate::compile_with(model, &o, Manager::new(&mut |_, _| {}))?;
+    done.write(dir)
+}
+
+/// True if no line is both faster and smaller.
+fn is_front(all: &[Compiled], c: &Compiled) -> bool {
+    !all.iter().any(|o| {
+        o.seconds <= c.seconds && o.peak <= c.peak && (o.seconds < c.seconds || o.peak < c.peak)
+    })
+}
+
+fn table(asked: &Asked, found: &Found) -> String {
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    t.set_header(["", "step", "MFU", "tokens/s", "memory", "layout", "where the time goes"]);
+    let best = found.fits[0].seconds;
+    let tie = |c: &Compiled| c.seconds <= best * (1.0 + BAND);
+    for (i, c) in found.fits.iter().enumerate() {
+        let front = if is_front(&found.fits, c) { "*" } else { " " };
+        let tied = if tie(c) { "~" } else { " " };
+        t.add_row([
+            format!("{}{front}{tied}", i + 1),
+            format!("{} ±{:.0} %", time(c.seconds), 100.0 * BAND),
+            format!("{:.1} %", 100.0 * c.mfu),
+            format!("{:.0}", c.tokens_per_s),
+            bytes(c.peak),
+            c.guess.candidate.words(),
+            shares(c),
+        ]);
+    }
+    for column in [1, 2, 3, 4] {
+        if let Some(c) = t.column_mut(column) {
+            c.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let ties = found.fits.iter().filter(|c| tie(c)).count();
+    let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
+    let counted = format!(
+        "{} legal, {} may fit in {}, all priced in closed form; {} compiled, {} fit, {} refused, {} passed over for \
+         a plan that needs less and does not fit",
+        found.legal,
+        found.may_fit,
+        bytes(asked.memory),
+        found.compiled,
+        found.fits.len(),
+        found.refused.len(),
+        found.passed_over
+    );
+    format!(
+        "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {ties} within \
+         {:.0} % of it are a tie (~); * none is faster and smaller\n",
+        lines.join("\n"),
+        100.0 * BAND
+    )
+}
+
+/// The parts that take most, in percent.
+fn shares(c: &Compiled) -> String {
+    let mut all = c.parts.list();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let whole = |s: f64| (100.0 * s / c.seconds).round();
+    let some = all.into_iter().filter(|p| whole(p.1) >= 1.0).take(6);
+    some.map(|(n, s)| format!("{n} {}", whole(s))).collect::<Vec<_>>().join(" · ")
+}
+
+fn explain(asked: &Asked, c: &Compiled) -> String {
+    let d = &asked.device;
+    let mut out = format!("\n{}: {}\n{}", c.guess.candidate.words(), time(c.seconds), lines(&c.parts));
+    out += &format!("closed form: {}\n\nconstants of {}\n", time(c.guess.seconds), d.name);
+    let f = &d.fit;
+    let of = |name: &str, x: Constant, per: &str| {
+        let from = match x.from {
+            Provenance::Measured => "measured",
+            Provenance::Tables => "tables",
+            Provenance::Prior => "prior",
+        };
+        let [low, high] = x.range;
+        format!("{name:<7} {:>9} {per:<20} {from}, {low} to {high}\n", x.value)
+    };
+    out += &of("gemm", f.gemm, "of the peak");
+    out += &of("hbm", f.hbm, "of the bandwidth");
+    out += &of("link", f.link, "of the bandwidth");
+    out += &of("nic", f.nic, "of the bandwidth");
+    out += &of("hop", f.hop, "seconds");
+    out + &of("kernel", f.kernel, "seconds")
+}
+
+fn to_json(asked: &Asked, found: &Found) -> Value {
+    let best = found.fits[0].seconds;
+    let one = |c: &Compiled| {
+        let parts: serde_json::Map<String, Value> =
+            c.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
+        json!({
+            "layout": c.guess.candidate.words(),
+            "mesh": crate::search::ways::mesh_text(&c.options),
+            "step_s": c.seconds,
+            "band": [c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)],
+            "closed_form_s": c.guess.seconds,
+            "mfu": c.mfu,
+            "tokens_per_s": c.tokens_per_s,
+            "peak_bytes": c.peak,
+            "tie": c.seconds <= best * (1.0 + BAND),
+            "pareto": is_front(&found.fits, c),
+            "extrapolated": true,
+            "parts": parts,
+        })
+    };
+    json!({
+        "device": asked.device.name,
+        "gpus": asked.gpus,
+        "memory": asked.memory,
+        "legal": found.legal,
+        "may_fit": found.may_fit,
+        "compiled": found.compiled,
+        "refused": found.refused.len(),
+        "passed_over": found.passed_over,
+        "plans": found.fits.iter().map(one).collect::<Vec<_>>(),
+    })
+}

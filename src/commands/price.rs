@@ -1,0 +1,201 @@
+//! `shardc price`: seconds of a step, of a compiled plan or of the runs in a table.
+
+use super::show;
+use crate::machine::{device, precision, sizes};
+use crate::plan_dir::{self, Stored};
+use crate::terminal::note;
+use clap::Args;
+use serde_json::{Value, json};
+use shardc_cost::device::{Device, Provenance};
+use shardc_cost::parts::Parts;
+use shardc_cost::plan::launch::Work;
+use shardc_cost::plan::{self, PlanPrice};
+use shardc_cost::table;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{self, FileFormat, io_error};
+use shardc_ir::plan::calls;
+use std::path::PathBuf;
+
+/// What is priced.
+#[derive(Args, Debug)]
+pub struct Price {
+    /// Folder that shardc compile wrote
+    pub plan: Option<PathBuf>,
+    /// Machine of the ranks: a name, or a TOML file as those of cost/hardware
+    #[arg(long, value_name = "NAME|FILE.toml", required_unless_present = "rows")]
+    pub device: Option<String>,
+    /// List every launch and exchange of the plan, with its sizes
+    #[arg(long)]
+    pub launches: bool,
+    /// Price the runs of a table (columns as cost/tests/data has them) in place of a plan
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "device", "launches"])]
+    pub rows: Option<PathBuf>,
+    /// File to write the runs' `id,step_s` to; else they are printed
+    #[arg(short, long, requires = "rows")]
+    pub output: Option<PathBuf>,
+}
+
+/// Largest table that is read, in bytes.
+const MAX_TABLE: u64 = 64 << 20;
+
+/// What `--rows` writes.
+const PRICES: FileFormat =
+    FileFormat { name: "table of prices", is: |begin| begin.starts_with(b"id,step_s") };
+
+/// Prices a plan or a table.
+///
+/// # Errors
+/// `rows`, `device`, and those of reading the plan.
+pub fn price(what: &Price, json: bool) -> Result<i32> {
+    if let Some(path) = &what.rows {
+        let text = files::read_text(path, MAX_TABLE)?;
+        let at = |d: Diag| match d.place {
+            Some(_) => d,
+            None => d.at(path.display().to_string()),
+        };
+        let out = table::prices(&text, &Device::known()).map_err(at)?;
+        match &what.output {
+            Some(to) => {
+                let failed = |e| io_error("cannot write", to, &e);
+                files::replace(to, &PRICES, |f| f.write_all(out.as_bytes()).map_err(failed))?;
+            }
+            None => show(out),
+        }
+        return Ok(0);
+    }
+    let (Some(dir), Some(word)) = (&what.plan, &what.device) else {
+        return Err(Diag::new("flag", "there is nothing to price")
+            .help("give a plan and --device NAME, or --rows FILE.csv"));
+    };
+    let device = device(word)?;
+    let stored = plan_dir::read(dir)?;
+    let priced = plan::price(&stored.plan, &device)?;
+    if json {
+        show(format!("{}\n", to_json(&stored, &device, &priced, what.launches)));
+        return Ok(0);
+    }
+    show(human(&stored, &device, &priced));
+    if what.launches {
+        show(launches(&stored, &priced));
+    }
+    note(trust(&device));
+    Ok(0)
+}
+
+/// What the figures rest on.
+pub fn trust(d: &Device) -> String {
+    let from = match d.fit.gemm.from {
+        Provenance::Measured => "measured",
+        Provenance::Tables => "fitted on published runs of other software",
+        Provenance::Prior => "a guess that nothing was compared with",
+    };
+    format!(
+        "extrapolated: no run of a plan of this compiler was compared on {}; its share of the peak for products \
+         ({:.2}) is {from}",
+        d.name, d.fit.gemm.value
+    )
+}
+
+/// Model FLOPs of a step over what all ranks could do in its time; none for a model that was a text.
+pub fn utilisation(stored: &Stored, d: &Device, seconds: f64) -> Option<f64> {
+    let facts = stored.facts.as_ref()?;
+    let s = &stored.plan.settings;
+    let sizes = sizes(&stored.family, facts, &stored.config);
+    let flops = sizes.step_flops((s.global_batch * s.seq) as f64, s.seq as f64);
+    let peak = d.peak.get(&precision(&stored.options))?;
+    Some(flops / (peak * stored.plan.module.mesh.ranks() as f64 * seconds))
+}
+
+/// Parts of a step with what they take of it, those that take something.
+pub fn lines(parts: &Parts) -> String {
+    let total = parts.total();
+    let line = |(name, s): (&str, f64)| {
+        format!("{name:<10} {:>12}  {:>5.1} %\n", time(s), 100.0 * s / total)
+    };
+    parts.list().into_iter().filter(|p| p.1 > 0.0).map(line).collect()
+}
+
+/// Seconds with their unit.
+pub fn time(s: f64) -> String {
+    match s {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.1} us", s * 1e6),
+    }
+}
+
+fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {
+    let s = &stored.plan.settings;
+    let tokens = (s.global_batch * s.seq) as f64 / p.total;
+    let mfu = utilisation(stored, d, p.total);
+    let mfu = mfu.map_or(String::new(), |u| format!("   {:.1} % of the peak", 100.0 * u));
+    let head = format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n\n", time(p.total), d.name);
+    head + &lines(&p.parts)
+}
+
+fn to_json(stored: &Stored, d: &Device, p: &PlanPrice, all: bool) -> Value {
+    let s = &stored.plan.settings;
+    let parts: serde_json::Map<String, Value> =
+        p.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
+    let mut out = json!({
+        "device": d.name,
+        "step_s": p.total,
+        "parts": parts,
+        "class": p.class,
+        "tokens_per_s": (s.global_batch * s.seq) as f64 / p.total,
+        "mfu": utilisation(stored, d, p.total),
+        "extrapolated": true,
+    });
+    if all {
+        let one = |(func, calls, i): (&str, usize, &plan::Item)| {
+            json!({ "function": func, "node": i.node, "calls": calls, "what": words(&i.work),
+                    "seconds": i.seconds, "seen_s": i.seen })
+        };
+        out["launches"] = each(stored, p).into_iter().map(one).collect();
+    }
+    out
+}
+
+/// All launches and exchanges: their function, how often a step calls it, and they.
+fn each<'a>(stored: &'a Stored, p: &'a PlanPrice) -> Vec<(&'a str, usize, &'a plan::Item)> {
+    let mut out = vec![];
+    for (i, (f, own)) in stored.plan.module.funcs.iter().zip(&p.funcs).enumerate() {
+        let all = stored.plan.classes.iter().flat_map(|c| calls(&c.step));
+        let count = all.filter(|c| c.func == i).count();
+        out.extend(own.items.iter().map(|item| (&*f.name, count, item)));
+    }
+    out
+}
+
+fn launches(stored: &Stored, p: &PlanPrice) -> String {
+    let mut out = "\nfunction             calls      each       seen  what\n".to_string();
+    for (func, count, i) in each(stored, p).into_iter().filter(|x| x.2.work != Work::View) {
+        let (each, seen) = (time(i.seconds), time(i.seen));
+        out += &format!("{func:<20} {count:>5} {each:>9} {seen:>10}  {}\n", words(&i.work));
+    }
+    out
+}
+
+/// A launch in words.
+fn words(w: &Work) -> String {
+    match w {
+        Work::View => "view".into(),
+        Work::Product { gemm: g, precision, .. } | Work::Grouped { gemm: g, precision } => {
+            let times = if g.batch > 1.0 { format!("{} x ", g.batch) } else { String::new() };
+            let p = format!("{precision:?}").to_lowercase();
+            format!("product {times}m={} n={} k={:.0} {p}", g.m, g.n, g.k)
+        }
+        Work::Attention { sizes: a, backward, .. } => {
+            let way = if *backward { "backward" } else { "forward" };
+            format!(
+                "attention {way} rows={} heads={} q={} k={} width={}",
+                a.rows, a.heads, a.queries, a.keys, a.width
+            )
+        }
+        Work::Rows { bytes } => format!("rows of {bytes} B"),
+        Work::Exchange { sends, group, bytes, .. } => {
+            let (n, domains) = (group.size, group.domains());
+            format!("{sends:?} over {n} ranks in {domains} domains, {bytes} B")
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The layouts that are looked at: every combination of these numbers that violates no rule of `check`.
+
+use crate::rules;
+use shardc_cost::layout::{Layout, Recompute as Again, Schedule};
+use shardc_frontends::Facts;
+use shardc_ir::mesh::PIPELINE;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{Options, Order, Transport};
+use shardc_passes::schedule::{Named, runs};
+use std::collections::HashMap;
+
+/// Most ranks of cp, stages per rank, and sequences of a microbatch that are looked at.
+const MOST: (usize, usize, usize) = (16, 8, 8);
+
+/// Ways to split experts: ranks, and ranks of each.
+type Experts = (usize, usize);
+
+/// tp, cp and dp.
+type Inside = (usize, usize, usize);
+
+/// A layout, as prices see it and as the compiler takes it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Candidate {
+    pub layout: Layout,
+    pub named: Named,
+}
+
+/// Schedules, with the stages per rank that are tried.
+const SCHEDULES: [(Named, Schedule, &[usize]); 4] = [
+    (Named::OneFOneB, Schedule::OneFOneB, &[1]),
+    (Named::ZbH1, Schedule::ZbH1, &[1]),
+    (Named::Interleaved, Schedule::Interleaved, &[2, 4, 8]),
+    (Named::ZbV, Schedule::ZbV, &[2]),
+];
+
+impl Candidate {
+    /// The options with this layout.
+    pub fn options(&self, base: &Options) -> Options {
+        let l = &self.layout;
+        let axes = [
+            (PIPELINE, l.pp),
+            ("dp_replicate", l.dp / l.shards),
+            ("dp_shard", l.shards),
+            ("cp", l.cp),
+            ("tp", l.tp),
+        ];
+        let axes = axes.into_iter().filter(|a| a.1 > 1);
+        Options {
+            mesh: axes.map(|(n, s)| (n.to_string(), s)).collect(),
+            microbatch: l.microbatch,
+            zero: l.zero,
+            sp: l.sp,
+            recompute: match l.recompute {
+                Again::None => Recompute::None,
+                Again::Selective | Again::Ops => Recompute::Selective,
+                Again::Full => Recompute::Full,
+            },
+            schedule: Order::Named(self.named.name().into()),
+            chunks: (l.pp > 1).then_some(l.chunks),
+            ep: l.ep,
+            etp: (l.ep > 1 || l.etp != l.tp).then_some(l.etp),
+            transport: Transport::Nccl,
+            ..base.clone()
+        }
+    }
+
+    /// The layout in words: axes, and what is not as by default.
+    pub fn words(&self) -> String {
+        let l = &self.layout;
+        let axes = [
+            ("pp", l.pp),
+            ("v", l.chunks),
+            ("dp", l.dp),
+            ("cp", l.cp),
+            ("tp", l.tp),
+            ("ep", l.ep),
+        ];
+        let mut words: Vec<String> =
+            axes.into_iter().filter(|a| a.1 > 1).map(|(n, s)| format!("{n}{s}")).collect();
+        words.extend((l.ep > 1).then(|| format!("etp{}", l.etp)));
+        words.extend(l.sp.then(|| "sp".to_string()));
+        words.extend((l.zero > 0).then(|| match l.shards == l.dp {
+            true => format!("zero{}", l.zero),
+            false => format!("zero{} over {}", l.zero, l.shards),
+        }));
+        words.extend((l.pp > 1).then(|| self.named.name().to_string()));
+        words.push(format!("mb{}", l.microbatch));
+        words.extend(match l.recompute {
+            Again::None => None,
+            Again::Selective | Again::Ops => Some("selective".to_string()),
+            Again::Full => Some("full".to_string()),
+        });
+        words.join(" ")
+    }
+
+    /// The number of a name that `--fix` has.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        let l = &self.layout;
+        Some(match name {
+            "tp" => l.tp,
+            "cp" => l.cp,
+            "pp" => l.pp,
+            "dp" => l.dp,
+            "ep" => l.ep,
+            "etp" => l.etp,
+            "v" => l.chunks,
+            "mb" => l.microbatch,
+            "zero" => usize::from(l.zero),
+            "sp" => usize::from(l.sp),
+            _another => return None,
+        })
+    }
+}
+
+/// Names that [`Candidate::number`] knows.
+pub const NUMBERS: [&str; 10] = ["tp", "cp", "pp", "dp", "ep", "etp", "v", "mb", "zero", "sp"];
+
+fn divisors(n: usize, most: usize) -> impl Iterator<Item = usize> + Clone {
+    (1..=most.min(n)).filter(move |d| n % d == 0)
+}
+
+/// What does not depend on the pipeline and its schedule.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Inner {
+    tp: usize,
+    cp: usize,
+    shards: usize,
+    replicas: usize,
+    sp: bool,
+    microbatch: usize,
+    experts: Experts,
+}
+
+/// All legal layouts of a model on so many ranks, in a fixed order; `domain` ranks are near each other.
+pub fn candidates(f: &Facts, base: &Options, gpus: usize, domain: usize) -> Vec<Candidate> {
+    let mut out = vec![];
+    let mut known: HashMap<Inner, bool> = HashMap::new();
+    for pp in divisors(gpus, f.layers) {
+        for tp in divisors(gpus / pp, f.heads) {
+            for cp in divisors(gpus / pp / tp, MOST.0).filter(|c| c.is_power_of_two()) {
+                let dp = gpus / pp / tp / cp;
+                if base.global_batch % dp != 0 {
+                    continue;
+                }
+                for inner in inner(f, base, (tp, cp, dp), domain) {
+                    let legal = *known.entry(inner).or_insert_with(|| is_legal(f, base, inner));
+                    if legal {
+                        outer(f, base, pp, inner, &mut out);
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Ways to run what is inside of stages.
+fn inner(f: &Facts, base: &Options, sizes: Inside, domain: usize) -> Vec<Inner> {
+    let (tp, cp, dp) = sizes;
+    let mut out = vec![];
+    // Shards over all ranks, or over those near each other.
+    let near = (domain / (tp * cp)).clamp(1, dp);
+    let near = (1..=near).rev().find(|n| dp % n == 0).unwrap_or(1);
+    let mut shards = vec![dp];
+    shards.extend((near > 1 && near < dp).then_some(near));
+    let experts: Vec<Experts> = match f.experts {
+        None => vec![(1, tp)],
+        Some(x) => {
+            let ways = |etp: usize| divisors(dp * cp * tp / etp, x.experts).map(move |ep| (ep, etp));
+            let etps: Vec<usize> = if tp > 1 { vec![1, tp] } else { vec![1] };
+            etps.into_iter().flat_map(ways).filter(|e| e.0.is_power_of_two()).collect()
+        }
+    };
+    for &shards in &shards {
+        for sp in [true, false].into_iter().filter(|sp| !sp || tp > 1) {
+            for &experts in &experts {
+                let rows = base.global_batch / dp;
+                for microbatch in divisors(rows, MOST.2).filter(|n| n.is_power_of_two()) {
+                    let replicas = dp / shards;
+                    out.push(Inner { tp, cp, shards, replicas, sp, microbatch, experts });
+                }
+            }
+        }
+    }
+    out
+}
+
+/// True if no rule of `check` is violated, those of schedules left out.
+fn is_legal(f: &Facts, base: &Options, i: Inner) -> bool {
+    let layout = Layout {
+        tp: i.tp,
+        cp: i.cp,
+        dp: i.shards * i.replicas,
+        pp: 1,
+        chunks: 1,
+        ep: i.experts.0,
+        etp: i.experts.1,
+        shards: i.shards,
+        zero: 0,
+        sp: i.sp,
+        recompute: Again::None,
+        schedule: Schedule::OneFOneB,
+        microbatch: i.microbatch,
+        microbatches: 1,
+    };
+    let o = Candidate { layout, named: Named::OneFOneB }.options(base);
+    // One microbatch is enough to ask.
+    let o = Options { global_batch: o.microbatch_rows(), ..o };
+    rules::violations(f, &o).is_empty()
+}
+
+/// Stages, schedules, ZeRO and recomputation around what is inside.
+fn outer(f: &Facts, base: &Options, pp: usize, i: Inner, out: &mut Vec<Candidate>) {
+    let dp = i.shards * i.replicas;
+    let microbatches = base.global_batch / dp / i.microbatch;
+    let of_schedules = SCHEDULES.into_iter().filter(|s| pp > 1 || s.0 == Named::OneFOneB);
+    for (named, schedule, chunks) in of_schedules {
+        let fits = |v: &&usize| **v <= MOST.1 && pp * **v <= f.layers;
+        for &chunks in chunks.iter().filter(fits) {
+            if !runs(named, pp, chunks, microbatches) {
+                continue;
+            }
+            // Replicas of shards are for what is sharded.
+            let zeros = [0, 1, 2, 3].into_iter().filter(|&z| match i.shards {
+                1 => z == 0,
+                _ => z > 0 || i.replicas == 1,
+            });
+            for zero in zeros {
+                for recompute in [Again::None, Again::Selective, Again::Full] {
+                    let layout = Layout {
+                        tp: i.tp,
+                        cp: i.cp,
+                        dp,
+                        pp,
+                        chunks,
+                        ep: i.experts.0,
+                        etp: i.experts.1,
+                        shards: i.shards,
+                        zero,
+                        sp: i.sp,
+                        recompute,
+                        schedule,
+                        microbatch: i.microbatch,
+                        microbatches,
+                    };
+                    out.push(Candidate { layout, named });
+                }
+            }
+        }
+    }
+}

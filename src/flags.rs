@@ -178,10 +178,10 @@ flags! {
     #[arg(long, value_name = "BYTES", help_heading = "Layout")]
     #[serde(deserialize_with = "number_or_text")]
     pub memory: Option<String>,
-    /// Speeds of a rank for what is chosen by price (--shard auto, --schedule search, --recompute fit), a TOML file with any of: link (bytes/s, and by axis in a table `links`),
+    /// Speeds of a rank for what is chosen by price (--shard auto, --schedule search, --recompute fit): a machine as `shardc plan --device` takes it, or a TOML file with any of: link (bytes/s, and by axis in a table `links`),
     /// memory (bytes/s), flops (1/s), latency, start, line (s) [default: link = 50e9, memory = 1e12,
     /// flops = 50e12, latency = 10e-6, start = 1e-6, line = 50e-9]
-    #[arg(long, value_name = "FILE.toml", help_heading = "Layout")]
+    #[arg(long, value_name = "NAME|FILE.toml", help_heading = "Layout")]
     pub hardware: Option<String>,
     /// adamw or sgd [default: adamw]
     #[arg(long, help_heading = "Optimizer")]

@@ -24,6 +24,20 @@ pub fn device(word: &str) -> Result<Device> {
     Device::parse(&text).map_err(|d| d.at(word.to_string()))
 }
 
+/// The machine that a word means which may also name a file of speeds; none if it does that.
+///
+/// # Errors
+/// `device` if it is neither a name nor a file, or the file is a machine's and has what cannot be; `file`.
+pub fn in_place_of_speeds(word: &str) -> Result<Option<Device>> {
+    let path = Path::new(word);
+    if !word.contains(['.', '/']) && !path.exists() {
+        return Device::named(word).map(Some);
+    }
+    let text = files::read_text(path, MAX_FILE)?;
+    let of_machine = toml::from_str::<toml::Table>(&text).is_ok_and(|t| t.contains_key("sms"));
+    of_machine.then(|| device(word)).transpose()
+}
+
 /// The element type of products with these options.
 pub fn precision(o: &Options) -> Precision {
     Precision::of(o.dtype).unwrap_or(Precision::F32)

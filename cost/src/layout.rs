@@ -201,6 +201,8 @@ pub struct Stack {
     pub gradient: f64,
     /// Speed of attention over several ranks of cp, of what it is on one.
     pub ring: f64,
+    /// ZeRO-3 keeps parameters whole between the microbatches of a pipeline.
+    pub keeps: bool,
     /// Stages wait for their transfers under 1F1B and its interleaving, whatever else overlaps.
     pub waits: bool,
     /// Where each number is from.

@@ -53,27 +53,52 @@ pub fn balanced_stages(layers: usize, stages: usize, head: f64) -> Vec<usize> {
     out
 }
 
-/// Seconds that ranks of a pipeline wait for others, where `of` are their times for one microbatch and
-/// `at` is the one that is waited for.
-fn bubble(schedule: Schedule, chunks: usize, of: &[Times], at: usize) -> f64 {
-    let others = of.iter().enumerate().filter(|(s, _)| *s != at).map(|(_, t)| t);
-    let each = |t: &Times| (t.forward.total(), t.input.total(), t.weight.total());
-    let waits: f64 = others
-        .map(|t| {
-            let (f, i, w) = each(t);
-            match schedule {
-                Schedule::OneFOneB => f + i + w,
-                Schedule::Interleaved => (f + i + w) / chunks as f64,
-                Schedule::ZbH1 => (f + i - w).max(0.0),
-                Schedule::ZbH2 | Schedule::ZbV => (f + i - 2.0 * w).max(0.0),
-                Schedule::Filled => 0.0,
-                // Of half the ranks: both directions at once (DeepSeek-V3, 2024, table 2).
-                Schedule::DualPipe => (f + 2.0 * i - w).max(0.0) / 2.0,
-            }
-        })
-        .sum();
-    waits
+/// Forward, gradients of inputs and of weights, in seconds.
+type Seconds = [f64; 3];
+
+fn seconds_of(t: &Times) -> Seconds {
+    [t.forward.total(), t.input.total(), t.weight.total()]
 }
+
+/// Seconds that the rank `at` of a pipeline waits for others; `of` are the times of all ranks for one
+/// microbatch.
+fn bubble(schedule: Schedule, chunks: usize, of: &[Seconds], at: usize) -> f64 {
+    let wait = |[f, i, w]: &Seconds| match schedule {
+        Schedule::OneFOneB => f + i + w,
+        Schedule::Interleaved => (f + i + w) / chunks as f64,
+        Schedule::ZbH1 => (f + i - w).max(0.0),
+        Schedule::ZbH2 | Schedule::ZbV => (f + i - 2.0 * w).max(0.0),
+        Schedule::Filled => 0.0,
+        // Of half the ranks: both directions at once (DeepSeek-V3, 2024, table 2).
+        Schedule::DualPipe => (f + 2.0 * i - w).max(0.0) / 2.0,
+    };
+    of.iter().enumerate().filter(|(s, _)| *s != at).map(|(_, t)| wait(t)).sum()
+}
+
+/// Times of what a model is made of, for one microbatch on one rank: they depend on what is inside of a
+/// stage, and not on stages and their schedule.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
+    /// A layer with dense MLP, one with experts, the embedding, and logits with loss.
+    times: [Times; 4],
+    seconds: [Seconds; 4],
+}
+
+impl Pieces {
+    /// Those of a question.
+    ///
+    /// # Errors
+    /// `device` if the device lacks products of an element type.
+    pub fn of(q: &Question) -> Result<Pieces> {
+        let dense = q.layer(true)?;
+        let with = if q.sizes.expert_layers() > 0 { q.layer(false)? } else { dense };
+        let times = [dense, with, q.embedding(), q.head()?];
+        Ok(Pieces { times, seconds: times.map(|t| seconds_of(&t)) })
+    }
+}
+
+/// How many of each of [`Pieces`] a rank of the pipeline has.
+type Load = [usize; 4];
 
 /// The price of a step in closed form.
 pub struct Closed<'a> {
@@ -83,54 +108,48 @@ pub struct Closed<'a> {
 }
 
 impl Closed<'_> {
-    /// Times of each rank of the pipeline for one microbatch, and its parameters: without those of
-    /// experts, and of experts.
-    fn ranks(&self) -> Result<Vec<(Times, f64, f64)>> {
+    /// What each rank of the pipeline has.
+    fn loads(&self, pieces: &Pieces) -> Vec<Load> {
         let q = &self.question;
         let (s, l) = (q.sizes, q.layout);
-        let dense = q.layer(true)?;
-        let dense_params = q.layer_params(true);
-        let expert_layers = s.expert_layers();
-        let (with, with_params) = match expert_layers {
-            0 => (dense, dense_params),
-            _ => (q.layer(false)?, q.layer_params(false)),
-        };
-        let (embedding, head) = (q.embedding(), q.head()?);
         let stages = l.pp * l.chunks;
         let cut = match self.balanced {
             true => {
-                let layer = if expert_layers > 0 { with } else { dense };
-                balanced_stages(s.layers, stages, head.all().total() / layer.all().total())
+                let of = |i: usize| pieces.seconds[i].iter().sum::<f64>();
+                let layer = if s.expert_layers() > 0 { of(1) } else { of(0) };
+                balanced_stages(s.layers, stages, of(3) / layer)
             }
             false => equal_stages(s.layers, stages),
         };
-        let mut out = vec![(Times::default(), 0.0, 0.0); l.pp];
-        let (mut layer, table) = (0, s.embedding_params() / l.tp as f64);
+        let mut out = vec![[0; 4]; l.pp];
+        let (mut layer, dense) = (0, s.layers - s.expert_layers());
         for (stage, &count) in cut.iter().enumerate() {
             let along_v = matches!(l.schedule, Schedule::ZbV | Schedule::DualPipe);
             let (lap, place) = (stage / l.pp, stage % l.pp);
             let rank = if along_v && lap % 2 == 1 { l.pp - 1 - place } else { place };
-            let first = (s.layers - expert_layers).saturating_sub(layer).min(count) as f64;
-            let (rest, own) = (count as f64 - first, &mut out[rank]);
+            let first = dense.saturating_sub(layer).min(count);
             layer += count;
-            own.0 = own.0 + dense * first + with * rest;
-            own.1 += first * dense_params.0 + rest * with_params.0;
-            own.2 += rest * with_params.1;
-            if stage == 0 {
-                own.0 = own.0 + embedding;
-                own.1 += table;
-            }
-            if stage + 1 == stages {
-                own.0 = own.0 + head;
-                own.1 += table;
-            }
+            let own = &mut out[rank];
+            own[0] += first;
+            own[1] += count - first;
+            own[2] += usize::from(stage == 0);
+            own[3] += usize::from(stage + 1 == stages);
         }
-        Ok(out)
+        out
+    }
+
+    /// Parameters of a rank: without those of experts, and of experts.
+    fn params(&self, load: &Load) -> (f64, f64) {
+        let q = &self.question;
+        let (dense, with) = (q.layer_params(true), q.layer_params(false));
+        let tables = (load[2] + load[3]) as f64 * q.sizes.embedding_params() / q.layout.tp as f64;
+        let (a, b) = (load[0] as f64, load[1] as f64);
+        (a * dense.0 + b * with.0 + tables, b * with.1)
     }
 
     /// Exposed gathers of parameters and sums of gradients of one rank of the pipeline: for a microbatch,
     /// and for a step.
-    fn data_parallel(&self, t: &Times, params: f64, experts: f64) -> (f64, f64) {
+    fn data_parallel(&self, [f, i, w]: Seconds, (params, experts): (f64, f64)) -> (f64, f64) {
         let q = &self.question;
         let (l, d, over) = (q.layout, q.device, q.job.overlap.dp);
         let (wide, gradient) = (q.job.precision.wide().bytes(), q.stack.gradient);
@@ -139,7 +158,7 @@ impl Closed<'_> {
             groups.iter().map(|(n, g)| seconds(d, kind, *g, n * bytes)).sum()
         };
         let seen = |t: f64, work: f64| if over { exposed(t, work) } else { t };
-        let (forward, backward) = (t.forward.total(), t.input.total() + t.weight.total());
+        let backward = i + w;
         let shards = (l.cp * l.shards) as f64;
         let replicas = seconds(d, Kind::AllReduce, l.replica_group(d), params / shards * gradient);
         let across = if l.zero > 0 { seen(replicas, backward) } else { 0.0 };
@@ -155,35 +174,39 @@ impl Closed<'_> {
                     0.0
                 };
                 let once = if each > 0.0 { 0.0 } else { seen(scatter, backward) };
-                (each, once + across + seen(gather, forward))
+                (each, once + across + seen(gather, f))
             }
             _ => {
                 let gather = of(Kind::AllGather, q.job.precision.bytes());
-                if l.pp > 1 {
-                    // Between microbatches of a pipeline parameters stay whole.
-                    return (0.0, seen(gather, forward) + seen(scatter, backward) + across);
+                if l.pp > 1 && q.stack.keeps {
+                    return (0.0, seen(gather, f) + seen(scatter, backward) + across);
                 }
-                let forward = seen(gather, forward * BESIDE_GATHERS);
+                let forward = seen(gather, f * BESIDE_GATHERS);
                 (forward + seen(gather + scatter, backward * BESIDE_GATHERS), across)
             }
         }
     }
 
     /// Parts of a step.
-    ///
-    /// # Errors
-    /// `device` if the device lacks products of an element type.
-    pub fn parts(&self) -> Result<Parts> {
+    fn parts(&self, pieces: &Pieces) -> Parts {
         let q = &self.question;
         let (l, d) = (q.layout, q.device);
-        let ranks = self.ranks()?;
-        let times: Vec<Times> = ranks.iter().map(|r| r.0).collect();
-        let longest = |a: &usize, b: &usize| {
-            times[*a].all().total().total_cmp(&times[*b].all().total()).then(b.cmp(a))
+        let loads = self.loads(pieces);
+        let of = |load: &Load| -> Seconds {
+            let sum = |phase: usize| {
+                load.iter().zip(&pieces.seconds).map(|(n, s)| *n as f64 * s[phase]).sum()
+            };
+            [sum(0), sum(1), sum(2)]
         };
-        let at = (0..ranks.len()).max_by(longest).unwrap_or(0);
+        let times: Vec<Seconds> = loads.iter().map(of).collect();
+        let whole = |t: &Seconds| t.iter().sum::<f64>();
+        let longest =
+            |a: &usize, b: &usize| whole(&times[*a]).total_cmp(&whole(&times[*b])).then(b.cmp(a));
+        let at = (0..loads.len()).max_by(longest).unwrap_or(0);
         let m = l.microbatches as f64;
-        let mut out = times[at].all() * m;
+        let pieces_of = loads[at].iter().zip(&pieces.times);
+        let own = pieces_of.fold(Times::default(), |sum, (n, t)| sum + *t * *n as f64);
+        let mut out = own.all() * m;
         if l.pp > 1 {
             out.bubble = bubble(l.schedule, l.chunks, &times, at);
             let t = if l.sp || !q.job.overlap.whole_sends { l.tp as f64 } else { 1.0 };
@@ -195,16 +218,21 @@ impl Closed<'_> {
             let steady = if seen { 2.0 * m * l.chunks as f64 * one } else { 0.0 };
             out.send = 2.0 * (l.pp - 1) as f64 * one + steady;
         }
-        let dp = ranks.iter().map(|(t, n, x)| {
-            let (each, once) = self.data_parallel(t, *n, *x);
-            m * each + once
-        });
-        out.dp = dp.fold(0.0, f64::max);
         let shards = if l.zero > 0 { (l.cp * l.shards) as f64 } else { 1.0 };
         let spread = if l.zero > 0 { l.expert_replicas(d).size } else { 1.0 };
-        let held = ranks.iter().map(|r| r.1 / shards + r.2 / spread).fold(0.0, f64::max);
+        let (mut held, mut known) = (0.0f64, vec![]);
+        for (load, t) in loads.iter().zip(&times) {
+            if known.contains(load) {
+                continue;
+            }
+            known.push(*load);
+            let params = self.params(load);
+            let (each, once) = self.data_parallel(*t, params);
+            out.dp = out.dp.max(m * each + once);
+            held = held.max(params.0 / shards + params.1 / spread);
+        }
         out.optimizer = rows(d, held * q.stack.optimizer, 4.0);
-        Ok(out)
+        out
     }
 
     /// The price of the step.
@@ -212,14 +240,19 @@ impl Closed<'_> {
     /// # Errors
     /// `device` if the device lacks products of an element type.
     pub fn price(&self) -> Result<StepCost> {
+        Ok(self.price_of(&Pieces::of(&self.question)?))
+    }
+
+    /// The same, of pieces that are known.
+    pub fn price_of(&self, pieces: &Pieces) -> StepCost {
         let q = &self.question;
-        let (l, parts) = (q.layout, self.parts()?);
+        let (l, parts) = (q.layout, self.parts(pieces));
         let total = parts.total();
         let sequences = (l.microbatch * l.dp * l.microbatches) as f64;
         let tokens = sequences * q.job.seq as f64;
         let needed = q.sizes.step_flops(tokens, q.job.seq as f64);
         let peak = q.device.peak.get(&q.job.precision).copied().unwrap_or(f64::INFINITY);
-        Ok(StepCost { parts, total, mfu: needed / (total * peak * l.ranks() as f64) })
+        StepCost { parts, total, mfu: needed / (total * peak * l.ranks() as f64) }
     }
 
     /// One layer forward and backward alone, as tables of single layers have them.

@@ -65,7 +65,9 @@ const BAND: f64 = 0.09;
 
 fn bad(flag: &str, given: &str, help: &str) -> Diag {
     let short: String = given.chars().take(40).collect();
-    Diag::new("flag", format!("`{short}` is no value of {flag}")).at(format!("{flag} {short}")).help(help)
+    Diag::new("flag", format!("`{short}` is no value of {flag}"))
+        .at(format!("{flag} {short}"))
+        .help(help)
 }
 
 impl Plan {
@@ -149,7 +151,8 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
 }
 
 fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
-    let what = format!("none of {} compiled layouts fits in {}", found.compiled, bytes(asked.memory));
+    let what =
+        format!("none of {} compiled layouts fits in {}", found.compiled, bytes(asked.memory));
     let d = Diag::new("no-layout", what).rule("a layout fits if its compiled plan does");
     let d = match (&found.least, found.refused.first()) {
         (Some((c, peak)), _) => d.why(format!("{} needs least: {}", c.words(), bytes(*peak))),
@@ -200,15 +203,16 @@ fn table(asked: &Asked, found: &Found) -> String {
     let ties = found.fits.iter().filter(|c| tie(c)).count();
     let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
     let counted = format!(
-        "{} legal, {} may fit in {}, all priced in closed form; {} compiled, {} fit, {} refused, {} passed over for \
-         a plan that needs less and does not fit",
+        "{} legal, {} may fit in {}, all priced in closed form; {} compiled, {} fit, {} refused, {} passed over (a \
+         plan that needs less does not fit), {} put off (they do not seem to fit)",
         found.legal,
         found.may_fit,
         bytes(asked.memory),
         found.compiled,
         found.fits.len(),
         found.refused.len(),
-        found.passed_over
+        found.passed_over,
+        found.put_off
     );
     format!(
         "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {ties} within \
@@ -229,7 +233,8 @@ fn shares(c: &Compiled) -> String {
 
 fn explain(asked: &Asked, c: &Compiled) -> String {
     let d = &asked.device;
-    let mut out = format!("\n{}: {}\n{}", c.guess.candidate.words(), time(c.seconds), lines(&c.parts));
+    let mut out =
+        format!("\n{}: {}\n{}", c.guess.candidate.words(), time(c.seconds), lines(&c.parts));
     out += &format!("closed form: {}\n\nconstants of {}\n", time(c.guess.seconds), d.name);
     let f = &d.fit;
     let of = |name: &str, x: Constant, per: &str| {
@@ -278,6 +283,7 @@ fn to_json(asked: &Asked, found: &Found) -> Value {
         "compiled": found.compiled,
         "refused": found.refused.len(),
         "passed_over": found.passed_over,
+        "put_off": found.put_off,
         "plans": found.fits.iter().map(one).collect::<Vec<_>>(),
     })
 }

@@ -3,6 +3,8 @@
 use super::text::{Brought, default_microbatch, global_batch, rows_of};
 use super::values::*;
 use super::{Flags, read_hardware};
+use crate::machine;
+use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::{LrSchedule, Mode};
@@ -163,8 +165,11 @@ impl Flags {
         if o.auto {
             self.left_to_price(o)?;
         }
-        if let Some(path) = &self.hardware {
-            o.hardware = links_of(read_hardware(Path::new(path))?, o, path)?;
+        if let Some(word) = &self.hardware {
+            o.hardware = match machine::in_place_of_speeds(word)? {
+                Some(device) => of_machine(device, o)?,
+                None => links_of(read_hardware(Path::new(word))?, o, word)?,
+            };
         }
         o.moe = self.buffers()?;
         o.balance = Balance {
@@ -287,6 +292,14 @@ impl Flags {
             }
         }
     }
+}
+
+/// Speeds of a machine: links of axes inside a domain, which is no larger than a node, are fast.
+fn of_machine(mut device: Device, o: &Options) -> Result<Hardware> {
+    if let Some(node) = o.node.filter(|&n| n < device.domain as usize) {
+        device = device.with("domain", node as f64)?;
+    }
+    device.hardware(&o.mesh, machine::precision(o))
 }
 
 /// Speeds with those of `dp` for the axes that it means here. Refuses speeds of axes that the mesh has not.

@@ -3,23 +3,26 @@
 //! Whether a layout fits is what its compiled plan says, and nothing else; which are compiled is a guess
 //! that the closed form makes, and says so.
 
+pub mod memory;
 pub mod space;
 
 use crate::machine::{precision, sizes};
 use crate::search::{all, trial};
 use crate::{Input, read_model};
+use memory::Bytes;
 use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
 use shardc_cost::layout::{Job, Kernels, Overlap, Recompute, Stack};
 use shardc_cost::model::Sizes;
 use shardc_cost::parts::Parts;
 use shardc_cost::plan as of_plan;
-use shardc_cost::step::Closed;
+use shardc_cost::step::{Closed, Pieces};
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_passes::options::Options;
 use shardc_passes::threads;
-use space::Candidate;
+use space::{Candidate, Inside};
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Instant;
 
@@ -27,6 +30,12 @@ use std::time::Instant;
 const AT_ONCE: usize = 2;
 /// Compilations for one plan that is asked for, fitting or not.
 const TRIES: usize = 6;
+
+/// Part of the formula of memory that is taken for what a plan needs until one was compiled.
+const FIRST_RATIO: f64 = 0.8;
+
+/// Layouts that a thread prices before it takes more.
+const RUN: usize = 1024;
 
 /// What is asked.
 pub struct Asked {
@@ -47,8 +56,7 @@ pub struct Asked {
 pub struct Guess {
     pub candidate: Candidate,
     pub seconds: f64,
-    /// Bytes that no plan of it can do without.
-    pub least: f64,
+    pub bytes: Bytes,
 }
 
 /// A layout that was compiled.
@@ -71,8 +79,10 @@ pub struct Found {
     /// Compiled, fitting or not; and those whose compilation was refused.
     pub compiled: usize,
     pub refused: Vec<(Candidate, Diag)>,
-    /// Passed over, as layouts like them were compiled and did not fit.
+    /// Passed over: they need more than a layout that was compiled and did not fit.
     pub passed_over: usize,
+    /// Not compiled although they seem faster: what is like them needed more than formulas say.
+    pub put_off: usize,
     /// Those that fit, the fastest first.
     pub fits: Vec<Compiled>,
     /// The least that a compiled plan needs, if none fits.
@@ -89,7 +99,8 @@ struct Form {
 
 impl Form {
     fn of(family: &str, f: &Facts, config: &serde_json::Value, o: &Options) -> Form {
-        let overlap = Overlap { tp_backward: true, dp: true, whole_sends: true, ..Overlap::default() };
+        let overlap =
+            Overlap { tp_backward: true, dp: true, whole_sends: true, ..Overlap::default() };
         let job = Job {
             seq: o.seq,
             precision: precision(o),
@@ -100,33 +111,34 @@ impl Form {
         Form { sizes: sizes(family, f, config), job, stack: Stack::named("shardc") }
     }
 
-    /// Seconds, and the least bytes: weights, gradients and the optimizer's state, and what enters the
-    /// layers of one microbatch.
-    fn guess(&self, device: &Device, candidate: Candidate) -> Result<Guess> {
-        let layout = &candidate.layout;
-        let question =
-            Question { sizes: &self.sizes, layout, job: &self.job, stack: self.stack, device };
-        let seconds = Closed { question, balanced: true }.price()?.total;
-        Ok(Guess { candidate, seconds, least: self.least(&candidate) })
+    fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
+        let (sizes, job, stack) = (&self.sizes, &self.job, self.stack);
+        Question { sizes, layout: &c.layout, job, stack, device }
     }
 
-    fn least(&self, c: &Candidate) -> f64 {
-        let (l, s) = (&c.layout, &self.sizes);
-        let wide = self.job.precision.bytes();
-        let dense = (s.layers - s.expert_layers()) as f64 * s.layer_params(true);
-        let others = s.expert_layers() as f64 * s.layer_params(false);
-        let own = (dense + others) / (l.tp * l.pp) as f64;
-        let experts = s.expert_layers() as f64 * s.expert_params() / (l.ep * l.etp * l.pp) as f64;
-        let by = |zero: u8| if l.zero >= zero { l.shards as f64 } else { 1.0 };
-        // f32 gradients, two moments, and a master copy of what is not f32.
-        let state = if wide < 4.0 { 12.0 } else { 8.0 };
-        let each = wide / by(3) + 4.0 / by(2) + state / by(1);
-        // What ZeRO does to experts depends on how many ranks have the same.
-        let of_expert = if l.zero == 0 { wide + 4.0 + state } else { 0.0 };
-        let rows = if l.sp { l.tp as f64 } else { 1.0 };
-        let tokens = (l.microbatch * self.job.seq / l.cp) as f64 / rows;
-        let entering = tokens * s.hidden as f64 * wide * (s.layers / l.pp) as f64;
-        own * each + experts * of_expert + entering
+    /// Seconds and bytes of layouts by formulas; what is inside of stages is priced once for all of them.
+    fn guesses(&self, device: &Device, all: &[Candidate]) -> Result<Vec<Guess>> {
+        let mut places: HashMap<Inside, usize> = HashMap::new();
+        let mut first = vec![];
+        let mut place = |c: &Candidate| {
+            *places.entry(c.inside()).or_insert_with(|| {
+                first.push(*c);
+                first.len() - 1
+            })
+        };
+        let of: Vec<usize> = all.iter().map(&mut place).collect();
+        let made = threads::all(&first, usize::MAX, |c| Pieces::of(&self.question(device, c)));
+        let pieces: Vec<Pieces> = made.into_iter().collect::<Result<_>>()?;
+        let one = |run: &(&[Candidate], &[usize])| -> Vec<Guess> {
+            let of = |(c, i): (&Candidate, &usize)| {
+                let closed = Closed { question: self.question(device, c), balanced: true };
+                let seconds = closed.price_of(&pieces[*i]).total;
+                Guess { candidate: *c, seconds, bytes: memory::bytes(&self.sizes, &self.job, c) }
+            };
+            run.0.iter().zip(run.1).map(of).collect()
+        };
+        let runs: Vec<_> = all.chunks(RUN).zip(of.chunks(RUN)).collect();
+        Ok(threads::all(&runs, usize::MAX, one).concat())
     }
 }
 
@@ -153,9 +165,8 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     }
     let form = Form::of(&input.family, &facts, &input.config, base);
     let limit = asked.memory as f64;
-    let priced = threads::all(&legal, usize::MAX, |c| form.guess(&asked.device, *c));
-    let mut guesses: Vec<Guess> = priced.into_iter().collect::<Result<_>>()?;
-    guesses.retain(|g| g.least <= limit);
+    let mut guesses = form.guesses(&asked.device, &legal)?;
+    guesses.retain(|g| g.bytes.least <= limit);
     guesses.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let closed_ms = since.elapsed().as_secs_f64() * 1e3;
     let (legal, may_fit) = (legal.len(), guesses.len());
@@ -165,18 +176,31 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         input: &input,
         form: &form,
         failed: vec![],
+        ratios: BTreeMap::new(),
         refused: vec![],
         fits: vec![],
         least: None,
         compiled: 0,
         passed_over: 0,
     };
-    search.run(&guesses, say);
-    let Search { refused, fits, least, compiled, passed_over, .. } = search;
-    let mut found =
-        Found { legal, may_fit, closed_ms, compiled, refused, passed_over, fits, least, input };
-    found.fits.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
-    Ok(found)
+    let put_off = search.run(&guesses, say);
+    let Search { refused, mut fits, least, compiled, passed_over, .. } = search;
+    // Of the last ones that were compiled together, not all are wanted.
+    fits.sort_by(|a, b| a.guess.seconds.total_cmp(&b.guess.seconds));
+    fits.truncate(asked.top);
+    fits.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
+    Ok(Found {
+        legal,
+        may_fit,
+        closed_ms,
+        compiled,
+        refused,
+        passed_over,
+        put_off,
+        fits,
+        least,
+        input,
+    })
 }
 
 /// What was compiled so far.
@@ -184,8 +208,10 @@ struct Search<'a> {
     asked: &'a Asked,
     input: &'a Input,
     form: &'a Form,
-    /// Layouts that did not fit, and what they need.
-    failed: Vec<(Candidate, usize)>,
+    /// Layouts that did not fit.
+    failed: Vec<Candidate>,
+    /// By recomputation, the least that a plan needed of what the formula says.
+    ratios: BTreeMap<Recompute, f64>,
     refused: Vec<(Candidate, Diag)>,
     fits: Vec<Compiled>,
     least: Option<(Candidate, usize)>,
@@ -194,17 +220,31 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn run(&mut self, guesses: &[Guess], say: &mut dyn FnMut(String)) {
-        let mut rest = guesses.iter();
-        while self.fits.len() < self.asked.top && self.compiled < TRIES * self.asked.top {
+    /// Compiles the fastest first, of those that seem to fit; then those that do not seem to. How many of
+    /// these were left in the end.
+    fn run(&mut self, guesses: &[Guess], say: &mut dyn FnMut(String)) -> usize {
+        let mut put_off: Vec<Guess> = vec![];
+        let mut rest = guesses.iter().copied();
+        let mut late = vec![].into_iter();
+        while !self.is_done() {
             let mut some: Vec<Guess> = vec![];
-            while let Some(g) = rest.next().filter(|_| some.len() < AT_ONCE) {
-                match self.failed.iter().any(|f| needs_more(&g.candidate, &f.0)) {
-                    true => self.passed_over += 1,
-                    false => some.push(*g),
+            while some.len() < AT_ONCE {
+                if let Some(g) = rest.next() {
+                    match (self.is_hopeless(&g), self.seems_to_fit(&g)) {
+                        (true, _) => self.passed_over += 1,
+                        (false, false) => put_off.push(g),
+                        (false, true) => some.push(g),
+                    }
+                    continue;
                 }
-                if some.len() == AT_ONCE {
-                    break;
+                if late.len() == 0 {
+                    put_off.sort_by(|a, b| a.bytes.likely.total_cmp(&b.bytes.likely));
+                    late = std::mem::take(&mut put_off).into_iter();
+                }
+                match late.next() {
+                    Some(g) if self.is_hopeless(&g) => self.passed_over += 1,
+                    Some(g) => some.push(g),
+                    None => break,
                 }
             }
             if some.is_empty() {
@@ -220,17 +260,37 @@ impl Search<'_> {
             let (n, fits) = (self.compiled, self.fits.len());
             say(format!("{n} compiled, {fits} fit"));
         }
+        put_off.len() + late.len()
+    }
+
+    fn is_done(&self) -> bool {
+        let tries = self.compiled + self.refused.len();
+        self.fits.len() >= self.asked.top || tries >= TRIES * self.asked.top
+    }
+
+    /// True if a layout that needs less was compiled and did not fit.
+    fn is_hopeless(&self, g: &Guess) -> bool {
+        self.failed.iter().any(|f| needs_more(&g.candidate, f))
+    }
+
+    /// True if the formula of memory, scaled by what plans with the same recomputation needed, says so.
+    fn seems_to_fit(&self, g: &Guess) -> bool {
+        let ratio = self.ratios.get(&g.candidate.layout.recompute).copied().unwrap_or(FIRST_RATIO);
+        g.bytes.likely * ratio <= self.asked.memory as f64
     }
 
     fn keep(&mut self, c: Compiled) {
         self.compiled += 1;
+        let ratio = c.peak as f64 / c.guess.bytes.likely;
+        let known = self.ratios.entry(c.guess.candidate.layout.recompute).or_insert(ratio);
+        *known = known.min(ratio);
         if self.least.is_none_or(|l| c.peak < l.1) {
             self.least = Some((c.guess.candidate, c.peak));
         }
         if c.peak <= self.asked.memory {
             self.fits.push(c);
         } else {
-            self.failed.push((c.guess.candidate, c.peak));
+            self.failed.push(c.guess.candidate);
         }
     }
 

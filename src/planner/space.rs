@@ -15,8 +15,11 @@ const MOST: (usize, usize, usize) = (16, 8, 8);
 /// Ways to split experts: ranks, and ranks of each.
 type Experts = (usize, usize);
 
+/// What the time of a layer depends on: tp, cp, ep, etp, sequences, sp, what is computed again.
+pub type Inside = (usize, usize, usize, usize, usize, bool, Again);
+
 /// tp, cp and dp.
-type Inside = (usize, usize, usize);
+type Sizes3 = (usize, usize, usize);
 
 /// A layout, as prices see it and as the compiler takes it.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -64,17 +67,17 @@ impl Candidate {
         }
     }
 
+    /// What the time of one of its layers depends on.
+    pub fn inside(&self) -> Inside {
+        let l = &self.layout;
+        (l.tp, l.cp, l.ep, l.etp, l.microbatch, l.sp, l.recompute)
+    }
+
     /// The layout in words: axes, and what is not as by default.
     pub fn words(&self) -> String {
         let l = &self.layout;
-        let axes = [
-            ("pp", l.pp),
-            ("v", l.chunks),
-            ("dp", l.dp),
-            ("cp", l.cp),
-            ("tp", l.tp),
-            ("ep", l.ep),
-        ];
+        let axes =
+            [("pp", l.pp), ("v", l.chunks), ("dp", l.dp), ("cp", l.cp), ("tp", l.tp), ("ep", l.ep)];
         let mut words: Vec<String> =
             axes.into_iter().filter(|a| a.1 > 1).map(|(n, s)| format!("{n}{s}")).collect();
         words.extend((l.ep > 1).then(|| format!("etp{}", l.etp)));
@@ -155,7 +158,7 @@ pub fn candidates(f: &Facts, base: &Options, gpus: usize, domain: usize) -> Vec<
 }
 
 /// Ways to run what is inside of stages.
-fn inner(f: &Facts, base: &Options, sizes: Inside, domain: usize) -> Vec<Inner> {
+fn inner(f: &Facts, base: &Options, sizes: Sizes3, domain: usize) -> Vec<Inner> {
     let (tp, cp, dp) = sizes;
     let mut out = vec![];
     // Shards over all ranks, or over those near each other.
@@ -166,7 +169,8 @@ fn inner(f: &Facts, base: &Options, sizes: Inside, domain: usize) -> Vec<Inner> 
     let experts: Vec<Experts> = match f.experts {
         None => vec![(1, tp)],
         Some(x) => {
-            let ways = |etp: usize| divisors(dp * cp * tp / etp, x.experts).map(move |ep| (ep, etp));
+            let ways =
+                |etp: usize| divisors(dp * cp * tp / etp, x.experts).map(move |ep| (ep, etp));
             let etps: Vec<usize> = if tp > 1 { vec![1, tp] } else { vec![1] };
             etps.into_iter().flat_map(ways).filter(|e| e.0.is_power_of_two()).collect()
         }

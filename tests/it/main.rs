@@ -30,6 +30,7 @@ mod orders;
 mod passes;
 mod pictures;
 mod pipelines;
+mod planner;
 mod precision;
 mod programs;
 mod proofs;

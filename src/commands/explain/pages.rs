@@ -9,13 +9,13 @@ macro_rules! pages {
 /// Code and page of every diagnostic, by code.
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "arguments" "arity" "attribute" "batch" "batch-not-divisible" "batch-shape" "c-compiler" "checkpoint"
-    "cluster" "collective" "config" "config-file" "cross-node" "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "dropout-ignored" "dtype"
+    "cluster" "collective" "config" "config-file" "cross-node" "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored" "dtype"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "file" "flag" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "index"
     "kv-heads-against-tp" "label-range" "launcher" "layers" "mesh" "microbatch" "missing-library" "missing-tensor"
-    "missing-weights" "mixed" "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-loss"
+    "missing-weights" "mixed" "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts" "no-layout" "no-loss"
     "not-built" "not-marked" "not-understood" "numbers-too-large" "operands" "out-of-memory" "output" "padding" "part-of-stack" "partial" "pass" "phase" "pipeline-axis"
     "plan" "plans-differ" "rank" "rank-failed" "ranks-disagree" "redefined" "refuted" "repeat" "result-type" "ring" "role"
-    "rope-type" "safetensors" "save" "save-base" "save-locked" "save-target" "schedule" "schedule-csv" "schedule-memory"
+    "rope-type" "rows" "safetensors" "save" "save-base" "save-locked" "save-target" "schedule" "schedule-csv" "schedule-memory"
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"
     "shape" "shard" "sharding-conflict" "size" "slice" "source" "sp-needs-1d" "sp-needs-tp" "split" "ssa"
     "stage-order" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "threads" "tiny" "token-range"

@@ -1,0 +1,277 @@
+//! Prices of compiled plans, and `shardc plan`.
+
+use crate::fixture::options;
+use crate::lab::{FIXTURES, Lab};
+use serde_json::Value as Json;
+use shardc::report::collectives;
+use shardc_cost::device::Device;
+use shardc_cost::plan::launch::Work;
+use shardc_cost::plan::price;
+use shardc_ir::func::FuncKind;
+use shardc_ir::group::launches;
+use shardc_ir::plan::{Plan, calls};
+use shardc_ir::schedule::{Times, replay};
+use shardc_passes::options::{Options, Order, Transport};
+use std::path::Path;
+
+fn h100() -> Device {
+    Device::named("h100-sxm").expect("known")
+}
+
+fn compiled(fixture: &str, o: &Options) -> Plan {
+    let path = Path::new(FIXTURES).join(fixture);
+    shardc::compile(&path, o, &mut |_, _| {}).expect("it compiles").stored.plan
+}
+
+/// Plans of several kinds, as devices run them.
+fn plans() -> Vec<Plan> {
+    let on_devices = |o: Options| Options { transport: Transport::Nccl, ..o };
+    let named = |name: &str| Order::Named(name.into());
+    let pipeline = options(&[("pp", 2), ("dp_replicate", 2)], false, 1);
+    let sharded = Options { zero: 3, ..options(&[("dp_shard", 2), ("tp", 2)], true, 2) };
+    let experts = Options { ep: 2, etp: Some(1), ..options(&[("dp_shard", 2)], false, 2) };
+    vec![
+        compiled("llama_gqa", &on_devices(options(&[("tp", 2)], false, 8))),
+        compiled("llama_gqa", &on_devices(sharded)),
+        compiled("llama_gqa", &on_devices(pipeline.clone())),
+        compiled("llama_gqa", &on_devices(Options { schedule: named("zb-h1"), ..pipeline })),
+        compiled("mixtral", &on_devices(experts)),
+        compiled("gpt2", &on_devices(options(&[("cp", 2)], false, 8))),
+    ]
+}
+
+/// Every launch of every function that a step calls is priced, each node of it once, and every
+/// collective that the report counts is an exchange.
+#[test]
+fn every_launch_and_exchange_is_priced_once() {
+    for plan in plans() {
+        let p = price(&plan, &h100()).expect("a price");
+        for class in &plan.classes {
+            let mut exchanges = 0;
+            for call in calls(&class.step) {
+                let f = &plan.module.funcs[call.func];
+                let items = &p.funcs[call.func].items;
+                let made: Vec<usize> = launches(f).iter().map(|l| l.nodes.start).collect();
+                assert_eq!(items.iter().map(|i| i.node).collect::<Vec<_>>(), made);
+                assert_eq!(launches(f).iter().map(|l| l.nodes.len()).sum::<usize>(), f.nodes.len());
+                let is_exchange = |i: &&_| matches!(item(i).work, Work::Exchange { .. });
+                exchanges += items.iter().filter(is_exchange).count();
+            }
+            let counted = collectives(&plan, class);
+            let own = counted.iter().filter(|c| !["send", "recv"].contains(&c.kind));
+            assert_eq!(exchanges, own.map(|c| c.count).sum::<usize>());
+        }
+    }
+}
+
+fn item<'a>(i: &'a &shardc_cost::plan::Item) -> &'a shardc_cost::plan::Item {
+    i
+}
+
+#[test]
+fn parts_are_what_launches_take() {
+    for plan in plans() {
+        let p = price(&plan, &h100()).expect("a price");
+        assert_eq!(p.total, p.parts.total());
+        assert!(p.total > 0.0 && p.parts.list().iter().all(|x| x.1 >= 0.0), "{:?}", p.parts);
+        for f in &p.funcs {
+            let seen: f64 = f.items.iter().map(|i| i.seen).sum();
+            assert!((f.parts.total() - seen).abs() <= 1e-12 + 1e-9 * seen, "{seen}");
+        }
+        // Without pipeline a step is its calls.
+        if plan.classes.len() == 1 {
+            let calls = calls(&plan.classes[0].step);
+            let all: f64 = calls.map(|c| p.funcs[c.func].parts.total()).sum();
+            assert!((all - p.total).abs() < 1e-9 * all, "{all} {}", p.total);
+        }
+    }
+}
+
+/// FLOPs of products and attention by the sizes of launches are those that letter rules give, where
+/// attention counts all scores.
+#[test]
+fn sizes_of_products_are_those_of_their_letters() {
+    for plan in plans().into_iter().filter(|p| !has_experts(p)) {
+        let p = price(&plan, &h100()).expect("a price");
+        let mesh = &plan.module.mesh;
+        for (f, own) in plan.module.funcs.iter().zip(&p.funcs) {
+            let all = launches(f);
+            for (x, item) in all.iter().zip(&own.items) {
+                let node = f.nodes[x.nodes.clone()].iter().find(|n| n.op.is_heavy());
+                let (Some(node), Work::Product { gemm, .. }) = (node, item.work) else { continue };
+                let ins: Vec<_> = node.ins.iter().map(|&v| f.ty(v)).collect();
+                let by_rule = shardc_ir::price::flops(mesh, &node.op, &ins, f.ty(node.outs[0]));
+                assert_eq!(gemm.flops(), by_rule, "{}", node.op.mnemonic());
+            }
+        }
+    }
+}
+
+fn has_experts(plan: &Plan) -> bool {
+    let mut nodes = plan.module.funcs.iter().flat_map(|f| &f.nodes);
+    nodes.any(|n| n.op.facts().kind.of_experts())
+}
+
+#[test]
+fn a_faster_machine_is_never_slower() {
+    let d = h100().with("domain", 2.0).expect("a count");
+    for plan in plans() {
+        let before = price(&plan, &d).expect("a price").total;
+        for (name, value) in [("nic", d.nic), ("link", d.link), ("hbm", d.hbm)] {
+            let twice = d.clone().with(name, 2.0 * value / 1e9).expect("a speed");
+            assert!(price(&plan, &twice).expect("a price").total <= before, "{name}");
+        }
+        assert_eq!(price(&plan, &d).expect("a price").total, before);
+    }
+}
+
+/// Where sends take no time, the clocks of a pipeline are the replay of its schedule.
+#[test]
+fn clocks_are_the_replay_of_the_schedule() {
+    let mut d = h100();
+    (d.link, d.nic, d.fit.hop.value) = (1e30, 1e30, 0.0);
+    for plan in plans().into_iter().filter(|p| p.classes.len() > 1) {
+        let p = price(&plan, &d).expect("a price");
+        let funcs = plan.module.funcs.iter().zip(&p.funcs);
+        let of = |kind: FuncKind| -> Vec<f64> {
+            let own = funcs.clone().filter(|x| x.0.kind == kind);
+            own.map(|x| x.1.parts.total()).collect()
+        };
+        let stages = plan.schedule.owner.len();
+        let none = vec![0.0; stages];
+        let weight = of(FuncKind::Weight);
+        let weight = if weight.is_empty() { none } else { weight };
+        let (forward, input) = (of(FuncKind::Forward), of(FuncKind::Backward));
+        let span = replay(&plan.schedule, &Times { forward, input, weight }).expect("it runs");
+        let once = |class: usize| -> f64 {
+            let calls = calls(&plan.classes[class].step).filter(|c| c.microbatch.is_none());
+            calls.map(|c| p.funcs[c.func].parts.total()).sum()
+        };
+        // Before the microbatches nothing is done that takes time on one rank and not on the other.
+        let longest = (0..plan.classes.len()).map(once).fold(0.0, f64::max);
+        let (least, most) = (span.makespan(), span.makespan() + longest);
+        assert!(p.total >= least * (1.0 - 1e-9), "{} {least}", p.total);
+        assert!(p.total <= most * (1.0 + 1e-9), "{} {most}", p.total);
+    }
+}
+
+fn planned(lab: &Lab, args: &[&str]) -> Json {
+    let out = lab.ok(&[&["plan", "m", "--device", "h100-sxm", "--format", "json"], args].concat());
+    serde_json::from_slice(&out.stdout).expect("JSON")
+}
+
+/// A folder with the config of a model alone.
+fn lab(name: &str, fixture: &str) -> Lab {
+    let lab = Lab::new(name);
+    let config = std::fs::read(Path::new(FIXTURES).join(fixture).join("config.json"));
+    lab.write("m/config.json", config.expect("the fixture"));
+    lab
+}
+
+/// What is called fitting fits: the written plan needs what was said, which is no more than there is.
+#[test]
+fn what_is_said_of_a_layout_is_what_its_plan_says() {
+    let lab = lab("plan-fits", "llama_gqa");
+    let args = ["--gpus", "4", "--global-batch", "8", "--seq", "16", "--top", "3", "-o", "best"];
+    let found = planned(&lab, &[&args[..], &["--memory", "1MiB"]].concat());
+    let plans = found["plans"].as_array().expect("plans");
+    assert_eq!(plans.len(), 3);
+    assert!(plans.iter().all(|p| p["peak_bytes"].as_u64() <= Some(1 << 20)));
+    let times: Vec<f64> = plans.iter().map(|p| p["step_s"].as_f64().expect("seconds")).collect();
+    assert!(times.is_sorted());
+    let written = shardc::plan_dir::read(&lab.path("best")).expect("a plan");
+    assert_eq!(Some(written.plan.peak_bytes() as u64), plans[0]["peak_bytes"].as_u64());
+    let priced = lab.ok(&["price", "best", "--device", "h100-sxm", "--format", "json"]);
+    let priced: Json = serde_json::from_slice(&priced.stdout).expect("JSON");
+    assert_eq!(priced["step_s"], plans[0]["step_s"]);
+    lab.ok(&["verify", "best"]);
+    // The same question has the same answer.
+    let again = planned(&lab, &[&args[..8], &["--memory", "1MiB"]].concat());
+    assert_eq!(found, again);
+    let fixed = planned(&lab, &[&args[..8], &["--fix", "tp=2,pp=2"]].concat());
+    let mesh = |p: &Json| p["mesh"].as_str().expect("a mesh").to_string();
+    let all = fixed["plans"].as_array().expect("plans");
+    assert!(all.iter().all(|p| mesh(p).contains("pp=2") && mesh(p).contains("tp=2")), "{fixed}");
+}
+
+#[test]
+fn experts_are_planned_and_a_faster_network_is_heard_of() {
+    let lab = lab("plan-experts", "qwen3_moe");
+    let args = ["--gpus", "4", "--global-batch", "8", "--seq", "16", "--top", "2"];
+    let found = planned(&lab, &[&args[..], &["--fix", "ep=2"]].concat());
+    let all = found["plans"].as_array().expect("plans");
+    assert!(!all.is_empty());
+    assert!(all.iter().all(|p| p["mesh"].as_str().is_some_and(|m| m.contains("ep=2"))));
+    let said = lab.ok(&[&["plan", "m", "--device", "h100-sxm", "--explain", "1"], &args[..]].concat());
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    for word in ["tokens/s", "~", "legal", "constants of h100-sxm", "prior", "tables"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let what_if = ["--what-if", "domain=2"];
+    let slow = planned(&lab, &[&args[..], &["--fix", "ep=2"], &what_if].concat());
+    let step = |f: &Json| f["plans"][0]["closed_form_s"].as_f64().expect("seconds");
+    assert!(step(&slow) >= step(&found));
+}
+
+#[test]
+fn plans_that_cannot_be_are_refused() {
+    let lab = lab("plan-refused", "llama_gqa");
+    let plan = |args: &[&str]| [&["plan", "m", "--device", "h100-sxm"], args].concat();
+    let gpus = ["--gpus", "4", "--global-batch", "8", "--seq", "16"];
+    let with = |more: &[&str]| plan(&[&gpus[..], more].concat());
+    let memory = lab.refuses(&with(&["--memory", "4096"]), 3, "no-layout");
+    assert!(memory.contains("= why: "), "{memory}");
+    lab.refuses(&with(&["--fix", "tp=3"]), 3, "no-layout");
+    lab.refuses(&with(&["--fix", "tp"]), 2, "flag");
+    lab.refuses(&with(&["--fix", "zp=2"]), 2, "flag");
+    lab.refuses(&with(&["--what-if", "nic=fast"]), 2, "flag");
+    lab.refuses(&with(&["--what-if", "nic=-1"]), 2, "device");
+    lab.refuses(&with(&["--what-if", "cost=1"]), 2, "device");
+    lab.refuses(&with(&["--top", "0"]), 2, "flag");
+    lab.refuses(&with(&["--explain", "99", "--top", "1"]), 2, "flag");
+    lab.refuses(&plan(&["--gpus", "0"]), 2, "flag");
+    lab.refuses(&plan(&["--gpus", "7", "--global-batch", "5"]), 3, "no-layout");
+    lab.refuses(&["plan", "m", "--gpus", "4", "--device", "abacus"], 2, "device");
+    lab.refuses(&["plan", "m", "--gpus", "4", "--device", "abacus.toml"], 2, "file");
+    lab.write("bad.toml", "name = 3");
+    lab.refuses(&["plan", "m", "--gpus", "4", "--device", "bad.toml"], 2, "device");
+}
+
+/// A machine stands for speeds of `--hardware`, where fast links are those of axes in a domain.
+#[test]
+fn choices_are_priced_with_a_machine() {
+    let lab = lab("plan-hardware", "llama_gqa");
+    let auto = ["--mesh", "dp=2,tp=2", "--shard", "auto", "--seq", "16", "-o", "a.plan"];
+    lab.ok(&[&["compile", "m", "--hardware", "h100-sxm"], &auto[..]].concat());
+    let o = shardc::plan_dir::read(&lab.path("a.plan")).expect("a plan").options;
+    assert_eq!(o.hardware.link_of("tp"), h100().link_speed());
+    assert_eq!(o.hardware.memory, h100().memory_speed());
+    let node = [&["compile", "m", "--hardware", "h100-sxm", "--node", "2"], &auto[..]].concat();
+    lab.ok(&node);
+    let o = shardc::plan_dir::read(&lab.path("a.plan")).expect("a plan").options;
+    assert_eq!(o.hardware.link_of("tp"), h100().link_speed());
+    let slow = h100().with("domain", 2.0).expect("a count").nic_speed();
+    assert_eq!(o.hardware.link_of("dp_replicate"), slow);
+    lab.refuses(&[&["compile", "m", "--hardware", "abacus"], &auto[..6]].concat(), 2, "device");
+}
+
+#[test]
+fn a_table_is_priced_in_its_order() {
+    let lab = Lab::new("price-rows");
+    let table = concat!(env!("CARGO_MANIFEST_DIR"), "/cost/tests/data/normalised_shared.csv");
+    let text = std::fs::read_to_string(table).expect("the table");
+    lab.write("rows.csv", &text);
+    lab.ok(&["price", "--rows", "rows.csv", "-o", "out.csv"]);
+    let out = std::fs::read_to_string(lab.path("out.csv")).expect("prices");
+    let ids = |t: &str| -> Vec<String> {
+        t.lines().skip(1).map(|l| l.split(',').next().expect("an id").to_string()).collect()
+    };
+    assert_eq!(ids(&out), ids(&text));
+    let seconds = |l: &str| l.split(',').nth(1).and_then(|s| s.parse::<f64>().ok());
+    assert!(out.lines().skip(1).all(|l| seconds(l).is_some_and(|s| s > 0.0)));
+    lab.write("bad.csv", text.replace("h100-sxm", "abacus"));
+    let said = lab.refuses(&["price", "--rows", "bad.csv"], 2, "rows");
+    assert!(said.contains("mcore-fp8#1"), "{said}");
+    // What is no table of prices is not written over.
+    lab.refuses(&["price", "--rows", "rows.csv", "-o", "rows.csv"], 2, "output");
+}

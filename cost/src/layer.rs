@@ -110,7 +110,8 @@ impl Question<'_> {
         let ring = if l.cp > 1 { self.stack.ring } else { 1.0 };
         if let Kernels::Flash(_) = self.job.attention {
             let share = self.job.attention.share(d)? * ring;
-            let a = Attention { rows, heads, queries, keys: seq, width, values: value, seen: 0.5 };
+            let seen = if self.stack.even { 0.5 } else { 1.0 - 0.5 / l.cp as f64 };
+            let a = Attention { rows, heads, queries, keys: seq, width, values: value, seen };
             (out.forward.attention, out.input.attention) = a.seconds(d, share, wide)?;
         } else {
             let batch = rows * heads;

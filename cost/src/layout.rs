@@ -199,6 +199,8 @@ pub struct Stack {
     pub accumulate: f64,
     /// Bytes of a gradient's element when it is summed over ranks.
     pub gradient: f64,
+    /// Ranks of cp have equal parts of the scores that are not masked.
+    pub even: bool,
     /// Speed of attention over several ranks of cp, of what it is on one.
     pub ring: f64,
     /// ZeRO-3 keeps parameters whole between the microbatches of a pipeline.

@@ -46,6 +46,8 @@ pub(crate) type Changed = Result<bool>;
 pub(crate) struct State<'a> {
     pub m: Module,
     o: &'a Options,
+    /// The plan is not checked a second time.
+    pub trial: bool,
     /// What the module was at first, and what is known of its parameters.
     pub source: Source,
     frozen: BTreeSet<String>,
@@ -72,6 +74,7 @@ impl<'a> State<'a> {
         Ok(State {
             m,
             o,
+            trial: false,
             source,
             frozen,
             schedule,
@@ -293,7 +296,9 @@ impl<'a> State<'a> {
     }
 
     pub fn verify(&mut self) -> Changed {
-        self.verified("one of the passes");
+        if !self.trial {
+            self.verified("one of the passes");
+        }
         Ok(false)
     }
 
@@ -321,7 +326,8 @@ impl<'a> State<'a> {
             weights: std::mem::take(&mut self.source.weights),
             settings,
         };
-        if let Err(d) = step::replay::replay(&plan) {
+        let checked = if self.trial { Ok(()) } else { step::replay::replay(&plan) };
+        if let Err(d) = checked {
             panic!("the passes made lists that do not fit together:\n{}", d.render());
         }
         if let Err(what) = memory::replay::replay(&plan) {

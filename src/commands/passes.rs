@@ -75,7 +75,7 @@ impl Watched {
             }
         };
         let goes_on = from.is_some();
-        let manager = Manager { watch: &mut watch, verify_each: self.verify_each, from };
+        let manager = Manager { verify_each: self.verify_each, from, ..Manager::new(&mut watch) };
         let out = match goes_on {
             true => attempt("a pass", || done(manager)),
             false => done(manager),

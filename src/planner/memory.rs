@@ -48,8 +48,7 @@ pub fn bytes(s: &Sizes, job: &Job, c: &Candidate) -> Bytes {
     };
     let inside = tokens * wide * (3.0 * s.hidden as f64 / by_row + (heads + mlp) / t);
     let of_layer = match l.recompute {
-        Recompute::None => entering + inside,
-        Recompute::Selective | Recompute::Ops => entering + 0.7 * inside,
+        Recompute::None | Recompute::Selective | Recompute::Ops => entering + inside,
         Recompute::Full => entering,
     };
     let most = l.microbatches as f64;

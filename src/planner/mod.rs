@@ -99,8 +99,8 @@ struct Form {
 
 impl Form {
     fn of(family: &str, f: &Facts, config: &serde_json::Value, o: &Options) -> Form {
-        let overlap =
-            Overlap { tp_backward: true, dp: true, whole_sends: true, ..Overlap::default() };
+        // Gathers of parameters begin where they are used, and transfers where they are taken.
+        let overlap = Overlap { tp_backward: true, whole_sends: true, ..Overlap::default() };
         let job = Job {
             seq: o.seq,
             precision: precision(o),
@@ -210,8 +210,8 @@ struct Search<'a> {
     form: &'a Form,
     /// Layouts that did not fit.
     failed: Vec<Candidate>,
-    /// By recomputation, the least that a plan needed of what the formula says.
-    ratios: BTreeMap<Recompute, f64>,
+    /// By recomputation and stage of ZeRO, the least that a plan needed of what the formula says.
+    ratios: BTreeMap<(Recompute, u8), f64>,
     refused: Vec<(Candidate, Diag)>,
     fits: Vec<Compiled>,
     least: Option<(Candidate, usize)>,
@@ -273,16 +273,16 @@ impl Search<'_> {
         self.failed.iter().any(|f| needs_more(&g.candidate, f))
     }
 
-    /// True if the formula of memory, scaled by what plans with the same recomputation needed, says so.
+    /// True if the formula of memory, scaled by what plans like it needed, says so.
     fn seems_to_fit(&self, g: &Guess) -> bool {
-        let ratio = self.ratios.get(&g.candidate.layout.recompute).copied().unwrap_or(FIRST_RATIO);
+        let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
         g.bytes.likely * ratio <= self.asked.memory as f64
     }
 
     fn keep(&mut self, c: Compiled) {
         self.compiled += 1;
         let ratio = c.peak as f64 / c.guess.bytes.likely;
-        let known = self.ratios.entry(c.guess.candidate.layout.recompute).or_insert(ratio);
+        let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
         *known = known.min(ratio);
         if self.least.is_none_or(|l| c.peak < l.1) {
             self.least = Some((c.guess.candidate, c.peak));
@@ -315,6 +315,11 @@ impl Search<'_> {
             options,
         })
     }
+}
+
+/// What the error of the formula of memory depends on most.
+fn likeness(g: &Guess) -> (Recompute, u8) {
+    (g.candidate.layout.recompute, g.candidate.layout.zero)
 }
 
 /// True if a layout needs at least what another needs: the same, with more kept of more sequences.

@@ -15,10 +15,11 @@ pub use price::{Price, price, times};
 
 use crate::Input;
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::func::Module;
 use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
-use shardc_passes::pipeline::{self, Source};
+use shardc_passes::pipeline::{self, Manager, Source};
 use shardc_passes::schedule::Named;
 use shardc_passes::threads;
 
@@ -106,7 +107,7 @@ fn settled(o: &Options) -> Options {
     o
 }
 
-/// Compiles a candidate without a limit of memory. `read` are the options with which the model was
+/// Compiles a candidate without a limit of memory; what is chosen in the end is compiled again, and checked. `read` are the options with which the model was
 /// read: for another batch it is made again from its config.
 pub(crate) fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> {
     let o = Options { memory: None, ..o.clone() };
@@ -116,7 +117,9 @@ pub(crate) fn trial(input: &Input, read: &Options, o: &Options) -> Result<Plan> 
         None => o.microbatch_rows() == read.microbatch_rows(),
     };
     let source = if same { input.source.clone() } else { model(input, &o)? };
-    Ok(pipeline::compile(source, &o, &mut |_, _| {})?.plan)
+    let mut nobody = |_: &str, _: &Module| {};
+    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
+    Ok(pipeline::compile_with(source, &o, manager)?.plan)
 }
 
 fn model(input: &Input, o: &Options) -> Result<Source> {

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use shardc::report::collectives;
 use shardc_cost::device::Device;
 use shardc_cost::plan::launch::Work;
-use shardc_cost::plan::price;
+use shardc_cost::plan::{Item, price};
 use shardc_ir::func::FuncKind;
 use shardc_ir::group::launches;
 use shardc_ir::plan::{Plan, calls};
@@ -54,7 +54,7 @@ fn every_launch_and_exchange_is_priced_once() {
                 let made: Vec<usize> = launches(f).iter().map(|l| l.nodes.start).collect();
                 assert_eq!(items.iter().map(|i| i.node).collect::<Vec<_>>(), made);
                 assert_eq!(launches(f).iter().map(|l| l.nodes.len()).sum::<usize>(), f.nodes.len());
-                let is_exchange = |i: &&_| matches!(item(i).work, Work::Exchange { .. });
+                let is_exchange = |i: &&Item| matches!(i.work, Work::Exchange { .. });
                 exchanges += items.iter().filter(is_exchange).count();
             }
             let counted = collectives(&plan, class);
@@ -62,10 +62,6 @@ fn every_launch_and_exchange_is_priced_once() {
             assert_eq!(exchanges, own.map(|c| c.count).sum::<usize>());
         }
     }
-}
-
-fn item<'a>(i: &'a &shardc_cost::plan::Item) -> &'a shardc_cost::plan::Item {
-    i
 }
 
 #[test]
@@ -202,7 +198,8 @@ fn experts_are_planned_and_a_faster_network_is_heard_of() {
     let all = found["plans"].as_array().expect("plans");
     assert!(!all.is_empty());
     assert!(all.iter().all(|p| p["mesh"].as_str().is_some_and(|m| m.contains("ep=2"))));
-    let said = lab.ok(&[&["plan", "m", "--device", "h100-sxm", "--explain", "1"], &args[..]].concat());
+    let said =
+        lab.ok(&[&["plan", "m", "--device", "h100-sxm", "--explain", "1"], &args[..]].concat());
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     for word in ["tokens/s", "~", "legal", "constants of h100-sxm", "prior", "tables"] {
         assert!(said.contains(word), "{word}: {said}");

@@ -95,28 +95,20 @@ pub fn price(plan: &Plan, device: &Device) -> Result<PlanPrice> {
     Ok(PlanPrice { total, parts, class, funcs, flops })
 }
 
+/// An exchange that goes on: its item, the launch that waits for it, seconds that are left of it.
+type Running = (usize, usize, f64);
+
 /// What exchanges are seen: they run one after the other beside launches, from where they stand to where
 /// they are waited for.
 fn hide(items: &mut [Item], until: &[usize]) {
-    let is_exchange = |i: &Item| matches!(i.work, Work::Exchange { .. });
-    // Seconds of exchanges that have begun, until a launch of which all have ended.
-    let mut running: Vec<(usize, usize, f64)> = vec![];
-    for at in 0..=items.len() {
-        let (ended, rest): (Vec<_>, Vec<_>) = running.into_iter().partition(|r| r.1 <= at);
-        running = rest;
-        if let Some(last) = ended.iter().map(|r| r.0).max() {
-            // The stream of exchanges has an order: what began before has ended, too.
-            let before: f64 = running.iter().filter(|r| r.0 < last).map(|r| r.2).sum();
-            running.iter_mut().filter(|r| r.0 < last).for_each(|r| r.2 = 0.0);
-            let first = ended.first().map_or(last, |r| r.0);
-            items[first].seen += before;
-            ended.iter().for_each(|r| items[r.0].seen += r.2);
-        }
-        let Some(item) = items.get_mut(at) else { break };
-        if is_exchange(item) {
-            let hides = if until[at] > at + 1 { 1.0 - SEEN } else { 1.0 };
+    let mut running: Vec<Running> = vec![];
+    for (at, &until) in until.iter().enumerate() {
+        await_ended(items, &mut running, at);
+        let item = &mut items[at];
+        if let Work::Exchange { .. } = item.work {
+            let hides = if until > at + 1 { 1.0 - SEEN } else { 1.0 };
             item.seen = (1.0 - hides) * item.seconds;
-            running.push((at, until[at], hides * item.seconds));
+            running.push((at, until, hides * item.seconds));
             continue;
         }
         let mut left = item.seconds;
@@ -125,6 +117,17 @@ fn hide(items: &mut [Item], until: &[usize]) {
             (left, r.2) = (left - hidden, r.2 - hidden);
         }
     }
+    await_ended(items, &mut running, until.len());
+}
+
+/// Waits for the exchanges that a launch needs, and for those that began before them.
+fn await_ended(items: &mut [Item], running: &mut Vec<Running>, at: usize) {
+    let Some(last) = running.iter().filter(|r| r.1 <= at).map(|r| r.0).max() else { return };
+    for r in running.iter_mut().filter(|r| r.0 <= last) {
+        items[r.0].seen += r.2;
+        r.2 = 0.0;
+    }
+    running.retain(|r| r.1 > at);
 }
 
 /// Names of what forward computes: backward that computes something of them again has them, too.
@@ -230,6 +233,6 @@ mod tests {
         let all = [(true, 1.0), (true, 1.0), (false, 1.0), (false, 1.0)];
         assert_eq!(seen(&all, &[4, 4, 3, 4]), [0.15, 0.15, 1.0, 1.0]);
         assert_eq!(seen(&all, &[4, 3, 3, 4]), [0.15, 0.85, 1.0, 1.0]);
-        assert_eq!(seen(&all, &[4, 2, 3, 4]), [0.15, 1.85, 1.0, 1.0]);
+        assert_eq!(seen(&all, &[4, 2, 3, 4]), [1.0, 1.0, 1.0, 1.0]);
     }
 }

@@ -26,7 +26,7 @@ fn runs() -> Vec<Run> {
     let one = |row: Row| {
         let of = |c: &str| row.text(c).to_string();
         let chip = devices.iter().find(|d| d.name == of("hw")).expect("known").chip.clone();
-        let alike = ["source", "model", "hw", "gpus", "gbs", "seq"].map(|c| of(c)).join("|");
+        let alike = ["source", "model", "hw", "gpus", "gbs", "seq"].map(&of).join("|");
         let measured = of("step_s").parse().expect("measured");
         Run { source: of("source"), alike, chip, measured, row }
     };

@@ -62,7 +62,9 @@ fn codes(text: &str, is_rules: bool, out: &mut BTreeSet<String>) {
 fn every_code_has_a_page_and_every_page_a_code() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = vec![];
-    for dir in ["src", "ir/src", "cost/src", "frontends/src", "passes/src", "codegen/src", "runtime/src"] {
+    for dir in
+        ["src", "ir/src", "cost/src", "frontends/src", "passes/src", "codegen/src", "runtime/src"]
+    {
         sources(&root.join(dir), &mut files);
     }
     let mut used = BTreeSet::new();

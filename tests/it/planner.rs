@@ -213,9 +213,13 @@ fn experts_are_planned_and_a_faster_network_is_heard_of() {
 #[test]
 fn plans_that_cannot_be_are_refused() {
     let lab = lab("plan-refused", "llama_gqa");
-    let plan = |args: &[&str]| [&["plan", "m", "--device", "h100-sxm"], args].concat();
-    let gpus = ["--gpus", "4", "--global-batch", "8", "--seq", "16"];
-    let with = |more: &[&str]| plan(&[&gpus[..], more].concat());
+    fn plan<'a>(args: &[&'a str]) -> Vec<&'a str> {
+        [&["plan", "m", "--device", "h100-sxm"], args].concat()
+    }
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        let gpus = ["--gpus", "4", "--global-batch", "8", "--seq", "16"];
+        plan(&[&gpus[..], more].concat())
+    }
     let memory = lab.refuses(&with(&["--memory", "4096"]), 3, "no-layout");
     assert!(memory.contains("= why: "), "{memory}");
     lab.refuses(&with(&["--fix", "tp=3"]), 3, "no-layout");

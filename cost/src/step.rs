@@ -248,7 +248,7 @@ impl Closed<'_> {
         let q = &self.question;
         let (l, parts) = (q.layout, self.parts(pieces));
         let total = parts.total();
-        let sequences = (l.microbatch * l.dp * l.microbatches) as f64;
+        let sequences = l.microbatch as f64 * l.dp as f64 * l.microbatches as f64;
         let tokens = sequences * q.job.seq as f64;
         let needed = q.sizes.step_flops(tokens, q.job.seq as f64);
         let peak = q.device.peak.get(&q.job.precision).copied().unwrap_or(f64::INFINITY);

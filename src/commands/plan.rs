@@ -36,6 +36,9 @@ pub struct Plan {
     /// Element type of weights and activations: f32 or bf16
     #[arg(long, default_value = "bf16")]
     pub dtype: String,
+    /// Rows of the buffers of experts, as `compile --moe-bound` [default: what may ever be needed]
+    #[arg(long, value_name = "F")]
+    pub moe_bound: Option<f64>,
     /// Memory of one rank [default: the machine's]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
@@ -102,6 +105,7 @@ impl Plan {
             global_batch: Some(self.global_batch.unwrap_or(self.gpus)),
             seq: self.seq,
             dtype: Some(self.dtype.clone()),
+            moe_bound: self.moe_bound,
             ..Flags::default()
         };
         let memory = match &self.memory {

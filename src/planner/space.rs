@@ -165,7 +165,9 @@ fn inner(f: &Facts, base: &Options, sizes: Sizes3, domain: usize) -> Vec<Inner> 
     let near = (domain / (tp * cp)).clamp(1, dp);
     let near = (1..=near).rev().find(|n| dp % n == 0).unwrap_or(1);
     let mut shards = vec![dp];
-    shards.extend((near > 1 && near < dp).then_some(near));
+    // Of experts there are so many layouts that the better half is enough.
+    let dense = f.experts.is_none();
+    shards.extend((dense && near > 1 && near < dp).then_some(near));
     let experts: Vec<Experts> = match f.experts {
         None => vec![(1, tp)],
         Some(x) => {
@@ -176,7 +178,7 @@ fn inner(f: &Facts, base: &Options, sizes: Sizes3, domain: usize) -> Vec<Inner> 
         }
     };
     for &shards in &shards {
-        for sp in [true, false].into_iter().filter(|sp| !sp || tp > 1) {
+        for sp in [true, false].into_iter().filter(|&sp| if tp > 1 { sp || dense } else { !sp }) {
             for &experts in &experts {
                 let rows = base.global_batch / dp;
                 for microbatch in divisors(rows, MOST.2).filter(|n| n.is_power_of_two()) {

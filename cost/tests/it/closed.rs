@@ -187,3 +187,37 @@ fn a_row_that_cannot_be_priced_is_named() {
     assert_eq!(table::prices("a,b\n1\n", &machines).expect_err("too few cells").code, "rows");
     assert_eq!(table::prices("", &machines).expect("nothing"), "id,step_s\n");
 }
+
+/// Numbers at their bounds, and all words of every column: a price or a diagnostic, never a panic.
+#[test]
+fn any_number_has_a_price_or_a_diagnostic() {
+    let text = include_str!("../data/normalised_shared.csv");
+    let machines = Device::known();
+    let (head, rest) = text.split_once('\n').expect("a head");
+    let columns = head.split(',').count();
+    let rows: Vec<Vec<&str>> = [0, 13, 20, 60]
+        .map(|i| rest.lines().nth(i).expect("a row"))
+        .map(|l| l.split(',').collect())
+        .to_vec();
+    let words =
+        ["", "0", "1", "3", "1073741824", "1e9", "-1", "x", "\u{e4}", "full", "zb-v", "dsv3"];
+    let mut priced = 0;
+    for row in rows {
+        for i in 0..columns {
+            for word in words {
+                let mut row = row.clone();
+                row[i] = word;
+                priced += usize::from(
+                    table::prices(&format!("{head}\n{}\n", row.join(",")), &machines).is_ok(),
+                );
+            }
+        }
+        let mut most = row.clone();
+        let wide = ["layers", "hidden", "heads", "ffn", "vocab", "mbs", "m", "seq", "dp"];
+        for (i, _) in head.split(',').enumerate().filter(|c| wide.contains(&c.1)) {
+            most[i] = "1073741824";
+        }
+        let _ = table::prices(&format!("{head}\n{}\n", most.join(",")), &machines);
+    }
+    assert!(priced > 500, "{priced}");
+}

@@ -13,7 +13,7 @@ use shardc_ir::hardware::Hardware;
 use shardc_passes::options::Options;
 use std::collections::BTreeSet;
 use std::path::Path;
-pub use text::default_microbatch;
+pub use text::{Brought, default_microbatch};
 use values::*;
 pub use values::{AXES, bytes_of};
 

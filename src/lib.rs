@@ -22,9 +22,11 @@ pub mod search;
 pub mod signals;
 pub mod terminal;
 
+use flags::Brought;
 use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
+use shardc_frontends::import::{Opened, Raise, Sizes};
 use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -62,8 +64,13 @@ pub struct Input {
 /// Largest text of a model that is read, in bytes.
 const MAX_TEXT: u64 = 64 << 20;
 
-/// Reads a Hugging Face folder, its config.json, or a `.ir` file.
+/// Reads a Hugging Face folder, its config.json, an archive of `torch.export`, or a `.ir` file.
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
+    if is_archive(path) {
+        let sizes = Sizes { rows: o.microbatch_rows(), seq: o.seq };
+        let m = Opened::read(path)?.import(sizes, o.mode, Raise::default())?;
+        return Ok(Input { warnings: m.warnings, ..without_facts(m.source, "pt2") });
+    }
     if is_text(path) {
         let mut input = read_text(path)?;
         if o.balance.aux.is_some() || o.balance.z != 0.0 {
@@ -99,6 +106,19 @@ pub fn text_source(path: &Path) -> Result<Option<Source>> {
     if is_text(path) { Ok(Some(read_text(path)?.source)) } else { Ok(None) }
 }
 
+/// Rows of a microbatch over all ranks and tokens of a row, where an archive fixes them; nothing if the model is
+/// none.
+///
+/// # Errors
+/// Those of reading it.
+pub fn brought(path: &Path) -> Result<Option<Brought>> {
+    if !is_archive(path) {
+        return Ok(None);
+    }
+    let [rows, seq] = Opened::read(path)?.fixed();
+    Ok(Some(Brought { rows, seq, ..Brought::default() }))
+}
+
 /// The sizes that options give to a model.
 ///
 /// # Errors
@@ -128,7 +148,12 @@ pub fn shape(o: &Options) -> Result<Shape> {
 
 /// The facts of a model that is no text.
 pub fn facts(path: &Path) -> Result<Option<Facts>> {
-    if is_text(path) { Ok(None) } else { shardc_frontends::facts(path).map(Some) }
+    let known = !is_text(path) && !is_archive(path);
+    if known { shardc_frontends::facts(path).map(Some) } else { Ok(None) }
+}
+
+fn is_archive(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "pt2")
 }
 
 fn is_text(path: &Path) -> bool {
@@ -167,14 +192,19 @@ fn from_text(text: &str) -> Result<Input> {
         return Err(Diag::new("source", format!("a model is one function, the text has {n}"))
             .help("put everything into one `func @model`"));
     }
-    Ok(Input {
+    Ok(without_facts(source, "ir"))
+}
+
+/// A model of which nothing is known but its program.
+fn without_facts(source: Source, family: &str) -> Input {
+    Input {
         source,
-        family: "ir".into(),
+        family: family.into(),
         facts: None,
         config: serde_json::json!({}),
         origin: None,
         warnings: vec![],
-    })
+    }
 }
 
 /// A text may bring its mesh; flags that name another are refused.

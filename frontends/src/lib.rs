@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod family;
 mod graph;
+pub mod import;
 pub mod rope;
 mod sizes;
 

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod compile;
 pub mod explain;
+pub mod import;
 pub mod inspect;
 pub mod launch_script;
 pub mod passes;
@@ -61,14 +62,14 @@ pub enum By {
 pub enum Command {
     /// List every violated rule of a model on a mesh, with the nearest legal values
     Check {
-        /// HF folder, its config.json, a .ir text or a shardc.toml
+        /// HF folder, its config.json, a .ir text, a .pt2 archive or a shardc.toml
         model: PathBuf,
         #[command(flatten)]
         flags: Box<Flags>,
     },
-    /// Compile a model to a plan: HF folder or its config.json, .ir, shardc.toml
+    /// Compile a model to a plan: HF folder or its config.json, .ir, .pt2, shardc.toml
     Compile {
-        /// HF folder, its config.json, a .ir text or a shardc.toml
+        /// HF folder, its config.json, a .ir text, a .pt2 archive or a shardc.toml
         model: PathBuf,
         /// Folder of the plan
         #[arg(short, long)]
@@ -81,6 +82,9 @@ pub enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Turn an archive of torch.export (.pt2) into a model text (.ir)
+    #[command(after_help = import::EXPORT)]
+    Import(import::Import),
     /// Run one pass on a program: what --dump-all wrote, or a text of that form
     Opt {
         /// Text of a program
@@ -159,6 +163,7 @@ pub fn run(cli: Cli) -> Result<i32> {
         Command::Compile { model, output, passes, prove, flags } => {
             compile::compile(&model, *flags, output.as_deref(), (&passes, prove), json)
         }
+        Command::Import(how) => import::import(&how),
         Command::Opt { program, pass, output, flags } => {
             passes::opt(&program, &pass, &flags, output.as_deref())
         }

@@ -224,7 +224,7 @@ impl Flags {
     /// Batch, microbatch and sequence.
     fn batch(&self, o: &mut Options, text: Option<&Brought>) -> Result<()> {
         o.global_batch = self.global_batch.unwrap_or(global_batch(text));
-        o.seq = self.seq.unwrap_or(text.map_or(o.seq, |t| t.seq));
+        o.seq = self.seq.unwrap_or(text.and_then(|t| t.seq).unwrap_or(o.seq));
         let sizes = [
             ("--global-batch", o.global_batch),
             ("--seq", o.seq),
@@ -237,9 +237,9 @@ impl Flags {
                     .help(format!("for example {flag} 8")));
             }
         }
-        o.microbatch = match (self.microbatch, text) {
+        o.microbatch = match (self.microbatch, text.and_then(|t| t.rows)) {
             (Some(n), _) => n,
-            (None, Some(text)) => rows_of(text, o),
+            (None, Some(rows)) => rows_of(rows, o),
             (None, None) => default_microbatch(o),
         };
         Ok(())

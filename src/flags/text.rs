@@ -10,22 +10,42 @@ use shardc_passes::schedule::{Named, legal};
 use shardc_passes::shard::annotate::MOST_PRICED;
 use std::path::Path;
 
-/// Mesh, rows of a microbatch over all ranks, and tokens of a row, as the text has them.
-pub(super) struct Brought {
+/// Mesh, rows of a microbatch over all ranks, and tokens of a row, as a text has them, or an archive where
+/// it fixes them.
+#[derive(Clone, Default, Debug)]
+pub struct Brought {
     pub mesh: Vec<(String, usize)>,
-    pub rows: usize,
-    pub seq: usize,
+    pub rows: Option<usize>,
+    pub seq: Option<usize>,
+}
+
+impl Brought {
+    /// Those of a text; nothing if it has no input of a batch.
+    pub fn of(m: &Module) -> Option<Brought> {
+        let f = m.funcs.first()?;
+        let input = |a: &&shardc_ir::func::Port| {
+            let is = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
+            is && f.ty(a.value).rank() == 2
+        };
+        let sizes = f.ty(f.args.iter().find(input)?.value).sizes();
+        let mesh = m.mesh.axes.iter().map(|a| (a.name.clone(), a.size)).collect();
+        Some(Brought { mesh, rows: Some(sizes[0]), seq: Some(sizes[1]) })
+    }
 }
 
 impl Flags {
-    /// The options for a model: a text says itself what batch it is for, and perhaps on which mesh. Where it asks
-    /// for no layout, and no flag does, layouts are chosen by price.
+    /// The options for a model: a text says itself what batch it is for, and perhaps on which mesh; an archive
+    /// may fix the batch. Where a text asks for no layout, and no flag does, layouts are chosen by price.
     ///
     /// # Errors
-    /// Those of [`Flags::options`], and of reading the text.
+    /// Those of [`Flags::options`], and of reading the text or archive.
     pub fn options_for(&self, model: &Path) -> Result<Options> {
         let text = crate::text_source(model)?;
-        let mut o = self.options_with(text.as_ref().and_then(|s| brought(&s.module)).as_ref())?;
+        let own = match &text {
+            Some(s) => Brought::of(&s.module),
+            None => crate::brought(model)?,
+        };
+        let mut o = self.options_with(own.as_ref())?;
         o.auto |= text.is_some_and(|s| self.leaves_layouts(&s, &o));
         Ok(o)
     }
@@ -53,19 +73,8 @@ impl Flags {
     /// # Errors
     /// Those of [`Flags::options`].
     pub fn options_of(&self, m: &Module) -> Result<Options> {
-        self.options_with(brought(m).as_ref())
+        self.options_with(Brought::of(m).as_ref())
     }
-}
-
-fn brought(m: &Module) -> Option<Brought> {
-    let f = m.funcs.first()?;
-    let input = |a: &&shardc_ir::func::Port| {
-        let is = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
-        is && f.ty(a.value).rank() == 2
-    };
-    let sizes = f.ty(f.args.iter().find(input)?.value).sizes();
-    let mesh = m.mesh.axes.iter().map(|a| (a.name.clone(), a.size)).collect();
-    Some(Brought { mesh, rows: sizes[0], seq: sizes[1] })
 }
 
 /// Most microbatches that a default has.
@@ -105,13 +114,13 @@ pub fn default_microbatch(o: &Options) -> usize {
 /// if its microbatches divide them.
 pub(super) fn global_batch(text: Option<&Brought>) -> usize {
     const DEFAULT: usize = 8;
-    match text.map(|t| t.rows.max(1)) {
+    match text.and_then(|t| t.rows).map(|r| r.max(1)) {
         Some(rows) if DEFAULT % rows != 0 => rows,
         _any => DEFAULT,
     }
 }
 
-/// Rows of a rank's microbatch in a text, if its ranks divide them.
-pub(super) fn rows_of(text: &Brought, o: &Options) -> usize {
-    text.rows.max(1).div_ceil(o.data_parallel())
+/// Rows of a rank's microbatch where all ranks have so many, if they divide them.
+pub(super) fn rows_of(rows: usize, o: &Options) -> usize {
+    rows.max(1).div_ceil(o.data_parallel())
 }

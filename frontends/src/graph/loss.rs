@@ -7,7 +7,7 @@ use shardc_ir::ops::{AtLeast, Dot, Exp, Log, ReduceMax, ReduceSum, StopGradient,
 
 /// The sum over tokens of -log softmax(logits)[target], without those whose target is negative.
 /// logits [b, s, v], targets i32 [b, s]; the result is a scalar, normalised elsewhere.
-pub(super) fn sum_of_losses(b: &mut Builder, logits: Value, targets: Value) -> Value {
+pub(crate) fn sum_of_losses(b: &mut Builder, logits: Value, targets: Value) -> Value {
     b.enter("loss");
     let max = b.push("max", ReduceMax { rule: rule("bsv->bs", &[3]) }, &[logits]);
     let max = b.push("max", StopGradient {}, &[max]);

@@ -5,7 +5,7 @@
 
 mod block;
 mod experts;
-mod loss;
+pub(crate) mod loss;
 mod parts;
 mod weights;
 

@@ -1,0 +1,192 @@
+//! A `.pt2` archive: its program, and where in the file the numbers of its tensors lie.
+
+use super::graph::{Graph, Stored, Stores};
+use super::schema::{self, RawSize, TensorMeta};
+use super::zip::{Zip, broken};
+use half::{bf16, f16};
+use serde::Deserialize;
+use shardc_ir::diag::Result;
+use shardc_ir::files;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Most numbers of a constant that are read.
+const MAX_CONSTANT: usize = 1 << 26;
+
+/// An archive without its numbers.
+pub(super) struct Archive {
+    zip: Zip,
+    /// Folder that all members are in, with its `/`.
+    root: String,
+    /// Parameters by their names in the module.
+    pub weights: BTreeMap<Arc<str>, Tensor>,
+    /// Buffers and constants.
+    pub constants: BTreeMap<Arc<str>, Tensor>,
+}
+
+/// A tensor of the archive, and the member that has it: tensors of one member are one.
+#[derive(Clone, Debug)]
+pub(super) struct Tensor {
+    pub stored: Stored,
+    pub member: Arc<str>,
+}
+
+#[derive(Deserialize)]
+struct Config {
+    config: HashMap<String, Payload>,
+}
+
+#[derive(Deserialize)]
+struct Payload {
+    path_name: String,
+    #[serde(default)]
+    use_pickle: bool,
+    tensor_meta: Option<TensorMeta>,
+}
+
+const WEIGHTS: (&str, &str) = ("data/weights/", "model_weights_config.json");
+const CONSTANTS: (&str, &str) = ("data/constants/", "model_constants_config.json");
+const MODEL: &str = "models/model.json";
+
+impl Archive {
+    /// Reads the directory and the lists of tensors.
+    ///
+    /// # Errors
+    /// `file`; `archive` for what is no such archive, or for tensors that do not fit their bytes.
+    pub fn open(path: &Path) -> Result<Archive> {
+        let zip = Zip::open(path)?;
+        let is_model =
+            |n: &&String| n.strip_suffix(MODEL).is_some_and(|r| r.ends_with('/') || r.is_empty());
+        let mut models = zip.members.keys().filter(is_model);
+        let model = models.next().ok_or_else(|| broken(path, format!("it has no `{MODEL}`")))?;
+        let root = model.strip_suffix(MODEL).unwrap_or("").to_string();
+        let order = format!("{root}byteorder");
+        if zip.members.contains_key(&order) && zip.read(&order, 64)?.trim_ascii() != b"little" {
+            return Err(broken(path, "its numbers are big-endian"));
+        }
+        let mut a = Archive { zip, root, weights: BTreeMap::new(), constants: BTreeMap::new() };
+        a.weights = a.tensors(WEIGHTS)?;
+        a.constants = a.tensors(CONSTANTS)?;
+        Ok(a)
+    }
+
+    /// The program.
+    ///
+    /// # Errors
+    /// Those of [`schema::read`].
+    pub fn graph(&self) -> Result<Graph> {
+        schema::read(&self.zip, &format!("{}{MODEL}", self.root))
+    }
+
+    /// The path of the file.
+    pub fn path(&self) -> &Path {
+        &self.zip.path
+    }
+
+    fn tensors(&self, (folder, list): (&str, &str)) -> Result<BTreeMap<Arc<str>, Tensor>> {
+        let list = format!("{}{folder}{list}", self.root);
+        if !self.zip.members.contains_key(&list) {
+            return Ok(BTreeMap::new());
+        }
+        let config: Config = schema::json(&self.zip, &list)?;
+        let mut out = BTreeMap::new();
+        for (name, p) in config.config {
+            // A pickled object is no plain tensor, and is told of where it is used.
+            let (Some(meta), false) = (&p.tensor_meta, p.use_pickle) else { continue };
+            let member = format!("{}{folder}{}", self.root, p.path_name);
+            let stored = self.stored(&name, meta, &member)?;
+            out.insert(name.into(), Tensor { stored, member: member.into() });
+        }
+        Ok(out)
+    }
+
+    /// Where a tensor lies, if it has numbers.
+    fn stored(&self, name: &str, meta: &TensorMeta, member: &str) -> Result<Stored> {
+        let bad = |what: &str| broken(self.path(), format!("tensor `{name}` {what}"));
+        let fixed = |s: &RawSize| match s {
+            RawSize::AsInt(n) => usize::try_from(*n).map_err(|_| bad("has a negative size")),
+            RawSize::AsExpr { .. } => Err(bad("has a size that is no number")),
+        };
+        let dtype = schema::stores(meta.dtype);
+        let dtype = dtype.ok_or_else(|| bad("has elements of a type that is not read"))?;
+        let shape = meta.sizes.iter().map(fixed).collect::<Result<Vec<usize>>>()?;
+        let strides = meta.strides.iter().map(fixed).collect::<Result<Vec<usize>>>()?;
+        let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let bytes = elements.and_then(|n| n.checked_mul(dtype.bytes())).map(|n| n as u64);
+        let bytes = bytes.ok_or_else(|| bad("is larger than any file"))?;
+        let range = self.zip.members.get(member);
+        let range = range.ok_or_else(|| bad("has no member"))?;
+        if range.is_empty() && bytes > 0 {
+            return Ok(Stored { bytes: None, dtype, shape });
+        }
+        let offset = meta.storage_offset.as_ref().map_or(Ok(0), fixed)?;
+        let start =
+            offset.checked_mul(dtype.bytes()).and_then(|o| range.start.checked_add(o as u64));
+        let end = start.and_then(|s| s.checked_add(bytes)).filter(|&e| e <= range.end);
+        let (Some(start), Some(end)) = (start, end) else {
+            return Err(bad("ends outside its member"));
+        };
+        if !strides.is_empty() && !is_row_major(&shape, &strides) {
+            return Err(bad("is not stored row by row"));
+        }
+        Ok(Stored { bytes: Some(start..end), dtype, shape })
+    }
+
+    /// The numbers of a constant; nothing if the archive was made without them.
+    ///
+    /// # Errors
+    /// `file`; `archive` if it is too large for a constant.
+    pub fn numbers(&self, name: &str) -> Result<Option<(Vec<f64>, &Stored)>> {
+        let Some(t) = self.constants.get(name).or_else(|| self.weights.get(name)) else {
+            return Ok(None);
+        };
+        let Some(bytes) = t.stored.bytes.clone() else { return Ok(None) };
+        let size = t.stored.dtype.bytes();
+        if (bytes.end - bytes.start) as usize / size > MAX_CONSTANT {
+            let what = format!("constant `{name}` has more than {MAX_CONSTANT} numbers");
+            return Err(broken(self.path(), what));
+        }
+        let raw = self.bytes(bytes)?;
+        Ok(Some((raw.chunks_exact(size).map(|c| number(t.stored.dtype, c)).collect(), &t.stored)))
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        let (mut file, _) = files::open(self.path())?;
+        let mut out = vec![0; (range.end - range.start) as usize];
+        let read = file.seek(SeekFrom::Start(range.start)).and_then(|_| file.read_exact(&mut out));
+        read.map_err(|e| files::io_error("cannot read the archive", self.path(), &e))?;
+        Ok(out)
+    }
+}
+
+/// One number, exactly but for integers beyond 2^53.
+fn number(dtype: Stores, c: &[u8]) -> f64 {
+    fn le<const N: usize>(c: &[u8]) -> [u8; N] {
+        c.try_into().unwrap_or([0; N])
+    }
+    match dtype {
+        Stores::F64 => f64::from_le_bytes(le(c)),
+        Stores::F32 => f64::from(f32::from_le_bytes(le(c))),
+        Stores::F16 => f16::from_le_bytes(le(c)).to_f64(),
+        Stores::BF16 => bf16::from_le_bytes(le(c)).to_f64(),
+        Stores::I64 => i64::from_le_bytes(le(c)) as f64,
+        Stores::I32 => f64::from(i32::from_le_bytes(le(c))),
+        Stores::I16 => f64::from(i16::from_le_bytes(le(c))),
+        Stores::I8 => f64::from(i8::from_le_bytes(le(c))),
+        Stores::U8 | Stores::Bool => f64::from(u8::from_le_bytes(le(c))),
+    }
+}
+
+/// True if elements follow each other as their indices do; dims of one element have any stride.
+fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
+    let mut next = 1usize;
+    shape.len() == strides.len()
+        && shape.iter().zip(strides).rev().all(|(&n, &s)| {
+            let fits = n <= 1 || s == next;
+            next = next.saturating_mul(n);
+            fits
+        })
+}

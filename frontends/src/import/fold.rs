@@ -1,0 +1,373 @@
+//! Folding by evaluation: what an op makes of tensors whose numbers are known.
+
+use super::folded::{Folded, rounded, spread};
+use super::graph::{Arg, Elem, Node};
+use super::lower::{Lower, Val, dim_of};
+use shardc_ir::diag::Result;
+
+impl Lower<'_> {
+    /// The results of a node all of whose tensors are known; nothing if folding does not know the op.
+    ///
+    /// # Errors
+    /// `import-op` if the operands do not fit, or the result is too large.
+    pub(super) fn fold(&mut self, n: &Node) -> Result<Option<Vec<Folded>>> {
+        let op = n.op.strip_prefix("_operator.").unwrap_or(&n.op);
+        let name = op.split('.').next().unwrap_or(op);
+        if let Some((f, elem)) = binary(name) {
+            let (a, b) = (self.folded(n, "self", 0)?, self.folded(n, "other", 1)?);
+            let Some((a, b)) = a.zip(b) else { return Ok(None) };
+            let (a, b) = (a, b.map(b.elem, |x| x * alpha(n)).unwrap_or(b));
+            let elem = elem.unwrap_or_else(|| joined(name, &a, &b));
+            return self.fits(n, a.zip(&b, elem, f)).map(one);
+        }
+        if let Some(f) = unary(name) {
+            let Some(x) = self.folded(n, "self", 0)? else { return Ok(None) };
+            let elem = if matches!(name, "neg" | "abs" | "bitwise_not" | "logical_not") {
+                x.elem
+            } else {
+                float(x.elem)
+            };
+            let elem = if name == "logical_not" { Elem::Bool } else { elem };
+            return self.fits(n, x.map(elem, f)).map(one);
+        }
+        self.fold_shape(n, name)
+    }
+
+    fn fits<T>(&self, n: &Node, x: Option<T>) -> Result<T> {
+        x.ok_or_else(|| self.refuse(n, "its operands do not fit, or its result is too large"))
+    }
+
+    /// An operand with known numbers; nothing if it is absent or not known.
+    pub(super) fn folded(&self, n: &Node, name: &str, at: usize) -> Result<Option<Folded>> {
+        let arg = match n.arg(name) {
+            Arg::None => {
+                n.args.get(at).filter(|a| a.0.is_empty() || n.op.starts_with('_')).map(|a| &a.1)
+            }
+            a => Some(a),
+        };
+        let number = |elem, x| Some(Folded::full(elem, &[], x));
+        Ok(match arg {
+            Some(Arg::Value(id)) => match self.val(*id) {
+                Val::Folded(f) => Some(f.clone()),
+                _ => None,
+            },
+            Some(Arg::Int(i)) => number(Elem::Int, *i as f64),
+            Some(Arg::Float(x)) => number(Elem::Double, *x),
+            Some(Arg::Bool(x)) => number(Elem::Bool, f64::from(u8::from(*x))),
+            _ => None,
+        })
+    }
+
+    fn fold_shape(&mut self, n: &Node, name: &str) -> Result<Option<Vec<Folded>>> {
+        if let Some(made) = self.fold_new(n, name)? {
+            return Ok(Some(vec![made]));
+        }
+        let Some(x) = self.folded(n, "self", 0)? else {
+            return match name {
+                "cat" => self.fold_cat(n),
+                "where" => {
+                    let m = self.folded(n, "condition", 0)?;
+                    let (a, b) = (self.folded(n, "self", 1)?, self.folded(n, "other", 2)?);
+                    let (Some(m), Some(a), Some(b)) = (m, a, b) else { return Ok(None) };
+                    self.fits(n, m.choose(&a, &b)).map(one)
+                }
+                _ => Ok(None),
+            };
+        };
+        let rank = x.shape.len();
+        let dim = |d: &str, or: i64| dim_of(self.int(n, d)?.unwrap_or(or), rank, self, n);
+        Ok(Some(vec![match name {
+            "to" | "_to_copy" | "type_as" => {
+                let elem = match n.arg("dtype") {
+                    Arg::Elem(e) => *e,
+                    _ => self.folded(n, "other", 1)?.map_or(x.elem, |o| o.elem),
+                };
+                self.fits(n, x.cast(elem))?
+            }
+            "contiguous" | "clone" | "alias" | "detach" | "detach_" | "lift_fresh_copy" => x,
+            "where" => {
+                let (m, b) = (self.folded(n, "condition", 0)?, self.folded(n, "other", 2)?);
+                let Some((m, b)) = m.zip(b) else { return Ok(None) };
+                self.fits(n, m.choose(&x, &b))?
+            }
+            "masked_fill" => {
+                let (m, v) = (self.folded(n, "mask", 1)?, self.folded(n, "value", 2)?);
+                let Some((m, v)) = m.zip(v) else { return Ok(None) };
+                let v = self.fits(n, v.cast(x.elem))?;
+                self.fits(n, m.choose(&v, &x))?
+            }
+            "unsqueeze" => {
+                let at = dim_of(self.int(n, "dim")?.unwrap_or(0), rank + 1, self, n)?;
+                x.unsqueeze(at)
+            }
+            "squeeze" => {
+                let at = dim("dim", 0)?;
+                if x.shape[at] == 1 { x.select(at, 0) } else { x }
+            }
+            "expand" | "expand_as" => {
+                let to = match n.arg("size") {
+                    Arg::Ints(_) => self.ints(n, "size")?,
+                    _ => self.shape_of(n, "other")?.iter().map(|&d| d as i64).collect(),
+                };
+                let to = self.expanded(n, &x.shape, &to)?;
+                self.fits(n, x.expand(&to))?
+            }
+            "view" | "reshape" | "_unsafe_view" => {
+                let to = if matches!(n.arg("size"), Arg::None) { "shape" } else { "size" };
+                let to = self.resolved(n, &self.ints(n, to)?, x.elements())?;
+                self.fits(n, x.reshape(&to))?
+            }
+            "transpose" => {
+                let mut order: Vec<usize> = (0..rank).collect();
+                order.swap(dim("dim0", 0)?, dim("dim1", 1)?);
+                x.permute(&order)
+            }
+            "permute" => {
+                let order = self.order(n, rank)?;
+                x.permute(&order)
+            }
+            "select" => {
+                let d = dim("dim", 0)?;
+                let i = self.int(n, "index")?.unwrap_or(0);
+                x.select(d, dim_of(i, x.shape[d], self, n)?)
+            }
+            "slice" => {
+                let d = dim("dim", 0)?;
+                let (start, len, step) = self.range(n, x.shape[d])?;
+                x.slice(d, start, len, step)
+            }
+            "cumsum" => self.fits(n, x.cumsum(dim("dim", 0)?))?,
+            "diff" => self.fold_diff(n, &x)?,
+            "index" => return self.fold_index(n, &x),
+            "sym_size" => Folded::full(Elem::Int, &[], x.shape[dim("dim", 0)?] as f64),
+            "tril" | "triu" => {
+                let k = self.int(n, "diagonal")?.unwrap_or(0) as f64;
+                if rank < 2 {
+                    return Ok(None);
+                }
+                let (s, t) = (x.shape[rank - 2], x.shape[rank - 1]);
+                let far = self.fits(
+                    n,
+                    Folded::iota(t).zip(&Folded::iota(s).unsqueeze(1), Elem::Int, |j, i| j - i),
+                )?;
+                let lower = name == "tril";
+                let keep = far
+                    .map(Elem::Bool, |d| f64::from(u8::from(if lower { d <= k } else { d >= k })));
+                let keep = self.fits(n, keep)?;
+                self.fits(n, keep.choose(&x, &Folded::full(x.elem, &[], 0.0)))?
+            }
+            _ => return Ok(None),
+        }]))
+    }
+
+    /// Tensors that are made of sizes.
+    fn fold_new(&mut self, n: &Node, name: &str) -> Result<Option<Folded>> {
+        let elem = |or| if let Arg::Elem(e) = n.arg("dtype") { *e } else { or };
+        let shape = |l: &Lower| -> Result<Vec<usize>> {
+            Ok(l.ints(n, "size")?.into_iter().map(|d| usize::try_from(d).unwrap_or(0)).collect())
+        };
+        let own = |l: &Lower| l.shape_of(n, "self");
+        let full = |e, s: &[usize], x| Ok(Some(Folded::full(e, s, x)));
+        match name {
+            "arange" => {
+                let number = |k: &str, or: f64| -> Result<f64> {
+                    Ok(self.folded(n, k, usize::MAX)?.and_then(|f| f.scalar()).unwrap_or(or))
+                };
+                let (start, end, step) =
+                    (number("start", 0.0)?, number("end", 0.0)?, number("step", 1.0)?);
+                let len = ((end - start) / step).ceil();
+                if !(0.0..=(super::folded::MAX_NUMBERS as f64)).contains(&len) {
+                    return Err(self.refuse(n, "it is too long a range"));
+                }
+                let whole = [start, step].iter().all(|x| x.fract() == 0.0);
+                let x = (0..len as usize).map(|i| start + step * i as f64).collect();
+                let e = elem(if whole { Elem::Int } else { Elem::Float });
+                Ok(Some(Folded::new(e, &[len as usize], x)))
+            }
+            "ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
+            "zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
+            "new_ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
+            "new_zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
+            "ones_like" => full(elem(Elem::Float), &own(self)?, 1.0),
+            "zeros_like" => full(elem(Elem::Float), &own(self)?, 0.0),
+            "full" | "full_like" | "scalar_tensor" | "new_full" => {
+                let to = match name {
+                    "full_like" => own(self)?,
+                    "scalar_tensor" => vec![],
+                    _ => shape(self)?,
+                };
+                let key = if name == "scalar_tensor" { "s" } else { "fill_value" };
+                let x = self.folded(n, key, usize::MAX)?.and_then(|f| Some((f.scalar()?, f.elem)));
+                let Some((x, e)) = x else { return Ok(None) };
+                let e = elem(if e == Elem::Double { Elem::Float } else { e });
+                full(e, &to, rounded(e, x))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn fold_cat(&mut self, n: &Node) -> Result<Option<Vec<Folded>>> {
+        let Arg::Values(all) = n.arg("tensors") else { return Ok(None) };
+        let mut parts = vec![];
+        for id in all.iter().flatten() {
+            let Val::Folded(f) = self.val(*id) else { return Ok(None) };
+            parts.push(f.clone());
+        }
+        let rank = parts.first().map_or(0, |p| p.shape.len());
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(0), rank, self, n)?;
+        self.fits(n, Folded::concat(&parts, d)).map(one)
+    }
+
+    /// Differences of neighbours, with what stands before the first.
+    fn fold_diff(&mut self, n: &Node, x: &Folded) -> Result<Folded> {
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), x.shape.len(), self, n)?;
+        let mut x = x.clone();
+        if let Some(first) = self.folded(n, "prepend", usize::MAX)? {
+            // Dims along which nothing changes stay so.
+            let same: Vec<usize> = (0..x.shape.len())
+                .filter(|&k| k != d && x.is_same_along(k) && first.is_same_along(k))
+                .collect();
+            let (whole, mut a, mut b) = (x.shape.clone(), first, x);
+            for &k in &same {
+                (a, b) = (a.slice(k, 0, 1.min(a.shape[k]), 1), b.slice(k, 0, 1.min(b.shape[k]), 1));
+            }
+            let mut to = whole;
+            to[d] += a.shape[d];
+            let joined = self.fits(n, Folded::concat(&[a, b], d))?;
+            x = self.fits(n, joined.expand(&to))?;
+        }
+        let len = x.shape[d].saturating_sub(1);
+        let (a, b) = (x.slice(d, 0, len, 1), x.slice(d, 1.min(x.shape[d]), len, 1));
+        self.fits(n, b.zip(&a, x.elem, |b, a| b - a))
+    }
+
+    /// `x[i, j, …]` by index tensors for its leading dims.
+    fn fold_index(&mut self, n: &Node, x: &Folded) -> Result<Option<Vec<Folded>>> {
+        let Arg::Values(all) = n.arg("indices") else { return Ok(None) };
+        let mut by = vec![];
+        for id in all {
+            let Some(Val::Folded(f)) = id.map(|i| self.val(i)) else { return Ok(None) };
+            by.push(f.clone());
+        }
+        if by.len() != x.shape.len() || by.iter().any(|f| f.elem != Elem::Int) {
+            return Ok(None);
+        }
+        let shape = by.iter().try_fold(vec![], |s: Vec<usize>, f| spread(&s, &f.shape));
+        let shape = self.fits(n, shape)?;
+        // One index after the other; along what does not change an index says nothing.
+        let mut at: Option<Folded> = None;
+        let mut sizes = vec![];
+        for (d, f) in by.iter().enumerate() {
+            if x.is_same_along(d) {
+                continue;
+            }
+            let size = x.shape[d] as f64;
+            let inside = self.fits(n, f.map(Elem::Int, |i| if i < 0.0 { i + size } else { i }))?;
+            if inside.numbers().iter().any(|i| !(0.0..size).contains(i)) {
+                return Err(self.refuse(n, "an index lies outside its dim"));
+            }
+            sizes.push(d);
+            at = Some(match at {
+                None => inside,
+                Some(a) => self.fits(n, a.zip(&inside, Elem::Int, |a, i| a * size + i))?,
+            });
+        }
+        let flat = {
+            let mut y = x.clone();
+            for d in (0..x.shape.len()).rev().filter(|d| !sizes.contains(d)) {
+                if y.shape[d] == 0 {
+                    return Ok(None);
+                }
+                y = y.select(d, 0);
+            }
+            y.numbers()
+        };
+        let picked = match at {
+            None => Folded::full(x.elem, &[], flat.first().copied().unwrap_or(0.0)),
+            Some(a) => self.fits(n, a.map(x.elem, |i| flat[i as usize]))?,
+        };
+        self.fits(n, picked.expand(&shape)).map(one)
+    }
+}
+
+fn one(f: Folded) -> Option<Vec<Folded>> {
+    Some(vec![f])
+}
+
+/// The factor of the second operand of sums.
+fn alpha(n: &Node) -> f64 {
+    match n.arg("alpha") {
+        Arg::Int(i) => *i as f64,
+        Arg::Float(x) => *x,
+        _ => 1.0,
+    }
+}
+
+fn float(e: Elem) -> Elem {
+    if e == Elem::Double { e } else { Elem::Float }
+}
+
+/// The element type of a result of both: a tensor's before a number's of the same kind.
+fn joined(name: &str, a: &Folded, b: &Folded) -> Elem {
+    let (x, y) = match (a.shape.is_empty(), b.shape.is_empty()) {
+        (true, false) => (b, a),
+        _ => (a, b),
+    };
+    let is_float = |e| matches!(e, Elem::Float | Elem::Double);
+    if is_float(x.elem) {
+        return x.elem;
+    }
+    if is_float(y.elem) || matches!(name, "div" | "truediv") {
+        return Elem::Float;
+    }
+    match (x.elem, y.elem) {
+        (Elem::Bool, Elem::Bool) if name.contains("and") || name.contains("or") => Elem::Bool,
+        _ => Elem::Int,
+    }
+}
+
+type Both = fn(f64, f64) -> f64;
+
+/// A function of two elements, and the type of its result if it does not follow.
+fn binary(name: &str) -> Option<(Both, Option<Elem>)> {
+    let truth = |f: Both| Some((f, Some(Elem::Bool)));
+    let number = |f: Both| Some((f, None));
+    match name {
+        "add" => number(|a, b| a + b),
+        "sub" => number(|a, b| a - b),
+        "rsub" => number(|a, b| b - a),
+        "mul" => number(|a, b| a * b),
+        "div" | "truediv" => number(|a, b| a / b),
+        "floordiv" | "floor_divide" => number(|a, b| (a / b).floor()),
+        "remainder" | "mod" => number(|a, b| a - (a / b).floor() * b),
+        "maximum" => number(f64::max),
+        "minimum" => number(f64::min),
+        "eq" => truth(|a, b| f64::from(u8::from(a == b))),
+        "ne" => truth(|a, b| f64::from(u8::from(a != b))),
+        "lt" => truth(|a, b| f64::from(u8::from(a < b))),
+        "le" => truth(|a, b| f64::from(u8::from(a <= b))),
+        "gt" => truth(|a, b| f64::from(u8::from(a > b))),
+        "ge" => truth(|a, b| f64::from(u8::from(a >= b))),
+        "__and__" | "bitwise_and" | "logical_and" => {
+            truth(|a, b| f64::from(u8::from(a != 0.0 && b != 0.0)))
+        }
+        "__or__" | "bitwise_or" | "logical_or" => {
+            truth(|a, b| f64::from(u8::from(a != 0.0 || b != 0.0)))
+        }
+        _ => None,
+    }
+}
+
+fn unary(name: &str) -> Option<fn(f64) -> f64> {
+    Some(match name {
+        "neg" => |x| -x,
+        "abs" => f64::abs,
+        "exp" => f64::exp,
+        "log" => f64::ln,
+        "sqrt" => f64::sqrt,
+        "rsqrt" => |x| 1.0 / x.sqrt(),
+        "reciprocal" => |x| 1.0 / x,
+        "bitwise_not" | "logical_not" => |x| f64::from(u8::from(x == 0.0)),
+        _ => return None,
+    })
+}

@@ -1,0 +1,371 @@
+//! Tensors whose numbers are known when a model is imported: sizes, ranges, masks, tables. A dim along
+//! which nothing changes takes no room, so a mask of all rows is that of one.
+
+use super::graph::Elem;
+use std::rc::Rc;
+
+/// Most numbers that one of them stores.
+pub(super) const MAX_NUMBERS: usize = 1 << 28;
+
+/// A tensor of known numbers.
+#[derive(Clone, Debug)]
+pub(super) struct Folded {
+    pub elem: Elem,
+    pub shape: Vec<usize>,
+    strides: Vec<usize>,
+    offset: usize,
+    data: Rc<Data>,
+}
+
+#[derive(Debug)]
+enum Data {
+    Numbers(Vec<f64>),
+    Bits(Vec<bool>),
+}
+
+impl Data {
+    fn get(&self, at: usize) -> f64 {
+        match self {
+            Data::Numbers(v) => v[at],
+            Data::Bits(v) => f64::from(u8::from(v[at])),
+        }
+    }
+}
+
+fn row_major(shape: &[usize]) -> Vec<usize> {
+    let mut next = 1;
+    let mut s: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&n| {
+            let own = if n == 1 { 0 } else { next };
+            next *= n;
+            own
+        })
+        .collect();
+    s.reverse();
+    s
+}
+
+/// The number as elements of this type have it.
+pub(super) fn rounded(elem: Elem, x: f64) -> f64 {
+    match elem {
+        Elem::Float => f64::from(x as f32),
+        Elem::Double => x,
+        Elem::Int => x.trunc(),
+        Elem::Bool => f64::from(u8::from(x != 0.0)),
+    }
+}
+
+impl Folded {
+    /// A tensor of these numbers, row-major, as many as the shape has.
+    pub fn new(elem: Elem, shape: &[usize], numbers: Vec<f64>) -> Folded {
+        assert_eq!(shape.iter().product::<usize>(), numbers.len(), "as many numbers as elements");
+        let data = match elem {
+            Elem::Bool => Data::Bits(numbers.iter().map(|x| *x != 0.0).collect()),
+            Elem::Float | Elem::Double | Elem::Int => {
+                Data::Numbers(numbers.iter().map(|x| rounded(elem, *x)).collect())
+            }
+        };
+        let (shape, strides) = (shape.to_vec(), row_major(shape));
+        Folded { elem, shape, strides, offset: 0, data: Rc::new(data) }
+    }
+
+    /// One number everywhere.
+    pub fn full(elem: Elem, shape: &[usize], x: f64) -> Folded {
+        let one = Folded::new(elem, &[], vec![x]);
+        Folded { shape: shape.to_vec(), strides: vec![0; shape.len()], ..one }
+    }
+
+    /// 0, 1, 2, … as integers.
+    pub fn iota(n: usize) -> Folded {
+        Folded::new(Elem::Int, &[n], (0..n).map(|i| i as f64).collect())
+    }
+
+    pub fn elements(&self) -> usize {
+        self.shape.iter().fold(1usize, |n, &d| n.saturating_mul(d))
+    }
+
+    /// True if elements do not depend on the index of this dim.
+    pub fn is_same_along(&self, dim: usize) -> bool {
+        self.strides[dim] == 0 || self.shape[dim] == 1
+    }
+
+    pub fn at(&self, index: &[usize]) -> f64 {
+        let at = index.iter().zip(&self.strides).map(|(i, s)| i * s).sum::<usize>();
+        self.data.get(self.offset + at)
+    }
+
+    /// The number, if all elements are the same one.
+    pub fn scalar(&self) -> Option<f64> {
+        let same = (0..self.shape.len()).all(|d| self.is_same_along(d));
+        (same && self.elements() > 0).then(|| self.data.get(self.offset))
+    }
+
+    /// All numbers, row-major.
+    pub fn numbers(&self) -> Vec<f64> {
+        let mut out = Vec::with_capacity(self.elements().min(MAX_NUMBERS));
+        runs(&self.shape, &[self], |[x], n| out.extend((0..n).map(|i| x.get(i))));
+        out
+    }
+
+    /// The numbers as another type has them.
+    pub fn cast(&self, elem: Elem) -> Option<Folded> {
+        if elem == self.elem { Some(self.clone()) } else { self.map(elem, |x| x) }
+    }
+
+    /// A function of each element; nothing if there are too many.
+    pub fn map(&self, elem: Elem, f: impl Fn(f64) -> f64) -> Option<Folded> {
+        let (mut out, core) = self.core(&[self], elem)?;
+        runs(&core, &[self], |[x], n| (0..n).for_each(|i| out.push(f(x.get(i)))));
+        Some(out.tensor(&self.shape, core))
+    }
+
+    /// A function of two elements, whose dims are spread from the right; nothing if they do not fit or are
+    /// too many.
+    pub fn zip(&self, o: &Folded, elem: Elem, f: impl Fn(f64, f64) -> f64) -> Option<Folded> {
+        let shape = spread(&self.shape, &o.shape)?;
+        let (a, b) = (self.expand(&shape)?, o.expand(&shape)?);
+        let (mut out, core) = a.core(&[&a, &b], elem)?;
+        runs(&core, &[&a, &b], |[x, y], n| (0..n).for_each(|i| out.push(f(x.get(i), y.get(i)))));
+        Some(out.tensor(&shape, core))
+    }
+
+    /// Per element the one of `a` or `b` that this mask chooses.
+    pub fn choose(&self, a: &Folded, b: &Folded) -> Option<Folded> {
+        let elem = if a.elem == Elem::Float || a.elem == Elem::Double { a.elem } else { b.elem };
+        let shape = spread(&spread(&self.shape, &a.shape)?, &b.shape)?;
+        let [m, a, b] = [self, a, b].map(|t| t.expand(&shape));
+        let (m, a, b) = (m?, a?, b?);
+        let (mut out, core) = m.core(&[&m, &a, &b], elem)?;
+        runs(&core, &[&m, &a, &b], |[m, x, y], n| {
+            (0..n).for_each(|i| out.push(if m.get(i) != 0.0 { x.get(i) } else { y.get(i) }));
+        });
+        Some(out.tensor(&shape, core))
+    }
+
+    /// The shape of what must be stored of a result of operands of one shape, and room for it.
+    fn core(&self, all: &[&Folded], elem: Elem) -> Option<(Out, Vec<usize>)> {
+        let same = |d: usize| all.iter().all(|t| t.is_same_along(d));
+        let dims = self.shape.iter().enumerate();
+        let core: Vec<usize> = dims.map(|(d, &n)| if same(d) && n > 0 { 1 } else { n }).collect();
+        let n =
+            core.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= MAX_NUMBERS)?;
+        let data = match elem {
+            Elem::Bool => Data::Bits(Vec::with_capacity(n)),
+            Elem::Float | Elem::Double | Elem::Int => Data::Numbers(Vec::with_capacity(n)),
+        };
+        Some((Out { elem, data }, core))
+    }
+
+    /// Repeated to a larger shape, as in `expand`; nothing if it does not fit.
+    pub fn expand(&self, shape: &[usize]) -> Option<Folded> {
+        let more = shape.len().checked_sub(self.shape.len())?;
+        let mut strides = vec![0; more];
+        for (d, &n) in self.shape.iter().enumerate() {
+            if n != shape[more + d] && n != 1 {
+                return None;
+            }
+            strides.push(if n == 1 { 0 } else { self.strides[d] });
+        }
+        Some(Folded { shape: shape.to_vec(), strides, ..self.clone() })
+    }
+
+    /// Dims in another order.
+    pub fn permute(&self, order: &[usize]) -> Folded {
+        let shape = order.iter().map(|&d| self.shape[d]).collect();
+        let strides = order.iter().map(|&d| self.strides[d]).collect();
+        Folded { shape, strides, ..self.clone() }
+    }
+
+    pub fn unsqueeze(&self, dim: usize) -> Folded {
+        let mut t = self.clone();
+        t.shape.insert(dim, 1);
+        t.strides.insert(dim, 0);
+        t
+    }
+
+    /// Without a dim, of which index `i` is taken.
+    pub fn select(&self, dim: usize, i: usize) -> Folded {
+        let mut t = self.clone();
+        t.offset += i * t.strides[dim];
+        t.shape.remove(dim);
+        t.strides.remove(dim);
+        t
+    }
+
+    /// `len` elements of a dim, each `step` behind the last, from `start`.
+    pub fn slice(&self, dim: usize, start: usize, len: usize, step: usize) -> Folded {
+        let mut t = self.clone();
+        if len > 0 {
+            t.offset += start * t.strides[dim];
+        }
+        t.shape[dim] = len;
+        t.strides[dim] *= step;
+        t
+    }
+
+    /// The same elements in the same order; nothing if the shape has another number of them.
+    pub fn reshape(&self, shape: &[usize]) -> Option<Folded> {
+        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        if n != self.elements() {
+            return None;
+        }
+        if let Some(x) = self.scalar() {
+            return Some(Folded::full(self.elem, shape, x));
+        }
+        // Leading dims that stay may be of any stride.
+        let kept = self.shape.iter().zip(shape).take_while(|(a, b)| a == b).count();
+        let inner = Folded {
+            shape: self.shape[kept..].to_vec(),
+            strides: self.strides[kept..].to_vec(),
+            ..self.clone()
+        };
+        if kept > 0 && (0..kept).all(|d| self.is_same_along(d)) {
+            let rest = inner.reshape(&shape[kept..])?;
+            return rest.expand(shape);
+        }
+        (n <= MAX_NUMBERS).then(|| Folded::new(self.elem, shape, self.numbers()))
+    }
+
+    /// Sums of all elements of a dim up to each.
+    pub fn cumsum(&self, dim: usize) -> Option<Folded> {
+        let mut shape = self.shape.clone();
+        let others = (0..shape.len()).filter(|&d| d != dim && self.is_same_along(d));
+        others.for_each(|d| shape[d] = shape[d].min(1));
+        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        if n > MAX_NUMBERS {
+            return None;
+        }
+        let elem = if self.elem == Elem::Bool { Elem::Int } else { self.elem };
+        let small = Folded { shape: shape.clone(), ..self.clone() };
+        let mut x = small.numbers();
+        let step: usize = shape[dim + 1..].iter().product();
+        for i in 0..x.len() {
+            if step > 0 && (i / step) % shape[dim] > 0 {
+                x[i] += x[i - step];
+            }
+        }
+        Folded::new(elem, &shape, x).expand(&self.shape)
+    }
+
+    /// One after the other along a dim.
+    pub fn concat(all: &[Folded], dim: usize) -> Option<Folded> {
+        let first = all.first()?;
+        let mut shape = first.shape.clone();
+        let alike = |t: &Folded| {
+            t.shape.len() == shape.len()
+                && (0..shape.len()).all(|d| d == dim || t.shape[d] == shape[d])
+        };
+        if dim >= shape.len() || !all.iter().all(alike) {
+            return None;
+        }
+        shape[dim] = all.iter().map(|t| t.shape[dim]).sum();
+        let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        if n > MAX_NUMBERS {
+            return None;
+        }
+        let rows: usize = shape[..dim].iter().product();
+        let parts: Vec<Vec<f64>> = all.iter().map(Folded::numbers).collect();
+        let mut x = Vec::with_capacity(n);
+        for r in 0..rows {
+            for p in &parts {
+                let own = p.len() / rows;
+                x.extend_from_slice(&p[r * own..(r + 1) * own]);
+            }
+        }
+        Some(Folded::new(first.elem, &shape, x))
+    }
+
+    /// Where counting along a dim starts: `Some(c)` if element `i` of `dim` is
+    /// `c + i`, whatever the other indices are.
+    pub fn counts_from(&self, dim: usize) -> Option<f64> {
+        if (0..self.shape.len()).any(|d| d != dim && !self.is_same_along(d)) {
+            return None;
+        }
+        let mut index = vec![0; self.shape.len()];
+        let first = (self.shape[dim] > 0).then(|| self.at(&index))?;
+        for i in 0..self.shape[dim] {
+            index[dim] = i;
+            if self.at(&index) != first + i as f64 {
+                return None;
+            }
+        }
+        Some(first)
+    }
+}
+
+/// The elements of one row.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    data: &'a Data,
+    from: usize,
+    step: usize,
+}
+
+impl Row<'_> {
+    fn get(&self, i: usize) -> f64 {
+        self.data.get(self.from + i * self.step)
+    }
+}
+
+/// Calls `f` with each row of operands of one shape, whose dims `core` cuts to 1 where they do not change.
+fn runs<'a, const N: usize>(
+    core: &[usize],
+    all: &[&'a Folded; N],
+    mut f: impl FnMut([Row<'a>; N], usize),
+) {
+    if core.contains(&0) {
+        return;
+    }
+    let (last, outer) = core.split_last().map_or((1, core), |(n, o)| (*n, o));
+    let mut index = vec![0; outer.len()];
+    loop {
+        let row = |t: &&'a Folded| Row {
+            data: &t.data,
+            from: t.offset + index.iter().zip(&t.strides).map(|(i, s)| i * s).sum::<usize>(),
+            step: t.strides.last().copied().unwrap_or(0),
+        };
+        f(std::array::from_fn(|i| row(&all[i])), last);
+        let Some(d) = (0..outer.len()).rev().find(|&d| index[d] + 1 < outer[d]) else { return };
+        index[d] += 1;
+        index[d + 1..].fill(0);
+    }
+}
+
+/// Elements as they are made.
+struct Out {
+    elem: Elem,
+    data: Data,
+}
+
+impl Out {
+    fn push(&mut self, x: f64) {
+        match &mut self.data {
+            Data::Numbers(v) => v.push(rounded(self.elem, x)),
+            Data::Bits(v) => v.push(x != 0.0),
+        }
+    }
+    fn tensor(self, shape: &[usize], core: Vec<usize>) -> Folded {
+        let strides = row_major(&core);
+        Folded {
+            elem: self.elem,
+            shape: shape.to_vec(),
+            strides,
+            offset: 0,
+            data: Rc::new(self.data),
+        }
+    }
+}
+
+/// The shape of two operands together, dims counted from the right.
+pub(super) fn spread(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let n = a.len().max(b.len());
+    let size = |s: &[usize], d: usize| (d + s.len()).checked_sub(n).map_or(1, |i| s[i]);
+    let both = |d| match (size(a, d), size(b, d)) {
+        (x, y) if x == y || y == 1 => Some(x),
+        (1, y) => Some(y),
+        _ => None,
+    };
+    (0..n).map(both).collect()
+}

@@ -1,0 +1,148 @@
+//! A program as readers of archives hand it over: nodes in the order in which they run, each with the
+//! name of what it does, its operands and attributes by name, and the module that it stands in.
+//!
+//! The names are those of PyTorch's core operators ("add.Tensor", "linear.default"), of which a
+//! reader of another format uses what it needs.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A value of the program: an index into [`Graph::names`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct Id(pub u32);
+
+/// Element types as folding tells them apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Elem {
+    /// Rounded to f32 after every op, which is what f32 and narrower ones become.
+    Float,
+    /// f64 stays as it is.
+    Double,
+    Int,
+    Bool,
+}
+
+/// The size of a dim of an input.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Size {
+    Fixed(usize),
+    /// Chosen when the program is imported, by name.
+    Symbol(Arc<str>),
+    /// What is no symbol alone, as it is written.
+    Other(Arc<str>),
+}
+
+/// An operand or attribute.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Arg {
+    None,
+    Value(Id),
+    /// Tensors or sizes; `None` stands for one that is left out.
+    Values(Vec<Option<Id>>),
+    Int(i64),
+    /// Some of them are values of sizes.
+    Ints(Vec<IntArg>),
+    Float(f64),
+    Bool(bool),
+    Text(Arc<str>),
+    Elem(Elem),
+    /// What no handler asks for, by its kind.
+    Other(Arc<str>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum IntArg {
+    Is(i64),
+    Of(Id),
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Node {
+    pub op: Arc<str>,
+    pub args: Vec<(Arc<str>, Arg)>,
+    pub outs: Vec<Id>,
+    /// Path of the module, such as `model.layers.0.mlp`.
+    pub scope: Arc<str>,
+}
+
+impl Node {
+    /// An operand or attribute; absent ones are [`Arg::None`].
+    pub fn arg(&self, name: &str) -> &Arg {
+        self.args.iter().find(|a| &*a.0 == name).map_or(&Arg::None, |a| &a.1)
+    }
+}
+
+/// What an argument of the program is.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum Source {
+    /// A parameter of this name.
+    Param(Arc<str>),
+    /// Numbers that the archive has under this name.
+    Constant(Arc<str>),
+    /// An input of this name.
+    Input,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Input {
+    pub id: Id,
+    pub source: Source,
+    pub elem: Elem,
+    pub sizes: Vec<Size>,
+}
+
+/// Numbers in the archive.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Stored {
+    /// The bytes of the file, little-endian and row-major; none if the archive was made without.
+    pub bytes: Option<Range<u64>>,
+    pub dtype: Stores,
+    pub shape: Vec<usize>,
+}
+
+/// Element types of numbers in an archive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stores {
+    F64,
+    F32,
+    F16,
+    BF16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U8,
+    Bool,
+}
+
+impl Stores {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Stores::F64 | Stores::I64 => 8,
+            Stores::F32 | Stores::I32 => 4,
+            Stores::F16 | Stores::BF16 | Stores::I16 => 2,
+            Stores::I8 | Stores::U8 | Stores::Bool => 1,
+        }
+    }
+    pub fn elem(self) -> Elem {
+        match self {
+            Stores::F64 => Elem::Double,
+            Stores::F32 | Stores::F16 | Stores::BF16 => Elem::Float,
+            Stores::Bool => Elem::Bool,
+            Stores::I64 | Stores::I32 | Stores::I16 | Stores::I8 | Stores::U8 => Elem::Int,
+        }
+    }
+}
+
+/// A whole program.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct Graph {
+    /// What the archive calls each value, for messages.
+    pub names: Vec<Arc<str>>,
+    pub inputs: Vec<Input>,
+    pub nodes: Vec<Node>,
+    pub outputs: Vec<Id>,
+    /// Smallest and largest value of a symbol.
+    pub ranges: Vec<(Arc<str>, usize, usize)>,
+}

@@ -1,0 +1,166 @@
+//! Labels on their way to the loss. Hugging Face's models move them by one inside; what a program of ours
+//! takes is moved already, so that is read and not done.
+
+use super::graph::Node;
+use super::inputs;
+use super::lower::{Lower, Val, dim_of};
+use super::view::View;
+use crate::graph::loss;
+use shardc_ir::builder::Builder;
+use shardc_ir::diag::Result;
+use shardc_ir::func::Value;
+use shardc_ir::ops::Op;
+
+/// What was done to the labels.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Labels {
+    pub shape: Vec<usize>,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// As they are given: position i is scored against label i.
+    Whole,
+    /// With one more behind each row, which is not scored.
+    Padded,
+    /// Position i is scored against label i + 1.
+    Moved,
+    /// The same without the last position.
+    Tail,
+}
+
+/// The label that is not scored, in PyTorch.
+const IGNORED: f64 = -100.0;
+
+impl Labels {
+    pub fn new(shape: Vec<usize>) -> Labels {
+        Labels { shape, state: State::Whole }
+    }
+}
+
+impl Lower<'_> {
+    /// What a node makes of labels, or of logits without their last row.
+    ///
+    /// # Errors
+    /// `import-op` for what is not known to keep them what they are.
+    pub(super) fn labelled(&mut self, n: &Node, first: &Val) -> Result<Val> {
+        let name = n.op.split('.').next().unwrap_or(&n.op);
+        let shape = match first {
+            Val::Labels(l) => l.shape.clone(),
+            Val::Head(v) => v.shape.clone(),
+            _ => vec![],
+        };
+        let with = |shape: Vec<usize>| match first {
+            Val::Labels(l) => Val::Labels(Labels { shape, ..l.clone() }),
+            Val::Head(v) => Val::Head(View { shape, ..v.clone() }),
+            other => other.clone(),
+        };
+        match name {
+            "to" | "_to_copy" | "contiguous" | "clone" | "alias" | "detach" => Ok(first.clone()),
+            "view" | "reshape" | "_unsafe_view" | "flatten" => {
+                let key = if name == "reshape" { "shape" } else { "size" };
+                let to = if name == "flatten" { vec![-1] } else { self.ints(n, key)? };
+                Ok(with(self.resolved(n, &to, shape.iter().product())?))
+            }
+            "pad" => {
+                let Val::Labels(l) = first else { return Err(self.refuse(n, "logits are padded")) };
+                let value = self.number(n, "value").unwrap_or(0.0);
+                if l.state != State::Whole || self.ints(n, "pad")? != [0, 1] || value != IGNORED {
+                    let what = "labels are padded by other than one -100 behind each row";
+                    return Err(self.refuse(n, what));
+                }
+                Ok(Val::Labels(Labels {
+                    shape: vec![shape[0], shape[1] + 1],
+                    state: State::Padded,
+                }))
+            }
+            "slice" => {
+                let d = dim_of(self.int(n, "dim")?.unwrap_or(0), shape.len(), self, n)?;
+                let (start, len, step) = self.range(n, shape[d])?;
+                if (start, len, step) == (0, shape[d], 1) {
+                    return Ok(first.clone());
+                }
+                let mut cut = shape.clone();
+                cut[d] = len;
+                let state = match first {
+                    Val::Labels(l) if d == 1 && (start, step) == (1, 1) && len + 1 == shape[1] => {
+                        match l.state {
+                            State::Whole => Some(State::Tail),
+                            State::Padded => Some(State::Moved),
+                            State::Moved | State::Tail => None,
+                        }
+                    }
+                    _ => None,
+                };
+                let state =
+                    state.ok_or_else(|| self.refuse(n, "labels are cut otherwise than by one"))?;
+                Ok(Val::Labels(Labels { shape: cut, state }))
+            }
+            "cross_entropy_loss" | "sym_size" => {
+                Err(self.refuse(n, "its first operand is no logits"))
+            }
+            _ => Err(self.refuse(n, "labels are for a cross-entropy alone")),
+        }
+    }
+
+    /// The mean cross-entropy of logits and labels as a sum over tokens.
+    ///
+    /// # Errors
+    /// `import-op` for another reduction than the mean, weights, smoothing or another ignored label.
+    pub(super) fn cross_entropy(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let (rows, seq) = (self.sizes.rows, self.sizes.seq);
+        let plain = self.int(n, "reduction")?.unwrap_or(1) == 1
+            && self.int(n, "ignore_index")?.unwrap_or(-100) == -100
+            && self.number(n, "label_smoothing").unwrap_or(0.0) == 0.0
+            && *n.arg("weight") == super::graph::Arg::None;
+        if !plain {
+            let what = "only the mean over labels that are not -100, without weights and smoothing, is read";
+            return Err(self.refuse(n, what));
+        }
+        if self.loss.is_some() {
+            return Err(self.refuse(n, "the model has a second loss"));
+        }
+        let head = self.operand(n, "self");
+        let Some(Val::Labels(labels)) = self.operand(n, "target") else {
+            return Err(self.refuse(n, "its targets are not the labels"));
+        };
+        let (logits, cut) = match head {
+            Some(Val::Head(v)) => (v.value, true),
+            Some(Val::Data(v)) => (self.rows_of_logits(n, &v)?, false),
+            _ => return Err(self.refuse(n, "its first operand is no logits")),
+        };
+        let sizes = self.draft.ty(logits).sizes();
+        let fits = sizes.len() == 3 && sizes[..2] == [rows, seq];
+        if !fits || cut != (labels.state == State::Tail) || labels.state == State::Padded {
+            return Err(self.refuse(n, "logits [rows, tokens, vocabulary] and labels do not pair"));
+        }
+        let targets = self.of_input(inputs::TARGETS);
+        let mut b = Builder::new(&self.mesh, &mut self.draft);
+        self.loss = Some(loss::sum_of_losses(&mut b, logits, targets));
+        self.makers = self.draft.makers();
+        self.logits = Some(logits);
+        self.loss_id = n.outs.first().copied();
+        Ok(vec![Val::Missing("the loss is a result, and nothing is made of it".into())])
+    }
+
+    /// The operand's value, whatever it is.
+    pub(super) fn operand(&self, n: &Node, name: &str) -> Option<Val> {
+        match n.arg(name) {
+            super::graph::Arg::Value(id) => Some(self.val(*id).clone()),
+            _ => None,
+        }
+    }
+
+    /// Logits [rows, tokens, vocabulary] of which this is a view of two dims, or one with dims exchanged.
+    fn rows_of_logits(&mut self, n: &Node, v: &View) -> Result<Value> {
+        if let (2, Some((Op::Reshape(_), [of]))) = (v.shape.len(), self.maker(v.value))
+            && self.rank(*of) == 3
+            && self.draft.ty(*of).sizes()[2] == v.shape[1]
+        {
+            return Ok(*of);
+        }
+        let back = if v.shape.len() == 3 { v.transpose(1, 2) } else { v.clone() };
+        Ok(self.ordered(n, &back)?.value)
+    }
+}

@@ -1,0 +1,697 @@
+//! From a neutral graph to ops of ours: one node after the other, known numbers folded, the rest by
+//! the [table](super::table).
+
+use super::archive::Archive;
+use super::folded::Folded;
+use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source};
+use super::inputs::{self, Meaning};
+use super::labels::Labels;
+use super::mask::Rule as MaskRule;
+use super::table::{self, How};
+use super::view::{Dim, View};
+use super::{Raise, Sizes};
+use shardc_ir::attr::{Broadcast, RuleAttr};
+use shardc_ir::builder::Builder;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::{Func, Role, RoleKind, Value};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Op;
+use shardc_ir::rule::Rule;
+use shardc_ir::types::{DType, Type};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Most dims of a value.
+const MAX_RANK: usize = 20;
+
+/// What a value of the graph became.
+#[derive(Clone, Debug)]
+pub(super) enum Val {
+    /// Nothing yet.
+    Unmade,
+    /// A value of the program.
+    Data(View),
+    /// Known numbers; a size is a scalar.
+    Folded(Folded),
+    /// Labels on their way to the loss.
+    Labels(Labels),
+    /// All rows of logits but the last, on their way to the loss.
+    Head(View),
+    /// Scores with a mask that the softmax behind them takes.
+    Masked(View, Folded),
+    /// The softmax of such scores.
+    Probs(View, Folded),
+    /// What cannot be had, and why.
+    Missing(Arc<str>),
+}
+
+/// A parameter as an argument of the draft.
+pub(super) struct Param {
+    /// Its names: more than one if it is tied.
+    pub names: Vec<Arc<str>>,
+    pub value: Value,
+    /// Modules that use it, in order.
+    pub scopes: Vec<Arc<str>>,
+}
+
+/// The state of an import.
+pub(super) struct Lower<'a> {
+    pub g: &'a Graph,
+    archive: &'a Archive,
+    pub sizes: Sizes,
+    pub raise: Raise,
+    pub mesh: Mesh,
+    /// The program as it grows, with nodes that nobody uses.
+    pub draft: Func,
+    env: Vec<Val>,
+    pub params: Vec<Param>,
+    /// Input arguments by role.
+    pub inputs: BTreeMap<&'static str, Value>,
+    /// The node that makes each value of the draft.
+    pub makers: Vec<Option<u32>>,
+    /// The rule of every attention, in order.
+    pub rules: Vec<MaskRule>,
+    /// Operands of products of matrices, the second turned: queries and keys of scores.
+    pub products: BTreeMap<Value, (View, View)>,
+    pub loss: Option<Value>,
+    /// What the archive calls the loss.
+    pub loss_id: Option<Id>,
+    pub logits: Option<Value>,
+    /// Known halves of values whose last dim is twice the same.
+    pub halves: BTreeMap<Value, Value>,
+    /// Literals by their numbers.
+    pub literals: BTreeMap<Vec<u32>, Value>,
+    pub position: Option<Value>,
+    pub warnings: Vec<Diag>,
+}
+
+impl<'a> Lower<'a> {
+    pub fn new(g: &'a Graph, archive: &'a Archive, sizes: Sizes, raise: Raise) -> Lower<'a> {
+        Lower {
+            g,
+            archive,
+            sizes,
+            raise,
+            mesh: Mesh::default(),
+            draft: Func::new("model"),
+            env: vec![Val::Unmade; g.names.len()],
+            params: vec![],
+            inputs: BTreeMap::new(),
+            makers: vec![],
+            rules: vec![],
+            products: BTreeMap::new(),
+            loss: None,
+            loss_id: None,
+            logits: None,
+            halves: BTreeMap::new(),
+            literals: BTreeMap::new(),
+            position: None,
+            warnings: vec![],
+        }
+    }
+
+    /// Lowers the whole graph.
+    ///
+    /// # Errors
+    /// `import-op`, `import-dims`, `import-input`, `mask-rule`.
+    pub fn run(&mut self) -> Result<()> {
+        let g = self.g;
+        let mut seen = vec![];
+        for i in &g.inputs {
+            self.input(i, &mut seen)?;
+        }
+        for n in &g.nodes {
+            self.note_uses(n);
+            self.draft.scope(&clean(&n.scope));
+            self.node(n)?;
+        }
+        self.outputs()
+    }
+
+    fn input(&mut self, i: &Input, seen: &mut Vec<Meaning>) -> Result<()> {
+        let name = self.g.names[i.id.0 as usize].clone();
+        if i.sizes.len() > MAX_RANK {
+            return Err(self.dims(&name, format!("it has more than {MAX_RANK} dims")));
+        }
+        let val = match &i.source {
+            Source::Param(p) => {
+                let shape = self.shape(&name, &i.sizes)?;
+                let ty = Type::new(DType::F32, &shape);
+                if i.elem != Elem::Float {
+                    return Err(self.dims(&name, "its elements are not f32, bf16 or f16".into()));
+                }
+                let tied = self.tied_with(p);
+                let value = match tied {
+                    Some(i) => {
+                        self.params[i].names.push(p.clone());
+                        self.params[i].value
+                    }
+                    None => {
+                        let value = self.arg(ty, Role::new(RoleKind::Param, &**p));
+                        let names = vec![p.clone()];
+                        self.params.push(Param { names, value, scopes: vec![] });
+                        value
+                    }
+                };
+                if self.draft.ty(value).sizes()[..] != shape {
+                    return Err(
+                        self.dims(&name, "it is tied to a parameter of another shape".into())
+                    );
+                }
+                Val::Data(View::plain(value, &shape))
+            }
+            Source::Constant(c) => match self.archive.numbers(c)? {
+                Some((numbers, stored)) => {
+                    Val::Folded(Folded::new(stored.dtype.elem(), &stored.shape, numbers))
+                }
+                None => Val::Missing(format!("the archive has no numbers of `{c}`").into()),
+            },
+            Source::Input => {
+                let shape = self.shape(&name, &i.sizes)?;
+                let meaning = inputs::meaning(&name, i, &shape, self.sizes, seen)?;
+                seen.push(meaning);
+                match meaning {
+                    Meaning::Tokens => {
+                        Val::Data(View::plain(self.of_input(inputs::TOKENS), &shape))
+                    }
+                    Meaning::Labels => Val::Labels(Labels::new(shape)),
+                    Meaning::Positions => {
+                        let line = Folded::iota(self.sizes.seq);
+                        let line = line.expand(&shape).ok_or_else(|| {
+                            self.dims(&name, "positions are [seq] or [rows, seq]".into())
+                        })?;
+                        Val::Folded(line)
+                    }
+                }
+            }
+        };
+        self.set(i.id, val);
+        Ok(())
+    }
+
+    /// The parameter of which this one is another name: both are the same bytes of the archive.
+    fn tied_with(&self, name: &str) -> Option<usize> {
+        let own = self.archive.weights.get(name)?;
+        own.stored.bytes.as_ref()?;
+        self.params.iter().position(|p| {
+            let first = p.names.first().and_then(|n| self.archive.weights.get(n));
+            first.is_some_and(|f| f.member == own.member && f.stored == own.stored)
+        })
+    }
+
+    fn arg(&mut self, ty: Type, role: Role) -> Value {
+        let name = Builder::new(&self.mesh, &mut self.draft).named("arg");
+        let v = self.draft.arg(ty, name, Some(role));
+        self.makers.push(None);
+        v
+    }
+
+    /// The argument of an input, made where it is first used.
+    pub fn of_input(&mut self, name: &'static str) -> Value {
+        if let Some(&v) = self.inputs.get(name) {
+            return v;
+        }
+        let all = [self.sizes.rows, self.sizes.seq];
+        let sizes = if name == inputs::POSITIONS { &all[1..] } else { &all[..] };
+        let v = self.arg(Type::new(DType::I32, sizes), Role::new(RoleKind::Input, name));
+        self.inputs.insert(name, v);
+        v
+    }
+
+    /// The sizes of an input; symbols have theirs.
+    fn shape(&self, name: &str, sizes: &[Size]) -> Result<Vec<usize>> {
+        let one = |s: &Size| match s {
+            Size::Fixed(n) => Ok(*n),
+            Size::Symbol(s) => match self.sizes.symbol(self.g, s) {
+                Some(n) => Ok(n),
+                None => {
+                    Err(self.dims(name, format!("symbol {s} is neither its rows nor its tokens")))
+                }
+            },
+            Size::Other(e) => Err(self.dims(name, format!("{e} is no plain size"))),
+        };
+        sizes.iter().map(one).collect()
+    }
+
+    fn dims(&self, name: &str, what: String) -> Diag {
+        Diag::new("import-dims", format!("input `{name}`: {what}"))
+            .at(self.archive.path().display().to_string())
+            .rule("dims of inputs are numbers, or a symbol for rows and one for tokens")
+            .help("export with dynamic_shapes of Dim(\"batch\") and Dim(\"seq\"), or without any")
+            .exit(Exit::Unsupported)
+    }
+
+    /// Remembers under which modules parameters are used.
+    fn note_uses(&mut self, n: &Node) {
+        for (_, a) in &n.args {
+            let Arg::Value(id) = a else { continue };
+            let Val::Data(v) = &self.env[id.0 as usize] else { continue };
+            let Some(p) = self.params.iter_mut().find(|p| p.value == v.value) else { continue };
+            if !p.scopes.contains(&n.scope) {
+                p.scopes.push(n.scope.clone());
+            }
+        }
+    }
+
+    /// Finds logits among the outputs, and refuses a loss that is none of a program of ours.
+    fn outputs(&mut self) -> Result<()> {
+        let outputs = &self.g.outputs;
+        if let Some(id) = self.loss_id.filter(|id| !outputs.contains(id)) {
+            let name = &self.g.names[id.0 as usize];
+            return Err(Diag::new("import-loss", format!("`{name}` is a loss, but no output"))
+                .at(self.archive.path().display().to_string())
+                .rule("the loss is an output: the mean cross-entropy, and nothing is done to it")
+                .help("return it as it is, or export without labels")
+                .exit(Exit::Unsupported));
+        }
+        let rows = [self.sizes.rows, self.sizes.seq];
+        for &id in outputs {
+            let Val::Data(v) = self.val(id).clone() else { continue };
+            if self.logits.is_none() && v.shape.len() == 3 && v.shape[..2] == rows {
+                let n =
+                    Node { op: "output".into(), args: vec![], outs: vec![id], scope: "".into() };
+                self.logits = Some(self.whole(&n, &v)?.value);
+            }
+        }
+        match self.logits {
+            Some(_) => Ok(()),
+            None => Err(Diag::new("import-loss", "no output is logits [rows, tokens, vocabulary]")
+                .at(self.archive.path().display().to_string())
+                .help("export a model with a head, such as AutoModelForCausalLM")
+                .exit(Exit::Unsupported)),
+        }
+    }
+
+    fn node(&mut self, n: &Node) -> Result<()> {
+        if n.op.starts_with("_assert") || n.op.contains("sym_constrain") || n.outs.is_empty() {
+            return Ok(());
+        }
+        let row = table::row(&n.op);
+        let first = n.args.first().and_then(|a| match a.1 {
+            Arg::Value(id) => Some(self.val(id).clone()),
+            _ => None,
+        });
+        if let Some(first @ (Val::Labels(_) | Val::Head(_))) = &first
+            && !matches!(&*n.op, "sym_size.int" | "cross_entropy_loss.default")
+        {
+            let v = self.labelled(n, first)?;
+            self.set_all(n, vec![v]);
+            return Ok(());
+        }
+        if let Some(Val::Probs(..)) = &first
+            && matches!(row, Some(How::Same)) | n.op.starts_with("dropout")
+        {
+            self.set_all(n, first.into_iter().collect());
+            return Ok(());
+        }
+        if self.is_known(n) {
+            let line = self.position_of(n)?;
+            if let Some(v) = line {
+                self.set_all(n, vec![Val::Data(v)]);
+                return Ok(());
+            }
+            if let Some(all) = self.fold(n)? {
+                self.set_all(n, all.into_iter().map(Val::Folded).collect());
+                return Ok(());
+            }
+        }
+        let made = match row {
+            None => return Err(self.unknown(n)),
+            Some(How::Same) => self.same(n).map(|v| vec![v]),
+            Some(How::Unary(hint, op)) => self.unary(n, hint, op()).map(|v| vec![Val::Data(v)]),
+            Some(How::Binary(b)) => self.arithmetic(n, *b).map(|v| vec![v]),
+            Some(How::Call(f)) => f(self, n),
+        }?;
+        self.set_all(n, made);
+        Ok(())
+    }
+
+    /// True if no operand is data.
+    fn is_known(&self, n: &Node) -> bool {
+        let known = |id: &Id| matches!(self.val(*id), Val::Folded(_));
+        n.args.iter().all(|(_, a)| match a {
+            Arg::Value(id) => known(id),
+            Arg::Values(all) => all.iter().flatten().all(known),
+            Arg::Ints(all) => all.iter().all(|i| match i {
+                IntArg::Is(_) => true,
+                IntArg::Of(id) => known(id),
+            }),
+            _ => true,
+        })
+    }
+
+    pub fn val(&self, id: Id) -> &Val {
+        self.env.get(id.0 as usize).unwrap_or(&Val::Unmade)
+    }
+
+    fn set(&mut self, id: Id, v: Val) {
+        if let Some(e) = self.env.get_mut(id.0 as usize) {
+            *e = v;
+        }
+    }
+
+    fn set_all(&mut self, n: &Node, all: Vec<Val>) {
+        for (&id, v) in n.outs.iter().zip(all) {
+            self.set(id, v);
+        }
+    }
+
+    /// Appends an op with one result in the scope of the last node.
+    pub fn emit(
+        &mut self,
+        n: &Node,
+        hint: &'static str,
+        op: impl Into<Op>,
+        ins: &[Value],
+    ) -> Result<Value> {
+        Ok(self.emit_n(n, &[hint], op, ins, None)?[0])
+    }
+
+    /// Appends an op; `ty` is the type of its result, if it does not follow.
+    pub fn emit_n(
+        &mut self,
+        n: &Node,
+        hints: &[&'static str],
+        op: impl Into<Op>,
+        ins: &[Value],
+        ty: Option<&Type>,
+    ) -> Result<Vec<Value>> {
+        let mut b = Builder::new(&self.mesh, &mut self.draft);
+        b.enter(&clean(&n.scope));
+        let declared: Vec<Option<&Type>> = ty.into_iter().map(Some).collect();
+        let made = b.try_push(op.into(), ins, &declared, hints);
+        let made = made.map_err(|e| self.refuse(n, &e.message).help(e.help.to_string()))?;
+        let node = self.draft.nodes.len() as u32 - 1;
+        self.makers.resize(self.draft.values.len(), None);
+        for v in &made {
+            self.makers[v.0 as usize] = Some(node);
+        }
+        Ok(made.to_vec())
+    }
+
+    /// The op that makes a value, and its operands.
+    pub fn maker(&self, v: Value) -> Option<(&Op, &[Value])> {
+        let n = &self.draft.nodes[(*self.makers.get(v.0 as usize)?)? as usize];
+        Some((&n.op, &n.ins))
+    }
+
+    pub fn rank(&self, v: Value) -> usize {
+        self.draft.ty(v).rank()
+    }
+
+    /// A rule of these letters.
+    pub fn rule(&self, n: &Node, text: &str, ins: &[Value]) -> Result<RuleAttr> {
+        let ranks: Vec<usize> = ins.iter().map(|&v| self.rank(v)).collect();
+        let r = Rule::parse(text, &ranks).map_err(|e| self.refuse(n, &e))?;
+        Ok(RuleAttr(Arc::new(r)))
+    }
+
+    /// How operands of these letters are spread over a result of those.
+    pub fn spread(&self, n: &Node, ins: &[&str], out: &str, values: &[Value]) -> Result<Broadcast> {
+        if ins.iter().all(|l| *l == out) {
+            return Ok(Broadcast::SAME);
+        }
+        let r = self.rule(n, &format!("{}->{out}", ins.join(",")), values)?;
+        Ok(Broadcast(Some(r.0)))
+    }
+
+    /// A diagnostic about a node that cannot be imported as it is.
+    pub fn refuse(&self, n: &Node, what: &str) -> Diag {
+        let name = n.outs.first().map_or("", |id| &self.g.names[id.0 as usize]);
+        let scope = if n.scope.is_empty() { "the model itself" } else { &n.scope };
+        let d = Diag::new("import-op", format!("`{}` of `{name}`: {what}", n.op));
+        let d = d.at(format!("{}: {scope}", self.archive.path().display()));
+        d.exit(Exit::Unsupported)
+    }
+
+    fn unknown(&self, n: &Node) -> Diag {
+        let missing = n.args.iter().find_map(|(_, a)| match a {
+            Arg::Value(id) => match self.val(*id) {
+                Val::Missing(why) => Some(why.clone()),
+                _ => None,
+            },
+            _ => None,
+        });
+        if let Some(why) = missing {
+            return self
+                .refuse(n, &why)
+                .help("keep buffers on the CPU when parameters are on `meta`");
+        }
+        let known =
+            if self.is_known(n) { "folding does not know it" } else { "there is no such op" };
+        self.refuse(n, known).help(table::nearest(&n.op))
+    }
+}
+
+/// A module path as scopes have it.
+pub(super) fn clean(path: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    path.chars().map(|c| if plain(c) { c } else { '_' }).collect()
+}
+
+/// A dim counted from either end; errors name the node.
+pub(super) fn dim_of(d: i64, rank: usize, l: &Lower, n: &Node) -> Result<usize> {
+    let from = if d < 0 { d.checked_add(rank as i64) } else { Some(d) };
+    let found = from.and_then(|d| usize::try_from(d).ok()).filter(|&d| d < rank);
+    found.ok_or_else(|| l.refuse(n, &format!("dim {d} is none of {rank}")))
+}
+
+impl Lower<'_> {
+    /// An attribute that is a whole number, if it is there.
+    pub fn int(&self, n: &Node, name: &str) -> Result<Option<i64>> {
+        match n.arg(name) {
+            Arg::None => Ok(None),
+            Arg::Int(i) => Ok(Some(*i)),
+            Arg::Value(id) => self.int_of(n, *id).map(Some),
+            _ => Err(self.refuse(n, &format!("`{name}` is no whole number"))),
+        }
+    }
+
+    fn int_of(&self, n: &Node, id: Id) -> Result<i64> {
+        let Val::Folded(f) = self.val(id) else {
+            return Err(self.refuse(n, "a size depends on data"));
+        };
+        f.scalar().map(|x| x as i64).ok_or_else(|| self.refuse(n, "a size is no single number"))
+    }
+
+    /// An attribute that is a list of whole numbers.
+    pub fn ints(&self, n: &Node, name: &str) -> Result<Vec<i64>> {
+        let one = |i: &IntArg| match i {
+            IntArg::Is(i) => Ok(*i),
+            IntArg::Of(id) => self.int_of(n, *id),
+        };
+        match n.arg(name) {
+            Arg::Ints(all) if all.len() <= MAX_RANK => all.iter().map(one).collect(),
+            Arg::None | Arg::Values(_) => Ok(vec![]),
+            Arg::Int(i) => Ok(vec![*i]),
+            _ => Err(self.refuse(n, &format!("`{name}` is no short list of whole numbers"))),
+        }
+    }
+
+    /// An attribute that is a number.
+    pub fn number(&self, n: &Node, name: &str) -> Option<f64> {
+        match n.arg(name) {
+            Arg::Int(i) => Some(*i as f64),
+            Arg::Float(x) => Some(*x),
+            Arg::Value(id) => match self.val(*id) {
+                Val::Folded(f) => f.scalar(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    pub fn flag(&self, n: &Node, name: &str) -> bool {
+        matches!(n.arg(name), Arg::Bool(true))
+    }
+
+    /// The shape of an operand, whatever it became.
+    pub fn shape_of(&self, n: &Node, name: &str) -> Result<Vec<usize>> {
+        let Arg::Value(id) = n.arg(name) else {
+            return Err(self.refuse(n, &format!("`{name}` is no tensor")));
+        };
+        match self.val(*id) {
+            Val::Data(v) | Val::Masked(v, _) | Val::Probs(v, _) => Ok(v.shape.clone()),
+            Val::Head(v) => Ok(v.shape.clone()),
+            Val::Folded(f) => Ok(f.shape.clone()),
+            Val::Labels(l) => Ok(l.shape.clone()),
+            Val::Unmade => Err(self.refuse(n, "its operand was not made")),
+            Val::Missing(why) => Err(self.refuse(n, why)),
+        }
+    }
+
+    /// A new order of dims.
+    pub fn order(&self, n: &Node, rank: usize) -> Result<Vec<usize>> {
+        let all = self.ints(n, "dims")?;
+        let order: Vec<usize> =
+            all.iter().map(|&d| dim_of(d, rank, self, n)).collect::<Result<_>>()?;
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        match sorted.iter().copied().eq(0..rank) {
+            true => Ok(order),
+            false => Err(self.refuse(n, "dims are named twice, or not at all")),
+        }
+    }
+
+    /// Start, length and step of a slice of a dim of `size` elements.
+    pub fn range(&self, n: &Node, size: usize) -> Result<(usize, usize, usize)> {
+        let step = self.int(n, "step")?.unwrap_or(1);
+        let step = usize::try_from(step).ok().filter(|&s| s > 0);
+        let step = step.ok_or_else(|| self.refuse(n, "its step is not positive"))?;
+        let clip = |x: i64| {
+            let from = if x < 0 { x.saturating_add(size as i64) } else { x };
+            from.clamp(0, size as i64) as usize
+        };
+        let start = clip(self.int(n, "start")?.unwrap_or(0));
+        let end = clip(self.int(n, "end")?.unwrap_or(i64::MAX));
+        Ok((start, end.saturating_sub(start).div_ceil(step), step))
+    }
+
+    /// A shape in which one size may be -1: as large as it must be for so many elements.
+    pub fn resolved(&self, n: &Node, to: &[i64], elements: usize) -> Result<Vec<usize>> {
+        let bad = || self.refuse(n, &format!("{to:?} is no shape of {elements} elements"));
+        let known = to.iter().filter(|&&d| d != -1);
+        let product = known.map(|&d| usize::try_from(d).ok());
+        let product = product.fold(Some(1usize), |p, d| p?.checked_mul(d?)).ok_or_else(bad)?;
+        let open = to.iter().filter(|&&d| d == -1).count();
+        let rest = match open {
+            0 => 1,
+            1 if product > 0 && elements % product == 0 => elements / product,
+            _ => return Err(bad()),
+        };
+        if product.checked_mul(rest) != Some(elements) {
+            return Err(bad());
+        }
+        Ok(to.iter().map(|&d| if d == -1 { rest } else { d as usize }).collect())
+    }
+
+    /// The shape of an `expand`, where -1 keeps a size.
+    pub fn expanded(&self, n: &Node, own: &[usize], to: &[i64]) -> Result<Vec<usize>> {
+        let more = to.len().checked_sub(own.len());
+        let more = more.ok_or_else(|| self.refuse(n, "it has more dims than it is expanded to"))?;
+        let size = |(d, &to): (usize, &i64)| match (d.checked_sub(more), to) {
+            (Some(d), -1) => Ok(own[d]),
+            (_, to) => usize::try_from(to).map_err(|_| self.refuse(n, "a size is negative")),
+        };
+        to.iter().enumerate().map(size).collect()
+    }
+
+    /// An operand as data: known numbers become a literal.
+    pub fn data(&mut self, n: &Node, name: &str) -> Result<View> {
+        let Arg::Value(id) = n.arg(name) else {
+            return Err(self.refuse(n, &format!("`{name}` is no tensor")));
+        };
+        self.data_of(n, *id)
+    }
+
+    pub fn data_of(&mut self, n: &Node, id: Id) -> Result<View> {
+        match self.val(id).clone() {
+            Val::Data(v) => Ok(v),
+            Val::Folded(f) => self.constant(n, &f),
+            Val::Unmade => Err(self.refuse(n, "its operand was not made")),
+            Val::Missing(why) => {
+                let help = "keep buffers on the CPU when parameters are on `meta`";
+                Err(self.refuse(n, &why).help(help))
+            }
+            Val::Labels(_) => Err(self.refuse(n, "labels are for a cross-entropy alone")),
+            Val::Head(_) => Err(self.refuse(n, "a cut of logits is for a cross-entropy alone")),
+            Val::Masked(..) | Val::Probs(..) => {
+                Err(self.refuse(n, "a mask is for the softmax of attention alone"))
+            }
+        }
+    }
+
+    /// Known numbers as a value: positions, or a literal of those that differ along one dim.
+    pub fn constant(&mut self, n: &Node, f: &Folded) -> Result<View> {
+        let moving: Vec<usize> = (0..f.shape.len()).filter(|&d| !f.is_same_along(d)).collect();
+        if let ([d], Elem::Int) = (&moving[..], f.elem)
+            && f.counts_from(*d) == Some(0.0)
+            && f.shape[*d] == self.sizes.seq
+        {
+            let v = self.of_input(inputs::POSITIONS);
+            return Ok(along(v, *d, &f.shape));
+        }
+        if f.elem == Elem::Int {
+            return Err(self.refuse(n, "whole numbers that are no positions are not read"));
+        }
+        let d = match &moving[..] {
+            [] => None,
+            [d] => Some(*d),
+            _ => {
+                return Err(self.refuse(n, "a table of numbers is no value of ours, only a list is"));
+            }
+        };
+        let line = match d {
+            None => vec![f.scalar().unwrap_or(0.0)],
+            Some(d) => {
+                let mut index = vec![0; f.shape.len()];
+                let at = |i| {
+                    index[d] = i;
+                    f.at(&index)
+                };
+                (0..f.shape[d]).map(at).collect()
+            }
+        };
+        let values: Arc<[f32]> = line.iter().map(|&x| x as f32).collect();
+        let key: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+        let v = match self.literals.get(&key) {
+            Some(&v) => v,
+            None => {
+                let v = self.emit(n, "literal", shardc_ir::ops::Literal { values }, &[])?;
+                self.literals.insert(key, v);
+                v
+            }
+        };
+        Ok(match d {
+            Some(d) => along(v, d, &f.shape),
+            // A number is a list of one.
+            None => {
+                let mut view = along(v, 0, &[1]);
+                view.shape = vec![1; f.shape.len().max(1)];
+                view.dims = vec![Dim::Virtual; view.shape.len()];
+                let last = view.dims.len() - 1;
+                view.dims[last] = Dim::Real(0);
+                return if f.elements() == 1 {
+                    Ok(view)
+                } else {
+                    Err(self.refuse(n, "a repeated number"))
+                };
+            }
+        })
+    }
+
+    /// A range that becomes floats is the positions: so context parallelism can cut it.
+    fn position_of(&mut self, n: &Node) -> Result<Option<View>> {
+        let to_float = match (&*n.op, n.arg("dtype")) {
+            (op, Arg::Elem(Elem::Float)) => op.starts_with("to.") || op.starts_with("_to_copy"),
+            _ => false,
+        };
+        let Some(f) = self.folded(n, "self", 0)?.filter(|f| to_float && f.elem == Elem::Int) else {
+            return Ok(None);
+        };
+        let seq = self.sizes.seq;
+        let moving: Vec<usize> =
+            (0..f.shape.len()).filter(|&d| f.shape[d] > 1 && !f.is_same_along(d)).collect();
+        let [d] = moving[..] else { return Ok(None) };
+        if f.shape[d] != seq || f.counts_from(d) != Some(0.0) {
+            return Ok(None);
+        }
+        let v = match self.position {
+            Some(v) => v,
+            None => {
+                let ids = self.of_input(inputs::POSITIONS);
+                let cast = shardc_ir::ops::Cast { to: DType::F32 };
+                let v = self.emit(n, "position", cast, &[ids])?;
+                self.position = Some(v);
+                v
+            }
+        };
+        Ok(Some(along(v, d, &f.shape)))
+    }
+}
+
+/// A value of one dim as dim `d` of a shape along whose other dims nothing changes.
+fn along(v: Value, d: usize, shape: &[usize]) -> View {
+    let dims = (0..shape.len()).map(|i| if i == d { Dim::Real(0) } else { Dim::Virtual });
+    View { value: v, dims: dims.collect(), shape: shape.to_vec() }
+}

@@ -1,0 +1,204 @@
+//! Imports models that are no family: an archive of `torch.export` becomes a program, as a folder of a
+//! family does.
+//!
+//! [`archive`] reads the file, [`schema`] its program into the neutral [`graph`]; [`lower`] runs over that
+//! once: what is known is computed ([`fold`]), what only moves dims is a [`view`], the rest is an op of the
+//! [`table`], or of a matcher ([`raise`], [`attend`], [`labels`]). [`emit`] makes the program of it.
+
+mod archive;
+mod attend;
+mod emit;
+mod fold;
+mod folded;
+mod graph;
+mod inputs;
+mod labels;
+mod lower;
+mod mask;
+mod math;
+mod names;
+mod raise;
+mod schema;
+mod shapes;
+mod table;
+mod view;
+mod zip;
+
+use archive::Archive;
+use graph::{Elem, Graph, Size};
+use lower::Lower;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::phase::Phase;
+use shardc_ir::plan::Mode;
+use shardc_ir::source::Source;
+use shardc_ir::verify::verify;
+use std::path::Path;
+
+/// Rows of a microbatch over all ranks, and tokens of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    pub rows: usize,
+    pub seq: usize,
+}
+
+/// Which groups of ops become one op, or one shape of ops, that passes know. The numbers are the same
+/// without.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Raise {
+    pub norms: bool,
+    pub rope: bool,
+    pub activations: bool,
+}
+
+impl Default for Raise {
+    fn default() -> Raise {
+        Raise { norms: true, rope: true, activations: true }
+    }
+}
+
+/// An archive that was opened.
+pub struct Opened {
+    archive: Archive,
+    graph: Graph,
+}
+
+/// A model that was imported.
+pub struct Imported {
+    pub source: Source,
+    /// What the user should know although the model is imported.
+    pub warnings: Vec<Diag>,
+}
+
+impl Opened {
+    /// Reads an archive, without the numbers of its parameters.
+    ///
+    /// # Errors
+    /// `file`, `archive`, `archive-version`.
+    pub fn read(path: &Path) -> Result<Opened> {
+        let archive = Archive::open(path)?;
+        let graph = archive.graph()?;
+        Ok(Opened { archive, graph })
+    }
+
+    /// Rows and tokens, where the archive fixes them.
+    pub fn fixed(&self) -> [Option<usize>; 2] {
+        let fixed = |s: &Size| if let Size::Fixed(n) = s { Some(*n) } else { None };
+        let sizes = self.graph.tokens();
+        sizes.map_or([None; 2], |s| [fixed(&s[0]), fixed(&s[1])])
+    }
+
+    /// The program for these sizes.
+    ///
+    /// # Errors
+    /// `import-op`, `import-input`, `import-dims`, `import-loss`, `mask-rule`, `merged-parameters`.
+    pub fn import(&self, sizes: Sizes, mode: Mode, raise: Raise) -> Result<Imported> {
+        self.check(sizes)?;
+        let mut l = Lower::new(&self.graph, &self.archive, sizes, raise);
+        l.run()?;
+        self.again(&l, sizes)?;
+        let source = emit::source(&mut l, mode)?;
+        verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
+        Ok(Imported { source, warnings: l.warnings })
+    }
+
+    /// Refuses sizes that the archive does not have.
+    fn check(&self, sizes: Sizes) -> Result<()> {
+        let Some(own) = self.graph.tokens() else {
+            return Err(Diag::new("import-input", "the archive has no input of tokens")
+                .at(self.archive.path().display().to_string())
+                .rule("tokens are whole numbers [rows, tokens]")
+                .help("export with input_ids and labels")
+                .exit(Exit::Unsupported));
+        };
+        for (size, n, what) in [(&own[0], sizes.rows, "rows"), (&own[1], sizes.seq, "tokens")] {
+            let (low, high) = match size {
+                Size::Fixed(fixed) => (*fixed, *fixed),
+                Size::Symbol(s) => self.graph.range(s),
+                Size::Other(_) => (0, usize::MAX),
+            };
+            if n < low || n > high {
+                let (flag, way) = match what {
+                    "rows" => ("--microbatch", "times dp"),
+                    _ => ("--seq", "there"),
+                };
+                let range = if low == high { format!("{low}") } else { format!("{low} to {high}") };
+                return Err(Diag::new(
+                    "import-dims",
+                    format!("the archive is for {range} {what}, not for {n}"),
+                )
+                .at(self.archive.path().display().to_string())
+                .rule("sizes that are fixed in an archive are those of the program")
+                .help(format!(
+                    "leave {flag} out, or make it {range} {way}, or export with a symbol for it"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Masks of another length must have the same rules, or what one length shows is none.
+    fn again(&self, l: &Lower, sizes: Sizes) -> Result<()> {
+        let Some([_, Size::Symbol(s)]) = self.graph.tokens() else { return Ok(()) };
+        let (low, high) = self.graph.range(s);
+        let longer = (2 * sizes.seq + 1).min(high);
+        let seq = if longer > sizes.seq && longer <= LONGEST {
+            longer
+        } else {
+            sizes.seq.min(LONGEST) / 2 + 1
+        };
+        if seq == sizes.seq || seq < low || seq > high || l.rules.is_empty() {
+            return Ok(());
+        }
+        let mut other = Lower::new(&self.graph, &self.archive, Sizes { seq, ..sizes }, l.raise);
+        other.run()?;
+        let (few, many) = if seq < sizes.seq { (&other, l) } else { (l, &other) };
+        let pairs = few.rules.iter().zip(&many.rules);
+        let odd = pairs.clone().position(|(a, b)| !a.agrees(few.sizes.seq, *b));
+        match odd {
+            None if few.rules.len() == many.rules.len() => Ok(()),
+            odd => {
+                let at = odd.unwrap_or(0);
+                Err(Diag::new(
+                    "mask-rule",
+                    format!("attention {at} has another mask with {seq} tokens"),
+                )
+                .at(self.archive.path().display().to_string())
+                .rule("a mask follows one rule, however many tokens there are")
+                .help("use an architecture whose attention is causal, or has one window")
+                .exit(Exit::Unsupported))
+            }
+        }
+    }
+}
+
+/// Most tokens with which masks are looked at a second time.
+const LONGEST: usize = 1025;
+
+impl Graph {
+    /// Rows and tokens of the first input of tokens.
+    fn tokens(&self) -> Option<&[Size; 2]> {
+        self.inputs.iter().find_map(|i| {
+            let is = i.source == graph::Source::Input && i.elem == Elem::Int;
+            if is { <&[Size; 2]>::try_from(&i.sizes[..]).ok() } else { None }
+        })
+    }
+
+    /// Smallest and largest value of a symbol.
+    fn range(&self, symbol: &str) -> (usize, usize) {
+        let own = self.ranges.iter().find(|r| &*r.0 == symbol);
+        own.map_or((1, usize::MAX), |r| (r.1.max(1), r.2))
+    }
+}
+
+impl Sizes {
+    /// The value of a symbol: rows and tokens have one each.
+    fn symbol(self, g: &Graph, s: &str) -> Option<usize> {
+        let own = g.tokens()?;
+        let is = |size: &Size| matches!(size, Size::Symbol(x) if **x == *s);
+        match () {
+            () if is(&own[0]) => Some(self.rows),
+            () if is(&own[1]) => Some(self.seq),
+            () => None,
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What becomes of each op. A new op of ours is a row here.
+
+use super::graph::Node;
+use super::lower::{Lower, Val};
+use shardc_ir::diag::Result;
+use shardc_ir::names;
+use shardc_ir::ops::{Cos, Exp, Log, Logistic, Op, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh};
+
+/// Sums and products of two operands, of which one may be a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Arithmetic {
+    Add,
+    Sub,
+    /// The second less the first.
+    Rsub,
+    Mul,
+    Div,
+}
+
+/// How an op is lowered.
+pub(super) enum How {
+    /// Nothing becomes of its first operand.
+    Same,
+    /// A function of each element: the name of its result, and the op.
+    Unary(&'static str, fn() -> Op),
+    Binary(Arithmetic),
+    Call(fn(&mut Lower, &Node) -> Result<Vec<Val>>),
+}
+
+use How::{Binary, Call, Same, Unary};
+
+/// All ops, by name.
+const TABLE: &[(&str, How)] = &[
+    ("_to_copy.default", Same),
+    ("_unsafe_view.default", Call(|l, n| l.view(n, "size"))),
+    ("add.Scalar", Binary(Arithmetic::Add)),
+    ("add.Tensor", Binary(Arithmetic::Add)),
+    ("addmm.default", Call(|l, n| l.addmm(n))),
+    ("alias.default", Same),
+    ("bmm.default", Call(|l, n| l.matmul(n, "mat2"))),
+    ("cat.default", Call(|l, n| l.cat(n))),
+    ("chunk.default", Call(|l, n| l.split(n, "chunks"))),
+    ("clone.default", Same),
+    ("contiguous.default", Same),
+    ("cos.default", Unary("cos", || Cos {}.into())),
+    ("cross_entropy_loss.default", Call(|l, n| l.cross_entropy(n))),
+    ("detach.default", Same),
+    ("detach_.default", Same),
+    ("div.Scalar", Binary(Arithmetic::Div)),
+    ("div.Tensor", Binary(Arithmetic::Div)),
+    ("dropout.default", Call(|l, n| l.dropout(n))),
+    ("embedding.default", Call(|l, n| l.embedding(n))),
+    ("exp.default", Unary("exp", || Exp {}.into())),
+    ("expand.default", Call(|l, n| l.expand(n))),
+    ("flatten.using_ints", Call(|l, n| l.flatten(n))),
+    ("gelu.default", Call(|l, n| l.gelu(n))),
+    ("layer_norm.default", Call(|l, n| l.layer_norm(n))),
+    ("linear.default", Call(|l, n| l.linear(n))),
+    ("log.default", Unary("log", || Log {}.into())),
+    ("matmul.default", Call(|l, n| l.matmul(n, "other"))),
+    ("mean.dim", Call(|l, n| l.mean(n, true))),
+    ("mm.default", Call(|l, n| l.matmul(n, "mat2"))),
+    ("mul.Scalar", Binary(Arithmetic::Mul)),
+    ("mul.Tensor", Binary(Arithmetic::Mul)),
+    ("neg.default", Unary("neg", || Scale { by: -1.0 }.into())),
+    ("permute.default", Call(|l, n| l.permute(n))),
+    ("pow.Tensor_Scalar", Call(|l, n| l.pow(n))),
+    ("reciprocal.default", Call(|l, n| l.reciprocal(n))),
+    ("reshape.default", Call(|l, n| l.view(n, "shape"))),
+    ("rms_norm.default", Call(|l, n| l.rms_norm(n))),
+    ("rsqrt.default", Unary("rstd", || Rsqrt {}.into())),
+    ("rsub.Scalar", Binary(Arithmetic::Rsub)),
+    ("rsub.Tensor", Binary(Arithmetic::Rsub)),
+    ("scaled_dot_product_attention.default", Call(|l, n| l.attention(n))),
+    ("select.int", Call(|l, n| l.select(n))),
+    ("sigmoid.default", Unary("sigmoid", || Logistic {}.into())),
+    ("silu.default", Unary("act", || Silu { beta: None }.into())),
+    ("sin.default", Unary("sin", || Sin {}.into())),
+    ("slice.Tensor", Call(|l, n| l.slice(n))),
+    ("softmax.int", Call(|l, n| l.softmax(n))),
+    ("_softmax.default", Call(|l, n| l.softmax(n))),
+    ("split.Tensor", Call(|l, n| l.split(n, "split_size"))),
+    ("split_with_sizes.default", Call(|l, n| l.split(n, "split_sizes"))),
+    ("sqrt.default", Unary("sqrt", || Sqrt {}.into())),
+    ("squeeze.dim", Call(|l, n| l.squeeze(n))),
+    ("sub.Scalar", Binary(Arithmetic::Sub)),
+    ("sub.Tensor", Binary(Arithmetic::Sub)),
+    ("sum.dim_IntList", Call(|l, n| l.mean(n, false))),
+    ("sym_size.int", Call(|l, n| l.size(n))),
+    ("t.default", Call(|l, n| l.turn(n))),
+    ("tanh.default", Unary("tanh", || Tanh {}.into())),
+    ("to.device", Same),
+    ("to.dtype", Same),
+    ("to.dtype_layout", Same),
+    ("transpose.int", Call(|l, n| l.transpose(n))),
+    ("type_as.default", Same),
+    ("unflatten.int", Call(|l, n| l.unflatten(n))),
+    ("unsqueeze.default", Call(|l, n| l.unsqueeze(n))),
+    ("view.default", Call(|l, n| l.view(n, "size"))),
+];
+
+/// The row of an op.
+pub(super) fn row(op: &str) -> Option<&'static How> {
+    TABLE.iter().find(|r| r.0 == op).map(|r| &r.1)
+}
+
+/// What ops that are not there can be made of.
+const COMPOSED: &[(&str, &str)] = &[
+    ("conv", "a convolution whose stride is its window is a reshape and a linear"),
+    ("erf", "a GELU by its tanh formula: hidden_act=\"gelu_pytorch_tanh\""),
+    ("relu", "an activation such as SiLU or GELU by its tanh formula"),
+    ("where", "masks that do not depend on data: those are known when the model is imported"),
+    ("masked_fill", "masks that do not depend on data: those are known when the model is imported"),
+    ("index", "an embedding, or a slice by numbers"),
+    ("gather", "an embedding, or a slice by numbers"),
+    ("bernoulli", "no dropout: set its rates to 0"),
+    ("view_as_complex", "rotary embeddings by cosines and sines of halves"),
+    ("polar", "rotary embeddings by cosines and sines of halves"),
+    ("einsum", "matmul"),
+    ("topk", "an architecture that is a family: mixtral, qwen3_moe, deepseek_v3"),
+    ("cond", "a model whose control flow does not depend on data"),
+    ("while_loop", "a model whose control flow does not depend on data"),
+];
+
+/// The way out of an op that is not there.
+pub(super) fn nearest(op: &str) -> String {
+    let name = op.rsplit("higher_order.").next().unwrap_or(op);
+    if let Some((_, by)) = COMPOSED.iter().find(|c| name.trim_start_matches('_').starts_with(c.0)) {
+        return format!("use in its place: {by}");
+    }
+    let near = names::nearest(op, TABLE.iter().map(|r| r.0), 2);
+    match near.is_empty() {
+        true => "build it of sums, products and functions of one element".into(),
+        false => format!("the nearest that is read: `{}`", near.join("`, `")),
+    }
+}

@@ -1,0 +1,87 @@
+//! `shardc import`: an archive of `torch.export` in, the text of a model out.
+
+use super::compile::count;
+use super::{show, warn};
+use crate::terminal::note;
+use clap::{Args, ValueEnum};
+use shardc_frontends::import::{Opened, Raise, Sizes};
+use shardc_ir::diag::Result;
+use shardc_ir::files;
+use shardc_ir::plan::Mode;
+use shardc_ir::text;
+use std::path::PathBuf;
+
+/// How such an archive is made.
+pub const EXPORT: &str = "How to make an archive, with torch 2.6 or newer:
+
+  import torch
+  from transformers import AutoModelForCausalLM
+  model = AutoModelForCausalLM.from_pretrained(\"ORG/NAME\", use_cache=False).train()
+  ids = torch.zeros(2, 64, dtype=torch.long)
+  dims = {0: torch.export.Dim(\"batch\"), 1: torch.export.Dim(\"seq\")}
+  program = torch.export.export(model, (), dict(input_ids=ids, labels=ids.clone()), strict=False,
+                                dynamic_shapes=dict(input_ids=dims, labels=dims))
+  torch.export.save(program, \"model.pt2\")
+
+Then `shardc compile model.pt2 --mesh tp=2 -o DIR` and `shardc run DIR --weights model.pt2`.";
+
+/// Flags of `shardc import`.
+#[derive(Args, Debug)]
+pub struct Import {
+    /// What torch.export.save wrote
+    archive: PathBuf,
+    /// File to write; else the text is printed
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// Sequences per microbatch, over all ranks [default: those of the archive, or 8]
+    #[arg(long)]
+    rows: Option<usize>,
+    /// Tokens per sequence [default: those of the archive, or 512]
+    #[arg(long)]
+    seq: Option<usize>,
+    /// With the loss, or the forward pass to logits
+    #[arg(long, value_enum, default_value_t = For::Train)]
+    mode: For,
+}
+
+/// What the text is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum For {
+    Train,
+    Infer,
+}
+
+/// Sizes where neither flags nor the archive say any.
+const DEFAULT: Sizes = Sizes { rows: 8, seq: 512 };
+
+/// Writes or prints the text.
+pub fn import(how: &Import) -> Result<i32> {
+    let opened = Opened::read(&how.archive)?;
+    let [rows, seq] = opened.fixed();
+    let sizes = Sizes {
+        rows: how.rows.or(rows).unwrap_or(DEFAULT.rows),
+        seq: how.seq.or(seq).unwrap_or(DEFAULT.seq),
+    };
+    let mode = match how.mode {
+        For::Train => Mode::Train,
+        For::Infer => Mode::Infer,
+    };
+    let m = opened.import(sizes, mode, Raise::default())?;
+    warn(&m.warnings);
+    let text = text::print_source(&m.source);
+    let Some(out) = &how.output else {
+        show(text);
+        return Ok(0);
+    };
+    files::create(out, |w| {
+        w.write_all(text.as_bytes()).map_err(|e| files::io_error("cannot write the text", out, &e))
+    })?;
+    let parameters: usize =
+        m.source.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
+    let lines = count(m.source.module.funcs[0].nodes.len(), "op", "ops");
+    let dir = out.display();
+    note(format!(
+        "wrote {dir}: {parameters} parameters, {lines}   next: shardc compile {dir} --mesh tp=2"
+    ));
+    Ok(0)
+}

@@ -26,7 +26,7 @@ use flags::Brought;
 use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
-use shardc_frontends::import::{Opened, Raise, Sizes};
+use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
 use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -115,7 +115,7 @@ pub fn brought(path: &Path) -> Result<Option<Brought>> {
     if !is_archive(path) {
         return Ok(None);
     }
-    let [rows, seq] = Opened::read(path)?.fixed();
+    let [rows, seq] = Opened::read(path)?.fixed(DEFAULT);
     Ok(Some(Brought { rows, seq, ..Brought::default() }))
 }
 
@@ -152,7 +152,8 @@ pub fn facts(path: &Path) -> Result<Option<Facts>> {
     if known { shardc_frontends::facts(path).map(Some) } else { Ok(None) }
 }
 
-fn is_archive(path: &Path) -> bool {
+/// True if a path leads to an archive of `torch.export`, by its name.
+pub(crate) fn is_archive(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "pt2")
 }
 

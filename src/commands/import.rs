@@ -4,7 +4,7 @@ use super::compile::count;
 use super::{show, warn};
 use crate::terminal::note;
 use clap::{Args, ValueEnum};
-use shardc_frontends::import::{Opened, Raise, Sizes};
+use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
 use shardc_ir::diag::Result;
 use shardc_ir::files;
 use shardc_ir::plan::Mode;
@@ -51,13 +51,10 @@ enum For {
     Infer,
 }
 
-/// Sizes where neither flags nor the archive say any.
-const DEFAULT: Sizes = Sizes { rows: 8, seq: 512 };
-
 /// Writes or prints the text.
 pub fn import(how: &Import) -> Result<i32> {
     let opened = Opened::read(&how.archive)?;
-    let [rows, seq] = opened.fixed();
+    let [rows, seq] = opened.fixed(DEFAULT);
     let sizes = Sizes {
         rows: how.rows.or(rows).unwrap_or(DEFAULT.rows),
         seq: how.seq.or(seq).unwrap_or(DEFAULT.seq),

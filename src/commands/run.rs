@@ -20,6 +20,7 @@ use dump::observed;
 pub use dump::parameter;
 use feed::Feed;
 use keep::Keeper;
+use shardc_frontends::import::Opened;
 use shardc_frontends::{Checkpoint, DUMP};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::RoleKind;
@@ -40,8 +41,8 @@ use steps::Leader;
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Run {
-    /// HF folder with the weights to start from [default: random weights]
-    #[arg(long, value_name = "DIR")]
+    /// HF folder with the weights to start from, or the .pt2 archive [default: random weights]
+    #[arg(long, value_name = "PATH")]
     pub weights: Option<PathBuf>,
     /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with
     /// --tokenizer, or bytes:GLOB, one token per byte [default: random tokens]
@@ -155,12 +156,14 @@ pub enum Start {
 }
 
 impl Start {
-    /// The weights of a folder, or random ones.
+    /// The weights of a folder or archive, or random ones.
     pub fn open(dir: Option<&Path>, plan: &Plan) -> Result<Start> {
         let Some(dir) = dir else { return Ok(Start::Random { seed: plan.settings.seed }) };
+        let is_archive = crate::is_archive(dir) && dir.is_file();
         let none = || {
             let what = match (dir.exists(), dir.is_dir()) {
                 (false, _) => "there is no such folder",
+                _ if is_archive => "the archive was made without weights",
                 (_, false) => "this is a file: give its folder",
                 _ => "the folder has no model.safetensors and no index",
             };
@@ -168,10 +171,12 @@ impl Start {
                 .at(dir.display().to_string())
                 .help("leave --weights out to start from random weights")
         };
-        if !dir.is_dir() {
-            return Err(none());
-        }
-        let c = Checkpoint::open(dir)?.ok_or_else(none)?;
+        let c = match (is_archive, dir.is_dir()) {
+            (true, _) => Opened::read(dir)?.checkpoint(),
+            (_, true) => Checkpoint::open(dir)?,
+            _ => None,
+        };
+        let c = c.ok_or_else(none)?;
         c.check(&plan.weights)?;
         Ok(Start::Checkpoint(c))
     }
@@ -353,7 +358,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if let Some(to) = &place {
         apart(to.path(), how.weights.as_deref(), &stored, &how.saving)?;
     }
-    if let Some(weights) = how.weights.as_ref().and_then(|w| std::fs::canonicalize(w).ok()) {
+    let folder = how.weights.as_ref().filter(|w| w.is_dir());
+    if let Some(weights) = folder.and_then(|w| std::fs::canonicalize(w).ok()) {
         // What checkpoints of this run come from.
         stored.origin = Some(weights.display().to_string());
     }

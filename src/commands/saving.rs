@@ -79,7 +79,8 @@ pub fn write(
 
 /// The folder that a model to be saved comes from: that of the weights, or that of the plan's model.
 fn base(weights: Option<&Path>, stored: &Stored) -> Option<PathBuf> {
-    weights.map(Path::to_path_buf).or_else(|| stored.origin.as_ref().map(PathBuf::from))
+    let folder = weights.filter(|w| w.is_dir());
+    folder.map(Path::to_path_buf).or_else(|| stored.origin.as_ref().map(PathBuf::from))
 }
 
 /// Device and inode of what a path leads to.

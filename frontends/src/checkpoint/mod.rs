@@ -89,6 +89,19 @@ impl Checkpoint {
         Ok(c)
     }
 
+    /// Tensors that lie in one file of another format: name, element type, shape and bytes of each; `None`
+    /// if there are none.
+    pub(crate) fn of_archive(
+        file: &Path,
+        tensors: impl Iterator<Item = (String, Dtype, Vec<usize>, Range<u64>)>,
+    ) -> Option<Checkpoint> {
+        let entry = |(name, dtype, shape, bytes)| (name, Entry { file: 0, dtype, shape, bytes });
+        let tensors: BTreeMap<_, _> = tensors.map(entry).collect();
+        let dir = file.parent().unwrap_or(Path::new("")).into();
+        let c = Checkpoint { dir, files: vec![file.into()], tensors };
+        (!c.tensors.is_empty()).then_some(c)
+    }
+
     /// The folder.
     pub fn dir(&self) -> &Path {
         &self.dir

@@ -100,7 +100,10 @@ impl Lower<'_> {
             "cross_entropy_loss" | "sym_size" => {
                 Err(self.refuse(n, "its first operand is no logits"))
             }
-            _ => Err(self.refuse(n, "labels are for a cross-entropy alone")),
+            _ => Err(self.refuse(
+                n,
+                "labels, and logits without their last row, are for a cross-entropy alone",
+            )),
         }
     }
 

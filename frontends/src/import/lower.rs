@@ -593,7 +593,10 @@ impl Lower<'_> {
                 let help = "keep buffers on the CPU when parameters are on `meta`";
                 Err(self.refuse(n, &why).help(help))
             }
-            Val::Labels(_) => Err(self.refuse(n, "labels are for a cross-entropy alone")),
+            Val::Labels(_) => {
+                let help = "give them a tensor of their own: labels=input_ids.clone()";
+                Err(self.refuse(n, "labels are for a cross-entropy alone").help(help))
+            }
             Val::Head(_) => Err(self.refuse(n, "a cut of logits is for a cross-entropy alone")),
             Val::Masked(..) | Val::Probs(..) => {
                 Err(self.refuse(n, "a mask is for the softmax of attention alone"))
@@ -618,7 +621,9 @@ impl Lower<'_> {
             [] => None,
             [d] => Some(*d),
             _ => {
-                return Err(self.refuse(n, "a table of numbers is no value of ours, only a list is"));
+                return Err(
+                    self.refuse(n, "a table of numbers is no value of ours, only a list is")
+                );
             }
         };
         let line = match d {

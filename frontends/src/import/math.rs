@@ -115,6 +115,7 @@ impl Lower<'_> {
             true => (a.clone(), b.clone()),
             false => (self.settled(n, a)?, self.settled(n, b)?),
         };
+        let (a, b) = (self.thinned(n, &a, &shape)?, self.thinned(n, &b, &shape)?);
         let rank = shape.len();
         let (la, lb) = (a.letters(rank), b.letters(rank));
         // The order of the operand that has all dims, so that nothing is moved.
@@ -164,7 +165,7 @@ impl Lower<'_> {
 
     pub(super) fn dropout(&mut self, n: &Node) -> Result<Vec<Val>> {
         let p = self.number(n, "p").unwrap_or(0.0);
-        let x = self.same(n)?;
+        let x = self.data(n, "input").map(Val::Data)?;
         if p > 0.0
             && !matches!(n.arg("train"), Arg::Bool(false))
             && self.warnings.iter().all(|w| w.code != "dropout-ignored")

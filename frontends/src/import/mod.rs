@@ -24,9 +24,11 @@ mod table;
 mod view;
 mod zip;
 
+use crate::checkpoint::Checkpoint;
 use archive::Archive;
-use graph::{Elem, Graph, Size};
+use graph::{Elem, Graph, Size, Stores};
 use lower::Lower;
+use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Mode;
@@ -56,6 +58,9 @@ impl Default for Raise {
     }
 }
 
+/// Sizes where neither a user nor the archive says any.
+pub const DEFAULT: Sizes = Sizes { rows: 8, seq: 512 };
+
 /// An archive that was opened.
 pub struct Opened {
     archive: Archive,
@@ -80,11 +85,30 @@ impl Opened {
         Ok(Opened { archive, graph })
     }
 
-    /// Rows and tokens, where the archive fixes them.
-    pub fn fixed(&self) -> [Option<usize>; 2] {
-        let fixed = |s: &Size| if let Size::Fixed(n) = s { Some(*n) } else { None };
+    /// Rows and tokens, where the archive fixes them, or has less of them than `most`.
+    pub fn fixed(&self, most: Sizes) -> [Option<usize>; 2] {
+        let of = |s: &Size, most: usize| match s {
+            Size::Fixed(n) => Some(*n),
+            Size::Symbol(s) => Some(self.graph.range(s).1).filter(|&n| n < most),
+            Size::Other(_) => None,
+        };
         let sizes = self.graph.tokens();
-        sizes.map_or([None; 2], |s| [fixed(&s[0]), fixed(&s[1])])
+        sizes.map_or([None; 2], |s| [of(&s[0], most.rows), of(&s[1], most.seq)])
+    }
+
+    /// Where the numbers of parameters lie; nothing if the archive was made without.
+    pub fn checkpoint(&self) -> Option<Checkpoint> {
+        let all = self.archive.weights.iter();
+        let entries = all.filter_map(|(name, t)| {
+            let dtype = match t.stored.dtype {
+                Stores::F32 => Dtype::F32,
+                Stores::F16 => Dtype::F16,
+                Stores::BF16 => Dtype::BF16,
+                _ => return None,
+            };
+            Some((name.to_string(), dtype, t.stored.shape.clone(), t.stored.bytes.clone()?))
+        });
+        Checkpoint::of_archive(self.archive.path(), entries)
     }
 
     /// The program for these sizes.

@@ -207,17 +207,40 @@ impl Lower<'_> {
                 }
             }
         }
-        // Only those: other dims of one element stay as they are.
-        let keep: Vec<usize> =
-            (0..y.shape.len()).filter(|&i| y.dims[i] != Dim::Virtual || y.shape[i] > 1).collect();
-        let small = y.permute(&keep);
-        let small = self.whole(n, &small)?;
+        let repeats: Vec<usize> = (0..y.shape.len()).filter(|&i| y.shape[i] > 1).collect();
+        let full = self.with_real(n, &y, &repeats)?;
+        self.reshaped(n, &full, &x.shape)
+    }
+
+    /// The view with these dims as dims of a value, too; all of its dims are in order then.
+    fn with_real(&mut self, n: &Node, x: &View, dims: &[usize]) -> Result<View> {
+        let stays = |i: &usize| x.dims[*i] != Dim::Virtual || dims.contains(i);
+        let keep: Vec<usize> = (0..x.shape.len()).filter(stays).collect();
+        let small = self.whole(n, &x.permute(&keep))?;
         let mut full =
-            View { value: small.value, dims: vec![Dim::Virtual; y.shape.len()], shape: y.shape };
+            View { value: small.value, dims: vec![Dim::Virtual; x.shape.len()], ..x.clone() };
         for (k, &i) in keep.iter().enumerate() {
             full.dims[i] = Dim::Real(k);
         }
-        self.reshaped(n, &full, &x.shape)
+        Ok(full)
+    }
+
+    /// The view without dims of a value that have one element here and more in `shape`, to which it is
+    /// spread.
+    pub(super) fn thinned(&mut self, n: &Node, x: &View, shape: &[usize]) -> Result<View> {
+        let off = shape.len() - x.shape.len();
+        let thin = |d: &usize| {
+            matches!(x.dims[*d], Dim::Real(_)) && x.shape[*d] == 1 && shape[off + d] > 1
+        };
+        let thin: Vec<usize> = (0..x.shape.len()).filter(thin).collect();
+        if thin.is_empty() {
+            return Ok(x.clone());
+        }
+        let keep: Vec<usize> = (0..x.shape.len()).filter(|d| !thin.contains(d)).collect();
+        let sizes: Vec<usize> = keep.iter().map(|&d| x.shape[d]).collect();
+        let mut y = self.reshaped(n, x, &sizes)?;
+        thin.iter().for_each(|&d| y = y.unsqueeze(d));
+        Ok(y)
     }
 
     /// The same elements in the same order as another shape of as many.
@@ -225,40 +248,16 @@ impl Lower<'_> {
         if x.shape == to {
             return Ok(x.clone());
         }
-        let x = self.ordered(n, x)?;
-        let groups = self.groups(n, &x, to)?;
-        // Keys and values that are repeated for groups of heads, and what else needs no op.
-        let mut dims = vec![Dim::Virtual; to.len()];
-        let mut hard = false;
-        for g in &groups {
-            let real: Vec<usize> =
-                g.from.clone().filter(|&d| x.dims[d] != Dim::Virtual || x.shape[d] > 1).collect();
-            let made: Vec<usize> = g.to.clone().filter(|&d| to[d] != 1).collect();
-            match (&real[..], &made[..]) {
-                ([], []) => {}
-                ([a], [b]) => dims[*b] = x.dims[*a],
-                ([a], []) if x.shape[*a] == 1 => match g.to.clone().next() {
-                    Some(b) => dims[b] = x.dims[*a],
-                    None => hard = true,
-                },
-                ([a, r], [b]) => match (x.dims[*a], x.dims[*r]) {
-                    (Dim::Real(k), Dim::Virtual) => dims[*b] = Dim::Each(k, x.shape[*r]),
-                    _ => hard = true,
-                },
-                _ => hard = true,
-            }
-        }
-        if !hard {
+        let groups = self.groups(n, x, to)?;
+        if let Some(dims) = kept(x, to, &groups) {
             return Ok(View { value: x.value, dims, shape: to.to_vec() });
         }
-        let virtual_parts = groups.iter().any(|g| {
+        let x = self.ordered(n, x)?;
+        let repeats = groups.iter().any(|g| {
             let many = g.from.len() > 1 || g.to.len() > 1;
             many && g.from.clone().any(|d| x.dims[d] == Dim::Virtual && x.shape[d] > 1)
         });
-        if virtual_parts || x.has_repeats() {
-            let x = self.whole(n, &x)?;
-            return self.rewritten(n, &x, to);
-        }
+        let x = if repeats || x.has_repeats() { self.whole(n, &x)? } else { x };
         self.rewritten(n, &x, to)
     }
 
@@ -357,7 +356,6 @@ impl Lower<'_> {
                 *more = of.get(*at).and_then(|d| more.checked_mul(*d)).ok_or_else(bad)?;
                 *at += 1;
             }
-            // What is repeated behind a single dim of the result belongs to it only if sizes say so.
             out.push(Group { from: a..i, to: b..j });
         }
         Ok(out)
@@ -494,14 +492,19 @@ impl Lower<'_> {
     }
 
     fn joined(&mut self, n: &Node, a: View, b: View, d: usize) -> Result<View> {
-        let (mut a, mut b) = (self.settled(n, &a)?, self.settled(n, &b)?);
         // Both have the same dims in the same order, that of `d` last.
+        let alike = a == b;
+        let (mut a, mut b) = (self.settled(n, &a)?, self.settled(n, &b)?);
         if a.dims != b.dims || !matches!(a.dims[d], Dim::Real(_)) {
-            (a, b) = (self.whole(n, &a)?, self.whole(n, &b)?);
+            let of = |v: &View| (0..v.dims.len()).filter(|&i| v.dims[i] != Dim::Virtual).collect();
+            let (own, other): (Vec<usize>, Vec<usize>) = (of(&a), of(&b));
+            let both = [own, other, vec![d]].concat();
+            a = self.with_real(n, &a, &both)?;
+            b = if alike { a.clone() } else { self.with_real(n, &b, &both)? };
         }
         let Dim::Real(k) = a.dims[d] else { return Err(self.refuse(n, "a repeat is joined")) };
         let va = self.last(n, &mut a, d, k)?;
-        let vb = self.last(n, &mut b, d, k)?;
+        let vb = if alike { va } else { self.last(n, &mut b, d, k)? };
         let size = a.shape[d] + b.shape[d];
         let v = match self.raised_concat(n, va, vb)? {
             Some(v) => v,
@@ -510,6 +513,28 @@ impl Lower<'_> {
         a.shape[d] = size;
         Ok(a.with(v))
     }
+}
+
+/// The dims of a reshape that writes no op: at most dims of one element come and go, and repeats of a dim
+/// become one with it, as those of keys and values for groups of heads.
+fn kept(x: &View, to: &[usize], groups: &[Group]) -> Option<Vec<Dim>> {
+    let mut dims = vec![Dim::Virtual; to.len()];
+    for g in groups {
+        let real: Vec<usize> =
+            g.from.clone().filter(|&d| x.dims[d] != Dim::Virtual || x.shape[d] > 1).collect();
+        let made: Vec<usize> = g.to.clone().filter(|&d| to[d] != 1).collect();
+        match (&real[..], &made[..]) {
+            ([], []) => {}
+            ([a], [b]) => dims[*b] = x.dims[*a],
+            ([a], []) if x.shape[*a] == 1 => dims[g.to.clone().next()?] = x.dims[*a],
+            ([a, r], [b]) => match (x.dims[*a], x.dims[*r]) {
+                (Dim::Real(k), Dim::Virtual) => dims[*b] = Dim::Each(k, x.shape[*r]),
+                _ => return None,
+            },
+            _ => return None,
+        }
+    }
+    Some(dims)
 }
 
 /// Lengths of pieces of so many elements each.

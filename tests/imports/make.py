@@ -1,0 +1,148 @@
+"""Writes the archives of this directory with torch.export, and what PyTorch computes with each.
+
+    python3 -m venv venv && venv/bin/pip install -r <(sed -n 's/^# pin: //p' ../fixtures/make.py)
+    venv/bin/python make.py [NAME ...]        # no NAME: every entry of TABLE
+
+NAME.pt2 is the exported model; NAME.safetensors has its batch (input_ids, labels), loss, logits and the
+gradient of every parameter, as f32. What an importer does not read, above all stack
+traces, is taken out of the archives, so that they are small; what is in WHOLE keeps it.
+"""
+
+import json
+import sys
+import zipfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+HERE = Path(__file__).resolve().parent
+ROWS, SEQ = 8, 16
+VALID = [3, 9, 14, 0, 6, 16, 1, 11]  # labels that are not -100, per row
+BASE = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=32, max_position_embeddings=64, initializer_range=0.15, bos_token_id=1, eos_token_id=2,
+            pad_token_id=None, use_cache=False, attention_dropout=0.0)
+TANH = "gelu_pytorch_tanh"
+
+
+def gpt(**more):
+    return dict(n_embd=16, n_head=4, n_layer=2, n_positions=64, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0, **more)
+
+
+# name -> (model_type, configuration on top of BASE)
+TABLE = {
+    "llama": ("llama", {}),
+    "llama_mqa": ("llama", dict(num_key_value_heads=1, tie_word_embeddings=True)),
+    "qwen2": ("qwen2", dict(tie_word_embeddings=True)),
+    "qwen3": ("qwen3", dict(head_dim=8)),
+    "mistral": ("mistral", dict(sliding_window=5)),
+    "gpt2": ("gpt2", gpt(activation_function="gelu_new")),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", dict(num_attention_heads=2, partial_rotary_factor=0.5, original_max_position_embeddings=64, resid_pdrop=0.0,
+                          embd_pdrop=0.0, sliding_window=None)),
+    "granite": ("granite", dict(embedding_multiplier=2.0, logits_scaling=1.5, residual_multiplier=0.7,
+                                attention_multiplier=0.4)),
+    "gemma2": ("gemma2", dict(head_dim=8, sliding_window=5, query_pre_attn_scalar=12, attn_logit_softcapping=1.5,
+                              final_logit_softcapping=2.0, attn_implementation="eager")),
+    "gemma3": ("gemma3_text", dict(head_dim=8, sliding_window=5, query_pre_attn_scalar=12,
+                                   layer_types=["sliding_attention", "full_attention"])),
+    "gpt_neox": ("gpt_neox", dict(num_attention_heads=2, rotary_pct=0.5, hidden_act=TANH, hidden_dropout=0.0, use_parallel_residual=True)),
+    "starcoder2": ("starcoder2", dict(hidden_act=TANH, sliding_window=None, residual_dropout=0.0,
+                                      embedding_dropout=0.0)),
+    "stablelm": ("stablelm", dict(num_attention_heads=2, partial_rotary_factor=0.5, hidden_dropout=0.0)),
+    "smollm3": ("smollm3", dict(no_rope_layers=[1, 0], layer_types=["full_attention"] * 2)),
+    "phi": ("phi", dict(num_attention_heads=2, partial_rotary_factor=0.5, hidden_act="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0)),
+}
+
+# Sizes are numbers, and not symbols.
+FIXED = ["qwen2", "gpt2", "phi3"]
+# As torch.export.save writes them.
+WHOLE = ["gpt2"]
+
+
+def model_of(name):
+    kind, own = TABLE[name]
+    torch.manual_seed(sum(map(ord, name)))
+    how = {k: own[k] for k in ["attn_implementation"] if k in own}
+    config = AutoConfig.for_model(kind, **{**BASE, **{k: v for k, v in own.items() if k not in how}})
+    model = AutoModelForCausalLM.from_config(config, **how).train()
+    # Norms and biases begin as ones and zeros, which would hide what is done with them.
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 1:
+                p.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+def batch(vocab):
+    torch.manual_seed(7)
+    ids = torch.randint(3, vocab, (ROWS, SEQ))
+    labels = ids.clone()
+    for row, n in enumerate(VALID):
+        labels[row, n:] = -100
+    return ids, labels
+
+
+def slim(path):
+    """Writes an archive again, stored, without what an importer does not read."""
+    with zipfile.ZipFile(path) as z:
+        members = [(n, z.read(n)) for n in z.namelist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as z:
+        for name, data in members:
+            if name.endswith("sample_inputs/model.pt"):
+                continue
+            if name.endswith("models/model.json"):
+                data = json.loads(data)
+                strip(data)
+                data = json.dumps(data, separators=(",", ":")).encode()
+            z.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data)
+
+
+def strip(program):
+    """Takes out of a program, and of the graphs within it, what an importer does not read."""
+    program["graph_module"]["module_call_graph"] = []
+    graphs = [program["graph_module"]["graph"]]
+    while graphs:
+        graph = graphs.pop()
+        inputs = {a["as_tensor"]["name"] for a in graph["inputs"]}
+        graph["tensor_values"] = {k: v for k, v in graph["tensor_values"].items() if k in inputs}
+        for node in graph["nodes"]:
+            stack = node["metadata"].get("nn_module_stack", "")
+            node["metadata"] = {"nn_module_stack": stack.split(";")[-1]}
+            del node["is_hop_single_tensor_return"]
+            graphs += [a["arg"]["as_graph"]["graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
+
+
+def make(name):
+    model = model_of(name)
+    ids, labels = batch(model.config.vocab_size)
+    out = model(input_ids=ids, labels=labels)
+    out.loss.backward()
+    stored = {"input_ids": ids, "labels": labels, "loss": out.loss.detach().reshape(1), "logits": out.logits.detach()}
+    seen = set()
+    for n, p in model.named_parameters():
+        if p.grad is not None and p.data_ptr() not in seen:
+            seen.add(p.data_ptr())
+            stored["grad." + n] = p.grad
+    save_file({k: v.contiguous() for k, v in stored.items()}, HERE / f"{name}.safetensors")
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=64)}
+    shapes = None if name in FIXED else dict(input_ids=dims, labels=dims)
+    program = torch.export.export(model, (), dict(input_ids=ids, labels=labels), strict=False, dynamic_shapes=shapes)
+    path = HERE / f"{name}.pt2"
+    torch.export.save(program, path)
+    if name not in WHOLE:
+        slim(path)
+    sizes = [(HERE / f"{name}.{e}").stat().st_size for e in ["pt2", "safetensors"]]
+    print(f"{name}: loss {out.loss.item():.6f}, {len(seen)} gradients, {sizes} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    for name in sys.argv[1:] or TABLE:
+        try:
+            make(name)
+        except Exception as e:  # the others are made
+            print(f"{name}: {type(e).__name__}: {str(e)[:300]}", flush=True)

@@ -24,7 +24,15 @@ impl Lower<'_> {
             (Arg::None, true) => Rule::Causal,
             (Arg::None, false) => Rule::Full,
             (Arg::Value(id), false) => match self.val(*id).clone() {
-                Val::Folded(f) => self.rule_of(n, &f)?,
+                // All layers may share one mask.
+                Val::Folded(f) => match self.masks.get(id) {
+                    Some(&rule) => rule,
+                    None => {
+                        let rule = self.rule_of(n, &f)?;
+                        self.masks.insert(*id, rule);
+                        rule
+                    }
+                },
                 Val::Missing(why) => return Err(self.refuse(n, &why)),
                 _ => {
                     let what = "a mask that depends on data";

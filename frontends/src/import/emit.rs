@@ -4,6 +4,7 @@
 use super::inputs;
 use super::lower::{Lower, Param};
 use super::names;
+use super::parts;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::maps::HashMap;
@@ -29,9 +30,12 @@ pub(super) fn source(l: &mut Lower, mode: Mode) -> Result<Source> {
     }
     l.draft.results = results;
     l.draft.drop_dead();
-    let f = rebuilt(l);
+    if l.raise.parts {
+        parts::cut(l);
+    }
+    let (f, mut weights) = rebuilt(l);
     let tokens = f.args.iter().find(|a| a.is(RoleKind::Input, inputs::TOKENS)).map(|a| a.value);
-    let mut weights: Vec<Weight> = f.args.iter().filter_map(|a| weight(&f, a)).collect();
+    begin(&f, &mut weights);
     names::split_weights(&f, &mut weights, tokens);
     let sequence = stream(&f, tokens);
     let vocab = vocabulary(&f);
@@ -67,7 +71,7 @@ fn unmerged(p: &Param) -> Result<()> {
 }
 
 /// The draft's live nodes in a function of their own, so that names have no holes.
-fn rebuilt(l: &Lower) -> Func {
+fn rebuilt(l: &Lower) -> (Func, Vec<Weight>) {
     let d = &l.draft;
     let mut f = Func::new("model");
     let mut map: HashMap<Value, Value> = HashMap::default();
@@ -77,13 +81,29 @@ fn rebuilt(l: &Lower) -> Func {
         .flat_map(|n| n.ins.iter().copied())
         .chain(d.results.iter().map(|r| r.value))
         .collect();
-    for p in l.params.iter().filter(|p| used.contains(&p.value)) {
+    let mut weights = vec![];
+    let mut params: Vec<&Param> = l.params.iter().filter(|p| used.contains(&p.value)).collect();
+    // Parts stand where their whole does.
+    let place = |p: &Param| l.params.iter().position(|q| q.names[0] == p.names[0]);
+    params.sort_by_key(|p| (place(p), p.part.map(|x| x.0)));
+    for p in params {
         let (module, _) = names::module(&p.names[0]);
         let scope = f.scope(&super::lower::clean(module));
         let layer = f.scope_info(scope).layer;
-        let name = Name { grad: false, layer, hint: names::param_hint(&p.names[0]).into(), dup: 0 };
-        let role = Some(Role::new(RoleKind::Param, &*p.names[0]));
-        map.insert(p.value, f.arg(d.ty(p.value).clone(), name, role));
+        let mut hint = names::param_hint(&p.names[0]);
+        let ty = d.ty(p.value).clone();
+        let mut w = Weight::plain(&p.names[0], &ty.sizes());
+        if let Some((i, part)) = p.part {
+            hint += &format!("_{i}");
+            w.param += &format!(".{i}");
+            w.part = Some(part);
+            let whole = l.params.iter().find(|q| q.part.is_none() && q.names[0] == p.names[0]);
+            w.tensor_shape = whole.map_or(w.tensor_shape, |q| d.ty(q.value).sizes().to_vec());
+        }
+        let name = Name { grad: false, layer, hint: hint.into(), dup: 0 };
+        let role = Some(Role::new(RoleKind::Param, w.param.as_str()));
+        map.insert(p.value, f.arg(ty, name, role));
+        weights.push(w);
     }
     for role in inputs::ORDER {
         let Some(v) = l.inputs.get(role).filter(|v| used.contains(v)) else { continue };
@@ -112,7 +132,7 @@ fn rebuilt(l: &Lower) -> Func {
     }
     let result = |r: &Port| Port { value: map[&r.value], role: r.role.clone() };
     f.results = d.results.iter().map(result).collect();
-    f
+    (f, weights)
 }
 
 /// What a value is called: the result of a linear after its module.
@@ -127,25 +147,19 @@ fn hint(op: &Op, scope: &str, own: &str) -> String {
     }
 }
 
-/// The weight of a parameter; how it begins follows from what it is used for.
-fn weight(f: &Func, a: &Port) -> Option<Weight> {
-    let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
-    let shape = f.ty(a.value).sizes();
-    let mut w = Weight::plain(&role.name, &shape);
-    if shape.len() == 1 {
+/// How parameters begin, by what they are used for, where there are no numbers of them.
+fn begin(f: &Func, weights: &mut [Weight]) {
+    for (a, w) in f.args.iter().zip(weights).filter(|x| x.1.shape.len() == 1) {
         let adds = |n: &Node| matches!(n.op, Op::Add(_)) && n.ins.contains(&a.value);
         // A factor whose product is added to what it multiplies stands for 1 more.
         let around = f.nodes.windows(2).any(|p| {
             let [m, s] = p else { return false };
-            let is = matches!(m.op, Op::Mul(_))
-                && m.ins.contains(&a.value)
-                && matches!(s.op, Op::Add(_));
+            let is = matches!((&m.op, &s.op), (Op::Mul(_), Op::Add(_))) && m.ins.contains(&a.value);
             let both = |v: Value| s.ins.contains(&v);
             is && m.ins.iter().any(|&v| v != a.value && both(v)) && both(m.outs[0])
         });
         w.init = if around || f.nodes.iter().any(adds) { Init::Zeros } else { Init::Ones };
     }
-    Some(w)
 }
 
 /// The residual stream: the embedding of tokens with what is done to it first, and every sum with it.

@@ -14,10 +14,12 @@ use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
+use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::rule::Rule;
 use shardc_ir::types::{DType, Type};
+use shardc_ir::weights::TensorSlice;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -52,6 +54,8 @@ pub(super) struct Param {
     pub value: Value,
     /// Modules that use it, in order.
     pub scopes: Vec<Arc<str>>,
+    /// It is this part of the tensor, and its number.
+    pub part: Option<(usize, TensorSlice)>,
 }
 
 /// The state of an import.
@@ -69,8 +73,11 @@ pub(super) struct Lower<'a> {
     pub inputs: BTreeMap<&'static str, Value>,
     /// The node that makes each value of the draft.
     pub makers: Vec<Option<u32>>,
-    /// The rule of every attention, in order.
+    /// The rule of every attention, in order, and of each mask.
     pub rules: Vec<MaskRule>,
+    pub masks: BTreeMap<Id, MaskRule>,
+    /// What was made by an op of operands in a layer.
+    made: HashMap<(String, Vec<Value>, Option<u32>), Vec<Value>>,
     /// Operands of products of matrices, the second turned: queries and keys of scores.
     pub products: BTreeMap<Value, (View, View)>,
     pub loss: Option<Value>,
@@ -99,6 +106,8 @@ impl<'a> Lower<'a> {
             inputs: BTreeMap::new(),
             makers: vec![],
             rules: vec![],
+            masks: BTreeMap::new(),
+            made: HashMap::default(),
             products: BTreeMap::new(),
             loss: None,
             loss_id: None,
@@ -149,7 +158,7 @@ impl<'a> Lower<'a> {
                     None => {
                         let value = self.arg(ty, Role::new(RoleKind::Param, &**p));
                         let names = vec![p.clone()];
-                        self.params.push(Param { names, value, scopes: vec![] });
+                        self.params.push(Param { names, value, scopes: vec![], part: None });
                         value
                     }
                 };
@@ -367,7 +376,7 @@ impl<'a> Lower<'a> {
         Ok(self.emit_n(n, &[hint], op, ins, None)?[0])
     }
 
-    /// Appends an op; `ty` is the type of its result, if it does not follow.
+    /// Appends an op, unless the layer has made the same of the same; `ty` is the type of its result, if it does not follow.
     pub fn emit_n(
         &mut self,
         n: &Node,
@@ -379,13 +388,19 @@ impl<'a> Lower<'a> {
         let mut b = Builder::new(&self.mesh, &mut self.draft);
         b.enter(&clean(&n.scope));
         let declared: Vec<Option<&Type>> = ty.into_iter().map(Some).collect();
-        let made = b.try_push(op.into(), ins, &declared, hints);
+        let op = op.into();
+        let key = (format!("{op:?}"), ins.to_vec(), b.f.scope_info(b.scope).layer);
+        if let Some(made) = self.made.get(&key).filter(|_| ty.is_none()) {
+            return Ok(made.clone());
+        }
+        let made = b.try_push(op, ins, &declared, hints);
         let made = made.map_err(|e| self.refuse(n, &e.message).help(e.help.to_string()))?;
         let node = self.draft.nodes.len() as u32 - 1;
         self.makers.resize(self.draft.values.len(), None);
         for v in &made {
             self.makers[v.0 as usize] = Some(node);
         }
+        self.made.insert(key, made.to_vec());
         Ok(made.to_vec())
     }
 

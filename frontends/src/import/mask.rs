@@ -73,8 +73,7 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
     if s != t || s == 0 {
         return Err(Odd::Shape);
     }
-    let numbers = m.numbers();
-    let seen = |i: usize| match (m.elem, numbers[i]) {
+    let seen = |i: usize| match (m.elem, m.at(&[i / t, i % t])) {
         (Elem::Bool, x) => Ok(x != 0.0),
         (_, 0.0) => Ok(true),
         (_, x) if x <= FAR => Ok(false),
@@ -87,7 +86,7 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
         w if w == t => Rule::Causal,
         w => Rule::Window(w),
     };
-    for i in 0..numbers.len() {
+    for i in 0..s * t {
         let (query, key) = (i / t, i % t);
         let is = seen(i)?;
         if is != rule.sees(query, key) {

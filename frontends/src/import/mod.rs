@@ -17,6 +17,7 @@ mod lower;
 mod mask;
 mod math;
 mod names;
+mod parts;
 mod raise;
 mod schema;
 mod shapes;
@@ -50,11 +51,13 @@ pub struct Raise {
     pub norms: bool,
     pub rope: bool,
     pub activations: bool,
+    /// Fused weights are cut into those that they are made of.
+    pub parts: bool,
 }
 
 impl Default for Raise {
     fn default() -> Raise {
-        Raise { norms: true, rope: true, activations: true }
+        Raise { norms: true, rope: true, activations: true, parts: true }
     }
 }
 

@@ -89,7 +89,7 @@ pub(super) fn split_weights(
     tokens: Option<shardc_ir::func::Value>,
 ) {
     for (a, w) in f.args.iter().zip(weights) {
-        let (module, _) = module(&w.param);
+        let (module, _) = module(&w.tensor);
         let how = split(word(module));
         w.tp_dim = f.nodes.iter().find_map(|n| {
             let j = n.ins.iter().position(|&v| v == a.value)?;

@@ -4,7 +4,7 @@
     venv/bin/python make.py [NAME ...]        # no NAME: every entry of TABLE
 
 NAME.pt2 is the exported model; NAME.safetensors has its batch (input_ids, labels), loss, logits and the
-gradient of every parameter, as f32. What an importer does not read, above all stack
+gradient of every parameter, as f32; NAME.json the configuration, if it is of a family. What an importer does not read, above all stack
 traces, is taken out of the archives, so that they are small; what is in WHOLE keeps it.
 """
 
@@ -58,6 +58,8 @@ TABLE = {
 
 # Sizes are numbers, and not symbols.
 FIXED = ["qwen2", "gpt2", "phi3"]
+# Whose programs are compared with those of their families.
+FAMILIES = ["llama", "qwen3"]
 # As torch.export.save writes them.
 WHOLE = ["gpt2"]
 
@@ -127,6 +129,8 @@ def make(name):
             seen.add(p.data_ptr())
             stored["grad." + n] = p.grad
     save_file({k: v.contiguous() for k, v in stored.items()}, HERE / f"{name}.safetensors")
+    if name in FAMILIES:
+        (HERE / f"{name}.json").write_text(model.config.to_json_string())
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=64)}
     shapes = None if name in FIXED else dict(input_ids=dims, labels=dims)
     program = torch.export.export(model, (), dict(input_ids=ids, labels=labels), strict=False, dynamic_shapes=shapes)

@@ -18,6 +18,7 @@ mod experts;
 mod files;
 mod fixture;
 mod grids;
+mod imports;
 mod inspect;
 mod interpreter;
 mod lab;

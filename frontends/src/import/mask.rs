@@ -95,3 +95,46 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
     }
     Ok(rule)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mask(n: usize, sees: impl Fn(usize, usize) -> bool) -> Folded {
+        let cell = |i: usize| f64::from(u8::from(sees(i / n, i % n)));
+        Folded::new(Elem::Bool, &[1, 1, n, n], (0..n * n).map(cell).collect())
+    }
+
+    /// Rules are found, and a mask with any one cell turned around is none of them.
+    #[test]
+    fn one_wrong_cell_is_no_rule() {
+        let n = 7;
+        for rule in [Rule::Full, Rule::Causal, Rule::Window(1), Rule::Window(3), Rule::Window(5)] {
+            assert_eq!(classify(&mask(n, |q, k| rule.sees(q, k))), Ok(rule));
+            // Without the first key of its last query a causal mask is one with a window: one that
+            // another length tells apart.
+            let corner = (n - 1) * n;
+            for at in (0..n * n).filter(|&at| (rule, at) != (Rule::Causal, corner)) {
+                let wrong = mask(n, |q, k| rule.sees(q, k) != (q * n + k == at));
+                let found = classify(&wrong);
+                assert!(matches!(found, Err(Odd::Cell { .. })), "{rule}, cell {at}: {found:?}");
+            }
+        }
+        let cell = Odd::Cell { rule: Rule::Causal, query: 2, key: 5, seen: true };
+        assert_eq!(classify(&mask(n, |q, k| k <= q || (q, k) == (2, 5))), Err(cell));
+    }
+
+    #[test]
+    fn numbers_that_are_added_are_nothing_or_far_below() {
+        let add = |x: f64| Folded::new(Elem::Float, &[2, 2], vec![0.0, x, 0.0, 0.0]);
+        assert_eq!(classify(&add(f64::from(f32::MIN))), Ok(Rule::Causal));
+        assert_eq!(classify(&add(f64::NEG_INFINITY)), Ok(Rule::Causal));
+        assert_eq!(classify(&add(-0.5)), Err(Odd::Number(-0.5)));
+    }
+
+    #[test]
+    fn a_mask_of_each_head_is_no_rule() {
+        let two = Folded::new(Elem::Bool, &[2, 1, 1], vec![1.0, 0.0]);
+        assert_eq!(classify(&two), Err(Odd::Shape));
+    }
+}

@@ -29,7 +29,7 @@ pub(super) fn broken(path: &Path, what: impl Into<String>) -> Diag {
     Diag::new("archive", what)
         .at(path.display().to_string())
         .rule("an archive is what torch.export.save writes: a zip file of stored members")
-        .help("write it again; `shardc import --help` shows 6 lines of Python that do")
+        .help("write it again; `shardc import --help` shows how")
 }
 
 impl Zip {

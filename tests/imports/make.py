@@ -111,8 +111,9 @@ def strip(program):
         inputs = {a["as_tensor"]["name"] for a in graph["inputs"]}
         graph["tensor_values"] = {k: v for k, v in graph["tensor_values"].items() if k in inputs}
         for node in graph["nodes"]:
-            stack = node["metadata"].get("nn_module_stack", "")
-            node["metadata"] = {"nn_module_stack": stack.split(";")[-1]}
+            # Of key,path,class;key,path,class the last path.
+            path = node["metadata"].get("nn_module_stack", ",,").split(";")[-1].split(",")[1]
+            node["metadata"] = {"nn_module_stack": f",{path},"}
             del node["is_hop_single_tensor_return"]
             graphs += [a["arg"]["as_graph"]["graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
 

@@ -2,7 +2,8 @@
 
 use super::folded::{Folded, rounded, spread};
 use super::graph::{Arg, Elem, Node};
-use super::lower::{Lower, Val, dim_of};
+use super::lower::{Lower, Val};
+use super::operands::dim_of;
 use shardc_ir::diag::Result;
 
 impl Lower<'_> {
@@ -16,12 +17,19 @@ impl Lower<'_> {
         if let Some((f, elem)) = binary(name) {
             let (a, b) = (self.folded(n, "self", 0)?, self.folded(n, "other", 1)?);
             let Some((a, b)) = a.zip(b) else { return Ok(None) };
-            let (a, b) = (a, b.map(b.elem, |x| x * alpha(n)).unwrap_or(b));
+            let bits = name.starts_with("bitwise") || name.starts_with("__");
+            if bits && (a.elem, b.elem) != (Elem::Bool, Elem::Bool) {
+                return Ok(None);
+            }
+            let b = b.map(b.elem, |x| x * alpha(n)).unwrap_or(b);
             let elem = elem.unwrap_or_else(|| joined(name, &a, &b));
             return self.fits(n, a.zip(&b, elem, f)).map(one);
         }
         if let Some(f) = unary(name) {
             let Some(x) = self.folded(n, "self", 0)? else { return Ok(None) };
+            if name == "bitwise_not" && x.elem != Elem::Bool {
+                return Ok(None);
+            }
             let elem = if matches!(name, "neg" | "abs" | "bitwise_not" | "logical_not") {
                 x.elem
             } else {
@@ -140,24 +148,19 @@ impl Lower<'_> {
             "diff" => self.fold_diff(n, &x)?,
             "index" => return self.fold_index(n, &x),
             "sym_size" => Folded::full(Elem::Int, &[], x.shape[dim("dim", 0)?] as f64),
-            "tril" | "triu" => {
-                let k = self.int(n, "diagonal")?.unwrap_or(0) as f64;
-                if rank < 2 {
-                    return Ok(None);
-                }
-                let (s, t) = (x.shape[rank - 2], x.shape[rank - 1]);
-                let far = self.fits(
-                    n,
-                    Folded::iota(t).zip(&Folded::iota(s).unsqueeze(1), Elem::Int, |j, i| j - i),
-                )?;
-                let lower = name == "tril";
-                let keep = far
-                    .map(Elem::Bool, |d| f64::from(u8::from(if lower { d <= k } else { d >= k })));
-                let keep = self.fits(n, keep)?;
-                self.fits(n, keep.choose(&x, &Folded::full(x.elem, &[], 0.0)))?
-            }
+            "tril" | "triu" if rank >= 2 => self.fold_triangle(n, &x, name == "tril")?,
             _ => return Ok(None),
         }]))
+    }
+
+    /// What lies on one side of a diagonal, and 0 on the other.
+    fn fold_triangle(&self, n: &Node, x: &Folded, lower: bool) -> Result<Folded> {
+        let k = self.int(n, "diagonal")?.unwrap_or(0) as f64;
+        let [s, t] = [2, 1].map(|i| x.shape[x.shape.len() - i]);
+        let far = Folded::iota(t).zip(&Folded::iota(s).unsqueeze(1), Elem::Int, |j, i| j - i);
+        let keeps = |d: f64| f64::from(u8::from(if lower { d <= k } else { d >= k }));
+        let keep = self.fits(n, self.fits(n, far)?.map(Elem::Bool, keeps))?;
+        self.fits(n, keep.choose(x, &Folded::full(x.elem, &[], 0.0)))
     }
 
     /// Tensors that are made of sizes.

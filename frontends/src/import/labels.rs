@@ -3,7 +3,8 @@
 
 use super::graph::Node;
 use super::inputs;
-use super::lower::{Lower, Val, dim_of};
+use super::lower::{Lower, Val};
+use super::operands::dim_of;
 use super::view::View;
 use crate::graph::loss;
 use shardc_ir::builder::Builder;

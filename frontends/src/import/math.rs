@@ -2,7 +2,8 @@
 
 use super::folded::{Folded, spread};
 use super::graph::{Arg, Elem, Node};
-use super::lower::{Lower, Val, dim_of};
+use super::lower::{Lower, Val};
+use super::operands::dim_of;
 use super::table::Arithmetic;
 use super::view::{Dim, View, letter};
 use shardc_ir::attr::{Broadcast, Padding};

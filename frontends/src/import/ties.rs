@@ -19,7 +19,9 @@ pub(super) fn tie(l: &mut Lower, archive: &Archive) -> Result<()> {
     let config = archive.path().with_file_name("config.json");
     if !config.exists() {
         let [table, head] = [table, head].map(|i| l.params[i].names[0].clone());
-        let what = format!("the archive has no numbers, and does not say whether `{head}` and `{table}` are one");
+        let what = format!(
+            "the archive has no numbers, and does not say whether `{head}` and `{table}` are one"
+        );
         l.warnings.push(
             Diag::new("ties-unknown", what)
                 .at(archive.path().display().to_string())
@@ -30,7 +32,8 @@ pub(super) fn tie(l: &mut Lower, archive: &Archive) -> Result<()> {
     }
     let bytes = files::read(&config, crate::MAX_CONFIG)?;
     let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
-        Diag::new("config", format!("config.json is not JSON: {e}")).at(config.display().to_string())
+        Diag::new("config", format!("config.json is not JSON: {e}"))
+            .at(config.display().to_string())
     })?;
     if json.get("tie_word_embeddings").and_then(|t| t.as_bool()) != Some(true) {
         return Ok(());

@@ -1,0 +1,264 @@
+//! Operands and attributes of a node: data, known numbers as literals or positions, whole numbers, shapes.
+
+use super::folded::Folded;
+use super::graph::{Arg, Elem, Id, IntArg, Node};
+use super::inputs;
+use super::lower::{Lower, MAX_RANK, Val};
+use super::view::{Dim, View};
+use shardc_ir::diag::Result;
+use shardc_ir::func::Value;
+use shardc_ir::ops::{Cast, Literal};
+use shardc_ir::types::DType;
+use std::sync::Arc;
+
+/// A dim counted from either end; errors name the node.
+pub(super) fn dim_of(d: i64, rank: usize, l: &Lower, n: &Node) -> Result<usize> {
+    let from = if d < 0 { d.checked_add(rank as i64) } else { Some(d) };
+    let found = from.and_then(|d| usize::try_from(d).ok()).filter(|&d| d < rank);
+    found.ok_or_else(|| l.refuse(n, &format!("dim {d} is none of {rank}")))
+}
+
+impl Lower<'_> {
+    /// An attribute that is a whole number, if it is there.
+    pub fn int(&self, n: &Node, name: &str) -> Result<Option<i64>> {
+        match n.arg(name) {
+            Arg::None => Ok(None),
+            Arg::Int(i) => Ok(Some(*i)),
+            Arg::Value(id) => self.int_of(n, *id).map(Some),
+            _ => Err(self.refuse(n, &format!("`{name}` is no whole number"))),
+        }
+    }
+
+    fn int_of(&self, n: &Node, id: Id) -> Result<i64> {
+        let Val::Folded(f) = self.val(id) else {
+            return Err(self.refuse(n, "a size depends on data"));
+        };
+        f.scalar().map(|x| x as i64).ok_or_else(|| self.refuse(n, "a size is no single number"))
+    }
+
+    /// An attribute that is a list of whole numbers.
+    pub fn ints(&self, n: &Node, name: &str) -> Result<Vec<i64>> {
+        let one = |i: &IntArg| match i {
+            IntArg::Is(i) => Ok(*i),
+            IntArg::Of(id) => self.int_of(n, *id),
+        };
+        match n.arg(name) {
+            Arg::Ints(all) if all.len() <= MAX_RANK => all.iter().map(one).collect(),
+            Arg::None | Arg::Values(_) => Ok(vec![]),
+            Arg::Int(i) => Ok(vec![*i]),
+            _ => Err(self.refuse(n, &format!("`{name}` is no short list of whole numbers"))),
+        }
+    }
+
+    /// An attribute that is a number.
+    pub fn number(&self, n: &Node, name: &str) -> Option<f64> {
+        match n.arg(name) {
+            Arg::Int(i) => Some(*i as f64),
+            Arg::Float(x) => Some(*x),
+            Arg::Value(id) => match self.val(*id) {
+                Val::Folded(f) => f.scalar(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    pub fn flag(&self, n: &Node, name: &str) -> bool {
+        matches!(n.arg(name), Arg::Bool(true))
+    }
+
+    /// The shape of an operand, whatever it became.
+    pub fn shape_of(&self, n: &Node, name: &str) -> Result<Vec<usize>> {
+        let Arg::Value(id) = n.arg(name) else {
+            return Err(self.refuse(n, &format!("`{name}` is no tensor")));
+        };
+        match self.val(*id) {
+            Val::Data(v) | Val::Masked(v, _) | Val::Probs(v, _) => Ok(v.shape.clone()),
+            Val::Head(v) => Ok(v.shape.clone()),
+            Val::Folded(f) => Ok(f.shape.clone()),
+            Val::Labels(l) => Ok(l.shape.clone()),
+            Val::Unmade => Err(self.refuse(n, "its operand was not made")),
+            Val::Missing(why) => Err(self.refuse(n, why)),
+        }
+    }
+
+    /// A new order of dims.
+    pub fn order(&self, n: &Node, rank: usize) -> Result<Vec<usize>> {
+        let all = self.ints(n, "dims")?;
+        let order: Vec<usize> =
+            all.iter().map(|&d| dim_of(d, rank, self, n)).collect::<Result<_>>()?;
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        match sorted.iter().copied().eq(0..rank) {
+            true => Ok(order),
+            false => Err(self.refuse(n, "dims are named twice, or not at all")),
+        }
+    }
+
+    /// Start, length and step of a slice of a dim of `size` elements.
+    pub fn range(&self, n: &Node, size: usize) -> Result<(usize, usize, usize)> {
+        let step = self.int(n, "step")?.unwrap_or(1);
+        let step = usize::try_from(step).ok().filter(|&s| s > 0);
+        let step = step.ok_or_else(|| self.refuse(n, "its step is not positive"))?;
+        let clip = |x: i64| {
+            let from = if x < 0 { x.saturating_add(size as i64) } else { x };
+            from.clamp(0, size as i64) as usize
+        };
+        let start = clip(self.int(n, "start")?.unwrap_or(0));
+        let end = clip(self.int(n, "end")?.unwrap_or(i64::MAX));
+        Ok((start, end.saturating_sub(start).div_ceil(step), step))
+    }
+
+    /// A shape in which one size may be -1: as large as it must be for so many elements.
+    pub fn resolved(&self, n: &Node, to: &[i64], elements: usize) -> Result<Vec<usize>> {
+        let bad = || self.refuse(n, &format!("{to:?} is no shape of {elements} elements"));
+        let known = to.iter().filter(|&&d| d != -1);
+        let product = known.map(|&d| usize::try_from(d).ok());
+        let product = product.fold(Some(1usize), |p, d| p?.checked_mul(d?)).ok_or_else(bad)?;
+        let open = to.iter().filter(|&&d| d == -1).count();
+        let rest = match open {
+            0 => 1,
+            1 if product > 0 && elements % product == 0 => elements / product,
+            _ => return Err(bad()),
+        };
+        if product.checked_mul(rest) != Some(elements) {
+            return Err(bad());
+        }
+        Ok(to.iter().map(|&d| if d == -1 { rest } else { d as usize }).collect())
+    }
+
+    /// The shape of an `expand`, where -1 keeps a size.
+    pub fn expanded(&self, n: &Node, own: &[usize], to: &[i64]) -> Result<Vec<usize>> {
+        let more = to.len().checked_sub(own.len());
+        let more = more.ok_or_else(|| self.refuse(n, "it has more dims than it is expanded to"))?;
+        let size = |(d, &to): (usize, &i64)| match (d.checked_sub(more), to) {
+            (Some(d), -1) => Ok(own[d]),
+            (_, to) => usize::try_from(to).map_err(|_| self.refuse(n, "a size is negative")),
+        };
+        to.iter().enumerate().map(size).collect()
+    }
+
+    /// An operand as data: known numbers become a literal.
+    pub fn data(&mut self, n: &Node, name: &str) -> Result<View> {
+        let Arg::Value(id) = n.arg(name) else {
+            return Err(self.refuse(n, &format!("`{name}` is no tensor")));
+        };
+        self.data_of(n, *id)
+    }
+
+    pub fn data_of(&mut self, n: &Node, id: Id) -> Result<View> {
+        match self.val(id).clone() {
+            Val::Data(v) => Ok(v),
+            Val::Folded(f) => self.constant(n, &f),
+            Val::Unmade => Err(self.refuse(n, "its operand was not made")),
+            Val::Missing(why) => {
+                let help = "keep buffers on the CPU when parameters are on `meta`";
+                Err(self.refuse(n, &why).help(help))
+            }
+            Val::Labels(_) => {
+                let help = "give them a tensor of their own: labels=input_ids.clone()";
+                Err(self.refuse(n, "labels are for a cross-entropy alone").help(help))
+            }
+            Val::Head(_) => Err(self.refuse(n, "a cut of logits is for a cross-entropy alone")),
+            Val::Masked(..) | Val::Probs(..) => {
+                Err(self.refuse(n, "a mask is for the softmax of attention alone"))
+            }
+        }
+    }
+
+    /// Known numbers as a value: positions, or a literal of those that differ along one dim.
+    pub fn constant(&mut self, n: &Node, f: &Folded) -> Result<View> {
+        let moving: Vec<usize> = (0..f.shape.len()).filter(|&d| !f.is_same_along(d)).collect();
+        if let ([d], Elem::Int) = (&moving[..], f.elem)
+            && f.counts_from(*d) == Some(0.0)
+            && f.shape[*d] == self.sizes.seq
+        {
+            let v = self.of_input(inputs::POSITIONS);
+            return Ok(along(v, *d, &f.shape));
+        }
+        if f.elem == Elem::Int {
+            return Err(self.refuse(n, "whole numbers that are no positions are not read"));
+        }
+        let d = match &moving[..] {
+            [] => None,
+            [d] => Some(*d),
+            _ => {
+                return Err(
+                    self.refuse(n, "a table of numbers is no value of ours, only a list is")
+                );
+            }
+        };
+        let line = match d {
+            None => vec![f.scalar().unwrap_or(0.0)],
+            Some(d) => {
+                let mut index = vec![0; f.shape.len()];
+                let at = |i| {
+                    index[d] = i;
+                    f.at(&index)
+                };
+                (0..f.shape[d]).map(at).collect()
+            }
+        };
+        let values: Arc<[f32]> = line.iter().map(|&x| x as f32).collect();
+        let key: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+        let v = match self.literals.get(&key) {
+            Some(&v) => v,
+            None => {
+                let v = self.emit(n, "literal", Literal { values }, &[])?;
+                self.literals.insert(key, v);
+                v
+            }
+        };
+        Ok(match d {
+            Some(d) => along(v, d, &f.shape),
+            // A number is a list of one.
+            None => {
+                let mut view = along(v, 0, &[1]);
+                view.shape = vec![1; f.shape.len().max(1)];
+                view.dims = vec![Dim::Virtual; view.shape.len()];
+                let last = view.dims.len() - 1;
+                view.dims[last] = Dim::Real(0);
+                return if f.elements() == 1 {
+                    Ok(view)
+                } else {
+                    Err(self.refuse(n, "a repeated number"))
+                };
+            }
+        })
+    }
+
+    /// A range that becomes floats is the positions: so context parallelism can cut it.
+    pub(super) fn position_of(&mut self, n: &Node) -> Result<Option<View>> {
+        let to_float = match (&*n.op, n.arg("dtype")) {
+            (op, Arg::Elem(Elem::Float)) => op.starts_with("to.") || op.starts_with("_to_copy"),
+            _ => false,
+        };
+        let Some(f) = self.folded(n, "self", 0)?.filter(|f| to_float && f.elem == Elem::Int) else {
+            return Ok(None);
+        };
+        let seq = self.sizes.seq;
+        let moving: Vec<usize> =
+            (0..f.shape.len()).filter(|&d| f.shape[d] > 1 && !f.is_same_along(d)).collect();
+        let [d] = moving[..] else { return Ok(None) };
+        if f.shape[d] != seq || f.counts_from(d) != Some(0.0) {
+            return Ok(None);
+        }
+        let v = match self.position {
+            Some(v) => v,
+            None => {
+                let ids = self.of_input(inputs::POSITIONS);
+                let cast = Cast { to: DType::F32 };
+                let v = self.emit(n, "position", cast, &[ids])?;
+                self.position = Some(v);
+                v
+            }
+        };
+        Ok(Some(along(v, d, &f.shape)))
+    }
+}
+
+/// A value of one dim as dim `d` of a shape along whose other dims nothing changes.
+fn along(v: Value, d: usize, shape: &[usize]) -> View {
+    let dims = (0..shape.len()).map(|i| if i == d { Dim::Real(0) } else { Dim::Virtual });
+    View { value: v, dims: dims.collect(), shape: shape.to_vec() }
+}

@@ -53,6 +53,8 @@ TABLE = {
                                       embedding_dropout=0.0)),
     "stablelm": ("stablelm", dict(num_attention_heads=2, partial_rotary_factor=0.5, hidden_dropout=0.0)),
     "smollm3": ("smollm3", dict(no_rope_layers=[1, 0], layer_types=["full_attention"] * 2)),
+    "cohere": ("cohere", {}),
+    "glm4": ("glm4", dict(head_dim=8)),
     "phi": ("phi", dict(num_attention_heads=2, partial_rotary_factor=0.5, hidden_act="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0)),
 }
 

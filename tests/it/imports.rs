@@ -175,7 +175,7 @@ macro_rules! architectures {
     ($($name:ident)*) => { $(#[test] fn $name() { check(stringify!($name)); })* };
 }
 architectures! { llama llama_mqa qwen2 qwen3 mistral gpt2 olmo2 phi3 granite gemma2 gemma3 gpt_neox
-starcoder2 stablelm smollm3 phi }
+starcoder2 stablelm smollm3 cohere glm4 phi }
 
 /// Loss, logits and gradients of one rank, in f64.
 fn interpret(model: &Model, want: &Expected) -> Vec<f64> {
@@ -237,7 +237,9 @@ fn count(model: &Model, is: impl Fn(&Op) -> bool) -> usize {
 #[test]
 fn raising_changes_no_number() {
     const ALL: Raise = Raise { norms: true, rope: true, activations: true, parts: true };
-    let cases: [(&str, Raise, fn(&Op) -> bool); 5] = [
+    let cases: [(&str, Raise, fn(&Op) -> bool); 7] = [
+        ("cohere", Raise { rope: false, ..ALL }, |op| matches!(op, Op::Rope(_))),
+        ("glm4", Raise { rope: false, ..ALL }, |op| matches!(op, Op::Rope(_))),
         ("llama", Raise { rope: false, ..ALL }, |op| matches!(op, Op::Rope(_))),
         ("stablelm", Raise { rope: false, ..ALL }, |op| matches!(op, Op::Rope(_))),
         ("gemma3", Raise { norms: false, ..ALL }, |op| matches!(op, Op::ReduceSum(_))),

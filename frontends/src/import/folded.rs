@@ -102,6 +102,11 @@ impl Folded {
         (same && self.elements() > 0).then(|| self.data.get(self.offset))
     }
 
+    /// The first number, if there is one.
+    pub fn first(&self) -> Option<f64> {
+        (self.elements() > 0).then(|| self.data.get(self.offset))
+    }
+
     /// All numbers, row-major.
     pub fn numbers(&self) -> Vec<f64> {
         let mut out = Vec::with_capacity(self.elements().min(MAX_NUMBERS));

@@ -86,6 +86,8 @@ pub(super) struct Lower<'a> {
     pub logits: Option<Value>,
     /// Known halves of values whose last dim is twice the same.
     pub halves: BTreeMap<Value, Value>,
+    /// Values whose last dim has each element of another one's twice.
+    pub pairs: BTreeMap<Value, Value>,
     /// Literals by their numbers.
     pub literals: BTreeMap<Vec<u32>, Value>,
     pub position: Option<Value>,
@@ -113,6 +115,7 @@ impl<'a> Lower<'a> {
             loss_id: None,
             logits: None,
             halves: BTreeMap::new(),
+            pairs: BTreeMap::new(),
             literals: BTreeMap::new(),
             position: None,
             warnings: vec![],

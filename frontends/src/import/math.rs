@@ -191,8 +191,23 @@ impl Lower<'_> {
     }
 
     pub(super) fn embedding(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let w = self.data(n, "weight")?;
-        let i = self.data(n, "indices")?;
+        let mut w = self.data(n, "weight")?;
+        let i = match self.folded(n, "indices", usize::MAX)? {
+            Some(f) => {
+                // Positions that are counted from another number look into the rest of the table.
+                let first = f.scalar().is_none().then(|| f.first()).flatten();
+                let first = first.filter(|x| *x > 0.0 && w.shape.len() == 2);
+                let from = first.map_or(0, |x| x as usize);
+                let seq = self.sizes.seq;
+                if from > 0 && from.checked_add(seq).is_some_and(|end| end <= w.shape[0]) {
+                    w = self.narrowed(n, &w, 0, from, seq)?;
+                }
+                let by = if from > 0 { f.map(Elem::Int, |x| x - from as f64) } else { Some(f) };
+                let by = by.ok_or_else(|| self.refuse(n, "its index is too large"))?;
+                self.constant(n, &by)?
+            }
+            None => self.data(n, "indices")?,
+        };
         let (rank, i) = (i.shape.len(), self.ordered(n, &i)?);
         if w.shape.len() != 2 || w.real() != 2 {
             return Err(self.refuse(n, "its table has not 2 dims"));

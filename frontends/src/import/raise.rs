@@ -31,11 +31,7 @@ impl Lower<'_> {
         let [x, y] = ins;
         match how {
             Arithmetic::Add if self.raise.rope && a == out && b == out => match self.turned(x, y) {
-                Some([x, cos, sin]) => {
-                    let v =
-                        self.emit(n, "turned", Rope { pairs: Pairs::Halves }, &[x, cos, sin])?;
-                    Ok(Some(v))
-                }
+                Some((pairs, ins)) => self.emit(n, "turned", Rope { pairs }, &ins).map(Some),
                 None => Ok(None),
             },
             Arithmetic::Mul => {
@@ -89,25 +85,69 @@ impl Lower<'_> {
         (right && [y, p, q] == [x; 3]).then_some(x)
     }
 
-    /// x, cosines and sines, if these are x cos and [-x2, x1] sin, of halves x1 and x2.
-    fn turned(&self, a: Value, b: Value) -> Option<[Value; 3]> {
+    /// x, cosines and sines, if these are x cos and y sin, where y has [-x2, x1] of halves x1 and x2, or
+    /// -x2 and x1 in turn of neighbours x1, x2.
+    fn turned(&self, a: Value, b: Value) -> Option<(Pairs, [Value; 3])> {
         [(a, b), (b, a)].into_iter().find_map(|(a, b)| {
             let (x, cos) = self.by_token(a)?;
-            let (halves, sin) = self.by_token(b)?;
-            let half = self.draft.ty(x).dims[3].size / 2;
-            let (Op::Concat(_), &[minus, first]) = self.maker(halves)? else { return None };
-            let (Op::Scale(s), &[second]) = self.maker(minus)? else { return None };
-            let part = |v: Value, start: usize| match self.maker(v)? {
-                (Op::Narrow(p), &[of]) if p.start == start => {
-                    (of == x && self.draft.ty(v).dims[3].size == half).then_some(())
-                }
-                _ => None,
+            let (y, sin) = self.by_token(b)?;
+            let (pairs, known) = match self.halves.contains_key(&cos) {
+                true => (Pairs::Halves, &self.halves),
+                false => (Pairs::Adjacent, &self.pairs),
             };
-            part(second, half)?;
-            part(first, 0)?;
-            let own = [self.halves.get(&cos)?, self.halves.get(&sin)?];
-            (s.by == -1.0).then_some([x, *own[0], *own[1]])
+            let is = match pairs {
+                Pairs::Halves => self.is_turned_half(x, y),
+                Pairs::Adjacent => self.is_turned_pair(x, y),
+            };
+            is?;
+            Some((pairs, [x, *known.get(&cos)?, *known.get(&sin)?]))
         })
+    }
+
+    /// The negative of a value.
+    fn minus(&self, v: Value) -> Option<Value> {
+        match self.maker(v)? {
+            (Op::Scale(s), &[x]) if s.by == -1.0 => Some(x),
+            _ => None,
+        }
+    }
+
+    fn is_turned_half(&self, x: Value, y: Value) -> Option<()> {
+        let half = self.draft.ty(x).dims[3].size / 2;
+        let (Op::Concat(_), &[minus, first]) = self.maker(y)? else { return None };
+        let part = |v: Value, start: usize| match self.maker(v)? {
+            (Op::Narrow(p), &[of]) if p.start == start => {
+                (of == x && self.draft.ty(v).dims[3].size == half).then_some(())
+            }
+            _ => None,
+        };
+        part(self.minus(minus)?, half)?;
+        part(first, 0)
+    }
+
+    fn is_turned_pair(&self, x: Value, y: Value) -> Option<()> {
+        let (Op::Concat(_), &[minus, first]) = self.maker(self.bare(y))? else { return None };
+        let sizes = |v: Value| self.draft.ty(v).sizes();
+        let own = sizes(x);
+        // One of each pair, from x as [b, s, n, d/2, 2].
+        let part = |v: Value, start: usize| match self.maker(self.bare(v))? {
+            (Op::Narrow(p), &[of]) if p.start == start => {
+                let split = sizes(of);
+                let is = split.len() == 5 && split[..3] == own[..3] && split[4] == 2;
+                (is && self.bare(of) == self.bare(x)).then_some(())
+            }
+            _ => None,
+        };
+        part(self.minus(self.bare(minus))?, 1)?;
+        part(first, 0)
+    }
+
+    /// The value before it was reshaped: the same elements in the same order.
+    fn bare(&self, mut v: Value) -> Value {
+        while let Some((Op::Reshape(_), &[x])) = self.maker(v) {
+            v = x;
+        }
+        v
     }
 
     /// x [b, s, n, d] and y [s, d] of a product x y.

@@ -111,13 +111,30 @@ impl Lower<'_> {
         }
         let repeats: Vec<usize> = (0..y.shape.len()).filter(|&i| y.shape[i] > 1).collect();
         let full = self.with_real(n, &y, &repeats)?;
-        self.reshaped(n, &full, &x.shape)
+        let out = self.reshaped(n, &full, &x.shape)?;
+        if let Some(Dim::Each(1, 2)) = x.dims.last()
+            && x.is_ordered()
+            && self.rank(x.value) == 2
+        {
+            self.pairs.insert(out.value, x.value);
+        }
+        Ok(out)
     }
 
-    /// The view with these dims as dims of a value, too; all of its dims are in order then.
+    /// The view with these dims as dims of a value, too: beside the dim that they follow, so that nothing is
+    /// moved.
     pub(super) fn with_real(&mut self, n: &Node, x: &View, dims: &[usize]) -> Result<View> {
         let stays = |i: &usize| x.dims[*i] != Dim::Virtual || dims.contains(i);
-        let keep: Vec<usize> = (0..x.shape.len()).filter(stays).collect();
+        let mut keep: Vec<usize> = (0..x.shape.len()).filter(stays).collect();
+        let mut before = 0;
+        let mut place = vec![0; x.shape.len()];
+        for (p, d) in place.iter_mut().zip(&x.dims) {
+            if let Dim::Real(k) | Dim::Each(k, _) = d {
+                before = k + 1;
+            }
+            *p = before;
+        }
+        keep.sort_by_key(|&i| (place[i], i));
         let small = self.whole(n, &x.permute(&keep))?;
         let mut full =
             View { value: small.value, dims: vec![Dim::Virtual; x.shape.len()], ..x.clone() };
@@ -154,29 +171,53 @@ impl Lower<'_> {
         if let Some(dims) = kept(x, to, &groups) {
             return Ok(View { value: x.value, dims, shape: to.to_vec() });
         }
-        let x = self.ordered(n, x)?;
         let repeats = groups.iter().any(|g| {
             let many = g.from.len() > 1 || g.to.len() > 1;
             many && g.from.clone().any(|d| x.dims[d] == Dim::Virtual && x.shape[d] > 1)
         });
-        let x = if repeats || x.has_repeats() { self.whole(n, &x)? } else { x };
+        let x = match repeats || x.has_repeats() {
+            true => self.whole(n, x)?,
+            false if self.runs_of(x, &groups).is_none() => self.ordered(n, x)?,
+            false => x.clone(),
+        };
         self.rewritten(n, &x, to)
+    }
+
+    /// The groups with dims of ours, in the order of these; nothing if those of a group are apart.
+    fn runs_of<'g>(&self, x: &View, groups: &'g [Group]) -> Option<Vec<(&'g Group, Vec<usize>)>> {
+        let mut all = vec![];
+        for g in groups {
+            let real: Vec<(usize, usize)> = g
+                .from
+                .clone()
+                .filter_map(|d| if let Dim::Real(k) = x.dims[d] { Some((k, d)) } else { None })
+                .collect();
+            if real.windows(2).any(|w| w[0].0 + 1 != w[1].0) {
+                return None;
+            }
+            if let Some(first) = real.first() {
+                all.push((first.0, g, real.iter().map(|r| r.1).collect()));
+            }
+        }
+        all.sort_by_key(|r: &(usize, &Group, Vec<usize>)| r.0);
+        Some(all.into_iter().map(|(_, g, real)| (g, real)).collect())
     }
 
     /// A reshape as an op.
     fn rewritten(&mut self, n: &Node, x: &View, to: &[usize]) -> Result<View> {
         let groups = self.groups(n, x, to)?;
-        let (mut from, mut mid, mut out) = (String::new(), String::new(), String::new());
+        let runs = self.runs_of(x, &groups);
+        let runs = runs.ok_or_else(|| self.refuse(n, "its dims are apart"))?;
+        let (mut from, mut out) = (String::new(), String::new());
         let (mut join, mut split) = (vec![], vec![]);
         let mut dims = vec![Dim::Virtual; to.len()];
         // Letters of the operand, then those of the result where they differ.
         let mut fresh = (x.shape.len()..26).map(letter);
         let mut next = 0..;
         let mut two = false;
-        for g in &groups {
-            let real: Vec<usize> = g.from.clone().filter(|&d| x.dims[d] != Dim::Virtual).collect();
+        for (g, real) in runs {
             let mut made: Vec<usize> = g.to.clone().filter(|&d| to[d] != 1).collect();
-            if made.is_empty() && !real.is_empty() {
+            if made.is_empty() {
                 // A dim of one element stays one, or is lost in a neighbour.
                 made.extend(g.to.clone().next());
             }
@@ -185,20 +226,16 @@ impl Lower<'_> {
                 dims[d] = Dim::Real(next.next().unwrap_or(0));
             }
             match (real.len(), made.len()) {
-                (0, _) => {}
-                (1, 1) => [&mut from, &mut mid, &mut out].into_iter().for_each(|s| *s += &own),
+                (1, 1) => [&mut from, &mut out].into_iter().for_each(|s| *s += &own),
                 (_, 1) => {
                     from += &own;
-                    mid += &format!("({own})");
                     out += &format!("({own})");
-                    join.extend(
-                        real[..real.len() - 1].iter().map(|&d| sized(letter(d), x.shape[d])),
-                    );
+                    let major = &real[..real.len() - 1];
+                    join.extend(major.iter().map(|&d| sized(letter(d), x.shape[d])));
                 }
                 (1, _) => {
                     let parts: String = fresh.by_ref().take(made.len()).collect();
                     from += &format!("({parts})");
-                    mid += &format!("({parts})");
                     out += &parts;
                     let major = parts.chars().zip(&made).take(made.len().saturating_sub(1));
                     split.extend(major.map(|(c, &d)| sized(c, to[d])));
@@ -257,6 +294,10 @@ impl Lower<'_> {
                     if p < q { (&mut p, &mut i, &from[..]) } else { (&mut q, &mut j, to) };
                 *more = of.get(*at).and_then(|d| more.checked_mul(*d)).ok_or_else(bad)?;
                 *at += 1;
+            }
+            // Dims of one element that nothing pairs with are lost in the group before them.
+            while from.get(i) == Some(&1) && x.dims[i] != Dim::Virtual && to.get(j) != Some(&1) {
+                i += 1;
             }
             out.push(Group { from: a..i, to: b..j });
         }

@@ -113,6 +113,11 @@ impl Lower<'_> {
         if (start, len, step) == (0, x.shape[d], 1) {
             return Self::one(x);
         }
+        if len == 0 {
+            let mut shape = x.shape.clone();
+            shape[d] = 0;
+            return Ok(vec![Val::Folded(Folded::full(Elem::Float, &shape, 0.0))]);
+        }
         let is_head = x.shape.len() == 3 && d == 1 && (start, step) == (0, 1);
         if is_head && x.shape[..2] == [self.sizes.rows, self.sizes.seq] && len + 1 == x.shape[1] {
             let mut whole = self.whole(n, &x)?;
@@ -120,9 +125,67 @@ impl Lower<'_> {
             return Ok(vec![Val::Head(whole)]);
         }
         if step != 1 {
-            return Err(self.refuse(n, "every second element and the like cannot be taken"));
+            return self.every(n, &x, (d, start, len, step)).and_then(Self::one);
         }
         self.narrowed(n, &x, d, start, len).and_then(Self::one)
+    }
+
+    /// Of each `step` elements of a dim the one at `start`.
+    fn every(
+        &mut self,
+        n: &Node,
+        x: &View,
+        (d, start, len, step): (usize, usize, usize, usize),
+    ) -> Result<View> {
+        let size = x.shape[d];
+        if size % step != 0 || start >= step || len != size / step {
+            return Err(self.refuse(n, "it takes elements at steps that do not divide the dim"));
+        }
+        let mut split = x.shape.clone();
+        split.splice(d..=d, [len, step]);
+        let y = self.reshaped(n, x, &split)?;
+        let y = self.narrowed(n, &y, d + 1, start, 1)?;
+        let mut to = x.shape.clone();
+        to[d] = len;
+        self.reshaped(n, &y, &to)
+    }
+
+    /// Every element of a dim so many times.
+    pub(super) fn repeat_interleave(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let x = self.data(n, "self")?;
+        let mut x = self.settled(n, &x)?;
+        let d = self.dim(n, "dim", 0, x.shape.len())?;
+        let times = self.int(n, "repeats")?.and_then(|r| usize::try_from(r).ok());
+        let times = times.filter(|&r| r > 0 && *n.arg("dim") != Arg::None);
+        let times = times.ok_or_else(|| self.refuse(n, "it repeats nothing, or along no dim"))?;
+        match x.dims[d] {
+            Dim::Real(k) if times > 1 => x.dims[d] = Dim::Each(k, times),
+            _ => {}
+        }
+        x.shape[d] *= times;
+        Self::one(x)
+    }
+
+    pub(super) fn stack(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let Arg::Values(all) = n.arg("tensors") else {
+            return Err(self.refuse(n, "it has no operands"));
+        };
+        let mut joined: Option<View> = None;
+        let mut at = 0;
+        for id in all.iter().flatten() {
+            let x = self.data_of(n, *id)?;
+            at = self.dim(n, "dim", 0, x.shape.len() + 1)?;
+            let x = x.unsqueeze(at);
+            joined = Some(match joined {
+                None => x,
+                Some(a) if a.shape.len() == x.shape.len() => self.joined(n, a, x, at)?,
+                Some(_) => return Err(self.refuse(n, "its operands do not fit")),
+            });
+        }
+        match joined {
+            Some(x) if x.shape[at] > 1 => Self::one(x),
+            _ => Err(self.refuse(n, "it has fewer than 2 operands")),
+        }
     }
 
     /// A range of a dim, which is last where it is taken.
@@ -144,6 +207,13 @@ impl Lower<'_> {
         };
         if (start, len) == (0, x.shape[d]) {
             return Ok(x);
+        }
+        if let Some(&half) = self.halves.get(&x.value).filter(|_| k + 1 == self.rank(x.value))
+            && 2 * len == x.shape[d]
+            && (start == 0 || start == len)
+        {
+            x.shape[d] = len;
+            return Ok(x.with(half));
         }
         let v = self.last(n, &mut x, d, k)?;
         let v = self.emit(n, "part", Narrow::new(start, len), &[v])?;
@@ -215,7 +285,10 @@ impl Lower<'_> {
         };
         let mut parts = vec![];
         for id in all.iter().flatten() {
-            parts.push(self.data_of(n, *id)?);
+            // What is empty adds nothing.
+            if !matches!(self.val(*id), Val::Folded(f) if f.elements() == 0) {
+                parts.push(self.data_of(n, *id)?);
+            }
         }
         let Some(first) = parts.first().cloned() else {
             return Err(self.refuse(n, "it has no operands"));

@@ -379,3 +379,67 @@ fn a_mask_that_is_no_rule_is_refused() {
     }));
     assert_eq!((d.code, d.exit), ("mask-rule", Exit::Unsupported), "{d}");
 }
+
+/// An archive without numbers says nothing of ties: the config.json beside it does, or a warning.
+#[test]
+fn ties_of_archives_without_numbers_are_those_of_the_config() {
+    let scratch = Scratch::new("ties");
+    let mut all = members("qwen2.pt2");
+    let numbers = |name: &str| name.contains("data/weights/weight_");
+    all.iter_mut().filter(|m| numbers(&m.0)).for_each(|m| m.1.clear());
+    let heads =
+        |m: &Imported| m.source.weights.iter().filter(|w| w.param == "lm_head.weight").count();
+    let alone = scratch.import(&zip(&all)).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((alone.warnings[0].code, heads(&alone)), ("ties-unknown", 1));
+    for (tied, left) in [(true, 0), (false, 1)] {
+        let config = json!({ "tie_word_embeddings": tied }).to_string();
+        std::fs::write(scratch.0.join("config.json"), config).expect("written");
+        let m = scratch.import(&zip(&all)).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((m.warnings.len(), heads(&m)), (0, left), "tied: {tied}");
+    }
+    let whole = import(&file("qwen2.pt2")).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(heads(&whole), 0, "with numbers the archive says it");
+}
+
+fn shardc(args: &[&str]) -> (i32, String) {
+    let done = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"))
+        .args(args)
+        .output()
+        .expect("it runs");
+    (
+        done.status.code().expect("an exit status"),
+        String::from_utf8_lossy(&done.stderr).into_owned(),
+    )
+}
+
+/// From the archive to steps with its numbers, by way of the text and without.
+#[test]
+fn the_command_imports_compiles_and_runs() {
+    let scratch = Scratch::new("command");
+    let path = |name: &str| scratch.0.join(name).display().to_string();
+    let archive = file("phi3.pt2").display().to_string();
+    let (ir, a, b) = (path("m.ir"), path("a.plan"), path("b.plan"));
+    assert_eq!(shardc(&["import", &archive, "-o", &ir]).0, 0);
+    for (model, plan) in [(&archive, &a), (&ir, &b)] {
+        let (code, err) = shardc(&["compile", model, "--mesh", "dp=2,tp=2", "-o", plan]);
+        assert_eq!(code, 0, "{err}");
+    }
+    let programs = |plan: &str| {
+        std::fs::read_to_string(Path::new(plan).join("programs/all.ir")).expect("a plan")
+    };
+    assert_eq!(programs(&a), programs(&b), "the text is the archive");
+    let batch = file("phi3.safetensors").display().to_string();
+    let (code, err) =
+        shardc(&["run", &a, "--weights", &archive, "--batch", &batch, "--steps", "2"]);
+    assert_eq!(code, 0, "{err}");
+    let (code, err) = shardc(&["compile", &archive, "--seq", "32"]);
+    assert_eq!(code, 2, "{err}");
+    assert!(err.contains("import-dims"), "{err}");
+    let none = path("none.pt2");
+    let _ = edited(&scratch, "llama.pt2", |j| {
+        node(j, "silu.default")["target"] = json!("torch.ops.aten.erfinv.default");
+    });
+    std::fs::rename(scratch.0.join("m.pt2"), &none).expect("renamed");
+    let (code, err) = shardc(&["check", &none, "--seq", "16"]);
+    assert_eq!(code, 4, "{err}");
+}

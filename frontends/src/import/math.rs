@@ -295,9 +295,8 @@ impl Lower<'_> {
         let put = |v: &View, keep: usize, sum: usize, at: usize| {
             let mut dims = vec![Dim::Virtual; rank + 1];
             let off = rank - v.shape.len();
-            for d in 0..v.shape.len() - 2 {
-                dims[off + d] = v.dims[d];
-            }
+            let outer = v.shape.len() - 2;
+            dims[off..off + outer].copy_from_slice(&v.dims[..outer]);
             (dims[at], dims[rank]) = (v.dims[keep], v.dims[sum]);
             View { value: v.value, dims, shape: vec![1; rank + 1] }
         };

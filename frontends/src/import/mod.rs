@@ -126,7 +126,7 @@ impl Opened {
         let mut l = Lower::new(&self.graph, &self.archive, sizes, raise);
         l.run()?;
         self.again(&l, sizes)?;
-        ties::tie(&mut l, &self.archive)?;
+        ties::tie(&mut l, &self.archive);
         let source = emit::source(&mut l, mode)?;
         verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
         Ok(Imported { source, warnings: l.warnings })

@@ -112,9 +112,8 @@ impl Lower<'_> {
     /// A shape in which one size may be -1: as large as it must be for so many elements.
     pub fn resolved(&self, n: &Node, to: &[i64], elements: usize) -> Result<Vec<usize>> {
         let bad = || self.refuse(n, &format!("{to:?} is no shape of {elements} elements"));
-        let known = to.iter().filter(|&&d| d != -1);
-        let product = known.map(|&d| usize::try_from(d).ok());
-        let product = product.fold(Some(1usize), |p, d| p?.checked_mul(d?)).ok_or_else(bad)?;
+        let mut known = to.iter().filter(|&&d| d != -1).map(|&d| usize::try_from(d).ok());
+        let product = known.try_fold(1usize, |p, d| p.checked_mul(d?)).ok_or_else(bad)?;
         let open = to.iter().filter(|&&d| d == -1).count();
         let rest = match open {
             0 => 1,

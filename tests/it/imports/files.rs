@@ -380,25 +380,18 @@ fn a_mask_that_is_no_rule_is_refused() {
     assert_eq!((d.code, d.exit), ("mask-rule", Exit::Unsupported), "{d}");
 }
 
-/// An archive without numbers says nothing of ties: the config.json beside it does, or a warning.
+/// The program of an archive without numbers says what is tied, and folders have it under its first name.
 #[test]
-fn ties_of_archives_without_numbers_are_those_of_the_config() {
+fn ties_of_archives_without_numbers_are_those_of_the_program() {
     let scratch = Scratch::new("ties");
+    let own = import(&file("qwen2.pt2")).unwrap_or_else(|e| panic!("{e}"));
     let mut all = members("qwen2.pt2");
     let numbers = |name: &str| name.contains("data/weights/weight_");
     all.iter_mut().filter(|m| numbers(&m.0)).for_each(|m| m.1.clear());
-    let heads =
-        |m: &Imported| m.source.weights.iter().filter(|w| w.param == "lm_head.weight").count();
-    let alone = scratch.import(&zip(&all)).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!((alone.warnings[0].code, heads(&alone)), ("ties-unknown", 1));
-    for (tied, left) in [(true, 0), (false, 1)] {
-        let config = json!({ "tie_word_embeddings": tied }).to_string();
-        std::fs::write(scratch.0.join("config.json"), config).expect("written");
-        let m = scratch.import(&zip(&all)).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!((m.warnings.len(), heads(&m)), (0, left), "tied: {tied}");
-    }
-    let whole = import(&file("qwen2.pt2")).unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(heads(&whole), 0, "with numbers the archive says it");
+    let m = scratch.import(&zip(&all)).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(m.source.weights, own.source.weights);
+    assert!(m.source.weights.iter().all(|w| w.param != "lm_head.weight"));
+    assert!(Opened::read(&scratch.0.join("m.pt2")).is_ok_and(|o| o.checkpoint().is_none()));
 }
 
 fn shardc(args: &[&str]) -> (i32, String) {

@@ -39,7 +39,7 @@ TABLE = {
     "qwen3": ("qwen3", dict(head_dim=8)),
     "mistral": ("mistral", dict(sliding_window=5)),
     "gpt2": ("gpt2", gpt(activation_function="gelu_new")),
-    "gpt2_whole": ("gpt2", {**gpt(activation_function="gelu_new"), "n_layer": 1}),
+    "gpt2_whole": ("gpt2", {**gpt(activation_function="gelu_new"), "n_layer": 1, "num_hidden_layers": 1}),
     "olmo2": ("olmo2", {}),
     "phi3": ("phi3", dict(num_attention_heads=2, partial_rotary_factor=0.5, original_max_position_embeddings=64, resid_pdrop=0.0,
                           embd_pdrop=0.0, sliding_window=None)),

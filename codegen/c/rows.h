@@ -169,6 +169,8 @@ INLINE P p_mul(P a, P b) { return a * b; }
 INLINE P p_div(P a, P b) { return a / b; }
 INLINE P p_at_least(P a, P b) { return pick(a >= b, same(1), same(0)); }
 INLINE P p_where(P a, P b, P x) { return pick(a == b, x, same(0)); }
+INLINE P p_select(P m, P a, P b) { return pick(m != 0, a, b); }
+INLINE P p_pow(P a, P b) { P y; LANES y[lane] = powf(a[lane], b[lane]); return y; }
 LIFT_2(max)
 LIFT_2(min)
 LIFT_2(into_max)
@@ -178,7 +180,9 @@ LIFT_2(sub)
 LIFT_2(mul)
 LIFT_2(div)
 LIFT_2(at_least)
+LIFT_2(pow)
 LIFT_3(where)
+LIFT_3(select)
 
 /* x between two numbers, or none; y times 2^n, rounded once. */
 #ifdef __AVX512F__
@@ -239,7 +243,29 @@ INLINE P p_silu(P x) { return x / (1.0f + p_exp(-x)); }
 INLINE P p_gelu(P x) {
     return x / (1.0f + p_exp(-2.0f * 0.7978846f * (x + 0.044715f * x * x * x)));
 }
+/* Within 2 units in the last place: a polynomial near 0, else 1 - e^p(x). */
+INLINE P p_erf(P x) {
+    P t = p_abs(x), s = x * x;
+    P p = s * -5.96761703e-4f + 4.99119423e-3f;
+    p = p * s - 2.67681349e-2f;
+    p = p * s + 1.12819925e-1f;
+    p = p * s - 3.76125336e-1f;
+    p = p * s + 1.28379166e-1f;
+    P near = p * x + x;
+    P q = t * -1.72853470e-5f + 3.83197126e-4f;
+    q = q * s + (t * -3.88396438e-3f + 2.42546219e-2f);
+    q = q * t - 1.06777877e-1f;
+    q = q * t - 6.34846687e-1f;
+    q = q * t - 1.28717512e-1f;
+    q = q * t - t;
+    P far = 1.0f - p_exp(q);
+    P sign = (P)(((I)far & 0x7fffffff) | ((I)x & (I)same(-0.0f)));
+    return pick(t > 0.927734375f, sign, near);
+}
 BY_LANE(log, logf)
+BY_LANE(log1p, log1pf)
+BY_LANE(floor, __builtin_floorf)
+BY_LANE(nearest, __builtin_rintf)
 BY_LANE(expm1, expm1f)
 BY_LANE(sin, sinf)
 BY_LANE(cos, cosf)
@@ -254,6 +280,10 @@ LIFT(log)
 LIFT(expm1)
 LIFT(sin)
 LIFT(cos)
+LIFT(erf)
+LIFT(log1p)
+LIFT(floor)
+LIFT(nearest)
 
 /* Folds in pairs: elements 8 apart, then 4, 2, 1; the first element is whole. */
 #ifdef __clang__

@@ -22,6 +22,8 @@ DEVICE float f_max(float a, float b) { return fmaxf(a, b); }
 DEVICE float f_min(float a, float b) { return fminf(a, b); }
 DEVICE float f_at_least(float a, float b) { return a >= b ? 1.0f : 0.0f; }
 DEVICE float f_where(float a, float b, float x) { return a == b ? x : 0.0f; }
+DEVICE float f_select(float m, float a, float b) { return m != 0.0f ? a : b; }
+DEVICE float f_pow(float a, float b) { return powf(a, b); }
 
 DEVICE float f_exp(float x) { return expf(x); }
 DEVICE float f_expm1(float x) { return expm1f(x); }
@@ -35,6 +37,10 @@ DEVICE float f_silu(float x) { return divide_fast(x, 1.0f + expf(-x)); }
 DEVICE float f_gelu(float x) {
     return divide_fast(x, 1.0f + expf(-2.0f * 0.7978846f * (x + 0.044715f * x * x * x)));
 }
+DEVICE float f_erf(float x) { return erff(x); }
+DEVICE float f_log1p(float x) { return log1pf(x); }
+DEVICE float f_floor(float x) { return floorf(x); }
+DEVICE float f_nearest(float x) { return rintf(x); }
 DEVICE float f_round(float x) { return __uint_as_float(pack(x, 0.0f) << 16); }
 
 // The sine of an angle so many quarter turns ahead (Cephes; Moshier, 1984). What is nearest to a

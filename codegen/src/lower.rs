@@ -124,6 +124,15 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         | Op::Abs(_)
         | Op::Sign(_)
         | Op::Clamp(_)
+        | Op::Erf(_)
+        | Op::Pow(_)
+        | Op::Softplus(_)
+        | Op::Round(_)
+        | Op::Max(_)
+        | Op::Min(_)
+        | Op::Less(_)
+        | Op::Equal(_)
+        | Op::Select(_)
         | Op::Cast(_)
         | Op::Fill(_)
         | Op::ReduceSum(_)
@@ -146,9 +155,10 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::Dot(o) => Kernel::Gemm(product::dot(l, &o.rule.0)),
         Op::Take(o) => moves::take(l, &o.rule.0, o.padding),
         Op::Put(o) => moves::put(l, &o.rule.0, o.padding),
-        Op::Concat(_) => moves::concat(l),
-        Op::Narrow(o) => moves::narrow(l, o.start),
-        Op::Widen(o) => moves::widen(l, o.start),
+        Op::Concat(o) => moves::concat(l, o),
+        Op::Narrow(o) => moves::narrow(l, o),
+        Op::Widen(o) => moves::widen(l, o),
+        Op::Cumsum(o) => moves::scan(l, o),
         Op::Rope(o) => fused::rope(l, o.pairs),
         Op::Attention(o) => fused::attention(l, o),
         Op::AttentionGrad(o) => fused::attention_grad(l, o),

@@ -1,8 +1,9 @@
 //! Ops that move elements and do no arithmetic: copies of pieces, and looking up by index.
 
 use crate::layout::{Layout, Nest};
-use shardc_ir::attr::Padding;
-use shardc_ir::kernel::{Block, Copy, Extents, Kernel, Pick};
+use shardc_ir::attr::{Along, Padding};
+use shardc_ir::kernel::{Block, Copy, Extents, Kernel, Pick, Scan};
+use shardc_ir::ops::{Concat, Cumsum, Narrow, Widen};
 use shardc_ir::rule::{Dims, Group, Rule};
 
 /// A copy from a block of the first operand to one of the result, both of the same sizes, before
@@ -50,30 +51,62 @@ pub(crate) fn place(l: &Layout, dim: usize) -> Kernel {
     Kernel::Copy(vec![k])
 }
 
-/// The operands one after the other along their last dim.
-pub(crate) fn concat(l: &Layout) -> Kernel {
-    let to = l.strides(l.ins);
+/// The operands one after the other along a dim.
+pub(crate) fn concat(l: &Layout, o: &Concat) -> Kernel {
+    let (to, dim) = (l.strides(l.ins), dim_of(l, o.dim));
     let mut first = 0;
     let one = |operand: usize| {
         let (lens, strides) = (l.lens(operand), l.strides(operand));
         let mut k = copy(l, &lens, (&strides, 0), (&to, first));
         k.from.operand = operand;
-        first += lens.last().copied().expect("accepts() asks for a dim");
+        first += lens[dim] * to[dim];
         k
     };
     Kernel::Copy((0..l.ins).map(one).collect())
 }
 
-/// The last dim from element `start`.
-pub(crate) fn narrow(l: &Layout, start: usize) -> Kernel {
-    Kernel::Copy(vec![copy(l, &l.lens(1), (&l.strides(0), start), (&l.strides(1), 0))])
+fn dim_of(l: &Layout, dim: Along) -> usize {
+    dim.of(l.types[0].rank()).expect("accepts() asks for such a dim")
 }
 
-/// The last dim from element `start` of the result, among zeros.
-pub(crate) fn widen(l: &Layout, start: usize) -> Kernel {
-    let mut k = copy(l, &l.lens(0), (&l.strides(0), 0), (&l.strides(1), start));
+/// Elements of a dim from `start`.
+pub(crate) fn narrow(l: &Layout, o: &Narrow) -> Kernel {
+    let (mut from, dim) = (l.strides(0), dim_of(l, o.dim));
+    let start = o.start * from[dim];
+    from[dim] *= o.step.0;
+    Kernel::Copy(vec![copy(l, &l.lens(1), (&from, start), (&l.strides(1), 0))])
+}
+
+/// Elements of a dim from `start` of the result's, among zeros.
+pub(crate) fn widen(l: &Layout, o: &Widen) -> Kernel {
+    let (mut to, dim) = (l.strides(1), dim_of(l, o.dim));
+    let start = o.start * to[dim];
+    to[dim] *= o.step.0;
+    let mut k = copy(l, &l.lens(0), (&l.strides(0), 0), (&to, start));
     k.clear = Some(l.whole(1));
     Kernel::Copy(vec![k])
+}
+
+/// Sums along a dim: loops over all others.
+pub(crate) fn scan(l: &Layout, o: &Cumsum) -> Kernel {
+    let (lens, strides) = (l.lens(0), [0, 1].map(|i| l.strides(i)));
+    let mut nest = Nest::new(2);
+    for (d, &n) in lens.iter().enumerate().filter(|(d, _)| *d != o.dim) {
+        nest.push(n, &[strides[0][d], strides[1][d]]);
+    }
+    let view = |i: usize| {
+        let mut v = nest.view(i, i, 0);
+        v.strides.push(strides[i][o.dim]);
+        v
+    };
+    Kernel::Scan(Scan {
+        elem: l.elem(0),
+        extents: nest.extents(),
+        len: lens[o.dim],
+        reverse: o.reverse,
+        x: view(0),
+        out: view(1),
+    })
 }
 
 /// `take`: loops over the result; the picked dim is the one that only `x` has.

@@ -257,6 +257,44 @@ impl Attr for usize {
     }
 }
 
+/// A number that is not written where it is `N`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Usual<const N: usize>(pub usize);
+
+/// How far apart elements are: 1 is not written.
+pub type Step = Usual<1>;
+
+const LAST: usize = usize::MAX;
+
+/// The number of a dim; the last is not written.
+pub type Along = Usual<LAST>;
+
+impl Along {
+    pub const LAST: Along = Usual(LAST);
+
+    /// The dim of a tensor with so many; `None` if it has no such dim.
+    pub fn of(self, rank: usize) -> Option<usize> {
+        let dim = if self == Along::LAST { rank.checked_sub(1)? } else { self.0 };
+        (dim < rank).then_some(dim)
+    }
+}
+
+impl<const N: usize> Attr for Usual<N> {
+    const BARE: bool = false;
+    fn write(&self, mesh: &Mesh, out: &mut String) {
+        self.0.write(mesh, out);
+    }
+    fn read(text: &str, cx: &AttrCx) -> Result<Self, String> {
+        usize::read(text, cx).map(Usual)
+    }
+    fn implied() -> Option<Self> {
+        Some(Usual(N))
+    }
+    fn is_implied(&self) -> bool {
+        self.0 == N
+    }
+}
+
 impl Attr for Option<usize> {
     const BARE: bool = false;
     fn write(&self, mesh: &Mesh, out: &mut String) {
@@ -331,6 +369,22 @@ impl Attr for Padding {
     }
     fn is_implied(&self) -> bool {
         *self == Padding::None
+    }
+}
+
+impl Attr for bool {
+    const BARE: bool = false;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        let _ = write!(out, "{self}");
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("`{text}` is neither true nor false"))
+    }
+    fn implied() -> Option<Self> {
+        Some(false)
+    }
+    fn is_implied(&self) -> bool {
+        !self
     }
 }
 
@@ -416,15 +470,19 @@ impl AttrReader<'_> {
             Some((h, t)) => (h, Some(t)),
             None => (rest, None),
         };
-        self.rest = tail;
         let mut head = head.trim();
-        if !std::mem::take(&mut self.first) && !A::BARE {
-            head = head
-                .strip_prefix(name)
-                .and_then(|h| h.trim_start().strip_prefix('='))
-                .ok_or_else(|| format!("attribute `{name}=` is expected, not `{head}`"))?
-                .trim();
+        if !self.first && !A::BARE {
+            let named = head.strip_prefix(name).and_then(|h| h.trim_start().strip_prefix('='));
+            match (named, A::implied()) {
+                (Some(own), _) => head = own.trim(),
+                // It is that of an attribute behind this one, which is not written.
+                (None, Some(implied)) => return Ok(implied),
+                (None, None) => {
+                    return Err(format!("attribute `{name}=` is expected, not `{head}`"));
+                }
+            }
         }
+        (self.rest, self.first) = (tail, false);
         A::read(head, &self.cx)
     }
 }

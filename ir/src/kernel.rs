@@ -172,6 +172,18 @@ pub struct Rope {
     pub out: View,
 }
 
+/// For every index of `extents` the sums of `len` elements up to each, in f32, in order or from the last on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scan {
+    pub elem: Elem,
+    pub extents: Extents,
+    pub len: usize,
+    pub reverse: bool,
+    /// Views walk `extents`, then along the sums.
+    pub x: View,
+    pub out: View,
+}
+
 /// Sizes of attention: `groups · repeat` query heads over `groups` key-value heads.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Heads {
@@ -325,6 +337,7 @@ pub enum Kernel {
         pick: Pick,
         clear: Block,
     },
+    Scan(Scan),
     Rope(Rope),
     Attention(Box<Attention>),
     AttentionGrad(Box<AttentionGrad>),

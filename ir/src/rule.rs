@@ -103,6 +103,22 @@ impl Rule {
         }
     }
 
+    /// Operands and a result that have the same dims but for dim `dim`, which is another letter in each,
+    /// whole on every rank. Other dims may be 8.
+    pub fn along(rank: usize, dim: usize, ins: &[Letter], out: Letter) -> Rule {
+        let one = |own: Letter| -> Dims {
+            let other = |d: usize| Letter(LEADING + (d - usize::from(d > dim)) as u8);
+            (0..rank).map(|d| Group::one(if d == dim { own } else { other(d) })).collect()
+        };
+        let mut rule = Rule {
+            ins: ins.iter().map(|&l| one(l)).collect(),
+            outs: std::iter::once(one(out)).collect(),
+            whole: 0,
+        };
+        ins.iter().chain([&out]).for_each(|&l| rule.keep_whole(l));
+        rule
+    }
+
     /// Parses a rule; `ranks` are the operands' ranks (they say how many dims `..` stands for).
     ///
     /// ```

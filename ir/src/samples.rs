@@ -104,6 +104,9 @@ impl Sample {
             let of = |e: usize| if e + 1 < experts { 1 } else { rows + 1 - experts };
             return Tensor::from_fn(&sizes, |i| of(i[1]) as f64);
         }
+        if self.op.mnemonic() == "select" && name == "m" {
+            return Tensor::from_fn(&sizes, |_| f64::from(uniform() < 0.5));
+        }
         let positive = self.op.positive().contains(&name);
         Tensor::from_fn(&sizes, |_| match ty.dtype {
             DType::I32 => (uniform() * 8.0).floor() - 1.0,

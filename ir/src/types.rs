@@ -264,7 +264,9 @@ impl Type {
     /// Type of the gradient: S, V and I stay, R becomes P(sum), P(sum) becomes R.
     pub fn cotangent(&self) -> Type {
         let mut t = self.clone();
-        std::mem::swap(&mut t.replicated, &mut t.sum);
+        t.replicated = self.sum.union(self.max).union(self.min);
+        t.sum = self.replicated;
+        (t.max, t.min) = (AtomSet::EMPTY, AtomSet::EMPTY);
         t
     }
     /// Checks that no atom has two states; says which does.

@@ -87,6 +87,28 @@ impl Cut {
     pub const ANY: usize = usize::MAX;
 }
 
+/// Places of a dim, from `start`, `step` apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Places {
+    pub dim: usize,
+    pub start: usize,
+    pub step: usize,
+}
+
+impl Places {
+    /// The element that stands at a place, if one does.
+    pub fn element(self, place: usize) -> Option<usize> {
+        let far = place.checked_sub(self.start)?;
+        (far % self.step == 0).then_some(far / self.step)
+    }
+}
+
+impl std::fmt::Display for Places {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "dim={}; start={}; step={}", self.dim, self.start, self.step)
+    }
+}
+
 /// A function of tensors. Several results are told apart by a number beside it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Fun {
@@ -96,6 +118,12 @@ pub enum Fun {
     /// x · logistic(beta x), for another beta than 1.
     Silu(Real),
     Clamp(Real, Real),
+    /// The operand to the power of a constant.
+    Pow(Real),
+    /// A function of two numbers, element by element: `max`, `min`, `less`, `equal`.
+    Both(&'static str),
+    /// The second where the first is not 0, else the third.
+    Select,
     /// 1 where the operand is at least the bound, else 0.
     AtLeast(Real),
     /// An integer as a number.
@@ -105,13 +133,19 @@ pub enum Fun {
     Reshape,
     Max(Pattern),
     Min(Pattern),
+    /// Sums along a dim up to each element, or from it on.
+    Cumsum {
+        dim: usize,
+        reverse: bool,
+    },
     /// With an index of padding, whose elements are 0.
     Take(Pattern, Option<usize>),
     /// With an index of padding, to which nothing is added.
     Put(Pattern, Option<usize>),
-    Narrow(usize),
-    Widen(usize),
-    Concat,
+    Narrow(Places),
+    Widen(Places),
+    /// Along a dim.
+    Concat(usize),
     /// Pairs are adjacent elements, or else halves.
     Rope {
         adjacent: bool,
@@ -189,6 +223,9 @@ impl Fun {
             Fun::Reciprocal => s += "1/",
             Fun::Silu(beta) => s += &format!("silu[{beta:?}]"),
             Fun::Clamp(lo, hi) => s += &format!("clamp[{lo:?}; hi={hi:?}]"),
+            Fun::Pow(to) => s += &format!("pow[{to:?}]"),
+            Fun::Both(name) => s += name,
+            Fun::Select => s += "select",
             Fun::AtLeast(bound) => s += &format!("at_least[{bound:?}]"),
             Fun::Number => s += "number",
             Fun::Literal(x) => {
@@ -203,11 +240,12 @@ impl Fun {
             Fun::Reshape => s += "reshape",
             Fun::Max(p) => s += &format!("reduce_max[{p}]"),
             Fun::Min(p) => s += &format!("reduce_min[{p}]"),
+            Fun::Cumsum { dim, reverse } => s += &format!("cumsum[{dim}; reverse={reverse}]"),
             Fun::Take(p, padding) => s += &format!("take[{p}{}]", but(*padding)),
             Fun::Put(p, padding) => s += &format!("put[{p}{}]", but(*padding)),
-            Fun::Narrow(start) => s += &format!("narrow[start={start}]"),
-            Fun::Widen(start) => s += &format!("widen[start={start}]"),
-            Fun::Concat => s += "concat",
+            Fun::Narrow(at) => s += &format!("narrow[{at}]"),
+            Fun::Widen(at) => s += &format!("widen[{at}]"),
+            Fun::Concat(dim) => s += &format!("concat[dim={dim}]"),
             Fun::Rope { adjacent } => s += if *adjacent { "rope[adjacent]" } else { "rope" },
             Fun::Attention(c) => s += &scores("attention", c),
             Fun::AttentionGrad(c) => s += &scores("attention_grad", c),

@@ -3,11 +3,12 @@
 //! Collectives are the identity here: they change what each rank holds of a tensor and not the tensor,
 //! which is what types say. The same reading is used for the model and for the plan.
 
-use crate::fun::{Cut, Fun, Pattern, Real, Scores};
+use crate::fun::{Cut, Fun, Pattern, Places, Real, Scores};
 use crate::number::Coef;
 use crate::product::Letter;
 use crate::ring::Around;
 use crate::term::{Node, Store, Term};
+use shardc_ir::attr::Along;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Op, rope::Pairs};
 use shardc_ir::rule::{Dims, Rule};
@@ -37,6 +38,10 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         window,
         softcap: softcap.map(Real::new),
     };
+    let along = |dim: Along| {
+        let rank = ins.first().map_or(0, |t| t.rank());
+        dim.of(rank).ok_or_else(|| format!("a tensor of {rank} dims has no such dim"))
+    };
     let pattern = || Pattern::of(&rule(op, ins)).ok_or("a dim is made of several letters");
     Ok(Some(match op {
         Op::Exp(ops::Exp {})
@@ -50,7 +55,16 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         | Op::Sin(ops::Sin {})
         | Op::Cos(ops::Cos {})
         | Op::Abs(ops::Abs {})
-        | Op::Sign(ops::Sign {}) => Fun::Each(op.mnemonic()),
+        | Op::Sign(ops::Sign {})
+        | Op::Erf(ops::Erf {})
+        | Op::Softplus(ops::Softplus {}) => Fun::Each(op.mnemonic()),
+        Op::Round(ops::Round { to }) => Fun::Each(to.name()),
+        Op::Pow(ops::Pow { to }) => Fun::Pow(Real::new(*to)),
+        Op::Max(ops::Max { rule: _ })
+        | Op::Min(ops::Min { rule: _ })
+        | Op::Less(ops::Less { rule: _ })
+        | Op::Equal(ops::Equal { rule: _ }) => Fun::Both(op.mnemonic()),
+        Op::Select(ops::Select { rule: _ }) => Fun::Select,
         Op::Silu(ops::Silu { beta: Some(beta) }) => Fun::Silu(Real::new(*beta)),
         Op::Clamp(ops::Clamp { lo, hi }) => Fun::Clamp(Real::new(*lo), Real::new(*hi)),
         Op::AtLeast(ops::AtLeast { bound }) => Fun::AtLeast(Real::new(*bound)),
@@ -59,11 +73,16 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         }
         Op::ReduceMax(ops::ReduceMax { rule: _ }) => Fun::Max(pattern()?),
         Op::ReduceMin(ops::ReduceMin { rule: _ }) => Fun::Min(pattern()?),
+        Op::Cumsum(ops::Cumsum { dim, reverse }) => Fun::Cumsum { dim: *dim, reverse: *reverse },
         Op::Take(ops::Take { rule: _, padding }) => Fun::Take(pattern()?, padding.zero()),
         Op::Put(ops::Put { rule: _, sizes: _, padding }) => Fun::Put(pattern()?, padding.zero()),
-        Op::Narrow(ops::Narrow { sizes: _, start }) => Fun::Narrow(*start),
-        Op::Widen(ops::Widen { sizes: _, start }) => Fun::Widen(*start),
-        Op::Concat(ops::Concat { sizes: _ }) => Fun::Concat,
+        Op::Narrow(ops::Narrow { sizes: _, start, dim, step }) => {
+            Fun::Narrow(Places { dim: along(*dim)?, start: *start, step: step.0.max(1) })
+        }
+        Op::Widen(ops::Widen { sizes: _, start, dim, step }) => {
+            Fun::Widen(Places { dim: along(*dim)?, start: *start, step: step.0.max(1) })
+        }
+        Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(*dim)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
         Op::Attention(ops::Attention { scale, window, softcap }) => {
             Fun::Attention(scores(*scale, *window, *softcap))
@@ -144,6 +163,10 @@ pub fn apply(
     let [in_types, out_types] = types;
     let shapes: Vec<Vec<usize>> = out_types.iter().map(|t| t.sizes().to_vec()).collect();
     let made = match function(op, in_types)? {
+        Some(f @ (Fun::Both(_) | Fun::Select)) => {
+            let parts = spread(s, op, ins, in_types, &shapes[0])?;
+            called(s, &f, &parts, &shapes)
+        }
         Some(f) => called(s, &f, ins, &shapes),
         None => taken_apart(s, mesh, op, ins, in_types, &shapes)?,
     };

@@ -4,7 +4,7 @@
 //! that of x, the transposed Jacobian applied to d. Constants are the f64 numbers nearest to what is
 //! meant.
 
-use crate::fun::{Fun, Pattern};
+use crate::fun::{Fun, Pattern, Places, Real};
 use crate::meaning::{function, letters, rule};
 use crate::number::Coef;
 use crate::product::Letter;
@@ -102,11 +102,11 @@ fn constant(n: &Node) -> bool {
     matches!(
         n.op,
         Op::StopGradient(_)
-            | Op::ReduceMax(_)
-            | Op::ReduceMin(_)
             | Op::AtLeast(_)
             | Op::Sign(_)
-            | Op::Clamp(_)
+            | Op::Round(_)
+            | Op::Less(_)
+            | Op::Equal(_)
             | Op::TopK(_)
             | Op::Route(_)
     )
@@ -140,13 +140,26 @@ impl At<'_> {
             | Op::Gelu(_)
             | Op::Sin(_)
             | Op::Cos(_)
-            | Op::Abs(_) => {
+            | Op::Abs(_)
+            | Op::Clamp(_)
+            | Op::Erf(_)
+            | Op::Pow(_)
+            | Op::Softplus(_) => {
                 let (g, slope) = (self.d()?, self.slope()?);
                 Ok(vec![Some(self.times(&[g, slope]))])
+            }
+            Op::Cumsum(k) => {
+                let (g, shape) = (self.d()?, self.shape(0));
+                let back = Fun::Cumsum { dim: k.dim, reverse: !k.reverse };
+                Ok(vec![Some(self.s.apply(back, &[g], 0, &shape))])
             }
             Op::Take(_) | Op::Narrow(_) | Op::Widen(_) | Op::Concat(_) | Op::Rope(_) => {
                 self.moved()
             }
+            Op::Max(_) => self.larger([0, 1]),
+            Op::Min(_) => self.larger([1, 0]),
+            Op::Select(_) => self.selected(),
+            Op::ReduceMax(_) | Op::ReduceMin(_) => self.extreme(),
             Op::Attention(_) => self.attention(),
             Op::Dispatch(_) | Op::Combine(_) | Op::GroupedDot(_) => self.experts(),
             other => Err(format!("the textbook has no derivative of `{}`", other.mnemonic())),
@@ -255,6 +268,26 @@ impl At<'_> {
             Op::Gelu(_) => self.gelu(),
             Op::Sin(_) => self.each("cos", x),
             Op::Abs(_) => self.each("sign", x),
+            // 1 where the operand is within the bounds, which is where it is kept.
+            Op::Clamp(_) => self.both("equal", [x, y]),
+            // 2/√π e^(-x²)
+            Op::Erf(_) => {
+                let square = self.times(&[x, x]);
+                let minus = self.affine(-1.0, square, 0.0);
+                let e = self.each("exp", minus);
+                self.affine(2.0 / std::f64::consts::PI.sqrt(), e, 0.0)
+            }
+            Op::Pow(k) => match k.to {
+                0.0 => self.affine(0.0, x, 0.0),
+                1.0 => self.affine(0.0, x, 1.0),
+                2.0 => self.affine(2.0, x, 0.0),
+                to => {
+                    let shape = self.shape(0);
+                    let less = self.s.apply(Fun::Pow(Real::new(to - 1.0)), &[x], 0, &shape);
+                    self.affine(to, less, 0.0)
+                }
+            },
+            Op::Softplus(_) => self.each("logistic", x),
             Op::Cos(_) => {
                 let sin = self.each("sin", x);
                 self.affine(-1.0, sin, 0.0)
@@ -280,10 +313,68 @@ impl At<'_> {
         self.s.add(&[half, inner])
     }
 
+    fn both(&mut self, name: &'static str, x: [Term; 2]) -> Term {
+        let shape = self.s.shape(x[0]).to_vec();
+        self.s.apply(Fun::Both(name), &x, 0, &shape)
+    }
+
+    /// The operands with the dims of the result, whose letters come behind theirs.
+    fn spread(&mut self) -> Result<(Vec<Term>, Vec<Vec<Letter>>), String> {
+        let r = rule(self.op, &self.types);
+        let mut all = r.ins.iter().chain(&r.outs).map(letters).collect::<Result<Vec<_>, _>>()?;
+        let shape = self.s.shape(self.y[0]).to_vec();
+        let out = all.last().cloned().unwrap_or_default();
+        let mut parts = vec![];
+        for (&x, own) in self.x.iter().zip(&all) {
+            parts.push(self.s.product(&[(x, own.clone())], &out, &shape)?);
+        }
+        all.truncate(self.x.len() + 1);
+        Ok((parts, all))
+    }
+
+    /// y = one of two: the second where `less` of these two is 1, else the first.
+    fn larger(&mut self, less: [usize; 2]) -> Result<Back, String> {
+        let (g, (parts, dims)) = (self.d()?, self.spread()?);
+        let second = self.both("less", less.map(|i| parts[i]));
+        let first = self.affine(-1.0, second, 1.0);
+        let mut back = vec![];
+        for (i, mask) in [first, second].into_iter().enumerate() {
+            let (shape, out) = (self.shape(i), &dims[2]);
+            let factors = [(g, out.clone()), (mask, out.clone())];
+            back.push(Some(self.s.product(&factors, &dims[i], &shape)?));
+        }
+        Ok(back)
+    }
+
+    /// The largest or smallest of a row: those that equal it share the cotangent.
+    fn extreme(&mut self) -> Result<Back, String> {
+        let (g, r) = (self.d()?, rule(self.op, &self.types));
+        let (all, out) = (letters(&r.ins[0])?, letters(&r.outs[0])?);
+        let (shape, rows) = (self.shape(0), self.s.shape(g).to_vec());
+        let y = self.s.product(&[(self.y[0], out.clone())], &all, &shape)?;
+        let is = self.both("equal", [self.x[0], y]);
+        let count = self.s.product(&[(is, all.clone())], &out, &rows)?;
+        let share = (self.s.reciprocal(count), out.clone());
+        Ok(vec![Some(self.s.product(&[(g, out), share, (is, all.clone())], &all, &shape)?)])
+    }
+
+    /// y = a where m, else b: d where m, and d where not.
+    fn selected(&mut self) -> Result<Back, String> {
+        let (g, (parts, dims)) = (self.d()?, self.spread()?);
+        let whole = self.s.shape(g).to_vec();
+        let zero = self.s.fill(Coef::of(0.0).expect("a number"), &whole);
+        let mut back = vec![None];
+        for (i, from) in [(1, [g, zero]), (2, [zero, g])] {
+            let t = self.s.apply(Fun::Select, &[parts[0], from[0], from[1]], 0, &whole);
+            let shape = self.shape(i);
+            back.push(Some(self.s.product(&[(t, dims[3].clone())], &dims[i], &shape)?));
+        }
+        Ok(back)
+    }
+
     /// Elements that are only moved: they move back.
     fn moved(&mut self) -> Result<Back, String> {
         let (g, shape) = (self.d()?, self.shape(0));
-        let last = |shape: &[usize]| shape.last().copied().ok_or("a tensor without dims");
         Ok(match self.op {
             Op::Take(k) => {
                 let pattern = Pattern::of(&rule(self.op, &self.types));
@@ -305,13 +396,24 @@ impl At<'_> {
                 let put = Fun::Put(put, k.padding.index());
                 vec![Some(self.s.apply(put, &[g, self.x[1]], 0, &shape)), None]
             }
-            Op::Narrow(k) => vec![Some(self.s.apply(Fun::Widen(k.start), &[g], 0, &shape))],
-            Op::Widen(k) => vec![Some(self.s.apply(Fun::Narrow(k.start), &[g], 0, &shape))],
-            Op::Concat(_) => {
-                let second = self.shape(1);
-                let a = self.s.apply(Fun::Narrow(0), &[g], 0, &shape);
-                let b = self.s.apply(Fun::Narrow(last(&shape)?), &[g], 0, &second);
-                vec![Some(a), Some(b)]
+            Op::Narrow(_) | Op::Widen(_) => {
+                let back = match function(self.op, &self.types)? {
+                    Some(Fun::Narrow(p)) => Fun::Widen(p),
+                    Some(Fun::Widen(p)) => Fun::Narrow(p),
+                    _other => return Err("elements of a dim".into()),
+                };
+                vec![Some(self.s.apply(back, &[g], 0, &shape))]
+            }
+            Op::Concat(k) => {
+                let dim = k.dim.of(shape.len()).ok_or("a tensor without dims")?;
+                let (mut start, mut back) = (0, vec![]);
+                for i in 0..self.x.len() {
+                    let shape = self.shape(i);
+                    let part = Fun::Narrow(Places { dim, start, step: 1 });
+                    start += shape[dim];
+                    back.push(Some(self.s.apply(part, &[g], 0, &shape)));
+                }
+                back
             }
             // The rotation by the opposite angle.
             _rope => {

@@ -64,6 +64,26 @@ fn tanh(x: f32) -> f32 {
     if x.abs() < 0.625 { near } else { far.copysign(x) }
 }
 
+/// The error function within 2 units in the last place: a polynomial near 0, else 1 - e^p(x).
+#[inline(always)]
+fn erf(x: f32) -> f32 {
+    let (t, s) = (x.abs(), x * x);
+    let p = s * -5.967_617e-4 + 4.991_194_2e-3;
+    let p = p * s - 2.676_813_5e-2;
+    let p = p * s + 1.128_199_25e-1;
+    let p = p * s - 3.761_253_4e-1;
+    let p = p * s + 1.283_791_7e-1;
+    let near = p * x + x;
+    let q = t * -1.728_534_7e-5 + 3.831_971_3e-4;
+    let q = q * s + (t * -3.883_964_4e-3 + 2.425_462_2e-2);
+    let q = q * t - 1.067_778_8e-1;
+    let q = q * t - 6.348_467e-1;
+    let q = q * t - 1.287_175_1e-1;
+    let q = q * t - t;
+    let far = 1.0 - exp(q);
+    if t > 0.927_734_4 { far.copysign(x) } else { near }
+}
+
 /// A bf16 as f32, exactly: its bits are the upper half.
 #[inline(always)]
 pub(crate) fn from_bf16(x: u16) -> f32 {
@@ -121,6 +141,10 @@ vectorised! {
             Unary::Gelu => each(x, out, |x| x / (1.0 + exp(-2.0 * ROOT * (x + CUBE * x * x * x)))),
             Unary::Sin => each(x, out, f32::sin),
             Unary::Cos => each(x, out, f32::cos),
+            Unary::Erf => each(x, out, erf),
+            Unary::Log1P => each(x, out, f32::ln_1p),
+            Unary::Floor => each(x, out, f32::floor),
+            Unary::Nearest => each(x, out, f32::round_ties_even),
             Unary::Round => each(x, out, |x| from_bf16(to_bf16(x))),
         }
     }
@@ -137,6 +161,7 @@ vectorised! {
             Binary::Max => both(x, y, out, larger),
             Binary::Min => both(x, y, out, smaller),
             Binary::AtLeast => both(x, y, out, |x, y| if x >= y { 1.0 } else { 0.0 }),
+            Binary::Pow => both(x, y, out, f32::powf),
         }
     }
 }
@@ -325,6 +350,28 @@ mod tests {
         );
         assert!(exp(f32::NAN).is_nan() && tanh(f32::NAN).is_nan());
         assert_eq!([tanh(f32::NEG_INFINITY), tanh(0.0), tanh(f32::INFINITY)], [-1.0, 0.0, 1.0]);
+    }
+
+    /// By Taylor's series in f64 (Abramowitz and Stegun, 7.1.6).
+    fn wide_erf(x: f64) -> f64 {
+        let (mut term, mut sum, mut n) = (x, x, 0.0);
+        while term.abs() > 1e-18 * sum.abs() {
+            n += 1.0;
+            term *= 2.0 * x * x / (2.0 * n + 1.0);
+            sum += term;
+        }
+        std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
+    }
+
+    #[test]
+    fn erf_is_accurate() {
+        let worst = (-45_000..45_000)
+            .map(|i| i as f32 * 1e-4)
+            .fold(0.0f64, |worst, x| worst.max(ulps(erf(x), wide_erf(f64::from(x)))));
+        assert!(worst < 2.0, "{worst}");
+        let inf = f32::INFINITY;
+        assert_eq!([erf(-inf), erf(-9.0), erf(0.0), erf(inf)], [-1.0, -1.0, 0.0, 1.0]);
+        assert!(erf(f32::NAN).is_nan() && erf(-0.0).is_sign_negative());
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! Kernels that move elements: copies, look-ups by index, rotary embedding. Threads share rows, or where
+//! Kernels that move elements: copies, look-ups by index, rotary embedding; sums along rows. Threads share rows, or where
 //! rows are added to each other, columns.
 
 use crate::map::{Odometer, element};
 use crate::math::{from_bf16, to_bf16};
 use crate::team;
-use shardc_ir::kernel::{Block, Copy, Elem, Pick, Rope, View};
+use shardc_ir::kernel::{Block, Copy, Elem, Pick, Rope, Scan, View};
 use shardc_ir::ops::rope::Pairs;
 use std::ops::Range;
 
@@ -228,6 +228,46 @@ unsafe fn put_from<T: std::marker::Copy>(
 /// Where the indices of a row begin.
 fn indices(k: &Pick, memory: &[*mut f32], index: &[usize]) -> *const i32 {
     memory[k.index.operand].wrapping_add(k.index.at(index)).cast::<i32>().cast_const()
+}
+
+/// Sums along rows.
+///
+/// # Safety
+/// `memory` is valid for everything the kernel reaches; the result is no operand.
+pub(crate) unsafe fn scan(k: &Scan, memory: &[*mut f32], threads: usize) {
+    let row = |index: &[usize]| {
+        // SAFETY: by the caller.
+        unsafe {
+            match k.elem {
+                Elem::F32 | Elem::I32 => sums::<f32>(k, memory, index, |x| x, |x| x),
+                Elem::BF16 => sums::<u16>(k, memory, index, from_bf16, to_bf16),
+            }
+        }
+    };
+    // SAFETY: by the caller.
+    unsafe { each(threads, &k.extents, k.len, row) };
+}
+
+/// # Safety
+/// As for [`scan`]; the kernel's elements are `T`.
+unsafe fn sums<T: std::marker::Copy>(
+    k: &Scan,
+    memory: &[*mut f32],
+    index: &[usize],
+    number: impl Fn(T) -> f32,
+    element: impl Fn(f32) -> T,
+) {
+    let walk = |v: &View| (memory[v.operand].cast::<T>(), v.at(index), v.strides[index.len()]);
+    let ((x, first, step), (out, to, apart)) = (walk(&k.x), walk(&k.out));
+    let mut sum = 0.0;
+    for i in 0..k.len {
+        let i = if k.reverse { k.len - 1 - i } else { i };
+        // SAFETY: by the caller: so many elements are valid, and the result's are apart.
+        unsafe {
+            sum += number(*x.add(first + i * step));
+            *out.add(to + i * apart) = element(sum);
+        }
+    }
 }
 
 /// Runs a rotary embedding.

@@ -80,6 +80,10 @@ impl Interp<'_> {
                 let all = out.iter_mut().zip(same.zip(of(c)));
                 all.for_each(|(o, (same, &x))| *o = if same { x } else { 0.0 });
             }
+            Scalar::Select(m, a, b) => {
+                let all = out.iter_mut().zip(of(m).iter().zip(of(a).iter().zip(of(b))));
+                all.for_each(|(o, (&m, (&a, &b)))| *o = if m != 0.0 { a } else { b });
+            }
             Scalar::Column => {
                 let inner = &self.index[self.k.outer.len()..];
                 let first = inner.iter().zip(&self.k.inner).fold(0, |c, (i, n)| c * n + i);

@@ -30,7 +30,7 @@ use std::time::Duration;
 const MINUTES: Duration = Duration::from_secs(600);
 
 /// Programs that become one kernel or a few, for R rows of C elements; `i` is drawn in 0..C.
-const PROGRAMS: [&str; 19] = [
+const PROGRAMS: [&str; 20] = [
     // a sum over one of two dims, beside what has both
     "(%x: f32[R,3,C], %w: f32[R,3]) -> f32[R,3,C] {
        %r = reduce_sum[rs->r] %w : f32[R]
@@ -136,6 +136,24 @@ const PROGRAMS: [&str; 19] = [
        %x = mul %s, %t : f32[R,C]
        %y = gelu %x : f32[R,C]
        return %m, %y }",
+    // choices, and functions that a processor may have none of
+    "(%x: f32[R,C], %z: f32[R,C], %w: f32[C]) -> (f32[R,C], f32[R,C], f32[R,C]) {
+       %a = max[rc,c->rc] %x, %w : f32[R,C]
+       %b = min %x, %z : f32[R,C]
+       %l = less %x, %z : f32[R,C]
+       %e = equal %b, %x : f32[R,C]
+       %s = select %l, %a, %b : f32[R,C]
+       %f = erf %s : f32[R,C]
+       %p = softplus %s : f32[R,C]
+       %q = pow[3.0] %x : f32[R,C]
+       %r = add %f, %p, %q, %e : f32[R,C]
+       %i = round[floor] %x : f32[R,C]
+       %j = round[ceil] %z : f32[R,C]
+       %k = round[even] %s : f32[R,C]
+       %m = add %i, %j, %k : f32[R,C]
+       %t = abs %x : f32[R,C]
+       %u = pow[1.3] %t : f32[R,C]
+       return %r, %m, %u }",
     // what is one number a row, or one in all
     "(%x: f32[R,C], %k: f32[]) -> (f32[R], f32[]) {
        %m = reduce_max[rc->r] %x : f32[R]

@@ -91,6 +91,10 @@ pub(crate) fn unary(f: Unary) -> &'static str {
         Unary::Gelu => "f_gelu",
         Unary::Sin => "f_sin",
         Unary::Cos => "f_cos",
+        Unary::Erf => "f_erf",
+        Unary::Log1P => "f_log1p",
+        Unary::Floor => "f_floor",
+        Unary::Nearest => "f_nearest",
         Unary::Round => "f_round",
     }
 }
@@ -104,6 +108,7 @@ pub(crate) fn binary(f: Binary) -> &'static str {
         Binary::Max => "f_max",
         Binary::Min => "f_min",
         Binary::AtLeast => "f_at_least",
+        Binary::Pow => "f_pow",
     }
 }
 
@@ -177,6 +182,7 @@ impl<'a> Writer<'a> {
             Scalar::Unary(f, a) => format!("{}(v{a})", unary(f)),
             Scalar::Binary(f, a, b) => format!("{}(v{a}, v{b})", binary(f)),
             Scalar::Where(a, b, c) => format!("f_where(v{a}, v{b}, v{c})"),
+            Scalar::Select(m, a, b) => format!("f_select(v{m}, v{a}, v{b})"),
             Scalar::Fold(..) => panic!("a fold is not of one element"),
         };
         format!("V v{i} = {x};")

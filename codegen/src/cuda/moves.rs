@@ -1,7 +1,7 @@
-//! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`: one thread for an element.
+//! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`: one thread for an element; `scan.cu`: one for a row.
 
 use super::{File, Words, pack, row, starts, type_name};
-use shardc_ir::kernel::{Block, Copy, Elem, Extents, Pick, Rope, View};
+use shardc_ir::kernel::{Block, Copy, Elem, Extents, Pick, Rope, Scan, View};
 use shardc_ir::launch::{Launch, Source};
 use shardc_ir::ops::rope::Pairs;
 use std::sync::Arc;
@@ -197,6 +197,23 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
     };
     let added = (all.count() > 0).then_some(launch);
     clear(cleared).into_iter().chain(added).collect()
+}
+
+pub(super) fn scan(k: &Scan) -> Vec<Launch> {
+    let mut loops = Loops::new(&k.extents, &[&k.x, &k.out]);
+    let steps: Vec<usize> = loops.walks.iter_mut().filter_map(Extents::pop).collect();
+    let (n, rank) = (loops.count(), loops.extents.len().max(1));
+    let file = File::new("scan.cu", include_str!("../../cuda/scan.cu"))
+        .define("ELEM", type_name(k.elem))
+        .define("RANK", rank)
+        .define("INDEX", index_name(n))
+        .define("REVERSE", k.reverse);
+    let mut w = Words::default();
+    [&k.x, &k.out].iter().for_each(|v| w.view(v, k.elem));
+    loops.words(&mut w, rank);
+    w.int(k.len);
+    w.ints(&steps);
+    if n * k.len == 0 { vec![] } else { vec![one_each(file.source(), "scan", n, w)] }
 }
 
 pub(super) fn rope(k: &Rope) -> Vec<Launch> {

@@ -38,6 +38,9 @@ impl Kernel {
                 pick.reach(false, &mut see);
                 see(&clear.view, &[&clear.extents]);
             }
+            Kernel::Scan(k) => {
+                [&k.x, &k.out].into_iter().for_each(|v| see(v, &[&k.extents, &[k.len]]));
+            }
             Kernel::Rope(k) => {
                 for (v, n) in
                     [(&k.x, k.width), (&k.out, k.width), (&k.cos, k.turns), (&k.sin, k.turns)]

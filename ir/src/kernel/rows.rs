@@ -41,6 +41,14 @@ pub enum Unary {
     Gelu,
     Sin,
     Cos,
+    /// The error function.
+    Erf,
+    /// log(1 + x), accurate near 0.
+    Log1P,
+    /// The largest integer that is at most x.
+    Floor,
+    /// The nearest integer, ties to even.
+    Nearest,
     /// The nearest bf16, ties to even: what is stored as one and read again.
     Round,
 }
@@ -56,6 +64,8 @@ pub enum Binary {
     Min,
     /// 1 where the first is at least the second, else 0.
     AtLeast,
+    /// The first to the power of the second.
+    Pow,
 }
 
 /// One instruction of a row's program. Numbers name earlier instructions.
@@ -72,6 +82,8 @@ pub enum Scalar {
     Binary(Binary, usize, usize),
     /// The third where the first two are equal, else 0.
     Where(usize, usize, usize),
+    /// The second where the first is not 0, else the third.
+    Select(usize, usize, usize),
     /// The fold of an instruction over the row; of an empty one 0, -inf or +inf.
     Fold(Reduction, usize),
 }
@@ -123,7 +135,7 @@ impl Scalar {
             Scalar::Load(_) | Scalar::Const(_) | Scalar::Param(_) | Scalar::Column => [None; 3],
             Scalar::Unary(_, a) | Scalar::Fold(_, a) => [Some(a), None, None],
             Scalar::Binary(_, a, b) => [Some(a), Some(b), None],
-            Scalar::Where(a, b, c) => [Some(a), Some(b), Some(c)],
+            Scalar::Where(a, b, c) | Scalar::Select(a, b, c) => [Some(a), Some(b), Some(c)],
         };
         all.into_iter().flatten()
     }

@@ -1,57 +1,82 @@
-//! `concat`: two tensors one after the other along their last dim.
+//! `concat`: tensors one after the other along a dim.
 
 use super::*;
-use crate::attr::Sizes;
+use crate::attr::{Along, Sizes};
 
 op! {
-    /// The last dim of `a` followed by that of `b`; all other dims are the same. The attribute is the
-    /// new size: `concat[d=6]`.
-    Concat = "concat" (a, b) { sizes: Sizes }
+    /// The operands one after the other along a dim, the last if none is named; all other dims are the same.
+    /// The first attribute is the new size: `concat[d=6]`, `concat[d=7; dim=0]`.
+    Concat = "concat" (a, b) { sizes: Sizes, dim: Along }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
-    samples ["concat[d=6] f32[2,3,4], f32[2,3,2]"]
+    samples ["concat[d=6] f32[2,3,4], f32[2,3,2]", "concat[d=7; dim=0] f32[2,3], f32[4,3], f32[1,3]",
+             "concat[d=5; dim=1] f32[2,3,4], f32[2,2,4]", "concat[d=3] f32[2,3]"]
 }
 
+/// Most operands: each has a letter of its own.
+const MOST: usize = 24;
+/// Most dims beside the one along which elements are chosen.
+pub(crate) const MOST_OTHERS: usize = 8;
+
 impl Concat {
+    /// Along the last dim, which has this size in the result.
     pub fn new(size: usize) -> Concat {
-        Concat { sizes: Sizes(smallvec::smallvec![(Letter(b'd' - b'a'), size)]) }
+        Concat { sizes: Sizes(smallvec::smallvec![(Letter(b'd' - b'a'), size)]), dim: Along::LAST }
+    }
+    /// Along another dim.
+    pub fn along(dim: usize, size: usize) -> Concat {
+        Concat { dim: crate::attr::Usual(dim), ..Concat::new(size) }
     }
 }
 
 impl OpDef for Concat {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        floats(ins, 2)?;
-        let last = |t: &Type| t.dims.last().map(|d| d.size);
-        match (last(ins[0]), last(ins[1]), &self.sizes.0[..]) {
-            (Some(a), Some(b), &[(l, n)])
-                if l.name() == 'd' && a.checked_add(b) == Some(n) && ins[0].rank() == ins[1].rank() =>
-            {
-                Ok(())
-            }
-            _ => Err("two operands with as many dims are needed, and the sum of their last sizes, as in `d=6`".into()),
+        if ins.is_empty() || ins.len() > MOST {
+            return Err(format!("1 to {MOST} operands are needed"));
+        }
+        floats(ins, ins.len())?;
+        let rank = ins[0].rank();
+        let fits = ins.iter().all(|t| t.rank() == rank && t.dtype == ins[0].dtype);
+        let dim = self.dim.of(rank).filter(|_| fits && rank <= MOST_OTHERS + 1);
+        let Some(dim) = dim else {
+            return Err("operands of one element type with as many dims are needed, of which the \
+                        named one is one"
+                .into());
+        };
+        let all = ins.iter().try_fold(0usize, |n, t| n.checked_add(t.dims[dim].size));
+        match self.sizes.0[..] {
+            [(l, n)] if l.name() == 'd' && all == Some(n) => Ok(()),
+            _ => Err("the sum of the operands' sizes is needed, as in `d=6`".into()),
         }
     }
     fn rule(&self, ranks: &[usize]) -> Rule {
-        Rule::new("..!p,..!q->..!d", ranks)
+        let rank = ranks.first().copied().unwrap_or(0);
+        // p, q, r, …, z, A, B, …
+        let own = |i: usize| Letter(b'p' - b'a' + i as u8);
+        let ins: SmallVec<[Letter; 4]> = (0..ranks.len()).map(own).collect();
+        Rule::along(rank, self.dim.of(rank).unwrap_or(0), &ins, Letter(b'd' - b'a'))
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0
     }
     fn linear(&self) -> Linear {
-        Linear::Together(3)
+        Linear::Together(!0)
     }
     fn flops(&self, _: &[(Letter, f64)]) -> f64 {
         0.0
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        let Some(d) = d[0] else { return smallvec::smallvec![None, None] };
-        let last = |b: &Builder, v: Value| b.ty(v).dims.last().map_or(0, |d| d.size);
-        let (p, q) = (last(b, ins[0]), last(b, ins[1]));
-        let part = |start, len| Narrow::new(start, len);
-        let a = b.wants(ins[0]).then(|| b.push("concat_grad", part(0, p), &[d]));
-        let c = b.wants(ins[1]).then(|| b.push("concat_grad", part(p, q), &[d]));
-        smallvec::smallvec![a, c]
+        let Some(d) = d[0] else { return ins.iter().map(|_| None).collect() };
+        let mut start = 0;
+        let mut one = |v: Value| {
+            let dim = self.dim.of(b.ty(v).rank()).expect("accepted");
+            let n = b.ty(v).dims[dim].size;
+            let part = Narrow { dim: self.dim, ..Narrow::new(start, n) };
+            start += n;
+            b.wants(v).then(|| b.push("concat_grad", part, &[d]))
+        };
+        ins.iter().map(|&v| one(v)).collect()
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
-        vec![Tensor::concat(ins[0].shape.len() - 1, ins)]
+        vec![Tensor::concat(self.dim.of(ins[0].shape.len()).expect("accepted"), ins)]
     }
 }

@@ -11,7 +11,7 @@ use crate::attr::{AttrCx, AttrReader, AttrWriter};
 use crate::builder::Builder;
 use crate::func::Value;
 use crate::infer::{self, Linear, Query, TypeError};
-use crate::kernel::{Binary, Body, Results, Unary};
+use crate::kernel::{Binary, Body, Results, Scalar, Unary};
 use crate::mesh::{AtomSet, Mesh};
 use crate::rule::{Letter, Rule};
 use crate::tensor::{Shape, Tensor};
@@ -180,6 +180,7 @@ pub mod attention_grad;
 pub mod cast;
 pub mod combine;
 pub mod concat;
+pub mod cumsum;
 pub mod dispatch;
 pub mod div;
 pub mod dot;
@@ -193,12 +194,14 @@ pub mod literal;
 pub mod merge_attention;
 pub mod mul;
 pub mod narrow;
+pub mod pairs;
 pub mod put;
 pub mod reduction;
 pub mod reshape;
 pub mod rope;
 pub mod route;
 pub mod row_dots;
+pub mod select;
 pub mod sgd;
 pub mod stop_gradient;
 pub mod sub;
@@ -261,9 +264,11 @@ ops! {
     add::Add, sub::Sub, mul::Mul, div::Div, unary::Scale, unary::Shift,
     unary::Exp, unary::Log, unary::Sqrt, unary::Rsqrt, unary::Tanh, unary::Logistic, unary::Silu,
     unary::Gelu, unary::Sin, unary::Cos, unary::Abs, unary::Sign, unary::Clamp,
+    unary::Erf, unary::Pow, unary::Softplus, unary::Round, pairs::Max, pairs::Min, pairs::Less, pairs::Equal,
+    select::Select,
     at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill,
     reshape::Reshape, transpose::Transpose, expand::Expand,
-    reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, dot::Dot, take::Take, put::Put,
+    reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, cumsum::Cumsum, dot::Dot, take::Take, put::Put,
     concat::Concat, narrow::Narrow, widen::Widen,
     rope::Rope, attention::Attention, attention_grad::AttentionGrad, merge_attention::MergeAttention,
     top_k::TopK, route::Route, dispatch::Dispatch, combine::Combine, row_dots::RowDots,

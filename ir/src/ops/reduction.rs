@@ -2,7 +2,7 @@
 //! on is that of the [`Reduction`] of its name.
 
 use super::*;
-use crate::attr::{RuleAttr, Sizes};
+use crate::attr::{Broadcast, RuleAttr, Sizes};
 use crate::rule::has_letter;
 use crate::tensor::each_index;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Declares folds; `passes` says how the cotangent goes back: to every element, or to none.
 macro_rules! reductions {
     ($($(#[doc = $doc:literal])* $op:ident = $name:literal $fold:ident, $gradient:ident, samples [$($sample:literal),*]
-       |$o:ident, $b:ident, $x:ident, $d:ident| $grad:expr;)*) => {$(
+       |$o:ident, $b:ident, $x:ident, $y:ident, $d:ident| $grad:expr;)*) => {$(
         op! {
             $(#[doc = $doc])*
             $op = $name (x) { rule: RuleAttr }
@@ -33,8 +33,8 @@ macro_rules! reductions {
             fn reduction(&self) -> Reduction {
                 Reduction::$fold
             }
-            fn grad(&self, $b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-                let ($o, $x) = (self, ins[0]);
+            fn grad(&self, $b: &mut Builder, ins: &[Value], _outs: &[Value], d: &[Option<Value>]) -> Grads {
+                let ($o, $x, $y) = (self, ins[0], _outs[0]);
                 smallvec::smallvec![d[0].and_then(|$d| $grad)]
             }
             fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
@@ -48,18 +48,19 @@ reductions! {
     /// The sum over the letters missing on the right; the sum of nothing is 0.
     ReduceSum = "reduce_sum" Sum, Flows,
     samples ["reduce_sum[bsh->bs] f32[2,3,4]", "reduce_sum[bsh->h] f32[2,3,4]", "reduce_sum[bs->] f32[2,3]", "reduce_sum[abc->ca] f32[3,4,3]", "reduce_sum[ab->ba] f32[3,4]"]
-    |o, b, x, d| Some(spread(&o.rule.0, b, x, d));
+    |o, b, x, _y, d| Some(spread(&o.rule.0, b, x, d));
 
-    /// The largest element over the letters missing on the right; of nothing, -inf. It has no
-    /// gradient: it serves to shift softmax, through `stop_gradient`.
-    ReduceMax = "reduce_max" Max, Stops,
+    /// The largest element over the letters missing on the right; of nothing, -inf. Elements that equal it
+    /// share its gradient.
+    ReduceMax = "reduce_max" Max, Flows,
     samples ["reduce_max[bsv->bs] f32[2,3,4]", "reduce_max[abc->ca] f32[3,4,3]", "reduce_max[ab->ba] f32[3,4]"]
-    |_o, _b, _x, _d| None;
+    |o, b, x, y, d| Some(shared(&o.rule.0, b, x, y, d));
 
-    /// The smallest element over the letters missing on the right; of nothing, inf. It has no gradient.
-    ReduceMin = "reduce_min" Min, Stops,
+    /// The smallest element over the letters missing on the right; of nothing, inf. Elements that equal it
+    /// share its gradient.
+    ReduceMin = "reduce_min" Min, Flows,
     samples ["reduce_min[bsv->bs] f32[2,3,4]", "reduce_min[abc->ca] f32[3,4,3]", "reduce_min[ab->ba] f32[3,4]"]
-    |_o, _b, _x, _d| None;
+    |o, b, x, y, d| Some(shared(&o.rule.0, b, x, y, d));
 }
 
 /// One operand whose letters all are plain, with some missing on the right.
@@ -96,6 +97,34 @@ fn spread(r: &Rule, b: &mut Builder, x: Value, d: Value) -> Value {
     let like = b.ty(x).cotangent();
     let sizes = lost_sizes(r, &like);
     b.push_as("reduce_sum_grad", Expand { rule, sizes }, &[d], &like)
+}
+
+/// The cotangent of a largest or smallest element, in equal shares to those that are it.
+fn shared(r: &Rule, b: &mut Builder, x: Value, y: Value, d: Value) -> Value {
+    let (ins, out) = (&r.ins[0], &r.outs[0]);
+    let broadcast = |rule: Rule| Broadcast(Some(Arc::new(rule)));
+    let [x, y] = [x, y].map(|v| over_ranks(b, v));
+    let rule = broadcast(Rule::of(&[ins, out], &[ins]));
+    let equal = b.push("equal", Equal { rule }, &[x, y]);
+    let rule = RuleAttr(Arc::new(Rule::of(&[ins], &[out])));
+    let count = b.push("count", ReduceSum { rule }, &[equal]);
+    let (count, d) = (over_ranks(b, count), cast::in_f32(b, d));
+    let share = b.push("share", Div::same(), &[d, count]);
+    dot::product(b, "reduce_grad", (share, out), (equal, ins), ins)
+}
+
+/// What is still to be reduced over ranks, replicated.
+fn over_ranks(b: &mut Builder, v: Value) -> Value {
+    let axes = b.ty(v).partial();
+    if axes.is_empty() {
+        return v;
+    }
+    let mut like = b.ty(v).clone();
+    for r in [Reduction::Sum, Reduction::Max, Reduction::Min] {
+        *like.pending_mut(r) = AtomSet::EMPTY;
+    }
+    like.replicated = like.replicated.union(axes);
+    b.push_as("whole", AllReduce { axes }, &[v], &like)
 }
 
 /// Sizes of the letters that an operand of these dims loses on the right.

@@ -2,6 +2,7 @@
 //! table below is all there is to say of one.
 
 use super::*;
+use crate::attr::Attr;
 use cast::in_f32;
 
 /// Declares an op that is a function of one element: beside what [`op!`] takes, whether it is linear, the
@@ -237,8 +238,9 @@ unary! {
     };
     |_, _b, _, _, _| None;
 
-    /// The operand, at most `hi` and at least `lo`; no gradient flows through it, element by element.
-    Clamp = "clamp" { lo: f64, hi: f64 } Elementwise, Same, Stops, NO,
+    /// The operand, at most `hi` and at least `lo`, element by element; its gradient flows where it is the
+    /// operand, bounds included.
+    Clamp = "clamp" { lo: f64, hi: f64 } Elementwise, Same, Flows, NO,
     samples ["clamp[-0.5; hi=0.5] f32[3,4]"]
     |o, x| x.max(o.lo).min(o.hi);
     |o, b, x| {
@@ -246,5 +248,143 @@ unary! {
         let low = b.binary(Binary::Max, x, lo);
         b.binary(Binary::Min, low, hi)
     };
+    |_, b, x, y, d| {
+        let d = in_f32(b, d);
+        let kept = b.push("kept", Equal::same(), &[x, y]);
+        Some(b.push("clamp_grad", Mul::same(), &[d, kept]))
+    };
+
+    /// The error function 2/√π ∫ exp(-t²) from 0 to x, element by element. GELU as it was defined is
+    /// x/2 (1 + erf(x/√2)).
+    Erf = "erf" {} Activation, Same, Flows, NO,
+    samples ["erf f32[3,4]"]
+    |_, x| erf(x);
+    |_, b, x| b.unary(Unary::Erf, x);
+    |_, b, x, _, d| {
+        let [x, d] = [x, d].map(|v| in_f32(b, v));
+        let x2 = b.push("x2", Mul::same(), &[x, x]);
+        let m = b.push("m", Scale { by: -1.0 }, &[x2]);
+        let e = b.push("e", Exp {}, &[m]);
+        let e = b.push("e", Scale { by: std::f64::consts::FRAC_2_SQRT_PI }, &[e]);
+        Some(b.push("erf_grad", Mul::same(), &[d, e]))
+    };
+
+    /// The operand to the power of a constant, element by element: of negative operands a number where the
+    /// constant is an integer.
+    Pow = "pow" { to: f64 } Elementwise, Wide, Flows, NO,
+    samples ["pow[2.0] f32[3,4]", "pow[3.0] f32[3,4]", "pow[4.0] f32[3,4]", "pow[-0.5] f32[3,4]",
+             "pow[0.5] f32[3,4]", "pow[1.7] f32[3,4]", "pow[1.0] f32[3,4]", "pow[0.0] f32[3,4]",
+             "pow[-1.0] f32[3,4]"] positive ["x"]
+    |o, x| match o.to {
+        0.5 => x.sqrt(),
+        -0.5 => 1.0 / x.sqrt(),
+        to => x.powf(to),
+    };
+    |o, b, x| match o.to {
+        1.0 => x,
+        2.0 => b.mul(x, x),
+        3.0 => {
+            let square = b.mul(x, x);
+            b.mul(square, x)
+        }
+        4.0 => {
+            let square = b.mul(x, x);
+            b.mul(square, square)
+        }
+        0.5 => b.unary(Unary::Sqrt, x),
+        -0.5 => b.unary(Unary::Rsqrt, x),
+        to => b.by(Binary::Pow, x, to),
+    };
+    |o, b, x, _, d| {
+        let [x, d] = [x, d].map(|v| in_f32(b, v));
+        let slope = match o.to {
+            0.0 | 1.0 => return Some(b.push("pow_grad", Scale { by: o.to }, &[d])),
+            2.0 => x,
+            to => b.push("slope", Pow { to: to - 1.0 }, &[x]),
+        };
+        let slope = b.push("slope", Scale { by: o.to }, &[slope]);
+        Some(b.push("pow_grad", Mul::same(), &[d, slope]))
+    };
+
+    /// log(1 + exp(x)), accurate at both ends, element by element.
+    Softplus = "softplus" {} Activation, Same, Flows, NO,
+    samples ["softplus f32[3,4]"]
+    |_, x| x.max(0.0) + (-x.abs()).exp().ln_1p();
+    |_, b, x| {
+        let minus = b.by(Binary::Mul, x, -1.0);
+        let low = b.binary(Binary::Min, x, minus);
+        let e = b.unary(Unary::Exp, low);
+        let log = b.unary(Unary::Log1P, e);
+        let high = b.by(Binary::Max, x, 0.0);
+        b.add(high, log)
+    };
+    |_, b, x, _, d| {
+        let [x, d] = [x, d].map(|v| in_f32(b, v));
+        let s = b.push("s", Logistic {}, &[x]);
+        Some(b.push("softplus_grad", Mul::same(), &[d, s]))
+    };
+
+    /// An integer near the operand, element by element: the largest that is no larger (`floor`), the smallest
+    /// that is no smaller (`ceil`), or the nearest, ties to even (`even`); no gradient flows through it.
+    Round = "round" { to: Rounding } Elementwise, Same, Stops, NO,
+    samples ["round[floor] f32[3,4]", "round[ceil] f32[3,4]", "round[even] f32[3,4]"]
+    |o, x| match o.to {
+        Rounding::Floor => x.floor(),
+        Rounding::Ceil => x.ceil(),
+        Rounding::Even => x.round_ties_even(),
+    };
+    |o, b, x| match o.to {
+        Rounding::Floor => b.unary(Unary::Floor, x),
+        Rounding::Ceil => {
+            let minus = b.by(Binary::Mul, x, -1.0);
+            let floor = b.unary(Unary::Floor, minus);
+            b.by(Binary::Mul, floor, -1.0)
+        }
+        Rounding::Even => b.unary(Unary::Nearest, x),
+    };
     |_, _b, _, _, _| None;
+}
+
+/// Which integer a number becomes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rounding {
+    Floor,
+    Ceil,
+    Even,
+}
+
+impl Rounding {
+    const ALL: [(Rounding, &'static str); 3] =
+        [(Rounding::Floor, "floor"), (Rounding::Ceil, "ceil"), (Rounding::Even, "even")];
+
+    /// Its word in the text.
+    pub fn name(self) -> &'static str {
+        Rounding::ALL.iter().find(|r| r.0 == self).map_or("", |r| r.1)
+    }
+}
+
+impl Attr for Rounding {
+    const BARE: bool = true;
+    fn write(&self, _: &Mesh, out: &mut String) {
+        out.push_str(self.name());
+    }
+    fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
+        let found = Rounding::ALL.into_iter().find(|r| r.1 == text);
+        found.map(|r| r.0).ok_or_else(|| format!("`{text}` is none of floor, ceil, even"))
+    }
+}
+
+/// By Taylor's series, whose terms all have one sign (Abramowitz and Stegun, 7.1.6); ±1 where f64 has no
+/// number nearer to it.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > 1e-18 * sum.abs() {
+        n += 1.0;
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }

@@ -1,38 +1,42 @@
-//! `widen`: the last dim among zeros; the mirror of `narrow`.
+//! `widen`: elements of a dim among zeros; the mirror of `narrow`.
 
 use super::*;
-use crate::attr::Sizes;
+use crate::attr::{Along, Sizes, Step};
 
 op! {
-    /// The last dim from `start` of a larger one, which is 0 elsewhere: `widen[d=6; start=3]`.
-    Widen = "widen" (x) { sizes: Sizes, start: usize }
+    /// The elements of a dim from `start` of a larger one, which is 0 elsewhere: `widen[d=6; start=3]` along
+    /// the last dim, `widen[d=6; start=3; dim=1]` along another, `widen[d=9; start=0; step=3]` three apart.
+    Widen = "widen" (x) { sizes: Sizes, start: usize, dim: Along, step: Step }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
-    samples ["widen[d=6; start=3] f32[2,3,2]"]
+    samples ["widen[d=6; start=3] f32[2,3,2]", "widen[d=5; start=1; dim=1] f32[2,3,3]",
+             "widen[d=6; start=1; dim=0; step=3] f32[2,2]", "widen[d=7; start=0; step=2] f32[2,3]"]
 }
 
 impl Widen {
+    /// Along the last dim, one after the other.
     pub fn new(start: usize, size: usize) -> Widen {
-        Widen { sizes: Sizes(smallvec::smallvec![(Letter(b'd' - b'a'), size)]), start }
+        let sizes = Sizes(smallvec::smallvec![(Letter(b'd' - b'a'), size)]);
+        Widen { sizes, start, dim: Along::LAST, step: crate::attr::Usual(1) }
     }
 }
 
 impl OpDef for Widen {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, 1)?;
-        match (ins[0].dims.last(), &self.sizes.0[..]) {
-            (Some(p), &[(l, n)])
-                if l.name() == 'd' && self.start.checked_add(p.size).is_some_and(|e| e <= n) =>
+        let dim = self.dim.of(ins[0].rank()).filter(|_| ins[0].rank() <= concat::MOST_OTHERS + 1);
+        let end = |dim: usize| narrow::end(self.start, ins[0].dims[dim].size, self.step.0);
+        match (dim, &self.sizes.0[..]) {
+            (Some(dim), &[(l, n)])
+                if l.name() == 'd' && self.step.0 > 0 && end(dim).is_some_and(|e| e <= n) =>
             {
                 Ok(())
             }
-            _ => Err(
-                "one operand is needed, and a size that holds its last dim, as in `d=6; start=3`"
-                    .into(),
-            ),
+            _ => Err("one operand is needed, and a size that holds one of its dims, as in `d=6; start=3`".into()),
         }
     }
     fn rule(&self, ranks: &[usize]) -> Rule {
-        Rule::new("..!p->..!d", ranks)
+        let dim = self.dim.of(ranks[0]).unwrap_or(0);
+        Rule::along(ranks[0], dim, &[Letter(b'p' - b'a')], Letter(b'd' - b'a'))
     }
     fn sizes(&self) -> &[(Letter, usize)] {
         &self.sizes.0
@@ -44,20 +48,21 @@ impl OpDef for Widen {
         0.0
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
-        let len = b.ty(ins[0]).dims.last().map_or(0, |d| d.size);
-        grads_of(d, |d| b.push("widen_grad", Narrow::new(self.start, len), &[d]))
+        let t = b.ty(ins[0]);
+        let len = t.dims[self.dim.of(t.rank()).expect("accepted")].size;
+        let narrow = Narrow { dim: self.dim, step: self.step, ..Narrow::new(self.start, len) };
+        grads_of(d, |d| b.push("widen_grad", narrow, &[d]))
     }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
-        let shape = cx.out_shape(0);
-        let last = shape.len() - 1;
-        let end = self.start + ins[0].shape[last];
+        let (shape, step) = (cx.out_shape(0), self.step.0);
+        let dim = self.dim.of(shape.len()).expect("accepted");
         vec![Tensor::from_fn(&shape, |i| {
-            if i[last] < self.start || i[last] >= end {
+            let Some(k) = i[dim].checked_sub(self.start).filter(|k| k % step == 0) else {
                 return 0.0;
-            }
+            };
             let mut j: Shape = i.into();
-            j[last] -= self.start;
-            ins[0].at(&j)
+            j[dim] = k / step;
+            if j[dim] < ins[0].shape[dim] { ins[0].at(&j) } else { 0.0 }
         })]
     }
 }

@@ -58,12 +58,17 @@ pub fn results(
     at: &Begins,
 ) -> Result<Vec<Tensor>, String> {
     let one = |t: Tensor| Ok(vec![t]);
-    let last = shape.len().saturating_sub(1);
     match f {
-        Fun::Each(_) | Fun::Silu(_) | Fun::Clamp(..) => {
+        Fun::Each(_) | Fun::Silu(_) | Fun::Clamp(..) | Fun::Pow(_) => {
             let name = seed(&f.name());
             one(x[0].map(|v| oracle(name, &[v])))
         }
+        Fun::Both("equal") => one(pointwise(x, |v| u64::from(v[0] == v[1]))),
+        Fun::Both(name) => {
+            let name = seed(name);
+            one(pointwise(x, |v| oracle(name, v)))
+        }
+        Fun::Select => one(pointwise(x, |v| if v[0] != 0 { v[1] } else { v[2] })),
         Fun::Reciprocal => one(x[0].map(|v| inverse(v, P))),
         Fun::AtLeast(bound) => one(x[0].map(|v| u64::from(v as i64 as f64 >= bound.get()))),
         Fun::Number => one(x[0].map(|v| of_integer(v as i64))),
@@ -74,11 +79,30 @@ pub fn results(
         Fun::Reshape => one(x[0].reshaped(shape)),
         Fun::Max(p) => one(fold(p, x[0], shape, 0, u64::max)),
         Fun::Min(p) => one(fold(p, x[0], shape, P - 1, u64::min)),
+        Fun::Cumsum { dim, reverse } => one(Tensor::from_fn(shape, |i| {
+            let own = if *reverse { i[*dim]..shape[*dim] } else { 0..i[*dim] + 1 };
+            own.fold(0, |sum, k| {
+                let mut j = i.to_vec();
+                j[*dim] = k;
+                add(sum, x[0].at(&j), P)
+            })
+        })),
         Fun::Take(p, padding) => one(indexed(true, (p, *padding), [x[0], x[1]], shape, at)?),
         Fun::Put(p, padding) => one(indexed(false, (p, *padding), [x[0], x[1]], shape, at)?),
-        Fun::Narrow(start) => one(x[0].slice(last, *start, shape[last])),
-        Fun::Widen(start) => one(x[0].among_zeros(shape, last, *start)),
-        Fun::Concat => one(Tensor::concat(last, x)),
+        Fun::Narrow(p) => one(Tensor::from_fn(shape, |i| {
+            let mut j = i.to_vec();
+            j[p.dim] = p.start + p.step * i[p.dim];
+            x[0].at(&j)
+        })),
+        Fun::Widen(p) => one(Tensor::from_fn(shape, |i| match p.element(i[p.dim]) {
+            Some(k) if k < x[0].shape[p.dim] => {
+                let mut j = i.to_vec();
+                j[p.dim] = k;
+                x[0].at(&j)
+            }
+            _outside => 0,
+        })),
+        Fun::Concat(dim) => one(Tensor::concat(*dim, x)),
         Fun::Rope { adjacent } => one(rope(*adjacent, x)),
         Fun::Attention(c) => Ok(attention(c, x)),
         Fun::AttentionGrad(c) => Ok(attention_grad(c, x)),
@@ -98,6 +122,11 @@ pub fn results(
         | Fun::Piece(_)
         | Fun::Place(_) => Err(format!("`{}` has no meaning of its own over a field", f.name())),
     }
+}
+
+/// A function of the elements of tensors of one shape.
+fn pointwise(x: &[&Tensor], f: impl Fn(&[u64]) -> u64) -> Tensor {
+    Tensor::from_fn(&x[0].shape, |i| f(&x.iter().map(|t| t.at(i)).collect::<Vec<_>>()))
 }
 
 /// The largest or smallest representative; of nothing, the other end.

@@ -2,10 +2,12 @@
 
 use super::functions::{Begins, defined, number, results};
 use super::tensor::{Tensor, einsum, times};
+use crate::fun::Fun;
 use crate::meaning::{function, letters, rule};
 use crate::number::{P, add, inverse, neg};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
+use shardc_ir::rule::Dims;
 use shardc_ir::types::Type;
 
 /// One tensor per rank.
@@ -231,7 +233,13 @@ impl Step<'_> {
                         operand: &|i, d| self.r.begin(self.of[i], d, rank),
                         result: &|d| self.r.begin(self.to[0], d, rank),
                     };
-                    results(f, &x, &shape, &at)?
+                    match f {
+                        Fun::Both(_) | Fun::Select => {
+                            let all = self.spread(&x, &shape)?;
+                            results(f, &all.iter().collect::<Vec<_>>(), &shape, &at)?
+                        }
+                        _other => results(f, &x, &shape, &at)?,
+                    }
                 }
                 None => self.taken_apart(&x, &shape)?,
             };
@@ -242,14 +250,18 @@ impl Step<'_> {
         Ok(out)
     }
 
+    /// Each operand with the dims of the result.
+    fn spread(&self, x: &[&Tensor], shape: &[usize]) -> Result<Vec<Tensor>, String> {
+        let r = rule(self.op, self.of);
+        let to = letters(&r.outs[0])?;
+        let one = |(t, d): (&&Tensor, &Dims)| Ok(einsum(&[(*t, &letters(d)?[..])], &to, shape));
+        x.iter().zip(&r.ins).map(one).collect()
+    }
+
     fn taken_apart(&self, x: &[&Tensor], shape: &[usize]) -> Result<Vec<Tensor>, String> {
         let r = rule(self.op, self.of);
         let of = || -> Result<Vec<Vec<u32>>, String> { r.ins.iter().map(letters).collect() };
-        let spread = || -> Result<Vec<Tensor>, String> {
-            let (of, to) = (of()?, letters(&r.outs[0])?);
-            let one = |(t, l): (&&Tensor, &Vec<u32>)| einsum(&[(*t, &l[..])], &to, shape);
-            Ok(x.iter().zip(&of).map(one).collect())
-        };
+        let spread = || self.spread(x, shape);
         let fold = |all: Vec<Tensor>, f: &dyn Fn(u64, u64) -> u64| {
             let mut all = all.into_iter();
             let first = all.next().expect("an operand");
@@ -272,7 +284,7 @@ impl Step<'_> {
                 einsum(&factors, &letters(&r.outs[0])?, shape)
             }
             Op::MergeAttention(_) => {
-                return results(&crate::fun::Fun::Merge, x, shape, &Begins::WHOLE);
+                return results(&Fun::Merge, x, shape, &Begins::WHOLE);
             }
             other => return Err(format!("`{}` has no meaning over a field", other.mnemonic())),
         }])

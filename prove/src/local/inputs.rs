@@ -39,6 +39,13 @@ pub fn operands(o: &Obligation, place: impl Fn(AtomSet) -> usize) -> Vec<Tensor>
             all[0] =
                 noise(&name(0), &all[0].shape).map(|v| below.wrapping_add((v % 3) as i64) as u64);
         }
+        Op::Select(_) => all[0] = noise(&name(0), &all[0].shape).map(|v| v % 2),
+        Op::Less(_) | Op::Equal(_) => {
+            // Few numbers, so that some are equal.
+            for (i, t) in all.iter_mut().enumerate() {
+                *t = noise(&name(i), &t.shape).map(|v| v % 3);
+            }
+        }
         Op::Route(k) => {
             let [groups, experts] = k.groups();
             let n = (groups * experts).max(1) as u64;

@@ -57,12 +57,23 @@ pub fn law(op: &Op) -> Option<Law> {
         | Op::Abs(_)
         | Op::Sign(_)
         | Op::Clamp(_)
+        | Op::Erf(_)
+        | Op::Pow(_)
+        | Op::Softplus(_)
+        | Op::Round(_)
+        | Op::Max(_)
+        | Op::Min(_)
         | Op::Shift(_)
         | Op::AdamW(_)
         | Op::Sgd(_) => NONLINEAR,
         Op::MergeAttention(_) => Law { kinds: ["n", "nn"], ..NONLINEAR },
+        Op::Less(_) | Op::Equal(_) => Law { kinds: ["s", "n"], ..NONLINEAR },
+        // Of what is selected; the mask stays the same.
+        Op::Select(_) => Law { linear: Linear::Together(&[1, 2]), ..NONLINEAR },
         Op::AtLeast(_) => Law { kinds: ["s", "n"], ..NONLINEAR },
-        Op::Add(_) | Op::Sub(_) | Op::Scale(_) => Law { linear: Linear::All, ..NONLINEAR },
+        Op::Add(_) | Op::Sub(_) | Op::Scale(_) | Op::Cumsum(_) => {
+            Law { linear: Linear::All, ..NONLINEAR }
+        }
         Op::Cast(k) => {
             let to = if k.to.is_float() { "n" } else { "i" };
             Law { kinds: ["s", to], ..MOVER }
@@ -117,13 +128,17 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
         let dims = |(d, n): (&Dims, &usize)| d.len() == *n;
         r.ins.len() == ranks.len() && r.ins.iter().zip(ranks).all(dims)
     };
-    let last = |count: usize| ranks.len() == count && alike && ranks[0] > 0;
     ranks.iter().all(|n| *n <= MOST_DIMS)
         && match op {
             Op::Add(k) => k.rule.0.as_ref().map_or(alike && !ranks.is_empty(), |r| by(r)),
             Op::Sub(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
             Op::Mul(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
             Op::Div(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Max(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Min(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Less(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Equal(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 2, |r| by(r)),
+            Op::Select(k) => k.rule.0.as_ref().map_or(alike && ranks.len() == 3, |r| by(r)),
             Op::Dot(k) => ranks.len() == 2 && by(&k.rule.0),
             Op::Take(k) => ranks.len() == 2 && by(&k.rule.0),
             Op::Put(k) => ranks.len() == 2 && by(&k.rule.0),
@@ -133,9 +148,11 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
             Op::Reshape(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::Transpose(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::Expand(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::Cumsum(k) => ranks.len() == 1 && k.dim < ranks[0],
             Op::TopK(k) => ranks.len() == 1 && by(&k.rule.0) && k.dims().is_some(),
-            Op::Concat(_) => last(2),
-            Op::Narrow(_) | Op::Widen(_) => last(1),
+            Op::Concat(k) => !ranks.is_empty() && alike && k.dim.of(ranks[0]).is_some(),
+            Op::Narrow(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
+            Op::Widen(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
             Op::Rope(_) => ranks == [4, 2, 2],
             Op::Attention(_) => ranks == [4, 4, 4, 1, 1],
             Op::AttentionGrad(_) => ranks == [4, 4, 4, 3, 4, 3, 1, 1],
@@ -184,13 +201,33 @@ pub fn sizes_mut(op: &mut Op) -> &mut [(Letter, usize)] {
     }
 }
 
-/// True if sizes of dims that are not tied by letters fit each other: `last` are the sizes of the last
-/// dims of operands and of the result.
-pub fn tied(op: &Op, last: &[usize]) -> bool {
-    match (op, last) {
-        (Op::Concat(_), [a, b, d]) => a + b == *d,
-        (Op::Narrow(k), [d, p]) => k.start.checked_add(*p).is_some_and(|end| end <= *d),
-        (Op::Widen(k), [p, d]) => k.start.checked_add(*p).is_some_and(|end| end <= *d),
+/// The dim of which an op takes some elements, or along which it puts operands; of others the last.
+pub fn along(op: &Op, rank: usize) -> Option<usize> {
+    match op {
+        Op::Concat(k) => k.dim.of(rank),
+        Op::Narrow(k) => k.dim.of(rank),
+        Op::Widen(k) => k.dim.of(rank),
+        _last => rank.checked_sub(1),
+    }
+}
+
+/// The place behind the last of `n` elements, so far apart.
+pub fn end(start: usize, n: usize, step: usize) -> Option<usize> {
+    match n {
+        0 => Some(start),
+        _some => (n - 1).checked_mul(step)?.checked_add(start)?.checked_add(1),
+    }
+}
+
+/// True if sizes of dims that are not tied by letters fit each other: `own` are the sizes of that dim
+/// ([`along`]) of operands and of the result.
+pub fn tied(op: &Op, own: &[usize]) -> bool {
+    let holds =
+        |start, n, step: usize, all| step > 0 && end(start, n, step).is_some_and(|e| e <= all);
+    match (op, own) {
+        (Op::Concat(_), [parts @ .., d]) => parts.iter().sum::<usize>() == *d,
+        (Op::Narrow(k), [d, p]) => holds(k.start, *p, k.step.0, *d),
+        (Op::Widen(k), [p, d]) => holds(k.start, *p, k.step.0, *d),
         (Op::Rope(_), [d, r, s, _]) => r == s && r.checked_mul(2).is_some_and(|n| n <= *d),
         (Op::TopK(k), _) => k.dims().is_some(),
         _free => true,

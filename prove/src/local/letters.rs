@@ -64,11 +64,11 @@ pub fn sizes(op: &Op, rule: &Rule, ins: &[&Type], outs: &[&Type]) -> Result<Size
             return wrong(format!("by `{rule}` a dim of {size} has another size"));
         }
     }
-    let last: Vec<usize> =
-        ins.iter().chain(outs).map(|t| t.dims.last().map_or(1, |d| d.size)).collect();
-    match law::tied(op, &last) {
+    let size = |t: &&Type| law::along(op, t.rank()).map_or(1, |d| t.dims[d].size);
+    let own: Vec<usize> = ins.iter().chain(outs).map(size).collect();
+    match law::tied(op, &own) {
         true => Ok(known),
-        false => wrong(format!("dims of {last:?} do not fit each other")),
+        false => wrong(format!("dims of {own:?} do not fit each other")),
     }
 }
 

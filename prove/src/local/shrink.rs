@@ -207,6 +207,7 @@ fn tie(op: &mut Op, plan: &Plan, sizes: &mut Sizes) {
             sizes.insert(l, n);
         }
     };
+    let along = plan.rule.ins.first().and_then(|d| law::along(op, d.len()));
     match op {
         Op::Rope(_) => {
             let [d, r] = [letter(0, None), letter(1, None)];
@@ -214,20 +215,23 @@ fn tie(op: &mut Op, plan: &Plan, sizes: &mut Sizes) {
             set(sizes, d, 2 * is(sizes, r) + rest);
         }
         Op::Narrow(k) => {
-            let [d, p] = [letter(0, None), letter(1, None)];
-            let rest = usize::from(was(d) > k.start + was(p));
-            k.start = k.start.min(1);
-            set(sizes, d, k.start + is(sizes, p) + rest);
+            let [d, p] = [0, 1].map(|i| letter(i, along));
+            let rest = law::end(k.start, was(p), k.step.0).is_some_and(|end| was(d) > end);
+            (k.start, k.step.0) = (k.start.min(1), k.step.0.min(2));
+            let end = law::end(k.start, is(sizes, p), k.step.0).unwrap_or(1);
+            set(sizes, d, end + usize::from(rest));
         }
         Op::Widen(k) => {
-            let [p, d] = [letter(0, None), letter(1, None)];
-            let rest = usize::from(was(d) > k.start + was(p));
-            k.start = k.start.min(1);
-            set(sizes, d, k.start + is(sizes, p) + rest);
+            let [p, d] = [0, 1].map(|i| letter(i, along));
+            let rest = law::end(k.start, was(p), k.step.0).is_some_and(|end| was(d) > end);
+            (k.start, k.step.0) = (k.start.min(1), k.step.0.min(2));
+            let end = law::end(k.start, is(sizes, p), k.step.0).unwrap_or(1);
+            set(sizes, d, end + usize::from(rest));
         }
         Op::Concat(_) => {
-            let [a, b, d] = [0, 1, 2].map(|i| letter(i, None));
-            set(sizes, d, is(sizes, a) + is(sizes, b));
+            let n = plan.rule.ins.len();
+            let all = (0..n).map(|i| is(sizes, letter(i, along))).sum();
+            set(sizes, letter(n, along), all);
         }
         Op::TopK(k) => {
             let Some((from, to, _)) = k.dims() else { return };

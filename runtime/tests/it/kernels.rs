@@ -34,6 +34,12 @@ const LARGE: &[&str] = &[
     "reduce_min[bsv->bs] f32[2,3,700]",
     "abs f32[7,300]",
     "silu[1.702] f32[7,300]",
+    "erf f32[7,300]",
+    "softplus f32[7,300]",
+    "pow[1.7] f32[7,300]",
+    "round[even] f32[7,300]",
+    "select[ab,ab,b->ab] f32[7,300], f32[7,300], f32[300]",
+    "less[ab,b->ab] f32[7,300], f32[300]",
     "transpose[abc->cba] f32[5,7,9]",
     "transpose[abc->acb] i32[5,7,9]",
     "expand[bs->shb; h=5] f32[3,7]",
@@ -44,6 +50,12 @@ const LARGE: &[&str] = &[
     "concat[d=100] f32[3,7,33], f32[3,7,67]",
     "narrow[p=33; start=30] f32[3,7,67]",
     "widen[d=100; start=33] f32[3,7,41]",
+    "concat[d=70; dim=1] f32[3,33,7], f32[3,20,7], f32[3,17,7]",
+    "narrow[p=11; start=3; dim=1; step=5] f32[3,67,9]",
+    "narrow[p=11; start=3; step=5] f32[3,67]",
+    "widen[d=67; start=3; dim=1; step=5] f32[3,11,9]",
+    "cumsum[1] f32[3,70,33]",
+    "cumsum[2; reverse=true] f32[3,7,133]",
     "top_k[bse->bsk; k=8] f32[2,33,130]",
     "top_k[ets->kts; k=3] f32[9,4,5]",
     "route[g=2,e=3; rows=66; capacity=none] i32[3,33,2]",
@@ -164,7 +176,16 @@ fn zeros_keep_their_signs() {
         shape: [6].into_iter().collect(),
         data: vec![0.0, -0.0, f64::INFINITY, -f64::INFINITY, 2.0, -2.0],
     };
-    for text in ["abs f32[6]", "sign f32[6]", "at_least[0.0] f32[6]", "scale[2.0] f32[6]"] {
+    for text in [
+        "abs f32[6]",
+        "sign f32[6]",
+        "at_least[0.0] f32[6]",
+        "scale[2.0] f32[6]",
+        "erf f32[6]",
+        "round[floor] f32[6]",
+        "round[ceil] f32[6]",
+        "round[even] f32[6]",
+    ] {
         let s = Sample::parse(text).unwrap();
         let f = function(&s, &Mesh::default(), None).unwrap();
         let args = [vec![x.clone()]];

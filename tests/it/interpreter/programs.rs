@@ -3,6 +3,7 @@
 //! differences.
 
 use crate::fixture::{interpret, options};
+use shardc::proof::{self, Texts};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::interp::State;
 use shardc_ir::phase::Phase;
@@ -14,6 +15,8 @@ use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Balance, Options, Order};
 use shardc_passes::pipeline::{Compiled, compile};
 use shardc_passes::schedule::Named;
+use shardc_prove::field::Data;
+use shardc_prove::{Report, Verdict};
 
 pub const ROWS: usize = 4;
 pub const SEQ: usize = 4;
@@ -166,7 +169,7 @@ impl Writer {
             let (a, ta) = self.any();
             let (b, tb) = self.any();
             let (la, lb) = (letters(ta), letters(tb));
-            match self.d.below(8) {
+            match self.d.below(14) {
                 0 | 1 => {
                     let w = &weights[self.d.below(weights.len())];
                     let out = &la[..2];
@@ -180,8 +183,45 @@ impl Writer {
                 3 => self.value(&format!("mul[{la},{lb}->{}]", letters(!ta)), &[&a, &b], !ta),
                 4 => self.value(&format!("add[{la},{lb}->{la}]"), &[&a, &b], ta),
                 5 => self.value(&format!("transpose[{la}->{}]", letters(!ta)), &[&a], !ta),
-                // The same value in two orders: rows and tokens are as many.
                 6 => {
+                    let functions =
+                        ["erf", "softplus", "clamp[-0.5; hi=0.6]", "pow[2.0]", "pow[3.0]"];
+                    let op = self.d.one(&functions);
+                    self.value(op, &[&a], ta);
+                }
+                7 => {
+                    let op = self.d.one(&["max", "min"]);
+                    self.value(&format!("{op}[{la},{lb}->{la}]"), &[&a, &b], ta);
+                }
+                8 => {
+                    let op = self.d.one(&["less", "equal"]);
+                    let ty = format!("f32[{ROWS},{SEQ},{WIDTH}]");
+                    let mask = self.line(&format!("{op}[{la},{lb}->{la}]"), &[&a, &b], &ty);
+                    let out = letters(!ta);
+                    self.value(&format!("select[{la},{la},{lb}->{out}]"), &[&mask, &a, &b], !ta);
+                }
+                9 => {
+                    let op = self.d.one(&["cumsum[2]", "cumsum[0]", "cumsum[1; reverse=true]"]);
+                    self.value(op, &[&a], ta);
+                }
+                10 => {
+                    // Every second of rows and tokens, of which there are as many, then the others.
+                    let half = format!("f32[{ROWS},{},{WIDTH}]", SEQ / 2);
+                    let part = |start: usize| {
+                        format!("narrow[p={}; start={start}; dim=1; step=2]", SEQ / 2)
+                    };
+                    let odd = self.line(&part(1), &[&a], &half);
+                    let even = self.line(&part(0), &[&a], &half);
+                    self.value(&format!("concat[d={SEQ}; dim=1]"), &[&odd, &even], ta);
+                }
+                11 => {
+                    let op = self.d.one(&["reduce_max", "reduce_min"]);
+                    let ty = format!("f32[{SEQ},{ROWS}]");
+                    let top = self.line(&format!("{op}[{la}->bs]"), &[&a], &ty);
+                    self.value(&format!("sub[{la},bs->{la}]"), &[&a, &top], ta);
+                }
+                // The same value in two orders: rows and tokens are as many.
+                12 => {
                     let op = self.d.one(&["mul", "sub", "add"]);
                     self.value(&format!("{op}[bsh,sbh->{la}]"), &[&a, &a], ta);
                 }
@@ -264,6 +304,25 @@ fn program(seed: u64, hostile: bool) -> Program {
         }
     };
     Program { text, params: names }
+}
+
+/// A plan shown to be its program, by terms.
+fn prove(p: &Program, o: &Options, c: &Compiled) {
+    let source = text::parse_source(&p.text).expect("read before");
+    let texts = Texts {
+        recipe: proof::recipe(o, &source.weights, &source.module).expect("globs"),
+        model: proof::in_mode(source.module, o),
+        programs: c.plan.module.clone(),
+        schedule: c.plan.schedule.clone(),
+        data: Data { seq: SEQ, vocab: VOCAB },
+    };
+    let r = texts.prove();
+    let (refuted, gap) = (r.refuted.first(), r.gaps.first());
+    assert_eq!(r.verdict(), Verdict::Proved, "{refuted:?}\n{gap:?}\n{}", p.text);
+    let mut types = Report::default();
+    shardc_prove::local::prove(&texts.programs, true, &mut types);
+    let (refuted, gap) = (types.refuted.first(), types.gaps.first());
+    assert_eq!(types.verdict(), Verdict::Proved, "{refuted:?}\n{gap:?}\n{}", p.text);
 }
 
 pub fn build(p: &Program, o: &Options) -> Result<Compiled, shardc_ir::diag::Diag> {
@@ -410,6 +469,7 @@ fn random_programs_under_any_names() {
                 Err(e) => panic!("program {seed} on {:?}: {e}\n{}", o.mesh, named.text),
             };
             compiled += 1;
+            prove(&named, &o, &c);
             let what = format!("program {seed} on {:?}, zero {}, {}", o.mesh, o.zero, o.recompute);
             let (l, g) = step(&named, &c, &values, ROWS * m);
             close(&format!("{what}: loss"), &[l], &[loss], 1e-10, &named);

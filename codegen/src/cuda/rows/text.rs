@@ -187,6 +187,7 @@ pub(in crate::cuda) fn line(
         Scalar::Unary(f, a) => format!("{}(v{a})", unary(f)),
         Scalar::Binary(f, a, b) => format!("{}(v{a}, v{b})", binary(f)),
         Scalar::Where(a, b, c) => format!("f_where(v{a}, v{b}, v{c})"),
+        Scalar::Select(m, a, b) => format!("f_select(v{m}, v{a}, v{b})"),
         Scalar::Fold(..) => panic!("a fold is not of one element"),
     };
     format!("const float v{i} = {x};")

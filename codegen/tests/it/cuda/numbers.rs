@@ -208,6 +208,15 @@ fn copies() {
     check("concat[d=104] bf16[3,7,32], bf16[3,7,72]");
     check("narrow[p=33; start=30] f32[3,7,67]");
     check("widen[d=100; start=32] bf16[3,7,40]");
+    check("concat[d=30; dim=1] bf16[3,7,32], bf16[3,9,32], bf16[3,14,32]");
+    check_pieces("narrow[p=11; start=3; dim=1; step=5] f32[3,67,9]");
+    check("widen[d=67; start=3; step=5] f32[3,11]");
+}
+
+#[test]
+fn sums_along_rows() {
+    check_pieces("cumsum[1] f32[3,70,33]");
+    check("cumsum[1; reverse=true] bf16[3,133]");
 }
 
 #[test]

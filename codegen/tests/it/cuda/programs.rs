@@ -286,6 +286,31 @@ fn functions_of_a_number_and_the_smallest() {
 }
 
 #[test]
+fn choices_and_more_functions_of_a_number() {
+    check(
+        "(%x: f32[R,C], %z: f32[R,C], %w: f32[C]) -> (f32[R,C], f32[R,C], f32[R,C]) {
+           %a = max[rc,c->rc] %x, %w : f32[R,C] &
+           %b = min %x, %z : f32[R,C] &
+           %l = less %x, %z : f32[R,C] &
+           %e = equal %b, %x : f32[R,C] &
+           %s = select %l, %a, %b : f32[R,C] &
+           %f = erf %s : f32[R,C] &
+           %p = softplus %s : f32[R,C] &
+           %q = pow[3.0] %x : f32[R,C] &
+           %r = add %f, %p, %q, %e : f32[R,C]
+           %i = round[floor] %x : f32[R,C] &
+           %j = round[ceil] %z : f32[R,C] &
+           %k = round[even] %s : f32[R,C] &
+           %m = add %i, %j, %k : f32[R,C]
+           %t = abs %x : f32[R,C] &
+           %u = pow[1.3] %t : f32[R,C]
+           return %r, %m, %u }",
+        &[("u", "x")],
+        &SIZES,
+    );
+}
+
+#[test]
 fn scalars_and_rows() {
     check(
         "(%x: f32[R,C], %k: f32[]) -> (f32[R], f32[]) {

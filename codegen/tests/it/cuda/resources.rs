@@ -214,6 +214,7 @@ fn collectives_fit() {
 fn moves_fit() {
     check("transpose[abc->cba] f32[5,7,9]", 40);
     check("widen[d=100; start=32] bf16[3,7,40]", 40);
+    check("cumsum[1] bf16[3,70,33]", 40);
     check("take[vh,bs->bsh] bf16[7,64], i32[3,5]", 40);
     check("put[bsh,bs->vh; v=7] f32[3,5,33], i32[3,5]", 40);
     check("put[bs,bs->bsv; v=7] f32[3,5], i32[3,5]", 40);

@@ -27,7 +27,7 @@ impl Change for AllReduce {
         let one = |(i, d): (usize, &Option<Value>)| {
             let mut d = (*d)?;
             let r = b.ty(outs[i]).replicated.and(self.axes);
-            if b.ty(ins[i]).sum.and(self.axes).is_empty() {
+            if b.ty(ins[i]).partial().and(self.axes).is_empty() {
                 return None;
             }
             if !r.is_empty() {

@@ -126,9 +126,19 @@ fn ops_of_experts_refuse_what_they_cannot_count() {
         ("dispatch[q=2,c=3] f32[2,3,4], i32[2,3,2], f32[2,3,2]", "`g`"),
         ("grouped_dot f32[2,2,3,4], f32[2,2,2], f32[4,5,4]", "i32 [g, e, z]"),
         ("grouped_dot f32[2,2,3,4], i32[2,2,2], f32[6,5,4]", "6"),
-        ("concat[d=7] f32[2,3,4], f32[2,3,2]", "sum of their last sizes"),
-        ("narrow[p=2; start=1099511627776] f32[2,6]", "range of its last dim"),
-        ("widen[d=6; start=5] f32[2,3,2]", "holds its last dim"),
+        ("concat[d=7] f32[2,3,4], f32[2,3,2]", "the sum of the operands' sizes"),
+        ("narrow[p=2; start=1099511627776] f32[2,6]", "a range of one of its dims"),
+        ("concat[d=5; dim=2] f32[2,3], f32[2,2]", "of which the named one is one"),
+        ("narrow[p=2; start=1; dim=3] f32[2,6]", "a range of one of its dims"),
+        ("narrow[p=3; start=0; step=3] f32[2,6]", "a range of one of its dims"),
+        ("narrow[p=2; start=0; step=0] f32[2,6]", "a range of one of its dims"),
+        ("widen[d=5; start=2; step=2] f32[3,3]", "holds one of its dims"),
+        ("cumsum[2] f32[2,3]", "no dim 2"),
+        ("cumsum[1; reverse=maybe] f32[2,3]", "neither true nor false"),
+        ("round[up] f32[2,3]", "none of floor, ceil, even"),
+        ("select f32[2,3], f32[2,3], bf16[2,3]", "one element type"),
+        ("less f32[2,3], i32[2,3]", "one element type"),
+        ("widen[d=6; start=5] f32[2,3,2]", "holds one of its dims"),
     ] {
         let e = shardc_ir::samples::Sample::parse(text).expect_err(text);
         assert!(e.contains(message), "{text}: {e}");

@@ -12,7 +12,7 @@ use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
 
 /// Float operands that get none: positions are no parameters.
-const FIXED: &[(&str, &str)] = &[("rope", "cos"), ("rope", "sin")];
+const FIXED: &[(&str, &str)] = &[("rope", "cos"), ("rope", "sin"), ("select", "m")];
 
 fn flows(s: &Sample) -> bool {
     s.op.facts().gradient == Gradient::Flows

@@ -158,6 +158,7 @@ fn alone(l: &Layout, node: &Node) -> Kernel {
         Op::Concat(o) => moves::concat(l, o),
         Op::Narrow(o) => moves::narrow(l, o),
         Op::Widen(o) => moves::widen(l, o),
+        Op::Draw(o) => moves::draw(l, o),
         Op::Cumsum(o) => moves::scan(l, o),
         Op::Rope(o) => fused::rope(l, o.pairs),
         Op::Attention(o) => fused::attention(l, o),

@@ -2,8 +2,10 @@
 
 use crate::layout::{Layout, Nest};
 use shardc_ir::attr::{Along, Padding};
-use shardc_ir::kernel::{Block, Copy, Extents, Kernel, Pick, Scan};
-use shardc_ir::ops::{Concat, Cumsum, Narrow, Widen};
+use shardc_ir::kernel::{self, Block, Copy, Extents, Kernel, Pick, Scan};
+use shardc_ir::ops::draw::Walk;
+use shardc_ir::ops::{Concat, Cumsum, Draw, Narrow, Widen};
+use shardc_ir::rng;
 use shardc_ir::rule::{Dims, Group, Rule};
 
 /// A copy from a block of the first operand to one of the result, both of the same sizes, before
@@ -106,6 +108,34 @@ pub(crate) fn scan(l: &Layout, o: &Cumsum) -> Kernel {
         reverse: o.reverse,
         x: view(0),
         out: view(1),
+    })
+}
+
+/// Numbers at random: loops over the result.
+pub(crate) fn draw(l: &Layout, o: &Draw) -> Kernel {
+    let out = l.ins;
+    let (lens, strides, walks) = (l.lens(out), l.strides(out), o.walks());
+    let places = (l.ins > 1).then(|| l.strides(1));
+    let mut nest = Nest::new(3);
+    let mut first = 0;
+    for (d, w) in walks.into_iter().enumerate() {
+        let [place, index] = match (w, &places) {
+            (Walk::Place(p), Some(places)) => [places[p], 0],
+            (Walk::Place(_), None) => panic!("accepts() asks for the place of these dims"),
+            (Walk::Index(stride), _) => [0, stride],
+        };
+        first += l.extent(out, d).offset * index;
+        nest.push(lens[d], &[strides[d], place, index]);
+    }
+    Kernel::Draw(kernel::Draw {
+        from: o.from,
+        stream: rng::stream(&o.stream.0),
+        extents: nest.extents(),
+        run: crate::fused::adjacent(0),
+        place: places.map(|_| nest.view(1, 1, 0)),
+        index: nest.view(2, 0, 0).strides,
+        first,
+        out: nest.view(0, out, 0),
     })
 }
 

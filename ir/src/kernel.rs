@@ -21,6 +21,7 @@ pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
 
 use crate::mesh::AtomSet;
 use crate::ops::rope::Pairs;
+use crate::rng::Distribution;
 use crate::types::{DType, Reduction};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -184,6 +185,24 @@ pub struct Scan {
     pub out: View,
 }
 
+/// Numbers at random: element by element of `extents` that of its place and its index there.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Draw {
+    pub from: Distribution,
+    /// The number of the stream's name.
+    pub stream: u64,
+    pub extents: Extents,
+    /// i32: the seed in two halves and the step, adjacent.
+    pub run: View,
+    /// i32; place 0 without.
+    pub place: Option<View>,
+    /// Strides of indices, and the first.
+    pub index: Extents,
+    pub first: usize,
+    /// f32.
+    pub out: View,
+}
+
 /// Sizes of attention: `groups · repeat` query heads over `groups` key-value heads.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Heads {
@@ -338,6 +357,7 @@ pub enum Kernel {
         clear: Block,
     },
     Scan(Scan),
+    Draw(Draw),
     Rope(Rope),
     Attention(Box<Attention>),
     AttentionGrad(Box<AttentionGrad>),

@@ -14,6 +14,76 @@ pub fn philox(mut c: [u32; 4], mut k: [u32; 2]) -> [u32; 4] {
     c
 }
 
+/// FNV-1a of a name, so that streams of different names are unrelated.
+fn fnv(seed: u64, name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325 ^ seed, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The number of the stream of a name, for [`Draws`].
+pub fn stream(name: &str) -> u64 {
+    fnv(0, name)
+}
+
+/// What numbers are drawn from.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Distribution {
+    /// Between 0 and 1, both excluded: multiples of 2^-24.
+    Uniform,
+    /// Standard normal.
+    Normal,
+    /// 1/p with this probability p, else 0.
+    Keep(f64),
+}
+
+impl Distribution {
+    /// A word below this is kept: p · 2^32.
+    pub fn threshold(self) -> u64 {
+        match self {
+            Distribution::Keep(p) => (p * 4_294_967_296.0) as u64,
+            Distribution::Uniform | Distribution::Normal => 0,
+        }
+    }
+}
+
+/// The numbers that a stream of a run draws at a step. Each depends on a place and an index there, and on
+/// nothing else. Step 0 is an evaluation, in which everything is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Draws {
+    from: Distribution,
+    key: [u32; 2],
+    step: u32,
+}
+
+impl Draws {
+    /// `run` is the seed, its lower half first, and the step.
+    pub fn new(from: Distribution, stream: u64, run: [u32; 3]) -> Draws {
+        let key = [stream as u32 ^ run[0], (stream >> 32) as u32 ^ run[1]];
+        Draws { from, key, step: run[2] }
+    }
+
+    /// The number at a place, by its index there.
+    pub fn at(&self, place: u32, index: u32) -> f64 {
+        let words = |block: u32| philox([block, place, self.step, 0], self.key);
+        let uniform = |w: u32| (f64::from(w >> 9) + 0.5) / 8_388_608.0;
+        match self.from {
+            Distribution::Keep(_) if self.step == 0 => 1.0,
+            Distribution::Keep(p) => {
+                let kept = u64::from(words(index / 4)[index as usize % 4]) < self.from.threshold();
+                if kept { 1.0 / p } else { 0.0 }
+            }
+            Distribution::Uniform => uniform(words(index / 4)[index as usize % 4]),
+            // Box and Muller, 1958.
+            Distribution::Normal => {
+                let (w, i) = (words(index / 2 | 1 << 31), index as usize % 2 * 2);
+                let turn = 2.0 * std::f64::consts::PI * uniform(w[i + 1]);
+                (-2.0 * uniform(w[i]).ln()).sqrt() * turn.cos()
+            }
+        }
+    }
+}
+
 /// A stream of numbers, indexed by global position.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
@@ -24,11 +94,7 @@ pub struct Stream {
 impl Stream {
     /// The stream of a tensor (or of a dropout) at a step; initial weights use step 0.
     pub fn new(seed: u64, name: &str, step: u32) -> Stream {
-        // FNV-1a of the name, so that streams of different names are unrelated.
-        let h = name.bytes().fold(0xcbf2_9ce4_8422_2325 ^ seed, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let h = h ^ seed.rotate_left(32);
+        let h = fnv(seed, name) ^ seed.rotate_left(32);
         Stream { key: [h as u32, (h >> 32) as u32], step }
     }
 
@@ -60,6 +126,40 @@ mod tests {
     fn philox_known_answers() {
         assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(philox([!0; 4], [!0; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    }
+
+    /// Rates within 4 deviations; step 0 keeps all; neither places nor streams nor steps share numbers.
+    #[test]
+    fn draws_have_their_rates() {
+        let n = 40_000u32;
+        let draw = |from, name: &str, step| Draws::new(from, stream(name), [7, 0, step]);
+        for p in [0.1, 0.5, 0.9] {
+            let keep = draw(Distribution::Keep(p), "h.0", 1);
+            let kept = (0..n).filter(|&i| keep.at(i / 64, i % 64) != 0.0).count() as f64;
+            let deviation = (p * (1.0 - p) * f64::from(n)).sqrt();
+            assert!((kept - p * f64::from(n)).abs() < 4.0 * deviation, "{p}: {kept}");
+            assert!((0..9).all(|i| draw(Distribution::Keep(p), "h.0", 0).at(3, i) == 1.0));
+        }
+        let (uniform, normal) =
+            (draw(Distribution::Uniform, "u", 1), draw(Distribution::Normal, "n", 1));
+        let moments = |f: &dyn Fn(u32) -> f64| {
+            let all = (0..n).map(f).fold([0.0; 2], |[a, b], x| [a + x, b + x * x]);
+            all.map(|s| s / f64::from(n))
+        };
+        let [mean, square] = moments(&|i| uniform.at(i / 64, i % 64));
+        assert!((mean - 0.5).abs() < 0.006 && (square - 1.0 / 3.0).abs() < 0.006);
+        let [mean, square] = moments(&|i| normal.at(i / 64, i % 64));
+        assert!(mean.abs() < 0.02 && (square - 1.0).abs() < 0.03);
+        let other = [
+            draw(Distribution::Uniform, "v", 1).at(1, 2),
+            draw(Distribution::Uniform, "u", 2).at(1, 2),
+            uniform.at(2, 2),
+            uniform.at(1, 3),
+            uniform.at(2, 1),
+            Draws::new(Distribution::Uniform, stream("u"), [8, 0, 1]).at(1, 2),
+            Draws::new(Distribution::Uniform, stream("u"), [7, 1, 1]).at(1, 2),
+        ];
+        assert!(other.iter().all(|x| *x != uniform.at(1, 2)), "{other:?}");
     }
 
     #[test]

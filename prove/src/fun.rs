@@ -130,6 +130,8 @@ pub enum Fun {
     Number,
     /// The numbers, as bits of f32.
     Literal(Arc<[u32]>),
+    /// Numbers at random of a stream: by the rule, from what, with its name.
+    Draw(Pattern, Arc<str>, Arc<str>),
     Reshape,
     Max(Pattern),
     Min(Pattern),
@@ -237,6 +239,7 @@ impl Fun {
                     if x.len() > 4 { ", …" } else { "" }
                 );
             }
+            Fun::Draw(p, from, stream) => s += &format!("draw[{p}; from={from}; stream={stream}]"),
             Fun::Reshape => s += "reshape",
             Fun::Max(p) => s += &format!("reduce_max[{p}]"),
             Fun::Min(p) => s += &format!("reduce_min[{p}]"),

@@ -73,6 +73,9 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         }
         Op::ReduceMax(ops::ReduceMax { rule: _ }) => Fun::Max(pattern()?),
         Op::ReduceMin(ops::ReduceMin { rule: _ }) => Fun::Min(pattern()?),
+        Op::Draw(ops::Draw { rule: _, from, stream, sizes: _ }) => {
+            Fun::Draw(pattern()?, format!("{from:?}").into(), stream.0.clone())
+        }
         Op::Cumsum(ops::Cumsum { dim, reverse }) => Fun::Cumsum { dim: *dim, reverse: *reverse },
         Op::Take(ops::Take { rule: _, padding }) => Fun::Take(pattern()?, padding.zero()),
         Op::Put(ops::Put { rule: _, sizes: _, padding }) => Fun::Put(pattern()?, padding.zero()),

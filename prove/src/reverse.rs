@@ -109,6 +109,7 @@ fn constant(n: &Node) -> bool {
             | Op::Equal(_)
             | Op::TopK(_)
             | Op::Route(_)
+            | Op::Draw(_)
     )
 }
 

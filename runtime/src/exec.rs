@@ -81,6 +81,7 @@ impl Executor {
                     moves::clear(clear, memory, threads);
                     moves::put(pick, memory, threads);
                 }
+                Kernel::Draw(k) => moves::draw(k, memory, threads),
                 Kernel::Scan(k) => moves::scan(k, memory, threads),
                 Kernel::Rope(k) => moves::rope(k, memory, threads),
                 Kernel::Attention(k) => attention::forward(k, memory, threads),

@@ -1,11 +1,12 @@
-//! Kernels that move elements: copies, look-ups by index, rotary embedding; sums along rows. Threads share rows, or where
+//! Kernels that move elements: copies, look-ups by index, rotary embedding; sums along rows; numbers at random. Threads share rows, or where
 //! rows are added to each other, columns.
 
 use crate::map::{Odometer, element};
 use crate::math::{from_bf16, to_bf16};
 use crate::team;
-use shardc_ir::kernel::{Block, Copy, Elem, Pick, Rope, Scan, View};
+use shardc_ir::kernel::{Block, Copy, Draw, Elem, Pick, Rope, Scan, View};
 use shardc_ir::ops::rope::Pairs;
+use shardc_ir::rng::Draws;
 use std::ops::Range;
 
 /// Elements of a task below which a thread more is not worth it.
@@ -228,6 +229,28 @@ unsafe fn put_from<T: std::marker::Copy>(
 /// Where the indices of a row begin.
 fn indices(k: &Pick, memory: &[*mut f32], index: &[usize]) -> *const i32 {
     memory[k.index.operand].wrapping_add(k.index.at(index)).cast::<i32>().cast_const()
+}
+
+/// Draws numbers at random.
+///
+/// # Safety
+/// `memory` is valid for everything the kernel reaches; the result is no operand.
+pub(crate) unsafe fn draw(k: &Draw, memory: &[*mut f32], threads: usize) {
+    // SAFETY: by the caller, an i32 is there.
+    let int = |v: &View, i: usize| unsafe { *memory[v.operand].cast::<u32>().add(v.offset + i) };
+    let draws = Draws::new(k.from, k.stream, [0, 1, 2].map(|i| int(&k.run, i)));
+    let far = |strides: &[usize], index: &[usize]| -> usize {
+        strides.iter().zip(index).map(|(s, i)| s * i).sum()
+    };
+    let one = |index: &[usize]| {
+        let place = k.place.as_ref().map_or(0, |v| int(v, far(&v.strides, index)));
+        // Indices are of 32 bits.
+        let x = draws.at(place, (k.first + far(&k.index, index)) as u32) as f32;
+        // SAFETY: by the caller.
+        unsafe { *memory[k.out.operand].add(k.out.at(index)) = x };
+    };
+    // SAFETY: by the caller: elements are apart. A draw costs some ten moves.
+    unsafe { each(threads, &k.extents, 10, one) };
 }
 
 /// Sums along rows.

@@ -43,6 +43,7 @@ pub fn launches(kernel: &Kernel, limits: &Limits) -> Option<Vec<Launch>> {
         Kernel::GemmThen(k) => product::then(k),
         Kernel::Take(k) => moves::take(k),
         Kernel::Put { pick, clear } => moves::put(pick, clear),
+        Kernel::Draw(k) => moves::draw(k),
         Kernel::Scan(k) => moves::scan(k),
         Kernel::Rope(k) => moves::rope(k),
         Kernel::Attention(k) => attention::forward(k, limits),

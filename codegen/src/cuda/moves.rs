@@ -1,9 +1,10 @@
-//! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`: one thread for an element; `scan.cu`: one for a row.
+//! `copy.cu`, `take.cu`, `put.cu`, `rope.cu`, `draw.cu`: one thread for an element; `scan.cu`: one for a row.
 
 use super::{File, Words, pack, row, starts, type_name};
-use shardc_ir::kernel::{Block, Copy, Elem, Extents, Pick, Rope, Scan, View};
+use shardc_ir::kernel::{Block, Copy, Draw, Elem, Extents, Pick, Rope, Scan, View};
 use shardc_ir::launch::{Launch, Source};
 use shardc_ir::ops::rope::Pairs;
+use shardc_ir::rng::Distribution;
 use std::sync::Arc;
 
 const THREADS: usize = 256;
@@ -197,6 +198,32 @@ pub(super) fn put(k: &Pick, cleared: &Block) -> Vec<Launch> {
     };
     let added = (all.count() > 0).then_some(launch);
     clear(cleared).into_iter().chain(added).collect()
+}
+
+pub(super) fn draw(k: &Draw) -> Vec<Launch> {
+    let place = k.place.as_ref().map_or_else(|| vec![0; k.extents.len()], |v| v.strides.to_vec());
+    let walks = vec![k.out.strides.clone(), place.into(), k.index.clone()];
+    let loops = Loops { extents: k.extents.clone(), walks };
+    let (n, rank) = (loops.count(), loops.extents.len().max(1));
+    let from = match k.from {
+        Distribution::Uniform => 0usize,
+        Distribution::Normal => 1,
+        Distribution::Keep(_) => 2,
+    };
+    let file = File::new("draw.cu", include_str!("../../cuda/draw.cu"))
+        .define("RANK", rank)
+        .define("INDEX", index_name(n))
+        .define("PLACES", k.place.is_some())
+        .define("FROM", from);
+    let mut w = Words::default();
+    w.view(&k.run, Elem::I32);
+    w.view(k.place.as_ref().unwrap_or(&k.run), Elem::I32);
+    w.view(&k.out, Elem::F32);
+    loops.words(&mut w, rank);
+    w.ints(&[k.first, k.stream as u32 as usize, (k.stream >> 32) as usize]);
+    w.int(usize::try_from(k.from.threshold()).expect("33 bits"));
+    w.float(if let Distribution::Keep(p) = k.from { 1.0 / p } else { 0.0 });
+    if n == 0 { vec![] } else { vec![one_each(file.source(), "draw", n, w)] }
 }
 
 pub(super) fn scan(k: &Scan) -> Vec<Launch> {

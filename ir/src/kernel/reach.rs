@@ -41,6 +41,10 @@ impl Kernel {
             Kernel::Scan(k) => {
                 [&k.x, &k.out].into_iter().for_each(|v| see(v, &[&k.extents, &[k.len]]));
             }
+            Kernel::Draw(k) => {
+                see(&k.run, &[&[3]]);
+                k.place.iter().chain([&k.out]).for_each(|v| see(v, &[&k.extents]));
+            }
             Kernel::Rope(k) => {
                 for (v, n) in
                     [(&k.x, k.width), (&k.out, k.width), (&k.cos, k.turns), (&k.sin, k.turns)]

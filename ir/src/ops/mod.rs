@@ -184,6 +184,7 @@ pub mod cumsum;
 pub mod dispatch;
 pub mod div;
 pub mod dot;
+pub mod draw;
 pub mod expand;
 pub mod fill;
 pub mod grouped_dot;
@@ -266,7 +267,7 @@ ops! {
     unary::Gelu, unary::Sin, unary::Cos, unary::Abs, unary::Sign, unary::Clamp,
     unary::Erf, unary::Pow, unary::Softplus, unary::Round, pairs::Max, pairs::Min, pairs::Less, pairs::Equal,
     select::Select,
-    at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill,
+    at_least::AtLeast, cast::Cast, stop_gradient::StopGradient, literal::Literal, fill::Fill, draw::Draw,
     reshape::Reshape, transpose::Transpose, expand::Expand,
     reduction::ReduceSum, reduction::ReduceMax, reduction::ReduceMin, cumsum::Cumsum, dot::Dot, take::Take, put::Put,
     concat::Concat, narrow::Narrow, widen::Widen,

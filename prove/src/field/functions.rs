@@ -79,6 +79,17 @@ pub fn results(
         Fun::Reshape => one(x[0].reshaped(shape)),
         Fun::Max(p) => one(fold(p, x[0], shape, 0, u64::max)),
         Fun::Min(p) => one(fold(p, x[0], shape, P - 1, u64::min)),
+        Fun::Draw(p, ..) => {
+            let (name, none) = (seed(&f.name()), vec![]);
+            let place = p.ins.get(1).unwrap_or(&none);
+            one(Tensor::from_fn(shape, |i| {
+                let mut args = x[0].data.clone();
+                args.extend(x.get(1).map(|t| t.at(&index(place, &p.out, i, 0))));
+                let own = (0..i.len()).filter(|&d| !place.contains(&p.out[d]));
+                args.extend(own.map(|d| ((at.result)(d) + i[d]) as u64));
+                oracle(name, &args)
+            }))
+        }
         Fun::Cumsum { dim, reverse } => one(Tensor::from_fn(shape, |i| {
             let own = if *reverse { i[*dim]..shape[*dim] } else { 0..i[*dim] + 1 };
             own.fold(0, |sum, k| {

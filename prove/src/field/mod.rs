@@ -66,6 +66,8 @@ impl Inputs {
                 let other = i[0] ^ 1;
                 (if other < self.data.seq { other } else { i[0] }) as u64
             }),
+            "run" => Tensor::from_fn(&[3], |i| 1 + i[0] as u64),
+            "places" => Tensor::from_fn(&shape, |i| (i[0] * self.data.seq + i[1]) as u64),
             _tokens => Tensor::from_fn(&shape, |_| {
                 k += 1;
                 let scored = name != "targets" || k % 7 != 0;

@@ -70,6 +70,7 @@ pub fn law(op: &Op) -> Option<Law> {
         Op::Less(_) | Op::Equal(_) => Law { kinds: ["s", "n"], ..NONLINEAR },
         // Of what is selected; the mask stays the same.
         Op::Select(_) => Law { linear: Linear::Together(&[1, 2]), ..NONLINEAR },
+        Op::Draw(_) => Law { makes: true, kinds: ["i", "n"], ..NONLINEAR },
         Op::AtLeast(_) => Law { kinds: ["s", "n"], ..NONLINEAR },
         Op::Add(_) | Op::Sub(_) | Op::Scale(_) | Op::Cumsum(_) => {
             Law { linear: Linear::All, ..NONLINEAR }
@@ -148,6 +149,7 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
             Op::Reshape(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::Transpose(k) => ranks.len() == 1 && by(&k.rule.0),
             Op::Expand(k) => ranks.len() == 1 && by(&k.rule.0),
+            Op::Draw(k) => matches!(ranks.len(), 1 | 2) && by(&k.rule.0),
             Op::Cumsum(k) => ranks.len() == 1 && k.dim < ranks[0],
             Op::TopK(k) => ranks.len() == 1 && by(&k.rule.0) && k.dims().is_some(),
             Op::Concat(k) => !ranks.is_empty() && alike && k.dim.of(ranks[0]).is_some(),
@@ -173,6 +175,7 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
 pub fn sizes(op: &Op) -> &[(Letter, usize)] {
     match op {
         Op::Expand(k) => &k.sizes.0,
+        Op::Draw(k) => &k.sizes.0,
         Op::Put(k) => &k.sizes.0,
         Op::Reshape(k) => &k.sizes.0,
         Op::Concat(k) => &k.sizes.0,
@@ -189,6 +192,7 @@ pub fn sizes(op: &Op) -> &[(Letter, usize)] {
 pub fn sizes_mut(op: &mut Op) -> &mut [(Letter, usize)] {
     match op {
         Op::Expand(k) => &mut k.sizes.0,
+        Op::Draw(k) => &mut k.sizes.0,
         Op::Put(k) => &mut k.sizes.0,
         Op::Reshape(k) => &mut k.sizes.0,
         Op::Concat(k) => &mut k.sizes.0,

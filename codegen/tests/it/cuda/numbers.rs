@@ -214,6 +214,13 @@ fn copies() {
 }
 
 #[test]
+fn numbers_at_random() {
+    check_pieces("draw[k,bs->bsh; from=uniform; stream=a.0; h=70] i32[3], i32[3,5]");
+    check("draw[k,bs->hbs; from=normal; stream=a.1; h=33] i32[3], i32[3,5]");
+    check("draw[k->ab; from=keep 0.25; stream=b; a=7,b=33] i32[3]");
+}
+
+#[test]
 fn sums_along_rows() {
     check_pieces("cumsum[1] f32[3,70,33]");
     check("cumsum[1; reverse=true] bf16[3,133]");

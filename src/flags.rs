@@ -167,7 +167,8 @@ flags! {
     /// yes, rows (not with products) or no [default: yes]
     #[arg(long, help_heading = "Run")]
     pub fuse: Option<String>,
-    /// Dropout: 0 [default: 0]
+    /// Dropout of the embedding and of what blocks add to the residual stream: config (the rates of
+    /// config.json), or a rate below 1 [default: 0]
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
     /// What backward computes again: none, selective, full, sqrt (runs of layers), fit (the cheapest
@@ -263,10 +264,8 @@ impl Flags {
     /// Refuses values that other compilers of this field have and no pass makes yet.
     fn refuse_unbuilt(&self) -> Result<()> {
         // Flag, value, what is built, and what has a meaning but is not.
-        let cases: [(&str, Option<String>, &str, &str); 2] = [
-            ("--dropout", self.dropout.clone(), "0", "config 0.1"),
-            ("--device", self.device.clone(), "cpu cuda", ""),
-        ];
+        let cases: [(&str, Option<String>, &str, &str); 1] =
+            [("--device", self.device.clone(), "cpu cuda", "")];
         for (flag, value, built, later) in cases {
             let has = |list: &str, v: &str| list.split(' ').any(|w| w == v);
             let Some(v) = value.filter(|v| !has(built, v)) else { continue };

@@ -34,7 +34,7 @@ use shardc_ir::func::{Func, Module, Part, RoleKind};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::Plan;
+use shardc_ir::plan::{Dropout, Plan};
 use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_passes::options::{Buffers, Options};
@@ -76,6 +76,10 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
         if o.balance.aux.is_some() || o.balance.z != 0.0 {
             let what = "--moe-aux and --moe-z-loss change nothing: a text has the losses it has";
             input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
+        }
+        if o.dropout != Dropout::Nothing {
+            let what = "--dropout changes nothing: a text has the numbers that it draws";
+            input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
         }
         let mut roles = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
         if o.balance.rate != 0.0 && !roles.any(|r| r.kind == RoleKind::Load) {
@@ -143,7 +147,8 @@ pub fn shape(o: &Options) -> Result<Shape> {
     let tokens = Tokens { rows: factors(true), seq: factors(false), order, groups: o.ep, bound };
     let b = o.balance;
     let balance = Balance { aux: b.aux, z: b.z, load: b.rate != 0.0 };
-    Ok(Shape { batch: o.microbatch_rows(), seq: o.seq, mode: o.mode, tokens, balance })
+    let (batch, dropout) = (o.microbatch_rows(), o.dropout);
+    Ok(Shape { batch, seq: o.seq, mode: o.mode, tokens, balance, dropout })
 }
 
 /// The facts of a model that is no text.

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::func::{Module, Value};
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::weights::Weight;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,8 @@ pub struct Shape {
     pub tokens: Tokens,
     /// What keeps experts in balance.
     pub balance: Balance,
+    /// What training sets to 0 at random.
+    pub dropout: Dropout,
 }
 
 /// What training adds to keep experts in balance; the default is what the config says.
@@ -59,8 +61,8 @@ pub struct Balance {
 impl Shape {
     /// Without any cut of the tokens; the config says what balances experts.
     pub fn new(batch: usize, seq: usize, mode: Mode) -> Shape {
-        let (tokens, balance) = Default::default();
-        Shape { batch, seq, mode, tokens, balance }
+        let (tokens, balance, dropout) = Default::default();
+        Shape { batch, seq, mode, tokens, balance, dropout }
     }
 }
 

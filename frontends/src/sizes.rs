@@ -11,9 +11,9 @@ use crate::family::{
 };
 use crate::rope::{self, Rope};
 use crate::{Balance, ExpertFacts, Facts, Shape};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::ops::rope::Pairs;
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::{Dropout, Mode};
 
 /// Most layers: a program has some 40 lines per layer.
 const MAX_LAYERS: usize = 1 << 14;
@@ -31,6 +31,8 @@ pub(crate) struct Arch {
     pub padding: Option<usize>,
     /// Added to the mean square in norms.
     pub eps: f64,
+    /// Rates of dropout of embeddings, and of what blocks add to the residual stream.
+    pub dropout: [f64; 2],
     /// Standard deviation of initial weights.
     pub std: f64,
     /// `None` for learned positions.
@@ -75,9 +77,10 @@ impl Arch {
         check_shape(f, c, &facts, shape, warnings)?;
         let latent = latent(f, c)?;
         check_products(c, &facts, latent, shape)?;
-        if shape.mode == Mode::Train {
-            dropout(f, c, warnings)?;
-        }
+        let dropout = match shape.mode {
+            Mode::Train => dropout(f, c, shape.dropout, warnings)?,
+            Mode::Infer => [0.0; 2],
+        };
         let std = c.number_if("initializer_range")?.unwrap_or(0.02);
         if std < 0.0 {
             let what = format!("`initializer_range` is {std}");
@@ -113,6 +116,7 @@ impl Arch {
             padding: padding(f, c, facts.vocab)?,
             sparse,
             routing,
+            dropout,
             eps: c.positive_if(f.keys.eps)?.unwrap_or(f.absent.eps),
             std,
             rope,
@@ -367,15 +371,39 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
     }
 }
 
-fn dropout(f: &Family, c: &Config, warnings: &mut Vec<Diag>) -> Result<()> {
-    for key in f.keys.dropout {
-        if let Some(p) = c.number_if(key)?.filter(|&p| p != 0.0) {
-            let d = Diag::new("dropout-ignored", format!("dropout {p} of `{key}` is not applied"));
-            let help = format!("set `{key}` to 0.0 to train without it and without this warning");
-            warnings.push(d.at(c.place(key)).help(help));
+/// Rates of dropout of embeddings and of what blocks add to the residual stream.
+fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> Result<[f64; 2]> {
+    let keys = f.keys.dropout;
+    let rate = |key: Option<(&str, f64)>| -> Result<f64> {
+        let Some((key, absent)) = key else { return Ok(0.0) };
+        match c.number_if(key)?.unwrap_or(absent) {
+            p if (0.0..1.0).contains(&p) => Ok(p),
+            p => Err(c.error(key, format!("`{key}` is {p}"), "write a rate from 0 to below 1")),
+        }
+    };
+    match asked {
+        Dropout::Rate(p) => Ok([p; 2]),
+        Dropout::Config => {
+            let (key, _) = keys.attention;
+            let p = rate(Some(keys.attention))?;
+            if p == 0.0 {
+                return Ok([rate(keys.embedding)?, rate(keys.residual)?]);
+            }
+            let what = format!("dropout {p} of the probabilities of attention is not built yet");
+            let help =
+                format!("set `{key}` to 0.0, or use --dropout 0.1, which leaves attention alone");
+            Err(Diag::new("not-built", what).at(c.place(key)).help(help).exit(Exit::Unsupported))
+        }
+        Dropout::Nothing => {
+            for (key, _) in keys.all() {
+                let Some(p) = c.number_if(key)?.filter(|&p| p != 0.0) else { continue };
+                let what = format!("dropout {p} of `{key}` is not applied");
+                let help = format!("use --dropout config, or set `{key}` to 0.0");
+                warnings.push(Diag::new("dropout-ignored", what).at(c.place(key)).help(help));
+            }
+            Ok([0.0; 2])
         }
     }
-    Ok(())
 }
 
 /// The attention window of every layer.

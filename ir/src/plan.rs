@@ -245,6 +245,18 @@ pub enum Mode {
     Infer,
 }
 
+/// What training sets to 0 at random.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dropout {
+    #[default]
+    Nothing,
+    /// What the config says.
+    Config,
+    /// Elements of the embedding and of what blocks add to the residual stream, each with this probability.
+    Rate(f64),
+}
+
 /// Facts about a run that are not in the programs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Settings {

@@ -76,7 +76,7 @@ impl Draws {
             Distribution::Uniform => uniform(words(index / 4)[index as usize % 4]),
             // Box and Muller, 1958.
             Distribution::Normal => {
-                let (w, i) = (words(index / 2 | 1 << 31), index as usize % 2 * 2);
+                let (w, i) = (words((index / 2) | (1 << 31)), index as usize % 2 * 2);
                 let turn = 2.0 * std::f64::consts::PI * uniform(w[i + 1]);
                 (-2.0 * uniform(w[i]).ln()).sqrt() * turn.cos()
             }

@@ -10,7 +10,7 @@ use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::types::{DType, Type};
 
 /// Inputs that a step can fill.
-const INPUTS: [&str; 3] = ["input_ids", "targets", "positions"];
+const INPUTS: [&str; 5] = ["input_ids", "targets", "positions", "places", "run"];
 
 /// What the passes assume of a model, whoever wrote it.
 pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
@@ -96,21 +96,23 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
         if role.kind == RoleKind::Input && !INPUTS.contains(&&*role.name) {
             return bad(
                 format!("input \"{}\" is not known", role.name),
-                "inputs are input_ids, targets and positions",
+                "inputs are input_ids, targets, positions, places and run",
                 format!("make {name} a param, or name it after one of them"),
             );
         }
         let batch = [o.microbatch_rows(), o.seq];
         let fits = match (role.kind, &*role.name) {
             (RoleKind::Param, _) => matches!(ty.dtype, DType::F32 | DType::BF16),
-            (RoleKind::Input, "input_ids" | "targets") => {
+            (RoleKind::Input, "input_ids" | "targets" | "places") => {
                 ty.dtype == DType::I32 && sizes[..] == batch
             }
+            (RoleKind::Input, "run") => ty.dtype == DType::I32 && sizes[..] == [3],
             (RoleKind::Input, "positions") => ty.dtype == DType::I32 && sizes[..] == [o.seq],
             _ => false,
         };
         if !fits {
-            let rule = "param: f32 or bf16; input_ids, targets: i32[microbatch * dp, seq]; positions: i32[seq]";
+            let rule = "param: f32 or bf16; input_ids, targets, places: i32[microbatch * dp, seq]; \
+                 positions: i32[seq]; run: i32[3]";
             let sizes = sizes.to_vec();
             return bad(
                 format!("{role} is {} {sizes:?}", ty.dtype.name()),

@@ -4,7 +4,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
 use shardc_ir::hardware::Hardware;
-use shardc_ir::plan::{LrSchedule, Mode, TokenOrder};
+use shardc_ir::plan::{Dropout, LrSchedule, Mode, TokenOrder};
 use shardc_ir::types::DType;
 
 /// Optimizer and its constants.
@@ -242,6 +242,8 @@ pub struct Options {
     /// What layouts are priced with then.
     pub hardware: Hardware,
     pub seed: u64,
+    /// What training sets to 0 at random.
+    pub dropout: Dropout,
     /// Which nodes are joined to kernels.
     pub fuse: Fuse,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
@@ -331,6 +333,7 @@ impl Default for Options {
             budget: None,
             hardware: Hardware::default(),
             seed: 0,
+            dropout: Dropout::Nothing,
             fuse: Fuse::default(),
             observe: false,
             ep: 1,

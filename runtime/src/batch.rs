@@ -19,8 +19,11 @@ pub(crate) struct StepData {
     pub evaluate: bool,
 }
 
+/// Numbers of the input `run`.
+const RUN: usize = 3;
+
 fn names_input(name: &str) -> bool {
-    matches!(name, "input_ids" | "targets" | "positions")
+    matches!(name, "input_ids" | "targets" | "positions" | "places" | "run")
 }
 
 /// Checks tokens and targets of `[global_batch, seq]`. A negative target is ignored.
@@ -78,13 +81,20 @@ pub(crate) fn check_inputs(w: &Wiring) -> Result<bool> {
             && rows.checked_mul(slot.part.1) == Some(s.global_batch)
             && t.dims[1].size == s.seq;
         let line = t.rank() == 1 && rows == s.seq;
-        let fits = if name == "positions" { line } else { batch };
+        let fits = match name {
+            "positions" => line,
+            "run" => t.rank() == 1 && rows == RUN,
+            _ => batch,
+        };
         let room = slot.bytes >= t.local_bytes(w.mesh());
         if !names_input(name) || t.dtype != DType::I32 || !even || !fits || !room {
             let sizes: Vec<usize> = t.sizes().to_vec();
             let message = format!("input `{name}` of sizes {sizes:?} cannot be filled");
             return Err(Diag::new("plan", message)
-                .rule("i32: input_ids and targets [batch, seq], rows split evenly; positions [seq]")
+                .rule(
+                    "i32: input_ids, targets and places [batch, seq], rows split evenly; \
+                       positions [seq]; run [3]",
+                )
                 .help(format!("compile for {} sequences of {} tokens", s.global_batch, s.seq))
                 .exit(Exit::Environment));
         }
@@ -148,6 +158,12 @@ fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepD
     let word = |i: i32| f32::from_bits(i as u32);
     let s = &w.plan.settings;
     let position = |i: usize| s.tokens.position(s.seq, last.offset + i);
+    if name == "run" {
+        // What draws depend on: the seed in two halves, and the step.
+        let run = [s.seed as u32, (s.seed >> 32) as u32, data.step as u32];
+        to.get_mut(..RUN)?.iter_mut().zip(run).for_each(|(t, x)| *t = f32::from_bits(x));
+        return Some(());
+    }
     if ty.rank() == 1 {
         (0..last.len).for_each(|i| to[i] = word(position(i) as i32));
         return Some(());
@@ -159,7 +175,9 @@ fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepD
         let row = from.get(at * s.seq..)?;
         let to = &mut to[i * last.chunk..][..last.len];
         for (k, t) in to.iter_mut().enumerate() {
-            *t = word(*row.get(position(k))?);
+            // A place is the number of a token in the batch.
+            let place = || (at * s.seq + position(k)) as i32;
+            *t = word(if name == "places" { place() } else { *row.get(position(k))? });
         }
     }
     Some(())

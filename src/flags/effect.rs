@@ -37,7 +37,8 @@ impl Flags {
         let pp = "the mesh has no pp";
         let word = |given: &Option<String>, word| given.as_deref() == Some(word);
         let priced = o.auto || word(&self.schedule, "search") || word(&self.recompute, "fit");
-        let trained: [(&str, bool); 15] = [
+        let trained: [(&str, bool); 16] = [
+            ("--dropout", self.dropout.is_some()),
             ("--zero-accumulate", self.zero_accumulate.is_some()),
             ("--grad-dtype", self.grad_dtype.is_some()),
             ("--recompute", self.recompute.is_some()),

@@ -5,9 +5,9 @@ use super::values::*;
 use super::{Flags, read_hardware};
 use crate::machine;
 use shardc_cost::device::Device;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::hardware::Hardware;
-use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::plan::{Dropout, LrSchedule, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::options::{
     Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, TpMode, TpSteps, Transport,
@@ -55,8 +55,31 @@ impl Flags {
         self.training(&mut o)?;
         self.splits(&mut o)?;
         self.schedules(&mut o)?;
+        o.dropout = self.dropout(&o)?;
         self.batch(&mut o, text)?;
         Ok(o)
+    }
+
+    fn dropout(&self, o: &Options) -> Result<Dropout> {
+        let Some(word) = &self.dropout else { return Ok(Dropout::Nothing) };
+        let place = format!("--dropout {word}");
+        let asked = match (word.as_str(), word.parse::<f64>()) {
+            ("config", _) => Dropout::Config,
+            (_, Ok(0.0)) => return Ok(Dropout::Nothing),
+            (_, Ok(p)) if p > 0.0 && p < 1.0 => Dropout::Rate(p),
+            _ => {
+                return Err(Diag::new("flag", format!("`{word}` is no value of --dropout"))
+                    .at(place)
+                    .help("use config, or a rate from 0 to below 1"));
+            }
+        };
+        if o.tp_mode != TpMode::OneD {
+            return Err(Diag::new("not-built", "dropout on a grid of ranks is not built yet")
+                .at(place)
+                .help("use --tp-mode 1d, or --dropout 0")
+                .exit(Exit::Unsupported));
+        }
+        Ok(asked)
     }
 
     /// Mesh, nodes, transport and ZeRO, which says what dp means.

@@ -47,6 +47,10 @@ pub struct Batch {
     pub ids: Tensor,
     pub targets: Tensor,
     pub positions: Tensor,
+    /// Numbers of tokens in the batch, whatever rank holds them.
+    pub places: Tensor,
+    /// The seed in two halves, and the step.
+    pub run: Tensor,
 }
 
 /// Compares a stored plan with its model.
@@ -209,7 +213,11 @@ fn batch(s: &Stored, vocab: usize, step: usize) -> Result<Batch> {
         Tensor::from_fn(&[o.global_batch, o.seq], at)
     };
     let positions = Tensor::from_fn(&[o.seq], |i| order.position(o.seq, i[0]) as f64);
-    Ok(Batch { ids: dealt(&ids), targets: dealt(&targets), positions })
+    let place = |i: &[usize]| (i[0] * o.seq + order.position(o.seq, i[1])) as f64;
+    let places = Tensor::from_fn(&[o.global_batch, o.seq], place);
+    let halves = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
+    let run = Tensor::new(&[3], halves.map(f64::from).to_vec());
+    Ok(Batch { ids: dealt(&ids), targets: dealt(&targets), positions, places, run })
 }
 
 /// Refuses what the interpreter cannot do in minutes.
@@ -284,6 +292,8 @@ impl<'a> Ranks<'a> {
             ("input_ids", &batch.ids),
             ("targets", &batch.targets),
             ("positions", &batch.positions),
+            ("places", &batch.places),
+            ("run", &batch.run),
         ];
         state.inputs = inputs.into_iter().map(|(n, t)| (n.into(), t.clone())).collect();
         state.outputs.clear();

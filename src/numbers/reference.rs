@@ -192,6 +192,8 @@ impl<'a> Reference<'a> {
         let input = |r: &Role| match &*r.name {
             "input_ids" => rows(&batch.ids),
             "targets" => rows(&batch.targets),
+            "places" => rows(&batch.places),
+            "run" => batch.run.clone(),
             _ => batch.positions.clone(),
         };
         let mut seeds = self.func.results.iter().filter_map(loss_name).map(share);

@@ -327,7 +327,9 @@ fn words_that_are_not_known() {
 fn what_is_not_built_or_does_not_fit() {
     let lab = Lab::new("limits");
     let mha = &format!("{FIXTURES}/llama_mha");
-    lab.refuses(&compile(mha, &["--dropout", "0.1"]), 4, "not-built");
+    lab.refuses(&compile(mha, &["--dropout", "1.0"]), 2, "flag");
+    let grid = ["--dropout", "0.1", "--mesh", "tp=4", "--tp-mode", "2d"];
+    lab.refuses(&compile(mha, &grid), 4, "not-built");
     let devices: [&[&str]; 4] = [
         &["--device", "tpu"],
         &["--arch", "sm_90a"],

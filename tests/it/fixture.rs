@@ -74,6 +74,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         budget: None,
         hardware: Default::default(),
         seed: 0,
+        dropout: Default::default(),
         observe: true,
         memory: None,
         ep: 1,
@@ -193,6 +194,8 @@ impl Fixture {
             ("input_ids", Tensor::new(&[ROWS, SEQ], numbers(&self.input_ids))),
             ("targets", Tensor::new(&[ROWS, SEQ], numbers(&self.targets()))),
             ("positions", Tensor::new(&[SEQ], positions)),
+            ("places", Tensor::from_fn(&[ROWS, SEQ], |i| (i[0] * SEQ + i[1]) as f64)),
+            ("run", Tensor::new(&[3], vec![7.0, 0.0, 1.0])),
         ] {
             state.inputs.insert(name.into(), t);
         }

@@ -14,6 +14,7 @@ mod cuts;
 mod determinism;
 mod device;
 mod device_code;
+mod dropout;
 mod experts;
 mod files;
 mod fixture;

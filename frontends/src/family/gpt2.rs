@@ -14,7 +14,11 @@ pub(super) const FAMILY: Family = Family {
         max_positions: "n_positions",
         eps: "layer_norm_epsilon",
         activation: "activation_function",
-        dropout: &["attn_pdrop", "embd_pdrop", "resid_pdrop"],
+        dropout: Dropped {
+            attention: ("attn_pdrop", 0.1),
+            embedding: Some(("embd_pdrop", 0.1)),
+            residual: Some(("resid_pdrop", 0.1)),
+        },
     },
     absent: Absent {
         kv_heads: None,

@@ -13,7 +13,7 @@ pub(super) const FAMILY: Family = Family {
         max_positions: "max_position_embeddings",
         eps: "rms_norm_eps",
         activation: "hidden_act",
-        dropout: &["attention_dropout"],
+        dropout: Dropped { attention: ("attention_dropout", 0.0), embedding: None, residual: None },
     },
     absent: Absent {
         kv_heads: None,

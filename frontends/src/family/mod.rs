@@ -81,7 +81,25 @@ pub struct Keys {
     pub max_positions: &'static str,
     pub eps: &'static str,
     pub activation: &'static str,
-    pub dropout: &'static [&'static str],
+    pub dropout: Dropped,
+}
+
+/// Keys of rates of dropout, each with the rate where it is absent.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropped {
+    /// Of the probabilities of attention.
+    pub attention: (&'static str, f64),
+    /// Of embeddings.
+    pub embedding: Option<(&'static str, f64)>,
+    /// Of what blocks add to the residual stream.
+    pub residual: Option<(&'static str, f64)>,
+}
+
+impl Dropped {
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        [Some(self.attention), self.embedding, self.residual].into_iter().flatten()
+    }
 }
 
 /// What transformers assumes where the config says nothing.

@@ -70,6 +70,8 @@ pub(super) struct Cx<'a> {
     pub window: Option<usize>,
     pub activation: Activation,
     pub tokens: &'a Tokens,
+    /// Of what is added to the residual stream.
+    pub dropout: Option<parts::Dropout>,
 }
 
 /// x + o(attention(norm(x))); with a norm behind it, that of the second term.
@@ -85,7 +87,7 @@ pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value 
     let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
-    residual(b, cx, p, p.norm_behind_attention.as_ref(), [x, o])
+    residual(b, cx, p, (&p.attention_scope, p.norm_behind_attention.as_ref()), [x, o])
 }
 
 fn turned(b: &mut Builder, cx: &Cx, hint: &'static str, x: Value) -> Value {
@@ -171,7 +173,11 @@ pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, Rou
         Feed::Mlp(m) => (mlp(b, cx, m, h), RouterStats::default()),
         Feed::Experts(e) => experts::experts(b, cx, e, h),
     };
-    (residual(b, cx, p, p.norm_behind_mlp.as_ref(), [x, y]), told)
+    let scope = match &p.mlp {
+        Feed::Mlp(m) => &m.scope,
+        Feed::Experts(e) => &e.scope,
+    };
+    (residual(b, cx, p, (scope, p.norm_behind_mlp.as_ref()), [x, y]), told)
 }
 
 /// down(activation(gate(h)) · up(h)), or without a gate down(activation(up(h))).
@@ -200,7 +206,15 @@ pub(super) fn activate(b: &mut Builder, kind: Activation, x: Value) -> Value {
     }
 }
 
-fn residual(b: &mut Builder, cx: &Cx, p: &Block, norm: Option<&Norm>, [x, y]: [Value; 2]) -> Value {
+/// x and what the module of this scope makes of it, dropped and normed.
+fn residual(
+    b: &mut Builder,
+    cx: &Cx,
+    p: &Block,
+    (scope, norm): (&str, Option<&Norm>),
+    [x, y]: [Value; 2],
+) -> Value {
+    let y = parts::dropped(b, cx.dropout, scope, y, cx.arch.facts.hidden);
     let y = norm.map_or(y, |n| parts::norm(b, n, cx.arch.eps, y, "bsh"));
     b.enter(&p.scope);
     b.push("hidden", Add::same(), &[x, y])

@@ -53,6 +53,9 @@ pub(crate) fn build(
     let targets = (shape.mode == Mode::Train).then(|| input("targets", &rows));
     let positions = input("positions", &[shape.seq]);
 
+    let drawn = (arch.dropout != [0.0; 2])
+        .then(|| parts::Drawn { run: input("run", &[3]), places: input("places", &rows) });
+
     b.enter(&params.embedding.1);
     let padding = arch.padding.map_or(Padding::None, Padding::Constant);
     let mut x = b.push(
@@ -70,12 +73,17 @@ pub(crate) fn build(
         b.enter(f.root);
         x = b.push("hidden", Add { rule: parts::spread("bsh,sh->bsh", &[3, 2]) }, &[x, p]);
     }
+    let [of_embedding, of_residual] = arch
+        .dropout
+        .map(|rate| drawn.filter(|_| rate > 0.0).map(|d| parts::Dropout { drawn: d, rate }));
+    x = parts::dropped(b, of_embedding, f.root, x, arch.facts.hidden);
     let mut sequence = vec![(x, 1)];
     let rotary = rotary(b, f, arch, positions);
     let (tokens, activation) = (&shape.tokens, f.mlp.activation);
     let (mut told, mut counts) = (experts::RouterStats::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
-        let cx = block::Cx { arch, rotary, positions, window, activation, tokens };
+        let dropout = of_residual;
+        let cx = block::Cx { arch, rotary, positions, window, activation, tokens, dropout };
         x = block::attention(b, &cx, block, x);
         sequence.push((x, 1));
         let own;

@@ -4,7 +4,9 @@ use crate::family::WeightOrder;
 use shardc_ir::attr::{Broadcast, RuleAttr, Sizes};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
-use shardc_ir::ops::{Add, Dot, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub, Tanh};
+use shardc_ir::ops::draw::StreamName;
+use shardc_ir::ops::{Add, Dot, Draw, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub, Tanh};
+use shardc_ir::rng::Distribution;
 use shardc_ir::rule::Letter;
 
 /// The parameters of a norm.
@@ -120,4 +122,40 @@ pub(super) fn reshape(
     let sizes = letter_sizes(&[(letter as char, heads)]);
     let rank = b.ty(x).rank();
     b.push(hint, Reshape { rule: rule(text, &[rank]), sizes }, &[x])
+}
+
+/// Inputs that draws depend on: the run, and the places of tokens [b, s].
+#[derive(Clone, Copy)]
+pub(super) struct Drawn {
+    pub run: Value,
+    pub places: Value,
+}
+
+/// Dropout of this rate, above 0 and below 1.
+#[derive(Clone, Copy)]
+pub(super) struct Dropout {
+    pub drawn: Drawn,
+    pub rate: f64,
+}
+
+/// `x` [b, s, h] with elements set to 0 at random, by the stream of a scope's name, and the others larger by as
+/// much
+/// (Srivastava et al., 2014).
+pub(super) fn dropped(
+    b: &mut Builder,
+    dropout: Option<Dropout>,
+    scope: &str,
+    x: Value,
+    width: usize,
+) -> Value {
+    let Some(d) = dropout else { return x };
+    b.enter(scope);
+    let draw = Draw {
+        rule: RuleAttr::new("k,bs->bsh", &[1, 2]),
+        from: Distribution::Keep(1.0 - d.rate),
+        stream: StreamName::of(scope),
+        sizes: Sizes([(Letter(b'h' - b'a'), width)].into_iter().collect()),
+    };
+    let kept = b.push("kept", draw, &[d.drawn.run, d.drawn.places]);
+    b.push("dropped", Mul::same(), &[x, kept])
 }

@@ -46,7 +46,9 @@ impl Attr for StreamName {
     fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
         match !text.is_empty() && text.chars().all(StreamName::takes) {
             true => Ok(StreamName(text.into())),
-            false => Err(format!("`{text}` is no name of a stream: letters, digits, `.`, `_`, `-`, `/`")),
+            false => {
+                Err(format!("`{text}` is no name of a stream: letters, digits, `.`, `_`, `-`, `/`"))
+            }
         }
     }
 }
@@ -69,7 +71,9 @@ impl Attr for Distribution {
             "normal" => Ok(Distribution::Normal),
             _ => match text.strip_prefix("keep ").map(|p| f64::read(p.trim(), cx)) {
                 Some(Ok(p)) if p > 0.0 && p <= 1.0 => Ok(Distribution::Keep(p)),
-                _ => Err(format!("`{text}` is none of uniform, normal, and keep with a number up to 1")),
+                _ => Err(format!(
+                    "`{text}` is none of uniform, normal, and keep with a number up to 1"
+                )),
             },
         }
     }
@@ -119,10 +123,13 @@ pub enum Walk {
 impl OpDef for Draw {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         let r = &self.rule.0;
-        let fits = |(d, t): (&crate::rule::Dims, &&Type)| d.len() == t.rank() && t.dtype == DType::I32;
+        let fits =
+            |(d, t): (&crate::rule::Dims, &&Type)| d.len() == t.rank() && t.dtype == DType::I32;
         let run = ins.first().is_some_and(|t| t.sizes()[..] == [3]);
         if !run || ins.len() > 2 || r.ins.len() != ins.len() || !r.ins.iter().zip(ins).all(fits) {
-            return Err("i32[3] and, for a place, integers with the dims of the rule are needed".into());
+            return Err(
+                "i32[3] and, for a place, integers with the dims of the rule are needed".into()
+            );
         }
         let out = &r.outs[0];
         let single = r.ins.iter().chain(&r.outs).flatten().all(|g| g.single().is_some());
@@ -134,7 +141,9 @@ impl OpDef for Draw {
         let all = self.sizes.0.iter().try_fold(1usize, |n, s| n.checked_mul(s.1));
         match self.sizes.0.len() == new && all.is_some_and(|n| n <= MOST) {
             true => Ok(()),
-            false => Err(format!("sizes of all other letters are needed, of up to {MOST} elements")),
+            false => {
+                Err(format!("sizes of all other letters are needed, of up to {MOST} elements"))
+            }
         }
     }
     fn rule(&self, _: &[usize]) -> Rule {

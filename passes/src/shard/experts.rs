@@ -225,6 +225,7 @@ mod tests {
             budget: None,
             hardware: Default::default(),
             seed: 0,
+            dropout: Default::default(),
             fuse: Fuse::Yes,
             observe: false,
             dtype: DType::F32,

@@ -1,0 +1,107 @@
+//! Dropout: the same elements on every mesh and when backward computes again; none in an evaluation.
+
+use crate::fixture::*;
+use crate::lab::{self, FIXTURES, Lab};
+use shardc_ir::plan::Dropout;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{CpMode, CpSplit, Options};
+use shardc_prove::Verdict;
+use shardc_runtime::StepBatch;
+
+fn dropped(o: Options) -> Options {
+    Options { dropout: Dropout::Rate(0.3), ..o }
+}
+
+fn run(name: &str, o: &Options) -> Numbers {
+    let fx = Fixture::open(name);
+    let model = fx.model(o);
+    let compiled = compile(&model, o);
+    let r = texts(&model, o, &compiled).prove();
+    let what = format!("{name} {:?}", o.mesh);
+    assert_eq!(r.verdict(), Verdict::Proved, "{what}: {:?} {:?}", r.refuted, r.gaps);
+    three_steps(&model, &compiled, &fx.input_ids, &fx.targets())
+}
+
+fn compare(name: &str, all: Vec<Options>) {
+    let one = dropped(options(&[], false, 8));
+    let model = Fixture::open(name).model(&one);
+    let want = run(name, &one);
+    for o in all.into_iter().map(dropped) {
+        let what = format!("{name} {:?} sp={} {}", o.mesh, o.sp, o.recompute);
+        run(name, &o).compare(&model, &want, &what);
+    }
+}
+
+#[test]
+fn every_mesh_drops_the_same() {
+    let tp = |recompute| Options { recompute, ..options(&[("tp", 2)], false, 2) };
+    let ring = |split| Options {
+        cp_mode: CpMode::Ring,
+        cp_split: Some(split),
+        ..options(&[("cp", 2)], false, 8)
+    };
+    compare(
+        "gpt2",
+        vec![
+            options(&[], false, 2),
+            options(&[("dp_replicate", 2)], false, 2),
+            options(&[("dp_shard", 2)], false, 4),
+            options(&[("dp_replicate", 2), ("tp", 2)], true, 2),
+            options(&[("pp", 2)], false, 2),
+            ring(CpSplit::Zigzag),
+            ring(CpSplit::Contiguous),
+            tp(Recompute::None),
+            tp(Recompute::Selective),
+            tp(Recompute::Full),
+        ],
+    );
+}
+
+#[test]
+fn other_blocks_drop_the_same() {
+    for name in ["llama_gqa", "gemma2", "mixtral"] {
+        compare(name, vec![options(&[("dp_replicate", 2), ("tp", 2)], false, 4)]);
+    }
+}
+
+/// What is dropped changes the loss; an evaluation drops nothing; another seed and another step drop others.
+#[test]
+fn evaluations_drop_nothing() {
+    let fx = Fixture::open("gpt2");
+    let targets = fx.targets();
+    let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
+    let losses = |o: &Options| {
+        let model = fx.model(o);
+        let mut s = session(&model, &compile(&model, o));
+        let evaluation = s.evaluate(&batch).expect("an evaluation").loss.expect("a loss");
+        // Without a rate of learning, so that steps differ by what they drop.
+        let steps = [1, 2].map(|step| s.step(&batch, 0.0, step).expect("a step").loss);
+        (evaluation, steps.map(|l| l.expect("a loss")))
+    };
+    let plain = losses(&options(&[], false, 8));
+    let o = dropped(options(&[], false, 8));
+    let (evaluation, steps) = losses(&o);
+    assert_eq!(evaluation.to_bits(), plain.0.to_bits());
+    let (_, other) = losses(&Options { seed: 1, ..o });
+    let far = |a: f32, b: f32| (a - b).abs() > 1e-4 * b;
+    assert!(far(steps[0], plain.1[0]) && far(steps[1], steps[0]) && far(other[0], steps[0]));
+}
+
+#[test]
+fn rates_of_the_config() {
+    let lab = Lab::new("dropout");
+    let rates = |attention: f64| serde_json::json!({"attn_pdrop": attention, "resid_pdrop": 0.25, "embd_pdrop": 0.125});
+    let model = lab.config("gpt2", rates(0.0));
+    lab.ok(&lab::compile(&model, &["--dropout", "config"]));
+    let text = std::fs::read_to_string(lab.path("out/model.ir")).expect("the model");
+    assert_eq!(text.matches("from=keep 0.875").count(), 1, "{text}");
+    assert_eq!(text.matches("from=keep 0.75").count(), 4, "{text}");
+    assert!(text.contains("stream=transformer.h.1.mlp"), "{text}");
+    let deep = format!("{FIXTURES}/llama_deep");
+    lab.ok(&lab::compile(&deep, &["--dropout", "0.1"]));
+    let text = std::fs::read_to_string(lab.path("out/model.ir")).expect("the model");
+    assert!(text.contains("stream=model.layers.{i}.mlp"), "layers are not folded: {text}");
+    let model = lab.config("gpt2", rates(0.1));
+    let said = lab.refuses(&lab::compile(&model, &["--dropout", "config"]), 4, "not-built");
+    assert!(said.contains("attn_pdrop") && said.contains("--dropout 0.1"), "{said}");
+}

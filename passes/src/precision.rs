@@ -77,6 +77,7 @@ pub fn precision(f: &mut Func) {
     }
     let homes = f.values.iter().map(|_| Scope(0)).collect();
     let mut p = Pass { homes, casts: HashMap::default(), exact: HashSet::default() };
+    let mut drawn: HashSet<Value> = HashSet::default();
     for mut n in std::mem::take(&mut f.nodes) {
         let floats = |f: &Func, n: &Node| -> SmallVec<[DType; 4]> {
             let all = n.ins.iter().map(|&v| f.ty(v).dtype);
@@ -90,6 +91,15 @@ pub fn precision(f: &mut Func) {
             Wants::Same | Wants::Moved if floats(f, &n).contains(&DType::F32) => Some(DType::F32),
             Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => None,
         };
+        // What is dropped stays of its type, though the factor is f32.
+        let back = to.filter(|to| wants == Wants::Same && *to == DType::F32).and_then(|_| {
+            let mut others = n.ins.iter().filter(|v| !drawn.contains(v));
+            let half = others.all(|&v| f.ty(v).dtype == DType::BF16);
+            (half && n.ins.iter().any(|v| !drawn.contains(v))).then_some(DType::BF16)
+        });
+        if n.op.facts().kind == Kind::Constant && !n.ins.is_empty() {
+            drawn.extend(n.outs.iter().copied());
+        }
         if wants == Wants::HalfFirst {
             n.ins[0] = p.cast(f, n.ins[0], DType::BF16, n.scope);
         }
@@ -116,7 +126,18 @@ pub fn precision(f: &mut Func) {
             f.values[o.0 as usize].ty.dtype = dtype;
             p.homes[o.0 as usize] = n.scope;
         }
+        let (out, scope) = (n.outs[0], n.scope);
+        if back.is_some() {
+            let name = f.name(out).clone();
+            let hint = format!("{}_f32", name.hint).into();
+            n.outs[0] = f.value(f.ty(out).clone(), Name { hint, dup: 0, ..name });
+        }
+        let made = n.outs[0];
         f.nodes.push(n);
+        if let Some(to) = back {
+            f.values[out.0 as usize].ty.dtype = to;
+            f.nodes.push(Node::new(Cast { to }, [made], [out], scope));
+        }
     }
     // A sum over microbatches takes many small numbers into a large one.
     for i in 0..f.results.len() {

@@ -2,7 +2,9 @@
 
 use crate::fixture::*;
 use crate::lab::{self, FIXTURES, Lab};
+use shardc_ir::func::{Port, RoleKind};
 use shardc_ir::plan::Dropout;
+use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, CpSplit, Options};
 use shardc_prove::Verdict;
@@ -62,6 +64,22 @@ fn other_blocks_drop_the_same() {
     for name in ["llama_gqa", "gemma2", "mixtral"] {
         compare(name, vec![options(&[("dp_replicate", 2), ("tp", 2)], false, 4)]);
     }
+}
+
+/// In bf16 the residual stream stays bf16, and nothing that was drawn is kept for backward.
+#[test]
+fn drawn_numbers_are_drawn_again() {
+    let fx = Fixture::open("gpt2");
+    let mut o = dropped(options(&[("tp", 2)], true, 2));
+    (o.dtype, o.observe) = (DType::BF16, false);
+    let plan = compile(&fx.model(&o), &o).plan;
+    let f = plan.module.func("forward").expect("forward");
+    let made = |hint: &str| f.values.iter().filter(|v| v.name.hint == *hint).collect::<Vec<_>>();
+    assert_eq!((made("kept").len(), made("dropped").len()), (5, 5));
+    assert!(made("dropped").iter().chain(&made("hidden")).all(|v| v.ty.dtype == DType::BF16));
+    let stash = |r: &&Port| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Stash);
+    let stashed: Vec<_> = f.results.iter().filter(stash).map(|r| f.name(r.value)).collect();
+    assert!(stashed.len() > 10 && stashed.iter().all(|n| n.hint != "kept"), "{}", stashed.len());
 }
 
 /// What is dropped changes the loss; an evaluation drops nothing; another seed and another step drop others.

@@ -1,7 +1,7 @@
 //! Which values backward computes again instead of taking them from forward.
 //!
 //! Views and gathers are always made again: they cost nothing, or what they cost is stated as
-//! "re-gathers" (Korthikanti et al., 2022, §4.2.2). So is what element-wise ops make in f32 of 16-bit
+//! "re-gathers" (Korthikanti et al., 2022, §4.2.2). So are numbers at random, which are drawn again, and what element-wise ops make in f32 of 16-bit
 //! values. Beyond them a policy chooses among the nodes of
 //! decoder layers. What another layer uses is always saved, so recomputation never reaches back
 //! beyond the layer it serves; under [`Recompute::Sqrt`] a run of layers takes the place of the
@@ -108,7 +108,8 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
     wide.iter_mut().zip(&leaves).for_each(|(w, leaves)| *w &= !leaves);
     let again = |n: usize| {
         let op = &j.nodes[n].op;
-        op.def().is_view() || op.gathers() || wide[n]
+        let drawn = op.facts().kind == Kind::Constant && !j.nodes[n].ins.is_empty();
+        op.def().is_view() || op.gathers() || drawn || wide[n]
     };
     // What costs nothing and leaves is made again elsewhere: then what it shows leaves.
     for n in (0..forward).rev().filter(|&n| again(n)) {

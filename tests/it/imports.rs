@@ -237,7 +237,8 @@ fn count(model: &Model, is: impl Fn(&Op) -> bool) -> usize {
 #[test]
 fn raising_changes_no_number() {
     const ALL: Raise = Raise { norms: true, rope: true, activations: true, parts: true };
-    let cases: [(&str, Raise, fn(&Op) -> bool); 7] = [
+    type Case = (&'static str, Raise, fn(&Op) -> bool);
+    let cases: [Case; 7] = [
         ("cohere", Raise { rope: false, ..ALL }, |op| matches!(op, Op::Rope(_))),
         ("glm4", Raise { rope: false, ..ALL }, |op| matches!(op, Op::Rope(_))),
         ("llama", Raise { rope: false, ..ALL }, |op| matches!(op, Op::Rope(_))),

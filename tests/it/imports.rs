@@ -175,7 +175,7 @@ macro_rules! architectures {
     ($($name:ident)*) => { $(#[test] fn $name() { check(stringify!($name)); })* };
 }
 architectures! { llama llama_mqa qwen2 qwen3 mistral gpt2 gpt2_whole olmo2 phi3 granite gemma2 gemma3 gpt_neox
-starcoder2 stablelm cohere glm4 phi }
+starcoder2 stablelm opt cohere glm4 phi }
 
 /// Loss, logits and gradients of one rank, in f64.
 fn interpret(model: &Model, want: &Expected) -> Vec<f64> {

@@ -10,8 +10,8 @@ use shardc_ir::attr::{Broadcast, Padding};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Value;
 use shardc_ir::ops::{
-    Add, Div, Dot, Exp, Fill, Gelu, Mul, Op, ReduceMax, ReduceSum, Rsqrt, Scale, Shift, Sqrt,
-    StopGradient, Sub, Take,
+    Add, Div, Dot, Erf, Exp, Fill, Gelu, Max, Min, Mul, Op, ReduceMax, ReduceSum, Rsqrt, Scale,
+    Shift, Sqrt, StopGradient, Sub, Take,
 };
 use shardc_ir::types::Type;
 
@@ -56,6 +56,7 @@ impl Lower<'_> {
                 Arithmetic::Sub | Arithmetic::Rsub => self.shifted(n, &a, -c),
                 Arithmetic::Mul => self.scaled(n, &a, c),
                 Arithmetic::Div => self.scaled(n, &a, 1.0 / c),
+                Arithmetic::Max | Arithmetic::Min => self.bounded(n, how, c, &a),
             },
             (Term::Number(c), Term::Data(b)) => match how {
                 Arithmetic::Add => self.shifted(n, &b, c),
@@ -65,6 +66,7 @@ impl Lower<'_> {
                     self.shifted(n, &minus, c)
                 }
                 Arithmetic::Div => self.over(n, c, &b),
+                Arithmetic::Max | Arithmetic::Min => self.bounded(n, how, c, &b),
             },
             _ => return Err(self.refuse(n, "none of its operands is a tensor")),
         }
@@ -100,6 +102,24 @@ impl Lower<'_> {
         let l = x.letters(x.shape.len());
         let rule = self.spread(n, &["", &l], &l, &[one, x.value])?;
         Ok(x.with(self.emit(n, "over", Div { rule }, &[one, x.value])?))
+    }
+
+    /// The larger, or smaller, one of a number and each element. No gradient flows where they are equal, as in
+    /// PyTorch's `relu`.
+    fn bounded(&mut self, n: &Node, how: Arithmetic, c: f64, x: &View) -> Result<View> {
+        let bound = self.emit_n(n, &["bound"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
+        let l = x.letters(x.shape.len());
+        let rule = self.spread(n, &["", &l], &l, &[bound, x.value])?;
+        let op: Op = match how {
+            Arithmetic::Min => Min { rule }.into(),
+            _max => Max { rule }.into(),
+        };
+        Ok(x.with(self.emit(n, "bounded", op, &[bound, x.value])?))
+    }
+
+    pub(super) fn relu(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let x = self.data(n, "self")?;
+        Ok(vec![Val::Data(self.bounded(n, Arithmetic::Max, 0.0, &x)?)])
     }
 
     pub(super) fn reciprocal(&mut self, n: &Node) -> Result<Vec<Val>> {
@@ -139,6 +159,8 @@ impl Lower<'_> {
             Arithmetic::Sub | Arithmetic::Rsub => self.emit(n, "difference", Sub { rule }, &ins)?,
             Arithmetic::Mul => self.emit(n, "product", Mul { rule }, &ins)?,
             Arithmetic::Div => self.emit(n, "quotient", Div { rule }, &ins)?,
+            Arithmetic::Max => self.emit(n, "larger", Max { rule }, &ins)?,
+            Arithmetic::Min => self.emit(n, "smaller", Min { rule }, &ins)?,
         };
         Ok(view_of(v, &out, shape, &a))
     }
@@ -182,12 +204,17 @@ impl Lower<'_> {
     }
 
     pub(super) fn gelu(&mut self, n: &Node) -> Result<Vec<Val>> {
-        if !matches!(n.arg("approximate"), Arg::Text(t) if &**t == "tanh") {
-            let what = "a GELU by the error function, for which there is no op yet";
-            return Err(self.refuse(n, what).help(super::table::nearest("erf.default")));
+        if matches!(n.arg("approximate"), Arg::Text(t) if &**t == "tanh") {
+            let v = self.unary(n, "act", Gelu {}.into())?;
+            return Ok(vec![Val::Data(v)]);
         }
-        let v = self.unary(n, "act", Gelu {}.into())?;
-        Ok(vec![Val::Data(v)])
+        // x/2 (1 + erf(x/√2)).
+        let x = self.data(n, "self")?;
+        let t = self.scaled(n, &x, std::f64::consts::FRAC_1_SQRT_2)?;
+        let e = self.each(n, "erf", Erf {}.into(), &t)?;
+        let e = self.shifted(n, &e, 1.0)?;
+        let y = self.both(n, Arithmetic::Mul, &x, &e)?;
+        Ok(vec![Val::Data(self.scaled(n, &y, 0.5)?)])
     }
 
     pub(super) fn embedding(&mut self, n: &Node) -> Result<Vec<Val>> {

@@ -4,9 +4,9 @@ use super::graph::Node;
 use super::lower::{Lower, Val};
 use shardc_ir::diag::Result;
 use shardc_ir::names;
-use shardc_ir::ops::{Cos, Exp, Log, Logistic, Op, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh};
+use shardc_ir::ops::{Abs, Cos, Erf, Exp, Log, Logistic, Op, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh};
 
-/// Sums and products of two operands, of which one may be a number.
+/// Functions of two operands, of which one may be a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arithmetic {
     Add,
@@ -15,6 +15,8 @@ pub(super) enum Arithmetic {
     Rsub,
     Mul,
     Div,
+    Max,
+    Min,
 }
 
 /// How an op is lowered.
@@ -33,6 +35,7 @@ use How::{Binary, Call, Same, Unary};
 const TABLE: &[(&str, How)] = &[
     ("_to_copy.default", Same),
     ("_unsafe_view.default", Call(|l, n| l.view(n, "size"))),
+    ("abs.default", Unary("abs", || Abs {}.into())),
     ("add.Scalar", Binary(Arithmetic::Add)),
     ("add.Tensor", Binary(Arithmetic::Add)),
     ("addmm.default", Call(|l, n| l.addmm(n))),
@@ -50,6 +53,7 @@ const TABLE: &[(&str, How)] = &[
     ("div.Tensor", Binary(Arithmetic::Div)),
     ("dropout.default", Call(|l, n| l.dropout(n))),
     ("embedding.default", Call(|l, n| l.embedding(n))),
+    ("erf.default", Unary("erf", || Erf {}.into())),
     ("exp.default", Unary("exp", || Exp {}.into())),
     ("expand.default", Call(|l, n| l.expand(n))),
     ("flatten.using_ints", Call(|l, n| l.flatten(n))),
@@ -58,7 +62,9 @@ const TABLE: &[(&str, How)] = &[
     ("linear.default", Call(|l, n| l.linear(n))),
     ("log.default", Unary("log", || Log {}.into())),
     ("matmul.default", Call(|l, n| l.matmul(n, "other"))),
+    ("maximum.default", Binary(Arithmetic::Max)),
     ("mean.dim", Call(|l, n| l.mean(n, true))),
+    ("minimum.default", Binary(Arithmetic::Min)),
     ("mm.default", Call(|l, n| l.matmul(n, "mat2"))),
     ("mul.Scalar", Binary(Arithmetic::Mul)),
     ("mul.Tensor", Binary(Arithmetic::Mul)),
@@ -67,6 +73,7 @@ const TABLE: &[(&str, How)] = &[
     ("permute.default", Call(|l, n| l.permute(n))),
     ("pow.Tensor_Scalar", Call(|l, n| l.pow(n))),
     ("reciprocal.default", Call(|l, n| l.reciprocal(n))),
+    ("relu.default", Call(|l, n| l.relu(n))),
     ("repeat_interleave.self_int", Call(|l, n| l.repeat_interleave(n))),
     ("reshape.default", Call(|l, n| l.view(n, "shape"))),
     ("rms_norm.default", Call(|l, n| l.rms_norm(n))),
@@ -110,8 +117,7 @@ pub(super) fn row(op: &str) -> Option<&'static How> {
 /// What ops that are not there can be made of.
 const COMPOSED: &[(&str, &str)] = &[
     ("conv", "a convolution whose stride is its window is a reshape and a linear"),
-    ("erf", "a GELU by its tanh formula: hidden_act=\"gelu_pytorch_tanh\""),
-    ("relu", "an activation such as SiLU or GELU by its tanh formula"),
+    ("relu6", "an activation such as ReLU, SiLU or GELU"),
     ("where", "masks that do not depend on data: those are known when the model is imported"),
     ("masked_fill", "masks that do not depend on data: those are known when the model is imported"),
     ("index", "an embedding, or a slice by numbers"),

@@ -30,6 +30,7 @@ use crate::window::ring::ring;
 use crate::window::summa::summa;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
+use shardc_ir::hardware::Hardware;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
 use shardc_ir::schedule::Schedule;
@@ -169,9 +170,11 @@ impl<'a> State<'a> {
         let grid = Grid::of(mesh, o.tp_mode)?.stored;
         let frozen = |name: &str| self.frozen.contains(name);
         let trained = |name: &str| self.trains() && !frozen(name);
+        // What was asked for does not depend on a machine.
+        let generic = Hardware::default();
         let prices = Asked {
             mesh,
-            hardware: &o.hardware,
+            hardware: if o.auto { &o.hardware } else { &generic },
             trains: self.trains(),
             microbatches: o.microbatches(),
             budget: o.budget.map(|b| b as u64),

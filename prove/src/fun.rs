@@ -97,7 +97,7 @@ pub struct Places {
 
 impl Places {
     /// The element that stands at a place, if one does.
-    pub fn element(self, place: usize) -> Option<usize> {
+    pub fn taken_at(self, place: usize) -> Option<usize> {
         let far = place.checked_sub(self.start)?;
         (far % self.step == 0).then_some(far / self.step)
     }

@@ -289,8 +289,17 @@ fn layouts_of_a_user() {
         rule("*.1.mlp.gate_proj.weight", &["-", "tp"], 0),
     ];
     let o = Options { shard, ..options(DP2_TP2, false, 2) };
-    let ops = ["fan_out", "all_reduce", "all_gather", "reduce_scatter", "slice", "all_to_all"];
+    let ops = ["fan_out", "all_reduce", "all_gather", "reduce_scatter", "slice"];
     check("llama_mha", &o, &ops);
+}
+
+#[test]
+fn heads_against_tokens() {
+    let o = Options {
+        cp_mode: CpMode::Ulysses,
+        ..options(&[("dp_replicate", 2), ("cp", 2)], false, 2)
+    };
+    check("llama_mha", &o, &["all_reduce", "all_to_all"]);
 }
 
 /// No recipe makes a `place`: it is the gradient of a slice of what is replicated.

@@ -13,7 +13,7 @@ use super::moves::Moves;
 use super::propagate::OpFactors;
 use super::ways::{Chosen, Execution, Way, linear_in, way};
 use crate::choose::{Cost, Problem, Var, within};
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, Port, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::price;
 use shardc_ir::types::{Reduction, Type};
@@ -49,8 +49,14 @@ struct Deferral<'a> {
     vars: Vec<Option<Var>>,
     /// Whether a value is there in another type, too.
     also: HashMap<(Value, u32), Var>,
+    /// The number of the type in which all users of a value find it.
+    lying: HashMap<Value, u32>,
     units: Vec<usize>,
 }
+
+/// Most entries that are looked at for one choice: those of models have some dozens, and what needs more stays as it
+/// is asked for.
+const LIMIT: usize = 1 << 12;
 
 /// Changes how ops run, and which results stay sums, where it costs less; true if it does anywhere.
 pub(super) fn defer(
@@ -58,6 +64,7 @@ pub(super) fn defer(
     f: &Func,
     ops: &[OpFactors],
     active: &[bool],
+    moves: Moves,
     chosen: &mut Chosen,
 ) -> bool {
     let mut uses = vec![SmallVec::new(); f.values.len()];
@@ -74,15 +81,17 @@ pub(super) fn defer(
         ops,
         active,
         chosen,
-        moves: Moves::new(asked.mesh, asked.hardware, asked.trains),
+        moves,
         makers: f.makers(),
         uses,
         all: vec![],
         problem: Problem::new(),
         vars: vec![None; f.nodes.len()],
         also: HashMap::new(),
+        lying: HashMap::new(),
         units: vec![],
     };
+    d.problem.limit = LIMIT;
     for u in 0..f.nodes.len() {
         let all = d.alternatives(u);
         d.all.push(all);
@@ -124,6 +133,9 @@ impl Deferral<'_> {
     fn alternatives(&self, u: usize) -> Vec<Alternative> {
         let n = &self.f.nodes[u];
         let [out] = n.outs[..] else { return vec![] };
+        if self.uses[out.0 as usize].is_empty() {
+            return vec![];
+        }
         let base = &self.chosen.run[u];
         let carried: SmallVec<[AtomSet; 4]> = n.ins.iter().map(|&v| self.carried(v)).collect();
         let mut runs = vec![base.clone()];
@@ -142,17 +154,23 @@ impl Deferral<'_> {
             return vec![];
         }
         let known = |run: Execution| way(self.asked.mesh, self.f, u, &self.ops[u], run);
-        let ways: Vec<Way> = runs.into_iter().filter_map(known).collect();
-        if ways.first().is_none_or(|w| w.run.parts != base.parts || w.run.lists != base.lists) {
+        let mut ways: Vec<Way> = runs.into_iter().filter_map(known).collect();
+        if ways.first().is_none_or(|w| w.run != *base) {
             return vec![];
         }
-        let (own, asked) =
-            (&self.chosen.own[out.0 as usize], self.f.annotations.contains_key(&out));
+        // A parameter stays split as it is: nothing here counts its memory.
+        let split = |w: &Way, j: usize| w.ins[j].sharded();
+        let params: SmallVec<[usize; 2]> =
+            (0..n.ins.len()).filter(|&j| self.is_param(n.ins[j])).collect();
+        let first: SmallVec<[AtomSet; 2]> = params.iter().map(|&j| split(&ways[0], j)).collect();
+        ways.retain(|w| params.iter().zip(&first).all(|(&j, s)| s.within(split(w, j))));
+        // What a user asks to lie somewhere is there, whole sums; of buffers of experts only the place is asked for.
+        // And what another stage reads is summed before.
+        let asked = self.f.annotations.contains_key(&out) && !n.op.facts().kind.of_experts();
+        let stays = !asked && self.in_one_stage(u, out);
         let mut all = vec![];
         for way in ways {
-            let made = &way.outs[0];
-            let stays = !made.sum.is_empty() && (!asked || made.dims == own.dims);
-            if stays && self.only_use(out).is_some() {
+            if stays && !way.outs[0].sum.is_empty() && self.only_use(out).is_some() {
                 all.push(Alternative { way: way.clone(), keeps: false });
                 all.push(Alternative { way, keeps: true });
             } else {
@@ -160,6 +178,16 @@ impl Deferral<'_> {
             }
         }
         all
+    }
+
+    fn is_param(&self, v: Value) -> bool {
+        self.chosen.stored[v.0 as usize].is_some()
+    }
+
+    /// Whether the stage that makes a value is the one that reads it.
+    fn in_one_stage(&self, u: usize, out: Value) -> bool {
+        let stage = |u: usize| self.f.stage_of(&self.f.nodes[u]);
+        self.only_use(out).is_none_or(|(user, _)| stage(user as usize) == stage(u))
     }
 
     /// Whether the op makes a sum which the one op that reads it might leave so.
@@ -180,7 +208,7 @@ impl Deferral<'_> {
         let mut gathered = 0;
         for (j, v) in n.ins.iter().enumerate() {
             let lies = &self.chosen.own[v.0 as usize];
-            if self.chosen.stored[v.0 as usize].is_some() || lies.sharded().within(base.atoms) {
+            if self.is_param(*v) || lies.sharded().within(base.atoms) {
                 continue;
             }
             let before = run.atoms;
@@ -221,13 +249,23 @@ impl Deferral<'_> {
         way(self.asked.mesh, self.f, u, &self.ops[u], self.chosen.run[u].clone())
     }
 
-    /// The type in which all users of a value find it, made as asked.
-    fn lies(&self, v: Value) -> Type {
-        let own = self.chosen.own[v.0 as usize].clone();
-        let Some(m) = self.makers[v.0 as usize] else { return own };
-        let Some(way) = self.base(m as usize) else { return own };
-        let o = self.f.nodes[m as usize].outs.iter().position(|&x| x == v).expect("its maker");
-        self.chosen.settled(v, &way.outs[o])
+    /// The number of the type in which all users of a value find it, made as asked.
+    fn lies(&mut self, v: Value) -> u32 {
+        if let Some(&known) = self.lying.get(&v) {
+            return known;
+        }
+        let maker = self.makers[v.0 as usize].map(|m| m as usize);
+        let ty = match maker.and_then(|m| self.base(m)) {
+            None => self.chosen.own[v.0 as usize].clone(),
+            Some(way) => {
+                let outs = &self.f.nodes[maker.expect("it has a way")].outs;
+                let o = outs.iter().position(|&x| x == v).expect("its maker");
+                self.chosen.settled(v, &way.outs[o])
+            }
+        };
+        let id = self.moves.id(&ty);
+        self.lying.insert(v, id);
+        id
     }
 
     /// What a result is to its users.
@@ -247,6 +285,9 @@ impl Deferral<'_> {
         }
         let found = within(&self.problem, u64::MAX >> 3);
         let mut changes = vec![];
+        if !found.exact {
+            return changes;
+        }
         for (u, var) in self.vars.iter().enumerate() {
             let Some(i) = var.map(|v| found.ways[v.index()]).filter(|&i| i > 0) else { continue };
             let a = &self.all[u][i];
@@ -262,12 +303,15 @@ impl Deferral<'_> {
         let (hw, mesh) = (self.asked.hardware, self.asked.mesh);
         let active = self.active[out.0 as usize];
         let times = if self.asked.trains && active { 3 } else { 1 };
+        // What is summed over microbatches is reduced once per step.
+        let of_step = |r: &Port| r.role.as_ref().is_some_and(|r| r.kind.is_summed());
+        let summed = self.f.results.iter().any(|r| r.value == out && of_step(r));
         let mut costs = vec![];
         let (all, moves) = (&self.all[u], &mut self.moves);
         for a in all {
             let ins: SmallVec<[&Type; 4]> = a.way.ins.iter().collect();
             let own = Cost { time: times * price::op(hw, mesh, &n.op, &ins, a.made()), memory: 0 };
-            let settled = match a.keeps {
+            let settled = match a.keeps || summed {
                 true => Cost::ZERO,
                 false => {
                     let to = self.chosen.settled(out, a.made());
@@ -320,7 +364,7 @@ impl Deferral<'_> {
 
     /// A value that several may use has to be there in each type in which one of them needs it, once.
     fn also(&mut self, u: usize, j: usize, v: Value, var: Var) {
-        let lies = self.moves.id(&self.lies(v));
+        let lies = self.lies(v);
         let all = std::mem::take(&mut self.all[u]);
         let needs: Vec<u32> = all.iter().map(|a| self.moves.id(&a.way.ins[j])).collect();
         self.all[u] = all;
@@ -335,7 +379,7 @@ impl Deferral<'_> {
                 Some(&there) => there,
                 None => {
                     let mut cost = self.moves.cost(lies, want, self.active[v.0 as usize]);
-                    if self.chosen.stored[v.0 as usize].is_some() && cost.allowed() {
+                    if self.is_param(v) && cost.allowed() {
                         // A parameter is moved once per step.
                         cost.time /= self.asked.microbatches as u64;
                     }

@@ -177,9 +177,6 @@ pub(super) fn annotate(
             ask(n.ins[0], SEQUENCE, &[at(tokens), whole, whole]);
             ask(n.outs[0], SEQUENCE, &[whole, at(tokens), whole, whole]);
         }
-        if let Op::Combine(_) = n.op {
-            ask(n.outs[0], SEQUENCE, &[at(tokens), whole, whole]);
-        }
         if let Op::GroupedDot(_) = n.op {
             ask(n.outs[0], 0, &[at(expert), at(own), whole, open]);
         }

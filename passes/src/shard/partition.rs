@@ -56,10 +56,11 @@ pub fn partition(
     let mut resharder = Resharder::default();
     let (chosen, grid, price, choices) = match how {
         How::Asked { zero, grid, prices } => {
-            let orders = Orders { mesh, f: src, is_param: &is_param, active: &active };
+            let on_grid = !grid.is_empty();
+            let orders = Orders { mesh, f: src, is_param: &is_param, active: &active, on_grid };
             let mut moves = Moves::new(mesh, prices.hardware, prices.trains);
             let mut chosen = as_asked(&orders, &ops, zero, &mut moves);
-            if grid.is_empty() && defer(&prices, src, &ops, &active, &mut chosen) {
+            if !on_grid && defer(&prices, src, &ops, &active, moves, &mut chosen) {
                 spread(mesh, src, &ops, &mut chosen.run, &is_param, &active);
             }
             (chosen, grid, None, None)
@@ -115,8 +116,7 @@ pub enum How<'a> {
 /// What the types of values say.
 fn as_asked(orders: &Orders, ops: &[OpFactors], zero: Zero, moves: &mut Moves) -> Chosen {
     let &Orders { mesh, f: src, is_param, active, .. } = orders;
-    let by_op = ops.iter().enumerate();
-    let mut run: Vec<Execution> = by_op.map(|(u, op)| orders.execution(u, op, moves)).collect();
+    let mut run = orders.all(ops, moves);
     spread(mesh, src, ops, &mut run, is_param, active);
     let own: Vec<Type> = src.values.iter().map(|v| v.ty.clone()).collect();
     let over = if zero.splits { zero_axes(mesh) } else { AtomSet::EMPTY };

@@ -105,7 +105,7 @@ pub fn results(
             j[p.dim] = p.start + p.step * i[p.dim];
             x[0].at(&j)
         })),
-        Fun::Widen(p) => one(Tensor::from_fn(shape, |i| match p.element(i[p.dim]) {
+        Fun::Widen(p) => one(Tensor::from_fn(shape, |i| match p.taken_at(i[p.dim]) {
             Some(k) if k < x[0].shape[p.dim] => {
                 let mut j = i.to_vec();
                 j[p.dim] = k;

@@ -151,6 +151,10 @@ fn commands_of_the_docs_run() {
         config[key] = n.into();
     }
     lab.write("my-model/config.json", config.to_string());
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/imports/llama.pt2");
+    for name in ["my-model.pt2", "model.pt2"] {
+        std::fs::copy(&archive, lab.0.join(name)).expect("a file");
+    }
     lab.ok(&["compile", "my-model", "--mesh", "tp=2", "-o", "PLAN"]);
     let mut ran = 0;
     for (path, page) in pages() {

@@ -6,6 +6,7 @@ use crate::shard::propagate::OpFactors;
 use crate::shard::ways::Execution;
 use shardc_ir::func::{Func, Port, Value};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Kind;
 use shardc_ir::types::{AtomList, Type};
 use smallvec::SmallVec;
 
@@ -34,16 +35,57 @@ pub struct Orders<'a> {
     /// By value; `active` are those with a gradient.
     pub is_param: &'a [bool],
     pub active: &'a [bool],
+    /// Ranks form a grid, whose products are taken piece by piece as they were asked for.
+    pub on_grid: bool,
+}
+
+/// How all ops would run by the first order.
+struct Known<'a> {
+    ops: &'a [OpFactors],
+    base: &'a [Execution],
+    /// Nodes that use each value, and as which operand.
+    users: &'a [SmallVec<[(u32, u32); 2]>],
+}
+
+impl Known<'_> {
+    /// Whether a value is needed in this layout by another op than `u`.
+    fn needed_by_others(&self, f: &Func, u: usize, v: Value, to: &Type) -> bool {
+        self.users[v.0 as usize].iter().any(|&(other, j)| {
+            let (other, j) = (other as usize, j as usize);
+            let needs = || self.base[other].required(f, &self.ops[other], other, j);
+            other != u && needs().dims == to.dims
+        })
+    }
 }
 
 impl Orders<'_> {
+    /// How all ops run.
+    pub fn all(&self, ops: &[OpFactors], moves: &mut Moves) -> Vec<Execution> {
+        let first = |op| execution(self.mesh, self.f, op, self.is_param, &ORDERS[0]);
+        let base: Vec<Execution> = ops.iter().map(first).collect();
+        let mut users = vec![SmallVec::new(); self.f.values.len()];
+        for (u, n) in self.f.nodes.iter().enumerate() {
+            for (j, v) in n.ins.iter().enumerate() {
+                users[v.0 as usize].push((u as u32, j as u32));
+            }
+        }
+        let known = Known { ops, base: &base, users: &users };
+        (0..ops.len()).map(|u| self.execution(u, &known, moves)).collect()
+    }
+
     /// The split of an op's loops that sends least, forward and backward; of equal ones that of the first order.
-    pub fn execution(&self, u: usize, op: &OpFactors, moves: &mut Moves) -> Execution {
+    fn execution(&self, u: usize, known: &Known, moves: &mut Moves) -> Execution {
+        let op = &known.ops[u];
         let one = |order| execution(self.mesh, self.f, op, self.is_param, order);
+        // What later becomes a ring, or an exchange of rows, has to be as it was asked for.
+        let kind = self.f.nodes[u].op.facts().kind;
+        if self.on_grid || kind == Kind::Attention || kind.of_experts() {
+            return known.base[u].clone();
+        }
         let mut all: Vec<Execution> = ORDERS.iter().map(|order| one(order)).collect();
         all.dedup();
         if all.len() > 1 {
-            let costs: Vec<u64> = all.iter().map(|e| self.sends(u, op, e, moves)).collect();
+            let costs: Vec<u64> = all.iter().map(|e| self.sends(u, e, known, moves)).collect();
             let least = costs.iter().enumerate().min_by_key(|c| c.1).map_or(0, |c| c.0);
             all.swap(0, least);
         }
@@ -51,8 +93,8 @@ impl Orders<'_> {
     }
 
     /// Picoseconds of what is sent so that an op runs so, between its values as they lie.
-    fn sends(&self, u: usize, op: &OpFactors, e: &Execution, moves: &mut Moves) -> u64 {
-        let (mesh, f, n) = (self.mesh, self.f, &self.f.nodes[u]);
+    fn sends(&self, u: usize, e: &Execution, known: &Known, moves: &mut Moves) -> u64 {
+        let (mesh, f, n, op) = (self.mesh, self.f, &self.f.nodes[u], &known.ops[u]);
         let mut sum = Cost::ZERO;
         let mut moved = |from: &Type, to: &Type, v: Value| {
             let (from, to) = (moves.id(from), moves.id(to));
@@ -61,7 +103,10 @@ impl Orders<'_> {
         let ins: SmallVec<[Type; 4]> = (0..n.ins.len()).map(|j| e.required(f, op, u, j)).collect();
         // Parameters change their layout once per step.
         for (&v, to) in n.ins.iter().zip(&ins).filter(|x| !self.is_param[x.0.0 as usize]) {
-            moved(f.ty(v), to, v);
+            // What another op needs as well is moved for both.
+            if !known.needed_by_others(f, u, v, to) {
+                moved(f.ty(v), to, v);
+            }
         }
         let hints: SmallVec<[Type; 2]> = (0..n.outs.len()).map(|o| e.hint(f, op, u, o)).collect();
         let given: SmallVec<[&Type; 4]> = ins.iter().collect();

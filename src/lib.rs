@@ -8,6 +8,7 @@ pub mod commands;
 pub mod data;
 pub mod device;
 pub mod flags;
+mod input;
 pub mod lock;
 pub mod machine;
 pub mod numbers;
@@ -22,21 +23,18 @@ pub mod search;
 pub mod signals;
 pub mod terminal;
 
-use flags::Brought;
+pub use input::{Input, brought, read_model, text_source};
+use input::{from_model, from_text, is_archive, is_text};
 use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
-use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
-use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
+use shardc_frontends::{Balance, Bound, Facts, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files;
-use shardc_ir::func::{Func, Module, Part, RoleKind};
+use shardc_ir::func::Module;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
-use shardc_ir::phase::Phase;
-use shardc_ir::plan::{Dropout, Plan};
+use shardc_ir::plan::Plan;
 use shardc_ir::text;
-use shardc_ir::verify::verify;
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::pipeline::{self, Manager, Source, Watch};
 use shardc_passes::shard::auto::{Choices, Price};
@@ -49,79 +47,6 @@ use std::time::Instant;
 
 /// Version of the plan directory and of the JSON reports.
 pub const SCHEMA: u32 = 7;
-
-/// A model before compilation: from a Hugging Face folder, or from text.
-pub struct Input {
-    pub source: Source,
-    pub family: String,
-    pub facts: Option<Facts>,
-    pub config: serde_json::Value,
-    /// The folder that it came from.
-    pub origin: Option<String>,
-    pub warnings: Vec<Diag>,
-}
-
-/// Largest text of a model that is read, in bytes.
-const MAX_TEXT: u64 = 64 << 20;
-
-/// Reads a Hugging Face folder, its config.json, an archive of `torch.export`, or a `.ir` file.
-pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
-    if is_archive(path) {
-        let sizes = Sizes { rows: o.microbatch_rows(), seq: o.seq };
-        let m = Opened::read(path)?.import(sizes, o.mode, Raise::default())?;
-        return Ok(Input { warnings: m.warnings, ..without_facts(m.source, "pt2") });
-    }
-    if is_text(path) {
-        let mut input = read_text(path)?;
-        if o.balance.aux.is_some() || o.balance.z != 0.0 {
-            let what = "--moe-aux and --moe-z-loss change nothing: a text has the losses it has";
-            input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
-        }
-        if o.dropout != Dropout::Nothing {
-            let what = "--dropout changes nothing: a text has the numbers that it draws";
-            input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
-        }
-        let mut roles = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
-        if o.balance.rate != 0.0 && !roles.any(|r| r.kind == RoleKind::Load) {
-            let what = "--moe-bias-rate changes nothing: the text counts no choices of experts";
-            input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
-        }
-        return Ok(input);
-    }
-    let mut input = from_model(shardc_frontends::load(path, &shape(o)?)?);
-    let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
-    let folder = if whole.is_dir() { Some(&*whole) } else { whole.parent() };
-    input.origin = folder.map(|f| f.display().to_string());
-    Ok(input)
-}
-
-/// Reads a `.ir` file.
-fn read_text(path: &Path) -> Result<Input> {
-    let text = files::read_text(path, MAX_TEXT)?;
-    from_text(&text)
-        .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) })
-}
-
-/// The model of a `.ir` file; nothing if the model is no text.
-///
-/// # Errors
-/// Those of reading and parsing it.
-pub fn text_source(path: &Path) -> Result<Option<Source>> {
-    if is_text(path) { Ok(Some(read_text(path)?.source)) } else { Ok(None) }
-}
-
-/// Rows of a microbatch over all ranks and tokens of a row, where an archive fixes them; nothing if the model is
-/// none.
-///
-/// # Errors
-/// Those of reading it.
-pub fn brought(path: &Path) -> Result<Option<Brought>> {
-    if !is_archive(path) {
-        return Ok(None);
-    }
-    let [rows, seq] = Opened::read(path)?.fixed(DEFAULT);
-    Ok(Some(Brought { rows, seq, ..Brought::default() }))
-}
 
 /// The sizes that options give to a model.
 ///
@@ -155,62 +80,6 @@ pub fn shape(o: &Options) -> Result<Shape> {
 pub fn facts(path: &Path) -> Result<Option<Facts>> {
     let known = !is_text(path) && !is_archive(path);
     if known { shardc_frontends::facts(path).map(Some) } else { Ok(None) }
-}
-
-/// True if a path leads to an archive of `torch.export`, by its name.
-pub(crate) fn is_archive(path: &Path) -> bool {
-    path.extension().is_some_and(|e| e == "pt2")
-}
-
-fn is_text(path: &Path) -> bool {
-    path.extension().is_some_and(|e| e == "ir")
-}
-
-fn from_model(m: Model) -> Input {
-    let source =
-        Source { module: m.module, weights: m.weights, sequence: m.sequence, vocab: m.facts.vocab };
-    Input {
-        source,
-        family: m.family.into(),
-        facts: Some(m.facts),
-        config: m.config,
-        origin: None,
-        warnings: m.warnings,
-    }
-}
-
-/// Reads a model of one function; parameters are its arguments with role `param`.
-fn from_text(text: &str) -> Result<Input> {
-    let source = text::parse_source(text)?;
-    verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
-    let m = &source.module;
-    let is_cut = |f: &Func| {
-        f.scopes.iter().any(|s| s.stage > 0) || f.nodes.iter().any(|n| n.part != Part::Forward)
-    };
-    if m.phase != Phase::Source || !m.params.is_empty() || m.funcs.iter().any(is_cut) {
-        let what = "a model says nothing of phases, layouts, stages and parts: passes add them";
-        return Err(Diag::new("source", what).help(
-            "take out `phase`, `layout` and what follows the paths of scopes, or see `shardc opt`",
-        ));
-    }
-    if source.module.funcs.len() != 1 {
-        let n = source.module.funcs.len();
-        return Err(Diag::new("source", format!("a model is one function, the text has {n}"))
-            .help("put everything into one `func @model`"));
-    }
-    Ok(without_facts(source, "ir"))
-}
-
-/// A model of which nothing is known but its program.
-fn without_facts(source: Source, family: &str) -> Input {
-    Input {
-        source,
-        family: family.into(),
-        facts: None,
-        config: serde_json::json!({}),
-        origin: None,
-        warnings: vec![],
-    }
 }
 
 /// A text may bring its mesh; flags that name another are refused.

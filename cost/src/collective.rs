@@ -1,4 +1,4 @@
-//! Seconds of an exchange between ranks (COST, section 4).
+//! Seconds of an exchange between ranks, by the formulas of `docs/cost.md`.
 
 use crate::device::Device;
 

@@ -1,4 +1,4 @@
-//! Seconds of one launch on one device (COST, section 3).
+//! Seconds of one launch on one device, by the formulas of `docs/cost.md`.
 
 use crate::device::{Device, Precision};
 use shardc_ir::diag::Result;

@@ -1,4 +1,4 @@
-//! Seconds of a step in closed form: what chooses which layouts are compiled (COST, section 5).
+//! Seconds of a step in closed form: what chooses which layouts are compiled, by the formulas of `docs/cost.md`.
 
 use crate::collective::{Kind, exposed, seconds, send};
 use crate::kernel::rows;

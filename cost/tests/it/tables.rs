@@ -120,7 +120,7 @@ fn tau((right, pairs): (i64, i64)) -> f64 {
     right as f64 / pairs.max(1) as f64
 }
 
-/// The asked figures of COST, section 10, rows 1 to 4, with every source priced by constants of the others.
+/// The figures of `docs/cost.md`, with every source priced by constants of the others.
 #[test]
 fn a_source_that_is_left_out_is_priced_by_the_others() {
     let runs = runs();

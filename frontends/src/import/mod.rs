@@ -17,6 +17,7 @@ mod lower;
 mod mask;
 mod math;
 mod names;
+mod norms;
 mod operands;
 mod parts;
 mod raise;

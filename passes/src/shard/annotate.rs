@@ -6,7 +6,7 @@
 //! Assumes: phase Source.  Leaves: phase Source with annotations.
 
 use super::grid::{self, Grid, Side};
-use super::{asked, experts};
+use super::{SEQUENCE, asked, experts};
 use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, TpMode};
 use shardc_ir::attr::read_atoms;
@@ -20,9 +20,6 @@ use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-
-/// Priority of the residual stream's split: after parameters and batch have spread.
-pub(super) const SEQUENCE: u8 = 1;
 
 /// Makes the mesh and annotates the function; `sequence` lists residual values and their seq dim.
 /// What is annotated already, over the mesh `own`, stays as it is, but for what `--shard` names.

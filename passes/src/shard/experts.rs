@@ -5,7 +5,7 @@
 //! and edp ranks hold the same experts. No axis of the mesh has these names: they are pieces of axes,
 //! which the mesh knows as atoms.
 
-use super::annotate::SEQUENCE;
+use super::SEQUENCE;
 use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, RoleKind, Value};

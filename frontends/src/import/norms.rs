@@ -1,0 +1,83 @@
+//! Norms and softmax, as the sums, products and roots that they are.
+
+use super::graph::{Arg, Node};
+use super::lower::{Lower, Val};
+use super::operands::dim_of;
+use super::table::Arithmetic;
+use super::view::{Dim, View, letter};
+use shardc_ir::diag::Result;
+use shardc_ir::ops::{Div, Exp, ReduceMax, ReduceSum, Rsqrt, StopGradient, Sub};
+
+impl Lower<'_> {
+    pub(super) fn layer_norm(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let x = self.data(n, "input")?;
+        let last = self.normed_dim(n, &x)?;
+        let mean = self.mean_of(n, &x, last)?;
+        let centered = self.both(n, Arithmetic::Sub, &x, &mean)?;
+        self.normed(n, &centered, last)
+    }
+
+    pub(super) fn rms_norm(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let x = self.data(n, "input")?;
+        let last = self.normed_dim(n, &x)?;
+        self.normed(n, &x, last)
+    }
+
+    fn normed_dim(&self, n: &Node, x: &View) -> Result<usize> {
+        match (self.ints(n, "normalized_shape")?.len(), x.shape.len()) {
+            (1, rank) if rank > 0 => Ok(rank - 1),
+            _ => Err(self.refuse(n, "a norm over several dims")),
+        }
+    }
+
+    pub(super) fn mean_of(&mut self, n: &Node, x: &View, d: usize) -> Result<View> {
+        let sum = self.sum_over(n, x, &[d], true)?;
+        let by = if x.dims[d] == Dim::Virtual { 1.0 } else { 1.0 / x.shape[d] as f64 };
+        self.scaled(n, &sum, by)
+    }
+
+    /// x over the root of its mean square, times the weight, plus the bias.
+    fn normed(&mut self, n: &Node, x: &View, d: usize) -> Result<Vec<Val>> {
+        // Where none is given it is that of f32.
+        let eps = self.number(n, "eps").unwrap_or(f64::from(f32::EPSILON));
+        let square = self.both(n, Arithmetic::Mul, x, x)?;
+        let mean = self.mean_of(n, &square, d)?;
+        let mean = self.shifted(n, &mean, eps)?;
+        let rstd = self.each(n, "rstd", Rsqrt {}.into(), &mean)?;
+        let mut y = self.both(n, Arithmetic::Mul, x, &rstd)?;
+        if *n.arg("weight") != Arg::None {
+            let w = self.data(n, "weight")?;
+            y = self.both(n, Arithmetic::Mul, &y, &w)?;
+        }
+        self.biased(n, y, "bias")
+    }
+
+    /// exp(x - max) over its sum, along one dim.
+    pub(super) fn softmax(&mut self, n: &Node) -> Result<Vec<Val>> {
+        if let Some(Val::Masked(v, mask)) = self.operand(n, "self") {
+            let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), v.shape.len(), self, n)?;
+            if d + 1 != v.shape.len() {
+                return Err(self.refuse(n, "a mask is not along the last dim"));
+            }
+            return Ok(vec![Val::Probs(v, mask)]);
+        }
+        let x = self.data(n, "self")?;
+        let x = self.settled(n, &x)?;
+        let rank = x.shape.len();
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(-1), rank, self, n)?;
+        let from = x.letters(rank);
+        let to: String = from.chars().filter(|&c| c != letter(d)).collect();
+        if from == to {
+            return Err(self.refuse(n, "a softmax over a single number"));
+        }
+        let rule = self.rule(n, &format!("{from}->{to}"), &[x.value])?;
+        let max = self.emit(n, "max", ReduceMax { rule: rule.clone() }, &[x.value])?;
+        let max = self.emit(n, "max", StopGradient {}, &[max])?;
+        let by = self.spread(n, &[&from, &to], &from, &[x.value, max])?;
+        let z = self.emit(n, "z", Sub { rule: by.clone() }, &[x.value, max])?;
+        let e = self.emit(n, "exp", Exp {}, &[z])?;
+        let sum = self.emit(n, "total", ReduceSum { rule }, &[e])?;
+        let y = self.emit(n, "probs", Div { rule: by }, &[e, sum])?;
+        Ok(vec![Val::Data(x.with(y))])
+    }
+}

@@ -8,7 +8,6 @@ use crate::number::Coef;
 use crate::product::Letter;
 use crate::ring::Around;
 use crate::term::{Node, Store, Term};
-use shardc_ir::attr::Along;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Op, rope::Pairs};
 use shardc_ir::rule::{Dims, Rule};
@@ -38,9 +37,12 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         window,
         softcap: softcap.map(Real::new),
     };
-    let along = |dim: Along| {
+    // A dim that is not named is the last one.
+    let along = |dim: usize| {
         let rank = ins.first().map_or(0, |t| t.rank());
-        dim.of(rank).ok_or_else(|| format!("a tensor of {rank} dims has no such dim"))
+        let dim = if dim == usize::MAX { rank.checked_sub(1) } else { Some(dim) };
+        let known = dim.filter(|d| *d < rank);
+        known.ok_or_else(|| format!("a tensor of {rank} dims has no such dim"))
     };
     let pattern = || Pattern::of(&rule(op, ins)).ok_or("a dim is made of several letters");
     Ok(Some(match op {
@@ -80,12 +82,12 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::Take(ops::Take { rule: _, padding }) => Fun::Take(pattern()?, padding.zero()),
         Op::Put(ops::Put { rule: _, sizes: _, padding }) => Fun::Put(pattern()?, padding.zero()),
         Op::Narrow(ops::Narrow { sizes: _, start, dim, step }) => {
-            Fun::Narrow(Places { dim: along(*dim)?, start: *start, step: step.0.max(1) })
+            Fun::Narrow(Places { dim: along(dim.0)?, start: *start, step: step.0.max(1) })
         }
         Op::Widen(ops::Widen { sizes: _, start, dim, step }) => {
-            Fun::Widen(Places { dim: along(*dim)?, start: *start, step: step.0.max(1) })
+            Fun::Widen(Places { dim: along(dim.0)?, start: *start, step: step.0.max(1) })
         }
-        Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(*dim)?),
+        Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(dim.0)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
         Op::Attention(ops::Attention { scale, window, softcap }) => {
             Fun::Attention(scores(*scale, *window, *softcap))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 op! {
     /// Numbers at random, each made by Philox from the run, the name of a stream, the element's place and its
-    /// index there, so that every mesh and every computation draws the same. `run` is i32[3], the seed in two
+    /// index there, so that every mesh and every computation draws the same. `run` is three i32, the seed in two
     /// halves and the step, at least 0; of `place`, which has dims of the result, elements with one number
     /// share their draws; the index counts the result's other dims, row by row. `from=uniform` is between 0
     /// and 1, `from=normal` standard normal, and `from=keep 0.9` gives 1/0.9 with probability 0.9, else 0, but

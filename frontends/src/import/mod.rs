@@ -1,9 +1,9 @@
 //! Imports models that are no family: an archive of `torch.export` becomes a program, as a folder of a
 //! family does.
 //!
-//! [`archive`] reads the file, [`schema`] its program into the neutral [`graph`]; [`lower`] runs over that
-//! once: what is known is computed ([`fold`]), what only moves dims is a [`view`], the rest is an op of the
-//! [`table`], or of a matcher ([`raise`], [`attend`], [`labels`]). [`emit`] makes the program of it.
+//! `archive` reads the file, `schema` its program into the neutral `graph`; `lower` runs over that
+//! once: what is known is computed (`fold`), what only moves dims is a `view`, the rest is an op of the
+//! `table`, or of a matcher (`raise`, `attend`, `labels`). `emit` makes the program of it.
 
 mod archive;
 mod attend;

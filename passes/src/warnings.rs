@@ -157,7 +157,7 @@ fn named_ops(m: &Module, o: &Options) -> Vec<Diag> {
         op => all().all(|n| n.op.mnemonic() != op),
     });
     let warn = |name: &String| {
-        let what = format!("--recompute {name} changes nothing: no layer has such an op");
+        let what = format!("--recompute ops:{name} changes nothing: no layer has such an op");
         Diag::new("no-effect", what).help(format!("leave {name} out"))
     };
     missing.map(warn).collect()

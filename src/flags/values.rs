@@ -18,7 +18,7 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
         Diag::new("flag", format!("`{name}` is no value of --recompute"))
             .at(format!("--recompute {text}"))
             .help(format!(
-                "use none, selective, full, sqrt or fit, or groups: {groups}, or ops: {ops}"
+                "use none, elementwise, selective, full, sqrt, fit, every:N, layers:N, or ops:NAME,NAME: {groups}, {ops}"
             ))
     })
 }

@@ -275,10 +275,12 @@ fn flags(t: &Tried, asked: &Options) -> String {
 fn changes(o: &Options, asked: &Options, batch: bool) -> Vec<Change> {
     let mut out = vec![];
     if o.mode == shardc_ir::plan::Mode::Train {
-        let policies = [Recompute::Selective, Recompute::Sqrt, Recompute::Full];
+        let policies =
+            [Recompute::Elementwise, Recompute::Selective, Recompute::Sqrt, Recompute::Full];
         // What is searched for has tried the first of them.
         let others = policies.into_iter().filter(|p| {
-            *p != o.recompute && !(asked.recompute == Recompute::Fit && *p == Recompute::Selective)
+            *p != o.recompute
+                && !(asked.recompute == Recompute::Fit && *p == Recompute::Elementwise)
         });
         out.extend(others.map(Change::Recompute));
     }

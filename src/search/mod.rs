@@ -68,7 +68,14 @@ pub fn resolve(input: &Input, o: &Options) -> Result<(Options, Vec<String>)> {
 fn both(input: &Input, o: &Options, notes: &mut Vec<String>) -> Result<Options> {
     let mut best: Option<(f64, Options, String)> = None;
     let mut least: Option<(usize, Options, String)> = None;
-    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Sqrt] {
+    let policies = [
+        Recompute::None,
+        Recompute::Elementwise,
+        Recompute::Selective,
+        Recompute::Full,
+        Recompute::Sqrt,
+    ];
+    for recompute in policies {
         // Runs of layers take as long as layers: they are for where nothing else fits.
         if recompute == Recompute::Sqrt && best.is_some() {
             continue;

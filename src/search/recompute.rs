@@ -1,6 +1,6 @@
 //! `--recompute fit`: the least recomputation with which the plan fits.
 //!
-//! The ladder: nothing, each op whose results are saved, the groups, everything cheap, that with
+//! The ladder: nothing, each op whose results are saved, the groups, element-wise work, everything cheap, that with
 //! attention, runs of layers, whole layers. The steps that save most for what they cost are then
 //! taken together, one more each time. Of all that fit, the one that adds least work is chosen.
 
@@ -60,7 +60,7 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     }
     let mut ladder: Vec<Recompute> = ops.iter().map(|op| names(op)).collect();
     ladder.extend(["norms", "activations", "norms,activations"].map(names));
-    ladder.push(Recompute::Selective);
+    ladder.extend([Recompute::Elementwise, Recompute::Selective]);
     ladder.push(names("selective,attention"));
     let singles = attempt(&ladder)?;
     let greedy = greedy(&none, &singles);
@@ -132,7 +132,7 @@ fn greedy(none: &Step, singles: &[Step]) -> Vec<Recompute> {
         let more = match &s.policy {
             Recompute::Ops(names) => names.clone(),
             Recompute::Selective => vec!["selective".into()],
-            Recompute::None | Recompute::Full | Recompute::Sqrt | Recompute::Fit => continue,
+            _whole => continue,
         };
         taken.extend(more);
         taken.sort();

@@ -104,6 +104,7 @@ fn together(p: usize) {
             again(Recompute::Selective),
             again(Recompute::Full),
             again(Recompute::Sqrt),
+            again(Recompute::Elementwise),
         ];
         for (_, o) in all.iter().enumerate().filter(|(k, _)| taken(i + k + p / 2, 3)) {
             check(&mut one, "llama_deep", o);
@@ -345,7 +346,8 @@ fn faults_of_late_layers_are_found() {
 fn frozen_layers_in_every_schedule() {
     for name in ["llama_yarn", "llama_deep"] {
         for n in [Named::OneFOneB, Named::ZbH1, Named::ZbV, Named::VMin, Named::DualPipeV] {
-            for recompute in [Recompute::None, Recompute::Full, Recompute::Sqrt] {
+            let all = [Recompute::None, Recompute::Full, Recompute::Sqrt, Recompute::Elementwise];
+            for recompute in all {
                 let o = Options {
                     freeze: vec!["*layers.0*".into()],
                     recompute,

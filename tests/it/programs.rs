@@ -67,7 +67,8 @@ fn drawn(draw: &mut Draw, axes: &Axes, cut: Cut) -> Options {
     let priced = cut == Cut::ByPrice;
     let microbatches = [1, 1, 2][draw.below(3)];
     let shards = axes.mesh.iter().any(|a| a.0 == "dp_shard");
-    let recompute = [Recompute::None, Recompute::None, Recompute::Selective, Recompute::Full];
+    let recompute =
+        [Recompute::None, Recompute::Elementwise, Recompute::Selective, Recompute::Full];
     Options {
         mode: if draw.below(4) == 0 { Mode::Infer } else { Mode::Train },
         mesh: axes.mesh.clone(),

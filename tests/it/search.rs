@@ -159,7 +159,15 @@ fn saved(plan: &Plan) -> usize {
 
 #[test]
 fn runs_and_groups_give_the_same_bits() {
-    let groups = ["norms", "activations", "norms,activations,attention", "selective,attention"];
+    let groups = [
+        "elementwise",
+        "every:2",
+        "layers:1",
+        "ops:norms",
+        "ops:activations",
+        "ops:norms,activations,attention",
+        "ops:selective,attention",
+    ];
     for (mesh, schedule) in [
         (&[("pp", 2)][..], Named::Gpipe),
         (&[("pp", 2), ("tp", 2)][..], Named::ZbH1),

@@ -7,6 +7,7 @@
 //! beyond the layer it serves; under [`Recompute::Sqrt`] a run of layers takes the place of the
 //! layer. Same inputs, same ops, same order: the same bits.
 
+use super::mincut::{Forward, redone};
 use serde::{Deserialize, Serialize};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::Mesh;
@@ -28,6 +29,12 @@ pub enum Recompute {
     Full,
     /// Everything inside a run of layers: only what enters a run is saved (Chen et al., 2016).
     Sqrt,
+    /// Element-wise work, where that saves bytes ([`super::mincut`]).
+    Elementwise,
+    /// Everything inside every n-th layer of a stage, as torchtitan's selective checkpointing by a number.
+    Every(usize),
+    /// Everything inside the first n layers of each stage, as Megatron's `--recompute-method block`.
+    Layers(usize),
     /// Also ops of these names, and [`GROUPS`].
     Ops(Vec<String>),
     /// The cheapest of the others that fits in memory. It is chosen before the passes run.
@@ -42,16 +49,20 @@ pub enum Recompute {
 pub const GROUPS: [&str; 3] = ["norms", "activations", "selective"];
 
 impl Recompute {
-    /// Reads `none`, `selective`, `full`, `sqrt`, `fit`, or names of ops and groups joined by
-    /// commas; the error names the first that is none of these.
+    /// Reads `none`, `elementwise`, `selective`, `full`, `sqrt`, `fit`, `every:N`, `layers:N`, or `ops:` with names
+    /// of ops and groups joined by commas; the error names the first that is none of these.
     pub fn parse(text: &str) -> Result<Recompute, String> {
-        match text {
-            "none" => Ok(Recompute::None),
-            "selective" => Ok(Recompute::Selective),
-            "full" => Ok(Recompute::Full),
-            "sqrt" => Ok(Recompute::Sqrt),
-            "fit" => Ok(Recompute::Fit),
-            names => {
+        let number = |n: &str| n.parse().ok().filter(|&n: &usize| n > 0).ok_or(text.to_string());
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("none", "") => Ok(Recompute::None),
+            ("elementwise", "") => Ok(Recompute::Elementwise),
+            ("selective", "") => Ok(Recompute::Selective),
+            ("full", "") => Ok(Recompute::Full),
+            ("sqrt", "") => Ok(Recompute::Sqrt),
+            ("fit", "") => Ok(Recompute::Fit),
+            ("every", n) => number(n).map(Recompute::Every),
+            ("layers", n) => number(n).map(Recompute::Layers),
+            ("ops", names) => {
                 let names: Vec<String> = names.split(',').map(|n| n.trim().to_string()).collect();
                 let known = |n: &str| NAMES.contains(&n) || GROUPS.contains(&n);
                 match names.iter().find(|n| !known(n)) {
@@ -59,6 +70,7 @@ impl Recompute {
                     None => Ok(Recompute::Ops(names)),
                 }
             }
+            _other => Err(text.to_string()),
         }
     }
 }
@@ -68,11 +80,14 @@ impl std::fmt::Display for Recompute {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.write_str(match self {
             Recompute::None => "none",
+            Recompute::Elementwise => "elementwise",
+            Recompute::Every(n) => return write!(f, "every:{n}"),
+            Recompute::Layers(n) => return write!(f, "layers:{n}"),
             Recompute::Selective => "selective",
             Recompute::Full => "full",
             Recompute::Sqrt => "sqrt",
             Recompute::Fit => "fit",
-            Recompute::Ops(names) => return f.write_str(&names.join(",")),
+            Recompute::Ops(names) => return write!(f, "ops:{}", names.join(",")),
         })
     }
 }
@@ -117,7 +132,15 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
             j.nodes[n].ins.iter().filter_map(|&v| maker(v)).for_each(|m| leaves[m] = true);
         }
     }
+    if *policy == Recompute::Elementwise {
+        let runs: Vec<Option<u32>> = (0..forward).map(run).collect();
+        let always: Vec<bool> = (0..forward).map(again).collect();
+        let all = Forward { mesh: p.mesh, func: j, runs: &runs, always: &always, leaves: &leaves };
+        return redone(&all).iter().zip(&always).map(|(redone, always)| redone | always).collect();
+    }
     let weight = super::differentiate::only_weights(j);
+    let places = places(j, forward);
+    let place = |n: usize| places[&(j.stage_of(&j.nodes[n]), layer(n).expect("asked of layers"))];
     let mut norms = vec![false; j.scopes.len()];
     for n in j.nodes[..forward].iter().filter(|n| matches!(n.op, Op::Rsqrt(_))) {
         norms[n.scope.0 as usize] = true;
@@ -145,11 +168,22 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
             Recompute::None => false,
             Recompute::Full | Recompute::Sqrt => true,
             Recompute::Selective => cheap(n),
+            Recompute::Every(every) => (place(n) + 1) % every == 0,
+            Recompute::Layers(first) => place(n) < *first,
             Recompute::Ops(names) => names.iter().any(|name| named(n, name)),
+            Recompute::Elementwise => unreachable!("a cut of its own"),
             Recompute::Fit => unreachable!("the pipeline refuses what is not chosen yet"),
         }
     };
     (0..forward).map(chosen).collect()
+}
+
+/// By stage and layer, which of the layers of its stage it is.
+fn places(j: &Func, forward: usize) -> BTreeMap<(usize, u32), usize> {
+    let layer = |n: &Node| Some((j.stage_of(n), j.scope_info(n.scope).layer?));
+    let all: BTreeSet<(usize, u32)> = j.nodes[..forward].iter().filter_map(layer).collect();
+    let first = |stage: usize| all.range(..(stage, 0)).count();
+    all.iter().enumerate().map(|(i, &at)| (at, i - first(at.0))).collect()
 }
 
 /// Per node of the forward part, whether its result is f32 that element-wise ops make of 16-bit

@@ -48,7 +48,15 @@ pub fn split_forward(f: &Func, stages: usize) -> Vec<Func> {
     cut(f, again, stages, false, false)
 }
 
-fn cut(j: &Func, again: Vec<bool>, stages: usize, trains: bool, apart: bool) -> Vec<Func> {
+/// Cuts a program. `again`: per node of forward, whether backward makes its results again; `trains`: sums over
+/// microbatches are kept; `apart`: gradients of parameters get a function of their own.
+pub(super) fn cut(
+    j: &Func,
+    again: Vec<bool>,
+    stages: usize,
+    trains: bool,
+    apart: bool,
+) -> Vec<Func> {
     let homes = homes(j, stages, apart);
     let mut s = Split {
         j,

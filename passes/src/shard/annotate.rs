@@ -235,7 +235,8 @@ fn marked(f: &Func, weights: &[Weight], sequence: &[(Value, usize)], o: &Options
         .help("use ep=1, with the ranks in dp"));
     }
     let layered = |n: &Node| f.scope_info(n.scope).layer.is_some();
-    let recomputes = o.recompute != Recompute::None && o.mode == Mode::Train;
+    let of_all = matches!(o.recompute, Recompute::None | Recompute::Elementwise);
+    let recomputes = !of_all && o.mode == Mode::Train;
     if recomputes && !f.nodes.iter().any(layered) {
         let help = "leave it out, or write a scope with a number before the lines of every layer: \
                     `layers.0:`, `layers.1:`";

@@ -1,12 +1,12 @@
-//! Takes sums, and joins pieces, behind the op that reads them rather than before it, where that costs less.
+//! Takes sums behind the op that reads them rather than before it, where that costs less.
 //!
 //! Before:  `%o = all_reduce[tp] %o_part`, `%y = combine %o, %slot, %gates`
 //! After:   `%y_part = combine %o_part, %slot_f, %gates_f`, `%y = all_reduce[tp] %y_part`
 //!
-//! Where values lie is asked for, and so is how each op runs, but for this. An op that is linear may run on parts
-//! of a sum, and what it makes is such parts. An op whose operand would be gathered may run on the pieces, if
-//! what it makes is smaller. Which do is the least cost of all together, forward and backward, exactly
-//! (`crate::choose`): two sums that meet in an `add` may be taken as one.
+//! Where values lie is asked for, and so is how each op runs, but for this: an op that is linear may run on parts
+//! of a sum, and what it makes is such parts. Which do is the least cost of all together, forward and backward,
+//! exactly (`crate::choose`): two sums that meet in an `add` may be taken as one. (An op that runs as its operands
+//! lie, so that its result is gathered and not they, is of `partition/orders`.)
 
 use super::auto::{Asked, units};
 use super::moves::Moves;
@@ -148,7 +148,6 @@ impl Deferral<'_> {
                 }
             }
         }
-        runs.extend(self.on_pieces(u));
         let sums = self.may_keep(u, out);
         if runs.len() == 1 && !sums {
             return vec![];
@@ -198,36 +197,6 @@ impl Deferral<'_> {
         n.op.def().reduction() == Reduction::Sum
             && cut.any(|g| op.is_reduced(g))
             && linear_in(self.f, &self.f.nodes[user as usize]).iter().any(|m| m >> j & 1 == 1)
-    }
-
-    /// The op on pieces of an operand that would be gathered, if its result is smaller.
-    fn on_pieces(&self, u: usize) -> Option<Execution> {
-        let (n, op, mesh) = (&self.f.nodes[u], &self.ops[u], self.asked.mesh);
-        let base = &self.chosen.run[u];
-        let mut run = base.clone();
-        let mut gathered = 0;
-        for (j, v) in n.ins.iter().enumerate() {
-            let lies = &self.chosen.own[v.0 as usize];
-            if self.is_param(*v) || lies.sharded().within(base.atoms) {
-                continue;
-            }
-            let before = run.atoms;
-            for (d, dim) in lies.dims.iter().enumerate().filter(|(_, d)| !d.atoms.is_empty()) {
-                op.project_dim(mesh, j, d, dim.atoms, |g, list| {
-                    let mine = run.lists[g as usize];
-                    if !op.is_whole(g) && !op.is_reduced(g) && list.starts_with(mine) {
-                        let more = list.iter().skip(mine.len());
-                        let _ = more.take_while(|&a| run.take(mesh, op, g, a)).count();
-                    }
-                });
-            }
-            if run.atoms != before {
-                gathered += base.required(self.f, op, u, j).local_bytes(mesh);
-            }
-        }
-        run.spread = run.spread.minus(run.atoms);
-        let made = base.hint(self.f, op, u, 0).local_bytes(mesh);
-        (made < gathered).then_some(run)
     }
 
     /// Drops ways that leave a sum to a user which takes none, and nodes without a choice.

@@ -209,7 +209,9 @@ fn the_planner_counts_what_is_alive() {
     for (f, name) in ALL.iter().enumerate() {
         for (i, (mesh, sp)) in meshes.into_iter().enumerate() {
             for (j, r) in
-                [Recompute::None, Recompute::Selective, Recompute::Full].iter().enumerate()
+                [Recompute::None, Recompute::Elementwise, Recompute::Selective, Recompute::Full]
+                    .iter()
+                    .enumerate()
             {
                 for (_, m) in
                     [1, 4].into_iter().enumerate().filter(|(k, _)| taken(f + i + j + k, 4))
@@ -227,7 +229,7 @@ fn the_planner_counts_what_is_alive() {
 #[test]
 fn arenas_are_at_most_5_percent_larger_than_what_lives_in_them() {
     use Named::*;
-    let policies = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let policies = [Recompute::None, Recompute::Elementwise, Recompute::Selective, Recompute::Full];
     let schedules = [OneFOneB, Gpipe, Interleaved, ZbH1, ZbV, VHalf, DualPipeV];
     type Layout<'a> = (&'a str, &'a [(&'a str, usize)], bool, [usize; 2]);
     let layouts: [Layout; 5] = [

@@ -181,10 +181,25 @@ fn expensive(k: BlockKind, f: &Facts) -> Vec<Entry> {
     all
 }
 
+/// What element-wise work makes of what is saved anyway.
+const REDONE: [&str; 7] =
+    ["x·rstd", "the norm's result", "q·rstd", "k·rstd", "silu(gate)", "silu(gate)·up", "gelu(up)"];
+
 /// The table: what a layer saves for its backward.
 pub fn layer(k: BlockKind, f: &Facts, r: &Recompute) -> Vec<Entry> {
     match r {
         Recompute::None => everything(k, f),
+        Recompute::Elementwise => {
+            let mut all = everything(k, f);
+            all.retain(|e| !REDONE.contains(&e.what));
+            // Of what enters the layer and what the norm behind attention reads, both saved, the residual sum
+            // is made again.
+            if k.gemma {
+                let residual = all.iter().rposition(|e| e.what == "x").expect("of the MLP's norm");
+                all.remove(residual);
+            }
+            all
+        }
         Recompute::Selective => expensive(k, f),
         Recompute::Full => vec![Entry {
             what: "x",
@@ -193,20 +208,25 @@ pub fn layer(k: BlockKind, f: &Facts, r: &Recompute) -> Vec<Entry> {
             per_token: f.hidden,
             over: Over::Sequence,
         }],
-        Recompute::Ops(_) | Recompute::Sqrt | Recompute::Fit => unreachable!("not in the table"),
+        _other => unreachable!("not in the table"),
     }
 }
 
-/// What lies outside layers, whatever the policy: the final norm, the loss, and what depends on
-/// positions only.
-fn outside(k: BlockKind, x: &Sizes) -> Vec<usize> {
+/// What lies outside layers, of which element-wise work alone is made again: the final norm, the loss, and what
+/// depends on positions only.
+fn outside(k: BlockKind, x: &Sizes, redone: bool) -> Vec<usize> {
     let whole = |what, reader, letters, per_token, over| {
         Entry { what, reader, letters, per_token, over }.bytes(x)
     };
-    let mut all: Vec<usize> =
-        norm(k, x.facts.hidden, "output projection").iter().map(|e| e.bytes(x)).collect();
+    let norm = norm(k, x.facts.hidden, "output projection");
+    let kept = norm.iter().filter(|e| !redone || !REDONE.contains(&e.what));
+    let mut all: Vec<usize> = kept.map(|e| e.bytes(x)).collect();
+    // With a softcap the exponentials are redone from its tanh, which needs the largest logit.
+    all.push(match redone && k.gemma {
+        true => whole("max", "exp(logits - max), made again", "1", 1, Over::Whole),
+        false => whole("exp(logits - max)", "logits", "v", x.facts.vocab, Over::Width),
+    });
     all.extend([
-        whole("exp(logits - max)", "logits", "v", x.facts.vocab, Over::Width),
         whole("its sum", "log", "1", 1, Over::Whole),
         whole("whether a token is scored", "loss", "1", 1, Over::Whole),
     ]);
@@ -300,7 +320,8 @@ fn compare(what: &str, k: BlockKind, x: &Sizes, plan: &Plan, r: &Recompute) {
     for (i, got) in layers {
         assert_eq!(got, want, "{what}, layer {i}: bytes of what is saved");
     }
-    let mut want = outside(k, x);
+    let redone = *r == Recompute::Elementwise;
+    let mut want = outside(k, x, redone);
     if k.rotary {
         let stages = plan.schedule.owner.len();
         want.extend(vec![x.seq * x.facts.head_dim / 2 * F32; 2 * (stages - 1)]);
@@ -308,7 +329,8 @@ fn compare(what: &str, k: BlockKind, x: &Sizes, plan: &Plan, r: &Recompute) {
     assert_eq!(rest, sorted(want), "{what}: outside layers");
 }
 
-const POLICIES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+const POLICIES: [Recompute; 4] =
+    [Recompute::None, Recompute::Elementwise, Recompute::Selective, Recompute::Full];
 
 #[test]
 fn a_layer_saves_what_its_gradients_read() {

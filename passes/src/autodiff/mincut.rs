@@ -1,0 +1,185 @@
+//! Which element-wise work backward redoes, so that forward saves the fewest bytes: a minimum cut.
+//!
+//! He and Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", MLSys 2023:
+//! an element-wise op that stands before its reader is part of the reader's kernel, so to redo it costs no pass
+//! over memory that reading a saved value would not cost, too. What is to be saved separates what forward
+//! makes by other means (products, attention, reductions, collectives) from what backward reads. Each value is an
+//! edge with its bytes as capacity; operands of what may be redone are joined without a limit; a minimum
+//! cut is then what to save (Ford and Fulkerson, 1956).
+//!
+//! What leaves a layer is saved by itself, so each layer of a stage is a cut of its own.
+
+#[cfg(test)]
+mod tests;
+
+use crate::depends::weighted;
+use petgraph::Direction;
+use petgraph::algo::dinics;
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
+use shardc_ir::func::{Func, Value};
+use shardc_ir::maps::HashMap;
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::FusionClass;
+use std::collections::BTreeMap;
+
+/// A capacity that no cut pays: sums of some millions of them do not overflow.
+const UNCUT: u64 = 1 << 42;
+
+/// Forward, and what is settled of it. All lists go by its nodes.
+pub(super) struct Forward<'a> {
+    pub mesh: &'a Mesh,
+    /// The joint program.
+    pub func: &'a Func,
+    /// The layer of each node: an edge from one to another is never crossed by a repetition.
+    pub runs: &'a [Option<u32>],
+    /// What backward makes again whatever is saved.
+    pub always: &'a [bool],
+    /// What other layers read.
+    pub leaves: &'a [bool],
+}
+
+/// Per node of forward, whether backward redoes it.
+pub(super) fn redone(p: &Forward) -> Vec<bool> {
+    let j = p.func;
+    let makers = j.makers();
+    let (mut direct, weighted) = (vec![false; j.values.len()], weighted(j));
+    for n in &j.nodes[p.runs.len()..] {
+        n.ins.iter().for_each(|v| direct[v.0 as usize] = true);
+    }
+    // What backward needs whatever is chosen here.
+    let mut needed = direct.clone();
+    for (node, _) in j.nodes.iter().zip(p.always).rev().filter(|x| *x.1) {
+        if node.outs.iter().any(|o| needed[o.0 as usize]) {
+            node.ins.iter().for_each(|v| needed[v.0 as usize] = true);
+        }
+    }
+    let mut runs: BTreeMap<(usize, Option<u32>), Vec<usize>> = BTreeMap::new();
+    for (n, run) in p.runs.iter().enumerate() {
+        runs.entry((j.stage_of(&j.nodes[n]), *run)).or_default().push(n);
+    }
+    let mut out = vec![false; p.runs.len()];
+    for nodes in runs.values() {
+        let graph = DiGraph::with_capacity(2 * nodes.len() + 2, 5 * nodes.len());
+        let cut = Cut {
+            p,
+            makers: &makers,
+            direct: &direct,
+            needed: &needed,
+            weighted: &weighted,
+            graph,
+        };
+        cut.solve(nodes, &mut out);
+    }
+    out
+}
+
+/// The graph of one layer: of each value, an edge from where it is made to where it is read.
+struct Cut<'a> {
+    p: &'a Forward<'a>,
+    makers: &'a [Option<u32>],
+    direct: &'a [bool],
+    needed: &'a [bool],
+    weighted: &'a [bool],
+    graph: DiGraph<(), u64>,
+}
+
+impl Cut<'_> {
+    fn solve(mut self, nodes: &[usize], out: &mut [bool]) {
+        let j = self.p.func;
+        let (source, sink) = (self.graph.add_node(()), self.graph.add_node(()));
+        let mut read: HashMap<Value, NodeIndex> = HashMap::default();
+        let mut chosen: Vec<(usize, NodeIndex)> = vec![];
+        for &n in nodes {
+            let node = &j.nodes[n];
+            let repeats = self.may_repeat(n);
+            for &o in &node.outs {
+                let from = self.graph.add_node(());
+                let to = self.graph.add_node(());
+                let cost = if self.p.always[n] { UNCUT } else { self.bytes(o) };
+                self.graph.add_edge(from, to, cost);
+                if repeats {
+                    for v in &node.ins {
+                        if let Some(operand) = self.operand(*v, source, &mut read) {
+                            self.graph.add_edge(operand, from, UNCUT);
+                        }
+                    }
+                } else {
+                    self.graph.add_edge(source, from, UNCUT);
+                }
+                if self.direct[o.0 as usize] {
+                    self.graph.add_edge(to, sink, UNCUT);
+                }
+                read.insert(o, to);
+                if repeats && !self.p.always[n] {
+                    chosen.push((n, from));
+                }
+            }
+        }
+        if chosen.is_empty() {
+            return;
+        }
+        let behind = self.behind(source, sink);
+        chosen.iter().for_each(|&(n, from)| out[n] = behind[from.index()]);
+    }
+
+    /// Whether a node may run in backward, too: element-wise work, and what always does. A gather that
+    /// backward does without is not added to it.
+    fn may_repeat(&self, n: usize) -> bool {
+        let node = &self.p.func.nodes[n];
+        if self.p.always[n] {
+            return !node.op.gathers() || node.outs.iter().any(|o| self.needed[o.0 as usize]);
+        }
+        let each = node.op.facts().fusion == Some(FusionClass::Each);
+        let own = |o: &Value| self.weighted[o.0 as usize];
+        each && node.op.collective().is_none() && !self.p.leaves[n] && node.outs.iter().all(own)
+    }
+
+    fn bytes(&self, v: Value) -> u64 {
+        (self.p.func.ty(v).local_bytes(self.p.mesh) as u64).min(UNCUT)
+    }
+
+    /// Where an operand is read; none for arguments, which are there. One of another layer is saved or made again
+    /// anyway if backward needs it, and else would be saved for this.
+    fn operand(
+        &mut self,
+        v: Value,
+        source: NodeIndex,
+        read: &mut HashMap<Value, NodeIndex>,
+    ) -> Option<NodeIndex> {
+        let maker = self.makers[v.0 as usize]? as usize;
+        if let Some(&known) = read.get(&v) {
+            return Some(known);
+        }
+        let cost = match (self.needed[v.0 as usize], self.p.always[maker]) {
+            (true, _) => 0,
+            (false, true) => UNCUT,
+            (false, false) => self.bytes(v),
+        };
+        let to = self.graph.add_node(());
+        self.graph.add_edge(source, to, cost);
+        read.insert(v, to);
+        Some(to)
+    }
+
+    /// What lies behind the minimum cut that is nearest to the sink, so that least is redone: from where the sink
+    /// can still be reached when nothing more flows.
+    fn behind(&self, source: NodeIndex, sink: NodeIndex) -> Vec<bool> {
+        let (_, flows) = dinics(&self.graph, source, sink);
+        let mut behind = vec![false; self.graph.node_count()];
+        behind[sink.index()] = true;
+        let mut open = vec![sink];
+        while let Some(v) = open.pop() {
+            let into = self.graph.edges_directed(v, Direction::Incoming);
+            let room = into.filter(|e| flows[e.id().index()] < *e.weight()).map(|e| e.source());
+            let from = self.graph.edges(v);
+            let back = from.filter(|e| flows[e.id().index()] > 0).map(|e| e.target());
+            for u in room.chain(back) {
+                if !std::mem::replace(&mut behind[u.index()], true) {
+                    open.push(u);
+                }
+            }
+        }
+        behind
+    }
+}

@@ -45,7 +45,9 @@ pub struct Report {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Kept {
     pub what: String,
+    #[serde(serialize_with = "whole")]
     pub sent_bytes: f64,
+    #[serde(serialize_with = "whole")]
     pub sent_bytes_without: f64,
     pub peak_bytes: usize,
     pub peak_bytes_without: usize,
@@ -126,10 +128,17 @@ pub struct CollectiveReport {
     pub count: usize,
     /// Tensors in these calls.
     pub tensors: usize,
-    /// Bytes one rank sends, under the ring cost; of experts, if all are used alike.
+    /// Whole bytes that one rank sends, under the ring cost of each call; of experts, if all are used alike.
+    #[serde(serialize_with = "whole")]
     pub bytes: f64,
     /// The most that these bytes may be.
+    #[serde(serialize_with = "whole")]
     pub bytes_max: f64,
+}
+
+/// Writes a number of whole bytes without a point.
+pub fn whole<S: serde::Serializer>(bytes: &f64, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_u64(*bytes as u64)
 }
 
 /// Over which atoms experts are split, and the scopes in which they are: there these atoms are the
@@ -210,8 +219,8 @@ pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
                 out.len() - 1
             });
             let pairs = || n.ins.iter().zip(&n.outs).map(|(&x, &y)| (f.ty(x), f.ty(y)));
-            let bytes: f64 = pairs().map(|(x, y)| c.ring_bytes(mesh, x, y)).sum();
-            let most: f64 = pairs().map(|(x, y)| c.max_bytes(mesh, x, y)).sum();
+            let bytes = pairs().map(|(x, y)| c.ring_bytes(mesh, x, y)).sum::<f64>().ceil();
+            let most = pairs().map(|(x, y)| c.max_bytes(mesh, x, y)).sum::<f64>().ceil();
             out[i].count += calls;
             out[i].tensors += calls * n.outs.len();
             out[i].bytes += bytes * calls as f64;

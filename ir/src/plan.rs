@@ -94,8 +94,8 @@ impl MemoryClass {
     /// The class under which arguments and results of a role are counted.
     pub fn of(role: RoleKind) -> MemoryClass {
         match role {
-            RoleKind::Param => MemoryClass::Weights,
-            RoleKind::Ready => MemoryClass::CollectiveBuffer,
+            // What a step computes with, whether stored or gathered by ZeRO or cast.
+            RoleKind::Param | RoleKind::Ready => MemoryClass::Weights,
             RoleKind::Grad => MemoryClass::Grads,
             RoleKind::State(_) => MemoryClass::Optimizer,
             RoleKind::Input | RoleKind::Scalar => MemoryClass::Input,
@@ -140,6 +140,10 @@ pub struct Memory {
     pub at_peak: Vec<(MemoryClass, usize)>,
     /// The largest values alive at the peak: name, class, bytes.
     pub live_at_peak: Vec<(String, MemoryClass, usize)>,
+    /// All values alive at the peak, in the order of `at_peak` by class; what they leave of it are gaps.
+    pub alive: Vec<Alive>,
+    /// When the arena is full to its end; none if that is at all times.
+    pub peak_at: Option<Moment>,
     /// The most bytes that are alive at once: no arena can be smaller.
     pub live_bytes: usize,
     /// Bytes that live through the step, by class.
@@ -148,11 +152,36 @@ pub struct Memory {
     pub spans: Vec<Span>,
 }
 
+/// A value that is alive at the peak.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Alive {
+    /// Index into the module's functions.
+    pub func: usize,
+    pub value: Value,
+    pub class: MemoryClass,
+    /// Of so many microbatches at once.
+    pub copies: usize,
+    /// Size of all of them, in bytes.
+    pub bytes: usize,
+}
+
+/// A moment of a step, or of an evaluation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment {
+    pub in_evaluation: bool,
+    /// The instruction, and within a call: 0 before its first node, `n + 1` at node `n`.
+    pub instr: usize,
+    pub node: usize,
+}
+
 /// A frame in use: from one instruction of the step to another, both included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     pub first: usize,
     pub last: usize,
+    /// Where within them, if they are calls: 0 before the first node, `n + 1` at node `n`.
+    pub from_node: usize,
+    pub to_node: usize,
     /// Offset in the arena.
     pub offset: usize,
     pub bytes: usize,

@@ -43,6 +43,16 @@ pub enum Order {
     Csv(String),
 }
 
+impl Order {
+    /// The word of the command line.
+    pub fn name(&self) -> &str {
+        match self {
+            Order::Named(name) => name,
+            Order::Csv(_) => "from a CSV file",
+        }
+    }
+}
+
 impl Default for Order {
     fn default() -> Order {
         Order::Named("1f1b".into())

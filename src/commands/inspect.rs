@@ -41,8 +41,9 @@ pub struct Inspect {
     /// Show all ranks with their coordinates and groups
     #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary"])]
     pub ranks: bool,
-    /// Draw the schedule: who does what when, with bubbles; F, I and W take one unit of time
-    #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "class"])]
+    /// Draw the schedule: who does what when, with bubbles (of one pipeline rank with --class); F, I and W
+    /// take one unit of time
+    #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks"])]
     pub timeline: bool,
     /// Draw it with the times of a run: a file of run --trace, whose first step is left out if it has
     /// more
@@ -70,7 +71,8 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         return Ok(summary::summary(s, what.class, json));
     }
     if what.timeline {
-        return timeline::timeline(s, what.times.as_deref(), what.svg.as_deref(), json);
+        let (times, svg) = (what.times.as_deref(), what.svg.as_deref());
+        return timeline::timeline(s, timeline::Asked { times, svg, class: what.class, json });
     }
     if what.ranks {
         let experts = s.facts.and_then(|f| f.experts).map(|_| &s.options);

@@ -2,8 +2,10 @@
 //! [`trace`] for a trace viewer. All are made from times alone, simulated or measured.
 
 pub mod measure;
+pub mod palette;
 #[cfg(test)]
 pub(crate) mod sample;
+pub mod step;
 pub mod svg;
 pub mod timeline;
 pub mod trace;

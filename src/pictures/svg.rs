@@ -1,4 +1,4 @@
-//! A schedule as one SVG file: a lane per rank of the pipeline and, below, its memory over time.
+//! A step as one SVG file: a lane per pipeline rank and, below, its memory over time.
 //! The file needs nothing else: no scripts, no style sheets, no fonts but the reader's own.
 
 mod frame;
@@ -6,71 +6,101 @@ mod lanes;
 mod memory;
 
 use super::measure::{bubble, number, span};
+use super::palette::named;
+use super::step::{Sample, Step};
 use frame::{Frame, LINE, escape};
-use shardc_ir::schedule::Timeline;
 
-/// Bytes of one class over time: `points` are times and the bytes from then on, in order.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Area {
-    pub name: String,
-    pub points: Vec<(f64, usize)>,
-}
-
-/// What each rank keeps, class by class, the lowest first.
+/// What each pipeline rank keeps.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Memory {
-    pub ranks: Vec<Vec<Area>>,
+    /// By rank, in the order of time.
+    pub ranks: Vec<Vec<Sample>>,
     /// Size of each rank's arena: what is shown, and gaps. Empty: what is shown.
     pub arenas: Vec<usize>,
     /// Bytes a rank has.
     pub limit: Option<usize>,
 }
 
-/// The schedule as an SVG file. `chunks`: stages per rank.
-pub fn svg(t: &Timeline, chunks: usize, title: &str, memory: Option<&Memory>) -> String {
-    let frame = Frame::new(t);
+/// What is drawn besides a step.
+#[derive(Clone, Debug, Default)]
+pub struct Drawn<'a> {
+    /// Stages per rank.
+    pub chunks: usize,
+    pub title: &'a str,
+    /// What a time of 1 is.
+    pub unit: &'a str,
+    pub memory: Option<&'a Memory>,
+    /// The one pipeline rank that is shown; else all are.
+    pub only: Option<usize>,
+}
+
+impl Drawn<'_> {
+    fn shows(&self, rank: usize) -> bool {
+        self.only.is_none_or(|only| only == rank)
+    }
+}
+
+/// The step as an SVG file.
+pub fn svg(step: &Step, d: &Drawn) -> String {
+    let t = &step.timeline;
+    let frame = Frame::new(step);
     let makespan = span(t).1;
     let ranks = t.ranks.len();
     let mut body = String::new();
     let summary = format!(
-        "makespan {}, bubble {:.1} % of the time of {ranks} rank{}",
+        "makespan {}, bubble {:.1} % of the time of {ranks} pipeline rank{}{}",
         number(makespan),
         100.0 * bubble(t),
-        if ranks == 1 { "" } else { "s" }
+        if ranks == 1 { "" } else { "s" },
+        if d.unit.is_empty() { String::new() } else { format!("; time in {}", d.unit) },
     );
     body.push_str(&format!(
         "<text class=\"h\" x=\"8\" y=\"22\">{}</text>\n<text x=\"8\" y=\"40\">{summary}</text>\n",
-        escape(title)
+        escape(d.title),
+        summary = escape(&summary)
     ));
-    let mut y = lanes::draw(&mut body, &frame, t, chunks, 40.0 + LINE);
-    if let Some(m) = memory.filter(|m| !m.ranks.is_empty()) {
-        y = memory::draw(&mut body, &frame, m, y + LINE);
+    let mut y = lanes::draw(&mut body, &frame, step, d, 40.0 + LINE);
+    if let Some(m) = d.memory.filter(|m| !m.ranks.is_empty()) {
+        y = memory::draw(&mut body, &frame, m, d, y + LINE);
     }
     let (width, height) = (frame.width, y.ceil() + 10.0);
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" width=\"{width}\" \
-         height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n<title>{}</title>\n{STYLE}\
-         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{body}</svg>\n",
-        escape(title)
+         height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n<title>{}</title>\n{}\
+         <rect width=\"100%\" height=\"100%\" fill=\"{}\"/>\n{body}</svg>\n",
+        escape(d.title),
+        style(),
+        named("panel").light
     )
 }
 
 /// Colours of cells are attributes, because their shade says the chunk. `n`: numbers in cells.
-const STYLE: &str = "<style>
-text { font: 11px sans-serif; fill: #222 }
-.h { font-size: 16px; font-weight: bold }
-.b { font-weight: bold }
-.n { font-size: 10px; text-anchor: middle; pointer-events: none }
-.e { text-anchor: end }
-.m { text-anchor: middle }
-.over { fill: #b3261e; font-weight: bold }
-.g { stroke: #000; stroke-opacity: .13; pointer-events: none }
-.c { stroke: #fff; stroke-width: .8 }
+fn style() -> String {
+    let of = |name: &str| named(name).light;
+    format!(
+        "<style>
+text {{ font: 11px sans-serif; fill: {ink} }}
+.h {{ font-size: 16px; font-weight: bold }}
+.b {{ font-weight: bold }}
+.n {{ font-size: 10px; text-anchor: middle; pointer-events: none }}
+.e {{ text-anchor: end }}
+.m {{ text-anchor: middle }}
+.over {{ fill: {over}; font-weight: bold }}
+.g {{ stroke: {ink}; stroke-opacity: .13; pointer-events: none }}
+.c {{ stroke: {panel}; stroke-width: .8 }}
+.s {{ pointer-events: none }}
 </style>
 <defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\">\
-<rect width=\"6\" height=\"6\" fill=\"#f4f4f4\"/><path d=\"M0 6 6 0\" stroke=\"#cfcfcf\"/>\
+<rect width=\"6\" height=\"6\" fill=\"{idle}\"/><path d=\"M0 6 6 0\" stroke=\"{hatch}\"/>\
 </pattern></defs>
-";
+",
+        ink = of("ink"),
+        over = of("over"),
+        panel = of("panel"),
+        idle = of("idle"),
+        hatch = of("hatch"),
+    )
+}
 
 #[cfg(test)]
 mod tests;

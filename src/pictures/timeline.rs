@@ -1,9 +1,9 @@
-//! A schedule in a terminal: one line per rank, one cell per action, as long as the action takes.
+//! A schedule in a terminal: one line per pipeline rank, one cell per action, as long as the action takes.
 //!
 //! ```text
 //! time   0     2     4     6     8     10
-//! rank 0 F0 F1 ······B0─── F2 B1─── ···B2───
-//! rank 1 ···F0 B0─── F1 B1─── F2 B2─── ······
+//! pp 0   F0 F1 ······B0─── F2 B1─── ···B2───
+//! pp 1   ···F0 B0─── F1 B1─── F2 B2─── ······
 //! ```
 //!
 //! Time goes on from panel to panel. A schedule too long to read is shown with its first and last
@@ -19,20 +19,20 @@ use shardc_ir::schedule::{ActionKind, Timeline};
 const WIDTH: usize = 80;
 
 /// The schedule in lines of at most 80 columns. `chunks`: stages per rank. `colour`: with ANSI
-/// escapes, which take no columns.
-pub fn text(t: &Timeline, chunks: usize, colour: bool) -> String {
+/// escapes, which take no columns. `only`: the one rank that is shown, of all whose time is counted.
+pub fn text(t: &Timeline, chunks: usize, colour: bool, only: Option<usize>) -> String {
     let ranks = t.ranks.len();
     let actions: usize = t.ranks.iter().map(Vec::len).sum();
     if actions == 0 {
-        return format!("no actions on {ranks} ranks of the pipeline\n");
+        return format!("no actions on {ranks} pipeline ranks\n");
     }
-    let page = Page::new(t, chunks, colour);
+    let page = Page::new(t, chunks, colour, only);
     let mut out = legend(t, &page);
     out.push_str(&page.panels());
     let makespan = span(t).1;
     let idle = 100.0 * bubble(t);
     out.push_str(&format!(
-        "makespan {}, bubble {idle:.1} % of the time of {ranks} rank{}\n",
+        "makespan {}, bubble {idle:.1} % of the time of {ranks} pipeline rank{}\n",
         number(makespan),
         if ranks == 1 { "" } else { "s" }
     ));
@@ -40,8 +40,8 @@ pub fn text(t: &Timeline, chunks: usize, colour: bool) -> String {
     if !live.is_empty() {
         let words: Vec<String> = live.iter().map(usize::to_string).collect();
         let what = match chunks {
-            1 => "microbatches alive at the peak, by rank:",
-            _ => "microbatches alive at the peak, by rank, each chunk for itself:",
+            1 => "microbatches alive at the peak, by pipeline rank:",
+            _ => "microbatches alive at the peak, by pipeline rank, each chunk for itself:",
         };
         out.push_str(&wrap(what, &words, ""));
     }

@@ -96,12 +96,68 @@ fn a_run_is_traced_and_drawn() {
     let measured = ok(dir, &["inspect", "plan", "--timeline", "--times", "trace.json"]);
     for drawn in [&units, &measured] {
         assert!(drawn.lines().all(|l| l.chars().count() <= 80), "{drawn}");
-        assert!(drawn.contains("rank 0 F0") && drawn.contains("makespan"), "{drawn}");
+        assert!(drawn.contains("pp 0 F0") && drawn.contains("makespan"), "{drawn}");
     }
-    assert!(measured.contains("times in milliseconds") && measured != units);
+    assert!(measured.contains("time in milliseconds") && measured != units);
     let svg = std::fs::read_to_string(dir.join("plan.svg")).expect("a picture");
-    for part in ["<svg ", "activations", "optimizer", "rank 1", "</svg>"] {
+    for part in
+        ["<svg ", "activations", "optimizer", "pp 1", "zb-v", "f32", "finish, once", "</svg>"]
+    {
         assert!(svg.contains(part), "{part}");
+    }
+
+    // One pipeline rank of them, with the time of all.
+    let one = ok(dir, &["inspect", "plan", "--timeline", "--class", "1", "--svg", "one.svg"]);
+    assert!(one.contains("\npp 1 ") && !one.contains("\npp 0 "), "{one}");
+    let makespan = |s: &str| s.lines().find(|l| l.starts_with("makespan")).map(String::from);
+    assert_eq!(makespan(&one), makespan(&units));
+    let svg = std::fs::read_to_string(dir.join("one.svg")).expect("a picture");
+    assert!(svg.contains(">pp 1</text>") && !svg.contains(">pp 0</text>"));
+
+    // Enter and finish of the run have the times that it took.
+    let json =
+        ok(dir, &["inspect", "plan", "--timeline", "--times", "trace.json", "--format", "json"]);
+    let json: Json = serde_json::from_str(&json).expect("JSON");
+    let edge = &json["ranks"][1]["finish"];
+    let length = edge["end"].as_f64().zip(edge["start"].as_f64()).map(|(b, a)| b - a);
+    let finish = events.iter().filter(|e| e["name"] == "finish" && e["pid"].as_u64() >= Some(2));
+    let later = finish.filter(|e| e["args"]["step"] != "1").filter_map(|e| e["dur"].as_f64());
+    let all: Vec<f64> = later.collect();
+    let mean = all.iter().sum::<f64>() / all.len() as f64 / 1e3;
+    assert!(all.len() == 4 && (length.unwrap_or(0.0) - mean).abs() < 1e-6, "{length:?} {mean}");
+
+    // What the JSON of a summary sums up has all that is sent, in whole bytes.
+    for class in ["0", "1"] {
+        let s = ok(dir, &["inspect", "plan", "--summary", "--class", class, "--format", "json"]);
+        let s: Json = serde_json::from_str(&s).expect("JSON");
+        let (mut calls, mut bytes) = (0, 0);
+        for section in s["collectives"]["sections"].as_array().expect("sections") {
+            let times = match section["where"].as_str() {
+                Some("layers") => {
+                    let n = |key: &str| section[key].as_u64().expect("a number");
+                    (n("last") - n("first") + 1) * 4
+                }
+                Some("scope") => 4,
+                _step => 1,
+            };
+            for c in section["calls"].as_array().expect("calls") {
+                calls += c["calls"].as_u64().expect("a number") * times;
+                bytes += c["bytes"].as_u64().expect("whole bytes") * times;
+            }
+        }
+        let sends =
+            s["transfers"].as_array().expect("a list").iter().filter(|t| t["kind"] == "send");
+        for t in sends.clone() {
+            calls += t["count"].as_u64().expect("a number");
+            bytes += t["bytes"].as_u64().expect("whole bytes");
+        }
+        assert!(sends.count() > 0);
+        assert_eq!(
+            (&s["per_step"]["calls"], &s["per_step"]["bytes"]),
+            (&calls.into(), &bytes.into())
+        );
+        let compiled = ok(dir, &["inspect", "plan", "--summary", "--class", class]);
+        assert!(compiled.contains(&format!("in all per step: {calls} calls")), "{compiled}");
     }
 
     // What is no trace, or one of another plan, is refused.

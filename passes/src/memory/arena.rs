@@ -5,7 +5,7 @@ use super::lifetimes::{Lifetime, NONE};
 use super::pieces::{LiveRange, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Module, Value};
-use shardc_ir::plan::{Instr, MemoryClass, Span};
+use shardc_ir::plan::{Alive, Call, Instr, MemoryClass, Moment, Span, calls};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,6 +14,8 @@ pub(super) struct Found {
     pub peak_bytes: usize,
     pub at_peak: ByClass,
     pub live_at_peak: Live,
+    pub alive: Vec<Alive>,
+    pub peak_at: Option<Moment>,
     pub live_bytes: usize,
     pub whole: ByClass,
     pub spans: Vec<Span>,
@@ -70,25 +72,49 @@ pub(super) fn arena(m: &Module, l: &Frames, lists: Lists) -> (Vec<Instr>, Vec<In
         }
     };
     let list = if at.is_some_and(|a| a.0 == 1) { &evaluation } else { &step };
-    let (at_peak, live_at_peak) = account(m, l, list, &alive, bytes);
+    let (at_peak, alive) = account(l, list, &alive, bytes);
+    let live_at_peak = largest(m, &alive);
+    let moment = |(list, t): (usize, usize)| Moment {
+        in_evaluation: list == 1,
+        instr: t / l.turn,
+        node: t % l.turn,
+    };
+    let peak_at = at.map(moment);
     let live_bytes = live(l, &step, &blocks[0].all);
     let mut whole: BTreeMap<MemoryClass, usize> = BTreeMap::new();
     for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *whole.entry(o.class).or_default() += o.bytes;
     }
     let whole = whole.into_iter().collect();
-    let spans = blocks[0].all.iter().filter(|b| b.bytes > 0).map(|b| span(l, b)).collect();
-    let found = Found { peak_bytes: bytes, at_peak, live_at_peak, live_bytes, whole, spans };
+    let spans = blocks[0].all.iter().filter(|b| b.bytes > 0);
+    let spans = spans.map(|b| span(l, &step, b)).collect();
+    let found = Found {
+        peak_bytes: bytes,
+        at_peak,
+        live_at_peak,
+        alive,
+        peak_at,
+        live_bytes,
+        whole,
+        spans,
+    };
     (step, evaluation, found)
 }
 
-fn span(l: &Frames, b: &Block) -> Span {
+fn span(l: &Frames, list: &[Instr], b: &Block) -> Span {
     let class = match b.frame {
         Frame::Shared(f, _) => l.objects[l.shared[f].1[0]].class,
-        Frame::Own(..) => MemoryClass::Temporary,
+        Frame::Own(i, part) => {
+            // What takes most of it where it is fullest.
+            let own = |c: &Call| &l.scratch[c.func].parts[part].at_peak;
+            let call = calls(&list[i..=i]).next();
+            let most = call.and_then(|c| own(c).iter().max_by_key(|x| x.1));
+            most.map_or(MemoryClass::Temporary, |x| *x.0)
+        }
     };
     let (first, last) = (b.birth / l.turn, b.death / l.turn);
-    Span { first, last, offset: b.offset, bytes: b.bytes, class }
+    let (from_node, to_node) = (b.birth % l.turn, b.death % l.turn);
+    Span { first, last, from_node, to_node, offset: b.offset, bytes: b.bytes, class }
 }
 
 /// The frames of a list, and which of them each instruction names.
@@ -243,21 +269,17 @@ fn bind(l: &Frames, list: &mut [Instr], blocks: &Blocks) {
     }
 }
 
-/// Bytes by class at the peak, and the largest values alive then. Gaps, of alignment and of first
-/// fit, count as temporary.
-fn account(
-    m: &Module,
-    l: &Frames,
-    list: &[Instr],
-    alive: &[&Block],
-    peak: usize,
-) -> (ByClass, Live) {
+/// Bytes by class at the peak, and the values alive then. Gaps, of alignment and of first fit, count as
+/// temporary.
+fn account(l: &Frames, list: &[Instr], alive: &[&Block], peak: usize) -> (ByClass, Vec<Alive>) {
     let mut by: BTreeMap<MemoryClass, usize> = BTreeMap::new();
-    // Function and value, of how many microbatches, class, bytes.
-    let mut live: Vec<((usize, Value), usize, MemoryClass, usize)> = vec![];
+    let mut live: Vec<Alive> = vec![];
+    let one = |(func, value): (usize, Value), copies: usize, class: MemoryClass, bytes: usize| {
+        Alive { func, value, class, copies, bytes }
+    };
     for o in l.objects.iter().filter(|o| !o.kind.is_framed()) {
         *by.entry(o.class).or_default() += o.bytes;
-        live.push((o.name, 1, o.class, o.bytes));
+        live.push(one(o.name, 1, o.class, o.bytes));
     }
     let mut copies: BTreeMap<usize, usize> = BTreeMap::new();
     for b in alive {
@@ -267,31 +289,40 @@ fn account(
                 let Instr::Call(c) = &list[i] else { continue };
                 let part = &l.scratch[c.func].parts[part];
                 part.at_peak.iter().for_each(|(c, n)| *by.entry(*c).or_default() += n);
-                live.extend(part.live.iter().map(|&(v, c2, n)| ((c.func, v), 1, c2, n)));
+                live.extend(part.live.iter().map(|&(v, c2, n)| one((c.func, v), 1, c2, n)));
             }
         }
     }
     for (f, n) in copies {
         for o in l.shared[f].1.iter().map(|&o| &l.objects[o]) {
             *by.entry(o.class).or_default() += n * o.bytes;
-            live.push((o.name, n, o.class, n * o.bytes));
+            live.push(one(o.name, n, o.class, n * o.bytes));
         }
     }
     let used: usize = by.values().sum();
     *by.entry(MemoryClass::Temporary).or_default() += peak.saturating_sub(used);
+    live.sort_by_key(|a| a.class);
+    (by.into_iter().collect(), live)
+}
+
+/// The largest of them, by name.
+fn largest(m: &Module, live: &[Alive]) -> Live {
     // Only what may be listed needs its name.
-    let mut sizes: Vec<usize> = live.iter().map(|x| x.3).collect();
+    let mut sizes: Vec<usize> = live.iter().map(|x| x.bytes).collect();
     let last = sizes.len().min(LISTED).checked_sub(1);
     let least = last.map_or(0, |i| *sizes.select_nth_unstable_by(i, |a, b| b.cmp(a)).1);
-    let named = live.into_iter().filter(|x| x.3 >= least).map(|((f, v), n, class, bytes)| {
-        let name = m.funcs[f].name(v).to_string();
-        let name = if n > 1 { format!("{name} of {n} microbatches") } else { name };
-        (name, class, bytes)
+    let named = live.iter().filter(|x| x.bytes >= least).map(|x| {
+        let name = m.funcs[x.func].name(x.value).to_string();
+        let name = match x.copies {
+            1 => name,
+            n => format!("{name} of {n} microbatches"),
+        };
+        (name, x.class, x.bytes)
     });
     let mut named: Live = named.collect();
     named.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
     named.truncate(LISTED);
-    (by.into_iter().collect(), named)
+    named
 }
 
 /// The most bytes alive at once in a step.

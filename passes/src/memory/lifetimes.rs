@@ -233,7 +233,6 @@ impl<'a> Lifetimes<'a> {
             RoleKind::Param if ty.dtype == DType::F32 && self.cast.contains(&*role.name) => {
                 MemoryClass::Optimizer
             }
-            RoleKind::Ready if ty.dtype != DType::F32 => MemoryClass::Weights,
             kind => MemoryClass::of(kind),
         };
         let bytes = self.bytes(f, v);

@@ -42,6 +42,8 @@ pub fn memory(
             peak_bytes: found.peak_bytes,
             at_peak: found.at_peak,
             live_at_peak: found.live_at_peak,
+            alive: found.alive,
+            peak_at: found.peak_at,
             live_bytes: found.live_bytes,
             whole: found.whole,
             spans: found.spans,

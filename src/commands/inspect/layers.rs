@@ -33,7 +33,8 @@ pub struct Calls {
     pub tensors: usize,
     /// Those of the tensors that are gradients of parameters, of all microbatches.
     pub gradients: usize,
-    /// Bytes that one rank sends in these calls, under the ring cost.
+    /// Whole bytes that one rank sends in these calls, under the ring cost of each.
+    #[serde(serialize_with = "crate::report::whole")]
     pub bytes: f64,
     /// Numbers of the calls, as in `explain collective:N`; those of the first layer of several.
     pub numbers: Vec<usize>,
@@ -199,6 +200,6 @@ fn count(
     out[at].calls += 1;
     out[at].tensors += n.outs.len();
     out[at].gradients += (0..n.outs.len()).filter(|&i| is_gradient(f, n, i)).count();
-    out[at].bytes += sent.sum::<f64>();
+    out[at].bytes += sent.sum::<f64>().ceil();
     out[at].numbers.push(number);
 }

@@ -5,7 +5,7 @@ use crate::commands::compile::mesh_line;
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
-use crate::report::{Kept, bubble_line, bytes, padding_lines};
+use crate::report::{CollectiveReport, Kept, bubble_line, bytes, padding_lines};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
@@ -59,7 +59,8 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     let live = memory.live_at_peak.iter();
     let live: Vec<_> =
         live.map(|(v, c, n)| json!({ "value": v, "class": c, "bytes": n })).collect();
-    let (calls, sent) = c.total();
+    let (calls, sent) = per_step(plan, class, c);
+    let between = transfers(plan, &plan.classes[class]);
     let out = json!({
         "family": s.family,
         "mesh": axes,
@@ -76,21 +77,34 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
             "peak_bytes": memory.peak_bytes, "at_peak": by_class, "live_at_peak": live
         },
         "collectives": c,
-        "per_step": { "calls": calls, "bytes": sent },
+        "transfers": between,
+        "per_step": { "calls": calls, "bytes": sent as u64 },
     });
     format!("{out}\n")
 }
 
-/// What is sent and received between stages: one line per phase and direction.
-fn transfers(plan: &Plan, c: &RankClass) -> String {
-    let all = crate::report::collectives(plan, c);
-    let of = |x: &&crate::report::CollectiveReport| matches!(x.kind, "send" | "recv");
-    let row = |x: &crate::report::CollectiveReport| {
+/// What is sent and received between stages, by phase and direction.
+fn transfers(plan: &Plan, c: &RankClass) -> Vec<CollectiveReport> {
+    let mut all = crate::report::collectives(plan, c);
+    all.retain(|x| matches!(x.kind, "send" | "recv"));
+    all
+}
+
+/// Calls and bytes of one rank of a class per step: collectives, and what it sends to other stages.
+pub fn per_step(plan: &Plan, class: usize, c: &LayerCollectives) -> (usize, f64) {
+    let all = transfers(plan, &plan.classes[class]);
+    let sends = all.iter().filter(|t| t.kind == "send");
+    sends.fold(c.total(), |(calls, bytes), t| (calls + t.count, bytes + t.bytes))
+}
+
+/// The same transfers as lines.
+fn transfer_lines(plan: &Plan, c: &RankClass) -> String {
+    let row = |x: &CollectiveReport| {
         let sent = if x.kind == "send" { bytes(x.bytes as usize) } else { String::new() };
         let what = format!("{} over {}", x.kind, x.axis);
         vec![x.phase.into(), x.count.to_string(), what, sent, x.scope.clone()]
     };
-    trimmed(&table(all.iter().filter(of).map(row), &[1, 3]))
+    trimmed(&table(transfers(plan, c).iter().map(row), &[1, 3]))
 }
 
 /// How rank numbers follow from coordinates: `rank = dp_replicate*2 + tp`.
@@ -193,15 +207,11 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
             lines("   ", &trimmed(&table(sec.calls.iter().map(calls), &[1, 3])))
         );
     }
-    let (n, sent) = c.total();
-    let between = transfers(plan, &plan.classes[class]);
+    let between = transfer_lines(plan, &plan.classes[class]);
     if !between.is_empty() {
         out += &format!("  between stages, once per step\n{}", lines("   ", &between));
     }
-    let all = crate::report::collectives(plan, &plan.classes[class]);
-    let sends: Vec<_> = all.iter().filter(|c| c.kind == "send").collect();
-    let n = n + sends.iter().map(|c| c.count).sum::<usize>();
-    let sent = sent + sends.iter().map(|c| c.bytes).sum::<f64>();
+    let (n, sent) = per_step(plan, class, c);
     let calls = if n == 1 { "1 call".into() } else { format!("{n} calls") };
     out += &format!("  in all per step: {calls}, {} sent by one rank\n", bytes(sent as usize));
     if let Ok(kept) = Kept::deserialize(&s.report["zero_accumulate"]) {

@@ -1,7 +1,7 @@
 //! Where times and texts stand in the picture.
 
-use crate::pictures::measure::{lengths, number, round_step, span};
-use shardc_ir::schedule::Timeline;
+use crate::pictures::measure::{lengths, number, round_step};
+use crate::pictures::step::Step;
 
 /// Left of the lanes, for names and bytes.
 pub const LEFT: f64 = 112.0;
@@ -9,17 +9,19 @@ pub const LEFT: f64 = 112.0;
 const RIGHT: f64 = 96.0;
 /// Between the lines of texts.
 pub const LINE: f64 = 18.0;
-/// Widths between which the lanes stay, however short their actions are.
-const WIDTHS: (f64, f64) = (800.0, 8000.0);
-/// Beyond this width, cells have room for their number only.
-const WIDE: f64 = 6000.0;
-/// About as wide is a digit in a cell.
+/// Widths between which the lanes stay, however short their actions are: the whole step is seen at once,
+/// and what is small can be magnified.
+const WIDTHS: (f64, f64) = (800.0, 2400.0);
+/// About as wide is a digit in a cell of the usual font.
 pub const DIGIT: f64 = 6.4;
 
 /// Times as positions.
 pub struct Frame {
+    /// When the first rank begins, and how long it is until the last ends.
     pub begin: f64,
-    pub makespan: f64,
+    pub length: f64,
+    /// What times are counted from: the first action.
+    pub zero: f64,
     /// Pixels of the lanes.
     pub lanes: f64,
     /// Pixels of the whole picture.
@@ -30,22 +32,23 @@ pub struct Frame {
 
 impl Frame {
     /// As wide as most actions need for their numbers.
-    pub fn new(t: &Timeline) -> Frame {
-        let (begin, makespan) = span(t);
+    pub fn new(step: &Step) -> Frame {
+        let t = &step.timeline;
+        let (begin, end) = step.span();
+        let length = end - begin;
         let lengths = lengths(t);
         let most = t.ranks.iter().flatten().map(|s| s.action.microbatch).max().unwrap_or(0);
         let digits = most.to_string().len();
         let cell = |letters: usize| letters as f64 * DIGIT + 5.0;
-        let short = lengths.get(lengths.len() / 5).map_or(0.0, |d| makespan / d);
-        let (with_letter, bare) = (short * cell(digits + 1), short * cell(digits));
-        let wanted = if with_letter <= WIDE { with_letter } else { bare.max(WIDE) };
-        let lanes = wanted.clamp(WIDTHS.0, WIDTHS.1).ceil();
-        Frame { begin, makespan, lanes, width: LEFT + lanes + RIGHT, digits }
+        let short = lengths.get(lengths.len() / 5).map_or(0.0, |d| length / d);
+        let lanes = (short * cell(digits + 1)).clamp(WIDTHS.0, WIDTHS.1).ceil();
+        let zero = crate::pictures::measure::span(t).0;
+        Frame { begin, length, zero, lanes, width: LEFT + lanes + RIGHT, digits }
     }
 
     /// The position of a time.
     pub fn x(&self, time: f64) -> f64 {
-        let part = (time - self.begin) / self.makespan;
+        let part = (time - self.begin) / self.length;
         LEFT + if part.is_finite() { part.clamp(0.0, 1.0) * self.lanes } else { 0.0 }
     }
 
@@ -54,13 +57,13 @@ impl Frame {
         LEFT + self.lanes
     }
 
-    /// Round times since the begin, with their positions.
+    /// Round times since the first action, with their positions.
     pub fn ticks(&self) -> Vec<(String, f64)> {
-        let room = (number(self.makespan).len() as f64 * 7.0 + 24.0).max(60.0);
-        let step = round_step(self.makespan * room / self.lanes);
-        let count = (self.makespan / step).floor() as usize;
+        let room = (number(self.length).len() as f64 * 7.0 + 24.0).max(60.0);
+        let step = round_step(self.length * room / self.lanes);
+        let count = ((self.begin + self.length - self.zero) / step).floor() as usize;
         let times = (0..=count).map(|k| k as f64 * step);
-        times.map(|time| (number(time), self.x(self.begin + time))).collect()
+        times.map(|time| (number(time), self.x(self.zero + time))).collect()
     }
 
     /// Lines through `top..bottom` at round times, which stand above.

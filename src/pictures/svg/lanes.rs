@@ -1,27 +1,37 @@
 //! The lanes: who does what, and when nobody does.
 
+use super::Drawn;
 use super::frame::{DIGIT, Frame, LEFT, LINE, px};
 use crate::pictures::measure::{Chunks, KINDS, number};
-use shardc_ir::schedule::{ActionKind, Slot, Timeline};
+use crate::pictures::palette::{action, named, pale};
+use crate::pictures::step::Step;
+use shardc_ir::schedule::{ActionKind, Slot};
 
 /// Height of a lane.
 const LANE: f64 = 22.0;
+/// The part of a whole backward's height that stands for the gradients of the weights.
+const FOOT: f64 = 0.3;
+/// The smallest font of cells, in pixels: it is read when magnified.
+const SMALLEST: f64 = 2.0;
 
 /// Legend, axis and lanes from `y` on. Returns the bottom.
-pub fn draw(out: &mut String, f: &Frame, t: &Timeline, chunks: usize, y: f64) -> f64 {
-    let chunks = Chunks::new(t, chunks);
-    let top = f.legend(out, y, &legend(t, &chunks)) + LINE + 4.0;
-    let bottom = top + t.ranks.len() as f64 * (LANE + 3.0);
-    for (rank, slots) in t.ranks.iter().enumerate() {
-        let y = top + rank as f64 * (LANE + 3.0);
+pub fn draw(out: &mut String, f: &Frame, step: &Step, d: &Drawn, y: f64) -> f64 {
+    let t = &step.timeline;
+    let chunks = Chunks::new(t, d.chunks);
+    let top = f.legend(out, y, &legend(step, &chunks)) + LINE + 4.0;
+    let shown: Vec<usize> = (0..t.ranks.len()).filter(|&r| d.shows(r)).collect();
+    let bottom = top + shown.len() as f64 * (LANE + 3.0);
+    for (row, &rank) in shown.iter().enumerate() {
+        let (slots, y) = (&t.ranks[rank], top + row as f64 * (LANE + 3.0));
         let text = px(y + LANE / 2.0 + 4.0);
         out.push_str(&format!(
-            "<text class=\"e b\" x=\"{}\" y=\"{text}\">rank {rank}</text>\
-             <text class=\"b\" x=\"{}\" y=\"{text}\">rank {rank}</text>\n",
+            "<text class=\"e b\" x=\"{}\" y=\"{text}\">pp {rank}</text>\
+             <text class=\"b\" x=\"{}\" y=\"{text}\">pp {rank}</text>\n",
             px(LEFT - 8.0),
             px(f.right() + 8.0)
         ));
-        idle(out, f, slots, y);
+        idle(out, f, step, rank, y);
+        around(out, f, step, rank, y);
         for s in slots {
             cell(out, f, s, &chunks, rank, y);
         }
@@ -30,21 +40,9 @@ pub fn draw(out: &mut String, f: &Frame, t: &Timeline, chunks: usize, y: f64) ->
     bottom
 }
 
-/// Colours that stay apart for people who see few.
-fn colour(kind: ActionKind) -> [f64; 3] {
-    match kind {
-        ActionKind::Forward => [86.0, 180.0, 233.0],
-        ActionKind::Backward => [230.0, 159.0, 0.0],
-        ActionKind::Input => [185.0, 115.0, 165.0],
-        ActionKind::Weight => [140.0, 205.0, 120.0],
-    }
-}
-
 /// The last chunk is the palest.
 fn shade(kind: ActionKind, chunk: usize, count: usize) -> String {
-    let pale = 0.62 * chunk as f64 / (count.max(2) - 1) as f64;
-    let [r, g, b] = colour(kind).map(|c| (c + (255.0 - c) * pale).round() as u8);
-    format!("#{r:02x}{g:02x}{b:02x}")
+    pale(action(kind).light, 0.5 * chunk as f64 / (count.max(2) - 1) as f64)
 }
 
 fn words(kind: ActionKind) -> &'static str {
@@ -56,17 +54,23 @@ fn words(kind: ActionKind) -> &'static str {
     }
 }
 
-fn legend(t: &Timeline, chunks: &Chunks) -> Vec<(Vec<String>, String)> {
-    let has = |k: &&ActionKind| t.ranks.iter().flatten().any(|s| s.action.kind == **k);
-    let mut all: Vec<(Vec<String>, String)> = KINDS
-        .iter()
-        .filter(has)
-        .map(|&k| (vec![shade(k, 0, chunks.count)], format!("{} {}", k.letter(), words(k))))
-        .collect();
+fn legend(step: &Step, chunks: &Chunks) -> Vec<(Vec<String>, String)> {
+    let has = |k: &&ActionKind| step.timeline.ranks.iter().flatten().any(|s| s.action.kind == **k);
+    let of = |&k: &ActionKind| {
+        let mut fills = vec![shade(k, 0, chunks.count)];
+        if k == ActionKind::Backward {
+            fills.push(shade(ActionKind::Weight, 0, chunks.count));
+        }
+        (fills, format!("{} {}", k.letter(), words(k)))
+    };
+    let mut all: Vec<(Vec<String>, String)> = KINDS.iter().filter(has).map(of).collect();
     if chunks.count > 1 {
         let fills =
             (0..chunks.count).map(|c| shade(ActionKind::Forward, c, chunks.count)).collect();
         all.push((fills, format!("the {} chunks of a rank, first to last", chunks.count)));
+    }
+    if step.enter.iter().chain(&step.finish).any(|x| *x > 0.0) {
+        all.push((vec![named("edge").light.into()], "once per step: enter, finish".into()));
     }
     all.push((vec!["url(#idle)".into()], "idle".into()));
     all.push((vec![], "number in a cell: microbatch".into()));
@@ -74,14 +78,17 @@ fn legend(t: &Timeline, chunks: &Chunks) -> Vec<(Vec<String>, String)> {
 }
 
 /// What is left of a lane where nothing is done.
-fn idle(out: &mut String, f: &Frame, slots: &[Slot], y: f64) {
+fn idle(out: &mut String, f: &Frame, step: &Step, rank: usize, y: f64) {
     let mut from = f.begin;
-    let last = (f.begin + f.makespan, f.begin + f.makespan);
-    for (start, end) in slots.iter().map(|s| (s.start, s.end)).chain([last]) {
+    let edges = [step.enter(rank), step.finish(rank)];
+    let slots = step.timeline.ranks[rank].iter().map(|s| (s.start, s.end));
+    let end = f.begin + f.length;
+    let all = [edges[0]].into_iter().chain(slots).chain([edges[1], (end, end)]);
+    for (start, stop) in all {
         // Sums of times differ in their last digits.
-        if start - from > 1e-9 * f.makespan {
+        if start - from > 1e-9 * f.length {
             let length = number(start - from);
-            let [a, b] = [from, start].map(|time| number(time - f.begin));
+            let [a, b] = [from, start].map(|time| number(time - f.zero));
             out.push_str(&format!(
                 "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{LANE}\" fill=\"url(#idle)\">\
                  <title>idle for {length}, {a}–{b}</title></rect>\n",
@@ -90,7 +97,24 @@ fn idle(out: &mut String, f: &Frame, slots: &[Slot], y: f64) {
                 px(f.x(start) - f.x(from))
             ));
         }
-        from = from.max(end);
+        from = from.max(stop);
+    }
+}
+
+/// What a rank does before its first action and after its last.
+fn around(out: &mut String, f: &Frame, step: &Step, rank: usize, y: f64) {
+    let (before, after) = (step.enter(rank), step.finish(rank));
+    for (name, (from, to)) in [("enter", before), ("finish", after)].into_iter() {
+        if to > from {
+            out.push_str(&format!(
+                "<rect class=\"s\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{LANE}\" fill=\"{}\">\
+                 <title>{name}, once per step, pipeline rank {rank}</title></rect>\n",
+                px(f.x(from)),
+                px(y),
+                px((f.x(to) - f.x(from)).max(0.6)),
+                named("edge").light
+            ));
+        }
     }
 }
 
@@ -102,30 +126,62 @@ fn cell(out: &mut String, f: &Frame, s: &Slot, chunks: &Chunks, rank: usize, y: 
         1 => format!("stage {}", a.stage),
         _ => format!("stage {} (chunk {chunk})", a.stage),
     };
-    let [start, end] = [s.start, s.end].map(|time| number(time - f.begin));
+    let [start, end] = [s.start, s.end].map(|time| number(time - f.zero));
+    // Not even an action that takes no time is invisible.
+    let width = (to - from).max(0.6);
     out.push_str(&format!(
         "<rect class=\"c\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{LANE}\" fill=\"{}\">\
-         <title>{letter}{m}: {} of microbatch {m}, {place}, rank {rank}, {start}–{end}</title>\
+         <title>{letter}{m}: {} of microbatch {m}, {place}, pipeline rank {rank}, {start}–{end}</title>\
          </rect>",
         px(from),
         px(y),
-        // Not even an action that takes no time is invisible.
-        px((to - from).max(0.6)),
+        px(width),
         shade(a.kind, chunk, chunks.count),
         words(a.kind),
         m = a.microbatch,
     ));
-    let number = a.microbatch.to_string();
-    let room = to - from - 3.0;
-    // Cells of one length all have a letter, or none has.
-    let label =
-        if room >= (f.digits + 1) as f64 * DIGIT { format!("{letter}{number}") } else { number };
-    if room >= label.len() as f64 * DIGIT - 1.0 {
+    if a.kind == ActionKind::Backward {
         out.push_str(&format!(
-            "<text class=\"n\" x=\"{}\" y=\"{}\">{label}</text>",
-            px((from + to) / 2.0),
-            px(y + LANE / 2.0 + 3.6)
+            "<rect class=\"s\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"/>",
+            px(from + 0.4),
+            px(y + LANE * (1.0 - FOOT)),
+            px((width - 0.8).max(0.3)),
+            px(LANE * FOOT - 0.4),
+            shade(ActionKind::Weight, chunk, chunks.count),
         ));
     }
+    label(out, f, s, width, (from + to) / 2.0, y);
     out.push('\n');
+}
+
+/// Letter and microbatch in a cell, in a font that has room there.
+fn label(out: &mut String, f: &Frame, s: &Slot, width: f64, x: f64, y: f64) {
+    let number = s.action.microbatch.to_string();
+    let room = |digits: usize| (width - 2.0) / (digits as f64 * DIGIT);
+    let font = |digits: usize| 10.0 * room(digits).min(1.0);
+    // Cells of one length all have a letter, or none has.
+    let with_letter = font(f.digits + 1) >= SMALLEST;
+    let text = match with_letter {
+        true => format!("{}{number}", s.action.kind.letter()),
+        false => number,
+    };
+    let font = font(f.digits + usize::from(with_letter));
+    if font < SMALLEST {
+        return;
+    }
+    // A style, because the style sheet stands above attributes.
+    let mut style = String::new();
+    if font < 10.0 {
+        style += &format!("font-size:{}px;", px(font));
+    }
+    if s.action.kind == ActionKind::Weight {
+        style += &format!("fill:{}", named("panel").light);
+    }
+    let style = if style.is_empty() { style } else { format!(" style=\"{style}\"") };
+    let up = if s.action.kind == ActionKind::Backward { LANE * FOOT / 2.0 } else { 0.0 };
+    out.push_str(&format!(
+        "<text class=\"n\"{style} x=\"{}\" y=\"{}\">{text}</text>",
+        px(x),
+        px(y + (LANE + font * 0.72) / 2.0 - up)
+    ));
 }

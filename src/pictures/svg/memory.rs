@@ -1,31 +1,29 @@
-//! Memory over time: a panel per rank, its classes on top of each other.
+//! Memory over time: a panel per pipeline rank, its kinds on top of each other.
 
-use super::frame::{Frame, LEFT, LINE, escape, px};
-use super::{Area, Memory};
+use super::frame::{Frame, LEFT, LINE, px};
+use super::{Drawn, Memory};
+use crate::pictures::palette::{STACK, memory, named};
+use crate::pictures::step::Sample;
 use crate::report::bytes;
 
 /// Height of a panel.
 const PANEL: f64 = 72.0;
 /// Between panels.
 const BETWEEN: f64 = 14.0;
-/// Colours of classes; more classes than these begin again.
-const FILLS: [&str; 8] =
-    ["#4a62b0", "#9fc4ee", "#dcc096", "#d9772f", "#6f2f55", "#f0f07a", "#2f7f5a", "#a0a0ac"];
 
 /// Legend and panels from `y` on. Returns the bottom.
-pub fn draw(out: &mut String, f: &Frame, m: &Memory, y: f64) -> f64 {
-    let mut names: Vec<&str> = vec![];
-    for a in m.ranks.iter().flatten() {
-        if !names.contains(&a.name.as_str()) {
-            names.push(&a.name);
-        }
-    }
-    let stacks: Vec<Stack> = m.ranks.iter().map(|areas| Stack::new(areas)).collect();
-    let most = stacks.iter().map(Stack::peak).max().unwrap_or(0);
+pub fn draw(out: &mut String, f: &Frame, m: &Memory, d: &Drawn, y: f64) -> f64 {
+    let shown: Vec<usize> = (0..m.ranks.len()).filter(|&r| d.shows(r)).collect();
+    let kinds = 0..STACK.len();
+    let most_of = |rank: usize, k: usize| m.ranks[rank].iter().map(|s| s.bytes[k]).max();
+    let occurs = |k: &usize| shown.iter().any(|&r| most_of(r, *k).unwrap_or(0) > 0);
+    let kinds: Vec<usize> = kinds.filter(occurs).collect();
+    let arena = |rank: usize| m.arenas.get(rank).copied().unwrap_or(peak(&m.ranks[rank]));
+    let most = shown.iter().map(|&r| arena(r).max(peak(&m.ranks[r]))).max().unwrap_or(0);
     // A limit far above everything would press the areas flat.
     let limit = m.limit.filter(|&l| l <= most.max(1).saturating_mul(4));
     let full = most.max(limit.unwrap_or(0)).max(1) as f64 * 1.06;
-    let mut head = String::from("memory of each rank");
+    let mut head = String::from("memory of a rank");
     match (m.limit, limit) {
         (Some(l), None) => {
             head += &format!("; each has {}, far above what is shown", bytes(l));
@@ -34,69 +32,35 @@ pub fn draw(out: &mut String, f: &Frame, m: &Memory, y: f64) -> f64 {
         _ => {}
     }
     out.push_str(&format!("<text class=\"b\" x=\"8\" y=\"{}\">{head}</text>\n", px(y + 10.0)));
-    let items: Vec<(Vec<String>, String)> =
-        names.iter().enumerate().map(|(i, n)| (vec![fill(i).into()], n.to_string())).collect();
+    let items: Vec<(Vec<String>, String)> = kinds
+        .iter()
+        .map(|&k| (vec![memory(STACK[k]).light.into()], STACK[k].name().into()))
+        .collect();
     let top = f.legend(out, y + LINE, &items) + LINE;
-    for (rank, (areas, stack)) in m.ranks.iter().zip(&stacks).enumerate() {
-        let base = top + PANEL + rank as f64 * (PANEL + BETWEEN);
+    for (row, &rank) in shown.iter().enumerate() {
+        let base = top + PANEL + row as f64 * (PANEL + BETWEEN);
         let panel = Panel { f, base, full };
         panel.axis(out, rank);
-        for (k, a) in areas.iter().enumerate().rev() {
+        for &k in kinds.iter().rev() {
             // The highest is drawn first; those below it cover their part.
-            let name = names.iter().position(|n| *n == a.name).unwrap_or(0);
             out.push_str(&format!(
-                "<path fill=\"{}\" d=\"{}\"><title>rank {rank}, {}: up to {}</title></path>\n",
-                fill(name),
-                panel.path(&stack.times, &stack.tops[k]),
-                escape(&a.name),
-                bytes(a.points.iter().map(|p| p.1).max().unwrap_or(0))
+                "<path fill=\"{}\" d=\"{}\"><title>pipeline rank {rank}, {}: up to {}</title></path>\n",
+                memory(STACK[k]).light,
+                panel.path(&m.ranks[rank], k),
+                STACK[k].name(),
+                bytes(most_of(rank, k).unwrap_or(0))
             ));
         }
-        let peak = m.arenas.get(rank).copied().unwrap_or(stack.peak());
-        panel.peak(out, peak, m.limit, limit);
+        panel.peak(out, arena(rank), m.limit, limit);
     }
-    let bottom = top + m.ranks.len() as f64 * (PANEL + BETWEEN);
+    let bottom = top + shown.len() as f64 * (PANEL + BETWEEN);
     f.grid(out, top, bottom - BETWEEN);
     bottom
 }
 
-fn fill(name: usize) -> &'static str {
-    FILLS[name % FILLS.len()]
-}
-
-/// Areas on top of each other.
-struct Stack {
-    times: Vec<f64>,
-    /// By area: the bytes of it and all below it, from each of `times` on.
-    tops: Vec<Vec<usize>>,
-}
-
-impl Stack {
-    fn new(areas: &[Area]) -> Stack {
-        let mut changes: Vec<(f64, usize, usize)> = vec![];
-        for (k, a) in areas.iter().enumerate() {
-            changes.extend(a.points.iter().map(|&(time, n)| (time, k, n)));
-        }
-        changes.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut now = vec![0usize; areas.len()];
-        let mut stack = Stack { times: vec![], tops: vec![vec![]; areas.len()] };
-        for same in changes.chunk_by(|a, b| a.0 == b.0) {
-            for &(_, k, n) in same {
-                now[k] = n;
-            }
-            stack.times.push(same[0].0);
-            let mut sum = 0usize;
-            for (top, n) in stack.tops.iter_mut().zip(&now) {
-                sum = sum.saturating_add(*n);
-                top.push(sum);
-            }
-        }
-        stack
-    }
-
-    fn peak(&self) -> usize {
-        self.tops.last().and_then(|top| top.iter().copied().max()).unwrap_or(0)
-    }
+/// The most at once.
+fn peak(samples: &[Sample]) -> usize {
+    samples.iter().map(Sample::total).max().unwrap_or(0)
 }
 
 /// Where a rank's areas stand.
@@ -113,35 +77,45 @@ impl Panel<'_> {
         self.base - PANEL * n as f64 / self.full
     }
 
-    /// Steps from change to change. Of those within half a pixel the highest and the last stay.
-    fn path(&self, times: &[f64], tops: &[usize]) -> String {
-        let mut out = format!("M{} {}", px(LEFT), px(self.base));
+    /// The upper end of a kind, in steps from change to change. Of those within half a pixel the highest and
+    /// the last stay.
+    fn path(&self, samples: &[Sample], kind: usize) -> String {
+        let top = |s: &Sample| s.bytes[..=kind].iter().fold(0usize, |a, b| a.saturating_add(*b));
+        let mut out = String::new();
         let mut drawn = 0;
+        let mut last = LEFT;
         let mut i = 0;
-        while i < times.len() {
-            let x = self.f.x(times[i]);
-            let near = times[i..].iter().take_while(|t| self.f.x(**t) - x < 0.5).count().max(1);
-            let high = tops[i..i + near].iter().copied().max().unwrap_or(0);
-            let last = tops[i + near - 1];
-            for (n, at) in [(high, x), (last, x)] {
-                if n != drawn {
-                    out.push_str(&format!("H{}V{}", px(at), px(self.y(n))));
-                    drawn = n;
-                }
+        while i < samples.len() {
+            let x = self.f.x(samples[i].time);
+            let near = samples[i..].iter().take_while(|s| self.f.x(s.time) - x < 0.5).count();
+            let near = &samples[i..i + near.max(1)];
+            let high = near.iter().map(top).max().unwrap_or(0);
+            let end = near.last().map_or(0, top);
+            if out.is_empty() {
+                out = format!("M{} {}", px(x), px(self.base));
             }
-            i += near;
+            if high != drawn {
+                out.push_str(&format!("H{}V{}", px(x), px(self.y(high))));
+            }
+            if end != high {
+                // What lasts no time is half a pixel wide.
+                out.push_str(&format!("H{}V{}", px(x + 0.5), px(self.y(end))));
+            }
+            (drawn, last) = (end, x + 0.5);
+            i += near.len();
         }
-        out + &format!("H{}V{}Z", px(self.f.right()), px(self.base))
+        out + &format!("H{}V{}Z", px(self.f.right().max(last)), px(self.base))
     }
 
     /// Name of the rank, and bytes at round heights.
     fn axis(&self, out: &mut String, rank: usize) {
         let (left, right) = (px(LEFT), px(self.f.right()));
         out.push_str(&format!(
-            "<rect x=\"{left}\" y=\"{}\" width=\"{}\" height=\"{PANEL}\" fill=\"#f4f4f4\"/>\
-             <text class=\"b\" x=\"8\" y=\"{}\">rank {rank}</text>\n",
+            "<rect x=\"{left}\" y=\"{}\" width=\"{}\" height=\"{PANEL}\" fill=\"{}\"/>\
+             <text class=\"b\" x=\"8\" y=\"{}\">pp {rank}</text>\n",
             px(self.base - PANEL),
             px(self.f.lanes),
+            named("ground").light,
             px(self.base - PANEL / 2.0 + 4.0)
         ));
         // Powers of two are round in every unit.
@@ -166,9 +140,11 @@ impl Panel<'_> {
         if let Some(limit) = line {
             let d = format!("M{} {}H{}", px(LEFT), px(self.y(limit)), px(self.f.right()));
             out.push_str(&format!(
-                "<path d=\"{d}\" stroke=\"#fff\" stroke-width=\"3\"/>\
-                 <path d=\"{d}\" stroke=\"#b3261e\" stroke-width=\"1.5\" \
-                 stroke-dasharray=\"6 3\"/>\n"
+                "<path d=\"{d}\" stroke=\"{}\" stroke-width=\"3\"/>\
+                 <path d=\"{d}\" stroke=\"{}\" stroke-width=\"1.5\" \
+                 stroke-dasharray=\"6 3\"/>\n",
+                named("panel").light,
+                named("over").light
             ));
         }
         let x = px(self.f.right() + 8.0);

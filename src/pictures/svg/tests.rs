@@ -1,5 +1,7 @@
-use super::{Area, Memory, svg};
+use super::{Drawn, Memory};
+use crate::pictures::palette::STACK;
 use crate::pictures::sample::{self, slot};
+use crate::pictures::step::{Sample, Step};
 use shardc_ir::schedule::{ActionKind, Slot, Timeline};
 
 /// Panics unless all tags are closed in order and texts have no loose `<` or `&`.
@@ -49,28 +51,38 @@ fn cells(s: &str) -> Vec<(String, f64, f64, f64)> {
     all
 }
 
+/// The picture of a timeline alone, with memory if there is some.
+fn svg(t: &Timeline, chunks: usize, title: &str, memory: Option<&Memory>) -> String {
+    let step = Step::of_actions(t.clone());
+    super::svg(&step, &Drawn { chunks, title, memory, ..Drawn::default() })
+}
+
+/// Weights, the first of the stack, and activations, the fifth.
+fn sample(time: f64, activations: usize) -> Sample {
+    let mut bytes = [0; STACK.len()];
+    (bytes[0], bytes[4]) = (3 << 29, activations);
+    Sample { time, bytes }
+}
+
 /// Weights that stay, and an activation per live microbatch.
 fn memory(t: &Timeline, limit: Option<usize>) -> Memory {
     let rank = |slots: &Vec<Slot>| {
         let mut live = 0usize;
-        let mut points = vec![];
+        let mut all = vec![sample(0.0, 0)];
         for s in slots {
             match s.action.kind {
                 ActionKind::Forward => {
                     live += 1;
-                    points.push((s.start, live << 28));
+                    all.push(sample(s.start, live << 28));
                 }
                 ActionKind::Input => {}
                 ActionKind::Backward | ActionKind::Weight => {
                     live -= 1;
-                    points.push((s.end, live << 28));
+                    all.push(sample(s.end, live << 28));
                 }
             }
         }
-        vec![
-            Area { name: "weights".into(), points: vec![(0.0, 3 << 29)] },
-            Area { name: "activations".into(), points },
-        ]
+        all
     };
     Memory { ranks: t.ranks.iter().map(rank).collect(), limit, ..Memory::default() }
 }
@@ -125,19 +137,23 @@ fn each_action_has_one_cell_and_cells_do_not_overlap() {
 fn cells_say_what_they_are() {
     let s = svg(&sample::interleaved(4, 8, 2), 2, "t", None);
     for part in [
-        "<title>F3: forward of microbatch 3, stage 5 (chunk 1), rank 1, ",
+        "<title>F3: forward of microbatch 3, stage 5 (chunk 1), pipeline rank 1, ",
         "<title>idle for 1, 0–1</title>",
         "the 2 chunks of a rank",
         ">F3</text>",
-        "makespan 57, bubble 15.8 % of the time of 4 ranks",
+        "makespan 57, bubble 15.8 % of the time of 4 pipeline ranks",
     ] {
         assert!(s.contains(part), "{part}");
     }
     let s = svg(&sample::zero_bubble(16, 64), 1, "t", None);
     assert!(s.contains("gradients of the weights") && s.contains(">W63</text>"));
-    // Too many for letters: all forwards have a bare number.
+    // Too many for letters: all forwards have a bare number, in a font that fits.
     let s = svg(&sample::interleaved(16, 64, 2), 2, "t", None);
-    assert!(s.contains(">63</text>") && !s.contains(">F63</text>"));
+    assert!(s.contains(">63</text>") && !s.contains(">F63</text>") && s.contains("font-size:2."));
+    // The gradients of the weights are the foot of a whole backward.
+    let (foot, later) = ("fill=\"#00604c\"", "fill=\"#80b0a6\"");
+    assert_eq!(s.matches(foot).count(), 1 + 16 * 64, "and the legend");
+    assert_eq!(s.matches(later).count(), 16 * 64);
 }
 
 #[test]
@@ -147,7 +163,7 @@ fn memory_is_stacked_and_has_a_limit() {
     for part in ["peak</text>", ">2.50 GiB<", "over by", ">512.00 MiB<", "dashed: the 2.00 GiB"] {
         assert!(s.contains(part), "{part}");
     }
-    assert!(s.contains("rank 0, activations: up to 1.00 GiB"));
+    assert!(s.contains("pipeline rank 0, activations: up to 1.00 GiB"));
     assert!(s.contains(">1 GiB</text>"), "{s}");
     let far = svg(&t, 1, "t", Some(&memory(&t, Some(80 << 30))));
     assert!(far.contains("far above") && !far.contains("stroke-dasharray"));
@@ -161,11 +177,33 @@ fn odd_times_stay_inside() {
     ];
     let odd = vec![slot(ActionKind::Input, 0, 0, f64::NAN, f64::INFINITY)];
     let t = Timeline { ranks: vec![slots, odd], order: vec![] };
-    let area = Area { name: "<>".into(), points: vec![(f64::NAN, 3), (9.0, usize::MAX)] };
-    let ranks = vec![vec![area.clone(), area]];
+    let odd = |time: f64| Sample { time, bytes: [usize::MAX; STACK.len()] };
+    let ranks = vec![vec![odd(f64::NAN), odd(9.0), odd(f64::INFINITY)]];
     let m = Memory { ranks, limit: Some(0), ..Memory::default() };
     let s = svg(&t, 1, "t", Some(&m));
     for (words, _, from, to) in cells(&s) {
         assert!(from >= 112.0 && to <= 8000.0, "{words} {from} {to}");
     }
+}
+
+#[test]
+fn before_and_after_and_one_rank() {
+    let t = sample::one_f_one_b(4, 8);
+    let mut step = Step::of_actions(t.clone());
+    (step.enter, step.finish) = (vec![1.0; 4], vec![2.0; 4]);
+    let m = memory(&t, None);
+    let draw = |only| {
+        let d = Drawn { chunks: 1, title: "t", unit: "ms", memory: Some(&m), only };
+        super::svg(&step, &d)
+    };
+    let s = draw(None);
+    check_xml(&s);
+    assert_eq!(s.matches("<title>enter, once per step").count(), 4);
+    assert_eq!(s.matches("<title>finish, once per step").count(), 4);
+    assert!(s.contains("makespan 33,") && s.contains("time in ms"));
+    let one = draw(Some(2));
+    check_xml(&one);
+    assert!(one.contains(">pp 2</text>") && !one.contains(">pp 1</text>"));
+    assert_eq!(one.matches("enter, once per step, pipeline rank").count(), 1);
+    assert!(one.contains("bubble 27.3 % of the time of 4 pipeline ranks"), "of all of them");
 }

@@ -16,6 +16,8 @@ pub struct Page<'a> {
     t: &'a Timeline,
     pub chunks: Chunks,
     colour: bool,
+    /// The one rank that is shown; else all are.
+    only: Option<usize>,
     /// Time of column 0.
     begin: f64,
     /// Columns per unit of time.
@@ -33,13 +35,14 @@ pub struct Page<'a> {
 type Spot = (char, Option<ActionKind>);
 
 impl<'a> Page<'a> {
-    pub fn new(t: &'a Timeline, chunks: usize, colour: bool) -> Page<'a> {
+    pub fn new(t: &'a Timeline, chunks: usize, colour: bool, only: Option<usize>) -> Page<'a> {
         let (begin, makespan) = span(t);
-        let margin = format!("rank {} ", t.ranks.len().saturating_sub(1)).len();
+        let margin = format!("pp {} ", t.ranks.len().saturating_sub(1)).len();
         let mut page = Page {
             t,
             chunks: Chunks::new(t, chunks),
             colour,
+            only,
             begin,
             scale: 0.0,
             total: 0,
@@ -64,6 +67,10 @@ impl<'a> Page<'a> {
             page.panel -= page.panel % page.unit;
         }
         page
+    }
+
+    fn shows(&self, rank: usize) -> bool {
+        self.only.is_none_or(|only| only == rank)
     }
 
     fn slots(&self) -> impl Iterator<Item = (usize, &'a Slot)> {
@@ -165,8 +172,8 @@ impl<'a> Page<'a> {
                 out.push_str(&self.gap(windows[i - 1].1, window.0, &left_out));
             }
             out.push_str(&format!("\n{:<1$}{2}\n", "time", self.margin, self.ruler(*window)));
-            for (rank, row) in rows.iter().enumerate() {
-                let rank = format!("rank {rank}");
+            for (rank, row) in rows.iter().enumerate().filter(|(r, _)| self.shows(*r)) {
+                let rank = format!("pp {rank}");
                 out.push_str(&format!("{rank:<0$}{1}\n", self.margin, self.line(row)));
             }
         }

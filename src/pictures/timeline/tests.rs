@@ -1,6 +1,11 @@
-use super::{span, text};
+use super::span;
 use crate::pictures::sample::{self, slot};
 use shardc_ir::schedule::{ActionKind, Slot, Timeline};
+
+/// Of all ranks.
+fn text(t: &Timeline, chunks: usize, colour: bool) -> String {
+    super::text(t, chunks, colour, None)
+}
 
 /// Escapes take no columns.
 fn plain(s: &str) -> String {
@@ -56,7 +61,7 @@ fn colours_change_no_text() {
 
 /// The cells of a rank, over all panels.
 fn row(s: &str, rank: usize) -> String {
-    let head = format!("rank {rank} ");
+    let head = format!("pp {rank} ");
     s.lines().filter_map(|l| l.strip_prefix(&head)).map(str::trim_start).collect()
 }
 
@@ -96,8 +101,8 @@ fn cells_are_as_long_as_their_actions() {
     assert!(row(&s, 0).starts_with("F0 F1 F2 F3 ··················B0─── F4 B1─── F5 "), "{s}");
     assert!(row(&s, 3).starts_with("·········F0 B0─── F1 B1─── "), "{s}");
     assert_eq!(row(&s, 0).chars().count(), 33 * 3);
-    assert!(s.contains("makespan 33, bubble 27.3 % of the time of 4 ranks\n"), "{s}");
-    assert!(s.contains("microbatches alive at the peak, by rank: 4 3 2 1\n"), "{s}");
+    assert!(s.contains("makespan 33, bubble 27.3 % of the time of 4 pipeline ranks\n"), "{s}");
+    assert!(s.contains("microbatches alive at the peak, by pipeline rank: 4 3 2 1\n"), "{s}");
 }
 
 #[test]
@@ -118,12 +123,12 @@ fn a_long_schedule_says_what_it_leaves_out() {
 
 #[test]
 fn nothing_and_next_to_nothing() {
-    assert_eq!(text(&Timeline::default(), 1, false), "no actions on 0 ranks of the pipeline\n");
+    assert_eq!(text(&Timeline::default(), 1, false), "no actions on 0 pipeline ranks\n");
     let mut t = Timeline { ranks: vec![vec![]; 2], order: vec![] };
-    assert_eq!(text(&t, 1, true), "no actions on 2 ranks of the pipeline\n");
+    assert_eq!(text(&t, 1, true), "no actions on 2 pipeline ranks\n");
     t.ranks[0].push(slot(ActionKind::Forward, 0, 7, 0.0, 0.25));
     let s = text(&t, 1, false);
-    assert!(s.contains("rank 0 F7 \nrank 1 ···\n"), "{s}");
+    assert!(s.contains("pp 0 F7 \npp 1 ···\n"), "{s}");
     assert!(!s.contains("live"), "{s}");
     t.ranks[0].push(slot(ActionKind::Backward, 0, 7, 0.25, 0.25));
     let s = text(&t, 1, false);
@@ -152,4 +157,12 @@ fn times_that_are_not_whole_are_scaled() {
         slot(ActionKind::Forward, 0, 1, 0.0, 1.0),
     ];
     assert!(text(&Timeline { ranks: vec![odd], order: vec![] }, 1, false).contains("F1"));
+}
+
+#[test]
+fn one_rank_is_shown_of_all() {
+    let t = sample::one_f_one_b(4, 8);
+    let (all, one) = (text(&t, 1, false), super::text(&t, 1, false, Some(2)));
+    assert_eq!(row(&one, 2), row(&all, 2));
+    assert!(!one.contains("\npp 1 ") && one.contains("of 4 pipeline ranks"), "{one}");
 }

@@ -1,5 +1,7 @@
 //! What a plan costs: collectives and memory per rank, as `compile --format json` prints them.
 
+pub mod page;
+
 use crate::pictures::measure::bubble_of;
 use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};

@@ -10,8 +10,10 @@ mod value;
 mod words;
 mod zero;
 
+pub use collective::brief;
 pub use pages::PAGES;
 pub use price::time;
+pub use trace::Why;
 
 use crate::plan_dir::Stored;
 use serde_json::{Map, Value as Json};

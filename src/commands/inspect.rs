@@ -11,6 +11,8 @@ pub use layers::{
     Calls, LayerCollectives, Section, Where, is_gradient, layer_collectives, numbered,
 };
 pub use ranks::{coordinates, group_text};
+pub use summary::{layers as layers_of, order};
+pub use timeline::{measured, read as read_trace, title, unit};
 
 use crate::plan_dir::Stored;
 use serde_json::json;

@@ -10,6 +10,7 @@ pub mod passes;
 pub mod plan;
 pub mod price;
 pub mod prove;
+pub mod report;
 pub mod reshard;
 pub mod run;
 pub mod saving;
@@ -131,6 +132,8 @@ pub enum Command {
     Plan(Box<plan::Plan>),
     /// What a step costs on a machine: of a compiled plan, or of the runs in a table
     Price(price::Price),
+    /// Write a plan as one page for a browser: settings, mesh, timeline, memory, collectives, program
+    Report(report::Report),
     /// Convert a checkpoint: to the pieces of another mesh, or to a Hugging Face folder
     Reshard(reshard::Reshard),
     /// Show that a plan computes what its model means, for all numbers: exit status 0 proved, 1 refuted,
@@ -182,6 +185,7 @@ pub fn run(cli: Cli) -> Result<i32> {
         }
         Command::Plan(what) => plan::plan(&what, cli.format),
         Command::Price(what) => price::price(&what, json),
+        Command::Report(what) => report::report(&what),
         Command::Reshard(how) => reshard::reshard(&how),
         Command::Prove { plan, by, text } => prove::prove(&plan, by, text, json),
         Command::Verify { plan, how } => verify::verify(&plan, how, json),

@@ -177,7 +177,7 @@ fn launches(stored: &Stored, p: &PlanPrice) -> String {
 }
 
 /// A launch in words.
-fn words(w: &Work) -> String {
+pub fn words(w: &Work) -> String {
     match w {
         Work::View => "view".into(),
         Work::Product { gemm: g, precision, .. } | Work::Grouped { gemm: g, precision } => {

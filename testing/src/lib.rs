@@ -12,6 +12,10 @@ pub enum Tool {
     Cpp,
     /// NVIDIA's run-time compiler of kernels.
     Nvrtc,
+    /// A browser without a window, which draws pages.
+    Chromium,
+    /// Perfetto's trace processor (`trace_processor_shell`), which reads traces.
+    Perfetto,
     /// A user other than the tests' with a limit of threads (`setpriv`, as root).
     OtherUser,
 }
@@ -21,6 +25,8 @@ impl fmt::Display for Tool {
         f.write_str(match self {
             Tool::Cpp => "c++",
             Tool::Nvrtc => "nvrtc",
+            Tool::Chromium => "chromium",
+            Tool::Perfetto => "perfetto",
             Tool::OtherUser => "other-user",
         })
     }

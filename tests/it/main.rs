@@ -38,6 +38,7 @@ mod programs;
 mod proofs;
 mod ranks;
 mod recompute;
+mod report;
 mod search;
 mod sinks;
 #[cfg(feature = "tokenizers")]

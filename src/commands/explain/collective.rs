@@ -6,6 +6,7 @@ use super::value::users;
 use super::{Answer, some, words, zero};
 use crate::commands::inspect::{group_text, is_gradient, numbered};
 use crate::report::{Experts, bytes, phase_of};
+use serde_json::Value as Json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
 use shardc_ir::mesh::AtomSet;
@@ -81,6 +82,25 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
         a.part("stages", zero::stages(why));
     }
     Ok(a)
+}
+
+/// What a page says of a collective: what it does, among whom, why, and what would remove it. None if there is
+/// no such number.
+pub fn brief(why: &Why, number: usize) -> Option<Json> {
+    let all = numbered(why.plan);
+    let c = call(why, *all.get(number.checked_sub(1)?)?);
+    let parts = [
+        ("line", vec![words::node(why.mesh, c.f, c.n)]),
+        ("what", what(why, &c)),
+        ("ranks", ranks(why, c.atoms)),
+        ("bytes", cost(why, &c)),
+        ("why", reasons(why, &c)),
+        ("mirror", mirror(why, &c, &all)),
+        ("remove", remove(why, &c)),
+    ];
+    let some = parts.into_iter().filter(|p| !p.1.is_empty());
+    let parts: Vec<Json> = some.map(|(name, lines)| serde_json::json!([name, lines])).collect();
+    Some(parts.into())
 }
 
 fn what(why: &Why, c: &Call) -> Vec<String> {

@@ -108,7 +108,7 @@ fn transfer_lines(plan: &Plan, c: &RankClass) -> String {
 }
 
 /// How rank numbers follow from coordinates: `rank = dp_replicate*2 + tp`.
-fn order(plan: &Plan) -> String {
+pub fn order(plan: &Plan) -> String {
     let axes = &plan.module.mesh.axes;
     let term = |i: usize| match axes[i + 1..].iter().map(|a| a.size).product::<usize>() {
         1 => axes[i].name.clone(),
@@ -119,7 +119,7 @@ fn order(plan: &Plan) -> String {
 }
 
 /// The decoder layers of a class, stage by stage: `0-7`, `none`.
-fn layers(plan: &Plan, c: &RankClass) -> Vec<String> {
+pub fn layers(plan: &Plan, c: &RankClass) -> Vec<String> {
     let of = |stage: &usize| {
         let mut all = plan.module.of_kind(FuncKind::Forward);
         let Some(f) = all.find(|f| f.stage == *stage) else { return "none".into() };

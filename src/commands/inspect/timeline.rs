@@ -33,7 +33,7 @@ pub struct Asked<'a> {
 pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
     let plan = &s.plan;
     let lengths = match asked.times {
-        Some(file) => measured(file, plan)?,
+        Some(file) => measured(&read(file)?, file, plan)?,
         None => Lengths::unit(plan, &s.options),
     };
     let step = Step::of(plan, lengths)?;
@@ -87,18 +87,32 @@ const SVG: FileFormat = FileFormat { name: "SVG", is: |begin| begin.starts_with(
 /// Largest trace that is read, in bytes.
 const MAX_TRACE: u64 = 4 << 30;
 
+/// What is in a trace.
+///
+/// # Errors
+/// `file` if it cannot be read, or is no JSON.
+pub fn read(file: &Path) -> Result<serde_json::Value> {
+    let text = files::read(file, MAX_TRACE)?;
+    serde_json::from_slice(&text).map_err(|e| {
+        Diag::new("file", e.to_string())
+            .at(file.display().to_string())
+            .help("give a file of `shardc run --trace`")
+    })
+}
+
 /// Milliseconds of the actions of every stage in a run: the mean over its steps and ranks; and of what stands
 /// before and after them, of which a run that was traced by an older version has nothing. A whole backward
 /// counts half as I and half as W.
-fn measured(file: &Path, plan: &Plan) -> Result<Lengths> {
+///
+/// # Errors
+/// `file` if it lacks an action of the plan.
+pub fn measured(trace: &serde_json::Value, file: &Path, plan: &Plan) -> Result<Lengths> {
     let (stages, mode) = (plan.schedule.owner.len(), plan.settings.mode);
     let bad = |m: String| {
         Diag::new("file", m)
             .at(format!("--times {}", file.display()))
             .help(format!("give a file of `shardc run --trace` of this plan, of {stages} stages"))
     };
-    let text = files::read(file, MAX_TRACE)?;
-    let trace: serde_json::Value = serde_json::from_slice(&text).map_err(|e| bad(e.to_string()))?;
     let events = trace["traceEvents"].as_array().ok_or_else(|| bad("no traceEvents".into()))?;
     let step = |e: &serde_json::Value| e["args"]["step"].as_str().and_then(|s| s.parse().ok());
     let steps: Vec<usize> = events.iter().filter_map(step).collect();

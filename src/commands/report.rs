@@ -1,0 +1,54 @@
+//! `shardc report`: a plan as one page for a browser.
+
+use crate::machine::device;
+use crate::plan_dir;
+use crate::report::page::{Asked, page};
+use crate::terminal::note;
+use clap::Args;
+use shardc_ir::diag::Result;
+use shardc_ir::files::{self, FileFormat};
+use std::path::PathBuf;
+
+/// What the page is of.
+#[derive(Args, Debug)]
+pub struct Report {
+    /// Folder that shardc compile wrote
+    pub plan: PathBuf,
+    /// Say where the time goes on this machine: a name, or a TOML file as those of cost/hardware
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub device: Option<String>,
+    /// Show beside it what a run took: a file of run --trace
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Show beside it another plan: a folder that shardc compile wrote
+    #[arg(long, value_name = "PLAN")]
+    pub compare: Option<PathBuf>,
+    /// The page to write
+    #[arg(short, long, value_name = "FILE.html")]
+    pub output: PathBuf,
+}
+
+/// What is written.
+const PAGE: FileFormat =
+    FileFormat { name: "page", is: |begin| begin.starts_with(b"<!doctype html>") };
+
+/// Writes the page.
+///
+/// # Errors
+/// Those of reading the plans and of [`page()`]; `output` and `file` if it cannot be written.
+pub fn report(what: &Report) -> Result<i32> {
+    PAGE.check(&what.output)?;
+    let stored = plan_dir::read(&what.plan)?;
+    let other = what.compare.as_deref().map(plan_dir::read).transpose()?;
+    let machine = what.device.as_deref().map(device).transpose()?;
+    let trace = what.trace.as_deref();
+    let asked = Asked { device: machine.as_ref(), trace, other: other.as_ref() };
+    let text = page(&stored, &asked)?;
+    let to = &what.output;
+    files::replace(to, &PAGE, |out| {
+        let fail = |e| files::io_error("cannot write the page", to, &e);
+        out.write_all(text.as_bytes()).map_err(fail)
+    })?;
+    note(format!("wrote {}, {} kB: open it in a browser", to.display(), text.len() / 1000));
+    Ok(0)
+}

@@ -1,0 +1,205 @@
+// Overview, mesh and groups, how each weight is cut.
+
+function overview() {
+  const f = D.facts, main = document.getElementById("page"), mesh = D.mesh;
+  const top = h("section", { id: "overview", "aria-label": "overview", style: "margin-top:0" },
+    h("h1", {}, D.title), h("p", { class: "sub" }, `${count(mesh.ranks)} ranks = `,
+      mesh.axes.length ? mesh.axes.map((a, i) => [i ? " × " : "", badge(a.name, count(a.size))]) : "one",
+      ` · ${count(f.parameters)} parameters · proof: ${f.proof || "none was asked for"}`));
+  document.getElementById("links").append(h("li", {}, h("a", { href: "#overview", "data-key": 1 }, "Overview")));
+  const peak = h("div", { class: "panel card" }), sent = h("div", { class: "panel card" }), bubble = h("div", { class: "panel card" });
+  top.append(h("div", { class: "cards" }, peak, sent, bubble));
+  watchers.push(() => {
+    const all = D.classes, most = all.reduce((a, b) => (b.peak_bytes > a.peak_bytes ? b : a));
+    const over = state.limit ? all.filter((c) => c.peak_bytes > state.limit).length : 0;
+    const per = f.pipeline > 1 ? `largest of ${f.pipeline}: pipeline rank ${most.class}` : "all ranks alike";
+    const limit = state.limit ? [", ", h("span", { class: over ? "over" : "" },
+      over ? `over ${sized(state.limit)} on ${over} of ${f.pipeline} pipeline ranks` : `under ${sized(state.limit)} on all`)] : "";
+    fill(peak, "Peak memory of a rank", most.peak_bytes, KINDS.map(([k, name, c]) => [c, most.at_peak[k] || 0, name, `${name} ${exact(most.at_peak[k] || 0)}`]),
+      h("p", {}, per, limit, most.peak_in ? `; in ${most.peak_in}` : ""));
+    const busy = all.reduce((a, b) => (total(b.sent) > total(a.sent) ? b : a));
+    fill(sent, "Sent by a rank per step", total(busy.sent), busy.sent.map((x) => [family(x.axis), x.bytes, x.axis, `${x.axis} ${exact(x.bytes)}`]),
+      h("p", {}, busy.sent.length ? busy.sent.filter((x) => x.bytes > 0).map((x) => [badge(x.axis), ` ${sized(x.bytes)}  `]) : "one rank exchanges nothing",
+        f.pipeline > 1 ? `pipeline rank ${busy.class}` : ""));
+  });
+  const idle = 100 * D.facts.bubble;
+  bubble.append(h("p", { class: "label" }, "Bubble: idle ÷ total time of the pipeline"),
+    h("p", { class: "big" }, idle.toFixed(1), h("small", {}, "\u2009%")), bar([["i", 1 - f.bubble, "work"], ["hatch", f.bubble, "idle"]], 1),
+    h("p", {}, f.textbook === null ? "no pipeline" : `(p−1)/(v·m) = ${(100 * f.textbook).toFixed(1)}\u2009% is idle ÷ ideal time, of 1F1B with p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}. Stages take equally long here.`));
+  top.append(h("div", { class: "settings" }, D.settings.map((g) => h("div", { class: "panel" }, h("h3", {}, g.name),
+    h("table", {}, g.rows.map(([k, v]) => h("tr", {}, h("th", { scope: "row" }, k), h("td", { class: v === "–" ? "none" : "" }, /^\d{4,}$/.test(v) && k !== "seed" ? count(v) : v))))))));
+  main.append(top);
+}
+const total = (sent) => sent.reduce((n, x) => n + x.bytes, 0);
+function fill(card, name, n, parts, ...more) {
+  const [text, unit] = bytes(n);
+  card.replaceChildren(h("p", { class: "label" }, name), h("p", { class: "big", "data-tip": exact(n), "data-bytes": n }, text, h("small", {}, "\u2009" + unit)),
+    bar(parts, Math.max(1, parts.reduce((a, p) => a + p[1], 0))), ...more);
+}
+
+/** Which rank of its group's kind: the rank number without what the group's axes add to it. */
+function groupOf(rank, dims) {
+  return dims.reduce((r, [size, stride]) => r - (Math.floor(rank / stride) % size) * stride, rank);
+}
+const coordinate = (rank, axis) => Math.floor(rank / axis.stride) % axis.size;
+function classOf(rank) {
+  const pp = D.mesh.axes.find((a) => a.name === "pp");
+  return pp ? coordinate(rank, pp) : 0;
+}
+
+function mesh() {
+  const m = D.mesh, axes = m.axes.length ? m.axes : [{ name: "rank", size: 1, stride: 1 }];
+  const inner = axes.length > 1 ? axes[axes.length - 1] : { size: 1, stride: 1 };
+  const outer = axes.length > 2 ? axes[0] : { name: "", size: 1, stride: m.ranks };
+  // Above 65 536 ranks a cell stands for a node, or for a run of ranks.
+  const each = m.ranks > 65536 ? m.node || inner.size : 1;
+  let at = null;
+  const words = h("p", { class: "label", "aria-live": "polite" }, "Point at a rank.");
+  const geometry = (width) => {
+    const rows = outer.size, columns = m.ranks / rows / inner.size, left = outer.name ? 58 : 4;
+    const cell = (width - left - 4) / Math.max(1, columns);
+    // Ranks of the innermost axis: side by side if there is room, else on top of each other.
+    const side = cell / inner.size >= 9;
+    const tall = side ? Math.max(12, Math.min(26, 340 / rows)) : Math.max(inner.size * 3 + 2, Math.min(30, 340 / rows));
+    return { rows, columns, left, cell, side, tall };
+  };
+  const box = (rank, q) => {
+    const row = Math.floor(rank / (m.ranks / q.rows)), rest = rank % (m.ranks / q.rows);
+    const column = Math.floor(rest / inner.size), k = rest % inner.size;
+    const gap = q.cell > 6 ? 1.5 : q.cell > 3 ? 0.5 : 0;
+    const x = q.left + column * q.cell, y = 18 + row * (q.tall + 3);
+    return q.side ? [x + (k * (q.cell - gap)) / inner.size, y, (q.cell - gap) / inner.size - 0.6, q.tall]
+      : [x, y + (k * q.tall) / inner.size, Math.max(0.5, q.cell - gap), Math.max(0.6, q.tall / inner.size - 0.4)];
+  };
+  const draw = (g, width) => {
+    const q = geometry(width), peak = Math.max(...D.classes.map((c) => c.peak_bytes), 1);
+    const group = m.groups.find((x) => x.axis === state.group);
+    const order = new Map();
+    const [strong, over] = [css("accent"), css("over")];
+    for (let rank = 0; rank < m.ranks; rank += each) {
+      const c = D.classes[classOf(rank)] || D.classes[0];
+      if (group) {
+        const id = groupOf(rank, group.dims);
+        if (!order.has(id)) order.set(id, order.size);
+        g.fillStyle = pale(css(family(group.axis)), [0, 0.55, 0.28, 0.75][order.get(id) % 4]);
+      } else {
+        g.fillStyle = pale(state.limit && c.peak_bytes > state.limit ? over : strong, 0.78 * (1 - c.peak_bytes / peak) + 0.12);
+      }
+      g.globalAlpha = at === null || shares(rank, at, group) ? 1 : 0.28;
+      g.fillRect(...box(rank, q));
+    }
+    g.globalAlpha = 1;
+    if (at !== null) {
+      for (const x of m.groups) {
+        g.strokeStyle = css(family(x.axis));
+        g.lineWidth = 1.5;
+        const dims = x.dims, count = x.size;
+        if (count > 4096) continue;
+        for (let i = 0, base = groupOf(at, dims); i < count; i++) {
+          let rank = base, rest = i;
+          for (const [size, stride] of [...dims].reverse()) { rank += (rest % size) * stride; rest = Math.floor(rest / size); }
+          g.strokeRect(...box(rank, q));
+        }
+      }
+      g.strokeStyle = css("ink");
+      g.lineWidth = 2;
+      g.strokeRect(...box(at, q));
+    }
+    g.fillStyle = css("muted");
+    for (let r = 0; r < q.rows && outer.name; r++) g.fillText(`${outer.name} ${r}`, 4, 18 + r * (q.tall + 3) + q.tall / 2);
+    const middle = axes.length > 2 ? axes.slice(1, -1) : axes.length > 1 ? axes.slice(0, 1) : axes;
+    const named = middle.map((a) => a.name).join("·"), step = [1, 2, 4, 8, 16, 32, 64, 128].find((n) => n * q.cell > g.measureText(named + " 0000").width + 8) || 256;
+    if (q.columns > 1) for (let c = 0; c < q.columns; c += step) g.fillText(`${named} ${c}`, q.left + c * q.cell, 8);
+  };
+  const shares = (rank, a, group) => (group ? [group] : m.groups).some((x) => groupOf(rank, x.dims) === groupOf(a, x.dims)) || rank === a;
+  const tall = (width) => { const q = geometry(width); return 22 + q.rows * (q.tall + 3); };
+  const canvas = picture(tall, draw, `all ${m.ranks} ranks; arrow keys choose one`);
+  const told = (rank) => {
+    const node = m.node ? `, node ${Math.floor(rank / m.node)}` : "";
+    const c = D.classes[classOf(rank)] || D.classes[0];
+    return `rank ${rank}: ${m.axes.map((a) => `${a.name} ${coordinate(rank, a)}`).join(", ") || "alone"}${node}\npeak ${sized(c.peak_bytes)}` +
+      m.groups.map((x) => `\n${x.axis}: group of ${x.size} with rank ${groupOf(rank, x.dims)} as its first`).join("");
+  };
+  const pick = (rank, x, y) => {
+    at = rank;
+    canvas.paint();
+    words.textContent = rank === null ? "Point at a rank." : told(rank);
+    words.style.whiteSpace = "pre-line";
+    if (x !== undefined) say(rank === null ? "" : told(rank), x, y);
+  };
+  const under = (e) => {
+    const q = geometry(canvas.clientWidth), x = e.offsetX - q.left, y = e.offsetY - 18;
+    const row = Math.floor(y / (q.tall + 3)), column = Math.floor(x / q.cell);
+    if (x < 0 || y < 0 || row >= q.rows || column >= q.columns) return null;
+    const inside = q.side ? (x % q.cell) / q.cell : (y % (q.tall + 3)) / q.tall;
+    return row * (m.ranks / q.rows) + column * inner.size + Math.min(inner.size - 1, Math.floor(inside * inner.size));
+  };
+  canvas.addEventListener("mousemove", (e) => pick(under(e), e.clientX, e.clientY));
+  canvas.addEventListener("mouseleave", () => { pick(null); say(""); });
+  canvas.addEventListener("click", (e) => { const r = under(e); if (r !== null) { state.rank = classOf(r); changed(); } });
+  canvas.addEventListener("keydown", (e) => {
+    const by = { ArrowLeft: -inner.size, ArrowRight: inner.size, ArrowUp: -1, ArrowDown: 1 }[e.key];
+    if (!by) return;
+    e.preventDefault();
+    pick(Math.max(0, Math.min(m.ranks - 1, (at === null ? 0 : at) + by)));
+  });
+  const buttons = [["memory", "peak memory"], ...m.groups.map((x) => [x.axis, x.axis])].map(([id, name]) =>
+    h("button", { type: "button", onclick: () => { state.group = id; changed(); } }, name));
+  watchers.push(() => buttons.forEach((b, i) => b.setAttribute("aria-pressed", state.group === (i ? m.groups[i - 1].axis : "memory"))));
+  const side = h("div", { class: "panel" });
+  watchers.push(() => {
+    const sent = D.classes[state.rank].sent;
+    side.replaceChildren(h("h3", {}, "What a rank sends per step"), h("div", { class: "scroll" }, h("table", { class: "list" },
+      h("tr", {}, ["axis", "groups", "sent", "leaves node"].map((x, i) => h("th", { class: i ? "n" : "" }, x))),
+      m.groups.map((x) => {
+        const own = sent.find((y) => y.axis === x.axis) || { bytes: 0, between_nodes: null };
+        return h("tr", {}, h("td", {}, badge(x.axis, count(x.size))), h("td", { class: "n" }, count(x.groups)),
+          h("td", { class: "n", "data-tip": exact(own.bytes) }, sized(own.bytes)),
+          h("td", { class: "n", "data-tip": own.between_nodes === null ? "" : exact(own.between_nodes) }, own.between_nodes === null ? "–" : sized(own.between_nodes)));
+      }))), m.node ? h("p", { class: "label" }, `${m.node} ranks of a node. What leaves it is the mean over a group.`) : h("p", { class: "label" }, "Nothing is known of nodes: compile with --node."), words);
+  });
+  section("mesh", "Mesh and groups", `A cell is a ${each > 1 ? "run of " + each + " ranks" : "rank"}${outer.name ? `, a row ${outer.name}` : ""}. ${m.order}. Point at one for its groups; choose an axis to see which ranks exchange data.`,
+    h("div", { class: "row" }, buttons, limitChoice()), h("div", { class: "split" }, h("div", { class: "panel" }, canvas), side));
+}
+
+/** A tensor as a rectangle: its last two dims (of a stack that is cut, the stack and the last), with the cuts of each and the first rank's piece. */
+function cut(piece) {
+  const stack = piece.dims.length > 2 && piece.dims[0].cut.length;
+  const dims = stack ? [piece.dims[0], piece.dims[piece.dims.length - 1]] : piece.dims.slice(-2), wide = 96, tall = 66;
+  const [rows, columns] = dims.length > 1 ? dims : [{ size: 1, cut: [] }, dims[0] || { size: 1, cut: [] }];
+  const ratio = Math.max(0.25, Math.min(4, columns.size / rows.size));
+  const w = ratio >= 1 ? wide : Math.max(16, wide * ratio), t = dims.length > 1 ? (ratio >= 1 ? Math.max(12, tall / ratio) : tall) : 12;
+  const out = s("svg", { width: wide + 2, height: tall + 2, viewBox: `0 0 ${wide + 2} ${tall + 2}`, role: "img" });
+  out.append(s("title", {}));
+  out.firstChild.textContent = piece.text;
+  const ways = (d) => d.cut.reduce((n, c) => n * c[1], 1);
+  out.append(s("rect", { x: 1, y: 1, width: w, height: t, fill: "var(--idle)", stroke: "var(--muted)" }));
+  const colour = (d) => `var(--${d.cut.length === 1 ? family(d.cut[0][0]) : "several"})`;
+  const cutter = rows.cut.length && columns.cut.length ? "var(--several)" : rows.cut.length ? colour(rows) : columns.cut.length ? colour(columns) : "var(--muted)";
+  out.append(s("rect", { x: 1, y: 1, width: Math.max(1.5, w / ways(columns)), height: Math.max(1.5, t / ways(rows)), fill: cutter, opacity: 0.8 }));
+  const lines = (n, length) => (n > 1 && n <= length / 2.5 ? Array.from({ length: n - 1 }, (_, i) => ((i + 1) * length) / n) : []);
+  for (const y of lines(ways(rows), t)) out.append(s("path", { d: `M1 ${1 + y}h${w}`, stroke: colour(rows), "stroke-width": 0.8 }));
+  for (const x of lines(ways(columns), w)) out.append(s("path", { d: `M${1 + x} 1v${t}`, stroke: colour(columns), "stroke-width": 0.8 }));
+  return out;
+}
+function weights() {
+  const grid = h("div", { class: "weights" });
+  const one = (name, piece) => h("div", {}, piece ? cut(piece) : h("p", { class: "none" }, "–"),
+    h("p", {}, h("b", {}, name), piece ? ` ${piece.dtype}` : ""),
+    piece ? piece.dims.map((d, i) => (d.cut.length ? h("p", {}, `dim ${i} `, d.cut.map(([a, n]) => [badge(a, n), " "])) : null)) : null,
+    piece && piece.sum ? h("p", {}, "partial sum over ", badge(piece.sum)) : null,
+    piece ? h("p", { "data-tip": exact(piece.bytes) }, sized(piece.bytes)) : null);
+  watchers.push(() => {
+    const alike = new Map();
+    for (const w of D.classes[state.rank].weights || []) {
+      const key = JSON.stringify([w.shape, w.stored.text, w.in_use && w.in_use.text, w.gradient && w.gradient.text, w.layers]);
+      if (!alike.has(key)) alike.set(key, { ...w, names: [] });
+      alike.get(key).names.push(w.name.replace(/^model\.|\.weight$|layers\.\*\./g, ""));
+    }
+    grid.replaceChildren(...[...alike.values()].map((w) => h("article", { class: "panel" }, h("h3", {}, w.names.join(", ")),
+      h("p", { class: "label" }, `[${(w.shape || []).map(count).join(" × ")}]${w.layers.length ? ` × ${w.layers.length} layers` : ""}`),
+      h("div", { class: "pieces" }, one("stored", w.stored), one("in use", w.in_use || w.stored), one("gradient", w.gradient)))));
+  });
+  section("weights", "How each weight is cut", "The filled corner is what the first rank holds; lines are the cuts, in the colour of their axis. Weights that are cut alike share a card.",
+    h("div", { class: "row" }, rankChoice()), grid);
+}

@@ -1,0 +1,288 @@
+//! What a page says at its beginning: every setting, the mesh, who sends how much over what.
+
+use crate::commands::inspect::{layers_of, order};
+use crate::pictures::measure::bubble_of;
+use crate::plan_dir::Stored;
+use crate::proof::Outcome;
+use crate::report::Experts;
+use serde_json::{Value as Json, json};
+use shardc_ir::mesh::{AtomSet, PIPELINE};
+use shardc_ir::ops::Sends;
+use shardc_ir::plan::{Call, Dropout, Instr, LrSchedule, Mode, Plan, RankClass};
+use shardc_passes::options::{Buffers, Decay, Optimizer};
+use std::collections::BTreeMap;
+
+/// Numbers of the model and of the step.
+pub fn facts(s: &Stored) -> Json {
+    let p = &s.plan;
+    let parameters: usize = p.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
+    let stages = p.schedule.owner.len();
+    let (ranks, m) = (p.schedule.ranks.len(), p.schedule.microbatches);
+    // Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, section
+    // 2.2: idle over ideal time of 1F1B with v chunks. Other schedules have other formulas.
+    let textbook = (ranks.max(1) - 1) as f64 * ranks as f64 / (stages.max(1) * m.max(1)) as f64;
+    json!({
+        "family": s.family,
+        "parameters": parameters,
+        "ranks": p.module.mesh.ranks(),
+        "pipeline": ranks,
+        "stages": stages,
+        "microbatches": m,
+        "bubble": bubble_of(p),
+        "textbook": (ranks > 1).then_some(textbook),
+        "limit": s.options.memory,
+        "proof": Outcome::of(s).map(|o| o.to_string()),
+        "facts": s.facts,
+    })
+}
+
+/// All settings in columns: name, value, and whether it is other than the default.
+pub fn settings(s: &Stored) -> Json {
+    let o = &s.options;
+    let train = o.mode == Mode::Train;
+    let text = |x: &dyn std::fmt::Display| x.to_string();
+    let word = |x: &dyn std::fmt::Debug| format!("{x:?}").to_lowercase();
+    let yes = |x: bool| if x { "yes" } else { "no" }.to_string();
+    let none = || "–".to_string();
+    let maybe = |x: Option<usize>| x.map_or(none(), |n| n.to_string());
+    let of_training = |x: String| if train { x } else { none() };
+    let (parameters, f) = (&facts(s)["parameters"], s.facts.as_ref());
+    let fact = |of: fn(&shardc_frontends::Facts) -> usize| f.map_or(none(), |f| of(f).to_string());
+    let experts = f.and_then(|f| f.experts);
+    let optimizer = match o.optimizer {
+        Optimizer::AdamW { beta1, beta2, eps } => {
+            ["AdamW".to_string(), format!("{beta1}, {beta2}"), eps.to_string()]
+        }
+        Optimizer::Sgd => ["SGD".into(), none(), none()],
+    };
+    let lr = match o.lr {
+        LrSchedule::Constant { lr } => lr.to_string(),
+        LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
+            format!("{lr}, {warmup} steps of warm-up, cosine to {floor} at {total}")
+        }
+    };
+    let buffers = match o.moe {
+        Buffers::Worst => "as many as may be needed".into(),
+        Buffers::Bound(by) => format!("{by} times an even load"),
+        Buffers::Capacity(by) => format!("capacity {by}"),
+    };
+    let dropout = match o.dropout {
+        Dropout::Nothing => "none".into(),
+        Dropout::Config => "as the config says".into(),
+        Dropout::Rate(p) => p.to_string(),
+    };
+    let of_experts = |x: String| if experts.is_some() { x } else { none() };
+    let axis = |name: &str| o.mesh.iter().find(|a| a.0 == name).map_or(1, |a| a.1).to_string();
+    let tp = o.axis("tp") > 1;
+    let pipelined = s.plan.schedule.ranks.len() > 1;
+    let speeds: Vec<String> = o.speeds.iter().map(f64::to_string).collect();
+    json!([
+        { "name": "Model", "rows": [
+            ["family", s.family], ["parameters", parameters.to_string()],
+            ["layers", fact(|f| f.layers)], ["hidden", fact(|f| f.hidden)],
+            ["MLP width", fact(|f| f.ffn)], ["heads, KV", match f {
+                Some(f) => format!("{}, {}", f.heads, f.kv_heads), None => none() }],
+            ["vocabulary", fact(|f| f.vocab)], ["tied embedding", f.map_or(none(), |f| yes(f.tied))],
+            ["experts, used", experts.map_or(none(), |e| format!("{}, {}", e.experts, e.top_k))],
+        ]},
+        { "name": "Parallelism", "rows": [
+            ["pp", axis("pp")], ["dp_replicate", axis("dp_replicate")], ["dp_shard", axis("dp_shard")],
+            ["cp", axis("cp")], ["tp", axis("tp")], ["ep", of_experts(o.ep.to_string())],
+            ["etp", of_experts(maybe(o.etp))], ["ZeRO stage", of_training(o.zero.to_string())],
+            ["ZeRO accumulates", of_training(text(&o.zero_accumulate.name()))],
+            ["reshard after forward", if o.zero == 3 { yes(o.reshard_after_forward) } else { none() }],
+            ["sequence parallel", if tp { yes(o.sp) } else { none() }],
+            ["tensor parallel mode", if tp { text(&o.tp_mode) } else { none() }],
+            ["tensor parallel steps", if tp { word(&o.tp_steps) } else { none() }],
+            ["context parallel mode", if o.axis("cp") > 1 { word(&o.cp_mode) } else { none() }],
+            ["layouts by price", yes(o.auto)], ["ranks of a node", maybe(o.node)],
+        ]},
+        { "name": "Step", "rows": [
+            ["mode", word(&o.mode)], ["global batch", s.plan.settings.global_batch.to_string()],
+            ["microbatch × count", format!("{} × {}", o.microbatch, s.plan.settings.microbatches)],
+            ["sequence", s.plan.settings.seq.to_string()],
+            ["schedule", if pipelined { text(&o.schedule.name()) } else { none() }],
+            ["stages of a rank", (s.plan.schedule.owner.len() / s.plan.schedule.ranks.len().max(1)).to_string()],
+            ["layers of stages", if o.layers.is_empty() { "balanced".into() } else { o.layers.clone() }],
+            ["speeds", if speeds.is_empty() { none() } else { speeds.join(", ") }],
+            ["recompute", of_training(text(&o.recompute))],
+            ["memory limit", o.memory.map_or(none(), crate::report::bytes)],
+        ]},
+        { "name": "Numbers", "rows": [
+            ["element type", o.dtype.name()], ["gradients", of_training(o.grad_dtype.name().into())],
+            ["fused kernels", word(&o.fuse)], ["dropout", of_training(dropout)],
+            ["seed", o.seed.to_string()], ["transport", o.transport.name()],
+            ["expert buffers", of_experts(buffers)],
+            ["balance of experts", of_experts(format!("aux {}, z {}, rate {}",
+                o.balance.aux.map_or("of the config".into(), |x| x.to_string()), o.balance.z, o.balance.rate))],
+        ]},
+        { "name": "Optimizer", "rows": [
+            ["optimizer", of_training(optimizer[0].clone())], ["betas", of_training(optimizer[1].clone())],
+            ["epsilon", of_training(optimizer[2].clone())], ["learning rate", of_training(lr)],
+            ["weight decay", of_training(o.weight_decay.to_string())],
+            ["decays", of_training(match o.decay { Decay::All => "all".into(), Decay::Matrices => "matrices".into() })],
+            ["clip", of_training(o.clip.map_or(none(), |c| c.to_string()))],
+            ["frozen", of_training(if o.freeze.is_empty() { none() } else { o.freeze.join(", ") })],
+            ["other layouts", if o.shard.is_empty() { none() } else { format!("{} by --shard", o.shard.len()) }],
+        ]},
+    ])
+}
+
+/// Axes, outer to inner, with how far apart neighbours are, and the groups that exchange data.
+pub fn mesh(s: &Stored) -> Json {
+    let (mesh, node) = (&s.plan.module.mesh, s.options.node);
+    let stride = |i: usize| mesh.axes[i + 1..].iter().map(|a| a.size).product::<usize>();
+    let axis = |(i, a): (usize, &shardc_ir::mesh::Axis)| json!({ "name": a.name, "size": a.size, "stride": stride(i) });
+    let axes: Vec<Json> = mesh.axes.iter().enumerate().map(axis).collect();
+    let group = |(name, atoms): (String, AtomSet)| {
+        json!({
+            "axis": name,
+            "size": mesh.ways(atoms),
+            "groups": mesh.ranks() / mesh.ways(atoms).max(1),
+            // How many nodes a group spans: that of rank 0, as all are alike.
+            "nodes": node.map(|n| nodes(&mesh.group(atoms, 0), n)),
+            "dims": dims(s, atoms),
+        })
+    };
+    let groups: Vec<Json> = groups(s).into_iter().map(group).collect();
+    json!({
+        "axes": axes, "ranks": mesh.ranks(), "node": node, "order": order(&s.plan),
+        "groups": groups,
+    })
+}
+
+/// Nodes of so many ranks that a group spans.
+fn nodes(group: &[usize], node: usize) -> usize {
+    let mut all: Vec<usize> = group.iter().map(|r| r / node.max(1)).collect();
+    all.dedup();
+    all.len()
+}
+
+/// The atoms of a group as runs of rank numbers: size and stride, outer to inner.
+fn dims(s: &Stored, atoms: AtomSet) -> Vec<[usize; 2]> {
+    let mesh = &s.plan.module.mesh;
+    let after = |i: usize| mesh.atoms[i + 1..].iter().map(|a| a.size).product::<usize>();
+    atoms.iter().map(|a| [mesh.size(a), after(usize::from(a.0))]).collect()
+}
+
+/// All groups that exchange data, by the name of their axis.
+fn groups(s: &Stored) -> BTreeMap<String, AtomSet> {
+    let (plan, experts) = (&s.plan, Experts::of(&s.plan));
+    let mesh = &plan.module.mesh;
+    let mut all = BTreeMap::new();
+    for f in &plan.module.funcs {
+        for n in &f.nodes {
+            if let Some(c) = n.op.collective() {
+                all.insert(experts.axis(mesh, f, n, c.atoms()), c.atoms());
+            }
+        }
+    }
+    if plan.classes.len() > 1 {
+        all.insert(PIPELINE.into(), mesh.axis(PIPELINE).unwrap_or_default());
+    }
+    all
+}
+
+/// One pipeline rank: what it is and what it needs.
+pub fn class(s: &Stored, i: usize) -> Json {
+    let (c, mesh) = (&s.plan.classes[i], &s.plan.module.mesh);
+    let at_peak: BTreeMap<_, usize> = c
+        .memory
+        .at_peak
+        .iter()
+        .map(|(k, n)| (serde_json::to_value(k).map_or(String::new(), word), *n))
+        .collect();
+    json!({
+        "class": i,
+        "stages": c.stages,
+        "layers": layers_of(&s.plan, c),
+        "ranks": mesh.ranks() / s.plan.classes.len().max(1),
+        "peak_bytes": c.memory.peak_bytes,
+        "live_bytes": c.memory.live_bytes,
+        "at_peak": at_peak,
+        "peak_in": peak_in(&s.plan, c),
+    })
+}
+
+/// In which call of a step, or of an evaluation, the peak is; none if memory is the same all the time.
+fn peak_in(plan: &Plan, c: &RankClass) -> Option<String> {
+    let at = c.memory.peak_at?;
+    let list = if at.in_evaluation { &c.evaluation } else { &c.step };
+    let name = |c: &Call| {
+        let f = &plan.module.funcs[c.func].name;
+        c.microbatch.map_or(f.clone(), |m| format!("{f} of microbatch {m}"))
+    };
+    match list.get(at.instr)? {
+        Instr::Call(c) => Some(name(c)),
+        Instr::Send(_) | Instr::Sent { .. } | Instr::Recv(_) => Some("a transfer".into()),
+    }
+}
+
+fn word(v: Json) -> String {
+    v.as_str().unwrap_or_default().into()
+}
+
+/// What one rank sends per step over every axis: calls, bytes, and how many of them leave its node, on the
+/// mean over the ranks of a group.
+pub fn sent(s: &Stored, class: usize) -> Json {
+    let (plan, c, experts) = (&s.plan, &s.plan.classes[class], Experts::of(&s.plan));
+    let mesh = &plan.module.mesh;
+    let mut all: BTreeMap<String, (usize, u64, f64)> = BTreeMap::new();
+    for &fi in &c.funcs {
+        let f = &plan.module.funcs[fi];
+        let calls = c.calls().filter(|call| call.func == fi).count();
+        for n in f.nodes.iter().filter(|_| calls > 0) {
+            let Some(op) = n.op.collective() else { continue };
+            let pairs = n.ins.iter().zip(&n.outs);
+            let bytes =
+                pairs.map(|(&x, &y)| op.ring_bytes(mesh, f.ty(x), f.ty(y))).sum::<f64>().ceil();
+            let one = all.entry(experts.axis(mesh, f, n, op.atoms())).or_default();
+            let far = s
+                .options
+                .node
+                .map_or(0.0, |node| leaves(&mesh.group(op.atoms(), 0), node, op.sends()));
+            one.0 += calls;
+            one.1 += bytes as u64 * calls as u64;
+            one.2 += bytes * calls as f64 * far;
+        }
+    }
+    let sends = c.step.iter().filter_map(|i| match i {
+        Instr::Send(t) => Some(t),
+        Instr::Call(_) | Instr::Sent { .. } | Instr::Recv(_) => None,
+    });
+    for t in sends {
+        let one = all.entry(PIPELINE.into()).or_default();
+        let on = |class: usize| s.options.node.map(|node| plan.peer(0, class) / node.max(1));
+        one.0 += 1;
+        one.1 += t.bytes as u64;
+        one.2 += if on(class) != on(t.with) { t.bytes as f64 } else { 0.0 };
+    }
+    let row = |(axis, (calls, bytes, far)): (String, (usize, u64, f64))| {
+        let between = s.options.node.map(|_| far.round() as u64);
+        json!({
+            "axis": axis, "calls": calls, "bytes": bytes,
+            "between_nodes": between, "inside_node": between.map(|b| bytes - b.min(bytes)),
+        })
+    };
+    all.into_iter().map(row).collect::<Vec<_>>().into()
+}
+
+/// The part of what a group sends that leaves its node: of a ring, hops from node to node; of an exchange of
+/// all with all, pairs on two nodes.
+fn leaves(group: &[usize], node: usize, sends: Sends) -> f64 {
+    let on = |r: &usize| r / node.max(1);
+    let p = group.len();
+    if p < 2 {
+        return 0.0;
+    }
+    match sends {
+        Sends::Rows { .. } | Sends::Pieces => {
+            let far = |a: &usize| group.iter().filter(|b| on(b) != on(a)).count();
+            group.iter().map(far).sum::<usize>() as f64 / (p * (p - 1)) as f64
+        }
+        _ring => {
+            let hops = group.iter().zip(group.iter().cycle().skip(1));
+            hops.filter(|(a, b)| on(a) != on(b)).count() as f64 / p as f64
+        }
+    }
+}

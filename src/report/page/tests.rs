@@ -1,0 +1,370 @@
+use super::{Asked, data, page};
+use crate::plan_dir::Stored;
+use crate::report::report;
+use serde_json::{Value as Json, json};
+use shardc_passes::options::{Options, Order};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The schema of what a page holds.
+const SCHEMA: &str = include_str!("schema.json");
+
+fn fixture(model: &str, mesh: &[(&str, usize)], set: impl Fn(&mut Options)) -> Stored {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(model);
+    let mesh = mesh.iter().map(|(n, s)| (n.to_string(), *s)).collect();
+    let mut o = Options { mesh, global_batch: 8, microbatch: 1, seq: 16, ..Options::default() };
+    set(&mut o);
+    crate::compile(&dir, &o, &mut |_, _| {}).expect("it compiles").stored
+}
+
+fn plans() -> Vec<Stored> {
+    vec![
+        fixture("gpt2", &[], |_| {}),
+        fixture("llama_deep", &[("pp", 4), ("tp", 2)], |o| (o.sp, o.node) = (true, Some(2))),
+        fixture("llama_deep", &[("pp", 2), ("dp_shard", 2), ("tp", 2)], |o| {
+            o.schedule = Order::Named("zb-h1".into());
+            (o.zero, o.dtype, o.memory) = (1, shardc_ir::types::DType::BF16, Some(1 << 30));
+        }),
+        fixture("deepseek_v3", &[("dp_shard", 2), ("tp", 2)], |o| {
+            (o.ep, o.etp, o.sp, o.zero) = (4, Some(1), true, 1);
+        }),
+        fixture("llama_deep", &[("pp", 2)], |o| o.mode = shardc_ir::plan::Mode::Infer),
+    ]
+}
+
+fn list(v: &Json) -> &[Json] {
+    v.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn sum(all: &[Json], key: &str) -> u64 {
+    all.iter().map(|x| x[key].as_u64().expect("a whole number")).sum()
+}
+
+/// Where a value is not as a schema has it: of the keywords that ours uses.
+fn misfit(schema: &Json, v: &Json, at: &str) -> Option<String> {
+    let fits = |t: &str| match t {
+        "string" => v.is_string(),
+        "integer" => v.is_u64() || v.is_i64(),
+        "number" => v.is_number(),
+        "null" => v.is_null(),
+        "array" => v.is_array(),
+        "object" => v.is_object(),
+        _ => false,
+    };
+    let types: Vec<&str> = match &schema["type"] {
+        Json::String(one) => vec![one],
+        Json::Array(all) => all.iter().filter_map(Json::as_str).collect(),
+        _none => vec![],
+    };
+    if !types.is_empty() && !types.iter().any(|t| fits(t)) {
+        return Some(format!("{at} is not {types:?}: {v}"));
+    }
+    let known = schema["enum"].as_array().is_none_or(|all| all.contains(v));
+    if !known || schema.get("const").is_some_and(|c| c != v) {
+        return Some(format!("{at}: {v}"));
+    }
+    for (i, x) in list(v).iter().enumerate().filter(|_| schema["items"].is_object()) {
+        if let Some(m) = misfit(&schema["items"], x, &format!("{at}[{i}]")) {
+            return Some(m);
+        }
+    }
+    let own = v.as_object()?;
+    let lacks =
+        list(&schema["required"]).iter().filter_map(Json::as_str).find(|k| !own.contains_key(*k));
+    if let Some(k) = lacks {
+        return Some(format!("{at} lacks {k}"));
+    }
+    own.iter().find_map(|(k, x)| {
+        let here = format!("{at}.{k}");
+        match (schema["properties"].get(k), &schema["additionalProperties"]) {
+            (Some(s), _) => misfit(s, x, &here),
+            (None, Json::Bool(false)) => Some(format!("{here} is not in the schema")),
+            (None, s) => misfit(s, x, &here),
+        }
+    })
+}
+
+#[test]
+fn the_data_are_as_the_schema_has_them() {
+    let schema: Json = serde_json::from_str(SCHEMA).expect("JSON");
+    let device = crate::machine::device("h100-sxm").expect("a machine");
+    let plans = plans();
+    for s in &plans {
+        for device in [None, Some(&device)] {
+            let asked = Asked { device, ..Asked::default() };
+            let d = data(s, &asked).expect("data");
+            assert_eq!(misfit(&schema, &d, "data"), None);
+            assert_eq!(d.get("time").is_some(), device.is_some());
+        }
+    }
+    let mut wrong = data(&plans[0], &Asked::default()).expect("data");
+    wrong["classes"][0]["tensors"][0]["bytes"] = json!(1.5);
+    assert!(misfit(&schema, &wrong, "data").is_some_and(|m| m.contains("tensors[0].bytes")));
+    wrong["classes"] = json!([]);
+    wrong["more"] = json!(1);
+    assert!(misfit(&schema, &wrong, "data").is_some_and(|m| m.contains("more")));
+}
+
+/// Every number is that of the plan, to the byte.
+#[test]
+fn the_data_are_the_plans() {
+    for s in plans() {
+        let d = data(&s, &Asked::default()).expect("data");
+        let compiled = report(&s.plan, &[], 0.0);
+        assert_eq!(list(&d["classes"]).len(), s.plan.classes.len());
+        for ((c, own), r) in
+            list(&d["classes"]).iter().zip(&s.plan.classes).zip(&compiled.per_class)
+        {
+            let peak = own.memory.peak_bytes as u64;
+            assert_eq!(c["peak_bytes"], peak);
+            let kinds: u64 =
+                c["at_peak"].as_object().into_iter().flatten().filter_map(|x| x.1.as_u64()).sum();
+            assert_eq!((kinds, sum(list(&c["tensors"]), "bytes")), (peak, peak));
+            // Memory over time stays between what is alive at once in a step and the arena.
+            let most = most_of(&c["memory"]);
+            assert!(own.memory.live_bytes as u64 <= most && most <= peak, "{most} {peak}");
+            // By axis, by row, and as compile reports it: the same calls and bytes.
+            let mut by_axis: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+            for x in r.collectives.iter().filter(|x| x.kind != "recv") {
+                let one = by_axis.entry(x.axis.clone()).or_default();
+                *one = (one.0 + x.count as u64, one.1 + x.bytes as u64);
+            }
+            let axis = |x: &Json| {
+                let n = |key: &str| x[key].as_u64().expect("a whole number");
+                (x["axis"].as_str().expect("a name").to_string(), (n("calls"), n("bytes")))
+            };
+            assert_eq!(list(&c["sent"]).iter().map(axis).collect::<BTreeMap<_, _>>(), by_axis);
+            let rows: Vec<Json> =
+                list(&c["calls"]).iter().filter(|r| r["kind"] != "recv").cloned().collect();
+            let all: (u64, u64) = by_axis.values().fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+            assert_eq!((sum(&rows, "calls_per_step"), sum(&rows, "bytes_per_step")), all);
+            // Each row that has a number is explained.
+            for row in rows.iter().filter_map(|r| r["numbers"][0].as_u64()) {
+                assert!(d["explanations"][row.to_string()].is_array(), "collective:{row}");
+            }
+            for x in list(&c["sent"]).iter().filter(|x| x["between_nodes"].is_u64()) {
+                let parts = x["between_nodes"].as_u64().zip(x["inside_node"].as_u64());
+                assert_eq!(parts.map(|(a, b)| a + b), x["bytes"].as_u64());
+            }
+        }
+        let actions: usize =
+            list(&d["timeline"]["ranks"]).iter().map(|r| list(&r["actions"]["start"]).len()).sum();
+        let infer = s.plan.settings.mode == shardc_ir::plan::Mode::Infer;
+        let kept = |a: &&shardc_ir::schedule::Action| {
+            !infer || a.kind == shardc_ir::schedule::ActionKind::Forward
+        };
+        assert_eq!(actions, s.plan.schedule.ranks.iter().flatten().filter(kept).count());
+        let shown: Vec<&str> = list(&d["settings"])
+            .iter()
+            .flat_map(|g| list(&g["rows"]))
+            .filter_map(|r| r[0].as_str())
+            .collect();
+        for word in [
+            "ZeRO stage",
+            "element type",
+            "optimizer",
+            "recompute",
+            "sequence parallel",
+            "schedule",
+        ] {
+            assert!(shown.contains(&word), "{word}");
+        }
+    }
+}
+
+/// The most bytes that memory over time reaches.
+fn most_of(memory: &Json) -> u64 {
+    let at = |v: &Json, i: usize| v.as_u64().or(v[i].as_u64()).expect("bytes");
+    let kinds: Vec<&Json> =
+        memory["bytes"].as_object().into_iter().flatten().map(|x| x.1).collect();
+    let sums = (0..list(&memory["t"]).len()).map(|i| kinds.iter().map(|k| at(k, i)).sum());
+    sums.max().unwrap_or(0)
+}
+
+/// What a block of a page holds.
+fn block(html: &str, id: &str) -> Vec<u8> {
+    let from = html.split(&format!("id=\"{id}\">")).nth(1).expect("the block");
+    inflate(&decode(from.split("</script>").next().unwrap_or_default()))
+}
+
+fn decode(text: &str) -> Vec<u8> {
+    let digit = |c: u8| match c {
+        b'A'..=b'Z' => c - b'A',
+        b'a'..=b'z' => c - b'a' + 26,
+        b'0'..=b'9' => c - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => panic!("no base64: {c}"),
+    };
+    let mut out = vec![];
+    for four in text.trim().as_bytes().chunks(4) {
+        let pad = four.iter().filter(|c| **c == b'=').count();
+        let n =
+            four.iter().filter(|c| **c != b'=').fold(0u32, |n, &c| n << 6 | u32::from(digit(c)));
+        out.extend_from_slice(&(n << (6 * pad as u32)).to_be_bytes()[1..4 - pad]);
+    }
+    out
+}
+
+/// Blocks of fixed codes alone, as RFC 1951 has them.
+fn inflate(data: &[u8]) -> Vec<u8> {
+    let mut at = 0;
+    let mut bit = || {
+        let b = u32::from(data[at / 8] >> (at % 8) & 1);
+        at += 1;
+        b
+    };
+    assert_eq!([bit(), bit(), bit()], [1, 1, 0], "the last block, of fixed codes");
+    let bits = |n: u32, bit: &mut dyn FnMut() -> u32| (0..n).fold(0, |v, i| v | bit() << i);
+    let code =
+        |n: u32, from: u32, bit: &mut dyn FnMut() -> u32| (0..n).fold(from, |v, _| v << 1 | bit());
+    let mut out: Vec<u8> = vec![];
+    loop {
+        let seven = code(7, 0, &mut bit);
+        let symbol = match seven {
+            0..=23 => 256 + seven,
+            24..=95 => code(1, seven, &mut bit) - 0x30,
+            96..=99 => code(1, seven, &mut bit) - 0xc0 + 280,
+            _ => code(2, seven, &mut bit) - 0x190 + 144,
+        };
+        match symbol {
+            0..=255 => out.push(symbol as u8),
+            256 => return out,
+            _ => {
+                let (base, extra) = match symbol - 257 {
+                    28 => (258, 0),
+                    n @ 0..=7 => (3 + n, 0),
+                    n => (((4 + n % 4) << (n / 4 - 1)) + 3, n / 4 - 1),
+                };
+                let length = base + bits(extra, &mut bit);
+                let n = code(5, 0, &mut bit);
+                let (base, extra) =
+                    if n < 4 { (1 + n, 0) } else { (((2 + n % 2) << (n / 2 - 1)) + 1, n / 2 - 1) };
+                let distance = (base + bits(extra, &mut bit)) as usize;
+                for _ in 0..length {
+                    out.push(out[out.len() - distance]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_packed_unpacks() {
+    let long: Vec<u8> =
+        (0..90_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let same = vec![7u8; 70_000];
+    let text = "all_gather over tp, all_reduce over tp; ".repeat(900);
+    for data in [&b""[..], b"a", b"ab", b"abcabcabcabc", &long, &same, text.as_bytes()] {
+        let packed = super::pack::packed(data);
+        assert_eq!(inflate(&decode(&packed)), data);
+    }
+    assert!(super::pack::deflate(text.as_bytes()).len() < text.len() / 50);
+}
+
+/// Panics unless all elements outside of scripts are closed in order.
+fn check_html(s: &str) {
+    let void = ["meta", "!doctype"];
+    let (mut open, mut rest): (Vec<&str>, &str) = (vec![], s);
+    while let Some(at) = rest.find('<') {
+        let end = at + rest[at..].find('>').expect("an open tag");
+        let tag = &rest[at + 1..end];
+        let name = tag.split([' ', '\n']).next().unwrap_or(tag);
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name));
+        } else if ["script", "style"].contains(&name) {
+            let close = format!("</{name}>");
+            rest = &rest[rest.find(&close).expect("it is closed") + close.len()..];
+        } else if !void.contains(&name) {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn a_page_is_whole_small_and_alone() {
+    for s in plans() {
+        let html = page(&s, &Asked::default()).expect("a page");
+        check_html(&html);
+        assert!(html.starts_with("<!doctype html>") && html.len() < 400_000, "{}", html.len());
+        assert!(!html.contains("{{"), "all is filled in");
+        // Nothing is fetched: the one address is the name of a format.
+        let without = html.replace("http://www.w3.org/2000/svg", "");
+        for word in ["http:", "https:", "src=", "@import", "url(", "fetch(", "XMLHttpRequest"] {
+            assert!(!without.contains(word), "{word}");
+        }
+        let d: Json = serde_json::from_slice(&block(&html, "data")).expect("JSON");
+        assert_eq!(d, data(&s, &Asked::default()).expect("data"));
+        assert_eq!(block(&html, "text"), shardc_ir::text::print(&s.plan.module).as_bytes());
+        assert_eq!(
+            html,
+            page(&s, &Asked::default()).expect("a page"),
+            "the same plan, the same bytes"
+        );
+    }
+    let code: usize = super::SCRIPT.iter().map(|s| s.len()).sum::<usize>() + super::STYLE.len();
+    assert!(code < 120_000, "{code}");
+}
+
+/// Names that would end a script, or an attribute, stay text.
+#[test]
+fn names_are_text() {
+    let mut s = fixture("llama_deep", &[("tp", 2)], |_| {});
+    let bad = "</script><script>alert(1)</script>\"'<!--";
+    s.family = bad.into();
+    for w in &mut s.plan.weights {
+        w.param = w.param.replace("mlp", bad);
+    }
+    for f in &mut s.plan.module.funcs {
+        for port in f.args.iter_mut().chain(&mut f.results) {
+            if let Some(r) = &mut port.role {
+                r.name = r.name.replace("mlp", bad).as_str().into();
+            }
+        }
+    }
+    let mut scopes = s.plan.module.funcs.iter_mut().flat_map(|f| &mut f.scopes);
+    scopes.by_ref().for_each(|i| i.path = i.path.replace("mlp", bad).as_str().into());
+    // Why values are as they are is asked of the model, which has its own names.
+    let d = super::of(&s, &Asked::default(), false).expect("data");
+    assert!(d.to_string().contains("alert(1)"), "the name is there");
+    let blocks = [
+        ("{{title}}", super::escape(&d["title"].to_string())),
+        ("{{style}}", String::new()),
+        ("{{data}}", super::pack::packed(d.to_string().as_bytes())),
+        ("{{program}}", super::pack::packed(shardc_ir::text::print(&s.plan.module).as_bytes())),
+        ("{{script}}", String::new()),
+    ];
+    let html = super::filled(super::PAGE, &blocks);
+    check_html(&html);
+    assert!(!html.contains("alert(1)</script>") && html.matches("<script").count() == 3);
+    assert!(html.contains("&lt;/script&gt;"));
+}
+
+/// The page of 405B in 16 stages of 64 microbatches is small.
+#[test]
+fn a_large_plan_is_a_small_page() {
+    let config =
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-405b.json"));
+    let config: Json = serde_json::from_str(config).expect("JSON");
+    let mesh = [("pp", 16), ("dp_shard", 128), ("tp", 8)];
+    let mesh = mesh.iter().map(|(n, s)| (n.to_string(), *s)).collect();
+    let o = Options {
+        mesh,
+        schedule: Order::Named("interleaved".into()),
+        chunks: Some(2),
+        global_batch: 8192,
+        microbatch: 1,
+        seq: 4096,
+        zero: 1,
+        sp: true,
+        ..Options::default()
+    };
+    let s = crate::compile_config(&config, &o).expect("it compiles").stored;
+    let html = page(&s, &Asked::default()).expect("a page");
+    check_html(&html);
+    assert!(html.len() < 3_000_000, "{}", html.len());
+    let unpacked = block(&html, "data").len() + block(&html, "text").len();
+    assert!(unpacked < 10_000_000, "{unpacked}");
+}

@@ -1,0 +1,93 @@
+//! `shardc report` through the command line: its files, what a browser makes of them, and traces in the tool
+//! that is to read them.
+
+use crate::lab::{FIXTURES, Lab};
+use shardc_testing::{Tool, skip};
+use std::path::Path;
+use std::process::Command;
+
+const SIZE: [&str; 6] = ["--seq", "16", "--global-batch", "4", "--microbatch", "1"];
+
+/// A plan of two stages with its trace, and another plan.
+fn lab(name: &str) -> Lab {
+    let lab = Lab::new(name);
+    let model = format!("{FIXTURES}/llama_deep");
+    let compile = |flags: &[&str]| drop(lab.ok(&[&["compile", &model][..], &SIZE, flags].concat()));
+    compile(&["--mesh", "pp=2,tp=2", "--node", "2", "-o", "plan"]);
+    compile(&["--mesh", "dp=2,tp=2", "--sp", "--zero", "1", "-o", "other"]);
+    lab.ok(&["run", "plan", "--steps", "2", "--trace", "trace.json"]);
+    lab
+}
+
+/// The first of these commands that there is.
+fn command(names: &[&str]) -> Option<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let there = |name: &&&str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
+    names.iter().find(there).map(|name| name.to_string())
+}
+
+/// A page as a browser leaves it when its scripts have run.
+fn drawn(browser: &str, page: &Path) -> String {
+    let mut c = Command::new(browser);
+    c.args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"]);
+    let url = format!("file://{}", page.display());
+    let out = c.args(["--dump-dom", &url]).output().expect("the browser starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+#[test]
+fn a_page_is_written_and_drawn() {
+    let lab = lab("report-page");
+    let out = lab.ok(&["report", "plan", "-o", "plan.html"]);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("wrote plan.html"));
+    let all = ["--device", "h100-sxm", "--trace", "trace.json", "--compare", "other"];
+    lab.ok(&[&["report", "plan"][..], &all, &["-o", "all.html"]].concat());
+    // A page is replaced; nothing else is.
+    let first = std::fs::read(lab.path("plan.html")).expect("a page");
+    lab.ok(&["report", "plan", "-o", "plan.html"]);
+    assert_eq!(std::fs::read(lab.path("plan.html")).expect("a page"), first, "the same bytes");
+    lab.write("notes.html", "mine");
+    lab.refuses(&["report", "plan", "-o", "notes.html"], 2, "output");
+    lab.refuses(&["report", "none", "-o", "new.html"], 2, "plan");
+    lab.refuses(&["report", "plan", "--device", "abacus", "-o", "new.html"], 2, "device");
+    lab.refuses(&["report", "other", "--trace", "notes.html", "-o", "new.html"], 2, "file");
+
+    let Some(browser) = command(&["chromium", "google-chrome", "chromium-browser"]) else {
+        return skip(Tool::Chromium, "pages of plans are not drawn");
+    };
+    let summary = lab.ok(&["inspect", "plan", "--summary", "--format", "json"]);
+    let summary: serde_json::Value = serde_json::from_slice(&summary.stdout).expect("JSON");
+    let peak = format!("data-bytes=\"{}\"", summary["memory"]["peak_bytes"]);
+    let sections = ["overview", "mesh", "time", "memory", "weights", "collectives", "program"];
+    for (page, more) in [("plan.html", &[][..]), ("all.html", &["cost", "compare"])] {
+        let dom = drawn(&browser, &lab.path(page));
+        assert!(dom.contains("data-ready=\"yes\""), "{page} is not ready: {}", &dom[..2000]);
+        assert!(dom.contains("id=\"failed\" role=\"alert\" hidden"), "{page} failed");
+        assert!(dom.contains(&peak), "{page}: {peak}");
+        for id in sections.iter().chain(more) {
+            assert!(dom.contains(&format!("<section id=\"{id}\"")), "{page}: {id}");
+            assert!(dom.contains(&format!("href=\"#{id}\"")), "{page}: no link to {id}");
+        }
+        assert!(!dom.contains("[object ") && !dom.contains("NaN") && !dom.contains("undefined<"));
+    }
+}
+
+#[test]
+fn a_trace_loads_in_the_tool_that_reads_it() {
+    let lab = lab("report-trace");
+    let Some(tool) = command(&["trace_processor_shell"]) else {
+        return skip(Tool::Perfetto, "traces of runs are not loaded into the trace processor");
+    };
+    let text = std::fs::read_to_string(lab.path("trace.json")).expect("a trace");
+    let slices = text.lines().filter(|l| l.contains("\"ph\":\"X\"")).count();
+    let flows = text.lines().filter(|l| l.contains("\"ph\":\"s\"")).count();
+    for (table, count) in [("slice", slices), ("flow", flows)] {
+        let sql = format!("select count(*) as n from {table}");
+        let mut c = Command::new(&tool);
+        let out = c.args(["-Q", &sql]).arg(lab.path("trace.json")).output().expect("it starts");
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(said.lines().any(|l| l.trim() == count.to_string()), "{count} {table}s: {said}");
+    }
+}

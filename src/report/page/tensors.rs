@@ -4,7 +4,7 @@ use crate::plan_dir::Stored;
 use serde_json::{Value as Json, json};
 use shardc_ir::func::{Func, RoleKind, Slot};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::plan::Alive;
+use shardc_ir::plan::{Alive, MemoryClass};
 use shardc_ir::text::type_text;
 use shardc_ir::types::Type;
 use std::collections::BTreeMap;
@@ -32,6 +32,8 @@ fn called(f: &Func, a: &Alive) -> String {
     let mut roles = ports.filter(|p| p.value == a.value).filter_map(|p| p.role.as_ref());
     let of_parameter = roles.find_map(|r| {
         let what = match r.kind {
+            // Of bf16 weights the f32 numbers that the optimizer works on.
+            RoleKind::Param if a.class == MemoryClass::Optimizer => " master copy",
             RoleKind::Param | RoleKind::Ready => "",
             RoleKind::Grad | RoleKind::GradFrom(_) => " gradient",
             RoleKind::State(Slot::ExpAvg) => " exp_avg",

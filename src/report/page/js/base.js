@@ -56,7 +56,7 @@ const badge = (axis, size) => h("span", { class: "axis", style: `color:var(--${f
 
 /** Thousands by thin space. */
 function count(n) {
-  return String(n).replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
+  return String(n).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
 }
 /** Three digits that count, with their unit. */
 function bytes(n) {
@@ -66,14 +66,14 @@ function bytes(n) {
   const text = u === 0 || x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2);
   return [text, units[u]];
 }
-const sized = (n) => bytes(n).join("\u2009");
+const sized = (n) => bytes(n).join("\u202f");
 const exact = (n) => `${count(n)} B`;
 /** A time: whole numbers as such, others with four digits. */
 function moment(x) {
   if (Math.abs(x - Math.round(x)) < 1e-9) return String(Math.round(x));
   return String(Number(x.toPrecision(4)));
 }
-const percent = (part, whole) => `${whole ? ((100 * part) / whole).toFixed(part / whole < 0.0995 ? 1 : 0) : 0}\u2009%`;
+const percent = (part, whole) => `${whole ? ((100 * part) / whole).toFixed(part / whole < 0.0995 ? 1 : 0) : 0}\u202f%`;
 
 /** A bar of parts: colour, amount, words. */
 function bar(parts, whole) {
@@ -82,13 +82,14 @@ function bar(parts, whole) {
 }
 const swatch = (colour) => h("span", { class: "swatch", style: `background:var(--${colour})` });
 
+const SHORT = { mesh: "Mesh", time: "Timeline", memory: "Memory", weights: "Weights", cost: "Time", compare: "Compare" };
 /** A section with its heading, in the order in which it is made. */
 function section(id, title, words, ...children) {
   const e = h("section", { id, "aria-labelledby": id + "-title" },
     h("header", {}, h("h2", { id: id + "-title" }, title), words ? h("p", {}, words) : null), ...children);
   document.getElementById("page").append(e);
   const n = document.getElementById("links").children.length + 1;
-  document.getElementById("links").append(h("li", {}, h("a", { href: "#" + id, "data-key": n }, title.split(" and ")[0])));
+  document.getElementById("links").append(h("li", {}, h("a", { href: "#" + id, "data-key": n }, SHORT[id] || title)));
   return e;
 }
 

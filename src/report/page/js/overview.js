@@ -24,8 +24,8 @@ function overview() {
   });
   const idle = 100 * D.facts.bubble;
   bubble.append(h("p", { class: "label" }, "Bubble: idle ÷ total time of the pipeline"),
-    h("p", { class: "big" }, idle.toFixed(1), h("small", {}, "\u2009%")), bar([["i", 1 - f.bubble, "work"], ["hatch", f.bubble, "idle"]], 1),
-    h("p", {}, f.textbook === null ? "no pipeline" : `(p−1)/(v·m) = ${(100 * f.textbook).toFixed(1)}\u2009% is idle ÷ ideal time, of 1F1B with p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}. Stages take equally long here.`));
+    h("p", { class: "big" }, idle.toFixed(1), h("small", {}, "\u202f%")), bar([["i", 1 - f.bubble, "work"], ["hatch", f.bubble, "idle"]], 1),
+    h("p", {}, f.textbook === null ? "no pipeline" : `(p−1)/(v·m) = ${(100 * f.textbook).toFixed(1)}\u202f% is idle ÷ ideal time, of 1F1B with p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}. Stages take equally long here.`));
   top.append(h("div", { class: "settings" }, D.settings.map((g) => h("div", { class: "panel" }, h("h3", {}, g.name),
     h("table", {}, g.rows.map(([k, v]) => h("tr", {}, h("th", { scope: "row" }, k), h("td", { class: v === "–" ? "none" : "" }, /^\d{4,}$/.test(v) && k !== "seed" ? count(v) : v))))))));
   main.append(top);
@@ -33,7 +33,7 @@ function overview() {
 const total = (sent) => sent.reduce((n, x) => n + x.bytes, 0);
 function fill(card, name, n, parts, ...more) {
   const [text, unit] = bytes(n);
-  card.replaceChildren(h("p", { class: "label" }, name), h("p", { class: "big", "data-tip": exact(n), "data-bytes": n }, text, h("small", {}, "\u2009" + unit)),
+  card.replaceChildren(h("p", { class: "label" }, name), h("p", { class: "big", "data-tip": exact(n), "data-bytes": n }, text, h("small", {}, "\u202f" + unit)),
     bar(parts, Math.max(1, parts.reduce((a, p) => a + p[1], 0))), ...more);
 }
 

@@ -38,6 +38,15 @@ pub struct Usage {
     pub shared: u32,
 }
 
+/// Whether the compiler is here: it is loaded.
+///
+/// # Errors
+/// `missing-library`.
+pub fn is_here() -> Result<()> {
+    static LOADED: OnceLock<Result<()>> = OnceLock::new();
+    LOADED.get_or_init(load).clone()
+}
+
 /// Compiles a text for an architecture such as `sm_90a`.
 ///
 /// # Errors
@@ -63,8 +72,7 @@ pub fn instructions(source: &Source, arch: &str) -> Result<String> {
 
 /// A program that has been compiled, and what the compiler says of it.
 fn compiled(source: &Source, arch: &str) -> Result<(Program, String)> {
-    static LOADED: OnceLock<Result<()>> = OnceLock::new();
-    LOADED.get_or_init(load).clone()?;
+    is_here()?;
     let program = Program::new(source)?;
     let options =
         [format!("--gpu-architecture={arch}"), "--ptxas-options=-v".into(), "--std=c++17".into()];

@@ -7,6 +7,7 @@ use crate::shard::zero::{Accumulate, zero_axes};
 use shardc_ir::diag::Diag;
 use shardc_ir::func::{Func, FuncKind, Module, Node, ParamLayout};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
+use shardc_ir::names::nearest;
 use shardc_ir::ops::Kind;
 use shardc_ir::types::Type;
 use shardc_ir::weights::Weight;
@@ -44,12 +45,42 @@ fn idle_axes<'a>(mesh: &Mesh, types: impl Iterator<Item = &'a Type>, auto: bool)
         )
         .help(match auto {
             true => "no split is cheaper than that: use fewer ranks, or other --hardware".into(),
-            false => {
-                format!("split something with --shard 'GLOB={},…', or use dp={}", a.name, a.size)
-            }
+            false => match meant(&a.name, a.size) {
+                Some(own) => format!("did you mean --mesh {own}? An axis of another name splits what --shard 'GLOB={},…' says", a.name),
+                None => format!("split something with --shard 'GLOB={},…', or use dp={}", a.name, a.size),
+            },
         })
     };
     idle.map(warn).collect()
+}
+
+/// Axes as other programs call them, and what they are called here.
+const ELSEWHERE: [(&str, &str); 14] = [
+    ("fsdp", "dp_shard"),
+    ("shard", "dp_shard"),
+    ("hsdp", "dp_replicate"),
+    ("replicate", "dp_replicate"),
+    ("ddp", "dp"),
+    ("data", "dp"),
+    ("mp", "tp"),
+    ("model", "tp"),
+    ("tensor", "tp"),
+    ("pipe", "pp"),
+    ("pipeline", "pp"),
+    ("context", "cp"),
+    ("sequence", "cp"),
+    ("expert", "ep"),
+];
+
+/// What somebody means by an axis that nothing here is called: one of another program, or one misspelt.
+fn meant(axis: &str, size: usize) -> Option<String> {
+    let known = ["pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"];
+    let elsewhere = ELSEWHERE.iter().find(|(name, _)| *name == axis).map(|x| x.1);
+    // Of two letters, anything would be near.
+    let near = || nearest(axis, known.into_iter(), 1).first().copied().filter(|n| n.len() > 3);
+    let own = elsewhere.or_else(near).filter(|own| *own != axis)?;
+    let zero = if axis == "fsdp" { " --zero 3" } else { "" };
+    Some(format!("{own}={size}{zero}"))
 }
 
 /// A warning for each option that changes nothing here, and for what ZeRO leaves whole.

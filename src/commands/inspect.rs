@@ -40,9 +40,10 @@ pub struct Inspect {
     /// Show memory, and collectives per layer and microbatch (of the class, if one is given)
     #[arg(long, conflicts_with_all = ["phase", "local", "rank"])]
     pub summary: bool,
-    /// Show all ranks with their coordinates and groups
-    #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary"])]
-    pub ranks: bool,
+    /// Show ranks with their coordinates and groups: the first 64, or those asked for
+    #[arg(long, value_name = "all|FROM-TO", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "", conflicts_with_all = ["phase", "local", "rank", "summary"])]
+    pub ranks: Option<String>,
     /// Draw the schedule: who does what when, with bubbles (of one pipeline rank with --class); F, I and W
     /// take one unit of time
     #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks"])]
@@ -76,9 +77,10 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         let (times, svg) = (what.times.as_deref(), what.svg.as_deref());
         return timeline::timeline(s, timeline::Asked { times, svg, class: what.class, json });
     }
-    if what.ranks {
+    if let Some(asked) = &what.ranks {
         let experts = s.facts.and_then(|f| f.experts).map(|_| &s.options);
-        return Ok(ranks::table(&s.plan.module.mesh, experts, json));
+        let mesh = &s.plan.module.mesh;
+        return Ok(ranks::table(mesh, experts, ranks::asked(asked, mesh.ranks())?, json));
     }
     if what.phase.as_deref() == Some("kernels") {
         let of_class = what

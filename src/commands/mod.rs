@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod compile;
+pub mod doctor;
 pub mod explain;
 pub mod import;
 pub mod inspect;
@@ -20,13 +21,17 @@ use crate::flags::{self, Flags};
 use crate::proof::Prove;
 use crate::terminal::{show, warn};
 use clap::{Parser, Subcommand, ValueEnum};
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Diag, Result};
 use std::path::{Path, PathBuf};
+
+/// The version, with the commit of a release and the features.
+pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SHARDC_BUILD"), ")");
 
 /// Compiles transformers to sharded programs for every rank of a mesh, and runs them.
 #[derive(Parser, Debug)]
 #[command(
     version,
+    long_version = BUILD,
     after_help = "Examples:
   shardc check my-model --mesh tp=8
   shardc compile my-model --mesh dp=2,tp=2 -o my.plan
@@ -83,6 +88,8 @@ pub enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Say what this machine has of what commands can use, and how to get the rest
+    Doctor,
     /// Turn an archive of torch.export (.pt2) into a model text (.ir)
     #[command(after_help = import::EXPORT)]
     Import(import::Import),
@@ -166,6 +173,7 @@ pub fn run(cli: Cli) -> Result<i32> {
         Command::Compile { model, output, passes, prove, flags } => {
             compile::compile(&model, *flags, output.as_deref(), (&passes, prove), json)
         }
+        Command::Doctor => doctor::doctor(json),
         Command::Import(how) => import::import(&how),
         Command::Opt { program, pass, output, flags } => {
             passes::opt(&program, &pass, &flags, output.as_deref())
@@ -193,7 +201,17 @@ pub fn run(cli: Cli) -> Result<i32> {
 }
 
 /// The model's path and all flags: those of `shardc.toml` below those of the command line.
+///
+/// # Errors
+/// `plan` if that is a compiled plan and no model.
 fn gather(model: &Path, flags: Flags) -> Result<(PathBuf, Flags)> {
+    if model.join("plan.json").is_file() {
+        let dir = model.display();
+        return Err(Diag::new("plan", "this is a compiled plan, and not a model")
+            .at(dir.to_string())
+            .help(format!("give the model that it was compiled from, or its text: {dir}/model.ir"))
+            .help(format!("to see what it is: shardc inspect {dir} --summary")));
+    }
     if model.extension().is_some_and(|e| e == "toml") {
         let (path, below) = flags::read_toml(model)?;
         let dir = model.parent().unwrap_or(Path::new("."));

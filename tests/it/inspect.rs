@@ -237,7 +237,7 @@ fn every_phase_can_be_shown() {
 fn the_summary_as_people_and_programs_read_it() {
     let s = stored("llama_gqa", &[("dp_replicate", 2), ("tp", 2)], true, 2);
     insta::assert_snapshot!("summary_sp", show(&s, |w| w.summary = true, false));
-    insta::assert_snapshot!("ranks", show(&s, |w| w.ranks = true, false));
+    insta::assert_snapshot!("ranks", show(&s, |w| w.ranks = Some(String::new()), false));
     let json: serde_json::Value =
         serde_json::from_str(&show(&s, |w| w.summary = true, true)).expect("json");
     let parts = json["memory"]["at_peak"].as_array().expect("classes");
@@ -246,7 +246,7 @@ fn the_summary_as_people_and_programs_read_it() {
     let layers = &json["collectives"]["sections"][1];
     assert_eq!((&layers["where"], &layers["last"]), (&"layers".into(), &2.into()));
     let ranks: serde_json::Value =
-        serde_json::from_str(&show(&s, |w| w.ranks = true, true)).expect("json");
+        serde_json::from_str(&show(&s, |w| w.ranks = Some(String::new()), true)).expect("json");
     assert_eq!(ranks["shown"][3]["groups"]["dp_replicate"], serde_json::json!([1, 3]));
 }
 
@@ -261,12 +261,12 @@ fn the_groups_of_a_grid_are_shown() {
         let done = shardc::compile(&config, &o(mode), &mut |_, _| {});
         let s = done.unwrap_or_else(|e| panic!("{e}")).stored;
         let ranks: serde_json::Value =
-            serde_json::from_str(&show(&s, |w| w.ranks = true, true)).expect("json");
+            serde_json::from_str(&show(&s, |w| w.ranks = Some(String::new()), true)).expect("json");
         // Rank 5 is x + q (y + q z) with x = 1, y = 0, z = 1.
         let groups = parts.map(|p| ranks["shown"][5]["groups"][p].clone());
         let want = [[1, 5], [5, 7], [4, 5]].map(|g| serde_json::json!(g));
         assert_eq!(groups, want, "{mode}");
-        let text = show(&s, |w| w.ranks = true, false);
+        let text = show(&s, |w| w.ranks = Some(String::new()), false);
         assert!(parts.iter().all(|p| text.contains(&format!("group over {p}"))), "{text}");
         // Every collective can be asked why it is there, and how to be rid of it.
         for n in 1..=report::collectives(&s.plan, &s.plan.classes[0]).len() {
@@ -284,10 +284,10 @@ fn the_groups_of_experts_are_shown() {
     let config = Fixture::open("mixtral").dir.join("config.json");
     let s = shardc::compile(&config, &o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored;
     let ranks: serde_json::Value =
-        serde_json::from_str(&show(&s, |w| w.ranks = true, true)).expect("json");
+        serde_json::from_str(&show(&s, |w| w.ranks = Some(String::new()), true)).expect("json");
     let groups = ["etp", "ep", "edp"].map(|p| ranks["shown"][5]["groups"][p].clone());
     assert_eq!(groups, [[4, 5], [5, 7], [1, 5]].map(|g| serde_json::json!(g)));
-    let text = show(&s, |w| w.ranks = true, false);
+    let text = show(&s, |w| w.ranks = Some(String::new()), false);
     assert!(text.contains("group over ep") && text.contains("group over edp"), "{text}");
 }
 

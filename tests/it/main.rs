@@ -8,6 +8,7 @@ mod cases;
 mod checkpoints;
 #[cfg(feature = "mpi")]
 mod clusters;
+mod commands;
 mod compiled;
 mod context;
 mod cuts;

@@ -11,9 +11,10 @@ use shardc_ir::plan::Plan;
 use shardc_passes::options::Options;
 use shardc_passes::shard::experts::{ExpertRole, ranks_of};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// Most ranks of the table.
-const MAX_ROWS: usize = 64;
+/// Ranks of the table if nobody says which.
+const FIRST: usize = 64;
 /// Most ranks of one group that are named.
 const MAX_GROUP: usize = 8;
 
@@ -55,10 +56,30 @@ fn axes_and_parts(mesh: &Mesh, experts: Option<&Options>) -> Vec<(String, AtomSe
     out
 }
 
-/// All ranks with coordinates and groups; those of experts if options are given.
-pub fn table(mesh: &Mesh, experts: Option<&Options>, as_json: bool) -> String {
+/// The ranks that a word asks for: `all`, `8-15`, `3`, or nothing for the first of them.
+///
+/// # Errors
+/// `unknown-rank` if the plan has fewer ranks, or the word is none of these.
+pub fn asked(word: &str, ranks: usize) -> Result<Range<usize>> {
+    let (first, last) = word.split_once('-').unwrap_or((word, word));
+    let found = match word {
+        "" => Some(0..ranks.min(FIRST)),
+        "all" => Some(0..ranks),
+        _ => first.trim().parse().ok().zip(last.trim().parse::<usize>().ok()).and_then(|(a, b)| {
+            let end = b.checked_add(1).filter(|end| *end <= ranks)?;
+            (a < end).then_some(a..end)
+        }),
+    };
+    found.ok_or_else(|| {
+        Diag::new("unknown-rank", format!("the plan has ranks 0 to {}", ranks.saturating_sub(1)))
+            .at(format!("--ranks={word}"))
+            .help(format!("use --ranks=all, or a part such as --ranks=0-{}", ranks.clamp(1, 8) - 1))
+    })
+}
+
+/// These ranks with coordinates and groups; those of experts if options are given.
+pub fn table(mesh: &Mesh, experts: Option<&Options>, asked: Range<usize>, as_json: bool) -> String {
     let over = axes_and_parts(mesh, experts);
-    let shown = mesh.ranks().min(MAX_ROWS);
     if as_json {
         let one = |r: usize| {
             let at: BTreeMap<String, usize> = coordinates(mesh, r).into_iter().collect();
@@ -66,7 +87,7 @@ pub fn table(mesh: &Mesh, experts: Option<&Options>, as_json: bool) -> String {
                 over.iter().map(|(name, atoms)| (&**name, mesh.group(*atoms, r))).collect();
             json!({ "rank": r, "coordinates": at, "groups": groups })
         };
-        let all: Vec<_> = (0..shown).map(one).collect();
+        let all: Vec<_> = asked.map(one).collect();
         return format!("{}\n", json!({ "ranks": mesh.ranks(), "shown": all }));
     }
     let mut t = Table::new();
@@ -74,14 +95,16 @@ pub fn table(mesh: &Mesh, experts: Option<&Options>, as_json: bool) -> String {
     let axes = || mesh.axes.iter().map(|a| a.name.clone());
     let groups = over.iter().map(|(name, _)| format!("group over {name}"));
     t.set_header(["rank".to_string()].into_iter().chain(axes()).chain(groups));
-    for r in 0..shown {
+    let shown = asked.len();
+    for r in asked {
         let at = coordinates(mesh, r).into_iter().map(|(_, i)| i.to_string());
         let of = over.iter().map(|(_, atoms)| group_text(&mesh.group(*atoms, r)));
         t.add_row([r.to_string()].into_iter().chain(at).chain(of));
     }
     let mut out = trimmed(&t);
     if mesh.ranks() > shown {
-        out.push_str(&format!("… {} more\n", mesh.ranks() - shown));
+        let more = mesh.ranks() - shown;
+        out.push_str(&format!("… {more} more: --ranks=all, or --ranks=FROM-TO\n"));
     }
     out
 }

@@ -1,6 +1,7 @@
 //! `run --trace`: what every rank did and when, as one file for a trace viewer.
 
 use crate::pictures::trace::{Event, chrome};
+use crate::report::Experts;
 use shardc_ir::diag::Result;
 use shardc_ir::files::{self, FileFormat};
 use shardc_ir::func::{FuncKind, FusedWithNext, Node};
@@ -37,15 +38,22 @@ impl Trace {
 
     /// Adds what the ranks did in a step.
     pub fn add(&mut self, plan: &Plan, step: usize, timings: &[Vec<Timing>]) {
+        let experts = Experts::of(plan);
         for (rank, all) in timings.iter().enumerate() {
             for t in all {
-                let event = self.event(plan, rank, t, step);
+                let event = self.event((plan, &experts), rank, t, step);
                 self.events.extend(event);
             }
         }
     }
 
-    fn event(&mut self, plan: &Plan, rank: usize, t: &Timing, step: usize) -> Option<Event> {
+    fn event(
+        &mut self,
+        (plan, experts): (&Plan, &Experts),
+        rank: usize,
+        t: &Timing,
+        step: usize,
+    ) -> Option<Event> {
         let us = |d: std::time::Duration| d.as_secs_f64() * 1e6;
         let class = &plan.classes[plan.class_of(rank)];
         let funcs = &plan.module.funcs;
@@ -58,7 +66,7 @@ impl Trace {
                 args.push(("value", f.name(n.outs[0]).to_string()));
                 match n.op.collective() {
                     Some(c) => {
-                        let axes = plan.module.mesh.names(c.atoms(), "+");
+                        let axes = experts.axis(&plan.module.mesh, f, n, c.atoms());
                         (format!("{} over {axes}", c.kind()), "collective")
                     }
                     None => (ops(&f.nodes[node..])?, "compute"),

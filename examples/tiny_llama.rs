@@ -9,6 +9,7 @@ use shardc::data::Data;
 use shardc::flags::Flags;
 use shardc::proof::Prove;
 use shardc_ir::diag::Result;
+use shardc_ir::func::inputs;
 use shardc_runtime::StepBatch;
 use std::path::Path;
 
@@ -74,15 +75,16 @@ fn train(model: &Path, flags: &Flags, dir: Option<&Path>, root: &Path) -> Result
         None,
         plan.settings.vocab,
     )?;
+    let table = inputs(&plan.module);
     let since = std::time::Instant::now();
     let mut losses = vec![];
     for step in 1..=STEPS {
-        let (ids, targets) = data.batch(o.seed, step as u32, o.global_batch, o.seq)?;
-        let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
+        let columns = data.batch(&table, o.seed, step as u32, o.global_batch)?;
+        let batch = StepBatch { columns, observe: false };
         let loss = ranks.step(&batch, o.lr.at(step), step)?.loss.unwrap_or(f32::NAN);
         losses.push(loss);
         if step == 1 || step % 10 == 0 {
-            let rate = (step * ids.len()) as f64 / since.elapsed().as_secs_f64();
+            let rate = (step * o.global_batch * o.seq) as f64 / since.elapsed().as_secs_f64();
             println!("step {step:>3}  loss {loss:.4}  {rate:.0} tokens/s");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::flags::Brought;
 use crate::shape;
-use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
+use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes, split_as};
 use shardc_frontends::{Facts, Model};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -28,12 +28,15 @@ pub struct Input {
 
 /// Largest text of a model that is read, in bytes.
 const MAX_TEXT: u64 = 64 << 20;
+/// The same of the config beside an archive.
+const MAX_CONFIG: u64 = 16 << 20;
 
 /// Reads a Hugging Face folder, its config.json, an archive of `torch.export`, or a `.ir` file.
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
     if is_archive(path) {
         let sizes = Sizes { rows: o.microbatch_rows(), seq: o.seq };
-        let m = Opened::read(path)?.import(sizes, o.mode, Raise::default())?;
+        let mut m = Opened::read(path)?.import(sizes, o.mode, Raise::default())?;
+        split_as(&mut m.source, &plan_beside(path)?);
         return Ok(Input { warnings: m.warnings, ..without_facts(m.source, "pt2") });
     }
     if is_text(path) {
@@ -86,6 +89,33 @@ pub fn brought(path: &Path) -> Result<Option<Brought>> {
     }
     let [rows, seq] = Opened::read(path)?.fixed(DEFAULT);
     Ok(Some(Brought { rows, seq, ..Brought::default() }))
+}
+
+/// How the modules of an archive are split: `base_model_tp_plan` of the config.json beside it, if it says so.
+fn plan_beside(archive: &Path) -> Result<Vec<(String, String)>> {
+    let path = archive.with_file_name("config.json");
+    if !path.is_file() {
+        return Ok(vec![]);
+    }
+    let text = files::read_text(&path, MAX_CONFIG)?;
+    let wrong = |what: String| {
+        Diag::new("config", what)
+            .at(path.display().to_string())
+            .rule("base_model_tp_plan is an object of words by globs of modules")
+            .help("write { \"layers.*.mlp.up_proj\": \"colwise\" }, or leave it out")
+    };
+    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    let plan = match json.get("base_model_tp_plan") {
+        None | Some(serde_json::Value::Null) => return Ok(vec![]),
+        Some(plan) => {
+            plan.as_object().ok_or_else(|| wrong("base_model_tp_plan is no object".into()))?
+        }
+    };
+    let word = |(glob, word): (&String, &serde_json::Value)| match word.as_str() {
+        Some(word) => Ok((glob.clone(), word.to_string())),
+        None => Err(wrong(format!("base_model_tp_plan of `{glob}` is no word"))),
+    };
+    plan.iter().map(word).collect()
 }
 
 /// True if a path leads to an archive of `torch.export`, by its name.

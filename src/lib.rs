@@ -46,7 +46,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// Version of the plan directory and of the JSON reports.
-pub const SCHEMA: u32 = 7;
+pub const SCHEMA: u32 = 8;
 
 /// The sizes that options give to a model.
 ///

@@ -198,7 +198,7 @@ pub fn of_stored(s: &Stored) -> Result<Texts> {
     let source = text::parse_source(&s.source)?;
     Ok(Texts {
         recipe: recipe(&s.options, &source.weights, &source.module)?,
-        data: Data { seq: s.plan.settings.seq, vocab: s.plan.settings.vocab },
+        data: Data { vocab: s.plan.settings.vocab },
         model: in_mode(source.module, &s.options),
         programs: s.plan.module.clone(),
         schedule: s.plan.schedule.clone(),
@@ -225,7 +225,7 @@ pub fn of_texts(dir: &Path) -> Result<Texts> {
     }
     let schedule = parse_csv(&read("schedule.csv")?)?;
     let recipe = recipe(&options, &source.weights, &source.module)?;
-    let data = Data { seq: options.seq, vocab: source.vocab };
+    let data = Data { vocab: source.vocab };
     let model = in_mode(source.module, &options);
     Ok(Texts { recipe, model, programs, schedule, data })
 }

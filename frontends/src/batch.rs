@@ -1,10 +1,12 @@
 //! Batches of tokens from safetensors files, as Hugging Face models take them.
 
-use crate::checkpoint::Header;
+use crate::checkpoint::{Header, Info};
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
+use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::Path;
 
 /// The label that is not scored.
@@ -20,6 +22,27 @@ pub struct Batch {
     pub seq: usize,
     /// The file they are from, for messages.
     pub file: String,
+}
+
+/// A tensor of a safetensors file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tensor {
+    /// As the format calls it: `F32`.
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    /// Bytes of the file, inside it, as many as the shape has.
+    pub bytes: Range<u64>,
+}
+
+/// The tensors of a safetensors file, by name.
+///
+/// # Errors
+/// Those of reading a header: `file`, `truncated`, `safetensors`, `tensor-dtype`.
+pub fn tensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
+    let one = |(name, t): (String, Info)| {
+        (name, Tensor { dtype: format!("{:?}", t.dtype), shape: t.shape, bytes: t.bytes })
+    };
+    Ok(Header::read(path)?.tensors.into_iter().map(one).collect())
 }
 
 /// Reads `input_ids` and `labels`, i64 [rows, seq] of equal shape.

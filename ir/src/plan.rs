@@ -98,7 +98,7 @@ impl MemoryClass {
             RoleKind::Param | RoleKind::Ready => MemoryClass::Weights,
             RoleKind::Grad => MemoryClass::Grads,
             RoleKind::State(_) => MemoryClass::Optimizer,
-            RoleKind::Input | RoleKind::Scalar => MemoryClass::Input,
+            RoleKind::Input(_) | RoleKind::Scalar => MemoryClass::Input,
             RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => MemoryClass::Activation,
             RoleKind::Sum
             | RoleKind::Load

@@ -1,7 +1,8 @@
 //! A model on one device, as a frontend leaves it and before any pass: what is compiled.
 
-use crate::func::{Func, Module, Node, RoleKind, Value};
-use crate::ops::Op;
+use crate::func::{Func, Module, Port, Value};
+use crate::ops::Kind;
+use crate::rule::Group;
 use crate::weights::{Init, Weight};
 
 /// A model on one device. [`text::print_source`](crate::text::print_source) writes all of it.
@@ -34,18 +35,56 @@ impl Weight {
     }
 }
 
-/// Size of the smallest dim that `input_ids` or `targets` index; that of all of i32 if none is.
+/// Size of the smallest table that tokens or their labels index, or without tokens any input of data; that of
+/// all of i32 if there is none.
 pub fn vocabulary(f: &Func) -> usize {
-    let is_tokens = |v: Value| {
-        let role = f.args.iter().find(|a| a.value == v).and_then(|a| a.role.as_ref());
-        role.is_some_and(|r| r.kind == RoleKind::Input && &*r.name != "positions")
+    let data = |a: &&Port| a.input().is_some_and(|i| i.fill.is_data());
+    let of = |tokens: bool| {
+        let own = f
+            .args
+            .iter()
+            .filter(data)
+            .filter(move |a| !tokens || a.input().is_some_and(|i| i.seq.is_some()));
+        own.flat_map(|a| tables(f, a.value).sizes).min()
     };
-    let indexed = |n: &Node| {
-        let Op::Take(t) = &n.op else { return None };
-        let rule = &t.rule.0;
-        let own = |g| !rule.ins[1].contains(g) && !rule.outs[0].contains(g);
-        let dim = rule.ins[0].iter().position(own).filter(|_| is_tokens(n.ins[1]))?;
-        Some(f.ty(n.ins[0]).dims.get(dim)?.size)
-    };
-    f.nodes.iter().filter_map(indexed).min().unwrap_or(i32::MAX as usize)
+    of(true).or_else(|| of(false)).unwrap_or(i32::MAX as usize)
+}
+
+/// What a value of whole numbers chooses from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Tables {
+    /// Sizes of the dims that it indexes.
+    pub sizes: Vec<usize>,
+    /// False if something is done to the numbers, or they leave the function: what they index is not known.
+    pub followed: bool,
+}
+
+/// Follows whole numbers through what leaves them as they are, to the tables that they index.
+pub fn tables(f: &Func, v: Value) -> Tables {
+    let mut out = Tables { sizes: vec![], followed: true };
+    let mut same = vec![v];
+    let whole = |v: Value| !f.ty(v).dtype.is_float();
+    for n in f.nodes.iter().filter(|n| n.ins.iter().any(|x| whole(*x))) {
+        let Some(j) = n.ins.iter().position(|x| same.contains(x)) else { continue };
+        let ranks: Vec<usize> = n.ins.iter().map(|&x| f.ty(x).rank()).collect();
+        match n.op.facts().kind {
+            Kind::Lookup if j == 1 => {
+                let r = n.op.def().rule(&ranks);
+                let own = |g: &&Group| !r.ins[1].contains(g) && !r.outs[0].contains(g);
+                let at = r.ins[0].iter().position(|g| own(&g));
+                out.sizes.extend(at.map(|d| f.ty(n.ins[0]).dims[d].size));
+            }
+            Kind::Scatter if j == 1 => {
+                let r = n.op.def().rule(&ranks);
+                let own = |g: &&Group| !r.ins.iter().any(|of| of.contains(g));
+                let at = r.outs[0].iter().position(|g| own(&g));
+                out.sizes.extend(at.map(|d| f.ty(n.outs[0]).dims[d].size));
+            }
+            Kind::Layout | Kind::Movement if n.ins.len() == 1 => same.extend(&n.outs),
+            _ if n.outs.iter().all(|&o| f.ty(o).dtype.is_float()) => {}
+            _changes => out.followed = false,
+        }
+    }
+    out.followed &= !f.results.iter().any(|r| same.contains(&r.value));
+    out
 }

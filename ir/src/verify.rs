@@ -7,7 +7,7 @@ mod messages;
 mod problems;
 
 use crate::diag::Diag;
-use crate::func::{Func, Module, Name, Node, Role, RoleKind, Value};
+use crate::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value};
 use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
 use crate::infer::TypeError;
 use crate::maps::{HashMap, HashSet};
@@ -322,10 +322,26 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// The dims that an input speaks of are there.
+    fn input(&self, a: &Port, p: &mut Problems) {
+        let (Some(own), rank) = (a.input(), self.f.ty(a.value).rank()) else { return };
+        let least = usize::from(own.batch);
+        if rank < least || own.tokens().is_some_and(|d| d < least || d >= rank) {
+            let name = self.f.name(a.value);
+            p.push(name.layer, || {
+                let m = format!("`{name}` is input[{own}] and has {rank} dims");
+                self.diag("role", m)
+                    .rule("the dim of tokens is there, and behind dim 0 if that is rows")
+                    .help("say `batch` if dim 0 is rows, and `seq=D` if dim D is tokens")
+            });
+        }
+    }
+
     /// A result and the later arguments it feeds have one type.
     fn roles(&self, fed: &mut HashMap<&'a Role, (&'a str, &'a Type)>, p: &mut Problems) {
         for a in &self.f.args {
             let Some(role) = &a.role else { continue };
+            self.input(a, p);
             let Some(&(from, ty)) = fed.get(role) else { continue };
             let own = self.f.ty(a.value);
             let same = match self.phase {

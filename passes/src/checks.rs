@@ -3,14 +3,11 @@
 use crate::autodiff::recompute::Recompute;
 use crate::options::Options;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{Func, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Input, Port, Role, RoleKind, Value};
 use shardc_ir::mesh::{Mesh, PIPELINE};
 use shardc_ir::ops::Gradient;
 use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_ir::types::{DType, Type};
-
-/// Inputs that a step can fill.
-const INPUTS: [&str; 5] = ["input_ids", "targets", "positions", "places", "run"];
 
 /// What the passes assume of a model, whoever wrote it.
 pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
@@ -57,17 +54,55 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
     if o.mode == Mode::Infer {
         return Ok(());
     }
-    let sums: Vec<_> = f.results.iter().filter(|r| r.is(RoleKind::Sum, "loss")).collect();
-    let scalar = sums.len() == 1 && *f.ty(sums[0].value) == Type::f32(&[]);
-    // The loss is a mean over targets: those of an argument that nothing reads are not known.
+    let mut losses =
+        f.results.iter().filter(|r| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum));
+    // The loss is a mean over labels: those of an argument that nothing reads are not known.
     let read = |a: &Port| f.nodes.iter().any(|n| n.ins.contains(&a.value));
-    let targets = |a: &Port| a.is(RoleKind::Input, "targets") && read(a);
-    if scalar && f.args.iter().any(targets) {
+    let unread = f.args.iter().any(|a| a.fills(Fill::Labels) && !read(a));
+    if losses.clone().next().is_some()
+        && losses.all(|r| *f.ty(r.value) == Type::f32(&[]))
+        && !unread
+    {
         return Ok(());
     }
     Err(Diag::new("no-loss", format!("@{} has no loss to train", f.name))
-        .rule("one result f32[] `sum \"loss\"` and one argument `input \"targets\"` that is used")
-        .help("add them, or compile with --mode infer"))
+        .rule("a result f32[] `sum \"loss\"`, or of any name; labels, such as `input \"targets\"`, are used")
+        .help("add it, or compile with --mode infer"))
+}
+
+/// Whether an input of these dims is one that a step can fill; or what it must be.
+fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::Result<(), String> {
+    let (rows, seq) = (o.microbatch_rows(), o.seq);
+    let (of, dtypes): (&[DType], &str) = match own.fill {
+        Fill::Column => (&[DType::I32, DType::F32], "i32 or f32"),
+        Fill::Random => (&[DType::F32], "f32"),
+        _whole => (&[DType::I32], "i32"),
+    };
+    if !of.contains(&dtype) {
+        return Err(dtypes.into());
+    }
+    let only = match own.fill {
+        Fill::Tokens | Fill::Places => own.batch && own.seq == Some(1) && sizes.len() == 2,
+        Fill::Positions => own.tokens().is_some_and(|d| sizes.len() == d + 1),
+        Fill::Run => !own.batch && own.seq.is_none() && *sizes == [3],
+        Fill::Labels => own.batch,
+        Fill::Column | Fill::Random => true,
+    };
+    if !only {
+        let dims = match own.fill {
+            Fill::Tokens | Fill::Places => "[rows, tokens], with `batch, seq=1`",
+            Fill::Positions => "[tokens] or [rows, tokens], with `seq` of the last dim",
+            Fill::Run => "[3]",
+            Fill::Labels | Fill::Column | Fill::Random => "[rows, …], with `batch`",
+        };
+        return Err(dims.into());
+    }
+    let wrong = own.batch && sizes[0] != rows || own.tokens().is_some_and(|d| sizes[d] != seq);
+    match wrong {
+        true if own.seq.is_some() => Err(format!("of {rows} rows and {seq} tokens")),
+        true => Err(format!("of {rows} rows")),
+        false => Ok(()),
+    }
 }
 
 /// What a model is given: parameters, and inputs of the sizes that options give.
@@ -83,46 +118,46 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
             return bad(
                 format!("{name} has no role"),
                 "an argument is a parameter or an input",
-                "write param \"NAME\" or input \"input_ids\" after its type".into(),
+                "write param \"NAME\" or input \"NAME\" after its type".into(),
             );
         };
-        if !seen.insert(role) {
+        if !seen.insert((role.kind == RoleKind::Param, &role.name)) {
             return bad(
                 format!("two arguments are {role}"),
-                "roles are unique",
+                "names of parameters and of inputs are unique",
                 "give each its own name".into(),
             );
         }
-        if role.kind == RoleKind::Input && !INPUTS.contains(&&*role.name) {
-            return bad(
-                format!("input \"{}\" is not known", role.name),
-                "inputs are input_ids, targets, positions, places and run",
-                format!("make {name} a param, or name it after one of them"),
-            );
-        }
-        let batch = [o.microbatch_rows(), o.seq];
-        let fits = match (role.kind, &*role.name) {
-            (RoleKind::Param, _) => matches!(ty.dtype, DType::F32 | DType::BF16),
-            (RoleKind::Input, "input_ids" | "targets" | "places") => {
-                ty.dtype == DType::I32 && sizes[..] == batch
+        let wrong = match role.kind {
+            RoleKind::Param => {
+                let float = matches!(ty.dtype, DType::F32 | DType::BF16);
+                if float { None } else { Some("f32 or bf16".to_string()) }
             }
-            (RoleKind::Input, "run") => ty.dtype == DType::I32 && sizes[..] == [3],
-            (RoleKind::Input, "positions") => ty.dtype == DType::I32 && sizes[..] == [o.seq],
-            _ => false,
+            RoleKind::Input(own) => fits(own, ty.dtype, &sizes, o).err(),
+            _other => Some("param or input".into()),
         };
-        if !fits {
+        if let Some(wanted) = wrong {
             let rule = "param: f32 or bf16; input_ids, targets, places: i32[microbatch * dp, seq]; \
-                 positions: i32[seq]; run: i32[3]";
+                 positions: i32[seq]; run: i32[3]; other inputs: i32 or f32 [microbatch * dp, …]";
             let sizes = sizes.to_vec();
             return bad(
-                format!("{role} is {} {sizes:?}", ty.dtype.name()),
+                format!("{role} is {} {sizes:?}, it must be {wanted}", ty.dtype.name()),
                 rule,
                 format!(
-                    "write i32[{},{}] in the text, or give --microbatch and --seq as there",
-                    batch[0], batch[1]
+                    "write {} rows and {} tokens in the text, or give --microbatch and --seq as there",
+                    o.microbatch_rows(),
+                    o.seq
                 ),
             );
         }
+    }
+    let labels = f.args.iter().filter(|a| a.fills(Fill::Labels)).count();
+    if labels > 1 {
+        return bad(
+            format!("{labels} inputs are labels"),
+            "labels are what the loss is a mean over: 1 input, or none",
+            "make the others `input[column, batch]`".into(),
+        );
     }
     Ok(())
 }
@@ -228,8 +263,7 @@ pub fn only_outputs(f: &mut Func) -> Result<()> {
     let read = |v: Value| {
         f.nodes.iter().any(|n| n.ins.contains(&v)) || f.results.iter().any(|r| r.value == v)
     };
-    let stays: Vec<bool> =
-        f.args.iter().map(|a| !a.is(RoleKind::Input, "targets") || read(a.value)).collect();
+    let stays: Vec<bool> = f.args.iter().map(|a| !a.fills(Fill::Labels) || read(a.value)).collect();
     let mut stays = stays.into_iter();
     f.args.retain(|_| stays.next().expect("one per argument"));
     Ok(())

@@ -32,7 +32,7 @@ use expand::Expansion;
 use field::witness::Witness;
 use ledger::{Gap, Ledger, Refuted, Texts, Unequal};
 use lemmas::Lemmas;
-use shardc_ir::func::{FuncKind, Module, RoleKind};
+use shardc_ir::func::{FuncKind, Module};
 use shardc_ir::schedule::Schedule;
 use std::collections::{BTreeMap, BTreeSet};
 use textbook::Textbook;
@@ -211,9 +211,7 @@ fn rows_alike(w: &mut Whole, m: &Module) {
     let mesh = m.mesh.one_stage();
     let mut pieces: BTreeSet<usize> = BTreeSet::new();
     for f in m.funcs.iter().filter(|f| f.kind.is_looped()) {
-        let inputs = f.args.iter().filter(|a| {
-            a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input) && f.ty(a.value).rank() > 1
-        });
+        let inputs = f.args.iter().filter(|a| a.input().is_some_and(|i| i.batch));
         pieces.extend(inputs.map(|a| f.ty(a.value).pieces(&mesh, 0)));
     }
     w.ledger.must("composition", pieces.len() < 2, || {

@@ -3,7 +3,8 @@
 //! With m microbatches, `labels` the number of targets that are not negative in the whole batch, and
 //! n = 1 / max(1, labels):
 //!
-//! - L = n · Σ loss + 1/m · Σ of every other loss (those that balance experts), sums over microbatches;
+//! - L = n · Σ loss + 1/m · Σ of every other loss (those that balance experts, and `loss` where there are no
+//!   labels), sums over microbatches;
 //! - the gradient of a parameter is ∂L/∂p by reverse mode on the model, summed over microbatches;
 //! - grad_norm = √(Σ over all trained parameters and elements of g²);
 //! - clipped, g is multiplied by min(1, max / (grad_norm + 1e-6));
@@ -18,7 +19,7 @@ use crate::reverse;
 use crate::term::{Mentions, Origin, Store, Term};
 use crate::whole::{Results, Whole};
 use crate::{Optimizer, Recipe};
-use shardc_ir::func::{Func, Role, RoleKind, Slot, Value};
+use shardc_ir::func::{Fill, Func, Role, RoleKind, Slot, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use std::sync::Arc;
 pub struct Textbook {
     /// Terms of the model's results for a microbatch, by role.
     pub results: Vec<(Role, Term)>,
-    /// 1 / max(1, labels); `None` without a loss.
+    /// 1 / max(1, labels); `None` without a loss or without labels.
     pub per_label: Option<Term>,
     /// 1 / microbatches.
     pub per_microbatch: Term,
@@ -71,8 +72,8 @@ impl Textbook {
         if sums.is_empty() {
             return Ok(book);
         }
-        let per_label = labels(w, model, recipe)?;
-        book.per_label = Some(per_label);
+        book.per_label = labels(w, model, recipe);
+        let per_label = book.per_label.unwrap_or(per_microbatch);
         let seed = |r: &Role| if &*r.name == "loss" { per_label } else { per_microbatch };
         let seeds: Vec<(Value, Term)> = sums.iter().map(|(r, v)| (*v, seed(r))).collect();
         let all = reverse::gradients(&mut w.s, model, &values, &seeds).map_err(|stop| {
@@ -195,7 +196,7 @@ impl Textbook {
                 _sum => w.share(role).into_iter().collect(),
             };
             // Training shows outputs to observers only, and keeps no load that corrects nothing.
-            let optional = role.kind == RoleKind::Load || self.per_label.is_some();
+            let optional = role.kind == RoleKind::Load || !self.step.is_empty();
             if made.is_empty() && optional && role.kind != RoleKind::Sum {
                 continue;
             }
@@ -321,22 +322,18 @@ fn forward(w: &mut Whole, model: &Func) -> Result<Vec<Option<Term>>, Gap> {
     Ok(values)
 }
 
-/// 1 / max(1, number of targets of the whole batch that are not negative).
-fn labels(w: &mut Whole, model: &Func, recipe: &Recipe) -> Result<Term, Gap> {
-    let Some(a) = model.args.iter().find(|a| a.is(RoleKind::Input, "targets")) else {
-        let lemma = "a loss without targets has no number of labels".into();
-        return Err(Gap { op: "loss".into(), place: format!("@{}", model.name), lemma });
-    };
+/// 1 / max(1, number of labels of the whole batch that are not negative), if the model has labels.
+fn labels(w: &mut Whole, model: &Func, recipe: &Recipe) -> Option<Term> {
+    let a = model.args.iter().find(|a| a.fills(Fill::Labels))?;
     let mut shape = model.ty(a.value).sizes().to_vec();
-    if let Some(rows) = shape.first_mut() {
+    if let Some(rows) = shape.first_mut().filter(|_| a.input().is_some_and(|i| i.batch)) {
         *rows = recipe.global_batch;
     }
-    let role = Role::new(RoleKind::Input, "targets");
-    let all = w.leaf(&role, &shape, false);
+    let all = w.leaf(a.role.as_ref()?, &shape, false);
     let valid = w.s.apply(Fun::AtLeast(Real::new(0.0)), &[all], 0, &shape);
     let own: Vec<u32> = (0..shape.len() as u32).collect();
     let count = w.s.product(&[(valid, own)], &[], &[]).expect("a sum of all elements");
     let bounds = Fun::Clamp(Real::new(1.0), Real::new(f64::INFINITY));
     let count = w.s.apply(bounds, &[count], 0, &[]);
-    Ok(w.s.reciprocal(count))
+    Some(w.s.reciprocal(count))
 }

@@ -78,7 +78,7 @@ impl<'a> Whole<'a> {
 
     /// What is the same before and in every step: a leaf.
     pub fn leaf(&mut self, role: &Role, shape: &[usize], of_microbatch: bool) -> Term {
-        let rows = role.kind == RoleKind::Input && shape.len() > 1;
+        let rows = role.kind.input().is_some_and(|i| i.batch);
         match rows && of_microbatch {
             true => self.s.leaf(Leaf::OfMicrobatch(role.clone()), shape, Mentions::MICROBATCH),
             false => self.s.leaf(role, shape, Mentions::default()),
@@ -93,7 +93,7 @@ impl<'a> Whole<'a> {
     /// The term of an argument; `None` if nothing has made it yet.
     fn bind(&mut self, rank: usize, part: Part, role: &Role, shape: &[usize]) -> Option<Term> {
         match role.kind {
-            RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar | RoleKind::Input => {
+            RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar | RoleKind::Input(_) => {
                 Some(self.leaf(role, shape, part.of_microbatch()))
             }
             RoleKind::Grad | RoleKind::Sum | RoleKind::Load if part.of_microbatch() => {

@@ -3,14 +3,55 @@
 use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Func, RoleKind};
+use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
 use shardc_ir::plan::Settings;
+use shardc_ir::tensor::each_index;
 use shardc_ir::types::{DType, Type};
+use std::collections::BTreeMap;
+
+/// Numbers of an input, row-major.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Numbers {
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+}
+
+impl Numbers {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Numbers::I32(x) => x.len(),
+            Numbers::F32(x) => x.len(),
+        }
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn dtype(&self) -> DType {
+        match self {
+            Numbers::I32(_) => DType::I32,
+            Numbers::F32(_) => DType::F32,
+        }
+    }
+
+    /// The bits of one, as they lie in an arena.
+    fn word(&self, at: usize) -> Option<u32> {
+        match self {
+            Numbers::I32(x) => x.get(at).map(|&x| x as u32),
+            Numbers::F32(x) => x.get(at).map(|x| x.to_bits()),
+        }
+    }
+}
+
+/// The data of a step by the names of inputs: `[global_batch, …]`, or without rows those that all share.
+pub type Columns = BTreeMap<String, Numbers>;
 
 /// What all ranks get for a step.
 pub(crate) struct StepData {
-    pub input_ids: Vec<i32>,
-    pub targets: Vec<i32>,
+    pub columns: Columns,
     pub lr: f32,
     /// From 1; 0 of an evaluation.
     pub step: usize,
@@ -22,47 +63,54 @@ pub(crate) struct StepData {
 /// Numbers of the input `run`.
 const RUN: usize = 3;
 
-fn names_input(name: &str) -> bool {
-    matches!(name, "input_ids" | "targets" | "positions" | "places" | "run")
-}
-
-/// Checks tokens and targets of `[global_batch, seq]`. A negative target is ignored.
-pub(crate) fn check(s: &Settings, data: &StepData, needs_targets: bool) -> Result<()> {
-    let want = s.global_batch.saturating_mul(s.seq);
-    for (name, x) in [("input_ids", &data.input_ids), ("targets", &data.targets)] {
-        let ids = name == "input_ids";
-        if x.len() != want && (ids || needs_targets || !x.is_empty()) {
-            let (b, q) = (s.global_batch, s.seq);
-            return Err(Diag::new(
-                "batch-shape",
-                format!("`{name}` has {} numbers, the plan needs {want}", x.len()),
-            )
-            .rule("a batch is [global_batch, seq]")
-            .help(format!(
-                "give [{b}, {q}] numbers, or compile with other --global-batch and --seq"
-            )));
-        }
-        let vocab = i32::try_from(s.vocab).unwrap_or(i32::MAX);
-        if let Some(at) = x.iter().position(|&i| i >= vocab || (ids && i < 0)) {
-            let (row, column, id) = (at / s.seq, at % s.seq, x[at]);
-            let code = if ids { "token-range" } else { "label-range" };
-            let low = if ids { "0" } else { "any negative number (ignored) or 0" };
-            return Err(Diag::new(
-                code,
-                format!(
-                    "`{name}` is {id} in row {row}, column {column}; the model has {vocab} tokens"
-                ),
-            )
-            .at(format!("{name}[{row}, {column}]"))
-            .rule("a token is in 0..vocab_size")
-            .help(format!("use {low} to {}", vocab - 1)));
+/// Checks what there is for the inputs of a table. A negative label is ignored; other whole numbers are
+/// in what they index.
+pub(crate) fn check(s: &Settings, table: &[InputRow], data: &StepData) -> Result<()> {
+    for row in table.iter().filter(|r| r.input.fill.is_data()) {
+        let rows = if row.input.batch { s.global_batch } else { 1 };
+        let want = rows.saturating_mul(row.elements());
+        let found = data.columns.get(&*row.name);
+        let Some(x) = found.filter(|x| x.len() == want && x.dtype() == row.dtype) else {
+            let own = row.input.batch.then_some(s.global_batch);
+            let shape: Vec<usize> = own.into_iter().chain(row.sizes.iter().copied()).collect();
+            let (name, dtype) = (&row.name, row.dtype.name());
+            let has =
+                found.map_or("nothing".into(), |x| format!("{} {}", x.len(), x.dtype().name()));
+            let what = format!("`{name}` has {has}, the plan needs {want} {dtype}");
+            let help = format!(
+                "give {dtype} {shape:?}, or compile with another --global-batch, or --seq for tokens"
+            );
+            return Err(Diag::new("batch-shape", what)
+                .rule("an input is [global_batch, …], or what all rows share")
+                .help(help));
+        };
+        if let Numbers::I32(x) = x {
+            in_range(s, row, x)?;
         }
     }
     Ok(())
 }
 
-/// Checks that every input of the plan is one that a step can fill. True if targets are needed.
-pub(crate) fn check_inputs(w: &Wiring) -> Result<bool> {
+fn in_range(s: &Settings, row: &InputRow, x: &[i32]) -> Result<()> {
+    let below = i32::try_from(row.bound(s.vocab)).unwrap_or(i32::MAX);
+    let label = row.input.fill == Fill::Labels;
+    let Some(at) = x.iter().position(|&i| i >= below || (!label && i < 0)) else { return Ok(()) };
+    let (width, id, name) = (row.elements().max(1), x[at], &row.name);
+    let (r, column) = (at / width, at % width);
+    let (code, low) = match label {
+        true => ("label-range", "any negative number (ignored) or 0"),
+        false => ("token-range", "0"),
+    };
+    let what =
+        format!("`{name}` is {id} in row {r}, column {column}; the model has {below} tokens");
+    Err(Diag::new(code, what)
+        .at(format!("{name}[{r}, {column}]"))
+        .rule("a token is in 0..vocab_size")
+        .help(format!("use {low} to {}", below - 1)))
+}
+
+/// Checks that every input of the plan is one that a step can fill; the table of them.
+pub(crate) fn check_inputs(w: &Wiring) -> Result<Vec<InputRow>> {
     let s = &w.plan.settings;
     if !s.tokens.fits(s.seq) {
         let message = format!("{} tokens cannot be dealt to the ranks as {:?}", s.seq, s.tokens);
@@ -71,41 +119,56 @@ pub(crate) fn check_inputs(w: &Wiring) -> Result<bool> {
             .help("compile the plan again with this version of shardc")
             .exit(Exit::Environment));
     }
-    let mut targets = false;
+    let table = inputs(&w.plan.module);
     for slot in w.inputs.iter().flatten() {
         let f = &w.plan.module.funcs[slot.func];
-        let (t, name) = (f.ty(slot.value), input_name(f, slot));
-        let rows = t.dims.first().map_or(0, |d| d.size);
-        let even = t.rank() == 1 || t.rank() == 2 && rows % t.pieces(w.mesh(), 0) == 0;
-        let batch = t.rank() == 2
-            && rows.checked_mul(slot.part.1) == Some(s.global_batch)
-            && t.dims[1].size == s.seq;
-        let line = t.rank() == 1 && rows == s.seq;
-        let fits = match name {
-            "positions" => line,
-            "run" => t.rank() == 1 && rows == RUN,
-            _ => batch,
-        };
-        let room = slot.bytes >= t.local_bytes(w.mesh());
-        if !names_input(name) || t.dtype != DType::I32 || !even || !fits || !room {
+        let t = f.ty(slot.value);
+        let Some((name, own)) = input_of(f, slot) else { continue };
+        let row = table.iter().find(|r| *r.name == *name && r.input == own);
+        if row.is_none_or(|row| !fits(w, slot, t, row)) {
             let sizes: Vec<usize> = t.sizes().to_vec();
             let message = format!("input `{name}` of sizes {sizes:?} cannot be filled");
             return Err(Diag::new("plan", message)
                 .rule(
-                    "i32: input_ids, targets and places [batch, seq], rows split evenly; \
-                       positions [seq]; run [3]",
+                    "i32: tokens and places [batch, seq], positions […, seq], run [3]; labels and \
+                       columns, also of f32, are of one size everywhere; rows are split evenly",
                 )
                 .help(format!("compile for {} sequences of {} tokens", s.global_batch, s.seq))
                 .exit(Exit::Environment));
         }
-        targets |= name == "targets";
     }
-    Ok(targets)
+    Ok(table)
 }
 
-fn input_name<'a>(f: &'a Func, slot: &Slot) -> &'a str {
-    let arg = f.args.iter().find(|a| a.value == slot.value);
-    arg.and_then(|a| a.role.as_ref()).map_or("", |r| &r.name)
+/// Whether a place is one for an input.
+fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
+    let (s, own) = (&w.plan.settings, row.input);
+    let sizes = t.sizes();
+    let rows = sizes.first().copied().filter(|_| own.batch);
+    let even = rows.is_none_or(|n| n % t.pieces(w.mesh(), 0) == 0);
+    let batch = rows.is_none_or(|n| n.checked_mul(slot.part.1) == Some(s.global_batch));
+    let same = sizes.get(usize::from(own.batch)..) == Some(&row.sizes[..]) && t.dtype == row.dtype;
+    let tokens = own.tokens().map(|d| sizes.get(d).copied());
+    let line = tokens.is_none_or(|n| n == Some(s.seq));
+    let known = match own.fill {
+        Fill::Tokens | Fill::Places => own.batch && tokens.is_some() && t.rank() == 2,
+        Fill::Positions => own.tokens() == Some(t.rank().wrapping_sub(1)),
+        Fill::Run => t.rank() == 1 && row.sizes[..] == [RUN],
+        Fill::Labels => own.batch,
+        Fill::Column | Fill::Random => true,
+    };
+    let dtype = match own.fill {
+        Fill::Column => matches!(t.dtype, DType::I32 | DType::F32),
+        Fill::Random => t.dtype == DType::F32,
+        _whole => t.dtype == DType::I32,
+    };
+    let room = slot.bytes >= t.local_bytes(w.mesh());
+    even && batch && same && line && known && room && dtype
+}
+
+fn input_of<'a>(f: &'a Func, slot: &Slot) -> Option<(&'a str, Input)> {
+    let role = f.args.iter().find(|a| a.value == slot.value)?.role.as_ref()?;
+    Some((&role.name, role.kind.input()?))
 }
 
 /// The row of the global batch that is row `row` of microbatch `j`: a rank's rows of all its
@@ -153,32 +216,44 @@ pub(crate) fn write(
 /// Writes an input; `None` if the data are not as many as the plan has.
 fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepData) -> Option<()> {
     let f = &w.plan.module.funcs[slot.func];
-    let (ty, name) = (f.ty(slot.value), input_name(f, slot));
-    let last = ty.extent(w.mesh(), ty.rank() - 1, coords);
-    let word = |i: i32| f32::from_bits(i as u32);
-    let s = &w.plan.settings;
-    let position = |i: usize| s.tokens.position(s.seq, last.offset + i);
-    if name == "run" {
+    let (name, own) = input_of(f, slot)?;
+    let (ty, s) = (f.ty(slot.value), &w.plan.settings);
+    if own.fill == Fill::Run {
         // What draws depend on: the seed in two halves, and the step.
         let run = [s.seed as u32, (s.seed >> 32) as u32, data.step as u32];
         to.get_mut(..RUN)?.iter_mut().zip(run).for_each(|(t, x)| *t = f32::from_bits(x));
         return Some(());
     }
-    if ty.rank() == 1 {
-        (0..last.len).for_each(|i| to[i] = word(position(i) as i32));
-        return Some(());
-    }
-    let from = if name == "targets" { &data.targets } else { &data.input_ids };
-    let rows = ty.extent(w.mesh(), 0, coords);
-    for i in 0..rows.len {
-        let at = global_row(w, ty, rows.offset + i, slot.part.0);
-        let row = from.get(at * s.seq..)?;
-        let to = &mut to[i * last.chunk..][..last.len];
-        for (k, t) in to.iter_mut().enumerate() {
-            // A place is the number of a token in the batch.
-            let place = || (at * s.seq + position(k)) as i32;
-            *t = word(if name == "places" { place() } else { *row.get(position(k))? });
+    let column = if own.fill.is_data() { Some(data.columns.get(name)?) } else { None };
+    let (sizes, chunks) = (ty.sizes(), ty.chunks(w.mesh()));
+    let extents: Vec<_> = (0..ty.rank()).map(|d| ty.extent(w.mesh(), d, coords)).collect();
+    let lens: Vec<usize> = extents.iter().map(|e| e.len).collect();
+    let mut filled = Some(());
+    each_index(&lens, |i| {
+        let (mut place, mut at, mut token, mut row) = (0, 0, 0, 0);
+        for (d, e) in extents.iter().enumerate() {
+            let mut global = e.offset + i[d];
+            if d == 0 && own.batch {
+                global = global_row(w, ty, global, slot.part.0);
+                row = global;
+            }
+            if own.tokens() == Some(d) {
+                global = s.tokens.position(s.seq, global);
+                token = global;
+            }
+            place = place * chunks[d] + i[d];
+            at = at * sizes[d] + global;
         }
-    }
-    Some(())
+        let word = match own.fill {
+            Fill::Positions => Some(token as u32),
+            // A place is the number of a token in the batch.
+            Fill::Places => Some((row * s.seq + token) as u32),
+            _data => column.and_then(|c| c.word(at)),
+        };
+        match (word, to.get_mut(place)) {
+            (Some(word), Some(to)) => *to = f32::from_bits(word),
+            _missing => filled = None,
+        }
+    });
+    filled
 }

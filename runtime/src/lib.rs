@@ -39,6 +39,7 @@ mod rows;
 mod team;
 mod wiring;
 
+pub use batch::{Columns, Numbers};
 pub use flight::{Done, Timing};
 pub use options::{LoadFn, Options, Wanted, fresh};
 pub use session::{Array, LowerFn, Process, Session, StepBatch, StepResult};

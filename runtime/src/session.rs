@@ -7,7 +7,7 @@ mod worker;
 pub use array::Array;
 
 use crate::alarm::Alarm;
-use crate::batch::{self, StepData};
+use crate::batch::{self, Columns, Numbers, StepData};
 use crate::control::{Control, Witness};
 use crate::flight::{Flight, Timing};
 use crate::holdings::Task;
@@ -18,7 +18,7 @@ use crate::wiring::{Port, Wiring, whole};
 use array::batch_of;
 use crew::Crew;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Role, RoleKind};
+use shardc_ir::func::{Fill, InputRow, Role, RoleKind};
 use shardc_ir::kernel::Program;
 use shardc_ir::plan::{Plan, TokenOrder};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,14 +31,23 @@ use worker::{Worker, rank_thread, start, unstarted};
 /// Makes the kernels of a rank.
 pub type LowerFn<'a> = dyn Fn(&Plan, usize) -> Result<Program> + Sync + 'a;
 
-/// One step's data, `[global_batch, seq]` each. Position i is scored against `targets[i]`; negative
-/// targets are ignored. A plan without targets takes an empty slice.
-#[derive(Clone, Copy, Debug)]
-pub struct StepBatch<'a> {
-    pub input_ids: &'a [i32],
-    pub targets: &'a [i32],
+/// One step's data.
+#[derive(Clone, Debug)]
+pub struct StepBatch {
+    /// By name, for each input that data fill; others are not looked at.
+    pub columns: Columns,
     /// Return all outputs, not only scalars.
     pub observe: bool,
+}
+
+impl StepBatch {
+    /// That of a language model, `[global_batch, seq]` each. Position i is scored against `targets[i]`;
+    /// negative targets are ignored.
+    pub fn tokens(input_ids: &[i32], targets: &[i32], observe: bool) -> StepBatch {
+        let of = |name: &str, x: &[i32]| (name.to_string(), Numbers::I32(x.to_vec()));
+        let columns = [of("input_ids", input_ids), of("targets", targets)].into();
+        StepBatch { columns, observe }
+    }
 }
 
 /// What a step gives.
@@ -46,7 +55,7 @@ pub struct StepBatch<'a> {
 pub struct StepResult {
     pub loss: Option<f32>,
     pub grad_norm: Option<f32>,
-    /// Targets that count.
+    /// Labels that count; 0 of a plan without labels.
     pub tokens: usize,
     /// What is shown, by role: scalars, and all others if the batch is observed. Those of all
     /// microbatches stand in one tensor if their first dim is the batch, else the last's remain.
@@ -82,7 +91,7 @@ pub struct Session {
     crew: Arc<Crew>,
     control: Option<Control>,
     timeout: Duration,
-    needs_targets: bool,
+    table: Vec<InputRow>,
     /// Ranks queue what they do on devices.
     queues: bool,
     failed: Option<Diag>,
@@ -115,7 +124,7 @@ impl Session {
         load: &LoadFn,
     ) -> Result<Session> {
         let wiring = Arc::new(Wiring::new(plan)?);
-        let needs_targets = batch::check_inputs(&wiring)?;
+        let table = batch::check_inputs(&wiring)?;
         let Process { ends, alarm, control, records } = process;
         let flights = ends.iter().map(|e| (e.rank(), Arc::new(Flight::new()))).collect();
         let crew = Arc::new(Crew { wiring: wiring.clone(), flights, alarm, records });
@@ -154,7 +163,7 @@ impl Session {
             crew,
             control,
             timeout,
-            needs_targets,
+            table,
             queues,
             failed: None,
             touched: vec![0; plan.classes.len()],
@@ -190,19 +199,16 @@ impl Session {
         evaluate: bool,
     ) -> Result<StepResult> {
         let data = Arc::new(StepData {
-            input_ids: batch.input_ids.to_vec(),
-            targets: batch.targets.to_vec(),
+            columns: batch.columns.clone(),
             lr: lr as f32,
             step,
             observe: batch.observe,
             evaluate,
         });
-        batch::check(&self.wiring.plan.settings, &data, self.needs_targets)?;
+        batch::check(&self.wiring.plan.settings, &self.table, &data)?;
         let replies = self.ask(|| Command::Step(data.clone()))?;
-        let mut out = StepResult {
-            tokens: batch.targets.iter().filter(|&&t| t >= 0).count(),
-            ..StepResult::default()
-        };
+        let mut out =
+            StepResult { tokens: self.labels(&data.columns).unwrap_or(0), ..StepResult::default() };
         let ports: Vec<Port> = self.wiring.results(RoleKind::is_shown).collect();
         out.timings = replies.iter().map(|r| r.1.timings.clone()).collect();
         for (rank, r) in &replies {
@@ -236,15 +242,24 @@ impl Session {
         }
     }
 
+    /// How many labels count, if there are labels.
+    fn labels(&self, columns: &Columns) -> Option<usize> {
+        let row = self.table.iter().find(|r| r.input.fill == Fill::Labels)?;
+        match columns.get(&*row.name)? {
+            Numbers::I32(x) => Some(x.iter().filter(|&&t| t >= 0).count()),
+            Numbers::F32(_) => None,
+        }
+    }
+
     /// Does what process 0 asks of this one's ranks, until it has [`Session::finish`]ed. `feed` gives
-    /// the tokens and targets of a step, or of an evaluation if it is 0; `task` what a number of
+    /// the data of a step, or of an evaluation if it is 0; `task` what a number of
     /// [`Session::each`] stands for.
     ///
     /// # Errors
     /// Those of the steps.
     pub fn follow(
         &mut self,
-        feed: &dyn Fn(usize) -> Result<(Vec<i32>, Vec<i32>)>,
+        feed: &dyn Fn(usize) -> Result<Columns>,
         task: &dyn Fn(u32) -> Arc<Task>,
     ) -> Result<()> {
         while let Some(c) = &self.control {
@@ -258,9 +273,9 @@ impl Session {
                     self.ask(|| Command::Task(number, task.clone()))?;
                 }
                 Order::Step { lr, step, observe, evaluate } => {
-                    let (input_ids, targets) = feed(if evaluate { 0 } else { step })?;
-                    let data = StepData { input_ids, targets, lr, step, observe, evaluate };
-                    batch::check(&self.wiring.plan.settings, &data, self.needs_targets)?;
+                    let columns = feed(if evaluate { 0 } else { step })?;
+                    let data = StepData { columns, lr, step, observe, evaluate };
+                    batch::check(&self.wiring.plan.settings, &self.table, &data)?;
                     let data = Arc::new(data);
                     self.ask(|| Command::Step(data.clone()))?;
                 }

@@ -290,12 +290,9 @@ fn slots(plan: &Plan, c: &RankClass) -> Vec<Slot> {
     let mut out: Vec<Slot> = vec![];
     for call in calls(&c.step).chain(calls(&c.evaluation)) {
         for a in &plan.module.funcs[call.func].args {
-            if a.role.as_ref().is_none_or(|r| r.kind != RoleKind::Input) {
-                continue;
-            }
+            let Some(input) = a.input() else { continue };
             let p = c.memory.places[call.func][a.value.0 as usize];
-            let rank = plan.module.funcs[call.func].ty(a.value).rank();
-            let part = match call.microbatch.filter(|_| rank > 1) {
+            let part = match call.microbatch.filter(|_| input.batch) {
                 Some(j) => (j, plan.settings.microbatches),
                 None => (0, 1),
             };

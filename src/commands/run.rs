@@ -23,7 +23,7 @@ use keep::Keeper;
 use shardc_frontends::import::Opened;
 use shardc_frontends::{Checkpoint, DUMP};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::RoleKind;
+use shardc_ir::func::{RoleKind, inputs};
 use shardc_ir::kernel::Program;
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
@@ -45,7 +45,8 @@ pub struct Run {
     #[arg(long, value_name = "PATH")]
     pub weights: Option<PathBuf>,
     /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with
-    /// --tokenizer, or bytes:GLOB, one token per byte [default: random tokens]
+    /// --tokenizer, bytes:GLOB, one token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,..
+    /// [default: random numbers]
     #[arg(long)]
     pub data: Option<String>,
     /// Folder with tokenizer.json, or that file: what makes tokens of text
@@ -60,7 +61,8 @@ pub struct Run {
     /// The last step, counted from the first one of training [default: 10]
     #[arg(long)]
     pub steps: Option<usize>,
-    /// One batch for all steps: safetensors with input_ids and labels, i64 [global_batch, seq]
+    /// One batch for all steps: safetensors with input_ids and labels, i64 [global_batch, seq], or with the
+    /// columns that the model takes
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     pub batch: Option<PathBuf>,
     /// Write logits, loss, gradients and parameters there (recompiles the plan to observe them)
@@ -388,7 +390,15 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let keeps = place.as_ref().filter(|_| leads);
     let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, done));
     let keeper = keeper.transpose()?;
-    let feed = Feed::open(how, s)?;
+    let table = inputs(&plan.module);
+    let feed = Feed::open(how, s, &table)?;
+    let unfed = feed.unfed(&table);
+    if leads && !unfed.is_empty() {
+        note(format!(
+            "random numbers for {} (--data FILE.safetensors or --data NAME=FILE.npy gives columns)",
+            unfed.join(", ")
+        ));
+    }
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
     }
@@ -397,11 +407,12 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     }
     let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
     let eval = how.eval_data.as_deref().map(open).transpose()?;
+    eval.iter().try_for_each(|d| d.check(&table))?;
     let mut session = launch(plan, &start, how, job, Some(dir))?;
     if !leads {
         let batch = |step| match (step, &eval) {
-            (0, Some(d)) => d.batch(s.seed, EVALUATION, s.global_batch, s.seq),
-            _ => feed.batch(plan, step),
+            (0, Some(d)) => d.batch(&table, s.seed, EVALUATION, s.global_batch),
+            _ => feed.batch(&table, s, step),
         };
         let dir = place.as_ref().map_or(Path::new(""), |p| p.path());
         session.follow(&batch, &|step| checkpoint::task(dir, step as usize))?;
@@ -409,6 +420,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         return Ok(0);
     }
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
-    let run = Leader { how, stored: &stored, job, feed, eval, trace, keeper, session, as_json };
+    let run =
+        Leader { how, stored: &stored, job, table, feed, eval, trace, keeper, session, as_json };
     run.steps(done, steps)
 }

@@ -1,25 +1,32 @@
-//! Training data: files of tokens, text, bytes of files, or random tokens.
+//! Training data: files of tokens, text, bytes of files, columns, or random numbers.
 
+mod columns;
+mod npy;
 mod text;
 #[cfg(feature = "tokenizers")]
 mod tokenizer;
 mod tokens;
 
+use columns::Columns;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
+use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::rng::Stream;
+use shardc_ir::types::DType;
+use shardc_runtime::Numbers;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use text::Text;
 use tokens::TokenFile;
 
-/// Where tokens come from.
+/// Where the data of steps come from.
 pub enum Data {
     /// One token per byte, the files one after another.
     Bytes(Vec<u8>),
     Tokens(TokenFile),
     Text(Text),
-    /// Random tokens: for timing, and where nothing is given.
+    Columns(Columns),
+    /// Random numbers: for timing, and where nothing is given. Whole ones are below this.
     Random {
         vocab: usize,
     },
@@ -28,8 +35,8 @@ pub enum Data {
 /// Most bytes read as data that stay in memory.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// Most tokens of a batch.
-const MAX_TOKENS: usize = 1 << 32;
+/// Most numbers of an input in a batch.
+const MAX_NUMBERS: usize = 1 << 32;
 
 /// Whether a word of `--data` is text, for which there is a tokenizer.
 pub fn is_text(spec: &str) -> bool {
@@ -37,12 +44,15 @@ pub fn is_text(spec: &str) -> bool {
 }
 
 impl Data {
-    /// A file of tokens, `text:GLOB` with a tokenizer, or `bytes:GLOB`. Given with a flag.
+    /// A file of tokens, `text:GLOB` with a tokenizer, `bytes:GLOB`, or columns. Given with a flag.
     ///
     /// # Errors
     /// `data`, and those of text.
     pub fn open(flag: &str, spec: &str, tokenizer: Option<&Path>, vocab: usize) -> Result<Data> {
         let wrong = |what: String| Diag::new("data", what).at(format!("{flag} {spec}"));
+        if columns::are_columns(spec) {
+            return Columns::open(spec).map(Data::Columns);
+        }
         match (spec.split_once(':'), Path::new(spec).extension()) {
             (Some(("text", pattern)), _) => {
                 let Some(tokenizer) = tokenizer else {
@@ -64,7 +74,8 @@ impl Data {
                 TokenFile::open(Path::new(spec)).map(Data::Tokens)
             }
             _ => Err(wrong(format!("`{spec}` is no kind of data")).help(
-                "use FILE.bin, FILE.npy, text:GLOB, or bytes:GLOB, for example bytes:src/*.rs",
+                "use FILE.bin, FILE.npy, text:GLOB, bytes:GLOB, FILE.safetensors or NAME=FILE.npy, for \
+                 example bytes:src/*.rs",
             )),
         }
     }
@@ -77,29 +88,97 @@ impl Data {
             }
             Data::Tokens(t) => format!("of {} tokens", t.count),
             Data::Text(t) => t.mark(),
+            Data::Columns(c) => c.mark(),
             Data::Random { vocab } => format!("of {vocab} random tokens"),
         }
     }
 
-    /// Tokens and targets of a step, `[rows, seq]` each: of (seed, step) and nothing else, so the same
-    /// on every mesh and after a pause. A row is `seq` tokens from a place that is drawn.
+    /// Checks that these data fill what a model takes.
     ///
     /// # Errors
-    /// `data` if a file cannot be read.
+    /// `data` for an input that they do not have, or have in other sizes.
+    pub fn check(&self, table: &[InputRow]) -> Result<()> {
+        let asked = table.iter().filter(|r| r.input.fill.is_data() && r.input.fill != Fill::Random);
+        match self {
+            Data::Random { .. } => Ok(()),
+            Data::Columns(c) => c.check(table).map(drop),
+            _tokens => match asked.into_iter().find(|r| !r.of_tokens()) {
+                None => Ok(()),
+                Some(r) => Err(Diag::new("data", format!("`{}` is no row of tokens", r.name))
+                    .rule("tokens fill input_ids and labels of every token; the rest is columns")
+                    .help("give columns: FILE.safetensors, or NAME=FILE.npy,NAME=FILE.npy")),
+            },
+        }
+    }
+
+    /// What fills the inputs of a step, by name: of (seed, step) and nothing else, so the same on every
+    /// mesh and after a pause. A row is a row of all columns that is drawn, or `seq` tokens from a place
+    /// that is drawn.
+    ///
+    /// # Errors
+    /// `data` if a file cannot be read, or does not have what the inputs need.
     pub fn batch(
         &self,
+        table: &[InputRow],
         seed: u64,
         step: u32,
         rows: usize,
-        seq: usize,
-    ) -> Result<(Vec<i32>, Vec<i32>)> {
-        let all = rows.checked_mul(seq).filter(|&n| n <= MAX_TOKENS).ok_or_else(|| {
-            Diag::new("data", format!("a batch of {rows} rows of {seq} tokens"))
-                .rule(format!("a batch has at most {MAX_TOKENS} tokens"))
-                .help("compile with a smaller --global-batch")
-        })?;
-        let (mut ids, mut targets) = (Vec::with_capacity(all), Vec::with_capacity(all));
+    ) -> Result<shardc_runtime::Columns> {
+        self.check(table)?;
         let s = Stream::new(seed, "data", step);
+        let chosen: Vec<usize> = match self {
+            Data::Columns(c) => {
+                let n = c.check(table)? as f64;
+                (0..rows).map(|r| (s.uniform(r as u64) * n) as usize).collect()
+            }
+            _other => vec![],
+        };
+        let mut tokens: Option<(usize, Vec<i32>, Vec<i32>)> = None;
+        let mut out = shardc_runtime::Columns::new();
+        for row in table.iter().filter(|r| r.input.fill.is_data()) {
+            let n = within(row, rows)?;
+            let numbers = match self {
+                _ if row.input.fill == Fill::Random => random(row, s, (seed, step), n, 0),
+                Data::Random { vocab } => random(row, s, (seed, step), n, row.bound(*vocab)),
+                Data::Columns(c) => c.read(row, &chosen)?,
+                _tokens => {
+                    let seq = row.elements();
+                    if tokens.as_ref().is_none_or(|t| t.0 != seq) {
+                        let (ids, targets) = self.tokens(s, rows, seq)?;
+                        tokens = Some((seq, ids, targets));
+                    }
+                    let (_, ids, targets) = tokens.as_ref().expect("just made");
+                    let labels = row.input.fill == Fill::Labels;
+                    Numbers::I32(if labels { targets } else { ids }.clone())
+                }
+            };
+            out.insert(row.name.to_string(), numbers);
+        }
+        Ok(out)
+    }
+
+    /// All rows of columns, in their order; nothing of other data.
+    ///
+    /// # Errors
+    /// `data` if a file cannot be read, or has another number of rows.
+    pub fn whole(&self, table: &[InputRow], rows: usize) -> Result<shardc_runtime::Columns> {
+        let Data::Columns(c) = self else { return Ok(shardc_runtime::Columns::new()) };
+        let there = c.check(table)?;
+        if there != rows {
+            return Err(Diag::new(
+                "data",
+                format!("there are {there} rows, the plan takes {rows}"),
+            )
+            .help(format!("compile with --global-batch {there}")));
+        }
+        let all: Vec<usize> = (0..rows).collect();
+        let read = table.iter().filter(|r| r.input.fill.is_data());
+        read.map(|r| Ok((r.name.to_string(), c.read(r, &all)?))).collect()
+    }
+
+    /// Tokens and targets of a step, `[rows, seq]` each.
+    fn tokens(&self, s: Stream, rows: usize, seq: usize) -> Result<(Vec<i32>, Vec<i32>)> {
+        let (mut ids, mut targets) = (vec![], vec![]);
         for row in 0..rows {
             let first = |n: u64| (s.uniform(row as u64) * n as f64) as u64;
             let tokens: Vec<i32> = match self {
@@ -112,15 +191,38 @@ impl Data {
                     let (all, start) = (&t.tokens, first(t.tokens.len() as u64) as usize);
                     (0..=seq).map(|i| all[(start + i) % all.len()]).collect()
                 }
-                Data::Random { vocab } => {
-                    let one = |i: usize| s.uniform((row * (seq + 1) + i) as u64) * *vocab as f64;
-                    (0..=seq).map(|i| one(i) as i32).collect()
-                }
+                Data::Columns(_) | Data::Random { .. } => vec![0; seq + 1],
             };
             ids.extend_from_slice(&tokens[..seq]);
             targets.extend_from_slice(&tokens[1..]);
         }
         Ok((ids, targets))
+    }
+}
+
+/// How many numbers an input has in a batch of so many rows.
+fn within(row: &InputRow, rows: usize) -> Result<usize> {
+    let rows = if row.input.batch { rows } else { 1 };
+    rows.checked_mul(row.elements()).filter(|&n| n <= MAX_NUMBERS).ok_or_else(|| {
+        Diag::new("data", format!("a batch of {rows} rows of {:?}", row.sizes))
+            .rule(format!("an input has at most {MAX_NUMBERS} numbers in a batch"))
+            .help("compile with a smaller --global-batch")
+    })
+}
+
+/// `n` random numbers for an input: normal ones, or whole ones below `vocab`; tokens and their labels as if
+/// they were read from one row.
+fn random(row: &InputRow, s: Stream, (seed, step): (u64, u32), n: usize, vocab: usize) -> Numbers {
+    let below = |x: f64| (x * vocab.min(i32::MAX as usize) as f64) as i32;
+    let own = Stream::new(seed, &format!("data {}", row.name), step);
+    match (row.dtype, row.of_tokens()) {
+        (DType::I32, true) => {
+            let (seq, by) = (row.elements(), usize::from(row.input.fill == Fill::Labels));
+            let one = |i: usize| s.uniform((i / seq * (seq + 1) + i % seq + by) as u64);
+            Numbers::I32((0..n).map(|i| below(one(i))).collect())
+        }
+        (DType::I32, false) => Numbers::I32((0..n).map(|i| below(own.uniform(i as u64))).collect()),
+        _float => Numbers::F32((0..n).map(|i| own.normal(i as u64) as f32).collect()),
     }
 }
 
@@ -197,6 +299,7 @@ fn matches(pattern: &str, path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardc_ir::func::Input;
 
     #[test]
     fn globs_match_by_segment() {
@@ -206,9 +309,22 @@ mod tests {
 
     #[test]
     fn targets_follow_tokens() {
-        let d = Data::Bytes((0..=255).collect());
-        let (a, b) = d.batch(1, 2, 3, 5).unwrap();
-        assert_eq!(a[1..5], b[0..4]);
-        assert_eq!(d.batch(1, 2, 3, 5).unwrap(), (a, b));
+        let row = |name: &str| InputRow {
+            name: name.into(),
+            input: Input::named(name),
+            dtype: DType::I32,
+            sizes: vec![5],
+            below: None,
+        };
+        let table = [row("input_ids"), row("targets")];
+        for d in [Data::Bytes((0..=255).collect()), Data::Random { vocab: 7 }] {
+            let all = d.batch(&table, 1, 2, 3).unwrap();
+            let [Numbers::I32(a), Numbers::I32(b)] = ["input_ids", "targets"].map(|n| &all[n])
+            else {
+                panic!("whole numbers")
+            };
+            assert_eq!((a.len(), &a[1..5]), (15, &b[0..4]));
+            assert_eq!(d.batch(&table, 1, 2, 3).unwrap(), all);
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! Files of tokens: what they are is read from their headers, tokens from where they are needed.
 
+use super::npy;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -13,8 +14,6 @@ const LLMC: [(i32, Width); 2] = [(20_240_520, Width::U16), (20_240_801, Width::U
 const LLMC_HEADER: u64 = 1024;
 /// First bytes of the index of Megatron's files.
 const MEGATRON: &[u8; 9] = b"MMIDIDX\0\0";
-/// Longest header of an .npy file that is read.
-const MOST_HEADER: usize = 1 << 16;
 
 /// How a token is stored, little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,7 +68,7 @@ impl TokenFile {
         let index = path.with_extension("idx");
         let (mut file, size) = files::open(path)?;
         let (start, width, stated) = if path.extension().is_some_and(|e| e == "npy") {
-            npy(path, &mut file)?
+            row(path, &mut file)?
         } else if index.exists() {
             megatron(&index, size)?
         } else {
@@ -189,48 +188,20 @@ fn megatron(index: &Path, size: u64) -> Result<Header> {
     Ok((0, width, Some(total)))
 }
 
-/// The header of an .npy file (NumPy's format 1.0 to 3.0): one row of whole numbers.
-fn npy(path: &Path, file: &mut File) -> Result<Header> {
-    let fail = |e: std::io::Error| wrong(path, format!("its header ends early: {e}"));
-    let mut head = [0; 10];
-    file.read_exact(&mut head).map_err(fail)?;
-    if head[..6] != *b"\x93NUMPY" || !(1..=3).contains(&head[6]) {
-        return Err(wrong(path, "it is no .npy file of version 1, 2 or 3".into()));
-    }
-    let mut len = usize::from(u16::from_le_bytes([head[8], head[9]]));
-    let mut start = 10;
-    if head[6] > 1 {
-        let mut rest = [0; 2];
-        file.read_exact(&mut rest).map_err(fail)?;
-        len = u32::from_le_bytes([head[8], head[9], rest[0], rest[1]]) as usize;
-        start = 12;
-    }
-    if len > MOST_HEADER {
-        return Err(wrong(path, format!("its header has {len} B, more than {MOST_HEADER}")));
-    }
-    let mut text = vec![0; len];
-    file.seek(SeekFrom::Start(start)).map_err(fail)?;
-    file.read_exact(&mut text).map_err(fail)?;
-    let text = String::from_utf8_lossy(&text);
-    let after = |key: &str| text.split_once(key).map(|t| t.1.trim_start_matches([' ', ':']));
-    let width = after("'descr'").and_then(|t| {
-        Some(match t.trim_start_matches('\'').split('\'').next()? {
-            "|u1" => Width::U8,
-            "<u2" => Width::U16,
-            "<u4" => Width::U32,
-            "<i4" => Width::I32,
-            "<i8" => Width::I64,
-            _ => return None,
-        })
-    });
-    let shape = after("'shape'").and_then(|t| t.strip_prefix('(')?.split(')').next());
-    let sizes: Option<Vec<u64>> = shape.and_then(|s| {
-        s.split(',').map(str::trim).filter(|s| !s.is_empty()).map(|s| s.parse().ok()).collect()
-    });
-    let row = after("'fortran_order'").is_some_and(|t| t.starts_with("False"));
-    match (width, sizes.as_deref()) {
-        (Some(width), Some(&[n])) if row => Ok((start + len as u64, width, Some(n))),
-        _ => Err(wrong(path, format!("it is no row of u1, u2, u4, i4 or i8: {}", text.trim()))),
+/// The header of an .npy file: one row of whole numbers.
+fn row(path: &Path, file: &mut File) -> Result<Header> {
+    let h = npy::header(file, |what| wrong(path, what))?;
+    let width = match &*h.descr {
+        "|u1" => Some(Width::U8),
+        "<u2" => Some(Width::U16),
+        "<u4" => Some(Width::U32),
+        "<i4" => Some(Width::I32),
+        "<i8" => Some(Width::I64),
+        _other => None,
+    };
+    match (width, h.shape.as_deref()) {
+        (Some(width), Some(&[n])) => Ok((h.start, width, Some(n))),
+        _ => Err(wrong(path, format!("it is no row of u1, u2, u4, i4 or i8: {}", h.text))),
     }
 }
 

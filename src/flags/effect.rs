@@ -55,7 +55,9 @@ impl Flags {
             ("--clip", self.clip.is_some()),
             ("--freeze", !self.freeze.is_empty()),
         ];
-        let rows: [Row; 16] = [
+        let tokens = model.args.iter().any(|a| a.input().is_some_and(|i| i.seq.is_some()));
+        let rows: [Row; 17] = [
+            ("--seq", self.seq.is_some(), !tokens, "the model takes no tokens"),
             ("--betas", self.betas.is_some(), trains && sgd, "they are AdamW's"),
             ("--eps", self.eps.is_some(), trains && sgd, "it is AdamW's"),
             ("--warmup", self.warmup.is_some(), trains && constant, CONSTANT),

@@ -2,7 +2,7 @@
 
 use super::Flags;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::func::Module;
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::source::Source;
 use shardc_passes::options::{Options, Order, TpMode};
@@ -23,19 +23,19 @@ impl Brought {
     /// Those of a text; nothing if it has no input of a batch.
     pub fn of(m: &Module) -> Option<Brought> {
         let f = m.funcs.first()?;
-        let input = |a: &&shardc_ir::func::Port| {
-            let is = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
-            is && f.ty(a.value).rank() == 2
-        };
-        let sizes = f.ty(f.args.iter().find(input)?.value).sizes();
+        let inputs = || f.args.iter().filter_map(|a| Some((f.ty(a.value), a.input()?)));
+        let batch = inputs().find(|x| x.1.batch)?.0;
+        let tokens = inputs().find_map(|(t, own)| Some(t.dims.get(own.tokens()?)?.size));
         let mesh = m.mesh.axes.iter().map(|a| (a.name.clone(), a.size)).collect();
-        Some(Brought { mesh, rows: Some(sizes[0]), seq: Some(sizes[1]) })
+        // A row without tokens counts as one.
+        Some(Brought { mesh, rows: Some(batch.dims.first()?.size), seq: tokens.or(Some(1)) })
     }
 }
 
 impl Flags {
     /// The options for a model: a text says itself what batch it is for, and perhaps on which mesh; an archive
-    /// may fix the batch. Where a text asks for no layout, and no flag does, layouts are chosen by price.
+    /// may fix the batch. Where neither a text, nor words of an archive, nor a flag ask for a layout, layouts are
+    /// chosen by price.
     ///
     /// # Errors
     /// Those of [`Flags::options`], and of reading the text or archive.
@@ -46,25 +46,36 @@ impl Flags {
             None => crate::brought(model)?,
         };
         let mut o = self.options_with(own.as_ref())?;
-        o.auto |= text.is_some_and(|s| self.leaves_layouts(&s, &o));
+        o.auto |= match (&text, crate::is_archive(model)) {
+            (Some(s), _) => s.sequence.is_empty() && self.leaves_layouts(s, &o),
+            // What cannot be imported is said when it is compiled.
+            (None, true) if self.cuts(&o) => {
+                crate::read_model(model, &o).is_ok_and(|m| self.leaves_layouts(&m.source, &o))
+            }
+            _no_text => false,
+        };
         Ok(o)
     }
 
     /// Whether nobody asks for a layout: neither the text, by annotations or by what it marks, nor a flag; and the
     /// mesh is one over which prices can choose.
     fn leaves_layouts(&self, s: &Source, o: &Options) -> bool {
-        let mut axes = o.mesh.iter().filter(|a| a.0 != PIPELINE);
-        let marks = !s.sequence.is_empty() || s.weights.iter().any(|w| w.tp_dim.is_some());
+        let marks = s.weights.iter().any(|w| w.tp_dim.is_some());
         let asks = s.module.funcs.iter().any(|f| !f.annotations.is_empty());
+        self.cuts(o) && !marks && !asks
+    }
+
+    /// Whether no flag asks for a layout, and prices can choose one on the mesh.
+    fn cuts(&self, o: &Options) -> bool {
+        let mut axes = o.mesh.iter().filter(|a| a.0 != PIPELINE);
         let flags = !self.shard.is_empty() || self.left_to_price(o).is_err();
-        let cuts = axes.clone().any(|a| a.1 > 1) && axes.by_ref().count() <= MOST_PRICED;
-        cuts && !marks && !asks && !flags
+        axes.clone().any(|a| a.1 > 1) && axes.by_ref().count() <= MOST_PRICED && !flags
     }
 
     /// What is said where layouts are chosen by price though no flag asks for that.
     pub fn unasked(&self, o: &Options) -> Option<String> {
         let asked = self.shard.iter().any(|s| s == "auto");
-        let what = "the text asks for no layout, so they are chosen as with --shard auto";
+        let what = "the model asks for no layout, so they are chosen as with --shard auto";
         (o.auto && !asked).then(|| what.to_string())
     }
 

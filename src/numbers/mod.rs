@@ -11,7 +11,7 @@ use crate::plan_dir::Stored;
 use crate::report::bytes;
 use crate::search::price::price;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Port, Role, RoleKind, Slot};
+use shardc_ir::func::{Fill, Port, Role, RoleKind, Slot, inputs};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::plan::{Instr, Mode, TokenOrder};
@@ -20,7 +20,9 @@ use shardc_ir::source::Source;
 use shardc_ir::tensor::{Tensor, each_index};
 use shardc_ir::types::Type;
 use shardc_ir::weights::{Init, Weight};
+use shardc_runtime::Numbers;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Steps of training that are compared: the second begins with what the first has made.
 const STEPS: usize = 2;
@@ -42,15 +44,11 @@ pub struct Difference {
     pub worst: Option<String>,
 }
 
-/// Inputs of a step, whole, their tokens in the order in which ranks hold them.
+/// Inputs of a step by name, whole, their tokens in the order in which ranks hold them.
 pub struct Batch {
-    pub ids: Tensor,
-    pub targets: Tensor,
-    pub positions: Tensor,
-    /// Numbers of tokens in the batch, whatever rank holds them.
-    pub places: Tensor,
-    /// The seed in two halves, and the step.
-    pub run: Tensor,
+    pub inputs: BTreeMap<Arc<str>, Tensor>,
+    /// How many labels count; of a model without labels none.
+    pub labels: usize,
 }
 
 /// Compares a stored plan with its model.
@@ -71,7 +69,7 @@ pub fn compare(s: &Stored) -> Result<Vec<Difference>> {
     let mut all = Differences::default();
     let steps = if o.mode == Mode::Train { STEPS } else { 1 };
     for step in 1..=steps {
-        let batch = batch(s, source.vocab, step)?;
+        let batch = batch(s, &source, step)?;
         let want = alone.step(&batch, step)?;
         let got = ranks.step(&batch, step)?;
         if o.mode == Mode::Infer {
@@ -202,22 +200,46 @@ fn given(w: &Weight) -> Result<Tensor> {
     Ok(Tensor::new(&w.shape, data))
 }
 
-/// Random tokens as the ranks hold them.
-fn batch(s: &Stored, vocab: usize, step: usize) -> Result<Batch> {
-    let o = &s.options;
-    let data = Data::Random { vocab: vocab.min(1 << 20) };
-    let (ids, targets) = data.batch(SEED, step as u32, o.global_batch, o.seq)?;
+/// Random numbers as the ranks hold them.
+fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
+    let (o, mut labels) = (&s.options, 0);
+    let data = Data::Random { vocab: source.vocab.min(1 << 20) };
+    let table = inputs(&source.module);
+    let mut numbers = data.batch(&table, SEED, step as u32, o.global_batch)?;
     let order: TokenOrder = o.tokens();
-    let dealt = |t: &[i32]| {
-        let at = |i: &[usize]| f64::from(t[i[0] * o.seq + order.position(o.seq, i[1])]);
-        Tensor::from_fn(&[o.global_batch, o.seq], at)
-    };
-    let positions = Tensor::from_fn(&[o.seq], |i| order.position(o.seq, i[0]) as f64);
-    let place = |i: &[usize]| (i[0] * o.seq + order.position(o.seq, i[1])) as f64;
-    let places = Tensor::from_fn(&[o.global_batch, o.seq], place);
-    let halves = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
-    let run = Tensor::new(&[3], halves.map(f64::from).to_vec());
-    Ok(Batch { ids: dealt(&ids), targets: dealt(&targets), positions, places, run })
+    let mut all = BTreeMap::new();
+    for row in table {
+        let own = row.input;
+        let rows = own.batch.then_some(o.global_batch);
+        let shape: Vec<usize> = rows.into_iter().chain(row.sizes.iter().copied()).collect();
+        let token = |i: &[usize]| own.tokens().map_or(0, |d| order.position(o.seq, i[d]));
+        let t = match own.fill {
+            Fill::Positions => Tensor::from_fn(&shape, |i| token(i) as f64),
+            Fill::Places => Tensor::from_fn(&shape, |i| (i[0] * o.seq + token(i)) as f64),
+            Fill::Run => {
+                let run = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
+                Tensor::new(&shape, run.map(f64::from).to_vec())
+            }
+            Fill::Tokens | Fill::Labels | Fill::Column | Fill::Random => {
+                let numbers: Vec<f64> = match numbers.remove(&*row.name) {
+                    Some(Numbers::I32(x)) => x.into_iter().map(f64::from).collect(),
+                    Some(Numbers::F32(x)) => x.into_iter().map(f64::from).collect(),
+                    None => vec![],
+                };
+                let whole = Tensor::new(&shape, numbers);
+                Tensor::from_fn(&shape, |i| {
+                    let mut at = i.to_vec();
+                    own.tokens().into_iter().for_each(|d| at[d] = token(i));
+                    whole.at(&at)
+                })
+            }
+        };
+        if own.fill == Fill::Labels {
+            labels = t.data.iter().filter(|t| **t >= 0.0).count();
+        }
+        all.insert(row.name.text().clone(), t);
+    }
+    Ok(Batch { inputs: all, labels })
 }
 
 /// Refuses what the interpreter cannot do in minutes.
@@ -288,14 +310,7 @@ impl<'a> Ranks<'a> {
     fn step(&mut self, batch: &Batch, step: usize) -> Result<Found> {
         let (plan, state) = (&self.s.plan, &mut self.state);
         let m = &plan.module;
-        let inputs = [
-            ("input_ids", &batch.ids),
-            ("targets", &batch.targets),
-            ("positions", &batch.positions),
-            ("places", &batch.places),
-            ("run", &batch.run),
-        ];
-        state.inputs = inputs.into_iter().map(|(n, t)| (n.into(), t.clone())).collect();
+        state.inputs.clone_from(&batch.inputs);
         state.outputs.clear();
         let all = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f.ty(a.value), a)));
         for (name, x) in [("lr", plan.settings.lr.at(step)), ("step", step as f64)] {

@@ -7,7 +7,7 @@
 use super::Batch;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
-use shardc_ir::func::{Func, Name, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Name, Port, Role, RoleKind, Value};
 use shardc_ir::interp::{Precision, call};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{Add, Cast};
@@ -138,9 +138,9 @@ impl<'a> Reference<'a> {
     /// Those of [`call`].
     pub fn step(&mut self, batch: &Batch, step: usize) -> Result<Found> {
         let m = self.o.microbatches();
-        let labels = batch.targets.data.iter().filter(|t| **t >= 0.0).count().max(1);
-        let (per_label, per_microbatch) = (1.0 / labels as f64, 1.0 / m as f64);
-        let share = |name: &str| if name == "loss" { per_label } else { per_microbatch };
+        let (per_label, per_microbatch) = (1.0 / batch.labels.max(1) as f64, 1.0 / m as f64);
+        let counts = self.func.args.iter().any(|a| a.fills(Fill::Labels));
+        let share = |name: &str| if counts && name == "loss" { per_label } else { per_microbatch };
         let mut found = Found::default();
         let mut grads: BTreeMap<String, Tensor> = BTreeMap::new();
         let mut loads: BTreeMap<String, Tensor> = BTreeMap::new();
@@ -189,12 +189,9 @@ impl<'a> Reference<'a> {
     fn args(&self, batch: &Batch, j: usize, share: impl Fn(&str) -> f64) -> Vec<Vec<Tensor>> {
         let owners = self.o.data_parallel();
         let rows = |t: &Tensor| rows_of(t, j, self.o.microbatches(), owners);
-        let input = |r: &Role| match &*r.name {
-            "input_ids" => rows(&batch.ids),
-            "targets" => rows(&batch.targets),
-            "places" => rows(&batch.places),
-            "run" => batch.run.clone(),
-            _ => batch.positions.clone(),
+        let input = |r: &Role| match (&batch.inputs[&*r.name], r.kind.input()) {
+            (t, Some(own)) if own.batch => rows(t),
+            (t, _all_share) => t.clone(),
         };
         let mut seeds = self.func.results.iter().filter_map(loss_name).map(share);
         let one = |a: &Port| match &a.role {

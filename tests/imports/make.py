@@ -4,7 +4,8 @@
     venv/bin/python make.py [NAME ...]        # no NAME: every entry of TABLE
 
 NAME.pt2 is the exported model; NAME.safetensors has its batch (input_ids, labels), loss, logits and the
-gradient of every parameter, as f32; NAME.json the configuration, if it is of a family. What an importer does not read, above all stack
+gradient of every parameter, as f32; of a model of FLOATS its columns x and y, loss, output and gradients. NAME.json is the
+configuration, if it is of a family. What an importer does not read, above all stack
 traces, is taken out of the archives, so that they are small; what is in WHOLE keeps it.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -122,7 +124,84 @@ def strip(program):
             graphs += [a["arg"]["as_graph"]["graph"] for a in node["inputs"] if "as_graph" in a["arg"]]
 
 
+class ToyModel(nn.Module):
+    """That of PyTorch's tutorials on data, tensor and pipeline parallelism."""
+
+    def __init__(self):
+        super().__init__()
+        self.net1 = nn.Linear(10, 10)
+        self.relu = nn.ReLU()
+        self.net2 = nn.Linear(10, 5)
+
+    def forward(self, x):
+        return self.net2(self.relu(self.net1(x)))
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(16, 32)
+        self.fc2 = nn.Linear(32, 8)
+
+    def forward(self, x):
+        return self.fc2(nn.functional.gelu(self.fc1(x), approximate="tanh"))
+
+
+class Digits(nn.Module):
+    """Classes of rows of floats and of a kind, scored by a cross-entropy without tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = nn.Embedding(6, 12)
+        self.fc1 = nn.Linear(12, 16)
+        self.fc2 = nn.Linear(16, 6)
+
+    def forward(self, x, kind):
+        return self.fc2(nn.functional.silu(self.fc1(x + self.kinds(kind))))
+
+
+class Scored(nn.Module):
+    """A model of rows with its loss."""
+
+    def __init__(self, model, loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, **inputs):
+        target = inputs.pop("labels", inputs.pop("y", None))
+        out = self.model(**inputs)
+        return self.loss(out, target), out
+
+
+# name -> model, its loss, its inputs beside x
+FLOATS = {
+    "toy": (ToyModel, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 10), y=torch.randn(ROWS, 5))),
+    "mlp": (Mlp, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 16), y=torch.randn(ROWS, 8))),
+    "digits": (Digits, nn.functional.cross_entropy, lambda: dict(
+        x=torch.randn(ROWS, 12), kind=torch.randint(6, (ROWS,)), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
+}
+
+
+def make_floats(name):
+    torch.manual_seed(sum(map(ord, name)))
+    of, loss, inputs = FLOATS[name]
+    model, inputs = Scored(of(), loss), inputs()
+    value, out = model(**inputs)
+    value.backward()
+    stored = {**inputs, "loss": value.detach().reshape(1), "output": out.detach()}
+    stored |= {"grad." + n: p.grad for n, p in model.named_parameters()}
+    save_file({k: v.contiguous() for k, v in stored.items()}, HERE / f"{name}.safetensors")
+    rows = {0: torch.export.Dim("batch")}
+    shapes = None if name == "mlp" else dict(inputs={k: rows for k in inputs})
+    program = torch.export.export(model, (), inputs, strict=False, dynamic_shapes=shapes)
+    torch.export.save(program, HERE / f"{name}.pt2")
+    slim(HERE / f"{name}.pt2")
+    print(f"{name}: loss {value.item():.6f}", flush=True)
+
+
 def make(name):
+    if name in FLOATS:
+        return make_floats(name)
     model = model_of(name)
     ids, labels = batch(model.config.vocab_size)
     out = model(input_ids=ids, labels=labels)
@@ -150,7 +229,7 @@ def make(name):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    for name in sys.argv[1:] or TABLE:
+    for name in sys.argv[1:] or [*TABLE, *FLOATS]:
         try:
             make(name)
         except Exception as e:  # the others are made

@@ -228,7 +228,7 @@ fn prices_are_said() {
         let [out, err] = [out.stdout, out.stderr].map(|b| String::from_utf8(b).expect("text"));
         out + &err
     };
-    let unasked = "the text asks for no layout";
+    let unasked = "the model asks for no layout";
     assert!(said(&["compile", "toy.ir", "-o", "out"]).contains(unasked));
     assert!(!said(&["compile", "toy.ir", "--shard", "auto"]).contains(unasked));
     let by_hand = said(&["compile", "asked.ir", "-o", "asked"]);

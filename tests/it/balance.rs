@@ -139,7 +139,7 @@ fn evaluation_with_balance() {
         let model = fx.model(&o);
         let mut s = session(&model, &compile(&model, &o));
         let (input_ids, targets) = (&fx.input_ids[..], &fx.targets()[..]);
-        let batch = shardc_runtime::StepBatch { input_ids, targets, observe: false };
+        let batch = shardc_runtime::StepBatch::tokens(input_ids, targets, false);
         for step in 1..=3 {
             let evaluation = s.evaluate(&batch).unwrap_or_else(|e| panic!("{e}")).loss;
             let trained = s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{e}")).loss;

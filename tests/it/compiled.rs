@@ -416,7 +416,7 @@ fn plans_train_to_the_same_bits() {
             let how =
                 Run { kernels: Some(kernels), timeout: 60, threads: Some(1), ..Run::default() };
             let mut s = session(&plan, &start, &how).unwrap_or_else(|e| panic!("{}", e.render()));
-            let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
+            let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
             let losses: Vec<u32> = (1..=3)
                 .map(|i| {
                     s.step(&batch, 1e-3, i)
@@ -462,7 +462,7 @@ fn clipped_steps_are_the_same_fused_or_not() {
             let start = Start::Random { seed: 1 };
             let how = Run { timeout: 60, threads: Some(2), ..Run::default() };
             let mut s = session(&done.stored.plan, &start, &how).expect("it starts");
-            let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
+            let batch = StepBatch::tokens(&ids, &targets, false);
             (1..=4)
                 .map(|i| s.step(&batch, 1e-2, i).unwrap_or_else(|e| panic!("{e}")))
                 .map(|r| (r.loss.expect("a loss"), r.grad_norm.expect("a norm")))

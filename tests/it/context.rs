@@ -121,7 +121,7 @@ fn forward_only_gives_logits_in_order() {
             let o = Options { cp_mode: CpMode::Ring, ..o };
             let model = fx.model(&o);
             let mut s = session(&model, &compile(&model, &o));
-            let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
+            let batch = StepBatch::tokens(&fx.input_ids, &[], true);
             let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{name} {mesh:?}: {e}"));
             let logits: Vec<f64> = r
                 .output(RoleKind::Output, "logits")

@@ -235,7 +235,7 @@ fn skips(file: &Path, schedules: &[&str]) {
         let mut s =
             Session::new(&plan, how, &lower, &fresh(load)).unwrap_or_else(|e| panic!("{e}"));
         let mut step = |i| {
-            let batch = StepBatch { input_ids: &ids, targets: &targets, observe: true };
+            let batch = StepBatch::tokens(&ids, &targets, true);
             s.step(&batch, 1e-2, i).unwrap_or_else(|e| panic!("{e}")).outputs
         };
         (plan, [step(1), step(2)])

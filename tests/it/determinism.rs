@@ -126,8 +126,7 @@ fn bits(fx: &Fixture) -> Vec<Vec<u32>> {
     let mut s = session(&model, &compiled);
     let mut out = vec![];
     for step in 1..=3 {
-        let batch =
-            StepBatch { input_ids: &fx.input_ids, targets: &fx.targets(), observe: step == 1 };
+        let batch = StepBatch::tokens(&fx.input_ids, &fx.targets(), step == 1);
         let r = s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{e}"));
         out.extend(r.outputs.values().map(|a| a.data.iter().map(|x| x.to_bits()).collect()));
     }

@@ -87,7 +87,7 @@ fn drawn_numbers_are_drawn_again() {
 fn evaluations_drop_nothing() {
     let fx = Fixture::open("gpt2");
     let targets = fx.targets();
-    let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
+    let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
     let losses = |o: &Options| {
         let model = fx.model(o);
         let mut s = session(&model, &compile(&model, o));

@@ -104,7 +104,7 @@ pub fn texts(model: &Model, o: &Options, compiled: &Compiled) -> Texts {
         model: proof::in_mode(model.module.clone(), o),
         programs: compiled.plan.module.clone(),
         schedule: compiled.plan.schedule.clone(),
-        data: Data { seq: o.seq, vocab: model.facts.vocab },
+        data: Data { vocab: model.facts.vocab },
     }
 }
 
@@ -381,7 +381,7 @@ pub fn train_and_compare(name: &str, o: &Options) -> (Model, Compiled) {
     let mut s = session(&model, &compiled);
     let targets = fx.targets();
     for step in 1..=3 {
-        let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: step == 1 };
+        let batch = StepBatch::tokens(&fx.input_ids, &targets, step == 1);
         let r = s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{what}: {e}"));
         if step == 1 {
             let out = |k, n: &str| {
@@ -401,7 +401,7 @@ pub fn train_and_compare(name: &str, o: &Options) -> (Model, Compiled) {
         after[model.weights.iter().position(|w| w.param == p).expect("a weight")].clone()
     });
     // An evaluation is the loss of the next step, and changes nothing.
-    let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
+    let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
     let evaluation = s.evaluate(&batch).unwrap_or_else(|e| panic!("{what}: {e}")).loss;
     let step = s.step(&batch, 1e-3, 4).unwrap_or_else(|e| panic!("{what}: {e}")).loss;
     assert_eq!(evaluation, step, "{what}: loss of an evaluation");
@@ -430,7 +430,7 @@ pub fn three_steps(model: &Model, compiled: &Compiled, ids: &[i32], targets: &[i
     let wide = |a: &shardc_runtime::Array| a.data.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
     let mut n = Numbers { loss: 0.0, logits: vec![], grads: vec![], params: vec![] };
     for step in 1..=3 {
-        let batch = StepBatch { input_ids: ids, targets, observe: step == 1 };
+        let batch = StepBatch::tokens(ids, targets, step == 1);
         let r = s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{e}"));
         if step == 1 {
             n.loss = f64::from(r.loss.expect("a loss"));
@@ -445,7 +445,7 @@ pub fn three_steps(model: &Model, compiled: &Compiled, ids: &[i32], targets: &[i
         n.params.push(wide(&s.tensor(&role).unwrap_or_else(|e| panic!("{e}"))));
     }
     // An evaluation may need more of an arena than a step, whose frames lie in other places.
-    let batch = StepBatch { input_ids: ids, targets, observe: false };
+    let batch = StepBatch::tokens(ids, targets, false);
     s.evaluate(&batch).unwrap_or_else(|e| panic!("{e}"));
     let peaks: Vec<usize> = plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
     assert_eq!(s.touched(), peaks, "high-water marks of the arenas, by class");

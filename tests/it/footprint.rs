@@ -84,7 +84,7 @@ fn run(plan: &Plan, make: impl Fn() -> Session, ids: &[i32], targets: &[i32]) ->
     let mut s = make();
     let mut between = Vec::with_capacity(2 * WARM);
     for step in 1..=2 * WARM {
-        let batch = StepBatch { input_ids: ids, targets, observe: step == 1 };
+        let batch = StepBatch::tokens(ids, targets, step == 1);
         s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{e}"));
         between.push(LIVE.load(Ordering::Relaxed));
     }
@@ -97,7 +97,7 @@ fn run(plan: &Plan, make: impl Fn() -> Session, ids: &[i32], targets: &[i32]) ->
     assert!(grown <= arenas(plan) + BESIDE, "{grown} bytes more for arenas of {}", arenas(plan));
     let heap = PEAK.load(Ordering::Relaxed);
     // An evaluation may need more of an arena than a step, whose frames lie in other places.
-    let batch = StepBatch { input_ids: ids, targets, observe: false };
+    let batch = StepBatch::tokens(ids, targets, false);
     s.evaluate(&batch).unwrap_or_else(|e| panic!("{e}"));
     let peaks: Vec<usize> = plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
     assert_eq!(s.touched(), peaks, "high-water marks of the arenas, by class");

@@ -86,7 +86,7 @@ fn obeyed(compiled: &Compiled, rules: &[ShardRule]) {
 
 fn on_threads(fx: &Fixture, model: &Model, compiled: &Compiled) {
     let mut s = session(model, compiled);
-    let batch = StepBatch { input_ids: &fx.input_ids, targets: &fx.targets(), observe: true };
+    let batch = StepBatch::tokens(&fx.input_ids, &fx.targets(), true);
     let r = s.step(&batch, 1e-3, 1).unwrap_or_else(|e| panic!("{e}"));
     let out = |k, n: &str| {
         r.output(k, n).expect(n).data.iter().map(|&x| f64::from(x)).collect::<Vec<_>>()
@@ -394,7 +394,7 @@ fn toy(mesh: Axes, shard: &[&str]) -> (BTreeMap<String, Vec<f32>>, Plan) {
     let mut s = Session::new(&plan, how, &lower, &fresh(load)).unwrap_or_else(|e| panic!("{e}"));
     let ids: Vec<i32> = (0..32).map(|i| i * 7 % 5).collect();
     let targets: Vec<i32> = (0..32).map(|i| i * 3 % 5).collect();
-    let batch = StepBatch { input_ids: &ids, targets: &targets, observe: true };
+    let batch = StepBatch::tokens(&ids, &targets, true);
     let out = s.step(&batch, 1e-2, 1).unwrap_or_else(|e| panic!("{e}")).outputs;
     drop(s);
     let named = |r: shardc_ir::func::Role| format!("{} {}", r.kind, r.name);

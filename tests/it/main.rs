@@ -9,6 +9,7 @@ mod checkpoints;
 #[cfg(feature = "mpi")]
 mod clusters;
 mod commands;
+mod columns;
 mod compiled;
 mod context;
 mod cuts;

@@ -236,9 +236,7 @@ fn faults_of_late_microbatches_are_found() {
                             // Over parameters, out of the arena, and half out of its place: where nothing
                             // else lies, what only the call needs (frame 1) may, and one row of data is
                             // like the next.
-                            let is_data = |p: &Port| {
-                                p.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input)
-                            };
+                            let is_data = |p: &Port| p.input().is_some();
                             let mut ports = f.args.iter().filter(|a| !is_data(a)).chain(&f.results);
                             let kept =
                                 ports.any(|p| places[p.value.0 as usize].frame as usize == k);
@@ -359,11 +357,7 @@ fn frozen_layers_in_every_schedule() {
                     let compiled = compile(&model, o);
                     let mut s = session(&model, &compiled);
                     let step = |s: &mut shardc_runtime::Session, i| {
-                        let batch = shardc_runtime::StepBatch {
-                            input_ids: &ids,
-                            targets: &targets,
-                            observe: false,
-                        };
+                        let batch = shardc_runtime::StepBatch::tokens(&ids, &targets, false);
                         s.step(&batch, 1e-3, i).unwrap_or_else(|e| panic!("{name}: {e}"))
                     };
                     [1, 2, 3].map(|i| step(&mut s, i).loss.expect("a loss"))
@@ -394,7 +388,7 @@ fn forward_only_gives_all_logits() {
         let o = Options { mode: Mode::Infer, ..options(mesh, false, 1) };
         let model = fx.model(&o);
         let mut s = session(&model, &compile(&model, &o));
-        let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
+        let batch = StepBatch::tokens(&fx.input_ids, &[], true);
         let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{mesh:?}: {e}"));
         let logits: Vec<f64> = r
             .output(RoleKind::Output, "logits")

@@ -54,7 +54,7 @@ fn train(name: &str, o: &Options) -> (Model, Compiled, Trained) {
     let mut t =
         Trained { losses: vec![], norms: vec![], grads: vec![], params: vec![], logits: vec![] };
     for step in 1..=3 {
-        let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: step == 1 };
+        let batch = StepBatch::tokens(&fx.input_ids, &targets, step == 1);
         let r = s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{name} {:?}: {e}", o.mesh));
         t.losses.push(f64::from(r.loss.expect("a loss")));
         t.norms.push(f64::from(r.grad_norm.expect("a norm")));
@@ -69,7 +69,7 @@ fn train(name: &str, o: &Options) -> (Model, Compiled, Trained) {
         t.params.push(wide(&s.tensor(&role).unwrap_or_else(|e| panic!("{e}")).data));
     }
     // An evaluation may need more of an arena than a step, whose frames lie in other places.
-    let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
+    let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
     s.evaluate(&batch).unwrap_or_else(|e| panic!("{name} {:?}: {e}", o.mesh));
     let peaks: Vec<usize> = plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
     assert_eq!(s.touched(), peaks, "{name}: high-water marks of the arenas, by class");
@@ -295,7 +295,7 @@ fn forward_holds_bf16_weights_only() {
         assert!(bytes(MemoryClass::Weights).abs_diff(2 * want) <= padded, "{mesh:?}");
         assert_eq!(bytes(MemoryClass::Optimizer) + bytes(MemoryClass::Grads), 0, "{mesh:?}");
         let mut s = session(&model, &compiled);
-        let batch = StepBatch { input_ids: &fx.input_ids, targets: &[], observe: true };
+        let batch = StepBatch::tokens(&fx.input_ids, &[], true);
         let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{e}"));
         let logits = wide(&r.output(RoleKind::Output, "logits").expect("logits").data);
         let off = apart(&[logits], &[fx.reference("logits").to_vec()]);
@@ -319,7 +319,7 @@ fn frozen_weights_have_no_master_copy() {
     }
     let mut s = session(&model, &compiled);
     let (ids, targets) = (&fx.input_ids, fx.targets());
-    let batch = StepBatch { input_ids: ids, targets: &targets, observe: false };
+    let batch = StepBatch::tokens(ids, &targets, false);
     let loss = s.step(&batch, 1e-3, 1).unwrap_or_else(|e| panic!("{e}")).loss;
     close("loss", &[f64::from(loss.expect("a loss"))], &fx.reference("losses")[..1], LOSS);
 }

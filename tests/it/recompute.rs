@@ -18,7 +18,7 @@ fn train(name: &str, mesh: &[(&str, usize)], sp: bool, recompute: Recompute) -> 
     shardc_passes::memory::replay::replay(plan).unwrap_or_else(|e| panic!("{name}: {e}"));
     let mut s = session(&model, &compiled);
     let targets = fx.targets();
-    let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
+    let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
     let mut bits = vec![];
     for step in 1..=3 {
         let r = s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{e}"));

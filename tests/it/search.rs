@@ -137,7 +137,7 @@ fn train(o: &Options) -> (Vec<u32>, Plan) {
     shardc_passes::memory::replay::replay(&compiled.plan).unwrap_or_else(|e| panic!("{e}"));
     let mut s = session(&model, &compiled);
     let targets = fx.targets();
-    let batch = StepBatch { input_ids: &fx.input_ids, targets: &targets, observe: false };
+    let batch = StepBatch::tokens(&fx.input_ids, &targets, false);
     let mut bits = vec![];
     for step in 1..=2 {
         let r = s.step(&batch, 1e-3, step).unwrap_or_else(|e| panic!("{e}"));

@@ -4,6 +4,8 @@
 use crate::lab::*;
 use serde_json::{Value as Json, json};
 use shardc::data::Data;
+use shardc_ir::func::{Input, InputRow};
+use shardc_ir::types::DType;
 use std::path::{Path, PathBuf};
 
 const TEXT: &str =
@@ -33,9 +35,17 @@ fn tokens_are_those_of_the_python_package() {
     let ids = open(fixture("ids.npy").to_str().expect("a path"), Path::new("unused"));
     let folder = open(TEXT, &fixture(""));
     // All of them, from several places.
+    let row = |name: &str| InputRow {
+        name: name.into(),
+        input: Input::named(name),
+        dtype: DType::I32,
+        sizes: vec![COUNT],
+        below: None,
+    };
+    let table = [row("input_ids"), row("targets")];
     for step in 1..4 {
-        let want = ids.batch(7, step, 3, COUNT).expect("a batch");
-        assert_eq!(folder.batch(7, step, 3, COUNT).expect("a batch"), want);
+        let want = ids.batch(&table, 7, step, 3).expect("a batch");
+        assert_eq!(folder.batch(&table, 7, step, 3).expect("a batch"), want);
     }
     let mark = folder.mark();
     assert!(mark.starts_with("of 2 documents, 244 tokens, end of text 1, hash "), "{mark}");

@@ -127,7 +127,7 @@ fn prepare(fx: &Fixture, o: &Options) -> (Model, Compiled) {
 }
 
 fn step(s: &mut Session, fx: &Fixture, targets: &[i32], n: usize) -> StepResult {
-    let batch = StepBatch { input_ids: &fx.input_ids, targets, observe: n == 1 };
+    let batch = StepBatch::tokens(&fx.input_ids, targets, n == 1);
     s.step(&batch, 1e-3, n).unwrap_or_else(|e| panic!("{e}"))
 }
 

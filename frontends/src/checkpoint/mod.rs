@@ -6,7 +6,7 @@ pub mod init;
 mod read;
 pub mod save;
 
-pub(crate) use header::Header;
+pub(crate) use header::{Header, Info};
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;

@@ -43,7 +43,7 @@ pub(crate) fn build(
     let b = &mut Builder::new(&module.mesh, &mut module.funcs[0]);
     let (params, weights) = weights::declare(b, f, c, arch, prefix)?;
     let mut input = |name: &'static str, sizes: &[usize]| {
-        let role = Role::new(RoleKind::Input, name);
+        let role = Role::input(name);
         b.enter("");
         let named = b.named(name);
         b.f.arg(Type::new(DType::I32, sizes), named, Some(role))

@@ -1,12 +1,11 @@
 //! The program of an import: what of the draft is used, with names of values, weights, and the residual
 //! stream marked.
 
-use super::inputs;
 use super::lower::{Lower, Param};
 use super::names;
 use super::parts;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value};
+use shardc_ir::func::{Fill, Func, Module, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Mode;
@@ -26,7 +25,7 @@ pub(super) fn source(l: &mut Lower, mode: Mode) -> Result<Source> {
         results.push(Port { value, role: Some(Role::new(RoleKind::Sum, "loss")) });
     }
     if let Some(value) = l.logits {
-        results.push(Port { value, role: Some(Role::new(RoleKind::Output, "logits")) });
+        results.push(Port { value, role: Some(Role::new(RoleKind::Output, l.shown)) });
     }
     l.draft.results = results;
     l.draft.drop_dead();
@@ -34,7 +33,7 @@ pub(super) fn source(l: &mut Lower, mode: Mode) -> Result<Source> {
         parts::cut(l);
     }
     let (f, mut weights) = rebuilt(l);
-    let tokens = f.args.iter().find(|a| a.is(RoleKind::Input, inputs::TOKENS)).map(|a| a.value);
+    let tokens = f.args.iter().find(|a| a.fills(Fill::Tokens)).map(|a| a.value);
     begin(&f, &mut weights);
     names::split_weights(&f, &mut weights, tokens);
     let sequence = stream(&f, tokens);
@@ -105,10 +104,13 @@ fn rebuilt(l: &Lower) -> (Func, Vec<Weight>) {
         map.insert(p.value, f.arg(ty, name, role));
         weights.push(w);
     }
-    for role in inputs::ORDER {
-        let Some(v) = l.inputs.get(role).filter(|v| used.contains(v)) else { continue };
-        let name = Name { grad: false, layer: None, hint: role.into(), dup: 0 };
-        let arg = f.arg(d.ty(*v).clone(), name, Some(Role::new(RoleKind::Input, role)));
+    // As the table of fillings has them: tokens, labels, positions, then columns.
+    let mut all: Vec<_> = l.inputs.iter().filter(|i| used.contains(&i.1)).collect();
+    all.sort_by_key(|i| i.0.kind.input().map(|own| own.fill));
+    for (role, v) in all {
+        let hint = super::lower::clean(&role.name).replace(['.', '-'], "_");
+        let name = Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
+        let arg = f.arg(d.ty(*v).clone(), name, Some(role.clone()));
         map.insert(*v, arg);
     }
     for n in &d.nodes {

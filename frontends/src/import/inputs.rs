@@ -2,7 +2,10 @@
 
 use super::Sizes;
 use super::graph::{Elem, Input};
+use super::lower::Lower;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::{Fill, Input as Own, Role, RoleKind, Value};
+use shardc_ir::types::{DType, Type};
 
 /// Tokens i32 [rows, seq].
 pub(super) const TOKENS: &str = "input_ids";
@@ -11,21 +14,20 @@ pub(super) const TARGETS: &str = "targets";
 /// The number of each token in its row, i32 [seq].
 pub(super) const POSITIONS: &str = "positions";
 
-/// The order of inputs in a program.
-pub(super) const ORDER: [&str; 3] = [TOKENS, TARGETS, POSITIONS];
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Meaning {
     Tokens,
     Labels,
     Positions,
+    /// A column of the user's data.
+    Column,
 }
 
 const LABELS: [&str; 3] = ["labels", "targets", "target"];
 const PLACES: [&str; 3] = ["position_ids", "positions", "pos"];
 
-/// What an input is: by its name, and else the first one of whole numbers is the tokens. `seen` are those
-/// before it.
+/// What an input is: floats are columns; whole numbers by their name, and else the first ones [rows, tokens]
+/// are tokens, the second ones their labels, others columns. `seen` are those before it.
 ///
 /// # Errors
 /// `import-input` for what no step can fill; `import-dims` for other sizes than those that were asked for.
@@ -38,38 +40,79 @@ pub(super) fn meaning(
 ) -> Result<Meaning> {
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
-            .rule("inputs are tokens, labels and positions: whole numbers [rows, tokens]")
-            .help(
-                "export with input_ids and labels alone: masks of padding and floats are not read",
-            )
+            .rule("inputs are floats, or whole numbers: tokens, labels, positions, columns")
+            .help("export with other inputs: masks of padding are not read")
             .exit(Exit::Unsupported))
     };
-    if i.elem != Elem::Int {
-        return refuse("its elements are no whole numbers".into());
-    }
     let is = |list: &[&str]| list.contains(&name);
-    let m = match name {
-        _ if is(&LABELS) => Meaning::Labels,
-        _ if is(&PLACES) => Meaning::Positions,
-        _ if name.contains("mask") => return refuse("masks of padding are not read".into()),
-        _ if !seen.contains(&Meaning::Tokens) => Meaning::Tokens,
-        _ if !seen.contains(&Meaning::Labels) => Meaning::Labels,
-        _ => return refuse("it is one more than there are".into()),
+    let of_tokens = shape == [sizes.rows, sizes.seq];
+    let m = match i.elem {
+        Elem::Double => return refuse("its elements are f64".into()),
+        Elem::Bool => return refuse("its elements are no numbers".into()),
+        Elem::Float => Meaning::Column,
+        Elem::Int if is(&LABELS) => Meaning::Labels,
+        Elem::Int if is(&PLACES) => Meaning::Positions,
+        Elem::Int if name.contains("mask") => {
+            return refuse("masks of padding are not read".into());
+        }
+        Elem::Int if !seen.contains(&Meaning::Tokens) && shape.len() == 2 => Meaning::Tokens,
+        Elem::Int if !seen.contains(&Meaning::Labels) && of_tokens => Meaning::Labels,
+        Elem::Int => Meaning::Column,
     };
-    if seen.contains(&m) {
+    if m != Meaning::Column && seen.contains(&m) {
         return refuse("another input is the same".into());
     }
-    if m != Meaning::Positions && shape != [sizes.rows, sizes.seq] {
+    let fits = match m {
+        Meaning::Tokens => of_tokens,
+        Meaning::Labels | Meaning::Column => shape.first() == Some(&sizes.rows),
+        Meaning::Positions => true,
+    };
+    if !fits {
         let what = format!(
             "input `{name}` is {shape:?}, asked for are {} rows of {} tokens",
             sizes.rows, sizes.seq
         );
         return Err(Diag::new("import-dims", what)
-            .rule("sizes that are fixed in an archive are those of the program")
-            .help(match shape {
-                [rows, seq] => format!("leave --seq and --microbatch out, or use --seq {seq}, and --microbatch so that all ranks of dp have {rows} rows"),
-                _ => "export with inputs of 2 dims, [rows, tokens]".to_string(),
+            .rule("dim 0 of every input is the rows, and sizes that are fixed in an archive are those of the program")
+            .help(match (m, shape) {
+                (Meaning::Tokens, [rows, seq]) => format!("leave --seq and --microbatch out, or use --seq {seq}, and --microbatch so that all ranks of dp have {rows} rows"),
+                _ => "export with inputs whose dim 0 is as large, [rows, ...]".to_string(),
             }));
     }
     Ok(m)
+}
+
+impl Lower<'_> {
+    /// The argument of a column of the user's data.
+    pub(super) fn column(&mut self, name: &str, elem: Elem, shape: &[usize]) -> Value {
+        let ty = Type::new(if elem == Elem::Float { DType::F32 } else { DType::I32 }, shape);
+        let own = Own { fill: Fill::Column, batch: true, seq: None };
+        self.input_arg(Role::new(RoleKind::Input(own), name), ty)
+    }
+
+    /// The argument of an input, made where it is first used.
+    pub fn of_input(&mut self, name: &'static str) -> Value {
+        let all = [self.sizes.rows, self.sizes.seq];
+        let (role, sizes) = match name {
+            POSITIONS => (Role::input(name), &all[1..]),
+            // Those of rows keep their name: nothing of tokens is moved.
+            TARGETS if self.labels.1[..] != all => {
+                let own = Own { fill: Fill::Labels, batch: true, seq: None };
+                (Role::new(RoleKind::Input(own), &*self.labels.0), &self.labels.1[..])
+            }
+            _tokens => (Role::input(name), &all[..]),
+        };
+        let ty = Type::new(DType::I32, sizes);
+        self.input_arg(role, ty)
+    }
+
+    /// The argument of an input, made if it is new.
+    fn input_arg(&mut self, role: Role, ty: Type) -> Value {
+        if let Some((_, v)) = self.inputs.iter().find(|i| i.0 == role) {
+            return *v;
+        }
+        let v = self.arg(ty, role.clone());
+        self.inputs.push((role, v));
+        v
+    }
 }

@@ -135,9 +135,15 @@ impl Lower<'_> {
             _ => return Err(self.refuse(n, "its first operand is no logits")),
         };
         let sizes = self.draft.ty(logits).sizes();
-        let fits = sizes.len() == 3 && sizes[..2] == [rows, seq];
+        let all = [rows, seq];
+        let of_rows = labels.state == State::Whole && labels.shape == all[..1];
+        let own = if of_rows { &all[..1] } else { &all[..] };
+        let fits = sizes.len() == own.len() + 1 && sizes.starts_with(own);
         if !fits || cut != (labels.state == State::Tail) || labels.state == State::Padded {
-            return Err(self.refuse(n, "logits [rows, tokens, vocabulary] and labels do not pair"));
+            return Err(self.refuse(
+                n,
+                "logits [rows, tokens, vocabulary], or [rows, classes], and labels do not pair",
+            ));
         }
         let targets = self.of_input(inputs::TARGETS);
         let mut b = Builder::new(&self.mesh, &mut self.draft);

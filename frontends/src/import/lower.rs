@@ -69,8 +69,10 @@ pub(super) struct Lower<'a> {
     pub draft: Func,
     env: Vec<Val>,
     pub params: Vec<Param>,
-    /// Input arguments by role.
-    pub inputs: BTreeMap<&'static str, Value>,
+    /// Input arguments, in the order in which they were made.
+    pub inputs: Vec<(Role, Value)>,
+    /// What the archive calls the labels, and their sizes, if there are any.
+    pub labels: (Arc<str>, Vec<usize>),
     /// The node that makes each value of the draft.
     pub makers: Vec<Option<u32>>,
     /// The rule of every attention, in order, and of each mask.
@@ -84,6 +86,8 @@ pub(super) struct Lower<'a> {
     /// What the archive calls the loss.
     pub loss_id: Option<Id>,
     pub logits: Option<Value>,
+    /// The name of what a program shows: logits of tokens, or an output.
+    pub shown: &'static str,
     /// Known halves of values whose last dim is twice the same.
     pub halves: BTreeMap<Value, Value>,
     /// Values whose last dim has each element of another one's twice.
@@ -105,7 +109,8 @@ impl<'a> Lower<'a> {
             draft: Func::new("model"),
             env: vec![Val::Unmade; g.names.len()],
             params: vec![],
-            inputs: BTreeMap::new(),
+            inputs: vec![],
+            labels: ("".into(), vec![]),
             makers: vec![],
             rules: vec![],
             masks: BTreeMap::new(),
@@ -114,6 +119,7 @@ impl<'a> Lower<'a> {
             loss: None,
             loss_id: None,
             logits: None,
+            shown: "logits",
             halves: BTreeMap::new(),
             pairs: BTreeMap::new(),
             literals: BTreeMap::new(),
@@ -186,7 +192,13 @@ impl<'a> Lower<'a> {
                     Meaning::Tokens => {
                         Val::Data(View::plain(self.of_input(inputs::TOKENS), &shape))
                     }
-                    Meaning::Labels => Val::Labels(Labels::new(shape)),
+                    Meaning::Labels => {
+                        self.labels = (name.clone(), shape.clone());
+                        Val::Labels(Labels::new(shape))
+                    }
+                    Meaning::Column => {
+                        Val::Data(View::plain(self.column(&name, i.elem, &shape), &shape))
+                    }
                     Meaning::Positions => {
                         let line = Folded::iota(self.sizes.seq);
                         let line = line.expand(&shape).ok_or_else(|| {
@@ -211,22 +223,10 @@ impl<'a> Lower<'a> {
         })
     }
 
-    fn arg(&mut self, ty: Type, role: Role) -> Value {
+    pub fn arg(&mut self, ty: Type, role: Role) -> Value {
         let name = Builder::new(&self.mesh, &mut self.draft).named("arg");
         let v = self.draft.arg(ty, name, Some(role));
         self.makers.push(None);
-        v
-    }
-
-    /// The argument of an input, made where it is first used.
-    pub fn of_input(&mut self, name: &'static str) -> Value {
-        if let Some(&v) = self.inputs.get(name) {
-            return v;
-        }
-        let all = [self.sizes.rows, self.sizes.seq];
-        let sizes = if name == inputs::POSITIONS { &all[1..] } else { &all[..] };
-        let v = self.arg(Type::new(DType::I32, sizes), Role::new(RoleKind::Input, name));
-        self.inputs.insert(name, v);
         v
     }
 
@@ -276,21 +276,33 @@ impl<'a> Lower<'a> {
                 .help("return it as it is, or export without labels")
                 .exit(Exit::Unsupported));
         }
+        let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
         let rows = [self.sizes.rows, self.sizes.seq];
+        let (rows, dims) = if tokens { (&rows[..], 3..=3) } else { (&rows[..1], 1..=MAX_RANK) };
         for &id in outputs {
             let Val::Data(v) = self.val(id).clone() else { continue };
-            if self.logits.is_none() && v.shape.len() == 3 && v.shape[..2] == rows {
+            let float = self.draft.ty(v.value).dtype.is_float();
+            let fits = dims.contains(&v.shape.len()) && v.shape.starts_with(rows);
+            if self.loss.is_none() && v.shape.is_empty() && self.rank(v.value) == 0 && float {
+                self.loss = Some(v.value);
+            } else if self.logits.is_none() && fits && float {
                 let n =
                     Node { op: "output".into(), args: vec![], outs: vec![id], scope: "".into() };
                 self.logits = Some(self.whole(&n, &v)?.value);
+                self.shown = if tokens { "logits" } else { "output" };
             }
         }
-        match self.logits {
+        match self.logits.or(self.loss) {
             Some(_) => Ok(()),
-            None => Err(Diag::new("import-loss", "no output is logits [rows, tokens, vocabulary]")
-                .at(self.archive.path().display().to_string())
-                .help("export a model with a head, such as AutoModelForCausalLM")
-                .exit(Exit::Unsupported)),
+            None => Err(Diag::new(
+                "import-loss",
+                "no output is a loss, logits [rows, tokens, vocabulary], or of rows",
+            )
+            .at(self.archive.path().display().to_string())
+            .help(
+                "return a scalar loss, or export a model with a head, such as AutoModelForCausalLM",
+            )
+            .exit(Exit::Unsupported)),
         }
     }
 

@@ -379,6 +379,23 @@ impl Lower<'_> {
         Ok(vec![Val::Data(self.scaled(n, &y, by)?)])
     }
 
+    /// The mean of squares of differences, their sum, or they themselves.
+    pub(super) fn mse(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let (x, y) = (self.data(n, "self")?, self.data(n, "target")?);
+        let d = self.both(n, Arithmetic::Sub, &x, &y)?;
+        let square = self.both(n, Arithmetic::Mul, &d, &d)?;
+        let dims: Vec<usize> = (0..d.shape.len()).collect();
+        let real: f64 = d.shape.iter().map(|&s| s as f64).product();
+        let reduction = self.int(n, "reduction")?.unwrap_or(1);
+        if reduction == 0 {
+            return Ok(vec![Val::Data(square)]);
+        }
+        let whole = self.whole(n, &square)?;
+        let sum = self.sum_over(n, &whole, &dims, false)?;
+        let by = if reduction == 1 { 1.0 / real } else { 1.0 };
+        Ok(vec![Val::Data(self.scaled(n, &sum, by)?)])
+    }
+
     /// The sum over dims, of those along which something changes.
     pub(super) fn sum_over(
         &mut self,

@@ -68,6 +68,13 @@ impl Default for Raise {
 /// Sizes where neither a user nor the archive says any.
 pub const DEFAULT: Sizes = Sizes { rows: 8, seq: 512 };
 
+/// Splits weights over `tp` by a plan of Hugging Face's (`base_model_tp_plan`): globs of modules, and `colwise` or
+/// `rowwise` for each.
+pub fn split_as(source: &mut Source, plan: &[(String, String)]) {
+    let Source { module, weights, .. } = source;
+    names::split_as(&module.funcs[0], weights, plan);
+}
+
 /// An archive that was opened.
 pub struct Opened {
     archive: Archive,
@@ -92,15 +99,18 @@ impl Opened {
         Ok(Opened { archive, graph })
     }
 
-    /// Rows and tokens, where the archive fixes them, or has less of them than `most`.
+    /// Rows and tokens, where the archive fixes them, or has less of them than `most`. A row without tokens
+    /// counts as one.
     pub fn fixed(&self, most: Sizes) -> [Option<usize>; 2] {
         let of = |s: &Size, most: usize| match s {
             Size::Fixed(n) => Some(*n),
             Size::Symbol(s) => Some(self.graph.range(s).1).filter(|&n| n < most),
             Size::Other(_) => None,
         };
-        let sizes = self.graph.tokens();
-        sizes.map_or([None; 2], |s| [of(&s[0], most.rows), of(&s[1], most.seq)])
+        let sizes = self.graph.batch();
+        sizes.map_or([None; 2], |(rows, seq)| {
+            [of(rows, most.rows), seq.map_or(Some(1), |s| of(s, most.seq))]
+        })
     }
 
     /// Where the numbers of parameters lie; nothing if the archive was made without.
@@ -135,14 +145,15 @@ impl Opened {
 
     /// Refuses sizes that the archive does not have.
     fn check(&self, sizes: Sizes) -> Result<()> {
-        let Some(own) = self.graph.tokens() else {
-            return Err(Diag::new("import-input", "the archive has no input of tokens")
+        let Some((rows, seq)) = self.graph.batch() else {
+            return Err(Diag::new("import-input", "the archive has no input of rows")
                 .at(self.archive.path().display().to_string())
-                .rule("tokens are whole numbers [rows, tokens]")
-                .help("export with input_ids and labels")
+                .rule("an input is [rows, ...]: tokens are whole numbers [rows, tokens]")
+                .help("export with input_ids and labels, or with inputs whose dim 0 is the rows")
                 .exit(Exit::Unsupported));
         };
-        for (size, n, what) in [(&own[0], sizes.rows, "rows"), (&own[1], sizes.seq, "tokens")] {
+        let own = std::iter::once((rows, sizes.rows, "rows"));
+        for (size, n, what) in own.chain(seq.map(|s| (s, sizes.seq, "tokens"))) {
             let (low, high) = match size {
                 Size::Fixed(fixed) => (*fixed, *fixed),
                 Size::Symbol(s) => self.graph.range(s),
@@ -170,7 +181,7 @@ impl Opened {
 
     /// Masks of another length must have the same rules, or what one length shows is none.
     fn again(&self, l: &Lower, sizes: Sizes) -> Result<()> {
-        let Some([_, Size::Symbol(s)]) = self.graph.tokens() else { return Ok(()) };
+        let Some((_, Some(Size::Symbol(s)))) = self.graph.batch() else { return Ok(()) };
         let (low, high) = self.graph.range(s);
         let longer = (2 * sizes.seq + 1).min(high);
         let seq = if longer > sizes.seq && longer <= LONGEST {
@@ -207,12 +218,14 @@ impl Opened {
 const LONGEST: usize = 1025;
 
 impl Graph {
-    /// Rows and tokens of the first input of tokens.
-    fn tokens(&self) -> Option<&[Size; 2]> {
-        self.inputs.iter().find_map(|i| {
-            let is = i.source == graph::Source::Input && i.elem == Elem::Int;
-            if is { <&[Size; 2]>::try_from(&i.sizes[..]).ok() } else { None }
-        })
+    /// Rows and tokens of the first input of tokens; without tokens the rows of the first input.
+    fn batch(&self) -> Option<(&Size, Option<&Size>)> {
+        let inputs = || self.inputs.iter().filter(|i| i.source == graph::Source::Input);
+        let tokens = inputs().find_map(|i| match &i.sizes[..] {
+            [rows, seq] if i.elem == Elem::Int => Some((rows, Some(seq))),
+            _other => None,
+        });
+        tokens.or_else(|| Some((inputs().find_map(|i| i.sizes.first())?, None)))
     }
 
     /// Smallest and largest value of a symbol.
@@ -225,11 +238,11 @@ impl Graph {
 impl Sizes {
     /// The value of a symbol: rows and tokens have one each.
     fn symbol(self, g: &Graph, s: &str) -> Option<usize> {
-        let own = g.tokens()?;
+        let (rows, seq) = g.batch()?;
         let is = |size: &Size| matches!(size, Size::Symbol(x) if **x == *s);
         match () {
-            () if is(&own[0]) => Some(self.rows),
-            () if is(&own[1]) => Some(self.seq),
+            () if is(rows) => Some(self.rows),
+            () if seq.is_some_and(is) => Some(self.seq),
             () => None,
         }
     }

@@ -1,6 +1,7 @@
 //! Names of parameters and values, and which weights tensor parallelism splits, by the words of modules.
 
-use shardc_ir::func::Func;
+use shardc_ir::func::{Fill, Func, Value};
+use shardc_ir::names::glob;
 use shardc_ir::ops::Op;
 use shardc_ir::weights::Weight;
 
@@ -81,31 +82,64 @@ pub(super) fn param_hint(param: &str) -> String {
     }
 }
 
-/// Writes down which dim of each weight tensor parallelism splits: of a table of tokens its entries, of a
-/// weight what the word of its module says, by how it is used.
-pub(super) fn split_weights(
-    f: &Func,
-    weights: &mut [Weight],
-    tokens: Option<shardc_ir::func::Value>,
-) {
-    for (a, w) in f.args.iter().zip(weights) {
+/// Writes down which dim of each weight tensor parallelism splits: of a weight what the word of its module says,
+/// by how it is used; and where words say anything, of a table of tokens its entries.
+pub(super) fn split_weights(f: &Func, weights: &mut [Weight], tokens: Option<Value>) {
+    for (a, w) in f.args.iter().zip(&mut *weights) {
         let (module, _) = module(&w.tensor);
-        let how = split(word(module));
-        w.tp_dim = f.nodes.iter().find_map(|n| {
-            let j = n.ins.iter().position(|&v| v == a.value)?;
-            match (&n.op, how) {
-                (Op::Take(t), _) if tokens == Some(n.ins[1]) && j == 0 => {
-                    let r = &t.rule.0;
-                    (0..w.shape.len()).find(|&d| !r.outs[0].contains(&r.ins[0][d]))
-                }
-                (Op::Dot(d), Some(how)) if w.shape.len() == 2 => {
-                    let r = &d.rule.0;
-                    let keeps = how == Split::Columns;
-                    (0..2).find(|&d| r.outs[0].contains(&r.ins[j][d]) == keeps)
-                }
-                (Op::Add(_), Some(Split::Columns)) if w.shape.len() == 1 => Some(0),
-                _ => None,
+        w.tp_dim = split(word(module)).and_then(|how| dim(f, a.value, w, how));
+    }
+    tables(f, weights, tokens);
+}
+
+/// The same by a plan of Hugging Face's: globs of modules, and how each is split. A word about something else than
+/// the weight of a product leaves it as it is.
+pub(super) fn split_as(f: &Func, weights: &mut [Weight], plan: &[(String, String)]) {
+    for (a, w) in f.args.iter().zip(&mut *weights) {
+        let (module, _) = module(&w.tensor);
+        // Names are those inside of the base model.
+        let inner = module.match_indices('.').map(|(i, _)| &module[i + 1..]);
+        let paths: Vec<&str> = std::iter::once(module).chain(inner).collect();
+        let of = plan.iter().find(|(g, _)| paths.iter().any(|p| glob(g, p)));
+        let how = match of.map(|x| &*x.1) {
+            Some(word) if word.starts_with("colwise") => Split::Columns,
+            Some(word) if word.starts_with("rowwise") => Split::Rows,
+            _other => continue,
+        };
+        w.tp_dim = dim(f, a.value, w, how);
+    }
+    let tokens = f.args.iter().find(|a| a.fills(Fill::Tokens)).map(|a| a.value);
+    tables(f, weights, tokens);
+}
+
+/// The dim of a weight that is split so, by how it is used.
+fn dim(f: &Func, v: Value, w: &Weight, how: Split) -> Option<usize> {
+    f.nodes.iter().find_map(|n| {
+        let j = n.ins.iter().position(|&x| x == v)?;
+        match &n.op {
+            Op::Dot(d) if w.shape.len() == 2 => {
+                let (r, keeps) = (&d.rule.0, how == Split::Columns);
+                (0..2).find(|&d| r.outs[0].contains(&r.ins[j][d]) == keeps)
             }
+            Op::Add(_) if w.shape.len() == 1 && how == Split::Columns => Some(0),
+            _other => None,
+        }
+    })
+}
+
+/// Splits tables of tokens along their entries, where anything is split.
+fn tables(f: &Func, weights: &mut [Weight], tokens: Option<Value>) {
+    if weights.iter().all(|w| w.tp_dim.is_none()) {
+        return;
+    }
+    for (a, w) in f.args.iter().zip(weights) {
+        let entries = f.nodes.iter().find_map(|n| match &n.op {
+            Op::Take(t) if n.ins[0] == a.value && tokens == Some(n.ins[1]) => {
+                let r = &t.rule.0;
+                (0..w.shape.len()).find(|&d| !r.outs[0].contains(&r.ins[0][d]))
+            }
+            _other => None,
         });
+        w.tp_dim = entries.or(w.tp_dim);
     }
 }

@@ -188,6 +188,19 @@ impl Lower<'_> {
         }
     }
 
+    /// Operands that are of one shape already.
+    pub(super) fn broadcast(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let Arg::Values(all) = n.arg("tensors") else {
+            return Err(self.refuse(n, "it has no operands"));
+        };
+        let all = all.iter().flatten().map(|id| self.data_of(n, *id));
+        let all: Vec<View> = all.collect::<Result<_>>()?;
+        if all.len() != n.outs.len() || all.windows(2).any(|w| w[0].shape != w[1].shape) {
+            return Err(self.refuse(n, "its operands are not of one shape"));
+        }
+        Ok(all.into_iter().map(Val::Data).collect())
+    }
+
     /// A range of a dim, which is last where it is taken.
     pub(super) fn narrowed(
         &mut self,

@@ -1,10 +1,12 @@
 //! Modules, functions, nodes and values: a flat SSA list per function, unrolled over layers.
 
+mod input;
 mod kind;
 mod name;
 mod params;
 mod role;
 
+pub use input::{Fill, Input, InputRow, inputs};
 pub use kind::FuncKind;
 pub use name::Name;
 use name::Taken;

@@ -1,6 +1,6 @@
 //! What arguments and results are to the world outside of their function.
 
-use super::Value;
+use super::{Fill, Input, Value};
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub enum RoleKind {
     GradFrom(u32),
     /// What the optimizer keeps of a parameter.
     State(Slot),
-    /// Data of a step: `input_ids`, `targets`, `positions`.
-    Input,
+    /// Data of a step: `input_ids`, `targets`, `positions`, or columns of the user's.
+    Input(Input),
     /// Saved by forward for backward.
     Stash,
     /// Made in one stage of the pipeline and used in another.
@@ -70,7 +70,7 @@ impl Slot {
 }
 
 impl RoleKind {
-    /// All kinds; of those with a number that with 0.
+    /// All kinds; of those with a number that with 0, of inputs a column.
     pub const ALL: [RoleKind; 18] = [
         RoleKind::Param,
         RoleKind::Ready,
@@ -78,7 +78,7 @@ impl RoleKind {
         RoleKind::GradFrom(0),
         RoleKind::State(Slot::ExpAvg),
         RoleKind::State(Slot::ExpAvgSq),
-        RoleKind::Input,
+        RoleKind::Input(Input { fill: Fill::Column, batch: true, seq: None }),
         RoleKind::Stash,
         RoleKind::Edge,
         RoleKind::Scalar,
@@ -100,7 +100,7 @@ impl RoleKind {
             RoleKind::Grad => "grad",
             RoleKind::GradFrom(_) => "grad_from",
             RoleKind::State(_) => "state",
-            RoleKind::Input => "input",
+            RoleKind::Input(_) => "input",
             RoleKind::Stash => "stash",
             RoleKind::Edge => "edge",
             RoleKind::Scalar => "scalar",
@@ -112,6 +112,14 @@ impl RoleKind {
             RoleKind::Metric => "metric",
             RoleKind::Mean => "mean",
             RoleKind::GradShown => "grad_shown",
+        }
+    }
+
+    /// What it says of an input, if it is one.
+    pub fn input(self) -> Option<Input> {
+        match self {
+            RoleKind::Input(own) => Some(own),
+            _other => None,
         }
     }
 
@@ -230,16 +238,27 @@ impl Role {
         Role { kind, name: name.into() }
     }
 
+    /// An input that is what its name means.
+    pub fn input(name: impl Into<RoleName>) -> Role {
+        let name = name.into();
+        Role { kind: RoleKind::Input(Input::named(&name)), name }
+    }
+
     /// True if it is of this kind and has this name.
     pub fn is(&self, kind: RoleKind, name: &str) -> bool {
         self.kind == kind && *self.name == *name
     }
 }
 
-/// As the text has it: `state[exp_avg] "w"`.
+/// As the text has it: `state[exp_avg] "w"`; of an input that is not what its name means
+/// `input[labels, batch] "y"`.
 impl std::fmt::Display for Role {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{} {}", self.kind, crate::text::quoted(&self.name))
+        write!(f, "{}", self.kind)?;
+        if let Some(own) = self.kind.input().filter(|own| *own != Input::named(&self.name)) {
+            write!(f, "[{own}]")?;
+        }
+        write!(f, " {}", crate::text::quoted(&self.name))
     }
 }
 
@@ -251,6 +270,16 @@ pub struct Port {
 }
 
 impl Port {
+    /// What it is as an input, if it is one.
+    pub fn input(&self) -> Option<Input> {
+        self.role.as_ref()?.kind.input()
+    }
+
+    /// True if it is an input that this fills.
+    pub fn fills(&self, fill: Fill) -> bool {
+        self.input().is_some_and(|i| i.fill == fill)
+    }
+
     /// True if its role is of this kind and has this name.
     pub fn is(&self, kind: RoleKind, name: &str) -> bool {
         self.role.as_ref().is_some_and(|r| r.is(kind, name))

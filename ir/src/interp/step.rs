@@ -43,7 +43,7 @@ fn key(
     microbatch: Option<usize>,
 ) -> Option<(usize, Role, Option<usize>)> {
     match role.kind {
-        RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar | RoleKind::Input => None,
+        RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar | RoleKind::Input(_) => None,
         RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => {
             Some((stage, role.clone(), microbatch))
         }
@@ -238,14 +238,11 @@ impl<'a> Step<'a> {
             let Some(role) = &port.role else { continue };
             if role.kind.is_shown() {
                 let ty = func.ty(port.value).clone();
-                let batch = |f: &Func, a: &&Port| {
-                    let input = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
-                    input && f.ty(a.value).rank() == 2
-                };
+                let batch = |a: &&Port| a.input().is_some_and(|i| i.batch);
                 // Another stage's tokens are cut alike.
                 let looped = |f: &&Func| c.microbatch.is_some() && f.kind == FuncKind::Forward;
                 let all = std::iter::once(func).chain(self.module.funcs.iter().filter(looped));
-                let input = all.filter_map(|f| Some((f, f.args.iter().find(|a| batch(f, a))?)));
+                let input = all.filter_map(|f| Some((f, f.args.iter().find(batch)?)));
                 let first = |t: &Type| t.dims.first().map(|d| d.size);
                 let by_rows = |t: &Type| ty.rank() > 1 && first(t) == first(&ty);
                 let rows = input.map(|(f, a)| f.ty(a.value)).next().filter(|t| by_rows(t));
@@ -301,7 +298,7 @@ fn bind(
             .at(place())
             .help("give it 1 role, such as `input \"input_ids\"`"));
     };
-    if role.kind != RoleKind::Input {
+    if role.kind.input().is_none() {
         let value = state.get(stage, role, call.microbatch).cloned();
         return value.ok_or_else(|| unset(state, role).at(place()));
     }

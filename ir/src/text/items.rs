@@ -6,7 +6,7 @@ use super::near::nearest;
 use super::parse::Parser;
 use crate::attr::{MAX_SIZE, read_atoms};
 use crate::diag::Diag;
-use crate::func::{AnnotatedDim, Annotation, Role, RoleKind, Slot};
+use crate::func::{AnnotatedDim, Annotation, Fill, Input, Role, RoleKind, Slot};
 use crate::mesh::Mesh;
 use crate::types::{AtomList, DType, Dim, Type};
 use smallvec::SmallVec;
@@ -130,10 +130,50 @@ impl Parser<'_> {
                 RoleKind::GradFrom(rank)
             }
             RoleKind::State(_) => RoleKind::State(self.slot()?),
+            RoleKind::Input(_) => {
+                let own = if self.c.eat("[") { Some(self.input()?) } else { None };
+                self.c.spaces();
+                let role = Role::input(self.c.quoted()?);
+                return Ok(Some(match own {
+                    Some(own) => Role { kind: RoleKind::Input(own), ..role },
+                    None => role,
+                }));
+            }
             plain => plain,
         };
         self.c.spaces();
         Ok(Some(Role::new(kind, self.c.quoted()?)))
+    }
+
+    /// What an input is, behind `[`: `labels, batch, seq=1]`.
+    fn input(&mut self) -> Res<Input> {
+        let at = self.c.at;
+        let word = self.c.word();
+        let Some(fill) = Fill::ALL.into_iter().find(|f| f.name() == word) else {
+            let known = Fill::ALL.map(Fill::name).join(", ");
+            let m = format!("`{word}` is nothing that fills an input");
+            return Err(Fail::new("syntax", at, word.len().max(1), m)
+                .help(format!("write one of {known}, as in `input[labels, batch] \"y\"`")));
+        };
+        let mut own = Input { fill, batch: false, seq: None };
+        while !self.c.eat("]") {
+            self.c.must(",")?;
+            self.c.spaces();
+            let at = self.c.at;
+            match self.c.word() {
+                "batch" if !own.batch && own.seq.is_none() => own.batch = true,
+                "seq" if own.seq.is_none() => {
+                    self.c.must("=")?;
+                    own.seq = Some(self.number(MAX_DIMS - 1)? as u8);
+                }
+                word => {
+                    let m = format!("`{word}` says nothing of an input here");
+                    return Err(Fail::new("syntax", at, word.len().max(1), m)
+                        .help("say `batch` if dim 0 is rows, then `seq=D` if dim D is tokens"));
+                }
+            }
+        }
+        Ok(own)
     }
 
     /// What an optimizer keeps: `[exp_avg]`.

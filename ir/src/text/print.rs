@@ -4,7 +4,7 @@
 use super::fold;
 use super::marks::Marks;
 use super::types::{push_number, write_annotation, write_quoted, write_type};
-use crate::func::{Func, FusedWithNext, Module, Node, Part, Port, RoleKind, Scope, Value};
+use crate::func::{Func, FusedWithNext, Input, Module, Node, Part, Port, RoleKind, Scope, Value};
 use crate::mesh::Mesh;
 use crate::source::Source;
 use std::fmt::Write as _;
@@ -302,6 +302,9 @@ impl Printer<'_> {
         if let Some(r) = &p.role {
             self.out.push(' ');
             match r.kind {
+                RoleKind::Input(own) if own != Input::named(&r.name) => {
+                    let _ = write!(self.out, "input[{own}]");
+                }
                 RoleKind::GradFrom(_) | RoleKind::State(_) => {
                     let _ = write!(self.out, "{}", r.kind);
                 }

@@ -146,7 +146,7 @@ fn step_module(mesh: Mesh, microbatches: usize) -> Module {
     let ready_ty = enter.ty(ready).clone();
     let w = forward.arg(ready_ty, Name::parse("w"), role(RoleKind::Ready, "w"));
     let x_ty = split(Type::f32(&[ROWS / microbatches, 3]), 0, &[0]);
-    let x = forward.arg(x_ty, Name::parse("x"), role(RoleKind::Input, "x"));
+    let x = forward.arg(x_ty, Name::parse("x"), Some(Role::input("x")));
     let before = forward.arg(partial(), Name::parse("s"), Some(sum.clone()));
     let mut b = Builder::new(&mesh, &mut forward);
     let y = b.push("y", Mul::by("bh,h->bh", &[2, 1]), &[x, w]);

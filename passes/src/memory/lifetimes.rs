@@ -224,7 +224,7 @@ impl<'a> Lifetimes<'a> {
         let ty = self.m.funcs[f].ty(v);
         let kind = match role.kind {
             RoleKind::Stash | RoleKind::Edge | RoleKind::GradFrom(_) => Lifetime::Micro,
-            RoleKind::Input if ty.rank() > 1 => Lifetime::Input,
+            RoleKind::Input(i) if i.batch => Lifetime::Input,
             RoleKind::Grad if !self.known[number].is_summed => Lifetime::Part,
             _lasting => Lifetime::Whole,
         };

@@ -46,8 +46,8 @@ impl<'a> Stamps<'a> {
     fn slot(&mut self, role: &'a Role) -> Slot {
         let Stamps { slots, step, unmade, outside, .. } = self;
         *slots.entry(role).or_insert_with(|| match role.kind {
-            RoleKind::Stash | RoleKind::Edge | RoleKind::Input => {
-                let none = if role.kind == RoleKind::Input { DATA } else { UNMADE };
+            RoleKind::Stash | RoleKind::Edge | RoleKind::Input(_) => {
+                let none = if role.kind.input().is_some() { DATA } else { UNMADE };
                 unmade.push(none);
                 outside.push(none);
                 Slot::Micro(unmade.len() - 1)
@@ -153,7 +153,7 @@ impl<'a> Known<'a> {
             let slot = s.slot(role);
             args.push(slot);
             match role.kind {
-                RoleKind::Input => inputs.push(a.value),
+                RoleKind::Input(_) => inputs.push(a.value),
                 RoleKind::Scalar => scalars.push((slot, a.value)),
                 RoleKind::Param | RoleKind::State(_) => kept.push((slot, a.value)),
                 _made_in_the_step => {}

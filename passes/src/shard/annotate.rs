@@ -8,7 +8,7 @@
 use super::grid::{self, Grid, Side};
 use super::{SEQUENCE, asked, experts};
 use crate::autodiff::recompute::Recompute;
-use crate::options::{CpMode, Options, TpMode};
+use crate::options::{CpMode, Options, ShardRule, TpMode};
 use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, Port, RoleKind, Value};
@@ -48,9 +48,14 @@ pub fn annotate(
     // Per parameter, the dim that tensor parallelism splits and how many ways it may.
     let by_name: BTreeMap<&str, &Weight> = weights.iter().map(|w| (&*w.param, w)).collect();
     let users = users(f);
+    // On a grid words name the dim that is split, and the mode says how.
+    let on_grid = |r: &&ShardRule| o.tp_mode != TpMode::OneD && asked::word(r).is_some();
+    let words: Vec<ShardRule> = o.shard.iter().filter(on_grid).cloned().collect();
+    let words = asked::recipes(f, weights, &words)?;
     let recipe = |a: &Port| {
         let role = a.role.as_ref().filter(|r| r.kind == RoleKind::Param)?;
-        let dim = by_name.get(&*role.name).filter(|w| w.experts.is_none())?.tp_dim?;
+        let own = by_name.get(&*role.name).filter(|w| w.experts.is_none())?.tp_dim;
+        let dim = words.get(&a.value).copied().unwrap_or(own)?;
         Some((dim, split_limit(f, &users, a.value, dim)))
     };
     let recipes: Vec<Option<(usize, Option<usize>)>> = f.args.iter().map(recipe).collect();
@@ -63,13 +68,13 @@ pub fn annotate(
     // Tokens are cut along the sequence too; positions stay whole, a rank slices what it needs.
     let cp = mesh.axis("cp").unwrap_or_default();
     let mut new: Vec<(Value, Annotation)> = Vec::new();
-    // An activation [rows, tokens, …, last] on a side of a block.
+    // An activation [rows, tokens, …, last], or [rows, last], on a side of a block.
     let laid = |v: Value, rows: &[Atom], last: AtomList| {
         let rank = f.ty(v).rank();
         let dim = |d: usize| match d {
             0 => AtomList::collect(batch.iter().chain(rows.iter().copied())).unwrap_or_default(),
-            1 => AtomList::collect(cp.iter()).unwrap_or_default(),
             d if d + 1 == rank => last,
+            1 => AtomList::collect(cp.iter()).unwrap_or_default(),
             _ => AtomList::EMPTY,
         };
         let dims = (0..rank).map(|d| AnnotatedDim { atoms: dim(d), open: false }).collect();
@@ -91,9 +96,11 @@ pub fn annotate(
                     }
                 }
             }
-            RoleKind::Input if rank > 1 => {
+            RoleKind::Input(own) if own.batch => {
                 dims[0].atoms = AtomList::collect(batch.iter()).unwrap_or_default();
-                dims[1].atoms = AtomList::collect(cp.iter()).unwrap_or_default();
+                if let Some(d) = own.tokens() {
+                    dims[d].atoms = AtomList::collect(cp.iter()).unwrap_or_default();
+                }
             }
             _ => {}
         }
@@ -117,7 +124,8 @@ pub fn annotate(
     for (v, a) in new {
         f.annotations.entry(v).or_insert(a);
     }
-    o.shard.iter().try_for_each(|r| asked::apply(&mesh, f, weights, r, o))?;
+    let others = o.shard.iter().filter(|r| !on_grid(r));
+    others.into_iter().try_for_each(|r| asked::apply(&mesh, f, weights, r, o))?;
     check_inputs(&mesh, f, batch, o)?;
     Ok(mesh)
 }
@@ -142,9 +150,8 @@ fn left_to_price(mesh: Mesh, own: &Mesh, f: &mut Func, o: &Options) -> Result<Me
     let batch = batch_axes(&mesh);
     rename_atoms(f, own, &mesh)?;
     for a in &f.args {
-        let input = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
         let rank = f.ty(a.value).rank();
-        if input && rank > 1 {
+        if a.input().is_some_and(|i| i.batch) {
             let mut dims = vec![AnnotatedDim { atoms: AtomList::EMPTY, open: false }; rank];
             dims[0].atoms = AtomList::collect(batch.iter()).unwrap_or_default();
             let new = Annotation { dims: dims.into(), priority: 0 };
@@ -219,9 +226,10 @@ fn marked(f: &Func, weights: &[Weight], sequence: &[(Value, usize)], o: &Options
                     --shard 'SCOPE=?,tp,?'";
         return refuse("--sp".into(), "residual stream", help);
     }
-    if o.tp_mode != TpMode::OneD && weights.iter().all(|w| w.tp_dim.is_none()) {
-        let help = "leave it out, and split weights with --shard 'SCOPE=colwise' and \
-                    --shard 'SCOPE=rowwise'";
+    let words = o.shard.iter().any(|r| asked::word(r).is_some());
+    if o.tp_mode != TpMode::OneD && !words && weights.iter().all(|w| w.tp_dim.is_none()) {
+        let help = "say which: --shard 'SCOPE=colwise' for what a product makes, --shard 'SCOPE=rowwise' \
+                    for what it sums over";
         return refuse(format!("--tp-mode {}", o.tp_mode), "dims that tp splits", help);
     }
     if (o.ep > 1 || o.etp.is_some_and(|n| n > 1)) && !has(f, Kind::Copies) {
@@ -317,9 +325,11 @@ fn heads(f: &Func, tp: AtomSet, cp: AtomSet, new: &mut Vec<(Value, Annotation)>)
 /// other rows; with several microbatches that is the split over the data-parallel axes.
 fn check_inputs(mesh: &Mesh, f: &Func, batch: AtomSet, o: &Options) -> Result<()> {
     for a in &f.args {
-        let Some(role) = a.role.as_ref().filter(|r| r.kind == RoleKind::Input) else { continue };
+        let Some(role) = a.role.as_ref().filter(|_| a.input().is_some_and(|i| i.batch)) else {
+            continue;
+        };
         let (ty, note) = (f.ty(a.value), f.annotations.get(&a.value));
-        let Some(note) = note.filter(|_| ty.rank() > 1) else { continue };
+        let Some(note) = note else { continue };
         let rows = note.dims[0].atoms;
         let ways: usize = rows.iter().map(|x| mesh.size(x)).product();
         let moved = o.microbatches() > 1 && rows.set() != batch;

@@ -69,17 +69,47 @@ pub(super) fn apply(
     rule: &ShardRule,
     o: &Options,
 ) -> Result<()> {
-    let word = match &rule.dims[..] {
-        [word] => WORDS.iter().copied().find(|w| w == word),
-        _ => None,
-    };
+    for (v, written) in hits(f, weights, rule)? {
+        let a = annotation(mesh, f, v, &written, rule, o)?;
+        f.annotations.insert(v, a);
+    }
+    Ok(())
+}
+
+/// The word that a rule is, if it is one.
+pub(super) fn word(rule: &ShardRule) -> Option<&'static str> {
+    let [word] = &rule.dims[..] else { return None };
+    WORDS.iter().copied().find(|w| w == word)
+}
+
+/// The dim of each parameter that words split, if they split any: what a grid takes for the dim that a family
+/// marks.
+///
+/// # Errors
+/// Those of [`apply`].
+pub(super) fn recipes(
+    f: &Func,
+    weights: &[Weight],
+    rules: &[ShardRule],
+) -> Result<BTreeMap<Value, Option<usize>>> {
+    let mut out = BTreeMap::new();
+    for rule in rules.iter().filter(|r| word(r).is_some()) {
+        let split = |dims: Vec<String>| dims.iter().position(|d| d == "tp");
+        out.extend(hits(f, weights, rule)?.into_iter().map(|(v, dims)| (v, split(dims))));
+    }
+    Ok(out)
+}
+
+/// What a rule matches, each with its dims.
+fn hits(f: &Func, weights: &[Weight], rule: &ShardRule) -> Result<Vec<(Value, Vec<String>)>> {
+    let word = word(rule);
     let args = globs::arguments(f, weights, &rule.glob).map_err(|d| d.at(place(rule)))?;
     let own = |s: u32| glob(&rule.glob, &f.scopes[s as usize].path);
     let scopes: BTreeSet<u32> = f.nodes.iter().map(|n| n.scope.0).filter(|&s| own(s)).collect();
     if args.is_empty() && scopes.is_empty() {
         return Err(unknown(f, weights, rule));
     }
-    let hits: Vec<(Value, Vec<String>)> = match word {
+    Ok(match word {
         Some(word) if args.is_empty() => of_scopes(f, rule, word, &scopes)?,
         Some(word) => {
             args.iter().map(|&v| Ok((v, of_param(f, rule, word, v)?))).collect::<Result<_>>()?
@@ -90,12 +120,7 @@ pub(super) fn apply(
             last.into_values().map(|v| (v, rule.dims.clone())).collect()
         }
         None => args.into_iter().map(|v| (v, rule.dims.clone())).collect(),
-    };
-    for (v, written) in hits {
-        let a = annotation(mesh, f, v, &written, rule, o)?;
-        f.annotations.insert(v, a);
-    }
-    Ok(())
+    })
 }
 
 /// The rule as the user wrote it.
@@ -105,8 +130,7 @@ fn place(rule: &ShardRule) -> String {
 
 fn unknown(f: &Func, weights: &[Weight], rule: &ShardRule) -> Diag {
     let inputs = f.args.iter().filter_map(|a| a.role.as_ref());
-    let inputs: Vec<&str> =
-        inputs.filter(|r| r.kind == RoleKind::Input).map(|r| &*r.name).collect();
+    let inputs: Vec<&str> = inputs.filter(|r| r.kind.input().is_some()).map(|r| &*r.name).collect();
     let what = format!("`{}` matches no tensor, input or scope", rule.glob);
     Diag::new("unknown-tensor", what)
         .at(place(rule))

@@ -4,7 +4,7 @@ use super::elide_accumulators::elide_accumulators;
 use super::enter::enter;
 use super::finish::{Foreign, evaluate, finish};
 use crate::options::Options;
-use shardc_ir::func::{Func, FuncKind, Module, ParamLayout, Port, RoleKind};
+use shardc_ir::func::{Fill, Func, FuncKind, Module, ParamLayout, Port, RoleKind};
 use shardc_ir::maps::HashSet;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
@@ -45,8 +45,8 @@ pub fn assemble(
     let owners: Vec<usize> = params.iter().map(owner).collect();
     // The labels may be an input of another stage than that of the loss.
     let labels = loops.iter().flatten().find_map(|f| {
-        let a = f.args.iter().find(|a| a.is(RoleKind::Input, "targets"))?;
-        Some((f.ty(a.value).clone(), f.name(a.value).clone()))
+        let a = f.args.iter().find(|a| a.fills(Fill::Labels))?;
+        Some((f.ty(a.value).clone(), f.name(a.value).clone(), a.role.clone()?))
     });
     let mut around = vec![];
     for (rank, own_loops) in loops.iter().enumerate() {
@@ -66,8 +66,9 @@ pub fn assemble(
         let first = enter(&m.mesh, (rank, ranks), &own, &all, labels.as_ref(), o);
         let mut last = vec![];
         if o.mode == Mode::Train {
-            last.push(finish(&m.mesh, (rank, ranks), &own, weights, &all, &foreign, o));
-            last.extend(evaluate(&m.mesh, (rank, ranks), &all));
+            let counts = labels.is_some();
+            last.push(finish(&m.mesh, (rank, ranks), &own, weights, &all, &foreign, counts, o));
+            last.extend(evaluate(&m.mesh, (rank, ranks), &all, counts));
         }
         around.push((first, last));
     }

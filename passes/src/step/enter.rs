@@ -5,6 +5,7 @@
 
 use crate::options::Options;
 use crate::shard::partition::step_scope;
+use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, FuncKind, Name, Node, ParamLayout, Port, Role, RoleKind, Value};
 use shardc_ir::maps::HashSet;
@@ -13,15 +14,19 @@ use shardc_ir::ops::*;
 use shardc_ir::types::Type;
 use std::collections::BTreeMap;
 
+/// Labels of a microbatch: their type, what they are called, and their role.
+pub type Labels = (Type, Name, Role);
+
 /// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its
 /// functions that run once per microbatch. They say which accumulators there are and in which type
-/// the loss scale is used; `labels` are those of a microbatch, with their name, whichever stage reads them.
+/// the loss scale is used; `labels` are those of a microbatch, with name and role, whichever stage reads
+/// them.
 pub fn enter(
     mesh: &Mesh,
     (rank, ranks): (usize, usize),
     params: &[&ParamLayout],
     loops: &[&Func],
-    labels: Option<&(Type, Name)>,
+    labels: Option<&Labels>,
     o: &Options,
 ) -> Func {
     let mut f = Func::of(FuncKind::Enter, rank, ranks);
@@ -31,7 +36,7 @@ pub fn enter(
         ready.push(v);
     }
     let sums = sums(loops);
-    let targets = sums.get("loss").and(labels).map(|l| targets(&mut f, l, o));
+    let targets = sums.get(COUNTED).and(labels).map(|l| targets(&mut f, l, o));
     for (p, v) in params.iter().zip(&mut ready) {
         let scope = f.scope(&p.scope);
         for s in &p.steps[..p.prepared] {
@@ -52,13 +57,14 @@ pub fn enter(
     if let Some(targets) = targets {
         count(&mut b, targets, seed(loops));
     }
-    // What is summed over microbatches beside the loss becomes a mean over them.
-    if sums.keys().any(|name| *name != "loss") {
+    // What is not summed over labels becomes a mean over microbatches.
+    let counts = |name: &str| labels.is_some() && name == COUNTED;
+    if sums.keys().any(|name| !counts(name)) {
         let share = Fill { value: 1.0 / o.microbatches() as f64 };
         let inv = b.push_as("inv_microbatches", share, &[], &Type::f32(&[]));
         let role = Role::new(RoleKind::Step, "inv_microbatches");
         b.f.results.push(Port { value: inv, role: Some(role) });
-        for (role, ty) in seeds(loops).filter(|s| &*s.0.name != "loss") {
+        for (role, ty) in seeds(loops).filter(|s| !counts(&s.0.name)) {
             let axes = ty.replicated;
             let v = if axes.is_empty() { inv } else { b.push("scale", FanOut { axes }, &[inv]) };
             b.f.results.push(Port { value: v, role: Some(role.clone()) });
@@ -98,28 +104,32 @@ fn seeds<'a>(loops: &[&'a Func]) -> impl Iterator<Item = (&'a Role, &'a Type)> {
     all.filter_map(|(role, ty)| Some((role.filter(|r| r.kind == RoleKind::Scale)?, ty)))
 }
 
+/// The sum that is one over labels, where a model has labels.
+pub(super) const COUNTED: &str = "loss";
+
 /// The type in which backward takes the loss's cotangent.
 fn seed<'a>(loops: &[&'a Func]) -> Option<&'a Type> {
-    seeds(loops).find(|s| &*s.0.name == "loss").map(|s| s.1)
+    seeds(loops).find(|s| &*s.0.name == COUNTED).map(|s| s.1)
 }
 
 /// The labels of the whole global batch, as an argument.
-fn targets(f: &mut Func, (ty, name): &(Type, Name), o: &Options) -> Value {
+fn targets(f: &mut Func, (ty, name, role): &Labels, o: &Options) -> Value {
     let mut ty = ty.clone();
-    ty.dims[0].size = o.global_batch;
+    if role.kind.input().is_some_and(|i| i.batch) {
+        ty.dims[0].size = o.global_batch;
+    }
     ty.replicated = AtomSet::EMPTY;
-    f.arg(ty, name.clone(), Some(Role::new(RoleKind::Input, "targets")))
+    f.arg(ty, name.clone(), Some(role.clone()))
 }
 
 /// One over the number of labels: `step inv_tokens` (invariant) and, if backward takes one, `scale loss`
 /// (the loss's cotangent).
 fn count(b: &mut Builder, targets: Value, seed: Option<&Type>) {
     let valid = b.push("valid", AtLeast { bound: 0.0 }, &[targets]);
-    let mut n = b.push(
-        "tokens",
-        ReduceSum { rule: shardc_ir::attr::RuleAttr::new("bs->", &[2]) },
-        &[valid],
-    );
+    let rank = b.ty(valid).rank();
+    let letters: String = "bscdefgh".chars().take(rank).collect();
+    let rule = RuleAttr::new(&format!("{letters}->"), &[rank]);
+    let mut n = b.push("tokens", ReduceSum { rule }, &[valid]);
     let axes = b.ty(n).sum;
     if !axes.is_empty() {
         n = b.push("tokens", AllReduce { axes }, &[n]);
@@ -133,5 +143,5 @@ fn count(b: &mut Builder, targets: Value, seed: Option<&Type>) {
     let Some(seed) = seed else { return };
     let axes = seed.replicated;
     let scale = if axes.is_empty() { inv } else { b.push("loss_scale", FanOut { axes }, &[inv]) };
-    b.f.results.push(Port { value: scale, role: Some(Role::new(RoleKind::Scale, "loss")) });
+    b.f.results.push(Port { value: scale, role: Some(Role::new(RoleKind::Scale, COUNTED)) });
 }

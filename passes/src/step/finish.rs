@@ -6,7 +6,7 @@
 //! still to be taken, an invariant one's is not.
 
 use crate::options::{Decay, Optimizer, Options};
-use crate::step::enter::sums;
+use crate::step::enter::{COUNTED, sums};
 use crate::step::router_bias::Corrected;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
@@ -38,7 +38,8 @@ impl Foreign {
 }
 
 /// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its functions
-/// that run once per microbatch, which say what has a gradient, `foreign` what others have made.
+/// that run once per microbatch, which say what has a gradient, `foreign` what others have made; `counts` that
+/// the loss is a sum over labels.
 #[allow(clippy::too_many_arguments)]
 pub fn finish(
     mesh: &Mesh,
@@ -47,13 +48,14 @@ pub fn finish(
     weights: &[Weight],
     loops: &[&Func],
     foreign: &[Foreign],
+    counts: bool,
     o: &Options,
 ) -> Func {
     let mut f = Func::of(FuncKind::Finish, rank, ranks);
     let sums = gradients(loops);
     let has_grad = |p: &&&ParamLayout| p.trainable && sums.contains_key(&*p.param.name);
     let trained: Vec<&ParamLayout> = params.iter().filter(has_grad).copied().collect();
-    let args = arguments(&mut f, &trained, loops, &sums, foreign, o);
+    let args = arguments(&mut f, &trained, loops, &sums, foreign, counts, o);
     let corrected = match o.balance.rate {
         0.0 => vec![],
         _ => Corrected::arguments(&mut f, params, loops),
@@ -109,9 +111,14 @@ pub fn finish(
 
 /// Makes `@evaluate`, which ends an evaluation: the loss and nothing else. `None` if the loss is not
 /// made by these functions.
-pub fn evaluate(mesh: &Mesh, (rank, ranks): (usize, usize), loops: &[&Func]) -> Option<Func> {
+pub fn evaluate(
+    mesh: &Mesh,
+    (rank, ranks): (usize, usize),
+    loops: &[&Func],
+    counts: bool,
+) -> Option<Func> {
     let mut f = Func::of(FuncKind::Evaluate, rank, ranks);
-    let sums = Sums::arguments(&mut f, loops)?;
+    let sums = Sums::arguments(&mut f, loops, counts)?;
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
     loss(&mut b, &sums);
@@ -120,9 +127,8 @@ pub fn evaluate(mesh: &Mesh, (rank, ranks): (usize, usize), loops: &[&Func]) -> 
 
 /// What was summed over microbatches, as arguments.
 struct Sums {
-    /// Over the labels of the batch, and one over their number.
-    loss: Value,
-    inv_tokens: Value,
+    /// Over the labels of the batch, and one over their number, if the model has labels.
+    counted: Option<(Value, Value)>,
     /// Losses of microbatches by name, and one over the number of microbatches.
     others: Vec<(String, Value)>,
     inv_microbatches: Option<Value>,
@@ -130,23 +136,28 @@ struct Sums {
 
 impl Sums {
     /// `None` if these functions make no loss.
-    fn arguments(f: &mut Func, loops: &[&Func]) -> Option<Sums> {
-        let found = sums(loops);
+    fn arguments(f: &mut Func, loops: &[&Func], counts: bool) -> Option<Sums> {
+        let mut found = sums(loops);
+        if found.is_empty() {
+            return None;
+        }
         let mut arg = |hint: String, ty: &Type, kind, name: &str| {
             let name_of = Name { grad: false, layer: None, hint: hint.into(), dup: 0 };
             f.arg(ty.clone(), name_of, Some(Role::new(kind, name)))
         };
         let (sum, step, scalar) = (RoleKind::Sum, RoleKind::Step, Type::f32(&[]));
-        let loss = arg("loss_sum".into(), found.get("loss")?, sum, "loss");
-        let inv_tokens = arg("inv_tokens".into(), &scalar, step, "inv_tokens");
+        let counted = if counts { found.remove(COUNTED) } else { None };
+        let counted = counted.map(|ty| {
+            let loss = arg("loss_sum".into(), ty, sum, COUNTED);
+            (loss, arg("inv_tokens".into(), &scalar, step, "inv_tokens"))
+        });
         let others: Vec<(String, Value)> = found
             .iter()
-            .filter(|x| *x.0 != "loss")
             .map(|(name, ty)| (name.to_string(), arg(format!("{name}_sum"), ty, sum, name)))
             .collect();
         let inv_microbatches = (!others.is_empty())
             .then(|| arg("inv_microbatches".into(), &scalar, step, "inv_microbatches"));
-        Some(Sums { loss, inv_tokens, others, inv_microbatches })
+        Some(Sums { counted, others, inv_microbatches })
     }
 }
 
@@ -184,6 +195,7 @@ fn arguments(
     loops: &[&Func],
     sums: &HashMap<&str, &Type>,
     foreign: &[Foreign],
+    counts: bool,
     o: &Options,
 ) -> Args {
     let scalar = Type::f32(&[]);
@@ -220,7 +232,7 @@ fn arguments(
             f.arg(ty, Name { grad: true, hint, ..name }, Some(x.role()))
         })
         .collect();
-    let sums = Sums::arguments(f, loops);
+    let sums = Sums::arguments(f, loops, counts);
     let lr = f.arg(scalar.clone(), plain("lr"), Some(Role::new(RoleKind::Scalar, "lr")));
     let step = f.arg(scalar, plain("step"), Some(Role::new(RoleKind::Scalar, "step")));
     Args { params, grads, states, foreign: received, sums, lr, step }
@@ -261,16 +273,23 @@ fn loss(b: &mut Builder, sums: &Sums) {
         let axes = b.ty(v).sum;
         if axes.is_empty() { v } else { b.push("loss_sum", AllReduce { axes }, &[v]) }
     };
-    let sum = whole(b, sums.loss);
-    let mut loss = b.push("loss", Mul::same(), &[sum, sums.inv_tokens]);
+    let mut loss = sums.counted.map(|(sum, inv_tokens)| {
+        let sum = whole(b, sum);
+        b.push("loss", Mul::same(), &[sum, inv_tokens])
+    });
     for (name, v) in &sums.others {
         let sum = whole(b, *v);
         let inv = sums.inv_microbatches.expect("there is another sum");
         let mean = b.push("loss", Mul::same(), &[sum, inv]);
-        show(b, mean, RoleKind::Mean, name);
-        loss = b.push("loss", Add::same(), &[loss, mean]);
+        if name != COUNTED {
+            show(b, mean, RoleKind::Mean, name);
+        }
+        loss = Some(match loss {
+            Some(others) => b.push("loss", Add::same(), &[others, mean]),
+            None => mean,
+        });
     }
-    show(b, loss, RoleKind::Metric, "loss");
+    show(b, loss.expect("there is a sum"), RoleKind::Metric, "loss");
 }
 
 /// Square root of the sum of squares of all gradients.

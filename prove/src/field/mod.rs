@@ -7,6 +7,7 @@
 //! of some degree / 2^61. It says nothing of other sizes.
 
 pub(crate) mod functions;
+mod inputs;
 pub(crate) mod ranks;
 mod smaller;
 pub(crate) mod tensor;
@@ -20,7 +21,8 @@ use crate::term::{Leaf, Mentions, Node, Store, Term};
 use crate::textbook::Textbook;
 use crate::whole::Whole;
 use crate::{Report, Subject, Verdict, local};
-use functions::{Begins, mix, oracle, results, seed};
+use functions::{Begins, oracle, results, seed};
+use inputs::Inputs;
 use ranks::{Pieces, Ranks};
 use shardc_ir::func::{Func, FuncKind, Module, Role, RoleKind};
 use shardc_ir::mesh::PIPELINE;
@@ -34,7 +36,6 @@ use tensor::{Tensor, einsum, times};
 /// Data of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Data {
-    pub seq: usize,
     /// Tokens are below this.
     pub vocab: usize,
 }
@@ -46,47 +47,6 @@ fn noise(name: &str, shape: &[usize]) -> Tensor {
         k += 1;
         oracle(name, &[k])
     })
-}
-
-/// Inputs and leaves.
-struct Inputs {
-    data: Data,
-    rows: usize,
-    microbatches: usize,
-}
-
-impl Inputs {
-    /// A whole input of the step.
-    fn whole(&self, name: &str) -> Tensor {
-        let (seed, mut k) = (seed(name), 0);
-        let shape = [self.rows, self.data.seq];
-        match name {
-            // Neighbours change places, so that a position is not the place.
-            "positions" => Tensor::from_fn(&shape[1..], |i| {
-                let other = i[0] ^ 1;
-                (if other < self.data.seq { other } else { i[0] }) as u64
-            }),
-            "run" => Tensor::from_fn(&[3], |i| 1 + i[0] as u64),
-            "places" => Tensor::from_fn(&shape, |i| (i[0] * self.data.seq + i[1]) as u64),
-            _tokens => Tensor::from_fn(&shape, |_| {
-                k += 1;
-                let scored = name != "targets" || k % 7 != 0;
-                if scored { mix(seed, k) % self.data.vocab as u64 } else { -100i64 as u64 }
-            }),
-        }
-    }
-
-    /// The rows of a microbatch, of which every owner has `own` consecutive ones.
-    fn of(&self, name: &str, microbatch: Option<usize>, shape: &[usize], own: usize) -> Tensor {
-        let whole = self.whole(name);
-        let m = self.microbatches;
-        match microbatch {
-            Some(j) if whole.shape != shape && shape.len() == 2 => Tensor::from_fn(shape, |i| {
-                whole.at(&[(i[0] / own * m + j) * own + i[0] % own, i[1]])
-            }),
-            _all => whole,
-        }
-    }
 }
 
 /// Everything that ranks hold.
@@ -117,9 +77,9 @@ impl Run<'_> {
             RoleKind::Param | RoleKind::State(_) | RoleKind::Scalar => {
                 Some(self.ranks.scatter(ty, &noise(&role.to_string(), &shape)))
             }
-            RoleKind::Input => {
+            RoleKind::Input(_) => {
                 let own = if ty.rank() > 0 { ty.chunk(&self.ranks.mesh, 0) } else { 1 };
-                let whole = self.inputs.of(&role.name, j, &shape, own);
+                let whole = self.inputs.of(role, j, &shape, own);
                 (whole.shape == shape[..]).then(|| self.ranks.scatter(ty, &whole))
             }
             RoleKind::GradFrom(from) => self
@@ -332,10 +292,8 @@ impl<'a> Values<'a> {
 
     fn leaf(&self, leaf: &Leaf, shape: &[usize], j: Option<usize>) -> Tensor {
         match leaf {
-            Leaf::Role(r) if r.kind == RoleKind::Input => {
-                self.inputs.of(&r.name, None, shape, self.own)
-            }
-            Leaf::OfMicrobatch(r) => self.inputs.of(&r.name, j, shape, self.own),
+            Leaf::Role(r) if r.kind.input().is_some() => self.inputs.of(r, None, shape, self.own),
+            Leaf::OfMicrobatch(r) => self.inputs.of(r, j, shape, self.own),
             unknown => noise(&unknown.to_string(), shape),
         }
     }
@@ -394,8 +352,7 @@ fn compare_smaller(subject: &Subject, data: Data, report: &mut Report) -> Result
 
 fn compare(subject: &Subject, data: Data, report: &mut Report) -> Result<(), Gap> {
     let (m, schedule) = (subject.programs, subject.schedule);
-    let inputs =
-        || Inputs { data, rows: subject.recipe.global_batch, microbatches: schedule.microbatches };
+    let inputs = || Inputs::new(subject, data);
     let texts = Texts { programs: m, model: subject.model };
     let mut w = Whole::new(texts, schedule);
     let model = subject.model.funcs.first().ok_or_else(|| Gap {
@@ -474,12 +431,9 @@ fn differs(role: &Role, plan: String, textbook: String) -> Refuted {
 /// Rows of a microbatch that one owner of rows has.
 fn rows_of_an_owner(m: &Module, ranks: &Ranks) -> usize {
     let inputs = m.funcs.iter().filter(|f| f.kind.is_looped()).flat_map(|f| {
-        f.args
-            .iter()
-            .filter(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input))
-            .map(|a| f.ty(a.value))
+        f.args.iter().filter(|a| a.input().is_some_and(|i| i.batch)).map(|a| f.ty(a.value))
     });
-    inputs.filter(|t| t.rank() > 1).map(|t| t.chunk(&ranks.mesh, 0)).next().unwrap_or(1)
+    inputs.map(|t| t.chunk(&ranks.mesh, 0)).next().unwrap_or(1)
 }
 
 #[cfg(test)]

@@ -75,11 +75,11 @@ pub fn smaller(subject: &Subject, data: Data) -> Result<Smaller, Gap> {
         }
     }
     let whole = |lemma: String| Gap { op: "plan".into(), place: "programs".into(), lemma };
-    let [rows, seq] = net.roles(subject.schedule.microbatches).map_err(whole)?;
+    let (rows, seq) = net.roles(subject.schedule.microbatches).map_err(whole)?;
     net.pieces();
     net.one_product_each().map_err(whole)?;
-    net.choose(&[seq]).map_err(whole)?;
-    net.made(subject, data, rows, seq).map_err(whole)
+    net.choose(seq.as_slice()).map_err(whole)?;
+    net.made(subject, data, rows).map_err(whole)
 }
 
 impl<'a> Net<'a> {
@@ -229,10 +229,11 @@ impl<'a> Net<'a> {
         list.iter().map(|a| self.mesh.size(a)).product()
     }
 
-    /// Ties what functions hand to each other and to the model; the rows and tokens of a microbatch.
-    fn roles(&mut self, microbatches: usize) -> Result<[Size; 2], String> {
-        let mut known: BTreeMap<(u8, String), (Vec<Size>, usize)> = BTreeMap::new();
-        let mut batch: Vec<Size> = vec![];
+    /// Ties what functions hand to each other and to the model; the rows of a microbatch, and tokens of a row.
+    fn roles(&mut self, microbatches: usize) -> Result<(Size, Option<Size>), String> {
+        let mut known: BTreeMap<(u8, String), Vec<Size>> = BTreeMap::new();
+        let (mut batch, mut rows, mut seq): (Vec<Size>, Vec<Size>, Vec<Size>) =
+            (vec![], vec![], vec![]);
         for module in [MODEL, PROGRAMS] {
             for (f, func) in self.modules[module].funcs.iter().enumerate() {
                 let once = module == PROGRAMS && !func.kind.is_looped();
@@ -248,38 +249,43 @@ impl<'a> Net<'a> {
                         | RoleKind::GradFrom(_)
                         | RoleKind::GradShown
                         | RoleKind::State(_) => 0,
-                        RoleKind::Input => 1,
+                        RoleKind::Input(_) => 1,
                         RoleKind::Stash => 2,
                         RoleKind::Edge => 3,
                         RoleKind::Sum | RoleKind::Load | RoleKind::Mean => 4,
                         _shown => 5,
                     };
-                    if kind == 1 && once && dims.len() > 1 {
+                    if once && role.kind.input().is_some_and(|i| i.batch) {
                         batch.push(dims.remove(0));
-                        let tokens = (6, role.name.to_string());
-                        let same = known.entry(tokens).or_insert((dims.clone(), 0)).0.clone();
+                        let row = (6, role.name.to_string());
+                        let same = known.entry(row).or_insert(dims.clone()).clone();
                         self.all(&same, &dims)?;
                         continue;
                     }
+                    if let Some(own) = role.kind.input() {
+                        rows.extend(own.batch.then(|| dims[0]));
+                        seq.extend(own.tokens().map(|d| dims[d]));
+                    }
                     let key = (kind, role.name.to_string());
-                    let same = known.entry(key).or_insert((dims.clone(), 0)).0.clone();
+                    let same = known.entry(key).or_insert(dims.clone()).clone();
                     self.all(&same, &dims)?;
                 }
             }
         }
-        let inputs = known.iter().filter(|x| x.0.0 == 1 && x.1.0.len() == 2).map(|x| x.1.0.clone());
-        let inputs: Vec<Vec<Size>> = inputs.collect();
-        let [rows, seq] = inputs.first().map(|d| [d[0], d[1]]).ok_or("no input of rows")?;
-        for other in &inputs {
-            self.all(&[rows, seq], other)?;
+        // One row is of one shape, in a microbatch and in the batch.
+        for ((_, name), row) in known.iter().filter(|x| x.0.0 == 6) {
+            if let Some(own) = known.get(&(1, name.clone())) {
+                self.all(own.get(1..).unwrap_or_default(), row)?;
+            }
         }
-        let tokens: Vec<Size> =
-            known.iter().filter(|x| x.0.0 == 6).flat_map(|x| x.1.0.clone()).collect();
-        tokens.into_iter().try_for_each(|t| self.tie(seq, t))?;
+        let all = *rows.first().ok_or("no input of rows")?;
+        rows.into_iter().try_for_each(|r| self.tie(all, r))?;
+        let tokens = seq.first().copied();
+        seq.into_iter().try_for_each(|t| self.tie(tokens.unwrap_or(t), t))?;
         for b in batch {
-            self.products.push((b, microbatches, vec![rows]));
+            self.products.push((b, microbatches, vec![all]));
         }
-        Ok([rows, seq])
+        Ok((all, tokens))
     }
 
     fn all(&mut self, a: &[Size], b: &[Size]) -> Result<(), String> {
@@ -327,25 +333,19 @@ impl<'a> Net<'a> {
         m
     }
 
-    fn made(
-        &self,
-        subject: &Subject,
-        data: Data,
-        rows: Size,
-        seq: Size,
-    ) -> Result<Smaller, String> {
+    fn made(&self, subject: &Subject, data: Data, rows: Size) -> Result<Smaller, String> {
         let mut programs = self.resized(PROGRAMS);
         programs.mesh = self.mesh.clone();
         // Tokens are places of the tables that they choose from.
         let tables = (0..self.was.len()).filter(|s| self.was[*s] >= data.vocab);
         let tables = tables.filter(|s| self.indexed(*s));
-        let vocab = tables.map(|s| self.size(s)).min().ok_or("no table of tokens")?;
+        let vocab = tables.map(|s| self.size(s)).min().unwrap_or(data.vocab);
         let global_batch = self.size(rows) * subject.schedule.microbatches;
         Ok(Smaller {
             model: self.resized(MODEL),
             programs,
             recipe: Recipe { global_batch, ..subject.recipe.clone() },
-            data: Data { seq: self.size(seq), vocab },
+            data: Data { vocab },
         })
     }
 

@@ -1,9 +1,11 @@
 //! Lemmas of the normal form over the field: a term has the value of what it was made of.
 
+use super::functions::mix;
 use super::*;
 use crate::fun::Cut;
 use crate::number::Coef;
 use crate::term::Mentions;
+use std::collections::BTreeSet;
 
 /// Seeded numbers.
 struct Dice(u64);
@@ -74,7 +76,13 @@ fn grow(s: &mut Store, dice: &mut Dice, all: &mut Vec<Made>) {
 }
 
 fn inputs() -> Inputs {
-    Inputs { data: Data { seq: 4, vocab: 5 }, rows: 2, microbatches: 3 }
+    Inputs {
+        data: Data { vocab: 5 },
+        rows: 2,
+        microbatches: 3,
+        floats: BTreeSet::new(),
+        below: BTreeMap::new(),
+    }
 }
 
 fn value(s: &Store, t: Term) -> Tensor {

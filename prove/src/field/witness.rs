@@ -1,10 +1,10 @@
 //! Whether two terms differ: both, computed over the field on the same inputs.
 
+use super::inputs::Inputs;
 use super::ranks::Ranks;
-use super::{Data, Inputs, Values, rows_of_an_owner};
+use super::{Data, Values, rows_of_an_owner};
 use crate::Subject;
 use crate::term::{Factor, Node, Store, Term};
-use shardc_ir::func::{Func, Port, RoleKind};
 use std::collections::BTreeSet;
 
 /// Most multiplications and elements that are computed for a plan.
@@ -27,13 +27,7 @@ pub(crate) struct Computed<'a> {
 
 impl Witness {
     pub fn new(subject: &Subject) -> Witness {
-        let inputs = subject.model.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a)));
-        let is_input = |a: &Port| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
-        let mut inputs = inputs.filter(|(_, a)| is_input(a));
-        let wide = |(f, a): (&Func, &Port)| f.ty(a.value).sizes().get(1).copied();
-        let data = Data { seq: inputs.find_map(wide).unwrap_or(1), vocab: TOKENS };
-        let rows = subject.recipe.global_batch;
-        let inputs = Inputs { data, rows, microbatches: subject.schedule.microbatches };
+        let inputs = Inputs::new(subject, Data { vocab: TOKENS });
         let own = rows_of_an_owner(subject.programs, &Ranks::new(&subject.programs.mesh));
         Witness { inputs, own }
     }

@@ -14,7 +14,7 @@ pub fn check(m: &Module, report: &mut Report) {
     let ports = |f: &Func| -> Vec<Port> { f.args.iter().chain(&f.results).cloned().collect() };
     for f in &m.funcs {
         for p in ports(f) {
-            let Some(role) = p.role.filter(|r| r.kind != RoleKind::Input) else { continue };
+            let Some(role) = p.role.filter(|r| r.kind.input().is_none()) else { continue };
             let kind = match role.kind {
                 RoleKind::GradFrom(_) => RoleKind::Grad,
                 kind => kind,

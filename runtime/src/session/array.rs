@@ -4,7 +4,6 @@ use crate::batch;
 use crate::rank::OutputPiece;
 use crate::region::{Region, copy, dense_block};
 use crate::wiring::{Port, Wiring};
-use shardc_ir::func::RoleKind;
 use shardc_ir::plan::Settings;
 use shardc_ir::tensor;
 
@@ -94,8 +93,8 @@ impl Array {
 /// function say how a microbatch is cut, also those of another stage.
 pub(super) fn batch_of<'w>(w: &'w Wiring, port: &Port) -> Option<Port<'w>> {
     let shape = port.ty.sizes();
-    let mut inputs = w.args(|k| k == RoleKind::Input);
-    let input = inputs.find(|i| w.per_microbatch[i.func] && i.ty.rank() == 2);
+    let mut inputs = w.args(|k| k.input().is_some_and(|i| i.batch));
+    let input = inputs.find(|i| w.per_microbatch[i.func]);
     input
         .filter(|i| w.per_microbatch[port.func] && shape.len() > 1 && shape[0] == i.ty.dims[0].size)
 }

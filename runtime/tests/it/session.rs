@@ -69,9 +69,7 @@ fn plan_memory(m: &Module, microbatches: usize) -> (Memory, Vec<Vec<(usize, usiz
         }
     }
     for (i, f) in m.funcs.iter().enumerate().filter(|f| f.1.name == "forward") {
-        for a in
-            f.args.iter().filter(|a| a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input))
-        {
+        for a in f.args.iter().filter(|a| a.input().is_some()) {
             inputs.insert(p.root((i, a.value.0 as usize)), f.ty(a.value).local_bytes(&m.mesh));
         }
     }
@@ -190,7 +188,7 @@ fn start(plan: &Plan) -> Session {
 
 fn run(s: &mut Session, step: usize) -> Result<shardc_runtime::StepResult> {
     let (ids, targets) = batch(step);
-    s.step(&StepBatch { input_ids: &ids, targets: &targets, observe: true }, LR, step)
+    s.step(&StepBatch::tokens(&ids, &targets, true), LR, step)
 }
 
 fn same(what: &str, got: &Array, want: &Tensor) {
@@ -279,8 +277,7 @@ fn wrong_data_is_refused_before_anything_runs() {
     let mut s = start(&plan("dp=2, tp=2"));
     let (ids, targets) = batch(1);
     let mut step = |ids: &[i32], targets: &[i32]| {
-        s.step(&StepBatch { input_ids: ids, targets, observe: false }, LR, 1)
-            .map_err(|d| (d.code, d.render()))
+        s.step(&StepBatch::tokens(ids, targets, false), LR, 1).map_err(|d| (d.code, d.render()))
     };
     let with = |x: &[i32], at: usize, id: i32| {
         let mut x = x.to_vec();

@@ -237,7 +237,7 @@ impl<'a> Why<'a> {
             |kind, name: &str| self.model_arg(kind, name).map(At::Model).filter(|_| sharded);
         match role.kind {
             RoleKind::Param => model(RoleKind::Param, &role.name),
-            RoleKind::Input => model(RoleKind::Input, &role.name),
+            kind @ RoleKind::Input(_) => model(kind, &role.name),
             RoleKind::State(_) => {
                 out.push(format!("optimizer state is stored like its parameter {}", role.name));
                 model(RoleKind::Param, &role.name)

@@ -149,7 +149,7 @@ pub fn role(kind: RoleKind, name: &str) -> String {
             format!("the gradient of {name} that the ranks with {PIPELINE}={rank} have made")
         }
         RoleKind::State(slot) => format!("optimizer state {} of {name}", slot.name()),
-        RoleKind::Input => format!("input {name}"),
+        RoleKind::Input(_) => format!("input {name}"),
         RoleKind::Stash => format!("%{name} as forward saved it for backward"),
         RoleKind::Edge => format!("{name}, handed from one stage of the pipeline to another"),
         RoleKind::Scalar => format!("the run-time scalar {name}"),

@@ -36,10 +36,11 @@ pub fn parameter(session: &mut Session, param: &str) -> Result<Vec<f32>> {
 /// Writes what was observed, under the checkpoint's names and layouts.
 pub fn dump(file: &Path, stored: &Stored, first: &StepResult, session: &mut Session) -> Result<()> {
     let mut out: Vec<NamedTensor> = vec![];
-    for (kind, name) in [(RoleKind::Output, "logits"), (RoleKind::Metric, "loss")] {
-        if let Some(a) = first.output(kind, name) {
-            out.push((name.into(), a.shape.clone(), a.data.clone()));
-        }
+    // A model's own output of that name gives way.
+    let output = |r: &Role| r.kind == RoleKind::Output && &*r.name != "loss";
+    let shown = |r: &Role| output(r) || r.is(RoleKind::Metric, "loss");
+    for (role, a) in first.outputs.iter().filter(|x| shown(x.0)) {
+        out.push((role.name.to_string(), a.shape.clone(), a.data.clone()));
     }
     let weights = &stored.plan.weights;
     if stored.plan.settings.mode == Mode::Train {

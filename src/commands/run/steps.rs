@@ -12,7 +12,9 @@ use crate::terminal::{Progress, note};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use shardc_ir::diag::Result;
+use shardc_ir::func::{InputRow, RoleKind};
 use shardc_runtime::session::{Session, StepBatch, StepResult};
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,7 @@ pub(super) struct Leader<'a> {
     pub how: &'a Run,
     pub stored: &'a Stored,
     pub job: Option<&'a Job>,
+    pub table: Vec<InputRow>,
     pub feed: Feed,
     pub eval: Option<Data>,
     pub trace: Option<trace::Trace>,
@@ -45,15 +48,16 @@ impl Leader<'_> {
             if asked().is_some() {
                 break;
             }
-            let (ids, targets) = self.feed.batch(&self.stored.plan, step)?;
+            let columns = self.feed.batch(&self.table, s, step)?;
             let since = Instant::now();
             let observe = step == first_step && self.how.dump.is_some();
-            let batch = StepBatch { input_ids: &ids, targets: &targets, observe };
+            let work = self.work();
+            let batch = StepBatch { columns, observe };
             let r = self.session.step(&batch, s.lr.at(step), step)?;
             if let Some(t) = &mut self.trace {
                 t.add(&self.stored.plan, step, &r.timings);
             }
-            show_step(&mut out, &bar, step, &r, since.elapsed(), ids.len(), self.as_json)?;
+            show_step(&mut out, &bar, step, &r, since.elapsed(), work, self.as_json)?;
             if step == first_step {
                 first = Some(r);
             }
@@ -88,13 +92,22 @@ impl Leader<'_> {
         Ok(signals::status(signal))
     }
 
+    /// How much a step does: tokens, or rows of a model without.
+    fn work(&self) -> (usize, &'static str) {
+        let s = &self.stored.plan.settings;
+        match self.table.iter().any(|r| r.input.seq.is_some()) {
+            true => (s.global_batch * s.seq, "tokens/s"),
+            false => (s.global_batch, "rows/s"),
+        }
+    }
+
     /// What is said of an evaluation after a step, if there is one.
     fn evaluation(&mut self, step: usize) -> Result<Option<String>> {
         let s = &self.stored.plan.settings;
         let due = step % self.how.eval_every.max(1) == 0;
         let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
-        let (ids, targets) = d.batch(s.seed, EVALUATION, s.global_batch, s.seq)?;
-        let batch = StepBatch { input_ids: &ids, targets: &targets, observe: false };
+        let columns = d.batch(&self.table, s.seed, EVALUATION, s.global_batch)?;
+        let batch = StepBatch { columns, observe: false };
         let loss = self.session.evaluate(&batch)?.loss;
         Ok(Some(match self.as_json {
             true => json!({ "step": step, "eval_loss": loss }).to_string(),
@@ -119,6 +132,12 @@ impl Leader<'_> {
     }
 }
 
+/// The losses that a step shows by name, of which the loss is the sum.
+fn losses(r: &StepResult) -> BTreeMap<String, f32> {
+    let means = r.outputs.iter().filter(|x| x.0.kind == RoleKind::Mean);
+    means.filter_map(|(role, a)| Some((role.name.to_string(), *a.data.first()?))).collect()
+}
+
 fn bar(steps: usize, as_json: bool) -> ProgressBar {
     let hidden = as_json || !std::io::stderr().is_terminal();
     let bar = ProgressBar::with_draw_target(
@@ -137,24 +156,31 @@ fn show_step(
     step: usize,
     r: &StepResult,
     took: Duration,
-    tokens: usize,
+    (work, unit): (usize, &str),
     as_json: bool,
 ) -> Result<()> {
     let ms = took.as_secs_f64() * 1e3;
+    let parts: BTreeMap<String, f32> = losses(r);
     if as_json {
         let (loss, norm, tokens) = (r.loss, r.grad_norm, r.tokens);
-        return out.line(
-            json!({ "step": step, "loss": loss, "grad_norm": norm, "tokens": tokens, "ms": ms }),
-        );
+        let mut line =
+            json!({ "step": step, "loss": loss, "grad_norm": norm, "tokens": tokens, "ms": ms });
+        if !parts.is_empty() {
+            line["losses"] = parts.into_iter().collect();
+        }
+        return out.line(line);
     }
-    let rate = tokens as f64 / took.as_secs_f64();
+    let rate = work as f64 / took.as_secs_f64();
     let number = |x: Option<f32>| x.map_or("-".into(), |x| format!("{x:.4}"));
     let found = match r.loss {
-        Some(_) => format!("loss {}  grad norm {}", number(r.loss), number(r.grad_norm)),
+        Some(_) => {
+            let parts: String = parts.iter().map(|(n, x)| format!("  {n} {x:.4}")).collect();
+            format!("loss {}{parts}  grad norm {}", number(r.loss), number(r.grad_norm))
+        }
         None => "forward".into(),
     };
-    let line = format!("step {step:>5}  {found}  {rate:.0} tokens/s  {ms:.0} ms");
-    bar.set_message(format!("loss {}  {rate:.0} tokens/s", number(r.loss)));
+    let line = format!("step {step:>5}  {found}  {rate:.0} {unit}  {ms:.0} ms");
+    bar.set_message(format!("loss {}  {rate:.0} {unit}", number(r.loss)));
     bar.inc(1);
     bar.suspend(|| out.line(line))
 }

@@ -314,7 +314,7 @@ fn prove(p: &Program, o: &Options, c: &Compiled) {
         model: proof::in_mode(source.module, o),
         programs: c.plan.module.clone(),
         schedule: c.plan.schedule.clone(),
-        data: Data { seq: SEQ, vocab: VOCAB },
+        data: Data { vocab: VOCAB },
     };
     let r = texts.prove();
     let (refuted, gap) = (r.refuted.first(), r.gaps.first());

@@ -81,7 +81,7 @@ fn through_the_step(plan: &Plan, class: &RankClass) -> usize {
     for c in class.step.iter().chain(&class.evaluation) {
         let Instr::Call(c) = c else { continue };
         for a in &plan.module.funcs[c.func].args {
-            let is_data = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Input);
+            let is_data = a.input().is_some();
             let p = class.memory.places[c.func][a.value.0 as usize];
             if is_data && p.frame != 0 {
                 span(c.frames[p.frame as usize] + p.offset, p.bytes);

@@ -1,0 +1,151 @@
+//! The inputs of a model as a table: what fills each, and which of its dims are rows and tokens.
+
+use super::{Module, RoleName};
+use crate::source::tables;
+use crate::types::DType;
+
+/// Where the numbers of an input come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum Fill {
+    /// Tokens of the data.
+    Tokens,
+    /// The token behind each one, or what a column of the data says; negative where nothing is scored. Of a
+    /// model with labels `sum "loss"` is summed over them, and becomes their mean.
+    Labels,
+    /// The number of each token in its row.
+    Positions,
+    /// The number of each token in the batch.
+    Places,
+    /// The seed in two halves, and the step: what draws depend on.
+    Run,
+    /// A column of the data that has the input's name.
+    Column,
+    /// Normal numbers, which follow from the seed and the step: f32.
+    Random,
+}
+
+impl Fill {
+    pub const ALL: [Fill; 7] = [
+        Fill::Tokens,
+        Fill::Labels,
+        Fill::Positions,
+        Fill::Places,
+        Fill::Run,
+        Fill::Column,
+        Fill::Random,
+    ];
+
+    /// As the text has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fill::Tokens => "tokens",
+            Fill::Labels => "labels",
+            Fill::Positions => "positions",
+            Fill::Places => "places",
+            Fill::Run => "run",
+            Fill::Column => "column",
+            Fill::Random => "random",
+        }
+    }
+
+    /// True for what the data of a step say: the others follow from the step.
+    pub fn is_data(self) -> bool {
+        matches!(self, Fill::Tokens | Fill::Labels | Fill::Column | Fill::Random)
+    }
+}
+
+/// An input: what fills it, and which of its dims are the rows of the batch and the tokens of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub struct Input {
+    pub fill: Fill,
+    /// Dim 0 is the rows of the batch: of a microbatch in what runs for each. Else all rows share it.
+    pub batch: bool,
+    /// The dim of tokens, which context parallelism cuts.
+    pub seq: Option<u8>,
+}
+
+impl Input {
+    /// What a name means of which nothing else is said: that of the inputs of language models, or a
+    /// column of the data with a row for each of the batch.
+    pub fn named(name: &str) -> Input {
+        let (fill, batch, seq) = match name {
+            "input_ids" => (Fill::Tokens, true, Some(1)),
+            "targets" => (Fill::Labels, true, Some(1)),
+            "positions" => (Fill::Positions, false, Some(0)),
+            "places" => (Fill::Places, true, Some(1)),
+            "run" => (Fill::Run, false, None),
+            _column => (Fill::Column, true, None),
+        };
+        Input { fill, batch, seq }
+    }
+
+    /// The dim of tokens.
+    pub fn tokens(self) -> Option<usize> {
+        self.seq.map(usize::from)
+    }
+}
+
+/// As the text has it in brackets: `labels, batch, seq=1`.
+impl std::fmt::Display for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(self.fill.name())?;
+        if self.batch {
+            f.write_str(", batch")?;
+        }
+        self.seq.map_or(Ok(()), |d| write!(f, ", seq={d}"))
+    }
+}
+
+/// A row of the table of inputs of a module.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InputRow {
+    pub name: RoleName,
+    pub input: Input,
+    pub dtype: DType,
+    /// The sizes of one row of the batch; of what has no rows all of them.
+    pub sizes: Vec<usize>,
+    /// Whole numbers are below this: the size of the smallest table that they index, or that of all of i32;
+    /// `None` if that is not known.
+    pub below: Option<usize>,
+}
+
+impl InputRow {
+    /// Elements of one row of the batch; of what has no rows all of them.
+    pub fn elements(&self) -> usize {
+        self.sizes.iter().fold(1, |n, &s| n.saturating_mul(s))
+    }
+
+    /// What whole numbers are below in a model of so many tokens.
+    pub fn bound(&self, vocab: usize) -> usize {
+        let own = self.below.unwrap_or(vocab);
+        if self.of_tokens() { own.min(vocab) } else { own }
+    }
+
+    /// True for tokens, or labels, of a sequence: one number for each of its tokens.
+    pub fn of_tokens(&self) -> bool {
+        let line = self.input.batch && self.input.seq == Some(1) && self.sizes.len() == 1;
+        line && matches!(self.input.fill, Fill::Tokens | Fill::Labels)
+    }
+}
+
+/// The table of inputs of a module: each once, in the order of its arguments.
+pub fn inputs(m: &Module) -> Vec<InputRow> {
+    let mut all: Vec<InputRow> = vec![];
+    for (f, a) in m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a))) {
+        let Some((role, input)) = a.role.as_ref().and_then(|r| Some((r, r.kind.input()?))) else {
+            continue;
+        };
+        if all.iter().all(|row| row.name != role.name) {
+            let (ty, own) = (f.ty(a.value), usize::from(input.batch));
+            let sizes = ty.sizes().get(own..).unwrap_or_default().to_vec();
+            let below = Some(i32::MAX as usize).filter(|_| !ty.dtype.is_float());
+            all.push(InputRow { name: role.name.clone(), input, dtype: ty.dtype, sizes, below });
+        }
+        if let Some(row) = all.iter_mut().find(|row| row.name == role.name) {
+            let t = tables(f, a.value);
+            let least = t.sizes.into_iter().chain(row.below).min();
+            row.below = row.below.and(least).filter(|_| t.followed);
+        }
+    }
+    all
+}

@@ -1,0 +1,274 @@
+//! Columns of the user's data: arrays of .npy and safetensors files, a row for each of a batch's.
+
+use super::npy;
+use shardc_frontends::batch::{IGNORED, tensors};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files;
+use shardc_ir::func::{Fill, InputRow};
+use shardc_ir::types::DType;
+use shardc_runtime::Numbers;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// How a number is stored, little-endian.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Element {
+    F64,
+    F32,
+    Bf16,
+    I64,
+    I32,
+    I16,
+    I8,
+    U32,
+    U16,
+    U8,
+}
+
+/// Types of elements: as NumPy and as safetensors call them, and bytes of one.
+const ELEMENTS: [(Element, &str, &str, usize); 10] = [
+    (Element::F64, "<f8", "F64", 8),
+    (Element::F32, "<f4", "F32", 4),
+    (Element::Bf16, "", "BF16", 2),
+    (Element::I64, "<i8", "I64", 8),
+    (Element::I32, "<i4", "I32", 4),
+    (Element::I16, "<i2", "I16", 2),
+    (Element::I8, "|i1", "I8", 1),
+    (Element::U32, "<u4", "U32", 4),
+    (Element::U16, "<u2", "U16", 2),
+    (Element::U8, "|u1", "U8", 1),
+];
+
+/// A number as it was stored.
+#[derive(Clone, Copy)]
+enum Stored {
+    Float(f64),
+    Whole(i64),
+}
+
+impl Element {
+    fn bytes(self) -> usize {
+        ELEMENTS.iter().find(|e| e.0 == self).map_or(1, |e| e.3)
+    }
+
+    /// The number whose bytes these are.
+    fn decode(self, b: &[u8]) -> Stored {
+        let mut wide = [0; 8];
+        wide[..b.len()].copy_from_slice(b);
+        let bits = u64::from_le_bytes(wide);
+        match self {
+            Element::F64 => Stored::Float(f64::from_bits(bits)),
+            Element::F32 => Stored::Float(f64::from(f32::from_bits(bits as u32))),
+            Element::Bf16 => Stored::Float(f64::from(f32::from_bits((bits as u32) << 16))),
+            Element::I64 => Stored::Whole(bits as i64),
+            Element::I32 => Stored::Whole(i64::from(bits as i32)),
+            Element::I16 => Stored::Whole(i64::from(bits as i16)),
+            Element::I8 => Stored::Whole(i64::from(bits as i8)),
+            Element::U32 | Element::U16 | Element::U8 => Stored::Whole(bits as i64),
+        }
+    }
+}
+
+/// An array of a file, whose numbers are read where they are needed.
+struct Array {
+    path: PathBuf,
+    name: String,
+    file: File,
+    start: u64,
+    element: Element,
+    shape: Vec<usize>,
+}
+
+/// Arrays by name.
+pub struct Columns {
+    arrays: BTreeMap<String, Array>,
+    /// As the user wrote it, for messages.
+    spec: String,
+}
+
+fn wrong(place: &str, what: String) -> Diag {
+    Diag::new("data", what)
+        .at(place)
+        .rule("a column is an array [rows, …] of an .npy or safetensors file")
+        .help("docs/data.md says what columns are")
+}
+
+/// Whether a word of `--data` is a file of columns, or files by the names of columns.
+pub fn are_columns(spec: &str) -> bool {
+    let npy = |part: &str| part.split_once('=').is_some_and(|(_, file)| file.ends_with(".npy"));
+    spec.ends_with(".safetensors") || spec.split(',').all(npy)
+}
+
+impl Columns {
+    /// Opens `FILE.safetensors`, or `NAME=FILE.npy,NAME=FILE.npy`.
+    ///
+    /// # Errors
+    /// `data`, and those of reading a header.
+    pub fn open(spec: &str) -> Result<Columns> {
+        let mut arrays = BTreeMap::new();
+        if spec.ends_with(".safetensors") {
+            let path = Path::new(spec);
+            for (name, t) in tensors(path)? {
+                // Tensors of other types are no columns, unless somebody asks for them.
+                let Some(e) = ELEMENTS.iter().find(|e| e.2 == t.dtype) else { continue };
+                let (file, _) = files::open(path)?;
+                let (path, start) = (path.to_path_buf(), t.bytes.start);
+                let array =
+                    Array { path, name: name.clone(), file, start, element: e.0, shape: t.shape };
+                arrays.insert(name, array);
+            }
+        } else {
+            for part in spec.split(',') {
+                let (name, file) = part.split_once('=').unwrap_or((part, ""));
+                if arrays.insert(name.to_string(), npy_array(name, Path::new(file))?).is_some() {
+                    return Err(wrong(spec, format!("two files are given for `{name}`")));
+                }
+            }
+        }
+        Ok(Columns { arrays, spec: spec.into() })
+    }
+
+    /// The array of an input; true if it is labels that stand at their own tokens.
+    fn of(&self, row: &InputRow) -> Option<(&Array, bool)> {
+        let named = |name: &str| self.arrays.get(name);
+        match named(&row.name) {
+            Some(own) => Some((own, false)),
+            None if row.of_tokens() && row.input.fill == Fill::Tokens => {
+                named("input_ids").map(|a| (a, false))
+            }
+            None if row.of_tokens() => named("labels").map(|a| (a, true)),
+            None => None,
+        }
+    }
+
+    /// Checks that there is a column for every input; how many rows all have.
+    ///
+    /// # Errors
+    /// `data` for one that is missing, or of other sizes or elements than the model's.
+    pub fn check(&self, table: &[InputRow]) -> Result<usize> {
+        let mut rows: Option<(usize, &str)> = None;
+        for row in table.iter().filter(|r| is_read(r)) {
+            let Some((a, _)) = self.of(row) else {
+                let known: Vec<&str> = self.arrays.keys().take(8).map(String::as_str).collect();
+                let what = format!("there is no column `{}`", row.name);
+                return Err(wrong(&self.spec, what).why(format!(
+                    "{} are there: {}",
+                    self.arrays.len(),
+                    known.join(", ")
+                )));
+            };
+            let own = a.shape.get(usize::from(row.input.batch)..);
+            if own != Some(&row.sizes[..]) {
+                let first = if row.input.batch { "rows of " } else { "" };
+                let what = format!(
+                    "`{}` is {:?}, the model takes {first}{:?}",
+                    row.name, a.shape, row.sizes
+                );
+                return Err(wrong(&a.place(), what));
+            }
+            let float = matches!(a.element, Element::F64 | Element::F32 | Element::Bf16);
+            if float && !row.dtype.is_float() {
+                let what = format!("`{}` is floats, the model takes whole numbers", row.name);
+                return Err(wrong(&a.place(), what));
+            }
+            if !row.input.batch {
+                continue;
+            }
+            match rows {
+                Some((n, other)) if n != a.shape[0] => {
+                    let what = format!("`{}` has {} rows, `{other}` {n}", row.name, a.shape[0]);
+                    return Err(wrong(&a.place(), what));
+                }
+                _first => rows = Some((a.shape[0], &a.name)),
+            }
+        }
+        match rows {
+            Some((0, name)) => Err(wrong(&self.spec, format!("`{name}` has no rows"))),
+            rows => Ok(rows.map_or(0, |r| r.0)),
+        }
+    }
+
+    /// The numbers of an input for these rows.
+    ///
+    /// # Errors
+    /// `data` for what cannot be read, or is no i32 where the model takes one.
+    pub fn read(&self, row: &InputRow, rows: &[usize]) -> Result<Numbers> {
+        let (a, moves) = self
+            .of(row)
+            .ok_or_else(|| wrong(&self.spec, format!("there is no column `{}`", row.name)))?;
+        let (n, shared) = (row.elements(), [0]);
+        let rows = if row.input.batch { rows } else { &shared[..] };
+        let mut all = Vec::with_capacity(n * rows.len());
+        for &r in rows {
+            let mut own = a.row(r, n)?;
+            if moves {
+                own.rotate_left(1);
+                own.iter_mut().last().into_iter().for_each(|x| *x = Stored::Whole(IGNORED.into()));
+            }
+            all.extend(own);
+        }
+        if row.dtype == DType::I32 {
+            let small = |x: Stored| match x {
+                Stored::Whole(x) => i32::try_from(x).map_err(|_| {
+                    wrong(&a.place(), format!("`{}` has {x}, which is no i32", row.name))
+                }),
+                Stored::Float(_) => Err(wrong(&a.place(), format!("`{}` is floats", row.name))),
+            };
+            return Ok(Numbers::I32(all.into_iter().map(small).collect::<Result<_>>()?));
+        }
+        let float = |x| match x {
+            Stored::Float(x) => x as f32,
+            Stored::Whole(x) => x as f32,
+        };
+        Ok(Numbers::F32(all.into_iter().map(float).collect()))
+    }
+
+    /// What tells these columns from others: their names and sizes.
+    pub fn mark(&self) -> String {
+        let one = |(name, a): (&String, &Array)| format!("{name} {:?}", a.shape);
+        format!("of columns {}", self.arrays.iter().map(one).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Whether the user's columns fill an input.
+fn is_read(row: &InputRow) -> bool {
+    row.input.fill.is_data() && row.input.fill != Fill::Random
+}
+
+impl Array {
+    fn place(&self) -> String {
+        format!("{}: {}", self.path.display(), self.name)
+    }
+
+    /// The `n` numbers of a row.
+    fn row(&self, row: usize, n: usize) -> Result<Vec<Stored>> {
+        let size = self.element.bytes();
+        let mut bytes = vec![0; n * size];
+        let at = self.start + (row * n * size) as u64;
+        self.file
+            .read_exact_at(&mut bytes, at)
+            .map_err(|e| files::io_error("cannot read the column", &self.path, &e))?;
+        Ok(bytes.chunks_exact(size).map(|b| self.element.decode(b)).collect())
+    }
+}
+
+/// An array that is a file of its own.
+fn npy_array(name: &str, path: &Path) -> Result<Array> {
+    let (mut file, size) = files::open(path)?;
+    let place = path.display().to_string();
+    let h = npy::header(&mut file, |what| wrong(&place, what))?;
+    let element = ELEMENTS.iter().find(|e| !e.1.is_empty() && e.1 == h.descr).map(|e| e.0);
+    let (Some(element), Some(shape)) = (element, h.shape) else {
+        let what = format!("it is no array of numbers in the order of C: {}", h.text);
+        return Err(wrong(&place, what));
+    };
+    let all = shape.iter().try_fold(element.bytes() as u64, |n, &s| n.checked_mul(s));
+    if all.and_then(|n| n.checked_add(h.start)) != Some(size) {
+        return Err(wrong(&place, format!("it is of sizes {shape:?}, and the file has {size} B")));
+    }
+    let shape = shape.into_iter().map(|n| n as usize).collect();
+    let (path, name) = (path.to_path_buf(), name.to_string());
+    Ok(Array { path, name, file, start: h.start, element, shape })
+}

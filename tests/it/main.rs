@@ -17,6 +17,7 @@ mod determinism;
 mod device;
 mod device_code;
 mod dropout;
+mod examples;
 mod experts;
 mod files;
 mod fixture;

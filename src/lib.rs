@@ -8,6 +8,7 @@ pub mod commands;
 pub mod data;
 pub mod device;
 pub mod flags;
+pub mod hub;
 mod input;
 pub mod lock;
 pub mod machine;

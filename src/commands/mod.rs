@@ -18,6 +18,7 @@ pub mod saving;
 pub mod verify;
 
 use crate::flags::{self, Flags};
+use crate::hub;
 use crate::proof::Prove;
 use crate::terminal::{show, warn};
 use clap::{Parser, Subcommand, ValueEnum};
@@ -215,7 +216,7 @@ fn gather(model: &Path, flags: Flags) -> Result<(PathBuf, Flags)> {
     if model.extension().is_some_and(|e| e == "toml") {
         let (path, below) = flags::read_toml(model)?;
         let dir = model.parent().unwrap_or(Path::new("."));
-        return Ok((dir.join(path), flags.over(below)));
+        return Ok((hub::resolved_in(dir, Path::new(&path))?, flags.over(below)));
     }
-    Ok((model.to_path_buf(), flags))
+    Ok((hub::resolved(model)?, flags))
 }

@@ -11,6 +11,7 @@ use crate::checkpoint::{self, Saved};
 use crate::cluster::{self, Job, Transport};
 use crate::data::{Data, is_text};
 use crate::device;
+use crate::hub;
 use crate::plan_dir;
 use crate::proof::Outcome;
 use crate::signals;
@@ -314,7 +315,8 @@ fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
 }
 
 /// Runs the command: alone, or as a process of a job, which ends as one.
-pub fn run(dir: &Path, how: Run, as_json: bool) -> Result<i32> {
+pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
+    how.weights = how.weights.as_deref().map(hub::resolved).transpose()?;
     let transport = match how.transport {
         Some(t) => t,
         None => plan_dir::read(dir)?.options.transport,

@@ -22,6 +22,7 @@ mod experts;
 mod files;
 mod fixture;
 mod grids;
+mod hub;
 mod imports;
 mod inspect;
 mod interpreter;

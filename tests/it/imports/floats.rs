@@ -163,7 +163,7 @@ fn words_put_products_on_a_grid() {
     };
     check("toy", &[(&[("tp", 4)], 8, asked)]);
     let mut o = Options { tp_mode: TwoD, seq: 1, ..options(&[("tp", 4)], false, ROWS) };
-    let refused = try_compile(&model("toy", ROWS), &o).err().expect("a refusal");
+    let refused = try_compile(&model("toy", ROWS), &o).expect_err("a refusal");
     assert_eq!(refused.code, "not-marked", "{refused}");
     asked(&mut o);
     let plan = compile(&model("toy", ROWS), &o).plan;

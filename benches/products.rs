@@ -200,9 +200,9 @@ fn attention(d: &str, [b, s, heads, groups]: [usize; 4]) {
     let (q, k) = (format!("{d}[{b},{s},{heads},64]"), format!("{d}[{b},{s},{groups},64]"));
     let (stats, at) = (format!("f32[{b},{s},{heads}]"), format!("i32[{s}], i32[{s}]"));
     let name = |pass: &str| format!("{d} attention {pass}");
-    line(&name("forward"), &format!("attention[0.1; window=none] {q}, {k}, {k}, {at}"), flops);
+    line(&name("forward"), &format!("attention[0.1; mask=causal] {q}, {k}, {k}, {at}"), flops);
     let ins = format!("{q}, {k}, {k}, {stats}, {q}, {stats}, {at}");
-    line(&name("backward"), &format!("attention_grad[0.1; window=none] {ins}"), 2.5 * flops);
+    line(&name("backward"), &format!("attention_grad[0.1; mask=causal] {ins}"), 2.5 * flops);
 }
 
 fn main() {

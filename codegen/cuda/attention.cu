@@ -1,6 +1,6 @@
 // Attention, forward: out = softmax(score, where keys are seen) v, and the log-sum-exp of the scores,
-// which are x = scale q k^T or, if CAPPED, c tanh(x / c). A key is seen if 0 <= q_pos - k_pos < window;
-// positions are data, in any order. A query that sees nothing gets 0 and -inf.
+// which are x = scale q k^T or, if CAPPED, c tanh(x / c). Which keys are seen, the mask says by
+// positions, which are data, in any order. A query that sees nothing gets 0 and -inf.
 //
 // Bytes: q, out and lse once, k and v once per block of ROWS queries that sees them (mostly from the
 // L2 cache, as heads of a group and blocks of a head run side by side). Scores stay in registers.
@@ -18,7 +18,8 @@ struct Params {
     const int *q_pos, *k_pos;
     // [b, position, head]
     i64 q_stride[3], k_stride[3], v_stride[3], out_stride[3], lse_stride[3];
-    i64 queries, keys, repeat, width, value_width, window;
+    i64 queries, keys, repeat, width, value_width;
+    Mask mask;
     double scale, softcap;
 };
 
@@ -36,8 +37,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     const Tile<ELEM, ROWS, WIDTH, GROUPS> q_tile = {storage};
     const Tile<ELEM, COLS, WIDTH, GROUPS> k_tile = {q_tile.end()};
     const Tile<ELEM, COLS, VALUE_WIDTH, GROUPS> v_tile = {k_tile.end()};
-    // Of the block's queries; of this tile of keys, and of the next.
-    __shared__ int q_pos[ROWS], k_pos[2][COLS];
+    // What the block's queries see; positions of this tile of keys, and of the next.
+    __shared__ Range q_sees[ROWS];
+    __shared__ int k_pos[2][COLS];
 
     // Queries with most keys come first, if positions ascend: short blocks fill the end.
     const int row = (gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, b = blockIdx.z;
@@ -45,11 +47,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     const ELEM* q = p.q + b * p.q_stride[0] + row * p.q_stride[1] + head * p.q_stride[2];
     const ELEM* k = p.k + b * p.k_stride[0] + group * p.k_stride[2];
     const ELEM* v = p.v + b * p.v_stride[0] + group * p.v_stride[2];
-    const u32 window = (u32)p.window;
 
-    const Range ours = positions<THREADS>(p.q_pos + row, rows);
-    const Range seen =
-        indices<THREADS>(p.k_pos, (int)p.keys, (i64)ours.first - p.window + 1, ours.last);
+    const Range ours = positions<THREADS>(p.q_pos + row, rows), by_all = p.mask.all(ours);
+    const Range seen = indices<THREADS>(p.k_pos, (int)p.keys, p.mask.some(ours));
     const int begin = seen.first / COLS * COLS, end = seen.last + 1;
 
     auto load_keys = [&](int key) {
@@ -59,7 +59,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         copies_begun();
     };
     load_tile<THREADS, ALIGNED>(q_tile, q, p.q_stride[1], rows, (int)p.width);
-    load_row<ROWS, THREADS>(q_pos, p.q_pos + row, 1, rows);
+    load_reach<ROWS, THREADS>(q_sees, p.mask, p.q_pos + row, rows);
     copies_begun();
     if (begin < end) load_keys(begin);
 
@@ -87,7 +87,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         const int* keys = k_pos[key / COLS & 1];
         bool hidden = n < COLS;
         for (int i = lane_id(); i < COLS; i += 32) {
-            hidden |= keys[i] > ours.first || !sees(ours.last, keys[i], window);
+            hidden |= !by_all.has(keys[i]);
         }
         hidden = __any_sync(ALL_LANES, hidden);
         float top[2] = {most[0], most[1]};
@@ -98,7 +98,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
                 const int c = col_of(i, e), r = first + row_of(e);
                 s[i][e] *= scale;
                 if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
-                if (hidden && !(c < n && sees(q_pos[r], keys[c], window))) {
+                if (hidden && !(c < n && q_sees[r].has(keys[c]))) {
                     s[i][e] = minus_infinity();
                 }
                 top[e / 2] = larger(top[e / 2], s[i][e]);

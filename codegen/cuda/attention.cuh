@@ -3,14 +3,13 @@
 #define ATTENTION_CUH
 #include "device.cuh"
 
+const int MAX_INT = 0x7fffffff, MIN_INT = -MAX_INT - 1;
 const float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-
-// A key is seen from a query if it is not later and less than `window` (2^31: any distance) before.
-DEVICE bool sees(int query, int key, u32 window) { return (u32)query - (u32)key < window; }
 
 // A range of positions, or of indices; empty if `first > last`.
 struct Range {
     int first, last;
+    DEVICE bool has(int i) const { return first <= i && i <= last; }
 };
 
 // Smallest and largest over all threads of the block.
@@ -29,7 +28,31 @@ DEVICE Range join(Range mine) {
     return all;
 }
 
-const int MAX_INT = 0x7fffffff, MIN_INT = -MAX_INT - 1;
+// Who sees whom: from a position those from `back` before it to `ahead` behind it are seen (2^32: at any
+// distance), in its chunk of so many positions (0: there are no chunks). Both ends ascend with the position.
+struct Mask {
+    i64 back, ahead, chunk;
+    DEVICE Range reach(int at) const {
+        i64 first = at - back, last = at + ahead;
+        if (chunk > 0) {
+            const i64 begin = at - (at % chunk + chunk) % chunk, end = begin + chunk - 1;
+            first = begin > first ? begin : first;
+            last = end < last ? end : last;
+        }
+        return {(int)(first < MIN_INT ? MIN_INT : first), (int)(last > MAX_INT ? MAX_INT : last)};
+    }
+    // What is seen from some position from `first` to `last`, and what from all of them.
+    DEVICE Range some(Range r) const { return {reach(r.first).first, reach(r.last).last}; }
+    DEVICE Range all(Range r) const { return {reach(r.last).first, reach(r.first).last}; }
+    // What keys see of queries.
+    DEVICE Mask turned() const { return {ahead, back, chunk}; }
+};
+
+// The reach of some positions, of so many rows; of rows behind the last `n` nothing.
+template <int Rows, int Threads>
+DEVICE void load_reach(Range* to, const Mask& mask, const int* position, int n) {
+    for (int i = threadIdx.x; i < Rows; i += Threads) to[i] = i < n ? mask.reach(position[i]) : Range{1, 0};
+}
 
 // The smallest and the largest of some positions.
 template <int Threads>
@@ -41,12 +64,12 @@ DEVICE Range positions(const int* position, int n) {
     return join<Threads>(r);
 }
 
-// The indices outside of which no position is from `low` to `high`.
+// The indices outside of which no position is in a range.
 template <int Threads>
-DEVICE Range indices(const int* position, int n, i64 low, i64 high) {
+DEVICE Range indices(const int* position, int n, Range near) {
     Range r = {MAX_INT, -1};
     for (int i = threadIdx.x; i < n; i += Threads) {
-        if (position[i] >= low && position[i] <= high) r = {smaller(r.first, i), i};
+        if (near.has(position[i])) r = {smaller(r.first, i), i};
     }
     return join<Threads>(r);
 }

@@ -22,7 +22,8 @@ struct Params {
     // [b, position, head]
     i64 q_stride[3], k_stride[3], v_stride[3], d_out_stride[3], lse_stride[3], delta_stride[3];
     i64 d_q_stride[3], d_k_stride[3], d_v_stride[3];
-    i64 queries, keys, repeat, width, value_width, window;
+    i64 queries, keys, repeat, width, value_width;
+    Mask mask;
     double scale, softcap;
 };
 
@@ -58,7 +59,8 @@ DEVICE void gradients(const Params& p) {
         return Pair<COLS>(storage + Pair<ROWS>::SIZE + (i & 1) * Pair<COLS>::SIZE);
     };
     // Statistics belong to queries, which are rows or columns.
-    __shared__ int row_pos[ROWS], col_pos[2][COLS];
+    __shared__ Range row_sees[ROWS];
+    __shared__ int col_pos[2][COLS];
     __shared__ float col_lse[2][COLS], col_delta[2][COLS];
 
     const int tile = KEYS ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
@@ -70,13 +72,10 @@ DEVICE void gradients(const Params& p) {
     const int *row_positions = KEYS ? p.k_pos : p.q_pos, *col_positions = KEYS ? p.q_pos : p.k_pos;
     const int rows = smaller(all_rows - row, ROWS);
     const int width = (int)p.width, value_width = (int)p.value_width;
-    const u32 window = (u32)p.window;
+    const Mask mask = KEYS ? p.mask.turned() : p.mask;
 
     const Range ours = positions<THREADS>(row_positions + row, rows);
-    const i64 far = p.window - 1;
-    const Range seen = indices<THREADS>(col_positions, all_cols,
-                                        KEYS ? (i64)ours.first : ours.first - far,
-                                        KEYS ? ours.last + far : (i64)ours.last);
+    const Range seen = indices<THREADS>(col_positions, all_cols, mask.some(ours));
     // All tiles of all heads, as one sequence.
     const int begin = seen.first / COLS, per_head = seen.last / COLS + 1 - begin;
     const int tiles = seen.last < 0 ? 0 : per_head * col_heads;
@@ -109,7 +108,7 @@ DEVICE void gradients(const Params& p) {
         row_tiles.value,
         KEYS ? p.v + at(p.v_stride, b, row, row_head) : p.d_out + at(p.d_out_stride, b, row, row_head),
         KEYS ? p.v_stride[1] : p.d_out_stride[1], rows, value_width);
-    load_row<ROWS, THREADS>(row_pos, row_positions + row, 1, rows);
+    load_reach<ROWS, THREADS>(row_sees, mask, row_positions + row, rows);
     copies_begun();
     if (tiles > 0) load_cols(0);
 
@@ -157,8 +156,8 @@ DEVICE void gradients(const Params& p) {
         for (int j = 0; j < COLS / 8; j++) {
             #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int c = col_of(j, e), r = row_pos[first + row_of(e)], o = col_pos[i & 1][c];
-                const bool there = c < n && (KEYS ? sees(o, r, window) : sees(r, o, window));
+                const int c = col_of(j, e), r = first + row_of(e);
+                const bool there = c < n && row_sees[r].has(col_pos[i & 1][c]);
                 const float lse = KEYS ? col_lse[i & 1][c] : row_lse[e / 2];
                 const float delta = KEYS ? col_delta[i & 1][c] : row_delta[e / 2];
                 const float slope = CAPPED ? 1.0f - w[j][e] * w[j][e] : 1.0f;

@@ -51,7 +51,7 @@ fn heads(l: &Layout, o: &Attention, positions: [usize; 2]) -> Heads {
         value_width: v[3],
         scale: o.scale as f32,
         softcap: o.softcap.map(|c| c as f32),
-        window: o.window,
+        mask: o.mask,
         rows: q[1].min(ROWS),
         q_pos: adjacent(positions[0]),
         k_pos: adjacent(positions[1]),
@@ -78,9 +78,9 @@ pub(crate) fn attention(l: &Layout, o: &Attention) -> Kernel {
 
 /// Operands q, k, v, lse, d_o, delta, q_pos, k_pos; results d_q, d_k, d_v; then the workspace.
 pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
-    let AttentionGrad { scale, window, softcap } = *o;
+    let AttentionGrad { scale, mask, softcap } = *o;
     Kernel::AttentionGrad(Box::new(kernel::AttentionGrad {
-        heads: heads(l, &Attention { scale, window, softcap }, [6, 7]),
+        heads: heads(l, &Attention { scale, mask, softcap }, [6, 7]),
         q: rows(l, 0),
         k: rows(l, 1),
         v: rows(l, 2),

@@ -220,8 +220,7 @@ pub struct Heads {
     pub scale: f32,
     /// A score x, scaled, becomes c tanh(x / c) before it is masked.
     pub softcap: Option<f32>,
-    /// Keys at least this far back are not seen.
-    pub window: Option<usize>,
+    pub mask: crate::ops::Mask,
     /// Queries treated at once: a matrix of scores has so many rows.
     pub rows: usize,
     /// i32 positions, adjacent.
@@ -232,7 +231,7 @@ pub struct Heads {
     pub scratch: View,
 }
 
-/// Causal attention without a stored score matrix; views walk `[b, position, head]`, the width
+/// Attention without a stored score matrix; views walk `[b, position, head]`, the width
 /// being adjacent.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Attention {

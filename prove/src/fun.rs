@@ -70,7 +70,10 @@ impl std::fmt::Display for Pattern {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Scores {
     pub scale: Real,
-    pub window: Option<usize>,
+    /// How far before a query keys are seen, and how far behind it; `None`: at any distance.
+    pub sides: [Option<usize>; 2],
+    /// Keys of other chunks of so many positions are not seen.
+    pub chunk: Option<usize>,
     pub softcap: Option<Real>,
 }
 
@@ -206,12 +209,12 @@ impl Fun {
     pub fn name(&self) -> String {
         let mut s = String::new();
         let scores = |name: &str, c: &Scores| {
-            let mut s = format!("{name}[{:?}; window=", c.scale);
-            match c.window {
-                Some(w) => write!(s, "{w}"),
-                None => write!(s, "none"),
+            let side = |n: Option<usize>| n.map(|n| n.to_string()).unwrap_or_default();
+            let [before, behind] = c.sides.map(side);
+            let mut s = format!("{name}[{:?}; sees={before}..{behind}", c.scale);
+            if let Some(n) = c.chunk {
+                write!(s, "; chunk={n}").expect("a String takes all text");
             }
-            .expect("a String takes all text");
             if let Some(c) = c.softcap {
                 write!(s, "; softcap={c:?}").expect("a String takes all text");
             }

@@ -32,8 +32,6 @@ struct Call<'a> {
     memory: &'a [*mut f32],
     q_pos: &'a [i32],
     k_pos: &'a [i32],
-    /// Distance from which keys are not seen; positions are i32, so 2^31 means never.
-    window: u32,
 }
 
 /// A head of a sequence, and the keys' group that it belongs to.
@@ -53,14 +51,11 @@ impl<'a> Call<'a> {
             // SAFETY: by the caller.
             unsafe { std::slice::from_raw_parts(at, n) }
         };
-        let far = 1 << 31;
-        let window = heads.window.map_or(far, |w| u32::try_from(w).unwrap_or(far).min(far));
         Call {
             heads,
             memory,
             q_pos: positions(&heads.q_pos, heads.queries),
             k_pos: positions(&heads.k_pos, heads.keys),
-            window,
         }
     }
 
@@ -90,11 +85,8 @@ impl<'a> Call<'a> {
 
     /// Blocks of keys that queries of a block see, each from the first to the last that is seen.
     fn seen(&self, queries: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let q = &self.q_pos[queries];
-        let lo = q.iter().min().copied().unwrap_or(i32::MAX);
-        let hi = q.iter().max().copied().unwrap_or(i32::MIN);
-        let reach = i64::from(lo) - i64::from(self.window);
-        let near = move |k: &i32| *k <= hi && i64::from(*k) > reach;
+        let [[first, _], [_, last]] = ends(&self.q_pos[queries]).map(|p| self.heads.mask.reach(p));
+        let near = move |k: &i32| first <= *k && *k <= last;
         let mut next = 0;
         std::iter::from_fn(move || {
             let first = next + self.k_pos[next..].iter().position(near)?;
@@ -107,15 +99,14 @@ impl<'a> Call<'a> {
     /// Which of a block of keys a query sees, some query of the same block seeing some of them.
     fn mask(&self, query: usize, keys: &Range<usize>, hidden: bool) -> Seen<'_> {
         let keys = hidden.then(|| &self.k_pos[keys.clone()]);
-        Seen { keys, at: self.q_pos[query], window: self.window }
+        Seen { keys, reach: self.heads.mask.reach(self.q_pos[query]) }
     }
 
     /// Whether some key of a block is hidden from some query of a block.
     fn hides(&self, queries: Range<usize>, keys: Range<usize>) -> bool {
-        let (q, k) = (&self.q_pos[queries], &self.k_pos[keys]);
-        let wide = |x: Option<&i32>| x.map_or(0, |&x| i64::from(x));
-        let (low, high) = (wide(q.iter().min()), wide(q.iter().max()));
-        wide(k.iter().max()) > low || high - wide(k.iter().min()) >= i64::from(self.window)
+        let [[_, last], [first, _]] = ends(&self.q_pos[queries]).map(|p| self.heads.mask.reach(p));
+        let [low, high] = ends(&self.k_pos[keys]);
+        low < first || high > last
     }
 
     /// Blocks of queries.
@@ -125,6 +116,12 @@ impl<'a> Call<'a> {
     fn blocks(&self) -> usize {
         self.heads.queries.div_ceil(QUERIES)
     }
+}
+
+/// The smallest and the largest of some positions.
+fn ends(positions: &[i32]) -> [i32; 2] {
+    let (min, max) = (positions.iter().min(), positions.iter().max());
+    [min.copied().unwrap_or(i32::MAX), max.copied().unwrap_or(i32::MIN)]
 }
 
 /// Row `i` of a matrix with rows of adjacent f32.
@@ -350,9 +347,10 @@ unsafe fn backward_block(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardc_ir::ops::Mask;
 
     /// Scores that a rank computes in a step of a ring.
-    fn computed(queries: &[i32], keys: &[i32], window: u32) -> usize {
+    fn computed(queries: &[i32], keys: &[i32], mask: Mask) -> usize {
         let heads = Heads {
             elem: Elem::F32,
             batch: 1,
@@ -364,13 +362,13 @@ mod tests {
             value_width: 1,
             scale: 1.0,
             softcap: None,
-            window: None,
+            mask,
             rows: 1,
             q_pos: View::default(),
             k_pos: View::default(),
             scratch: View::default(),
         };
-        let c = Call { heads: &heads, memory: &[], q_pos: queries, k_pos: keys, window };
+        let c = Call { heads: &heads, memory: &[], q_pos: queries, k_pos: keys };
         let blocks = (0..c.blocks()).map(|i| c.block(i));
         blocks.map(|b| b.len() * c.seen(b).map(|keys| keys.len()).sum::<usize>()).sum()
     }
@@ -384,16 +382,23 @@ mod tests {
             let of = |c: i32| c * chunk..(c + 1) * chunk;
             of(r).chain(of(2 * ranks - 1 - r)).collect()
         };
-        let (never, size) = (1 << 31, (2 * chunk) as usize);
+        let (causal, size) = (Mask::CAUSAL, (2 * chunk) as usize);
         for q in 0..ranks {
             for k in (0..ranks).filter(|&k| k != q) {
-                assert_eq!(computed(&own(q), &own(k), never), size * size / 2);
+                assert_eq!(computed(&own(q), &own(k), causal), size * size / 2);
             }
         }
         let plain = |r: i32| -> Vec<i32> { (2 * r * chunk..2 * (r + 1) * chunk).collect() };
-        assert_eq!(computed(&plain(0), &plain(1), never), 0);
-        assert_eq!(computed(&plain(1), &plain(0), never), size * size);
-        // A window hides what is far back too.
-        assert_eq!(computed(&plain(3), &plain(0), 4 * QUERIES as u32), 0);
+        assert_eq!(computed(&plain(0), &plain(1), causal), 0);
+        assert_eq!(computed(&plain(1), &plain(0), causal), size * size);
+        assert_eq!(computed(&plain(0), &plain(1), Mask::FULL), size * size);
+        // A window hides what is far back too, and one ahead what is far ahead; chunks what is of others.
+        let near = Mask { left: Some(4 * QUERIES), right: Some(4 * QUERIES), chunk: None };
+        assert_eq!(computed(&plain(3), &plain(0), near), 0);
+        assert_eq!(computed(&plain(0), &plain(3), near), 0);
+        assert!(computed(&plain(0), &plain(1), near) > 0);
+        let chunks = Mask { chunk: Some(size), ..Mask::FULL };
+        assert_eq!(computed(&plain(0), &plain(1), chunks), 0);
+        assert_eq!(computed(&plain(1), &plain(1), chunks), size * size);
     }
 }

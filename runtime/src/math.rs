@@ -272,10 +272,11 @@ vectorised! {
 
 vectorised! {
     /// Makes a row of scaled scores probabilities before division: e^(score - shift) where a key at
-    /// `keys[i]` is seen from `at`, else 0. A key is seen if `0 <= at - key < window`.
-    fn weights(scores: &mut [f32], keys: &[i32], at: i32, window: u32, shift: f32) {
+    /// `keys[i]` is seen, being from `first` to `last`, else 0.
+    fn weights(scores: &mut [f32], keys: &[i32], reach: [i32; 2], shift: f32) {
+        let [first, last] = reach;
         for (x, &k) in scores.iter_mut().zip(keys) {
-            let seen = (at.wrapping_sub(k) as u32) < window;
+            let seen = (first <= k) & (k <= last);
             let e = exp(*x - shift);
             *x = if seen { e } else { 0.0 };
         }
@@ -308,9 +309,10 @@ vectorised! {
 
 vectorised! {
     /// Puts -inf where a key is not seen.
-    fn mask(scores: &mut [f32], keys: &[i32], at: i32, window: u32) {
+    fn mask(scores: &mut [f32], keys: &[i32], reach: [i32; 2]) {
+        let [first, last] = reach;
         for (x, &k) in scores.iter_mut().zip(keys) {
-            let seen = (at.wrapping_sub(k) as u32) < window;
+            let seen = (first <= k) & (k <= last);
             *x = if seen { *x } else { f32::NEG_INFINITY };
         }
     }

@@ -119,7 +119,7 @@ fn sequences_of_a_text_are_dealt_evenly() {
 ) -> (f32[8,18,2,4] output \"attn\") {
   %x = take[vh,bs->bsh] %e, %input_ids : f32[8,18,8]
   %q = reshape[bs(nd)->bsnd; n=2] %x : f32[8,18,2,4]
-  %attn, %lse = attention[0.5; window=none] %q, %q, %q, %at, %at : f32[8,18,2,4], f32[8,18,2]
+  %attn, %lse = attention[0.5; mask=causal] %q, %q, %q, %at, %at : f32[8,18,2,4], f32[8,18,2]
   return %attn
 }
 ";

@@ -10,7 +10,7 @@ use shardc_frontends::import::{Opened, Raise, Sizes};
 use shardc_frontends::{Facts, Model};
 use shardc_ir::func::{RoleKind, Value};
 use shardc_ir::interp::{Precision, State, run_step};
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{Mask, Op};
 use shardc_ir::plan::{Instr, Mode};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::text;
@@ -325,15 +325,16 @@ fn imports_are_texts() {
 /// Windows are found by the numbers of masks, and those of each layer.
 #[test]
 fn windows_are_those_of_the_layers() {
-    let windows = |name: &str| -> Vec<Option<usize>> {
+    let windows = |name: &str| -> Vec<Mask> {
         let m = model(name, Raise::default());
-        let of = |op: &Op| if let Op::Attention(a) = op { Some(a.window) } else { None };
+        let of = |op: &Op| if let Op::Attention(a) = op { Some(a.mask) } else { None };
         m.module.funcs[0].nodes.iter().filter_map(|n| of(&n.op)).collect()
     };
-    assert_eq!(windows("llama"), [None, None]);
-    assert_eq!(windows("mistral"), [Some(5), Some(5)]);
-    assert_eq!(windows("gemma3"), [Some(5), None]);
-    assert_eq!(windows("gemma2"), [Some(5), None]);
+    let (all, five) = (Mask::CAUSAL, Mask::causal(Some(5)));
+    assert_eq!(windows("llama"), [all, all]);
+    assert_eq!(windows("mistral"), [five, five]);
+    assert_eq!(windows("gemma3"), [five, all]);
+    assert_eq!(windows("gemma2"), [five, all]);
 }
 
 /// The residual stream is the embedding and a sum for each half of a block.

@@ -427,7 +427,7 @@ fn edited_plans_are_seen() {
         (programs, &["embed_tokens_new"], "adamw[", "0.95", true),
         (programs, &["lm_head_new"], "decay=", "0.2", true),
         (programs, &["l1.attn"], "= attention[", "0.4", true),
-        (programs, &["l1.attn"], "window=", "6", true),
+        (programs, &["l1.attn"], "mask=-", "5..0", true),
         (programs, &["max_norm"], "fill[", "0.02", true),
         (programs, &["d_l1.half"], "= scale[", "-0.4", true),
         ("plan.json", &["0.001"], "\"lr\": ", "0.5", true),

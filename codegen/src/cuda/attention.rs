@@ -4,6 +4,7 @@ use super::limits::{DECLARED, Limits};
 use super::{File, Words, grid, row_bytes, type_name};
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
 use shardc_ir::launch::Launch;
+use shardc_ir::ops::Mask;
 
 /// Rows of the matrix that one instruction multiplies.
 const WARP_ROWS: usize = 16;
@@ -73,11 +74,11 @@ impl Tiles {
         u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 
-    /// Bytes of shared memory that the text declares: positions of rows, and of columns twice, backward with
+    /// Bytes of shared memory that the text declares: what rows see, positions of columns twice, backward with
     /// two numbers beside them; and what each warp tells the others.
     fn declared(&self, backward: bool) -> u32 {
         let of_columns = if backward { 24 } else { 8 };
-        let bytes = 4 * self.rows + of_columns * self.cols + 8 * self.threads() as usize / 32;
+        let bytes = 8 * self.rows + of_columns * self.cols + 8 * self.threads() as usize / 32;
         (bytes as u32).next_multiple_of(DECLARED)
     }
 
@@ -103,9 +104,11 @@ fn aligned(h: &Heads, rows: &[(&View, usize)]) -> bool {
 
 /// The sizes at the end of both structs of parameters.
 fn sizes(w: &mut Words, h: &Heads) {
-    // Positions are i32: 2^31 is farther than any two are apart.
-    let window = h.window.map_or(1 << 31, |n| n.min(1 << 31));
-    w.ints(&[h.queries, h.keys, h.repeat, h.width, h.value_width, window]);
+    // Positions are i32: 2^32 is farther than any two are apart.
+    let far = |n: Option<usize>| n.map_or(1 << 32, |n| n.min(1 << 32));
+    let Mask { left, right, chunk } = h.mask;
+    w.ints(&[h.queries, h.keys, h.repeat, h.width, h.value_width]);
+    w.ints(&[far(left), far(right), chunk.map_or(0, |n| far(Some(n)))]);
     w.float(f64::from(h.scale));
     w.float(f64::from(h.softcap.unwrap_or(0.0)));
 }

@@ -8,7 +8,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{Launch, rule_of};
 use shardc_ir::mesh::{AtomSet, Mesh};
-use shardc_ir::ops::{self, Op, Sends};
+use shardc_ir::ops::{self, Mask, Op, Sends};
 use shardc_ir::rule::has_letter;
 use shardc_ir::types::Type;
 use std::collections::BTreeMap;
@@ -113,15 +113,13 @@ impl<'a> Pricer<'a> {
         let ty = |i: usize| f.ty(n.ins[i]);
         let local = |t: &Type, d: usize| t.chunk(self.mesh, d) as f64;
         let of_attention = match &n.op {
-            Op::Attention(o) => Some((o.window, false)),
-            Op::AttentionGrad(o) => Some((o.window, true)),
+            Op::Attention(o) => Some((o.mask, false)),
+            Op::AttentionGrad(o) => Some((o.mask, true)),
             _another => None,
         };
-        if let Some((window, backward)) = of_attention {
+        if let Some((mask, backward)) = of_attention {
             let (q, k, v) = (ty(0), ty(1), ty(2));
             let (queries, keys) = (local(q, 1), local(k, 1));
-            // Of all keys a rank with the last queries sees most.
-            let seen = ((keys - queries / 2.0) / keys).max(0.5);
             let sizes = Attention {
                 rows: local(q, 0),
                 heads: local(q, 2),
@@ -129,7 +127,7 @@ impl<'a> Pricer<'a> {
                 keys,
                 width: local(q, 3),
                 values: local(v, 3),
-                seen: window.map_or(seen, |w| seen.min(w as f64 / keys)),
+                seen: seen(mask, queries, keys),
             };
             return Some(Work::Attention { sizes, precision: Precision::of(q.dtype)?, backward });
         }
@@ -238,4 +236,14 @@ impl<'a> Pricer<'a> {
             Work::View | Work::Rows { .. } | Work::Exchange { .. } => 0.0,
         }
     }
+}
+
+/// The part of the scores that a mask leaves, on the rank with the last queries, which sees most.
+fn seen(mask: Mask, queries: f64, keys: f64) -> f64 {
+    let behind = mask.right.map_or(keys, |n| n as f64);
+    let sides = ((keys - queries / 2.0) / keys).max(0.5) + behind / keys;
+    let window = mask.left.map_or(1.0, |n| (n as f64 + 1.0 + behind) / keys);
+    let halved = if mask.right == Some(0) { 0.5 } else { 1.0 };
+    let chunk = mask.chunk.map_or(1.0, |n| halved * n as f64 / keys);
+    sides.min(window).min(chunk).min(1.0)
 }

@@ -7,7 +7,7 @@ use crate::family::Activation;
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
-use shardc_ir::ops::{Add, Attention, Concat, Expand, Gelu, Mul, Narrow, Rope, Silu};
+use shardc_ir::ops::{Add, Attention, Concat, Expand, Gelu, Mask, Mul, Narrow, Rope, Silu};
 
 /// The parameters of one block.
 pub(super) struct Block {
@@ -67,7 +67,7 @@ pub(super) struct Cx<'a> {
     pub arch: &'a Arch,
     pub rotary: Option<Rotary>,
     pub positions: Value,
-    pub window: Option<usize>,
+    pub mask: Mask,
     pub activation: Activation,
     pub tokens: &'a Tokens,
     /// Of what is added to the residual stream.
@@ -83,7 +83,7 @@ pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value 
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
         }
     };
-    let op = Attention { scale: cx.arch.scale, window: cx.window, softcap: cx.arch.softcap };
+    let op = Attention { scale: cx.arch.scale, mask: cx.mask, softcap: cx.arch.softcap };
     let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');

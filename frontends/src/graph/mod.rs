@@ -18,7 +18,7 @@ use shardc_ir::attr::Padding;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, Module, Port, Role, RoleKind, Value};
-use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mul, Scale, Sin, Take};
+use shardc_ir::ops::{Add, Cast, Cos, Dot, Literal, Mask, Mul, Scale, Sin, Take};
 use shardc_ir::plan::Mode;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::Weight;
@@ -83,7 +83,8 @@ pub(crate) fn build(
     let (mut told, mut counts) = (experts::RouterStats::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
         let dropout = of_residual;
-        let cx = block::Cx { arch, rotary, positions, window, activation, tokens, dropout };
+        let mask = Mask::causal(window);
+        let cx = block::Cx { arch, rotary, positions, mask, activation, tokens, dropout };
         x = block::attention(b, &cx, block, x);
         sequence.push((x, 1));
         let own;

@@ -4,10 +4,10 @@ use super::folded::Folded;
 use super::graph::{Arg, Node};
 use super::inputs;
 use super::lower::{Lower, Val};
-use super::mask::{Odd, Rule, classify};
+use super::mask::{Odd, classify, words};
 use super::view::{Dim, View};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::ops::{Attention, Op};
+use shardc_ir::ops::{Attention, Mask, Op};
 
 impl Lower<'_> {
     /// `scaled_dot_product_attention` of q, k and v [rows, heads, tokens, size].
@@ -21,8 +21,8 @@ impl Lower<'_> {
             return Err(self.refuse(n, what).help("set attention_dropout to 0"));
         }
         let rule = match (n.arg("attn_mask"), self.flag(n, "is_causal")) {
-            (Arg::None, true) => Rule::Causal,
-            (Arg::None, false) => Rule::Full,
+            (Arg::None, true) => Mask::CAUSAL,
+            (Arg::None, false) => Mask::FULL,
             (Arg::Value(id), false) => match self.val(*id).clone() {
                 // All layers may share one mask.
                 Val::Folded(f) => match self.masks.get(id) {
@@ -49,7 +49,7 @@ impl Lower<'_> {
     }
 
     /// The rule of a mask.
-    fn rule_of(&self, n: &Node, mask: &Folded) -> Result<Rule> {
+    fn rule_of(&self, n: &Node, mask: &Folded) -> Result<Mask> {
         classify(mask).map_err(|odd| {
             let d = match odd {
                 Odd::Shape => Diag::new("mask-rule", "the mask is not one of [queries, keys] for all rows and heads"),
@@ -57,11 +57,11 @@ impl Lower<'_> {
                 Odd::Cell { rule, query, key, seen } => {
                     let is = if seen { "sees" } else { "does not see" };
                     Diag::new("mask-rule", format!("query {query} {is} key {key}"))
-                        .why(format!("the nearest rule: {rule}"))
+                        .why(format!("the nearest rule: {}", words(rule)))
                 }
             };
             d.at(n.scope.to_string())
-                .rule("a mask is causal, or causal with a window, and the same for all rows and heads")
+                .rule("a mask is full, causal, a window or chunks, and the same for all rows and heads")
                 .help("use an architecture whose attention is so")
                 .exit(Exit::Unsupported)
         })
@@ -72,18 +72,10 @@ impl Lower<'_> {
         &mut self,
         n: &Node,
         [q, k, v]: [&View; 3],
-        rule: Rule,
+        mask: Mask,
         (scale, softcap): (f64, Option<f64>),
     ) -> Result<View> {
-        let window = match rule {
-            Rule::Causal => None,
-            Rule::Window(w) => Some(w),
-            Rule::Full => {
-                let what = "full attention, in which every query sees every key, is not an op yet";
-                return Err(self.refuse(n, what).help("use a causal model"));
-            }
-        };
-        self.rules.push(rule);
+        self.rules.push(mask);
         let seq = self.sizes.seq;
         let fits = [q, k, v].iter().all(|x| x.shape.len() == 4 && x.shape[2] == seq);
         if !fits {
@@ -92,7 +84,7 @@ impl Lower<'_> {
         let q = self.heads(n, q)?;
         let (k, v) = (self.heads(n, &grouped(k))?, self.heads(n, &grouped(v))?);
         let at = self.of_input(inputs::POSITIONS);
-        let op = Attention { scale, window, softcap };
+        let op = Attention { scale, mask, softcap };
         let ins = [q.value, k.value, v.value, at, at];
         let o = self.emit_n(n, &["attn", "lse"], op, &ins, None)?[0];
         let mut shape = q.shape.clone();

@@ -2,46 +2,41 @@
 
 use super::folded::Folded;
 use super::graph::Elem;
-use std::fmt;
+use shardc_ir::ops::Mask;
 
-/// Which keys a query sees.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Rule {
-    /// All.
-    Full,
-    /// Those that do not come after it.
-    Causal,
-    /// Of those the last so many.
-    Window(usize),
+/// True if a query sees a key, by their numbers.
+fn sees(mask: Mask, query: usize, key: usize) -> bool {
+    let within = |limit: Option<usize>, far: usize| limit.is_none_or(|n| far <= n);
+    within(mask.left, query.saturating_sub(key))
+        && within(mask.right, key.saturating_sub(query))
+        && mask.chunk.is_none_or(|n| query / n == key / n)
 }
 
-impl Rule {
-    fn sees(self, q: usize, k: usize) -> bool {
-        match self {
-            Rule::Full => true,
-            Rule::Causal => k <= q,
-            Rule::Window(w) => k <= q && q - k < w,
-        }
-    }
-
-    /// True if both may be one rule, seen with so many tokens: a window may be longer than they are.
-    pub fn agrees(self, seq: usize, other: Rule) -> bool {
-        match (self, other) {
-            (a, b) if a == b => true,
-            (Rule::Causal, Rule::Window(w)) => w >= seq,
-            _ => false,
-        }
-    }
+/// True if both may be one rule, the first seen with so many tokens: a limit may be farther than they are.
+pub(super) fn agrees(few: Mask, seq: usize, other: Mask) -> bool {
+    let same = |a: Option<usize>, b: Option<usize>, reach: usize| {
+        a == b || a.is_none() && b.is_some_and(|b| b >= reach)
+    };
+    let far = seq.saturating_sub(1);
+    same(few.left, other.left, far)
+        && same(few.right, other.right, far)
+        && same(few.chunk, other.chunk, seq)
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        match self {
-            Rule::Full => f.write_str("every query sees every key"),
-            Rule::Causal => f.write_str("a query sees the keys up to its own"),
-            Rule::Window(w) => write!(f, "a query sees the last {w} keys up to its own"),
+/// What a rule says, for people.
+pub(super) fn words(mask: Mask) -> String {
+    let own = match (mask.left, mask.right) {
+        (None, None) => "a query sees every key".into(),
+        (None, Some(0)) => "a query sees the keys up to its own".into(),
+        (Some(n), Some(0)) => {
+            format!("a query sees the last {} keys up to its own", n.saturating_add(1))
         }
-    }
+        (left, right) => {
+            let side = |n: Option<usize>| n.map_or("all".into(), |n| n.to_string());
+            format!("a query sees {} keys before its own and {} behind it", side(left), side(right))
+        }
+    };
+    mask.chunk.map_or(own.clone(), |n| format!("{own}, of its chunk of {n}"))
 }
 
 /// Why a mask is no rule.
@@ -52,14 +47,14 @@ pub(super) enum Odd {
     /// A number is neither 0 nor far below.
     Number(f64),
     /// The first cell that differs from the nearest rule.
-    Cell { rule: Rule, query: usize, key: usize, seen: bool },
+    Cell { rule: Mask, query: usize, key: usize, seen: bool },
 }
 
 /// What is added to a score that is not seen is below this.
 const FAR: f64 = -1e9;
 
 /// The rule of a mask [.., queries, keys]: truth values, or numbers that are added to scores.
-pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
+pub(super) fn classify(mask: &Folded) -> Result<Mask, Odd> {
     let rank = mask.shape.len();
     let outer = rank.checked_sub(2).ok_or(Odd::Shape)?;
     let mut m = mask.clone();
@@ -79,21 +74,28 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
         (_, x) if x <= FAR => Ok(false),
         (_, x) => Err(Odd::Number(x)),
     };
-    // What the last query sees, and whether the first one sees what comes after it.
-    let last = (0..t).map(|k| seen((s - 1) * t + k)).collect::<Result<Vec<bool>, Odd>>()?;
-    let rule = match last.iter().rev().take_while(|x| **x).count() {
-        w if w == t && t > 1 && seen(t - 1)? => Rule::Full,
-        w if w == t => Rule::Causal,
-        w => Rule::Window(w),
-    };
-    for i in 0..s * t {
-        let (query, key) = (i / t, i % t);
-        let is = seen(i)?;
-        if is != rule.sees(query, key) {
-            return Err(Odd::Cell { rule, query, key, seen: is });
+    let all = (0..s * t).map(seen).collect::<Result<Vec<bool>, Odd>>()?;
+    let run = |cells: &mut dyn Iterator<Item = bool>| cells.take_while(|x| *x).count();
+    // What the last query sees up to its own key, and the first one from its own on: of fewer than all keys
+    // that is a side's limit.
+    let before = run(&mut all[(s - 1) * t..].iter().rev().copied());
+    let behind = run(&mut all[..t].iter().copied());
+    let limit = |n: usize| if n == t && t > 1 { None } else { n.checked_sub(1) };
+    let sides = Mask { left: limit(before), right: limit(behind), chunk: None };
+    // A single key may be all there is.
+    let sides = if t == 1 && all[0] { Mask::CAUSAL } else { sides };
+    // Of chunks, the second begins where a query does not see the key before its own.
+    let cut = (1..s).find(|&q| !all[q * t + q - 1]);
+    let chunks = [None, sides.right].map(|right| Mask { left: None, right, chunk: cut });
+    let wrong = |rule: Mask| (0..s * t).find(|&i| all[i] != sees(rule, i / t, i % t));
+    let Some(first) = wrong(sides) else { return Ok(sides) };
+    match chunks.into_iter().find(|&rule| cut.is_some() && wrong(rule).is_none()) {
+        Some(rule) => Ok(rule),
+        None => {
+            let (query, key) = (first / t, first % t);
+            Err(Odd::Cell { rule: sides, query, key, seen: all[first] })
         }
     }
-    Ok(rule)
 }
 
 #[cfg(test)]
@@ -105,30 +107,49 @@ mod tests {
         Folded::new(Elem::Bool, &[1, 1, n, n], (0..n * n).map(cell).collect())
     }
 
-    /// Rules are found, and a mask with any one cell turned around is none of them.
+    /// Rules are found, and a mask with any one cell turned around is none, or one that another number
+    /// of tokens tells apart.
     #[test]
     fn one_wrong_cell_is_no_rule() {
         let n = 7;
-        for rule in [Rule::Full, Rule::Causal, Rule::Window(1), Rule::Window(3), Rule::Window(5)] {
-            assert_eq!(classify(&mask(n, |q, k| rule.sees(q, k))), Ok(rule));
-            // Without the first key of its last query a causal mask is one with a window: one that
-            // another length tells apart.
-            let corner = (n - 1) * n;
-            for at in (0..n * n).filter(|&at| (rule, at) != (Rule::Causal, corner)) {
-                let wrong = mask(n, |q, k| rule.sees(q, k) != (q * n + k == at));
-                let found = classify(&wrong);
-                assert!(matches!(found, Err(Odd::Cell { .. })), "{rule}, cell {at}: {found:?}");
+        let sides = [None, Some(0), Some(1), Some(2), Some(4)];
+        let windows =
+            sides.iter().flat_map(|&left| sides.map(|right| Mask { left, right, chunk: None }));
+        let chunks = [Mask::CAUSAL, Mask::FULL]
+            .into_iter()
+            .flat_map(|m| [2, 3, 4, 6].map(|c| Mask { chunk: Some(c), ..m }));
+        for rule in windows.chain(chunks) {
+            assert_eq!(classify(&mask(n, |q, k| sees(rule, q, k))), Ok(rule), "{rule}");
+            for at in 0..n * n {
+                match classify(&mask(n, |q, k| sees(rule, q, k) != (q * n + k == at))) {
+                    Err(odd) => {
+                        assert!(matches!(odd, Odd::Cell { .. }), "{rule}, cell {at}: {odd:?}")
+                    }
+                    Ok(other) => {
+                        let longer = classify(&mask(2 * n + 1, |q, k| sees(rule, q, k)));
+                        assert!(!agrees(other, n, longer.unwrap()), "{rule}, cell {at}: {other}");
+                    }
+                }
             }
         }
-        let cell = Odd::Cell { rule: Rule::Causal, query: 2, key: 5, seen: true };
+        let cell = Odd::Cell { rule: Mask::CAUSAL, query: 2, key: 5, seen: true };
         assert_eq!(classify(&mask(n, |q, k| k <= q || (q, k) == (2, 5))), Err(cell));
+    }
+
+    #[test]
+    fn a_longer_limit_is_no_other_rule() {
+        let window = Mask::causal(Some(5));
+        assert!(agrees(Mask::CAUSAL, 5, window) && !agrees(Mask::CAUSAL, 6, window));
+        let chunks = Mask { chunk: Some(5), ..Mask::CAUSAL };
+        assert!(agrees(Mask::CAUSAL, 5, chunks) && !agrees(Mask::CAUSAL, 6, chunks));
+        assert!(!agrees(Mask::CAUSAL, 5, Mask::FULL));
     }
 
     #[test]
     fn numbers_that_are_added_are_nothing_or_far_below() {
         let add = |x: f64| Folded::new(Elem::Float, &[2, 2], vec![0.0, x, 0.0, 0.0]);
-        assert_eq!(classify(&add(f64::from(f32::MIN))), Ok(Rule::Causal));
-        assert_eq!(classify(&add(f64::NEG_INFINITY)), Ok(Rule::Causal));
+        assert_eq!(classify(&add(f64::from(f32::MIN))), Ok(Mask::CAUSAL));
+        assert_eq!(classify(&add(f64::NEG_INFINITY)), Ok(Mask::CAUSAL));
         assert_eq!(classify(&add(-0.5)), Err(Odd::Number(-0.5)));
     }
 

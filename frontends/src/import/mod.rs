@@ -196,7 +196,7 @@ impl Opened {
         other.run()?;
         let (few, many) = if seq < sizes.seq { (&other, l) } else { (l, &other) };
         let pairs = few.rules.iter().zip(&many.rules);
-        let odd = pairs.clone().position(|(a, b)| !a.agrees(few.sizes.seq, *b));
+        let odd = pairs.clone().position(|(a, b)| !mask::agrees(*a, few.sizes.seq, *b));
         match odd {
             None if few.rules.len() == many.rules.len() => Ok(()),
             odd => {
@@ -207,7 +207,7 @@ impl Opened {
                 )
                 .at(self.archive.path().display().to_string())
                 .rule("a mask follows one rule, however many tokens there are")
-                .help("use an architecture whose attention is causal, or has one window")
+                .help("use an architecture whose masks are full, causal, a window or chunks")
                 .exit(Exit::Unsupported))
             }
         }

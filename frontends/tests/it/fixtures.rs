@@ -264,13 +264,13 @@ fn fused_tensors_are_three_parameters() {
 fn windows_of_layers() {
     let windows = |m: &Model| -> Vec<_> {
         let attention = |n: &shardc_ir::func::Node| match &n.op {
-            shardc_ir::ops::Op::Attention(a) => Some(a.window),
+            shardc_ir::ops::Op::Attention(a) => Some(a.mask.left),
             _ => None,
         };
         m.module.funcs[0].nodes.iter().filter_map(attention).collect()
     };
-    assert_eq!(windows(&model("mistral_window", &train(8))), [Some(5), Some(5)]);
-    assert_eq!(windows(&model("gemma2", &train(8))), [Some(5), None, Some(5)]);
+    assert_eq!(windows(&model("mistral_window", &train(8))), [Some(4), Some(4)]);
+    assert_eq!(windows(&model("gemma2", &train(8))), [Some(4), None, Some(4)]);
     // sliding_window is 4, but use_sliding_window is false.
     assert_eq!(windows(&model("qwen2", &train(8))), [None, None]);
 }

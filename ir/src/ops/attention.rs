@@ -1,21 +1,24 @@
-//! `attention`: causal scaled dot-product attention with grouped key-value heads.
+//! `attention`: scaled dot-product attention with grouped key-value heads.
 
 use super::*;
 use crate::kernel::{Elem, Heads};
 
 op! {
-    /// Causal attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v
-    /// `[b,t,g,e]`, n = g·r heads, without a stored score matrix. A key at position p is seen from
-    /// position q if p <= q and, with a window, q - p < window. A score is x = scale q·k or, with a
-    /// softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). Results: the output
+    /// Attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v `[b,t,g,e]`, n =
+    /// g·r heads, without a stored score matrix. Which keys a query sees, the mask says by their
+    /// positions: all (`full`), those up to its own (`causal`), those from 4 before it to 2 behind it
+    /// (`-4..2`), of these those of its chunk of 8 positions (`-4..2/8`). A score is x = scale q·k or,
+    /// with a softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). Results: the output
     /// `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
     /// nothing is seen).
-    Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, window: Option<usize>, softcap: Option<f64> }
+    Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, mask: Mask, softcap: Option<f64> }
     facts { kind: Attention, fusion: None, precision: Wants::Half, gradient: Flows }
     samples [
-        "attention[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
-        "attention[0.7; window=2] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",
-        "attention[0.7; window=none; softcap=1.5] f32[1,3,2,2], f32[1,3,1,2], f32[1,3,1,2], i32[3], i32[3]",
+        "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
+        "attention[0.7; mask=-1..0] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",
+        "attention[0.7; mask=full] f32[2,3,2,2], f32[2,4,1,2], f32[2,4,1,2], i32[3], i32[4]",
+        "attention[0.7; mask=-1..2/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], i32[4], i32[5]",
+        "attention[0.7; mask=causal; softcap=1.5] f32[1,3,2,2], f32[1,3,1,2], f32[1,3,1,2], i32[3], i32[3]",
     ]
 }
 
@@ -37,7 +40,7 @@ pub(crate) fn score_bytes(mesh: &Mesh, [q, k, v]: [&Type; 3], backward: bool) ->
 /// Calls `f(b, s, n, g, t)` for every query and key that see each other.
 pub(crate) fn each_pair(
     ins: [&Tensor; 4],
-    window: Option<usize>,
+    mask: Mask,
     mut f: impl FnMut(usize, usize, usize, usize, usize),
 ) {
     let [q, k, q_pos, k_pos] = ins;
@@ -47,8 +50,8 @@ pub(crate) fn each_pair(
         for s in 0..q.shape[1] {
             for h in 0..n {
                 for t in 0..k.shape[1] {
-                    let far = q_pos.data[s] - k_pos.data[t];
-                    if far >= 0.0 && window.is_none_or(|w| far < w as f64) {
+                    let [first, last] = mask.reach(q_pos.data[s] as i32).map(f64::from);
+                    if (first..=last).contains(&k_pos.data[t]) {
                         f(b, s, h, h / r, t);
                     }
                 }
@@ -97,6 +100,7 @@ impl OpDef for Attention {
         if ins.len() != 5 {
             return Err("five operands are needed".into());
         }
+        self.mask.accepts()?;
         accepts_softcap(self.softcap)?;
         accepts_qkv(ins, [3, 4])
     }
@@ -115,8 +119,8 @@ impl OpDef for Attention {
         if let Some(d_lse) = d[1] {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
-        let Attention { scale, window, softcap } = *self;
-        let op = AttentionGrad { scale, window, softcap };
+        let Attention { scale, mask, softcap } = *self;
+        let op = AttentionGrad { scale, mask, softcap };
         let g = b.push_n(
             &["q", "k", "v"],
             op,
@@ -138,13 +142,13 @@ impl OpDef for Attention {
             capped(self.scale * (0..q.shape[3]).map(dot).sum::<f64>(), self.softcap)
         };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
-        each_pair(pairs, self.window, |b, s, h, g, t| {
+        each_pair(pairs, self.mask, |b, s, h, g, t| {
             let m = max.at_mut(&[b, s, h]);
             *m = m.max(score(b, s, h, g, t));
         });
         let (mut sum, mut out) =
             (Tensor::full(&cx.out_shape(1), 0.0), Tensor::full(&cx.out_shape(0), 0.0));
-        each_pair(pairs, self.window, |b, s, h, g, t| {
+        each_pair(pairs, self.mask, |b, s, h, g, t| {
             let p = (score(b, s, h, g, t) - max.at(&[b, s, h])).exp();
             *sum.at_mut(&[b, s, h]) += p;
             for e in 0..v.shape[3] {

@@ -5,11 +5,12 @@ use super::*;
 op! {
     /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
     /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
-    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos) { scale: f64, window: Option<usize>, softcap: Option<f64> }
+    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos) { scale: f64, mask: Mask, softcap: Option<f64> }
     facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
-        "attention_grad[0.5; window=none] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
-        "attention_grad[0.5; window=none; softcap=1.5] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
+        "attention_grad[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
+        "attention_grad[0.5; mask=causal; softcap=1.5] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
+        "attention_grad[0.5; mask=-1..1/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], f32[1,4,2], f32[1,4,2,3], f32[1,4,2], i32[4], i32[5]",
     ]
 }
 
@@ -18,6 +19,7 @@ impl OpDef for AttentionGrad {
         if ins.len() != 8 {
             return Err("eight operands are needed".into());
         }
+        self.mask.accepts()?;
         attention::accepts_softcap(self.softcap)?;
         attention::accepts_qkv(ins, [6, 7])?;
         if ins[3].rank() != 3
@@ -51,8 +53,8 @@ impl OpDef for AttentionGrad {
     }
     /// Log-sum-exp and row sums are those of the attention of these q, k, v.
     fn settle(&self, types: &[Type], drawn: &mut [Tensor]) {
-        let AttentionGrad { scale, window, softcap } = *self;
-        let attention = Op::from(Attention { scale, window, softcap });
+        let AttentionGrad { scale, mask, softcap } = *self;
+        let attention = Op::from(Attention { scale, mask, softcap });
         let at = [0, 1, 2, 6, 7];
         let made =
             crate::samples::eval(&attention, &at.map(|i| &types[i]), &[], &at.map(|i| &drawn[i]));
@@ -67,7 +69,7 @@ impl OpDef for AttentionGrad {
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];
         let (mut dq, mut dk, mut dv) =
             (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
-        attention::each_pair([q, k, ins[6], ins[7]], self.window, |b, s, h, g, t| {
+        attention::each_pair([q, k, ins[6], ins[7]], self.mask, |b, s, h, g, t| {
             let row = [b, s, h];
             let dot: f64 = (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum();
             let score = attention::capped(self.scale * dot, self.softcap);

@@ -6,6 +6,7 @@ mod facts;
 
 pub use facts::{Facts, FusionClass, Gradient, Kind, Wants};
 pub use layout::{Collective, Sends};
+pub use mask::Mask;
 
 use crate::attr::{AttrCx, AttrReader, AttrWriter};
 use crate::builder::Builder;
@@ -192,6 +193,7 @@ pub mod grouped_dot_t;
 pub mod grouped_outer;
 pub mod layout;
 pub mod literal;
+mod mask;
 pub mod merge_attention;
 pub mod mul;
 pub mod narrow;

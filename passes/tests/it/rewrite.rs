@@ -6,7 +6,7 @@ use shardc_ir::func::{AnnotatedDim, Annotation, Func, Module, Name, Port, Value}
 use shardc_ir::interp::{Precision, call, gather, scatter};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{
-    Add, AllGather, AllReduce, AllToAll, Attention, Dot, Exp, FanOut, Gelu, Mul, Op, Permute,
+    Add, AllGather, AllReduce, AllToAll, Attention, Dot, Exp, FanOut, Gelu, Mask, Mul, Op, Permute,
     Place, ReduceScatter, Scale, Slice, Transpose,
 };
 use shardc_ir::rng::Stream;
@@ -322,7 +322,7 @@ fn rules_work_around_ops_of_several_results() {
     let pos = p.arg("p", "i32[3]");
     let a = p.push("", "a", Scale { by: 2.0 }, &[q]);
     let b = p.push("", "b", Scale { by: 0.5 }, &[a]);
-    let op = Attention { scale: 1.0, window: None, softcap: None };
+    let op = Attention { scale: 1.0, mask: Mask::CAUSAL, softcap: None };
     let o = Builder::new(&p.mesh, &mut p.f).push_n(&["o", "lse"], op, &[b, q, q, pos, pos]);
     let n = p.push("", "n", Scale { by: -1.0 }, &[o[0]]);
     let z = p.push("", "z", Scale { by: -1.0 }, &[n]);
@@ -330,7 +330,7 @@ fn rules_work_around_ops_of_several_results() {
     let mut m = p.done(&[w, o[1]]);
     let before = m.clone();
     rewrite(&mut m, RuleSet::Algebra).expect("no error");
-    let attention = "%o, %lse = attention[1.0; window=none] %q, %q, %q, %p, %p";
+    let attention = "%o, %lse = attention[1.0; mask=causal] %q, %q, %q, %p, %p";
     assert_eq!(text(&m), format!("{attention}\n%w = exp %o\n"));
     equal(&m.mesh, &before.funcs[0], &m.funcs[0]);
 }

@@ -215,6 +215,14 @@ fn rope(adjacent: bool, x: &[&Tensor]) -> Tensor {
     out
 }
 
+/// True if a query at a position sees a key at another.
+fn sees(c: &Scores, query: i64, key: i64) -> bool {
+    let within = |limit: Option<usize>, n: i64| limit.is_none_or(|l| i128::from(n) <= l as i128);
+    let chunk = |at: i64| c.chunk.map(|n| i128::from(at).div_euclid(n.max(1) as i128));
+    let far = query - key;
+    within(c.sides[0], far) && within(c.sides[1], -far) && chunk(query) == chunk(key)
+}
+
 /// Calls `f(batch, query, head, key head, key)` for all that see each other.
 fn pairs(
     c: &Scores,
@@ -224,8 +232,7 @@ fn pairs(
     let share = (q.shape[2] / k.shape[2].max(1)).max(1);
     each(&q.shape[..3], |i| {
         for t in 0..k.shape[1] {
-            let far = q_at.integer(&[i[1]]) - k_at.integer(&[t]);
-            if far >= 0 && c.window.is_none_or(|w| far < w as i64) {
+            if sees(c, q_at.integer(&[i[1]]), k_at.integer(&[t])) {
                 f(i[0], i[1], i[2], i[2] / share, t);
             }
         }

@@ -3,12 +3,11 @@
 
 use crate::math;
 
-/// Which keys a query sees: those with `0 <= at - key < window`; `None` if it sees all.
+/// Which keys a query sees: those at positions from one to another; `None` if it sees all.
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'a> {
     pub keys: Option<&'a [i32]>,
-    pub at: i32,
-    pub window: u32,
+    pub reach: [i32; 2],
 }
 
 /// The largest score that is seen; -inf if there is none. A NaN need not be found.
@@ -19,7 +18,7 @@ pub(super) fn largest(scores: &mut [f32], seen: Seen) -> f32 {
         return unsafe { wide::largest(scores, seen) };
     }
     if let Some(keys) = seen.keys {
-        math::mask(scores, keys, seen.at, seen.window);
+        math::mask(scores, keys, seen.reach);
     }
     math::max(scores)
 }
@@ -32,7 +31,7 @@ pub(super) fn weigh(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
         return unsafe { wide::weigh(scores, seen, shift) };
     }
     match seen.keys {
-        Some(keys) => math::weights(scores, keys, seen.at, seen.window, shift),
+        Some(keys) => math::weights(scores, keys, seen.reach, shift),
         None => math::weights_of_all(scores, shift),
     }
     math::sum(scores)
@@ -69,9 +68,9 @@ mod wide {
         let keys = &keys[i..n];
         // SAFETY: keys beyond the last are masked.
         let keys = unsafe { _mm512_maskz_loadu_epi32(there, keys.as_ptr()) };
-        let back = _mm512_sub_epi32(_mm512_set1_epi32(seen.at), keys);
-        let window = _mm512_set1_epi32(seen.window as i32);
-        (there, _mm512_mask_cmplt_epu32_mask(there, back, window))
+        let [first, last] = seen.reach.map(|p| _mm512_set1_epi32(p));
+        let near = _mm512_mask_cmple_epi32_mask(there, keys, last);
+        (there, _mm512_mask_cmple_epi32_mask(near, first, keys))
     }
 
     /// e^x within 2 units in the last place: as `math::exp`, with fused steps.
@@ -156,7 +155,7 @@ mod tests {
     use super::*;
 
     fn all(keys: Option<&[i32]>) -> Seen<'_> {
-        Seen { keys, at: 30, window: 20 }
+        Seen { keys, reach: [11, 30] }
     }
 
     #[test]
@@ -192,7 +191,7 @@ mod tests {
             let shift = largest(&mut x, all(None));
             assert!(weigh(&mut plain, all(None), shift).is_nan());
             // Key 17 is not seen from 16.
-            let before = Seen { keys: Some(&keys), at: 16, window: 100 };
+            let before = Seen { keys: Some(&keys), reach: [-83, 16] };
             assert_eq!(largest(&mut masked, before), 0.5);
             assert_eq!(weigh(&mut masked, before, 0.5), 17.0);
         }

@@ -69,11 +69,15 @@ const LARGE: &[&str] = &[
     "grouped_dot f32[6,3,40,35], i32[6,4,3], f32[24,33,35]",
     "grouped_dot_t f32[6,3,40,33], i32[6,4,3], f32[24,33,35]",
     "grouped_outer f32[6,3,40,33], i32[6,4,3], f32[6,3,40,35]",
-    "attention[0.3; window=none] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], i32[70], i32[70]",
-    "attention[0.3; window=5] f32[1,130,2,3], f32[1,130,2,3], f32[1,130,2,3], i32[130], i32[130]",
-    "attention[0.3; window=none; softcap=0.7] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], i32[70], i32[70]",
-    "attention_grad[0.3; window=none; softcap=0.7] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
-    "attention_grad[0.3; window=9] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
+    "attention[0.3; mask=causal] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], i32[70], i32[70]",
+    "attention[0.3; mask=-4..0] f32[1,130,2,3], f32[1,130,2,3], f32[1,130,2,3], i32[130], i32[130]",
+    "attention[0.3; mask=causal; softcap=0.7] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], i32[70], i32[70]",
+    "attention_grad[0.3; mask=causal; softcap=0.7] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
+    "attention_grad[0.3; mask=-8..0] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
+    "attention[0.3; mask=full] f32[1,70,4,3], f32[1,90,2,3], f32[1,90,2,2], i32[70], i32[90]",
+    "attention[0.3; mask=-4..7] f32[1,130,2,3], f32[1,130,2,3], f32[1,130,2,3], i32[130], i32[130]",
+    "attention_grad[0.3; mask=-8..3/20] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
+    "attention_grad[0.3; mask=full; softcap=0.7] f32[1,70,4,3], f32[1,90,2,3], f32[1,90,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[90]",
     "adamw[0.9; beta2=0.99; eps=1e-8; decay=0.1] f32[3,700], f32[3,700], f32[3,700], f32[3,700], f32[], f32[], f32[]",
     "add f32[0,4], f32[0,4]",
     "reduce_sum[ab->a] f32[3,0]",
@@ -285,9 +289,9 @@ fn large_moves_match_their_meaning() {
 #[test]
 fn blocks_of_keys_that_are_not_seen() {
     let qkv = "f32[1,70,4,3], f32[1,9,2,3], f32[1,9,2,2]";
-    let attention = format!("attention[0.3; window=none] {qkv}, i32[70], i32[9]");
+    let attention = format!("attention[0.3; mask=causal] {qkv}, i32[70], i32[9]");
     let grad = format!(
-        "attention_grad[0.3; window=none] {qkv}, f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[9]"
+        "attention_grad[0.3; mask=causal] {qkv}, f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[9]"
     );
     for (text, at) in [(attention, 3), (grad, 6)] {
         let s = Sample::parse(text.leak()).unwrap();

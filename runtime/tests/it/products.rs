@@ -5,6 +5,7 @@ use shardc_ir::kernel::{
     Attention, AttentionGrad, Elem, Extents, Gemm, Heads, Kernel, Matrix, View,
 };
 use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::Mask;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
 use shardc_testing::samples;
@@ -274,14 +275,16 @@ struct Case {
     widths: [usize; 2],
     q_pos: Vec<i32>,
     k_pos: Vec<i32>,
-    window: Option<usize>,
+    mask: Mask,
     softcap: Option<f32>,
 }
 
 impl Case {
     fn sees(&self, q: usize, k: usize) -> bool {
-        let far = self.q_pos[q] - self.k_pos[k];
-        far >= 0 && self.window.is_none_or(|w| (far as usize) < w)
+        let (q, k) = (i64::from(self.q_pos[q]), i64::from(self.k_pos[k]));
+        let within = |n: Option<usize>, far: i64| n.is_none_or(|n| far <= n as i64);
+        let near = within(self.mask.left, q - k) && within(self.mask.right, k - q);
+        near && self.mask.chunk.is_none_or(|c| q / c as i64 == k / c as i64)
     }
     fn view(&self, operand: usize, by_query: bool, width: usize) -> (View, usize) {
         let heads = self.groups * if by_query { self.repeat } else { 1 };
@@ -341,7 +344,7 @@ fn attention(c: &Case, d: &mut Draw) {
         width,
         value_width,
         scale: 0.3,
-        window: c.window,
+        mask: c.mask,
         softcap: c.softcap,
         rows,
         q_pos: view(10),
@@ -445,14 +448,24 @@ fn attention_of_hostile_positions() {
         (mixed[..130].to_vec(), mixed),
         (line(5, 3), vec![]),
     ];
+    let causal = Mask::CAUSAL;
+    let masks = [
+        (causal, None),
+        (Mask::causal(Some(30)), None),
+        (causal, Some(0.7)),
+        (Mask::FULL, None),
+        (Mask { left: Some(40), right: Some(25), chunk: None }, Some(0.7)),
+        (Mask { chunk: Some(64), ..causal }, None),
+        (Mask { left: None, right: Some(9), chunk: Some(50) }, None),
+    ];
     for (i, (q_pos, k_pos)) in positions.into_iter().enumerate() {
         for elem in [Elem::F32, Elem::BF16] {
-            for (window, softcap) in [(None, None), (Some(30), None), (None, Some(0.7))] {
+            for (mask, softcap) in masks {
                 let (batch, repeat) = (1 + i % 2, 1 + (i + 1) % 2);
                 let (q_pos, k_pos) = (q_pos.clone(), k_pos.clone());
                 let widths = d.one(&[[5, 5], [8, 3], [16, 16]]);
                 let groups = 2;
-                let c = Case { elem, batch, groups, repeat, widths, q_pos, k_pos, window, softcap };
+                let c = Case { elem, batch, groups, repeat, widths, q_pos, k_pos, mask, softcap };
                 attention(&c, &mut d);
             }
         }

@@ -116,11 +116,11 @@ impl Program<'_> {
             };
             (q, k) = (turn(&q), turn(&k));
         }
-        let window = ["none", "2"][self.draw.below(2)];
+        let mask = ["causal", "-1..0", "full", "-2..1", "causal/3"][self.draw.below(5)];
         let (out, lse) = (self.name(), self.name());
         let sizes = [ROWS, self.seq, heads, e];
         self.body += &format!(
-            "  {out}, {lse} = attention[0.5; window={window}] {}, {}, {}, %positions, %positions : {}, {}\n",
+            "  {out}, {lse} = attention[0.5; mask={mask}] {}, {}, {}, %positions, %positions : {}, {}\n",
             q.name,
             k.name,
             v.name,

@@ -168,8 +168,18 @@ const CLASSES: &[(&str, Change)] = &[
         _other => false,
     }),
     ("attention's window", |_, n| match &mut n.op {
-        Op::Attention(k) => set(&mut k.window, Some(3)),
-        Op::AttentionGrad(k) => set(&mut k.window, Some(3)),
+        Op::Attention(k) => set(&mut k.mask.left, Some(2)),
+        Op::AttentionGrad(k) => set(&mut k.mask.left, Some(2)),
+        _other => false,
+    }),
+    ("attention's right side", |_, n| match &mut n.op {
+        Op::Attention(k) => set(&mut k.mask.right, Some(1)),
+        Op::AttentionGrad(k) => set(&mut k.mask.right, Some(1)),
+        _other => false,
+    }),
+    ("attention's chunks", |_, n| match &mut n.op {
+        Op::Attention(k) => set(&mut k.mask.chunk, Some(2)),
+        Op::AttentionGrad(k) => set(&mut k.mask.chunk, Some(2)),
         _other => false,
     }),
     ("attention's softcap", |_, n| match &mut n.op {

@@ -39,7 +39,7 @@ fn grids_of_large_kernels() {
         "dot[mk,kn->mn] bf16[3,2], bf16[2,9000000]",
         "transpose[abc->cba] f32[70000,2,70]",
         "rope bf16[70000,5,3,64], f32[5,32], f32[5,32]",
-        "attention[0.1; window=9] bf16[2,70000,2,64], bf16[2,70000,1,64], bf16[2,70000,1,64], i32[70000], \
+        "attention[0.1; mask=-8..0] bf16[2,70000,2,64], bf16[2,70000,1,64], bf16[2,70000,1,64], i32[70000], \
          i32[70000]",
         "reduce_sum[ab->a] f32[70000,9]",
         "reduce_sum[ab->b] f32[9,70000]",
@@ -54,7 +54,7 @@ fn grids_of_large_kernels() {
 fn attention_of_too_many_sequences_is_refused() {
     for sizes in ["70000,3,2,4", "1,3,70000,4"] {
         let text = format!(
-            "attention[0.1; window=9] f32[{sizes}], f32[{sizes}], f32[{sizes}], i32[3], i32[3]"
+            "attention[0.1; mask=-8..0] f32[{sizes}], f32[{sizes}], f32[{sizes}], i32[3], i32[3]"
         );
         let limits = Limits::of("sm_90a");
         let made = launches(&kernel(&text), &limits).expect("a written kernel");
@@ -83,9 +83,9 @@ fn attention_has_the_shared_memory_that_there_is() {
             let qkv = format!(
                 "{elem}[1,70,2,{width}], {elem}[1,70,1,{width}], {elem}[1,70,1,{value_width}]"
             );
-            fits(&format!("attention[0.1; window=9] {qkv}, i32[70], i32[70]"), arch);
+            fits(&format!("attention[0.1; mask=-8..0] {qkv}, i32[70], i32[70]"), arch);
             let grad = format!(
-                "attention_grad[0.1; window=9] {qkv}, f32[1,70,2], {elem}[1,70,2,{value_width}], \
+                "attention_grad[0.1; mask=-8..0] {qkv}, f32[1,70,2], {elem}[1,70,2,{value_width}], \
                  f32[1,70,2], i32[70], i32[70]"
             );
             fits(&grad, arch);
@@ -96,7 +96,7 @@ fn attention_has_the_shared_memory_that_there_is() {
 /// What no tile makes fit is refused, with what it needs and what there is.
 #[test]
 fn heads_too_wide_are_refused() {
-    let text = "attention[0.1; window=9] f32[1,70,2,1024], f32[1,70,1,1024], f32[1,70,1,1024], i32[70], i32[70]";
+    let text = "attention[0.1; mask=-8..0] f32[1,70,2,1024], f32[1,70,1,1024], f32[1,70,1,1024], i32[70], i32[70]";
     let kernel = kernel(text);
     let check = |arch: &str| {
         let limits = Limits::of(arch);

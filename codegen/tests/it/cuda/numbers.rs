@@ -75,49 +75,66 @@ fn check_pieces_with_groups(text: &str) {
 #[test]
 fn attention_in_f32() {
     check_pieces(
-        "attention[0.3; window=9] f32[2,35,4,3], f32[2,35,2,3], f32[2,35,2,2], i32[35], i32[35]",
+        "attention[0.3; mask=-8..0] f32[2,35,4,3], f32[2,35,2,3], f32[2,35,2,2], i32[35], i32[35]",
     );
     check(
-        "attention[0.2; window=none] f32[1,70,2,32], f32[1,70,1,32], f32[1,70,1,32], i32[70], i32[70]",
+        "attention[0.2; mask=causal] f32[1,70,2,32], f32[1,70,1,32], f32[1,70,1,32], i32[70], i32[70]",
     );
     check(
-        "attention[0.9; window=20; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], i32[40], i32[40]",
+        "attention[0.9; mask=-19..0; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], i32[40], i32[40]",
     );
+}
+
+/// All, both sides, and chunks: forward and backward, also with products by groups.
+#[test]
+fn attention_of_other_masks() {
+    for mask in ["full", "-9..4", "causal/16", "-20..30/24", "..3"] {
+        let sizes = "f32[1,35,4,3], f32[1,40,2,3], f32[1,40,2,2]";
+        check_pieces(&format!("attention[0.3; mask={mask}] {sizes}, i32[35], i32[40]"));
+        check_pieces(&format!(
+            "attention_grad[0.3; mask={mask}] {sizes}, f32[1,35,4], f32[1,35,4,2], f32[1,35,4], i32[35], i32[40]"
+        ));
+        let sizes = "bf16[1,70,2,64], bf16[1,70,1,64], bf16[1,70,1,64]";
+        check_groups(&format!("attention[0.1; mask={mask}] {sizes}, i32[70], i32[70]"));
+        check_groups(&format!(
+            "attention_grad[0.1; mask={mask}] {sizes}, f32[1,70,2], bf16[1,70,2,64], f32[1,70,2], i32[70], i32[70]"
+        ));
+    }
 }
 
 #[test]
 fn attention_in_bf16() {
     check_pieces(
-        "attention[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",
+        "attention[0.1; mask=-16..0] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",
     );
     check(
-        "attention[0.3; window=none] bf16[1,67,2,7], bf16[1,67,2,7], bf16[1,67,2,9], i32[67], i32[67]",
+        "attention[0.3; mask=causal] bf16[1,67,2,7], bf16[1,67,2,7], bf16[1,67,2,9], i32[67], i32[67]",
     );
     check(
-        "attention[0.1; window=none] bf16[1,1,2,80], bf16[1,130,1,80], bf16[1,130,1,80], i32[1], i32[130]",
+        "attention[0.1; mask=causal] bf16[1,1,2,80], bf16[1,130,1,80], bf16[1,130,1,80], i32[1], i32[130]",
     );
     check_pieces(
-        "attention[0.3; window=none; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], i32[67], i32[67]",
+        "attention[0.3; mask=causal; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], i32[67], i32[67]",
     );
 }
 
 #[test]
 fn attention_of_wide_heads() {
     check(
-        "attention[0.1; window=none] bf16[1,65,1,128], bf16[1,65,1,128], bf16[1,65,1,128], i32[65], i32[65]",
+        "attention[0.1; mask=causal] bf16[1,65,1,128], bf16[1,65,1,128], bf16[1,65,1,128], i32[65], i32[65]",
     );
     check(
-        "attention[0.06; window=none] bf16[1,33,1,256], bf16[1,40,1,256], bf16[1,40,1,256], i32[33], i32[40]",
+        "attention[0.06; mask=causal] bf16[1,33,1,256], bf16[1,40,1,256], bf16[1,40,1,256], i32[33], i32[40]",
     );
     check(
-        "attention[0.1; window=none] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], i32[33], i32[33]",
+        "attention[0.1; mask=causal] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], i32[33], i32[33]",
     );
 }
 
 /// Where blocks have less shared memory, tiles are smaller.
 #[test]
 fn attention_of_wide_heads_in_small_tiles() {
-    let text = "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+    let text = "attention_grad[0.06; mask=causal] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
          f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]";
     let (cases, modes) = (cases(text, |_| {}), [Mode::Plain, Mode::Reversed]);
     let shared = |arch: &str| {
@@ -131,27 +148,27 @@ fn attention_of_wide_heads_in_small_tiles() {
 #[test]
 fn attention_by_groups() {
     check_pieces_with_groups(
-        "attention[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",
+        "attention[0.1; mask=-16..0] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",
     );
     check_groups(
-        "attention[0.3; window=none; softcap=1.5] bf16[1,67,2,63], bf16[1,67,2,63], bf16[1,67,2,60], i32[67], i32[67]",
+        "attention[0.3; mask=causal; softcap=1.5] bf16[1,67,2,63], bf16[1,67,2,63], bf16[1,67,2,60], i32[67], i32[67]",
     );
     check_groups(
-        "attention[0.1; window=none] bf16[1,33,1,192], bf16[1,65,1,192], bf16[1,65,1,128], i32[33], i32[65]",
+        "attention[0.1; mask=causal] bf16[1,33,1,192], bf16[1,65,1,192], bf16[1,65,1,128], i32[33], i32[65]",
     );
     check_groups(
-        "attention[0.06; window=none] bf16[1,33,1,256], bf16[1,40,1,256], bf16[1,40,1,256], i32[33], i32[40]",
+        "attention[0.06; mask=causal] bf16[1,33,1,256], bf16[1,40,1,256], bf16[1,40,1,256], i32[33], i32[40]",
     );
 }
 
 #[test]
 fn gradients_of_attention_in_f32() {
     check_pieces(
-        "attention_grad[0.3; window=9] f32[1,35,4,3], f32[1,35,2,3], f32[1,35,2,2], f32[1,35,4], \
+        "attention_grad[0.3; mask=-8..0] f32[1,35,4,3], f32[1,35,2,3], f32[1,35,2,2], f32[1,35,4], \
          f32[1,35,4,2], f32[1,35,4], i32[35], i32[35]",
     );
     check(
-        "attention_grad[0.9; window=20; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], \
+        "attention_grad[0.9; mask=-19..0; softcap=2.5] f32[1,40,2,8], f32[1,40,1,8], f32[1,40,1,8], \
          f32[1,40,2], f32[1,40,2,8], f32[1,40,2], i32[40], i32[40]",
     );
 }
@@ -159,15 +176,15 @@ fn gradients_of_attention_in_f32() {
 #[test]
 fn gradients_of_attention_in_bf16() {
     check_pieces(
-        "attention_grad[0.1; window=none] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
+        "attention_grad[0.1; mask=causal] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
          f32[1,70,4], bf16[1,70,4,64], f32[1,70,4], i32[70], i32[70]",
     );
     check(
-        "attention_grad[0.1; window=20] bf16[1,40,1,80], bf16[1,40,1,80], bf16[1,40,1,80], \
+        "attention_grad[0.1; mask=-19..0] bf16[1,40,1,80], bf16[1,40,1,80], bf16[1,40,1,80], \
          f32[1,40,1], bf16[1,40,1,80], f32[1,40,1], i32[40], i32[40]",
     );
     check_pieces(
-        "attention_grad[0.3; window=none; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], \
+        "attention_grad[0.3; mask=causal; softcap=1.5] bf16[1,67,4,32], bf16[1,67,2,32], bf16[1,67,2,32], \
          f32[1,67,4], bf16[1,67,4,32], f32[1,67,4], i32[67], i32[67]",
     );
 }
@@ -175,11 +192,11 @@ fn gradients_of_attention_in_bf16() {
 #[test]
 fn gradients_of_attention_of_wide_heads() {
     check(
-        "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+        "attention_grad[0.06; mask=causal] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
          f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
     );
     check(
-        "attention_grad[0.1; window=none] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], \
+        "attention_grad[0.1; mask=causal] bf16[1,33,1,192], bf16[1,33,1,192], bf16[1,33,1,128], \
          f32[1,33,1], bf16[1,33,1,128], f32[1,33,1], i32[33], i32[33]",
     );
 }
@@ -187,15 +204,15 @@ fn gradients_of_attention_of_wide_heads() {
 #[test]
 fn gradients_of_attention_by_groups() {
     check_pieces_with_groups(
-        "attention_grad[0.1; window=17] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
+        "attention_grad[0.1; mask=-16..0] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], \
          f32[1,70,4], bf16[1,70,4,64], f32[1,70,4], i32[70], i32[70]",
     );
     check_groups(
-        "attention_grad[0.3; window=none; softcap=1.5] bf16[1,40,2,127], bf16[1,67,1,127], bf16[1,67,1,120], \
+        "attention_grad[0.3; mask=causal; softcap=1.5] bf16[1,40,2,127], bf16[1,67,1,127], bf16[1,67,1,120], \
          f32[1,40,2], bf16[1,40,2,120], f32[1,40,2], i32[40], i32[67]",
     );
     check_groups(
-        "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+        "attention_grad[0.06; mask=causal] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
          f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
     );
 }
@@ -326,9 +343,9 @@ fn rows_beyond_the_bound_are_told() {
 #[test]
 fn attention_that_sees_nothing() {
     let qkv = "f32[1,70,4,3], f32[1,9,2,3], f32[1,9,2,2]";
-    let attention = format!("attention[0.3; window=none] {qkv}, i32[70], i32[9]");
+    let attention = format!("attention[0.3; mask=causal] {qkv}, i32[70], i32[9]");
     let grad = format!(
-        "attention_grad[0.3; window=none] {qkv}, f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[9]"
+        "attention_grad[0.3; mask=causal] {qkv}, f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[9]"
     );
     for first in [40, 66, 1000] {
         for (text, at) in [(&attention, 3), (&grad, 6)] {

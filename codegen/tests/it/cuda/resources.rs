@@ -79,7 +79,7 @@ fn attention(elem: &str, width: usize, value_width: usize, most: u32) {
         check_for(
             archs(width),
             &format!(
-                "attention[0.1; window=9{softcap}] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
+                "attention[0.1; mask=-8..0{softcap}] {elem}[1,70,2,{width}], {elem}[1,70,1,{width}], \
                  {elem}[1,70,1,{value_width}], i32[70], i32[70]"
             ),
             most,
@@ -93,7 +93,7 @@ fn attention_grad(elem: &str, width: usize, value_width: usize, most: [u32; 2]) 
         check_for(
             archs(width),
             &format!(
-                "attention_grad[0.1; window=9{softcap}] {elem}[1,70,2,{width}], \
+                "attention_grad[0.1; mask=-8..0{softcap}] {elem}[1,70,2,{width}], \
                  {elem}[1,70,1,{width}], {elem}[1,70,1,{value_width}], f32[1,70,2], \
                  {elem}[1,70,2,{value_width}], f32[1,70,2], i32[70], i32[70]"
             ),
@@ -133,11 +133,11 @@ fn groups_multiply_on_hopper() {
     let attention = &["1, 1, 1, 0, 0;", "1, 1, 1, 1;"][..];
     for (text, last) in [
         (
-            "attention[0.1; window=9] bf16[1,70,2,128], bf16[1,70,1,128], bf16[1,70,1,128], i32[70], i32[70]",
+            "attention[0.1; mask=-8..0] bf16[1,70,2,128], bf16[1,70,1,128], bf16[1,70,1,128], i32[70], i32[70]",
             attention,
         ),
         (
-            "attention_grad[0.06; window=none] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
+            "attention_grad[0.06; mask=causal] bf16[1,40,1,256], bf16[1,33,1,256], bf16[1,33,1,256], \
              f32[1,40,1], bf16[1,40,1,256], f32[1,40,1], i32[40], i32[33]",
             attention,
         ),

@@ -104,7 +104,7 @@ fn a_softcap_is_a_positive_number() {
     ] {
         for (op, more) in [("attention", ""), ("attention_grad", more)] {
             let text =
-                format!("{op}[0.5; window=none; softcap={cap}] {qkv}, {more} i32[3], i32[3]");
+                format!("{op}[0.5; mask=causal; softcap={cap}] {qkv}, {more} i32[3], i32[3]");
             let e = shardc_ir::samples::Sample::parse(text.clone().leak()).expect_err(&text);
             assert!(e.contains(message), "{text}: {e}");
         }

@@ -117,7 +117,7 @@ fn operands_in_the_wrong_state_are_refused() {
 /// nothing in one part, and where it sees nothing at all.
 #[test]
 fn attention_over_parts_of_the_keys_is_merged() {
-    for attrs in ["window=none", "window=2", "window=none; softcap=0.6"] {
+    for attrs in ["mask=causal", "mask=-1..0", "mask=causal; softcap=0.6"] {
         let text = |keys: usize| {
             format!(
                 "attention[0.5; {attrs}] \

@@ -152,6 +152,18 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A list of numbers above 0.
+    ///
+    /// # Errors
+    /// `config` if it is none.
+    pub fn positives(&self, key: &str) -> Result<Vec<f64>> {
+        let list = self.get(key).and_then(Value::as_array);
+        let number = |v: &Value| v.as_f64().filter(|x| x.is_finite() && *x > 0.0);
+        list.and_then(|l| l.iter().map(number).collect()).ok_or_else(|| {
+            self.error(key, format!("`{key}` is no list of numbers above 0"), "write [1.0, 1.05]")
+        })
+    }
+
     /// A number greater than 0.
     pub fn positive(&self, key: &str) -> Result<f64> {
         self.positive_if(key)?.ok_or_else(|| self.missing(key))

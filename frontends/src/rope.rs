@@ -5,7 +5,8 @@
 //! and rounded once, to the f32 of the program's `literal`.
 
 use crate::config::Config;
-use shardc_ir::diag::Result;
+use crate::family::Turning;
+use shardc_ir::diag::{Diag, Result};
 use std::f64::consts::PI;
 use std::sync::Arc;
 
@@ -28,6 +29,8 @@ struct Base<'a> {
     theta: f64,
     /// Elements of a head that turn.
     dim: usize,
+    /// Tokens of a row.
+    seq: usize,
     /// Positions before scaling, by `original_max_position_embeddings`.
     original: f64,
     max_positions: f64,
@@ -39,17 +42,44 @@ struct Base<'a> {
 type Scaling = fn(&Base) -> Result<(Vec<f64>, f64, f64)>;
 
 /// The known values of `rope_type`.
-const TYPES: [(&str, Scaling); 4] =
-    [("default", default), ("linear", linear), ("llama3", llama3), ("yarn", yarn)];
+const TYPES: [(&str, Scaling); 5] = [
+    ("default", default),
+    ("linear", linear),
+    ("llama3", llama3),
+    ("yarn", yarn),
+    ("longrope", longrope),
+];
 
-/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`; `theta` is the
-/// base where neither gives one.
+/// Reads either dialect: `rope_scaling` beside `rope_theta`, or `rope_parameters`; `theta` is the base
+/// where neither gives one. `seq` and `max_positions` are the tokens of a row and the most there may be.
+/// With `local`, of layers with a window; `None` if they turn as the others.
 ///
 /// Errors: `rope-type` for an unknown kind, `config` for numbers that make no frequencies.
-pub fn read(config: &Config, head_dim: usize, max_positions: usize, theta: f64) -> Result<Rope> {
+pub fn read(
+    config: &Config,
+    head_dim: usize,
+    [seq, max_positions]: [usize; 2],
+    theta: f64,
+    (turning, local): (Turning, bool),
+) -> Result<Option<Rope>> {
+    let (kind, theta_key, theta) = match (local, turning.local) {
+        (true, None) => return Ok(None),
+        (true, Some((key, theta))) => (KINDS[1], key, theta),
+        (false, _) => (KINDS[0], turning.theta, theta),
+    };
     let own = match config.child("rope_scaling")? {
         Some(c) => Some(("rope_scaling", c)),
         None => config.child("rope_parameters")?.map(|c| ("rope_parameters", c)),
+    };
+    let own = match own {
+        Some((key, c)) if KINDS.iter().any(|k| c.has(k)) => match turning.local {
+            Some(_) => c.child(kind)?.map(|c| (key, c)),
+            None => {
+                return Err(differs(config, key, KINDS.iter().find(|k| c.has(k)).unwrap_or(&kind)));
+            }
+        },
+        // A scaling that is not by kinds is not that of layers with a window.
+        own => own.filter(|_| !local),
     };
     let word = match &own {
         None => None,
@@ -59,40 +89,31 @@ pub fn read(config: &Config, head_dim: usize, max_positions: usize, theta: f64) 
         },
     };
     let (word_key, word) = word.unwrap_or(("rope_type", "default"));
-    let (key, own) = own.unwrap_or(("rope_parameters", config.clone()));
-    if let Some(nested) = ["full_attention", "sliding_attention"].into_iter().find(|k| own.has(k)) {
-        let what = format!("`{key}` differs between kinds of layers (`{nested}`)");
-        let help = "give one set of numbers for all layers, such as {\"rope_theta\": 10000.0}";
-        return Err(config.unsupported("unsupported-config", key, what, help.into()));
-    }
-    for c in [config, &own] {
-        if c.number_if("partial_rotary_factor")?.is_some_and(|x| x != 1.0) {
-            let what = "only a part of each head would turn, which this family does not do".into();
-            let help = "remove `partial_rotary_factor`, or set it to 1.0".into();
-            return Err(c.unsupported("unsupported-config", "partial_rotary_factor", what, help));
-        }
-    }
-    if !head_dim.is_multiple_of(2) {
-        let what = format!("rotary embeddings need pairs, but a head has {head_dim} elements");
-        let help = format!("use head_dim {} or {}", head_dim + 1, head_dim.max(3) - 1);
-        return Err(config.error("head_dim", what, help));
-    }
-    let theta =
-        own.positive_if("rope_theta")?.or(config.positive_if("rope_theta")?).unwrap_or(theta);
+    let given = match &own {
+        Some((_, c)) => c.positive_if("rope_theta")?,
+        None => None,
+    };
+    let theta = given.or(config.positive_if(theta_key)?).unwrap_or(theta);
+    let own = own.map_or_else(|| config.clone(), |own| own.1);
+    let dim = turning_part(config, &own, head_dim, turning)?;
     let from = |c: &Config| c.positive_if("original_max_position_embeddings");
     let original = from(&own)?.or(from(config)?).unwrap_or(max_positions as f64);
-    let power = |i: usize| theta.powf(-((2 * i) as f64) / head_dim as f64);
+    let power = |i: usize| theta.powf(-((2 * i) as f64) / dim as f64);
+    // What Phi-3 calls `su` and, at first, `yarn`.
+    let stretched = own.has("short_factor") && matches!(word, "su" | "yarn");
+    let word = if stretched { "longrope" } else { word };
     let Some((_, scaling)) = TYPES.iter().find(|t| t.0 == word) else {
         let known: Vec<_> = TYPES.iter().map(|t| t.0).collect();
         let what = format!("rotary scaling of type `{word}` is not known");
         let help = format!("the {} known types are {}", known.len(), known.join(", "));
         return Err(own.unsupported("rope-type", word_key, what, help));
     };
-    let inv_freq = (0..head_dim / 2).map(power).collect();
+    let inv_freq = (0..dim / 2).map(power).collect();
     let base = Base {
         config: own,
         theta,
-        dim: head_dim,
+        dim,
+        seq,
         original,
         max_positions: max_positions as f64,
         inv_freq,
@@ -108,7 +129,51 @@ pub fn read(config: &Config, head_dim: usize, max_positions: usize, theta: f64) 
             "use numbers near rope_theta 10000, factor 8",
         ));
     }
-    Ok(Rope { inv_freq, attention_factor, head_factor })
+    Ok(Some(Rope { inv_freq, attention_factor, head_factor }))
+}
+
+/// What parameters may be by, where they differ between layers: those that see all, those with a window.
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+
+fn differs(config: &Config, key: &str, nested: &str) -> Diag {
+    let what = format!("`{key}` differs between kinds of layers (`{nested}`)");
+    let help = "give one set of numbers for all layers, such as {\"rope_theta\": 10000.0}";
+    config.unsupported("unsupported-config", key, what, help.into())
+}
+
+/// Elements of a head that turn.
+fn turning_part(config: &Config, own: &Config, head_dim: usize, t: Turning) -> Result<usize> {
+    const KEY: &str = "partial_rotary_factor";
+    let dim = match t.part {
+        None => {
+            for c in [config, own] {
+                if c.number_if(KEY)?.is_some_and(|x| x != 1.0) {
+                    let what = "only a part of each head would turn, which this family does not do";
+                    let help = format!("remove `{KEY}`, or set it to 1.0");
+                    return Err(c.unsupported("unsupported-config", KEY, what.into(), help));
+                }
+            }
+            head_dim
+        }
+        Some((key, absent)) => {
+            let part = own.number_if(KEY)?.or(config.number_if(key)?).unwrap_or(absent);
+            if !(part > 0.0 && part <= 1.0) {
+                let what = format!("{part} of each head would turn");
+                return Err(config.error(key, what, "write a number above 0, up to 1"));
+            }
+            // Rounded down, as transformers does.
+            (head_dim as f64 * part) as usize
+        }
+    };
+    if dim == 0 || !dim.is_multiple_of(2) {
+        let what = format!("rotary embeddings need pairs, but {dim} elements of a head turn");
+        let help = match t.part {
+            None => format!("use head_dim {} or {}", dim + 1, dim.max(3) - 1),
+            Some((key, _)) => format!("choose head_dim and {key} so that their product is even"),
+        };
+        return Err(config.error("head_dim", what, help));
+    }
+    Ok(dim)
 }
 
 fn default(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
@@ -189,13 +254,38 @@ fn yarn(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
     Ok((b.inv_freq.iter().enumerate().map(one).collect(), attention_factor, head_factor))
 }
 
+/// LongRoPE (Ding et al., 2024): a factor for every pair, one set of them for rows that are no longer than
+/// the positions before scaling and another for longer ones; and a factor that sharpens attention.
+fn longrope(b: &Base) -> Result<(Vec<f64>, f64, f64)> {
+    let c = &b.config;
+    let sets = [c.positives("short_factor")?, c.positives("long_factor")?];
+    for (key, set) in ["short_factor", "long_factor"].iter().zip(&sets) {
+        if set.len() != b.inv_freq.len() {
+            let (n, want) = (set.len(), b.inv_freq.len());
+            let what = format!("`{key}` has {n} numbers for {want} pairs");
+            return Err(c.error(key, what, format!("give {want} numbers")));
+        }
+    }
+    let factor = c.positive_if("factor")?.unwrap_or(b.max_positions / b.original);
+    let attention_factor = match c.positive_if("attention_factor")? {
+        Some(x) => x,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / b.original.ln()).sqrt(),
+    };
+    let [short, long] = &sets;
+    let set = if b.seq as f64 > b.original { long } else { short };
+    let inv_freq = b.inv_freq.iter().zip(set).map(|(x, by)| x / by).collect();
+    Ok((inv_freq, attention_factor, 1.0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
     fn rope(config: serde_json::Value, head_dim: usize) -> Result<Rope> {
-        read(&Config::new(&config, "config.json")?, head_dim, 32, 1e4)
+        let config = Config::new(&config, "config.json")?;
+        Ok(read(&config, head_dim, [16, 32], 1e4, (Turning::PLAIN, false))?.expect("a rope"))
     }
 
     fn near(got: &[f32], want: &[f64]) {
@@ -264,7 +354,7 @@ mod tests {
         };
         let (c, place, help) = code(json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}}), 4);
         assert_eq!((c, &*place), ("rope-type", "config.json: /rope_scaling/type"));
-        assert!(help.contains("default, linear, llama3, yarn"), "{help}");
+        assert!(help.contains("default, linear, llama3, yarn, longrope"), "{help}");
         let (c, place, _) = code(json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}), 4);
         assert_eq!((c, &*place), ("config", "config.json: /rope_scaling/factor"));
         assert_eq!(code(json!({"rope_theta": "x"}), 4).0, "config");

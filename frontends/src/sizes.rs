@@ -6,8 +6,8 @@ use limits::{check_products, check_shape};
 
 use crate::config::{Config, MAX_COUNT};
 use crate::family::{
-    Experts, Family, Heads, LatentSizes, Normed, PaddingToken, Positions, Score, Softcap,
-    SparseLayers, Window,
+    Activation, Beside, Experts, Family, Heads, LatentSizes, Normed, PaddingToken, Positions,
+    Score, Softcap, SparseLayers, Window,
 };
 use crate::rope::{self, Rope};
 use crate::{Balance, ExpertFacts, Facts, Shape};
@@ -37,6 +37,11 @@ pub(crate) struct Arch {
     pub std: f64,
     /// `None` for learned positions.
     pub rope: Option<Rope>,
+    /// Of layers with a window, if they have their own.
+    pub local_rope: Option<Rope>,
+    /// Attention and MLP of a block stand side by side.
+    pub beside: bool,
+    pub activation: Activation,
     /// Attention window of every layer.
     pub windows: Vec<Option<usize>>,
     /// Which elements of a head turn together.
@@ -72,6 +77,7 @@ pub(crate) struct Routing {
 
 impl Arch {
     pub fn read(f: &Family, c: &Config, shape: &Shape, warnings: &mut Vec<Diag>) -> Result<Arch> {
+        let activation = activation(f, c)?;
         refuse(f, c)?;
         let facts = facts(f, c)?;
         check_shape(f, c, &facts, shape, warnings)?;
@@ -87,10 +93,14 @@ impl Arch {
             return Err(c.error("initializer_range", what, "write 0.02"));
         }
         let turning = latent.map_or(facts.head_dim, |l| l.turning);
-        let rope = match f.positions {
-            Positions::Rotary => Some(rope::read(c, turning, facts.max_positions, f.absent.theta)?),
-            Positions::Learned(_) => None,
+        let rope = |local| match f.positions {
+            Positions::Learned(_) => Ok(None),
+            Positions::Rotary(t) => {
+                let lengths = [shape.seq, facts.max_positions];
+                rope::read(c, turning, lengths, f.absent.theta, (t, local))
+            }
         };
+        let (rope, local_rope) = (rope(false)?, rope(true)?);
         let sharper = latent.and(rope.as_ref()).map_or(1.0, |r| r.head_factor * r.head_factor);
         let adjacent = latent.is_some() && c.flag("rope_interleave", true)?;
         let (sparse, routing) = match &f.experts {
@@ -105,7 +115,7 @@ impl Arch {
         let softcap = |s: Option<Softcap>| match s {
             None => Ok(None),
             Some(s) if c.has(s.key) => c.positive_if(s.key),
-            Some(s) => Ok(Some(s.absent)),
+            Some(s) => Ok(s.absent),
         };
         Ok(Arch {
             scale: sharper / divisor.sqrt(),
@@ -120,21 +130,32 @@ impl Arch {
             eps: c.positive_if(f.keys.eps)?.unwrap_or(f.absent.eps),
             std,
             rope,
+            local_rope,
+            beside: match f.beside {
+                Beside::Never => false,
+                Beside::Unless(key) => c.flag(key, true)?,
+            },
+            activation,
             windows: windows(f, c, facts.layers)?,
             facts,
         })
     }
 }
 
-/// Refuses what would change the mathematics.
-fn refuse(f: &Family, c: &Config) -> Result<()> {
-    let known = f.mlp.activation.words();
-    let word = c.word_if(f.keys.activation)?.unwrap_or(known[0]);
-    if !known.contains(&word) {
+/// The activation of the MLPs.
+fn activation(f: &Family, c: &Config) -> Result<Activation> {
+    let all = f.mlp.activations;
+    let Some(word) = c.word_if(f.keys.activation)? else { return Ok(all[0]) };
+    all.iter().copied().find(|a| a.words().contains(&word)).ok_or_else(|| {
+        let known: Vec<&str> = all.iter().flat_map(|a| a.words()).copied().collect();
         let what = format!("activation `{word}` is not compiled for {}", f.model_type);
         let help = format!("the known ones are {}", known.join(", "));
-        return Err(c.unsupported("activation", f.keys.activation, what, help));
-    }
+        c.unsupported("activation", f.keys.activation, what, help)
+    })
+}
+
+/// Refuses what would change the mathematics.
+fn refuse(f: &Family, c: &Config) -> Result<()> {
     for &(key, only) in f.fixed {
         if c.flag(key, only)? != only {
             let what = format!("`{key}`: {} is not compiled", !only);
@@ -348,9 +369,9 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
             let normed = normed.then_some(0.0);
             Ok(Routing { normed, scale: 1.0, groups: None, aux, z, load: false })
         }
-        Score::Sigmoid { .. } => {
-            let groups = c.count_if("n_group")?.unwrap_or(8);
-            let kept = c.count_if("topk_group")?.unwrap_or(4);
+        Score::Sigmoid { absent: (groups, kept, scale), .. } => {
+            let groups = c.count_if("n_group")?.unwrap_or(groups);
+            let kept = c.count_if("topk_group")?.unwrap_or(kept);
             let per = x.experts / groups;
             if x.experts % groups != 0 || per < 2 || kept > groups || kept * per < x.top_k {
                 let what = format!(
@@ -364,7 +385,7 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
                     .rule(rule));
             }
             let normed = c.flag("norm_topk_prob", true)?.then_some(1e-20);
-            let scale = c.number_if("routed_scaling_factor")?.unwrap_or(2.5);
+            let scale = c.number_if("routed_scaling_factor")?.unwrap_or(scale);
             let groups = (kept < groups).then_some((groups, kept));
             Ok(Routing { normed, scale, groups, aux, z, load: load && train })
         }
@@ -406,12 +427,20 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
     }
 }
 
+/// Which layers have a window where `layer_types` is absent.
+enum Else {
+    /// From this one on, or as `max_window_layers` says.
+    From(usize),
+    /// All but every so many-th.
+    Every(usize),
+}
+
 /// The attention window of every layer.
 fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> {
     let width = |absent| {
         if c.has("sliding_window") { c.count_if("sliding_window") } else { Ok(absent) }
     };
-    let (window, first, help) = match f.attention.window {
+    let (window, without, help) = match f.attention.window {
         Window::Never => return Ok(vec![None; layers]),
         Window::All { absent } => return Ok(vec![width(absent)?; layers]),
         Window::AllSwitched { absent } => {
@@ -421,15 +450,17 @@ fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> 
         Window::Switched { absent, first } => {
             let on = c.flag("use_sliding_window", false)?;
             let help = "set use_sliding_window to true and sliding_window to 4096, for example";
-            (if on { width(Some(absent))? } else { None }, Some(first), help)
+            (if on { width(Some(absent))? } else { None }, Else::From(first), help)
         }
-        Window::Alternating { absent } => {
-            (width(Some(absent))?, None, "set sliding_window to 4096, for example")
+        Window::Alternating { absent, every, key } => {
+            let own = key.map_or(Ok(None), |key| c.count_if(key))?;
+            let help = "set sliding_window to 4096, for example";
+            (width(Some(absent))?, Else::Every(own.unwrap_or(every)), help)
         }
     };
-    let types = match (c.words_if("layer_types")?, first) {
+    let types = match (c.words_if("layer_types")?, without) {
         (Some(types), _) => types,
-        (None, Some(first)) => {
+        (None, Else::From(first)) => {
             // 0 is a value here: all layers have the window.
             let first = match c.get("max_window_layers").map(serde_json::Value::as_u64) {
                 Some(Some(0)) => 0,
@@ -437,8 +468,11 @@ fn windows(f: &Family, c: &Config, layers: usize) -> Result<Vec<Option<usize>>> 
             };
             return Ok((0..layers).map(|i| window.filter(|_| i >= first)).collect());
         }
-        (None, None) => {
-            ["sliding_attention", "full_attention"].into_iter().cycle().take(layers).collect()
+        (None, Else::Every(every)) => {
+            let one = |i: usize| {
+                if (i + 1) % every == 0 { "full_attention" } else { "sliding_attention" }
+            };
+            (0..layers).map(one).collect()
         }
     };
     if types.len() != layers {

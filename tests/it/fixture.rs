@@ -33,12 +33,17 @@ pub const ALL: &[&str] = &[
     "gemma2",
     "llama_padded",
     "gemma2_padded",
+    "olmo2",
+    "phi3",
+    "gemma3",
+    "gpt_neox",
+    "gpt_neox_serial",
 ];
 
 /// Those with experts. The first two have the auxiliary loss, which is a mean over microbatches: they
 /// equal the reference with one microbatch.
 pub const EXPERTS: &[&str] =
-    &["mixtral", "qwen3_moe_raw", "qwen3_moe", "deepseek_v3", "deepseek_v3_yarn"];
+    &["mixtral", "qwen3_moe_raw", "qwen3_moe", "deepseek_v3", "deepseek_v3_yarn", "glm4_moe"];
 
 pub struct Fixture {
     pub dir: PathBuf,

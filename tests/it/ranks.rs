@@ -32,4 +32,4 @@ macro_rules! families {
     ($($name:ident)*) => { $(#[test] fn $name() { all(stringify!($name)); })* };
 }
 families! { llama_mha llama_gqa llama_bias_tied llama_deep llama_yarn mistral_window qwen2 qwen3 gpt2 gemma2
-llama_padded gemma2_padded }
+llama_padded gemma2_padded olmo2 phi3 gemma3 gpt_neox gpt_neox_serial }

@@ -36,7 +36,7 @@ pub(super) const FAMILY: Family = Family {
         down: "down_proj",
         count: &["n_routed_experts", "num_local_experts"],
         width: "moe_intermediate_size",
-        score: Score::Sigmoid { bias: "e_score_correction_bias" },
+        score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (8, 4, 2.5) },
         shared: Some("shared_experts"),
         layers: SparseLayers::From { absent: 3 },
         absent: (256, 8, 2048, 0.0),

@@ -18,18 +18,18 @@ pub(super) const FAMILY: Family = Family {
     norm: Norm::RmsAroundOne,
     attention: Attention {
         norm_behind: Some("post_attention_layernorm"),
-        window: Window::Alternating { absent: 4096 },
+        window: Window::Alternating { absent: 4096, every: 2, key: None },
         scalar: Some(("query_pre_attn_scalar", 256.0)),
-        softcap: Some(Softcap { key: "attn_logit_softcapping", absent: 50.0 }),
+        softcap: Some(Softcap { key: "attn_logit_softcapping", absent: Some(50.0) }),
         ..llama::FAMILY.attention
     },
     mlp: Mlp {
-        norm: "pre_feedforward_layernorm",
+        norm: Some("pre_feedforward_layernorm"),
         norm_behind: Some("post_feedforward_layernorm"),
-        activation: Activation::GeluTanh,
+        activations: &[Activation::GeluTanh],
         ..llama::PLAIN_MLP
     },
-    softcap: Some(Softcap { key: "final_logit_softcapping", absent: 30.0 }),
+    softcap: Some(Softcap { key: "final_logit_softcapping", absent: Some(30.0) }),
     fixed: &[("use_bidirectional_attention", false)],
     ..llama::FAMILY
 };

@@ -34,10 +34,11 @@ pub(super) const FAMILY: Family = Family {
     scaled_embedding: false,
     padding: PaddingToken::Never,
     positions: Positions::Learned("wpe"),
+    beside: Beside::Never,
     layers: "h",
     norm: Norm::Layer,
     attention: Attention {
-        norm: "ln_1",
+        norm: Some("ln_1"),
         norm_behind: None,
         module: "attn",
         heads: Heads::Plain {
@@ -52,16 +53,17 @@ pub(super) const FAMILY: Family = Family {
         softcap: None,
     },
     mlp: Mlp {
-        norm: "ln_2",
+        norm: Some("ln_2"),
         norm_behind: None,
         module: "mlp",
         gate: None,
         up: Linear::conv1d("c_fc", None),
         down: Linear::conv1d("c_proj", None),
-        activation: Activation::GeluTanh,
+        activations: &[Activation::GeluTanh],
     },
     experts: None,
     final_norm: "ln_f",
+    head: "lm_head",
     softcap: None,
     scaled_residual_init: true,
     // Causal masks, which old checkpoints store.

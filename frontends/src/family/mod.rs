@@ -7,10 +7,15 @@
 
 mod deepseek_v3;
 mod gemma2;
+mod gemma3;
+mod glm4_moe;
 mod gpt2;
+mod gpt_neox;
 mod llama;
 mod mistral;
 mod mixtral;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
@@ -20,7 +25,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::names::nearest;
 
 /// All known families.
-pub const FAMILIES: [&Family; 9] = [
+pub const FAMILIES: [&Family; 14] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -30,6 +35,11 @@ pub const FAMILIES: [&Family; 9] = [
     &mixtral::FAMILY,
     &qwen3_moe::FAMILY,
     &deepseek_v3::FAMILY,
+    &olmo2::FAMILY,
+    &phi3::FAMILY,
+    &gemma3::FAMILY,
+    &gpt_neox::FAMILY,
+    &glm4_moe::FAMILY,
 ];
 
 /// A family of models: its block recipe and its map of weights.
@@ -46,6 +56,8 @@ pub struct Family {
     pub scaled_embedding: bool,
     pub padding: PaddingToken,
     pub positions: Positions,
+    /// Whether attention and MLP of a block may stand side by side.
+    pub beside: Beside,
     /// Module list of the blocks.
     pub layers: &'static str,
     pub norm: Norm,
@@ -55,6 +67,8 @@ pub struct Family {
     /// Of the other layers, if there are any.
     pub experts: Option<Experts>,
     pub final_norm: &'static str,
+    /// Module of the output projection.
+    pub head: &'static str,
     /// Of the logits.
     pub softcap: Option<Softcap>,
     /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.
@@ -128,12 +142,37 @@ pub enum PaddingToken {
 }
 
 /// How a model knows where a token stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Positions {
     /// Queries and keys turn with their position.
-    Rotary,
+    Rotary(Turning),
     /// A second embedding, of this module.
     Learned(&'static str),
+}
+
+/// How queries and keys turn.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Turning {
+    /// Key of the base of the frequencies, where they have no object of their own.
+    pub theta: &'static str,
+    /// The part of a head that turns: its key there, and the part where it is absent. `None`: all of it.
+    pub part: Option<(&'static str, f64)>,
+    /// Layers with a window turn by a base of their own: its key, and the base where it is absent.
+    pub local: Option<(&'static str, f64)>,
+}
+
+impl Turning {
+    /// Whole heads, in all layers alike.
+    pub const PLAIN: Turning = Turning { theta: "rope_theta", part: None, local: None };
+}
+
+/// How the halves of a block follow each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beside {
+    /// The MLP takes what attention has added to.
+    Never,
+    /// Both take the block's operand, unless this key is false.
+    Unless(&'static str),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,17 +185,17 @@ pub enum Norm {
     Layer,
 }
 
-/// c tanh(x / c) in the place of x: the key of c, and c if the key is absent; none where it is null.
+/// c tanh(x / c) in the place of x: the key of c, and c if the key is absent, or none; none where it is null.
 #[derive(Clone, Copy, Debug)]
 pub struct Softcap {
     pub key: &'static str,
-    pub absent: f64,
+    pub absent: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// Norm before it.
-    pub norm: &'static str,
+    pub norm: Option<&'static str>,
     /// Norm behind it, before the residual.
     pub norm_behind: Option<&'static str>,
     /// Module of the block that holds it.
@@ -179,12 +218,37 @@ pub enum Heads {
         q: Linear,
         k: Linear,
         v: Linear,
-        /// Norms of every head of q and of k, before they turn.
-        norms: Option<[&'static str; 2]>,
+        /// Norms of q and of k, before they turn.
+        norms: Option<HeadNorms>,
     },
+    /// By one product: of each head its q, k and v, one after the other.
+    Joined(Linear),
     /// From two normed latent vectors; one part of each key turns and is the same for all heads
     /// (DeepSeek-AI, 2024, *DeepSeek-V2*, 2.1).
     Latent(Latent),
+}
+
+/// Norms of queries and of keys.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms {
+    pub modules: [&'static str; 2],
+    pub over: NormedOver,
+    /// They are there if this key is true; `None`: always.
+    pub key: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NormedOver {
+    /// Every head is normed by itself.
+    Head,
+    /// All heads together.
+    All,
+}
+
+impl HeadNorms {
+    /// Of every head.
+    pub const EACH: HeadNorms =
+        HeadNorms { modules: ["q_norm", "k_norm"], over: NormedOver::Head, key: None };
 }
 
 /// Modules of multi-head latent attention; sizes are the config's `q_lora_rank`, `kv_lora_rank`,
@@ -243,7 +307,7 @@ pub struct Experts {
 }
 
 /// How a router's logits become choices and gates.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Score {
     /// The largest of a softmax.
     Softmax {
@@ -252,7 +316,11 @@ pub enum Score {
     },
     /// The largest of sigmoids plus this parameter, which takes no part in the gates, among groups of
     /// experts (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.1.2).
-    Sigmoid { bias: &'static str },
+    Sigmoid {
+        bias: &'static str,
+        /// Where the config says nothing: groups, how many of them are used, and the factor of the gates.
+        absent: (usize, usize, f64),
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -291,16 +359,18 @@ pub enum Window {
         absent: usize,
         first: usize,
     },
-    /// Those that `layer_types` names, or the first and every second after it.
+    /// Those that `layer_types` names, or all but every so many-th: by this key, if there is one.
     Alternating {
         absent: usize,
+        every: usize,
+        key: Option<&'static str>,
     },
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Mlp {
     /// Norm before it.
-    pub norm: &'static str,
+    pub norm: Option<&'static str>,
     /// Norm behind it, before the residual.
     pub norm_behind: Option<&'static str>,
     /// Module of the block that holds it.
@@ -309,13 +379,17 @@ pub struct Mlp {
     pub gate: Option<Linear>,
     pub up: Linear,
     pub down: Linear,
-    pub activation: Activation,
+    /// The known ones; the first is that of a config that names none.
+    pub activations: &'static [Activation],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     Silu,
+    /// x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
     GeluTanh,
+    /// x/2 (1 + erf(x/√2)).
+    Gelu,
 }
 
 /// A product with a weight, and perhaps a bias.
@@ -326,7 +400,7 @@ pub struct Linear {
     pub layout: WeightOrder,
     pub bias: Bias,
     /// The weight is a slice of a fused tensor: its name, after the tensor's. The slices of one
-    /// module lie one after the other, in the order q, k, v.
+    /// module lie one after the other, in the order q, k, v, or gate, up.
     pub part: Option<&'static str>,
 }
 
@@ -345,6 +419,8 @@ pub enum Bias {
     Always,
     /// If this key of the config is true.
     Key(&'static str),
+    /// Unless this key of the config is false.
+    Unless(&'static str),
 }
 
 impl Activation {
@@ -352,7 +428,8 @@ impl Activation {
     pub fn words(self) -> &'static [&'static str] {
         match self {
             Activation::Silu => &["silu", "swish"],
-            Activation::GeluTanh => &["gelu_new", "gelu_pytorch_tanh"],
+            Activation::GeluTanh => &["gelu_new", "gelu_pytorch_tanh", "gelu_fast"],
+            Activation::Gelu => &["gelu"],
         }
     }
 }
@@ -412,7 +489,8 @@ mod tests {
         let all = d.help.join("\n");
         assert!(
             all.contains(
-                "llama, mistral, qwen2, qwen3, gpt2, gemma2, mixtral, qwen3_moe, deepseek_v3"
+                "llama, mistral, qwen2, qwen3, gpt2, gemma2, mixtral, qwen3_moe, deepseek_v3, \
+                 olmo2, phi3, gemma3_text, gpt_neox, glm4_moe"
             ) && all.contains("`qwen2`"),
             "{all}"
         );

@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
             q: Linear::torch("q_proj", Bias::Key("attention_bias")),
             k: Linear::torch("k_proj", Bias::Key("attention_bias")),
             v: Linear::torch("v_proj", Bias::Key("attention_bias")),
-            norms: Some(["q_norm", "k_norm"]),
+            norms: Some(HeadNorms::EACH),
         },
         window: Window::Switched { absent: 4096, first: 28 },
         ..llama::FAMILY.attention

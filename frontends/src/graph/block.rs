@@ -3,22 +3,24 @@
 use super::experts::{self, Experts, RouterStats};
 use super::parts::{self, Linear, Norm};
 use crate::Tokens;
-use crate::family::Activation;
+use crate::family::{Activation, NormedOver};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
-use shardc_ir::ops::{Add, Attention, Concat, Expand, Gelu, Mask, Mul, Narrow, Rope, Silu};
+use shardc_ir::ops::{
+    Add, Attention, Concat, Erf, Expand, Gelu, Mask, Mul, Narrow, Rope, Scale, Shift, Silu,
+};
 
 /// The parameters of one block.
 pub(super) struct Block {
     /// Scope of the block and of its attention.
     pub scope: String,
     pub attention_scope: String,
-    pub attention_norm: Norm,
+    pub attention_norm: Option<Norm>,
     pub heads: Heads,
     pub o: Linear,
     pub norm_behind_attention: Option<Norm>,
-    pub mlp_norm: Norm,
+    pub mlp_norm: Option<Norm>,
     pub mlp: Feed,
     pub norm_behind_mlp: Option<Norm>,
 }
@@ -29,9 +31,11 @@ pub(super) enum Heads {
         q: Linear,
         k: Linear,
         v: Linear,
-        /// Norms of the heads of q and of k.
-        norms: Option<[Norm; 2]>,
+        /// Norms of q and of k.
+        norms: Option<(NormedOver, [Norm; 2])>,
     },
+    /// Makes q, k and v of each head, one after the other.
+    Joined(Linear),
     Latent {
         /// To the latent vector of queries, and its norm, if there is one.
         q_down: Option<(Linear, Norm)>,
@@ -68,7 +72,6 @@ pub(super) struct Cx<'a> {
     pub rotary: Option<Rotary>,
     pub positions: Value,
     pub mask: Mask,
-    pub activation: Activation,
     pub tokens: &'a Tokens,
     /// Of what is added to the residual stream.
     pub dropout: Option<parts::Dropout>,
@@ -76,9 +79,17 @@ pub(super) struct Cx<'a> {
 
 /// x + o(attention(norm(x))); with a norm behind it, that of the second term.
 pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
-    let h = parts::norm(b, &p.attention_norm, cx.arch.eps, x, "bsh");
+    let o = attended(b, cx, p, x);
+    b.enter(&p.scope);
+    b.push("hidden", Add::same(), &[x, o])
+}
+
+/// What attention adds to the residual stream.
+fn attended(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
+    let h = normed(b, cx, p.attention_norm.as_ref(), x);
     let [q, k, v] = match &p.heads {
         Heads::Plain { q, k, v, norms } => plain(b, cx, p, [q, k, v], norms.as_ref(), h),
+        Heads::Joined(qkv) => joined(b, cx, p, qkv, h),
         Heads::Latent { q_down, q, kv_down, kv_norm, kv_up } => {
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
         }
@@ -87,7 +98,22 @@ pub(super) fn attention(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value 
     let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
-    residual(b, cx, p, (&p.attention_scope, p.norm_behind_attention.as_ref()), [x, o])
+    let o = parts::dropped(b, cx.dropout, &p.attention_scope, o, cx.arch.facts.hidden);
+    normed(b, cx, p.norm_behind_attention.as_ref(), o)
+}
+
+fn normed(b: &mut Builder, cx: &Cx, norm: Option<&Norm>, x: Value) -> Value {
+    norm.map_or(x, |n| parts::norm(b, n, cx.arch.eps, x, "bsh"))
+}
+
+/// x and what attention and MLP each make of it; and what the MLP's router tells.
+pub(super) fn beside(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
+    let o = attended(b, cx, p, x);
+    let (y, told) = fed(b, cx, p, x);
+    b.enter(&p.scope);
+    // The sum of both first: of parts of sums over ranks it is one sum.
+    let both = b.push("added", Add::same(), &[y, o]);
+    (b.push("hidden", Add::same(), &[x, both]), told)
 }
 
 fn turned(b: &mut Builder, cx: &Cx, hint: &'static str, x: Value) -> Value {
@@ -102,20 +128,35 @@ fn plain(
     cx: &Cx,
     p: &Block,
     [q, k, v]: [&Linear; 3],
-    norms: Option<&[Norm; 2]>,
+    norms: Option<&(NormedOver, [Norm; 2])>,
     h: Value,
 ) -> [Value; 3] {
     let facts = &cx.arch.facts;
+    let of = |over| norms.filter(|n| n.0 == over).map(|n| &n.1);
+    let (each, all) = (of(NormedOver::Head), of(NormedOver::All));
     let q = parts::linear(b, "q", q, h, 'h', 'o');
     let k = parts::linear(b, "k", k, h, 'h', 'o');
     let v = parts::linear(b, "v", v, h, 'h', 'o');
+    let q = all.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bso"));
+    let k = all.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bso"));
     b.enter(&p.attention_scope);
     let q = parts::reshape(b, "q", "bs(nd)->bsnd", b'n', facts.heads, q);
     let k = parts::reshape(b, "k", "bs(gd)->bsgd", b'g', facts.kv_heads, k);
     let v = parts::reshape(b, "v", "bs(gd)->bsgd", b'g', facts.kv_heads, v);
-    let q = norms.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
-    let k = norms.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
+    let q = each.map_or(q, |n| parts::norm(b, &n[0], cx.arch.eps, q, "bsnd"));
+    let k = each.map_or(k, |n| parts::norm(b, &n[1], cx.arch.eps, k, "bsgd"));
     b.enter(&p.attention_scope);
+    [turned(b, cx, "q", q), turned(b, cx, "k", k), v]
+}
+
+fn joined(b: &mut Builder, cx: &Cx, p: &Block, qkv: &Linear, h: Value) -> [Value; 3] {
+    let (n, d) = (cx.arch.facts.heads, cx.arch.facts.head_dim);
+    let all = parts::linear(b, "qkv", qkv, h, 'h', 'o');
+    b.enter(&p.attention_scope);
+    let all = parts::reshape(b, "qkv", "bs(nd)->bsnd", b'n', n, all);
+    let q = b.push("q", Narrow::new(0, d), &[all]);
+    let k = b.push("k", Narrow::new(d, d), &[all]);
+    let v = b.push("v", Narrow::new(2 * d, d), &[all]);
     [turned(b, cx, "q", q), turned(b, cx, "k", k), v]
 }
 
@@ -168,7 +209,14 @@ fn latent(
 /// x + mlp(norm(x)), or the experts' in its place, again with the norm behind it; and what their
 /// router tells.
 pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
-    let h = parts::norm(b, &p.mlp_norm, cx.arch.eps, x, "bsh");
+    let (y, told) = fed(b, cx, p, x);
+    b.enter(&p.scope);
+    (b.push("hidden", Add::same(), &[x, y]), told)
+}
+
+/// What the MLP, or the experts, add to the residual stream.
+fn fed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, RouterStats) {
+    let h = normed(b, cx, p.mlp_norm.as_ref(), x);
     let (y, told) = match &p.mlp {
         Feed::Mlp(m) => (mlp(b, cx, m, h), RouterStats::default()),
         Feed::Experts(e) => experts::experts(b, cx, e, h),
@@ -177,7 +225,8 @@ pub(super) fn feed(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> (Value, Rou
         Feed::Mlp(m) => &m.scope,
         Feed::Experts(e) => &e.scope,
     };
-    (residual(b, cx, p, (scope, p.norm_behind_mlp.as_ref()), [x, y]), told)
+    let y = parts::dropped(b, cx.dropout, scope, y, cx.arch.facts.hidden);
+    (normed(b, cx, p.norm_behind_mlp.as_ref(), y), told)
 }
 
 /// down(activation(gate(h)) · up(h)), or without a gate down(activation(up(h))).
@@ -186,13 +235,13 @@ pub(super) fn mlp(b: &mut Builder, cx: &Cx, p: &Mlp, h: Value) -> Value {
         None => {
             let u = parts::linear(b, "up", &p.up, h, 'h', 'f');
             b.enter(&p.scope);
-            activate(b, cx.activation, u)
+            activate(b, cx.arch.activation, u)
         }
         Some(gate) => {
             let g = parts::linear(b, "gate", gate, h, 'h', 'f');
             let u = parts::linear(b, "up", &p.up, h, 'h', 'f');
             b.enter(&p.scope);
-            let a = activate(b, cx.activation, g);
+            let a = activate(b, cx.arch.activation, g);
             b.push("mlp", Mul::same(), &[a, u])
         }
     };
@@ -203,19 +252,13 @@ pub(super) fn activate(b: &mut Builder, kind: Activation, x: Value) -> Value {
     match kind {
         Activation::Silu => b.push("act", Silu { beta: None }, &[x]),
         Activation::GeluTanh => b.push("act", Gelu {}, &[x]),
+        Activation::Gelu => {
+            let by = std::f64::consts::FRAC_1_SQRT_2;
+            let t = b.push("act", Scale { by }, &[x]);
+            let e = b.push("act", Erf {}, &[t]);
+            let e = b.push("act", Shift { by: 1.0 }, &[e]);
+            let half = b.push("act", Scale { by: 0.5 }, &[x]);
+            b.push("act", Mul::same(), &[half, e])
+        }
     }
-}
-
-/// x and what the module of this scope makes of it, dropped and normed.
-fn residual(
-    b: &mut Builder,
-    cx: &Cx,
-    p: &Block,
-    (scope, norm): (&str, Option<&Norm>),
-    [x, y]: [Value; 2],
-) -> Value {
-    let y = parts::dropped(b, cx.dropout, scope, y, cx.arch.facts.hidden);
-    let y = norm.map_or(y, |n| parts::norm(b, n, cx.arch.eps, y, "bsh"));
-    b.enter(&p.scope);
-    b.push("hidden", Add::same(), &[x, y])
 }

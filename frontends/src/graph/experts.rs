@@ -109,7 +109,7 @@ pub(super) fn experts(b: &mut Builder, cx: &Cx, p: &Experts, h: Value) -> (Value
     b.enter(&p.list_scope);
     let gate = b.push("gate", GroupedDot {}, &[rows, counts, p.gate]);
     let up = b.push("up", GroupedDot {}, &[rows, counts, p.up]);
-    let inner = activate(b, cx.activation, gate);
+    let inner = activate(b, cx.arch.activation, gate);
     let inner = b.push("mlp", Mul::same(), &[inner, up]);
     let out = b.push("expert_out", GroupedDot {}, &[inner, counts, p.down]);
     b.enter(&p.scope);

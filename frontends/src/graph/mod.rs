@@ -12,6 +12,7 @@ mod weights;
 use crate::Shape;
 use crate::config::Config;
 use crate::family::Family;
+use crate::rope::Rope;
 use crate::sizes::Arch;
 use block::Rotary;
 use shardc_ir::attr::Padding;
@@ -78,23 +79,33 @@ pub(crate) fn build(
         .map(|rate| drawn.filter(|_| rate > 0.0).map(|d| parts::Dropout { drawn: d, rate }));
     x = parts::dropped(b, of_embedding, f.root, x, arch.facts.hidden);
     let mut sequence = vec![(x, 1)];
-    let rotary = rotary(b, f, arch, positions);
-    let (tokens, activation) = (&shape.tokens, f.mlp.activation);
+    let rotary_of = |b: &mut Builder, name: &str, rope: &Option<Rope>| {
+        let scope = format!("{}.{name}", f.root);
+        rope.as_ref().map(|r| rotary(b, &scope, r, positions))
+    };
+    let everywhere = rotary_of(b, "rotary", &arch.rope);
+    let local = rotary_of(b, "rotary_local", &arch.local_rope);
+    let tokens = &shape.tokens;
     let (mut told, mut counts) = (experts::RouterStats::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
         let dropout = of_residual;
         let mask = Mask::causal(window);
-        let cx = block::Cx { arch, rotary, positions, mask, activation, tokens, dropout };
-        x = block::attention(b, &cx, block, x);
-        sequence.push((x, 1));
+        let rotary = local.filter(|_| window.is_some()).or(everywhere);
+        let cx = block::Cx { arch, rotary, positions, mask, tokens, dropout };
         let own;
-        (x, own) = block::feed(b, &cx, block, x);
+        if arch.beside {
+            (x, own) = block::beside(b, &cx, block, x);
+        } else {
+            x = block::attention(b, &cx, block, x);
+            sequence.push((x, 1));
+            (x, own) = block::feed(b, &cx, block, x);
+        }
         sequence.push((x, 1));
         counts.extend(own.chosen);
         told = experts::both(b, told, own);
     }
     let x = parts::norm(b, &params.final_norm, arch.eps, x, "bsh");
-    b.enter("lm_head");
+    b.enter(f.head);
     let head = params.head.unwrap_or(params.embedding.0);
     let logits = b.push("logits", Dot::by("bsh,vh->bsv", &[3, 2]), &[x, head]);
     let logits = parts::capped(b, "logits", arch.final_softcap, logits);
@@ -123,10 +134,9 @@ pub(crate) fn build(
     Ok(Graph { module, weights, sequence })
 }
 
-/// Cosine and sine of every position and pair, once per model.
-fn rotary(b: &mut Builder, f: &Family, arch: &Arch, positions: Value) -> Option<Rotary> {
-    let rope = arch.rope.as_ref()?;
-    b.enter(&format!("{}.rotary", f.root));
+/// Cosine and sine of every position and pair, once per model and kind of layer.
+fn rotary(b: &mut Builder, scope: &str, rope: &Rope, positions: Value) -> Rotary {
+    b.enter(scope);
     let at = b.push("position", Cast { to: DType::F32 }, &[positions]);
     let freq = b.push("inv_freq", Literal { values: rope.inv_freq.clone() }, &[]);
     let angle = b.push("angle", Mul::by("s,r->sr", &[1, 1]), &[at, freq]);
@@ -134,10 +144,10 @@ fn rotary(b: &mut Builder, f: &Family, arch: &Arch, positions: Value) -> Option<
     let sin = b.push("sin", Sin {}, &[angle]);
     let by = rope.attention_factor;
     if by == 1.0 {
-        return Some(Rotary { cos, sin });
+        return Rotary { cos, sin };
     }
     let cos = b.push("cos", Scale { by }, &[cos]);
     let sin = b.push("sin", Scale { by }, &[sin]);
     b.note("the attention factor of yarn sharpens q and k alike");
-    Some(Rotary { cos, sin })
+    Rotary { cos, sin }
 }

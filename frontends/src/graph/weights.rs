@@ -5,7 +5,7 @@ use super::block::{Block, Feed, Heads, Mlp};
 use super::experts::Experts;
 use super::parts::{Linear, Norm};
 use crate::config::Config;
-use crate::family::{self, Bias, Family, Positions, WeightOrder};
+use crate::family::{self, Bias, Family, HeadNorms, NormedOver, Positions, WeightOrder};
 use crate::sizes::Arch;
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::Result;
@@ -64,15 +64,16 @@ pub(super) fn declare(
     let mut d = Declare { b, f, c, arch, prefix, weights: vec![] };
     let embedding = d.table(f.embedding, facts.vocab, Some(0));
     let positions = match f.positions {
-        Positions::Rotary => None,
+        Positions::Rotary(_) => None,
         Positions::Learned(module) => Some(d.table(module, facts.max_positions, None)),
     };
     let blocks = (0..facts.layers).map(|i| d.block(i)).collect::<Result<_>>()?;
     let final_norm = d.norm(f.final_norm, facts.hidden);
     let head = (!facts.tied).then(|| {
-        d.b.enter("lm_head");
+        d.b.enter(f.head);
         let shape = vec![facts.vocab, facts.hidden];
-        d.weight("lm_head", "lm_head.weight".into(), shape, None, Init::Normal(arch.std), Some(0))
+        let tensor = format!("{}.weight", f.head);
+        d.weight("lm_head", tensor, shape, None, Init::Normal(arch.std), Some(0))
     });
     let params = Params { embedding, positions, blocks, final_norm, head };
     Ok((params, d.weights))
@@ -207,6 +208,7 @@ impl Declare<'_, '_, '_> {
             Bias::Never => false,
             Bias::Always => true,
             Bias::Key(key) => self.c.flag(key, false)?,
+            Bias::Unless(key) => self.c.flag(key, true)?,
         };
         let bias = biased.then(|| {
             let hint = format!("{hint}_bias");
@@ -223,11 +225,11 @@ impl Declare<'_, '_, '_> {
         let in_a = format!("{at}.{}", a.module);
         let hidden = facts.hidden;
         let norm = |d: &mut Self, n: &str| d.norm(&format!("{at}.{n}"), hidden);
-        let attention_norm = norm(self, a.norm);
+        let attention_norm = a.norm.map(|n| norm(self, n));
         let (heads, o_in) = self.heads(&in_a)?;
         let o = self.linear(&in_a, &a.o, [o_in, hidden], Split::Row, None)?;
         let norm_behind_attention = a.norm_behind.map(|n| norm(self, n));
-        let mlp_norm = norm(self, m.norm);
+        let mlp_norm = m.norm.map(|n| norm(self, n));
         let mlp = match f.experts.filter(|_| self.arch.sparse[i]) {
             Some(e) => Feed::Experts(Box::new(self.experts(&at, &e)?)),
             None => Feed::Mlp(self.mlp(&format!("{at}.{}", m.module), facts.ffn)?),
@@ -260,9 +262,24 @@ impl Declare<'_, '_, '_> {
                 let q = self.linear(within, q, [hidden, q_out], Split::Column, slice(0))?;
                 let k = self.linear(within, k, kv, Split::Column, slice(q_out))?;
                 let v = self.linear(within, v, kv, Split::Column, slice(q_out + kv_out))?;
-                let one = |n: &str| self.norm(&format!("{within}.{n}"), facts.head_dim);
-                let norms = norms.map(|n| n.map(one));
+                let norms = match norms.filter(|n| n.key.is_some()) {
+                    Some(HeadNorms { key: Some(key), .. }) if !self.c.flag(key, false)? => None,
+                    _always => *norms,
+                };
+                let norms = norms.map(|n| {
+                    let sizes = match n.over {
+                        NormedOver::Head => [facts.head_dim; 2],
+                        NormedOver::All => [q_out, kv_out],
+                    };
+                    let one = |i: usize| self.norm(&format!("{within}.{}", n.modules[i]), sizes[i]);
+                    (n.over, [0, 1].map(one))
+                });
                 Ok((Heads::Plain { q, k, v, norms }, q_out))
+            }
+            family::Heads::Joined(qkv) => {
+                let out = facts.heads * facts.head_dim;
+                let qkv = self.linear(within, qkv, [hidden, 3 * out], Split::Column, None)?;
+                Ok((Heads::Joined(qkv), out))
             }
             family::Heads::Latent(l) => {
                 let sizes = self.arch.latent.expect("a family with latent attention");
@@ -294,11 +311,12 @@ impl Declare<'_, '_, '_> {
     fn mlp(&mut self, within: &str, width: usize) -> Result<Mlp> {
         let (m, hidden) = (&self.f.mlp, self.arch.facts.hidden);
         let wide = [hidden, width];
+        let slice = |start| Some(Fused { start, total: 2 * width });
         let gate = match &m.gate {
             None => None,
-            Some(g) => Some(self.linear(within, g, wide, Split::Column, None)?),
+            Some(g) => Some(self.linear(within, g, wide, Split::Column, slice(0))?),
         };
-        let up = self.linear(within, &m.up, wide, Split::Column, None)?;
+        let up = self.linear(within, &m.up, wide, Split::Column, slice(width))?;
         let down = self.linear(within, &m.down, [width, hidden], Split::Row, None)?;
         Ok(Mlp { scope: format!("{}.{within}", self.f.root), gate, up, down })
     }
@@ -313,7 +331,7 @@ impl Declare<'_, '_, '_> {
         let router = self.weight(e.router, format!("{name}.weight"), shape, None, normal, None);
         let bias = match e.score {
             family::Score::Softmax { .. } => None,
-            family::Score::Sigmoid { bias } => {
+            family::Score::Sigmoid { bias, .. } => {
                 let shape = vec![n.experts];
                 Some(self.weight(bias, format!("{name}.{bias}"), shape, None, Init::Zeros, None))
             }

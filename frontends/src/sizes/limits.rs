@@ -35,7 +35,7 @@ pub(super) fn check_shape(
                 let why = "learned positions beyond the last do not exist";
                 return Err(d.why(why).help(format!("use --seq {most} or less")));
             }
-            Positions::Rotary => warnings.push(d.help(format!("it was made for --seq {most}"))),
+            Positions::Rotary(_) => warnings.push(d.help(format!("it was made for --seq {most}"))),
         }
     }
     Ok(())

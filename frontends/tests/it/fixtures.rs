@@ -18,12 +18,16 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 22] = [
     "deepseek_v3",
     "deepseek_v3_yarn",
     "gemma2",
     "gemma2_padded",
+    "gemma3",
+    "glm4_moe",
     "gpt2",
+    "gpt_neox",
+    "gpt_neox_serial",
     "llama_bias_tied",
     "llama_gqa",
     "llama_mha",
@@ -31,6 +35,8 @@ const NAMES: [&str; 16] = [
     "llama_yarn",
     "mistral_window",
     "mixtral",
+    "olmo2",
+    "phi3",
     "qwen2",
     "qwen3",
     "qwen3_moe",
@@ -148,7 +154,8 @@ fn programs_have_the_arguments_and_results_that_are_promised() {
         let last = results.len() - 1;
         assert_eq!((results[last].kind, &*results[last].name), (RoleKind::Output, "logits"));
         assert_eq!(f.ty(f.results[last].value).sizes()[..], [8, 16, m.facts.vocab]);
-        assert_eq!(m.sequence.len(), 1 + 2 * m.facts.layers);
+        let halves = if name == "gpt_neox" { 1 } else { 2 };
+        assert_eq!(m.sequence.len(), 1 + halves * m.facts.layers, "{name}");
         let wide = [8, 16, m.facts.hidden];
         assert!(m.sequence.iter().all(|&(v, d)| d == 1 && f.ty(v).sizes()[..] == wide));
         let per_layer = f.nodes.len() as f64 / m.facts.layers as f64;

@@ -261,9 +261,17 @@ fn configs_that_lie() {
     assert_eq!(code(big).0, "config");
     assert_eq!(code(json!({"hidden_act": "relu"})), ("activation", "/hidden_act".into()));
     assert_eq!(
-        code(json!({"rope_scaling": {"type": "longrope"}})),
+        code(json!({"rope_scaling": {"type": "dynamic"}})),
         ("rope-type", "/rope_scaling/type".into())
     );
+    let long = |short: Value, long: Value| {
+        code(json!({"rope_scaling": {"type": "su", "short_factor": short, "long_factor": long}}))
+    };
+    let four = json!([1, 1, 1, 1.5]);
+    let key = |k: &str| config(&format!("rope_scaling/{k}"));
+    assert_eq!(long(Value::Null, four.clone()), key("short_factor"));
+    assert_eq!(long(json!([1, 0, 1, 1]), four.clone()), key("short_factor"));
+    assert_eq!(long(four, json!([1])), key("long_factor"));
     assert_eq!(code(json!({"model_type": "lama"})).0, "unknown-model-type");
     assert_eq!(code(json!({"quantization_config": {"bits": 4}})).0, "unsupported-config");
 }

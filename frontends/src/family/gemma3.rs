@@ -1,0 +1,26 @@
+//! Gemma 3 (Gemma Team, 2025), its text model: Gemma 2 with norms of every head of q and k, without
+//! softcaps; all layers but every sixth have a window, and turn by a base of their own.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "gemma3_text",
+    absent: Absent { max_positions: 131_072, theta: 1e6, ..gemma2::FAMILY.absent },
+    positions: Positions::Rotary(Turning {
+        local: Some(("rope_local_base_freq", 1e4)),
+        ..Turning::PLAIN
+    }),
+    attention: Attention {
+        heads: Heads::Plain {
+            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
+            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
+            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
+            norms: Some(HeadNorms::EACH),
+        },
+        window: Window::Alternating { absent: 4096, every: 6, key: Some("sliding_window_pattern") },
+        softcap: Some(Softcap { key: "attn_logit_softcapping", absent: None }),
+        ..gemma2::FAMILY.attention
+    },
+    softcap: Some(Softcap { key: "final_logit_softcapping", absent: None }),
+    ..gemma2::FAMILY
+};

@@ -1,0 +1,38 @@
+//! GLM-4.5 (GLM-4.5 Team, 2025): Llama of which half of each head turns, with the experts of DeepSeek-V3.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "glm4_moe",
+    absent: Absent { kv_heads: Some(8), max_positions: 131_072, eps: 1e-5, ..llama::FAMILY.absent },
+    positions: Positions::Rotary(Turning {
+        part: Some(("partial_rotary_factor", 0.5)),
+        ..Turning::PLAIN
+    }),
+    attention: Attention {
+        heads: Heads::Plain {
+            q: Linear::torch("q_proj", Bias::Key("attention_bias")),
+            k: Linear::torch("k_proj", Bias::Key("attention_bias")),
+            v: Linear::torch("v_proj", Bias::Key("attention_bias")),
+            norms: Some(HeadNorms { key: Some("use_qk_norm"), ..HeadNorms::EACH }),
+        },
+        o: Linear::torch("o_proj", Bias::Never),
+        ..llama::FAMILY.attention
+    },
+    mlp: llama::PLAIN_MLP,
+    experts: Some(Experts {
+        module: "mlp",
+        router: "gate",
+        list: "experts",
+        gate: "gate_proj",
+        up: "up_proj",
+        down: "down_proj",
+        count: &["n_routed_experts", "num_local_experts"],
+        width: "moe_intermediate_size",
+        score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (1, 1, 1.0) },
+        shared: Some("shared_experts"),
+        layers: SparseLayers::From { absent: 1 },
+        absent: (128, 8, 1408, 0.0),
+    }),
+    ..llama::FAMILY
+};

@@ -1,0 +1,47 @@
+//! GPT-NeoX (Black et al., 2022), which Pythia is too: attention and MLP side by side, a quarter of each
+//! head turns, one product makes q, k and v head by head.
+
+use super::*;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "gpt_neox",
+    keys: Keys {
+        kv_heads: None,
+        eps: "layer_norm_eps",
+        dropout: Dropped {
+            attention: ("attention_dropout", 0.0),
+            embedding: Some(("hidden_dropout", 0.0)),
+            residual: Some(("hidden_dropout", 0.0)),
+        },
+        ..llama::FAMILY.keys
+    },
+    absent: Absent { eps: 1e-5, ..llama::FAMILY.absent },
+    root: "gpt_neox",
+    embedding: "embed_in",
+    padding: PaddingToken::Never,
+    positions: Positions::Rotary(Turning {
+        theta: "rotary_emb_base",
+        part: Some(("rotary_pct", 0.25)),
+        local: None,
+    }),
+    beside: Beside::Unless("use_parallel_residual"),
+    norm: Norm::Layer,
+    attention: Attention {
+        module: "attention",
+        heads: Heads::Joined(Linear::torch("query_key_value", Bias::Unless("attention_bias"))),
+        o: Linear::torch("dense", Bias::Unless("attention_bias")),
+        ..llama::FAMILY.attention
+    },
+    mlp: Mlp {
+        gate: None,
+        up: Linear::torch("dense_h_to_4h", Bias::Always),
+        down: Linear::torch("dense_4h_to_h", Bias::Always),
+        activations: &[Activation::Gelu, Activation::GeluTanh],
+        ..llama::FAMILY.mlp
+    },
+    final_norm: "final_layer_norm",
+    head: "embed_out",
+    // Causal masks, which old checkpoints store.
+    unused: &[".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"],
+    ..llama::FAMILY
+};

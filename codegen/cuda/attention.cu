@@ -1,6 +1,6 @@
 // Attention, forward: out = softmax(score, where keys are seen) v, and the log-sum-exp of the scores,
 // which are x = scale q k^T or, if CAPPED, c tanh(x / c). Which keys are seen, the mask says by
-// positions, which are data, in any order. A query that sees nothing gets 0 and -inf.
+// positions, which are data, in any order; if SLOPED, a head's slope times their distance is taken off. A query that sees nothing gets 0 and -inf.
 //
 // Bytes: q, out and lse once, k and v once per block of ROWS queries that sees them (mostly from the
 // L2 cache, as heads of a group and blocks of a head run side by side). Scores stay in registers.
@@ -8,7 +8,7 @@
 // of ROWS queries, and tiles of COLS keys and values.
 //
 // Defined before: ELEM (Bf16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
-// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED.
+// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED.
 #include "attention.cuh"
 
 struct Params {
@@ -16,6 +16,7 @@ struct Params {
     ELEM* out;
     float* lse;
     const int *q_pos, *k_pos;
+    const float* slopes;  // of heads, if SLOPED
     // [b, position, head]
     i64 q_stride[3], k_stride[3], v_stride[3], out_stride[3], lse_stride[3];
     i64 queries, keys, repeat, width, value_width;
@@ -66,6 +67,13 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     // Scores are in units of log 2.
     const float scale = (float)p.scale * LOG2_E, cap = (float)p.softcap * LOG2_E;
     const int first = warp_id() * 16;
+    const float slope = SLOPED ? p.slopes[head] * LOG2_E : 0.0f;
+    int at_row[2];
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = first + row_of(2 * h);
+        at_row[h] = SLOPED && r < rows ? p.q_pos[row + r] : 0;
+    }
     float out[VALUE_WIDTH / 8][4];
     clear(out);
     // Of rows row_of(0) and row_of(2): the largest score so far, and this lane's part of the sum of
@@ -98,6 +106,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
                 const int c = col_of(i, e), r = first + row_of(e);
                 s[i][e] *= scale;
                 if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
+                if (SLOPED) s[i][e] -= slope * distance(at_row[e / 2], keys[c]);
                 if (hidden && !(c < n && q_sees[r].has(keys[c]))) {
                     s[i][e] = minus_infinity();
                 }

@@ -48,6 +48,9 @@ struct Mask {
     DEVICE Mask turned() const { return {ahead, back, chunk}; }
 };
 
+// How far apart two positions are.
+DEVICE float distance(int a, int b) { return fabsf((float)(a - b)); }
+
 // The reach of some positions, of so many rows; of rows behind the last `n` nothing.
 template <int Rows, int Threads>
 DEVICE void load_reach(Range* to, const Mask& mask, const int* position, int n) {

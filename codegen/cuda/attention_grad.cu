@@ -10,7 +10,7 @@
 // Launch: (ceil(keys / ROWS), groups, batch) or (ceil(queries / ROWS), heads, batch) blocks of
 // 2 ROWS SPLIT threads; shared memory of two tiles of ROWS rows, and twice two of COLS rows.
 //
-// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED as for attention.cu; SPLIT:
+// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED, SLOPED as for attention.cu; SPLIT:
 // warps that share 16 rows, each making its part of the columns of the results.
 #include "attention.cuh"
 
@@ -18,6 +18,7 @@ struct Params {
     const ELEM *q, *k, *v, *d_out;
     const float *lse, *delta;
     const int *q_pos, *k_pos;
+    const float* slopes;  // of heads, if SLOPED
     ELEM *d_q, *d_k, *d_v;
     // [b, position, head]
     i64 q_stride[3], k_stride[3], v_stride[3], d_out_stride[3], lse_stride[3], delta_stride[3];
@@ -117,10 +118,12 @@ DEVICE void gradients(const Params& p) {
     const int first = warp_id() % (ROWS / 16) * 16, part = SPLIT == 1 ? 0 : warp_id() / (ROWS / 16);
     const int from = part * (WIDTH / SPLIT), value_from = part * (VALUE_WIDTH / SPLIT);
     float row_lse[2], row_delta[2];
+    int at_row[2];
     #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = first + row_of(2 * h);
         const bool there = !KEYS && r < rows;
+        at_row[h] = SLOPED && r < rows ? row_positions[row + r] : 0;
         row_lse[h] = there ? p.lse[at(p.lse_stride, b, row + r, row_head)] : 0.0f;
         row_delta[h] = there ? p.delta[at(p.delta_stride, b, row + r, row_head)] : 0.0f;
     }
@@ -145,6 +148,7 @@ DEVICE void gradients(const Params& p) {
         clear(s);
         dot_rows(w, row_tiles.own, first, cols.own);
         dot_rows(s, row_tiles.value, first, cols.value);
+        const float of_head = SLOPED ? p.slopes[KEYS ? col_head + i / per_head : row_head] : 0.0f;
         if (CAPPED) {
             #pragma unroll
             for (int j = 0; j < COLS / 8; j++) {
@@ -161,7 +165,9 @@ DEVICE void gradients(const Params& p) {
                 const float lse = KEYS ? col_lse[i & 1][c] : row_lse[e / 2];
                 const float delta = KEYS ? col_delta[i & 1][c] : row_delta[e / 2];
                 const float slope = CAPPED ? 1.0f - w[j][e] * w[j][e] : 1.0f;
-                w[j][e] = there ? exp2_fast((w[j][e] * unit - lse) * LOG2_E) : 0.0f;
+                float x = w[j][e] * unit;
+                if (SLOPED) x -= of_head * distance(at_row[e / 2], col_pos[i & 1][c]);
+                w[j][e] = there ? exp2_fast((x - lse) * LOG2_E) : 0.0f;
                 s[j][e] = there ? w[j][e] * (s[j][e] - delta) * (scale * slope) : 0.0f;
             }
         }

@@ -38,7 +38,7 @@ pub(crate) fn adjacent(operand: usize) -> View {
     View { operand, offset: 0, strides: [1].into_iter().collect() }
 }
 
-fn heads(l: &Layout, o: &Attention, positions: [usize; 2]) -> Heads {
+fn heads(l: &Layout, o: &Attention, positions: [usize; 3]) -> Heads {
     let (q, k, v) = (l.lens(0), l.lens(1), l.lens(2));
     Heads {
         elem: l.elem(0),
@@ -52,6 +52,7 @@ fn heads(l: &Layout, o: &Attention, positions: [usize; 2]) -> Heads {
         scale: o.scale as f32,
         softcap: o.softcap.map(|c| c as f32),
         mask: o.mask,
+        slopes: o.slopes.then(|| adjacent(positions[2])),
         rows: q[1].min(ROWS),
         q_pos: adjacent(positions[0]),
         k_pos: adjacent(positions[1]),
@@ -64,31 +65,32 @@ pub(crate) fn all(l: &Layout, operand: usize) -> View {
     View { operand, offset: 0, strides: l.strides(operand) }
 }
 
-/// Operands q, k, v, q_pos, k_pos; results out, lse; then the workspace.
+/// Operands q, k, v, q_pos, k_pos, and perhaps slopes; results out, lse; then the workspace.
 pub(crate) fn attention(l: &Layout, o: &Attention) -> Kernel {
     Kernel::Attention(Box::new(kernel::Attention {
-        heads: heads(l, o, [3, 4]),
+        heads: heads(l, o, [3, 4, 5]),
         q: rows(l, 0),
         k: rows(l, 1),
         v: rows(l, 2),
-        out: rows(l, 5),
-        lse: all(l, 6),
+        out: rows(l, l.ins),
+        lse: all(l, l.ins + 1),
     }))
 }
 
-/// Operands q, k, v, lse, d_o, delta, q_pos, k_pos; results d_q, d_k, d_v; then the workspace.
+/// Operands q, k, v, lse, d_o, delta, q_pos, k_pos, and perhaps slopes; results d_q, d_k, d_v; then the
+/// workspace.
 pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
-    let AttentionGrad { scale, mask, softcap } = *o;
+    let AttentionGrad { scale, mask, softcap, slopes } = *o;
     Kernel::AttentionGrad(Box::new(kernel::AttentionGrad {
-        heads: heads(l, &Attention { scale, mask, softcap }, [6, 7]),
+        heads: heads(l, &Attention { scale, mask, softcap, slopes }, [6, 7, 8]),
         q: rows(l, 0),
         k: rows(l, 1),
         v: rows(l, 2),
         lse: all(l, 3),
         d_out: rows(l, 4),
         delta: all(l, 5),
-        d_q: rows(l, 8),
-        d_k: rows(l, 9),
-        d_v: rows(l, 10),
+        d_q: rows(l, l.ins),
+        d_k: rows(l, l.ins + 1),
+        d_v: rows(l, l.ins + 2),
     }))
 }

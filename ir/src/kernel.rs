@@ -221,6 +221,8 @@ pub struct Heads {
     /// A score x, scaled, becomes c tanh(x / c) before it is masked.
     pub softcap: Option<f32>,
     pub mask: crate::ops::Mask,
+    /// f32, of each head, adjacent: so many times the distance is taken off a score.
+    pub slopes: Option<View>,
     /// Queries treated at once: a matrix of scores has so many rows.
     pub rows: usize,
     /// i32 positions, adjacent.

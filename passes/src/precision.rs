@@ -54,7 +54,7 @@ fn for_products(f: &Func) -> Vec<bool> {
         for (i, v) in n.ins.iter().enumerate() {
             let takes = match wants {
                 Wants::Half => true,
-                Wants::Gated => i == 0,
+                Wants::Gated => i + 1 < n.ins.len(),
                 Wants::Wide | Wants::Decides => false,
                 Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => moved,
             };

@@ -75,6 +75,8 @@ pub struct Scores {
     /// Keys of other chunks of so many positions are not seen.
     pub chunk: Option<usize>,
     pub softcap: Option<Real>,
+    /// An operand behind the others has a slope for each head.
+    pub slopes: bool,
 }
 
 /// A piece of a dim that is cut `of` ways.
@@ -218,6 +220,7 @@ impl Fun {
             if let Some(c) = c.softcap {
                 write!(s, "; softcap={c:?}").expect("a String takes all text");
             }
+            s += if c.slopes { "; slopes" } else { "" };
             s + "]"
         };
         let but = |padding: Option<usize>| {

@@ -32,12 +32,14 @@ fn coef(x: f64) -> Result<Coef, String> {
 /// The function behind an op that terms do not take apart; `None` for the others. All attributes are
 /// named here: one that is new must be understood.
 pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
-    let scores = |scale: f64, ops::Mask { left, right, chunk }, softcap: Option<f64>| Scores {
-        scale: Real::new(scale),
-        sides: [left, right],
-        chunk,
-        softcap: softcap.map(Real::new),
-    };
+    let scores =
+        |scale: f64, ops::Mask { left, right, chunk }, softcap: Option<f64>, slopes| Scores {
+            scale: Real::new(scale),
+            sides: [left, right],
+            chunk,
+            softcap: softcap.map(Real::new),
+            slopes,
+        };
     // A dim that is not named is the last one.
     let along = |dim: usize| {
         let rank = ins.first().map_or(0, |t| t.rank());
@@ -90,11 +92,11 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         }
         Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(dim.0)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
-        Op::Attention(ops::Attention { scale, mask, softcap }) => {
-            Fun::Attention(scores(*scale, *mask, *softcap))
+        Op::Attention(ops::Attention { scale, mask, softcap, slopes }) => {
+            Fun::Attention(scores(*scale, *mask, *softcap, *slopes))
         }
-        Op::AttentionGrad(ops::AttentionGrad { scale, mask, softcap }) => {
-            Fun::AttentionGrad(scores(*scale, *mask, *softcap))
+        Op::AttentionGrad(ops::AttentionGrad { scale, mask, softcap, slopes }) => {
+            Fun::AttentionGrad(scores(*scale, *mask, *softcap, *slopes))
         }
         Op::TopK(k @ ops::TopK { rule: _, sizes: _ }) => {
             let (_, _, n) = k.dims().ok_or("no letter is replaced")?;

@@ -441,13 +441,13 @@ impl At<'_> {
             delta = self.s.sum(&[(Coef::ONE, delta), (Coef::ONE.minus(), d_lse)], &rows);
         }
         let x = &self.x;
-        let args = [x[0], x[1], x[2], self.y[1], g, delta, x[3], x[4]];
+        let args = [&[x[0], x[1], x[2], self.y[1], g, delta], &x[3..]].concat();
         let mut back: Back = vec![];
         for k in 0..3 {
             let shape = self.shape(k);
             back.push(Some(self.s.apply(f.clone(), &args, k as u8, &shape)));
         }
-        back.extend([None, None]);
+        back.extend(x[3..].iter().map(|_| None));
         Ok(back)
     }
 

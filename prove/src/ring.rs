@@ -27,10 +27,13 @@ pub struct Around {
     pub dim: usize,
 }
 
-/// Operands of attention, and of its gradient, that are of keys; the others are of queries.
+/// Operands of attention, and of its gradient, that are of keys; of the others those before the end are of
+/// queries.
 const KEYS: [&[usize]; 2] = [&[1, 2, 4], &[1, 2, 7]];
 /// Those that are positions: their tokens are dim 0, those of others dim 1.
 const POSITIONS: [&[usize]; 2] = [&[3, 4], &[6, 7]];
+/// From here on they are of heads, and of no tokens.
+const HEADS: [usize; 2] = [5, 8];
 /// The dim of queries, keys and values that tokens stand in.
 const TOKENS: usize = 1;
 
@@ -190,6 +193,13 @@ impl Store {
         let mut shifts: BTreeMap<bool, usize> = BTreeMap::new();
         let mut wholes = vec![];
         for (i, &t) in args.iter().enumerate() {
+            if i >= HEADS[which] {
+                if self.mentions(t).has(Mentions::BLOCK) {
+                    return None;
+                }
+                wholes.push(t);
+                continue;
+            }
             let Node::Apply(Fun::Block { axes, dim, of, shift }, x, _) = self.node(t) else {
                 return None;
             };

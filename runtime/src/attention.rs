@@ -59,6 +59,16 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The slope of a head, if heads have one.
+    ///
+    /// # Safety
+    /// As for [`Call::new`].
+    unsafe fn slope(&self, head: usize) -> Option<f32> {
+        let v = self.heads.slopes.as_ref()?;
+        // SAFETY: by the caller.
+        Some(unsafe { *self.memory[v.operand].add(v.at(&[head])) })
+    }
+
     /// An f32 statistic.
     fn at(&self, v: &View, query: usize, p: Place) -> *mut f32 {
         self.memory[v.operand].wrapping_add(v.at(&[p.batch, query, p.head]))
@@ -180,6 +190,8 @@ unsafe fn forward_block(
     let h = c.heads;
     let (m, width) = (block.len(), h.value_width);
     let out = Stored::rows(room.wrapping_add(QUERIES * KEYS), width);
+    // SAFETY: by the caller.
+    let slope = unsafe { c.slope(place.head) };
     let (mut max, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0f32; QUERIES]);
     let q = c.by_query(&k.q, block.start, place);
     // SAFETY: room for the block of outputs.
@@ -197,6 +209,9 @@ unsafe fn forward_block(
             let (x, y) = unsafe { (row(scores, i, n), row(out, i, width)) };
             if let Some(cap) = h.softcap {
                 math::cap_scores(x, cap);
+            }
+            if let Some(slope) = slope {
+                math::take_distances(x, &c.k_pos[keys.clone()], c.q_pos[block.start + i], slope);
             }
             let largest = rows::largest(x, seen);
             if largest > max[i] {
@@ -313,6 +328,8 @@ unsafe fn backward_block(
         // results overlap nothing.
         unsafe { multiply(size, all, scale, accumulate, 1) }
     };
+    // SAFETY: by the caller.
+    let slope = unsafe { c.slope(place.head) };
     // SAFETY: room for the block of gradients.
     unsafe { zero(d_q, [m, h.width]) };
     for keys in c.seen(block.clone()) {
@@ -332,6 +349,9 @@ unsafe fn backward_block(
             if let Some(cap) = h.softcap {
                 math::cap_scores(p, cap);
                 math::cap_grad(d_p, p, std::mem::take(&mut delta), cap);
+            }
+            if let Some(slope) = slope {
+                math::take_distances(p, &c.k_pos[keys.clone()], c.q_pos[s], slope);
             }
             rows::grad(p, d_p, c.mask(s, &keys, hidden), [lse, delta, h.scale]);
         }
@@ -363,6 +383,7 @@ mod tests {
             scale: 1.0,
             softcap: None,
             mask,
+            slopes: None,
             rows: 1,
             q_pos: View::default(),
             k_pos: View::default(),

@@ -298,6 +298,15 @@ vectorised! {
 }
 
 vectorised! {
+    /// Takes off scores a slope times the distance of their keys.
+    fn take_distances(scores: &mut [f32], keys: &[i32], at: i32, slope: f32) {
+        for (x, &k) in scores.iter_mut().zip(keys) {
+            *x -= slope * at.abs_diff(k) as f32;
+        }
+    }
+}
+
+vectorised! {
     /// (d_p - delta) times the slope of [`cap_scores`] at capped scores, over `d_p`.
     fn cap_grad(d_p: &mut [f32], scores: &[f32], delta: f32, cap: f32) {
         for (d, &s) in d_p.iter_mut().zip(scores) {

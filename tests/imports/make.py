@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.utils import logging
 
 HERE = Path(__file__).resolve().parent
@@ -61,6 +61,13 @@ TABLE = {
     "phi": ("phi", dict(num_attention_heads=2, partial_rotary_factor=0.5, hidden_act="gelu_new", resid_pdrop=0.0, embd_pdrop=0.0)),
 }
 
+TABLE |= {
+    # Every query sees every key; labels are not moved.
+    "bert": ("bert", dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, type_vocab_size=2)),
+    # ALiBi.
+    "mpt": ("mpt", dict(d_model=16, n_heads=4, n_layers=2, expansion_ratio=2, max_seq_len=64)),
+}
+
 # Sizes are numbers, and not symbols.
 FIXED = ["qwen2", "gpt2", "gpt2_whole", "phi3"]
 # Whose programs are compared with those of their families.
@@ -74,7 +81,8 @@ def model_of(name):
     torch.manual_seed(sum(map(ord, name)))
     how = {k: own[k] for k in ["attn_implementation"] if k in own}
     config = AutoConfig.for_model(kind, **{**BASE, **{k: v for k, v in own.items() if k not in how}})
-    model = AutoModelForCausalLM.from_config(config, **how).train()
+    of = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
+    model = of.from_config(config, **how).train()
     # Norms and biases begin as ones and zeros, which would hide what is done with them.
     with torch.no_grad():
         for p in model.parameters():
@@ -215,7 +223,7 @@ def make(name):
     save_file({k: v.contiguous() for k, v in stored.items()}, HERE / f"{name}.safetensors")
     if name in FAMILIES:
         (HERE / f"{name}.json").write_text(model.config.to_json_string())
-    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=64)}
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=63)}
     shapes = None if name in FIXED else dict(input_ids=dims, labels=dims)
     program = torch.export.export(model, (), dict(input_ids=ids, labels=labels), strict=False, dynamic_shapes=shapes)
     path = HERE / f"{name}.pt2"

@@ -56,6 +56,7 @@ impl Tiles {
             .define("SPLIT", self.split)
             .define("ALIGNED", aligned)
             .define("CAPPED", h.softcap.is_some())
+            .define("SLOPED", h.slopes.is_some())
     }
 
     fn threads(&self) -> u32 {
@@ -125,6 +126,7 @@ pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {
     rows.iter().for_each(|(v, _)| w.view(v, h.elem));
     w.view(&k.lse, Elem::F32);
     [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, Elem::I32));
+    w.view(h.slopes.as_ref().unwrap_or(&k.lse), Elem::F32);
     [&k.q, &k.k, &k.v, &k.out, &k.lse].iter().for_each(|v| w.ints(&v.strides));
     sizes(&mut w, h);
     vec![Launch {
@@ -152,6 +154,7 @@ pub(super) fn backward(k: &AttentionGrad, limits: &Limits) -> Vec<Launch> {
     rows[..4].iter().for_each(|(v, _)| w.view(v, h.elem));
     [&k.lse, &k.delta].iter().for_each(|v| w.view(v, Elem::F32));
     [&h.q_pos, &h.k_pos].iter().for_each(|v| w.view(v, Elem::I32));
+    w.view(h.slopes.as_ref().unwrap_or(&k.lse), Elem::F32);
     rows[4..].iter().for_each(|(v, _)| w.view(v, h.elem));
     let views = [&k.q, &k.k, &k.v, &k.d_out, &k.lse, &k.delta, &k.d_q, &k.d_k, &k.d_v];
     views.iter().for_each(|v| w.ints(&v.strides));

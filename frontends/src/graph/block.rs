@@ -94,7 +94,8 @@ fn attended(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
         }
     };
-    let op = Attention { scale: cx.arch.scale, mask: cx.mask, softcap: cx.arch.softcap };
+    let op =
+        Attention { scale: cx.arch.scale, mask: cx.mask, softcap: cx.arch.softcap, slopes: false };
     let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');

@@ -4,7 +4,7 @@ use super::folded::Folded;
 use super::graph::{Arg, Node};
 use super::inputs;
 use super::lower::{Lower, Val};
-use super::mask::{Odd, classify, words};
+use super::mask::{Odd, Rule, classify};
 use super::view::{Dim, View};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::ops::{Attention, Mask, Op};
@@ -21,15 +21,15 @@ impl Lower<'_> {
             return Err(self.refuse(n, what).help("set attention_dropout to 0"));
         }
         let rule = match (n.arg("attn_mask"), self.flag(n, "is_causal")) {
-            (Arg::None, true) => Mask::CAUSAL,
-            (Arg::None, false) => Mask::FULL,
+            (Arg::None, true) => Rule::of(Mask::CAUSAL),
+            (Arg::None, false) => Rule::of(Mask::FULL),
             (Arg::Value(id), false) => match self.val(*id).clone() {
                 // All layers may share one mask.
                 Val::Folded(f) => match self.masks.get(id) {
-                    Some(&rule) => rule,
+                    Some(rule) => rule.clone(),
                     None => {
                         let rule = self.rule_of(n, &f)?;
-                        self.masks.insert(*id, rule);
+                        self.masks.insert(*id, rule.clone());
                         rule
                     }
                 },
@@ -49,15 +49,16 @@ impl Lower<'_> {
     }
 
     /// The rule of a mask.
-    fn rule_of(&self, n: &Node, mask: &Folded) -> Result<Mask> {
+    fn rule_of(&self, n: &Node, mask: &Folded) -> Result<Rule> {
         classify(mask).map_err(|odd| {
             let d = match odd {
                 Odd::Shape => Diag::new("mask-rule", "the mask is not one of [queries, keys] for all rows and heads"),
-                Odd::Number(x) => Diag::new("mask-rule", format!("the mask adds {x:?} to a score")),
+                Odd::Number(x) => Diag::new("mask-rule", format!("the mask adds {x:?} to a score"))
+                    .why("of a head it may be a slope times the distance of query and key, and what all keys of a query have"),
                 Odd::Cell { rule, query, key, seen } => {
                     let is = if seen { "sees" } else { "does not see" };
                     Diag::new("mask-rule", format!("query {query} {is} key {key}"))
-                        .why(format!("the nearest rule: {}", words(rule)))
+                        .why(format!("the nearest rule: {rule}"))
                 }
             };
             d.at(n.scope.to_string())
@@ -72,10 +73,10 @@ impl Lower<'_> {
         &mut self,
         n: &Node,
         [q, k, v]: [&View; 3],
-        mask: Mask,
+        rule: Rule,
         (scale, softcap): (f64, Option<f64>),
     ) -> Result<View> {
-        self.rules.push(mask);
+        self.rules.push(rule.clone());
         let seq = self.sizes.seq;
         let fits = [q, k, v].iter().all(|x| x.shape.len() == 4 && x.shape[2] == seq);
         if !fits {
@@ -84,8 +85,15 @@ impl Lower<'_> {
         let q = self.heads(n, q)?;
         let (k, v) = (self.heads(n, &grouped(k))?, self.heads(n, &grouped(v))?);
         let at = self.of_input(inputs::POSITIONS);
-        let op = Attention { scale, mask, softcap };
-        let ins = [q.value, k.value, v.value, at, at];
+        let Rule { mask, slopes } = rule;
+        let op = Attention { scale, mask, softcap, slopes: !slopes.is_empty() };
+        let mut ins = vec![q.value, k.value, v.value, at, at];
+        if op.slopes {
+            if slopes.len() != q.shape[2] {
+                return Err(self.refuse(n, "its mask is of another number of heads"));
+            }
+            ins.push(self.literal(n, slopes.into())?);
+        }
         let o = self.emit_n(n, &["attn", "lse"], op, &ins, None)?[0];
         let mut shape = q.shape.clone();
         shape[3] = v.shape[3];

@@ -12,8 +12,15 @@ impl Lower<'_> {
     /// # Errors
     /// `import-op` if the operands do not fit, or the result is too large.
     pub(super) fn fold(&mut self, n: &Node) -> Result<Option<Vec<Folded>>> {
-        let op = n.op.strip_prefix("_operator.").unwrap_or(&n.op);
+        let symbols = ["_operator.", "torch.sym_"].iter().find_map(|p| n.op.strip_prefix(p));
+        let op = symbols.unwrap_or(&n.op);
         let name = op.split('.').next().unwrap_or(op);
+        if name == "pow" {
+            let (a, b) = (self.folded(n, "self", 0)?, self.folded(n, "exponent", 1)?);
+            let Some((a, b)) = a.zip(b) else { return Ok(None) };
+            let elem = joined(name, &a, &b);
+            return self.fits(n, a.zip(&b, elem, f64::powf)).map(one);
+        }
         if let Some((f, elem)) = binary(name) {
             let (a, b) = (self.folded(n, "self", 0)?, self.folded(n, "other", 1)?);
             let Some((a, b)) = a.zip(b) else { return Ok(None) };
@@ -48,9 +55,11 @@ impl Lower<'_> {
     /// An operand with known numbers; nothing if it is absent or not known.
     pub(super) fn folded(&self, n: &Node, name: &str, at: usize) -> Result<Option<Folded>> {
         let arg = match n.arg(name) {
-            Arg::None => {
-                n.args.get(at).filter(|a| a.0.is_empty() || n.op.starts_with('_')).map(|a| &a.1)
-            }
+            Arg::None => n
+                .args
+                .get(at)
+                .filter(|a| a.0.is_empty() || n.op.starts_with(['_', 't']))
+                .map(|a| &a.1),
             a => Some(a),
         };
         let number = |elem, x| Some(Folded::full(elem, &[], x));
@@ -146,11 +155,39 @@ impl Lower<'_> {
             }
             "cumsum" => self.fits(n, x.cumsum(dim("dim", 0)?))?,
             "diff" => self.fold_diff(n, &x)?,
+            "gather" => {
+                let Some(index) = self.folded(n, "index", 2)? else { return Ok(None) };
+                self.fold_gather(n, &x, &index)?
+            }
             "index" => return self.fold_index(n, &x),
             "sym_size" => Folded::full(Elem::Int, &[], x.shape[dim("dim", 0)?] as f64),
             "tril" | "triu" if rank >= 2 => self.fold_triangle(n, &x, name == "tril")?,
             _ => return Ok(None),
         }]))
+    }
+
+    /// Along a dim the elements that an index of as many dims says.
+    fn fold_gather(&self, n: &Node, x: &Folded, index: &Folded) -> Result<Folded> {
+        let rank = x.shape.len();
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(0), rank, self, n)?;
+        let within = (0..rank).all(|k| k == d || index.shape.get(k) <= x.shape.get(k));
+        if index.shape.len() != rank || !within {
+            return Err(self.refuse(n, "its index does not fit"));
+        }
+        if let Some(same) = x.scalar() {
+            return Ok(Folded::full(x.elem, &index.shape, same));
+        }
+        let mut numbers = vec![];
+        for (i, at) in index.numbers().into_iter().enumerate() {
+            let mut rest = i;
+            let mut place = vec![0; rank];
+            for k in (0..rank).rev() {
+                (place[k], rest) = (rest % index.shape[k], rest / index.shape[k]);
+            }
+            place[d] = dim_of(at as i64, x.shape[d], self, n)?;
+            numbers.push(x.at(&place));
+        }
+        Ok(Folded::new(x.elem, &index.shape, numbers))
     }
 
     /// What lies on one side of a diagonal, and 0 on the other.
@@ -343,8 +380,8 @@ fn binary(name: &str) -> Option<(Both, Option<Elem>)> {
         "div" | "truediv" => number(|a, b| a / b),
         "floordiv" | "floor_divide" => number(|a, b| (a / b).floor()),
         "remainder" | "mod" => number(|a, b| a - (a / b).floor() * b),
-        "maximum" => number(f64::max),
-        "minimum" => number(f64::min),
+        "maximum" | "max" => number(f64::max),
+        "minimum" | "min" => number(f64::min),
         "eq" => truth(|a, b| f64::from(u8::from(a == b))),
         "ne" => truth(|a, b| f64::from(u8::from(a != b))),
         "lt" => truth(|a, b| f64::from(u8::from(a < b))),

@@ -102,6 +102,13 @@ impl Folded {
         (same && self.elements() > 0).then(|| self.data.get(self.offset))
     }
 
+    /// True if all elements are the same number, whether or not they are stored once.
+    pub fn is_one_number(&self) -> bool {
+        let mut all = self.numbers().into_iter();
+        let first = all.next();
+        self.scalar().is_some() || first.is_some() && all.all(|x| Some(x) == first)
+    }
+
     /// The first number, if there is one.
     pub fn first(&self) -> Option<f64> {
         (self.elements() > 0).then(|| self.data.get(self.offset))

@@ -6,6 +6,7 @@ use super::folded::Folded;
 use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source};
 use super::inputs::{self, Meaning};
 use super::labels::Labels;
+use super::mask::Rule as MaskRule;
 use super::table::{self, How};
 use super::view::View;
 use super::{Raise, Sizes};
@@ -15,7 +16,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Mask, Op};
+use shardc_ir::ops::Op;
 use shardc_ir::rule::Rule;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::TensorSlice;
@@ -75,8 +76,8 @@ pub(super) struct Lower<'a> {
     /// The node that makes each value of the draft.
     pub makers: Vec<Option<u32>>,
     /// The rule of every attention, in order, and of each mask.
-    pub rules: Vec<Mask>,
-    pub masks: BTreeMap<Id, Mask>,
+    pub rules: Vec<MaskRule>,
+    pub masks: BTreeMap<Id, MaskRule>,
     /// What was made by an op of operands in a layer.
     made: HashMap<(String, Vec<Value>, Option<u32>), Vec<Value>>,
     /// Operands of products of matrices, the second turned: queries and keys of scores.
@@ -321,9 +322,13 @@ impl<'a> Lower<'a> {
             self.set_all(n, vec![v]);
             return Ok(());
         }
-        if let Some(Val::Probs(..)) = &first
-            && matches!(row, Some(How::Same)) | n.op.starts_with("dropout")
-        {
+        let same = matches!(row, Some(How::Same));
+        let passes = match &first {
+            Some(Val::Probs(..)) => same || n.op.starts_with("dropout"),
+            Some(Val::Masked(..)) => same,
+            _ => false,
+        };
+        if passes {
             self.set_all(n, first.into_iter().collect());
             return Ok(());
         }

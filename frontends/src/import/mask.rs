@@ -3,6 +3,37 @@
 use super::folded::Folded;
 use super::graph::Elem;
 use shardc_ir::ops::Mask;
+use std::fmt;
+
+/// What a mask does to scores.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Rule {
+    /// Which keys are seen.
+    pub mask: Mask,
+    /// Of each head what is taken off a score, times the distance of query and key; empty if nothing is.
+    pub slopes: Vec<f32>,
+}
+
+impl Rule {
+    pub fn of(mask: Mask) -> Rule {
+        Rule { mask, slopes: vec![] }
+    }
+
+    /// True if both may be one rule, this one seen with so many tokens: a limit may be farther than they are.
+    pub fn agrees(&self, seq: usize, other: &Rule) -> bool {
+        // Slopes are read off sums of f32.
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * a.abs();
+        let alike = self.slopes.len() == other.slopes.len();
+        let slopes = alike && self.slopes.iter().zip(&other.slopes).all(near);
+        agrees(self.mask, seq, other.mask) && slopes
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&words(self.mask))
+    }
+}
 
 /// True if a query sees a key, by their numbers.
 fn sees(mask: Mask, query: usize, key: usize) -> bool {
@@ -13,7 +44,7 @@ fn sees(mask: Mask, query: usize, key: usize) -> bool {
 }
 
 /// True if both may be one rule, the first seen with so many tokens: a limit may be farther than they are.
-pub(super) fn agrees(few: Mask, seq: usize, other: Mask) -> bool {
+fn agrees(few: Mask, seq: usize, other: Mask) -> bool {
     let same = |a: Option<usize>, b: Option<usize>, reach: usize| {
         a == b || a.is_none() && b.is_some_and(|b| b >= reach)
     };
@@ -24,7 +55,7 @@ pub(super) fn agrees(few: Mask, seq: usize, other: Mask) -> bool {
 }
 
 /// What a rule says, for people.
-pub(super) fn words(mask: Mask) -> String {
+fn words(mask: Mask) -> String {
     let own = match (mask.left, mask.right) {
         (None, None) => "a query sees every key".into(),
         (None, Some(0)) => "a query sees the keys up to its own".into(),
@@ -47,32 +78,38 @@ pub(super) enum Odd {
     /// A number is neither 0 nor far below.
     Number(f64),
     /// The first cell that differs from the nearest rule.
-    Cell { rule: Mask, query: usize, key: usize, seen: bool },
+    Cell { rule: Rule, query: usize, key: usize, seen: bool },
 }
 
 /// What is added to a score that is not seen is below this.
 const FAR: f64 = -1e9;
 
 /// The rule of a mask [.., queries, keys]: truth values, or numbers that are added to scores.
-pub(super) fn classify(mask: &Folded) -> Result<Mask, Odd> {
+pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
     let rank = mask.shape.len();
     let outer = rank.checked_sub(2).ok_or(Odd::Shape)?;
     let mut m = mask.clone();
     for d in (0..outer).rev() {
-        if !m.is_same_along(d) || m.shape[d] == 0 {
+        // Heads, the last of these dims, may differ.
+        if m.is_same_along(d) && m.shape[d] > 0 {
+            m = m.select(d, 0);
+        } else if d + 1 != outer {
             return Err(Odd::Shape);
         }
-        m = m.select(d, 0);
     }
-    let (s, t) = (m.shape[0], m.shape[1]);
+    let heads: Vec<Folded> = match m.shape.len() {
+        2 => vec![m],
+        3 => (0..m.shape[0]).map(|h| m.select(0, h)).collect(),
+        _ => return Err(Odd::Shape),
+    };
+    let (s, t) = (heads.first().ok_or(Odd::Shape)?.shape[0], heads[0].shape[1]);
     if s != t || s == 0 {
         return Err(Odd::Shape);
     }
-    let seen = |i: usize| match (m.elem, m.at(&[i / t, i % t])) {
+    let one = &heads[0];
+    let seen = |i: usize| match (one.elem, one.at(&[i / t, i % t])) {
         (Elem::Bool, x) => Ok(x != 0.0),
-        (_, 0.0) => Ok(true),
-        (_, x) if x <= FAR => Ok(false),
-        (_, x) => Err(Odd::Number(x)),
+        (_, x) => Ok(x > FAR),
     };
     let all = (0..s * t).map(seen).collect::<Result<Vec<bool>, Odd>>()?;
     let run = |cells: &mut dyn Iterator<Item = bool>| cells.take_while(|x| *x).count();
@@ -88,14 +125,60 @@ pub(super) fn classify(mask: &Folded) -> Result<Mask, Odd> {
     let cut = (1..s).find(|&q| !all[q * t + q - 1]);
     let chunks = [None, sides.right].map(|right| Mask { left: None, right, chunk: cut });
     let wrong = |rule: Mask| (0..s * t).find(|&i| all[i] != sees(rule, i / t, i % t));
-    let Some(first) = wrong(sides) else { return Ok(sides) };
-    match chunks.into_iter().find(|&rule| cut.is_some() && wrong(rule).is_none()) {
-        Some(rule) => Ok(rule),
-        None => {
+    let mask = match wrong(sides) {
+        None => sides,
+        Some(first) => {
             let (query, key) = (first / t, first % t);
-            Err(Odd::Cell { rule: sides, query, key, seen: all[first] })
+            let odd = Odd::Cell { rule: Rule::of(sides), query, key, seen: all[first] };
+            let chunk = chunks.into_iter().find(|&rule| cut.is_some() && wrong(rule).is_none());
+            chunk.ok_or(odd)?
+        }
+    };
+    let slopes = heads.iter().map(|h| slope(h, mask)).collect::<Result<Vec<f32>, Odd>>()?;
+    if slopes.iter().all(|x| *x == 0.0) {
+        return Ok(Rule::of(mask));
+    }
+    if heads.len() == 1 {
+        return Err(Odd::Number(heads[0].at(&[t - 1, 0])));
+    }
+    Ok(Rule { mask, slopes })
+}
+
+/// What the mask of a head takes off, times the distance; what is added to all keys of a query alike
+/// changes nothing.
+fn slope(head: &Folded, mask: Mask) -> Result<f32, Odd> {
+    let t = head.shape[1];
+    let mut steepest: Option<(f64, f64)> = None;
+    for pass in 0..2 {
+        for (q, k) in (0..head.shape[0]).flat_map(|q| (0..t).map(move |k| (q, k))) {
+            let x = head.at(&[q, k]);
+            let hidden = if head.elem == Elem::Bool { x == 0.0 } else { x <= FAR };
+            if hidden == sees(mask, q, k) {
+                return Err(Odd::Cell { rule: Rule::of(mask), query: q, key: k, seen: !hidden });
+            }
+            if hidden || head.elem == Elem::Bool {
+                continue;
+            }
+            if !x.is_finite() || !sees(mask, q, q) {
+                return Err(Odd::Number(x));
+            }
+            let (far, own) = (q.abs_diff(k) as f64, head.at(&[q, q]));
+            if pass == 0 {
+                // The farthest pair has most digits.
+                if far > steepest.map_or(0.0, |s| s.0) {
+                    steepest = Some((far, (own - x) / far));
+                }
+                continue;
+            }
+            let by = steepest.map_or(0.0, |s| s.1);
+            // Numbers of f32 that were added and multiplied.
+            let room = 4e-7 * (x.abs() + own.abs() + by.abs() * far);
+            if (own - x - by * far).abs() > room || steepest.is_none() && x != own {
+                return Err(Odd::Number(x));
+            }
         }
     }
+    Ok(steepest.map_or(0.0, |s| s.1) as f32)
 }
 
 #[cfg(test)]
@@ -119,7 +202,7 @@ mod tests {
             .into_iter()
             .flat_map(|m| [2, 3, 4, 6].map(|c| Mask { chunk: Some(c), ..m }));
         for rule in windows.chain(chunks) {
-            assert_eq!(classify(&mask(n, |q, k| sees(rule, q, k))), Ok(rule), "{rule}");
+            assert_eq!(classify(&mask(n, |q, k| sees(rule, q, k))), Ok(Rule::of(rule)), "{rule}");
             for at in 0..n * n {
                 match classify(&mask(n, |q, k| sees(rule, q, k) != (q * n + k == at))) {
                     Err(odd) => {
@@ -127,12 +210,12 @@ mod tests {
                     }
                     Ok(other) => {
                         let longer = classify(&mask(2 * n + 1, |q, k| sees(rule, q, k)));
-                        assert!(!agrees(other, n, longer.unwrap()), "{rule}, cell {at}: {other}");
+                        assert!(!other.agrees(n, &longer.unwrap()), "{rule}, cell {at}: {other}");
                     }
                 }
             }
         }
-        let cell = Odd::Cell { rule: Mask::CAUSAL, query: 2, key: 5, seen: true };
+        let cell = Odd::Cell { rule: Rule::of(Mask::CAUSAL), query: 2, key: 5, seen: true };
         assert_eq!(classify(&mask(n, |q, k| k <= q || (q, k) == (2, 5))), Err(cell));
     }
 
@@ -148,14 +231,39 @@ mod tests {
     #[test]
     fn numbers_that_are_added_are_nothing_or_far_below() {
         let add = |x: f64| Folded::new(Elem::Float, &[2, 2], vec![0.0, x, 0.0, 0.0]);
-        assert_eq!(classify(&add(f64::from(f32::MIN))), Ok(Mask::CAUSAL));
-        assert_eq!(classify(&add(f64::NEG_INFINITY)), Ok(Mask::CAUSAL));
-        assert_eq!(classify(&add(-0.5)), Err(Odd::Number(-0.5)));
+        assert_eq!(classify(&add(f64::from(f32::MIN))), Ok(Rule::of(Mask::CAUSAL)));
+        assert_eq!(classify(&add(f64::NEG_INFINITY)), Ok(Rule::of(Mask::CAUSAL)));
+        assert!(matches!(classify(&add(-0.5)), Err(Odd::Number(_))));
     }
 
     #[test]
     fn a_mask_of_each_head_is_no_rule() {
         let two = Folded::new(Elem::Bool, &[2, 1, 1], vec![1.0, 0.0]);
-        assert_eq!(classify(&two), Err(Odd::Shape));
+        assert!(matches!(classify(&two), Err(Odd::Cell { .. })));
+        let rows = Folded::new(Elem::Bool, &[2, 1, 1, 1], vec![1.0, 0.0]);
+        assert_eq!(classify(&rows), Err(Odd::Shape));
+    }
+
+    /// Slopes are found, whatever is added to the keys of a query; no cell may be another number.
+    #[test]
+    fn slopes_are_of_heads() {
+        let (n, slopes) = (6, [0.25f64, 0.0625]);
+        let cells = |wrong: Option<usize>| {
+            let cell = |i: usize| {
+                let (h, q, k) = (i / (n * n), i / n % n, i % n);
+                let x = slopes[h] * k as f64 + 0.5 * q as f64;
+                if k > q { f64::NEG_INFINITY } else { x + f64::from(u8::from(wrong == Some(i))) }
+            };
+            Folded::new(Elem::Float, &[1, 2, n, n], (0..2 * n * n).map(cell).collect())
+        };
+        let rule = Rule { mask: Mask::CAUSAL, slopes: slopes.map(|x| x as f32).into() };
+        assert_eq!(classify(&cells(None)), Ok(rule.clone()));
+        assert!(!rule.agrees(n, &Rule::of(Mask::CAUSAL)));
+        for at in (0..2 * n * n).filter(|i| i % n <= i / n % n) {
+            // The one key of the first query may have any number.
+            let alone = at % (n * n) == 0;
+            let found = classify(&cells(Some(at)));
+            assert_eq!(found.is_ok(), alone, "cell {at}: {found:?}");
+        }
     }
 }

@@ -220,6 +220,9 @@ impl Lower<'_> {
     pub(super) fn embedding(&mut self, n: &Node) -> Result<Vec<Val>> {
         let mut w = self.data(n, "weight")?;
         let i = match self.folded(n, "indices", usize::MAX)? {
+            Some(f) if f.elements() > 1 && f.is_one_number() => {
+                return self.one_row(n, &w, &f).map(|y| vec![Val::Data(y)]);
+            }
             Some(f) => {
                 // Positions that are counted from another number look into the rest of the table.
                 let first = f.scalar().is_none().then(|| f.first()).flatten();
@@ -251,6 +254,37 @@ impl Lower<'_> {
         y.dims.push(Dim::Real(y.real()));
         y.shape.push(w.shape[1]);
         Ok(vec![Val::Data(y)])
+    }
+
+    /// The row of a table that every element of an index names.
+    fn one_row(&mut self, n: &Node, w: &View, index: &Folded) -> Result<View> {
+        let rows = w.shape.first().copied().unwrap_or(0);
+        let at = dim_of(index.first().unwrap_or(0.0) as i64, rows, self, n)?;
+        let row = self.narrowed(n, w, 0, at, 1)?;
+        let mut y = self.reshaped(n, &row, &w.shape[1..])?;
+        for &size in index.shape.iter().rev() {
+            y.dims.insert(0, Dim::Virtual);
+            y.shape.insert(0, size);
+        }
+        Ok(y)
+    }
+
+    /// Scores of which a known mask hides some.
+    pub(super) fn masked_fill(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let (scores, old) = match self.operand(n, "self") {
+            Some(Val::Masked(v, f)) => (v, f),
+            _ => {
+                let v = self.data(n, "self")?;
+                (v, Folded::full(Elem::Float, &[], 0.0))
+            }
+        };
+        let (mask, value) = (self.folded(n, "mask", 1)?, self.number(n, "value"));
+        let Some((mask, value)) = mask.zip(value) else {
+            return Err(self.refuse(n, "a mask that depends on data"));
+        };
+        let made = mask.choose(&Folded::full(Elem::Float, &[], value), &old);
+        let made = made.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
+        Ok(vec![Val::Masked(scores, made)])
     }
 
     pub(super) fn linear(&mut self, n: &Node) -> Result<Vec<Val>> {
@@ -453,12 +487,23 @@ impl Lower<'_> {
                 && f.shape[r - 2] > 1
                 && !(f.is_same_along(r - 1) && f.is_same_along(r - 2))
         };
+        // Of each head other numbers for its keys: the slopes of ALiBi.
+        let by_head = |f: &Folded| {
+            let r = f.shape.len();
+            f.elem != Elem::Int && r >= 3 && !f.is_same_along(r - 1) && !f.is_same_along(r - 3)
+        };
         match (how, a, b) {
             (Arithmetic::Add, Some(Val::Data(v)), Some(Val::Folded(f)))
             | (Arithmetic::Add, Some(Val::Folded(f)), Some(Val::Data(v)))
-                if is_mask(&f) =>
+                if is_mask(&f) || by_head(&f) =>
             {
                 Ok(Some(Val::Masked(v, f)))
+            }
+            (Arithmetic::Add, Some(Val::Masked(v, old)), Some(Val::Folded(f)))
+            | (Arithmetic::Add, Some(Val::Folded(f)), Some(Val::Masked(v, old))) => {
+                let sum = old.zip(&f, Elem::Float, |a, b| a + b);
+                let sum = sum.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
+                Ok(Some(Val::Masked(v, sum)))
             }
             _ => Ok(None),
         }

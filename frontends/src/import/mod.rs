@@ -196,7 +196,7 @@ impl Opened {
         other.run()?;
         let (few, many) = if seq < sizes.seq { (&other, l) } else { (l, &other) };
         let pairs = few.rules.iter().zip(&many.rules);
-        let odd = pairs.clone().position(|(a, b)| !mask::agrees(*a, few.sizes.seq, *b));
+        let odd = pairs.clone().position(|(a, b)| !a.agrees(few.sizes.seq, b));
         match odd {
             None if few.rules.len() == many.rules.len() => Ok(()),
             odd => {

@@ -165,6 +165,17 @@ impl Lower<'_> {
         }
     }
 
+    /// A list of numbers, once.
+    pub fn literal(&mut self, n: &Node, values: Arc<[f32]>) -> Result<Value> {
+        let key: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
+        if let Some(&v) = self.literals.get(&key) {
+            return Ok(v);
+        }
+        let v = self.emit(n, "literal", Literal { values }, &[])?;
+        self.literals.insert(key, v);
+        Ok(v)
+    }
+
     /// Known numbers as a value: positions, or a literal of those that differ along one dim.
     pub fn constant(&mut self, n: &Node, f: &Folded) -> Result<View> {
         let moving: Vec<usize> = (0..f.shape.len()).filter(|&d| !f.is_same_along(d)).collect();
@@ -199,15 +210,7 @@ impl Lower<'_> {
             }
         };
         let values: Arc<[f32]> = line.iter().map(|&x| x as f32).collect();
-        let key: Vec<u32> = values.iter().map(|x| x.to_bits()).collect();
-        let v = match self.literals.get(&key) {
-            Some(&v) => v,
-            None => {
-                let v = self.emit(n, "literal", Literal { values }, &[])?;
-                self.literals.insert(key, v);
-                v
-            }
-        };
+        let v = self.literal(n, values)?;
         Ok(match d {
             Some(d) => along(v, d, &f.shape),
             // A number is a list of one.

@@ -62,6 +62,7 @@ const TABLE: &[(&str, How)] = &[
     ("layer_norm.default", Call(|l, n| l.layer_norm(n))),
     ("linear.default", Call(|l, n| l.linear(n))),
     ("log.default", Unary("log", || Log {}.into())),
+    ("masked_fill.Scalar", Call(|l, n| l.masked_fill(n))),
     ("matmul.default", Call(|l, n| l.matmul(n, "other"))),
     ("maximum.default", Binary(Arithmetic::Max)),
     ("mean.default", Call(|l, n| l.mean(n, true))),

@@ -126,6 +126,7 @@ impl Heads {
         let matrices = if backward { 2 } else { 1 };
         see(&self.q_pos, &[&[self.queries]]);
         see(&self.k_pos, &[&[self.keys]]);
+        self.slopes.iter().for_each(|v| see(v, &[&[self.groups * self.repeat]]));
         see(&self.scratch, &[&[matrices * self.rows * self.keys + self.wide(backward)]]);
     }
 }

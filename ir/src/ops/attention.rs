@@ -8,15 +8,18 @@ op! {
     /// g·r heads, without a stored score matrix. Which keys a query sees, the mask says by their
     /// positions: all (`full`), those up to its own (`causal`), those from 4 before it to 2 behind it
     /// (`-4..2`), of these those of its chunk of 8 positions (`-4..2/8`). A score is x = scale q·k or,
-    /// with a softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). Results: the output
+    /// with a softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). With `slopes=true` an
+    /// operand follows, f32 `[n]`, a number for each head: so many times the distance of query and key
+    /// is taken off a score (Press et al., 2022, *ALiBi*); slopes have no gradient. Results: the output
     /// `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
     /// nothing is seen).
-    Attention = "attention" (q, k, v, q_pos, k_pos) { scale: f64, mask: Mask, softcap: Option<f64> }
-    facts { kind: Attention, fusion: None, precision: Wants::Half, gradient: Flows }
+    Attention = "attention" (q, k, v, q_pos, k_pos, slopes) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool }
+    facts |o| { kind: Attention, fusion: None, precision: if o.slopes { Wants::Gated } else { Wants::Half }, gradient: Flows }
     samples [
         "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
         "attention[0.7; mask=-1..0] f32[1,4,2,2], f32[1,4,1,2], f32[1,4,1,3], i32[4], i32[4]",
         "attention[0.7; mask=full] f32[2,3,2,2], f32[2,4,1,2], f32[2,4,1,2], i32[3], i32[4]",
+        "attention[0.7; mask=full; softcap=1.5; slopes=true] f32[1,3,4,2], f32[1,3,2,2], f32[1,3,2,2], i32[3], i32[3], f32[4]",
         "attention[0.7; mask=-1..2/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], i32[4], i32[5]",
         "attention[0.7; mask=causal; softcap=1.5] f32[1,3,2,2], f32[1,3,1,2], f32[1,3,1,2], i32[3], i32[3]",
     ]
@@ -89,6 +92,30 @@ pub(crate) fn capped(x: f64, softcap: Option<f64>) -> f64 {
     softcap.map_or(x, |c| c * (x / c).tanh())
 }
 
+/// What is taken off the score of a query and a key in a head, if heads have slopes.
+pub(crate) fn far_off(
+    q_pos: &Tensor,
+    k_pos: &Tensor,
+    slopes: Option<&Tensor>,
+    [s, t, h]: [usize; 3],
+) -> f64 {
+    slopes.map_or(0.0, |m| m.data[h] * (q_pos.data[s] - k_pos.data[t]).abs())
+}
+
+/// Says what is wrong with the number of operands: so many, and slopes if there are.
+pub(crate) fn accepts_slopes(ins: &[&Type], others: usize, slopes: bool) -> Result<(), String> {
+    match (ins.get(others), slopes) {
+        (None, false) if ins.len() == others => Ok(()),
+        (Some(t), true) if ins.len() == others + 1 => {
+            match t.rank() == 1 && t.dtype == DType::F32 {
+                true => Ok(()),
+                false => Err("slopes are f32 of 1 dim".into()),
+            }
+        }
+        _ => Err(format!("{} operands are needed", others + usize::from(slopes))),
+    }
+}
+
 /// Multiplications and additions of products over all pairs: b·s·n·t·(d + e).
 pub(crate) fn pair_flops(loops: &[(Letter, f64)], per: f64) -> f64 {
     let size = |c: char| loops.iter().find(|l| l.0.name() == c).map_or(1.0, |l| l.1);
@@ -97,21 +124,25 @@ pub(crate) fn pair_flops(loops: &[(Letter, f64)], per: f64) -> f64 {
 
 impl OpDef for Attention {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        if ins.len() != 5 {
-            return Err("five operands are needed".into());
-        }
+        accepts_slopes(ins, 5, self.slopes)?;
         self.mask.accepts()?;
         accepts_softcap(self.softcap)?;
         accepts_qkv(ins, [3, 4])
     }
     fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("bs(gr)!d,b!tg!d,b!tg!e,s,!t->bs(gr)e,bs(gr)", &[4, 4, 4, 1, 1])
+        match self.slopes {
+            false => Rule::new("bs(gr)!d,b!tg!d,b!tg!e,s,!t->bs(gr)e,bs(gr)", &[4, 4, 4, 1, 1]),
+            true => {
+                let text = "bs(gr)!d,b!tg!d,b!tg!e,s,!t,(gr)->bs(gr)e,bs(gr)";
+                Rule::new(text, &[4, 4, 4, 1, 1, 1])
+            }
+        }
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         pair_flops(loops, 2.0)
     }
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
-        let none = smallvec::smallvec![None; 5];
+        let none: Grads = smallvec::smallvec![None; ins.len()];
         let Some(d_o) = d[0] else { return none };
         // delta = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2; the second term where lse is used)
         let pair = [d_o, outs[0]].map(|v| cast::in_f32(b, v));
@@ -119,14 +150,14 @@ impl OpDef for Attention {
         if let Some(d_lse) = d[1] {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
-        let Attention { scale, mask, softcap } = *self;
-        let op = AttentionGrad { scale, mask, softcap };
-        let g = b.push_n(
-            &["q", "k", "v"],
-            op,
-            &[ins[0], ins[1], ins[2], outs[1], d_o, delta, ins[3], ins[4]],
-        );
-        smallvec::smallvec![Some(g[0]), Some(g[1]), Some(g[2]), None, None]
+        let Attention { scale, mask, softcap, slopes } = *self;
+        let op = AttentionGrad { scale, mask, softcap, slopes };
+        let mut all = vec![ins[0], ins[1], ins[2], outs[1], d_o, delta];
+        all.extend(&ins[3..]);
+        let g = b.push_n(&["q", "k", "v"], op, &all);
+        let mut grads = none;
+        grads.iter_mut().zip(g).for_each(|(to, g)| *to = Some(g));
+        grads
     }
     fn dtypes(&self, ins: &[&Type], _: usize) -> SmallVec<[DType; 2]> {
         smallvec::smallvec![ins[0].dtype, DType::F32]
@@ -139,7 +170,8 @@ impl OpDef for Attention {
         let pairs = [q, k, ins[3], ins[4]];
         let score = |b, s, h, g, t| {
             let dot = |d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d]);
-            capped(self.scale * (0..q.shape[3]).map(dot).sum::<f64>(), self.softcap)
+            let x = capped(self.scale * (0..q.shape[3]).map(dot).sum::<f64>(), self.softcap);
+            x - far_off(ins[3], ins[4], ins.get(5).copied(), [s, t, h])
         };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
         each_pair(pairs, self.mask, |b, s, h, g, t| {

@@ -5,20 +5,19 @@ use super::*;
 op! {
     /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
     /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
-    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos) { scale: f64, mask: Mask, softcap: Option<f64> }
+    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool }
     facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "attention_grad[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
         "attention_grad[0.5; mask=causal; softcap=1.5] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
+        "attention_grad[0.5; mask=causal; softcap=1.5; slopes=true] f32[1,3,4,2], f32[1,3,2,2], f32[1,3,2,2], f32[1,3,4], f32[1,3,4,2], f32[1,3,4], i32[3], i32[3], f32[4]",
         "attention_grad[0.5; mask=-1..1/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], f32[1,4,2], f32[1,4,2,3], f32[1,4,2], i32[4], i32[5]",
     ]
 }
 
 impl OpDef for AttentionGrad {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        if ins.len() != 8 {
-            return Err("eight operands are needed".into());
-        }
+        attention::accepts_slopes(ins, 8, self.slopes)?;
         self.mask.accepts()?;
         attention::accepts_softcap(self.softcap)?;
         attention::accepts_qkv(ins, [6, 7])?;
@@ -34,10 +33,18 @@ impl OpDef for AttentionGrad {
         Ok(())
     }
     fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new(
-            "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t->bs(gr)d,btgd,btge",
-            &[4, 4, 4, 3, 4, 3, 1, 1],
-        )
+        let ranks = [4, 4, 4, 3, 4, 3, 1, 1, 1];
+        match self.slopes {
+            false => {
+                let text = "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t->bs(gr)d,btgd,btge";
+                Rule::new(text, &ranks[..8])
+            }
+            true => {
+                let text =
+                    "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t,(gr)->bs(gr)d,btgd,btge";
+                Rule::new(text, &ranks)
+            }
+        }
     }
     fn linear(&self) -> Linear {
         Linear::Together(1 << 4 | 1 << 5)
@@ -45,19 +52,20 @@ impl OpDef for AttentionGrad {
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         attention::pair_flops(loops, 5.0)
     }
-    fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
-        smallvec::smallvec![None; 8]
+    fn grad(&self, _: &mut Builder, ins: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
+        smallvec::smallvec![None; ins.len()]
     }
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
         attention::score_bytes(mesh, [ins[0], ins[1], ins[2]], true)
     }
     /// Log-sum-exp and row sums are those of the attention of these q, k, v.
     fn settle(&self, types: &[Type], drawn: &mut [Tensor]) {
-        let AttentionGrad { scale, mask, softcap } = *self;
-        let attention = Op::from(Attention { scale, mask, softcap });
-        let at = [0, 1, 2, 6, 7];
-        let made =
-            crate::samples::eval(&attention, &at.map(|i| &types[i]), &[], &at.map(|i| &drawn[i]));
+        let AttentionGrad { scale, mask, softcap, slopes } = *self;
+        let attention = Op::from(Attention { scale, mask, softcap, slopes });
+        let at = || [0, 1, 2, 6, 7, 8].into_iter().take(if slopes { 6 } else { 5 });
+        let types: Vec<&Type> = at().map(|i| &types[i]).collect();
+        let own: Vec<&Tensor> = at().map(|i| &drawn[i]).collect();
+        let made = crate::samples::eval(&attention, &types, &[], &own);
         let d_o = drawn[4].zip(&made[0], |a, b| a * b);
         let e = d_o.shape[3];
         drawn[5] = Tensor::from_fn(&made[1].shape, |i| {
@@ -75,6 +83,7 @@ impl OpDef for AttentionGrad {
             let score = attention::capped(self.scale * dot, self.softcap);
             // d (c tanh(x / c)) / dx = 1 - tanh²(x / c)
             let slope = self.softcap.map_or(1.0, |c| 1.0 - (score / c).powi(2));
+            let score = score - attention::far_off(ins[6], ins[7], ins.get(8).copied(), [s, t, h]);
             let p = (score - lse.at(&row)).exp();
             let dp: f64 =
                 (0..v.shape[3]).map(|e| d_o.at(&[b, s, h, e]) * v.at(&[b, t, g, e])).sum();

@@ -73,9 +73,8 @@ impl Gathered<'_> {
     /// The pieces that keys and values were gathered of; an error if anything is cut in another way
     /// than a ring can use.
     fn blocks(&self, f: &Func, n: &Node) -> Result<[Value; 2]> {
-        let [q, k, v, .., q_pos, k_pos] = n.ins[..] else {
-            return Err(self.unlike(f, n));
-        };
+        let at = if matches!(n.op, Op::AttentionGrad(_)) { 6 } else { 3 };
+        let [q, k, v, q_pos, k_pos] = [0, 1, 2, at, at + 1].map(|i| n.ins[i]);
         let (Some(k), Some(v)) = (self.piece(k), self.piece(v)) else {
             return Err(self.unlike(f, n));
         };
@@ -180,11 +179,13 @@ impl<'a> Ring<'a> {
     }
 
     fn forward(&mut self, n: &Node, op: &Attention, blocks: [Value; 2]) {
-        let [q, .., q_pos, k_pos] = n.ins[..] else { unreachable!("attention has five operands") };
+        let [q, _, _, q_pos, k_pos, ref slopes @ ..] = n.ins[..] else {
+            unreachable!("attention has five operands")
+        };
         let (q, at) = (self.own("q_own", q, TOKENS), self.own("query_at", q_pos, 0));
         let mut all: Option<[Value; 2]> = None;
         self.around(blocks, k_pos, |ring, [k, v, key_at]| {
-            let ins = [q, k, v, at, key_at];
+            let ins = [&[q, k, v, at, key_at], slopes].concat();
             let made = ring.b.push_n(&["attn_block", "lse_block"], op.clone(), &ins);
             all = Some(match all {
                 None => [made[0], made[1]],
@@ -207,7 +208,7 @@ impl<'a> Ring<'a> {
         blocks: [Value; 2],
         homes: [Option<Value>; 2],
     ) {
-        let [q, _, _, lse, d_o, delta, q_pos, k_pos] = n.ins[..] else {
+        let [q, _, _, lse, d_o, delta, q_pos, k_pos, ref slopes @ ..] = n.ins[..] else {
             unreachable!("attention_grad has eight operands")
         };
         let [q, lse] = [("q_own", q), ("lse_own", lse)].map(|(h, v)| self.own(h, v, TOKENS));
@@ -226,7 +227,7 @@ impl<'a> Ring<'a> {
                 let note = "ring: the sum goes on with its block";
                 sums[i] = sums[i].map(|d| ring.pass(hints[i], d, note));
             }
-            let ins = [q, k, v, lse, d_o, delta, at, key_at];
+            let ins = [&[q, k, v, lse, d_o, delta, at, key_at], slopes].concat();
             let made = ring.b.push_n(&hints, op.clone(), &ins);
             for i in (0..3).filter(|&i| wanted[i]) {
                 sums[i] = Some(match sums[i] {

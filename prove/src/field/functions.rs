@@ -239,17 +239,24 @@ fn pairs(
     });
 }
 
-/// e^score, and the slope of the score's cap.
-fn weight(c: &Scores, q: &Tensor, k: &Tensor, a: [usize; 3], b: [usize; 3]) -> [u64; 2] {
+/// e^score, and the slope of the score's cap. Behind the operands `x` up to that of keys' positions, `at`,
+/// are the slopes of heads.
+fn weight(c: &Scores, x: &[&Tensor], at: usize, a: [usize; 3], b: [usize; 3]) -> [u64; 2] {
+    let (q, k) = (x[0], x[1]);
     let mut dot = 0;
     for d in 0..q.shape[3] {
         let product = times(q.at(&[a[0], a[1], a[2], d]), k.at(&[b[0], b[1], b[2], d]));
         dot = add(dot, product, P);
     }
-    let x = times(dot, number(c.scale.get()));
+    let dotted = times(dot, number(c.scale.get()));
     let cap = c.softcap.map_or(0, |c| c.get().to_bits());
-    let slope = if c.softcap.is_some() { oracle(mix(seed("slope"), cap), &[x]) } else { 1 };
-    [oracle(mix(seed("e^"), cap), &[x]), slope]
+    let slope = if c.softcap.is_some() { oracle(mix(seed("slope"), cap), &[dotted]) } else { 1 };
+    let mut of = vec![dotted];
+    if c.slopes {
+        let far = x[at - 1].integer(&[a[1]]).abs_diff(x[at].integer(&[b[1]]));
+        of.push(times(x[at + 1].at(&[a[2]]), far));
+    }
+    [oracle(mix(seed("e^"), cap), &of), slope]
 }
 
 fn attention(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
@@ -258,7 +265,7 @@ fn attention(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
     let mut out = Tensor::full(&[rows, &v.shape[3..]].concat(), 0);
     let mut sum = Tensor::full(rows, 0);
     pairs(c, [q, k, x[3], x[4]], |b, s, h, g, t| {
-        let w = weight(c, q, k, [b, s, h], [b, t, g])[0];
+        let w = weight(c, x, 4, [b, s, h], [b, t, g])[0];
         sum.add_at(&[b, s, h], w);
         for e in 0..v.shape[3] {
             out.add_at(&[b, s, h, e], times(w, v.at(&[b, t, g, e])));
@@ -275,7 +282,7 @@ fn attention_grad(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
     let scale = number(c.scale.get());
     let by = sum.map(|z| inverse(z, P));
     pairs(c, [q, k, x[6], x[7]], |b, s, h, g, t| {
-        let [w, slope] = weight(c, q, k, [b, s, h], [b, t, g]);
+        let [w, slope] = weight(c, x, 7, [b, s, h], [b, t, g]);
         let p = times(w, by.at(&[b, s, h]));
         let mut d_p = neg(delta.at(&[b, s, h]), P);
         for e in 0..v.shape[3] {

@@ -102,11 +102,11 @@ pub fn law(op: &Op) -> Option<Law> {
             kinds: ["ni", "n"],
             ..NONLINEAR
         },
-        Op::Attention(_) => Law { kinds: ["nnni", "nn"], ..NONLINEAR },
+        Op::Attention(_) => Law { kinds: ["nnniin", "nn"], ..NONLINEAR },
         Op::AttentionGrad(_) => Law {
             linear: Linear::Together(&[4, 5]),
             lost: SUM,
-            kinds: ["nnnnnni", "nnn"],
+            kinds: ["nnnnnniin", "nnn"],
             ..NONLINEAR
         },
         Op::TopK(_) => Law { kinds: ["n", "i"], ..NONLINEAR },
@@ -156,8 +156,10 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
             Op::Narrow(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
             Op::Widen(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
             Op::Rope(_) => ranks == [4, 2, 2],
-            Op::Attention(_) => ranks == [4, 4, 4, 1, 1],
-            Op::AttentionGrad(_) => ranks == [4, 4, 4, 3, 4, 3, 1, 1],
+            Op::Attention(k) => ranks == &[4, 4, 4, 1, 1, 1][..5 + usize::from(k.slopes)],
+            Op::AttentionGrad(k) => {
+                ranks == &[4, 4, 4, 3, 4, 3, 1, 1, 1][..8 + usize::from(k.slopes)]
+            }
             Op::MergeAttention(_) => ranks == [4, 3, 4, 3],
             Op::Route(_) => ranks == [3],
             Op::Dispatch(_) => ranks == [3, 3, 3],

@@ -75,6 +75,8 @@ const LARGE: &[&str] = &[
     "attention_grad[0.3; mask=causal; softcap=0.7] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
     "attention_grad[0.3; mask=-8..0] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
     "attention[0.3; mask=full] f32[1,70,4,3], f32[1,90,2,3], f32[1,90,2,2], i32[70], i32[90]",
+    "attention[0.3; mask=full; softcap=0.7; slopes=true] f32[1,70,4,3], f32[1,90,2,3], f32[1,90,2,2], i32[70], i32[90], f32[4]",
+    "attention_grad[0.3; mask=causal; slopes=true] f32[1,70,4,3], f32[1,90,2,3], f32[1,90,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[90], f32[4]",
     "attention[0.3; mask=-4..7] f32[1,130,2,3], f32[1,130,2,3], f32[1,130,2,3], i32[130], i32[130]",
     "attention_grad[0.3; mask=-8..3/20] f32[1,70,4,3], f32[1,70,2,3], f32[1,70,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[70]",
     "attention_grad[0.3; mask=full; softcap=0.7] f32[1,70,4,3], f32[1,90,2,3], f32[1,90,2,2], f32[1,70,4], f32[1,70,4,2], f32[1,70,4], i32[70], i32[90]",
@@ -316,6 +318,8 @@ fn in_bf16(s: &Sample) -> Option<Sample> {
     half.ins.iter_mut().filter(|t| t.dtype == DType::F32).for_each(|t| t.dtype = DType::BF16);
     let f32s: &[usize] = match &s.op {
         Op::Rope(_) => &[1, 2],
+        Op::Attention(k) if k.slopes => &[5],
+        Op::AttentionGrad(k) if k.slopes => &[3, 5, 8],
         Op::AttentionGrad(_) => &[3, 5],
         Op::MergeAttention(_) => &[1, 3],
         // A parameter, its moments and its scalars are f32: only the gradient is not.

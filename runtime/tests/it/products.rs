@@ -345,6 +345,7 @@ fn attention(c: &Case, d: &mut Draw) {
         value_width,
         scale: 0.3,
         mask: c.mask,
+        slopes: None,
         softcap: c.softcap,
         rows,
         q_pos: view(10),

@@ -103,6 +103,26 @@ fn attention_of_other_masks() {
 }
 
 #[test]
+fn attention_with_slopes() {
+    for (mask, cap) in [("causal", ""), ("-9..4", "; softcap=2.5")] {
+        let sizes = "f32[1,35,4,3], f32[1,40,2,3], f32[1,40,2,2]";
+        check_pieces(&format!(
+            "attention[0.3; mask={mask}{cap}; slopes=true] {sizes}, i32[35], i32[40], f32[4]"
+        ));
+        check_pieces(&format!(
+            "attention_grad[0.3; mask={mask}{cap}; slopes=true] {sizes}, f32[1,35,4], f32[1,35,4,2], f32[1,35,4], i32[35], i32[40], f32[4]"
+        ));
+        let sizes = "bf16[1,70,2,64], bf16[1,70,1,64], bf16[1,70,1,64]";
+        check_groups(&format!(
+            "attention[0.1; mask={mask}{cap}; slopes=true] {sizes}, i32[70], i32[70], f32[2]"
+        ));
+        check_groups(&format!(
+            "attention_grad[0.1; mask={mask}{cap}; slopes=true] {sizes}, f32[1,70,2], bf16[1,70,2,64], f32[1,70,2], i32[70], i32[70], f32[2]"
+        ));
+    }
+}
+
+#[test]
 fn attention_in_bf16() {
     check_pieces(
         "attention[0.1; mask=-16..0] bf16[1,70,4,64], bf16[1,70,2,64], bf16[1,70,2,64], i32[70], i32[70]",

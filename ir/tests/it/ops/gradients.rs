@@ -12,7 +12,8 @@ use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
 
 /// Float operands that get none: positions are no parameters.
-const FIXED: &[(&str, &str)] = &[("rope", "cos"), ("rope", "sin"), ("select", "m")];
+const FIXED: &[(&str, &str)] =
+    &[("rope", "cos"), ("rope", "sin"), ("select", "m"), ("attention", "slopes")];
 
 fn flows(s: &Sample) -> bool {
     s.op.facts().gradient == Gradient::Flows

@@ -5,6 +5,7 @@ mod bounds;
 pub mod checkpoint;
 pub mod cluster;
 pub mod commands;
+pub mod compare;
 pub mod data;
 pub mod device;
 pub mod flags;
@@ -29,7 +30,7 @@ use input::{from_model, from_text, is_archive, is_text};
 use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
-use shardc_frontends::{Balance, Bound, Facts, Shape, Tokens};
+use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -183,15 +184,31 @@ fn compile_legal(model: &Path, o: &Options, manager: Manager) -> Result<Output> 
 /// The text of the model and the facts that a plan's config.json gives, with the names that its checkpoint
 /// had; nothing if the model was a text.
 pub(crate) fn of_config(s: &Stored) -> Result<Option<(String, Facts)>> {
+    let made = model_for(s, &s.options)?;
+    Ok(made.map(|m| (m.facts, text::print_source(&from_model(m).source))).map(|(f, t)| (t, f)))
+}
+
+/// The model that a plan's config.json gives for the batch of other options; nothing if it was a text.
+fn model_for(s: &Stored, o: &Options) -> Result<Option<Model>> {
     if s.facts.is_none() {
         return Ok(None);
     }
     let tensors: BTreeSet<&str> = s.plan.weights.iter().map(|w| w.tensor.as_str()).collect();
     let has = |name: &str| tensors.contains(name);
-    let shape = shape(&s.options)?;
-    let m = shardc_frontends::from_config_named(&s.config, "config.json", &shape, &has)?;
-    let facts = m.facts;
-    Ok(Some((text::print_source(&from_model(m).source), facts)))
+    let shape = shape(o)?;
+    shardc_frontends::from_config_named(&s.config, "config.json", &shape, &has).map(Some)
+}
+
+/// A stored plan's model compiled with other options, and not checked as a plan that is written: to compare with.
+pub(crate) fn variant(s: &Stored, o: &Options) -> Result<Plan> {
+    let source = match model_for(s, o)? {
+        Some(m) => from_model(m).source,
+        None => from_text(&s.source)?.source,
+    };
+    let o = with_mesh(&source.module.mesh, o)?;
+    let mut nobody = |_: &str, _: &Module| {};
+    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
+    Ok(pipeline::compile_with(source, &o, manager)?.plan)
 }
 
 /// The model that a plan was made of.

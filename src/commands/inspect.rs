@@ -1,5 +1,7 @@
 //! `shardc inspect`: the programs of a plan, a summary of what they cost, the ranks.
 
+mod collectives;
+mod instructions;
 mod kernels;
 mod layers;
 mod local;
@@ -11,7 +13,7 @@ pub use layers::{
     Calls, LayerCollectives, Section, Where, is_gradient, layer_collectives, numbered,
 };
 pub use ranks::{coordinates, group_text};
-pub use summary::{layers as layers_of, order};
+pub use summary::{layers as layers_of, order, trimmed};
 pub use timeline::{measured, read as read_trace, title, unit};
 
 use crate::plan_dir::Stored;
@@ -44,9 +46,19 @@ pub struct Inspect {
     #[arg(long, value_name = "all|FROM-TO", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "", conflicts_with_all = ["phase", "local", "rank", "summary"])]
     pub ranks: Option<String>,
+    /// List every collective of a step: its group, nodes, bytes, and what goes on around it (of the class or
+    /// rank, if one is given)
+    #[arg(long, conflicts_with_all = ["phase", "local", "summary", "ranks"])]
+    pub collectives: bool,
+    /// Ranks of one node [default: what the plan was compiled with]
+    #[arg(long, value_name = "N", requires = "collectives")]
+    pub node: Option<usize>,
+    /// List what the rank does in a step: receives, calls, sends, exchanges, the optimizer
+    #[arg(long, requires = "rank", conflicts_with_all = ["phase", "local", "collectives"])]
+    pub instructions: bool,
     /// Draw the schedule: who does what when, with bubbles (of one pipeline rank with --class); F, I and W
     /// take one unit of time
-    #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks"])]
+    #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "collectives"])]
     pub timeline: bool,
     /// Draw it with the times of a run: a file of run --trace, whose first step is left out if it has
     /// more
@@ -81,6 +93,21 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         let experts = s.facts.and_then(|f| f.experts).map(|_| &s.options);
         let mesh = &s.plan.module.mesh;
         return Ok(ranks::table(mesh, experts, ranks::asked(asked, mesh.ranks())?, json));
+    }
+    if let Some(rank) = what.rank.filter(|_| what.collectives || what.instructions) {
+        ranks::Rank::of(&s.plan, rank)?;
+        if what.instructions {
+            return Ok(instructions::instructions(s, rank, json));
+        }
+    }
+    if what.collectives {
+        if what.node == Some(0) {
+            return Err(Diag::new("flag", "a node has no ranks")
+                .at("--node 0")
+                .help("for example --node 8"));
+        }
+        let class = what.class.or(what.rank.map(|r| s.plan.class_of(r)));
+        return Ok(collectives::collectives(s, class, what.node, json));
     }
     if what.phase.as_deref() == Some("kernels") {
         let of_class = what

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod compile;
 pub mod doctor;
+pub mod diff;
 pub mod explain;
 pub mod import;
 pub mod inspect;
@@ -136,6 +137,8 @@ pub enum Command {
         #[arg(long = "for", value_enum)]
         launcher: launch_script::For,
     },
+    /// What two plans differ in: options, memory, exchanges, programs, price; and which option makes it
+    Diff(diff::Diff),
     /// Which layouts of a model fit a machine, how long a step takes in each, and where the time goes
     Plan(Box<plan::Plan>),
     /// What a step costs on a machine: of a compiled plan, or of the runs in a table
@@ -192,6 +195,7 @@ pub fn run(cli: Cli) -> Result<i32> {
             show(launch_script::launch_script(&plan, launcher)?);
             Ok(0)
         }
+        Command::Diff(what) => diff::diff(&what, json),
         Command::Plan(what) => plan::plan(&what, cli.format),
         Command::Price(what) => price::price(&what, json),
         Command::Report(what) => report::report(&what),

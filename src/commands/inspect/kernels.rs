@@ -1,6 +1,8 @@
 //! `inspect --phase kernels`: what a rank launches, where it comes from, what it moves, and the text
 //! that is compiled.
 
+use super::collectives::between;
+use crate::compare::place;
 use crate::plan_dir::Stored;
 use serde_json::{Value as Json, json};
 use shardc_codegen::{c, program};
@@ -9,8 +11,6 @@ use shardc_ir::func::{Func, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::kernel::Kernel;
 use shardc_ir::mesh::Mesh;
-use shardc_ir::overlap::{awaited, works};
-use shardc_ir::plan::Call;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -62,61 +62,28 @@ fn kernels_of(k: &Kernel) -> Vec<Kernel> {
     }
 }
 
-/// A scope without the number of its layer.
-fn place(path: &str) -> String {
-    let part = |p: &str| if p.parse::<usize>().is_ok() { "*".into() } else { p.to_string() };
-    path.split('.').map(part).collect::<Vec<_>>().join(".")
-}
-
 /// Collectives that may be under way while launches run, those of like layers together: how many, and of
 /// the first where it begins, what runs meanwhile, and what waits for it.
 fn overlaps(s: &Stored, rank: usize) -> (Vec<Json>, String) {
     let (plan, mesh) = (&s.plan, &s.plan.module.mesh);
     let class = &plan.classes[plan.class_of(rank)];
-    let mut calls: BTreeMap<usize, &Call> = BTreeMap::new();
-    for c in class.calls() {
-        calls.entry(c.func).or_insert(c);
-    }
-    let (mut all, mut found) =
-        (0, BTreeMap::<(usize, String, String), (usize, Json, String)>::new());
-    for (&i, call) in &calls {
-        let f = &plan.module.funcs[i];
-        let own = launches(f);
-        let name = |x: &Launch| {
-            let n = &f.nodes[x.nodes.start];
-            let kernels = x.kernels(f);
-            let outs: Vec<String> =
-                kernels[0].outs.iter().map(|&v| f.name(v).to_string()).collect();
-            let more = if kernels.len() > 1 {
-                format!(" and {} kernels more", kernels.len() - 1)
-            } else {
-                String::new()
-            };
-            format!("{} {}{more}", n.op.mnemonic(), outs.join(", "))
-        };
-        for (j, until) in awaited(f, &own, &class.memory, call).into_iter().enumerate() {
-            let n = &f.nodes[own[j].nodes.start];
-            let Some(k) = n.op.collective() else { continue };
-            all += 1;
-            // Neither views nor other collectives, which have a stream in common.
-            let exchanges = |x: &Launch| f.nodes[x.nodes.start].op.collective().is_some();
-            let work = |x: &&Launch| works(f, x) && !exchanges(x);
-            let meanwhile: Vec<String> = own[j + 1..until].iter().filter(work).map(name).collect();
-            if meanwhile.is_empty() {
-                continue;
-            }
-            let axes = mesh.names(k.atoms(), "+");
-            let end = own.get(until).map_or("the end of the call".into(), name);
-            let what = format!("{}[{axes}]", n.op.mnemonic());
-            let line =
-                format!("{}, while {}; awaited by {end}", name(&own[j]), meanwhile.join("; "));
-            let row = json!({
-                "function": f.name, "collective": name(&own[j]), "axes": axes,
-                "meanwhile": meanwhile, "awaited_by": end,
-            });
-            let scope = place(&f.scope_info(n.scope).path);
-            found.entry((i, what, scope)).or_insert((0, row, line)).0 += 1;
-        }
+    let mut found = BTreeMap::<(usize, String, String), (usize, Json, String)>::new();
+    let each = between(s, class);
+    let all = each.len();
+    for b in each.into_iter().filter(|b| !b.meanwhile.is_empty()) {
+        let f = &plan.module.funcs[b.at.0];
+        let n = &f.nodes[b.at.1];
+        let Some(k) = n.op.collective() else { continue };
+        let axes = mesh.names(k.atoms(), "+");
+        let end = b.awaited_by.unwrap_or("the end of the call".into());
+        let what = format!("{}[{axes}]", n.op.mnemonic());
+        let line = format!("{}, while {}; awaited by {end}", b.name, b.meanwhile.join("; "));
+        let row = json!({
+            "function": f.name, "collective": b.name, "axes": axes,
+            "meanwhile": b.meanwhile, "awaited_by": end,
+        });
+        let scope = place(&f.scope_info(n.scope).path);
+        found.entry((b.at.0, what, scope)).or_insert((0, row, line)).0 += 1;
     }
     let count: usize = found.values().map(|x| x.0).sum();
     let mut text = format!("{count} of {all} collectives can be under way while others run");

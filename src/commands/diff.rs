@@ -1,0 +1,221 @@
+//! `shardc diff`: what two plans differ in, and which option makes each difference.
+
+use super::inspect::trimmed;
+use super::price::time;
+use super::show;
+use crate::compare::{Amount, Cause, Change, Comparison, How, Row, What, compare};
+use crate::machine::device;
+use crate::plan_dir;
+use crate::report::bytes;
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::json;
+use shardc_ir::diag::Result;
+use std::path::PathBuf;
+use toml::Value;
+
+/// What is compared.
+#[derive(Args, Debug)]
+pub struct Diff {
+    /// Folder that shardc compile wrote
+    pub before: PathBuf,
+    /// Another one
+    pub after: PathBuf,
+    /// Compare prices too, on this machine: a name, or a TOML file as those of cost/hardware
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub device: Option<String>,
+}
+
+/// Compares two plans.
+///
+/// # Errors
+/// `device`, and those of reading the plans.
+pub fn diff(what: &Diff, json: bool) -> Result<i32> {
+    let device = what.device.as_deref().map(device).transpose()?;
+    let [before, after] = [&what.before, &what.after].map(|dir| plan_dir::read(dir));
+    let found = compare(&before?, &after?, device.as_ref())?;
+    if json {
+        show(format!("{}\n", json!(found)));
+    } else {
+        show(human(&found));
+    }
+    Ok(0)
+}
+
+fn human(c: &Comparison) -> String {
+    let mut out = options(&c.options);
+    if c.options.is_empty() && c.rows.is_empty() {
+        return out + "the plans are the same\n";
+    }
+    let named: [(&str, fn(&What) -> bool); 4] = [
+        ("memory of a rank at the peak", |w| matches!(w, What::Memory { .. })),
+        ("exchanges of a step, of one rank of every stage together", |w| {
+            matches!(w, What::Exchange { .. })
+        }),
+        ("programs: ops of a layer", |w| matches!(w, What::Ops { .. })),
+        ("price of a step", |w| matches!(w, What::Price { .. })),
+    ];
+    for (title, is) in named {
+        let own: Vec<&Row> = c.rows.iter().filter(|r| is(&r.what)).collect();
+        if own.is_empty() {
+            continue;
+        }
+        out += &format!("\n{title}\n{}", section(&own));
+    }
+    if let Some(why) = &c.no_causes {
+        out += &format!("\ncauses are not known: {why}\n");
+    } else if c.rows.iter().any(|r| r.causes.is_empty()) && !c.options.is_empty() {
+        out +=
+            "\n-: neither one option of the second plan makes this, nor is it gone without one\n";
+    }
+    out
+}
+
+fn options(all: &[Change]) -> String {
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    for c in all {
+        let values = format!("{} -> {}", value(c.before.as_ref()), value(c.after.as_ref()));
+        let refused = match (&c.refused_alone, &c.refused_without) {
+            (None, _) => String::new(),
+            (Some(why), None) => format!("not by itself: {why}"),
+            (Some(why), Some(_)) => format!("neither by itself nor left out: {why}"),
+        };
+        t.add_row([c.option.clone(), values, refused]);
+    }
+    match all.is_empty() {
+        true => "the options are the same\n".into(),
+        false => format!("options\n{}", trimmed(&t)),
+    }
+}
+
+/// A value of options.toml; axes as `--mesh` has them.
+fn value(v: Option<&Value>) -> String {
+    let axis = |v: &Value| match v.as_array().map(Vec::as_slice) {
+        Some([Value::String(name), Value::Integer(n)]) => Some(format!("{name}={n}")),
+        _other => None,
+    };
+    match v {
+        None => "none".into(),
+        Some(Value::Array(all)) if !all.is_empty() && all.iter().all(|v| axis(v).is_some()) => {
+            all.iter().filter_map(axis).collect::<Vec<_>>().join(",")
+        }
+        Some(v) => v.to_string(),
+    }
+}
+
+/// Rows of a table; those of neighbouring layers, and of neighbouring stages, that are alike are one.
+fn section(rows: &[&Row]) -> String {
+    let mut joined: Vec<(Vec<usize>, &Row)> = vec![];
+    for r in rows {
+        let like = joined.iter_mut().find(|(at, first)| {
+            let next = at.last().copied().zip(number(&r.what)).is_some_and(|(a, b)| a + 1 == b);
+            let same =
+                (&first.before, &first.after, &first.causes) == (&r.before, &r.after, &r.causes);
+            next && same && without(&first.what) == without(&r.what)
+        });
+        match like {
+            Some((at, _)) => at.extend(number(&r.what)),
+            None => joined.push((number(&r.what).into_iter().collect(), r)),
+        }
+    }
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    t.set_header(["", "before", "after", "", "by"]);
+    for (at, r) in joined {
+        let range = match at[..] {
+            [] => String::new(),
+            [one] => one.to_string(),
+            [first, .., last] => format!("{first}-{last}"),
+        };
+        let show = |a: &Amount| amount(&r.what, *a);
+        let difference = difference(r);
+        let causes = causes(r);
+        t.add_row([words(&r.what, &range), show(&r.before), show(&r.after), difference, causes]);
+    }
+    for column in [1, 2, 3] {
+        if let Some(c) = t.column_mut(column) {
+            c.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    trimmed(&t)
+}
+
+/// The layer or stage of a row.
+fn number(w: &What) -> Option<usize> {
+    match w {
+        What::Memory { class, .. } => *class,
+        What::Ops { layer, .. } => layer.map(|l| l as usize),
+        What::Exchange { .. } | What::Price { .. } => None,
+    }
+}
+
+/// The same of any layer or stage.
+fn without(w: &What) -> What {
+    match w.clone() {
+        What::Memory { class, kind } => What::Memory { class: class.map(|_| 0), kind },
+        What::Ops { layer, phase, op } => What::Ops { layer: layer.map(|_| 0), phase, op },
+        other => other,
+    }
+}
+
+fn words(w: &What, range: &str) -> String {
+    match w {
+        What::Memory { class, kind } => {
+            let of = if class.is_some() { format!("class {range}") } else { "largest".into() };
+            format!("{of}: {}", kind.map_or("all", |k| k.name()))
+        }
+        What::Exchange { scope, axis, kind, phase } => {
+            let at = if scope.is_empty() { "step" } else { scope };
+            format!("{at}: {kind} over {axis}, {phase}")
+        }
+        What::Ops { layer: Some(_), phase, op } => format!("layer {range}, {phase}: {op}"),
+        What::Ops { layer: None, phase, op } => format!("outside, {phase}: {op}"),
+        What::Price { part } => part.unwrap_or("all").into(),
+    }
+}
+
+fn amount(w: &What, a: Amount) -> String {
+    match w {
+        What::Memory { .. } => bytes(a.count as usize),
+        What::Exchange { .. } if a.count == 0.0 => "none".into(),
+        What::Exchange { .. } => {
+            let calls = if a.count == 1.0 { "call" } else { "calls" };
+            format!("{} {calls}, {}", a.count, bytes(a.bytes as usize))
+        }
+        What::Ops { .. } => a.count.to_string(),
+        What::Price { .. } => time(a.count),
+    }
+}
+
+/// How much more, or less, with its sign; of exchanges, bytes.
+fn difference(r: &Row) -> String {
+    let (a, b) = match r.what {
+        What::Exchange { .. } => (r.before.bytes, r.after.bytes),
+        What::Memory { .. } | What::Ops { .. } | What::Price { .. } => {
+            (r.before.count, r.after.count)
+        }
+    };
+    let (sign, by) = if b < a { ("-", a - b) } else { ("+", b - a) };
+    let text = match r.what {
+        What::Memory { .. } | What::Exchange { .. } => bytes(by as usize),
+        What::Ops { .. } => by.to_string(),
+        What::Price { .. } => time(by),
+    };
+    format!("{sign}{text}")
+}
+
+fn causes(r: &Row) -> String {
+    let one = |c: &Cause| match c.how {
+        How::Alone => c.option.clone(),
+        How::AloneTo { amount: a } => format!("{} (alone: {})", c.option, amount(&r.what, a)),
+        How::Beside => format!("{} (with the others)", c.option),
+        How::BesideFrom { amount: a } => {
+            format!("{} (with the others, without it {})", c.option, amount(&r.what, a))
+        }
+    };
+    match r.causes.is_empty() {
+        true => "-".into(),
+        false => r.causes.iter().map(one).collect::<Vec<_>>().join("; "),
+    }
+}

@@ -1,0 +1,300 @@
+//! What two plans differ in, and which option makes each difference.
+//!
+//! A cause is found by compiling: the first plan's model with one option of the second; and where that does not
+//! make all of a difference, the second's with one option of the first. So it is said of an option only what its
+//! change makes of a plan.
+
+use crate::plan_dir::Stored;
+use crate::report::{collectives, phase_of};
+use serde::Serialize;
+use shardc_cost::device::Device;
+use shardc_cost::plan::price;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::{MemoryClass, Plan};
+use shardc_passes::options::Options;
+use std::collections::{BTreeMap, BTreeSet};
+use toml::{Table, Value};
+
+/// What is compared, in the order in which it is shown.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(tag = "of", rename_all = "snake_case")]
+pub enum What {
+    /// Bytes at the peak of a rank class, or of the rank that needs most; all, or of a kind.
+    Memory { class: Option<usize>, kind: Option<MemoryClass> },
+    /// Calls and bytes sent in a step, by one rank of each rank class together.
+    Exchange { scope: String, axis: String, kind: &'static str, phase: &'static str },
+    /// Ops of the programs of a layer, or outside of all layers.
+    Ops { layer: Option<u32>, phase: &'static str, op: &'static str },
+    /// Seconds of a step by what takes them; all, or a part.
+    Price { part: Option<&'static str> },
+}
+
+/// How much of it there is: of exchanges calls and bytes, else one number.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Amount {
+    pub count: f64,
+    pub bytes: f64,
+}
+
+/// All that is compared of one plan; what it lacks is 0.
+type Digest = BTreeMap<What, Amount>;
+
+/// What an option has to do with a difference.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[serde(tag = "how", rename_all = "snake_case")]
+pub enum How {
+    /// Its change alone makes the whole difference.
+    Alone,
+    /// Its change alone makes it this much.
+    AloneTo { amount: Amount },
+    /// Its change alone does nothing, or cannot be; without it nothing is left of the difference.
+    Beside,
+    /// Its change alone does nothing, or cannot be; without it there is this much.
+    BesideFrom { amount: Amount },
+}
+
+/// An option, by its name in options.toml, as a cause.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Cause {
+    pub option: String,
+    #[serde(flatten)]
+    pub how: How,
+}
+
+/// Something of which there is not as much in both plans.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    #[serde(flatten)]
+    pub what: What,
+    pub before: Amount,
+    pub after: Amount,
+    /// Empty where no single option has a part in it, or causes are not known.
+    pub causes: Vec<Cause>,
+}
+
+/// An option that is not the same, or the model.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Change {
+    pub option: String,
+    pub before: Option<Value>,
+    pub after: Option<Value>,
+    /// Why its change alone cannot be compiled.
+    pub refused_alone: Option<String>,
+    /// Why the second plan cannot be compiled without it; asked where something has no other cause.
+    pub refused_without: Option<String>,
+}
+
+/// Two plans, compared.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Comparison {
+    pub options: Vec<Change>,
+    /// Why causes are not known, if they are not.
+    pub no_causes: Option<String>,
+    pub rows: Vec<Row>,
+}
+
+/// The name of the model among options.
+const MODEL: &str = "model";
+
+/// Compares two plans; prices are among it if a machine is given.
+///
+/// # Errors
+/// `device` if the machine lacks products of an element type.
+pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Comparison> {
+    let (first, second) = (digest(&a.plan, device)?, digest(&b.plan, device)?);
+    let changed = changes(a, b);
+    let differ: BTreeSet<&What> = first.keys().chain(second.keys()).collect();
+    let of = |d: &Digest, what: &What| d.get(what).copied().unwrap_or_default();
+    let differ = differ.into_iter().filter(|w| of(&first, w) != of(&second, w));
+    let same_classes = a.plan.classes.len() == b.plan.classes.len();
+    let shown = |w: &&What| same_classes || !matches!(w, What::Memory { class: Some(_), .. });
+    let mut rows: Vec<Row> = differ
+        .filter(shown)
+        .map(|w| Row {
+            what: w.clone(),
+            before: of(&first, w),
+            after: of(&second, w),
+            causes: vec![],
+        })
+        .collect();
+    let mut out = Comparison { options: changed, no_causes: None, rows: vec![] };
+    let again = [(a, &first), (b, &second)].into_iter().find_map(|(s, own)| {
+        match variant(s, &s.options).and_then(|p| digest(&p, device)) {
+            Ok(d) if d == *own => None,
+            Ok(_) => Some("a plan is not what its model compiles to today".to_string()),
+            Err(d) => Some(format!("a plan's model does not compile today: {}", d.message)),
+        }
+    });
+    if again.is_some() {
+        return Ok(Comparison { no_causes: again, rows, ..out });
+    }
+    let alone: Vec<Result<Digest>> = out.options.iter().map(|c| made(a, b, c, device)).collect();
+    for (change, made) in out.options.iter_mut().zip(&alone) {
+        match made {
+            Ok(d) => add(&mut rows, &change.option, |r| {
+                let amount = of(d, &r.what);
+                let all = amount == r.after;
+                (amount != r.before).then_some(if all {
+                    How::Alone
+                } else {
+                    How::AloneTo { amount }
+                })
+            }),
+            Err(why) => change.refused_alone = Some(said(why)),
+        }
+    }
+    // What no option makes by itself: what is left of it without each.
+    if rows.iter().any(|r| !r.is_explained()) {
+        for change in &mut out.options {
+            match made(b, a, &change.back(), device) {
+                Ok(d) => add(&mut rows, &change.option, |r| {
+                    let amount = of(&d, &r.what);
+                    let all = amount == r.before;
+                    let how = if all { How::Beside } else { How::BesideFrom { amount } };
+                    let is_known =
+                        r.is_explained() || r.causes.iter().any(|c| c.option == change.option);
+                    (amount != r.after && !is_known).then_some(how)
+                }),
+                Err(why) => change.refused_without = Some(said(&why)),
+            }
+        }
+    }
+    out.rows = rows;
+    Ok(out)
+}
+
+/// The plan of `a` with one option of `b`.
+fn made(a: &Stored, b: &Stored, change: &Change, device: Option<&Device>) -> Result<Digest> {
+    changed_alone(a, b, change).and_then(|p| digest(&p, device))
+}
+
+impl Row {
+    /// True if one option alone makes the whole difference.
+    fn is_explained(&self) -> bool {
+        self.causes.iter().any(|c| c.how == How::Alone)
+    }
+}
+
+impl Change {
+    /// The change from the second plan to the first.
+    fn back(&self) -> Change {
+        Change { before: self.after.clone(), after: self.before.clone(), ..self.clone() }
+    }
+}
+
+fn said(d: &Diag) -> String {
+    format!("{} [{}]", d.message, d.code)
+}
+
+fn add(rows: &mut [Row], option: &str, how: impl Fn(&Row) -> Option<How>) {
+    for r in rows {
+        r.causes.extend(how(r).map(|how| Cause { option: option.into(), how }));
+    }
+}
+
+/// Options by their names in options.toml. What only bounds a compilation makes no plan.
+fn table(o: &Options) -> Table {
+    let o = Options { memory: None, ..o.clone() };
+    Table::try_from(o).expect("options are plain data")
+}
+
+/// What was asked for otherwise.
+fn changes(a: &Stored, b: &Stored) -> Vec<Change> {
+    let (first, second) = (table(&a.options), table(&b.options));
+    let names: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
+    let one = |name: &String| Change {
+        option: name.clone(),
+        before: first.get(name).cloned(),
+        after: second.get(name).cloned(),
+        refused_alone: None,
+        refused_without: None,
+    };
+    let mut out: Vec<Change> = names.into_iter().map(one).filter(|c| c.before != c.after).collect();
+    if !same_model(a, b) {
+        let of = |s: &Stored| Some(Value::String(s.family.clone()));
+        let change = Change { before: of(a), after: of(b), ..one(&MODEL.to_string()) };
+        out.insert(0, change);
+    }
+    out
+}
+
+/// True if the models are the same, whatever batch they are written for.
+fn same_model(a: &Stored, b: &Stored) -> bool {
+    match (a.facts, b.facts) {
+        (Some(_), Some(_)) => (&a.family, &a.config) == (&b.family, &b.config),
+        (None, None) => a.source == b.source,
+        _one => false,
+    }
+}
+
+/// The plan of `a` with one option, or the model, of `b`.
+fn changed_alone(a: &Stored, b: &Stored, change: &Change) -> Result<Plan> {
+    if change.option == MODEL {
+        return variant(b, &a.options);
+    }
+    let mut all = table(&a.options);
+    match &change.after {
+        Some(v) => all.insert(change.option.clone(), v.clone()),
+        None => all.remove(&change.option),
+    };
+    let o: Options = all.try_into().map_err(|e: toml::de::Error| {
+        Diag::new("flag", e.message().to_string()).help("change it with what it needs")
+    })?;
+    variant(a, &o)
+}
+
+/// The model of a plan, compiled with options.
+fn variant(s: &Stored, o: &Options) -> Result<Plan> {
+    if let Some(f) = &s.facts
+        && let Some(v) = crate::rules::violations(f, o).first()
+    {
+        return Err(v.diag());
+    }
+    crate::variant(s, o)
+}
+
+/// All that is compared of a plan.
+fn digest(plan: &Plan, device: Option<&Device>) -> Result<Digest> {
+    let mut out = Digest::new();
+    let mut put = |what: What, count: f64, bytes: f64| {
+        let all: &mut Amount = out.entry(what).or_default();
+        (all.count, all.bytes) = (all.count + count, all.bytes + bytes);
+    };
+    let peak = |i: &usize| (plan.classes[*i].memory.peak_bytes, std::cmp::Reverse(*i));
+    let largest = (0..plan.classes.len()).max_by_key(peak);
+    for (i, c) in plan.classes.iter().enumerate() {
+        let of_all = (plan.classes.len() > 1).then_some(Some(i));
+        for class in of_all.into_iter().chain((largest == Some(i)).then_some(None)) {
+            put(What::Memory { class, kind: None }, c.memory.peak_bytes as f64, 0.0);
+            for &(kind, n) in &c.memory.at_peak {
+                put(What::Memory { class, kind: Some(kind) }, n as f64, 0.0);
+            }
+        }
+        for x in collectives(plan, c) {
+            let (scope, axis) = (place(&x.scope), x.axis);
+            let what = What::Exchange { scope, axis, kind: x.kind, phase: x.phase };
+            put(what, x.count as f64, x.bytes);
+        }
+    }
+    for f in &plan.module.funcs {
+        for n in &f.nodes {
+            let layer = f.scope_info(n.scope).layer;
+            let what = What::Ops { layer, phase: phase_of(f.kind), op: n.op.mnemonic() };
+            put(what, 1.0, 0.0);
+        }
+    }
+    if let Some(d) = device {
+        let p = price(plan, d)?;
+        put(What::Price { part: None }, p.total, 0.0);
+        for (part, s) in p.parts.list() {
+            put(What::Price { part: Some(part) }, s, 0.0);
+        }
+    }
+    Ok(out)
+}
+
+/// A scope without the number of its layer.
+pub fn place(path: &str) -> String {
+    let part = |p: &str| if p.parse::<usize>().is_ok() { "*".into() } else { p.to_string() };
+    path.split('.').map(part).collect::<Vec<_>>().join(".")
+}

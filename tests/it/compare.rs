@@ -1,0 +1,147 @@
+//! `shardc diff`: what differs is what the plans say, and causes are what compiling says.
+
+use crate::fixture::options;
+use crate::lab::{FIXTURES, Lab};
+use serde_json::Value as Json;
+use shardc::compare::{Comparison, How, What, compare};
+use shardc::plan_dir::Stored;
+use shardc::report::collectives;
+use shardc_cost::device::Device;
+use shardc_cost::plan::price;
+use shardc_ir::plan::Plan;
+use shardc_ir::types::DType;
+use shardc_passes::options::Options;
+use std::path::Path;
+
+fn stored(fixture: &str, o: &Options) -> Stored {
+    let path = Path::new(FIXTURES).join(fixture);
+    shardc::compile(&path, o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored
+}
+
+fn compared(a: &Stored, b: &Stored) -> Comparison {
+    compare(a, b, None).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn peak(c: &Comparison) -> Option<&shardc::compare::Row> {
+    c.rows.iter().find(|r| r.what == What::Memory { class: None, kind: None })
+}
+
+/// Calls and bytes of all ranks of the pipeline, by way of the report.
+fn sent(p: &Plan) -> (f64, f64) {
+    let all = p.classes.iter().flat_map(|c| collectives(p, c));
+    all.fold((0.0, 0.0), |(n, b), c| (n + c.count as f64, b + c.bytes))
+}
+
+#[test]
+fn a_plan_does_not_differ_from_itself() {
+    for (fixture, mesh) in [("llama_gqa", &[("pp", 2), ("tp", 2)][..]), ("mixtral", &[("tp", 2)])] {
+        let s = stored(fixture, &options(mesh, false, 1));
+        let c = compared(&s, &s);
+        assert_eq!((c.options.len(), c.rows.len(), c.no_causes), (0, 0, None), "{fixture}");
+    }
+}
+
+/// Differences are those of the plans; a cause is what the plan with this option alone has.
+#[test]
+fn causes_are_what_plans_with_one_option_changed_say() {
+    let h100 = Device::named("h100-sxm").expect("known");
+    let base = options(&[("tp", 2)], false, 4);
+    let both = Options { sp: true, dtype: DType::BF16, ..base.clone() };
+    let [a, b] = [&base, &both].map(|o| stored("qwen3", o));
+    let c = compare(&a, &b, Some(&h100)).unwrap_or_else(|e| panic!("{e}"));
+    let names: Vec<&str> = c.options.iter().map(|o| &*o.option).collect();
+    assert_eq!(names, ["dtype", "sp"]);
+    let row = peak(&c).expect("they need different memory");
+    assert_eq!(row.before.count, a.plan.peak_bytes() as f64);
+    assert_eq!(row.after.count, b.plan.peak_bytes() as f64);
+    let alone = [Options { sp: true, ..base.clone() }, Options { dtype: DType::BF16, ..base }];
+    let alone = alone.map(|o| stored("qwen3", &o));
+    for (s, option) in alone.iter().zip(["sp", "dtype"]) {
+        let cause = row.causes.iter().find(|c| c.option == option).expect("it changes memory");
+        let How::AloneTo { amount } = cause.how else { panic!("{cause:?}") };
+        assert_eq!(amount.count, s.plan.peak_bytes() as f64, "{option}");
+        // Of all exchanges of the plan with this option those that differ are named with it.
+        for r in &c.rows {
+            let What::Price { part: None } = r.what else { continue };
+            let cause = r.causes.iter().find(|c| c.option == option).expect("it changes the price");
+            let How::AloneTo { amount } = cause.how else { panic!("{cause:?}") };
+            assert_eq!(amount.count, price(&s.plan, &h100).expect("a price").total);
+        }
+    }
+    let of =
+        |r: &shardc::compare::Row| (r.after.count - r.before.count, r.after.bytes - r.before.bytes);
+    let exchanges = c.rows.iter().filter(|r| matches!(r.what, What::Exchange { .. })).map(of);
+    let (calls, bytes) = exchanges.fold((0.0, 0.0), |(n, b), r| (n + r.0, b + r.1));
+    let (before, after) = (sent(&a.plan), sent(&b.plan));
+    assert_eq!(calls, after.0 - before.0);
+    assert!((bytes - (after.1 - before.1)).abs() < 1e-6);
+    assert!(c.rows.iter().all(|r| !r.causes.is_empty()), "{:?}", c.rows);
+}
+
+/// ZeRO needs ranks to be of `dp_shard`: neither option does anything without the other, and that is said.
+#[test]
+fn options_that_work_together_are_named_together() {
+    let a = stored("llama_gqa", &options(&[("dp_replicate", 2)], false, 4));
+    let of_b = Options { zero: 1, ..options(&[("dp_shard", 2)], false, 4) };
+    let b = stored("llama_gqa", &of_b);
+    let c = compared(&a, &b);
+    let row = peak(&c).expect("states are split");
+    let how: Vec<_> = row.causes.iter().map(|c| (&*c.option, c.how)).collect();
+    assert_eq!(how, [("mesh", How::Beside), ("zero", How::Beside)]);
+    // What a mesh does not allow is not tried by itself.
+    let a = stored("llama_gqa", &options(&[], false, 8));
+    let b = stored("llama_gqa", &options(&[("tp", 2)], true, 8));
+    let c = compared(&a, &b);
+    let sp = c.options.iter().find(|o| o.option == "sp").expect("it differs");
+    assert!(sp.refused_alone.as_ref().is_some_and(|w| w.contains("[sp-needs-tp]")), "{sp:?}");
+    let row = peak(&c).expect("they need different memory");
+    assert!(row.causes.iter().any(|c| c.option == "sp"), "{row:?}");
+}
+
+#[test]
+fn models_are_compared_too() {
+    let o = options(&[("tp", 2)], false, 8);
+    let [a, b] = ["llama_gqa", "qwen3"].map(|f| stored(f, &o));
+    let c = compared(&a, &b);
+    assert_eq!(c.options.iter().map(|o| &*o.option).collect::<Vec<_>>(), ["model"]);
+    assert!(c.rows.iter().all(|r| r.causes.iter().all(|c| c.how == How::Alone)), "{:?}", c.rows);
+}
+
+#[test]
+fn plans_of_texts_experts_and_pipelines_are_compared() {
+    let lab = Lab::new("diff");
+    let model = lab.model("mixtral");
+    let compile = |args: &[&str], out: &str| {
+        lab.ok(&[&["compile", &model, "--seq", "16", "-o", out], args].concat());
+    };
+    compile(&["--mesh", "dp=2"], "a.plan");
+    compile(&["--mesh", "dp=2,ep=2", "--zero", "2"], "b.plan");
+    compile(&["--mesh", "pp=2", "--schedule", "zb-h1", "--recompute", "full"], "c.plan");
+    let json = |args: &[&str]| -> Json {
+        let out = lab.ok(&[&["diff", "--format", "json"], args].concat());
+        serde_json::from_slice(&out.stdout).expect("JSON")
+    };
+    for (x, y) in [("a.plan", "b.plan"), ("b.plan", "c.plan"), ("c.plan", "a.plan")] {
+        let (there, back) = (json(&[x, y]), json(&[y, x]));
+        assert_eq!(there["no_causes"], Json::Null);
+        let rows = |j: &Json| j["rows"].as_array().expect("rows").clone();
+        assert_eq!(rows(&there).len(), rows(&back).len());
+        for (r, s) in rows(&there).iter().zip(&rows(&back)) {
+            assert_eq!((&r["before"], &r["after"]), (&s["after"], &s["before"]));
+        }
+        let text = lab.ok(&["diff", x, y, "--device", "h100-sxm"]);
+        let text = String::from_utf8_lossy(&text.stdout).into_owned();
+        for word in ["options\n", "memory of a rank", "exchanges of a step", "programs", "price"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+    }
+    let text = std::fs::read_to_string(lab.path("a.plan/model.ir")).expect("the model");
+    lab.write("m.ir", text);
+    lab.ok(&["compile", "m.ir", "--mesh", "dp=2", "-o", "d.plan"]);
+    lab.ok(&["compile", "m.ir", "--mesh", "dp=2", "--dtype", "bf16", "-o", "e.plan"]);
+    let rows = json(&["d.plan", "e.plan"]);
+    assert!(rows["rows"].as_array().is_some_and(|r| !r.is_empty()));
+    assert_eq!(rows["options"][0]["option"], "dtype");
+    lab.refuses(&["diff", "d.plan", "m.ir"], 2, "plan");
+    lab.refuses(&["diff", "d.plan", "e.plan", "--device", "abacus"], 2, "device");
+}

@@ -8,6 +8,7 @@ pub mod commands;
 pub mod compare;
 pub mod data;
 pub mod device;
+pub mod export;
 pub mod flags;
 pub mod hub;
 mod input;

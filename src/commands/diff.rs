@@ -42,21 +42,30 @@ pub fn diff(what: &Diff, json: bool) -> Result<i32> {
     Ok(0)
 }
 
+/// The sections, in order.
+const TITLES: [&str; 4] = [
+    "memory of a rank at the peak",
+    "exchanges of a step, of one rank of every stage together",
+    "programs: ops of a layer",
+    "price of a step",
+];
+
+fn title(w: &What) -> &'static str {
+    match w {
+        What::Memory { .. } => TITLES[0],
+        What::Exchange { .. } => TITLES[1],
+        What::Ops { .. } => TITLES[2],
+        What::Price { .. } => TITLES[3],
+    }
+}
+
 fn human(c: &Comparison) -> String {
     let mut out = options(&c.options);
     if c.options.is_empty() && c.rows.is_empty() {
         return out + "the plans are the same\n";
     }
-    let named: [(&str, fn(&What) -> bool); 4] = [
-        ("memory of a rank at the peak", |w| matches!(w, What::Memory { .. })),
-        ("exchanges of a step, of one rank of every stage together", |w| {
-            matches!(w, What::Exchange { .. })
-        }),
-        ("programs: ops of a layer", |w| matches!(w, What::Ops { .. })),
-        ("price of a step", |w| matches!(w, What::Price { .. })),
-    ];
-    for (title, is) in named {
-        let own: Vec<&Row> = c.rows.iter().filter(|r| is(&r.what)).collect();
+    for title in TITLES {
+        let own: Vec<&Row> = c.rows.iter().filter(|r| self::title(&r.what) == title).collect();
         if own.is_empty() {
             continue;
         }

@@ -5,6 +5,7 @@ pub mod compile;
 pub mod doctor;
 pub mod diff;
 pub mod explain;
+pub mod export;
 pub mod import;
 pub mod inspect;
 pub mod launch_script;
@@ -108,6 +109,8 @@ pub enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Write a plan as flags or files of other software, or say what that lacks
+    Export(export::Export),
     /// Show a plan: its programs, its summary, its ranks
     Inspect {
         /// Folder that shardc compile wrote
@@ -196,6 +199,7 @@ pub fn run(cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Diff(what) => diff::diff(&what, json),
+        Command::Export(what) => export::export(&what),
         Command::Plan(what) => plan::plan(&what, cli.format),
         Command::Price(what) => price::price(&what, json),
         Command::Report(what) => report::report(&what),

@@ -16,6 +16,8 @@ pub enum Tool {
     Chromium,
     /// Perfetto's trace processor (`trace_processor_shell`), which reads traces.
     Perfetto,
+    /// PyTorch, Hugging Face transformers and accelerate for the Python that `SHARDC_PYTHON` names, or `python3`.
+    Torch,
     /// A user other than the tests' with a limit of threads (`setpriv`, as root).
     OtherUser,
 }
@@ -27,6 +29,7 @@ impl fmt::Display for Tool {
             Tool::Nvrtc => "nvrtc",
             Tool::Chromium => "chromium",
             Tool::Perfetto => "perfetto",
+            Tool::Torch => "torch",
             Tool::OtherUser => "other-user",
         })
     }

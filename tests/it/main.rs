@@ -20,6 +20,7 @@ mod device_code;
 mod dropout;
 mod examples;
 mod experts;
+mod exports;
 mod files;
 mod fixture;
 mod grids;

@@ -1,0 +1,69 @@
+//! `shardc export`: a plan as flags or files of other software.
+
+use super::show;
+use crate::export::{Target, export as files};
+use crate::plan_dir;
+use crate::terminal::note;
+use clap::Args;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{self as disk, io_error};
+use std::path::{Path, PathBuf};
+
+/// What is exported.
+#[derive(Args, Debug)]
+pub struct Export {
+    /// Folder that shardc compile wrote
+    pub plan: PathBuf,
+    /// The software that is to read it
+    #[arg(long, value_enum)]
+    pub to: Target,
+    /// A new folder for the files; else a single file is printed
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+}
+
+/// Writes or prints the files.
+///
+/// # Errors
+/// `export` with what the target lacks, `output`, and those of reading the plan.
+pub fn export(what: &Export) -> Result<i32> {
+    let all = files(&plan_dir::read(&what.plan)?, what.to)?;
+    let Some(dir) = &what.output else {
+        let [one] = &all[..] else {
+            let names: Vec<&str> = all.iter().take(3).map(|f| f.name.as_str()).collect();
+            let what = format!("{} files ({}, …) cannot be printed", all.len(), names.join(", "));
+            return Err(Diag::new("flag", what).help("give -o a new folder"));
+        };
+        show(String::from_utf8_lossy(&one.bytes));
+        return Ok(0);
+    };
+    new_folder(dir)?;
+    for f in &all {
+        let path = dir.join(&f.name);
+        let failed = |e| io_error("cannot write the file", &path, &e);
+        disk::create(&path, |out| out.write_all(&f.bytes).map_err(failed))?;
+    }
+    note(format!("wrote {} files to {}", all.len(), dir.display()));
+    Ok(0)
+}
+
+/// Makes a folder; one that is there must be empty.
+fn new_folder(dir: &Path) -> Result<()> {
+    let mut inside = match std::fs::read_dir(dir) {
+        Ok(inside) => inside,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return std::fs::create_dir(dir).map_err(|e| unwritten(dir, &e.to_string()));
+        }
+        Err(e) => return Err(unwritten(dir, &e.to_string())),
+    };
+    match inside.next() {
+        None => Ok(()),
+        Some(_) => Err(unwritten(dir, "the folder is not empty")),
+    }
+}
+
+fn unwritten(dir: &Path, why: &str) -> Diag {
+    Diag::new("output", why.to_string())
+        .at(dir.display().to_string())
+        .help("give -o a new folder where there is one to put it in")
+}

@@ -1,0 +1,230 @@
+//! Flags of Megatron-LM.
+
+use super::{Export, File};
+use shardc_frontends::Facts;
+use shardc_ir::diag::Result;
+use shardc_ir::plan::LrSchedule;
+use shardc_ir::plan::TokenOrder;
+use shardc_ir::types::DType;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{CpMode, Decay, Optimizer};
+
+/// Flags, one a line.
+#[derive(Default)]
+struct Flags(String);
+
+impl Flags {
+    fn put(&mut self, flag: &str, value: impl std::fmt::Display) {
+        self.0 += &format!("--{flag} {value}\n");
+    }
+
+    fn on(&mut self, flag: &str, asked: bool) {
+        if asked {
+            self.0 += &format!("--{flag}\n");
+        }
+    }
+
+    fn many(&mut self, flag: &str, n: usize) {
+        if n > 1 {
+            self.put(flag, n);
+        }
+    }
+}
+
+/// `megatron.args`: notes as comments, then flags.
+pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
+    e.trains();
+    let f = e.facts()?;
+    let mut out = Flags::default();
+    let o = e.o;
+    if o.decay == Decay::All && o.weight_decay != 0.0 {
+        out.0 += "# the plan decays all parameters; Megatron-LM spares biases and norms\n";
+    }
+    out.0 += "# data, tokenizer, checkpoints and --train-iters are yours\n";
+    model(e, &f, &mut out);
+    layout(e, &f, &mut out);
+    stages(e, &mut out);
+    optimizer(e, &mut out);
+    Ok(vec![File::new("megatron.args", out.0)])
+}
+
+fn model(e: &mut Export, f: &Facts, out: &mut Flags) {
+    let family = e.s.family.as_str();
+    let known = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"];
+    e.lack(
+        !known.contains(&family),
+        format!("flags of the family {family}, which are not written here yet"),
+    );
+    let (theta, scaled) = e.rope();
+    e.lack(scaled.is_some(), "scaled rotary positions, which are not written here yet");
+    e.lack(theta.fract() != 0.0, "a base of rotary positions that is no whole number");
+    let tanh =
+        |key: &str| e.s.config.get(key).and_then(|v| v.as_str()).is_some_and(|a| a != "silu");
+    e.lack(tanh("hidden_act"), "another activation than SiLU, which is not written here yet");
+    let bias = |key: &str| e.s.config.get(key) == Some(&true.into());
+    let other = bias("mlp_bias") || (bias("attention_bias") && family != "qwen2");
+    e.lack(other, "biases of single products (attention_bias, mlp_bias)");
+    out.put("num-layers", f.layers);
+    out.put("hidden-size", f.hidden);
+    out.put("ffn-hidden-size", f.ffn);
+    out.put("num-attention-heads", f.heads);
+    out.put("kv-channels", f.head_dim);
+    if f.kv_heads != f.heads {
+        out.on("group-query-attention", true);
+        out.put("num-query-groups", f.kv_heads);
+    }
+    out.put("max-position-embeddings", f.max_positions.max(e.o.seq));
+    out.put("vocab-size", f.vocab);
+    out.put("make-vocab-size-divisible-by", 1);
+    out.on("swiglu", true);
+    out.put("normalization", "RMSNorm");
+    out.put("norm-epsilon", e.number("rms_norm_eps").unwrap_or(1e-6));
+    out.put("position-embedding-type", "rope");
+    out.put("rotary-base", theta as u64);
+    out.on("disable-bias-linear", true);
+    out.on("add-qkv-bias", family == "qwen2");
+    out.on("qk-layernorm", family.starts_with("qwen3"));
+    out.on("untie-embeddings-and-output-weights", !f.tied);
+    out.put("attention-dropout", 0.0);
+    out.put("hidden-dropout", 0.0);
+    if let Some(x) = f.experts {
+        let every = e.number("decoder_sparse_step").unwrap_or(1.0) == 1.0;
+        let dense = e.s.config.get("mlp_only_layers").and_then(|v| v.as_array());
+        e.lack(
+            !every || dense.is_some_and(|d| !d.is_empty()),
+            "layers without experts between others",
+        );
+        e.lack(x.shared > 0, "an MLP beside the experts, which is not written here yet");
+        out.put("num-experts", x.experts);
+        out.put("moe-router-topk", x.top_k);
+        out.put("moe-ffn-hidden-size", x.ffn);
+        out.put("moe-token-dispatcher-type", "alltoall");
+        out.on("moe-grouped-gemm", true);
+        let raw = e.s.config.get("norm_topk_prob") == Some(&false.into());
+        out.on("moe-router-pre-softmax", raw);
+        let of_config = || e.number("router_aux_loss_coef").unwrap_or(0.0);
+        let aux = e.o.balance.aux.unwrap_or_else(of_config);
+        out.put("moe-router-load-balancing-type", if aux == 0.0 { "none" } else { "aux_loss" });
+        out.put("moe-aux-loss-coeff", aux);
+        if e.o.balance.z != 0.0 {
+            out.put("moe-z-loss-coeff", e.o.balance.z);
+        }
+    }
+}
+
+fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
+    let o = e.o;
+    let [tp, cp, replicas, shards] = ["tp", "cp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
+    out.put("tensor-model-parallel-size", tp);
+    out.put("pipeline-model-parallel-size", e.n("pp"));
+    out.put("context-parallel-size", cp);
+    out.on("sequence-parallel", o.sp);
+    e.lack(f.experts.is_some() && tp > 1 && !o.sp, "experts with tp and without --sp");
+    e.lack(f.kv_heads % tp != 0 && tp % f.kv_heads != 0, "these heads over these ranks of tp");
+    if cp > 1 {
+        let zigzag = matches!(o.tokens(), TokenOrder::Zigzag { .. });
+        e.lack(!zigzag, "consecutive tokens on a rank of cp: it takes --cp-split zigzag alone");
+        out.put(
+            "cp-comm-type",
+            match o.cp_mode {
+                CpMode::Ring => "p2p",
+                CpMode::AllGather => "allgather",
+                CpMode::Ulysses => "a2a",
+            },
+        );
+    }
+    if f.experts.is_some() {
+        out.put("expert-model-parallel-size", o.ep);
+        out.put("expert-tensor-parallel-size", o.etp());
+    }
+    let sharded = o.zero > 0 && shards > 1;
+    e.lack(!sharded && shards > 1 && replicas > 1, "two axes of data parallelism without ZeRO");
+    if sharded {
+        out.on("use-distributed-optimizer", true);
+        if replicas > 1 {
+            e.lack(
+                o.zero > 1,
+                "replicas of shards with ZeRO-2 and 3, which are not written here yet",
+            );
+            out.put("num-distributed-optimizer-instances", replicas);
+        }
+        if o.zero > 1 {
+            out.on("use-megatron-fsdp", true);
+            let what = if o.zero == 2 { "optim_grads" } else { "optim_grads_params" };
+            out.put("data-parallel-sharding-strategy", what);
+            out.put("ckpt-format", "fsdp_dtensor");
+            e.lack(
+                o.zero == 3 && !o.reshard_after_forward,
+                "gathered weights that stay (--zero 3 without resharding)",
+            );
+        }
+    }
+    out.put("micro-batch-size", o.microbatch);
+    out.put("global-batch-size", o.global_batch);
+    out.put("seq-length", o.seq);
+    if o.dtype == DType::BF16 {
+        out.on("bf16", true);
+        let wide = o.grad_dtype == DType::F32;
+        out.on("accumulate-allreduce-grads-in-fp32", wide);
+        out.on("grad-reduce-in-bf16", !wide);
+    }
+    if o.recompute == Recompute::Full {
+        out.put("recompute-granularity", "full");
+        out.put("recompute-method", "uniform");
+        out.put("recompute-num-layers", 1);
+    }
+    out.put("seed", o.seed);
+}
+
+fn stages(e: &mut Export, out: &mut Flags) {
+    let Some(name) = e.schedule().map(String::from) else { return };
+    let is_known = ["1f1b", "interleaved"].contains(&name.as_str());
+    e.lack(!is_known, format!("the schedule {name}: it has 1f1b and interleaved"));
+    let stages = e.stages();
+    let pp = e.n("pp");
+    let chunks = stages.len() / pp.max(1);
+    let counts: Vec<usize> = stages.iter().map(|s| s.1).collect();
+    if counts.windows(2).all(|w| w[0] == w[1]) {
+        out.many("num-virtual-stages-per-pipeline-rank", chunks);
+        return;
+    }
+    // With a layout the number of stages per rank follows from it.
+    let last = counts.len() - 1;
+    let stage = |(i, n): (usize, &usize)| {
+        let (first, end) = (if i == 0 { "E" } else { "" }, if i == last { "L" } else { "" });
+        format!("{first}{}{end}", "t".repeat(*n))
+    };
+    let all: Vec<String> = counts.iter().enumerate().map(stage).collect();
+    out.put("pipeline-model-parallel-layout", all.join("|"));
+}
+
+fn optimizer(e: &mut Export, out: &mut Flags) {
+    let o = e.o;
+    match o.optimizer {
+        Optimizer::AdamW { beta1, beta2, eps } => {
+            out.put("optimizer", "adam");
+            out.put("adam-beta1", beta1);
+            out.put("adam-beta2", beta2);
+            out.put("adam-eps", eps);
+        }
+        Optimizer::Sgd => {
+            out.put("optimizer", "sgd");
+            out.put("sgd-momentum", 0.0);
+        }
+    }
+    out.put("weight-decay", o.weight_decay);
+    out.put("clip-grad", o.clip.unwrap_or(0.0));
+    match o.lr {
+        LrSchedule::Constant { lr } => {
+            out.put("lr", lr);
+            out.put("lr-decay-style", "constant");
+        }
+        LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
+            out.put("lr", lr);
+            out.put("lr-decay-style", "cosine");
+            out.put("min-lr", floor);
+            out.put("lr-warmup-iters", warmup);
+            out.put("lr-decay-iters", total);
+        }
+    }
+}

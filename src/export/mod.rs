@@ -1,0 +1,195 @@
+//! `shardc export`: a plan as flags or files of other software, or what that software lacks.
+//!
+//! Nothing is written that is merely near: what a target cannot say is refused, all of it at once.
+
+mod chakra;
+mod deepspeed;
+mod dtensor;
+mod hf;
+mod megatron;
+mod nanotron;
+mod torchtitan;
+
+use crate::plan_dir::Stored;
+use serde_json::Value as Json;
+use shardc_frontends::Facts;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::FuncKind;
+use shardc_ir::plan::{Dropout, Mode};
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{Buffers, Options, Order, TpMode};
+use shardc_passes::shard::zero::Accumulate;
+use std::collections::BTreeMap;
+
+/// Software that reads an export.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// Flags of Megatron-LM
+    Megatron,
+    /// A Python module that changes a config of torchtitan
+    Torchtitan,
+    /// The JSON config of DeepSpeed
+    Deepspeed,
+    /// The YAML config of nanotron
+    Nanotron,
+    /// Arguments of `DistributedConfig` of Hugging Face transformers
+    HfTpPlan,
+    /// Placements of every parameter as DTensors of PyTorch
+    Dtensor,
+    /// Execution traces of MLCommons Chakra, one of each rank
+    Chakra,
+}
+
+/// A file of an export.
+pub struct File {
+    pub name: String,
+    pub bytes: Vec<u8>,
+}
+
+impl File {
+    fn new(name: impl Into<String>, bytes: impl Into<Vec<u8>>) -> File {
+        File { name: name.into(), bytes: bytes.into() }
+    }
+}
+
+/// The files of a plan for a target.
+///
+/// # Errors
+/// `export` with all that the target lacks.
+pub fn export(s: &Stored, to: Target) -> Result<Vec<File>> {
+    let mut e = Export { s, o: &s.options, to, lacks: vec![] };
+    let files = match to {
+        Target::Megatron => megatron::files(&mut e)?,
+        Target::Torchtitan => torchtitan::files(&mut e)?,
+        Target::Deepspeed => deepspeed::files(&mut e)?,
+        Target::Nanotron => nanotron::files(&mut e)?,
+        Target::HfTpPlan => hf::files(&mut e)?,
+        Target::Dtensor => dtensor::files(&mut e)?,
+        Target::Chakra => chakra::files(&mut e)?,
+    };
+    e.done().map(|()| files)
+}
+
+/// A plan on its way out.
+struct Export<'a> {
+    s: &'a Stored,
+    o: &'a Options,
+    to: Target,
+    /// What the target cannot say, or what is not written for it.
+    lacks: Vec<String>,
+}
+
+/// Axes from outer to inner, as ranks are numbered where nothing else is said.
+const ORDER: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
+
+impl<'a> Export<'a> {
+    fn n(&self, axis: &str) -> usize {
+        self.o.axis(axis)
+    }
+
+    /// Notes what is missing, if it is asked for.
+    fn lack(&mut self, asked: bool, what: impl Into<String>) {
+        if asked {
+            self.lacks.push(what.into());
+        }
+    }
+
+    /// Refuses if anything is missing.
+    fn done(&self) -> Result<()> {
+        if self.lacks.is_empty() {
+            return Ok(());
+        }
+        let name = clap::ValueEnum::to_possible_value(&self.to);
+        let name = name.map_or(String::new(), |v| v.get_name().to_string());
+        let d = Diag::new("export", format!("{name} has no words for all of this plan"))
+            .at(format!("--to {name}"))
+            .rule("what is exported is the plan, and nothing that is merely near");
+        let d = self.lacks.iter().fold(d, |d, l| d.why(l.clone()));
+        Err(d.help("compile without them, or export to something else").exit(Exit::Unsupported))
+    }
+
+    /// What no software takes that has a config of its own for training.
+    fn trains(&mut self) {
+        let o = self.o;
+        let canonical: Vec<&str> =
+            ORDER.into_iter().filter(|a| o.mesh.iter().any(|m| m.0 == *a)).collect();
+        let order: Vec<&str> = o.mesh.iter().map(|a| a.0.as_str()).collect();
+        self.lack(order != canonical, "another order of ranks than tp-cp-ep-dp-pp (--order)");
+        self.lack(self.s.facts.is_none(), "a model that is a text and no family");
+        self.lack(o.mode == Mode::Infer, "plans that do not train (--mode infer)");
+        self.lack(o.tp_mode != TpMode::OneD, "tensor parallelism on a grid (--tp-mode)");
+        self.lack(o.auto, "a layout for every op (--shard auto)");
+        self.lack(!o.shard.is_empty(), "layouts of single tensors (--shard)");
+        self.lack(!o.freeze.is_empty(), "parameters that are not trained, by name (--freeze)");
+        let kept = o.zero_accumulate != Accumulate::None && o.zero >= 2;
+        self.lack(kept, "what is kept whole over microbatches (--zero-accumulate)");
+        self.lack(o.balance.rate != 0.0, "biases of routers that move (--moe-bias-rate)");
+        let some = !matches!(o.recompute, Recompute::None | Recompute::Full);
+        self.lack(some, "what is computed again, op by op or in runs of layers (--recompute)");
+        let dropped = matches!(o.moe, Buffers::Capacity(_));
+        self.lack(dropped, "copies that are dropped by their place (--moe-capacity)");
+        self.lack(o.dropout != Dropout::Nothing, "dropout of these places (--dropout)");
+        let window = self.s.config.get("sliding_window").is_some_and(|w| !w.is_null());
+        let window = window && self.s.config.get("use_sliding_window") != Some(&Json::Bool(false));
+        self.lack(window, "windows of attention (sliding_window), which are not written here yet");
+    }
+
+    /// The name of the schedule, of plans with stages.
+    fn schedule(&self) -> Option<&str> {
+        match &self.o.schedule {
+            _ if self.n("pp") == 1 => None,
+            Order::Named(name) => Some(name),
+            Order::Csv(_) => Some("a CSV file"),
+        }
+    }
+
+    /// Layers of every stage in the order of the model: the first, and how many. Notes it if stages begin
+    /// inside of layers.
+    fn stages(&mut self) -> Vec<(u32, usize)> {
+        let mut by_layer: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        let m = &self.s.plan.module;
+        for f in m.of_kind(FuncKind::Forward) {
+            for l in f.nodes.iter().filter_map(|n| f.scope_info(n.scope).layer) {
+                let all = by_layer.entry(l).or_default();
+                if !all.contains(&f.stage) {
+                    all.push(f.stage);
+                }
+            }
+        }
+        let inside = by_layer.values().any(|s| s.len() > 1);
+        self.lack(inside, "stages that begin inside of a layer (--layers)");
+        let count = self.s.plan.schedule.owner.len();
+        let of = |stage: usize| {
+            let own = by_layer.iter().filter(move |x| x.1.contains(&stage)).map(|x| *x.0);
+            (own.clone().next().unwrap_or(0), own.count())
+        };
+        (0..count).map(of).collect()
+    }
+
+    fn facts(&self) -> Result<Facts> {
+        self.s.facts.map_or_else(|| self.done().and(Err(unknown())), Ok)
+    }
+
+    /// A number of config.json.
+    fn number(&self, key: &str) -> Option<f64> {
+        self.s.config.get(key).and_then(Json::as_f64)
+    }
+
+    /// Base of the rotary positions, and the name of their scaling if there is one.
+    fn rope(&self) -> (f64, Option<String>) {
+        let c = &self.s.config;
+        let own = c.get("rope_parameters").filter(|v| v.is_object());
+        let of = |v: &Json, key: &str| v.get(key).and_then(Json::as_str).map(String::from);
+        let theta = own.and_then(|v| v.get("rope_theta")).and_then(Json::as_f64);
+        let theta = theta.or(self.number("rope_theta")).unwrap_or(10_000.0);
+        let scaled =
+            own.or(c.get("rope_scaling")).and_then(|v| of(v, "rope_type").or(of(v, "type")));
+        (theta, scaled.filter(|t| t != "default"))
+    }
+}
+
+fn unknown() -> Diag {
+    Diag::new("export", "a model that is a text has no sizes")
+        .help("compile a family's model")
+        .exit(Exit::Unsupported)
+}

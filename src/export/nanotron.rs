@@ -1,0 +1,143 @@
+//! The YAML config of nanotron.
+
+use super::{Export, File};
+use serde_json::{Value as Json, json};
+use shardc_ir::diag::Result;
+use shardc_ir::plan::LrSchedule;
+use shardc_ir::types::DType;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::{Decay, Optimizer};
+
+/// Steps of a run whose schedule says none.
+const STEPS: usize = 1000;
+
+/// `nanotron.yaml`.
+pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
+    e.trains();
+    let f = e.facts()?;
+    let o = e.o;
+    let [tp, cp, pp, replicas, shards] =
+        ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
+    let family = e.s.family.clone();
+    e.lack(!["llama", "qwen2"].contains(&&*family), format!("the family {family}"));
+    e.lack(cp > 1, "context parallelism, which is not written here yet");
+    e.lack(f.experts.is_some(), "experts, which are not written here yet");
+    e.lack(o.zero > 1, "ZeRO-2 and 3: it shards the states of the optimizer alone");
+    e.lack(o.zero > 0 && replicas > 1 && shards > 1, "replicas of shards");
+    e.lack(f.kv_heads % tp != 0, "fewer heads of keys than ranks of tp");
+    let name = e.schedule().map(String::from);
+    let engine = match name.as_deref() {
+        None | Some("1f1b") => "1f1b",
+        Some("gpipe") => "afab",
+        Some(other) => {
+            e.lack(
+                true,
+                format!("the schedule {other}: it has 1f1b and all forward, all backward"),
+            );
+            "1f1b"
+        }
+    };
+    let counts: Vec<usize> = e.stages().iter().map(|s| s.1).collect();
+    let equal = counts.windows(2).all(|w| w[0] == w[1]);
+    e.lack(pp > 1 && !equal, "stages of unequal length: it cuts by its own costs");
+    let (theta, scaled) = e.rope();
+    e.lack(scaled.is_some(), "scaled rotary positions, which are not written here yet");
+    let (lr, warmup, total, floor) = match o.lr {
+        LrSchedule::Constant { lr } => (lr, 0, STEPS, lr),
+        LrSchedule::WarmupCosine { lr, warmup, total, floor } => (lr, warmup, total, floor),
+    };
+    let Optimizer::AdamW { beta1, beta2, eps } = o.optimizer else {
+        e.lack(true, "SGD without momentum, which is not written here yet");
+        return Ok(vec![]);
+    };
+    let spared: &[&str] = if o.decay == Decay::All { &[] } else { &[".*norm.*", ".*bias.*"] };
+    let config = json!({
+        "general": { "project": "shardc", "run": "plan", "seed": o.seed, "ignore_sanity_checks": true },
+        "checkpoints": { "checkpoints_path": "checkpoints", "checkpoint_interval": total },
+        "data_stages": [{ "name": "all", "start_training_step": 1,
+            "data": { "dataset": null, "seed": o.seed, "num_loading_workers": 1 } }],
+        "logging": { "log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1 },
+        "model": {
+            "dtype": if o.dtype == DType::BF16 { "bfloat16" } else { "float32" },
+            "init_method": { "std": e.number("initializer_range").unwrap_or(0.02) },
+            "make_vocab_size_divisible_by": 1,
+            "ddp_bucket_cap_mb": 25,
+            "model_config": model(e, theta),
+        },
+        "optimizer": {
+            "accumulate_grad_in_fp32": o.dtype == DType::BF16 && o.grad_dtype == DType::F32,
+            "clip_grad": o.clip,
+            "weight_decay": o.weight_decay,
+            "weight_decay_exclude_named_params": spared,
+            "zero_stage": if shards > 1 { o.zero } else { 0 },
+            "optimizer_factory": { "name": "adamW", "adam_beta1": beta1, "adam_beta2": beta2,
+                "adam_eps": eps, "torch_adam_is_fused": true },
+            "learning_rate_scheduler": { "learning_rate": lr, "lr_warmup_steps": warmup,
+                "lr_warmup_style": "linear", "lr_decay_style": "cosine", "min_decay_lr": floor,
+                "lr_decay_steps": (total - warmup.min(total)).max(1) },
+        },
+        "parallelism": { "dp": replicas * shards, "pp": pp, "tp": tp, "pp_engine": engine,
+            "tp_mode": if o.sp { "REDUCE_SCATTER" } else { "ALL_REDUCE" },
+            "tp_linear_async_communication": false, "recompute_layer": o.recompute == Recompute::Full,
+            "expert_parallel_size": 1, "context_parallel_size": 1 },
+        "tokenizer": { "tokenizer_name_or_path": e.s.origin },
+        "tokens": { "sequence_length": o.seq, "train_steps": total, "micro_batch_size": o.microbatch,
+            "batch_accumulation_per_replica": o.microbatches() },
+    });
+    Ok(vec![File::new("nanotron.yaml", yaml(&config))])
+}
+
+fn model(e: &Export, theta: f64) -> Json {
+    let Some(f) = e.s.facts else { return Json::Null };
+    let mut out = json!({
+        "hidden_size": f.hidden,
+        "intermediate_size": f.ffn,
+        "num_hidden_layers": f.layers,
+        "num_attention_heads": f.heads,
+        "num_key_value_heads": f.kv_heads,
+        "max_position_embeddings": f.max_positions.max(e.o.seq),
+        "vocab_size": f.vocab,
+        "tie_word_embeddings": f.tied,
+        "rms_norm_eps": e.number("rms_norm_eps").unwrap_or(1e-6),
+        "rope_theta": theta,
+        "hidden_act": "silu",
+        "initializer_range": e.number("initializer_range").unwrap_or(0.02),
+        "bos_token_id": e.number("bos_token_id").unwrap_or(1.0) as u64,
+        "eos_token_id": e.number("eos_token_id").unwrap_or(2.0) as u64,
+        "pad_token_id": null,
+        "use_cache": true,
+    });
+    let key = if e.s.family == "llama" { "is_llama_config" } else { "is_qwen2_config" };
+    out[key] = true.into();
+    out
+}
+
+/// Plain data as YAML: JSON is YAML but for numbers like 1e-8, which its readers take for text.
+fn yaml(config: &Json) -> String {
+    let all = config.as_object().into_iter().flatten();
+    all.map(|(k, v)| format!("{k}: {}\n", value(v))).collect()
+}
+
+fn value(v: &Json) -> String {
+    match v {
+        Json::Object(all) => {
+            let each = all.iter().map(|(k, v)| format!("{k}: {}", value(v)));
+            format!("{{{}}}", each.collect::<Vec<_>>().join(", "))
+        }
+        Json::Array(all) => {
+            format!("[{}]", all.iter().map(value).collect::<Vec<_>>().join(", "))
+        }
+        Json::Number(n) => {
+            let text = n.to_string();
+            match text.split_once('e') {
+                Some((digits, power)) => {
+                    let dot = if digits.contains('.') { "" } else { ".0" };
+                    let plus = if power.starts_with('-') { "" } else { "+" };
+                    format!("{digits}{dot}e{plus}{power}")
+                }
+                None => text,
+            }
+        }
+        other => other.to_string(),
+    }
+}

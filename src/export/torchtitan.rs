@@ -1,0 +1,128 @@
+//! A Python module for torchtitan: a function that gives a config of it this plan's layout.
+
+use super::{Export, File};
+use shardc_ir::diag::Result;
+use shardc_ir::plan::TokenOrder;
+use shardc_ir::schedule::write_csv;
+use shardc_ir::types::DType;
+use shardc_passes::autodiff::recompute::Recompute;
+use shardc_passes::options::CpMode;
+
+/// Schedules that it makes itself, by our names.
+const SCHEDULES: [(&str, &str); 6] = [
+    ("1f1b", "1F1B"),
+    ("gpipe", "GPipe"),
+    ("interleaved", "Interleaved1F1B"),
+    ("looped-bfs", "LoopedBFS"),
+    ("zb-v", "ZBVZeroBubble"),
+    ("dualpipe-v", "DualPipeV"),
+];
+
+/// `shardc_plan.py`, and the schedule if torchtitan has none of its name.
+pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
+    e.trains();
+    let f = e.facts()?;
+    let o = e.o;
+    let [tp, cp, pp, replicas, shards] =
+        ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
+    let named = SCHEDULES.into_iter().find(|s| Some(s.0) == e.schedule());
+    let stages = e.stages();
+    e.lack(
+        matches!(o.zero, 1 | 2),
+        "ZeRO-1 and 2: it shards weights, gradients and states together",
+    );
+    e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without shards of weights");
+    e.lack(
+        cp > 1 && o.zero > 0,
+        "weights that are whole on the ranks of cp: it shards them over cp, too",
+    );
+    e.lack(cp > 1 && o.cp_mode != CpMode::AllGather, "a choice of how cp exchanges (--cp-mode)");
+    e.lack(
+        o.etp() > 1 && f.experts.is_some() && tp > 1,
+        "experts that tp splits: it has etp=1 alone",
+    );
+    e.lack(o.dtype == DType::BF16 && o.grad_dtype == DType::BF16, "gradients in bf16");
+    let mut args: Vec<(String, String)> = vec![];
+    let mut put = |name: &str, value: String| args.push((name.into(), value));
+    put("data_parallel_replicate_degree", replicas.to_string());
+    put("data_parallel_shard_degree", shards.to_string());
+    put("tensor_parallel_degree", tp.to_string());
+    put("enable_sequence_parallel", python(o.sp).into());
+    put("context_parallel_degree", cp.to_string());
+    let zigzag = matches!(o.tokens(), TokenOrder::Zigzag { .. });
+    put("context_parallel_load_balancer", if zigzag { "\"headtail\"" } else { "None" }.into());
+    put("expert_parallel_degree", o.ep.to_string());
+    let policy = if o.reshard_after_forward { "always" } else { "never" };
+    put("fsdp_reshard_after_forward", format!("\"{policy}\""));
+    put("pipeline_parallel_degree", pp.to_string());
+    let mut files = vec![];
+    if pp > 1 {
+        match named {
+            Some((_, theirs)) => put("pipeline_parallel_schedule", format!("\"{theirs}\"")),
+            None => {
+                put("pipeline_parallel_schedule", "\"PipelineScheduleMulti\"".into());
+                put(
+                    "pipeline_parallel_schedule_csv",
+                    "os.path.join(HERE, \"schedule.csv\")".into(),
+                );
+                files.push(File::new("schedule.csv", write_csv(&e.s.plan.schedule)));
+            }
+        }
+        put("num_pp_microbatches", o.microbatches().to_string());
+        put("module_fqns_per_model_part", modules(&stages));
+    }
+    let list = |all: &[(String, String)]| -> String {
+        all.iter().map(|(n, v)| format!("        {n}={v},\n")).collect()
+    };
+    let tokens = |rows: usize| (rows * o.seq).to_string();
+    let training = [
+        ("num_tokens_per_microbatch_per_dp_rank", tokens(o.microbatch)),
+        ("num_tokens_per_train_step", tokens(o.global_batch)),
+        ("max_context_length", o.seq.to_string()),
+        ("max_norm", o.clip.map_or("float(\"inf\")".into(), |c| c.to_string())),
+        ("dtype", "\"float32\"".into()),
+        (
+            "mixed_precision_param",
+            format!("\"{}\"", if o.dtype == DType::BF16 { "bfloat16" } else { "float32" }),
+        ),
+    ];
+    let training: String =
+        training.iter().map(|(n, v)| format!("    config.training.{n} = {v}\n")).collect();
+    let (again, import) = match o.recompute == Recompute::Full {
+        true => (
+            "FullAC.Config()",
+            "    from torchtitan.distributed.activation_checkpoint import FullAC\n\n",
+        ),
+        false => ("None", ""),
+    };
+    let text = format!(
+        "\"\"\"The layout of a plan of shardc, for torchtitan: `config = with_plan(config)`.\n\nModel, data and optimizer \
+         are the config's.\n\"\"\"\n\nimport os\n\nfrom torchtitan.config.configs import ParallelismConfig\n\n\
+         HERE = os.path.dirname(os.path.abspath(__file__))\n\n\ndef parallelism():\n    return ParallelismConfig(\n{}    )\n\n\n\
+         def with_plan(config):\n{import}    config.parallelism = parallelism()\n{training}    \
+         config.activation_checkpoint = {again}\n    return config\n",
+        list(&args)
+    );
+    files.insert(0, File::new("shardc_plan.py", text));
+    Ok(files)
+}
+
+fn python(b: bool) -> &'static str {
+    if b { "True" } else { "False" }
+}
+
+/// The modules of every stage by torchtitan's names.
+fn modules(stages: &[(u32, usize)]) -> String {
+    let last = stages.len().saturating_sub(1);
+    let one = |(i, (first, n)): (usize, &(u32, usize))| {
+        let mut all: Vec<String> = vec![];
+        all.extend((i == 0).then(|| "tok_embeddings".into()));
+        all.extend((0..*n as u32).map(|l| format!("layers.{}", first + l)));
+        all.extend(
+            (i == last).then(|| vec!["norm".to_string(), "lm_head".into()]).into_iter().flatten(),
+        );
+        serde_json::to_string(&all).expect("text")
+    };
+    let all: Vec<String> = stages.iter().enumerate().map(one).collect();
+    format!("[{}]", all.join(", "))
+}

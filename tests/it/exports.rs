@@ -1,0 +1,227 @@
+//! `shardc export`: what is written is the plan's, read by the targets' own parsers where they are installed; what a
+//! target lacks is refused by name.
+
+use crate::lab::Lab;
+use serde_json::Value as Json;
+use shardc::plan_dir;
+use shardc_testing::{Tool, skip};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+const TARGETS: [&str; 7] =
+    ["megatron", "torchtitan", "deepspeed", "nanotron", "hf-tp-plan", "dtensor", "chakra"];
+
+/// Fixture, flags, and by target a word of what it lacks; all others take the plan.
+type Case = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+
+const SHARDED: &str = "shards weights, gradients and states together";
+const CASES: [Case; 9] = [
+    ("qwen3", &["--mesh", "dp=2,tp=2"], &[("nanotron", "the family qwen3")]),
+    (
+        "qwen3",
+        &["--mesh", "dp=2,tp=2", "--zero", "3"],
+        &[("nanotron", "ZeRO-2 and 3"), ("deepspeed", "ZeRO-3")],
+    ),
+    (
+        "llama_deep",
+        &["--mesh", "pp=2,tp=2", "--microbatch", "1", "--schedule", "zb-h1"],
+        &[
+            ("megatron", "zb-h1"),
+            ("nanotron", "zb-h1"),
+            ("deepspeed", "stages"),
+            ("hf-tp-plan", "stages"),
+        ],
+    ),
+    (
+        "llama_deep",
+        &["--mesh", "pp=4", "--microbatch", "1", "--layers", "Et|tt|tt|tttL"],
+        &[("nanotron", "unequal"), ("deepspeed", "stages"), ("hf-tp-plan", "stages")],
+    ),
+    (
+        "llama_deep",
+        &[
+            "--mesh",
+            "pp=2,dp=2",
+            "--microbatch",
+            "1",
+            "--schedule",
+            "interleaved",
+            "--recompute",
+            "full",
+        ],
+        &[("nanotron", "interleaved"), ("deepspeed", "recomputation"), ("hf-tp-plan", "stages")],
+    ),
+    (
+        "mixtral",
+        &["--mesh", "dp=4,ep=2", "--dtype", "bf16"],
+        &[
+            ("torchtitan", "without shards of weights"),
+            ("nanotron", "experts"),
+            ("deepspeed", "experts"),
+            ("hf-tp-plan", "experts"),
+        ],
+    ),
+    (
+        "qwen3",
+        &["--mesh", "cp=2,tp=2", "--sp", "--cp-mode", "ring"],
+        &[
+            ("torchtitan", "--cp-mode"),
+            ("nanotron", "context"),
+            ("deepspeed", "context"),
+            ("hf-tp-plan", "context"),
+            ("chakra", "ring"),
+        ],
+    ),
+    (
+        "llama_mha",
+        &["--mesh", "dp=2,tp=2", "--zero", "1", "--recompute", "selective"],
+        &[
+            ("megatron", "op by op"),
+            ("torchtitan", SHARDED),
+            ("nanotron", "op by op"),
+            ("deepspeed", "op by op"),
+            ("hf-tp-plan", SHARDED),
+        ],
+    ),
+    (
+        "qwen3",
+        &["--mesh", "tp=4", "--tp-mode", "2d"],
+        &[
+            ("megatron", "grid"),
+            ("torchtitan", "grid"),
+            ("nanotron", "grid"),
+            ("deepspeed", "grid"),
+            ("hf-tp-plan", "grid"),
+            ("dtensor", "another order"),
+        ],
+    ),
+];
+
+fn compiled(lab: &Lab, case: &Case, out: &str) {
+    let model = lab.model(case.0);
+    lab.ok(&[&["compile", &model, "--seq", "16", "-o", out], case.1].concat());
+}
+
+#[test]
+fn what_a_target_lacks_is_refused_by_name() {
+    let lab = Lab::new("exports");
+    for (i, case) in CASES.iter().enumerate() {
+        let plan = format!("{i}.plan");
+        compiled(&lab, case, &plan);
+        for to in TARGETS {
+            let out = format!("{i}.{to}");
+            let args = ["export", &plan, "--to", to, "-o", &out];
+            match case.2.iter().find(|l| l.0 == to) {
+                Some((_, word)) => {
+                    let said = lab.refuses(&args, 4, "export");
+                    assert!(said.contains(word), "{case:?} {to}: {said}");
+                }
+                None => {
+                    lab.ok(&args);
+                    lab.refuses(&args, 2, "output"); // it is not written over
+                }
+            }
+        }
+    }
+    // One file is printed, several are not.
+    lab.ok(&["export", "0.plan", "--to", "megatron"]);
+    lab.refuses(&["export", "0.plan", "--to", "chakra"], 2, "flag");
+    lab.refuses(&["export", "0.plan", "--to", "dtensor", "-o", "no/where"], 2, "output");
+    let text = std::fs::read_to_string(lab.path("0.plan/model.ir")).expect("the model");
+    lab.write("m.ir", text);
+    lab.ok(&["compile", "m.ir", "--mesh", "dp=2", "-o", "text.plan"]);
+    for to in ["megatron", "torchtitan", "deepspeed", "nanotron", "hf-tp-plan"] {
+        let said = lab.refuses(&["export", "text.plan", "--to", to], 4, "export");
+        assert!(said.contains("text"), "{said}");
+    }
+    lab.ok(&["export", "text.plan", "--to", "dtensor"]);
+}
+
+/// Numbers of the exports are those of the plan.
+#[test]
+fn exports_have_the_numbers_of_the_plan() {
+    let lab = Lab::new("exports-numbers");
+    let of = |to: &str| {
+        let out = lab.ok(&["export", "p", "--to", to]);
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    compiled(&lab, &CASES[3], "p");
+    let flags = of("megatron");
+    let has = |line: &str| assert!(flags.lines().any(|l| l == line), "{line}: {flags}");
+    has("--pipeline-model-parallel-layout Et|tt|tt|tttL");
+    has("--pipeline-model-parallel-size 4");
+    has("--micro-batch-size 1");
+    has("--global-batch-size 8");
+    let module = of("torchtitan");
+    let stage = r#"["tok_embeddings", "layers.0"], ["layers.1", "layers.2"]"#;
+    assert!(module.replace("\",\"", "\", \"").contains(stage), "{module}");
+    assert!(module.contains("num_tokens_per_train_step = 128"), "{module}");
+    compiled(&lab, &("qwen3", &["--mesh", "tp=2"], &[]), "p");
+    let json: Json = serde_json::from_str(&of("hf-tp-plan")).expect("JSON");
+    let styles = json["tp_plan"].as_object().expect("styles");
+    let style = |m: &str| styles.get(m).and_then(Json::as_str).map(String::from);
+    for (module, want) in [
+        ("model.layers.*.self_attn.q_proj", "colwise"),
+        ("model.layers.*.self_attn.o_proj", "rowwise"),
+        ("model.layers.*.self_attn.q_norm", "replicated_with_grad_allreduce"),
+        ("model.embed_tokens", "embedding_rowwise"),
+        ("lm_head", "colwise_gather_output"),
+    ] {
+        assert_eq!(style(module).as_deref(), Some(want), "{module}");
+    }
+    // Pieces of all ranks together are each parameter, as often as it is there.
+    compiled(&lab, &CASES[1], "p");
+    let json: Json = serde_json::from_str(&of("dtensor")).expect("JSON");
+    let plan = plan_dir::read(&lab.path("p")).expect("a plan").plan;
+    let sizes: BTreeMap<&str, usize> =
+        plan.weights.iter().map(|w| (&*w.param, w.shape.iter().product())).collect();
+    let all = json["parameters"].as_array().expect("parameters");
+    assert_eq!(all.len(), sizes.len());
+    for p in all {
+        let local = p["local"].as_object().expect("pieces").values();
+        let piece = |dims: &Json| -> usize {
+            let lens = dims.as_array().expect("dims").iter();
+            lens.map(|d| d[1].as_u64().expect("a length") as usize).product()
+        };
+        let placements = p["placements"].as_array().expect("placements");
+        let whole = placements.iter().filter(|x| *x == "Replicate()").count();
+        let size = sizes[p["name"].as_str().expect("a name")];
+        assert_eq!(local.map(piece).sum::<usize>(), size << whole, "{p}");
+    }
+}
+
+/// The Python that has PyTorch, if one has.
+fn python() -> Option<String> {
+    let name = std::env::var("SHARDC_PYTHON").unwrap_or("python3".into());
+    let test = ["-c", "import torch, transformers, accelerate"];
+    Command::new(&name).args(test).output().is_ok_and(|o| o.status.success()).then_some(name)
+}
+
+/// DTensors on gloo ranks have the local shapes of the plan; a live model of transformers runs with the styles; the
+/// schedule is one for PyTorch.
+#[test]
+fn pytorch_reads_them() {
+    let Some(python) = python() else {
+        return skip(Tool::Torch, "placements on gloo ranks, a live model, and a schedule");
+    };
+    let lab = Lab::new("exports-pytorch");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports/check.py");
+    let check = |args: &[&str]| {
+        let out = Command::new(&python).current_dir(&lab.0).arg(&script).args(args).output();
+        let out = out.expect("python starts");
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{args:?}: {said}");
+    };
+    for (i, case) in [&CASES[1], &CASES[2], &CASES[6]].into_iter().enumerate() {
+        let (plan, out) = (format!("{i}.plan"), format!("{i}.dtensor"));
+        compiled(&lab, case, &plan);
+        lab.ok(&["export", &plan, "--to", "dtensor", "-o", &out]);
+        check(&["dtensor", &format!("{out}/dtensor.json")]);
+    }
+    lab.ok(&["export", "1.plan", "--to", "torchtitan", "-o", "tt"]);
+    check(&["schedule", "tt/schedule.csv", "2"]);
+    compiled(&lab, &("qwen3", &["--mesh", "tp=2"], &[]), "tp.plan");
+    lab.ok(&["export", "tp.plan", "--to", "hf-tp-plan", "-o", "hf"]);
+    check(&["hf", "hf/tp_plan.json", "qwen3"]);
+}

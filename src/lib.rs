@@ -14,6 +14,7 @@ pub mod hub;
 mod input;
 pub mod lock;
 pub mod machine;
+pub mod measure;
 pub mod numbers;
 pub mod pictures;
 pub mod plan_dir;

@@ -2,9 +2,6 @@
 
 use crate::device::Device;
 
-/// Seconds that each rank adds to a collective inside a domain.
-const STEP: f64 = 1.5e-6;
-
 /// Ranks after which an all_to_all starts no more messages at once.
 const MESSAGES: f64 = 64.0;
 
@@ -51,21 +48,21 @@ pub fn seconds(d: &Device, kind: Kind, group: Group, bytes: f64) -> f64 {
     if n <= 1.0 || bytes <= 0.0 {
         return 0.0;
     }
-    let hop = d.fit.hop.value;
+    let (hop, step) = (d.fit.hop.value, d.fit.step.value);
     if kind == Kind::AllToAll {
         return all_to_all(d, group, bytes, bytes);
     }
     let passes = if kind == Kind::AllReduce { 2.0 } else { 1.0 };
     let moved = passes * bytes * (n - 1.0) / n;
     if domains <= 1.0 {
-        return moved / d.link_speed() + STEP * (n - 1.0);
+        return moved / d.link_speed() + step * (n - 1.0);
     }
     let speed = d.link_speed().min(k * d.nic_speed());
     let steps = match kind {
         Kind::AllReduce => 3.0 * n.log2(),
         Kind::AllGather | Kind::ReduceScatter | Kind::AllToAll => (domains - 1.0) + 0.2 * (n - 1.0),
     };
-    moved / speed + hop * steps + STEP * (k - 1.0)
+    moved / speed + hop * steps + step * (k - 1.0)
 }
 
 /// Seconds of an all_to_all in which a rank has `near` bytes for its domain's links, and `far` of them,
@@ -75,12 +72,13 @@ pub fn all_to_all(d: &Device, group: Group, far: f64, near: f64) -> f64 {
     if n <= 1.0 || near <= 0.0 {
         return 0.0;
     }
+    let step = d.fit.step.value;
     let inside = near * (k - 1.0) / n / d.link_speed();
     if domains <= 1.0 {
-        return inside + STEP * (n - 1.0);
+        return inside + step * (n - 1.0);
     }
     let outside = far * (domains - 1.0) / domains / d.nic_speed();
-    outside.max(inside) + d.fit.hop.value * n.min(MESSAGES) / 2.0 + STEP * (k - 1.0)
+    outside.max(inside) + d.fit.hop.value * n.min(MESSAGES) / 2.0 + step * (k - 1.0)
 }
 
 /// Seconds of a transfer to the rank `stride` further on.
@@ -171,7 +169,7 @@ mod tests {
         let both = of(Kind::ReduceScatter) + of(Kind::AllGather);
         // Its steps inside a domain are counted once.
         let steps = both - of(Kind::AllReduce);
-        assert!((steps - STEP * 7.0).abs() < 1e-9, "{steps}");
+        assert!((steps - d.fit.step.value * 7.0).abs() < 1e-9, "{steps}");
         assert_eq!(seconds(&d, Kind::AllReduce, Group::new(&d, 1, 1), 1e9), 0.0);
         assert_eq!(exposed(1.0, 0.4), 0.6);
         assert_eq!(exposed(1.0, 5.0), 0.15);

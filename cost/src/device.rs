@@ -84,6 +84,8 @@ pub struct Fit {
     pub hop: Constant,
     /// Seconds of one launch.
     pub kernel: Constant,
+    /// Seconds that each rank adds to a collective inside a domain.
+    pub step: Constant,
 }
 
 /// Priors: of the size that such shares have on machines of these years, the same for all of them.
@@ -96,6 +98,7 @@ impl Default for Fit {
             nic: prior(0.80, [0.30, 0.95]),
             hop: prior(6e-6, [2e-6, 20e-6]),
             kernel: prior(4e-6, [1e-6, 10e-6]),
+            step: prior(1.5e-6, [0.5e-6, 5e-6]),
         }
     }
 }
@@ -127,6 +130,15 @@ pub struct Device {
     /// Watts for which the peaks hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub full_power: Option<f64>,
+    /// Tiles of its products, if they are not those of GPUs: rows, columns, share of the peak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiles: Option<Vec<[f64; 3]>>,
+    /// Length of the inner dim of which its products spend as much on beginning and ending.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub short: Option<f64>,
+    /// Collectives go on beside other work.
+    #[serde(default = "yes")]
+    pub overlaps: bool,
     /// FLOP/s without sparsity, by element type.
     pub peak: BTreeMap<Precision, f64>,
     /// Share of the peak that kernels of attention reach forward, by their generation.
@@ -135,6 +147,10 @@ pub struct Device {
     pub source: BTreeMap<String, String>,
     #[serde(default)]
     pub fit: Fit,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The files of `cost/hardware`.
@@ -207,11 +223,14 @@ impl Device {
             .chain(counts.map(|(n, x)| (n, f64::from(x))))
             .chain(powers)
             .chain(self.peak.values().map(|&x| ("peak", x)));
-        let bad = positive.chain(shares.clone()).find(|x| !(x.1.is_finite() && x.1 > 0.0));
+        let sides = self.tiles.iter().flatten().flatten().map(|&x| ("tiles", x));
+        let bad =
+            positive.chain(shares.clone()).chain(sides).find(|x| !(x.1.is_finite() && x.1 > 0.0));
         let over = shares.chain(self.attention.values().map(|&x| ("attention", x)));
         let over = over.into_iter().find(|x| !(x.1 > 0.0 && x.1 <= 1.0));
-        let times = [("hop", f.hop.value), ("kernel", f.kernel.value)];
-        let early = times.into_iter().find(|x| !(x.1.is_finite() && x.1 >= 0.0));
+        let times = [("hop", f.hop.value), ("kernel", f.kernel.value), ("step", f.step.value)];
+        let mut times = times.into_iter().chain(self.short.map(|x| ("short", x)));
+        let early = times.find(|x| !(x.1.is_finite() && x.1 >= 0.0));
         match bad.or(over).or(early) {
             None => Ok(self),
             Some((name, x)) => Err(Diag::new("device", format!("`{name}` is {x}"))

@@ -3,17 +3,18 @@
 use crate::device::{Device, Precision};
 use shardc_ir::diag::Result;
 
-/// Tiles of a product: rows, columns, and the share of the peak that a full one of them reaches.
-const TILES: [(f64, f64, f64); 5] = [
-    (256.0, 128.0, 1.0),
-    (128.0, 256.0, 1.0),
-    (128.0, 128.0, 0.93),
-    (128.0, 64.0, 0.80),
-    (64.0, 64.0, 0.65),
+/// Tiles of a product on a machine that says nothing of its own: rows, columns, and the share of the peak that
+/// a full one of them reaches.
+pub const TILES: [[f64; 3]; 5] = [
+    [256.0, 128.0, 1.0],
+    [128.0, 256.0, 1.0],
+    [128.0, 128.0, 0.93],
+    [128.0, 64.0, 0.80],
+    [64.0, 64.0, 0.65],
 ];
 
-/// Length of the inner dim of which a tile spends as much on beginning and ending.
-const SHORT: f64 = 160.0;
+/// Length of the inner dim of which a tile spends as much on beginning and ending, there.
+pub const SHORT: f64 = 160.0;
 
 /// Rows of queries that one block of attention takes.
 const QUERIES: f64 = 128.0;
@@ -53,13 +54,13 @@ impl Gemm {
 
     /// Share of the processors' time in which tiles that count are computed: the best tile, by how full
     /// tiles and rounds are.
-    fn fullness(self, sms: f64) -> f64 {
-        let of = |(tm, tn, q): (f64, f64, f64)| {
+    pub fn fullness(self, sms: f64, all: &[[f64; 3]], short: f64) -> f64 {
+        let of = |&[tm, tn, q]: &[f64; 3]| {
             let tiles = (self.m / tm).ceil() * (self.n / tn).ceil() * self.batch;
             let whole = (tiles / sms).ceil() * sms * tm * tn;
             q * self.m * self.n * self.batch / whole.max(1.0)
         };
-        TILES.into_iter().map(of).fold(0.0, f64::max) * self.k / (self.k + SHORT)
+        all.iter().map(of).fold(0.0, f64::max) * self.k / (self.k + short)
     }
 
     /// Seconds with operands of this type; the result is at least bf16.
@@ -70,7 +71,9 @@ impl Gemm {
         if self.flops() == 0.0 {
             return Ok(0.0);
         }
-        let share = d.fit.gemm.value * self.fullness(f64::from(d.sms));
+        let tiles = d.tiles.as_deref().unwrap_or(&TILES);
+        let fullness = self.fullness(f64::from(d.sms), tiles, d.short.unwrap_or(SHORT));
+        let share = d.fit.gemm.value * fullness;
         let compute = self.flops() / (d.peak(p)? * share);
         let operands = (self.m * self.k + self.k * self.n) * p.bytes();
         let bytes = (operands + self.m * self.n * p.wide().bytes()) * self.batch;

@@ -9,6 +9,7 @@ pub mod export;
 pub mod import;
 pub mod inspect;
 pub mod launch_script;
+pub mod measure;
 pub mod passes;
 pub mod plan;
 pub mod price;
@@ -142,6 +143,8 @@ pub enum Command {
     },
     /// What two plans differ in: options, memory, exchanges, programs, price; and which option makes it
     Diff(diff::Diff),
+    /// Time kernels and exchanges on this machine, and write it as a file that --device takes
+    Measure(measure::Measure),
     /// Which layouts of a model fit a machine, how long a step takes in each, and where the time goes
     Plan(Box<plan::Plan>),
     /// What a step costs on a machine: of a compiled plan, or of the runs in a table
@@ -200,6 +203,7 @@ pub fn run(cli: Cli) -> Result<i32> {
         }
         Command::Diff(what) => diff::diff(&what, json),
         Command::Export(what) => export::export(&what),
+        Command::Measure(what) => measure::measure(&what),
         Command::Plan(what) => plan::plan(&what, cli.format),
         Command::Price(what) => price::price(&what, json),
         Command::Report(what) => report::report(&what),

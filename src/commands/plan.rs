@@ -255,7 +255,8 @@ fn explain(asked: &Asked, c: &Compiled) -> String {
     out += &of("link", f.link, "of the bandwidth");
     out += &of("nic", f.nic, "of the bandwidth");
     out += &of("hop", f.hop, "seconds");
-    out + &of("kernel", f.kernel, "seconds")
+    out += &of("kernel", f.kernel, "seconds");
+    out + &of("step", f.step, "seconds")
 }
 
 fn to_json(asked: &Asked, found: &Found) -> Value {

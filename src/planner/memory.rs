@@ -4,6 +4,7 @@
 use super::space::Candidate;
 use shardc_cost::layout::{Job, Recompute, Schedule};
 use shardc_cost::model::Sizes;
+use shardc_passes::options::Buffers;
 
 /// Bytes of one rank, by a formula.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -14,8 +15,19 @@ pub struct Bytes {
     pub likely: f64,
 }
 
+/// How many times the rows of an even load the buffers of so many groups of experts hold.
+pub fn room(s: &Sizes, moe: Buffers, groups: usize) -> f64 {
+    let Some(x) = s.experts.filter(|_| groups > 1) else { return 1.0 };
+    let most = x.top_k.min(x.experts / groups).max(1) * groups;
+    let worst = most as f64 / x.top_k as f64;
+    match moe {
+        Buffers::Worst => worst.max(1.0),
+        Buffers::Bound(by) | Buffers::Capacity(by) => by.min(worst).max(1.0),
+    }
+}
+
 /// Of the largest rank of the pipeline.
-pub fn bytes(s: &Sizes, job: &Job, c: &Candidate) -> Bytes {
+pub fn bytes(s: &Sizes, job: &Job, moe: Buffers, c: &Candidate) -> Bytes {
     let l = &c.layout;
     let wide = job.precision.bytes();
     let dense = (s.layers - s.expert_layers()) as f64 * s.layer_params(true);
@@ -41,8 +53,9 @@ pub fn bytes(s: &Sizes, job: &Job, c: &Candidate) -> Bytes {
     let heads = s.heads as f64 * (width + value) + 2.0 * s.kv_heads as f64 * width;
     let mlp = match s.experts {
         Some(x) => {
-            (x.top_k * x.ffn + x.shared) as f64 * s.mlp_products()
-                + 2.0 * (x.top_k * s.hidden) as f64
+            let copies = room(s, moe, l.ep) * x.top_k as f64;
+            (copies * x.ffn as f64 + x.shared as f64) * s.mlp_products()
+                + 2.0 * copies * s.hidden as f64
         }
         None => s.ffn as f64 * s.mlp_products(),
     };

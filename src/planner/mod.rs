@@ -19,7 +19,7 @@ use shardc_cost::plan as of_plan;
 use shardc_cost::step::{Closed, Pieces};
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_passes::options::Options;
+use shardc_passes::options::{Buffers, Options};
 use shardc_passes::threads;
 use space::{Candidate, Inside};
 use std::collections::{BTreeMap, HashMap};
@@ -95,6 +95,8 @@ struct Form {
     sizes: Sizes,
     job: Job,
     stack: &'static Stack,
+    /// How large the buffers of experts are.
+    moe: Buffers,
 }
 
 impl Form {
@@ -108,7 +110,7 @@ impl Form {
             overlap,
             compiled: true,
         };
-        Form { sizes: sizes(family, f, config), job, stack: Stack::named("shardc") }
+        Form { sizes: sizes(family, f, config), job, stack: Stack::named("shardc"), moe: o.moe }
     }
 
     fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
@@ -133,7 +135,11 @@ impl Form {
             let of = |(c, i): (&Candidate, &usize)| {
                 let closed = Closed { question: self.question(device, c), balanced: true };
                 let seconds = closed.price_of(&pieces[*i]).total;
-                Guess { candidate: *c, seconds, bytes: memory::bytes(&self.sizes, &self.job, c) }
+                Guess {
+                    candidate: *c,
+                    seconds,
+                    bytes: memory::bytes(&self.sizes, &self.job, self.moe, c),
+                }
             };
             run.0.iter().zip(run.1).map(of).collect()
         };
@@ -182,6 +188,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         least: None,
         compiled: 0,
         passed_over: 0,
+        last: None,
     };
     let put_off = search.run(&guesses, say);
     let Search { refused, mut fits, least, compiled, passed_over, .. } = search;
@@ -217,6 +224,8 @@ struct Search<'a> {
     least: Option<(Candidate, usize)>,
     compiled: usize,
     passed_over: usize,
+    /// What was compiled last, and the bytes that it needs.
+    last: Option<(String, usize)>,
 }
 
 impl Search<'_> {
@@ -258,7 +267,10 @@ impl Search<'_> {
                 }
             }
             let (n, fits) = (self.compiled, self.fits.len());
-            say(format!("{n} compiled, {fits} fit"));
+            let last = self.last.take().map_or(String::new(), |(words, peak)| {
+                format!("; {words} needs {}", crate::report::bytes(peak))
+            });
+            say(format!("{n} compiled, {fits} fit{last}"));
         }
         put_off.len() + late.len()
     }
@@ -281,6 +293,7 @@ impl Search<'_> {
 
     fn keep(&mut self, c: Compiled) {
         self.compiled += 1;
+        self.last = Some((c.guess.candidate.words(), c.peak));
         let ratio = c.peak as f64 / c.guess.bytes.likely;
         let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
         *known = known.min(ratio);

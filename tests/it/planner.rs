@@ -276,3 +276,26 @@ fn a_table_is_priced_in_its_order() {
     // What is no table of prices is not written over.
     lab.refuses(&["price", "--rows", "rows.csv", "-o", "rows.csv"], 2, "output");
 }
+
+/// The file that `measure` writes is a machine, by which its own kind of plans is priced.
+#[test]
+fn a_measured_machine_prices_plans() {
+    let lab = lab("measure", "llama_gqa");
+    lab.refuses(&["measure", "--ranks", "0", "-o", "d.toml"], 2, "flag");
+    lab.write("taken.toml", "name = 3");
+    lab.refuses(&["measure", "-o", "taken.toml"], 2, "output");
+    if !shardc_testing::nightly() {
+        return println!("skipped but at night: measuring takes a minute of a processor");
+    }
+    lab.ok(&["measure", "--ranks", "2", "-o", "d.toml"]);
+    lab.ok(&["compile", "m", "--mesh", "tp=2", "--seq", "16", "-o", "p"]);
+    lab.ok(&["price", "p", "--device", "d.toml"]);
+    let d = std::fs::read_to_string(lab.path("d.toml")).expect("the file");
+    let d = Device::parse(&d).unwrap_or_else(|e| panic!("{e}"));
+    let measured =
+        |c: shardc_cost::device::Constant| c.from == shardc_cost::device::Provenance::Measured;
+    assert!(
+        [d.fit.gemm, d.fit.hbm, d.fit.kernel, d.fit.link, d.fit.step].into_iter().all(measured)
+    );
+    assert!(!measured(d.fit.nic));
+}

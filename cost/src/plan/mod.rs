@@ -71,7 +71,10 @@ pub fn price(plan: &Plan, device: &Device) -> Result<PlanPrice> {
             }
             let f = &plan.module.funcs[call.func];
             let all = launches(f);
-            let until = awaited(f, &all, &class.memory, call);
+            let until = match device.overlaps {
+                true => awaited(f, &all, &class.memory, call),
+                false => (1..=all.len()).collect(),
+            };
             let mut items = vec![];
             for x in &all {
                 let work = pricer.work(f, x);

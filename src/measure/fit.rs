@@ -1,0 +1,359 @@
+//! Constants of a machine from its launches.
+
+use super::samples::{Sample, quantile};
+use super::today;
+use shardc_cost::collective::Group;
+use shardc_cost::device::{Constant, Device, Precision, Provenance};
+use shardc_cost::kernel::{Attention, Gemm};
+use shardc_cost::plan::launch::Work;
+use shardc_ir::ops::Sends;
+
+/// Tiles that are tried, rows and columns, and lengths of the inner dim that are lost.
+const TILES: [[f64; 2]; 7] =
+    [[1.0, 1.0], [4.0, 16.0], [8.0, 32.0], [16.0, 32.0], [16.0, 64.0], [32.0, 64.0], [64.0, 64.0]];
+const LOST: [f64; 6] = [0.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+
+/// Largest launch over rows that says what a launch costs, in bytes.
+const SMALL: f64 = 8192.0;
+
+/// Fewest launches by which a constant is known.
+const ENOUGH: usize = 8;
+
+/// Fits what the samples identify; `copy` is the bandwidth of memory as copies have it.
+pub(super) fn fit(d: &mut Device, all: &[Sample], ranks: usize, copy: f64) {
+    launch(d, all);
+    rows(d, all, copy);
+    for p in [Precision::F32, Precision::Bf16] {
+        products(d, all, p);
+    }
+    attention(d, all);
+    if ranks > 1 {
+        exchanges(d, all);
+        sends(d, all);
+    }
+}
+
+/// What was measured, with where from.
+fn measured(d: &mut Device, name: &str, values: &[f64], value: f64, unit: &str) -> Constant {
+    let of = |part| quantile(values.to_vec(), part);
+    let (low, middle, high) = (of(0.25), of(0.5), of(0.75));
+    let text = format!(
+        "measured {}: median {middle:.3e} {unit} of {} launches, half between {low:.3e} and {high:.3e}",
+        today(),
+        values.len()
+    );
+    d.source.insert(name.into(), text);
+    Constant { value, from: Provenance::Measured, range: [low, high] }
+}
+
+/// Says that there was too little to see.
+fn unknown(d: &mut Device, name: &str) {
+    d.source.insert(name.into(), "a prior: nothing that ran identifies it".into());
+}
+
+/// Of values with weights the middle one by weight: as much is above as below.
+fn middle(mut all: Vec<(f64, f64)>) -> f64 {
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let half: f64 = all.iter().map(|x| x.1).sum::<f64>() / 2.0;
+    let mut sum = 0.0;
+    for (value, weight) in all {
+        sum += weight;
+        if sum >= half {
+            return value;
+        }
+    }
+    0.0
+}
+
+fn launch(d: &mut Device, all: &[Sample]) {
+    let small = |s: &Sample| match s.work {
+        Some(Work::Rows { bytes }) if bytes <= SMALL => Some(s.seconds),
+        _other => None,
+    };
+    let times: Vec<f64> = all.iter().filter_map(small).collect();
+    if times.len() < ENOUGH {
+        return unknown(d, "kernel");
+    }
+    let value = quantile(times.clone(), 0.25);
+    d.fit.kernel = measured(d, "kernel", &times, value, "s");
+}
+
+fn rows(d: &mut Device, all: &[Sample], copy: f64) {
+    let kernel = d.fit.kernel.value;
+    let of = |s: &Sample| match s.work {
+        Some(Work::Rows { bytes }) if bytes > SMALL => {
+            // No launch is all beginning.
+            let moving = (s.seconds - kernel).max(0.2 * s.seconds);
+            Some((bytes / moving, moving * s.calls as f64, bytes * s.calls as f64))
+        }
+        _other => None,
+    };
+    let rates: Vec<(f64, f64, f64)> = all.iter().filter_map(of).collect();
+    if rates.len() < ENOUGH {
+        d.hbm = copy;
+        return unknown(d, "fit.hbm");
+    }
+    // All bytes in all their time: sums of many launches come out.
+    let (time, bytes) = rates.iter().fold((0.0, 0.0), |(t, b), r| (t + r.1, b + r.2));
+    let speed = bytes / time;
+    d.hbm = copy.max(speed);
+    d.source.insert("hbm".into(), format!("copies, {}", today()));
+    let shares: Vec<f64> = rates.iter().map(|r| r.0 / d.hbm).collect();
+    d.fit.hbm = measured(d, "fit.hbm", &shares, speed / d.hbm, "of hbm");
+}
+
+/// Products of a type: the tiles and lengths that explain their times best, and the speed that is then reached.
+fn products(d: &mut Device, all: &[Sample], p: Precision) {
+    let kernel = d.fit.kernel.value;
+    let of = |s: &Sample| match s.work {
+        Some(Work::Product { gemm, precision, beside }) if precision == p => {
+            let rest = kernel + beside / d.memory_speed();
+            Some((gemm, (s.seconds - rest).max(0.2 * s.seconds), s.calls as f64))
+        }
+        _other => None,
+    };
+    let own: Vec<(Gemm, f64, f64)> =
+        all.iter().filter_map(of).filter(|x| x.0.flops() > 0.0).collect();
+    let name = if p == Precision::F32 { "peak" } else { "peak.bf16" };
+    if own.len() < ENOUGH {
+        d.peak.remove(&p);
+        return;
+    }
+    let sms = f64::from(d.sms);
+    let explained = |tiles: &[[f64; 3]], short: f64| {
+        let full = |g: &Gemm| g.fullness(sms, tiles, short);
+        let rates = own.iter().map(|(g, t, n)| (g.flops() / t / full(g), t * n)).collect();
+        let speed = middle(rates);
+        let off =
+            |(g, t, n): &(Gemm, f64, f64)| t * n * (g.flops() / full(g) / speed / t).ln().abs();
+        (own.iter().map(off).sum::<f64>(), speed)
+    };
+    // One table of tiles for all types: that of f32, which come first.
+    let of_machine = (p != Precision::F32).then(|| (d.tiles.clone(), d.short));
+    let mut best: Option<(f64, f64, Vec<[f64; 3]>, f64)> = None;
+    for [m, n] in TILES {
+        for short in LOST {
+            let tiles = vec![[m, n, 1.0]];
+            if of_machine.as_ref().is_some_and(|x| *x != (Some(tiles.clone()), Some(short))) {
+                continue;
+            }
+            let (off, speed) = explained(&tiles, short);
+            if best.as_ref().is_none_or(|b| off < b.0) {
+                best = Some((off, speed, tiles, short));
+            }
+        }
+    }
+    let Some((_, speed, tiles, short)) = best else { return };
+    let rates: Vec<f64> = own.iter().map(|(g, t, _)| g.flops() / t).collect();
+    if p == Precision::F32 {
+        let peak = rates.iter().copied().fold(speed, f64::max);
+        d.peak.insert(p, peak);
+        let full = |g: &Gemm| g.fullness(sms, &tiles, short);
+        let shares: Vec<f64> = own.iter().map(|(g, t, _)| g.flops() / t / full(g) / peak).collect();
+        d.source.insert("tiles".into(), format!("fitted with short, {}", today()));
+        d.source.insert(name.into(), format!("the fastest product, {}", today()));
+        d.fit.gemm = measured(d, "fit.gemm", &shares, speed / peak, "of the peak");
+        (d.tiles, d.short) = (Some(tiles), Some(short));
+    } else {
+        // The share of the peak is one for all types, so the peak is what that makes of the speed.
+        d.peak.insert(p, speed / d.fit.gemm.value);
+        d.source.insert(name.into(), format!("the speed of products over gemm, {}", today()));
+    }
+}
+
+fn attention(d: &mut Device, all: &[Sample]) {
+    let mut shares = vec![];
+    for s in all {
+        let Some(Work::Attention { sizes, precision, backward }) = s.work else { continue };
+        if precision != Precision::F32 {
+            continue;
+        }
+        // At a share of 1 the price is the kernel's at the peak.
+        let Ok((f, b)) = price(d, sizes) else { continue };
+        let kernel = d.fit.kernel.value;
+        let at_peak = if backward { b } else { f } - kernel;
+        let took = (s.seconds - kernel).max(0.2 * s.seconds);
+        shares.push(((at_peak / took).min(1.0), took * s.calls as f64));
+    }
+    if shares.len() < ENOUGH / 2 {
+        return unknown(d, "attention");
+    }
+    let share = middle(shares.clone());
+    let all: Vec<f64> = shares.iter().map(|s| s.0).collect();
+    measured(d, "attention", &all, share, "of the peak");
+    d.attention.insert("flash2".into(), share);
+}
+
+fn price(d: &Device, sizes: Attention) -> shardc_ir::diag::Result<(f64, f64)> {
+    sizes.seconds(d, 1.0, Precision::F32)
+}
+
+/// Bytes that a collective moves by its formula, and ranks that it goes past, of one domain.
+fn moves(sends: Sends, group: Group, bytes: f64) -> Option<(f64, f64)> {
+    let n = group.size;
+    let part = (n - 1.0) / n;
+    let moved = match sends {
+        Sends::SumToAll => 2.0 * part * bytes,
+        Sends::Share | Sends::ShareOfResult | Sends::MeanShare => part * bytes,
+        Sends::Pieces | Sends::Rows { .. } | Sends::Boxes => part * bytes,
+        Sends::Nothing | Sends::Whole => return None,
+    };
+    Some((moved, n - 1.0))
+}
+
+/// The line through the times of collectives: seconds of a rank, and of a byte.
+fn exchanges(d: &mut Device, all: &[Sample]) {
+    let of = |s: &Sample| match s.work {
+        Some(Work::Exchange { sends, group, bytes, .. }) => {
+            moves(sends, group, bytes).map(|(b, n)| (b, n, s.seconds))
+        }
+        _other => None,
+    };
+    let own: Vec<(f64, f64, f64)> = all.iter().filter_map(of).collect();
+    if own.len() < ENOUGH {
+        unknown(d, "fit.step");
+        return unknown(d, "link");
+    }
+    // Small ones say what a step costs, large ones what a byte does beside it.
+    let small: Vec<f64> = own.iter().filter(|x| x.0 <= SMALL).map(|x| x.2 / x.1).collect();
+    if small.len() < ENOUGH / 2 {
+        unknown(d, "fit.step");
+    } else {
+        let value = quantile(small.clone(), 0.5);
+        d.fit.step = measured(d, "fit.step", &small, value, "s");
+    }
+    let step = d.fit.step.value;
+    let large: Vec<(f64, f64, f64)> = own.into_iter().filter(|x| x.0 > 8.0 * SMALL).collect();
+    let rate = |&(b, n, t): &(f64, f64, f64)| b / (t - step * n).max(0.2 * t);
+    let rates: Vec<f64> = large.iter().map(rate).collect();
+    if rates.len() < ENOUGH / 2 {
+        return unknown(d, "link");
+    }
+    let weighted = large.iter().zip(&rates).map(|(x, r)| (*r, x.2)).collect();
+    let speed = middle(weighted);
+    d.link = rates.iter().copied().fold(speed, f64::max);
+    let shares: Vec<f64> = rates.iter().map(|r| r / d.link).collect();
+    d.source.insert("link".into(), format!("the fastest exchange, {}", today()));
+    d.fit.link = measured(d, "fit.link", &shares, speed / d.link, "of link");
+}
+
+/// Transfers between stages: what is left when nobody is waited for.
+fn sends(d: &mut Device, all: &[Sample]) {
+    let times: Vec<f64> = all.iter().filter(|s| s.work.is_none()).map(|s| s.seconds).collect();
+    if times.len() < ENOUGH / 2 {
+        return unknown(d, "fit.hop");
+    }
+    let value = quantile(times.clone(), 0.25);
+    d.fit.hop = measured(d, "fit.hop", &times, value, "s");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::blank;
+    use shardc_cost::plan::launch::Pricer;
+    use shardc_ir::mesh::{AtomSet, Mesh};
+
+    /// A machine with constants that are not those before the fit.
+    fn truth() -> Device {
+        let mut d = blank(2, 1);
+        (d.hbm, d.link, d.short) = (1e10, 4e9, Some(16.0));
+        d.tiles = Some(vec![[8.0, 32.0, 1.0]]);
+        d.peak.insert(Precision::F32, 5e10);
+        d.attention.insert("flash2".into(), 0.15);
+        d.fit.gemm.value = 0.8;
+        (d.fit.hbm.value, d.fit.link.value) = (0.7, 0.5);
+        (d.fit.kernel.value, d.fit.step.value) = (3e-6, 2e-5);
+        d
+    }
+
+    fn works() -> Vec<Work> {
+        let mut out = vec![];
+        for (m, n, k) in [
+            (1.0, 64.0, 64.0),
+            (12.0, 100.0, 64.0),
+            (64.0, 64.0, 16.0),
+            (128.0, 352.0, 128.0),
+            (256.0, 256.0, 688.0),
+            (512.0, 1000.0, 256.0),
+            (1024.0, 512.0, 512.0),
+            (2048.0, 1376.0, 512.0),
+            (30.0, 2000.0, 33.0),
+            (512.0, 33.0, 512.0),
+        ] {
+            let gemm = Gemm::new(m, n, k);
+            out.push(Work::Product { gemm, precision: Precision::F32, beside: 0.0 });
+        }
+        let sizes = [64.0, 256.0, 1e3, 2e3, 1e5, 3e5, 1e6, 4e6];
+        out.extend(
+            sizes
+                .into_iter()
+                .chain([128.0, 512.0, 2e5, 5e5])
+                .cycle()
+                .take(24)
+                .map(|bytes| Work::Rows { bytes }),
+        );
+        for queries in [64.0, 128.0, 256.0, 512.0] {
+            let sizes = Attention {
+                rows: 4.0,
+                heads: 8.0,
+                queries,
+                keys: queries,
+                width: 32.0,
+                values: 32.0,
+                seen: 0.5,
+            };
+            for backward in [false, true] {
+                out.push(Work::Attention { sizes, precision: Precision::F32, backward });
+            }
+        }
+        let group = Group { size: 2.0, per_domain: 2.0 };
+        for bytes in [64.0, 256.0, 512.0, 1024.0, 1e5, 4e5, 1e6, 2e6, 4e6] {
+            for sends in [Sends::SumToAll, Sends::Share] {
+                out.push(Work::Exchange { sends, group, stride: 1, bytes, atoms: AtomSet(1) });
+            }
+        }
+        out
+    }
+
+    fn seconds(d: &Device, w: &Work) -> f64 {
+        Pricer::new(&Mesh::default(), d).seconds(w).expect("f32")
+    }
+
+    /// Times by a machine's formulas give a machine that prices the same.
+    #[test]
+    fn constants_are_found_again() {
+        let truth = truth();
+        let sample =
+            |w: &Work| Sample { work: Some(*w), bytes: 0.0, seconds: seconds(&truth, w), calls: 1 };
+        let all: Vec<Sample> = works().iter().map(sample).collect();
+        let mut d = blank(2, 1);
+        fit(&mut d, &all, 2, truth.hbm);
+        for s in &all {
+            let w = s.work.expect("a launch");
+            let off = seconds(&d, &w) / s.seconds - 1.0;
+            assert!(off.abs() < 0.2, "{w:?}: {off}");
+        }
+        let (said, took) = all.iter().fold((0.0, 0.0), |(a, b), s| {
+            (a + seconds(&d, &s.work.expect("a launch")), b + s.seconds)
+        });
+        assert!((said / took - 1.0).abs() < 0.05, "{said} {took}");
+        assert_eq!((&d.tiles, d.short), (&truth.tiles, truth.short));
+        let measured = [d.fit.gemm, d.fit.hbm, d.fit.link, d.fit.kernel, d.fit.step];
+        assert!(measured.iter().all(|c| c.from == Provenance::Measured));
+        // Nothing was sent between stages, and nothing over a network.
+        assert!([d.fit.hop, d.fit.nic].iter().all(|c| c.from == Provenance::Prior));
+        let text = toml::to_string(&d).expect("plain data");
+        assert_eq!(Device::parse(&text).as_ref(), Ok(&d));
+    }
+
+    #[test]
+    fn what_nothing_identifies_stays_a_prior() {
+        let mut d = blank(2, 1);
+        fit(&mut d, &[], 2, 1e10);
+        let f = d.fit;
+        let all = [f.gemm, f.hbm, f.link, f.nic, f.hop, f.kernel, f.step];
+        assert!(all.iter().all(|c| c.from == Provenance::Prior));
+        assert!(d.source["fit.hop"].contains("prior") && d.source["kernel"].contains("prior"));
+    }
+}

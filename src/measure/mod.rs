@@ -1,0 +1,184 @@
+//! `shardc measure`: a machine as a device file, from kernels and exchanges of small models that run on it.
+//!
+//! What is timed is what plans run: every launch of some training steps, by the clock of the rank that runs it. From
+//! these the constants of [`Device`] are fitted that the launches identify; all others stay priors, and say so.
+
+mod fit;
+mod samples;
+
+pub use samples::{Sample, ran, samples};
+
+use serde_json::{Value, json};
+use shardc_cost::device::{Device, Fit, Precision};
+use shardc_ir::diag::Result;
+use shardc_ir::files;
+use shardc_ir::plan::Plan;
+use shardc_ir::types::DType;
+use shardc_passes::options::Options;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+/// Steps of which times are taken, after one that is not.
+const STEPS: usize = 5;
+
+/// Hidden width, width of the MLP, heads, heads of keys, vocabulary and tokens of the models that run.
+const MODELS: [[usize; 6]; 4] = [
+    [64, 176, 4, 2, 512, 64],
+    [128, 352, 8, 4, 1024, 128],
+    [256, 688, 8, 8, 2048, 128],
+    [512, 1376, 8, 8, 4096, 256],
+];
+
+/// A model's config.
+fn config([hidden, ffn, heads, kv_heads, vocab, seq]: [usize; 6]) -> Value {
+    json!({
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
+        "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": 2,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
+        "max_position_embeddings": seq, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "initializer_range": 0.02, "tie_word_embeddings": false, "torch_dtype": "float32",
+    })
+}
+
+/// The plans that run on so many ranks: of each axis that has exchanges of its own.
+fn plans(ranks: usize) -> Result<Vec<Plan>> {
+    let mut out = vec![];
+    for model in MODELS {
+        let base =
+            Options { seq: model[5], global_batch: 4 * ranks, microbatch: 4, ..Options::default() };
+        let on = |axis: &str| vec![(axis.to_string(), ranks)];
+        let mut all = vec![Options { mesh: on("dp_replicate"), ..base.clone() }];
+        let fits = |n: usize| n.is_multiple_of(ranks);
+        if ranks == 1 {
+            all = vec![
+                Options { microbatch: 2, ..base.clone() },
+                Options { dtype: DType::BF16, ..base.clone() },
+                base.clone(),
+            ];
+        } else if fits(model[2]) && fits(model[3]) {
+            let whole = Options { microbatch: 4 * ranks, ..base.clone() };
+            all.push(Options { mesh: on("tp"), ..whole.clone() });
+            all.push(Options { mesh: on("tp"), sp: true, ..whole.clone() });
+            all.push(Options { mesh: on("dp_shard"), zero: 3, ..base.clone() });
+            all.push(Options { mesh: on("cp"), microbatch: 4, ..whole });
+        }
+        let two = Options { mesh: on("pp"), microbatch: 2, ..base };
+        all.extend((ranks == 2).then_some(two));
+        for o in all {
+            out.push(crate::compile_config(&config(model), &o)?.stored.plan);
+        }
+    }
+    Ok(out)
+}
+
+/// A machine of this processor, whose ranks are threads of one process.
+///
+/// # Errors
+/// Those of compiling and running, such as `c-compiler`.
+pub fn measure(ranks: usize, say: &mut dyn FnMut(String)) -> Result<Device> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = (cores / ranks).max(1);
+    let mut device = blank(ranks, threads);
+    let mut all: Vec<Sample> = vec![];
+    let plans = plans(ranks)?;
+    for (i, plan) in plans.iter().enumerate() {
+        all.extend(samples(plan, &device, threads, STEPS)?);
+        say(format!("{} of {} models, {} launches", i + 1, plans.len(), all.len()));
+    }
+    fit::fit(&mut device, &all, ranks, copy(ranks));
+    Ok(device)
+}
+
+/// Before anything is measured: what the system says, and priors.
+fn blank(ranks: usize, threads: usize) -> Device {
+    let of_system = files::read_text(Path::new("/proc/meminfo"), 1 << 16).unwrap_or_default();
+    let total = of_system.lines().find_map(|l| l.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let memory = kib.map_or(1 << 30, |k| k * 1024) / ranks as u64;
+    let source = |what: &str| format!("{what}, {}", today());
+    let source: BTreeMap<String, String> = [
+        ("sms", source("threads of a rank")),
+        ("memory", source("the system's, over the ranks")),
+        ("domain", source("the ranks that ran together")),
+        ("nic", "a guess: ranks of one process have none".to_string()),
+    ]
+    .into_iter()
+    .map(|(n, s)| (n.to_string(), s))
+    .collect();
+    Device {
+        name: format!("measured-{ranks}"),
+        chip: std::env::consts::ARCH.into(),
+        sms: threads as u32,
+        hbm: 10e9,
+        memory,
+        domain: ranks as u32,
+        link: 10e9,
+        nic: 1.25e9,
+        nics_per_domain: 1,
+        power: None,
+        full_power: None,
+        tiles: Some(vec![[1.0, 1.0, 1.0]]),
+        short: Some(0.0),
+        overlaps: false,
+        peak: [Precision::F32, Precision::Bf16].into_iter().map(|p| (p, 1e11)).collect(),
+        attention: [("flash2".to_string(), 0.3)].into_iter().collect(),
+        source,
+        fit: Fit::default(),
+    }
+}
+
+/// Bytes per second, read and written, that so many threads copy at once, each: the median of some copies of what no
+/// cache holds.
+fn copy(ranks: usize) -> f64 {
+    const WORDS: usize = 4 << 20;
+    let one = || {
+        let (from, mut to) = (vec![1.0f64; WORDS], vec![0.0f64; WORDS]);
+        let round = |_| {
+            let since = std::time::Instant::now();
+            to.copy_from_slice(&from);
+            std::hint::black_box(&mut to);
+            since.elapsed()
+        };
+        let mut all: Vec<Duration> = (0..9).map(round).collect();
+        all.sort();
+        16.0 * WORDS as f64 / all[all.len() / 2].as_secs_f64()
+    };
+    std::thread::scope(|s| {
+        let all: Vec<_> = (0..ranks).map(|_| s.spawn(one)).collect();
+        let each: Vec<f64> = all.into_iter().filter_map(|t| t.join().ok()).collect();
+        each.iter().sum::<f64>() / each.len().max(1) as f64
+    })
+}
+
+/// The date of this machine's clock, in UTC, as `2026-01-31` (days to dates: Hinnant, `civil_from_days`).
+fn today() -> String {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    date(since.as_secs() as i64 / 86_400)
+}
+
+fn date(days: i64) -> String {
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let of_era = z.rem_euclid(146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::date;
+
+    #[test]
+    fn days_are_dates() {
+        assert_eq!(date(0), "1970-01-01");
+        assert_eq!(date(19_782), "2024-02-29");
+        assert_eq!(date(19_783), "2024-03-01");
+        assert_eq!(date(20_819), "2027-01-01");
+    }
+}

@@ -130,6 +130,7 @@ impl Session {
         let crew = Arc::new(Crew { wiring: wiring.clone(), flights, alarm, records });
         if let Some(c) = &control {
             c.watch(crew.clone());
+            c.expect(largest_reply(plan));
             // Times of all processes begin together.
             c.barrier();
         }
@@ -421,6 +422,15 @@ impl Session {
         }
         cause
     }
+}
+
+/// Bytes that no reply of a process exceeds, with room to spare: what a rank holds of every microbatch, as
+/// f32, and the times of what it does.
+fn largest_reply(plan: &Plan) -> usize {
+    const TIMES: usize = 1 << 28;
+    let settings = &plan.settings;
+    let held = plan.peak_bytes().saturating_mul(2);
+    held.saturating_mul(settings.microbatches + 1).saturating_add(TIMES)
 }
 
 impl Drop for Session {

@@ -2,10 +2,11 @@
 //! were given.
 
 use super::launcher::Launched;
+use super::secret;
 use super::store::Store;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_runtime::control::Door;
-use std::net::IpAddr;
+use shardc_runtime::control::{Door, Secret};
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::time::Duration;
 
 /// Where every process finds process 0.
@@ -16,19 +17,21 @@ const STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// Which start of the processes this is: torchrun's store outlives them.
 const ATTEMPT: &str = "TORCHELASTIC_RESTART_COUNT";
 
-/// This process's door, and the addresses of that of process 0.
+/// The door of process 0, in that; where all find it; and what they know each other by.
 pub struct Meeting {
-    pub door: Door,
+    pub door: Option<Door>,
     pub leader: String,
+    pub secret: Secret,
     #[cfg(feature = "mpi")]
     pub world: Option<shardc_runtime::mpi::World>,
 }
 
 impl Meeting {
-    fn of(door: Door, leader: String) -> Meeting {
+    fn of(door: Option<Door>, leader: String, secret: Secret) -> Meeting {
         Meeting {
             door,
             leader,
+            secret,
             #[cfg(feature = "mpi")]
             world: None,
         }
@@ -38,16 +41,16 @@ impl Meeting {
 /// Meets the other processes that a launcher has started, without MPI if it can.
 ///
 /// # Errors
-/// `launcher` if nothing says where process 0 is, and `cluster`.
+/// `launcher` if nothing says where process 0 is, `no-secret`, and `cluster`.
 pub fn meet(
     l: &Launched,
     var: impl Fn(&str) -> Option<String>,
     timeout: Duration,
 ) -> Result<Meeting> {
     if l.world == 1 {
-        let door = Door::open(0, &addresses())?;
+        let door = Door::open(0, &[LOOPBACK])?;
         let leader = door.addresses.clone();
-        return Ok(Meeting::of(door, leader));
+        return Ok(Meeting::of(Some(door), leader, Secret::none()));
     }
     let Some((host, port)) = var(ADDRESS).zip(var(PORT)) else { return by_launcher(l) };
     let number: u16 = port.parse().ok().filter(|p| *p > 0).ok_or_else(|| {
@@ -55,18 +58,19 @@ pub fn meet(
             .help(format!("set {PORT} to a free port of {host}, such as 29500"))
             .exit(Exit::Environment)
     })?;
+    let secret = secret::of(&var)?;
     let ipv6 = host.contains(':') && !host.starts_with('[');
     let place = if ipv6 { format!("[{host}]:{number}") } else { format!("{host}:{number}") };
     if var(STORE).as_deref() != Some("True") {
         // Process 0 is at the port itself.
-        let door = Door::open(if l.rank == 0 { number } else { 0 }, &addresses())?;
-        return Ok(Meeting::of(door, place));
+        let door = (l.rank == 0).then(|| Door::open(number, &places(l, &host))).transpose()?;
+        return Ok(Meeting::of(door, place, secret));
     }
-    let door = Door::open(0, &addresses())?;
+    let door = (l.rank == 0).then(|| Door::open(0, &addresses(l))).transpose()?;
     let key = format!("/shardc/{}/leader", var(ATTEMPT).unwrap_or_default());
-    let said = Store::connect(&place, timeout).and_then(|mut store| match l.rank {
-        0 => store.set(&key, &door.addresses).map(|()| door.addresses.clone()),
-        _ => store.get(&key, timeout),
+    let said = Store::connect(&place, timeout).and_then(|mut store| match &door {
+        Some(door) => store.set(&key, &door.addresses).map(|()| door.addresses.clone()),
+        None => store.get(&key, timeout),
     });
     let leader = said.map_err(|e| {
         Diag::new("cluster", format!("the store of torchrun at {place} does not answer: {e}"))
@@ -74,7 +78,7 @@ pub fn meet(
             .help("check that no firewall is between the hosts, or unset the variable")
             .exit(Exit::Environment)
     })?;
-    Ok(Meeting::of(door, leader))
+    Ok(Meeting::of(door, leader, secret))
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -115,17 +119,50 @@ pub fn by_mpi(l: &Launched) -> Result<Meeting> {
             .help(format!("build it again where mpicc is that of {name}, for {n} processes"))
             .exit(Exit::Environment));
     }
-    let door = Door::open(0, &addresses())?;
-    let leader = world.share(&door.addresses);
-    Ok(Meeting { door, leader, world: Some(world) })
+    use shardc_runtime::control;
+    let door = (l.rank == 0).then(|| Door::open(0, &addresses(l))).transpose()?;
+    let own = match &door {
+        Some(door) => format!("{}\n{}", door.addresses, control::draw()?),
+        None => String::new(),
+    };
+    let said = world.share(&own);
+    let (leader, secret) = said.split_once('\n').unwrap_or((&said, ""));
+    let (leader, secret) = (leader.to_string(), Secret::of(secret.as_bytes()));
+    Ok(Meeting { door, leader, secret, world: Some(world) })
 }
 
-/// The addresses by which other hosts find this one. One that every host has, such as 127.0.0.1, would
-/// find another process there; it is used where there is no other.
-fn addresses() -> Vec<IpAddr> {
+/// The address of processes of one host alone.
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The addresses by which the other processes find this one: where all run on this host, the loopback
+/// interface alone. Elsewhere 127.0.0.1 would find another process; it is used where there is no other.
+fn addresses(l: &Launched) -> Vec<IpAddr> {
+    if l.locals == Some(l.world) {
+        return vec![LOOPBACK];
+    }
     let all = if_addrs::get_if_addrs().unwrap_or_default();
     // Of a link-local address others would have to know the link.
     let (own, far): (Vec<_>, Vec<_>) =
         all.iter().filter(|i| !i.is_link_local()).map(|i| i.ip()).partition(|a| a.is_loopback());
     if far.is_empty() { own } else { far }
+}
+
+/// Where process 0 listens, which others call `host`: at that address, if it is one of this host. A name
+/// may mean 127.0.1.1 here and something else there, and an address may be that of a router.
+fn places(l: &Launched, host: &str) -> Vec<IpAddr> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let named: Vec<IpAddr> =
+        (bare, 0).to_socket_addrs().into_iter().flatten().map(|a| a.ip()).collect();
+    let own: Vec<IpAddr> =
+        if_addrs::get_if_addrs().unwrap_or_default().iter().map(|i| i.ip()).collect();
+    let mut here: Vec<IpAddr> =
+        named.iter().copied().filter(|a| a.is_loopback() || own.contains(a)).collect();
+    let is_number = bare.parse::<IpAddr>().is_ok();
+    let is_near = is_number || bare == "localhost" || l.locals == Some(l.world);
+    if here.is_empty() || (here.iter().all(IpAddr::is_loopback) && !is_near) {
+        here.extend(addresses(l));
+    }
+    here.sort();
+    here.dedup();
+    here
 }

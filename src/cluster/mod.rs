@@ -2,10 +2,11 @@
 
 pub mod launcher;
 mod meeting;
+mod secret;
 mod store;
 
 use crate::signals;
-use crate::terminal::note;
+use crate::terminal::{note, warn};
 use comfy_table::{Table, presets};
 use launcher::Launched;
 use meeting::Meeting;
@@ -15,7 +16,7 @@ use shardc_ir::plan::Plan;
 pub use shardc_passes::options::Transport;
 use shardc_runtime::Process;
 use shardc_runtime::alarm::Alarm;
-use shardc_runtime::control::{Control, Me};
+use shardc_runtime::control::{Control, Me, Terms, no_secret};
 use shardc_runtime::cuda::{Device, Devices, Id};
 use shardc_runtime::transport;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,25 @@ enum Links {
     Nccl(usize, String),
 }
 
+/// How the processes of a job connect, as the user wants it.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct Connections {
+    /// Seconds after which a process that says nothing is lost, and the job ends
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    pub silence: u64,
+    /// Connect processes of several hosts although they have no secret: whoever reaches process 0's port
+    /// can end the job, or take part in it
+    #[arg(long)]
+    pub insecure_control: bool,
+}
+
+impl Default for Connections {
+    fn default() -> Connections {
+        Connections { silence: 30, insecure_control: false }
+    }
+}
+
 /// This process of a job.
 pub struct Job {
     pub launched: Launched,
@@ -51,8 +71,8 @@ pub struct Job {
 /// this one.
 ///
 /// # Errors
-/// `launcher`, `mpi`, `missing-library`, `cuda-driver` and `cluster`.
-pub fn join(transport: Transport) -> Result<Option<Job>> {
+/// `launcher`, `mpi`, `missing-library`, `cuda-driver`, `no-secret` and `cluster`.
+pub fn join(transport: Transport, how: &Connections) -> Result<Option<Job>> {
     let var = |name: &str| std::env::var(name).ok();
     let launched = Launched::detect(var);
     match (transport, launched) {
@@ -64,13 +84,13 @@ pub fn join(transport: Transport) -> Result<Option<Job>> {
                 .exit(Exit::Environment))
         }
         (Transport::Threads, _) => Ok(None),
-        (Transport::Mpi, launched) => mpi(launched?).map(Some),
+        (Transport::Mpi, launched) => mpi(launched?, how).map(Some),
         (Transport::Nccl, launched) => {
             let launched = launched?.unwrap_or(Launched::alone());
             let device = device_of(&launched);
             let meeting = meeting::meet(&launched, var, START)?;
             let card = device.as_ref().map_or(String::new(), |d| format!(", device {}", d.0));
-            let (control, alarm) = start(&launched, meeting, &card)?;
+            let (control, alarm) = start(&launched, meeting, &card, how)?;
             match device {
                 Ok((device, name)) => {
                     let links = Links::Nccl(device, name);
@@ -91,7 +111,7 @@ fn device_of(l: &Launched) -> Result<(usize, String)> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn mpi(_: Option<Launched>) -> Result<Job> {
+fn mpi(_: Option<Launched>, _: &Connections) -> Result<Job> {
     Err(Diag::new("mpi", "this shardc was built without MPI")
         .rule("an MPI is linked when shardc is built, and is that of the launcher")
         .help("cargo build --release --features mpi, with 1 MPI and libclang installed")
@@ -99,7 +119,7 @@ fn mpi(_: Option<Launched>) -> Result<Job> {
 }
 
 #[cfg(feature = "mpi")]
-fn mpi(launched: Option<Launched>) -> Result<Job> {
+fn mpi(launched: Option<Launched>, how: &Connections) -> Result<Job> {
     let launched = launched.ok_or_else(|| {
         Diag::new("launcher", "no launcher has started this process")
             .rule("--transport mpi: one process per rank, started by mpirun or srun")
@@ -108,18 +128,30 @@ fn mpi(launched: Option<Launched>) -> Result<Job> {
     })?;
     let mut meeting = meeting::by_mpi(&launched)?;
     let world = meeting.world.take().expect("it was just started");
-    let (control, alarm) = start(&launched, meeting, "")?;
+    let (control, alarm) = start(&launched, meeting, "", how)?;
     Ok(Job { launched, control, alarm, links: Links::Mpi(world) })
 }
 
 /// Connects to the others; `card` is what they see of this process beside host and pid.
-fn start(l: &Launched, meeting: Meeting, card: &str) -> Result<(Control, Arc<Alarm>)> {
+fn start(
+    l: &Launched,
+    meeting: Meeting,
+    card: &str,
+    how: &Connections,
+) -> Result<(Control, Arc<Alarm>)> {
     let card = format!("{}, pid {}{card}", host(), std::process::id());
     let alarm = Arc::<Alarm>::default();
     let print = |message: &str| note(message);
     let me = Me { process: l.rank, processes: l.world, card };
-    let Meeting { door, leader, .. } = meeting;
-    let control = Control::join(&me, door, &leader, START, alarm.clone(), Box::new(print))?;
+    let Meeting { door, leader, secret, .. } = meeting;
+    let insecure = how.insecure_control && !secret.is_secret();
+    if let Some(far) = door.as_ref().filter(|d| insecure && d.is_far()) {
+        warn(&[no_secret(&far.addresses)
+            .why("--insecure-control: whoever reaches it can end this job")]);
+    }
+    let silence = Duration::from_secs(how.silence);
+    let terms = Terms { secret, insecure, timeout: START, silence };
+    let control = Control::join(&me, door, &leader, terms, alarm.clone(), Box::new(print))?;
     let (wish, end) = (control.clone(), control.clone());
     signals::handle(SAME, move |signal| wish.wish(signal), move |_| end.interrupt())?;
     Ok((control, alarm))

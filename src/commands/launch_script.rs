@@ -76,6 +76,18 @@ const RESUME: &str = r#"resume=()
 if compgen -G "ckpt/step-*/index.json" >/dev/null; then resume=(--resume ckpt); fi
 "#;
 
+/// What the processes of a job know each other by, where MPI does not hand it on: a file that this user
+/// alone can read, which all hosts see.
+const SECRET: &str = r#"export SHARDC_SECRET_FILE=${SHARDC_SECRET_FILE:-$PWD/.shardc-secret}
+if [ ! -e "$SHARDC_SECRET_FILE" ]; then
+    new=$(umask 077; mktemp "$SHARDC_SECRET_FILE.XXXXXX")
+    head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$new"
+    # Of several hosts one makes it.
+    ln "$new" "$SHARDC_SECRET_FILE" 2>/dev/null || [ -e "$SHARDC_SECRET_FILE" ]
+    rm -f "$new"
+fi
+"#;
+
 fn slurm(s: &Sizes) -> String {
     let Sizes { ranks, nodes, per_node, memory, .. } = s;
     let run = s.run();
@@ -83,12 +95,12 @@ fn slurm(s: &Sizes) -> String {
     let (devices, meet, mpi) = match s.nccl {
         true => (
             format!("#SBATCH --gpus-per-node={per_node}\n"),
-            "export MASTER_PORT=29500\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device.",
+            format!("{SECRET}export MASTER_PORT=29500\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device."),
             "",
         ),
         false => (
             String::new(),
-            "# One process per rank; --mpi must be that of the MPI which shardc was built with (srun --mpi=list).",
+            "# One process per rank; --mpi must be that of the MPI which shardc was built with (srun --mpi=list).".to_string(),
             " --mpi=pmix",
         ),
     };
@@ -112,10 +124,12 @@ fn mpirun(s: &Sizes) -> String {
     let run = s.run();
     let (meet, pass) = match s.nccl {
         true => (
-            "# The first host of HOSTS has rank 0.\nfirst=${HOSTS:-$(hostname)}\nexport MASTER_ADDR=${MASTER_ADDR:-${first%%[:,]*}} MASTER_PORT=${MASTER_PORT:-29500}\n",
-            " -x MASTER_ADDR -x MASTER_PORT",
+            format!(
+                "{SECRET}# The first host of HOSTS has rank 0.\nfirst=${{HOSTS:-$(hostname)}}\nexport MASTER_ADDR=${{MASTER_ADDR:-${{first%%[:,]*}}}} MASTER_PORT=${{MASTER_PORT:-29500}}\n"
+            ),
+            " -x MASTER_ADDR -x MASTER_PORT -x SHARDC_SECRET_FILE",
         ),
-        false => ("", ""),
+        false => (String::new(), ""),
     };
     format!(
         "#!/bin/bash
@@ -124,9 +138,10 @@ set -euo pipefail
 {RESUME}
 {meet}hosts=()
 if [ -n \"${{HOSTS:-}}\" ]; then hosts=(--host \"$HOSTS\"); fi
-# On more ranks than cores, waiting ranks give way; a host that is gone is missed after some seconds.
+# On more ranks than cores, waiting ranks give way. mpirun misses a host that is gone some seconds after
+# shardc does (--silence, 30 s), which says why.
 exec mpirun -n {ranks} --map-by slot --mca mpi_yield_when_idle 1{pass} ${{hosts[@]+\"${{hosts[@]}}\"}} \\
-    --mca oob_tcp_keepalive_time 2 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 3 \\
+    --mca oob_tcp_keepalive_time 20 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 4 \\
     {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
 "
     )
@@ -140,7 +155,7 @@ fn torchrun(s: &Sizes) -> String {
 # Usage, on every host: [NODE_RANK=I MASTER_ADDR=HOST0] bash FILE [flags of shardc run]
 set -euo pipefail
 {RESUME}
-exec torchrun --nnodes {nodes} --nproc-per-node {per_node} --node-rank \"${{NODE_RANK:-0}}\" \\
+{SECRET}exec torchrun --nnodes {nodes} --nproc-per-node {per_node} --node-rank \"${{NODE_RANK:-0}}\" \\
     --master-addr \"${{MASTER_ADDR:-127.0.0.1}}\" --master-port \"${{MASTER_PORT:-29500}}\" --no-python \\
     {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
 "

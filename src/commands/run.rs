@@ -8,7 +8,7 @@ mod trace;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
 use crate::checkpoint::{self, Saved};
-use crate::cluster::{self, Job, Transport};
+use crate::cluster::{self, Connections, Job, Transport};
 use crate::data::{Data, is_text};
 use crate::device;
 use crate::hub;
@@ -95,6 +95,8 @@ pub struct Run {
     /// mpi, or by nccl with --device cuda [default: the plan's, threads]
     #[arg(long, value_parser = words())]
     pub transport: Option<Transport>,
+    #[command(flatten)]
+    pub connections: Connections,
     /// Threads of one rank's products, at most the cores [default: cores / ranks of this host]
     #[arg(long)]
     pub threads: Option<usize>,
@@ -322,7 +324,9 @@ pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
         None => plan_dir::read(dir)?.options.transport,
     };
     check(&how, transport)?;
-    let Some(job) = cluster::join(transport)? else { return run_in(dir, &how, None, as_json) };
+    let Some(job) = cluster::join(transport, &how.connections)? else {
+        return run_in(dir, &how, None, as_json);
+    };
     let done =
         std::panic::catch_unwind(AssertUnwindSafe(|| run_in(dir, &how, Some(&job), as_json)));
     match done {

@@ -225,7 +225,7 @@ fn a_killed_rank_is_named_by_those_that_are_left() {
 
 #[test]
 fn a_rank_that_stops_is_found_out() {
-    let job = Job::start("stop", 4, "pp=2,tp=2");
+    let job = Job::with("stop", 4, "pp=2,tp=2", &["--silence", "4"]);
     let pid = job.pid(1);
     job.signal(&pid, "-STOP");
     let mut job = job;

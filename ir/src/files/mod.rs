@@ -6,6 +6,7 @@
 //! the opening, so the descriptor is asked too.
 
 mod place;
+pub mod trust;
 mod write;
 
 pub use place::Place;

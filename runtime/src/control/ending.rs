@@ -1,10 +1,11 @@
 //! How a job ends because of one process: one message, one status for all.
 
-use super::join::connect;
-use super::wire::{CARD, FrameKind, MAGIC, lines, read, read_most, write};
-use super::{BEAT, Inbox, LOST, Shared, Trouble, held};
+use super::join::call;
+use super::lobby::Lobby;
+use super::wire::{FrameKind, lines};
+use super::{BEAT, Inbox, Shared, Trouble, held};
 use shardc_ir::diag::{Diag, Exit};
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,8 +14,9 @@ use std::time::{Duration, Instant};
 const ASKED: Duration = Duration::from_millis(700);
 /// How long a process that has failed, or was told to stop, waits for the message to be printed.
 const PRINTED: Duration = Duration::from_secs(4);
-/// How long a process without process 0 waits for others that look for it.
-const GATHERED: Duration = Duration::from_millis(600);
+/// How long a process without process 0 waits for others that look for it: they miss its answers to
+/// their signs of life at different times.
+const GATHERED: Duration = Duration::from_millis(600).saturating_add(BEAT);
 /// More processes than this are not listed in a message.
 const LISTED: usize = 16;
 
@@ -29,12 +31,13 @@ impl Shared {
         if held(self.inbox.lock()).left[other] || self.leaving.load(Ordering::Acquire) {
             return;
         }
-        let silent = is_late(error);
-        let how = match silent {
-            true => {
-                format!("was silent for {} s: its host or the way to it is down", LOST.as_secs())
+        let silence = self.terms.silence.as_secs();
+        let how = match error.kind() {
+            _ if is_late(error) => {
+                format!("was silent for {silence} s: its host or the way to it is down")
             }
-            false => "ended without a word: it was killed, or its host is down".to_string(),
+            ErrorKind::InvalidData => "sent what no process of this job sends".to_string(),
+            _ => "ended without a word: it was killed, or its host is down".to_string(),
         };
         if self.ending.load(Ordering::Acquire) {
             if self.me == 0 {
@@ -76,11 +79,11 @@ impl Shared {
                 Some(Trouble { process: self.me, text: text.clone(), status });
             self.tell(FrameKind::Fail, format!("{status}\n{text}").as_bytes());
             // Process 0 answers, or is found to be lost.
-            std::thread::sleep(LOST + PRINTED);
+            std::thread::sleep(self.terms.silence + PRINTED);
             self.over(Some(&text), status);
         }
         held(self.inbox.lock()).trouble = Some(Trouble { process, text, status });
-        self.tell(FrameKind::Stop, format!("{status}\n").as_bytes());
+        self.tell_to_stop(status);
         self.conclude(ASKED)
     }
 
@@ -145,15 +148,15 @@ impl Shared {
         self.record(status);
         let own = format!("{}\n{}", self.me, self.whereabouts());
         for lower in 1..self.me {
-            let Some(mut s) = connect(&self.addresses[lower], Duration::from_millis(500)) else {
+            let each = Duration::from_millis(500);
+            let Ok((mut out, mut from)) = call(&self.addresses[lower], &self.terms.secret, each)
+            else {
                 continue;
             };
-            let sent =
-                s.write_all(MAGIC).and_then(|()| write(&mut s, FrameKind::Where, own.as_bytes()));
-            if sent.is_ok() {
-                let _ = s.set_read_timeout(Some(GATHERED * 2));
+            if out.write(FrameKind::Where, own.as_bytes()).is_ok() {
+                from.patience(GATHERED * 2);
                 // It ends the connection when it has printed; one that hangs does not.
-                let ended = read(&mut s).is_err_and(|e| !is_late(&e));
+                let ended = from.read(0).is_err_and(|e| !is_late(&e));
                 if ended {
                     self.over(None, status);
                 }
@@ -161,26 +164,18 @@ impl Shared {
         }
         let start = Instant::now();
         let mut guests = vec![];
-        let _ = self.listener.set_nonblocking(true);
+        let mut lobby = Lobby::new(&self.listeners, &self.terms.secret);
         while start.elapsed() < GATHERED && guests.len() + 2 < self.processes {
-            let Ok((mut s, _)) = self.listener.accept() else {
-                std::thread::sleep(Duration::from_millis(5));
-                continue;
-            };
-            let _ = s.set_nonblocking(false);
-            let _ = s.set_read_timeout(Some(BEAT));
-            let mut magic = [0; 8];
-            if s.read_exact(&mut magic).is_ok()
-                && magic == *MAGIC
-                && let Ok((FrameKind::Where, data)) = read_most(&mut s, CARD)
-            {
-                let said = lines(&data);
+            for known in lobby.look().unwrap_or_default() {
+                let said = lines(&known.data);
                 let number = said.first().and_then(|s| s.parse::<usize>().ok());
-                if let Some(number) = number.filter(|&p| p < self.processes) {
+                let number = number.filter(|&p| p < self.processes);
+                if let Some(number) = number.filter(|_| known.kind == FrameKind::Where) {
                     held(self.inbox.lock()).stopped[number] = Some(said[1..].join(" "));
-                    guests.push(s);
+                    guests.push((known.out, known.incoming));
                 }
             }
+            std::thread::sleep(Duration::from_millis(5));
         }
         let cause = Diag::new("rank-failed", format!("process 0 ({}) {how}", self.cards[0]))
             .help("start again from the last checkpoint, with --resume DIR")

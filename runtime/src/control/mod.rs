@@ -2,40 +2,72 @@
 //! they are alive, and why all must end.
 //!
 //! Every process has a connection to process 0, which gathers and shares. Each tells once a second
-//! where its ranks are; one whose connection ends, or that is silent for 4 s, is lost. Then
-//! process 0 asks all where they are, prints one message, and every process ends with the same
-//! status. If process 0 itself is lost, the lowest process that others can reach does this.
+//! where its ranks are, and is answered; one whose connection ends, or that is silent for
+//! [`Terms::silence`], is lost. Then process 0 asks all where they are, prints one message, and every
+//! process ends with the same status. If process 0 itself is lost, the lowest process that others can
+//! reach does this.
+//!
+//! Who does not know the job's [`Secret`] is told nothing, delays nothing and ends nothing; what
+//! processes say to each other is sealed, not hidden.
 
 mod ending;
 mod join;
+mod lobby;
+mod secret;
 mod wire;
 
-pub use join::Door;
+#[cfg(test)]
+mod tests;
+
+pub use join::{Door, no_secret};
+pub use secret::{LEAST, Secret, draw};
 
 use crate::alarm::Alarm;
 use crate::spawn;
-use join::{knock, resolve, welcome};
+use join::{Link, Met, knock, resolve, welcome};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::collections::VecDeque;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use wire::{FrameKind, read, write};
+use wire::{FrameKind, Incoming, Outgoing};
 
-/// A process that was silent for so long is lost.
-const LOST: Duration = Duration::from_secs(4);
 /// Time between signs of life.
 const BEAT: Duration = Duration::from_secs(1);
 /// How long a process that was asked to end waits for the cause.
 const TOLD: Duration = Duration::from_millis(400);
+/// How long the message that all must end may take.
+const AT_ONCE: Duration = Duration::from_millis(200);
+/// Most bytes of a message with data, until somebody says [`Control::expect`].
+const DATA: usize = 1 << 28;
+
 /// How a process is known to the others, and what it says of itself.
 pub struct Me {
     pub process: usize,
     pub processes: usize,
     /// What others see of this process, its host first: one line.
     pub card: String,
+}
+
+/// How processes trust and wait for each other.
+#[derive(Clone)]
+pub struct Terms {
+    pub secret: Secret,
+    /// Connect over more than the loopback interface although there is no secret.
+    pub insecure: bool,
+    /// How long all may take to come.
+    pub timeout: Duration,
+    /// A process that says nothing for so long is lost.
+    pub silence: Duration,
+}
+
+impl Terms {
+    /// Whether processes of other hosts may be connected to.
+    fn trusts(&self) -> bool {
+        self.secret.is_secret() || self.insecure
+    }
 }
 
 /// What the ranks of this process are doing, and where to write it down.
@@ -75,7 +107,10 @@ struct Shared {
     cards: Vec<String>,
     addresses: Vec<Vec<SocketAddr>>,
     /// Process 0 has one to every other; they have one to it.
-    links: Vec<Option<Mutex<TcpStream>>>,
+    links: Vec<Option<Mutex<Outgoing>>>,
+    terms: Terms,
+    /// Most bytes of a message with data.
+    expected: AtomicUsize,
     inbox: Mutex<Inbox>,
     wake: Condvar,
     alarm: Arc<Alarm>,
@@ -90,7 +125,7 @@ struct Shared {
     wished: AtomicI32,
     /// With which this process ends.
     status: AtomicI32,
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
 }
 
 /// A process's connection to the others of its job.
@@ -102,33 +137,45 @@ fn held<T>(lock: std::result::Result<T, PoisonError<T>>) -> T {
 }
 
 impl Control {
-    /// Connects all processes: this one's `door`, and where all find process 0's, the same text in all.
+    /// Connects all processes: this one's `door`, if it is process 0, and where all find that, the same
+    /// text in all.
     ///
     /// # Errors
-    /// `cluster` if not all come within `timeout`, or two say that they are the same.
+    /// `cluster` if not all come in time, if another says that it is this one, or if this is process 0
+    /// without a door; `no-secret`.
     pub fn join(
         me: &Me,
-        door: Door,
+        door: Option<Door>,
         leader: &str,
-        timeout: Duration,
+        terms: Terms,
         alarm: Arc<Alarm>,
         print: Print,
     ) -> Result<Control> {
-        let own = format!("{}\n{}", door.addresses, me.card);
-        let (links, hellos) = match me.process {
-            0 => welcome(me.processes, &door.listener, leader, &own, timeout)?,
-            _ => knock(me, leader, &own, timeout)?,
+        let met = match door.filter(|_| me.process == 0) {
+            Some(door) if door.is_far() && me.processes > 1 && !terms.trusts() => {
+                return Err(no_secret(&door.addresses));
+            }
+            Some(door) => {
+                let own = format!("{}\n{}", door.addresses, me.card);
+                welcome(me.processes, &door, leader, &own, &terms)?
+            }
+            None => knock(me, leader, &me.card, &terms)?,
         };
+        let Met { links, hellos, listeners } = met;
         let of = |i: usize| -> Vec<String> {
             hellos.iter().map(|h: &Vec<String>| h.get(i).cloned().unwrap_or_default()).collect()
         };
         let n = me.processes;
+        let cut = |l: Option<Link>| l.map_or((None, None), |(out, from)| (Some(out), Some(from)));
+        let (outs, froms): (Vec<_>, Vec<_>) = links.into_iter().map(cut).unzip();
         let shared = Shared {
             me: me.process,
             processes: n,
             addresses: of(0).iter().map(|a| resolve(a)).collect(),
             cards: of(1),
-            links: links.into_iter().map(|l| l.map(Mutex::new)).collect(),
+            links: outs.into_iter().map(|l| l.map(Mutex::new)).collect(),
+            terms,
+            expected: AtomicUsize::new(DATA),
             inbox: Mutex::new(Inbox {
                 gathered: vec![VecDeque::new(); n],
                 last: vec![None; n],
@@ -145,11 +192,16 @@ impl Control {
             answered: AtomicBool::new(false),
             wished: AtomicI32::new(0),
             status: AtomicI32::new(Exit::RankFailed as i32),
-            listener: door.listener,
+            listeners,
         };
         let control = Control(Arc::new(shared));
-        control.listen()?;
+        control.listen(froms)?;
         Ok(control)
+    }
+
+    /// Messages with data may have so many bytes; those of a process that sends more end the job.
+    pub fn expect(&self, bytes: usize) {
+        self.0.expected.fetch_max(bytes, Ordering::AcqRel);
     }
 
     /// What every process says of itself.
@@ -167,27 +219,31 @@ impl Control {
         *held(self.0.witness.lock()) = Some(witness);
     }
 
-    /// Threads that read what the others say, and one that says that this process lives.
-    fn listen(&self) -> Result<()> {
-        let count = self.0.links.iter().flatten().count() + 1;
+    /// Threads that read what the others say, and one that says that this process lives. They do no
+    /// work of the ranks, and wait for none: no lock of theirs is held while there is work.
+    fn listen(&self, froms: Vec<Option<Incoming>>) -> Result<()> {
+        let count = froms.iter().flatten().count() + 1;
         let start = |work: Box<dyn FnOnce() + Send>| match thread::Builder::new().spawn(work) {
             Ok(_) => Ok(()),
             Err(e) => Err(spawn::refused("a thread that listens to other processes", count, &e)),
         };
-        for (other, link) in self.0.links.iter().enumerate() {
-            let Some(link) = link else { continue };
-            let Ok(mut stream) = held(link.lock()).try_clone() else { continue };
+        self.0.links.iter().flatten().for_each(|l| held(l.lock()).patience(self.0.terms.silence));
+        for (other, from) in froms.into_iter().enumerate() {
+            let Some(mut from) = from else { continue };
             let shared = self.0.clone();
             start(Box::new(move || {
-                let _ = stream.set_read_timeout(Some(LOST));
-                let _ = stream.set_write_timeout(Some(LOST));
+                from.patience(shared.terms.silence);
                 loop {
-                    match read(&mut stream) {
+                    match from.read(shared.expected.load(Ordering::Acquire)) {
                         Ok((kind, data)) => shared.heard(other, kind, data),
                         Err(e) => return shared.lost(other, &e),
                     }
                 }
             }))?;
+        }
+        if self.leads() {
+            // It answers those that say that they live.
+            return Ok(());
         }
         let shared = self.0.clone();
         start(Box::new(move || {
@@ -273,7 +329,7 @@ impl Control {
         self.0.leaving.store(true, Ordering::Release);
         self.0.tell(FrameKind::Bye, &[]);
         self.0.links.iter().flatten().for_each(|l| {
-            let _ = held(l.lock()).shutdown(Shutdown::Write);
+            held(l.lock()).end(Shutdown::Write);
         });
     }
 }
@@ -288,8 +344,26 @@ impl Shared {
     /// found to be.
     fn tell(&self, kind: FrameKind, data: &[u8]) {
         for link in self.links.iter().flatten() {
-            let mut link: MutexGuard<TcpStream> = held(link.lock());
-            let _ = write(&mut link, kind, data);
+            let _ = held(link.lock()).write(kind, data);
+        }
+    }
+
+    /// Says that all must end. A process that does not take what it was sent before is not waited for:
+    /// its connection ends with this process.
+    fn tell_to_stop(&self, status: i32) {
+        let text = format!("{status}\n");
+        let start = Instant::now();
+        let mut left: Vec<&Mutex<Outgoing>> = self.links.iter().flatten().collect();
+        while !left.is_empty() && start.elapsed() < AT_ONCE {
+            left.retain(|link| match link.try_lock() {
+                Ok(mut link) => {
+                    link.patience(AT_ONCE);
+                    let _ = link.write(FrameKind::Stop, text.as_bytes());
+                    false
+                }
+                Err(_) => true,
+            });
+            std::thread::sleep(AT_ONCE / 100);
         }
     }
 
@@ -303,10 +377,17 @@ impl Shared {
         match kind {
             FrameKind::Gather => inbox.gathered[other].push_back(data),
             FrameKind::Share => inbox.shared.push_back(data),
-            FrameKind::Beat => inbox.last[other] = Some((Instant::now(), text())),
+            FrameKind::Beat => {
+                inbox.last[other] = Some((Instant::now(), text()));
+                drop(inbox);
+                if let Some(link) = self.links[other].as_ref().filter(|_| self.me == 0) {
+                    let _ = held(link.lock()).write(FrameKind::Beat, &[]);
+                }
+                return;
+            }
             FrameKind::Where => inbox.stopped[other] = Some(text()),
             FrameKind::Bye => inbox.left[other] = true,
-            FrameKind::Hello => {}
+            FrameKind::Hello | FrameKind::Refuse => {}
             FrameKind::Wish => self.wished.store(text().parse().unwrap_or(0), Ordering::Release),
             FrameKind::Fail | FrameKind::Stop => {
                 drop(inbox);

@@ -18,6 +18,8 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts"
     "no-layout" "no-loss"
     "not-built" "not-cached" "not-marked" "not-understood" "numbers-too-large" "operands" "out-of-memory" "output" "padding" "part-of-stack" "partial" "pass" "phase" "pipeline-axis"
+    "no-layout" "no-loss" "no-secret"
+    "not-built" "not-marked" "not-understood" "numbers-too-large" "operands" "out-of-memory" "output" "padding" "part-of-stack" "partial" "pass" "phase" "pipeline-axis"
     "plan" "plans-differ" "rank" "rank-failed" "ranks-disagree" "redefined" "refuted" "repeat" "result-type" "ring" "role"
     "rope-type" "rows" "safetensors" "save" "save-base" "save-locked" "save-target" "schedule" "schedule-csv" "schedule-memory"
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"

@@ -1,0 +1,152 @@
+//! Who comes to a listener, until it has shown that it is of the job.
+//!
+//! All are looked at in turn and none is waited for, so silent and slow ones delay nobody. Each has
+//! two seconds; of more than 256 the oldest has to go, and one of ours that had to comes again.
+
+use super::secret::{NONCE, Pair, Secret, random};
+use super::wire::{CARD, FrameKind, HEAD, Head, Incoming, MAGIC, Outgoing, called};
+use shardc_ir::diag::Result;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// How long one that comes may take to show what it is.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Most that are looked at at once.
+const MOST: usize = 256;
+/// Bytes with which a connection begins: [`MAGIC`] and what the caller has drawn.
+const OPENING: usize = MAGIC.len() + NONCE;
+
+/// One that has come.
+struct Guest {
+    stream: TcpStream,
+    since: Instant,
+    said: Vec<u8>,
+    /// Both numbers, once the guest's has come and was answered.
+    drawn: Option<([u8; NONCE], [u8; NONCE])>,
+}
+
+/// One that has shown that it knows the secret, and the first message it has sent.
+pub(super) struct Known {
+    pub kind: FrameKind,
+    pub data: Vec<u8>,
+    pub out: Outgoing,
+    pub incoming: Incoming,
+}
+
+/// What is to be done with a guest.
+enum Next {
+    Wait,
+    Gone,
+    Joins(FrameKind, Vec<u8>),
+}
+
+/// Listeners, and who has come to them.
+pub(super) struct Lobby<'a> {
+    listeners: &'a [TcpListener],
+    secret: &'a Secret,
+    guests: VecDeque<Guest>,
+    /// How many came and did not show what they should.
+    pub strangers: usize,
+}
+
+impl<'a> Lobby<'a> {
+    pub fn new(listeners: &'a [TcpListener], secret: &'a Secret) -> Lobby<'a> {
+        listeners.iter().for_each(|l| drop(l.set_nonblocking(true)));
+        Lobby { listeners, secret, guests: VecDeque::new(), strangers: 0 }
+    }
+
+    /// Looks at all once; those that have shown what they are. Waits for nothing.
+    ///
+    /// # Errors
+    /// Those of drawing a number.
+    pub fn look(&mut self) -> Result<Vec<Known>> {
+        for l in self.listeners {
+            // A guard: others are looked at too, however many come.
+            for _ in 0..MOST {
+                let Ok((stream, _)) = l.accept() else { break };
+                let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+                if ready.is_err() {
+                    continue;
+                }
+                let since = Instant::now();
+                self.guests.push_back(Guest { stream, since, said: vec![], drawn: None });
+                if self.guests.len() > MOST {
+                    self.guests.pop_front();
+                    self.strangers += 1;
+                }
+            }
+        }
+        let mut known = vec![];
+        for _ in 0..self.guests.len() {
+            let Some(mut guest) = self.guests.pop_front() else { break };
+            match guest.look(self.secret)? {
+                Next::Wait if guest.since.elapsed() < PATIENCE => self.guests.push_back(guest),
+                Next::Joins(kind, data) => {
+                    let Some((caller, own)) = guest.drawn else { continue };
+                    let pair = Pair { secret: self.secret, caller, called: own };
+                    let both = guest.stream.set_nonblocking(false);
+                    let Ok((out, mut incoming)) = both.and_then(|()| called(guest.stream, &pair))
+                    else {
+                        continue;
+                    };
+                    incoming.skip();
+                    known.push(Known { kind, data, out, incoming });
+                }
+                Next::Wait | Next::Gone => self.strangers += 1,
+            }
+        }
+        Ok(known)
+    }
+}
+
+impl Guest {
+    /// Reads what has come, and answers it.
+    fn look(&mut self, secret: &Secret) -> Result<Next> {
+        let mut part = [0; 4096];
+        loop {
+            match self.stream.read(&mut part) {
+                Ok(0) => return Ok(Next::Gone),
+                Ok(n) => self.said.extend_from_slice(&part[..n]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Ok(Next::Gone),
+            }
+            // One that says more than it may, or begins as none of ours does, is not read to its end.
+            let begins = self.said.iter().zip(MAGIC).all(|(a, b)| a == b);
+            if !begins || self.said.len() > OPENING + HEAD + CARD {
+                return Ok(Next::Gone);
+            }
+        }
+        if self.said.len() < OPENING {
+            return Ok(Next::Wait);
+        }
+        let (caller, own) = match self.drawn {
+            Some(both) => both,
+            None => {
+                let caller = self.said[MAGIC.len()..OPENING].try_into().expect("32 bytes");
+                let own = random()?;
+                let pair = Pair { secret, caller, called: own };
+                let answer = [own, pair.proof()].concat();
+                // The buffer of a new connection has room for it.
+                if self.stream.write(&answer).ok() != Some(answer.len()) {
+                    return Ok(Next::Gone);
+                }
+                *self.drawn.insert((caller, own))
+            }
+        };
+        let Some((head, data)) = self.said[OPENING..].split_first_chunk::<HEAD>() else {
+            return Ok(Next::Wait);
+        };
+        let Some(head) = Head::read(head).filter(|h| h.len <= CARD) else { return Ok(Next::Gone) };
+        if data.len() < head.len {
+            return Ok(Next::Wait);
+        }
+        let mut seal = Pair { secret, caller, called: own }.to_called();
+        Ok(match head.whole(&mut seal, data).filter(|_| data.len() == head.len) {
+            Some(kind) => Next::Joins(kind, data.to_vec()),
+            None => Next::Gone,
+        })
+    }
+}

@@ -158,10 +158,9 @@ fn run(dir: &Path, library: bool) -> Result<()> {
     let device = Device::open(0)?;
     let arch = device.arch()?;
     let all = work(&plan)?;
-    let mut code = BTreeMap::new();
+    let (own, mut code) = (plan_dir::device_code(dir)?, BTreeMap::new());
     for l in all.iter().flat_map(|w| &w.launches) {
         if !code.contains_key(&l.source) {
-            let own = dir.join(shardc::device::FOLDER);
             code.insert(l.source.clone(), kept::find(&l.source, &arch, Some(&own))?);
         }
     }

@@ -101,9 +101,9 @@ pub fn open(
     // Ranks launch the same wherever they are: what the least of the devices can.
     let least = archs.iter().min_by_key(|a| Limits::of(a).shared);
     let launches = launches(plan, programs, least.map_or("", |a| a))?;
-    let folder = dir.map(|d| d.join(FOLDER));
+    let own = dir.map(plan_dir::device_code).transpose()?;
     let distinct = archs.iter().map(|a| (a.clone(), launches.clone())).collect();
-    let made = each(plan, &distinct, |source, arch| kept::find(source, arch, folder.as_deref()))?;
+    let made = each(plan, &distinct, |source, arch| kept::find(source, arch, own.as_ref()))?;
     let code = |arch: &String| -> Code {
         let own = made.iter().filter(|((_, a), _)| a == arch);
         own.map(|((source, _), code)| (source.clone(), code.clone())).collect()

@@ -94,6 +94,27 @@ fn code(dir: &Path) -> Vec<String> {
     names
 }
 
+/// A plan's code for devices, with the hashes that `plan.json` states.
+///
+/// # Errors
+/// `plan` if it is none, or was changed.
+pub fn device_code(dir: &Path) -> Result<kept::Own> {
+    let text = read_file(dir, "plan.json")?;
+    let head: Head = serde_json::from_str(&text).map_err(|e| not_a_plan(dir, "plan.json", e))?;
+    if !seal::is_sealed(&text, &head.hash) {
+        return Err(not_a_plan(
+            dir,
+            "plan.json",
+            "the file is not as it was written (its hash differs)",
+        ));
+    }
+    let inside = |(name, hash): (String, String)| {
+        Some((name.strip_prefix(crate::device::FOLDER)?.strip_prefix('/')?.to_string(), hash))
+    };
+    let hashes = head.files.into_iter().filter_map(inside).collect();
+    Ok(kept::Own { dir: dir.join(crate::device::FOLDER), hashes })
+}
+
 /// Writes the hashes of a folder as its files now are: code for devices was added to them.
 ///
 /// # Errors

@@ -1,24 +1,16 @@
-//! Compiled kernels in folders, each file named by the hash of all that it depends on: the user's
-//! cache, and a plan's own code for devices. Files are written beside and renamed, so that
-//! processes may race.
+//! Compiled kernels in folders: a plan's own code for devices, each file named by the hash of its text and
+//! known by the hash in `plan.json`, and the user's cache, where the name has the compiler too, and
+//! the last bytes are the hash of the others. All code is checked before a driver sees it.
 
+use crate::cache::{self, Folder, MOST};
+use crate::cubin;
 use crate::cuda::HEADERS;
 use crate::nvrtc;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
 use shardc_ir::launch::Source;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// Largest file of compiled kernels that is read, in bytes.
-pub(crate) const MOST: u64 = 1 << 30;
-
-/// The user's cache: `SHARDC_CACHE`, else the user's folder for such.
-pub(crate) fn cache() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let own = set("SHARDC_CACHE");
-    let user = || set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));
-    own.or_else(|| user().map(|c| c.join("shardc")))
-}
 
 /// The file of a text's code for an architecture.
 fn name(source: &Source, arch: &str) -> String {
@@ -48,25 +40,33 @@ fn cannot(dir: &Path, e: &std::io::Error) -> Diag {
         .exit(Exit::Environment)
 }
 
-/// A name beside a file that no other process has, nor another thread.
-pub(crate) fn beside(dir: &Path, name: &str) -> PathBuf {
-    use std::hash::{BuildHasher, Hasher};
-    // Keys of a table of the standard library are random; process numbers are not, in containers.
-    let number = std::hash::RandomState::new().build_hasher().finish();
-    dir.join(format!(".{number:016x}-{name}"))
+/// Code of a plan: its folder, and by name of file the hash that the plan states.
+#[derive(Clone, Debug, Default)]
+pub struct Own {
+    pub dir: PathBuf,
+    pub hashes: BTreeMap<String, String>,
 }
 
-/// Writes a file beside its place, and renames it.
-#[expect(clippy::disallowed_methods, reason = "of a cache; a whole one is told by its hash")]
-pub(crate) fn keep(dir: &Path, name: &str, code: &[u8]) -> std::io::Result<()> {
-    std::fs::create_dir_all(dir)?;
-    let beside = beside(dir, name);
-    let done =
-        std::fs::write(&beside, code).and_then(|()| std::fs::rename(&beside, dir.join(name)));
-    if done.is_err() {
-        let _ = std::fs::remove_file(&beside);
+impl Own {
+    /// A file of it, as the plan states it.
+    fn read(&self, name: &str) -> Option<Result<Vec<u8>>> {
+        let path = self.dir.join(name);
+        if !path.exists() {
+            return None;
+        }
+        let bad = |why: &str| {
+            Diag::new("plan", format!("code for a device that is not as the plan states it: {why}"))
+                .at(path.display().to_string())
+                .help("make the plan again with shardc compile")
+        };
+        let check = |code: Vec<u8>| match self.hashes.get(name) {
+            Some(h) if *h == blake3::hash(&code).to_hex().as_str() => {
+                cubin::check(&code).map_err(|why| bad(&why)).map(|()| code)
+            }
+            _ => Err(bad("its hash differs")),
+        };
+        Some(files::read(&path, MOST).and_then(check))
     }
-    done
 }
 
 /// Architectures of Tegra: no other runs their code, and they run no other's.
@@ -87,43 +87,86 @@ fn run_by(arch: &str) -> Vec<String> {
     all
 }
 
-/// The code of a text for an architecture: from the folder `own`, if that has some that runs there,
-/// else from the user's cache, else compiled and kept there.
+/// The code of a text for an architecture: a plan's `own`, if it has some that runs there, else from the
+/// user's cache, else compiled and kept there.
 ///
 /// # Errors
-/// Those of [`nvrtc::compile`], and `cuda-compile` if there is no folder to keep code in.
-pub fn find(source: &Source, arch: &str, own: Option<&Path>) -> Result<Vec<u8>> {
-    let read = |dir: &Path, arch: &str| files::read(&dir.join(name(source, arch)), MOST).ok();
-    match own.and_then(|dir| run_by(arch).iter().find_map(|a| read(dir, a))) {
-        Some(code) => Ok(code),
+/// Those of [`nvrtc::compile`], `cuda-compile` if there is no folder to keep code in, and `plan` if the
+/// plan's code is not what it states.
+pub fn find(source: &Source, arch: &str, own: Option<&Own>) -> Result<Vec<u8>> {
+    let read = |own: &Own, arch: &str| own.read(&name(source, arch));
+    match own.and_then(|own| run_by(arch).iter().find_map(|a| read(own, a))) {
+        Some(code) => code,
         None => cached(source, arch),
     }
 }
 
+/// Bytes of the hash behind code in the cache.
+const HASH: usize = blake3::OUT_LEN;
+
+/// The code of a file of the cache, if it is whole.
+fn sound(mut file: Vec<u8>) -> Option<Vec<u8>> {
+    let (code, hash) = file.split_last_chunk::<HASH>()?;
+    let len = code.len();
+    let is_whole = blake3::hash(code).as_bytes() == hash && cubin::check(code).is_ok();
+    file.truncate(len);
+    is_whole.then_some(file)
+}
+
 /// The code of a text for this very architecture: from the user's cache, else compiled and kept
-/// there.
+/// there. Without the compiler, code of any version of it will do.
 fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
-    let name = name(source, arch);
     let none = || std::io::Error::other("HOME is not set");
-    let dir = cache().ok_or_else(|| cannot(Path::new("~/.cache"), &none()))?;
-    if let Ok(code) = files::read(&dir.join(&name), MOST) {
+    let dir = cache::place().ok_or_else(|| cannot(Path::new("~/.cache"), &none()))?;
+    let folder = Folder::open(&dir).map_err(|d| Diag {
+        code: "cuda-compile",
+        ..d.help("name another folder for compiled kernels with SHARDC_CACHE")
+    })?;
+    let name = name(source, arch);
+    let stem = name.trim_end_matches(".cubin");
+    let version = nvrtc::identity();
+    let found = match &version {
+        Ok(v) => folder.read(&format!("{stem}-{v}.cubin")).and_then(sound),
+        Err(_) => {
+            let names = folder.names();
+            let mut own = names.iter().rev().filter(|n| n.starts_with(stem));
+            own.find_map(|n| folder.read(n).and_then(sound))
+        }
+    };
+    if let Some(code) = found {
         return Ok(code);
     }
+    let name = format!("{stem}-{}.cubin", version?);
     let code = nvrtc::compile(source, arch)?.cubin;
-    keep(&dir, &name, &code).map_err(|e| cannot(&dir, &e))?;
+    cubin::check(&code).map_err(|why| {
+        Diag::new("cuda-compile", format!("the compiler made no code of a device: {why}"))
+            .help("check which library SHARDC_NVRTC_DIR leads to")
+            .exit(Exit::Environment)
+    })?;
+    let kept = [&code[..], blake3::hash(&code).as_bytes()].concat();
+    folder.keep(&name, &kept).map_err(|e| cannot(&dir, &e))?;
     Ok(code)
 }
 
-/// Writes the code of a text for an architecture to a folder, from which [`find`] takes it.
+/// Writes the code of a text for an architecture to a folder of a plan, from which [`find`] takes it.
 ///
 /// # Errors
 /// As for [`find`].
+#[expect(clippy::disallowed_methods, reason = "a new plan's folder, which is sealed afterwards")]
 pub fn put(source: &Source, arch: &str, dir: &Path) -> Result<()> {
     let name = name(source, arch);
     if dir.join(&name).is_file() {
         return Ok(());
     }
-    keep(dir, &name, &cached(source, arch)?).map_err(|e| cannot(dir, &e))
+    let code = cached(source, arch)?;
+    let beside = dir.join(cache::beside(&name));
+    let done = std::fs::create_dir_all(dir)
+        .and_then(|()| std::fs::write(&beside, code))
+        .and_then(|()| std::fs::rename(&beside, dir.join(name)));
+    done.map_err(|e| {
+        let _ = std::fs::remove_file(&beside);
+        cannot(dir, &e)
+    })
 }
 
 #[cfg(test)]
@@ -143,29 +186,80 @@ mod tests {
         assert_eq!(run_by("sm_121a"), ["sm_121a", "sm_121", "sm_120"]);
     }
 
+    /// A folder of a plan with code, which is the name of its architecture.
+    fn plan(source: &Source, archs: &[&str]) -> Own {
+        let dir = std::env::temp_dir().join(cache::beside("kept"));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let mut own = Own { dir, hashes: BTreeMap::new() };
+        for arch in archs {
+            let (name, code) = (name(source, arch), cubin::least(arch.as_bytes()));
+            std::fs::write(own.dir.join(&name), &code).expect("a file");
+            own.hashes.insert(name, blake3::hash(&code).to_hex().to_string());
+        }
+        own
+    }
+
     #[test]
     fn code_of_the_same_generation_is_found() {
         let text = "this is no text of a kernel".to_string();
         let source = Source { file: "gemm.cu", text };
-        let dir = beside(&std::env::temp_dir(), "kept");
-        let keep = |arch: &str| keep(&dir, &name(&source, arch), arch.as_bytes()).unwrap();
-        let find = |arch: &str| find(&source, arch, Some(&dir)).ok();
-        let found = |arch: &str| Some(arch.as_bytes().to_vec());
-        keep("sm_80");
-        assert!(
-            is_ours(&name(&source, "sm_80"))
-                && is_ours(&beside(Path::new(""), &name(&source, "sm_80")).display().to_string())
-        );
+        let made = name(&source, "sm_80");
+        assert!(is_ours(&made) && is_ours(&cache::beside(&made)));
         assert!(!is_ours("notes.txt") && !is_ours("gemm-sm_80.cubin") && !is_ours(".cubin"));
-        assert_eq!(find("sm_89"), found("sm_80"));
-        keep("sm_86");
-        assert_eq!([find("sm_80"), find("sm_89")], [found("sm_80"), found("sm_86")]);
-        keep("sm_90");
-        assert_eq!([find("sm_90a"), find("sm_100a")], [found("sm_90"), None]);
-        keep("sm_90a");
-        assert_eq!([find("sm_90a"), find("sm_90")], [found("sm_90a"), found("sm_90")]);
-        // What is written for an architecture is not taken from another.
-        assert!(put(&source, "sm_89", &dir).is_err());
-        std::fs::remove_dir_all(&dir).unwrap();
+        let found = |arch: &str| Some(cubin::least(arch.as_bytes()));
+        let mut archs = vec![];
+        for (add, asked) in [
+            ("sm_80", [("sm_89", Some("sm_80")), ("sm_80", Some("sm_80"))]),
+            ("sm_86", [("sm_80", Some("sm_80")), ("sm_89", Some("sm_86"))]),
+            ("sm_90", [("sm_90a", Some("sm_90")), ("sm_100a", None)]),
+            ("sm_90a", [("sm_90a", Some("sm_90a")), ("sm_90", Some("sm_90"))]),
+        ] {
+            archs.push(add);
+            let own = plan(&source, &archs);
+            for (arch, want) in asked {
+                // Without a compiler of CUDA, what is in no plan is not found at all.
+                let got = find(&source, arch, Some(&own)).ok();
+                assert_eq!(got, want.and_then(found), "{arch} of {archs:?}");
+            }
+            std::fs::remove_dir_all(&own.dir).expect("removed");
+        }
+    }
+
+    #[test]
+    fn code_that_a_plan_does_not_state_is_refused() {
+        let source = Source { file: "gemm.cu", text: "this is no text of a kernel".to_string() };
+        let mut own = plan(&source, &["sm_80"]);
+        let file = own.dir.join(name(&source, "sm_80"));
+        let says = |own: &Own, word: &str| {
+            let d = find(&source, "sm_80", Some(own)).expect_err("refused").render();
+            assert!(d.contains("error[plan]") && d.contains(word), "{d}");
+        };
+        let planted = cubin::least(b"planted");
+        std::fs::write(&file, &planted).expect("a file");
+        says(&own, "its hash differs");
+        // With the hash of what is there, it must still be code of a device.
+        for (code, word) in [(&planted[..planted.len() - 1], "cut short"), (b"ELF", "no ELF file")]
+        {
+            std::fs::write(&file, code).expect("a file");
+            let name = name(&source, "sm_80");
+            own.hashes.insert(name, blake3::hash(code).to_hex().to_string());
+            says(&own, word);
+        }
+        own.hashes.clear();
+        says(&own, "its hash differs");
+        std::fs::remove_dir_all(&own.dir).expect("removed");
+    }
+
+    #[test]
+    fn code_in_the_cache_is_whole_or_made_again() {
+        let code = cubin::least(b"code");
+        let kept = [&code[..], blake3::hash(&code).as_bytes()].concat();
+        assert_eq!(sound(kept.clone()), Some(code));
+        for i in 0..kept.len() {
+            let mut bad = kept.clone();
+            bad[i] ^= 1;
+            assert_eq!(sound(bad), None, "byte {i}");
+            assert_eq!(sound(kept[..i].to_vec()), None, "{i} bytes");
+        }
     }
 }

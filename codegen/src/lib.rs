@@ -5,7 +5,9 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod c;
+mod cache;
 mod collective;
+mod cubin;
 pub mod cuda;
 mod experts;
 mod fused;

@@ -47,6 +47,23 @@ pub fn is_here() -> Result<()> {
     LOADED.get_or_init(load).clone()
 }
 
+/// What the compiler is told beside the architecture.
+const OPTIONS: [&str; 2] = ["--ptxas-options=-v", "--std=c++17"];
+
+/// Which compiler this is and what it is told, as a word: its version and a hash of the options.
+///
+/// # Errors
+/// `missing-library` without the compiler.
+pub fn identity() -> Result<String> {
+    is_here()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is loaded; it writes two integers, which live until it returns.
+    let said = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    said.result().map_err(|e| failed("nvrtcVersion", &e))?;
+    let hash = blake3::hash(OPTIONS.join(" ").as_bytes()).to_hex();
+    Ok(format!("nvrtc_{major}.{minor}_{}", &hash[..8]))
+}
+
 /// Compiles a text for an architecture such as `sm_90a`.
 ///
 /// # Errors
@@ -74,8 +91,8 @@ pub fn instructions(source: &Source, arch: &str) -> Result<String> {
 fn compiled(source: &Source, arch: &str) -> Result<(Program, String)> {
     is_here()?;
     let program = Program::new(source)?;
-    let options =
-        [format!("--gpu-architecture={arch}"), "--ptxas-options=-v".into(), "--std=c++17".into()];
+    let mut options = vec![format!("--gpu-architecture={arch}")];
+    options.extend(OPTIONS.map(String::from));
     // SAFETY: the program is alive.
     let done = unsafe { result::compile_program(program.0, &options) };
     let log = program.log();

@@ -42,8 +42,8 @@ impl Native {
             .help("remove that 1 file and run again: it is compiled anew")
             .exit(Exit::Environment)
         };
-        // SAFETY: the object was made of our text and lies in a folder of the user's; it runs nothing
-        // when it is loaded.
+        // SAFETY: the object was made of our text, and nobody but this user or root can have written it
+        // since (`shardc_codegen::c::compile` opens and checks it); it runs nothing when it is loaded.
         let library = unsafe { Library::new(path) }.map_err(bad)?;
         let mut entries = HashMap::new();
         for k in programs.flatten().flatten().flat_map(Kernel::rows) {

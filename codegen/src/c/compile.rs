@@ -1,13 +1,17 @@
 //! Compiles the text of kernels to a shared object, with the C compiler of the machine.
 //!
 //! Objects are kept in a folder of the user's, under the hash of all they depend on: text, compiler,
-//! flags, processor. They are written beside and renamed, so that processes may race.
+//! flags, processor. They are written beside and renamed, so that processes may race; one that is
+//! found is opened once, and what was checked is what is loaded.
 
-use crate::kept::{MOST, beside, cache, keep};
+use crate::cache::{self, Folder, MOST, beside};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::files;
+use shardc_ir::files::{self, trust};
 use std::ffi::OsStr;
+use std::fs::{File, Permissions};
 use std::io::Read;
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
@@ -60,11 +64,19 @@ fn processor() -> String {
     lines.by_ref().filter(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Compiles a text, or finds it compiled; the object's path. A compiler that takes longer than `limit` is
-/// ended.
+/// A path that leads to what is open, whatever becomes of the file. It stays open as long as the process: the
+/// system knows libraries by their paths, so no other may ever have this one.
+fn lasting(file: File, path: PathBuf) -> PathBuf {
+    let number = file.into_raw_fd();
+    let open = PathBuf::from(format!("/proc/self/fd/{number}"));
+    if open.exists() { open } else { path }
+}
+
+/// Compiles a text, or finds it compiled; from where it is loaded. A compiler that takes longer than `limit` is ended.
 ///
 /// # Errors
-/// `c-compiler` if there is none, or if it refuses the text; with exit status 5.
+/// `c-compiler` if there is none, if it refuses the text, or if others can write where objects are kept;
+/// with exit status 5.
 pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
     let cc = Compiler { words: compiler(), limit };
     let version = cc.run(Stream::Out, &["--version"])?.said;
@@ -76,36 +88,50 @@ pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
         hash.update(flag.as_bytes());
     }
     let name = format!("kernels-{}.so", &hash.finalize().to_hex()[..32]);
-    let dir =
-        cache().ok_or_else(|| failed("no folder for compiled kernels: HOME is not set".into()))?;
-    let object = dir.join(&name);
+    let dir = cache::place()
+        .ok_or_else(|| failed("no folder for compiled kernels: HOME is not set".into()))?;
+    let other = "name another folder with SHARDC_CACHE";
+    let folder = Folder::open(&dir).map_err(|d| {
+        let interpreted = "kernels may be interpreted, several times slower: --kernels interpreted";
+        Diag { code: "c-compiler", ..d.help(other).help(interpreted) }
+    })?;
     let sum = format!("{name}.blake3");
-    if whole(&object, &dir.join(&sum)) {
+    if let Some(object) = whole(&folder, &name, &sum) {
         return Ok(object);
     }
     let cannot = |e: &dyn std::fmt::Display| {
-        failed(format!("compiled kernels cannot be kept in {}: {e}", dir.display()))
-            .help("name another folder with SHARDC_CACHE")
+        failed(format!("compiled kernels cannot be kept in {}: {e}", dir.display())).help(other)
     };
-    std::fs::create_dir_all(&dir).map_err(|e| cannot(&e))?;
-    let (source, new) = (beside(&dir, &format!("{name}.c")), beside(&dir, &name));
-    let put = |made: Vec<u8>| -> Result<()> {
-        std::fs::rename(&new, &object).map_err(|e| cannot(&e))?;
-        keep(&dir, &sum, blake3::hash(&made).to_hex().as_bytes()).map_err(|e| cannot(&e))
+    let (source, new) = (beside(&format!("{name}.c")), beside(&name));
+    let at = |name: &str| folder.path.join(name);
+    let put = |made: Vec<u8>| -> Result<PathBuf> {
+        // The compiler gives others what they may have of any file.
+        let own = std::fs::set_permissions(at(&new), Permissions::from_mode(0o700));
+        own.map_err(|e| cannot(&e))?;
+        // Another process may put its own in the place at once: this one goes by what is open.
+        let file = folder.file(&new).ok_or_else(|| cannot(&"it is gone at once"))?;
+        folder.rename(&new, &name).map_err(|e| cannot(&e))?;
+        let hash = blake3::hash(&made).to_hex();
+        folder.keep(&sum, hash.as_bytes()).map_err(|e| cannot(&e))?;
+        Ok(lasting(file, at(&name)))
     };
-    let written = write_beside(&source, text).map_err(|e| cannot(&e));
-    let done = written.and_then(|()| cc.build(&source, &new)).and_then(put);
-    let _ = std::fs::remove_file(&source);
+    let written = write_beside(&at(&source), text).map_err(|e| cannot(&e));
+    let done = written.and_then(|()| cc.build(&at(&source), &at(&new))).and_then(put);
+    folder.remove(&source);
     if done.is_err() {
-        let _ = std::fs::remove_file(&new);
+        folder.remove(&new);
     }
-    done.map(|()| object)
+    done
 }
 
-/// True if an object is there as it was written: a damaged one would end the process.
-fn whole(object: &Path, sum: &Path) -> bool {
-    let read = |p: &Path| files::read(p, MOST).ok();
-    read(object).zip(read(sum)).is_some_and(|(o, s)| blake3::hash(&o).to_hex().as_bytes() == s)
+/// An object that is there as it was written, and ours: a damaged one would end the process.
+fn whole(folder: &Folder, name: &str, sum: &str) -> Option<PathBuf> {
+    let (sum, file) = (folder.read(sum)?, folder.file(name)?);
+    let (path, what) = (folder.path.join(name), "a file of compiled kernels");
+    let bytes = file.try_clone().ok()?;
+    let bytes = trust::read_checked(bytes, what, &path, trust::WRITABLE, MOST).ok()?;
+    let same = blake3::hash(&bytes).to_hex().as_bytes() == sum;
+    same.then(|| lasting(file, path))
 }
 
 /// Writes a file that has a name that no other process has.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Compiled texts, for one architecture.
+/// Compiled texts, for one architecture: ELF files of the device all of whose parts lie inside them.
 pub type Code = BTreeMap<Arc<Source>, Vec<u8>>;
 
 /// Addresses of what a rank has beside its arena.
@@ -52,7 +52,8 @@ impl Modules {
                 Diag::new("plan", format!("no code of {} for this device", source.file))
                     .exit(Exit::Environment)
             })?;
-            // SAFETY: the compiler's output, which says itself where it ends.
+            // SAFETY: an ELF file, which says itself where it ends: whoever has made this table has
+            // checked that all it names lies inside it.
             let module = unsafe { result::module::load_data(code.as_ptr().cast()) };
             let module = module.called(&format!("cuModuleLoadData of {}", source.file))?;
             loaded.insert(source.clone(), Module { module, functions: BTreeMap::new() });

@@ -223,6 +223,62 @@ fn compilers_with_fewer_flags() {
     }
 }
 
+/// Objects that others can have put into the cache: a folder that they can write is not used, and an object
+/// that is not as it was written, can be written by others, or is a link to one, is made again.
+#[test]
+fn planted_objects_do_not_run() {
+    let lab = with_plan("planted", &[]);
+    let (cache, mode) = (lab.path("cache"), <std::fs::Permissions as PermissionsExt>::from_mode);
+    let args = ["run", "plan", "--steps", "2", "--format", "json", "--kernels", "compiled"];
+    let run = || in_lab(&lab, &args).env("SHARDC_CACHE", &cache).output().expect("starts");
+    let whole = || {
+        let out = run();
+        assert!(out.status.success(), "{}", said(&out));
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        text.lines().map(|l| l.split(",\"ms\"").next().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    let want = whole();
+    let objects = std::fs::read_dir(&cache).expect("a cache").map(|e| e.expect("a file").path());
+    let object = objects.into_iter().find(|p| p.extension().is_some_and(|x| x == "so"));
+    let (object, planted) = (object.expect("an object"), lab.path("planted.so"));
+    // It says so when it is loaded.
+    let text = "#include <unistd.h>\n__attribute__((constructor)) void f() { _exit(77); }\n";
+    let source = lab.write("planted.c", text);
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&planted).arg(&source);
+    assert!(cc.status().expect("a compiler").success());
+    let before = std::fs::read(&object).expect("an object");
+    std::fs::copy(&planted, &object).expect("planted");
+    assert_eq!(whole(), want, "another object");
+    assert_eq!(std::fs::read(&object).expect("an object").len(), before.len());
+    // With the hash of what is there, but as others leave it.
+    let sum = std::path::PathBuf::from(format!("{}.blake3", object.display()));
+    let hash = blake3::hash(&std::fs::read(&planted).expect("planted")).to_hex();
+    std::fs::write(&sum, hash.as_bytes()).expect("a sum");
+    std::fs::copy(&planted, &object).expect("planted");
+    std::fs::set_permissions(&object, mode(0o777)).expect("a mode");
+    assert_eq!(whole(), want, "an object of others");
+    std::fs::write(&sum, hash.as_bytes()).expect("a sum");
+    std::fs::remove_file(&object).expect("removed");
+    std::os::unix::fs::symlink(&planted, &object).expect("a link");
+    assert_eq!(whole(), want, "a link");
+    // What would run, did nobody look: the same object, put there by this very user.
+    std::fs::write(&sum, hash.as_bytes()).expect("a sum");
+    std::fs::remove_file(&object)
+        .and_then(|()| std::fs::copy(&planted, &object).map(drop))
+        .expect("planted");
+    std::fs::set_permissions(&object, mode(0o700)).expect("a mode");
+    assert_eq!(
+        run().status.code(),
+        Some(77),
+        "the planted object does nothing: this test shows nothing"
+    );
+    std::fs::set_permissions(&cache, mode(0o770)).expect("a mode");
+    let out = run();
+    assert_eq!(out.status.code(), Some(5), "{}", said(&out));
+    assert!(said(&out).contains("chmod go-w"), "{}", said(&out));
+}
+
 #[test]
 fn compilers_that_fail() {
     let lab = with_plan("bad_cc", &[]);

@@ -287,67 +287,132 @@ fn losses(out: &str) -> Vec<(usize, String)> {
     out.lines().filter_map(one).collect()
 }
 
-/// `KILLS` times (6) a rank drawn at random is killed at a moment drawn at random, while a checkpoint is
-/// written after every step. The job ends, the last visible checkpoint is whole, and going on from it
-/// gives the losses of a run that nobody disturbed, bit for bit.
+/// Layouts whose ranks are killed in turn: a name, a fixture, the number of ranks, flags.
+const KILLED: [(&str, &str, usize, &[&str]); 5] = [
+    ("pp=2,tp=2", "llama_deep", 4, &["--mesh", "pp=2,tp=2", "--microbatch", "2"]),
+    ("ZeRO 3 over 2", "llama_deep", 2, &["--mesh", "dp_shard=2", "--zero", "3"]),
+    ("experts, dp=2,tp=2,ep=2", "mixtral", 4, &["--mesh", "dp=2,tp=2,ep=2"]),
+    ("dp=2", "llama_gqa", 2, &["--mesh", "dp=2"]),
+    ("tp=4 with --sp", "llama_mha", 4, &["--mesh", "tp=4", "--sp"]),
+];
+
+/// What became of the jobs of one layout.
+#[derive(Default)]
+struct Kept {
+    killed: usize,
+    stopped: usize,
+    unfinished: usize,
+    redone: usize,
+    step: usize,
+    longest: f64,
+}
+
+/// A layout's jobs: a folder with its plan, and what a run gives that nobody disturbs.
+struct Disturbed {
+    name: &'static str,
+    ranks: usize,
+    dir: PathBuf,
+    whole: Vec<(usize, String)>,
+    kept: Kept,
+}
+
+impl Disturbed {
+    /// Steps of a whole run: more than any of these jobs comes to.
+    fn new(i: usize, steps: usize) -> Disturbed {
+        let (name, model, ranks, flags) = KILLED[i];
+        let dir = folder(&format!("kills-{i}"));
+        let all = [&["--seq", "16", "--global-batch", "8"], flags].concat();
+        compile(&fixture(model), &all, &dir.join("plan"));
+        let mut c = Command::new(SHARDC);
+        c.args(["run", "plan", "--threads", "1", "--format", "json", "--steps"]);
+        let whole = losses(&text(&done(c.arg(steps.to_string()).current_dir(&dir)).stdout));
+        assert_eq!(whole.len(), steps);
+        Disturbed { name, ranks, dir, whole, kept: Kept::default() }
+    }
+
+    /// Starts, or goes on from the last checkpoint, and kills or stops a rank.
+    fn disturb(&mut self, draw: &dyn Fn() -> f64) {
+        let (dir, at) = (&self.dir, self.kept.step);
+        let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file");
+        let mut c = mpirun(self.ranks);
+        c.args([SHARDC, "run", "plan", "--threads", "1", "--format", "json", "--transport", "mpi"]);
+        c.args(["--steps", &self.whole.len().to_string(), "--save", "ckpt", "--save-every", "1"]);
+        c.args(["--silence", "2"]);
+        if at > 0 {
+            c.args(["--resume", "ckpt"]);
+        }
+        c.stdout(file("out")).stderr(file("err")).stdin(Stdio::null()).current_dir(dir);
+        let child = c.spawn().expect("mpirun");
+        let mut job = Job { child, dir: dir.clone() };
+        job.until("err", "processes, started by");
+        // From the middle of the start to some dozens of steps later.
+        std::thread::sleep(Duration::from_secs_f64(draw() * 2.0));
+        let (victim, stops) = ((draw() * self.ranks as f64) as usize, draw() < 0.25);
+        let (pid, since) = (job.pid(victim), Instant::now());
+        job.signal(&pid, if stops { "-STOP" } else { "-KILL" });
+        if stops {
+            job.until("err", "error[rank-failed]");
+            job.signal(&pid, "-KILL");
+        }
+        let (_, err) = job.end();
+        let how = if stops { "was silent for 2 s" } else { "ended without a word" };
+        one_message(&err, &["error[rank-failed]", &format!("process {victim} ("), how]);
+        let kept = &mut self.kept;
+        *(if stops { &mut kept.stopped } else { &mut kept.killed }) += 1;
+        kept.longest = kept.longest.max(since.elapsed().as_secs_f64());
+        let done = losses(&std::fs::read_to_string(dir.join("out")).expect("a file"));
+        for (step, loss) in &done {
+            assert_eq!(loss, &self.whole[step - 1].1, "{}, step {step}, from {at}", self.name);
+        }
+        let names = std::fs::read_dir(dir.join("ckpt")).into_iter().flatten().flatten();
+        let left = |e: std::fs::DirEntry| e.file_name().to_string_lossy().contains("unfinished");
+        kept.unfinished += usize::from(names.into_iter().any(left));
+        let Ok(saved) = shardc::checkpoint::Saved::open(&dir.join("ckpt")) else {
+            assert_eq!(at, 0, "{}: a checkpoint is lost", self.name);
+            return;
+        };
+        saved.verify(0, 1).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        assert!(saved.step >= at, "{}: step {at} is lost", self.name);
+        let last = done.last().map_or(at, |d| d.0);
+        assert!(
+            last <= saved.step + 1,
+            "{}: step {last} was done, {} saved",
+            self.name,
+            saved.step
+        );
+        kept.redone += last.saturating_sub(saved.step);
+        kept.step = saved.step;
+    }
+}
+
+/// `KILLS` times (6) a rank drawn at random of a layout in turn is killed, or in one of four stopped for
+/// good, at a moment drawn at random, while a checkpoint is written after every step. The job ends, the last
+/// visible checkpoint is whole, and going on from it gives the losses of a run that nobody disturbed, bit
+/// for bit. Prints the table of docs/clusters.md.
 #[test]
 fn whatever_is_killed_nothing_is_lost() {
     let kills: Option<usize> = std::env::var("KILLS").ok().and_then(|k| k.parse().ok());
     let kills = kills.unwrap_or(samples(6, 50) as usize);
     let seed: u64 = std::env::var("SEED").ok().and_then(|k| k.parse().ok()).unwrap_or(1);
-    let draw = shardc_ir::rng::Stream::new(seed, "kills", 0);
-    let dir = folder("kills");
-    let flags = ["--seq", "16", "--global-batch", "8", "--microbatch", "2", "--mesh", "pp=2,tp=2"];
-    compile(&fixture("llama_deep"), &flags, &dir.join("plan"));
-    let (steps, mut at) = (1000, 0);
-    let whole = {
-        let mut c = Command::new(SHARDC);
-        c.args(["run", "plan", "--threads", "1", "--format", "json", "--steps"]);
-        losses(&text(&done(c.arg(steps.to_string()).current_dir(&dir)).stdout))
-    };
-    assert_eq!(whole.len(), steps);
-    let (mut unfinished, mut redone) = (0, 0);
-    for k in 0..kills {
-        let file = |name: &str| std::fs::File::create(dir.join(name)).expect("a file");
-        let mut c = mpirun(4);
-        c.args([SHARDC, "run", "plan", "--threads", "1", "--format", "json", "--transport", "mpi"]);
-        c.args(["--steps", &steps.to_string(), "--save", "ckpt", "--save-every", "1"]);
-        if at > 0 {
-            c.args(["--resume", "ckpt"]);
-        }
-        c.stdout(file("out")).stderr(file("err")).stdin(Stdio::null()).current_dir(&dir);
-        let child = c.spawn().expect("mpirun");
-        let mut job = Job { child, dir: dir.clone() };
-        job.until("err", "processes, started by");
-        // From the middle of the start to some dozens of steps later.
-        std::thread::sleep(Duration::from_secs_f64(draw.uniform(2 * k as u64) * 2.0));
-        let victim = (draw.uniform(2 * k as u64 + 1) * 4.0) as usize;
-        job.signal(&job.pid(victim), "-KILL");
-        let (_, err) = job.end();
-        one_message(&err, &["error[rank-failed]", &format!("process {victim} (")]);
-        let done = losses(&std::fs::read_to_string(dir.join("out")).expect("a file"));
-        for (step, loss) in &done {
-            assert_eq!(loss, &whole[step - 1].1, "kill {k}, step {step}, from {at}");
-        }
-        let names = std::fs::read_dir(dir.join("ckpt")).into_iter().flatten().flatten();
-        let left = |e: std::fs::DirEntry| e.file_name().to_string_lossy().contains("unfinished");
-        unfinished += usize::from(names.into_iter().any(left));
-        let Ok(saved) = shardc::checkpoint::Saved::open(&dir.join("ckpt")) else {
-            assert_eq!(at, 0, "kill {k}: a checkpoint is lost");
-            continue;
-        };
-        saved.verify(0, 1).unwrap_or_else(|e| panic!("kill {k}: {e}"));
-        assert!(saved.step >= at, "kill {k}: step {at} is lost");
-        let last = done.last().map_or(at, |d| d.0);
-        assert!(last <= saved.step + 1, "kill {k}: step {last} was done, {} saved", saved.step);
-        redone += last.saturating_sub(saved.step);
-        at = saved.step;
-    }
+    let (stream, drawn) = (shardc_ir::rng::Stream::new(seed, "kills", 0), std::cell::Cell::new(0));
+    let draw = || stream.uniform(drawn.replace(drawn.get() + 1));
+    // Some dozens of steps in each job of a layout.
+    let steps = 400 + 60 * kills;
+    let mut all: Vec<Disturbed> =
+        (0..KILLED.len().min(kills)).map(|i| Disturbed::new(i, steps)).collect();
+    let layouts = all.len();
+    (0..kills).for_each(|k| all[k % layouts].disturb(&draw));
     println!(
-        "{kills} kills, seed {seed}: {at} steps kept, {redone} done again, {unfinished} in the \
-         middle of a save"
+        "| layout | killed | stopped | longest end | steps kept | done again | in the middle of a save |"
     );
-    assert!(at > 0, "no step was ever saved");
+    println!("|---|---|---|---|---|---|---|");
+    for Disturbed { name, kept: k, .. } in &all {
+        println!(
+            "| {name} | {} | {} | {:.1} s | {} | {} | {} |",
+            k.killed, k.stopped, k.longest, k.step, k.redone, k.unfinished
+        );
+    }
+    assert!(all.iter().any(|d| d.kept.step > 0), "no step was ever saved");
 }
 
 /// The script that shardc prints starts the ranks, and the next one goes on.

@@ -17,6 +17,8 @@ const PRINTED: Duration = Duration::from_secs(4);
 /// How long a process without process 0 waits for others that look for it: they miss its answers to
 /// their signs of life at different times.
 const GATHERED: Duration = Duration::from_millis(600).saturating_add(BEAT);
+/// What ends so soon after this process has been stopped and goes on has ended because of it.
+const RESUMED: Duration = Duration::from_secs(5);
 /// More processes than this are not listed in a message.
 const LISTED: usize = 16;
 
@@ -26,10 +28,31 @@ fn is_late(error: &std::io::Error) -> bool {
 }
 
 impl Shared {
+    /// Notes that this process runs.
+    pub(super) fn runs(&self) {
+        let mut ran = held(self.ran.lock());
+        if ran.0.elapsed() > self.terms.silence {
+            ran.1 = Some(Instant::now());
+        }
+        ran.0 = Instant::now();
+    }
+
+    /// Whether this process was stopped until just now for so long that the others have missed it.
+    fn was_stopped(&self) -> bool {
+        let ran = held(self.ran.lock());
+        ran.0.elapsed() > self.terms.silence || ran.1.is_some_and(|r| r.elapsed() < RESUMED)
+    }
+
     /// A connection has ended, or is silent.
     pub(super) fn lost(self: &Arc<Self>, other: usize, error: &std::io::Error) {
         if held(self.inbox.lock()).left[other] || self.leaving.load(Ordering::Acquire) {
             return;
+        }
+        if self.was_stopped() {
+            // Those that are gone have said why they ended: this one was silent.
+            self.alarm.ring();
+            self.record(Exit::RankFailed as i32);
+            self.over(None, Exit::RankFailed as i32);
         }
         let silence = self.terms.silence.as_secs();
         let how = match error.kind() {

@@ -17,6 +17,8 @@ mod secret;
 mod wire;
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
 
 pub use join::{Door, no_secret};
@@ -109,6 +111,8 @@ struct Shared {
     /// Process 0 has one to every other; they have one to it.
     links: Vec<Option<Mutex<Outgoing>>>,
     terms: Terms,
+    /// When this process last ran for sure, and when it last found that it had not for long.
+    ran: Mutex<(Instant, Option<Instant>)>,
     /// Most bytes of a message with data.
     expected: AtomicUsize,
     inbox: Mutex<Inbox>,
@@ -175,6 +179,7 @@ impl Control {
             cards: of(1),
             links: outs.into_iter().map(|l| l.map(Mutex::new)).collect(),
             terms,
+            ran: Mutex::new((Instant::now(), None)),
             expected: AtomicUsize::new(DATA),
             inbox: Mutex::new(Inbox {
                 gathered: vec![VecDeque::new(); n],
@@ -241,15 +246,15 @@ impl Control {
                 }
             }))?;
         }
-        if self.leads() {
-            // It answers those that say that they live.
-            return Ok(());
-        }
         let shared = self.0.clone();
         start(Box::new(move || {
             while !shared.leaving.load(Ordering::Acquire) {
-                let text = shared.whereabouts();
-                shared.tell(FrameKind::Beat, text.as_bytes());
+                shared.runs();
+                // Process 0 answers those that say that they live.
+                if shared.me != 0 {
+                    let text = shared.whereabouts();
+                    shared.tell(FrameKind::Beat, text.as_bytes());
+                }
                 std::thread::sleep(BEAT);
             }
         }))

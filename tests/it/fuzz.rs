@@ -1,0 +1,354 @@
+//! Strangers' files and words against the real command: mutants of all that it reads, each a run of its
+//! own under limits. Whatever is wrong gets a diagnostic: no panic, no signal, no run of more than 5 s of
+//! processor time or 1.5 GiB of address space, and where a hash covers a file no result but the one before.
+//!
+//! Every base ends with status 0 before it is mutated. `FUZZ_SECONDS` (10; `.ci/nightly` has 600) and
+//! `SEED` say how long and which; a defect is kept in the folder of the test with what it needs.
+//! Its own test program: it needs the command, and nothing else that takes long to build.
+
+mod fuzz {
+    pub mod mutate;
+}
+
+use fuzz::mutate::{Draw, bytes, words};
+use shardc::plan_dir::reseal;
+use shardc_testing::samples;
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+/// What a run may take: seconds of processor time, KiB of address space.
+const LIMITS: &str = "ulimit -t 5 -v 1572864 -c 0; exec \"$0\" \"$@\"";
+
+/// What is mutated.
+enum What {
+    /// A file, by its path.
+    File(&'static str),
+    /// A file of a plan, whose hashes are made anew afterwards, of this plan.
+    Sealed(&'static str, &'static str),
+    /// One word of the command, by its number.
+    Word(usize),
+    /// The values of the variables.
+    Variables,
+}
+
+/// A command that reads something.
+struct Target {
+    name: &'static str,
+    command: &'static str,
+    what: What,
+    /// A hash covers the file: no other result than before.
+    covered: bool,
+    variables: &'static [(&'static str, &'static str)],
+}
+
+const fn file(name: &'static str, command: &'static str, path: &'static str) -> Target {
+    Target { name, command, what: What::File(path), covered: false, variables: &[] }
+}
+const fn covered(name: &'static str, command: &'static str, path: &'static str) -> Target {
+    Target { covered: true, ..file(name, command, path) }
+}
+const fn sealed(path: &'static str) -> Target {
+    let what = What::Sealed(path, "plan");
+    Target { name: "plan, hashes made anew", what, ..file("", RUN, "") }
+}
+const fn word(name: &'static str, command: &'static str, number: usize) -> Target {
+    Target { what: What::Word(number), ..file(name, command, "") }
+}
+const RUN: &str = "run plan --steps 1 --threads 1 --kernels interpreted --format json";
+const RESUME: &str =
+    "run plan --steps 2 --threads 1 --kernels interpreted --format json --resume ckpt";
+
+/// All targets; what reads text by a tokenizer needs that feature.
+const TARGETS: &[Target] = &[
+    file("config.json", "check model --seq 8", "model/config.json"),
+    file(
+        "index",
+        "run whole --steps 1 --threads 1 --weights cut",
+        "cut/model.safetensors.index.json",
+    ),
+    file(
+        "safetensors",
+        "run plan --steps 1 --threads 1 --weights model",
+        "model/model.safetensors",
+    ),
+    file("text (.ir)", "check model.ir --seq 8", "model.ir"),
+    file("shardc.toml", "check asked --seq 8", "asked/shardc.toml"),
+    file(
+        "machine (.toml)",
+        "check model --mesh tp=2 --shard auto --hardware machine.toml --seq 8",
+        "machine.toml",
+    ),
+    file(
+        "schedule (.csv)",
+        "check model --mesh pp=2 --microbatch 1 --schedule order.csv --seq 8 --global-batch 2",
+        "order.csv",
+    ),
+    covered("plan.json", RUN, "plan/plan.json"),
+    covered("plan's model.ir", RUN, "plan/model.ir"),
+    covered("plan's options.toml", RUN, "plan/options.toml"),
+    covered("plan's programs", RUN, "plan/programs/all.ir"),
+    covered("plan's schedule.csv", RUN, "plan/schedule.csv"),
+    covered("plan's weights.json", RUN, "plan/weights.json"),
+    covered("plan's config.json", RUN, "plan/config.json"),
+    sealed("plan/programs/all.ir"),
+    sealed("plan/plan.json"),
+    sealed("plan/options.toml"),
+    sealed("plan/schedule.csv"),
+    sealed("plan/weights.json"),
+    sealed("plan/config.json"),
+    sealed("plan/model.ir"),
+    covered("checkpoint's index", RESUME, "ckpt/step-00000001/index.json"),
+    covered("checkpoint's piece", RESUME, "ckpt/step-00000001/rank-00000.safetensors"),
+    covered(
+        "checkpoint's plan",
+        "reshard ckpt --to hf -o out",
+        "ckpt/step-00000001/plan/plan.json",
+    ),
+    file(
+        "tokens (.npy)",
+        "run words --steps 1 --threads 1 --kernels interpreted --data data/row.npy",
+        "data/row.npy",
+    ),
+    file(
+        "tokens (.bin)",
+        "run words --steps 1 --threads 1 --kernels interpreted --data data/mega.bin",
+        "data/mega.bin",
+    ),
+    file(
+        "tokens (.idx)",
+        "run words --steps 1 --threads 1 --kernels interpreted --data data/mega.bin",
+        "data/mega.idx",
+    ),
+    file(
+        "batch",
+        "run batch --steps 1 --threads 1 --kernels interpreted --batch batch.safetensors",
+        "batch.safetensors",
+    ),
+    #[cfg(feature = "tokenizers")]
+    file(
+        "tokenizer.json",
+        "run words --steps 1 --threads 1 --kernels interpreted --data text:data/tokenizer/one.txt --tokenizer data/tokenizer",
+        "data/tokenizer/tokenizer.json",
+    ),
+    file("times", "inspect pipe --timeline --times times.json", "times.json"),
+    word("--mesh", "check model --seq 8 --mesh dp=2,tp=2", 5),
+    word(
+        "--shard",
+        "check model --seq 8 --mesh dp=2,tp=2 --shard model.layers.*.mlp.up_proj.weight=tp,-",
+        7,
+    ),
+    word("--layers", "check model --seq 8 --mesh pp=2 --layers Et|tL", 7),
+    word("--schedule", "check model --seq 8 --mesh pp=2 --schedule zb-h1", 7),
+    word("--recompute", "check model --seq 8 --recompute full", 5),
+    Target {
+        what: What::Variables,
+        variables: &[
+            ("RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "1"),
+        ],
+        ..file("launcher's variables", RUN, "")
+    },
+];
+
+/// A folder with all bases. Each worker has one.
+fn bases(worker: usize) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(worker.to_string());
+    let _ = std::fs::remove_dir_all(&dir);
+    let copy = |from: &str, to: &str, names: &[&str]| {
+        std::fs::create_dir_all(dir.join(to)).expect("a folder");
+        for name in names {
+            let from = Path::new(FIXTURES).join(from).join(name);
+            std::fs::copy(&from, dir.join(to).join(name))
+                .unwrap_or_else(|e| panic!("{from:?}: {e}"));
+        }
+    };
+    let model = ["config.json", "model.safetensors"];
+    copy("llama_mha", "model", &model);
+    copy("llama_mha", "asked", &model);
+    copy("llama_mha", "", &["batch.safetensors"]);
+    let cut = ["alpha", "model-z", "part-2_of_3"].map(|n| format!("{n}.safetensors"));
+    let cut: Vec<&str> = cut.iter().map(|n| n.as_str()).collect();
+    copy(
+        "llama_gqa",
+        "cut",
+        &[&cut[..], &["config.json", "model.safetensors.index.json"]].concat(),
+    );
+    copy("data", "data", &["mega.bin", "mega.idx", "row.npy"]);
+    copy("data/tokenizer", "data/tokenizer", &["tokenizer.json", "one.txt"]);
+    copy("llama_mha", "large", &["config.json"]);
+    copy("../../cost/hardware", "", &["a100-40.toml"]);
+    let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("a file");
+    let config = std::fs::read_to_string(dir.join("large/config.json")).expect("a config");
+    write("large/config.json", &config.replace("\"vocab_size\": 64", "\"vocab_size\": 600"));
+    write(
+        "asked/shardc.toml",
+        "mesh = \"dp=2,tp=2\"\nglobal-batch = 4\nlr = 1e-3\nshard = [\"*.up_proj.weight=tp,-\"]\n",
+    );
+    std::fs::rename(dir.join("a100-40.toml"), dir.join("machine.toml")).expect("renamed");
+    for line in [
+        "compile model --seq 8 --global-batch 2 --mesh tp=2 -o plan",
+        "compile cut --seq 8 --global-batch 2 -o whole",
+        "compile large --seq 8 --global-batch 2 -o words",
+        "compile model --seq 16 -o batch",
+        "compile model --seq 8 --global-batch 2 --mesh pp=2 --microbatch 1 -o pipe",
+        "run plan --steps 1 --kernels interpreted --save ckpt --save-every 1",
+        "run pipe --steps 1 --kernels interpreted --trace times.json",
+    ] {
+        let out = run(&dir, &line.split(' ').collect::<Vec<_>>(), &[]);
+        assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    std::fs::copy(dir.join("plan/model.ir"), dir.join("model.ir")).expect("a copy");
+    std::fs::copy(dir.join("pipe/schedule.csv"), dir.join("order.csv")).expect("a copy");
+    dir
+}
+
+fn run(dir: &Path, args: &[&str], variables: &[(&str, String)]) -> Output {
+    let mut c = Command::new("bash");
+    c.args(["-c", LIMITS, env!("CARGO_BIN_EXE_shardc")]).args(args);
+    c.current_dir(dir).stdin(Stdio::null()).env("MALLOC_ARENA_MAX", "2").env("RUST_BACKTRACE", "0");
+    c.env("SHARDC_CACHE", dir.join("cache")).envs(variables.iter().map(|(n, v)| (n, v)));
+    c.output().expect("bash")
+}
+
+/// Results without times.
+fn results(out: &Output) -> String {
+    let text = String::from_utf8_lossy(&out.stdout);
+    text.lines().map(|l| l.split(",\"ms\"").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
+}
+
+/// Runs by target and outcome, and what is wrong.
+#[derive(Default)]
+struct Tally {
+    outcomes: BTreeMap<(usize, String), usize>,
+    defects: Vec<String>,
+}
+
+/// One mutant of a target; its outcome, and whether that is a defect.
+fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String, bool)> {
+    let mut args: Vec<String> = t.command.split(' ').map(String::from).collect();
+    let mut variables: Vec<(&str, String)> =
+        t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
+    let mut before = vec![];
+    match t.what {
+        What::File(path) | What::Sealed(path, _) => {
+            let path = dir.join(path);
+            let own = std::fs::read(&path).expect("a base");
+            let new = bytes(&own, draw);
+            if new == own {
+                return None;
+            }
+            if let What::Sealed(..) = t.what {
+                let head = dir.join("plan/plan.json");
+                before.push((head.clone(), std::fs::read(head).expect("a base")));
+            }
+            std::fs::write(&path, new).expect("a mutant");
+            before.push((path, own));
+        }
+        What::Word(i) => args[i] = words(&args[i], draw),
+        What::Variables => {
+            let i = draw.below(variables.len());
+            variables[i].1 = words(&variables[i].1, draw);
+        }
+    }
+    // A mutant of a plan.json that is none stays as it is.
+    let plan = if let What::Sealed(_, plan) = t.what { Some(plan) } else { None };
+    let panics =
+        plan.is_some_and(|p| std::panic::catch_unwind(|| drop(reseal(&dir.join(p)))).is_err());
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let out = run(dir, &args, &variables);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    let outcome = match (out.status.code(), out.status.signal()) {
+        (Some(code), _) => code.to_string(),
+        (None, signal) => format!("signal {}", signal.unwrap_or(0)),
+    };
+    let other = t.covered && outcome == "0" && results(&out) != base;
+    let known = ["0", "1", "2", "3", "4", "5", "6"].contains(&outcome.as_str());
+    let silent = outcome != "0" && !text.contains("error") && out.stdout.is_empty();
+    let defect = panics || !known || other || silent;
+    if defect {
+        let kept = dir.parent().expect("a folder").join("defects");
+        std::fs::create_dir_all(&kept).expect("a folder");
+        let name = format!("{}-{}", t.name.replace(['/', ' ', '\''], "_"), draw.seed());
+        let mut all = format!("{args:?}\n{variables:?}\n{outcome}\n{text}\n").into_bytes();
+        for (path, _) in &before {
+            all.extend_from_slice(format!("--- {}\n", path.display()).as_bytes());
+            all.extend(std::fs::read(path).unwrap_or_default());
+        }
+        std::fs::write(kept.join(name), all).expect("what was wrong");
+    }
+    // In reverse: the first that was read is the last that is put back.
+    for (path, own) in before.iter().rev() {
+        std::fs::write(path, own).expect("the base");
+    }
+    for left in ["out", "shardc-failure"] {
+        let _ = std::fs::remove_dir_all(dir.join(left));
+    }
+    let outcome = if other { "0 with another result".into() } else { outcome };
+    Some((outcome, defect))
+}
+
+#[test]
+fn no_mutant_does_more_than_be_refused() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
+    let seconds = number("FUZZ_SECONDS").unwrap_or(samples(10, 600));
+    let seed = number("SEED").unwrap_or(1);
+    let workers = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
+    let tally = Mutex::new(Tally::default());
+    let work = |worker: usize| {
+        let dir = bases(worker);
+        let of = |t: &Target| {
+            let own: Vec<(&str, String)> =
+                t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
+            let out = run(&dir, &t.command.split(' ').collect::<Vec<_>>(), &own);
+            let _ = std::fs::remove_dir_all(dir.join("out"));
+            assert!(out.status.success(), "{}: {}", t.name, String::from_utf8_lossy(&out.stderr));
+            results(&out)
+        };
+        let results: Vec<String> = TARGETS.iter().map(of).collect();
+        let start = Instant::now();
+        for round in 0.. {
+            for (i, t) in TARGETS.iter().enumerate() {
+                let mut draw = Draw::new(seed, (round * workers + worker) as u64, i as u64);
+                if let Some((outcome, defect)) = mutant(&dir, t, &results[i], &mut draw) {
+                    let mut all = tally.lock().expect("a lock");
+                    *all.outcomes.entry((i, outcome.clone())).or_default() += 1;
+                    if defect {
+                        all.defects.push(format!("{}: {outcome}, {}", t.name, draw.seed()));
+                    }
+                }
+                // Every target has one mutant, whatever time there is.
+                if round > 0 && start.elapsed() > Duration::from_secs(seconds) {
+                    return;
+                }
+            }
+        }
+    };
+    std::thread::scope(|s| {
+        let all: Vec<_> = (0..workers).map(|w| s.spawn(move || work(w))).collect();
+        all.into_iter().for_each(|w| w.join().expect("a worker"));
+    });
+    let tally = tally.into_inner().expect("a lock");
+    report(&tally, seed);
+    assert!(tally.defects.is_empty(), "{} defects: {:#?}", tally.defects.len(), tally.defects);
+}
+
+/// The table of docs/clusters.md: runs by target and outcome.
+fn report(tally: &Tally, seed: u64) {
+    let mut rows: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
+    for ((i, outcome), n) in &tally.outcomes {
+        *rows.entry(TARGETS[*i].name).or_default().entry(outcome).or_default() += n;
+    }
+    let total: usize = tally.outcomes.values().sum();
+    println!("{total} mutants, seed {seed}\n| what | mutants | by exit status |\n|---|---|---|");
+    for (name, by) in rows {
+        let each: Vec<String> = by.iter().map(|(o, n)| format!("{o}: {n}")).collect();
+        println!("| {name} | {} | {} |", by.values().sum::<usize>(), each.join(", "));
+    }
+}

@@ -345,8 +345,11 @@ impl Disturbed {
         let child = c.spawn().expect("mpirun");
         let mut job = Job { child, dir: dir.clone() };
         job.until("err", "processes, started by");
-        // From the middle of the start to some dozens of steps later.
-        std::thread::sleep(Duration::from_secs_f64(draw() * 2.0));
+        // One of four in the middle of the start, the others when steps were done and saved.
+        if draw() < 0.75 {
+            job.until("out", &format!("\"step\":{},", at + 2));
+        }
+        std::thread::sleep(Duration::from_secs_f64(draw()));
         let (victim, stops) = ((draw() * self.ranks as f64) as usize, draw() < 0.25);
         let (pid, since) = (job.pid(victim), Instant::now());
         job.signal(&pid, if stops { "-STOP" } else { "-KILL" });

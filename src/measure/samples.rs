@@ -58,7 +58,7 @@ pub fn ran(
         (0..s.global_batch * s.seq).map(|i| (i * 31 % s.vocab.max(1)) as i32).collect();
     let mut out = vec![];
     for step in 1..=steps + 1 {
-        let batch = StepBatch { input_ids: &ids, targets: &ids, observe: false };
+        let batch = StepBatch::tokens(&ids, &ids, false);
         let since = Instant::now();
         let result = session.step(&batch, 1e-4, step)?;
         let took = since.elapsed().as_secs_f64();

@@ -173,7 +173,7 @@ flags! {
     pub dropout: Option<String>,
     /// What backward computes again: none, elementwise (element-wise work, where that saves bytes), selective,
     /// full, every:N and layers:N (whole layers: each N-th, the first N of a stage), sqrt (runs of layers), fit (the
-    /// cheapest that fits --memory), or ops: and names of ops, norms, activations, selective [default: none]
+    /// cheapest that fits --memory), or ops: and names of ops, norms, activations, selective [default: elementwise]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
     /// Memory of one rank, as in 24GiB or 80e9; a plan that needs more is refused

@@ -2,8 +2,8 @@
 
 pub mod check;
 pub mod compile;
-pub mod doctor;
 pub mod diff;
+pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod import;

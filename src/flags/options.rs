@@ -147,7 +147,9 @@ impl Flags {
         }
         o.clip = self.clip.map(|c| positive("--clip", c)).transpose()?;
         o.freeze.clone_from(&self.freeze);
-        o.recompute = recompute(self.recompute.as_deref().unwrap_or("none"))?;
+        if let Some(text) = &self.recompute {
+            o.recompute = recompute(text)?;
+        }
         self.rate(o)
     }
 

@@ -8,8 +8,8 @@ mod cases;
 mod checkpoints;
 #[cfg(feature = "mpi")]
 mod clusters;
-mod commands;
 mod columns;
+mod commands;
 mod compare;
 mod compiled;
 mod context;

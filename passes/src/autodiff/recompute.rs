@@ -20,7 +20,6 @@ use std::collections::{BTreeMap, BTreeSet};
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Views and gathers only.
-    #[default]
     None,
     /// Also what is cheap: activations, norms and rotations, but no product with a weight, no
     /// attention and no collective.
@@ -29,7 +28,8 @@ pub enum Recompute {
     Full,
     /// Everything inside a run of layers: only what enters a run is saved (Chen et al., 2016).
     Sqrt,
-    /// Element-wise work, where that saves bytes ([`super::mincut`]).
+    /// Element-wise work, where that saves bytes: a minimum cut.
+    #[default]
     Elementwise,
     /// Everything inside every n-th layer of a stage, as torchtitan's selective checkpointing by a number.
     Every(usize),

@@ -109,6 +109,47 @@ fn pages() -> Vec<(PathBuf, String)> {
     all.into_iter().map(|p| (p.clone(), std::fs::read_to_string(p).expect("a page"))).collect()
 }
 
+/// What the README shows of a command is what it prints, but for times.
+#[test]
+fn the_output_in_the_readme_is_printed() {
+    let lab = crate::lab::Lab::new("readme");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let readme = std::fs::read_to_string(format!("{root}/README.md")).expect("README.md");
+    let mut shown = 0;
+    for (block, _) in blocks(&readme) {
+        let Some((command, output)) = block.split_once('\n') else { continue };
+        let Some(words) = command.strip_prefix("$ shardc ") else { continue };
+        let words = words.replace("benches/", &format!("{root}/benches/"));
+        let words = shell(&words);
+        let out = lab.ok(&words.iter().map(|w| &**w).collect::<Vec<_>>());
+        let printed = String::from_utf8_lossy(&out.stdout);
+        assert!(printed.starts_with(output.trim_end()), "{command}\n{printed}");
+        shown += 1;
+    }
+    assert!(shown > 0, "no output is shown");
+}
+
+/// The picture of the README is what its command draws; `UPDATE_DOCS=1` draws it again.
+#[test]
+fn the_picture_of_the_readme_is_current() {
+    let lab = crate::lab::Lab::new("readme-picture");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let config = format!("{root}/benches/configs/llama-3.1-8b.json");
+    let flags =
+        "--mesh pp=4,tp=2 --sp --dtype bf16 --seq 4096 --global-batch 8 --microbatch 1 -o PLAN";
+    let mut words = vec!["compile", &config];
+    words.extend(flags.split(' '));
+    lab.ok(&words);
+    lab.ok(&["inspect", "PLAN", "--timeline", "--svg", "drawn.svg"]);
+    let drawn = std::fs::read_to_string(lab.0.join("drawn.svg")).expect("a picture");
+    let kept = format!("{root}/docs/pipeline.svg");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&kept, &drawn).expect("docs/pipeline.svg");
+    }
+    let kept = std::fs::read_to_string(kept).unwrap_or_default();
+    assert!(kept == drawn, "UPDATE_DOCS=1 cargo test --test it readme draws it again");
+}
+
 /// Words of a command or of flags as a shell has them: quotes hold together.
 fn shell(text: &str) -> Vec<String> {
     let mut out: Vec<String> = vec![];

@@ -234,7 +234,7 @@ fn outside(k: BlockKind, x: &Sizes, redone: bool) -> Vec<usize> {
         all.push(whole("tanh(logits / cap)", "itself", "v", x.facts.vocab, Over::Width));
         // 1 / cap scales the smaller operand of the product that makes logits. Where that is the
         // table, it is kept, so that backward does not scale it again.
-        if x.rows * x.seq >= x.facts.vocab {
+        if !redone && x.rows * x.seq >= x.facts.vocab {
             all.push(x.facts.vocab / x.tp * x.facts.hidden * F32);
         }
     }

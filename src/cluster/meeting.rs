@@ -58,7 +58,7 @@ pub fn meet(
             .help(format!("set {PORT} to a free port of {host}, such as 29500"))
             .exit(Exit::Environment)
     })?;
-    let secret = secret::of(&var)?;
+    let secret = secret::of(|name| std::env::var_os(name))?;
     let ipv6 = host.contains(':') && !host.starts_with('[');
     let place = if ipv6 { format!("[{host}]:{number}") } else { format!("{host}:{number}") };
     if var(STORE).as_deref() != Some("True") {

@@ -44,8 +44,8 @@ enum Links {
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Connections {
-    /// Seconds after which a process that says nothing is lost, and the job ends
-    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Seconds after which a process that says nothing is lost, and the job ends; a day at most
+    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub silence: u64,
     /// Connect processes of several hosts although they have no secret: whoever reaches process 0's port
     /// can end the job, or take part in it
@@ -305,5 +305,26 @@ impl Job {
         }
         self.control.barrier();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        all: Connections,
+    }
+
+    #[test]
+    fn silence_is_a_second_to_a_day() {
+        let read = |s: &str| Flags::try_parse_from(["run", "--silence", s]).map(|f| f.all.silence);
+        assert_eq!((read("1").ok(), read("86400").ok()), (Some(1), Some(86400)));
+        for bad in ["0", "86401", "18446744073709551615"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -3,6 +3,8 @@
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files::trust;
 use shardc_runtime::control::{LEAST, Secret};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 /// The secret itself.
@@ -12,13 +14,14 @@ pub const FILE: &str = "SHARDC_SECRET_FILE";
 /// Most bytes of such a file.
 const MOST: u64 = 4096;
 
-/// The secret of a job that is not started by MPI; none if no variable has one.
+/// The secret of a job that is not started by MPI; none if no variable has one. Both are bytes, which need not
+/// be UTF-8: what is there is never taken for nothing.
 ///
 /// # Errors
 /// `no-secret` if it is short, `file` if its file is not this user's alone.
-pub fn of(var: impl Fn(&str) -> Option<String>) -> Result<Secret> {
+pub fn of(var: impl Fn(&str) -> Option<OsString>) -> Result<Secret> {
     let (name, text) = match (var(SECRET), var(FILE)) {
-        (Some(text), _) => (SECRET, text.into_bytes()),
+        (Some(text), _) => (SECRET, text.into_vec()),
         (None, Some(file)) => (FILE, trust::read_secret(Path::new(&file), MOST)?),
         (None, None) => return Ok(Secret::none()),
     };
@@ -42,7 +45,7 @@ mod tests {
     #[test]
     fn a_secret_is_long_or_refused() {
         let of = |vars: &[(&str, &str)]| {
-            of(|name| vars.iter().find(|v| v.0 == name).map(|v| v.1.to_string()))
+            of(|name| vars.iter().find(|v| v.0 == name).map(|v| v.1.into()))
         };
         assert!(!of(&[]).expect("none").is_secret());
         assert!(of(&[(SECRET, "0123456789abcdef\n")]).expect("one").is_secret());
@@ -52,5 +55,15 @@ mod tests {
         }
         let d = of(&[(FILE, "/nowhere/at/all")]).err().expect("refused").render();
         assert!(d.contains("/nowhere/at/all"), "{d}");
+    }
+
+    #[test]
+    fn a_secret_that_is_no_utf8_is_not_taken_for_none() {
+        let of = |name: &'static str, bytes: &[u8]| {
+            of(|n| (n == name).then(|| OsString::from_vec(bytes.to_vec())))
+        };
+        assert!(of(SECRET, &[0xff; LEAST]).expect("16 bytes").is_secret());
+        assert!(of(SECRET, &[0xff; LEAST - 1]).is_err());
+        assert!(of(FILE, b"/nowhere/\xff").is_err(), "a name of a file that is not there");
     }
 }

@@ -83,7 +83,7 @@ if [ ! -e "$SHARDC_SECRET_FILE" ]; then
     new=$(umask 077; mktemp "$SHARDC_SECRET_FILE.XXXXXX")
     head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' > "$new"
     # Of several hosts one makes it.
-    ln "$new" "$SHARDC_SECRET_FILE" 2>/dev/null || [ -e "$SHARDC_SECRET_FILE" ] || mv "$new" "$SHARDC_SECRET_FILE"
+    ln "$new" "$SHARDC_SECRET_FILE" 2>/dev/null || [ -e "$SHARDC_SECRET_FILE" ] || mv -n "$new" "$SHARDC_SECRET_FILE" || [ -e "$SHARDC_SECRET_FILE" ]
     rm -f "$new"
 fi
 "#;

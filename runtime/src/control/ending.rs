@@ -102,7 +102,7 @@ impl Shared {
                 Some(Trouble { process: self.me, text: text.clone(), status });
             self.tell(FrameKind::Fail, format!("{status}\n{text}").as_bytes());
             // Process 0 answers, or is found to be lost.
-            std::thread::sleep(self.terms.silence + PRINTED);
+            std::thread::sleep(self.terms.silence.saturating_add(PRINTED));
             self.over(Some(&text), status);
         }
         held(self.inbox.lock()).trouble = Some(Trouble { process, text, status });
@@ -187,9 +187,19 @@ impl Shared {
         }
         let start = Instant::now();
         let mut guests = vec![];
+        let mut cause = Diag::new("rank-failed", format!("process 0 ({}) {how}", self.cards[0]))
+            .help("start again from the last checkpoint, with --resume DIR")
+            .exit(Exit::RankFailed);
         let mut lobby = Lobby::new(&self.listeners, &self.terms.secret);
         while start.elapsed() < GATHERED && guests.len() + 2 < self.processes {
-            for known in lobby.look().unwrap_or_default() {
+            let came = match lobby.look() {
+                Ok(came) => came,
+                Err(d) => {
+                    cause = cause.why(format!("the others could not be heard: {}", d.message));
+                    break;
+                }
+            };
+            for known in came {
                 let said = lines(&known.data);
                 let number = said.first().and_then(|s| s.parse::<usize>().ok());
                 let number = number.filter(|&p| p < self.processes);
@@ -200,9 +210,6 @@ impl Shared {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let cause = Diag::new("rank-failed", format!("process 0 ({}) {how}", self.cards[0]))
-            .help("start again from the last checkpoint, with --resume DIR")
-            .exit(Exit::RankFailed);
         let text = cause.render();
         held(self.inbox.lock()).trouble.get_or_insert(Trouble { process: 0, text, status });
         self.conclude(Duration::ZERO)

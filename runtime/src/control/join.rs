@@ -96,14 +96,15 @@ pub(super) fn call(to: &[SocketAddr], secret: &Secret, each: Duration) -> std::i
 
 fn call_one(to: &SocketAddr, secret: &Secret, each: Duration) -> std::io::Result<Link> {
     let mut stream = TcpStream::connect_timeout(to, each)?;
+    let until = Instant::now() + PATIENCE;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let caller = random().map_err(|d| std::io::Error::other(d.message))?;
     stream.write_all(&[&MAGIC[..], &caller].concat())?;
     let (mut called, mut proof) = ([0; NONCE], [0; NONCE]);
-    stream.read_exact(&mut called)?;
-    stream.read_exact(&mut proof)?;
+    read_until(&mut stream, &mut called, until)?;
+    read_until(&mut stream, &mut proof, until)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let pair = Pair { secret, caller, called };
     if !pair.is_proof(proof) {
         return Err(std::io::Error::new(
@@ -112,6 +113,25 @@ fn call_one(to: &SocketAddr, secret: &Secret, each: Duration) -> std::io::Result
         ));
     }
     calls(stream, &pair)
+}
+
+/// Fills `to` until then, however slowly the bytes come.
+fn read_until(stream: &mut TcpStream, to: &mut [u8], until: Instant) -> std::io::Result<()> {
+    let mut have = 0;
+    while have < to.len() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut to[have..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => have += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
 }
 
 /// What one that has come says of itself, read.
@@ -279,4 +299,30 @@ pub fn no_secret(place: &str) -> Diag {
         .help("on 1 host, export MASTER_ADDR=127.0.0.1")
         .help("--insecure-control, where nobody else can reach these hosts")
         .exit(Exit::Environment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It says a byte each time before a read is late: 64 bytes would take a minute and a half.
+    #[test]
+    fn a_listener_that_is_slow_holds_no_call() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let at = listener.local_addr().expect("bound");
+        let slow = std::thread::spawn(move || {
+            let (mut s, _) = listener.accept().expect("a call");
+            let mut said = 0;
+            while said < 2 * NONCE && s.write_all(&[5]).is_ok() {
+                said += 1;
+                std::thread::sleep(PATIENCE * 3 / 4);
+            }
+            said
+        });
+        let start = Instant::now();
+        let called = call(&[at], &Secret::of(b"a secret of sixteen bytes"), PATIENCE);
+        assert!(called.is_err(), "64 bytes of 5 are no proof");
+        assert!(start.elapsed() < PATIENCE * 2, "{:?}", start.elapsed());
+        assert!(slow.join().expect("a thread") < 2 * NONCE);
+    }
 }

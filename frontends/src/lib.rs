@@ -146,6 +146,17 @@ pub struct ExpertFacts {
     pub shared: usize,
 }
 
+/// How training weighs and balances the experts of a model.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Gating {
+    /// The gates of the experts that a token uses are divided by their sum.
+    pub normed: bool,
+    /// Coefficient of the auxiliary loss; `None`: there is none.
+    pub aux: Option<f64>,
+    /// Coefficient of the z-loss of routers; `None`: there is none.
+    pub z: Option<f64>,
+}
+
 /// A model as the passes take it.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -212,6 +223,16 @@ pub fn facts(path: &Path) -> Result<Facts> {
     let view = Config::new(&config, &file.display().to_string())?;
     let shape = Shape::new(1, 1, Mode::Infer);
     Ok(sizes::Arch::read(family::find(&view)?, &view, &shape, &mut vec![])?.facts)
+}
+
+/// What [`from_config`] builds for the experts of this config; of a model without experts, nothing is balanced.
+///
+/// Errors: those of [`load`] that concern the config.
+pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<Gating> {
+    let view = Config::new(config, place)?;
+    let arch = sizes::Arch::read(family::find(&view)?, &view, shape, &mut vec![])?;
+    let r = arch.routing;
+    Ok(Gating { normed: r.normed.is_some(), aux: r.aux, z: r.z })
 }
 
 fn config_of(path: &Path) -> PathBuf {

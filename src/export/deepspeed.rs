@@ -6,7 +6,7 @@ use shardc_ir::diag::Result;
 use shardc_ir::plan::LrSchedule;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::Optimizer;
+use shardc_passes::options::{Decay, Optimizer};
 
 /// `ds_config.json`.
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
@@ -26,6 +26,11 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.lack(tp > 1 && o.zero == 3, "tensor parallelism with ZeRO-3");
     e.lack(o.recompute == Recompute::Full, "recomputation: the model makes it, not the config");
     e.lack(o.zero == 3 && !o.reshard_after_forward, "gathered weights that stay after forward");
+    let spared = o.decay == Decay::Matrices && o.weight_decay != 0.0;
+    e.lack(
+        spared,
+        "weight decay of matrices alone (--decay matrices): the training script chooses",
+    );
     let stage = if shards > 1 { o.zero } else { 0 };
     let mut config = json!({
         "train_batch_size": o.global_batch,
@@ -54,6 +59,10 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
             "lr": lr, "weight_decay": o.weight_decay,
         }}),
     };
+    if o.optimizer == Optimizer::Sgd && stage > 0 {
+        // It asks for this with every optimizer but those of Adam.
+        config["zero_allow_untested_optimizer"] = true.into();
+    }
     if let LrSchedule::WarmupCosine { lr, warmup, total, floor } = o.lr {
         config["scheduler"] = json!({ "type": "WarmupCosineLR", "params": {
             "total_num_steps": total, "warmup_num_steps": warmup, "warmup_min_ratio": 0.0,

@@ -1,7 +1,7 @@
 //! Flags of Megatron-LM.
 
 use super::{Export, File};
-use shardc_frontends::Facts;
+use shardc_frontends::{Facts, gating};
 use shardc_ir::diag::Result;
 use shardc_ir::plan::LrSchedule;
 use shardc_ir::plan::TokenOrder;
@@ -38,17 +38,18 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let mut out = Flags::default();
     let o = e.o;
     if o.decay == Decay::All && o.weight_decay != 0.0 {
-        out.0 += "# the plan decays all parameters; Megatron-LM spares biases and norms\n";
+        e.lack(true, "weight decay of biases and norms: it spares them");
+        e.helps.push("compile with --decay matrices, or --weight-decay 0");
     }
     out.0 += "# data, tokenizer, checkpoints and --train-iters are yours\n";
-    model(e, &f, &mut out);
+    model(e, &f, &mut out)?;
     layout(e, &f, &mut out);
     stages(e, &mut out);
     optimizer(e, &mut out);
     Ok(vec![File::new("megatron.args", out.0)])
 }
 
-fn model(e: &mut Export, f: &Facts, out: &mut Flags) {
+fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
     let family = e.s.family.as_str();
     let known = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"];
     e.lack(
@@ -61,9 +62,7 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) {
     let tanh =
         |key: &str| e.s.config.get(key).and_then(|v| v.as_str()).is_some_and(|a| a != "silu");
     e.lack(tanh("hidden_act"), "another activation than SiLU, which is not written here yet");
-    let bias = |key: &str| e.s.config.get(key) == Some(&true.into());
-    let other = bias("mlp_bias") || (bias("attention_bias") && family != "qwen2");
-    e.lack(other, "biases of single products (attention_bias, mlp_bias)");
+    e.lack(e.has_biases(), "biases of single products (attention_bias, mlp_bias)");
     out.put("num-layers", f.layers);
     out.put("hidden-size", f.hidden);
     out.put("ffn-hidden-size", f.ffn);
@@ -100,16 +99,16 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) {
         out.put("moe-ffn-hidden-size", x.ffn);
         out.put("moe-token-dispatcher-type", "alltoall");
         out.on("moe-grouped-gemm", true);
-        let raw = e.s.config.get("norm_topk_prob") == Some(&false.into());
-        out.on("moe-router-pre-softmax", raw);
-        let of_config = || e.number("router_aux_loss_coef").unwrap_or(0.0);
-        let aux = e.o.balance.aux.unwrap_or_else(of_config);
-        out.put("moe-router-load-balancing-type", if aux == 0.0 { "none" } else { "aux_loss" });
-        out.put("moe-aux-loss-coeff", aux);
-        if e.o.balance.z != 0.0 {
-            out.put("moe-z-loss-coeff", e.o.balance.z);
+        let g = gating(&e.s.config, "config.json", &crate::shape(e.o)?)?;
+        out.on("moe-router-pre-softmax", !g.normed);
+        let kind = if g.aux.is_some() { "aux_loss" } else { "none" };
+        out.put("moe-router-load-balancing-type", kind);
+        out.put("moe-aux-loss-coeff", g.aux.unwrap_or(0.0));
+        if let Some(z) = g.z {
+            out.put("moe-z-loss-coeff", z);
         }
     }
+    Ok(())
 }
 
 fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
@@ -137,7 +136,8 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         out.put("expert-model-parallel-size", o.ep);
         out.put("expert-tensor-parallel-size", o.etp());
     }
-    let sharded = o.zero > 0 && shards > 1;
+    // Both shard over the ranks of cp, too.
+    let sharded = o.zero > 0 && shards * cp > 1;
     e.lack(!sharded && shards > 1 && replicas > 1, "two axes of data parallelism without ZeRO");
     if sharded {
         out.on("use-distributed-optimizer", true);

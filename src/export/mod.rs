@@ -57,7 +57,7 @@ impl File {
 /// # Errors
 /// `export` with all that the target lacks.
 pub fn export(s: &Stored, to: Target) -> Result<Vec<File>> {
-    let mut e = Export { s, o: &s.options, to, lacks: vec![] };
+    let mut e = Export { s, o: &s.options, to, lacks: vec![], helps: vec![] };
     let files = match to {
         Target::Megatron => megatron::files(&mut e)?,
         Target::Torchtitan => torchtitan::files(&mut e)?,
@@ -77,6 +77,8 @@ struct Export<'a> {
     to: Target,
     /// What the target cannot say, or what is not written for it.
     lacks: Vec<String>,
+    /// What else to compile with.
+    helps: Vec<&'static str>,
 }
 
 /// Axes from outer to inner, as ranks are numbered where nothing else is said.
@@ -94,6 +96,12 @@ impl<'a> Export<'a> {
         }
     }
 
+    /// True if products have biases that few targets have: all but those of q, k and v of Qwen2.
+    fn has_biases(&self) -> bool {
+        let on = |key: &str| self.s.config.get(key) == Some(&true.into());
+        on("mlp_bias") || (on("attention_bias") && self.s.family != "qwen2")
+    }
+
     /// Refuses if anything is missing.
     fn done(&self) -> Result<()> {
         if self.lacks.is_empty() {
@@ -105,6 +113,7 @@ impl<'a> Export<'a> {
             .at(format!("--to {name}"))
             .rule("what is exported is the plan, and nothing that is merely near");
         let d = self.lacks.iter().fold(d, |d, l| d.why(l.clone()));
+        let d = self.helps.iter().fold(d, |d, h| d.help(*h));
         Err(d.help("compile without them, or export to something else").exit(Exit::Unsupported))
     }
 

@@ -19,7 +19,8 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let [tp, cp, pp, replicas, shards] =
         ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
     let family = e.s.family.clone();
-    e.lack(!["llama", "qwen2"].contains(&&*family), format!("the family {family}"));
+    e.lack(family != "llama", format!("the family {family}, which is not written here yet"));
+    e.lack(e.has_biases(), "biases of single products (attention_bias, mlp_bias)");
     e.lack(cp > 1, "context parallelism, which is not written here yet");
     e.lack(f.experts.is_some(), "experts, which are not written here yet");
     e.lack(o.zero > 1, "ZeRO-2 and 3: it shards the states of the optimizer alone");
@@ -89,7 +90,8 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
 
 fn model(e: &Export, theta: f64) -> Json {
     let Some(f) = e.s.facts else { return Json::Null };
-    let mut out = json!({
+    json!({
+        "is_llama_config": true,
         "hidden_size": f.hidden,
         "intermediate_size": f.ffn,
         "num_hidden_layers": f.layers,
@@ -106,10 +108,7 @@ fn model(e: &Export, theta: f64) -> Json {
         "eos_token_id": e.number("eos_token_id").unwrap_or(2.0) as u64,
         "pad_token_id": null,
         "use_cache": true,
-    });
-    let key = if e.s.family == "llama" { "is_llama_config" } else { "is_qwen2_config" };
-    out[key] = true.into();
-    out
+    })
 }
 
 /// Plain data as YAML: JSON is YAML but for numbers like 1e-8, which its readers take for text.

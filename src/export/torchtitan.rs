@@ -33,7 +33,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     );
     e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without shards of weights");
     e.lack(
-        cp > 1 && o.zero > 0,
+        cp > 1 && o.zero != 3,
         "weights that are whole on the ranks of cp: it shards them over cp, too",
     );
     e.lack(cp > 1 && o.cp_mode != CpMode::AllGather, "a choice of how cp exchanges (--cp-mode)");

@@ -17,10 +17,10 @@ type Case = (&'static str, &'static [&'static str], &'static [(&'static str, &'s
 
 const SHARDED: &str = "shards weights, gradients and states together";
 const CASES: [Case; 9] = [
-    ("qwen3", &["--mesh", "dp=2,tp=2"], &[("nanotron", "the family qwen3")]),
+    ("qwen3", &["--mesh", "dp=2,tp=2", "--weight-decay", "0"], &[("nanotron", "the family qwen3")]),
     (
         "qwen3",
-        &["--mesh", "dp=2,tp=2", "--zero", "3"],
+        &["--mesh", "dp=2,tp=2", "--zero", "3", "--decay", "matrices"],
         &[("nanotron", "ZeRO-2 and 3"), ("deepspeed", "ZeRO-3")],
     ),
     (
@@ -35,7 +35,16 @@ const CASES: [Case; 9] = [
     ),
     (
         "llama_deep",
-        &["--mesh", "pp=4", "--microbatch", "1", "--layers", "Et|tt|tt|tttL"],
+        &[
+            "--mesh",
+            "pp=4",
+            "--microbatch",
+            "1",
+            "--layers",
+            "Et|tt|tt|tttL",
+            "--weight-decay",
+            "0",
+        ],
         &[("nanotron", "unequal"), ("deepspeed", "stages"), ("hf-tp-plan", "stages")],
     ),
     (
@@ -49,12 +58,14 @@ const CASES: [Case; 9] = [
             "interleaved",
             "--recompute",
             "full",
+            "--decay",
+            "matrices",
         ],
         &[("nanotron", "interleaved"), ("deepspeed", "recomputation"), ("hf-tp-plan", "stages")],
     ),
     (
         "mixtral",
-        &["--mesh", "dp=4,ep=2", "--dtype", "bf16"],
+        &["--mesh", "dp=4,ep=2", "--dtype", "bf16", "--decay", "matrices"],
         &[
             ("torchtitan", "without shards of weights"),
             ("nanotron", "experts"),
@@ -64,7 +75,7 @@ const CASES: [Case; 9] = [
     ),
     (
         "qwen3",
-        &["--mesh", "cp=2,tp=2", "--sp", "--cp-mode", "ring"],
+        &["--mesh", "cp=2,tp=2", "--sp", "--cp-mode", "ring", "--decay", "matrices"],
         &[
             ("torchtitan", "--cp-mode"),
             ("nanotron", "context"),
@@ -136,6 +147,79 @@ fn what_a_target_lacks_is_refused_by_name() {
         assert!(said.contains("text"), "{said}");
     }
     lab.ok(&["export", "text.plan", "--to", "dtensor"]);
+}
+
+/// What a target would do otherwise is refused, and what the plan does is written.
+#[test]
+fn what_a_target_does_otherwise_is_refused() {
+    let lab = Lab::new("exports-otherwise");
+    let refused = |fixture: &str, flags: &[&str], to: &str, word: &str| {
+        let name = format!("{fixture}{}.{to}", flags.join(""));
+        let model = lab.model(fixture);
+        lab.ok(&[&["compile", &model, "--seq", "16", "-o", &name], flags].concat());
+        let said = lab.refuses(&["export", &name, "--to", to], 4, "export");
+        assert!(said.contains(word), "{fixture} {flags:?} {to}: {said}");
+        said
+    };
+    // Biases that these have not, or are not written with.
+    refused("qwen2", &[], "nanotron", "the family qwen2");
+    refused("llama_bias_tied", &[], "nanotron", "biases of single products");
+    refused("llama_bias_tied", &[], "megatron", "biases of single products");
+    // What decays.
+    let said = refused("llama_mha", &[], "megatron", "biases and norms");
+    assert!(said.contains("--decay matrices"), "{said}");
+    refused("llama_mha", &["--decay", "matrices"], "deepspeed", "--decay matrices");
+    // FSDP2 shards over cp, whatever else it shards over.
+    let cp = ["--mesh", "cp=2", "--cp-mode", "all-gather"];
+    let said = refused("llama_mha", &cp, "torchtitan", "over cp, too");
+    assert!(!said.contains("dp_shard"), "{said}");
+    let text = |flags: &[&str], to: &str| {
+        lab.ok(&[&["compile", "llama_mha", "--seq", "16", "-o", "p"], flags].concat());
+        String::from_utf8_lossy(&lab.ok(&["export", "p", "--to", to]).stdout).into_owned()
+    };
+    let module = text(&[&cp[..], &["--zero", "3"]].concat(), "torchtitan");
+    assert!(module.contains("context_parallel_degree=2"), "{module}");
+    // ZeRO with an optimizer that DeepSpeed does not know to work with it.
+    let key = "zero_allow_untested_optimizer";
+    for (flags, want) in [
+        (&["--mesh", "dp=2", "--zero", "1", "--optimizer", "sgd"][..], true),
+        (&["--mesh", "dp=2", "--optimizer", "sgd"], false),
+        (&["--mesh", "dp=2", "--zero", "1"], false),
+    ] {
+        let config: Json = serde_json::from_str(&text(flags, "deepspeed")).expect("JSON");
+        assert_eq!(config.get(key), want.then_some(&Json::Bool(true)), "{flags:?}");
+    }
+}
+
+/// Routers are exported as the compiler reads them: a loss that training does not have has no coefficient.
+#[test]
+fn routers_are_those_of_the_plan() {
+    let lab = Lab::new("exports-routers");
+    let flags = |model: &str, more: &[&str]| -> Vec<String> {
+        let base = ["compile", model, "--seq", "16", "--decay", "matrices", "-o", "p"];
+        lab.ok(&[&base[..], more].concat());
+        let out = lab.ok(&["export", "p", "--to", "megatron"]);
+        String::from_utf8_lossy(&out.stdout).lines().map(String::from).collect()
+    };
+    let check = |lines: &[String], raw: bool, kind: &str, coefficient: &str| {
+        let has = |line: &str| lines.iter().any(|l| l == line);
+        assert_eq!(has("--moe-router-pre-softmax"), raw, "{lines:?}");
+        assert!(has(&format!("--moe-router-load-balancing-type {kind}")), "{lines:?}");
+        assert!(has(&format!("--moe-aux-loss-coeff {coefficient}")), "{lines:?}");
+    };
+    // A layer without experts has no flag.
+    let all = serde_json::json!({ "mlp_only_layers": [] });
+    let normed = lab.config("qwen3_moe", all);
+    check(&flags(&normed, &[]), false, "none", "0");
+    check(&flags(&normed, &["--moe-aux", "0.5"]), false, "aux_loss", "0.5");
+    let raw = lab.model("qwen3_moe_raw");
+    check(&flags(&raw, &[]), true, "aux_loss", "0.05");
+    check(&flags(&raw, &["--moe-aux", "0"]), true, "none", "0");
+    let absent = serde_json::json!({ "mlp_only_layers": [], "norm_topk_prob": null });
+    let absent = lab.config("qwen3_moe", absent);
+    check(&flags(&absent, &[]), true, "none", "0");
+    let mixtral = lab.model("mixtral");
+    check(&flags(&mixtral, &[]), false, "aux_loss", "0.02");
 }
 
 /// Numbers of the exports are those of the plan.

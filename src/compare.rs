@@ -6,7 +6,8 @@
 
 use crate::plan_dir::Stored;
 use crate::report::{collectives, phase_of};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::{Value as Json, json};
 use shardc_cost::device::Device;
 use shardc_cost::plan::price;
 use shardc_ir::diag::{Diag, Result};
@@ -29,19 +30,30 @@ pub enum What {
     Price { part: Option<&'static str> },
 }
 
-/// How much of it there is: of exchanges calls and bytes, else one number.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+/// How much of it there is: of exchanges calls and bytes, else one number, the count.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Amount {
     pub count: f64,
     pub bytes: f64,
+}
+
+impl What {
+    /// An amount of it by its unit.
+    fn named(&self, a: Amount) -> Json {
+        match self {
+            What::Memory { .. } => json!({ "bytes": a.count }),
+            What::Exchange { .. } => json!({ "calls": a.count, "bytes": a.bytes }),
+            What::Ops { .. } => json!({ "ops": a.count }),
+            What::Price { .. } => json!({ "seconds": a.count }),
+        }
+    }
 }
 
 /// All that is compared of one plan; what it lacks is 0.
 type Digest = BTreeMap<What, Amount>;
 
 /// What an option has to do with a difference.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-#[serde(tag = "how", rename_all = "snake_case")]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum How {
     /// Its change alone makes the whole difference.
     Alone,
@@ -54,22 +66,49 @@ pub enum How {
 }
 
 /// An option, by its name in options.toml, as a cause.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Cause {
     pub option: String,
-    #[serde(flatten)]
     pub how: How,
 }
 
 /// Something of which there is not as much in both plans.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    #[serde(flatten)]
     pub what: What,
     pub before: Amount,
     pub after: Amount,
     /// Empty where no single option has a part in it, or causes are not known.
     pub causes: Vec<Cause>,
+}
+
+/// A row with its amounts by their units.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    what: &'a What,
+    before: Json,
+    after: Json,
+    causes: Vec<Json>,
+}
+
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        let named = |a| self.what.named(a);
+        let cause = |c: &Cause| match c.how {
+            How::Alone => json!({ "option": c.option, "how": "alone" }),
+            How::AloneTo { amount } => {
+                json!({ "option": c.option, "how": "alone_to", "amount": named(amount) })
+            }
+            How::Beside => json!({ "option": c.option, "how": "beside" }),
+            How::BesideFrom { amount } => {
+                json!({ "option": c.option, "how": "beside_from", "amount": named(amount) })
+            }
+        };
+        let (before, after) = (named(self.before), named(self.after));
+        let causes = self.causes.iter().map(cause).collect();
+        Shown { what: &self.what, before, after, causes }.serialize(s)
+    }
 }
 
 /// An option that is not the same, or the model.
@@ -78,6 +117,8 @@ pub struct Change {
     pub option: String,
     pub before: Option<Value>,
     pub after: Option<Value>,
+    /// It only bounds what is compiled, and is no cause.
+    pub bound: bool,
     /// Why its change alone cannot be compiled.
     pub refused_alone: Option<String>,
     /// Why the second plan cannot be compiled without it; asked where something has no other cause.
@@ -87,6 +128,8 @@ pub struct Change {
 /// Two plans, compared.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Comparison {
+    /// All that ranks run by is equal, and so are the options.
+    pub same: bool,
     pub options: Vec<Change>,
     /// Why causes are not known, if they are not.
     pub no_causes: Option<String>,
@@ -117,7 +160,8 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
             causes: vec![],
         })
         .collect();
-    let mut out = Comparison { options: changed, no_causes: None, rows: vec![] };
+    let same = a.hash() == b.hash();
+    let mut out = Comparison { same, options: changed, no_causes: None, rows: vec![] };
     let again = [(a, &first), (b, &second)].into_iter().find_map(|(s, own)| {
         match variant(s, &s.options).and_then(|p| digest(&p, device)) {
             Ok(d) if d == *own => None,
@@ -128,11 +172,10 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
     if again.is_some() {
         return Ok(Comparison { no_causes: again, rows, ..out });
     }
-    let alone: Vec<Result<Digest>> = out.options.iter().map(|c| made(a, b, c, device)).collect();
-    for (change, made) in out.options.iter_mut().zip(&alone) {
-        match made {
+    for change in out.options.iter_mut().filter(|c| !c.bound) {
+        match made(a, b, change, device) {
             Ok(d) => add(&mut rows, &change.option, |r| {
-                let amount = of(d, &r.what);
+                let amount = of(&d, &r.what);
                 let all = amount == r.after;
                 (amount != r.before).then_some(if all {
                     How::Alone
@@ -140,12 +183,12 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
                     How::AloneTo { amount }
                 })
             }),
-            Err(why) => change.refused_alone = Some(said(why)),
+            Err(why) => change.refused_alone = Some(said(&why)),
         }
     }
     // What no option makes by itself: what is left of it without each.
     if rows.iter().any(|r| !r.is_explained()) {
-        for change in &mut out.options {
+        for change in out.options.iter_mut().filter(|c| !c.bound) {
             match made(b, a, &change.back(), device) {
                 Ok(d) => add(&mut rows, &change.option, |r| {
                     let amount = of(&d, &r.what);
@@ -192,9 +235,11 @@ fn add(rows: &mut [Row], option: &str, how: impl Fn(&Row) -> Option<How>) {
     }
 }
 
-/// Options by their names in options.toml. What only bounds a compilation makes no plan.
+/// The option that only bounds a compilation.
+const BOUND: &str = "memory";
+
+/// Options by their names in options.toml.
 fn table(o: &Options) -> Table {
-    let o = Options { memory: None, ..o.clone() };
     Table::try_from(o).expect("options are plain data")
 }
 
@@ -206,6 +251,7 @@ fn changes(a: &Stored, b: &Stored) -> Vec<Change> {
         option: name.clone(),
         before: first.get(name).cloned(),
         after: second.get(name).cloned(),
+        bound: name == BOUND,
         refused_alone: None,
         refused_without: None,
     };
@@ -233,6 +279,7 @@ fn changed_alone(a: &Stored, b: &Stored, change: &Change) -> Result<Plan> {
         return variant(b, &a.options);
     }
     let mut all = table(&a.options);
+    all.remove(BOUND);
     match &change.after {
         Some(v) => all.insert(change.option.clone(), v.clone()),
         None => all.remove(&change.option),

@@ -61,8 +61,9 @@ fn title(w: &What) -> &'static str {
 
 fn human(c: &Comparison) -> String {
     let mut out = options(&c.options);
-    if c.options.is_empty() && c.rows.is_empty() {
-        return out + "the plans are the same\n";
+    if c.rows.is_empty() {
+        let same = "the plans are the same\n";
+        return out + if c.same { same } else { "nothing that is compared differs\n" };
     }
     for title in TITLES {
         let own: Vec<&Row> = c.rows.iter().filter(|r| self::title(&r.what) == title).collect();
@@ -86,6 +87,7 @@ fn options(all: &[Change]) -> String {
     for c in all {
         let values = format!("{} -> {}", value(c.before.as_ref()), value(c.after.as_ref()));
         let refused = match (&c.refused_alone, &c.refused_without) {
+            (None, _) if c.bound => "a bound: it makes no difference".into(),
             (None, _) => String::new(),
             (Some(why), None) => format!("not by itself: {why}"),
             (Some(why), Some(_)) => format!("neither by itself nor left out: {why}"),

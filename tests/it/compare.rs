@@ -41,6 +41,23 @@ fn a_plan_does_not_differ_from_itself() {
     }
 }
 
+/// Plans are the same if all that ranks run by is; a bound of memory is shown and makes nothing.
+#[test]
+fn what_is_not_compared_is_not_said_to_be_the_same() {
+    let base = options(&[("tp", 2)], false, 4);
+    let s = stored("llama_gqa", &base);
+    assert!(compared(&s, &s).same);
+    let mut seeded = s.clone();
+    seeded.plan.settings.seed += 1;
+    let c = compared(&s, &seeded);
+    assert_eq!((c.same, c.options.len(), c.rows.len()), (false, 0, 0));
+    let bounded = stored("llama_gqa", &Options { memory: Some(1 << 40), ..base });
+    let c = compared(&s, &bounded);
+    let [change] = &c.options[..] else { panic!("{:?}", c.options) };
+    assert_eq!((&*change.option, change.bound, &change.refused_alone), ("memory", true, &None));
+    assert_eq!((c.same, c.rows.len()), (false, 0));
+}
+
 /// Differences are those of the plans; a cause is what the plan with this option alone has.
 #[test]
 fn causes_are_what_plans_with_one_option_changed_say() {
@@ -126,6 +143,21 @@ fn plans_of_texts_experts_and_pipelines_are_compared() {
         assert_eq!(there["no_causes"], Json::Null);
         let rows = |j: &Json| j["rows"].as_array().expect("rows").clone();
         assert_eq!(rows(&there).len(), rows(&back).len());
+        for r in rows(&there) {
+            let units: &[&str] = match r["of"].as_str() {
+                Some("memory") => &["bytes"],
+                Some("exchange") => &["bytes", "calls"],
+                Some("ops") => &["ops"],
+                other => panic!("{other:?}"),
+            };
+            let causes = r["causes"].as_array().expect("causes").iter();
+            let amounts = causes.filter_map(|c| c.get("amount"));
+            for amount in amounts.chain([&r["before"], &r["after"]]) {
+                let mut keys: Vec<&String> = amount.as_object().expect("units").keys().collect();
+                keys.sort();
+                assert_eq!(keys, units, "{r}");
+            }
+        }
         for (r, s) in rows(&there).iter().zip(&rows(&back)) {
             assert_eq!((&r["before"], &r["after"]), (&s["after"], &s["before"]));
         }
@@ -134,6 +166,15 @@ fn plans_of_texts_experts_and_pipelines_are_compared() {
         for word in ["options\n", "memory of a rank", "exchanges of a step", "programs", "price"] {
             assert!(text.contains(word), "{word}: {text}");
         }
+    }
+    compile(&["--mesh", "dp=2", "--memory", "64GiB"], "bounded.plan");
+    for (other, said) in [
+        ("a.plan", &["the options are the same", "the plans are the same"][..]),
+        ("bounded.plan", &["memory", "a bound", "nothing that is compared differs"]),
+    ] {
+        let text = lab.ok(&["diff", "a.plan", other]);
+        let text = String::from_utf8_lossy(&text.stdout).into_owned();
+        assert!(said.iter().all(|w| text.contains(w)), "{text}");
     }
     let text = std::fs::read_to_string(lab.path("a.plan/model.ir")).expect("the model");
     lab.write("m.ir", text);

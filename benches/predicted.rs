@@ -1,5 +1,4 @@
-//! Seconds of a step by `price`, against the same plan run here, for layouts of two models that `measure` did not run;
-//! and the memory that was said, against what ranks touched.
+//! Seconds of a step by `price`, against the same plan run here, for layouts of two models that `measure` did not run.
 //!
 //! ```text
 //! cargo bench --bench predicted                       # measures first, with as many ranks as layouts have

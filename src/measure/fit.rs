@@ -33,12 +33,24 @@ pub(super) fn fit(d: &mut Device, all: &[Sample], ranks: usize, copy: f64) {
     }
 }
 
-/// What was measured, with where from.
-fn measured(d: &mut Device, name: &str, values: &[f64], value: f64, unit: &str) -> Constant {
+/// How a constant is taken from its values.
+const MEDIAN: &str = "the median";
+const LOWER: &str = "the lower quartile";
+const BY_TIME: &str = "the middle by time";
+const OF_SUMS: &str = "all bytes over all time";
+
+/// What was measured, with where from: `how` says what of the values it is.
+fn measured(
+    d: &mut Device,
+    name: &str,
+    values: &[f64],
+    (value, how): (f64, &str),
+    unit: &str,
+) -> Constant {
     let of = |part| quantile(values.to_vec(), part);
-    let (low, middle, high) = (of(0.25), of(0.5), of(0.75));
+    let (low, high) = (of(0.25), of(0.75));
     let text = format!(
-        "measured {}: median {middle:.3e} {unit} of {} launches, half between {low:.3e} and {high:.3e}",
+        "measured {}: {value:.3e} {unit}, {how} of {} launches, half between {low:.3e} and {high:.3e}",
         today(),
         values.len()
     );
@@ -75,7 +87,7 @@ fn launch(d: &mut Device, all: &[Sample]) {
         return unknown(d, "kernel");
     }
     let value = quantile(times.clone(), 0.25);
-    d.fit.kernel = measured(d, "kernel", &times, value, "s");
+    d.fit.kernel = measured(d, "kernel", &times, (value, LOWER), "s");
 }
 
 fn rows(d: &mut Device, all: &[Sample], copy: f64) {
@@ -99,7 +111,7 @@ fn rows(d: &mut Device, all: &[Sample], copy: f64) {
     d.hbm = copy.max(speed);
     d.source.insert("hbm".into(), format!("copies, {}", today()));
     let shares: Vec<f64> = rates.iter().map(|r| r.0 / d.hbm).collect();
-    d.fit.hbm = measured(d, "fit.hbm", &shares, speed / d.hbm, "of hbm");
+    d.fit.hbm = measured(d, "fit.hbm", &shares, (speed / d.hbm, OF_SUMS), "of hbm");
 }
 
 /// Products of a type: the tiles and lengths that explain their times best, and the speed that is then reached.
@@ -117,6 +129,8 @@ fn products(d: &mut Device, all: &[Sample], p: Precision) {
     let name = if p == Precision::F32 { "peak" } else { "peak.bf16" };
     if own.len() < ENOUGH {
         d.peak.remove(&p);
+        let text = "not known: too few products of this type ran, so its plans have no price";
+        d.source.insert(name.into(), text.into());
         return;
     }
     let sms = f64::from(d.sms);
@@ -152,7 +166,7 @@ fn products(d: &mut Device, all: &[Sample], p: Precision) {
         let shares: Vec<f64> = own.iter().map(|(g, t, _)| g.flops() / t / full(g) / peak).collect();
         d.source.insert("tiles".into(), format!("fitted with short, {}", today()));
         d.source.insert(name.into(), format!("the fastest product, {}", today()));
-        d.fit.gemm = measured(d, "fit.gemm", &shares, speed / peak, "of the peak");
+        d.fit.gemm = measured(d, "fit.gemm", &shares, (speed / peak, BY_TIME), "of the peak");
         (d.tiles, d.short) = (Some(tiles), Some(short));
     } else {
         // The share of the peak is one for all types, so the peak is what that makes of the speed.
@@ -180,7 +194,7 @@ fn attention(d: &mut Device, all: &[Sample]) {
     }
     let share = middle(shares.clone());
     let all: Vec<f64> = shares.iter().map(|s| s.0).collect();
-    measured(d, "attention", &all, share, "of the peak");
+    measured(d, "attention", &all, (share, BY_TIME), "of the peak");
     d.attention.insert("flash2".into(), share);
 }
 
@@ -220,7 +234,7 @@ fn exchanges(d: &mut Device, all: &[Sample]) {
         unknown(d, "fit.step");
     } else {
         let value = quantile(small.clone(), 0.5);
-        d.fit.step = measured(d, "fit.step", &small, value, "s");
+        d.fit.step = measured(d, "fit.step", &small, (value, MEDIAN), "s");
     }
     let step = d.fit.step.value;
     let large: Vec<(f64, f64, f64)> = own.into_iter().filter(|x| x.0 > 8.0 * SMALL).collect();
@@ -234,7 +248,7 @@ fn exchanges(d: &mut Device, all: &[Sample]) {
     d.link = rates.iter().copied().fold(speed, f64::max);
     let shares: Vec<f64> = rates.iter().map(|r| r / d.link).collect();
     d.source.insert("link".into(), format!("the fastest exchange, {}", today()));
-    d.fit.link = measured(d, "fit.link", &shares, speed / d.link, "of link");
+    d.fit.link = measured(d, "fit.link", &shares, (speed / d.link, BY_TIME), "of link");
 }
 
 /// Transfers between stages: what is left when nobody is waited for.
@@ -244,7 +258,7 @@ fn sends(d: &mut Device, all: &[Sample]) {
         return unknown(d, "fit.hop");
     }
     let value = quantile(times.clone(), 0.25);
-    d.fit.hop = measured(d, "fit.hop", &times, value, "s");
+    d.fit.hop = measured(d, "fit.hop", &times, (value, LOWER), "s");
 }
 
 #[cfg(test)]
@@ -355,5 +369,23 @@ mod tests {
         let all = [f.gemm, f.hbm, f.link, f.nic, f.hop, f.kernel, f.step];
         assert!(all.iter().all(|c| c.from == Provenance::Prior));
         assert!(d.source["fit.hop"].contains("prior") && d.source["kernel"].contains("prior"));
+        assert!(d.peak.is_empty() && d.source["peak.bf16"].contains("no price"));
+    }
+
+    /// The source of a constant says its own value, and what of the launches' values that is.
+    #[test]
+    fn sources_say_what_was_taken() {
+        let sample = |i: usize| Sample {
+            work: Some(Work::Rows { bytes: 64.0 }),
+            bytes: 0.0,
+            seconds: (1 + i) as f64 * 1e-6,
+            calls: 1,
+        };
+        let all: Vec<Sample> = (0..9).map(sample).collect();
+        let mut d = blank(1, 1);
+        fit(&mut d, &all, 1, 1e10);
+        let said = &d.source["kernel"];
+        let text = format!("{:.3e} s, the lower quartile of 9 launches", d.fit.kernel.value);
+        assert!(said.contains(&text) && !said.contains("median"), "{said}");
     }
 }

@@ -136,13 +136,15 @@ pub struct Memory {
     pub frames: Vec<Vec<usize>>,
     /// Size of the arena.
     pub peak_bytes: usize,
-    /// Bytes by class at the peak; they sum to `peak_bytes`.
+    /// Bytes by class at the peak; they sum to `peak_bytes`, with gaps as temporary ones.
     pub at_peak: Vec<(MemoryClass, usize)>,
     /// The largest values alive at the peak: name, class, bytes.
     pub live_at_peak: Vec<(String, MemoryClass, usize)>,
-    /// All values alive at the peak, in the order of `at_peak` by class; what they leave of it are gaps.
+    /// All values alive at the peak (of what one call alone needs, those where each of its frames is fullest),
+    /// in the order of `at_peak` by class; what they leave of it are gaps.
     pub alive: Vec<Alive>,
-    /// When the arena is full to its end; none if that is at all times.
+    /// When frames have most bytes, of the moments at which the arena is in use to its end; none if that
+    /// is at all times.
     pub peak_at: Option<Moment>,
     /// The most bytes that are alive at once: no arena can be smaller.
     pub live_bytes: usize,
@@ -185,7 +187,8 @@ pub struct Span {
     /// Offset in the arena.
     pub offset: usize,
     pub bytes: usize,
-    /// Of what it holds: activations, buffers of transfers, or a call's temporaries.
+    /// Of what it holds: activations, buffers of transfers, or a call's temporaries. A frame that holds
+    /// several kinds has that of its first value, a call's own that of most bytes in it.
     pub class: MemoryClass,
 }
 

@@ -2,7 +2,7 @@
 
 use super::layout::{Bound, Frames};
 use super::lifetimes::{Lifetime, NONE};
-use super::pieces::{LiveRange, most_alive, offsets, padded};
+use super::pieces::{LiveRange, fullest, most_alive, offsets, padded};
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Module, Value};
 use shardc_ir::plan::{Alive, Call, Instr, MemoryClass, Moment, Span, calls};
@@ -55,11 +55,9 @@ pub(super) fn arena(m: &Module, l: &Frames, lists: Lists) -> (Vec<Instr>, Vec<In
     let mut blocks = [blocks(l, &step), blocks(l, &evaluation)];
     let mut peak = (l.whole, None);
     for (which, list) in blocks.iter_mut().enumerate() {
-        place(&mut list.all, base, peak.0);
-        for b in &list.all {
-            if b.bytes > 0 && b.offset + b.bytes > peak.0 {
-                peak = (b.offset + b.bytes, Some((which, b.birth)));
-            }
+        let placed = place(&mut list.all, base, peak.0);
+        if let Some((end, at)) = placed.filter(|p| p.0 > peak.0) {
+            peak = (end, Some((which, at)));
         }
     }
     bind(l, &mut step, &blocks[0]);
@@ -230,13 +228,17 @@ const WORK: usize = 1 << 24;
 const GAPS: usize = 1000;
 
 /// Gives blocks their offsets, above `base`. There is no search for better ones if they end at `enough`.
-fn place(blocks: &mut [Block], base: usize, enough: usize) {
+/// Where the highest ends, and the moment, of those at which it is in use, when most bytes are; none if
+/// no block has bytes.
+fn place(blocks: &mut [Block], base: usize, enough: usize) -> Option<(usize, usize)> {
     let piece = |b: &Block| LiveRange { bytes: b.bytes, birth: b.birth, death: b.death };
     let pieces: Vec<LiveRange> = blocks.iter().map(piece).collect();
     let most = most_alive(&pieces);
     let enough = enough.saturating_sub(base).max(most + (base + most) / GAPS);
-    let (offsets, _) = offsets(&pieces, enough, WORK);
+    let (offsets, end) = offsets(&pieces, enough, WORK);
+    let at = fullest(&pieces, &offsets, end);
     blocks.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = base + offset);
+    (end > 0).then_some((base + end, at))
 }
 
 /// Writes the offsets into the instructions.
@@ -269,7 +271,8 @@ fn bind(l: &Frames, list: &mut [Instr], blocks: &Blocks) {
     }
 }
 
-/// Bytes by class at the peak, and the values alive then. Gaps, of alignment and of first fit, count as
+/// Bytes by class at the peak, and the values alive then; in a call's own frames, those of the node where
+/// each is fullest. Gaps, of alignment and of first fit, count as
 /// temporary.
 fn account(l: &Frames, list: &[Instr], alive: &[&Block], peak: usize) -> (ByClass, Vec<Alive>) {
     let mut by: BTreeMap<MemoryClass, usize> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! What is in the frames of every function, and where in them.
 
 use super::lifetimes::{Buffer, Lifetime, Lifetimes, NONE, Object};
-use super::pieces::{LiveRange, most_alive, offsets, padded};
+use super::pieces::{LiveRange, fullest, most_alive, offsets, padded};
 use shardc_ir::func::{Node, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::plan::{MemoryClass, Place};
@@ -28,7 +28,7 @@ pub(super) struct CallFrame {
     pub bytes: usize,
     /// The nodes between which it is needed.
     pub within: (usize, usize),
-    /// At the node with the highest place: bytes by class, and values.
+    /// At its fullest node, of those at which it is in use to its end: bytes by class, and values.
     pub at_peak: BTreeMap<MemoryClass, usize>,
     pub live: Vec<(Value, MemoryClass, usize)>,
 }
@@ -219,8 +219,7 @@ fn scratch(l: &mut Lifetimes, f: usize, way: Way, out: &mut Frames) {
         let pieces: Vec<LiveRange> = members.iter().map(piece).collect();
         let enough = most_alive(&pieces) / 100 * (100 + SLACK);
         let (offsets, bytes) = offsets(&pieces, enough, WORK);
-        let highest = pieces.iter().zip(&offsets).find(|(p, o)| *o + p.bytes == bytes);
-        let at = highest.map_or(0, |(p, _)| p.birth);
+        let at = fullest(&pieces, &offsets, bytes);
         let mut part = CallFrame { bytes, within: (0, out.turn - 1), ..CallFrame::default() };
         if number > 0 {
             let [births, deaths] = [|p: &LiveRange| p.birth, |p: &LiveRange| p.death];

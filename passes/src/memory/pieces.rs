@@ -63,6 +63,30 @@ pub(super) fn most_alive(pieces: &[LiveRange]) -> usize {
     most
 }
 
+/// Of the moments at which a piece that ends highest, at `end`, is in use: the first of those with most bytes.
+pub(super) fn fullest(pieces: &[LiveRange], offsets: &[usize], end: usize) -> usize {
+    let mut changes: Vec<(usize, bool, usize, usize)> = vec![];
+    for (p, offset) in pieces.iter().zip(offsets).filter(|(p, _)| p.bytes > 0) {
+        let highest = usize::from(offset + p.bytes == end);
+        // As in `most_alive`, what begins at a moment is there before what ends at it is gone.
+        changes.extend([(p.birth, false, p.bytes, highest), (p.death, true, p.bytes, highest)]);
+    }
+    changes.sort_unstable();
+    let (mut now, mut highest) = (0, 0);
+    let (mut most, mut at) = (0, 0);
+    for (moment, ends, bytes, of_highest) in changes {
+        if ends {
+            (now, highest) = (now - bytes, highest - of_highest);
+        } else {
+            (now, highest) = (now + bytes, highest + of_highest);
+            if highest > 0 && now > most {
+                (most, at) = (now, moment);
+            }
+        }
+    }
+    at
+}
+
 /// First fit in order of birth; of what begins together, what lives longest lies lowest.
 fn by_birth(pieces: &[LiveRange]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..pieces.len()).filter(|&i| pieces[i].bytes > 0).collect();
@@ -291,6 +315,29 @@ mod tests {
             all.push(rest);
         }
         all
+    }
+
+    #[test]
+    fn what_ends_highest_is_fullest_at_its_first_moment_of_most_bytes() {
+        let piece = |(bytes, birth, death, _): (usize, usize, usize, usize)| LiveRange {
+            bytes,
+            birth,
+            death,
+        };
+        // The second ends highest, from 2 to 5; more bytes than ever then are in use from 7 on.
+        let all =
+            [(64, 0, 9, 0), (64, 2, 5, 192), (64, 4, 8, 64), (64, 6, 8, 128), (32, 7, 8, 192)];
+        let at = |all: &[(usize, usize, usize, usize)]| {
+            let pieces: Vec<LiveRange> = all.iter().copied().map(piece).collect();
+            let offsets: Vec<usize> = all.iter().map(|p| p.3).collect();
+            fullest(&pieces, &offsets, top(&pieces, &offsets))
+        };
+        assert_eq!(at(&all), 4);
+        // As many bytes for one moment before.
+        assert_eq!(at(&[&all[..], &[(64, 3, 3, 64)]].concat()), 3);
+        // What begins as the highest ends is in use beside it.
+        assert_eq!(at(&[&all[..], &[(64, 5, 5, 128)]].concat()), 5);
+        assert_eq!(at(&[]), 0);
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use super::{Asked, data, page};
+use crate::pictures::step::{Lengths, Step};
 use crate::plan_dir::Stored;
 use crate::report::report;
 use serde_json::{Value as Json, json};
@@ -112,17 +113,28 @@ fn the_data_are_the_plans() {
         let d = data(&s, &Asked::default()).expect("data");
         let compiled = report(&s.plan, &[], 0.0);
         assert_eq!(list(&d["classes"]).len(), s.plan.classes.len());
-        for ((c, own), r) in
-            list(&d["classes"]).iter().zip(&s.plan.classes).zip(&compiled.per_class)
-        {
+        let step = Step::of(&s.plan, Lengths::unit(&s.plan, &s.options)).expect("a schedule");
+        let classes = list(&d["classes"]).iter().zip(&s.plan.classes).zip(&compiled.per_class);
+        for (rank, ((c, own), r)) in classes.enumerate() {
             let peak = own.memory.peak_bytes as u64;
             assert_eq!(c["peak_bytes"], peak);
             let kinds: u64 =
                 c["at_peak"].as_object().into_iter().flatten().filter_map(|x| x.1.as_u64()).sum();
             assert_eq!((kinds, sum(list(&c["tensors"]), "bytes")), (peak, peak));
-            // Memory over time stays between what is alive at once in a step and the arena.
+            // Memory over time counts frames: its top is that of all moments, between what is alive
+            // at once in a step and the arena; a kind that lies in no frame is its bytes at the peak.
             let most = most_of(&c["memory"]);
+            let all = step.memory(&s.plan, rank).expect("a plan's memory");
+            assert_eq!(Some(most), all.iter().map(|x| x.total() as u64).max());
             assert!(own.memory.live_bytes as u64 <= most && most <= peak, "{most} {peak}");
+            for &(kind, n) in &own.memory.whole {
+                let name = json!(kind);
+                let name = name.as_str().expect("a word");
+                let at_peak = c["at_peak"][name].as_u64();
+                if at_peak == Some(n as u64) && own.memory.spans.iter().all(|x| x.class != kind) {
+                    assert_eq!(c["memory"]["bytes"][name], n as u64, "{name}");
+                }
+            }
             // By axis, by row, and as compile reports it: the same calls and bytes.
             let mut by_axis: BTreeMap<String, (u64, u64)> = BTreeMap::new();
             for x in r.collectives.iter().filter(|x| x.kind != "recv") {
@@ -184,7 +196,7 @@ fn most_of(memory: &Json) -> u64 {
 /// What a block of a page holds.
 fn block(html: &str, id: &str) -> Vec<u8> {
     let from = html.split(&format!("id=\"{id}\">")).nth(1).expect("the block");
-    inflate(&decode(from.split("</script>").next().unwrap_or_default()))
+    inflated(&decode(from.split("</script>").next().unwrap_or_default()))
 }
 
 fn decode(text: &str) -> Vec<u8> {
@@ -206,47 +218,8 @@ fn decode(text: &str) -> Vec<u8> {
     out
 }
 
-/// Blocks of fixed codes alone, as RFC 1951 has them.
-fn inflate(data: &[u8]) -> Vec<u8> {
-    let mut at = 0;
-    let mut bit = || {
-        let b = u32::from(data[at / 8] >> (at % 8) & 1);
-        at += 1;
-        b
-    };
-    assert_eq!([bit(), bit(), bit()], [1, 1, 0], "the last block, of fixed codes");
-    let bits = |n: u32, bit: &mut dyn FnMut() -> u32| (0..n).fold(0, |v, i| v | bit() << i);
-    let code =
-        |n: u32, from: u32, bit: &mut dyn FnMut() -> u32| (0..n).fold(from, |v, _| v << 1 | bit());
-    let mut out: Vec<u8> = vec![];
-    loop {
-        let seven = code(7, 0, &mut bit);
-        let symbol = match seven {
-            0..=23 => 256 + seven,
-            24..=95 => code(1, seven, &mut bit) - 0x30,
-            96..=99 => code(1, seven, &mut bit) - 0xc0 + 280,
-            _ => code(2, seven, &mut bit) - 0x190 + 144,
-        };
-        match symbol {
-            0..=255 => out.push(symbol as u8),
-            256 => return out,
-            _ => {
-                let (base, extra) = match symbol - 257 {
-                    28 => (258, 0),
-                    n @ 0..=7 => (3 + n, 0),
-                    n => (((4 + n % 4) << (n / 4 - 1)) + 3, n / 4 - 1),
-                };
-                let length = base + bits(extra, &mut bit);
-                let n = code(5, 0, &mut bit);
-                let (base, extra) =
-                    if n < 4 { (1 + n, 0) } else { (((2 + n % 2) << (n / 2 - 1)) + 1, n / 2 - 1) };
-                let distance = (base + bits(extra, &mut bit)) as usize;
-                for _ in 0..length {
-                    out.push(out[out.len() - distance]);
-                }
-            }
-        }
-    }
+fn inflated(data: &[u8]) -> Vec<u8> {
+    miniz_oxide::inflate::decompress_to_vec(data).expect("it was deflated")
 }
 
 #[test]
@@ -257,9 +230,9 @@ fn what_is_packed_unpacks() {
     let text = "all_gather over tp, all_reduce over tp; ".repeat(900);
     for data in [&b""[..], b"a", b"ab", b"abcabcabcabc", &long, &same, text.as_bytes()] {
         let packed = super::pack::packed(data);
-        assert_eq!(inflate(&decode(&packed)), data);
+        assert_eq!(inflated(&decode(&packed)), data);
     }
-    assert!(super::pack::deflate(text.as_bytes()).len() < text.len() / 50);
+    assert!(super::pack::packed(text.as_bytes()).len() < text.len() / 50);
 }
 
 /// Panics unless all elements outside of scripts are closed in order.

@@ -299,7 +299,10 @@ function timeline() {
   }
   const legend = [["f", "F forward"], ["i", "I backward, input"], ["w", "W backward, weight"], ["edge", "enter, finish: once per step"]];
   const unit = measured ? `; below each row what a run did${scale === 1 ? "" : ", its clock scaled to the same length (no --device was given)"}` : "";
-  section("time", "Timeline and memory over time", `One step. A row is a pipeline rank: all ranks with that pp coordinate do the same. Time in ${T.unit}${unit}; transfers take none here. What of the peak is above the curve are gaps between tensors. Drag to pan; click, then wheel, to zoom; click a row for its memory.`,
+  section("time", "Timeline and memory over time",
+    `One step. A row is a pipeline rank: all ranks with that pp coordinate do the same. Time in ${T.unit}${unit}; ` +
+    "transfers take none here. Memory over time counts whole frames, each as one kind; what of the peak is above it " +
+    "are gaps. Drag to pan; click, then wheel, to zoom; click a row for its memory.",
     h("div", { class: "row" }, h("ul", { class: "legend", style: "margin:0" }, legend.map(([c, name]) => h("li", {}, swatch(c), name)), h("li", {}, h("span", { class: "swatch hatch" }), "idle"),
       many ? h("li", {}, "paler: later chunk of a rank") : null, h("li", {}, h("span", { class: "swatch", style: "background:var(--over);height:3px;vertical-align:3px" }), "path of the microbatch pointed at")),
       h("span", { class: "end row", style: "margin-bottom:0" }, rankChoice(), limitChoice(), h("button", { type: "button", onclick: () => zoom(1.4), "aria-label": "zoom out" }, "−"), h("button", { type: "button", onclick: () => zoom(0.7), "aria-label": "zoom in" }, "+"),

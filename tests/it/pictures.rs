@@ -39,6 +39,21 @@ fn a_run_is_traced_and_drawn() {
     let text = std::fs::read_to_string(dir.join("trace.json")).expect("a trace");
     let trace: Json = serde_json::from_str(&text).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
+    the_trace_has_every_action(events);
+    the_pictures_show_the_run(dir, events);
+    summaries_have_all_that_is_sent(dir);
+
+    // What is no trace, or one of another plan, is refused.
+    std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").expect("a file");
+    for file in ["none.json", "plan.svg", "gone.json"] {
+        let out = shardc(dir, &["inspect", "plan", "--timeline", "--times", file]);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(2) && said.contains("error[file]"), "{file}: {said}");
+    }
+}
+
+/// Ranks, their actions, kernels within these, and messages between them.
+fn the_trace_has_every_action(events: &[Json]) {
     let is = |e: &&Json, ph: &str| e["ph"] == *ph;
 
     // One process per rank, named by its place in the mesh.
@@ -91,7 +106,10 @@ fn a_run_is_traced_and_drawn() {
         let (other, then) = to[id];
         assert!(at <= &then && rank % 2 == other % 2 && *rank != other, "message {id}");
     }
+}
 
+/// Timelines in units and in the times of the run, of all pipeline ranks and of one.
+fn the_pictures_show_the_run(dir: &PathBuf, events: &[Json]) {
     let units = ok(dir, &["inspect", "plan", "--timeline", "--svg", "plan.svg"]);
     let measured = ok(dir, &["inspect", "plan", "--timeline", "--times", "trace.json"]);
     for drawn in [&units, &measured] {
@@ -125,8 +143,10 @@ fn a_run_is_traced_and_drawn() {
     let all: Vec<f64> = later.collect();
     let mean = all.iter().sum::<f64>() / all.len() as f64 / 1e3;
     assert!(all.len() == 4 && (length.unwrap_or(0.0) - mean).abs() < 1e-6, "{length:?} {mean}");
+}
 
-    // What the JSON of a summary sums up has all that is sent, in whole bytes.
+/// What the JSON of a summary sums up has all that is sent, in whole bytes.
+fn summaries_have_all_that_is_sent(dir: &PathBuf) {
     for class in ["0", "1"] {
         let s = ok(dir, &["inspect", "plan", "--summary", "--class", class, "--format", "json"]);
         let s: Json = serde_json::from_str(&s).expect("JSON");
@@ -158,13 +178,5 @@ fn a_run_is_traced_and_drawn() {
         );
         let compiled = ok(dir, &["inspect", "plan", "--summary", "--class", class]);
         assert!(compiled.contains(&format!("in all per step: {calls} calls")), "{compiled}");
-    }
-
-    // What is no trace, or one of another plan, is refused.
-    std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").expect("a file");
-    for file in ["none.json", "plan.svg", "gone.json"] {
-        let out = shardc(dir, &["inspect", "plan", "--timeline", "--times", file]);
-        let said = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.code() == Some(2) && said.contains("error[file]"), "{file}: {said}");
     }
 }

@@ -24,9 +24,12 @@ function collectives() {
       const shown = open === i && n ? h("tr", { class: "why" }, h("td", { colspan: 7 }, explained(n))) : null;
       const name = `${r.calls > 1 ? r.calls + " × " : ""}${r.kind.replace(/_/g, "-")}`;
       const unit = r.where === "once per step" ? "" : r.first !== null ? " per layer, microbatch" : " per microbatch";
+      const style = `width:${(100 * r.bytes_per_step) / most}px;background:var(--${family(r.axis)})`;
       return [h("tr", {}, h("td", {}, place), h("td", {}, r.phase), h("td", {}, n ? h("button", { type: "button", class: "link", "aria-expanded": open === i, onclick: () => { open = open === i ? null : i; draw(); } }, name) : name),
         h("td", {}, badge(r.axis)), h("td", { class: "n" }, count(r.calls_per_step)), h("td", { class: "n", "data-tip": exact(r.bytes) }, r.kind === "recv" ? "–" : sized(r.bytes) + unit),
-        h("td", { class: "n", "data-tip": exact(r.bytes_per_step), style: "min-width:190px" }, h("div", { style: "display:flex;gap:8px;align-items:center" }, h("div", { class: "meter", style: `width:${(100 * r.bytes_per_step) / most}px;background:var(--${family(r.axis)})` }), r.kind === "recv" ? "–" : sized(r.bytes_per_step)))), shown].filter(Boolean);
+        h("td", { class: "n", "data-tip": exact(r.bytes_per_step), style: "min-width:190px" },
+          h("div", { style: "display:flex;gap:8px;align-items:center" }, h("div", { class: "meter", style }),
+            r.kind === "recv" ? "–" : sized(r.bytes_per_step)))), shown].filter(Boolean);
     }));
   };
   watchers.push(draw);
@@ -45,10 +48,17 @@ function times() {
       h("p", { class: "label" }, `${count(Math.round(t.tokens_per_s))} tokens/s${t.mfu === null ? "" : `, ${(100 * t.mfu).toFixed(1)} % of the peak`}. ${t.trust}.`),
       bar(t.parts.map(([name, n]) => [PARTS[name] || "edge", n, name, `${name} ${seconds(n)}`]), t.step_s),
       h("table", { class: "list" }, t.parts.map(([name, n]) => h("tr", {}, h("td", {}, swatch(PARTS[name] || "edge"), name), h("td", { class: "n" }, seconds(n)), h("td", { class: "n" }, percent(n, t.step_s)), meter(n, t.step_s, PARTS[name] || "edge"))))));
+    const head = (names) => h("tr", {}, names.map((x, i) => h("th", { class: i ? "n" : "" }, x)));
     const longest = Math.max(...t.launches.map((l) => l.seconds), 1e-12);
     out.push(h("div", { class: "panel scroll", style: "margin-top:12px" }, h("h3", {}, "Its functions, and what takes most of it"),
-      h("table", { class: "list" }, h("tr", {}, ["function", "calls", "each", "in all"].map((x, i) => h("th", { class: i ? "n" : "" }, x))), t.functions.map((f) => h("tr", {}, h("td", { class: "mono" }, "@" + f.name), h("td", { class: "n" }, count(f.calls)), h("td", { class: "n" }, seconds(f.seconds)), h("td", { class: "n" }, seconds(f.seconds * f.calls))))),
-      h("table", { class: "list", style: "margin-top:10px" }, h("tr", {}, ["launch or exchange", "calls of its function", "in all, where nothing hides it", ""].map((x, i) => h("th", { class: i ? "n" : "" }, x))), t.launches.map((l) => h("tr", {}, h("td", { class: "mono" }, l.what), h("td", { class: "n" }, count(l.calls)), h("td", { class: "n" }, seconds(l.seconds)), meter(l.seconds, longest, "accent"))))));
+      h("table", { class: "list" }, head(["function", "calls", "each", "in all"]),
+        t.functions.map((f) => h("tr", {}, h("td", { class: "mono" }, "@" + f.name),
+          h("td", { class: "n" }, count(f.calls)), h("td", { class: "n" }, seconds(f.seconds)),
+          h("td", { class: "n" }, seconds(f.seconds * f.calls))))),
+      h("table", { class: "list", style: "margin-top:10px" },
+        head(["launch or exchange", "calls of its function", "in all, where nothing hides it", ""]),
+        t.launches.map((l) => h("tr", {}, h("td", { class: "mono" }, l.what), h("td", { class: "n" }, count(l.calls)),
+          h("td", { class: "n" }, seconds(l.seconds)), meter(l.seconds, longest, "accent"))))));
   }
   if (m) {
     const sum = m.rows.reduce((n, r) => n + r.measured_ms, 0), planned = m.rows.reduce((n, r) => n + (r.planned_ms || 0), 0);

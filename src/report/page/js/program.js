@@ -99,7 +99,11 @@ function program(text) {
 }
 
 function keys(time) {
-  const all = [["1 – 9", "sections"], ["J, K", "next, previous pipeline rank"], ["T", "theme: system, light, dark"], ["/", "search the program; Enter, Shift-Enter step"], ["← → + − 0", "in the timeline: move, zoom, whole step"], ["arrows", "in the mesh: choose a rank"], ["?", "these keys"], ["Esc", "close"]];
+  const all = [
+    ["1 – 9", "sections"], ["J, K", "next, previous pipeline rank"], ["T", "theme: system, light, dark"],
+    ["/", "search the program; Enter, Shift-Enter step"], ["← → + − 0", "in the timeline: move, zoom, whole step"],
+    ["arrows", "in the mesh: choose a rank"], ["?", "these keys"], ["Esc", "close"],
+  ];
   const box = document.getElementById("keys"), button = document.getElementById("help");
   box.append(h("table", {}, all.map(([k, w]) => h("tr", {}, h("td", {}, h("kbd", {}, k)), h("td", {}, w)))));
   const toggle = (to) => { box.hidden = !to; button.setAttribute("aria-expanded", String(to)); };
@@ -110,7 +114,16 @@ function keys(time) {
     const to = (by) => { state.rank = (state.rank + by + D.classes.length) % D.classes.length; changed(); };
     const link = /^[1-9]$/.test(e.key) && document.querySelector(`#links a[data-key="${e.key}"]`);
     if (link) { location.hash = link.getAttribute("href"); return; }
-    const act = { j: () => to(1), k: () => to(-1), t: () => document.getElementById("theme").click(), "/": () => { const f = document.getElementById("find"); if (f) f.focus(); }, "?": () => toggle(box.hidden), Escape: () => { toggle(false); say(""); }, 0: e.target.tagName === "CANVAS" ? null : time.all }[e.key.length === 1 ? e.key.toLowerCase() : e.key];
+    const acts = {
+      j: () => to(1),
+      k: () => to(-1),
+      t: () => document.getElementById("theme").click(),
+      "/": () => { const f = document.getElementById("find"); if (f) f.focus(); },
+      "?": () => toggle(box.hidden),
+      Escape: () => { toggle(false); say(""); },
+      0: e.target.tagName === "CANVAS" ? null : time.all,
+    };
+    const act = acts[e.key.length === 1 ? e.key.toLowerCase() : e.key];
     if (act) { e.preventDefault(); act(); }
   });
   const links = [...document.querySelectorAll("#links a")];

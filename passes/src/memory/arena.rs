@@ -272,8 +272,7 @@ fn bind(l: &Frames, list: &mut [Instr], blocks: &Blocks) {
 }
 
 /// Bytes by class at the peak, and the values alive then; in a call's own frames, those of the node where
-/// each is fullest. Gaps, of alignment and of first fit, count as
-/// temporary.
+/// each is fullest. Gaps, of alignment and of first fit, count as temporary.
 fn account(l: &Frames, list: &[Instr], alive: &[&Block], peak: usize) -> (ByClass, Vec<Alive>) {
     let mut by: BTreeMap<MemoryClass, usize> = BTreeMap::new();
     let mut live: Vec<Alive> = vec![];

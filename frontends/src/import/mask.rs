@@ -82,7 +82,7 @@ pub(super) enum Odd {
 }
 
 /// What is added to a score that is not seen is below this.
-const FAR: f64 = -1e9;
+pub(super) const FAR: f64 = -1e9;
 
 /// The rule of a mask [.., queries, keys]: truth values, or numbers that are added to scores.
 pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {

@@ -3,6 +3,7 @@
 use super::folded::{Folded, spread};
 use super::graph::{Arg, Elem, Node};
 use super::lower::{Lower, Val};
+use super::mask::FAR;
 use super::operands::dim_of;
 use super::table::Arithmetic;
 use super::view::{Dim, View, letter};
@@ -282,6 +283,13 @@ impl Lower<'_> {
         let Some((mask, value)) = mask.zip(value) else {
             return Err(self.refuse(n, "a mask that depends on data"));
         };
+        // A fill replaces a score, and a mask is added to it: the same only where nothing of it is left.
+        let nowhere = mask.is_one_number() && mask.first() == Some(0.0);
+        if (value.is_nan() || value > FAR) && !nowhere {
+            let what =
+                format!("it puts {value:?} in the place of elements, and not {FAR:?} or less");
+            return Err(self.refuse(n, &what).help("fill with -inf, in scores of attention"));
+        }
         let made = mask.choose(&Folded::full(Elem::Float, &[], value), &old);
         let made = made.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
         Ok(vec![Val::Masked(scores, made)])

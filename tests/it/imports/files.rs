@@ -380,6 +380,26 @@ fn a_mask_that_is_no_rule_is_refused() {
     assert_eq!((d.code, d.exit), ("mask-rule", Exit::Unsupported), "{d}");
 }
 
+/// A fill replaces a score, which a mask that is added does not.
+#[test]
+fn a_fill_that_leaves_a_score_is_refused() {
+    const FILL: &str = "torch.ops.aten.masked_fill.Scalar";
+    let scratch = Scratch::new("fill");
+    let fill = |value: f64| {
+        edited(&scratch, "mpt.pt2", |j| {
+            for n in nodes(j).iter_mut().filter(|n| n["target"] == FILL) {
+                n["inputs"][2]["arg"] = json!({ "as_float": value });
+            }
+        })
+    };
+    for value in [0.0, 1.5, -10000.0] {
+        let d = refused(fill(value));
+        assert_eq!((d.code, d.exit), ("import-op", Exit::Unsupported), "{d}");
+        assert!(d.message.contains(&format!("it puts {value:?} ")), "{d}");
+    }
+    assert!(fill(-1e9).is_ok());
+}
+
 /// The program of an archive without numbers says what is tied, and folders have it under its first name.
 #[test]
 fn ties_of_archives_without_numbers_are_those_of_the_program() {

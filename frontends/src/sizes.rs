@@ -251,14 +251,14 @@ fn padding(f: &Family, c: &Config, vocab: usize) -> Result<Option<usize>> {
         PaddingToken::Never => return Ok(None),
         PaddingToken::Key { absent } => absent,
     };
-    let Some(id) = c.whole_if(KEY)? else {
-        return Ok(absent.filter(|_| !c.has(KEY)));
-    };
+    let absent = absent.filter(|_| !c.has(KEY)).map(|id| id as i64);
+    let Some(id) = c.whole_if(KEY)?.or(absent) else { return Ok(None) };
     let from_start = if id < 0 { id.checked_add_unsigned(vocab as u64) } else { Some(id) };
     match from_start.and_then(|i| usize::try_from(i).ok()).filter(|&i| i < vocab) {
         Some(i) => Ok(Some(i)),
         None => {
-            let what = format!("`{KEY}` is {id}, which is no token of {vocab}");
+            let absent = if c.has(KEY) { "" } else { ", where it is absent" };
+            let what = format!("`{KEY}` is {id}{absent}, which is no token of {vocab}");
             let help = format!("write 0 to {}, or null if there is no padding token", vocab - 1);
             Err(c.error(KEY, what, help).rule("-vocab_size <= pad_token_id < vocab_size"))
         }

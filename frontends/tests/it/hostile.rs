@@ -276,6 +276,25 @@ fn configs_that_lie() {
     assert_eq!(code(json!({"quantization_config": {"bits": 4}})).0, "unsupported-config");
 }
 
+/// What a family assumes is checked as what is written.
+#[test]
+fn padding_that_is_assumed_is_a_token() {
+    let cases = [("phi3", 32000, 32001), ("olmo2", 1, 2), ("gemma2", 0, 1), ("gemma3", 0, 1)];
+    for (name, few, enough) in cases {
+        let dir = Folder::new(&format!("padding-{name}"));
+        let load = |vocab: usize| {
+            let mut config = changed(name, &json!({ "vocab_size": vocab }));
+            config.as_object_mut().unwrap().remove("pad_token_id");
+            dir.write("config.json", config.to_string());
+            load(&dir.0, &shape())
+        };
+        let d = load(few).err().unwrap_or_else(|| panic!("{name}: {few} tokens"));
+        assert_eq!(d.code, "config", "{name}: {d}");
+        assert!(few == 0 || names(&d, "/pad_token_id").message.contains("absent"), "{d}");
+        assert!(load(enough).is_ok(), "{name}");
+    }
+}
+
 #[test]
 fn configs_that_are_no_objects() {
     let dir = Folder::new("objects");

@@ -97,13 +97,18 @@ pub fn read(
     let own = own.map_or_else(|| config.clone(), |own| own.1);
     let dim = turning_part(config, &own, head_dim, turning)?;
     let from = |c: &Config| c.positive_if("original_max_position_embeddings");
-    let original = from(&own)?.or(from(config)?).unwrap_or(max_positions as f64);
+    // As transformers: what such a family has in the config itself comes before its object's.
+    let original = match turning.stretched {
+        Some(absent) => from(config)?.unwrap_or(absent as f64),
+        None => from(&own)?.or(from(config)?).unwrap_or(max_positions as f64),
+    };
     let power = |i: usize| theta.powf(-((2 * i) as f64) / dim as f64);
     // What Phi-3 calls `su` and, at first, `yarn`.
-    let stretched = own.has("short_factor") && matches!(word, "su" | "yarn");
-    let word = if stretched { "longrope" } else { word };
-    let Some((_, scaling)) = TYPES.iter().find(|t| t.0 == word) else {
-        let known: Vec<_> = TYPES.iter().map(|t| t.0).collect();
+    let stretched = turning.stretched.is_some();
+    let word = if stretched && matches!(word, "su" | "yarn") { "longrope" } else { word };
+    let compiled = |t: &&(&str, Scaling)| !stretched || matches!(t.0, "default" | "longrope");
+    let Some((_, scaling)) = TYPES.iter().filter(compiled).find(|t| t.0 == word) else {
+        let known: Vec<_> = TYPES.iter().filter(compiled).map(|t| t.0).collect();
         let what = format!("rotary scaling of type `{word}` is not known");
         let help = format!("the {} known types are {}", known.len(), known.join(", "));
         return Err(own.unsupported("rope-type", word_key, what, help));
@@ -156,7 +161,10 @@ fn turning_part(config: &Config, own: &Config, head_dim: usize, t: Turning) -> R
             head_dim
         }
         Some((key, absent)) => {
-            let part = own.number_if(KEY)?.or(config.number_if(key)?).unwrap_or(absent);
+            // Where there is no object, `own` is the config itself, which has another key.
+            let is_object = own.place(KEY) != config.place(KEY);
+            let nested = if is_object { own.number_if(KEY)? } else { None };
+            let part = nested.or(config.number_if(key)?).unwrap_or(absent);
             if !(part > 0.0 && part <= 1.0) {
                 let what = format!("{part} of each head would turn");
                 return Err(config.error(key, what, "write a number above 0, up to 1"));
@@ -334,6 +342,51 @@ mod tests {
         let own =
             json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 0.5}});
         assert_eq!(rope(own, 8).unwrap().head_factor, m(0.5));
+    }
+
+    /// The numbers of transformers 5.23, `Phi3RotaryEmbedding(Phi3Config(hidden_size=32,
+    /// num_attention_heads=4, max_position_embeddings=32, ..))` called with 16 positions: of both keys the
+    /// config's own is taken, 4096 where it is absent, and never the object's.
+    #[test]
+    fn longrope_takes_the_positions_of_the_config() {
+        let turning = Turning { stretched: Some(4096), ..Turning::PLAIN };
+        let rope = |own: Option<usize>, nested: usize, word: &str| -> Result<Rope> {
+            let c = json!({"original_max_position_embeddings": own, "rope_scaling": {
+                "rope_type": word, "original_max_position_embeddings": nested,
+                "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 1.5, 2.5, 4.0]}});
+            let c = Config::new(&c, "config.json")?;
+            Ok(read(&c, 8, [16, 32], 1e4, (turning, false))?.expect("a rope"))
+        };
+        let long = [1.0, 0.066_666_67, 0.004, 0.000_25];
+        let short = [1.0, 0.090_909_094, 0.008_333_333_3, 0.000_769_230_77];
+        let cases = [
+            (Some(8), 24, "longrope", long, 1.290_994_448_735_805_6),
+            (Some(8), 24, "su", long, 1.290_994_448_735_805_6),
+            (Some(24), 8, "yarn", short, 1.044_280_355_042_484_6),
+            (None, 8, "longrope", short, 1.0),
+        ];
+        for (own, nested, word, frequencies, factor) in cases {
+            let r = rope(own, nested, word).unwrap();
+            near(&r.inv_freq, &frequencies);
+            assert!((r.attention_factor - factor).abs() < 1e-12, "{own:?}, {nested}");
+        }
+        for word in ["linear", "llama3"] {
+            assert_eq!(rope(None, 8, word).unwrap_err().code, "rope-type", "{word}");
+        }
+    }
+
+    /// The key of the config that a family reads is its own.
+    #[test]
+    fn a_part_is_not_read_by_another_key() {
+        let turning = Turning { part: Some(("rotary_pct", 0.25)), ..Turning::PLAIN };
+        let pairs = |c: serde_json::Value| {
+            let c = Config::new(&c, "config.json").unwrap();
+            read(&c, 16, [16, 32], 1e4, (turning, false)).unwrap().unwrap().inv_freq.len()
+        };
+        assert_eq!(pairs(json!({"partial_rotary_factor": 1.0, "rotary_pct": 0.5})), 4);
+        assert_eq!(pairs(json!({"partial_rotary_factor": 1.0})), 2);
+        let own = json!({"rotary_pct": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}});
+        assert_eq!(pairs(own), 8);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(super) const FAMILY: Family = Family {
     positions: Positions::Rotary(Turning {
         theta: "rotary_emb_base",
         part: Some(("rotary_pct", 0.25)),
-        local: None,
+        ..Turning::PLAIN
     }),
     beside: Beside::Unless("use_parallel_residual"),
     norm: Norm::Layer,

@@ -159,11 +159,15 @@ pub struct Turning {
     pub part: Option<(&'static str, f64)>,
     /// Layers with a window turn by a base of their own: its key, and the base where it is absent.
     pub local: Option<(&'static str, f64)>,
+    /// The one scaling is `longrope`, also called `su` or `yarn`: its `original_max_position_embeddings`
+    /// stands in the config itself, and is this where it is absent.
+    pub stretched: Option<usize>,
 }
 
 impl Turning {
     /// Whole heads, in all layers alike.
-    pub const PLAIN: Turning = Turning { theta: "rope_theta", part: None, local: None };
+    pub const PLAIN: Turning =
+        Turning { theta: "rope_theta", part: None, local: None, stretched: None };
 }
 
 /// How the halves of a block follow each other.

@@ -22,6 +22,7 @@ pub(super) const FAMILY: Family = Family {
     padding: PaddingToken::Key { absent: Some(32000) },
     positions: Positions::Rotary(Turning {
         part: Some(("partial_rotary_factor", 1.0)),
+        stretched: Some(4096),
         ..Turning::PLAIN
     }),
     attention: Attention {

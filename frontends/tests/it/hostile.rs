@@ -265,7 +265,9 @@ fn configs_that_lie() {
         ("rope-type", "/rope_scaling/type".into())
     );
     let long = |short: Value, long: Value| {
-        code(json!({"rope_scaling": {"type": "su", "short_factor": short, "long_factor": long}}))
+        code(
+            json!({"rope_scaling": {"type": "longrope", "short_factor": short, "long_factor": long}}),
+        )
     };
     let four = json!([1, 1, 1, 1.5]);
     let key = |k: &str| config(&format!("rope_scaling/{k}"));

@@ -49,7 +49,7 @@ struct Mask {
 };
 
 // How far apart two positions are.
-DEVICE float distance(int a, int b) { return fabsf((float)(a - b)); }
+DEVICE float distance(int a, int b) { return fabsf((float)((i64)a - b)); }
 
 // The reach of some positions, of so many rows; of rows behind the last `n` nothing.
 template <int Rows, int Threads>

@@ -148,6 +148,6 @@ fn rotary(b: &mut Builder, scope: &str, rope: &Rope, positions: Value) -> Rotary
     }
     let cos = b.push("cos", Scale { by }, &[cos]);
     let sin = b.push("sin", Scale { by }, &[sin]);
-    b.note("the attention factor of yarn sharpens q and k alike");
+    b.note("the attention factor sharpens q and k alike");
     Rotary { cos, sin }
 }

@@ -6,13 +6,16 @@ use super::lower::{Lower, Val};
 use super::operands::dim_of;
 use shardc_ir::diag::Result;
 
+/// What the names of functions of symbols begin with; their operands go by place.
+const OF_SYMBOLS: [&str; 2] = ["_operator.", "torch.sym_"];
+
 impl Lower<'_> {
     /// The results of a node all of whose tensors are known; nothing if folding does not know the op.
     ///
     /// # Errors
     /// `import-op` if the operands do not fit, or the result is too large.
     pub(super) fn fold(&mut self, n: &Node) -> Result<Option<Vec<Folded>>> {
-        let symbols = ["_operator.", "torch.sym_"].iter().find_map(|p| n.op.strip_prefix(p));
+        let symbols = OF_SYMBOLS.iter().find_map(|p| n.op.strip_prefix(p));
         let op = symbols.unwrap_or(&n.op);
         let name = op.split('.').next().unwrap_or(op);
         if name == "pow" {
@@ -58,7 +61,7 @@ impl Lower<'_> {
             Arg::None => n
                 .args
                 .get(at)
-                .filter(|a| a.0.is_empty() || n.op.starts_with(['_', 't']))
+                .filter(|a| a.0.is_empty() || OF_SYMBOLS.iter().any(|p| n.op.starts_with(p)))
                 .map(|a| &a.1),
             a => Some(a),
         };

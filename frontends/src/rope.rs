@@ -78,6 +78,13 @@ pub fn read(
                 return Err(differs(config, key, KINDS.iter().find(|k| c.has(k)).unwrap_or(&kind)));
             }
         },
+        // Numbers for all layers, where transformers has none but by kinds.
+        Some((key, c)) if key == "rope_parameters" && turning.local.is_some() => {
+            let what = format!("`{key}` is not by kinds of layers");
+            let help = format!("put what it holds under `{}`", KINDS[0]);
+            let key = c.keys().next().map_or(key.to_string(), |own| format!("{key}/{own}"));
+            return Err(config.unsupported("unsupported-config", &key, what, help));
+        }
         // A scaling that is not by kinds is not that of layers with a window.
         own => own.filter(|_| !local),
     };
@@ -373,6 +380,19 @@ mod tests {
         for word in ["linear", "llama3"] {
             assert_eq!(rope(None, 8, word).unwrap_err().code, "rope-type", "{word}");
         }
+    }
+
+    #[test]
+    fn parameters_of_two_kinds_are_by_kinds() {
+        let turning = Turning { local: Some(("rope_local_base_freq", 1e4)), ..Turning::PLAIN };
+        let read = |c: serde_json::Value| -> Result<bool> {
+            let c = Config::new(&c, "config.json")?;
+            super::read(&c, 4, [16, 32], 1e6, (turning, false)).map(|r| r.is_some())
+        };
+        let flat = json!({"rope_type": "default", "rope_theta": 100.0});
+        let d = read(json!({"rope_parameters": flat})).unwrap_err();
+        assert_eq!(d.code, "unsupported-config", "{d}");
+        assert!(read(json!({"rope_parameters": {"full_attention": flat}})).unwrap());
     }
 
     /// The key of the config that a family reads is its own.

@@ -117,7 +117,7 @@ pub struct Change {
     pub option: String,
     pub before: Option<Value>,
     pub after: Option<Value>,
-    /// It only bounds what is compiled, and is no cause.
+    /// It only bounds what is compiled, and is not a cause.
     pub bound: bool,
     /// Why its change alone cannot be compiled.
     pub refused_alone: Option<String>,

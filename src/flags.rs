@@ -62,7 +62,7 @@ flags! {
 #[group(skip)]
 {
     /// Axes and sizes, outer to inner: pp=2,dp=2,tp=2 (dp is short for dp_replicate, or with --zero
-    /// or ep for dp_shard). ep and etp, as in dp=4,tp=2,ep=4,etp=1, are no axes: they factorise
+    /// or ep for dp_shard). ep and etp, as in dp=4,tp=2,ep=4,etp=1, are not axes: they factorise
     /// dp_shard, cp and tp again, for experts
     #[arg(long, help_heading = "Layout")]
     pub mesh: Option<String>,
@@ -249,7 +249,7 @@ impl Flags {
     /// The architectures that the plan's kernels are compiled for; none, for the CPU.
     ///
     /// # Errors
-    /// `flag` if a word is no architecture, or if there are some and no device.
+    /// `flag` if a word is not an architecture, or if there are some and no device.
     pub fn archs(&self) -> Result<BTreeSet<String>> {
         let cuda = self.device.as_deref() == Some("cuda");
         match &self.arch {
@@ -276,7 +276,7 @@ impl Flags {
                 Diag::new("not-built", format!("{flag} {v} is not built yet"))
                     .exit(Exit::Unsupported)
             } else {
-                Diag::new("flag", format!("`{v}` is no value of {flag}"))
+                Diag::new("flag", format!("`{v}` is not a value of {flag}"))
             };
             let words = built.replace(' ', " or ");
             return Err(d.at(format!("{flag} {v}")).help(format!("use {flag} {words}")));
@@ -295,7 +295,7 @@ fn arch(word: &str) -> Result<String> {
     if number.is_some_and(|n| (80..1000).contains(&n)) {
         return Ok(word.to_string());
     }
-    let (what, first) = (format!("`{word}` is no architecture of --arch"), DEFAULT_ARCHS[0]);
+    let (what, first) = (format!("`{word}` is not an architecture of --arch"), DEFAULT_ARCHS[0]);
     Err(Diag::new("flag", what)
         .at(format!("--arch {word}"))
         .rule("sm_ and a number from 80 on, as in sm_90a")

@@ -37,7 +37,7 @@ fn cache() -> Option<PathBuf> {
         .or_else(|| Some(home()?.join("hub")))
 }
 
-/// The path of a model: as it is if there is one or if it is no name on Hugging Face, else that of the
+/// The path of a model: as it is if there is one or if it is not a name on Hugging Face, else that of the
 /// snapshot in the cache.
 ///
 /// # Errors

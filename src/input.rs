@@ -70,7 +70,7 @@ fn read_text(path: &Path) -> Result<Input> {
         .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) })
 }
 
-/// The model of a `.ir` file; nothing if the model is no text.
+/// The model of a `.ir` file; nothing if the model is not text.
 ///
 /// # Errors
 /// Those of reading and parsing it.
@@ -108,12 +108,12 @@ fn plan_beside(archive: &Path) -> Result<Vec<(String, String)>> {
     let plan = match json.get("base_model_tp_plan") {
         None | Some(serde_json::Value::Null) => return Ok(vec![]),
         Some(plan) => {
-            plan.as_object().ok_or_else(|| wrong("base_model_tp_plan is no object".into()))?
+            plan.as_object().ok_or_else(|| wrong("base_model_tp_plan is not an object".into()))?
         }
     };
     let word = |(glob, word): (&String, &serde_json::Value)| match word.as_str() {
         Some(word) => Ok((glob.clone(), word.to_string())),
-        None => Err(wrong(format!("base_model_tp_plan of `{glob}` is no word"))),
+        None => Err(wrong(format!("base_model_tp_plan of `{glob}` is not a word"))),
     };
     plan.iter().map(word).collect()
 }

@@ -80,7 +80,7 @@ pub fn shape(o: &Options) -> Result<Shape> {
     Ok(Shape { batch, seq: o.seq, mode: o.mode, tokens, balance, dropout })
 }
 
-/// The facts of a model that is no text.
+/// The facts of a model that is not text.
 pub fn facts(path: &Path) -> Result<Option<Facts>> {
     let known = !is_text(path) && !is_archive(path);
     if known { shardc_frontends::facts(path).map(Some) } else { Ok(None) }
@@ -133,7 +133,7 @@ impl Output {
     /// Writes the plan; the report's time includes that.
     ///
     /// # Errors
-    /// `output` if it cannot be written, or would replace what is no plan.
+    /// `output` if it cannot be written, or would replace what is not a plan.
     pub fn write(&mut self, dir: &Path) -> Result<()> {
         let since = Instant::now();
         plan_dir::write(dir, &self.stored, &self.report)?;

@@ -84,7 +84,7 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
     let fail = |e| files::io_error("cannot lock the folder", path, &e);
     loop {
         if path.exists() {
-            // No plain file is no lock, and is not opened for writing.
+            // What is not a plain file is not a lock, and is not opened for writing.
             files::open(path)?;
         }
         let mut options = OpenOptions::new();

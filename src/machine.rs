@@ -3,9 +3,10 @@
 use serde_json::Value;
 use shardc_cost::device::{Device, Precision};
 use shardc_cost::model::{Experts, Latent, Sizes};
-use shardc_frontends::Facts;
+use shardc_frontends::{Facts, Shape, gating};
 use shardc_ir::diag::Result;
 use shardc_ir::files;
+use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
 use std::path::Path;
 
@@ -44,7 +45,9 @@ pub fn precision(o: &Options) -> Precision {
 }
 
 /// A model's sizes, from its facts and its config.json.
-pub fn sizes(family: &str, f: &Facts, config: &Value) -> Sizes {
+pub fn sizes(f: &Facts, config: &Value) -> Sizes {
+    // A program of one's own has no config of a family.
+    let own = gating(config, "config.json", &Shape::new(1, 1, Mode::Infer)).ok();
     let n = |key: &str| config.get(key).and_then(Value::as_u64).map(|n| n as usize);
     let latent = n("kv_lora_rank").map(|kv_rank| Latent {
         query_rank: n("q_lora_rank").unwrap_or(f.hidden),
@@ -58,8 +61,8 @@ pub fn sizes(family: &str, f: &Facts, config: &Value) -> Sizes {
         top_k: x.top_k,
         ffn: x.ffn,
         shared: x.shared,
-        dense_layers: n("first_k_dense_replace").unwrap_or(0).min(f.layers),
-        domains: n("topk_group"),
+        dense_layers: own.map_or(0, |g| g.dense),
+        domains: own.and_then(|g| g.groups).map(|(_, used)| used),
     });
     Sizes {
         layers: f.layers,
@@ -69,8 +72,45 @@ pub fn sizes(family: &str, f: &Facts, config: &Value) -> Sizes {
         head_dim: f.head_dim,
         ffn: f.ffn,
         vocab: f.vocab,
-        glu: family != "gpt2",
+        glu: own.is_none_or(|g| g.glu),
         experts,
         latent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(fixture: &str, change: impl Fn(&mut Value)) -> Sizes {
+        let file = format!("{}/tests/fixtures/{fixture}/config.json", env!("CARGO_MANIFEST_DIR"));
+        let facts = shardc_frontends::facts(Path::new(&file)).expect("a model");
+        let text = std::fs::read_to_string(file).expect("a config");
+        let mut config = serde_json::from_str(&text).expect("JSON");
+        change(&mut config);
+        sizes(&facts, &config)
+    }
+
+    /// A default that is written out changes nothing, and one group of experts is no limit to where a token goes.
+    #[test]
+    fn sizes_are_what_the_family_makes_of_its_config() {
+        let written = of("glm4_moe", |c| {
+            c["n_group"] = 1.into();
+            c["topk_group"] = 1.into();
+            c["first_k_dense_replace"] = 1.into();
+        });
+        let absent = of("glm4_moe", |c| {
+            let keys = ["n_group", "topk_group", "first_k_dense_replace"];
+            keys.iter().for_each(|k| drop(c.as_object_mut().expect("keys").remove(*k)));
+        });
+        for s in [&written, &absent] {
+            let e = s.experts.as_ref().expect("experts");
+            assert_eq!((e.domains, e.dense_layers), (None, 1));
+        }
+        let groups = of("deepseek_v3", |_| ());
+        assert!(groups.experts.expect("experts").domains.is_some());
+        for (fixture, glu) in [("gpt_neox", false), ("gpt2", false), ("llama_gqa", true)] {
+            assert_eq!(of(fixture, |_| ()).glu, glu, "{fixture}");
+        }
     }
 }

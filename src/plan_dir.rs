@@ -190,7 +190,7 @@ fn is_part(path: &Path) -> bool {
         || (of_kernels && path.file_name().is_some_and(kernel))
 }
 
-/// The first thing in a folder that is no part of a plan; folders of a plan are looked into.
+/// The first thing in a folder that is not part of a plan; folders of a plan are looked into.
 fn foreign(dir: &Path, inside: &Path) -> std::io::Result<Option<PathBuf>> {
     for e in std::fs::read_dir(dir.join(inside))? {
         let e = e?;
@@ -241,11 +241,11 @@ fn check_target(place: &Place) -> Result<()> {
     let unreadable = |e| files::io_error("cannot list the folder", dir, &e);
     if let Some(other) = foreign(dir, Path::new("")).map_err(unreadable)? {
         let other = other.display();
-        return refuse(format!("the folder holds {other}, which is no part of a plan"));
+        return refuse(format!("the folder holds {other}, which is not part of a plan"));
     }
     let empty = std::fs::read_dir(dir).map_err(unreadable)?.next().is_none();
     if !empty && !is_plan(dir) {
-        return refuse("the folder holds files and is no plan".into());
+        return refuse("the folder holds files and is not a plan".into());
     }
     Ok(())
 }
@@ -312,7 +312,7 @@ fn read_bytes(dir: &Path, name: &str) -> Result<Vec<u8>> {
 /// A text of a plan, of at most [`MAX_FILE`] bytes.
 pub(crate) fn read_file(dir: &Path, name: &str) -> Result<String> {
     String::from_utf8(read_bytes(dir, name)?)
-        .map_err(|_| not_a_plan(dir, name, "it is no text (not UTF-8)"))
+        .map_err(|_| not_a_plan(dir, name, "it is not text (not UTF-8)"))
 }
 
 /// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with

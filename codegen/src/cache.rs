@@ -119,7 +119,7 @@ mod tests {
         let read = || folder.read("whole");
         assert_eq!(read().as_deref(), Some(&b"kernels"[..]));
         assert_eq!(folder.names(), ["whole"]);
-        // A file that others can write, that is no file, or that is a link to one.
+        // A file that others can write, that is not a file, or that is a link to one.
         let file = dir.join("whole");
         for (m, is_read) in [(0o664, false), (0o606, false), (0o644, true), (0o600, true)] {
             mode(&file, m);

@@ -23,7 +23,7 @@ pub fn check(code: &[u8]) -> Result<(), String> {
     let whole = || "it is cut short".to_string();
     let get = |at, len| number(code, at, len).ok_or_else(whole);
     if !code.starts_with(b"\x7fELF") || get(4, 1)? != 2 || get(5, 1)? != 1 {
-        return Err("it is no ELF file of 64 bits".into());
+        return Err("it is not an ELF file of 64 bits".into());
     }
     if get(18, 2)? != u64::from(MACHINE) {
         return Err(format!("its processor is {}, not a CUDA device", get(18, 2)?));

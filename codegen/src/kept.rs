@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn code_of_the_same_generation_is_found() {
-        let text = "this is no text of a kernel".to_string();
+        let text = "this is not text of a kernel".to_string();
         let source = Source { file: "gemm.cu", text };
         let made = name(&source, "sm_80");
         assert!(is_ours(&made) && is_ours(&cache::beside(&made)));
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn code_that_a_plan_does_not_state_is_refused() {
-        let source = Source { file: "gemm.cu", text: "this is no text of a kernel".to_string() };
+        let source = Source { file: "gemm.cu", text: "this is not text of a kernel".to_string() };
         let mut own = plan(&source, &["sm_80"]);
         let file = own.dir.join(name(&source, "sm_80"));
         let says = |own: &Own, word: &str| {

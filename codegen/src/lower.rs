@@ -15,7 +15,7 @@ use shardc_ir::types::Type;
 ///
 /// # Errors
 /// `dtype` if no kernel has a value's elements: f32, bf16 and i32 have some. `plan` if nodes that
-/// the plan joins are no kernel.
+/// the plan joins are not a kernel.
 pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
     let mesh = &plan.module.mesh;
     let coords = mesh.coords(rank);

@@ -176,7 +176,7 @@ fn node(
             fold(b, Reduction::Sum, one)
         }
         Some(FusionClass::Put) => picked(b, n.outs[0], x[1], x[0]),
-        None => panic!("{} is no part of a row", n.op.mnemonic()),
+        None => panic!("{} is not part of a row", n.op.mnemonic()),
     };
     Results::from_slice(&[made])
 }

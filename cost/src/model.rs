@@ -108,7 +108,7 @@ impl Sizes {
         self.experts.map_or(0.0, |x| x.experts as f64 * self.mlp_params(x.ffn))
     }
 
-    /// Parameters of a layer that are no experts'; `dense`: it has none.
+    /// Parameters of a layer that are not experts'; `dense`: it has none.
     pub fn layer_params(&self, dense: bool) -> f64 {
         let h = self.hidden as f64;
         let mlp = match self.experts {

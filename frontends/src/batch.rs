@@ -47,7 +47,7 @@ pub fn tensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
 
 /// Reads `input_ids` and `labels`, i64 [rows, seq] of equal shape.
 ///
-/// Errors: `batch` for another shape or type and for numbers that are no i32, `missing-tensor`, and
+/// Errors: `batch` for another shape or type and for numbers that are not i32, `missing-tensor`, and
 /// those of reading a header.
 pub fn read_batch(path: &Path) -> Result<Batch> {
     let header = Header::read(path)?;
@@ -79,7 +79,7 @@ pub fn read_batch(path: &Path) -> Result<Batch> {
         let numbers = bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b));
         let small = |(i, x): (usize, i64)| {
             i32::try_from(x).map_err(|_| {
-                let what = format!("`{name}` element {i} is {x}, which is no i32");
+                let what = format!("`{name}` element {i} is {x}, which is not i32");
                 Diag::new("batch", what).at(place(name)).help("use numbers below 2147483648")
             })
         };
@@ -108,7 +108,8 @@ impl Batch {
             None => Ok(()),
             Some((name, i, x)) => {
                 let (row, at) = (i / self.seq, i % self.seq);
-                let what = format!("`{name}` row {row}, position {at} is {x}, which is no token");
+                let what =
+                    format!("`{name}` row {row}, position {at} is {x}, which is not a token");
                 let also = if name == "labels" { ", or -100 to ignore it" } else { "" };
                 Err(Diag::new("batch", what)
                     .at(format!("{}: {name}", self.file))

@@ -160,7 +160,11 @@ impl<'a> Config<'a> {
         let list = self.get(key).and_then(Value::as_array);
         let number = |v: &Value| v.as_f64().filter(|x| x.is_finite() && *x > 0.0);
         list.and_then(|l| l.iter().map(number).collect()).ok_or_else(|| {
-            self.error(key, format!("`{key}` is no list of numbers above 0"), "write [1.0, 1.05]")
+            self.error(
+                key,
+                format!("`{key}` is not a list of numbers above 0"),
+                "write [1.0, 1.05]",
+            )
         })
     }
 

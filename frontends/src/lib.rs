@@ -146,9 +146,15 @@ pub struct ExpertFacts {
     pub shared: usize,
 }
 
-/// How training weighs and balances the experts of a model.
+/// What a family makes of a config beside [`Facts`]: its MLP, and how experts are chosen, weighed and balanced.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Gating {
+    /// The MLP has a gate.
+    pub glu: bool,
+    /// Layers without experts, before those that have some.
+    pub dense: usize,
+    /// Groups of experts, and how many of them a token may use, where these are fewer.
+    pub groups: Option<(usize, usize)>,
     /// The gates of the experts that a token uses are divided by their sum.
     pub normed: bool,
     /// Coefficient of the auxiliary loss; `None`: there is none.
@@ -225,14 +231,22 @@ pub fn facts(path: &Path) -> Result<Facts> {
     Ok(sizes::Arch::read(family::find(&view)?, &view, &shape, &mut vec![])?.facts)
 }
 
-/// What [`from_config`] builds for the experts of this config; of a model without experts, nothing is balanced.
+/// What [`from_config`] builds of this config, beside [`Facts`]; of a model without experts, nothing is balanced.
 ///
 /// Errors: those of [`load`] that concern the config.
 pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<Gating> {
     let view = Config::new(config, place)?;
-    let arch = sizes::Arch::read(family::find(&view)?, &view, shape, &mut vec![])?;
-    let r = arch.routing;
-    Ok(Gating { normed: r.normed.is_some(), aux: r.aux, z: r.z })
+    let family = family::find(&view)?;
+    let arch = sizes::Arch::read(family, &view, shape, &mut vec![])?;
+    let (r, dense) = (arch.routing, arch.sparse.iter().take_while(|sparse| !**sparse).count());
+    Ok(Gating {
+        glu: family.mlp.gate.is_some(),
+        dense,
+        groups: r.groups.filter(|(all, used)| used < all),
+        normed: r.normed.is_some(),
+        aux: r.aux,
+        z: r.z,
+    })
 }
 
 fn config_of(path: &Path) -> PathBuf {

@@ -258,7 +258,7 @@ fn padding(f: &Family, c: &Config, vocab: usize) -> Result<Option<usize>> {
         Some(i) => Ok(Some(i)),
         None => {
             let absent = if c.has(KEY) { "" } else { ", where it is absent" };
-            let what = format!("`{KEY}` is {id}{absent}, which is no token of {vocab}");
+            let what = format!("`{KEY}` is {id}{absent}, which is not a token of {vocab}");
             let help = format!("write 0 to {}, or null if there is no padding token", vocab - 1);
             Err(c.error(KEY, what, help).rule("-vocab_size <= pad_token_id < vocab_size"))
         }

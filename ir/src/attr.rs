@@ -342,7 +342,7 @@ impl Padding {
     /// Says why the index is none of a dim of this size.
     pub(crate) fn accepts(self, size: usize) -> Result<(), String> {
         match self.index() {
-            Some(i) if i >= size => Err(format!("padding {i} is no index of {size} places")),
+            Some(i) if i >= size => Err(format!("padding {i} is not an index of {size} places")),
             Some(_) | None => Ok(()),
         }
     }

@@ -333,7 +333,7 @@ impl Boxes {
             ranges.push(own.offset / old..(own.offset + own.len).div_ceil(old));
             pieces.push(digits(&self.mesh, all, self.mesh.all()));
         }
-        // Atoms that are no part of a piece's number: the reader's own, or named by the map.
+        // Atoms that are not part of a piece's number: the reader's own, or named by the map.
         let mut holder: SmallVec<[usize; 16]> = reader.into();
         let mut at: SmallVec<[usize; 4]> = ranges.iter().map(|r| r.start).collect();
         let spread = match self.mirror {

@@ -20,7 +20,7 @@ fn meet(a: &Bytes, b: &Bytes) -> bool {
     a.iter().any(|x| b.iter().any(|y| x.start < y.end && y.start < x.end))
 }
 
-/// True if a launch does something: it is no view.
+/// True if a launch does something: it is not a view.
 pub fn works(f: &Func, x: &Launch) -> bool {
     f.nodes[x.nodes.clone()].iter().any(|n| !n.op.def().is_view())
 }

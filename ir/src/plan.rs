@@ -300,7 +300,7 @@ pub struct Settings {
     /// How the tokens of a sequence are dealt to the ranks.
     #[serde(default)]
     pub tokens: TokenOrder,
-    /// Indices from here on are no tokens of the model.
+    /// Indices from here on are not tokens of the model.
     pub vocab: usize,
     pub lr: LrSchedule,
     pub seed: u64,

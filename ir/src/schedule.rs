@@ -2,7 +2,7 @@
 //!
 //! A stage is a contiguous part of the model, numbered from the input on. Every stage lives on one
 //! rank of the pipeline; a rank may hold several (chunks). Each microbatch goes forward through all
-//! stages and back. Sends and receives are no actions: they follow from the edges between stages.
+//! stages and back. Sends and receives are not actions: they follow from the edges between stages.
 
 mod check;
 mod csv;

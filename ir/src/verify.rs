@@ -152,7 +152,7 @@ impl<'a> Checker<'a> {
         }
         for s in f.scopes.iter().filter(|s| !is_path(&s.path)) {
             p.push(s.layer, || {
-                self.diag("name", format!("`{}` is no scope path", s.path.escape_debug()))
+                self.diag("name", format!("`{}` is not a scope path", s.path.escape_debug()))
                     .help("use letters, digits, `.` and `_`, for example `model.layers.0`")
             });
         }

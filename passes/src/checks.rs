@@ -15,7 +15,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
         let (rows, global) = (o.microbatch_rows(), o.global_batch);
         return Err(Diag::new(
             "batch-not-divisible",
-            format!("{global} sequences are no whole number of microbatches of {rows}"),
+            format!("{global} sequences are not a whole number of microbatches of {rows}"),
         )
         .rule("global_batch % (dp * microbatch) == 0")
         .help(format!(
@@ -27,7 +27,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
         && !o.tokens().fits(o.seq)
     {
         let what =
-            format!("{} tokens are no 2 equal chunks for each of {ranks} ranks of cp", o.seq);
+            format!("{} tokens are not 2 equal chunks for each of {ranks} ranks of cp", o.seq);
         let below = o.seq / (2 * ranks) * 2 * ranks;
         return Err(Diag::new("sequence-not-divisible", what)
             .rule("seq % (2 * cp) == 0 with --cp-split zigzag")

@@ -204,7 +204,7 @@ impl<'a> Groups<'a> {
             let close = |r: &&usize| **r < i && i - **r < SPAN;
             near.extend(self.readers[v.0 as usize].iter().rev().filter(close));
         }
-        // Groups that the node's, as it is, is no kernel with.
+        // Groups that the node's, as it is, is not a kernel with.
         let mut apart: SmallVec<[usize; 8]> = SmallVec::new();
         for other in near {
             let (a, b) = (self.of[other], self.of[i]);

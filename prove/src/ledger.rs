@@ -63,7 +63,7 @@ impl Texts<'_> {
 }
 
 impl Ledger {
-    /// What must hold and is no equation.
+    /// What must hold and is not an equation.
     pub fn must(&mut self, kind: &'static str, holds: bool, what: impl FnOnce() -> [String; 3]) {
         if holds {
             *self.shown.entry(kind).or_default() += 1;

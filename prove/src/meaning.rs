@@ -26,7 +26,7 @@ pub fn rule(op: &Op, ins: &[&Type]) -> Rule {
 }
 
 fn coef(x: f64) -> Result<Coef, String> {
-    Coef::of(x).ok_or_else(|| format!("{x} is no number of the reals"))
+    Coef::of(x).ok_or_else(|| format!("{x} is not a number of the reals"))
 }
 
 /// The function behind an op that terms do not take apart; `None` for the others. All attributes are
@@ -266,7 +266,7 @@ fn taken_apart(
         Op::Reduce(k) => {
             one(s.place(ins[0], Cut { dim: k.dim, of: mesh.ways(k.axes), piece: k.to })?)
         }
-        other => Err(format!("`{}` is no function and is not taken apart", other.mnemonic())),
+        other => Err(format!("`{}` is not a function and is not taken apart", other.mnemonic())),
     }
 }
 

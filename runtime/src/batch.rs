@@ -84,7 +84,7 @@ pub(crate) fn check(s: &Settings, table: &[InputRow], data: &StepData) -> Result
                 .rule("an input is [global_batch, …], or what all rows share")
                 .help(help));
         };
-        if let Numbers::I32(x) = x {
+        if let (Numbers::I32(x), true) = (x, row.indexes()) {
             in_range(s, row, x)?;
         }
     }

@@ -191,7 +191,7 @@ fn lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     in_pairs(acc, f)
 }
 
-/// The larger of two; if one is no number, the other; of zeros the second, as in compiled kernels.
+/// The larger of two; if one is not a number, the other; of zeros the second, as in compiled kernels.
 #[inline(always)]
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b.is_nan() || a > b { a } else { b }

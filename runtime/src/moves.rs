@@ -234,7 +234,7 @@ fn indices(k: &Pick, memory: &[*mut f32], index: &[usize]) -> *const i32 {
 /// Draws numbers at random.
 ///
 /// # Safety
-/// `memory` is valid for everything the kernel reaches; the result is no operand.
+/// `memory` is valid for everything the kernel reaches; the result is not an operand.
 pub(crate) unsafe fn draw(k: &Draw, memory: &[*mut f32], threads: usize) {
     // SAFETY: by the caller, an i32 is there.
     let int = |v: &View, i: usize| unsafe { *memory[v.operand].cast::<u32>().add(v.offset + i) };
@@ -256,7 +256,7 @@ pub(crate) unsafe fn draw(k: &Draw, memory: &[*mut f32], threads: usize) {
 /// Sums along rows.
 ///
 /// # Safety
-/// `memory` is valid for everything the kernel reaches; the result is no operand.
+/// `memory` is valid for everything the kernel reaches; the result is not an operand.
 pub(crate) unsafe fn scan(k: &Scan, memory: &[*mut f32], threads: usize) {
     let row = |index: &[usize]| {
         // SAFETY: by the caller.
@@ -296,7 +296,7 @@ unsafe fn sums<T: std::marker::Copy>(
 /// Runs a rotary embedding.
 ///
 /// # Safety
-/// `memory` is valid for everything the kernel reaches; the result is no operand.
+/// `memory` is valid for everything the kernel reaches; the result is not an operand.
 pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32], threads: usize) {
     let turn = |index: &[usize]| {
         // SAFETY: by the caller.

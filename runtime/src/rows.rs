@@ -228,7 +228,7 @@ impl Interp<'_> {
     fn fold(&self, i: usize) -> (Reduction, usize) {
         match self.k.body[i] {
             Scalar::Fold(r, x) => (r, x),
-            other => panic!("{other:?} is no fold"),
+            other => panic!("{other:?} is not a fold"),
         }
     }
 }

@@ -68,7 +68,7 @@ impl Launched {
     /// The launcher of this process; `None` if nobody has set its variables.
     ///
     /// # Errors
-    /// `launcher` if a variable is missing, is no number, or contradicts another.
+    /// `launcher` if a variable is missing, is not a number, or contradicts another.
     pub fn detect(var: impl Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
         // A shell in a Slurm allocation has the variables of a task, and is none.
         let starts = |n: &Names| match n.launcher {
@@ -80,7 +80,7 @@ impl Launched {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(text) = var(name) else { return Ok(None) };
             text.parse().map(Some).map_err(|_| {
-                refuse(format!("{name} is `{text}`, which is no number"))
+                refuse(format!("{name} is `{text}`, which is not a number"))
                     .help(format!("set {name} to a number from 0, as {} does", n.launcher))
             })
         };

@@ -54,7 +54,7 @@ pub fn meet(
     }
     let Some((host, port)) = var(ADDRESS).zip(var(PORT)) else { return by_launcher(l) };
     let number: u16 = port.parse().ok().filter(|p| *p > 0).ok_or_else(|| {
-        Diag::new("launcher", format!("{PORT} is `{port}`, which is no port"))
+        Diag::new("launcher", format!("{PORT} is `{port}`, which is not a port"))
             .help(format!("set {PORT} to a free port of {host}, such as 29500"))
             .exit(Exit::Environment)
     })?;

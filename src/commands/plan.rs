@@ -68,7 +68,7 @@ const BAND: f64 = 0.09;
 
 fn bad(flag: &str, given: &str, help: &str) -> Diag {
     let short: String = given.chars().take(40).collect();
-    Diag::new("flag", format!("`{short}` is no value of {flag}"))
+    Diag::new("flag", format!("`{short}` is not a value of {flag}"))
         .at(format!("{flag} {short}"))
         .help(help)
 }

@@ -100,7 +100,7 @@ pub fn trust(d: &Device) -> String {
 pub fn utilisation(stored: &Stored, d: &Device, seconds: f64) -> Option<f64> {
     let facts = stored.facts.as_ref()?;
     let s = &stored.plan.settings;
-    let sizes = sizes(&stored.family, facts, &stored.config);
+    let sizes = sizes(facts, &stored.config);
     let flops = sizes.step_flops((s.global_batch * s.seq) as f64, s.seq as f64);
     let peak = d.peak.get(&precision(&stored.options))?;
     Some(flops / (peak * stored.plan.module.mesh.ranks() as f64 * seconds))

@@ -65,7 +65,7 @@ fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
     if let Some(dir) = base.filter(|b| !same_model(b, &stored.config)) {
         let what = match dir.join("config.json").is_file() {
             true => "the config.json in this folder is not that of the checkpoint's plan",
-            false => "this is no model folder: it has no config.json",
+            false => "this is not a model folder: it has no config.json",
         };
         return Err(Diag::new("flag", what)
             .at(format!("--base {}", dir.display()))

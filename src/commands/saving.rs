@@ -33,7 +33,7 @@ pub struct HowToSave {
 }
 
 impl HowToSave {
-    /// Refuses flags that say nothing of what is written, `what`, which is no model; `--force` too, unless
+    /// Refuses flags that say nothing of what is written, `what`, which is not a model; `--force` too, unless
     /// it may be written into the folder of a model.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
     };
     for name in &base.skipped {
         let from = from.as_deref().unwrap_or(Path::new(""));
-        note(format!("{} is no file, and is not kept", from.join(name).display()));
+        note(format!("{} is not a file, and is not kept", from.join(name).display()));
     }
     if !base.has_tokenizer() && stored.facts.is_some() {
         let place = match &from {

@@ -111,7 +111,7 @@ impl Columns {
         if spec.ends_with(".safetensors") {
             let path = Path::new(spec);
             for (name, t) in tensors(path)? {
-                // Tensors of other types are no columns, unless somebody asks for them.
+                // Tensors of other types are not columns, unless somebody asks for them.
                 let Some(e) = ELEMENTS.iter().find(|e| e.2 == t.dtype) else { continue };
                 let (file, _) = files::open(path)?;
                 let (path, start) = (path.to_path_buf(), t.bytes.start);
@@ -193,7 +193,7 @@ impl Columns {
     /// The numbers of an input for these rows.
     ///
     /// # Errors
-    /// `data` for what cannot be read, or is no i32 where the model takes one.
+    /// `data` for what cannot be read, or is not i32 where the model takes one.
     pub fn read(&self, row: &InputRow, rows: &[usize]) -> Result<Numbers> {
         let (a, moves) = self
             .of(row)
@@ -212,7 +212,7 @@ impl Columns {
         if row.dtype == DType::I32 {
             let small = |x: Stored| match x {
                 Stored::Whole(x) => i32::try_from(x).map_err(|_| {
-                    wrong(&a.place(), format!("`{}` has {x}, which is no i32", row.name))
+                    wrong(&a.place(), format!("`{}` has {x}, which is not i32", row.name))
                 }),
                 Stored::Float(_) => Err(wrong(&a.place(), format!("`{}` is floats", row.name))),
             };
@@ -261,7 +261,7 @@ fn npy_array(name: &str, path: &Path) -> Result<Array> {
     let h = npy::header(&mut file, |what| wrong(&place, what))?;
     let element = ELEMENTS.iter().find(|e| !e.1.is_empty() && e.1 == h.descr).map(|e| e.0);
     let (Some(element), Some(shape)) = (element, h.shape) else {
-        let what = format!("it is no array of numbers in the order of C: {}", h.text);
+        let what = format!("it is not an array of numbers in the order of C: {}", h.text);
         return Err(wrong(&place, what));
     };
     let all = shape.iter().try_fold(element.bytes() as u64, |n, &s| n.checked_mul(s));

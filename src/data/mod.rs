@@ -73,7 +73,7 @@ impl Data {
             (_, Some(e)) if e == "bin" || e == "npy" => {
                 TokenFile::open(Path::new(spec)).map(Data::Tokens)
             }
-            _ => Err(wrong(format!("`{spec}` is no kind of data")).help(
+            _ => Err(wrong(format!("`{spec}` is not a kind of data")).help(
                 "use FILE.bin, FILE.npy, text:GLOB, bytes:GLOB, FILE.safetensors or NAME=FILE.npy, for \
                  example bytes:src/*.rs",
             )),
@@ -104,7 +104,7 @@ impl Data {
             Data::Columns(c) => c.check(table).map(drop),
             _tokens => match asked.into_iter().find(|r| !r.of_tokens()) {
                 None => Ok(()),
-                Some(r) => Err(Diag::new("data", format!("`{}` is no row of tokens", r.name))
+                Some(r) => Err(Diag::new("data", format!("`{}` is not a row of tokens", r.name))
                     .rule("tokens fill input_ids and labels of every token; the rest is columns")
                     .help("give columns: FILE.safetensors, or NAME=FILE.npy,NAME=FILE.npy")),
             },
@@ -139,7 +139,10 @@ impl Data {
             let n = within(row, rows)?;
             let numbers = match self {
                 _ if row.input.fill == Fill::Random => random(row, s, (seed, step), n, 0),
-                Data::Random { vocab } => random(row, s, (seed, step), n, row.bound(*vocab)),
+                Data::Random { vocab } => {
+                    let below = if row.indexes() { row.bound(*vocab) } else { NUMBERS };
+                    random(row, s, (seed, step), n, below)
+                }
                 Data::Columns(c) => c.read(row, &chosen)?,
                 _tokens => {
                     let seq = row.elements();
@@ -157,11 +160,17 @@ impl Data {
         Ok(out)
     }
 
-    /// All rows of columns, in their order; nothing of other data.
+    /// All rows of columns, in their order, and random numbers for inputs that are filled with such; nothing of
+    /// other data.
     ///
     /// # Errors
     /// `data` if a file cannot be read, or has another number of rows.
-    pub fn whole(&self, table: &[InputRow], rows: usize) -> Result<shardc_runtime::Columns> {
+    pub fn whole(
+        &self,
+        table: &[InputRow],
+        (seed, step): (u64, u32),
+        rows: usize,
+    ) -> Result<shardc_runtime::Columns> {
         let Data::Columns(c) = self else { return Ok(shardc_runtime::Columns::new()) };
         let there = c.check(table)?;
         if there != rows {
@@ -172,8 +181,13 @@ impl Data {
             .help(format!("compile with --global-batch {there}")));
         }
         let all: Vec<usize> = (0..rows).collect();
+        let s = Stream::new(seed, "data", step);
         let read = table.iter().filter(|r| r.input.fill.is_data());
-        read.map(|r| Ok((r.name.to_string(), c.read(r, &all)?))).collect()
+        let one = |r: &InputRow| match r.input.fill {
+            Fill::Random => Ok(random(r, s, (seed, step), within(r, rows)?, 0)),
+            _given => c.read(r, &all),
+        };
+        read.map(|r| Ok((r.name.to_string(), one(r)?))).collect()
     }
 
     /// Tokens and targets of a step, `[rows, seq]` each.
@@ -199,6 +213,9 @@ impl Data {
         Ok((ids, targets))
     }
 }
+
+/// Random whole numbers that index nothing are below this: sums and products of them are numbers, too.
+const NUMBERS: usize = 16;
 
 /// How many numbers an input has in a batch of so many rows.
 fn within(row: &InputRow, rows: usize) -> Result<usize> {

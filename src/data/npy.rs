@@ -28,7 +28,7 @@ pub fn header(file: &mut File, wrong: impl Fn(String) -> Diag) -> Result<Npy> {
     let mut head = [0; 10];
     file.read_exact(&mut head).map_err(fail)?;
     if head[..6] != *b"\x93NUMPY" || !(1..=3).contains(&head[6]) {
-        return Err(wrong("it is no .npy file of version 1, 2 or 3".into()));
+        return Err(wrong("it is not a .npy file of version 1, 2 or 3".into()));
     }
     let mut len = usize::from(u16::from_le_bytes([head[8], head[9]]));
     let mut start = 10;

@@ -24,7 +24,7 @@ impl Text {
     /// a document depend on all of it, so documents are what threads share.
     ///
     /// # Errors
-    /// `tokenizer`, `data` for what is no text, `token-range`.
+    /// `tokenizer`, `data` for what is not text, `token-range`.
     #[cfg(feature = "tokenizers")]
     pub fn open(place: &Path, documents: &[(PathBuf, Vec<u8>)], vocab: usize) -> Result<Text> {
         let (tokenizer, end) = tokenizer::open(place)?;

@@ -65,7 +65,8 @@ fn end(tokenizer: &Tokenizer, config: &Path) -> Result<Option<u32>> {
             .map_err(|e| wrong(config, e.to_string()))?;
         let said = &json["eos_token"];
         if let Some(name) = said.as_str().or(said["content"].as_str()) {
-            let none = || wrong(config, format!("eos_token `{name}` is no token of the tokenizer"));
+            let none =
+                || wrong(config, format!("eos_token `{name}` is not a token of the tokenizer"));
             return tokenizer.token_to_id(name).ok_or_else(none).map(Some);
         }
     }
@@ -75,7 +76,7 @@ fn end(tokenizer: &Tokenizer, config: &Path) -> Result<Option<u32>> {
 /// Tokens of every document.
 ///
 /// # Errors
-/// `data` for a document that is no text; `tokenizer`.
+/// `data` for a document that is not text; `tokenizer`.
 pub fn ids(
     tokenizer: &Tokenizer,
     place: &Path,
@@ -83,7 +84,7 @@ pub fn ids(
 ) -> Result<Vec<Vec<u32>>> {
     let texts = documents.iter().map(|(path, bytes)| {
         std::str::from_utf8(bytes).map_err(|e| {
-            Diag::new("data", format!("it is no text: {e}"))
+            Diag::new("data", format!("it is not text: {e}"))
                 .at(path.display().to_string())
                 .rule("text is UTF-8")
                 .help("write it again, for example with iconv -t utf-8, or leave it out")

@@ -34,7 +34,7 @@ impl Width {
             Width::I64 => 8,
         }
     }
-    /// Tokens that are no i32 become -1, which no model has.
+    /// Tokens that are not i32 become -1, which no model has.
     fn decode(self, b: &[u8]) -> i32 {
         let wide = |x: i64| i32::try_from(x).unwrap_or(-1);
         match self {
@@ -148,14 +148,14 @@ fn megatron(index: &Path, size: u64) -> Result<Header> {
     file.read_exact(&mut head).map_err(short)?;
     let word = |i: usize| u64::from_le_bytes(head[i..i + 8].try_into().expect("8 bytes"));
     if head[..9] != MEGATRON[..] || word(9) != 1 {
-        return Err(wrong(index, "it is no index of Megatron's, version 1".into()));
+        return Err(wrong(index, "it is not an index of Megatron's, version 1".into()));
     }
     let width = match head[17] {
         1 => Width::U8,
         4 => Width::I32,
         5 => Width::I64,
         8 => Width::U16,
-        other => return Err(wrong(index, format!("element type {other} is no type of tokens"))),
+        other => return Err(wrong(index, format!("element type {other} is not a type of tokens"))),
     };
     // Lengths of sequences in tokens, 4 bytes each; then 8 bytes per sequence and document.
     let (sequences, documents) = (word(18), word(26));
@@ -201,7 +201,7 @@ fn row(path: &Path, file: &mut File) -> Result<Header> {
     };
     match (width, h.shape.as_deref()) {
         (Some(width), Some(&[n])) => Ok((h.start, width, Some(n))),
-        _ => Err(wrong(path, format!("it is no row of u1, u2, u4, i4 or i8: {}", h.text))),
+        _ => Err(wrong(path, format!("it is not a row of u1, u2, u4, i4 or i8: {}", h.text))),
     }
 }
 

@@ -58,7 +58,7 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
     );
     let (theta, scaled) = e.rope();
     e.lack(scaled.is_some(), "scaled rotary positions, which are not written here yet");
-    e.lack(theta.fract() != 0.0, "a base of rotary positions that is no whole number");
+    e.lack(theta.fract() != 0.0, "a base of rotary positions that is not a whole number");
     let tanh =
         |key: &str| e.s.config.get(key).and_then(|v| v.as_str()).is_some_and(|a| a != "silu");
     e.lack(tanh("hidden_act"), "another activation than SiLU, which is not written here yet");

@@ -133,7 +133,9 @@ impl<'a> Export<'a> {
         let kept = o.zero_accumulate != Accumulate::None && o.zero >= 2;
         self.lack(kept, "what is kept whole over microbatches (--zero-accumulate)");
         self.lack(o.balance.rate != 0.0, "biases of routers that move (--moe-bias-rate)");
-        let some = !matches!(o.recompute, Recompute::None | Recompute::Full);
+        // Which element-wise results are saved is the target's own choice: numbers and exchanges are the same.
+        let own = matches!(o.recompute, Recompute::None | Recompute::Elementwise);
+        let some = !own && o.recompute != Recompute::Full;
         self.lack(some, "what is computed again, op by op or in runs of layers (--recompute)");
         let dropped = matches!(o.moe, Buffers::Capacity(_));
         self.lack(dropped, "copies that are dropped by their place (--moe-capacity)");

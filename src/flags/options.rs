@@ -29,7 +29,7 @@ fn choose<T: Copy>(
     let Some(g) = given else { return Ok(()) };
     let Some((_, meant)) = words.iter().find(|(word, _)| word == g) else {
         let known: Vec<&str> = words.iter().map(|w| w.0).collect();
-        return Err(Diag::new("flag", format!("`{g}` is no value of {flag}"))
+        return Err(Diag::new("flag", format!("`{g}` is not a value of {flag}"))
             .at(format!("{flag} {g}"))
             .help(format!("use {}", known.join(" or "))));
     };
@@ -68,7 +68,7 @@ impl Flags {
             (_, Ok(0.0)) => return Ok(Dropout::Nothing),
             (_, Ok(p)) if p > 0.0 && p < 1.0 => Dropout::Rate(p),
             _ => {
-                return Err(Diag::new("flag", format!("`{word}` is no value of --dropout"))
+                return Err(Diag::new("flag", format!("`{word}` is not a value of --dropout"))
                     .at(place)
                     .help("use config, or a rate from 0 to below 1"));
             }
@@ -86,7 +86,7 @@ impl Flags {
     fn ranks(&self, o: &mut Options, text: Option<&Brought>) -> Result<()> {
         o.zero = self.zero.unwrap_or(0);
         if o.zero > 3 {
-            return Err(Diag::new("flag", format!("--zero {} is no stage of ZeRO", o.zero))
+            return Err(Diag::new("flag", format!("--zero {} is not a stage of ZeRO", o.zero))
                 .at(format!("--zero {}", o.zero))
                 .help("use --zero 0, 1, 2 or 3"));
         }
@@ -298,7 +298,7 @@ impl Flags {
             "2.5d" => TpMode::TwoAndHalfD { depth: self.tp_depth.unwrap_or(2) },
             "3d" => TpMode::ThreeD,
             other => {
-                return Err(Diag::new("flag", format!("`{other}` is no value of --tp-mode"))
+                return Err(Diag::new("flag", format!("`{other}` is not a value of --tp-mode"))
                     .at(format!("--tp-mode {other}"))
                     .help("use 1d or 2d or 2.5d or 3d"));
             }

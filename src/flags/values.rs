@@ -15,7 +15,7 @@ pub const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 pub(super) fn recompute(text: &str) -> Result<Recompute> {
     Recompute::parse(text).map_err(|name| {
         let (groups, ops) = (GROUPS.join(", "), shardc_ir::ops::NAMES.join(", "));
-        Diag::new("flag", format!("`{name}` is no value of --recompute"))
+        Diag::new("flag", format!("`{name}` is not a value of --recompute"))
             .at(format!("--recompute {text}"))
             .help(format!(
                 "use none, elementwise, selective, full, sqrt, fit, every:N, layers:N, or ops:NAME,NAME: {groups}, {ops}"
@@ -45,7 +45,7 @@ pub fn bytes_of(flag: &str, text: &str) -> Result<usize> {
     let bytes = scale.zip(number.trim().parse::<f64>().ok()).map(|(s, n)| s * n);
     match bytes.filter(|b| *b >= 1.0 && *b <= 2f64.powi(60)) {
         Some(b) => Ok(b as usize),
-        None => Err(Diag::new("flag", format!("`{text}` is no amount of memory"))
+        None => Err(Diag::new("flag", format!("`{text}` is not an amount of memory"))
             .at(format!("{flag} {text}"))
             .help(format!("for example {flag} 24GiB, 80GB or 1500000000"))),
     }
@@ -181,7 +181,7 @@ pub(super) fn in_order(mesh: Vec<(String, usize)>, order: &str) -> Result<Vec<(S
     let words: Vec<&str> = order.split('-').map(str::trim).collect();
     let known = ["tp", "cp", "ep", "dp", "pp", "dp_replicate", "dp_shard"];
     if let Some(w) = words.iter().find(|w| !known.contains(w)) {
-        return Err(bad(format!("`{w}` is no axis")));
+        return Err(bad(format!("`{w}` is not an axis")));
     }
     let place = |axis: &str| {
         let all = || words.iter().enumerate();

@@ -176,7 +176,7 @@ fn given(w: &Weight) -> Result<Tensor> {
             .help("make the plan again with shardc compile")
     };
     let own = usize::from(w.experts.is_some());
-    let shape = w.shape.get(own..).ok_or_else(|| wrong("is no stack"))?;
+    let shape = w.shape.get(own..).ok_or_else(|| wrong("is not a stack"))?;
     let inside = |(d, (&n, &all)): (usize, (&usize, &usize))| match w.part.filter(|p| p.dim == d) {
         Some(p) => p.len == n && p.start.checked_add(n).is_some_and(|end| end <= all),
         None => n == all,

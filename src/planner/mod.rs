@@ -100,7 +100,7 @@ struct Form {
 }
 
 impl Form {
-    fn of(family: &str, f: &Facts, config: &serde_json::Value, o: &Options) -> Form {
+    fn of(f: &Facts, config: &serde_json::Value, o: &Options) -> Form {
         // Gathers of parameters begin where they are used, and transfers where they are taken.
         let overlap = Overlap { tp_backward: true, whole_sends: true, ..Overlap::default() };
         let job = Job {
@@ -110,7 +110,7 @@ impl Form {
             overlap,
             compiled: true,
         };
-        Form { sizes: sizes(family, f, config), job, stack: Stack::named("shardc"), moe: o.moe }
+        Form { sizes: sizes(f, config), job, stack: Stack::named("shardc"), moe: o.moe }
     }
 
     fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
@@ -169,7 +169,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
             .help(format!("give a --global-batch that {} divides, or fix less", asked.gpus))
             .exit(Exit::Infeasible));
     }
-    let form = Form::of(&input.family, &facts, &input.config, base);
+    let form = Form::of(&facts, &input.config, base);
     let limit = asked.memory as f64;
     let mut guesses = form.guesses(&asked.device, &legal)?;
     guesses.retain(|g| g.bytes.least <= limit);

@@ -54,7 +54,7 @@ impl Candidate {
             zero: l.zero,
             sp: l.sp,
             recompute: match l.recompute {
-                Again::None => Recompute::None,
+                Again::None => Recompute::default(),
                 Again::Selective | Again::Ops => Recompute::Selective,
                 Again::Full => Recompute::Full,
             },

@@ -142,7 +142,7 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
         Some(Tried { changes: changes.clone(), options, peak: plan.peak_bytes(), price })
     };
     let tried = sets(o, asked, input.facts.is_some(), (limit, peak), attempt);
-    // Every rank costs: a step in half the time on twice the ranks is no gain.
+    // Every rank costs: a step in half the time on twice the ranks is not a gain.
     let cost = |t: &Tried| t.price.step * ranks(&t.options) as f64;
     let (mut fit, mut rest): (Vec<Tried>, Vec<Tried>) =
         tried.into_iter().partition(|t| t.peak <= limit);

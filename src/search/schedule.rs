@@ -206,7 +206,7 @@ fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
     }
     match refused {
         Some(d) if out.is_empty() => Err(d),
-        // More than one chunk on one rank is no pipeline.
+        // More than one chunk on one rank is not a pipeline.
         None if out.is_empty() => make(Named::OneFOneB, p, o.chunks.unwrap_or(1), 1).map(|_| out),
         _ => Ok(out),
     }

@@ -128,7 +128,7 @@ fn odd_sequences_cost_no_more_than_in_megatron() {
     assert!(own < megatron, "{own} {megatron}");
 }
 
-/// Sixteen long sequences, and no more memory than FSDP needs: rows are split, every weight is gathered where it is
+/// Sixteen long sequences, and no more memory than FSDP needs if nothing is made again: rows are split, every weight is gathered where it is
 /// used and its gradient scattered, as FSDP does, and nothing else is sent.
 #[test]
 fn many_rows_and_little_memory_make_fsdp() {
@@ -137,6 +137,7 @@ fn many_rows_and_little_memory_make_fsdp() {
         microbatch: Some(16),
         seq: Some(4096),
         memory: Some("59GiB".into()),
+        recompute: Some("none".into()),
         shard: vec!["auto".into()],
         ..Flags::default()
     });

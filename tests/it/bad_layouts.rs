@@ -263,7 +263,7 @@ fn a_vocabulary_is_padded() {
     // 66 tokens on 4 ranks: 2 of 68 stored are padding, which is little.
     let gpt2 = format!("{FIXTURES}/gpt2");
     let out = lab.ok(&["compile", &gpt2, "--seq", "16", "--mesh", "tp=4", "-o", "quiet"]);
-    assert!(!String::from_utf8_lossy(&out.stderr).contains("padding"), "2 of 68 are no waste");
+    assert!(!String::from_utf8_lossy(&out.stderr).contains("padding"), "2 of 68 are not waste");
     // 9 tokens: 3 of 12.
     let c = lab.config("llama_mha", json!({ "vocab_size": 9 }));
     let out = lab.ok(&["compile", &c, "--seq", "16", "--mesh", "tp=4", "-o", "loud"]);

@@ -85,7 +85,7 @@ impl Case {
         let why = match (missing, unwanted) {
             _ if self.expect.is_empty() => "nothing is expected".to_string(),
             (None, None) if more => "there are more lines than are expected".to_string(),
-            (Some(m), _) => format!("here, or behind the lines before it, is no line\n  {m}"),
+            (Some(m), _) => format!("here, or behind the lines before it, is not a line\n  {m}"),
             (_, Some(u)) => format!("there is\n  {u}"),
             (None, None) => return None,
         };

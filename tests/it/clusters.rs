@@ -482,7 +482,7 @@ fn what_does_not_fit_ends_the_job_with_one_message() {
     one_message(&text(&o.stderr), &["error[plan]", "there is no plan here"]);
     assert_eq!(o.status.code(), Some(2));
 
-    // A learning rate at which the loss is no number soon.
+    // A learning rate at which the loss is not a number soon.
     let wild = dir.join("wild");
     compile(&fixture("llama_deep"), &[&flags[..], &["--lr", "1e30"]].concat(), &wild);
     let mut c = mpirun(2);

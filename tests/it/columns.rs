@@ -41,6 +41,7 @@ func @model(
   %x: f32[8,6] input "x",
   %noise: f32[8,6] input[random, batch] "noise",
   %shift: f32[6] input[column] "shift",
+  %size: f32[] input[column] "size",
   %digit: i32[8] input[labels, batch] "digit",
 ) -> (f32[] sum "loss", f32[8,5] output "scores") {
  embed:
@@ -48,7 +49,8 @@ func @model(
   %u = add %t, %x : f32[8,6]
   %n = scale[0.01] %noise : f32[8,6]
   %v = add %u, %n : f32[8,6]
-  %z = add[bh,h->bh] %v, %shift : f32[8,6]
+  %y = add[bh,h->bh] %v, %shift : f32[8,6]
+  %z = mul[,bh->bh] %size, %y : f32[8,6]
  head:
   %s = dot[bk,fk->bf] %z, %w : f32[8,5]
  loss:
@@ -94,6 +96,7 @@ fn columns(lab: &Lab) {
     let digit: Vec<u8> = (0..ROWS).flat_map(|i| digit(i).to_le_bytes()).collect();
     lab.write("digit.npy", npy("<i8", &[ROWS], &digit));
     lab.write("shift.npy", npy("<f4", &[6], &of_f32(&floats(6, 3))));
+    lab.write("size.npy", npy("<f4", &[], &of_f32(&[0.75])));
     lab.write(
         "all.safetensors",
         safetensors(&[
@@ -281,13 +284,37 @@ fn a_mean_of_squares_is_that_of_the_whole_batch() {
 fn whole_numbers_and_labels_of_rows_train_on_all_layouts() {
     let lab = Lab::new("columns-digits");
     columns(&lab);
-    let data = "x=x.npy,kind=kind.npy,digit=digit.npy,shift=shift.npy";
+    let data = "x=x.npy,kind=kind.npy,digit=digit.npy,shift=shift.npy,size=size.npy";
     on_all(&lab, DIGITS, ["embed", "head"], &["--data", data]);
     let wrong = data.replace("kind=kind.npy", "kind=digit.npy");
     lab.refuses(&["run", "plan0", "--data", &wrong], 2, "token-range");
     // Kinds are below 10 and classes below 5: each by its own table.
     let wrong = data.replace("digit=digit.npy", "digit=kind.npy");
     lab.refuses(&["run", "plan0", "--data", &wrong], 2, "label-range");
+}
+
+/// Whole numbers that index nothing may be any; without data they are small, so that nothing overflows. A
+/// `random` input is so beside a file's columns, too.
+#[test]
+fn whole_numbers_that_index_nothing_may_be_negative() {
+    let lab = Lab::new("columns-plain");
+    columns(&lab);
+    let text = MLP
+        .replace("%y: f32[8,4] input \"y\",", "%t: i32[8,4] input[column, batch] \"t\",\n  %r: f32[8,4] input[random, batch] \"r\",")
+        .replace("%d = sub %o, %y : f32[8,4]", "%y = cast[f32] %t : f32[8,4]\n  %e = add %y, %r : f32[8,4]\n  %d = sub %o, %e : f32[8,4]");
+    lab.write("m.ir", text);
+    let t: Vec<u8> = (0..32_i32).flat_map(|i| (i % 7 - 3).to_le_bytes()).collect();
+    lab.write("t.npy", npy("<i4", &[8, 4], &t));
+    lab.write("x8.npy", npy("<f4", &[8, 6], &of_f32(&floats(48, 1))));
+    for mesh in ["dp=1", "dp=2,tp=2"] {
+        let plan = mesh.replace(['=', ','], "");
+        lab.ok(&["compile", "m.ir", "-o", &plan, "--mesh", mesh, "--microbatch", "4"]);
+        lab.ok(&["verify", &plan, "--numbers"]);
+        let (lines, _) = run(&lab, &plan, &[]);
+        assert!(losses(&lines)[0][0].is_finite(), "{lines:?}");
+        let given = run(&lab, &plan, &["--batch", "x=x8.npy,t=t.npy"]).0;
+        assert!(losses(&given)[0][0].is_finite(), "{given:?}");
+    }
 }
 
 #[test]

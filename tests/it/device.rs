@@ -103,7 +103,7 @@ fn code_of_a_plan() {
     assert_eq!(cached(), made);
     m.ok(&run, &[("LD_LIBRARY_PATH", &driver)]);
     std::fs::remove_dir_all(m.dir.join("cache")).expect("it is there");
-    // What is missing is named, and it is no bug of ours.
+    // What is missing is named, and it is not a bug of ours.
     let missing = |also: &[(&str, &str)], library: &str| {
         let out = m.shardc(&run, also);
         let said = String::from_utf8_lossy(&out.stderr);

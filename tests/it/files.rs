@@ -511,7 +511,7 @@ fn a_model_that_shardc_did_not_write_is_not_replaced() {
     lab.write("m/tokenizer.json", "{}");
     let run = ["run", "plan", "--steps", "1", "--weights", "m", "--save", "kept"];
     let said = text(&lab.ok(&run));
-    assert!(said.contains("m/LICENSES is no file") && said.contains("m/NOTICE is no"), "{said}");
+    assert!(said.contains("m/LICENSES is not a file") && said.contains("m/NOTICE is no"), "{said}");
     assert!(lab.path("kept/tokenizer.json").exists() && !lab.path("kept/LICENSES").exists());
 }
 
@@ -545,7 +545,7 @@ fn flags_that_would_change_nothing_are_refused() {
         let said = text(&lab.shardc(&args));
         assert!(said.contains(word) && !said.contains("--mesh HF"), "{said}");
     }
-    // A pipe among the files of a glob is no data, and a file is no checkpoint.
+    // A pipe among the files of a glob is not data, and a file is not a checkpoint.
     lab.write("data/a.txt", "some bytes");
     std::fs::rename(lab.path("fifo"), lab.path("data/b.txt")).expect("renamed");
     let said = lab.refuses(&["run", "large", "--data", "bytes:data/*.txt"], 2, "file");
@@ -586,7 +586,7 @@ fn a_model_is_saved_beside_what_came_into_its_way() {
     assert!(!tensors(&lab.path("to-1")).is_empty());
 }
 
-/// A lock that cannot be written is no lock, and is not left.
+/// A lock that cannot be written is not a lock, and is not left.
 #[test]
 fn a_full_disk_leaves_no_lock() {
     let lab = readers("no-room");

@@ -46,7 +46,7 @@ fn a_name_is_a_snapshot_of_the_cache() {
         assert!(said.contains("error[not-cached]") && said.contains(line), "{said}");
         assert_eq!(status, Some(2), "{said}");
     }
-    // A folder of this name comes first, and what is no name stays a path.
+    // A folder of this name comes first, and what is not a name stays a path.
     lab.write("acme/tiny-1.5/config.json", "{}");
     assert_ne!(check(&[("HF_HUB_CACHE", "cache")], "acme/tiny-1.5").0, Some(0));
     for path in ["acme/none/deeper", "acme/none.ir", "./acme"] {

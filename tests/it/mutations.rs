@@ -194,9 +194,9 @@ fn numbers(fx: &Fixture, model: &Model, compiled: &Compiled) -> State {
 }
 
 /// A mutant that the types allow must be another spelling of the same program: its result is
-/// declared anew too, so it is no mistake in one line. One is known. To fan out over more axes and
+/// declared anew too, so it is not a mistake in one line. One is known. To fan out over more axes and
 /// then slice (R to S) is to slice what is invariant (I to S): all numbers are equal. Only that a
-/// block went another number of places around a ring is no matter of types: the numbers show it.
+/// block went another number of places around a ring is not a matter of types: the numbers show it.
 fn check(name: &str, o: &Options, expect: &[&str]) {
     println!("{name} {:?} sp={}", o.mesh, o.sp);
     let fx = Fixture::open(name);

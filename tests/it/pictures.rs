@@ -43,7 +43,7 @@ fn a_run_is_traced_and_drawn() {
     the_pictures_show_the_run(dir, events);
     summaries_have_all_that_is_sent(dir);
 
-    // What is no trace, or one of another plan, is refused.
+    // What is not a trace, or one of another plan, is refused.
     std::fs::write(dir.join("none.json"), "{\"traceEvents\": []}").expect("a file");
     for file in ["none.json", "plan.svg", "gone.json"] {
         let out = shardc(dir, &["inspect", "plan", "--timeline", "--times", file]);

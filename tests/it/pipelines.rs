@@ -404,7 +404,7 @@ fn forward_only_gives_all_logits() {
     train_and_compare("llama_deep", &o);
 }
 
-/// A plan that trains and lacks one of its functions is no plan.
+/// A plan that trains and lacks one of its functions is not a plan.
 #[test]
 fn no_function_may_be_missing() {
     use shardc_passes::classes::rank_classes;

@@ -273,7 +273,7 @@ fn a_table_is_priced_in_its_order() {
     lab.write("bad.csv", text.replace("h100-sxm", "abacus"));
     let said = lab.refuses(&["price", "--rows", "bad.csv"], 2, "rows");
     assert!(said.contains("mcore-fp8#1"), "{said}");
-    // What is no table of prices is not written over.
+    // What is not a table of prices is not written over.
     lab.refuses(&["price", "--rows", "rows.csv", "-o", "rows.csv"], 2, "output");
 }
 

@@ -33,7 +33,7 @@ fn dot(ways: usize, rank: usize, rule: &str, ins: [(&[usize], bool); 2]) -> Kern
 fn gemm(k: Kernel) -> Gemm {
     match k {
         Kernel::Gemm(g) => g,
-        other => panic!("{other:?} is no product"),
+        other => panic!("{other:?} is not a product"),
     }
 }
 

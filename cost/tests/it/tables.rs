@@ -98,7 +98,7 @@ fn absolute(errors: &[f64]) -> Vec<f64> {
 }
 
 /// Pairs of alike runs whose order is right, less those whose order is not, and all pairs. Prices within
-/// a millionth are no order; equal measurements are no pair.
+/// a millionth are not an order; equal measurements are not a pair.
 fn order(runs: &[&Run], errors: &[f64]) -> (i64, i64) {
     let priced: Vec<f64> = runs.iter().zip(errors).map(|(r, e)| r.measured * (1.0 + e)).collect();
     let (mut right, mut pairs) = (0, 0);

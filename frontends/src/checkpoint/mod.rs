@@ -78,7 +78,7 @@ impl Checkpoint {
                 d.help("name 1 file of this folder for each tensor")
             };
             if !is_plain(name) {
-                return Err(wrong(format!("`{name}` is no file of this folder")));
+                return Err(wrong(format!("`{name}` is not a file of this folder")));
             }
             for (tensor, entry) in c.add(dir.join(name))? {
                 if c.tensors.insert(tensor.clone(), entry).is_some() {
@@ -227,7 +227,7 @@ impl Checkpoint {
     }
 
     /// A warning that names tensors nobody uses; `known` are ends of names of tensors that are no
-    /// weights. A tied output projection is no surprise either.
+    /// weights. A tied output projection is not a surprise either.
     pub fn unused(&self, weights: &[Weight], known: &[&str]) -> Option<Diag> {
         let used: BTreeSet<String> = weights.iter().flat_map(Weight::tensors).collect();
         let left: Vec<&str> = (self.tensors.keys().map(String::as_str))

@@ -59,7 +59,7 @@ impl Checkpoint {
         let inside = |(r, &n): (&Range<usize>, &usize)| r.start <= r.end && r.end <= n;
         let fits = ranges.len() == entry.shape.len() && ranges.iter().zip(&entry.shape).all(inside);
         if !fits || ranges.iter().map(Range::len).product::<usize>() != out.len() {
-            let what = format!("{ranges:?} is no slice of `{tensor}` {:?}", entry.shape);
+            let what = format!("{ranges:?} is not a slice of `{tensor}` {:?}", entry.shape);
             return Err(Diag::new("slice", what)
                 .at(format!("{}: {tensor}", self.file(entry).display()))
                 .help(format!("give {} ranges", entry.shape.len())));
@@ -111,7 +111,7 @@ pub(super) fn check_slice<'a>(
     if small && fits && elements() == Some(len) {
         return Ok(ranges);
     }
-    let what = format!("{ranges:?}, {len} elements, is no slice of `{}` {:?}", w.param, w.shape);
+    let what = format!("{ranges:?}, {len} elements, is not a slice of `{}` {:?}", w.param, w.shape);
     Err(Diag::new("slice", what).help(format!("use one range in each of {:?}", w.shape)))
 }
 
@@ -136,7 +136,7 @@ fn in_tensor(w: &Weight, ranges: &[Range<usize>]) -> Result<Vec<Range<usize>>> {
 }
 
 fn no_part(w: &Weight) -> Diag {
-    let what = format!("parameter `{}` {:?} is no part of {:?}", w.param, w.shape, w.tensor_shape);
+    let what = format!("parameter `{}` {:?} is not part of {:?}", w.param, w.shape, w.tensor_shape);
     Diag::new("slice", what).help(format!("its part is {:?}", w.part))
 }
 

@@ -105,7 +105,7 @@ pub fn check_target(place: &Place, force: bool) -> Result<()> {
         return Err(refuse(&format!("this folder also holds {other}, which saving would delete")));
     }
     if let Some(other) = names.iter().find(|n| !dir.join(n).is_file()) {
-        return Err(refuse(&format!("{other} in this folder is no file")));
+        return Err(refuse(&format!("{other} in this folder is not a file")));
     }
     let config = files::read(&dir.join("config.json"), crate::MAX_CONFIG);
     let config: Option<Value> = config.ok().and_then(|c| serde_json::from_slice(&c).ok());

@@ -73,7 +73,7 @@ pub struct Family {
     pub softcap: Option<Softcap>,
     /// Weights that write to the residual stream start smaller by √(2·layers), as GPT-2's do.
     pub scaled_residual_init: bool,
-    /// Ends of the names of checkpoint tensors that are no weights.
+    /// Ends of the names of checkpoint tensors that are not weights.
     pub unused: &'static [&'static str],
     /// Switches that change the mathematics, with the only value that is compiled.
     pub fixed: &'static [(&'static str, bool)],

@@ -94,7 +94,7 @@ impl Archive {
         let config: Config = schema::json(&self.zip, &list)?;
         let mut out = BTreeMap::new();
         for (name, p) in config.config {
-            // A pickled object is no plain tensor, and is told of where it is used.
+            // A pickled object is not a plain tensor, and is told of where it is used.
             let (Some(meta), false) = (&p.tensor_meta, p.use_pickle) else { continue };
             let member = format!("{}{folder}{}", self.root, p.path_name);
             let stored = self.stored(&name, meta, &member)?;
@@ -108,7 +108,7 @@ impl Archive {
         let bad = |what: &str| broken(self.path(), format!("tensor `{name}` {what}"));
         let fixed = |s: &RawSize| match s {
             RawSize::AsInt(n) => usize::try_from(*n).map_err(|_| bad("has a negative size")),
-            RawSize::AsExpr { .. } => Err(bad("has a size that is no number")),
+            RawSize::AsExpr { .. } => Err(bad("has a size that is not a number")),
         };
         let dtype = schema::stores(meta.dtype);
         let dtype = dtype.ok_or_else(|| bad("has elements of a type that is not read"))?;

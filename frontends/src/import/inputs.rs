@@ -48,7 +48,7 @@ pub(super) fn meaning(
     let of_tokens = shape == [sizes.rows, sizes.seq];
     let m = match i.elem {
         Elem::Double => return refuse("its elements are f64".into()),
-        Elem::Bool => return refuse("its elements are no numbers".into()),
+        Elem::Bool => return refuse("its elements are not numbers".into()),
         Elem::Float => Meaning::Column,
         Elem::Int if is(&LABELS) => Meaning::Labels,
         Elem::Int if is(&PLACES) => Meaning::Positions,

@@ -99,7 +99,7 @@ impl Lower<'_> {
                 Ok(Val::Labels(Labels { shape: cut, state }))
             }
             "cross_entropy_loss" | "sym_size" => {
-                Err(self.refuse(n, "its first operand is no logits"))
+                Err(self.refuse(n, "its first operand is not logits"))
             }
             _ => Err(self.refuse(
                 n,
@@ -132,7 +132,7 @@ impl Lower<'_> {
         let (logits, cut) = match head {
             Some(Val::Head(v)) => (v.value, true),
             Some(Val::Data(v)) => (self.rows_of_logits(n, &v)?, false),
-            _ => return Err(self.refuse(n, "its first operand is no logits")),
+            _ => return Err(self.refuse(n, "its first operand is not logits")),
         };
         let sizes = self.draft.ty(logits).sizes();
         let all = [rows, seq];

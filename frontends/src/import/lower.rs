@@ -240,7 +240,7 @@ impl<'a> Lower<'a> {
                     Err(self.dims(name, format!("symbol {s} is neither its rows nor its tokens")))
                 }
             },
-            Size::Other(e) => Err(self.dims(name, format!("{e} is no plain size"))),
+            Size::Other(e) => Err(self.dims(name, format!("{e} is not a plain size"))),
         };
         sizes.iter().map(one).collect()
     }

@@ -70,7 +70,7 @@ fn words(mask: Mask) -> String {
     mask.chunk.map_or(own.clone(), |n| format!("{own}, of its chunk of {n}"))
 }
 
-/// Why a mask is no rule.
+/// Why a mask is not a rule.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Odd {
     /// It is not [.., queries, keys], or says different things for different rows or heads.

@@ -351,7 +351,7 @@ impl Lower<'_> {
         let (a, b) = (self.data(n, "self")?, self.data(n, other)?);
         let (ra, rb) = (a.shape.len(), b.shape.len());
         if ra < 2 || rb < 2 || a.shape[ra - 1] != b.shape[rb - 2] {
-            return Err(self.refuse(n, "its operands are no matrices that fit"));
+            return Err(self.refuse(n, "its operands are not matrices that fit"));
         }
         let (m, c) = (a.shape[ra - 2], b.shape[rb - 1]);
         let outer = spread(&a.shape[..ra - 2], &b.shape[..rb - 2]);

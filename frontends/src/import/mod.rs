@@ -1,4 +1,4 @@
-//! Imports models that are no family: an archive of `torch.export` becomes a program, as a folder of a
+//! Imports models that are not a family: an archive of `torch.export` becomes a program, as a folder of a
 //! family does.
 //!
 //! `archive` reads the file, `schema` its program into the neutral `graph`; `lower` runs over that

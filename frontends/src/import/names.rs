@@ -66,7 +66,7 @@ pub(super) fn module(param: &str) -> (&str, &str) {
     param.rsplit_once('.').unwrap_or(("", param))
 }
 
-/// The last word of a module's path that is no number.
+/// The last word of a module's path that is not a number.
 pub(super) fn word(module: &str) -> &str {
     let mut words = module.rsplit('.').filter(|w| w.parse::<u32>().is_err());
     words.next().unwrap_or("")

@@ -25,7 +25,7 @@ impl Lower<'_> {
             Arg::None => Ok(None),
             Arg::Int(i) => Ok(Some(*i)),
             Arg::Value(id) => self.int_of(n, *id).map(Some),
-            _ => Err(self.refuse(n, &format!("`{name}` is no whole number"))),
+            _ => Err(self.refuse(n, &format!("`{name}` is not a whole number"))),
         }
     }
 
@@ -33,7 +33,7 @@ impl Lower<'_> {
         let Val::Folded(f) = self.val(id) else {
             return Err(self.refuse(n, "a size depends on data"));
         };
-        f.scalar().map(|x| x as i64).ok_or_else(|| self.refuse(n, "a size is no single number"))
+        f.scalar().map(|x| x as i64).ok_or_else(|| self.refuse(n, "a size is not a single number"))
     }
 
     /// An attribute that is a list of whole numbers.
@@ -46,7 +46,7 @@ impl Lower<'_> {
             Arg::Ints(all) if all.len() <= MAX_RANK => all.iter().map(one).collect(),
             Arg::None | Arg::Values(_) => Ok(vec![]),
             Arg::Int(i) => Ok(vec![*i]),
-            _ => Err(self.refuse(n, &format!("`{name}` is no short list of whole numbers"))),
+            _ => Err(self.refuse(n, &format!("`{name}` is not a short list of whole numbers"))),
         }
     }
 
@@ -70,7 +70,7 @@ impl Lower<'_> {
     /// The shape of an operand, whatever it became.
     pub fn shape_of(&self, n: &Node, name: &str) -> Result<Vec<usize>> {
         let Arg::Value(id) = n.arg(name) else {
-            return Err(self.refuse(n, &format!("`{name}` is no tensor")));
+            return Err(self.refuse(n, &format!("`{name}` is not a tensor")));
         };
         match self.val(*id) {
             Val::Data(v) | Val::Masked(v, _) | Val::Probs(v, _) => Ok(v.shape.clone()),
@@ -111,7 +111,7 @@ impl Lower<'_> {
 
     /// A shape in which one size may be -1: as large as it must be for so many elements.
     pub fn resolved(&self, n: &Node, to: &[i64], elements: usize) -> Result<Vec<usize>> {
-        let bad = || self.refuse(n, &format!("{to:?} is no shape of {elements} elements"));
+        let bad = || self.refuse(n, &format!("{to:?} is not a shape of {elements} elements"));
         let mut known = to.iter().filter(|&&d| d != -1).map(|&d| usize::try_from(d).ok());
         let product = known.try_fold(1usize, |p, d| p.checked_mul(d?)).ok_or_else(bad)?;
         let open = to.iter().filter(|&&d| d == -1).count();
@@ -140,7 +140,7 @@ impl Lower<'_> {
     /// An operand as data: known numbers become a literal.
     pub fn data(&mut self, n: &Node, name: &str) -> Result<View> {
         let Arg::Value(id) = n.arg(name) else {
-            return Err(self.refuse(n, &format!("`{name}` is no tensor")));
+            return Err(self.refuse(n, &format!("`{name}` is not a tensor")));
         };
         self.data_of(n, *id)
     }
@@ -187,14 +187,14 @@ impl Lower<'_> {
             return Ok(along(v, *d, &f.shape));
         }
         if f.elem == Elem::Int {
-            return Err(self.refuse(n, "whole numbers that are no positions are not read"));
+            return Err(self.refuse(n, "whole numbers that are not positions are not read"));
         }
         let d = match &moving[..] {
             [] => None,
             [d] => Some(*d),
             _ => {
                 return Err(
-                    self.refuse(n, "a table of numbers is no value of ours, only a list is")
+                    self.refuse(n, "a table of numbers is not a value of ours, only a list is")
                 );
             }
         };

@@ -337,7 +337,7 @@ impl Build<'_> {
             let name = match a {
                 RawArg::Tensor(n) => n,
                 RawArg::None => continue,
-                _ => return Err(self.bad("an input of the program is no tensor".into())),
+                _ => return Err(self.bad("an input of the program is not a tensor".into())),
             };
             let meta = g.tensor_values.get(name);
             let meta =

@@ -36,7 +36,7 @@ impl Zip {
     /// Reads the directory.
     ///
     /// # Errors
-    /// `file`; `archive` for what is no zip file, is cut off, or has members that are compressed,
+    /// `file`; `archive` for what is not a zip file, is cut off, or has members that are compressed,
     /// doubled, overlap or lie outside the file.
     pub fn open(path: &Path) -> Result<Zip> {
         let (mut file, len) = files::open(path)?;
@@ -110,7 +110,7 @@ fn find(file: &mut File, path: &Path, len: u64) -> Result<(u64, u64, u64)> {
     let tail = bytes(file, path, tail_at..len)?;
     let last = tail.len().checked_sub(END);
     let found = last.and_then(|l| (0..=l).rev().find(|&i| tail[i..].starts_with(b"PK\x05\x06")));
-    let at = found.ok_or_else(|| bad("it is no zip file, or is cut off"))?;
+    let at = found.ok_or_else(|| bad("it is not a zip file, or is cut off"))?;
     let field = |i| u32_at(&tail, at + i).map_or(0, u64::from);
     let count = u64::from(u16_at(&tail, at + 10).unwrap_or(0));
     let (size, start) = (field(12), field(16));
@@ -168,7 +168,7 @@ fn entry(d: &[u8]) -> std::result::Result<(String, Entry, &[u8]), &'static str> 
     if packed != len {
         return Err("a stored member has two lengths");
     }
-    let name = std::str::from_utf8(name).map_err(|_| "the name of a member is no text")?;
+    let name = std::str::from_utf8(name).map_err(|_| "the name of a member is not text")?;
     Ok((name.to_string(), Entry { at, len }, rest))
 }
 

@@ -39,7 +39,7 @@ fn kind(t: FileType) -> Option<&'static str> {
     kinds.into_iter().find(|k| k.0).map(|k| k.1)
 }
 
-/// Refuses what is no plain file.
+/// Refuses what is not a plain file.
 fn plain(path: &Path, meta: &Metadata) -> Result<()> {
     let Some(kind) = kind(meta.file_type()) else { return Ok(()) };
     Err(Diag::new("file", format!("this is {kind}, not a file"))

@@ -121,6 +121,11 @@ impl InputRow {
         if self.of_tokens() { own.min(vocab) } else { own }
     }
 
+    /// False for whole numbers that are known to be no index of anything: they may be any.
+    pub fn indexes(&self) -> bool {
+        self.of_tokens() || self.below != Some(i32::MAX as usize)
+    }
+
     /// True for tokens, or labels, of a sequence: one number for each of its tokens.
     pub fn of_tokens(&self) -> bool {
         let line = self.input.batch && self.input.seq == Some(1) && self.sizes.len() == 1;

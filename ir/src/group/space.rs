@@ -29,7 +29,7 @@ pub fn rule_of(f: &Func, n: &Node) -> Rule {
 }
 
 impl IterationSpace {
-    /// The loops of some nodes, in their order; `None` if they are no kernel over rows.
+    /// The loops of some nodes, in their order; `None` if they are not a kernel over rows.
     ///
     /// All results have the loops of the largest, in its order, or those of its rows: the leading
     /// ones, over which alone a fold's result runs. What is read from outside may have any.

@@ -309,7 +309,7 @@ fn bind(
     };
     let sizes = ty.sizes();
     let fits =
-        sizes.len() == global.shape.len() && sizes.iter().skip(1).eq(global.shape[1..].iter());
+        sizes.len() == global.shape.len() && sizes.iter().skip(1).eq(global.shape.iter().skip(1));
     let rows = sizes.first().copied().unwrap_or(0);
     let (whole, j) = (sizes == global.shape, call.microbatch.unwrap_or(0));
     let even = rows > 0 && ty.rank() > 0 && rows % ty.pieces(mesh, 0) == 0;

@@ -46,9 +46,9 @@ impl Attr for StreamName {
     fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
         match !text.is_empty() && text.chars().all(StreamName::takes) {
             true => Ok(StreamName(text.into())),
-            false => {
-                Err(format!("`{text}` is no name of a stream: letters, digits, `.`, `_`, `-`, `/`"))
-            }
+            false => Err(format!(
+                "`{text}` is not a name of a stream: letters, digits, `.`, `_`, `-`, `/`"
+            )),
         }
     }
 }

@@ -123,7 +123,7 @@ pub(super) fn folded(rule: &Rule) -> FusionClass {
     if kept { FusionClass::Each } else { FusionClass::Fold }
 }
 
-/// True if a product is no matrix product: one operand brings no letter of its own to the result.
+/// True if a product is not a matrix product: one operand brings no letter of its own to the result.
 pub(super) fn folds(rule: &Rule) -> bool {
     let letters = |d: &Dims| d.iter().flat_map(|g| g.letters()).fold(0u64, |s, l| s | 1 << l.0);
     let [a, b, kept] = [&rule.ins[0], &rule.ins[1], &rule.outs[0]].map(letters);

@@ -104,7 +104,7 @@ impl Attr for Mask {
                 };
                 Mask { left, right: limit(right)?, chunk: None }
             }
-            _ => return Err(format!("`{text}` is no mask: write `causal`, `full` or `-4..0`")),
+            _ => return Err(format!("`{text}` is not a mask: write `causal`, `full` or `-4..0`")),
         };
         Ok(Mask { chunk, ..mask })
     }

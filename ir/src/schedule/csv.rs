@@ -119,7 +119,7 @@ fn read_cell(cell: &str, list: &mut Vec<Action>) -> Result<()> {
     };
     let pair = inner.strip_suffix(")OVERLAP_F_B").and_then(|p| p.split_once(';'));
     let Some((first, second)) = pair else {
-        return Err(Diag::new("schedule-csv", format!("`{}` is no cell", cut(cell)))
+        return Err(Diag::new("schedule-csv", format!("`{}` is not a cell", cut(cell)))
             .rule("overlapped cells are (FORWARD;BACKWARD)OVERLAP_F_B, as in (0F5;3B2)OVERLAP_F_B")
             .help("write the two as cells of their own: 0F5,3B2"));
     };
@@ -132,7 +132,7 @@ fn read_cell(cell: &str, list: &mut Vec<Action>) -> Result<()> {
 /// Reads `3F12`.
 fn read_action(cell: &str) -> Result<Action> {
     let no_cell = || {
-        Diag::new("schedule-csv", format!("`{}` is no cell", cut(cell)))
+        Diag::new("schedule-csv", format!("`{}` is not a cell", cut(cell)))
             .rule(RULE)
             .help("write 3F12 for the forward of microbatch 12 in stage 3")
     };
@@ -164,7 +164,7 @@ fn read_action(cell: &str) -> Result<Action> {
 }
 
 fn derived(cell: &str, why: &str) -> Diag {
-    Diag::new("schedule-csv", format!("`{}` is no computation", cut(cell)))
+    Diag::new("schedule-csv", format!("`{}` is not a computation", cut(cell)))
         .rule("cells are computations (F, B, I, W); sends and receives are derived")
         .why(why)
         .help("leave the cell out, or write the file with torch's format `compute_only`")

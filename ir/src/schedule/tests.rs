@@ -123,7 +123,7 @@ fn a_deadlock_names_its_circle() {
     );
     let d = refused("1F0,0F0,1B0,0B0");
     says(&d, "deadlock", &["rank 0 is at 1F0, which waits for 0F0, later in its own list"]);
-    // Three in a circle, and a fourth that waits for one of them but is no part of it.
+    // Three in a circle, and a fourth that waits for one of them but is not part of it.
     let d = refused("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n2F0,2F1,2B0,2B1\n3F0,3B0,3F1,3B1\n");
     assert_eq!(d.why.len(), 2, "{d}");
     says(&d, "deadlock", &["rank 0 is at 0B0", "rank 1 is at 1F1"]);
@@ -143,7 +143,7 @@ fn csv_round_trip() {
 fn overlapped_cells_are_two_actions() {
     assert_eq!(read("0F0,(0F1;0B0)OVERLAP_F_B,0B1"), read("0F0,0F1,0B0,0B1"));
     for bad in ["(0F1;0B0)", "(0F1)OVERLAP_F_B", "(0F0;(0F1;0B0)OVERLAP_F_B)OVERLAP_F_B"] {
-        says(&parse_csv(bad).expect_err(bad), "schedule-csv", &["is no cell"]);
+        says(&parse_csv(bad).expect_err(bad), "schedule-csv", &["is not a cell"]);
     }
 }
 

@@ -118,7 +118,7 @@ impl Parser<'_> {
         let mut known = RoleKind::ALL.map(RoleKind::name).to_vec();
         known.dedup();
         let Some(kind) = RoleKind::ALL.into_iter().find(|k| k.name() == word) else {
-            let f = Fail::new("syntax", at, word.len(), format!("`{word}` is no role"));
+            let f = Fail::new("syntax", at, word.len(), format!("`{word}` is not a role"));
             let near = meant(&nearest(word, known.iter().copied()));
             return Err(f.help(format!("the roles are {}{near}", known.join(", "))));
         };

@@ -184,7 +184,7 @@ impl Parser<'_> {
                 let text = self.c.decimal();
                 let deviation = text.parse().ok().filter(|d: &f64| d.is_finite() && *d >= 0.0);
                 w.init = Init::Normal(deviation.ok_or_else(|| {
-                    Fail::new("attribute", at, text.len(), format!("`{text}` is no deviation"))
+                    Fail::new("attribute", at, text.len(), format!("`{text}` is not a deviation"))
                         .help("for example `normal=0.02`")
                 })?);
             }
@@ -253,7 +253,7 @@ fn check(w: &mut Weight) -> Result<(), String> {
     let rank = w.shape.len();
     if let Some(n) = w.experts {
         if w.part.is_some() {
-            return Err("a stack of experts is no part of a tensor".into());
+            return Err("a stack of experts is not part of a tensor".into());
         }
         if w.shape.first() != Some(&n) {
             return Err(format!("experts={n} is not the size of its dim 0"));

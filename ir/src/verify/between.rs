@@ -42,7 +42,7 @@ fn layout(m: &Module, l: &ParamLayout, is_new: bool) -> Result<(), String> {
         return Err("a second layout of this parameter".into());
     }
     if l.scope.is_empty() || !is_path(&l.scope) {
-        return Err(format!("`{}` is no path of a scope", l.scope));
+        return Err(format!("`{}` is not a path of a scope", l.scope));
     }
     let mut at = &l.stored;
     let mut used = at;

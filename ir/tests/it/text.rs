@@ -67,7 +67,7 @@ fn assert_same(a: &Module, b: &Module) {
 #[test]
 fn corpus_prints_as_it_is_written() {
     for (name, text) in CORPUS {
-        // What is no note of an op is not kept.
+        // What is not a note of an op is not kept.
         let text: String = text.split_inclusive('\n').filter(|l| !l.starts_with("//")).collect();
         let m = read(&text);
         assert_eq!(print(&m), text, "{name}");

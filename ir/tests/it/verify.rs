@@ -125,7 +125,7 @@ fn a_source_has_no_marks_and_no_collectives() {
     ] {
         assert_eq!(problem(&with(one, from, to), Phase::Source).code, "phase");
     }
-    // A sharding that is asked for is no mark.
+    // A sharding that is asked for is not a mark.
     assert!(problems(&with(one, "%x: f32[4]", "%x: f32[4] @(tp)"), Phase::Source).is_empty());
 }
 

@@ -219,7 +219,7 @@ impl Reader<'_> {
                     }
                     inner
                 }
-                c => return Err(bad(self.text, format!("`{}` is no part", char::from(c)))),
+                c => return Err(bad(self.text, format!("`{}` is not a part", char::from(c)))),
             };
             let times = self.times()?;
             self.made = self.made.saturating_add(item.len().saturating_mul(times));

@@ -36,7 +36,7 @@ impl Index {
         for (i, f) in m.funcs.iter().enumerate() {
             let known = f.kind != FuncKind::Model && f.stage < count(f.kind);
             if !known || f.name != f.kind.numbered(f.stage, count(f.kind)) {
-                return Err(format!("@{} is no function of its schedule", f.name));
+                return Err(format!("@{} is not a function of its schedule", f.name));
             }
             found.insert((f.kind, f.stage), i);
         }

@@ -12,7 +12,7 @@ pub(super) struct Inputs {
     pub data: Data,
     pub rows: usize,
     pub microbatches: usize,
-    /// Inputs whose elements are no whole numbers.
+    /// Inputs whose elements are not whole numbers.
     pub floats: BTreeSet<RoleName>,
     /// What the others are below.
     pub below: BTreeMap<RoleName, usize>,

@@ -50,7 +50,7 @@ struct Net<'a> {
     exact: Vec<(Size, usize)>,
     /// Sizes in attributes: module, function, node, letter.
     attributes: Vec<([usize; 3], Letter, Size)>,
-    /// What is chosen, by size that is no product.
+    /// What is chosen, by size that is not a product.
     chosen: BTreeMap<Size, usize>,
 }
 

@@ -156,7 +156,7 @@ impl Change<'_> {
                         let far = b.shift;
                         return wrong(format!("the blocks are those of {far} places before"));
                     }
-                    _ => return wrong("the values are no blocks of the dim".into()),
+                    _ => return wrong("the values are not blocks of the dim".into()),
                 }
                 self.blocks.retain(|b| !b.axes.meets(self.axes));
                 self.t.varying = self.t.varying.minus(self.axes);

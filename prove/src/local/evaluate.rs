@@ -165,7 +165,7 @@ impl Run<'_> {
                     let source = self.source(h, &own[0]);
                     vec![self.block(&of_ring, &source, rank)]
                 }
-                None => return wrong("values that are no blocks are put together".into()),
+                None => return wrong("values that are not blocks are put together".into()),
             },
             op => {
                 let x: Vec<Pieces> = own.iter().map(|t| vec![t.clone()]).collect();

@@ -76,7 +76,7 @@ pub fn sizes(op: &Op, rule: &Rule, ins: &[&Type], outs: &[&Type]) -> Result<Size
 /// of it is left to cut.
 ///
 /// # Errors
-/// Says that pieces of the dim are no pieces of its letters.
+/// Says that pieces of the dim are not pieces of its letters.
 pub fn split(
     mesh: &Mesh,
     group: &Group,

@@ -145,7 +145,7 @@ impl Hello {
     fn read(known: &Known, leader: &str, n: usize) -> std::result::Result<Hello, String> {
         let mut said = lines(&known.data);
         if known.kind != FrameKind::Hello || said.len() < 4 {
-            return Err("this is no hello of a process".into());
+            return Err("this is not a hello of a process".into());
         }
         if said[0] != leader {
             return Err(format!("this is process 0 of another job, at {leader}"));
@@ -321,7 +321,7 @@ mod tests {
         });
         let start = Instant::now();
         let called = call(&[at], &Secret::of(b"a secret of sixteen bytes"), PATIENCE);
-        assert!(called.is_err(), "64 bytes of 5 are no proof");
+        assert!(called.is_err(), "64 bytes of 5 are not a proof");
         assert!(start.elapsed() < PATIENCE * 2, "{:?}", start.elapsed());
         assert!(slow.join().expect("a thread") < 2 * NONCE);
     }

@@ -179,7 +179,7 @@ impl Incoming {
     /// a head promises.
     ///
     /// # Errors
-    /// `InvalidData` for what is no message of the other side, and those of reading.
+    /// `InvalidData` for what is not a message of the other side, and those of reading.
     pub fn read(&mut self, data: usize) -> std::io::Result<(FrameKind, Vec<u8>)> {
         let wrong = || std::io::Error::from(ErrorKind::InvalidData);
         let (mut all, mut kind) = (vec![], None);

@@ -50,7 +50,7 @@ impl Held {
             Elem::F32 | Elem::I32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
         }
     }
-    /// Bytes that are no element's.
+    /// Bytes that are not an element's.
     fn gaps(&self) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         (0..self.size[0] * self.size[1]).for_each(|i| bytes[self.place(i)].fill(0));

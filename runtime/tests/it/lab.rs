@@ -53,7 +53,7 @@ fn get(data: &[f32], dtype: DType, i: usize) -> f64 {
 /// The bits of a number that is a bf16.
 fn bf16(x: f64) -> u32 {
     let bits = (x as f32).to_bits();
-    assert_eq!(bits & 0xffff, 0, "{x} is no bf16");
+    assert_eq!(bits & 0xffff, 0, "{x} is not bf16");
     bits >> 16
 }
 

@@ -233,7 +233,7 @@ fn products_of_hostile_sizes() {
     }
 }
 
-/// What is no number stays none, in its row and column only.
+/// What is not a number stays none, in its row and column only.
 #[test]
 fn products_keep_what_is_no_number() {
     for elem in [Elem::F32, Elem::BF16] {

@@ -28,7 +28,7 @@ pub fn annotate(m: &mut Module) {
 }
 
 /// Adds ` // local [2,64]` to the lines of a printed program that are arguments or results of a
-/// function. They have no notes in the program, and comments are no part of it.
+/// function. They have no notes in the program, and comments are not part of it.
 pub fn arguments(mesh: &Mesh, text: &str) -> String {
     let mut out = String::with_capacity(text.len() * 5 / 4);
     for line in text.lines() {

@@ -90,7 +90,7 @@ const MAX_TRACE: u64 = 4 << 30;
 /// What is in a trace.
 ///
 /// # Errors
-/// `file` if it cannot be read, or is no JSON.
+/// `file` if it cannot be read, or is not JSON.
 pub fn read(file: &Path) -> Result<serde_json::Value> {
     let text = files::read(file, MAX_TRACE)?;
     serde_json::from_slice(&text).map_err(|e| {

@@ -25,7 +25,7 @@ impl Feed {
             (Some(file), _) if columns => {
                 let spec = file.display().to_string();
                 let d = Data::open("--batch", &spec, None, s.vocab)?;
-                d.whole(table, s.global_batch)?;
+                d.whole(table, (s.seed, 1), s.global_batch)?;
                 Feed::Columns(d)
             }
             (Some(file), _) => {
@@ -68,7 +68,7 @@ impl Feed {
     pub fn batch(&self, table: &[InputRow], s: &Settings, step: usize) -> Result<Columns> {
         match self {
             Feed::Data(d) => d.batch(table, s.seed, step as u32, s.global_batch),
-            Feed::Columns(d) => d.whole(table, s.global_batch),
+            Feed::Columns(d) => d.whole(table, (s.seed, step as u32), s.global_batch),
             Feed::Batch(b) => {
                 let read = table.iter().filter(|r| r.input.fill.is_data());
                 let one = |r: &InputRow| match r.input.fill {

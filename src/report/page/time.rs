@@ -93,7 +93,7 @@ pub fn parts(s: &Stored, d: &Device, p: &PlanPrice) -> Json {
 /// of action beside its price.
 ///
 /// # Errors
-/// `file` if it is no trace of this plan.
+/// `file` if it is not a trace of this plan.
 pub fn measured(s: &Stored, file: &Path, priced: Priced) -> Result<Json> {
     let (plan, trace) = (&s.plan, crate::commands::inspect::read_trace(file)?);
     let took = means(&trace, file, plan)?;

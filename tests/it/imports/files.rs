@@ -370,7 +370,7 @@ fn a_loss_that_is_another_is_refused() {
     assert_eq!(d.code, "import-op", "{d}");
 }
 
-/// A mask with one comparison turned around is no rule that is known.
+/// A mask with one comparison turned around is not a rule that is known.
 #[test]
 fn a_mask_that_is_no_rule_is_refused() {
     let scratch = Scratch::new("mask");

@@ -108,7 +108,7 @@ impl<'a> Writer<'a> {
     pub fn fold(&self, i: usize) -> ([&'static str; 3], usize) {
         match self.k.body[i] {
             Scalar::Fold(r, x) => (fold(r), x),
-            other => panic!("{other:?} is no fold"),
+            other => panic!("{other:?} is not a fold"),
         }
     }
 

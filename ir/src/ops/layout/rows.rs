@@ -31,7 +31,7 @@ fn fits(mesh: &Mesh, name: &str, counts: &Type, rows: &Type) -> Result<(), TypeE
     let [counts, rows] = [counts, rows].map(|t| crate::text::type_text(mesh, t));
     infer::err(
         "collective",
-        format!("`{name}` is {counts}, which are no counts of rows {rows}"),
+        format!("`{name}` is {counts}, which are not counts of rows {rows}"),
         "give counts [g, e, z] whose groups and shards are split as those of the rows are",
     )
 }

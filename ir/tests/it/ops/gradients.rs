@@ -11,7 +11,7 @@ use shardc_ir::samples::{self, Sample};
 use shardc_ir::tensor::Tensor;
 use shardc_ir::types::Type;
 
-/// Float operands that get none: positions are no parameters.
+/// Float operands that get none: positions are not parameters.
 const FIXED: &[(&str, &str)] =
     &[("rope", "cos"), ("rope", "sin"), ("select", "m"), ("attention", "slopes")];
 

@@ -94,7 +94,7 @@ fn updates_that_need_each_other_stay_apart() {
         kernels(&f, &all)
     };
     assert_eq!(of("", "%r, %g, %lr, %s"), [2]);
-    // Its gradient is the first one's result: one kernel over the same rows, which is no bucket.
+    // Its gradient is the first one's result: one kernel over the same rows, which is not a bucket.
     assert_eq!(of("", "%r, %n, %lr, %s"), [1]);
     let apart = "(%p: f32[4] param \"p\", %r: f32[4,4] param \"r\", %g: f32[4], %h: f32[4,4], %lr: f32[], %s: f32[])
                 -> (f32[4] param \"p\", f32[4,4] param \"r\") {

@@ -41,7 +41,7 @@ fn results_lie_on_operands_that_only_the_epilogue_reads() {
     assert_eq!(over(again), ["%r"]);
 }
 
-/// A sum over an argument is the product's own if only it sees the product; it is no epilogue.
+/// A sum over an argument is the product's own if only it sees the product; it is not an epilogue.
 #[test]
 fn sums_over_arguments() {
     let sum = |results: &str, names: &str| {

@@ -90,7 +90,7 @@ impl Net<'_> {
         }
     }
 
-    /// A size that is no product and that makes this one larger.
+    /// A size that is not a product and that makes this one larger.
     fn leaf(&self, s: Size, fixed: &BTreeSet<Size>, deepest: usize) -> Option<Size> {
         let root = self.root(s);
         let deepest = deepest.checked_sub(1)?;

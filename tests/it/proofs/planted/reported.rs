@@ -62,7 +62,7 @@ fn statuses_of_proofs() {
         let (code, words) = status(&["--text", "--by", by]);
         assert!(code == Some(1) && words.starts_with("refuted"), "{by}: {code:?} {words}");
     }
-    // With hashes it is no plan any more.
+    // With hashes it is not a plan any more.
     assert_eq!(status(&[]).0, Some(2));
     lab.ok(&["compile", model, "--mode", "infer", "--seq", "8", "-o", "out"]);
     let (code, words) = status(&["--by", "field"]);

@@ -238,7 +238,8 @@ mod tests {
         std::fs::write(&file, &planted).expect("a file");
         says(&own, "its hash differs");
         // With the hash of what is there, it must still be code of a device.
-        for (code, word) in [(&planted[..planted.len() - 1], "cut short"), (b"ELF", "no ELF file")]
+        for (code, word) in
+            [(&planted[..planted.len() - 1], "cut short"), (b"ELF", "not an ELF file")]
         {
             std::fs::write(&file, code).expect("a file");
             let name = name(&source, "sm_80");

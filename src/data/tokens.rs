@@ -259,7 +259,7 @@ mod tests {
             let text = TokenFile::open(path).err().expect("an error").render();
             assert!(text.contains(word), "no `{word}` in {text}");
         };
-        says(&given("square.npy"), "no row of");
+        says(&given("square.npy"), "not a row of");
         says(&given("none.npy"), "No such file");
         says(&write("odd.bin", &[1, 2, 3]), "3 B");
         says(&write("empty.bin", &[]), "no tokens");
@@ -275,7 +275,7 @@ mod tests {
         let (bin, idx) = ("mega.bin", std::fs::read(given("mega.idx")).unwrap());
         let data = std::fs::read(given(bin)).unwrap();
         for (at, value, word) in [
-            (0, 0, "no index"),
+            (0, 0, "not an index"),
             (17, 7, "element type 7"),
             (18, 5, "do not fill"),
             (25, 255, "do not fill"),

@@ -269,7 +269,7 @@ fn what_is_no_whole_checkpoint_is_refused() {
             let hash = j["files"]["rank-00000.safetensors"].clone();
             j["files"]["../../plan/plan.json"] = hash;
         },
-        &["no file of this folder"],
+        &["is not a file of this folder"],
     );
     let changed = json.to_string().replace("\"step\":4", "\"step\":3");
     std::fs::write(&index, changed).expect("a write");

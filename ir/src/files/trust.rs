@@ -1,5 +1,6 @@
 //! What may be believed because nobody else can have written it, or read it, as ssh judges its own files
-//! (`StrictModes`): the owner is this user or root, and neither group nor others may write.
+//! (`StrictModes`): the owner is this user or root, and neither group nor others may write; but for a group
+//! that has nobody but this user, as systems make one for each user and let it write (umask 002).
 
 use super::{io_error, plain};
 use crate::diag::{Diag, Exit, Result};
@@ -32,6 +33,9 @@ pub fn check(what: &str, path: &Path, meta: &Metadata, not: u32) -> Result<()> {
         let why = format!("its owner is user {}, not {own} or root", meta.uid());
         return refuse(why, format!("use one that user {own} has made"));
     }
+    let groups = || std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let alone = not == WRITABLE && mode & 0o020 != 0 && is_private(meta.gid(), own, &groups());
+    let not = if alone { not & !0o020 } else { not };
     match mode & not {
         0 => Ok(()),
         _ => {
@@ -39,6 +43,16 @@ pub fn check(what: &str, path: &Path, meta: &Metadata, not: u32) -> Result<()> {
             refuse(format!("its mode is {mode:04o}"), format!("chmod {way} {}", path.display()))
         }
     }
+}
+
+/// Whether a group is the user's own and has no other member, by the lines `name:x:gid:members` of the
+/// system: its number is the user's, and nobody is listed but who it is named after. Root's is not.
+fn is_private(gid: u32, user: u32, groups: &str) -> bool {
+    let rows = groups.lines().map(|l| l.split(':').collect::<Vec<_>>());
+    let own: Vec<_> = rows.filter(|r| r.get(2).is_some_and(|g| *g == gid.to_string())).collect();
+    let [row] = &own[..] else { return false };
+    let members = row.get(3).copied().unwrap_or_default();
+    user != 0 && gid == user && (members.is_empty() || members == row[0])
 }
 
 /// All of a small file that holds a secret: a plain file of this user's that nobody else may read; no link.
@@ -77,6 +91,23 @@ mod tests {
     use super::*;
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_group_of_one_user_is_private() {
+        let groups = "root:x:0:\nann:x:1000:\nbob:x:1001:bob\ncat:x:1002:cat,bob\nall:x:100:\n";
+        for (gid, user, private) in [
+            (1000, 1000, true),
+            (1001, 1001, true),
+            (1002, 1002, false),
+            (100, 1000, false),
+            (1001, 1000, false),
+            (1003, 1003, false),
+            (0, 0, false),
+        ] {
+            assert_eq!(is_private(gid, user, groups), private, "{gid} of {user}");
+        }
+        assert!(!is_private(1000, 1000, "ann:x:1000:\nbob:x:1000:\n"), "two names of one number");
+    }
 
     #[test]
     fn a_secret_is_read_from_a_file_that_nobody_else_reads() {

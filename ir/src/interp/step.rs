@@ -314,7 +314,7 @@ fn bind(
     let (whole, j) = (sizes == global.shape, call.microbatch.unwrap_or(0));
     let even = rows > 0 && ty.rank() > 0 && rows % ty.pieces(mesh, 0) == 0;
     let count = global.shape.first().map_or(0, |n| n / rows.max(1));
-    let even = even && count * rows == global.shape[0] && j < count;
+    let even = even && global.shape.first() == Some(&(count * rows)) && j < count;
     if !whole && (call.microbatch.is_none() || !fits || !even) {
         let message = format!("input `{}` {:?} does not fit {sizes:?}", role.name, global.shape);
         return Err(Diag::new("microbatch", message)

@@ -266,7 +266,7 @@ mod tests {
         let npy = std::fs::read(given("row.npy")).unwrap();
         says(&write("short.npy", &npy[..npy.len() - 2]), "300 tokens");
         says(&write("head.npy", &npy[..40]), "ends early");
-        says(&write("magic.npy", &[b"x", &npy[1..]].concat()), "no .npy file");
+        says(&write("magic.npy", &[b"x", &npy[1..]].concat()), "not a .npy file");
         let mut long = npy.clone();
         long[6] = 2;
         long[8..12].copy_from_slice(&[255; 4]);

@@ -3,6 +3,21 @@
 
 use super::*;
 
+pub(super) const EXPERTS: Experts = Experts {
+    module: "mlp",
+    router: "gate",
+    list: "experts",
+    gate: "gate_proj",
+    up: "up_proj",
+    down: "down_proj",
+    count: &["n_routed_experts", "num_local_experts"],
+    width: "moe_intermediate_size",
+    score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (8, 4, 2.5) },
+    shared: Some("shared_experts"),
+    layers: SparseLayers::From { absent: 3 },
+    absent: (256, 8, 2048, 0.0),
+};
+
 pub(super) const FAMILY: Family = Family {
     model_type: "deepseek_v3",
     keys: Keys { kv_heads: None, ..llama::FAMILY.keys },
@@ -27,20 +42,7 @@ pub(super) const FAMILY: Family = Family {
         ..llama::FAMILY.attention
     },
     mlp: llama::PLAIN_MLP,
-    experts: Some(Experts {
-        module: "mlp",
-        router: "gate",
-        list: "experts",
-        gate: "gate_proj",
-        up: "up_proj",
-        down: "down_proj",
-        count: &["n_routed_experts", "num_local_experts"],
-        width: "moe_intermediate_size",
-        score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (8, 4, 2.5) },
-        shared: Some("shared_experts"),
-        layers: SparseLayers::From { absent: 3 },
-        absent: (256, 8, 2048, 0.0),
-    }),
+    experts: Some(EXPERTS),
     words: &[("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")],
     numbers: &[("moe_layer_freq", 1.0)],
     ..llama::FAMILY

@@ -18,7 +18,8 @@ pub(super) const FAMILY: Family = Family {
             norms: Some(HeadNorms::EACH),
         },
         window: Window::Alternating { absent: 4096, every: 6, key: Some("sliding_window_pattern") },
-        softcap: Some(Softcap { key: "attn_logit_softcapping", absent: None }),
+        // Transformers has a key for a softcap of the scores, and does not use it.
+        softcap: None,
         ..gemma2::FAMILY.attention
     },
     softcap: Some(Softcap { key: "final_logit_softcapping", absent: None }),

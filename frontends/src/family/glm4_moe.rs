@@ -21,18 +21,10 @@ pub(super) const FAMILY: Family = Family {
     },
     mlp: llama::PLAIN_MLP,
     experts: Some(Experts {
-        module: "mlp",
-        router: "gate",
-        list: "experts",
-        gate: "gate_proj",
-        up: "up_proj",
-        down: "down_proj",
-        count: &["n_routed_experts", "num_local_experts"],
-        width: "moe_intermediate_size",
         score: Score::Sigmoid { bias: "e_score_correction_bias", absent: (1, 1, 1.0) },
-        shared: Some("shared_experts"),
         layers: SparseLayers::From { absent: 1 },
         absent: (128, 8, 1408, 0.0),
+        ..deepseek_v3::EXPERTS
     }),
     ..llama::FAMILY
 };

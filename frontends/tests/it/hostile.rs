@@ -323,6 +323,19 @@ fn layers_and_windows() {
     assert_eq!(windows(other).unwrap_err().0, "unsupported-config");
 }
 
+/// As in transformers, whose attention of Gemma 3 takes no softcap.
+#[test]
+fn gemma3_has_no_softcap_of_scores() {
+    let text = |c: Value| {
+        let config = changed("gemma3", &c);
+        let m = shardc_frontends::from_config(&config, "config.json", &shape()).expect("a model");
+        shardc_ir::text::print(&m.module)
+    };
+    let plain = text(json!({}));
+    assert_eq!(text(json!({"attn_logit_softcapping": 1.5})), plain);
+    assert_ne!(text(json!({"final_logit_softcapping": 1.5})), plain);
+}
+
 #[test]
 fn gemma2_softcaps_and_windows() {
     let load =

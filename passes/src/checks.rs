@@ -165,7 +165,8 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
 /// Checks that every op on the way from what is trained (`on`, by value) to a loss has a gradient.
 ///
 /// # Errors
-/// `source` for an op that stands only in programs that are differentiated already.
+/// `source` for an op that stands only in programs that are differentiated already, and for operands that get no
+/// gradient.
 pub fn differentiable(f: &Func, on: &[bool]) -> Result<()> {
     let mut reaches = vec![false; f.values.len()];
     for r in f.results.iter().filter(|r| r.role.as_ref().is_some_and(|r| r.kind == RoleKind::Sum)) {
@@ -177,8 +178,13 @@ pub fn differentiable(f: &Func, on: &[bool]) -> Result<()> {
             continue;
         }
         n.ins.iter().for_each(|v| reaches[v.0 as usize] = true);
-        let float = |v: &&Value| on[v.0 as usize] && f.ty(**v).dtype.is_float();
-        if let (Gradient::Unasked, Some(v)) = (n.op.facts().gradient, n.ins.iter().find(float)) {
+        let none = |j: usize| match n.op.facts().gradient {
+            Gradient::Unasked => true,
+            _ => j < 32 && n.op.def().untrained() >> j & 1 == 1,
+        };
+        let trained =
+            |(j, v): &(usize, &Value)| none(*j) && on[v.0 as usize] && f.ty(**v).dtype.is_float();
+        if let Some((_, v)) = n.ins.iter().enumerate().find(trained) {
             let (op, name) = (n.op.mnemonic(), f.name(*v));
             let scope = &f.scope_info(n.scope).path;
             let place = if scope.is_empty() { String::new() } else { format!(", {scope}") };

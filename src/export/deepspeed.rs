@@ -13,8 +13,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.trains();
     e.facts()?;
     let o = e.o;
-    let [tp, cp, pp, replicas, shards] =
-        ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
+    let [tp, cp, pp, replicas, shards] = e.axes();
     e.lack(pp > 1, "stages: a PipelineModule in the training script makes them, not the config");
     e.lack(cp > 1, "context parallelism: the training script makes it, not the config");
     e.lack(o.ep > 1, "ranks of experts: the model makes them, not the config");

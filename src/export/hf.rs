@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let o = e.o;
     let f = e.facts()?;
-    let [tp, cp, pp, replicas, shards] =
-        ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
+    let [tp, cp, pp, replicas, shards] = e.axes();
     e.lack(o.tp_mode != TpMode::OneD, "tensor parallelism on a grid (--tp-mode)");
     e.lack(o.sp, "sequence parallelism (--sp)");
     e.lack(cp > 1, "context parallelism");

@@ -89,6 +89,11 @@ impl<'a> Export<'a> {
         self.o.axis(axis)
     }
 
+    /// Sizes of tp, cp, pp, dp_replicate and dp_shard.
+    fn axes(&self) -> [usize; 5] {
+        ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| self.n(a))
+    }
+
     /// Notes what is missing, if it is asked for.
     fn lack(&mut self, asked: bool, what: impl Into<String>) {
         if asked {

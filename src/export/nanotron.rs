@@ -16,8 +16,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.trains();
     let f = e.facts()?;
     let o = e.o;
-    let [tp, cp, pp, replicas, shards] =
-        ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
+    let [tp, cp, pp, replicas, shards] = e.axes();
     let family = e.s.family.clone();
     e.lack(family != "llama", format!("the family {family}, which is not written here yet"));
     e.lack(e.has_biases(), "biases of single products (attention_bias, mlp_bias)");

@@ -23,8 +23,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.trains();
     let f = e.facts()?;
     let o = e.o;
-    let [tp, cp, pp, replicas, shards] =
-        ["tp", "cp", "pp", "dp_replicate", "dp_shard"].map(|a| e.n(a));
+    let [tp, cp, pp, replicas, shards] = e.axes();
     let named = SCHEDULES.into_iter().find(|s| Some(s.0) == e.schedule());
     let stages = e.stages();
     e.lack(

@@ -8,7 +8,8 @@ mod memory;
 use super::measure::{bubble, number, span};
 use super::palette::named;
 use super::step::{Sample, Step};
-use frame::{Frame, LINE, escape};
+pub(crate) use frame::escape;
+use frame::{Frame, LINE};
 
 /// What each pipeline rank keeps.
 #[derive(Clone, PartialEq, Debug, Default)]

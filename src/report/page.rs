@@ -15,6 +15,7 @@ use crate::commands::explain::Why;
 use crate::commands::inspect::title;
 use crate::pictures::palette;
 use crate::pictures::step::{Lengths, Step};
+use crate::pictures::svg::escape;
 use crate::plan_dir::Stored;
 use serde_json::{Value as Json, json};
 use shardc_cost::device::Device;
@@ -142,22 +143,6 @@ fn filled(page: &str, blocks: &[(&str, String)]) -> String {
         rest = after;
     }
     out + rest
-}
-
-/// A text as HTML has it.
-fn escape(s: &str) -> String {
-    let mut out = String::new();
-    for c in s.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c.is_control() => out.push(' '),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 /// A seconds' price, if there is one, as callers of several parts take it.

@@ -285,6 +285,12 @@ impl<'a> Lower<'a> {
             let fits = dims.contains(&v.shape.len()) && v.shape.starts_with(rows);
             if self.loss.is_none() && v.shape.is_empty() && self.rank(v.value) == 0 && float {
                 self.loss = Some(v.value);
+            } else if v.shape.is_empty() && float && Some(id) != self.loss_id {
+                let name = &self.g.names[id.0 as usize];
+                let what =
+                    format!("output `{name}` is a second scalar: it is not part of the loss");
+                let help = "return the sum of all losses first, or leave it out";
+                self.warnings.push(Diag::new("no-effect", what).help(help));
             } else if self.logits.is_none() && fits && float {
                 let n =
                     Node { op: "output".into(), args: vec![], outs: vec![id], scope: "".into() };

@@ -141,6 +141,10 @@ impl OpDef for Attention {
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         pair_flops(loops, 2.0)
     }
+    /// Slopes.
+    fn untrained(&self) -> u32 {
+        1 << 5
+    }
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads {
         let none: Grads = smallvec::smallvec![None; ins.len()];
         let Some(d_o) = d[0] else { return none };

@@ -141,6 +141,10 @@ pub trait OpDef {
     /// Appends the gradient computation; `outs` are the op's results, `d` their cotangents.
     /// Operands for which `b.wants(v)` is false need none.
     fn grad(&self, b: &mut Builder, ins: &[Value], outs: &[Value], d: &[Option<Value>]) -> Grads;
+    /// Float operands that get no gradient, by bit: nothing that is trained may come in by them.
+    fn untrained(&self) -> u32 {
+        0
+    }
     /// Evaluates the op on one rank's pieces: slow, obvious, the definition of the op.
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor>;
     /// Appends to a row's program what the op does to elements `x` of its operands: every op of

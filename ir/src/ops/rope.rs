@@ -81,6 +81,10 @@ impl OpDef for Rope {
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         3.0 * loops.iter().filter(|l| l.0.name() != 'r').map(|l| l.1).product::<f64>()
     }
+    /// Cosine and sine.
+    fn untrained(&self) -> u32 {
+        0b110
+    }
     fn grad(&self, b: &mut Builder, ins: &[Value], _: &[Value], d: &[Option<Value>]) -> Grads {
         // The inverse rotation.
         let g = d[0].map(|d| {

@@ -114,7 +114,7 @@ pub fn px(x: f64) -> String {
     s.strip_suffix(".0").unwrap_or(&s).into()
 }
 
-/// A text as XML has it. Control characters have no place there.
+/// A text as XML and HTML have it. Control characters have no place there.
 pub fn escape(s: &str) -> String {
     let mut out = String::new();
     for c in s.chars() {

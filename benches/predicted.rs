@@ -5,18 +5,22 @@
 //! cargo bench --bench predicted -- one.toml two.toml  # files of shardc measure --ranks 1 and 2
 //! ```
 //!
-//! Wants a machine on which nothing else runs: the table shows what else did by the spread of the steps.
+//! Wants a machine on which nothing else runs: the table shows what else did by the spread of the steps (from their
+//! first to their last quartile). Layouts take turns, so that what changes with time changes all of them. Tau is
+//! Kendall's: of all pairs, and of those that runs order, which is where quartiles do not overlap.
 
 use serde_json::{Value, json};
 use shardc::machine::device;
-use shardc::measure::{measure, ran};
+use shardc::measure::{Kernels, Ready, measure};
 use shardc_cost::device::Device;
 use shardc_cost::plan::price;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Options, Order};
 
-/// Steps that are timed.
-const STEPS: usize = 9;
+/// Rounds over all layouts of a model, so that what else the machine does slows all of them, and steps of each
+/// that are timed in a round.
+const ROUNDS: usize = 7;
+const STEPS: usize = 3;
 
 fn models() -> [(&'static str, Value); 2] {
     let tiny = include_str!("../examples/tiny-llama/config.json");
@@ -54,17 +58,56 @@ fn layouts() -> Vec<(&'static str, Options)> {
     ]
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
+fn quantile(all: &[f64], part: f64) -> f64 {
+    let mut all = all.to_vec();
     all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+    all[(part * (all.len() - 1) as f64).round() as usize]
 }
 
-/// Kendall's tau: pairs in one order less those in the other, of all.
-fn tau(all: &[(f64, f64)]) -> f64 {
-    let pairs = (0..all.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
-    let sign = |(i, j): (usize, usize)| ((all[i].0 - all[j].0) * (all[i].1 - all[j].1)).signum();
-    let signs: Vec<f64> = pairs.map(sign).collect();
-    signs.iter().sum::<f64>() / signs.len().max(1) as f64
+/// A layout: seconds by price, and of its steps the quartiles.
+struct Timed {
+    said: f64,
+    took: [f64; 3],
+}
+
+impl Timed {
+    /// True if half of the steps of each are on one side of half of the other's: runs say which is faster.
+    fn differs(&self, other: &Timed) -> bool {
+        self.took[0] > other.took[2] || other.took[0] > self.took[2]
+    }
+}
+
+/// Kendall's tau: pairs in one order less those in the other, of all pairs that count.
+fn tau(all: &[Timed], counts: impl Fn(&Timed, &Timed) -> bool) -> (f64, usize) {
+    let pairs = (0..all.len()).flat_map(|i| (0..i).map(move |j| (&all[i], &all[j])));
+    let sign = |(a, b): (&Timed, &Timed)| ((a.said - b.said) * (a.took[1] - b.took[1])).signum();
+    let signs: Vec<f64> = pairs.filter(|(a, b)| counts(a, b)).map(sign).collect();
+    (signs.iter().sum::<f64>() / signs.len().max(1) as f64, signs.len())
+}
+
+/// All layouts of a model, by price and by their steps, in rounds.
+fn timed(config: &Value, devices: &[Device]) -> Vec<Timed> {
+    let mut all = vec![];
+    for (_, o) in layouts() {
+        let done = shardc::compile_config(config, &o).unwrap_or_else(|e| panic!("{e}"));
+        let plan = done.stored.plan;
+        let d = &devices[plan.module.mesh.ranks() - 1];
+        let said = price(&plan, d).unwrap_or_else(|e| panic!("{e}")).total;
+        let kernels = Kernels::of(&plan).unwrap_or_else(|e| panic!("{e}"));
+        let ready = kernels.start(d.sms as usize, false).unwrap_or_else(|e| panic!("{e}"));
+        all.push((said, ready, vec![]));
+    }
+    for _ in 0..ROUNDS {
+        for (_, ready, steps) in &mut all {
+            let some = ready.steps(STEPS).unwrap_or_else(|e| panic!("{e}"));
+            steps.extend(some.iter().map(|s| s.0));
+        }
+    }
+    let of = |(said, _, steps): (f64, Ready, Vec<f64>)| Timed {
+        said,
+        took: [0.25, 0.5, 0.75].map(|part| quantile(&steps, part)),
+    };
+    all.into_iter().map(of).collect()
 }
 
 fn main() {
@@ -79,33 +122,23 @@ fn main() {
     );
     let (mut errors, mut taus) = (vec![], vec![]);
     for (name, config) in models() {
-        let mut times = vec![];
-        for (words, o) in layouts() {
-            let done = shardc::compile_config(&config, &o).unwrap_or_else(|e| panic!("{e}"));
-            let plan = done.stored.plan;
-            let ranks = plan.module.mesh.ranks();
-            let d = &devices[ranks - 1];
-            let said = price(&plan, d).unwrap_or_else(|e| panic!("{e}")).total;
-            let steps = ran(&plan, d.sms as usize, STEPS, false).unwrap_or_else(|e| panic!("{e}"));
-            let mut all: Vec<f64> = steps.iter().map(|s| s.0).collect();
-            all.sort_by(f64::total_cmp);
-            let (took, spread) =
-                (median(all.clone()), all[all.len() * 3 / 4] / all[all.len() / 4] - 1.0);
-            let error = said / took - 1.0;
+        let all = timed(&config, &devices);
+        for (t, (words, _)) in all.iter().zip(layouts()) {
+            let [low, took, high] = t.took;
+            let error = t.said / took - 1.0;
             println!(
                 "{name:<11} {words:<10} {:>8.2} ms {:>6.2} ms {:>5.0} % {:>+5.1} %",
-                1e3 * said,
+                1e3 * t.said,
                 1e3 * took,
-                100.0 * spread,
+                100.0 * (high / low - 1.0),
                 100.0 * error
             );
             errors.push(error.abs());
-            times.push((said, took));
         }
-        taus.push(tau(&times));
+        taus.push([tau(&all, |_, _| true), tau(&all, Timed::differs)]);
     }
-    println!("\nmedian error {:.1} % of {} layouts", 100.0 * median(errors.clone()), errors.len());
-    for ((name, _), tau) in models().iter().zip(taus) {
-        println!("tau {tau:.2} of {name}");
+    println!("\nmedian error {:.1} % of {} layouts", 100.0 * quantile(&errors, 0.5), errors.len());
+    for ((name, _), [(all, n), (ordered, m)]) in models().iter().zip(taus) {
+        println!("{name}: tau {all:.2} of all {n} pairs, {ordered:.2} of the {m} that runs order");
     }
 }

@@ -167,8 +167,8 @@ flags! {
     /// yes, rows (not with products) or no [default: yes]
     #[arg(long, help_heading = "Run")]
     pub fuse: Option<String>,
-    /// Dropout of the embedding and of what blocks add to the residual stream: config (the rates of
-    /// config.json), or a rate below 1 [default: 0]
+    /// Dropout of the embedding, of what blocks add to the residual stream and of probabilities of attention:
+    /// config (the rates of config.json), or a rate below 1 [default: 0]
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
     /// What backward computes again: none, elementwise (element-wise work, where that saves bytes), selective,
@@ -176,6 +176,9 @@ flags! {
     /// cheapest that fits --memory), or ops: and names of ops, norms, activations, selective [default: elementwise]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
+    /// Make the loss and its gradients in N chunks of tokens, so that logits are never whole [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Layout")]
+    pub loss_chunks: Option<usize>,
     /// Memory of one rank, as in 24GiB or 80e9; a plan that needs more is refused
     #[arg(long, value_name = "BYTES", help_heading = "Layout")]
     #[serde(deserialize_with = "number_or_text")]

@@ -35,7 +35,8 @@ const MAX_CONFIG: u64 = 16 << 20;
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
     if is_archive(path) {
         let sizes = Sizes { rows: o.microbatch_rows(), seq: o.seq };
-        let mut m = Opened::read(path)?.import(sizes, o.mode, Raise::default())?;
+        let opened = Opened::read(path)?.drops(o.dropout);
+        let mut m = opened.import(sizes, o.mode, Raise::default())?;
         split_as(&mut m.source, &plan_beside(path)?);
         return Ok(Input { warnings: m.warnings, ..without_facts(m.source, "pt2") });
     }

@@ -19,6 +19,7 @@ pub mod numbers;
 pub mod pictures;
 pub mod plan_dir;
 pub mod planner;
+mod process;
 pub mod proof;
 pub mod report;
 pub mod rules;
@@ -35,6 +36,7 @@ use report::Report;
 use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
+use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
@@ -355,11 +357,15 @@ fn within_memory(source: &Source, o: &Options) -> Result<Options> {
 
 /// What is said of layouts that were chosen by price: how near they are to the least, and how the family's
 /// own layout compares.
-fn chosen(p: &Price, compared: Option<[(f64, usize); 2]>) -> String {
+fn chosen(p: &Price, o: &Options, compared: Option<[(f64, usize); 2]>) -> String {
     let above = (p.time as f64 / p.bound.max(1) as f64 - 1.0) * 100.0;
+    let by = match o.hardware == Hardware::default() {
+        true => "price",
+        false => "the prices of --hardware",
+    };
     let mut text = match above < 0.05 {
-        true => "layouts chosen by price: none has a lower estimate".to_string(),
-        false => format!("layouts chosen by price: the least estimate is up to {above:.1} % lower"),
+        true => format!("layouts chosen by {by}: none has a lower estimate"),
+        false => format!("layouts chosen by {by}: the least estimate is up to {above:.1} % lower"),
     };
     if let Some([family, own]) = compared {
         text += &format!(
@@ -415,7 +421,7 @@ fn finish(
     stored.report = serde_json::to_value(&report).unwrap_or_default();
     warnings.extend(across_nodes(&stored));
     warnings.extend(roomy_buffers(&stored));
-    let notes = compiled.price.map(|p| chosen(&p, compared)).into_iter().collect();
+    let notes = compiled.price.map(|p| chosen(&p, o, compared)).into_iter().collect();
     let (sharded, causes) = (compiled.sharded, compiled.causes);
     let (price, choices) = (compiled.price, compiled.choices);
     Ok(Output { stored, report, sharded, causes, price, choices, warnings, notes })

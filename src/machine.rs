@@ -48,13 +48,12 @@ pub fn precision(o: &Options) -> Precision {
 pub fn sizes(f: &Facts, config: &Value) -> Sizes {
     // A program of one's own has no config of a family.
     let own = gating(config, "config.json", &Shape::new(1, 1, Mode::Infer)).ok();
-    let n = |key: &str| config.get(key).and_then(Value::as_u64).map(|n| n as usize);
-    let latent = n("kv_lora_rank").map(|kv_rank| Latent {
-        query_rank: n("q_lora_rank").unwrap_or(f.hidden),
-        kv_rank,
-        plain: n("qk_nope_head_dim").unwrap_or(f.head_dim),
-        rotary: n("qk_rope_head_dim").unwrap_or(0),
-        value: n("v_head_dim").unwrap_or(f.head_dim),
+    let latent = own.and_then(|g| g.latent).map(|l| Latent {
+        query_rank: l.q_rank,
+        kv_rank: l.kv_rank,
+        plain: l.still,
+        rotary: l.turning,
+        value: l.value,
     });
     let experts = f.experts.map(|x| Experts {
         experts: x.experts,
@@ -109,6 +108,18 @@ mod tests {
         }
         let groups = of("deepseek_v3", |_| ());
         assert!(groups.experts.expect("experts").domains.is_some());
+        // As are widths of latent attention, which no other family has.
+        let latent =
+            |change: &dyn Fn(&mut Value)| of("deepseek_v3", change).latent.expect("latent");
+        let direct = latent(&|c| c["q_lora_rank"] = Value::Null);
+        assert_eq!((direct.query_rank, direct.kv_rank, direct.value), (None, 8, 8));
+        let keys =
+            ["q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"];
+        let without = |c: &mut Value| {
+            keys.iter().for_each(|k| drop(c.as_object_mut().expect("keys").remove(*k)))
+        };
+        assert_eq!(latent(&without), Latent::V3);
+        assert_eq!(of("llama_gqa", |c| c["kv_lora_rank"] = 8.into()).latent, None);
         for (fixture, glu) in [("gpt_neox", false), ("gpt2", false), ("llama_gqa", true)] {
             assert_eq!(of(fixture, |_| ()).glu, glu, "{fixture}");
         }

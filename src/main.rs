@@ -3,15 +3,15 @@
 use clap::Parser;
 use shardc::commands::{Cli, run};
 use shardc::signals;
-use shardc::terminal::{fail, note, written};
-use shardc_ir::diag::Result;
+use shardc::terminal::{Talk, fail, say_error, talk, written};
+use shardc_ir::diag::{Diag, Result};
 use std::io::Write as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // A panic is a bug of ours, whichever thread it is in.
     std::panic::set_hook(Box::new(|info| {
-        note(format!(
+        say_error(format!(
             "bug: {info}\nplease report it with the command that led here (exit status 101)"
         ));
     }));
@@ -24,8 +24,22 @@ fn main() -> ExitCode {
     ExitCode::from(status as u8)
 }
 
+/// Whether the arguments ask for JSON, although they could not be read.
+fn asks_for_json() -> bool {
+    let args: Vec<String> = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect();
+    let apart = args.windows(2).any(|w| w[0] == "--format" && w[1] == "json");
+    apart || args.iter().any(|a| a == "--format=json")
+}
+
 /// Prints help, which is a result, or what is wrong with the arguments.
 fn usage(e: clap::Error) -> Result<i32> {
+    if e.use_stderr() && asks_for_json() {
+        talk(Talk { json: true, ..Talk::default() });
+        let text = e.to_string();
+        let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+        let first = lines.next().unwrap_or_default().trim_start_matches("error: ");
+        return Err(lines.fold(Diag::new("usage", first), |d, line| d.help(line)));
+    }
     let printed = e.print().and_then(|()| std::io::stdout().flush());
     if !e.use_stderr() {
         written(printed)?;

@@ -2,7 +2,7 @@
 
 pub mod page;
 
-use crate::pictures::measure::bubble_of;
+use crate::pictures::measure::{bubble_of, textbook_bubble};
 use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
@@ -338,10 +338,14 @@ pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> R
 /// The bubble in words; nothing where there is no pipeline.
 pub fn bubble_line(plan: &Plan) -> Option<String> {
     let ranks = plan.module.mesh.pipeline();
+    let bubble = bubble_of(plan);
     (ranks > 1).then(|| {
         format!(
-            "bubble {:.1} % of the time of {ranks} ranks of the pipeline, if stages take equally long",
-            100.0 * bubble_of(plan)
+            "bubble {:.1} % of the time of {ranks} ranks of the pipeline (idle/total), {:.2} % of their work \
+             (idle/work; 1F1B by the textbook, (p-1)/(v m): {:.2} %), if stages take equally long",
+            100.0 * bubble,
+            100.0 * bubble / (1.0 - bubble),
+            100.0 * textbook_bubble(plan)
         )
     })
 }

@@ -4,26 +4,92 @@
 //! not look whole. All else goes to standard error, and is dropped where that is full or gone: no job
 //! ends because of its log. (A standard stream that is closed when the command starts is /dev/null.)
 
+use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write as _};
+use std::sync::OnceLock;
 
-/// Says something on standard error, if that can be written.
-pub fn note(text: impl Display) {
+/// What is said on standard error beside warnings and errors.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Volume {
+    /// Nothing.
+    Quiet,
+    /// What was done, and what may come next.
+    #[default]
+    Normal,
+    /// Also how long it took.
+    Verbose,
+}
+
+/// How this process talks on standard error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Talk {
+    pub volume: Volume,
+    /// An object of JSON a line, as `docs/schemas/message.json` has it, in place of text.
+    pub json: bool,
+}
+
+static TALK: OnceLock<Talk> = OnceLock::new();
+
+/// Says how this process talks from now on; the first word stands.
+pub fn talk(how: Talk) {
+    let _ = TALK.set(how);
+}
+
+/// How this process talks.
+pub fn talks() -> Talk {
+    TALK.get().copied().unwrap_or_default()
+}
+
+/// Writes one message, if it can be written.
+fn say(text: String, object: impl FnOnce(&str) -> Json) {
+    let line = if talks().json { object(&text).to_string() } else { text };
     // One write: lines of several processes and threads stay whole.
-    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Says something that is neither a warning nor an error.
+pub fn note(text: impl Display) {
+    if talks().volume > Volume::Quiet {
+        say(text.to_string(), |text| json!({ "level": "note", "message": text }));
+    }
+}
+
+/// Says something that only those want to know who ask for it.
+pub fn detail(text: impl Display) {
+    if talks().volume == Volume::Verbose {
+        note(text);
+    }
+}
+
+/// Says an error that came as text, from another process or a panic; its code is null if the text has none.
+pub fn say_error(text: impl Display) {
+    let code = |text: &str| Some(text.strip_prefix("error[")?.split_once(']')?.0.to_string());
+    say(text.to_string(), |text| json!({ "level": "error", "code": code(text), "message": text }));
+}
+
+/// A diagnostic as JSON, with the text that people read.
+fn object(level: &str, d: &Diag, rendered: &str) -> Json {
+    json!({
+        "level": level, "code": d.code, "message": d.message, "place": d.place, "rule": d.rule,
+        "why": d.why, "help": d.help, "exit": d.exit as i32, "rendered": rendered,
+    })
 }
 
 /// Says what is wrong and does not end the command.
 pub fn warn(all: &[Diag]) {
-    all.iter().for_each(|w| note(w.render().replacen("error[", "warning[", 1)));
+    for w in all {
+        let text = w.render().replacen("error[", "warning[", 1);
+        say(text, |text| object("warning", w, text));
+    }
 }
 
 /// Says why a command ends; its exit status.
 pub fn fail(d: &Diag) -> i32 {
     // Whoever reads no more wants to hear no more.
     if d.exit != Exit::ReaderGone {
-        note(d);
+        say(d.render(), |text| object("error", d, text));
     }
     d.exit as i32
 }

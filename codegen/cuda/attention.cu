@@ -1,6 +1,7 @@
 // Attention, forward: out = softmax(score, where keys are seen) v, and the log-sum-exp of the scores,
 // which are x = scale q k^T or, if CAPPED, c tanh(x / c). Which keys are seen, the mask says by
-// positions, which are data, in any order; if SLOPED, a head's slope times their distance is taken off. A query that sees nothing gets 0 and -inf.
+// positions, which are data, in any order; if SLOPED, a head's slope times their distance is taken off. A query that
+// sees nothing gets 0 and -inf. If DROPS, some weights are left out of out at random, and the others larger.
 //
 // Bytes: q, out and lse once, k and v once per block of ROWS queries that sees them (mostly from the
 // L2 cache, as heads of a group and blocks of a head run side by side). Scores stay in registers.
@@ -8,7 +9,7 @@
 // of ROWS queries, and tiles of COLS keys and values.
 //
 // Defined before: ELEM (Bf16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
-// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED.
+// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, DROPS.
 #include "attention.cuh"
 
 struct Params {
@@ -22,6 +23,9 @@ struct Params {
     i64 queries, keys, repeat, width, value_width;
     Mask mask;
     double scale, softcap;
+#if DROPS
+    Kept kept;
+#endif
 };
 
 const int THREADS = 2 * ROWS;
@@ -74,6 +78,15 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         const int r = first + row_of(2 * h);
         at_row[h] = SLOPED && r < rows ? p.q_pos[row + r] : 0;
     }
+#if DROPS
+    const bool drops = p.kept.drops();
+    u32 place[2];
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = first + row_of(2 * h);
+        place[h] = r < rows ? p.kept.at(b, row + r) : 0;
+    }
+#endif
     float out[VALUE_WIDTH / 8][4];
     clear(out);
     // Of rows row_of(0) and row_of(2): the largest score so far, and this lane's part of the sum of
@@ -130,6 +143,16 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
                 s[i][e] = exp2_fast(s[i][e] - base[e / 2]);
                 sum[e / 2] += s[i][e];
             }
+#if DROPS
+            // Of two adjacent columns, mostly one block.
+            #pragma unroll
+            for (int e = 0; drops && e < 4; e += 2) {
+                const int a = keys[col_of(i, e)], z = keys[col_of(i, e + 1)];
+                const Words w = p.kept.words(place[e / 2], head, a);
+                s[i][e] *= p.kept.of(w, a);
+                s[i][e + 1] *= (u32)a / 4 == (u32)z / 4 ? p.kept.of(w, z) : p.kept.of(place[e / 2], head, z);
+            }
+#endif
         }
         #pragma unroll
         for (int i = 0; i < VALUE_WIDTH / 8; i++) {

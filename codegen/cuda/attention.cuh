@@ -1,7 +1,7 @@
 // What the forward and the backward kernels of attention know in common: who sees whom.
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
-#include "device.cuh"
+#include "random.cuh"
 
 const int MAX_INT = 0x7fffffff, MIN_INT = -MAX_INT - 1;
 const float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
@@ -46,6 +46,31 @@ struct Mask {
     DEVICE Range all(Range r) const { return {reach(r.last).first, reach(r.first).last}; }
     // What keys see of queries.
     DEVICE Mask turned() const { return {ahead, back, chunk}; }
+};
+
+// Dropout of probabilities: each is kept or not by the place of its query, its head and the position of its key.
+struct Kept {
+    const int *run, *place;  // seed in two halves and step; of [b, query]
+    i64 place_stride[2], first_head;
+    // Halves of the stream's number, what is kept below.
+    i64 stream[2], threshold;
+    double factor;
+
+    DEVICE bool drops() const { return run[2] != 0; }
+    DEVICE u32 at(int b, i64 query) const {
+        return (u32)place[b * place_stride[0] + query * place_stride[1]];
+    }
+    // The words of a key's block: those of four adjacent positions.
+    DEVICE Words words(u32 at, int head, int key) const {
+        return philox({{(u32)key / 4, at, (u32)run[2], (u32)(first_head + head + 1)}},
+                      (u32)stream[0] ^ (u32)run[0], (u32)stream[1] ^ (u32)run[1]);
+    }
+    // What the probability of a key is multiplied by, one of its block.
+    DEVICE float of(const Words& w, int key) const {
+        const u32 low = key & 1 ? w.at[1] : w.at[0], high = key & 1 ? w.at[3] : w.at[2];
+        return (i64)(key & 2 ? high : low) < threshold ? (float)factor : 0.0f;
+    }
+    DEVICE float of(u32 at, int head, int key) const { return of(words(at, head, key), key); }
 };
 
 // How far apart two positions are.

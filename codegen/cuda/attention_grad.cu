@@ -1,6 +1,7 @@
 // Attention, backward: from q, k, v, the log-sum-exp and delta = rowsum(d_out out) - d_lse of the
 // forward pass, and d_out: with w = exp(score - lse) where keys are seen, 0 elsewhere, and
-// s = scale w (d_out v^T - delta), times 1 - (score / c)^2 if CAPPED,
+// s = scale w (d_out v^T - delta), times 1 - (score / c)^2 if CAPPED; if DROPS, w in d_v and d_out v^T are
+// multiplied by what the weight was,
 //   d_v = w^T d_out,   d_k = s^T q   (attention_grad_keys: a block owns ROWS keys of a group)
 //   d_q = s k                        (attention_grad_queries: a block owns ROWS queries of a head)
 // Scores are computed in both kernels; so every sum has one owner and one order, and the same
@@ -10,7 +11,7 @@
 // Launch: (ceil(keys / ROWS), groups, batch) or (ceil(queries / ROWS), heads, batch) blocks of
 // 2 ROWS SPLIT threads; shared memory of two tiles of ROWS rows, and twice two of COLS rows.
 //
-// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED, SLOPED as for attention.cu; SPLIT:
+// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED, SLOPED, DROPS as for attention.cu; SPLIT:
 // warps that share 16 rows, each making its part of the columns of the results.
 #include "attention.cuh"
 
@@ -26,6 +27,9 @@ struct Params {
     i64 queries, keys, repeat, width, value_width;
     Mask mask;
     double scale, softcap;
+#if DROPS
+    Kept kept;
+#endif
 };
 
 const int THREADS = 2 * ROWS * SPLIT;
@@ -63,6 +67,10 @@ DEVICE void gradients(const Params& p) {
     __shared__ Range row_sees[ROWS];
     __shared__ int col_pos[2][COLS];
     __shared__ float col_lse[2][COLS], col_delta[2][COLS];
+#if DROPS
+    __shared__ int col_place[2][COLS];
+    const bool drops = p.kept.drops();
+#endif
 
     const int tile = KEYS ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
     const int row = tile * ROWS, b = blockIdx.z, repeat = (int)p.repeat;
@@ -99,6 +107,11 @@ DEVICE void gradients(const Params& p) {
                                     p.lse_stride[1], n);
             load_row<COLS, THREADS>(col_delta[i & 1], p.delta + at(p.delta_stride, b, col, head),
                                     p.delta_stride[1], n);
+#if DROPS
+            load_row<COLS, THREADS>(col_place[i & 1],
+                                    p.kept.place + b * p.kept.place_stride[0] + col * p.kept.place_stride[1],
+                                    p.kept.place_stride[1], n);
+#endif
         }
         copies_begun();
     };
@@ -119,11 +132,17 @@ DEVICE void gradients(const Params& p) {
     const int from = part * (WIDTH / SPLIT), value_from = part * (VALUE_WIDTH / SPLIT);
     float row_lse[2], row_delta[2];
     int at_row[2];
+#if DROPS
+    u32 row_place[2];
+#endif
     #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int r = first + row_of(2 * h);
         const bool there = !KEYS && r < rows;
-        at_row[h] = SLOPED && r < rows ? row_positions[row + r] : 0;
+        at_row[h] = (SLOPED || DROPS) && r < rows ? row_positions[row + r] : 0;
+#if DROPS
+        row_place[h] = there ? p.kept.at(b, row + r) : 0;
+#endif
         row_lse[h] = there ? p.lse[at(p.lse_stride, b, row + r, row_head)] : 0.0f;
         row_delta[h] = there ? p.delta[at(p.delta_stride, b, row + r, row_head)] : 0.0f;
     }
@@ -149,6 +168,15 @@ DEVICE void gradients(const Params& p) {
         dot_rows(w, row_tiles.own, first, cols.own);
         dot_rows(s, row_tiles.value, first, cols.value);
         const float of_head = SLOPED ? p.slopes[KEYS ? col_head + i / per_head : row_head] : 0.0f;
+#if DROPS
+        // What the weight of a row and a column of these tiles was multiplied by.
+        auto of_pair = [&](int i, int e, int c) {
+            if (!drops) return 1.0f;
+            const int of_row = at_row[e / 2], of_col = col_pos[i & 1][c];
+            return KEYS ? p.kept.of((u32)col_place[i & 1][c], col_head + i / per_head, of_row)
+                        : p.kept.of(row_place[e / 2], row_head, of_col);
+        };
+#endif
         if (CAPPED) {
             #pragma unroll
             for (int j = 0; j < COLS / 8; j++) {
@@ -168,7 +196,14 @@ DEVICE void gradients(const Params& p) {
                 float x = w[j][e] * unit;
                 if (SLOPED) x -= of_head * distance(at_row[e / 2], col_pos[i & 1][c]);
                 w[j][e] = there ? exp2_fast((x - lse) * LOG2_E) : 0.0f;
+#if DROPS
+                const float kept = of_pair(i, e, c);
+                s[j][e] *= kept;
+#endif
                 s[j][e] = there ? w[j][e] * (s[j][e] - delta) * (scale * slope) : 0.0f;
+#if DROPS
+                w[j][e] *= kept;
+#endif
             }
         }
         if (KEYS) sum_rows(value_made, w, cols.value, value_from);

@@ -6,7 +6,7 @@
 //
 // Defined before: RANK (number of loops), INDEX, PLACES (there are places), FROM (0 uniform, 1 normal,
 // 2 kept or not).
-#include "device.cuh"
+#include "random.cuh"
 
 struct Params {
     const int *run, *place;
@@ -16,21 +16,6 @@ struct Params {
     i64 first, stream[2], threshold;
     double kept;
 };
-
-struct Words {
-    u32 at[4];
-};
-
-DEVICE Words philox(Words c, u32 k0, u32 k1) {
-    #pragma unroll
-    for (int round = 0; round < 10; round++) {
-        const u64 a = (u64)c.at[0] * 0xD2511F53u, b = (u64)c.at[2] * 0xCD9E8D57u;
-        c = {{(u32)(b >> 32) ^ c.at[1] ^ k0, (u32)b, (u32)(a >> 32) ^ c.at[3] ^ k1, (u32)a}};
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return c;
-}
 
 // Between 0 and 1, in 24 bits.
 DEVICE float uniform(u32 word) { return ((float)(word >> 9) + 0.5f) * 1.1920928955078125e-7f; }

@@ -1,10 +1,11 @@
 //! Ops that are one kernel because their parts would cost much more: rotary embedding, attention.
 
 use crate::layout::Layout;
-use shardc_ir::kernel::{self, Heads, Kernel, View};
-use shardc_ir::ops::attention::ROWS;
+use shardc_ir::kernel::{self, Heads, KeptAt, Kernel, View};
+use shardc_ir::ops::attention::{Behind, ROWS};
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::ops::{Attention, AttentionGrad};
+use shardc_ir::rng;
 
 /// Rows of an operand, without its last, adjacent dim.
 pub(crate) fn rows(l: &Layout, operand: usize) -> View {
@@ -38,7 +39,7 @@ pub(crate) fn adjacent(operand: usize) -> View {
     View { operand, offset: 0, strides: [1].into_iter().collect() }
 }
 
-fn heads(l: &Layout, o: &Attention, positions: [usize; 3]) -> Heads {
+fn heads(l: &Layout, o: &Attention, positions: [usize; 2], behind: Behind) -> Heads {
     let (q, k, v) = (l.lens(0), l.lens(1), l.lens(2));
     Heads {
         elem: l.elem(0),
@@ -52,7 +53,14 @@ fn heads(l: &Layout, o: &Attention, positions: [usize; 3]) -> Heads {
         scale: o.scale as f32,
         softcap: o.softcap.map(|c| c as f32),
         mask: o.mask,
-        slopes: o.slopes.then(|| adjacent(positions[2])),
+        slopes: behind.slopes.map(adjacent),
+        kept: o.kept.as_ref().zip(behind.drawn).map(|(kept, [run, place])| KeptAt {
+            rate: kept.rate,
+            stream: rng::stream(&kept.stream.0),
+            run: adjacent(run),
+            place: all(l, place),
+            first_head: l.extent(0, 2).offset,
+        }),
         rows: q[1].min(ROWS),
         q_pos: adjacent(positions[0]),
         k_pos: adjacent(positions[1]),
@@ -65,10 +73,10 @@ pub(crate) fn all(l: &Layout, operand: usize) -> View {
     View { operand, offset: 0, strides: l.strides(operand) }
 }
 
-/// Operands q, k, v, q_pos, k_pos, and perhaps slopes; results out, lse; then the workspace.
+/// Operands q, k, v, q_pos, k_pos, and those behind; results out, lse; then the workspace.
 pub(crate) fn attention(l: &Layout, o: &Attention) -> Kernel {
     Kernel::Attention(Box::new(kernel::Attention {
-        heads: heads(l, o, [3, 4, 5]),
+        heads: heads(l, o, [3, 4], o.behind()),
         q: rows(l, 0),
         k: rows(l, 1),
         v: rows(l, 2),
@@ -77,12 +85,11 @@ pub(crate) fn attention(l: &Layout, o: &Attention) -> Kernel {
     }))
 }
 
-/// Operands q, k, v, lse, d_o, delta, q_pos, k_pos, and perhaps slopes; results d_q, d_k, d_v; then the
+/// Operands q, k, v, lse, d_o, delta, q_pos, k_pos, and those behind; results d_q, d_k, d_v; then the
 /// workspace.
 pub(crate) fn attention_grad(l: &Layout, o: &AttentionGrad) -> Kernel {
-    let AttentionGrad { scale, mask, softcap, slopes } = *o;
     Kernel::AttentionGrad(Box::new(kernel::AttentionGrad {
-        heads: heads(l, &Attention { scale, mask, softcap, slopes }, [6, 7, 8]),
+        heads: heads(l, &o.forward(), [6, 7], o.behind()),
         q: rows(l, 0),
         k: rows(l, 1),
         v: rows(l, 2),

@@ -1,5 +1,6 @@
 //! Machines as data: what a datasheet says, and the few constants that a measurement must supply.
 
+use crate::kernel::QUERIES;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::hardware::Hardware;
@@ -136,6 +137,12 @@ pub struct Device {
     /// Length of the inner dim of which its products spend as much on beginning and ending.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub short: Option<f64>,
+    /// Queries that a block of its attention takes, if not as many as on GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queries: Option<u32>,
+    /// FLOPs in whose time its attention weighs a score (maximum, exponential, sum) beside its products.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weighing: Option<f64>,
     /// Collectives go on beside other work.
     #[serde(default = "yes")]
     pub overlaps: bool,
@@ -213,6 +220,7 @@ impl Device {
     fn checked(self) -> Result<Device> {
         let f = &self.fit;
         let counts = [("sms", self.sms), ("domain", self.domain), ("nics", self.nics_per_domain)];
+        let counts = counts.into_iter().chain(self.queries.map(|n| ("queries", n)));
         let speeds = [("hbm", self.hbm), ("memory", self.memory as f64), ("link", self.link)];
         let speeds = speeds.into_iter().chain([("nic", self.nic)]);
         let powers = [("power", self.power), ("full_power", self.full_power)];
@@ -220,7 +228,7 @@ impl Device {
         let shares = [("gemm", f.gemm), ("hbm", f.hbm), ("link", f.link), ("nic", f.nic)];
         let shares = shares.into_iter().map(|(n, c)| (n, c.value));
         let positive = speeds
-            .chain(counts.map(|(n, x)| (n, f64::from(x))))
+            .chain(counts.map(|(n, x): (&str, u32)| (n, f64::from(x))))
             .chain(powers)
             .chain(self.peak.values().map(|&x| ("peak", x)));
         let sides = self.tiles.iter().flatten().flatten().map(|&x| ("tiles", x));
@@ -229,7 +237,9 @@ impl Device {
         let over = shares.chain(self.attention.values().map(|&x| ("attention", x)));
         let over = over.into_iter().find(|x| !(x.1 > 0.0 && x.1 <= 1.0));
         let times = [("hop", f.hop.value), ("kernel", f.kernel.value), ("step", f.step.value)];
-        let mut times = times.into_iter().chain(self.short.map(|x| ("short", x)));
+        let lengths = [("short", self.short), ("weighing", self.weighing)];
+        let lengths = lengths.into_iter().filter_map(|(n, x)| Some((n, x?)));
+        let mut times = times.into_iter().chain(lengths);
         let early = times.find(|x| !(x.1.is_finite() && x.1 >= 0.0));
         match bad.or(over).or(early) {
             None => Ok(self),
@@ -259,6 +269,11 @@ impl Device {
                 .help("use another element type, or add its peak")
         })?;
         Ok(peak * self.clock())
+    }
+
+    /// Queries that a block of attention takes.
+    pub fn block(&self) -> f64 {
+        self.queries.map_or(QUERIES, f64::from)
     }
 
     /// Bytes per second that a kernel over rows reaches.

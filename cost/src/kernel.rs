@@ -16,8 +16,8 @@ pub const TILES: [[f64; 3]; 5] = [
 /// Length of the inner dim of which a tile spends as much on beginning and ending, there.
 pub const SHORT: f64 = 160.0;
 
-/// Rows of queries that one block of attention takes.
-const QUERIES: f64 = 128.0;
+/// Queries that one block of attention takes on a machine that says nothing of its own.
+pub const QUERIES: f64 = 128.0;
 
 /// What the kernels of attention reach backward, of what they reach forward.
 const ATTENTION_BACKWARD: f64 = 0.85;
@@ -97,8 +97,10 @@ pub struct Attention {
     /// Width of queries and keys, and of values.
     pub width: f64,
     pub values: f64,
-    /// Part of the scores that are computed: a half, if all are causal.
+    /// Part of the scores that count: a half, if all are causal.
     pub seen: f64,
+    /// Part of the scores that are computed: all that some query of a block sees.
+    pub computed: f64,
 }
 
 impl Attention {
@@ -113,15 +115,20 @@ impl Attention {
     /// # Errors
     /// `device` if the device has no such products.
     pub fn seconds(self, d: &Device, share: f64, p: Precision) -> Result<(f64, f64)> {
-        let blocks = self.rows * self.heads * (self.queries / QUERIES).ceil();
+        let blocks = self.rows * self.heads * (self.queries / d.block()).ceil();
         let full = (blocks / f64::from(d.sms)).min(1.0);
         let speed = d.peak(p)? * share * full;
         if self.flops() == 0.0 {
             return Ok((0.0, 0.0));
         }
-        let forward = self.flops() / speed + d.fit.kernel.value;
-        let backward = 2.5 * self.flops() / (speed * ATTENTION_BACKWARD) + d.fit.kernel.value;
-        Ok((forward, backward))
+        let scores = self.rows * self.heads * self.queries * self.keys * self.computed;
+        let products = 2.0 * (self.width + self.values);
+        // Scores are weighed in both directions, beside their products.
+        let weighing = d.weighing.unwrap_or(0.0);
+        let forward = scores * (products + weighing) / speed;
+        let backward = scores * (2.5 * products + weighing) / (speed * ATTENTION_BACKWARD);
+        let kernel = d.fit.kernel.value;
+        Ok((forward + kernel, backward + kernel))
     }
 }
 
@@ -175,9 +182,18 @@ mod tests {
             width: 128.0,
             values: 128.0,
             seen: 0.5,
+            computed: 0.5,
         };
-        let whole = Attention { seen: 1.0, ..a };
+        let whole = Attention { seen: 1.0, computed: 1.0, ..a };
         assert_eq!(2.0 * a.flops(), whole.flops());
+        // What is computed beside what counts takes time, and so does weighing scores.
+        let of = |d: &Device, a: Attention| a.seconds(d, 0.5, Precision::Bf16).expect("bf16");
+        let kernel = d.fit.kernel.value;
+        let more = of(&d, Attention { computed: 0.6, ..a });
+        assert!(((more.0 - kernel) / (of(&d, a).0 - kernel) - 1.2).abs() < 1e-9);
+        let slow = Device { weighing: Some(512.0), ..d.clone() };
+        assert!(((of(&slow, a).0 - kernel) / (of(&d, a).0 - kernel) - 2.0).abs() < 1e-9);
+        assert!(((of(&slow, a).1 - kernel) / (of(&d, a).1 - kernel) - 1.4).abs() < 1e-9);
         let time = |a: Attention| a.seconds(&d, 0.5, Precision::Bf16).expect("bf16").0;
         let one = Attention { rows: 1.0, heads: 1.0, queries: 128.0, ..a };
         assert!(time(one) * (4.0 * 32.0 * 64.0) > 10.0 * time(a));

@@ -111,7 +111,8 @@ impl Question<'_> {
         if let Kernels::Flash(_) = self.job.attention {
             let share = self.job.attention.share(d)? * ring;
             let seen = if self.stack.even { 0.5 } else { 1.0 - 0.5 / l.cp as f64 };
-            let a = Attention { rows, heads, queries, keys: seq, width, values: value, seen };
+            let (values, computed) = (value, seen);
+            let a = Attention { rows, heads, queries, keys: seq, width, values, seen, computed };
             (out.forward.attention, out.input.attention) = a.seconds(d, share, wide)?;
         } else {
             let batch = rows * heads;

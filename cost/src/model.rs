@@ -37,8 +37,9 @@ pub struct Experts {
 /// Multi-head latent attention (DeepSeek-V2, 2024, section 2.1).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Latent {
-    /// Width of what queries, and keys and values, come from.
-    pub query_rank: usize,
+    /// Width of the vector that queries come from; `None`: they come from what enters.
+    pub query_rank: Option<usize>,
+    /// Width of the vector that keys and values come from.
     pub kv_rank: usize,
     /// Of a head: without and with rotary embedding, and of a value.
     pub plain: usize,
@@ -49,7 +50,7 @@ pub struct Latent {
 impl Latent {
     /// Of DeepSeek-V3 (its config.json).
     pub const V3: Latent =
-        Latent { query_rank: 1536, kv_rank: 512, plain: 128, rotary: 64, value: 128 };
+        Latent { query_rank: Some(1536), kv_rank: 512, plain: 128, rotary: 64, value: 128 };
 }
 
 impl Sizes {
@@ -78,10 +79,11 @@ impl Sizes {
                 vec![((heads + 2.0 * kv) * d, h, Cut::Columns), (h, heads * d, Cut::Rows)]
             }
             Some(l) => {
-                let (q, kv) = (l.query_rank as f64, l.kv_rank as f64);
+                let kv = l.kv_rank as f64;
+                let (down, q) = l.query_rank.map_or((0.0, h), |q| (q as f64, q as f64));
                 let (plain, rotary, value) = (l.plain as f64, l.rotary as f64, l.value as f64);
                 vec![
-                    (q + kv + rotary, h, Cut::Whole),
+                    (down + kv + rotary, h, Cut::Whole),
                     (heads * (plain + rotary), q, Cut::Columns),
                     (heads * (plain + value), kv, Cut::Columns),
                     (h, heads * value, Cut::Rows),

@@ -21,6 +21,7 @@ pub use checkpoint::save::{
     DUMP, NamedTensor, Written, check_target, save, whole_tensors, write_each, write_tensors,
 };
 pub use checkpoint::{Checkpoint, Entry};
+pub use family::LatentSizes;
 
 use config::Config;
 use serde::{Deserialize, Serialize};
@@ -146,7 +147,7 @@ pub struct ExpertFacts {
     pub shared: usize,
 }
 
-/// What a family makes of a config beside [`Facts`]: its MLP, and how experts are chosen, weighed and balanced.
+/// What a family makes of a config beside [`Facts`]: its MLP, latent attention, and how experts are chosen, weighed and balanced.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Gating {
     /// The MLP has a gate.
@@ -161,6 +162,8 @@ pub struct Gating {
     pub aux: Option<f64>,
     /// Coefficient of the z-loss of routers; `None`: there is none.
     pub z: Option<f64>,
+    /// Sizes of latent attention; `None`: queries, keys and values come from what enters.
+    pub latent: Option<LatentSizes>,
 }
 
 /// A model as the passes take it.
@@ -246,6 +249,7 @@ pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<
         normed: r.normed.is_some(),
         aux: r.aux,
         z: r.z,
+        latent: arch.latent,
     })
 }
 

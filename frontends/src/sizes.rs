@@ -11,7 +11,7 @@ use crate::family::{
 };
 use crate::rope::{self, Rope};
 use crate::{Balance, ExpertFacts, Facts, Shape};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::plan::{Dropout, Mode};
 
@@ -31,8 +31,9 @@ pub(crate) struct Arch {
     pub padding: Option<usize>,
     /// Added to the mean square in norms.
     pub eps: f64,
-    /// Rates of dropout of embeddings, and of what blocks add to the residual stream.
-    pub dropout: [f64; 2],
+    /// Rates of dropout of embeddings, of what blocks add to the residual stream, and of probabilities of
+    /// attention.
+    pub dropout: [f64; 3],
     /// Standard deviation of initial weights.
     pub std: f64,
     /// `None` for learned positions.
@@ -85,7 +86,7 @@ impl Arch {
         check_products(c, &facts, latent, shape)?;
         let dropout = match shape.mode {
             Mode::Train => dropout(f, c, shape.dropout, warnings)?,
-            Mode::Infer => [0.0; 2],
+            Mode::Infer => [0.0; 3],
         };
         let std = c.number_if("initializer_range")?.unwrap_or(0.02);
         if std < 0.0 {
@@ -392,8 +393,8 @@ fn routing(e: &Experts, c: &Config, facts: Option<&ExpertFacts>, shape: &Shape) 
     }
 }
 
-/// Rates of dropout of embeddings and of what blocks add to the residual stream.
-fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> Result<[f64; 2]> {
+/// Rates of dropout of embeddings, of what blocks add to the residual stream, and of attention.
+fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> Result<[f64; 3]> {
     let keys = f.keys.dropout;
     let rate = |key: Option<(&str, f64)>| -> Result<f64> {
         let Some((key, absent)) = key else { return Ok(0.0) };
@@ -403,17 +404,9 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
         }
     };
     match asked {
-        Dropout::Rate(p) => Ok([p; 2]),
+        Dropout::Rate(p) => Ok([p; 3]),
         Dropout::Config => {
-            let (key, _) = keys.attention;
-            let p = rate(Some(keys.attention))?;
-            if p == 0.0 {
-                return Ok([rate(keys.embedding)?, rate(keys.residual)?]);
-            }
-            let what = format!("dropout {p} of the probabilities of attention is not built yet");
-            let help =
-                format!("set `{key}` to 0.0, or use --dropout 0.1, which leaves attention alone");
-            Err(Diag::new("not-built", what).at(c.place(key)).help(help).exit(Exit::Unsupported))
+            Ok([rate(keys.embedding)?, rate(keys.residual)?, rate(Some(keys.attention))?])
         }
         Dropout::Nothing => {
             for (key, _) in keys.all() {
@@ -422,7 +415,7 @@ fn dropout(f: &Family, c: &Config, asked: Dropout, warnings: &mut Vec<Diag>) -> 
                 let help = format!("use --dropout config, or set `{key}` to 0.0");
                 warnings.push(Diag::new("dropout-ignored", what).at(c.place(key)).help(help));
             }
-            Ok([0.0; 2])
+            Ok([0.0; 3])
         }
     }
 }

@@ -203,6 +203,21 @@ pub struct Draw {
     pub out: View,
 }
 
+/// Dropout of probabilities, by the place of the query, the number of the head and the position of the key.
+#[derive(Clone, PartialEq, Debug)]
+pub struct KeptAt {
+    /// The probability with which one is kept.
+    pub rate: f64,
+    /// The stream's number.
+    pub stream: u64,
+    /// i32: the seed in two halves and the step, adjacent.
+    pub run: View,
+    /// i32, of `[b, query]`.
+    pub place: View,
+    /// The number of this rank's first head.
+    pub first_head: usize,
+}
+
 /// Sizes of attention: `groups · repeat` query heads over `groups` key-value heads.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Heads {
@@ -223,6 +238,8 @@ pub struct Heads {
     pub mask: crate::ops::Mask,
     /// f32, of each head, adjacent: so many times the distance is taken off a score.
     pub slopes: Option<View>,
+    /// Which probabilities are 0 at random.
+    pub kept: Option<KeptAt>,
     /// Queries treated at once: a matrix of scores has so many rows.
     pub rows: usize,
     /// i32 positions, adjacent.

@@ -69,10 +69,7 @@ impl Draws {
         let uniform = |w: u32| (f64::from(w >> 9) + 0.5) / 8_388_608.0;
         match self.from {
             Distribution::Keep(_) if self.step == 0 => 1.0,
-            Distribution::Keep(p) => {
-                let kept = u64::from(words(index / 4)[index as usize % 4]) < self.from.threshold();
-                if kept { 1.0 / p } else { 0.0 }
-            }
+            Distribution::Keep(p) => self.kept(words(index / 4)[index as usize % 4], p),
             Distribution::Uniform => uniform(words(index / 4)[index as usize % 4]),
             // Box and Muller, 1958.
             Distribution::Normal => {
@@ -80,6 +77,41 @@ impl Draws {
                 let turn = 2.0 * std::f64::consts::PI * uniform(w[i + 1]);
                 (-2.0 * uniform(w[i]).ln()).sqrt() * turn.cos()
             }
+        }
+    }
+}
+
+impl Draws {
+    /// 1/p where a word says that something is kept, else 0.
+    fn kept(&self, word: u32, p: f64) -> f64 {
+        if u64::from(word) < self.from.threshold() { 1.0 / p } else { 0.0 }
+    }
+
+    /// True if everything is kept: at step 0.
+    pub fn keeps_all(&self) -> bool {
+        self.step == 0
+    }
+
+    /// Calls `f` with the index of each key and what its probability is multiplied by, for the query at a
+    /// place in a head; a key is named by its position. Of [`Distribution::Keep`]; any other keeps all.
+    pub fn of_keys(
+        &self,
+        [place, head]: [u32; 2],
+        keys: impl IntoIterator<Item = i32>,
+        mut f: impl FnMut(usize, f64),
+    ) {
+        let Distribution::Keep(p) = self.from else { return };
+        // Keys of four adjacent positions share the words of one block.
+        let mut known: Option<(u32, [u32; 4])> = None;
+        for (i, key) in keys.into_iter().enumerate() {
+            let (block, word) = (key as u32 / 4, key as usize % 4);
+            let words = match known {
+                Some((own, words)) if own == block => words,
+                // A last word that is not 0: streams of `at` have others.
+                _other => philox([block, place, self.step, head.wrapping_add(1)], self.key),
+            };
+            known = Some((block, words));
+            f(i, if self.keeps_all() { 1.0 } else { self.kept(words[word], p) });
         }
     }
 }
@@ -160,6 +192,36 @@ mod tests {
             Draws::new(Distribution::Uniform, stream("u"), [7, 1, 1]).at(1, 2),
         ];
         assert!(other.iter().all(|x| *x != uniform.at(1, 2)), "{other:?}");
+    }
+
+    /// Probabilities of attention: the rate within 4 deviations; each is that of its query, head and key,
+    /// in whatever order keys come; no two heads, queries or steps are alike.
+    #[test]
+    fn draws_of_keys() {
+        let (p, n) = (0.8, 4096);
+        let own = |at: [u32; 2], step| {
+            let draws = Draws::new(Distribution::Keep(p), stream("h.0"), [7, 0, step]);
+            let mut all = vec![];
+            draws.of_keys(at, 0..n, |_, x| all.push(x));
+            all
+        };
+        let one = own([3, 1], 1);
+        assert!(one.iter().all(|x| *x == 0.0 || *x == 1.25));
+        let kept = one.iter().filter(|x| **x != 0.0).count() as f64;
+        let deviation = (p * (1.0 - p) * f64::from(n)).sqrt();
+        assert!((kept - p * f64::from(n)).abs() < 4.0 * deviation, "{kept}");
+        // Of two that are independent, so many differ.
+        let differ = 2.0 * p * (1.0 - p);
+        for other in [own([3, 0], 1), own([3, 2], 1), own([4, 1], 1), own([3, 1], 2)] {
+            let unlike = one.iter().zip(&other).filter(|(a, b)| a != b).count() as f64;
+            let deviation = (differ * (1.0 - differ) * f64::from(n)).sqrt();
+            assert!((unlike - differ * f64::from(n)).abs() < 4.0 * deviation, "{unlike}");
+        }
+        let draws = Draws::new(Distribution::Keep(p), stream("h.0"), [7, 0, 1]);
+        let mut turned = vec![0.0; one.len()];
+        draws.of_keys([3, 1], (0..n).rev(), |i, x| turned[one.len() - 1 - i] = x);
+        assert_eq!(turned, one);
+        assert!(own([3, 1], 0).iter().all(|x| *x == 1.0));
     }
 
     #[test]

@@ -20,7 +20,7 @@
 
 use crate::options::Fuse;
 use crate::step::combine::BUCKET_BYTES;
-use shardc_ir::func::{Func, FusedWithNext, Node, Value};
+use shardc_ir::func::{Func, FuncKind, FusedWithNext, Node, Value};
 use shardc_ir::group::{HorizontalFusion, IterationSpace, Launch, Roles, launches};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{FusionClass, Kind, Op};
@@ -140,6 +140,9 @@ impl<'a> Groups<'a> {
         for i in 0..count {
             g.accumulate(i);
         }
+        if fuse == Fuse::Yes {
+            (0..count).for_each(|i| g.sum_of_chunks(i));
+        }
         for i in 0..count {
             g.visit(i);
         }
@@ -154,13 +157,37 @@ impl<'a> Groups<'a> {
     fn accumulate(&mut self, i: usize) {
         let n = &self.f.nodes[i];
         let (Op::Add(_), &[_, second]) = (&n.op, &n.ins[..]) else { return };
-        let Some(m) = self.maker[second.0 as usize] else { return };
-        if self.readers[second.0 as usize][..] != [i] || self.result[second.0 as usize] {
-            return;
-        }
+        let Some(m) = self.made_for(second, i) else { return };
         let pair = [self.f.nodes[m].clone(), self.f.nodes[i].clone()];
         if self.roles.accumulates(&pair) {
             self.merge(m, i);
+        }
+    }
+
+    /// The maker of a value that only this node reads.
+    fn made_for(&self, v: Value, reader: usize) -> Option<usize> {
+        let alone = self.readers[v.0 as usize][..] == [reader] && !self.result[v.0 as usize];
+        self.maker[v.0 as usize].filter(|_| alone)
+    }
+
+    /// In forward gradients are those of a loss in chunks: a product, its cast and the sum over chunks are one
+    /// kernel, so that no chunk's product waits for the sum.
+    fn sum_of_chunks(&mut self, i: usize) {
+        let (f, n) = (self.f, &self.f.nodes[i]);
+        let casts = |i: usize| f.nodes[i].op.facts().kind == Kind::Conversion;
+        let of_chunk = f.kind == FuncKind::Forward && f.name(n.outs[0]).grad;
+        let cast = match (&n.op, n.ins.last()) {
+            (Op::Add(_), Some(&v)) => self.made_for(v, i).filter(|&c| casts(c)),
+            _ => Some(i).filter(|&c| casts(c)),
+        };
+        let Some(c) = cast.filter(|_| of_chunk) else { return };
+        let Some(m) = self.made_for(f.nodes[c].ins[0], c) else { return };
+        let all = if c == i { vec![m, c] } else { vec![m, c, i] };
+        if self.roles.epilogue(all.iter().map(|&i| &f.nodes[i])).is_some() {
+            for x in all.windows(2) {
+                let [a, b] = [x[0], x[1]].map(|i| self.of[i]);
+                let _ = a == b || self.merge(a, b);
+            }
         }
     }
 

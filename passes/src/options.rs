@@ -268,6 +268,8 @@ pub struct Options {
     pub balance: Balance,
     /// What backward computes again.
     pub recompute: Recompute,
+    /// Chunks of tokens in which the loss and its gradients are made; 1: all tokens at once.
+    pub loss_chunks: usize,
     /// How attention sees the tokens of other ranks of `cp`.
     pub cp_mode: CpMode,
     /// Which tokens a rank of `cp` has; `None`: zigzag in a ring, else contiguous.
@@ -351,6 +353,7 @@ impl Default for Options {
             moe: Buffers::default(),
             balance: Balance::default(),
             recompute: Recompute::default(),
+            loss_chunks: 1,
             cp_mode: CpMode::default(),
             cp_split: None,
             tp_mode: TpMode::default(),

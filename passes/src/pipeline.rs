@@ -42,7 +42,7 @@ const fn pass(name: &'static str, from: Phase, to: Phase, run: fn(&mut State) ->
 }
 
 /// The passes, in order: the only list of them.
-pub static PASSES: [Pass; 20] = {
+pub static PASSES: [Pass; 21] = {
     use Phase::{Differentiated, Ranked, Sharded, Source, Staged, Step};
     [
         pass("rewrite", Source, Source, |s| s.rewrite()),
@@ -52,6 +52,7 @@ pub static PASSES: [Pass; 20] = {
         pass("propagate", Source, Sharded, |s| s.propagate()),
         pass("partition", Sharded, Ranked, |s| s.partition()),
         pass("differentiate", Ranked, Differentiated, |s| s.differentiate()),
+        pass("chunk-loss", Differentiated, Differentiated, |s| s.chunk_loss()),
         pass("summa", Differentiated, Differentiated, |s| s.summa()),
         pass("ragged", Differentiated, Differentiated, |s| s.ragged()),
         pass("split", Differentiated, Staged, |s| s.split()),

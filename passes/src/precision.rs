@@ -44,6 +44,11 @@ fn deciding(f: &Func) -> Vec<bool> {
     decides
 }
 
+/// The last operand of floats.
+fn gates(f: &Func, n: &Node) -> usize {
+    n.ins.iter().rposition(|&v| f.ty(v).dtype.is_float()).unwrap_or(0)
+}
+
 /// Values that products alone take, now or after moves.
 fn for_products(f: &Func) -> Vec<bool> {
     let mut only = vec![None; f.values.len()];
@@ -54,7 +59,7 @@ fn for_products(f: &Func) -> Vec<bool> {
         for (i, v) in n.ins.iter().enumerate() {
             let takes = match wants {
                 Wants::Half => true,
-                Wants::Gated => i + 1 < n.ins.len(),
+                Wants::Gated => i < gates(f, n),
                 Wants::Wide | Wants::Decides => false,
                 Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => moved,
             };
@@ -103,7 +108,7 @@ pub fn precision(f: &mut Func) {
         if wants == Wants::HalfFirst {
             n.ins[0] = p.cast(f, n.ins[0], DType::BF16, n.scope);
         }
-        let gates = if wants == Wants::Gated { n.ins.len() - 1 } else { n.ins.len() };
+        let gates = if wants == Wants::Gated { gates(f, &n) } else { n.ins.len() };
         let routes = wants == Wants::Half && n.outs.iter().any(|o| decides[o.0 as usize]);
         for (i, v) in n.ins.iter_mut().enumerate() {
             let Some(to) = to.filter(|_| f.ty(*v).dtype.is_float()) else { continue };

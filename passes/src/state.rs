@@ -1,5 +1,6 @@
 //! What passes act on, and each pass as a step of it.
 
+use crate::autodiff::chunks::chunk_loss;
 use crate::autodiff::differentiate::differentiate;
 use crate::autodiff::split::{split, split_forward};
 use crate::checks::{differentiable, trains};
@@ -28,7 +29,7 @@ use crate::warnings::warnings;
 use crate::window::ragged::ragged;
 use crate::window::ring::ring;
 use crate::window::summa::summa;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::phase::Phase;
@@ -210,6 +211,24 @@ impl<'a> State<'a> {
         trains(&joint, self.o)?;
         self.m.funcs.push(joint);
         Ok(true)
+    }
+
+    pub fn chunk_loss(&mut self) -> Changed {
+        let asked = self.trains() && self.o.loss_chunks > 1;
+        if asked {
+            let (mesh, joint) = (&self.m.mesh, &mut self.m.funcs[0]);
+            chunk_loss(mesh, joint, self.o.loss_chunks).map_err(|why| {
+                Diag::new(
+                    "not-built",
+                    format!("the loss of this model is not made in chunks: {why}"),
+                )
+                .at(format!("--loss-chunks {}", self.o.loss_chunks))
+                .rule("from one product with a weight on, each token is worked on for itself")
+                .help("compile without --loss-chunks")
+                .exit(Exit::Unsupported)
+            })?;
+        }
+        Ok(asked)
     }
 
     pub fn summa(&mut self) -> Changed {

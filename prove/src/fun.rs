@@ -67,7 +67,7 @@ impl std::fmt::Display for Pattern {
 }
 
 /// Constants of attention.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Scores {
     pub scale: Real,
     /// How far before a query keys are seen, and how far behind it; `None`: at any distance.
@@ -77,6 +77,8 @@ pub struct Scores {
     pub softcap: Option<Real>,
     /// An operand behind the others has a slope for each head.
     pub slopes: bool,
+    /// The run and places of queries follow: some probabilities are 0 at random, by this rate and stream.
+    pub kept: Option<(Real, Arc<str>)>,
 }
 
 /// A piece of a dim that is cut `of` ways.
@@ -90,6 +92,26 @@ pub struct Cut {
 
 impl Cut {
     pub const ANY: usize = usize::MAX;
+}
+
+/// Of a dim that is `ways` pieces of `own` elements, the same `len` elements of each piece, from `start`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Chunk {
+    pub dim: usize,
+    pub ways: usize,
+    pub own: usize,
+    /// [`Chunk::ANY`] stands for one that is not said.
+    pub start: usize,
+    pub len: usize,
+}
+
+impl Chunk {
+    pub const ANY: usize = usize::MAX;
+
+    /// Where the element at a place of the chunk is in the whole.
+    pub fn of(self, place: usize) -> usize {
+        place / self.len * self.own + self.start + place % self.len
+    }
 }
 
 /// Places of a dim, from `start`, `step` apart.
@@ -150,6 +172,7 @@ pub enum Fun {
     /// With an index of padding, to which nothing is added.
     Put(Pattern, Option<usize>),
     Narrow(Places),
+    Chunk(Chunk),
     Widen(Places),
     /// Along a dim.
     Concat(usize),
@@ -164,8 +187,8 @@ pub enum Fun {
     Merge,
     TopK(Pattern, usize),
     Route {
-        groups: usize,
-        experts: usize,
+        /// Groups, and experts of a group.
+        groups: [usize; 2],
         rows: usize,
         capacity: Option<usize>,
     },
@@ -221,6 +244,9 @@ impl Fun {
                 write!(s, "; softcap={c:?}").expect("a String takes all text");
             }
             s += if c.slopes { "; slopes" } else { "" };
+            if let Some((rate, stream)) = &c.kept {
+                write!(s, "; kept={rate:?} {stream}").expect("a String takes all text");
+            }
             s + "]"
         };
         let but = |padding: Option<usize>| {
@@ -253,6 +279,9 @@ impl Fun {
             Fun::Take(p, padding) => s += &format!("take[{p}{}]", but(*padding)),
             Fun::Put(p, padding) => s += &format!("put[{p}{}]", but(*padding)),
             Fun::Narrow(at) => s += &format!("narrow[{at}]"),
+            Fun::Chunk(Chunk { dim, ways, own, start, len }) => {
+                s += &format!("chunk[dim={dim}; start={start}; len={len} of {ways} times {own}]");
+            }
             Fun::Widen(at) => s += &format!("widen[{at}]"),
             Fun::Concat(dim) => s += &format!("concat[dim={dim}]"),
             Fun::Rope { adjacent } => s += if *adjacent { "rope[adjacent]" } else { "rope" },
@@ -260,7 +289,7 @@ impl Fun {
             Fun::AttentionGrad(c) => s += &scores("attention_grad", c),
             Fun::Merge => s += "merge_attention",
             Fun::TopK(p, k) => s += &format!("top_k[{p}; {k}]"),
-            Fun::Route { groups, experts, rows, capacity } => {
+            Fun::Route { groups: [groups, experts], rows, capacity } => {
                 s += &format!("route[g={groups},e={experts}; rows={rows}; capacity={capacity:?}]");
             }
             Fun::Dispatch => s += "dispatch",

@@ -9,6 +9,7 @@
 //! Of the compiler this uses the text, the list of ops with their letters, and the mesh: never how types
 //! are inferred, gradients built, programs changed, or ops evaluated. A test reads the sources for it.
 
+pub mod chunk;
 pub mod expand;
 pub mod field;
 pub mod fun;

@@ -11,7 +11,7 @@ use crate::term::{Node, Store, Term};
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::{self, Op, rope::Pairs};
 use shardc_ir::rule::{Dims, Rule};
-use shardc_ir::types::Type;
+use shardc_ir::types::{DType, Type};
 
 /// Letters of an operand, one per dim.
 pub fn letters(dims: &Dims) -> Result<Vec<Letter>, String> {
@@ -29,24 +29,44 @@ fn coef(x: f64) -> Result<Coef, String> {
     Coef::of(x).ok_or_else(|| format!("{x} is not a number of the reals"))
 }
 
+/// A dim of the first operand; one that is not named is its last.
+fn along(ins: &[&Type], dim: usize) -> Result<usize, String> {
+    let rank = ins.first().map_or(0, |t| t.rank());
+    let dim = if dim == usize::MAX { rank.checked_sub(1) } else { Some(dim) };
+    let known = dim.filter(|d| *d < rank);
+    known.ok_or_else(|| format!("a tensor of {rank} dims has no such dim"))
+}
+
+fn places(ins: &[&Type], dim: usize, start: usize, step: usize) -> Result<Places, String> {
+    Ok(Places { dim: along(ins, dim)?, start, step: step.max(1) })
+}
+
+/// How attention weighs its keys.
+fn scores(k: &ops::Attention) -> Scores {
+    let ops::Attention { scale, mask: ops::Mask { left, right, chunk }, softcap, slopes, kept } = k;
+    let of = |ops::Kept { rate, stream }: &ops::Kept| (Real::new(*rate), stream.0.clone());
+    Scores {
+        scale: Real::new(*scale),
+        sides: [*left, *right],
+        chunk: *chunk,
+        softcap: softcap.map(Real::new),
+        slopes: *slopes,
+        kept: kept.as_ref().map(of),
+    }
+}
+
+/// Whole numbers made numbers are a function; rounding is none, on terms.
+fn cast(from: DType, to: DType) -> Result<Option<Fun>, String> {
+    match (from.is_float(), to.is_float()) {
+        (false, true) => Ok(Some(Fun::Number)),
+        (true, true) | (false, false) => Ok(None),
+        (true, false) => Err("a number is made an integer".into()),
+    }
+}
+
 /// The function behind an op that terms do not take apart; `None` for the others. All attributes are
 /// named here: one that is new must be understood.
 pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
-    let scores =
-        |scale: f64, ops::Mask { left, right, chunk }, softcap: Option<f64>, slopes| Scores {
-            scale: Real::new(scale),
-            sides: [left, right],
-            chunk,
-            softcap: softcap.map(Real::new),
-            slopes,
-        };
-    // A dim that is not named is the last one.
-    let along = |dim: usize| {
-        let rank = ins.first().map_or(0, |t| t.rank());
-        let dim = if dim == usize::MAX { rank.checked_sub(1) } else { Some(dim) };
-        let known = dim.filter(|d| *d < rank);
-        known.ok_or_else(|| format!("a tensor of {rank} dims has no such dim"))
-    };
     let pattern = || Pattern::of(&rule(op, ins)).ok_or("a dim is made of several letters");
     Ok(Some(match op {
         Op::Exp(ops::Exp {})
@@ -73,8 +93,8 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::Silu(ops::Silu { beta: Some(beta) }) => Fun::Silu(Real::new(*beta)),
         Op::Clamp(ops::Clamp { lo, hi }) => Fun::Clamp(Real::new(*lo), Real::new(*hi)),
         Op::AtLeast(ops::AtLeast { bound }) => Fun::AtLeast(Real::new(*bound)),
-        Op::Literal(ops::Literal { values }) => {
-            Fun::Literal(values.iter().map(|x| x.to_bits()).collect())
+        Op::Literal(ops::Literal { values: v }) => {
+            Fun::Literal(v.iter().map(|x| x.to_bits()).collect())
         }
         Op::ReduceMax(ops::ReduceMax { rule: _ }) => Fun::Max(pattern()?),
         Op::ReduceMin(ops::ReduceMin { rule: _ }) => Fun::Min(pattern()?),
@@ -85,26 +105,24 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::Take(ops::Take { rule: _, padding }) => Fun::Take(pattern()?, padding.zero()),
         Op::Put(ops::Put { rule: _, sizes: _, padding }) => Fun::Put(pattern()?, padding.zero()),
         Op::Narrow(ops::Narrow { sizes: _, start, dim, step }) => {
-            Fun::Narrow(Places { dim: along(dim.0)?, start: *start, step: step.0.max(1) })
+            Fun::Narrow(places(ins, dim.0, *start, step.0)?)
         }
         Op::Widen(ops::Widen { sizes: _, start, dim, step }) => {
-            Fun::Widen(Places { dim: along(dim.0)?, start: *start, step: step.0.max(1) })
+            Fun::Widen(places(ins, dim.0, *start, step.0)?)
         }
-        Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(dim.0)?),
+        Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(ins, dim.0)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
-        Op::Attention(ops::Attention { scale, mask, softcap, slopes }) => {
-            Fun::Attention(scores(*scale, *mask, *softcap, *slopes))
-        }
-        Op::AttentionGrad(ops::AttentionGrad { scale, mask, softcap, slopes }) => {
-            Fun::AttentionGrad(scores(*scale, *mask, *softcap, *slopes))
+        Op::Attention(k) => Fun::Attention(scores(k)),
+        Op::AttentionGrad(ops::AttentionGrad { scale, mask, softcap, slopes, kept }) => {
+            let (slopes, kept) = (*slopes, kept.clone());
+            let (scale, mask, softcap) = (*scale, *mask, *softcap);
+            Fun::AttentionGrad(scores(&ops::Attention { scale, mask, softcap, slopes, kept }))
         }
         Op::TopK(k @ ops::TopK { rule: _, sizes: _ }) => {
-            let (_, _, n) = k.dims().ok_or("no letter is replaced")?;
-            Fun::TopK(pattern()?, n)
+            Fun::TopK(pattern()?, k.dims().ok_or("no letter is replaced")?.2)
         }
         Op::Route(k @ ops::Route { sizes: _, rows, capacity }) => {
-            let [groups, experts] = k.groups();
-            Fun::Route { groups, experts, rows: *rows, capacity: *capacity }
+            Fun::Route { groups: k.groups(), rows: *rows, capacity: *capacity }
         }
         Op::Dispatch(ops::Dispatch { sizes: _ }) => Fun::Dispatch,
         Op::Combine(ops::Combine {}) => Fun::Combine,
@@ -112,18 +130,12 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::GroupedDot(ops::GroupedDot {}) => Fun::GroupedDot,
         Op::GroupedDotT(ops::GroupedDotT {}) => Fun::GroupedDotT,
         Op::GroupedOuter(ops::GroupedOuter {}) => Fun::GroupedOuter,
-        Op::AdamW(ops::AdamW { beta1, beta2, eps, decay }) => Fun::AdamW {
-            beta1: Real::new(*beta1),
-            beta2: Real::new(*beta2),
-            eps: Real::new(*eps),
-            decay: Real::new(*decay),
-        },
+        Op::AdamW(ops::AdamW { beta1, beta2, eps, decay }) => {
+            let [beta1, beta2, eps, decay] = [beta1, beta2, eps, decay].map(|x| Real::new(*x));
+            Fun::AdamW { beta1, beta2, eps, decay }
+        }
         Op::Sgd(ops::Sgd { decay }) => Fun::Sgd { decay: Real::new(*decay) },
-        Op::Cast(k) => match (ins[0].dtype.is_float(), k.to.is_float()) {
-            (false, true) => Fun::Number,
-            (true, true) | (false, false) => return Ok(None),
-            (true, false) => return Err("a number is made an integer".into()),
-        },
+        Op::Cast(ops::Cast { to }) => return cast(ins[0].dtype, *to),
         Op::Add(_)
         | Op::Sub(_)
         | Op::Mul(_)
@@ -318,7 +330,9 @@ fn rows(s: &mut Store, t: Term, counts: Term) -> Term {
 
 /// The counts of the `route` that made these slots.
 fn counts_of(s: &mut Store, slot: Term) -> Option<Term> {
-    let Node::Apply(f @ Fun::Route { groups, experts, .. }, args, 0) = s.node(slot).clone() else {
+    let Node::Apply(f @ Fun::Route { groups: [groups, experts], .. }, args, 0) =
+        s.node(slot).clone()
+    else {
         return None;
     };
     let shards = s.shape(slot)[0];

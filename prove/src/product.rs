@@ -50,6 +50,9 @@ impl Store {
                 size(l, n)?;
             }
         }
+        if let Some(chunk) = self.product_of_chunks(factors, out, shape)? {
+            return Ok(chunk);
+        }
         let mut flat = Flat { factors: vec![], sizes, coef: Coef::ONE, next: FRESH };
         for (t, letters) in factors {
             self.flatten(&mut flat, *t, letters);

@@ -32,8 +32,8 @@ pub struct Around {
 const KEYS: [&[usize]; 2] = [&[1, 2, 4], &[1, 2, 7]];
 /// Those that are positions: their tokens are dim 0, those of others dim 1.
 const POSITIONS: [&[usize]; 2] = [&[3, 4], &[6, 7]];
-/// From here on they are of heads, and of no tokens.
-const HEADS: [usize; 2] = [5, 8];
+/// From here on they are of no tokens, but for places of queries, the last if weights are dropped.
+const BEHIND: [usize; 2] = [5, 8];
 /// The dim of queries, keys and values that tokens stand in.
 const TOKENS: usize = 1;
 
@@ -193,7 +193,8 @@ impl Store {
         let mut shifts: BTreeMap<bool, usize> = BTreeMap::new();
         let mut wholes = vec![];
         for (i, &t) in args.iter().enumerate() {
-            if i >= HEADS[which] {
+            let drops = matches!(&f, Fun::Attention(c) | Fun::AttentionGrad(c) if c.kept.is_some());
+            if i >= BEHIND[which] && !(drops && i + 1 == args.len()) {
                 if self.mentions(t).has(Mentions::BLOCK) {
                     return None;
                 }

@@ -55,6 +55,8 @@ impl Mentions {
     pub const BLOCK: Mentions = Mentions(4);
     /// Pieces of a dim, or places of them.
     pub const PIECE: Mentions = Mentions(8);
+    /// Chunks of a dim.
+    pub const CHUNK: Mentions = Mentions(16);
 
     pub fn has(self, o: Mentions) -> bool {
         self.0 & o.0 != 0
@@ -175,6 +177,7 @@ impl Store {
                 match f {
                     Fun::Block { .. } => of.with(Mentions::BLOCK),
                     Fun::Piece(_) | Fun::Place(_) => of.with(Mentions::PIECE),
+                    Fun::Chunk(_) => of.with(Mentions::CHUNK),
                     // What is summed is no longer that of one microbatch.
                     Fun::Microbatches => Mentions(of.0 & !Mentions::MICROBATCH.0),
                     _same => of,
@@ -190,6 +193,9 @@ impl Store {
 
     /// Result `out` of a function.
     pub fn apply(&mut self, f: Fun, args: &[Term], out: u8, shape: &[usize]) -> Term {
+        if let Some(known) = self.of_chunks(&f, args, out, shape) {
+            return known;
+        }
         self.put(Node::Apply(f, args.into(), out), shape)
     }
 
@@ -236,6 +242,9 @@ impl Store {
         if let Some(joined) = self.join_pieces(&sum) {
             return self.sum(&joined, shape);
         }
+        if let Some(joined) = self.join_chunks(&sum) {
+            return self.sum(&joined, shape);
+        }
         match sum[..] {
             [(Coef::ONE, t)] => t,
             _ => self.put(Node::Sum(sum.into()), shape),
@@ -272,7 +281,12 @@ impl Store {
             }
             Node::Product(f) if f.is_empty() => self.fill(Coef::ONE, to),
             Node::Leaf(_) | Node::Apply(..) | Node::Product(_) => {
-                self.apply(Fun::Reshape, &[t], 0, to)
+                let chunk = match self.node(t) {
+                    Node::Apply(Fun::Chunk(c), of, _) => Some((*c, of[0])),
+                    _whole => None,
+                };
+                let cut = chunk.and_then(|(c, whole)| self.reshape_chunk(c, whole, to));
+                cut.unwrap_or_else(|| self.apply(Fun::Reshape, &[t], 0, to))
             }
         }
     }

@@ -12,12 +12,13 @@ use crate::product::{Stored, keep, multiply};
 use crate::team;
 use rows::Seen;
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
+use shardc_ir::rng::{Distribution, Draws};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Queries of a block.
-const QUERIES: usize = 96;
+/// Queries of a block of attention.
+pub const QUERIES: usize = 96;
 /// Keys of a block.
 const KEYS: usize = 384;
 
@@ -32,6 +33,8 @@ struct Call<'a> {
     memory: &'a [*mut f32],
     q_pos: &'a [i32],
     k_pos: &'a [i32],
+    /// What is dropped, if something is.
+    draws: Option<Draws>,
 }
 
 /// A head of a sequence, and the keys' group that it belongs to.
@@ -46,17 +49,43 @@ impl<'a> Call<'a> {
     /// # Safety
     /// `memory` is valid for everything the kernel reaches.
     unsafe fn new(heads: &'a Heads, memory: &'a [*mut f32]) -> Call<'a> {
-        let positions = |v: &View, n: usize| {
+        let ints = |v: &View, n: usize| {
             let at = memory[v.operand].wrapping_add(v.offset).cast::<i32>().cast_const();
             // SAFETY: by the caller.
             unsafe { std::slice::from_raw_parts(at, n) }
         };
+        let draws = heads.kept.as_ref().map(|k| {
+            let run = ints(&k.run, 3);
+            Draws::new(Distribution::Keep(k.rate), k.stream, [0, 1, 2].map(|i| run[i] as u32))
+        });
         Call {
             heads,
             memory,
-            q_pos: positions(&heads.q_pos, heads.queries),
-            k_pos: positions(&heads.k_pos, heads.keys),
+            q_pos: ints(&heads.q_pos, heads.queries),
+            k_pos: ints(&heads.k_pos, heads.keys),
+            draws: draws.filter(|d| !d.keeps_all()),
         }
+    }
+
+    /// What the probability of each key of a block is multiplied by, if some are dropped.
+    ///
+    /// # Safety
+    /// As for [`Call::new`].
+    unsafe fn kept<'b>(
+        &self,
+        query: usize,
+        p: Place,
+        keys: &Range<usize>,
+        to: &'b mut [f32; KEYS],
+    ) -> &'b [f32] {
+        let (Some(draws), Some(k)) = (&self.draws, &self.heads.kept) else { return &[] };
+        let at = self.memory[k.place.operand].wrapping_add(k.place.at(&[p.batch, query]));
+        // SAFETY: by the caller.
+        let place = unsafe { *at.cast::<i32>() } as u32;
+        let head = (k.first_head + p.head) as u32;
+        let own = self.k_pos[keys.clone()].iter().copied();
+        draws.of_keys([place, head], own, |t, by| to[t] = by as f32);
+        &to[..keys.len()]
     }
 
     /// The slope of a head, if heads have one.
@@ -193,6 +222,7 @@ unsafe fn forward_block(
     // SAFETY: by the caller.
     let slope = unsafe { c.slope(place.head) };
     let (mut max, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0f32; QUERIES]);
+    let mut factors = [1.0; KEYS];
     let q = c.by_query(&k.q, block.start, place);
     // SAFETY: room for the block of outputs.
     unsafe { zero(out, [m, width]) };
@@ -221,6 +251,9 @@ unsafe fn forward_block(
                 y.iter_mut().for_each(|y| *y *= by);
             }
             sums[i] += rows::weigh(x, seen, max[i]);
+            // SAFETY: by the caller.
+            let kept = unsafe { c.kept(block.start + i, place, &keys, &mut factors) };
+            x.iter_mut().zip(kept).for_each(|(x, by)| *x *= by);
         }
         let values = c.by_key(&k.v, keys.start, place);
         // SAFETY: as above; the outputs lie apart.
@@ -321,6 +354,7 @@ unsafe fn backward_block(
 ) {
     let h = c.heads;
     let m = block.len();
+    let mut factors = [1.0; KEYS];
     let d_q = Stored::rows(room.wrapping_add(2 * QUERIES * KEYS), h.width);
     let [q, d_out] = [&k.q, &k.d_out].map(|v| c.by_query(v, block.start, place));
     let product = |size, all, scale, accumulate| {
@@ -346,6 +380,9 @@ unsafe fn backward_block(
                 let (lse, delta) = (*c.at(&k.lse, s, place), *c.at(&k.delta, s, place));
                 (row(p, i, n), row(d_p, i, n), lse, delta)
             };
+            // SAFETY: by the caller.
+            let kept = unsafe { c.kept(s, place, &keys, &mut factors) };
+            d_p.iter_mut().zip(kept).for_each(|(x, by)| *x *= by);
             if let Some(cap) = h.softcap {
                 math::cap_scores(p, cap);
                 math::cap_grad(d_p, p, std::mem::take(&mut delta), cap);
@@ -354,6 +391,7 @@ unsafe fn backward_block(
                 math::take_distances(p, &c.k_pos[keys.clone()], c.q_pos[s], slope);
             }
             rows::grad(p, d_p, c.mask(s, &keys, hidden), [lse, delta, h.scale]);
+            p.iter_mut().zip(kept).for_each(|(x, by)| *x *= by);
         }
         let (to_k, to_v) = (d_k.from(keys.start, 0), d_v.from(keys.start, 0));
         product([n, h.value_width, m], [p.transposed(), d_out, to_v], 1.0, true);
@@ -384,12 +422,13 @@ mod tests {
             softcap: None,
             mask,
             slopes: None,
+            kept: None,
             rows: 1,
             q_pos: View::default(),
             k_pos: View::default(),
             scratch: View::default(),
         };
-        let c = Call { heads: &heads, memory: &[], q_pos: queries, k_pos: keys };
+        let c = Call { heads: &heads, memory: &[], q_pos: queries, k_pos: keys, draws: None };
         let blocks = (0..c.blocks()).map(|i| c.block(i));
         blocks.map(|b| b.len() * c.seen(b).map(|keys| keys.len()).sum::<usize>()).sum()
     }

@@ -39,6 +39,8 @@ mod rows;
 mod team;
 mod wiring;
 
+pub use attention::QUERIES;
+
 pub use batch::{Columns, Numbers};
 pub use flight::{Done, Timing};
 pub use options::{LoadFn, Options, Wanted, fresh};

@@ -6,7 +6,7 @@ mod secret;
 mod store;
 
 use crate::signals;
-use crate::terminal::{note, warn};
+use crate::terminal::{note, say_error, warn};
 use comfy_table::{Table, presets};
 use launcher::Launched;
 use meeting::Meeting;
@@ -27,6 +27,8 @@ use std::time::Duration;
 const START: Duration = Duration::from_secs(120);
 /// Signals so near to each other are one, which the terminal and the launcher have sent.
 const SAME: Duration = Duration::from_millis(500);
+/// Seconds of silence after which a process is lost, unless `--silence` says so.
+const SILENCE: u64 = 30;
 /// Ranks that the table of a job lists.
 const LISTED: usize = 64;
 /// NCCL refuses two ranks on a device unless this is 1.
@@ -41,21 +43,30 @@ enum Links {
 }
 
 /// How the processes of a job connect, as the user wants it.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Default, Debug)]
 #[group(skip)]
 pub struct Connections {
     /// Seconds after which a process that says nothing is lost, and the job ends; a day at most
-    #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub silence: u64,
+    /// [default: 30]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub silence: Option<u64>,
     /// Connect processes of several hosts although they have no secret: whoever reaches process 0's port
     /// can end the job, or take part in it
     #[arg(long)]
     pub insecure_control: bool,
 }
 
-impl Default for Connections {
-    fn default() -> Connections {
-        Connections { silence: 30, insecure_control: false }
+impl Connections {
+    /// A warning for every flag that was given, though nothing is connected.
+    fn without_effect(&self) -> Vec<Diag> {
+        let given =
+            [("--silence", self.silence.is_some()), ("--insecure-control", self.insecure_control)];
+        let warning = |flag: &str| {
+            let message = format!("{flag} changes nothing: ranks are threads of one process");
+            Diag::new("no-effect", message)
+                .help("leave it out, or run with --transport mpi or nccl")
+        };
+        given.iter().filter(|g| g.1).map(|g| warning(g.0)).collect()
     }
 }
 
@@ -83,7 +94,10 @@ pub fn join(transport: Transport, how: &Connections) -> Result<Option<Job>> {
                 .help("run with --transport mpi or nccl, or start 1 process")
                 .exit(Exit::Environment))
         }
-        (Transport::Threads, _) => Ok(None),
+        (Transport::Threads, _) => {
+            warn(&how.without_effect());
+            Ok(None)
+        }
         (Transport::Mpi, launched) => mpi(launched?, how).map(Some),
         (Transport::Nccl, launched) => {
             let launched = launched?.unwrap_or(Launched::alone());
@@ -141,7 +155,7 @@ fn start(
 ) -> Result<(Control, Arc<Alarm>)> {
     let card = format!("{}, pid {}{card}", host(), std::process::id());
     let alarm = Arc::<Alarm>::default();
-    let print = |message: &str| note(message);
+    let print = |message: &str| say_error(message);
     let me = Me { process: l.rank, processes: l.world, card };
     let Meeting { door, leader, secret, .. } = meeting;
     let insecure = how.insecure_control && !secret.is_secret();
@@ -149,7 +163,7 @@ fn start(
         warn(&[no_secret(&far.addresses)
             .why("--insecure-control: whoever reaches it can end this job")]);
     }
-    let silence = Duration::from_secs(how.silence);
+    let silence = Duration::from_secs(how.silence.unwrap_or(SILENCE));
     let terms = Terms { secret, insecure, timeout: START, silence };
     let control = Control::join(&me, door, &leader, terms, alarm.clone(), Box::new(print))?;
     let (wish, end) = (control.clone(), control.clone());
@@ -322,9 +336,22 @@ mod tests {
     #[test]
     fn silence_is_a_second_to_a_day() {
         let read = |s: &str| Flags::try_parse_from(["run", "--silence", s]).map(|f| f.all.silence);
-        assert_eq!((read("1").ok(), read("86400").ok()), (Some(1), Some(86400)));
+        assert_eq!((read("1").ok(), read("86400").ok()), (Some(Some(1)), Some(Some(86400))));
         for bad in ["0", "86401", "18446744073709551615"] {
             assert!(read(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn threads_need_no_connections() {
+        let said = |flags: &[&str]| -> Vec<String> {
+            let all = [&["run"], flags].concat();
+            let how = Flags::try_parse_from(all).unwrap_or_else(|e| panic!("{e}")).all;
+            how.without_effect().into_iter().map(|d| format!("{} {}", d.code, d.message)).collect()
+        };
+        let why = "changes nothing: ranks are threads of one process";
+        assert_eq!(said(&[]), [""; 0]);
+        assert_eq!(said(&["--silence", "30"]), [format!("no-effect --silence {why}")]);
+        assert_eq!(said(&["--silence", "9", "--insecure-control"]).len(), 2);
     }
 }

@@ -7,7 +7,7 @@ use crate::flags::Flags;
 use crate::proof::{Outcome, Prove};
 use crate::report::{Report, bubble_line, bytes, padding_lines};
 use crate::search::advice::advise;
-use crate::terminal::note;
+use crate::terminal::{detail, note};
 use comfy_table::{CellAlignment, Table, presets};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
@@ -54,6 +54,7 @@ pub fn compile(
     } else {
         show(human(plan, &done.stored.family, &done.report));
         note(format!("compiled in {:.1} ms", done.report.compile_ms));
+        done.report.phases.iter().for_each(|p| detail(format!("{:>10.1} ms {}", p.ms, p.name)));
         if let (Some(proof), Some(ms)) = (&done.report.proof, done.report.prove_ms) {
             note(match proof {
                 Outcome::NotTried { .. } => proof.to_string(),

@@ -18,15 +18,19 @@ pub mod report;
 pub mod reshard;
 pub mod run;
 pub mod saving;
+pub mod shell;
 pub mod verify;
 
 use crate::flags::{self, Flags};
 use crate::hub;
+use crate::process::most_memory;
 use crate::proof::Prove;
-use crate::terminal::{show, warn};
+use crate::report::bytes;
+use crate::terminal::{Talk, Volume, detail, show, talk, warn};
 use clap::{Parser, Subcommand, ValueEnum};
 use shardc_ir::diag::{Diag, Result};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// The version, with the commit of a release and the features.
 pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SHARDC_BUILD"), ")");
@@ -51,6 +55,12 @@ pub struct Cli {
     /// Results for people, or as JSON
     #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
     pub format: Format,
+    /// Say also how long it took, and how much memory
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    pub verbose: bool,
+    /// Say nothing but results, warnings and errors
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -92,6 +102,8 @@ pub enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Print completions for a shell: put them where it looks for them
+    Completions { shell: clap_complete::Shell },
     /// Say what this machine has of what commands can use, and how to get the rest
     Doctor,
     /// Turn an archive of torch.export (.pt2) into a model text (.ir)
@@ -143,6 +155,11 @@ pub enum Command {
     },
     /// What two plans differ in: options, memory, exchanges, programs, price; and which option makes it
     Diff(diff::Diff),
+    /// Print the manual page of shardc, or of a command: shardc man run | man -l -
+    Man {
+        /// The command
+        of: Option<String>,
+    },
     /// Time kernels and exchanges on this machine, and write it as a file that --device takes
     Measure(measure::Measure),
     /// Which layouts of a model fit a machine, how long a step takes in each, and where the time goes
@@ -177,12 +194,29 @@ pub enum Command {
 
 /// Runs a command; the exit status.
 pub fn run(cli: Cli) -> Result<i32> {
+    let since = Instant::now();
+    let volume = match (cli.quiet, cli.verbose) {
+        (true, _) => Volume::Quiet,
+        (_, true) => Volume::Verbose,
+        _ => Volume::Normal,
+    };
+    talk(Talk { volume, json: cli.format == Format::Json });
+    let status = command(cli)?;
+    let memory =
+        most_memory().map_or(String::new(), |n| format!(", at most {} of memory", bytes(n)));
+    detail(format!("took {:.2} s{memory}", since.elapsed().as_secs_f64()));
+    Ok(status)
+}
+
+fn command(cli: Cli) -> Result<i32> {
     let json = cli.format == Format::Json;
     match cli.command {
         Command::Check { model, flags } => check::check(&model, *flags, json),
         Command::Compile { model, output, passes, prove, flags } => {
             compile::compile(&model, *flags, output.as_deref(), (&passes, prove), json)
         }
+        Command::Completions { shell } => Ok(shell::completions(shell)),
+        Command::Man { of } => shell::man(of.as_deref()),
         Command::Doctor => doctor::doctor(json),
         Command::Import(how) => import::import(&how),
         Command::Opt { program, pass, output, flags } => {

@@ -4,11 +4,12 @@ use super::price::{lines, time, trust};
 use super::{Format, show};
 use crate::flags::{Flags, bytes_of};
 use crate::machine::device;
+use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
 use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
 use crate::terminal::note;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use shardc_cost::device::{Constant, Device, Provenance};
@@ -54,6 +55,10 @@ pub struct Plan {
     /// Show where the time of a line goes, and what constants it rests on
     #[arg(long, value_name = "LINE")]
     pub explain: Option<usize>,
+    /// Of each line the largest sequence (in steps of 64 tokens where --seq is a multiple of them, else of
+    /// --seq) or microbatch that fits, all else as it is, and what limits it
+    #[arg(long, value_enum)]
+    pub max: Option<Of>,
     /// Folder for the plan of the first line
     #[arg(short, long)]
     pub output: Option<PathBuf>,
@@ -137,10 +142,22 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         let help = format!("a line from 1 to {}", found.fits.len());
         return Err(bad("--explain", &line.to_string(), &help));
     }
+    let of =
+        |of: Of| (of, found.fits.iter().map(|c| largest(of, &asked, &found.input, c)).collect());
+    let most: Option<(Of, Vec<Largest>)> = what.max.map(of);
     match format {
-        Format::Json => show(format!("{}\n", to_json(&asked, &found))),
+        Format::Json => {
+            let mut out = to_json(&asked, &found);
+            if let Some((of, all)) = &most {
+                for (plan, m) in out["plans"].as_array_mut().into_iter().flatten().zip(all) {
+                    plan["largest"] = largest_json(*of, m);
+                }
+            }
+            show(format!("{out}\n"));
+        }
         Format::Human => {
             show(table(&asked, &found));
+            show(most.map_or(String::new(), |(of, all)| largest_text(of, &all)));
             if let Some(line) = what.explain {
                 show(explain(&asked, &found.fits[line - 1]));
             }
@@ -224,6 +241,29 @@ fn table(asked: &Asked, found: &Found) -> String {
         lines.join("\n"),
         100.0 * BAND
     )
+}
+
+fn largest_text(of: Of, all: &[Largest]) -> String {
+    let name = of.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
+    let mut out = format!("\nlargest {name} of each line, by bisection over compiled plans\n");
+    for (i, m) in all.iter().enumerate() {
+        let why = match &m.next {
+            None => "no larger one is tried".to_string(),
+            Some((n, Limit::Memory(peak))) => format!("{n} needs {}", bytes(*peak)),
+            Some((n, Limit::Refused(why))) => format!("{n}: {why}"),
+        };
+        out += &format!("{:>2}  {:>8}  {:>10}  {why}\n", i + 1, m.value, bytes(m.peak));
+    }
+    out
+}
+
+fn largest_json(of: Of, m: &Largest) -> Value {
+    let name = of.to_possible_value().map(|v| v.get_name().to_string());
+    let next = m.next.as_ref().map(|(n, why)| match why {
+        Limit::Memory(peak) => json!({ "value": n, "limit": "memory", "peak_bytes": peak }),
+        Limit::Refused(why) => json!({ "value": n, "limit": "refused", "why": why }),
+    });
+    json!({ "of": name, "value": m.value, "peak_bytes": m.peak, "next": next })
 }
 
 /// The parts that take most, in percent.

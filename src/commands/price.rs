@@ -1,9 +1,12 @@
 //! `shardc price`: seconds of a step, of a compiled plan or of the runs in a table.
 
+mod against;
+
 use super::show;
 use crate::machine::{device, precision, sizes};
 use crate::plan_dir::{self, Stored};
 use crate::terminal::note;
+use against::Against;
 use clap::Args;
 use serde_json::{Value, json};
 use shardc_cost::device::{Device, Provenance};
@@ -27,8 +30,11 @@ pub struct Price {
     /// List every launch and exchange of the plan, with its sizes
     #[arg(long)]
     pub launches: bool,
+    /// Compare with a run of the plan: the file of `run --trace`
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Price the runs of a table (columns as cost/tests/data has them) in place of a plan
-    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "device", "launches"])]
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "device", "launches", "trace"])]
     pub rows: Option<PathBuf>,
     /// File to write the runs' `id,step_s` to; else they are printed
     #[arg(short, long, requires = "rows")]
@@ -45,7 +51,7 @@ const PRICES: FileFormat =
 /// Prices a plan or a table.
 ///
 /// # Errors
-/// `rows`, `device`, and those of reading the plan.
+/// `rows`, `device`, `trace`, and those of reading the plan.
 pub fn price(what: &Price, json: bool) -> Result<i32> {
     if let Some(path) = &what.rows {
         let text = files::read_text(path, MAX_TABLE)?;
@@ -70,13 +76,21 @@ pub fn price(what: &Price, json: bool) -> Result<i32> {
     let device = device(word)?;
     let stored = plan_dir::read(dir)?;
     let priced = plan::price(&stored.plan, &device)?;
+    let against = what.trace.as_deref().map(|file| Against::of(file, &stored, &priced));
+    let against = against.transpose()?;
     if json {
-        show(format!("{}\n", to_json(&stored, &device, &priced, what.launches)));
+        let mut out = to_json(&stored, &device, &priced, what.launches);
+        if let Some(a) = &against {
+            out["trace"] = a.json();
+        }
+        show(format!("{out}\n"));
         return Ok(0);
     }
     show(human(&stored, &device, &priced));
-    if what.launches {
-        show(launches(&stored, &priced));
+    match against {
+        Some(a) => show(a.human(what.launches)),
+        None if what.launches => show(launches(&stored, &priced)),
+        None => {}
     }
     note(trust(&device));
     Ok(0)

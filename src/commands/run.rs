@@ -3,6 +3,7 @@
 mod dump;
 mod feed;
 mod keep;
+mod metrics;
 mod steps;
 mod trace;
 
@@ -21,6 +22,7 @@ use dump::observed;
 pub use dump::parameter;
 use feed::Feed;
 use keep::Keeper;
+use metrics::Metrics;
 use shardc_frontends::import::Opened;
 use shardc_frontends::{Checkpoint, DUMP};
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -30,7 +32,6 @@ use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
 use shardc_runtime::native::Native;
 use shardc_runtime::{Options, Session, Wanted, fresh};
-use std::io::Write;
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,10 @@ pub struct Run {
     /// Write what every rank did, and when, as a trace for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Write what every step came to, an object of JSON a line: loss, learning rate, norm of gradients, time,
+    /// memory; with --resume behind the steps that the file has
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub metrics: Option<PathBuf>,
     /// Seconds a rank may wait for another, and the C compiler may take
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
@@ -203,6 +208,20 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
         return Err(Diag::new("flag", "the CPU's products are our own")
             .at("--products cublaslt")
             .help("add --device cuda, or leave --products out"));
+    }
+    let files = [
+        ("--trace", how.trace.as_deref()),
+        ("--dump", how.dump.as_deref()),
+        ("--metrics", how.metrics.as_deref()),
+        ("--save", how.save.as_deref()),
+    ];
+    let named: Vec<(&str, &Path)> = files.iter().filter_map(|f| Some((f.0, f.1?))).collect();
+    for (i, (flag, file)) in named.iter().enumerate() {
+        if let Some((other, _)) = named[..i].iter().find(|o| o.1 == *file) {
+            return Err(Diag::new("flag", format!("{other} and {flag} write the same file"))
+                .at(format!("{flag} {}", file.display()))
+                .help("give each a file of its own"));
+        }
     }
     let text = [&how.data, &how.eval_data].into_iter().flatten().any(|d| is_text(d));
     if let Some(tokenizer) = how.tokenizer.as_ref().filter(|_| !text) {
@@ -349,9 +368,7 @@ fn save_at_signals(job: Option<&Job>) -> Result<()> {
     }
     let told = |signal| {
         let name = signals::name(signal);
-        let mut err = std::io::stderr();
-        // Nobody may be left to read it.
-        let _ = writeln!(err, "{name}: saving after this step; a second one ends at once");
+        note(format!("{name}: saving after this step; a second one ends at once"));
     };
     signals::handle(Duration::ZERO, told, |s| std::process::exit(signals::status(s)))
 }
@@ -382,6 +399,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let s = &plan.settings;
     let trace = how.trace.as_deref().filter(|_| leads).map(trace::Trace::new).transpose()?;
     how.dump.iter().filter(|_| leads).try_for_each(|file| DUMP.check(file))?;
+    how.metrics.iter().filter(|_| leads).try_for_each(|file| metrics::METRICS.check(file))?;
     let start = match &how.resume {
         None => Start::open(how.weights.as_deref(), plan)?,
         Some(dir) => resume(dir, job)?,
@@ -425,8 +443,10 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         session.finish();
         return Ok(0);
     }
+    let metrics = how.metrics.as_deref().map(|file| Metrics::open(file, done)).transpose()?;
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
+    let stored = &stored;
     let run =
-        Leader { how, stored: &stored, job, table, feed, eval, trace, keeper, session, as_json };
+        Leader { how, stored, job, table, feed, eval, trace, metrics, session, keeper, as_json };
     run.steps(done, steps)
 }

@@ -137,6 +137,7 @@ impl<'a> Export<'a> {
         self.lack(!o.freeze.is_empty(), "parameters that are not trained, by name (--freeze)");
         let kept = o.zero_accumulate != Accumulate::None && o.zero >= 2;
         self.lack(kept, "what is kept whole over microbatches (--zero-accumulate)");
+        self.lack(o.loss_chunks > 1, "a loss in chunks of tokens (--loss-chunks)");
         self.lack(o.balance.rate != 0.0, "biases of routers that move (--moe-bias-rate)");
         // Which element-wise results are saved is the target's own choice: numbers and exchanges are the same.
         let own = matches!(o.recompute, Recompute::None | Recompute::Elementwise);

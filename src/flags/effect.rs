@@ -37,11 +37,12 @@ impl Flags {
         let pp = "the mesh has no pp";
         let word = |given: &Option<String>, word| given.as_deref() == Some(word);
         let priced = o.auto || word(&self.schedule, "search") || word(&self.recompute, "fit");
-        let trained: [(&str, bool); 16] = [
+        let trained: [(&str, bool); 17] = [
             ("--dropout", self.dropout.is_some()),
             ("--zero-accumulate", self.zero_accumulate.is_some()),
             ("--grad-dtype", self.grad_dtype.is_some()),
             ("--recompute", self.recompute.is_some()),
+            ("--loss-chunks", self.loss_chunks.is_some()),
             ("--optimizer", self.optimizer.is_some()),
             ("--lr", self.lr.is_some()),
             ("--lr-schedule", self.lr_schedule.is_some()),
@@ -56,7 +57,8 @@ impl Flags {
             ("--freeze", !self.freeze.is_empty()),
         ];
         let tokens = model.args.iter().any(|a| a.input().is_some_and(|i| i.seq.is_some()));
-        let rows: [Row; 17] = [
+        let auto = self.shard.iter().any(|s| s == "auto");
+        let rows: [Row; 18] = [
             ("--seq", self.seq.is_some(), !tokens, "the model takes no tokens"),
             ("--betas", self.betas.is_some(), trains && sgd, "they are AdamW's"),
             ("--eps", self.eps.is_some(), trains && sgd, "it is AdamW's"),
@@ -69,6 +71,7 @@ impl Flags {
             ("--layers", self.layers.is_some(), one_stage && self.chunks.is_none(), pp),
             ("--speeds", self.speeds.is_some(), one_stage, pp),
             ("--order", self.order.is_some(), axes < 2, "the mesh has fewer than 2 axes"),
+            ("--shard auto", auto, axes == 0, "one rank has nothing to split"),
             ("--cp-mode", self.cp_mode.is_some(), ring_of_nothing(o, attention), NO_ATTENTION),
             ("--hardware", self.hardware.is_some(), !priced, "nothing is chosen by price"),
             ("--moe-bound", self.moe_bound.is_some(), !experts, NO_EXPERTS),

@@ -9,6 +9,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::{Dropout, LrSchedule, Mode};
 use shardc_ir::types::DType;
+use shardc_passes::autodiff::chunks::MOST_CHUNKS;
 use shardc_passes::options::{
     Balance, Buffers, CpMode, CpSplit, Decay, Fuse, Optimizer, Options, TpMode, TpSteps, Transport,
 };
@@ -149,6 +150,12 @@ impl Flags {
         o.freeze.clone_from(&self.freeze);
         if let Some(text) = &self.recompute {
             o.recompute = recompute(text)?;
+        }
+        o.loss_chunks = self.loss_chunks.unwrap_or(1);
+        if !(1..=MOST_CHUNKS).contains(&o.loss_chunks) {
+            return Err(Diag::new("flag", format!("a loss in {} chunks", o.loss_chunks))
+                .at(format!("--loss-chunks {}", o.loss_chunks))
+                .help(format!("use 1 to {MOST_CHUNKS} chunks")));
         }
         self.rate(o)
     }

@@ -13,6 +13,9 @@ const TILES: [[f64; 2]; 7] =
     [[1.0, 1.0], [4.0, 16.0], [8.0, 32.0], [16.0, 32.0], [16.0, 64.0], [32.0, 64.0], [64.0, 64.0]];
 const LOST: [f64; 6] = [0.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
+/// FLOPs of weighing a score that are tried.
+const WEIGHING: [f64; 8] = [0.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+
 /// Largest launch over rows that says what a launch costs, in bytes.
 const SMALL: f64 = 8192.0;
 
@@ -175,31 +178,40 @@ fn products(d: &mut Device, all: &[Sample], p: Precision) {
     }
 }
 
+/// Attention: what weighing a score takes beside its products, by which shares of the peak agree best, and that share.
 fn attention(d: &mut Device, all: &[Sample]) {
-    let mut shares = vec![];
-    for s in all {
-        let Some(Work::Attention { sizes, precision, backward }) = s.work else { continue };
-        if precision != Precision::F32 {
-            continue;
+    let kernel = d.fit.kernel.value;
+    let of = |s: &Sample| match s.work {
+        Some(Work::Attention { sizes, precision: Precision::F32, backward }) => {
+            let took = (s.seconds - kernel).max(0.2 * s.seconds);
+            Some((sizes, backward, took, took * s.calls as f64))
         }
-        // At a share of 1 the price is the kernel's at the peak.
-        let Ok((f, b)) = price(d, sizes) else { continue };
-        let kernel = d.fit.kernel.value;
-        let at_peak = if backward { b } else { f } - kernel;
-        let took = (s.seconds - kernel).max(0.2 * s.seconds);
-        shares.push(((at_peak / took).min(1.0), took * s.calls as f64));
-    }
-    if shares.len() < ENOUGH / 2 {
+        _other => None,
+    };
+    let own: Vec<(Attention, bool, f64, f64)> = all.iter().filter_map(of).collect();
+    if own.len() < ENOUGH / 2 {
         return unknown(d, "attention");
     }
-    let share = middle(shares.clone());
-    let all: Vec<f64> = shares.iter().map(|s| s.0).collect();
-    measured(d, "attention", &all, (share, BY_TIME), "of the peak");
+    let mut best: Option<(f64, f64, f64, Vec<f64>)> = None;
+    for weighing in WEIGHING {
+        let device = Device { weighing: Some(weighing), ..d.clone() };
+        // At a share of 1 the price is the kernel's at the peak.
+        let share = |&(sizes, backward, took, weight): &(Attention, bool, f64, f64)| {
+            let (f, b) = sizes.seconds(&device, 1.0, Precision::F32).ok()?;
+            Some(((if backward { b } else { f } - kernel) / took, weight))
+        };
+        let shares: Vec<(f64, f64)> = own.iter().filter_map(share).collect();
+        let value = middle(shares.clone());
+        let off: f64 = shares.iter().map(|(s, w)| w * (s / value).ln().abs()).sum();
+        if value <= 1.0 && best.as_ref().is_none_or(|b| off < b.0) {
+            best = Some((off, weighing, value, shares.into_iter().map(|s| s.0).collect()));
+        }
+    }
+    let Some((_, weighing, share, shares)) = best else { return unknown(d, "attention") };
+    d.weighing = Some(weighing);
+    d.source.insert("weighing".into(), format!("fitted with attention, {}", today()));
+    measured(d, "attention", &shares, (share, BY_TIME), "of the peak");
     d.attention.insert("flash2".into(), share);
-}
-
-fn price(d: &Device, sizes: Attention) -> shardc_ir::diag::Result<(f64, f64)> {
-    sizes.seconds(d, 1.0, Precision::F32)
 }
 
 /// Bytes that a collective moves by its formula, and ranks that it goes past, of one domain.
@@ -276,6 +288,7 @@ mod tests {
         d.peak.insert(Precision::F32, 5e10);
         d.attention.insert("flash2".into(), 0.15);
         d.fit.gemm.value = 0.8;
+        d.weighing = Some(64.0);
         (d.fit.hbm.value, d.fit.link.value) = (0.7, 0.5);
         (d.fit.kernel.value, d.fit.step.value) = (3e-6, 2e-5);
         d
@@ -307,15 +320,16 @@ mod tests {
                 .take(24)
                 .map(|bytes| Work::Rows { bytes }),
         );
-        for queries in [64.0, 128.0, 256.0, 512.0] {
+        for (queries, width) in [(64.0, 16.0), (128.0, 32.0), (256.0, 64.0), (512.0, 16.0)] {
             let sizes = Attention {
                 rows: 4.0,
                 heads: 8.0,
                 queries,
                 keys: queries,
-                width: 32.0,
-                values: 32.0,
+                width,
+                values: width,
                 seen: 0.5,
+                computed: 0.5 + 48.0 / queries,
             };
             for backward in [false, true] {
                 out.push(Work::Attention { sizes, precision: Precision::F32, backward });
@@ -353,6 +367,7 @@ mod tests {
         });
         assert!((said / took - 1.0).abs() < 0.05, "{said} {took}");
         assert_eq!((&d.tiles, d.short), (&truth.tiles, truth.short));
+        assert_eq!(d.weighing, truth.weighing);
         let measured = [d.fit.gemm, d.fit.hbm, d.fit.link, d.fit.kernel, d.fit.step];
         assert!(measured.iter().all(|c| c.from == Provenance::Measured));
         // Nothing was sent between stages, and nothing over a network.

@@ -6,7 +6,7 @@
 mod fit;
 mod samples;
 
-pub use samples::{Sample, ran, samples};
+pub use samples::{Kernels, Ready, Sample, Step, least_waiting, median, samples};
 
 use serde_json::{Value, json};
 use shardc_cost::device::{Device, Fit, Precision};
@@ -19,8 +19,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Steps of which times are taken, after one that is not.
-const STEPS: usize = 5;
+/// Rounds over all models, so that what else the machine does slows all of them; and steps of each model in a
+/// round of which times are taken, after one that is not.
+const ROUNDS: usize = 3;
+const STEPS: usize = 3;
 
 /// Hidden width, width of the MLP, heads, heads of keys, vocabulary and tokens of the models that run.
 const MODELS: [[usize; 6]; 4] = [
@@ -80,11 +82,19 @@ pub fn measure(ranks: usize, say: &mut dyn FnMut(String)) -> Result<Device> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = (cores / ranks).max(1);
     let mut device = blank(ranks, threads);
-    let mut all: Vec<Sample> = vec![];
     let plans = plans(ranks)?;
-    for (i, plan) in plans.iter().enumerate() {
-        all.extend(samples(plan, &device, threads, STEPS)?);
-        say(format!("{} of {} models, {} launches", i + 1, plans.len(), all.len()));
+    let kernels: Vec<Kernels> = plans.iter().map(Kernels::of).collect::<Result<_>>()?;
+    let mut steps: Vec<Vec<Step>> = vec![vec![]; plans.len()];
+    for round in 1..=ROUNDS {
+        // One after the other: of many ranks not all models have room at once.
+        for (own, out) in kernels.iter().zip(&mut steps) {
+            out.extend(own.start(threads, true)?.steps(STEPS)?);
+        }
+        say(format!("{round} of {ROUNDS} rounds of {} models", plans.len()));
+    }
+    let mut all: Vec<Sample> = vec![];
+    for (plan, steps) in plans.iter().zip(&steps) {
+        all.extend(samples(plan, &device, steps));
     }
     fit::fit(&mut device, &all, ranks, copy(ranks));
     Ok(device)
@@ -101,6 +111,7 @@ fn blank(ranks: usize, threads: usize) -> Device {
         ("sms", source("threads of a rank")),
         ("memory", source("the system's, over the ranks")),
         ("domain", source("the ranks that ran together")),
+        ("queries", "those of our kernel".to_string()),
         ("nic", "a guess: ranks of one process have none".to_string()),
     ]
     .into_iter()
@@ -120,6 +131,8 @@ fn blank(ranks: usize, threads: usize) -> Device {
         full_power: None,
         tiles: Some(vec![[1.0, 1.0, 1.0]]),
         short: Some(0.0),
+        queries: Some(shardc_runtime::QUERIES as u32),
+        weighing: Some(0.0),
         overlaps: false,
         peak: [Precision::F32, Precision::Bf16].into_iter().map(|p| (p, 1e11)).collect(),
         attention: [("flash2".to_string(), 0.3)].into_iter().collect(),

@@ -31,55 +31,81 @@ pub struct Sample {
     pub calls: usize,
 }
 
-/// Seconds of every step after the first one, and what the ranks did in it.
-///
-/// # Errors
-/// Those of making kernels and of running.
-pub fn ran(
-    plan: &Plan,
-    threads: usize,
-    steps: usize,
-    trace: bool,
-) -> Result<Vec<(f64, Vec<Vec<Timing>>)>> {
-    let ranks = plan.module.mesh.ranks();
-    let programs: Vec<Program> =
-        (0..ranks).map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
-    let text = c::print(programs.iter().flatten().flatten());
-    let native = Native::load(&c::compile(&text, TIMEOUT)?, programs.iter())?;
-    let native = Some(Arc::new(native));
-    let options = Options { native, threads, trace, timeout: TIMEOUT, ..Options::default() };
-    let load = fresh(|w: &Weight, at: &[Range<usize>], out: &mut [f32]| {
-        shardc_frontends::init(w, at, plan.settings.seed, out)
-    });
-    let lower = |_: &Plan, rank: usize| Ok(programs[rank].clone());
-    let mut session = Session::new(plan, options, &lower, &load)?;
-    let s = &plan.settings;
-    let ids: Vec<i32> =
-        (0..s.global_batch * s.seq).map(|i| (i * 31 % s.vocab.max(1)) as i32).collect();
-    let mut out = vec![];
-    for step in 1..=steps + 1 {
-        let batch = StepBatch::tokens(&ids, &ids, false);
-        let since = Instant::now();
-        let result = session.step(&batch, 1e-4, step)?;
-        let took = since.elapsed().as_secs_f64();
-        if step > 1 {
-            out.push((took, result.timings));
-        }
-    }
-    Ok(out)
+/// Seconds of a step, and what every rank did in it.
+pub type Step = (f64, Vec<Vec<Timing>>);
+
+/// A plan with the kernels of its ranks.
+pub struct Kernels<'a> {
+    plan: &'a Plan,
+    programs: Vec<Program>,
+    native: Arc<Native>,
 }
 
-/// The launches of all ranks of a plan, timed over some steps. Of a collective that rank counts which waited least
+/// A plan whose ranks wait for steps.
+pub struct Ready {
+    session: Session,
+    batch: StepBatch,
+    steps: usize,
+}
+
+impl Kernels<'_> {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// Those of making kernels, such as `c-compiler`.
+    pub fn of(plan: &Plan) -> Result<Kernels<'_>> {
+        let ranks = plan.module.mesh.ranks();
+        let programs: Vec<Program> =
+            (0..ranks).map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
+        let text = c::print(programs.iter().flatten().flatten());
+        let native = Arc::new(Native::load(&c::compile(&text, TIMEOUT)?, programs.iter())?);
+        Ok(Kernels { plan, programs, native })
+    }
+
+    /// Starts the ranks with fresh weights and so many threads each; with `trace` steps say what ranks did.
+    ///
+    /// # Errors
+    /// Those of starting ranks.
+    pub fn start(&self, threads: usize, trace: bool) -> Result<Ready> {
+        let native = Some(self.native.clone());
+        let options = Options { native, threads, trace, timeout: TIMEOUT, ..Options::default() };
+        let s = &self.plan.settings;
+        let load = fresh(|w: &Weight, at: &[Range<usize>], out: &mut [f32]| {
+            shardc_frontends::init(w, at, s.seed, out)
+        });
+        let lower = |_: &Plan, rank: usize| Ok(self.programs[rank].clone());
+        let session = Session::new(self.plan, options, &lower, &load)?;
+        let ids: Vec<i32> =
+            (0..s.global_batch * s.seq).map(|i| (i * 31 % s.vocab.max(1)) as i32).collect();
+        Ok(Ready { session, batch: StepBatch::tokens(&ids, &ids, false), steps: 0 })
+    }
+}
+
+impl Ready {
+    /// Some steps, after one that wakes threads and fills caches and is not among them.
+    ///
+    /// # Errors
+    /// Those of running.
+    pub fn steps(&mut self, count: usize) -> Result<Vec<Step>> {
+        let mut out = vec![];
+        for _ in 0..=count {
+            self.steps += 1;
+            let since = Instant::now();
+            let result = self.session.step(&self.batch, 1e-4, self.steps)?;
+            out.push((since.elapsed().as_secs_f64(), result.timings));
+        }
+        out.remove(0);
+        Ok(out)
+    }
+}
+
+/// The launches of all ranks of a plan, timed in some steps. Of a collective that rank counts which waited least
 /// for the others.
-///
-/// # Errors
-/// Those of making kernels and of running.
-pub fn samples(plan: &Plan, device: &Device, threads: usize, steps: usize) -> Result<Vec<Sample>> {
-    let all = ran(plan, threads, steps, true)?;
+pub fn samples(plan: &Plan, device: &Device, steps: &[Step]) -> Vec<Sample> {
     // By what was done, of each rank all times of it; those of different ranks are about the same work.
     let mut times: BTreeMap<(usize, usize, usize), BTreeMap<usize, Vec<f64>>> = BTreeMap::new();
     const RECEIVED: usize = usize::MAX;
-    for (_, ranks) in &all {
+    for (_, ranks) in steps {
         for (rank, list) in ranks.iter().enumerate() {
             let class = &plan.classes[plan.class_of(rank)];
             for t in list {
@@ -120,11 +146,11 @@ pub fn samples(plan: &Plan, device: &Device, threads: usize, steps: usize) -> Re
         };
         out.push(Sample { work: Some(work), bytes: 0.0, seconds, calls: plan.times(f) });
     }
-    Ok(out)
+    out
 }
 
-/// The median over calls of the least time of any rank.
-fn least_waiting(by_rank: &BTreeMap<usize, Vec<f64>>) -> f64 {
+/// The median over calls of the least time of any rank: of a collective that of who waited least for the others.
+pub fn least_waiting(by_rank: &BTreeMap<usize, Vec<f64>>) -> f64 {
     let calls = by_rank.values().map(Vec::len).min().unwrap_or(0);
     let least = |i: usize| by_rank.values().map(|v| v[i]).fold(f64::INFINITY, f64::min);
     median((0..calls).map(least).collect())

@@ -19,6 +19,15 @@ pub fn timeline(plan: &Plan, mut times: Times) -> Result<Timeline> {
     Ok(t)
 }
 
+/// Idle over working time of 1F1B with as many ranks p, chunks v and microbatches m as a plan has: (p-1)/(v m), by
+/// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, section 2.2. Other schedules
+/// have other formulas.
+pub fn textbook_bubble(plan: &Plan) -> f64 {
+    let (ranks, m) = (plan.schedule.ranks.len(), plan.schedule.microbatches);
+    let stages = plan.schedule.owner.len();
+    (ranks.max(1) - 1) as f64 * ranks as f64 / (stages.max(1) * m.max(1)) as f64
+}
+
 /// The bubble of a plan if every F, I and W takes one unit of time, as in `inspect --timeline`.
 pub fn bubble_of(plan: &Plan) -> f64 {
     let unit = Times::unit(plan.schedule.owner.len());

@@ -20,8 +20,8 @@ pub struct Event {
     pub args: Vec<(&'static str, String)>,
 }
 
-/// The trace of all ranks as JSON. `names`: of each rank, as the viewer shows it.
-pub fn chrome(names: &[String], events: &[Event]) -> String {
+/// The trace of all ranks as JSON. `names`: of each rank, as the viewer shows it; `plan`: the hash of what ran.
+pub fn chrome(plan: &str, names: &[String], events: &[Event]) -> String {
     let mut sorted: Vec<&Event> = events.iter().collect();
     // What encloses others comes before them.
     sorted.sort_by(|a, b| {
@@ -49,7 +49,9 @@ pub fn chrome(names: &[String], events: &[Event]) -> String {
     all.extend(slices);
     // One event per line, for people with grep.
     let lines: Vec<String> = all.iter().map(Value::to_string).collect();
-    format!("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
+    let about = json!({ "plan": plan });
+    let lines = lines.join(",\n");
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n{lines}\n]}}\n")
 }
 
 /// What the viewer shall call a rank or one of its tracks.
@@ -128,7 +130,8 @@ mod tests {
     }
 
     fn parse(names: &[String], events: &[Event]) -> Vec<Value> {
-        let v: Value = serde_json::from_str(&chrome(names, events)).expect("the trace is JSON");
+        let v: Value =
+            serde_json::from_str(&chrome("1a", names, events)).expect("the trace is JSON");
         v["traceEvents"].as_array().expect("events are a list").clone()
     }
 

@@ -3,6 +3,7 @@
 //! Whether a layout fits is what its compiled plan says, and nothing else; which are compiled is a guess
 //! that the closed form makes, and says so.
 
+pub mod largest;
 pub mod memory;
 pub mod space;
 

@@ -1,5 +1,5 @@
 //! `shardc report`: a plan as one page for a browser. All numbers are the plan's; the page computes none that
-//! the plan knows. What it holds is `page/schema.json`, packed; nothing is fetched.
+//! the plan knows. What it holds is `docs/schemas/report.json`, packed; nothing is fetched.
 
 mod calls;
 mod course;

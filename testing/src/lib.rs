@@ -1,6 +1,7 @@
 //! What the tests of several crates share: which tools a test may be skipped without, how many samples
-//! a sweep takes, and stand-ins for the libraries of CUDA.
+//! a sweep takes, JSON Schema, and stand-ins for the libraries of CUDA.
 
+pub mod schema;
 pub mod standin;
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Dropout: the same elements on every mesh and when backward computes again; none in an evaluation.
+//! Dropout of embeddings, of what blocks add and of probabilities of attention: the same elements on every mesh and when backward computes again; none in an evaluation.
 
 use crate::fixture::*;
 use crate::lab::{self, FIXTURES, Lab};
@@ -50,6 +50,9 @@ fn every_mesh_drops_the_same() {
             options(&[("dp_shard", 2)], false, 4),
             options(&[("dp_replicate", 2), ("tp", 2)], true, 2),
             options(&[("pp", 2)], false, 2),
+            Options { zero: 3, ..options(&[("dp_shard", 2), ("tp", 2)], false, 2) },
+            Options { cp_mode: CpMode::Ulysses, ..options(&[("cp", 2)], false, 4) },
+            Options { cp_mode: CpMode::AllGather, ..options(&[("cp", 2), ("tp", 2)], true, 4) },
             ring(CpSplit::Zigzag),
             ring(CpSplit::Contiguous),
             tp(Recompute::None),
@@ -119,7 +122,10 @@ fn rates_of_the_config() {
     lab.ok(&lab::compile(&deep, &["--dropout", "0.1"]));
     let text = std::fs::read_to_string(lab.path("out/model.ir")).expect("the model");
     assert!(text.contains("stream=model.layers.{i}.mlp"), "layers are not folded: {text}");
+    assert!(text.contains("kept=0.9 model.layers.{i}.self_attn.probabilities"), "{text}");
     let model = lab.config("gpt2", rates(0.1));
-    let said = lab.refuses(&lab::compile(&model, &["--dropout", "config"]), 4, "not-built");
-    assert!(said.contains("attn_pdrop") && said.contains("--dropout 0.1"), "{said}");
+    lab.ok(&lab::compile(&model, &["--dropout", "config"]));
+    let text = std::fs::read_to_string(lab.path("out/model.ir")).expect("the model");
+    let kept = |i: usize| format!("kept=0.9 transformer.h.{i}.attn.probabilities]");
+    assert!((0..2).all(|i| text.matches(&kept(i)).count() == 1), "{text}");
 }

@@ -87,6 +87,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         moe: Default::default(),
         balance: Default::default(),
         recompute: Recompute::None,
+        loss_chunks: 1,
         cp_mode: Default::default(),
         cp_split: None,
         tp_mode: Default::default(),

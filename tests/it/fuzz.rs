@@ -1,28 +1,31 @@
 //! Strangers' files and words against the real command: mutants of all that it reads, each a run of its
 //! own under limits. Whatever is wrong gets a diagnostic: no panic, no signal, no run of more than 5 s of
-//! processor time or 1.5 GiB of address space, and where a hash covers a file no result but the one before.
+//! processor time or 1 GiB of memory, and where a hash covers the file no result but the one before.
+//! `fuzz/plans.rs` has plans that lie, under guard pages.
 //!
-//! Every base ends with status 0 before it is mutated. `FUZZ_SECONDS` (10; `.ci/nightly` has 600) and
-//! `SEED` say how long and which; a defect is kept in the folder of the test with what it needs.
-//! Its own test program: it needs the command, and nothing else that takes long to build.
+//! Every base ends with status 0 before it is mutated. `FUZZ_SECONDS` (10; `.ci/nightly` has 600), `FUZZ_WORKERS`
+//! (as many as cores) and `SEED` say how long, how many at once and which; `SHARDC_BIN` names another build of
+//! the command. A defect is kept in the folder of the test with what it needs. Its own test program: it needs the
+//! command, and nothing else that takes long to build.
 
 mod fuzz {
+    pub mod edits;
+    pub mod limits;
     pub mod mutate;
+    mod plans;
 }
 
+use fuzz::limits::{self, Ran};
 use fuzz::mutate::{Draw, bytes, words};
 use shardc::plan_dir::reseal;
 use shardc_testing::samples;
 use std::collections::BTreeMap;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
-/// What a run may take: seconds of processor time, KiB of address space.
-const LIMITS: &str = "ulimit -t 5 -v 1572864 -c 0; exec \"$0\" \"$@\"";
 
 /// What is mutated.
 enum What {
@@ -202,25 +205,17 @@ fn bases(worker: usize) -> PathBuf {
         "run pipe --steps 1 --kernels interpreted --trace times.json",
     ] {
         let out = run(&dir, &line.split(' ').collect::<Vec<_>>(), &[]);
-        assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+        assert!(out.good(), "{line}: {}", out.err);
     }
     std::fs::copy(dir.join("plan/model.ir"), dir.join("model.ir")).expect("a copy");
     std::fs::copy(dir.join("pipe/schedule.csv"), dir.join("order.csv")).expect("a copy");
     dir
 }
 
-fn run(dir: &Path, args: &[&str], variables: &[(&str, String)]) -> Output {
-    let mut c = Command::new("bash");
-    c.args(["-c", LIMITS, env!("CARGO_BIN_EXE_shardc")]).args(args);
-    c.current_dir(dir).stdin(Stdio::null()).env("MALLOC_ARENA_MAX", "2").env("RUST_BACKTRACE", "0");
-    c.env("SHARDC_CACHE", dir.join("cache")).envs(variables.iter().map(|(n, v)| (n, v)));
-    c.output().expect("bash")
-}
-
-/// Results without times.
-fn results(out: &Output) -> String {
-    let text = String::from_utf8_lossy(&out.stdout);
-    text.lines().map(|l| l.split(",\"ms\"").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
+fn run(dir: &Path, args: &[&str], variables: &[(&str, String)]) -> Ran {
+    let mut c = Command::new(limits::shardc());
+    c.args(args).envs(variables.iter().map(|(n, v)| (n, v)));
+    limits::run(c, dir)
 }
 
 /// Runs by target and outcome, and what is wrong.
@@ -228,10 +223,13 @@ fn results(out: &Output) -> String {
 struct Tally {
     outcomes: BTreeMap<(usize, String), usize>,
     defects: Vec<String>,
+    /// Most seconds of processor time and bytes of memory of a run.
+    seconds: f64,
+    resident: u64,
 }
 
-/// One mutant of a target; its outcome, and whether that is a defect.
-fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String, bool)> {
+/// One mutant of a target; its outcome, its run, and whether that is a defect.
+fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String, Ran, bool)> {
     let mut args: Vec<String> = t.command.split(' ').map(String::from).collect();
     let mut variables: Vec<(&str, String)> =
         t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
@@ -263,20 +261,14 @@ fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String
         plan.is_some_and(|p| std::panic::catch_unwind(|| drop(reseal(&dir.join(p)))).is_err());
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let out = run(dir, &args, &variables);
-    let text = String::from_utf8_lossy(&out.stderr).into_owned();
-    let outcome = match (out.status.code(), out.status.signal()) {
-        (Some(code), _) => code.to_string(),
-        (None, signal) => format!("signal {}", signal.unwrap_or(0)),
-    };
-    let other = t.covered && outcome == "0" && results(&out) != base;
-    let known = ["0", "1", "2", "3", "4", "5", "6"].contains(&outcome.as_str());
-    let silent = outcome != "0" && !text.contains("error") && out.stdout.is_empty();
-    let defect = panics || !known || other || silent;
+    let other = t.covered && out.good() && out.results() != base;
+    let defect = panics || other || out.defect();
+    let outcome = if other { "0 with another result".into() } else { out.outcome.clone() };
     if defect {
         let kept = dir.parent().expect("a folder").join("defects");
         std::fs::create_dir_all(&kept).expect("a folder");
         let name = format!("{}-{}", t.name.replace(['/', ' ', '\''], "_"), draw.seed());
-        let mut all = format!("{args:?}\n{variables:?}\n{outcome}\n{text}\n").into_bytes();
+        let mut all = format!("{args:?}\n{variables:?}\n{outcome}\n{}\n", out.err).into_bytes();
         for (path, _) in &before {
             all.extend_from_slice(format!("--- {}\n", path.display()).as_bytes());
             all.extend(std::fs::read(path).unwrap_or_default());
@@ -290,8 +282,7 @@ fn mutant(dir: &Path, t: &Target, base: &str, draw: &mut Draw) -> Option<(String
     for left in ["out", "shardc-failure"] {
         let _ = std::fs::remove_dir_all(dir.join(left));
     }
-    let outcome = if other { "0 with another result".into() } else { outcome };
-    Some((outcome, defect))
+    Some((outcome, out, defect))
 }
 
 #[test]
@@ -299,7 +290,8 @@ fn no_mutant_does_more_than_be_refused() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let seconds = number("FUZZ_SECONDS").unwrap_or(samples(10, 600));
     let seed = number("SEED").unwrap_or(1);
-    let workers = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
+    let cores = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
+    let workers = number("FUZZ_WORKERS").map_or(cores, |n| n as usize);
     let tally = Mutex::new(Tally::default());
     let work = |worker: usize| {
         let dir = bases(worker);
@@ -308,16 +300,18 @@ fn no_mutant_does_more_than_be_refused() {
                 t.variables.iter().map(|(n, v)| (*n, v.to_string())).collect();
             let out = run(&dir, &t.command.split(' ').collect::<Vec<_>>(), &own);
             let _ = std::fs::remove_dir_all(dir.join("out"));
-            assert!(out.status.success(), "{}: {}", t.name, String::from_utf8_lossy(&out.stderr));
-            results(&out)
+            assert!(out.good(), "{}: {}", t.name, out.err);
+            out.results()
         };
         let results: Vec<String> = TARGETS.iter().map(of).collect();
         let start = Instant::now();
         for round in 0.. {
             for (i, t) in TARGETS.iter().enumerate() {
                 let mut draw = Draw::new(seed, (round * workers + worker) as u64, i as u64);
-                if let Some((outcome, defect)) = mutant(&dir, t, &results[i], &mut draw) {
+                if let Some((outcome, ran, defect)) = mutant(&dir, t, &results[i], &mut draw) {
                     let mut all = tally.lock().expect("a lock");
+                    all.seconds = all.seconds.max(ran.seconds);
+                    all.resident = all.resident.max(ran.resident);
                     *all.outcomes.entry((i, outcome.clone())).or_default() += 1;
                     if defect {
                         all.defects.push(format!("{}: {outcome}, {}", t.name, draw.seed()));
@@ -345,14 +339,16 @@ fn no_mutant_does_more_than_be_refused() {
     assert!(tally.defects.is_empty(), "{} defects: {:#?}", tally.defects.len(), tally.defects);
 }
 
-/// The table of docs/clusters.md: runs by target and outcome.
+/// The table of docs/safety.md: runs by target and outcome.
 fn report(tally: &Tally, seed: u64) {
     let mut rows: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
     for ((i, outcome), n) in &tally.outcomes {
         *rows.entry(TARGETS[*i].name).or_default().entry(outcome).or_default() += n;
     }
     let total: usize = tally.outcomes.values().sum();
-    println!("{total} mutants, seed {seed}\n| what | mutants | by exit status |\n|---|---|---|");
+    let (seconds, resident) = (tally.seconds, tally.resident >> 20);
+    println!("{total} mutants, seed {seed}, at most {seconds:.1} s and {resident} MiB");
+    println!("| what | mutants | by exit status |\n|---|---|---|");
     for (name, by) in rows {
         let each: Vec<String> = by.iter().map(|(o, n)| format!("{o}: {n}")).collect();
         println!("| {name} | {} | {} |", by.values().sum::<usize>(), each.join(", "));

@@ -1,12 +1,13 @@
 //! Archives of `torch.export` (`tests/imports`, made by `make.py`): every architecture against PyTorch on
 //! all kinds of meshes, against its family where it has one, and files that lie.
 
+mod drops;
 mod files;
 mod floats;
 
 use crate::fixture::{compile, options, session, texts, try_compile};
 use safetensors::SafeTensors;
-use shardc_frontends::import::{Opened, Raise, Sizes};
+use shardc_frontends::import::{Imported, Opened, Raise, Sizes};
 use shardc_frontends::{Facts, Model};
 use shardc_ir::func::{RoleKind, Value};
 use shardc_ir::interp::{Precision, State, run_step};
@@ -105,6 +106,10 @@ fn model(name: &str, raise: Raise) -> Model {
     let opened = Opened::read(&file(&format!("{name}.pt2"))).unwrap_or_else(|e| panic!("{e}"));
     let m = opened.import(SIZES, Mode::Train, raise).unwrap_or_else(|e| panic!("{name}: {e}"));
     assert!(m.warnings.is_empty(), "{name}: {:?}", m.warnings);
+    held(&opened, m)
+}
+
+fn held(opened: &Opened, m: Imported) -> Model {
     let facts = Facts { vocab: m.source.vocab, ..no_facts() };
     Model {
         family: "pt2",
@@ -352,6 +357,18 @@ fn masks_and_slopes_over_cp() {
                     compare(name, &want, &model, &o);
                 }
             }
+        }
+    }
+}
+
+/// A loss in chunks, of numbers before its factors too: BERT's loss is a mean.
+#[test]
+fn losses_in_chunks() {
+    for name in ["bert", "llama"] {
+        let (want, model) = (Expected::open(name), model(name, Raise::default()));
+        for mesh in [&[][..], &[("tp", 2)]] {
+            let o = Options { loss_chunks: 2, ..options(mesh, false, 8) };
+            compare(name, &want, &model, &o);
         }
     }
 }

@@ -3,6 +3,7 @@
 mod crossings;
 mod legal;
 mod programs;
+use crate::chunks::in_chunks;
 use crate::fixture::*;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::interp::{Precision, State, run_step};
@@ -84,6 +85,17 @@ fn grids() {
     check("gpt2", two(TpSteps::Gathered));
     check("qwen3", two(TpSteps::Summa));
     check("llama_gqa", three);
+}
+
+/// A loss in chunks: the same numbers wherever tokens and logits are cut. Of stages there are proofs.
+#[test]
+fn losses_in_chunks() {
+    let one_stage = in_chunks().into_iter().filter(|(_, o)| o.axis("pp") == 1);
+    for (i, (name, o)) in one_stage.enumerate() {
+        if taken(i, 3) {
+            check(name, o);
+        }
+    }
 }
 
 macro_rules! families {

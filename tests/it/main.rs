@@ -6,6 +6,7 @@ mod bad_layouts;
 mod balance;
 mod cases;
 mod checkpoints;
+mod chunks;
 #[cfg(feature = "mpi")]
 mod clusters;
 mod columns;
@@ -28,12 +29,15 @@ mod hub;
 mod imports;
 mod inspect;
 mod interpreter;
+#[cfg(feature = "mpi")]
+mod jobs;
 mod lab;
 mod layouts;
 mod least;
 mod lists;
 mod memory;
 mod meshes;
+mod metrics;
 mod mutations;
 mod orders;
 mod passes;
@@ -43,10 +47,13 @@ mod planner;
 mod precision;
 mod programs;
 mod proofs;
+mod python;
 mod ranks;
 mod recompute;
 mod report;
+mod schemas;
 mod search;
+mod shell;
 mod sinks;
 #[cfg(feature = "tokenizers")]
 mod text;

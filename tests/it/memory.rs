@@ -74,6 +74,19 @@ fn gradients_of_one_microbatch_live_from_backward_on() {
     assert_eq!([backward + weight, cleared(&plan)], [2, 1]);
 }
 
+/// A loss in chunks: nine tenths of the bytes of logits are gone where most is alive, and more chunks need less.
+#[test]
+fn losses_in_chunks_hold_no_logits() {
+    let peak = |loss_chunks| {
+        let o = asked(&[], false, 8192, 1, Recompute::default());
+        planned(&llama("8b"), &Options { loss_chunks, ..o }).1.peak_bytes()
+    };
+    let logits = 8192 * 128_256 * 4;
+    let [whole, few, many] = [1, 4, 16].map(peak);
+    assert!(many < few && few < whole, "{whole} B, {few} B, {many} B");
+    assert!((whole - many) * 10 >= logits * 9, "{whole} B to {many} B");
+}
+
 /// The data-parallel sum of what microbatches have added up is written over it: several microbatches
 /// need no second copy of all gradients. 16 bytes per parameter, and what two rows of 8 tokens need.
 #[test]

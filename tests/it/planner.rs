@@ -210,6 +210,136 @@ fn experts_are_planned_and_a_faster_network_is_heard_of() {
     assert!(step(&slow) >= step(&found));
 }
 
+/// What is said to be the largest compiles and fits, and the next one does not.
+#[test]
+fn the_largest_that_fits_is_found() {
+    let lab = lab("plan-largest", "llama_gqa");
+    let config = std::fs::read_to_string(lab.path("m/config.json")).expect("the config");
+    let mut config: Json = serde_json::from_str(&config).expect("JSON");
+    config["max_position_embeddings"] = 512.into();
+    lab.write("m/config.json", config.to_string());
+    let args = ["--gpus", "2", "--global-batch", "24", "--fix", "tp=2,mb=2", "--top", "1"];
+    let peak = |extra: &[&str]| -> u64 {
+        let mesh = ["compile", "m", "--mesh", "tp=2", "--dtype", "bf16", "--global-batch", "24"];
+        let out =
+            lab.ok(&[&mesh[..], &["--transport", "nccl", "--format", "json"], extra].concat());
+        let report: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        let classes = report["per_class"].as_array().expect("classes");
+        classes.iter().filter_map(|c| c["peak_bytes"].as_u64()).max().expect("bytes")
+    };
+    for (of, memory, flag) in [("seq", "1MiB", "--seq"), ("microbatch", "1MiB", "--microbatch")] {
+        let found =
+            planned(&lab, &[&args[..], &["--seq", "64", "--max", of, "--memory", memory]].concat());
+        let plan = &found["plans"][0];
+        let most = &plan["largest"];
+        let limit: u64 = memory[..1].parse::<u64>().expect("a number") << 20;
+        assert_eq!(
+            (&most["of"], &most["next"]["limit"]),
+            (&Json::from(of), &Json::from("memory")),
+            "{found}"
+        );
+        let sp = plan["layout"].as_str().expect("words").contains("sp");
+        let kept = match plan["layout"].as_str().expect("words") {
+            w if w.contains("full") => "full",
+            w if w.contains("selective") => "selective",
+            _default => "elementwise",
+        };
+        for (at, fits) in [(most, true), (&most["next"], false)] {
+            let value = at["value"].as_u64().expect("a number").to_string();
+            let mut own = vec![flag, &value, "--recompute", kept];
+            own.extend(sp.then_some("--sp"));
+            own.extend(if of == "seq" { ["--microbatch", "2"] } else { ["--seq", "64"] });
+            let needs = peak(&own);
+            assert_eq!(Some(needs), at["peak_bytes"].as_u64(), "{own:?}");
+            assert_eq!(needs <= limit, fits, "{own:?}");
+        }
+    }
+    // The model's own limit, and the batch's.
+    let of = |of: &str| {
+        planned(&lab, &[&args[..], &["--seq", "64", "--max", of, "--memory", "1GiB"]].concat())
+    };
+    let seq = &of("seq")["plans"][0]["largest"];
+    assert_eq!((&seq["value"], &seq["next"]["limit"]), (&512.into(), &Json::from("refused")));
+    let rows = &of("microbatch")["plans"][0]["largest"];
+    assert_eq!((&rows["value"], &rows["next"]), (&24.into(), &Json::Null));
+    // 24 / 8 microbatches are not a multiple of two stages, 24 / 12 are.
+    let deep = self::lab("plan-largest-interleaved", "llama_deep");
+    let batch = ["--gpus", "2", "--global-batch", "24", "--seq", "16"];
+    let fixed = ["--fix", "pp=2,v=2,mb=1", "--top", "1", "--max", "microbatch"];
+    let found = planned(&deep, &[&batch[..], &fixed].concat());
+    let rows = &found["plans"][0]["largest"];
+    assert_eq!((&rows["value"], &rows["next"]), (&12.into(), &Json::Null));
+}
+
+/// Every launch of a plan is in the trace of its run, with its price beside what it took.
+#[test]
+fn a_price_is_set_beside_a_run() {
+    let lab = lab("price-trace", "llama_gqa");
+    lab.ok(&[
+        "compile",
+        "m",
+        "--mesh",
+        "tp=2,pp=2",
+        "--seq",
+        "16",
+        "--global-batch",
+        "2",
+        "-o",
+        "p",
+    ]);
+    lab.ok(&["run", "p", "--steps", "2", "--trace", "t.json"]);
+    let price = ["price", "p", "--device", "cpu-zen5-2c", "--trace", "t.json"];
+    let out = lab.ok(&[&price[..], &["--launches", "--format", "json"]].concat());
+    let priced: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+    let all = |v: &Json| v.as_array().expect("launches").clone();
+    let key = |v: &Json| (v["function"].to_string(), v["node"].as_u64().expect("a node"));
+    let mut own: Vec<_> =
+        all(&priced["launches"]).iter().filter(|v| v["what"] != "view").map(key).collect();
+    let run = all(&priced["trace"]["launches"]);
+    let mut ran: Vec<_> = run.iter().map(key).collect();
+    own.sort();
+    ran.sort();
+    assert_eq!(own, ran);
+    let number = |v: &Json, n: &str| v[n].as_f64().expect("a number");
+    let off: Vec<f64> = run.iter().map(|v| number(v, "off_s")).collect();
+    assert!(off.is_sorted_by(|a, b| a.abs() >= b.abs()));
+    for v in &run {
+        let by_one = number(v, "seconds") - number(v, "run_s");
+        let all = by_one * number(v, "calls");
+        assert!(number(v, "run_s") > 0.0 && (all - number(v, "off_s")).abs() < 1e-12, "{v}");
+    }
+    assert!(run.iter().map(|v| number(v, "run_s")).sum::<f64>() > 0.0);
+    let said = lab.ok(&price);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("one step") && said.contains("that are nearer"), "{said}");
+    lab.ok(&["compile", "m", "--mesh", "cp=2", "--seq", "16", "-o", "q"]);
+    let other = ["price", "q", "--device", "cpu-zen5-2c", "--trace"];
+    lab.refuses(&[&other[..], &["t.json"]].concat(), 2, "trace");
+    // A launch is missing; the plan's equal in another place is the same plan.
+    let text = std::fs::read_to_string(lab.path("t.json")).expect("the trace");
+    let at = text.find("\"function\":\"forward").expect("a launch");
+    let launch = text[at..].split('}').next().expect("its function and node");
+    let less: Vec<&str> = text.lines().filter(|l| !l.contains(launch)).collect();
+    lab.write("less.json", less.join("\n"));
+    let said = lab.refuses(&[&price[..4], &["--trace", "less.json"]].concat(), 2, "trace");
+    assert!(said.contains("the trace has no launch at node"), "{said}");
+    lab.write("old.json", text.replacen("\"otherData\"", "\"other\"", 1));
+    lab.ok(&[&price[..4], &["--trace", "old.json"]].concat());
+    // The same programs on another number of tokens are another plan.
+    let longer = ["--mesh", "tp=2,pp=2", "--seq", "32", "--global-batch", "2", "-o", "longer"];
+    lab.ok(&[&["compile", "m"][..], &longer].concat());
+    let said = lab.refuses(
+        &["price", "longer", "--device", "cpu-zen5-2c", "--trace", "t.json"],
+        2,
+        "trace",
+    );
+    assert!(said.contains("of another plan"), "{said}");
+    for text in ["{}", "{\"traceEvents\":[]}", "[", "{\"traceEvents\":[{\"ph\":\"X\"}]}"] {
+        lab.write("bad.json", text);
+        lab.refuses(&[&other[..], &["bad.json"]].concat(), 2, "trace");
+    }
+}
+
 #[test]
 fn plans_that_cannot_be_are_refused() {
     let lab = lab("plan-refused", "llama_gqa");

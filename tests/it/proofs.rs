@@ -2,6 +2,7 @@
 
 mod planted;
 
+use crate::chunks::in_chunks;
 use crate::fixture::*;
 use shardc::proof::Texts;
 use shardc_frontends::Model;
@@ -99,6 +100,35 @@ fn every_family() {
         proved(name, &half);
         proved(name, &Options { mode: Mode::Infer, ..options(DP2_TP2, false, 2) });
     }
+}
+
+#[test]
+fn losses_in_chunks() {
+    for (name, o) in in_chunks() {
+        proved(name, &o);
+        proved(name, &Options { dtype: DType::BF16, ..o });
+    }
+    proved("deepseek_v3", &Options { loss_chunks: 3, ..options(DP2_TP2, true, 2) });
+}
+
+/// Chunks that are not all tokens, each once, are no proof: another range of any value is seen.
+#[test]
+fn chunks_of_other_tokens() {
+    let mut case = Case::new("llama_gqa", &Options { loss_chunks: 4, ..options(&[], false, 8) });
+    let sound = case.compiled.plan.module.clone();
+    assert_eq!(case.judge(&sound).verdict(), Verdict::Proved);
+    let of = |m: &Module| m.funcs.iter().position(|f| f.name == "forward").expect("a forward");
+    let at = of(&sound);
+    let mut changed = 0;
+    for i in 0..sound.funcs[at].nodes.len() {
+        let mut other = sound.clone();
+        let Op::Narrow(n) = &mut other.funcs[at].nodes[i].op else { continue };
+        n.start = if n.start == 0 { 4 } else { n.start - 4 };
+        assert_ne!(case.judge(&other).verdict(), Verdict::Proved, "node {i}");
+        changed += 1;
+    }
+    // Of four chunks the operand, the labels, and whether these count.
+    assert_eq!(changed, 12);
 }
 
 #[test]

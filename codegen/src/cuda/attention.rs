@@ -5,6 +5,7 @@ use super::{File, Words, grid, row_bytes, type_name};
 use shardc_ir::kernel::{Attention, AttentionGrad, Elem, Heads, View};
 use shardc_ir::launch::Launch;
 use shardc_ir::ops::Mask;
+use shardc_ir::rng::Distribution;
 
 /// Rows of the matrix that one instruction multiplies.
 const WARP_ROWS: usize = 16;
@@ -57,6 +58,7 @@ impl Tiles {
             .define("ALIGNED", aligned)
             .define("CAPPED", h.softcap.is_some())
             .define("SLOPED", h.slopes.is_some())
+            .define("DROPS", u8::from(h.kept.is_some()))
     }
 
     fn threads(&self) -> u32 {
@@ -76,9 +78,13 @@ impl Tiles {
     }
 
     /// Bytes of shared memory that the text declares: what rows see, positions of columns twice, backward with
-    /// two numbers beside them; and what each warp tells the others.
-    fn declared(&self, backward: bool) -> u32 {
-        let of_columns = if backward { 24 } else { 8 };
+    /// two numbers beside them, and places if weights are dropped; and what each warp tells the others.
+    fn declared(&self, h: &Heads, backward: bool) -> u32 {
+        let of_columns = match (backward, &h.kept) {
+            (false, _) => 8,
+            (true, None) => 24,
+            (true, Some(_)) => 32,
+        };
         let bytes = 8 * self.rows + of_columns * self.cols + 8 * self.threads() as usize / 32;
         (bytes as u32).next_multiple_of(DECLARED)
     }
@@ -90,7 +96,7 @@ impl Tiles {
         let halves = |from: usize| (0..).map(move |i| from >> i).take_while(|&n| n >= WARP_ROWS);
         let sizes = halves(most.rows).flat_map(|r| halves(most.cols).map(move |c| (r, c)));
         let mut all = sizes.map(|(rows, cols)| Tiles { rows, cols, ..most });
-        let fits = |t: &Tiles| limits.hold(t.shared(h.elem, backward), t.declared(backward));
+        let fits = |t: &Tiles| limits.hold(t.shared(h.elem, backward), t.declared(h, backward));
         let least = Tiles { rows: WARP_ROWS, cols: WARP_ROWS, ..most };
         all.find(fits).unwrap_or(least)
     }
@@ -112,6 +118,13 @@ fn sizes(w: &mut Words, h: &Heads) {
     w.ints(&[far(left), far(right), chunk.map_or(0, |n| far(Some(n)))]);
     w.float(f64::from(h.scale));
     w.float(f64::from(h.softcap.unwrap_or(0.0)));
+    if let Some(k) = &h.kept {
+        [&k.run, &k.place].iter().for_each(|v| w.view(v, Elem::I32));
+        w.ints(&k.place.strides);
+        w.ints(&[k.first_head, k.stream as u32 as usize, (k.stream >> 32) as usize]);
+        w.int(usize::try_from(Distribution::Keep(k.rate).threshold()).expect("33 bits"));
+        w.float(1.0 / k.rate);
+    }
 }
 
 pub(super) fn forward(k: &Attention, limits: &Limits) -> Vec<Launch> {

@@ -17,9 +17,10 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 /// What sources include, by name.
-pub const HEADERS: [(&str, &str); 4] = [
+pub const HEADERS: [(&str, &str); 5] = [
     ("device.cuh", include_str!("../../cuda/device.cuh")),
     ("attention.cuh", include_str!("../../cuda/attention.cuh")),
+    ("random.cuh", include_str!("../../cuda/random.cuh")),
     ("product.cuh", include_str!("../../cuda/product.cuh")),
     ("rows.cuh", include_str!("../../cuda/rows.cuh")),
 ];

@@ -127,7 +127,8 @@ impl<'a> Pricer<'a> {
                 keys,
                 width: local(q, 3),
                 values: local(v, 3),
-                seen: seen(mask, queries, keys),
+                seen: seen(mask, queries, keys, 1.0),
+                computed: seen(mask, queries, keys, self.device.block()),
             };
             return Some(Work::Attention { sizes, precision: Precision::of(q.dtype)?, backward });
         }
@@ -238,12 +239,51 @@ impl<'a> Pricer<'a> {
     }
 }
 
-/// The part of the scores that a mask leaves, on the rank with the last queries, which sees most.
-fn seen(mask: Mask, queries: f64, keys: f64) -> f64 {
+/// The part of the scores that blocks of so many queries compute under a mask, which is what any of them sees, on the
+/// rank with the last queries, which sees most.
+fn seen(mask: Mask, queries: f64, keys: f64, block: f64) -> f64 {
     let behind = mask.right.map_or(keys, |n| n as f64);
-    let sides = ((keys - queries / 2.0) / keys).max(0.5) + behind / keys;
-    let window = mask.left.map_or(1.0, |n| (n as f64 + 1.0 + behind) / keys);
+    let sides = before(queries.min(keys), keys, block) + behind / keys;
+    let more = block.min(queries) - 1.0;
+    let window = mask.left.map_or(1.0, |n| (n as f64 + 1.0 + behind + more) / keys);
     let halved = if mask.right == Some(0) { 0.5 } else { 1.0 };
     let chunk = mask.chunk.map_or(1.0, |n| halved * n as f64 / keys);
     sides.min(window).min(chunk).min(1.0)
+}
+
+/// The part of the keys that are not behind the last query of a block, of the last queries; of single queries as if
+/// each saw half of itself.
+fn before(queries: f64, keys: f64, block: f64) -> f64 {
+    if block <= 1.0 {
+        return (keys - queries / 2.0) / keys;
+    }
+    let (first, full) = (keys - queries, (queries / block).floor());
+    let rest = queries - full * block;
+    let of_full = full * block * first + block * block * full * (full + 1.0) / 2.0;
+    (of_full + rest * keys) / (queries * keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counted one block after the other, as the kernel goes.
+    #[test]
+    fn blocks_compute_what_any_of_their_queries_sees() {
+        for (queries, keys) in [(128, 128), (64, 64), (256, 256), (100, 300), (96, 96)] {
+            for block in [32, 96, 128] {
+                let ends = (0..queries).step_by(block).map(|i| (i, queries.min(i + block)));
+                let of = |(from, to): (usize, usize)| (to - from) * (keys - queries + to);
+                let counted = ends.map(of).sum::<usize>() as f64 / (queries * keys) as f64;
+                let [q, k, b] = [queries, keys, block].map(|n| n as f64);
+                let said = seen(Mask::CAUSAL, q, k, b);
+                assert!(
+                    (said - counted).abs() < 1e-12,
+                    "{queries} {keys} {block}: {said} {counted}"
+                );
+            }
+        }
+        assert_eq!(seen(Mask::CAUSAL, 128.0, 128.0, 1.0), 0.5);
+        assert_eq!(seen(Mask::CAUSAL, 128.0, 256.0, 1.0), 0.75);
+    }
 }

@@ -5,7 +5,9 @@
 //! normed MLP around a residual stream, norm, output projection. A descriptor says which norm,
 //! which MLP, which positions, where config.json keeps the sizes, and how the modules are called.
 
+mod attention;
 mod deepseek_v3;
+mod experts;
 mod gemma2;
 mod gemma3;
 mod glm4_moe;
@@ -19,6 +21,9 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+
+pub use attention::{Attention, HeadNorms, Heads, Latent, LatentSizes, NormedOver, Window};
+pub use experts::{Experts, Normed, Score, SparseLayers};
 
 use crate::config::Config;
 use shardc_ir::diag::Result;
@@ -194,181 +199,6 @@ pub enum Norm {
 pub struct Softcap {
     pub key: &'static str,
     pub absent: Option<f64>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct Attention {
-    /// Norm before it.
-    pub norm: Option<&'static str>,
-    /// Norm behind it, before the residual.
-    pub norm_behind: Option<&'static str>,
-    /// Module of the block that holds it.
-    pub module: &'static str,
-    pub heads: Heads,
-    pub o: Linear,
-    pub window: Window,
-    /// Scores are products over the root of this key's number, or of this where it is absent, in the
-    /// place of the head size.
-    pub scalar: Option<(&'static str, f64)>,
-    /// Of the scores.
-    pub softcap: Option<Softcap>,
-}
-
-/// How queries, keys and values are made.
-#[derive(Clone, Copy, Debug)]
-pub enum Heads {
-    /// Each by a product with the hidden state.
-    Plain {
-        q: Linear,
-        k: Linear,
-        v: Linear,
-        /// Norms of q and of k, before they turn.
-        norms: Option<HeadNorms>,
-    },
-    /// By one product: of each head its q, k and v, one after the other.
-    Joined(Linear),
-    /// From two normed latent vectors; one part of each key turns and is the same for all heads
-    /// (DeepSeek-AI, 2024, *DeepSeek-V2*, 2.1).
-    Latent(Latent),
-}
-
-/// Norms of queries and of keys.
-#[derive(Clone, Copy, Debug)]
-pub struct HeadNorms {
-    pub modules: [&'static str; 2],
-    pub over: NormedOver,
-    /// They are there if this key is true; `None`: always.
-    pub key: Option<&'static str>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NormedOver {
-    /// Every head is normed by itself.
-    Head,
-    /// All heads together.
-    All,
-}
-
-impl HeadNorms {
-    /// Of every head.
-    pub const EACH: HeadNorms =
-        HeadNorms { modules: ["q_norm", "k_norm"], over: NormedOver::Head, key: None };
-}
-
-/// Modules of multi-head latent attention; sizes are the config's `q_lora_rank`, `kv_lora_rank`,
-/// `qk_nope_head_dim`, `qk_rope_head_dim` and `v_head_dim`.
-#[derive(Clone, Copy, Debug)]
-pub struct Latent {
-    /// Queries without a latent vector, where `q_lora_rank` is null.
-    pub q: Linear,
-    pub q_down: Linear,
-    pub q_norm: &'static str,
-    pub q_up: Linear,
-    /// To the latent vector of keys and values, and the part of keys that turns.
-    pub kv_down: Linear,
-    pub kv_norm: &'static str,
-    pub kv_up: Linear,
-    /// The sizes where the config has none.
-    pub absent: LatentSizes,
-}
-
-/// Sizes of multi-head latent attention.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LatentSizes {
-    /// Of the latent vector of queries; `None`: there is none.
-    pub q_rank: Option<usize>,
-    pub kv_rank: usize,
-    /// Elements of a head of q and k that do not turn.
-    pub still: usize,
-    /// Elements that turn.
-    pub turning: usize,
-    /// Elements of a head of v.
-    pub value: usize,
-}
-
-/// A mixture of experts: a router chooses some of many MLPs for each token.
-#[derive(Clone, Copy, Debug)]
-pub struct Experts {
-    /// Module of the block that holds router and experts.
-    pub module: &'static str,
-    pub router: &'static str,
-    /// Module list of the experts within `module`, and the products of an expert.
-    pub list: &'static str,
-    pub gate: &'static str,
-    pub up: &'static str,
-    pub down: &'static str,
-    /// Keys of the number of experts: the first that the config has.
-    pub count: &'static [&'static str],
-    /// Key of an expert's width.
-    pub width: &'static str,
-    pub score: Score,
-    /// Module within `module` of the MLP that every token passes, of `n_shared_experts` widths.
-    pub shared: Option<&'static str>,
-    pub layers: SparseLayers,
-    /// Where the config says nothing: experts, experts per token, width, coefficient of the
-    /// auxiliary loss.
-    pub absent: (usize, usize, usize, f64),
-}
-
-/// How a router's logits become choices and gates.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Score {
-    /// The largest of a softmax.
-    Softmax {
-        /// Gates are divided by their sum.
-        normed: Normed,
-    },
-    /// The largest of sigmoids plus this parameter, which takes no part in the gates, among groups of
-    /// experts (DeepSeek-AI, 2024, *DeepSeek-V3*, 2.1.2).
-    Sigmoid {
-        bias: &'static str,
-        /// Where the config says nothing: groups, how many of them are used, and the factor of the gates.
-        absent: (usize, usize, f64),
-    },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Normed {
-    Always,
-    /// If this key is true.
-    Key(&'static str),
-}
-
-/// Which layers have experts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SparseLayers {
-    All,
-    /// Every `decoder_sparse_step`-th that `mlp_only_layers` does not name.
-    Stepped,
-    /// From `first_k_dense_replace` on; this many if the key is absent.
-    From {
-        absent: usize,
-    },
-}
-
-/// Which layers see only the last tokens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Window {
-    Never,
-    /// All, if `sliding_window` is a number; this if the key is absent.
-    All {
-        absent: Option<usize>,
-    },
-    /// All, if `use_sliding_window` is true and `sliding_window` a number.
-    AllSwitched {
-        absent: usize,
-    },
-    /// With `use_sliding_window`: those that `layer_types` names, or from `max_window_layers` on.
-    Switched {
-        absent: usize,
-        first: usize,
-    },
-    /// Those that `layer_types` names, or all but every so many-th: by this key, if there is one.
-    Alternating {
-        absent: usize,
-        every: usize,
-        key: Option<&'static str>,
-    },
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -75,6 +75,8 @@ pub(super) struct Cx<'a> {
     pub tokens: &'a Tokens,
     /// Of what is added to the residual stream.
     pub dropout: Option<parts::Dropout>,
+    /// Of probabilities of attention.
+    pub attention_dropout: Option<parts::Dropout>,
 }
 
 /// x + o(attention(norm(x))); with a norm behind it, that of the second term.
@@ -94,9 +96,12 @@ fn attended(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
             latent(b, cx, p, (q_down.as_ref(), q), (kv_down, kv_norm, kv_up), h)
         }
     };
-    let op =
-        Attention { scale: cx.arch.scale, mask: cx.mask, softcap: cx.arch.softcap, slopes: false };
-    let a = b.push_n(&["attn", "lse"], op, &[q, k, v, cx.positions, cx.positions])[0];
+    let kept = cx.attention_dropout.map(|d| d.of_attention(&p.attention_scope));
+    let Arch { scale, softcap, .. } = *cx.arch;
+    let op = Attention { scale, mask: cx.mask, softcap, slopes: false, kept };
+    let mut ins = vec![q, k, v, cx.positions, cx.positions];
+    ins.extend(cx.attention_dropout.iter().flat_map(|d| [d.drawn.run, d.drawn.places]));
+    let a = b.push_n(&["attn", "lse"], op, &ins)[0];
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);
     let o = parts::linear(b, "attn_out", &p.o, a, 'o', 'h');
     let o = parts::dropped(b, cx.dropout, &p.attention_scope, o, cx.arch.facts.hidden);

@@ -54,7 +54,7 @@ pub(crate) fn build(
     let targets = (shape.mode == Mode::Train).then(|| input("targets", &rows));
     let positions = input("positions", &[shape.seq]);
 
-    let drawn = (arch.dropout != [0.0; 2])
+    let drawn = (arch.dropout != [0.0; 3])
         .then(|| parts::Drawn { run: input("run", &[3]), places: input("places", &rows) });
 
     b.enter(&params.embedding.1);
@@ -74,7 +74,7 @@ pub(crate) fn build(
         b.enter(f.root);
         x = b.push("hidden", Add { rule: parts::spread("bsh,sh->bsh", &[3, 2]) }, &[x, p]);
     }
-    let [of_embedding, of_residual] = arch
+    let [of_embedding, of_residual, of_attention] = arch
         .dropout
         .map(|rate| drawn.filter(|_| rate > 0.0).map(|d| parts::Dropout { drawn: d, rate }));
     x = parts::dropped(b, of_embedding, f.root, x, arch.facts.hidden);
@@ -88,10 +88,10 @@ pub(crate) fn build(
     let tokens = &shape.tokens;
     let (mut told, mut counts) = (experts::RouterStats::default(), vec![]);
     for (block, &window) in params.blocks.iter().zip(&arch.windows) {
-        let dropout = of_residual;
+        let (dropout, attention_dropout) = (of_residual, of_attention);
         let mask = Mask::causal(window);
         let rotary = local.filter(|_| window.is_some()).or(everywhere);
-        let cx = block::Cx { arch, rotary, positions, mask, tokens, dropout };
+        let cx = block::Cx { arch, rotary, positions, mask, tokens, dropout, attention_dropout };
         let own;
         if arch.beside {
             (x, own) = block::beside(b, &cx, block, x);

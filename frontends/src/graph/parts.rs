@@ -5,7 +5,9 @@ use shardc_ir::attr::{Broadcast, RuleAttr, Sizes};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::Value;
 use shardc_ir::ops::draw::StreamName;
-use shardc_ir::ops::{Add, Dot, Draw, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub, Tanh};
+use shardc_ir::ops::{
+    Add, Dot, Draw, Kept, Mul, ReduceSum, Reshape, Rsqrt, Scale, Shift, Sub, Tanh,
+};
 use shardc_ir::rng::Distribution;
 use shardc_ir::rule::Letter;
 
@@ -136,6 +138,14 @@ pub(super) struct Drawn {
 pub(super) struct Dropout {
     pub drawn: Drawn,
     pub rate: f64,
+}
+
+impl Dropout {
+    /// That of probabilities of attention in a scope.
+    pub fn of_attention(&self, scope: &str) -> Kept {
+        let stream = StreamName::of(&format!("{scope}.probabilities"));
+        Kept { rate: 1.0 - self.rate, stream }
+    }
 }
 
 /// `x` [b, s, h] with elements set to 0 at random, by the stream of a scope's name, and the others larger by as

@@ -16,10 +16,8 @@ impl Lower<'_> {
     /// `mask-rule`, and `import-op` for what attention cannot do.
     pub(super) fn attention(&mut self, n: &Node) -> Result<Vec<Val>> {
         let [q, k, v] = [self.data(n, "query")?, self.data(n, "key")?, self.data(n, "value")?];
-        if self.number(n, "dropout_p").unwrap_or(0.0) != 0.0 {
-            let what = "dropout of attention is not built";
-            return Err(self.refuse(n, what).help("set attention_dropout to 0"));
-        }
+        let own = self.number(n, "dropout_p").unwrap_or(0.0);
+        let rate = self.rate(n, own)?;
         let rule = match (n.arg("attn_mask"), self.flag(n, "is_causal")) {
             (Arg::None, true) => Rule::of(Mask::CAUSAL),
             (Arg::None, false) => Rule::of(Mask::FULL),
@@ -44,7 +42,7 @@ impl Lower<'_> {
         let scale = self.number(n, "scale");
         let size = q.shape.last().copied().unwrap_or(1);
         let scale = scale.unwrap_or_else(|| 1.0 / (size as f64).sqrt());
-        let y = self.attend(n, [&q, &k, &v], rule, (scale, None))?;
+        let y = self.attend(n, [&q, &k, &v], rule, (scale, None, rate))?;
         Ok(vec![Val::Data(y)])
     }
 
@@ -68,13 +66,13 @@ impl Lower<'_> {
         })
     }
 
-    /// Attention by a rule; with a softcap, if there is one.
+    /// Attention by a rule; with a softcap, if there is one, and a rate of dropout.
     fn attend(
         &mut self,
         n: &Node,
         [q, k, v]: [&View; 3],
         rule: Rule,
-        (scale, softcap): (f64, Option<f64>),
+        (scale, softcap, rate): (f64, Option<f64>, f64),
     ) -> Result<View> {
         self.rules.push(rule.clone());
         let seq = self.sizes.seq;
@@ -85,8 +83,12 @@ impl Lower<'_> {
         let q = self.heads(n, q)?;
         let (k, v) = (self.heads(n, &grouped(k))?, self.heads(n, &grouped(v))?);
         let at = self.of_input(inputs::POSITIONS);
-        let Rule { mask, slopes } = rule;
-        let op = Attention { scale, mask, softcap, slopes: !slopes.is_empty() };
+        let Rule { mask, mut slopes } = rule;
+        if let [one] = slopes[..] {
+            slopes = vec![one; q.shape[2]];
+        }
+        let (kept, drawn) = self.kept(n, rate);
+        let op = Attention { scale, mask, softcap, slopes: !slopes.is_empty(), kept };
         let mut ins = vec![q.value, k.value, v.value, at, at];
         if op.slopes {
             if slopes.len() != q.shape[2] {
@@ -94,6 +96,7 @@ impl Lower<'_> {
             }
             ins.push(self.literal(n, slopes.into())?);
         }
+        ins.extend(drawn);
         let o = self.emit_n(n, &["attn", "lse"], op, &ins, None)?[0];
         let mut shape = q.shape.clone();
         shape[3] = v.shape[3];
@@ -107,7 +110,9 @@ impl Lower<'_> {
 
     /// Attention where probabilities are multiplied with values.
     pub(super) fn raised_probs(&mut self, n: &Node, other: &str) -> Result<Option<View>> {
-        let Some(Val::Probs(scores, mask)) = self.operand(n, "self") else { return Ok(None) };
+        let Some(Val::Probs(scores, mask, rate)) = self.operand(n, "self") else {
+            return Ok(None);
+        };
         let v = self.data(n, other)?;
         let odd =
             || self.refuse(n, "a mask that is not added to scaled products of queries and keys");
@@ -126,7 +131,7 @@ impl Lower<'_> {
         // In c tanh(x / c) what is before the tanh has 1 / c in it.
         let scale = by * softcap.unwrap_or(1.0);
         let rule = self.rule_of(n, &mask)?;
-        self.attend(n, [&q, &k, &v], rule, (scale, softcap)).map(Some)
+        self.attend(n, [&q, &k, &v], rule, (scale, softcap, rate)).map(Some)
     }
 }
 

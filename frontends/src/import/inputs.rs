@@ -13,6 +13,10 @@ pub(super) const TOKENS: &str = "input_ids";
 pub(super) const TARGETS: &str = "targets";
 /// The number of each token in its row, i32 [seq].
 pub(super) const POSITIONS: &str = "positions";
+/// The seed and the step, i32 [3], and the number of each token in the global batch, i32 [rows, seq]: what numbers
+/// at random are drawn from.
+pub(super) const RUN: &str = "run";
+pub(super) const PLACES: &str = "places";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Meaning {
@@ -24,7 +28,7 @@ pub(super) enum Meaning {
 }
 
 const LABELS: [&str; 3] = ["labels", "targets", "target"];
-const PLACES: [&str; 3] = ["position_ids", "positions", "pos"];
+const OF_POSITIONS: [&str; 3] = ["position_ids", "positions", "pos"];
 
 /// What an input is: floats are columns; whole numbers by their name, and else the first ones [rows, tokens]
 /// are tokens, the second ones their labels, others columns. `seen` are those before it.
@@ -51,7 +55,7 @@ pub(super) fn meaning(
         Elem::Bool => return refuse("its elements are not numbers".into()),
         Elem::Float => Meaning::Column,
         Elem::Int if is(&LABELS) => Meaning::Labels,
-        Elem::Int if is(&PLACES) => Meaning::Positions,
+        Elem::Int if is(&OF_POSITIONS) => Meaning::Positions,
         Elem::Int if name.contains("mask") => {
             return refuse("masks of padding are not read".into());
         }
@@ -95,6 +99,7 @@ impl Lower<'_> {
         let all = [self.sizes.rows, self.sizes.seq];
         let (role, sizes) = match name {
             POSITIONS => (Role::input(name), &all[1..]),
+            RUN => (Role::input(name), &[3][..]),
             // Those of rows keep their name: nothing of tokens is moved.
             TARGETS if self.labels.1[..] != all => {
                 let own = Own { fill: Fill::Labels, batch: true, seq: None };

@@ -17,6 +17,7 @@ use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
+use shardc_ir::plan::Dropout;
 use shardc_ir::rule::Rule;
 use shardc_ir::types::{DType, Type};
 use shardc_ir::weights::TensorSlice;
@@ -41,8 +42,8 @@ pub(super) enum Val {
     Head(View),
     /// Scores with a mask that the softmax behind them takes.
     Masked(View, Folded),
-    /// The softmax of such scores.
-    Probs(View, Folded),
+    /// The softmax of such scores, and its rate of dropout.
+    Probs(View, Folded, f64),
     /// What cannot be had, and why.
     Missing(Arc<str>),
 }
@@ -96,6 +97,10 @@ pub(super) struct Lower<'a> {
     pub literals: BTreeMap<Vec<u32>, Value>,
     pub position: Option<Value>,
     pub warnings: Vec<Diag>,
+    /// What is asked for in place of rates of dropout.
+    pub dropout: Dropout,
+    /// Streams of numbers at random, and how many nodes of the name there are.
+    pub streams: BTreeMap<String, usize>,
 }
 
 impl<'a> Lower<'a> {
@@ -125,6 +130,8 @@ impl<'a> Lower<'a> {
             literals: BTreeMap::new(),
             position: None,
             warnings: vec![],
+            dropout: Dropout::Nothing,
+            streams: BTreeMap::new(),
         }
     }
 
@@ -330,7 +337,7 @@ impl<'a> Lower<'a> {
         }
         let same = matches!(row, Some(How::Same));
         let passes = match &first {
-            Some(Val::Probs(..)) => same || n.op.starts_with("dropout"),
+            Some(Val::Probs(..)) => same,
             Some(Val::Masked(..)) => same,
             _ => false,
         };

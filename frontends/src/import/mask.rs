@@ -10,7 +10,8 @@ use std::fmt;
 pub(super) struct Rule {
     /// Which keys are seen.
     pub mask: Mask,
-    /// Of each head what is taken off a score, times the distance of query and key; empty if nothing is.
+    /// Of each head, or of all alike, what is taken off a score, times the distance of query and key; empty if
+    /// nothing is.
     pub slopes: Vec<f32>,
 }
 
@@ -138,9 +139,6 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
     if slopes.iter().all(|x| *x == 0.0) {
         return Ok(Rule::of(mask));
     }
-    if heads.len() == 1 {
-        return Err(Odd::Number(heads[0].at(&[t - 1, 0])));
-    }
     Ok(Rule { mask, slopes })
 }
 
@@ -265,5 +263,9 @@ mod tests {
             let found = classify(&cells(Some(at)));
             assert_eq!(found.is_ok(), alone, "cell {at}: {found:?}");
         }
+        // One head, or heads that are alike, have one.
+        let one = cells(None).select(1, 0);
+        let alone = Rule { mask: Mask::CAUSAL, slopes: vec![0.25] };
+        assert_eq!(classify(&one), Ok(alone));
     }
 }

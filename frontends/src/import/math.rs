@@ -1,4 +1,4 @@
-//! Sums, products and functions of elements, by rules whose letters the views choose.
+//! Functions of elements, by rules whose letters the views choose.
 
 use super::folded::{Folded, spread};
 use super::graph::{Arg, Elem, Node};
@@ -7,12 +7,11 @@ use super::mask::FAR;
 use super::operands::dim_of;
 use super::table::Arithmetic;
 use super::view::{Dim, View, letter};
-use shardc_ir::attr::{Broadcast, Padding};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::attr::Padding;
+use shardc_ir::diag::Result;
 use shardc_ir::func::Value;
 use shardc_ir::ops::{
-    Add, Div, Dot, Erf, Fill, Gelu, Max, Min, Mul, Op, ReduceSum, Rsqrt, Scale, Shift, Sqrt, Sub,
-    Take,
+    Add, Div, Erf, Fill, Gelu, Max, Min, Mul, Op, Rsqrt, Scale, Shift, Sqrt, Sub, Take,
 };
 use shardc_ir::types::Type;
 
@@ -187,23 +186,6 @@ impl Lower<'_> {
         Ok(vec![Val::Data(y)])
     }
 
-    pub(super) fn dropout(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let p = self.number(n, "p").unwrap_or(0.0);
-        let x = self.data(n, "input").map(Val::Data)?;
-        if p > 0.0
-            && !matches!(n.arg("train"), Arg::Bool(false))
-            && self.warnings.iter().all(|w| w.code != "dropout-ignored")
-        {
-            let what = format!("the model drops {p} of its activations, which is ignored");
-            self.warnings.push(
-                Diag::new("dropout-ignored", what)
-                    .at(n.scope.to_string())
-                    .help("set its rate to 0 before exporting, so that this goes away"),
-            );
-        }
-        Ok(vec![x])
-    }
-
     pub(super) fn gelu(&mut self, n: &Node) -> Result<Vec<Val>> {
         if matches!(n.arg("approximate"), Arg::Text(t) if &**t == "tanh") {
             let v = self.unary(n, "act", Gelu {}.into())?;
@@ -293,195 +275,6 @@ impl Lower<'_> {
         let made = mask.choose(&Folded::full(Elem::Float, &[], value), &old);
         let made = made.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
         Ok(vec![Val::Masked(scores, made)])
-    }
-
-    pub(super) fn linear(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let (x, w) = (self.data(n, "input")?, self.data(n, "weight")?);
-        let y = self.product(n, &x, &w)?;
-        self.biased(n, y, "bias")
-    }
-
-    pub(super) fn addmm(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let (x, w) = (self.data(n, "mat1")?, self.data(n, "mat2")?);
-        let plain = ["alpha", "beta"].iter().all(|k| self.number(n, k).unwrap_or(1.0) == 1.0);
-        if !plain || w.shape.len() != 2 {
-            return Err(self.refuse(n, "its factors are not 1"));
-        }
-        let y = self.product(n, &x, &w.transpose(0, 1))?;
-        self.biased(n, y, "self")
-    }
-
-    pub(super) fn biased(&mut self, n: &Node, y: View, name: &str) -> Result<Vec<Val>> {
-        let y = match n.arg(name) {
-            Arg::None => y,
-            _ => {
-                let b = self.data(n, name)?;
-                self.both(n, Arithmetic::Add, &y, &b)?
-            }
-        };
-        Ok(vec![Val::Data(y)])
-    }
-
-    /// x [.., c] times a weight [o, c].
-    fn product(&mut self, n: &Node, x: &View, w: &View) -> Result<View> {
-        let x = self.settled(n, x)?;
-        let rank = x.shape.len();
-        let last = rank.checked_sub(1).map(|d| x.dims[d]);
-        let fits = w.shape.len() == 2 && w.real() == 2 && matches!(last, Some(Dim::Real(_)));
-        if !fits || x.shape[rank - 1] != w.shape[1] {
-            return Err(self.refuse(n, "its operands do not fit"));
-        }
-        let c = letter(rank - 1);
-        let (lx, lw) = (x.letters(rank), w.letters(2));
-        let lw: String = lw.chars().map(|l| if l == 'a' { 'z' } else { c }).collect();
-        let out: String = lx.chars().filter(|&l| l != c).chain(['z']).collect();
-        let rule = self.rule(n, &format!("{lx},{lw}->{out}"), &[x.value, w.value])?;
-        let v = self.emit(n, "linear", Dot { rule }, &[x.value, w.value])?;
-        let mut shape = x.shape.clone();
-        shape[rank - 1] = w.shape[0];
-        let out: String = out.chars().map(|l| if l == 'z' { c } else { l }).collect();
-        Ok(View::of(v, &out, shape))
-    }
-
-    /// Products of matrices in the last two dims, batched over the others.
-    pub(super) fn matmul(&mut self, n: &Node, other: &str) -> Result<Vec<Val>> {
-        if let Some(v) = self.raised_probs(n, other)? {
-            return Ok(vec![Val::Data(v)]);
-        }
-        let (a, b) = (self.data(n, "self")?, self.data(n, other)?);
-        let (ra, rb) = (a.shape.len(), b.shape.len());
-        if ra < 2 || rb < 2 || a.shape[ra - 1] != b.shape[rb - 2] {
-            return Err(self.refuse(n, "its operands are not matrices that fit"));
-        }
-        let (m, c) = (a.shape[ra - 2], b.shape[rb - 1]);
-        let outer = spread(&a.shape[..ra - 2], &b.shape[..rb - 2]);
-        let mut shape = outer.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
-        shape.extend([m, c]);
-        let given = (a.clone(), b.clone());
-        let (a, b) = (self.settled(n, &a)?, self.settled(n, &b)?);
-        // Dims: those of the result, and behind them the one that is summed over.
-        let rank = shape.len();
-        let put = |v: &View, keep: usize, sum: usize, at: usize| {
-            let mut dims = vec![Dim::Virtual; rank + 1];
-            let off = rank - v.shape.len();
-            let outer = v.shape.len() - 2;
-            dims[off..off + outer].copy_from_slice(&v.dims[..outer]);
-            (dims[at], dims[rank]) = (v.dims[keep], v.dims[sum]);
-            View { value: v.value, dims, shape: vec![1; rank + 1] }
-        };
-        let pa = put(&a, ra - 2, ra - 1, rank - 2);
-        let pb = put(&b, rb - 1, rb - 2, rank - 1);
-        let (la, lb) = (pa.letters(rank + 1), pb.letters(rank + 1));
-        let out: String =
-            (0..rank).map(letter).filter(|&l| la.contains(l) || lb.contains(l)).collect();
-        let ins = [a.value, b.value];
-        let summed = letter(rank);
-        let v = match (la.contains(summed), lb.contains(summed)) {
-            (true, true) => {
-                let rule = self.rule(n, &format!("{la},{lb}->{out}"), &ins)?;
-                self.emit(n, "scores", Dot { rule }, &ins)?
-            }
-            (false, false) if a.shape[ra - 1] == 1 => {
-                let rule = self.spread(n, &[&la, &lb], &out, &ins)?;
-                self.emit(n, "product", Mul { rule }, &ins)?
-            }
-            _ => {
-                return Err(
-                    self.refuse(n, "one of its operands is repeated where it is summed over")
-                );
-            }
-        };
-        self.products.insert(v, (given.0, given.1.transpose(rb - 2, rb - 1)));
-        Ok(vec![Val::Data(View::of(v, &out, shape))])
-    }
-
-    /// Dims that are reduced, and whether they stay as dims of one element.
-    fn reduced(&self, n: &Node, rank: usize) -> Result<(Vec<usize>, bool)> {
-        let all = self.ints(n, "dim")?;
-        let dims: Vec<usize> = match all.is_empty() {
-            true => (0..rank).collect(),
-            false => all.iter().map(|&d| dim_of(d, rank, self, n)).collect::<Result<_>>()?,
-        };
-        Ok((dims, self.flag(n, "keepdim")))
-    }
-
-    /// The mean or sum over dims.
-    pub(super) fn mean(&mut self, n: &Node, is_mean: bool) -> Result<Vec<Val>> {
-        let x = self.data(n, "self")?;
-        let (dims, keep) = self.reduced(n, x.shape.len())?;
-        let count: f64 = dims.iter().map(|&d| x.shape[d] as f64).product();
-        let y = self.sum_over(n, &x, &dims, keep)?;
-        // Along a repeat a sum is a multiple.
-        let summed: f64 = dims
-            .iter()
-            .filter(|&&d| x.dims[d] != Dim::Virtual)
-            .map(|&d| x.shape[d] as f64)
-            .product();
-        let by = if is_mean { 1.0 / summed } else { count / summed };
-        Ok(vec![Val::Data(self.scaled(n, &y, by)?)])
-    }
-
-    /// The mean of squares of differences, their sum, or they themselves.
-    pub(super) fn mse(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let (x, y) = (self.data(n, "self")?, self.data(n, "target")?);
-        let d = self.both(n, Arithmetic::Sub, &x, &y)?;
-        let square = self.both(n, Arithmetic::Mul, &d, &d)?;
-        let dims: Vec<usize> = (0..d.shape.len()).collect();
-        let real: f64 = d.shape.iter().map(|&s| s as f64).product();
-        let reduction = self.int(n, "reduction")?.unwrap_or(1);
-        if reduction == 0 {
-            return Ok(vec![Val::Data(square)]);
-        }
-        let whole = self.whole(n, &square)?;
-        let sum = self.sum_over(n, &whole, &dims, false)?;
-        let by = if reduction == 1 { 1.0 / real } else { 1.0 };
-        Ok(vec![Val::Data(self.scaled(n, &sum, by)?)])
-    }
-
-    /// The sum over dims, of those along which something changes.
-    pub(super) fn sum_over(
-        &mut self,
-        n: &Node,
-        x: &View,
-        dims: &[usize],
-        keep: bool,
-    ) -> Result<View> {
-        let x = self.settled(n, x)?;
-        let rank = x.shape.len();
-        let from = x.letters(rank);
-        let gone = |d: usize| dims.contains(&d);
-        let to: String =
-            from.chars().filter(|&c| !(0..rank).any(|d| letter(d) == c && gone(d))).collect();
-        let v = if from == to {
-            x.value
-        } else {
-            match self.square_of(x.value) {
-                Some(y) if self.raise.norms => {
-                    let rule = self.rule(n, &format!("{from},{from}->{to}"), &[y, y])?;
-                    self.emit(n, "squares", Dot { rule }, &[y, y])?
-                }
-                _ => {
-                    let rule = self.rule(n, &format!("{from}->{to}"), &[x.value])?;
-                    self.emit(n, "total", ReduceSum { rule }, &[x.value])?
-                }
-            }
-        };
-        let shape = (0..rank).map(|d| if gone(d) { 1 } else { x.shape[d] }).collect();
-        let mut y = View::of(v, &to, shape);
-        if !keep {
-            for d in (0..rank).rev().filter(|&d| gone(d)) {
-                y = y.squeeze(d);
-            }
-        }
-        Ok(y)
-    }
-
-    /// x where the value is x times x.
-    fn square_of(&self, v: Value) -> Option<Value> {
-        match self.maker(v)? {
-            (Op::Mul(m), &[a, b]) if a == b && m.rule == Broadcast::SAME => Some(a),
-            _ => None,
-        }
     }
 
     /// Scores plus known numbers of two dims: a mask, which the softmax behind it takes.

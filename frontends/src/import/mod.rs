@@ -7,6 +7,7 @@
 
 mod archive;
 mod attend;
+mod drop;
 mod emit;
 mod fold;
 mod folded;
@@ -20,7 +21,9 @@ mod names;
 mod norms;
 mod operands;
 mod parts;
+mod products;
 mod raise;
+mod reductions;
 mod reshape;
 mod schema;
 mod shapes;
@@ -36,7 +39,7 @@ use lower::Lower;
 use safetensors::Dtype;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::phase::Phase;
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::source::Source;
 use shardc_ir::verify::verify;
 use std::path::Path;
@@ -79,6 +82,7 @@ pub fn split_as(source: &mut Source, plan: &[(String, String)]) {
 pub struct Opened {
     archive: Archive,
     graph: Graph,
+    dropout: Dropout,
 }
 
 /// A model that was imported.
@@ -96,7 +100,12 @@ impl Opened {
     pub fn read(path: &Path) -> Result<Opened> {
         let archive = Archive::open(path)?;
         let graph = archive.graph()?;
-        Ok(Opened { archive, graph })
+        Ok(Opened { archive, graph, dropout: Dropout::Nothing })
+    }
+
+    /// The same with dropout, as the archive says or at another rate, where it is trained.
+    pub fn drops(self, dropout: Dropout) -> Opened {
+        Opened { dropout, ..self }
     }
 
     /// Rows and tokens, where the archive fixes them, or has less of them than `most`. A row without tokens
@@ -135,7 +144,15 @@ impl Opened {
     pub fn import(&self, sizes: Sizes, mode: Mode, raise: Raise) -> Result<Imported> {
         self.check(sizes)?;
         let mut l = Lower::new(&self.graph, &self.archive, sizes, raise);
+        if mode == Mode::Train {
+            l.dropout = self.dropout;
+        }
         l.run()?;
+        if l.dropout != Dropout::Nothing && l.streams.is_empty() {
+            let what = "--dropout changes nothing: the archive drops nothing";
+            let help = "leave it out, or export in training, with rates above 0";
+            l.warnings.push(Diag::new("no-effect", what).help(help));
+        }
         self.again(&l, sizes)?;
         ties::tie(&mut l, &self.archive);
         let source = emit::source(&mut l, mode)?;

@@ -59,7 +59,7 @@ impl Lower<'_> {
             if d + 1 != v.shape.len() {
                 return Err(self.refuse(n, "a mask is not along the last dim"));
             }
-            return Ok(vec![Val::Probs(v, mask)]);
+            return Ok(vec![Val::Probs(v, mask, 0.0)]);
         }
         let x = self.data(n, "self")?;
         let x = self.settled(n, &x)?;

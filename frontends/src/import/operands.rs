@@ -73,7 +73,7 @@ impl Lower<'_> {
             return Err(self.refuse(n, &format!("`{name}` is not a tensor")));
         };
         match self.val(*id) {
-            Val::Data(v) | Val::Masked(v, _) | Val::Probs(v, _) => Ok(v.shape.clone()),
+            Val::Data(v) | Val::Masked(v, _) | Val::Probs(v, ..) => Ok(v.shape.clone()),
             Val::Head(v) => Ok(v.shape.clone()),
             Val::Folded(f) => Ok(f.shape.clone()),
             Val::Labels(l) => Ok(l.shape.clone()),

@@ -9,7 +9,7 @@ use shardc_ir::ops::{Expand, Reshape, Transpose};
 use shardc_ir::rule::Letter;
 
 /// The letter of a size that is an attribute.
-fn sized(c: char, n: usize) -> (Letter, usize) {
+pub(super) fn sized(c: char, n: usize) -> (Letter, usize) {
     (Letter(c as u8 - b'a'), n)
 }
 

@@ -10,10 +10,12 @@ op! {
     /// (`-4..2`), of these those of its chunk of 8 positions (`-4..2/8`). A score is x = scale q·k or,
     /// with a softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). With `slopes=true` an
     /// operand follows, f32 `[n]`, a number for each head: so many times the distance of query and key
-    /// is taken off a score (Press et al., 2022, *ALiBi*); slopes have no gradient. Results: the output
-    /// `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
+    /// is taken off a score (Press et al., 2022, *ALiBi*); slopes have no gradient. With
+    /// `kept=0.9 h.0.attn` the run and the places of queries `[b,s]` follow, as `draw` has them: of the
+    /// probabilities some are 0 at random, by the place, the head's number and the key's position, and the
+    /// others larger ([`Kept`]). Results: the output `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
     /// nothing is seen).
-    Attention = "attention" (q, k, v, q_pos, k_pos, slopes) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool }
+    Attention = "attention" (q, k, v, q_pos, k_pos, slopes, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, kept: Option<Kept> }
     facts |o| { kind: Attention, fusion: None, precision: if o.slopes { Wants::Gated } else { Wants::Half }, gradient: Flows }
     samples [
         "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
@@ -22,7 +24,93 @@ op! {
         "attention[0.7; mask=full; softcap=1.5; slopes=true] f32[1,3,4,2], f32[1,3,2,2], f32[1,3,2,2], i32[3], i32[3], f32[4]",
         "attention[0.7; mask=-1..2/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], i32[4], i32[5]",
         "attention[0.7; mask=causal; softcap=1.5] f32[1,3,2,2], f32[1,3,1,2], f32[1,3,1,2], i32[3], i32[3]",
+        "attention[0.7; mask=causal; kept=0.5 a.0] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3], i32[3], i32[2,3]",
+        "attention[0.7; mask=full; slopes=true; kept=0.7 a.1] f32[1,3,4,2], f32[1,5,2,2], f32[1,5,2,3], i32[3], i32[5], f32[4], i32[3], i32[1,3]",
     ]
+}
+
+/// Operands behind positions, which there need not be: where each stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Behind {
+    pub slopes: Option<usize>,
+    /// The run and the places of queries.
+    pub drawn: Option<[usize; 2]>,
+    /// Number of all operands.
+    pub end: usize,
+}
+
+impl Behind {
+    /// Those behind the first `first`.
+    pub fn new(first: usize, slopes: bool, kept: bool) -> Behind {
+        let slopes = slopes.then_some(first);
+        let next = first + usize::from(slopes.is_some());
+        let drawn = kept.then_some([next, next + 1]);
+        Behind { slopes, drawn, end: next + if kept { 2 } else { 0 } }
+    }
+    /// Their letters.
+    fn rule(self) -> String {
+        let word = |there, text| if there { text } else { "" };
+        [word(self.slopes.is_some(), ",(gr)"), word(self.drawn.is_some(), ",!k,bs")].concat()
+    }
+    /// Their ranks, behind those of the others.
+    fn ranks(self, others: &[usize]) -> Vec<usize> {
+        let mut all = others.to_vec();
+        all.extend(self.slopes.map(|_| 1));
+        all.extend(self.drawn.iter().flat_map(|_| [1, 2]));
+        all
+    }
+    /// The letter rule of an op with these operands and results before and behind them.
+    pub(crate) fn letters(self, ins: &str, others: &[usize], outs: &str) -> Rule {
+        Rule::new(&format!("{ins}{}->{outs}", self.rule()), &self.ranks(others))
+    }
+    /// Says what is wrong with their number, shapes and types.
+    pub(crate) fn accepts(self, ins: &[&Type]) -> Result<(), String> {
+        if ins.len() != self.end {
+            return Err(format!("{} operands are needed", self.end));
+        }
+        if self.slopes.is_some_and(|i| ins[i].rank() != 1 || ins[i].dtype != DType::F32) {
+            return Err("slopes are f32 of 1 dim".into());
+        }
+        let is = |i: usize, rank| ins[i].rank() == rank && ins[i].dtype == DType::I32;
+        if self
+            .drawn
+            .is_some_and(|[run, place]| !is(run, 1) || ins[run].dims[0].size != 3 || !is(place, 2))
+        {
+            return Err("the run is i32[3], and places are i32 of 2 dims".into());
+        }
+        Ok(())
+    }
+    /// A step that drops something.
+    pub(crate) fn settle(self, drawn: &mut [Tensor]) {
+        if let Some([run, _]) = self.drawn {
+            drawn[run].data[2] = 5.0;
+        }
+    }
+}
+
+/// What probabilities of the queries of a rank are multiplied by, `[b, s, n, t]`; `None` if nothing is dropped.
+pub(crate) fn factors(
+    kept: Option<&Kept>,
+    behind: Behind,
+    ins: &[&Tensor],
+    [q_pos, k_pos]: [&Tensor; 2],
+    first_head: usize,
+) -> Option<Tensor> {
+    let ([run, place], kept) = (behind.drawn?, kept?);
+    let draws = kept.draws(ins[run]);
+    let place = ins[place];
+    let keys = || k_pos.data.iter().map(|&k| k as i32);
+    let heads = ins[0].shape[2];
+    let mut all = Tensor::full(&[place.shape[0], q_pos.shape[0], heads, k_pos.shape[0]], 1.0);
+    for b in 0..place.shape[0] {
+        for s in 0..q_pos.shape[0] {
+            for h in 0..heads {
+                let at = [place.at(&[b, s]) as i64 as u32, (first_head + h) as u32];
+                draws.of_keys(at, keys(), |t, x| *all.at_mut(&[b, s, h, t]) = x);
+            }
+        }
+    }
+    Some(all)
 }
 
 /// Queries a kernel treats at once: its scratch memory holds so many rows of scores.
@@ -102,41 +190,29 @@ pub(crate) fn far_off(
     slopes.map_or(0.0, |m| m.data[h] * (q_pos.data[s] - k_pos.data[t]).abs())
 }
 
-/// Says what is wrong with the number of operands: so many, and slopes if there are.
-pub(crate) fn accepts_slopes(ins: &[&Type], others: usize, slopes: bool) -> Result<(), String> {
-    match (ins.get(others), slopes) {
-        (None, false) if ins.len() == others => Ok(()),
-        (Some(t), true) if ins.len() == others + 1 => {
-            match t.rank() == 1 && t.dtype == DType::F32 {
-                true => Ok(()),
-                false => Err("slopes are f32 of 1 dim".into()),
-            }
-        }
-        _ => Err(format!("{} operands are needed", others + usize::from(slopes))),
-    }
-}
-
 /// Multiplications and additions of products over all pairs: b·s·n·t·(d + e).
 pub(crate) fn pair_flops(loops: &[(Letter, f64)], per: f64) -> f64 {
     let size = |c: char| loops.iter().find(|l| l.0.name() == c).map_or(1.0, |l| l.1);
     per * size('b') * size('s') * size('g') * size('r') * size('t') * (size('d') + size('e'))
 }
 
+impl Attention {
+    /// Where the operands behind positions stand.
+    pub fn behind(&self) -> Behind {
+        Behind::new(5, self.slopes, self.kept.is_some())
+    }
+}
+
 impl OpDef for Attention {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        accepts_slopes(ins, 5, self.slopes)?;
+        self.behind().accepts(ins)?;
         self.mask.accepts()?;
         accepts_softcap(self.softcap)?;
         accepts_qkv(ins, [3, 4])
     }
     fn rule(&self, _: &[usize]) -> Rule {
-        match self.slopes {
-            false => Rule::new("bs(gr)!d,b!tg!d,b!tg!e,s,!t->bs(gr)e,bs(gr)", &[4, 4, 4, 1, 1]),
-            true => {
-                let text = "bs(gr)!d,b!tg!d,b!tg!e,s,!t,(gr)->bs(gr)e,bs(gr)";
-                Rule::new(text, &[4, 4, 4, 1, 1, 1])
-            }
-        }
+        let ranks = [4, 4, 4, 1, 1];
+        self.behind().letters("bs(gr)!d,b!tg!d,b!tg!e,s,!t", &ranks, "bs(gr)e,bs(gr)")
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         pair_flops(loops, 2.0)
@@ -154,8 +230,8 @@ impl OpDef for Attention {
         if let Some(d_lse) = d[1] {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
-        let Attention { scale, mask, softcap, slopes } = *self;
-        let op = AttentionGrad { scale, mask, softcap, slopes };
+        let Attention { scale, mask, softcap, slopes, kept } = self.clone();
+        let op = AttentionGrad { scale, mask, softcap, slopes, kept };
         let mut all = vec![ins[0], ins[1], ins[2], outs[1], d_o, delta];
         all.extend(&ins[3..]);
         let g = b.push_n(&["q", "k", "v"], op, &all);
@@ -169,13 +245,19 @@ impl OpDef for Attention {
     fn workspace(&self, mesh: &Mesh, ins: &[&Type], _: &[&Type]) -> usize {
         score_bytes(mesh, [ins[0], ins[1], ins[2]], false)
     }
+    fn settle(&self, _: &[Type], drawn: &mut [Tensor]) {
+        self.behind().settle(drawn);
+    }
     fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [q, k, v] = [ins[0], ins[1], ins[2]];
+        let behind = self.behind();
+        let first = cx.out_extent(0, 2).offset;
+        let factors = factors(self.kept.as_ref(), behind, ins, [ins[3], ins[4]], first);
         let pairs = [q, k, ins[3], ins[4]];
         let score = |b, s, h, g, t| {
             let dot = |d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d]);
             let x = capped(self.scale * (0..q.shape[3]).map(dot).sum::<f64>(), self.softcap);
-            x - far_off(ins[3], ins[4], ins.get(5).copied(), [s, t, h])
+            x - far_off(ins[3], ins[4], behind.slopes.map(|i| ins[i]), [s, t, h])
         };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
         each_pair(pairs, self.mask, |b, s, h, g, t| {
@@ -187,6 +269,7 @@ impl OpDef for Attention {
         each_pair(pairs, self.mask, |b, s, h, g, t| {
             let p = (score(b, s, h, g, t) - max.at(&[b, s, h])).exp();
             *sum.at_mut(&[b, s, h]) += p;
+            let p = p * factors.as_ref().map_or(1.0, |f| f.at(&[b, s, h, t]));
             for e in 0..v.shape[3] {
                 *out.at_mut(&[b, s, h, e]) += p * v.at(&[b, t, g, e]);
             }

@@ -1,23 +1,38 @@
 //! `attention_grad`: gradients of `attention`, from its log-sum-exp.
 
+use super::attention::Behind;
 use super::*;
 
 op! {
     /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
     /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
-    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool }
+    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, kept: Option<Kept> }
     facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "attention_grad[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
         "attention_grad[0.5; mask=causal; softcap=1.5] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
         "attention_grad[0.5; mask=causal; softcap=1.5; slopes=true] f32[1,3,4,2], f32[1,3,2,2], f32[1,3,2,2], f32[1,3,4], f32[1,3,4,2], f32[1,3,4], i32[3], i32[3], f32[4]",
         "attention_grad[0.5; mask=-1..1/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], f32[1,4,2], f32[1,4,2,3], f32[1,4,2], i32[4], i32[5]",
+        "attention_grad[0.5; mask=causal; kept=0.5 a.0] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3], i32[3], i32[2,3]",
+        "attention_grad[0.5; mask=full; softcap=1.5; slopes=true; kept=0.7 a.1] f32[1,3,4,2], f32[1,5,2,2], f32[1,5,2,3], f32[1,3,4], f32[1,3,4,3], f32[1,3,4], i32[3], i32[5], f32[4], i32[3], i32[1,3]",
     ]
+}
+
+impl AttentionGrad {
+    /// Where the operands behind positions stand.
+    pub fn behind(&self) -> Behind {
+        Behind::new(8, self.slopes, self.kept.is_some())
+    }
+    /// The attention whose gradients these are.
+    pub fn forward(&self) -> Attention {
+        let AttentionGrad { scale, mask, softcap, slopes, kept } = self.clone();
+        Attention { scale, mask, softcap, slopes, kept }
+    }
 }
 
 impl OpDef for AttentionGrad {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        attention::accepts_slopes(ins, 8, self.slopes)?;
+        self.behind().accepts(ins)?;
         self.mask.accepts()?;
         attention::accepts_softcap(self.softcap)?;
         attention::accepts_qkv(ins, [6, 7])?;
@@ -33,18 +48,8 @@ impl OpDef for AttentionGrad {
         Ok(())
     }
     fn rule(&self, _: &[usize]) -> Rule {
-        let ranks = [4, 4, 4, 3, 4, 3, 1, 1, 1];
-        match self.slopes {
-            false => {
-                let text = "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t->bs(gr)d,btgd,btge";
-                Rule::new(text, &ranks[..8])
-            }
-            true => {
-                let text =
-                    "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t,(gr)->bs(gr)d,btgd,btge";
-                Rule::new(text, &ranks)
-            }
-        }
+        let ins = "bs(gr)!d,b!tg!d,b!tg!e,bs(gr),bs(gr)e,bs(gr),s,!t";
+        self.behind().letters(ins, &[4, 4, 4, 3, 4, 3, 1, 1], "bs(gr)d,btgd,btge")
     }
     fn linear(&self) -> Linear {
         Linear::Together(1 << 4 | 1 << 5)
@@ -60,9 +65,9 @@ impl OpDef for AttentionGrad {
     }
     /// Log-sum-exp and row sums are those of the attention of these q, k, v.
     fn settle(&self, types: &[Type], drawn: &mut [Tensor]) {
-        let AttentionGrad { scale, mask, softcap, slopes } = *self;
-        let attention = Op::from(Attention { scale, mask, softcap, slopes });
-        let at = || [0, 1, 2, 6, 7, 8].into_iter().take(if slopes { 6 } else { 5 });
+        self.behind().settle(drawn);
+        let attention = Op::from(self.forward());
+        let at = || [0, 1, 2].into_iter().chain(6..drawn.len());
         let types: Vec<&Type> = at().map(|i| &types[i]).collect();
         let own: Vec<&Tensor> = at().map(|i| &drawn[i]).collect();
         let made = crate::samples::eval(&attention, &types, &[], &own);
@@ -73,7 +78,10 @@ impl OpDef for AttentionGrad {
         });
         drawn[3] = made[1].clone();
     }
-    fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+    fn eval(&self, cx: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
+        let behind = self.behind();
+        let first = cx.out_extent(0, 2).offset;
+        let factors = attention::factors(self.kept.as_ref(), behind, ins, [ins[6], ins[7]], first);
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];
         let (mut dq, mut dk, mut dv) =
             (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
@@ -83,13 +91,15 @@ impl OpDef for AttentionGrad {
             let score = attention::capped(self.scale * dot, self.softcap);
             // d (c tanh(x / c)) / dx = 1 - tanh²(x / c)
             let slope = self.softcap.map_or(1.0, |c| 1.0 - (score / c).powi(2));
-            let score = score - attention::far_off(ins[6], ins[7], ins.get(8).copied(), [s, t, h]);
+            let slopes = behind.slopes.map(|i| ins[i]);
+            let score = score - attention::far_off(ins[6], ins[7], slopes, [s, t, h]);
             let p = (score - lse.at(&row)).exp();
             let dp: f64 =
                 (0..v.shape[3]).map(|e| d_o.at(&[b, s, h, e]) * v.at(&[b, t, g, e])).sum();
-            let ds = self.scale * slope * p * (dp - delta.at(&row));
+            let kept = factors.as_ref().map_or(1.0, |f| f.at(&[b, s, h, t]));
+            let ds = self.scale * slope * p * (kept * dp - delta.at(&row));
             for e in 0..v.shape[3] {
-                *dv.at_mut(&[b, t, g, e]) += p * d_o.at(&[b, s, h, e]);
+                *dv.at_mut(&[b, t, g, e]) += kept * p * d_o.at(&[b, s, h, e]);
             }
             for d in 0..q.shape[3] {
                 *dq.at_mut(&[b, s, h, d]) += ds * k.at(&[b, t, g, d]);

@@ -77,7 +77,7 @@ pub enum FusionClass {
 pub enum Wants {
     /// bf16.
     Half,
-    /// Rows that are bf16, and gates, the last operand, that are f32.
+    /// Rows that are bf16, and gates, the last operand of floats, that are f32.
     Gated,
     /// The first operand bf16, the others as they are.
     HalfFirst,

@@ -5,6 +5,7 @@
 mod facts;
 
 pub use facts::{Facts, FusionClass, Gradient, Kind, Wants};
+pub use kept::Kept;
 pub use layout::{Collective, Sends};
 pub use mask::Mask;
 
@@ -195,6 +196,7 @@ pub mod fill;
 pub mod grouped_dot;
 pub mod grouped_dot_t;
 pub mod grouped_outer;
+mod kept;
 pub mod layout;
 pub mod literal;
 mod mask;

@@ -2,6 +2,7 @@
 
 mod boxes;
 mod fuzz;
+mod house;
 mod interp;
 mod ops;
 mod text;

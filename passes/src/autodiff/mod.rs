@@ -1,5 +1,6 @@
 //! Gradients: reverse-mode differentiation of the per-rank program, and its cut into F and B.
 
+pub mod chunks;
 pub mod differentiate;
 mod mincut;
 pub mod recompute;

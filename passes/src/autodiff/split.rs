@@ -182,10 +182,9 @@ impl Split<'_> {
             let maker = self.makers[r.value.0 as usize].map(|m| m as usize);
             let last = (stages - 1, FuncKind::Forward);
             let own = match (role.kind, maker.and_then(|m| self.homes[m])) {
-                // A gradient that no node of backward makes: the last stage hands it on.
+                // A gradient that no node makes: the last stage hands it on.
                 (RoleKind::Grad, made) => {
-                    let handed = made.is_none_or(|m| m.1 == FuncKind::Forward);
-                    handed && home == (stages - 1, FuncKind::Backward)
+                    made.is_none() && home == (stages - 1, FuncKind::Backward)
                 }
                 (_, made) => home == made.unwrap_or(last),
             };

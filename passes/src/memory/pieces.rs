@@ -112,8 +112,10 @@ struct Search<'a> {
     all: Vec<usize>,
     /// By piece: its birth, and the end of its life, among all births and ends.
     lives: Vec<(usize, usize)>,
-    /// By [`NEAR`] of these: pieces that are alive in them.
-    near: Vec<Vec<usize>>,
+    /// By [`NEAR`] of these: how many pieces are alive in them.
+    near: Vec<usize>,
+    /// And those of them that are placed, by offset.
+    placed_near: Vec<Vec<(usize, usize)>>,
     offsets: Vec<usize>,
     best: (usize, Vec<usize>),
     /// Comparisons that may still be made.
@@ -133,9 +135,10 @@ impl<'a> Search<'a> {
         times.dedup();
         let at = |time: usize| times.partition_point(|&t| t < time);
         let lives: Vec<_> = pieces.iter().map(|p| (at(p.birth), at(p.death + 1))).collect();
-        let near = vec![vec![]; times.len() / NEAR + 1];
+        let near = vec![0; times.len() / NEAR + 1];
+        let placed_near = vec![vec![]; near.len()];
         let offsets = vec![0; pieces.len()];
-        Search { pieces, all, lives, near, offsets, best, left: work }
+        Search { pieces, all, lives, near, placed_near, offsets, best, left: work }
     }
 
     /// Searches until the best end is at most `enough`, or the comparisons are used up.
@@ -151,7 +154,7 @@ impl<'a> Search<'a> {
         for &i in &self.all {
             let (first, last) = (self.lives[i].0 / NEAR, (self.lives[i].1 - 1) / NEAR);
             self.left = self.left.checked_sub(last - first + 1)?;
-            self.near[first..=last].iter_mut().for_each(|n| n.push(i));
+            self.near[first..=last].iter_mut().for_each(|n| *n += 1);
         }
         let area = |i: usize| p[i].size().saturating_mul(p[i].length());
         let mut orders = [(); 4].map(|()| self.all.clone());
@@ -204,15 +207,14 @@ impl<'a> Search<'a> {
 
     /// Gives each piece, in this order, the lowest place that is free while it lives.
     fn lowest(&mut self, order: &[usize]) -> Option<usize> {
-        // By offset: what was placed, and what of it may be alive beside a piece.
+        // By offset.
         let mut placed: Vec<usize> = vec![];
-        let mut beside: Vec<(usize, usize)> = vec![];
-        let mut is_placed = vec![false; self.pieces.len()];
+        self.placed_near.iter_mut().for_each(Vec::clear);
         for &i in order {
             let (p, (from, to)) = (self.pieces[i], self.lives[i]);
             let (first, last) = (from / NEAR, (to - 1) / NEAR);
             let few: usize = match last - first < SPANS {
-                true => self.near[first..=last].iter().map(Vec::len).sum(),
+                true => self.near[first..=last].iter().sum(),
                 false => usize::MAX,
             };
             let mut at = 0;
@@ -224,19 +226,31 @@ impl<'a> Search<'a> {
                 !meets || offset < at + p.size()
             };
             if few < placed.len() / 2 {
-                beside.clear();
-                let near = self.near[first..=last].iter().flatten();
-                beside.extend(near.filter(|q| is_placed[**q]).map(|&q| (self.offsets[q], q)));
-                beside.sort_unstable();
-                beside.iter().all(|&(offset, q)| passes(&self.pieces[q], offset));
+                // One list after the other, by offset; a piece may be in several.
+                let mut near = self.placed_near[first..=last].iter().map(Vec::as_slice);
+                let mut near: [&[_]; SPANS] = [(); SPANS].map(|()| near.next().unwrap_or(&[]));
+                let lowest = |near: &[&[(usize, usize)]]| {
+                    (0..SPANS).filter(|&k| !near[k].is_empty()).min_by_key(|&k| near[k][0].0)
+                };
+                while let Some(k) = lowest(&near) {
+                    let (offset, q) = near[k][0];
+                    if !passes(&self.pieces[q], offset) {
+                        break;
+                    }
+                    near[k] = &near[k][1..];
+                }
                 self.pay(few)?;
             } else {
                 let found = placed.iter().position(|&q| !passes(&self.pieces[q], self.offsets[q]));
                 self.pay(found.unwrap_or(placed.len()))?;
             }
-            (self.offsets[i], is_placed[i]) = (at, true);
+            self.offsets[i] = at;
             let before = placed.partition_point(|&q| self.offsets[q] <= at);
             placed.insert(before, i);
+            for near in &mut self.placed_near[first..=last] {
+                let before = near.partition_point(|x| x.0 <= at);
+                near.insert(before, (at, i));
+            }
         }
         Some(self.done())
     }

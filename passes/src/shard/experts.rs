@@ -197,54 +197,11 @@ pub(super) fn annotate(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{Decay, Fuse, Optimizer, Options};
-    use shardc_ir::plan::{LrSchedule, Mode};
-    use shardc_ir::types::DType;
+    use crate::options::Options;
 
     fn options(mesh: &[(&str, usize)]) -> Options {
-        Options {
-            mesh: mesh.iter().map(|(n, s)| (n.to_string(), *s)).collect(),
-            node: None,
-            transport: Default::default(),
-            mode: Mode::Train,
-            global_batch: 8,
-            microbatch: 1,
-            seq: 16,
-            sp: false,
-            optimizer: Optimizer::Sgd,
-            lr: LrSchedule::Constant { lr: 1e-3 },
-            weight_decay: 0.0,
-            decay: Decay::All,
-            clip: None,
-            freeze: vec![],
-            shard: vec![],
-            auto: false,
-            budget: None,
-            hardware: Default::default(),
-            seed: 0,
-            dropout: Default::default(),
-            fuse: Fuse::Yes,
-            observe: false,
-            dtype: DType::F32,
-            grad_dtype: DType::F32,
-            ep: 1,
-            etp: None,
-            moe: Default::default(),
-            balance: Default::default(),
-            recompute: Default::default(),
-            cp_mode: Default::default(),
-            cp_split: None,
-            tp_mode: Default::default(),
-            tp_steps: Default::default(),
-            zero: 0,
-            zero_accumulate: Default::default(),
-            reshard_after_forward: true,
-            schedule: Default::default(),
-            chunks: None,
-            layers: String::new(),
-            speeds: vec![],
-            memory: None,
-        }
+        let mesh = mesh.iter().map(|(n, s)| (n.to_string(), *s)).collect();
+        Options { mesh, global_batch: 8, microbatch: 1, seq: 16, ..Options::default() }
     }
 
     fn folded(mesh: &[(&str, usize)], ep: usize, etp: usize, sp: bool) -> Result<String> {

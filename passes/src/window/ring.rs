@@ -19,6 +19,7 @@ use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::mesh::{AtomSet, Mesh};
+use shardc_ir::ops::attention::Behind;
 use shardc_ir::ops::{
     Add, Attention, AttentionGrad, FromVarying, MergeAttention, Op, Permute, Piece, ToVarying,
 };
@@ -85,8 +86,15 @@ impl Gathered<'_> {
             Some(d.atoms) == cut && d.size % ways == 0
         };
         let whole = |t: &Type| self.cp.within(t.replicated) && t.dims[0].atoms.is_empty();
+        let places = match &n.op {
+            Op::Attention(k) => k.behind(),
+            Op::AttentionGrad(k) => k.behind(),
+            _other => return Err(self.unlike(f, n)),
+        };
+        let places = places.drawn.map(|[_, place]| n.ins[place]);
+        let of_tokens = [q, k, v].into_iter().chain(places);
         let fits =
-            [q, k, v].into_iter().all(|x| even(x, TOKENS)) && even(q_pos, 0) && whole(f.ty(k_pos));
+            of_tokens.into_iter().all(|x| even(x, TOKENS)) && even(q_pos, 0) && whole(f.ty(k_pos));
         if fits { Ok([k, v]) } else { Err(self.unlike(f, n)) }
     }
 
@@ -178,14 +186,24 @@ impl<'a> Ring<'a> {
         ));
     }
 
+    /// Operands behind positions: a rank's own places of queries, and the others as they are.
+    fn behind(&mut self, n: &Node, all: Behind, first: usize) -> Vec<Value> {
+        let mut own = n.ins[first..].to_vec();
+        if let Some([_, place]) = all.drawn {
+            own[place - first] = self.own("place_own", n.ins[place], TOKENS);
+        }
+        own
+    }
+
     fn forward(&mut self, n: &Node, op: &Attention, blocks: [Value; 2]) {
-        let [q, _, _, q_pos, k_pos, ref slopes @ ..] = n.ins[..] else {
+        let [q, _, _, q_pos, k_pos, ..] = n.ins[..] else {
             unreachable!("attention has five operands")
         };
+        let behind = self.behind(n, op.behind(), 5);
         let (q, at) = (self.own("q_own", q, TOKENS), self.own("query_at", q_pos, 0));
         let mut all: Option<[Value; 2]> = None;
         self.around(blocks, k_pos, |ring, [k, v, key_at]| {
-            let ins = [&[q, k, v, at, key_at], slopes].concat();
+            let ins = [&[q, k, v, at, key_at], &behind[..]].concat();
             let made = ring.b.push_n(&["attn_block", "lse_block"], op.clone(), &ins);
             all = Some(match all {
                 None => [made[0], made[1]],
@@ -208,9 +226,10 @@ impl<'a> Ring<'a> {
         blocks: [Value; 2],
         homes: [Option<Value>; 2],
     ) {
-        let [q, _, _, lse, d_o, delta, q_pos, k_pos, ref slopes @ ..] = n.ins[..] else {
+        let [q, _, _, lse, d_o, delta, q_pos, k_pos, ..] = n.ins[..] else {
             unreachable!("attention_grad has eight operands")
         };
+        let behind = self.behind(n, op.behind(), 8);
         let [q, lse] = [("q_own", q), ("lse_own", lse)].map(|(h, v)| self.own(h, v, TOKENS));
         let at = self.own("query_at", q_pos, 0);
         self.b.grad = true;
@@ -227,7 +246,7 @@ impl<'a> Ring<'a> {
                 let note = "ring: the sum goes on with its block";
                 sums[i] = sums[i].map(|d| ring.pass(hints[i], d, note));
             }
-            let ins = [&[q, k, v, lse, d_o, delta, at, key_at], slopes].concat();
+            let ins = [&[q, k, v, lse, d_o, delta, at, key_at], &behind[..]].concat();
             let made = ring.b.push_n(&hints, op.clone(), &ins);
             for i in (0..3).filter(|&i| wanted[i]) {
                 sums[i] = Some(match sums[i] {

@@ -5,7 +5,7 @@
 //! exponential of the log-sum-exp is kept in its place, so that merging is what it is.
 
 use super::tensor::{Tensor, each, times};
-use crate::fun::{Fun, Pattern, Scores};
+use crate::fun::{Chunk, Fun, Pattern, Scores};
 use crate::number::{P, add, image, inverse, neg};
 
 /// Where pieces begin in whole tensors: of operand `i`, or of the result, along a dim.
@@ -105,6 +105,14 @@ pub fn results(
             j[p.dim] = p.start + p.step * i[p.dim];
             x[0].at(&j)
         })),
+        Fun::Chunk(c) if c.start == Chunk::ANY => {
+            Err(format!("`{}` has no meaning of its own over a field", f.name()))
+        }
+        Fun::Chunk(c) => one(Tensor::from_fn(shape, |i| {
+            let mut j = i.to_vec();
+            j[c.dim] = c.of(i[c.dim]);
+            x[0].at(&j)
+        })),
         Fun::Widen(p) => one(Tensor::from_fn(shape, |i| match p.taken_at(i[p.dim]) {
             Some(k) if k < x[0].shape[p.dim] => {
                 let mut j = i.to_vec();
@@ -115,11 +123,11 @@ pub fn results(
         })),
         Fun::Concat(dim) => one(Tensor::concat(*dim, x)),
         Fun::Rope { adjacent } => one(rope(*adjacent, x)),
-        Fun::Attention(c) => Ok(attention(c, x)),
-        Fun::AttentionGrad(c) => Ok(attention_grad(c, x)),
+        Fun::Attention(c) => Ok(attention(c, x, (at.result)(2))),
+        Fun::AttentionGrad(c) => Ok(attention_grad(c, x, (at.result)(2))),
         Fun::Merge => Ok(merge(x)),
         Fun::TopK(p, k) => one(top_k(p, *k, x[0], shape)?),
-        Fun::Route { groups, experts, rows, capacity } => {
+        Fun::Route { groups: [groups, experts], rows, capacity } => {
             Ok(route(x[0], *groups, *experts, *rows, *capacity))
         }
         Fun::Dispatch | Fun::Combine | Fun::RowDots => one(copies(f, x, shape)),
@@ -259,7 +267,17 @@ fn weight(c: &Scores, x: &[&Tensor], at: usize, a: [usize; 3], b: [usize; 3]) ->
     [oracle(mix(seed("e^"), cap), &of), slope]
 }
 
-fn attention(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
+/// What the probability of a query, a head and a key is multiplied by: an element of the field for each,
+/// of which nothing is known. The run and places are the last operands; `first` is the number of the first head.
+fn factor(c: &Scores, x: &[&Tensor], at: usize, [b, s, h]: [usize; 3], t: usize) -> u64 {
+    let Some((rate, stream)) = &c.kept else { return 1 };
+    let [run, place] = [x[x.len() - 2], x[x.len() - 1]];
+    let mut of = run.data.clone();
+    of.extend([place.at(&[b, s]), h as u64, x[at].at(&[t])]);
+    oracle(mix(seed(stream), rate.get().to_bits()), &of)
+}
+
+fn attention(c: &Scores, x: &[&Tensor], first: usize) -> Vec<Tensor> {
     let (q, k, v) = (x[0], x[1], x[2]);
     let rows = &q.shape[..3];
     let mut out = Tensor::full(&[rows, &v.shape[3..]].concat(), 0);
@@ -267,6 +285,7 @@ fn attention(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
     pairs(c, [q, k, x[3], x[4]], |b, s, h, g, t| {
         let w = weight(c, x, 4, [b, s, h], [b, t, g])[0];
         sum.add_at(&[b, s, h], w);
+        let w = times(w, factor(c, x, 4, [b, s, first + h], t));
         for e in 0..v.shape[3] {
             out.add_at(&[b, s, h, e], times(w, v.at(&[b, t, g, e])));
         }
@@ -276,7 +295,7 @@ fn attention(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
     vec![Tensor::from_fn(&shape, |i| times(out.at(i), by.at(&i[..3]))), sum]
 }
 
-fn attention_grad(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
+fn attention_grad(c: &Scores, x: &[&Tensor], first: usize) -> Vec<Tensor> {
     let [q, k, v, sum, d_o, delta] = [x[0], x[1], x[2], x[3], x[4], x[5]];
     let [mut d_q, mut d_k, mut d_v] = [q, k, v].map(|t| Tensor::full(&t.shape, 0));
     let scale = number(c.scale.get());
@@ -285,8 +304,9 @@ fn attention_grad(c: &Scores, x: &[&Tensor]) -> Vec<Tensor> {
         let [w, slope] = weight(c, x, 7, [b, s, h], [b, t, g]);
         let p = times(w, by.at(&[b, s, h]));
         let mut d_p = neg(delta.at(&[b, s, h]), P);
+        let kept = factor(c, x, 7, [b, s, first + h], t);
         for e in 0..v.shape[3] {
-            let d = d_o.at(&[b, s, h, e]);
+            let d = times(kept, d_o.at(&[b, s, h, e]));
             d_p = add(d_p, times(d, v.at(&[b, t, g, e])), P);
             d_v.add_at(&[b, t, g, e], times(p, d));
         }

@@ -2,7 +2,7 @@
 //! linear, and what becomes of a letter that its result lacks. Written from what the ops are said to
 //! compute.
 
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{self, Op};
 use shardc_ir::rule::{Dims, Letter, Rule};
 use shardc_ir::types::Reduction;
 
@@ -102,11 +102,14 @@ pub fn law(op: &Op) -> Option<Law> {
             kinds: ["ni", "n"],
             ..NONLINEAR
         },
-        Op::Attention(_) => Law { kinds: ["nnniin", "nn"], ..NONLINEAR },
-        Op::AttentionGrad(_) => Law {
+        Op::Attention(k) => {
+            let ins = if k.slopes { "nnniini" } else { "nnniii" };
+            Law { kinds: [ins, "nn"], ..NONLINEAR }
+        }
+        Op::AttentionGrad(k) => Law {
             linear: Linear::Together(&[4, 5]),
             lost: SUM,
-            kinds: ["nnnnnniin", "nnn"],
+            kinds: [if k.slopes { "nnnnnniini" } else { "nnnnnniii" }, "nnn"],
             ..NONLINEAR
         },
         Op::TopK(_) => Law { kinds: ["n", "i"], ..NONLINEAR },
@@ -121,6 +124,11 @@ pub fn law(op: &Op) -> Option<Law> {
 
 /// Most dims of an operand: letters of leading dims are few.
 const MOST_DIMS: usize = 8;
+
+/// Ranks of the run and of places.
+fn drawn(kept: &Option<ops::Kept>) -> &'static [usize] {
+    if kept.is_some() { &[1, 2] } else { &[] }
+}
 
 /// True if an op takes operands of these ranks.
 pub fn takes(op: &Op, ranks: &[usize]) -> bool {
@@ -156,9 +164,13 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
             Op::Narrow(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
             Op::Widen(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
             Op::Rope(_) => ranks == [4, 2, 2],
-            Op::Attention(k) => ranks == &[4, 4, 4, 1, 1, 1][..5 + usize::from(k.slopes)],
+            Op::Attention(k) => {
+                let behind = [&[1][..usize::from(k.slopes)], drawn(&k.kept)].concat();
+                ranks == [&[4, 4, 4, 1, 1], &behind[..]].concat()
+            }
             Op::AttentionGrad(k) => {
-                ranks == &[4, 4, 4, 3, 4, 3, 1, 1, 1][..8 + usize::from(k.slopes)]
+                let behind = [&[1][..usize::from(k.slopes)], drawn(&k.kept)].concat();
+                ranks == [&[4, 4, 4, 3, 4, 3, 1, 1], &behind[..]].concat()
             }
             Op::MergeAttention(_) => ranks == [4, 3, 4, 3],
             Op::Route(_) => ranks == [3],

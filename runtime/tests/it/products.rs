@@ -296,6 +296,7 @@ impl Case {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "kernels, and what they are compared with, side by side")]
 fn attention(c: &Case, d: &mut Draw) {
     let heads = c.groups * c.repeat;
     let [width, value_width] = c.widths;
@@ -346,6 +347,7 @@ fn attention(c: &Case, d: &mut Draw) {
         scale: 0.3,
         mask: c.mask,
         slopes: None,
+        kept: None,
         softcap: c.softcap,
         rows,
         q_pos: view(10),

@@ -24,8 +24,8 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"
     "shape" "shard" "sharding-conflict" "size" "slice" "source" "sp-needs-1d" "sp-needs-tp" "split" "ssa"
     "stage-order" "sub-axis" "syntax" "tensor-dtype" "tensor-shape" "threads" "tiny" "token-range"
-    "tokenizer" "tp-grid"    "too-large" "too-many-ranks" "too-many-stages" "truncated" "unbound" "undefined-value"
+    "tokenizer" "tp-grid" "trace" "too-large" "too-many-ranks" "too-many-stages" "truncated" "unbound" "undefined-value"
     "uneven" "unknown-axis" "unknown-class" "unknown-collective" "unknown-model-type" "unknown-op"
     "unknown-pass" "unknown-rank" "unknown-rule" "unknown-tensor" "unknown-value"
-    "unsupported-config" "unused-tensors" "varying" "weight-missing" "weights" "weights-not-read"
+    "unsupported-config" "unused-tensors" "usage" "varying" "weight-missing" "weights" "weights-not-read"
 };

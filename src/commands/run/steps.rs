@@ -3,16 +3,18 @@
 use super::dump::dump;
 use super::feed::Feed;
 use super::keep::Keeper;
+use super::metrics::{Metrics, Step};
 use super::{EVALUATION, Run, trace};
 use crate::cluster::Job;
 use crate::data::Data;
 use crate::plan_dir::Stored;
 use crate::signals;
-use crate::terminal::{Progress, note};
+use crate::terminal::{Progress, Volume, note, talks};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{InputRow, RoleKind};
+use shardc_ir::plan::Mode;
 use shardc_runtime::session::{Session, StepBatch, StepResult};
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -27,6 +29,7 @@ pub(super) struct Leader<'a> {
     pub feed: Feed,
     pub eval: Option<Data>,
     pub trace: Option<trace::Trace>,
+    pub metrics: Option<Metrics>,
     /// Ends before what it saves to is let go.
     pub session: Session,
     pub keeper: Option<Keeper>,
@@ -38,7 +41,8 @@ impl Leader<'_> {
     pub fn steps(mut self, done: usize, steps: usize) -> Result<i32> {
         let s = &self.stored.plan.settings;
         let bar = bar(steps, self.as_json);
-        let keeps = [&self.how.save, &self.how.dump, &self.how.trace].iter().any(|to| to.is_some());
+        let files = [&self.how.save, &self.how.dump, &self.how.trace, &self.how.metrics];
+        let keeps = files.iter().any(|to| to.is_some());
         let mut out = Progress::new(keeps);
         let mut first: Option<StepResult> = None;
         let (first_step, mut at) = (done + 1, done);
@@ -57,7 +61,12 @@ impl Leader<'_> {
             if let Some(t) = &mut self.trace {
                 t.add(&self.stored.plan, step, &r.timings);
             }
-            show_step(&mut out, &bar, step, &r, since.elapsed(), work, self.as_json)?;
+            let took = since.elapsed();
+            show_step(&mut out, &bar, step, &r, took, work, self.as_json)?;
+            if let Some(m) = &mut self.metrics {
+                let lr = (s.mode == Mode::Train).then(|| s.lr.at(step));
+                m.step(Step { number: step, lr, took, work, losses: losses(&r) }, &r);
+            }
             if step == first_step {
                 first = Some(r);
             }
@@ -78,7 +87,8 @@ impl Leader<'_> {
         let stopped = asked().filter(|_| at < steps);
         self.finish(first.as_ref(), stopped.is_some() && at == done, at)?;
         self.session.finish();
-        let Some(signal) = stopped else { return Ok(out.status()) };
+        let unwritten = self.metrics.as_ref().map_or(0, Metrics::status);
+        let Some(signal) = stopped else { return Ok(out.status().max(unwritten)) };
         let name = signals::name(signal);
         match &self.keeper {
             Some(k) if at > done => note(format!(
@@ -109,6 +119,9 @@ impl Leader<'_> {
         let columns = d.batch(&self.table, s.seed, EVALUATION, s.global_batch)?;
         let batch = StepBatch { columns, observe: false };
         let loss = self.session.evaluate(&batch)?.loss;
+        if let Some(m) = &mut self.metrics {
+            m.evaluation(step, loss);
+        }
         Ok(Some(match self.as_json {
             true => json!({ "step": step, "eval_loss": loss }).to_string(),
             false => format!("step {step:>5}  evaluation loss {:.4}", loss.unwrap_or(f32::NAN)),
@@ -123,7 +136,7 @@ impl Leader<'_> {
         };
         saved.iter().for_each(note);
         if let Some(t) = &self.trace {
-            t.write(&self.stored.plan)?;
+            t.write(self.stored)?;
         }
         if let (Some(file), Some(first)) = (&self.how.dump, first) {
             dump(file, self.stored, first, &mut self.session)?;
@@ -139,7 +152,8 @@ fn losses(r: &StepResult) -> BTreeMap<String, f32> {
 }
 
 fn bar(steps: usize, as_json: bool) -> ProgressBar {
-    let hidden = as_json || !std::io::stderr().is_terminal();
+    let quiet = talks().volume == Volume::Quiet;
+    let hidden = as_json || quiet || !std::io::stderr().is_terminal();
     let bar = ProgressBar::with_draw_target(
         Some(steps as u64),
         if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() },

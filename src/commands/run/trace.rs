@@ -1,6 +1,7 @@
 //! `run --trace`: what every rank did and when, as one file for a trace viewer.
 
 use crate::pictures::trace::{Event, chrome};
+use crate::plan_dir::Stored;
 use crate::report::Experts;
 use shardc_ir::diag::Result;
 use shardc_ir::files::{self, FileFormat};
@@ -64,6 +65,8 @@ impl Trace {
                 let (f, n) = (&funcs[func], &funcs[func].nodes[node]);
                 args.push(("scope", f.scope_info(n.scope).path.to_string()));
                 args.push(("value", f.name(n.outs[0]).to_string()));
+                args.push(("function", f.name.to_string()));
+                args.push(("node", node.to_string()));
                 match n.op.collective() {
                     Some(c) => {
                         let axes = experts.axis(&plan.module.mesh, f, n, c.atoms());
@@ -106,15 +109,15 @@ impl Trace {
     ///
     /// # Errors
     /// `output` and `file` if it cannot be written.
-    pub fn write(&self, plan: &Plan) -> Result<()> {
-        let mesh = &plan.module.mesh;
+    pub fn write(&self, stored: &Stored) -> Result<()> {
+        let mesh = &stored.plan.module.mesh;
         let name = |r: usize| {
             let at = crate::commands::inspect::coordinates(mesh, r);
             let at: Vec<String> = at.iter().map(|(a, i)| format!("{a}={i}")).collect();
             format!("rank {r} {}", at.join(" ")).trim_end().to_string()
         };
         let names: Vec<String> = (0..mesh.ranks()).map(name).collect();
-        let (file, text) = (&self.file, chrome(&names, &self.events));
+        let (file, text) = (&self.file, chrome(&stored.hash(), &names, &self.events));
         files::replace(file, &TRACE, |out| {
             let fail = |e| files::io_error("cannot write the file", file, &e);
             out.write_all(text.as_bytes()).map_err(fail)

@@ -1,7 +1,7 @@
 //! What a page says at its beginning: every setting, the mesh, who sends how much over what.
 
 use crate::commands::inspect::{layers_of, order};
-use crate::pictures::measure::bubble_of;
+use crate::pictures::measure::{bubble_of, textbook_bubble};
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
 use crate::report::Experts;
@@ -18,9 +18,6 @@ pub fn facts(s: &Stored) -> Json {
     let parameters: usize = p.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let stages = p.schedule.owner.len();
     let (ranks, m) = (p.schedule.ranks.len(), p.schedule.microbatches);
-    // Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, section
-    // 2.2: idle over ideal time of 1F1B with v chunks. Other schedules have other formulas.
-    let textbook = (ranks.max(1) - 1) as f64 * ranks as f64 / (stages.max(1) * m.max(1)) as f64;
     json!({
         "family": s.family,
         "parameters": parameters,
@@ -29,7 +26,7 @@ pub fn facts(s: &Stored) -> Json {
         "stages": stages,
         "microbatches": m,
         "bubble": bubble_of(p),
-        "textbook": (ranks > 1).then_some(textbook),
+        "textbook": (ranks > 1).then(|| textbook_bubble(p)),
         "limit": s.options.memory,
         "proof": Outcome::of(s).map(|o| o.to_string()),
         "facts": s.facts,

@@ -4,11 +4,12 @@ use crate::plan_dir::Stored;
 use crate::report::report;
 use serde_json::{Value as Json, json};
 use shardc_passes::options::{Options, Order};
+use shardc_testing::schema::misfit;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The schema of what a page holds.
-const SCHEMA: &str = include_str!("schema.json");
+const SCHEMA: &str = include_str!("../../../docs/schemas/report.json");
 
 fn fixture(model: &str, mesh: &[(&str, usize)], set: impl Fn(&mut Options)) -> Stored {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(model);
@@ -41,50 +42,6 @@ fn sum(all: &[Json], key: &str) -> u64 {
     all.iter().map(|x| x[key].as_u64().expect("a whole number")).sum()
 }
 
-/// Where a value is not as a schema has it: of the keywords that ours uses.
-fn misfit(schema: &Json, v: &Json, at: &str) -> Option<String> {
-    let fits = |t: &str| match t {
-        "string" => v.is_string(),
-        "integer" => v.is_u64() || v.is_i64(),
-        "number" => v.is_number(),
-        "null" => v.is_null(),
-        "array" => v.is_array(),
-        "object" => v.is_object(),
-        _ => false,
-    };
-    let types: Vec<&str> = match &schema["type"] {
-        Json::String(one) => vec![one],
-        Json::Array(all) => all.iter().filter_map(Json::as_str).collect(),
-        _none => vec![],
-    };
-    if !types.is_empty() && !types.iter().any(|t| fits(t)) {
-        return Some(format!("{at} is not {types:?}: {v}"));
-    }
-    let known = schema["enum"].as_array().is_none_or(|all| all.contains(v));
-    if !known || schema.get("const").is_some_and(|c| c != v) {
-        return Some(format!("{at}: {v}"));
-    }
-    for (i, x) in list(v).iter().enumerate().filter(|_| schema["items"].is_object()) {
-        if let Some(m) = misfit(&schema["items"], x, &format!("{at}[{i}]")) {
-            return Some(m);
-        }
-    }
-    let own = v.as_object()?;
-    let lacks =
-        list(&schema["required"]).iter().filter_map(Json::as_str).find(|k| !own.contains_key(*k));
-    if let Some(k) = lacks {
-        return Some(format!("{at} lacks {k}"));
-    }
-    own.iter().find_map(|(k, x)| {
-        let here = format!("{at}.{k}");
-        match (schema["properties"].get(k), &schema["additionalProperties"]) {
-            (Some(s), _) => misfit(s, x, &here),
-            (None, Json::Bool(false)) => Some(format!("{here} is not in the schema")),
-            (None, s) => misfit(s, x, &here),
-        }
-    })
-}
-
 #[test]
 fn the_data_are_as_the_schema_has_them() {
     let schema: Json = serde_json::from_str(SCHEMA).expect("JSON");
@@ -94,16 +51,16 @@ fn the_data_are_as_the_schema_has_them() {
         for device in [None, Some(&device)] {
             let asked = Asked { device, ..Asked::default() };
             let d = data(s, &asked).expect("data");
-            assert_eq!(misfit(&schema, &d, "data"), None);
+            assert_eq!(misfit(&schema, &d), None);
             assert_eq!(d.get("time").is_some(), device.is_some());
         }
     }
     let mut wrong = data(&plans[0], &Asked::default()).expect("data");
     wrong["classes"][0]["tensors"][0]["bytes"] = json!(1.5);
-    assert!(misfit(&schema, &wrong, "data").is_some_and(|m| m.contains("tensors[0].bytes")));
+    assert!(misfit(&schema, &wrong).is_some_and(|m| m.contains("tensors[0].bytes")));
     wrong["classes"] = json!([]);
     wrong["more"] = json!(1);
-    assert!(misfit(&schema, &wrong, "data").is_some_and(|m| m.contains("more")));
+    assert!(misfit(&schema, &wrong).is_some_and(|m| m.contains("more")));
 }
 
 /// Every number is that of the plan, to the byte.

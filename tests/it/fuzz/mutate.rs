@@ -2,8 +2,8 @@
 
 use shardc_ir::rng::Stream;
 
-/// Numbers that programs trip over, and words that are none.
-const WORDS: [&str; 24] = [
+/// Numbers that programs trip over.
+pub const NUMBERS: [&str; 15] = [
     "0",
     "-1",
     "1",
@@ -19,16 +19,10 @@ const WORDS: [&str; 24] = [
     "1e-320",
     "NaN",
     "-0.0",
-    "null",
-    "true",
-    "\"\"",
-    "[]",
-    "{}",
-    ",",
-    "=",
-    "\u{e9}",
-    "..",
 ];
+
+/// Words that are none, of several formats.
+const WORDS: [&str; 9] = ["null", "true", "\"\"", "[]", "{}", ",", "=", "\u{e9}", ".."];
 
 /// Draws for one mutant.
 pub struct Draw {
@@ -91,7 +85,9 @@ pub fn bytes(own: &[u8], draw: &mut Draw) -> Vec<u8> {
             // Words of a text: another one, one of its own, or twice.
             6 | 7 => {
                 let (begin, end) = word_at(&out, at);
-                out.splice(begin..end, WORDS[draw.below(WORDS.len())].bytes());
+                let all = NUMBERS.iter().chain(&WORDS);
+                let word = all.clone().nth(draw.below(all.count())).expect("one of them");
+                out.splice(begin..end, word.bytes());
             }
             _ => {
                 let (begin, end) = word_at(&out, at);

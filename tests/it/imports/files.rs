@@ -25,7 +25,7 @@ fn u16_at(b: &[u8], at: usize) -> usize {
 }
 
 /// The members of an archive that `make.py` wrote again.
-fn members(name: &str) -> Members {
+pub(super) fn members(name: &str) -> Members {
     let b = std::fs::read(file(name)).expect("an archive");
     let (mut at, mut out) = (0, vec![]);
     while u32_at(&b, at) == 0x0403_4b50 {
@@ -39,7 +39,7 @@ fn members(name: &str) -> Members {
 }
 
 /// A zip file of stored members.
-fn zip(all: &Members) -> Vec<u8> {
+pub(super) fn zip(all: &Members) -> Vec<u8> {
     let (mut out, mut directory) = (vec![], vec![]);
     for (name, data) in all {
         let at = out.len() as u32;
@@ -70,19 +70,22 @@ fn zip(all: &Members) -> Vec<u8> {
 }
 
 /// A file of its own for a test.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Scratch {
+    pub(super) fn new(name: &str) -> Scratch {
         let dir =
             std::env::temp_dir().join(format!("shardc-imports-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a folder");
         Scratch(dir)
     }
-    fn import(&self, bytes: &[u8]) -> Result<Imported> {
+    pub(super) fn write(&self, bytes: &[u8]) -> PathBuf {
         let path = self.0.join("m.pt2");
         std::fs::write(&path, bytes).expect("written");
-        import(&path)
+        path
+    }
+    fn import(&self, bytes: &[u8]) -> Result<Imported> {
+        import(&self.write(bytes))
     }
 }
 
@@ -106,7 +109,7 @@ fn refused(r: Result<Imported>) -> Diag {
     r.err().expect("a diagnostic")
 }
 
-fn nodes(j: &mut Value) -> &mut Vec<Value> {
+pub(super) fn nodes(j: &mut Value) -> &mut Vec<Value> {
     j["graph_module"]["graph"]["nodes"].as_array_mut().expect("nodes")
 }
 

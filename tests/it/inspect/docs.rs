@@ -109,24 +109,71 @@ fn pages() -> Vec<(PathBuf, String)> {
     all.into_iter().map(|p| (p.clone(), std::fs::read_to_string(p).expect("a page"))).collect()
 }
 
-/// What the README shows of a command is what it prints, but for times.
+/// The first line that is shown of an output and that it does not have where it should; `...` stands for any lines.
+fn not_printed<'a>(shown: &'a str, printed: &str) -> Option<&'a str> {
+    let mut rest = printed.lines().map(str::trim_end);
+    let mut passes_over = false;
+    for line in shown.trim_end().lines() {
+        let found = match line {
+            "..." => true,
+            _ if passes_over => rest.any(|l| l == line),
+            _ => rest.next() == Some(line),
+        };
+        if !found {
+            return Some(line);
+        }
+        passes_over = line == "...";
+    }
+    None
+}
+
+/// What README and tutorial show of commands is what they print, one after the other, but for times.
 #[test]
 fn the_output_in_the_readme_is_printed() {
-    let lab = crate::lab::Lab::new("readme");
     let root = env!("CARGO_MANIFEST_DIR");
-    let readme = std::fs::read_to_string(format!("{root}/README.md")).expect("README.md");
-    let mut shown = 0;
-    for (block, _) in blocks(&readme) {
-        let Some((command, output)) = block.split_once('\n') else { continue };
-        let Some(words) = command.strip_prefix("$ shardc ") else { continue };
-        let words = words.replace("benches/", &format!("{root}/benches/"));
-        let words = shell(&words);
-        let out = lab.ok(&words.iter().map(|w| &**w).collect::<Vec<_>>());
-        let printed = String::from_utf8_lossy(&out.stdout);
-        assert!(printed.starts_with(output.trim_end()), "{command}\n{printed}");
-        shown += 1;
+    for (page, commands) in [("README.md", 1), ("docs/tutorial.md", 12)] {
+        let lab = crate::lab::Lab::new(&format!("shown-{}", page.replace('/', "-")));
+        let text = std::fs::read_to_string(format!("{root}/{page}")).expect("a page");
+        let mut shown = 0;
+        for (block, _) in blocks(&text) {
+            let Some((command, output)) = block.split_once('\n') else { continue };
+            let Some(words) = command.strip_prefix("$ shardc ") else { continue };
+            let inside = |words: &str, dir: &str| words.replace(dir, &format!("{root}/{dir}"));
+            let words = shell(&inside(&inside(words, "benches/"), "examples/"));
+            let out = lab.ok(&words.iter().map(|w| &**w).collect::<Vec<_>>());
+            let printed = String::from_utf8_lossy(&out.stdout);
+            let lacks = not_printed(output, &printed);
+            assert_eq!(lacks, None, "{page}: {command}\n{printed}");
+            shown += 1;
+        }
+        assert!(shown >= commands, "{page} shows {shown} commands");
     }
-    assert!(shown > 0, "no output is shown");
+    assert_eq!(not_printed("a\n...\nd", "a\nb\nc\nd\ne"), None);
+    assert_eq!(not_printed("b", "a\nb"), Some("b"));
+    assert_eq!(not_printed("a\n...\nc\nc", "a\nb\nc"), Some("c"));
+}
+
+/// The book has each page of the documentation once.
+#[test]
+fn the_book_has_all_pages() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let book = std::fs::read_to_string(root.join("docs/SUMMARY.md")).expect("docs/SUMMARY.md");
+    let linked = book.split("](").skip(1).filter_map(|l| l.split_once(')'));
+    let linked: Vec<&str> = linked.map(|l| l.0).collect();
+    let once: BTreeSet<&str> = linked.iter().copied().collect();
+    assert_eq!(linked.len(), once.len(), "a page twice");
+    let here = pages().into_iter().map(|p| p.0).filter(|p| !p.ends_with("README.md"));
+    let here: BTreeSet<String> =
+        here.map(|p| p.file_name().expect("a name").to_string_lossy().into_owned()).collect();
+    let own: BTreeSet<String> =
+        once.iter().filter(|l| !l.starts_with("errors/")).map(|l| l.to_string()).collect();
+    let mut wanted = here;
+    wanted.remove("SUMMARY.md");
+    assert_eq!(own, wanted);
+    let codes: BTreeSet<String> = PAGES.iter().map(|p| format!("errors/{}.md", p.0)).collect();
+    let told: BTreeSet<String> =
+        once.iter().filter(|l| l.starts_with("errors/")).map(|l| l.to_string()).collect();
+    assert_eq!(told, codes);
 }
 
 /// The picture of the README is what its command draws; `UPDATE_DOCS=1` draws it again.

@@ -9,9 +9,11 @@ use crate::fixture::*;
 use shardc_ir::func::{Func, Module, Name, Node, RoleKind, Value};
 use shardc_ir::interp::State;
 use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::draw::StreamName;
 use shardc_ir::ops::rope::Pairs;
 use shardc_ir::ops::{Cos, Gelu, Logistic, Op, Scale, Sin, Sqrt};
 use shardc_ir::phase::Phase;
+use shardc_ir::plan::Dropout;
 use shardc_ir::text::node_text;
 use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
@@ -99,6 +101,7 @@ fn same_numbers(
 fn planted() -> Vec<(&'static str, Options)> {
     let zero = |zero, o: Options| Options { zero, ..o };
     let named = |name: &str, o: Options| Options { schedule: Order::Named(name.into()), ..o };
+    let dropped = |o: Options| Options { dropout: Dropout::Rate(0.3), ..o };
     let experts = Options {
         ep: 2,
         etp: Some(1),
@@ -109,7 +112,7 @@ fn planted() -> Vec<(&'static str, Options)> {
         Options { dtype: DType::BF16, recompute: Recompute::Full, ..options(DP2_TP2, true, 2) };
     vec![
         ("llama_gqa", options(DP2_TP2, false, 2)),
-        ("gpt2", named("zb-h1", options(&[("pp", 2), ("tp", 2)], false, 2))),
+        ("gpt2", dropped(named("zb-h1", options(&[("pp", 2), ("tp", 2)], false, 2)))),
         ("qwen3", zero(3, options(&[("dp_shard", 2), ("tp", 2)], true, 2))),
         ("gemma2", half),
         ("llama_mha", grid(TpMode::TwoD, &[("tp", 4)], TpSteps::Summa)),
@@ -185,6 +188,20 @@ const CLASSES: &[(&str, Change)] = &[
     ("attention's softcap", |_, n| match &mut n.op {
         Op::Attention(k) => set(&mut k.softcap, Some(0.3)),
         Op::AttentionGrad(k) => set(&mut k.softcap, Some(0.3)),
+        _other => false,
+    }),
+    ("a rate of attention's dropout", |_, n| match &mut n.op {
+        Op::Attention(k) => k.kept.as_mut().is_some_and(|k| set(&mut k.rate, 0.55)),
+        Op::AttentionGrad(k) => k.kept.as_mut().is_some_and(|k| set(&mut k.rate, 0.55)),
+        _other => false,
+    }),
+    ("a stream of attention's dropout", |_, n| match &mut n.op {
+        Op::Attention(k) => {
+            k.kept.as_mut().is_some_and(|k| set(&mut k.stream, StreamName::of("x")))
+        }
+        Op::AttentionGrad(k) => {
+            k.kept.as_mut().is_some_and(|k| set(&mut k.stream, StreamName::of("x")))
+        }
         _other => false,
     }),
     ("an added constant", |_, n| match &mut n.op {

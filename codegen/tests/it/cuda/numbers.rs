@@ -122,6 +122,31 @@ fn attention_with_slopes() {
     }
 }
 
+/// Dropout of probabilities, of heads that are a rank's part of all.
+#[test]
+fn attention_that_drops() {
+    for (mask, more, of) in
+        [("causal", "", ""), ("-9..4", "; softcap=2.5; slopes=true", ", f32[4]")]
+    {
+        let sizes = "f32[2,35,4,3], f32[2,40,2,3], f32[2,40,2,2]";
+        let drawn = "i32[3], i32[2,35]";
+        let kept = "kept=0.6 h.0.attn";
+        check_pieces(&format!(
+            "attention[0.3; mask={mask}{more}; {kept}] {sizes}, i32[35], i32[40]{of}, {drawn}"
+        ));
+        check_pieces(&format!(
+            "attention_grad[0.3; mask={mask}{more}; {kept}] {sizes}, f32[2,35,4], f32[2,35,4,2], f32[2,35,4], i32[35], i32[40]{of}, {drawn}"
+        ));
+    }
+    let sizes = "bf16[1,70,2,64], bf16[1,70,1,64], bf16[1,70,1,64]";
+    check_groups(&format!(
+        "attention[0.1; mask=causal; kept=0.9 a] {sizes}, i32[70], i32[70], i32[3], i32[1,70]"
+    ));
+    check_groups(&format!(
+        "attention_grad[0.1; mask=causal; kept=0.9 a] {sizes}, f32[1,70,2], bf16[1,70,2,64], f32[1,70,2], i32[70], i32[70], i32[3], i32[1,70]"
+    ));
+}
+
 #[test]
 fn attention_in_bf16() {
     check_pieces(

@@ -73,6 +73,7 @@ fn word(s: State) -> &'static str {
 }
 
 /// Mistakes of an obligation, by kind.
+#[expect(clippy::too_many_lines, reason = "a list")]
 fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
     use shardc_ir::types::Reduction::Sum;
     let mut out = vec![];
@@ -200,8 +201,17 @@ fn mistakes(o: &Obligation, mesh: &Mesh) -> Vec<(String, Obligation)> {
 
 /// Ops of which another type may mean the same data: evaluation deals what types say, and so takes a
 /// piece for the whole where both sides do, or a largest element that all ranks have.
-const SAME_DATA: [&str; 8] =
-    ["reduce_max", "expand", "put", "slice", "reduce_scatter", "all_to_all", "fan_out", "reshape"];
+const SAME_DATA: [&str; 9] = [
+    "reduce_max",
+    "expand",
+    "draw",
+    "put",
+    "slice",
+    "reduce_scatter",
+    "all_to_all",
+    "fan_out",
+    "reshape",
+];
 
 #[test]
 fn mistakes_in_types_are_refused() {

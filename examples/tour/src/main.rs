@@ -1,7 +1,7 @@
 //! Compiles `examples/tiny-llama` for dp=2, tp=2, trains it on the text of this repository on four
 //! local ranks, and shows that one rank gives the same losses.
 //!
-//! `cargo run --release --example tiny_llama`
+//! `cargo run --release -p tour`
 
 use shardc::commands::inspect::{self, Inspect};
 use shardc::commands::run::{Run, Start, session};
@@ -27,7 +27,7 @@ fn main() {
 
 /// Exit status: 1 if the losses differ.
 fn demo() -> Result<i32> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let dir = std::env::temp_dir().join(format!("shardc-tiny-llama-{}.plan", std::process::id()));
     let flags = |mesh: &str| Flags {
         mesh: Some(mesh.into()),

@@ -1,5 +1,7 @@
 //! Crates that this depends on: licences that `deny.toml` allows, and no source but the registry.
 
+mod sbom;
+
 use serde_json::Value as Json;
 use std::process::Command;
 
@@ -43,6 +45,15 @@ fn may_be_taken(text: &str, allowed: &[String]) -> bool {
     }
 }
 
+/// What cargo knows of the workspace and all crates that it needs.
+fn metadata(more: &[&str]) -> Json {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let args = ["metadata", "--format-version", "1", "--locked"];
+    let out = Command::new(cargo).args(args).args(more).output().expect("cargo");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).expect("JSON")
+}
+
 #[test]
 fn licences_and_sources_are_those_that_are_allowed() {
     let allowed = allowed();
@@ -56,11 +67,7 @@ fn licences_and_sources_are_those_that_are_allowed() {
     ] {
         assert_eq!(may_be_taken(text, &allowed), taken, "{text}");
     }
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
-    let args = ["metadata", "--format-version", "1", "--offline", "--locked", "--all-features"];
-    let out = Command::new(cargo).args(args).output().expect("cargo");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let all: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+    let all = metadata(&["--all-features"]);
     let packages = all["packages"].as_array().expect("packages");
     assert!(packages.len() > 50);
     for p in packages {

@@ -1,0 +1,119 @@
+//! How the attention of a family is made.
+
+use super::{Linear, Softcap};
+
+/// The attention of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention {
+    /// Norm before it.
+    pub norm: Option<&'static str>,
+    /// Norm behind it, before the residual.
+    pub norm_behind: Option<&'static str>,
+    /// Module of the block that holds it.
+    pub module: &'static str,
+    pub heads: Heads,
+    pub o: Linear,
+    pub window: Window,
+    /// Scores are products over the root of this key's number, or of this where it is absent, in the
+    /// place of the head size.
+    pub scalar: Option<(&'static str, f64)>,
+    /// Of the scores.
+    pub softcap: Option<Softcap>,
+}
+
+/// How queries, keys and values are made.
+#[derive(Clone, Copy, Debug)]
+pub enum Heads {
+    /// Each by a product with the hidden state.
+    Plain {
+        q: Linear,
+        k: Linear,
+        v: Linear,
+        /// Norms of q and of k, before they turn.
+        norms: Option<HeadNorms>,
+    },
+    /// By one product: of each head its q, k and v, one after the other.
+    Joined(Linear),
+    /// From two normed latent vectors; one part of each key turns and is the same for all heads
+    /// (DeepSeek-AI, 2024, *DeepSeek-V2*, 2.1).
+    Latent(Latent),
+}
+
+/// Norms of queries and of keys.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms {
+    pub modules: [&'static str; 2],
+    pub over: NormedOver,
+    /// They are there if this key is true; `None`: always.
+    pub key: Option<&'static str>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NormedOver {
+    /// Every head is normed by itself.
+    Head,
+    /// All heads together.
+    All,
+}
+
+impl HeadNorms {
+    /// Of every head.
+    pub const EACH: HeadNorms =
+        HeadNorms { modules: ["q_norm", "k_norm"], over: NormedOver::Head, key: None };
+}
+
+/// Modules of multi-head latent attention; sizes are the config's `q_lora_rank`, `kv_lora_rank`,
+/// `qk_nope_head_dim`, `qk_rope_head_dim` and `v_head_dim`.
+#[derive(Clone, Copy, Debug)]
+pub struct Latent {
+    /// Queries without a latent vector, where `q_lora_rank` is null.
+    pub q: Linear,
+    pub q_down: Linear,
+    pub q_norm: &'static str,
+    pub q_up: Linear,
+    /// To the latent vector of keys and values, and the part of keys that turns.
+    pub kv_down: Linear,
+    pub kv_norm: &'static str,
+    pub kv_up: Linear,
+    /// The sizes where the config has none.
+    pub absent: LatentSizes,
+}
+
+/// Sizes of multi-head latent attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LatentSizes {
+    /// Of the latent vector of queries; `None`: there is none.
+    pub q_rank: Option<usize>,
+    pub kv_rank: usize,
+    /// Elements of a head of q and k that do not turn.
+    pub still: usize,
+    /// Elements that turn.
+    pub turning: usize,
+    /// Elements of a head of v.
+    pub value: usize,
+}
+
+/// Which layers see only the last tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Window {
+    Never,
+    /// All, if `sliding_window` is a number; this if the key is absent.
+    All {
+        absent: Option<usize>,
+    },
+    /// All, if `use_sliding_window` is true and `sliding_window` a number.
+    AllSwitched {
+        absent: usize,
+    },
+    /// With `use_sliding_window`: those that `layer_types` names, or from `max_window_layers` on.
+    Switched {
+        absent: usize,
+        first: usize,
+    },
+    /// Those that `layer_types` names, or all but every so many-th: by this key, if there is one.
+    Alternating {
+        absent: usize,
+        every: usize,
+        key: Option<&'static str>,
+    },
+}

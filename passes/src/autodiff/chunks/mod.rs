@@ -1,0 +1,325 @@
+//! The loss in chunks of tokens: neither logits nor their gradient are ever whole (fused linear
+//! cross-entropy, Hsu et al., 2024, *Liger Kernel*; no product is made twice).
+//!
+//! Before:  `%logits = dot[bsh,vh->bsv] %x, %w`, …, `%loss = dot[bs,bs->] %nll, %valid`, and in backward
+//!          …, `%d_x = dot[bsv,vh->bsh] %d_logits, %w`, `%d_w = dot[bsv,bsh->vh] %d_logits, %x`
+//! After:   for each chunk `%x_chunk = narrow[p=4; start=0; dim=1] %x` and all of these nodes on it; then
+//!          `%d_x = concat[d=8; dim=1] …`; `%loss` and `%d_w` are sums over the chunks. All of it is forward's
+//! Assumes: phase Differentiated.  Leaves: phase Differentiated.
+//!
+//! The gradient is made where the loss is, since all it needs beside is the loss's cotangent, an argument.
+//! Which dim of which value is one of tokens follows from the letters of the ops: a chunk is a range of the
+//! loop of that letter. An op that has the letter in no result sums over it, so sums of chunks take its place.
+//! A dim that is split over ranks is cut on each of them, through a view of it as ranks times tokens.
+
+mod write;
+
+use super::differentiate::only_weights;
+use shardc_ir::func::{Func, Node, RoleKind, Scope, Value};
+use shardc_ir::maps::{HashMap, HashSet};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::ops::{Kind, Op};
+use shardc_ir::rule::{Letter, Rule, has_letter};
+use shardc_ir::types::Reduction;
+use std::collections::BTreeSet;
+use write::Writer;
+
+/// Most chunks: a concat has so many operands.
+pub const MOST_CHUNKS: usize = 24;
+
+/// The name of the sum whose stage is cut.
+const LOSS: &str = "loss";
+
+/// Takes the loss of a joint program apart in so many chunks of tokens, or in as many as a rank has tokens of
+/// a row.
+///
+/// # Errors
+/// Says why the loss cannot be made of chunks: it is not made by one product with a weight, or by work on
+/// each token for itself.
+pub fn chunk_loss(mesh: &Mesh, f: &mut Func, count: usize) -> Result<(), String> {
+    let stage = Stage::of(f)?;
+    let tokens = stage.tokens(mesh, f, count)?;
+    let parts = stage.parts(f, &tokens)?;
+    Writer { mesh, f, tokens: &tokens, known: HashMap::default(), new: vec![], scope: Scope(0) }
+        .write(&stage, &parts, count);
+    Ok(())
+}
+
+/// The nodes from the logits to the loss, and back to the gradients of what the logits are a product of.
+struct Stage {
+    /// The first node of backward.
+    from: usize,
+    /// The operand of the product that depends on data.
+    x: Value,
+    /// In their order: those of forward, those of backward.
+    nodes: Vec<usize>,
+    /// What these read of backward, and is not one of them.
+    before: BTreeSet<usize>,
+}
+
+/// Tokens along one letter: which dim that is of every value that has it, and how it is split.
+struct Tokens {
+    dims: HashMap<Value, usize>,
+    /// The dim in the type of the whole program.
+    whole: shardc_ir::types::Dim,
+    /// Ranks that it is split over, and the tokens of each of them.
+    ways: usize,
+    own: usize,
+}
+
+/// What becomes of the nodes of a stage.
+#[derive(Default)]
+struct Parts {
+    /// By themselves, before the chunks.
+    once: Vec<usize>,
+    /// Once per chunk.
+    chunked: Vec<usize>,
+    /// Behind the chunks.
+    after: Vec<usize>,
+}
+
+impl Stage {
+    fn of(f: &Func) -> Result<Stage, String> {
+        let (from, makers) = (f.forward_nodes(), f.makers());
+        let is_loss = |kind: RoleKind, name: &str| kind == RoleKind::Sum && name == LOSS;
+        let loss = f
+            .results
+            .iter()
+            .find(|r| r.role.as_ref().is_some_and(|role| is_loss(role.kind, &role.name)));
+        let loss = loss.ok_or("the program has no sum `loss`")?.value;
+        let head = head(f, &makers, loss)?;
+        let weights = only_weights(f);
+        let data: Vec<Value> =
+            f.nodes[head].ins.iter().copied().filter(|v| !weights[v.0 as usize]).collect();
+        let [x] = data[..] else { return Err("the logits are no product with a weight".into()) };
+        let mut made = vec![false; f.values.len()];
+        let mut nodes = vec![];
+        for (i, n) in f.nodes[..from].iter().enumerate().skip(head) {
+            if i == head || n.ins.iter().any(|v| made[v.0 as usize]) {
+                nodes.push(i);
+                n.outs.iter().for_each(|o| made[o.0 as usize] = true);
+            }
+        }
+        for a in &f.args {
+            let seed =
+                a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Scale && *r.name == *LOSS);
+            made[a.value.0 as usize] |= seed;
+        }
+        // Back to the first products, and to the casts of these.
+        for (i, n) in f.nodes.iter().enumerate().skip(from) {
+            if n.ins.iter().any(|v| made[v.0 as usize]) {
+                nodes.push(i);
+                let ends = n.op.is_heavy();
+                n.outs.iter().for_each(|o| made[o.0 as usize] = !ends);
+                let cast = Some(n.outs[0]).filter(|_| ends).and_then(|v| only_reader(f, v));
+                let is_own = |r: &Node| {
+                    r.op.facts().kind == Kind::Conversion && f.stage_of(r) == f.stage_of(n)
+                };
+                nodes.extend(cast.filter(|&r| is_own(&f.nodes[r])));
+            }
+        }
+        nodes.sort_unstable();
+        nodes.dedup();
+        let known: HashSet<usize> = nodes.iter().copied().collect();
+        let mut before = BTreeSet::new();
+        let mut open = nodes.clone();
+        while let Some(i) = open.pop() {
+            let made_by = f.nodes[i].ins.iter().filter_map(|v| makers[v.0 as usize]);
+            for m in made_by.map(|m| m as usize).filter(|m| *m >= from && !known.contains(m)) {
+                if before.insert(m) {
+                    open.push(m);
+                }
+            }
+        }
+        Ok(Stage { from, x, nodes, before })
+    }
+
+    /// The letter of tokens that can be cut in so many chunks: one that no ranks share, if there is one; else
+    /// the one of most tokens.
+    fn tokens(&self, mesh: &Mesh, f: &Func, count: usize) -> Result<Tokens, String> {
+        let mut why = None;
+        let mut found: Vec<Tokens> = vec![];
+        for dim in 0..f.ty(self.x).rank() {
+            match self.along(mesh, f, dim) {
+                Ok(t) => found.push(t),
+                Err(e) => drop(why.get_or_insert(e)),
+            }
+        }
+        let best = found.into_iter().max_by_key(|t| (t.own.min(count), t.ways == 1, t.own));
+        match best {
+            Some(t) if t.own > 1 => Ok(t),
+            Some(_) => Err("a rank has one token".into()),
+            None => Err(why.unwrap_or("the logits have no dim of tokens".into())),
+        }
+    }
+
+    fn along(&self, mesh: &Mesh, f: &Func, dim: usize) -> Result<Tokens, String> {
+        let whole = f.ty(self.x).dims[dim];
+        let ways = mesh.ways(whole.atoms.set());
+        if whole.size % ways != 0 {
+            return Err(format!("{} tokens are not split {ways} ways evenly", whole.size));
+        }
+        let dims = self.dims(f, dim)?;
+        let mut values =
+            self.nodes.iter().flat_map(|&i| f.nodes[i].ins.iter().chain(&f.nodes[i].outs));
+        let cut = |v: &&Value| dims.get(v).is_some_and(|&d| f.ty(**v).dims[d] != whole);
+        if let Some(v) = values.find(cut) {
+            return Err(format!("tokens are split otherwise in {}", f.name(*v)));
+        }
+        let tokens = Tokens { dims, whole, ways, own: whole.size / ways };
+        self.parts(f, &tokens).map(|_| tokens)
+    }
+
+    /// The dim of tokens of every value of the stage that has one, if this is that of the logits' operand.
+    fn dims(&self, f: &Func, dim: usize) -> Result<HashMap<Value, usize>, String> {
+        let mut dims: HashMap<Value, usize> = [(self.x, dim)].into_iter().collect();
+        loop {
+            let known = dims.len();
+            for &i in &self.nodes {
+                let (n, rule) = (&f.nodes[i], rule_of(f, &f.nodes[i]));
+                let Some(letter) = letter(n, &rule, &dims) else { continue };
+                for (v, of) in ends(n, &rule) {
+                    let at = of.iter().position(|g| g.letters().contains(&letter));
+                    let Some(at) = at else { continue };
+                    if of[at].single().is_none() || *dims.entry(v).or_insert(at) != at {
+                        return Err(format!("{} mixes tokens with other dims", f.name(v)));
+                    }
+                }
+            }
+            if dims.len() == known {
+                return Ok(dims);
+            }
+        }
+    }
+
+    /// Sorts the nodes; says which one is not work on each token for itself, or a sum over them.
+    fn parts(&self, f: &Func, tokens: &Tokens) -> Result<Parts, String> {
+        let mut parts = Parts { once: self.before.iter().copied().collect(), ..Parts::default() };
+        // What is there behind the chunks only.
+        let mut late: HashSet<Value> = HashSet::default();
+        for &i in &self.nodes {
+            let (n, rule) = (&f.nodes[i], rule_of(f, &f.nodes[i]));
+            let waits = n.ins.iter().any(|v| late.contains(v));
+            let Some(letter) = letter(n, &rule, &tokens.dims) else {
+                // The cast of a sum is summed: of 16 bits, sums of chunks would be rounded.
+                let is_cast = i >= self.from && n.op.facts().kind == Kind::Conversion;
+                let of_product = |c: &usize| f.nodes[*c].outs.contains(&n.ins[0]);
+                let alone = || only_reader(f, n.ins[0]) == Some(i);
+                if is_cast && parts.chunked.iter().any(of_product) && alone() {
+                    parts.chunked.push(i);
+                    late.extend(&n.outs);
+                    continue;
+                }
+                if waits && i >= self.from {
+                    return Err(format!("{} needs all tokens", f.name(n.outs[0])));
+                }
+                if waits { &mut parts.after } else { &mut parts.once }.push(i);
+                late.extend(n.outs.iter().filter(|_| waits));
+                continue;
+            };
+            if waits || !is_by_token(&n.op, &rule, letter) {
+                return Err(format!("{} is not made token by token", f.name(n.outs[0])));
+            }
+            parts.chunked.push(i);
+            late.extend(n.outs.iter().filter(|o| !tokens.dims.contains_key(o)));
+        }
+        parts.once.sort_unstable();
+        let early: HashSet<Value> =
+            parts.chunked.iter().flat_map(|&i| f.nodes[i].outs.iter().copied()).collect();
+        let needs = |i: &&usize| f.nodes[**i].ins.iter().any(|v| early.contains(v));
+        match parts.once.iter().find(needs) {
+            Some(&i) => Err(format!("{} needs all tokens", f.name(f.nodes[i].outs[0]))),
+            None => Ok(parts),
+        }
+    }
+
+    /// What of backward only passes on a value that the chunks make: it is forward's too, so that less is saved.
+    /// What another stage of the pipeline reads is sent by backward.
+    fn passed_on(&self, f: &Func, parts: &Parts) -> Vec<usize> {
+        let own: HashSet<usize> = parts.chunked.iter().chain(&parts.once).copied().collect();
+        let mut out = vec![];
+        for &i in parts.chunked.iter().filter(|&&i| i >= self.from) {
+            let mut v = f.nodes[i].outs[0];
+            while let Some(r) = only_reader(f, v).filter(|r| !own.contains(r)) {
+                let n = &f.nodes[r];
+                let passes = n.op.collective().is_some() || n.op.facts().kind == Kind::Conversion;
+                let own = f.stage_of(n) == f.stage_of(&f.nodes[i]);
+                if !passes
+                    || !own
+                    || n.ins.len() != 1
+                    || n.outs.len() != 1
+                    || crosses(f, n, n.outs[0])
+                {
+                    break;
+                }
+                out.push(r);
+                v = n.outs[0];
+            }
+        }
+        out
+    }
+}
+
+/// The one product that the loss is made of by other ops.
+fn head(f: &Func, makers: &[Option<u32>], loss: Value) -> Result<usize, String> {
+    let (mut seen, mut found, mut open) = (HashSet::default(), BTreeSet::new(), vec![loss]);
+    while let Some(v) = open.pop() {
+        let Some(m) = makers[v.0 as usize].map(|m| m as usize) else { continue };
+        if !seen.insert(m) {
+            continue;
+        }
+        match f.nodes[m].op.is_heavy() {
+            true => drop(found.insert(m)),
+            false => open.extend(&f.nodes[m].ins),
+        }
+    }
+    match found.iter().copied().collect::<Vec<_>>()[..] {
+        [one] if f.nodes[one].op.is_matrix_product() => Ok(one),
+        [] | [_] => Err("the loss is not made of a product".into()),
+        _ => Err("the loss is made of several products".into()),
+    }
+}
+
+/// The one node that reads a value that is no result.
+fn only_reader(f: &Func, v: Value) -> Option<usize> {
+    let mut readers = f.nodes.iter().enumerate().filter(|(_, n)| n.ins.contains(&v));
+    let shown = f.results.iter().any(|r| r.value == v);
+    readers.next().filter(|_| !shown && readers.next().is_none()).map(|(i, _)| i)
+}
+
+/// Whether another stage of the pipeline than a node's reads a value.
+fn crosses(f: &Func, maker: &Node, v: Value) -> bool {
+    f.nodes.iter().any(|n| n.ins.contains(&v) && f.stage_of(n) != f.stage_of(maker))
+}
+
+fn rule_of(f: &Func, n: &Node) -> Rule {
+    let ranks: Vec<usize> = n.ins.iter().map(|&v| f.ty(v).rank()).collect();
+    n.op.def().rule(&ranks)
+}
+
+/// Operands and results with their letters.
+fn ends<'a>(
+    n: &'a Node,
+    rule: &'a Rule,
+) -> impl Iterator<Item = (Value, &'a shardc_ir::rule::Dims)> {
+    let ins = n.ins.iter().copied().zip(&rule.ins);
+    ins.chain(n.outs.iter().copied().zip(&rule.outs))
+}
+
+/// The letter of tokens in a node's rule.
+fn letter(n: &Node, rule: &Rule, dims: &HashMap<Value, usize>) -> Option<Letter> {
+    ends(n, rule).find_map(|(v, of)| of.get(*dims.get(&v)?)?.single())
+}
+
+/// True if a range of this letter of an op's results needs that range of its operands alone, and if what has
+/// the letter no more is a sum over it.
+fn is_by_token(op: &Op, rule: &Rule, letter: Letter) -> bool {
+    let (kind, def) = (op.facts().kind, op.def());
+    let read = rule.ins.iter().any(|d| has_letter(d, letter));
+    let kept = rule.outs.iter().all(|d| has_letter(d, letter));
+    let lost = rule.outs.iter().all(|d| !has_letter(d, letter));
+    let sums = matches!(kind, Kind::Product | Kind::Reduction) && def.reduction() == Reduction::Sum;
+    let sized = def.sizes().iter().any(|s| s.0 == letter);
+    let drawn = kind == Kind::Constant;
+    read && !rule.is_whole(letter) && !sized && !drawn && (kept || lost && sums)
+}

@@ -1,0 +1,82 @@
+"""Runs the command `shardc`, and makes exceptions of its diagnostics."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from typing import Any, Dict, List, Optional, Sequence
+
+
+class ShardcWarning(UserWarning):
+    """What the command warns of."""
+
+
+class ShardcError(Exception):
+    """A diagnostic of the command: what is wrong, where, by which rule, and ways out."""
+
+    def __init__(self, diagnostic: Dict[str, Any]) -> None:
+        super().__init__(diagnostic.get("rendered", diagnostic["message"]))
+        self._diagnostic = dict(diagnostic)
+        #: A word, as in `shardc explain PLAN rule:CODE`; None for what is not a diagnostic, as a bug.
+        self.code: Optional[str] = diagnostic.get("code")
+        self.message: str = diagnostic["message"]
+        #: File, flag or line that it is about.
+        self.place: Optional[str] = diagnostic.get("place")
+        self.rule: Optional[str] = diagnostic.get("rule")
+        #: How it came to this, nearest cause first.
+        self.why: List[str] = diagnostic.get("why", [])
+        #: Ways out.
+        self.help: List[str] = diagnostic.get("help", [])
+        #: Exit status of the command.
+        self.exit_status: Optional[int] = diagnostic.get("exit")
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._diagnostic,)
+
+
+def find_binary() -> str:
+    """The command: `SHARDC_BINARY` if it is set, else that of this package, else the first on the path."""
+    named = os.environ.get("SHARDC_BINARY")
+    if named:
+        return named
+    name = "shardc" + (sysconfig.get_config_var("EXE") or "")
+    user = sysconfig.get_preferred_scheme("user") if sys.version_info >= (3, 10) else os.name + "_user"
+    for folder in (sysconfig.get_path("scripts"), sysconfig.get_path("scripts", scheme=user)):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            return path
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError("the command shardc is not installed; install the wheel, or set SHARDC_BINARY")
+    return found
+
+
+def run(args: Sequence[str], cwd: Optional[str] = None) -> str:
+    """Runs the command with JSON on both streams; what it prints.
+
+    Warnings become Python's; an error raises ShardcError.
+    """
+    words = [find_binary(), *args, "--format", "json"]
+    done = subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
+    failed: Optional[Dict[str, Any]] = None
+    unread: List[str] = []
+    for line in done.stderr.splitlines():
+        try:
+            said = json.loads(line)
+            level = said["level"]
+        except (ValueError, TypeError, KeyError):
+            unread.append(line)
+            continue
+        if level == "warning":
+            warnings.warn(said["rendered"], ShardcWarning, stacklevel=4)
+        elif level == "error":
+            failed = said
+    if done.returncode != 0:
+        told = "\n".join(unread) or f"shardc {args[0]} ended with status {done.returncode}"
+        raise ShardcError({"exit": done.returncode, **(failed or {"message": told})})
+    return done.stdout

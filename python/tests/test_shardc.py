@@ -1,0 +1,186 @@
+"""Tests of the package against the command: `python -m unittest` with SHARDC_BINARY, or the wheel, installed.
+
+What needs torch is skipped where it is not installed, unless SHARDC_HAS names it.
+"""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+from pathlib import Path
+
+import shardc
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA = ROOT / "tests/fixtures/llama_gqa"
+HAS = os.environ.get("SHARDC_HAS", "").split()
+try:
+    import torch
+except ImportError:
+    if "torch" in HAS:
+        raise
+    torch = None
+SIZE = dict(seq=16, global_batch=8)
+
+
+class Paths(unittest.TestCase):
+    def test_a_folder(self):
+        plan = shardc.compile(LLAMA, mesh={"dp": 2, "tp": 2}, sp=True, freeze=["*norm*"], fuse=None, **SIZE)
+        self.assertTrue((plan.path / "plan.json").is_file())
+        self.assertEqual(plan.report["ranks"], 4)
+        memory = plan.memory
+        self.assertEqual(sum(n for kind, n in memory.items() if kind != "peak"), memory["peak"])
+        self.assertEqual(memory["peak"], plan.report["per_class"][0]["peak_bytes"])
+        self.assertEqual(plan.summary["ranks"], 4)
+        options = (plan.path / "options.toml").read_text()
+        self.assertIn("norm", options)
+
+    def test_an_explanation(self):
+        plan = shardc.compile(LLAMA, mesh="tp=2", **SIZE)
+        said = plan.explain("collective:1")
+        self.assertIn("over tp", said.subject)
+        self.assertTrue(all(isinstance(line, str) for part in said.parts.values() for line in part), said)
+        words = [shardc.find_binary(), "explain", str(plan.path), "collective:1"]
+        shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        self.assertEqual([l.rstrip() for l in str(said).splitlines()], shown.splitlines())
+        self.assertIn("# mesh", str(plan.explain("rule:mesh")))
+
+    def test_parameters_lie_as_tensor_parallelism_wants(self):
+        plan = shardc.compile(LLAMA, mesh="dp=2,tp=2", **SIZE)
+        found = {p.name: p for p in plan.parameters}
+        q = next(p for name, p in found.items() if name.endswith("q_proj.weight"))
+        o = next(p for name, p in found.items() if name.endswith("o_proj.weight"))
+        norm = next(p for name, p in found.items() if "norm" in name)
+        self.assertEqual(q.mesh, (("dp_replicate", 2), ("tp", 2)))
+        self.assertEqual(q.ranks, (0, 1, 2, 3))
+        self.assertEqual([q.placements[0], norm.placements[1]], ["Replicate()"] * 2)
+        self.assertEqual({q.placements[1], o.placements[1]}, {"Shard(0)", "Shard(1)"})
+
+    def test_stages_have_parameters_of_their_own(self):
+        plan = shardc.compile(LLAMA, mesh="pp=2", microbatch=1, **SIZE)
+        self.assertEqual({p.ranks for p in plan.parameters}, {(0,), (1,)})
+
+    def test_a_configuration_and_where_the_plan_lies(self):
+        config = dict(model_type="llama", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                      num_key_value_heads=4, vocab_size=64, max_position_embeddings=64)
+        with tempfile.TemporaryDirectory() as folder:
+            plan = shardc.compile(config, mesh="tp=4", output=Path(folder) / "x.plan", **SIZE)
+            self.assertEqual(plan.path.name, "x.plan")
+            again = shardc.Plan(plan.path)
+            self.assertEqual((again.memory, again.report), (plan.memory, {}))
+        kept = shardc.compile(config, **SIZE)
+        path = kept.path
+        self.assertTrue(path.is_dir())
+        del kept
+        self.assertFalse(path.exists(), "a temporary plan goes with its object")
+
+    def test_errors_have_code_and_help(self):
+        with self.assertRaises(shardc.ShardcError) as caught:
+            shardc.compile(LLAMA, mesh="tp=3", **SIZE)
+        e = caught.exception
+        self.assertEqual((e.code, e.exit_status), ("heads-not-divisible", 2))
+        self.assertIn("tp", e.rule)
+        self.assertTrue(e.help)
+        self.assertTrue(str(e).startswith("error[heads-not-divisible]: " + e.message))
+        # Workers hand exceptions on by pickle.
+        again = pickle.loads(pickle.dumps(e))
+        self.assertEqual((str(again), again.code, again.help), (str(e), e.code, e.help))
+        for bad, code in [(dict(mash="tp=2"), "usage"), (dict(optimizer="adam"), "flag"), (dict(memory="1KiB"), "out-of-memory")]:
+            with self.assertRaises(shardc.ShardcError) as caught:
+                shardc.compile(LLAMA, **bad, **SIZE)
+            self.assertEqual(caught.exception.code, code)
+        with self.assertRaises(shardc.ShardcError):
+            shardc.compile("no/such/model", **SIZE)
+
+    def test_warnings_are_told(self):
+        with self.assertWarnsRegex(shardc.ShardcWarning, "idle-axis"):
+            shardc.compile(LLAMA, mesh="zebra=2", **SIZE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            shardc.compile(LLAMA, mesh="tp=2", **SIZE)
+
+    def test_what_goes_with_a_module_alone(self):
+        for bad in [dict(inputs={}), dict(dynamic_shapes={})]:
+            with self.assertRaises(TypeError):
+                shardc.compile(LLAMA, **bad, **SIZE)
+
+    def test_what_is_no_compilation_is_refused(self):
+        with self.assertRaises(ValueError):
+            shardc.compile("", **SIZE)
+        for name in ["help", "format"]:
+            with self.assertRaisesRegex(TypeError, name):
+                shardc.compile(LLAMA, **{name: True}, **SIZE)
+        with self.assertRaisesRegex(TypeError, "int"):
+            shardc.compile(7, mesh="tp=2")
+
+    def test_the_module_is_the_command(self):
+        words = [sys.executable, "-m", "shardc", "--version"]
+        out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        self.assertTrue(out.startswith("shardc 0."), out)
+
+
+@unittest.skipIf(torch is None, "torch is not installed")
+class Modules(unittest.TestCase):
+    def test_a_live_language_model(self):
+        try:
+            from transformers import LlamaConfig, LlamaForCausalLM
+        except ImportError:
+            self.skipTest("transformers is not installed")
+        config = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                             num_key_value_heads=2, vocab_size=64, max_position_embeddings=64)
+        model = LlamaForCausalLM(config)
+        plan = shardc.compile(model, mesh="tp=2", **SIZE)
+        self.assertTrue(model.config.use_cache)
+        self.assertEqual(plan.summary["ranks"], 2)
+        placed = plan.placements()
+        from torch.distributed.tensor import Replicate, Shard
+        names = {name for name, _ in model.named_parameters()}
+        self.assertEqual(set(placed), names)
+        self.assertEqual(placed["model.layers.0.self_attn.q_proj.weight"], (Shard(0),))
+        self.assertEqual(placed["model.layers.0.mlp.down_proj.weight"], (Shard(1),))
+        self.assertEqual(placed["model.norm.weight"], (Replicate(),))
+        # Its numbers go with it: the first loss is the model's own.
+        torch.manual_seed(1)
+        ids = torch.randint(0, 64, (8, 16))
+        with torch.no_grad():
+            want = model(input_ids=ids, labels=ids).loss.item()
+        from safetensors.torch import save_file
+        batch = plan.path.parent / "batch.safetensors"
+        save_file({"input_ids": ids, "labels": ids.clone()}, batch)
+        words = [shardc.find_binary(), "run", str(plan.path), "--weights", str(plan.model), "--batch", str(batch), "--steps", "1",
+                 "--kernels", "interpreted", "--format", "json"]
+        out = subprocess.run(words, capture_output=True, text=True)
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertAlmostEqual(json.loads(out.stdout)["loss"], want, delta=5e-6 * want)
+
+    def test_a_module_of_rows(self):
+        class Scored(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc1, self.fc2 = torch.nn.Linear(16, 32), torch.nn.Linear(32, 8)
+
+            def forward(self, x, y):
+                return torch.nn.functional.mse_loss(self.fc2(torch.relu(self.fc1(x))), y)
+
+        inputs = (torch.randn(8, 16), torch.randn(8, 8))
+        with tempfile.TemporaryDirectory() as folder:
+            plan = shardc.compile(Scored(), mesh="tp=2", output=Path(folder) / "p", inputs=inputs)
+            self.assertTrue(plan.model.is_file())
+            self.assertEqual(len(plan.placements()), 4)
+            # What the module does not train is frozen.
+            still = Scored()
+            still.fc1.requires_grad_(False)
+            less = shardc.compile(still, mesh="tp=2", output=Path(folder) / "q", inputs=inputs)
+            self.assertLess(less.memory["optimizer"] * 2, plan.memory["optimizer"])
+
+    def test_what_is_not_a_model(self):
+        with self.assertRaisesRegex(TypeError, "inputs"):
+            shardc.compile(torch.nn.Linear(2, 2), mesh="tp=2")
+
+
+if __name__ == "__main__":
+    unittest.main()

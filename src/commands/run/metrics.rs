@@ -1,0 +1,95 @@
+//! `run --metrics`: what every step came to, an object a line, in a file that grows with the run.
+
+use crate::process::most_memory;
+use crate::terminal::{fail, warn};
+use serde_json::{Value as Json, json};
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::files::{self, FileFormat};
+use shardc_runtime::session::StepResult;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What `--metrics` writes.
+pub(super) const METRICS: FileFormat =
+    FileFormat { name: "file of metrics", is: |begin| begin.starts_with(b"{\"step\":") };
+
+/// Most bytes of a file that a run goes on with.
+const MOST: u64 = 1 << 30;
+
+/// The file, open.
+pub(super) struct Metrics {
+    path: PathBuf,
+    file: File,
+    /// Why nothing more is written.
+    lost: Option<Diag>,
+}
+
+/// What a step came to, beside its result.
+pub(super) struct Step {
+    pub number: usize,
+    /// Of a training.
+    pub lr: Option<f64>,
+    pub took: Duration,
+    /// Tokens, or rows, and the word for so many in a second.
+    pub work: (usize, &'static str),
+    pub losses: BTreeMap<String, f32>,
+}
+
+impl Metrics {
+    /// Begins the file, or goes on behind the lines of the steps that are done.
+    ///
+    /// # Errors
+    /// `file` and `output`, as [`files::replace`].
+    pub fn open(path: &Path, done: usize) -> Result<Metrics> {
+        let there = path.exists() && done > 0;
+        let text = if there { files::read_text(path, MOST)? } else { String::new() };
+        let step = |line: &str| serde_json::from_str::<Json>(line).ok()?["step"].as_u64();
+        let kept = |line: &&str| step(line).is_some_and(|s| s <= done as u64);
+        let fails = |e| files::io_error("cannot write the metrics", path, &e);
+        files::replace(path, &METRICS, |out| {
+            text.lines().filter(kept).try_for_each(|line| writeln!(out, "{line}").map_err(fails))
+        })?;
+        let file = OpenOptions::new().append(true).open(path).map_err(fails)?;
+        Ok(Metrics { path: path.to_path_buf(), file, lost: None })
+    }
+
+    /// Adds a step.
+    pub fn step(&mut self, s: Step, r: &StepResult) {
+        let seconds = s.took.as_secs_f64();
+        let mut line = json!({
+            "step": s.number, "loss": r.loss, "lr": s.lr, "grad_norm": r.grad_norm,
+            "tokens": r.tokens, "ms": seconds * 1e3, "memory_bytes": most_memory(),
+        });
+        line[s.work.1.replace('/', "_per_").replace("_per_s", "_per_second")] =
+            json!(s.work.0 as f64 / seconds);
+        if !s.losses.is_empty() {
+            line["losses"] = json!(s.losses);
+        }
+        self.line(&line);
+    }
+
+    /// Adds an evaluation.
+    pub fn evaluation(&mut self, step: usize, loss: Option<f32>) {
+        self.line(&json!({ "step": step, "eval_loss": loss }));
+    }
+
+    /// Training goes on where the file cannot.
+    fn line(&mut self, line: &Json) {
+        if self.lost.is_some() {
+            return;
+        }
+        if let Err(e) = self.file.write_all(format!("{line}\n").as_bytes()) {
+            let d = files::io_error("cannot write the metrics", &self.path, &e);
+            warn(&[d.clone().why("training goes on without them")]);
+            self.lost = Some(d);
+        }
+    }
+
+    /// The exit status of a training that has done everything else.
+    pub fn status(&self) -> i32 {
+        self.lost.as_ref().map_or(0, fail)
+    }
+}

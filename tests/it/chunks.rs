@@ -1,0 +1,39 @@
+//! Losses in chunks of tokens, as other tests take them.
+
+use crate::fixture::options;
+use shardc_passes::options::{CpMode, Options, Order, TpMode, TpSteps};
+
+/// Losses in chunks, of even and uneven size, on layouts that cut tokens or logits in their ways.
+pub fn in_chunks() -> [(&'static str, Options); 15] {
+    let on = |loss_chunks, o: Options| Options { loss_chunks, ..o };
+    let dp2_tp2 = [("dp_replicate", 2), ("tp", 2)];
+    let ring = Options { cp_mode: CpMode::Ring, ..options(&[("cp", 4)], false, 2) };
+    let tp_mode = TpMode::TwoD;
+    let grid = Options { tp_mode, ..options(&[("tp", 4)], false, 8) };
+    let summa = Options { tp_steps: TpSteps::Summa, ..grid.clone() };
+    let schedule = Order::Named("zb-h1".into());
+    let late = Options { schedule, ..options(&[("pp", 2), ("tp", 2)], false, 2) };
+    // The last stage is the head alone.
+    let head = |o: Options| Options { layers: "lm_head".into(), ..o };
+    let alone = head(options(&[("pp", 2)], false, 1));
+    let alone_tp = head(options(&[("pp", 2), ("tp", 2)], true, 2));
+    let alone_late = head(Options { schedule: Order::Named("zb-h1".into()), ..alone.clone() });
+    let shards = Options { zero: 3, ..options(&[("dp_shard", 4)], false, 1) };
+    [
+        ("llama_gqa", on(3, options(&dp2_tp2, true, 1))),
+        ("gpt2", on(2, options(&[("tp", 4)], false, 4))),
+        ("gemma2", on(5, options(&dp2_tp2, true, 2))),
+        ("llama_bias_tied", on(4, options(&[("pp", 2)], false, 2))),
+        ("llama_deep", on(2, late)),
+        ("qwen3", on(2, shards)),
+        ("llama_gqa", on(2, ring)),
+        ("llama_gqa", on(2, options(&[("dp_replicate", 2), ("cp", 2)], false, 1))),
+        ("llama_gqa", on(4, grid)),
+        ("gpt2", on(3, options(&[], false, 8))),
+        ("qwen3", on(4, summa)),
+        ("llama_gqa", on(2, alone)),
+        ("llama_bias_tied", on(3, alone_tp)),
+        ("llama_gqa", on(2, alone_late)),
+        ("llama_mha", on(24, options(&[], false, 4))),
+    ]
+}

@@ -1,0 +1,139 @@
+//! What commands print with `--format json` is as `docs/schemas` has it; each schema is one of a command that runs here.
+
+use crate::lab::{FIXTURES, Lab};
+use serde_json::Value as Json;
+use shardc_testing::schema::misfit;
+use std::collections::{BTreeMap, BTreeSet};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/schemas");
+
+fn schemas() -> BTreeMap<String, Json> {
+    let all = std::fs::read_dir(FOLDER).expect("docs/schemas").map(|e| e.expect("a file").path());
+    let read = |p: std::path::PathBuf| {
+        let text = std::fs::read_to_string(&p).expect("a schema");
+        let name = p.file_stem().expect("a name").to_string_lossy().into_owned();
+        let schema: Json =
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
+        // Of a key that is there twice the first value would be passed over.
+        let marks = |text: &str| text.chars().filter(|c| !c.is_whitespace()).count();
+        assert_eq!(marks(&schema.to_string()), marks(&text), "{name}");
+        (name, schema)
+    };
+    all.map(read).collect()
+}
+
+/// Runs commands, and compares each line that they write with a schema.
+struct Checked {
+    lab: Lab,
+    schemas: BTreeMap<String, Json>,
+    seen: BTreeSet<String>,
+}
+
+impl Checked {
+    fn text(&mut self, name: &str, text: &[u8]) {
+        let text = String::from_utf8_lossy(text).into_owned();
+        let schema = self.schemas.get(name).unwrap_or_else(|| panic!("no schema {name}"));
+        for line in text.lines() {
+            let json = serde_json::from_str(line).unwrap_or_else(|e| panic!("{name}: {e}: {line}"));
+            assert_eq!(misfit(schema, &json), None, "{name}: {line}");
+            self.seen.insert(name.into());
+        }
+    }
+
+    /// What a command prints that ends well, and what it says.
+    fn run(&mut self, name: &str, args: &[&str]) {
+        let printed = self.ends(name, args, 0);
+        assert!(printed, "{args:?} prints nothing");
+    }
+
+    /// The same of a command that ends with a status; whether it prints something.
+    fn ends(&mut self, name: &str, args: &[&str], status: i32) -> bool {
+        let out = self.lab.shardc(&[args, &["--format", "json", "-v"]].concat());
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(status), "{args:?}: {said}");
+        self.text(name, &out.stdout);
+        self.text("message", &out.stderr);
+        !out.stdout.is_empty()
+    }
+}
+
+const LAYOUTS: [(&str, &[&str]); 4] = [
+    (
+        "llama_gqa",
+        &["--mesh", "dp=2,tp=2", "--zero", "2", "--microbatch", "2", "--zero-accumulate", "both"],
+    ),
+    ("llama_deep", &["--mesh", "pp=2,tp=2", "--sp", "--schedule", "zb-h1", "--microbatch", "1"]),
+    ("mixtral", &["--mesh", "dp=4,ep=2", "--dtype", "bf16", "--transport", "nccl"]),
+    ("gemma2", &["--mesh", "tp=2", "--mode", "infer"]),
+];
+
+#[test]
+fn what_is_printed_is_as_the_schemas_have_it() {
+    let schemas = schemas();
+    for (name, s) in &schemas {
+        assert_eq!(
+            s["$id"],
+            format!("shardc/{name}/1"),
+            "a change of what a field means is a new number"
+        );
+        assert!(s["title"].is_string(), "{name}");
+    }
+    let mut c = Checked { lab: Lab::new("schemas"), schemas, seen: BTreeSet::new() };
+    for (i, (fixture, flags)) in LAYOUTS.into_iter().enumerate() {
+        let (model, plan) = (format!("{FIXTURES}/{fixture}"), format!("{i}.plan"));
+        let sized = [flags, &["--seq", "16"]].concat();
+        c.run("compile", &[&["compile", &model, "-o", &plan][..], &sized].concat());
+        c.run("check", &[&["check", &model][..], &sized].concat());
+        for (name, how) in [
+            ("inspect", &[][..]),
+            ("inspect", &["--rank", "1"]),
+            ("inspect-summary", &["--summary"]),
+            ("inspect-ranks", &["--ranks"]),
+            ("inspect-timeline", &["--timeline"]),
+            ("inspect-collectives", &["--collectives", "--node", "2"]),
+            ("inspect-instructions", &["--rank", "0", "--instructions"]),
+            ("inspect-kernels", &["--phase", "kernels"]),
+        ] {
+            c.run(name, &[&["inspect", &plan][..], how].concat());
+        }
+        for what in ["collective:1", "rule:mesh", "price"] {
+            c.run("explain", &["explain", &plan, what]);
+        }
+        c.run("verify", &["verify", &plan]);
+        c.run("prove", &["prove", &plan]);
+        c.run("price", &["price", &plan, "--device", "h100-sxm", "--launches"]);
+        let run =
+            ["run", &plan, "--steps", "1", "--kernels", "interpreted", "--metrics", "m.jsonl"];
+        let run = [&run[..], &["--trace", "t.json"]].concat();
+        if flags.contains(&"nccl") {
+            c.ends("run", &run, 2);
+            continue;
+        }
+        c.run("run", &run);
+        c.run("price", &["price", &plan, "--device", "h100-sxm", "--trace", "t.json"]);
+        let metrics = std::fs::read(c.lab.path("m.jsonl")).expect("metrics");
+        c.text("metrics", &metrics);
+    }
+    let model = format!("{FIXTURES}/llama_gqa");
+    c.ends("check", &["check", &model, "--seq", "16", "--mesh", "tp=3"], 1);
+    c.ends("compile", &["compile", &model, "--seq", "16", "--mesh", "tp=3"], 2);
+    c.run("doctor", &["doctor"]);
+    c.run("diff", &["diff", "0.plan", "1.plan"]);
+    let small = ["--gpus", "2", "--device", "h100-sxm", "--seq", "16", "--global-batch", "8"];
+    c.run("plan", &[&["plan", &model][..], &small].concat());
+    let most = ["--top", "1", "--max", "microbatch"];
+    c.run("plan", &[&["plan", &model][..], &small, &most].concat());
+    // That of the page is tested beside it.
+    let all: BTreeSet<String> = c.schemas.keys().filter(|k| *k != "report").cloned().collect();
+    assert_eq!(c.seen, all);
+}
+
+/// Every schema is in the table of the documentation.
+#[test]
+fn schemas_are_listed() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/plan-format.md");
+    let page = std::fs::read_to_string(page).expect("a page");
+    for name in schemas().keys() {
+        assert!(page.contains(&format!("(schemas/{name}.json)")), "{name}");
+    }
+}

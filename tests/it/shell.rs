@@ -1,0 +1,126 @@
+//! What shells and manuals are told of the command line, and how loud it is.
+
+use crate::lab::{FIXTURES, Lab};
+use clap::CommandFactory as _;
+use serde_json::Value as Json;
+use shardc::commands::Cli;
+use std::process::{Command, Output};
+
+fn said(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+fn printed(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// Names of commands with the long flags of each.
+fn commands() -> Vec<(String, Vec<String>)> {
+    let mut all = Cli::command();
+    all.build();
+    let flags = |c: &clap::Command| {
+        c.get_arguments().filter_map(|a| a.get_long()).map(String::from).collect()
+    };
+    all.get_subcommands().map(|c| (c.get_name().to_string(), flags(c))).collect()
+}
+
+#[test]
+fn completions_know_all_commands_and_flags() {
+    let lab = Lab::new("shell-completions");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = printed(&lab.ok(&["completions", shell]));
+        for (name, flags) in commands() {
+            assert!(script.contains(&name), "{shell}: {name}");
+            for flag in flags {
+                assert!(script.contains(&flag), "{shell}: {name} {flag}");
+            }
+        }
+        lab.write(shell, script);
+    }
+    let bash = |words: &[&str]| {
+        let script = "source ./bash; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); \
+                      _shardc shardc \"${@: -1}\" \"${@: -2:1}\"; echo \"${COMPREPLY[@]}\"";
+        let mut c = Command::new("bash");
+        let out = c.args(["-c", script, "shardc"]).args(words).current_dir(&lab.0).output();
+        let out = out.expect("bash starts");
+        assert!(out.status.success(), "{}", said(&out));
+        printed(&out).split_whitespace().map(String::from).collect::<Vec<_>>()
+    };
+    assert_eq!(bash(&["shardc", "comp"]), ["compile", "completions"]);
+    assert_eq!(bash(&["shardc", "run", "PLAN", "--metr"]), ["--metrics"]);
+    assert_eq!(bash(&["shardc", "compile", "--zero-"]), ["--zero-accumulate"]);
+    lab.shardc(&["completions", "tcsh"]);
+    assert_eq!(lab.shardc(&["completions", "tcsh"]).status.code(), Some(2));
+}
+
+#[test]
+fn every_command_has_a_manual_page_with_its_flags() {
+    let lab = Lab::new("shell-man");
+    let whole = printed(&lab.ok(&["man"]));
+    assert!(whole.contains(".TH shardc 1"), "{whole}");
+    for (name, flags) in commands() {
+        assert!(whole.contains(&format!("shardc\\-{}(1)", name.replace('-', "\\-"))), "{name}");
+        let page = printed(&lab.ok(&["man", &name]));
+        assert!(page.contains(&format!(".TH shardc-{name} 1")), "{page}");
+        for flag in flags {
+            assert!(page.contains(&format!("\\-\\-{}", flag.replace('-', "\\-"))), "{name} {flag}");
+        }
+    }
+    let error = lab.refuses(&["man", "zebra"], 2, "flag");
+    assert!(error.contains("compile, "), "{error}");
+}
+
+#[test]
+fn a_command_says_as_much_as_it_is_asked_to() {
+    let lab = Lab::new("shell-volume");
+    let model = format!("{FIXTURES}/gpt2");
+    let with = |flags: &[&str]| {
+        lab.ok(
+            &[&["compile", &model, "--seq", "16", "--mesh", "zebra=2", "-o", "p"], flags].concat()
+        )
+    };
+    let (quiet, normal, verbose) = (with(&["-q"]), with(&[]), with(&["--verbose"]));
+    // Warnings are said however quiet it is, and results are the same.
+    assert!(said(&quiet).starts_with("warning[idle-axis]"), "{}", said(&quiet));
+    assert!(!said(&quiet).contains("wrote p") && said(&normal).contains("wrote p"));
+    assert!(!said(&normal).contains("took ") && said(&verbose).contains(" MiB of memory"));
+    assert!(said(&verbose).contains("ms partition"), "{}", said(&verbose));
+    assert_eq!(printed(&quiet), printed(&normal));
+    assert_eq!(printed(&quiet), printed(&verbose));
+    // Anywhere in the line, of every command; not both.
+    assert!(said(&lab.ok(&["-v", "inspect", "p"])).starts_with("took "));
+    assert_eq!(said(&lab.ok(&["run", "p", "-q", "--steps", "1", "--kernels", "interpreted"])), "");
+    assert_eq!(lab.shardc(&["doctor", "-q", "-v"]).status.code(), Some(2));
+    assert!(said(&lab.shardc(&["inspect", "none", "-q"])).starts_with("error[plan]"));
+}
+
+/// With `--format json` standard error has an object a line.
+#[test]
+fn messages_are_json_where_results_are() {
+    let lab = Lab::new("shell-messages");
+    let model = format!("{FIXTURES}/gpt2");
+    let messages = |args: &[&str], status: i32| -> Vec<Json> {
+        let out = lab.shardc(&[args, &["--format", "json"]].concat());
+        assert_eq!(out.status.code(), Some(status), "{args:?}: {}", said(&out));
+        let text = said(&out);
+        text.lines()
+            .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}")))
+            .collect()
+    };
+    let base = ["compile", &model, "--seq", "16", "-o", "p", "--mesh"];
+    let warned = messages(&[&base[..], &["zebra=2"]].concat(), 0);
+    assert_eq!((&warned[0]["level"], &warned[0]["code"]), (&"warning".into(), &"idle-axis".into()));
+    let refused = messages(&[&base[..], &["tp=3"]].concat(), 2);
+    let text = said(&lab.shardc(&[&base[..], &["tp=3"]].concat()));
+    let error = &refused[0];
+    assert_eq!((refused.len(), &error["level"], &error["exit"]), (1, &"error".into(), &2.into()));
+    assert_eq!(error["rendered"], text.trim_end());
+    let help = error["help"].as_array().expect("a list");
+    assert!(!help.is_empty() && help.iter().all(|h| text.contains(h.as_str().expect("text"))));
+    let usage = messages(&["compile", &model, "--mash", "tp=2"], 2);
+    assert_eq!((&usage[0]["code"], &usage[0]["level"]), (&"usage".into(), &"error".into()));
+    assert!(usage[0]["message"].as_str().is_some_and(|m| m.contains("'--mash'")), "{usage:?}");
+    let noted = messages(&["run", "p", "--steps", "1", "--kernels", "interpreted", "-v"], 0);
+    assert!(noted.iter().all(|m| m["level"] == "note" && m["message"].is_string()), "{noted:?}");
+    assert!(noted.iter().any(|m| m["message"].as_str().is_some_and(|m| m.starts_with("took "))));
+}

@@ -67,6 +67,9 @@ fn other_blocks_drop_the_same() {
     for name in ["llama_gqa", "gemma2", "mixtral"] {
         compare(name, vec![options(&[("dp_replicate", 2), ("tp", 2)], false, 4)]);
     }
+    // More ranks than heads of keys; a loss in chunks.
+    let chunks = Options { loss_chunks: 3, ..options(&[("tp", 4)], true, 4) };
+    compare("llama_gqa", vec![options(&[("tp", 4)], false, 4), chunks]);
 }
 
 /// In bf16 the residual stream stays bf16, and nothing that was drawn is kept for backward.
@@ -128,4 +131,46 @@ fn rates_of_the_config() {
     let text = std::fs::read_to_string(lab.path("out/model.ir")).expect("the model");
     let kept = |i: usize| format!("kept=0.9 transformer.h.{i}.attn.probabilities]");
     assert!((0..2).all(|i| text.matches(&kept(i)).count() == 1), "{text}");
+}
+
+/// The losses of a run.
+fn losses(lab: &Lab, args: &[&str]) -> Vec<f64> {
+    let out = lab.ok(&[&["run"], args, &["--format", "json"]].concat());
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let loss =
+        |l: &str| serde_json::from_str::<serde_json::Value>(l).expect("JSON")["loss"].as_f64();
+    text.lines().map(|l| loss(l).expect("a loss")).collect()
+}
+
+/// What attention alone drops changes the loss.
+#[test]
+fn attention_alone_drops() {
+    let lab = Lab::new("dropout-attention");
+    let loss = |attention: f64| {
+        let rates =
+            serde_json::json!({"attn_pdrop": attention, "resid_pdrop": 0.0, "embd_pdrop": 0.0});
+        let model = lab.config("gpt2", rates);
+        lab.ok(&lab::compile(&model, &["--dropout", "config"]));
+        losses(&lab, &["out", "--steps", "1"])[0]
+    };
+    let [none, some, more] = [0.0, 0.5, 0.9].map(loss);
+    assert!(none != some && some != more && none != more, "{none} {some} {more}");
+}
+
+/// A run that goes on from a checkpoint drops what it would have dropped, on another mesh too.
+#[test]
+fn a_resumed_run_drops_the_same() {
+    let lab = Lab::new("dropout-resumed");
+    let model = format!("{FIXTURES}/gpt2");
+    for (out, mesh) in [("a", "dp=2"), ("b", "tp=2")] {
+        let layout = ["--mesh", mesh, "--dropout", "0.3", "--seq", "16", "-o", out];
+        lab.ok(&[&["compile", &model][..], &layout].concat());
+    }
+    let whole = losses(&lab, &["a", "--steps", "4"]);
+    losses(&lab, &["a", "--steps", "2", "--save", "ckpt", "--save-every", "2"]);
+    let rest = losses(&lab, &["b", "--steps", "4", "--resume", "ckpt"]);
+    assert_eq!((whole.len(), rest.len()), (4, 2));
+    for (a, b) in whole[2..].iter().zip(&rest) {
+        assert!((a - b).abs() < 1e-5 * a, "{whole:?} {rest:?}");
+    }
 }

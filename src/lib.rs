@@ -318,7 +318,7 @@ fn roomy_buffers(s: &Stored) -> Option<Diag> {
         let all = f.nodes.iter().filter(|n| matches!(n.op, Op::Dispatch(_)));
         all.map(|n| f.ty(n.outs[0]).local_bytes(mesh))
     });
-    let largest = buffers.max().filter(|_| worst >= 2.0)?;
+    let largest = buffers.max().filter(|_| worst > 2.0)?;
     let what = format!("buffers of experts hold {worst:.1} times an even load");
     Some(
         Diag::new("moe-buffers", what)

@@ -76,9 +76,11 @@ const ELSEWHERE: [(&str, &str); 14] = [
 fn meant(axis: &str, size: usize) -> Option<String> {
     let known = ["pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"];
     let elsewhere = ELSEWHERE.iter().find(|(name, _)| *name == axis).map(|x| x.1);
+    let lower = axis.to_lowercase();
+    let same = known.into_iter().find(|k| *k == lower);
     // Of two letters, anything would be near.
     let near = || nearest(axis, known.into_iter(), 1).first().copied().filter(|n| n.len() > 3);
-    let own = elsewhere.or_else(near).filter(|own| *own != axis)?;
+    let own = elsewhere.or(same).or_else(near).filter(|own| *own != axis)?;
     let zero = if axis == "fsdp" { " --zero 3" } else { "" };
     Some(format!("{own}={size}{zero}"))
 }

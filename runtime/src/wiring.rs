@@ -11,6 +11,9 @@ use shardc_ir::tensor;
 use shardc_ir::types::Type;
 use smallvec::SmallVec;
 
+/// Values of a node that messages name.
+const FEW: usize = 4;
+
 /// Places of a launch's operands, results and workspace.
 pub(crate) type Bound = SmallVec<[Place; 12]>;
 
@@ -185,12 +188,19 @@ impl Wiring {
         Ok(())
     }
 
-    /// A node as people know it: function, values, op, scope.
+    /// A node as people know it: function, values, op, scope. Of many values, as a sum of all gradients has them,
+    /// the first few.
     pub fn node_text(&self, func: usize, node: usize) -> String {
         let f = &self.plan.module.funcs[func];
         let Some(n) = f.nodes.get(node) else { return format!("@{}", f.name) };
-        let names =
-            |v: &[Value]| v.iter().map(|&v| f.name(v).to_string()).collect::<Vec<_>>().join(", ");
+        let names = |v: &[Value]| {
+            let few = if v.len() > FEW { FEW - 1 } else { v.len() };
+            let text = v[..few].iter().map(|&v| f.name(v).to_string()).collect::<Vec<_>>();
+            match v.len() - few {
+                0 => text.join(", "),
+                more => format!("{} and {more} more", text.join(", ")),
+            }
+        };
         let mut op = String::new();
         n.op.write(self.mesh(), &mut op);
         let mut s = format!("@{}: {} = {op} {}", f.name, names(&n.outs), names(&n.ins));

@@ -99,6 +99,11 @@ impl Saved {
                 .help("give the folder step-NNNNNNNN, or the one that it is in")
                 .exit(Exit::Usage));
         }
+        if !dir.exists() {
+            return Err(Diag::new("file", "there is no such folder")
+                .at(dir.display().to_string())
+                .help("check the path: a checkpoint is a folder step-NNNNNNNN, or the one that it is in"));
+        }
         let dir = if dir.join("index.json").exists() { dir.to_path_buf() } else { last(dir)? };
         let path = dir.join("index.json");
         let wrong = |what: String| broken(&dir, what);

@@ -1,5 +1,6 @@
 //! `shardc export`: a plan as flags or files of other software.
 
+use super::compile::count;
 use super::show;
 use crate::export::{Target, export as files};
 use crate::plan_dir;
@@ -43,7 +44,7 @@ pub fn export(what: &Export) -> Result<i32> {
         let failed = |e| io_error("cannot write the file", &path, &e);
         disk::create(&path, |out| out.write_all(&f.bytes).map_err(failed))?;
     }
-    note(format!("wrote {} files to {}", all.len(), dir.display()));
+    note(format!("wrote {} to {}", count(all.len(), "file", "files"), dir.display()));
     Ok(0)
 }
 

@@ -20,7 +20,8 @@ struct Sizes {
     ranks: usize,
     nodes: usize,
     per_node: usize,
-    /// Largest peak of a rank, and what processes need beside it, in MiB.
+    /// Of a host, what a process needs, in MiB: the largest peak of a rank, where that is not a device's, and what
+    /// else processes need.
     memory: usize,
     /// True if ranks exchange by NCCL, on a device each.
     nccl: bool,
@@ -37,6 +38,9 @@ impl Sizes {
 /// Memory of a process beside its arena, in MiB: code, buffers of messages, libraries.
 const BESIDE: usize = 512;
 
+/// Memory of a process whose rank is on a device, in MiB: its weights pass through it, tensor by tensor.
+const BESIDE_DEVICE: usize = 8192;
+
 /// The script for a plan, of as many ranks per node as it was compiled with (`--node`), or all.
 ///
 /// # Errors
@@ -45,14 +49,16 @@ pub fn launch_script(dir: &Path, launcher: For) -> Result<String> {
     let stored = plan_dir::read(dir)?;
     let ranks = stored.plan.module.mesh.ranks();
     let per_node = stored.options.node.unwrap_or(ranks).clamp(1, ranks);
+    let nccl = launcher == For::Torchrun || stored.options.transport == Transport::Nccl;
+    let arena = if nccl { 0 } else { stored.plan.peak_bytes().div_ceil(1 << 20) };
     let s = Sizes {
         // Inside single quotes of a shell.
         plan: dir.display().to_string().replace('\'', r"'\''"),
         ranks,
         nodes: ranks.div_ceil(per_node),
         per_node,
-        memory: stored.plan.peak_bytes().div_ceil(1 << 20) + BESIDE,
-        nccl: launcher == For::Torchrun || stored.options.transport == Transport::Nccl,
+        memory: arena + if nccl { BESIDE_DEVICE } else { BESIDE },
+        nccl,
     };
     Ok(match launcher {
         For::Slurm => slurm(&s),
@@ -106,6 +112,7 @@ fn slurm(s: &Sizes) -> String {
     };
     format!(
         "#!/bin/bash
+# Usage: sbatch FILE [flags of shardc run, as --data FILE --steps N; without data, random tokens]
 #SBATCH --job-name=shardc
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks={ranks}

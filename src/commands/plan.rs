@@ -14,6 +14,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use shardc_cost::device::{Constant, Device, Provenance};
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
 
@@ -118,7 +119,10 @@ impl Plan {
             None => device.memory as usize,
         };
         let fixed = self.fix.iter().map(fix).collect::<Result<_>>()?;
-        let options = flags.options_for(&self.model)?;
+        // What is started on several nodes is started on as many of them as it was priced on.
+        let domain = device.domain as usize;
+        let node = (self.gpus > domain && self.gpus.is_multiple_of(domain)).then_some(domain);
+        let options = Options { node, ..flags.options_for(&self.model)? };
         Ok(Asked { gpus: self.gpus, device, options, memory, top: self.top, fixed })
     }
 }

@@ -57,9 +57,9 @@ pub struct Run {
     /// Data whose loss is shown every --eval-every steps, without training on it
     #[arg(long, value_name = "DATA")]
     pub eval_data: Option<String>,
-    /// Steps between evaluations
-    #[arg(long, default_value_t = 10)]
-    pub eval_every: usize,
+    /// Steps between evaluations [default: 10]
+    #[arg(long, value_name = "N", requires = "eval_data", value_parser = clap::value_parser!(u64).range(1..))]
+    pub eval_every: Option<u64>,
     /// The last step, counted from the first one of training [default: 10]
     #[arg(long)]
     pub steps: Option<usize>,
@@ -81,8 +81,8 @@ pub struct Run {
     #[arg(long, value_name = "N", requires = "save", value_parser = clap::value_parser!(u64).range(1..))]
     pub save_every: Option<u64>,
     /// Checkpoints that are kept, the newest ones [default: 2]
-    #[arg(long, value_name = "N", requires = "save_every")]
-    pub keep: Option<usize>,
+    #[arg(long, value_name = "N", requires = "save_every", value_parser = clap::value_parser!(u64).range(1..))]
+    pub keep: Option<u64>,
     /// Go on after a checkpoint: the last one of a folder, or the one that is named
     #[arg(long, value_name = "DIR", conflicts_with = "weights")]
     pub resume: Option<PathBuf>,
@@ -94,7 +94,7 @@ pub struct Run {
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
     /// Seconds a rank may wait for another, and the C compiler may take
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
     /// How ranks exchange data: threads of this process, or processes that a launcher has started, by
     /// mpi, or by nccl with --device cuda [default: the plan's, threads]

@@ -45,7 +45,7 @@ impl HowToSave {
             ("--force", self.force && !may_force),
         ];
         let Some((flag, _)) = given.into_iter().find(|g| g.1) else { return Ok(()) };
-        Err(Diag::new("flag", format!("{flag} is for models, and says nothing of {what}"))
+        Err(Diag::new("flag", format!("{flag} is for a run that saves a model, not for {what}"))
             .at(flag)
             .help(format!("leave {flag} out")))
     }

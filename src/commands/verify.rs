@@ -78,7 +78,7 @@ pub fn checks(dir: &Path, how: Verify) -> Result<Vec<Check>> {
     let s = match plan_dir::read(dir) {
         Ok(s) => s,
         Err(d) if dir.join("plan.json").exists() => {
-            return Ok(vec![exact("types", Some(d.to_string()))]);
+            return Ok(vec![exact("plan", Some(d.to_string()))]);
         }
         Err(d) => return Err(d),
     };

@@ -87,12 +87,19 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     ];
     let training: String =
         training.iter().map(|(n, v)| format!("    config.training.{n} = {v}\n")).collect();
-    let (again, import) = match o.recompute == Recompute::Full {
-        true => (
+    let (again, import) = match &o.recompute {
+        Recompute::Full => (
             "FullAC.Config()",
             "    from torchtitan.distributed.activation_checkpoint import FullAC\n\n",
         ),
-        false => ("None", ""),
+        Recompute::None => ("None", ""),
+        // What torch.compile's min-cut recomputes is near it.
+        _ => (
+            "None",
+            "    # The plan makes again what costs least, as torch.compile does: without compile.enable,\n    \
+             # more is saved than the plan says (shardc compile --recompute none says how much).\n    \
+             config.compile.enable = True\n",
+        ),
     };
     let text = format!(
         "\"\"\"The layout of a plan of shardc, for torchtitan: `config = with_plan(config)`.\n\nModel, data and optimizer \

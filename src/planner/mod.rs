@@ -8,6 +8,7 @@ pub mod memory;
 pub mod space;
 
 use crate::machine::{precision, sizes};
+use crate::rules;
 use crate::search::{all, trial};
 use crate::{Input, read_model};
 use memory::Bytes;
@@ -149,6 +150,36 @@ impl Form {
     }
 }
 
+/// Why no layout is legal as asked, of all that are without `--fix`.
+fn nothing_legal(f: &Facts, base: &Options, asked: &Asked, all: &[Candidate]) -> Diag {
+    let what = format!("no layout on {} ranks is legal", asked.gpus);
+    let d = Diag::new("no-layout", what).exit(Exit::Infeasible);
+    let none = asked.fixed.iter().find(|(n, v)| all.iter().all(|c| c.number(n) != Some(*v)));
+    // One rank: what is wrong with the model's own sizes.
+    let one = Options { mesh: vec![], microbatch: 1, global_batch: 1, ..base.clone() };
+    let own = rules::violations(f, &one).into_iter().next().map(|v| v.diag());
+    match (none, own) {
+        (_, Some(own)) => {
+            let d = own.rule.into_iter().fold(d.why(own.message), Diag::rule);
+            own.help.into_iter().fold(d, Diag::help)
+        }
+        (Some((name, v)), None) if !all.is_empty() => {
+            let mut there: Vec<usize> = all.iter().filter_map(|c| c.number(name)).collect();
+            there.sort_unstable();
+            there.dedup();
+            let there: Vec<String> = there.iter().map(usize::to_string).collect();
+            d.why(format!("none has {name}={v}"))
+                .help(format!("fix {name} at one of {}, or leave it open", there.join(", ")))
+        }
+        (None, None) if !all.is_empty() => {
+            d.why("none has all that --fix says together").help("fix less")
+        }
+        _ => d
+            .rule("ranks of dp divide the sequences of a batch")
+            .help(format!("give a --global-batch that {} divides", asked.gpus)),
+    }
+}
+
 /// All layouts, and the best of them compiled; `say` hears how far it is.
 ///
 /// # Errors
@@ -162,13 +193,10 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     let input = read_model(model, base)?;
     let since = Instant::now();
     let all_legal = space::candidates(&facts, base, asked.gpus, asked.device.domain as usize);
-    let fixed = |c: &Candidate| asked.fixed.iter().all(|(n, v)| c.number(n) == Some(*v));
-    let legal: Vec<Candidate> = all_legal.into_iter().filter(fixed).collect();
+    let fixed = |c: &&Candidate| asked.fixed.iter().all(|(n, v)| c.number(n) == Some(*v));
+    let legal: Vec<Candidate> = all_legal.iter().filter(fixed).copied().collect();
     if legal.is_empty() {
-        return Err(Diag::new("no-layout", format!("no layout on {} ranks is legal", asked.gpus))
-            .rule("some layout violates no rule that check knows")
-            .help(format!("give a --global-batch that {} divides, or fix less", asked.gpus))
-            .exit(Exit::Infeasible));
+        return Err(nothing_legal(&facts, base, asked, &all_legal));
     }
     let form = Form::of(&facts, &input.config, base);
     let limit = asked.memory as f64;

@@ -271,6 +271,19 @@ fn the_largest_that_fits_is_found() {
     assert_eq!((&rows["value"], &rows["next"]), (&12.into(), &Json::Null));
 }
 
+/// A plan that was priced on two nodes is started on two.
+#[test]
+fn a_plan_is_started_on_as_many_nodes_as_it_was_priced_on() {
+    let lab = lab("plan-nodes", "llama_gqa");
+    let args = ["--gpus", "16", "--global-batch", "16", "--seq", "16", "--top", "1", "-o", "best"];
+    planned(&lab, &args);
+    let script = lab.ok(&["launch-script", "best", "--for", "slurm"]).stdout;
+    let script = String::from_utf8_lossy(&script).into_owned();
+    for line in ["--nodes=2\n", "--ntasks=16\n", "--gpus-per-node=8\n", "--mem-per-cpu=8192M\n"] {
+        assert!(script.contains(line), "{line}: {script}");
+    }
+}
+
 /// Every launch of a plan is in the trace of its run, with its price beside what it took.
 #[test]
 fn a_price_is_set_beside_a_run() {
@@ -352,7 +365,15 @@ fn plans_that_cannot_be_are_refused() {
     }
     let memory = lab.refuses(&with(&["--memory", "4096"]), 3, "no-layout");
     assert!(memory.contains("= why: "), "{memory}");
-    lab.refuses(&with(&["--fix", "tp=3"]), 3, "no-layout");
+    let fixed = lab.refuses(&with(&["--fix", "tp=3"]), 3, "no-layout");
+    assert!(
+        fixed.contains("none has tp=3") && fixed.contains("fix tp at one of 1, 2, 4"),
+        "{fixed}"
+    );
+    let both = lab.refuses(&with(&["--fix", "tp=4,dp=4"]), 3, "no-layout");
+    assert!(both.contains("none has all that --fix says together"), "{both}");
+    let long = lab.refuses(&plan(&["--gpus", "4", "--global-batch", "8"]), 3, "no-layout");
+    assert!(long.contains("seq") && !long.contains("--global-batch that"), "{long}");
     lab.refuses(&with(&["--fix", "tp"]), 2, "flag");
     lab.refuses(&with(&["--fix", "zp=2"]), 2, "flag");
     lab.refuses(&with(&["--what-if", "nic=fast"]), 2, "flag");
@@ -361,7 +382,9 @@ fn plans_that_cannot_be_are_refused() {
     lab.refuses(&with(&["--top", "0"]), 2, "flag");
     lab.refuses(&with(&["--explain", "99", "--top", "1"]), 2, "flag");
     lab.refuses(&plan(&["--gpus", "0"]), 2, "flag");
-    lab.refuses(&plan(&["--gpus", "7", "--global-batch", "5"]), 3, "no-layout");
+    let batch = ["--gpus", "7", "--global-batch", "5", "--seq", "16"];
+    let batch = lab.refuses(&plan(&batch), 3, "no-layout");
+    assert!(batch.contains("give a --global-batch that 7 divides"), "{batch}");
     lab.refuses(&["plan", "m", "--gpus", "4", "--device", "abacus"], 2, "device");
     lab.refuses(&["plan", "m", "--gpus", "4", "--device", "abacus.toml"], 2, "file");
     lab.write("bad.toml", "name = 3");

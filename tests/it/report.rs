@@ -96,3 +96,16 @@ fn a_trace_loads_in_the_tool_that_reads_it() {
         assert!(said.lines().any(|l| l.trim() == count.to_string()), "{count} {table}s: {said}");
     }
 }
+
+/// A trace is of the plan that ran.
+#[test]
+fn a_trace_of_another_plan_is_refused() {
+    let lab = lab("report-trace");
+    for command in [
+        &["report", "other", "--trace", "trace.json", "-o", "x.html"][..],
+        &["inspect", "other", "--timeline", "--times", "trace.json"],
+    ] {
+        let said = lab.refuses(command, 2, "trace");
+        assert!(said.contains("the trace is of another plan"), "{said}");
+    }
+}

@@ -165,6 +165,7 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     };
     let calls = why.plan.times(c.fi);
     let often = match why.plan.is_looped(c.fi) {
+        true if calls == 1 => "once per microbatch, of which there is one".into(),
         true => format!("once per microbatch: {calls} calls per step"),
         false => "once per step".into(),
     };

@@ -21,9 +21,12 @@ pub fn time(ps: u64) -> String {
 pub fn explain(why: &Why) -> Answer {
     let mut a = Answer::new("the price of the layouts");
     let Some((p, _)) = &why.priced else {
-        let what =
-            "they are what the recipe, flags or the text ask for, and were not chosen by price";
-        a.part("price", vec![what.into(), "shardc compile --shard auto chooses them so".into()]);
+        let what = "layouts are those that the recipe, flags or the text ask for: none was chosen by price";
+        let more = [
+            "shardc compile --shard auto chooses them by price",
+            "shardc price PLAN --device NAME prices a step",
+        ];
+        a.part("price", std::iter::once(what).chain(more).map(String::from).collect());
         return a;
     };
     let less = match p.bound >= p.time {

@@ -1,7 +1,7 @@
 //! `inspect --summary`: the mesh, memory at the peak, collectives per layer, and what a step sends.
 
 use super::layers::{Calls, LayerCollectives, Section, Where, layer_collectives};
-use crate::commands::compile::mesh_line;
+use crate::commands::compile::{count, mesh_line};
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
@@ -173,13 +173,13 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     let mut out = format!(
         "model  {}, {parameters} parameters\n\
          mesh   {}; {}\n\
-         step   {} sequences of {} tokens in {} microbatches\n",
+         step   {} sequences of {} tokens in {}\n",
         s.family,
         mesh_line(plan),
         order(plan),
         set.global_batch,
         set.seq,
-        set.microbatches,
+        count(set.microbatches, "microbatch", "microbatches"),
     );
     out += &bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
     out += &padding_lines(plan);

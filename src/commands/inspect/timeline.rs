@@ -33,7 +33,7 @@ pub struct Asked<'a> {
 pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
     let plan = &s.plan;
     let lengths = match asked.times {
-        Some(file) => measured(&read(file)?, file, plan)?,
+        Some(file) => measured(&read(file, s)?, file, plan)?,
         None => Lengths::unit(plan, &s.options),
     };
     let step = Step::of(plan, lengths)?;
@@ -87,17 +87,25 @@ const SVG: FileFormat = FileFormat { name: "SVG", is: |begin| begin.starts_with(
 /// Largest trace that is read, in bytes.
 const MAX_TRACE: u64 = 4 << 30;
 
-/// What is in a trace.
+/// What is in a trace of a plan; older ones do not say which plan ran.
 ///
 /// # Errors
-/// `file` if it cannot be read, or is not JSON.
-pub fn read(file: &Path) -> Result<serde_json::Value> {
+/// `file` if it cannot be read, or is not JSON; `trace` if it is of another plan.
+pub fn read(file: &Path, stored: &Stored) -> Result<serde_json::Value> {
     let text = files::read(file, MAX_TRACE)?;
-    serde_json::from_slice(&text).map_err(|e| {
-        Diag::new("file", e.to_string())
+    let bad = |code, what: String| {
+        Diag::new(code, what)
             .at(file.display().to_string())
-            .help("give a file of `shardc run --trace`")
-    })
+            .help("give a file of `shardc run --trace` of this plan")
+    };
+    let trace: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|e| bad("file", e.to_string()))?;
+    match trace["otherData"]["plan"].as_str() {
+        Some(plan) if plan != stored.hash() => {
+            Err(bad("trace", "the trace is of another plan".into()))
+        }
+        _ => Ok(trace),
+    }
 }
 
 /// Milliseconds of the actions of every stage in a run: the mean over its steps and ranks; and of what stands

@@ -60,7 +60,13 @@ impl Keeper {
             Some(n) => {
                 let lock = lock::of_checkpoints(place, plan)?;
                 checkpoint::check_steps(place.path(), done)?;
-                (What::Steps(Saves::new(place.path(), how.keep.unwrap_or(KEPT))?, n), lock)
+                (
+                    What::Steps(
+                        Saves::new(place.path(), how.keep.map_or(KEPT, |n| n as usize))?,
+                        n,
+                    ),
+                    lock,
+                )
             }
         };
         let place = place.clone();

@@ -114,7 +114,7 @@ impl Leader<'_> {
     /// What is said of an evaluation after a step, if there is one.
     fn evaluation(&mut self, step: usize) -> Result<Option<String>> {
         let s = &self.stored.plan.settings;
-        let due = step % self.how.eval_every.max(1) == 0;
+        let due = step.is_multiple_of(self.how.eval_every.map_or(10, |n| n as usize));
         let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
         let columns = d.batch(&self.table, s.seed, EVALUATION, s.global_batch)?;
         let batch = StepBatch { columns, observe: false };

@@ -95,7 +95,7 @@ pub fn parts(s: &Stored, d: &Device, p: &PlanPrice) -> Json {
 /// # Errors
 /// `file` if it is not a trace of this plan.
 pub fn measured(s: &Stored, file: &Path, priced: Priced) -> Result<Json> {
-    let (plan, trace) = (&s.plan, crate::commands::inspect::read_trace(file)?);
+    let (plan, trace) = (&s.plan, crate::commands::inspect::read_trace(file, s)?);
     let took = means(&trace, file, plan)?;
     let planned = priced.map(|p| lengths(s, p)).transpose()?;
     let stages = plan.schedule.owner.len();

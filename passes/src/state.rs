@@ -217,15 +217,14 @@ impl<'a> State<'a> {
         let asked = self.trains() && self.o.loss_chunks > 1;
         if asked {
             let (mesh, joint) = (&self.m.mesh, &mut self.m.funcs[0]);
-            chunk_loss(mesh, joint, self.o.loss_chunks).map_err(|why| {
-                Diag::new(
-                    "not-built",
-                    format!("the loss of this model is not made in chunks: {why}"),
-                )
-                .at(format!("--loss-chunks {}", self.o.loss_chunks))
-                .rule("from one product with a weight on, each token is worked on for itself")
-                .help("compile without --loss-chunks")
-                .exit(Exit::Unsupported)
+            chunk_loss(mesh, joint, self.o.loss_chunks).map_err(|refusal| {
+                let what =
+                    format!("the loss of this model is not made in chunks: {}", refusal.why);
+                Diag::new("not-built", what)
+                    .at(format!("--loss-chunks {}", self.o.loss_chunks))
+                    .rule(refusal.rule)
+                    .help(refusal.help)
+                    .exit(Exit::Unsupported)
             })?;
         }
         Ok(asked)

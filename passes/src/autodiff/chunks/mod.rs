@@ -30,13 +30,46 @@ pub const MOST_CHUNKS: usize = 24;
 /// The name of the sum whose stage is cut.
 const LOSS: &str = "loss";
 
+/// Why a loss is not made in chunks, and the rule that it breaks.
+#[derive(Debug)]
+pub struct Refusal {
+    /// What there is in place of what is needed.
+    pub why: String,
+    /// What is needed.
+    pub rule: &'static str,
+    /// What to do.
+    pub help: &'static str,
+}
+
+/// Of a loss that is something else than work on tokens.
+impl From<String> for Refusal {
+    fn from(why: String) -> Refusal {
+        let rule = "from one product with a weight on, each token is worked on for itself";
+        Refusal { why, rule, help: "compile without --loss-chunks" }
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(why: &str) -> Refusal {
+        why.to_string().into()
+    }
+}
+
+impl Refusal {
+    /// Of tokens that cannot be cut.
+    fn few(why: String) -> Refusal {
+        let rule = "every rank has as many tokens, and two or more";
+        Refusal { why, rule, help: "give ranks more tokens, or compile without --loss-chunks" }
+    }
+}
+
 /// Takes the loss of a joint program apart in so many chunks of tokens, or in as many as a rank has tokens of
 /// a row.
 ///
 /// # Errors
 /// Says why the loss cannot be made of chunks: it is not made by one product with a weight, or by work on
-/// each token for itself.
-pub fn chunk_loss(mesh: &Mesh, f: &mut Func, count: usize) -> Result<(), String> {
+/// each token for itself, or there are too few of these.
+pub fn chunk_loss(mesh: &Mesh, f: &mut Func, count: usize) -> Result<(), Refusal> {
     let stage = Stage::of(f)?;
     let tokens = stage.tokens(mesh, f, count)?;
     let parts = stage.parts(f, &tokens)?;
@@ -79,7 +112,7 @@ struct Parts {
 }
 
 impl Stage {
-    fn of(f: &Func) -> Result<Stage, String> {
+    fn of(f: &Func) -> Result<Stage, Refusal> {
         let (from, makers) = (f.forward_nodes(), f.makers());
         let is_loss = |kind: RoleKind, name: &str| kind == RoleKind::Sum && name == LOSS;
         let loss = f
@@ -136,7 +169,7 @@ impl Stage {
 
     /// The letter of tokens that can be cut in so many chunks: one that no ranks share, if there is one; else
     /// the one of most tokens.
-    fn tokens(&self, mesh: &Mesh, f: &Func, count: usize) -> Result<Tokens, String> {
+    fn tokens(&self, mesh: &Mesh, f: &Func, count: usize) -> Result<Tokens, Refusal> {
         let mut why = None;
         let mut found: Vec<Tokens> = vec![];
         for dim in 0..f.ty(self.x).rank() {
@@ -148,26 +181,28 @@ impl Stage {
         let best = found.into_iter().max_by_key(|t| (t.own.min(count), t.ways == 1, t.own));
         match best {
             Some(t) if t.own > 1 => Ok(t),
-            Some(_) => Err("a rank has one token".into()),
+            Some(_) => Err(Refusal::few("a rank has one token".into())),
             None => Err(why.unwrap_or("the logits have no dim of tokens".into())),
         }
     }
 
-    fn along(&self, mesh: &Mesh, f: &Func, dim: usize) -> Result<Tokens, String> {
+    fn along(&self, mesh: &Mesh, f: &Func, dim: usize) -> Result<Tokens, Refusal> {
         let whole = f.ty(self.x).dims[dim];
         let ways = mesh.ways(whole.atoms.set());
         if whole.size % ways != 0 {
-            return Err(format!("{} tokens are not split {ways} ways evenly", whole.size));
+            let why = format!("{} tokens are not split {ways} ways evenly", whole.size);
+            return Err(Refusal::few(why));
         }
         let dims = self.dims(f, dim)?;
         let mut values =
             self.nodes.iter().flat_map(|&i| f.nodes[i].ins.iter().chain(&f.nodes[i].outs));
         let cut = |v: &&Value| dims.get(v).is_some_and(|&d| f.ty(**v).dims[d] != whole);
         if let Some(v) = values.find(cut) {
-            return Err(format!("tokens are split otherwise in {}", f.name(*v)));
+            return Err(format!("tokens are split otherwise in {}", f.name(*v)).into());
         }
         let tokens = Tokens { dims, whole, ways, own: whole.size / ways };
-        self.parts(f, &tokens).map(|_| tokens)
+        self.parts(f, &tokens)?;
+        Ok(tokens)
     }
 
     /// The dim of tokens of every value of the stage that has one, if this is that of the logits' operand.
@@ -320,6 +355,10 @@ fn is_by_token(op: &Op, rule: &Rule, letter: Letter) -> bool {
     let lost = rule.outs.iter().all(|d| !has_letter(d, letter));
     let sums = matches!(kind, Kind::Product | Kind::Reduction) && def.reduction() == Reduction::Sum;
     let sized = def.sizes().iter().any(|s| s.0 == letter);
+    // What is the same for all tokens is so for those of a chunk.
+    if sized && matches!(op, Op::Expand(_)) {
+        return true;
+    }
     let drawn = kind == Kind::Constant;
     read && !rule.is_whole(letter) && !sized && !drawn && (kept || lost && sums)
 }

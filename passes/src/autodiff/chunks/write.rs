@@ -5,9 +5,9 @@ use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::func::{Func, Name, Node, Part, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Add, Concat, Narrow, Op, Reshape};
+use shardc_ir::ops::{Add, Cast, Concat, Narrow, Op, Reshape};
 use shardc_ir::rule::Letter;
-use shardc_ir::types::Type;
+use shardc_ir::types::{DType, Type};
 
 pub struct Writer<'a> {
     pub mesh: &'a Mesh,
@@ -36,13 +36,10 @@ impl Writer<'_> {
                 let ins: Vec<Value> = n.ins.iter().map(|&v| self.of_chunk(v, &range)).collect();
                 self.node(&n, &ins, range.len());
                 for o in n.outs.iter().filter(|o| leaving.contains(o)) {
-                    let (own, all) = (self.known[o], made.entry(*o).or_default());
-                    match all[..] {
-                        [sum] if !self.tokens.dims.contains_key(o) => {
-                            let out = (chunk + 1 == chunks).then_some(*o);
-                            all[0] = self.push(Add::same().into(), &[sum, own], *o, out);
-                        }
-                        _ => all.push(own),
+                    let all = made.entry(*o).or_default();
+                    match self.tokens.dims.contains_key(o) {
+                        true => all.push(self.known[o]),
+                        false => self.add(all, *o, chunk + 1 == chunks),
                     }
                 }
             }
@@ -63,6 +60,25 @@ impl Writer<'_> {
             }
         }
         self.place(stage, parts, &passed, sent);
+    }
+
+    /// Adds a chunk's part of a sum to those before it: in f32, so that a sum of 16 bits is rounded once.
+    fn add(&mut self, sum: &mut Vec<Value>, o: Value, last: bool) {
+        let (dtype, mut own) = (self.f.ty(o).dtype, self.known[&o]);
+        let short = matches!(dtype, DType::BF16 | DType::F16);
+        if short {
+            own = self.push(Cast { to: DType::F32 }.into(), &[own], o, None);
+        }
+        let Some(before) = sum.pop() else {
+            sum.push(own);
+            return;
+        };
+        let is = (last && !short).then_some(o);
+        let mut all = self.push(Add::same().into(), &[before, own], o, is);
+        if last && short {
+            all = self.push(Cast { to: dtype }.into(), &[all], o, Some(o));
+        }
+        sum.push(all);
     }
 
     /// What the chunks make that others read.
@@ -165,13 +181,25 @@ impl Writer<'_> {
     fn node(&mut self, n: &Node, ins: &[Value], tokens: usize) {
         let declared: Vec<Type> = n.outs.iter().map(|o| self.short(*o, tokens)).collect();
         let types: Vec<&Type> = ins.iter().map(|&v| self.f.ty(v)).collect();
+        let op = self.resized(n, &declared[0]);
         let declared: Vec<Option<&Type>> = declared.iter().map(Some).collect();
-        let made = n.op.check(self.mesh, &types, &declared);
-        let made = made.unwrap_or_else(|e| panic!("chunks: {:?}: {}; {}", n.op, e.message, e.help));
+        let made = op.check(self.mesh, &types, &declared);
+        let made = made.unwrap_or_else(|e| panic!("chunks: {op:?}: {}; {}", e.message, e.help));
         let outs: Vec<Value> = n.outs.iter().zip(made).map(|(&o, t)| self.value(o, t)).collect();
         self.known.extend(n.outs.iter().copied().zip(outs.iter().copied()));
-        let plain = Node::new(n.op.clone(), ins.iter().copied(), outs, n.scope);
+        let plain = Node::new(op, ins.iter().copied(), outs, n.scope);
         self.new.push(Node { note: n.note.clone(), ..plain });
+    }
+
+    /// A node's op with as many tokens in its sizes as its result has in a chunk.
+    fn resized(&self, n: &Node, out: &Type) -> Op {
+        let mut op = n.op.clone();
+        if let (Op::Expand(e), Some(&dim)) = (&mut op, self.tokens.dims.get(&n.outs[0])) {
+            let letter = e.rule.0.outs[0][dim].single();
+            let tokens = e.sizes.0.iter_mut().find(|s| Some(s.0) == letter);
+            tokens.into_iter().for_each(|s| s.1 = out.dims[dim].size);
+        }
+        op
     }
 
     /// A value's type with so many tokens of each rank.

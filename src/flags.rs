@@ -172,8 +172,9 @@ flags! {
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
     /// What backward computes again: none, elementwise (element-wise work, where that saves bytes), selective,
-    /// full, every:N and layers:N (whole layers: each N-th, the first N of a stage), sqrt (runs of layers), fit (the
-    /// cheapest that fits --memory), or ops: and names of ops, norms, activations, selective [default: elementwise]
+    /// full, every:N and layers:N (whole layers: each N-th, the first N of a stage), sqrt (runs of layers), mix:
+    /// (N*full+elementwise: so many layers of a stage by one, the others by the last), fit (the cheapest that fits
+    /// --memory), or ops: and names of ops, norms, activations, selective [default: elementwise]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
     /// Make the loss and its gradients in N chunks of tokens, so that logits are never whole [default: 1]

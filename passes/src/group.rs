@@ -248,7 +248,7 @@ impl<'a> Groups<'a> {
     /// Makes two groups one, if that is a kernel; says whether it did.
     fn join(&mut self, a: usize, b: usize) -> bool {
         let rows = |g: usize| self.members[g].iter().all(|&i| self.fusion[i].is_some());
-        if !rows(a) || !rows(b) || !self.may_share_rows(a, b) {
+        if !rows(a) || !rows(b) || !self.may_share_rows(a, b) || self.repeats(a, b) {
             return false;
         }
         let mut all = [&self.members[a][..], &self.members[b][..]].concat();
@@ -260,6 +260,16 @@ impl<'a> Groups<'a> {
         }
         IterationSpace::of(self.f, nodes()).is_some_and(|s| self.walks_once(&all, &s))
             && self.merge(a, b)
+    }
+
+    /// True if one makes again what the other makes: in forward that is the f32 of a loss in chunks, which is
+    /// not to be kept until its gradient wants it.
+    fn repeats(&self, a: usize, b: usize) -> bool {
+        let nodes = |g: usize| self.members[g].iter().map(|&i| &self.f.nodes[i]);
+        let casts = |n: &&Node| n.op.facts().kind == Kind::Conversion;
+        let same = |x: &Node, y: &Node| x.ins == y.ins && x.op == y.op;
+        self.f.kind == FuncKind::Forward
+            && nodes(a).filter(casts).any(|x| nodes(b).any(|y| same(x, y)))
     }
 
     /// False if results of the two differ in the sizes of leading dims: these are other loops then.

@@ -218,8 +218,7 @@ impl<'a> State<'a> {
         if asked {
             let (mesh, joint) = (&self.m.mesh, &mut self.m.funcs[0]);
             chunk_loss(mesh, joint, self.o.loss_chunks).map_err(|refusal| {
-                let what =
-                    format!("the loss of this model is not made in chunks: {}", refusal.why);
+                let what = format!("the loss of this model is not made in chunks: {}", refusal.why);
                 Diag::new("not-built", what)
                     .at(format!("--loss-chunks {}", self.o.loss_chunks))
                     .rule(refusal.rule)

@@ -18,7 +18,7 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
         Diag::new("flag", format!("`{name}` is not a value of --recompute"))
             .at(format!("--recompute {text}"))
             .help(format!(
-                "use none, elementwise, selective, full, sqrt, fit, every:N, layers:N, or ops:NAME,NAME: {groups}, {ops}"
+                "use none, elementwise, selective, full, sqrt, fit, every:N, layers:N, mix:N*full+elementwise, or ops:NAME,NAME: {groups}, {ops}"
             ))
     })
 }

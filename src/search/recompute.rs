@@ -1,14 +1,16 @@
 //! `--recompute fit`: the least recomputation with which the plan fits.
 //!
-//! The ladder: nothing, each op whose results are saved, the groups, element-wise work, everything cheap, that with
-//! attention, runs of layers, whole layers. The steps that save most for what they cost are then
-//! taken together, one more each time. Of all that fit, the one that adds least work is chosen.
+//! Each policy of a short list is compiled for all layers. What a rank needs is close to linear in the number of
+//! layers of a policy, and there is one limit: so of all mixes the cheapest is one of two policies, of which one
+//! does not fit and one does (a linear program with one constraint beside the sum has such an optimum). How many
+//! layers the second one needs is then found with plans, by secants and halves: the last number that fits, and
+//! one less, which does not, are both compiled.
 
 use super::{Price, against, all, price, trial};
 use crate::Input;
 use crate::report::bytes;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{FuncKind, RoleKind};
+use shardc_ir::func::FuncKind;
 use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::Options;
@@ -22,6 +24,18 @@ struct Step {
     price: Price,
 }
 
+/// The policies of single layers beside `none`.
+fn policies() -> Vec<Recompute> {
+    let ops = |names: [&str; 2]| Recompute::Ops(names.map(String::from).to_vec());
+    vec![
+        Recompute::Elementwise,
+        Recompute::Selective,
+        ops(["dot", "selective"]),
+        ops(["attention", "selective"]),
+        Recompute::Full,
+    ]
+}
+
 /// The options with the cheapest policy that fits, and how it was found. If none fits, the one that
 /// needs least.
 pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
@@ -32,115 +46,106 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
             .help("give --memory 24GiB, or what a rank has"));
     };
     let with = |policy: Recompute| Options { recompute: policy, ..o.clone() };
-    let plan = trial(input, o, &with(Recompute::None))?;
-    let none = Step {
-        policy: Recompute::None,
-        peak: plan.peak_bytes(),
-        price: price(&plan, &o.hardware, &o.speeds)?,
+    let step = |policy: &Recompute, plan: &Plan| -> Result<Step> {
+        let price = price(plan, &o.hardware, &o.speeds)?;
+        Ok(Step { policy: policy.clone(), peak: plan.peak_bytes(), price })
     };
+    let one = |policy: &Recompute| step(policy, &trial(input, o, &with(policy.clone()))?);
+    let plan = trial(input, o, &with(Recompute::None))?;
+    let none = step(&Recompute::None, &plan)?;
     if none.peak <= limit {
         return Ok((with(Recompute::None), "recompute: none, which fits".into()));
     }
-    let ops = saved(&plan);
+    let layers = layers(&plan);
     drop(plan);
-    let names = |text: &str| Recompute::Ops(text.split(',').map(String::from).collect());
-    let attempt = |policies: &[Recompute]| -> Result<Vec<Step>> {
-        let one = |policy: &Recompute| {
-            let plan = trial(input, o, &with(policy.clone()))?;
-            let price = price(&plan, &o.hardware, &o.speeds)?;
-            Ok(Step { policy: policy.clone(), peak: plan.peak_bytes(), price })
-        };
-        all(policies, one).into_iter().collect()
-    };
-    let mut tried = attempt(&[Recompute::Sqrt, Recompute::Full])?;
+    let mut tried: Vec<Step> = all(&policies(), one).into_iter().collect::<Result<_>>()?;
+    tried.push(none.clone());
     if tried.iter().all(|s| s.peak > limit) {
-        let least = tried.into_iter().min_by_key(|s| s.peak).expect("two were tried");
+        tried.push(one(&Recompute::Sqrt)?);
+    }
+    if tried.iter().all(|s| s.peak > limit) {
+        let least = tried.into_iter().min_by_key(|s| s.peak).expect("some were tried");
         let text = format!("recompute: {} needs least, and does not fit", least.policy);
         return Ok((with(least.policy), text));
     }
-    let mut ladder: Vec<Recompute> = ops.iter().map(|op| names(op)).collect();
-    ladder.extend(["norms", "activations", "norms,activations"].map(names));
-    ladder.extend([Recompute::Elementwise, Recompute::Selective]);
-    ladder.push(names("selective,attention"));
-    let singles = attempt(&ladder)?;
-    let greedy = greedy(&none, &singles);
-    tried.extend(singles);
-    tried.extend(attempt(&greedy)?);
-    let mut count = tried.len() + 1;
+    let mut bound = f64::NEG_INFINITY;
+    if let Some((over, under)) = pair(&tried, limit) {
+        let (more, fewer) = between(over, under, layers, limit, one, &mut tried)?;
+        bound = at(&more, &fewer, limit);
+    }
+    let count = tried.len();
     let fits = tried.into_iter().filter(|s| s.peak <= limit);
     let best = fits.min_by(|a, b| a.price.work.total_cmp(&b.price.work).then(a.peak.cmp(&b.peak)));
-    let mut best = best.expect("sqrt or full fits");
-    // Names that are not needed beside the others.
-    let taken = match &best.policy {
-        Recompute::Ops(names) if names.len() > 1 => names.clone(),
-        _alone => vec![],
-    };
-    for name in &taken {
-        let Recompute::Ops(now) = &best.policy else { break };
-        let less: Vec<String> = now.iter().filter(|n| *n != name).cloned().collect();
-        if less.is_empty() {
-            break;
-        }
-        for s in attempt(&[Recompute::Ops(less)])? {
-            count += 1;
-            if s.peak <= limit && s.price.work <= best.price.work {
-                best = s;
-            }
-        }
-    }
+    let best = best.expect("one fits");
+    let bound = if bound > none.price.work { bound.min(best.price.work) } else { best.price.work };
     let text = format!(
-        "recompute: {} of {count} policies: a rank needs {} of {} (none: {}), {} FLOPs, {} work",
+        "recompute: {} of {count} plans: a rank needs {} of {} (none: {}), {} FLOPs, {} work; in parts of layers it would be {}",
         best.policy,
         bytes(best.peak),
         bytes(limit),
         bytes(none.peak),
         against(best.price.flops, none.price.flops),
         against(best.price.work, none.price.work),
+        against(bound, none.price.work),
     );
     Ok((with(best.policy), text))
 }
 
-/// Names of the ops of decoder layers whose results are saved, in order.
-fn saved(plan: &Plan) -> Vec<String> {
-    let mut out = BTreeSet::new();
-    for f in plan.module.of_kind(FuncKind::Forward) {
-        let makers = f.makers();
-        let stashes = f.results.iter().filter(|r| {
-            r.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Stash | RoleKind::Edge))
-        });
-        for n in stashes.filter_map(|r| makers[r.value.0 as usize]) {
-            let n = &f.nodes[n as usize];
-            if f.scope_info(n.scope).layer.is_some() && !n.op.gathers() {
-                out.insert(n.op.mnemonic().to_string());
-            }
-        }
-    }
-    out.into_iter().collect()
+/// Most decoder layers of a stage.
+fn layers(plan: &Plan) -> usize {
+    let of = |f: &shardc_ir::func::Func| {
+        let all = f.nodes.iter().filter_map(|n| f.scope_info(n.scope).layer);
+        all.collect::<BTreeSet<u32>>().len()
+    };
+    plan.module.of_kind(FuncKind::Forward).map(of).max().unwrap_or(0)
 }
 
-/// The steps that save something, the least cost per byte first, one more in each policy.
-fn greedy(none: &Step, singles: &[Step]) -> Vec<Recompute> {
-    let cost = |s: &Step| {
-        let bytes = none.peak.saturating_sub(s.peak) as f64;
-        (s.price.work - none.price.work).max(0.0) / bytes
-    };
-    let mut order: Vec<&Step> = singles.iter().filter(|s| s.peak < none.peak).collect();
-    order.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(b.peak.cmp(&a.peak)));
-    let mut taken: Vec<String> = vec![];
-    let mut out: Vec<Recompute> = vec![];
-    for s in order {
-        let more = match &s.policy {
-            Recompute::Ops(names) => names.clone(),
-            Recompute::Selective => vec!["selective".into()],
-            _whole => continue,
-        };
-        taken.extend(more);
-        taken.sort();
-        taken.dedup();
-        let policy = Recompute::Ops(taken.clone());
-        if taken.len() > 1 && !out.contains(&policy) && singles.iter().all(|s| s.policy != policy) {
-            out.push(policy);
+/// Work where a line through two plans needs the limit.
+fn at(over: &Step, under: &Step, limit: usize) -> f64 {
+    let part = (over.peak - limit) as f64 / (over.peak - under.peak) as f64;
+    over.price.work + part * (under.price.work - over.price.work)
+}
+
+/// The two policies of the cheapest mix, unless one by itself is as cheap: one that does not fit, and one
+/// that does.
+fn pair(tried: &[Step], limit: usize) -> Option<(Step, Step)> {
+    let by_itself = |s: &&Step| !matches!(s.policy, Recompute::Sqrt);
+    let (over, under): (Vec<&Step>, Vec<&Step>) =
+        tried.iter().filter(by_itself).partition(|s| s.peak > limit);
+    let pairs = under.iter().flat_map(|u| over.iter().map(move |o| (*o, *u)));
+    let (over, under) = pairs
+        .filter(|(o, u)| o.price.work < u.price.work)
+        .min_by(|a, b| at(a.0, a.1, limit).total_cmp(&at(b.0, b.1, limit)))?;
+    let alone = tried.iter().filter(|s| s.peak <= limit).map(|s| s.price.work);
+    let cheaper = alone.fold(f64::INFINITY, f64::min) > at(over, under, limit);
+    cheaper.then(|| (over.clone(), under.clone()))
+}
+
+/// Layer by layer from a policy that does not fit to one that does: the mix with most layers of the first that
+/// fits, behind the one with one layer more, which does not. All that was compiled is in `tried`.
+fn between(
+    over: Step,
+    under: Step,
+    layers: usize,
+    limit: usize,
+    compile: impl Fn(&Recompute) -> Result<Step>,
+    tried: &mut Vec<Step>,
+) -> Result<(Step, Step)> {
+    let (first, rest) = (under.policy.clone(), over.policy.clone());
+    let (mut low, mut high) = ((0, over), (layers, under));
+    let mut halve = false;
+    while high.0 - low.0 > 1 {
+        let width = high.0 - low.0;
+        let part = (low.1.peak - limit) as f64 / (low.1.peak - high.1.peak) as f64;
+        let step = if halve { width / 2 } else { (width as f64 * part).ceil() as usize };
+        let n = low.0 + step.clamp(1, width - 1);
+        let s = compile(&Recompute::Mix(vec![(n, first.clone())], Box::new(rest.clone())))?;
+        tried.push(s.clone());
+        match s.peak > limit {
+            true => low = (n, s),
+            false => high = (n, s),
         }
+        halve = high.0 - low.0 > width / 2;
     }
-    out
+    Ok((low.1, high.1))
 }

@@ -1,6 +1,7 @@
 //! Losses in chunks of tokens, as other tests take them.
 
 use crate::fixture::options;
+use crate::lab::{FIXTURES, Lab};
 use shardc_passes::options::{CpMode, Options, Order, TpMode, TpSteps};
 
 /// Losses in chunks, of even and uneven size, on layouts that cut tokens or logits in their ways.
@@ -36,4 +37,15 @@ pub fn in_chunks() -> [(&'static str, Options); 15] {
         ("llama_gqa", on(2, alone_late)),
         ("llama_mha", on(24, options(&[], false, 4))),
     ]
+}
+
+/// A loss that is a sum over tokens by itself, in chunks: the gradient of each term is the same for all tokens.
+#[test]
+fn a_loss_that_is_a_sum_is_proved() {
+    let lab = Lab::new("sum-in-chunks");
+    let toy = format!("{FIXTURES}/../cases/toy.ir");
+    for chunks in ["2", "3", "4"] {
+        let sizes = ["--global-batch", "8", "--seq", "4", "--loss-chunks", chunks];
+        lab.ok(&[&["compile", &toy, "--prove", "yes"][..], &sizes].concat());
+    }
 }

@@ -87,6 +87,24 @@ fn losses_in_chunks_hold_no_logits() {
     assert!((whole - many) * 10 >= logits * 9, "{whole} B to {many} B");
 }
 
+/// In bf16 a chunk holds its logits and their gradient, both in 16 bits, and no f32 of them: few chunks need no more than
+/// none, though the weight's gradient is there earlier. All layers are made again, so that the loss sets the peak.
+#[test]
+fn few_chunks_in_bf16_need_no_more_than_none() {
+    use shardc_ir::types::DType;
+    let mut two = llama("8b");
+    two["num_hidden_layers"] = 2.into();
+    for grad_dtype in [DType::BF16, DType::F32] {
+        let peak = |loss_chunks| {
+            let o = asked(&[], false, 16384, 1, Recompute::Full);
+            let o = Options { dtype: DType::BF16, grad_dtype, loss_chunks, ..o };
+            planned(&two, &o).1.peak_bytes()
+        };
+        let [none, few, more] = [1, 2, 4].map(peak);
+        assert!(few <= none && more <= few, "{grad_dtype:?}: {none} B, {few} B, {more} B");
+    }
+}
+
 /// The data-parallel sum of what microbatches have added up is written over it: several microbatches
 /// need no second copy of all gradients. 16 bytes per parameter, and what two rows of 8 tokens need.
 #[test]

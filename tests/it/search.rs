@@ -163,6 +163,8 @@ fn runs_and_groups_give_the_same_bits() {
         "elementwise",
         "every:2",
         "layers:1",
+        "mix:1*full+elementwise",
+        "mix:1*ops:attention,selective+1*full+none",
         "ops:norms",
         "ops:activations",
         "ops:norms,activations,attention",

@@ -71,7 +71,9 @@ impl IterationSpace {
         }
         let whole = s.axes.iter().map(|x| &x.1).find(|a| a.len() == loops.len())?.clone();
         let mut rows = loops.len();
-        for v in made {
+        // What is put into a row is one element of it, so it has the rows, as results of them have.
+        let put = nodes.clone().filter(|n| n.op.facts().fusion == Some(FusionClass::Put));
+        for v in made.chain(put.map(|n| &n.ins[0])) {
             let a = s.axes(*v)?;
             if a.len() < whole.len() {
                 if a[..] != whole[..a.len()] || rows < whole.len() && rows != a.len() {

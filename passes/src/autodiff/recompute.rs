@@ -37,6 +37,9 @@ pub enum Recompute {
     Layers(usize),
     /// Also ops of these names, and [`GROUPS`].
     Ops(Vec<String>),
+    /// So many layers of each stage by one policy, the next ones by another, and all others by the last; each is
+    /// one that says of a layer by itself what it keeps.
+    Mix(Vec<(usize, Recompute)>, Box<Recompute>),
     /// The cheapest of the others that fits in memory. It is chosen before the passes run.
     Fit,
 }
@@ -49,8 +52,8 @@ pub enum Recompute {
 pub const GROUPS: [&str; 3] = ["norms", "activations", "selective"];
 
 impl Recompute {
-    /// Reads `none`, `elementwise`, `selective`, `full`, `sqrt`, `fit`, `every:N`, `layers:N`, or `ops:` with names
-    /// of ops and groups joined by commas; the error names the first that is none of these.
+    /// Reads `none`, `elementwise`, `selective`, `full`, `sqrt`, `fit`, `every:N`, `layers:N`, `mix:N*…+…`, or
+    /// `ops:` with names of ops and groups joined by commas; the error names the first that is none of these.
     pub fn parse(text: &str) -> Result<Recompute, String> {
         let number = |n: &str| n.parse().ok().filter(|&n: &usize| n > 0).ok_or(text.to_string());
         match text.split_once(':').unwrap_or((text, "")) {
@@ -62,6 +65,7 @@ impl Recompute {
             ("fit", "") => Ok(Recompute::Fit),
             ("every", n) => number(n).map(Recompute::Every),
             ("layers", n) => number(n).map(Recompute::Layers),
+            ("mix", parts) => mix(parts).ok_or(text.to_string()),
             ("ops", names) => {
                 let names: Vec<String> = names.split(',').map(|n| n.trim().to_string()).collect();
                 let known = |n: &str| NAMES.contains(&n) || GROUPS.contains(&n);
@@ -88,8 +92,31 @@ impl std::fmt::Display for Recompute {
             Recompute::Sqrt => "sqrt",
             Recompute::Fit => "fit",
             Recompute::Ops(names) => return write!(f, "ops:{}", names.join(",")),
+            Recompute::Mix(first, rest) => {
+                f.write_str("mix:")?;
+                for (n, policy) in first {
+                    write!(f, "{n}*{policy}+")?;
+                }
+                return write!(f, "{rest}");
+            }
         })
     }
+}
+
+/// Reads `3*full+2*selective+elementwise`.
+fn mix(parts: &str) -> Option<Recompute> {
+    let by_layer = |text: &str| {
+        use Recompute::{Elementwise, Full, None, Ops, Selective};
+        let is = |p: &Recompute| matches!(p, None | Elementwise | Selective | Full | Ops(_));
+        Recompute::parse(text).ok().filter(is)
+    };
+    let (first, rest) = parts.rsplit_once('+')?;
+    let counted = |part: &str| {
+        let (n, policy) = part.split_once('*')?;
+        Some((n.parse().ok().filter(|&n: &usize| n > 0)?, by_layer(policy)?))
+    };
+    let first = first.split('+').map(counted).collect::<Option<_>>()?;
+    Some(Recompute::Mix(first, Box::new(by_layer(rest)?)))
 }
 
 /// A joint program, and what is known of how it will run.
@@ -102,6 +129,9 @@ pub(super) struct Program<'a> {
 
 /// Per node of the forward part, whether backward makes its results again.
 pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
+    if let Recompute::Mix(first, rest) = policy {
+        return mixed(p, first, rest);
+    }
     let (j, forward) = (p.func, p.func.forward_nodes());
     let layer = |n: usize| j.scope_info(j.nodes[n].scope).layer;
     let runs = if *policy == Recompute::Sqrt { runs(p) } else { BTreeMap::new() };
@@ -172,10 +202,31 @@ pub(super) fn recomputed(p: &Program, policy: &Recompute) -> Vec<bool> {
             Recompute::Layers(first) => place(n) < *first,
             Recompute::Ops(names) => names.iter().any(|name| named(n, name)),
             Recompute::Elementwise => unreachable!("a cut of its own"),
+            Recompute::Mix(..) => unreachable!("of other policies"),
             Recompute::Fit => unreachable!("the pipeline refuses what is not chosen yet"),
         }
     };
     (0..forward).map(chosen).collect()
+}
+
+/// Each layer by its policy: what a policy does in one does not depend on the others.
+fn mixed(p: &Program, first: &[(usize, Recompute)], rest: &Recompute) -> Vec<bool> {
+    let (j, forward) = (p.func, p.func.forward_nodes());
+    let places = places(j, forward);
+    let mut out = recomputed(p, rest);
+    let mut from = 0;
+    for (count, policy) in first {
+        let by = recomputed(p, policy);
+        for (n, node) in j.nodes[..forward].iter().enumerate() {
+            let layer = j.scope_info(node.scope).layer;
+            let place = layer.map(|l| places[&(j.stage_of(node), l)]);
+            if place.is_some_and(|at| (from..from + count).contains(&at)) {
+                out[n] = by[n];
+            }
+        }
+        from += count;
+    }
+    out
 }
 
 /// By stage and layer, which of the layers of its stage it is.
@@ -188,7 +239,7 @@ fn places(j: &Func, forward: usize) -> BTreeMap<(usize, u32), usize> {
 
 /// Per node of the forward part, whether its result is f32 that element-wise ops make of 16-bit
 /// values: those are saved, in half the bytes, and what is made of them is made again.
-fn widened(j: &Func, forward: usize) -> Vec<bool> {
+pub(super) fn widened(j: &Func, forward: usize) -> Vec<bool> {
     let mut wide = vec![false; j.values.len()];
     let one = |n: &Node| {
         let largest = n.ins.iter().map(|&v| j.ty(v).elements()).max().unwrap_or(0);

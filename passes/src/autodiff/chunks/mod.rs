@@ -11,10 +11,12 @@
 //! Which dim of which value is one of tokens follows from the letters of the ops: a chunk is a range of the
 //! loop of that letter. An op that has the letter in no result sums over it, so sums of chunks take its place.
 //! A dim that is split over ranks is cut on each of them, through a view of it as ranks times tokens.
+//! What element-wise ops make in f32 of 16-bit logits is made again for the gradient, as elsewhere: less is alive.
 
 mod write;
 
 use super::differentiate::only_weights;
+use super::recompute::widened;
 use shardc_ir::func::{Func, Node, RoleKind, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
@@ -73,7 +75,11 @@ pub fn chunk_loss(mesh: &Mesh, f: &mut Func, count: usize) -> Result<(), Refusal
     let stage = Stage::of(f)?;
     let tokens = stage.tokens(mesh, f, count)?;
     let parts = stage.parts(f, &tokens)?;
-    Writer { mesh, f, tokens: &tokens, known: HashMap::default(), new: vec![], scope: Scope(0) }
+    let wide = widened(f, stage.from);
+    let again = parts.chunked.iter().filter(|&&i| i < stage.from && wide[i]);
+    let again = again.flat_map(|&i| f.nodes[i].outs.iter().map(move |&o| (o, i))).collect();
+    let (known, tokens) = (HashMap::default(), &tokens);
+    Writer { mesh, f, tokens, again, known, new: vec![], scope: Scope(0) }
         .write(&stage, &parts, count);
     Ok(())
 }

@@ -13,6 +13,8 @@ pub struct Writer<'a> {
     pub mesh: &'a Mesh,
     pub f: &'a mut Func,
     pub tokens: &'a Tokens,
+    /// What the gradient makes again rather than keep, and the node of forward that makes it.
+    pub again: HashMap<Value, usize>,
     /// What values are in the chunk that is written.
     pub known: HashMap<Value, Value>,
     pub new: Vec<Node>,
@@ -30,7 +32,11 @@ impl Writer<'_> {
         for chunk in 0..chunks {
             self.known.clear();
             let range = chunk * len..(chunk * len + len).min(self.tokens.own);
-            for &i in &parts.chunked {
+            for (at, &i) in parts.chunked.iter().enumerate() {
+                if i >= stage.from && at > 0 && parts.chunked[at - 1] < stage.from {
+                    let again = &self.again;
+                    self.known.retain(|v, _| !again.contains_key(v));
+                }
                 let n = self.f.nodes[i].clone();
                 self.scope = n.scope;
                 let ins: Vec<Value> = n.ins.iter().map(|&v| self.of_chunk(v, &range)).collect();
@@ -121,6 +127,11 @@ impl Writer<'_> {
     fn of_chunk(&mut self, v: Value, range: &std::ops::Range<usize>) -> Value {
         if let Some(&known) = self.known.get(&v) {
             return known;
+        }
+        if let Some(n) = self.again.get(&v).map(|&i| self.f.nodes[i].clone()) {
+            let ins: Vec<Value> = n.ins.iter().map(|&v| self.of_chunk(v, range)).collect();
+            self.node(&n, &ins, range.len());
+            return self.known[&v];
         }
         let Some(&dim) = self.tokens.dims.get(&v) else { return v };
         let narrow = |dim| Narrow::along(dim, range.start, range.len(), 1).into();

@@ -66,6 +66,10 @@ flags! {
     /// dp_shard, cp and tp again, for experts
     #[arg(long, help_heading = "Layout")]
     pub mesh: Option<String>,
+    /// Ranks of the whole mesh, where one axis of --mesh is auto and takes what others leave:
+    /// --gpus 16 --mesh tp=2,dp=auto is --mesh tp=2,dp=8
+    #[arg(long, value_name = "N", help_heading = "Layout")]
+    pub gpus: Option<usize>,
     /// Axes from the one that varies fastest, in Megatron's words [default: tp-cp-ep-dp-pp]
     #[arg(long, help_heading = "Layout")]
     pub order: Option<String>,

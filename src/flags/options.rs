@@ -91,7 +91,8 @@ impl Flags {
                 .at(format!("--zero {}", o.zero))
                 .help("use --zero 0, 1, 2 or 3"));
         }
-        let (mut mesh, [ep, etp]) = parse_mesh(self.mesh.as_deref().unwrap_or(""), o.zero)?;
+        let (mut mesh, [ep, etp]) =
+            parse_mesh(self.mesh.as_deref().unwrap_or(""), self.gpus, o.zero)?;
         if let (None, Some(text)) = (&self.mesh, text) {
             mesh.clone_from(&text.mesh);
         }

@@ -129,8 +129,73 @@ pub(super) fn betas(text: &str) -> Result<(f64, f64)> {
 /// Axes and their sizes; then ep and etp, which are none.
 pub(super) type Axes = (Vec<(String, usize)>, [Option<usize>; 2]);
 
+/// The word for the size of the one axis that takes the ranks of `--gpus` that others leave.
+const AUTO: &str = "auto";
+
+/// Axes as in `text`, where the size `auto` is what the others leave of so many ranks.
+fn filled(text: &str, gpus: Option<usize>) -> Result<String> {
+    let axis = |part: &str| -> Option<(String, String)> {
+        part.split_once('=').map(|(n, s)| (n.trim().to_string(), s.trim().to_string()))
+    };
+    let all: Vec<(String, String)> = text.split(',').filter_map(axis).collect();
+    let open: Vec<&str> = all.iter().filter(|a| a.1 == AUTO).map(|a| &*a.0).collect();
+    let of_mesh = |m: String| Diag::new("mesh", m).at(format!("--mesh {text}"));
+    let Some(gpus) = gpus else {
+        return match open.first() {
+            None => Ok(text.into()),
+            Some(name) => Err(of_mesh(format!("{name}=auto, and nobody says of how many ranks"))
+                .help(format!("add --gpus N (compile and check), or give {name} a number"))),
+        };
+    };
+    let no_flag =
+        |m: &str, help: String| Err(Diag::new("flag", m).at(format!("--gpus {gpus}")).help(help));
+    let example = || "for example --gpus 16 --mesh tp=2,dp=auto".to_string();
+    if gpus == 0 || gpus > shardc_ir::mesh::MAX_RANKS {
+        let most = shardc_ir::mesh::MAX_RANKS;
+        return no_flag(&format!("--gpus is not in 1..={most}"), example());
+    }
+    if all.is_empty() {
+        return no_flag("--gpus without --mesh says nothing of axes", example());
+    }
+    let name = match &open[..] {
+        [name] => *name,
+        [] => {
+            let help = "leave out --gpus, or write auto as the size of one axis".to_string();
+            return no_flag("--gpus, and no axis of --mesh is auto", help);
+        }
+        _several => {
+            return Err(of_mesh(format!(
+                "{} are auto, and --gpus gives one size",
+                open.join(", ")
+            ))
+            .help("give all of them but one a number"));
+        }
+    };
+    if ["ep", "etp"].contains(&name) {
+        return Err(of_mesh(format!("{name} is not an axis: it has no ranks of its own"))
+            .help(format!("give {name} a number")));
+    }
+    let others = all.iter().filter(|a| a.1 != AUTO && !["ep", "etp"].contains(&&*a.0));
+    let sizes = others.filter_map(|a| a.1.parse::<usize>().ok());
+    let ranks = sizes.fold(1usize, usize::saturating_mul);
+    // What is no size is said where sizes are read.
+    if ranks > 0 && !gpus.is_multiple_of(ranks) {
+        let near = ranks * (gpus / ranks).max(1);
+        return Err(of_mesh(format!("{gpus} ranks are no multiple of the {ranks} of other axes"))
+            .rule("--gpus is the product of all axes")
+            .help(format!("for example --gpus {near}")));
+    }
+    let size = gpus / ranks.max(1);
+    let known = |part: &str| match axis(part) {
+        Some((name, word)) if word == AUTO => format!("{name}={size}"),
+        _given => part.to_string(),
+    };
+    Ok(text.split(',').map(known).collect::<Vec<_>>().join(","))
+}
+
 /// Reads `dp=2,tp=4,ep=2` into canonical names, in the order given.
-pub(super) fn parse_mesh(text: &str, zero: u8) -> Result<Axes> {
+pub(super) fn parse_mesh(text: &str, gpus: Option<usize>, zero: u8) -> Result<Axes> {
+    let text = &*filled(text, gpus)?;
     let bad = |m: String| {
         Diag::new("mesh", m).at(format!("--mesh {text}")).help("for example --mesh dp=2,tp=2")
     };

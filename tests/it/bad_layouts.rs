@@ -330,6 +330,7 @@ fn check_lists_all_violations_at_once() {
 /// A value of every flag of `compile` that is not its default.
 const FLAGS: &[(&str, &str)] = &[
     ("--mesh", "pp=2"),
+    ("--gpus", "2"),
     ("--order", "dp-tp-pp"),
     ("--node", "1"),
     ("--mode", "infer"),

@@ -1,6 +1,7 @@
 //! Any order of the axes trains to the same numbers; what the flags say of order and nodes.
 
 use crate::fixture::*;
+use crate::lab::{FIXTURES, Lab};
 use shardc::flags::Flags;
 use shardc_ir::func::Value;
 use shardc_ir::group::{Launch, launches};
@@ -169,6 +170,62 @@ fn orders_are_read_as_megatron_writes_them() {
     }
     // An axis of one rank need not be named.
     assert!(flags("dp=2,tp=2", "tp-dp").is_ok());
+}
+
+/// One axis is `auto`, and takes what others leave of `--gpus`; everything else is refused.
+#[test]
+fn one_axis_takes_the_ranks_that_are_left() {
+    let of = |gpus: Option<usize>, mesh: Option<&str>, zero: u8| {
+        let zero = Some(zero);
+        let f = Flags { gpus, mesh: mesh.map(String::from), zero, ..Flags::default() };
+        f.options().map(|o| (o.mesh, o.ep))
+    };
+    for (gpus, mesh, zero, by_hand) in [
+        (16, "tp=2,dp=auto", 0, "tp=2,dp=8"),
+        (16, " tp = auto , dp=4", 3, "tp=4,dp=4"),
+        (8, "dp=auto", 1, "dp=8"),
+        (4, "tp=4,dp=auto", 0, "tp=4,dp=1"),
+        (24, "pp=3,cp=auto,tp=2", 0, "pp=3,cp=4,tp=2"),
+        (16, "dp=auto,tp=2,ep=4,etp=1", 0, "dp=8,tp=2,ep=4,etp=1"),
+    ] {
+        let same = of(None, Some(by_hand), zero);
+        assert_eq!(of(Some(gpus), Some(mesh), zero), same, "--gpus {gpus} --mesh {mesh}");
+        assert!(same.is_ok(), "{by_hand}");
+    }
+    let cases = [
+        (Some(16), None, "flag", "without --mesh"),
+        (Some(16), Some(""), "flag", "without --mesh"),
+        (Some(4), Some("tp=2,dp=2"), "flag", "no axis of --mesh is auto"),
+        (Some(0), Some("dp=auto"), "flag", "not in 1..="),
+        (Some(1 << 40), Some("dp=auto"), "flag", "not in 1..="),
+        (Some(16), Some("tp=auto,dp=auto"), "mesh", "tp, dp are auto"),
+        (Some(12), Some("tp=8,dp=auto"), "mesh", "12 ranks are no multiple of the 8"),
+        (Some(4), Some("tp=8,dp=auto"), "mesh", "4 ranks are no multiple of the 8"),
+        (Some(4), Some("tp=0,dp=auto"), "mesh", "0"),
+        (Some(4), Some("dp=auto,tp=18446744073709551615"), "mesh", "no multiple"),
+        (Some(4), Some("dp=4,ep=auto"), "mesh", "ep is not an axis"),
+        (Some(4), Some("dp=auto,tp=x"), "mesh", "`x` is not a size"),
+        (None, Some("tp=2,dp=auto"), "mesh", "nobody says of how many"),
+    ];
+    for (gpus, mesh, code, said) in cases {
+        let d = of(gpus, mesh, 0).expect_err(said);
+        assert!(d.code == code && d.message.contains(said), "{gpus:?} {mesh:?}: {d}");
+        assert!(d.render().contains("= help: "), "{d}");
+    }
+    // As a file has it; what is compiled is what the same mesh by hand compiles to.
+    let lab = Lab::new("gpus");
+    let file = format!("model = \"{FIXTURES}/llama_mha\"\nseq = 8\nmesh = \"tp=2,dp=auto\"\n");
+    lab.write("shardc.toml", format!("{file}gpus = 4\n"));
+    lab.ok(&["compile", "shardc.toml", "-o", "auto"]);
+    lab.write("shardc.toml", file);
+    let said = lab.ok(&["check", "shardc.toml", "--gpus", "4"]);
+    assert!(String::from_utf8_lossy(&said.stdout).contains("4 ranks"));
+    lab.refuses(&["check", "shardc.toml", "--gpus", "3"], 2, "mesh");
+    lab.ok(&["compile", "shardc.toml", "--mesh", "tp=2,dp=2", "-o", "hand"]);
+    let text = |dir: &str, name: &str| std::fs::read(lab.path(dir).join(name)).expect("a file");
+    for name in ["plan.json", "programs/all.ir", "options.toml"] {
+        assert!(text("auto", name) == text("hand", name), "{name} differs");
+    }
 }
 
 #[test]

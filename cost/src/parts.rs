@@ -13,6 +13,11 @@ macro_rules! parts {
             pub fn list(&self) -> Vec<(&'static str, f64)> {
                 vec![$((stringify!($name), self.$name)),*]
             }
+
+            /// Each part made of those of two.
+            pub fn with(self, o: Parts, of: impl Fn(f64, f64) -> f64) -> Parts {
+                Parts { $($name: of(self.$name, o.$name)),* }
+            }
         }
 
         impl Add for Parts {

@@ -6,6 +6,7 @@ use crate::flags::{Flags, bytes_of};
 use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
+use crate::planner::what_if::Ifs;
 use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
 use crate::terminal::note;
@@ -50,7 +51,9 @@ pub struct Plan {
     /// Numbers of the layout that are given: tp, cp, pp, dp, ep, etp, v (stages per rank), mb, zero, sp
     #[arg(long, value_name = "tp=8,..", value_delimiter = ',')]
     pub fix: Vec<String>,
-    /// Numbers of the machine that are others: hbm, link, nic (GB/s), memory (bytes), domain
+    /// Numbers of the machine that are others: hbm, link, nic (GB/s), memory (bytes), domain. And what no plan
+    /// has, so that lines are priced and not executable: offload=GB/s (the optimizer's state on the host, over a
+    /// link as fast in each direction; 25 if nothing is said), optimizer=8bit or bf16 (its moments), weights=fp8
     #[arg(long, value_name = "nic=100,..", value_delimiter = ',')]
     pub what_if: Vec<String>,
     /// Show where the time of a line goes, and what constants it rests on
@@ -80,9 +83,13 @@ fn bad(flag: &str, given: &str, help: &str) -> Diag {
 }
 
 impl Plan {
-    fn machine(&self) -> Result<Device> {
-        let mut d = device(&self.device)?;
+    /// The machine with its other numbers, and what no plan has.
+    fn machine(&self) -> Result<(Device, Ifs)> {
+        let (mut d, mut ifs) = (device(&self.device)?, Ifs::default());
         for given in &self.what_if {
+            if ifs.take(given)? {
+                continue;
+            }
             let no = || bad("--what-if", given, "for example --what-if nic=100,memory=141GiB");
             let (name, value) = given.split_once('=').ok_or_else(no)?;
             let value = match name {
@@ -91,11 +98,17 @@ impl Plan {
             };
             d = d.with(name, value)?;
         }
-        Ok(d)
+        if let Some(dir) = self.output.as_ref().filter(|_| ifs.is_any()) {
+            return Err(Diag::new("flag", format!("no plan has {}", ifs.words().join(", ")))
+                .at(format!("-o {}", dir.display()))
+                .rule("what is not executable is priced, and not written")
+                .help("leave out -o, or what no plan has of --what-if"));
+        }
+        Ok((d, ifs))
     }
 
     fn asked(&self) -> Result<Asked> {
-        let device = self.machine()?;
+        let (device, ifs) = self.machine()?;
         for (flag, n, most) in [("--gpus", self.gpus, MOST.0), ("--top", self.top, MOST.1)] {
             if n == 0 || n > most {
                 return Err(bad(flag, &n.to_string(), &format!("a number from 1 to {most}")));
@@ -123,7 +136,7 @@ impl Plan {
         let domain = device.domain as usize;
         let node = (self.gpus > domain && self.gpus.is_multiple_of(domain)).then_some(domain);
         let options = Options { node, ..flags.options_for(&self.model)? };
-        Ok(Asked { gpus: self.gpus, device, options, memory, top: self.top, fixed })
+        Ok(Asked { gpus: self.gpus, device, options, memory, top: self.top, fixed, ifs })
     }
 }
 
@@ -207,6 +220,11 @@ fn table(asked: &Asked, found: &Found) -> String {
     t.set_header(["", "step", "MFU", "tokens/s", "memory", "layout", "where the time goes"]);
     let best = found.fits[0].seconds;
     let tie = |c: &Compiled| c.seconds <= best * (1.0 + BAND);
+    let ifs = asked.ifs.words().join(", ");
+    let not = |words: String| match asked.ifs.is_any() {
+        true => format!("{words} (not executable: {ifs})"),
+        false => words,
+    };
     for (i, c) in found.fits.iter().enumerate() {
         let front = if is_front(&found.fits, c) { "*" } else { " " };
         let tied = if tie(c) { "~" } else { " " };
@@ -216,7 +234,7 @@ fn table(asked: &Asked, found: &Found) -> String {
             format!("{:.1} %", 100.0 * c.mfu),
             format!("{:.0}", c.tokens_per_s),
             bytes(c.peak),
-            c.guess.candidate.words(),
+            not(c.guess.candidate.words()),
             shares(c),
         ]);
     }
@@ -320,6 +338,8 @@ fn to_json(asked: &Asked, found: &Found) -> Value {
             "tie": c.seconds <= best * (1.0 + BAND),
             "pareto": is_front(&found.fits, c),
             "extrapolated": true,
+            "executable": !asked.ifs.is_any(),
+            "as_compiled": { "step_s": c.plain.0, "peak_bytes": c.plain.1 },
             "parts": parts,
         })
     };
@@ -327,6 +347,7 @@ fn to_json(asked: &Asked, found: &Found) -> Value {
         "device": asked.device.name,
         "gpus": asked.gpus,
         "memory": asked.memory,
+        "not_executable": asked.ifs.words(),
         "legal": found.legal,
         "may_fit": found.may_fit,
         "compiled": found.compiled,

@@ -2,6 +2,7 @@
 //! fits is said by compiled plans alone.
 
 use super::space::Candidate;
+use super::what_if::Ifs;
 use shardc_cost::layout::{Job, Recompute, Schedule};
 use shardc_cost::model::Sizes;
 use shardc_passes::options::Buffers;
@@ -13,6 +14,8 @@ pub struct Bytes {
     pub least: f64,
     /// With what backward needs of all microbatches on their way.
     pub likely: f64,
+    /// Of the optimizer's state, on the host and in neither of them.
+    pub host: f64,
 }
 
 /// How many times the rows of an even load the buffers of so many groups of experts hold.
@@ -27,7 +30,7 @@ pub fn room(s: &Sizes, moe: Buffers, groups: usize) -> f64 {
 }
 
 /// Of the largest rank of the pipeline.
-pub fn bytes(s: &Sizes, job: &Job, moe: Buffers, c: &Candidate) -> Bytes {
+pub fn bytes(s: &Sizes, job: &Job, moe: Buffers, ifs: &Ifs, c: &Candidate) -> Bytes {
     let l = &c.layout;
     let wide = job.precision.bytes();
     let dense = (s.layers - s.expert_layers()) as f64 * s.layer_params(true);
@@ -36,9 +39,10 @@ pub fn bytes(s: &Sizes, job: &Job, moe: Buffers, c: &Candidate) -> Bytes {
     let experts = s.expert_layers() as f64 * s.expert_params() / (l.ep * l.etp * l.pp) as f64;
     let by = |zero: u8, ranks: usize| if l.zero >= zero { ranks as f64 } else { 1.0 };
     // Two moments in f32, and a master copy of what is not f32.
-    let state = if wide < 4.0 { 12.0 } else { 8.0 };
+    let (state, outside) = ifs.state(wide < 4.0);
+    let weight = ifs.weight(wide);
     let each = |ranks: usize, gradient: f64| {
-        wide / by(3, ranks) + gradient / by(2, ranks) + state / by(1, ranks)
+        weight / by(3, ranks) + gradient / by(2, ranks) + state / by(1, ranks)
     };
     let spread = (l.tp * l.cp * l.dp / (l.ep * l.etp)).max(1);
     let spread = spread.min(l.shards);
@@ -75,7 +79,9 @@ pub fn bytes(s: &Sizes, job: &Job, moe: Buffers, c: &Candidate) -> Bytes {
     // One layer is computed again at a time; logits are there in f32, with their gradient.
     let working = inside.max(8.0 * tokens * s.vocab as f64 / t);
     let table = s.embedding_params() / t * each(l.shards, 4.0);
+    let host = outside * (own / by(1, l.shards) + experts / by(1, spread));
     Bytes {
+        host,
         least: states(summed) + entering * layers,
         likely: states(4.0) + table + kept + working,
     }

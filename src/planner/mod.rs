@@ -6,6 +6,7 @@
 pub mod largest;
 pub mod memory;
 pub mod space;
+pub mod what_if;
 
 use crate::machine::{precision, sizes};
 use crate::rules;
@@ -21,12 +22,14 @@ use shardc_cost::plan as of_plan;
 use shardc_cost::step::{Closed, Pieces};
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::plan::Plan;
 use shardc_passes::options::{Buffers, Options};
 use shardc_passes::threads;
 use space::{Candidate, Inside};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Instant;
+use what_if::Ifs;
 
 /// Candidates that are compiled at once.
 const AT_ONCE: usize = 2;
@@ -51,6 +54,8 @@ pub struct Asked {
     pub top: usize,
     /// Numbers of the layout that are given.
     pub fixed: Vec<(String, usize)>,
+    /// What no plan has, and is priced.
+    pub ifs: Ifs,
 }
 
 /// A layout with its price in closed form.
@@ -70,6 +75,8 @@ pub struct Compiled {
     pub mfu: f64,
     pub tokens_per_s: f64,
     pub peak: usize,
+    /// Seconds and bytes of the plan as it is: without what no plan has.
+    pub plain: (f64, usize),
 }
 
 /// What was found.
@@ -95,28 +102,33 @@ pub struct Found {
 /// A model's closed form on a machine.
 struct Form {
     sizes: Sizes,
+    /// As plans have it.
+    plain: Job,
+    /// With what is asked beside it.
     job: Job,
-    stack: &'static Stack,
+    stack: Stack,
+    ifs: Ifs,
     /// How large the buffers of experts are.
     moe: Buffers,
 }
 
 impl Form {
-    fn of(f: &Facts, config: &serde_json::Value, o: &Options) -> Form {
+    fn of(f: &Facts, config: &serde_json::Value, o: &Options, ifs: Ifs) -> Form {
         // Gathers of parameters begin where they are used, and transfers where they are taken.
         let overlap = Overlap { tp_backward: true, whole_sends: true, ..Overlap::default() };
-        let job = Job {
+        let plain = Job {
             seq: o.seq,
             precision: precision(o),
             attention: Kernels::Flash(2),
             overlap,
             compiled: true,
         };
-        Form { sizes: sizes(f, config), job, stack: Stack::named("shardc"), moe: o.moe }
+        let (job, stack) = (ifs.job(&plain), ifs.stack(Stack::named("shardc")));
+        Form { sizes: sizes(f, config), plain, job, stack, ifs, moe: o.moe }
     }
 
     fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
-        let (sizes, job, stack) = (&self.sizes, &self.job, self.stack);
+        let (sizes, job, stack) = (&self.sizes, &self.job, &self.stack);
         Question { sizes, layout: &c.layout, job, stack, device }
     }
 
@@ -136,12 +148,9 @@ impl Form {
         let one = |run: &(&[Candidate], &[usize])| -> Vec<Guess> {
             let of = |(c, i): (&Candidate, &usize)| {
                 let closed = Closed { question: self.question(device, c), balanced: true };
-                let seconds = closed.price_of(&pieces[*i]).total;
-                Guess {
-                    candidate: *c,
-                    seconds,
-                    bytes: memory::bytes(&self.sizes, &self.job, self.moe, c),
-                }
+                let bytes = memory::bytes(&self.sizes, &self.plain, self.moe, &self.ifs, c);
+                let seconds = closed.price_of(&pieces[*i]).total + self.ifs.moved(bytes.host);
+                Guess { candidate: *c, seconds, bytes }
             };
             run.0.iter().zip(run.1).map(of).collect()
         };
@@ -198,7 +207,8 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     if legal.is_empty() {
         return Err(nothing_legal(&facts, base, asked, &all_legal));
     }
-    let form = Form::of(&facts, &input.config, base);
+    asked.ifs.check(precision(base))?;
+    let form = Form::of(&facts, &input.config, base, asked.ifs);
     let limit = asked.memory as f64;
     let mut guesses = form.guesses(&asked.device, &legal)?;
     guesses.retain(|g| g.bytes.least <= limit);
@@ -343,19 +353,28 @@ impl Search<'_> {
         options.hardware = device.hardware(&options.mesh, precision(&options))?;
         let plan = trial(self.input, &base, &options)?;
         let price = of_plan::price(&plan, device)?;
+        let plain = (price.total, plan.peak_bytes());
+        let (parts, peak) = self.changed(g, &plan, price.parts)?;
+        let seconds = parts.total();
         let tokens = (options.global_batch * options.seq) as f64;
         let needed = self.form.sizes.step_flops(tokens, options.seq as f64);
-        let peak = device.peak.get(&precision(&options)).copied().unwrap_or(f64::INFINITY);
-        let could = peak * self.asked.gpus as f64 * price.total;
-        Ok(Compiled {
-            guess: *g,
-            seconds: price.total,
-            parts: price.parts,
-            mfu: needed / could,
-            tokens_per_s: tokens / price.total,
-            peak: plan.peak_bytes(),
-            options,
-        })
+        let fastest = device.peak.get(&self.form.job.precision).copied().unwrap_or(f64::INFINITY);
+        let could = fastest * self.asked.gpus as f64 * seconds;
+        let (mfu, tokens_per_s) = (needed / could, tokens / seconds);
+        Ok(Compiled { guess: *g, options, seconds, parts, mfu, tokens_per_s, peak, plain })
+    }
+
+    /// Parts of a plan's price and the bytes that it needs, with what no plan has.
+    fn changed(&self, g: &Guess, plan: &Plan, parts: Parts) -> Result<(Parts, usize)> {
+        let ifs = &self.form.ifs;
+        if !ifs.is_any() {
+            return Ok((parts, plan.peak_bytes()));
+        }
+        let device = &self.asked.device;
+        let asked = self.form.question(device, &g.candidate);
+        let plain = Question { job: &self.form.plain, ..asked };
+        let of = |question| Ok(Closed { question, balanced: true }.price()?.parts);
+        Ok((ifs.parts(plan, device, parts, [of(plain)?, of(asked)?]), ifs.peak(plan)))
     }
 }
 

@@ -59,4 +59,5 @@ mod sinks;
 mod text;
 mod training;
 mod volumes;
+mod what_if;
 mod zero;

@@ -175,6 +175,10 @@ flags! {
     /// config (the rates of config.json), or a rate below 1 [default: 0]
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
+    /// Documents that are packed in rows do not see each other, positions restart with each: eod=ID, the token that
+    /// ends one; eod=ID,pad=ID, also the token that fills rows up [default: a row is one document]
+    #[arg(long, value_name = "eod=ID", help_heading = "Run")]
+    pub documents: Option<String>,
     /// What backward computes again: none, elementwise (element-wise work, where that saves bytes), selective,
     /// full, every:N and layers:N (whole layers: each N-th, the first N of a stage), sqrt (runs of layers), mix:
     /// (N*full+elementwise: so many layers of a stage by one, the others by the last), fit (the cheapest that fits

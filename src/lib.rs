@@ -79,7 +79,8 @@ pub fn shape(o: &Options) -> Result<Shape> {
     let b = o.balance;
     let balance = Balance { aux: b.aux, z: b.z, load: b.rate != 0.0 };
     let (batch, dropout) = (o.microbatch_rows(), o.dropout);
-    Ok(Shape { batch, seq: o.seq, mode: o.mode, tokens, balance, dropout })
+    let packed = o.documents.is_some();
+    Ok(Shape { batch, seq: o.seq, mode: o.mode, tokens, balance, dropout, packed })
 }
 
 /// The facts of a model that is not text.

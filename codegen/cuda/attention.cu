@@ -1,7 +1,7 @@
 // Attention, forward: out = softmax(score, where keys are seen) v, and the log-sum-exp of the scores,
 // which are x = scale q k^T or, if CAPPED, c tanh(x / c). Which keys are seen, the mask says by
-// positions, which are data, in any order; if SLOPED, a head's slope times their distance is taken off. A query that
-// sees nothing gets 0 and -inf. If DROPS, some weights are left out of out at random, and the others larger.
+// positions, which are data, in any order, and, if SEGMENTS, query and key are of one segment; if SLOPED, a head's
+// slope times their distance is taken off. A query that sees nothing gets 0 and -inf. If DROPS, some weights are left out of out at random, and the others larger.
 //
 // Bytes: q, out and lse once, k and v once per block of ROWS queries that sees them (mostly from the
 // L2 cache, as heads of a group and blocks of a head run side by side). Scores stay in registers.
@@ -9,7 +9,7 @@
 // of ROWS queries, and tiles of COLS keys and values.
 //
 // Defined before: ELEM (Bf16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
-// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, DROPS.
+// of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, SEGMENTS, DROPS.
 #include "attention.cuh"
 
 struct Params {
@@ -23,6 +23,9 @@ struct Params {
     i64 queries, keys, repeat, width, value_width;
     Mask mask;
     double scale, softcap;
+#if SEGMENTS
+    Segments segments;
+#endif
 #if DROPS
     Kept kept;
 #endif
@@ -45,6 +48,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     // What the block's queries see; positions of this tile of keys, and of the next.
     __shared__ Range q_sees[ROWS];
     __shared__ int k_pos[2][COLS];
+#if SEGMENTS
+    __shared__ int k_segment[2][COLS];
+#endif
 
     // Queries with most keys come first, if positions ascend: short blocks fill the end.
     const int row = (gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, b = blockIdx.z;
@@ -54,13 +60,23 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
     const ELEM* v = p.v + b * p.v_stride[0] + group * p.v_stride[2];
 
     const Range ours = positions<THREADS>(p.q_pos + row, rows), by_all = p.mask.all(ours);
+#if SEGMENTS
+    const int *q_segments = p.segments.q + b * p.segments.q_stride + row;
+    const int *k_segments = p.segments.k + b * p.segments.k_stride;
+    const Range own = positions<THREADS>(q_segments, rows);
+    const Range seen = indices<THREADS>(p.k_pos, (int)p.keys, p.mask.some(ours), k_segments, own);
+#else
     const Range seen = indices<THREADS>(p.k_pos, (int)p.keys, p.mask.some(ours));
+#endif
     const int begin = seen.first / COLS * COLS, end = seen.last + 1;
 
     auto load_keys = [&](int key) {
         const int n = (int)p.keys - key;
         load_tile<THREADS, ALIGNED>(k_tile, k + key * p.k_stride[1], p.k_stride[1], n, (int)p.width);
         load_row<COLS, THREADS>(k_pos[key / COLS & 1], p.k_pos + key, 1, n);
+#if SEGMENTS
+        load_row<COLS, THREADS>(k_segment[key / COLS & 1], k_segments + key, 1, n);
+#endif
         copies_begun();
     };
     load_tile<THREADS, ALIGNED>(q_tile, q, p.q_stride[1], rows, (int)p.width);
@@ -78,6 +94,14 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         const int r = first + row_of(2 * h);
         at_row[h] = SLOPED && r < rows ? p.q_pos[row + r] : 0;
     }
+#if SEGMENTS
+    int segment[2];
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int r = first + row_of(2 * h);
+        segment[h] = r < rows ? q_segments[r] : 0;
+    }
+#endif
 #if DROPS
     const bool drops = p.kept.drops();
     u32 place[2];
@@ -109,6 +133,9 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
         bool hidden = n < COLS;
         for (int i = lane_id(); i < COLS; i += 32) {
             hidden |= !by_all.has(keys[i]);
+#if SEGMENTS
+            hidden |= own.first != own.last || k_segment[key / COLS & 1][i] != own.first;
+#endif
         }
         hidden = __any_sync(ALL_LANES, hidden);
         float top[2] = {most[0], most[1]};
@@ -120,9 +147,11 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
                 s[i][e] *= scale;
                 if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
                 if (SLOPED) s[i][e] -= slope * distance(at_row[e / 2], keys[c]);
-                if (hidden && !(c < n && q_sees[r].has(keys[c]))) {
-                    s[i][e] = minus_infinity();
-                }
+                bool sees = !hidden || (c < n && q_sees[r].has(keys[c]));
+#if SEGMENTS
+                sees = sees && (!hidden || k_segment[key / COLS & 1][c] == segment[e / 2]);
+#endif
+                if (!sees) s[i][e] = minus_infinity();
                 top[e / 2] = larger(top[e / 2], s[i][e]);
             }
         }

@@ -92,12 +92,18 @@ DEVICE Range positions(const int* position, int n) {
     return join<Threads>(r);
 }
 
-// The indices outside of which no position is in a range.
+// Segments of queries and of keys, of each row of the batch adjacent: those of one segment see each other.
+struct Segments {
+    const int *q, *k;
+    i64 q_stride, k_stride;
+};
+
+// The indices outside of which no position is in a range, with a segment, if there are segments, in another.
 template <int Threads>
-DEVICE Range indices(const int* position, int n, Range near) {
+DEVICE Range indices(const int* position, int n, Range near, const int* segment = nullptr, Range one = {0, 0}) {
     Range r = {MAX_INT, -1};
     for (int i = threadIdx.x; i < n; i += Threads) {
-        if (near.has(position[i])) r = {smaller(r.first, i), i};
+        if (near.has(position[i]) && (!segment || one.has(segment[i]))) r = {smaller(r.first, i), i};
     }
     return join<Threads>(r);
 }

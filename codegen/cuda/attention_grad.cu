@@ -11,7 +11,7 @@
 // Launch: (ceil(keys / ROWS), groups, batch) or (ceil(queries / ROWS), heads, batch) blocks of
 // 2 ROWS SPLIT threads; shared memory of two tiles of ROWS rows, and twice two of COLS rows.
 //
-// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED, SLOPED, DROPS as for attention.cu; SPLIT:
+// Defined before: ELEM, WIDTH, VALUE_WIDTH, ROWS, COLS, ALIGNED, CAPPED, SLOPED, SEGMENTS, DROPS as for attention.cu; SPLIT:
 // warps that share 16 rows, each making its part of the columns of the results.
 #include "attention.cuh"
 
@@ -27,6 +27,9 @@ struct Params {
     i64 queries, keys, repeat, width, value_width;
     Mask mask;
     double scale, softcap;
+#if SEGMENTS
+    Segments segments;
+#endif
 #if DROPS
     Kept kept;
 #endif
@@ -67,6 +70,9 @@ DEVICE void gradients(const Params& p) {
     __shared__ Range row_sees[ROWS];
     __shared__ int col_pos[2][COLS];
     __shared__ float col_lse[2][COLS], col_delta[2][COLS];
+#if SEGMENTS
+    __shared__ int col_segment[2][COLS];
+#endif
 #if DROPS
     __shared__ int col_place[2][COLS];
     const bool drops = p.kept.drops();
@@ -84,7 +90,15 @@ DEVICE void gradients(const Params& p) {
     const Mask mask = KEYS ? p.mask.turned() : p.mask;
 
     const Range ours = positions<THREADS>(row_positions + row, rows);
+#if SEGMENTS
+    const int* q_segments = p.segments.q + b * p.segments.q_stride;
+    const int* k_segments = p.segments.k + b * p.segments.k_stride;
+    const int *row_segments = KEYS ? k_segments : q_segments, *col_segments = KEYS ? q_segments : k_segments;
+    const Range own = positions<THREADS>(row_segments + row, rows);
+    const Range seen = indices<THREADS>(col_positions, all_cols, mask.some(ours), col_segments, own);
+#else
     const Range seen = indices<THREADS>(col_positions, all_cols, mask.some(ours));
+#endif
     // All tiles of all heads, as one sequence.
     const int begin = seen.first / COLS, per_head = seen.last / COLS + 1 - begin;
     const int tiles = seen.last < 0 ? 0 : per_head * col_heads;
@@ -102,6 +116,9 @@ DEVICE void gradients(const Params& p) {
             KEYS ? p.d_out + at(p.d_out_stride, b, col, head) : p.v + at(p.v_stride, b, col, head),
             value_step, n, value_width);
         load_row<COLS, THREADS>(col_pos[i & 1], col_positions + col, 1, n);
+#if SEGMENTS
+        load_row<COLS, THREADS>(col_segment[i & 1], col_segments + col, 1, n);
+#endif
         if (KEYS) {
             load_row<COLS, THREADS>(col_lse[i & 1], p.lse + at(p.lse_stride, b, col, head),
                                     p.lse_stride[1], n);
@@ -132,6 +149,9 @@ DEVICE void gradients(const Params& p) {
     const int from = part * (WIDTH / SPLIT), value_from = part * (VALUE_WIDTH / SPLIT);
     float row_lse[2], row_delta[2];
     int at_row[2];
+#if SEGMENTS
+    int row_segment[2];
+#endif
 #if DROPS
     u32 row_place[2];
 #endif
@@ -140,6 +160,9 @@ DEVICE void gradients(const Params& p) {
         const int r = first + row_of(2 * h);
         const bool there = !KEYS && r < rows;
         at_row[h] = (SLOPED || DROPS) && r < rows ? row_positions[row + r] : 0;
+#if SEGMENTS
+        row_segment[h] = r < rows ? row_segments[row + r] : 0;
+#endif
 #if DROPS
         row_place[h] = there ? p.kept.at(b, row + r) : 0;
 #endif
@@ -189,7 +212,10 @@ DEVICE void gradients(const Params& p) {
             #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int c = col_of(j, e), r = first + row_of(e);
-                const bool there = c < n && row_sees[r].has(col_pos[i & 1][c]);
+                bool there = c < n && row_sees[r].has(col_pos[i & 1][c]);
+#if SEGMENTS
+                there = there && col_segment[i & 1][c] == row_segment[e / 2];
+#endif
                 const float lse = KEYS ? col_lse[i & 1][c] : row_lse[e / 2];
                 const float delta = KEYS ? col_delta[i & 1][c] : row_delta[e / 2];
                 const float slope = CAPPED ? 1.0f - w[j][e] * w[j][e] : 1.0f;

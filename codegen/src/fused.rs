@@ -14,18 +14,20 @@ pub(crate) fn rows(l: &Layout, operand: usize) -> View {
     View { operand, offset: 0, strides }
 }
 
-/// Rotary embedding; `cos` and `sin` are `[s, r]`.
+/// Rotary embedding; `cos` and `sin` are `[s, r]` or `[b, s, r]`.
 pub(crate) fn rope(l: &Layout, pairs: Pairs) -> Kernel {
     let lens = l.lens(3);
     let table = |operand: usize| {
-        let s = l.strides(operand)[0];
-        View { operand, offset: 0, strides: [0, s, 0].into_iter().collect() }
+        let all = l.strides(operand);
+        let s = all[all.len() - 2];
+        let b = if all.len() == 3 { all[0] } else { 0 };
+        View { operand, offset: 0, strides: [b, s, 0].into_iter().collect() }
     };
     Kernel::Rope(kernel::Rope {
         elem: l.elem(0),
         extents: [lens[0], lens[1], lens[2]],
         width: lens[3],
-        turns: l.lens(1)[1],
+        turns: *l.lens(1).last().expect("pairs"),
         pairs,
         x: rows(l, 0),
         cos: table(1),
@@ -54,6 +56,7 @@ fn heads(l: &Layout, o: &Attention, positions: [usize; 2], behind: Behind) -> He
         softcap: o.softcap.map(|c| c as f32),
         mask: o.mask,
         slopes: behind.slopes.map(adjacent),
+        segments: behind.segments.map(|both| both.map(|i| all(l, i))),
         kept: o.kept.as_ref().zip(behind.drawn).map(|(kept, [run, place])| KeptAt {
             rate: kept.rate,
             stream: rng::stream(&kept.stream.0),

@@ -46,6 +46,8 @@ pub struct Shape {
     pub balance: Balance,
     /// What training sets to 0 at random.
     pub dropout: Dropout,
+    /// Documents in a row do not see each other.
+    pub packed: bool,
 }
 
 /// What training adds to keep experts in balance; the default is what the config says.
@@ -63,7 +65,7 @@ impl Shape {
     /// Without any cut of the tokens; the config says what balances experts.
     pub fn new(batch: usize, seq: usize, mode: Mode) -> Shape {
         let (tokens, balance, dropout) = Default::default();
-        Shape { batch, seq, mode, tokens, balance, dropout }
+        Shape { batch, seq, mode, tokens, balance, dropout, packed: false }
     }
 }
 

@@ -238,6 +238,8 @@ pub struct Heads {
     pub mask: crate::ops::Mask,
     /// f32, of each head, adjacent: so many times the distance is taken off a score.
     pub slopes: Option<View>,
+    /// i32 segments of queries and of keys, `[b, position]`: who sees each other has one.
+    pub segments: Option<[View; 2]>,
     /// Which probabilities are 0 at random.
     pub kept: Option<KeptAt>,
     /// Queries treated at once: a matrix of scores has so many rows.

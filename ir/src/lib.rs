@@ -8,6 +8,7 @@ pub mod attr;
 pub mod boxes;
 pub mod builder;
 pub mod diag;
+pub mod documents;
 pub mod files;
 pub mod func;
 pub mod group;

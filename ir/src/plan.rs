@@ -1,5 +1,6 @@
 //! What a rank needs to run: programs, the step as a list of actions, exact memory, weights.
 
+use crate::documents::Documents;
 use crate::func::{Module, RoleKind, Value};
 use crate::mesh::{AtomSet, PIPELINE};
 use crate::schedule::Schedule;
@@ -304,6 +305,9 @@ pub struct Settings {
     pub vocab: usize,
     pub lr: LrSchedule,
     pub seed: u64,
+    /// How documents lie in rows of tokens, if they are told apart.
+    #[serde(default)]
+    pub documents: Option<Documents>,
 }
 
 /// What the ranks with one coordinate along [`PIPELINE`] run: the same on all of them. A plan with

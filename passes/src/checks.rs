@@ -81,8 +81,13 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
     if !of.contains(&dtype) {
         return Err(dtypes.into());
     }
+    if own.fill.is_of_documents() && o.documents.is_none() {
+        return Err("of a model that is compiled with --documents".into());
+    }
     let only = match own.fill {
-        Fill::Tokens | Fill::Places => own.batch && own.seq == Some(1) && sizes.len() == 2,
+        Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments => {
+            own.batch && own.seq == Some(1) && sizes.len() == 2
+        }
         Fill::Positions => own.tokens().is_some_and(|d| sizes.len() == d + 1),
         Fill::Run => !own.batch && own.seq.is_none() && *sizes == [3],
         Fill::Labels => own.batch,
@@ -90,7 +95,9 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
     };
     if !only {
         let dims = match own.fill {
-            Fill::Tokens | Fill::Places => "[rows, tokens], with `batch, seq=1`",
+            Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments => {
+                "[rows, tokens], with `batch, seq=1`"
+            }
             Fill::Positions => "[tokens] or [rows, tokens], with `seq` of the last dim",
             Fill::Run => "[3]",
             Fill::Labels | Fill::Column | Fill::Random => "[rows, …], with `batch`",
@@ -150,6 +157,14 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
                 ),
             );
         }
+    }
+    let mut inputs = f.args.iter().filter_map(|a| a.input());
+    if o.documents.is_some() && !inputs.any(|i| i.fill == Fill::Segments) {
+        return bad(
+            format!("@{} takes no segments: its documents would see each other", f.name),
+            "a model that tells documents apart has an input `segments`, and attention with segments",
+            "leave --documents out, or compile the folder of the model".into(),
+        );
     }
     let labels = f.args.iter().filter(|a| a.fills(Fill::Labels)).count();
     if labels > 1 {

@@ -3,6 +3,7 @@
 use crate::autodiff::recompute::Recompute;
 use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
+use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::{Dropout, LrSchedule, Mode, TokenOrder};
 use shardc_ir::types::DType;
@@ -254,6 +255,8 @@ pub struct Options {
     pub seed: u64,
     /// What training sets to 0 at random.
     pub dropout: Dropout,
+    /// How documents lie in rows of tokens; `None`: a row is one.
+    pub documents: Option<Documents>,
     /// Which nodes are joined to kernels.
     pub fuse: Fuse,
     /// Keep logits and reduced gradients as outputs (`run --dump`).
@@ -346,6 +349,7 @@ impl Default for Options {
             hardware: Hardware::default(),
             seed: 0,
             dropout: Dropout::Nothing,
+            documents: None,
             fuse: Fuse::default(),
             observe: false,
             ep: 1,

@@ -337,6 +337,7 @@ impl<'a> State<'a> {
             vocab: self.source.vocab,
             lr: o.lr,
             seed: o.seed,
+            documents: o.documents,
         };
         self.schedule = None;
         let plan = Plan {

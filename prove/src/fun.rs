@@ -77,6 +77,8 @@ pub struct Scores {
     pub softcap: Option<Real>,
     /// An operand behind the others has a slope for each head.
     pub slopes: bool,
+    /// The segments of queries and of keys follow: only those of one segment see each other.
+    pub segments: bool,
     /// The run and places of queries follow: some probabilities are 0 at random, by this rate and stream.
     pub kept: Option<(Real, Arc<str>)>,
 }
@@ -244,6 +246,7 @@ impl Fun {
                 write!(s, "; softcap={c:?}").expect("a String takes all text");
             }
             s += if c.slopes { "; slopes" } else { "" };
+            s += if c.segments { "; segments" } else { "" };
             if let Some((rate, stream)) = &c.kept {
                 write!(s, "; kept={rate:?} {stream}").expect("a String takes all text");
             }

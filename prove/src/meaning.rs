@@ -43,7 +43,8 @@ fn places(ins: &[&Type], dim: usize, start: usize, step: usize) -> Result<Places
 
 /// How attention weighs its keys.
 fn scores(k: &ops::Attention) -> Scores {
-    let ops::Attention { scale, mask: ops::Mask { left, right, chunk }, softcap, slopes, kept } = k;
+    let ops::Attention { scale, mask, softcap, slopes, segments, kept } = k;
+    let ops::Mask { left, right, chunk } = mask;
     let of = |ops::Kept { rate, stream }: &ops::Kept| (Real::new(*rate), stream.0.clone());
     Scores {
         scale: Real::new(*scale),
@@ -51,6 +52,7 @@ fn scores(k: &ops::Attention) -> Scores {
         chunk: *chunk,
         softcap: softcap.map(Real::new),
         slopes: *slopes,
+        segments: *segments,
         kept: kept.as_ref().map(of),
     }
 }
@@ -113,10 +115,11 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(ins, dim.0)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
         Op::Attention(k) => Fun::Attention(scores(k)),
-        Op::AttentionGrad(ops::AttentionGrad { scale, mask, softcap, slopes, kept }) => {
-            let (slopes, kept) = (*slopes, kept.clone());
+        Op::AttentionGrad(ops::AttentionGrad { scale, mask, softcap, slopes, segments, kept }) => {
+            let (slopes, segments, kept) = (*slopes, *segments, kept.clone());
             let (scale, mask, softcap) = (*scale, *mask, *softcap);
-            Fun::AttentionGrad(scores(&ops::Attention { scale, mask, softcap, slopes, kept }))
+            let of = ops::Attention { scale, mask, softcap, slopes, segments, kept };
+            Fun::AttentionGrad(scores(&of))
         }
         Op::TopK(k @ ops::TopK { rule: _, sizes: _ }) => {
             Fun::TopK(pattern()?, k.dims().ok_or("no letter is replaced")?.2)

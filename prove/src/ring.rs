@@ -32,7 +32,8 @@ pub struct Around {
 const KEYS: [&[usize]; 2] = [&[1, 2, 4], &[1, 2, 7]];
 /// Those that are positions: their tokens are dim 0, those of others dim 1.
 const POSITIONS: [&[usize]; 2] = [&[3, 4], &[6, 7]];
-/// From here on they are of no tokens, but for places of queries, the last if weights are dropped.
+/// From here on they are of no tokens, but for the segments of queries and keys, behind slopes, and places of
+/// queries, the last if weights are dropped.
 const BEHIND: [usize; 2] = [5, 8];
 /// The dim of queries, keys and values that tokens stand in.
 const TOKENS: usize = 1;
@@ -192,9 +193,13 @@ impl Store {
         let which = usize::from(matches!(f, Fun::AttentionGrad(_)));
         let mut shifts: BTreeMap<bool, usize> = BTreeMap::new();
         let mut wholes = vec![];
+        let (Fun::Attention(c) | Fun::AttentionGrad(c)) = &f else { return None };
+        let first = BEHIND[which] + usize::from(c.slopes);
+        let segments = [0, 1].map(|i| c.segments.then_some(first + i));
+        let drops = c.kept.is_some();
         for (i, &t) in args.iter().enumerate() {
-            let drops = matches!(&f, Fun::Attention(c) | Fun::AttentionGrad(c) if c.kept.is_some());
-            if i >= BEHIND[which] && !(drops && i + 1 == args.len()) {
+            let places = drops && i + 1 == args.len();
+            if i >= BEHIND[which] && !places && !segments.contains(&Some(i)) {
                 if self.mentions(t).has(Mentions::BLOCK) {
                     return None;
                 }
@@ -208,7 +213,8 @@ impl Store {
             if (*axes, *of, *dim) != (a.axes, a.of, tokens) {
                 return None;
             }
-            if *shifts.entry(KEYS[which].contains(&i)).or_insert(*shift) != *shift {
+            let of_keys = KEYS[which].contains(&i) || segments[1] == Some(i);
+            if *shifts.entry(of_keys).or_insert(*shift) != *shift {
                 return None;
             }
             wholes.push(x[0]);

@@ -122,30 +122,65 @@ impl<'a> Call<'a> {
         self.rows(v, p.batch, key, p.group)
     }
 
+    /// Segments of the queries and of the keys of a sequence, if there are segments.
+    ///
+    /// # Safety
+    /// As for [`Call::new`].
+    unsafe fn segments(&self, batch: usize) -> Option<[&'a [i32]; 2]> {
+        let views = self.heads.segments.as_ref()?;
+        let row = |v: &View, n: usize| {
+            let at = self.memory[v.operand].wrapping_add(v.at(&[batch])).cast::<i32>();
+            // SAFETY: by the caller; those of a sequence are adjacent.
+            unsafe { std::slice::from_raw_parts(at.cast_const(), n) }
+        };
+        Some([row(&views[0], self.heads.queries), row(&views[1], self.heads.keys)])
+    }
+
     /// Blocks of keys that queries of a block see, each from the first to the last that is seen.
-    fn seen(&self, queries: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let [[first, _], [_, last]] = ends(&self.q_pos[queries]).map(|p| self.heads.mask.reach(p));
-        let near = move |k: &i32| first <= *k && *k <= last;
+    fn seen<'b>(
+        &'b self,
+        queries: Range<usize>,
+        segments: Option<[&'b [i32]; 2]>,
+    ) -> impl Iterator<Item = Range<usize>> + 'b {
+        let reach = |p| self.heads.mask.reach(p);
+        let [[first, _], [_, last]] = ends(&self.q_pos[queries.clone()]).map(reach);
+        let of = segments.map(|[q, k]| (ends(&q[queries]), k));
+        let near = move |&i: &usize| {
+            let at = self.k_pos[i];
+            let own = of.is_none_or(|([low, high], k)| low <= k[i] && k[i] <= high);
+            first <= at && at <= last && own
+        };
         let mut next = 0;
         std::iter::from_fn(move || {
-            let first = next + self.k_pos[next..].iter().position(near)?;
-            let block = &self.k_pos[first..self.k_pos.len().min(first + KEYS)];
-            next = first + block.len();
-            Some(first..first + block.iter().rposition(near).map_or(0, |last| last + 1))
+            let first = (next..self.k_pos.len()).find(near)?;
+            next = self.k_pos.len().min(first + KEYS);
+            Some(first..(first..next).rfind(near).map_or(first, |last| last + 1))
         })
     }
 
     /// Which of a block of keys a query sees, some query of the same block seeing some of them.
-    fn mask(&self, query: usize, keys: &Range<usize>, hidden: bool) -> Seen<'_> {
-        let keys = hidden.then(|| &self.k_pos[keys.clone()]);
-        Seen { keys, reach: self.heads.mask.reach(self.q_pos[query]) }
+    fn mask<'b>(&'b self, query: usize, keys: &Range<usize>, hidden: Hidden<'b>) -> Seen<'b> {
+        let reach = self.heads.mask.reach(self.q_pos[query]);
+        let segment = hidden.segments.map(|[q, k]| (q[query], &k[keys.clone()]));
+        Seen { keys: hidden.positions.then(|| &self.k_pos[keys.clone()]), reach, segment }
     }
 
-    /// Whether some key of a block is hidden from some query of a block.
-    fn hides(&self, queries: Range<usize>, keys: Range<usize>) -> bool {
-        let [[_, last], [first, _]] = ends(&self.q_pos[queries]).map(|p| self.heads.mask.reach(p));
-        let [low, high] = ends(&self.k_pos[keys]);
-        low < first || high > last
+    /// What hides some key of a block from some query of a block.
+    fn hides<'b>(
+        &self,
+        queries: Range<usize>,
+        keys: Range<usize>,
+        segments: Option<[&'b [i32]; 2]>,
+    ) -> Hidden<'b> {
+        let reach = |p| self.heads.mask.reach(p);
+        let [[_, last], [first, _]] = ends(&self.q_pos[queries.clone()]).map(reach);
+        let [low, high] = ends(&self.k_pos[keys.clone()]);
+        let one = |[q, k]: &[&[i32]; 2]| {
+            let [a, b] = [ends(&q[queries.clone()]), ends(&k[keys.clone()])];
+            a == b && a[0] == a[1]
+        };
+        let segments = segments.filter(|both| !one(both));
+        Hidden { positions: low < first || high > last, segments }
     }
 
     /// Blocks of queries.
@@ -155,6 +190,13 @@ impl<'a> Call<'a> {
     fn blocks(&self) -> usize {
         self.heads.queries.div_ceil(QUERIES)
     }
+}
+
+/// What hides some key from some query.
+#[derive(Clone, Copy)]
+struct Hidden<'a> {
+    positions: bool,
+    segments: Option<[&'a [i32]; 2]>,
 }
 
 /// The smallest and the largest of some positions.
@@ -220,19 +262,19 @@ unsafe fn forward_block(
     let (m, width) = (block.len(), h.value_width);
     let out = Stored::rows(room.wrapping_add(QUERIES * KEYS), width);
     // SAFETY: by the caller.
-    let slope = unsafe { c.slope(place.head) };
+    let (slope, segments) = unsafe { (c.slope(place.head), c.segments(place.batch)) };
     let (mut max, mut sums) = ([f32::NEG_INFINITY; QUERIES], [0.0f32; QUERIES]);
     let mut factors = [1.0; KEYS];
     let q = c.by_query(&k.q, block.start, place);
     // SAFETY: room for the block of outputs.
     unsafe { zero(out, [m, width]) };
-    for keys in c.seen(block.clone()) {
+    for keys in c.seen(block.clone(), segments) {
         let n = keys.len();
         let scores = Stored::rows(room, n);
         let own = c.by_key(&k.k, keys.start, place).transposed();
         // SAFETY: rows of the block and of the seen keys are valid; there is room for the scores.
         unsafe { multiply([m, n, h.width], [q, own, scores], h.scale, false, 1) };
-        let hidden = c.hides(block.clone(), keys.clone());
+        let hidden = c.hides(block.clone(), keys.clone(), segments);
         for i in 0..m {
             let seen = c.mask(block.start + i, &keys, hidden);
             // SAFETY: row i of the scores and of the outputs.
@@ -363,16 +405,16 @@ unsafe fn backward_block(
         unsafe { multiply(size, all, scale, accumulate, 1) }
     };
     // SAFETY: by the caller.
-    let slope = unsafe { c.slope(place.head) };
+    let (slope, segments) = unsafe { (c.slope(place.head), c.segments(place.batch)) };
     // SAFETY: room for the block of gradients.
     unsafe { zero(d_q, [m, h.width]) };
-    for keys in c.seen(block.clone()) {
+    for keys in c.seen(block.clone(), segments) {
         let n = keys.len();
         let (p, d_p) = (Stored::rows(room, n), Stored::rows(room.wrapping_add(QUERIES * KEYS), n));
         let [own, values] = [&k.k, &k.v].map(|v| c.by_key(v, keys.start, place));
         product([m, n, h.width], [q, own.transposed(), p], h.scale, false);
         product([m, n, h.value_width], [d_out, values.transposed(), d_p], 1.0, false);
-        let hidden = c.hides(block.clone(), keys.clone());
+        let hidden = c.hides(block.clone(), keys.clone(), segments);
         for i in 0..m {
             let s = block.start + i;
             // SAFETY: row i of both matrices, and elements of the kernel's operands.
@@ -422,6 +464,7 @@ mod tests {
             softcap: None,
             mask,
             slopes: None,
+            segments: None,
             kept: None,
             rows: 1,
             q_pos: View::default(),
@@ -430,7 +473,7 @@ mod tests {
         };
         let c = Call { heads: &heads, memory: &[], q_pos: queries, k_pos: keys, draws: None };
         let blocks = (0..c.blocks()).map(|i| c.block(i));
-        blocks.map(|b| b.len() * c.seen(b).map(|keys| keys.len()).sum::<usize>()).sum()
+        blocks.map(|b| b.len() * c.seen(b, None).map(|keys| keys.len()).sum::<usize>()).sum()
     }
 
     /// What a mask empties is not computed, whatever the order of tokens: with zigzag every rank

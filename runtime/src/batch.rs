@@ -63,6 +63,28 @@ pub(crate) struct StepData {
 /// Numbers of the input `run`.
 const RUN: usize = 3;
 
+/// Adds what follows from tokens to the columns of a step: which documents they are of, where in them, and
+/// which labels are ignored. What is not a batch of the plan, [`check`] says.
+pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) {
+    let Some(documents) = s.documents else { return };
+    let row = |fill: Fill| table.iter().find(|r| r.input.fill == fill);
+    let Some(Numbers::I32(tokens)) = row(Fill::Tokens).and_then(|r| columns.get(&*r.name)) else {
+        return;
+    };
+    let tokens = tokens.clone();
+    if let Some(r) = row(Fill::Labels).filter(|r| r.of_tokens())
+        && let Some(Numbers::I32(labels)) = columns.get_mut(&*r.name)
+    {
+        documents.ignore(&tokens, labels);
+    }
+    let [segments, offsets] = documents.places(&tokens, s.seq);
+    for (fill, made) in [(Fill::Segments, segments), (Fill::Offsets, offsets)] {
+        if let Some(r) = row(fill) {
+            columns.insert(r.name.to_string(), Numbers::I32(made));
+        }
+    }
+}
+
 /// Checks what there is for the inputs of a table. A negative label is ignored; other whole numbers are
 /// in what they index.
 pub(crate) fn check(s: &Settings, table: &[InputRow], data: &StepData) -> Result<()> {
@@ -152,6 +174,9 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
     let line = tokens.is_none_or(|n| n == Some(s.seq));
     let known = match own.fill {
         Fill::Tokens | Fill::Places => own.batch && tokens.is_some() && t.rank() == 2,
+        Fill::Offsets | Fill::Segments => {
+            own.batch && tokens.is_some() && t.rank() == 2 && s.documents.is_some()
+        }
         Fill::Positions => own.tokens() == Some(t.rank().wrapping_sub(1)),
         Fill::Run => t.rank() == 1 && row.sizes[..] == [RUN],
         Fill::Labels => own.batch,
@@ -224,7 +249,8 @@ fn input(w: &Wiring, slot: &Slot, to: &mut [f32], coords: &[usize], data: &StepD
         to.get_mut(..RUN)?.iter_mut().zip(run).for_each(|(t, x)| *t = f32::from_bits(x));
         return Some(());
     }
-    let column = if own.fill.is_data() { Some(data.columns.get(name)?) } else { None };
+    let given = own.fill.is_data() || own.fill.is_of_documents();
+    let column = if given { Some(data.columns.get(name)?) } else { None };
     let (sizes, chunks) = (ty.sizes(), ty.chunks(w.mesh()));
     let extents: Vec<_> = (0..ty.rank()).map(|d| ty.extent(w.mesh(), d, coords)).collect();
     let lens: Vec<usize> = extents.iter().map(|e| e.len).collect();

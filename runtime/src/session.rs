@@ -199,14 +199,12 @@ impl Session {
         step: usize,
         evaluate: bool,
     ) -> Result<StepResult> {
-        let data = Arc::new(StepData {
-            columns: batch.columns.clone(),
-            lr: lr as f32,
-            step,
-            observe: batch.observe,
-            evaluate,
-        });
-        batch::check(&self.wiring.plan.settings, &self.table, &data)?;
+        let settings = &self.wiring.plan.settings;
+        let mut columns = batch.columns.clone();
+        batch::complete(settings, &self.table, &mut columns);
+        let data =
+            Arc::new(StepData { columns, lr: lr as f32, step, observe: batch.observe, evaluate });
+        batch::check(settings, &self.table, &data)?;
         let replies = self.ask(|| Command::Step(data.clone()))?;
         let mut out =
             StepResult { tokens: self.labels(&data.columns).unwrap_or(0), ..StepResult::default() };
@@ -274,7 +272,8 @@ impl Session {
                     self.ask(|| Command::Task(number, task.clone()))?;
                 }
                 Order::Step { lr, step, observe, evaluate } => {
-                    let columns = feed(if evaluate { 0 } else { step })?;
+                    let mut columns = feed(if evaluate { 0 } else { step })?;
+                    batch::complete(&self.wiring.plan.settings, &self.table, &mut columns);
                     let data = StepData { columns, lr, step, observe, evaluate };
                     batch::check(&self.wiring.plan.settings, &self.table, &data)?;
                     let data = Arc::new(data);

@@ -6,6 +6,7 @@ use super::{Flags, read_hardware};
 use crate::machine;
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::{Dropout, LrSchedule, Mode};
 use shardc_ir::types::DType;
@@ -57,6 +58,7 @@ impl Flags {
         self.splits(&mut o)?;
         self.schedules(&mut o)?;
         o.dropout = self.dropout(&o)?;
+        o.documents = self.documents.as_deref().map(documents).transpose()?;
         self.batch(&mut o, text)?;
         Ok(o)
     }
@@ -351,4 +353,36 @@ fn links_of(mut hw: Hardware, o: &Options, path: &str) -> Result<Hardware> {
             .rule("[links] has speeds of axes of the mesh")
             .help("name an axis of --mesh, or dp")),
     }
+}
+
+/// Reads `eod=ID` or `eod=ID,pad=ID`.
+fn documents(text: &str) -> Result<Documents> {
+    let wrong = |what: String| {
+        Diag::new("flag", what)
+            .at(format!("--documents {text}"))
+            .rule("eod=ID, the token that ends a document, or eod=ID,pad=ID")
+            .help("give the ids of the tokenizer, for example --documents eod=2,pad=0")
+    };
+    let (mut end, mut padding) = (None, None);
+    for word in text.split(',') {
+        let (key, id) = word.split_once('=').unwrap_or((word, ""));
+        let to = match key.trim() {
+            "eod" => &mut end,
+            "pad" => &mut padding,
+            _other => return Err(wrong(format!("`{word}` is not a token of documents"))),
+        };
+        let id = id.trim().parse::<i32>().ok().filter(|&id| id >= 0);
+        let id = id.ok_or_else(|| wrong(format!("`{word}` has no token's number")))?;
+        if to.replace(id).is_some() {
+            return Err(wrong(format!("`{key}` is there twice")));
+        }
+    }
+    let end = end.ok_or_else(|| wrong("no token ends a document".into()))?;
+    if padding == Some(end) {
+        let what = format!("token {end} cannot both end documents and fill rows up");
+        return Err(wrong(what).help(format!(
+            "use --documents eod={end}: behind the first each is a document of 1 token, which is not scored"
+        )));
+    }
+    Ok(Documents { end, padding })
 }

@@ -11,7 +11,8 @@ use crate::plan_dir::Stored;
 use crate::report::bytes;
 use crate::search::price::price;
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{Fill, Port, Role, RoleKind, Slot, inputs};
+use shardc_ir::documents::Documents;
+use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, Slot, inputs};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::plan::{Instr, Mode, TokenOrder};
@@ -20,7 +21,7 @@ use shardc_ir::source::Source;
 use shardc_ir::tensor::{Tensor, each_index};
 use shardc_ir::types::Type;
 use shardc_ir::weights::{Init, Weight};
-use shardc_runtime::Numbers;
+use shardc_runtime::{Columns, Numbers};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -206,6 +207,10 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
     let data = Data::Random { vocab: source.vocab.min(1 << 20) };
     let table = inputs(&source.module);
     let mut numbers = data.batch(&table, SEED, step as u32, o.global_batch)?;
+    let mut places = match o.documents {
+        Some(d) => documents(d, &table, o.seq, &mut numbers),
+        None => [vec![], vec![]],
+    };
     let order: TokenOrder = o.tokens();
     let mut all = BTreeMap::new();
     for row in table {
@@ -220,8 +225,13 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
                 let run = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
                 Tensor::new(&shape, run.map(f64::from).to_vec())
             }
-            Fill::Tokens | Fill::Labels | Fill::Column | Fill::Random => {
-                let numbers: Vec<f64> = match numbers.remove(&*row.name) {
+            _given => {
+                let given = match own.fill {
+                    Fill::Segments => Some(Numbers::I32(std::mem::take(&mut places[0]))),
+                    Fill::Offsets => Some(Numbers::I32(std::mem::take(&mut places[1]))),
+                    _data => numbers.remove(&*row.name),
+                };
+                let numbers: Vec<f64> = match given {
                     Some(Numbers::I32(x)) => x.into_iter().map(f64::from).collect(),
                     Some(Numbers::F32(x)) => x.into_iter().map(f64::from).collect(),
                     None => vec![],
@@ -240,6 +250,26 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
         all.insert(row.name.text().clone(), t);
     }
     Ok(Batch { inputs: all, labels })
+}
+
+/// Ends documents here and there; segments and offsets of tokens, and labels that are scored.
+fn documents(d: Documents, table: &[InputRow], seq: usize, all: &mut Columns) -> [Vec<i32>; 2] {
+    let name = |fill| table.iter().find(|r| r.input.fill == fill).map(|r| &*r.name);
+    let mut tokens = match name(Fill::Tokens).and_then(|n| all.remove(n)) {
+        Some(Numbers::I32(x)) => x,
+        _none => return [vec![], vec![]],
+    };
+    for i in (0..tokens.len()).filter(|i| i % 7 == 3) {
+        tokens[i] = d.end;
+    }
+    if let Some(Numbers::I32(labels)) = name(Fill::Labels).and_then(|n| all.get_mut(n)) {
+        d.ignore(&tokens, labels);
+    }
+    let places = d.places(&tokens, seq);
+    if let Some(name) = name(Fill::Tokens) {
+        all.insert(name.to_string(), Numbers::I32(tokens));
+    }
+    places
 }
 
 /// Refuses what the interpreter cannot do in minutes.

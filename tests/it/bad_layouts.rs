@@ -359,6 +359,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("--reshard-after-forward", "no"),
     ("--fuse", "no"),
     ("--dropout", "0.1"),
+    ("--documents", "eod=1"),
     ("--recompute", "full"),
     ("--loss-chunks", "2"),
     ("--zero-accumulate", "gradients"),

@@ -4,6 +4,7 @@ use safetensors::SafeTensors;
 use shardc::proof::{self, Texts};
 use shardc_frontends::{Model, load};
 use shardc_ir::diag::Diag;
+use shardc_ir::documents::Documents;
 use shardc_ir::interp::{Precision, State, run_step};
 use shardc_ir::plan::{Instr, LrSchedule, Mode, Plan};
 use shardc_ir::tensor::Tensor;
@@ -80,6 +81,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         hardware: Default::default(),
         seed: 0,
         dropout: Default::default(),
+        documents: None,
         observe: true,
         memory: None,
         ep: 1,
@@ -192,13 +194,21 @@ impl Fixture {
         out.into_iter().map(f64::from).collect()
     }
 
-    /// Puts the batch into the interpreter's state.
-    pub fn inputs(&self, state: &mut State) {
+    /// Puts the batch into the interpreter's state, of packed documents also what is made of tokens.
+    pub fn inputs(&self, state: &mut State, documents: Option<Documents>) {
         let numbers = |v: &[i32]| v.iter().map(|&x| f64::from(x)).collect();
+        let mut targets = self.targets();
+        if let Some(d) = documents {
+            d.ignore(&self.input_ids, &mut targets);
+            let [segments, offsets] = d.places(&self.input_ids, SEQ);
+            for (name, x) in [("segments", segments), ("offsets", offsets)] {
+                state.inputs.insert(name.into(), Tensor::new(&[ROWS, SEQ], numbers(&x)));
+            }
+        }
         let positions = (0..SEQ).map(|i| i as f64).collect();
         for (name, t) in [
             ("input_ids", Tensor::new(&[ROWS, SEQ], numbers(&self.input_ids))),
-            ("targets", Tensor::new(&[ROWS, SEQ], numbers(&self.targets()))),
+            ("targets", Tensor::new(&[ROWS, SEQ], numbers(&targets))),
             ("positions", Tensor::new(&[SEQ], positions)),
             ("places", Tensor::from_fn(&[ROWS, SEQ], |i| (i[0] * SEQ + i[1]) as f64)),
             ("run", Tensor::new(&[3], vec![7.0, 0.0, 1.0])),
@@ -322,7 +332,7 @@ pub fn start(fx: &Fixture, model: &Model, compiled: &Compiled) -> State {
             state.put(&m.mesh, role, ty, &whole);
         }
     }
-    fx.inputs(&mut state);
+    fx.inputs(&mut state, compiled.plan.settings.documents);
     state
 }
 

@@ -29,7 +29,7 @@ fn check(name: &str, o: Options) {
         };
         state.put(&m.mesh, role, ty, &t);
     }
-    fx.inputs(&mut state);
+    fx.inputs(&mut state, None);
     for step in 1..=3 {
         for (name, x) in [("lr", 1e-3), ("step", step as f64)] {
             let f = m.func("finish").expect("finish");

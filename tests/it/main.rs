@@ -18,6 +18,7 @@ mod cuts;
 mod determinism;
 mod device;
 mod device_code;
+mod documents;
 mod dropout;
 mod examples;
 mod experts;

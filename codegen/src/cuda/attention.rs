@@ -58,6 +58,7 @@ impl Tiles {
             .define("ALIGNED", aligned)
             .define("CAPPED", h.softcap.is_some())
             .define("SLOPED", h.slopes.is_some())
+            .define("SEGMENTS", u8::from(h.segments.is_some()))
             .define("DROPS", u8::from(h.kept.is_some()))
     }
 
@@ -78,13 +79,15 @@ impl Tiles {
     }
 
     /// Bytes of shared memory that the text declares: what rows see, positions of columns twice, backward with
-    /// two numbers beside them, and places if weights are dropped; and what each warp tells the others.
+    /// two numbers beside them, and places if weights are dropped, segments if there are some; and what each warp
+    /// tells the others.
     fn declared(&self, h: &Heads, backward: bool) -> u32 {
         let of_columns = match (backward, &h.kept) {
             (false, _) => 8,
             (true, None) => 24,
             (true, Some(_)) => 32,
         };
+        let of_columns = of_columns + if h.segments.is_some() { 8 } else { 0 };
         let bytes = 8 * self.rows + of_columns * self.cols + 8 * self.threads() as usize / 32;
         (bytes as u32).next_multiple_of(DECLARED)
     }
@@ -118,6 +121,10 @@ fn sizes(w: &mut Words, h: &Heads) {
     w.ints(&[far(left), far(right), chunk.map_or(0, |n| far(Some(n)))]);
     w.float(f64::from(h.scale));
     w.float(f64::from(h.softcap.unwrap_or(0.0)));
+    if let Some(both) = &h.segments {
+        both.iter().for_each(|v| w.view(v, Elem::I32));
+        both.iter().for_each(|v| w.int(v.strides[0]));
+    }
     if let Some(k) = &h.kept {
         [&k.run, &k.place].iter().for_each(|v| w.view(v, Elem::I32));
         w.ints(&k.place.strides);

@@ -59,7 +59,7 @@ pub(super) struct Mlp {
     pub down: Linear,
 }
 
-/// Cosines and sines [s, r].
+/// Cosines and sines [s, r], or [b, s, r].
 #[derive(Clone, Copy)]
 pub(super) struct Rotary {
     pub cos: Value,
@@ -72,6 +72,8 @@ pub(super) struct Cx<'a> {
     pub rotary: Option<Rotary>,
     pub positions: Value,
     pub mask: Mask,
+    /// Documents that do not see each other.
+    pub segments: Option<Value>,
     pub tokens: &'a Tokens,
     /// Of what is added to the residual stream.
     pub dropout: Option<parts::Dropout>,
@@ -98,8 +100,10 @@ fn attended(b: &mut Builder, cx: &Cx, p: &Block, x: Value) -> Value {
     };
     let kept = cx.attention_dropout.map(|d| d.of_attention(&p.attention_scope));
     let Arch { scale, softcap, .. } = *cx.arch;
-    let op = Attention { scale, mask: cx.mask, softcap, slopes: false, kept };
+    let segments = cx.segments.is_some();
+    let op = Attention { scale, mask: cx.mask, softcap, slopes: false, segments, kept };
     let mut ins = vec![q, k, v, cx.positions, cx.positions];
+    ins.extend(cx.segments.iter().flat_map(|&of| [of, of]));
     ins.extend(cx.attention_dropout.iter().flat_map(|d| [d.drawn.run, d.drawn.places]));
     let a = b.push_n(&["attn", "lse"], op, &ins)[0];
     let a = parts::reshape(b, "attn", "bsnd->bs(nd)", b'n', cx.arch.facts.heads, a);

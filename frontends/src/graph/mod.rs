@@ -53,6 +53,9 @@ pub(crate) fn build(
     let ids = input("input_ids", &rows);
     let targets = (shape.mode == Mode::Train).then(|| input("targets", &rows));
     let positions = input("positions", &[shape.seq]);
+    // Of documents attention sees by segments: within one, positions are as far apart as offsets are.
+    let segments = shape.packed.then(|| input("segments", &rows));
+    let turned = if shape.packed { input("offsets", &rows) } else { positions };
 
     let drawn = (arch.dropout != [0.0; 3])
         .then(|| parts::Drawn { run: input("run", &[3]), places: input("places", &rows) });
@@ -70,9 +73,12 @@ pub(crate) fn build(
     }
     if let Some((table, scope)) = &params.positions {
         b.enter(scope);
-        let p = b.push("position", Take::by("ph,s->sh", &[2, 1]), &[*table, positions]);
+        let of = letters(b, turned);
+        let by = format!("ph,{of}->{of}h");
+        let p = b.push("position", Take::by(&by, &[2, of.len()]), &[*table, turned]);
         b.enter(f.root);
-        x = b.push("hidden", Add { rule: parts::spread("bsh,sh->bsh", &[3, 2]) }, &[x, p]);
+        let rule = parts::spread(&format!("bsh,{of}h->bsh"), &[3, of.len() + 1]);
+        x = b.push("hidden", Add { rule }, &[x, p]);
     }
     let [of_embedding, of_residual, of_attention] = arch
         .dropout
@@ -81,7 +87,7 @@ pub(crate) fn build(
     let mut sequence = vec![(x, 1)];
     let rotary_of = |b: &mut Builder, name: &str, rope: &Option<Rope>| {
         let scope = format!("{}.{name}", f.root);
-        rope.as_ref().map(|r| rotary(b, &scope, r, positions))
+        rope.as_ref().map(|r| rotary(b, &scope, r, turned))
     };
     let everywhere = rotary_of(b, "rotary", &arch.rope);
     let local = rotary_of(b, "rotary_local", &arch.local_rope);
@@ -91,7 +97,16 @@ pub(crate) fn build(
         let (dropout, attention_dropout) = (of_residual, of_attention);
         let mask = Mask::causal(window);
         let rotary = local.filter(|_| window.is_some()).or(everywhere);
-        let cx = block::Cx { arch, rotary, positions, mask, tokens, dropout, attention_dropout };
+        let cx = block::Cx {
+            arch,
+            rotary,
+            positions,
+            mask,
+            segments,
+            tokens,
+            dropout,
+            attention_dropout,
+        };
         let own;
         if arch.beside {
             (x, own) = block::beside(b, &cx, block, x);
@@ -134,12 +149,19 @@ pub(crate) fn build(
     Ok(Graph { module, weights, sequence })
 }
 
+/// The letters of positions: [s], or [b, s].
+fn letters(b: &Builder, positions: Value) -> &'static str {
+    if b.ty(positions).rank() == 2 { "bs" } else { "s" }
+}
+
 /// Cosine and sine of every position and pair, once per model and kind of layer.
 fn rotary(b: &mut Builder, scope: &str, rope: &Rope, positions: Value) -> Rotary {
     b.enter(scope);
     let at = b.push("position", Cast { to: DType::F32 }, &[positions]);
     let freq = b.push("inv_freq", Literal { values: rope.inv_freq.clone() }, &[]);
-    let angle = b.push("angle", Mul::by("s,r->sr", &[1, 1]), &[at, freq]);
+    let of = letters(b, positions);
+    let by = format!("{of},r->{of}r");
+    let angle = b.push("angle", Mul::by(&by, &[of.len(), 1]), &[at, freq]);
     let cos = b.push("cos", Cos {}, &[angle]);
     let sin = b.push("sin", Sin {}, &[angle]);
     let by = rope.attention_factor;

@@ -88,7 +88,8 @@ impl Lower<'_> {
             slopes = vec![one; q.shape[2]];
         }
         let (kept, drawn) = self.kept(n, rate);
-        let op = Attention { scale, mask, softcap, slopes: !slopes.is_empty(), kept };
+        let slope = !slopes.is_empty();
+        let op = Attention { scale, mask, softcap, slopes: slope, segments: false, kept };
         let mut ins = vec![q.value, k.value, v.value, at, at];
         if op.slopes {
             if slopes.len() != q.shape[2] {

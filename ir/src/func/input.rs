@@ -14,6 +14,10 @@ pub enum Fill {
     Labels,
     /// The number of each token in its row.
     Positions,
+    /// The number of each token in its document: it restarts with each ([`crate::documents`]).
+    Offsets,
+    /// The number of each token's document in its row; -1 of padding.
+    Segments,
     /// The number of each token in the batch.
     Places,
     /// The seed in two halves, and the step: what draws depend on.
@@ -25,10 +29,12 @@ pub enum Fill {
 }
 
 impl Fill {
-    pub const ALL: [Fill; 7] = [
+    pub const ALL: [Fill; 9] = [
         Fill::Tokens,
         Fill::Labels,
         Fill::Positions,
+        Fill::Offsets,
+        Fill::Segments,
         Fill::Places,
         Fill::Run,
         Fill::Column,
@@ -41,11 +47,18 @@ impl Fill {
             Fill::Tokens => "tokens",
             Fill::Labels => "labels",
             Fill::Positions => "positions",
+            Fill::Offsets => "offsets",
+            Fill::Segments => "segments",
             Fill::Places => "places",
             Fill::Run => "run",
             Fill::Column => "column",
             Fill::Random => "random",
         }
+    }
+
+    /// True for what is made of tokens, as documents lie in them.
+    pub fn is_of_documents(self) -> bool {
+        matches!(self, Fill::Offsets | Fill::Segments)
     }
 
     /// True for what the data of a step say: the others follow from the step.
@@ -72,6 +85,8 @@ impl Input {
             "input_ids" => (Fill::Tokens, true, Some(1)),
             "targets" => (Fill::Labels, true, Some(1)),
             "positions" => (Fill::Positions, false, Some(0)),
+            "offsets" => (Fill::Offsets, true, Some(1)),
+            "segments" => (Fill::Segments, true, Some(1)),
             "places" => (Fill::Places, true, Some(1)),
             "run" => (Fill::Run, false, None),
             _column => (Fill::Column, true, None),

@@ -127,6 +127,10 @@ impl Heads {
         see(&self.q_pos, &[&[self.queries]]);
         see(&self.k_pos, &[&[self.keys]]);
         self.slopes.iter().for_each(|v| see(v, &[&[self.groups * self.repeat]]));
+        if let Some([q, k]) = &self.segments {
+            see(q, &[&[self.batch, self.queries]]);
+            see(k, &[&[self.batch, self.keys]]);
+        }
         if let Some(k) = &self.kept {
             see(&k.run, &[&[3]]);
             see(&k.place, &[&[self.batch, self.queries]]);

@@ -10,12 +10,13 @@ op! {
     /// (`-4..2`), of these those of its chunk of 8 positions (`-4..2/8`). A score is x = scale q·k or,
     /// with a softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). With `slopes=true` an
     /// operand follows, f32 `[n]`, a number for each head: so many times the distance of query and key
-    /// is taken off a score (Press et al., 2022, *ALiBi*); slopes have no gradient. With
-    /// `kept=0.9 h.0.attn` the run and the places of queries `[b,s]` follow, as `draw` has them: of the
+    /// is taken off a score (Press et al., 2022, *ALiBi*); slopes have no gradient. With `segments=true`
+    /// i32 `[b,s]` and `[b,t]` follow, of queries and keys: of what the mask allows, a query sees the keys of
+    /// its own segment. With `kept=0.9 h.0.attn` the run and the places of queries `[b,s]` follow, as `draw` has them: of the
     /// probabilities some are 0 at random, by the place, the head's number and the key's position, and the
     /// others larger ([`Kept`]). Results: the output `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
     /// nothing is seen).
-    Attention = "attention" (q, k, v, q_pos, k_pos, slopes, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, kept: Option<Kept> }
+    Attention = "attention" (q, k, v, q_pos, k_pos, slopes, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, segments: bool, kept: Option<Kept> }
     facts |o| { kind: Attention, fusion: None, precision: if o.slopes { Wants::Gated } else { Wants::Half }, gradient: Flows }
     samples [
         "attention[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3]",
@@ -25,6 +26,8 @@ op! {
         "attention[0.7; mask=-1..2/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], i32[4], i32[5]",
         "attention[0.7; mask=causal; softcap=1.5] f32[1,3,2,2], f32[1,3,1,2], f32[1,3,1,2], i32[3], i32[3]",
         "attention[0.7; mask=causal; kept=0.5 a.0] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], i32[3], i32[3], i32[3], i32[2,3]",
+        "attention[0.7; mask=causal; segments=true] f32[2,4,4,2], f32[2,4,2,2], f32[2,4,2,2], i32[4], i32[4], i32[2,4], i32[2,4]",
+        "attention[0.7; mask=full; softcap=1.5; slopes=true; segments=true; kept=0.7 a.1] f32[2,3,4,2], f32[2,5,2,2], f32[2,5,2,3], i32[3], i32[5], f32[4], i32[2,3], i32[2,5], i32[3], i32[2,3]",
         "attention[0.7; mask=full; slopes=true; kept=0.7 a.1] f32[1,3,4,2], f32[1,5,2,2], f32[1,5,2,3], i32[3], i32[5], f32[4], i32[3], i32[1,3]",
     ]
 }
@@ -33,6 +36,8 @@ op! {
 #[derive(Clone, Copy, Debug)]
 pub struct Behind {
     pub slopes: Option<usize>,
+    /// The segments of queries and of keys.
+    pub segments: Option<[usize; 2]>,
     /// The run and the places of queries.
     pub drawn: Option<[usize; 2]>,
     /// Number of all operands.
@@ -40,22 +45,31 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// Those behind the first `first`.
-    pub fn new(first: usize, slopes: bool, kept: bool) -> Behind {
-        let slopes = slopes.then_some(first);
-        let next = first + usize::from(slopes.is_some());
-        let drawn = kept.then_some([next, next + 1]);
-        Behind { slopes, drawn, end: next + if kept { 2 } else { 0 } }
+    /// Those of an attention behind the first `first`.
+    pub fn new(first: usize, of: &Attention) -> Behind {
+        let mut end = first;
+        let mut next = |there: bool, n: usize| {
+            let at = end;
+            end += if there { n } else { 0 };
+            there.then_some(at)
+        };
+        let pair = |at: usize| [at, at + 1];
+        let slopes = next(of.slopes, 1);
+        let segments = next(of.segments, 2).map(pair);
+        let drawn = next(of.kept.is_some(), 2).map(pair);
+        Behind { slopes, segments, drawn, end }
     }
     /// Their letters.
     fn rule(self) -> String {
         let word = |there, text| if there { text } else { "" };
-        [word(self.slopes.is_some(), ",(gr)"), word(self.drawn.is_some(), ",!k,bs")].concat()
+        let seen = word(self.segments.is_some(), ",bs,b!t");
+        [word(self.slopes.is_some(), ",(gr)"), seen, word(self.drawn.is_some(), ",!k,bs")].concat()
     }
     /// Their ranks, behind those of the others.
     fn ranks(self, others: &[usize]) -> Vec<usize> {
         let mut all = others.to_vec();
         all.extend(self.slopes.map(|_| 1));
+        all.extend(self.segments.iter().flat_map(|_| [2, 2]));
         all.extend(self.drawn.iter().flat_map(|_| [1, 2]));
         all
     }
@@ -72,6 +86,9 @@ impl Behind {
             return Err("slopes are f32 of 1 dim".into());
         }
         let is = |i: usize, rank| ins[i].rank() == rank && ins[i].dtype == DType::I32;
+        if self.segments.iter().flatten().any(|&i| !is(i, 2)) {
+            return Err("segments of queries and of keys are i32 of 2 dims".into());
+        }
         if self
             .drawn
             .is_some_and(|[run, place]| !is(run, 1) || ins[run].dims[0].size != 3 || !is(place, 2))
@@ -80,12 +97,30 @@ impl Behind {
         }
         Ok(())
     }
-    /// A step that drops something.
+    /// Few segments, which keys and queries have in common; a step that drops something.
     pub(crate) fn settle(self, drawn: &mut [Tensor]) {
+        for i in self.segments.into_iter().flatten() {
+            drawn[i] =
+                Tensor::from_fn(&drawn[i].shape.clone(), |at| ((at[0] + at[1]) / 2 % 3) as f64);
+        }
         if let Some([run, _]) = self.drawn {
             drawn[run].data[2] = 5.0;
         }
     }
+    /// The operands that say who sees whom: positions of queries and keys, and their segments.
+    pub(crate) fn seeing<'a>(self, ins: &[&'a Tensor], positions: [usize; 2]) -> Seeing<'a> {
+        Seeing {
+            positions: positions.map(|i| ins[i]),
+            segments: self.segments.map(|all| all.map(|i| ins[i])),
+        }
+    }
+}
+
+/// Positions of queries and keys, and their segments, if they have some.
+#[derive(Clone, Copy)]
+pub(crate) struct Seeing<'a> {
+    positions: [&'a Tensor; 2],
+    segments: Option<[&'a Tensor; 2]>,
 }
 
 /// What probabilities of the queries of a rank are multiplied by, `[b, s, n, t]`; `None` if nothing is dropped.
@@ -130,19 +165,21 @@ pub(crate) fn score_bytes(mesh: &Mesh, [q, k, v]: [&Type; 3], backward: bool) ->
 
 /// Calls `f(b, s, n, g, t)` for every query and key that see each other.
 pub(crate) fn each_pair(
-    ins: [&Tensor; 4],
+    [q, k]: [&Tensor; 2],
+    seeing: Seeing,
     mask: Mask,
     mut f: impl FnMut(usize, usize, usize, usize, usize),
 ) {
-    let [q, k, q_pos, k_pos] = ins;
+    let [q_pos, k_pos] = seeing.positions;
     let (n, g) = (q.shape[2], k.shape[2]);
     let r = n.checked_div(g).unwrap_or(1).max(1);
+    let one = |b, s, t| seeing.segments.is_none_or(|[q, k]| q.at(&[b, s]) == k.at(&[b, t]));
     for b in 0..q.shape[0] {
         for s in 0..q.shape[1] {
             for h in 0..n {
                 for t in 0..k.shape[1] {
                     let [first, last] = mask.reach(q_pos.data[s] as i32).map(f64::from);
-                    if (first..=last).contains(&k_pos.data[t]) {
+                    if (first..=last).contains(&k_pos.data[t]) && one(b, s, t) {
                         f(b, s, h, h / r, t);
                     }
                 }
@@ -199,7 +236,7 @@ pub(crate) fn pair_flops(loops: &[(Letter, f64)], per: f64) -> f64 {
 impl Attention {
     /// Where the operands behind positions stand.
     pub fn behind(&self) -> Behind {
-        Behind::new(5, self.slopes, self.kept.is_some())
+        Behind::new(5, self)
     }
 }
 
@@ -230,8 +267,8 @@ impl OpDef for Attention {
         if let Some(d_lse) = d[1] {
             delta = b.push("delta", Sub::same(), &[delta, d_lse]);
         }
-        let Attention { scale, mask, softcap, slopes, kept } = self.clone();
-        let op = AttentionGrad { scale, mask, softcap, slopes, kept };
+        let Attention { scale, mask, softcap, slopes, segments, kept } = self.clone();
+        let op = AttentionGrad { scale, mask, softcap, slopes, segments, kept };
         let mut all = vec![ins[0], ins[1], ins[2], outs[1], d_o, delta];
         all.extend(&ins[3..]);
         let g = b.push_n(&["q", "k", "v"], op, &all);
@@ -253,20 +290,20 @@ impl OpDef for Attention {
         let behind = self.behind();
         let first = cx.out_extent(0, 2).offset;
         let factors = factors(self.kept.as_ref(), behind, ins, [ins[3], ins[4]], first);
-        let pairs = [q, k, ins[3], ins[4]];
+        let (pairs, seeing) = ([q, k], behind.seeing(ins, [3, 4]));
         let score = |b, s, h, g, t| {
             let dot = |d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d]);
             let x = capped(self.scale * (0..q.shape[3]).map(dot).sum::<f64>(), self.softcap);
             x - far_off(ins[3], ins[4], behind.slopes.map(|i| ins[i]), [s, t, h])
         };
         let mut max = Tensor::full(&cx.out_shape(1), f64::NEG_INFINITY);
-        each_pair(pairs, self.mask, |b, s, h, g, t| {
+        each_pair(pairs, seeing, self.mask, |b, s, h, g, t| {
             let m = max.at_mut(&[b, s, h]);
             *m = m.max(score(b, s, h, g, t));
         });
         let (mut sum, mut out) =
             (Tensor::full(&cx.out_shape(1), 0.0), Tensor::full(&cx.out_shape(0), 0.0));
-        each_pair(pairs, self.mask, |b, s, h, g, t| {
+        each_pair(pairs, seeing, self.mask, |b, s, h, g, t| {
             let p = (score(b, s, h, g, t) - max.at(&[b, s, h])).exp();
             *sum.at_mut(&[b, s, h]) += p;
             let p = p * factors.as_ref().map_or(1.0, |f| f.at(&[b, s, h, t]));

@@ -6,7 +6,7 @@ use super::*;
 op! {
     /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
     /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
-    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, kept: Option<Kept> }
+    AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, segments: bool, kept: Option<Kept> }
     facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [
         "attention_grad[0.5; mask=causal] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3]",
@@ -14,6 +14,8 @@ op! {
         "attention_grad[0.5; mask=causal; softcap=1.5; slopes=true] f32[1,3,4,2], f32[1,3,2,2], f32[1,3,2,2], f32[1,3,4], f32[1,3,4,2], f32[1,3,4], i32[3], i32[3], f32[4]",
         "attention_grad[0.5; mask=-1..1/3] f32[1,4,2,2], f32[1,5,1,2], f32[1,5,1,3], f32[1,4,2], f32[1,4,2,3], f32[1,4,2], i32[4], i32[5]",
         "attention_grad[0.5; mask=causal; kept=0.5 a.0] f32[2,3,4,2], f32[2,3,2,2], f32[2,3,2,2], f32[2,3,4], f32[2,3,4,2], f32[2,3,4], i32[3], i32[3], i32[3], i32[2,3]",
+        "attention_grad[0.5; mask=causal; segments=true] f32[2,4,4,2], f32[2,4,2,2], f32[2,4,2,2], f32[2,4,4], f32[2,4,4,2], f32[2,4,4], i32[4], i32[4], i32[2,4], i32[2,4]",
+        "attention_grad[0.5; mask=full; softcap=1.5; slopes=true; segments=true; kept=0.7 a.1] f32[2,3,4,2], f32[2,5,2,2], f32[2,5,2,3], f32[2,3,4], f32[2,3,4,3], f32[2,3,4], i32[3], i32[5], f32[4], i32[2,3], i32[2,5], i32[3], i32[2,3]",
         "attention_grad[0.5; mask=full; softcap=1.5; slopes=true; kept=0.7 a.1] f32[1,3,4,2], f32[1,5,2,2], f32[1,5,2,3], f32[1,3,4], f32[1,3,4,3], f32[1,3,4], i32[3], i32[5], f32[4], i32[3], i32[1,3]",
     ]
 }
@@ -21,12 +23,12 @@ op! {
 impl AttentionGrad {
     /// Where the operands behind positions stand.
     pub fn behind(&self) -> Behind {
-        Behind::new(8, self.slopes, self.kept.is_some())
+        Behind::new(8, &self.forward())
     }
     /// The attention whose gradients these are.
     pub fn forward(&self) -> Attention {
-        let AttentionGrad { scale, mask, softcap, slopes, kept } = self.clone();
-        Attention { scale, mask, softcap, slopes, kept }
+        let AttentionGrad { scale, mask, softcap, slopes, segments, kept } = self.clone();
+        Attention { scale, mask, softcap, slopes, segments, kept }
     }
 }
 
@@ -85,7 +87,8 @@ impl OpDef for AttentionGrad {
         let [q, k, v, lse, d_o, delta] = [ins[0], ins[1], ins[2], ins[3], ins[4], ins[5]];
         let (mut dq, mut dk, mut dv) =
             (Tensor::full(&q.shape, 0.0), Tensor::full(&k.shape, 0.0), Tensor::full(&v.shape, 0.0));
-        attention::each_pair([q, k, ins[6], ins[7]], self.mask, |b, s, h, g, t| {
+        let seeing = behind.seeing(ins, [6, 7]);
+        attention::each_pair([q, k], seeing, self.mask, |b, s, h, g, t| {
             let row = [b, s, h];
             let dot: f64 = (0..q.shape[3]).map(|d| q.at(&[b, s, h, d]) * k.at(&[b, t, g, d])).sum();
             let score = attention::capped(self.scale * dot, self.softcap);

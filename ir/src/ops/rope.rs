@@ -6,13 +6,14 @@ use crate::attr::Attr;
 op! {
     /// Rotates pairs of `x`'s last dim (Su et al., 2021), element j of its first half with element j
     /// of its second half, as Hugging Face stores heads, or, if `adjacent`, element 2j with element
-    /// 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are f32 [s, r]; the first 2r
-    /// elements turn, the rest stay.
+    /// 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are f32 [s, r], or [b, s, r] where rows
+    /// have positions of their own; the first 2r elements turn, the rest stay.
     Rope = "rope" (x, cos, sin) { pairs: Pairs }
     facts { kind: Movement, fusion: None, precision: Wants::HalfFirst, gradient: Flows }
     samples [
         "rope f32[2,3,2,4], f32[3,2], f32[3,2]",
         "rope f32[1,3,2,6], f32[3,2], f32[3,2]",
+        "rope f32[2,3,2,6], f32[2,3,2], f32[2,3,2]",
         "rope[adjacent] f32[1,3,2,6], f32[3,2], f32[3,2]",
     ]
 }
@@ -61,19 +62,23 @@ impl Attr for Pairs {
 impl OpDef for Rope {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
         floats(ins, 3)?;
-        if ins[0].rank() != 4 || ins[1].rank() != 2 || ins[2].rank() != 2 {
-            return Err("`x` is [b, s, n, d], `cos` and `sin` are [s, r]".into());
+        let rank = ins[1].rank();
+        if ins[0].rank() != 4 || !(2..=3).contains(&rank) || ins[2].rank() != rank {
+            return Err("`x` is [b, s, n, d], `cos` and `sin` are [s, r] or [b, s, r]".into());
         }
         if ins[1].dtype != DType::F32 || ins[2].dtype != DType::F32 {
             return Err("`cos` and `sin` are f32, whatever `x` is".into());
         }
-        if ins[1].dims[1].size.saturating_mul(2) > ins[0].dims[3].size {
+        if ins[1].dims[rank - 1].size.saturating_mul(2) > ins[0].dims[3].size {
             return Err("`cos` is at most half as wide as `x`".into());
         }
         Ok(())
     }
-    fn rule(&self, _: &[usize]) -> Rule {
-        Rule::new("bsn!d,s!r,s!r->bsnd", &[4, 2, 2])
+    fn rule(&self, ranks: &[usize]) -> Rule {
+        match ranks {
+            [_, 3, _] => Rule::new("bsn!d,bs!r,bs!r->bsnd", &[4, 3, 3]),
+            _line => Rule::new("bsn!d,s!r,s!r->bsnd", &[4, 2, 2]),
+        }
     }
     fn linear(&self) -> Linear {
         Linear::Each(1)
@@ -94,12 +99,14 @@ impl OpDef for Rope {
         smallvec::smallvec![g, None, None]
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
-        let r = ins[1].shape[1];
+        let shape = &ins[1].shape;
+        let (own, r) = (3 - shape.len(), shape[shape.len() - 1]);
         let mut out = ins[0].clone();
         crate::tensor::each_index(&ins[0].shape[..3], |i| {
             for j in 0..r {
                 let [p, q] = self.pairs.of(j, r).map(|d| [i[0], i[1], i[2], d]);
-                let (c, s) = (ins[1].at(&[i[1], j]), ins[2].at(&[i[1], j]));
+                let (c, s) =
+                    (ins[1].at(&[i[0], i[1], j][own..]), ins[2].at(&[i[0], i[1], j][own..]));
                 let (a, b) = (ins[0].at(&p), ins[0].at(&q));
                 *out.at_mut(&p) = a * c - b * s;
                 *out.at_mut(&q) = b * c + a * s;

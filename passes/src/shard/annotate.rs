@@ -11,7 +11,7 @@ use crate::autodiff::recompute::Recompute;
 use crate::options::{CpMode, Options, ShardRule, TpMode};
 use shardc_ir::attr::read_atoms;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, Port, RoleKind, Value};
+use shardc_ir::func::{AnnotatedDim, Annotation, Fill, Func, Node, Port, RoleKind, Value};
 use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Kind, Op};
 use shardc_ir::plan::Mode;
@@ -65,7 +65,7 @@ pub fn annotate(
     }
     let grid = Grid::of(&mesh, o.tp_mode)?;
     let batch = batch_axes(&mesh);
-    // Tokens are cut along the sequence too; positions stay whole, a rank slices what it needs.
+    // Tokens are cut along the sequence too; positions and segments stay whole, a rank slices what it needs.
     let cp = mesh.axis("cp").unwrap_or_default();
     let mut new: Vec<(Value, Annotation)> = Vec::new();
     // An activation [rows, tokens, …, last], or [rows, last], on a side of a block.
@@ -98,7 +98,7 @@ pub fn annotate(
             }
             RoleKind::Input(own) if own.batch => {
                 dims[0].atoms = AtomList::collect(batch.iter()).unwrap_or_default();
-                if let Some(d) = own.tokens() {
+                if let Some(d) = own.tokens().filter(|_| own.fill != Fill::Segments) {
                     dims[d].atoms = AtomList::collect(cp.iter()).unwrap_or_default();
                 }
             }

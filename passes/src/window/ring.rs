@@ -23,7 +23,7 @@ use shardc_ir::ops::attention::Behind;
 use shardc_ir::ops::{
     Add, Attention, AttentionGrad, FromVarying, MergeAttention, Op, Permute, Piece, ToVarying,
 };
-use shardc_ir::types::{AtomList, Type};
+use shardc_ir::types::AtomList;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
@@ -85,16 +85,22 @@ impl Gathered<'_> {
             let d = f.ty(v).dims[dim];
             Some(d.atoms) == cut && d.size % ways == 0
         };
-        let whole = |t: &Type| self.cp.within(t.replicated) && t.dims[0].atoms.is_empty();
-        let places = match &n.op {
+        let whole = |v: Value, dim: usize| {
+            let t = f.ty(v);
+            self.cp.within(t.replicated) && t.dims[dim].atoms.is_empty()
+        };
+        let behind = match &n.op {
             Op::Attention(k) => k.behind(),
             Op::AttentionGrad(k) => k.behind(),
             _other => return Err(self.unlike(f, n)),
         };
-        let places = places.drawn.map(|[_, place]| n.ins[place]);
-        let of_tokens = [q, k, v].into_iter().chain(places);
-        let fits =
-            of_tokens.into_iter().all(|x| even(x, TOKENS)) && even(q_pos, 0) && whole(f.ty(k_pos));
+        let places = behind.drawn.map(|[_, place]| n.ins[place]);
+        let [q_seg, k_seg] = [0, 1].map(|i| behind.segments.map(|both| n.ins[both[i]]));
+        let mut of_tokens = [q, k, v].into_iter().chain(places).chain(q_seg);
+        let fits = of_tokens.all(|x| even(x, TOKENS))
+            && even(q_pos, 0)
+            && whole(k_pos, 0)
+            && k_seg.is_none_or(|x| whole(x, TOKENS));
         if fits { Ok([k, v]) } else { Err(self.unlike(f, n)) }
     }
 
@@ -130,6 +136,14 @@ impl Gathered<'_> {
     }
 }
 
+/// Operands of attention behind positions.
+struct Others {
+    /// A rank's own, and those that all ranks have.
+    own: Vec<Value>,
+    /// Which of them are segments of keys, and those of all keys.
+    key_segments: Option<(usize, Value)>,
+}
+
 /// Writes one ring.
 struct Ring<'a> {
     b: Builder<'a>,
@@ -155,12 +169,14 @@ impl<'a> Ring<'a> {
         passed
     }
 
-    /// The keys and values of every step, and where they stand; `f` uses one block.
+    /// The keys and values of every step, where they stand, and what is behind positions, with the segments
+    /// of these keys; `f` uses one block.
     fn around(
         &mut self,
         blocks: [Value; 2],
         k_pos: Value,
-        mut f: impl FnMut(&mut Self, [Value; 3]),
+        mut behind: Others,
+        mut f: impl FnMut(&mut Self, [Value; 3], &[Value]),
     ) {
         let [k, v] = blocks;
         let mut block = [self.own("k_own", k, TOKENS), self.own("v_own", v, TOKENS)];
@@ -172,7 +188,11 @@ impl<'a> Ring<'a> {
             }
             let piece = Piece { axes: self.cp, dim: 0, shift: step };
             let at = self.b.push("key_at", piece, &[k_pos]);
-            f(self, [k, v, at]);
+            if let Some((i, all)) = behind.key_segments {
+                let piece = Piece { axes: self.cp, dim: TOKENS, shift: step };
+                behind.own[i] = self.b.push("key_segment", piece, &[all]);
+            }
+            f(self, [k, v, at], &behind.own);
         }
     }
 
@@ -186,13 +206,17 @@ impl<'a> Ring<'a> {
         ));
     }
 
-    /// Operands behind positions: a rank's own places of queries, and the others as they are.
-    fn behind(&mut self, n: &Node, all: Behind, first: usize) -> Vec<Value> {
+    /// Operands behind positions: a rank's own places and segments of queries, and the others as they are.
+    fn behind(&mut self, n: &Node, all: Behind, first: usize) -> Others {
         let mut own = n.ins[first..].to_vec();
+        if let Some([query, _]) = all.segments {
+            own[query - first] = self.own("query_segment", n.ins[query], TOKENS);
+        }
         if let Some([_, place]) = all.drawn {
             own[place - first] = self.own("place_own", n.ins[place], TOKENS);
         }
-        own
+        let key_segments = all.segments.map(|[_, key]| (key - first, n.ins[key]));
+        Others { own, key_segments }
     }
 
     fn forward(&mut self, n: &Node, op: &Attention, blocks: [Value; 2]) {
@@ -202,8 +226,8 @@ impl<'a> Ring<'a> {
         let behind = self.behind(n, op.behind(), 5);
         let (q, at) = (self.own("q_own", q, TOKENS), self.own("query_at", q_pos, 0));
         let mut all: Option<[Value; 2]> = None;
-        self.around(blocks, k_pos, |ring, [k, v, key_at]| {
-            let ins = [&[q, k, v, at, key_at], &behind[..]].concat();
+        self.around(blocks, k_pos, behind, |ring, [k, v, key_at], behind| {
+            let ins = [&[q, k, v, at, key_at], behind].concat();
             let made = ring.b.push_n(&["attn_block", "lse_block"], op.clone(), &ins);
             all = Some(match all {
                 None => [made[0], made[1]],
@@ -240,13 +264,13 @@ impl<'a> Ring<'a> {
         let wanted = [true, homes[0].is_some(), homes[1].is_some()];
         let hints = ["q_own", "k_block", "v_block"];
         self.b.grad = false;
-        self.around(blocks, k_pos, |ring, [k, v, key_at]| {
+        self.around(blocks, k_pos, behind, |ring, [k, v, key_at], behind| {
             ring.b.grad = true;
             for i in [1, 2] {
                 let note = "ring: the sum goes on with its block";
                 sums[i] = sums[i].map(|d| ring.pass(hints[i], d, note));
             }
-            let ins = [&[q, k, v, lse, d_o, delta, at, key_at], &behind[..]].concat();
+            let ins = [&[q, k, v, lse, d_o, delta, at, key_at], behind].concat();
             let made = ring.b.push_n(&hints, op.clone(), &ins);
             for i in (0..3).filter(|&i| wanted[i]) {
                 sums[i] = Some(match sums[i] {

@@ -322,7 +322,14 @@ fn rules_work_around_ops_of_several_results() {
     let pos = p.arg("p", "i32[3]");
     let a = p.push("", "a", Scale { by: 2.0 }, &[q]);
     let b = p.push("", "b", Scale { by: 0.5 }, &[a]);
-    let op = Attention { scale: 1.0, mask: Mask::CAUSAL, softcap: None, slopes: false, kept: None };
+    let op = Attention {
+        scale: 1.0,
+        mask: Mask::CAUSAL,
+        softcap: None,
+        slopes: false,
+        segments: false,
+        kept: None,
+    };
     let o = Builder::new(&p.mesh, &mut p.f).push_n(&["o", "lse"], op, &[b, q, q, pos, pos]);
     let n = p.push("", "n", Scale { by: -1.0 }, &[o[0]]);
     let z = p.push("", "z", Scale { by: -1.0 }, &[n]);

@@ -208,14 +208,15 @@ fn indexed(
 }
 
 fn rope(adjacent: bool, x: &[&Tensor]) -> Tensor {
-    let turns = x[1].shape[1];
+    let shape = &x[1].shape;
+    let (own, turns) = (3 - shape.len(), shape[shape.len() - 1]);
     let mut out = x[0].clone();
     each(&x[0].shape[..3], |i| {
         for j in 0..turns {
             let pair = if adjacent { [2 * j, 2 * j + 1] } else { [j, j + turns] };
             let [p, q] = pair.map(|d| out.place(&[i[0], i[1], i[2], d]));
             let (a, b) = (x[0].data[p], x[0].data[q]);
-            let (c, s) = (x[1].at(&[i[1], j]), x[2].at(&[i[1], j]));
+            let (c, s) = (x[1].at(&[i[0], i[1], j][own..]), x[2].at(&[i[0], i[1], j][own..]));
             out.data[p] = add(times(a, c), neg(times(b, s), P), P);
             out.data[q] = add(times(b, c), times(a, s), P);
         }
@@ -231,16 +232,23 @@ fn sees(c: &Scores, query: i64, key: i64) -> bool {
     within(c.sides[0], far) && within(c.sides[1], -far) && chunk(query) == chunk(key)
 }
 
-/// Calls `f(batch, query, head, key head, key)` for all that see each other.
+/// Calls `f(batch, query, head, key head, key)` for all that see each other. Operand `at` has the positions
+/// of keys; behind slopes, if there are some, stand segments.
 fn pairs(
     c: &Scores,
-    [q, k, q_at, k_at]: [&Tensor; 4],
+    x: &[&Tensor],
+    at: usize,
     mut f: impl FnMut(usize, usize, usize, usize, usize),
 ) {
+    let [q, k, q_at, k_at] = [x[0], x[1], x[at - 1], x[at]];
+    let of = at + 1 + usize::from(c.slopes);
+    let one = |b: usize, s: usize, t: usize| {
+        !c.segments || x[of].integer(&[b, s]) == x[of + 1].integer(&[b, t])
+    };
     let share = (q.shape[2] / k.shape[2].max(1)).max(1);
     each(&q.shape[..3], |i| {
         for t in 0..k.shape[1] {
-            if sees(c, q_at.integer(&[i[1]]), k_at.integer(&[t])) {
+            if sees(c, q_at.integer(&[i[1]]), k_at.integer(&[t])) && one(i[0], i[1], t) {
                 f(i[0], i[1], i[2], i[2] / share, t);
             }
         }
@@ -278,11 +286,11 @@ fn factor(c: &Scores, x: &[&Tensor], at: usize, [b, s, h]: [usize; 3], t: usize)
 }
 
 fn attention(c: &Scores, x: &[&Tensor], first: usize) -> Vec<Tensor> {
-    let (q, k, v) = (x[0], x[1], x[2]);
+    let (q, v) = (x[0], x[2]);
     let rows = &q.shape[..3];
     let mut out = Tensor::full(&[rows, &v.shape[3..]].concat(), 0);
     let mut sum = Tensor::full(rows, 0);
-    pairs(c, [q, k, x[3], x[4]], |b, s, h, g, t| {
+    pairs(c, x, 4, |b, s, h, g, t| {
         let w = weight(c, x, 4, [b, s, h], [b, t, g])[0];
         sum.add_at(&[b, s, h], w);
         let w = times(w, factor(c, x, 4, [b, s, first + h], t));
@@ -300,7 +308,7 @@ fn attention_grad(c: &Scores, x: &[&Tensor], first: usize) -> Vec<Tensor> {
     let [mut d_q, mut d_k, mut d_v] = [q, k, v].map(|t| Tensor::full(&t.shape, 0));
     let scale = number(c.scale.get());
     let by = sum.map(|z| inverse(z, P));
-    pairs(c, [q, k, x[6], x[7]], |b, s, h, g, t| {
+    pairs(c, x, 7, |b, s, h, g, t| {
         let [w, slope] = weight(c, x, 7, [b, s, h], [b, t, g]);
         let p = times(w, by.at(&[b, s, h]));
         let mut d_p = neg(delta.at(&[b, s, h]), P);

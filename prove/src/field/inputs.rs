@@ -49,6 +49,9 @@ impl Inputs {
                 (if other < seq { other } else { token(i) }) as u64
             }),
             Fill::Run => Tensor::from_fn(&all, |i| 1 + i[0] as u64),
+            // Three documents of tokens in turn, so that every query sees some other key.
+            Fill::Segments => Tensor::from_fn(&all, |i| ((i[0] + token(i)) % 3) as u64),
+            Fill::Offsets => Tensor::from_fn(&all, |i| ((i[0] + token(i)) / 3) as u64),
             Fill::Places => Tensor::from_fn(&all, |i| (i[0] * seq + token(i)) as u64),
             Fill::Tokens | Fill::Labels | Fill::Column | Fill::Random => {
                 let float = self.floats.contains(&role.name);

@@ -212,7 +212,8 @@ impl<'a> Net<'a> {
             }
         }
         if let Op::Rope(_) = op {
-            let [d, turns] = [self.dim(module, f, n.ins[0], 3), self.dim(module, f, n.ins[1], 1)];
+            let last = self.modules[module].funcs[f].ty(n.ins[1]).rank() - 1;
+            let [d, turns] = [(0, 3), (1, last)].map(|(i, dim)| self.dim(module, f, n.ins[i], dim));
             match self.was[d] == 2 * self.was[turns] {
                 true => self.products.push((d, 2, vec![turns])),
                 false => return Err("to make a rotation of a part of a head smaller".into()),

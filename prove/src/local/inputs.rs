@@ -4,7 +4,7 @@ use super::Obligation;
 use crate::field::functions::{mix, oracle, seed};
 use crate::field::tensor::{Tensor, each};
 use shardc_ir::mesh::AtomSet;
-use shardc_ir::ops::Op;
+use shardc_ir::ops::{self, Op};
 
 /// Whole operands, with integers that the op can use. They depend on the places of a rank on the axes over
 /// which they vary.
@@ -60,6 +60,20 @@ pub fn operands(o: &Obligation, place: impl Fn(AtomSet) -> usize) -> Vec<Tensor>
             all[q] = noise(&name(q), &all[q].shape).map(|v| 1 + v % 3);
             let later = noise(&name(k), &all[k].shape);
             all[k] = Tensor::from_fn(&all[k].shape, |i| later.at(i) % 4 * (i[0] as u64).min(1));
+            let (Op::Attention(ops::Attention { slopes, segments, .. })
+            | Op::AttentionGrad(ops::AttentionGrad { slopes, segments, .. })) = &o.op
+            else {
+                unreachable!("attention or its gradient")
+            };
+            if *segments {
+                // The first key is of a segment of two.
+                let of = k + 1 + usize::from(*slopes);
+                for i in [of, of + 1] {
+                    let own = noise(&name(i), &all[i].shape);
+                    all[i] =
+                        Tensor::from_fn(&all[i].shape, |at| own.at(at) % 2 * (at[1] as u64).min(1));
+                }
+            }
         }
         Op::Dispatch(_) => {
             let rows = &o.outs[0].ty.sizes();

@@ -125,9 +125,12 @@ pub fn law(op: &Op) -> Option<Law> {
 /// Most dims of an operand: letters of leading dims are few.
 const MOST_DIMS: usize = 8;
 
-/// Ranks of the run and of places.
-fn drawn(kept: &Option<ops::Kept>) -> &'static [usize] {
-    if kept.is_some() { &[1, 2] } else { &[] }
+/// Ranks of an attention's operands: of slopes, segments, the run and places behind the others.
+fn of_attention(others: &[usize], k: &ops::Attention) -> Vec<usize> {
+    let slopes = &[1][..usize::from(k.slopes)];
+    let segments = &[2, 2][..2 * usize::from(k.segments)];
+    let drawn = &[1, 2][..2 * usize::from(k.kept.is_some())];
+    [others, slopes, segments, drawn].concat()
 }
 
 /// True if an op takes operands of these ranks.
@@ -163,15 +166,9 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
             Op::Concat(k) => !ranks.is_empty() && alike && k.dim.of(ranks[0]).is_some(),
             Op::Narrow(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
             Op::Widen(k) => ranks.len() == 1 && k.dim.of(ranks[0]).is_some(),
-            Op::Rope(_) => ranks == [4, 2, 2],
-            Op::Attention(k) => {
-                let behind = [&[1][..usize::from(k.slopes)], drawn(&k.kept)].concat();
-                ranks == [&[4, 4, 4, 1, 1], &behind[..]].concat()
-            }
-            Op::AttentionGrad(k) => {
-                let behind = [&[1][..usize::from(k.slopes)], drawn(&k.kept)].concat();
-                ranks == [&[4, 4, 4, 3, 4, 3, 1, 1], &behind[..]].concat()
-            }
+            Op::Rope(_) => ranks == [4, 2, 2] || ranks == [4, 3, 3],
+            Op::Attention(k) => ranks == of_attention(&[4, 4, 4, 1, 1], k),
+            Op::AttentionGrad(k) => ranks == of_attention(&[4, 4, 4, 3, 4, 3, 1, 1], &k.forward()),
             Op::MergeAttention(_) => ranks == [4, 3, 4, 3],
             Op::Route(_) => ranks == [3],
             Op::Dispatch(_) => ranks == [3, 3, 3],

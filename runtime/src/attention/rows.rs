@@ -3,11 +3,23 @@
 
 use crate::math;
 
-/// Which keys a query sees: those at positions from one to another; `None` if it sees all.
+/// Which keys a query sees: those at positions from one to another; `None` if it sees all. And of these those
+/// of its segment, if some are of others.
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'a> {
     pub keys: Option<&'a [i32]>,
     pub reach: [i32; 2],
+    pub segment: Option<(i32, &'a [i32])>,
+}
+
+impl Seen<'_> {
+    /// Sets what is of other segments.
+    fn set_others(&self, scores: &mut [f32], to: f32) {
+        let Some((own, keys)) = self.segment else { return };
+        for (x, _) in scores.iter_mut().zip(keys).filter(|(_, k)| **k != own) {
+            *x = to;
+        }
+    }
 }
 
 /// The largest score that is seen; -inf if there is none. A NaN need not be found.
@@ -20,6 +32,7 @@ pub(super) fn largest(scores: &mut [f32], seen: Seen) -> f32 {
     if let Some(keys) = seen.keys {
         math::mask(scores, keys, seen.reach);
     }
+    seen.set_others(scores, f32::NEG_INFINITY);
     math::max(scores)
 }
 
@@ -34,6 +47,7 @@ pub(super) fn weigh(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
         Some(keys) => math::weights(scores, keys, seen.reach, shift),
         None => math::weights_of_all(scores, shift),
     }
+    seen.set_others(scores, 0.0);
     math::sum(scores)
 }
 
@@ -64,12 +78,21 @@ mod wide {
     #[target_feature(enable = "avx512f")]
     fn lanes(seen: &Seen, i: usize, n: usize) -> (__mmask16, __mmask16) {
         let there = if n - i >= 16 { u16::MAX } else { (1 << (n - i)) - 1 };
-        let Some(keys) = seen.keys else { return (there, there) };
+        let one = match seen.segment {
+            None => there,
+            Some((own, keys)) => {
+                let keys = &keys[i..n];
+                // SAFETY: keys beyond the last are masked.
+                let keys = unsafe { _mm512_maskz_loadu_epi32(there, keys.as_ptr()) };
+                _mm512_mask_cmpeq_epi32_mask(there, keys, _mm512_set1_epi32(own))
+            }
+        };
+        let Some(keys) = seen.keys else { return (there, one) };
         let keys = &keys[i..n];
         // SAFETY: keys beyond the last are masked.
         let keys = unsafe { _mm512_maskz_loadu_epi32(there, keys.as_ptr()) };
         let [first, last] = seen.reach.map(|p| _mm512_set1_epi32(p));
-        let near = _mm512_mask_cmple_epi32_mask(there, keys, last);
+        let near = _mm512_mask_cmple_epi32_mask(one, keys, last);
         (there, _mm512_mask_cmple_epi32_mask(near, first, keys))
     }
 
@@ -155,15 +178,19 @@ mod tests {
     use super::*;
 
     fn all(keys: Option<&[i32]>) -> Seen<'_> {
-        Seen { keys, reach: [11, 30] }
+        Seen { keys, reach: [11, 30], segment: None }
     }
 
     #[test]
     fn weights_are_accurate_and_masked() {
         let keys: Vec<i32> = (0..37).collect();
         let scores: Vec<f32> = (0..37).map(|i| (i * 29 % 37) as f32 * 2.5 - 90.0).collect();
-        for seen in [all(None), all(Some(&keys))] {
-            let sees = |k: i32| seen.keys.is_none() || (11..=30).contains(&k);
+        let segments: Vec<i32> = keys.iter().map(|k| k / 5).collect();
+        let of_segment = |keys| Seen { segment: Some((3, &segments[..])), ..all(keys) };
+        let own = [of_segment(None), of_segment(Some(&keys[..]))];
+        for seen in [all(None), all(Some(&keys))].into_iter().chain(own) {
+            let one = |k: i32| seen.segment.is_none_or(|(own, of)| of[k as usize] == own);
+            let sees = |k: i32| (seen.keys.is_none() || (11..=30).contains(&k)) && one(k);
             let mut x = scores.clone();
             let max = largest(&mut x, seen);
             let visible = keys.iter().filter(|&&k| sees(k)).map(|&k| scores[k as usize]);
@@ -191,7 +218,7 @@ mod tests {
             let shift = largest(&mut x, all(None));
             assert!(weigh(&mut plain, all(None), shift).is_nan());
             // Key 17 is not seen from 16.
-            let before = Seen { keys: Some(&keys), reach: [-83, 16] };
+            let before = Seen { keys: Some(&keys), reach: [-83, 16], segment: None };
             assert_eq!(largest(&mut masked, before), 0.5);
             assert_eq!(weigh(&mut masked, before, 0.5), 17.0);
         }

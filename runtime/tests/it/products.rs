@@ -347,6 +347,7 @@ fn attention(c: &Case, d: &mut Draw) {
         scale: 0.3,
         mask: c.mask,
         slopes: None,
+        segments: None,
         kept: None,
         softcap: c.softcap,
         rows,

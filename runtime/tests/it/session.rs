@@ -151,6 +151,7 @@ fn plan(mesh: &str) -> Plan {
             vocab: VOCAB,
             lr: LrSchedule::Constant { lr: LR },
             seed: 1,
+            documents: None,
         },
     }
 }

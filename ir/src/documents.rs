@@ -1,0 +1,78 @@
+//! Documents that are packed in rows of tokens: which token is of which, and where it stands in it.
+
+use serde::{Deserialize, Serialize};
+
+/// How documents lie in rows of tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Documents {
+    /// The token that ends a document, and is of it.
+    pub end: i32,
+    /// The token that fills rows up, and is of no document.
+    #[serde(default)]
+    pub padding: Option<i32>,
+}
+
+/// The segment of padding.
+pub const PADDING: i32 = -1;
+
+impl Documents {
+    /// The segment of every token, and its number in its document, of rows of so many tokens. A row begins with
+    /// a document; behind its end, and behind padding, the next begins. Padding is a segment of its own,
+    /// [`PADDING`], in which tokens are numbered as in a document.
+    pub fn places(&self, tokens: &[i32], seq: usize) -> [Vec<i32>; 2] {
+        let [mut segments, mut offsets] = [(); 2].map(|()| Vec::with_capacity(tokens.len()));
+        for row in tokens.chunks(seq.max(1)) {
+            let (mut next, mut offset) = (-1, 0);
+            let mut before: Option<i32> = None;
+            for &token in row {
+                let pads = self.padding == Some(token);
+                let padded = before.is_none_or(|b| self.padding == Some(b));
+                let begins = padded != pads || before.is_none() || before == Some(self.end);
+                offset = if begins { 0 } else { offset + 1 };
+                next += i32::from(begins && !pads);
+                segments.push(if pads { PADDING } else { next });
+                offsets.push(offset);
+                before = Some(token);
+            }
+        }
+        [segments, offsets]
+    }
+
+    /// Whether a token's label is scored: not behind the end of a document, not of padding, and not if it is
+    /// padding.
+    pub fn scores(&self, token: i32, label: i32) -> bool {
+        token != self.end && self.padding.is_none_or(|p| token != p && label != p)
+    }
+
+    /// Labels, of which those that are not scored are made negative.
+    pub fn ignore(&self, tokens: &[i32], labels: &mut [i32]) {
+        for (&token, label) in tokens.iter().zip(labels) {
+            if !self.scores(token, *label) {
+                *label = -100;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_restart_behind_their_ends() {
+        let d = Documents { end: 2, padding: Some(0) };
+        let tokens =
+            [5, 6, 2, 7, 2, 2, 8, 0, 0, 9, /* the next row */ 0, 0, 7, 8, 2, 9, 9, 9, 2, 0];
+        let [segments, offsets] = d.places(&tokens, 10);
+        assert_eq!(segments[..10], [0, 0, 0, 1, 1, 2, 3, -1, -1, 4]);
+        assert_eq!(offsets[..10], [0, 1, 2, 0, 1, 0, 0, 0, 1, 0]);
+        assert_eq!(segments[10..], [-1, -1, 0, 0, 0, 1, 1, 1, 1, -1]);
+        assert_eq!(offsets[10..], [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
+        let mut labels = tokens[1..10].to_vec();
+        d.ignore(&tokens[..9], &mut labels);
+        assert_eq!(labels, [6, 2, -100, 2, -100, -100, -100, -100, -100]);
+        // Without padding its token is one of the others.
+        let d = Documents { end: 0, padding: None };
+        assert_eq!(d.places(&[0, 0, 4, 0, 5], 5), [vec![0, 1, 2, 2, 3], vec![0, 0, 0, 1, 0]]);
+    }
+}

@@ -70,6 +70,21 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
         .help("add it, or compile with --mode infer"))
 }
 
+/// Checks that a model of so many tokens has those that part documents.
+///
+/// # Errors
+/// `flag` for one that it does not have.
+pub fn check_documents(o: &Options, vocab: usize) -> Result<()> {
+    let all = o.documents.iter().flat_map(|d| [Some(d.end), d.padding]).flatten();
+    match all.into_iter().find(|&t| usize::try_from(t).is_ok_and(|t| t >= vocab)) {
+        None => Ok(()),
+        Some(t) => Err(Diag::new("flag", format!("the model has no token {t}"))
+            .at("--documents")
+            .rule(format!("a token is in 0..{vocab}"))
+            .help("give the number that the tokenizer has for the end of text")),
+    }
+}
+
 /// Whether an input of these dims is one that a step can fill; or what it must be.
 fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::Result<(), String> {
     let (rows, seq) = (o.microbatch_rows(), o.seq);
@@ -158,7 +173,7 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
             );
         }
     }
-    let mut inputs = f.args.iter().filter_map(|a| a.input());
+    let mut inputs = f.args.iter().filter_map(Port::input);
     if o.documents.is_some() && !inputs.any(|i| i.fill == Fill::Segments) {
         return bad(
             format!("@{} takes no segments: its documents would see each other", f.name),

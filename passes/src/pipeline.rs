@@ -1,6 +1,6 @@
 //! The table of the passes, in their order, and what runs them.
 
-use crate::checks::{check_source, only_outputs};
+use crate::checks::{check_documents, check_source, only_outputs};
 use crate::options::Options;
 use crate::schedule;
 use crate::shard::auto::{Choices, Price};
@@ -114,6 +114,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 /// Also `phase` for a module of another phase than its pass takes, and those of verifying it.
 pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Result<Compiled> {
     check_source(&source.module.mesh, &source.module.funcs[0], o)?;
+    check_documents(o, source.vocab)?;
     if o.mode == Mode::Infer {
         only_outputs(&mut source.module.funcs[0])?;
     }

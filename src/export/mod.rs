@@ -146,6 +146,7 @@ impl<'a> Export<'a> {
         let dropped = matches!(o.moe, Buffers::Capacity(_));
         self.lack(dropped, "copies that are dropped by their place (--moe-capacity)");
         self.lack(o.dropout != Dropout::Nothing, "dropout of these places (--dropout)");
+        self.lack(o.documents.is_some(), "documents that do not see each other (--documents)");
         let window = self.s.config.get("sliding_window").is_some_and(|w| !w.is_null());
         let window = window && self.s.config.get("use_sliding_window") != Some(&Json::Bool(false));
         self.lack(window, "windows of attention (sliding_window), which are not written here yet");

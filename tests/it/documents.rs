@@ -5,10 +5,14 @@ use crate::fixture::*;
 use shardc_frontends::Model;
 use shardc_ir::documents::Documents;
 use shardc_ir::func::RoleKind;
+use shardc_ir::ops::Op;
+use shardc_ir::plan::Mode;
+use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, CpSplit, Options, Order};
 use shardc_passes::pipeline::Compiled;
 use shardc_prove::Verdict;
+use shardc_runtime::StepBatch;
 
 /// As `tests/fixtures/make.py` packs them.
 const PACKED: Documents = Documents { end: 2, padding: Some(0) };
@@ -67,6 +71,8 @@ fn every_mesh() {
             schedule: Order::Named("zb-h1".into()),
             ..options(&[("pp", 2), ("tp", 2)], true, 1)
         },
+        Options { loss_chunks: 2, ..options(&[("tp", 2)], false, 4) },
+        Options { auto: true, ..options(&[("dp_shard", 2), ("tp", 2)], false, 4) },
     ]);
 }
 
@@ -93,4 +99,120 @@ fn every_way_to_cut_the_sequence() {
 fn what_backward_computes_again() {
     let of = |recompute| Options { recompute, ..options(&[("tp", 2)], true, 4) };
     trains(vec![of(Recompute::Full), of(Recompute::Selective)]);
+}
+
+/// Windows, softcaps, latent heads and experts beside segments: the numbers of one rank, of tokens in which
+/// documents end here and there.
+#[test]
+fn other_blocks_pack_the_same() {
+    let numbers = |name: &str, o: &Options| {
+        let fx = Fixture::open(name);
+        let mut ids = fx.input_ids.clone();
+        ids.iter_mut().step_by(7).for_each(|t| *t = PACKED.end);
+        let model = fx.model(o);
+        let compiled = compile(&model, o);
+        proved(name, o, &model, &compiled);
+        let n = three_steps(&model, &compiled, &ids, &fx.targets());
+        (model, n)
+    };
+    for name in ["mistral_window", "gemma2", "deepseek_v3", "mixtral"] {
+        // One microbatch: auxiliary losses are a mean over microbatches.
+        let of = |mesh: &[(&str, usize)], cp_mode| {
+            let o = options(mesh, false, 8);
+            packed(Options { cp_mode, microbatch: 8 / o.axis("dp_replicate"), ..o })
+        };
+        let (model, want) = numbers(name, &packed(options(&[], false, 8)));
+        let plain = three_steps_of_one_document(name);
+        assert!((plain - want.loss).abs() > 1e-3, "{name}: segments change nothing");
+        for o in [
+            of(&[("cp", 2)], CpMode::Ring),
+            of(&[("cp", 2), ("tp", 2)], CpMode::AllGather),
+            of(&[("dp_replicate", 2), ("tp", 2)], CpMode::AllGather),
+        ] {
+            numbers(name, &o).1.compare(&model, &want, &format!("{name} {:?}", o.mesh));
+        }
+    }
+}
+
+/// The loss of the same tokens where a row is one document, over the labels that packing scores.
+fn three_steps_of_one_document(name: &str) -> f64 {
+    let (fx, o) = (Fixture::open(name), options(&[], false, 8));
+    let (mut ids, mut targets) = (fx.input_ids.clone(), fx.targets());
+    ids.iter_mut().step_by(7).for_each(|t| *t = PACKED.end);
+    PACKED.ignore(&ids, &mut targets);
+    let model = fx.model(&o);
+    three_steps(&model, &compile(&model, &o), &ids, &targets).loss
+}
+
+/// In bf16, too, as far as its rounding goes.
+#[test]
+fn bf16_is_near_the_reference() {
+    for name in MODELS {
+        let fx = Fixture::open(name);
+        for mesh in [&[][..], &[("cp", 2), ("tp", 2)]] {
+            let o = Options { cp_mode: CpMode::Ring, ..options(mesh, false, 4) };
+            let o = packed(Options { dtype: DType::BF16, ..o });
+            let model = fx.model(&o);
+            let n = three_steps(&model, &compile(&model, &o), &fx.input_ids, &fx.targets());
+            let want = fx.reference("loss")[0];
+            assert!((n.loss - want).abs() < 0.02 * want, "{name}: {} not {want}", n.loss);
+        }
+    }
+}
+
+/// Logits of plans that only run forward; they score nothing, and need no labels.
+#[test]
+fn forward_only_gives_the_same_logits() {
+    for name in MODELS {
+        let fx = Fixture::open(name);
+        let o = Options { cp_mode: CpMode::Ring, ..options(&[("pp", 2), ("cp", 2)], false, 2) };
+        let o = packed(Options { mode: Mode::Infer, observe: false, ..o });
+        let model = fx.model(&o);
+        let mut s = session(&model, &compile(&model, &o));
+        let batch = StepBatch::tokens(&fx.input_ids, &[], true);
+        let r = s.step(&batch, 0.0, 1).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let logits = &r.output(RoleKind::Output, "logits").expect("logits").data;
+        fx.compare_logits(&logits.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+    }
+}
+
+/// A ring whose keys have the segments of another block is not the model.
+#[test]
+fn segments_of_other_keys_are_seen_by_the_prover() {
+    let fx = Fixture::open("llama_packed");
+    let o = Options { cp_mode: CpMode::Ring, ..options(&[("cp", 4)], false, 8) };
+    let o = packed(o);
+    let model = fx.model(&o);
+    let mut t = texts(&model, &o, &compile(&model, &o));
+    let mut changed = 0;
+    for f in &mut t.programs.funcs {
+        let of_segments: Vec<bool> = f
+            .nodes
+            .iter()
+            .map(|n| f.values[n.outs[0].0 as usize].name.hint == *"key_segment")
+            .collect();
+        for (n, _) in f.nodes.iter_mut().zip(of_segments).filter(|(_, is)| *is) {
+            if let Op::Piece(p) = &mut n.op {
+                p.shift = (p.shift + 1) % 4;
+                changed += 1;
+            }
+        }
+    }
+    assert!(changed > 0);
+    assert_ne!(t.prove().verdict(), Verdict::Proved);
+}
+
+/// A text whose attention has no segments is refused: its documents would see each other.
+#[test]
+fn a_text_without_segments_is_refused() {
+    let plain = Fixture::open("llama_packed").model(&options(&[], false, 8));
+    let d = try_compile(&plain, &packed(options(&[], false, 8))).err().expect("refused");
+    assert!(d.code == "source" && d.message.contains("no segments"), "{d}");
+    let model = Fixture::open("llama_packed").model(&packed(options(&[], false, 8)));
+    let d = try_compile(&model, &options(&[], false, 8)).err().expect("refused");
+    assert!(d.code == "source" && d.message.contains("--documents"), "{d}");
+    let beyond = Documents { end: 32, padding: None };
+    let o = Options { documents: Some(beyond), ..options(&[], false, 8) };
+    let d = try_compile(&model, &o).err().expect("refused");
+    assert!(d.code == "flag" && d.message.contains("no token 32"), "{d}");
 }

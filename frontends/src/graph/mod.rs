@@ -60,26 +60,7 @@ pub(crate) fn build(
     let drawn = (arch.dropout != [0.0; 3])
         .then(|| parts::Drawn { run: input("run", &[3]), places: input("places", &rows) });
 
-    b.enter(&params.embedding.1);
-    let padding = arch.padding.map_or(Padding::None, Padding::Constant);
-    let mut x = b.push(
-        "hidden",
-        Take { padding, ..Take::by("vh,bs->bsh", &[2, 2]) },
-        &[params.embedding.0, ids],
-    );
-    if f.scaled_embedding {
-        let by = (arch.facts.hidden as f64).sqrt();
-        x = b.push("hidden", Scale { by }, &[x]);
-    }
-    if let Some((table, scope)) = &params.positions {
-        b.enter(scope);
-        let of = letters(b, turned);
-        let by = format!("ph,{of}->{of}h");
-        let p = b.push("position", Take::by(&by, &[2, of.len()]), &[*table, turned]);
-        b.enter(f.root);
-        let rule = parts::spread(&format!("bsh,{of}h->bsh"), &[3, of.len() + 1]);
-        x = b.push("hidden", Add { rule }, &[x, p]);
-    }
+    let mut x = embedded(b, f, arch, &params, [ids, turned]);
     let [of_embedding, of_residual, of_attention] = arch
         .dropout
         .map(|rate| drawn.filter(|_| rate > 0.0).map(|d| parts::Dropout { drawn: d, rate }));
@@ -147,6 +128,34 @@ pub(crate) fn build(
     results.push(Port { value: logits, role: Some(Role::new(RoleKind::Output, "logits")) });
     b.f.results = results;
     Ok(Graph { module, weights, sequence })
+}
+
+/// The embeddings of tokens, with those of positions, if the model has them.
+fn embedded(
+    b: &mut Builder,
+    f: &Family,
+    arch: &Arch,
+    params: &weights::Params,
+    [ids, positions]: [Value; 2],
+) -> Value {
+    b.enter(&params.embedding.1);
+    let padding = arch.padding.map_or(Padding::None, Padding::Constant);
+    let take = Take { padding, ..Take::by("vh,bs->bsh", &[2, 2]) };
+    let mut x = b.push("hidden", take, &[params.embedding.0, ids]);
+    if f.scaled_embedding {
+        let by = (arch.facts.hidden as f64).sqrt();
+        x = b.push("hidden", Scale { by }, &[x]);
+    }
+    if let Some((table, scope)) = &params.positions {
+        b.enter(scope);
+        let of = letters(b, positions);
+        let take = Take::by(&format!("ph,{of}->{of}h"), &[2, of.len()]);
+        let p = b.push("position", take, &[*table, positions]);
+        b.enter(f.root);
+        let rule = parts::spread(&format!("bsh,{of}h->bsh"), &[3, of.len() + 1]);
+        x = b.push("hidden", Add { rule }, &[x, p]);
+    }
+    x
 }
 
 /// The letters of positions: [s], or [b, s].

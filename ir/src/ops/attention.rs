@@ -97,11 +97,12 @@ impl Behind {
         }
         Ok(())
     }
-    /// Few segments, which keys and queries have in common; a step that drops something.
+    /// Segments of several tokens, which keys and queries have in common; a step that drops something.
     pub(crate) fn settle(self, drawn: &mut [Tensor]) {
         for i in self.segments.into_iter().flatten() {
-            drawn[i] =
-                Tensor::from_fn(&drawn[i].shape.clone(), |at| ((at[0] + at[1]) / 2 % 3) as f64);
+            let shape = drawn[i].shape.clone();
+            let of = |at: &[usize]| (at[0] + 3 * at[1] / shape[1]) % 3;
+            drawn[i] = Tensor::from_fn(&shape, |at| of(at) as f64);
         }
         if let Some([run, _]) = self.drawn {
             drawn[run].data[2] = 5.0;

@@ -13,7 +13,7 @@
 //! of its gradients, which travel c times, the last time home; that takes the place of the gather and
 //! of the reduce_scatter (Liu et al., 2023, *Ring Attention with Blockwise Transformers*, section 3).
 //! A block is passed on before it is used: two are there at once. What a rank sees of a block is
-//! decided by positions, so tokens may be dealt in any order.
+//! decided by positions, so tokens may be dealt in any order, and by segments, of which a rank has those of all keys.
 
 use shardc_ir::builder::Builder;
 use shardc_ir::diag::{Diag, Result};

@@ -29,6 +29,10 @@ pub(super) fn largest(scores: &mut [f32], seen: Seen) -> f32 {
         // SAFETY: the processor has it.
         return unsafe { wide::largest(scores, seen) };
     }
+    largest_of_slice(scores, seen)
+}
+
+fn largest_of_slice(scores: &mut [f32], seen: Seen) -> f32 {
     if let Some(keys) = seen.keys {
         math::mask(scores, keys, seen.reach);
     }
@@ -43,6 +47,10 @@ pub(super) fn weigh(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
         // SAFETY: the processor has it.
         return unsafe { wide::weigh(scores, seen, shift) };
     }
+    weigh_slice(scores, seen, shift)
+}
+
+fn weigh_slice(scores: &mut [f32], seen: Seen, shift: f32) -> f32 {
     match seen.keys {
         Some(keys) => math::weights(scores, keys, seen.reach, shift),
         None => math::weights_of_all(scores, shift),
@@ -188,7 +196,10 @@ mod tests {
         let segments: Vec<i32> = keys.iter().map(|k| k / 5).collect();
         let of_segment = |keys| Seen { segment: Some((3, &segments[..])), ..all(keys) };
         let own = [of_segment(None), of_segment(Some(&keys[..]))];
-        for seen in [all(None), all(Some(&keys))].into_iter().chain(own) {
+        type Ways = (fn(&mut [f32], Seen) -> f32, fn(&mut [f32], Seen, f32) -> f32);
+        let ways: [Ways; 2] = [(largest, weigh), (largest_of_slice, weigh_slice)];
+        let all = [all(None), all(Some(&keys))].into_iter().chain(own);
+        for (seen, (largest, weigh)) in all.flat_map(|s| ways.map(|w| (s, w))) {
             let one = |k: i32| seen.segment.is_none_or(|(own, of)| of[k as usize] == own);
             let sees = |k: i32| (seen.keys.is_none() || (11..=30).contains(&k)) && one(k);
             let mut x = scores.clone();

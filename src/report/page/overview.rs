@@ -98,6 +98,7 @@ pub fn settings(s: &Stored) -> Json {
             ["mode", word(&o.mode)], ["global batch", s.plan.settings.global_batch.to_string()],
             ["microbatch × count", format!("{} × {}", o.microbatch, s.plan.settings.microbatches)],
             ["sequence", s.plan.settings.seq.to_string()],
+            ["documents of a row", o.documents.map_or("1".into(), |d| format!("each ends with token {}", d.end))],
             ["schedule", if pipelined { text(&o.schedule.name()) } else { none() }],
             ["stages of a rank", (s.plan.schedule.owner.len() / s.plan.schedule.ranks.len().max(1)).to_string()],
             ["layers of stages", if o.layers.is_empty() { "balanced".into() } else { o.layers.clone() }],

@@ -89,6 +89,8 @@ fn attention_has_the_shared_memory_that_there_is() {
                  f32[1,70,2], i32[70], i32[70]"
             );
             fits(&grad, arch);
+            let with = |text: String| text.replace("mask=-8..0]", "mask=-8..0; segments=true]");
+            fits(&with(format!("{grad}, i32[1,70], i32[1,70]")), arch);
         }
     }
 }

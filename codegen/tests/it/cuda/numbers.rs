@@ -122,6 +122,35 @@ fn attention_with_slopes() {
     }
 }
 
+/// Only keys of a query's own segment, with what else says who is seen; rows of a batch have other segments.
+#[test]
+fn attention_of_segments() {
+    for (mask, more, of) in
+        [("causal", "", ""), ("-9..4", "; softcap=2.5; slopes=true", ", f32[4]")]
+    {
+        let sizes = "f32[2,35,4,3], f32[2,40,2,3], f32[2,40,2,2]";
+        let own = "i32[2,35], i32[2,40]";
+        check_pieces(&format!(
+            "attention[0.3; mask={mask}{more}; segments=true] {sizes}, i32[35], i32[40]{of}, {own}"
+        ));
+        check_pieces(&format!(
+            "attention_grad[0.3; mask={mask}{more}; segments=true] {sizes}, f32[2,35,4], f32[2,35,4,2], f32[2,35,4], i32[35], i32[40]{of}, {own}"
+        ));
+        let drawn = "i32[3], i32[2,35]";
+        check(&format!(
+            "attention_grad[0.3; mask={mask}{more}; segments=true; kept=0.6 a] {sizes}, f32[2,35,4], f32[2,35,4,2], f32[2,35,4], i32[35], i32[40]{of}, {own}, {drawn}"
+        ));
+    }
+    let sizes = "bf16[2,70,2,64], bf16[2,70,1,64], bf16[2,70,1,64]";
+    let own = "i32[2,70], i32[2,70]";
+    check_groups(&format!(
+        "attention[0.1; mask=causal; segments=true] {sizes}, i32[70], i32[70], {own}"
+    ));
+    check_groups(&format!(
+        "attention_grad[0.1; mask=causal; segments=true] {sizes}, f32[2,70,2], bf16[2,70,2,64], f32[2,70,2], i32[70], i32[70], {own}"
+    ));
+}
+
 /// Dropout of probabilities, of heads that are a rank's part of all.
 #[test]
 fn attention_that_drops() {

@@ -113,6 +113,20 @@ fn attention_fits() {
     attention("bf16", 7, 9, 128);
 }
 
+/// Segments cost a few registers.
+#[test]
+fn attention_of_segments_fits() {
+    let qkv =
+        |width: usize| format!("bf16[1,70,2,{width}], bf16[1,70,1,{width}], bf16[1,70,1,{width}]");
+    let seen = "i32[70], i32[70], i32[1,70], i32[1,70]";
+    for (width, most, backward) in [(64, 128, 210), (128, 168, 255)] {
+        let (mask, qkv) = ("0.1; mask=causal; segments=true", qkv(width));
+        check_for(archs(width), &format!("attention[{mask}] {qkv}, {seen}"), most);
+        let of = format!("f32[1,70,2], bf16[1,70,2,{width}], f32[1,70,2]");
+        check_for(archs(width), &format!("attention_grad[{mask}] {qkv}, {of}, {seen}"), backward);
+    }
+}
+
 #[test]
 fn gradients_of_attention_fit() {
     for (width, most, capped) in

@@ -115,12 +115,7 @@ pub fn function(op: &Op, ins: &[&Type]) -> Result<Option<Fun>, String> {
         Op::Concat(ops::Concat { sizes: _, dim }) => Fun::Concat(along(ins, dim.0)?),
         Op::Rope(ops::Rope { pairs }) => Fun::Rope { adjacent: *pairs == Pairs::Adjacent },
         Op::Attention(k) => Fun::Attention(scores(k)),
-        Op::AttentionGrad(ops::AttentionGrad { scale, mask, softcap, slopes, segments, kept }) => {
-            let (slopes, segments, kept) = (*slopes, *segments, kept.clone());
-            let (scale, mask, softcap) = (*scale, *mask, *softcap);
-            let of = ops::Attention { scale, mask, softcap, slopes, segments, kept };
-            Fun::AttentionGrad(scores(&of))
-        }
+        Op::AttentionGrad(k) => Fun::AttentionGrad(scores(&k.forward())),
         Op::TopK(k @ ops::TopK { rule: _, sizes: _ }) => {
             Fun::TopK(pattern()?, k.dims().ok_or("no letter is replaced")?.2)
         }

@@ -206,13 +206,13 @@ fn segments_of_other_keys_are_seen_by_the_prover() {
 #[test]
 fn a_text_without_segments_is_refused() {
     let plain = Fixture::open("llama_packed").model(&options(&[], false, 8));
-    let d = try_compile(&plain, &packed(options(&[], false, 8))).err().expect("refused");
+    let d = try_compile(&plain, &packed(options(&[], false, 8))).expect_err("refused");
     assert!(d.code == "source" && d.message.contains("no segments"), "{d}");
     let model = Fixture::open("llama_packed").model(&packed(options(&[], false, 8)));
-    let d = try_compile(&model, &options(&[], false, 8)).err().expect("refused");
+    let d = try_compile(&model, &options(&[], false, 8)).expect_err("refused");
     assert!(d.code == "source" && d.message.contains("--documents"), "{d}");
     let beyond = Documents { end: 32, padding: None };
     let o = Options { documents: Some(beyond), ..options(&[], false, 8) };
-    let d = try_compile(&model, &o).err().expect("refused");
+    let d = try_compile(&model, &o).expect_err("refused");
     assert!(d.code == "flag" && d.message.contains("no token 32"), "{d}");
 }

@@ -103,6 +103,9 @@ impl std::fmt::Display for Recompute {
     }
 }
 
+/// Most policies of a mix but the last.
+const MOST_PARTS: usize = 16;
+
 /// Reads `3*full+2*selective+elementwise`.
 fn mix(parts: &str) -> Option<Recompute> {
     let by_layer = |text: &str| {
@@ -115,7 +118,10 @@ fn mix(parts: &str) -> Option<Recompute> {
         let (n, policy) = part.split_once('*')?;
         Some((n.parse().ok().filter(|&n: &usize| n > 0)?, by_layer(policy)?))
     };
-    let first = first.split('+').map(counted).collect::<Option<_>>()?;
+    let first = first.split('+').take(MOST_PARTS + 1).map(counted).collect::<Option<Vec<_>>>()?;
+    if first.len() > MOST_PARTS {
+        return None;
+    }
     Some(Recompute::Mix(first, Box::new(by_layer(rest)?)))
 }
 
@@ -214,17 +220,17 @@ fn mixed(p: &Program, first: &[(usize, Recompute)], rest: &Recompute) -> Vec<boo
     let (j, forward) = (p.func, p.func.forward_nodes());
     let places = places(j, forward);
     let mut out = recomputed(p, rest);
-    let mut from = 0;
+    let mut from = 0usize;
     for (count, policy) in first {
         let by = recomputed(p, policy);
         for (n, node) in j.nodes[..forward].iter().enumerate() {
             let layer = j.scope_info(node.scope).layer;
             let place = layer.map(|l| places[&(j.stage_of(node), l)]);
-            if place.is_some_and(|at| (from..from + count).contains(&at)) {
+            if place.is_some_and(|at| (from..from.saturating_add(*count)).contains(&at)) {
                 out[n] = by[n];
             }
         }
-        from += count;
+        from = from.saturating_add(*count);
     }
     out
 }

@@ -7,7 +7,8 @@
 //!
 //! Wants a machine on which nothing else runs: the table shows what else did by the spread of the steps (from their
 //! first to their last quartile). Layouts take turns, so that what changes with time changes all of them. Tau is
-//! Kendall's: of all pairs, and of those that runs order, which is where quartiles do not overlap.
+//! Kendall's: of all pairs, and of those that runs order, which is where quartiles do not overlap. The control is
+//! tau of layouts of two ranks that runs order, where exchanges take no time: these differ in their meshes.
 
 use serde_json::{Value, json};
 use shardc::machine::device;
@@ -64,9 +65,11 @@ fn quantile(all: &[f64], part: f64) -> f64 {
     all[(part * (all.len() - 1) as f64).round() as usize]
 }
 
-/// A layout: seconds by price, and of its steps the quartiles.
+/// A layout: ranks, seconds by price, with exchanges and without, and of its steps the quartiles.
 struct Timed {
+    ranks: usize,
     said: f64,
+    silent: f64,
     took: [f64; 3],
 }
 
@@ -77,10 +80,14 @@ impl Timed {
     }
 }
 
-/// Kendall's tau: pairs in one order less those in the other, of all pairs that count.
-fn tau(all: &[Timed], counts: impl Fn(&Timed, &Timed) -> bool) -> (f64, usize) {
+/// Kendall's tau of prices: pairs in one order less those in the other, of all pairs that count.
+fn tau(
+    all: &[Timed],
+    said: fn(&Timed) -> f64,
+    counts: impl Fn(&Timed, &Timed) -> bool,
+) -> (f64, usize) {
     let pairs = (0..all.len()).flat_map(|i| (0..i).map(move |j| (&all[i], &all[j])));
-    let sign = |(a, b): (&Timed, &Timed)| ((a.said - b.said) * (a.took[1] - b.took[1])).signum();
+    let sign = |(a, b): (&Timed, &Timed)| ((said(a) - said(b)) * (a.took[1] - b.took[1])).signum();
     let signs: Vec<f64> = pairs.filter(|(a, b)| counts(a, b)).map(sign).collect();
     (signs.iter().sum::<f64>() / signs.len().max(1) as f64, signs.len())
 }
@@ -92,10 +99,14 @@ fn timed(config: &Value, devices: &[Device]) -> Vec<Timed> {
         let done = shardc::compile_config(config, &o).unwrap_or_else(|e| panic!("{e}"));
         let plan = done.stored.plan;
         let d = &devices[plan.module.mesh.ranks() - 1];
-        let said = price(&plan, d).unwrap_or_else(|e| panic!("{e}")).total;
+        let of = |d: &Device| price(&plan, d).unwrap_or_else(|e| panic!("{e}")).total;
+        let mut quiet = d.clone();
+        (quiet.link, quiet.nic) = (1e30, 1e30);
+        (quiet.fit.hop.value, quiet.fit.step.value) = (0.0, 0.0);
+        let (said, silent, ranks) = (of(d), of(&quiet), plan.module.mesh.ranks());
         let kernels = Kernels::of(&plan).unwrap_or_else(|e| panic!("{e}"));
         let ready = kernels.start(d.sms as usize, false).unwrap_or_else(|e| panic!("{e}"));
-        all.push((said, ready, vec![]));
+        all.push((Timed { ranks, said, silent, took: [0.0; 3] }, ready, vec![]));
     }
     for _ in 0..ROUNDS {
         for (_, ready, steps) in &mut all {
@@ -103,9 +114,9 @@ fn timed(config: &Value, devices: &[Device]) -> Vec<Timed> {
             steps.extend(some.iter().map(|s| s.0));
         }
     }
-    let of = |(said, _, steps): (f64, Ready, Vec<f64>)| Timed {
-        said,
+    let of = |(t, _, steps): (Timed, Ready, Vec<f64>)| Timed {
         took: [0.25, 0.5, 0.75].map(|part| quantile(&steps, part)),
+        ..t
     };
     all.into_iter().map(of).collect()
 }
@@ -135,10 +146,17 @@ fn main() {
             );
             errors.push(error.abs());
         }
-        taus.push([tau(&all, |_, _| true), tau(&all, Timed::differs)]);
+        let two = |a: &Timed, b: &Timed| a.ranks == 2 && b.ranks == 2 && a.differs(b);
+        taus.push([
+            tau(&all, |t| t.said, |_, _| true),
+            tau(&all, |t| t.said, Timed::differs),
+            tau(&all, |t| t.said, two),
+            tau(&all, |t| t.silent, two),
+        ]);
     }
     println!("\nmedian error {:.1} % of {} layouts", 100.0 * quantile(&errors, 0.5), errors.len());
-    for ((name, _), [(all, n), (ordered, m)]) in models().iter().zip(taus) {
+    for ((name, _), [(all, n), (ordered, m), (two, k), (silent, _)]) in models().iter().zip(taus) {
         println!("{name}: tau {all:.2} of all {n} pairs, {ordered:.2} of the {m} that runs order");
+        println!("  of {k} of two ranks {two:.2}, and {silent:.2} without exchanges");
     }
 }

@@ -97,8 +97,9 @@ impl Pieces {
     }
 }
 
-/// How many of each of [`Pieces`] a rank of the pipeline has.
-type Load = [usize; 4];
+/// How many a rank of the pipeline has of layers with dense MLP and with experts, of the embedding and of logits with
+/// loss.
+pub type Load = [usize; 4];
 
 /// The price of a step in closed form.
 pub struct Closed<'a> {
@@ -109,7 +110,7 @@ pub struct Closed<'a> {
 
 impl Closed<'_> {
     /// What each rank of the pipeline has.
-    fn loads(&self, pieces: &Pieces) -> Vec<Load> {
+    pub fn loads(&self, pieces: &Pieces) -> Vec<Load> {
         let q = &self.question;
         let (s, l) = (q.sizes, q.layout);
         let stages = l.pp * l.chunks;
@@ -188,10 +189,9 @@ impl Closed<'_> {
     }
 
     /// Parts of a step.
-    fn parts(&self, pieces: &Pieces) -> Parts {
+    fn parts(&self, pieces: &Pieces, loads: &[Load]) -> Parts {
         let q = &self.question;
         let (l, d) = (q.layout, q.device);
-        let loads = self.loads(pieces);
         let of = |load: &Load| -> Seconds {
             let sum = |phase: usize| {
                 load.iter().zip(&pieces.seconds).map(|(n, s)| *n as f64 * s[phase]).sum()
@@ -240,13 +240,14 @@ impl Closed<'_> {
     /// # Errors
     /// `device` if the device lacks products of an element type.
     pub fn price(&self) -> Result<StepCost> {
-        Ok(self.price_of(&Pieces::of(&self.question)?))
+        let pieces = Pieces::of(&self.question)?;
+        Ok(self.price_of(&pieces, &self.loads(&pieces)))
     }
 
-    /// The same, of pieces that are known.
-    pub fn price_of(&self, pieces: &Pieces) -> StepCost {
+    /// The same, of pieces and loads that are known.
+    pub fn price_of(&self, pieces: &Pieces, loads: &[Load]) -> StepCost {
         let q = &self.question;
-        let (l, parts) = (q.layout, self.parts(pieces));
+        let (l, parts) = (q.layout, self.parts(pieces, loads));
         let total = parts.total();
         let sequences = l.microbatch as f64 * l.dp as f64 * l.microbatches as f64;
         let tokens = sequences * q.job.seq as f64;

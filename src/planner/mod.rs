@@ -12,7 +12,7 @@ use crate::machine::{precision, sizes};
 use crate::rules;
 use crate::search::{all, trial};
 use crate::{Input, read_model};
-use memory::Bytes;
+use memory::{Bytes, Held};
 use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
 use shardc_cost::layout::{Job, Kernels, Overlap, Recompute, Stack};
@@ -145,11 +145,16 @@ impl Form {
         let of: Vec<usize> = all.iter().map(&mut place).collect();
         let made = threads::all(&first, usize::MAX, |c| Pieces::of(&self.question(device, c)));
         let pieces: Vec<Pieces> = made.into_iter().collect::<Result<_>>()?;
+        let held = Held::of(all);
         let one = |run: &(&[Candidate], &[usize])| -> Vec<Guess> {
             let of = |(c, i): (&Candidate, &usize)| {
                 let closed = Closed { question: self.question(device, c), balanced: true };
-                let bytes = memory::bytes(&self.sizes, &self.plain, self.moe, &self.ifs, c);
-                let seconds = closed.price_of(&pieces[*i]).total + self.ifs.moved(bytes.host);
+                let (sizes, job, ifs) = (&self.sizes, &self.plain, &self.ifs);
+                let form = memory::Form { sizes, job, ifs, moe: self.moe };
+                let loads = closed.loads(&pieces[*i]);
+                let bytes = form.bytes(c, &loads, held.by(c));
+                let seconds =
+                    closed.price_of(&pieces[*i], &loads).total + self.ifs.moved(bytes.host);
                 Guess { candidate: *c, seconds, bytes }
             };
             run.0.iter().zip(run.1).map(of).collect()

@@ -26,6 +26,7 @@ mod exports;
 mod files;
 mod fixture;
 mod grids;
+mod guesses;
 mod hub;
 mod imports;
 mod inspect;

@@ -1,0 +1,77 @@
+//! What `shardc plan` guesses of memory before it compiles, beside what plans need.
+
+use serde_json::Value as Json;
+use shardc::machine::sizes;
+use shardc::planner::memory::{Form, Held};
+use shardc::planner::space::Candidate;
+use shardc::planner::what_if::Ifs;
+use shardc_cost::device::{Device, Precision};
+use shardc_cost::layer::Question;
+use shardc_cost::layout::{Job, Kernels, Layout, Overlap, Recompute, Schedule, Stack};
+use shardc_cost::step::{Closed, Pieces};
+use shardc_ir::types::DType;
+use shardc_passes::options::{Buffers, Options};
+use shardc_passes::schedule::Named;
+use std::path::Path;
+
+const LLAMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+
+/// Schedules whose backward is cut keep operands of products and gradients of their results until weights get theirs;
+/// stages have as many layers as they are cut into.
+#[test]
+fn guesses_of_memory_are_near_what_plans_need() {
+    let config: Json =
+        serde_json::from_str(&std::fs::read_to_string(LLAMA).expect("the config")).expect("JSON");
+    let facts = shardc::facts(Path::new(LLAMA)).expect("the config").expect("a family");
+    let sizes = &sizes(&facts, &config);
+    let job = &Job {
+        seq: 4096,
+        precision: Precision::Bf16,
+        attention: Kernels::Flash(2),
+        overlap: Overlap::default(),
+        compiled: true,
+    };
+    let base = Options { dtype: DType::BF16, seq: job.seq, global_batch: 32, ..Options::default() };
+    let device = &Device::named("h100-sxm").expect("known");
+    let schedules = [
+        (Named::OneFOneB, Schedule::OneFOneB, 1),
+        (Named::Interleaved, Schedule::Interleaved, 2),
+        (Named::ZbH1, Schedule::ZbH1, 1),
+        (Named::ZbH2, Schedule::ZbH2, 1),
+        (Named::ZbV, Schedule::ZbV, 2),
+        (Named::DualPipeV, Schedule::DualPipe, 2),
+    ];
+    for (named, schedule, chunks) in schedules {
+        for recompute in [Recompute::None, Recompute::Full] {
+            let layout = Layout {
+                tp: 2,
+                cp: 1,
+                dp: 2,
+                pp: 4,
+                chunks,
+                ep: 1,
+                etp: 2,
+                shards: 2,
+                zero: 1,
+                sp: true,
+                recompute,
+                schedule,
+                microbatch: 1,
+                microbatches: 16,
+            };
+            let c = Candidate { layout, named };
+            let plan = shardc::compile(Path::new(LLAMA), &c.options(&base), &mut |_, _| {});
+            let peak = plan.expect("it compiles").stored.plan.peak_bytes() as f64;
+            let stack = Stack::named("shardc");
+            let question = Question { sizes, layout: &c.layout, job, stack, device };
+            let pieces = Pieces::of(&question).expect("it has bf16");
+            let loads = Closed { question, balanced: true }.loads(&pieces);
+            let form = Form { sizes, job, ifs: &Ifs::default(), moe: Buffers::Worst };
+            let guess = form.bytes(&c, &loads, Held::of(&[c]).by(&c));
+            let ratio = guess.likely / peak;
+            println!("{:<42} {:.2} GiB {ratio:.2}", c.words(), peak / f64::from(1 << 30));
+            assert!((0.8..1.3).contains(&ratio), "{}: {ratio}", c.words());
+            assert!(guess.least <= peak, "{}: {} {peak}", c.words(), guess.least);
+        }
+    }
+}

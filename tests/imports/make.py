@@ -65,6 +65,9 @@ TABLE |= {
     # Every query sees every key; labels are not moved.
     "bert": ("bert", dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, type_vocab_size=2)),
     # ALiBi.
+    "bloom": ("bloom", dict(n_head=4, n_layer=2, hidden_dropout=0.0)),
+    "falcon": ("falcon", dict(new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=24, hidden_dropout=0.0)),
+    "modernbert": ("modernbert", dict(local_attention=4, global_attn_every_n_layers=2, pad_token_id=0, cls_token_id=1, sep_token_id=2)),
     "mpt": ("mpt", dict(d_model=16, n_heads=4, n_layers=2, expansion_ratio=2, max_seq_len=64)),
 }
 
@@ -81,7 +84,7 @@ def model_of(name):
     torch.manual_seed(sum(map(ord, name)))
     how = {k: own[k] for k in ["attn_implementation"] if k in own}
     config = AutoConfig.for_model(kind, **{**BASE, **{k: v for k, v in own.items() if k not in how}})
-    of = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
+    of = AutoModelForMaskedLM if "bert" in kind else AutoModelForCausalLM
     model = of.from_config(config, **how).train()
     # Norms and biases begin as ones and zeros, which would hide what is done with them.
     with torch.no_grad():
@@ -121,7 +124,7 @@ def strip(program):
     graphs = [program["graph_module"]["graph"]]
     while graphs:
         graph = graphs.pop()
-        inputs = {a["as_tensor"]["name"] for a in graph["inputs"]}
+        inputs = {a["as_tensor"]["name"] for a in graph["inputs"] if "as_tensor" in a}
         graph["tensor_values"] = {k: v for k, v in graph["tensor_values"].items() if k in inputs}
         graph["nodes"] = [n for n in graph["nodes"] if "_assert_tensor_metadata" not in n["target"]]
         for node in graph["nodes"]:
@@ -168,6 +171,48 @@ class Digits(nn.Module):
         return self.fc2(nn.functional.silu(self.fc1(x + self.kinds(kind))))
 
 
+class Picture(nn.Module):
+    """Windows that touch, that overlap, and of groups of channels; attention over what is no token."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 2, stride=2)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.wide = nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8)
+        self.groups = nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 8, 2, groups=2, padding="same"), dim=2)
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, x):
+        y = self.patches(x)
+        t = y.flatten(2).transpose(1, 2)
+        q, k, v = (f(t).unflatten(-1, (2, 4)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        t = t + nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        y = self.wide(t.transpose(1, 2).unflatten(-1, (4, 4))).flatten(2)
+        return self.head(nn.functional.gelu(self.groups(y)).mean(2))
+
+
+class Chosen(nn.Module):
+    """The two best of four experts, of the better of two groups, and what they do."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(12, 4)
+        self.up = nn.Parameter(torch.randn(4, 10, 12) * 0.3)
+        self.down = nn.Parameter(torch.randn(4, 6, 10) * 0.3)
+
+    def forward(self, x):
+        scores = self.gate(x).sigmoid()
+        best = scores.view(-1, 2, 2).topk(2)[0].sum(-1).topk(1)[1]
+        mask = torch.zeros_like(scores[:, :2]).scatter_(1, best, 1).unsqueeze(-1).expand(-1, 2, 2).reshape(-1, 4)
+        at = scores.masked_fill(~mask.bool(), -torch.inf).topk(2)[1]
+        by = scores.gather(1, at)
+        by = by / by.sum(-1, keepdim=True)
+        flat = at.reshape(-1)
+        y = torch.bmm(self.up[flat], x.repeat_interleave(2, 0).unsqueeze(-1)).clamp(-0.5, 0.9)
+        y = torch.bmm(self.down[flat], y).squeeze(-1)
+        return (y * by.reshape(-1, 1)).view(-1, 2, 6).sum(1)
+
+
 class Scored(nn.Module):
     """A model of rows with its loss."""
 
@@ -185,6 +230,9 @@ class Scored(nn.Module):
 FLOATS = {
     "toy": (ToyModel, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 10), y=torch.randn(ROWS, 5))),
     "mlp": (Mlp, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 16), y=torch.randn(ROWS, 8))),
+    "picture": (Picture, nn.functional.cross_entropy, lambda: dict(
+        x=torch.randn(ROWS, 3, 8, 8), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
+    "chosen": (Chosen, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "digits": (Digits, nn.functional.cross_entropy, lambda: dict(
         x=torch.randn(ROWS, 12), kind=torch.randint(6, (ROWS,)), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
 }

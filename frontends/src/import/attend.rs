@@ -7,7 +7,9 @@ use super::lower::{Lower, Val};
 use super::mask::{Odd, Rule, classify};
 use super::view::{Dim, View};
 use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::Value;
 use shardc_ir::ops::{Attention, Mask, Op};
+use shardc_ir::types::DType;
 
 impl Lower<'_> {
     /// `scaled_dot_product_attention` of q, k and v [rows, heads, tokens, size].
@@ -75,14 +77,16 @@ impl Lower<'_> {
         (scale, softcap, rate): (f64, Option<f64>, f64),
     ) -> Result<View> {
         self.rules.push(rule.clone());
-        let seq = self.sizes.seq;
-        let fits = [q, k, v].iter().all(|x| x.shape.len() == 4 && x.shape[2] == seq);
+        let fits = [q, k, v].iter().all(|x| x.shape.len() == 4) && k.shape[2] == v.shape[2];
         if !fits {
             return Err(self.refuse(n, "its operands are not [rows, heads, tokens, size]"));
         }
+        let at = self.places(n, &rule, [q.shape[2], k.shape[2]])?;
         let q = self.heads(n, q)?;
-        let (k, v) = (self.heads(n, &grouped(k))?, self.heads(n, &grouped(v))?);
-        let at = self.of_input(inputs::POSITIONS);
+        // Where one of both has repeats, they are written out.
+        let few = [grouped(k), grouped(v)];
+        let [k, v] = if few[0].shape[1] == few[1].shape[1] { few } else { [k.clone(), v.clone()] };
+        let (k, v) = (self.heads(n, &k)?, self.heads(n, &v)?);
         let Rule { mask, mut slopes } = rule;
         if let [one] = slopes[..] {
             slopes = vec![one; q.shape[2]];
@@ -90,7 +94,7 @@ impl Lower<'_> {
         let (kept, drawn) = self.kept(n, rate);
         let slope = !slopes.is_empty();
         let op = Attention { scale, mask, softcap, slopes: slope, segments: false, kept };
-        let mut ins = vec![q.value, k.value, v.value, at, at];
+        let mut ins = vec![q.value, k.value, v.value, at[0], at[1]];
         if op.slopes {
             if slopes.len() != q.shape[2] {
                 return Err(self.refuse(n, "its mask is of another number of heads"));
@@ -104,6 +108,80 @@ impl Lower<'_> {
         Ok(View::plain(o, &shape).transpose(1, 2))
     }
 
+    /// Positions of queries and keys, of which there are so many. Those that are no tokens have none: where all see
+    /// all they are not asked for.
+    fn places(&mut self, n: &Node, rule: &Rule, sizes: [usize; 2]) -> Result<[Value; 2]> {
+        let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
+        let is = |s: usize| tokens && s == self.sizes.seq;
+        if !sizes.into_iter().all(is) && *rule != Rule::of(Mask::FULL) {
+            let what = "attention over other dims than tokens where not all see all";
+            return Err(self.refuse(n, what));
+        }
+        Ok([self.place(n, tokens, sizes[0])?, self.place(n, tokens, sizes[1])?])
+    }
+
+    /// The numbers of tokens, or nothing but zeros.
+    fn place(&mut self, n: &Node, tokens: bool, size: usize) -> Result<Value> {
+        if tokens && size == self.sizes.seq {
+            return Ok(self.of_input(inputs::POSITIONS));
+        }
+        self.everywhere(n, 0.0, DType::I32, &[size])
+    }
+
+    /// Scores with a mask, or their softmax, in another shape; nothing for what is no reshape. The mask has the rows
+    /// and heads of scores, or one for all.
+    pub(super) fn regrouped(&mut self, n: &Node, v: &Val) -> Result<Option<Val>> {
+        let key = match &*n.op {
+            "view.default" | "_unsafe_view.default" => "size",
+            "reshape.default" => "shape",
+            _ => return Ok(None),
+        };
+        let (Val::Masked(x, mask) | Val::Probs(x, mask, _)) = v else { return Ok(None) };
+        let to = self.resolved(n, &self.ints(n, key)?, x.shape.iter().product())?;
+        let (r, m) = (to.len(), mask.shape.len());
+        let last = |s: &[usize]| s.len().checked_sub(2).map(|i| s[i..].to_vec());
+        if last(&to) != last(&x.shape) || r < 3 {
+            return Err(self.odd_cut(n));
+        }
+        let y = self.reshaped(n, x, &to)?;
+        Ok(Some(match v {
+            // Heads are told apart by the mask.
+            Val::Probs(_, mask, rate) => Val::Probs(y, mask.clone(), *rate),
+            _ => {
+                let outer: usize = mask.shape[..m.saturating_sub(2)].iter().product();
+                let mut shape = if outer == 1 { vec![1; r - 2] } else { to[..r - 2].to_vec() };
+                shape.extend_from_slice(&mask.shape[m.saturating_sub(2)..]);
+                let f = mask.reshape(&shape).ok_or_else(|| self.odd_cut(n))?;
+                Val::Masked(y, f.squashed(0))
+            }
+        }))
+    }
+
+    fn odd_cut(&self, n: &Node) -> Diag {
+        self.refuse(n, "scores with a mask are cut otherwise than into rows and heads")
+    }
+
+    /// What scores are made of: back through factors, a softcap and joined heads to the product.
+    pub(super) fn scores_of(&self, scores: &View) -> Option<Scores> {
+        let (mut at, mut by, mut softcap) = (scores.value, 1.0, None);
+        let last =
+            |v: Value| self.draft.ty(v).sizes().into_iter().rev().take(2).collect::<Vec<_>>();
+        while !self.products.contains_key(&at) {
+            let (op, ins) = self.maker(at)?;
+            match (op, softcap) {
+                (Op::Reshape(_), _) if last(at) == last(ins[0]) => {}
+                (Op::Scale(s), _) => by *= s.by,
+                (Op::Tanh(_), None) => softcap = Some(std::mem::replace(&mut by, 1.0)),
+                _ => return None,
+            }
+            at = ins[0];
+        }
+        let (q, k) = self.products[&at].clone();
+        // In c tanh(x / c) what is before the tanh has 1 / c in it.
+        let scale = by * softcap.unwrap_or(1.0);
+        scores.is_ordered().then_some(Scores { q, k, scale, softcap })
+    }
+
     /// [rows, heads, tokens, size] as [rows, tokens, heads, size], all of them dims of ours.
     fn heads(&mut self, n: &Node, x: &View) -> Result<View> {
         self.whole(n, &x.transpose(1, 2))
@@ -115,25 +193,42 @@ impl Lower<'_> {
             return Ok(None);
         };
         let v = self.data(n, other)?;
-        let odd =
-            || self.refuse(n, "a mask that is not added to scaled products of queries and keys");
-        // Back from the scores: factors, a softcap, the product.
-        let (mut at, mut by, mut softcap) = (scores.value, 1.0, None);
-        while !self.products.contains_key(&at) {
-            let (op, ins) = self.maker(at).ok_or_else(odd)?;
-            match (op, softcap) {
-                (Op::Scale(s), _) => by *= s.by,
-                (Op::Tanh(_), None) => softcap = Some(std::mem::replace(&mut by, 1.0)),
-                _ => return Err(odd()),
-            }
-            at = ins[0];
-        }
-        let (q, k) = self.products[&at].clone();
-        // In c tanh(x / c) what is before the tanh has 1 / c in it.
-        let scale = by * softcap.unwrap_or(1.0);
+        let Some(Scores { q, k, scale, softcap }) = self.scores_of(&scores) else {
+            let what = "a mask that is not added to scaled products of queries and keys";
+            return Err(self.refuse(n, what));
+        };
         let rule = self.rule_of(n, &mask)?;
-        self.attend(n, [&q, &k, &v], rule, (scale, softcap, rate)).map(Some)
+        if q.shape.len() != 3 {
+            return self.attend(n, [&q, &k, &v], rule, (scale, softcap, rate)).map(Some);
+        }
+        // Rows and heads are one dim.
+        let joined = q.shape[0];
+        let (rows, heads) = (self.sizes.rows, joined / self.sizes.rows.max(1));
+        let outer = mask.shape.len().checked_sub(4).map(|i| &mask.shape[i..i + 2]);
+        let told = outer.is_some_and(|o| [1, rows].contains(&o[0]) && [1, heads].contains(&o[1]));
+        if rows * heads != joined || !told || [&k, &v].iter().any(|x| x.shape.len() != 3) {
+            return Err(self.refuse(n, "rows and heads of its operands are not told apart"));
+        }
+        let split = |l: &mut Lower, x: &View| {
+            let to = [rows, heads, x.shape[1], x.shape[2]];
+            if x.shape[0] != joined {
+                return Err(l.refuse(n, "its operands are of other heads"));
+            }
+            l.reshaped(n, x, &to)
+        };
+        let (q, k, v) = (split(self, &q)?, split(self, &k)?, split(self, &v)?);
+        let y = self.attend(n, [&q, &k, &v], rule, (scale, softcap, rate))?;
+        let to = [joined, y.shape[2], y.shape[3]];
+        self.reshaped(n, &y, &to).map(Some)
     }
+}
+
+/// Scores, and what they are made of.
+pub(super) struct Scores {
+    pub q: View,
+    pub k: View,
+    pub scale: f64,
+    pub softcap: Option<f64>,
 }
 
 /// Keys or values of which groups of heads share one: without the repeats.

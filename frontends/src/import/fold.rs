@@ -9,6 +9,12 @@ use shardc_ir::diag::Result;
 /// What the names of functions of symbols begin with; their operands go by place.
 const OF_SYMBOLS: [&str; 2] = ["_operator.", "torch.sym_"];
 
+/// True for what is made of the shape of an operand alone.
+pub(super) fn of_shape(op: &str) -> bool {
+    let name = op.split('.').next().unwrap_or(op);
+    matches!(name, "zeros_like" | "ones_like" | "full_like" | "new_zeros" | "new_ones" | "new_full")
+}
+
 impl Lower<'_> {
     /// The results of a node all of whose tensors are known; nothing if folding does not know the op.
     ///
@@ -40,7 +46,10 @@ impl Lower<'_> {
             if name == "bitwise_not" && x.elem != Elem::Bool {
                 return Ok(None);
             }
-            let elem = if matches!(name, "neg" | "abs" | "bitwise_not" | "logical_not") {
+            let elem = if matches!(
+                name,
+                "neg" | "abs" | "sign" | "ceil" | "floor" | "bitwise_not" | "logical_not"
+            ) {
                 x.elem
             } else {
                 float(x.elem)
@@ -124,7 +133,7 @@ impl Lower<'_> {
                 let at = dim("dim", 0)?;
                 if x.shape[at] == 1 { x.select(at, 0) } else { x }
             }
-            "expand" | "expand_as" => {
+            "expand" | "expand_as" | "broadcast_to" => {
                 let to = match n.arg("size") {
                     Arg::Ints(_) => self.ints(n, "size")?,
                     _ => self.shape_of(n, "other")?.iter().map(|&d| d as i64).collect(),
@@ -156,6 +165,12 @@ impl Lower<'_> {
                 let (start, len, step) = self.range(n, x.shape[d])?;
                 x.slice(d, start, len, step)
             }
+            "repeat" => self.fold_repeat(n, x)?,
+            "clamp" => {
+                let bound = |k: &str, or: f64| self.number(n, k).unwrap_or(or);
+                let (low, high) = (bound("min", f64::NEG_INFINITY), bound("max", f64::INFINITY));
+                self.fits(n, x.map(x.elem, |v| v.max(low).min(high)))?
+            }
             "cumsum" => self.fits(n, x.cumsum(dim("dim", 0)?))?,
             "diff" => self.fold_diff(n, &x)?,
             "gather" => {
@@ -167,6 +182,15 @@ impl Lower<'_> {
             "tril" | "triu" if rank >= 2 => self.fold_triangle(n, &x, name == "tril")?,
             _ => return Ok(None),
         }]))
+    }
+
+    /// All of it so many times along each dim.
+    fn fold_repeat(&self, n: &Node, x: Folded) -> Result<Folded> {
+        let (own, between, to) = self.repeated(n, &x.shape, &self.ints(n, "repeats")?)?;
+        let mut y = self.fits(n, x.reshape(&own))?;
+        (0..to.len()).for_each(|d| y = y.unsqueeze(2 * d));
+        let y = self.fits(n, y.expand(&between))?;
+        self.fits(n, y.reshape(&to))
     }
 
     /// Along a dim the elements that an index of as many dims says.
@@ -229,10 +253,10 @@ impl Lower<'_> {
             }
             "ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
             "zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
-            "new_ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
-            "new_zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
-            "ones_like" => full(elem(Elem::Float), &own(self)?, 1.0),
-            "zeros_like" => full(elem(Elem::Float), &own(self)?, 0.0),
+            "new_ones" => full(elem(self.elem_of(n)), &shape(self)?, 1.0),
+            "new_zeros" => full(elem(self.elem_of(n)), &shape(self)?, 0.0),
+            "ones_like" => full(elem(self.elem_of(n)), &own(self)?, 1.0),
+            "zeros_like" => full(elem(self.elem_of(n)), &own(self)?, 0.0),
             "full" | "full_like" | "scalar_tensor" | "new_full" => {
                 let to = match name {
                     "full_like" => own(self)?,
@@ -246,6 +270,15 @@ impl Lower<'_> {
                 full(e, &to, rounded(e, x))
             }
             _ => Ok(None),
+        }
+    }
+
+    /// The element type of the first operand, where nothing says another.
+    fn elem_of(&self, n: &Node) -> Elem {
+        match self.operand(n, "self") {
+            Some(Val::Folded(f)) => f.elem,
+            Some(Val::Data(v)) if !self.draft.ty(v.value).dtype.is_float() => Elem::Int,
+            _ => Elem::Float,
         }
     }
 
@@ -410,6 +443,9 @@ fn unary(name: &str) -> Option<fn(f64) -> f64> {
         "sqrt" => f64::sqrt,
         "rsqrt" => |x| 1.0 / x.sqrt(),
         "reciprocal" => |x| 1.0 / x,
+        "sign" => |x| if x == 0.0 { 0.0 } else { x.signum() },
+        "ceil" => f64::ceil,
+        "floor" => f64::floor,
         "bitwise_not" | "logical_not" => |x| f64::from(u8::from(x == 0.0)),
         _ => return None,
     })

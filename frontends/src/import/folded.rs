@@ -240,6 +240,21 @@ impl Folded {
         (n <= MAX_NUMBERS).then(|| Folded::new(self.elem, shape, self.numbers()))
     }
 
+    /// The same numbers; along a dim where they do not change it takes no room.
+    pub fn squashed(self, dim: usize) -> Folded {
+        if dim >= self.shape.len() || self.is_same_along(dim) {
+            return self;
+        }
+        let first = self.select(dim, 0).numbers();
+        match (1..self.shape[dim]).all(|i| self.select(dim, i).numbers() == first) {
+            true => {
+                let shape = self.shape.clone();
+                self.slice(dim, 0, 1, 1).expand(&shape).unwrap_or(self)
+            }
+            false => self,
+        }
+    }
+
     /// Sums of all elements of a dim up to each.
     pub fn cumsum(&self, dim: usize) -> Option<Folded> {
         let mut shape = self.shape.clone();

@@ -1,7 +1,7 @@
 //! What the inputs of an archive mean: the one place that knows the names of inputs.
 
 use super::Sizes;
-use super::graph::{Elem, Input};
+use super::graph::{Elem, Graph, Input};
 use super::lower::Lower;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Fill, Input as Own, Role, RoleKind, Value};
@@ -31,17 +31,19 @@ const LABELS: [&str; 3] = ["labels", "targets", "target"];
 const OF_POSITIONS: [&str; 3] = ["position_ids", "positions", "pos"];
 
 /// What an input is: floats are columns; whole numbers by their name, and else the first ones [rows, tokens]
-/// are tokens, the second ones their labels, others columns. `seen` are those before it.
+/// are tokens, the second ones their labels if no input is called so, others columns. `seen` are those before it.
 ///
 /// # Errors
 /// `import-input` for what no step can fill; `import-dims` for other sizes than those that were asked for.
 pub(super) fn meaning(
-    name: &str,
+    g: &Graph,
     i: &Input,
     shape: &[usize],
     sizes: Sizes,
     seen: &[Meaning],
 ) -> Result<Meaning> {
+    let name = &*g.names[i.id.0 as usize];
+    let told = g.inputs.iter().any(|o| LABELS.contains(&&*g.names[o.id.0 as usize]));
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
             .rule("inputs are floats, or whole numbers: tokens, labels, positions, columns")
@@ -60,7 +62,7 @@ pub(super) fn meaning(
             return refuse("masks of padding are not read".into());
         }
         Elem::Int if !seen.contains(&Meaning::Tokens) && shape.len() == 2 => Meaning::Tokens,
-        Elem::Int if !seen.contains(&Meaning::Labels) && of_tokens => Meaning::Labels,
+        Elem::Int if !told && !seen.contains(&Meaning::Labels) && of_tokens => Meaning::Labels,
         Elem::Int => Meaning::Column,
     };
     if m != Meaning::Column && seen.contains(&m) {
@@ -90,7 +92,10 @@ impl Lower<'_> {
     /// The argument of a column of the user's data.
     pub(super) fn column(&mut self, name: &str, elem: Elem, shape: &[usize]) -> Value {
         let ty = Type::new(if elem == Elem::Float { DType::F32 } else { DType::I32 }, shape);
-        let own = Own { fill: Fill::Column, batch: true, seq: None };
+        // Whole numbers of tokens are cut with them.
+        let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
+        let of_tokens = tokens && elem == Elem::Int && shape == [self.sizes.rows, self.sizes.seq];
+        let own = Own { fill: Fill::Column, batch: true, seq: of_tokens.then_some(1) };
         self.input_arg(Role::new(RoleKind::Input(own), name), ty)
     }
 

@@ -2,6 +2,7 @@
 //! the [table](super::table).
 
 use super::archive::Archive;
+use super::fold;
 use super::folded::Folded;
 use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source};
 use super::inputs::{self, Meaning};
@@ -89,6 +90,8 @@ pub(super) struct Lower<'a> {
     pub logits: Option<Value>,
     /// The name of what a program shows: logits of tokens, or an output.
     pub shown: &'static str,
+    /// What values that are plain were before they were reshaped.
+    pub before: BTreeMap<Value, View>,
     /// Known halves of values whose last dim is twice the same.
     pub halves: BTreeMap<Value, Value>,
     /// Values whose last dim has each element of another one's twice.
@@ -125,6 +128,7 @@ impl<'a> Lower<'a> {
             loss_id: None,
             logits: None,
             shown: "logits",
+            before: BTreeMap::new(),
             halves: BTreeMap::new(),
             pairs: BTreeMap::new(),
             literals: BTreeMap::new(),
@@ -193,7 +197,7 @@ impl<'a> Lower<'a> {
             },
             Source::Input => {
                 let shape = self.shape(&name, &i.sizes)?;
-                let meaning = inputs::meaning(&name, i, &shape, self.sizes, seen)?;
+                let meaning = inputs::meaning(self.g, i, &shape, self.sizes, seen)?;
                 seen.push(meaning);
                 match meaning {
                     Meaning::Tokens => {
@@ -336,16 +340,13 @@ impl<'a> Lower<'a> {
             return Ok(());
         }
         let same = matches!(row, Some(How::Same));
-        let passes = match &first {
-            Some(Val::Probs(..)) => same,
-            Some(Val::Masked(..)) => same,
-            _ => false,
-        };
-        if passes {
-            self.set_all(n, first.into_iter().collect());
+        if let Some(v @ (Val::Probs(..) | Val::Masked(..))) = &first
+            && let Some(v) = if same { Some(v.clone()) } else { self.regrouped(n, v)? }
+        {
+            self.set_all(n, vec![v]);
             return Ok(());
         }
-        if self.is_known(n) {
+        if self.is_known(n) || fold::of_shape(&n.op) {
             let line = self.position_of(n)?;
             if let Some(v) = line {
                 self.set_all(n, vec![Val::Data(v)]);

@@ -1,7 +1,7 @@
 //! Functions of elements, by rules whose letters the views choose.
 
 use super::folded::{Folded, spread};
-use super::graph::{Arg, Elem, Node};
+use super::graph::{Arg, Elem, Id, Node};
 use super::lower::{Lower, Val};
 use super::mask::FAR;
 use super::operands::dim_of;
@@ -11,7 +11,8 @@ use shardc_ir::attr::Padding;
 use shardc_ir::diag::Result;
 use shardc_ir::func::Value;
 use shardc_ir::ops::{
-    Add, Div, Erf, Fill, Gelu, Max, Min, Mul, Op, Rsqrt, Scale, Shift, Sqrt, Sub, Take,
+    Add, Div, Erf, Fill, Gelu, Max, Min, Mul, Op, Rsqrt, Scale, Shift, Sqrt, StopGradient, Sub,
+    Take,
 };
 use shardc_ir::types::Type;
 
@@ -102,6 +103,29 @@ impl Lower<'_> {
         let l = x.letters(x.shape.len());
         let rule = self.spread(n, &["", &l], &l, &[one, x.value])?;
         Ok(x.with(self.emit(n, "over", Div { rule }, &[one, x.value])?))
+    }
+
+    /// The elements within bounds; where they are equal to one the gradient flows, as in PyTorch.
+    pub(super) fn clamp(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let mut x = self.data(n, "self")?;
+        for (key, how) in [("min", Arithmetic::Max), ("max", Arithmetic::Min)] {
+            let Some(c) = self.number(n, key) else {
+                if *n.arg(key) != Arg::None {
+                    return Err(self.refuse(n, "its bounds are not numbers"));
+                }
+                continue;
+            };
+            let l = x.letters(x.shape.len());
+            let bound =
+                self.emit_n(n, &["bound"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
+            let rule = self.spread(n, &[&l, ""], &l, &[x.value, bound])?;
+            let op: Op = match how {
+                Arithmetic::Min => Min { rule }.into(),
+                _max => Max { rule }.into(),
+            };
+            x = x.with(self.emit(n, "clamped", op, &[x.value, bound])?);
+        }
+        Ok(vec![Val::Data(x)])
     }
 
     /// The larger, or smaller, one of a number and each element. No gradient flows where they are equal, as in
@@ -201,10 +225,41 @@ impl Lower<'_> {
     }
 
     pub(super) fn embedding(&mut self, n: &Node) -> Result<Vec<Val>> {
-        let mut w = self.data(n, "weight")?;
-        let i = match self.folded(n, "indices", usize::MAX)? {
+        let (w, padding) = (self.data(n, "weight")?, self.int(n, "padding_idx")?);
+        let Arg::Value(indices) = n.arg("indices") else {
+            return Err(self.refuse(n, "it has no index"));
+        };
+        self.looked_up(n, w, *indices, padding)
+    }
+
+    /// Rows of a table by whole numbers.
+    pub(super) fn looked_up(
+        &mut self,
+        n: &Node,
+        mut w: View,
+        indices: Id,
+        mut padding: Option<i64>,
+    ) -> Result<Vec<Val>> {
+        let known = if let Val::Folded(f) = self.val(indices) { Some(f.clone()) } else { None };
+        let i = match known {
             Some(f) if f.elements() > 1 && f.is_one_number() => {
-                return self.one_row(n, &w, &f).map(|y| vec![Val::Data(y)]);
+                return self.one_row(n, &w, &f, padding).map(|y| vec![Val::Data(y)]);
+            }
+            Some(f) if self.counted(&f).is_some_and(|c| c.0 + c.1 <= w.shape[0]) => {
+                // A range that is not of tokens is one of the table.
+                let (first, len) = self.counted(&f).unwrap_or((0, 1));
+                let padded = padding.and_then(|p| usize::try_from(p).ok());
+                if padded.is_some_and(|p| (first..first + len).contains(&p)) {
+                    return Err(self.refuse(n, "its range has the padding token's row"));
+                }
+                let rows = self.narrowed(n, &w, 0, first, len)?;
+                let mut y = View { value: rows.value, dims: vec![], shape: f.shape.clone() };
+                for d in 0..f.shape.len() {
+                    y.dims.push(if f.is_same_along(d) { Dim::Virtual } else { rows.dims[0] });
+                }
+                y.dims.push(rows.dims[1]);
+                y.shape.push(rows.shape[1]);
+                return Ok(vec![Val::Data(y)]);
             }
             Some(f) => {
                 // Positions that are counted from another number look into the rest of the table.
@@ -214,12 +269,13 @@ impl Lower<'_> {
                 let seq = self.sizes.seq;
                 if from > 0 && from.checked_add(seq).is_some_and(|end| end <= w.shape[0]) {
                     w = self.narrowed(n, &w, 0, from, seq)?;
+                    padding = padding.and_then(|p| p.checked_sub(from as i64));
                 }
                 let by = if from > 0 { f.map(Elem::Int, |x| x - from as f64) } else { Some(f) };
                 let by = by.ok_or_else(|| self.refuse(n, "its index is too large"))?;
                 self.constant(n, &by)?
             }
-            None => self.data(n, "indices")?,
+            None => self.data_of(n, indices)?,
         };
         let (rank, i) = (i.shape.len(), self.ordered(n, &i)?);
         if w.shape.len() != 2 || w.real() != 2 {
@@ -228,7 +284,7 @@ impl Lower<'_> {
         let li = i.letters(rank);
         let lw: String = w.letters(2).chars().map(|c| if c == 'a' { 'y' } else { 'z' }).collect();
         let rule = self.rule(n, &format!("{lw},{li}->{li}z"), &[w.value, i.value])?;
-        let padding = match self.int(n, "padding_idx")? {
+        let padding = match padding {
             Some(p) if p >= 0 && (p as usize) < w.shape[0] => Padding::Constant(p as usize),
             _ => Padding::None,
         };
@@ -239,12 +295,30 @@ impl Lower<'_> {
         Ok(vec![Val::Data(y)])
     }
 
+    /// Where a range of whole numbers that is not as long as a row of tokens begins, and its length.
+    fn counted(&self, f: &Folded) -> Option<(usize, usize)> {
+        let mut moving = (0..f.shape.len()).filter(|&d| !f.is_same_along(d));
+        let (d, None) = (moving.next()?, moving.next()) else { return None };
+        let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
+        let first = f.counts_from(d).filter(|x| *x >= 0.0)?;
+        (!tokens || f.shape[d] != self.sizes.seq).then_some((first as usize, f.shape[d]))
+    }
+
     /// The row of a table that every element of an index names.
-    fn one_row(&mut self, n: &Node, w: &View, index: &Folded) -> Result<View> {
+    fn one_row(
+        &mut self,
+        n: &Node,
+        w: &View,
+        index: &Folded,
+        padding: Option<i64>,
+    ) -> Result<View> {
         let rows = w.shape.first().copied().unwrap_or(0);
         let at = dim_of(index.first().unwrap_or(0.0) as i64, rows, self, n)?;
         let row = self.narrowed(n, w, 0, at, 1)?;
         let mut y = self.reshaped(n, &row, &w.shape[1..])?;
+        if padding == Some(at as i64) {
+            y = y.with(self.emit(n, "padding", StopGradient {}, &[y.value])?);
+        }
         for &size in index.shape.iter().rev() {
             y.dims.insert(0, Dim::Virtual);
             y.shape.insert(0, size);
@@ -262,6 +336,9 @@ impl Lower<'_> {
             }
         };
         let (mask, value) = (self.folded(n, "mask", 1)?, self.number(n, "value"));
+        if let (Some(Val::Data(m)), Some(c)) = (self.operand(n, "mask"), value) {
+            return self.filled(n, &m, c).map(|y| vec![Val::Data(y)]);
+        }
         let Some((mask, value)) = mask.zip(value) else {
             return Err(self.refuse(n, "a mask that depends on data"));
         };
@@ -293,10 +370,16 @@ impl Lower<'_> {
             let r = f.shape.len();
             f.elem != Elem::Int && r >= 3 && !f.is_same_along(r - 1) && !f.is_same_along(r - 3)
         };
+        // Of the keys of scores, where there is one head: a product of what has rows and heads.
+        let by_key = |f: &Folded, v: &View| {
+            let last = f.shape.len().checked_sub(1).filter(|&d| !f.is_same_along(d));
+            let scores = || self.scores_of(v).is_some_and(|s| s.k.shape.len() > 2);
+            f.elem != Elem::Int && last.is_some() && v.shape.len() > 2 && scores()
+        };
         match (how, a, b) {
             (Arithmetic::Add, Some(Val::Data(v)), Some(Val::Folded(f)))
             | (Arithmetic::Add, Some(Val::Folded(f)), Some(Val::Data(v)))
-                if is_mask(&f) || by_head(&f) =>
+                if is_mask(&f) || by_head(&f) || by_key(&f, &v) =>
             {
                 Ok(Some(Val::Masked(v, f)))
             }

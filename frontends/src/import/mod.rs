@@ -7,11 +7,14 @@
 
 mod archive;
 mod attend;
+mod choices;
+mod conv;
 mod drop;
 mod emit;
 mod fold;
 mod folded;
 mod graph;
+mod inplace;
 mod inputs;
 mod labels;
 mod lower;
@@ -21,6 +24,7 @@ mod names;
 mod norms;
 mod operands;
 mod parts;
+mod picks;
 mod products;
 mod raise;
 mod reductions;
@@ -99,7 +103,8 @@ impl Opened {
     /// `file`, `archive`, `archive-version`.
     pub fn read(path: &Path) -> Result<Opened> {
         let archive = Archive::open(path)?;
-        let graph = archive.graph()?;
+        let mut graph = archive.graph()?;
+        inplace::undo(&mut graph);
         Ok(Opened { archive, graph, dropout: Dropout::Nothing })
     }
 

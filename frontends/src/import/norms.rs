@@ -23,6 +23,19 @@ impl Lower<'_> {
         self.normed(n, &x, last)
     }
 
+    /// Each index of a dim of a weight over the root of its sum of squares, times a number of its own.
+    pub(super) fn weight_norm(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let (v, g) = (self.data(n, "v")?, self.data(n, "g")?);
+        let rank = v.shape.len();
+        let d = dim_of(self.int(n, "dim")?.unwrap_or(0), rank, self, n)?;
+        let others: Vec<usize> = (0..rank).filter(|&k| k != d).collect();
+        let square = self.both(n, Arithmetic::Mul, &v, &v)?;
+        let sum = self.sum_over(n, &square, &others, true)?;
+        let rstd = self.each(n, "rstd", Rsqrt {}.into(), &sum)?;
+        let by = self.both(n, Arithmetic::Mul, &g, &rstd)?;
+        Ok(vec![Val::Data(self.both(n, Arithmetic::Mul, &v, &by)?)])
+    }
+
     fn normed_dim(&self, n: &Node, x: &View) -> Result<usize> {
         match (self.ints(n, "normalized_shape")?.len(), x.shape.len()) {
             (1, rank) if rank > 0 => Ok(rank - 1),

@@ -63,6 +63,31 @@ impl Lower<'_> {
             return Ok(vec![Val::Data(v)]);
         }
         let (a, b) = (self.data(n, "self")?, self.data(n, other)?);
+        self.product_of(n, a, b).map(|y| vec![Val::Data(y)])
+    }
+
+    /// A product of matrices with a factor, plus another: scores with what is added to them, if that is known.
+    pub(super) fn baddbmm(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let by = |l: &Lower, name: &str| l.number(n, name).unwrap_or(1.0);
+        let (alpha, beta) = (by(self, "alpha"), by(self, "beta"));
+        let (a, b) = (self.data(n, "batch1")?, self.data(n, "batch2")?);
+        let y = self.product_of(n, a, b)?;
+        let y = self.scaled(n, &y, alpha)?;
+        if beta == 0.0 {
+            return Ok(vec![Val::Data(y)]);
+        }
+        if let Some(Val::Folded(f)) = self.operand(n, "self") {
+            let f = f.map(f.elem, |x| x * beta);
+            let f = f.ok_or_else(|| self.refuse(n, "what is added is too large"))?;
+            return Ok(vec![Val::Masked(y, f)]);
+        }
+        let x = self.data(n, "self")?;
+        let x = self.scaled(n, &x, beta)?;
+        Ok(vec![Val::Data(self.both(n, Arithmetic::Add, &x, &y)?)])
+    }
+
+    /// The product of matrices in the last two dims.
+    fn product_of(&mut self, n: &Node, a: View, b: View) -> Result<View> {
         let (ra, rb) = (a.shape.len(), b.shape.len());
         if ra < 2 || rb < 2 || a.shape[ra - 1] != b.shape[rb - 2] {
             return Err(self.refuse(n, "its operands are not matrices that fit"));
@@ -106,6 +131,6 @@ impl Lower<'_> {
             }
         };
         self.products.insert(v, (given.0, given.1.transpose(rb - 2, rb - 1)));
-        Ok(vec![Val::Data(View::of(v, &out, shape))])
+        Ok(View::of(v, &out, shape))
     }
 }

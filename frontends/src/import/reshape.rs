@@ -5,8 +5,10 @@ use super::lower::Lower;
 use super::view::{Dim, View, letter};
 use shardc_ir::attr::Sizes;
 use shardc_ir::diag::Result;
-use shardc_ir::ops::{Expand, Reshape, Transpose};
+use shardc_ir::func::Value;
+use shardc_ir::ops::{Expand, Fill, Reshape, Transpose};
 use shardc_ir::rule::Letter;
+use shardc_ir::types::{DType, Type};
 
 /// The letter of a size that is an attribute.
 pub(super) fn sized(c: char, n: usize) -> (Letter, usize) {
@@ -20,6 +22,22 @@ struct Group {
 }
 
 impl Lower<'_> {
+    /// One number as a value of a shape.
+    pub(super) fn everywhere(
+        &mut self,
+        n: &Node,
+        value: f64,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<Value> {
+        let ty = Type::new(dtype, &[]);
+        let one = self.emit_n(n, &["number"], Fill { value }, &[], Some(&ty))?[0];
+        let to: String = (0..shape.len()).map(letter).collect();
+        let rule = self.rule(n, &format!("->{to}"), &[one])?;
+        let sizes = Sizes(shape.iter().enumerate().map(|(d, &s)| sized(letter(d), s)).collect());
+        self.emit(n, "numbers", Expand { rule, sizes }, &[one])
+    }
+
     /// The view with our dims in the order of the archive's.
     pub(super) fn ordered(&mut self, n: &Node, x: &View) -> Result<View> {
         if x.is_ordered() {
@@ -167,6 +185,10 @@ impl Lower<'_> {
         if x.shape == to {
             return Ok(x.clone());
         }
+        // Back to what it was made of.
+        if let Some(before) = self.before.get(&x.value).filter(|b| b.shape == to && x.is_plain()) {
+            return Ok(before.clone());
+        }
         let groups = self.groups(n, x, to)?;
         if let Some(dims) = kept(x, to, &groups) {
             return Ok(View { value: x.value, dims, shape: to.to_vec() });
@@ -175,12 +197,17 @@ impl Lower<'_> {
             let many = g.from.len() > 1 || g.to.len() > 1;
             many && g.from.clone().any(|d| x.dims[d] == Dim::Virtual && x.shape[d] > 1)
         });
+        let own = x;
         let x = match repeats || x.has_repeats() {
             true => self.whole(n, x)?,
             false if self.runs_of(x, &groups).is_none() => self.ordered(n, x)?,
             false => x.clone(),
         };
-        self.rewritten(n, &x, to)
+        let y = self.rewritten(n, &x, to)?;
+        if y.is_plain() && own.real() == own.shape.len() && !own.has_repeats() {
+            self.before.insert(y.value, own.clone());
+        }
+        Ok(y)
     }
 
     /// The groups with dims of ours, in the order of these; nothing if those of a group are apart.

@@ -336,7 +336,8 @@ impl Build<'_> {
         for a in &g.inputs {
             let name = match a {
                 RawArg::Tensor(n) => n,
-                RawArg::None => continue,
+                // What the program was exported with is a number in it.
+                RawArg::None | RawArg::Bool(_) | RawArg::Float(_) | RawArg::Text(_) => continue,
                 _ => return Err(self.bad("an input of the program is not a tensor".into())),
             };
             let meta = g.tensor_values.get(name);

@@ -18,8 +18,29 @@ impl Lower<'_> {
         dim_of(self.int(n, name)?.unwrap_or(or), rank, self, n)
     }
 
+    /// The operand; whole numbers that become floats are cast.
     pub(super) fn same(&mut self, n: &Node) -> Result<Val> {
-        self.data(n, "self").map(Val::Data)
+        let x = self.data(n, "self")?;
+        let like = match (n.arg("dtype"), n.arg("other")) {
+            (Arg::Elem(e), _) => matches!(e, Elem::Float | Elem::Double),
+            (Arg::None, Arg::Value(_)) => {
+                let like = self.data(n, "other")?;
+                self.draft.ty(like.value).dtype.is_float()
+            }
+            _ => false,
+        };
+        let float = self.draft.ty(x.value).dtype.is_float();
+        match n.arg("dtype") {
+            Arg::Elem(Elem::Bool) => return self.truth(n, &x).map(Val::Data),
+            Arg::Elem(Elem::Int) if float => {
+                return Err(self.refuse(n, "numbers that depend on data become whole numbers"));
+            }
+            _ => {}
+        }
+        match like && !float {
+            true => self.float(n, &x).map(Val::Data),
+            false => Ok(Val::Data(x)),
+        }
     }
 
     pub(super) fn size(&mut self, n: &Node) -> Result<Vec<Val>> {
@@ -68,6 +89,7 @@ impl Lower<'_> {
     pub(super) fn expand(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
         let to = self.expanded(n, &x.shape, &self.ints(n, "size")?)?;
+        let x = self.thinned(n, &x, &to)?;
         let more = to.len() - x.shape.len();
         let mut dims = vec![Dim::Virtual; more];
         for (d, (&own, &dim)) in x.shape.iter().zip(&x.dims).enumerate() {

@@ -62,6 +62,11 @@ impl View {
         l.as_bytes().windows(2).all(|w| w[0] < w[1])
     }
 
+    /// True if its dims are those of the value, in order.
+    pub fn is_plain(&self) -> bool {
+        self.dims.iter().enumerate().all(|(i, d)| *d == Dim::Real(i))
+    }
+
     pub fn has_repeats(&self) -> bool {
         self.dims.iter().any(|d| matches!(d, Dim::Each(..)))
     }

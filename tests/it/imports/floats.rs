@@ -187,3 +187,31 @@ fn digits() {
         ],
     );
 }
+
+/// Convolutions, and attention over what is no token.
+#[test]
+fn picture() {
+    check(
+        "picture",
+        &[
+            (&[], 8, NOTHING),
+            (&[("dp_replicate", 2)], 4, NOTHING),
+            (&[("tp", 2)], 8, NOTHING),
+            (&[("pp", 2)], 4, NOTHING),
+        ],
+    );
+}
+
+/// Experts that data choose, written out.
+#[test]
+fn chosen() {
+    check(
+        "chosen",
+        &[
+            (&[], 8, NOTHING),
+            (&[("dp_replicate", 2)], 4, NOTHING),
+            (&[("tp", 2)], 8, NOTHING),
+            (&[("pp", 2)], 4, NOTHING),
+        ],
+    );
+}

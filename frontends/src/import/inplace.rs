@@ -1,0 +1,147 @@
+//! Ops that write into their operand (`add_`): the same as those that make a new value (`add`), where nobody
+//! reads the old one, or what shares its memory, afterwards. Where somebody does, they stay, and are refused.
+
+use super::graph::{Arg, Graph, Id, IntArg, Node};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ops whose result shares the memory of their first operand, or may.
+const VIEWS: &[&str] = &[
+    "_unsafe_view",
+    "alias",
+    "broadcast_tensors",
+    "broadcast_to",
+    "chunk",
+    "contiguous",
+    "detach",
+    "detach_",
+    "diagonal",
+    "dropout",
+    "expand",
+    "expand_as",
+    "flatten",
+    "lift_fresh_copy",
+    "narrow",
+    "numpy_T",
+    "permute",
+    "reshape",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "t",
+    "to",
+    "transpose",
+    "type_as",
+    "unbind",
+    "unflatten",
+    "unsqueeze",
+    "view",
+];
+
+/// The name of an op without its overload.
+fn base(op: &str) -> &str {
+    op.split('.').next().unwrap_or(op)
+}
+
+/// The same op that makes a new value, of one that writes into its operand.
+fn pure(op: &str) -> Option<String> {
+    let (name, overload) = op.split_once('.')?;
+    let plain = name.strip_suffix('_').filter(|p| !p.ends_with('_') && name != "detach_")?;
+    Some(format!("{plain}.{overload}"))
+}
+
+fn operands(n: &Node) -> Vec<Id> {
+    let of = |a: &Arg| match a {
+        Arg::Value(id) => vec![*id],
+        Arg::Values(all) => all.iter().copied().flatten().collect(),
+        Arg::Ints(all) => {
+            let one = |i: &IntArg| if let IntArg::Of(id) = i { Some(*id) } else { None };
+            all.iter().filter_map(one).collect()
+        }
+        _ => vec![],
+    };
+    n.args.iter().flat_map(|(_, a)| of(a)).collect()
+}
+
+/// Renames ops that write into an operand that nobody reads afterwards.
+pub(super) fn undo(g: &mut Graph) {
+    if g.nodes.iter().all(|n| pure(&n.op).is_none()) {
+        return;
+    }
+    // What shares memory is called by the value that had it first.
+    let mut root: BTreeMap<Id, Id> = BTreeMap::new();
+    let of = |root: &BTreeMap<Id, Id>, id: Id| root.get(&id).copied().unwrap_or(id);
+    let mut last: BTreeMap<Id, usize> = BTreeMap::new();
+    for (i, n) in g.nodes.iter().enumerate() {
+        let all = operands(n);
+        for &id in &all {
+            last.insert(of(&root, id), i);
+        }
+        if VIEWS.contains(&base(&n.op)) {
+            let lists = n.args.iter().any(|a| matches!(a.1, Arg::Values(_)));
+            for (k, &o) in n.outs.iter().enumerate() {
+                if let Some(&id) = all.get(if lists { k } else { 0 }) {
+                    let id = of(&root, id);
+                    root.insert(o, id);
+                }
+            }
+        }
+    }
+    let kept: BTreeSet<Id> =
+        g.inputs.iter().map(|i| i.id).chain(g.outputs.iter().map(|&o| of(&root, o))).collect();
+    for (i, n) in g.nodes.iter_mut().enumerate() {
+        let Some(Arg::Value(id)) = n.args.first().map(|a| &a.1) else { continue };
+        let own = of(&root, *id);
+        let unread = last.get(&own) == Some(&i) && !kept.contains(&own);
+        if let Some(op) = pure(&n.op).filter(|_| unread) {
+            n.op = op.into();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(nodes: &[(&str, &[u32], u32)]) -> Graph {
+        let node = |(op, ins, out): &(&str, &[u32], u32)| Node {
+            op: (*op).into(),
+            args: ins.iter().map(|&i| ("x".into(), Arg::Value(Id(i)))).collect(),
+            outs: vec![Id(*out)],
+            scope: "".into(),
+        };
+        Graph { nodes: nodes.iter().map(node).collect(), ..Graph::default() }
+    }
+
+    fn ops(mut g: Graph) -> Vec<String> {
+        undo(&mut g);
+        g.nodes.iter().map(|n| n.op.to_string()).collect()
+    }
+
+    #[test]
+    fn what_nobody_reads_may_be_written_over() {
+        let sum = ("add.Tensor", &[0u32, 0][..], 1);
+        let write = ("mul_.Tensor", &[1u32, 0][..], 2);
+        assert_eq!(ops(graph(&[sum, write]))[1], "mul.Tensor");
+        // Read before, and read afterwards.
+        let read = ("neg.default", &[1u32][..], 3);
+        assert_eq!(ops(graph(&[sum, read, write]))[2], "mul.Tensor");
+        assert_eq!(ops(graph(&[sum, write, read]))[1], "mul_.Tensor");
+        // By way of what shares its memory.
+        let view = ("select.int", &[1u32][..], 4);
+        let fill = ("fill_.Scalar", &[4u32][..], 5);
+        assert_eq!(ops(graph(&[sum, view, fill, read]))[2], "fill_.Scalar");
+        let late = ("neg.default", &[4u32][..], 6);
+        assert_eq!(ops(graph(&[sum, view, write, late]))[2], "mul_.Tensor");
+        // Names that only look so.
+        assert_eq!(ops(graph(&[("__and__.Tensor", &[0, 0], 1)]))[0], "__and__.Tensor");
+    }
+
+    #[test]
+    fn outputs_and_inputs_are_not_written_over() {
+        let mut g = graph(&[("add.Tensor", &[0, 0], 1), ("mul_.Tensor", &[1, 0], 2)]);
+        g.outputs = vec![Id(1)];
+        assert_eq!(ops(g)[1], "mul_.Tensor");
+    }
+}

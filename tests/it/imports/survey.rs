@@ -1,0 +1,79 @@
+//! Archives that `tests/imports/survey.py` makes, which are not kept, against PyTorch.
+
+use super::{Expected, MESHES, ROWS, SEQ, compare_with, held};
+use crate::fixture::options;
+use shardc_frontends::Model;
+use shardc_frontends::import::{Opened, Raise, Sizes};
+use shardc_ir::diag::Exit;
+use shardc_ir::func::{Fill, inputs};
+use shardc_ir::plan::Mode;
+use shardc_ir::types::DType;
+use shardc_passes::options::Options;
+use shardc_runtime::{Numbers, StepBatch};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+/// Inputs of a step, as PyTorch had them.
+fn batch(m: &Model, want: &Expected) -> StepBatch {
+    let all = inputs(&m.module).into_iter();
+    let filled = all.filter(|r| matches!(r.input.fill, Fill::Tokens | Fill::Labels | Fill::Column));
+    let one = |r: shardc_ir::func::InputRow| {
+        let name = if r.input.fill == Fill::Labels { "targets" } else { &*r.name };
+        let all = want.get(name).iter();
+        let numbers = match r.dtype {
+            DType::I32 => Numbers::I32(all.map(|&x| x as i32).collect()),
+            _float => Numbers::F32(all.map(|&x| x as f32).collect()),
+        };
+        (r.name.to_string(), numbers)
+    };
+    StepBatch { columns: filled.map(one).collect(), observe: true }
+}
+
+/// What becomes of an archive: a line for each mesh that is wrong.
+fn look(path: &Path) -> Vec<String> {
+    let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let opened = Opened::read(path).unwrap_or_else(|e| panic!("{e}"));
+    let want = Expected::at(&path.with_extension("safetensors"), false);
+    let tokens = want.0.contains_key("input_ids") || want.0.contains_key("decoder_input_ids");
+    let seq = if tokens { SEQ } else { 1 };
+    let mut wrong = vec![];
+    for (mesh, sp, rows) in MESHES {
+        if !tokens && (*sp || mesh.iter().any(|m| m.0 == "cp")) {
+            continue;
+        }
+        let m = match opened.import(Sizes { rows: ROWS, seq }, Mode::Train, Raise::default()) {
+            Ok(m) => m,
+            Err(e) => {
+                eprintln!("{name}: exit {:?}: {}", e.exit, e.message);
+                let refused = e.exit == Exit::Unsupported;
+                return if refused { vec![] } else { vec![format!("{name}: {e}")] };
+            }
+        };
+        let model = held(&opened, m);
+        let o = Options { seq, ..options(mesh, *sp, *rows) };
+        let run = || compare_with(&name, &want, &model, &o, &batch(&model, &want));
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(()) => eprintln!("{name} {mesh:?}: as PyTorch"),
+            Err(_) => wrong.push(format!("{name} {mesh:?}")),
+        }
+    }
+    wrong
+}
+
+#[test]
+#[ignore = "SHARDC_SURVEY is a folder of archives that tests/imports/survey.py made"]
+fn survey() {
+    let folder = std::env::var("SHARDC_SURVEY").expect("SHARDC_SURVEY: a folder of archives");
+    let only = std::env::var("SHARDC_SURVEY_ONLY").unwrap_or_default();
+    let all = std::fs::read_dir(folder).expect("a folder").filter_map(Result::ok);
+    let of = |p: &PathBuf| {
+        let stem = p.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let named = only.is_empty() || only.split(',').any(|n| n == stem);
+        p.extension().is_some_and(|e| e == "pt2") && named
+    };
+    let mut paths: Vec<PathBuf> = all.map(|e| e.path()).filter(of).collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "no archive");
+    let wrong: Vec<String> = paths.iter().flat_map(|p| look(p)).collect();
+    assert!(wrong.is_empty(), "not as PyTorch: {wrong:#?}");
+}

@@ -177,7 +177,8 @@ class Picture(nn.Module):
     def __init__(self):
         super().__init__()
         self.patches = nn.Conv2d(3, 8, 2, stride=2)
-        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        # A bias of keys has no gradient: it is the same for all of them.
+        self.q, self.k, self.v = (nn.Linear(8, 8, bias=False) for _ in range(3))
         self.wide = nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8)
         self.groups = nn.utils.parametrizations.weight_norm(nn.Conv1d(8, 8, 2, groups=2, padding="same"), dim=2)
         self.head = nn.Linear(8, 6)
@@ -204,7 +205,7 @@ class Chosen(nn.Module):
         scores = self.gate(x).sigmoid()
         best = scores.view(-1, 2, 2).topk(2)[0].sum(-1).topk(1)[1]
         mask = torch.zeros_like(scores[:, :2]).scatter_(1, best, 1).unsqueeze(-1).expand(-1, 2, 2).reshape(-1, 4)
-        at = scores.masked_fill(~mask.bool(), -torch.inf).topk(2)[1]
+        at = scores.masked_fill(~mask.bool(), -1e30).topk(2)[1]
         by = scores.gather(1, at)
         by = by / by.sum(-1, keepdim=True)
         flat = at.reshape(-1)

@@ -149,7 +149,9 @@ def model_of(name):
     if experts:
         model.set_experts_implementation(experts)
     with torch.no_grad():
-        for n, p in model.named_parameters():
+        for p in model.parameters():
+            # An archive does not say which are frozen.
+            p.requires_grad_(True)
             if p.dim() == 1 or not p.any():
                 p.add_(torch.randn_like(p) * 0.1)
     return AROUND.get(name, lambda m: m)(model)

@@ -50,6 +50,8 @@ impl Lower<'_> {
             return Err(self.refuse(n, "its mask is of another shape"));
         }
         let (x, m) = (self.whole(n, &x)?, self.whole(n, mask)?);
+        // An infinity is no number that a plan can be proved with: the largest one stands for it.
+        let c = c.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
         let number = self.emit_n(n, &["number"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
         let l = x.letters(x.shape.len());
         let ins = [m.value, number, x.value];

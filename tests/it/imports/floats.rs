@@ -193,12 +193,7 @@ fn digits() {
 fn picture() {
     check(
         "picture",
-        &[
-            (&[], 8, NOTHING),
-            (&[("dp_replicate", 2)], 4, NOTHING),
-            (&[("tp", 2)], 8, NOTHING),
-            (&[("pp", 2)], 4, NOTHING),
-        ],
+        &[(&[], 8, NOTHING), (&[("dp_replicate", 2)], 4, NOTHING), (&[("tp", 2)], 8, NOTHING)],
     );
 }
 

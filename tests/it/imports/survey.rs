@@ -18,7 +18,12 @@ fn batch(m: &Model, want: &Expected) -> StepBatch {
     let all = inputs(&m.module).into_iter();
     let filled = all.filter(|r| matches!(r.input.fill, Fill::Tokens | Fill::Labels | Fill::Column));
     let one = |r: shardc_ir::func::InputRow| {
-        let name = if r.input.fill == Fill::Labels { "targets" } else { &*r.name };
+        // What is called tokens may be those of a decoder.
+        let name = match r.input.fill {
+            Fill::Labels => "targets",
+            Fill::Tokens if !want.0.contains_key("input_ids") => "decoder_input_ids",
+            _ => &*r.name,
+        };
         let all = want.get(name).iter();
         let numbers = match r.dtype {
             DType::I32 => Numbers::I32(all.map(|&x| x as i32).collect()),

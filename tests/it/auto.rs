@@ -239,7 +239,7 @@ fn prices_are_said() {
         whole.contains("a microbatch takes") && whole.contains("no layouts take less"),
         "{whole}"
     );
-    assert!(said(&["explain", "asked", "price"]).contains("not chosen by price"));
+    assert!(said(&["explain", "asked", "price"]).contains("none was chosen by price"));
     for what in ["%h", "tensor:net1.weight"] {
         let value = said(&["explain", "out", what]);
         assert!(value.contains("with it a microbatch takes"), "{value}");

@@ -188,7 +188,7 @@ fn what_is_no_whole_checkpoint_is_refused() {
     train(&dir, "sgd", &["--steps", "1", "--save", "stateless", "--save-every", "1"]);
     let again = ["run", "plan", "--steps", "5", "--resume"];
     let with = |name: &'static str| [&again[..], &[name]].concat();
-    refused(&dir, &with("none"), 5, &["error[checkpoint]", "none"]);
+    refused(&dir, &with("none"), 2, &["error[file]", "none", "check the path"]);
     refused(&dir, &with("plan"), 2, &["there is no checkpoint here", "--save-every"]);
     refused(&dir, &["run", "other", "--steps", "5", "--resume", "good"], 4, &["tensor-shape"]);
     refused(&dir, &with("stateless"), 4, &["missing-tensor", "exp_avg"]);

@@ -100,7 +100,7 @@ fn a_trace_loads_in_the_tool_that_reads_it() {
 /// A trace is of the plan that ran.
 #[test]
 fn a_trace_of_another_plan_is_refused() {
-    let lab = lab("report-trace");
+    let lab = lab("report-of-another");
     for command in [
         &["report", "other", "--trace", "trace.json", "-o", "x.html"][..],
         &["inspect", "other", "--timeline", "--times", "trace.json"],

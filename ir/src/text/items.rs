@@ -238,7 +238,10 @@ pub(super) fn axis_error(message: String, text: &str, mesh: &Mesh, at: usize) ->
     let axes = axes.join(", ");
     Fail::new("unknown-axis", at, text.len(), message)
         .rule("axes of size 1 split nothing and are left out of the mesh")
-        .help(format!("the mesh is [{axes}]{near}"))
+        .help(match axes.is_empty() {
+            true => "say the mesh in the text's first line, as `mesh [tp=2]`".into(),
+            false => format!("the mesh is [{axes}]{near}"),
+        })
 }
 
 /// What was probably meant, for the end of a message.

@@ -194,6 +194,10 @@ fn searched(why: &Why, c: &Call) -> Vec<String> {
     let (from, to) = (c.f.ty(from), c.f.ty(to));
     let Some(found) = reshard::path(&why.s.options.hardware, mesh, from, to) else { return vec![] };
     let steps = found.steps;
+    // Of equal layouts nothing was searched: it is not data of another layout that is sent, but another's.
+    if steps.is_empty() {
+        return vec![];
+    }
     let names: Vec<&str> = steps.iter().map(|s| s.op.mnemonic()).collect();
     let sent = ring_bytes(mesh, from, &steps);
     let mut l = vec![format!(
@@ -402,11 +406,11 @@ fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
             format!("saving the whole in forward: {held} B more per rank, layer and microbatch"),
         ),
         (true, _) if of_sequence => Some(format!(
-            "no --sp: it and its counterpart become one all_reduce of the same bytes; \
+            "no --sp: it and its counterpart become one all_reduce of the same bytes, and backward gathers nothing again; \
              what is saved between them is {ways} times as large"
         )),
         (false, "all_reduce") if layer => Some(format!(
-            "--sp makes it a reduce_scatter and an all_gather of the same bytes; \
+            "--sp makes it a reduce_scatter and an all_gather of the same bytes, and backward gathers once more; \
              what is saved between them is 1/{ways} as large"
         )),
         _ => None,

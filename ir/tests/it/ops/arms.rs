@@ -14,6 +14,8 @@ const OWN: &[&str] = &["ir/src/ops/", "codegen/src/lower.rs"];
 /// Reads programs of other software: which groups of ops mean one of ours is its own knowledge, counted apart.
 const IMPORT: &str = "frontends/src/import/";
 const MOST: usize = 40;
+/// Of imports: more architectures are more ways to write the same.
+const MOST_OF_IMPORTS: usize = 48;
 
 /// Patterns `Op::Name` in a file, tests aside. Nothing is constructed so: that is `Op::from`.
 fn arms(text: &str) -> usize {
@@ -49,9 +51,9 @@ fn few_arms_stand_outside_the_files_of_ops() {
     all.retain(|x| x.0 > 0);
     all.sort_by(|a, b| b.cmp(a));
     let (import, own): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| x.1.starts_with(IMPORT));
-    for all in [import, own] {
+    for (all, most) in [(import, MOST_OF_IMPORTS), (own, MOST)] {
         let sum: usize = all.iter().map(|x| x.0).sum();
-        assert!(0 < sum && sum <= MOST, "{sum} arms: {all:#?}");
+        assert!(0 < sum && sum <= most, "{sum} arms: {all:#?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! A model on one device, as a frontend leaves it and before any pass: what is compiled.
 
-use crate::func::{Func, Module, Port, Value};
+use crate::func::{Fill, Func, Input, Module, Port, Value};
 use crate::ops::Kind;
 use crate::rule::Group;
 use crate::weights::{Init, Weight};
@@ -39,12 +39,11 @@ impl Weight {
 /// all of i32 if there is none.
 pub fn vocabulary(f: &Func) -> usize {
     let data = |a: &&Port| a.input().is_some_and(|i| i.fill.is_data());
+    // Other columns of whole numbers may have a number for each token, too, as kinds of segments.
+    let of_tokens = |i: Input| i.seq.is_some() && matches!(i.fill, Fill::Tokens | Fill::Labels);
     let of = |tokens: bool| {
-        let own = f
-            .args
-            .iter()
-            .filter(data)
-            .filter(move |a| !tokens || a.input().is_some_and(|i| i.seq.is_some()));
+        let own =
+            f.args.iter().filter(data).filter(move |a| !tokens || a.input().is_some_and(of_tokens));
         own.flat_map(|a| tables(f, a.value).sizes).min()
     };
     of(true).or_else(|| of(false)).unwrap_or(i32::MAX as usize)

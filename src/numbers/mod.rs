@@ -262,6 +262,9 @@ fn documents(d: Documents, table: &[InputRow], seq: usize, all: &mut Columns) ->
     for i in (0..tokens.len()).filter(|i| i % 7 == 3) {
         tokens[i] = d.end;
     }
+    for i in (8..tokens.len()).step_by(11) {
+        tokens[i] = d.padding.unwrap_or(tokens[i]);
+    }
     if let Some(Numbers::I32(labels)) = name(Fill::Labels).and_then(|n| all.get_mut(n)) {
         d.ignore(&tokens, labels);
     }

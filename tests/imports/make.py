@@ -125,7 +125,8 @@ def strip(program):
     while graphs:
         graph = graphs.pop()
         inputs = {a["as_tensor"]["name"] for a in graph["inputs"] if "as_tensor" in a}
-        graph["tensor_values"] = {k: v for k, v in graph["tensor_values"].items() if k in inputs}
+        # Of inputs the shapes are read, of others whether they are truth values (dtype 12).
+        graph["tensor_values"] = {k: v for k, v in graph["tensor_values"].items() if k in inputs or v["dtype"] == 12}
         graph["nodes"] = [n for n in graph["nodes"] if "_assert_tensor_metadata" not in n["target"]]
         for node in graph["nodes"]:
             # Of key,path,class;key,path,class the last path.
@@ -214,6 +215,23 @@ class Chosen(nn.Module):
         return (y * by.reshape(-1, 1)).view(-1, 2, 6).sum(1)
 
 
+class Truths(nn.Module):
+    """Sums of truth values, factors of what something is taken from, and numbers that depend on no data."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(12, 6)
+        self.register_buffer("column", torch.linspace(0.5, 1.5, 6).unsqueeze(-1))
+
+    def forward(self, x):
+        y = self.lin(x)
+        few, many = (y - 0.1).relu().bool(), (0.4 - y).relu().bool()
+        some, both = (few + many).float(), (~(few * many)).float()
+        steps = torch.arange(6).clamp(min=1.5) * torch.full_like(torch.arange(6), 1.7)
+        steps = torch.rsub(steps, torch.ones(6), alpha=2) + (torch.arange(6) % 2 == 0).add(torch.ones(6).bool())
+        return torch.rsub(y, some, alpha=2) * self.column.squeeze() + both * steps
+
+
 class Scored(nn.Module):
     """A model of rows with its loss."""
 
@@ -234,6 +252,7 @@ FLOATS = {
     "picture": (Picture, nn.functional.cross_entropy, lambda: dict(
         x=torch.randn(ROWS, 3, 8, 8), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
     "chosen": (Chosen, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
+    "truths": (Truths, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "digits": (Digits, nn.functional.cross_entropy, lambda: dict(
         x=torch.randn(ROWS, 12), kind=torch.randint(6, (ROWS,)), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
 }

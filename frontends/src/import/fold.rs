@@ -37,9 +37,18 @@ impl Lower<'_> {
             if bits && (a.elem, b.elem) != (Elem::Bool, Elem::Bool) {
                 return Ok(None);
             }
-            let b = b.map(b.elem, |x| x * alpha(n)).unwrap_or(b);
+            let times = |x: Folded| x.map(x.elem, |v| v * alpha(n)).unwrap_or(x);
+            let (a, b) = if name == "rsub" { (times(a), b) } else { (a, times(b)) };
             let elem = elem.unwrap_or_else(|| joined(name, &a, &b));
-            return self.fits(n, a.zip(&b, elem, f)).map(one);
+            let made = self.fits(n, a.zip(&b, elem, f))?;
+            return match (n.arg("rounding_mode"), elem) {
+                // Of truth values a sum is or.
+                (_, Elem::Bool) => {
+                    self.fits(n, made.map(elem, |x| f64::from(u8::from(x != 0.0)))).map(one)
+                }
+                (Arg::Text(_), _) => Ok(None),
+                _ => Ok(one(made)),
+            };
         }
         if let Some(f) = unary(name) {
             let Some(x) = self.folded(n, "self", 0)? else { return Ok(None) };
@@ -60,7 +69,7 @@ impl Lower<'_> {
         self.fold_shape(n, name)
     }
 
-    fn fits<T>(&self, n: &Node, x: Option<T>) -> Result<T> {
+    pub(super) fn fits<T>(&self, n: &Node, x: Option<T>) -> Result<T> {
         x.ok_or_else(|| self.refuse(n, "its operands do not fit, or its result is too large"))
     }
 
@@ -129,10 +138,7 @@ impl Lower<'_> {
                 let at = dim_of(self.int(n, "dim")?.unwrap_or(0), rank + 1, self, n)?;
                 x.unsqueeze(at)
             }
-            "squeeze" => {
-                let at = dim("dim", 0)?;
-                if x.shape[at] == 1 { x.select(at, 0) } else { x }
-            }
+            "squeeze" => self.fold_squeeze(n, x)?,
             "expand" | "expand_as" | "broadcast_to" => {
                 let to = match n.arg("size") {
                     Arg::Ints(_) => self.ints(n, "size")?,
@@ -166,11 +172,7 @@ impl Lower<'_> {
                 x.slice(d, start, len, step)
             }
             "repeat" => self.fold_repeat(n, x)?,
-            "clamp" => {
-                let bound = |k: &str, or: f64| self.number(n, k).unwrap_or(or);
-                let (low, high) = (bound("min", f64::NEG_INFINITY), bound("max", f64::INFINITY));
-                self.fits(n, x.map(x.elem, |v| v.max(low).min(high)))?
-            }
+            "clamp" => self.fold_clamp(n, &x)?,
             "cumsum" => self.fits(n, x.cumsum(dim("dim", 0)?))?,
             "diff" => self.fold_diff(n, &x)?,
             "gather" => {
@@ -253,10 +255,10 @@ impl Lower<'_> {
             }
             "ones" => full(elem(Elem::Float), &shape(self)?, 1.0),
             "zeros" => full(elem(Elem::Float), &shape(self)?, 0.0),
-            "new_ones" => full(elem(self.elem_of(n)), &shape(self)?, 1.0),
-            "new_zeros" => full(elem(self.elem_of(n)), &shape(self)?, 0.0),
-            "ones_like" => full(elem(self.elem_of(n)), &own(self)?, 1.0),
-            "zeros_like" => full(elem(self.elem_of(n)), &own(self)?, 0.0),
+            "new_ones" => full(elem(self.elem_of(n, "self")), &shape(self)?, 1.0),
+            "new_zeros" => full(elem(self.elem_of(n, "self")), &shape(self)?, 0.0),
+            "ones_like" => full(elem(self.elem_of(n, "self")), &own(self)?, 1.0),
+            "zeros_like" => full(elem(self.elem_of(n, "self")), &own(self)?, 0.0),
             "full" | "full_like" | "scalar_tensor" | "new_full" => {
                 let to = match name {
                     "full_like" => own(self)?,
@@ -266,17 +268,28 @@ impl Lower<'_> {
                 let key = if name == "scalar_tensor" { "s" } else { "fill_value" };
                 let x = self.folded(n, key, usize::MAX)?.and_then(|f| Some((f.scalar()?, f.elem)));
                 let Some((x, e)) = x else { return Ok(None) };
-                let e = elem(if e == Elem::Double { Elem::Float } else { e });
+                let e = elem(match (name, e) {
+                    ("full_like" | "new_full", _) => self.elem_of(n, "self"),
+                    (_, Elem::Double) => Elem::Float,
+                    (_, e) => e,
+                });
+                let x = match e {
+                    Elem::Int => x.trunc(),
+                    Elem::Bool => f64::from(u8::from(x != 0.0)),
+                    _ => x,
+                };
                 full(e, &to, rounded(e, x))
             }
             _ => Ok(None),
         }
     }
 
-    /// The element type of the first operand, where nothing says another.
-    fn elem_of(&self, n: &Node) -> Elem {
-        match self.operand(n, "self") {
+    /// The element type of an operand.
+    pub(super) fn elem_of(&self, n: &Node, operand: &str) -> Elem {
+        let is_truth = matches!(n.arg(operand), Arg::Value(id) if self.g.truths.contains(id));
+        match self.operand(n, operand) {
             Some(Val::Folded(f)) => f.elem,
+            _ if is_truth => Elem::Bool,
             Some(Val::Data(v)) if !self.draft.ty(v.value).dtype.is_float() => Elem::Int,
             _ => Elem::Float,
         }
@@ -383,6 +396,13 @@ fn float(e: Elem) -> Elem {
     if e == Elem::Double { e } else { Elem::Float }
 }
 
+/// What makes truth values of truth values.
+fn of_truths(name: &str) -> bool {
+    name.contains("and")
+        || name.contains("or")
+        || matches!(name, "add" | "mul" | "maximum" | "minimum")
+}
+
 /// The element type of a result of both: a tensor's before a number's of the same kind.
 fn joined(name: &str, a: &Folded, b: &Folded) -> Elem {
     let (x, y) = match (a.shape.is_empty(), b.shape.is_empty()) {
@@ -397,7 +417,7 @@ fn joined(name: &str, a: &Folded, b: &Folded) -> Elem {
         return Elem::Float;
     }
     match (x.elem, y.elem) {
-        (Elem::Bool, Elem::Bool) if name.contains("and") || name.contains("or") => Elem::Bool,
+        (Elem::Bool, Elem::Bool) if of_truths(name) => Elem::Bool,
         _ => Elem::Int,
     }
 }

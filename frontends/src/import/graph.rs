@@ -4,6 +4,7 @@
 //! The names are those of PyTorch's core operators ("add.Tensor", "linear.default"), of which a
 //! reader of another format uses what it needs.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -143,6 +144,8 @@ pub(super) struct Graph {
     pub inputs: Vec<Input>,
     pub nodes: Vec<Node>,
     pub outputs: Vec<Id>,
+    /// Values of truth: torch adds them as or.
+    pub truths: HashSet<Id>,
     /// Smallest and largest value of a symbol.
     pub ranges: Vec<(Arc<str>, usize, usize)>,
 }

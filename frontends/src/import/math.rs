@@ -32,17 +32,19 @@ impl Lower<'_> {
 
     pub(super) fn arithmetic(&mut self, n: &Node, how: Arithmetic) -> Result<Val> {
         let by = self.number(n, "alpha").unwrap_or(1.0);
-        if let Some(v) = self.masked(n, how)? {
+        let how = match (n.outs.iter().any(|o| self.g.truths.contains(o)), how) {
+            (false, how) => how,
+            // Of truth values it is or.
+            (true, Arithmetic::Add | Arithmetic::Max) if by == 1.0 => Arithmetic::Max,
+            (true, Arithmetic::Mul | Arithmetic::Min) => Arithmetic::Mul,
+            (true, _) => return Err(self.refuse(n, "differences of truth values")),
+        };
+        if by == 1.0
+            && let Some(v) = self.masked(n, how)?
+        {
             return Ok(v);
         }
         let (mut a, mut b) = (self.term(n, "self")?, self.term(n, "other")?);
-        // The factor of the second operand.
-        if by != 1.0 {
-            b = match b {
-                Term::Number(x) => Term::Number(x * by),
-                Term::Data(v) => Term::Data(self.scaled(n, &v, by)?),
-            };
-        }
         let how = match how {
             Arithmetic::Rsub => {
                 std::mem::swap(&mut a, &mut b);
@@ -50,6 +52,13 @@ impl Lower<'_> {
             }
             other => other,
         };
+        // The factor of the second operand.
+        if by != 1.0 {
+            b = match b {
+                Term::Number(x) => Term::Number(x * by),
+                Term::Data(v) => Term::Data(self.scaled(n, &v, by)?),
+            };
+        }
         match (a, b) {
             (Term::Data(a), Term::Data(b)) => self.both(n, how, &a, &b),
             (Term::Data(a), Term::Number(c)) => match how {
@@ -105,7 +114,7 @@ impl Lower<'_> {
         Ok(x.with(self.emit(n, "over", Div { rule }, &[one, x.value])?))
     }
 
-    /// The elements within bounds; where they are equal to one the gradient flows, as in PyTorch.
+    /// The elements within bounds.
     pub(super) fn clamp(&mut self, n: &Node) -> Result<Vec<Val>> {
         let mut x = self.data(n, "self")?;
         for (key, how) in [("min", Arithmetic::Max), ("max", Arithmetic::Min)] {
@@ -115,21 +124,26 @@ impl Lower<'_> {
                 }
                 continue;
             };
-            let l = x.letters(x.shape.len());
-            let bound =
-                self.emit_n(n, &["bound"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
-            let rule = self.spread(n, &[&l, ""], &l, &[x.value, bound])?;
-            let op: Op = match how {
-                Arithmetic::Min => Min { rule }.into(),
-                _max => Max { rule }.into(),
-            };
-            x = x.with(self.emit(n, "clamped", op, &[x.value, bound])?);
+            x = self.bounded(n, how, c, &x)?;
         }
         Ok(vec![Val::Data(x)])
     }
 
+    /// Known numbers within bounds.
+    pub(super) fn fold_clamp(&self, n: &Node, x: &Folded) -> Result<Folded> {
+        let bound = |k: &str, or: f64| match (n.arg(k), self.number(n, k)) {
+            (Arg::None, _) => Ok(or),
+            (_, Some(c)) => Ok(c),
+            _ => Err(self.refuse(n, "its bounds are not numbers")),
+        };
+        let (low, high) = (bound("min", f64::NEG_INFINITY)?, bound("max", f64::INFINITY)?);
+        let of_float = ["min", "max"].iter().any(|k| matches!(n.arg(k), Arg::Float(_)));
+        let elem = if of_float && x.elem == Elem::Int { Elem::Float } else { x.elem };
+        self.fits(n, x.map(elem, |v| v.max(low).min(high)))
+    }
+
     /// The larger, or smaller, one of a number and each element. No gradient flows where they are equal, as in
-    /// PyTorch's `relu`.
+    /// PyTorch's `relu` and `clamp`.
     fn bounded(&mut self, n: &Node, how: Arithmetic, c: f64, x: &View) -> Result<View> {
         let bound = self.emit_n(n, &["bound"], Fill { value: c }, &[], Some(&Type::f32(&[])))?[0];
         let l = x.letters(x.shape.len());

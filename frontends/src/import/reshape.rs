@@ -1,7 +1,9 @@
 //! Views as values: dims in order, virtual dims made real, and elements in another shape.
 
-use super::graph::Node;
+use super::folded::Folded;
+use super::graph::{Arg, Node};
 use super::lower::Lower;
+use super::operands::dim_of;
 use super::view::{Dim, View, letter};
 use shardc_ir::attr::Sizes;
 use shardc_ir::diag::Result;
@@ -22,6 +24,23 @@ struct Group {
 }
 
 impl Lower<'_> {
+    /// Without dims of size 1: those that are named, or all.
+    pub(super) fn fold_squeeze(&self, n: &Node, x: Folded) -> Result<Folded> {
+        let rank = x.shape.len();
+        let mut at: Vec<usize> = match n.arg("dim") {
+            Arg::None => (0..rank).collect(),
+            Arg::Ints(_) => {
+                let all = self.ints(n, "dim")?.into_iter();
+                all.map(|d| dim_of(d, rank, self, n)).collect::<Result<_>>()?
+            }
+            _ => vec![dim_of(self.int(n, "dim")?.unwrap_or(0), rank, self, n)?],
+        };
+        at.retain(|&d| x.shape[d] == 1);
+        at.sort_unstable_by(|a, b| b.cmp(a));
+        at.dedup();
+        Ok(at.into_iter().fold(x, |x, d| x.select(d, 0)))
+    }
+
     /// One number as a value of a shape.
     pub(super) fn everywhere(
         &mut self,

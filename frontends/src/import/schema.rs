@@ -307,6 +307,7 @@ impl Build<'_> {
         let graph = p.graph_module.graph;
         self.inputs(&graph, &p.graph_module.signature, &mut names)?;
         self.nodes(graph.nodes, &mut names, 0)?;
+        self.truths(&graph.tensor_values, &names);
         for o in &graph.outputs {
             if let RawArg::Tensor(n) = o {
                 let id = self.known(&names, n)?;
@@ -375,6 +376,13 @@ impl Build<'_> {
         id.ok_or_else(|| self.bad(format!("`{name}` is used before it is made")))
     }
 
+    /// Marks those of a graph's values that are truth values.
+    fn truths(&mut self, all: &HashMap<String, TensorMeta>, names: &Names) {
+        let is = |meta: &TensorMeta| stores(meta.dtype) == Some(Stores::Bool);
+        let of = all.iter().filter(|(_, meta)| is(meta)).filter_map(|(name, _)| names.get(name));
+        self.g.truths.extend(of);
+    }
+
     fn nodes(&mut self, nodes: Vec<RawNode>, names: &mut Names, depth: usize) -> Result<()> {
         if depth > MAX_DEPTH {
             return Err(self.bad(format!("more than {MAX_DEPTH} graphs are within each other")));
@@ -420,6 +428,7 @@ impl Build<'_> {
         }
         let mut inner: Names = taken.into_iter().map(String::from).zip(given).collect();
         self.nodes(graph.nodes, &mut inner, depth + 1)?;
+        self.truths(&graph.tensor_values, &inner);
         let outs = n.outputs.iter().flat_map(made);
         for (o, i) in outs.zip(graph.outputs.iter().flat_map(made)) {
             let id = self.known(&inner, i)?;

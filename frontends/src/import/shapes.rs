@@ -21,26 +21,21 @@ impl Lower<'_> {
     /// The operand; whole numbers that become floats are cast.
     pub(super) fn same(&mut self, n: &Node) -> Result<Val> {
         let x = self.data(n, "self")?;
-        let like = match (n.arg("dtype"), n.arg("other")) {
-            (Arg::Elem(e), _) => matches!(e, Elem::Float | Elem::Double),
-            (Arg::None, Arg::Value(_)) => {
-                let like = self.data(n, "other")?;
-                self.draft.ty(like.value).dtype.is_float()
-            }
-            _ => false,
+        let to = match (n.arg("dtype"), n.arg("other")) {
+            (Arg::Elem(e), _) => Some(*e),
+            (Arg::None, Arg::Value(id)) if self.g.truths.contains(id) => Some(Elem::Bool),
+            (Arg::None, Arg::Value(_)) => Some(self.elem_of(n, "other")),
+            _ => None,
         };
         let float = self.draft.ty(x.value).dtype.is_float();
-        match n.arg("dtype") {
-            Arg::Elem(Elem::Bool) => return self.truth(n, &x).map(Val::Data),
-            Arg::Elem(Elem::Int) if float => {
+        Ok(Val::Data(match to {
+            Some(Elem::Bool) => self.truth(n, &x)?,
+            Some(Elem::Int) if float => {
                 return Err(self.refuse(n, "numbers that depend on data become whole numbers"));
             }
-            _ => {}
-        }
-        match like && !float {
-            true => self.float(n, &x).map(Val::Data),
-            false => Ok(Val::Data(x)),
-        }
+            Some(Elem::Float | Elem::Double) if !float => self.float(n, &x)?,
+            _ => x,
+        }))
     }
 
     pub(super) fn size(&mut self, n: &Node) -> Result<Vec<Val>> {

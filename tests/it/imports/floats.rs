@@ -210,3 +210,9 @@ fn chosen() {
         ],
     );
 }
+
+/// Truth values are added as or; constants are as they are in torch.
+#[test]
+fn truths() {
+    check("truths", &[(&[], 8, NOTHING), (&[("tp", 2)], 4, NOTHING)]);
+}

@@ -1,6 +1,7 @@
 //! Columns of the user's data: arrays of .npy and safetensors files, a row for each of a batch's.
 
 use super::npy;
+use half::f16;
 use shardc_frontends::batch::{IGNORED, tensors};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How a number is stored, little-endian.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +20,7 @@ enum Element {
     F64,
     F32,
     Bf16,
+    F16,
     I64,
     I32,
     I16,
@@ -28,10 +31,11 @@ enum Element {
 }
 
 /// Types of elements: as NumPy and as safetensors call them, and bytes of one.
-const ELEMENTS: [(Element, &str, &str, usize); 10] = [
+const ELEMENTS: [(Element, &str, &str, usize); 11] = [
     (Element::F64, "<f8", "F64", 8),
     (Element::F32, "<f4", "F32", 4),
     (Element::Bf16, "", "BF16", 2),
+    (Element::F16, "<f2", "F16", 2),
     (Element::I64, "<i8", "I64", 8),
     (Element::I32, "<i4", "I32", 4),
     (Element::I16, "<i2", "I16", 2),
@@ -62,6 +66,7 @@ impl Element {
             Element::F64 => Stored::Float(f64::from_bits(bits)),
             Element::F32 => Stored::Float(f64::from(f32::from_bits(bits as u32))),
             Element::Bf16 => Stored::Float(f64::from(f32::from_bits((bits as u32) << 16))),
+            Element::F16 => Stored::Float(f16::from_bits(bits as u16).to_f64()),
             Element::I64 => Stored::Whole(bits as i64),
             Element::I32 => Stored::Whole(i64::from(bits as i32)),
             Element::I16 => Stored::Whole(i64::from(bits as i16)),
@@ -75,7 +80,8 @@ impl Element {
 struct Array {
     path: PathBuf,
     name: String,
-    file: File,
+    /// Arrays of one file share it.
+    file: Arc<File>,
     start: u64,
     element: Element,
     shape: Vec<usize>,
@@ -110,11 +116,11 @@ impl Columns {
         let mut arrays = BTreeMap::new();
         if spec.ends_with(".safetensors") {
             let path = Path::new(spec);
+            let file = Arc::new(files::open(path)?.0);
             for (name, t) in tensors(path)? {
                 // Tensors of other types are not columns, unless somebody asks for them.
                 let Some(e) = ELEMENTS.iter().find(|e| e.2 == t.dtype) else { continue };
-                let (file, _) = files::open(path)?;
-                let (path, start) = (path.to_path_buf(), t.bytes.start);
+                let (path, file, start) = (path.to_path_buf(), file.clone(), t.bytes.start);
                 let array =
                     Array { path, name: name.clone(), file, start, element: e.0, shape: t.shape };
                 arrays.insert(name, array);
@@ -168,7 +174,8 @@ impl Columns {
                 );
                 return Err(wrong(&a.place(), what));
             }
-            let float = matches!(a.element, Element::F64 | Element::F32 | Element::Bf16);
+            let float =
+                matches!(a.element, Element::F64 | Element::F32 | Element::Bf16 | Element::F16);
             if float && !row.dtype.is_float() {
                 let what = format!("`{}` is floats, the model takes whole numbers", row.name);
                 return Err(wrong(&a.place(), what));
@@ -270,5 +277,5 @@ fn npy_array(name: &str, path: &Path) -> Result<Array> {
     }
     let shape = shape.into_iter().map(|n| n as usize).collect();
     let (path, name) = (path.to_path_buf(), name.to_string());
-    Ok(Array { path, name, file, start: h.start, element, shape })
+    Ok(Array { path, name, file: Arc::new(file), start: h.start, element, shape })
 }

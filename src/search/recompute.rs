@@ -58,9 +58,12 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     }
     let layers = layers(&plan);
     drop(plan);
-    let mut tried: Vec<Step> = all(&policies(), one).into_iter().collect::<Result<_>>()?;
+    // Other policies are of layers: of a model that marks none they are refused.
+    let applies = |p: &Recompute| layers > 0 || *p == Recompute::Elementwise;
+    let policies: Vec<Recompute> = policies().into_iter().filter(applies).collect();
+    let mut tried: Vec<Step> = all(&policies, one).into_iter().collect::<Result<_>>()?;
     tried.push(none.clone());
-    if tried.iter().all(|s| s.peak > limit) {
+    if applies(&Recompute::Sqrt) && tried.iter().all(|s| s.peak > limit) {
         tried.push(one(&Recompute::Sqrt)?);
     }
     if tried.iter().all(|s| s.peak > limit) {

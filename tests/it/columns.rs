@@ -84,6 +84,17 @@ fn of_f32(x: &[f32]) -> Vec<u8> {
     x.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+/// The bits of numbers that f16 has exactly, none of them below 2^-14 but 0.
+fn of_f16(x: &[f32]) -> Vec<u8> {
+    let one = |x: &f32| {
+        let bits = x.to_bits();
+        let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
+        let own = if rest == 0 { 0 } else { (rest >> 13) - (112 << 10) };
+        ((sign | own) as u16).to_le_bytes()
+    };
+    x.iter().flat_map(one).collect()
+}
+
 /// Writes the columns of both models, as .npy files and together as one safetensors file.
 fn columns(lab: &Lab) {
     let (x, y) = (floats(ROWS * 6, 1), floats(ROWS * 4, 2));
@@ -102,8 +113,18 @@ fn columns(lab: &Lab) {
         safetensors(&[
             ("x", "F32", &[ROWS, 6], of_f32(&x)),
             ("y", "F32", &[ROWS, 4], of_f32(&y)),
-            ("unused", "F16", &[1], vec![0; 2]),
+            ("unused", "BOOL", &[1], vec![0]),
         ]),
+    );
+    // Sixteenths below 2048 / 16 are f16 exactly.
+    let sixteenths =
+        |n: usize| -> Vec<f32> { (0..n).map(|i| (i * 7 % 41) as f32 / 16.0 - 1.25).collect() };
+    lab.write("x-as-f32.npy", npy("<f4", &[ROWS, 6], &of_f32(&sixteenths(ROWS * 6))));
+    lab.write("x-as-f16.npy", npy("<f2", &[ROWS, 6], &of_f16(&sixteenths(ROWS * 6))));
+    let halves = of_f16(&sixteenths(ROWS * 6));
+    lab.write(
+        "f16.safetensors",
+        safetensors(&[("x", "F16", &[ROWS, 6], halves), ("y", "F32", &[ROWS, 4], of_f32(&y))]),
     );
     lab.write(
         "eight.safetensors",
@@ -198,6 +219,10 @@ fn floats_train_on_all_layouts() {
     assert_eq!(losses(&npy), losses(&run(&lab, "plan0", &["--data", "all.safetensors"]).0));
     let fixed = run(&lab, "plan0", &["--batch", "eight.safetensors"]).0;
     assert_ne!(losses(&npy)[0], losses(&fixed)[0]);
+    let of = |data: &str| losses(&run(&lab, "plan0", &["--data", data]).0);
+    let wide = of("x=x-as-f32.npy,y=y.npy");
+    assert_eq!(of("x=x-as-f16.npy,y=y.npy"), wide);
+    assert_eq!(of("f16.safetensors"), wide);
     near(
         "a batch",
         &losses(&run(&lab, "plan3", &["--batch", "eight.safetensors"]).0),

@@ -2,6 +2,7 @@
 //! does not fit. What they promise is compiled again here.
 
 use crate::fixture::{Fixture, compile, options, session};
+use crate::lab::Lab;
 use serde_json::{Value as Json, json};
 use shardc::search::{price, times};
 use shardc_ir::diag::Result;
@@ -258,6 +259,17 @@ fn fit_recomputes_no_more_than_it_must() {
     assert!(d.message.contains(&least.to_string()), "{d}");
     let d = driver(&Options { recompute: Recompute::Fit, ..o.clone() }).expect_err("no limit");
     assert_eq!(d.code, "flag");
+}
+
+/// A model that marks no layers has one policy beside none, and messages speak of what was asked for.
+#[test]
+fn fit_without_layers() {
+    let lab = Lab::new("fit-no-layers");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/mlp.ir");
+    let model = model.display().to_string();
+    let args = ["compile", &model, "--recompute", "fit", "--memory", "1KiB", "-o", "p"];
+    let said = lab.refuses(&args, 3, "out-of-memory");
+    assert!(!said.contains("selective"), "{said}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(super) enum Size {
     Fixed(usize),
     /// Chosen when the program is imported, by name.
     Symbol(Arc<str>),
-    /// What is not a symbol alone, as it is written.
+    /// What is not a symbol alone, as it begins.
     Other(Arc<str>),
 }
 

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// Largest model.json that is read, in bytes.
 const MAX_JSON: u64 = 512 << 20;
+/// Letters of an expression that a message shows.
+const SHOWN: usize = 60;
 /// The major version of the schema.
 const MAJOR: u64 = 8;
 /// Most graphs within graphs.
@@ -266,7 +268,7 @@ pub(super) fn stores(dtype: u32) -> Option<Stores> {
 fn symbol(expr: &str) -> Option<&str> {
     let name = expr.strip_prefix("Symbol('")?.split('\'').next()?;
     let plain = !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_');
-    (plain && expr.matches('(').count() == 1).then_some(name)
+    (plain && name.len() <= SHOWN && expr.matches('(').count() == 1).then_some(name)
 }
 
 /// The path in the last entry of `key,path,class;key,path,class`.
@@ -351,7 +353,7 @@ impl Build<'_> {
                 RawSize::AsInt(n) => usize::try_from(*n).ok().map(Size::Fixed),
                 RawSize::AsExpr { expr_str: e } => Some(match symbol(e) {
                     Some(s) => Size::Symbol(s.into()),
-                    None => Size::Other(e.as_str().into()),
+                    None => Size::Other(e.chars().take(SHOWN).collect::<String>().into()),
                 }),
             });
             let sizes: Option<Vec<Size>> = sizes.collect();

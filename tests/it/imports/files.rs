@@ -285,12 +285,14 @@ fn order_names_and_graphs_are_checked() {
 fn symbols_are_rows_and_tokens_alone() {
     let scratch = Scratch::new("symbols");
     let bomb = format!("{}Symbol('s9'){}", "Pow(".repeat(10_000), ", Integer(9))".repeat(10_000));
-    for expr in ["Symbol('s9', integer=True)", "Mul(Integer(2), Symbol('s70'))", &bomb] {
+    let long = format!("Symbol('{}')", "s".repeat(10_000));
+    for expr in ["Symbol('s9', integer=True)", "Mul(Integer(2), Symbol('s70'))", &bomb, &long] {
         let d = refused(edited(&scratch, "llama.pt2", |j| {
             let all = &mut j["graph_module"]["graph"]["tensor_values"];
             all["labels"]["sizes"][1] = json!({ "as_expr": { "expr_str": expr, "hint": null } });
         }));
         assert_eq!(d.code, "import-dims", "{}", d.message.get(..80).unwrap_or(&d.message));
+        assert!(d.message.len() < 200, "{} letters", d.message.len());
     }
     let d = refused(edited(&scratch, "qwen2.pt2", |j| {
         let all = &mut j["graph_module"]["graph"]["tensor_values"];

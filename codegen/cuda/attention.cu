@@ -86,7 +86,7 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
 
     // Scores are in units of log 2.
     const float scale = (float)p.scale * LOG2_E, cap = (float)p.softcap * LOG2_E;
-    const int first = warp_id() * 16;
+    const int first = of_all_lanes(warp_id() * 16);
     const float slope = SLOPED ? p.slopes[head] * LOG2_E : 0.0f;
     int at_row[2];
     #pragma unroll
@@ -131,29 +131,42 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) attention(const Params p) {
 
         const int* keys = k_pos[key / COLS & 1];
         bool hidden = n < COLS;
+        #pragma unroll
         for (int i = lane_id(); i < COLS; i += 32) {
             hidden |= !by_all.has(keys[i]);
 #if SEGMENTS
             hidden |= own.first != own.last || k_segment[key / COLS & 1][i] != own.first;
 #endif
         }
-        hidden = __any_sync(ALL_LANES, hidden);
-        float top[2] = {most[0], most[1]};
         #pragma unroll
         for (int i = 0; i < COLS / 8; i++) {
             #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int c = col_of(i, e), r = first + row_of(e);
                 s[i][e] *= scale;
                 if (CAPPED) s[i][e] = cap * tanhf(s[i][e] / cap);
-                if (SLOPED) s[i][e] -= slope * distance(at_row[e / 2], keys[c]);
-                bool sees = !hidden || (c < n && q_sees[r].has(keys[c]));
-#if SEGMENTS
-                sees = sees && (!hidden || k_segment[key / COLS & 1][c] == segment[e / 2]);
-#endif
-                if (!sees) s[i][e] = minus_infinity();
-                top[e / 2] = larger(top[e / 2], s[i][e]);
+                if (SLOPED) s[i][e] -= slope * distance(at_row[e / 2], keys[col_of(i, e)]);
             }
+        }
+        if (__any_sync(ALL_LANES, hidden)) {
+            const Range sees[2] = {q_sees[first + row_of(0)], q_sees[first + row_of(2)]};
+            #pragma unroll
+            for (int i = 0; i < COLS / 8; i++) {
+                #pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int c = col_of(i, e);
+                    bool seen = c < n && sees[e / 2].has(keys[c]);
+#if SEGMENTS
+                    seen = seen && k_segment[key / COLS & 1][c] == segment[e / 2];
+#endif
+                    if (!seen) s[i][e] = minus_infinity();
+                }
+            }
+        }
+        float top[2] = {most[0], most[1]};
+        #pragma unroll
+        for (int i = 0; i < COLS / 8; i++) {
+            #pragma unroll
+            for (int e = 0; e < 4; e++) top[e / 2] = larger(top[e / 2], s[i][e]);
         }
         float base[2], shrink[2];
         #pragma unroll

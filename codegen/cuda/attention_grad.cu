@@ -90,6 +90,9 @@ DEVICE void gradients(const Params& p) {
     const Mask mask = KEYS ? p.mask.turned() : p.mask;
 
     const Range ours = positions<THREADS>(row_positions + row, rows);
+    // What all rows see; not in registers, of which there are few.
+    __shared__ Range by_all;
+    if (threadIdx.x == 0) by_all = mask.all(ours);
 #if SEGMENTS
     const int* q_segments = p.segments.q + b * p.segments.q_stride;
     const int* k_segments = p.segments.k + b * p.segments.k_stride;
@@ -99,12 +102,21 @@ DEVICE void gradients(const Params& p) {
 #else
     const Range seen = indices<THREADS>(col_positions, all_cols, mask.some(ours));
 #endif
-    // All tiles of all heads, as one sequence.
-    const int begin = seen.first / COLS, per_head = seen.last / COLS + 1 - begin;
-    const int tiles = seen.last < 0 ? 0 : per_head * col_heads;
+    // All tiles of all heads, as one sequence: where the next one to load is, and the one in use.
+    const int begin = seen.first / COLS * COLS, end = seen.last + 1;
+    const int tiles = seen.last < 0 ? 0 : (end - begin + COLS - 1) / COLS * col_heads;
+    struct At {
+        int head, col;
+    };
+    auto go_on = [&](At& at) {
+        at.col += COLS;
+        if (at.col >= end) at = {at.head + 1, begin};
+    };
+    At loaded = {col_head, begin}, used = loaded;
 
     auto load_cols = [&](int i) {
-        const int head = col_head + i / per_head, col = (begin + i % per_head) * COLS, n = all_cols - col;
+        const int head = loaded.head, col = loaded.col, n = all_cols - col;
+        go_on(loaded);
         const Pair<COLS> to = col_tiles(i);
         const i64 step = KEYS ? p.q_stride[1] : p.k_stride[1];
         const i64 value_step = KEYS ? p.d_out_stride[1] : p.v_stride[1];
@@ -145,7 +157,8 @@ DEVICE void gradients(const Params& p) {
 
     // This warp's rows, and its part of the columns of the results; warps next to each other have rows
     // next to each other.
-    const int first = warp_id() % (ROWS / 16) * 16, part = SPLIT == 1 ? 0 : warp_id() / (ROWS / 16);
+    const int warp = of_all_lanes(warp_id());
+    const int first = warp % (ROWS / 16) * 16, part = SPLIT == 1 ? 0 : warp / (ROWS / 16);
     const int from = part * (WIDTH / SPLIT), value_from = part * (VALUE_WIDTH / SPLIT);
     float row_lse[2], row_delta[2];
     int at_row[2];
@@ -183,23 +196,33 @@ DEVICE void gradients(const Params& p) {
         }
         __syncthreads();
         const Pair<COLS> cols = col_tiles(i);
-        const int n = all_cols - (begin + i % per_head) * COLS;
+        const int head = used.head, n = all_cols - used.col;
+        go_on(used);
 
         float w[COLS / 8][4], s[COLS / 8][4];
         clear(w);
         clear(s);
         dot_rows(w, row_tiles.own, first, cols.own);
         dot_rows(s, row_tiles.value, first, cols.value);
-        const float of_head = SLOPED ? p.slopes[KEYS ? col_head + i / per_head : row_head] : 0.0f;
+        const float of_head = SLOPED ? p.slopes[KEYS ? head : row_head] : 0.0f;
 #if DROPS
         // What the weight of a row and a column of these tiles was multiplied by.
         auto of_pair = [&](int i, int e, int c) {
             if (!drops) return 1.0f;
             const int of_row = at_row[e / 2], of_col = col_pos[i & 1][c];
-            return KEYS ? p.kept.of((u32)col_place[i & 1][c], col_head + i / per_head, of_row)
+            return KEYS ? p.kept.of((u32)col_place[i & 1][c], head, of_row)
                         : p.kept.of(row_place[e / 2], row_head, of_col);
         };
 #endif
+        bool hidden = n < COLS;
+        #pragma unroll
+        for (int c = lane_id(); c < COLS; c += 32) {
+            hidden |= !by_all.has(col_pos[i & 1][c]);
+#if SEGMENTS
+            hidden |= own.first != own.last || col_segment[i & 1][c] != own.first;
+#endif
+        }
+        hidden = __any_sync(ALL_LANES, hidden);
         if (CAPPED) {
             #pragma unroll
             for (int j = 0; j < COLS / 8; j++) {
@@ -211,25 +234,36 @@ DEVICE void gradients(const Params& p) {
         for (int j = 0; j < COLS / 8; j++) {
             #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int c = col_of(j, e), r = first + row_of(e);
-                bool there = c < n && row_sees[r].has(col_pos[i & 1][c]);
-#if SEGMENTS
-                there = there && col_segment[i & 1][c] == row_segment[e / 2];
-#endif
+                const int c = col_of(j, e);
                 const float lse = KEYS ? col_lse[i & 1][c] : row_lse[e / 2];
                 const float delta = KEYS ? col_delta[i & 1][c] : row_delta[e / 2];
                 const float slope = CAPPED ? 1.0f - w[j][e] * w[j][e] : 1.0f;
                 float x = w[j][e] * unit;
                 if (SLOPED) x -= of_head * distance(at_row[e / 2], col_pos[i & 1][c]);
-                w[j][e] = there ? exp2_fast((x - lse) * LOG2_E) : 0.0f;
+                w[j][e] = exp2_fast((x - lse) * LOG2_E);
 #if DROPS
                 const float kept = of_pair(i, e, c);
                 s[j][e] *= kept;
 #endif
-                s[j][e] = there ? w[j][e] * (s[j][e] - delta) * (scale * slope) : 0.0f;
+                s[j][e] = w[j][e] * (s[j][e] - delta) * (scale * slope);
 #if DROPS
                 w[j][e] *= kept;
 #endif
+            }
+        }
+        if (hidden) {
+            const Range sees[2] = {row_sees[first + row_of(0)], row_sees[first + row_of(2)]};
+            #pragma unroll
+            for (int j = 0; j < COLS / 8; j++) {
+                #pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int c = col_of(j, e);
+                    bool there = c < n && sees[e / 2].has(col_pos[i & 1][c]);
+#if SEGMENTS
+                    there = there && col_segment[i & 1][c] == row_segment[e / 2];
+#endif
+                    if (!there) w[j][e] = s[j][e] = 0.0f;
+                }
             }
         }
         if (KEYS) sum_rows(value_made, w, cols.value, value_from);

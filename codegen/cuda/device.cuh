@@ -137,13 +137,14 @@ DEVICE void group_multiply_add(float (*c)[4], const u32 (&a)[4], u64 b) {
 }
 
 // Copies to shared memory that are on their way until `copies_end`.
-DEVICE void copy16_async(void* to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 :: "r"(shared_address(to)), "l"(from) : "memory");
+// Where it is not `there`, zeros are, and `from` is not read.
+DEVICE void copy16_async(void* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
-DEVICE void copy4_async(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-                 :: "r"(shared_address(to)), "l"(from) : "memory");
+DEVICE void copy4_async(void* to, const void* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                 :: "r"(shared_address(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
 DEVICE void copies_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits for all that have begun but the last `N`.
@@ -182,6 +183,8 @@ DEVICE void convert(float& to, Bf16 x) { to = number(x); }
 
 DEVICE int lane_id() { return threadIdx.x & 31; }
 DEVICE int warp_id() { return threadIdx.x >> 5; }
+// What is the same in all lanes; the compiler learns it by this.
+DEVICE int of_all_lanes(int x) { return __shfl_sync(ALL_LANES, x, 0); }
 
 template <class T>
 DEVICE T smaller(T a, T b) {
@@ -268,16 +271,19 @@ struct Tile {
     static const int LD = Cols + 16 / (int)sizeof(T), SIZE = Rows * (Groups ? Cols : LD);
     T* begin;
 
-    DEVICE T* at(int r, int c) const {
+    // Neither is negative, as the compiler does not see: then more of this is known beforehand.
+    DEVICE T* at(u32 r, u32 c) const {
         return Groups ? begin + (c / 64 * Rows + r) * 64 + (c % 64 ^ r % 8 * 8) : begin + r * LD + c;
     }
     DEVICE T* end() const { return begin + SIZE; }
     // What names a tile in slabs to a group, from a multiple of 8 rows and of 64 columns on: where that
     // begins, how far slabs are apart, and the next 8 rows, in units of 16 bytes; and that parts of 16
-    // bytes are exchanged in 128. Plus n it names what begins n units later.
+    // bytes are exchanged in 128. Plus n it names what begins n units later, also in the lower half,
+    // which is all that differs between tiles of a kind.
     DEVICE u64 operand(int r, int c) const {
-        return shared_address(at(r, c)) >> 4 | (u64)(Rows * 8) << 16 | (u64)64 << 32 | (u64)1 << 62;
+        return named(shared_address(at(r, c)) >> 4 | (u32)(Rows * 8) << 16);
     }
+    DEVICE static u64 named(u32 low) { return low | (u64)64 << 32 | (u64)1 << 62; }
 };
 
 // Begins to copy the first `rows` rows of `width` elements, `stride` apart, the elements `step`
@@ -286,15 +292,25 @@ struct Tile {
 template <int Threads, bool Aligned, class T, int Rows, int Cols, bool Groups, class S>
 DEVICE void load_tile(const Tile<T, Rows, Cols, Groups>& tile, const S* from, i64 stride, int rows,
                       int width, i64 step = 1) {
-    const int Whole = 16 / (int)sizeof(T);
-    if (Aligned) {
-        for (int i = threadIdx.x; i < Rows * (Cols / Whole); i += Threads) {
-            const int r = i / (Cols / Whole), c = i % (Cols / Whole) * Whole;
-            if (r < rows && c < width) {
-                copy16_async(tile.at(r, c), from + r * stride + c);
-            } else {
-                *reinterpret_cast<Bytes16*>(tile.at(r, c)) = Bytes16{};
-            }
+    const int Whole = 16 / (int)sizeof(T), Across = Cols / Whole, Down = Threads / Across;
+    // A thread has one part of every Down-th row; those lie alike in memory, so far apart.
+    const bool alike = !Groups || Down % 8 == 0;
+    const int apart = Down * (Groups ? 64 : tile.LD);
+    if constexpr (Aligned && Threads % Across == 0 && Rows % Down == 0 && alike) {
+        const int first = threadIdx.x / Across, c = threadIdx.x % Across * Whole;
+        const int last = c < width ? rows - first : 0;
+        const S* at = from + first * stride + c;
+        T* to = tile.at(first, c);
+        #pragma unroll
+        for (int r = 0; r < Rows; r += Down, at += Down * stride, to += apart) {
+            copy16_async(to, at, r < last);
+        }
+    } else if constexpr (Aligned) {
+        // Once more around costs less than the registers of all places.
+        #pragma unroll 1
+        for (int i = threadIdx.x; i < Rows * Across; i += Threads) {
+            const int r = i / Across, c = i % Across * Whole;
+            copy16_async(tile.at(r, c), from + r * stride + c, r < rows && c < width);
         }
     } else {
         for (int i = threadIdx.x; i < Rows * Cols; i += Threads) {
@@ -308,12 +324,11 @@ DEVICE void load_tile(const Tile<T, Rows, Cols, Groups>& tile, const S* from, i6
 // As load_tile, of one row of 4-byte elements.
 template <int Cols, int Threads, class T>
 DEVICE void load_row(T* row, const T* from, i64 stride, int width) {
-    for (int i = threadIdx.x; i < Cols; i += Threads) {
-        if (i < width) {
-            copy4_async(row + i, from + i * stride);
-        } else {
-            row[i] = T{};
-        }
+    #pragma unroll
+    for (int j = 0; j < Cols; j += Threads) {
+        const int i = j + threadIdx.x;
+        if (i >= Cols) break;
+        copy4_async(row + i, from + i * stride, i < width);
     }
 }
 
@@ -341,16 +356,14 @@ DEVICE void settle(T (&x)[N][4]) {
     }
 }
 
-// acc += a b^T: dot products of 16 rows of `a`, from `row` on, and the rows of `b`. With Groups, all
-// warps of a group call this together, and row / 16 is a warp's number in the group, plus multiples
-// of four.
+// acc += a b^T: dot products of 16 rows of `a`, from `row` on, which is of_all_lanes, and the rows of
+// `b`. With Groups, all warps of a group call this together, and row / 16 is a warp's number in the
+// group, plus multiples of four.
 template <int N, int Rows, int Cols, bool Groups>
 DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols, Groups>& a, int row,
                      const Tile<Bf16, 8 * N, Cols, Groups>& b) {
     if constexpr (Groups) {
-        // Of all lanes: operands are the same for all, which the compiler learns by this.
-        const int first = __shfl_sync(ALL_LANES, row, 0) / 64 * 64;
-        const u64 of_a = a.operand(first, 0), of_b = b.operand(0, 0);
+        const u64 of_a = a.operand(row / 64 * 64, 0), of_b = b.operand(0, 0);
         settle(acc);
         group_begin();
         #pragma unroll
@@ -398,7 +411,8 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<float, Rows, Cols, false>& a
 }
 
 // acc += w b: sums of the rows of `b`, of 8N elements from `col` on, with weights that are a result
-// of the warp. With Groups, all warps of a group call this together, and `col` is a slab's first.
+// of the warp; `col` is of_all_lanes. With Groups, all warps of a group call this together, and `col` is
+// a slab's first.
 template <int K, int N, int Cols, bool Groups>
 DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
                      const Tile<Bf16, 8 * K, Cols, Groups>& b, int col) {
@@ -409,7 +423,7 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
         left[k / 2][k % 2 * 2 + 1] = pack(w[k][2], w[k][3]);
     }
     if constexpr (Groups) {
-        const u64 of_b = b.operand(0, __shfl_sync(ALL_LANES, col, 0));
+        const u64 of_b = b.operand(0, col);
         settle(acc);
         settle(left);
         group_begin();

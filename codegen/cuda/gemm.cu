@@ -28,17 +28,28 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) gemm(const Params p) {
                          (int)smaller(p.n - n, (i64)TILE_N)};
     const A* a = p.a + walk(batch, p.batch, p.a_batch) + m * p.a_row;
     const B* b = p.b + walk(batch, p.batch, p.b_batch) + n * p.b_col;
+    // Steps of k of a sum, and how long the last one is.
     const int per_sum = (int)((p.k + TILE_K - 1) / TILE_K);
+    const int last = (int)(p.k - (i64)(per_sum - 1) * TILE_K);
+    const i64 a_step = TILE_K * p.a_col, b_step = TILE_K * p.b_row;
     u32 sum = 0;
-    i64 k = 0;
+    int step = 0;
+    // Where this sum begins, and its next step.
+    Piece begin = {a, b, 0}, at = begin;
     auto next = [&] {
-        const i64 of_a = walk(sum, p.sum, p.a_sum) + k * p.a_col;
-        const i64 of_b = walk(sum, p.sum, p.b_sum) + k * p.b_row;
-        const Piece piece = {a + of_a, b + of_b, (int)smaller(p.k - k, (i64)TILE_K)};
-        k += TILE_K;
-        if (k >= p.k) {
-            k = 0;
-            sum++;
+        const bool ends = ++step == per_sum;
+        const Piece piece = {at.a, at.b, ends ? last : TILE_K};
+        at.a += a_step;
+        at.b += b_step;
+        if (ends) {
+            step = 0;
+            if (SUMS == 1) {
+                begin = {begin.a + p.a_sum[0], begin.b + p.b_sum[0], 0};
+            } else {
+                sum++;
+                begin = {a + walk(sum, p.sum, p.a_sum), b + walk(sum, p.sum, p.b_sum), 0};
+            }
+            at = begin;
         }
         return piece;
     };

@@ -56,23 +56,33 @@ DEVICE int warp_col() { return warp_id() % ACROSS * COLUMNS * 8; }
 
 // How much later k begins in an operand, for a group.
 template <bool Down, int Rows>
-DEVICE constexpr int later(int k) {
+DEVICE constexpr int of_k(int k) {
     return Down ? k * 8 : k / 64 * Rows * 8 + k % 64 / 8;
 }
 
+// The lower halves of what names a group's operands in the first stage.
+struct Operands {
+    u32 a, b;
+};
+template <class TileA, class TileB>
+DEVICE Operands operands(const TileA& a, const TileB& b) {
+    if constexpr (!GROUPS) return {};
+    const int first = of_all_lanes(warp_row()) / 64 * 64;
+    return {(u32)(A_ALONG_K ? a.operand(first, 0) : a.operand(0, first)), (u32)b.operand(0, 0)};
+}
+
+// `later`: how far these tiles are from those of the first stage, in units of 16 bytes.
 template <int RowsA, int ColsA, int RowsB, int ColsB>
 DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA, GROUPS>& a,
-                     const Tile<Bf16, RowsB, ColsB, GROUPS>& b) {
+                     const Tile<Bf16, RowsB, ColsB, GROUPS>& b, const Operands& of, u32 later) {
     if constexpr (GROUPS) {
-        // As in dot_rows.
-        const int first = __shfl_sync(ALL_LANES, warp_row(), 0) / 64 * 64;
-        const u64 of_a = A_ALONG_K ? a.operand(first, 0) : a.operand(0, first), of_b = b.operand(0, 0);
+        const u64 of_a = a.named(of.a + later), of_b = b.named(of.b + later);
         settle(acc[0]);
         group_begin();
         #pragma unroll
         for (int k = 0; k < TILE_K; k += 16) {
             group_multiply_add<COLUMNS, !A_ALONG_K, !B_ALONG_K>(
-                acc[0], of_a + later<!A_ALONG_K, RowsA>(k), of_b + later<!B_ALONG_K, RowsB>(k));
+                acc[0], of_a + of_k<!A_ALONG_K, RowsA>(k), of_b + of_k<!B_ALONG_K, RowsB>(k));
         }
         group_end();
         settle(acc[0]);
@@ -111,7 +121,7 @@ DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA, GROUPS>& a,
 
 template <int RowsA, int ColsA, int RowsB, int ColsB>
 DEVICE void multiply(Sums& acc, const Tile<float, RowsA, ColsA, GROUPS>& a,
-                     const Tile<float, RowsB, ColsB, GROUPS>& b) {
+                     const Tile<float, RowsB, ColsB, GROUPS>& b, const Operands&, u32) {
     #pragma unroll 4
     for (int k = 0; k < TILE_K; k++) {
         float left[STRIPS][2], right[COLUMNS][2];
@@ -145,20 +155,22 @@ DEVICE void sum_pieces(Sums& acc, int pieces, const Shape& shape, Next next) {
     DYNAMIC_SHARED(TILE, tiles);
     #pragma unroll
     for (int i = 0; i < STRIPS; i++) clear(acc[i]);
-    auto a = [&](int i) { return ATile{tiles + i % STAGES * (ATile::SIZE + BTile::SIZE)}; };
+    const int STAGE = ATile::SIZE + BTile::SIZE;
+    auto a = [&](int i) { return ATile{tiles + (u32)i % STAGES * STAGE}; };
     auto b = [&](int i) { return BTile{a(i).end()}; };
     auto load = [&](int i) {
         if (i < pieces) load_piece(a(i), b(i), next(), shape);
         // An empty group, if there are no more: groups are counted.
         copies_begun();
     };
+    const Operands of = operands(a(0), b(0));
     #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load(i);
     for (int i = 0; i < pieces; i++) {
         copies_arrive<GROUPS, STAGES - 2>();
         __syncthreads();
         load(i + STAGES - 1);
-        multiply(acc, a(i), b(i));
+        multiply(acc, a(i), b(i), of, (u32)i % STAGES * (STAGE * (int)sizeof(TILE) / 16));
     }
     copies_arrive<GROUPS, 0>();
 }

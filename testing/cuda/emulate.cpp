@@ -319,8 +319,10 @@ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b
 }
 
 namespace emulated {
-static void copy(void* to, const void* from, size_t bytes) {
+static void copy(void* to, const void* from, size_t bytes, bool there) {
+    static const uint64_t zeros[2] = {};
     if (((uintptr_t)to | (uintptr_t)from) % bytes) fail("an asynchronous copy is not aligned");
+    if (!there) from = zeros;
     if (mine()->reversed) {
         memcpy(to, from, bytes);
         me()->showing = false;
@@ -330,8 +332,8 @@ static void copy(void* to, const void* from, size_t bytes) {
 }
 }  // namespace emulated
 
-void copy16_async(void* to, const void* from) { emulated::copy(to, from, 16); }
-void copy4_async(void* to, const void* from) { emulated::copy(to, from, 4); }
+void copy16_async(void* to, const void* from, bool there) { emulated::copy(to, from, 16, there); }
+void copy4_async(void* to, const void* from, bool there) { emulated::copy(to, from, 4, there); }
 void copies_begun() {
     Fiber* f = me();
     f->groups.push_back(f->copies.size());

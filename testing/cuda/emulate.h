@@ -102,8 +102,8 @@ void load_matrices(unsigned (&r)[4], const void* row);
 void load_matrices_transposed(unsigned (&r)[4], const void* row);
 void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
-void copy16_async(void* to, const void* from);
-void copy4_async(void* to, const void* from);
+void copy16_async(void* to, const void* from, bool there);
+void copy4_async(void* to, const void* from, bool there);
 void copies_begun();
 namespace emulated {
 // Waits until no more than `left` groups of copies are under way.

@@ -79,8 +79,8 @@ impl Tiles {
     }
 
     /// Bytes of shared memory that the text declares: what rows see, positions of columns twice, backward with
-    /// two numbers beside them, and places if weights are dropped, segments if there are some; and what each warp
-    /// tells the others.
+    /// two numbers beside them, and places if weights are dropped, segments if there are some; what each warp
+    /// tells the others; and backward what all rows see.
     fn declared(&self, h: &Heads, backward: bool) -> u32 {
         let of_columns = match (backward, &h.kept) {
             (false, _) => 8,
@@ -88,7 +88,8 @@ impl Tiles {
             (true, Some(_)) => 32,
         };
         let of_columns = of_columns + if h.segments.is_some() { 8 } else { 0 };
-        let bytes = 8 * self.rows + of_columns * self.cols + 8 * self.threads() as usize / 32;
+        let of_rows = 8 * (self.rows + usize::from(backward));
+        let bytes = of_rows + of_columns * self.cols + 8 * self.threads() as usize / 32;
         (bytes as u32).next_multiple_of(DECLARED)
     }
 

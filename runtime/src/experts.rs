@@ -1,9 +1,12 @@
 //! Kernels that send tokens to experts and back: the choice, the places in the buffers, the copies.
-//! Rows are treated a piece at a time, in f32 whatever their elements are.
+//! Rows are treated a piece at a time, in f32 whatever their elements are. Threads share tokens; of what is
+//! written to the buffer, columns, since slots are data and may name a row twice.
 
 use crate::map::{BLOCK, Odometer, element, read, scatter};
 use crate::math::{self, LANES};
+use crate::moves::{self, SHARE};
 use crate::region::Region;
+use crate::team;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::kernel::{Block, Copies, Elem, Ragged, Route, TopK, View};
 use std::ops::Range;
@@ -12,9 +15,8 @@ use std::ops::Range;
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the result overlaps no operand.
-pub(crate) unsafe fn top_k(k: &TopK, memory: &[*mut f32]) {
-    let mut o = Odometer::new(&k.extents);
-    while let Some(index) = o.index() {
+pub(crate) unsafe fn top_k(k: &TopK, memory: &[*mut f32], threads: usize) {
+    let row = |index: &[usize]| {
         let x = element(memory[k.x.operand], k.elem, k.x.at(index));
         let out = memory[k.out.operand].wrapping_add(k.out.at(index)).cast::<i32>();
         // SAFETY: by the caller: `x` has n elements and `out` k places, which hold numbers of
@@ -38,8 +40,9 @@ pub(crate) unsafe fn top_k(k: &TopK, memory: &[*mut f32]) {
                 *place(i) = e as i32;
             }
         }
-        o.advance();
-    }
+    };
+    // SAFETY: by the caller: rows have places of their own. One element is compared with `k` at most.
+    unsafe { moves::each(threads, &k.extents, k.n * k.k, row) };
 }
 
 /// A buffer that is too small.
@@ -51,60 +54,102 @@ struct Overflow {
     counts: Vec<usize>,
 }
 
-/// Gives copies their places.
+/// Gives copies their places. Threads have some tokens each: they count them, and then, where the copies of
+/// all before them end, give them places.
 ///
 /// # Errors
-/// `moe-bound` if a buffer has too few rows; the results are then not all written.
+/// `moe-bound` if a buffer has too few rows; the slots are then not written.
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and no result overlaps anything else.
-pub(crate) unsafe fn route(k: &Route, memory: &[*mut f32]) -> Result<()> {
-    let [shards, tokens, copies] = k.copies;
-    let capacity = k.capacity.unwrap_or(usize::MAX);
-    let mut wanted = vec![0usize; k.groups * k.experts];
-    // The rows of each expert that no copy has yet.
-    let mut free: Vec<Range<usize>> = vec![0..0; wanted.len()];
-    let mut worst: Option<Overflow> = None;
+pub(crate) unsafe fn route(k: &Route, memory: &[*mut f32], threads: usize) -> Result<()> {
+    let ([shards, tokens, copies], experts) = (k.copies, k.groups * k.experts);
+    let [threads, parts] = [shards, 1].map(|n| threads.min(n * tokens * copies / SHARE).max(1));
     let number =
         |v: &View, index: &[usize]| memory[v.operand].cast::<i32>().wrapping_add(v.at(index));
-    for z in 0..shards {
-        let expert = |t: usize, c: usize| {
-            // SAFETY: by the caller, an element of the index.
-            let e = usize::try_from(unsafe { *number(&k.index, &[z, t, c]) }).ok()?;
-            (e < k.groups * k.experts).then_some(e)
-        };
-        wanted.fill(0);
-        for t in 0..tokens {
-            (0..copies).filter_map(|c| expert(t, c)).for_each(|e| wanted[e] += 1);
-        }
-        wanted.iter_mut().for_each(|n| *n = (*n).min(capacity));
-        for g in 0..k.groups {
-            let mut row = 0;
-            for e in 0..k.experts {
-                let n = wanted[g * k.experts + e];
-                free[g * k.experts + e] = row..row + n;
-                row += n;
-                // SAFETY: by the caller, an element of the counts.
-                unsafe { *number(&k.counts, &[g, e, z]) = n as i32 };
-            }
-            if row > k.rows && worst.as_ref().is_none_or(|w| row > w.needed) {
-                let counts = wanted[g * k.experts..][..k.experts].to_vec();
-                worst = Some(Overflow { group: g, shard: k.first_shard + z, needed: row, counts });
-            }
-        }
-        if worst.is_some() {
-            continue;
-        }
-        for t in 0..tokens {
+    // By shard, part of its tokens, and expert: how many copies; then the row of the first.
+    let mut rows = vec![0usize; shards * parts * experts];
+    let of = |rows: *mut usize, task: usize| {
+        let own = rows.wrapping_add(task * experts);
+        // SAFETY: no two tasks have the same part of a shard.
+        unsafe { std::slice::from_raw_parts_mut(own, experts) }
+    };
+    let each = |task: usize, f: &mut dyn FnMut([usize; 3], Option<usize>)| {
+        let (z, part) = (task / parts, task % parts);
+        for t in tokens * part / parts..tokens * (part + 1) / parts {
             for c in 0..copies {
-                let row = expert(t, c).and_then(|e| Some((e / k.experts, free[e].next()?)));
-                let slot = row.map_or(-1, |(g, row)| (g * k.rows + row) as i32);
-                // SAFETY: by the caller, an element of the slots.
-                unsafe { *number(&k.slot, &[z, t, c]) = slot };
+                // SAFETY: by the caller, an element of the index.
+                let e = usize::try_from(unsafe { *number(&k.index, &[z, t, c]) }).ok();
+                f([z, t, c], e.filter(|&e| e < experts));
+            }
+        }
+    };
+    let at = rows.as_mut_ptr();
+    let count = |task: usize| {
+        let own = of(at, task);
+        each(task, &mut |_, e| e.into_iter().for_each(|e| own[e] += 1));
+    };
+    // SAFETY: tasks count in numbers of their own.
+    unsafe { team::each(threads, shards * parts, count) };
+    // SAFETY: by the caller; the counts are there.
+    let ends = unsafe { first_rows(k, memory, &mut rows) }.map_err(|w| overflow(k, w))?;
+    let at = rows.as_mut_ptr();
+    let place = |task: usize| {
+        let (next, z) = (of(at, task), task / parts);
+        each(task, &mut |copy, e| {
+            let row = e.and_then(|e| {
+                let row = next[e];
+                next[e] += 1;
+                (row < ends[z * experts + e]).then_some(e / k.experts * k.rows + row)
+            });
+            // SAFETY: by the caller, an element of the slots.
+            unsafe { *number(&k.slot, &copy) = row.map_or(-1, |row| row as i32) };
+        });
+    };
+    // SAFETY: copies have slots of their own.
+    unsafe { team::each(threads, shards * parts, place) };
+    Ok(())
+}
+
+/// Writes the counts of all experts, and makes of the copies of each part of a shard the row of the first;
+/// returns by shard and expert where its rows end. What is wrong of the fullest buffer, if it has too few.
+///
+/// # Safety
+/// As for [`route`].
+unsafe fn first_rows(
+    k: &Route,
+    memory: &[*mut f32],
+    rows: &mut [usize],
+) -> std::result::Result<Vec<usize>, Overflow> {
+    let (shards, experts) = (k.copies[0], k.groups * k.experts);
+    let capacity = k.capacity.unwrap_or(usize::MAX);
+    let (mut ends, mut worst) = (vec![0; shards * experts], None::<Overflow>);
+    let of_shard = rows.len() / shards.max(1);
+    for z in 0..shards {
+        let rows = &mut rows[z * of_shard..][..of_shard];
+        for g in 0..k.groups {
+            let mut first = 0;
+            let mut counts = Vec::with_capacity(k.experts);
+            for e in 0..k.experts {
+                let (own, mut next) = (g * k.experts + e, first);
+                for part in rows.iter_mut().skip(own).step_by(experts) {
+                    next += std::mem::replace(part, next);
+                }
+                let n = (next - first).min(capacity);
+                first += n;
+                ends[z * experts + own] = first;
+                counts.push(n);
+                let at = memory[k.counts.operand].cast::<i32>();
+                // SAFETY: by the caller, an element of the counts.
+                unsafe { *at.add(k.counts.at(&[g, e, z])) = n as i32 };
+            }
+            if first > k.rows && worst.as_ref().is_none_or(|w| first > w.needed) {
+                worst =
+                    Some(Overflow { group: g, shard: k.first_shard + z, needed: first, counts });
             }
         }
     }
-    worst.map_or(Ok(()), |w| Err(overflow(k, w)))
+    worst.map_or(Ok(ends), Err)
 }
 
 /// The rows that are there, a region for every group and shard; `counts` gives an element of the
@@ -239,15 +284,21 @@ impl Rows<'_> {
         let at = self.at(&k.buffer, elem, &[slot / k.rows, copy[0], slot % k.rows]);
         Some(Row { at, elem })
     }
-    /// Calls `f(shard, token)` for every token.
-    fn tokens(&self, mut f: impl FnMut(usize, usize)) {
-        let [shards, tokens, _] = self.k.copies;
-        (0..shards).for_each(|z| (0..tokens).for_each(|t| f(z, t)));
+    /// Calls `f(shard, token)` for every token, on several threads if there is much to do.
+    ///
+    /// # Safety
+    /// Calls for different tokens may run at the same time.
+    unsafe fn tokens(&self, threads: usize, f: impl Fn(usize, usize)) {
+        let [shards, tokens, copies] = self.k.copies;
+        // SAFETY: by the caller.
+        unsafe {
+            moves::each(threads, &[shards, tokens], copies * self.k.width, |i| f(i[0], i[1]))
+        };
     }
-    /// The pieces of a row.
-    fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let width = self.k.width;
-        (0..width).step_by(BLOCK).map(move |i| i..width.min(i + BLOCK))
+    /// The pieces of some columns.
+    fn pieces(cols: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let end = cols.end;
+        cols.step_by(BLOCK).map(move |i| i..end.min(i + BLOCK))
     }
 }
 
@@ -255,35 +306,47 @@ impl Rows<'_> {
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the buffer overlaps no operand.
-pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32]) {
-    let rows = Rows { k, memory };
-    let (mut room, mut made) = ([0.0; BLOCK], [0.0; BLOCK]);
-    rows.tokens(|z, t| {
-        for piece in rows.pieces() {
-            // SAFETY: by the caller: rows and elements of the operands, and rows of the result.
-            unsafe {
-                let x = rows.token(z, t).piece(&piece, &mut room);
-                for copy in (0..k.copies[2]).map(|c| [z, t, c]) {
-                    if let Some(to) = rows.of(copy) {
-                        let made = &mut made[..x.len()];
-                        math::scaled(x, number(rows.gate(copy), k.gate_elem), made);
-                        to.put(&piece, made);
+pub(crate) unsafe fn dispatch(k: &Copies, memory: &[*mut f32], threads: usize) {
+    /// Columns that a thread has at least: lines of the cache.
+    const COLUMNS: usize = 64;
+    let ([shards, tokens, copies], rows) = (k.copies, Rows { k, memory });
+    let work = shards * tokens * copies * k.width;
+    let parts = threads.min(work / SHARE).min(k.width / COLUMNS).max(1);
+    let part = |i: usize| {
+        let units = k.width.div_ceil(COLUMNS);
+        let [first, end] = [i, i + 1].map(|i| (units * i / parts * COLUMNS).min(k.width));
+        let (mut room, mut made) = ([0.0; BLOCK], [0.0; BLOCK]);
+        let mut o = Odometer::new(&[shards, tokens]);
+        while let Some(&[z, t]) = o.index() {
+            for piece in Rows::pieces(first..end) {
+                // SAFETY: by the caller: rows and elements of the operands, and rows of the result.
+                unsafe {
+                    let x = rows.token(z, t).piece(&piece, &mut room);
+                    for copy in (0..copies).map(|c| [z, t, c]) {
+                        if let Some(to) = rows.of(copy) {
+                            let made = &mut made[..x.len()];
+                            math::scaled(x, number(rows.gate(copy), k.gate_elem), made);
+                            to.put(&piece, made);
+                        }
                     }
                 }
             }
+            o.advance();
         }
-    });
+    };
+    // SAFETY: no column is in two parts.
+    unsafe { team::each(threads, parts, part) };
 }
 
 /// Sums the rows of a token's copies times their gates.
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the tokens overlap no operand.
-pub(crate) unsafe fn combine(k: &Copies, memory: &[*mut f32]) {
+pub(crate) unsafe fn combine(k: &Copies, memory: &[*mut f32], threads: usize) {
     let rows = Rows { k, memory };
-    let (mut room, mut sum) = ([0.0; BLOCK], [0.0; BLOCK]);
-    rows.tokens(|z, t| {
-        for piece in rows.pieces() {
+    let token = |z, t| {
+        let (mut room, mut sum) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for piece in Rows::pieces(0..k.width) {
             let sum = &mut sum[..piece.len()];
             let mut first = true;
             // SAFETY: by the caller: rows and elements of the operands, and a row of the result.
@@ -305,25 +368,27 @@ pub(crate) unsafe fn combine(k: &Copies, memory: &[*mut f32]) {
                 rows.token(z, t).put(&piece, sum);
             }
         }
-    });
+    };
+    // SAFETY: tokens have rows of their own.
+    unsafe { rows.tokens(threads, token) };
 }
 
 /// Multiplies tokens with the rows of their copies.
 ///
 /// # Safety
 /// `memory` is valid for everything the kernel reaches, and the gates overlap no operand.
-pub(crate) unsafe fn row_dots(k: &Copies, memory: &[*mut f32]) {
+pub(crate) unsafe fn row_dots(k: &Copies, memory: &[*mut f32], threads: usize) {
     // Then every product is added to the partial sum that it would be added to without pieces.
     const { assert!(BLOCK.is_multiple_of(LANES)) };
     let rows = Rows { k, memory };
-    let (mut room, mut other) = ([0.0; BLOCK], [0.0; BLOCK]);
-    rows.tokens(|z, t| {
+    let token = |z, t| {
+        let (mut room, mut other) = ([0.0; BLOCK], [0.0; BLOCK]);
         for copy in (0..k.copies[2]).map(|c| [z, t, c]) {
             let mut sums = [0.0; LANES];
             // SAFETY: by the caller: rows of the operands, and elements of the result.
             unsafe {
                 if let Some(y) = rows.of(copy) {
-                    for piece in rows.pieces() {
+                    for piece in Rows::pieces(0..k.width) {
                         let x = rows.token(z, t).piece(&piece, &mut room);
                         math::add_products(y.piece(&piece, &mut other), x, &mut sums);
                     }
@@ -332,5 +397,7 @@ pub(crate) unsafe fn row_dots(k: &Copies, memory: &[*mut f32]) {
                 gate.put(&(0..1), &[math::total(sums)]);
             }
         }
-    });
+    };
+    // SAFETY: copies have gates of their own.
+    unsafe { rows.tokens(threads, token) };
 }

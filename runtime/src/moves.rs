@@ -10,13 +10,13 @@ use shardc_ir::rng::Draws;
 use std::ops::Range;
 
 /// Elements of a task below which a thread more is not worth it.
-const SHARE: usize = 1 << 14;
+pub(crate) const SHARE: usize = 1 << 14;
 
 /// Calls `f` for every index of some loops, of `each` elements, on several threads if these are many.
 ///
 /// # Safety
 /// Calls for different indices may run at the same time.
-unsafe fn each(threads: usize, extents: &[usize], each: usize, f: impl Fn(&[usize])) {
+pub(crate) unsafe fn each(threads: usize, extents: &[usize], each: usize, f: impl Fn(&[usize])) {
     let all: usize = extents.iter().product();
     let parts = threads.min(all.saturating_mul(each) / SHARE).min(all).max(1);
     let part = |i: usize| {

@@ -273,3 +273,30 @@ fn the_way_there_and_back_gives_every_tokens_own_products() {
         near(route, &got, |at| Some(want.at(at)));
     }
 }
+
+/// Of sizes that threads share: the same bits with one thread as with several, and the op's meaning.
+#[test]
+fn threads_share_what_is_large() {
+    let number = |i: &[usize], n: usize| i.iter().fold(7, |s, &i| (s * 31 + i * 17) % 1009) % n;
+    let chosen = Tensor::from_fn(&[2, 17_000, 2], |i| number(i, 8) as f64 - 1.0);
+    for text in [
+        "route[g=2,e=3; rows=34000; capacity=none] i32[2,17000,2]",
+        "route[g=2,e=3; rows=34000; capacity=3000] i32[2,17000,2]",
+    ] {
+        compare("large", text, &[&chosen]);
+    }
+    compare("large", "top_k[te->tk; k=2] f32[5000,8]", &[&draw(&[5000, 8], "scores")]);
+    // A row for each of the first copies, and none for some.
+    let slot = Tensor::from_fn(&[2, 90, 2], |i| (2 * i[1] + i[2]) as f64 - 9.0);
+    let (x, gates) = (draw(&[2, 90, 330], "x"), draw(&[2, 90, 2], "gates"));
+    let rows = draw(&[2, 2, 86, 330], "rows");
+    let text = "dispatch[g=2,c=86] f32[2,90,330], i32[2,90,2], f32[2,90,2]";
+    let sent = run(text, &[&x, &slot, &gates]).unwrap().remove(0);
+    near(text, &sent, |at| {
+        let copy = 86 * at[0] + at[2] + 9;
+        let from = (copy < 180).then_some([at[1], copy / 2, copy % 2])?;
+        Some(x.at(&[from[0], from[1], at[3]]) * gates.at(&from))
+    });
+    compare("large", "combine f32[2,2,86,330], i32[2,90,2], f32[2,90,2]", &[&rows, &slot, &gates]);
+    compare("large", "row_dots f32[2,2,86,330], i32[2,90,2], f32[2,90,330]", &[&rows, &slot, &x]);
+}

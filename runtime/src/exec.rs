@@ -5,7 +5,7 @@ use crate::native::Native;
 use crate::product::then::Epilogue;
 use crate::rows::{Call, Registers};
 use crate::transport::Transport;
-use crate::{attention, experts, grouped, moves, product, rows};
+use crate::{attention, experts, grouped, moves, product, rows, team};
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::{Collective, Copy, Exchange, Kernel, Ragged};
 use smallvec::SmallVec;
@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub struct Executor {
     transport: Box<dyn Transport>,
     threads: usize,
+    crowded: bool,
     registers: Registers,
     native: Option<Arc<Native>>,
 }
@@ -25,6 +26,7 @@ impl Executor {
         Executor {
             transport,
             threads: threads.max(1),
+            crowded: false,
             registers: Registers::default(),
             native: None,
         }
@@ -33,6 +35,11 @@ impl Executor {
     /// With compiled kernels over rows; those that are not among them are interpreted.
     pub fn with(self, native: Option<Arc<Native>>) -> Executor {
         Executor { native, ..self }
+    }
+
+    /// With more threads around than cores: a thread that waits gives its core away at once.
+    pub fn crowded(self, crowded: bool) -> Executor {
+        Executor { crowded, ..self }
     }
 
     pub fn transport(&mut self) -> &mut dyn Transport {
@@ -50,6 +57,7 @@ impl Executor {
     /// alike. Nobody else uses this memory meanwhile, other ranks in collectives excepted.
     pub unsafe fn run(&mut self, kernel: &Kernel, memory: &[*mut f32]) -> Result<()> {
         let (threads, registers) = (self.threads, &mut self.registers);
+        team::crowd(self.crowded);
         // SAFETY: by the caller, for every kind of kernel.
         unsafe {
             match kernel {

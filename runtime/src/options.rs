@@ -45,6 +45,9 @@ pub fn fresh(
 pub struct Options {
     /// Threads that one rank's products may use.
     pub threads: usize,
+    /// Whether the ranks that share this one's cores have more threads than there are cores: then a thread
+    /// that waits gives its core away at once.
+    pub crowded: bool,
     /// Fill arenas with NaN, so that reading what was never written shows.
     pub poison: bool,
     /// A rank that others have waited for so long has failed.
@@ -74,6 +77,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             threads: 1,
+            crowded: false,
             poison: false,
             timeout: Duration::from_secs(600),
             trace: false,

@@ -68,7 +68,8 @@ fn engine(how: &Options, transport: Box<dyn Transport>, bytes: usize) -> Result<
     match &how.devices {
         Some(d) => Ok(Box::new(d.engine(transport, bytes, how.poison)?)),
         None => {
-            let executor = Executor::new(transport, how.threads).with(how.native.clone());
+            let executor = Executor::new(transport, how.threads).crowded(how.crowded);
+            let executor = executor.with(how.native.clone());
             Ok(Box::new(OnHost::new(bytes, how.poison, executor)?))
         }
     }

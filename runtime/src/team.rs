@@ -3,10 +3,10 @@
 
 use smallvec::SmallVec;
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Thread;
 
@@ -19,10 +19,20 @@ const AWAKE: u32 = 1 << 14;
 const COUNT: u32 = 16;
 /// The job with which helpers end.
 const END: u64 = u64::MAX;
+/// In [`Post::busy`], while helpers may still begin with the job.
+const OPEN: usize = 1 << (usize::BITS - 1);
 
 thread_local! {
     /// The helpers of this thread, who end with it.
     static HELPERS: RefCell<Helpers> = const { RefCell::new(Helpers { post: None, threads: vec![] }) };
+    /// Whether this thread's core is wanted by others while it waits.
+    static CROWDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says whether more threads run than there are cores: whoever waits on a launch of this thread then offers
+/// its core at once, and helpers sleep between launches.
+pub(crate) fn crowd(crowded: bool) {
+    CROWDED.set(crowded);
 }
 
 /// What a thread runs with its helpers, by the number of who runs it.
@@ -33,9 +43,13 @@ struct Job<'a>(&'a (dyn Fn(usize) + Sync));
 struct Post {
     /// How many jobs there were, and of how many helpers the last one is.
     job: AtomicU64,
-    /// The last job, on its caller's stack: the caller waits until no helper is busy with it.
+    /// The last job, on its caller's stack: the caller waits until no helper is busy with it. One that has
+    /// not begun with it by the time the caller is done does not: it may be asleep for long.
     work: AtomicPtr<Job<'static>>,
+    /// How many helpers have begun with the job and are not done, and [`OPEN`].
     busy: AtomicUsize,
+    /// What the caller says of the cores.
+    crowded: AtomicBool,
     /// What a helper's panic said.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -61,12 +75,15 @@ impl Helpers {
         let count = count.min(self.threads.len());
         let job = Job(f);
         post.work.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
-        post.busy.store(count, Ordering::Relaxed);
+        let crowded = CROWDED.get();
+        post.crowded.store(crowded, Ordering::Relaxed);
+        post.busy.store(OPEN, Ordering::Release);
         post.job.store(((jobs >> COUNT) + 1) << COUNT | count as u64, Ordering::Release);
         self.threads[..count].iter().for_each(Thread::unpark);
         let own = catch_unwind(AssertUnwindSafe(|| f(0))).err();
         // Also after a panic: helpers use what is on this stack.
-        wait(|| post.busy.load(Ordering::Acquire) == 0);
+        post.busy.fetch_and(!OPEN, Ordering::AcqRel);
+        wait(crowded, || post.busy.load(Ordering::Acquire) == 0);
         let panic = post.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(panic) = own.or(panic) {
             resume_unwind(panic);
@@ -86,10 +103,11 @@ impl Post {
     fn help(&self, number: u64, mut seen: u64) {
         loop {
             let mut rounds = 0;
+            let awake = if self.crowded.load(Ordering::Relaxed) { 1 } else { AWAKE };
             while self.job.load(Ordering::Acquire) == seen {
                 rounds += 1;
                 match rounds {
-                    AWAKE.. => std::thread::park(),
+                    _ if rounds >= awake => std::thread::park(),
                     _ if rounds % SPINS == 0 => std::thread::yield_now(),
                     _ => std::hint::spin_loop(),
                 }
@@ -98,7 +116,7 @@ impl Post {
             if seen == END {
                 return;
             }
-            if number < seen & ((1 << COUNT) - 1) {
+            if number < seen & ((1 << COUNT) - 1) && self.begin() {
                 // SAFETY: the job's caller waits for this helper.
                 let job = unsafe { &*self.work.load(Ordering::Relaxed) };
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.0)(number as usize + 1)))
@@ -109,6 +127,19 @@ impl Post {
             }
         }
     }
+
+    /// Counts a helper as busy with the job that is open, the last one; false if none is.
+    fn begin(&self) -> bool {
+        let mut busy = self.busy.load(Ordering::Relaxed);
+        while busy & OPEN != 0 {
+            let (more, order) = (busy + 1, Ordering::Relaxed);
+            match self.busy.compare_exchange_weak(busy, more, Ordering::AcqRel, order) {
+                Ok(_) => return true,
+                Err(other) => busy = other,
+            }
+        }
+        false
+    }
 }
 
 /// Threads are named after whom they help.
@@ -117,10 +148,10 @@ fn name() -> String {
 }
 
 /// Waits until something is so.
-fn wait(is: impl Fn() -> bool) {
-    let mut rounds = 0;
+fn wait(crowded: bool, is: impl Fn() -> bool) {
+    let mut rounds = if crowded { SPINS } else { 0 };
     while !is() {
-        rounds += 1;
+        rounds = rounds.saturating_add(1);
         if rounds < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
 }
@@ -197,11 +228,11 @@ pub(crate) unsafe fn phases(threads: usize, starts: &[usize], f: impl Fn(usize, 
     }
     let mut next: SmallVec<[Apart; 8]> = SmallVec::new();
     next.resize_with(threads, Apart::default);
-    let (done, shared) = (Apart::default(), Shared(f));
+    let (done, shared, crowded) = (Apart::default(), Shared(f), CROWDED.get());
     let work = |thread: usize| {
         for (phase, all) in phases() {
             // Somebody is at work on each task that is not done, as all before are taken.
-            wait(|| done.0.load(Ordering::Acquire) >= all.start);
+            wait(crowded, || done.0.load(Ordering::Acquire) >= all.start);
             for of in (0..threads).map(|i| (thread + i) % threads) {
                 let share = |i: usize| all.start + all.len() * i / threads;
                 while let Some(task) = next[of].take(share(of)..share(of + 1)) {
@@ -266,6 +297,29 @@ mod tests {
         // SAFETY: calls may run at the same time.
         unsafe { each(3, 4, |_| each(3, 50, add)) };
         assert_eq!(sum.load(Ordering::Relaxed), want + 4 * each_of(50));
+    }
+
+    /// With more threads than cores: helpers that sleep begin, or the job is done without them.
+    #[test]
+    fn crowded_threads_do_all_tasks_once() {
+        let one = || {
+            crowd(true);
+            for round in 0..200 {
+                let done: Vec<AtomicUsize> = (0..60).map(|_| AtomicUsize::new(0)).collect();
+                let first = AtomicUsize::new(0);
+                let f = |phase: usize, i: usize| {
+                    if phase == 0 {
+                        first.fetch_add(1, Ordering::Relaxed);
+                    }
+                    assert!(phase == 0 || first.load(Ordering::Relaxed) == 20, "phases mix");
+                    done[phase * 20 + i].fetch_add(1, Ordering::Relaxed);
+                };
+                // SAFETY: calls may run at the same time.
+                unsafe { phases(2 + round % 4, &[0, 20, 60], f) };
+                assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == 1), "round {round}");
+            }
+        };
+        std::thread::scope(|s| (0..4).for_each(|_| drop(s.spawn(one))));
     }
 
     /// Two threads, each held up until both are at work: in every phase each has the same share.

@@ -255,7 +255,7 @@ fn launch(
     if own.len() > MAX_LOCAL_RANKS {
         return Err(Diag::new(
             "too-many-ranks",
-            format!("{ranks} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"),
+            format!("{world} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"),
         )
         .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here"))
         .exit(Exit::Environment));
@@ -287,6 +287,7 @@ fn launch(
         native,
         devices,
         threads,
+        crowded: threads * ranks > cores,
         timeout: Duration::from_secs(how.timeout.max(1)),
         trace: how.trace.is_some(),
         ..Options::default()

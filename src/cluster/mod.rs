@@ -19,6 +19,7 @@ use shardc_runtime::alarm::Alarm;
 use shardc_runtime::control::{Control, Me, Terms, no_secret};
 use shardc_runtime::cuda::{Device, Devices, Id};
 use shardc_runtime::transport;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -181,6 +182,13 @@ pub fn host() -> String {
     }
 }
 
+/// The list of the cores that this process may run on, as the system writes it; empty if it does not tell.
+fn cores() -> String {
+    let status = files::read_text(Path::new("/proc/self/status"), 1 << 16).unwrap_or_default();
+    let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+    list.unwrap_or_default().trim().to_string()
+}
+
 impl Job {
     /// Checks that as many processes run as the plan has ranks, that all have the same plan and the
     /// same shardc, and shows who they are.
@@ -244,6 +252,20 @@ impl Job {
         let rest = if more > 0 { format!("\nand {more} more") } else { String::new() };
         let n = cards.len();
         format!("{n} processes, started by {}\n{table}{rest}", self.launched.launcher)
+    }
+
+    /// How many processes have the cores that this one may run on, itself among them: those of its host, but
+    /// for ones that were bound to other cores. All processes ask.
+    pub fn sharing(&self) -> usize {
+        let all = self.control.gather(format!("{} {}", host(), cores()).into_bytes());
+        let mut counts: BTreeMap<&[u8], usize> = BTreeMap::new();
+        all.iter().for_each(|one| *counts.entry(&one[..]).or_default() += 1);
+        let said: Vec<String> = all.iter().map(|one| counts[&one[..]].to_string()).collect();
+        let said = self.control.share(said.join(" ").into_bytes());
+        let own = String::from_utf8_lossy(&said);
+        let own = own.split(' ').nth(self.launched.rank).and_then(|n| n.parse::<usize>().ok());
+        let own = own.unwrap_or(1);
+        self.launched.locals.map_or(own, |locals| own.min(locals)).max(1)
     }
 
     /// The device of this process, if it has one.

@@ -102,7 +102,8 @@ pub struct Run {
     pub transport: Option<Transport>,
     #[command(flatten)]
     pub connections: Connections,
-    /// Threads of one rank's products, at most the cores [default: cores / ranks of this host]
+    /// Threads of one rank, at most the cores [default: the cores that its process may use, by the ranks that
+    /// share them]
     #[arg(long)]
     pub threads: Option<usize>,
     /// Where ranks run: cpu, or cuda, rank r on device r modulo their number
@@ -251,7 +252,8 @@ fn launch(
 ) -> Result<Session> {
     let world = plan.module.mesh.ranks();
     let own = job.map_or(0..world, |j| j.launched.rank..j.launched.rank + 1);
-    let ranks = job.map_or(world, |j| j.launched.locals.unwrap_or(1).max(1));
+    // Those that share the cores of this process.
+    let ranks = job.map_or(world, Job::sharing);
     if own.len() > MAX_LOCAL_RANKS {
         return Err(Diag::new(
             "too-many-ranks",

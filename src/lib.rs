@@ -359,14 +359,17 @@ fn within_memory(source: &Source, o: &Options) -> Result<Options> {
 /// What is said of layouts that were chosen by price: how near they are to the least, and how the family's
 /// own layout compares.
 fn chosen(p: &Price, o: &Options, compared: Option<[(f64, usize); 2]>) -> String {
-    let above = (p.time as f64 / p.bound.max(1) as f64 - 1.0) * 100.0;
     let by = match o.hardware == Hardware::default() {
         true => "price",
         false => "the prices of --hardware",
     };
-    let mut text = match above < 0.05 {
-        true => format!("layouts chosen by {by}: none has a lower estimate"),
-        false => format!("layouts chosen by {by}: the least estimate is up to {above:.1} % lower"),
+    let above = p.bound.map(|b| (p.time as f64 / b.max(1) as f64 - 1.0) * 100.0);
+    let mut text = match above {
+        None => format!(
+            "layouts chosen by {by}, two axes at a time: how far the least estimate is below is not known"
+        ),
+        Some(a) if a < 0.05 => format!("layouts chosen by {by}: none has a lower estimate"),
+        Some(a) => format!("layouts chosen by {by}: the least estimate is up to {a:.1} % lower"),
     };
     if let Some([family, own]) = compared {
         text += &format!(

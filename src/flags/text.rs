@@ -7,7 +7,7 @@ use shardc_ir::mesh::PIPELINE;
 use shardc_ir::source::Source;
 use shardc_passes::options::{Options, Order, TpMode};
 use shardc_passes::schedule::{Named, legal};
-use shardc_passes::shard::annotate::MOST_PRICED;
+use shardc_passes::shard::auto::MOST_EXACT;
 use std::path::Path;
 
 /// Mesh, rows of a microbatch over all ranks, and tokens of a row, as a text has them, or an archive where
@@ -69,7 +69,7 @@ impl Flags {
     fn cuts(&self, o: &Options) -> bool {
         let mut axes = o.mesh.iter().filter(|a| a.0 != PIPELINE);
         let flags = !self.shard.is_empty() || self.left_to_price(o).is_err();
-        axes.clone().any(|a| a.1 > 1) && axes.by_ref().count() <= MOST_PRICED && !flags
+        axes.clone().any(|a| a.1 > 1) && axes.by_ref().count() <= MOST_EXACT && !flags
     }
 
     /// What is said where layouts are chosen by price though no flag asks for that.

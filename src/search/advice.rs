@@ -9,7 +9,7 @@ use shardc_ir::mesh::PIPELINE;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::Named;
-use shardc_passes::shard::annotate::MOST_PRICED;
+use shardc_passes::shard::auto::MOST_EXACT;
 use std::path::Path;
 
 /// Most changes that are proposed.
@@ -333,7 +333,7 @@ fn leaves_layouts(o: &Options) -> bool {
     let axes = o.mesh.iter().filter(|a| a.0 != PIPELINE && a.1 > 1).count();
     let asks = !o.shard.is_empty() || o.zero > 0 || o.sp || o.ep > 1 || o.etp.is_some();
     let modes = (o.tp_mode, o.cp_mode, o.cp_split) == (plain.tp_mode, plain.cp_mode, None);
-    modes && !asks && !o.auto && (1..=MOST_PRICED).contains(&axes)
+    modes && !asks && !o.auto && (1..=MOST_EXACT).contains(&axes)
 }
 
 /// What `--shard auto` would gain, if it is much, and no flag is in its way.

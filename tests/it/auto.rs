@@ -29,7 +29,7 @@ fn auto(mesh: &[(&str, usize)], hardware: Hardware, microbatch: usize) -> Option
     Options { auto: true, hardware, ..options(mesh, false, microbatch) }
 }
 
-/// Every family on meshes of 2, 4 and 8 ranks, of one and of two axes, whatever these are called: the
+/// Every family on meshes of 2, 4 and 8 ranks, of one to three axes, whatever these are called: the
 /// numbers are those of transformers, and the plan is proved. Cheap links split what can be, dear ones
 /// only what needs nothing to be sent.
 #[test]
@@ -44,6 +44,7 @@ fn every_family_has_its_numbers() {
         (&[("dp_replicate", 4)], 1e12, 1),
         (&[("cp", 2), ("tp", 2)], 1e12, 4),
         (&[("pp", 2), ("tp", 2)], 1e12, 4),
+        (&[("dp_replicate", 2), ("cp", 2), ("tp", 2)], 1e12, 4),
     ];
     for (i, name) in ALL.iter().enumerate() {
         for (k, &(mesh, link, microbatch)) in meshes.iter().enumerate() {

@@ -120,7 +120,7 @@ fn sweep(cut: Cut, count: u64) {
     };
     for seed in seeds.clone() {
         let draw = &mut Draw::new(seed, &name);
-        let axes = Axes::draw(draw, if cut == Cut::ByPrice { 2 } else { 4 });
+        let axes = Axes::draw(draw, if cut == Cut::ByPrice { 3 } else { 4 });
         let mut o = drawn(draw, &axes, cut);
         let asks = match cut {
             Cut::Asked => [1, 2, 4][draw.below(3)],

@@ -136,8 +136,8 @@ fn batch_axes(mesh: &Mesh) -> AtomSet {
     axes.fold(AtomSet::EMPTY, AtomSet::union)
 }
 
-/// Most parts of axes over which layouts are chosen by price: ways of an op grow with their number as powers.
-pub const MOST_PRICED: usize = 2;
+/// Most axes, and parts of them, over which layouts are chosen by price.
+pub const MOST_PRICED: usize = 6;
 
 /// Annotates what is not left to prices: which rows of the batch are whose.
 fn left_to_price(mesh: Mesh, own: &Mesh, f: &mut Func, o: &Options) -> Result<Mesh> {

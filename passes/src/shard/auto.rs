@@ -9,21 +9,23 @@
 //! tables, masks) are the same everywhere. The least sum is exact (`crate::choose`).
 
 mod choices;
+mod pairs;
 mod prices;
 
 pub use choices::{Choices, Compared};
+pub use pairs::MOST_EXACT;
 
 use super::moves::Moves;
 use super::propagate::OpFactors;
-use super::ways::{Chosen, Execution, Stored, Way, ways};
+use super::ways::{Chosen, Execution, Group, Place, Stored, Way, ways};
 use super::zero::Zero;
 use crate::choose::{Choice, Cost, Costs, Problem, Var, within};
 use crate::depends::weighted;
 use shardc_ir::func::{Func, Port, RoleKind, Value};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::infer::Linear;
-use shardc_ir::mesh::{Atom, AtomSet, Mesh, PIPELINE};
-use shardc_ir::types::Type;
+use shardc_ir::mesh::{Atom, AtomSet, Mesh};
+use shardc_ir::types::{AtomList, State, Type};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -45,8 +47,8 @@ pub struct Asked<'a> {
 pub struct Price {
     /// Picoseconds of a microbatch, with its share of the step.
     pub time: u64,
-    /// No choice takes less.
-    pub bound: u64,
+    /// No choice takes less; none if that is not known.
+    pub bound: Option<u64>,
     /// Bytes, as [`Asked::budget`] counts them.
     pub memory: u64,
     pub fits: bool,
@@ -83,7 +85,9 @@ struct Builder<'a> {
     asked: &'a Asked<'a>,
     f: &'a Func,
     ops: &'a [OpFactors],
-    atoms: Vec<Atom>,
+    /// Axes that go one way together; each with whether all ways are open, or only the way of `now`.
+    over: Vec<(AtomSet, bool)>,
+    now: Option<Chosen>,
     /// Values that depend on a parameter, and those with a gradient.
     weighted: Vec<bool>,
     active: &'a [bool],
@@ -110,7 +114,7 @@ pub(crate) fn choose(
     ops: &[OpFactors],
     active: &[bool],
     trained: &dyn Fn(&str) -> bool,
-) -> (Chosen, Price, Choices) {
+) -> (Chosen, Price, Option<Choices>) {
     let mut uses: Vec<SmallVec<[(u32, u32); 4]>> = vec![SmallVec::new(); f.values.len()];
     for (u, n) in f.nodes.iter().enumerate() {
         for (j, v) in n.ins.iter().enumerate() {
@@ -124,12 +128,12 @@ pub(crate) fn choose(
             mine[a.value.0 as usize] = trained(&r.name);
         }
     }
-    let pipeline = asked.mesh.axis(PIPELINE).unwrap_or_default();
-    let b = Builder {
+    let mut b = Builder {
         asked,
         f,
         ops,
-        atoms: asked.mesh.all().minus(pipeline).iter().collect(),
+        over: vec![],
+        now: None,
         weighted: weighted(f),
         active,
         trained: mine,
@@ -144,7 +148,7 @@ pub(crate) fn choose(
         alike: HashMap::new(),
         edges: HashMap::new(),
     };
-    b.all()
+    b.least()
 }
 
 /// Values that backward reads, about: operands of ops with a gradient that are not linear in all of them.
@@ -181,8 +185,13 @@ pub(super) fn units(f: &Func) -> Vec<usize> {
 }
 
 impl Builder<'_> {
-    fn all(mut self) -> (Chosen, Price, Choices) {
+    /// Chooses over the axes that are open.
+    fn all(&mut self) -> (Chosen, Price, Choices) {
         let f = self.f;
+        self.problem = Problem::new();
+        self.zero.fill(None);
+        self.alike.clear();
+        self.edges.clear();
         let mut nodes: Vec<Option<Running>> = vec![];
         let mut values: Vec<Option<Lying>> = (0..f.values.len()).map(|_| None).collect();
         for a in &f.args {
@@ -217,12 +226,13 @@ impl Builder<'_> {
     }
 
     fn choices(
-        self,
+        &mut self,
         found: Choice,
         nodes: &[Option<Running>],
         values: &[Option<Lying>],
     ) -> Choices {
-        let mut all = Choices::new(self.problem, found, self.zero);
+        let problem = std::mem::take(&mut self.problem);
+        let mut all = Choices::new(problem, found, self.zero.clone());
         for (i, v) in values.iter().enumerate() {
             v.iter().for_each(|(own, layouts)| all.own(i, own.var, layouts));
         }
@@ -263,9 +273,11 @@ impl Builder<'_> {
             let result = self.is_result(*v);
             key += &format!(" {:?}{:?}{active}{own}{trained}{saved}{result}", t.dtype, t.sizes());
         }
+        let over = self.groups(|now, a| now.run[u].place(a));
+        over.iter().filter_map(|g| g.1).for_each(|place| key += &format!(" {place:?}"));
         let known = self.alike.get(&key).cloned();
         let (all, costs) = known.unwrap_or_else(|| {
-            let mut all = ways(self.asked.mesh, self.f, u, &self.ops[u], &self.atoms);
+            let mut all = ways(self.asked.mesh, self.f, u, &self.ops[u], &over);
             // What every rank has its share of, or all of, is summed, not what they use differently.
             let same = |(o, t): (&Value, &Type)| !self.is_result(*o) || t.replicated.is_empty();
             all.retain(|w| n.outs.iter().zip(&w.outs).all(same));
@@ -305,8 +317,12 @@ impl Builder<'_> {
         let asked = self.f.annotations.get(&v);
         let plain = self.asked_for(v);
         let open = |d: usize| asked.is_none_or(|a| a.dims[d].open);
-        let free: Vec<Atom> =
-            self.atoms.iter().copied().filter(|&a| !plain.sharded().has(a)).collect();
+        let free: Vec<Group> = self
+            .groups(|now, a| place(&now.own[i], a))
+            .into_iter()
+            .map(|(atoms, place)| (atoms.minus(plain.sharded()), place))
+            .filter(|g| !g.0.is_empty())
+            .collect();
         let may_spread = !result && (self.active[i] || self.param[i]);
         layouts(self.asked.mesh, &free, may_spread, &open, plain, &mut |t| all.push(t));
         let first = self.uses[i].first().map_or(0, |u| self.units[u.0 as usize]);
@@ -429,7 +445,7 @@ impl Builder<'_> {
         }
         let price = Price {
             time: found.cost.time,
-            bound: found.bound,
+            bound: Some(found.bound),
             memory: found.cost.memory,
             fits: found.fits,
         };
@@ -437,28 +453,41 @@ impl Builder<'_> {
     }
 }
 
+/// Where a value has an atom.
+fn place(t: &Type, a: Atom) -> Place {
+    match t.state(a) {
+        State::Sharded(d) => Place::Split(d as u8),
+        State::Replicated => Place::Spread,
+        _ => Place::Alike,
+    }
+}
+
 /// All layouts of a value over these atoms: split in a dim, evenly; invariant; replicated.
 fn layouts(
     mesh: &Mesh,
-    atoms: &[Atom],
+    over: &[Group],
     spread: bool,
     open: &impl Fn(usize) -> bool,
     t: Type,
     f: &mut impl FnMut(Type),
 ) {
-    let Some((&a, rest)) = atoms.split_first() else { return f(t) };
-    for d in (0..t.rank()).filter(|&d| open(d)) {
-        let even = t.dims[d].size % (t.pieces(mesh, d) * mesh.size(a)) == 0;
-        if let (true, Some(list)) = (even, t.dims[d].atoms.push(a)) {
+    let Some((&(atoms, place), rest)) = over.split_first() else { return f(t) };
+    let may = |p: Place| place.is_none_or(|own| own == p);
+    for d in (0..t.rank()).filter(|&d| open(d) && may(Place::Split(d as u8))) {
+        let even = t.dims[d].size % (t.pieces(mesh, d) * mesh.ways(atoms)) == 0;
+        let list = AtomList::collect(t.dims[d].atoms.iter().chain(atoms.iter()));
+        if let (true, Some(list)) = (even, list) {
             let mut split = t.clone();
             split.dims[d].atoms = list;
             layouts(mesh, rest, spread, open, split, f);
         }
     }
-    layouts(mesh, rest, spread, open, t.clone(), f);
-    if spread {
+    if may(Place::Alike) {
+        layouts(mesh, rest, spread, open, t.clone(), f);
+    }
+    if spread && may(Place::Spread) {
         let mut t = t;
-        t.replicated = t.replicated.union(AtomSet::one(a));
+        t.replicated = t.replicated.union(atoms);
         layouts(mesh, rest, spread, open, t, f);
     }
 }

@@ -68,7 +68,7 @@ pub fn partition(
         How::Auto(asked) => {
             resharder = Resharder::new(asked.hardware);
             let (chosen, price, choices) = choose(&asked, src, &ops, &active, trained);
-            (chosen, AtomSet::EMPTY, Some(price), Some(choices))
+            (chosen, AtomSet::EMPTY, Some(price), choices)
         }
     };
     let mut p = Partition {

@@ -69,6 +69,20 @@ impl Execution {
         e
     }
 
+    /// Where it has an atom.
+    pub fn place(&self, a: Atom) -> Place {
+        let parts = self.parts.iter().enumerate().filter(|(_, p)| p.has(a));
+        match parts.fold(0, |mask, (j, _)| mask | 1 << j) {
+            0 if self.spread.has(a) => Place::Spread,
+            0 => self
+                .lists
+                .iter()
+                .position(|l| l.iter().any(|b| b == a))
+                .map_or(Place::Alike, |g| Place::Split(g as u8)),
+            mask => Place::Parts(mask),
+        }
+    }
+
     /// The type of result `o` as far as letters say it.
     pub fn hint(&self, f: &Func, op: &OpFactors, u: usize, o: usize) -> Type {
         let n = &f.nodes[u];
@@ -95,6 +109,7 @@ pub(crate) struct Stored {
 }
 
 /// How everything runs and lies.
+#[derive(Clone)]
 pub(crate) struct Chosen {
     /// By node.
     pub run: Vec<Execution>,
@@ -137,38 +152,59 @@ pub(crate) fn linear_in(f: &Func, n: &Node) -> SmallVec<[u32; 4]> {
     all.into_iter().filter(|&m| m != 0 && same(m)).collect()
 }
 
-/// All ways to run a node over these atoms. Over each: a loop is split, evenly; or the ranks do the same, of
-/// what is invariant, or of what is replicated; or of parts of a sum. The first are preferred. Never empty: ranks may always do the
-/// same.
-pub(crate) fn ways(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, atoms: &[Atom]) -> Vec<Way> {
+/// Where an op or a value has some axes: of an op, at the loops of a number; of a value, at the dims.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    Split(u8),
+    /// Ranks do the same, of what is invariant.
+    Alike,
+    /// Of what is replicated.
+    Spread,
+    /// Of parts of a sum, in these operands (bit i = operand i).
+    Parts(u32),
+}
+
+/// Atoms that have one place together, and which, if it is known.
+pub(crate) type Group = (AtomSet, Option<Place>);
+
+/// All ways to run a node over these groups of atoms. Over each: a loop is split, evenly; or the ranks do the same, of
+/// what is invariant, or of what is replicated; or of parts of a sum. The first are preferred. Never empty if no place
+/// is known: ranks may always do the same.
+pub(crate) fn ways(mesh: &Mesh, f: &Func, u: usize, op: &OpFactors, over: &[Group]) -> Vec<Way> {
     let mut out = vec![];
     let mut more = |e: Execution| out.extend(way(mesh, f, u, op, e));
     let linear = linear_in(f, &f.nodes[u]);
-    each(mesh, op, atoms, &linear, Execution::whole(op), &mut more);
+    each(mesh, op, over, &linear, Execution::whole(op), &mut more);
     out
 }
 
 fn each(
     mesh: &Mesh,
     op: &OpFactors,
-    atoms: &[Atom],
+    over: &[Group],
     linear: &[u32],
     e: Execution,
     f: &mut impl FnMut(Execution),
 ) {
-    let Some((&a, rest)) = atoms.split_first() else { return f(e) };
-    for factor in op.factor_ids().filter(|&g| !op.is_whole(g)) {
+    let Some((&(atoms, place), rest)) = over.split_first() else { return f(e) };
+    let may = |p: Place| place.is_none_or(|own| own == p);
+    for factor in op.factor_ids().filter(|&g| !op.is_whole(g) && may(Place::Split(g))) {
         let mut split = e.clone();
         let pieces: usize = e.lists[factor as usize].iter().map(|b| mesh.size(b)).product();
-        let even = op.size(factor) % (pieces * mesh.size(a)) == 0;
-        if even && split.take(mesh, op, factor, a) {
+        let even = op.size(factor) % (pieces * mesh.ways(atoms)) == 0;
+        if even && atoms.iter().all(|a| split.take(mesh, op, factor, a)) {
             each(mesh, op, rest, linear, split, f);
         }
     }
-    each(mesh, op, rest, linear, e.clone(), f);
-    each(mesh, op, rest, linear, Execution { spread: e.spread.with(a), ..e.clone() }, f);
-    for &operands in linear {
-        each(mesh, op, rest, linear, e.of_parts(operands, AtomSet::one(a)), f);
+    if may(Place::Alike) {
+        each(mesh, op, rest, linear, e.clone(), f);
+    }
+    if may(Place::Spread) {
+        let spread = Execution { spread: e.spread.union(atoms), ..e.clone() };
+        each(mesh, op, rest, linear, spread, f);
+    }
+    for &operands in linear.iter().filter(|&&l| may(Place::Parts(l))) {
+        each(mesh, op, rest, linear, e.of_parts(operands, atoms), f);
     }
 }
 

@@ -29,11 +29,12 @@ pub fn explain(why: &Why) -> Answer {
         a.part("price", std::iter::once(what).chain(more).map(String::from).collect());
         return a;
     };
-    let less = match p.bound >= p.time {
-        true => "no layouts take less".to_string(),
-        false => {
-            let by = (1.0 - p.bound as f64 / p.time as f64) * 100.0;
-            format!("no layouts take less than {} ({by:.1} % less)", time(p.bound))
+    let less = match p.bound {
+        None => "chosen two axes at a time: how much less others take is not known".to_string(),
+        Some(bound) if bound >= p.time => "no layouts take less".to_string(),
+        Some(bound) => {
+            let by = (1.0 - bound as f64 / p.time as f64) * 100.0;
+            format!("no layouts take less than {} ({by:.1} % less)", time(bound))
         }
     };
     let held = bytes(p.memory as usize);
@@ -50,7 +51,8 @@ pub fn explain(why: &Why) -> Answer {
 
 /// What was chosen for a value of a function, the next best, and both prices; a parameter's storage, too.
 pub fn of_value(why: &Why, fi: usize, v: Value) -> Vec<String> {
-    let Some(((_, choices), m)) = why.priced.as_ref().zip(why.chosen_for(fi, v)) else {
+    let choices = why.priced.as_ref().and_then(|p| p.1.as_ref());
+    let Some((choices, m)) = choices.zip(why.chosen_for(fi, v)) else {
         return vec![];
     };
     let mut out = vec![];

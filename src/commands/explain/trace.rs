@@ -37,7 +37,7 @@ pub struct Why<'a> {
     names: BTreeMap<String, Value>,
     makers: Vec<Vec<Option<u32>>>,
     /// What layouts cost that were chosen by price, and from what they were.
-    pub priced: Option<(Price, Choices)>,
+    pub priced: Option<(Price, Option<Choices>)>,
 }
 
 /// A place in a chain.
@@ -60,7 +60,7 @@ impl<'a> Why<'a> {
         let names = all.map(|v| (f.name(v).to_string(), v)).collect();
         let makers = s.plan.module.funcs.iter().map(Func::makers).collect();
         let mesh = &s.plan.module.mesh;
-        let priced = again.price.zip(again.choices);
+        let priced = again.price.map(|p| (p, again.choices));
         Ok(Why { s, plan: &s.plan, mesh, model, causes, names, makers, priced })
     }
 

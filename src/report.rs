@@ -7,6 +7,7 @@ use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
 use shardc_ir::func::{Func, FuncKind, Node};
+use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Op, Put};
 use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass};
@@ -204,7 +205,7 @@ pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
         if calls == 0 {
             continue; // only an evaluation runs it
         }
-        for n in &f.nodes {
+        for (ni, n) in f.nodes.iter().enumerate() {
             let Some(c) = n.op.collective() else { continue };
             let key = (fi, c.kind(), c.atoms().0, n.scope.0);
             let i = *at.entry(key).or_insert_with(|| {
@@ -223,7 +224,7 @@ pub fn collectives(plan: &Plan, class: &RankClass) -> Vec<CollectiveReport> {
             let pairs = || n.ins.iter().zip(&n.outs).map(|(&x, &y)| (f.ty(x), f.ty(y)));
             let bytes = pairs().map(|(x, y)| c.ring_bytes(mesh, x, y)).sum::<f64>().ceil();
             let most = pairs().map(|(x, y)| c.max_bytes(mesh, x, y)).sum::<f64>().ceil();
-            out[i].count += calls;
+            out[i].count += calls * usize::from(begins_call(f, ni));
             out[i].tensors += calls * n.outs.len();
             out[i].bytes += bytes * calls as f64;
             out[i].bytes_max += most * calls as f64;

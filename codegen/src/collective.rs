@@ -2,9 +2,11 @@
 
 use crate::layout::Layout;
 use shardc_ir::boxes::Boxes;
-use shardc_ir::kernel::{Block, Collective, Exchange, Kernel, Ragged, Reduced, View};
+use shardc_ir::kernel::{
+    Block, Collective, Exchange, Gathered, Kernel, Ragged, Reduced, Scattered, View,
+};
 use shardc_ir::mesh::AtomSet;
-use shardc_ir::ops::AllToAllV;
+use shardc_ir::ops::{self, AllToAllV, Sends};
 use shardc_ir::types::{Extent, Reduction, Type};
 
 /// Coordinates of every member of this rank's group, in group order.
@@ -48,15 +50,43 @@ pub(crate) fn all_reduce(l: &Layout, axes: AtomSet) -> Kernel {
     kernel(axes, Exchange::AllReduce { tensors: (0..l.ins).map(one).collect() })
 }
 
+/// Of an operand and its result.
+fn gathered(l: &Layout, axes: AtomSet, dim: usize, [from, to]: [usize; 2]) -> Gathered {
+    let pieces = pieces(l, axes, l.types[from], dim);
+    Gathered { from: l.whole(from), to: blocks(l, to, dim, &pieces) }
+}
+
+/// Of an operand and its result.
+fn scattered(l: &Layout, axes: AtomSet, dim: usize, [from, to]: [usize; 2]) -> Scattered {
+    let pieces = pieces(l, axes, l.types[to], dim);
+    let from = blocks(l, from, dim, &pieces);
+    Scattered { fold: Reduction::Sum, from, to: l.whole(to) }
+}
+
 pub(crate) fn all_gather(l: &Layout, axes: AtomSet, dim: usize) -> Kernel {
-    let pieces = pieces(l, axes, l.types[0], dim);
-    kernel(axes, Exchange::AllGather { from: l.whole(0), to: blocks(l, 1, dim, &pieces) })
+    kernel(axes, Exchange::AllGather { tensors: vec![gathered(l, axes, dim, [0, 1])] })
 }
 
 pub(crate) fn reduce_scatter(l: &Layout, axes: AtomSet, dim: usize) -> Kernel {
-    let pieces = pieces(l, axes, l.types[1], dim);
-    let from = blocks(l, 0, dim, &pieces);
-    kernel(axes, Exchange::ReduceScatter { fold: Reduction::Sum, from, to: l.whole(1) })
+    kernel(axes, Exchange::ReduceScatter { tensors: vec![scattered(l, axes, dim, [0, 1])] })
+}
+
+/// Several gathers, or several scattered sums, of one group in one call: by tensor its op, and where its
+/// operand and its result are among those of the launch.
+pub(crate) fn together(l: &Layout, all: &[(&dyn ops::Collective, [usize; 2])]) -> Kernel {
+    let axes = all[0].0.atoms();
+    let dim = |op: &dyn ops::Collective| op.dim().expect("it gathers or scatters a dim");
+    kernel(
+        axes,
+        match all[0].0.sends() {
+            Sends::ShareOfResult => Exchange::AllGather {
+                tensors: all.iter().map(|&(op, at)| gathered(l, axes, dim(op), at)).collect(),
+            },
+            _share => Exchange::ReduceScatter {
+                tensors: all.iter().map(|&(op, at)| scattered(l, axes, dim(op), at)).collect(),
+            },
+        },
+    )
 }
 
 /// Members split dim `from` before and dim `to` after: what a member gives is its piece, cut where

@@ -73,6 +73,14 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
             }
             return Ok(Kernel::HorizontalFusion(k));
         }
+        Some(KernelKind::Exchanges(all)) => {
+            let place = |v: Value| values.iter().position(|&x| x == v).expect("one of the launch");
+            let one = |x: &Launch| {
+                let op = func.nodes[x.nodes.start].op.collective().expect("it exchanges");
+                (op, [place(x.ins[0]), place(x.outs[0])])
+            };
+            return Ok(collective::together(&l, &all.iter().map(one).collect::<Vec<_>>()));
+        }
         None => {}
     }
     let names: Vec<String> = nodes.iter().map(|n| n.op.mnemonic().to_string()).collect();

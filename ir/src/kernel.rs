@@ -287,22 +287,34 @@ pub struct Reduced {
     pub to: Block,
 }
 
-/// What is exchanged; lists have one entry per member of the group, in group order.
+/// One tensor of an `all_gather`: everybody's `from`, each to its own block.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gathered {
+    pub from: Block,
+    /// By member of the group, in group order.
+    pub to: Vec<Block>,
+}
+
+/// One tensor of a `reduce_scatter`: the fold of everybody's block for this member.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scattered {
+    pub fold: Reduction,
+    /// By member of the group, in group order.
+    pub from: Vec<Block>,
+    pub to: Block,
+}
+
+/// What is exchanged; lists of blocks have one entry per member of the group, in group order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Exchange {
     AllReduce {
         tensors: Vec<Reduced>,
     },
-    /// Everybody's `from`, each to its own block.
     AllGather {
-        from: Block,
-        to: Vec<Block>,
+        tensors: Vec<Gathered>,
     },
-    /// The fold of everybody's block for this member.
     ReduceScatter {
-        fold: Reduction,
-        from: Vec<Block>,
-        to: Block,
+        tensors: Vec<Scattered>,
     },
     /// After zeros were written to `clear`.
     AllToAll {
@@ -470,8 +482,12 @@ impl Exchange {
             Exchange::AllReduce { tensors } => {
                 Box::new(tensors.iter().flat_map(|t| [&t.from, &t.to]))
             }
-            Exchange::AllGather { from, to } => Box::new(std::iter::once(from).chain(to)),
-            Exchange::ReduceScatter { from, to, .. } => Box::new(from.iter().chain([to])),
+            Exchange::AllGather { tensors } => {
+                Box::new(tensors.iter().flat_map(|t| std::iter::once(&t.from).chain(&t.to)))
+            }
+            Exchange::ReduceScatter { tensors } => {
+                Box::new(tensors.iter().flat_map(|t| t.from.iter().chain([&t.to])))
+            }
             Exchange::AllToAll { clear, from, to } => Box::new(clear.iter().chain(from).chain(to)),
             Exchange::AllToAllV { from, to } => {
                 Box::new(from.iter().chain(to).flat_map(|r| [&r.rows, &r.counts]))

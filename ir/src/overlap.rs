@@ -2,7 +2,8 @@
 //! launch that uses its results, or writes memory that it uses.
 
 use crate::func::Func;
-use crate::group::Launch;
+use crate::group::{Launch, are_one_call};
+use crate::ops::Sends;
 use crate::plan::{Call, Memory, Place};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -56,6 +57,29 @@ pub fn awaited(f: &Func, launches: &[Launch], memory: &Memory, call: &Call) -> V
                     || meet(&next.writes, &own.writes))
         };
         (i + 1..launches.len()).find(needs).unwrap_or(launches.len())
+    };
+    (0..launches.len()).map(until).collect()
+}
+
+/// By launch: the launch up to which the memory of its operands is kept. Of scattered sums of several tensors
+/// that is the first that reads a result, or the next call of that kind over the same axes, or the end: so nothing
+/// written meanwhile has to wait for them. Of all else it is the next launch.
+pub fn held(f: &Func, launches: &[Launch]) -> Vec<usize> {
+    let node = |x: &Launch| &f.nodes[x.nodes.start];
+    let several = |x: &Launch| {
+        let sends = node(x).op.collective().map(|c| c.sends());
+        x.nodes.len() > 1 && sends == Some(Sends::Share)
+    };
+    let until = |i: usize| {
+        let x = &launches[i];
+        if !several(x) {
+            return i + 1;
+        }
+        let ends = |y: &Launch| {
+            (several(y) && are_one_call(node(x), node(y)))
+                || y.ins.iter().any(|v| x.outs.contains(v))
+        };
+        launches[i + 1..].iter().position(ends).map_or(launches.len(), |n| i + 1 + n)
     };
     (0..launches.len()).map(until).collect()
 }

@@ -11,8 +11,12 @@
 //! As Megatron-LM does for gradients of weights (Narayanan et al., 2021, *Efficient large-scale language
 //! model training*), and FSDP for the weights of the next layer (Zhao et al., 2023), by one rule: what
 //! stands before a collective and is not needed for it goes behind it, as far back as one
-//! product or another collective. So few tensors live longer.
+//! product or another collective. So few tensors live longer. Before that, [`blocks`] joins the gathers, and the
+//! scattered sums, of the parameters of a block.
 
+mod blocks;
+
+use blocks::blocks;
 use shardc_ir::func::{Func, FusedWithNext, Node, Port, Role, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::maps::{HashMap, HashSet};
@@ -23,6 +27,7 @@ const HEAVY: usize = 1;
 
 /// Reorders a function.
 pub fn overlap(f: &mut Func) {
+    blocks(f);
     let all = launches(f);
     let order = order(f, &all);
     let mut nodes: Vec<Option<Node>> = std::mem::take(&mut f.nodes).into_iter().map(Some).collect();
@@ -123,6 +128,8 @@ impl<'a> Order<'a> {
 fn order(f: &Func, all: &[Launch]) -> Vec<usize> {
     let o = Order::of(f, all);
     let mut order: Vec<usize> = (0..all.len()).collect();
-    (0..all.len()).filter(|&i| o.exchanges(i)).for_each(|i| o.early(i, &mut order));
+    // What several exchange in one call is where it should be.
+    let alone = |i: &usize| o.exchanges(*i) && all[*i].nodes.len() == 1;
+    (0..all.len()).filter(alone).for_each(|i| o.early(i, &mut order));
     order
 }

@@ -1,6 +1,6 @@
 //! A collective kernel as an operation of the transport.
 
-use crate::transport::{Reduced, Region, Transport};
+use crate::transport::{Gathered, Reduced, Region, Scattered, Transport};
 use shardc_ir::diag::Result;
 use shardc_ir::kernel::{self, Block, Collective, Exchange, Ragged};
 use shardc_ir::types::Reduction;
@@ -32,9 +32,17 @@ pub(crate) unsafe fn exchange(
             };
             t.all_reduce(k.axes, &tensors.iter().map(one).collect::<Vec<_>>())
         }
-        Exchange::AllGather { from, to } => t.all_gather(k.axes, &region(from), &regions(to)),
-        Exchange::ReduceScatter { fold, from, to } => {
-            t.reduce_scatter(k.axes, *fold, &regions(from), &region(to))
+        Exchange::AllGather { tensors } => {
+            let one = |g: &kernel::Gathered| Gathered { from: region(&g.from), to: regions(&g.to) };
+            t.all_gather(k.axes, &tensors.iter().map(one).collect::<Vec<_>>())
+        }
+        Exchange::ReduceScatter { tensors } => {
+            let one = |s: &kernel::Scattered| Scattered {
+                fold: s.fold,
+                from: regions(&s.from),
+                to: region(&s.to),
+            };
+            t.reduce_scatter(k.axes, &tensors.iter().map(one).collect::<Vec<_>>())
         }
         Exchange::AllToAll { from, to, .. } => t.all_to_all(k.axes, &regions(from), &regions(to)),
         Exchange::AllToAllV { from, to } => {
@@ -46,7 +54,8 @@ pub(crate) unsafe fn exchange(
         }
         Exchange::Broadcast { root, to, .. } => t.broadcast(k.axes, *root, &region(to)),
         Exchange::Reduce { from, to, .. } => {
-            t.reduce_scatter(k.axes, Reduction::Sum, &regions(from), &region(to))
+            let (fold, from, to) = (Reduction::Sum, regions(from), region(to));
+            t.reduce_scatter(k.axes, &[Scattered { fold, from, to }])
         }
     }
 }

@@ -13,6 +13,21 @@ pub struct Reduced {
     pub to: Region,
 }
 
+/// One tensor of an `all_gather`: member p's `from` arrives in `to[p]` of everybody.
+#[derive(Clone, Debug)]
+pub struct Gathered {
+    pub from: Region,
+    pub to: Vec<Region>,
+}
+
+/// One tensor of a `reduce_scatter`: `to` becomes the fold of the members' `from[this member]`.
+#[derive(Clone, Debug)]
+pub struct Scattered {
+    pub fold: Reduction,
+    pub from: Vec<Region>,
+    pub to: Region,
+}
+
 /// One rank's end of a transport. A group is named by its atoms: the ranks that differ from this
 /// one in those coordinates only, in group order. All members call the same operations in the same
 /// order, with matching sizes. Results overlap no operand, but that of an `all_reduce` may be its
@@ -32,16 +47,10 @@ pub trait Transport: Send {
     fn barrier(&mut self, axes: AtomSet) -> Result<()>;
     /// Folds all tensors, in one pass.
     fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()>;
-    /// Member p's `from` arrives in `to[p]` of everybody.
-    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()>;
-    /// `to` becomes the fold of the members' `from[this member]`.
-    fn reduce_scatter(
-        &mut self,
-        axes: AtomSet,
-        fold: Reduction,
-        from: &[Region],
-        to: &Region,
-    ) -> Result<()>;
+    /// Gathers all tensors, in one pass.
+    fn all_gather(&mut self, axes: AtomSet, tensors: &[Gathered]) -> Result<()>;
+    /// Folds and scatters all tensors, in one pass.
+    fn reduce_scatter(&mut self, axes: AtomSet, tensors: &[Scattered]) -> Result<()>;
     /// `from[p]` arrives in member p's `to[this member]`.
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()>;
     /// As [`Transport::all_to_all`], several regions each, of sizes that are known only now:

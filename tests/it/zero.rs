@@ -3,10 +3,14 @@
 
 use crate::fixture::*;
 use shardc_frontends::{Facts, from_config};
+use shardc_ir::func::{Func, Value};
+use shardc_ir::group::{Launch, launches};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::{MemoryClass, Plan};
+use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
-use shardc_passes::options::{CpMode, Options, Order};
+use shardc_passes::options::{CpMode, Options, Order, Transport};
+use shardc_passes::pipeline::Compiled;
 use shardc_passes::shard::zero::Accumulate;
 use shardc_testing::taken;
 use std::path::Path;
@@ -301,5 +305,76 @@ fn what_stays_whole_has_its_price() {
         let said = done.warnings.iter().any(|w| w.code == "no-effect" && w.message.contains(why));
         assert!(said, "zero={stage} {keep:?}: {:?}", done.warnings);
         assert_eq!(done.report.zero_accumulate, None);
+    }
+}
+
+/// Over NCCL the parameters of a block are gathered in one call per direction, and their gradients scattered in
+/// one: the same bytes and, run over threads, the same bits as tensor by tensor, on every kind of layout.
+#[test]
+fn blocks_are_gathered_and_scattered_in_one_call() {
+    let [dp, cp]: [Axes; 2] = [&[("dp_shard", 4)], &[("dp_shard", 2), ("cp", 2)]];
+    let [tp, pp]: [Axes; 2] = [&[("dp_shard", 2), ("tp", 2)], &[("pp", 2), ("dp_shard", 2)]];
+    let both: Axes = &[("dp_replicate", 2), ("dp_shard", 2)];
+    use Recompute::{Full, Selective};
+    let recompute = |o: Options, r| Options { recompute: r, ..o };
+    let schedule = |o: Options, s: &str| Options { schedule: Order::Named(s.into()), ..o };
+    let rows: Vec<(&str, Options)> = vec![
+        ("llama_gqa", zero(dp, 3, false, 1)),
+        ("llama_gqa", zero(dp, 2, false, 2)),
+        ("llama_bias_tied", recompute(zero(cp, 3, false, 1), Full)),
+        ("llama_mha", recompute(zero(tp, 3, true, 2), Selective)),
+        ("gpt2", zero(both, 3, false, 1)),
+        ("llama_deep", schedule(zero(pp, 3, false, 1), "zb-h1")),
+        ("llama_deep", schedule(zero(pp, 3, false, 1), "dualpipe-v")),
+        ("llama_deep", Options { reshard_after_forward: false, ..zero(pp, 3, false, 2) }),
+        ("gemma2", Options { loss_chunks: 2, ..zero(dp, 3, false, 1) }),
+        ("mixtral", Options { dtype: DType::BF16, ..zero(dp, 3, false, 2) }),
+    ];
+    for (name, o) in rows {
+        let what = format!("{name} {:?} zero={} {:?}", o.mesh, o.zero, o.schedule);
+        let fx = Fixture::open(name);
+        let model = fx.model(&o);
+        let (ids, targets) = (&fx.input_ids, fx.targets());
+        let nccl = Options { transport: Transport::Nccl, ..o.clone() };
+        let [apart, joined] = [&o, &nccl].map(|o| compile(&model, o));
+        let [a, b] = [&apart, &joined].map(|c| three_steps(&model, c, ids, &targets));
+        assert_eq!(a.loss.to_bits(), b.loss.to_bits(), "{what}");
+        assert!(a.grads == b.grads && a.params == b.params, "{what}: other bits");
+        let sent = |c: &Compiled| {
+            let classes = c.plan.classes.iter();
+            let all = classes.flat_map(|k| shardc::report::collectives(&c.plan, k));
+            all.fold((0, 0, 0.0), |n, x| (n.0 + x.count, n.1 + x.tensors, n.2 + x.bytes))
+        };
+        let ((few, tensors, bytes), (many, as_many, as_much)) = (sent(&joined), sent(&apart));
+        assert_eq!((tensors, bytes), (as_many, as_much), "{what}");
+        assert!(few < many, "{what}: {few} calls for {many}");
+        for f in joined.plan.module.funcs.iter().filter(|f| f.kind.is_looped()) {
+            one_call_per_layer(f, &what);
+        }
+    }
+}
+
+/// Every layer has at most one gather of arguments over the same axes, which begins before the work that needs
+/// the one before it.
+fn one_call_per_layer(f: &Func, what: &str) {
+    let all = launches(f);
+    let held: Vec<Value> = f.args.iter().map(|a| a.value).collect();
+    let of_params = |x: &&Launch| {
+        let op = &f.nodes[x.nodes.start].op;
+        matches!(op, Op::AllGather(_)) && x.ins.iter().all(|v| held.contains(v))
+    };
+    let mut found = vec![];
+    for (i, x) in all.iter().enumerate().filter(|x| of_params(&x.1)) {
+        let n = &f.nodes[x.nodes.start];
+        let axes = n.op.collective().map(|c| c.atoms());
+        if let Some(layer) = f.scope_info(n.scope).layer {
+            assert!(!found.contains(&(layer, axes)), "{what}: @{} gathers {layer} again", f.name);
+            found.push((layer, axes));
+        }
+        // The gather after it has begun when its own results are read.
+        let reads = |y: &Launch| y.ins.iter().any(|v| x.outs.contains(v));
+        let needed = all.iter().position(reads).expect("somebody reads it");
+        let next = all.iter().skip(i + 1).position(|y| of_params(&y)).map(|n| i + 1 + n);
+        assert!(next.is_none_or(|n| n < needed), "{what}: @{} waits for {needed}", f.name);
     }
 }

@@ -83,7 +83,8 @@ impl<'a> Pricer<'a> {
         if let Some(c) = first.op.collective() {
             let (group, stride) = self.group(c.atoms());
             let sends = c.sends();
-            let pairs = first.ins.iter().zip(&first.outs).map(|(&i, &o)| (f.ty(i), f.ty(o)));
+            let pairs = nodes.iter().flat_map(|n| n.ins.iter().zip(&n.outs));
+            let pairs = pairs.map(|(&i, &o)| (f.ty(i), f.ty(o)));
             let held = |t: &Type| t.local_bytes(self.mesh) as f64;
             let one = |(i, o): (&Type, &Type)| match sends {
                 Sends::ShareOfResult => held(o),

@@ -8,7 +8,7 @@ pub use space::{Axes, IterationSpace, rule_of};
 use crate::attr::Broadcast;
 use crate::func::{Func, FusedWithNext, Node, Port, Role, Value};
 use crate::maps::{HashMap, HashSet};
-use crate::ops::{FusionClass, Op};
+use crate::ops::{FusionClass, Op, Sends};
 use crate::rule::{Rule, has_letter};
 use crate::types::DType;
 use smallvec::SmallVec;
@@ -192,12 +192,15 @@ pub enum KernelKind {
     Epilogue(IterationSpace),
     /// Kernels over rows, in any order or at the same time.
     HorizontalFusion(Vec<Launch>),
+    /// Gathers, or scattered sums, of one group of ranks: one call for all tensors.
+    Exchanges(Vec<Launch>),
 }
 
 /// What launches of several nodes are, in words.
 pub const KERNEL_KINDS: &str = "joined nodes (&) are element-wise work and folds over the same rows, \
     a product and the sum it is added to, or a product and element-wise work on its result; kernels of one \
-    launch (&&) are over rows, and none reads what another writes";
+    launch (&&) are over rows, or all of them all_gather, or all reduce_scatter over the same axes, and none \
+    reads what another writes";
 
 impl Launch {
     /// What kernel it is, if its nodes are several; `None` if they are none.
@@ -213,6 +216,9 @@ impl Launch {
         }
         found.clear();
         let kernels = self.kernels(f);
+        if f.nodes[self.nodes.start].op.collective().is_some() {
+            return self.exchanges(f).then_some(KernelKind::Exchanges(kernels));
+        }
         let apart = kernels.iter().all(|x| found.add(x));
         apart.then_some(KernelKind::HorizontalFusion(kernels))
     }
@@ -228,6 +234,15 @@ impl Launch {
             return (!self.outs.is_empty()).then_some(KernelKind::Epilogue(s));
         }
         IterationSpace::of(roles.f, nodes.iter()).map(KernelKind::Rows)
+    }
+
+    /// True if all of its nodes gather, or scatter sums, over the same axes, and none reads what another
+    /// makes.
+    fn exchanges(&self, f: &Func) -> bool {
+        let nodes = &f.nodes[self.nodes.clone()];
+        let made = |v: &Value| nodes.iter().any(|n| n.outs.contains(v));
+        nodes.windows(2).all(|pair| are_one_call(&pair[0], &pair[1]))
+            && nodes.iter().all(|n| !n.ins.iter().any(made))
     }
 
     /// True if it has several kernels.
@@ -285,7 +300,9 @@ impl Launch {
                 KernelKind::Rows(s) => alike(&s, &[]),
                 // A product reads its operands again and again.
                 KernelKind::Epilogue(s) => alike(&s, &nodes[0].ins),
-                KernelKind::HorizontalFusion(_) => panic!("it is one kernel"),
+                KernelKind::HorizontalFusion(_) | KernelKind::Exchanges(_) => {
+                    panic!("it is one kernel")
+                }
             },
         };
         let same = |v: Value, o: Value| {
@@ -317,6 +334,21 @@ impl Launch {
         };
         self.outs.iter().map(over).collect()
     }
+}
+
+/// True if two collectives may be one call: both gather, or both scatter sums, over the same axes.
+pub fn are_one_call(a: &Node, b: &Node) -> bool {
+    let one = |n: &Node| {
+        let c = n.op.collective()?;
+        let joins = matches!(c.sends(), Sends::Share | Sends::ShareOfResult);
+        joins.then_some((c.kind(), c.atoms()))
+    };
+    one(a).is_some() && one(a) == one(b)
+}
+
+/// True if a node is the first of its call: other tensors of one call stand behind it.
+pub fn begins_call(f: &Func, node: usize) -> bool {
+    node == 0 || f.nodes[node - 1].fused != FusedWithNext::Launch
 }
 
 /// True if the result is the operand, seen as another type with the same dims.

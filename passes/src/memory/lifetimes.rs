@@ -6,6 +6,7 @@ use shardc_ir::func::{Func, Module, Node, Port, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, Roles, launches};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
+use shardc_ir::overlap::held;
 use shardc_ir::plan::{Instr, MemoryClass};
 use shardc_ir::types::DType;
 use smallvec::SmallVec;
@@ -290,10 +291,11 @@ impl<'a> Lifetimes<'a> {
             let first = *placed.entry(o).or_insert(b);
             self.merge(f, b, first);
         }
-        for x in launches {
+        for (x, held) in launches.iter().zip(held(func, launches)) {
             // A launch takes no time: its results live from its first node on, what it reads to its
-            // last.
-            let (from, until) = (x.nodes.start + 1, x.nodes.end);
+            // last; longer only what is read while others run.
+            let kept = launches.get(held).map_or(func.nodes.len(), |next| next.nodes.start);
+            let (from, until) = (x.nodes.start + 1, kept.max(x.nodes.end));
             x.ins.iter().for_each(|&v| self.touch(f, v, until));
             for (n, &o) in
                 func.nodes[x.nodes.clone()].iter().flat_map(|n| n.outs.iter().map(move |o| (n, o)))

@@ -3,7 +3,7 @@
 use super::flow::{Flow, Span};
 use super::{Flight, Group, Messages, Peer, Post, SENT};
 use crate::region::{self, Region, chunk};
-use crate::transport::{Reduced, Transport};
+use crate::transport::{Gathered, Reduced, Scattered, Transport};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::types::Reduction;
@@ -60,34 +60,45 @@ impl<P: Post> Transport for Messages<P> {
         unsafe { self.fold(&g, &how, &out, &part(g.me), &to, true) }
     }
 
-    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
+    fn all_gather(&mut self, axes: AtomSet, tensors: &[Gathered]) -> Result<()> {
+        if tensors.iter().any(|t| t.from.elem() != tensors[0].from.elem()) {
+            return tensors.iter().try_for_each(|t| self.all_gather(axes, std::slice::from_ref(t)));
+        }
         let g = self.call(axes)?;
-        self.places(to.len(), g.members.len())?;
-        let others = || (0..to.len()).filter(|&p| p != g.me);
-        let out: Vec<(usize, Flow)> = others().map(|p| (p, Flow::of([from]))).collect();
-        let into: Vec<(usize, Flow)> = others().map(|p| (p, Flow::of([&to[p]]))).collect();
-        // SAFETY: both have these elements, kept by who made the regions (`Region::new`), and do not overlap
-        // (`Transport`).
-        unsafe { region::copy(from, &to[g.me], 0..from.len().min(to[g.me].len())) };
+        let ways = g.members.len();
+        tensors.iter().try_for_each(|t| self.places(t.to.len(), ways))?;
+        let others = || (0..ways).filter(|&p| p != g.me);
+        let from = || Flow::of(tensors.iter().map(|t| &t.from));
+        let to = |p: usize| Flow::of(tensors.iter().map(|t| &t.to[p]));
+        let out: Vec<(usize, Flow)> = others().map(|p| (p, from())).collect();
+        let into: Vec<(usize, Flow)> = others().map(|p| (p, to(p))).collect();
+        for Gathered { from, to } in tensors {
+            let own = &to[g.me];
+            // SAFETY: both have these elements, kept by who made the regions (`Region::new`), and do not
+            // overlap (`Transport`).
+            unsafe { region::copy(from, own, 0..from.len().min(own.len())) };
+        }
         // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
         // nothing else (`Transport`).
         unsafe { self.swap(&g, &out, &into) }
     }
 
-    fn reduce_scatter(
-        &mut self,
-        axes: AtomSet,
-        fold: Reduction,
-        from: &[Region],
-        to: &Region,
-    ) -> Result<()> {
+    fn reduce_scatter(&mut self, axes: AtomSet, tensors: &[Scattered]) -> Result<()> {
+        if tensors.iter().any(|t| t.to.elem() != tensors[0].to.elem()) {
+            let one = |t| self.reduce_scatter(axes, std::slice::from_ref(t));
+            return tensors.iter().try_for_each(one);
+        }
         let g = self.call(axes)?;
-        self.places(from.len(), g.members.len())?;
-        let others = (0..from.len()).filter(|&p| p != g.me);
-        let out: Vec<(usize, Flow)> = others.map(|p| (p, Flow::of([&from[p]]))).collect();
+        let ways = g.members.len();
+        tensors.iter().try_for_each(|t| self.places(t.from.len(), ways))?;
+        let others = (0..ways).filter(|&p| p != g.me);
+        let from = |p: usize| Flow::of(tensors.iter().map(|t| &t.from[p]));
+        let out: Vec<(usize, Flow)> = others.map(|p| (p, from(p))).collect();
+        let to: Vec<&Region> = tensors.iter().map(|t| &t.to).collect();
+        let how: Vec<Reduction> = tensors.iter().map(|t| t.fold).collect();
         // SAFETY: who made the regions keeps them during the call (`Region::new`), and results overlap
         // no operands but their own (`Transport`).
-        unsafe { self.fold(&g, &[fold], &out, &Flow::of([&from[g.me]]), &[to], false) }
+        unsafe { self.fold(&g, &how, &out, &from(g.me), &to, false) }
     }
 
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {

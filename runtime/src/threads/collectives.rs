@@ -3,11 +3,10 @@
 use super::{Begun, Mover, Threads};
 use crate::hub::{Call, Offers, held};
 use crate::region::{self, Region, chunk, join, split};
-use crate::transport::{Reduced, Transport, misplaced};
+use crate::transport::{Gathered, Reduced, Scattered, Transport, misplaced};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::AtomSet;
-use shardc_ir::types::Reduction;
 
 /// Sums of at most this many elements are published by value and folded whole by every member: one
 /// wait instead of three.
@@ -56,35 +55,38 @@ impl<M: Mover> Transport for Threads<M> {
         self.end(&c)
     }
 
-    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
-        let c = self.begin(axes, "all_gather", |call| call.regions.push(from.clone()))?;
-        self.receive(&c, to, 0)
+    fn all_gather(&mut self, axes: AtomSet, tensors: &[Gathered]) -> Result<()> {
+        let c = self.begin(axes, "all_gather", |call| {
+            call.regions.extend(tensors.iter().map(|t| t.from.clone()));
+        })?;
+        tensors.iter().enumerate().try_for_each(|(i, t)| self.receive(&c, &t.to, i))?;
+        self.end(&c)
     }
 
-    fn reduce_scatter(
-        &mut self,
-        axes: AtomSet,
-        how: Reduction,
-        from: &[Region],
-        to: &Region,
-    ) -> Result<()> {
-        let publish = |call: &mut Call| {
-            call.regions.extend_from_slice(from);
-            call.folds.push(how);
-        };
-        let c = self.begin(axes, "reduce_scatter", publish)?;
-        let parts: Result<Vec<Region>> =
-            (0..c.ways()).map(|p| self.theirs(&c, p, c.me, to.len())).collect();
-        // SAFETY: lengths are equal, members leave their operands, the result is ours alone.
-        unsafe { self.mover.fold(how, &parts?, to, 0..to.len()) }?;
+    fn reduce_scatter(&mut self, axes: AtomSet, tensors: &[Scattered]) -> Result<()> {
+        let c = self.begin(axes, "reduce_scatter", |call| {
+            for t in tensors {
+                call.regions.extend_from_slice(&t.from);
+                call.folds.push(t.fold);
+            }
+        })?;
+        for (i, t) in tensors.iter().enumerate() {
+            if t.from.len() != c.ways() {
+                return self.fail(misplaced(self.rank, t.from.len(), c.ways()));
+            }
+            let of = |p| self.theirs(&c, p, i * c.ways() + c.me, t.to.len());
+            let parts = (0..c.ways()).map(of).collect::<Result<Vec<Region>>>()?;
+            // SAFETY: lengths are equal, members leave their operands, the result is ours alone.
+            unsafe { self.mover.fold(t.fold, &parts, &t.to, 0..t.to.len()) }?;
+        }
         self.end(&c)
     }
 
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
         let publish = |call: &mut Call| call.regions.extend_from_slice(from);
         let c = self.begin(axes, "all_to_all", publish)?;
-        let me = c.me;
-        self.receive(&c, to, me)
+        self.receive(&c, to, c.me)?;
+        self.end(&c)
     }
 
     fn all_to_all_v(
@@ -238,12 +240,11 @@ impl<M: Mover> Threads<M> {
         unsafe { self.mover.copy(&from, to, 0..to.len()) }
     }
 
-    /// Copies region `i` of every member to its place, and waits until all have.
+    /// Copies region `i` of every member to its place.
     fn receive(&mut self, c: &Begun<M::Mark>, to: &[Region], i: usize) -> Result<()> {
         if to.len() != c.ways() {
             return self.fail(misplaced(self.rank, to.len(), c.ways()));
         }
-        to.iter().enumerate().try_for_each(|(p, to)| self.take(c, p, i, to))?;
-        self.end(c)
+        to.iter().enumerate().try_for_each(|(p, to)| self.take(c, p, i, to))
     }
 }

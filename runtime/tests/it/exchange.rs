@@ -8,10 +8,10 @@ use shardc_ir::interp::scatter;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::AllToAllV;
 use shardc_ir::tensor::{Tensor, each_index};
-use shardc_ir::types::{AtomList, DType, Reduction, Type};
+use shardc_ir::types::{AtomList, DType, Type};
 use shardc_runtime::exec::Executor;
 use shardc_runtime::threads::Threads;
-use shardc_runtime::transport::{Reduced, Region, Transport};
+use shardc_runtime::transport::{Gathered, Reduced, Region, Scattered, Transport};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,17 +34,11 @@ impl Transport for Recorder {
     fn all_reduce(&mut self, axes: AtomSet, tensors: &[Reduced]) -> Result<()> {
         self.end.all_reduce(axes, tensors)
     }
-    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
-        self.end.all_gather(axes, from, to)
+    fn all_gather(&mut self, axes: AtomSet, tensors: &[Gathered]) -> Result<()> {
+        self.end.all_gather(axes, tensors)
     }
-    fn reduce_scatter(
-        &mut self,
-        axes: AtomSet,
-        fold: Reduction,
-        from: &[Region],
-        to: &Region,
-    ) -> Result<()> {
-        self.end.reduce_scatter(axes, fold, from, to)
+    fn reduce_scatter(&mut self, axes: AtomSet, tensors: &[Scattered]) -> Result<()> {
+        self.end.reduce_scatter(axes, tensors)
     }
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {
         self.end.all_to_all(axes, from, to)

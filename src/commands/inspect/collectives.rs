@@ -12,11 +12,14 @@ use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::overlap::{awaited, works};
 use shardc_ir::plan::{Call, RankClass};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// A collective, and launches around it.
 pub(super) struct Between {
-    /// Function and node.
+    /// Function and first node.
     pub at: (usize, usize),
+    /// All nodes: one for each tensor, or one for all.
+    pub nodes: Range<usize>,
     /// What it makes.
     pub name: String,
     /// The launch before it.
@@ -57,6 +60,7 @@ pub(super) fn between(s: &Stored, class: &RankClass) -> Vec<Between> {
             let work = |x: &&Launch| works(f, x) && !exchanges(x);
             out.push(Between {
                 at: (i, own[j].nodes.start),
+                nodes: own[j].nodes.clone(),
                 name: name(f, &own[j]),
                 after: own[..j].iter().rfind(|x| works(f, x)).map(|x| name(f, x)),
                 meanwhile: own[j + 1..until].iter().filter(work).map(|x| name(f, x)).collect(),
@@ -135,7 +139,8 @@ fn list(s: &Stored, classes: &[usize], node: Option<usize>) -> Vec<Line> {
         let (Some(c), Some(&number)) = (n.op.collective(), numbers.get(&b.at)) else { continue };
         let atoms = c.atoms();
         let spread = *spreads.entry(atoms).or_insert_with(|| Spread::of(mesh, atoms, node));
-        let pairs = n.ins.iter().zip(&n.outs);
+        let nodes = || f.nodes[b.nodes.clone()].iter();
+        let pairs = nodes().flat_map(|n| n.ins.iter().zip(&n.outs));
         out.push(Line {
             number,
             function: f.name.to_string(),
@@ -145,7 +150,7 @@ fn list(s: &Stored, classes: &[usize], node: Option<usize>) -> Vec<Line> {
             axis: experts.axis(mesh, f, n, atoms),
             spread,
             first_group: group_text(&mesh.group(atoms, 0)),
-            tensors: n.outs.len(),
+            tensors: nodes().map(|n| n.outs.len()).sum(),
             bytes: pairs.map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y))).sum(),
             calls: plan.times(b.at.0),
             after: b.after,

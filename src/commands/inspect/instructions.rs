@@ -6,7 +6,8 @@ use crate::plan_dir::Stored;
 use crate::report::{Experts, bytes};
 use serde::Serialize;
 use serde_json::json;
-use shardc_ir::func::{Func, FuncKind, Node};
+use shardc_ir::func::{Func, FuncKind};
+use shardc_ir::group::begins_call;
 use shardc_ir::ops::Kind;
 use shardc_ir::plan::{Call, Instr, Plan, Transfer};
 use std::fmt::Write as _;
@@ -50,13 +51,14 @@ fn camel(kind: &str) -> String {
     kind.split('_').map(word).collect()
 }
 
-fn exchange(plan: &Plan, experts: &Experts, f: &Func, n: &Node) -> Option<Exchange> {
+fn exchange(plan: &Plan, experts: &Experts, f: &Func, ni: usize) -> Option<Exchange> {
+    let n = &f.nodes[ni];
     let (c, mesh) = (n.op.collective()?, &plan.module.mesh);
     let pairs = n.ins.iter().zip(&n.outs);
     Some(Exchange {
         kind: camel(c.kind()),
         axis: experts.axis(mesh, f, n, c.atoms()),
-        calls: 1,
+        calls: usize::from(begins_call(f, ni)),
         tensors: n.outs.len(),
         bytes: pairs.map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y))).sum(),
     })
@@ -86,17 +88,15 @@ fn call(plan: &Plan, experts: &Experts, c: &Call, out: &mut Vec<Step>) {
             _ => "Backward",
         };
         let mut all = vec![];
-        f.nodes
-            .iter()
-            .filter_map(|n| exchange(plan, experts, f, n))
-            .for_each(|x| join(&mut all, x));
+        let found = (0..f.nodes.len()).filter_map(|n| exchange(plan, experts, f, n));
+        found.for_each(|x| join(&mut all, x));
         let (stage, microbatch) = (Some(f.stage), c.microbatch);
         out.push(Step { name: name.into(), stage, microbatch, exchanges: all, ..Step::default() });
         return;
     }
     let begin = out.len();
-    for n in &f.nodes {
-        if let Some(x) = exchange(plan, experts, f, n) {
+    for (ni, n) in f.nodes.iter().enumerate() {
+        if let Some(x) = exchange(plan, experts, f, ni) {
             match out.last_mut().filter(|s| s.name == x.kind && s.exchanges[0].axis == x.axis) {
                 Some(same) => join(&mut same.exchanges, x),
                 None => {

@@ -4,6 +4,7 @@
 use crate::report::{Experts, phase_of};
 use serde::Serialize;
 use shardc_ir::func::{Func, Node, RoleKind};
+use shardc_ir::group::begins_call;
 use shardc_ir::plan::Plan;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -197,7 +198,7 @@ fn count(
         out.len() - 1
     });
     let sent = n.ins.iter().zip(&n.outs).map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y)));
-    out[at].calls += 1;
+    out[at].calls += usize::from(begins_call(f, ni));
     out[at].tensors += n.outs.len();
     out[at].gradients += (0..n.outs.len()).filter(|&i| is_gradient(f, n, i)).count();
     out[at].bytes += sent.sum::<f64>().ceil();

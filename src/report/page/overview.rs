@@ -6,6 +6,7 @@ use crate::plan_dir::Stored;
 use crate::proof::Outcome;
 use crate::report::Experts;
 use serde_json::{Value as Json, json};
+use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Sends;
 use shardc_ir::plan::{Call, Dropout, Instr, LrSchedule, Mode, Plan, RankClass};
@@ -229,7 +230,7 @@ pub fn sent(s: &Stored, class: usize) -> Json {
     for &fi in &c.funcs {
         let f = &plan.module.funcs[fi];
         let calls = c.calls().filter(|call| call.func == fi).count();
-        for n in f.nodes.iter().filter(|_| calls > 0) {
+        for (ni, n) in f.nodes.iter().enumerate().filter(|_| calls > 0) {
             let Some(op) = n.op.collective() else { continue };
             let pairs = n.ins.iter().zip(&n.outs);
             let bytes =
@@ -239,7 +240,7 @@ pub fn sent(s: &Stored, class: usize) -> Json {
                 .options
                 .node
                 .map_or(0.0, |node| leaves(&mesh.group(op.atoms(), 0), node, op.sends()));
-            one.0 += calls;
+            one.0 += calls * usize::from(begins_call(f, ni));
             one.1 += bytes as u64 * calls as u64;
             one.2 += bytes * calls as f64 * far;
         }

@@ -103,20 +103,22 @@ pub fn calls(plan: &Plan, rank: usize) -> Vec<Result<String, usize>> {
                 Exchange::AllReduce { tensors } => {
                     tensors.iter().for_each(|t| add("all_reduce", bytes(&t.from), None));
                 }
-                Exchange::AllGather { from, to } if to.iter().all(|b| bytes(b) == bytes(from)) => {
-                    add("all_gather", bytes(from), None);
-                }
-                // NCCL gathers equal pieces only.
-                Exchange::AllGather { to, .. } => {
-                    let parts = to.iter().enumerate().filter(|x| bytes(x.1) > 0);
+                Exchange::AllGather { tensors } => tensors.iter().for_each(|t| {
+                    if t.to.iter().all(|b| bytes(b) == bytes(&t.from)) {
+                        return add("all_gather", bytes(&t.from), None);
+                    }
+                    // NCCL gathers equal pieces only.
+                    let parts = t.to.iter().enumerate().filter(|x| bytes(x.1) > 0);
                     parts.for_each(|(p, b)| add("broadcast", bytes(b), Some(p)));
-                }
-                Exchange::ReduceScatter { from, to, .. }
-                    if from.iter().all(|b| bytes(b) == bytes(to)) =>
-                {
-                    add("reduce_scatter", bytes(to), None);
-                }
-                Exchange::ReduceScatter { from, .. } | Exchange::Reduce { from, .. } => {
+                }),
+                Exchange::ReduceScatter { tensors } => tensors.iter().for_each(|t| {
+                    if t.from.iter().all(|b| bytes(b) == bytes(&t.to)) {
+                        return add("reduce_scatter", bytes(&t.to), None);
+                    }
+                    let parts = t.from.iter().enumerate().filter(|x| bytes(x.1) > 0);
+                    parts.for_each(|(p, b)| add("reduce", bytes(b), Some(p)));
+                }),
+                Exchange::Reduce { from, .. } => {
                     let parts = from.iter().enumerate().filter(|x| bytes(x.1) > 0);
                     parts.for_each(|(p, b)| add("reduce", bytes(b), Some(p)));
                 }

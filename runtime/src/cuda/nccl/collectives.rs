@@ -4,7 +4,7 @@ use super::laid::{Laid, bytes};
 use super::library::{Data, DataType, Fold, Queue};
 use super::{Group, Nccl};
 use crate::region::Region;
-use crate::transport::{Reduced, Transport, failure, misplaced};
+use crate::transport::{Gathered, Reduced, Scattered, Transport, failure, misplaced};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Elem;
 use shardc_ir::mesh::AtomSet;
@@ -33,8 +33,9 @@ fn folded(how: Reduction) -> Fold {
     }
 }
 
-fn rows(regions: &[Region]) -> Vec<&[Region]> {
-    regions.iter().map(std::slice::from_ref).collect()
+/// Regions as NCCL takes them: one row if it takes all at once, else one for each.
+fn rows(regions: &[Region], at_once: bool) -> Vec<&[Region]> {
+    if at_once { vec![regions] } else { regions.iter().map(std::slice::from_ref).collect() }
 }
 
 impl Nccl {
@@ -121,73 +122,84 @@ impl Transport for Nccl {
         unsafe { self.collective(axes, &from, &to, fold) }
     }
 
-    fn all_gather(&mut self, axes: AtomSet, from: &Region, to: &[Region]) -> Result<()> {
-        let (me, n) = (self.with_places(axes, to.len())?.me, bytes(from));
-        let own = std::slice::from_ref(from);
-        if to.iter().all(|r| bytes(r) == n) {
-            let gather = |g: &Group, from: &[Laid], results: &[Laid], queue| {
-                // SAFETY: the results' place has the bytes of `from` once for every member.
-                unsafe { g.comm.all_gather(raw(from[0].at, n), results[0].at, queue) }
-            };
-            // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
-            return unsafe { self.collective(axes, &[own], &[to], gather) };
+    fn all_gather(&mut self, axes: AtomSet, tensors: &[Gathered]) -> Result<()> {
+        // Members give equal parts.
+        let even = |t: &Gathered| t.to.iter().all(|r| bytes(r) == bytes(&t.from));
+        for t in tensors {
+            let me = self.with_places(axes, t.to.len())?.me;
+            let (rank, n, m) = (self.rank, bytes(&t.from), bytes(&t.to[me]));
+            if n != m {
+                return Err(failure(format!("rank {rank} gathers {n} B of its own into {m} B")));
+            }
         }
-        // Members give unequal parts.
-        if bytes(&to[me]) != n {
-            let (rank, m) = (self.rank, bytes(&to[me]));
-            return Err(failure(format!("rank {rank} gathers {n} B of its own into {m} B")));
-        }
-        let each = |g: &Group, from: &[Laid], results: &[Laid], queue| {
+        let from: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.from)).collect();
+        let to: Vec<&[Region]> = tensors.iter().flat_map(|t| rows(&t.to, even(t))).collect();
+        let gather = |g: &Group, from: &[Laid], mut results: &[Laid], queue| {
             g.comm.together(|| {
-                let mut parts = to.iter().zip(results).enumerate().filter(|x| !x.1.0.is_empty());
-                // SAFETY: each place has the bytes of its region, and that of the operand, which is
-                // given as the root, has those of this member's.
-                parts.try_for_each(|(root, (r, place))| unsafe {
-                    let given = if root == me { from[0].at } else { place.at };
-                    g.comm.broadcast(raw(given, bytes(r)), place.at, root, queue)
-                })
+                for (t, from) in tensors.iter().zip(from) {
+                    let own;
+                    (own, results) = results.split_at(if even(t) { 1 } else { g.ways });
+                    if even(t) {
+                        // SAFETY: the results' place has the bytes of `from` once for every member.
+                        unsafe {
+                            g.comm.all_gather(raw(from.at, bytes(&t.from)), own[0].at, queue)?;
+                        }
+                        continue;
+                    }
+                    let mut parts = t.to.iter().zip(own).enumerate().filter(|x| !x.1.0.is_empty());
+                    // SAFETY: each place has the bytes of its region, and that of the operand, which is
+                    // given as the root, has those of this member's.
+                    parts.try_for_each(|(root, (r, place))| unsafe {
+                        let given = if root == g.me { from.at } else { place.at };
+                        g.comm.broadcast(raw(given, bytes(r)), place.at, root, queue)
+                    })?;
+                }
+                Ok(())
             })
         };
         // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
-        unsafe { self.collective(axes, &[own], &rows(to), each) }
+        unsafe { self.collective(axes, &from, &to, gather) }
     }
 
-    fn reduce_scatter(
-        &mut self,
-        axes: AtomSet,
-        fold: Reduction,
-        from: &[Region],
-        to: &Region,
-    ) -> Result<()> {
-        let me = self.with_places(axes, from.len())?.me;
-        let (own, how) = (std::slice::from_ref(to), folded(fold));
-        if from.iter().all(|r| r.len() == to.len()) {
-            let scatter = |g: &Group, operands: &[Laid], result: &[Laid], queue| {
-                let data = numbers(result[0].at, to.len(), to.elem());
-                // SAFETY: the operands' place has the elements of the result once for every member.
-                unsafe { g.comm.reduce_scatter(operands[0].at, data, how, queue) }
-            };
-            // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
-            return unsafe { self.collective(axes, &[from], &[own], scatter) };
+    fn reduce_scatter(&mut self, axes: AtomSet, tensors: &[Scattered]) -> Result<()> {
+        // Members get equal parts.
+        let even = |t: &Scattered| t.from.iter().all(|r| r.len() == t.to.len());
+        for t in tensors {
+            let me = self.with_places(axes, t.from.len())?.me;
+            let (rank, n, m) = (self.rank, t.from[me].len(), t.to.len());
+            if n != m {
+                return Err(failure(format!("rank {rank} folds {n} elements into {m}")));
+            }
         }
-        // Members get unequal parts.
-        if from[me].len() != to.len() {
-            let (rank, n, m) = (self.rank, from[me].len(), to.len());
-            return Err(failure(format!("rank {rank} folds {n} elements into {m}")));
-        }
-        let each = |g: &Group, laid: &[Laid], result: &[Laid], queue| {
+        let from: Vec<&[Region]> = tensors.iter().flat_map(|t| rows(&t.from, even(t))).collect();
+        let to: Vec<&[Region]> = tensors.iter().map(|t| std::slice::from_ref(&t.to)).collect();
+        let scatter = |g: &Group, mut operands: &[Laid], results: &[Laid], queue| {
             g.comm.together(|| {
-                let mut parts = from.iter().zip(laid).enumerate().filter(|x| !x.1.0.is_empty());
-                // SAFETY: each place has the elements of its region, and the result's those of this
-                // member's part, the only one that is written here.
-                parts.try_for_each(|(root, (r, place))| unsafe {
-                    let data = numbers(place.at, r.len(), r.elem());
-                    g.comm.reduce(data, result[0].at, how, root, queue)
-                })
+                for (t, to) in tensors.iter().zip(results) {
+                    let how = folded(t.fold);
+                    let own;
+                    (own, operands) = operands.split_at(if even(t) { 1 } else { g.ways });
+                    if even(t) {
+                        let data = numbers(to.at, t.to.len(), t.to.elem());
+                        // SAFETY: the operands' place has the elements of the result once for every
+                        // member.
+                        unsafe { g.comm.reduce_scatter(own[0].at, data, how, queue)? };
+                        continue;
+                    }
+                    let mut parts =
+                        t.from.iter().zip(own).enumerate().filter(|x| !x.1.0.is_empty());
+                    // SAFETY: each place has the elements of its region, and the result's those of this
+                    // member's part, the only one that is written here.
+                    parts.try_for_each(|(root, (r, place))| unsafe {
+                        let data = numbers(place.at, r.len(), r.elem());
+                        g.comm.reduce(data, to.at, how, root, queue)
+                    })?;
+                }
+                Ok(())
             })
         };
         // SAFETY: who made the regions keeps them until what is queued is done (`Region::new`).
-        unsafe { self.collective(axes, &rows(from), &[own], each) }
+        unsafe { self.collective(axes, &from, &to, scatter) }
     }
 
     fn all_to_all(&mut self, axes: AtomSet, from: &[Region], to: &[Region]) -> Result<()> {

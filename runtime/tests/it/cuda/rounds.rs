@@ -9,7 +9,7 @@ use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::types::Reduction;
 use shardc_runtime::cuda::{Arena, Device, Modules, OnDevice, Stream};
 use shardc_runtime::threads::{Mover, Threads};
-use shardc_runtime::transport::{Reduced, Region, Transport};
+use shardc_runtime::transport::{Gathered, Reduced, Region, Scattered, Transport};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,7 +120,10 @@ fn of_the_last(round: usize, rank: usize) -> Vec<f32> {
 
 #[test]
 fn gathers_and_permutations() {
-    rounds("all_gather", |ends, own, to| ends.transport.all_gather(TP, own, to), all);
+    let gather = |ends: &mut Ends, own: &Region, to: &[Region]| {
+        ends.transport.all_gather(TP, &[Gathered { from: own.clone(), to: to.to_vec() }])
+    };
+    rounds("all_gather", gather, all);
     let to_all = |ends: &mut Ends, own: &Region, to: &[Region]| {
         ends.transport.all_to_all(TP, &[(); RANKS].map(|()| own.clone()), to)
     };
@@ -140,8 +143,9 @@ fn summed(from: &Region, to: &Region) -> Reduced {
 #[test]
 fn sums() {
     let scatter = |ends: &mut Ends, own: &Region, to: &[Region]| {
-        let parts = [(); RANKS].map(|()| own.clone());
-        ends.transport.reduce_scatter(TP, Reduction::Sum, &parts, &to[0])
+        let from = vec![own.clone(); RANKS];
+        let tensor = Scattered { fold: Reduction::Sum, from, to: to[0].clone() };
+        ends.transport.reduce_scatter(TP, &[tensor])
     };
     rounds("reduce_scatter", scatter, sum);
     let apart = |ends: &mut Ends, own: &Region, to: &[Region]| {

@@ -31,6 +31,10 @@ pub trait Attr: Sized {
     fn broadcast(&mut self) -> Option<&mut Broadcast> {
         None
     }
+    /// Itself, if it gives letters their sizes.
+    fn sizes(&mut self) -> Option<&mut Sizes> {
+        None
+    }
 }
 
 /// A letter rule given as an attribute, as in `dot[mk,kn->mn]`.
@@ -158,6 +162,9 @@ impl Attr for Sizes {
     }
     fn is_implied(&self) -> bool {
         self.0.is_empty()
+    }
+    fn sizes(&mut self) -> Option<&mut Sizes> {
+        Some(self)
     }
 }
 

@@ -48,6 +48,10 @@ macro_rules! op {
                 let all: [Option<&mut $crate::attr::Broadcast>; _] = [$($crate::attr::Attr::broadcast(&mut self.$field)),*];
                 all.into_iter().flatten().next()
             }
+            fn sizes_mut(&mut self) -> Option<&mut $crate::attr::Sizes> {
+                let all: [Option<&mut $crate::attr::Sizes>; _] = [$($crate::attr::Attr::sizes(&mut self.$field)),*];
+                all.into_iter().flatten().next()
+            }
             fn write_attrs(&self, _w: &mut $crate::attr::AttrWriter) { $(_w.attr(stringify!($field), &self.$field);)* }
             fn read_attrs(_r: &mut $crate::attr::AttrReader) -> Result<Self, String> {
                 Ok($op { $($field: _r.attr(stringify!($field))?),* })
@@ -67,6 +71,8 @@ pub trait OpText: Sized {
     fn facts(&self) -> Facts;
     /// The attribute that says how smaller operands are spread, if there is one.
     fn broadcast(&mut self) -> Option<&mut crate::attr::Broadcast>;
+    /// The attribute that gives letters their sizes, if there is one.
+    fn sizes_mut(&mut self) -> Option<&mut crate::attr::Sizes>;
     fn write_attrs(&self, w: &mut AttrWriter);
     fn read_attrs(r: &mut AttrReader) -> Result<Self, String>;
 }
@@ -238,6 +244,8 @@ macro_rules! ops {
             pub fn facts(&self) -> Facts { match self { $(Op::$op(o) => o.facts()),* } }
             /// How the op spreads smaller operands, if it is one that does.
             pub fn broadcast(&mut self) -> Option<&mut crate::attr::Broadcast> { match self { $(Op::$op(o) => o.broadcast()),* } }
+            /// The sizes of letters that no operand fixes, if the op has such an attribute.
+            pub fn sizes_mut(&mut self) -> Option<&mut crate::attr::Sizes> { match self { $(Op::$op(o) => o.sizes_mut()),* } }
             /// Operands that must be positive.
             pub fn positive(&self) -> &'static [&'static str] { match self { $(Op::$op(_) => $module::$op::POSITIVE),* } }
             /// Writes name and attributes.

@@ -13,8 +13,7 @@ const FOLDERS: &[&str] =
 const OWN: &[&str] = &["ir/src/ops/", "codegen/src/lower.rs"];
 /// Reads programs of other software: which groups of ops mean one of ours is its own knowledge, counted apart.
 const IMPORT: &str = "frontends/src/import/";
-/// 40 is the aim; chunks of a loss tell expands from other ops in two places.
-const MOST: usize = 42;
+const MOST: usize = 40;
 /// Of imports: more architectures are more ways to write the same.
 const MOST_OF_IMPORTS: usize = 48;
 

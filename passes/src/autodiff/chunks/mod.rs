@@ -20,7 +20,7 @@ use super::recompute::widened;
 use shardc_ir::func::{Func, Node, RoleKind, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
 use shardc_ir::mesh::Mesh;
-use shardc_ir::ops::{Kind, Op};
+use shardc_ir::ops::{Facts, FusionClass, Kind, Op};
 use shardc_ir::rule::{Letter, Rule, has_letter};
 use shardc_ir::types::Reduction;
 use std::collections::BTreeSet;
@@ -355,14 +355,14 @@ fn letter(n: &Node, rule: &Rule, dims: &HashMap<Value, usize>) -> Option<Letter>
 /// True if a range of this letter of an op's results needs that range of its operands alone, and if what has
 /// the letter no more is a sum over it.
 fn is_by_token(op: &Op, rule: &Rule, letter: Letter) -> bool {
-    let (kind, def) = (op.facts().kind, op.def());
+    let (Facts { kind, fusion, .. }, def) = (op.facts(), op.def());
     let read = rule.ins.iter().any(|d| has_letter(d, letter));
     let kept = rule.outs.iter().all(|d| has_letter(d, letter));
     let lost = rule.outs.iter().all(|d| !has_letter(d, letter));
     let sums = matches!(kind, Kind::Product | Kind::Reduction) && def.reduction() == Reduction::Sum;
     let sized = def.sizes().iter().any(|s| s.0 == letter);
     // What is the same for all tokens is so for those of a chunk.
-    if sized && matches!(op, Op::Expand(_)) {
+    if sized && kind == Kind::Movement && fusion == Some(FusionClass::Each) {
         return true;
     }
     let drawn = kind == Kind::Constant;

@@ -1,6 +1,6 @@
 //! Writes a loss in chunks.
 
-use super::{Parts, Stage, Tokens, crosses};
+use super::{Parts, Stage, Tokens, crosses, rule_of};
 use shardc_ir::attr::{RuleAttr, Sizes};
 use shardc_ir::func::{Func, Name, Node, Part, Scope, Value};
 use shardc_ir::maps::{HashMap, HashSet};
@@ -205,11 +205,10 @@ impl Writer<'_> {
     /// A node's op with as many tokens in its sizes as its result has in a chunk.
     fn resized(&self, n: &Node, out: &Type) -> Op {
         let mut op = n.op.clone();
-        if let (Op::Expand(e), Some(&dim)) = (&mut op, self.tokens.dims.get(&n.outs[0])) {
-            let letter = e.rule.0.outs[0][dim].single();
-            let tokens = e.sizes.0.iter_mut().find(|s| Some(s.0) == letter);
-            tokens.into_iter().for_each(|s| s.1 = out.dims[dim].size);
-        }
+        let Some(&dim) = self.tokens.dims.get(&n.outs[0]) else { return op };
+        let letter = rule_of(self.f, n).outs[0][dim].single();
+        let tokens = op.sizes_mut().and_then(|s| s.0.iter_mut().find(|s| Some(s.0) == letter));
+        tokens.into_iter().for_each(|s| s.1 = out.dims[dim].size);
         op
     }
 

@@ -1,6 +1,7 @@
 //! What the words after flags mean: numbers, meshes, orders, schedules, shardings.
 
 use serde::Deserialize;
+use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
@@ -23,9 +24,15 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
     })
 }
 
-/// `24GiB`, `80GB`, `1.5e9` or a number of bytes.
+/// `24GiB`, `80GB`, `1.5e9` or a number of bytes; or a machine, `h100-sxm`, whose memory it is.
 pub(super) fn memory(text: &str) -> Result<usize> {
-    bytes_of("--memory", text)
+    if !text.trim().starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return bytes_of("--memory", text);
+    }
+    let device = Device::named(&text.trim().to_ascii_lowercase());
+    device.map(|d| d.memory as usize).map_err(|d| {
+        d.at(format!("--memory {text}")).help("or an amount: --memory 24GiB, 80GB or 1500000000")
+    })
 }
 
 /// The same of a flag.

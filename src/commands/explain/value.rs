@@ -6,6 +6,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Value};
 use shardc_ir::text::type_text;
 use shardc_ir::types::State;
+use std::collections::HashSet;
 
 /// Most users that are shown.
 const MAX_USERS: usize = 8;
@@ -19,7 +20,33 @@ fn find(f: &Func, name: &str) -> Option<Value> {
     (0..f.values.len() as u32).map(Value).find(|&v| f.name(v).to_string()[1..] == *name)
 }
 
-/// Explains a value; `what` is `%name`, `name` or `@func %name`.
+/// The name that a folded one, as `inspect` prints it for all layers, has in layer `i`: `l{i}.norm` or `l{i-1}.out`.
+fn in_layer(name: &str, i: i64) -> Option<String> {
+    let (mut out, mut rest) = (String::new(), name);
+    while let Some((before, hole)) = rest.split_once("{i") {
+        let (offset, after) = hole.split_once('}')?;
+        let offset: i64 = if offset.is_empty() { 0 } else { offset.parse().ok()? };
+        let layer = i.checked_add(offset).filter(|&n| n >= 0)?;
+        out.push_str(&format!("{before}{layer}"));
+        rest = after;
+    }
+    Some(out + rest)
+}
+
+/// The name of a value: of a folded one, that of the first layer that has it.
+fn unfolded(why: &Why, name: &str) -> String {
+    if !name.contains("{i") {
+        return name.into();
+    }
+    let funcs = &why.plan.module.funcs;
+    let all: HashSet<String> =
+        funcs.iter().flat_map(|f| f.values.iter().map(|v| v.name.to_string())).collect();
+    let layers = (0..all.len() as i64).filter_map(|i| in_layer(name, i));
+    let mut found = layers.filter(|n| all.contains(&format!("%{n}")));
+    found.next().unwrap_or_else(|| name.into())
+}
+
+/// Explains a value; `what` is `%name`, `name` or `@func %name`, folded or not.
 pub fn explain(why: &Why, what: &str) -> Result<Answer> {
     let (func, name) = match what.strip_prefix('@') {
         Some(rest) => {
@@ -27,7 +54,8 @@ pub fn explain(why: &Why, what: &str) -> Result<Answer> {
         }
         None => ("", what),
     };
-    let (func, name) = (func.trim(), name.trim().trim_start_matches('%'));
+    let func = func.trim();
+    let name = &*unfolded(why, name.trim().trim_start_matches('%'));
     let funcs = &why.plan.module.funcs;
     let order = |f: &&(usize, Value)| FIRST.iter().position(|n| *n == funcs[f.0].name);
     let here = |(fi, f): (usize, &Func)| Some((fi, find(f, name)?));

@@ -99,7 +99,7 @@ fn timed(config: &Value, devices: &[Device]) -> Vec<Timed> {
         let done = shardc::compile_config(config, &o).unwrap_or_else(|e| panic!("{e}"));
         let plan = done.stored.plan;
         let d = &devices[plan.module.mesh.ranks() - 1];
-        let of = |d: &Device| price(&plan, d).unwrap_or_else(|e| panic!("{e}")).total;
+        let of = |d: &Device| price(&plan, d, &[]).unwrap_or_else(|e| panic!("{e}")).total;
         let mut quiet = d.clone();
         (quiet.link, quiet.nic) = (1e30, 1e30);
         (quiet.fit.hop.value, quiet.fit.step.value) = (0.0, 0.0);

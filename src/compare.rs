@@ -144,7 +144,8 @@ const MODEL: &str = "model";
 /// # Errors
 /// `device` if the machine lacks products of an element type.
 pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Comparison> {
-    let (first, second) = (digest(&a.plan, device)?, digest(&b.plan, device)?);
+    let (first, second) =
+        (digest(&a.plan, &a.options, device)?, digest(&b.plan, &b.options, device)?);
     let changed = changes(a, b);
     let differ: BTreeSet<&What> = first.keys().chain(second.keys()).collect();
     let of = |d: &Digest, what: &What| d.get(what).copied().unwrap_or_default();
@@ -163,7 +164,7 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
     let same = a.hash() == b.hash();
     let mut out = Comparison { same, options: changed, no_causes: None, rows: vec![] };
     let again = [(a, &first), (b, &second)].into_iter().find_map(|(s, own)| {
-        match variant(s, &s.options).and_then(|p| digest(&p, device)) {
+        match variant(s, &s.options).and_then(|p| digest(&p, &s.options, device)) {
             Ok(d) if d == *own => None,
             Ok(_) => Some("a plan is not what its model compiles to today".to_string()),
             Err(d) => Some(format!("a plan's model does not compile today: {}", d.message)),
@@ -208,7 +209,9 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
 
 /// The plan of `a` with one option of `b`.
 fn made(a: &Stored, b: &Stored, change: &Change, device: Option<&Device>) -> Result<Digest> {
-    changed_alone(a, b, change).and_then(|p| digest(&p, device))
+    let o = changed_alone(a, change)?;
+    let of = if change.option == MODEL { b } else { a };
+    digest(&variant(of, &o)?, &o, device)
 }
 
 impl Row {
@@ -273,10 +276,10 @@ fn same_model(a: &Stored, b: &Stored) -> bool {
     }
 }
 
-/// The plan of `a` with one option, or the model, of `b`.
-fn changed_alone(a: &Stored, b: &Stored, change: &Change) -> Result<Plan> {
+/// The options of `a` with one of `b`, which may be the model, and is not an option then.
+fn changed_alone(a: &Stored, change: &Change) -> Result<Options> {
     if change.option == MODEL {
-        return variant(b, &a.options);
+        return Ok(a.options.clone());
     }
     let mut all = table(&a.options);
     all.remove(BOUND);
@@ -284,10 +287,9 @@ fn changed_alone(a: &Stored, b: &Stored, change: &Change) -> Result<Plan> {
         Some(v) => all.insert(change.option.clone(), v.clone()),
         None => all.remove(&change.option),
     };
-    let o: Options = all.try_into().map_err(|e: toml::de::Error| {
+    all.try_into().map_err(|e: toml::de::Error| {
         Diag::new("flag", e.message().to_string()).help("change it with what it needs")
-    })?;
-    variant(a, &o)
+    })
 }
 
 /// The model of a plan, compiled with options.
@@ -301,7 +303,7 @@ fn variant(s: &Stored, o: &Options) -> Result<Plan> {
 }
 
 /// All that is compared of a plan.
-fn digest(plan: &Plan, device: Option<&Device>) -> Result<Digest> {
+fn digest(plan: &Plan, o: &Options, device: Option<&Device>) -> Result<Digest> {
     let mut out = Digest::new();
     let mut put = |what: What, count: f64, bytes: f64| {
         let all: &mut Amount = out.entry(what).or_default();
@@ -331,7 +333,7 @@ fn digest(plan: &Plan, device: Option<&Device>) -> Result<Digest> {
         }
     }
     if let Some(d) = device {
-        let p = price(plan, d)?;
+        let p = price(plan, d, &o.speeds)?;
         put(What::Price { part: None }, p.total, 0.0);
         for (part, s) in p.parts.list() {
             put(What::Price { part: Some(part) }, s, 0.0);

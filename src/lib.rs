@@ -329,10 +329,12 @@ fn roomy_buffers(s: &Stored) -> Option<Diag> {
     )
 }
 
-/// Picoseconds of a step by the prices of `--hardware`, and bytes of a rank at the peak.
+/// Seconds of a step by the prices of `--hardware`, and bytes of a rank at the peak.
 fn cost(plan: &Plan, o: &Options) -> (f64, usize) {
     (
-        search::price::price(plan, &o.hardware, &o.speeds).map_or(f64::INFINITY, |p| p.step),
+        search::Prices::of(o)
+            .and_then(|p| p.price(plan, &o.speeds))
+            .map_or(f64::INFINITY, |p| p.step),
         plan.peak_bytes(),
     )
 }

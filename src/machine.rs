@@ -39,6 +39,17 @@ pub fn in_place_of_speeds(word: &str) -> Result<Option<Device>> {
     of_machine.then(|| device(word)).transpose()
 }
 
+/// A machine whose domain is no larger than a node of these options.
+///
+/// # Errors
+/// `device` if no domain is so small.
+pub fn in_nodes(device: Device, o: &Options) -> Result<Device> {
+    match o.node.filter(|&n| n < device.domain as usize) {
+        Some(node) => device.with("domain", node as f64),
+        None => Ok(device),
+    }
+}
+
 /// The element type of products with these options.
 pub fn precision(o: &Options) -> Precision {
     Precision::of(o.dtype).unwrap_or(Precision::F32)

@@ -85,6 +85,12 @@ pub struct Pieces {
 }
 
 impl Pieces {
+    /// Seconds of forward, of gradients of inputs and of weights, of what a stage or a rank has, for one microbatch.
+    pub fn seconds(&self, load: &Load) -> [f64; 3] {
+        [0, 1, 2]
+            .map(|phase| load.iter().zip(&self.seconds).map(|(n, s)| *n as f64 * s[phase]).sum())
+    }
+
     /// Those of a question.
     ///
     /// # Errors
@@ -111,6 +117,15 @@ pub struct Closed<'a> {
 impl Closed<'_> {
     /// What each rank of the pipeline has.
     pub fn loads(&self, pieces: &Pieces) -> Vec<Load> {
+        let mut out = vec![[0; 4]; self.question.layout.pp];
+        for (rank, load) in self.stages(pieces) {
+            out[rank].iter_mut().zip(load).for_each(|(all, n)| *all += n);
+        }
+        out
+    }
+
+    /// Which rank of the pipeline has each stage, and what is in it.
+    pub fn stages(&self, pieces: &Pieces) -> Vec<(usize, Load)> {
         let q = &self.question;
         let (s, l) = (q.sizes, q.layout);
         let stages = l.pp * l.chunks;
@@ -122,7 +137,7 @@ impl Closed<'_> {
             }
             false => equal_stages(s.layers, stages),
         };
-        let mut out = vec![[0; 4]; l.pp];
+        let mut out = vec![];
         let (mut layer, dense) = (0, s.layers - s.expert_layers());
         for (stage, &count) in cut.iter().enumerate() {
             let along_v = matches!(l.schedule, Schedule::ZbV | Schedule::DualPipe);
@@ -130,11 +145,8 @@ impl Closed<'_> {
             let rank = if along_v && lap % 2 == 1 { l.pp - 1 - place } else { place };
             let first = dense.saturating_sub(layer).min(count);
             layer += count;
-            let own = &mut out[rank];
-            own[0] += first;
-            own[1] += count - first;
-            own[2] += usize::from(stage == 0);
-            own[3] += usize::from(stage + 1 == stages);
+            let ends = [stage == 0, stage + 1 == stages].map(usize::from);
+            out.push((rank, [first, count - first, ends[0], ends[1]]));
         }
         out
     }
@@ -192,13 +204,7 @@ impl Closed<'_> {
     fn parts(&self, pieces: &Pieces, loads: &[Load]) -> Parts {
         let q = &self.question;
         let (l, d) = (q.layout, q.device);
-        let of = |load: &Load| -> Seconds {
-            let sum = |phase: usize| {
-                load.iter().zip(&pieces.seconds).map(|(n, s)| *n as f64 * s[phase]).sum()
-            };
-            [sum(0), sum(1), sum(2)]
-        };
-        let times: Vec<Seconds> = loads.iter().map(of).collect();
+        let times: Vec<Seconds> = loads.iter().map(|l| pieces.seconds(l)).collect();
         let whole = |t: &Seconds| t.iter().sum::<f64>();
         let longest =
             |a: &usize, b: &usize| whole(&times[*a]).total_cmp(&whole(&times[*b])).then(b.cmp(a));

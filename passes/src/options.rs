@@ -252,6 +252,10 @@ pub struct Options {
     pub budget: Option<usize>,
     /// What layouts are priced with then.
     pub hardware: Hardware,
+    /// The machine that these speeds are of, by its name or file: whole plans are compared by their price on it. Not
+    /// stored: nothing in a plan depends on it but what was chosen.
+    #[serde(skip)]
+    pub machine: Option<String>,
     pub seed: u64,
     /// What training sets to 0 at random.
     pub dropout: Dropout,
@@ -347,6 +351,7 @@ impl Default for Options {
             auto: false,
             budget: None,
             hardware: Hardware::default(),
+            machine: None,
             seed: 0,
             dropout: Dropout::Nothing,
             documents: None,

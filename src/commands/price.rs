@@ -75,7 +75,7 @@ pub fn price(what: &Price, json: bool) -> Result<i32> {
     };
     let device = device(word)?;
     let stored = plan_dir::read(dir)?;
-    let priced = plan::price(&stored.plan, &device)?;
+    let priced = plan::price(&stored.plan, &device, &stored.options.speeds)?;
     let against = what.trace.as_deref().map(|file| Against::of(file, &stored, &priced));
     let against = against.transpose()?;
     if json {

@@ -4,7 +4,6 @@ use super::text::{Brought, default_microbatch, global_batch, rows_of};
 use super::values::*;
 use super::{Flags, read_hardware};
 use crate::machine;
-use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
@@ -202,7 +201,10 @@ impl Flags {
         }
         if let Some(word) = &self.hardware {
             o.hardware = match machine::in_place_of_speeds(word)? {
-                Some(device) => of_machine(device, o)?,
+                Some(device) => {
+                    o.machine = Some(word.clone());
+                    machine::in_nodes(device, o)?.hardware(&o.mesh, machine::precision(o))?
+                }
                 None => links_of(read_hardware(Path::new(word))?, o, word)?,
             };
         }
@@ -327,14 +329,6 @@ impl Flags {
             }
         }
     }
-}
-
-/// Speeds of a machine: links of axes inside a domain, which is no larger than a node, are fast.
-fn of_machine(mut device: Device, o: &Options) -> Result<Hardware> {
-    if let Some(node) = o.node.filter(|&n| n < device.domain as usize) {
-        device = device.with("domain", node as f64)?;
-    }
-    device.hardware(&o.mesh, machine::precision(o))
 }
 
 /// Speeds with those of `dp` for the axes that it means here. Refuses speeds of axes that the mesh has not.

@@ -9,11 +9,10 @@ pub use reference::{Found, Reference};
 use crate::data::Data;
 use crate::plan_dir::Stored;
 use crate::report::bytes;
-use crate::search::price::price;
+use crate::search::price::flops;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, Slot, inputs};
-use shardc_ir::hardware::Hardware;
 use shardc_ir::interp::{Precision, State, gather, run_step};
 use shardc_ir::plan::{Instr, Mode, TokenOrder};
 use shardc_ir::rng::Stream;
@@ -287,8 +286,7 @@ fn affordable(s: &Stored, source: &Source, alone: &Reference) -> Result<()> {
     let held = ranks * plan.peak_bytes() as f64 * wider * 2.0
         + (alone.elements() + 8.0 * params as f64) * 8.0;
     let steps = if plan.settings.mode == Mode::Train { STEPS as f64 } else { 1.0 };
-    let price = price(plan, &Hardware::default(), &[])?;
-    let operations = steps * 2.0 * price.flops * ranks / plan.classes.len().max(1) as f64;
+    let operations = steps * 2.0 * flops(plan) * ranks / plan.classes.len().max(1) as f64;
     if held <= MOST_BYTES && operations <= MOST_OPERATIONS {
         return Ok(());
     }

@@ -39,7 +39,7 @@ pub fn room(s: &Sizes, moe: Buffers, groups: usize) -> f64 {
 type Kept = (usize, usize);
 
 /// A schedule: its name, ranks, stages per rank and microbatches.
-type Order = (Named, usize, usize, usize);
+pub type Order = (Named, usize, usize, usize);
 
 /// What ranks of the pipeline keep at once, by schedule and rank: at every moment one of these at most.
 pub struct Held(HashMap<Order, Vec<Vec<Kept>>>);
@@ -59,8 +59,8 @@ impl Held {
     }
 }
 
-/// The schedule of a layout, of as many microbatches as fill it: of more no rank keeps more at once.
-fn order(c: &Candidate) -> Order {
+/// The schedule of a layout, of as many microbatches as fill it: of more no rank keeps more at once, or waits longer.
+pub fn order(c: &Candidate) -> Order {
     let (p, v, m) = (c.layout.pp, c.layout.chunks, c.layout.microbatches);
     let enough = 4 * p * v;
     (c.named, p, v, if m > enough && runs(c.named, p, v, enough) { enough } else { m })

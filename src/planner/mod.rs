@@ -23,7 +23,9 @@ use shardc_cost::step::{Closed, Pieces};
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::Plan;
+use shardc_ir::schedule::{Times, replay};
 use shardc_passes::options::{Buffers, Options};
+use shardc_passes::schedule::make;
 use shardc_passes::threads;
 use space::{Candidate, Inside};
 use std::collections::{BTreeMap, HashMap};
@@ -63,6 +65,9 @@ pub struct Asked {
 pub struct Guess {
     pub candidate: Candidate,
     pub seconds: f64,
+    /// Its schedule was run with these times: what ranks wait is not a formula's, which is too low where there are few
+    /// microbatches.
+    pub replayed: bool,
     pub bytes: Bytes,
 }
 
@@ -155,14 +160,49 @@ impl Form {
                 let bytes = form.bytes(c, &loads, held.by(c));
                 let seconds =
                     closed.price_of(&pieces[*i], &loads).total + self.ifs.moved(bytes.host);
-                Guess { candidate: *c, seconds, bytes }
+                Guess { candidate: *c, seconds, replayed: c.layout.pp == 1, bytes }
             };
             run.0.iter().zip(run.1).map(of).collect()
         };
         let runs: Vec<_> = all.chunks(RUN).zip(of.chunks(RUN)).collect();
         Ok(threads::all(&runs, usize::MAX, one).concat())
     }
+
+    /// A guess with what its own schedule makes ranks wait, if that is more than the formula says. Of many microbatches
+    /// as many are run as fill the schedule.
+    fn replayed(&self, device: &Device, g: &Guess) -> Guess {
+        let (c, l) = (&g.candidate, &g.candidate.layout);
+        let known = Guess { replayed: true, ..*g };
+        let (named, p, v, m) = memory::order(c);
+        if 3 * p * v * m > MOST_ACTIONS {
+            return known;
+        }
+        let closed = Closed { question: self.question(device, c), balanced: true };
+        let waits = || -> Result<f64> {
+            let pieces = Pieces::of(&closed.question)?;
+            let schedule = make(named, p, v, m)?;
+            let mut of = [vec![], vec![], vec![]];
+            let mut own = vec![0.0f64; l.pp];
+            for (rank, load) in closed.stages(&pieces) {
+                let seconds = pieces.seconds(&load);
+                own[rank] += seconds.iter().sum::<f64>();
+                of.iter_mut().zip(seconds).for_each(|(all, s)| all.push(s));
+            }
+            let [forward, input, weight] = of;
+            let span = replay(&schedule, &Times { forward, input, weight })?.makespan();
+            let longest = own.iter().copied().fold(0.0, f64::max);
+            let formula = closed.price_of(&pieces, &closed.loads(&pieces)).parts.bubble;
+            Ok(span - m as f64 * longest - formula)
+        };
+        Guess {
+            seconds: g.seconds + waits().expect("layouts are legal, and were priced").max(0.0),
+            ..known
+        }
+    }
 }
+
+/// Most actions of a schedule that is run for a guess.
+const MOST_ACTIONS: usize = 1 << 18;
 
 /// Why no layout is legal as asked, of all that are without `--fix`.
 fn nothing_legal(f: &Facts, base: &Options, asked: &Asked, all: &[Candidate]) -> Diag {
@@ -254,6 +294,33 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     })
 }
 
+/// Guesses by their seconds; what comes first is run by its schedule, and comes again where it belongs then.
+struct Fastest<'a> {
+    rest: std::iter::Peekable<std::slice::Iter<'a, Guess>>,
+    /// Those that were run, the fastest last.
+    replayed: Vec<Guess>,
+}
+
+impl Fastest<'_> {
+    /// Of guesses in order.
+    fn of(all: &[Guess]) -> Fastest<'_> {
+        Fastest { rest: all.iter().peekable(), replayed: vec![] }
+    }
+
+    /// The fastest of those that are left, where running a schedule never makes it faster.
+    fn next(&mut self, replay: &dyn Fn(&Guess) -> Guess) -> Option<Guess> {
+        loop {
+            let first = self.replayed.last().map_or(f64::INFINITY, |g| g.seconds);
+            let Some(g) = self.rest.next_if(|g| g.seconds < first) else {
+                return self.replayed.pop();
+            };
+            let g = if g.replayed { *g } else { replay(g) };
+            let at = self.replayed.partition_point(|x| x.seconds > g.seconds);
+            self.replayed.insert(at, g);
+        }
+    }
+}
+
 /// What was compiled so far.
 struct Search<'a> {
     asked: &'a Asked,
@@ -277,12 +344,12 @@ impl Search<'_> {
     /// these were left in the end.
     fn run(&mut self, guesses: &[Guess], say: &mut dyn FnMut(String)) -> usize {
         let mut put_off: Vec<Guess> = vec![];
-        let mut rest = guesses.iter().copied();
+        let mut rest = Fastest::of(guesses);
         let mut late = vec![].into_iter();
         while !self.is_done() {
             let mut some: Vec<Guess> = vec![];
             while some.len() < AT_ONCE {
-                if let Some(g) = rest.next() {
+                if let Some(g) = rest.next(&|g| self.form.replayed(&self.asked.device, g)) {
                     match (self.is_hopeless(&g), self.seems_to_fit(&g)) {
                         (true, _) => self.passed_over += 1,
                         (false, false) => put_off.push(g),
@@ -357,7 +424,7 @@ impl Search<'_> {
         let mut options = g.candidate.options(&base);
         options.hardware = device.hardware(&options.mesh, precision(&options))?;
         let plan = trial(self.input, &base, &options)?;
-        let price = of_plan::price(&plan, device)?;
+        let price = of_plan::price(&plan, device, &options.speeds)?;
         let plain = (price.total, plan.peak_bytes());
         let (parts, peak) = self.changed(g, &plan, price.parts)?;
         let seconds = parts.total();

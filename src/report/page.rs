@@ -85,7 +85,8 @@ pub fn data(s: &Stored, asked: &Asked) -> Result<Json> {
 
 /// The same; without explanations it is what a plan is compared by.
 fn of(s: &Stored, asked: &Asked, explained: bool) -> Result<Json> {
-    let priced = asked.device.map(|d| Ok((d, price(&s.plan, d)?))).transpose()?;
+    let priced =
+        asked.device.map(|d| Ok((d, price(&s.plan, d, &s.options.speeds)?))).transpose()?;
     let lengths = match &priced {
         Some((_, p)) => time::lengths(s, p)?,
         None => Lengths::unit(&s.plan, &s.options),

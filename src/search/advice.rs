@@ -1,7 +1,7 @@
 //! Ways out of a plan that does not fit: changes of the options, each compiled, the cheapest first.
 
 use super::ways::mesh_text;
-use super::{Price, all, price, searches, settled, trial};
+use super::{Price, Prices, all, searches, settled, trial};
 use crate::report::bytes;
 use crate::{Input, Output, read_model, rules};
 use shardc_ir::diag::{Diag, Result};
@@ -114,6 +114,7 @@ pub fn advise(d: Diag, model: &Path, o: &Options) -> Diag {
 fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
     let o = &settled(asked);
     let base = trial(input, o, o)?;
+    let prices = &Prices::of(o)?;
     let (peak, across) = (base.peak_bytes(), crate::across(&base.module.mesh, o).len());
     drop(base);
     let attempt = |changes: &Vec<Change>| -> Option<Tried> {
@@ -138,7 +139,7 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
         if crate::across(&plan.module.mesh, &options).len() > across {
             return None;
         }
-        let price = price(&plan, &options.hardware, &options.speeds).ok()?;
+        let price = prices.price(&plan, &options.speeds).ok()?;
         Some(Tried { changes: changes.clone(), options, peak: plan.peak_bytes(), price })
     };
     let tried = sets(o, asked, input.facts.is_some(), (limit, peak), attempt);

@@ -3,7 +3,8 @@
 //! run, and a plan that does not fit in `--memory` gets ways out that were tried.
 //!
 //! Every candidate is compiled by the same passes, so what is said of it is what its plan says. The
-//! order of candidates is fixed, and so is the choice among them; threads only share the work.
+//! order of candidates is fixed, and so is the choice among them; threads only share the work. Plans are compared by
+//! [`Prices`]: with a machine by the price that `shardc price` shows on it.
 
 pub mod advice;
 pub(crate) mod price;
@@ -11,7 +12,7 @@ mod recompute;
 mod schedule;
 pub mod ways;
 
-pub use price::{Price, price, times};
+pub use price::{Price, Prices};
 
 use crate::Input;
 use shardc_ir::diag::{Diag, Result};
@@ -66,6 +67,7 @@ pub fn resolve(input: &Input, o: &Options) -> Result<(Options, Vec<String>)> {
 /// The schedule for which a step is fastest, with the recomputation that it then needs; that is
 /// still to be found.
 fn both(input: &Input, o: &Options, notes: &mut Vec<String>) -> Result<Options> {
+    let prices = Prices::of(o)?;
     let mut best: Option<(f64, Options, String)> = None;
     let mut least: Option<(usize, Options, String)> = None;
     let policies = [
@@ -82,7 +84,7 @@ fn both(input: &Input, o: &Options, notes: &mut Vec<String>) -> Result<Options> 
         }
         let (found, text) = schedule::resolve(input, &Options { recompute, ..o.clone() })?;
         let plan = trial(input, o, &found)?;
-        let (peak, step) = (plan.peak_bytes(), price(&plan, &o.hardware, &o.speeds)?.step);
+        let (peak, step) = (plan.peak_bytes(), prices.price(&plan, &o.speeds)?.step);
         if o.memory.is_some_and(|limit| peak > limit) {
             if least.as_ref().is_none_or(|b| peak < b.0) {
                 least = Some((peak, found, text));

@@ -6,7 +6,7 @@
 //! layers the second one needs is then found with plans, by secants and halves: the last number that fits, and
 //! one less, which does not, are both compiled.
 
-use super::{Price, against, all, price, trial};
+use super::{Price, Prices, against, all, trial};
 use crate::Input;
 use crate::report::bytes;
 use shardc_ir::diag::{Diag, Result};
@@ -22,6 +22,8 @@ struct Step {
     policy: Recompute,
     peak: usize,
     price: Price,
+    /// What is to be least: on a machine seconds of a step, else of work.
+    cost: f64,
 }
 
 /// The policies of single layers beside `none`.
@@ -46,9 +48,12 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
             .help("give --memory 24GiB, or what a rank has"));
     };
     let with = |policy: Recompute| Options { recompute: policy, ..o.clone() };
+    let prices = Prices::of(o)?;
+    let on_machine = prices.machine().is_some();
     let step = |policy: &Recompute, plan: &Plan| -> Result<Step> {
-        let price = price(plan, &o.hardware, &o.speeds)?;
-        Ok(Step { policy: policy.clone(), peak: plan.peak_bytes(), price })
+        let price = prices.price(plan, &o.speeds)?;
+        let cost = if on_machine { price.step } else { price.work };
+        Ok(Step { policy: policy.clone(), peak: plan.peak_bytes(), price, cost })
     };
     let one = |policy: &Recompute| step(policy, &trial(input, o, &with(policy.clone()))?);
     let plan = trial(input, o, &with(Recompute::None))?;
@@ -78,18 +83,19 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     }
     let count = tried.len();
     let fits = tried.into_iter().filter(|s| s.peak <= limit);
-    let best = fits.min_by(|a, b| a.price.work.total_cmp(&b.price.work).then(a.peak.cmp(&b.peak)));
+    let best = fits.min_by(|a, b| a.cost.total_cmp(&b.cost).then(a.peak.cmp(&b.peak)));
     let best = best.expect("one fits");
-    let bound = if bound > none.price.work { bound.min(best.price.work) } else { best.price.work };
+    let bound = if bound > none.cost { bound.min(best.cost) } else { best.cost };
     let text = format!(
-        "recompute: {} of {count} plans: a rank needs {} of {} (none: {}), {} FLOPs, {} work; in parts of layers it would be {}",
+        "recompute: {} of {count} plans: a rank needs {} of {} (none: {}), {} FLOPs, {} {}; in parts of layers it would be {}",
         best.policy,
         bytes(best.peak),
         bytes(limit),
         bytes(none.peak),
         against(best.price.flops, none.price.flops),
-        against(best.price.work, none.price.work),
-        against(bound, none.price.work),
+        against(best.cost, none.cost),
+        if on_machine { "time" } else { "work" },
+        against(bound, none.cost),
     );
     Ok((with(best.policy), text))
 }
@@ -103,10 +109,10 @@ fn layers(plan: &Plan) -> usize {
     plan.module.of_kind(FuncKind::Forward).map(of).max().unwrap_or(0)
 }
 
-/// Work where a line through two plans needs the limit.
+/// Cost where a line through two plans needs the limit.
 fn at(over: &Step, under: &Step, limit: usize) -> f64 {
     let part = (over.peak - limit) as f64 / (over.peak - under.peak) as f64;
-    over.price.work + part * (under.price.work - over.price.work)
+    over.cost + part * (under.cost - over.cost)
 }
 
 /// The two policies of the cheapest mix, unless one by itself is as cheap: one that does not fit, and one
@@ -117,9 +123,9 @@ fn pair(tried: &[Step], limit: usize) -> Option<(Step, Step)> {
         tried.iter().filter(by_itself).partition(|s| s.peak > limit);
     let pairs = under.iter().flat_map(|u| over.iter().map(move |o| (*o, *u)));
     let (over, under) = pairs
-        .filter(|(o, u)| o.price.work < u.price.work)
+        .filter(|(o, u)| o.cost < u.cost)
         .min_by(|a, b| at(a.0, a.1, limit).total_cmp(&at(b.0, b.1, limit)))?;
-    let alone = tried.iter().filter(|s| s.peak <= limit).map(|s| s.price.work);
+    let alone = tried.iter().filter(|s| s.peak <= limit).map(|s| s.cost);
     let cheaper = alone.fold(f64::INFINITY, f64::min) > at(over, under, limit);
     cheaper.then(|| (over.clone(), under.clone()))
 }

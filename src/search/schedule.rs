@@ -1,19 +1,22 @@
 //! `--schedule search`: the fastest schedule that fits.
 //!
-//! What a stage costs is read from a compiled plan of two microbatches, or one, for every cut of
-//! the model that is tried. With these times all named schedules, and what
-//! [`shardc_passes::schedule::front`] finds, are replayed; the fastest are compiled, one after the
-//! other, until one fits. So no named schedule that fits is faster, by these times.
+//! What a stage costs is read from compiled plans of two microbatches, or one, for every cut of
+//! the model that is tried: with backwards in one, where exchanges may hide behind gradients of weights, and in two.
+//! With these times all named schedules, and what [`shardc_passes::schedule::front`] finds, are replayed, which says how
+//! long they take at least; they are compiled and priced in that order, until none that is left can be faster than
+//! one that fits. So no named schedule that fits is faster by the price of its plan.
 
-use super::{against, all, times, trial};
+use super::price::StageTimes;
+use super::{Price, Prices, against, all, trial};
 use crate::Input;
 use crate::commands::compile::count;
+use crate::commands::price::time;
 use crate::report::bytes;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::Plan;
-use shardc_ir::schedule::{Action, ActionKind, Held, Schedule, Times, replay, write_csv};
+use shardc_ir::schedule::{Action, ActionKind, Held, Schedule, replay, write_csv};
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::schedule::{Costs, Named, Placement, front, make};
@@ -24,7 +27,9 @@ use std::collections::{BTreeMap, HashSet};
 struct Cut {
     placement: Placement,
     chunks: usize,
-    times: Times,
+    /// With whole backwards, and with backwards in two.
+    together: StageTimes,
+    apart: StageTimes,
     held: Vec<Held>,
     /// By rank: what lives through a step.
     whole: Vec<usize>,
@@ -39,7 +44,8 @@ struct Candidate {
     name: Option<Named>,
     chunks: usize,
     schedule: Schedule,
-    makespan: f64,
+    /// Seconds that a step takes at least.
+    seconds: f64,
     /// No plan of it needs less.
     least: u64,
 }
@@ -60,20 +66,36 @@ impl Candidate {
 const PARTS: [f64; 8] = [1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0];
 /// Candidates that are compiled at once.
 const AT_ONCE: usize = 2;
+/// What the order of additions may make of a time, as a part of it.
+const ROUNDING: f64 = 1e-9;
+
+/// What a compiled plan needs and takes.
+#[derive(Clone, Copy)]
+struct Known {
+    peak: usize,
+    step: f64,
+}
 
 /// The options with the fastest schedule that fits, and how it was found. If none fits, the one
 /// that needs least.
 pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
-    let cuts = cuts(input, o)?;
+    let prices = &Prices::of(o)?;
+    let cuts = cuts(input, o, prices)?;
     let with =
         |c: &Candidate| Options { schedule: Order::Csv(write_csv(&c.schedule)), ..o.clone() };
-    let peak = |c: &Candidate| -> Result<usize> { Ok(trial(input, o, &with(c))?.peak_bytes()) };
+    let compile = |c: &Candidate| -> Result<Known> {
+        let plan = trial(input, o, &with(c))?;
+        let Price { step, .. } = prices.price(&plan, &o.speeds)?;
+        let least = c.seconds <= step * (1.0 + ROUNDING);
+        debug_assert!(least, "{}: {} > {step} s", c.name(), c.seconds);
+        Ok(Known { peak: plan.peak_bytes(), step })
+    };
     let limit = o.memory.unwrap_or(usize::MAX);
     let mut tried = named(&cuts, o)?;
     let mut count = 0;
-    // Peaks of what was compiled.
-    let mut known: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut fits = None;
+    let mut known: BTreeMap<usize, Known> = BTreeMap::new();
+    // Seconds of the fastest that fits, and its number.
+    let mut fits: Option<(f64, usize)> = None;
     let mut rooms = vec![];
     for part in PARTS {
         let room = room(&cuts, o, part);
@@ -93,48 +115,61 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
             return Err(no_schedule(o));
         }
         // Of equally fast ones the one that needs less, and then one with a name.
-        tried[from..].sort_by(|a, b| a.makespan.total_cmp(&b.makespan).then(a.least.cmp(&b.least)));
-        if o.memory.is_none() {
-            fits = Some(0);
-            break;
-        }
+        tried[from..].sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.least.cmp(&b.least)));
         let may: Vec<usize> =
             (from..tried.len()).filter(|&i| tried[i].least <= limit as u64).collect();
         for some in may.chunks(AT_ONCE) {
-            for (&i, needs) in some.iter().zip(all(some, |&i| peak(&tried[i]))) {
-                let (c, needs) = (&tried[i], needs?);
-                debug_assert!(c.least <= needs as u64, "{}: {} > {needs}", c.name(), c.least);
-                known.insert(i, needs);
-            }
-            fits = some.iter().copied().find(|i| known[i] <= limit);
-            if fits.is_some() {
+            if fits.is_some_and(|f| f.0 <= tried[some[0]].seconds * (1.0 + ROUNDING)) {
                 break;
+            }
+            for (&i, made) in some.iter().zip(all(some, |&i| compile(&tried[i]))) {
+                let (c, made) = (&tried[i], made?);
+                let needs = made.peak;
+                debug_assert!(c.least <= needs as u64, "{}: {} > {needs}", c.name(), c.least);
+                known.insert(i, made);
+                let faster = fits.is_none_or(|f| made.step * (1.0 + ROUNDING) < f.0);
+                if needs <= limit && faster {
+                    fits = Some((made.step, i));
+                }
             }
         }
         if fits.is_some() {
             break;
         }
     }
-    let Some(best) = fits else {
-        let best = least(&tried, known, &peak)?;
+    let peak = |c: &Candidate| Ok(compile(c)?.peak);
+    let Some((seconds, best)) = fits else {
+        let peaks = known.iter().map(|(i, k)| (*i, k.peak)).collect();
+        let best = least(&tried, peaks, &peak)?;
         let text = format!("schedule: {} needs least, and does not fit", best.name());
         return Ok((with(best), text));
     };
-    let (compiled, needs, best) = (known.len(), known.get(&best), &tried[best]);
-    let ms = |ps: f64| format!("{:.1} ms", ps / 1e9);
-    let mut text = format!("schedule: {}, {} by the cost model", best.name(), ms(best.makespan));
-    if let Some(base) = tried.iter().find(|c| c.name == Some(Named::OneFOneB)) {
-        let against = match &*against(best.makespan, base.makespan) {
-            "as much" => "as long as".to_string(),
-            other => format!("{other} than"),
-        };
-        text += &format!(" ({against} 1f1b, {})", ms(base.makespan));
-    }
-    if let Some(&peak) = needs {
-        text += &format!("; a rank needs {} of {}", bytes(peak), bytes(limit));
+    let (compiled, needs, best) = (known.len(), known[&best].peak, &tried[best]);
+    let base = tried.iter().position(|c| c.name == Some(Named::OneFOneB) && c.chunks == 1);
+    let base = base.map(|i| known.get(&i).map_or_else(|| compile(&tried[i]), |k| Ok(*k)));
+    let base = base.transpose()?.map(|k| k.step);
+    let mut text = format!("schedule: {}{}", best.name(), compared(prices, seconds, base));
+    if o.memory.is_some() {
+        text += &format!("; a rank needs {} of {}", bytes(needs), bytes(limit));
     }
     text += &format!("; {count} schedules tried, {compiled} compiled");
     Ok((with(best), text))
+}
+
+/// How long it takes, on a machine, and how that compares with 1F1B.
+fn compared(prices: &Prices, seconds: f64, base: Option<f64>) -> String {
+    let against = |base: f64| match &*against(seconds, base) {
+        "as much" => "as long as 1f1b".to_string(),
+        other => format!("{other} time than 1f1b"),
+    };
+    match (prices.machine(), base) {
+        (None, None) => String::new(),
+        (None, Some(base)) => format!(" ({})", against(base)),
+        (Some(name), None) => format!(", {} on {name}", time(seconds)),
+        (Some(name), Some(base)) => {
+            format!(", {} on {name} ({}, {})", time(seconds), against(base), time(base))
+        }
+    }
 }
 
 fn no_schedule(o: &Options) -> Diag {
@@ -167,7 +202,7 @@ fn least<'a>(
 }
 
 /// Every way to cut the model that is tried, with its costs.
-fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
+fn cuts(input: &Input, o: &Options, prices: &Prices) -> Result<Vec<Cut>> {
     let p = o.axis(PIPELINE);
     let chunks = o.chunks.map_or(vec![1, 2], |v| vec![v]);
     let mut asked = vec![];
@@ -180,12 +215,17 @@ fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
     let cut = |&(placement, chunks): &(Placement, usize)| -> Result<Cut> {
         // Two, if gradients are to be summed.
         let m = o.microbatches().min(2);
-        let one = Options {
-            global_batch: m * o.microbatch_rows(),
-            schedule: Order::Csv(write_csv(&probe(placement.owner(p, chunks), p, m))),
-            ..o.clone()
+        let made = |backward: &[ActionKind]| {
+            let schedule = probe(placement.owner(p, chunks), p, m, backward);
+            let one = Options {
+                global_batch: m * o.microbatch_rows(),
+                schedule: Order::Csv(write_csv(&schedule)),
+                ..o.clone()
+            };
+            trial(input, o, &one)
         };
-        let plan = trial(input, o, &one)?;
+        let together = prices.times(&made(&[ActionKind::Backward])?, &o.speeds)?;
+        let plan = made(&[ActionKind::Input, ActionKind::Weight])?;
         let (held, whole) = (held(&plan), (0..p).map(|r| whole(&plan, r)).collect());
         let on = |r: usize| -> u64 {
             plan.schedule.stages_of(r).into_iter().map(|s| held[s].input + held[s].weight).sum()
@@ -193,8 +233,8 @@ fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
         let own: Vec<u64> = (0..p).map(on).collect();
         let peak = |r: usize| plan.classes[r].memory.peak_bytes;
         let rest = (0..p).map(|r| peak(r).saturating_sub(own[r] as usize)).collect();
-        let times = times(&plan, &o.hardware, &o.speeds);
-        Ok(Cut { placement, chunks, times, held, whole, own, rest })
+        let apart = prices.times(&plan, &o.speeds)?;
+        Ok(Cut { placement, chunks, together, apart, held, whole, own, rest })
     };
     let mut refused = None;
     let mut out = vec![];
@@ -212,16 +252,15 @@ fn cuts(input: &Input, o: &Options) -> Result<Vec<Cut>> {
     }
 }
 
-/// One microbatch after the other through all stages and back, with backwards in two.
-fn probe(owner: Vec<usize>, p: usize, microbatches: usize) -> Schedule {
+/// One microbatch after the other through all stages and back, with backwards of these actions.
+fn probe(owner: Vec<usize>, p: usize, microbatches: usize, backward: &[ActionKind]) -> Schedule {
     let mut ranks: Vec<Vec<Action>> = vec![vec![]; p];
     for microbatch in 0..microbatches {
         let mut act =
             |kind, stage: usize| ranks[owner[stage]].push(Action { kind, stage, microbatch });
         (0..owner.len()).for_each(|s| act(ActionKind::Forward, s));
         for s in (0..owner.len()).rev() {
-            act(ActionKind::Input, s);
-            act(ActionKind::Weight, s);
+            backward.iter().for_each(|kind| act(*kind, s));
         }
     }
     Schedule { owner, microbatches, ranks }
@@ -265,13 +304,14 @@ fn held(plan: &Plan) -> Vec<Held> {
 
 /// A schedule of a cut as a candidate.
 fn candidate(cut: &Cut, o: &Options, name: Option<Named>, schedule: Schedule) -> Result<Candidate> {
-    let line = replay(&schedule, &cut.times)?;
+    let times = if schedule.splits_backward() { &cut.apart } else { &cut.together };
+    let line = replay(&schedule, &times.actions)?;
     let held = |r: usize| line.held(r, &|s| cut.held[s]).saturating_add(cut.whole[r] as u64);
     // Runs of layers depend on the schedule: what the cut was measured with says nothing.
     let bound = o.recompute != Recompute::Sqrt;
     let least = (0..cut.whole.len()).map(held).max().filter(|_| bound).unwrap_or(0);
-    let makespan = line.makespan();
-    Ok(Candidate { name, chunks: cut.chunks, schedule, makespan, least })
+    let seconds = times.step(&line);
+    Ok(Candidate { name, chunks: cut.chunks, schedule, seconds, least })
 }
 
 /// All named schedules that are legal.
@@ -314,7 +354,7 @@ fn found(cuts: &[Cut], o: &Options, room: &[Vec<u64>]) -> Result<(Vec<Candidate>
         // Of a cut that is not possible nothing is taken below.
         let cut = of(placement, chunks).or_else(|| cuts.iter().position(|c| c.chunks == chunks));
         let i = cut.expect("only these numbers of chunks are searched");
-        let (times, held) = (cuts[i].times.clone(), cuts[i].held.clone());
+        let (times, held) = (cuts[i].apart.actions.clone(), cuts[i].held.clone());
         Costs { times, held, limit: room[i].clone() }
     };
     let front = match front(p, &chunks, m, &costs) {

@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use shardc::flags::Flags;
-use shardc::search::price;
+use shardc::search::Prices;
 use shardc_ir::func::FuncKind;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::Plan;
@@ -123,7 +123,7 @@ fn odd_sequences_cost_no_more_than_in_megatron() {
     let of = |shard: Vec<String>| {
         let flags = Flags { global_batch: Some(8), seq: Some(2047), ..Flags::default() };
         let plan = large(Flags { shard, ..flags });
-        price(&plan, &fast(), &[]).expect("a schedule").step
+        Prices::Generic(fast()).price(&plan, &[]).expect("a schedule").step
     };
     let (own, megatron) = (of(vec!["auto".into()]), of(vec![]));
     assert!(own < megatron, "{own} {megatron}");

@@ -82,7 +82,7 @@ fn causes_are_what_plans_with_one_option_changed_say() {
             let What::Price { part: None } = r.what else { continue };
             let cause = r.causes.iter().find(|c| c.option == option).expect("it changes the price");
             let How::AloneTo { amount } = cause.how else { panic!("{cause:?}") };
-            assert_eq!(amount.count, price(&s.plan, &h100).expect("a price").total);
+            assert_eq!(amount.count, price(&s.plan, &h100, &[]).expect("a price").total);
         }
     }
     let of =

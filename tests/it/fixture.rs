@@ -79,6 +79,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         auto: false,
         budget: None,
         hardware: Default::default(),
+        machine: None,
         seed: 0,
         dropout: Default::default(),
         documents: None,

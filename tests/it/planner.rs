@@ -45,7 +45,7 @@ fn plans() -> Vec<Plan> {
 #[test]
 fn every_launch_and_exchange_is_priced_once() {
     for plan in plans() {
-        let p = price(&plan, &h100()).expect("a price");
+        let p = price(&plan, &h100(), &[]).expect("a price");
         for class in &plan.classes {
             let mut exchanges = 0;
             for call in calls(&class.step) {
@@ -67,7 +67,7 @@ fn every_launch_and_exchange_is_priced_once() {
 #[test]
 fn parts_are_what_launches_take() {
     for plan in plans() {
-        let p = price(&plan, &h100()).expect("a price");
+        let p = price(&plan, &h100(), &[]).expect("a price");
         assert_eq!(p.total, p.parts.total());
         assert!(p.total > 0.0 && p.parts.list().iter().all(|x| x.1 >= 0.0), "{:?}", p.parts);
         for f in &p.funcs {
@@ -88,7 +88,7 @@ fn parts_are_what_launches_take() {
 #[test]
 fn sizes_of_products_are_those_of_their_letters() {
     for plan in plans().into_iter().filter(|p| !has_experts(p)) {
-        let p = price(&plan, &h100()).expect("a price");
+        let p = price(&plan, &h100(), &[]).expect("a price");
         let mesh = &plan.module.mesh;
         for (f, own) in plan.module.funcs.iter().zip(&p.funcs) {
             let all = launches(f);
@@ -112,12 +112,12 @@ fn has_experts(plan: &Plan) -> bool {
 fn a_faster_machine_is_never_slower() {
     let d = h100().with("domain", 2.0).expect("a count");
     for plan in plans() {
-        let before = price(&plan, &d).expect("a price").total;
+        let before = price(&plan, &d, &[]).expect("a price").total;
         for (name, value) in [("nic", d.nic), ("link", d.link), ("hbm", d.hbm)] {
             let twice = d.clone().with(name, 2.0 * value / 1e9).expect("a speed");
-            assert!(price(&plan, &twice).expect("a price").total <= before, "{name}");
+            assert!(price(&plan, &twice, &[]).expect("a price").total <= before, "{name}");
         }
-        assert_eq!(price(&plan, &d).expect("a price").total, before);
+        assert_eq!(price(&plan, &d, &[]).expect("a price").total, before);
     }
 }
 
@@ -127,7 +127,7 @@ fn clocks_are_the_replay_of_the_schedule() {
     let mut d = h100();
     (d.link, d.nic, d.fit.hop.value) = (1e30, 1e30, 0.0);
     for plan in plans().into_iter().filter(|p| p.classes.len() > 1) {
-        let p = price(&plan, &d).expect("a price");
+        let p = price(&plan, &d, &[]).expect("a price");
         let funcs = plan.module.funcs.iter().zip(&p.funcs);
         let of = |kind: FuncKind| -> Vec<f64> {
             let own = funcs.clone().filter(|x| x.0.kind == kind);

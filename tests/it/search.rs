@@ -4,15 +4,15 @@
 use crate::fixture::{Fixture, compile, options, session};
 use crate::lab::Lab;
 use serde_json::{Value as Json, json};
-use shardc::search::{price, times};
+use shardc::search::Prices;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::plan::Plan;
-use shardc_ir::schedule::{Action, ActionKind, Schedule, Times, parse_csv, replay, write_csv};
+use shardc_ir::schedule::parse_csv;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{Options, Order};
-use shardc_passes::schedule::{Named, Placement, make};
+use shardc_passes::schedule::{Named, make};
 use shardc_runtime::StepBatch;
 use shardc_testing::{samples, taken};
 use std::path::{Path, PathBuf};
@@ -54,31 +54,6 @@ fn named(n: Named) -> Order {
     Order::Named(n.name().into())
 }
 
-/// The same with every B as I and W.
-fn apart(s: &Schedule) -> Schedule {
-    let cut = |a: &Action| match a.kind {
-        ActionKind::Backward => {
-            [ActionKind::Input, ActionKind::Weight].map(|kind| Action { kind, ..*a }).to_vec()
-        }
-        ActionKind::Forward | ActionKind::Input | ActionKind::Weight => vec![*a],
-    };
-    let ranks = s.ranks.iter().map(|r| r.iter().flat_map(cut).collect()).collect();
-    Schedule { ranks, ..s.clone() }
-}
-
-/// Times of the stages of a cut.
-fn times_of(placement: Placement, chunks: usize, o: &Options) -> Times {
-    let (p, m) = (o.axis("pp"), o.microbatches());
-    let n = match (placement, chunks) {
-        (Placement::V, _) => Named::ZbV,
-        (Placement::Loop, 1) => Named::OneFOneB,
-        (Placement::Loop, _) => Named::LoopedBfs,
-    };
-    let s = apart(&make(n, p, chunks, m).unwrap_or_else(|e| panic!("{e}")));
-    let o = Options { schedule: Order::Csv(write_csv(&s)), ..o.clone() };
-    times(&driver(&o).expect("it compiles").0, &o.hardware, &[])
-}
-
 #[test]
 fn no_named_schedule_that_fits_is_faster() {
     let with_tp = Options {
@@ -91,21 +66,16 @@ fn no_named_schedule_that_fits_is_faster() {
     for (i, o) in layouts.into_iter().enumerate() {
         let (p, m) = (o.axis("pp"), o.microbatches());
         let search = Options { schedule: Order::Named("search".into()), ..o.clone() };
-        let cuts = [(Placement::Loop, 1), (Placement::Loop, 2), (Placement::V, 2)];
-        let cuts = cuts.map(|(placement, v)| (placement, v, times_of(placement, v, &o)));
-        let makespan = |s: &Schedule| {
-            let v = s.owner.len() / p;
-            let cut = cuts.iter().find(|c| c.0.owner(p, c.1) == s.owner && c.1 == v);
-            let cut = cut.expect("a cut that is searched");
-            replay(s, &cut.2).unwrap_or_else(|e| panic!("{e}")).makespan()
-        };
+        let prices = Prices::of(&o).unwrap_or_else(|e| panic!("{e}"));
+        let step =
+            |plan: &Plan| prices.price(plan, &o.speeds).unwrap_or_else(|e| panic!("{e}")).step;
         let all: Vec<(Named, f64, usize)> = Named::ALL
             .into_iter()
-            .filter_map(|n| Some((n, make(n, p, n.default_chunks(), m).ok()?)))
-            .map(|(n, s)| {
+            .filter(|&n| make(n, p, n.default_chunks(), m).is_ok())
+            .map(|n| {
                 let o = Options { schedule: named(n), ..o.clone() };
                 let (plan, _) = driver(&o).expect("it compiles");
-                (n, makespan(&s), plan.peak_bytes())
+                (n, step(&plan), plan.peak_bytes())
             })
             .collect();
         let mut limits: Vec<Option<usize>> = all.iter().map(|a| Some(a.2)).collect();
@@ -116,7 +86,8 @@ fn no_named_schedule_that_fits_is_faster() {
                 .unwrap_or_else(|e| panic!("{memory:?}: {e}"));
             let fits = |peak: usize| memory.is_none_or(|l| peak <= l);
             assert!(fits(plan.peak_bytes()), "{memory:?}");
-            let found = makespan(&plan.schedule);
+            // But for the order in which times are added.
+            let found = step(&plan) * (1.0 - 1e-9);
             for (n, named, _) in all.iter().filter(|a| fits(a.2)) {
                 assert!(found <= *named, "{memory:?}: {found} against {named} of {}", n.name());
             }
@@ -235,8 +206,9 @@ fn fit_recomputes_no_more_than_it_must() {
     let fit = |limit: usize| {
         driver(&Options { recompute: Recompute::Fit, memory: Some(limit), ..o.clone() })
     };
-    let work =
-        |p: &Plan| price(p, &Hardware::default(), &[]).unwrap_or_else(|e| panic!("{e}")).work;
+    let work = |p: &Plan| {
+        Prices::Generic(Hardware::default()).price(p, &[]).unwrap_or_else(|e| panic!("{e}")).work
+    };
     let (none, selective) = (plain(Recompute::None), plain(Recompute::Selective));
     let (full, sqrt) = (plain(Recompute::Full), plain(Recompute::Sqrt));
     // Nothing, if that fits.

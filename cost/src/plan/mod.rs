@@ -55,16 +55,18 @@ pub struct PlanPrice {
     pub flops: f64,
 }
 
-/// The price of a step.
+/// The price of a step. `speeds` are those of `--speeds`: of each rank of the pipeline relative to the device, 1 where
+/// the list ends; exchanges go at the speed of their links whatever the ranks' is.
 ///
 /// # Errors
 /// `device` if the device lacks products of an element type.
-pub fn price(plan: &Plan, device: &Device) -> Result<PlanPrice> {
+pub fn price(plan: &Plan, device: &Device, speeds: &[f64]) -> Result<PlanPrice> {
     let mut pricer = Pricer::new(&plan.module.mesh, device);
     let mut funcs = vec![FuncPrice::default(); plan.module.funcs.len()];
     let forward = names(plan);
     let of_experts = expert_atoms(plan);
-    for class in &plan.classes {
+    for (rank, class) in plan.classes.iter().enumerate() {
+        let speed = speeds.get(rank).copied().unwrap_or(1.0);
         for call in calls(&class.step) {
             if !funcs[call.func].items.is_empty() {
                 continue;
@@ -78,7 +80,10 @@ pub fn price(plan: &Plan, device: &Device) -> Result<PlanPrice> {
             let mut items = vec![];
             for x in &all {
                 let work = pricer.work(f, x);
-                let seconds = pricer.seconds(&work)?;
+                let seconds = match work {
+                    Work::Exchange { .. } => pricer.seconds(&work)?,
+                    _of_a_rank => pricer.seconds(&work)? / speed,
+                };
                 items.push(Item { work, seconds, seen: seconds, node: x.nodes.start });
             }
             hide(&mut items, &until);

@@ -156,7 +156,7 @@ function mesh() {
         return h("tr", {}, h("td", {}, badge(x.axis, count(x.size))), h("td", { class: "n" }, count(x.groups)),
           h("td", { class: "n", "data-tip": exact(own.bytes) }, sized(own.bytes)),
           h("td", { class: "n", "data-tip": own.between_nodes === null ? "" : exact(own.between_nodes) }, own.between_nodes === null ? "–" : sized(own.between_nodes)));
-      }))), m.node ? h("p", { class: "label" }, `${m.node} ranks of a node. What leaves it is the mean over a group.`) : h("p", { class: "label" }, "Nothing is known of nodes: compile with --node."), words);
+      }))), m.node ? h("p", { class: "label" }, `${m.node} ranks of a node. What leaves it is the mean over a group.`) : h("p", { class: "label" }, "Nothing is known of nodes: compile with ", h("code", { style: "white-space:nowrap" }, "--node"), "."), words);
   });
   section("mesh", "Mesh and groups", `A cell is a ${each > 1 ? "run of " + each + " ranks" : "rank"}${outer.name ? `, a row ${outer.name}` : ""}. ${m.order}. Point at one for its groups; choose an axis to see which ranks exchange data.`,
     h("div", { class: "row" }, buttons, limitChoice()), h("div", { class: "split" }, h("div", { class: "panel" }, canvas), side));

@@ -66,7 +66,8 @@ function timeline() {
     for (let t = Math.ceil(state.view[0] / step) * step; t <= state.view[1] + 1e-9; t += step) {
       const at = x(t, width);
       g.textAlign = "center";
-      g.fillText(moment(Math.abs(t) < step / 1e6 ? 0 : t), at, y);
+      const text = moment(Math.abs(t) < step / 1e6 ? 0 : t);
+      g.fillText(text, Math.min(at, width - RIGHT - g.measureText(text).width / 2), y);
       g.textAlign = "left";
       if (bottom) { g.beginPath(); g.moveTo(at, y + 8); g.lineTo(at, bottom); g.stroke(); }
     }

@@ -11,7 +11,7 @@
 //! As Megatron-LM does for gradients of weights (Narayanan et al., 2021, *Efficient large-scale language
 //! model training*), and FSDP for the weights of the next layer (Zhao et al., 2023), by one rule: what
 //! stands before a collective and is not needed for it goes behind it, as far back as one
-//! product or another collective. So few tensors live longer. Before that, [`blocks`] joins the gathers, and the
+//! product or another collective. So few tensors live longer. Before that, `blocks` joins the gathers, and the
 //! scattered sums, of the parameters of a block.
 
 mod blocks;

@@ -348,7 +348,9 @@ fn blocks_are_gathered_and_scattered_in_one_call() {
         let ((few, tensors, bytes), (many, as_many, as_much)) = (sent(&joined), sent(&apart));
         assert_eq!((tensors, bytes), (as_many, as_much), "{what}");
         assert!(few < many, "{what}: {few} calls for {many}");
-        for f in joined.plan.module.funcs.iter().filter(|f| f.kind.is_looped()) {
+        // With tp, stages or experts a gather that is alone in its call may be put behind other work, as any collective.
+        let plain = matches!(name, "llama_gqa" | "llama_bias_tied");
+        for f in joined.plan.module.funcs.iter().filter(|f| plain && f.kind.is_looped()) {
             one_call_per_layer(f, &what);
         }
     }

@@ -84,3 +84,23 @@ fn the_version_and_what_the_machine_has() {
     let said = text(&out.stdout);
     assert!(said.contains("`no-such-compiler` does not start; install"), "{said}");
 }
+
+/// Names of folded layers are taken as `inspect` prints them; memory is that of a machine, too.
+#[test]
+fn names_are_taken_as_they_are_printed() {
+    let lab = Lab::new("as-printed");
+    lab.model("llama_mha");
+    let compile = ["compile", "llama_mha", "--seq", "16", "--mesh", "dp=2", "-o", "plan"];
+    lab.ok(&[&compile[..], &["--memory", "H100-SXM"]].concat());
+    let of = |name: &str| text(&lab.ok(&["explain", "plan", name]).stdout);
+    assert_eq!(of("%l{i}.q_proj"), of("%l0.q_proj"));
+    assert_eq!(of("@forward %l{i-1}.q_proj"), of("@forward %l0.q_proj"));
+    for (args, code) in [
+        (&["explain", "plan", "%l{i}.no_such"][..], "unknown-value"),
+        (&["explain", "plan", "%l{i9223372036854775807}.q_proj"], "unknown-value"),
+        (&["explain", "plan", "%l{i"], "unknown-value"),
+        (&["compile", "llama_mha", "--memory", "h100-smx"], "device"),
+    ] {
+        lab.refuses(args, 2, code);
+    }
+}

@@ -3,7 +3,7 @@
 
 use crate::fixture::*;
 use shardc_frontends::{Facts, from_config};
-use shardc_ir::func::{Func, Value};
+use shardc_ir::func::{Func, Port, RoleKind, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::ops::Op;
 use shardc_ir::plan::{MemoryClass, Plan};
@@ -348,19 +348,21 @@ fn blocks_are_gathered_and_scattered_in_one_call() {
         let ((few, tensors, bytes), (many, as_many, as_much)) = (sent(&joined), sent(&apart));
         assert_eq!((tensors, bytes), (as_many, as_much), "{what}");
         assert!(few < many, "{what}: {few} calls for {many}");
-        // With tp, stages or experts a gather that is alone in its call may be put behind other work, as any collective.
-        let plain = matches!(name, "llama_gqa" | "llama_bias_tied");
-        for f in joined.plan.module.funcs.iter().filter(|f| plain && f.kind.is_looped()) {
+        for f in joined.plan.module.funcs.iter().filter(|f| f.kind.is_looped()) {
             one_call_per_layer(f, &what);
         }
     }
 }
 
-/// Every layer has at most one gather of arguments over the same axes, which begins before the work that needs
+/// Every layer has at most one gather of parameters over the same axes, which begins before the work that needs
 /// the one before it.
 fn one_call_per_layer(f: &Func, what: &str) {
     let all = launches(f);
-    let held: Vec<Value> = f.args.iter().map(|a| a.value).collect();
+    // Activations that are stored in pieces are gathered, too, where they are used.
+    let is_param = |a: &&Port| {
+        a.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Param | RoleKind::Ready))
+    };
+    let held: Vec<Value> = f.args.iter().filter(is_param).map(|a| a.value).collect();
     let of_params = |x: &&Launch| {
         let op = &f.nodes[x.nodes.start].op;
         matches!(op, Op::AllGather(_)) && x.ins.iter().all(|v| held.contains(v))

@@ -101,7 +101,7 @@ mod tests {
         sizes(&facts, &config)
     }
 
-    /// A default that is written out changes nothing, and one group of experts is no limit to where a token goes.
+    /// A default that is written out changes nothing, and with one group of experts a token goes anywhere.
     #[test]
     fn sizes_are_what_the_family_makes_of_its_config() {
         let written = of("glm4_moe", |c| {

@@ -4,7 +4,9 @@
 use crate::fixture::{Fixture, compile, options, session};
 use crate::lab::Lab;
 use serde_json::{Value as Json, json};
+use shardc::machine::device;
 use shardc::search::Prices;
+use shardc_cost::plan::launch::Work;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::hardware::Hardware;
@@ -62,13 +64,19 @@ fn no_named_schedule_that_fits_is_faster() {
         recompute: Recompute::Full,
         ..pipeline(4, 6, Order::default())
     };
-    let layouts = [pipeline(2, 4, Order::default()), pipeline(4, 8, Order::default()), with_tp];
+    let eight = pipeline(4, 8, Order::default());
+    // There the price is the one that `shardc price` shows.
+    let on_machine = Options { machine: Some("h100-sxm".into()), ..eight.clone() };
+    let layouts = [pipeline(2, 4, Order::default()), eight, with_tp, on_machine];
     for (i, o) in layouts.into_iter().enumerate() {
         let (p, m) = (o.axis("pp"), o.microbatches());
         let search = Options { schedule: Order::Named("search".into()), ..o.clone() };
         let prices = Prices::of(&o).unwrap_or_else(|e| panic!("{e}"));
-        let step =
-            |plan: &Plan| prices.price(plan, &o.speeds).unwrap_or_else(|e| panic!("{e}")).step;
+        let device = o.machine.as_deref().map(|name| device(name).expect("a machine"));
+        let step = |plan: &Plan| match &device {
+            Some(d) => shardc_cost::plan::price(plan, d, &[]).expect("a price").total,
+            None => prices.price(plan, &[]).unwrap_or_else(|e| panic!("{e}")).step,
+        };
         let all: Vec<(Named, f64, usize)> = Named::ALL
             .into_iter()
             .filter(|&n| make(n, p, n.default_chunks(), m).is_ok())
@@ -99,6 +107,34 @@ fn no_named_schedule_that_fits_is_faster() {
         let needs: usize = d.message.split(' ').nth(3).and_then(|n| n.parse().ok()).expect("bytes");
         assert!(all.iter().all(|a| needs <= a.2), "{needs} {all:?}");
     }
+}
+
+/// A rank of half the speed takes twice as long for what it does itself, and a step longer, but not twice as long:
+/// exchanges are as fast, and only one of the ranks is slow.
+#[test]
+fn a_price_knows_how_fast_ranks_are() {
+    let with_tp = Options {
+        mesh: [("pp", 2), ("tp", 2)].map(|(n, s)| (n.to_string(), s)).to_vec(),
+        ..pipeline(2, 4, named(Named::OneFOneB))
+    };
+    let (plan, _) = driver(&with_tp).expect("it compiles");
+    let d = device("h100-sxm").expect("a machine");
+    let price = |speeds: &[f64]| shardc_cost::plan::price(&plan, &d, speeds).expect("a price");
+    let (alike, slow) = (price(&[]), price(&[1.0, 0.5]));
+    assert_eq!(price(&[1.0, 1.0]).total, alike.total);
+    assert!(slow.total > alike.total && slow.total < 2.0 * alike.total);
+    let mut changed = 0;
+    for (rank, class) in plan.classes.iter().enumerate() {
+        for &f in &class.funcs {
+            for (x, y) in alike.funcs[f].items.iter().zip(&slow.funcs[f].items) {
+                let of_links = matches!(x.work, Work::Exchange { .. });
+                let by = if rank == 1 && !of_links { 2.0 } else { 1.0 };
+                assert_eq!(y.seconds, by * x.seconds, "rank {rank}: {:?}", x.work);
+                changed += usize::from(by == 2.0 && x.seconds > 0.0);
+            }
+        }
+    }
+    assert!(changed > 10, "{changed}");
 }
 
 /// Losses of two steps, the bits of all parameters after them, and the plan.

@@ -132,7 +132,7 @@ fn order(f: &Func, all: &[Launch], gathers: &[Unit], sums: &[Unit]) -> Vec<usize
     let mut gathers: Vec<&Unit> = gathers.iter().collect();
     gathers.sort_by_key(|u| needed(u));
     for u in gathers {
-        // Not behind what needs it: a unit may be needed before the one that begins before it.
+        // Never behind its own place.
         at = at.min(u[0]);
         before[at].push(u[0]);
         at = needed(u).max(at);

@@ -6,7 +6,8 @@
 //! Variables are the ops, and the values that several ops use; tables are what each way costs, and what
 //! collectives cost between two, forward and the mirror in backward. So there is no backward graph, and what
 //! joins one layer to the next is the residual stream alone. Values that depend on no parameter (positions,
-//! tables, masks) are the same everywhere. The least sum is exact (`crate::choose`).
+//! tables, masks) are the same everywhere. The least sum is exact (`crate::choose`)
+//! over one or two axes; over more, pairs of axes are chosen exactly (`pairs`).
 
 mod choices;
 mod pairs;

@@ -188,7 +188,7 @@ flags! {
     /// Make the loss and its gradients in N chunks of tokens, so that logits are never whole [default: 1]
     #[arg(long, value_name = "N", help_heading = "Layout")]
     pub loss_chunks: Option<usize>,
-    /// Memory of one rank, as in 24GiB or 80e9, or a machine whose it is, as h100-sxm; a plan that needs more is refused
+    /// Memory of one rank: 24GiB, 80e9, or a machine's (h100-sxm); a plan that needs more is refused
     #[arg(long, value_name = "BYTES", help_heading = "Layout")]
     #[serde(deserialize_with = "number_or_text")]
     pub memory: Option<String>,

@@ -367,9 +367,7 @@ fn chosen(p: &Price, o: &Options, compared: Option<[(f64, usize); 2]>) -> String
     };
     let above = p.bound.map(|b| (p.time as f64 / b.max(1) as f64 - 1.0) * 100.0);
     let mut text = match above {
-        None => format!(
-            "layouts chosen by {by}, two axes at a time: how far the least estimate is below is not known"
-        ),
+        None => format!("layouts chosen by {by}, two axes at a time; no lower bound is known"),
         Some(a) if a < 0.05 => format!("layouts chosen by {by}: none has a lower estimate"),
         Some(a) => format!("layouts chosen by {by}: the least estimate is up to {a:.1} % lower"),
     };

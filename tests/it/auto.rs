@@ -262,6 +262,13 @@ fn prices_are_said() {
         "{whole}"
     );
     assert!(said(&["explain", "asked", "price"]).contains("none was chosen by price"));
+    // Over more than two axes no bound is known, and nobody says one.
+    lab.write("three.ir", format!("mesh [a=2,b=2,c=2]\n{text}"));
+    let unknown = "two axes at a time; no lower bound is known";
+    assert!(said(&["compile", "three.ir", "--shard", "auto", "-o", "three"]).contains(unknown));
+    assert!(said(&["explain", "three", "price"]).contains(unknown));
+    let checked = said(&["check", "three.ir", "--shard", "auto", "--format", "json"]);
+    assert!(checked.contains("\"bound_ps\":null"), "{checked}");
     for what in ["%h", "tensor:net1.weight"] {
         let value = said(&["explain", "out", what]);
         assert!(value.contains("with it a microbatch takes"), "{value}");

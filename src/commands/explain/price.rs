@@ -30,7 +30,7 @@ pub fn explain(why: &Why) -> Answer {
         return a;
     };
     let less = match p.bound {
-        None => "chosen two axes at a time: how much less others take is not known".to_string(),
+        None => "chosen two axes at a time; no lower bound is known".to_string(),
         Some(bound) if bound >= p.time => "no layouts take less".to_string(),
         Some(bound) => {
             let by = (1.0 - bound as f64 / p.time as f64) * 100.0;

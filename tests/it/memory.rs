@@ -6,6 +6,7 @@ mod held;
 mod live;
 mod page;
 mod saved;
+mod steady;
 
 use crate::fixture::*;
 use shardc_frontends::{Facts, from_config};

@@ -3,6 +3,7 @@
 use super::layout::{Bound, Frames};
 use super::lifetimes::{Lifetime, NONE};
 use super::pieces::{LiveRange, fullest, most_alive, offsets, padded};
+use super::repeats::Repeats;
 use crate::step::instructions::Lists;
 use shardc_ir::func::{Module, Value};
 use shardc_ir::plan::{Alive, Call, Instr, MemoryClass, Moment, Span, calls};
@@ -52,10 +53,11 @@ const LISTED: usize = 10;
 pub(super) fn arena(m: &Module, l: &Frames, lists: Lists) -> (Vec<Instr>, Vec<Instr>, Found) {
     let Lists { mut step, mut evaluation } = lists;
     let base = padded(l.whole);
-    let mut blocks = [blocks(l, &step), blocks(l, &evaluation)];
+    let lists = [&step[..], &evaluation[..]];
+    let mut blocks = lists.map(|list| blocks(l, list));
     let mut peak = (l.whole, None);
-    for (which, list) in blocks.iter_mut().enumerate() {
-        let placed = place(&mut list.all, base, peak.0);
+    for (which, all) in blocks.iter_mut().enumerate() {
+        let placed = place(l, lists[which], all, base, peak.0);
         if let Some((end, at)) = placed.filter(|p| p.0 > peak.0) {
             peak = (end, Some((which, at)));
         }
@@ -121,6 +123,8 @@ struct Blocks {
     /// In the order of the instructions: of a call those of its own and then those it shares, of a transfer
     /// the one of its value, if that has one.
     named: Vec<usize>,
+    /// By instruction: how many are named up to its end.
+    until: Vec<usize>,
 }
 
 /// Where the frames of a list are while it is walked.
@@ -183,7 +187,7 @@ fn blocks(l: &Frames, list: &[Instr]) -> Blocks {
     }
     let (of_step, of_microbatch) = (vec![NONE; l.shared.len()], vec![vec![]; last.len()]);
     let mut walk = Walk { l, of_step, of_microbatch, all: vec![] };
-    let mut named = vec![];
+    let (mut named, mut until) = (vec![], Vec::with_capacity(list.len()));
     let mut offers: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
     let all = (0, l.turn - 1);
     for (i, instr) in list.iter().enumerate() {
@@ -201,12 +205,13 @@ fn blocks(l: &Frames, list: &[Instr]) -> Blocks {
                 }
             }
             Instr::Send(t) | Instr::Recv(t) => {
-                let Some(&f) = l.frame_of.get(&(t.func, t.value)) else { continue };
-                let frame = walk.shared(f, t.microbatch);
-                let block = walk.touch(frame, l.shared[f].0, i, all);
-                named.push(block);
-                if matches!(instr, Instr::Send(_)) {
-                    offers.entry(t.with).or_default().push_back(block);
+                if let Some(&f) = l.frame_of.get(&(t.func, t.value)) {
+                    let frame = walk.shared(f, t.microbatch);
+                    let block = walk.touch(frame, l.shared[f].0, i, all);
+                    named.push(block);
+                    if matches!(instr, Instr::Send(_)) {
+                        offers.entry(t.with).or_default().push_back(block);
+                    }
                 }
             }
             Instr::Sent { to } => {
@@ -218,8 +223,9 @@ fn blocks(l: &Frames, list: &[Instr]) -> Blocks {
         if let Some(j) = instr.microbatch().filter(|&j| last[j] == i) {
             walk.of_microbatch[j] = vec![];
         }
+        until.push(named.len());
     }
-    Blocks { all: walk.all, named }
+    Blocks { all: walk.all, named, until }
 }
 
 /// Comparisons of two blocks that the search for good offsets may cost.
@@ -227,10 +233,84 @@ const WORK: usize = 1 << 24;
 /// The part of what is alive at once that gaps may take without a search: a thousandth.
 const GAPS: usize = 1000;
 
-/// Gives blocks their offsets, above `base`. There is no search for better ones if they end at `enough`.
-/// Where the highest ends, and the moment, of those at which it is in use, when most bytes are; none if
+/// Gives the blocks of a list their offsets, above `base`. There is no search for better ones if they end at
+/// `enough`. Where the highest ends, and the moment, of those at which it is in use, when most bytes are; none if
 /// no block has bytes.
-fn place(blocks: &mut [Block], base: usize, enough: usize) -> Option<(usize, usize)> {
+fn place(
+    l: &Frames,
+    list: &[Instr],
+    blocks: &mut Blocks,
+    base: usize,
+    enough: usize,
+) -> Option<(usize, usize)> {
+    let of_few = Repeats::of(list).and_then(|r| place_few(l, list, (blocks, r), base, enough));
+    of_few.unwrap_or_else(|| place_all(&mut blocks.all, base, enough))
+}
+
+/// Stretches that are searched for places, at least, and so many times those in which a microbatch is in use.
+const KEPT: usize = 64;
+const KEPT_OF_LIVES: usize = 4;
+
+/// As [`place`], by a list without most of its stretches that repeat. None if there are too few of them, or if frames
+/// do not come to lie alike.
+fn place_few(
+    l: &Frames,
+    list: &[Instr],
+    (blocks, r): (&mut Blocks, Repeats),
+    base: usize,
+    enough: usize,
+) -> Option<Option<(usize, usize)>> {
+    let of_microbatch = |b: &&Block| matches!(b.frame, Frame::Shared(_, Some(_)));
+    let lives = blocks.all.iter().filter(of_microbatch).map(|b| (b.death - b.birth) / l.turn);
+    let lives = lives.max().unwrap_or(0).div_ceil(r.length);
+    let mut kept = KEPT.max(KEPT_OF_LIVES * lives);
+    // More are kept if those between two that lie alike do not go into the rest.
+    for _ in 0..2 {
+        if r.count < 2 * kept {
+            return None;
+        }
+        let short = r.without(list, kept)?;
+        let mut few = self::blocks(l, &short);
+        let placed = place_all(&mut few.all, base, enough);
+        let between = match r.alike(kept, |k| in_use(l, &few.all, r, k)) {
+            Ok(between) => between,
+            Err(more) => {
+                kept += more?;
+                continue;
+            }
+        };
+        for i in 0..list.len() {
+            let j = r.stands_for(kept, between.clone(), i);
+            let named =
+                |b: &Blocks, i: usize| i.checked_sub(1).map_or(0, |i| b.until[i])..b.until[i];
+            for (own, stands) in named(blocks, i).zip(named(&few, j)) {
+                blocks.all[blocks.named[own]].offset = few.all[few.named[stands]].offset;
+            }
+        }
+        let left_out = (r.count - kept) * r.length;
+        let behind = r.first + between.end * r.length;
+        let whole = |at: usize| at + if at / l.turn < behind { 0 } else { left_out * l.turn };
+        return Some(placed.map(|(end, at)| (end, whole(at))));
+    }
+    None
+}
+
+/// The frames in use before a stretch, as the stretch knows them: with how much later their microbatches are than
+/// its own, and where they lie.
+fn in_use(l: &Frames, all: &[Block], r: Repeats, k: usize) -> Vec<(usize, Option<i64>, usize)> {
+    let at = (r.first + k * r.length) * l.turn;
+    let here = all.iter().filter(|b| b.birth < at && at <= b.death);
+    let frame = |b: &Block| match b.frame {
+        Frame::Shared(f, j) => (f, j.map(|j| j as i64 - (k * r.later) as i64), b.offset),
+        Frame::Own(..) => unreachable!("a call's own frames are in use within one instruction"),
+    };
+    let mut here: Vec<_> = here.map(frame).collect();
+    here.sort_unstable();
+    here
+}
+
+/// As [`place`], all blocks of a list.
+fn place_all(blocks: &mut [Block], base: usize, enough: usize) -> Option<(usize, usize)> {
     let piece = |b: &Block| LiveRange { bytes: b.bytes, birth: b.birth, death: b.death };
     let pieces: Vec<LiveRange> = blocks.iter().map(piece).collect();
     let most = most_alive(&pieces);

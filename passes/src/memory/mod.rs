@@ -13,6 +13,7 @@ mod free;
 mod layout;
 mod lifetimes;
 mod pieces;
+mod repeats;
 pub mod replay;
 
 use crate::step::instructions::Lists;

@@ -4,18 +4,20 @@
 //! asks for the stamp of the value. Two steps are replayed with an evaluation between them, so that
 //! values which live from one to the next are asked for too. What the nodes of a function do to each
 //! other's places is replayed once for all calls in which its frames overlap alike (in `effect`); what they
-//! find in the arena, and leave there, in every call.
+//! find in the arena, and leave there, in every call, until a list only repeats itself (in `steady`).
 
 mod arena;
 mod effect;
+mod steady;
 
 use crate::threads::all;
 use arena::{Arena, Span};
 use effect::{Function, Source, lost};
 use shardc_ir::func::{Port, Role, RoleKind, Value, sent};
 use shardc_ir::maps::{HashMap, HashSet};
-use shardc_ir::plan::{Call, Instr, Plan, RankClass, calls};
+use shardc_ir::plan::{Call, Instr, Place, Plan, RankClass, calls};
 use std::collections::{BTreeMap, VecDeque};
+use steady::Steady;
 
 /// The stamp of nothing, of the data of a step, and of what nobody may read; others follow.
 const UNMADE: u64 = 0;
@@ -87,6 +89,8 @@ struct Known<'a> {
     results: Vec<Option<Slot>>,
     /// What is written from outside: data, scalars, and what a run begins with.
     inputs: Vec<Value>,
+    /// Frames of data, each with nothing else in it.
+    data: Vec<usize>,
     scalars: Vec<(Slot, Value)>,
     kept: Vec<(Slot, Value)>,
 }
@@ -124,11 +128,18 @@ fn one_class(plan: &Plan, i: usize) -> Result<(), String> {
         for (i, instr) in list.iter().enumerate() {
             instr.microbatch().into_iter().for_each(|j| last[j] = i);
         }
-        for (i, instr) in list.iter().enumerate() {
+        let mut steady = Steady::of(list);
+        let mut i = 0;
+        while i < list.len() {
+            if let Some(s) = &mut steady {
+                i += r.leave_out(s, list, i);
+            }
+            let Some(instr) = list.get(i) else { break };
             r.instr(plan, instr)?;
             if let Some(j) = instr.microbatch().filter(|&j| last[j] == i) {
                 r.stamps.micro[j] = vec![];
             }
+            i += 1;
         }
         if let Some((to, _)) = r.offers.iter().find(|o| !o.1.is_empty()) {
             return Err(format!("nobody waits for an offer to class {to}"));
@@ -161,7 +172,17 @@ impl<'a> Known<'a> {
         }
         let results = f.results.iter().map(|r| r.role.as_ref().map(|r| s.slot(r))).collect();
         let function = Function::of(f, func, &c.memory);
-        Ok(Known { function, args, results, inputs, scalars, kept })
+        let places = &c.memory.places[func];
+        let of_inputs: Vec<Place> = inputs.iter().map(|v| places[v.0 as usize]).collect();
+        let is_data = |p: &Place| {
+            let holds =
+                |i: &Place| i.offset <= p.offset && p.offset + p.bytes <= i.offset + i.bytes;
+            of_inputs.iter().any(|i| i.frame == p.frame && holds(i))
+        };
+        let all = || places.iter().chain(&c.memory.workspaces[func]).filter(|p| p.bytes > 0);
+        let mut data: Vec<usize> = of_inputs.iter().map(|p| p.frame as usize).collect();
+        data.retain(|&f| all().filter(|p| p.frame as usize == f).all(is_data));
+        Ok(Known { function, args, results, inputs, data, scalars, kept })
     }
 }
 
@@ -202,6 +223,13 @@ impl<'a> Replay<'a> {
         inside(self.class.memory.peak_bytes, from, bytes)
     }
 
+    /// Where a value of a call lies.
+    fn span(&self, c: &Call, v: Value) -> Result<Span, String> {
+        let p = self.class.memory.places[c.func][v.0 as usize];
+        let base = c.frames.get(p.frame as usize).copied().unwrap_or(0);
+        self.inside(base + p.offset, p.bytes)
+    }
+
     fn fresh(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -214,14 +242,8 @@ impl<'a> Replay<'a> {
         let mut data: Vec<Span> = vec![];
         for c in calls(&class.step).chain(calls(&class.evaluation)) {
             let known = &self.known[&c.func];
-            let places = &class.memory.places[c.func];
-            let span = |v: Value| {
-                let p = places[v.0 as usize];
-                let base = c.frames.get(p.frame as usize).copied().unwrap_or(0);
-                inside(class.memory.peak_bytes, base + p.offset, p.bytes)
-            };
             for &v in &known.inputs {
-                data.push(span(v)?);
+                data.push(self.span(c, v)?);
             }
             // What a run begins with is the same in every call of a function.
             let kept = if called.insert(c.func) { &known.kept[..] } else { &[] };
@@ -235,7 +257,7 @@ impl<'a> Replay<'a> {
                     self.next += 1;
                     stamp = self.next;
                 }
-                self.arena.write(span(v)?, stamp);
+                self.arena.write(self.span(c, v)?, stamp);
                 self.stamps.set(slot, c.microbatch, stamp);
             }
         }

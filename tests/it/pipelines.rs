@@ -3,7 +3,7 @@
 //! recomputation, with tied embeddings at both ends of the pipeline.
 
 use crate::fixture::*;
-use shardc_ir::func::{RoleKind, Value};
+use shardc_ir::func::{FuncKind, RoleKind, Value};
 use shardc_ir::rng::Stream;
 use shardc_ir::schedule::write_csv;
 use shardc_passes::autodiff::recompute::Recompute;
@@ -173,7 +173,11 @@ fn lists_that_do_not_fit_together_are_refused() {
     let o = Options { schedule: named(Named::ZbV), ..options(&[("pp", 2)], false, 2) };
     let model = Fixture::open("llama_deep").model(&o);
     let plan = compile(&model, &o).plan;
-    let good = |p: &Plan| step::replay::replay(p).is_ok() && memory::replay::replay(p).is_ok();
+    let good = |p: &Plan| {
+        let [some, whole] = [true, false].map(|out| memory::replay::replay_by(p, out));
+        assert_eq!(some.is_ok(), whole.is_ok(), "{some:?} {whole:?}");
+        step::replay::replay(p).is_ok() && some.is_ok()
+    };
     assert!(good(&plan));
     let mut tried = 0;
     for class in 0..2 {
@@ -211,8 +215,12 @@ fn faults_of_late_microbatches_are_found() {
     use shardc_ir::func::Port;
     use shardc_ir::plan::{Instr, Plan};
     use shardc_passes::{memory, step};
-    let good = |p: &Plan| step::replay::replay(p).is_ok() && memory::replay::replay(p).is_ok();
-    // Of 90 microbatches most are not replayed, since they do what others did.
+    let good = |p: &Plan| {
+        let [some, whole] = [true, false].map(|out| memory::replay::replay_by(p, out));
+        assert_eq!(some.is_ok(), whole.is_ok(), "{some:?} {whole:?}");
+        step::replay::replay(p).is_ok() && some.is_ok()
+    };
+    // Of 90 microbatches most are not replayed, since they do what others did: with the same outcome.
     for (n, m) in [(Named::Gpipe, 24), (Named::OneFOneB, 24), (Named::OneFOneB, 90)] {
         let o = pipeline(&[("pp", 2)], named(n), m);
         let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
@@ -277,10 +285,12 @@ fn faults_of_late_microbatches_are_found() {
 /// What a call writes behind its data is over those of the next microbatch: no call is like the one before.
 #[test]
 fn faults_that_go_from_one_microbatch_to_the_next_are_found() {
-    use shardc_passes::memory::replay::replay;
+    use shardc_passes::memory::replay::replay_by;
     let o = pipeline(&[("pp", 2)], named(Named::OneFOneB), 90);
     let plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
-    replay(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let left_out = replay_by(&plan, true).unwrap_or_else(|e| panic!("{e}"));
+    let all: usize = plan.classes.iter().map(|c| 2 * c.step.len() + c.evaluation.len()).sum();
+    assert!(left_out > all / 2, "{left_out} of {all}");
     let mut tried = 0;
     for (fi, f) in plan.module.funcs.iter().enumerate() {
         let Some(class) = plan.classes.iter().position(|c| c.funcs.contains(&fi)) else { continue };
@@ -292,17 +302,43 @@ fn faults_that_go_from_one_microbatch_to_the_next_are_found() {
             else {
                 continue;
             };
-            for rows in [1, 2, 40] {
+            // Over the data of others, and behind all of them.
+            for rows in [1, 2, 40, 90, 200] {
                 let data = place(data.value);
                 let mut p = plan.clone();
                 let to = &mut p.classes[class].memory.places[fi][v.0 as usize];
                 (to.frame, to.offset) = (data.frame, data.offset + rows * data.bytes);
                 tried += 1;
-                assert!(replay(&p).is_err(), "@{}: {}, {rows}", f.name, f.name(v));
+                let [some, whole] = [true, false].map(|out| replay_by(&p, out));
+                assert_eq!(some.is_ok(), whole.is_ok(), "@{}: {}, {rows}", f.name, f.name(v));
+                assert!(rows >= 90 || whole.is_err(), "@{}: {}, {rows}", f.name, f.name(v));
             }
         }
     }
     assert!(tried > 20, "{tried}");
+}
+
+/// What a microbatch left is gone when its list ends, whatever was left out: a backward that an evaluation does
+/// for the step has nothing to begin with.
+#[test]
+fn nothing_of_a_microbatch_outlives_its_list() {
+    use shardc_ir::plan::Instr;
+    use shardc_passes::memory::replay::replay_by;
+    let o = pipeline(&[("pp", 2)], named(Named::OneFOneB), 90);
+    let mut plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+    let funcs = &plan.module.funcs;
+    let own = &mut plan.classes[0];
+    let backward = |i: &Instr| match i {
+        Instr::Call(c) => funcs[c.func].kind != FuncKind::Forward && c.microbatch == Some(89),
+        Instr::Recv(t) => funcs[t.func].kind != FuncKind::Forward && t.microbatch == Some(89),
+        _other => false,
+    };
+    let (moved, rest) = own.step.drain(..).partition::<Vec<_>, _>(backward);
+    assert_eq!(moved.len(), 2, "what it receives, and the call");
+    own.step = rest;
+    own.evaluation.splice(0..0, moved);
+    let [some, whole] = [true, false].map(|out| replay_by(&plan, out));
+    assert!(some.is_err() && whole.is_err(), "{some:?} {whole:?}");
 }
 
 /// A fault within a call: a result is written over a value that is still to be read.

@@ -127,6 +127,13 @@ struct Blocks {
     until: Vec<usize>,
 }
 
+impl Blocks {
+    /// The blocks that an instruction names.
+    fn named_by(&self, i: usize) -> &[usize] {
+        &self.named[i.checked_sub(1).map_or(0, |i| self.until[i])..self.until[i]]
+    }
+}
+
 /// Where the frames of a list are while it is walked.
 struct Walk<'a> {
     l: &'a Frames,
@@ -234,22 +241,21 @@ const WORK: usize = 1 << 24;
 const GAPS: usize = 1000;
 
 /// Gives the blocks of a list their offsets, above `base`. There is no search for better ones if they end at
-/// `enough`. Where the highest ends, and the moment, of those at which it is in use, when most bytes are; none if
-/// no block has bytes.
-fn place(
-    l: &Frames,
-    list: &[Instr],
-    blocks: &mut Blocks,
-    base: usize,
-    enough: usize,
-) -> Option<(usize, usize)> {
+/// `enough`.
+fn place(l: &Frames, list: &[Instr], blocks: &mut Blocks, base: usize, enough: usize) -> Highest {
     let of_few = Repeats::of(list).and_then(|r| place_few(l, list, (blocks, r), base, enough));
     of_few.unwrap_or_else(|| place_all(&mut blocks.all, base, enough))
 }
 
 /// Stretches that are searched for places, at least, and so many times those in which a microbatch is in use.
+/// and at most.
 const KEPT: usize = 64;
 const KEPT_OF_LIVES: usize = 4;
+const KEPT_AT_MOST: usize = 1024;
+
+/// Where the highest of some blocks ends, and the moment, of those at which it is in use, when most bytes are; none
+/// if no block has bytes.
+type Highest = Option<(usize, usize)>;
 
 /// As [`place`], by a list without most of its stretches that repeat. None if there are too few of them, or if frames
 /// do not come to lie alike.
@@ -259,14 +265,14 @@ fn place_few(
     (blocks, r): (&mut Blocks, Repeats),
     base: usize,
     enough: usize,
-) -> Option<Option<(usize, usize)>> {
+) -> Option<Highest> {
     let of_microbatch = |b: &&Block| matches!(b.frame, Frame::Shared(_, Some(_)));
     let lives = blocks.all.iter().filter(of_microbatch).map(|b| (b.death - b.birth) / l.turn);
     let lives = lives.max().unwrap_or(0).div_ceil(r.length);
     let mut kept = KEPT.max(KEPT_OF_LIVES * lives);
     // More are kept if those between two that lie alike do not go into the rest.
     for _ in 0..2 {
-        if r.count < 2 * kept {
+        if r.count < 2 * kept || kept > KEPT_AT_MOST {
             return None;
         }
         let short = r.without(list, kept)?;
@@ -279,14 +285,19 @@ fn place_few(
                 continue;
             }
         };
+        let mut offsets = vec![NONE; blocks.all.len()];
         for i in 0..list.len() {
-            let j = r.stands_for(kept, between.clone(), i);
-            let named =
-                |b: &Blocks, i: usize| i.checked_sub(1).map_or(0, |i| b.until[i])..b.until[i];
-            for (own, stands) in named(blocks, i).zip(named(&few, j)) {
-                blocks.all[blocks.named[own]].offset = few.all[few.named[stands]].offset;
+            let stands = few.named_by(r.stands_for(kept, between.clone(), i));
+            for (&b, &stands) in blocks.named_by(i).iter().zip(stands) {
+                let offset = few.all[stands].offset;
+                // A block has one place.
+                if ![NONE, offset].contains(&offsets[b]) {
+                    return None;
+                }
+                offsets[b] = offset;
             }
         }
+        blocks.all.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = offset);
         let left_out = (r.count - kept) * r.length;
         let behind = r.first + between.end * r.length;
         let whole = |at: usize| at + if at / l.turn < behind { 0 } else { left_out * l.turn };
@@ -310,7 +321,7 @@ fn in_use(l: &Frames, all: &[Block], r: Repeats, k: usize) -> Vec<(usize, Option
 }
 
 /// As [`place`], all blocks of a list.
-fn place_all(blocks: &mut [Block], base: usize, enough: usize) -> Option<(usize, usize)> {
+fn place_all(blocks: &mut [Block], base: usize, enough: usize) -> Highest {
     let piece = |b: &Block| LiveRange { bytes: b.bytes, birth: b.birth, death: b.death };
     let pieces: Vec<LiveRange> = blocks.iter().map(piece).collect();
     let most = most_alive(&pieces);

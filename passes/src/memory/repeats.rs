@@ -2,7 +2,8 @@
 //!
 //! Places that are found for a list without most of its repetitions hold for the whole list, if frames that are
 //! in use lie alike before two of those that are left: what happens between them may then happen any number of
-//! times. So the search for places takes no longer for a hundred thousand microbatches than for some dozens.
+//! times. So the search for places takes no longer for a hundred thousand microbatches than for some dozens. The
+//! replay of a plan takes it for a hint where to look for a state that it has seen.
 
 use shardc_ir::maps::HashMap;
 use shardc_ir::plan::Instr;
@@ -53,13 +54,9 @@ impl Repeats {
     pub fn without(&self, list: &[Instr], kept: usize) -> Option<Vec<Instr>> {
         let left_out = self.count.checked_sub(kept)?;
         let out = self.stretches(kept / 2..kept / 2 + left_out);
-        let named = |part: &[Instr]| {
-            let mut all: Vec<usize> = part.iter().filter_map(Instr::microbatch).collect();
-            all.sort_unstable();
-            all
-        };
-        let (before, after) = (named(&list[..out.start]), named(&list[out.end..]));
-        if before.last()? >= after.first()? || *after.first()? < left_out * self.later {
+        let before = list[..out.start].iter().filter_map(Instr::microbatch).max()?;
+        let after = list[out.end..].iter().filter_map(Instr::microbatch).min()?;
+        if before >= after || after < left_out * self.later {
             return None;
         }
         let mut short = list[..out.start].to_vec();
@@ -79,7 +76,7 @@ impl Repeats {
 
     /// Of a list with `kept` stretches: two stretches before which `state` is the same, and so many apart that
     /// the rest of all stretches is a number of times what lies between them. If there are none, `Err` is how
-    /// many more stretches should be kept, if that is known.
+    /// many more stretches should be kept for the last two before which it is the same, if there are such.
     pub fn alike<T: Eq + Hash>(
         &self,
         kept: usize,
@@ -88,7 +85,7 @@ impl Repeats {
         let left_out = self.count - kept;
         let mut seen: HashMap<T, usize> = HashMap::default();
         let mut apart = None;
-        for k in 0..=kept {
+        for k in 1..kept {
             let Some(before) = seen.insert(state(k), k) else { continue };
             if left_out % (k - before) == 0 {
                 return Ok(before..k);

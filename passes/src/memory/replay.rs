@@ -1,6 +1,6 @@
 //! Checks a memory plan by replay: every value that is read still lies where it was written.
 //!
-//! It knows nothing of how places were chosen. Each write stamps the bytes of its place; each read
+//! It knows nothing of how places were chosen (that a list repeats is a hint, which is checked). Each write stamps the bytes of its place; each read
 //! asks for the stamp of the value. Two steps are replayed with an evaluation between them, so that
 //! values which live from one to the next are asked for too. What the nodes of a function do to each
 //! other's places is replayed once for all calls in which its frames overlap alike (in `effect`); what they
@@ -41,6 +41,8 @@ struct Stamps<'a> {
     outside: Vec<u64>,
     /// By microbatch; empty if nothing of it was made.
     micro: Vec<Vec<u64>>,
+    /// How many of these are not empty.
+    alive: usize,
 }
 
 impl<'a> Stamps<'a> {
@@ -75,10 +77,17 @@ impl<'a> Stamps<'a> {
             (Slot::Micro(i), None) => self.outside[i] = stamp,
             (Slot::Micro(i), Some(j)) => {
                 let own = &mut self.micro[j];
+                self.alive += usize::from(own.is_empty());
                 own.extend_from_slice(&self.unmade[own.len()..]);
                 own[i] = stamp;
             }
         }
+    }
+
+    /// Forgets what a microbatch has.
+    fn forget(&mut self, microbatch: usize) {
+        let own = std::mem::take(&mut self.micro[microbatch]);
+        self.alive -= usize::from(!own.is_empty());
     }
 }
 
@@ -112,14 +121,20 @@ struct Replay<'a> {
 /// Replays two steps and an evaluation between them on one rank of every class; says which value is
 /// lost, and where.
 pub fn replay(plan: &Plan) -> Result<(), String> {
-    let classes: Vec<usize> = (0..plan.classes.len()).collect();
-    // Classes are apart; the first that fails is told, whatever the number of threads.
-    let one = |&i: &usize| one_class(plan, i).map_err(|e| format!("class {i}: {e}"));
-    all(&classes, usize::MAX, one).into_iter().collect()
+    replay_by(plan, true).map(drop)
 }
 
-fn one_class(plan: &Plan, i: usize) -> Result<(), String> {
+/// As [`replay`], with what repeats left out or not; how many instructions of all lists were left out.
+pub fn replay_by(plan: &Plan, leave_out: bool) -> Result<usize, String> {
+    let classes: Vec<usize> = (0..plan.classes.len()).collect();
+    // Classes are apart; the first that fails is told, whatever the number of threads.
+    let one = |&i: &usize| one_class(plan, i, leave_out).map_err(|e| format!("class {i}: {e}"));
+    all(&classes, usize::MAX, one).into_iter().sum()
+}
+
+fn one_class(plan: &Plan, i: usize, leave_out: bool) -> Result<usize, String> {
     let class = &plan.classes[i];
+    let mut left_out = 0;
     let mut r = Replay::of(plan, class)?;
     for list in [&class.step, &class.evaluation, &class.step] {
         r.fill_inputs()?;
@@ -128,24 +143,27 @@ fn one_class(plan: &Plan, i: usize) -> Result<(), String> {
         for (i, instr) in list.iter().enumerate() {
             instr.microbatch().into_iter().for_each(|j| last[j] = i);
         }
-        let mut steady = Steady::of(list);
+        let mut steady = Steady::of(list).filter(|_| leave_out);
         let mut i = 0;
         while i < list.len() {
             if let Some(s) = &mut steady {
-                i += r.leave_out(s, list, i);
+                let some = r.leave_out(s, list, i);
+                (i, left_out) = (i + some, left_out + some);
             }
             let Some(instr) = list.get(i) else { break };
             r.instr(plan, instr)?;
             if let Some(j) = instr.microbatch().filter(|&j| last[j] == i) {
-                r.stamps.micro[j] = vec![];
+                r.stamps.forget(j);
             }
             i += 1;
         }
+        // The last instruction of some is left out.
+        (0..last.len()).for_each(|j| r.stamps.forget(j));
         if let Some((to, _)) = r.offers.iter().find(|o| !o.1.is_empty()) {
             return Err(format!("nobody waits for an offer to class {to}"));
         }
     }
-    Ok(())
+    Ok(left_out)
 }
 
 impl<'a> Known<'a> {

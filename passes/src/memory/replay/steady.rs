@@ -8,11 +8,11 @@
 use super::{DATA, Replay, SPENT, Span, UNMADE};
 use crate::memory::repeats::Repeats;
 use shardc_ir::maps::HashMap;
-use shardc_ir::plan::{Call, Instr};
+use shardc_ir::plan::{Call, Instr, Transfer, calls};
 
-/// Who wrote what lies in the arena and what waits for other ranks, by numbers in place of stamps: two ranks, or
-/// one at two moments, of the same state do the same from then on.
-#[derive(PartialEq, Eq, Hash)]
+/// Who wrote what lies in the arena and what waits for other ranks, by numbers in place of stamps: at two moments of
+/// the same state a rank does the same, if the instructions that follow are alike.
+#[derive(PartialEq, Eq)]
 struct State {
     /// What roles of a step hold, and those outside of microbatches.
     step: Vec<usize>,
@@ -23,20 +23,24 @@ struct State {
     offers: Vec<(usize, Span, usize)>,
 }
 
-/// States before stretches of a list that repeat.
+/// Looks for a state that was there before, at the stretches of a list that repeat (Brent, 1980: one state is kept,
+/// a later one in its place after twice as many).
 pub(super) struct Steady {
     repeats: Repeats,
-    seen: HashMap<State, usize>,
+    /// A state, with its stretch, its microbatches of which something was made, and its ranges of bytes.
+    kept: Option<(State, usize, (usize, usize))>,
+    /// Stretches that were looked at.
+    looked: usize,
 }
 
-/// Lists with fewer repetitions are replayed whole; and those in which no state was seen again after so many.
+/// Lists with fewer repetitions are replayed whole; and no state is looked for at more than so many.
 const FEW: usize = 16;
 const MANY: usize = 256;
 
 impl Steady {
     pub fn of(list: &[Instr]) -> Option<Steady> {
         let repeats = Repeats::of(list).filter(|r| r.count > FEW)?;
-        Some(Steady { repeats, seen: HashMap::default() })
+        Some(Steady { repeats, kept: None, looked: 0 })
     }
 }
 
@@ -46,10 +50,20 @@ impl Replay<'_> {
         let r = s.repeats;
         let Some(behind) = i.checked_sub(r.first) else { return 0 };
         let k = behind / r.length;
-        if behind % r.length != 0 || k >= r.count || s.seen.len() >= MANY {
+        if behind % r.length != 0 || k >= r.count || s.looked >= MANY {
             return 0;
         }
-        let Some(before) = s.seen.insert(self.state(k * r.later), k) else { return 0 };
+        s.looked += 1;
+        let counts = (self.stamps.alive, self.arena.count());
+        // Most that differ do in these, and need not be written out.
+        let alike = s.kept.as_ref().filter(|kept| kept.2 == counts);
+        let state =
+            (alike.is_some() || s.looked.is_power_of_two()).then(|| self.state(k * r.later));
+        let before = alike.filter(|kept| state.as_ref() == Some(&kept.0)).map(|kept| kept.1);
+        if let Some(state) = state.filter(|_| s.looked.is_power_of_two()) {
+            s.kept = Some((state, k, counts));
+        }
+        let Some(before) = before else { return 0 };
         let (cycle, later) = ((k - before) * r.length, (k - before) * r.later);
         let again = (i..list.len()).take_while(|&x| self.again(&list[x - cycle], &list[x], later));
         let cycles = again.count() / cycle;
@@ -62,7 +76,7 @@ impl Replay<'_> {
             let own = std::mem::take(&mut micro[j]);
             micro[j + cycles * later] = own;
         }
-        s.seen.clear();
+        s.kept = None;
         cycles * cycle
     }
 
@@ -107,8 +121,7 @@ impl Replay<'_> {
                 a.func == b.func && frames.0 == frames.1 && (0..frames.0).all(alike)
             }
             (Instr::Send(a), Instr::Send(b)) | (Instr::Recv(a), Instr::Recv(b)) => {
-                let of =
-                    |t: &shardc_ir::plan::Transfer| (t.func, t.value, t.with, t.offset, t.bytes);
+                let of = |t: &Transfer| (t.func, t.value, t.with, t.offset, t.bytes);
                 of(a) == of(b)
             }
             (Instr::Sent { to: a }, Instr::Sent { to: b }) => a == b,
@@ -120,7 +133,7 @@ impl Replay<'_> {
     /// True if the data of all calls are there. Nothing writes them but what fills them before the list: those that
     /// are there were there since, so nothing wrote over them in a cycle, and nothing will in the next.
     fn has_data(&self, list: &[Instr]) -> bool {
-        shardc_ir::plan::calls(list).all(|c: &Call| {
+        calls(list).all(|c: &Call| {
             self.known[&c.func]
                 .inputs
                 .iter()

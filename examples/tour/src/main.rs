@@ -1,7 +1,7 @@
 //! Compiles `examples/tiny-llama` for dp=2, tp=2, trains it on the text of this repository on four
 //! local ranks, and shows that one rank gives the same losses.
 //!
-//! `cargo run --release -p tour`
+//! `cargo tour`
 
 use shardc::commands::inspect::{self, Inspect};
 use shardc::commands::run::{Run, Start, session};
@@ -13,7 +13,7 @@ use shardc_ir::func::inputs;
 use shardc_runtime::StepBatch;
 use std::path::Path;
 
-const STEPS: usize = 60;
+const STEPS: usize = 30;
 /// Steps whose losses must agree.
 const EARLY: usize = 10;
 

@@ -169,6 +169,15 @@ impl<'a> Experts<'a> {
         Experts { atoms, scopes }
     }
 
+    /// What is left of the atoms that cut a dim of a parameter beside ep; `None` if ep does not cut it: that
+    /// cuts the first dim of a stack of weights in a scope of experts.
+    pub fn beside(&self, param: &str, dims: usize, dim: usize, atoms: AtomSet) -> Option<AtomSet> {
+        let inside = self.scopes.iter().any(|scope| param.starts_with(scope));
+        let stack = inside && dims == 3 && dim == 0;
+        let cut = stack && !self.atoms.is_empty() && self.atoms.within(atoms);
+        cut.then(|| atoms.minus(self.atoms))
+    }
+
     /// The axes of a collective, joined by `+`: ep where it is one of experts.
     pub fn axis(&self, mesh: &Mesh, f: &Func, n: &Node, atoms: AtomSet) -> String {
         let inside = self.scopes.contains(&*f.scope_info(n.scope).path);

@@ -1,9 +1,10 @@
 //! What is alive at the peak, and how each weight is cut.
 
 use crate::plan_dir::Stored;
+use crate::report::Experts;
 use serde_json::{Value as Json, json};
 use shardc_ir::func::{Func, RoleKind, Slot};
-use shardc_ir::mesh::Mesh;
+use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::{Alive, MemoryClass};
 use shardc_ir::text::type_text;
 use shardc_ir::types::Type;
@@ -92,20 +93,23 @@ pub fn alive(s: &Stored, class: usize) -> Json {
     out.into()
 }
 
-/// How a tensor lies on the ranks: bytes of one, and per dim its size and the axes that cut it.
-fn piece(mesh: &Mesh, t: &Type) -> Json {
-    let dim = |d: &shardc_ir::types::Dim| {
-        let axes: Vec<Json> = d
-            .atoms
-            .iter()
-            .map(|a| json!([mesh.names(shardc_ir::mesh::AtomSet::one(a), "*"), mesh.size(a)]))
-            .collect();
+/// How a parameter, its gradient or its state lies on the ranks: bytes of one, and per dim its size and the
+/// axes that cut it, ep among them for a stack of experts.
+fn piece(mesh: &Mesh, t: &Type, (param, experts): (&str, &Experts)) -> Json {
+    let dim = |(i, d): (usize, &shardc_ir::types::Dim)| {
+        let set = d.atoms.set();
+        let rest = experts.beside(param, t.dims.len(), i, set);
+        let ep = rest.map(|rest| json!(["ep", mesh.ways(set.minus(rest))]));
+        let others =
+            d.atoms.iter().filter(|a| rest.is_none_or(|rest| AtomSet::one(*a).within(rest)));
+        let named = others.map(|a| json!([mesh.names(AtomSet::one(a), "*"), mesh.size(a)]));
+        let axes: Vec<Json> = ep.into_iter().chain(named).collect();
         json!({ "size": d.size, "cut": axes })
     };
     json!({
         "dtype": t.dtype.name(),
         "text": type_text(mesh, t),
-        "dims": t.dims.iter().map(dim).collect::<Vec<_>>(),
+        "dims": t.dims.iter().enumerate().map(dim).collect::<Vec<_>>(),
         "sum": mesh.names(t.sum, "+"),
         "bytes": t.local_bytes(mesh),
     })
@@ -115,6 +119,7 @@ fn piece(mesh: &Mesh, t: &Type) -> Json {
 /// that are alike are one.
 pub fn weights(s: &Stored, class: usize) -> Json {
     let (mesh, c) = (&s.plan.module.mesh, &s.plan.classes[class]);
+    let experts = Experts::of(&s.plan);
     let mut all: BTreeMap<&str, [Option<&Type>; 4]> = BTreeMap::new();
     for f in c.funcs.iter().map(|&f| &s.plan.module.funcs[f]) {
         for port in f.args.iter().chain(&f.results) {
@@ -140,14 +145,15 @@ pub fn weights(s: &Stored, class: usize) -> Json {
         let Some(stored) = stored else { continue };
         let weight = s.plan.weights.iter().find(|w| w.param == name);
         let (pattern, layer) = of_all_layers(name);
+        let of = (name, &experts);
         let out = json!({
             "name": pattern,
             "shape": weight.map(|w| w.shape.clone()),
             "tp_dim": weight.and_then(|w| w.tp_dim),
-            "stored": piece(mesh, stored),
-            "in_use": ready.map(|t| piece(mesh, t)),
-            "gradient": grad.map(|t| piece(mesh, t)),
-            "state": state.map(|t| piece(mesh, t)),
+            "stored": piece(mesh, stored, of),
+            "in_use": ready.map(|t| piece(mesh, t, of)),
+            "gradient": grad.map(|t| piece(mesh, t, of)),
+            "state": state.map(|t| piece(mesh, t, of)),
         });
         let (_, layers) = rows.entry((pattern, out.to_string())).or_insert((out, vec![]));
         layers.extend(layer);

@@ -42,6 +42,25 @@ fn sum(all: &[Json], key: &str) -> u64 {
     all.iter().map(|x| x[key].as_u64().expect("a whole number")).sum()
 }
 
+/// A stack of experts is cut over ep, nothing else is; what is left of a dim is cut over the other axes.
+#[test]
+fn experts_are_cut_over_ep() {
+    let d = data(&plans()[3], &Asked::default()).expect("data");
+    let weights = list(&d["classes"][0]["weights"]);
+    let of_experts = |w: &&Json| w["name"].as_str().is_some_and(|n| n.contains(".experts."));
+    let (stacks, others): (Vec<&Json>, Vec<&Json>) = weights.iter().partition(of_experts);
+    let stacks: Vec<&&Json> = stacks.iter().filter(|w| list(&w["shape"]).len() == 3).collect();
+    assert!(!stacks.is_empty() && !others.is_empty());
+    for w in stacks {
+        for at in ["stored", "in_use", "gradient"].iter().filter(|at| !w[**at].is_null()) {
+            let dims = list(&w[*at]["dims"]);
+            assert_eq!(dims[0]["cut"][0], json!(["ep", 4]), "{at} of {w}");
+            assert!(dims[1..].iter().all(|d| !d["cut"].to_string().contains("ep")), "{at} of {w}");
+        }
+    }
+    assert!(others.iter().all(|w| !w.to_string().contains("\"ep\"")), "{others:?}");
+}
+
 #[test]
 fn the_data_are_as_the_schema_has_them() {
     let schema: Json = serde_json::from_str(SCHEMA).expect("JSON");

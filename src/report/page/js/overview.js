@@ -167,7 +167,7 @@ function cut(piece) {
   const stack = piece.dims.length > 2 && piece.dims[0].cut.length;
   const dims = stack ? [piece.dims[0], piece.dims[piece.dims.length - 1]] : piece.dims.slice(-2), wide = 96, tall = 66;
   const [rows, columns] = dims.length > 1 ? dims : [{ size: 1, cut: [] }, dims[0] || { size: 1, cut: [] }];
-  const ratio = Math.max(0.25, Math.min(4, columns.size / rows.size));
+  const ratio = stack ? 1.5 : Math.max(0.25, Math.min(4, columns.size / rows.size));
   const w = ratio >= 1 ? wide : Math.max(16, wide * ratio), t = dims.length > 1 ? (ratio >= 1 ? Math.max(12, tall / ratio) : tall) : 12;
   const out = s("svg", { width: wide + 2, height: tall + 2, viewBox: `0 0 ${wide + 2} ${tall + 2}`, role: "img" });
   out.append(s("title", {}));
@@ -177,7 +177,11 @@ function cut(piece) {
   const colour = (d) => `var(--${d.cut.length === 1 ? family(d.cut[0][0]) : "several"})`;
   const cutter = rows.cut.length && columns.cut.length ? "var(--several)" : rows.cut.length ? colour(rows) : columns.cut.length ? colour(columns) : "var(--muted)";
   out.append(s("rect", { x: 1, y: 1, width: Math.max(1.5, w / ways(columns)), height: Math.max(1.5, t / ways(rows)), fill: cutter, opacity: 0.8 }));
-  const lines = (n, length) => (n > 1 && n <= length / 2.5 ? Array.from({ length: n - 1 }, (_, i) => ((i + 1) * length) / n) : []);
+  // Of more cuts than can be told apart, every second one, or every third, and so on.
+  const lines = (n, length) => {
+    const each = Math.ceil((2.5 * n) / length);
+    return Array.from({ length: Math.max(0, Math.ceil(n / each) - 1) }, (_, i) => ((i + 1) * each * length) / n);
+  };
   for (const y of lines(ways(rows), t)) out.append(s("path", { d: `M1 ${1 + y}h${w}`, stroke: colour(rows), "stroke-width": 0.8 }));
   for (const x of lines(ways(columns), w)) out.append(s("path", { d: `M${1 + x} 1v${t}`, stroke: colour(columns), "stroke-width": 0.8 }));
   return out;
@@ -200,6 +204,6 @@ function weights() {
       h("p", { class: "label" }, `[${(w.shape || []).map(count).join(" × ")}]${w.layers.length ? ` × ${w.layers.length} layers` : ""}`),
       h("div", { class: "pieces" }, one("stored", w.stored), one("in use", w.in_use || w.stored), one("gradient", w.gradient)))));
   });
-  section("weights", "How each weight is cut", "The filled corner is what the first rank holds; lines are the cuts, in the colour of their axis. Weights that are cut alike share a card.",
+  section("weights", "How each weight is cut", "The filled corner is what the first rank holds; lines are the cuts, in the colour of their axis (every second or so where there are many). Weights that are cut alike share a card.",
     h("div", { class: "row" }, rankChoice()), grid);
 }

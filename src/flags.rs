@@ -2,10 +2,12 @@
 
 mod effect;
 mod options;
+mod rate;
 mod text;
 mod values;
 
 use clap::Args;
+pub use rate::Rate;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;

@@ -8,6 +8,7 @@ use crate::weights::Weight;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
+use std::fmt;
 
 /// One instruction of a rank. The functions are those of the plan's module.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -220,6 +221,17 @@ impl LrSchedule {
             LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
                 let done = (step - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
                 floor + (lr - floor) * 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos())
+            }
+        }
+    }
+}
+
+impl fmt::Display for LrSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            LrSchedule::Constant { lr } => write!(f, "{lr}"),
+            LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
+                write!(f, "{lr}, {warmup} steps of warm-up, cosine to {floor} at {total}")
             }
         }
     }

@@ -1,6 +1,7 @@
 //! `index.json`, and reading slices of tensors from pieces.
 
 use super::step_of;
+use crate::data::Order;
 use crate::plan_dir::{self, Stored};
 use crate::seal;
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,7 @@ use shardc_frontends::Checkpoint;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
 use shardc_ir::func::RoleKind;
+use shardc_ir::plan::LrSchedule;
 use shardc_runtime::holdings::Holding;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,7 +17,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Version of the form.
-pub(super) const FORMAT: u32 = 2;
+pub(super) const FORMAT: u32 = 3;
+/// The oldest one that is read: without [`RunState`].
+const OLDEST: u64 = 2;
 /// Largest index that is read, in bytes.
 pub(super) const MAX_INDEX: u64 = 1 << 30;
 
@@ -28,11 +32,26 @@ pub(super) struct Index {
     pub hash: String,
     /// Steps that were done.
     pub step: usize,
+    #[serde(default)]
+    pub run: Option<RunState>,
     /// blake3 of the plan's `plan.json`, which has the hashes of its other files.
     pub plan: String,
     pub files: BTreeMap<String, File>,
     /// By kind and name.
     pub tensors: Vec<Tensor>,
+}
+
+/// What a run trained with, which its plan may not say.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunState {
+    pub lr: LrSchedule,
+    /// In which order rows of data are taken.
+    pub order: Order,
+    /// What that is drawn from.
+    pub seed: u64,
+    /// Rows of data that its steps have taken, since training began.
+    pub rows: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -71,6 +90,8 @@ pub(super) fn key(h: &Holding) -> String {
 pub struct Saved {
     dir: PathBuf,
     pub step: usize,
+    /// Of the run that wrote it; older forms do not say.
+    pub run: Option<RunState>,
     /// blake3 of the index.
     mark: String,
     plan: String,
@@ -110,9 +131,11 @@ impl Saved {
         let text = files::read_text(&path, MAX_INDEX)?;
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
-        if json["format"] != FORMAT {
-            let format = &json["format"];
-            return Err(wrong(format!("it has format {format}, this shardc reads {FORMAT}")));
+        let format = &json["format"];
+        if !format.as_u64().is_some_and(|n| (OLDEST..=u64::from(FORMAT)).contains(&n)) {
+            return Err(wrong(format!(
+                "it has format {format}, this shardc reads {OLDEST} to {FORMAT}"
+            )));
         }
         let index: Index =
             serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
@@ -133,7 +156,8 @@ impl Saved {
             }
         }
         let (step, mark) = (index.step, seal::hash(text.as_bytes()));
-        Ok(Saved { dir, step, mark, plan: index.plan, files: index.files, tensors, data })
+        let (run, plan, files) = (index.run, index.plan, index.files);
+        Ok(Saved { dir, step, run, mark, plan, files, tensors, data })
     }
 
     /// The folder of the checkpoint.

@@ -12,7 +12,7 @@
 mod index;
 mod write;
 
-pub use index::Saved;
+pub use index::{RunState, Saved};
 pub use write::{Saves, check_steps, task, write_all};
 
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Writing: every rank its file, process 0 the index.
 
-use super::index::{FORMAT, File, Index, MAX_INDEX, Piece, Tensor, key};
+use super::index::{FORMAT, File, Index, MAX_INDEX, Piece, RunState, Tensor, key};
 use super::{rank_file, step_folder, step_of, unfinished};
 use crate::plan_dir::{self, Stored};
 use crate::seal;
@@ -46,13 +46,18 @@ impl Saves {
     ///
     /// # Errors
     /// `save`, and those of the session.
-    pub fn save(&mut self, session: &mut Session, step: usize, stored: &Stored) -> Result<PathBuf> {
+    pub fn save(
+        &mut self,
+        session: &mut Session,
+        step: usize,
+        (stored, run): (&Stored, &RunState),
+    ) -> Result<PathBuf> {
         self.wait();
         let dir = &self.dir;
         begin(dir, step, stored)?;
         let number = u32::try_from(step).unwrap_or(u32::MAX);
         let given = session.each(number, task(dir, step))?;
-        finish(dir, step, given)?;
+        finish(dir, (step, Some(run)), given)?;
         let saved = step_folder(dir, step);
         let gone = hide(dir, self.keep);
         // What cannot be removed costs room alone, and the next save tries again.
@@ -74,13 +79,13 @@ impl Drop for Saves {
     }
 }
 
-/// Writes a checkpoint of what ranks would hold, whose elements `give` has.
+/// Writes a checkpoint of what ranks would hold, whose elements `give` has, as a run had it at a step.
 ///
 /// # Errors
 /// `save`, and those of `give`.
 pub fn write_all(
     dir: &Path,
-    step: usize,
+    (step, run): (usize, Option<&RunState>),
     stored: &Stored,
     ranks: &[Vec<Holding>],
     give: impl Fn(&Holding) -> Result<Vec<f32>>,
@@ -89,7 +94,7 @@ pub fn write_all(
     let one = |(rank, all): (usize, &Vec<Holding>)| {
         write_rank(&unfinished(dir, step), rank, all, &mut |h, sink| sink(&give(h)?))
     };
-    finish(dir, step, ranks.iter().enumerate().map(one).collect::<Result<_>>()?)?;
+    finish(dir, (step, run), ranks.iter().enumerate().map(one).collect::<Result<_>>()?)?;
     Ok(step_folder(dir, step))
 }
 
@@ -192,7 +197,7 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
 }
 
 /// Writes the index of what all ranks have written, flushes the folder, and makes it visible.
-fn finish(dir: &Path, step: usize, given: Vec<Vec<u8>>) -> Result<()> {
+fn finish(dir: &Path, (step, run): (usize, Option<&RunState>), given: Vec<Vec<u8>>) -> Result<()> {
     let new = &unfinished(dir, step);
     let mut files = BTreeMap::new();
     let mut tensors: BTreeMap<(String, String), Tensor> = BTreeMap::new();
@@ -218,7 +223,7 @@ fn finish(dir: &Path, step: usize, given: Vec<Vec<u8>>) -> Result<()> {
     let head = new.join("plan/plan.json");
     let head = files::read(&head, MAX_INDEX).map_err(|d| failed(new, &d.message))?;
     let (hash, plan) = (String::new(), seal::hash(&head));
-    let index = Index { format: FORMAT, hash, step, plan, files, tensors };
+    let index = Index { format: FORMAT, hash, step, run: run.cloned(), plan, files, tensors };
     let text = seal::seal(&serde_json::to_string_pretty(&index).expect("plain data"));
     let path = new.join("index.json");
     let write = |e| files::io_error("cannot write the file", &path, &e);

@@ -227,7 +227,7 @@ impl Job {
             let message = format!("process {p} ({card}) has {what} {theirs}");
             return Err(Diag::new("plans-differ", message)
                 .why(format!("process 0 has {own}"))
-                .rule("all processes of a job read the same files")
+                .rule("all processes of a job read the same files, with the same flags")
                 .help("keep 1 copy on a file system that all hosts share")
                 .exit(Exit::Environment));
         }

@@ -103,7 +103,8 @@ fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<
     let plan = plan_for(stored, mesh, how.zero).map_err(to_flag)?;
     let to = place_of(&how.output)?;
     let _lock = lock::of_checkpoints(&to, &how.dir)?;
-    checkpoint::write_all(to.path(), saved.step, stored, &holdings(&plan)?, |h: &Holding| {
+    let step = (saved.step, saved.run.as_ref());
+    checkpoint::write_all(to.path(), step, stored, &holdings(&plan)?, |h: &Holding| {
         let ranges: Vec<_> = h.offset.iter().zip(&h.len).map(|(&at, &n)| at..at + n).collect();
         let mut out = vec![0.0; h.len.iter().product()];
         saved.read(h.role.kind, &h.role.name, &h.shape, &ranges, &mut out)?;

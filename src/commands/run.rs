@@ -4,13 +4,14 @@ mod dump;
 mod feed;
 mod keep;
 mod metrics;
+mod settings;
 mod steps;
 mod trace;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
 use crate::checkpoint::{self, Saved};
 use crate::cluster::{self, Connections, Job, Transport};
-use crate::data::{Data, is_text};
+use crate::data::{Data, Picks, is_text};
 use crate::device;
 use crate::hub;
 use crate::plan_dir;
@@ -23,6 +24,7 @@ pub use dump::parameter;
 use feed::Feed;
 use keep::Keeper;
 use metrics::Metrics;
+pub use settings::Given;
 use shardc_frontends::import::Opened;
 use shardc_frontends::{Checkpoint, DUMP};
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -60,6 +62,8 @@ pub struct Run {
     /// Steps between evaluations [default: 10]
     #[arg(long, value_name = "N", requires = "eval_data", value_parser = clap::value_parser!(u64).range(1..))]
     pub eval_every: Option<u64>,
+    #[command(flatten)]
+    pub given: Given,
     /// The last step, counted from the first one of training [default: 10]
     #[arg(long)]
     pub steps: Option<usize>,
@@ -415,10 +419,11 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         ));
     }
     let keeps = place.as_ref().filter(|_| leads);
-    let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, done));
+    let run = how.given.begin(s, &start, job)?;
+    let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, (done, &run)));
     let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
-    let feed = Feed::open(how, s, &table)?;
+    let feed = Feed::open(how, s, &table, run.picks(done))?;
     let unfed = feed.unfed(&table);
     if leads && !unfed.is_empty() {
         note(format!(
@@ -432,13 +437,16 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if leads && how.data.as_deref().is_some_and(is_text) {
         note(format!("text {}", feed.mark()));
     }
+    if let Some(said) = feed.epoch(s, &table)?.filter(|_| leads) {
+        note(said);
+    }
     let open = |d| Data::open("--eval-data", d, how.tokenizer.as_deref(), s.vocab);
     let eval = how.eval_data.as_deref().map(open).transpose()?;
     eval.iter().try_for_each(|d| d.check(&table))?;
     let mut session = launch(plan, &start, how, job, Some(dir))?;
     if !leads {
         let batch = |step| match (step, &eval) {
-            (0, Some(d)) => d.batch(&table, s.seed, EVALUATION, s.global_batch),
+            (0, Some(d)) => d.batch(&table, &Picks::random(s.seed), EVALUATION, s.global_batch),
             _ => feed.batch(&table, s, step),
         };
         let dir = place.as_ref().map_or(Path::new(""), |p| p.path());
@@ -449,7 +457,19 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let metrics = how.metrics.as_deref().map(|file| Metrics::open(file, done)).transpose()?;
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let stored = &stored;
-    let run =
-        Leader { how, stored, job, table, feed, eval, trace, metrics, session, keeper, as_json };
-    run.steps(done, steps)
+    let leader = Leader {
+        how,
+        stored,
+        job,
+        run,
+        table,
+        feed,
+        eval,
+        trace,
+        metrics,
+        session,
+        keeper,
+        as_json,
+    };
+    leader.steps(done, steps)
 }

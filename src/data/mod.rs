@@ -2,12 +2,14 @@
 
 mod columns;
 mod npy;
+mod order;
 mod text;
 #[cfg(feature = "tokenizers")]
 mod tokenizer;
 mod tokens;
 
 use columns::Columns;
+pub use order::{Order, Picks};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow};
@@ -111,25 +113,25 @@ impl Data {
         }
     }
 
-    /// What fills the inputs of a step, by name: of (seed, step) and nothing else, so the same on every
-    /// mesh and after a pause. A row is a row of all columns that is drawn, or `seq` tokens from a place
-    /// that is drawn.
+    /// What fills the inputs of a step, by name: of these picks and the step and nothing else, so the same on
+    /// every mesh and after a pause. A row is a row of all columns, or `seq` tokens from a place.
     ///
     /// # Errors
     /// `data` if a file cannot be read, or does not have what the inputs need.
     pub fn batch(
         &self,
         table: &[InputRow],
-        seed: u64,
+        picks: &Picks,
         step: u32,
         rows: usize,
     ) -> Result<shardc_runtime::Columns> {
         self.check(table)?;
+        let seed = picks.seed;
         let s = Stream::new(seed, "data", step);
         let chosen: Vec<usize> = match self {
             Data::Columns(c) => {
-                let n = c.check(table)? as f64;
-                (0..rows).map(|r| (s.uniform(r as u64) * n) as usize).collect()
+                let n = c.check(table)? as u64;
+                (0..rows).map(|r| picks.row((step, rows), r, n) as usize).collect()
             }
             _other => vec![],
         };
@@ -147,7 +149,7 @@ impl Data {
                 _tokens => {
                     let seq = row.elements();
                     if tokens.as_ref().is_none_or(|t| t.0 != seq) {
-                        let (ids, targets) = self.tokens(s, rows, seq)?;
+                        let (ids, targets) = self.tokens(picks, (step, rows), seq)?;
                         tokens = Some((seq, ids, targets));
                     }
                     let (_, ids, targets) = tokens.as_ref().expect("just made");
@@ -158,6 +160,22 @@ impl Data {
             out.insert(row.name.to_string(), numbers);
         }
         Ok(out)
+    }
+
+    /// How many rows an epoch has; of random numbers there is none.
+    ///
+    /// # Errors
+    /// `data` if columns do not fill what the model takes.
+    pub fn epoch(&self, table: &[InputRow]) -> Result<Option<u64>> {
+        let tokens = match self {
+            Data::Random { .. } => return Ok(None),
+            Data::Columns(c) => return Ok(Some(c.check(table)? as u64)),
+            Data::Bytes(b) => b.len() as u64,
+            Data::Tokens(t) => t.count,
+            Data::Text(t) => t.tokens.len() as u64,
+        };
+        let seq = table.iter().find(|r| r.input.fill.is_data() && r.of_tokens());
+        Ok(seq.map(|r| order::pieces(tokens, r.elements())))
     }
 
     /// All rows of columns, in their order, and random numbers for inputs that are filled with such; nothing of
@@ -191,10 +209,10 @@ impl Data {
     }
 
     /// Tokens and targets of a step, `[rows, seq]` each.
-    fn tokens(&self, s: Stream, rows: usize, seq: usize) -> Result<(Vec<i32>, Vec<i32>)> {
+    fn tokens(&self, picks: &Picks, of: (u32, usize), seq: usize) -> Result<(Vec<i32>, Vec<i32>)> {
         let (mut ids, mut targets) = (vec![], vec![]);
-        for row in 0..rows {
-            let first = |n: u64| (s.uniform(row as u64) * n as f64) as u64;
+        for row in 0..of.1 {
+            let first = |n: u64| picks.token(of, row, (n, seq));
             let tokens: Vec<i32> = match self {
                 Data::Bytes(b) => {
                     let start = first(b.len() as u64) as usize;
@@ -335,13 +353,13 @@ mod tests {
         };
         let table = [row("input_ids"), row("targets")];
         for d in [Data::Bytes((0..=255).collect()), Data::Random { vocab: 7 }] {
-            let all = d.batch(&table, 1, 2, 3).unwrap();
+            let all = d.batch(&table, &Picks::random(1), 2, 3).unwrap();
             let [Numbers::I32(a), Numbers::I32(b)] = ["input_ids", "targets"].map(|n| &all[n])
             else {
                 panic!("whole numbers")
             };
             assert_eq!((a.len(), &a[1..5]), (15, &b[0..4]));
-            assert_eq!(d.batch(&table, 1, 2, 3).unwrap(), all);
+            assert_eq!(d.batch(&table, &Picks::random(1), 2, 3).unwrap(), all);
         }
     }
 }

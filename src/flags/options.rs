@@ -1,5 +1,6 @@
 //! What flags ask of the passes: options, with defaults where nothing is asked for.
 
+use super::rate::Rate;
 use super::text::{Brought, default_microbatch, global_batch, rows_of};
 use super::values::*;
 use super::{Flags, read_hardware};
@@ -7,7 +8,7 @@ use crate::machine;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
-use shardc_ir::plan::{Dropout, LrSchedule, Mode};
+use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::MOST_CHUNKS;
 use shardc_passes::options::{
@@ -19,24 +20,6 @@ use std::path::Path;
 
 /// Largest batch and sequence: products of them with a mesh stay far from overflow.
 const MAX_COUNT: usize = 1 << 30;
-
-/// Sets an option if the flag is given, to what the word stands for.
-fn choose<T: Copy>(
-    option: &mut T,
-    given: &Option<String>,
-    flag: &str,
-    words: &[(&str, T)],
-) -> Result<()> {
-    let Some(g) = given else { return Ok(()) };
-    let Some((_, meant)) = words.iter().find(|(word, _)| word == g) else {
-        let known: Vec<&str> = words.iter().map(|w| w.0).collect();
-        return Err(Diag::new("flag", format!("`{g}` is not a value of {flag}"))
-            .at(format!("{flag} {g}"))
-            .help(format!("use {}", known.join(" or "))));
-    };
-    *option = *meant;
-    Ok(())
-}
 
 const DTYPES: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
 
@@ -164,31 +147,15 @@ impl Flags {
 
     /// The learning rate, step by step.
     fn rate(&self, o: &mut Options) -> Result<()> {
-        let lr = positive("--lr", self.lr.unwrap_or(1e-3))?;
-        let (warmup, total) = (self.warmup.unwrap_or(0), self.total_steps.unwrap_or(1000));
-        let floor = not_negative("--min-lr", self.min_lr.unwrap_or(0.0))?;
-        let cosine = LrSchedule::WarmupCosine { lr, warmup, total, floor };
-        o.lr = LrSchedule::Constant { lr };
-        let schedules = [("constant", o.lr), ("warmup-cosine", cosine)];
-        choose(&mut o.lr, &self.lr_schedule, "--lr-schedule", &schedules)?;
-        if o.lr != cosine {
-            return Ok(());
-        }
-        if floor > lr {
-            return Err(Diag::new("flag", format!("--min-lr {floor} is above --lr {lr}"))
-                .at(format!("--min-lr {floor}"))
-                .help(format!("for example --min-lr {}", lr / 10.0)));
-        }
-        if warmup < total {
-            return Ok(());
-        }
-        let what = format!("--warmup {warmup} is not below --total-steps {total}");
-        Err(Diag::new("flag", what).at(format!("--warmup {warmup}")).help(
-            match warmup.max(1).checked_mul(10) {
-                Some(n) => format!("for example --total-steps {n}"),
-                None => format!("for example --warmup {}", total / 10),
-            },
-        ))
+        let given = Rate {
+            lr: self.lr,
+            lr_schedule: self.lr_schedule.clone(),
+            warmup: self.warmup,
+            total_steps: self.total_steps,
+            min_lr: self.min_lr,
+        };
+        o.lr = given.over(o.lr)?;
+        Ok(())
     }
 
     /// What is cut over the axes, and how.

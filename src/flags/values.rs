@@ -288,3 +288,21 @@ pub(super) fn shard_rule(text: &str) -> Result<ShardRule> {
         priority,
     })
 }
+
+/// Sets an option if the flag is given, to what the word stands for.
+pub(super) fn choose<T: Copy>(
+    option: &mut T,
+    given: &Option<String>,
+    flag: &str,
+    words: &[(&str, T)],
+) -> Result<()> {
+    let Some(g) = given else { return Ok(()) };
+    let Some((_, meant)) = words.iter().find(|(word, _)| word == g) else {
+        let known: Vec<&str> = words.iter().map(|w| w.0).collect();
+        return Err(Diag::new("flag", format!("`{g}` is not a value of {flag}"))
+            .at(format!("{flag} {g}"))
+            .help(format!("use {}", known.join(" or "))));
+    };
+    *option = *meant;
+    Ok(())
+}

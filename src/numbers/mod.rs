@@ -6,7 +6,7 @@ mod reference;
 
 pub use reference::{Found, Reference};
 
-use crate::data::Data;
+use crate::data::{Data, Picks};
 use crate::plan_dir::Stored;
 use crate::report::bytes;
 use crate::search::price::flops;
@@ -205,7 +205,7 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
     let (o, mut labels) = (&s.options, 0);
     let data = Data::Random { vocab: source.vocab.min(1 << 20) };
     let table = inputs(&source.module);
-    let mut numbers = data.batch(&table, SEED, step as u32, o.global_batch)?;
+    let mut numbers = data.batch(&table, &Picks::random(SEED), step as u32, o.global_batch)?;
     let mut places = match o.documents {
         Some(d) => documents(d, &table, o.seq, &mut numbers),
         None => [vec![], vec![]],

@@ -206,6 +206,39 @@ fn a_launch_script_runs() {
     assert_eq!(run("3"), [3]);
 }
 
+/// A learning rate and an order of data that are given at `run`: the same numbers as with threads, and one
+/// message where processes are given others.
+#[test]
+fn processes_train_with_what_is_given_at_run() {
+    let dir = folder("given");
+    let plan = dir.join("plan");
+    let sizes = ["--seq", "16", "--global-batch", "8", "--mesh", "dp_shard=2", "--zero", "3"];
+    compile(&fixture("gpt2"), &sizes, &plan);
+    // 160 tokens of nanoGPT's form: nine pieces of sixteen, of which a step takes eight.
+    let tokens: Vec<u8> = (0..160u16).flat_map(|i| (i * 7 % 61).to_le_bytes()).collect();
+    std::fs::write(dir.join("t.bin"), tokens).expect("a file");
+    let run = |c: &mut Command, transport: &str, more: &[&str]| {
+        c.arg("run").arg(&plan).args(["--steps", "3", "--threads", "1", "--format", "json"]);
+        c.args(["--data", "t.bin", "--data-order", "shuffled", "--transport", transport]);
+        done(c.args(["--lr", "1e-2"]).args(more).current_dir(&dir))
+    };
+    let more = ["--data-seed", "3"];
+    let threads = steps(&run(&mut Command::new(SHARDC), "threads", &more));
+    assert_eq!(threads, steps(&run(mpirun(2).arg(SHARDC), "mpi", &more)));
+    assert_ne!(threads, steps(&run(&mut Command::new(SHARDC), "threads", &["--data-seed", "4"])));
+    for (flag, value, what) in [
+        ("--lr", "2e-2", "the learning rate 0.02"),
+        ("--data-seed", "4", "the order of data random, seed 4"),
+    ] {
+        let mut two = mpirun(1);
+        two.arg(SHARDC).arg("run").arg(&plan).args(["--transport", "mpi", ":", "-n", "1"]);
+        two.arg(SHARDC).arg("run").arg(&plan).args(["--transport", "mpi", flag, value]);
+        let o = done(two.current_dir(&dir));
+        one_message(&text(&o.stderr), &["error[plans-differ]", "process 1 (", what, "same flags"]);
+        assert_eq!(o.status.code(), Some(5));
+    }
+}
+
 #[test]
 fn what_does_not_fit_ends_the_job_with_one_message() {
     let dir = folder("misfits");

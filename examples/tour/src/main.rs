@@ -5,7 +5,7 @@
 
 use shardc::commands::inspect::{self, Inspect};
 use shardc::commands::run::{Run, Start, session};
-use shardc::data::Data;
+use shardc::data::{Data, Picks};
 use shardc::flags::Flags;
 use shardc::proof::Prove;
 use shardc_ir::diag::Result;
@@ -79,7 +79,7 @@ fn train(model: &Path, flags: &Flags, dir: Option<&Path>, root: &Path) -> Result
     let since = std::time::Instant::now();
     let mut losses = vec![];
     for step in 1..=STEPS {
-        let columns = data.batch(&table, o.seed, step as u32, o.global_batch)?;
+        let columns = data.batch(&table, &Picks::random(o.seed), step as u32, o.global_batch)?;
         let batch = StepBatch { columns, observe: false };
         let loss = ranks.step(&batch, o.lr.at(step), step)?.loss.unwrap_or(f32::NAN);
         losses.push(loss);

@@ -1,15 +1,20 @@
 //! Where the data of a run come from.
 
 use super::Run;
-use crate::data::Data;
+use crate::data::{Data, Order, Picks};
 use shardc_frontends::{Batch, read_batch};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
 use shardc_runtime::{Columns, Numbers};
 
-/// Where the data of a step come from.
-pub enum Feed {
+/// Where the data of a step come from, and which of them it takes.
+pub struct Feed {
+    from: Source,
+    picks: Picks,
+}
+
+enum Source {
     Data(Data),
     /// One batch of tokens for all steps.
     Batch(Batch),
@@ -18,15 +23,15 @@ pub enum Feed {
 }
 
 impl Feed {
-    pub fn open(how: &Run, s: &Settings, table: &[InputRow]) -> Result<Feed> {
+    pub fn open(how: &Run, s: &Settings, table: &[InputRow], picks: Picks) -> Result<Feed> {
         let tokens = |r: &&InputRow| r.input.fill.is_data() && !r.of_tokens();
         let columns = table.iter().any(|r| tokens(&r));
-        Ok(match (&how.batch, &how.data) {
+        let from = match (&how.batch, &how.data) {
             (Some(file), _) if columns => {
                 let spec = file.display().to_string();
                 let d = Data::open("--batch", &spec, None, s.vocab)?;
                 d.whole(table, (s.seed, 1), s.global_batch)?;
-                Feed::Columns(d)
+                Source::Columns(d)
             }
             (Some(file), _) => {
                 let b = read_batch(file)?;
@@ -42,22 +47,23 @@ impl Feed {
                     .help(format!("compile with --global-batch {} --seq {}", b.rows, b.seq)));
                 }
                 b.check(s.vocab)?;
-                Feed::Batch(b)
+                Source::Batch(b)
             }
             (None, Some(spec)) => {
                 let d = Data::open("--data", spec, how.tokenizer.as_deref(), s.vocab)?;
                 d.check(table).map_err(|e| if e.place.is_some() { e } else { e.at(spec) })?;
-                Feed::Data(d)
+                Source::Data(d)
             }
-            (None, None) => Feed::Data(Data::Random { vocab: s.vocab }),
-        })
+            (None, None) => Source::Data(Data::Random { vocab: s.vocab }),
+        };
+        Ok(Feed { from, picks })
     }
 
     /// What tells these data from others, as far as it is known without reading all.
     pub fn mark(&self) -> String {
-        match self {
-            Feed::Data(d) | Feed::Columns(d) => d.mark(),
-            Feed::Batch(b) => format!("of {} rows, {} tokens", b.rows, b.input_ids.len()),
+        match &self.from {
+            Source::Data(d) | Source::Columns(d) => d.mark(),
+            Source::Batch(b) => format!("of {} rows, {} tokens", b.rows, b.input_ids.len()),
         }
     }
 
@@ -66,10 +72,10 @@ impl Feed {
     /// # Errors
     /// `data` if a file cannot be read.
     pub fn batch(&self, table: &[InputRow], s: &Settings, step: usize) -> Result<Columns> {
-        match self {
-            Feed::Data(d) => d.batch(table, s.seed, step as u32, s.global_batch),
-            Feed::Columns(d) => d.whole(table, (s.seed, step as u32), s.global_batch),
-            Feed::Batch(b) => {
+        match &self.from {
+            Source::Data(d) => d.batch(table, &self.picks, step as u32, s.global_batch),
+            Source::Columns(d) => d.whole(table, (self.picks.seed, step as u32), s.global_batch),
+            Source::Batch(b) => {
                 let read = table.iter().filter(|r| r.input.fill.is_data());
                 let one = |r: &InputRow| match r.input.fill {
                     Fill::Labels => Numbers::I32(b.targets()),
@@ -80,9 +86,23 @@ impl Feed {
         }
     }
 
+    /// What is told of epochs, where data are taken in turn.
+    ///
+    /// # Errors
+    /// `data` if columns do not fill what the model takes.
+    pub fn epoch(&self, s: &Settings, table: &[InputRow]) -> Result<Option<String>> {
+        let (Order::Shuffled | Order::Sequential, Source::Data(d)) = (self.picks.order, &self.from)
+        else {
+            return Ok(None);
+        };
+        let steps = |rows| rows as f64 / s.global_batch as f64;
+        let said = |rows| format!("an epoch has {rows} rows, which is {:.1} steps", steps(rows));
+        Ok(d.epoch(table)?.map(said))
+    }
+
     /// Inputs that are filled with random numbers because nothing is given for them, beside tokens.
     pub fn unfed<'t>(&self, table: &'t [InputRow]) -> Vec<&'t str> {
-        let Feed::Data(Data::Random { .. }) = self else { return vec![] };
+        let Source::Data(Data::Random { .. }) = self.from else { return vec![] };
         let read = table.iter().filter(|r| r.input.fill.is_data() && !r.of_tokens());
         read.map(|r| &*r.name).collect()
     }

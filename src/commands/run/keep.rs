@@ -1,7 +1,7 @@
 //! What `run --save` does: every so many steps, at the end, and when the run is interrupted.
 
 use super::{Run, parameter};
-use crate::checkpoint::{self, Saves};
+use crate::checkpoint::{self, RunState, Saves};
 use crate::commands::saving::{prepare, write};
 use crate::lock::{self, Lock};
 use crate::plan_dir::Stored;
@@ -24,6 +24,10 @@ pub struct Keeper {
     what: What,
     /// The step after which the run begins.
     begun: usize,
+    /// How it began.
+    run: RunState,
+    /// The flags that it trains with, beside its plan.
+    given: String,
     /// The last step that was saved.
     last: Option<usize>,
     _lock: Lock,
@@ -47,7 +51,7 @@ impl Keeper {
         place: &Place,
         how: &Run,
         stored: &Stored,
-        done: usize,
+        (done, run): (usize, &RunState),
     ) -> Result<Keeper> {
         let weights = how.weights.as_deref();
         let (what, lock) = match how.save_every {
@@ -70,7 +74,8 @@ impl Keeper {
             }
         };
         let place = place.clone();
-        Ok(Keeper { place, written: None, what, begun: done, last: None, _lock: lock })
+        let (run, given) = (run.clone(), how.given.words());
+        Ok(Keeper { place, written: None, what, begun: done, run, given, last: None, _lock: lock })
     }
 
     /// After a step: a checkpoint if it is time, and what to tell of it.
@@ -89,7 +94,11 @@ impl Keeper {
             return Ok(None);
         }
         let since = Instant::now();
-        let saved = saves.save(session, step, stored)?;
+        let run = RunState {
+            rows: self.run.picks(self.begun).taken(step, stored.plan.settings.global_batch),
+            ..self.run.clone()
+        };
+        let saved = saves.save(session, step, (stored, &run))?;
         self.last = Some(step);
         let (took, bytes) = (since.elapsed().as_secs_f64(), checkpoint::bytes(&saved));
         let (mb, rate) = (bytes as f64 / 1e6, bytes as f64 / 1e6 / took);
@@ -129,7 +138,7 @@ impl Keeper {
             What::Model(_) => {
                 format!("the model is in {dir}; --save-every N makes checkpoints to go on from")
             }
-            What::Steps(..) => format!("go on with --resume {dir}"),
+            What::Steps(..) => format!("go on with --resume {dir}{}", self.given),
         }
     }
 }

@@ -5,8 +5,9 @@ use super::feed::Feed;
 use super::keep::Keeper;
 use super::metrics::{Metrics, Step};
 use super::{EVALUATION, Run, trace};
+use crate::checkpoint::RunState;
 use crate::cluster::Job;
-use crate::data::Data;
+use crate::data::{Data, Picks};
 use crate::plan_dir::Stored;
 use crate::signals;
 use crate::terminal::{Progress, Volume, note, talks};
@@ -25,6 +26,7 @@ pub(super) struct Leader<'a> {
     pub how: &'a Run,
     pub stored: &'a Stored,
     pub job: Option<&'a Job>,
+    pub run: RunState,
     pub table: Vec<InputRow>,
     pub feed: Feed,
     pub eval: Option<Data>,
@@ -57,14 +59,14 @@ impl Leader<'_> {
             let observe = step == first_step && self.how.dump.is_some();
             let work = self.work();
             let batch = StepBatch { columns, observe };
-            let r = self.session.step(&batch, s.lr.at(step), step)?;
+            let r = self.session.step(&batch, self.run.lr.at(step), step)?;
             if let Some(t) = &mut self.trace {
                 t.add(&self.stored.plan, step, &r.timings);
             }
             let took = since.elapsed();
             show_step(&mut out, &bar, step, &r, took, work, self.as_json)?;
             if let Some(m) = &mut self.metrics {
-                let lr = (s.mode == Mode::Train).then(|| s.lr.at(step));
+                let lr = (s.mode == Mode::Train).then(|| self.run.lr.at(step));
                 m.step(Step { number: step, lr, took, work, losses: losses(&r) }, &r);
             }
             if step == first_step {
@@ -116,7 +118,7 @@ impl Leader<'_> {
         let s = &self.stored.plan.settings;
         let due = step.is_multiple_of(self.how.eval_every.map_or(10, |n| n as usize));
         let Some(d) = self.eval.as_ref().filter(|_| due) else { return Ok(None) };
-        let columns = d.batch(&self.table, s.seed, EVALUATION, s.global_batch)?;
+        let columns = d.batch(&self.table, &Picks::random(s.seed), EVALUATION, s.global_batch)?;
         let batch = StepBatch { columns, observe: false };
         let loss = self.session.evaluate(&batch)?.loss;
         if let Some(m) = &mut self.metrics {

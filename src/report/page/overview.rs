@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Sends;
-use shardc_ir::plan::{Call, Dropout, Instr, LrSchedule, Mode, Plan, RankClass};
+use shardc_ir::plan::{Call, Dropout, Instr, Mode, Plan, RankClass};
 use shardc_passes::options::{Buffers, Decay, Optimizer};
 use std::collections::BTreeMap;
 
@@ -52,12 +52,6 @@ pub fn settings(s: &Stored) -> Json {
             ["AdamW".to_string(), format!("{beta1}, {beta2}"), eps.to_string()]
         }
         Optimizer::Sgd => ["SGD".into(), none(), none()],
-    };
-    let lr = match o.lr {
-        LrSchedule::Constant { lr } => lr.to_string(),
-        LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
-            format!("{lr}, {warmup} steps of warm-up, cosine to {floor} at {total}")
-        }
     };
     let buffers = match o.moe {
         Buffers::Worst => "as many as may be needed".into(),
@@ -117,7 +111,7 @@ pub fn settings(s: &Stored) -> Json {
         ]},
         { "name": "Optimizer", "rows": [
             ["optimizer", of_training(optimizer[0].clone())], ["betas", of_training(optimizer[1].clone())],
-            ["epsilon", of_training(optimizer[2].clone())], ["learning rate", of_training(lr)],
+            ["epsilon", of_training(optimizer[2].clone())], ["learning rate", of_training(text(&o.lr))],
             ["weight decay", of_training(o.weight_decay.to_string())],
             ["decays", of_training(match o.decay { Decay::All => "all".into(), Decay::Matrices => "matrices".into() })],
             ["clip", of_training(o.clip.map_or(none(), |c| c.to_string()))],

@@ -1,0 +1,105 @@
+//! What a run trains with where that is not as its plan says: the learning rate, and the order of data. The
+//! plan stays as it is; checkpoints say what it was.
+
+use super::Start;
+use crate::checkpoint::RunState;
+use crate::cluster::Job;
+use crate::data::{Order, Picks};
+use crate::flags::Rate;
+use crate::terminal::note;
+use shardc_ir::diag::{Diag, Result};
+use shardc_ir::plan::{LrSchedule, Mode, Settings};
+
+/// Flags of `run` that go before what the plan says.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[group(skip)]
+pub struct Given {
+    #[command(flatten)]
+    pub rate: Rate,
+    /// Seed of the order of data, and of random numbers where there are none [default: the plan's]
+    #[arg(long, value_name = "N", conflicts_with = "batch")]
+    pub data_seed: Option<u64>,
+    /// Order of rows of data: random, from places that are drawn; shuffled, all once in every epoch; or
+    /// sequential [default: random]
+    #[arg(long, value_name = "ORDER", hide_possible_values = true, requires = "data")]
+    pub data_order: Option<Order>,
+}
+
+impl Given {
+    /// The flags that are given, as they may be given again: each with a space before it.
+    pub fn words(&self) -> String {
+        let seed = self.data_seed.map(|n| format!("--data-seed {n}"));
+        let order = self.data_order.map(|o| format!("--data-order {}", o.name()));
+        let all = self.rate.words().into_iter().chain(seed).chain(order);
+        all.map(|word| format!(" {word}")).collect()
+    }
+
+    /// Refuses flags of training where nothing is trained, and those of a cosine where there is none.
+    fn check(&self, mode: Mode, lr: LrSchedule) -> Result<()> {
+        let rate = self.rate.words();
+        if let (Mode::Infer, Some(first)) = (mode, rate.first()) {
+            return Err(Diag::new("flag", "the plan does not train")
+                .at(first.clone())
+                .rule("a learning rate is that of a plan with an optimizer")
+                .help("leave it out, or compile without --mode infer"));
+        }
+        let cosine = |word: &&String| {
+            ["--warmup", "--total-steps", "--min-lr"].iter().any(|flag| word.starts_with(flag))
+        };
+        match (lr, rate.iter().find(cosine)) {
+            (LrSchedule::Constant { .. }, Some(word)) => Err(Diag::new(
+                "flag",
+                "the learning rate is constant",
+            )
+            .at(word.clone())
+            .rule("--warmup, --total-steps and --min-lr belong to --lr-schedule warmup-cosine")
+            .help("add --lr-schedule warmup-cosine, or leave it out")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the run begins with. What is not as the plan, or the checkpoint that it goes on from, has it, is
+    /// told by the process that leads.
+    ///
+    /// # Errors
+    /// `flag`, and `plans-differ` of processes with other flags.
+    pub fn begin(&self, s: &Settings, start: &Start, job: Option<&Job>) -> Result<RunState> {
+        let lr = self.rate.over(s.lr)?;
+        self.check(s.mode, lr)?;
+        let (order, seed) = (self.data_order.unwrap_or_default(), self.data_seed.unwrap_or(s.seed));
+        let (saved, done) = match start {
+            Start::Resumed(saved) => (saved.run.as_ref(), saved.step),
+            _new => (None, 0),
+        };
+        let rows = saved.map_or(done as u64 * s.global_batch as u64, |run| run.rows);
+        let run = RunState { lr, order, seed, rows };
+        if let Some(job) = job {
+            job.same("the learning rate", &lr.to_string())?;
+            job.same("the order of data", &format!("{}, seed {seed}", order.name()))?;
+        }
+        if job.is_none_or(|j| j.control.leads()) {
+            let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, rows };
+            run.differs(&plan, "in the plan").iter().for_each(note);
+            let resumed = saved.map(|was| run.differs(was, "when the checkpoint was written"));
+            resumed.iter().flatten().for_each(note);
+        }
+        Ok(run)
+    }
+}
+
+impl RunState {
+    /// What is not as it was: a line for each.
+    fn differs(&self, was: &RunState, when: &str) -> Vec<String> {
+        let seeds = (self.seed.to_string(), was.seed.to_string());
+        let orders = (self.order.name().to_string(), was.order.name().to_string());
+        let rates = (self.lr.to_string(), was.lr.to_string());
+        let all = [("learning rate", rates), ("order of data", orders), ("seed of data", seeds)];
+        let other = all.into_iter().filter(|(_, (now, then))| now != then);
+        other.map(|(what, (now, then))| format!("{what} {now} ({then} {when})")).collect()
+    }
+
+    /// Which rows of data the steps behind step `done` take.
+    pub(super) fn picks(&self, done: usize) -> Picks {
+        Picks { order: self.order, seed: self.seed, done: (done, self.rows) }
+    }
+}

@@ -14,6 +14,11 @@ macro_rules! parts {
                 vec![$((stringify!($name), self.$name)),*]
             }
 
+            /// The sum, always in the same order.
+            pub fn total(&self) -> f64 {
+                0.0 $(+ self.$name)*
+            }
+
             /// Each part made of those of two.
             pub fn with(self, o: Parts, of: impl Fn(f64, f64) -> f64) -> Parts {
                 Parts { $($name: of(self.$name, o.$name)),* }
@@ -59,11 +64,6 @@ parts! {
 }
 
 impl Parts {
-    /// The sum, always in the same order.
-    pub fn total(&self) -> f64 {
-        self.list().into_iter().map(|p| p.1).sum()
-    }
-
     /// What a rank computes, without exchanges and waiting.
     pub fn work(&self) -> f64 {
         self.products + self.attention + self.memory + self.recompute

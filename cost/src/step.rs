@@ -39,18 +39,28 @@ pub fn equal_stages(layers: usize, stages: usize) -> Vec<usize> {
 /// Layers of each stage such that the longest is as short as it can be, where the last has the head,
 /// worth so many layers.
 pub fn balanced_stages(layers: usize, stages: usize, head: f64) -> Vec<usize> {
+    let last = balanced_last(layers, stages, head);
+    let mut out = if stages > 1 { equal_stages(layers - last, stages - 1) } else { vec![] };
+    out.push(last);
+    out
+}
+
+/// Layers of the last of them, from which the others follow.
+fn balanced_last(layers: usize, stages: usize, head: f64) -> usize {
     if stages == 1 {
-        return vec![layers];
+        return layers;
     }
     let longest = |last: usize| {
         let others = (layers - last).div_ceil(stages - 1) as f64;
         others.max(last as f64 + head)
     };
     let last = (0..=layers / stages).rev();
-    let last = last.min_by(|&a, &b| longest(a).total_cmp(&longest(b))).unwrap_or(0);
-    let mut out = equal_stages(layers - last, stages - 1);
-    out.push(last);
-    out
+    last.min_by(|&a, &b| longest(a).total_cmp(&longest(b))).unwrap_or(0)
+}
+
+/// True if stages go back along the ranks that they came by.
+fn along_v(s: Schedule) -> bool {
+    matches!(s, Schedule::ZbV | Schedule::DualPipe)
 }
 
 /// Forward, gradients of inputs and of weights, in seconds.
@@ -60,9 +70,9 @@ fn seconds_of(t: &Times) -> Seconds {
     [t.forward.total(), t.input.total(), t.weight.total()]
 }
 
-/// Seconds that the rank `at` of a pipeline waits for others; `of` are the times of all ranks for one
-/// microbatch.
-fn bubble(schedule: Schedule, chunks: usize, of: &[Seconds], at: usize) -> f64 {
+/// Seconds that the rank `at` of a pipeline waits for others; `of` are the times of loads for one microbatch, and
+/// `ranks` which of them each has.
+fn bubble(schedule: Schedule, chunks: usize, of: &[Seconds], ranks: &[u16], at: usize) -> f64 {
     let wait = |[f, i, w]: &Seconds| match schedule {
         Schedule::OneFOneB => f + i + w,
         Schedule::Interleaved => (f + i + w) / chunks as f64,
@@ -72,16 +82,21 @@ fn bubble(schedule: Schedule, chunks: usize, of: &[Seconds], at: usize) -> f64 {
         // Of half the ranks: both directions at once (DeepSeek-V3, 2024, table 2).
         Schedule::DualPipe => (f + 2.0 * i - w).max(0.0) / 2.0,
     };
-    of.iter().enumerate().filter(|(s, _)| *s != at).map(|(_, t)| wait(t)).sum()
+    let waits: Vec<f64> = of.iter().map(wait).collect();
+    ranks.iter().enumerate().filter(|(s, _)| *s != at).map(|(_, k)| waits[*k as usize]).sum()
 }
 
-/// Times of what a model is made of, for one microbatch on one rank: they depend on what is inside of a
-/// stage, and not on stages and their schedule.
+/// Times and parameters of what a model is made of, for one microbatch on one rank: they depend on what is inside
+/// of a stage, and not on stages and their schedule.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
     /// A layer with dense MLP, one with experts, the embedding, and logits with loss.
     times: [Times; 4],
     seconds: [Seconds; 4],
+    /// Parameters of a layer with dense MLP and of one with experts: without those of experts, and of experts.
+    params: [(f64, f64); 2],
+    /// Of the embedding, and of the head.
+    table: f64,
 }
 
 impl Pieces {
@@ -99,7 +114,63 @@ impl Pieces {
         let dense = q.layer(true)?;
         let with = if q.sizes.expert_layers() > 0 { q.layer(false)? } else { dense };
         let times = [dense, with, q.embedding(), q.head()?];
-        Ok(Pieces { times, seconds: times.map(|t| seconds_of(&t)) })
+        let params = [true, false].map(|dense| q.layer_params(dense));
+        let table = q.sizes.embedding_params() / q.layout.tp as f64;
+        Ok(Pieces { times, seconds: times.map(|t| seconds_of(&t)), params, table })
+    }
+
+    /// Parameters of a rank: without those of experts, and of experts.
+    fn params(&self, load: &Load) -> (f64, f64) {
+        let [dense, with] = self.params;
+        let (a, b) = (load[0] as f64, load[1] as f64);
+        (a * dense.0 + b * with.0 + (load[2] + load[3]) as f64 * self.table, b * with.1)
+    }
+}
+
+/// What each rank of a pipeline has: which of a few loads.
+#[derive(Clone, Debug, Default)]
+pub struct Cut {
+    /// By rank, the number of its load.
+    ranks: Vec<u16>,
+    kinds: Vec<Load>,
+}
+
+impl Cut {
+    /// Of the loads of all ranks.
+    pub fn of(loads: &[Load]) -> Cut {
+        let mut out = Cut::default();
+        for load in loads {
+            let at = out.kinds.iter().position(|k| k == load).unwrap_or_else(|| {
+                out.kinds.push(*load);
+                out.kinds.len() - 1
+            });
+            out.ranks.push(at as u16);
+        }
+        out
+    }
+}
+
+/// What a cut follows from: ranks, stages per rank, whether they lie along a V, and the layers of the last stage.
+pub type CutKey = (usize, usize, bool, usize);
+
+/// The ranks of a pipeline, whatever ZeRO does among their replicas.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    /// Parts of a step of the rank with most to do; without what is done once for all microbatches.
+    parts: Parts,
+    /// What different ranks take for a microbatch, and their parameters.
+    kinds: Vec<(Seconds, (f64, f64))>,
+}
+
+impl Ranks {
+    /// Seconds that ranks wait for each other, by the formula of their schedule.
+    pub fn bubble(&self) -> f64 {
+        self.parts.bubble
+    }
+
+    /// Parameters of different ranks: without those of experts, and of experts.
+    pub fn params(&self) -> impl Iterator<Item = (f64, f64)> {
+        self.kinds.iter().map(|k| k.1)
     }
 }
 
@@ -115,6 +186,23 @@ pub struct Closed<'a> {
 }
 
 impl Closed<'_> {
+    /// What its cut follows from, of layouts of one model.
+    pub fn cut_key(&self, pieces: &Pieces) -> CutKey {
+        let (s, l) = (self.question.sizes, self.question.layout);
+        let stages = l.pp * l.chunks;
+        let last = match self.balanced {
+            true => balanced_last(s.layers, stages, self.head(pieces)),
+            false => s.layers / stages,
+        };
+        (l.pp, l.chunks, along_v(l.schedule), last)
+    }
+
+    /// Logits and loss, in layers.
+    fn head(&self, pieces: &Pieces) -> f64 {
+        let of = |i: usize| pieces.seconds[i].iter().sum::<f64>();
+        of(3) / if self.question.sizes.expert_layers() > 0 { of(1) } else { of(0) }
+    }
+
     /// What each rank of the pipeline has.
     pub fn loads(&self, pieces: &Pieces) -> Vec<Load> {
         let mut out = vec![[0; 4]; self.question.layout.pp];
@@ -130,34 +218,20 @@ impl Closed<'_> {
         let (s, l) = (q.sizes, q.layout);
         let stages = l.pp * l.chunks;
         let cut = match self.balanced {
-            true => {
-                let of = |i: usize| pieces.seconds[i].iter().sum::<f64>();
-                let layer = if s.expert_layers() > 0 { of(1) } else { of(0) };
-                balanced_stages(s.layers, stages, of(3) / layer)
-            }
+            true => balanced_stages(s.layers, stages, self.head(pieces)),
             false => equal_stages(s.layers, stages),
         };
         let mut out = vec![];
         let (mut layer, dense) = (0, s.layers - s.expert_layers());
         for (stage, &count) in cut.iter().enumerate() {
-            let along_v = matches!(l.schedule, Schedule::ZbV | Schedule::DualPipe);
             let (lap, place) = (stage / l.pp, stage % l.pp);
-            let rank = if along_v && lap % 2 == 1 { l.pp - 1 - place } else { place };
+            let rank = if along_v(l.schedule) && lap % 2 == 1 { l.pp - 1 - place } else { place };
             let first = dense.saturating_sub(layer).min(count);
             layer += count;
             let ends = [stage == 0, stage + 1 == stages].map(usize::from);
             out.push((rank, [first, count - first, ends[0], ends[1]]));
         }
         out
-    }
-
-    /// Parameters of a rank: without those of experts, and of experts.
-    fn params(&self, load: &Load) -> (f64, f64) {
-        let q = &self.question;
-        let (dense, with) = (q.layer_params(true), q.layer_params(false));
-        let tables = (load[2] + load[3]) as f64 * q.sizes.embedding_params() / q.layout.tp as f64;
-        let (a, b) = (load[0] as f64, load[1] as f64);
-        (a * dense.0 + b * with.0 + tables, b * with.1)
     }
 
     /// Exposed gathers of parameters and sums of gradients of one rank of the pipeline: for a microbatch,
@@ -200,21 +274,21 @@ impl Closed<'_> {
         }
     }
 
-    /// Parts of a step.
-    fn parts(&self, pieces: &Pieces, loads: &[Load]) -> Parts {
+    /// What ranks of this cut take.
+    pub fn ranks(&self, pieces: &Pieces, cut: &Cut) -> Ranks {
         let q = &self.question;
         let (l, d) = (q.layout, q.device);
-        let times: Vec<Seconds> = loads.iter().map(|l| pieces.seconds(l)).collect();
-        let whole = |t: &Seconds| t.iter().sum::<f64>();
-        let longest =
-            |a: &usize, b: &usize| whole(&times[*a]).total_cmp(&whole(&times[*b])).then(b.cmp(a));
-        let at = (0..loads.len()).max_by(longest).unwrap_or(0);
+        let times: Vec<Seconds> = cut.kinds.iter().map(|l| pieces.seconds(l)).collect();
+        let whole: Vec<f64> = times.iter().map(|t| t.iter().sum()).collect();
+        let of = |rank: usize| cut.ranks[rank] as usize;
+        let longest = |a: &usize, b: &usize| whole[of(*a)].total_cmp(&whole[of(*b)]).then(b.cmp(a));
+        let at = (0..cut.ranks.len()).max_by(longest).unwrap_or(0);
         let m = l.microbatches as f64;
-        let pieces_of = loads[at].iter().zip(&pieces.times);
+        let pieces_of = cut.kinds[of(at)].iter().zip(&pieces.times);
         let own = pieces_of.fold(Times::default(), |sum, (n, t)| sum + *t * *n as f64);
-        let mut out = own.all() * m;
+        let mut parts = own.all() * m;
         if l.pp > 1 {
-            out.bubble = bubble(l.schedule, l.chunks, &times, at);
+            parts.bubble = bubble(l.schedule, l.chunks, &times, &cut.ranks, at);
             let t = if l.sp || !q.job.overlap.whole_sends { l.tp as f64 } else { 1.0 };
             let bytes = q.tokens() * q.sizes.hidden as f64 * q.job.precision.wide().bytes() / t;
             let one = send(d, l.stage_stride(), bytes);
@@ -222,18 +296,21 @@ impl Closed<'_> {
             let in_step = matches!(l.schedule, Schedule::OneFOneB | Schedule::Interleaved);
             let seen = !q.job.overlap.pp || (q.stack.waits && in_step);
             let steady = if seen { 2.0 * m * l.chunks as f64 * one } else { 0.0 };
-            out.send = 2.0 * (l.pp - 1) as f64 * one + steady;
+            parts.send = 2.0 * (l.pp - 1) as f64 * one + steady;
         }
+        let kinds = times.into_iter().zip(cut.kinds.iter().map(|load| pieces.params(load)));
+        Ranks { parts, kinds: kinds.collect() }
+    }
+
+    /// Parts of a step on such ranks.
+    pub fn parts(&self, ranks: &Ranks) -> Parts {
+        let q = &self.question;
+        let (l, d, m) = (q.layout, q.device, q.layout.microbatches as f64);
         let shards = if l.zero > 0 { (l.cp * l.shards) as f64 } else { 1.0 };
         let spread = if l.zero > 0 { l.expert_replicas(d).size } else { 1.0 };
-        let (mut held, mut known) = (0.0f64, vec![]);
-        for (load, t) in loads.iter().zip(&times) {
-            if known.contains(load) {
-                continue;
-            }
-            known.push(*load);
-            let params = self.params(load);
-            let (each, once) = self.data_parallel(*t, params);
+        let (mut out, mut held) = (ranks.parts, 0.0f64);
+        for (t, params) in &ranks.kinds {
+            let (each, once) = self.data_parallel(*t, *params);
             out.dp = out.dp.max(m * each + once);
             held = held.max(params.0 / shards + params.1 / spread);
         }
@@ -247,19 +324,15 @@ impl Closed<'_> {
     /// `device` if the device lacks products of an element type.
     pub fn price(&self) -> Result<StepCost> {
         let pieces = Pieces::of(&self.question)?;
-        Ok(self.price_of(&pieces, &self.loads(&pieces)))
-    }
-
-    /// The same, of pieces and loads that are known.
-    pub fn price_of(&self, pieces: &Pieces, loads: &[Load]) -> StepCost {
         let q = &self.question;
-        let (l, parts) = (q.layout, self.parts(pieces, loads));
+        let (l, cut) = (q.layout, Cut::of(&self.loads(&pieces)));
+        let parts = self.parts(&self.ranks(&pieces, &cut));
         let total = parts.total();
         let sequences = l.microbatch as f64 * l.dp as f64 * l.microbatches as f64;
         let tokens = sequences * q.job.seq as f64;
         let needed = q.sizes.step_flops(tokens, q.job.seq as f64);
         let peak = q.device.peak.get(&q.job.precision).copied().unwrap_or(f64::INFINITY);
-        StepCost { parts, total, mfu: needed / (total * peak * l.ranks() as f64) }
+        Ok(StepCost { parts, total, mfu: needed / (total * peak * l.ranks() as f64) })
     }
 
     /// One layer forward and backward alone, as tables of single layers have them.

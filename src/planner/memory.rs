@@ -6,22 +6,10 @@ use super::what_if::Ifs;
 use shardc_cost::layout::{Job, Recompute};
 use shardc_cost::model::Sizes;
 use shardc_cost::step::Load;
-use shardc_ir::schedule::{Action, ActionKind};
+use shardc_ir::schedule::{Action, ActionKind, Schedule};
 use shardc_passes::options::Buffers;
-use shardc_passes::schedule::{Named, make, runs};
-use shardc_passes::threads;
-use std::collections::{BTreeSet, HashMap};
-
-/// Bytes of one rank, by a formula.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Bytes {
-    /// Weights, gradients and the optimizer's state, and what enters the layers of one microbatch.
-    pub least: f64,
-    /// With what backward needs of all microbatches on their way.
-    pub likely: f64,
-    /// Of the optimizer's state, on the host and in neither of them.
-    pub host: f64,
-}
+use shardc_passes::schedule::{Named, runs};
+use std::collections::BTreeSet;
 
 /// How many times the rows of an even load the buffers of so many groups of experts hold.
 pub fn room(s: &Sizes, moe: Buffers, groups: usize) -> f64 {
@@ -36,28 +24,10 @@ pub fn room(s: &Sizes, moe: Buffers, groups: usize) -> f64 {
 
 /// Microbatches of one stage that a rank keeps at once: between forward and the gradients of inputs, and from there
 /// to the gradients of weights.
-type Kept = (usize, usize);
+pub type Kept = (usize, usize);
 
 /// A schedule: its name, ranks, stages per rank and microbatches.
 pub type Order = (Named, usize, usize, usize);
-
-/// What ranks of the pipeline keep at once, by schedule and rank: at every moment one of these at most.
-pub struct Held(HashMap<Order, Vec<Vec<Kept>>>);
-
-impl Held {
-    /// Of the schedules of layouts.
-    pub fn of(all: &[Candidate]) -> Held {
-        let orders: BTreeSet<Order> = all.iter().map(order).collect();
-        let orders: Vec<Order> = orders.into_iter().collect();
-        let made = threads::all(&orders, usize::MAX, |o| kept(*o));
-        Held(orders.into_iter().zip(made).collect())
-    }
-
-    /// Of one of them.
-    pub fn by(&self, c: &Candidate) -> &[Vec<Kept>] {
-        &self.0[&order(c)]
-    }
-}
 
 /// The schedule of a layout, of as many microbatches as fill it: of more no rank keeps more at once, or waits longer.
 pub fn order(c: &Candidate) -> Order {
@@ -66,9 +36,8 @@ pub fn order(c: &Candidate) -> Order {
     (c.named, p, v, if m > enough && runs(c.named, p, v, enough) { enough } else { m })
 }
 
-/// What each rank keeps after what makes it more.
-fn kept((named, p, v, m): Order) -> Vec<Vec<Kept>> {
-    let schedule = make(named, p, v, m).expect("layouts are legal");
+/// What each rank of the pipeline keeps at once: at every moment one of these at most.
+pub fn kept(schedule: &Schedule) -> Vec<Vec<Kept>> {
     let of = |actions: &Vec<Action>| {
         let (mut forth, mut cut) = (0, 0);
         let mut all: BTreeSet<Kept> = BTreeSet::new();
@@ -87,18 +56,20 @@ fn kept((named, p, v, m): Order) -> Vec<Vec<Kept>> {
     schedule.ranks.iter().map(of).collect()
 }
 
-/// What formulas of memory need of a model and a job.
+/// Formulas of the memory of a model's layouts.
 pub struct Form<'a> {
-    pub sizes: &'a Sizes,
-    pub job: &'a Job,
-    pub ifs: &'a Ifs,
+    sizes: &'a Sizes,
+    job: &'a Job,
+    ifs: &'a Ifs,
     /// How large the buffers of experts are.
-    pub moe: Buffers,
+    moe: Buffers,
+    /// Parameters of a layer with dense MLP and of one with experts, without those of experts; of experts; of the
+    /// embedding.
+    params: [f64; 4],
 }
 
 /// Bytes for each microbatch and layer.
 struct Layer {
-    entering: f64,
     /// Made in forward for backward.
     inside: f64,
     /// Between forward and the gradients of inputs.
@@ -107,12 +78,28 @@ struct Layer {
     waiting: f64,
 }
 
-impl Form<'_> {
+impl<'a> Form<'a> {
+    /// Of a model, a job and what no plan has.
+    pub fn new(sizes: &'a Sizes, job: &'a Job, ifs: &'a Ifs, moe: Buffers) -> Form<'a> {
+        let [dense, with] = [true, false].map(|dense| sizes.layer_params(dense));
+        let params = [dense, with, sizes.expert_params(), sizes.embedding_params()];
+        Form { sizes, job, ifs, moe, params }
+    }
+
+    /// Bytes of what a rank has of the tokens of one microbatch.
+    fn tokens(&self, c: &Candidate) -> f64 {
+        (c.layout.microbatch * self.job.seq / c.layout.cp) as f64 * self.job.precision.bytes()
+    }
+
+    /// Bytes of what enters a layer.
+    fn stream(&self, c: &Candidate) -> f64 {
+        let by_row = if c.layout.sp { c.layout.tp as f64 } else { 1.0 };
+        self.tokens(c) * self.sizes.hidden as f64 / by_row
+    }
+
     fn layer(&self, c: &Candidate) -> Layer {
-        let (s, l, wide) = (self.sizes, &c.layout, self.job.precision.bytes());
-        let (t, by_row) = (l.tp as f64, if l.sp { l.tp as f64 } else { 1.0 });
-        let bytes = (l.microbatch * self.job.seq / l.cp) as f64 * wide;
-        let stream = bytes * s.hidden as f64 / by_row;
+        let (s, l, t) = (self.sizes, &c.layout, c.layout.tp as f64);
+        let (bytes, stream) = (self.tokens(c), self.stream(c));
         let (width, value) = s.widths();
         let mixed = s.heads as f64 * value;
         let heads = s.heads as f64 * width + 2.0 * s.kv_heads as f64 * width;
@@ -135,67 +122,96 @@ impl Form<'_> {
             }
             Recompute::Full => (stream, 2.0 * stream + bytes * (mixed + ffn + copies) / t),
         };
-        Layer { entering: stream, inside, kept, waiting: kept + gradients + again }
+        Layer { inside, kept, waiting: kept + gradients + again }
     }
 
-    /// Of the largest rank of the pipeline: `loads` are what ranks have, `held` what of it they keep.
-    pub fn bytes(&self, c: &Candidate, loads: &[Load], held: &[Vec<Kept>]) -> Bytes {
-        let (s, l, wide) = (self.sizes, &c.layout, self.job.precision.bytes());
-        let by = |zero: u8, ranks: usize| if l.zero >= zero { ranks as f64 } else { 1.0 };
+    /// Ranks that split the weights, gradients or state of parameters that so many split, if ZeRO's stage is this or
+    /// a later one.
+    fn ways(c: &Candidate, zero: u8, ranks: usize) -> f64 {
+        if c.layout.zero >= zero { ranks as f64 } else { 1.0 }
+    }
+
+    /// Ranks that split the state of experts.
+    fn spread(c: &Candidate) -> usize {
+        let l = &c.layout;
+        (l.tp * l.cp * l.dp / (l.ep * l.etp)).max(1).min(l.shards)
+    }
+
+    /// Parameters on a rank of so many layers, dense and with experts: without those of experts, and of experts.
+    fn params(&self, c: &Candidate, dense: f64, with: f64) -> (f64, f64) {
+        let ([of_dense, of_with, experts, _], l) = (self.params, &c.layout);
+        let own = dense * of_dense + with * of_with;
+        (own / l.tp as f64, with * experts / (l.ep * l.etp) as f64)
+    }
+
+    /// Weights, gradients of so many bytes and the optimizer's state of parameters: without those of experts, and of
+    /// experts.
+    fn states(&self, c: &Candidate, (own, experts): (f64, f64), gradient: f64) -> f64 {
+        let wide = self.job.precision.bytes();
         // Two moments in f32, and a master copy of what is not f32.
-        let (state, outside) = self.ifs.state(wide < 4.0);
+        let state = self.ifs.state(wide < 4.0).0;
         let weight = self.ifs.weight(wide);
-        let each = |ranks: usize, gradient: f64| {
-            weight / by(3, ranks) + gradient / by(2, ranks) + state / by(1, ranks)
+        let each = |ranks: usize| {
+            weight / Form::ways(c, 3, ranks)
+                + gradient / Form::ways(c, 2, ranks)
+                + state / Form::ways(c, 1, ranks)
         };
-        let spread = (l.tp * l.cp * l.dp / (l.ep * l.etp)).max(1);
-        let spread = spread.min(l.shards);
-        // Parameters of so many layers: without those of experts, and of experts.
-        let params = |dense: f64, with: f64| {
-            let own = dense * s.layer_params(true) + with * s.layer_params(false);
-            (own / l.tp as f64, with * s.expert_params() / (l.ep * l.etp) as f64)
-        };
-        let states = |(own, experts): (f64, f64), g: f64| {
-            own * each(l.shards, g) + experts * each(spread, g)
-        };
-        let layer = self.layer(c);
+        own * each(c.layout.shards) + experts * each(Form::spread(c))
+    }
+
+    /// Bytes that no plan does without: weights, gradients and the optimizer's state, and what enters the layers of
+    /// one microbatch. No rank has less than the mean.
+    pub fn least(&self, c: &Candidate) -> f64 {
+        let (s, l) = (self.sizes, &c.layout);
+        // Gradients of one microbatch are not summed, and need not be there all at once.
+        let summed = if l.microbatches > 1 { 4.0 } else { 0.0 };
+        let mean = |n: usize| n as f64 / l.pp as f64;
+        let layers = self.params(c, mean(s.layers - s.expert_layers()), mean(s.expert_layers()));
+        self.states(c, layers, summed) + self.stream(c) * mean(s.layers)
+    }
+
+    /// Bytes of the optimizer's state on the host, of ranks with so many parameters: without those of experts, and of
+    /// experts.
+    pub fn host(&self, c: &Candidate, ranks: impl Iterator<Item = (f64, f64)>) -> f64 {
+        let outside = self.ifs.state(self.job.precision.bytes() < 4.0).1;
+        let (own_by, experts_by) =
+            (Form::ways(c, 1, c.layout.shards), Form::ways(c, 1, Form::spread(c)));
+        let of = |(own, experts): (f64, f64)| outside * (own / own_by + experts / experts_by);
+        ranks.map(of).fold(0.0, f64::max)
+    }
+
+    /// Bytes of the largest rank of the pipeline with what backward needs of all microbatches on their way: `loads`
+    /// are what ranks have, `kept` what of it they keep.
+    pub fn likely(&self, c: &Candidate, loads: &[Load], kept: &[Vec<Kept>]) -> f64 {
+        let (s, l, layer) = (self.sizes, &c.layout, self.layer(c));
         let tokens = (l.microbatch * self.job.seq / l.cp) as f64;
-        let table = s.embedding_params() / l.tp as f64;
-        let rank = |(load, held): (&Load, &Vec<Kept>)| {
-            let (own, experts) = params(load[0] as f64, load[1] as f64);
+        let table = self.params[3] / l.tp as f64;
+        let rank = |(load, kept): (&Load, &Vec<Kept>)| {
+            let (own, experts) = self.params(c, load[0] as f64, load[1] as f64);
             let own = own + (load[2] + load[3]) as f64 * table;
             let of_stage = (load[0] + load[1]) as f64 / l.chunks as f64;
-            let all = held.iter().map(|&(forth, cut)| {
+            let all = kept.iter().map(|&(forth, cut)| {
                 of_stage * (forth as f64 * layer.kept + cut as f64 * layer.waiting)
             });
             // One layer is computed again at a time; logits are there in f32, with their gradient.
             let logits = load[3] as f64 * 8.0 * tokens * s.vocab as f64 / l.tp as f64;
             let working = layer.inside.max(logits);
-            let host = outside * (own / by(1, l.shards) + experts / by(1, spread));
-            (states((own, experts), 4.0) + all.fold(0.0, f64::max) + working, host)
+            self.states(c, (own, experts), 4.0) + all.fold(0.0, f64::max) + working
         };
-        let ranks = || loads.iter().zip(held).map(rank);
-        // No rank has less than the mean. Gradients of one microbatch are not summed, and need not be there all at
-        // once.
-        let summed = if l.microbatches > 1 { 4.0 } else { 0.0 };
-        let mean = |n: usize| n as f64 / l.pp as f64;
-        let layers = params(mean(s.layers - s.expert_layers()), mean(s.expert_layers()));
-        Bytes {
-            least: states(layers, summed) + layer.entering * mean(s.layers),
-            likely: ranks().map(|r| r.0).fold(0.0, f64::max),
-            host: ranks().map(|r| r.1).fold(0.0, f64::max),
-        }
+        loads.iter().zip(kept).map(rank).fold(0.0, f64::max)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardc_passes::schedule::make;
 
     /// What waits is what schedules leave: with 1F1B nothing, with ZB-H1 as many microbatches as a rank has before it
     /// and one, with ZB-H2 nearly twice as many; more microbatches than fill a schedule change nothing.
     #[test]
     fn microbatches_wait_as_schedules_say() {
+        let kept = |(named, p, v, m): Order| kept(&make(named, p, v, m).expect("it is legal"));
         let last = |named, p, v, m| kept((named, p, v, m)).pop().expect("a rank");
         assert_eq!(last(Named::OneFOneB, 4, 1, 16), [(1, 0)]);
         assert_eq!(kept((Named::OneFOneB, 4, 1, 16))[0], [(4, 0)]);

@@ -3,32 +3,29 @@
 //! Whether a layout fits is what its compiled plan says, and nothing else; which are compiled is a guess
 //! that the closed form makes, and says so.
 
+pub mod guess;
 pub mod largest;
 pub mod memory;
 pub mod space;
 pub mod what_if;
 
-use crate::machine::{precision, sizes};
+use crate::machine::precision;
 use crate::rules;
 use crate::search::{all, trial};
 use crate::{Input, read_model};
-use memory::{Bytes, Held};
+use guess::{Form, Guess, Guesses};
 use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
-use shardc_cost::layout::{Job, Kernels, Overlap, Recompute, Stack};
-use shardc_cost::model::Sizes;
+use shardc_cost::layout::Recompute;
 use shardc_cost::parts::Parts;
 use shardc_cost::plan as of_plan;
-use shardc_cost::step::{Closed, Pieces};
+use shardc_cost::step::Closed;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::Plan;
-use shardc_ir::schedule::{Times, replay};
-use shardc_passes::options::{Buffers, Options};
-use shardc_passes::schedule::make;
-use shardc_passes::threads;
-use space::{Candidate, Inside};
-use std::collections::{BTreeMap, HashMap};
+use shardc_passes::options::Options;
+use space::Candidate;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 use what_if::Ifs;
@@ -40,9 +37,6 @@ const TRIES: usize = 6;
 
 /// Part of the formula of memory that is taken for what a plan needs until one was compiled.
 const FIRST_RATIO: f64 = 0.8;
-
-/// Layouts that a thread prices before it takes more.
-const RUN: usize = 1024;
 
 /// What is asked.
 pub struct Asked {
@@ -58,17 +52,6 @@ pub struct Asked {
     pub fixed: Vec<(String, usize)>,
     /// What no plan has, and is priced.
     pub ifs: Ifs,
-}
-
-/// A layout with its price in closed form.
-#[derive(Clone, Copy)]
-pub struct Guess {
-    pub candidate: Candidate,
-    pub seconds: f64,
-    /// Its schedule was run with these times: what ranks wait is not a formula's, which is too low where there are few
-    /// microbatches.
-    pub replayed: bool,
-    pub bytes: Bytes,
 }
 
 /// A layout that was compiled.
@@ -103,106 +86,6 @@ pub struct Found {
     pub least: Option<(Candidate, usize)>,
     pub input: Input,
 }
-
-/// A model's closed form on a machine.
-struct Form {
-    sizes: Sizes,
-    /// As plans have it.
-    plain: Job,
-    /// With what is asked beside it.
-    job: Job,
-    stack: Stack,
-    ifs: Ifs,
-    /// How large the buffers of experts are.
-    moe: Buffers,
-}
-
-impl Form {
-    fn of(f: &Facts, config: &serde_json::Value, o: &Options, ifs: Ifs) -> Form {
-        // Gathers of parameters begin where they are used, and transfers where they are taken.
-        let overlap = Overlap { tp_backward: true, whole_sends: true, ..Overlap::default() };
-        let plain = Job {
-            seq: o.seq,
-            precision: precision(o),
-            attention: Kernels::Flash(2),
-            overlap,
-            compiled: true,
-        };
-        let (job, stack) = (ifs.job(&plain), ifs.stack(Stack::named("shardc")));
-        Form { sizes: sizes(f, config), plain, job, stack, ifs, moe: o.moe }
-    }
-
-    fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
-        let (sizes, job, stack) = (&self.sizes, &self.job, &self.stack);
-        Question { sizes, layout: &c.layout, job, stack, device }
-    }
-
-    /// Seconds and bytes of layouts by formulas; what is inside of stages is priced once for all of them.
-    fn guesses(&self, device: &Device, all: &[Candidate]) -> Result<Vec<Guess>> {
-        let mut places: HashMap<Inside, usize> = HashMap::new();
-        let mut first = vec![];
-        let mut place = |c: &Candidate| {
-            *places.entry(c.inside()).or_insert_with(|| {
-                first.push(*c);
-                first.len() - 1
-            })
-        };
-        let of: Vec<usize> = all.iter().map(&mut place).collect();
-        let made = threads::all(&first, usize::MAX, |c| Pieces::of(&self.question(device, c)));
-        let pieces: Vec<Pieces> = made.into_iter().collect::<Result<_>>()?;
-        let held = Held::of(all);
-        let one = |run: &(&[Candidate], &[usize])| -> Vec<Guess> {
-            let of = |(c, i): (&Candidate, &usize)| {
-                let closed = Closed { question: self.question(device, c), balanced: true };
-                let (sizes, job, ifs) = (&self.sizes, &self.plain, &self.ifs);
-                let form = memory::Form { sizes, job, ifs, moe: self.moe };
-                let loads = closed.loads(&pieces[*i]);
-                let bytes = form.bytes(c, &loads, held.by(c));
-                let seconds =
-                    closed.price_of(&pieces[*i], &loads).total + self.ifs.moved(bytes.host);
-                Guess { candidate: *c, seconds, replayed: c.layout.pp == 1, bytes }
-            };
-            run.0.iter().zip(run.1).map(of).collect()
-        };
-        let runs: Vec<_> = all.chunks(RUN).zip(of.chunks(RUN)).collect();
-        Ok(threads::all(&runs, usize::MAX, one).concat())
-    }
-
-    /// A guess with what its own schedule makes ranks wait, if that is more than the formula says. Of many microbatches
-    /// as many are run as fill the schedule.
-    fn replayed(&self, device: &Device, g: &Guess) -> Guess {
-        let (c, l) = (&g.candidate, &g.candidate.layout);
-        let known = Guess { replayed: true, ..*g };
-        let (named, p, v, m) = memory::order(c);
-        if 3 * p * v * m > MOST_ACTIONS {
-            return known;
-        }
-        let closed = Closed { question: self.question(device, c), balanced: true };
-        let waits = || -> Result<f64> {
-            let pieces = Pieces::of(&closed.question)?;
-            let schedule = make(named, p, v, m)?;
-            let mut of = [vec![], vec![], vec![]];
-            let mut own = vec![0.0f64; l.pp];
-            for (rank, load) in closed.stages(&pieces) {
-                let seconds = pieces.seconds(&load);
-                own[rank] += seconds.iter().sum::<f64>();
-                of.iter_mut().zip(seconds).for_each(|(all, s)| all.push(s));
-            }
-            let [forward, input, weight] = of;
-            let span = replay(&schedule, &Times { forward, input, weight })?.makespan();
-            let longest = own.iter().copied().fold(0.0, f64::max);
-            let formula = closed.price_of(&pieces, &closed.loads(&pieces)).parts.bubble;
-            Ok(span - m as f64 * longest - formula)
-        };
-        Guess {
-            seconds: g.seconds + waits().expect("layouts are legal, and were priced").max(0.0),
-            ..known
-        }
-    }
-}
-
-/// Most actions of a schedule that is run for a guess.
-const MOST_ACTIONS: usize = 1 << 18;
 
 /// Why no layout is legal as asked, of all that are without `--fix`.
 fn nothing_legal(f: &Facts, base: &Options, asked: &Asked, all: &[Candidate]) -> Diag {
@@ -246,18 +129,16 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     };
     let input = read_model(model, base)?;
     let since = Instant::now();
-    let all_legal = space::candidates(&facts, base, asked.gpus, asked.device.domain as usize);
-    let fixed = |c: &&Candidate| asked.fixed.iter().all(|(n, v)| c.number(n) == Some(*v));
-    let legal: Vec<Candidate> = all_legal.iter().filter(fixed).copied().collect();
+    let domain = asked.device.domain as usize;
+    let mut legal = space::candidates(&facts, base, asked.gpus, domain);
+    legal.retain(|c| asked.fixed.iter().all(|(n, v)| c.number(n) == Some(*v)));
     if legal.is_empty() {
-        return Err(nothing_legal(&facts, base, asked, &all_legal));
+        let all = space::candidates(&facts, base, asked.gpus, domain);
+        return Err(nothing_legal(&facts, base, asked, &all));
     }
     asked.ifs.check(precision(base))?;
     let form = Form::of(&facts, &input.config, base, asked.ifs);
-    let limit = asked.memory as f64;
-    let mut guesses = form.guesses(&asked.device, &legal)?;
-    guesses.retain(|g| g.bytes.least <= limit);
-    guesses.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let mut guesses = Guesses::of(&form, &asked.device, &legal, asked.memory)?;
     let closed_ms = since.elapsed().as_secs_f64() * 1e3;
     let (legal, may_fit) = (legal.len(), guesses.len());
     say(format!("{legal} legal, {may_fit} may fit, all priced in {closed_ms:.0} ms"));
@@ -274,7 +155,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         passed_over: 0,
         last: None,
     };
-    let put_off = search.run(&guesses, say);
+    let put_off = search.run(&mut guesses, say);
     let Search { refused, mut fits, least, compiled, passed_over, .. } = search;
     // Of the last ones that were compiled together, not all are wanted.
     fits.sort_by(|a, b| a.guess.seconds.total_cmp(&b.guess.seconds));
@@ -292,33 +173,6 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         least,
         input,
     })
-}
-
-/// Guesses by their seconds; what comes first is run by its schedule, and comes again where it belongs then.
-struct Fastest<'a> {
-    rest: std::iter::Peekable<std::slice::Iter<'a, Guess>>,
-    /// Those that were run, the fastest last.
-    replayed: Vec<Guess>,
-}
-
-impl Fastest<'_> {
-    /// Of guesses in order.
-    fn of(all: &[Guess]) -> Fastest<'_> {
-        Fastest { rest: all.iter().peekable(), replayed: vec![] }
-    }
-
-    /// The fastest of those that are left, where running a schedule never makes it faster.
-    fn next(&mut self, replay: &dyn Fn(&Guess) -> Guess) -> Option<Guess> {
-        loop {
-            let first = self.replayed.last().map_or(f64::INFINITY, |g| g.seconds);
-            let Some(g) = self.rest.next_if(|g| g.seconds < first) else {
-                return self.replayed.pop();
-            };
-            let g = if g.replayed { *g } else { replay(g) };
-            let at = self.replayed.partition_point(|x| x.seconds > g.seconds);
-            self.replayed.insert(at, g);
-        }
-    }
 }
 
 /// What was compiled so far.
@@ -342,14 +196,13 @@ struct Search<'a> {
 impl Search<'_> {
     /// Compiles the fastest first, of those that seem to fit; then those that do not seem to. How many of
     /// these were left in the end.
-    fn run(&mut self, guesses: &[Guess], say: &mut dyn FnMut(String)) -> usize {
+    fn run(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(String)) -> usize {
         let mut put_off: Vec<Guess> = vec![];
-        let mut rest = Fastest::of(guesses);
         let mut late = vec![].into_iter();
         while !self.is_done() {
             let mut some: Vec<Guess> = vec![];
             while some.len() < AT_ONCE {
-                if let Some(g) = rest.next(&|g| self.form.replayed(&self.asked.device, g)) {
+                if let Some(g) = guesses.next() {
                     match (self.is_hopeless(&g), self.seems_to_fit(&g)) {
                         (true, _) => self.passed_over += 1,
                         (false, false) => put_off.push(g),
@@ -358,7 +211,7 @@ impl Search<'_> {
                     continue;
                 }
                 if late.len() == 0 {
-                    put_off.sort_by(|a, b| a.bytes.likely.total_cmp(&b.bytes.likely));
+                    put_off.sort_by(|a, b| a.likely.total_cmp(&b.likely));
                     late = std::mem::take(&mut put_off).into_iter();
                 }
                 match late.next() {
@@ -399,13 +252,13 @@ impl Search<'_> {
     /// True if the formula of memory, scaled by what plans like it needed, says so.
     fn seems_to_fit(&self, g: &Guess) -> bool {
         let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
-        g.bytes.likely * ratio <= self.asked.memory as f64
+        g.likely * ratio <= self.asked.memory as f64
     }
 
     fn keep(&mut self, c: Compiled) {
         self.compiled += 1;
         self.last = Some((c.guess.candidate.words(), c.peak));
-        let ratio = c.peak as f64 / c.guess.bytes.likely;
+        let ratio = c.peak as f64 / c.guess.likely;
         let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
         *known = known.min(ratio);
         if self.least.is_none_or(|l| c.peak < l.1) {

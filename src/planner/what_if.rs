@@ -157,8 +157,8 @@ impl Ifs {
     }
 
     /// Seconds in which state comes from the host and goes back, both at once and beside nothing else.
-    pub fn moved(&self, host: f64) -> f64 {
-        self.host.map_or(0.0, |speed| host / speed)
+    pub fn moved(&self, host: impl FnOnce() -> f64) -> f64 {
+        self.host.map_or(0.0, |speed| host() / speed)
     }
 
     /// Bytes that a rank needs of a plan, if that were so.
@@ -179,7 +179,7 @@ impl Ifs {
             out = own.with(ratio, |x, by| x * by);
         }
         let unmoved = 2.0 * most(|c| c.moments) / device.memory_speed();
-        out.optimizer = (own.optimizer - unmoved).max(0.0) + self.moved(most(|c| c.host));
+        out.optimizer = (own.optimizer - unmoved).max(0.0) + self.moved(|| most(|c| c.host));
         out
     }
 

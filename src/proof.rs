@@ -13,7 +13,7 @@ use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::{self, Decay, Options};
-use shardc_prove::field::Data;
+use shardc_prove::field::{Data, Progress};
 use shardc_prove::ledger::Gap;
 use shardc_prove::{Optimizer, Recipe, Report, Subject, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,9 +44,9 @@ impl Texts {
         shardc_prove::prove(&self.subject())
     }
 
-    /// By evaluation of all ranks.
-    pub fn evaluate(&self) -> Report {
-        shardc_prove::field::prove(&self.subject(), self.data)
+    /// By evaluation of all ranks; `watch` hears how far it is.
+    pub fn evaluate(&self, watch: &mut dyn FnMut(Progress)) -> Report {
+        shardc_prove::field::prove_watched(&self.subject(), self.data, watch)
     }
 }
 

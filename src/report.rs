@@ -6,6 +6,7 @@ use crate::pictures::measure::{bubble_of, textbook_bubble};
 use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
+pub use shardc_ir::diag::bytes;
 use shardc_ir::func::{Func, FuncKind, Node};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
@@ -383,16 +384,4 @@ fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {
         input_bytes: of(MemoryClass::Input),
         collectives: collectives(plan, c),
     }
-}
-
-/// `n` bytes for people.
-pub fn bytes(n: usize) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut x = n as f64;
-    let mut u = 0;
-    while x >= 1024.0 && u + 1 < units.len() {
-        x /= 1024.0;
-        u += 1;
-    }
-    if u == 0 { format!("{n} B") } else { format!("{x:.2} {}", units[u]) }
 }

@@ -41,6 +41,23 @@ pub enum Exit {
     ReaderGone = 141,
 }
 
+/// Bytes for people, in the units of all messages: `1.50 GiB`.
+pub fn bytes(n: usize) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut x = n as f64;
+    let mut u = 0;
+    while x >= 1024.0 && u + 1 < units.len() {
+        x /= 1024.0;
+        u += 1;
+    }
+    if u == 0 { format!("{n} B") } else { format!("{x:.2} {}", units[u]) }
+}
+
+/// The same, and how many exactly: of what is compared with a limit.
+pub fn exact_bytes(n: usize) -> String {
+    if n < 1024 { bytes(n) } else { format!("{} ({n} B)", bytes(n)) }
+}
+
 /// Result with a diagnostic.
 pub type Result<T> = std::result::Result<T, Diag>;
 

@@ -6,7 +6,7 @@ use crate::schedule;
 use crate::shard::auto::{Choices, Price};
 use crate::shard::propagate::Cause;
 use crate::state::{Changed, State};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, bytes, exact_bytes};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
@@ -189,13 +189,14 @@ pub fn run_pass(pass: &Pass, module: Module, source: Source, o: &Options) -> Res
 fn too_large(plan: &Plan, limit: usize) -> Diag {
     let m = plan.classes.iter().map(|c| &c.memory).max_by_key(|m| m.peak_bytes);
     let m = m.expect("a plan has ranks");
-    let what = format!("a rank needs {} B, the limit is {limit} B", m.peak_bytes);
+    let (needs, most) = (exact_bytes(m.peak_bytes), exact_bytes(limit));
+    let what = format!("a rank needs {needs}, the limit is {most}");
     let mut d = Diag::new("out-of-memory", what)
         .at(format!("--memory {limit}"))
         .rule("peak_bytes <= --memory")
         .exit(Exit::Infeasible);
     for (name, class, size) in &m.live_at_peak {
-        d = d.why(format!("{name} holds {size} B ({}) at the peak", class.name()));
+        d = d.why(format!("{name} holds {} ({}) at the peak", bytes(*size), class.name()));
     }
     d.help(format!("use --memory {}", m.peak_bytes))
 }

@@ -1,7 +1,7 @@
 //! A rank's memory: one mapping of the plan's peak, handed out by place.
 
 use memmap2::{MmapMut, MmapRaw};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, exact_bytes};
 use std::ptr::NonNull;
 
 /// What poisoned memory is filled with: a NaN as f32, two as bf16, a large number as i32.
@@ -23,8 +23,9 @@ impl Arena {
     pub fn new(bytes: usize, poison: bool) -> Result<Arena> {
         let mapped = MmapMut::map_anon(bytes.max(size_of::<f32>()));
         let mut memory = mapped.map_err(|e| {
-            Diag::new("out-of-memory", format!("this machine does not give a rank {bytes} B: {e}"))
-                .help(format!("run fewer ranks of {bytes} B on this machine, or compile with a smaller --memory"))
+            let needs = exact_bytes(bytes);
+            Diag::new("out-of-memory", format!("this machine does not give a rank {needs}: {e}"))
+                .help("run fewer ranks on this machine, or compile with a smaller --memory")
                 .exit(Exit::Environment)
         })?;
         if poison {

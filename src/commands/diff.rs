@@ -11,6 +11,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
 use shardc_ir::diag::Result;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use toml::Value;
 
@@ -85,7 +86,7 @@ fn options(all: &[Change]) -> String {
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);
     for c in all {
-        let values = format!("{} -> {}", value(c.before.as_ref()), value(c.after.as_ref()));
+        let values = values(c);
         let refused = match (&c.refused_alone, &c.refused_without) {
             (None, _) if c.bound => "a bound: it makes no difference".into(),
             (None, _) => String::new(),
@@ -97,6 +98,53 @@ fn options(all: &[Change]) -> String {
     match all.is_empty() {
         true => "the options are the same\n".into(),
         false => format!("options\n{}", trimmed(&t)),
+    }
+}
+
+/// What an option was and is; of several numbers those that differ.
+fn values(c: &Change) -> String {
+    let (before, after) = (c.before.as_ref(), c.after.as_ref());
+    let (mut first, mut second) = (BTreeMap::new(), BTreeMap::new());
+    let several = [(before, &mut first), (after, &mut second)].map(|(v, to)| match v {
+        Some(Value::Table(t)) => flat(t, "", to),
+        None => true,
+        Some(_) => false,
+    });
+    if several == [true; 2] && !(first.is_empty() && second.is_empty()) {
+        let names: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
+        let differ = names.into_iter().filter(|n| first.get(*n) != second.get(*n));
+        let said = |name: &str, v: Option<&Value>| match (c.option.as_str(), v) {
+            ("hardware", Some(Value::Float(x))) => speed(name, *x),
+            _another => value(v),
+        };
+        let one =
+            |n: &String| format!("{n} {} -> {}", said(n, first.get(n)), said(n, second.get(n)));
+        return differ.map(one).collect::<Vec<_>>().join(", ");
+    }
+    format!("{} -> {}", value(before), value(after))
+}
+
+/// Values of a table and of the tables in it, by their names; true, as it is one.
+fn flat(t: &toml::Table, before: &str, to: &mut BTreeMap<String, Value>) -> bool {
+    for (name, v) in t {
+        match v {
+            Value::Table(inner) => {
+                flat(inner, &format!("{before}{name}."), to);
+            }
+            _value => {
+                to.insert(format!("{before}{name}"), v.clone());
+            }
+        }
+    }
+    true
+}
+
+/// A number of `hardware` with its unit.
+fn speed(name: &str, x: f64) -> String {
+    match name {
+        "flops" => format!("{:.1} TFLOP/s", x / 1e12),
+        "latency" | "start" | "line" => time(x),
+        _link_or_memory => format!("{:.1} GB/s", x / 1e9),
     }
 }
 

@@ -9,13 +9,15 @@ use crate::planner::space::NUMBERS;
 use crate::planner::what_if::Ifs;
 use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
+use crate::search::ways::mesh_text;
 use crate::terminal::note;
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use shardc_cost::device::{Constant, Device, Provenance};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_passes::options::Options;
+use shardc_ir::mesh::PIPELINE;
+use shardc_passes::options::{Options, Order};
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
 
@@ -164,7 +166,7 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
     let most: Option<(Of, Vec<Largest>)> = what.max.map(of);
     match format {
         Format::Json => {
-            let mut out = to_json(&asked, &found);
+            let mut out = to_json(&asked, &found, what);
             if let Some((of, all)) = &most {
                 for (plan, m) in out["plans"].as_array_mut().into_iter().flatten().zip(all) {
                     plan["largest"] = largest_json(*of, m);
@@ -176,7 +178,7 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
             show(table(&asked, &found));
             show(most.map_or(String::new(), |(of, all)| largest_text(of, &all)));
             if let Some(line) = what.explain {
-                show(explain(&asked, &found.fits[line - 1]));
+                show(explain(&asked, &found.fits[line - 1], what));
             }
             note(trust(&asked.device));
         }
@@ -297,7 +299,44 @@ fn shares(c: &Compiled) -> String {
     some.map(|(n, s)| format!("{n} {}", whole(s))).collect::<Vec<_>>().join(" · ")
 }
 
-fn explain(asked: &Asked, c: &Compiled) -> String {
+/// The flags with which `shardc compile` makes a plan, by their names; one that takes no value is true.
+fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Value> {
+    let o = &c.options;
+    let staged = o.axis(PIPELINE) > 1;
+    let order = match &o.schedule {
+        Order::Named(name) => name.as_str(),
+        Order::Csv(_) => "",
+    };
+    let all = [
+        ("mesh", Some(json!(mesh_text(o))).filter(|m| m != "")),
+        ("global-batch", Some(json!(o.global_batch))),
+        ("microbatch", Some(json!(o.microbatch))),
+        ("seq", Some(json!(o.seq))),
+        ("dtype", Some(json!(what.dtype))),
+        ("zero", (o.zero > 0).then(|| json!(o.zero))),
+        ("sp", o.sp.then(|| json!(true))),
+        ("recompute", Some(json!(o.recompute.to_string()))),
+        ("schedule", staged.then(|| json!(order))),
+        ("chunks", o.chunks.filter(|_| staged).map(|n| json!(n))),
+        ("moe-bound", what.moe_bound.map(|x| json!(x))),
+        ("node", o.node.map(|n| json!(n))),
+        ("transport", Some(json!("nccl"))),
+    ];
+    all.into_iter().filter_map(|(name, v)| Some((name.to_string(), v?))).collect()
+}
+
+/// Them as a command.
+fn command(what: &Plan, c: &Compiled) -> String {
+    let one = |(name, v): (String, Value)| match v {
+        Value::Bool(_) => format!(" --{name}"),
+        Value::String(text) => format!(" --{name} {text}"),
+        number => format!(" --{name} {number}"),
+    };
+    let all: String = options(what, c).into_iter().map(one).collect();
+    format!("shardc compile {}{all}\n", what.model.display())
+}
+
+fn explain(asked: &Asked, c: &Compiled, what: &Plan) -> String {
     let d = &asked.device;
     let mut out =
         format!("\n{}: {}\n{}", c.guess.candidate.words(), time(c.seconds), lines(&c.parts));
@@ -318,17 +357,19 @@ fn explain(asked: &Asked, c: &Compiled) -> String {
     out += &of("nic", f.nic, "of the bandwidth");
     out += &of("hop", f.hop, "seconds");
     out += &of("kernel", f.kernel, "seconds");
-    out + &of("step", f.step, "seconds")
+    out += &of("step", f.step, "seconds");
+    out + "\n" + &command(what, c)
 }
 
-fn to_json(asked: &Asked, found: &Found) -> Value {
+fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
     let best = found.fits[0].seconds;
     let one = |c: &Compiled| {
         let parts: serde_json::Map<String, Value> =
             c.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
         json!({
             "layout": c.guess.candidate.words(),
-            "mesh": crate::search::ways::mesh_text(&c.options),
+            "mesh": mesh_text(&c.options),
+            "options": options(what, c),
             "step_s": c.seconds,
             "band": [c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)],
             "closed_form_s": c.guess.seconds,

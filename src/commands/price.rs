@@ -207,9 +207,10 @@ pub fn words(w: &Work) -> String {
             )
         }
         Work::Rows { bytes } => format!("rows of {bytes} B"),
-        Work::Exchange { sends, group, bytes, .. } => {
+        Work::Exchange { op, group, bytes, .. } => {
             let (n, domains) = (group.size, group.domains());
-            format!("{sends:?} over {n} ranks in {domains} domains, {bytes} B")
+            let places = if domains == 1.0 { "domain" } else { "domains" };
+            format!("{op} over {n} ranks in {domains} {places}, {bytes} B")
         }
     }
 }

@@ -1,11 +1,17 @@
 //! `shardc prove`: shows that a plan computes what its model means, for all numbers.
 
 use super::{By, show};
+use crate::terminal::note;
 use crate::{plan_dir, proof};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::Result;
+use shardc_prove::field::Progress;
 use shardc_prove::{Report, Verdict};
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a proof says nothing.
+const SILENT: Duration = Duration::from_secs(1);
 
 /// Proves a plan: exit status 0 proved, 1 refuted, 4 not understood. By both ways it is proved if it is
 /// in both.
@@ -19,7 +25,14 @@ pub fn prove(dir: &Path, by: By, by_text: bool, as_json: bool) -> Result<i32> {
         all.push(("symbolic", texts.prove()));
     }
     if by != By::Symbolic {
-        all.push(("field", texts.evaluate()));
+        let mut last = Instant::now();
+        let mut watch = |p: Progress| {
+            if !as_json && last.elapsed() >= SILENT {
+                note(format!("by evaluation: {} of {} {}", p.done, p.all, p.of));
+                last = Instant::now();
+            }
+        };
+        all.push(("field", texts.evaluate(&mut watch)));
     }
     let found = |v: Verdict| all.iter().any(|x| x.1.verdict() == v);
     let verdict = match (found(Verdict::Refuted), found(Verdict::NotUnderstood)) {

@@ -57,7 +57,7 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
         format!("flags of the family {family}, which are not written here yet"),
     );
     let (theta, scaled) = e.rope();
-    e.lack(scaled.is_some(), "scaled rotary positions, which are not written here yet");
+    let scaling = scaling(e, scaled.as_deref());
     e.lack(theta.fract() != 0.0, "a base of rotary positions that is not a whole number");
     let tanh =
         |key: &str| e.s.config.get(key).and_then(|v| v.as_str()).is_some_and(|a| a != "silu");
@@ -80,6 +80,10 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
     out.put("norm-epsilon", e.number("rms_norm_eps").unwrap_or(1e-6));
     out.put("position-embedding-type", "rope");
     out.put("rotary-base", theta as u64);
+    if let Some(factor) = scaling {
+        out.on("use-rope-scaling", true);
+        out.put("rope-scaling-factor", factor);
+    }
     out.on("disable-bias-linear", true);
     out.on("add-qkv-bias", family == "qwen2");
     out.on("qk-layernorm", family.starts_with("qwen3"));
@@ -109,6 +113,35 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What it calls low_freq_factor, high_freq_factor and original_max_position_embeddings of Llama 3.1's scaling: it has
+/// a flag for the factor alone (`RotaryEmbedding._apply_scaling` of Megatron-LM).
+const SCALING: [(&str, f64); 3] = [
+    ("low_freq_factor", 1.0),
+    ("high_freq_factor", 4.0),
+    ("original_max_position_embeddings", 8192.0),
+];
+
+/// The factor of scaled rotary positions, if they are and it can have them.
+fn scaling(e: &mut Export, kind: Option<&str>) -> Option<f64> {
+    let kind = kind?;
+    if kind != "llama3" {
+        e.lack(true, format!("rotary positions of scaling {kind}: it has those of llama3"));
+        return None;
+    }
+    let own = e.rope_scaling()?;
+    let of = |key: &str| own.get(key).and_then(|v| v.as_f64());
+    let absent =
+        e.number("original_max_position_embeddings").or(e.number("max_position_embeddings"));
+    for (key, theirs) in SCALING {
+        let value = of(key).or(absent.filter(|_| key == SCALING[2].0));
+        e.lack(
+            value != Some(theirs),
+            format!("scaled rotary positions with another {key} than {theirs}"),
+        );
+    }
+    of("factor")
 }
 
 fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {

@@ -195,14 +195,18 @@ impl<'a> Export<'a> {
 
     /// Base of the rotary positions, and the name of their scaling if there is one.
     fn rope(&self) -> (f64, Option<String>) {
-        let c = &self.s.config;
-        let own = c.get("rope_parameters").filter(|v| v.is_object());
-        let of = |v: &Json, key: &str| v.get(key).and_then(Json::as_str).map(String::from);
+        let own = self.rope_scaling();
         let theta = own.and_then(|v| v.get("rope_theta")).and_then(Json::as_f64);
         let theta = theta.or(self.number("rope_theta")).unwrap_or(10_000.0);
-        let scaled =
-            own.or(c.get("rope_scaling")).and_then(|v| of(v, "rope_type").or(of(v, "type")));
+        let of = |v: &Json, key: &str| v.get(key).and_then(Json::as_str).map(String::from);
+        let scaled = own.and_then(|v| of(v, "rope_type").or(of(v, "type")));
         (theta, scaled.filter(|t| t != "default"))
+    }
+
+    /// What config.json has of the scaling of rotary positions: where it has both, `rope_scaling`, as models are read.
+    fn rope_scaling(&self) -> Option<&'a Json> {
+        let of = |key: &str| self.s.config.get(key).filter(|v| v.is_object());
+        of("rope_scaling").or(of("rope_parameters"))
     }
 }
 

@@ -337,8 +337,8 @@ mod tests {
         }
         let group = Group { size: 2.0, per_domain: 2.0 };
         for bytes in [64.0, 256.0, 512.0, 1024.0, 1e5, 4e5, 1e6, 2e6, 4e6] {
-            for sends in [Sends::SumToAll, Sends::Share] {
-                out.push(Work::Exchange { sends, group, stride: 1, bytes, atoms: AtomSet(1) });
+            for (op, sends) in [("all_reduce", Sends::SumToAll), ("reduce_scatter", Sends::Share)] {
+                out.push(Work::Exchange { op, sends, group, stride: 1, bytes, atoms: AtomSet(1) });
             }
         }
         out

@@ -191,6 +191,38 @@ fn what_a_target_does_otherwise_is_refused() {
     }
 }
 
+/// Scaled rotary positions are exported where Megatron-LM has the same formula, of which it takes the factor alone.
+#[test]
+fn scaled_rotary_positions_are_exported_or_refused() {
+    let lab = Lab::new("exports-rope");
+    let scaling = |kind: &str, high: f64, original: usize| {
+        serde_json::json!({ "max_position_embeddings": 131_072, "rope_scaling": { "rope_type": kind, "factor": 8.0,
+            "low_freq_factor": 1.0, "high_freq_factor": high, "original_max_position_embeddings": original } })
+    };
+    let compile = |model: &str| {
+        lab.ok(&["compile", model, "--seq", "16", "--decay", "matrices", "-o", "p"]);
+    };
+    compile(&lab.config("llama_mha", scaling("llama3", 4.0, 8192)));
+    let flags = lab.ok(&["export", "p", "--to", "megatron"]).stdout;
+    let flags = String::from_utf8_lossy(&flags).into_owned();
+    for line in ["--use-rope-scaling\n", "--rope-scaling-factor 8\n"] {
+        assert!(flags.contains(line), "{line}: {flags}");
+    }
+    lab.refuses(&["export", "p", "--to", "nanotron"], 4, "export");
+    for (kind, high, original, word) in [
+        ("llama3", 8.0, 8192, "high_freq_factor than 4"),
+        ("llama3", 4.0, 4096, "original_max_position_embeddings than 8192"),
+        ("linear", 4.0, 8192, "scaling linear"),
+    ] {
+        compile(&lab.config("llama_mha", scaling(kind, high, original)));
+        let said = lab.refuses(&["export", "p", "--to", "megatron"], 4, "export");
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    compile(&lab.model("llama_mha"));
+    let flags = lab.ok(&["export", "p", "--to", "megatron"]).stdout;
+    assert!(!String::from_utf8_lossy(&flags).contains("rope-scaling"));
+}
+
 /// Routers are exported as the compiler reads them: a loss that training does not have has no coefficient.
 #[test]
 fn routers_are_those_of_the_plan() {

@@ -9,9 +9,11 @@ use shardc_cost::plan::launch::Work;
 use shardc_cost::plan::{Item, price};
 use shardc_ir::func::FuncKind;
 use shardc_ir::group::launches;
+use shardc_ir::ops::Sends;
 use shardc_ir::plan::{Plan, calls};
 use shardc_ir::schedule::{Times, replay};
-use shardc_passes::options::{Options, Order, Transport};
+use shardc_passes::options::{CpMode, Options, Order, Transport};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 fn h100() -> Device {
@@ -61,6 +63,79 @@ fn every_launch_and_exchange_is_priced_once() {
             let own = counted.iter().filter(|c| !["send", "recv"].contains(&c.kind));
             assert_eq!(exchanges, own.map(|c| c.count).sum::<usize>());
         }
+    }
+}
+
+/// Whatever a family and its layout exchange has a price, and words of its own.
+#[test]
+fn every_collective_of_every_family_has_a_price() {
+    let on = |o: Options| Options { transport: Transport::Nccl, ..o };
+    let named = |name: &str| Order::Named(name.into());
+    let staged = options(&[("pp", 2), ("tp", 2)], true, 1);
+    let dense = [
+        options(&[("tp", 2)], true, 2),
+        Options { zero: 3, ..options(&[("dp_shard", 2)], false, 1) },
+        Options { zero: 2, ..options(&[("dp_replicate", 2), ("dp_shard", 2)], false, 1) },
+        options(&[("cp", 2)], false, 2),
+        Options { cp_mode: CpMode::Ring, ..options(&[("cp", 2)], false, 2) },
+        Options { cp_mode: CpMode::Ulysses, ..options(&[("cp", 2)], false, 2) },
+        Options { schedule: named("zb-h1"), clip: Some(1.0), ..staged },
+    ];
+    let sparse = [
+        Options { ep: 2, etp: Some(1), ..options(&[("dp_shard", 2)], false, 1) },
+        Options { ep: 2, etp: Some(1), ..options(&[("dp_shard", 2), ("tp", 2)], true, 1) },
+        Options { etp: Some(2), ..options(&[("tp", 2)], true, 2) },
+    ];
+    let mut kinds = BTreeSet::new();
+    for fixture in [
+        "llama_gqa",
+        "mistral_window",
+        "qwen2",
+        "qwen3",
+        "gpt2",
+        "gemma2",
+        "olmo2",
+        "phi3",
+        "gemma3",
+        "gpt_neox",
+        "mixtral",
+        "qwen3_moe",
+        "deepseek_v3",
+        "glm4_moe",
+    ] {
+        let has = ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe"].contains(&fixture);
+        let all = dense.iter().chain(sparse.iter().filter(|_| has));
+        let mut done = 0;
+        for o in all.cloned().map(on) {
+            let path = Path::new(FIXTURES).join(fixture);
+            // What a family does not run on is refused elsewhere.
+            let Ok(made) = shardc::compile(&path, &o, &mut |_, _| {}) else { continue };
+            done += 1;
+            let plan = made.stored.plan;
+            let p = price(&plan, &h100(), &[]).expect("a price");
+            for class in &plan.classes {
+                let mut exchanges = 0;
+                for call in calls(&class.step) {
+                    for i in &p.funcs[call.func].items {
+                        let Work::Exchange { op, sends, group, bytes, .. } = i.work else {
+                            continue;
+                        };
+                        exchanges += 1;
+                        let moves = sends != Sends::Nothing && group.size > 1.0;
+                        assert_eq!(i.seconds > 0.0, moves, "{fixture} {op} {bytes}");
+                        assert!(i.seen > 0.0 || !moves, "{fixture} {op} {bytes}");
+                        kinds.insert(op);
+                    }
+                }
+                let counted = collectives(&plan, class);
+                let own = counted.iter().filter(|c| !["send", "recv"].contains(&c.kind));
+                assert_eq!(exchanges, own.map(|c| c.count).sum::<usize>(), "{fixture}");
+            }
+        }
+        assert!(done >= 5, "{fixture}: {done}");
+    }
+    for op in ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"] {
+        assert!(kinds.contains(op), "{op} of {kinds:?}");
     }
 }
 
@@ -164,6 +239,47 @@ fn lab(name: &str, fixture: &str) -> Lab {
     lab
 }
 
+/// The options that are said of a line are flags of `compile`, which makes the plan that was priced.
+#[test]
+fn options_of_a_line_make_its_plan() {
+    for (fixture, args) in [
+        ("llama_gqa", &["--gpus", "8", "--fix", "pp=2"][..]),
+        ("llama_gqa", &["--gpus", "4", "--fix", "zero=3"]),
+        ("llama_deep", &["--gpus", "4", "--fix", "pp=2,v=2"]),
+        ("qwen3_moe", &["--gpus", "4", "--fix", "ep=2", "--moe-bound", "2"]),
+        ("gpt2", &["--gpus", "4", "--fix", "cp=2"]),
+    ] {
+        let lab = lab(&format!("plan-options-{fixture}-{}", args.len() + args[3].len()), fixture);
+        let rest = ["--global-batch", "8", "--seq", "16", "--top", "3"];
+        let found = planned(&lab, &[args, &rest].concat());
+        for (i, plan) in found["plans"].as_array().expect("plans").iter().enumerate() {
+            let mut flags = vec!["compile".to_string(), "m".into()];
+            for (name, value) in plan["options"].as_object().expect("options") {
+                flags.push(format!("--{name}"));
+                match value {
+                    Json::Bool(_) => {}
+                    Json::String(text) => flags.push(text.clone()),
+                    number => flags.push(number.to_string()),
+                }
+            }
+            let dir = format!("{i}.plan");
+            flags.extend(["-o".into(), dir.clone()]);
+            let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+            lab.ok(&flags);
+            let made = shardc::plan_dir::read(&lab.path(&dir)).expect("a plan").plan;
+            let (own, device) = (&plan["as_compiled"], h100());
+            assert_eq!(own["peak_bytes"].as_u64(), Some(made.peak_bytes() as u64), "{flags:?}");
+            let seconds = price(&made, &device, &[]).expect("a price").total;
+            assert_eq!(own["step_s"].as_f64(), Some(seconds), "{flags:?}");
+            lab.ok(&["prove", &dir]);
+        }
+        let said = lab
+            .ok(&[&["plan", "m", "--device", "h100-sxm", "--explain", "1"], args, &rest].concat());
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.contains("\nshardc compile m --mesh "), "{said}");
+    }
+}
+
 /// What is called fitting fits: the written plan needs what was said, which is no more than there is.
 #[test]
 fn what_is_said_of_a_layout_is_what_its_plan_says() {
@@ -241,7 +357,6 @@ fn the_largest_that_fits_is_found() {
         let sp = plan["layout"].as_str().expect("words").contains("sp");
         let kept = match plan["layout"].as_str().expect("words") {
             w if w.contains("full") => "full",
-            w if w.contains("selective") => "selective",
             _default => "elementwise",
         };
         for (at, fits) in [(most, true), (&most["next"], false)] {

@@ -245,7 +245,7 @@ fn recipes() {
 
 fn evaluated(cases: &[(&'static str, Options)]) {
     for (name, o) in cases {
-        let r = Case::new(name, o).texts.evaluate();
+        let r = Case::new(name, o).texts.evaluate(&mut |_| ());
         assert_eq!(r.verdict(), Verdict::Proved, "{name} {:?}: {}", o.mesh, found(&r));
         assert!(r.shown["elements compared"] > 1000, "{name}: {:?}", r.shown);
     }

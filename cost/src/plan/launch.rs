@@ -29,8 +29,15 @@ pub enum Work {
     Attention { sizes: Attention, precision: Precision, backward: bool },
     /// Work that moves bytes.
     Rows { bytes: f64 },
-    /// A collective of a group, with the bytes of [`collective::seconds`].
-    Exchange { sends: Sends, group: Group, stride: usize, bytes: f64, atoms: AtomSet },
+    /// A collective of a group by its mnemonic, with the bytes of [`collective::seconds`].
+    Exchange {
+        op: &'static str,
+        sends: Sends,
+        group: Group,
+        stride: usize,
+        bytes: f64,
+        atoms: AtomSet,
+    },
 }
 
 /// Prices the functions of a plan on a device.
@@ -95,7 +102,8 @@ impl<'a> Pricer<'a> {
                 _operand => held(i),
             };
             let bytes = pairs.map(one).sum();
-            return Work::Exchange { sends, group, stride, bytes, atoms: c.atoms() };
+            let (op, atoms) = (first.op.mnemonic(), c.atoms());
+            return Work::Exchange { op, sends, group, stride, bytes, atoms };
         }
         let product = nodes.iter().find(|n| n.op.is_heavy());
         product.and_then(|n| self.heavy(f, x, n)).unwrap_or_else(|| {

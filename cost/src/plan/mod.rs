@@ -215,7 +215,7 @@ mod tests {
         let group = crate::collective::Group { size: 2.0, per_domain: 2.0 };
         let (sends, atoms) = (Sends::SumToAll, AtomSet::EMPTY);
         let work = match exchange {
-            true => Work::Exchange { sends, group, stride: 1, bytes: 1.0, atoms },
+            true => Work::Exchange { op: "all_reduce", sends, group, stride: 1, bytes: 1.0, atoms },
             false => Work::Rows { bytes: 1.0 },
         };
         Item { work, seconds, seen: seconds, node: 0 }

@@ -40,6 +40,17 @@ pub struct Data {
     pub vocab: usize,
 }
 
+/// How far an evaluation is: so many calls of functions on all ranks, or results of the textbook, are done of all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    pub of: &'static str,
+    pub done: usize,
+    pub all: usize,
+}
+
+/// Hears how far an evaluation is.
+type Watch<'a> = dyn FnMut(Progress) + 'a;
+
 /// A tensor of numbers that depend on its name alone.
 fn noise(name: &str, shape: &[usize]) -> Tensor {
     let (name, mut k) = (seed(name), 0);
@@ -154,7 +165,7 @@ impl Run<'_> {
     }
 
     /// All microbatches: each function as soon as its arguments are there.
-    fn loops(&mut self) -> Result<(), Gap> {
+    fn loops(&mut self, watch: &mut Watch) -> Result<(), Gap> {
         let m = self.m;
         let parts = m.funcs.iter().filter_map(|f| Some((f, Part::of(f)?)));
         let parts: Vec<(&Func, Part)> = parts.collect();
@@ -163,6 +174,8 @@ impl Run<'_> {
             let made = made.ok_or_else(|| waits(f))?;
             self.keep(f, part, made);
         }
+        let calls = parts.iter().filter(|x| x.1.of_microbatch()).count();
+        let (mut done, all) = (0, calls * self.schedule.microbatches);
         for j in 0..self.schedule.microbatches {
             self.edges.clear();
             self.own.retain(|k, _| k.1.kind != RoleKind::Stash);
@@ -172,8 +185,13 @@ impl Run<'_> {
                 for x in todo {
                     match self.call(x.0, x.1, Some(j), &mut Stages::default())? {
                         Some(made) => self.keep(x.0, x.1, made),
-                        None => left.push(x),
+                        None => {
+                            left.push(x);
+                            continue;
+                        }
                     }
+                    done += 1;
+                    watch(Progress { of: "calls on all ranks", done, all });
                 }
                 if left.len() == before {
                     return Err(waits(first.0));
@@ -301,6 +319,11 @@ impl<'a> Values<'a> {
 
 /// Proves a small plan by evaluation: every element that a step leaves on every rank.
 pub fn prove(subject: &Subject, data: Data) -> Report {
+    prove_watched(subject, data, &mut |_| ())
+}
+
+/// The same, and `watch` hears how far it is.
+pub fn prove_watched(subject: &Subject, data: Data, watch: &mut dyn FnMut(Progress)) -> Report {
     let mut report = Report::default();
     local::prove(subject.programs, true, &mut report);
     if report.verdict() != Verdict::Proved {
@@ -310,8 +333,8 @@ pub fn prove(subject: &Subject, data: Data) -> Report {
     let of = |f: &Func| elements_of(f, &ranks, subject.schedule);
     let large = subject.programs.funcs.iter().map(of).sum::<f64>() > LARGEST;
     let done = match large {
-        true => compare_smaller(subject, data, &mut report),
-        false => compare(subject, data, &mut report),
+        true => compare_smaller(subject, data, &mut report, watch),
+        false => compare(subject, data, &mut report, watch),
     };
     if let Err(gap) = done {
         report.gaps.push(gap);
@@ -322,13 +345,18 @@ pub fn prove(subject: &Subject, data: Data) -> Report {
 /// The same of a plan made smaller: its programs on axes of two ranks, at the least sizes.
 pub fn prove_smaller(subject: &Subject, data: Data) -> Report {
     let mut report = Report::default();
-    if let Err(gap) = compare_smaller(subject, data, &mut report) {
+    if let Err(gap) = compare_smaller(subject, data, &mut report, &mut |_| ()) {
         report.gaps.push(gap);
     }
     report
 }
 
-fn compare_smaller(subject: &Subject, data: Data, report: &mut Report) -> Result<(), Gap> {
+fn compare_smaller(
+    subject: &Subject,
+    data: Data,
+    report: &mut Report,
+    watch: &mut Watch,
+) -> Result<(), Gap> {
     let small = smaller::smaller(subject, data)?;
     let subject = Subject {
         model: &small.model,
@@ -345,12 +373,17 @@ fn compare_smaller(subject: &Subject, data: Data, report: &mut Report) -> Result
         return Err(Gap { op: x.what.clone(), place, lemma });
     }
     types.gaps.into_iter().next().map_or(Ok(()), Err)?;
-    compare(&subject, small.data, report)?;
+    compare(&subject, small.data, report, watch)?;
     report.shown.insert("ranks of the plan made smaller", subject.programs.mesh.ranks());
     Ok(())
 }
 
-fn compare(subject: &Subject, data: Data, report: &mut Report) -> Result<(), Gap> {
+fn compare(
+    subject: &Subject,
+    data: Data,
+    report: &mut Report,
+    watch: &mut Watch,
+) -> Result<(), Gap> {
     let (m, schedule) = (subject.programs, subject.schedule);
     let inputs = || Inputs::new(subject, data);
     let texts = Texts { programs: m, model: subject.model };
@@ -373,13 +406,14 @@ fn compare(subject: &Subject, data: Data, report: &mut Report) -> Result<(), Gap
     }
     let mut run =
         Run { m, schedule, ranks, inputs: inputs(), own: HashMap::new(), edges: HashMap::new() };
-    run.loops()?;
+    run.loops(watch)?;
     let made = run.finish()?;
     let own = rows_of_an_owner(m, &run.ranks);
     let inputs = inputs();
     let mut values = Values::new(&w.s, &inputs, own);
     let (mut elements, mut equal) = (0, 0);
-    for (role, &term) in &book.step {
+    for (done, (role, &term)) in book.step.iter().enumerate() {
+        watch(Progress { of: "results of the textbook", done, all: book.step.len() });
         let Some((ty, pieces)) = made.get(role) else {
             if role.kind != RoleKind::GradShown {
                 report.refuted.push(differs(role, "nothing makes it".into(), "a value".into()));

@@ -2,7 +2,7 @@
 
 use super::device::{Called, Stream};
 use cudarc::driver::{result, sys};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, exact_bytes};
 use std::sync::Arc;
 
 /// Bytes that pass through pinned memory at once.
@@ -27,7 +27,7 @@ impl Arena {
         // SAFETY: it is set before it is read, and freed by `drop` only.
         unsafe {
             let first = result::malloc_sync(bytes.max(1)).called("cuMemAlloc").map_err(|d| {
-                d.why(format!("the arena of this rank has {bytes} B"))
+                d.why(format!("the arena of this rank has {}", exact_bytes(bytes)))
                     .help("compile for more ranks, or with --recompute")
             })?;
             let arena =

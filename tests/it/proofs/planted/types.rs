@@ -263,7 +263,7 @@ fn a_wrong_type_is_refuted_with_its_place() {
     assert!(x.plan.contains("the blocks are those of 1 places before"), "{x:#?}");
     let place = x.plan_place.as_deref().unwrap_or_default();
     assert!(place.starts_with("@backward, model.layers.0.self_attn: "), "{x:#?}");
-    assert_eq!(case.texts.evaluate().verdict(), Verdict::Refuted);
+    assert_eq!(case.texts.evaluate(&mut |_| ()).verdict(), Verdict::Refuted);
 }
 
 /// What one function makes and another takes has one type.

@@ -146,6 +146,9 @@ impl Saved {
         if index.step >= 1 << 48 {
             return Err(wrong(format!("index.json: step {}", index.step)));
         }
+        if let Some(run) = index.run.as_ref().filter(|run| run.rows >= 1 << 62) {
+            return Err(wrong(format!("index.json: {} rows", run.rows)));
+        }
         let data = Checkpoint::of_files(&dir, index.files.keys().map(String::as_str))?;
         let mut tensors = BTreeMap::new();
         for t in index.tensors {

@@ -167,7 +167,7 @@ pub enum Start {
     },
     Checkpoint(Checkpoint),
     /// Parameters and optimizer state.
-    Resumed(Saved),
+    Resumed(Box<Saved>),
 }
 
 impl Start {
@@ -339,7 +339,7 @@ fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
     if first == 0 {
         note(format!("resuming from {}, step {}", saved.dir().display(), saved.step));
     }
-    Ok(Start::Resumed(saved))
+    Ok(Start::Resumed(Box::new(saved)))
 }
 
 /// Runs the command: alone, or as a process of a job, which ends as one.

@@ -131,10 +131,15 @@ impl<'a> Form<'a> {
         if c.layout.zero >= zero { ranks as f64 } else { 1.0 }
     }
 
+    /// Ranks that ZeRO splits parameters over, without those of experts: it takes cp along.
+    fn shards(c: &Candidate) -> usize {
+        c.layout.cp * c.layout.shards
+    }
+
     /// Ranks that split the state of experts.
     fn spread(c: &Candidate) -> usize {
         let l = &c.layout;
-        (l.tp * l.cp * l.dp / (l.ep * l.etp)).max(1).min(l.shards)
+        (l.tp * l.cp * l.dp / (l.ep * l.etp)).max(1).min(Form::shards(c))
     }
 
     /// Parameters on a rank of so many layers, dense and with experts: without those of experts, and of experts.
@@ -156,7 +161,7 @@ impl<'a> Form<'a> {
                 + gradient / Form::ways(c, 2, ranks)
                 + state / Form::ways(c, 1, ranks)
         };
-        own * each(c.layout.shards) + experts * each(Form::spread(c))
+        own * each(Form::shards(c)) + experts * each(Form::spread(c))
     }
 
     /// Bytes that no plan does without: weights, gradients and the optimizer's state, and what enters the layers of
@@ -175,7 +180,7 @@ impl<'a> Form<'a> {
     pub fn host(&self, c: &Candidate, ranks: impl Iterator<Item = (f64, f64)>) -> f64 {
         let outside = self.ifs.state(self.job.precision.bytes() < 4.0).1;
         let (own_by, experts_by) =
-            (Form::ways(c, 1, c.layout.shards), Form::ways(c, 1, Form::spread(c)));
+            (Form::ways(c, 1, Form::shards(c)), Form::ways(c, 1, Form::spread(c)));
         let of = |(own, experts): (f64, f64)| outside * (own / own_by + experts / experts_by);
         ranks.map(of).fold(0.0, f64::max)
     }

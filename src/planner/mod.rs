@@ -321,6 +321,8 @@ fn needs_more(a: &Candidate, b: &Candidate) -> bool {
         && a.named == b.named
         && (x.shards <= y.shards || x.zero == 0)
         && x.microbatch >= y.microbatch
+        // Gradients of one microbatch need no sum beside them.
+        && (x.microbatches > 1 || y.microbatches == 1)
         && x.zero <= y.zero
         && x.sp <= y.sp
         && kept(x.recompute) <= kept(y.recompute)

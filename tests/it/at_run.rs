@@ -28,11 +28,12 @@ fn weights(lab: &Lab, dir: &str) -> Vec<u8> {
 
 #[test]
 fn a_learning_rate_given_at_run_is_as_if_it_were_compiled() {
-    let cosine: &[&str] =
+    type Words<'a> = &'a [&'a str];
+    let cosine: Words =
         &["--lr", "2e-2", "--lr-schedule", "warmup-cosine", "--warmup", "2", "--total-steps", "5"];
     let floor: &[&str] = &["--min-lr", "1e-3", "--lr", "5e-3", "--warmup", "1"];
     // By model: its layout, what both plans have, and what is given to one at compile, to the other at run.
-    let cases: [(&str, &[&str], &[&str], &[&str]); 6] = [
+    let cases: [(&str, Words, Words, Words); 6] = [
         ("llama_gqa", &["--mesh", "dp=2,tp=2", "--sp"], &[], &["--lr", "1e-2"]),
         ("gpt2", &["--mesh", "dp=2", "--zero", "1"], &["--optimizer", "sgd"], &["--lr", "0.3"]),
         ("llama_mha", &["--mesh", "dp=2", "--zero", "3", "--dtype", "bf16"], &[], cosine),

@@ -104,7 +104,8 @@ fn no_named_schedule_that_fits_is_faster() {
         // Below what any schedule needs: the refusal of the one that needs least.
         let d = driver(&Options { memory: Some(1 << 14), ..search }).expect_err("too little");
         assert_eq!(d.code, "out-of-memory");
-        let needs: usize = d.message.split(' ').nth(3).and_then(|n| n.parse().ok()).expect("bytes");
+        let needs = d.message.split(['(', ' ']).find_map(|n| n.parse::<usize>().ok());
+        let needs = needs.expect("bytes");
         assert!(all.iter().all(|a| needs <= a.2), "{needs} {all:?}");
     }
 }

@@ -71,7 +71,8 @@ impl Given {
             Start::Resumed(saved) => (saved.run.as_ref(), saved.step),
             _new => (None, 0),
         };
-        let rows = saved.map_or(done as u64 * s.global_batch as u64, |run| run.rows);
+        let rows =
+            saved.map_or((done as u64).saturating_mul(s.global_batch as u64), |run| run.rows);
         let run = RunState { lr, order, seed, rows };
         if let Some(job) = job {
             job.same("the learning rate", &lr.to_string())?;

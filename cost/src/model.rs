@@ -28,7 +28,7 @@ pub struct Experts {
     pub ffn: usize,
     /// Width of the MLP that all tokens pass.
     pub shared: usize,
-    /// Layers before those with experts.
+    /// Layers without experts, which are taken for the first ones.
     pub dense_layers: usize,
     /// Most domains that the router sends a token to; none: as many as it likes.
     pub domains: Option<usize>,

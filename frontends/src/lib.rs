@@ -154,7 +154,7 @@ pub struct ExpertFacts {
 pub struct Gating {
     /// The MLP has a gate.
     pub glu: bool,
-    /// Layers without experts, before those that have some.
+    /// Layers without experts.
     pub dense: usize,
     /// Groups of experts, and how many of them a token may use, where these are fewer.
     pub groups: Option<(usize, usize)>,
@@ -243,7 +243,7 @@ pub fn gating(config: &serde_json::Value, place: &str, shape: &Shape) -> Result<
     let view = Config::new(config, place)?;
     let family = family::find(&view)?;
     let arch = sizes::Arch::read(family, &view, shape, &mut vec![])?;
-    let (r, dense) = (arch.routing, arch.sparse.iter().take_while(|sparse| !**sparse).count());
+    let (r, dense) = (arch.routing, arch.sparse.iter().filter(|sparse| !**sparse).count());
     Ok(Gating {
         glu: family.mlp.gate.is_some(),
         dense,

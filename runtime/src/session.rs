@@ -235,7 +235,7 @@ impl Session {
                 Err(Diag::new("nan-loss", format!("the {what} of step {step} is {x}"))
                     .rule("loss and gradient norm are finite numbers")
                     .why(format!("the learning rate is {lr}"))
-                    .help(format!("compile again with --lr {}, or with --clip 1.0", lr / 10.0))
+                    .help(format!("run with --lr {}, or compile with --clip 1.0", lr / 10.0))
                     .exit(Exit::RankFailed))
             }
         }

@@ -248,8 +248,8 @@ fn outer(f: &Facts, base: &Options, pp: usize, i: Inner, out: &mut Vec<Candidate
             if !runs(named, pp, chunks, microbatches) {
                 continue;
             }
-            // Replicas of shards are for what is sharded.
-            let zeros = [0, 1, 2, 3].into_iter().filter(|&z| match i.shards {
+            // ZeRO shards over dp and cp; replicas of shards are for what is sharded.
+            let zeros = [0, 1, 2, 3].into_iter().filter(|&z| match i.shards * i.cp {
                 1 => z == 0,
                 _ => z > 0 || i.replicas == 1,
             });

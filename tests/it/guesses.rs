@@ -78,3 +78,61 @@ fn guesses_of_memory_are_near_what_plans_need() {
         }
     }
 }
+
+/// No plan needs less than what passes a layout over: ZeRO shards over dp and cp, experts over what is beside ep.
+#[test]
+fn no_plan_needs_less_than_the_least() {
+    let qwen = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3_moe/config.json");
+    let none = Ifs::default();
+    let mut tried = 0;
+    for (config, seq, ways) in
+        [(LLAMA, 4096, vec![(1, 1)]), (qwen, 16, vec![(1, 1), (2, 1), (4, 1)])]
+    {
+        let text = std::fs::read_to_string(config).expect("a config");
+        let json: Json = serde_json::from_str(&text).expect("JSON");
+        let facts = shardc::facts(Path::new(config)).expect("the config").expect("a family");
+        let sizes = &sizes(&facts, &json);
+        let job = &Job {
+            seq,
+            precision: Precision::Bf16,
+            attention: Kernels::Flash(2),
+            overlap: Overlap::default(),
+            compiled: true,
+        };
+        let form = Form::new(sizes, job, &none, Buffers::Worst);
+        for (cp, dp) in [(1, 4), (2, 1), (2, 2), (4, 1), (4, 2)] {
+            for (zero, (ep, etp)) in (0..4).flat_map(|z| ways.iter().map(move |w| (z, *w))) {
+                if cp * dp % (ep * etp) != 0 {
+                    continue;
+                }
+                let layout = Layout {
+                    tp: 1,
+                    cp,
+                    dp,
+                    pp: 1,
+                    chunks: 1,
+                    ep,
+                    etp,
+                    shards: dp,
+                    zero,
+                    sp: false,
+                    recompute: Recompute::Full,
+                    schedule: Schedule::OneFOneB,
+                    microbatch: 1,
+                    microbatches: 2,
+                };
+                let c = Candidate { layout, named: Named::OneFOneB };
+                let base =
+                    Options { dtype: DType::BF16, seq, global_batch: 2 * dp, ..Options::default() };
+                let made = shardc::compile(Path::new(config), &c.options(&base), &mut |_, _| {});
+                let peak =
+                    made.unwrap_or_else(|e| panic!("{}: {e}", c.words())).stored.plan.peak_bytes();
+                let least = form.least(&c);
+                println!("{:<36} {peak} {:.2}", c.words(), least / peak as f64);
+                assert!(least <= peak as f64, "{}: {least} {peak}", c.words());
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 50, "{tried}");
+}

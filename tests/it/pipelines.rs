@@ -325,20 +325,104 @@ fn nothing_of_a_microbatch_outlives_its_list() {
     use shardc_ir::plan::Instr;
     use shardc_passes::memory::replay::replay_by;
     let o = pipeline(&[("pp", 2)], named(Named::OneFOneB), 90);
-    let mut plan = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
-    let funcs = &plan.module.funcs;
-    let own = &mut plan.classes[0];
-    let backward = |i: &Instr| match i {
-        Instr::Call(c) => funcs[c.func].kind != FuncKind::Forward && c.microbatch == Some(89),
-        Instr::Recv(t) => funcs[t.func].kind != FuncKind::Forward && t.microbatch == Some(89),
-        _other => false,
+    let good = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+    // The last forward of some is replayed, that of others left out.
+    for j in 70..90 {
+        let mut plan = good.clone();
+        let funcs = &plan.module.funcs;
+        let own = &mut plan.classes[0];
+        let backward = |i: &Instr| match i {
+            Instr::Call(c) => funcs[c.func].kind != FuncKind::Forward && c.microbatch == Some(j),
+            Instr::Recv(t) => funcs[t.func].kind != FuncKind::Forward && t.microbatch == Some(j),
+            _other => false,
+        };
+        let (moved, rest) = own.step.drain(..).partition::<Vec<_>, _>(backward);
+        assert_eq!(moved.len(), 2, "what it receives, and the call");
+        own.step = rest;
+        own.evaluation.splice(0..0, moved);
+        let [some, whole] = [true, false].map(|out| replay_by(&plan, out));
+        assert!(whole.is_err(), "{j}");
+        assert_eq!(some.map(drop), whole.map(drop), "{j}");
+    }
+}
+
+/// Faults that repetitions do not show by what they hold: data that were gone before the first, offers of which one
+/// more is taken than made, and results that move on with the data of each microbatch.
+#[test]
+fn faults_outside_of_what_repeats_are_found() {
+    use shardc_ir::plan::{Call, Instr, Plan};
+    use shardc_passes::memory::replay::replay_by;
+    let o = pipeline(&[("pp", 2)], named(Named::OneFOneB), 90);
+    let good = compile(&Fixture::open("llama_deep").model(&o), &o).plan;
+    let funcs = &good.module.funcs;
+    let found = |p: &Plan, what: &str| {
+        let [some, whole] = [true, false].map(|out| replay_by(p, out));
+        assert!(whole.is_err(), "{what}");
+        assert_eq!(some.map(drop), whole.map(drop), "{what}");
     };
-    let (moved, rest) = own.step.drain(..).partition::<Vec<_>, _>(backward);
-    assert_eq!(moved.len(), 2, "what it receives, and the call");
-    own.step = rest;
-    own.evaluation.splice(0..0, moved);
-    let [some, whole] = [true, false].map(|out| replay_by(&plan, out));
-    assert!(some.is_err() && whole.is_err(), "{some:?} {whole:?}");
+    let data_of = |c: &Call, class: usize| {
+        let data = funcs[c.func].args.iter().find(|a| a.input().is_some())?;
+        Some(good.classes[class].memory.places[c.func][data.value.0 as usize])
+    };
+    let mut tried = [0; 3];
+    for class in 0..good.classes.len() {
+        let list = &good.classes[class].step;
+        let call = |i: &Instr| match i {
+            Instr::Call(c) => Some((c.clone(), data_of(c, class)?)),
+            _other => None,
+        };
+        let with_data: Vec<_> = list.iter().filter_map(call).collect();
+        // The first call, before anything repeats, writes over the data of a late one.
+        let first =
+            list.iter().position(|i| matches!(i, Instr::Call(c) if c.microbatch == Some(0)));
+        let (late, data) = with_data.iter().find(|x| x.0.microbatch == Some(80)).expect("a call");
+        let mut p = good.clone();
+        if let Some(Instr::Call(c)) = first.map(|i| &mut p.classes[class].step[i]) {
+            c.frames[1] = late.frames[data.frame as usize] + data.offset;
+            tried[0] += 1;
+            found(&p, "data that are gone");
+        }
+        // Each cycle takes one more offer than it makes; enough wait for the first of them.
+        let ends = list.iter().filter(|i| matches!(i, Instr::Sent { .. })).count();
+        if let Some(i) = list.iter().position(|i| matches!(i, Instr::Send(_))).filter(|_| ends > 80)
+        {
+            let mut p = good.clone();
+            let step = &mut p.classes[class].step;
+            let doubled = |i: Instr| {
+                let times = if matches!(i, Instr::Sent { .. }) { 2 } else { 1 };
+                std::iter::repeat_n(i, times)
+            };
+            *step = step.drain(..).flat_map(doubled).collect();
+            let mut send = step[i].clone();
+            if let Instr::Send(t) = &mut send {
+                t.bytes = 0;
+            }
+            step.splice(i..i, std::iter::repeat_n(send, 30));
+            tried[1] += 1;
+            found(&p, "offers that are taken twice");
+        }
+    }
+    // A result that lies behind the data of its microbatch, and so moves on as these do: through bytes that nobody
+    // needs for a while.
+    for (fi, f) in funcs.iter().enumerate() {
+        let Some(class) = good.classes.iter().position(|c| c.funcs.contains(&fi)) else { continue };
+        let Some(data) = f.args.iter().find(|a| a.input().is_some()) else { continue };
+        let memory = &good.classes[class].memory;
+        let place = |v: Value| memory.places[fi][v.0 as usize];
+        let data = place(data.value);
+        let made = f.nodes.iter().filter(|n| !n.op.def().is_view()).flat_map(|n| &n.outs);
+        for &v in made.filter(|&&v| place(v).frame == 1 && place(v).bytes > 0).take(1) {
+            for behind in (1..memory.peak_bytes / data.bytes).step_by(44) {
+                let mut p = good.clone();
+                let to = &mut p.classes[class].memory.places[fi][v.0 as usize];
+                (to.frame, to.offset) = (data.frame, data.offset + behind * data.bytes);
+                let [some, whole] = [true, false].map(|out| replay_by(&p, out));
+                tried[2] += usize::from(whole.is_err());
+                assert_eq!(some.map(drop), whole.map(drop), "{}, {behind}", f.name(v));
+            }
+        }
+    }
+    assert!(tried.iter().all(|&n| n > 0), "{tried:?}");
 }
 
 /// A fault within a call: a result is written over a value that is still to be read.

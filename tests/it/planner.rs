@@ -248,6 +248,8 @@ fn options_of_a_line_make_its_plan() {
         ("llama_deep", &["--gpus", "4", "--fix", "pp=2,v=2"]),
         ("qwen3_moe", &["--gpus", "4", "--fix", "ep=2", "--moe-bound", "2"]),
         ("gpt2", &["--gpus", "4", "--fix", "cp=2"]),
+        // There is no dp: ZeRO shards over cp alone.
+        ("llama_gqa", &["--gpus", "2", "--fix", "cp=2,zero=3"]),
     ] {
         let lab = lab(&format!("plan-options-{fixture}-{}", args.len() + args[3].len()), fixture);
         let rest = ["--global-batch", "8", "--seq", "16", "--top", "3"];

@@ -247,10 +247,10 @@ fn place(l: &Frames, list: &[Instr], blocks: &mut Blocks, base: usize, enough: u
     of_few.unwrap_or_else(|| place_all(&mut blocks.all, base, enough))
 }
 
-/// Stretches that are searched for places, at least, and so many times those in which a microbatch is in use.
-/// and at most.
-const KEPT: usize = 64;
+/// Stretches that are searched for places: so many times those in which a microbatch is in use.
 const KEPT_OF_LIVES: usize = 4;
+/// At least, and at most.
+const KEPT: usize = 64;
 const KEPT_AT_MOST: usize = 1024;
 
 /// Where the highest of some blocks ends, and the moment, of those at which it is in use, when most bytes are; none

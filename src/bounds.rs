@@ -3,6 +3,8 @@
 
 use serde_json::Value as Json;
 use shardc_frontends::Facts;
+use shardc_ir::func::{Module, RoleKind};
+use shardc_ir::loss_scale::{LARGEST, LOSS_SCALE, LossScaling};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::Settings;
 use shardc_ir::weights::Weight;
@@ -37,6 +39,31 @@ fn counts(key: &str, value: &Json) -> Result<(), String> {
             Err(format!("{key} is {n}, more than {MOST}"))
         }
         _plain => Ok(()),
+    }
+}
+
+/// How the loss is scaled, against the programs: those that take a scale have one.
+///
+/// # Errors
+/// What cannot be.
+pub fn scaling(s: &Settings, m: &Module) -> Result<(), String> {
+    let takes = m.funcs.iter().flat_map(|f| &f.args).any(|a| a.is(RoleKind::Scalar, LOSS_SCALE));
+    match s.loss_scaling {
+        None if takes => Err("the programs scale a loss, the settings do not say how".into()),
+        Some(_) if !takes => Err("the settings scale a loss, and no program does".into()),
+        Some(how) if !is_scaling(how) => Err(format!("a loss cannot be scaled so: {how:?}")),
+        _alike => Ok(()),
+    }
+}
+
+/// True if the scales are positive numbers and the counts are not 0.
+fn is_scaling(how: LossScaling) -> bool {
+    let is_scale = |x: f32| x > 0.0 && x <= LARGEST;
+    match how {
+        LossScaling::Constant { scale } => is_scale(scale),
+        LossScaling::Dynamic { initial, min, window, hysteresis } => {
+            is_scale(initial) && is_scale(min) && min <= initial && window > 0 && hysteresis > 0
+        }
     }
 }
 

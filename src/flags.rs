@@ -91,11 +91,11 @@ flags! {
     /// Tokens per sequence [default: 512, or those of a text]
     #[arg(long, help_heading = "Run")]
     pub seq: Option<usize>,
-    /// Element type of weights and activations: f32, or bf16 (training keeps an f32 master copy; sums
-    /// and statistics are f32) [default: f32]
+    /// Element type of weights and activations: f32, or bf16 or f16 (training keeps an f32 master copy; sums
+    /// and statistics are f32; with f16 the loss is scaled) [default: f32]
     #[arg(long, help_heading = "Run")]
     pub dtype: Option<String>,
-    /// Element type in which gradients of bf16 weights are kept and reduced: f32 or bf16 [default:
+    /// Element type in which gradients of bf16 or f16 weights are kept and reduced: f32, or theirs [default:
     /// f32]
     #[arg(long, help_heading = "Run")]
     pub grad_dtype: Option<String>,
@@ -232,6 +232,24 @@ flags! {
     /// Largest global gradient norm [default: off]
     #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub clip: Option<f64>,
+    /// What the loss is multiplied by in every step (f16), a power of 2 [default: a scale that adapts]
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true, help_heading = "Optimizer")]
+    pub loss_scale: Option<f64>,
+    /// What the loss is multiplied by in the first step (f16), a power of 2 [default: 4294967296, 2^32]
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true, help_heading = "Optimizer")]
+    pub initial_loss_scale: Option<f64>,
+    /// The scale of the loss that overflowing gradients do not halve any more, but end the run (f16), a power
+    /// of 2 [default: 1]
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true, help_heading = "Optimizer")]
+    pub min_loss_scale: Option<f64>,
+    /// Steps without overflowing gradients, one after the other, that double the scale of the loss (f16) [default:
+    /// 1000]
+    #[arg(long, value_name = "STEPS", help_heading = "Optimizer")]
+    pub loss_scale_window: Option<u32>,
+    /// Overflows, since the scale of the loss was doubled last, of which the last and all behind it halve it (f16)
+    /// [default: 2]
+    #[arg(long, value_name = "N", help_heading = "Optimizer")]
+    pub hysteresis: Option<u32>,
     /// Tensors of the checkpoint that are not trained; repeatable
     #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
     pub freeze: Vec<String>,

@@ -364,6 +364,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
         return Err(bad("plan.json", format!("{m} microbatches")));
     }
     bounds::agree(&options, &head.settings, &module.mesh).map_err(|e| bad("options.toml", e))?;
+    bounds::scaling(&head.settings, &module).map_err(|e| bad("plan.json", e))?;
     let (tokens, seq) = (head.settings.tokens, head.settings.seq);
     if !tokens.fits(seq) {
         return Err(bad("plan.json", format!("{seq} tokens cannot be dealt as {tokens:?}")));

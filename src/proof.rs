@@ -10,6 +10,7 @@ use shardc_ir::phase::Phase;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::{Schedule, parse_csv};
 use shardc_ir::text;
+use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::{self, Decay, Options};
@@ -174,10 +175,12 @@ pub fn recipe(o: &Options, weights: &[Weight], model: &Module) -> Result<Recipe>
     for g in &o.freeze {
         frozen.extend(parameters(weights, g)?.into_iter().map(|i| weights[i].param.to_string()));
     }
+    let of_f16 = model.funcs.iter().flat_map(|f| &f.values).any(|v| v.ty.dtype == DType::F16);
     Ok(Recipe {
         optimizer,
         decay: decay.collect(),
         clip: o.clip,
+        scaled: o.mode == Mode::Train && (o.dtype == DType::F16 || of_f16),
         frozen,
         rate: o.balance.rate,
         global_batch: o.global_batch,

@@ -96,6 +96,28 @@ INLINE V load_bf16(const void *from, word at, word stride, int count) {
     }
     return (V){{EACH(WIDENED, )}};
 }
+/* 16 bits of f16: 2^112 times what an f32 of the same bits is, denormal ones too. */
+INLINE P number_f16(U bits) {
+    U sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
+    U number = (U)((P)rest * same(0x1p112f));
+    U far = rest | 0x7f800000u | ((U)(rest > (31u << 23)) & 0x400000u), beyond = (U)(rest >= (31u << 23));
+    return (P)(sign | (beyond & far) | (~beyond & number));
+}
+INLINE P widened_f16(const uint16_t *x) {
+    H y;
+    memcpy(&y, x, sizeof y);
+    return number_f16(__builtin_convertvector(y, U));
+}
+#define WIDENED_F16(f, i) widened_f16(x + i * WIDTH)
+INLINE V load_f16(const void *from, word at, word stride, int count) {
+    const uint16_t *x = (const uint16_t *)from + at;
+    uint16_t found[16] = {0};
+    if (stride != 1 || count != 16) {
+        for (int lane = 0; lane < count; lane++) found[lane] = x[lane * stride];
+        x = found;
+    }
+    return (V){{EACH(WIDENED_F16, )}};
+}
 /* Asks for a line of memory ahead of its use; none need be there. */
 INLINE void fetch_f32(const void *from, word at) { __builtin_prefetch((const float *)from + at); }
 INLINE void fetch_i32(const void *from, word at) { __builtin_prefetch((const int32_t *)from + at); }
@@ -109,6 +131,11 @@ INLINE float one_bf16(const void *from, word at) {
     return x;
 }
 
+INLINE void fetch_f16(const void *from, word at) { __builtin_prefetch((const uint16_t *)from + at); }
+INLINE float one_f16(const void *from, word at) {
+    return number_f16((U){0} + (uint32_t)((const uint16_t *)from)[at])[0];
+}
+
 /* The nearest bf16 in the upper half of each lane, ties to even; a NaN stays one. */
 INLINE U nearest_bf16(P x) {
     U bits = (U)x;
@@ -116,8 +143,21 @@ INLINE U nearest_bf16(P x) {
     U nan = (U)(x != x);
     return (nan & ((bits & 0xffff0000u) | 0x400000u)) | (~nan & rounded);
 }
-INLINE P p_round(P x) { return (P)nearest_bf16(x); }
-LIFT(round)
+/* The nearest f16 in the lower half of each lane, ties to even: infinite beyond 65504; a NaN stays one. */
+INLINE U nearest_f16(P x) {
+    U sign = (U)x >> 16 & 0x8000u, rest = (U)x & 0x7fffffffu;
+    U nearest = (rest + 0xfffu + (rest >> 13 & 1u) - (112u << 23)) >> 13;
+    U over = (U)(nearest > 0x7c00u);
+    nearest = (over & 0x7c00u) | (~over & nearest);
+    /* Below 2^-14 digits end at 2^-24: as they do of a sum with 0.5. */
+    U small = (U)((P)rest + same(0.5f)) - (U)same(0.5f), below = (U)(rest < (113u << 23));
+    U nan = (U)(rest > 0x7f800000u), number = (below & small) | (~below & nearest);
+    return sign | (nan & (0x7e00u | (rest >> 13 & 0x1ffu))) | (~nan & number);
+}
+INLINE P p_round_bf16(P x) { return (P)nearest_bf16(x); }
+INLINE P p_round_f16(P x) { return number_f16(nearest_f16(x)); }
+LIFT(round_bf16)
+LIFT(round_f16)
 
 #define STORED(f, i) memcpy(to + i * WIDTH, &x.part[i], sizeof(P))
 INLINE void stored(float *to, V x) { EACH(STORED, ); }
@@ -153,6 +193,22 @@ INLINE void store_bf16(void *to, word at, word stride, int count, V x) {
         store_halves(y, x);
     } else {
         store_halves(all, x);
+        for (int lane = 0; lane < count; lane++) y[lane * stride] = all[lane];
+    }
+}
+
+INLINE void halved_f16(uint16_t *to, P x) {
+    H y = __builtin_convertvector(nearest_f16(x), H);
+    memcpy(to, &y, sizeof y);
+}
+#define HALVED_F16(f, i) halved_f16(to + i * WIDTH, x.part[i])
+INLINE void store_halves_f16(uint16_t *to, V x) { EACH(HALVED_F16, ); }
+INLINE void store_f16(void *to, word at, word stride, int count, V x) {
+    uint16_t *y = (uint16_t *)to + at, all[16];
+    if (stride == 1 && count == 16) {
+        store_halves_f16(y, x);
+    } else {
+        store_halves_f16(all, x);
         for (int lane = 0; lane < count; lane++) y[lane * stride] = all[lane];
     }
 }

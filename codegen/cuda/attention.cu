@@ -8,7 +8,7 @@
 // Launch: (ceil(queries / ROWS), heads, batch) blocks of 2 ROWS threads; the shared memory of a tile
 // of ROWS queries, and tiles of COLS keys and values.
 //
-// Defined before: ELEM (Bf16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
+// Defined before: ELEM (Bf16, F16 or float), WIDTH and VALUE_WIDTH (multiples of 16, at least the widths
 // of p), ROWS and COLS (multiples of 16), ALIGNED (see load_tile; for out, even strides), CAPPED, SLOPED, SEGMENTS, DROPS.
 #include "attention.cuh"
 

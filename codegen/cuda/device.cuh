@@ -13,6 +13,10 @@ typedef long long i64;
 struct Bf16 {
     u16 bits;
 };
+// A 16-bit float of 11 digits, up to 65504.
+struct F16 {
+    u16 bits;
+};
 struct alignas(8) Float2 {
     float x, y;
 };
@@ -31,6 +35,11 @@ struct alignas(16) Bytes16 {
 struct alignas(8) Bytes8 {
     u32 word[2];
 };
+
+template <class T>
+const bool IS_BF16 = false;
+template <>
+const bool IS_BF16<Bf16> = true;
 
 #ifndef EMULATED
 
@@ -54,11 +63,21 @@ DEVICE float exp2_fast(float x) {
 // x / y within 2 units in the last place; 0 where |y| > 2^126.
 DEVICE float divide_fast(float x, float y) { return __fdividef(x, y); }
 
-// Two numbers, rounded to nearest even, the first in the lower half.
+// Two numbers of 16 bits, rounded to nearest even, the first in the lower half.
+template <class T>
 DEVICE u32 pack(float low, float high) {
     u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    if constexpr (IS_BF16<T>) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    }
     return r;
+}
+DEVICE float widened(F16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
 }
 
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -75,12 +94,20 @@ DEVICE void load_matrices_transposed(u32 (&r)[4], const void* row) {
                  : "r"(shared_address(row)) : "memory");
 }
 
-// c[16x8] += a[16x16] b[16x8]
+#define MULTIPLY_ADD(type)                                                                  \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "             \
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                    \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+
+// c[16x8] += a[16x16] b[16x8], of elements T
+template <class T>
 DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    if constexpr (IS_BF16<T>) {
+        MULTIPLY_ADD("bf16");
+    } else {
+        MULTIPLY_ADD("f16");
+    }
 }
 
 // ---- Products by a group, four warps that have 16 rows of the result each, in the order of their
@@ -105,35 +132,51 @@ DEVICE void settle(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
 #define NAMES_64 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
                           ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-// c[64 x 8N] += a[64 x 16] b[16 x 8N]. With Down, k runs down the rows of the operand's tile, else
-// along them.
-template <int N, bool DownA, bool DownB>
+#define GROUP_32(type)                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " "            \
+                 "{" NAMES_16 "}, %16, %17, 1, 1, 1, %18, %19;"                             \
+                 : SUMS_4(c, 0)                                                             \
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+#define GROUP_64(type)                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "            \
+                 "{" NAMES_32 "}, %32, %33, 1, 1, 1, %34, %35;"                             \
+                 : SUMS_4(c, 0), SUMS_4(c, 4)                                               \
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+#define GROUP_128(type)                                                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "           \
+                 "{" NAMES_64 "}, %64, %65, 1, 1, 1, %66, %67;"                             \
+                 : SUMS_4(c, 0), SUMS_4(c, 4), SUMS_4(c, 8), SUMS_4(c, 12)                  \
+                 : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory")
+#define GROUP_HELD(type)                                                                    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "            \
+                 "{" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                      \
+                 : SUMS_4(c, 0), SUMS_4(c, 4)                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
+
+// c[64 x 8N] += a[64 x 16] b[16 x 8N], of elements T. With Down, k runs down the rows of the operand's
+// tile, else along them.
+template <class T, int N, bool DownA, bool DownB>
 DEVICE void group_multiply_add(float (*c)[4], u64 a, u64 b) {
     static_assert(N == 4 || N == 8 || N == 16, "32, 64 or 128 columns");
-    if constexpr (N == 4) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                     "{" NAMES_16 "}, %16, %17, 1, 1, 1, %18, %19;"
-                     : SUMS_4(c, 0)
-                     : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory");
-    } else if constexpr (N == 8) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                     "{" NAMES_32 "}, %32, %33, 1, 1, 1, %34, %35;"
-                     : SUMS_4(c, 0), SUMS_4(c, 4)
-                     : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory");
+    if constexpr (IS_BF16<T>) {
+        if constexpr (N == 4) GROUP_32("bf16");
+        else if constexpr (N == 8) GROUP_64("bf16");
+        else GROUP_128("bf16");
     } else {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                     "{" NAMES_64 "}, %64, %65, 1, 1, 1, %66, %67;"
-                     : SUMS_4(c, 0), SUMS_4(c, 4), SUMS_4(c, 8), SUMS_4(c, 12)
-                     : "l"(a), "l"(b), "n"((int)DownA), "n"((int)DownB) : "memory");
+        if constexpr (N == 4) GROUP_32("f16");
+        else if constexpr (N == 8) GROUP_64("f16");
+        else GROUP_128("f16");
     }
 }
 // c[64 x 64] += a[64 x 16] b[16 x 64]. Each warp has its rows of `a` as for multiply_add; k runs down
 // the rows of b's tile.
+template <class T>
 DEVICE void group_multiply_add(float (*c)[4], const u32 (&a)[4], u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-                 : SUMS_4(c, 0), SUMS_4(c, 4)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory");
+    if constexpr (IS_BF16<T>) {
+        GROUP_HELD("bf16");
+    } else {
+        GROUP_HELD("f16");
+    }
 }
 
 // Copies to shared memory that are on their way until `copies_end`.
@@ -167,12 +210,18 @@ const u32 ALL_LANES = 0xffffffffu;
 DEVICE float number(float x) { return x; }
 DEVICE float number(int x) { return (float)x; }
 DEVICE float number(Bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+DEVICE float number(F16 x) { return widened(x); }
 // The nearest element.
 DEVICE void assign(float& to, float x) { to = x; }
-DEVICE void assign(Bf16& to, float x) { to.bits = (u16)pack(x, 0.0f); }
+DEVICE void assign(Bf16& to, float x) { to.bits = (u16)pack<Bf16>(x, 0.0f); }
+DEVICE void assign(F16& to, float x) { to.bits = (u16)pack<F16>(x, 0.0f); }
 
 DEVICE void assign_pair(float* to, float x, float y) { *reinterpret_cast<Float2*>(to) = {x, y}; }
-DEVICE void assign_pair(Bf16* to, float x, float y) { *reinterpret_cast<u32*>(to) = pack(x, y); }
+// Of two elements of 16 bits.
+template <class T>
+DEVICE void assign_pair(T* to, float x, float y) {
+    *reinterpret_cast<u32*>(to) = pack<T>(x, y);
+}
 
 // The same bits if types are equal.
 template <class T>
@@ -180,6 +229,7 @@ DEVICE void convert(T& to, T x) {
     to = x;
 }
 DEVICE void convert(float& to, Bf16 x) { to = number(x); }
+DEVICE void convert(float& to, F16 x) { to = number(x); }
 
 DEVICE int lane_id() { return threadIdx.x & 31; }
 DEVICE int warp_id() { return threadIdx.x >> 5; }
@@ -359,9 +409,9 @@ DEVICE void settle(T (&x)[N][4]) {
 // acc += a b^T: dot products of 16 rows of `a`, from `row` on, which is of_all_lanes, and the rows of
 // `b`. With Groups, all warps of a group call this together, and row / 16 is a warp's number in the
 // group, plus multiples of four.
-template <int N, int Rows, int Cols, bool Groups>
-DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols, Groups>& a, int row,
-                     const Tile<Bf16, 8 * N, Cols, Groups>& b) {
+template <int N, class T, int Rows, int Cols, bool Groups>
+DEVICE void dot_rows(float (&acc)[N][4], const Tile<T, Rows, Cols, Groups>& a, int row,
+                     const Tile<T, 8 * N, Cols, Groups>& b) {
     if constexpr (Groups) {
         const u64 of_a = a.operand(row / 64 * 64, 0), of_b = b.operand(0, 0);
         settle(acc);
@@ -369,7 +419,7 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols, Groups>& a
         #pragma unroll
         for (int k = 0; k < Cols; k += 16) {
             const int slab = k / 64, inside = k % 64 / 8;
-            group_multiply_add<N, false, false>(acc, of_a + (slab * Rows * 8 + inside),
+            group_multiply_add<T, N, false, false>(acc, of_a + (slab * Rows * 8 + inside),
                                                 of_b + (slab * 8 * N * 8 + inside));
         }
         group_end();
@@ -385,8 +435,8 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<Bf16, Rows, Cols, Groups>& a
                 u32 right[4];
                 load_matrices(right, b.at(n * 8 + (lane & 7) + (lane >> 4) * 8,
                                           k + (lane >> 3 & 1) * 8));
-                multiply_add(acc[n], left, right[0], right[1]);
-                multiply_add(acc[n + 1], left, right[2], right[3]);
+                multiply_add<T>(acc[n], left, right[0], right[1]);
+                multiply_add<T>(acc[n + 1], left, right[2], right[3]);
             }
         }
     }
@@ -413,14 +463,14 @@ DEVICE void dot_rows(float (&acc)[N][4], const Tile<float, Rows, Cols, false>& a
 // acc += w b: sums of the rows of `b`, of 8N elements from `col` on, with weights that are a result
 // of the warp; `col` is of_all_lanes. With Groups, all warps of a group call this together, and `col` is
 // a slab's first.
-template <int K, int N, int Cols, bool Groups>
+template <int K, int N, class T, int Cols, bool Groups>
 DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
-                     const Tile<Bf16, 8 * K, Cols, Groups>& b, int col) {
+                     const Tile<T, 8 * K, Cols, Groups>& b, int col) {
     u32 left[K / 2][4];
     #pragma unroll
     for (int k = 0; k < K; k++) {
-        left[k / 2][k % 2 * 2] = pack(w[k][0], w[k][1]);
-        left[k / 2][k % 2 * 2 + 1] = pack(w[k][2], w[k][3]);
+        left[k / 2][k % 2 * 2] = pack<T>(w[k][0], w[k][1]);
+        left[k / 2][k % 2 * 2 + 1] = pack<T>(w[k][2], w[k][3]);
     }
     if constexpr (Groups) {
         const u64 of_b = b.operand(0, col);
@@ -431,7 +481,7 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
         for (int k = 0; k < K; k += 2) {
             #pragma unroll
             for (int n = 0; n < N; n += 8) {
-                group_multiply_add(acc + n, left[k / 2], of_b + (n / 8 * K + k) * 64);
+                group_multiply_add<T>(acc + n, left[k / 2], of_b + (n / 8 * K + k) * 64);
             }
         }
         group_end();
@@ -446,8 +496,8 @@ DEVICE void sum_rows(float (&acc)[N][4], const float (&w)[K][4],
                 u32 right[4];
                 load_matrices_transposed(right, b.at(k * 8 + (lane & 15),
                                                      col + n * 8 + (lane >> 4) * 8));
-                multiply_add(acc[n], left[k / 2], right[0], right[1]);
-                multiply_add(acc[n + 1], left[k / 2], right[2], right[3]);
+                multiply_add<T>(acc[n], left[k / 2], right[0], right[1]);
+                multiply_add<T>(acc[n + 1], left[k / 2], right[2], right[3]);
             }
         }
     }

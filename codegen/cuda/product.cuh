@@ -4,7 +4,7 @@
 // there as it does in memory, so that 16 adjacent bytes stay adjacent: A_ALONG_K says that elements
 // along k are adjacent in `a`, else those along m are; B_ALONG_K the same of k and n in `b`.
 //
-// Defined before: A, B and OUT, the elements; TILE, those of the tiles (Bf16 if A and B are, which
+// Defined before: A, B and OUT, the elements; TILE, those of the tiles (Bf16 or F16 if A and B are, which
 // are multiplied by tensor cores, else float); A_ALONG_K, B_ALONG_K; A_ALIGNED, B_ALIGNED (see
 // load_tile) and OUT_ALIGNED and ACCUMULATE (see store_rows); TILE_M, TILE_N, TILE_K; STAGES;
 // WARPS_M and WARPS_N, the warps of a block.
@@ -72,16 +72,16 @@ DEVICE Operands operands(const TileA& a, const TileB& b) {
 }
 
 // `later`: how far these tiles are from those of the first stage, in units of 16 bytes.
-template <int RowsA, int ColsA, int RowsB, int ColsB>
-DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA, GROUPS>& a,
-                     const Tile<Bf16, RowsB, ColsB, GROUPS>& b, const Operands& of, u32 later) {
+template <class T, int RowsA, int ColsA, int RowsB, int ColsB>
+DEVICE void multiply(Sums& acc, const Tile<T, RowsA, ColsA, GROUPS>& a,
+                     const Tile<T, RowsB, ColsB, GROUPS>& b, const Operands& of, u32 later) {
     if constexpr (GROUPS) {
         const u64 of_a = a.named(of.a + later), of_b = b.named(of.b + later);
         settle(acc[0]);
         group_begin();
         #pragma unroll
         for (int k = 0; k < TILE_K; k += 16) {
-            group_multiply_add<COLUMNS, !A_ALONG_K, !B_ALONG_K>(
+            group_multiply_add<T, COLUMNS, !A_ALONG_K, !B_ALONG_K>(
                 acc[0], of_a + of_k<!A_ALONG_K, RowsA>(k), of_b + of_k<!B_ALONG_K, RowsB>(k));
         }
         group_end();
@@ -112,8 +112,8 @@ DEVICE void multiply(Sums& acc, const Tile<Bf16, RowsA, ColsA, GROUPS>& a,
             }
             #pragma unroll
             for (int i = 0; i < STRIPS; i++) {
-                multiply_add(acc[i][j], left[i], right[0], right[1]);
-                multiply_add(acc[i][j + 1], left[i], right[2], right[3]);
+                multiply_add<T>(acc[i][j], left[i], right[0], right[1]);
+                multiply_add<T>(acc[i][j + 1], left[i], right[2], right[3]);
             }
         }
     }

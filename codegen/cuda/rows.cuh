@@ -41,7 +41,15 @@ DEVICE float f_erf(float x) { return erff(x); }
 DEVICE float f_log1p(float x) { return log1pf(x); }
 DEVICE float f_floor(float x) { return floorf(x); }
 DEVICE float f_nearest(float x) { return rintf(x); }
-DEVICE float f_round(float x) { return __uint_as_float(pack(x, 0.0f) << 16); }
+// As an element of 16 bits.
+template <class T>
+DEVICE float rounded(float x) {
+    T y;
+    assign(y, x);
+    return number(y);
+}
+DEVICE float f_round_bf16(float x) { return rounded<Bf16>(x); }
+DEVICE float f_round_f16(float x) { return rounded<F16>(x); }
 
 // The sine of an angle so many quarter turns ahead (Cephes; Moshier, 1984). What is nearest to a
 // quarter turn is found in f64: the processor's own functions take memory for large angles.
@@ -79,16 +87,24 @@ DEVICE void store_all(T* to, const float (&x)[N]) {
     for (int k = 0; k < N; k++) assign(y.at[k], x[k]);
     store<N>(to, y);
 }
-template <int N>
-DEVICE void store_all(Bf16* to, const float (&x)[N]) {
+template <int N, class T>
+DEVICE void store_halves(T* to, const float (&x)[N]) {
     if constexpr (N == 1) {
         assign(*to, x[0]);
     } else {
         Pack<u32, N / 2> y;
         #pragma unroll
-        for (int k = 0; k < N / 2; k++) y.at[k] = pack(x[2 * k], x[2 * k + 1]);
+        for (int k = 0; k < N / 2; k++) y.at[k] = pack<T>(x[2 * k], x[2 * k + 1]);
         store<N / 2>(reinterpret_cast<u32*>(to), y);
     }
+}
+template <int N>
+DEVICE void store_all(Bf16* to, const float (&x)[N]) {
+    store_halves<N>(to, x);
+}
+template <int N>
+DEVICE void store_all(F16* to, const float (&x)[N]) {
+    store_halves<N>(to, x);
 }
 template <int N, class T>
 DEVICE void store_some(T* to, i64 stride, int count, const float (&x)[N]) {

@@ -28,7 +28,7 @@ impl Layout<'_> {
     }
     /// How its elements are read and written.
     pub fn elem(&self, operand: usize) -> Elem {
-        Elem::of(self.types[operand].dtype).expect("lower() refuses other elements")
+        Elem::of(self.types[operand].dtype)
     }
     pub fn extent(&self, operand: usize, dim: usize) -> Extent {
         self.types[operand].extent(self.mesh, dim, self.coords)

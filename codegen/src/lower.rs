@@ -2,10 +2,10 @@
 
 use crate::layout::Layout;
 use crate::{collective, experts, fused, moves, product, rows};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Node, Value};
 use shardc_ir::group::{self, IterationSpace, KERNEL_KINDS, KernelKind, Launch};
-use shardc_ir::kernel::{Elem, HorizontalFusion, Kernel, Product, Program};
+use shardc_ir::kernel::{HorizontalFusion, Kernel, Product, Program};
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
@@ -33,7 +33,7 @@ pub fn program(plan: &Plan, rank: usize) -> Result<Program> {
 /// `dtype` if no kernel has the elements of an operand or a result.
 pub fn lower(mesh: &Mesh, func: &Func, node: &Node, coords: &[usize]) -> Result<Kernel> {
     let values: Vec<Value> = node.ins.iter().chain(&node.outs).copied().collect();
-    let l = layout(mesh, func, node, (&values, node.ins.len()), coords)?;
+    let l = layout(mesh, func, (&values, node.ins.len()), coords);
     Ok(match IterationSpace::of(func, std::iter::once(node)) {
         Some(space) if !node.op.def().is_view() => {
             rows::rows(&l, func, std::slice::from_ref(node), &values, &space)
@@ -52,7 +52,7 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
         return lower(mesh, func, one, coords);
     }
     let values: Vec<Value> = x.ins.iter().chain(&x.outs).copied().collect();
-    let l = layout(mesh, func, &nodes[0], (&values, x.ins.len()), coords)?;
+    let l = layout(mesh, func, (&values, x.ins.len()), coords);
     match x.form(func) {
         Some(KernelKind::Rows(space)) => return Ok(rows::rows(&l, func, nodes, &values, &space)),
         Some(KernelKind::Sum) => {
@@ -93,20 +93,11 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
 fn layout<'a>(
     mesh: &'a Mesh,
     func: &'a Func,
-    node: &Node,
     (values, ins): (&[Value], usize),
     coords: &'a [usize],
-) -> Result<Layout<'a>> {
+) -> Layout<'a> {
     let types: Vec<&Type> = values.iter().map(|&v| func.ty(v)).collect();
-    if let Some(t) = types.iter().find(|t| Elem::of(t.dtype).is_none()) {
-        let name = node.outs.first().map_or(String::new(), |&v| func.name(v).to_string());
-        return Err(Diag::new("dtype", format!("no kernel computes {} yet", t.dtype.name()))
-            .at(format!("@{}, {name} = {}", func.name, node.op.mnemonic()))
-            .rule("kernels take f32 and i32 (4 bytes), and bf16 (2 bytes)")
-            .help("write bf16 in its place (2 bytes per element too), or f32 (4)")
-            .exit(Exit::Unsupported));
-    }
-    Ok(Layout { mesh, coords, types, ins })
+    Layout { mesh, coords, types, ins }
 }
 
 /// What a node does that is not one over rows.

@@ -8,7 +8,7 @@ use shardc_ir::kernel::{
     Body, Elem, Extents, Kernel, Load, Results, Rows, Scalar, Store, Unary, View,
 };
 use shardc_ir::ops::FusionClass;
-use shardc_ir::types::{DType, Reduction};
+use shardc_ir::types::Reduction;
 
 /// Views of every operand and result of a launch along its loops.
 struct Loops {
@@ -83,8 +83,8 @@ impl Program {
 
     /// A value is what its type says, whether it reaches memory or not.
     pub fn round(&mut self, f: &Func, v: Value) {
-        if f.ty(v).dtype == DType::BF16 {
-            let rounded = self.body.unary(Unary::Round, self.of(v));
+        if let Some(half) = Elem::of(f.ty(v).dtype).half() {
+            let rounded = self.body.unary(Unary::Round(half), self.of(v));
             self.known.push((v, rounded));
         }
     }

@@ -7,22 +7,24 @@
 //! is executed on the CPU and that can be printed as C or CUDA; everything about shapes, letters and
 //! meshes has been decided before, and what is left is loops.
 //!
-//! Arithmetic is in f32 whatever the elements are: bf16 is widened when it is read, which is exact,
-//! and a result is rounded once, to nearest even, when it is written.
+//! Arithmetic is in f32 whatever the elements are: those of 16 bits are widened when they are read, which
+//! is exact, and a result is rounded once, to nearest even, when it is written.
 
 mod body;
+mod elem;
 mod experts;
 mod reach;
 mod rows;
 
 pub use body::{Body, Results};
+pub use elem::{Elem, Half};
 pub use experts::{Copies, Grouped, Product, Ragged, Route, TopK};
 pub use rows::{Binary, CHUNK, COLUMNS, Rows, Scalar, Stage, Store, Unary};
 
 use crate::mesh::AtomSet;
 use crate::ops::rope::Pairs;
 use crate::rng::Distribution;
-use crate::types::{DType, Reduction};
+use crate::types::Reduction;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -47,34 +49,6 @@ pub struct Block {
     pub extents: Extents,
     pub view: View,
     pub elem: Elem,
-}
-
-/// How an element of memory is read and written.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Elem {
-    #[default]
-    F32,
-    BF16,
-    I32,
-}
-
-impl Elem {
-    /// The elements of a type; `None` if no kernel has them.
-    pub fn of(d: DType) -> Option<Elem> {
-        match d {
-            DType::F32 => Some(Elem::F32),
-            DType::BF16 => Some(Elem::BF16),
-            DType::I32 => Some(Elem::I32),
-            DType::F16 => None,
-        }
-    }
-    /// Size in bytes.
-    pub fn bytes(self) -> usize {
-        match self {
-            Elem::F32 | Elem::I32 => 4,
-            Elem::BF16 => 2,
-        }
-    }
 }
 
 /// An operand that is read element by element.

@@ -17,6 +17,7 @@ pub mod infer;
 pub mod interp;
 pub mod kernel;
 pub mod launch;
+pub mod loss_scale;
 pub mod maps;
 pub mod mesh;
 pub mod names;

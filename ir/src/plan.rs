@@ -2,6 +2,7 @@
 
 use crate::documents::Documents;
 use crate::func::{Module, RoleKind, Value};
+use crate::loss_scale::LossScaling;
 use crate::mesh::{AtomSet, PIPELINE};
 use crate::schedule::Schedule;
 use crate::weights::Weight;
@@ -320,6 +321,9 @@ pub struct Settings {
     /// How documents lie in rows of tokens, if they are told apart.
     #[serde(default)]
     pub documents: Option<Documents>,
+    /// How the loss is scaled, of a plan that trains with f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scaling: Option<LossScaling>,
 }
 
 /// What the ranks with one coordinate along [`PIPELINE`] run: the same on all of them. A plan with

@@ -107,6 +107,9 @@ impl Sample {
         if self.op.mnemonic() == "select" && name == "m" {
             return Tensor::from_fn(&sizes, |_| f64::from(uniform() < 0.5));
         }
+        if name == "applies" {
+            return Tensor::scalar(f64::from(uniform() < 0.5));
+        }
         let positive = self.op.positive().contains(&name);
         Tensor::from_fn(&sizes, |_| match ty.dtype {
             DType::I32 => (uniform() * 8.0).floor() - 1.0,

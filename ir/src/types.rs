@@ -46,6 +46,10 @@ impl DType {
     pub fn is_float(self) -> bool {
         self != DType::I32
     }
+    /// True of floats of 16 bits.
+    pub fn is_half(self) -> bool {
+        matches!(self, DType::BF16 | DType::F16)
+    }
 }
 
 /// Most atoms that split one dim.

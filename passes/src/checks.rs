@@ -152,14 +152,14 @@ fn check_arguments(f: &Func, o: &Options) -> Result<()> {
         }
         let wrong = match role.kind {
             RoleKind::Param => {
-                let float = matches!(ty.dtype, DType::F32 | DType::BF16);
-                if float { None } else { Some("f32 or bf16".to_string()) }
+                let float = ty.dtype.is_float();
+                if float { None } else { Some("f32, bf16 or f16".to_string()) }
             }
             RoleKind::Input(own) => fits(own, ty.dtype, &sizes, o).err(),
             _other => Some("param or input".into()),
         };
         if let Some(wanted) = wrong {
-            let rule = "param: f32 or bf16; input_ids, targets, places: i32[microbatch * dp, seq]; \
+            let rule = "param: f32, bf16 or f16; input_ids, targets, places: i32[microbatch * dp, seq]; \
                  positions: i32[seq]; run: i32[3]; other inputs: i32 or f32 [microbatch * dp, …]";
             let sizes = sizes.to_vec();
             return bad(

@@ -5,6 +5,7 @@ use crate::shard::zero::{Accumulate, Zero};
 use serde::{Deserialize, Serialize};
 use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
+use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::{Dropout, LrSchedule, Mode, TokenOrder};
 use shardc_ir::types::DType;
 
@@ -232,10 +233,12 @@ pub struct Options {
     /// Sequences per rank and microbatch.
     pub microbatch: usize,
     pub seq: usize,
-    /// Element type of weights and activations: f32, or bf16 as [`crate::precision`] has it.
+    /// Element type of weights and activations: f32, or bf16 or f16 as [`crate::precision`] has them.
     pub dtype: DType,
-    /// Element type in which gradients of bf16 weights are kept, summed and reduced: f32 or bf16.
+    /// Element type in which gradients of weights of 2 bytes are kept, summed and reduced: f32 or theirs.
     pub grad_dtype: DType,
+    /// How the loss is scaled where values are f16.
+    pub loss_scaling: LossScaling,
     /// Sequence parallelism: the residual stream is split over tp along the sequence.
     pub sp: bool,
     pub optimizer: Optimizer,
@@ -340,6 +343,7 @@ impl Default for Options {
             seq: 512,
             dtype: DType::F32,
             grad_dtype: DType::F32,
+            loss_scaling: LossScaling::default(),
             sp: false,
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
             lr: LrSchedule::Constant { lr: 1e-3 },

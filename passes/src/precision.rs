@@ -1,10 +1,10 @@
-//! Decides what is bf16 and what stays f32: the policy of `--dtype bf16`, by what each op wants.
+//! Decides what is of 16 bits and what stays f32: the policy of `--dtype bf16` and `f16`, by what each op wants.
 //!
 //! Before:  `%w: f32[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : f32[2,4,16]`
 //! After:   `%w: bf16[16,8] param "w"`, `%y = dot[bsh,oh->bso] %x, %w : bf16[2,4,16]`
 //! Assumes: phase Source.  Leaves: phase Source.
 //!
-//! Parameters are bf16. What an op computes in is in its file ([`shardc_ir::ops::Wants`]):
+//! Below, bf16 stands for the type that is asked for. Parameters are bf16. What an op computes in is in its file ([`shardc_ir::ops::Wants`]):
 //!
 //! | op | operands | result |
 //! |---|---|---|
@@ -70,14 +70,14 @@ fn for_products(f: &Func) -> Vec<bool> {
     only.into_iter().map(|x| x == Some(true)).collect()
 }
 
-/// Makes the parameters of a model bf16, and with them what is computed.
-pub fn precision(f: &mut Func) {
+/// Makes the parameters of a model `half`, a float of 16 bits, and with them what is computed.
+pub fn precision(f: &mut Func, half: DType) {
     let (decides, for_products) = (deciding(f), for_products(f));
     for a in &f.args {
         let ty = &mut f.values[a.value.0 as usize].ty;
         let is_param = a.role.as_ref().is_some_and(|r| r.kind == RoleKind::Param);
         if is_param && ty.dtype == DType::F32 && !decides[a.value.0 as usize] {
-            ty.dtype = DType::BF16;
+            ty.dtype = half;
         }
     }
     let homes = f.values.iter().map(|_| Scope(0)).collect();
@@ -90,23 +90,23 @@ pub fn precision(f: &mut Func) {
         };
         let wants = n.op.facts().precision;
         let to = match wants {
-            Wants::Half | Wants::Gated => Some(DType::BF16),
+            Wants::Half | Wants::Gated => Some(half),
             Wants::Wide | Wants::Decides => Some(DType::F32),
-            Wants::Moved if for_products[n.outs[0].0 as usize] => Some(DType::BF16),
+            Wants::Moved if for_products[n.outs[0].0 as usize] => Some(half),
             Wants::Same | Wants::Moved if floats(f, &n).contains(&DType::F32) => Some(DType::F32),
             Wants::Same | Wants::Moved | Wants::HalfFirst | Wants::AsTheyAre => None,
         };
         // What is dropped stays of its type, though the factor is f32.
         let back = to.filter(|to| wants == Wants::Same && *to == DType::F32).and_then(|_| {
             let mut others = n.ins.iter().filter(|v| !drawn.contains(v));
-            let half = others.all(|&v| f.ty(v).dtype == DType::BF16);
-            (half && n.ins.iter().any(|v| !drawn.contains(v))).then_some(DType::BF16)
+            let short = others.all(|&v| f.ty(v).dtype == half);
+            (short && n.ins.iter().any(|v| !drawn.contains(v))).then_some(half)
         });
         if n.op.facts().kind == Kind::Constant && !n.ins.is_empty() {
             drawn.extend(n.outs.iter().copied());
         }
         if wants == Wants::HalfFirst {
-            n.ins[0] = p.cast(f, n.ins[0], DType::BF16, n.scope);
+            n.ins[0] = p.cast(f, n.ins[0], half, n.scope);
         }
         let gates = if wants == Wants::Gated { gates(f, &n) } else { n.ins.len() };
         let routes = wants == Wants::Half && n.outs.iter().any(|o| decides[o.0 as usize]);
@@ -120,7 +120,7 @@ pub fn precision(f: &mut Func) {
                 *v = p.cast(f, *v, DType::F32, n.scope);
             }
         }
-        if n.op.facts().kind == Kind::Conversion && f.ty(n.ins[0]).dtype == DType::BF16 {
+        if n.op.facts().kind == Kind::Conversion && f.ty(n.ins[0]).dtype == half {
             p.exact.insert(n.outs[0]);
         }
         let types = {

@@ -32,11 +32,11 @@ use crate::window::summa::summa;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
 use shardc_ir::hardware::Hardware;
+use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Mode, Plan, RankClass, Settings};
 use shardc_ir::schedule::Schedule;
 use shardc_ir::source::Source;
-use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -140,9 +140,9 @@ impl<'a> State<'a> {
 
     /// Of a source that has been through it, it changes nothing.
     pub fn precision(&mut self) -> Changed {
-        let half = self.o.dtype == DType::BF16;
+        let half = self.o.dtype.is_half();
         if half {
-            precision(&mut self.m.funcs[0]);
+            precision(&mut self.m.funcs[0], self.o.dtype);
         }
         Ok(half)
     }
@@ -328,6 +328,8 @@ impl<'a> State<'a> {
             self.memory()?;
         }
         let (o, schedule) = (self.o, self.schedule()?);
+        let mut args = self.m.funcs.iter().flat_map(|f| &f.args);
+        let scaled = args.any(|a| a.is(RoleKind::Scalar, LOSS_SCALE));
         let settings = Settings {
             mode: o.mode,
             global_batch: o.global_batch,
@@ -338,6 +340,7 @@ impl<'a> State<'a> {
             lr: o.lr,
             seed: o.seed,
             documents: o.documents,
+            loss_scaling: scaled.then_some(o.loss_scaling),
         };
         self.schedule = None;
         let plan = Plan {

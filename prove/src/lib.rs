@@ -54,6 +54,8 @@ pub struct Recipe {
     pub decay: BTreeMap<String, f64>,
     /// The most that the norm of the gradients may be.
     pub clip: Option<f64>,
+    /// The loss is scaled, and a step that overflows changes nothing.
+    pub scaled: bool,
     /// Parameters that are not trained.
     pub frozen: BTreeSet<String>,
     /// By how much a step moves the biases that correct the choice of experts.

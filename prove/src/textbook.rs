@@ -6,6 +6,8 @@
 //! - L = n · Σ loss + 1/m · Σ of every other loss (those that balance experts, and `loss` where there are no
 //!   labels), sums over microbatches;
 //! - the gradient of a parameter is ∂L/∂p by reverse mode on the model, summed over microbatches;
+//! - of a loss that is scaled, ∂(s L)/∂p for a number s of the step is kept instead, and g is 1/s times it; nothing
+//!   of what follows changes a parameter or a moment unless grad_norm is less than the largest f32;
 //! - grad_norm = √(Σ over all trained parameters and elements of g²);
 //! - clipped, g is multiplied by min(1, max / (grad_norm + 1e-6));
 //! - AdamW or SGD make the new parameter and moments;
@@ -36,6 +38,9 @@ pub struct Textbook {
     /// Results of the step.
     pub step: BTreeMap<Role, Term>,
 }
+
+/// The name of the scale of a loss among the scalars of a step.
+const LOSS_SCALE: &str = "loss_scale";
 
 /// Added to the norm before dividing, as torch's `clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
@@ -75,7 +80,9 @@ impl Textbook {
         book.per_label = labels(w, model, recipe);
         let per_label = book.per_label.unwrap_or(per_microbatch);
         let seed = |r: &Role| if &*r.name == "loss" { per_label } else { per_microbatch };
-        let seeds: Vec<(Value, Term)> = sums.iter().map(|(r, v)| (*v, seed(r))).collect();
+        let times = recipe.scaled.then(|| scalar(&mut w.s, LOSS_SCALE));
+        let mut scaled = |seed| times.map_or(seed, |by| times_number(&mut w.s, seed, by));
+        let seeds: Vec<(Value, Term)> = sums.iter().map(|(r, v)| (*v, scaled(seed(r)))).collect();
         let all = reverse::gradients(&mut w.s, model, &values, &seeds).map_err(|stop| {
             let n = &model.nodes[stop.node];
             let text = shardc_ir::text::node_text(&w.texts.model.mesh, model, n).text;
@@ -97,9 +104,20 @@ impl Textbook {
             _ => s.add(&squares),
         };
         let norm = s.apply(Fun::Each("sqrt"), &[sum], 0, &[]);
+        let unscale = recipe.scaled.then(|| {
+            let scale = scalar(s, LOSS_SCALE);
+            s.reciprocal(scale)
+        });
+        let unscaled = |s: &mut Store, g| unscale.map_or(g, |by| times_number(s, g, by));
+        let norm = unscaled(s, norm);
+        let applies = unscale.map(|_| {
+            let largest = s.fill(number(f64::from(f32::MAX)), &[]);
+            s.apply(Fun::Both("less"), &[norm, largest], 0, &[])
+        });
         self.step.insert(Role::new(RoleKind::Metric, "grad_norm"), norm);
         self.losses(s, microbatches);
         for (p, &g) in &totals {
+            let g = unscaled(s, g);
             self.step.insert(Role::new(RoleKind::GradShown, p.clone()), g);
         }
         let by = match recipe.clip {
@@ -112,13 +130,14 @@ impl Textbook {
                 s.apply(Fun::Clamp(Real::new(0.0), Real::new(1.0)), &[ratio], 0, &[])
             }
         };
+        let by = unscaled(s, by);
         for (p, &g) in &totals {
-            self.update(s, recipe, p, g, by);
+            self.update(s, recipe, p, g, by, applies);
         }
         for (role, t) in self.results.clone() {
             if role.kind == RoleKind::Load && !recipe.frozen.contains(&*role.name) {
                 let load = s.fold(t, microbatches);
-                self.router_bias(s, recipe, &role.name, load);
+                self.router_bias(s, recipe, &role.name, load, applies);
             }
         }
     }
@@ -146,15 +165,23 @@ impl Textbook {
         self.step.insert(Role::new(RoleKind::Metric, "loss"), loss);
     }
 
-    fn update(&mut self, s: &mut Store, recipe: &Recipe, p: &Arc<str>, g: Term, by: Term) {
+    fn update(
+        &mut self,
+        s: &mut Store,
+        recipe: &Recipe,
+        p: &Arc<str>,
+        g: Term,
+        by: Term,
+        applies: Option<Term>,
+    ) {
         let shape = s.shape(g).to_vec();
         let none = Mentions::default();
         let decay = Real::new(recipe.decay.get(&**p).copied().unwrap_or(0.0));
         let leaf = |s: &mut Store, role: &Role, shape: &[usize]| s.leaf(role, shape, none);
         let param = Role::new(RoleKind::Param, p.clone());
-        let [lr, step] = ["lr", "step"].map(|n| leaf(s, &Role::new(RoleKind::Scalar, n), &[]));
+        let [lr, step] = ["lr", "step"].map(|n| scalar(s, n));
         let old = leaf(s, &param, &shape);
-        let (f, args, roles) = match recipe.optimizer {
+        let (f, mut args, roles) = match recipe.optimizer {
             Optimizer::AdamW { beta1, beta2, eps } => {
                 let [beta1, beta2, eps] = [beta1, beta2, eps].map(Real::new);
                 let moments = Slot::ALL.map(|m| Role::new(RoleKind::State(m), p.clone()));
@@ -165,6 +192,7 @@ impl Textbook {
             }
             Optimizer::Sgd => (Fun::Sgd { decay }, vec![old, g, lr, by], vec![param]),
         };
+        args.extend(applies);
         for (k, role) in roles.into_iter().enumerate() {
             let new = s.apply(f.clone(), &args, k as u8, &shape);
             self.step.insert(role, new);
@@ -173,7 +201,14 @@ impl Textbook {
 
     /// The bias of experts moves by rate · sign(mean load - load). Loads are whole numbers, so the sign
     /// is what of experts · (mean - load) is between -1 and 1.
-    fn router_bias(&mut self, s: &mut Store, recipe: &Recipe, param: &str, load: Term) {
+    fn router_bias(
+        &mut self,
+        s: &mut Store,
+        recipe: &Recipe,
+        param: &str,
+        load: Term,
+        applies: Option<Term>,
+    ) {
         let shape = s.shape(load).to_vec();
         let experts: usize = shape.iter().product();
         let Ok(total) = s.product(&[(load, vec![0])], &[], &[]) else { return };
@@ -182,6 +217,7 @@ impl Textbook {
         let sign = s.apply(Fun::Clamp(Real::new(-1.0), Real::new(1.0)), &[under], 0, &shape);
         let role = Role::new(RoleKind::Param, param);
         let old = s.leaf(&role, &shape, Mentions::default());
+        let sign = applies.map_or(sign, |by| times_number(s, sign, by));
         let new = s.sum(&[(Coef::ONE, old), (number(recipe.rate), sign)], &shape);
         self.step.insert(role, new);
     }
@@ -287,6 +323,18 @@ impl Textbook {
 fn missing(model: &Func) -> Gap {
     let lemma = "a value that nothing makes".into();
     Gap { op: "return".into(), place: format!("@{}", model.name), lemma }
+}
+
+/// A scalar of the step.
+fn scalar(s: &mut Store, name: &str) -> Term {
+    s.leaf(&Role::new(RoleKind::Scalar, name), &[], Mentions::default())
+}
+
+/// A tensor times a number.
+fn times_number(s: &mut Store, t: Term, by: Term) -> Term {
+    let shape = s.shape(t).to_vec();
+    let own: Vec<u32> = (0..shape.len() as u32).collect();
+    s.product(&[(t, own.clone()), (by, vec![])], &own, &shape).expect("a product with a number")
 }
 
 fn squared(s: &mut Store, g: Term) -> Term {

@@ -1,5 +1,5 @@
 //! Attention, a block of queries by a block of keys at a time: no matrix of scores is larger, and
-//! what positions hide is not computed. A thread keeps the blocks it works on; rows of bf16 are read
+//! what positions hide is not computed. A thread keeps the blocks it works on; rows of 16 bits are read
 //! as they are, results are summed in f32 and rounded once. A task is a block of queries (forward)
 //! or the heads of a group (backward), so that no sum depends on the number of threads.
 
@@ -259,7 +259,7 @@ pub(crate) unsafe fn backward(k: &AttentionGrad, memory: &[*mut f32], threads: u
     // Sums of f32 lie in the results; others in the workspace, which has room for so many groups.
     let slots = match h.elem {
         Elem::F32 | Elem::I32 => usize::MAX,
-        Elem::BF16 => ((2 * h.rows * h.keys + h.wide(true)) / own.max(1)).max(1),
+        Elem::BF16 | Elem::F16 => ((2 * h.rows * h.keys + h.wide(true)) / own.max(1)).max(1),
     };
     let (all, next) = (h.batch * h.groups, AtomicUsize::new(0));
     let workers = threads.min(slots).min(all);
@@ -295,7 +295,7 @@ unsafe fn backward_group(
     let [to_k, to_v] = [&k.d_k, &k.d_v].map(|v| c.by_key(v, 0, place(0)));
     let [d_k, d_v] = match h.elem {
         Elem::F32 | Elem::I32 => [to_k, to_v],
-        Elem::BF16 => {
+        Elem::BF16 | Elem::F16 => {
             let behind = slot.wrapping_add(h.keys * h.width);
             [Stored::rows(slot, h.width), Stored::rows(behind, h.value_width)]
         }
@@ -309,7 +309,7 @@ unsafe fn backward_group(
                 backward_block(k, c, place(head), [d_k, d_v], block, room);
             }
         }
-        if h.elem == Elem::BF16 {
+        if h.elem.half().is_some() {
             keep(d_k, to_k, keys);
             keep(d_v, to_v, values);
         }

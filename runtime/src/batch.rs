@@ -4,6 +4,7 @@ use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
+use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::Settings;
 use shardc_ir::tensor::each_index;
 use shardc_ir::types::{DType, Type};
@@ -55,6 +56,10 @@ pub(crate) struct StepData {
     pub lr: f32,
     /// From 1; 0 of an evaluation.
     pub step: usize,
+    /// The number of the optimizer's step, from 1: how many have changed something, and this one.
+    pub update: usize,
+    /// What backward's seeds are multiplied by.
+    pub loss_scale: f32,
     pub observe: bool,
     /// Run the plan's evaluation instead of its step.
     pub evaluate: bool,
@@ -223,7 +228,8 @@ pub(crate) fn write(
     for p in w.args(|k| k == RoleKind::Scalar).filter(|p| w.class_of[p.func] == class) {
         let x = match &*p.role.name {
             "lr" => data.lr,
-            "step" => data.step as f32,
+            "step" => data.update as f32,
+            LOSS_SCALE => data.loss_scale,
             _ => return Err(out_of_arena()),
         };
         if p.place.bytes < 4 {

@@ -1,7 +1,7 @@
 //! Walks over elements: their addresses, and reading and writing them as f32.
 
 use crate::math;
-use shardc_ir::kernel::{Elem, Extents};
+use shardc_ir::kernel::{Elem, Extents, Half};
 use std::ops::Range;
 
 /// Elements per block.
@@ -87,6 +87,23 @@ pub(crate) unsafe fn read(at: *const f32, elem: Elem, out: &mut [f32]) {
             Elem::F32 => gather(at, 1, out, |x| x),
             Elem::I32 => gather(at.cast::<i32>(), 1, out, |x| x as f32),
             Elem::BF16 => gather(at.cast::<u16>(), 1, out, math::from_bf16),
+            Elem::F16 => gather(at.cast::<u16>(), 1, out, math::from_f16),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`scatter`].
+unsafe fn halves(half: Half, from: *const f32, to: *mut u16, stride: usize, n: usize) {
+    // SAFETY: by the caller.
+    unsafe {
+        let x = std::slice::from_raw_parts(from, n);
+        match stride {
+            1 => math::narrow(half, x, std::slice::from_raw_parts_mut(to, n)),
+            _ => {
+                let all = x.iter().enumerate();
+                all.for_each(|(i, &x)| *to.add(i * stride) = math::to_half(half, x));
+            }
         }
     }
 }
@@ -102,14 +119,8 @@ pub(crate) unsafe fn scatter(from: *const f32, to: *mut f32, stride: usize, n: u
             (Elem::I32, _) => {
                 (0..n).for_each(|i| *to.cast::<i32>().add(i * stride) = *from.add(i) as i32);
             }
-            (Elem::BF16, 1) => {
-                let out = std::slice::from_raw_parts_mut(to.cast::<u16>(), n);
-                math::narrow(std::slice::from_raw_parts(from, n), out);
-            }
-            (Elem::BF16, _) => {
-                let to = to.cast::<u16>();
-                (0..n).for_each(|i| *to.add(i * stride) = math::to_bf16(*from.add(i)));
-            }
+            (Elem::BF16, _) => halves(Half::BF16, from, to.cast(), stride, n),
+            (Elem::F16, _) => halves(Half::F16, from, to.cast(), stride, n),
         }
     }
 }

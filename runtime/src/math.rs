@@ -1,7 +1,7 @@
 //! f32 functions of whole slices, written so that the compiler vectorises them, each compiled
 //! twice: for any processor of the target, and for AVX2. Both give the same bits (nothing is fused).
 
-use shardc_ir::kernel::{Binary, Unary};
+use shardc_ir::kernel::{Binary, Half, Unary};
 use shardc_ir::types::Reduction;
 
 /// Defines a function whose body is compiled once more for AVX2.
@@ -98,17 +98,68 @@ pub(crate) fn to_bf16(x: f32) -> u16 {
     (if x.is_nan() { bits >> 16 | 0x40 } else { nearest }) as u16
 }
 
+/// An f16 as f32, exactly; a NaN is a quiet one.
+#[inline(always)]
+pub(crate) fn from_f16(x: u16) -> f32 {
+    let bits = u32::from(x);
+    let (sign, rest) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
+    // Its exponent counts from 15, that of an f32 from 127: this makes numbers of denormal ones too.
+    let number = (f32::from_bits(rest) * f32::from_bits((254 - 15) << 23)).to_bits();
+    let quiet = if rest > 31 << 23 { 1 << 22 } else { 0 };
+    let far = rest | 0x7f80_0000 | quiet;
+    f32::from_bits(sign | if rest >= 31 << 23 { far } else { number })
+}
+
+/// The nearest f16, ties to even; what is beyond 65504, after rounding, is infinite; a NaN stays one.
+#[inline(always)]
+pub(crate) fn to_f16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
+    let nearest = rest.wrapping_add(0xfff + (rest >> 13 & 1)).wrapping_sub(112 << 23) >> 13;
+    // Below 2^-14 digits end at 2^-24: as they do of a sum with 0.5.
+    let small = (f32::from_bits(rest) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let number = if rest < 113 << 23 { small } else { nearest.min(0x7c00) };
+    let nan = 0x7e00 | (rest >> 13 & 0x1ff);
+    (sign | if rest > 0x7f80_0000 { nan } else { number }) as u16
+}
+
 vectorised! {
-    /// Every bf16 as f32.
-    fn widen(x: &[u16], out: &mut [f32]) {
-        out.iter_mut().zip(x).for_each(|(o, &x)| *o = from_bf16(x));
+    /// Floats of 16 bits as f32.
+    fn widen(half: Half, x: &[u16], out: &mut [f32]) {
+        let both = out.iter_mut().zip(x);
+        match half {
+            Half::BF16 => both.for_each(|(o, &x)| *o = from_bf16(x)),
+            Half::F16 => both.for_each(|(o, &x)| *o = from_f16(x)),
+        }
     }
 }
 
 vectorised! {
-    /// Every f32 as bf16.
-    fn narrow(x: &[f32], out: &mut [u16]) {
-        out.iter_mut().zip(x).for_each(|(o, &x)| *o = to_bf16(x));
+    /// The nearest floats of 16 bits.
+    fn narrow(half: Half, x: &[f32], out: &mut [u16]) {
+        let both = out.iter_mut().zip(x);
+        match half {
+            Half::BF16 => both.for_each(|(o, &x)| *o = to_bf16(x)),
+            Half::F16 => both.for_each(|(o, &x)| *o = to_f16(x)),
+        }
+    }
+}
+
+/// One float of 16 bits as f32.
+#[inline(always)]
+pub(crate) fn from_half(half: Half, x: u16) -> f32 {
+    match half {
+        Half::BF16 => from_bf16(x),
+        Half::F16 => from_f16(x),
+    }
+}
+
+/// The nearest float of 16 bits.
+#[inline(always)]
+pub(crate) fn to_half(half: Half, x: f32) -> u16 {
+    match half {
+        Half::BF16 => to_bf16(x),
+        Half::F16 => to_f16(x),
     }
 }
 
@@ -145,7 +196,8 @@ vectorised! {
             Unary::Log1P => each(x, out, f32::ln_1p),
             Unary::Floor => each(x, out, f32::floor),
             Unary::Nearest => each(x, out, f32::round_ties_even),
-            Unary::Round => each(x, out, |x| from_bf16(to_bf16(x))),
+            Unary::Round(Half::BF16) => each(x, out, |x| from_bf16(to_bf16(x))),
+            Unary::Round(Half::F16) => each(x, out, |x| from_f16(to_f16(x))),
         }
     }
 }
@@ -383,6 +435,38 @@ mod tests {
         let inf = f32::INFINITY;
         assert_eq!([erf(-inf), erf(-9.0), erf(0.0), erf(inf)], [-1.0, -1.0, 0.0, 1.0]);
         assert!(erf(f32::NAN).is_nan() && erf(-0.0).is_sign_negative());
+    }
+
+    /// Against sums of powers of two in f64, for every f16 and the middles between them.
+    #[test]
+    fn f16_rounds_to_nearest_even() {
+        let value = |x: u16| -> f64 {
+            let (e, m) = (i32::from(x >> 10 & 31), f64::from(x & 1023));
+            let size = match e {
+                0 => m * 2f64.powi(-24),
+                _ => (1024.0 + m) * 2f64.powi(e - 25),
+            };
+            if x >> 15 == 1 { -size } else { size }
+        };
+        for x in (0..=u16::MAX).filter(|x| x >> 10 & 31 != 31) {
+            assert_eq!((f64::from(from_f16(x)), to_f16(from_f16(x))), (value(x), x));
+            // The number behind it, or what would be behind the largest.
+            let next =
+                if x & 0x7fff == 0x7bff { 65536f64.copysign(value(x)) } else { value(x + 1) };
+            let middle = ((value(x) + next) / 2.0) as f32;
+            assert_eq!(to_f16(middle), x + (x & 1), "{middle}");
+            let [below, above] = [-1i32, 1].map(|d| middle.to_bits().wrapping_add_signed(d));
+            assert_eq!([below, above].map(|b| to_f16(f32::from_bits(b))), [x, x + 1], "{middle}");
+        }
+        for x in [f32::INFINITY, f32::MAX, 65520.0] {
+            assert_eq!((to_f16(x), to_f16(-x)), (0x7c00, 0xfc00));
+        }
+        assert!(from_f16(0x7c00) == f32::INFINITY && from_f16(0xfc00) == f32::NEG_INFINITY);
+        for bits in [0x7f80_0001, 0x7fc0_0000, 0xffff_ffffu32] {
+            assert!(from_f16(to_f16(f32::from_bits(bits))).is_nan());
+        }
+        assert!((0x7c01..0x8000).all(|x| from_f16(x).is_nan() && from_f16(x | 0x8000).is_nan()));
+        assert_eq!((to_f16(f32::from_bits(1)), to_f16(-0.0)), (0, 0x8000));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! rows are added to each other, columns.
 
 use crate::map::{Odometer, element};
-use crate::math::{from_bf16, to_bf16};
+use crate::math::{from_bf16, from_f16, to_bf16, to_f16};
 use crate::team;
 use shardc_ir::kernel::{Block, Copy, Draw, Elem, Pick, Rope, Scan, View};
 use shardc_ir::ops::rope::Pairs;
@@ -86,7 +86,7 @@ pub(crate) unsafe fn copy(k: &Copy, memory: &[*mut f32], threads: usize) {
         k.clear.iter().for_each(|b| clear(b, memory, threads));
         match k.elem {
             Elem::F32 | Elem::I32 => copy_words::<u32>(k, memory, threads),
-            Elem::BF16 => copy_words::<u16>(k, memory, threads),
+            Elem::BF16 | Elem::F16 => copy_words::<u16>(k, memory, threads),
         }
     }
 }
@@ -129,7 +129,7 @@ pub(crate) unsafe fn take(k: &Pick, memory: &[*mut f32], threads: usize) {
     unsafe {
         match k.elem {
             Elem::F32 | Elem::I32 => take_words::<u32>(k, memory, threads),
-            Elem::BF16 => take_words::<u16>(k, memory, threads),
+            Elem::BF16 | Elem::F16 => take_words::<u16>(k, memory, threads),
         }
     }
 }
@@ -187,6 +187,7 @@ pub(crate) unsafe fn put(k: &Pick, memory: &[*mut f32], threads: usize) {
             match k.elem {
                 Elem::F32 => put_from::<f32>(k, memory, outer, cols, |x| x),
                 Elem::BF16 => put_from::<u16>(k, memory, outer, cols, from_bf16),
+                Elem::F16 => put_from::<u16>(k, memory, outer, cols, from_f16),
                 Elem::I32 => put_from::<i32>(k, memory, outer, cols, |x| x as f32),
             }
         }
@@ -264,6 +265,7 @@ pub(crate) unsafe fn scan(k: &Scan, memory: &[*mut f32], threads: usize) {
             match k.elem {
                 Elem::F32 | Elem::I32 => sums::<f32>(k, memory, index, |x| x, |x| x),
                 Elem::BF16 => sums::<u16>(k, memory, index, from_bf16, to_bf16),
+                Elem::F16 => sums::<u16>(k, memory, index, from_f16, to_f16),
             }
         }
     };
@@ -304,6 +306,7 @@ pub(crate) unsafe fn rope(k: &Rope, memory: &[*mut f32], threads: usize) {
             match k.elem {
                 Elem::F32 | Elem::I32 => turn::<f32>(k, memory, index, |x| x, |x| x),
                 Elem::BF16 => turn::<u16>(k, memory, index, from_bf16, to_bf16),
+                Elem::F16 => turn::<u16>(k, memory, index, from_f16, to_f16),
             }
         }
     };

@@ -75,6 +75,19 @@ fn engine(how: &Options, transport: Box<dyn Transport>, bytes: usize) -> Result<
     }
 }
 
+/// Refuses what f16 has no number for: what is infinite already may stay so.
+fn fits(name: &str, all: &[f32]) -> Result<()> {
+    let large = |x: &&f32| x.is_finite() && x.abs() >= 65520.0;
+    match all.iter().find(large) {
+        None => Ok(()),
+        Some(x) => {
+            Err(Diag::new("weights", format!("`{name}` has {x}, which is too large for f16"))
+                .rule("f16 ends at 65504")
+                .help("compile again with --dtype bf16 or f32"))
+        }
+    }
+}
+
 impl Rank {
     /// Makes the arena and fills parameters; state begins as 0.
     pub fn new(
@@ -135,7 +148,7 @@ impl Rank {
     /// Fills one parameter or state: at once if its piece is dense f32, else some rows at a time.
     fn load(&mut self, p: &Port, load: &Fill) -> Result<()> {
         let mesh = self.wiring.mesh();
-        let block = piece(mesh, p.ty, &self.coords).ok_or_else(out_of_arena)?;
+        let block = piece(mesh, p.ty, &self.coords);
         let whole: Vec<Range<usize>> = (0..p.ty.rank())
             .map(|d| p.ty.extent(mesh, d, &self.coords))
             .map(|e| e.offset..e.offset + e.len)
@@ -171,6 +184,9 @@ impl Rank {
                     return load(&ranges, to);
                 }
                 load(&ranges, &mut staging[..n * row])?;
+                if block.elem == Elem::F16 {
+                    fits(&p.role.name, &staging[..n * row])?;
+                }
                 let from = dense_block(&part.extents);
                 // SAFETY: both blocks lie in memory of ours: the part ends where the bytes do.
                 unsafe {
@@ -288,7 +304,7 @@ impl Rank {
     ) -> std::result::Result<(), Failed> {
         let peer = w.plan.peer(self.rank, t.with);
         let first = found(self.engine.at(t.offset, t.bytes))?;
-        let elem = found(Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype))?;
+        let elem = Elem::of(w.plan.module.funcs[t.func].ty(t.value).dtype);
         // SAFETY: the arena has checked that the bytes lie inside it. What is sent stays until it
         // was waited for, and what is received is used by nobody yet: the plan's instructions say so.
         let region = unsafe { Region::adjacent(first, elem, t.bytes / elem.bytes()) };
@@ -429,7 +445,7 @@ impl Rank {
         let mut give = |h: &Holding, sink: &mut Sink| {
             let p = w.places[h.func][h.value.0 as usize];
             let ty = w.plan.module.funcs[h.func].ty(h.value);
-            let block = piece(w.mesh(), ty, &self.coords).ok_or_else(out_of_arena)?;
+            let block = piece(w.mesh(), ty, &self.coords);
             let together = block.view.strides == tensor::strides(&block.extents);
             if !together || block.elem != Elem::F32 || block.end() * 4 > p.bytes {
                 return sink(&self.read(ty, p.offset, p.bytes)?.ok_or_else(out_of_arena)?);
@@ -454,7 +470,7 @@ impl Rank {
         if !owns(mesh, ty, &self.coords) {
             return Ok(None);
         }
-        let block = piece(mesh, ty, &self.coords).ok_or_else(out_of_arena)?;
+        let block = piece(mesh, ty, &self.coords);
         if block.end() * block.elem.bytes() > bytes {
             return Err(out_of_arena());
         }

@@ -2,7 +2,7 @@
 
 use crate::map::{element, scatter};
 use crate::math;
-use shardc_ir::kernel::{Block, Elem, Extents, View};
+use shardc_ir::kernel::{Block, Elem, Extents, Half, View};
 use shardc_ir::tensor;
 use shardc_ir::types::Reduction;
 use std::ops::Range;
@@ -97,7 +97,7 @@ impl Region {
 
 /// The chunk of `total` elements that member `p` of `ways` folds.
 pub(crate) fn chunk(total: usize, ways: usize, p: usize) -> Range<usize> {
-    // Whole cache lines, of bf16 too, so that two members never write the same one.
+    // Whole cache lines, of 16 bits too, so that two members never write the same one.
     let size = total.div_ceil(ways).next_multiple_of(32);
     (p * size).min(total)..((p + 1) * size).min(total)
 }
@@ -117,8 +117,8 @@ pub(crate) fn split(
     })
 }
 
-/// Writes the elements of `from` in this range over those of `to`, in order; between f32 and bf16
-/// they are converted.
+/// Writes the elements of `from` in this range over those of `to`, in order; between f32 and 16
+/// bits they are converted.
 ///
 /// # Safety
 /// Both have at least `range.end` elements, nobody writes `from` or uses `to` meanwhile.
@@ -129,33 +129,33 @@ pub(crate) unsafe fn copy(from: &Region, to: &Region, range: Range<usize>) {
         let n = a.min(b).min(range.end - i);
         // SAFETY: both runs have n elements; equal runs are allowed.
         unsafe {
-            match (from.elem, to.elem) {
-                (Elem::BF16, Elem::F32) => widen(src, std::slice::from_raw_parts_mut(dst, n)),
-                (Elem::F32, Elem::BF16) => {
+            match (from.elem.half(), to.elem.half()) {
+                (Some(half), None) => widen(half, src, std::slice::from_raw_parts_mut(dst, n)),
+                (None, Some(half)) => {
                     let dst = std::slice::from_raw_parts_mut(dst.cast::<u16>(), n);
-                    math::narrow(std::slice::from_raw_parts(src, n), dst);
+                    math::narrow(half, std::slice::from_raw_parts(src, n), dst);
                 }
-                (same, _) => std::ptr::copy(src.cast::<u8>(), dst.cast::<u8>(), n * same.bytes()),
+                _ => std::ptr::copy(src.cast::<u8>(), dst.cast::<u8>(), n * from.elem.bytes()),
             }
         }
         i += n;
     }
 }
 
-/// Writes as many bf16, from `src` on, as `out` has elements.
+/// Writes as many floats of 16 bits, from `src` on, as `out` has elements.
 ///
 /// # Safety
 /// They are valid.
-unsafe fn widen(src: *mut f32, out: &mut [f32]) {
+unsafe fn widen(half: Half, src: *mut f32, out: &mut [f32]) {
     // SAFETY: by the caller.
-    math::widen(unsafe { std::slice::from_raw_parts(src.cast::<u16>(), out.len()) }, out);
+    math::widen(half, unsafe { std::slice::from_raw_parts(src.cast::<u16>(), out.len()) }, out);
 }
 
 /// Elements folded at a time: a run stays in the nearest cache while all parts pass by.
 const RUN: usize = 1024;
 
 /// Folds the elements of all of `from` in this range, from the left, into those of `to`; all have
-/// one element type. Sums are f32, and rounded at the end if that is bf16.
+/// one element type. Sums are f32, and rounded at the end if that is of 16 bits.
 ///
 /// # Safety
 /// As for [`copy`]; `to` may be one of `from`, but overlaps none otherwise.
@@ -170,11 +170,12 @@ pub(crate) unsafe fn fold(fold: Reduction, from: &[Region], to: &Region, range: 
             let at = f.run(i).0;
             // SAFETY: all runs have n elements, and nobody writes them meanwhile.
             let src = unsafe {
-                if f.elem == Elem::BF16 {
-                    widen(at, &mut wide[..n]);
-                    &wide[..n]
-                } else {
-                    std::slice::from_raw_parts(at.cast_const(), n)
+                match f.elem.half() {
+                    Some(half) => {
+                        widen(half, at, &mut wide[..n]);
+                        &wide[..n]
+                    }
+                    None => std::slice::from_raw_parts(at.cast_const(), n),
                 }
             };
             if k == 0 { acc.copy_from_slice(src) } else { join(fold, acc, src) }

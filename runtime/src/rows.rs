@@ -99,6 +99,7 @@ impl Interp<'_> {
                         Elem::F32 => gather(from, stride, out, |x| x),
                         Elem::I32 => gather(from.cast::<i32>(), stride, out, |x| x as f32),
                         Elem::BF16 => gather(from.cast::<u16>(), stride, out, math::from_bf16),
+                        Elem::F16 => gather(from.cast::<u16>(), stride, out, math::from_f16),
                     }
                 }
             }

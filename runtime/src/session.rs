@@ -20,6 +20,7 @@ use crew::Crew;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::{Fill, InputRow, Role, RoleKind};
 use shardc_ir::kernel::Program;
+use shardc_ir::loss_scale::ScaleState;
 use shardc_ir::plan::{Plan, TokenOrder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -54,7 +55,12 @@ impl StepBatch {
 #[derive(Clone, Debug, Default)]
 pub struct StepResult {
     pub loss: Option<f32>,
+    /// Of gradients without the scale of the loss.
     pub grad_norm: Option<f32>,
+    /// What the loss was multiplied by, where it is.
+    pub loss_scale: Option<f32>,
+    /// Gradients have overflowed: neither parameters nor the optimizer's state have changed.
+    pub skipped: bool,
     /// Labels that count; 0 of a plan without labels.
     pub tokens: usize,
     /// What is shown, by role: scalars, and all others if the batch is observed. Those of all
@@ -92,6 +98,8 @@ pub struct Session {
     control: Option<Control>,
     timeout: Duration,
     table: Vec<InputRow>,
+    /// Of process 0.
+    scale: ScaleState,
     /// Ranks queue what they do on devices.
     queues: bool,
     failed: Option<Diag>,
@@ -158,7 +166,9 @@ impl Session {
             made.into_iter().map(|(rank, r)| Ok((rank, r?))).collect::<Result<_>>()?;
         let workers: Result<Vec<Worker>> = ready.into_iter().map(|r| start(r, ranks)).collect();
         let (timeout, queues) = (options.timeout, options.devices.is_some());
+        let scale = ScaleState::new(plan.settings.loss_scaling);
         Ok(Session {
+            scale,
             wiring,
             workers: workers?,
             crew,
@@ -171,7 +181,18 @@ impl Session {
         })
     }
 
-    /// Runs one step, the `step`-th (from 1), at a learning rate.
+    /// The scale of the loss, and how many steps have changed nothing.
+    pub fn scale(&self) -> ScaleState {
+        self.scale
+    }
+
+    /// Goes on from what another session had come to.
+    pub fn go_on(&mut self, from: ScaleState) {
+        self.scale = from.resumed(self.wiring.plan.settings.loss_scaling);
+    }
+
+    /// Runs one step, the `step`-th (from 1), at a learning rate. Where the loss is scaled and gradients
+    /// overflow, it changes nothing but the scale.
     ///
     /// # Errors
     /// `batch-shape`, `token-range` and `label-range` if the data do not fit (nothing has run
@@ -202,8 +223,16 @@ impl Session {
         let settings = &self.wiring.plan.settings;
         let mut columns = batch.columns.clone();
         batch::complete(settings, &self.table, &mut columns);
-        let data =
-            Arc::new(StepData { columns, lr: lr as f32, step, observe: batch.observe, evaluate });
+        let scaling = settings.loss_scaling;
+        let data = Arc::new(StepData {
+            columns,
+            lr: lr as f32,
+            step,
+            update: step.saturating_sub(self.scale.skipped),
+            loss_scale: self.scale.scale(scaling),
+            observe: batch.observe,
+            evaluate,
+        });
         batch::check(settings, &self.table, &data)?;
         let replies = self.ask(|| Command::Step(data.clone()))?;
         let mut out =
@@ -227,15 +256,27 @@ impl Session {
         }
         let scalar = |n| out.output(RoleKind::Metric, n).and_then(|a| a.data.first().copied());
         (out.loss, out.grad_norm) = (scalar("loss"), scalar("grad_norm"));
+        // A loss that is no number is so at any scale.
+        let has_loss = out.loss.is_none_or(f32::is_finite);
+        if let Some(how) = scaling.filter(|_| !evaluate && has_loss) {
+            out.skipped = out.grad_norm.is_none_or(|x| !x.is_finite());
+            out.loss_scale = Some(data.loss_scale);
+            self.scale.update(how, !out.skipped).map_err(|d| d.at(format!("step {step}")))?;
+            if out.skipped {
+                return Ok(out);
+            }
+        }
         let named = [("loss", out.loss), ("gradient norm", out.grad_norm)];
         let bad = named.into_iter().find_map(|(n, x)| Some((n, x.filter(|x| !x.is_finite())?)));
         match bad {
             None => Ok(out),
             Some((what, x)) => {
+                // Values of the forward pass end at 65504 in f16.
+                let other = if scaling.is_some() { "--dtype bf16" } else { "--clip 1.0" };
                 Err(Diag::new("nan-loss", format!("the {what} of step {step} is {x}"))
                     .rule("loss and gradient norm are finite numbers")
                     .why(format!("the learning rate is {lr}"))
-                    .help(format!("run with --lr {}, or compile with --clip 1.0", lr / 10.0))
+                    .help(format!("run with --lr {}, or compile with {other}", lr / 10.0))
                     .exit(Exit::RankFailed))
             }
         }
@@ -271,10 +312,11 @@ impl Session {
                     let task = task(number);
                     self.ask(|| Command::Task(number, task.clone()))?;
                 }
-                Order::Step { lr, step, observe, evaluate } => {
+                Order::Step { lr, step, update, loss_scale, observe, evaluate } => {
                     let mut columns = feed(if evaluate { 0 } else { step })?;
                     batch::complete(&self.wiring.plan.settings, &self.table, &mut columns);
-                    let data = StepData { columns, lr, step, observe, evaluate };
+                    let data =
+                        StepData { columns, lr, step, update, loss_scale, observe, evaluate };
                     batch::check(&self.wiring.plan.settings, &self.table, &data)?;
                     let data = Arc::new(data);
                     self.ask(|| Command::Step(data.clone()))?;

@@ -327,14 +327,14 @@ fn bind(m: &Memory, launches: &[Launch], func: usize) -> Vec<Bound> {
     launches.iter().map(one).collect()
 }
 
-/// A rank's piece of a value, in its padded storage; `None` if no kernel has its elements.
-pub(crate) fn piece(mesh: &Mesh, t: &Type, coords: &[usize]) -> Option<Block> {
+/// A rank's piece of a value, in its padded storage.
+pub(crate) fn piece(mesh: &Mesh, t: &Type, coords: &[usize]) -> Block {
     let view = shardc_ir::kernel::View {
         operand: 0,
         offset: 0,
         strides: tensor::strides(&t.chunks(mesh)),
     };
-    Some(Block { extents: t.lens(mesh, coords), view, elem: Elem::of(t.dtype)? })
+    Block { extents: t.lens(mesh, coords), view, elem: Elem::of(t.dtype) }
 }
 
 /// True if this rank is the first of those of its class that hold its piece.

@@ -9,6 +9,7 @@ use shardc_frontends::Checkpoint;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
 use shardc_ir::func::RoleKind;
+use shardc_ir::loss_scale::{LossScale, ScaleState};
 use shardc_ir::plan::LrSchedule;
 use shardc_runtime::holdings::Holding;
 use std::collections::BTreeMap;
@@ -34,6 +35,12 @@ pub(super) struct Index {
     pub step: usize,
     #[serde(default)]
     pub run: Option<RunState>,
+    /// Steps of these that have changed nothing, because gradients of f16 overflowed.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub skipped: usize,
+    /// The scale of the loss, if it changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// blake3 of the plan's `plan.json`, which has the hashes of its other files.
     pub plan: String,
     pub files: BTreeMap<String, File>,
@@ -52,6 +59,10 @@ pub struct RunState {
     pub seed: u64,
     /// Rows of data that its steps have taken, since training began.
     pub rows: u64,
+}
+
+fn is_none(n: &usize) -> bool {
+    *n == 0
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -92,6 +103,8 @@ pub struct Saved {
     pub step: usize,
     /// Of the run that wrote it; older forms do not say.
     pub run: Option<RunState>,
+    /// The scale of its loss.
+    pub scale: ScaleState,
     /// blake3 of the index.
     mark: String,
     plan: String,
@@ -149,6 +162,13 @@ impl Saved {
         if let Some(run) = index.run.as_ref().filter(|run| run.rows >= 1 << 62) {
             return Err(wrong(format!("index.json: {} rows", run.rows)));
         }
+        if index.skipped > index.step {
+            let what = format!("index.json: {} steps of {} skipped", index.skipped, index.step);
+            return Err(wrong(what));
+        }
+        if index.loss_scale.is_some_and(|s| !s.is_valid()) {
+            return Err(wrong("index.json: no such scale of a loss".into()));
+        }
         let data = Checkpoint::of_files(&dir, index.files.keys().map(String::as_str))?;
         let mut tensors = BTreeMap::new();
         for t in index.tensors {
@@ -159,8 +179,9 @@ impl Saved {
             }
         }
         let (step, mark) = (index.step, seal::hash(text.as_bytes()));
+        let scale = ScaleState { skipped: index.skipped, loss_scale: index.loss_scale };
         let (run, plan, files) = (index.run, index.plan, index.files);
-        Ok(Saved { dir, step, run, mark, plan, files, tensors, data })
+        Ok(Saved { dir, step, run, scale, mark, plan, files, tensors, data })
     }
 
     /// The folder of the checkpoint.

@@ -13,7 +13,7 @@ mod index;
 mod write;
 
 pub use index::{RunState, Saved};
-pub use write::{Saves, check_steps, task, write_all};
+pub use write::{Reached, Saves, check_steps, task, write_all};
 
 use std::path::{Path, PathBuf};
 

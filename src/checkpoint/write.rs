@@ -7,6 +7,7 @@ use crate::seal;
 use shardc_frontends::write_each;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
+use shardc_ir::loss_scale::ScaleState;
 use shardc_runtime::Session;
 use shardc_runtime::holdings::{Give, Holding, Task};
 use std::borrow::Cow;
@@ -57,7 +58,8 @@ impl Saves {
         begin(dir, step, stored)?;
         let number = u32::try_from(step).unwrap_or(u32::MAX);
         let given = session.each(number, task(dir, step))?;
-        finish(dir, (step, Some(run)), given)?;
+        let reached = Reached { step, run: Some(run), scale: session.scale() };
+        finish(dir, reached, given)?;
         let saved = step_folder(dir, step);
         let gone = hide(dir, self.keep);
         // What cannot be removed costs room alone, and the next save tries again.
@@ -79,22 +81,31 @@ impl Drop for Saves {
     }
 }
 
+/// How far a run has come: its steps, how it trained where that is known, and the scale of its loss.
+#[derive(Clone, Copy)]
+pub struct Reached<'a> {
+    pub step: usize,
+    pub run: Option<&'a RunState>,
+    pub scale: ScaleState,
+}
+
 /// Writes a checkpoint of what ranks would hold, whose elements `give` has, as a run had it at a step.
 ///
 /// # Errors
 /// `save`, and those of `give`.
 pub fn write_all(
     dir: &Path,
-    (step, run): (usize, Option<&RunState>),
+    reached: Reached,
     stored: &Stored,
     ranks: &[Vec<Holding>],
     give: impl Fn(&Holding) -> Result<Vec<f32>>,
 ) -> Result<PathBuf> {
+    let step = reached.step;
     begin(dir, step, stored)?;
     let one = |(rank, all): (usize, &Vec<Holding>)| {
         write_rank(&unfinished(dir, step), rank, all, &mut |h, sink| sink(&give(h)?))
     };
-    finish(dir, (step, run), ranks.iter().enumerate().map(one).collect::<Result<_>>()?)?;
+    finish(dir, reached, ranks.iter().enumerate().map(one).collect::<Result<_>>()?)?;
     Ok(step_folder(dir, step))
 }
 
@@ -197,7 +208,8 @@ fn write_rank(to: &Path, rank: usize, all: &[Holding], give: &mut Give) -> Resul
 }
 
 /// Writes the index of what all ranks have written, flushes the folder, and makes it visible.
-fn finish(dir: &Path, (step, run): (usize, Option<&RunState>), given: Vec<Vec<u8>>) -> Result<()> {
+fn finish(dir: &Path, reached: Reached, given: Vec<Vec<u8>>) -> Result<()> {
+    let Reached { step, run, scale } = reached;
     let new = &unfinished(dir, step);
     let mut files = BTreeMap::new();
     let mut tensors: BTreeMap<(String, String), Tensor> = BTreeMap::new();
@@ -223,7 +235,10 @@ fn finish(dir: &Path, (step, run): (usize, Option<&RunState>), given: Vec<Vec<u8
     let head = new.join("plan/plan.json");
     let head = files::read(&head, MAX_INDEX).map_err(|d| failed(new, &d.message))?;
     let (hash, plan) = (String::new(), seal::hash(&head));
-    let index = Index { format: FORMAT, hash, step, run: run.cloned(), plan, files, tensors };
+    let ScaleState { skipped, loss_scale } = scale;
+    let run = run.cloned();
+    let index =
+        Index { format: FORMAT, hash, step, run, skipped, loss_scale, plan, files, tensors };
     let text = seal::seal(&serde_json::to_string_pretty(&index).expect("plain data"));
     let path = new.join("index.json");
     let write = |e| files::io_error("cannot write the file", &path, &e);

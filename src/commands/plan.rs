@@ -38,7 +38,7 @@ pub struct Plan {
     /// Tokens per sequence [default: 512]
     #[arg(long)]
     pub seq: Option<usize>,
-    /// Element type of weights and activations: f32 or bf16
+    /// Element type of weights and activations: f32, bf16 or f16
     #[arg(long, default_value = "bf16")]
     pub dtype: String,
     /// Rows of the buffers of experts, as `compile --moe-bound` [default: what may ever be needed]

@@ -1,7 +1,7 @@
 //! `shardc reshard`: a checkpoint as another mesh would write it, or as a Hugging Face folder.
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of, prepare, same_model, write};
-use crate::checkpoint::{self, Saved};
+use crate::checkpoint::{self, Reached, Saved};
 use crate::flags::Flags;
 use crate::lock;
 use crate::plan_dir::Stored;
@@ -103,8 +103,8 @@ fn to_mesh(saved: &Saved, stored: &Stored, mesh: &str, how: &Reshard) -> Result<
     let plan = plan_for(stored, mesh, how.zero).map_err(to_flag)?;
     let to = place_of(&how.output)?;
     let _lock = lock::of_checkpoints(&to, &how.dir)?;
-    let step = (saved.step, saved.run.as_ref());
-    checkpoint::write_all(to.path(), step, stored, &holdings(&plan)?, |h: &Holding| {
+    let reached = Reached { step: saved.step, run: saved.run.as_ref(), scale: saved.scale };
+    checkpoint::write_all(to.path(), reached, stored, &holdings(&plan)?, |h: &Holding| {
         let ranges: Vec<_> = h.offset.iter().zip(&h.len).map(|(&at, &n)| at..at + n).collect();
         let mut out = vec![0.0; h.len.iter().product()];
         saved.read(h.role.kind, &h.role.name, &h.shape, &ranges, &mut out)?;

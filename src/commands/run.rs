@@ -444,6 +444,9 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let eval = how.eval_data.as_deref().map(open).transpose()?;
     eval.iter().try_for_each(|d| d.check(&table))?;
     let mut session = launch(plan, &start, how, job, Some(dir))?;
+    if let Start::Resumed(s) = &start {
+        session.go_on(s.scale);
+    }
     if !leads {
         let batch = |step| match (step, &eval) {
             (0, Some(d)) => d.batch(&table, &Picks::random(s.seed), EVALUATION, s.global_batch),

@@ -3,6 +3,7 @@
 use super::{Export, File};
 use serde_json::json;
 use shardc_ir::diag::Result;
+use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::LrSchedule;
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
@@ -42,6 +43,17 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     if o.dtype == DType::BF16 {
         config["bf16"] = json!({ "enabled": true });
         let kept = if o.grad_dtype == DType::F32 { "fp32" } else { "bf16" };
+        config["data_types"] = json!({ "grad_accum_dtype": kept });
+    }
+    if o.dtype == DType::F16 {
+        config["fp16"] = match o.loss_scaling {
+            LossScaling::Constant { scale } => json!({ "enabled": true, "loss_scale": scale }),
+            LossScaling::Dynamic { initial, min, window, hysteresis } => json!({
+                "enabled": true, "loss_scale": 0, "initial_scale_power": initial.log2() as i64,
+                "loss_scale_window": window, "hysteresis": hysteresis, "min_loss_scale": min,
+            }),
+        };
+        let kept = if o.grad_dtype == DType::F32 { "fp32" } else { "fp16" };
         config["data_types"] = json!({ "grad_accum_dtype": kept });
     }
     if tp > 1 {

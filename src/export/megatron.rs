@@ -3,6 +3,7 @@
 use super::{Export, File};
 use shardc_frontends::{Facts, gating};
 use shardc_ir::diag::Result;
+use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::LrSchedule;
 use shardc_ir::plan::TokenOrder;
 use shardc_ir::types::DType;
@@ -200,6 +201,19 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         let wide = o.grad_dtype == DType::F32;
         out.on("accumulate-allreduce-grads-in-fp32", wide);
         out.on("grad-reduce-in-bf16", !wide);
+    }
+    if o.dtype == DType::F16 {
+        out.on("fp16", true);
+        out.on("accumulate-allreduce-grads-in-fp32", o.grad_dtype == DType::F32);
+        match o.loss_scaling {
+            LossScaling::Constant { scale } => out.put("loss-scale", scale),
+            LossScaling::Dynamic { initial, min, window, hysteresis } => {
+                out.put("initial-loss-scale", initial);
+                out.put("min-loss-scale", min);
+                out.put("loss-scale-window", window);
+                out.put("hysteresis", hysteresis);
+            }
+        }
     }
     if o.recompute == Recompute::Full {
         out.put("recompute-granularity", "full");

@@ -50,6 +50,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         e.lack(true, "SGD without momentum, which is not written here yet");
         return Ok(vec![]);
     };
+    e.lack(o.dtype == DType::F16, "f16: it scales no loss");
     let spared: &[&str] = if o.decay == Decay::All { &[] } else { &[".*norm.*", ".*bias.*"] };
     let config = json!({
         "general": { "project": "shardc", "run": "plan", "seed": o.seed, "ignore_sanity_checks": true },

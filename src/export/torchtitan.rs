@@ -41,6 +41,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         "experts that tp splits: it has etp=1 alone",
     );
     e.lack(o.dtype == DType::BF16 && o.grad_dtype == DType::BF16, "gradients in bf16");
+    e.lack(o.dtype == DType::F16, "f16: it scales no loss");
     let mut args: Vec<(String, String)> = vec![];
     let mut put = |name: &str, value: String| args.push((name.into(), value));
     put("data_parallel_replicate_degree", replicas.to_string());

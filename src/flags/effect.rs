@@ -7,8 +7,10 @@ use super::Flags;
 use shardc_frontends::{ExpertFacts, Facts};
 use shardc_ir::diag::Diag;
 use shardc_ir::func::Func;
+use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::ops::Kind;
 use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_ir::types::DType;
 use shardc_passes::options::{CpMode, Optimizer, Options};
 
 /// A flag, whether it was given, whether it changes nothing here, and why.
@@ -37,6 +39,12 @@ impl Flags {
         let pp = "the mesh has no pp";
         let word = |given: &Option<String>, word| given.as_deref() == Some(word);
         let priced = o.auto || word(&self.schedule, "search") || word(&self.recompute, "fit");
+        let scaled = [
+            ("--initial-loss-scale", self.initial_loss_scale.is_some()),
+            ("--min-loss-scale", self.min_loss_scale.is_some()),
+            ("--loss-scale-window", self.loss_scale_window.is_some()),
+            ("--hysteresis", self.hysteresis.is_some()),
+        ];
         let trained: [(&str, bool); 17] = [
             ("--dropout", self.dropout.is_some()),
             ("--zero-accumulate", self.zero_accumulate.is_some()),
@@ -78,8 +86,14 @@ impl Flags {
             ("--moe-bound", self.moe_bound.is_some(), roomy, ROOMY),
             ("--moe-capacity", self.moe_capacity.is_some(), !experts, NO_EXPERTS),
         ];
+        let short = o.dtype == DType::F16 || model.values.iter().any(|v| v.ty.dtype == DType::F16);
+        let constant = matches!(o.loss_scaling, LossScaling::Constant { .. });
+        let scaling = scaled.into_iter().chain([("--loss-scale", self.loss_scale.is_some())]);
+        let no_f16 = scaling.map(|(flag, given)| (flag, given, !short || !trains, NO_F16));
+        let fixed = scaled.map(|(flag, given)| (flag, given, short && trains && constant, FIXED));
         let of_training = trained.map(|(flag, given)| (flag, given, !trains, infer));
-        let silent = rows.into_iter().chain(of_training).filter(|r| r.1 && r.2);
+        let silent =
+            rows.into_iter().chain(of_training).chain(no_f16).chain(fixed).filter(|r| r.1 && r.2);
         let warn = |(flag, _, _, why): Row| {
             Diag::new("no-effect", format!("{flag} changes nothing: {why}")).help("leave it out")
         };
@@ -87,6 +101,8 @@ impl Flags {
     }
 }
 
+const NO_F16: &str = "a loss is scaled in a training with --dtype f16";
+const FIXED: &str = "--loss-scale stays as it is";
 const CONSTANT: &str = "it belongs to --lr-schedule warmup-cosine";
 const ROOMY: &str = "no group of experts ever gets more than that";
 const NO_EXPERTS: &str = "the model has no experts";

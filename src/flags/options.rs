@@ -8,6 +8,7 @@ use crate::machine;
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
+use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::MOST_CHUNKS;
@@ -21,7 +22,8 @@ use std::path::Path;
 /// Largest batch and sequence: products of them with a mesh stay far from overflow.
 const MAX_COUNT: usize = 1 << 30;
 
-const DTYPES: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
+const DTYPES: [(&str, DType); 3] =
+    [("f32", DType::F32), ("bf16", DType::BF16), ("f16", DType::F16)];
 
 impl Flags {
     /// The options, with the defaults that a text brings.
@@ -105,11 +107,15 @@ impl Flags {
         choose(&mut o.mode, &self.mode, "--mode", &modes)?;
         choose(&mut o.dtype, &self.dtype, "--dtype", &DTYPES)?;
         choose(&mut o.grad_dtype, &self.grad_dtype, "--grad-dtype", &DTYPES)?;
-        if (o.dtype, o.grad_dtype) == (DType::F32, DType::BF16) {
-            return Err(Diag::new("flag", "--grad-dtype bf16 is for weights of 2 bytes")
-                .at("--grad-dtype bf16")
-                .help("add --dtype bf16, or leave it out: gradients are f32 (4 bytes)"));
+        if o.grad_dtype != DType::F32 && o.grad_dtype != o.dtype {
+            let word = o.grad_dtype.name();
+            return Err(Diag::new("flag", format!("--grad-dtype {word} is for weights of {word}"))
+                .at(format!("--grad-dtype {word}"))
+                .help(format!(
+                    "add --dtype {word}, or leave it out: gradients are f32 (4 bytes)"
+                )));
         }
+        o.loss_scaling = self.loss_scaling()?;
         let fuse = [("yes", Fuse::Yes), ("rows", Fuse::Rows), ("no", Fuse::No)];
         choose(&mut o.fuse, &self.fuse, "--fuse", &fuse)
     }
@@ -143,6 +149,43 @@ impl Flags {
                 .help(format!("use 1 to {MOST_CHUNKS} chunks")));
         }
         self.rate(o)
+    }
+
+    /// How the loss is scaled, where it is.
+    fn loss_scaling(&self) -> Result<LossScaling> {
+        let given = |flag, x: Option<f64>| x.map(|x| scale(flag, x)).transpose();
+        let [constant, first, least] = [
+            given("--loss-scale", self.loss_scale)?,
+            given("--initial-loss-scale", self.initial_loss_scale)?,
+            given("--min-loss-scale", self.min_loss_scale)?,
+        ];
+        if let Some(scale) = constant {
+            return Ok(LossScaling::Constant { scale });
+        }
+        let mut all = LossScaling::default();
+        if let LossScaling::Dynamic { initial, min, window, hysteresis } = &mut all {
+            *initial = first.unwrap_or(*initial);
+            *min = least.unwrap_or(*min);
+            let counts = [
+                ("--loss-scale-window", self.loss_scale_window, window),
+                ("--hysteresis", self.hysteresis, hysteresis),
+            ];
+            for (flag, given, to) in counts {
+                *to = given.unwrap_or(*to);
+                if *to == 0 {
+                    return Err(Diag::new("flag", format!("{flag} 0"))
+                        .at(format!("{flag} 0"))
+                        .help(format!("use {flag} 1 or more")));
+                }
+            }
+            if *min > *initial {
+                let what = format!("--min-loss-scale {min} is above the scale of the first step");
+                return Err(Diag::new("flag", what)
+                    .at(format!("--initial-loss-scale {initial}"))
+                    .help(format!("use --min-loss-scale {initial} or less")));
+            }
+        }
+        Ok(all)
     }
 
     /// The learning rate, step by step.

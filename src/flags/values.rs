@@ -4,6 +4,7 @@ use serde::Deserialize;
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
+use shardc_ir::loss_scale::is_scale;
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{Order, ShardRule};
 use shardc_passes::schedule::Named;
@@ -113,6 +114,20 @@ pub(super) fn positive(flag: &str, x: f64) -> Result<f64> {
     Err(Diag::new("flag", format!("{flag} {x} is not a positive number"))
         .at(flag)
         .help(format!("for example {flag} 1e-3")))
+}
+
+/// A scale of the loss: a power of two, so that it changes no digit of a gradient.
+pub(super) fn scale(flag: &str, x: f64) -> Result<f32> {
+    let near = x as f32;
+    if is_scale(near) && f64::from(near) == x {
+        return Ok(near);
+    }
+    let nearest =
+        if x.is_finite() && x >= 2.0 { 2f64.powf(x.log2().floor().min(126.0)) } else { 1.0 };
+    Err(Diag::new("flag", format!("{flag} {x} is not a power of 2"))
+        .at(format!("{flag} {x}"))
+        .rule("a power of 2 up to 2^126 changes no digit of a gradient")
+        .help(format!("for example {flag} {nearest}")))
 }
 
 pub(super) fn not_negative(flag: &str, x: f64) -> Result<f64> {

@@ -22,11 +22,14 @@ const SMALL: f64 = 8192.0;
 /// Fewest launches by which a constant is known.
 const ENOUGH: usize = 8;
 
+/// Element types of products that are measured; those of f32 say which tiles all have.
+pub(super) const TYPES: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::F16];
+
 /// Fits what the samples identify; `copy` is the bandwidth of memory as copies have it.
 pub(super) fn fit(d: &mut Device, all: &[Sample], ranks: usize, copy: f64) {
     launch(d, all);
     rows(d, all, copy);
-    for p in [Precision::F32, Precision::Bf16] {
+    for p in TYPES {
         products(d, all, p);
     }
     attention(d, all);
@@ -129,7 +132,12 @@ fn products(d: &mut Device, all: &[Sample], p: Precision) {
     };
     let own: Vec<(Gemm, f64, f64)> =
         all.iter().filter_map(of).filter(|x| x.0.flops() > 0.0).collect();
-    let name = if p == Precision::F32 { "peak" } else { "peak.bf16" };
+    let name = match p {
+        Precision::F32 => "peak",
+        Precision::Bf16 => "peak.bf16",
+        Precision::F16 => "peak.f16",
+        Precision::Fp8 => "peak.fp8",
+    };
     if own.len() < ENOUGH {
         d.peak.remove(&p);
         let text = "not known: too few products of this type ran, so its plans have no price";
@@ -384,7 +392,10 @@ mod tests {
         let all = [f.gemm, f.hbm, f.link, f.nic, f.hop, f.kernel, f.step];
         assert!(all.iter().all(|c| c.from == Provenance::Prior));
         assert!(d.source["fit.hop"].contains("prior") && d.source["kernel"].contains("prior"));
-        assert!(d.peak.is_empty() && d.source["peak.bf16"].contains("no price"));
+        assert!(d.peak.is_empty());
+        for name in ["peak", "peak.bf16", "peak.f16"] {
+            assert!(d.source[name].contains("no price"), "{name}");
+        }
     }
 
     /// The source of a constant says its own value, and what of the launches' values that is.

@@ -9,7 +9,7 @@ mod samples;
 pub use samples::{Kernels, Ready, Sample, Step, least_waiting, median, samples};
 
 use serde_json::{Value, json};
-use shardc_cost::device::{Device, Fit, Precision};
+use shardc_cost::device::{Device, Fit};
 use shardc_ir::diag::Result;
 use shardc_ir::files;
 use shardc_ir::plan::Plan;
@@ -56,6 +56,7 @@ fn plans(ranks: usize) -> Result<Vec<Plan>> {
             all = vec![
                 Options { microbatch: 2, ..base.clone() },
                 Options { dtype: DType::BF16, ..base.clone() },
+                Options { dtype: DType::F16, ..base.clone() },
                 base.clone(),
             ];
         } else if fits(model[2]) && fits(model[3]) {
@@ -134,7 +135,7 @@ fn blank(ranks: usize, threads: usize) -> Device {
         queries: Some(shardc_runtime::QUERIES as u32),
         weighing: Some(0.0),
         overlaps: false,
-        peak: [Precision::F32, Precision::Bf16].into_iter().map(|p| (p, 1e11)).collect(),
+        peak: fit::TYPES.into_iter().map(|p| (p, 1e11)).collect(),
         attention: [("flash2".to_string(), 0.3)].into_iter().collect(),
         source,
         fit: Fit::default(),

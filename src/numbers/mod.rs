@@ -14,6 +14,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, Slot, inputs};
 use shardc_ir::interp::{Precision, State, gather, run_step};
+use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::{Instr, Mode, TokenOrder};
 use shardc_ir::rng::Stream;
 use shardc_ir::source::Source;
@@ -344,7 +345,9 @@ impl<'a> Ranks<'a> {
         state.inputs.clone_from(&batch.inputs);
         state.outputs.clear();
         let all = m.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f.ty(a.value), a)));
-        for (name, x) in [("lr", plan.settings.lr.at(step)), ("step", step as f64)] {
+        let scale = plan.settings.loss_scaling.map_or(1.0, |how| f64::from(how.initial()));
+        let lr = plan.settings.lr.at(step);
+        for (name, x) in [("lr", lr), ("step", step as f64), (LOSS_SCALE, scale)] {
             let role = Role::new(RoleKind::Scalar, name);
             let is = |x: &(&Type, &Port)| x.1.role.as_ref() == Some(&role);
             if let Some((ty, _)) = all.clone().find(is) {

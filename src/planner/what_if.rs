@@ -7,7 +7,6 @@ use shardc_cost::parts::Parts;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::plan::{MemoryClass, Plan, RankClass};
-use shardc_ir::types::DType;
 use std::collections::BTreeMap;
 
 /// Bytes per second of a host's link in one direction, if nobody says: most of what PCIe 4.0 x16 has (32e9).
@@ -199,7 +198,7 @@ impl Ifs {
                 }
                 match role.kind {
                     RoleKind::State(_) => moments.insert(place.offset, place.bytes),
-                    RoleKind::Ready | RoleKind::Param if f.ty(port.value).dtype == DType::BF16 => {
+                    RoleKind::Ready | RoleKind::Param if f.ty(port.value).dtype.is_half() => {
                         weights.insert(place.offset, place.bytes)
                     }
                     _another => None,

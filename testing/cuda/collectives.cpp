@@ -17,17 +17,19 @@
 #include <string>
 #include <vector>
 
+#include "half.h"
 #include "streams.h"
 
 enum { OK = 0, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
-enum { BYTE = 1, I32 = 2, F32 = 7, BF16 = 9 };
+enum { BYTE = 1, I32 = 2, F16 = 6, F32 = 7, BF16 = 9 };
 enum { SUM = 0, MAX = 2, MIN = 3 };
 
 struct Id {
     char text[128];
 };
 
-static size_t size_of(int kind) { return kind == BYTE ? 1 : kind == BF16 ? 2 : 4; }
+static bool is_float(int kind) { return kind == F32 || kind == BF16 || kind == F16; }
+static size_t size_of(int kind) { return kind == BYTE ? 1 : kind == BF16 || kind == F16 ? 2 : 4; }
 
 static bool inside(const void* at, size_t bytes) {
     static auto f = (bool (*)(uint64_t, size_t))driver("standin_inside");
@@ -124,11 +126,8 @@ static void log(const Comm* c, const char* call, size_t count, int kind, int oth
 
 static float number(const char* at, int kind, size_t i) {
     float x;
-    if (kind == BF16) {
-        const uint32_t bits = (uint32_t)((const uint16_t*)at)[i] << 16;
-        memcpy(&x, &bits, 4);
-        return x;
-    }
+    if (kind == BF16) return of_bf16(((const uint16_t*)at)[i]);
+    if (kind == F16) return of_f16(((const uint16_t*)at)[i]);
     memcpy(&x, at + 4 * i, 4);
     return x;
 }
@@ -136,10 +135,8 @@ static void fold(std::string& all, const std::string& next, int kind, int how) {
     for (size_t i = 0; i < all.size() / size_of(kind); i++) {
         const float a = number(all.data(), kind, i), b = number(next.data(), kind, i);
         const float x = how == SUM ? a + b : how == MAX ? std::max(a, b) : std::min(a, b);
-        uint32_t bits;
-        memcpy(&bits, &x, 4);
-        const uint16_t half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        if (kind == BF16) memcpy(&all[2 * i], &half, 2);
+        const uint16_t half = kind == BF16 ? to_bf16(x) : to_f16(x);
+        if (size_of(kind) == 2) memcpy(&all[2 * i], &half, 2);
         else memcpy(&all[4 * i], &x, 4);
     }
 }
@@ -299,7 +296,7 @@ int ncclAllGather(const void* from, void* to, size_t count, int kind, Comm* c, v
 int ncclAllReduce(const void* from, void* to, size_t count, int kind, int how, Comm* c,
                   void* stream) {
     const size_t bytes = count * size_of(kind);
-    if ((kind != F32 && kind != BF16) || !inside(from, bytes) || !inside(to, bytes))
+    if (!is_float(kind) || !inside(from, bytes) || !inside(to, bytes))
         return INVALID_ARGUMENT;
     log(c, "all_reduce", count, kind, -1);
     auto part = [=](int) { return std::pair<size_t, size_t>(0, bytes); };
@@ -311,7 +308,7 @@ int ncclAllReduce(const void* from, void* to, size_t count, int kind, int how, C
 int ncclReduce(const void* from, void* to, size_t count, int kind, int how, int root, Comm* c,
                void* stream) {
     const size_t bytes = count * size_of(kind);
-    if ((kind != F32 && kind != BF16) || root < 0 || root >= c->size() || !inside(from, bytes) ||
+    if (!is_float(kind) || root < 0 || root >= c->size() || !inside(from, bytes) ||
         (root == c->rank && !inside(to, bytes)))
         return INVALID_ARGUMENT;
     log(c, "reduce", count, kind, root);
@@ -324,7 +321,7 @@ int ncclReduce(const void* from, void* to, size_t count, int kind, int how, int 
 int ncclReduceScatter(const void* from, void* to, size_t count, int kind, int how, Comm* c,
                       void* stream) {
     const size_t bytes = count * size_of(kind);
-    if ((kind != F32 && kind != BF16) || !inside(from, bytes * c->size()) || !inside(to, bytes))
+    if (!is_float(kind) || !inside(from, bytes * c->size()) || !inside(to, bytes))
         return INVALID_ARGUMENT;
     log(c, "reduce_scatter", count, kind, -1);
     auto part = [=](int p) { return std::pair<size_t, size_t>(p * bytes, bytes); };

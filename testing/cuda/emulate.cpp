@@ -1,5 +1,6 @@
 // What runs the kernels of emulate.h, compiled once for many of them.
 #include "emulate.h"
+#include "half.h"
 
 #include <link.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ struct Product {
     bool in_registers, down_a, down_b;
     unsigned rows[4];
     uint64_t a, b;
+    bool bf16;
 };
 
 struct Fiber : Thread {
@@ -264,13 +266,11 @@ void run(const Launch& l, void (*body)(const void*), const void* parameters) {
 
 using namespace emulated;
 
-unsigned pack(float low, float high) {
-    auto half = [](float f) {
-        const unsigned x = __float_as_uint(f);
-        return std::isnan(f) ? 0x7fffu : (x + 0x7fff + (x >> 16 & 1)) >> 16;
-    };
+unsigned emulated::pack(float low, float high, bool bf16) {
+    auto half = [=](float x) -> unsigned { return bf16 ? to_bf16(x) : to_f16(x); };
     return half(low) | half(high) << 16;
 }
+float emulated::widened(uint16_t bits) { return of_f16(bits); }
 
 namespace emulated {
 
@@ -294,15 +294,18 @@ struct Fragments {
     unsigned b[2];
 };
 
-static float half_of(unsigned x, int i) { return __uint_as_float(i ? x & 0xffff0000u : x << 16); }
+static float half_of(unsigned x, int i, bool bf16) {
+    const uint16_t half = (uint16_t)(i ? x >> 16 : x);
+    return bf16 ? of_bf16(half) : of_f16(half);
+}
 
 }  // namespace emulated
 
 void load_matrices(unsigned (&r)[4], const void* row) { matrices(r, row, false); }
 void load_matrices_transposed(unsigned (&r)[4], const void* row) { matrices(r, row, true); }
 
-void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    using namespace emulated;
+void emulated::multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+                            bool bf16) {
     const Fragments mine = {a, {b0, b1}};
     const uint64_t* shown = exchange((uint64_t)&mine);
     const int g = lane() / 4, t = lane() % 4;
@@ -312,7 +315,8 @@ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b
         const Fragments& row = *(const Fragments*)shown[g * 4 + holder];
         for (int e = 0; e < 4; e++) {
             const Fragments& col = *(const Fragments*)shown[(2 * t + (e & 1)) * 4 + holder];
-            c[e] += half_of(row.a[upper * 2 + e / 2], k & 1) * half_of(col.b[upper], k & 1);
+            c[e] += half_of(row.a[upper * 2 + e / 2], k & 1, bf16) *
+                    half_of(col.b[upper], k & 1, bf16);
         }
     }
     exchange(0);
@@ -375,7 +379,7 @@ static void issue(float (*sums)[4], int n, Product p) {
 
 static bool same(const Product& x, const Product& y) {
     return x.n == y.n && x.in_registers == y.in_registers && x.down_a == y.down_a &&
-           x.down_b == y.down_b && x.a == y.a && x.b == y.b;
+           x.down_b == y.down_b && x.a == y.a && x.b == y.b && x.bf16 == y.bf16;
 }
 
 // All four warps meet here, with the same products.
@@ -402,7 +406,7 @@ static void meet() {
 }
 
 // Element k of line i of an operand: of row i of `a`, or of column i of `b`.
-static float element(uint64_t operand, bool down, unsigned i, unsigned k) {
+static float element(uint64_t operand, bool down, unsigned i, unsigned k, bool bf16) {
     auto bytes = [&](int bit) { return (operand >> bit & 0x3fff) << 4; };
     const uint64_t begin = bytes(0), leading = bytes(16), stride = bytes(32);
     if (operand >> 62 != 1) fail("an operand is not exchanged in 128 bytes");
@@ -417,7 +421,7 @@ static float element(uint64_t operand, bool down, unsigned i, unsigned k) {
     memcpy(&half, &mine()->shown[at], 2);
     // All that a group reads is there until it is waited for.
     if (memcmp(&half, block->shared + at, 2)) fail("a tile changes while a group reads it");
-    return half_of(half, 0);
+    return half_of(half, 0, bf16);
 }
 
 static void multiply(Product& p) {
@@ -429,15 +433,15 @@ static void multiply(Product& p) {
         for (int h = 0; h < 2; h++) {
             // As for multiply_add.
             const unsigned* held = (const unsigned*)shown[g * 4 + k / 2 % 4];
-            a[h][k] = p.in_registers ? half_of(held[k / 8 * 2 + h], k & 1)
-                                     : element(p.a, p.down_a, row + h * 8, k);
+            a[h][k] = p.in_registers ? half_of(held[k / 8 * 2 + h], k & 1, p.bf16)
+                                     : element(p.a, p.down_a, row + h * 8, k, p.bf16);
         }
     }
     for (int n = 0; n < p.n; n++) {
         for (int e = 0; e < 2; e++) {
             float &upper = me->sums[&p.sums[n][e]], &lower = me->sums[&p.sums[n][e + 2]];
             for (int k = 0; k < 16; k++) {
-                const float b = element(p.b, p.down_b, n * 8 + t + e, k);
+                const float b = element(p.b, p.down_b, n * 8 + t + e, k, p.bf16);
                 upper += a[0][k] * b;
                 lower += a[1][k] * b;
             }
@@ -460,11 +464,12 @@ void group_end() {
     me->sums.clear();
     me->begun = false;
 }
-void emulated::multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b) {
-    issue(c, n, {nullptr, 0, false, down_a, down_b, {}, a, b});
+void emulated::multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b,
+                               bool bf16) {
+    issue(c, n, {nullptr, 0, false, down_a, down_b, {}, a, b, bf16});
 }
-void group_multiply_add(float (*c)[4], const unsigned (&a)[4], unsigned long long b) {
-    issue(c, 8, {nullptr, 0, true, false, true, {a[0], a[1], a[2], a[3]}, 0, b});
+void emulated::multiply_held(float (*c)[4], const unsigned (&a)[4], uint64_t b, bool bf16) {
+    issue(c, 8, {nullptr, 0, true, false, true, {a[0], a[1], a[2], a[3]}, 0, b, bf16});
 }
 
 namespace emulated {

@@ -96,11 +96,40 @@ inline float minus_infinity() { return -INFINITY; }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float divide_fast(float x, float y) { return fabsf(y) > 0x1p126f ? x * 0.0f : x / y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-unsigned pack(float low, float high);
+struct Bf16;
+struct F16;
+namespace emulated {
+unsigned pack(float low, float high, bool bf16);
+float widened(uint16_t bits);
+void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, bool bf16);
+// Whether a type of elements is one or the other; there is no third.
+template <class T>
+struct Is;
+template <>
+struct Is<Bf16> {
+    static const bool bf16 = true;
+};
+template <>
+struct Is<F16> {
+    static const bool bf16 = false;
+};
+}  // namespace emulated
+template <class T>
+unsigned pack(float low, float high) {
+    return emulated::pack(low, high, emulated::Is<T>::bf16);
+}
+template <class T>
+float widened(T x) {
+    static_assert(!emulated::Is<T>::bf16);
+    return emulated::widened(x.bits);
+}
 
 void load_matrices(unsigned (&r)[4], const void* row);
 void load_matrices_transposed(unsigned (&r)[4], const void* row);
-void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+template <class T>
+void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    emulated::multiply_add(c, a, b0, b1, emulated::Is<T>::bf16);
+}
 
 void copy16_async(void* to, const void* from, bool there);
 void copy4_async(void* to, const void* from, bool there);
@@ -122,13 +151,18 @@ void show_groups();
 void group_begin();
 void group_end();
 namespace emulated {
-void multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b);
-}
-template <int N, bool DownA, bool DownB>
+void multiply_shared(float (*c)[4], int n, bool down_a, bool down_b, uint64_t a, uint64_t b,
+                     bool bf16);
+void multiply_held(float (*c)[4], const unsigned (&a)[4], uint64_t b, bool bf16);
+}  // namespace emulated
+template <class T, int N, bool DownA, bool DownB>
 void group_multiply_add(float (*c)[4], unsigned long long a, unsigned long long b) {
-    emulated::multiply_shared(c, N, DownA, DownB, a, b);
+    emulated::multiply_shared(c, N, DownA, DownB, a, b, emulated::Is<T>::bf16);
 }
-void group_multiply_add(float (*c)[4], const unsigned (&a)[4], unsigned long long b);
+template <class T>
+void group_multiply_add(float (*c)[4], const unsigned (&a)[4], unsigned long long b) {
+    emulated::multiply_held(c, a, b, emulated::Is<T>::bf16);
+}
 
 // ---- Kernels by name, called with words of 8 bytes: their parameters.
 

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
 #include "streams.h"
 
 enum { OK = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum { R_32F = 0, R_16BF = 14, COMPUTE_32F = 68 };
+enum { R_32F = 0, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68 };
 
 struct Product {
     int32_t turned[2];
@@ -35,10 +36,8 @@ struct Result {
 
 static float element(const Layout* l, const void* at, int64_t i) {
     if (l->type == R_32F) return ((const float*)at)[i];
-    const uint32_t bits = (uint32_t)((const uint16_t*)at)[i] << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
+    const uint16_t half = ((const uint16_t*)at)[i];
+    return l->type == R_16BF ? of_bf16(half) : of_f16(half);
 }
 
 static void put(const Layout* l, void* at, int64_t i, float x) {
@@ -46,9 +45,7 @@ static void put(const Layout* l, void* at, int64_t i, float x) {
         ((float*)at)[i] = x;
         return;
     }
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    ((uint16_t*)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    ((uint16_t*)at)[i] = l->type == R_16BF ? to_bf16(x) : to_f16(x);
 }
 
 extern "C" {
@@ -76,7 +73,7 @@ int cublasLtMatmulDescSetAttribute(Product* p, int which, const void* from, size
     return OK;
 }
 int cublasLtMatrixLayoutCreate(Layout** l, int type, uint64_t rows, uint64_t cols, int64_t pitch) {
-    if (type != R_32F && type != R_16BF) return NOT_SUPPORTED;
+    if (type != R_32F && type != R_16BF && type != R_16F) return NOT_SUPPORTED;
     if (!rows || !cols || pitch < (int64_t)rows) return INVALID_VALUE;
     *l = new Layout{type, rows, cols, pitch, 0, 1};
     return OK;

@@ -336,7 +336,15 @@ fn what_is_not_built_or_does_not_fit() {
         &["--device", "cuda", "--arch", "sm_70"],
         &["--transport", "gloo"],
     ];
-    for flags in [&["--dtype", "f16"][..], &["--grad-dtype", "bf16"]].into_iter().chain(devices) {
+    let types: [&[&str]; 6] = [
+        &["--dtype", "f8"],
+        &["--grad-dtype", "bf16"],
+        &["--dtype", "f16", "--grad-dtype", "bf16"],
+        &["--dtype", "f16", "--loss-scale", "1000"],
+        &["--dtype", "f16", "--hysteresis", "0"],
+        &["--dtype", "f16", "--initial-loss-scale", "2", "--min-loss-scale", "4"],
+    ];
+    for flags in types.into_iter().chain(devices) {
         lab.refuses(&compile(mha, flags), 2, "flag");
     }
     let said =

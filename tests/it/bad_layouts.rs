@@ -377,6 +377,11 @@ const FLAGS: &[(&str, &str)] = &[
     ("--weight-decay", "0.5"),
     ("--decay", "matrices"),
     ("--clip", "0.5"),
+    ("--loss-scale", "1024"),
+    ("--initial-loss-scale", "1024"),
+    ("--min-loss-scale", "2"),
+    ("--loss-scale-window", "100"),
+    ("--hysteresis", "1"),
     ("--freeze", "*1.*"),
     ("--shard", "*1.*=colwise"),
     ("--transport", "mpi"),
@@ -429,10 +434,11 @@ fn no_flag_is_silently_ignored() {
     lab.write("cut.ir", format!("mesh [tp=2]\n{}", marked("tp,-")));
     let family = format!("{FIXTURES}/llama_mha");
     let experts = format!("{FIXTURES}/qwen3_moe");
-    let cases: [&[&str]; 8] = [
+    let cases: [&[&str]; 9] = [
         &[&family, "--seq", "16"],
         &[&family, "--seq", "16", "--mesh", "dp=2,tp=2", "--microbatch", "2"],
         &[&family, "--seq", "16", "--mode", "infer"],
+        &[&family, "--seq", "16", "--dtype", "f16"],
         &[&experts, "--seq", "16", "--mesh", "dp=2,tp=2"],
         &["toy.ir"],
         &["toy.ir", "--mesh", "dp=2,tp=2", "--weight-decay", "0"],

@@ -47,6 +47,9 @@ fn four_processes_give_the_bits_of_threads() {
     same_bits(4, "gpt2", &["--mesh", "dp_shard=4", "--zero", "3"]);
     same_bits(4, "qwen3", &["--mesh", "cp=4", "--cp-mode", "ring"]);
     same_bits(4, "mixtral", &["--mesh", "dp=2,tp=2,ep=2"]);
+    let f16 = ["--dtype", "f16", "--initial-loss-scale", "262144", "--hysteresis", "1"];
+    let mesh = ["--mesh", "dp_shard=2,tp=2", "--zero", "2", "--sp", "--microbatch", "2"];
+    same_bits(4, "llama_gqa", &[&f16[..], &mesh].concat());
 }
 
 #[test]

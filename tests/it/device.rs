@@ -58,6 +58,8 @@ fn experts_on_a_device() {
 #[test]
 fn elements_of_16_bits() {
     same("qwen3", &["--mesh=tp=2", "--dtype=bf16", "--fuse=rows"], ("1", "cublaslt"), 0.06);
+    let f16 = ["--mesh=tp=2", "--dtype=f16", "--loss-scale=1024", "--fuse=rows"];
+    same("qwen3", &f16, ("1", "cublaslt"), 0.02);
 }
 
 /// The least that runs: its plan has code for the architecture of the stand-in.

@@ -332,7 +332,7 @@ fn bf16_is_for_rows_and_f32_for_choices() {
         let o = half(on(&[("dp_shard", 2)], 2, 1, false, 4));
         let model = fx.model(&o);
         let mut f = model.module.funcs[0].clone();
-        precision(&mut f);
+        precision(&mut f, DType::BF16);
         let makers = f.makers();
         let maker = |v: Value| &f.nodes[makers[v.0 as usize].expect("a node") as usize];
         let (mut routers, mut products) = (0, 0);
@@ -366,7 +366,7 @@ fn bf16_is_for_rows_and_f32_for_choices() {
             assert_eq!(f.ty(a.value).dtype, want, "{}", role.name);
         }
         let mut twice = f.clone();
-        precision(&mut twice);
+        precision(&mut twice, DType::BF16);
         assert!(f.nodes == twice.nodes && f.values == twice.values, "{name}: changed twice");
         let plan = compile(&model, &o).plan;
         let nodes = plan.module.funcs.iter().flat_map(|f| f.nodes.iter().map(move |n| (f, n)));

@@ -68,6 +68,7 @@ pub fn options(mesh: &[(&str, usize)], sp: bool, microbatch: usize) -> Options {
         seq: SEQ,
         dtype: DType::F32,
         grad_dtype: DType::F32,
+        loss_scaling: Default::default(),
         sp,
         optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-5 },
         lr: LrSchedule::Constant { lr: 1e-3 },
@@ -307,8 +308,8 @@ impl Fixture {
     }
 
     /// Numbers of the bf16 reference, by name.
-    pub fn half_reference(&self) -> BTreeMap<String, Vec<f64>> {
-        read(self.dir.join("bf16.safetensors"))
+    pub fn half_reference(&self, dtype: DType) -> BTreeMap<String, Vec<f64>> {
+        read(self.dir.join(format!("{}.safetensors", dtype.name())))
     }
 
     /// Reference numbers by name, as the file has them.
@@ -345,7 +346,8 @@ pub fn interpret(compiled: &Compiled, state: &mut State, step: usize) -> Result<
 pub fn interpret_plan(plan: &Plan, state: &mut State, step: usize) -> Result<(), Diag> {
     use shardc_ir::func::{Role, RoleKind};
     let m = &plan.module;
-    for (name, x) in [("lr", 1e-3), ("step", step as f64)] {
+    let scale = plan.settings.loss_scaling.map_or(1.0, |how| f64::from(how.initial()));
+    for (name, x) in [("lr", 1e-3), ("step", step as f64), ("loss_scale", scale)] {
         let role = Role::new(RoleKind::Scalar, name);
         let finish = |f: &&shardc_ir::func::Func| f.name.starts_with("finish");
         let Some(f) = m.funcs.iter().find(finish) else { continue };

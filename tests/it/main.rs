@@ -24,6 +24,7 @@ mod dropout;
 mod examples;
 mod experts;
 mod exports;
+mod f16;
 mod files;
 mod fixture;
 mod grids;

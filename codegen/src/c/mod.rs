@@ -9,7 +9,9 @@ mod compile;
 
 pub use compile::compile;
 
-use shardc_ir::kernel::{Binary, CHUNK, COLUMNS, Elem, Kernel, Load, Rows, Scalar, Unary, View};
+use shardc_ir::kernel::{
+    Binary, CHUNK, COLUMNS, Elem, Half, Kernel, Load, Rows, Scalar, Unary, View,
+};
 use shardc_ir::types::Reduction;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -74,6 +76,7 @@ pub(crate) fn elem(e: Elem) -> &'static str {
     match e {
         Elem::F32 => "f32",
         Elem::BF16 => "bf16",
+        Elem::F16 => "f16",
         Elem::I32 => "i32",
     }
 }
@@ -95,7 +98,8 @@ pub(crate) fn unary(f: Unary) -> &'static str {
         Unary::Log1P => "f_log1p",
         Unary::Floor => "f_floor",
         Unary::Nearest => "f_nearest",
-        Unary::Round => "f_round",
+        Unary::Round(Half::BF16) => "f_round_bf16",
+        Unary::Round(Half::F16) => "f_round_f16",
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) fn route(k: &Route) -> Vec<Launch> {
 /// `dispatch`, `combine` or `row_dots`.
 pub(super) fn copies(k: &Copies, entry: &'static str) -> Vec<Launch> {
     let [shards, tokens, copies] = k.copies;
-    let smallest = if k.buffer_elem == Elem::BF16 { k.buffer_elem } else { k.token_elem };
+    let smallest = if k.buffer_elem.half().is_some() { k.buffer_elem } else { k.token_elem };
     let rows = [&k.buffer, &k.tokens].into_iter().flat_map(starts);
     let file = File::new("copies.cu", include_str!("../../cuda/copies.cu"))
         .define("PACK", pack(smallest, [k.width].into_iter().chain(rows)))

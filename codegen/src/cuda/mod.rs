@@ -124,6 +124,7 @@ fn type_name(e: Elem) -> &'static str {
     match e {
         Elem::F32 => "float",
         Elem::BF16 => "Bf16",
+        Elem::F16 => "F16",
         Elem::I32 => "int",
     }
 }

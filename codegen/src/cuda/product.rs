@@ -23,22 +23,23 @@ struct Tiles {
 }
 
 impl Tiles {
-    /// bf16 is multiplied as it is; all else is made f32.
+    /// Floats of 16 bits of one kind are multiplied as they are; all else is made f32.
     fn elem(&self) -> Elem {
-        if [self.a.elem, self.b.elem] == [Elem::BF16; 2] { Elem::BF16 } else { Elem::F32 }
+        let same = self.a.elem == self.b.elem && self.a.elem.half().is_some();
+        if same { self.a.elem } else { Elem::F32 }
     }
     /// Sizes of m, n and k, and warps along m and n.
     fn sizes(&self) -> ([usize; 3], [usize; 2]) {
         match self.elem() {
             // Rows along k of whole 64 elements, so that groups of warps can multiply.
-            Elem::BF16 => ([128, 128, 64], [2, 4]),
+            Elem::BF16 | Elem::F16 => ([128, 128, 64], [2, 4]),
             Elem::F32 | Elem::I32 => ([64, 64, 16], [2, 2]),
         }
     }
-    /// Tiles of each operand in shared memory: one in use, the others on their way. Two blocks of bf16,
-    /// of at most 72 KiB each, share a multiprocessor of sm_80 or sm_90a.
+    /// Tiles of each operand in shared memory: one in use, the others on their way. Two blocks of elements of
+    /// 16 bits, of at most 72 KiB each, share a multiprocessor of sm_80 or sm_90a.
     fn stages(&self) -> usize {
-        if self.elem() == Elem::BF16 { 2 } else { 3 }
+        if self.elem().half().is_some() { 2 } else { 3 }
     }
     fn threads(&self) -> u32 {
         let (_, [m, n]) = self.sizes();

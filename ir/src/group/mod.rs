@@ -90,7 +90,7 @@ impl<'a> Roles<'a> {
             return None;
         }
         let Rule { ins, outs, .. } = &rule_of(f, product);
-        let of_numbers = |v: &Value| matches!(f.ty(*v).dtype, DType::F32 | DType::BF16);
+        let of_numbers = |v: &Value| f.ty(*v).dtype.is_float();
         let each = |n: &Node| {
             n.op.facts().fusion == Some(FusionClass::Each)
                 && n.ins.iter().chain(&n.outs).all(of_numbers)

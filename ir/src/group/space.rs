@@ -3,7 +3,6 @@
 use crate::func::{Func, Node, Value};
 use crate::ops::{FusionClass, Kind};
 use crate::rule::{Letter, Rule};
-use crate::types::DType;
 use smallvec::SmallVec;
 
 /// Loops of a group along the dims of one value; numbers are of no meaning by themselves.
@@ -66,7 +65,7 @@ impl IterationSpace {
                 FusionClass::Take | FusionClass::Put => None,
             };
         }
-        if made.clone().any(|&v| !matches!(f.ty(v).dtype, DType::F32 | DType::BF16)) {
+        if made.clone().any(|&v| !f.ty(v).dtype.is_float()) {
             return None;
         }
         let whole = s.axes.iter().map(|x| &x.1).find(|a| a.len() == loops.len())?.clone();

@@ -6,7 +6,7 @@
 //! memory sees one. These walks are the [`Stage`]s. What costs much more than a load, as an
 //! exponential, is computed once, if a result's row has room for it until the result is known.
 
-use super::{Elem, Extents, Load, View};
+use super::{Elem, Extents, Half, Load, View};
 use crate::types::Reduction;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,8 +49,8 @@ pub enum Unary {
     Floor,
     /// The nearest integer, ties to even.
     Nearest,
-    /// The nearest bf16, ties to even: what is stored as one and read again.
-    Round,
+    /// The nearest element of 16 bits, ties to even: what is stored as one and read again.
+    Round(Half),
 }
 
 /// An f32 function of two operands.
@@ -255,7 +255,7 @@ impl Rows {
     /// How often walks take a function of an element that costs much more than a load.
     pub fn costly(&self, walks: &[Stage]) -> usize {
         let costs = |w: &Stage, i: usize| match self.body[i] {
-            Scalar::Unary(f, _) => f != Unary::Round && w.computes(i),
+            Scalar::Unary(f, _) => !matches!(f, Unary::Round(_)) && w.computes(i),
             _ => false,
         };
         walks.iter().map(|w| w.each.iter().filter(|&&i| costs(w, i)).count()).sum()
@@ -263,10 +263,10 @@ impl Rows {
 
     /// True if the row of a result keeps a value as it is.
     fn holds(&self, s: &Store, value: usize) -> bool {
-        let rounded = matches!(self.body[value], Scalar::Unary(Unary::Round, _));
+        let rounded = |to| matches!(self.body[value], Scalar::Unary(Unary::Round(h), _) if h == to);
         let apart =
             self.stores_each(s) && s.view.strides[self.outer.len()..].iter().all(|&s| s > 0);
-        apart && (s.elem == Elem::F32 || s.elem == Elem::BF16 && rounded)
+        apart && (s.elem == Elem::F32 || s.elem.half().is_some_and(rounded))
     }
 
     /// True if a walk reads elements on which a result may lie.

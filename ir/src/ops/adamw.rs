@@ -5,25 +5,28 @@ use super::*;
 op! {
     /// One step of AdamW (Loshchilov and Hutter, 2019) as torch computes it: the gradient is first
     /// multiplied by `g_scale`, decay is decoupled, `eps` is added to √(v/(1-β2^step)). Results: new
-    /// parameter and moments, in place of the old ones.
-    AdamW = "adamw" (param, grad, exp_avg, exp_avg_sq, lr, step, g_scale) { beta1: f64, beta2: f64, eps: f64, decay: f64 }
+    /// parameter and moments, in place of the old ones. There may be one more scalar: where it is 0, they stay
+    /// as they are.
+    AdamW = "adamw" (param, grad, exp_avg, exp_avg_sq, lr, step, g_scale, applies) { beta1: f64, beta2: f64, eps: f64, decay: f64 }
     facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
-    samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]"] positive ["exp_avg_sq", "lr", "step", "g_scale"]
+    samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]",
+             "adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[], f32[]"] positive ["exp_avg_sq", "lr", "step", "g_scale"]
 }
 
 impl OpDef for AdamW {
     fn accepts(&self, ins: &[&Type]) -> Result<(), String> {
-        floats(ins, 7)?;
+        floats(ins, ins.len().clamp(7, 8))?;
         let same = ins[..4].iter().all(|t| t.rank() == ins[0].rank())
             && ins[4..].iter().all(|t| t.rank() == 0);
         if same {
             Ok(())
         } else {
-            Err("four tensors of one shape and three scalars are needed".into())
+            Err("four tensors of one shape and three or four scalars are needed".into())
         }
     }
     fn rule(&self, ranks: &[usize]) -> Rule {
-        Rule::new("..,..,..,..,,,->..,..,..", ranks)
+        let scalars = if ranks.len() > 7 { "," } else { "" };
+        Rule::new(&format!("..,..,..,..,,,{scalars}->..,..,.."), ranks)
     }
     fn flops(&self, loops: &[(Letter, f64)]) -> f64 {
         12.0 * loops.iter().map(|l| l.1).product::<f64>()
@@ -31,8 +34,8 @@ impl OpDef for AdamW {
     fn in_place(&self, result: usize) -> Option<usize> {
         [Some(0), Some(2), Some(3)][result]
     }
-    fn grad(&self, _: &mut Builder, _: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
-        smallvec::smallvec![None; 7]
+    fn grad(&self, _: &mut Builder, ins: &[Value], _: &[Value], _: &[Option<Value>]) -> Grads {
+        smallvec::smallvec![None; ins.len()]
     }
     /// One step of AdamW: `param - lr (decay · param + m / c1 / (√(v / c2) + eps))`.
     fn element(&self, b: &mut Body, x: &[usize]) -> Option<Results> {
@@ -58,7 +61,8 @@ impl OpDef for AdamW {
         let decayed = b.mul(p, decay);
         let sum = b.add(decayed, update);
         let change = b.mul(lr, sum);
-        Some(smallvec::smallvec![b.sub(p, change), m, v])
+        let new = smallvec::smallvec![b.sub(p, change), m, v];
+        Some(sgd::applied(b, x.get(7), new, &[x[0], x[2], x[3]]))
     }
     fn eval(&self, _: &EvalCx, ins: &[&Tensor]) -> Vec<Tensor> {
         let [lr, step, by] = [ins[4].data[0], ins[5].data[0], ins[6].data[0]];
@@ -67,6 +71,9 @@ impl OpDef for AdamW {
         let (c1, c2) = (1.0 - self.beta1.powf(step), 1.0 - self.beta2.powf(step));
         let update = m.zip(&v, |m, v| (m / c1) / ((v / c2).sqrt() + self.eps));
         let p = ins[0].zip(&update, |p, u| p - lr * self.decay * p - lr * u);
+        if ins.get(7).is_some_and(|applies| applies.data[0] == 0.0) {
+            return [0, 2, 3].map(|i| ins[i].clone()).into();
+        }
         vec![p, m, v]
     }
 }

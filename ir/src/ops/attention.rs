@@ -159,7 +159,7 @@ pub(crate) fn score_bytes(mesh: &Mesh, [q, k, v]: [&Type; 3], backward: bool) ->
     let (rows, keys) = (q.chunk(mesh, 1).min(ROWS), k.chunk(mesh, 1));
     let (width, value_width) = (q.chunk(mesh, 3), v.chunk(mesh, 3));
     let scores = rows * keys * if backward { 2 } else { 1 };
-    let elem = Elem::of(q.dtype).unwrap_or(Elem::F32);
+    let elem = Elem::of(q.dtype);
     let heads = Heads { elem, rows, keys, width, value_width, ..Heads::default() };
     (scores + heads.wide(backward)) * 4
 }

@@ -252,7 +252,7 @@ pub(super) fn widened(j: &Func, forward: usize) -> Vec<bool> {
         let is = n.op.collective().is_none()
             && n.outs.iter().all(|&o| j.ty(o).dtype == DType::F32 && j.ty(o).elements() >= largest)
             && n.ins.iter().any(|&v| {
-                let half = matches!(j.ty(v).dtype, DType::BF16 | DType::F16);
+                let half = j.ty(v).dtype.is_half();
                 wide[v.0 as usize] || half && n.op.facts().kind == Kind::Conversion
             });
         n.outs.iter().for_each(|o| wide[o.0 as usize] = is);

@@ -2,12 +2,13 @@
 
 use super::elide_accumulators::elide_accumulators;
 use super::enter::enter;
-use super::finish::{Foreign, evaluate, finish};
+use super::finish::{Foreign, StepKind, evaluate, finish};
 use crate::options::Options;
 use shardc_ir::func::{Fill, Func, FuncKind, Module, ParamLayout, Port, RoleKind};
 use shardc_ir::maps::HashSet;
 use shardc_ir::plan::Mode;
 use shardc_ir::schedule::Schedule;
+use shardc_ir::types::DType;
 use shardc_ir::weights::Weight;
 
 /// Adds to the functions of the microbatches what every rank of the pipeline does around them.
@@ -48,6 +49,7 @@ pub fn assemble(
         let a = f.args.iter().find(|a| a.fills(Fill::Labels))?;
         Some((f.ty(a.value).clone(), f.name(a.value).clone(), a.role.clone()?))
     });
+    let scaled = scales_loss(loops.iter().flatten());
     let mut around = vec![];
     for (rank, own_loops) in loops.iter().enumerate() {
         let all: Vec<&Func> = own_loops.iter().collect();
@@ -63,11 +65,12 @@ pub fn assemble(
                 others.map(foreign).collect::<Vec<_>>()
             })
             .collect();
-        let first = enter(&m.mesh, (rank, ranks), &own, &all, labels.as_ref(), o);
+        let first = enter(&m.mesh, (rank, ranks), &own, &all, labels.as_ref(), scaled, o);
         let mut last = vec![];
         if o.mode == Mode::Train {
             let counts = labels.is_some();
-            last.push(finish(&m.mesh, (rank, ranks), &own, weights, &all, &foreign, counts, o));
+            let kind = StepKind { counts, scaled };
+            last.push(finish(&m.mesh, (rank, ranks), &own, weights, &all, &foreign, kind, o));
             last.extend(evaluate(&m.mesh, (rank, ranks), &all, counts));
         }
         around.push((first, last));
@@ -77,6 +80,12 @@ pub fn assemble(
         m.funcs.extend(own);
         m.funcs.extend(last);
     }
+}
+
+/// True of a training that computes in f16, whose gradients underflow without a scaled loss.
+pub fn scales_loss<'a>(mut funcs: impl Iterator<Item = &'a Func> + Clone) -> bool {
+    let has = |f: &Func| f.values.iter().any(|v| v.ty.dtype == DType::F16);
+    funcs.clone().any(|f| f.kind == FuncKind::Backward) && funcs.any(has)
 }
 
 /// The names of ports whose roles are of a kind.

@@ -8,6 +8,7 @@ use crate::shard::partition::step_scope;
 use shardc_ir::attr::RuleAttr;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, FuncKind, Name, Node, ParamLayout, Port, Role, RoleKind, Value};
+use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::maps::HashSet;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::ops::*;
@@ -20,13 +21,14 @@ pub type Labels = (Type, Name, Role);
 /// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its
 /// functions that run once per microbatch. They say which accumulators there are and in which type
 /// the loss scale is used; `labels` are those of a microbatch, with name and role, whichever stage reads
-/// them.
+/// them. With `scaled`, backward's seeds are multiplied by a scalar of the step.
 pub fn enter(
     mesh: &Mesh,
     (rank, ranks): (usize, usize),
     params: &[&ParamLayout],
     loops: &[&Func],
     labels: Option<&Labels>,
+    scaled: bool,
     o: &Options,
 ) -> Func {
     let mut f = Func::of(FuncKind::Enter, rank, ranks);
@@ -37,6 +39,7 @@ pub fn enter(
     }
     let sums = sums(loops);
     let targets = sums.get(COUNTED).and(labels).map(|l| targets(&mut f, l, o));
+    let scale = (scaled && seeds(loops).next().is_some()).then(|| scale_of(&mut f));
     for (p, v) in params.iter().zip(&mut ready) {
         let scope = f.scope(&p.scope);
         for s in &p.steps[..p.prepared] {
@@ -55,7 +58,7 @@ pub fn enter(
     let mut b = Builder::new(mesh, &mut f);
     b.enter("step");
     if let Some(targets) = targets {
-        count(&mut b, targets, seed(loops));
+        count(&mut b, targets, seed(loops), scale);
     }
     // What is not summed over labels becomes a mean over microbatches.
     let counts = |name: &str| labels.is_some() && name == COUNTED;
@@ -65,8 +68,7 @@ pub fn enter(
         let role = Role::new(RoleKind::Step, "inv_microbatches");
         b.f.results.push(Port { value: inv, role: Some(role) });
         for (role, ty) in seeds(loops).filter(|s| !counts(&s.0.name)) {
-            let axes = ty.replicated;
-            let v = if axes.is_empty() { inv } else { b.push("scale", FanOut { axes }, &[inv]) };
+            let v = cotangent(&mut b, "scale", inv, scale, ty);
             b.f.results.push(Port { value: v, role: Some(role.clone()) });
         }
     }
@@ -124,7 +126,7 @@ fn targets(f: &mut Func, (ty, name, role): &Labels, o: &Options) -> Value {
 
 /// One over the number of labels: `step inv_tokens` (invariant) and, if backward takes one, `scale loss`
 /// (the loss's cotangent).
-fn count(b: &mut Builder, targets: Value, seed: Option<&Type>) {
+fn count(b: &mut Builder, targets: Value, seed: Option<&Type>, scale: Option<Value>) {
     let valid = b.push("valid", AtLeast { bound: 0.0 }, &[targets]);
     let rank = b.ty(valid).rank();
     let letters: String = "bscdefgh".chars().take(rank).collect();
@@ -141,7 +143,29 @@ fn count(b: &mut Builder, targets: Value, seed: Option<&Type>) {
     let inv = b.push("inv_tokens", Div::same(), &[one, n]);
     b.f.results.push(Port { value: inv, role: Some(Role::new(RoleKind::Step, "inv_tokens")) });
     let Some(seed) = seed else { return };
-    let axes = seed.replicated;
-    let scale = if axes.is_empty() { inv } else { b.push("loss_scale", FanOut { axes }, &[inv]) };
-    b.f.results.push(Port { value: scale, role: Some(Role::new(RoleKind::Scale, COUNTED)) });
+    let seed = cotangent(b, "loss_scale", inv, scale, seed);
+    b.f.results.push(Port { value: seed, role: Some(Role::new(RoleKind::Scale, COUNTED)) });
+}
+
+/// A cotangent as backward takes it: a share of the step, times the scale of the loss if there is one.
+fn cotangent(
+    b: &mut Builder,
+    hint: &'static str,
+    share: Value,
+    scale: Option<Value>,
+    ty: &Type,
+) -> Value {
+    let scaled = scale.map(|scale| {
+        let scaled = b.push("scaled", Mul::same(), &[share, scale]);
+        b.note("gradients are divided by it in the end");
+        scaled
+    });
+    let (own, axes) = (scaled.unwrap_or(share), ty.replicated);
+    if axes.is_empty() { own } else { b.push(hint, FanOut { axes }, &[own]) }
+}
+
+/// The scale of the loss in this step, as an argument.
+pub(super) fn scale_of(f: &mut Func) -> Value {
+    let name = Name { grad: false, layer: None, hint: "scale".into(), dup: 0 };
+    f.arg(Type::f32(&[]), name, Some(Role::new(RoleKind::Scalar, LOSS_SCALE)))
 }

@@ -6,9 +6,9 @@
 //! still to be taken, an invariant one's is not.
 
 use crate::options::{Decay, Optimizer, Options};
-use crate::step::enter::{COUNTED, sums};
+use crate::step::enter::{COUNTED, scale_of, sums};
 use crate::step::router_bias::Corrected;
-use shardc_ir::attr::RuleAttr;
+use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, FuncKind, Name, ParamLayout, Port, Role, RoleKind, Slot, Value};
 use shardc_ir::maps::HashMap;
@@ -37,9 +37,17 @@ impl Foreign {
     }
 }
 
+/// What a step is like.
+#[derive(Clone, Copy)]
+pub struct StepKind {
+    /// The loss is a sum over labels.
+    pub counts: bool,
+    /// Gradients are multiplied by the scale of the loss.
+    pub scaled: bool,
+}
+
 /// Builds the function for a rank of the pipeline, of so many: `params` are those it owns, `loops` its functions
-/// that run once per microbatch, which say what has a gradient, `foreign` what others have made; `counts` that
-/// the loss is a sum over labels.
+/// that run once per microbatch, which say what has a gradient, `foreign` what others have made.
 #[allow(clippy::too_many_arguments)]
 pub fn finish(
     mesh: &Mesh,
@@ -48,14 +56,14 @@ pub fn finish(
     weights: &[Weight],
     loops: &[&Func],
     foreign: &[Foreign],
-    counts: bool,
+    kind: StepKind,
     o: &Options,
 ) -> Func {
     let mut f = Func::of(FuncKind::Finish, rank, ranks);
     let sums = gradients(loops);
     let has_grad = |p: &&&ParamLayout| p.trainable && sums.contains_key(&*p.param.name);
     let trained: Vec<&ParamLayout> = params.iter().filter(has_grad).copied().collect();
-    let args = arguments(&mut f, &trained, loops, &sums, foreign, counts, o);
+    let args = arguments(&mut f, &trained, loops, &sums, foreign, kind, o);
     let corrected = match o.balance.rate {
         0.0 => vec![],
         _ => Corrected::arguments(&mut f, params, loops),
@@ -81,28 +89,27 @@ pub fn finish(
         loss(&mut b, sums);
     }
     let norm = norm(&mut b, &trained, &grads);
-    show(&mut b, norm, RoleKind::Metric, "grad_norm");
-    let by = match o.clip {
-        Some(max) => {
-            let shifted = b.push("norm_eps", Shift { by: CLIP_EPS }, &[norm]);
-            let top = b.push_as("max_norm", Fill { value: max }, &[], &Type::f32(&[]));
-            let ratio = b.push("clip", Div::same(), &[top, shifted]);
-            b.push("clip", Clamp { lo: 0.0, hi: 1.0 }, &[ratio])
-        }
-        None => b.push_as("g_scale", Fill { value: 1.0 }, &[], &Type::f32(&[])),
-    };
-    let mut scalars = Scalars { lr: args.lr, step: args.step, by, fanned: BTreeMap::new() };
+    let by = By::new(&mut b, norm, args.scale, o.clip);
+    show(&mut b, by.norm, RoleKind::Metric, "grad_norm");
+    let unscale = by.unscale.filter(|_| o.observe);
+    let each = [Some(args.lr), Some(args.step), Some(by.factor), by.applies, unscale];
+    let mut scalars = Scalars { each, fanned: BTreeMap::new() };
     for (i, p) in trained.iter().enumerate() {
         let matrix = matrices.get(&*p.param.name).is_none_or(|&m| m);
         let decays = o.decay == Decay::All || matrix;
         let decay = if decays { o.weight_decay } else { 0.0 };
         update(&mut b, p, args.params[i], grads[i], &args.states[i], &mut scalars, decay, o);
         if o.observe {
-            show(&mut b, grads[i], RoleKind::GradShown, &p.param.name);
+            let [.., unscale] = scalars.over(&mut b, p.stored.sharded());
+            let shown = match unscale {
+                Some(by) => unscaled(&mut b, p, grads[i], by),
+                None => grads[i],
+            };
+            show(&mut b, shown, RoleKind::GradShown, &p.param.name);
         }
     }
     for c in &corrected {
-        c.update(&mut b, o.balance.rate);
+        c.update(&mut b, o.balance.rate, by.applies);
     }
     // By kind, so that layers look alike.
     f.results.sort_by_key(|r| r.role.as_ref().map(|r| r.kind));
@@ -187,6 +194,8 @@ struct Args {
     sums: Option<Sums>,
     lr: Value,
     step: Value,
+    /// By what gradients are too large.
+    scale: Option<Value>,
 }
 
 fn arguments(
@@ -195,7 +204,7 @@ fn arguments(
     loops: &[&Func],
     sums: &HashMap<&str, &Type>,
     foreign: &[Foreign],
-    counts: bool,
+    kind: StepKind,
     o: &Options,
 ) -> Args {
     let scalar = Type::f32(&[]);
@@ -232,10 +241,27 @@ fn arguments(
             f.arg(ty, Name { grad: true, hint, ..name }, Some(x.role()))
         })
         .collect();
-    let sums = Sums::arguments(f, loops, counts);
+    let sums = Sums::arguments(f, loops, kind.counts);
     let lr = f.arg(scalar.clone(), plain("lr"), Some(Role::new(RoleKind::Scalar, "lr")));
     let step = f.arg(scalar, plain("step"), Some(Role::new(RoleKind::Scalar, "step")));
-    Args { params, grads, states, foreign: received, sums, lr, step }
+    let scale = kind.scaled.then(|| scale_of(f));
+    Args { params, grads, states, foreign: received, sums, lr, step, scale }
+}
+
+fn constant(b: &mut Builder, hint: &'static str, value: f64) -> Value {
+    b.push_as(hint, Fill { value }, &[], &Type::f32(&[]))
+}
+
+/// A gradient without the scale of the loss.
+fn unscaled(b: &mut Builder, p: &ParamLayout, g: Value, by: Value) -> Value {
+    b.enter(&p.scope);
+    let letters: String = ('a'..).take(b.ty(g).rank()).collect();
+    let rule = Broadcast::new(&format!("{letters},->{letters}"), &[letters.len(), 0]);
+    let g = in_f32(b, g);
+    let shown = b.push("shown", Mul { rule }, &[g, by]);
+    b.f.rename(shown, Name { grad: true, ..p.name.clone() });
+    b.enter("step");
+    shown
 }
 
 fn show(b: &mut Builder, value: Value, kind: RoleKind, name: &str) {
@@ -292,6 +318,50 @@ fn loss(b: &mut Builder, sums: &Sums) {
     show(b, loss.expect("there is a sum"), RoleKind::Metric, "loss");
 }
 
+/// What gradients are multiplied by.
+struct By {
+    /// The norm, of gradients without the scale of the loss.
+    norm: Value,
+    /// One over the scale of the loss, if there is one.
+    unscale: Option<Value>,
+    /// 0 if the step must change nothing; `None` if it never must.
+    applies: Option<Value>,
+    /// So that they are clipped, and not scaled.
+    factor: Value,
+}
+
+impl By {
+    /// Of the norm of gradients as they are, times `scale`.
+    fn new(b: &mut Builder, norm: Value, scale: Option<Value>, clip: Option<f64>) -> By {
+        let unscale = scale.map(|scale| {
+            let one = constant(b, "one", 1.0);
+            b.push("unscale", Div::same(), &[one, scale])
+        });
+        let norm = match unscale {
+            Some(by) => b.push("grad_norm", Mul::same(), &[norm, by]),
+            None => norm,
+        };
+        let applies = unscale.map(|_| {
+            let bound = constant(b, "largest", f64::from(f32::MAX));
+            let applies = b.push("applies", Less::same(), &[norm, bound]);
+            b.note("0 if gradients have overflowed: then nothing changes");
+            applies
+        });
+        let clip = clip.map(|max| {
+            let shifted = b.push("norm_eps", Shift { by: CLIP_EPS }, &[norm]);
+            let top = constant(b, "max_norm", max);
+            let ratio = b.push("clip", Div::same(), &[top, shifted]);
+            b.push("clip", Clamp { lo: 0.0, hi: 1.0 }, &[ratio])
+        });
+        let factor = match (clip, unscale) {
+            (Some(clip), Some(unscale)) => b.push("g_scale", Mul::same(), &[clip, unscale]),
+            (Some(by), None) | (None, Some(by)) => by,
+            (None, None) => constant(b, "g_scale", 1.0),
+        };
+        By { norm, unscale, applies, factor }
+    }
+}
+
 /// Square root of the sum of squares of all gradients.
 fn norm(b: &mut Builder, params: &[&ParamLayout], grads: &[Value]) -> Value {
     let mut groups: BTreeMap<AtomSet, Vec<Value>> = BTreeMap::new();
@@ -335,24 +405,24 @@ fn mesh_pipeline(b: &Builder) -> Option<AtomSet> {
     b.mesh.axis(PIPELINE)
 }
 
+/// The rate and number of a step, what gradients are multiplied by, whether it applies, and what gradients
+/// that are shown are multiplied by.
+type Each = [Option<Value>; 5];
+
 /// The step's scalars, fanned out over the atoms that split a parameter: one fan_out per set.
 struct Scalars {
-    lr: Value,
-    step: Value,
-    by: Value,
-    fanned: BTreeMap<AtomSet, [Value; 3]>,
+    each: Each,
+    fanned: BTreeMap<AtomSet, Each>,
 }
 
 impl Scalars {
-    fn over(&mut self, b: &mut Builder, axes: AtomSet) -> [Value; 3] {
-        let own = [self.lr, self.step, self.by];
+    fn over(&mut self, b: &mut Builder, axes: AtomSet) -> Each {
+        let own = self.each;
         if axes.is_empty() {
             return own;
         }
-        *self
-            .fanned
-            .entry(axes)
-            .or_insert_with(|| own.map(|v| b.push("scalar_f", FanOut { axes }, &[v])))
+        let mut fan_out = |v| b.push("scalar_f", FanOut { axes }, &[v]);
+        *self.fanned.entry(axes).or_insert_with(|| own.map(|v| v.map(&mut fan_out)))
     }
 }
 
@@ -367,15 +437,16 @@ fn update(
     decay: f64,
     o: &Options,
 ) {
-    let [lr, step, by] = scalars.over(b, p.stored.sharded());
+    let [lr, step, by, applies, _] = scalars.over(b, p.stored.sharded());
     b.enter(&p.scope);
-    let (op, ins): (Op, Vec<Value>) = match o.optimizer {
-        Optimizer::AdamW { beta1, beta2, eps } => (
-            AdamW { beta1, beta2, eps, decay }.into(),
-            vec![param, grad, state[0], state[1], lr, step, by],
-        ),
-        Optimizer::Sgd => (Sgd { decay }.into(), vec![param, grad, lr, by]),
+    let old = std::iter::once(param).chain([grad]).chain(state.iter().copied()).map(Some);
+    let (op, scalars): (Op, [Option<Value>; 4]) = match o.optimizer {
+        Optimizer::AdamW { beta1, beta2, eps } => {
+            (AdamW { beta1, beta2, eps, decay }.into(), [lr, step, by, applies])
+        }
+        Optimizer::Sgd => (Sgd { decay }.into(), [lr, None, by, applies]),
     };
+    let ins: Vec<Value> = old.chain(scalars).flatten().collect();
     let outs = b.push_n(&["new", "exp_avg", "exp_avg_sq"], op, &ins);
     let states = slots(o).iter().map(|s| (RoleKind::State(*s), format!("_{}", s.name())));
     let all = std::iter::once((RoleKind::Param, String::new())).chain(states);

@@ -44,9 +44,9 @@ impl<'a> Corrected<'a> {
         all
     }
 
-    /// Moves the bias by `rate`. Counts are whole numbers, so `experts · mean − experts · load` is one,
+    /// Moves the bias by `rate`, or not where the step does not apply. Counts are whole numbers, so `experts · mean − experts · load` is one,
     /// and its sign is what remains between -1 and 1.
-    pub fn update(&self, b: &mut Builder, rate: f64) {
+    pub fn update(&self, b: &mut Builder, rate: f64, applies: Option<Value>) {
         b.enter(&self.of.scope);
         let whole = Type::f32(&b.ty(self.load).sizes());
         let experts = whole.elements() as f64;
@@ -57,7 +57,11 @@ impl<'a> Corrected<'a> {
         let under = b.push("under", Add { rule }, &[over, total]);
         b.note("as many times experts as the load is below the mean");
         let sign = b.push("sign", Clamp { lo: -1.0, hi: 1.0 }, &[under]);
-        let by = b.push("by", Scale { by: rate }, &[sign]);
+        let mut by = b.push("by", Scale { by: rate }, &[sign]);
+        if let Some(applies) = applies {
+            let rule = Broadcast::new("e,->e", &[1, 0]);
+            by = b.push("by", Mul { rule }, &[by, applies]);
+        }
         let by = reshard(b, by, &self.of.stored);
         let new = b.push("new", Add::same(), &[self.param, by]);
         let hint = format!("{}_new", self.of.name.hint).into();

@@ -2,6 +2,7 @@
 
 use shardc_ir::phase::Phase;
 use shardc_ir::text::{parse, print};
+use shardc_ir::types::DType;
 use shardc_ir::verify::verify;
 use shardc_passes::precision::precision;
 
@@ -9,7 +10,7 @@ use shardc_passes::precision::precision;
 fn check(before: &str, after: &str) {
     let mut m = parse(before).unwrap_or_else(|e| panic!("{e}"));
     verify(&m, Phase::Source).unwrap_or_else(|e| panic!("{}", e[0]));
-    precision(&mut m.funcs[0]);
+    precision(&mut m.funcs[0], DType::BF16);
     verify(&m, Phase::Source).unwrap_or_else(|e| panic!("{}", e[0]));
     let want = parse(after).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(print(&m), print(&want));

@@ -176,8 +176,14 @@ pub fn takes(op: &Op, ranks: &[usize]) -> bool {
             Op::RowDots(_) => ranks == [4, 3, 3],
             Op::GroupedDot(_) | Op::GroupedDotT(_) => ranks == [4, 3, 3],
             Op::GroupedOuter(_) => ranks == [4, 3, 4],
-            Op::AdamW(_) => ranks.len() == 7 && ranks[..4] == [ranks[0]; 4] && ranks[4..] == [0; 3],
-            Op::Sgd(_) => ranks.len() == 4 && ranks[0] == ranks[1] && ranks[2..] == [0; 2],
+            Op::AdamW(_) => {
+                let scalars = ranks[4..].iter().all(|&r| r == 0);
+                matches!(ranks.len(), 7 | 8) && ranks[..4] == [ranks[0]; 4] && scalars
+            }
+            Op::Sgd(_) => {
+                let scalars = ranks[2..].iter().all(|&r| r == 0);
+                matches!(ranks.len(), 4 | 5) && ranks[0] == ranks[1] && scalars
+            }
             _of_one => ranks.len() == 1,
         }
 }

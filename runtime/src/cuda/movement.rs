@@ -37,6 +37,7 @@ fn push(words: &mut Vec<Word>, r: &Region) -> Result<()> {
         Elem::F32 => 0,
         Elem::BF16 => 1,
         Elem::I32 => 2,
+        Elem::F16 => 3,
     };
     words.extend([Word::Int(first as i64), Word::Int(elem)]);
     for (alone, own) in [(1, extents), (0, strides)] {

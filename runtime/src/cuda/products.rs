@@ -88,7 +88,9 @@ fn tell(k: &Gemm) -> Option<ProductCall> {
     let elems = (k.a.elem, k.b.elem, k.out.elem);
     let known = matches!(
         elems,
-        (Elem::BF16, Elem::BF16, Elem::BF16 | Elem::F32) | (Elem::F32, Elem::F32, Elem::F32)
+        (Elem::BF16, Elem::BF16, Elem::BF16 | Elem::F32)
+            | (Elem::F16, Elem::F16, Elem::F16 | Elem::F32)
+            | (Elem::F32, Elem::F32, Elem::F32)
     );
     if !known || !k.sum.is_empty() || [k.m, k.n, k.k].contains(&0) || k.batch.contains(&0) {
         return None;
@@ -124,6 +126,7 @@ fn tell(k: &Gemm) -> Option<ProductCall> {
 fn data_type(e: Elem) -> sys::cudaDataType {
     match e {
         Elem::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        Elem::F16 => sys::cudaDataType::CUDA_R_16F,
         Elem::F32 => sys::cudaDataType::CUDA_R_32F,
         Elem::I32 => sys::cudaDataType::CUDA_R_32I,
     }

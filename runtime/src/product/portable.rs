@@ -4,7 +4,7 @@
 
 use super::Stored;
 use super::kernels::{FEW, Kernels, Tile, Word};
-use crate::math::{from_bf16, to_bf16};
+use crate::math::{from_f16, from_half, to_half};
 use shardc_ir::kernel::Elem;
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ unsafe fn tile<const M: usize, const FUSED: bool>(
 /// As for [`super::kernels::Finish`].
 #[inline(always)]
 unsafe fn finish(sums: *const f32, rows: usize, to: &Tile) {
-    let plain = |x: &Stored| x.elem != Elem::BF16 && x.col_stride == 1;
+    let plain = |x: &Stored| x.elem.half().is_none() && x.col_stride == 1;
     let all = [Some(&to.write), to.read.as_ref(), to.onto.as_ref()];
     // SAFETY: by the caller.
     unsafe {
@@ -102,7 +102,7 @@ unsafe fn load<const WHOLE: bool>(x: Stored, n: usize) -> [f32; COLS] {
     for (j, y) in all[..n.min(COLS)].iter_mut().enumerate() {
         let at = x.from(0, j).at;
         // SAFETY: by the caller.
-        *y = unsafe { if x.elem == Elem::BF16 { from_bf16(*at.cast::<u16>()) } else { *at } };
+        *y = unsafe { x.elem.half().map_or_else(|| *at, |h| from_half(h, *at.cast::<u16>())) };
     }
     all
 }
@@ -121,25 +121,31 @@ unsafe fn store<const WHOLE: bool>(to: Stored, n: usize, x: &[f32; COLS]) {
         let at = to.from(0, j).at;
         // SAFETY: by the caller.
         unsafe {
-            match to.elem {
-                Elem::BF16 => *at.cast::<u16>() = to_bf16(y),
-                Elem::F32 | Elem::I32 => *at = y,
+            match to.elem.half() {
+                Some(half) => *at.cast::<u16>() = to_half(half, y),
+                None => *at = y,
             }
         }
     }
 }
 
+/// What words are made of: 32 bits, as they are, or floats of 16 bits.
+const WORD: u8 = 0;
+const BF16: u8 = 1;
+const F16: u8 = 2;
+
 /// An element as a word of a panel.
 ///
 /// # Safety
-/// It is valid, and of 16 bits if `HALF`.
+/// It is valid, and of this kind.
 #[inline(always)]
-unsafe fn word<const HALF: bool>(x: Stored, at: usize) -> u32 {
+unsafe fn word<const KIND: u8>(x: Stored, at: usize) -> u32 {
     // SAFETY: by the caller.
     unsafe {
-        match HALF {
-            true => u32::from(*x.at.cast::<u16>().add(at)) << 16,
-            false => *x.at.cast::<u32>().add(at),
+        match KIND {
+            BF16 => u32::from(*x.at.cast::<u16>().add(at)) << 16,
+            F16 => from_f16(*x.at.cast::<u16>().add(at)).to_bits(),
+            _word => *x.at.cast::<u32>().add(at),
         }
     }
 }
@@ -158,8 +164,9 @@ unsafe fn pack<const W: usize>(
     // SAFETY: by the caller.
     unsafe {
         match x.elem {
-            Elem::BF16 => panels::<W, true>(x, size, to, turn),
-            Elem::F32 | Elem::I32 => panels::<W, false>(x, size, to, turn),
+            Elem::BF16 => panels::<W, BF16>(x, size, to, turn),
+            Elem::F16 => panels::<W, F16>(x, size, to, turn),
+            Elem::F32 | Elem::I32 => panels::<W, WORD>(x, size, to, turn),
         }
     }
 }
@@ -169,7 +176,7 @@ unsafe fn pack<const W: usize>(
 /// # Safety
 /// As for [`pack`].
 #[inline(always)]
-unsafe fn panels<const W: usize, const HALF: bool>(
+unsafe fn panels<const W: usize, const KIND: u8>(
     x: Stored,
     [rows, k]: [usize; 2],
     to: *mut u32,
@@ -182,7 +189,7 @@ unsafe fn panels<const W: usize, const HALF: bool>(
             // SAFETY: by the caller: rows of a step, and those of a whole panel.
             unsafe {
                 let from = x.from(panel * W, step);
-                let row: [u32; W] = std::array::from_fn(|i| word::<HALF>(from, i));
+                let row: [u32; W] = std::array::from_fn(|i| word::<KIND>(from, i));
                 *to.add((panel * k + step) * W).cast() = row;
             }
         }
@@ -190,7 +197,7 @@ unsafe fn panels<const W: usize, const HALF: bool>(
     for panel in along..rows.div_ceil(W) {
         let (from, n) = (x.from(panel * W, 0), (rows - panel * W).min(W));
         // SAFETY: by the caller: rows of one panel.
-        unsafe { across::<W, HALF>(from, [n, k], to.add(panel * k * W), &turn) };
+        unsafe { across::<W, KIND>(from, [n, k], to.add(panel * k * W), &turn) };
     }
 }
 
@@ -199,7 +206,7 @@ unsafe fn panels<const W: usize, const HALF: bool>(
 /// # Safety
 /// As for [`pack`].
 #[inline(always)]
-unsafe fn across<const W: usize, const HALF: bool>(
+unsafe fn across<const W: usize, const KIND: u8>(
     x: Stored,
     [rows, k]: [usize; 2],
     to: *mut u32,
@@ -214,7 +221,7 @@ unsafe fn across<const W: usize, const HALF: bool>(
             for (i, row) in block[..height].iter_mut().enumerate() {
                 let from = x.from(top + i, first);
                 // SAFETY: by the caller: all these steps are adjacent.
-                *row = std::array::from_fn(|s| unsafe { word::<HALF>(from, s) });
+                *row = std::array::from_fn(|s| unsafe { word::<KIND>(from, s) });
             }
             for (s, row) in turn(block).iter().enumerate() {
                 // SAFETY: the panel has these rows of this step.
@@ -229,7 +236,7 @@ unsafe fn across<const W: usize, const HALF: bool>(
         for i in 0..W {
             let w = match i < rows {
                 // SAFETY: by the caller: there is such a row.
-                true => unsafe { word::<HALF>(x.from(i, step), 0) },
+                true => unsafe { word::<KIND>(x.from(i, step), 0) },
                 false => 0,
             };
             // SAFETY: the panel has this step.
@@ -279,7 +286,7 @@ fn turned_by_avx2(x: Block) -> Block {
 /// # Safety
 /// As for [`super::kernels::Dots`], with `M` rows.
 #[inline(always)]
-unsafe fn dots<const M: usize, const C: usize, const HALF: bool, const FUSED: bool>(
+unsafe fn dots<const M: usize, const C: usize, const KIND: u8, const FUSED: bool>(
     k: usize,
     [a, b]: [Stored; 2],
     cols: usize,
@@ -288,7 +295,7 @@ unsafe fn dots<const M: usize, const C: usize, const HALF: bool, const FUSED: bo
     // SAFETY: by the caller.
     let load = |x: Stored, l: usize| unsafe {
         let x = x.from(0, l);
-        let one = |i: usize| f32::from_bits(word::<HALF>(x, i));
+        let one = |i: usize| f32::from_bits(word::<KIND>(x, i));
         if k - l >= LANES {
             return std::array::from_fn(one);
         }
@@ -352,7 +359,7 @@ macro_rules! kernels {
                 unsafe { super::pack::<W>(x, rows, k, to, |x| $turn(x)) }
             }
             $(#[$features])?
-            unsafe fn dots<const M: usize, const C: usize, const HALF: bool>(
+            unsafe fn dots<const M: usize, const C: usize, const KIND: u8>(
                 k: usize,
                 a: Stored,
                 b: Stored,
@@ -360,7 +367,7 @@ macro_rules! kernels {
                 to: *mut f32,
             ) {
                 // SAFETY: by the caller.
-                unsafe { super::dots::<M, C, HALF, FUSED>(k, [a, b], cols, to) }
+                unsafe { super::dots::<M, C, KIND, FUSED>(k, [a, b], cols, to) }
             }
 
             pub(crate) static WORDS: Kernels = Kernels {
@@ -368,28 +375,28 @@ macro_rules! kernels {
                 tile: [ROWS, COLS],
                 tiles: &[tile::<1>, tile::<2>, tile::<3>, tile::<4>, tile::<5>, tile::<6>],
                 pack: [pack::<ROWS>, pack::<COLS>],
-                few: (Elem::F32, &by_rows!(false)),
+                few: (Elem::F32, &by_rows!(WORD)),
                 finish,
             };
 
             /// For products of bf16 with bf16.
-            pub(crate) static HALVES: Kernels = Kernels { few: (Elem::BF16, &by_rows!(true)), ..WORDS };
+            pub(crate) static HALVES: Kernels = Kernels { few: (Elem::BF16, &by_rows!(BF16)), ..WORDS };
         }
     };
 }
 
 /// Kernels for 1 to [`FEW`] rows, with as many columns as the registers of AVX2 have room for.
 macro_rules! by_rows {
-    ($half:literal) => {
+    ($kind:ident) => {
         [
-            dots::<1, 8, $half>,
-            dots::<2, 4, $half>,
-            dots::<3, 3, $half>,
-            dots::<4, 2, $half>,
-            dots::<5, 2, $half>,
-            dots::<6, 2, $half>,
-            dots::<7, 1, $half>,
-            dots::<8, 1, $half>,
+            dots::<1, 8, $kind>,
+            dots::<2, 4, $kind>,
+            dots::<3, 3, $kind>,
+            dots::<4, 2, $kind>,
+            dots::<5, 2, $kind>,
+            dots::<6, 2, $kind>,
+            dots::<7, 1, $kind>,
+            dots::<8, 1, $kind>,
         ] as [_; FEW]
     };
 }

@@ -1,12 +1,15 @@
 use super::*;
-use crate::math::{from_bf16, to_bf16};
+use crate::math::{from_half, to_half};
 
-const KINDS: [[Elem; 3]; 5] = [
+const KINDS: [[Elem; 3]; 8] = [
     [Elem::F32; 3],
     [Elem::BF16; 3],
     [Elem::BF16, Elem::BF16, Elem::F32],
     [Elem::F32, Elem::BF16, Elem::F32],
     [Elem::BF16, Elem::F32, Elem::BF16],
+    [Elem::F16; 3],
+    [Elem::F16, Elem::F16, Elem::F32],
+    [Elem::F32, Elem::F16, Elem::F16],
 ];
 
 /// A matrix of numbers that look random, in memory that is just as large as it has to be: rows of
@@ -27,7 +30,10 @@ impl Held {
         let mut held = Held { bytes: vec![0xff; n * elem.bytes()], size, elem, strides };
         for i in 0..rows * cols {
             let x = ((i * 7919 + seed * 104_729) % 65_537) as f32 / 32_768.0 - 1.0;
-            let bits = if elem == Elem::BF16 { u32::from(to_bf16(x)) << 16 } else { x.to_bits() };
+            let bits = match elem.half() {
+                Some(half) => u32::from(to_half(half, x)) << 16,
+                None => x.to_bits(),
+            };
             let at = held.place(i);
             held.bytes[at.clone()].copy_from_slice(&bits.to_le_bytes()[4 - at.len()..]);
         }
@@ -45,9 +51,9 @@ impl Held {
     }
     fn get(&self, i: usize) -> f32 {
         let b = &self.bytes[self.place(i)];
-        match self.elem {
-            Elem::BF16 => from_bf16(u16::from_le_bytes([b[0], b[1]])),
-            Elem::F32 | Elem::I32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        match self.elem.half() {
+            Some(half) => from_half(half, u16::from_le_bytes([b[0], b[1]])),
+            None => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
         }
     }
     /// Bytes that are not an element's.
@@ -95,7 +101,7 @@ fn families_are_those_of_the_processor() {
 }
 
 /// Every family gives what the products are: within one rounding of f32 for each term (Higham, 2002,
-/// section 3.1), and one of bf16 where the result is that. Tiles of all numbers of rows, few rows,
+/// section 3.1), and one of the result where that is of 16 bits. Tiles of all numbers of rows, few rows,
 /// panels that are not whole, all ways in which matrices lie, more steps than are packed at once.
 #[test]
 fn all_families_agree_with_sums_of_f64() {
@@ -120,9 +126,11 @@ fn all_families_agree_with_sums_of_f64() {
                     let was = if accumulate { f64::from(before.get(i)) } else { 0.0 };
                     let want = was + f64::from(scale) * sum;
                     let mut bound = (k + 2) as f64 * 2f64.powi(-24) * (of + was.abs());
-                    if kind[2] == Elem::BF16 {
-                        bound += 2f64.powi(-8) * (want.abs() + bound);
-                    }
+                    bound += match kind[2] {
+                        Elem::BF16 => 2f64.powi(-8) * (want.abs() + bound),
+                        Elem::F16 => (2f64.powi(-11) * (want.abs() + bound)).max(2f64.powi(-25)),
+                        Elem::F32 | Elem::I32 => 0.0,
+                    };
                     let got = f64::from(c.get(i));
                     let near = (got - want).abs() <= bound;
                     assert!(near, "{family} {size:?} {kind:?} {lies} {i}: {got} is not {want}");

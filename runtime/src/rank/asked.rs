@@ -21,23 +21,25 @@ pub(crate) enum Command {
 /// What process 0 asks of the others' ranks: a command, but for the tokens, which each reads itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Order {
-    Step { lr: f32, step: usize, observe: bool, evaluate: bool },
+    Step { lr: f32, step: usize, update: usize, loss_scale: f32, observe: bool, evaluate: bool },
     Fetch { func: usize, value: shardc_ir::func::Value },
     Task(u32),
 }
 
 impl Command {
-    /// For another process: five words of 4 bytes.
-    pub fn order(&self) -> [u8; 20] {
+    /// For another process: eight words of 4 bytes.
+    pub fn order(&self) -> [u8; 32] {
+        let two = |x: usize| [x as u32, (x as u64 >> 32) as u32];
         let words = match self {
             Command::Step(d) => {
                 let flags = u32::from(d.observe) | u32::from(d.evaluate) << 1;
-                [0, d.lr.to_bits(), d.step as u32, (d.step as u64 >> 32) as u32, flags]
+                let ([a, b], [c, e]) = (two(d.step), two(d.update));
+                [0, d.lr.to_bits(), a, b, c, e, d.loss_scale.to_bits(), flags]
             }
-            Command::Fetch { func, value } => [1, *func as u32, value.0, 0, 0],
-            Command::Task(number, _) => [2, *number, 0, 0, 0],
+            Command::Fetch { func, value } => [1, *func as u32, value.0, 0, 0, 0, 0, 0],
+            Command::Task(number, _) => [2, *number, 0, 0, 0, 0, 0, 0],
         };
-        let mut out = [0; 20];
+        let mut out = [0; 32];
         for (to, w) in out.chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&w.to_le_bytes());
         }
@@ -51,11 +53,14 @@ impl Order {
         let word = |i: usize| {
             Some(u32::from_le_bytes(bytes.get(i * 4..i * 4 + 4)?.try_into().expect("4 bytes")))
         };
-        let [kind, a, b, c, flags] = [word(0)?, word(1)?, word(2)?, word(3)?, word(4)?];
+        let [kind, a, b, flags] = [word(0)?, word(1)?, word(2)?, word(7)?];
+        let number = |i| usize::try_from(u64::from(word(i + 1)?) << 32 | u64::from(word(i)?)).ok();
         Some(match kind {
             0 => Order::Step {
                 lr: f32::from_bits(a),
-                step: usize::try_from(u64::from(c) << 32 | u64::from(b)).ok()?,
+                step: number(2)?,
+                update: number(4)?,
+                loss_scale: f32::from_bits(word(6)?),
                 observe: flags & 1 != 0,
                 evaluate: flags & 2 != 0,
             },

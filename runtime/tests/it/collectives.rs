@@ -1,6 +1,7 @@
 //! Collectives between threads: uneven pieces of several dims, the same bits on all ranks, and no
 //! hanging when a rank fails.
 
+use half::{bf16, f16};
 use shardc_ir::diag::{Diag, Exit};
 use shardc_ir::func::{Func, Name, Port};
 use shardc_ir::interp;
@@ -39,22 +40,27 @@ fn draw(sizes: &[usize], seed: u64) -> Tensor {
     })
 }
 
-/// Compares as the types say, and with bf16 in place of f32.
+/// Compares as the types say, and with floats of 16 bits in place of f32.
 fn check(what: &str, mesh: &Mesh, op: impl Into<Op>, ins: &[Type]) {
     let op = op.into();
     compare(what, mesh, op.clone(), ins);
-    let half = |t: &Type| {
-        let dtype = if t.dtype == DType::F32 { DType::BF16 } else { t.dtype };
-        Type { dtype, ..t.clone() }
-    };
-    compare(&format!("{what} in bf16"), mesh, op, &ins.iter().map(half).collect::<Vec<_>>());
+    for half in [DType::BF16, DType::F16] {
+        let in_half = |t: &Type| {
+            let dtype = if t.dtype == DType::F32 { half } else { t.dtype };
+            Type { dtype, ..t.clone() }
+        };
+        let ins: Vec<Type> = ins.iter().map(in_half).collect();
+        compare(&format!("{what} in {}", half.name()), mesh, op.clone(), &ins);
+    }
 }
 
 fn compare(what: &str, mesh: &Mesh, op: Op, ins: &[Type]) {
     let f = function(mesh, op, ins);
-    // The upper half of an f32 is a bf16.
-    let kept = if ins[0].dtype == DType::BF16 { 0xffff_0000 } else { u32::MAX };
-    let rounded = |t: &Tensor| t.map(|x| f64::from(f32::from_bits((x as f32).to_bits() & kept)));
+    let rounded = |t: &Tensor| match ins[0].dtype {
+        DType::BF16 => t.map(|x| bf16::from_f64(x).to_f64()),
+        DType::F16 => t.map(|x| f16::from_f64(x).to_f64()),
+        DType::F32 | DType::I32 => t.clone(),
+    };
     let varied = |t: &Type, i: usize| -> Vec<Tensor> {
         if t.varying.is_empty() {
             let mut x = draw(&t.sizes(), i as u64);

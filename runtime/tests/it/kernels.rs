@@ -140,9 +140,8 @@ fn rounded(t: &Tensor, ty: &Type) -> Tensor {
 /// Compares on so many ranks, split along all letters; says how many splits there were.
 fn check(s: &Sample, ways: &[usize]) -> usize {
     let mut global = s.draw(11);
-    for (t, ty) in global.iter_mut().zip(&s.ins).filter(|(_, ty)| ty.dtype == DType::BF16) {
-        let half = Type::new(DType::BF16, &ty.sizes());
-        *t = rounded(t, &half);
+    for (t, ty) in global.iter_mut().zip(&s.ins).filter(|(_, ty)| ty.dtype.is_half()) {
+        *t = rounded(t, &Type::new(ty.dtype, &ty.sizes()));
     }
     let mut splits = 0;
     for &ways in ways {
@@ -287,7 +286,7 @@ fn large_moves_match_their_meaning() {
     ] {
         let s = Sample::parse(text).unwrap();
         check(&s, &[1, 2]);
-        if let Some(half) = in_bf16(&s) {
+        for half in HALVES.iter().filter_map(|&h| in_half(&s, h)) {
             check(&half, &[1]);
         }
     }
@@ -319,10 +318,13 @@ fn blocks_of_keys_that_are_not_seen() {
     }
 }
 
-/// The sample with bf16 in place of every f32 that its op takes so.
-fn in_bf16(s: &Sample) -> Option<Sample> {
+/// Floats of 16 bits.
+const HALVES: [DType; 2] = [DType::BF16, DType::F16];
+
+/// The sample with a float of 16 bits in place of every f32 that its op takes so.
+fn in_half(s: &Sample, dtype: DType) -> Option<Sample> {
     let mut half = s.clone();
-    half.ins.iter_mut().filter(|t| t.dtype == DType::F32).for_each(|t| t.dtype = DType::BF16);
+    half.ins.iter_mut().filter(|t| t.dtype == DType::F32).for_each(|t| t.dtype = dtype);
     let f32s: &[usize] = match &s.op {
         Op::Rope(_) => &[1, 2],
         Op::Attention(k) if k.slopes => &[5],
@@ -330,26 +332,43 @@ fn in_bf16(s: &Sample) -> Option<Sample> {
         Op::AttentionGrad(_) => &[3, 5],
         Op::MergeAttention(_) => &[1, 3],
         // A parameter, its moments and its scalars are f32: only the gradient is not.
-        Op::AdamW(_) => &[0, 2, 3, 4, 5, 6],
-        Op::Sgd(_) => &[0, 2, 3],
+        Op::AdamW(_) => &[0, 2, 3, 4, 5, 6, 7],
+        Op::Sgd(_) => &[0, 2, 3, 4],
         Op::Literal(_) | Op::Fill(_) => return None,
         // Gates are f32.
         Op::Dispatch(_) | Op::Combine(_) => &[2],
         _any => &[],
     };
-    f32s.iter().for_each(|&i| half.ins[i].dtype = DType::F32);
-    half.declared.iter_mut().filter(|t| t.dtype == DType::F32).for_each(|t| t.dtype = DType::BF16);
-    half.ins.iter().any(|t| t.dtype == DType::BF16).then_some(half)
+    for &i in f32s.iter().filter(|&&i| i < s.ins.len()) {
+        half.ins[i].dtype = DType::F32;
+    }
+    half.declared.iter_mut().filter(|t| t.dtype == DType::F32).for_each(|t| t.dtype = dtype);
+    half.ins.iter().any(|t| t.dtype == dtype).then_some(half)
+}
+
+fn samples_in(dtype: DType) {
+    let large = LARGE.iter().map(|text| Sample::parse(text).unwrap());
+    let halves: Vec<Sample> =
+        samples::all().into_iter().chain(large).filter_map(|s| in_half(&s, dtype)).collect();
+    assert!(halves.len() > 70, "only {} samples", halves.len());
+    let splits: usize = halves.iter().map(|s| check(s, &[1, 2, 3])).sum();
+    assert!(splits > 200, "only {splits} splits were tried");
 }
 
 #[test]
 fn samples_in_bf16_match_their_meaning() {
-    let large = LARGE.iter().map(|text| Sample::parse(text).unwrap());
-    let halves: Vec<Sample> =
-        samples::all().into_iter().chain(large).filter_map(|s| in_bf16(&s)).collect();
-    assert!(halves.len() > 70, "only {} samples", halves.len());
-    let splits: usize = halves.iter().map(|s| check(s, &[1, 2, 3])).sum();
-    assert!(splits > 200, "only {splits} splits were tried");
+    samples_in(DType::BF16);
+}
+
+#[test]
+fn samples_in_f16_match_their_meaning() {
+    samples_in(DType::F16);
+}
+
+/// A sample of bf16, and the same of f16.
+fn check_halves(text: &'static str, ways: &[usize]) {
+    check(&Sample::parse(text).unwrap(), ways);
+    check(&Sample::parse(text.replace("bf16", "f16").leak()).unwrap(), ways);
 }
 
 /// Where an op takes operands of both types, the result has that of the first.
@@ -368,13 +387,13 @@ fn element_types_may_be_mixed() {
         "grouped_dot_t bf16[2,2,3,4], i32[2,2,2], f32[4,4,5]",
         "grouped_outer f32[2,2,3,4], i32[2,2,2], bf16[2,2,3,5]",
     ] {
-        check(&Sample::parse(text).unwrap(), &[1, 2]);
+        check_halves(text, &[1, 2]);
     }
 }
 
 /// Products of more than one block along m, n and k, and across each other; rows of several pieces.
 #[test]
-fn products_in_bf16_join_their_blocks() {
+fn products_of_16_bits_join_their_blocks() {
     for text in [
         "dot[mk,kn->mn] bf16[3,1030], bf16[1030,5]",
         "dot[mk,nk->mn] bf16[530,7], bf16[520,7]",
@@ -388,15 +407,6 @@ fn products_in_bf16_join_their_blocks() {
         "combine bf16[2,2,3,1030], i32[2,3,2], f32[2,3,2]",
         "row_dots bf16[2,2,3,1030], i32[2,3,2], bf16[2,3,1030]",
     ] {
-        check(&Sample::parse(text).unwrap(), &[1, 2]);
+        check_halves(text, &[1, 2]);
     }
-}
-
-#[test]
-fn element_types_without_kernels_are_refused() {
-    let s = Sample::parse("cast[f16] f32[3,4]").unwrap();
-    let f = function(&s, &Mesh::default(), None).unwrap();
-    let e = shardc_codegen::lower(&Mesh::default(), &f, &f.nodes[0], &[]).unwrap_err();
-    assert_eq!(e.code, "dtype");
-    assert!(matches!(s.op, Op::Cast(_)) && !e.help.is_empty());
 }

@@ -4,6 +4,7 @@
 
 pub mod mail;
 
+use half::f16;
 use shardc_codegen::lower;
 use shardc_ir::diag::Result;
 use shardc_ir::func::Func;
@@ -21,7 +22,7 @@ use shardc_runtime::transport::Transport;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Memory for so many bytes, all of it NaN, as f32 and as bf16.
+/// Memory for so many bytes, all of it NaN, as f32 and in 16 bits.
 pub fn room(bytes: usize) -> Vec<f32> {
     vec![f32::from_bits(0x7fc1_7fc1); bytes.div_ceil(4)]
 }
@@ -36,7 +37,11 @@ fn set(data: &mut [f32], dtype: DType, i: usize, x: f64) {
             let new = bf16(x) << half | bits & !(0xffff << half);
             data[i / 2] = f32::from_bits(new);
         }
-        DType::F16 => panic!("no kernel has f16"),
+        DType::F16 => {
+            let (bits, half) = (data[i / 2].to_bits(), i % 2 * 16);
+            let x = u32::from(f16::from_f64(x).to_bits());
+            data[i / 2] = f32::from_bits(x << half | bits & !(0xffff << half));
+        }
     }
 }
 
@@ -46,7 +51,7 @@ fn get(data: &[f32], dtype: DType, i: usize) -> f64 {
         DType::I32 => f64::from(data[i].to_bits() as i32),
         DType::F32 => f64::from(data[i]),
         DType::BF16 => f64::from(f32::from_bits(data[i / 2].to_bits() >> (i % 2 * 16) << 16)),
-        DType::F16 => panic!("no kernel has f16"),
+        DType::F16 => f16::from_bits((data[i / 2].to_bits() >> (i % 2 * 16)) as u16).to_f64(),
     }
 }
 
@@ -188,8 +193,8 @@ fn one_rank(
 }
 
 /// Runs a function of one node and compares every rank's piece with the interpreter's, within
-/// 1e-5 of the largest element of all. A kernel sums in f32 what it is given and rounds a bf16 once,
-/// so such a result may be off by half a unit in its last place (2^-8 of it) more.
+/// 1e-5 of the largest element of all. A kernel sums in f32 what it is given and rounds 16 bits once,
+/// so such a result may be off by half a unit in its last place (2^-8 of a bf16, 2^-11 of an f16) more.
 pub fn compare(what: &str, mesh: &Mesh, f: &Func, args: &[Vec<Tensor>]) {
     compare_with(what, mesh, f, args, 1e-5, |in_place| run(mesh, f, args, in_place));
 }
@@ -209,14 +214,19 @@ pub fn compare_with(
     for in_place in [false, true] {
         let got = run(in_place).unwrap_or_else(|e| panic!("{what}: {e}"));
         for (o, (got, want)) in got.iter().zip(&want).enumerate() {
-            let half = f.ty(f.results[o].value).dtype == DType::BF16;
-            let rounding = if half { 2f64.powi(-8) * 1.001 } else { 0.0 };
+            // Of an f16 below 2^-14 half a unit is 2^-25.
+            let (rounding, least) = match f.ty(f.results[o].value).dtype {
+                DType::BF16 => (2f64.powi(-8) * 1.001, 0.0),
+                DType::F16 => (2f64.powi(-11) * 1.001, 2f64.powi(-25)),
+                DType::F32 | DType::I32 => (0.0, 0.0),
+            };
             let finite = want.iter().flat_map(|t| &t.data).filter(|x| x.is_finite());
             let largest = finite.fold(1e-3, |a: f64, b| a.max(b.abs()));
             for (r, (got, want)) in got.iter().zip(want).enumerate() {
                 assert_eq!(got.shape, want.shape, "{what}: result {o} of rank {r}");
                 for (i, (g, w)) in got.data.iter().zip(&want.data).enumerate() {
-                    let close = (g - w).abs() <= part * largest + rounding * w.abs() || g == w;
+                    let close =
+                        (g - w).abs() <= part * largest + (rounding * w.abs()).max(least) || g == w;
                     assert!(close, "{what}: result {o}, rank {r}, element {i}: {g} is not {w}");
                 }
             }

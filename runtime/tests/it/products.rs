@@ -1,6 +1,7 @@
 //! Products and attention of hostile sizes: compared with f64, bitwise equal on any number of
 //! threads, and untouched by what lies between their rows.
 
+use half::f16;
 use shardc_ir::kernel::{
     Attention, AttentionGrad, Elem, Extents, Gemm, Heads, Kernel, Matrix, View,
 };
@@ -24,6 +25,9 @@ impl Memory {
     }
     fn get(&self, i: usize) -> f64 {
         f64::from(match self.elem {
+            Elem::F16 => {
+                return f16::from_bits((self.words[i / 2] >> (i % 2 * 16)) as u16).to_f64();
+            }
             Elem::BF16 => f32::from_bits(self.words[i / 2] >> (i % 2 * 16) << 16),
             Elem::F32 | Elem::I32 => f32::from_bits(self.words[i]),
         })
@@ -31,6 +35,10 @@ impl Memory {
     /// Sets an element to a number; one of bf16 takes the nearest below.
     fn set(&mut self, i: usize, x: f32) {
         match self.elem {
+            Elem::F16 => {
+                let (at, word) = (i % 2 * 16, &mut self.words[i / 2]);
+                *word = *word & !(0xffff << at) | u32::from(f16::from_f32(x).to_bits()) << at;
+            }
             Elem::BF16 => {
                 let (at, word) = (i % 2 * 16, &mut self.words[i / 2]);
                 *word = *word & !(0xffff << at) | x.to_bits() >> 16 << at;
@@ -40,6 +48,15 @@ impl Memory {
     }
     fn at(&mut self) -> *mut f32 {
         self.words.as_mut_ptr().cast()
+    }
+}
+
+/// By which part of it a number may be off that was rounded to such an element.
+fn rounding(elem: Elem) -> f64 {
+    match elem {
+        Elem::BF16 => 2f64.powi(-8),
+        Elem::F16 => 2f64.powi(-11),
+        Elem::F32 | Elem::I32 => 0.0,
     }
 }
 
@@ -118,6 +135,10 @@ fn check([m, n, k]: [usize; 3], d: &mut Draw) {
         [Elem::BF16, Elem::BF16, Elem::F32],
         [Elem::BF16, Elem::F32, Elem::BF16],
         [Elem::F32, Elem::BF16, Elem::F32],
+        [Elem::F16; 3],
+        [Elem::F16, Elem::F16, Elem::F32],
+        [Elem::F16, Elem::F32, Elem::F16],
+        [Elem::F32, Elem::F16, Elem::F32],
     ]);
     let (batch, sum) = (d.one(&[1, 1, 3]), d.one(&[0, 1, 1, 1, 2, 3]));
     let sizes = [[m, k], [k, n], [m, n]];
@@ -189,11 +210,9 @@ fn check([m, n, k]: [usize; 3], d: &mut Draw) {
                     }
                 }
                 // A sum of n terms in f32, in any order: n rounding errors of the sum of their
-                // magnitudes at most (Higham, 2002, section 3.1); and one of the result in bf16.
+                // magnitudes at most (Higham, 2002, section 3.1); and one of a result of 16 bits.
                 let mut bound = (terms + 2) as f64 * 2f64.powi(-24) * size;
-                if elems[2] == Elem::BF16 {
-                    bound += 2f64.powi(-8) * (want.abs() + bound);
-                }
+                bound += rounding(elems[2]) * (want.abs() + bound);
                 let got = results[2].get(to);
                 let close = (got - want).abs() <= bound;
                 assert!(close, "{got} is not {want} in row {r}, column {c} of {gemm:?}");
@@ -236,7 +255,7 @@ fn products_of_hostile_sizes() {
 /// What is not a number stays none, in its row and column only.
 #[test]
 fn products_keep_what_is_no_number() {
-    for elem in [Elem::F32, Elem::BF16] {
+    for elem in [Elem::F32, Elem::BF16, Elem::F16] {
         for m in [1, 5, 40] {
             let [n, k] = [37, 45];
             let of = |operand, row_stride| Matrix {
@@ -374,7 +393,7 @@ fn attention(c: &Case, d: &mut Draw) {
     let memory = run_alike(&Kernel::AttentionGrad(Box::new(backward)), &memory, memory.len() - 1);
     let get = |i: usize, b, row, head, x| memory[i].get(views[i].at(&[b, row, head]) + x);
     let close = |got: f64, want: f64, size: f64, what: &str| {
-        let half = if c.elem == Elem::BF16 { 2f64.powi(-8) * want.abs() } else { 0.0 };
+        let half = rounding(c.elem) * want.abs();
         let near = (got - want).abs() <= 2e-5 * (size + 0.1) + half || got == want;
         assert!(near, "{what}: {got} is not {want}");
     };
@@ -463,7 +482,7 @@ fn attention_of_hostile_positions() {
         (Mask { left: None, right: Some(9), chunk: Some(50) }, None),
     ];
     for (i, (q_pos, k_pos)) in positions.into_iter().enumerate() {
-        for elem in [Elem::F32, Elem::BF16] {
+        for elem in [Elem::F32, Elem::BF16, Elem::F16] {
             for (mask, softcap) in masks {
                 let (batch, repeat) = (1 + i % 2, 1 + (i + 1) % 2);
                 let (q_pos, k_pos) = (q_pos.clone(), k_pos.clone());

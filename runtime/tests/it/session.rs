@@ -152,6 +152,7 @@ fn plan(mesh: &str) -> Plan {
             lr: LrSchedule::Constant { lr: LR },
             seed: 1,
             documents: None,
+            loss_scaling: None,
         },
     }
 }

@@ -10,7 +10,7 @@ macro_rules! pages {
 pub const PAGES: &[(&str, &str)] = pages! {
     "activation" "archive" "archive-version" "arguments" "arity" "attribute" "batch" "batch-not-divisible"
     "batch-shape" "c-compiler" "checkpoint" "cluster" "collective" "config" "config-file" "cross-node"
-    "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored" "dtype"
+    "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"
     "file" "flag" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "import-dims" "import-input"
     "import-loss" "import-op" "index" "kv-heads-against-tp" "label-range" "launcher" "layers" "mask-rule"

@@ -68,6 +68,9 @@ impl Metrics {
         if !s.losses.is_empty() {
             line["losses"] = json!(s.losses);
         }
+        if let Some(scale) = r.loss_scale {
+            (line["loss_scale"], line["skipped"]) = (scale.into(), r.skipped.into());
+        }
         self.line(&line);
     }
 

@@ -59,14 +59,16 @@ impl Leader<'_> {
             let observe = step == first_step && self.how.dump.is_some();
             let work = self.work();
             let batch = StepBatch { columns, observe };
-            let r = self.session.step(&batch, self.run.lr.at(step), step)?;
+            // A step that changes nothing is none of the schedule of the learning rate.
+            let lr = self.run.lr.at(step - self.session.scale().skipped);
+            let r = self.session.step(&batch, lr, step)?;
             if let Some(t) = &mut self.trace {
                 t.add(&self.stored.plan, step, &r.timings);
             }
             let took = since.elapsed();
             show_step(&mut out, &bar, step, &r, took, work, self.as_json)?;
             if let Some(m) = &mut self.metrics {
-                let lr = (s.mode == Mode::Train).then(|| self.run.lr.at(step));
+                let lr = (s.mode == Mode::Train).then_some(lr);
                 m.step(Step { number: step, lr, took, work, losses: losses(&r) }, &r);
             }
             if step == first_step {
@@ -184,6 +186,9 @@ fn show_step(
         if !parts.is_empty() {
             line["losses"] = parts.into_iter().collect();
         }
+        if let Some(scale) = r.loss_scale {
+            (line["loss_scale"], line["skipped"]) = (scale.into(), r.skipped.into());
+        }
         return out.line(line);
     }
     let rate = work as f64 / took.as_secs_f64();
@@ -195,7 +200,14 @@ fn show_step(
         }
         None => "forward".into(),
     };
-    let line = format!("step {step:>5}  {found}  {rate:.0} {unit}  {ms:.0} ms");
+    let scaled = match (r.loss_scale, r.skipped) {
+        (None, _) => String::new(),
+        (Some(x), false) => format!("  loss scale {}", f64::from(x)),
+        (Some(x), true) => {
+            format!("  loss scale {}: skipped, gradients overflow", f64::from(x))
+        }
+    };
+    let line = format!("step {step:>5}  {found}{scaled}  {rate:.0} {unit}  {ms:.0} ms");
     bar.set_message(format!("loss {}  {rate:.0} {unit}", number(r.loss)));
     bar.inc(1);
     bar.suspend(|| out.line(line))

@@ -7,6 +7,7 @@ use crate::proof::Outcome;
 use crate::report::Experts;
 use serde_json::{Value as Json, json};
 use shardc_ir::group::begins_call;
+use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Sends;
 use shardc_ir::plan::{Call, Dropout, Instr, Mode, Plan, RankClass};
@@ -115,6 +116,11 @@ pub fn settings(s: &Stored) -> Json {
             ["weight decay", of_training(o.weight_decay.to_string())],
             ["decays", of_training(match o.decay { Decay::All => "all".into(), Decay::Matrices => "matrices".into() })],
             ["clip", of_training(o.clip.map_or(none(), |c| c.to_string()))],
+            ["scale of the loss", match s.plan.settings.loss_scaling {
+                None => none(),
+                Some(LossScaling::Constant { scale }) => scale.to_string(),
+                Some(LossScaling::Dynamic { initial, .. }) => format!("from {} on, adapts", f64::from(initial)),
+            }],
             ["frozen", of_training(if o.freeze.is_empty() { none() } else { o.freeze.join(", ") })],
             ["other layouts", if o.shard.is_empty() { none() } else { format!("{} by --shard", o.shard.len()) }],
         ]},

@@ -120,6 +120,13 @@ fn planted() -> Vec<(&'static str, Options)> {
         ("mixtral", experts.clone()),
         ("deepseek_v3", experts),
         ("llama_deep", named("zb-v", zero(1, options(&[("pp", 2), ("dp_shard", 2)], false, 1)))),
+        (
+            "llama_bias_tied",
+            Options {
+                dtype: DType::F16,
+                ..zero(2, options(&[("pp", 2), ("dp_shard", 2)], false, 1))
+            },
+        ),
     ]
 }
 
@@ -316,6 +323,10 @@ const CLASSES: &[(&str, Change)] = &[
             n.ins.swap(4, 5);
             true
         }
+        _other => false,
+    }),
+    ("a step that overflows is done all the same", |_, n| match &n.op {
+        Op::AdamW(_) if n.ins.len() == 8 => n.ins.pop().is_some(),
         _other => false,
     }),
     ("an accumulator that begins at 1", |_, n| match &mut n.op {

@@ -1,5 +1,6 @@
 //! Ops as kernels of one rank, in padded memory full of NaN, and what the op means.
 
+use half::f16;
 use shardc_codegen::lower;
 use shardc_ir::builder::Builder;
 use shardc_ir::func::{Func, Name, Node, Port, Scope};
@@ -155,7 +156,7 @@ fn set(bytes: &mut [u8], dtype: DType, i: usize, x: f64) {
         DType::I32 => bytes[4 * i..][..4].copy_from_slice(&(x as i32).to_le_bytes()),
         DType::F32 => bytes[4 * i..][..4].copy_from_slice(&(x as f32).to_le_bytes()),
         DType::BF16 => bytes[2 * i..][..2].copy_from_slice(&(x as f32).to_le_bytes()[2..]),
-        DType::F16 => panic!("no kernel has f16"),
+        DType::F16 => bytes[2 * i..][..2].copy_from_slice(&f16::from_f64(x).to_le_bytes()),
     }
 }
 
@@ -165,6 +166,6 @@ fn get(bytes: &[u8], dtype: DType, i: usize) -> f64 {
         DType::I32 => f64::from(i32::from_le_bytes(word(4 * i))),
         DType::F32 => f64::from(f32::from_le_bytes(word(4 * i))),
         DType::BF16 => f64::from(f32::from_le_bytes([0, 0, bytes[2 * i], bytes[2 * i + 1]])),
-        DType::F16 => panic!("no kernel has f16"),
+        DType::F16 => f16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f64(),
     }
 }

@@ -124,7 +124,7 @@ fn image(l: &Launch, memory: &[Vec<u8>], status: &[u8], scratch: &[u8]) -> Vec<u
 /// The program of a text; made once, and kept for the next run of the tests.
 fn build(source: &Source, sanitize: bool) -> PathBuf {
     let here = standin::sources();
-    let ours = ["emulate.h", "emulate.cpp", "run.cpp"];
+    let ours = ["emulate.h", "emulate.cpp", "run.cpp", "half.h"];
     let ours = ours.map(|f| std::fs::read_to_string(here.join(f)).unwrap());
     let mut hash = DefaultHasher::new();
     (&source.text, &HEADERS, &ours, sanitize).hash(&mut hash);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Runs cases: the first in all these modes, the others, whose memory has more padding, with threads
 /// in either order by turns. Tolerances are parts of the largest element: a bf16 has half a unit in
-/// the last place of 2^-8, and products of rounded weights a few of them.
+/// the last place of 2^-8, an f16 of 2^-11, and products of rounded weights a few of them.
 fn run(text: &str, cases: &[Case], modes: &[Mode]) {
     run_as(text, cases, (modes, "sm_80"), |l, _| l);
 }
@@ -28,7 +28,11 @@ fn run_as(
         skip(Tool::Cpp, &format!("{text} would have been run on the CPU"));
         return;
     }
-    let tolerance = if text.contains("bf16") { 3.0 / 256.0 } else { 2e-5 };
+    let tolerance = match (text.contains("bf16"), text.contains("f16")) {
+        (true, _) => 3.0 / 256.0,
+        (false, true) => 3.0 / 2048.0,
+        (false, false) => 2e-5,
+    };
     for (i, case) in cases.iter().enumerate() {
         let launches = launches(&case.kernel, &Limits::of(arch)).expect("a written kernel");
         let launches: Vec<Launch> = launches.into_iter().map(|l| change(l, i == 0)).collect();
@@ -456,4 +460,43 @@ KERNEL void __launch_bounds__(32) leaves(const Params p) {
         let numbers = memory[0].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
         assert!(numbers.into_iter().all(f32::is_nan), "{mode:?}");
     }
+}
+
+/// Every file whose kernels take floats of 16 bits, of f16.
+#[test]
+fn kernels_in_f16() {
+    let sizes = "f16[1,70,4,64], f16[1,70,2,64], f16[1,70,2,64]";
+    let causal = "mask=causal; softcap=1.5";
+    let attention = format!("attention[0.1; {causal}] {sizes}, i32[70], i32[70]");
+    let grad = format!(
+        "attention_grad[0.1; {causal}] {sizes}, f32[1,70,4], f16[1,70,4,64], f32[1,70,4], i32[70], i32[70]"
+    );
+    for text in [
+        "attention[0.3; mask=causal] f16[1,67,2,7], f16[1,67,2,7], f16[1,67,2,9], i32[67], i32[67]",
+        "attention_grad[0.1; mask=-19..0] f16[1,40,1,80], f16[1,40,1,80], f16[1,40,1,80], \
+         f32[1,40,1], f16[1,40,1,80], f32[1,40,1], i32[40], i32[40]",
+        "dot[mk,kn->mn] f16[7,9], f32[9,5]",
+        "dot[mk,kn->mn] f16[33,67], f16[67,35]",
+        "transpose[abc->acb] f16[5,7,9]",
+        "concat[d=104] f16[3,7,32], f16[3,7,72]",
+        "cumsum[1; reverse=true] f16[3,133]",
+        "take[vh,bs->bsh] f16[7,64], i32[3,5]",
+        "put[bsh,bs->vh; v=7] f16[30,25,40], i32[30,25]",
+        "rope f16[2,5,3,64], f32[5,32], f32[5,32]",
+        "top_k[ets->kts; k=3] f16[9,4,5]",
+        "dispatch[g=2,c=33] f16[3,33,72], i32[3,33,2], f32[3,33,2]",
+        "combine f16[2,3,33,72], i32[3,33,2], f32[3,33,2]",
+        "grouped_dot_t f16[2,2,150,40], i32[2,3,2], f16[6,40,136]",
+    ] {
+        check(text);
+    }
+    check_pieces("dot[mk,kn->mn] f16[130,72], f16[72,136]");
+    check(&attention);
+    check(&grad);
+    check_groups(&attention);
+    check_groups(&grad);
+    check_pieces_with_groups("dot[mk,kn->mn] f16[130,72], f16[72,136]");
+    check_groups("dot[km,kn->nm] f16[140,72], f16[140,136]");
+    check_groups("grouped_dot f16[2,2,150,40], i32[2,3,2], f16[6,136,40]");
+    check_groups("grouped_outer f16[2,2,150,40], i32[2,3,2], f16[2,2,150,136]");
 }

@@ -71,7 +71,7 @@ impl Writer<'_> {
     /// Adds a chunk's part of a sum to those before it: in f32, so that a sum of 16 bits is rounded once.
     fn add(&mut self, sum: &mut Vec<Value>, o: Value, last: bool) {
         let (dtype, mut own) = (self.f.ty(o).dtype, self.known[&o]);
-        let short = matches!(dtype, DType::BF16 | DType::F16);
+        let short = dtype.is_half();
         if short {
             own = self.push(Cast { to: DType::F32 }.into(), &[own], o, None);
         }

@@ -20,6 +20,7 @@ fn numbers(at: u64, count: usize, elem: Elem) -> Data {
     let kind = match elem {
         Elem::F32 => DataType::F32,
         Elem::BF16 => DataType::BF16,
+        Elem::F16 => DataType::F16,
         Elem::I32 => DataType::I32,
     };
     Data { at, count, kind }

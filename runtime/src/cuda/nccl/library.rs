@@ -25,6 +25,7 @@ pub struct Id(pub [u8; 128]);
 pub(super) enum DataType {
     Byte = 1,
     I32 = 2,
+    F16 = 6,
     F32 = 7,
     BF16 = 9,
 }

@@ -2,7 +2,7 @@
 //! reads its operands in order. A step is one word per row or column: an f32, or a pair of bf16.
 //! What a panel has too many is 0, and so is the second half of the last pair of an odd k.
 
-use crate::math::from_bf16;
+use crate::math::{from_bf16, from_f16};
 use crate::product::Stored;
 use crate::product::kernels::Word;
 use shardc_ir::kernel::Elem;
@@ -91,6 +91,7 @@ unsafe fn words(x: Stored, left: usize, word: Word) -> __m512i {
                 _mm512_maskz_loadu_epi16(mask, x.at.cast())
             }
             (Word::F32, Elem::BF16) => widened(x.at.cast(), few(left)),
+            (Word::F32, Elem::F16) => widened_f16(x.at.cast(), few(left)),
             (Word::F32, _) => _mm512_maskz_loadu_epi32(few(left), x.at.cast()),
         }
     }
@@ -109,6 +110,15 @@ unsafe fn widened(at: *const i16, mask: u16) -> __m512i {
     // SAFETY: by the caller.
     let half = unsafe { _mm256_maskz_loadu_epi16(mask, at) };
     _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half))
+}
+
+/// # Safety
+/// As for [`widened`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn widened_f16(at: *const i16, mask: u16) -> __m512i {
+    // SAFETY: by the caller.
+    _mm512_castps_si512(_mm512_cvtph_ps(unsafe { _mm256_maskz_loadu_epi16(mask, at) }))
 }
 
 /// Transposes 16 rows of 16 words.
@@ -172,6 +182,7 @@ unsafe fn along<const W: usize>(x: Stored, rows: usize, k: usize, word: Word, to
                             _mm512_or_si512(low, widened(next, second))
                         }
                         (Word::F32, Elem::BF16) => widened(x.at.cast(), mask),
+                        (Word::F32, Elem::F16) => widened_f16(x.at.cast(), mask),
                         (Word::F32, _) => _mm512_maskz_loadu_epi32(mask, x.at.cast()),
                     };
                     let to = to.add((panel * steps + step) * W + first);
@@ -201,6 +212,7 @@ unsafe fn one_by_one<const W: usize>(x: Stored, rows: usize, k: usize, word: Wor
                     bits(i, 2 * step) | second << 16
                 }
                 (Word::F32, Elem::BF16) => from_bf16(bits(i, step) as u16).to_bits(),
+                (Word::F32, Elem::F16) => from_f16(bits(i, step) as u16).to_bits(),
                 // SAFETY: by the caller.
                 (Word::F32, _) => unsafe { *x.from(i, step).at.cast::<u32>() },
             };

@@ -2,7 +2,7 @@
 //! processors with AVX-512. Every element is summed in the order of k wherever in a tile it is, so
 //! that how a result is cut into tiles does not change a bit.
 
-use crate::math::{from_bf16, to_bf16};
+use crate::math::{from_half, to_half};
 use crate::product::Stored;
 use crate::product::kernels::{MakeTile, Tile};
 use shardc_ir::kernel::Elem;
@@ -128,6 +128,7 @@ unsafe fn put(to: Stored, mask: u16, x: __m512) {
             Elem::BF16 => {
                 _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtepi32_epi16(rounded(x)));
             }
+            Elem::F16 => _mm256_mask_storeu_epi16(to.at.cast(), mask, _mm512_cvtps_ph::<0>(x)),
             Elem::F32 | Elem::I32 => _mm512_mask_storeu_ps(to.at, mask, x),
         }
     }
@@ -169,12 +170,13 @@ unsafe fn load(x: Stored, n: usize) -> __m512 {
                 let half = _mm256_maskz_loadu_epi16(mask, x.at.cast());
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
             }
+            (Elem::F16, 1) => _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, x.at.cast())),
             (_, 1) => _mm512_maskz_loadu_ps(mask, x.at),
             _apart => {
                 let mut all = [0.0; 16];
                 for (i, y) in all[..n].iter_mut().enumerate() {
                     let at = x.from(0, i).at;
-                    *y = if x.elem == Elem::BF16 { from_bf16(*at.cast::<u16>()) } else { *at };
+                    *y = x.elem.half().map_or_else(|| *at, |h| from_half(h, *at.cast::<u16>()));
                 }
                 _mm512_loadu_ps(all.as_ptr())
             }
@@ -197,15 +199,15 @@ unsafe fn store(to: Stored, n: usize, x: __m512) {
         _mm512_storeu_ps(all.as_mut_ptr(), x);
         for (i, &y) in all[..n].iter().enumerate() {
             let at = to.from(0, i).at;
-            match to.elem {
-                Elem::BF16 => *at.cast::<u16>() = to_bf16(y),
-                Elem::F32 | Elem::I32 => *at = y,
+            match to.elem.half() {
+                Some(half) => *at.cast::<u16>() = to_half(half, y),
+                None => *at = y,
             }
         }
     }
 }
 
-/// The nearest bf16 in the low halves: [`to_bf16`] of 16 numbers.
+/// The nearest bf16 in the low halves: as [`to_half`] of 16 numbers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn rounded(x: __m512) -> __m512i {

@@ -4,6 +4,7 @@ use crate::kernel::QUERIES;
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::hardware::Hardware;
+use shardc_ir::names::nearest;
 use shardc_ir::types::DType;
 use std::collections::BTreeMap;
 
@@ -179,6 +180,13 @@ const FILES: [&str; 15] = [
     include_str!("../hardware/v100-32.toml"),
 ];
 
+/// The names that begin with a word, else those that are near.
+fn meant<'a>(word: &str, names: &'a [String]) -> Vec<&'a str> {
+    let all = || names.iter().map(String::as_str);
+    let begin: Vec<&str> = all().filter(|n| word.len() > 1 && n.starts_with(word)).collect();
+    if begin.is_empty() { nearest(word, all(), 3) } else { begin }
+}
+
 impl Device {
     /// The machines that come with the compiler, by name.
     ///
@@ -198,9 +206,13 @@ impl Device {
         let names: Vec<String> = all.iter().map(|d| d.name.clone()).collect();
         all.into_iter().find(|d| d.name == name).ok_or_else(|| {
             let short: String = name.chars().take(40).collect();
-            Diag::new("device", format!("there is no machine `{short}`"))
-                .rule("a machine has a name, or is a TOML file")
-                .help(format!("one of {}", names.join(", ")))
+            let d = Diag::new("device", format!("there is no machine `{short}`"))
+                .rule("a machine has a name, or is a TOML file");
+            let d = match meant(&short.to_lowercase(), &names)[..] {
+                [] => d,
+                ref near => d.help(format!("did you mean {}?", near.join(" or "))),
+            };
+            d.help(format!("one of {}", names.join(", ")))
         })
     }
 
@@ -391,5 +403,14 @@ mod tests {
         assert_eq!(hw.link_of("tp"), d.link_speed());
         assert_eq!(hw.link_of("dp"), d.nic_speed());
         assert!(Device::named("v100-32").expect("known").peak(Precision::Fp8).is_err());
+    }
+
+    #[test]
+    fn a_machine_that_is_meant_is_named() {
+        let help = |name: &str| Device::named(name).expect_err("no machine").help[0].clone();
+        assert_eq!(help("H100"), "did you mean h100-96-500w or h100-sxm?");
+        assert_eq!(help("h100-smx"), "did you mean h100-sxm?");
+        assert_eq!(help("mi300"), "did you mean mi300x?");
+        assert!(help("abacus").starts_with("one of a100-40, "));
     }
 }

@@ -12,6 +12,7 @@ use shardc_cost::device::Device;
 use shardc_cost::plan::price;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::{MemoryClass, Plan};
+use shardc_ir::text::{Repeat, print_with};
 use shardc_passes::options::Options;
 use std::collections::{BTreeMap, BTreeSet};
 use toml::{Table, Value};
@@ -125,6 +126,18 @@ pub struct Change {
     pub refused_without: Option<String>,
 }
 
+/// The first line of a function that is not the same in both plans, of one that has such.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Line {
+    /// `model` or `programs`: the text.
+    pub of: &'static str,
+    /// None before the first function.
+    pub function: Option<String>,
+    /// None if the text has no such line.
+    pub before: Option<String>,
+    pub after: Option<String>,
+}
+
 /// Two plans, compared.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Comparison {
@@ -134,10 +147,55 @@ pub struct Comparison {
     /// Why causes are not known, if they are not.
     pub no_causes: Option<String>,
     pub rows: Vec<Row>,
+    /// Where the texts differ, if there are no rows.
+    pub texts: Vec<Line>,
+}
+
+impl Comparison {
+    /// With the texts' lines, if nothing else that is compared differs.
+    fn with_texts(self, a: &Stored, b: &Stored) -> Comparison {
+        if self.same || !self.rows.is_empty() {
+            return self;
+        }
+        let [first, second] = [a, b].map(|s| print_with(&s.plan.module, Repeat::Unroll));
+        let mut texts = lines("model", &a.source, &b.source);
+        texts.extend(lines("programs", &first, &second));
+        Comparison { texts, ..self }
+    }
+}
+
+/// Functions of a text by their names, and what is before them.
+fn functions(text: &str) -> Vec<(Option<&str>, Vec<&str>)> {
+    let mut out = vec![(None, vec![])];
+    for line in text.lines() {
+        if let Some(head) = line.strip_prefix("func ") {
+            out.push((head.split(['(', ' ']).next(), vec![]));
+        }
+        out.last_mut().expect("there is the first").1.push(line.trim());
+    }
+    out
+}
+
+/// The first line that differs of every function that has one.
+fn lines(of: &'static str, before: &str, after: &str) -> Vec<Line> {
+    let (first, second) = (functions(before), functions(after));
+    let of_first: BTreeSet<_> = first.iter().map(|(name, _)| *name).collect();
+    let added = second.iter().filter(|(name, _)| !of_first.contains(name));
+    let names = first.iter().chain(added).map(|(name, _)| *name);
+    names
+        .filter_map(|name| {
+            let [a, b] = [&first, &second].map(|all| {
+                all.iter().find(|(other, _)| *other == name).map_or(&[][..], |(_, lines)| lines)
+            });
+            let i = (0..a.len().max(b.len())).find(|&i| a.get(i) != b.get(i))?;
+            let line = |all: &[&str]| all.get(i).map(|l| l.to_string());
+            Some(Line { of, function: name.map(str::to_string), before: line(a), after: line(b) })
+        })
+        .collect()
 }
 
 /// The name of the model among options.
-const MODEL: &str = "model";
+pub const MODEL: &str = "model";
 
 /// Compares two plans; prices are among it if a machine is given.
 ///
@@ -162,7 +220,8 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
         })
         .collect();
     let same = a.hash() == b.hash();
-    let mut out = Comparison { same, options: changed, no_causes: None, rows: vec![] };
+    let mut out =
+        Comparison { same, options: changed, no_causes: None, rows: vec![], texts: vec![] };
     let again = [(a, &first), (b, &second)].into_iter().find_map(|(s, own)| {
         match variant(s, &s.options).and_then(|p| digest(&p, &s.options, device)) {
             Ok(d) if d == *own => None,
@@ -171,7 +230,7 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
         }
     });
     if again.is_some() {
-        return Ok(Comparison { no_causes: again, rows, ..out });
+        return Ok(Comparison { no_causes: again, rows, ..out }.with_texts(a, b));
     }
     for change in out.options.iter_mut().filter(|c| !c.bound) {
         match made(a, b, change, device) {
@@ -204,7 +263,7 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
         }
     }
     out.rows = rows;
-    Ok(out)
+    Ok(out.with_texts(a, b))
 }
 
 /// The plan of `a` with one option of `b`.

@@ -3,7 +3,7 @@
 use super::inspect::trimmed;
 use super::price::time;
 use super::show;
-use crate::compare::{Amount, Cause, Change, Comparison, How, Row, What, compare};
+use crate::compare::{Amount, Cause, Change, Comparison, How, Line, MODEL, Row, What, compare};
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::bytes;
@@ -11,6 +11,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
 use shardc_ir::diag::Result;
+use shardc_passes::options::ShardRule;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use toml::Value;
@@ -63,8 +64,7 @@ fn title(w: &What) -> &'static str {
 fn human(c: &Comparison) -> String {
     let mut out = options(&c.options);
     if c.rows.is_empty() {
-        let same = "the plans are the same\n";
-        return out + if c.same { same } else { "nothing that is compared differs\n" };
+        return out + &texts(c);
     }
     for title in TITLES {
         let own: Vec<&Row> = c.rows.iter().filter(|r| self::title(&r.what) == title).collect();
@@ -78,6 +78,34 @@ fn human(c: &Comparison) -> String {
     } else if c.rows.iter().any(|r| r.causes.is_empty()) && !c.options.is_empty() {
         out +=
             "\n-: neither one option of the second plan makes this, nor is it gone without one\n";
+    }
+    out
+}
+
+/// Functions whose lines are shown.
+const MOST: usize = 3;
+
+/// What is said where no amount differs: the texts' first lines that do.
+fn texts(c: &Comparison) -> String {
+    if c.same {
+        return "the plans are the same\n".into();
+    }
+    if c.texts.is_empty() {
+        return "nothing that is compared differs\n".into();
+    }
+    let mut out = String::from(
+        "\nmemory, exchanges and numbers of ops are the same; the texts differ, of a function first in\n",
+    );
+    for of in ["model", "programs"] {
+        let own: Vec<&Line> = c.texts.iter().filter(|l| l.of == of).collect();
+        for l in own.iter().take(MOST) {
+            let line = |l: &Option<String>| l.clone().unwrap_or_else(|| "(no line)".into());
+            let function = l.function.as_ref().map_or(String::new(), |f| format!(" {f}"));
+            out += &format!("{of}{function}\n  - {}\n  + {}\n", line(&l.before), line(&l.after));
+        }
+        if own.len() > MOST {
+            out += &format!("{of}: and in {} more\n", own.len() - MOST);
+        }
     }
     out
 }
@@ -103,6 +131,9 @@ fn options(all: &[Change]) -> String {
 
 /// What an option was and is; of several numbers those that differ.
 fn values(c: &Change) -> String {
+    if c.option == MODEL && c.before == c.after {
+        return "its text or its config.json differs".into();
+    }
     let (before, after) = (c.before.as_ref(), c.after.as_ref());
     let (mut first, mut second) = (BTreeMap::new(), BTreeMap::new());
     let several = [(before, &mut first), (after, &mut second)].map(|(v, to)| match v {
@@ -148,7 +179,7 @@ fn speed(name: &str, x: f64) -> String {
     }
 }
 
-/// A value of options.toml; axes as `--mesh` has them.
+/// A value of options.toml; axes and shardings as their flags have them.
 fn value(v: Option<&Value>) -> String {
     let axis = |v: &Value| match v.as_array().map(Vec::as_slice) {
         Some([Value::String(name), Value::Integer(n)]) => Some(format!("{name}={n}")),
@@ -159,8 +190,19 @@ fn value(v: Option<&Value>) -> String {
         Some(Value::Array(all)) if !all.is_empty() && all.iter().all(|v| axis(v).is_some()) => {
             all.iter().filter_map(axis).collect::<Vec<_>>().join(",")
         }
+        Some(Value::Array(all)) if all.is_empty() => "none".into(),
+        Some(Value::Array(all)) => {
+            let flag = |v: &Value| v.clone().try_into().map_or(v.to_string(), |r| shard_flag(&r));
+            all.iter().map(flag).collect::<Vec<_>>().join(" ")
+        }
         Some(v) => v.to_string(),
     }
+}
+
+/// A sharding as the command line has it.
+fn shard_flag(r: &ShardRule) -> String {
+    let priority = if r.priority == 0 { String::new() } else { format!("@p{}", r.priority) };
+    format!("--shard '{}={}{priority}'", r.glob, r.dims.join(","))
 }
 
 /// Rows of a table; those of neighbouring layers, and of neighbouring stages, that are alike are one.

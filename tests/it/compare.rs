@@ -186,3 +186,43 @@ fn plans_of_texts_experts_and_pipelines_are_compared() {
     lab.refuses(&["diff", "d.plan", "m.ir"], 2, "plan");
     lab.refuses(&["diff", "d.plan", "e.plan", "--device", "abacus"], 2, "device");
 }
+
+/// Of plans that differ in nothing but a number of a text, the lines that have it are shown.
+#[test]
+fn lines_of_texts_are_shown_where_nothing_else_differs() {
+    let lab = Lab::new("diff-texts");
+    let toy = std::fs::read_to_string(format!("{FIXTURES}/../../examples/toy.ir")).expect("toy.ir");
+    assert_eq!(toy.matches("scale[0.025]").count(), 1, "{toy}");
+    lab.write("a.ir", &toy);
+    lab.write("b.ir", toy.replace("scale[0.025]", "scale[0.03]"));
+    for name in ["a", "b"] {
+        let (model, plan) = (format!("{name}.ir"), format!("{name}.plan"));
+        lab.ok(&["compile", &model, "--mesh", "dp=2", "-o", &plan]);
+    }
+    let out = lab.ok(&["diff", "a.plan", "b.plan"]);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    for line in [
+        "its text or its config.json differs",
+        "programs @forward",
+        "scale[0.025] ",
+        "scale[0.03] ",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+    let out = lab.ok(&["diff", "a.plan", "b.plan", "--format", "json"]);
+    let out: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!((&out["same"], out["rows"].as_array().map(Vec::len)), (&false.into(), Some(0)));
+    let texts = out["texts"].as_array().expect("lines");
+    for (of, function) in [("model", "@model"), ("programs", "@forward")] {
+        let l = texts.iter().find(|l| l["of"] == of && l["function"] == function).expect(function);
+        let [before, after] = ["before", "after"].map(|k| l[k].as_str().expect("a line"));
+        assert!(before.contains("scale[0.025]"), "{l}");
+        assert_eq!(before.replace("0.025", "0.03"), after);
+    }
+    lab.ok(&["compile", "a.ir", "--mesh", "tp=2", "-o", "c.plan"]);
+    let sharded = ["--mesh", "tp=2", "--shard", "net1.weight=tp,-@p2", "-o", "d.plan"];
+    lab.ok(&[&["compile", "a.ir"][..], &sharded].concat());
+    let out = lab.ok(&["diff", "c.plan", "d.plan"]);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(said.contains("none -> --shard 'net1.weight=tp,-@p2'"), "{said}");
+}

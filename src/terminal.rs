@@ -69,11 +69,11 @@ pub fn say_error(text: impl Display) {
     say(text.to_string(), |text| json!({ "level": "error", "code": code(text), "message": text }));
 }
 
-/// A diagnostic as JSON, with the text that people read.
-fn object(level: &str, d: &Diag, rendered: &str) -> Json {
+/// A diagnostic as JSON, with the text that people read and the status that it ends the command with.
+fn object(level: &str, d: &Diag, exit: i32, rendered: &str) -> Json {
     json!({
         "level": level, "code": d.code, "message": d.message, "place": d.place, "rule": d.rule,
-        "why": d.why, "help": d.help, "exit": d.exit as i32, "rendered": rendered,
+        "why": d.why, "help": d.help, "exit": exit, "rendered": rendered,
     })
 }
 
@@ -81,7 +81,7 @@ fn object(level: &str, d: &Diag, rendered: &str) -> Json {
 pub fn warn(all: &[Diag]) {
     for w in all {
         let text = w.render().replacen("error[", "warning[", 1);
-        say(text, |text| object("warning", w, text));
+        say(text, |text| object("warning", w, 0, text));
     }
 }
 
@@ -89,7 +89,7 @@ pub fn warn(all: &[Diag]) {
 pub fn fail(d: &Diag) -> i32 {
     // Whoever reads no more wants to hear no more.
     if d.exit != Exit::ReaderGone {
-        say(d.render(), |text| object("error", d, text));
+        say(d.render(), |text| object("error", d, d.exit as i32, text));
     }
     d.exit as i32
 }

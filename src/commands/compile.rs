@@ -35,7 +35,7 @@ pub fn compile(
         crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o))
     })?;
     if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {
-        done.prove(how)?;
+        done.prove(how).map_err(|d| passes.said(d))?;
     }
     out.map_or(Ok(()), |dir| done.write(dir))?;
     if let Some(dir) = out.filter(|_| !archs.is_empty()) {
@@ -48,7 +48,11 @@ pub fn compile(
     warn(&flags.without_effect(&o, &done.sharded.funcs[0], done.stored.facts.as_ref()));
     done.notes.iter().chain(&flags.unasked(&o)).for_each(note);
     if json {
-        show(serde_json::to_string(&done.report).expect("a report is plain data") + "\n");
+        let mut report = serde_json::to_value(&done.report).expect("a report is plain data");
+        if let Some(text) = dump {
+            report["program"] = text.into();
+        }
+        show(format!("{report}\n"));
     } else if let Some(text) = dump {
         show(text);
     } else {

@@ -16,6 +16,7 @@ pub use ranks::{coordinates, group_text};
 pub use summary::{layers as layers_of, order, trimmed};
 pub use timeline::{measured, read as read_trace, title, unit};
 
+use super::compile::count;
 use crate::plan_dir::Stored;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
@@ -76,11 +77,14 @@ pub struct Inspect {
 pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
     let classes = s.plan.classes.len();
     if let Some(c) = what.class.filter(|&c| c >= classes) {
-        let n =
-            if classes == 1 { "1 rank class".into() } else { format!("{classes} rank classes") };
+        let n = count(classes, "rank class", "rank classes");
+        let known = match classes {
+            1 => "use --class 0: all ranks run the same programs".to_string(),
+            n => format!("use --class 0 to --class {}", n - 1),
+        };
         return Err(Diag::new("unknown-class", format!("the plan has {n}, not {}", c + 1))
             .at(format!("--class {c}"))
-            .help(format!("use --class 0 to --class {}", classes - 1)));
+            .help(known));
     }
     if what.summary {
         return Ok(summary::summary(s, what.class, json));
@@ -137,7 +141,11 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         local::annotate(m);
     }
     let mesh = m.mesh.clone();
-    let mut program = source.as_ref().map_or_else(|| text::print(&of_pass), text::print_source);
+    let mut program = match (&source, &what.phase) {
+        (Some(s), _) => text::print_source(s),
+        (None, Some(_)) => text::print_between(&of_pass),
+        (None, None) => text::print(&of_pass),
+    };
     if what.local {
         program = local::arguments(&mesh, &program);
     }

@@ -220,7 +220,7 @@ fn command(cli: Cli) -> Result<i32> {
         Command::Doctor => doctor::doctor(json),
         Command::Import(how) => import::import(&how),
         Command::Opt { program, pass, output, flags } => {
-            passes::opt(&program, &pass, &flags, output.as_deref())
+            passes::opt(&program, &pass, &flags, output.as_deref(), json)
         }
         Command::Inspect { plan, what } => {
             show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);

@@ -3,6 +3,7 @@
 use super::show;
 use crate::flags::Flags;
 use clap::Args;
+use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, FileFormat};
 use shardc_ir::func::Module;
@@ -43,6 +44,19 @@ const PROGRAM: FileFormat = FileFormat {
 };
 
 impl Watched {
+    /// What a proof says of a program that somebody may have changed: a difference is then none of ours.
+    pub fn said(&self, mut d: Diag) -> Diag {
+        if let Some([pass, file]) = self.from.as_deref().filter(|_| d.code == "refuted") {
+            d.help = vec![
+                format!(
+                    "with --from {pass}, the program of {file} computes something else than the model here"
+                ),
+                "take back what was changed of it; or --prove no, which writes it as it is".into(),
+            ];
+        }
+        d
+    }
+
     /// Compiles with these wishes: what `done` gives, and the program that is to be printed.
     ///
     /// # Errors
@@ -159,7 +173,10 @@ fn read(path: &Path) -> Result<Source> {
         return Err(placed(
             Diag::new("phase", "the text does not say of which phase its program is")
                 .rule("a program between two passes says its phase")
-                .help("write `phase ranked`, or another of docs/passes.md, behind the line of the mesh"),
+                .help(format!(
+                    "write `phase {}`, or another of docs/passes.md, behind the line of the mesh",
+                    likely(&source.module)
+                )),
         ));
     }
     let m = &source.module;
@@ -177,6 +194,15 @@ fn read(path: &Path) -> Result<Source> {
     Ok(source)
 }
 
+/// The phase that a text most probably has which does not say it.
+fn likely(m: &Module) -> Phase {
+    match m.funcs.len() {
+        _ if !m.params.is_empty() && m.phase == Phase::Source => Phase::Ranked,
+        0 | 1 => m.phase,
+        _several => Phase::Step,
+    }
+}
+
 fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
     let pass = find(pass, "--from")?;
     if place(pass.name) < place("propagate") {
@@ -188,11 +214,11 @@ fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
     Ok((pass, read(path)?.module))
 }
 
-/// Runs a pass on the program of a text, and prints or writes what it leaves.
+/// Runs a pass on the program of a text, and prints what it leaves, or writes it to `out`.
 ///
 /// # Errors
 /// `unknown-pass`, `phase`, those of the text, and `pass` if the pass cannot do with this program.
-pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>) -> Result<i32> {
+pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>, json: bool) -> Result<i32> {
     let pass = find(name, "--pass")?;
     let source = read(path)?;
     let o = flags.options_of(&source.module)?;
@@ -201,6 +227,10 @@ pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>) -> Result
     let text = text::print_between(&done);
     match out {
         Some(path) => write(path, &text)?,
+        None if json => {
+            let phase = done.phase.name();
+            show(format!("{}\n", json!({ "pass": name, "phase": phase, "text": text })));
+        }
         None => show(text),
     }
     Ok(0)

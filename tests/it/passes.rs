@@ -128,3 +128,43 @@ fn passes_refuse_what_they_do_not_take() {
     lab.ok(&[&["compile", &model, "-o", "plan"][..], &flags].concat());
     refused(&[&["compile", &model, "--dump-all", "plan"][..], &flags].concat(), "output");
 }
+
+/// What `inspect --phase` shows of a pass, the next pass takes; a text without its phase is told which to write.
+#[test]
+fn what_inspect_shows_of_a_pass_is_taken() {
+    let lab = Lab::new("passes-inspect");
+    let model = format!("{FIXTURES}/llama_gqa");
+    let flags = ["--mesh", "dp=2,tp=2", "--seq", "8"];
+    lab.ok(&[&["compile", &model, "--dump-all", "dump", "-o", "plan"][..], &flags].concat());
+    let names: Vec<&str> = shardc_passes::pipeline::names().collect();
+    for phase in ["annotate", "partition", "step"] {
+        let shown = text(&lab.ok(&["inspect", "plan", "--phase", phase]).stdout);
+        let place = names.iter().position(|n| *n == phase).expect("a pass") + 1;
+        let dump = lab.path(&format!("dump/{place:02}-{phase}.ir"));
+        let dump = std::fs::read_to_string(dump).expect("a dump");
+        assert_eq!(shown, dump, "{phase}");
+    }
+    let programs = "plan/programs/all.ir";
+    let opt = |path: &str| lab.refuses(&["opt", path, "--pass", "propagate"], 2, "phase");
+    assert!(opt(programs).contains("write `phase step`"), "{}", opt(programs));
+    assert!(opt("plan/model.ir").contains("write `phase source`"), "{}", opt("plan/model.ir"));
+}
+
+/// A program that somebody has changed is not the model's any more: that is said, and is no bug.
+#[test]
+fn a_changed_program_is_refuted_as_changed() {
+    let lab = Lab::new("passes-changed");
+    let toy = std::fs::read_to_string(format!("{FIXTURES}/../../examples/toy.ir")).expect("toy.ir");
+    lab.write("toy.ir", toy);
+    let base = ["compile", "toy.ir", "--mesh", "dp=2"];
+    lab.ok(&[&base[..], &["--dump-all", "dump"]].concat());
+    let program = std::fs::read_to_string(lab.path("dump/06-partition.ir")).expect("a dump");
+    assert!(program.contains("scale[0.025]"), "{program}");
+    lab.write("new.ir", program.replace("scale[0.025]", "scale[0.004]"));
+    let from = [&base[..], &["--from", "differentiate", "new.ir", "-o", "plan"]].concat();
+    let said = lab.refuses(&from, 2, "refuted");
+    assert!(said.contains("the program of new.ir computes something else"), "{said}");
+    assert!(said.contains("--prove no") && !said.contains("a bug of shardc"), "{said}");
+    assert!(said.contains("0.004") && !said.contains("mod 2^61"), "{said}");
+    lab.ok(&[&from[..], &["--prove", "no"]].concat());
+}

@@ -110,6 +110,7 @@ fn messages_are_json_where_results_are() {
     let base = ["compile", &model, "--seq", "16", "-o", "p", "--mesh"];
     let warned = messages(&[&base[..], &["zebra=2"]].concat(), 0);
     assert_eq!((&warned[0]["level"], &warned[0]["code"]), (&"warning".into(), &"idle-axis".into()));
+    assert_eq!(warned[0]["exit"], 0, "a warning ends nothing");
     let refused = messages(&[&base[..], &["tp=3"]].concat(), 2);
     let text = said(&lab.shardc(&[&base[..], &["tp=3"]].concat()));
     let error = &refused[0];

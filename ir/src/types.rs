@@ -149,6 +149,21 @@ pub enum State {
     Partial(Reduction),
 }
 
+/// As the documentation has it, with the dim that is sharded: `S(0)`, `P(sum)`.
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            State::Invariant => f.write_str("I"),
+            State::Replicated => f.write_str("R"),
+            State::Sharded(d) => write!(f, "S({d})"),
+            State::Varying => f.write_str("V"),
+            State::Partial(Reduction::Sum) => f.write_str("P(sum)"),
+            State::Partial(Reduction::Max) => f.write_str("P(max)"),
+            State::Partial(Reduction::Min) => f.write_str("P(min)"),
+        }
+    }
+}
+
 /// Type of a value: element type, dims with global sizes, and a state for every mesh atom. Atoms
 /// named nowhere are invariant.
 #[derive(PartialEq, Eq, Hash, Debug)]

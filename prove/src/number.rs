@@ -103,14 +103,14 @@ impl Coef {
     }
 }
 
-/// As a decimal number if it is a small one over a power of two, for people.
+/// As a decimal number if it is that of an f64, for people: such is a whole number below 2^53 over a power of two.
 impl std::fmt::Display for Coef {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        for e in 0..32u32 {
-            let v = mul(self.0[0], 1 << e, P);
+        for e in 0..128 {
+            let v = mul(self.0[0], pow(2, e, P), P);
             for (n, sign) in [(v, 1.0), (P - v, -1.0)] {
-                let x = sign * n as f64 / f64::from(1u32 << e.min(31));
-                if n < 1 << 24 && Coef::of(x) == Some(*self) {
+                let x = sign * n as f64 / 2f64.powi(e as i32);
+                if n < 1 << 53 && Coef::of(x) == Some(*self) {
                     return write!(f, "{x}");
                 }
             }
@@ -176,6 +176,13 @@ mod tests {
     fn small_numbers_are_shown_as_people_write_them() {
         let show = |x: f64| Coef::of(x).unwrap().to_string();
         assert_eq!([0.0, 1.0, -0.5, 24.0, 0.09375].map(show), ["0", "1", "-0.5", "24", "0.09375"]);
-        assert!(show(1e-5).contains("mod"));
+        assert_eq!(
+            [0.004, -0.1, 1e-5, 1e15].map(show),
+            ["0.004", "-0.1", "0.00001", "1000000000000000"]
+        );
+        // No f64 is the exact product, or a third.
+        let product = Coef::of(0.1).unwrap().times(Coef::of(0.3).unwrap());
+        assert!(product.to_string().contains("mod"), "{product}");
+        assert!(Coef::whole(3).inverse().to_string().contains("mod"));
     }
 }

@@ -96,7 +96,7 @@ pub fn check(m: &Module, s: &Schedule, ledger: &mut Ledger) {
         for j in 0..s.microbatches {
             let ran = done.contains(&(*p, j));
             ledger.must("schedule", ran, || {
-                [format!("{p:?} of microbatch {j}"), "it is not done".into(), "once".into()]
+                [format!("{p}, microbatch {j}"), "it is not done".into(), "once".into()]
             });
         }
     }

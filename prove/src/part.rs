@@ -1,6 +1,7 @@
 //! What the functions of a plan are for.
 
 use shardc_ir::func::{Func, FuncKind};
+use std::fmt;
 
 /// What a function of a plan is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -22,5 +23,12 @@ impl Part {
     /// The rank of the pipeline that runs it.
     pub fn rank(self, owner: &[usize]) -> usize {
         if self.of_microbatch() { owner.get(self.at).copied().unwrap_or(0) } else { self.at }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let of = if self.of_microbatch() { "stage" } else { "pipeline rank" };
+        write!(f, "{} of {of} {}", self.kind.name(), self.at)
     }
 }

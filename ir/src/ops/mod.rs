@@ -338,7 +338,8 @@ impl Op {
 /// `n` operands, all float.
 pub(crate) fn floats(ins: &[&Type], n: usize) -> Result<(), String> {
     if ins.len() != n {
-        return Err(format!("{n} operands are needed, not {}", ins.len()));
+        let needed = if n == 1 { "1 operand is".into() } else { format!("{n} operands are") };
+        return Err(format!("{needed} needed, not {}", ins.len()));
     }
     match ins.iter().find(|t| !t.dtype.is_float()) {
         Some(t) => Err(format!("a float is needed, not {}", t.dtype.name())),

@@ -226,7 +226,11 @@ fn annotation(
 ) -> Result<Annotation> {
     let rank = f.ty(v).rank();
     if written.len() != rank {
-        let what = format!("{} dims are given, {} has {rank}", written.len(), f.name(v));
+        let given = match written.len() {
+            1 => "1 dim is".to_string(),
+            n => format!("{n} dims are"),
+        };
+        let what = format!("{given} given, {} has {rank}", f.name(v));
         return Err(Diag::new("shard", what)
             .at(place(rule))
             .help(format!("give {rank} entries, `-` for a dim that stays whole")));

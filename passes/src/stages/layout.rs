@@ -122,8 +122,10 @@ fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Resul
     }
     cuts.push(units.len());
     if cuts.len() != stages + 1 {
-        return Err(bad(text, format!("{} cuts make {} stages", names.len(), names.len() + 1))
-            .rule(format!("here: {stages} stages, {} cuts", stages - 1)));
+        let cuts = |n: usize| if n == 1 { "1 cut".to_string() } else { format!("{n} cuts") };
+        let (given, makes) = (cuts(names.len()), if names.len() == 1 { "makes" } else { "make" });
+        return Err(bad(text, format!("{given} {makes} {} stages", names.len() + 1))
+            .rule(format!("here: {stages} stages, {}", cuts(stages - 1))));
     }
     check(cuts, text)
 }

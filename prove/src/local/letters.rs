@@ -165,7 +165,7 @@ pub fn check(
             };
             if !same {
                 let axis = mesh.names(AtomSet::one(a), "*");
-                return wrong(format!("over {axis} result {k} is {want:?} and not {is:?}"));
+                return wrong(format!("over {axis} result {k} is {want} and not {is}"));
             }
         }
     }

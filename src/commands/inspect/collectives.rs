@@ -211,7 +211,7 @@ pub(super) fn collectives(
             bytes(l.bytes as usize),
             l.calls.to_string(),
             format!("@{} {}", l.function, l.scope),
-            l.after.clone().unwrap_or("the begin".into()),
+            l.after.clone().unwrap_or("the start".into()),
             hides,
             l.awaited_by.clone().unwrap_or("the end".into()),
         ]);

@@ -238,7 +238,7 @@ fn calls(c: &Calls) -> Vec<String> {
         what += &format!("   {} tensors", c.tensors);
     }
     if c.gradients > 0 {
-        what += &format!("   gradients of {} parameters", c.gradients);
+        what += &format!("   gradients of {}", count(c.gradients, "parameter", "parameters"));
     }
     let kind = format!("{} over {}", c.kind, c.axis);
     vec![c.phase.into(), c.calls.to_string(), kind, bytes(c.bytes as usize), what]

@@ -50,7 +50,7 @@ fn purpose(plan: &Plan, all: &[Launches], source: &Source, d: Diag) -> Diag {
 }
 
 /// A text and an architecture.
-type Key = (Arc<Source>, String);
+pub type Key = (Arc<Source>, String);
 
 /// What ranks launch on devices of an architecture.
 ///
@@ -114,18 +114,25 @@ pub fn open(
     Ok(Arc::new(Devices::new(&devices, ranks, cuda::collective(), library)?))
 }
 
-/// Compiles the kernels of all ranks of a plan into its folder; how many texts for all architectures.
+/// Compiles the kernels of all ranks of a plan: code by text and architecture.
 ///
 /// # Errors
 /// `missing-library`, `cuda-compile` and `cuda-limit`.
-pub fn compile(plan: &Plan, archs: &BTreeSet<String>, dir: &Path) -> Result<usize> {
+pub fn compile(plan: &Plan, archs: &BTreeSet<String>) -> Result<BTreeMap<Key, Vec<u8>>> {
     let ranks = 0..plan.module.mesh.ranks();
     let programs: Vec<Program> =
         ranks.map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
     let of = |arch: &String| Ok((arch.clone(), launches(plan, &programs, arch)?));
     let all = archs.iter().map(of).collect::<Result<_>>()?;
+    each(plan, &all, |source, arch| kept::find(source, arch, None))
+}
+
+/// Writes compiled kernels into the folder of their plan.
+///
+/// # Errors
+/// `cuda-compile` if it cannot be written.
+pub fn write(made: &BTreeMap<Key, Vec<u8>>, dir: &Path) -> Result<()> {
     let folder = dir.join(FOLDER);
-    let made = each(plan, &all, |source, arch| kept::put(source, arch, &folder))?;
-    plan_dir::reseal(dir)?;
-    Ok(made.len())
+    made.iter().try_for_each(|((source, arch), code)| kept::put(source, arch, code, &folder))?;
+    plan_dir::reseal(dir)
 }

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 pub use text::{Brought, default_microbatch};
 use values::*;
-pub use values::{AXES, bytes_of};
+pub use values::{AXES, bytes_of, memory};
 
 /// Declares the flags, and how those of a file fill the holes of the command line's.
 macro_rules! flags {

@@ -7,12 +7,12 @@ use crate::proof::Outcome;
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
 pub use shardc_ir::diag::bytes;
-use shardc_ir::func::{Func, FuncKind, Node};
+use shardc_ir::func::{Func, FuncKind, Node, Port, RoleKind, Value};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Op, Put};
 use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The report of a compilation.
 #[derive(Clone, Debug, Serialize)]
@@ -193,6 +193,17 @@ impl<'a> Experts<'a> {
     }
 }
 
+/// Layers of which a function has work: some that reads a parameter. What all layers share, such as positions,
+/// is made in the first of each stage and stands in the scope of the model's first.
+pub fn layers_of(f: &Func) -> BTreeSet<u32> {
+    let is_weight = |p: &&Port| {
+        p.role.as_ref().is_some_and(|r| matches!(r.kind, RoleKind::Ready | RoleKind::Param))
+    };
+    let weights: HashSet<Value> = f.args.iter().filter(is_weight).map(|p| p.value).collect();
+    let reads = |n: &&Node| n.ins.iter().any(|v| weights.contains(v));
+    f.nodes.iter().filter(reads).filter_map(|n| f.scope_info(n.scope).layer).collect()
+}
+
 /// Phase of a function in the report.
 pub fn phase_of(kind: FuncKind) -> &'static str {
     match kind {
@@ -350,14 +361,25 @@ pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> R
 pub fn bubble_line(plan: &Plan) -> Option<String> {
     let ranks = plan.module.mesh.pipeline();
     let bubble = bubble_of(plan);
+    let stages = || plan.module.of_kind(FuncKind::Forward);
+    let (all, empty) = (stages().count(), stages().filter(|f| layers_of(f).is_empty()).count());
+    let has_layers = empty < all;
+    let formula = match all > ranks {
+        true => "interleaved 1F1B by its formula, (p-1)/(v m)",
+        false => "1F1B by its formula, (p-1)/m",
+    };
     (ranks > 1).then(|| {
-        format!(
+        let mut line = format!(
             "bubble {:.1} % of the time of {ranks} ranks of the pipeline (idle/total), {:.2} % of their work \
-             (idle/work; 1F1B by the textbook, (p-1)/(v m): {:.2} %), if stages take equally long",
+             (idle/work; {formula}: {:.2} %), if stages take equally long",
             100.0 * bubble,
             100.0 * bubble / (1.0 - bubble),
             100.0 * textbook_bubble(plan)
-        )
+        );
+        if has_layers && empty > 0 {
+            line += &format!("; but {empty} of {all} stages have no layer");
+        }
+        line
     })
 }
 

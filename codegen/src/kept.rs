@@ -151,14 +151,13 @@ fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
 /// Writes the code of a text for an architecture to a folder of a plan, from which [`find`] takes it.
 ///
 /// # Errors
-/// As for [`find`].
+/// `cuda-compile` if the folder cannot be written.
 #[expect(clippy::disallowed_methods, reason = "a new plan's folder, which is sealed afterwards")]
-pub fn put(source: &Source, arch: &str, dir: &Path) -> Result<()> {
+pub fn put(source: &Source, arch: &str, code: &[u8], dir: &Path) -> Result<()> {
     let name = name(source, arch);
     if dir.join(&name).is_file() {
         return Ok(());
     }
-    let code = cached(source, arch)?;
     let beside = dir.join(cache::beside(&name));
     let done = std::fs::create_dir_all(dir)
         .and_then(|()| std::fs::write(&beside, code))

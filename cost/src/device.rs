@@ -197,14 +197,14 @@ impl Device {
         FILES.iter().map(read).collect()
     }
 
-    /// The machine of a name.
+    /// The machine of a name, in letters of any case.
     ///
     /// # Errors
     /// `device` lists those that are known.
     pub fn named(name: &str) -> Result<Device> {
         let all = Device::known();
         let names: Vec<String> = all.iter().map(|d| d.name.clone()).collect();
-        all.into_iter().find(|d| d.name == name).ok_or_else(|| {
+        all.into_iter().find(|d| d.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
             let short: String = name.chars().take(40).collect();
             let d = Diag::new("device", format!("there is no machine `{short}`"))
                 .rule("a machine has a name, or is a TOML file");
@@ -410,6 +410,7 @@ mod tests {
         let help = |name: &str| Device::named(name).expect_err("no machine").help[0].clone();
         assert_eq!(help("H100"), "did you mean h100-96-500w or h100-sxm?");
         assert_eq!(help("h100-smx"), "did you mean h100-sxm?");
+        assert_eq!(Device::named("H100-SXM").expect("known").name, "h100-sxm");
         assert_eq!(help("mi300"), "did you mean mi300x?");
         assert!(help("abacus").starts_with("one of a100-40, "));
     }

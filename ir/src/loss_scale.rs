@@ -84,7 +84,7 @@ impl LossScale {
 pub struct ScaleState {
     /// Steps that have changed nothing.
     pub skipped: usize,
-    /// `None` if the scale never changes.
+    /// `None` of a run whose scale has never changed.
     pub loss_scale: Option<LossScale>,
 }
 
@@ -108,16 +108,17 @@ impl ScaleState {
                 .loss_scale
                 .map(|now| LossScale { scale: now.scale.max(min), ..now })
                 .or(ScaleState::new(how).loss_scale),
-            Some(LossScaling::Constant { .. }) | None => None,
+            // It is kept for whoever goes on with one that changes.
+            Some(LossScaling::Constant { .. }) | None => self.loss_scale,
         };
         ScaleState { loss_scale, ..self }
     }
 
     /// The scale of the next step; 1 of a loss that is not scaled.
     pub fn scale(&self, how: Option<LossScaling>) -> f32 {
-        match self.loss_scale {
-            Some(now) => now.scale,
-            None => how.map_or(1.0, LossScaling::initial),
+        match (how, self.loss_scale) {
+            (Some(LossScaling::Dynamic { .. }), Some(now)) => now.scale,
+            (how, _) => how.map_or(1.0, LossScaling::initial),
         }
     }
 
@@ -131,8 +132,12 @@ impl ScaleState {
             (&mut self.loss_scale, how)
         else {
             // A scale that stays would overflow again and again.
-            let what =
-                || format!("gradients are not finite at the scale {} of the loss", how.initial());
+            let what = || {
+                format!(
+                    "gradients are not finite at the scale {} of the loss",
+                    f64::from(how.initial())
+                )
+            };
             let end = || {
                 Diag::new("nan-loss", what())
                     .rule("gradients are finite, or the scale of the loss can fall")
@@ -235,8 +240,12 @@ mod tests {
         let now = ScaleState { skipped: 7, loss_scale: Some(of(64.0, 5, 1)) };
         assert_eq!(now.resumed(Some(dynamic)), now);
         let plain = ScaleState { skipped: 7, loss_scale: None };
-        assert_eq!(now.resumed(Some(constant)), plain);
-        assert_eq!((now.resumed(None), plain.scale(None)), (plain, 1.0));
+        for other in [Some(constant), None] {
+            // Kept, and not used.
+            let then = now.resumed(other);
+            assert_eq!((then, then.scale(other)), (now, other.map_or(1.0, LossScaling::initial)));
+        }
+        assert_eq!((plain.scale(None), plain.scale(Some(constant))), (1.0, 8.0));
         assert_eq!(plain.resumed(Some(dynamic)).scale(Some(dynamic)), 4_294_967_296.0);
         let least = LossScaling::Dynamic { initial: 1024.0, min: 256.0, window: 9, hysteresis: 1 };
         let raised = ScaleState { skipped: 7, loss_scale: Some(of(256.0, 5, 1)) };

@@ -276,7 +276,10 @@ impl Session {
                 Err(Diag::new("nan-loss", format!("the {what} of step {step} is {x}"))
                     .rule("loss and gradient norm are finite numbers")
                     .why(format!("the learning rate is {lr}"))
-                    .help(format!("run with --lr {}, or compile with {other}", lr / 10.0))
+                    .help(format!(
+                        "run with --lr {:e}, or compile with {other}",
+                        (lr / 10.0) as f32
+                    ))
                     .exit(Exit::RankFailed))
             }
         }

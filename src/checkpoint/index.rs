@@ -114,11 +114,35 @@ pub struct Saved {
 }
 
 fn broken(dir: &Path, what: String) -> Diag {
-    Diag::new("checkpoint", what)
+    let d = Diag::new("checkpoint", what)
         .at(dir.display().to_string())
         .rule("a checkpoint is what shardc run --save-every wrote, unchanged")
-        .help("resume from an older one: name its step-NNNNNNNN folder")
-        .exit(Exit::Environment)
+        .exit(Exit::Environment);
+    // The one before it, if this is one of several.
+    let parent = dir.parent().unwrap_or(Path::new(""));
+    let step = dir.file_name().and_then(|n| step_of(&n.to_string_lossy()));
+    let before = step.and_then(|step| all(parent).ok()?.into_iter().rev().find(|x| x.0 < step));
+    match (step, before) {
+        (Some(step), Some((_, older))) => d.help(format!(
+            "move it away and go on from the one before, {}: mv {} {}",
+            older.display(),
+            dir.display(),
+            parent.join(format!("damaged-{step:08}")).display()
+        )),
+        (Some(_), None) => d.help("there is no older one: begin without --resume"),
+        (None, _) => d,
+    }
+}
+
+/// The checkpoints of a folder with their steps, the last one last.
+fn all(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
+    let found = std::fs::read_dir(dir)?.flatten().filter_map(|e| {
+        let step = step_of(&e.file_name().to_string_lossy())?;
+        e.path().join("index.json").exists().then_some((step, e.path()))
+    });
+    let mut found: Vec<_> = found.collect();
+    found.sort();
+    Ok(found)
 }
 
 impl Saved {
@@ -141,7 +165,8 @@ impl Saved {
         let dir = if dir.join("index.json").exists() { dir.to_path_buf() } else { last(dir)? };
         let path = dir.join("index.json");
         let wrong = |what: String| broken(&dir, what);
-        let text = files::read_text(&path, MAX_INDEX)?;
+        let text = files::read_text(&path, MAX_INDEX)
+            .map_err(|d| wrong(format!("index.json: {}", d.message)))?;
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
         let format = &json["format"];
@@ -159,6 +184,11 @@ impl Saved {
         if index.step >= 1 << 48 {
             return Err(wrong(format!("index.json: step {}", index.step)));
         }
+        let named = dir.canonicalize().ok();
+        let named = named.as_ref().and_then(|d| step_of(&d.file_name()?.to_string_lossy()));
+        if named.is_some_and(|step| step != index.step) {
+            return Err(wrong(format!("index.json is of step {}, the folder is not", index.step)));
+        }
         if let Some(run) = index.run.as_ref().filter(|run| run.rows >= 1 << 62) {
             return Err(wrong(format!("index.json: {} rows", run.rows)));
         }
@@ -169,7 +199,11 @@ impl Saved {
         if index.loss_scale.is_some_and(|s| !s.is_valid()) {
             return Err(wrong("index.json: no such scale of a loss".into()));
         }
-        let data = Checkpoint::of_files(&dir, index.files.keys().map(String::as_str))?;
+        let data = Checkpoint::of_files(&dir, index.files.keys().map(String::as_str));
+        let data = data.map_err(|d| {
+            let place = d.place.unwrap_or_default();
+            wrong(format!("{place}: {}", d.message))
+        })?;
         let mut tensors = BTreeMap::new();
         for t in index.tensors {
             t.check(&data).map_err(&wrong)?;
@@ -348,12 +382,8 @@ impl Tensor {
 
 /// The last whole checkpoint of a folder.
 fn last(dir: &Path) -> Result<PathBuf> {
-    let entries = std::fs::read_dir(dir).map_err(|e| broken(dir, e.to_string()))?;
-    let found = entries.flatten().filter_map(|e| {
-        let step = step_of(&e.file_name().to_string_lossy())?;
-        e.path().join("index.json").exists().then_some((step, e.path()))
-    });
-    found.max().map(|f| f.1).ok_or_else(|| {
+    let mut found = all(dir).map_err(|e| broken(dir, e.to_string()))?;
+    found.pop().map(|f| f.1).ok_or_else(|| {
         broken(dir, "there is no checkpoint here".into())
             .help("write some with shardc run PLAN --save DIR --save-every 100")
             .exit(Exit::Usage)

@@ -115,21 +115,35 @@ pub fn write_all(
 /// `save-target` with the later step that is there.
 pub fn check_steps(dir: &Path, done: usize) -> Result<()> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let later = entries.filter_map(|e| step_of(&e.file_name().to_string_lossy()));
-    let Some(later) = later.filter(|&s| s > done).max() else { return Ok(()) };
-    let what = format!("it holds a checkpoint of step {later}, this run begins after step {done}");
+    let later =
+        entries.filter_map(|e| Some((step_of(&e.file_name().to_string_lossy())?, e.path())));
+    let Some((step, later)) = later.filter(|s| s.0 > done).max() else { return Ok(()) };
+    let away = format!("move {} and all that are later away", later.display());
+    let (what, way) = match later.join("index.json").exists() {
+        true => (
+            format!("it holds a checkpoint of step {step}, this run begins after step {done}"),
+            format!("go on from step {step} with --resume, {away}, or save to another folder"),
+        ),
+        false => (
+            format!("it holds {} without an index.json: no checkpoint", later.display()),
+            format!("{away}, or save to another folder"),
+        ),
+    };
     Err(Diag::new("save-target", what)
         .at(dir.display().to_string())
         .rule("a folder holds the checkpoints of 1 run")
-        .help(format!("go on from step {later} with --resume, or save to another folder")))
+        .help(way))
 }
 
 /// Makes the folder that will be the checkpoint, with the plan.
 fn begin(dir: &Path, step: usize, stored: &Stored) -> Result<()> {
     let new = unfinished(dir, step);
     let fail = |e: std::io::Error| failed(&new, &e);
-    if step_folder(dir, step).exists() {
-        return Err(failed(&step_folder(dir, step), &"it is there already"));
+    let there = step_folder(dir, step);
+    if there.exists() {
+        return Err(Diag::new("save-target", "there is a checkpoint of this step already")
+            .at(there.display().to_string())
+            .help("move it away, or name another folder"));
     }
     clean(dir)?;
     fs::create_dir_all(&new).map_err(fail)?;

@@ -37,11 +37,14 @@ pub fn compile(
     if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {
         done.prove(how).map_err(|d| passes.said(d))?;
     }
+    let since = Instant::now();
+    // What fails here leaves an earlier plan as it is.
+    let kernels = (!archs.is_empty()).then(|| device::compile(&done.stored.plan, &archs));
+    let kernels = kernels.transpose()?.map(|code| (code, since.elapsed()));
     out.map_or(Ok(()), |dir| done.write(dir))?;
-    if let Some(dir) = out.filter(|_| !archs.is_empty()) {
-        let since = Instant::now();
-        device::compile(&done.stored.plan, &archs, dir)?;
-        done.report.kernel_ms = Some(since.elapsed().as_secs_f64() * 1e3);
+    if let (Some(dir), Some((code, took))) = (out, kernels) {
+        device::write(&code, dir)?;
+        done.report.kernel_ms = Some(took.as_secs_f64() * 1e3);
     }
     let plan = &done.stored.plan;
     warn(&done.warnings);

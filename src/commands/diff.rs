@@ -279,7 +279,10 @@ fn words(w: &What, range: &str) -> String {
 fn amount(w: &What, a: Amount) -> String {
     match w {
         What::Memory { .. } => bytes(a.count as usize),
-        What::Exchange { .. } if a.count == 0.0 => "none".into(),
+        What::Exchange { .. } if a.count == 0.0 && a.bytes == 0.0 => "none".into(),
+        What::Exchange { .. } if a.count == 0.0 => {
+            format!("{} in calls of others", bytes(a.bytes as usize))
+        }
         What::Exchange { .. } => {
             let calls = if a.count == 1.0 { "call" } else { "calls" };
             format!("{} {calls}, {}", a.count, bytes(a.bytes as usize))

@@ -63,7 +63,7 @@ impl Answer {
 }
 
 /// Explains `%value` (the `%` may be left out, `@func %value` chooses a function),
-/// `collective:N`, `tensor:NAME`, `rule:CODE`, or `price`.
+/// `collective:N`, `tensor:NAME` (or the name alone), `rule:CODE`, or `price`.
 ///
 /// # Errors
 /// `unknown-value`, `unknown-collective`, `unknown-tensor` or `unknown-rule`, with what there is.
@@ -79,6 +79,8 @@ pub fn explain(s: &Stored, what: &str, json: bool) -> Result<String> {
         collective::explain(&why, n)
     } else if let Some(name) = what.strip_prefix("tensor:") {
         tensor::explain(&why, name)
+    } else if tensor::is_one(&why, what) {
+        tensor::explain(&why, what)
     } else {
         value::explain(&why, what)
     }?;

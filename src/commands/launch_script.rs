@@ -31,7 +31,7 @@ impl Sizes {
     /// What every rank runs; more flags follow.
     fn run(&self) -> String {
         let how = if self.nccl { "--transport nccl --device cuda" } else { "--transport mpi" };
-        format!("shardc run '{}' {how} --save ckpt --save-every 100", self.plan)
+        format!("shardc run '{}' {how} --save \"$SAVE\" --save-every \"$EVERY\"", self.plan)
     }
 }
 
@@ -78,8 +78,9 @@ pub fn launch_script(dir: &Path, launcher: For) -> Result<String> {
 }
 
 /// Goes on where the last job has ended.
-const RESUME: &str = r#"resume=()
-if compgen -G "ckpt/step-*/index.json" >/dev/null; then resume=(--resume ckpt); fi
+const RESUME: &str = r#"SAVE=${SAVE:-ckpt} EVERY=${EVERY:-100} # where checkpoints go, and every how many steps
+resume=()
+if compgen -G "$SAVE/step-*/index.json" >/dev/null; then resume=(--resume "$SAVE"); fi
 "#;
 
 /// What the processes of a job know each other by, where MPI does not hand it on: a file that this user
@@ -101,7 +102,7 @@ fn slurm(s: &Sizes) -> String {
     let (devices, meet, mpi) = match s.nccl {
         true => (
             format!("#SBATCH --gpus-per-node={per_node}\n"),
-            format!("{SECRET}export MASTER_PORT=29500\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device."),
+            format!("{SECRET}# A port of its own for each job on a node.\nexport MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device."),
             "",
         ),
         false => (
@@ -118,6 +119,9 @@ fn slurm(s: &Sizes) -> String {
 #SBATCH --ntasks={ranks}
 #SBATCH --ntasks-per-node={per_node}
 #SBATCH --mem-per-cpu={memory}M
+#SBATCH --requeue --open-mode=append
+# Two minutes before its time is over the job saves.
+#SBATCH --signal=TERM@120
 {devices}set -euo pipefail
 {RESUME}
 {meet}
@@ -174,7 +178,8 @@ fn k8s(s: &Sizes) -> String {
     let run = s.run();
     let memory = memory * per_node;
     format!(
-        "# kubectl apply -f FILE; needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
+        "# kubectl apply -f FILE; as it stands it trains on random tokens for 10 steps: put flags of shardc run, such as
+# --data FILE --steps N --weights DIR, where FLAGS is. Needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
 # MPI and sshd; the claim `shared` is mounted at /shared, where jobs start.
 apiVersion: kubeflow.org/v2beta1
 kind: MPIJob
@@ -196,8 +201,9 @@ spec:
               command: [bash, -c]
               args:
                 - >-
+                  SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}} FLAGS=;
                   exec mpirun -n {ranks} {run}
-                  $(compgen -G 'ckpt/step-*/index.json' >/dev/null && echo --resume ckpt)
+                  $(compgen -G \"$SAVE/step-*/index.json\" >/dev/null && echo --resume \"$SAVE\") $FLAGS
               volumeMounts: [{{name: shared, mountPath: /shared}}]
           volumes: [{{name: shared, persistentVolumeClaim: {{claimName: shared}}}}]
     Worker:

@@ -247,18 +247,27 @@ fn command(cli: Cli) -> Result<i32> {
     }
 }
 
+/// Refuses a compiled plan where a model is wanted.
+///
+/// # Errors
+/// `plan`.
+fn no_plan(model: &Path) -> Result<()> {
+    if !model.join("plan.json").is_file() {
+        return Ok(());
+    }
+    let dir = model.display();
+    Err(Diag::new("plan", "this is a compiled plan, and not a model")
+        .at(dir.to_string())
+        .help(format!("give the model that it was compiled from, or its text: {dir}/model.ir"))
+        .help(format!("to see what it is: shardc inspect {dir} --summary")))
+}
+
 /// The model's path and all flags: those of `shardc.toml` below those of the command line.
 ///
 /// # Errors
 /// `plan` if that is a compiled plan and no model.
 fn gather(model: &Path, flags: Flags) -> Result<(PathBuf, Flags)> {
-    if model.join("plan.json").is_file() {
-        let dir = model.display();
-        return Err(Diag::new("plan", "this is a compiled plan, and not a model")
-            .at(dir.to_string())
-            .help(format!("give the model that it was compiled from, or its text: {dir}/model.ir"))
-            .help(format!("to see what it is: shardc inspect {dir} --summary")));
-    }
+    no_plan(model)?;
     if model.extension().is_some_and(|e| e == "toml") {
         let (path, below) = flags::read_toml(model)?;
         let dir = model.parent().unwrap_or(Path::new("."));

@@ -2,7 +2,7 @@
 
 use super::price::{lines, time, trust};
 use super::{Format, show};
-use crate::flags::{Flags, bytes_of};
+use crate::flags::{Flags, bytes_of, memory};
 use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
@@ -130,7 +130,7 @@ impl Plan {
             ..Flags::default()
         };
         let memory = match &self.memory {
-            Some(text) => bytes_of("--memory", text)?,
+            Some(text) => memory(text)?,
             None => device.memory as usize,
         };
         let fixed = self.fix.iter().map(fix).collect::<Result<_>>()?;
@@ -147,6 +147,7 @@ impl Plan {
 /// # Errors
 /// `no-layout`, `device`, `flag`, and those of reading and compiling the model.
 pub fn plan(what: &Plan, format: Format) -> Result<i32> {
+    super::no_plan(&what.model)?;
     let asked = what.asked()?;
     let quiet = format == Format::Json;
     let found = search(&what.model, &asked, &mut |text| {
@@ -191,13 +192,22 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
 }
 
 fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
-    let what =
-        format!("none of {} compiled layouts fits in {}", found.compiled, bytes(asked.memory));
+    let limit = bytes(asked.memory);
+    let what = match found.compiled {
+        0 => format!("no layout fits in {limit}"),
+        n => format!("none of {n} compiled layouts fits in {limit}"),
+    };
     let d = Diag::new("no-layout", what).rule("a layout fits if its compiled plan does");
     let d = match (&found.least, found.refused.first()) {
-        (Some((c, peak)), _) => d.why(format!("{} needs least: {}", c.words(), bytes(*peak))),
+        (Some((c, peak)), _) => {
+            d.why(format!("of these {} needs least: {}", c.words(), bytes(*peak)))
+        }
         (None, Some((c, why))) => d.why(format!("{}: {}", c.words(), why.message)),
         (None, None) => d.why("states and one microbatch alone need more in every layout"),
+    };
+    let d = match found.put_off {
+        0 => d,
+        n => d.help(format!("{n} layouts were not compiled: raise --top to try more of them")),
     };
     d.help("use more --gpus, or a machine with more memory").exit(Exit::Infeasible)
 }
@@ -248,13 +258,16 @@ fn table(asked: &Asked, found: &Found) -> String {
     let ties = found.fits.iter().filter(|c| tie(c)).count();
     let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
     let counted = format!(
-        "{} legal, {} may fit in {}, all priced in closed form; {} compiled, {} fit, {} refused, {} passed over (a \
-         plan that needs less does not fit), {} put off (they do not seem to fit)",
+        "a step has {} sequences of {} tokens, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
+         compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
+         fast (raise --top)",
+        asked.options.global_batch,
+        asked.options.seq,
+        asked.options.dtype.name(),
         found.legal,
         found.may_fit,
         bytes(asked.memory),
         found.compiled,
-        found.fits.len(),
         found.refused.len(),
         found.passed_over,
         found.put_off

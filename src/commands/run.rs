@@ -412,16 +412,16 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         Some(dir) => resume(dir, job)?,
     };
     let done = if let Start::Resumed(s) = &start { s.step } else { 0 };
+    let keeps = place.as_ref().filter(|_| leads);
+    let run = how.given.begin(s, &start, job)?;
+    let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, (done, &run)));
+    let keeper = keeper.transpose()?;
     if leads && matches!(start, Start::Random { .. }) {
         note(format!(
             "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
             s.seed
         ));
     }
-    let keeps = place.as_ref().filter(|_| leads);
-    let run = how.given.begin(s, &start, job)?;
-    let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, (done, &run)));
-    let keeper = keeper.transpose()?;
     let table = inputs(&plan.module);
     let feed = Feed::open(how, s, &table, run.picks(done))?;
     let unfed = feed.unfed(&table);

@@ -38,12 +38,12 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         "gradient_accumulation_steps": o.microbatches(),
         "gradient_clipping": o.clip.unwrap_or(0.0),
         "zero_optimization": { "stage": stage },
-        "seed": o.seed,
     });
     if o.dtype == DType::BF16 {
         config["bf16"] = json!({ "enabled": true });
         let kept = if o.grad_dtype == DType::F32 { "fp32" } else { "bf16" };
         config["data_types"] = json!({ "grad_accum_dtype": kept });
+        config["communication_data_type"] = kept.into();
     }
     if o.dtype == DType::F16 {
         config["fp16"] = match o.loss_scaling {
@@ -55,6 +55,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         };
         let kept = if o.grad_dtype == DType::F32 { "fp32" } else { "fp16" };
         config["data_types"] = json!({ "grad_accum_dtype": kept });
+        config["communication_data_type"] = kept.into();
     }
     if tp > 1 {
         config["tensor_parallel"] = json!({ "autotp_size": tp });

@@ -220,7 +220,10 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         out.put("recompute-method", "uniform");
         out.put("recompute-num-layers", 1);
     }
-    out.put("seed", o.seed);
+    // It takes no 0; and of any seed it makes other numbers.
+    if o.seed > 0 {
+        out.put("seed", o.seed);
+    }
 }
 
 fn stages(e: &mut Export, out: &mut Flags) {

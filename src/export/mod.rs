@@ -11,6 +11,7 @@ mod nanotron;
 mod torchtitan;
 
 use crate::plan_dir::Stored;
+use crate::report::layers_of;
 use serde_json::Value as Json;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Exit, Result};
@@ -167,7 +168,7 @@ impl<'a> Export<'a> {
         let mut by_layer: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let m = &self.s.plan.module;
         for f in m.of_kind(FuncKind::Forward) {
-            for l in f.nodes.iter().filter_map(|n| f.scope_info(n.scope).layer) {
+            for l in layers_of(f) {
                 let all = by_layer.entry(l).or_default();
                 if !all.contains(&f.stage) {
                     all.push(f.stage);

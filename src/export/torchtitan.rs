@@ -86,8 +86,13 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
             format!("\"{}\"", if o.dtype == DType::BF16 { "bfloat16" } else { "float32" }),
         ),
     ];
-    let training: String =
-        training.iter().map(|(n, v)| format!("    config.training.{n} = {v}\n")).collect();
+    // It records none of pipelines, and few of experts.
+    let graphs = (e.n("pp") > 1 || e.n("ep") > 1).then(|| ("disable_cuda_graphs", "True".into()));
+    let training: String = training
+        .iter()
+        .chain(&graphs)
+        .map(|(n, v)| format!("    config.training.{n} = {v}\n"))
+        .collect();
     let (again, import) = match &o.recompute {
         Recompute::Full => (
             "FullAC.Config()",

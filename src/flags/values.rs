@@ -5,6 +5,7 @@ use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::loss_scale::is_scale;
+use shardc_ir::names::nearest;
 use shardc_passes::autodiff::recompute::{GROUPS, Recompute};
 use shardc_passes::options::{Order, ShardRule};
 use shardc_passes::schedule::Named;
@@ -26,11 +27,11 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
 }
 
 /// `24GiB`, `80GB`, `1.5e9` or a number of bytes; or a machine, `h100-sxm`, whose memory it is.
-pub(super) fn memory(text: &str) -> Result<usize> {
+pub fn memory(text: &str) -> Result<usize> {
     if !text.trim().starts_with(|c: char| c.is_ascii_alphabetic()) {
         return bytes_of("--memory", text);
     }
-    let device = Device::named(&text.trim().to_ascii_lowercase());
+    let device = Device::named(text.trim());
     device.map(|d| d.memory as usize).map_err(|d| {
         d.at(format!("--memory {text}")).help("or an amount: --memory 24GiB, 80GB or 1500000000")
     })
@@ -65,10 +66,14 @@ const MAX_CSV: u64 = 64 << 20;
 /// A schedule by name, or the text of a CSV file.
 pub(super) fn schedule(text: &str) -> Result<Order> {
     if !text.ends_with(".csv") {
-        if text != "search" {
-            Named::parse(text).map_err(|d| d.at(format!("--schedule {text}")))?;
+        let name = text.to_ascii_lowercase();
+        if name != "search" {
+            Named::parse(&name).map_err(|d| {
+                d.at(format!("--schedule {text}"))
+                    .help("or search, which looks for an order, or FILE.csv with one")
+            })?;
         }
-        return Ok(Order::Named(text.into()));
+        return Ok(Order::Named(name));
     }
     files::read_text(Path::new(text), MAX_CSV).map(Order::Csv).map_err(|d| {
         d.help("--schedule FILE.csv: one line per rank of the pipeline, cells such as 0F0")
@@ -314,9 +319,15 @@ pub(super) fn choose<T: Copy>(
     let Some(g) = given else { return Ok(()) };
     let Some((_, meant)) = words.iter().find(|(word, _)| word == g) else {
         let known: Vec<&str> = words.iter().map(|w| w.0).collect();
-        return Err(Diag::new("flag", format!("`{g}` is not a value of {flag}"))
-            .at(format!("{flag} {g}"))
-            .help(format!("use {}", known.join(" or "))));
+        let d =
+            Diag::new("flag", format!("`{g}` is not a value of {flag}")).at(format!("{flag} {g}"));
+        // As PyTorch and others write element types.
+        let ours = g.to_ascii_lowercase().replace("float", "f").replace("fp", "f");
+        let d = match nearest(&ours, known.iter().copied(), 1)[..] {
+            [] => d,
+            [near, ..] => d.help(format!("did you mean {flag} {near}?")),
+        };
+        return Err(d.help(format!("use {}", known.join(" or "))));
     };
     *option = *meant;
     Ok(())

@@ -32,11 +32,20 @@ use what_if::Ifs;
 
 /// Candidates that are compiled at once.
 const AT_ONCE: usize = 2;
-/// Compilations for one plan that is asked for, fitting or not.
+/// Compilations for one plan that is asked for, fitting or not, and for how many plans at least.
 const TRIES: usize = 6;
+const FEW: usize = 10;
+/// Compilations for one plan that is asked for, of layouts that may be faster than what was found.
+const MORE: usize = 1;
+/// Layouts that are looked at to find such.
+const MOST_LOOKED_AT: usize = 4096;
 
-/// Part of the formula of memory that is taken for what a plan needs until one was compiled.
+/// Parts of the formulas of memory and time that are taken for what a plan needs and takes until one like it was
+/// compiled; and what of a known part may still be too much: formulas err by microbatch, too.
 const FIRST_RATIO: f64 = 0.8;
+const FIRST_TIME: f64 = 0.85;
+const MARGIN: f64 = 0.9;
+const TIME_MARGIN: f64 = 0.95;
 
 /// What is asked.
 pub struct Asked {
@@ -78,7 +87,7 @@ pub struct Found {
     pub refused: Vec<(Candidate, Diag)>,
     /// Passed over: they need more than a layout that was compiled and did not fit.
     pub passed_over: usize,
-    /// Not compiled although they seem faster: what is like them needed more than formulas say.
+    /// Not compiled although they seem faster: by formulas they need more than there is, or there are many.
     pub put_off: usize,
     /// Those that fit, the fastest first.
     pub fits: Vec<Compiled>,
@@ -148,6 +157,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         form: &form,
         failed: vec![],
         ratios: BTreeMap::new(),
+        times: BTreeMap::new(),
         refused: vec![],
         fits: vec![],
         least: None,
@@ -157,10 +167,8 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     };
     let put_off = search.run(&mut guesses, say);
     let Search { refused, mut fits, least, compiled, passed_over, .. } = search;
-    // Of the last ones that were compiled together, not all are wanted.
-    fits.sort_by(|a, b| a.guess.seconds.total_cmp(&b.guess.seconds));
-    fits.truncate(asked.top);
     fits.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
+    fits.truncate(asked.top);
     Ok(Found {
         legal,
         may_fit,
@@ -184,6 +192,8 @@ struct Search<'a> {
     failed: Vec<Candidate>,
     /// By recomputation and stage of ZeRO, the least that a plan needed of what the formula says.
     ratios: BTreeMap<(Recompute, u8), f64>,
+    /// The same of the time that a plan takes, with tensor parallelism or without.
+    times: BTreeMap<((Recompute, u8), bool), f64>,
     refused: Vec<(Candidate, Diag)>,
     fits: Vec<Compiled>,
     least: Option<(Candidate, usize)>,
@@ -194,8 +204,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Compiles the fastest first, of those that seem to fit; then those that do not seem to. How many of
-    /// these were left in the end.
+    /// Compiles the fastest first, of those that seem to fit; then those that do not seem to; then those that may
+    /// be faster than what was found. How many were left that seemed faster.
     fn run(&mut self, guesses: &mut Guesses, say: &mut dyn FnMut(String)) -> usize {
         let mut put_off: Vec<Guess> = vec![];
         let mut late = vec![].into_iter();
@@ -223,25 +233,61 @@ impl Search<'_> {
             if some.is_empty() {
                 break;
             }
-            let done = all(&some, |g| self.compile(g));
-            for (g, done) in some.into_iter().zip(done) {
-                match done {
-                    Err(d) => self.refused.push((g.candidate, d)),
-                    Ok(c) => self.keep(c),
-                }
-            }
-            let (n, fits) = (self.compiled, self.fits.len());
-            let last = self.last.take().map_or(String::new(), |(words, peak)| {
-                format!("; {words} needs {}", crate::report::bytes(peak))
-            });
-            say(format!("{n} compiled, {fits} fit{last}"));
+            self.compile_all(some, say);
         }
-        put_off.len() + late.len()
+        let mut left: Vec<Guess> = put_off.into_iter().chain(late).collect();
+        let Some(mut bound) = self.bound() else { return left.len() };
+        // None that is left is faster by formula alone; but plans of one kind are faster than their formula.
+        let least = self.times.values().copied().fold(FIRST_TIME, f64::min);
+        let near = std::iter::from_fn(|| guesses.next()).take(MOST_LOOKED_AT);
+        left.extend(near.take_while(|g| g.seconds * least < bound));
+        for _ in 0..MORE * self.asked.top / AT_ONCE {
+            left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
+            let (mut now, rest): (Vec<_>, Vec<_>) =
+                left.into_iter().partition(|g| self.seems_to_fit(g));
+            now.sort_by(|a, b| self.time(a).total_cmp(&self.time(b)));
+            left = now.split_off(AT_ONCE.min(now.len())).into_iter().chain(rest).collect();
+            if now.is_empty() {
+                break;
+            }
+            self.compile_all(now, say);
+            bound = self.bound().unwrap_or(bound);
+        }
+        left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
+        left.len()
+    }
+
+    fn compile_all(&mut self, some: Vec<Guess>, say: &mut dyn FnMut(String)) {
+        let done = all(&some, |g| self.compile(g));
+        for (g, done) in some.into_iter().zip(done) {
+            match done {
+                Err(d) => self.refused.push((g.candidate, d)),
+                Ok(c) => self.keep(c),
+            }
+        }
+        let (n, fits) = (self.compiled, self.fits.len());
+        let last = self.last.take().map_or(String::new(), |(words, peak)| {
+            format!("; {words} needs {}", crate::report::bytes(peak))
+        });
+        say(format!("{n} compiled, {fits} fit{last}"));
+    }
+
+    /// Seconds of the slowest plan that would be shown; `None` if more are wanted.
+    fn bound(&self) -> Option<f64> {
+        let mut seconds: Vec<f64> = self.fits.iter().map(|c| c.seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds.get(self.asked.top.checked_sub(1)?).copied()
+    }
+
+    /// The least that a layout may take by formula, if it is as plans like it.
+    fn time(&self, g: &Guess) -> f64 {
+        let ratio = self.times.get(&(likeness(g), g.candidate.layout.tp > 1));
+        g.seconds * ratio.map_or(FIRST_TIME, |r| r * TIME_MARGIN)
     }
 
     fn is_done(&self) -> bool {
         let tries = self.compiled + self.refused.len();
-        self.fits.len() >= self.asked.top || tries >= TRIES * self.asked.top
+        self.fits.len() >= self.asked.top || tries >= TRIES * self.asked.top.max(FEW)
     }
 
     /// True if a layout that needs less was compiled and did not fit.
@@ -252,7 +298,7 @@ impl Search<'_> {
     /// True if the formula of memory, scaled by what plans like it needed, says so.
     fn seems_to_fit(&self, g: &Guess) -> bool {
         let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
-        g.likely * ratio <= self.asked.memory as f64
+        g.likely * ratio * MARGIN <= self.asked.memory as f64
     }
 
     fn keep(&mut self, c: Compiled) {
@@ -260,6 +306,10 @@ impl Search<'_> {
         self.last = Some((c.guess.candidate.words(), c.peak));
         let ratio = c.peak as f64 / c.guess.likely;
         let known = self.ratios.entry(likeness(&c.guess)).or_insert(ratio);
+        *known = known.min(ratio);
+        let ratio = c.seconds / c.guess.seconds;
+        let known = (likeness(&c.guess), c.guess.candidate.layout.tp > 1);
+        let known = self.times.entry(known).or_insert(ratio);
         *known = known.min(ratio);
         if self.least.is_none_or(|l| c.peak < l.1) {
             self.least = Some((c.guess.candidate, c.peak));
@@ -303,7 +353,7 @@ impl Search<'_> {
     }
 }
 
-/// What the error of the formula of memory depends on most.
+/// What the errors of the formulas of memory and time depend on most.
 fn likeness(g: &Guess) -> (Recompute, u8) {
     (g.candidate.layout.recompute, g.candidate.layout.zero)
 }

@@ -541,7 +541,8 @@ fn the_bubble_is_said() {
         for said in [text(&asked), text(&check), text(&summary)] {
             assert_eq!(said.contains(&line), flags[1].contains("pp"), "{flags:?}: {said}");
             // Of 1F1B what is measured, over the work, is the textbook's: (p - 1) / m.
-            let textbook = format!("(p-1)/(v m): {:.2} %)", 100.0 * idle / (1.0 - idle));
+            let textbook =
+                format!("1F1B by its formula, (p-1)/m: {:.2} %)", 100.0 * idle / (1.0 - idle));
             let of_1f1b = bubble > 0.0;
             assert!(!of_1f1b || said.contains(&textbook), "{flags:?}: {said}");
         }

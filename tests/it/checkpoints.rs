@@ -225,9 +225,10 @@ fn what_is_no_whole_checkpoint_is_refused() {
     std::fs::write(&file, &swapped).expect("a write");
     refused(&dir, &with("good"), 5, &words);
     std::fs::write(&file, &old[..old.len() - 1]).expect("a write");
-    refused(&dir, &with("good"), 2, &["truncated"]);
+    refused(&dir, &with("good"), 5, &["rank-00001.safetensors", "the file has fewer"]);
     std::fs::remove_file(&file).expect("a removal");
-    refused(&dir, &with("good"), 2, &["rank-00001.safetensors"]);
+    let away = ["rank-00001.safetensors", "good/step-00000002: mv good/step-00000004 good/damaged"];
+    refused(&dir, &with("good"), 5, &away);
     std::fs::write(&file, &old).expect("a write");
 
     // An index from a stranger.
@@ -605,4 +606,34 @@ fn one_job_saves_to_a_folder() {
     let hf = ["reshard", "steps", "--to", "hf", "-o", "hf"];
     std::fs::write(dir.join(".hf.shardc.lock"), "somebody's notes").expect("a write");
     refused(&dir, &hf, 5, &["error[save-locked]", "does not say who"]);
+}
+
+/// What is in the way of a run that goes on before it, and a folder under another's name.
+#[test]
+fn what_is_in_the_way_is_named() {
+    let dir = folder("in-the-way");
+    compile(&dir, "llama_gqa", &["--mesh", "tp=2"], "plan");
+    train(&dir, "plan", &["--steps", "4", "--save", "good", "--save-every", "2"]);
+    std::fs::create_dir_all(dir.join("good/step-00000008")).expect("a folder");
+    let step = dir.join("good/step-00000004");
+    let on = ["run", "plan", "--steps", "5", "--save", "good", "--save-every", "1", "--resume"];
+    let on = |from: &'static str| [&on[..], &[from]].concat();
+    refused(
+        &dir,
+        &on("good"),
+        2,
+        &["error[save-target]", "good/step-00000008 without an index.json"],
+    );
+    std::fs::remove_dir(dir.join("good/step-00000008")).expect("it is empty");
+    let words = ["error[save-target]", "of step 4", "move good/step-00000004"];
+    refused(&dir, &on("good/step-00000002"), 2, &words);
+    // A folder under another's name.
+    std::fs::rename(&step, dir.join("good/step-00000009")).expect("renamed");
+    refused(
+        &dir,
+        &["run", "plan", "--steps", "5", "--resume", "good"],
+        5,
+        &["index.json is of step 4, the folder is not"],
+    );
+    std::fs::rename(dir.join("good/step-00000009"), &step).expect("renamed");
 }

@@ -1,6 +1,7 @@
 //! All printed kernels of plans, compiled by NVIDIA's compiler: no spills, registers within a bound.
 
 use crate::fixture::options;
+use crate::lab::Lab;
 use shardc_codegen::cuda::limits::Limits;
 use shardc_codegen::{cuda, nvrtc};
 use shardc_ir::diag::Exit;
@@ -137,4 +138,23 @@ fn launches_of_plans_are_within_the_limits() {
             }
         }
     }
+}
+
+/// Kernels that cannot be made leave the plan that was there.
+#[test]
+fn a_compile_that_fails_leaves_the_plan() {
+    let lab = Lab::new("kernels-fail");
+    let model = format!("{}/llama_gqa", crate::lab::FIXTURES);
+    let compile = ["compile", &model, "--seq", "16", "-o", "p", "--mesh"];
+    lab.ok(&[&compile[..], &["tp=2"]].concat());
+    let read = || std::fs::read(lab.path("p/plan.json")).expect("a plan");
+    let before = read();
+    let mut c = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"));
+    let devices = ["dp=2", "--transport", "nccl", "--device", "cuda"];
+    c.current_dir(&lab.0).args([&compile[..], &devices].concat());
+    // A cache that cannot be made, whatever compiler is here.
+    lab.write("file", "");
+    let out = c.env("SHARDC_CACHE", lab.path("file/cache")).output().expect("shardc starts");
+    assert_eq!(out.status.code(), Some(5), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(read() == before, "the plan was replaced");
 }

@@ -341,3 +341,41 @@ fn pytorch_reads_them() {
     lab.ok(&["export", "tp.plan", "--to", "hf-tp-plan", "-o", "hf"]);
     check(&["hf", "hf/tp_plan.json", "qwen3"]);
 }
+
+/// What targets refuse at their start, or do otherwise without a word of theirs.
+#[test]
+fn targets_start_with_what_is_written() {
+    let lab = Lab::new("export-starts");
+    let deep = format!("{}/llama_deep", crate::lab::FIXTURES);
+    let base = ["compile", &deep, "--seq", "16", "--decay", "matrices", "--layers", "equal"];
+    // Three axes, of which cp shares what is made of positions.
+    let mesh = ["--mesh", "pp=2,dp=2,cp=2", "--cp-split", "zigzag", "--microbatch", "1"];
+    let schedule = ["--schedule", "1f1b", "--global-batch", "8", "-o", "p"];
+    lab.ok(&[&base[..], &mesh, &schedule].concat());
+    let said = |to: &str, plan: &str| {
+        String::from_utf8_lossy(&lab.ok(&["export", plan, "--to", to]).stdout).into_owned()
+    };
+    let megatron = said("megatron", "p");
+    assert!(
+        !megatron.contains("--seed") && megatron.contains("context-parallel-size"),
+        "{megatron}"
+    );
+    let summary = lab.ok(&["inspect", "p", "--summary"]);
+    let summary = String::from_utf8_lossy(&summary.stdout).into_owned();
+    assert!(!summary.contains(" 0-7") && !summary.contains(" 0-3\n1"), "{summary}");
+    let mesh = ["--mesh", "pp=2,dp=2", "--zero", "3", "--microbatch", "1", "--recompute", "none"];
+    let schedule = ["--schedule", "1f1b", "--global-batch", "8", "-o", "t"];
+    lab.ok(&[&base[..], &mesh, &schedule].concat());
+    assert!(said("torchtitan", "t").contains("disable_cuda_graphs = True"));
+    let one =
+        ["--mesh", "dp=2", "--zero", "1", "--dtype", "bf16", "--seed", "7", "--weight-decay", "0"];
+    lab.ok(&[&["compile", &deep, "--seq", "16", "-o", "q"][..], &one].concat());
+    assert!(said("megatron", "q").contains("--seed 7"));
+    let config: Json = serde_json::from_str(&said("deepspeed", "q")).expect("JSON");
+    assert_eq!(config["communication_data_type"], "fp32");
+    assert!(config["seed"].is_null());
+    lab.ok(&[&["compile", &deep, "--seq", "16", "-o", "h"][..], &one, &["--grad-dtype", "bf16"]]
+        .concat());
+    let config: Json = serde_json::from_str(&said("deepspeed", "h")).expect("JSON");
+    assert_eq!(config["communication_data_type"], "bf16");
+}

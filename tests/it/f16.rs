@@ -250,7 +250,7 @@ fn steps_that_overflow_change_nothing() {
             assert!(a == b && a != before, "{what}: step {n}");
         }
         // The window of 2 steps has doubled it.
-        assert_eq!(s.scale().scale(None), 2.0 * SCALE, "{what}");
+        assert_eq!(s.scale().loss_scale.map(|now| now.scale), Some(2.0 * SCALE), "{what}");
     }
 }
 

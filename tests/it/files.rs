@@ -129,10 +129,10 @@ fn every_reader_refuses_what_is_no_plain_file() {
             let out = ended(command(&lab, args));
             // verify prints what it finds, as a result.
             let said = text(&out);
-            let status = if args[0] == "verify" { 1 } else { 2 };
+            let (status, code) = refusal(file, args);
             assert_eq!(out.status.code(), Some(status), "{args:?}, {what}: {said}");
             let name = Path::new(file).file_name().expect("a name").to_string_lossy();
-            let code = said.contains("error[file]: ") || args[0] == "verify";
+            let code = said.contains(code);
             let words = code && said.contains(&*name);
             assert!(words && said.contains(what), "{args:?}, {file} is {what}: {said}");
             drop(socket);
@@ -147,6 +147,16 @@ fn every_reader_refuses_what_is_no_plain_file() {
         }
     }
     assert!(!lab.path("out").exists());
+}
+
+/// Exit status and words where a file cannot be read: `verify` prints what it finds, as a result, and a checkpoint
+/// is damaged.
+fn refusal(file: &str, args: &[&str]) -> (i32, &'static str) {
+    match args[0] {
+        "verify" => (1, ""),
+        _ if file.starts_with("ck/step-") && !file.contains("/plan/") => (5, "error[checkpoint]: "),
+        _ => (2, "error[file]: "),
+    }
 }
 
 /// A socket; its path may be longer than an address can be.
@@ -172,7 +182,7 @@ fn every_reader_has_a_bound() {
         sparse.set_len(1 << 42).expect("a sparse file");
         let out = ended(command(&lab, args));
         let said = text(&out);
-        let status = if args[0] == "verify" { 1 } else { 2 };
+        let status = refusal(file, args).0;
         assert_eq!(out.status.code(), Some(status), "{args:?}: {said}");
         let name = Path::new(file).file_name().expect("a name").to_string_lossy();
         assert!(said.contains(&*name), "{args:?}: {said}");

@@ -569,3 +569,25 @@ fn a_measured_machine_prices_plans() {
     );
     assert!(!measured(d.fit.nic));
 }
+
+/// What a number that is fixed finds, is found without it: no line that is shown leaves out a faster one of another
+/// stage of ZeRO, whatever formulas say of their order.
+#[test]
+fn fixed_numbers_find_nothing_faster() {
+    let lab = Lab::new("fixed-zero");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/configs/llama-3.1-8b.json");
+    let best = |more: &[&str]| {
+        let all =
+            ["plan", model, "--gpus", "16", "--device", "h100-sxm", "--seq", "8192", "--format"];
+        let job = ["json", "--global-batch", "64", "--memory", "72GiB"];
+        let out = lab.ok(&[&all[..], &job, more].concat());
+        let found: Json = serde_json::from_slice(&out.stdout).expect("JSON");
+        found["plans"][0]["step_s"].as_f64().unwrap_or_else(|| panic!("{found}"))
+    };
+    let [one, three] = [best(&["--top", "1"]), best(&["--top", "3"])];
+    assert!(three <= one);
+    for zero in ["zero=1", "zero=2", "zero=3"] {
+        let fixed = best(&["--top", "3", "--fix", zero]);
+        assert!(three <= fixed, "{zero}: {fixed} s, without it {three} s");
+    }
+}

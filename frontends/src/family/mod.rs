@@ -304,10 +304,11 @@ pub fn find(config: &Config) -> Result<&'static Family> {
     let what = format!("model type `{word}` is not known");
     let help = format!("the {} known types are {list}", FAMILIES.len());
     let d = config.unsupported("unknown-model-type", "model_type", what, help);
-    Err(match nearest(word, known(), 1)[..] {
+    let d = match nearest(word, known(), 1)[..] {
         [] => d,
         [near, ..] => d.help(format!("the nearest is `{near}`")),
-    })
+    };
+    Err(d.help("any other model comes as an archive of torch.export: shardc import MODEL.pt2"))
 }
 
 #[cfg(test)]

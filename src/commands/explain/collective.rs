@@ -9,6 +9,7 @@ use crate::report::{Experts, bytes, phase_of};
 use serde_json::Value as Json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
+use shardc_ir::group::begins_call;
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Collective, Sends};
 use shardc_ir::text::type_text;
@@ -170,10 +171,35 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
         false => "once per step".into(),
     };
     let step = bytes((ring * calls as f64) as usize);
-    vec![
+    let mut l = vec![
         format!("a rank sends {ring} B per call (ring){formula}"),
         format!("{often}, {step} per rank and step"),
-    ]
+    ];
+    l.extend(together(why, c));
+    l
+}
+
+/// The other collectives that are sent in the same call, if there are such.
+fn together(why: &Why, c: &Call) -> Option<String> {
+    let (mesh, f) = (why.mesh, c.f);
+    let at = f.nodes.iter().position(|n| std::ptr::eq(n, c.n))?;
+    let begin = (0..=at).rev().find(|&i| begins_call(f, i))?;
+    let end = (at + 1..f.nodes.len()).find(|&i| begins_call(f, i)).unwrap_or(f.nodes.len());
+    let all = numbered(why.plan);
+    let own = |i: &usize| all.iter().position(|&x| x == (c.fi, *i)).map(|n| n + 1);
+    let numbers: Vec<usize> = (begin..end).filter_map(|i| own(&i)).collect();
+    let (first, last) = (numbers.first()?, numbers.last()?);
+    let sent = |n: &Node| -> f64 {
+        let pairs = n.ins.iter().zip(&n.outs);
+        let of = |c: &dyn Collective| {
+            pairs.map(|(&x, &y)| c.ring_bytes(mesh, f.ty(x), f.ty(y))).sum::<f64>()
+        };
+        n.op.collective().map_or(0.0, of)
+    };
+    let total: f64 = f.nodes[begin..end].iter().map(sent).sum();
+    (first < last).then(|| {
+        format!("sent in 1 call: collective:{first} to collective:{last}, {total} B together")
+    })
 }
 
 /// What else would lead from the layout that comes to the one that is wanted.
@@ -304,10 +330,7 @@ fn recomputed(why: &Why, c: &Call, all: &[(usize, usize)]) -> Vec<String> {
         o.f.kind == FuncKind::Forward
             && o.n.op == c.n.op
             && path(o.f, o.n.scope) == path(c.f, c.n.scope)
-            && {
-                let (a, b) = (o.f.name(o.n.outs[0]), c.f.name(c.n.outs[0]));
-                a.hint == b.hint && a.layer == b.layer
-            }
+            && o.f.name(o.n.outs[0]) == c.f.name(c.n.outs[0])
     });
     let of = twin.map_or("a collective of forward".into(), |i| format!("collective:{}", i + 1));
     let needs = match c.kind {
@@ -335,6 +358,7 @@ fn same(why: &Why, c: &Call, all: &[(usize, usize)], me: (usize, usize)) -> Vec<
             parts.collect::<Vec<_>>().join("."),
             name.grad,
             name.hint.to_string(),
+            name.dup,
         )
     };
     if c.f.scope_info(c.n.scope).layer.is_none() {
@@ -356,7 +380,13 @@ fn same(why: &Why, c: &Call, all: &[(usize, usize)], me: (usize, usize)) -> Vec<
 /// What would make this collective unnecessary, and at which price.
 fn remove(why: &Why, c: &Call) -> Vec<String> {
     let (mesh, o) = (why.mesh, &why.s.options);
-    let axis = mesh.names(c.atoms, "+");
+    let axis = Experts::of(why.plan).axis(mesh, c.f, c.n, c.atoms);
+    if axis == "ep" {
+        let ways = mesh.ways(c.atoms);
+        return vec![format!(
+            "a smaller ep: with ep=1 each rank holds all experts, {ways} times the weights of experts"
+        )];
+    }
     let tp = mesh.axis("tp").unwrap_or_default();
     let held: usize = c.n.outs.iter().map(|&v| c.f.ty(v).local_bytes(mesh)).sum();
     let gradient = (0..c.n.ins.len()).any(|i| is_gradient(c.f, c.n, i));

@@ -14,6 +14,11 @@ use std::collections::BTreeMap;
 /// Most names suggested for one that is not there.
 const MAX_NEAR: usize = 8;
 
+/// True of the name of a parameter, or of a checkpoint's tensor.
+pub fn is_one(why: &Why, name: &str) -> bool {
+    why.plan.weights.iter().any(|w| w.param == name || w.tensors().any(|t| t == name))
+}
+
 /// Explains the parameter of this name, or all that are cut from a checkpoint tensor of this name.
 pub fn explain(why: &Why, name: &str) -> Result<Answer> {
     let name = name.trim();

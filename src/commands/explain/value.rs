@@ -160,7 +160,11 @@ fn unknown(why: &Why, what: &str, name: &str) -> Diag {
     let funcs: Vec<&str> = why.plan.module.funcs.iter().map(|f| &*f.name).collect();
     let d = match near[..] {
         [] => d,
-        _ => d.help(format!("{} names are like it: {}", near.len(), near.join(", "))),
+        _ => d.help(format!("names like it: {}", near.join(", "))),
+    };
+    let d = match what.parse::<usize>() {
+        Ok(n) => d.help(format!("for a collective write collective:{n}")),
+        Err(_) => d,
     };
     d.help(format!(
         "use a name as `shardc inspect` prints it; `@{} %name` chooses one of the {} functions",

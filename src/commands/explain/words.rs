@@ -119,6 +119,9 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
         .collect();
     at.sort_unstable();
     at.dedup();
+    if p.bytes == 0 && f.ty(v).local_bytes(&plan.module.mesh) > 0 {
+        return vec!["never stored: the kernel that makes it uses it up".into()];
+    }
     let first = at.first().copied().unwrap_or(p.offset);
     let mut out = vec![format!("{} B at byte {first} of a rank's arena, {name}", p.bytes)];
     if at.len() > 1 {

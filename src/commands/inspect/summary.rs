@@ -5,7 +5,7 @@ use crate::commands::compile::{count, mesh_line};
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
-use crate::report::{CollectiveReport, Kept, bubble_line, bytes, padding_lines};
+use crate::report::{CollectiveReport, Kept, bubble_line, bytes, layers_of, padding_lines};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
@@ -123,8 +123,8 @@ pub fn layers(plan: &Plan, c: &RankClass) -> Vec<String> {
     let of = |stage: &usize| {
         let mut all = plan.module.of_kind(FuncKind::Forward);
         let Some(f) = all.find(|f| f.stage == *stage) else { return "none".into() };
-        let all = || f.nodes.iter().filter_map(|n| f.scope_info(n.scope).layer);
-        match (all().min(), all().max()) {
+        let all = layers_of(f);
+        match (all.first(), all.last()) {
             (Some(a), Some(b)) if a == b => a.to_string(),
             (Some(a), Some(b)) => format!("{a}-{b}"),
             _none => "none".into(),

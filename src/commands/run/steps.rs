@@ -47,7 +47,7 @@ impl Leader<'_> {
         let keeps = files.iter().any(|to| to.is_some());
         let mut out = Progress::new(keeps);
         let mut first: Option<StepResult> = None;
-        let (first_step, mut at) = (done + 1, done);
+        let (first_step, mut at, mut skipped) = (done + 1, done, 0);
         let job = self.job;
         let asked = || job.map_or_else(signals::asked, |j| j.control.wished());
         for step in first_step..=steps {
@@ -62,6 +62,7 @@ impl Leader<'_> {
             // A step that changes nothing is none of the schedule of the learning rate.
             let lr = self.run.lr.at(step - self.session.scale().skipped);
             let r = self.session.step(&batch, lr, step)?;
+            skipped += usize::from(r.skipped);
             if let Some(t) = &mut self.trace {
                 t.add(&self.stored.plan, step, &r.timings);
             }
@@ -85,6 +86,11 @@ impl Leader<'_> {
             }
         }
         bar.finish_and_clear();
+        if skipped > 0 {
+            let of = at - done;
+            let none = if skipped == of { ": nothing was trained" } else { "" };
+            note(format!("{skipped} of {of} steps were skipped: gradients overflow{none}"));
+        }
         if done >= steps {
             note(format!("nothing to do: {done} steps are done, and --steps is {steps}"));
         }

@@ -237,3 +237,52 @@ fn collectives_of_experts_are_over_ep() {
         .collect();
     assert!(!axes.is_empty() && axes.iter().all(|a| *a == "ep"), "{axes:?}");
 }
+
+/// Hops of a ring are told apart, experts' exchanges are of ep, and what is sent in one call is said with its bytes;
+/// the name of a weight is enough.
+#[test]
+fn collectives_that_are_much_alike_are_told_apart() {
+    let cp = Options { cp_mode: CpMode::Ring, ..options(&[("cp", 4)], false, 4) };
+    let ring = compiled("llama_gqa", &Options { observe: false, ..cp });
+    let mut twins = vec![];
+    for n in 1..=numbered(&ring.plan).len() {
+        let a = answer(&ring, &format!("collective:{n}"));
+        if let Some((_, twin)) = a.split_once("it is collective:") {
+            twins.push(twin.split_once(' ').expect("words").0.to_string());
+        }
+        let same =
+            a.lines().filter(|l| l.starts_with("same as")).map(|l| l.matches(" of layer ").count());
+        let layers = ring.facts.expect("a family").layers;
+        assert!(same.sum::<usize>() < layers, "{a}");
+    }
+    let all = twins.len();
+    twins.sort();
+    twins.dedup();
+    assert!(all > 3 && twins.len() == all, "{all} mirrors of {} collectives", twins.len());
+
+    let moe = Options { ep: 2, ..options(&[("dp_shard", 2)], false, 4) };
+    let moe = compiled("mixtral", &Options { observe: false, ..moe });
+    let answers = (1..=numbered(&moe.plan).len()).map(|n| answer(&moe, &format!("collective:{n}")));
+    let of_ep: Vec<String> = answers.filter(|a| a.contains(" over ep in")).collect();
+    let says = |a: &String| a.contains("with ep=1 each rank holds all experts, 2 times");
+    assert!(!of_ep.is_empty() && of_ep.iter().all(says), "{of_ep:#?}");
+
+    let zero = Options {
+        zero: 3,
+        transport: shardc_passes::options::Transport::Nccl,
+        ..options(&[("dp_shard", 2)], false, 4)
+    };
+    let zero = compiled("llama_gqa", &Options { observe: false, ..zero });
+    let answers =
+        (1..=numbered(&zero.plan).len()).map(|n| answer(&zero, &format!("collective:{n}")));
+    let together = answers.filter(|a| a.contains("sent in 1 call: collective:")).count();
+    assert!(together > 10, "{together}");
+
+    let weight = "model.layers.1.self_attn.k_proj.weight";
+    assert_eq!(answer(&zero, weight), answer(&zero, &format!("tensor:{weight}")));
+}
+
+fn compiled(name: &str, o: &Options) -> Stored {
+    let config = Fixture::open(name).dir.join("config.json");
+    shardc::compile(&config, o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored
+}

@@ -377,7 +377,7 @@ pub fn bubble_line(plan: &Plan) -> Option<String> {
             100.0 * textbook_bubble(plan)
         );
         if has_layers && empty > 0 {
-            line += &format!("; but {empty} of {all} stages have no layer");
+            line += &format!("; stages without a layer: {empty} of {all}");
         }
         line
     })

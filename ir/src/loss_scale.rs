@@ -84,7 +84,7 @@ impl LossScale {
 pub struct ScaleState {
     /// Steps that have changed nothing.
     pub skipped: usize,
-    /// `None` of a run whose scale has never changed.
+    /// `None` unless the scale has changed from step to step, in this run or one that it goes on from.
     pub loss_scale: Option<LossScale>,
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Index {
     /// Steps of these that have changed nothing, because gradients of f16 overflowed.
     #[serde(default, skip_serializing_if = "is_none")]
     pub skipped: usize,
-    /// The scale of the loss, if it changes.
+    /// The scale of the loss, if it has changed from step to step in this run or one that it goes on from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
     /// blake3 of the plan's `plan.json`, which has the hashes of its other files.
@@ -114,23 +114,29 @@ pub struct Saved {
 }
 
 fn broken(dir: &Path, what: String) -> Diag {
-    let d = Diag::new("checkpoint", what)
+    Diag::new("checkpoint", what)
         .at(dir.display().to_string())
         .rule("a checkpoint is what shardc run --save-every wrote, unchanged")
-        .exit(Exit::Environment);
-    // The one before it, if this is one of several.
-    let parent = dir.parent().unwrap_or(Path::new(""));
-    let step = dir.file_name().and_then(|n| step_of(&n.to_string_lossy()));
-    let before = step.and_then(|step| all(parent).ok()?.into_iter().rev().find(|x| x.0 < step));
-    match (step, before) {
-        (Some(step), Some((_, older))) => d.help(format!(
+        .exit(Exit::Environment)
+}
+
+/// The same of one whose files are damaged, with the way on: the one before it, if it is one of several.
+fn damaged(dir: &Path, what: String) -> Diag {
+    let d = broken(dir, what);
+    let Ok(whole) = dir.canonicalize() else { return d };
+    let step = whole.file_name().and_then(|n| step_of(&n.to_string_lossy()));
+    let (Some(step), Some(parent)) = (step, whole.parent()) else {
+        return d.help("go on from another one: name its folder step-NNNNNNNN");
+    };
+    let before = all(parent).ok().and_then(|found| found.into_iter().rev().find(|x| x.0 < step));
+    match before {
+        Some((_, older)) => d.help(format!(
             "move it away and go on from the one before, {}: mv {} {}",
-            older.display(),
+            older.file_name().unwrap_or_default().display(),
             dir.display(),
-            parent.join(format!("damaged-{step:08}")).display()
+            dir.with_file_name(format!("damaged-{step:08}")).display()
         )),
-        (Some(_), None) => d.help("there is no older one: begin without --resume"),
-        (None, _) => d,
+        None => d.help("there is no older one beside it"),
     }
 }
 
@@ -149,8 +155,8 @@ impl Saved {
     /// Opens a checkpoint, or the last one of a folder of them. Only the index and headers are read.
     ///
     /// # Errors
-    /// `checkpoint` if there is none, or its index is wrong or does not fit its files; `file`,
-    /// `safetensors` and `truncated` for these.
+    /// `checkpoint` if there is none, or its index is wrong, or its files cannot be read or do not fit it; `file` if
+    /// there is no such folder.
     pub fn open(dir: &Path) -> Result<Saved> {
         if dir.is_file() {
             return Err(broken(dir, "this is a file, a checkpoint is a folder".into())
@@ -164,16 +170,15 @@ impl Saved {
         }
         let dir = if dir.join("index.json").exists() { dir.to_path_buf() } else { last(dir)? };
         let path = dir.join("index.json");
-        let wrong = |what: String| broken(&dir, what);
+        let wrong = |what: String| damaged(&dir, what);
         let text = files::read_text(&path, MAX_INDEX)
             .map_err(|d| wrong(format!("index.json: {}", d.message)))?;
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
         let format = &json["format"];
         if !format.as_u64().is_some_and(|n| (OLDEST..=u64::from(FORMAT)).contains(&n)) {
-            return Err(wrong(format!(
-                "it has format {format}, this shardc reads {OLDEST} to {FORMAT}"
-            )));
+            let what = format!("it has format {format}, this shardc reads {OLDEST} to {FORMAT}");
+            return Err(broken(&dir, what).help("go on with the shardc that wrote it"));
         }
         let index: Index =
             serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
@@ -187,7 +192,9 @@ impl Saved {
         let named = dir.canonicalize().ok();
         let named = named.as_ref().and_then(|d| step_of(&d.file_name()?.to_string_lossy()));
         if named.is_some_and(|step| step != index.step) {
-            return Err(wrong(format!("index.json is of step {}, the folder is not", index.step)));
+            let what = format!("index.json is of step {}, the folder is not", index.step);
+            return Err(broken(&dir, what)
+                .help(format!("give the folder the name that it had: step-{:08}", index.step)));
         }
         if let Some(run) = index.run.as_ref().filter(|run| run.rows >= 1 << 62) {
             return Err(wrong(format!("index.json: {} rows", run.rows)));
@@ -251,8 +258,8 @@ impl Saved {
     pub fn verify(&self, first: usize, of: usize) -> Result<()> {
         for (name, file) in self.files.iter().skip(first).step_by(of.max(1)) {
             let path = self.dir.join(name);
-            let wrong = |what: String| broken(&self.dir, format!("{name}: {what}"));
-            let found = hash(&path)?;
+            let wrong = |what: String| damaged(&self.dir, format!("{name}: {what}"));
+            let found = hash(&path).map_err(|d| wrong(d.message))?;
             if found != (file.header.clone(), file.blake3.clone()) {
                 return Err(wrong("the data are not those that were written".into()));
             }

@@ -115,17 +115,20 @@ pub fn write_all(
 /// `save-target` with the later step that is there.
 pub fn check_steps(dir: &Path, done: usize) -> Result<()> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let later =
-        entries.filter_map(|e| Some((step_of(&e.file_name().to_string_lossy())?, e.path())));
-    let Some((step, later)) = later.filter(|s| s.0 > done).max() else { return Ok(()) };
-    let away = format!("move {} and all that are later away", later.display());
-    let (what, way) = match later.join("index.json").exists() {
-        true => (
-            format!("it holds a checkpoint of step {step}, this run begins after step {done}"),
-            format!("go on from step {step} with --resume, {away}, or save to another folder"),
+    let step = |e: fs::DirEntry| Some((step_of(&e.file_name().to_string_lossy())?, e.path()));
+    let later = entries.filter_map(step).filter(|s| s.0 > done);
+    let mut later: Vec<(usize, PathBuf)> = later.collect();
+    later.sort();
+    let Some((_, first)) = later.first() else { return Ok(()) };
+    let away = format!("move {} and all later ones away", first.display());
+    let is_whole = |x: &&(usize, PathBuf)| x.1.join("index.json").exists();
+    let (what, way) = match later.iter().rev().find(is_whole) {
+        Some((last, _)) => (
+            format!("it holds a checkpoint of step {last}, this run begins after step {done}"),
+            format!("go on from step {last} with --resume, {away}, or save to another folder"),
         ),
-        false => (
-            format!("it holds {} without an index.json: no checkpoint", later.display()),
+        None => (
+            format!("{} has no index.json, so it is not a checkpoint", first.display()),
             format!("{away}, or save to another folder"),
         ),
     };

@@ -94,7 +94,7 @@ fn texts(c: &Comparison) -> String {
         return "nothing that is compared differs\n".into();
     }
     let mut out = String::from(
-        "\nmemory, exchanges and numbers of ops are the same; the texts differ, of a function first in\n",
+        "\nmemory, exchanges and numbers of ops are the same; the texts differ; the first such line of each function:\n",
     );
     for of in ["model", "programs"] {
         let own: Vec<&Line> = c.texts.iter().filter(|l| l.of == of).collect();

@@ -102,7 +102,7 @@ fn slurm(s: &Sizes) -> String {
     let (devices, meet, mpi) = match s.nccl {
         true => (
             format!("#SBATCH --gpus-per-node={per_node}\n"),
-            format!("{SECRET}# A port of its own for each job on a node.\nexport MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device."),
+            format!("{SECRET}# A port of its own for each job on a node.\nexport MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))\nMASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\nexport MASTER_ADDR\n# One process per rank and device."),
             "",
         ),
         false => (
@@ -120,12 +120,12 @@ fn slurm(s: &Sizes) -> String {
 #SBATCH --ntasks-per-node={per_node}
 #SBATCH --mem-per-cpu={memory}M
 #SBATCH --requeue --open-mode=append
-# Two minutes before its time is over the job saves.
+# Two minutes before its time is over the job saves, and ends; start it again to go on.
 #SBATCH --signal=TERM@120
 {devices}set -euo pipefail
 {RESUME}
 {meet}
-srun --kill-on-bad-exit=1{mpi} {run} \"${{resume[@]}}\" \"$@\"
+srun --kill-on-bad-exit=1{mpi} {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
 "
     )
 }
@@ -179,7 +179,7 @@ fn k8s(s: &Sizes) -> String {
     let memory = memory * per_node;
     format!(
         "# kubectl apply -f FILE; as it stands it trains on random tokens for 10 steps: put flags of shardc run, such as
-# --data FILE --steps N --weights DIR, where FLAGS is. Needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
+# --data FILE --steps N --weights DIR, between the quotes of FLAGS. Needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
 # MPI and sshd; the claim `shared` is mounted at /shared, where jobs start.
 apiVersion: kubeflow.org/v2beta1
 kind: MPIJob
@@ -201,7 +201,7 @@ spec:
               command: [bash, -c]
               args:
                 - >-
-                  SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}} FLAGS=;
+                  SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}} FLAGS='';
                   exec mpirun -n {ranks} {run}
                   $(compgen -G \"$SAVE/step-*/index.json\" >/dev/null && echo --resume \"$SAVE\") $FLAGS
               volumeMounts: [{{name: shared, mountPath: /shared}}]

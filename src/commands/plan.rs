@@ -207,7 +207,10 @@ fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
     };
     let d = match found.put_off {
         0 => d,
-        n => d.help(format!("{n} layouts were not compiled: raise --top to try more of them")),
+        n => d.help(format!(
+            "{n} layouts were not compiled: --top {} tries twice as many",
+            2 * asked.top.max(10)
+        )),
     };
     d.help("use more --gpus, or a machine with more memory").exit(Exit::Infeasible)
 }
@@ -258,9 +261,9 @@ fn table(asked: &Asked, found: &Found) -> String {
     let ties = found.fits.iter().filter(|c| tie(c)).count();
     let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
     let counted = format!(
-        "a step has {} sequences of {} tokens, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
+        "a step: {} x {} tokens, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
          compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
-         fast (raise --top)",
+         fast",
         asked.options.global_batch,
         asked.options.seq,
         asked.options.dtype.name(),

@@ -220,8 +220,8 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         out.put("recompute-method", "uniform");
         out.put("recompute-num-layers", 1);
     }
-    // It takes no 0; and of any seed it makes other numbers.
-    if o.seed > 0 {
+    // It takes no 0, and 32 bits; and of any seed it makes other numbers.
+    if (1..1 << 32).contains(&o.seed) {
         out.put("seed", o.seed);
     }
 }

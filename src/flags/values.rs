@@ -65,7 +65,7 @@ const MAX_CSV: u64 = 64 << 20;
 
 /// A schedule by name, or the text of a CSV file.
 pub(super) fn schedule(text: &str) -> Result<Order> {
-    if !text.ends_with(".csv") {
+    if !text.to_ascii_lowercase().ends_with(".csv") {
         let name = text.to_ascii_lowercase();
         if name != "search" {
             Named::parse(&name).map_err(|d| {

@@ -201,6 +201,11 @@ impl<'a> Guesses<'a> {
         self.order.len()
     }
 
+    /// How many are left.
+    pub fn left(&self) -> usize {
+        self.order.len() - self.at + self.looked_at.len()
+    }
+
     /// The fastest of those that are left, where looking at a schedule never makes it faster.
     pub fn next(&mut self) -> Option<Guess> {
         loop {

@@ -35,7 +35,8 @@ const AT_ONCE: usize = 2;
 /// Compilations for one plan that is asked for, fitting or not, and for how many plans at least.
 const TRIES: usize = 6;
 const FEW: usize = 10;
-/// Compilations for one plan that is asked for, of layouts that may be faster than what was found.
+/// Compilations for one plan that is asked for, and for [`FEW`] at least, of layouts that may be faster than what was
+/// found.
 const MORE: usize = 1;
 /// Layouts that are looked at to find such.
 const MOST_LOOKED_AT: usize = 4096;
@@ -236,12 +237,12 @@ impl Search<'_> {
             self.compile_all(some, say);
         }
         let mut left: Vec<Guess> = put_off.into_iter().chain(late).collect();
-        let Some(mut bound) = self.bound() else { return left.len() };
+        let Some(mut bound) = self.bound() else { return left.len() + guesses.left() };
         // None that is left is faster by formula alone; but plans of one kind are faster than their formula.
-        let least = self.times.values().copied().fold(FIRST_TIME, f64::min);
+        let least = self.times.values().map(|r| r * TIME_MARGIN).fold(FIRST_TIME, f64::min);
         let near = std::iter::from_fn(|| guesses.next()).take(MOST_LOOKED_AT);
         left.extend(near.take_while(|g| g.seconds * least < bound));
-        for _ in 0..MORE * self.asked.top / AT_ONCE {
+        for _ in 0..(MORE * self.asked.top.max(FEW)).div_ceil(AT_ONCE) {
             left.retain(|g| !self.is_hopeless(g) && self.time(g) < bound);
             let (mut now, rest): (Vec<_>, Vec<_>) =
                 left.into_iter().partition(|g| self.seems_to_fit(g));

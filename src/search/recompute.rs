@@ -8,13 +8,12 @@
 
 use super::{Price, Prices, against, all, trial};
 use crate::Input;
-use crate::report::bytes;
+use crate::report::{bytes, layers_of};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::FuncKind;
 use shardc_ir::plan::Plan;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::Options;
-use std::collections::BTreeSet;
 
 /// A policy with what its plan needs and costs.
 #[derive(Clone)]
@@ -102,11 +101,7 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
 
 /// Most decoder layers of a stage.
 fn layers(plan: &Plan) -> usize {
-    let of = |f: &shardc_ir::func::Func| {
-        let all = f.nodes.iter().filter_map(|n| f.scope_info(n.scope).layer);
-        all.collect::<BTreeSet<u32>>().len()
-    };
-    plan.module.of_kind(FuncKind::Forward).map(of).max().unwrap_or(0)
+    plan.module.of_kind(FuncKind::Forward).map(|f| layers_of(f).len()).max().unwrap_or(0)
 }
 
 /// Cost where a line through two plans needs the limit.

@@ -227,7 +227,7 @@ fn what_is_no_whole_checkpoint_is_refused() {
     std::fs::write(&file, &old[..old.len() - 1]).expect("a write");
     refused(&dir, &with("good"), 5, &["rank-00001.safetensors", "the file has fewer"]);
     std::fs::remove_file(&file).expect("a removal");
-    let away = ["rank-00001.safetensors", "good/step-00000002: mv good/step-00000004 good/damaged"];
+    let away = ["rank-00001.safetensors", "step-00000002: mv good/step-00000004 good/damaged"];
     refused(&dir, &with("good"), 5, &away);
     std::fs::write(&file, &old).expect("a write");
 
@@ -618,15 +618,16 @@ fn what_is_in_the_way_is_named() {
     let step = dir.join("good/step-00000004");
     let on = ["run", "plan", "--steps", "5", "--save", "good", "--save-every", "1", "--resume"];
     let on = |from: &'static str| [&on[..], &[from]].concat();
-    refused(
-        &dir,
-        &on("good"),
-        2,
-        &["error[save-target]", "good/step-00000008 without an index.json"],
-    );
+    refused(&dir, &on("good"), 2, &["error[save-target]", "good/step-00000008 has no index.json"]);
     std::fs::remove_dir(dir.join("good/step-00000008")).expect("it is empty");
     let words = ["error[save-target]", "of step 4", "move good/step-00000004"];
     refused(&dir, &on("good/step-00000002"), 2, &words);
+    // The first of those that are later, and the last that one can go on from.
+    let more = ["--steps", "6", "--resume", "good", "--save", "good", "--save-every", "2"];
+    train(&dir, "plan", &[&more[..], &["--keep", "9"]].concat());
+    let words = ["error[save-target]", "go on from step 6", "move good/step-00000004 and"];
+    refused(&dir, &on("good/step-00000002"), 2, &words);
+    std::fs::remove_dir_all(dir.join("good/step-00000006")).expect("removed");
     // A folder under another's name.
     std::fs::rename(&step, dir.join("good/step-00000009")).expect("renamed");
     refused(

@@ -97,7 +97,10 @@ pub fn brief(why: &Why, number: usize) -> Option<Json> {
         ("bytes", cost(why, &c)),
         ("why", reasons(why, &c)),
         ("mirror", mirror(why, &c, &all)),
-        ("remove", remove(why, &c)),
+        (
+            "remove",
+            if zero::of_collective(why, c.f, c.n).is_empty() { remove(why, &c) } else { vec![] },
+        ),
     ];
     let some = parts.into_iter().filter(|p| !p.1.is_empty());
     let parts: Vec<Json> = some.map(|(name, lines)| serde_json::json!([name, lines])).collect();
@@ -381,7 +384,8 @@ fn same(why: &Why, c: &Call, all: &[(usize, usize)], me: (usize, usize)) -> Vec<
 fn remove(why: &Why, c: &Call) -> Vec<String> {
     let (mesh, o) = (why.mesh, &why.s.options);
     let axis = Experts::of(why.plan).axis(mesh, c.f, c.n, c.atoms);
-    if axis == "ep" {
+    // Gathers of a router's weight stand there, too.
+    if axis == "ep" && matches!(c.kind, "all_to_all" | "all_to_all_v" | "exchange") {
         let ways = mesh.ways(c.atoms);
         return vec![format!(
             "a smaller ep: with ep=1 each rank holds all experts, {ways} times the weights of experts"

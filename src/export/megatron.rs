@@ -205,11 +205,12 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
     if o.dtype == DType::F16 {
         out.on("fp16", true);
         out.on("accumulate-allreduce-grads-in-fp32", o.grad_dtype == DType::F32);
+        // As f32 2^32 would be written as 4294967300.
         match o.loss_scaling {
-            LossScaling::Constant { scale } => out.put("loss-scale", scale),
+            LossScaling::Constant { scale } => out.put("loss-scale", f64::from(scale)),
             LossScaling::Dynamic { initial, min, window, hysteresis } => {
-                out.put("initial-loss-scale", initial);
-                out.put("min-loss-scale", min);
+                out.put("initial-loss-scale", f64::from(initial));
+                out.put("min-loss-scale", f64::from(min));
                 out.put("loss-scale-window", window);
                 out.put("hysteresis", hysteresis);
             }

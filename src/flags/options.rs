@@ -179,6 +179,8 @@ impl Flags {
                 }
             }
             if *min > *initial {
+                // As f32 they would be shown with fewer digits than they have.
+                let (min, initial) = (f64::from(*min), f64::from(*initial));
                 let what = format!("--min-loss-scale {min} is above the scale of the first step");
                 return Err(Diag::new("flag", what)
                     .at(format!("--initial-loss-scale {initial}"))

@@ -379,4 +379,7 @@ fn targets_start_with_what_is_written() {
         .concat());
     let config: Json = serde_json::from_str(&said("deepspeed", "h")).expect("JSON");
     assert_eq!(config["communication_data_type"], "bf16");
+    let half = ["--mesh", "dp=2", "--dtype", "f16", "--weight-decay", "0", "-o", "s"];
+    lab.ok(&[&["compile", &deep, "--seq", "16"][..], &half].concat());
+    assert!(said("megatron", "s").contains("--initial-loss-scale 4294967296\n"));
 }

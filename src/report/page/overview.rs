@@ -118,7 +118,7 @@ pub fn settings(s: &Stored) -> Json {
             ["clip", of_training(o.clip.map_or(none(), |c| c.to_string()))],
             ["scale of the loss", match s.plan.settings.loss_scaling {
                 None => none(),
-                Some(LossScaling::Constant { scale }) => scale.to_string(),
+                Some(LossScaling::Constant { scale }) => f64::from(scale).to_string(),
                 Some(LossScaling::Dynamic { initial, .. }) => format!("from {} on, adapts", f64::from(initial)),
             }],
             ["frozen", of_training(if o.freeze.is_empty() { none() } else { o.freeze.join(", ") })],

@@ -100,7 +100,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
         return Err("of a model that is compiled with --documents".into());
     }
     let only = match own.fill {
-        Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments => {
+        Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments | Fill::Mask => {
             own.batch && own.seq == Some(1) && sizes.len() == 2
         }
         Fill::Positions => own.tokens().is_some_and(|d| sizes.len() == d + 1),
@@ -110,7 +110,7 @@ fn fits(own: Input, dtype: DType, sizes: &[usize], o: &Options) -> std::result::
     };
     if !only {
         let dims = match own.fill {
-            Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments => {
+            Fill::Tokens | Fill::Places | Fill::Offsets | Fill::Segments | Fill::Mask => {
                 "[rows, tokens], with `batch, seq=1`"
             }
             Fill::Positions => "[tokens] or [rows, tokens], with `seq` of the last dim",

@@ -68,9 +68,13 @@ pub(crate) struct StepData {
 /// Numbers of the input `run`.
 const RUN: usize = 3;
 
-/// Adds what follows from tokens to the columns of a step: which documents they are of, where in them, and
-/// which labels are ignored. What is not a batch of the plan, [`check`] says.
+/// Adds what is not given to the columns of a step: masks without padding, and what follows from tokens: which
+/// documents they are of, where in them, and which labels are ignored. What is not a batch of the plan, [`check`] says.
 pub(crate) fn complete(s: &Settings, table: &[InputRow], columns: &mut Columns) {
+    for r in table.iter().filter(|r| r.input.fill == Fill::Mask) {
+        let ones = || Numbers::I32(vec![1; s.global_batch.saturating_mul(r.elements())]);
+        columns.entry(r.name.to_string()).or_insert_with(ones);
+    }
     let Some(documents) = s.documents else { return };
     let row = |fill: Fill| table.iter().find(|r| r.input.fill == fill);
     let Some(Numbers::I32(tokens)) = row(Fill::Tokens).and_then(|r| columns.get(&*r.name)) else {
@@ -124,6 +128,14 @@ fn in_range(s: &Settings, row: &InputRow, x: &[i32]) -> Result<()> {
     let Some(at) = x.iter().position(|&i| i >= below || (!label && i < 0)) else { return Ok(()) };
     let (width, id, name) = (row.elements().max(1), x[at], &row.name);
     let (r, column) = (at / width, at % width);
+    if row.input.fill == Fill::Mask {
+        return Err(Diag::new(
+            "mask-range",
+            format!("`{name}` is {id} in row {r}, column {column}"),
+        )
+        .at(format!("{name}[{r}, {column}]"))
+        .rule("a mask is 1 of a token and 0 of padding"));
+    }
     let (code, low) = match label {
         true => ("label-range", "any negative number (ignored) or 0"),
         false => ("token-range", "0"),
@@ -178,7 +190,7 @@ fn fits(w: &Wiring, slot: &Slot, t: &Type, row: &InputRow) -> bool {
     let tokens = own.tokens().map(|d| sizes.get(d).copied());
     let line = tokens.is_none_or(|n| n == Some(s.seq));
     let known = match own.fill {
-        Fill::Tokens | Fill::Places => own.batch && tokens.is_some() && t.rank() == 2,
+        Fill::Tokens | Fill::Places | Fill::Mask => own.batch && tokens.is_some() && t.rank() == 2,
         Fill::Offsets | Fill::Segments => {
             own.batch && tokens.is_some() && t.rank() == 2 && s.documents.is_some()
         }

@@ -157,6 +157,9 @@ impl Columns {
         let mut rows: Option<(usize, &str)> = None;
         for row in table.iter().filter(|r| is_read(r)) {
             let Some((a, _)) = self.of(row) else {
+                if row.input.fill == Fill::Mask {
+                    continue;
+                }
                 let known: Vec<&str> = self.arrays.keys().take(8).map(String::as_str).collect();
                 let what = format!("there is no column `{}`", row.name);
                 return Err(wrong(&self.spec, what).why(format!(
@@ -195,6 +198,11 @@ impl Columns {
             Some((0, name)) => Err(wrong(&self.spec, format!("`{name}` has no rows"))),
             rows => Ok(rows.map_or(0, |r| r.0)),
         }
+    }
+
+    /// Whether there is a column for an input. Without one for a mask nothing is padding.
+    pub fn has(&self, row: &InputRow) -> bool {
+        self.of(row).is_some()
     }
 
     /// The numbers of an input for these rows.
@@ -239,7 +247,7 @@ impl Columns {
     }
 }
 
-/// Whether the user's columns fill an input.
+/// Whether the user's columns fill an input; a mask, if they have one.
 fn is_read(row: &InputRow) -> bool {
     row.input.fill.is_data() && row.input.fill != Fill::Random
 }

@@ -100,7 +100,9 @@ impl Data {
     /// # Errors
     /// `data` for an input that they do not have, or have in other sizes.
     pub fn check(&self, table: &[InputRow]) -> Result<()> {
-        let asked = table.iter().filter(|r| r.input.fill.is_data() && r.input.fill != Fill::Random);
+        let asked = table.iter().filter(|r| {
+            r.input.fill.is_data() && !matches!(r.input.fill, Fill::Random | Fill::Mask)
+        });
         match self {
             Data::Random { .. } => Ok(()),
             Data::Columns(c) => c.check(table).map(drop),
@@ -110,6 +112,15 @@ impl Data {
                     .rule("tokens fill input_ids and labels of every token; the rest is columns")
                     .help("give columns: FILE.safetensors, or NAME=FILE.npy,NAME=FILE.npy")),
             },
+        }
+    }
+
+    /// Whether an input is filled by these data: a mask only by a column, since without one nothing is padding.
+    fn fills(&self, row: &InputRow) -> bool {
+        match (row.input.fill, self) {
+            (Fill::Mask, Data::Columns(c)) => c.has(row),
+            (Fill::Mask, _) => false,
+            (fill, _) => fill.is_data(),
         }
     }
 
@@ -137,7 +148,7 @@ impl Data {
         };
         let mut tokens: Option<(usize, Vec<i32>, Vec<i32>)> = None;
         let mut out = shardc_runtime::Columns::new();
-        for row in table.iter().filter(|r| r.input.fill.is_data()) {
+        for row in table.iter().filter(|r| self.fills(r)) {
             let n = within(row, rows)?;
             let numbers = match self {
                 _ if row.input.fill == Fill::Random => random(row, s, (seed, step), n, 0),
@@ -200,7 +211,7 @@ impl Data {
         }
         let all: Vec<usize> = (0..rows).collect();
         let s = Stream::new(seed, "data", step);
-        let read = table.iter().filter(|r| r.input.fill.is_data());
+        let read = table.iter().filter(|r| self.fills(r));
         let one = |r: &InputRow| match r.input.fill {
             Fill::Random => Ok(random(r, s, (seed, step), within(r, rows)?, 0)),
             _given => c.read(r, &all),

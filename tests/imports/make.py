@@ -3,7 +3,7 @@
     python3 -m venv venv && venv/bin/pip install -r <(sed -n 's/^# pin: //p' ../fixtures/make.py)
     venv/bin/python make.py [NAME ...]        # no NAME: every entry of TABLE
 
-NAME.pt2 is the exported model; NAME.safetensors has its batch (input_ids, labels), loss, logits and the
+NAME.pt2 is the exported model; NAME.safetensors has its batch (input_ids, labels, attention_mask if it takes one), loss, logits and the
 gradient of every parameter, as f32; of a model of FLOATS its columns x and y, loss, output and gradients. NAME.json is the
 configuration, if it is of a family. What an importer does not read, above all stack
 traces, is taken out of the archives, so that they are small; what is in WHOLE keeps it.
@@ -70,6 +70,13 @@ TABLE |= {
     "modernbert": ("modernbert", dict(local_attention=4, global_attn_every_n_layers=2, pad_token_id=0, cls_token_id=1, sep_token_id=2)),
     "mpt": ("mpt", dict(d_model=16, n_heads=4, n_layers=2, expansion_ratio=2, max_seq_len=64)),
 }
+
+# With an attention_mask: rows that end early, and one that begins late, where the model has a query see nothing
+# rather than everything then.
+PADDED = {"llama_padded": "llama", "bert_padded": "bert", "gemma2_padded": "gemma2"}
+TABLE |= {name: TABLE[of] for name, of in PADDED.items()}
+LENGTHS = [5, 9, 16, 4, 8, 16, 2, 12]
+LATE = ["llama_padded", "bert_padded"]
 
 # Sizes are numbers, and not symbols.
 FIXED = ["qwen2", "gpt2", "gpt2_whole", "phi3"]
@@ -232,6 +239,36 @@ class Truths(nn.Module):
         return torch.rsub(y, some, alpha=2) * self.column.squeeze() + both * steps
 
 
+class Functions(nn.Module):
+    """Functions of an element, comparisons, and what they choose."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(12, 6)
+
+    def forward(self, x):
+        y = self.lin(x)
+        z = nn.functional.softplus(y, beta=1.5)
+        steps = (4 * y).floor() + (3 * y).ceil() * 0.5 + (2 * y).round() * 0.25
+        first, last = x[:, :6], x[:, 6:]
+        w = torch.where(y > 0.1, z.pow(1.7), y * y)
+        w = torch.where(first <= last, w, 0.3) + torch.where(z.lt(0.5) + (y >= 0.4), y, steps * y)
+        same = (steps == steps.round()).float()
+        return w * same + (z != 0.7).float()
+
+
+class Control(nn.Module):
+    """A branch that data choose: no importer reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(12, 6)
+
+    def forward(self, x):
+        y = self.lin(x)
+        return torch.cond(y.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (y,))
+
+
 class Scored(nn.Module):
     """A model of rows with its loss."""
 
@@ -253,6 +290,8 @@ FLOATS = {
         x=torch.randn(ROWS, 3, 8, 8), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
     "chosen": (Chosen, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "truths": (Truths, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
+    "functions": (Functions, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
+    "control": (Control, nn.functional.mse_loss, lambda: dict(x=torch.randn(ROWS, 12), y=torch.randn(ROWS, 6))),
     "digits": (Digits, nn.functional.cross_entropy, lambda: dict(
         x=torch.randn(ROWS, 12), kind=torch.randint(6, (ROWS,)), labels=torch.tensor([0, 5, -100, 2, 3, 3, -100, 1]))),
 }
@@ -280,9 +319,16 @@ def make(name):
         return make_floats(name)
     model = model_of(name)
     ids, labels = batch(model.config.vocab_size)
-    out = model(input_ids=ids, labels=labels)
+    inputs = dict(input_ids=ids, labels=labels)
+    if name in PADDED:
+        mask = (torch.arange(SEQ) < torch.tensor(LENGTHS).unsqueeze(1)).long()
+        if name in LATE:
+            mask[2, :3] = 0
+            labels[2, :3] = -100
+        inputs["attention_mask"] = mask
+    out = model(**inputs)
     out.loss.backward()
-    stored = {"input_ids": ids, "labels": labels, "loss": out.loss.detach().reshape(1), "logits": out.logits.detach()}
+    stored = {**inputs, "loss": out.loss.detach().reshape(1), "logits": out.logits.detach()}
     seen = set()
     for n, p in model.named_parameters():
         if p.grad is not None and p.data_ptr() not in seen:
@@ -292,8 +338,8 @@ def make(name):
     if name in FAMILIES:
         (HERE / f"{name}.json").write_text(model.config.to_json_string())
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq", max=63)}
-    shapes = None if name in FIXED else dict(input_ids=dims, labels=dims)
-    program = torch.export.export(model, (), dict(input_ids=ids, labels=labels), strict=False, dynamic_shapes=shapes)
+    shapes = None if name in FIXED else {k: dims for k in inputs}
+    program = torch.export.export(model, (), inputs, strict=False, dynamic_shapes=shapes)
     path = HERE / f"{name}.pt2"
     torch.export.save(program, path)
     if name not in WHOLE:

@@ -1,10 +1,11 @@
 //! Attention: the op that models have, and the scores, mask and softmax that older ones write out.
 
 use super::folded::Folded;
-use super::graph::{Arg, Node};
+use super::graph::{Arg, Elem, Node};
 use super::inputs;
 use super::lower::{Lower, Val};
-use super::mask::{Odd, Rule, classify};
+use super::mask::{Odd, Rule};
+use super::padding::Cells;
 use super::view::{Dim, View};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::func::Value;
@@ -25,14 +26,19 @@ impl Lower<'_> {
             (Arg::None, false) => Rule::of(Mask::FULL),
             (Arg::Value(id), false) => match self.val(*id).clone() {
                 // All layers may share one mask.
-                Val::Folded(f) => match self.masks.get(id) {
-                    Some(rule) => rule.clone(),
-                    None => {
-                        let rule = self.rule_of(n, &f)?;
-                        self.masks.insert(*id, rule.clone());
-                        rule
+                v @ (Val::Folded(_) | Val::Padded(_)) => {
+                    match (self.masks.get(id), self.cells(Some(&v))) {
+                        (Some(rule), _) => rule.clone(),
+                        (None, cells) => {
+                            let len =
+                                |x: &View| x.shape.len().checked_sub(2).map_or(1, |d| x.shape[d]);
+                            let cells = cells.ok_or_else(|| self.refuse(n, "it has no mask"))?;
+                            let rule = self.rule_of(n, &cells, [len(&q), len(&k)])?;
+                            self.masks.insert(*id, rule.clone());
+                            rule
+                        }
                     }
-                },
+                }
                 Val::Missing(why) => return Err(self.refuse(n, &why)),
                 _ => {
                     let what = "a mask that depends on data";
@@ -48,9 +54,11 @@ impl Lower<'_> {
         Ok(vec![Val::Data(y)])
     }
 
-    /// The rule of a mask.
-    fn rule_of(&self, n: &Node, mask: &Folded) -> Result<Rule> {
-        classify(mask).map_err(|odd| {
+    /// The rule of a mask of so many queries and keys.
+    fn rule_of(&self, n: &Node, mask: &Cells, [s, t]: [usize; 2]) -> Result<Rule> {
+        let never = Folded::full(Elem::Bool, &[1, t], 1.0);
+        let padding = self.padding.as_ref().map_or(&never, |p| &p.1);
+        mask.rule(s, t, padding).map_err(|odd| {
             let d = match odd {
                 Odd::Shape => Diag::new("mask-rule", "the mask is not one of [queries, keys] for all rows and heads"),
                 Odd::Number(x) => Diag::new("mask-rule", format!("the mask adds {x:?} to a score"))
@@ -59,6 +67,13 @@ impl Lower<'_> {
                     let is = if seen { "sees" } else { "does not see" };
                     Diag::new("mask-rule", format!("query {query} {is} key {key}"))
                         .why(format!("the nearest rule: {rule}"))
+                }
+                Odd::Padded { row, query, key, seen } => {
+                    let is = if seen { "sees" } else { "does not see" };
+                    let token = padding.at(&[row, key]) != 0.0;
+                    let kind = if token { "a token" } else { "padding" };
+                    Diag::new("mask-rule", format!("with padding, query {query} {is} key {key}, which is {kind}"))
+                        .why("keys that are padding are hidden from all queries of their row, and others are not")
                 }
             };
             d.at(n.scope.to_string())
@@ -87,19 +102,22 @@ impl Lower<'_> {
         let few = [grouped(k), grouped(v)];
         let [k, v] = if few[0].shape[1] == few[1].shape[1] { few } else { [k.clone(), v.clone()] };
         let (k, v) = (self.heads(n, &k)?, self.heads(n, &v)?);
-        let Rule { mask, mut slopes } = rule;
+        let Rule { mask, mut slopes, padded } = rule;
         if let [one] = slopes[..] {
             slopes = vec![one; q.shape[2]];
         }
         let (kept, drawn) = self.kept(n, rate);
         let slope = !slopes.is_empty();
-        let op = Attention { scale, mask, softcap, slopes: slope, segments: false, kept };
+        let op = Attention { scale, mask, softcap, slopes: slope, segments: padded, kept };
         let mut ins = vec![q.value, k.value, v.value, at[0], at[1]];
         if op.slopes {
             if slopes.len() != q.shape[2] {
                 return Err(self.refuse(n, "its mask is of another number of heads"));
             }
             ins.push(self.literal(n, slopes.into())?);
+        }
+        if padded {
+            ins.extend(self.segments(n, [q.shape[1], k.shape[1]])?);
         }
         ins.extend(drawn);
         let o = self.emit_n(n, &["attn", "lse"], op, &ins, None)?[0];
@@ -108,12 +126,23 @@ impl Lower<'_> {
         Ok(View::plain(o, &shape).transpose(1, 2))
     }
 
+    /// The segments of queries and keys: all queries are in that of tokens, of keys those that are not padding.
+    fn segments(&mut self, n: &Node, [s, t]: [usize; 2]) -> Result<[Value; 2]> {
+        let rows = self.sizes.rows;
+        let name = self.padding.as_ref().filter(|_| t == self.sizes.seq).map(|p| p.0.clone());
+        let Some(name) = name else {
+            return Err(self.refuse(n, "padding of keys that are not tokens"));
+        };
+        Ok([self.everywhere(n, 1.0, DType::I32, &[rows, s])?, self.mask_input(&name)])
+    }
+
     /// Positions of queries and keys, of which there are so many. Those that are no tokens have none: where all see
     /// all they are not asked for.
     fn places(&mut self, n: &Node, rule: &Rule, sizes: [usize; 2]) -> Result<[Value; 2]> {
         let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
         let is = |s: usize| tokens && s == self.sizes.seq;
-        if !sizes.into_iter().all(is) && *rule != Rule::of(Mask::FULL) {
+        let all = rule.mask == Mask::FULL && rule.slopes.is_empty();
+        if !sizes.into_iter().all(is) && !all {
             let what = "attention over other dims than tokens where not all see all";
             return Err(self.refuse(n, what));
         }
@@ -138,7 +167,7 @@ impl Lower<'_> {
         };
         let (Val::Masked(x, mask) | Val::Probs(x, mask, _)) = v else { return Ok(None) };
         let to = self.resolved(n, &self.ints(n, key)?, x.shape.iter().product())?;
-        let (r, m) = (to.len(), mask.shape.len());
+        let (r, m) = (to.len(), mask.plain.shape.len());
         let last = |s: &[usize]| s.len().checked_sub(2).map(|i| s[i..].to_vec());
         if last(&to) != last(&x.shape) || r < 3 {
             return Err(self.odd_cut(n));
@@ -148,11 +177,13 @@ impl Lower<'_> {
             // Heads are told apart by the mask.
             Val::Probs(_, mask, rate) => Val::Probs(y, mask.clone(), *rate),
             _ => {
-                let outer: usize = mask.shape[..m.saturating_sub(2)].iter().product();
-                let mut shape = if outer == 1 { vec![1; r - 2] } else { to[..r - 2].to_vec() };
-                shape.extend_from_slice(&mask.shape[m.saturating_sub(2)..]);
-                let f = mask.reshape(&shape).ok_or_else(|| self.odd_cut(n))?;
-                Val::Masked(y, f.squashed(0))
+                let cut = |mask: &Folded| {
+                    let outer: usize = mask.shape[..m.saturating_sub(2)].iter().product();
+                    let mut shape = if outer == 1 { vec![1; r - 2] } else { to[..r - 2].to_vec() };
+                    shape.extend_from_slice(&mask.shape[m.saturating_sub(2)..]);
+                    mask.reshape(&shape).map(|f| f.squashed(0))
+                };
+                Val::Masked(y, mask.map(cut).ok_or_else(|| self.odd_cut(n))?)
             }
         }))
     }
@@ -197,14 +228,16 @@ impl Lower<'_> {
             let what = "a mask that is not added to scaled products of queries and keys";
             return Err(self.refuse(n, what));
         };
-        let rule = self.rule_of(n, &mask)?;
+        let len = |d: usize| scores.shape.len().checked_sub(d).map_or(1, |d| scores.shape[d]);
+        let rule = self.rule_of(n, &mask, [len(2), len(1)])?;
         if q.shape.len() != 3 {
             return self.attend(n, [&q, &k, &v], rule, (scale, softcap, rate)).map(Some);
         }
         // Rows and heads are one dim.
         let joined = q.shape[0];
         let (rows, heads) = (self.sizes.rows, joined / self.sizes.rows.max(1));
-        let outer = mask.shape.len().checked_sub(4).map(|i| &mask.shape[i..i + 2]);
+        let shape = &mask.plain.shape;
+        let outer = shape.len().checked_sub(4).map(|i| &shape[i..i + 2]);
         let told = outer.is_some_and(|o| [1, rows].contains(&o[0]) && [1, heads].contains(&o[1]));
         if rows * heads != joined || !told || [&k, &v].iter().any(|x| x.shape.len() != 3) {
             return Err(self.refuse(n, "rows and heads of its operands are not told apart"));

@@ -29,7 +29,7 @@ impl Lower<'_> {
     }
 
     /// 1 less a truth value.
-    fn without(&mut self, n: &Node, x: &View) -> Result<View> {
+    pub(super) fn without(&mut self, n: &Node, x: &View) -> Result<View> {
         let minus = self.emit(n, "not", Scale { by: -1.0 }, &[x.value])?;
         Ok(x.with(self.emit(n, "not", Shift { by: 1.0 }, &[minus])?))
     }

@@ -12,7 +12,9 @@ const OF_SYMBOLS: [&str; 2] = ["_operator.", "torch.sym_"];
 /// True for what is made of the shape of an operand alone.
 pub(super) fn of_shape(op: &str) -> bool {
     let name = op.split('.').next().unwrap_or(op);
-    matches!(name, "zeros_like" | "ones_like" | "full_like" | "new_zeros" | "new_ones" | "new_full")
+    name == "sym_size"
+        || matches!(name, "zeros_like" | "ones_like" | "full_like")
+        || matches!(name, "new_zeros" | "new_ones" | "new_full")
 }
 
 impl Lower<'_> {
@@ -85,10 +87,7 @@ impl Lower<'_> {
         };
         let number = |elem, x| Some(Folded::full(elem, &[], x));
         Ok(match arg {
-            Some(Arg::Value(id)) => match self.val(*id) {
-                Val::Folded(f) => Some(f.clone()),
-                _ => None,
-            },
+            Some(Arg::Value(id)) => self.numbers_of(*id).cloned(),
             Some(Arg::Int(i)) => number(Elem::Int, *i as f64),
             Some(Arg::Float(x)) => number(Elem::Double, *x),
             Some(Arg::Bool(x)) => number(Elem::Bool, f64::from(u8::from(*x))),
@@ -289,6 +288,7 @@ impl Lower<'_> {
         let is_truth = matches!(n.arg(operand), Arg::Value(id) if self.g.truths.contains(id));
         match self.operand(n, operand) {
             Some(Val::Folded(f)) => f.elem,
+            Some(Val::Padded(c)) => c.plain.elem,
             _ if is_truth => Elem::Bool,
             Some(Val::Data(v)) if !self.draft.ty(v.value).dtype.is_float() => Elem::Int,
             _ => Elem::Float,
@@ -299,7 +299,7 @@ impl Lower<'_> {
         let Arg::Values(all) = n.arg("tensors") else { return Ok(None) };
         let mut parts = vec![];
         for id in all.iter().flatten() {
-            let Val::Folded(f) = self.val(*id) else { return Ok(None) };
+            let Some(f) = self.numbers_of(*id) else { return Ok(None) };
             parts.push(f.clone());
         }
         let rank = parts.first().map_or(0, |p| p.shape.len());
@@ -335,7 +335,7 @@ impl Lower<'_> {
         let Arg::Values(all) = n.arg("indices") else { return Ok(None) };
         let mut by = vec![];
         for id in all {
-            let Some(Val::Folded(f)) = id.map(|i| self.val(i)) else { return Ok(None) };
+            let Some(f) = id.and_then(|i| self.numbers_of(i)) else { return Ok(None) };
             by.push(f.clone());
         }
         if by.len() != x.shape.len() || by.iter().any(|f| f.elem != Elem::Int) {

@@ -23,6 +23,8 @@ pub(super) enum Meaning {
     Tokens,
     Labels,
     Positions,
+    /// Which tokens are not padding.
+    Padding,
     /// A column of the user's data.
     Column,
 }
@@ -47,20 +49,23 @@ pub(super) fn meaning(
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
             .rule("inputs are floats, or whole numbers: tokens, labels, positions, columns")
-            .help("export with other inputs: masks of padding are not read")
+            .help("export with other inputs")
             .exit(Exit::Unsupported))
     };
     let is = |list: &[&str]| list.contains(&name);
     let of_tokens = shape == [sizes.rows, sizes.seq];
     let m = match i.elem {
         Elem::Double => return refuse("its elements are f64".into()),
+        Elem::Int | Elem::Bool if name.contains("mask") => match of_tokens {
+            true => Meaning::Padding,
+            false => {
+                return refuse("a mask is [rows, tokens], of tokens that are not padding".into());
+            }
+        },
         Elem::Bool => return refuse("its elements are not numbers".into()),
         Elem::Float => Meaning::Column,
         Elem::Int if is(&LABELS) => Meaning::Labels,
         Elem::Int if is(&OF_POSITIONS) => Meaning::Positions,
-        Elem::Int if name.contains("mask") => {
-            return refuse("masks of padding are not read".into());
-        }
         Elem::Int if !seen.contains(&Meaning::Tokens) && shape.len() == 2 => Meaning::Tokens,
         Elem::Int if !told && !seen.contains(&Meaning::Labels) && of_tokens => Meaning::Labels,
         Elem::Int => Meaning::Column,
@@ -71,7 +76,7 @@ pub(super) fn meaning(
     let fits = match m {
         Meaning::Tokens => of_tokens,
         Meaning::Labels | Meaning::Column => shape.first() == Some(&sizes.rows),
-        Meaning::Positions => true,
+        Meaning::Positions | Meaning::Padding => true,
     };
     if !fits {
         let what = format!(
@@ -96,6 +101,13 @@ impl Lower<'_> {
         let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
         let of_tokens = tokens && elem == Elem::Int && shape == [self.sizes.rows, self.sizes.seq];
         let own = Own { fill: Fill::Column, batch: true, seq: of_tokens.then_some(1) };
+        self.input_arg(Role::new(RoleKind::Input(own), name), ty)
+    }
+
+    /// The argument of the mask of padding, 1 of tokens.
+    pub(super) fn mask_input(&mut self, name: &str) -> Value {
+        let own = Own { fill: Fill::Mask, batch: true, seq: Some(1) };
+        let ty = Type::new(DType::I32, &[self.sizes.rows, self.sizes.seq]);
         self.input_arg(Role::new(RoleKind::Input(own), name), ty)
     }
 

@@ -8,6 +8,7 @@ use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source};
 use super::inputs::{self, Meaning};
 use super::labels::Labels;
 use super::mask::Rule as MaskRule;
+use super::padding::Cells;
 use super::table::{self, How};
 use super::view::View;
 use super::{Raise, Sizes};
@@ -37,14 +38,16 @@ pub(super) enum Val {
     Data(View),
     /// Known numbers; a size is a scalar.
     Folded(Folded),
+    /// Numbers that follow from a mask of padding.
+    Padded(Cells),
     /// Labels on their way to the loss.
     Labels(Labels),
     /// All rows of logits but the last, on their way to the loss.
     Head(View),
     /// Scores with a mask that the softmax behind them takes.
-    Masked(View, Folded),
+    Masked(View, Cells),
     /// The softmax of such scores, and its rate of dropout.
-    Probs(View, Folded, f64),
+    Probs(View, Cells, f64),
     /// What cannot be had, and why.
     Missing(Arc<str>),
 }
@@ -104,6 +107,10 @@ pub(super) struct Lower<'a> {
     pub dropout: Dropout,
     /// Streams of numbers at random, and how many nodes of the name there are.
     pub streams: BTreeMap<String, usize>,
+    /// What the archive calls its mask of padding, and that of the trial.
+    pub padding: Option<(Arc<str>, Folded)>,
+    /// Which numbers folding takes of what follows from that: without padding, or those of the trial.
+    pub trial: Option<bool>,
 }
 
 impl<'a> Lower<'a> {
@@ -136,6 +143,8 @@ impl<'a> Lower<'a> {
             warnings: vec![],
             dropout: Dropout::Nothing,
             streams: BTreeMap::new(),
+            padding: None,
+            trial: None,
         }
     }
 
@@ -210,6 +219,7 @@ impl<'a> Lower<'a> {
                     Meaning::Column => {
                         Val::Data(View::plain(self.column(&name, i.elem, &shape), &shape))
                     }
+                    Meaning::Padding => self.padding_of(&name, i.elem),
                     Meaning::Positions => {
                         let line = Folded::iota(self.sizes.seq);
                         let line = line.expand(&shape).ok_or_else(|| {
@@ -344,6 +354,10 @@ impl<'a> Lower<'a> {
             && let Some(v) = if same { Some(v.clone()) } else { self.regrouped(n, v)? }
         {
             self.set_all(n, vec![v]);
+            return Ok(());
+        }
+        if let Some(all) = self.fold_padded(n)? {
+            self.set_all(n, all);
             return Ok(());
         }
         if self.is_known(n) || fold::of_shape(&n.op) {

@@ -13,11 +13,13 @@ pub(super) struct Rule {
     /// Of each head, or of all alike, what is taken off a score, times the distance of query and key; empty if
     /// nothing is.
     pub slopes: Vec<f32>,
+    /// Keys that are padding are not seen.
+    pub padded: bool,
 }
 
 impl Rule {
     pub fn of(mask: Mask) -> Rule {
-        Rule { mask, slopes: vec![] }
+        Rule { mask, slopes: vec![], padded: false }
     }
 
     /// True if both may be one rule, this one seen with so many tokens: a limit may be farther than they are.
@@ -26,7 +28,7 @@ impl Rule {
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * a.abs();
         let alike = self.slopes.len() == other.slopes.len();
         let slopes = alike && self.slopes.iter().zip(&other.slopes).all(near);
-        agrees(self.mask, seq, other.mask) && slopes
+        agrees(self.mask, seq, other.mask) && slopes && self.padded == other.padded
     }
 }
 
@@ -37,7 +39,7 @@ impl fmt::Display for Rule {
 }
 
 /// True if a query sees a key, by their numbers.
-fn sees(mask: Mask, query: usize, key: usize) -> bool {
+pub(super) fn sees(mask: Mask, query: usize, key: usize) -> bool {
     let within = |limit: Option<usize>, far: usize| limit.is_none_or(|n| far <= n);
     within(mask.left, query.saturating_sub(key))
         && within(mask.right, key.saturating_sub(query))
@@ -80,6 +82,8 @@ pub(super) enum Odd {
     Number(f64),
     /// The first cell that differs from the nearest rule.
     Cell { rule: Rule, query: usize, key: usize, seen: bool },
+    /// The first cell that differs with padding, of a trial.
+    Padded { row: usize, query: usize, key: usize, seen: bool },
 }
 
 /// What is added to a score that is not seen is below this.
@@ -139,7 +143,7 @@ pub(super) fn classify(mask: &Folded) -> Result<Rule, Odd> {
     if slopes.iter().all(|x| *x == 0.0) {
         return Ok(Rule::of(mask));
     }
-    Ok(Rule { mask, slopes })
+    Ok(Rule { mask, slopes, padded: false })
 }
 
 /// What the mask of a head takes off, times the distance; what is added to all keys of a query alike
@@ -254,7 +258,7 @@ mod tests {
             };
             Folded::new(Elem::Float, &[1, 2, n, n], (0..2 * n * n).map(cell).collect())
         };
-        let rule = Rule { mask: Mask::CAUSAL, slopes: slopes.map(|x| x as f32).into() };
+        let rule = Rule { slopes: slopes.map(|x| x as f32).into(), ..Rule::of(Mask::CAUSAL) };
         assert_eq!(classify(&cells(None)), Ok(rule.clone()));
         assert!(!rule.agrees(n, &Rule::of(Mask::CAUSAL)));
         for at in (0..2 * n * n).filter(|i| i % n <= i / n % n) {
@@ -265,7 +269,7 @@ mod tests {
         }
         // One head, or heads that are alike, have one.
         let one = cells(None).select(1, 0);
-        let alone = Rule { mask: Mask::CAUSAL, slopes: vec![0.25] };
+        let alone = Rule { slopes: vec![0.25], ..Rule::of(Mask::CAUSAL) };
         assert_eq!(classify(&one), Ok(alone));
     }
 }

@@ -5,25 +5,26 @@ use super::graph::{Arg, Elem, Id, Node};
 use super::lower::{Lower, Val};
 use super::mask::FAR;
 use super::operands::dim_of;
+use super::padding::Cells;
 use super::table::Arithmetic;
 use super::view::{Dim, View, letter};
 use shardc_ir::attr::Padding;
 use shardc_ir::diag::Result;
 use shardc_ir::func::Value;
 use shardc_ir::ops::{
-    Add, Div, Erf, Fill, Gelu, Max, Min, Mul, Op, Rsqrt, Scale, Shift, Sqrt, StopGradient, Sub,
-    Take,
+    Add, Div, Equal, Erf, Fill, Gelu, Less, Max, Min, Mul, Op, Pow, Rsqrt, Scale, Shift, Softplus,
+    Sqrt, StopGradient, Sub, Take,
 };
 use shardc_ir::types::Type;
 
 /// An operand of arithmetic: data, or one number.
-enum Term {
+pub(super) enum Term {
     Data(View),
     Number(f64),
 }
 
 impl Lower<'_> {
-    fn term(&mut self, n: &Node, name: &str) -> Result<Term> {
+    pub(super) fn term(&mut self, n: &Node, name: &str) -> Result<Term> {
         if let Some(x) = self.number(n, name) {
             return Ok(Term::Number(x));
         }
@@ -59,6 +60,11 @@ impl Lower<'_> {
                 Term::Data(v) => Term::Data(self.scaled(n, &v, by)?),
             };
         }
+        self.combined(n, how, a, b).map(Val::Data)
+    }
+
+    /// What an op makes of two operands, of which one may be a number.
+    pub(super) fn combined(&mut self, n: &Node, how: Arithmetic, a: Term, b: Term) -> Result<View> {
         match (a, b) {
             (Term::Data(a), Term::Data(b)) => self.both(n, how, &a, &b),
             (Term::Data(a), Term::Number(c)) => match how {
@@ -67,6 +73,10 @@ impl Lower<'_> {
                 Arithmetic::Mul => self.scaled(n, &a, c),
                 Arithmetic::Div => self.scaled(n, &a, 1.0 / c),
                 Arithmetic::Max | Arithmetic::Min => self.bounded(n, how, c, &a),
+                Arithmetic::Less | Arithmetic::Equal => {
+                    let c = self.one_number(n, c, &a)?;
+                    self.both(n, how, &a, &c)
+                }
             },
             (Term::Number(c), Term::Data(b)) => match how {
                 Arithmetic::Add => self.shifted(n, &b, c),
@@ -77,10 +87,13 @@ impl Lower<'_> {
                 }
                 Arithmetic::Div => self.over(n, c, &b),
                 Arithmetic::Max | Arithmetic::Min => self.bounded(n, how, c, &b),
+                Arithmetic::Less | Arithmetic::Equal => {
+                    let c = self.one_number(n, c, &b)?;
+                    self.both(n, how, &c, &b)
+                }
             },
-            _ => return Err(self.refuse(n, "none of its operands is a tensor")),
+            _ => Err(self.refuse(n, "none of its operands is a tensor")),
         }
-        .map(Val::Data)
     }
 
     /// An op of one operand, and of its half where its last dim is twice the same.
@@ -155,6 +168,18 @@ impl Lower<'_> {
         Ok(x.with(self.emit(n, "bounded", op, &[bound, x.value])?))
     }
 
+    /// log(1 + exp(b x)) / b. Where b x is large PyTorch gives x itself, which is the same number of f32.
+    pub(super) fn softplus(&mut self, n: &Node) -> Result<Vec<Val>> {
+        let by = self.number(n, "beta").unwrap_or(1.0);
+        if by == 0.0 {
+            return Err(self.refuse(n, "its beta is 0"));
+        }
+        let x = self.data(n, "input").or_else(|_| self.data(n, "self"))?;
+        let x = self.scaled(n, &x, by)?;
+        let y = self.each(n, "softplus", Softplus {}.into(), &x)?;
+        Ok(vec![Val::Data(self.scaled(n, &y, 1.0 / by)?)])
+    }
+
     pub(super) fn relu(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
         Ok(vec![Val::Data(self.bounded(n, Arithmetic::Max, 0.0, &x)?)])
@@ -199,6 +224,8 @@ impl Lower<'_> {
             Arithmetic::Div => self.emit(n, "quotient", Div { rule }, &ins)?,
             Arithmetic::Max => self.emit(n, "larger", Max { rule }, &ins)?,
             Arithmetic::Min => self.emit(n, "smaller", Min { rule }, &ins)?,
+            Arithmetic::Less => self.emit(n, "less", Less { rule }, &ins)?,
+            Arithmetic::Equal => self.emit(n, "equal", Equal { rule }, &ins)?,
         };
         Ok(view_of(v, &out, shape, &a))
     }
@@ -216,10 +243,8 @@ impl Lower<'_> {
             Some(0.5) => self.each(n, "sqrt", Sqrt {}.into(), &x)?,
             Some(-0.5) => self.each(n, "rstd", Rsqrt {}.into(), &x)?,
             Some(-1.0) => self.over(n, 1.0, &x)?,
-            _ => {
-                let what = format!("the exponent is {p:?}, and not 1, 2, 3, 1/2, -1/2 or -1");
-                return Err(self.refuse(n, &what).help("write it as products and roots"));
-            }
+            Some(to) if to.is_finite() => self.each(n, "power", Pow { to }.into(), &x)?,
+            _ => return Err(self.refuse(n, "the exponent is not one number")),
         };
         Ok(vec![Val::Data(y)])
     }
@@ -346,10 +371,10 @@ impl Lower<'_> {
             Some(Val::Masked(v, f)) => (v, f),
             _ => {
                 let v = self.data(n, "self")?;
-                (v, Folded::full(Elem::Float, &[], 0.0))
+                (v, Cells::known(Folded::full(Elem::Float, &[], 0.0)))
             }
         };
-        let (mask, value) = (self.folded(n, "mask", 1)?, self.number(n, "value"));
+        let (mask, value) = (self.cells(self.operand(n, "mask").as_ref()), self.number(n, "value"));
         if let (Some(Val::Data(m)), Some(c)) = (self.operand(n, "mask"), value) {
             return self.filled(n, &m, c).map(|y| vec![Val::Data(y)]);
         }
@@ -357,13 +382,15 @@ impl Lower<'_> {
             return Err(self.refuse(n, "a mask that depends on data"));
         };
         // A fill replaces a score, and a mask is added to it: the same only where nothing of it is left.
-        let nowhere = mask.is_one_number() && mask.first() == Some(0.0);
+        let plain = &mask.plain;
+        let nowhere = mask.tried.is_none() && plain.is_one_number() && plain.first() == Some(0.0);
         if (value.is_nan() || value > FAR) && !nowhere {
             let what =
                 format!("it puts {value:?} in the place of elements, and not {FAR:?} or less");
             return Err(self.refuse(n, &what).help("fill with -inf, in scores of attention"));
         }
-        let made = mask.choose(&Folded::full(Elem::Float, &[], value), &old);
+        let put = Folded::full(Elem::Float, &[], value);
+        let made = mask.zip(&old, |m, old| m.choose(&put, old));
         let made = made.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
         Ok(vec![Val::Masked(scores, made)])
     }
@@ -390,21 +417,34 @@ impl Lower<'_> {
             let scores = || self.scores_of(v).is_some_and(|s| s.k.shape.len() > 2);
             f.elem != Elem::Int && last.is_some() && v.shape.len() > 2 && scores()
         };
-        match (how, a, b) {
-            (Arithmetic::Add, Some(Val::Data(v)), Some(Val::Folded(f)))
-            | (Arithmetic::Add, Some(Val::Folded(f)), Some(Val::Data(v)))
+        if how != Arithmetic::Add {
+            return Ok(None);
+        }
+        let (v, old, c) = match (a, b) {
+            (Some(Val::Data(v)), Some(Val::Padded(c)))
+            | (Some(Val::Padded(c)), Some(Val::Data(v)))
+                if c.plain.elem != Elem::Int =>
+            {
+                (v, None, c)
+            }
+            (Some(Val::Data(v)), Some(Val::Folded(f)))
+            | (Some(Val::Folded(f)), Some(Val::Data(v)))
                 if is_mask(&f) || by_head(&f) || by_key(&f, &v) =>
             {
-                Ok(Some(Val::Masked(v, f)))
+                (v, None, Cells::known(f))
             }
-            (Arithmetic::Add, Some(Val::Masked(v, old)), Some(Val::Folded(f)))
-            | (Arithmetic::Add, Some(Val::Folded(f)), Some(Val::Masked(v, old))) => {
-                let sum = old.zip(&f, Elem::Float, |a, b| a + b);
-                let sum = sum.ok_or_else(|| self.refuse(n, "its operands do not fit"))?;
-                Ok(Some(Val::Masked(v, sum)))
+            (Some(Val::Masked(v, old)), Some(other)) | (Some(other), Some(Val::Masked(v, old))) => {
+                let Some(c) = self.cells(Some(&other)) else { return Ok(None) };
+                (v, Some(old), c)
             }
-            _ => Ok(None),
-        }
+            _ => return Ok(None),
+        };
+        let sum = match old {
+            Some(old) => old.zip(&c, |a, b| a.zip(b, Elem::Float, |a, b| a + b)),
+            None => Some(c),
+        };
+        sum.map(|c| Some(Val::Masked(v, c)))
+            .ok_or_else(|| self.refuse(n, "its operands do not fit"))
     }
 }
 

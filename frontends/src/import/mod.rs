@@ -8,6 +8,7 @@
 mod archive;
 mod attend;
 mod choices;
+mod compare;
 mod conv;
 mod drop;
 mod emit;
@@ -23,6 +24,7 @@ mod math;
 mod names;
 mod norms;
 mod operands;
+mod padding;
 mod parts;
 mod picks;
 mod products;

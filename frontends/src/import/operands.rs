@@ -76,6 +76,7 @@ impl Lower<'_> {
             Val::Data(v) | Val::Masked(v, _) | Val::Probs(v, ..) => Ok(v.shape.clone()),
             Val::Head(v) => Ok(v.shape.clone()),
             Val::Folded(f) => Ok(f.shape.clone()),
+            Val::Padded(c) => Ok(c.plain.shape.clone()),
             Val::Labels(l) => Ok(l.shape.clone()),
             Val::Unmade => Err(self.refuse(n, "its operand was not made")),
             Val::Missing(why) => Err(self.refuse(n, why)),
@@ -157,6 +158,11 @@ impl Lower<'_> {
             Val::Labels(_) => {
                 let help = "give them a tensor of their own: labels=input_ids.clone()";
                 Err(self.refuse(n, "labels are for a cross-entropy alone").help(help))
+            }
+            Val::Padded(_) => {
+                let help = "give position_ids, and what else the model makes of the mask, or export without it";
+                let what = "what follows from a mask of padding is read in attention alone";
+                Err(self.refuse(n, what).help(help))
             }
             Val::Head(_) => Err(self.refuse(n, "a cut of logits is for a cross-entropy alone")),
             Val::Masked(..) | Val::Probs(..) => {

@@ -76,8 +76,8 @@ impl Lower<'_> {
         if beta == 0.0 {
             return Ok(vec![Val::Data(y)]);
         }
-        if let Some(Val::Folded(f)) = self.operand(n, "self") {
-            let f = f.map(f.elem, |x| x * beta);
+        if let Some(c) = self.cells(self.operand(n, "self").as_ref()) {
+            let f = c.map(|f| f.map(f.elem, |x| x * beta));
             let f = f.ok_or_else(|| self.refuse(n, "what is added is too large"))?;
             return Ok(vec![Val::Masked(y, f)]);
         }

@@ -1,10 +1,14 @@
 //! What becomes of each op. A new op of ours is a row here.
 
+use super::compare::Order;
 use super::graph::Node;
 use super::lower::{Lower, Val};
 use shardc_ir::diag::Result;
 use shardc_ir::names;
-use shardc_ir::ops::{Abs, Cos, Erf, Exp, Log, Logistic, Op, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh};
+use shardc_ir::ops::unary::Rounding;
+use shardc_ir::ops::{
+    Abs, Cos, Erf, Exp, Log, Logistic, Op, Round, Rsqrt, Scale, Silu, Sin, Sqrt, Tanh,
+};
 
 /// Functions of two operands, of which one may be a number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +21,9 @@ pub(super) enum Arithmetic {
     Div,
     Max,
     Min,
+    /// 1 where the first is less.
+    Less,
+    Equal,
 }
 
 /// How an op is lowered.
@@ -55,6 +62,7 @@ const TABLE: &[(&str, How)] = &[
     ("conv1d.padding", Call(|l, n| l.conv(n, 1))),
     ("conv2d.default", Call(|l, n| l.conv(n, 2))),
     ("conv2d.padding", Call(|l, n| l.conv(n, 2))),
+    ("ceil.default", Unary("ceil", || Round { to: Rounding::Ceil }.into())),
     ("cos.default", Unary("cos", || Cos {}.into())),
     ("cross_entropy_loss.default", Call(|l, n| l.cross_entropy(n))),
     ("detach.default", Same),
@@ -64,15 +72,26 @@ const TABLE: &[(&str, How)] = &[
     ("dropout.default", Call(|l, n| l.dropout(n))),
     ("embedding.default", Call(|l, n| l.embedding(n))),
     ("erf.default", Unary("erf", || Erf {}.into())),
+    ("eq.Scalar", Call(|l, n| l.compare(n, Order::Equal))),
+    ("eq.Tensor", Call(|l, n| l.compare(n, Order::Equal))),
     ("exp.default", Unary("exp", || Exp {}.into())),
     ("expand.default", Call(|l, n| l.expand(n))),
     ("flatten.using_ints", Call(|l, n| l.flatten(n))),
+    ("floor.default", Unary("floor", || Round { to: Rounding::Floor }.into())),
     ("gather.default", Call(|l, n| l.gather(n))),
+    ("ge.Scalar", Call(|l, n| l.compare(n, Order::AtLeast))),
+    ("ge.Tensor", Call(|l, n| l.compare(n, Order::AtLeast))),
     ("gelu.default", Call(|l, n| l.gelu(n))),
+    ("gt.Scalar", Call(|l, n| l.compare(n, Order::Above))),
+    ("gt.Tensor", Call(|l, n| l.compare(n, Order::Above))),
     ("index.Tensor", Call(|l, n| l.index(n))),
     ("layer_norm.default", Call(|l, n| l.layer_norm(n))),
+    ("le.Scalar", Call(|l, n| l.compare(n, Order::AtMost))),
+    ("le.Tensor", Call(|l, n| l.compare(n, Order::AtMost))),
     ("linear.default", Call(|l, n| l.linear(n))),
     ("log.default", Unary("log", || Log {}.into())),
+    ("lt.Scalar", Call(|l, n| l.compare(n, Order::Less))),
+    ("lt.Tensor", Call(|l, n| l.compare(n, Order::Less))),
     ("masked_fill.Scalar", Call(|l, n| l.masked_fill(n))),
     ("matmul.default", Call(|l, n| l.matmul(n, "other"))),
     ("maximum.default", Binary(Arithmetic::Max)),
@@ -83,6 +102,8 @@ const TABLE: &[(&str, How)] = &[
     ("mse_loss.default", Call(|l, n| l.mse(n))),
     ("mul.Scalar", Binary(Arithmetic::Mul)),
     ("mul.Tensor", Binary(Arithmetic::Mul)),
+    ("ne.Scalar", Call(|l, n| l.compare(n, Order::Other))),
+    ("ne.Tensor", Call(|l, n| l.compare(n, Order::Other))),
     ("neg.default", Unary("neg", || Scale { by: -1.0 }.into())),
     ("numpy_T.default", Call(|l, n| l.turn(n))),
     ("permute.default", Call(|l, n| l.permute(n))),
@@ -93,6 +114,7 @@ const TABLE: &[(&str, How)] = &[
     ("repeat_interleave.self_int", Call(|l, n| l.repeat_interleave(n))),
     ("reshape.default", Call(|l, n| l.view(n, "shape"))),
     ("rms_norm.default", Call(|l, n| l.rms_norm(n))),
+    ("round.default", Unary("round", || Round { to: Rounding::Even }.into())),
     ("rsqrt.default", Unary("rstd", || Rsqrt {}.into())),
     ("rsub.Scalar", Binary(Arithmetic::Rsub)),
     ("rsub.Tensor", Binary(Arithmetic::Rsub)),
@@ -105,6 +127,7 @@ const TABLE: &[(&str, How)] = &[
     ("slice.Tensor", Call(|l, n| l.slice(n))),
     ("softmax.int", Call(|l, n| l.softmax(n))),
     ("_softmax.default", Call(|l, n| l.softmax(n))),
+    ("softplus.default", Call(|l, n| l.softplus(n))),
     ("split.Tensor", Call(|l, n| l.split(n, "split_size"))),
     ("split_with_sizes.default", Call(|l, n| l.split(n, "split_sizes"))),
     ("sqrt.default", Unary("sqrt", || Sqrt {}.into())),
@@ -127,6 +150,9 @@ const TABLE: &[(&str, How)] = &[
     ("unflatten.int", Call(|l, n| l.unflatten(n))),
     ("unsqueeze.default", Call(|l, n| l.unsqueeze(n))),
     ("view.default", Call(|l, n| l.view(n, "size"))),
+    ("where.ScalarOther", Call(|l, n| l.choose(n))),
+    ("where.ScalarSelf", Call(|l, n| l.choose(n))),
+    ("where.self", Call(|l, n| l.choose(n))),
 ];
 
 /// The row of an op.
@@ -139,7 +165,6 @@ const COMPOSED: &[(&str, &str)] = &[
     ("conv", "a convolution over one or two dims"),
     ("batch_norm", "a norm over what one row has: what all rows have is not known to a rank"),
     ("relu6", "an activation such as ReLU, SiLU or GELU"),
-    ("where", "masks that do not depend on data: those are known when the model is imported"),
     ("masked_fill", "masks that do not depend on data: those are known when the model is imported"),
     ("index", "an embedding, or a slice by numbers"),
     ("bernoulli", "no dropout: set its rates to 0"),

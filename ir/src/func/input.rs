@@ -22,6 +22,8 @@ pub enum Fill {
     Places,
     /// The seed in two halves, and the step: what draws depend on.
     Run,
+    /// 1 of a token, 0 of padding: the column of the input's name, and 1 everywhere if the data have none.
+    Mask,
     /// A column of the data that has the input's name.
     Column,
     /// Normal numbers, which follow from the seed and the step: f32.
@@ -29,7 +31,7 @@ pub enum Fill {
 }
 
 impl Fill {
-    pub const ALL: [Fill; 9] = [
+    pub const ALL: [Fill; 10] = [
         Fill::Tokens,
         Fill::Labels,
         Fill::Positions,
@@ -37,6 +39,7 @@ impl Fill {
         Fill::Segments,
         Fill::Places,
         Fill::Run,
+        Fill::Mask,
         Fill::Column,
         Fill::Random,
     ];
@@ -51,6 +54,7 @@ impl Fill {
             Fill::Segments => "segments",
             Fill::Places => "places",
             Fill::Run => "run",
+            Fill::Mask => "mask",
             Fill::Column => "column",
             Fill::Random => "random",
         }
@@ -63,7 +67,7 @@ impl Fill {
 
     /// True for what the data of a step say: the others follow from the step.
     pub fn is_data(self) -> bool {
-        matches!(self, Fill::Tokens | Fill::Labels | Fill::Column | Fill::Random)
+        matches!(self, Fill::Tokens | Fill::Labels | Fill::Mask | Fill::Column | Fill::Random)
     }
 }
 
@@ -130,15 +134,19 @@ impl InputRow {
         self.sizes.iter().fold(1, |n, &s| n.saturating_mul(s))
     }
 
-    /// What whole numbers are below in a model of so many tokens.
+    /// What whole numbers are below in a model of so many tokens; a mask has 0 and 1.
     pub fn bound(&self, vocab: usize) -> usize {
+        if self.input.fill == Fill::Mask {
+            return 2;
+        }
         let own = self.below.unwrap_or(vocab);
         if self.of_tokens() { own.min(vocab) } else { own }
     }
 
     /// False for whole numbers that are known to be no index of anything: they may be any.
     pub fn indexes(&self) -> bool {
-        self.of_tokens() || self.below != Some(i32::MAX as usize)
+        let told = self.of_tokens() || self.input.fill == Fill::Mask;
+        told || self.below != Some(i32::MAX as usize)
     }
 
     /// True for tokens, or labels, of a sequence: one number for each of its tokens.

@@ -51,6 +51,10 @@ impl Inputs {
             Fill::Run => Tensor::from_fn(&all, |i| 1 + i[0] as u64),
             // Three documents of tokens in turn, so that every query sees some other key.
             Fill::Segments => Tensor::from_fn(&all, |i| ((i[0] + token(i)) % 3) as u64),
+            // Of any two neighbours one is a token, and the first is.
+            Fill::Mask => {
+                Tensor::from_fn(&all, |i| u64::from(token(i) == 0 || (i[0] + token(i)) % 3 != 0))
+            }
             Fill::Offsets => Tensor::from_fn(&all, |i| ((i[0] + token(i)) / 3) as u64),
             Fill::Places => Tensor::from_fn(&all, |i| (i[0] * seq + token(i)) as u64),
             Fill::Tokens | Fill::Labels | Fill::Column | Fill::Random => {

@@ -13,7 +13,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "cuda-compile" "cuda-driver" "cuda-limit" "data" "deadlock" "device" "dropout-ignored"
     "evaluated-shape" "expert-width-not-divisible" "experts-mesh" "experts-need-1d" "experts-not-divisible" "export"
     "file" "flag" "grid-not-divisible" "hardware" "heads-not-divisible" "idle-axis" "import-dims" "import-input"
-    "import-loss" "import-op" "index" "kv-heads-against-tp" "label-range" "launcher" "layers" "mask-rule"
+    "import-loss" "import-op" "index" "kv-heads-against-tp" "label-range" "launcher" "layers" "mask-range" "mask-rule"
     "merged-parameters" "mesh" "microbatch" "missing-library" "missing-tensor" "missing-weights" "mixed"
     "moe-bound" "moe-buffers" "mpi" "name" "nan-loss" "needs-whole" "no-effect" "no-evaluation" "no-experts"
     "no-layout" "no-loss"

@@ -103,7 +103,9 @@ impl Feed {
     /// Inputs that are filled with random numbers because nothing is given for them, beside tokens.
     pub fn unfed<'t>(&self, table: &'t [InputRow]) -> Vec<&'t str> {
         let Source::Data(Data::Random { .. }) = self.from else { return vec![] };
-        let read = table.iter().filter(|r| r.input.fill.is_data() && !r.of_tokens());
+        let unfed =
+            |r: &&InputRow| r.input.fill.is_data() && r.input.fill != Fill::Mask && !r.of_tokens();
+        let read = table.iter().filter(unfed);
         read.map(|r| &*r.name).collect()
     }
 }

@@ -7,6 +7,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::plan::Mode;
 use shardc_ir::rng::philox;
 use shardc_testing::samples;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Members of a zip file in their order, as bytes.
@@ -460,4 +461,37 @@ fn the_command_imports_compiles_and_runs() {
     std::fs::rename(scratch.0.join("m.pt2"), &none).expect("renamed");
     let (code, err) = shardc(&["check", &none, "--seq", "16"]);
     assert_eq!(code, 4, "{err}");
+}
+
+/// A program of more than 512 MiB is refused by its length, before it is read: the file is a hole.
+#[test]
+fn a_program_of_half_a_gibibyte_is_refused() {
+    let scratch = Scratch::new("large");
+    const LEN: u32 = (512 << 20) + 1;
+    let program = members("llama.pt2").into_iter().find(|m| m.0.ends_with("models/model.json"));
+    let name = program.expect("a program").0;
+    let mut b = zip(&vec![(name.clone(), vec![])]);
+    let data = 30 + name.len();
+    // Both lengths in both headers, and where the directory begins.
+    for at in [18, 22, data + 20, data + 24] {
+        b[at..at + 4].copy_from_slice(&LEN.to_le_bytes());
+    }
+    let start = b.len() - 6;
+    b[start..start + 4].copy_from_slice(&(data as u32 + LEN).to_le_bytes());
+    let path = scratch.write(&b[..data]);
+    let mut file = std::fs::OpenOptions::new().write(true).open(&path).expect("open");
+    file.seek(SeekFrom::Start(data as u64 + u64::from(LEN))).expect("a hole");
+    file.write_all(&b[data..]).expect("written");
+    let d = refused(import(&path));
+    assert_eq!(d.code, "archive", "{d}");
+    assert!(d.message.contains("536870913"), "{d}");
+}
+
+/// Control flow that depends on data, as torch.export writes `torch.cond`.
+#[test]
+fn control_flow_is_refused() {
+    let d = refused(import(&file("control.pt2")));
+    assert_eq!((d.code, d.exit), ("import-op", Exit::Unsupported), "{d}");
+    assert!(d.message.contains("cond"), "{d}");
+    assert!(d.help.iter().any(|h| h.contains("control flow")), "{d}");
 }

@@ -216,3 +216,12 @@ fn chosen() {
 fn truths() {
     check("truths", &[(&[], 8, NOTHING), (&[("tp", 2)], 4, NOTHING)]);
 }
+
+/// Functions, comparisons, and choices between data.
+#[test]
+fn functions() {
+    check(
+        "functions",
+        &[(&[], 8, NOTHING), (&[("dp_replicate", 2)], 4, NOTHING), (&[("tp", 2)], 8, NOTHING)],
+    );
+}

@@ -1,0 +1,99 @@
+//! Comparisons, which give truth values, and what is chosen by those.
+
+use super::folded::Folded;
+use super::graph::{Elem, Node};
+use super::lower::{Lower, Val};
+use super::mask::FAR;
+use super::math::Term;
+use super::table::Arithmetic;
+use super::view::View;
+use shardc_ir::diag::Result;
+use shardc_ir::ops::{Fill, Select};
+use shardc_ir::types::{DType, Type};
+
+/// How the first of two numbers compares with the second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Order {
+    Less,
+    AtMost,
+    Above,
+    AtLeast,
+    Equal,
+    Other,
+}
+
+impl Lower<'_> {
+    /// 1 where two operands are in this order, else 0.
+    pub(super) fn compare(&mut self, n: &Node, order: Order) -> Result<Vec<Val>> {
+        let (a, b) = (self.term(n, "self")?, self.term(n, "other")?);
+        let y = match order {
+            Order::Less | Order::AtLeast => self.combined(n, Arithmetic::Less, a, b)?,
+            Order::Above | Order::AtMost => self.combined(n, Arithmetic::Less, b, a)?,
+            Order::Equal | Order::Other => self.combined(n, Arithmetic::Equal, a, b)?,
+        };
+        Ok(vec![Val::Data(match order {
+            Order::Less | Order::Above | Order::Equal => y,
+            Order::AtMost | Order::AtLeast | Order::Other => self.without(n, &y)?,
+        })])
+    }
+
+    /// A number of the element type of another operand.
+    pub(super) fn one_number(&mut self, n: &Node, value: f64, like: &View) -> Result<View> {
+        let dtype = self.draft.ty(like.value).dtype;
+        if dtype == DType::I32 && (value.fract() != 0.0 || value.abs() > f64::from(i32::MAX)) {
+            return Err(self.refuse(n, &format!("{value} is not a whole number")));
+        }
+        // An infinity is no number that a plan can be proved with: the largest one stands for it.
+        let value = value.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
+        let v = self.emit_n(n, &["number"], Fill { value }, &[], Some(&Type::new(dtype, &[])))?[0];
+        Ok(View::plain(v, &[]))
+    }
+
+    /// Of two operands each element by a truth value; of a known one scores of which it hides some.
+    pub(super) fn choose(&mut self, n: &Node) -> Result<Vec<Val>> {
+        if let Some(known) = self.cells(self.operand(n, "condition").as_ref()) {
+            let far = |name: &str| self.number(n, name).filter(|x| *x <= FAR);
+            let (scores, hides, put) = match (far("self"), far("other")) {
+                (None, Some(put)) => ("self", false, put),
+                (Some(put), None) => ("other", true, put),
+                _ => {
+                    let what = "a mask that is known chooses, and not between scores and what is far below";
+                    return Err(self.refuse(n, what));
+                }
+            };
+            let [put, zero] = [put, 0.0].map(|x| Folded::full(Elem::Float, &[], x));
+            let (yes, no) = if hides { (put, zero) } else { (zero, put) };
+            let cells = known.map(|m| m.choose(&yes, &no));
+            let cells = cells.ok_or_else(|| self.refuse(n, "its mask is too large"))?;
+            return Ok(vec![Val::Masked(self.data(n, scores)?, cells)]);
+        }
+        let m = self.data(n, "condition")?;
+        let m = self.truth(n, &m)?;
+        let m = self.whole(n, &m)?;
+        let [a, b] = ["self", "other"].map(|name| self.term(n, name));
+        let (a, b) = (a?, b?);
+        let like = match (&a, &b) {
+            (Term::Data(x), _) | (_, Term::Data(x)) => x.clone(),
+            _ => m.clone(),
+        };
+        let l = m.letters(m.shape.len());
+        let (mut ins, mut letters) = (vec![m.value], vec![&*l]);
+        for x in [a, b] {
+            match x {
+                Term::Data(x) if x.shape == m.shape => {
+                    ins.push(self.whole(n, &x)?.value);
+                    letters.push(&l);
+                }
+                Term::Data(_) => {
+                    return Err(self.refuse(n, "its mask and what it chooses are of other shapes"));
+                }
+                Term::Number(c) => {
+                    ins.push(self.one_number(n, c, &like)?.value);
+                    letters.push("");
+                }
+            }
+        }
+        let rule = self.spread(n, &letters, &l, &ins)?;
+        Ok(vec![Val::Data(m.with(self.emit(n, "chosen", Select { rule }, &ins)?))])
+    }
+}

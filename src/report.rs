@@ -1,9 +1,11 @@
 //! What a plan costs: collectives and memory per rank, as `compile --format json` prints them.
 
+mod chosen;
 pub mod page;
 
 use crate::pictures::measure::{bubble_of, textbook_bubble};
 use crate::proof::Outcome;
+pub use chosen::{Chosen, Training};
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
 pub use shardc_ir::diag::bytes;

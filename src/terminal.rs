@@ -7,7 +7,7 @@
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::fmt::Display;
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::sync::OnceLock;
 
 /// What is said on standard error beside warnings and errors.
@@ -40,6 +40,13 @@ pub fn talk(how: Talk) {
 /// How this process talks.
 pub fn talks() -> Talk {
     TALK.get().copied().unwrap_or_default()
+}
+
+/// Whether standard output is a terminal that shows colours, and nobody asks for none (https://no-color.org).
+pub fn colours() -> bool {
+    let said = |name: &str| std::env::var_os(name).filter(|x| !x.is_empty());
+    let dumb = said("TERM").is_some_and(|t| t == "dumb");
+    said("NO_COLOR").is_none() && !dumb && std::io::stdout().is_terminal()
 }
 
 /// Writes one message, if it can be written.

@@ -141,7 +141,7 @@ pub struct Memory {
     pub peak_bytes: usize,
     /// Bytes by class at the peak; they sum to `peak_bytes`, with gaps as temporary ones.
     pub at_peak: Vec<(MemoryClass, usize)>,
-    /// The largest values alive at the peak: name, class, bytes.
+    /// The largest values alive at the peak: name, class, bytes. Those of several layers that are alike are one.
     pub live_at_peak: Vec<(String, MemoryClass, usize)>,
     /// All values alive at the peak (of what one call alone needs, those where each of its frames is fullest),
     /// in the order of `at_peak` by class; what they leave of it are gaps.

@@ -4,11 +4,13 @@ use super::passes::Watched;
 use super::{gather, show, warn};
 use crate::device;
 use crate::flags::Flags;
+use crate::plan_dir::Stored;
 use crate::proof::{Outcome, Prove};
-use crate::report::{Report, bubble_line, bytes, padding_lines};
+use crate::report::{Chosen, Report, bubble_line, bytes, padding_lines};
 use crate::search::advice::advise;
 use crate::terminal::{detail, note};
 use comfy_table::{CellAlignment, Table, presets};
+use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::Plan;
 use shardc_passes::pipeline::Manager;
@@ -46,12 +48,12 @@ pub fn compile(
         device::write(&code, dir)?;
         done.report.kernel_ms = Some(took.as_secs_f64() * 1e3);
     }
-    let plan = &done.stored.plan;
     warn(&done.warnings);
     warn(&flags.without_effect(&o, &done.sharded.funcs[0], done.stored.facts.as_ref()));
     done.notes.iter().chain(&flags.unasked(&o)).for_each(note);
     if json {
         let mut report = serde_json::to_value(&done.report).expect("a report is plain data");
+        report["options"] = json!(Chosen::of(&done.stored.options));
         if let Some(text) = dump {
             report["program"] = text.into();
         }
@@ -59,7 +61,7 @@ pub fn compile(
     } else if let Some(text) = dump {
         show(text);
     } else {
-        show(human(plan, &done.stored.family, &done.report));
+        show(human(&done.stored, &done.report));
         note(format!("compiled in {:.1} ms", done.report.compile_ms));
         done.report.phases.iter().for_each(|p| detail(format!("{:>10.1} ms {}", p.ms, p.name)));
         if let (Some(proof), Some(ms)) = (&done.report.proof, done.report.prove_ms) {
@@ -98,7 +100,8 @@ pub(crate) fn count(n: usize, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 
-fn human(plan: &Plan, family: &str, r: &Report) -> String {
+fn human(stored: &Stored, r: &Report) -> String {
+    let (plan, family) = (&stored.plan, &stored.family);
     let largest = r.per_class.iter().max_by_key(|c| (c.peak_bytes, std::cmp::Reverse(c.class)));
     let Some(c) = largest else { return String::new() };
     let mut t = Table::new();
@@ -153,11 +156,12 @@ fn human(plan: &Plan, family: &str, r: &Report) -> String {
     };
     let bubble = bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\n{bubble}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\n{bubble}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
         s.global_batch,
         s.seq,
         count(s.microbatches, "microbatch", "microbatches"),
+        Chosen::of(&stored.options).line(),
         padding_lines(plan),
         if of.is_empty() { "" } else { " of this class" },
     );

@@ -5,6 +5,7 @@ mod against;
 use super::show;
 use crate::machine::{device, precision, sizes};
 use crate::plan_dir::{self, Stored};
+use crate::report::Chosen;
 use crate::terminal::note;
 use against::Against;
 use clap::Args;
@@ -143,7 +144,9 @@ fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {
     let tokens = (s.global_batch * s.seq) as f64 / p.total;
     let mfu = utilisation(stored, d, p.total);
     let mfu = mfu.map_or(String::new(), |u| format!("   {:.1} % of the peak", 100.0 * u));
-    let head = format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n\n", time(p.total), d.name);
+    let with = Chosen::of(&stored.options).line();
+    let head =
+        format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n{with}\n", time(p.total), d.name);
     head + &lines(&p.parts)
 }
 
@@ -153,6 +156,7 @@ fn to_json(stored: &Stored, d: &Device, p: &PlanPrice, all: bool) -> Value {
         p.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
     let mut out = json!({
         "device": d.name,
+        "options": Chosen::of(&stored.options),
         "step_s": p.total,
         "parts": parts,
         "class": p.class,

@@ -1,6 +1,7 @@
 //! `shardc run`: executes a plan, ranks as threads of this process or as processes of a job.
 
 mod dump;
+mod events;
 mod feed;
 mod keep;
 mod metrics;
@@ -28,7 +29,7 @@ pub use settings::Given;
 use shardc_frontends::import::Opened;
 use shardc_frontends::{Checkpoint, DUMP};
 use shardc_ir::diag::{Diag, Exit, Result};
-use shardc_ir::func::{RoleKind, inputs};
+use shardc_ir::func::{InputRow, RoleKind, inputs};
 use shardc_ir::kernel::Program;
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::weights::Weight;
@@ -97,6 +98,9 @@ pub struct Run {
     /// memory; with --resume behind the steps that the file has
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
+    /// Write the same numbers as events for TensorBoard, to a new file in this folder
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
     /// Seconds a rank may wait for another, and the C compiler may take
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
@@ -431,6 +435,13 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
             unfed.join(", ")
         ));
     }
+    if leads && feed.is_random() && table.iter().any(InputRow::of_tokens) {
+        note(format!(
+            "random tokens below {} (--data FILE trains on data): there is nothing to learn of them, and the loss stays near {:.2}",
+            s.vocab,
+            (s.vocab as f64).ln()
+        ));
+    }
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
     }
@@ -457,7 +468,9 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         session.finish();
         return Ok(0);
     }
-    let metrics = how.metrics.as_deref().map(|file| Metrics::open(file, done)).transpose()?;
+    let lines = how.metrics.as_deref().map(|file| Metrics::open(file, done));
+    let events = how.tensorboard.as_deref().map(|dir| Metrics::events(dir, done));
+    let metrics = lines.into_iter().chain(events).collect::<Result<_>>()?;
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
     let stored = &stored;
     let leader = Leader {

@@ -104,3 +104,53 @@ fn no_two_outputs_are_one_file() {
     assert!(said.contains("--trace and --metrics write the same file"), "{said}");
     assert!(!lab.path("m.jsonl").exists());
 }
+
+/// The records of a file of events: of each its length and what is in it, between sums.
+fn records(bytes: &[u8]) -> Vec<&[u8]> {
+    let (mut rest, mut out) = (bytes, vec![]);
+    while let Some((len, more)) = rest.split_first_chunk::<8>() {
+        let len = u64::from_le_bytes(*len) as usize;
+        out.push(&more[4..4 + len]);
+        rest = &more[8 + len..];
+    }
+    out
+}
+
+/// Events have the numbers of `--metrics`: each name stands in the record of its step, and behind it the f32.
+#[test]
+fn events_have_the_same_numbers() {
+    let lab = plan("events", &[]);
+    let to = ["--metrics", "m.jsonl", "--tensorboard", "logs/run"];
+    lab.ok(&[&RUN[..], &["2", "--save", "ckpt", "--save-every", "1"], &to].concat());
+    lab.ok(&[&RUN[..], &["3", "--resume", "ckpt"], &to].concat());
+    let mut files: Vec<_> = std::fs::read_dir(lab.path("logs/run")).expect("a folder").collect();
+    files.sort_by_key(|f| {
+        f.as_ref().expect("a file").metadata().expect("facts").modified().expect("a time")
+    });
+    let files: Vec<Vec<u8>> = files
+        .into_iter()
+        .map(|f| std::fs::read(f.expect("a file").path()).expect("read"))
+        .collect();
+    let [first, second] = &files[..] else { panic!("{} files", files.len()) };
+    let (first, second) = (records(first), records(second));
+    assert_eq!(
+        (first.len(), second.len()),
+        (3, 3),
+        "a version, two steps; a version, a new start, a step"
+    );
+    for all in [&first, &second] {
+        assert!(all[0].ends_with(b"brain.Event:2"));
+    }
+    assert!(second[1].ends_with(&[0x3a, 2, 8, 1]), "a session starts");
+    for (event, line) in first[1..].iter().chain(&second[2..]).zip(lines(&lab, "m.jsonl")) {
+        assert_eq!(u64::from(event[10]), line["step"].as_u64().expect("a step"));
+        for name in ["loss", "lr", "grad_norm", "ms", "tokens_per_second"] {
+            let number = line[name].as_f64().unwrap_or_else(|| panic!("{name} of {line}")) as f32;
+            let mut value = vec![0x0a, name.len() as u8];
+            value.extend(name.as_bytes());
+            value.push(0x15);
+            value.extend(number.to_le_bytes());
+            assert!(event.windows(value.len()).any(|w| w == value), "{name} of {line}");
+        }
+    }
+}

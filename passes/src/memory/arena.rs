@@ -398,19 +398,22 @@ fn account(l: &Frames, list: &[Instr], alive: &[&Block], peak: usize) -> (ByClas
     (by.into_iter().collect(), live)
 }
 
-/// The largest of them, by name.
+/// The largest of them, by name; those of several layers that are alike are one.
 fn largest(m: &Module, live: &[Alive]) -> Live {
-    // Only what may be listed needs its name.
-    let mut sizes: Vec<usize> = live.iter().map(|x| x.bytes).collect();
-    let last = sizes.len().min(LISTED).checked_sub(1);
-    let least = last.map_or(0, |i| *sizes.select_nth_unstable_by(i, |a, b| b.cmp(a)).1);
-    let named = live.iter().filter(|x| x.bytes >= least).map(|x| {
-        let name = m.funcs[x.func].name(x.value).to_string();
-        let name = match x.copies {
-            1 => name,
-            n => format!("{name} of {n} microbatches"),
-        };
-        (name, x.class, x.bytes)
+    let mut groups: BTreeMap<(String, MemoryClass, usize), (usize, usize)> = BTreeMap::new();
+    for x in live {
+        let own = m.funcs[x.func].name(x.value);
+        let mut name = own.to_string();
+        if let Some(layer) = own.layer {
+            name = name.replacen(&format!("l{layer}."), "l*.", 1);
+        }
+        let of = groups.entry((name, x.class, x.copies)).or_default();
+        *of = (of.0 + 1, of.1 + x.bytes);
+    }
+    let named = groups.into_iter().map(|((name, class, copies), (alike, bytes))| {
+        let alike = if alike > 1 { format!(" × {alike}") } else { String::new() };
+        let copies = if copies > 1 { format!(" of {copies} microbatches") } else { String::new() };
+        (format!("{name}{alike}{copies}"), class, bytes)
     });
     let mut named: Live = named.collect();
     named.sort_by(|a, b| b.2.cmp(&a.2).then_with(|| a.0.cmp(&b.0)));

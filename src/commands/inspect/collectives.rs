@@ -2,7 +2,7 @@
 
 use super::{group_text, numbered, trimmed};
 use crate::plan_dir::Stored;
-use crate::report::{Experts, bytes, phase_of};
+use crate::report::{Chosen, Experts, bytes, phase_of};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::json;
@@ -176,7 +176,10 @@ pub(super) fn collectives(
     let node = node.or(s.options.node);
     let all = list(s, &classes, node);
     if as_json {
-        return format!("{}\n", json!({ "node": node, "collectives": all }));
+        return format!(
+            "{}\n",
+            json!({ "options": Chosen::of(&s.options), "node": node, "collectives": all })
+        );
     }
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);
@@ -221,7 +224,7 @@ pub(super) fn collectives(
             c.set_cell_alignment(CellAlignment::Right);
         }
     }
-    trimmed(&t) + "\n" + &far(&all, node)
+    trimmed(&t) + "\n" + &far(&all, node) + &Chosen::of(&s.options).line()
 }
 
 /// What leaves nodes, in words.

@@ -5,7 +5,7 @@ use crate::commands::compile::{count, mesh_line};
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
-use crate::report::{CollectiveReport, Kept, bubble_line, bytes, layers_of, padding_lines};
+use crate::report::{Chosen, CollectiveReport, Kept, bubble_line, bytes, layers_of, padding_lines};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
@@ -71,6 +71,7 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
             "stages": c.stages, "layers": layers(plan, c), "peak_bytes": c.memory.peak_bytes,
         })).collect::<Vec<_>>(),
         "settings": plan.settings,
+        "options": Chosen::of(&s.options),
         "bubble": bubble_of(plan),
         "proof": s.report.get("proof"),
         "memory": {
@@ -182,6 +183,7 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         count(set.microbatches, "microbatch", "microbatches"),
     );
     out += &bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
+    out += &Chosen::of(&s.options).line();
     out += &padding_lines(plan);
     out += &Outcome::of(s).map_or(String::new(), |p| format!("proof  {p}\n"));
     let of_class = match plan.classes.len() {

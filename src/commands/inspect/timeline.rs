@@ -4,13 +4,14 @@ use crate::pictures::step::{Lengths, Step};
 use crate::pictures::svg::{Drawn, Memory, svg};
 use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
+use crate::report::Chosen;
+use crate::terminal::colours;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, FileFormat};
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::schedule::{Timeline, Times};
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::path::Path;
 
 /// What is asked of a timeline.
@@ -52,10 +53,12 @@ pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
         })?;
     }
     if asked.json {
-        return Ok(format!("{}\n", as_object(&step, &unit, asked.class)));
+        let mut out = as_object(&step, &unit, asked.class);
+        out["options"] = json!(Chosen::of(&s.options));
+        return Ok(format!("{out}\n"));
     }
-    let mut out = text(&step.timeline, chunks, std::io::stdout().is_terminal(), asked.class);
-    out += &format!("time in {unit}\n");
+    let mut out = text(&step.timeline, chunks, colours(), asked.class);
+    out += &format!("time in {unit}\n{}", Chosen::of(&s.options).line());
     Ok(out)
 }
 

@@ -100,9 +100,16 @@ impl Feed {
         Ok(d.epoch(table)?.map(said))
     }
 
+    /// Whether nothing is given.
+    pub fn is_random(&self) -> bool {
+        matches!(self.from, Source::Data(Data::Random { .. }))
+    }
+
     /// Inputs that are filled with random numbers because nothing is given for them, beside tokens.
     pub fn unfed<'t>(&self, table: &'t [InputRow]) -> Vec<&'t str> {
-        let Source::Data(Data::Random { .. }) = self.from else { return vec![] };
+        if !self.is_random() {
+            return vec![];
+        }
         let unfed =
             |r: &&InputRow| r.input.fill.is_data() && r.input.fill != Fill::Mask && !r.of_tokens();
         let read = table.iter().filter(unfed);

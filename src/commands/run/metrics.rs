@@ -1,5 +1,7 @@
-//! `run --metrics`: what every step came to, an object a line, in a file that grows with the run.
+//! `run --metrics` and `--tensorboard`: what every step came to, in a file that grows with the run: an object a
+//! line, or an event.
 
+use super::events;
 use crate::process::most_memory;
 use crate::terminal::{fail, warn};
 use serde_json::{Value as Json, json};
@@ -10,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What `--metrics` writes.
 pub(super) const METRICS: FileFormat =
@@ -23,6 +25,8 @@ const MOST: u64 = 1 << 30;
 pub(super) struct Metrics {
     path: PathBuf,
     file: File,
+    /// Events in place of lines.
+    events: bool,
     /// Why nothing more is written.
     lost: Option<Diag>,
 }
@@ -53,11 +57,28 @@ impl Metrics {
             text.lines().filter(kept).try_for_each(|line| writeln!(out, "{line}").map_err(fails))
         })?;
         let file = OpenOptions::new().append(true).open(path).map_err(fails)?;
-        Ok(Metrics { path: path.to_path_buf(), file, lost: None })
+        Ok(Metrics { path: path.to_path_buf(), file, events: false, lost: None })
+    }
+
+    /// Begins a file of events in a folder, which is made. Those of earlier runs there stay.
+    ///
+    /// # Errors
+    /// `file` if it cannot be written.
+    pub fn events(dir: &Path, done: usize) -> Result<Metrics> {
+        let since = now();
+        let name = format!("events.out.tfevents.{}.{}", since as u64, crate::cluster::host());
+        let pid = std::process::id();
+        let path = dir.join(format!("{name}.{pid}"));
+        let fails = |e| files::io_error("cannot write the events", &path, &e);
+        std::fs::create_dir_all(dir).map_err(fails)?;
+        let file = OpenOptions::new().append(true).create_new(true).open(&path);
+        let mut file = file.map_err(fails)?;
+        file.write_all(&events::begin(since, done)).map_err(fails)?;
+        Ok(Metrics { path: path.clone(), file, events: true, lost: None })
     }
 
     /// Adds a step.
-    pub fn step(&mut self, s: Step, r: &StepResult) {
+    pub fn step(&mut self, s: &Step, r: &StepResult) {
         let seconds = s.took.as_secs_f64();
         let mut line = json!({
             "step": s.number, "loss": r.loss, "lr": s.lr, "grad_norm": r.grad_norm,
@@ -84,7 +105,11 @@ impl Metrics {
         if self.lost.is_some() {
             return;
         }
-        if let Err(e) = self.file.write_all(format!("{line}\n").as_bytes()) {
+        let bytes = match self.events {
+            true => events::scalars(now(), line),
+            false => format!("{line}\n").into_bytes(),
+        };
+        if let Err(e) = self.file.write_all(&bytes) {
             let d = files::io_error("cannot write the metrics", &self.path, &e);
             warn(&[d.clone().why("training goes on without them")]);
             self.lost = Some(d);
@@ -95,4 +120,9 @@ impl Metrics {
     pub fn status(&self) -> i32 {
         self.lost.as_ref().map_or(0, fail)
     }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }

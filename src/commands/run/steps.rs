@@ -31,7 +31,7 @@ pub(super) struct Leader<'a> {
     pub feed: Feed,
     pub eval: Option<Data>,
     pub trace: Option<trace::Trace>,
-    pub metrics: Option<Metrics>,
+    pub metrics: Vec<Metrics>,
     /// Ends before what it saves to is let go.
     pub session: Session,
     pub keeper: Option<Keeper>,
@@ -44,7 +44,7 @@ impl Leader<'_> {
         let s = &self.stored.plan.settings;
         let bar = bar(steps, self.as_json);
         let files = [&self.how.save, &self.how.dump, &self.how.trace, &self.how.metrics];
-        let keeps = files.iter().any(|to| to.is_some());
+        let keeps = files.iter().any(|to| to.is_some()) || self.how.tensorboard.is_some();
         let mut out = Progress::new(keeps);
         let mut first: Option<StepResult> = None;
         let (first_step, mut at, mut skipped) = (done + 1, done, 0);
@@ -68,10 +68,9 @@ impl Leader<'_> {
             }
             let took = since.elapsed();
             show_step(&mut out, &bar, step, &r, took, work, self.as_json)?;
-            if let Some(m) = &mut self.metrics {
-                let lr = (s.mode == Mode::Train).then_some(lr);
-                m.step(Step { number: step, lr, took, work, losses: losses(&r) }, &r);
-            }
+            let lr = (s.mode == Mode::Train).then_some(lr);
+            let told = Step { number: step, lr, took, work, losses: losses(&r) };
+            self.metrics.iter_mut().for_each(|m| m.step(&told, &r));
             if step == first_step {
                 first = Some(r);
             }
@@ -97,7 +96,7 @@ impl Leader<'_> {
         let stopped = asked().filter(|_| at < steps);
         self.finish(first.as_ref(), stopped.is_some() && at == done, at)?;
         self.session.finish();
-        let unwritten = self.metrics.as_ref().map_or(0, Metrics::status);
+        let unwritten = self.metrics.iter().map(Metrics::status).max().unwrap_or(0);
         let Some(signal) = stopped else { return Ok(out.status().max(unwritten)) };
         let name = signals::name(signal);
         match &self.keeper {
@@ -129,9 +128,7 @@ impl Leader<'_> {
         let columns = d.batch(&self.table, &Picks::random(s.seed), EVALUATION, s.global_batch)?;
         let batch = StepBatch { columns, observe: false };
         let loss = self.session.evaluate(&batch)?.loss;
-        if let Some(m) = &mut self.metrics {
-            m.evaluation(step, loss);
-        }
+        self.metrics.iter_mut().for_each(|m| m.evaluation(step, loss));
         Ok(Some(match self.as_json {
             true => json!({ "step": step, "eval_loss": loss }).to_string(),
             false => format!("step {step:>5}  evaluation loss {:.4}", loss.unwrap_or(f32::NAN)),

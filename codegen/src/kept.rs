@@ -118,9 +118,9 @@ fn sound(mut file: Vec<u8>) -> Option<Vec<u8>> {
 fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
     let none = || std::io::Error::other("HOME is not set");
     let dir = cache::place().ok_or_else(|| cannot(Path::new("~/.cache"), &none()))?;
-    let folder = Folder::open(&dir).map_err(|d| Diag {
-        code: "cuda-compile",
-        ..d.help("name another folder for compiled kernels with SHARDC_CACHE")
+    let folder = Folder::open(&dir).map_err(|d| {
+        let help = "name another folder for compiled kernels with SHARDC_CACHE";
+        d.coded("cuda-compile").help(help)
     })?;
     let name = name(source, arch);
     let stem = name.trim_end_matches(".cubin");

@@ -41,6 +41,54 @@ pub enum Exit {
     ReaderGone = 141,
 }
 
+/// The status that a command ends with, by the code of what ends it: each code has one. What is not here is a mistake
+/// of use.
+const STATUS: &[(&str, Exit)] = &[
+    ("archive-version", Exit::Unsupported),
+    ("c-compiler", Exit::Environment),
+    ("checkpoint", Exit::Environment),
+    ("cluster", Exit::Environment),
+    ("cuda-compile", Exit::Environment),
+    ("cuda-driver", Exit::Environment),
+    ("cuda-limit", Exit::Unsupported),
+    ("export", Exit::Unsupported),
+    ("import-input", Exit::Unsupported),
+    ("import-loss", Exit::Unsupported),
+    ("import-op", Exit::Unsupported),
+    ("io", Exit::Environment),
+    ("launcher", Exit::Environment),
+    ("mask-rule", Exit::Unsupported),
+    ("merged-parameters", Exit::Unsupported),
+    ("missing-library", Exit::Environment),
+    ("moe-bound", Exit::RankFailed),
+    ("mpi", Exit::Environment),
+    ("nan-loss", Exit::RankFailed),
+    ("no-layout", Exit::Infeasible),
+    ("no-memory", Exit::Environment),
+    ("no-secret", Exit::Environment),
+    ("not-built", Exit::Unsupported),
+    ("not-understood", Exit::Unsupported),
+    ("numbers-too-large", Exit::Unsupported),
+    ("out-of-memory", Exit::Infeasible),
+    ("output", Exit::Environment),
+    ("part-of-stack", Exit::Unsupported),
+    ("plans-differ", Exit::Environment),
+    ("rank-failed", Exit::RankFailed),
+    ("save", Exit::RankFailed),
+    ("save-locked", Exit::Environment),
+    ("schedule-memory", Exit::Infeasible),
+    ("tensor-dtype", Exit::Unsupported),
+    ("threads", Exit::Environment),
+    ("too-many-ranks", Exit::Environment),
+    ("too-many-stages", Exit::Infeasible),
+    ("trust", Exit::Environment),
+];
+
+/// The exit status of a code.
+fn status(code: &str) -> Exit {
+    STATUS.iter().find(|s| s.0 == code).map_or(Exit::Usage, |s| s.1)
+}
+
 /// Bytes for people, in the units of all messages: `1.50 GiB`.
 pub fn bytes(n: usize) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -62,7 +110,7 @@ pub fn exact_bytes(n: usize) -> String {
 pub type Result<T> = std::result::Result<T, Diag>;
 
 impl Diag {
-    /// A usage error (exit status 2) with a code and a message.
+    /// A diagnostic with a code, which says the exit status, and a message.
     pub fn new(code: &'static str, message: impl Into<String>) -> Diag {
         Diag {
             code,
@@ -71,7 +119,7 @@ impl Diag {
             rule: None,
             why: vec![],
             help: vec![],
-            exit: Exit::Usage,
+            exit: status(code),
         }
     }
     pub fn at(mut self, place: impl Into<String>) -> Diag {
@@ -90,7 +138,13 @@ impl Diag {
         self.help.push(help.into());
         self
     }
+    /// The same under another code, with its exit status.
+    pub fn coded(mut self, code: &'static str) -> Diag {
+        (self.code, self.exit) = (code, status(code));
+        self
+    }
     pub fn exit(mut self, exit: Exit) -> Diag {
+        debug_assert_eq!(exit, self.exit, "{}", self.code);
         self.exit = exit;
         self
     }

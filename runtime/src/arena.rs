@@ -19,12 +19,12 @@ impl Arena {
     /// `bytes` of memory, zero, or all NaN if `poison`.
     ///
     /// # Errors
-    /// `out-of-memory` if the system does not give so much.
+    /// `no-memory` if the system does not give so much.
     pub fn new(bytes: usize, poison: bool) -> Result<Arena> {
         let mapped = MmapMut::map_anon(bytes.max(size_of::<f32>()));
         let mut memory = mapped.map_err(|e| {
             let needs = exact_bytes(bytes);
-            Diag::new("out-of-memory", format!("this machine does not give a rank {needs}: {e}"))
+            Diag::new("no-memory", format!("this machine does not give a rank {needs}: {e}"))
                 .help("run fewer ranks on this machine, or compile with a smaller --memory")
                 .exit(Exit::Environment)
         })?;

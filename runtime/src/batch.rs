@@ -2,7 +2,7 @@
 
 use crate::engine::{Engine, out_of_arena};
 use crate::wiring::{Slot, Wiring};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, Func, Input, InputRow, RoleKind, inputs};
 use shardc_ir::loss_scale::LOSS_SCALE;
 use shardc_ir::plan::Settings;
@@ -155,8 +155,7 @@ pub(crate) fn check_inputs(w: &Wiring) -> Result<Vec<InputRow>> {
         let message = format!("{} tokens cannot be dealt to the ranks as {:?}", s.seq, s.tokens);
         return Err(Diag::new("plan", message)
             .rule("zigzag deals 2 chunks of equal length to every rank of cp")
-            .help("compile the plan again with this version of shardc")
-            .exit(Exit::Environment));
+            .help("compile the plan again with this version of shardc"));
     }
     let table = inputs(&w.plan.module);
     for slot in w.inputs.iter().flatten() {
@@ -172,8 +171,7 @@ pub(crate) fn check_inputs(w: &Wiring) -> Result<Vec<InputRow>> {
                     "i32: tokens and places [batch, seq], positions […, seq], run [3]; labels and \
                        columns, also of f32, are of one size everywhere; rows are split evenly",
                 )
-                .help(format!("compile for {} sequences of {} tokens", s.global_batch, s.seq))
-                .exit(Exit::Environment));
+                .help(format!("compile for {} sequences of {} tokens", s.global_batch, s.seq)));
         }
     }
     Ok(table)

@@ -4,7 +4,7 @@
 use crate::arena::Arena;
 use crate::exec::Executor;
 use crate::transport::Transport;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Kernel;
 
 /// One rank's memory and executor. Places are bytes of its arena.
@@ -81,7 +81,6 @@ pub(crate) trait Engine: Send {
 pub(crate) fn out_of_arena() -> Diag {
     Diag::new("plan", "a place of the plan is not in its arena")
         .help("compile the plan again with this version of shardc")
-        .exit(Exit::Environment)
 }
 
 /// The processor's.

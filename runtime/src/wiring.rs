@@ -1,7 +1,7 @@
 //! What a plan says about memory, checked once: where the operands of every node lie, which values
 //! are inputs, outputs, parameters and state. The same for all ranks.
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::kernel::{Block, Elem, Kernel, Program};
@@ -63,7 +63,6 @@ fn broken(message: String) -> Diag {
     Diag::new("plan", message)
         .rule("a plan states the place of every value, inside its arena")
         .help("compile the plan again with this version of shardc")
-        .exit(Exit::Environment)
 }
 
 impl Wiring {

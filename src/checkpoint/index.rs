@@ -159,9 +159,9 @@ impl Saved {
     /// there is no such folder.
     pub fn open(dir: &Path) -> Result<Saved> {
         if dir.is_file() {
-            return Err(broken(dir, "this is a file, a checkpoint is a folder".into())
-                .help("give the folder step-NNNNNNNN, or the one that it is in")
-                .exit(Exit::Usage));
+            return Err(Diag::new("file", "this is a file, a checkpoint is a folder")
+                .at(dir.display().to_string())
+                .help("give the folder step-NNNNNNNN, or the one that it is in"));
         }
         if !dir.exists() {
             return Err(Diag::new("file", "there is no such folder")
@@ -283,18 +283,16 @@ impl Saved {
         let Some(t) = self.tensors.get(&(kind.to_string(), name.to_string())) else {
             let n = self.tensors.len();
             let what = format!("the checkpoint has no {kind} `{name}`");
-            return Err(Diag::new("missing-tensor", what)
-                .at(at)
-                .help(format!("resume with the model and the optimizer that wrote its {n} tensors"))
-                .exit(Exit::Unsupported));
+            return Err(Diag::new("missing-tensor", what).at(at).help(format!(
+                "resume with the model and the optimizer that wrote its {n} tensors"
+            )));
         };
         if t.shape != shape {
             let what =
                 format!("`{name}` is {:?} in the checkpoint, {shape:?} in the plan", t.shape);
             return Err(Diag::new("tensor-shape", what)
                 .at(at)
-                .help(format!("compile the model that has {:?}", t.shape))
-                .exit(Exit::Unsupported));
+                .help(format!("compile the model that has {:?}", t.shape)));
         }
         let mut found = 0;
         for p in &t.pieces {

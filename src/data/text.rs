@@ -64,11 +64,10 @@ impl Text {
 
     #[cfg(not(feature = "tokenizers"))]
     pub fn open(place: &Path, _: &[(PathBuf, Vec<u8>)], _: usize) -> Result<Text> {
-        Err(Diag::new("tokenizer", "this shardc was built without tokenizers")
+        Err(Diag::new("not-built", "this shardc was built without tokenizers")
             .at(place.display().to_string())
             .help("cargo build --release --features tokenizers")
-            .help("or make a file of tokens before: docs/data.md says which there are")
-            .exit(Exit::Environment))
+            .help("or make a file of tokens before: docs/data.md says which there are"))
     }
 
     /// What tells it from other text.

@@ -1,6 +1,6 @@
 //! Hugging Face's tokenizers: `tokenizer.json`, read with bounds.
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ fn call<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<
 pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
     let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
     if !path.exists() {
-        return Err(wrong(path, "there is no such file").exit(Exit::Environment));
+        return Err(wrong(path, "there is no such file"));
     }
     let bytes = files::read(path, MOST_BYTES)?;
     let mut tokenizer = call(path, || Tokenizer::from_bytes(&bytes))?;

@@ -198,7 +198,7 @@ fn batches_out_of_range() {
     lab.refuses(&tokenizer("bytes:*.json"), 2, "flag");
     if cfg!(not(feature = "tokenizers")) {
         lab.write("some.txt", "text");
-        let said = lab.refuses(&tokenizer("text:some.txt"), 5, "tokenizer");
+        let said = lab.refuses(&tokenizer("text:some.txt"), 4, "not-built");
         assert!(said.contains("--features tokenizers"), "{said}");
     }
 }

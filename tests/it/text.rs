@@ -127,7 +127,7 @@ fn tokenizers_of_strangers_are_refused() {
     more("{\"eos_token\": \"</none>\"}", "`</none>` is not a token");
     lab.write("t/tokenizer_config.json", "{\"eos_token\": null}");
     lab.ok(&[&run[..], &["t"]].concat());
-    lab.refuses(&[&run[..], &["nowhere"]].concat(), 5, "tokenizer");
+    lab.refuses(&[&run[..], &["nowhere"]].concat(), 2, "tokenizer");
     lab.write("given.txt", [b'a', 0xff]);
     let said = lab.refuses(&[&run[..], &["t"]].concat(), 2, "data");
     assert!(said.contains("given.txt") && said.contains("it is not text"), "{said}");

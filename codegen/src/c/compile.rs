@@ -93,7 +93,7 @@ pub fn compile(text: &str, limit: Duration) -> Result<PathBuf> {
     let other = "name another folder with SHARDC_CACHE";
     let folder = Folder::open(&dir).map_err(|d| {
         let interpreted = "kernels may be interpreted, several times slower: --kernels interpreted";
-        Diag { code: "c-compiler", ..d.help(other).help(interpreted) }
+        d.coded("c-compiler").help(other).help(interpreted)
     })?;
     let sum = format!("{name}.blake3");
     if let Some(object) = whole(&folder, &name, &sum) {

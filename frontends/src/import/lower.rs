@@ -267,7 +267,7 @@ impl<'a> Lower<'a> {
     }
 
     fn dims(&self, name: &str, what: String) -> Diag {
-        Diag::new("import-dims", format!("input `{name}`: {what}"))
+        Diag::new("import-input", format!("input `{name}`: {what}"))
             .at(self.archive.path().display().to_string())
             .rule("dims of inputs are numbers, or a symbol for rows and one for tokens")
             .help("export with dynamic_shapes of Dim(\"batch\") and Dim(\"seq\"), or without any")

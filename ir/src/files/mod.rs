@@ -12,19 +12,21 @@ mod write;
 pub use place::Place;
 pub use write::{FileFormat, Staged, create, replace, sweep};
 
-use crate::diag::{Diag, Exit, Result};
+use crate::diag::{Diag, Result};
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-/// What the operating system says about a path, as a diagnostic with code `file`.
+/// What the operating system says about a path, as a diagnostic: `file` if nothing is there, else `io`.
 pub fn io_error(what: &str, path: &Path, e: &io::Error) -> Diag {
     let missing = e.kind() == io::ErrorKind::NotFound;
-    let d = Diag::new("file", format!("{what}: {e}")).at(path.display().to_string());
-    let help = if missing { "check the path" } else { "check permissions and free space" };
-    d.help(help).exit(if missing { Exit::Usage } else { Exit::Environment })
+    let (code, help) = match missing {
+        true => ("file", "check the path"),
+        false => ("io", "check permissions and free space"),
+    };
+    Diag::new(code, format!("{what}: {e}")).at(path.display().to_string()).help(help)
 }
 
 /// What kind of thing a path leads to, in a word for a message; `None` for a plain file.

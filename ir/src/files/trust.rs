@@ -3,7 +3,7 @@
 //! that has nobody but this user, as systems make one for each user and let it write (umask 002).
 
 use super::{io_error, plain};
-use crate::diag::{Diag, Exit, Result};
+use crate::diag::{Diag, Result};
 use rustix::fs::OFlags;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::Read;
@@ -19,15 +19,14 @@ pub const READABLE: u32 = 0o077;
 /// `what` it is, for the message.
 ///
 /// # Errors
-/// `file`, with owner and mode.
+/// `trust`, with owner and mode.
 pub fn check(what: &str, path: &Path, meta: &Metadata, not: u32) -> Result<()> {
     let (own, mode) = (rustix::process::geteuid().as_raw(), meta.mode() & 0o7777);
     let refuse = |why: String, help: String| {
-        Err(Diag::new("file", format!("{what} is not this user's alone: {why}"))
+        Err(Diag::new("trust", format!("{what} is not this user's alone: {why}"))
             .at(path.display().to_string())
             .rule("it is believed only if nobody else can have changed it")
-            .help(help)
-            .exit(Exit::Environment))
+            .help(help))
     };
     if ![own, 0].contains(&meta.uid()) {
         let why = format!("its owner is user {}, not {own} or root", meta.uid());

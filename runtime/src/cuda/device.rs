@@ -27,7 +27,6 @@ impl<T> Called<T> for std::result::Result<T, result::DriverError> {
             let name = e.error_name().map_or_else(|_| format!("{:?}", e.0), text);
             let meaning = e.error_string().map_or_else(|_| String::new(), text);
             Diag::new("cuda-driver", format!("{call}: {meaning} ({name}, code {})", e.0 as u32))
-                .exit(Exit::RankFailed)
         })
     }
 }

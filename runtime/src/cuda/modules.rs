@@ -2,7 +2,7 @@
 
 use super::device::{Called, Device, Stream};
 use cudarc::driver::{result, sys};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::launch::{Launch, Source, Word};
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -50,7 +50,6 @@ impl Modules {
         if !loaded.contains_key(source) {
             let code = self.code.get(source).ok_or_else(|| {
                 Diag::new("plan", format!("no code of {} for this device", source.file))
-                    .exit(Exit::Environment)
             })?;
             // SAFETY: an ELF file, which says itself where it ends: whoever has made this table has
             // checked that all it names lies inside it.

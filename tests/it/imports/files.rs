@@ -292,7 +292,7 @@ fn symbols_are_rows_and_tokens_alone() {
             let all = &mut j["graph_module"]["graph"]["tensor_values"];
             all["labels"]["sizes"][1] = json!({ "as_expr": { "expr_str": expr, "hint": null } });
         }));
-        assert_eq!(d.code, "import-dims", "{}", d.message.get(..80).unwrap_or(&d.message));
+        assert_eq!(d.code, "import-input", "{}", d.message.get(..80).unwrap_or(&d.message));
         assert!(d.message.len() < 200, "{} letters", d.message.len());
     }
     let d = refused(edited(&scratch, "qwen2.pt2", |j| {

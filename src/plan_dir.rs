@@ -143,7 +143,8 @@ fn put(path: &Path, text: &str) -> Result<()> {
 
 /// What is wrong with writing a plan, as its folder's.
 fn unwritten(dir: &Path, d: Diag) -> Diag {
-    d.coded("output").at(dir.display().to_string())
+    let d = if d.code == "file" { d.coded("output") } else { d };
+    d.at(dir.display().to_string())
 }
 
 /// The texts of a folder in the order of [`TEXTS`], if they and all code are as they were written.

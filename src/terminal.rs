@@ -104,7 +104,7 @@ pub fn fail(d: &Diag) -> i32 {
 /// Prints a result.
 ///
 /// # Errors
-/// `output`, with [`Exit::ReaderGone`] if the reader has gone away (`| head`).
+/// `io`, with [`Exit::ReaderGone`] if the reader has gone away (`| head`).
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
@@ -117,10 +117,10 @@ pub fn print(text: &str) -> Result<()> {
 pub fn written(done: std::io::Result<()>) -> Result<()> {
     done.map_err(|e| {
         let gone = e.kind() == ErrorKind::BrokenPipe;
-        Diag::new("output", e.to_string())
+        let d = Diag::new("io", e.to_string())
             .at("standard output")
-            .help("make room where standard output goes, or give it another file")
-            .exit(if gone { Exit::ReaderGone } else { Exit::Environment })
+            .help("make room where standard output goes, or give it another file");
+        if gone { d.reader_gone() } else { d }
     })
 }
 

@@ -44,6 +44,7 @@ pub enum Exit {
 /// The status that a command ends with, by the code of what ends it: each code has one. What is not here is a mistake
 /// of use.
 const STATUS: &[(&str, Exit)] = &[
+    ("activation", Exit::Unsupported),
     ("archive-version", Exit::Unsupported),
     ("c-compiler", Exit::Environment),
     ("checkpoint", Exit::Environment),
@@ -70,10 +71,10 @@ const STATUS: &[(&str, Exit)] = &[
     ("not-understood", Exit::Unsupported),
     ("numbers-too-large", Exit::Unsupported),
     ("out-of-memory", Exit::Infeasible),
-    ("output", Exit::Environment),
     ("part-of-stack", Exit::Unsupported),
     ("plans-differ", Exit::Environment),
     ("rank-failed", Exit::RankFailed),
+    ("rope-type", Exit::Unsupported),
     ("save", Exit::RankFailed),
     ("save-locked", Exit::Environment),
     ("schedule-memory", Exit::Infeasible),
@@ -82,6 +83,8 @@ const STATUS: &[(&str, Exit)] = &[
     ("too-many-ranks", Exit::Environment),
     ("too-many-stages", Exit::Infeasible),
     ("trust", Exit::Environment),
+    ("unknown-model-type", Exit::Unsupported),
+    ("unsupported-config", Exit::Unsupported),
 ];
 
 /// The exit status of a code.
@@ -141,6 +144,11 @@ impl Diag {
     /// The same under another code, with its exit status.
     pub fn coded(mut self, code: &'static str) -> Diag {
         (self.code, self.exit) = (code, status(code));
+        self
+    }
+    /// Nobody reads what the command prints: it ends as other programs do then, without a word.
+    pub fn reader_gone(mut self) -> Diag {
+        self.exit = Exit::ReaderGone;
         self
     }
     pub fn exit(mut self, exit: Exit) -> Diag {

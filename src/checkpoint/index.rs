@@ -389,9 +389,9 @@ impl Tensor {
 fn last(dir: &Path) -> Result<PathBuf> {
     let mut found = all(dir).map_err(|e| broken(dir, e.to_string()))?;
     found.pop().map(|f| f.1).ok_or_else(|| {
-        broken(dir, "there is no checkpoint here".into())
+        Diag::new("file", "there is no checkpoint here")
+            .at(dir.display().to_string())
             .help("write some with shardc run PLAN --save DIR --save-every 100")
-            .exit(Exit::Usage)
     })
 }
 

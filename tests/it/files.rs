@@ -569,7 +569,7 @@ fn flags_that_would_change_nothing_are_refused() {
     for args in
         [&["run", "plan", "--resume", file][..], &["reshard", file, "--to", "hf", "-o", "x"]]
     {
-        let said = lab.refuses(args, 2, "checkpoint");
+        let said = lab.refuses(args, 2, "file");
         assert!(said.contains("is a file, a checkpoint is a folder"), "{said}");
     }
 }
@@ -612,7 +612,7 @@ fn a_full_disk_leaves_no_lock() {
         let out = ended(c);
         let said = text(&out);
         assert_eq!(out.status.code(), Some(5), "{args:?}: {said}");
-        assert!(said.contains("error[file]: cannot lock"), "{args:?}: {said}");
+        assert!(said.contains("error[io]: cannot lock"), "{args:?}: {said}");
         assert_eq!(lab.names(), names, "{args:?} left something behind");
     }
 }

@@ -86,7 +86,7 @@ fn streams_that_are_full_or_gone() {
         let (lost, gone) = if prints { (5, 141) } else { (status, status) };
         let (code, out) = run(full(), Stdio::piped());
         assert_eq!(code, lost, "{args:?}: {}", said(&out));
-        assert_eq!(said(&out).contains("error[output]: "), prints, "{args:?}: {}", said(&out));
+        assert_eq!(said(&out).contains("error[io]: "), prints, "{args:?}: {}", said(&out));
         let (code, out) = run(unread(), Stdio::piped());
         assert_eq!(code, gone, "{args:?}: {}", said(&out));
         assert!(!prints || !said(&out).contains("error["), "{args:?}: {}", said(&out));
@@ -115,7 +115,7 @@ fn training_goes_on_without_its_log() {
     assert_eq!(code, Some(5), "{said}");
     assert_eq!(said.matches("warning[output]: ").count(), 1, "{said}");
     assert!(said.contains("training goes on without printing"), "{said}");
-    assert!(said.contains("saved full") && said.contains("error[output]: "), "{said}");
+    assert!(said.contains("saved full") && said.contains("error[io]: "), "{said}");
     assert_eq!(run("both", full(), full()).0, Some(5));
     assert_eq!(run("err", Stdio::piped(), full()).0, Some(0));
     assert_eq!(run("pipe", unread(), Stdio::piped()).0, Some(141));

@@ -5,7 +5,7 @@ use crate::pictures::svg::{Drawn, Memory, svg};
 use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat};
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::schedule::{Timeline, Times};
@@ -77,7 +77,7 @@ pub fn title(s: &Stored) -> String {
         _ => format!(", {}", s.options.schedule.name()),
     };
     let m = s.plan.schedule.microbatches;
-    let microbatches = crate::commands::compile::count(m, "microbatch", "microbatches");
+    let microbatches = count(m, "microbatch", "microbatches");
     format!("{}, {mesh}{schedule}, {microbatches}, {}", s.family, s.options.dtype.name())
 }
 

@@ -88,7 +88,7 @@ flags! {
     /// microbatch]
     #[arg(long, help_heading = "Run")]
     pub microbatch: Option<usize>,
-    /// Tokens per sequence [default: 512, or those of a text]
+    /// Tokens per sequence [default: 512 or as many as the model can have, or those of a text]
     #[arg(long, help_heading = "Run")]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, or bf16 or f16 (training keeps an f32 master copy; sums

@@ -34,7 +34,7 @@ use plan_dir::Stored;
 use proof::Prove;
 use report::Report;
 use shardc_frontends::{Balance, Bound, Facts, Model, Shape, Tokens};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -50,6 +50,7 @@ use shardc_passes::shard::zero::Accumulate;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
+use terminal::note;
 
 /// Version of the plan directory and of the JSON reports.
 pub const SCHEMA: u32 = 8;
@@ -133,13 +134,18 @@ impl Output {
         Ok(())
     }
 
-    /// Writes the plan; the report's time includes that.
+    /// Writes the plan, and says which other one it has replaced; the report's time includes that.
     ///
     /// # Errors
     /// `output` if it cannot be written, or would replace what is not a plan.
     pub fn write(&mut self, dir: &Path) -> Result<()> {
         let since = Instant::now();
+        let before = plan_dir::held(dir);
         plan_dir::write(dir, &self.stored, &self.report)?;
+        let replaced = before.filter(|b| plan_dir::held(dir).is_some_and(|now| now.0 != b.0));
+        if let Some((_, of)) = replaced {
+            note(format!("replaced the plan of {of} that was in {}", dir.display()));
+        }
         let ms = since.elapsed().as_secs_f64() * 1e3;
         self.report.phases.push(report::PhaseTime { name: "write".into(), ms });
         self.report.compile_ms += ms;
@@ -289,7 +295,10 @@ fn across_nodes(s: &Stored) -> Vec<Diag> {
             all.iter().filter(over).map(|c| c.bytes).sum::<f64>()
         });
         let most = sent.fold(0.0, f64::max) as usize;
-        let what = format!("groups over {name} reach over more than one node of {node} ranks");
+        let what = format!(
+            "groups over {name} reach over more than one node of {}",
+            count(node, "rank", "ranks")
+        );
         let help = match name {
             "ep" => "use a smaller ep, or etp=1 so that ep takes the nearest ranks".into(),
             _ => {

@@ -2,23 +2,31 @@
 //!
 //! The operating system ends the lock with the process, so of a job of this host that has died the file
 //! alone is left, and is taken over. Hosts that share a folder may not share locks: the file of another
-//! host is believed.
+//! host is believed as long as its process touches it, unless that was this job itself before its scheduler
+//! put it back into the queue.
 
 use crate::terminal::note;
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, Timespec, Timestamps, UTIME_NOW, access, futimens};
 use serde::{Deserialize, Serialize};
 use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files::{self, Place};
+use shardc_runtime::spawn;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Name of the lock in a folder; behind the name of the folder, beside it.
 const LOCK: &str = ".shardc.lock";
 /// Longest text of a lock that is read.
 const MOST: u64 = 1 << 14;
+
+/// A process says so often that it lives.
+const BEAT: Duration = Duration::from_secs(30);
+/// After so long a silence a process of another host has died.
+const SILENCE: Duration = Duration::from_secs(600);
 
 /// Who has a lock.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -28,20 +36,119 @@ struct Owner {
     /// UTC, as in 2026-01-31T12:00:00Z.
     since: String,
     plan: String,
+    /// The job of the scheduler that it is of, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    job: Option<Job>,
+}
+
+/// A job of a scheduler.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Job {
+    id: String,
+    /// How often it was put back into the queue.
+    restarts: u64,
+}
+
+impl Job {
+    /// That of this process, from Slurm's variables.
+    fn own(var: impl Fn(&str) -> Option<String>) -> Option<Job> {
+        let id = var("SLURM_JOB_ID")?;
+        let id = var("SLURM_CLUSTER_NAME").map_or(id.clone(), |cluster| format!("{cluster} {id}"));
+        // Slurm sets it from the first restart on.
+        let restarts = var("SLURM_RESTART_COUNT").and_then(|n| n.parse().ok()).unwrap_or(0);
+        Some(Job { id, restarts })
+    }
 }
 
 /// A folder to which this process alone saves.
 #[derive(Debug)]
 pub struct Lock {
     path: PathBuf,
+    /// The folder, as the user named it.
+    dir: PathBuf,
+    /// What its file says.
+    text: String,
     _held: File,
+    /// Dropped, it ends the thread that touches the file.
+    _beat: Sender<()>,
+}
+
+impl Lock {
+    /// Checks that no job has taken the lock over, as one may from a process that was stopped for long.
+    ///
+    /// # Errors
+    /// `save-locked`.
+    pub fn check(&self) -> Result<()> {
+        match self.said() {
+            // Somebody may have removed it, and nobody has taken it since.
+            text if text.is_empty() || text == self.text => Ok(()),
+            text => Err(refused(&self.dir, &self.path, &text, None).help(
+                "this process was silent for long: go on from the last checkpoint, in another folder",
+            )),
+        }
+    }
+
+    /// What the file of the folder says now.
+    fn said(&self) -> String {
+        files::open(&self.path).map_or(String::new(), |(mut file, _)| read(&mut file))
+    }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // While it is held, so that it is the file of this process and no other's.
-        let _ = fs::remove_file(&self.path);
+        // While it is held, so that nobody of this host has it; of another host somebody may.
+        if self.said() == self.text {
+            let _ = fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Touches a file every so often, in a thread of its own, until what is returned is dropped.
+fn beat(file: &File, every: Duration) -> Result<Sender<()>> {
+    let no_thread = |e| spawn::refused("the thread that keeps the lock of a folder", 1, &e);
+    let file = file.try_clone().map_err(no_thread)?;
+    let (alive, ended) = mpsc::channel::<()>();
+    let touch = move || {
+        while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(every) {
+            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+            // By the clock of the file system; where that cannot be, the next time.
+            let _ = futimens(&file, &Timestamps { last_access: now, last_modification: now });
+        }
+    };
+    std::thread::Builder::new().spawn(touch).map_err(no_thread)?;
+    Ok(alive)
+}
+
+/// For how long a file was not touched, by the clock of its own file system: that of a file which is made
+/// beside it.
+fn silence(path: &Path) -> Option<Duration> {
+    let mut name = path.file_name()?.to_os_string();
+    name.push(format!(".{}-{}", crate::cluster::host(), std::process::id()));
+    let beside = path.with_file_name(name);
+    let now = File::create_new(&beside).and_then(|f| f.metadata()?.modified());
+    let _ = fs::remove_file(&beside);
+    let then = fs::metadata(path).and_then(|m| m.modified()).ok()?;
+    now.ok()?.duration_since(then).ok()
+}
+
+/// Why the lock of such a process may be taken over, if it may.
+fn free(
+    owner: &Owner,
+    locked: bool,
+    job: Option<&Job>,
+    silent: Option<Duration>,
+) -> Option<String> {
+    let (pid, host) = (owner.pid, &owner.host);
+    if *host == crate::cluster::host() {
+        let dead = locked || !lives(pid);
+        return dead.then(|| format!("process {pid} of this host, which has died"));
+    }
+    let before = owner.job.as_ref().zip(job);
+    if before.is_some_and(|(was, now)| was.id == now.id && was.restarts < now.restarts) {
+        return Some(format!("process {pid} of host {host}, of this job before it was requeued"));
+    }
+    let silent = silent.filter(|s| *s >= SILENCE)?.as_secs() / 60;
+    Some(format!("process {pid} of host {host}, which has said nothing for {silent} minutes"))
 }
 
 /// Of a folder of checkpoints, which is made. The lock is beside it, as that of a model, so that either
@@ -99,7 +206,7 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
                     std::thread::sleep(Duration::from_millis(100));
                     text = read(&mut file);
                 }
-                return Err(refused(dir, path, &text));
+                return Err(refused(dir, path, &text, silence(path)));
             }
             // A file system without locks: what the file says must do.
             Err(TryLockError::Error(_)) => false,
@@ -109,28 +216,31 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
         if !here.is_ok_and(|m| (m.dev(), m.ino()) == (held.dev(), held.ino())) {
             continue;
         }
-        let text = read(&mut file);
+        let (text, job) = (read(&mut file), Job::own(|name| std::env::var(name).ok()));
         if !text.is_empty() {
             let owner: Option<Owner> = serde_json::from_str(&text).ok();
-            let dead = |o: &Owner| o.host == crate::cluster::host() && (locked || !lives(o.pid));
-            let Some(owner) = owner.filter(dead) else { return Err(refused(dir, path, &text)) };
+            let silent = silence(path);
+            let why = owner.as_ref().and_then(|o| free(o, locked, job.as_ref(), silent));
+            let (Some(o), Some(why)) = (owner, why) else {
+                return Err(refused(dir, path, &text, silent));
+            };
             note(format!(
-                "took over the lock of {} from process {} of this host, which has died (it had it since {}, for {})",
+                "took over the lock of {} from {why} (it had it since {}, for {})",
                 dir.display(),
-                owner.pid,
-                owner.since,
-                owner.plan
+                o.since,
+                o.plan
             ));
         }
         let (pid, host) = (std::process::id(), crate::cluster::host());
         let plan = fs::canonicalize(plan).unwrap_or_else(|_| plan.into()).display().to_string();
-        let owner = Owner { pid, host, since: utc(SystemTime::now()), plan };
+        let owner = Owner { pid, host, since: utc(SystemTime::now()), plan, job };
         let text = serde_json::to_string(&owner).expect("plain data") + "\n";
         let put = file.set_len(0).and_then(|()| file.rewind());
         let put = put.and_then(|()| file.write_all(text.as_bytes()));
-        // Dropped, it is removed: without a name it locks nobody out.
-        let lock = Lock { path: path.into(), _held: file };
-        return put.map(|()| lock).map_err(fail);
+        let beat = put.map_err(fail).and_then(|()| beat(&file, BEAT));
+        // Without a name it locks nobody out.
+        let _beat = beat.inspect_err(|_| drop(fs::remove_file(path)))?;
+        return Ok(Lock { path: path.into(), dir: dir.into(), text, _held: file, _beat });
     }
 }
 
@@ -146,7 +256,7 @@ fn lives(pid: u32) -> bool {
     !Path::new("/proc/self").exists() || Path::new(&format!("/proc/{pid}")).exists()
 }
 
-fn refused(dir: &Path, path: &Path, text: &str) -> Diag {
+fn refused(dir: &Path, path: &Path, text: &str, silent: Option<Duration>) -> Diag {
     let d = Diag::new("save-locked", "another job saves to this folder")
         .at(dir.display().to_string())
         .rule("one job saves to a folder at a time")
@@ -158,7 +268,16 @@ fn refused(dir: &Path, path: &Path, text: &str) -> Diag {
     let who = format!("process {} of host {}, since {}, runs {}", o.pid, o.host, o.since, o.plan);
     let d = d.why(who).help("save to another folder, or wait until that job has ended");
     // One of this host that is refused lives: its lock ends with it.
-    if o.host == crate::cluster::host() { d } else { d.help(remove) }
+    if o.host == crate::cluster::host() {
+        return d;
+    }
+    match silent.and_then(|s| SILENCE.checked_sub(s)) {
+        None => d.help(remove),
+        Some(left) => d.help(remove).help(format!(
+            "or start again in {} s: if that process says nothing until then, its lock is taken over",
+            left.as_secs() + 1
+        )),
+    }
 }
 
 /// A time in UTC, to the second.
@@ -182,6 +301,55 @@ fn utc(time: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn owner(host: &str, job: Option<(&str, u64)>) -> Owner {
+        let job = job.map(|(id, restarts)| Job { id: id.into(), restarts });
+        Owner { pid: 7, host: host.into(), since: "then".into(), plan: "plan".into(), job }
+    }
+
+    #[test]
+    fn a_requeued_job_and_one_behind_a_silent_host_take_over() {
+        let job = |restarts| Some(Job { id: "12".into(), restarts });
+        let minutes = |n| Some(Duration::from_secs(60 * n));
+        let why = |was, now: Option<Job>, silent| {
+            free(&owner("elsewhere", was), true, now.as_ref(), silent).unwrap_or_default()
+        };
+        assert!(why(Some(("12", 0)), job(1), minutes(0)).contains("before it was requeued"));
+        // Two steps of one job may run at the same time.
+        assert_eq!(why(Some(("12", 1)), job(1), minutes(9)), "");
+        assert_eq!(why(Some(("13", 0)), job(1), minutes(9)), "");
+        assert_eq!(why(None, job(1), None), "");
+        assert!(why(None, None, minutes(11)).contains("nothing for 11 minutes"));
+        let var = |name: &str| match name {
+            "SLURM_JOB_ID" => Some("12".to_string()),
+            "SLURM_RESTART_COUNT" => Some("2".to_string()),
+            _ => None,
+        };
+        assert_eq!((Job::own(var), Job::own(|_| None)), (job(2), None));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a file of the test")]
+    fn a_lock_is_touched_while_it_is_held_and_is_not_another_ones() {
+        let dir = std::env::temp_dir().join(format!("shardc-lock-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("lock");
+        let mut lock = take(&path, &dir, Path::new("plan")).unwrap();
+        let old = SystemTime::now() - Duration::from_secs(3600);
+        lock._held.set_modified(old).unwrap();
+        assert!(silence(&path).unwrap() > Duration::from_secs(3500));
+        lock._beat = beat(&lock._held, Duration::from_millis(1)).unwrap();
+        while silence(&path).unwrap() > Duration::from_secs(3500) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        lock.check().unwrap();
+        fs::write(&path, serde_json::to_string(&owner("elsewhere", None)).unwrap()).unwrap();
+        assert_eq!(lock.check().unwrap_err().code, "save-locked");
+        drop(lock);
+        assert!(path.exists(), "the lock of another job is removed");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "more is left");
+        fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn times_are_those_of_the_calendar() {

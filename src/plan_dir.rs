@@ -251,6 +251,12 @@ fn check_target(place: &Place) -> Result<()> {
     Ok(())
 }
 
+/// The hash of the plan that a folder holds, and what that is a plan of; nothing if there is none.
+pub fn held(dir: &Path) -> Option<(String, String)> {
+    let head: Head = serde_json::from_str(&read_file(dir, "plan.json").ok()?).ok()?;
+    Some((head.hash, head.origin.unwrap_or(head.family)))
+}
+
 /// Writes the directory beside its place and renames it; replaces only what is a plan.
 pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
     let place = Place::of(dir).map_err(|d| unwritten(dir, d))?;
@@ -316,6 +322,21 @@ pub(crate) fn read_file(dir: &Path, name: &str) -> Result<String> {
         .map_err(|_| not_a_plan(dir, name, "it is not text (not UTF-8)"))
 }
 
+/// What a plan was made with: of its folder `options.toml` alone is read.
+///
+/// # Errors
+/// `plan`.
+pub fn options(dir: &Path) -> Result<Options> {
+    parsed(dir, &read_file(dir, "options.toml")?)
+}
+
+fn parsed(dir: &Path, options: &str) -> Result<Options> {
+    let bad = |m: String| not_a_plan(dir, "options.toml", m);
+    let options: Options = toml::from_str(options).map_err(|e| bad(e.message().to_string()))?;
+    bounds::numbers(&options).map_err(bad)?;
+    Ok(options)
+}
+
 /// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with
 /// what `plan.json` says.
 pub fn read(dir: &Path) -> Result<Stored> {
@@ -345,9 +366,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
     bounds::weights(&weights).map_err(|e| bad("weights.json", e))?;
     let facts = head.facts.as_ref().map_or(Ok(()), bounds::facts);
     facts.map_err(|e| bad("plan.json", e))?;
-    let options: Options =
-        toml::from_str(&options).map_err(|e| bad("options.toml", e.message().to_string()))?;
-    bounds::numbers(&options).map_err(|e| bad("options.toml", e))?;
+    let options = parsed(dir, &options)?;
     let config = serde_json::from_str(&config).map_err(|e| bad("config.json", e.to_string()))?;
     let of_programs = |mut d: Diag| {
         let file = dir.join("programs/all.ir").display().to_string();

@@ -1,16 +1,17 @@
 //! Ctrl-C, SIGTERM and SIGHUP: a run that saves ends after the step it is in, and everything else, or a
-//! second signal, ends at once.
+//! second signal, ends at once; a training that nobody saves says what is lost.
 //!
 //! A signal that is ignored when shardc starts (nohup, a shell's background jobs) stays ignored.
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use crate::terminal::note;
+use shardc_ir::diag::{Diag, Exit, Result, count};
 use shardc_ir::files;
 use shardc_runtime::spawn::refused;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Signals that ask a process to end.
@@ -20,6 +21,8 @@ const ALL: [(i32, &str); 3] = [(SIGINT, "SIGINT"), (SIGTERM, "SIGTERM"), (SIGHUP
 static ASKED: AtomicI32 = AtomicI32::new(0);
 /// The first signal is not the end: what there is is saved before.
 static SAVES: AtomicBool = AtomicBool::new(false);
+/// Steps of a training that nothing keeps.
+static UNSAVED: AtomicUsize = AtomicUsize::new(0);
 
 /// From now on a file that grows beyond a limit (`ulimit -f`) is an error of the write, as on a full
 /// disk, and not the end of the process.
@@ -31,6 +34,20 @@ pub fn large_files_are_errors() {
 /// From now on the first signal lets the run save.
 pub fn save_first() {
     SAVES.store(true, Ordering::Release);
+}
+
+/// A step of a training is done that nothing keeps.
+pub fn step_unsaved() {
+    UNSAVED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Says what is lost if the process ends now, if anything is.
+pub fn say_lost(signal: i32) {
+    let steps = UNSAVED.load(Ordering::Relaxed);
+    if steps > 0 {
+        let (name, lost) = (name(signal), count(steps, "step is", "steps are"));
+        note(format!("{name}: nothing is saved, {lost} lost (--save DIR saves before the end)"));
+    }
 }
 
 /// The signal by which the run was asked to save and end.

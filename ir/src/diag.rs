@@ -104,7 +104,12 @@ pub fn bytes(n: usize) -> String {
     if u == 0 { format!("{n} B") } else { format!("{x:.2} {}", units[u]) }
 }
 
-/// The same, and how many exactly: of what is compared with a limit.
+/// A number with its word: `1 step`, `2 steps`.
+pub fn count(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
+/// Bytes for people, and how many exactly: of what is compared with a limit.
 pub fn exact_bytes(n: usize) -> String {
     if n < 1024 { bytes(n) } else { format!("{} ({n} B)", bytes(n)) }
 }

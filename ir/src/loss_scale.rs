@@ -7,7 +7,7 @@
 //! there, and where the scale would have to fall below its minimum, which is ours.
 
 use crate::diag::{Diag, Exit, Result};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// The name of the scale among the scalars of a step.
 pub const LOSS_SCALE: &str = "loss_scale";
@@ -24,17 +24,27 @@ pub fn is_scale(x: f32) -> bool {
     x.is_normal() && x > 0.0 && x <= LARGEST && x.to_bits() << 9 == 0
 }
 
+/// Writes all digits: the shortest text of an f32 is another number to who reads an f64 (4294967300 for 2^32).
+fn exact<S: Serializer>(x: &f32, s: S) -> std::result::Result<S::Ok, S::Error> {
+    s.serialize_f64(f64::from(*x))
+}
+
 /// How a loss is scaled.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LossScaling {
     /// One scale for all steps.
-    Constant { scale: f32 },
+    Constant {
+        #[serde(serialize_with = "exact")]
+        scale: f32,
+    },
     /// A scale that falls when gradients overflow and grows when they do not.
     Dynamic {
         /// The scale of the first step.
+        #[serde(serialize_with = "exact")]
         initial: f32,
         /// The smallest one.
+        #[serde(serialize_with = "exact")]
         min: f32,
         /// Steps without an overflow after which it is doubled.
         window: u32,
@@ -65,6 +75,7 @@ impl Default for LossScaling {
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
     /// The scale of the next step.
+    #[serde(serialize_with = "exact")]
     pub scale: f32,
     /// Steps without an overflow since the last one, or since the scale was doubled.
     pub good: u32,
@@ -160,10 +171,16 @@ impl ScaleState {
             return Ok(());
         }
         if now.scale <= min {
-            let what = format!("gradients are not finite at the smallest scale of the loss, {min}");
+            let what = format!(
+                "gradients are not finite at the smallest scale of the loss, {}",
+                f64::from(min)
+            );
             return Err(Diag::new("nan-loss", what)
                 .rule("gradients are finite, or the scale of the loss can fall")
-                .why(format!("{} steps were skipped", self.skipped))
+                .why(match self.skipped {
+                    1 => "1 step was skipped".into(),
+                    n => format!("{n} steps were skipped"),
+                })
                 .help("compile again with --dtype bf16, with a lower --lr, or with --clip 1.0")
                 .exit(Exit::RankFailed));
         }

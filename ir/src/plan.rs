@@ -1,5 +1,6 @@
 //! What a rank needs to run: programs, the step as a list of actions, exact memory, weights.
 
+use crate::diag::count;
 use crate::documents::Documents;
 use crate::func::{Module, RoleKind, Value};
 use crate::loss_scale::LossScaling;
@@ -232,7 +233,8 @@ impl fmt::Display for LrSchedule {
         match self {
             LrSchedule::Constant { lr } => write!(f, "{lr}"),
             LrSchedule::WarmupCosine { lr, warmup, total, floor } => {
-                write!(f, "{lr}, {warmup} steps of warm-up, cosine to {floor} at {total}")
+                let warmup = count(*warmup, "step", "steps");
+                write!(f, "{lr}, {warmup} of warm-up, cosine to {floor} at {total}")
             }
         }
     }

@@ -15,7 +15,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
         let (rows, global) = (o.microbatch_rows(), o.global_batch);
         return Err(Diag::new(
             "batch-not-divisible",
-            format!("{global} sequences are not a whole number of microbatches of {rows}"),
+            format!("a batch of {global} is not a whole number of microbatches of {rows}"),
         )
         .rule("global_batch % (dp * microbatch) == 0")
         .help(format!(

@@ -162,7 +162,10 @@ fn run(pass: &Pass, state: &mut State) -> Changed {
 }
 
 /// Checks that a module has the mesh of the options.
-fn on_mesh(m: &Module, o: &Options) -> Result<()> {
+///
+/// # Errors
+/// `mesh` if it has another one.
+pub fn on_mesh(m: &Module, o: &Options) -> Result<()> {
     let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
     if m.mesh.axes == Mesh::new(&axes)?.axes {
         return Ok(());

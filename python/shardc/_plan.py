@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from ._command import run
+from ._command import ShardcError, run
 
 if TYPE_CHECKING:
     import torch
@@ -108,8 +108,21 @@ class Plan:
         ]
 
     def placements(self) -> Dict[str, Tuple[Any, ...]]:
-        """Placements of DTensor for each parameter, on a DeviceMesh with the axes of `Parameter.mesh`. Needs torch."""
-        from torch.distributed.tensor import Replicate, Shard
+        """Placements of DTensor for each parameter, on a DeviceMesh with the axes of `Parameter.mesh`.
+
+        Raises ShardcError without torch, and where `parameters` does.
+        """
+        try:
+            from torch.distributed.tensor import Replicate, Shard
+        except ModuleNotFoundError as error:
+            raise ShardcError(
+                {
+                    "code": "missing-library",
+                    "message": "placements are those of torch, which is not installed",
+                    "place": "Plan.placements()",
+                    "help": ["pip install torch, 2.5 or newer; or read Plan.parameters, which has them as text"],
+                }
+            ) from error
 
         def read(word: str) -> Any:
             return Replicate() if word == "Replicate()" else Shard(int(word[len("Shard(") : -1]))

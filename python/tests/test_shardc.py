@@ -12,6 +12,7 @@ import tempfile
 import unittest
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import shardc
 
@@ -116,6 +117,14 @@ class Paths(unittest.TestCase):
                 shardc.compile(LLAMA, **{name: True}, **SIZE)
         with self.assertRaisesRegex(TypeError, "int"):
             shardc.compile(7, mesh="tp=2")
+
+    def test_placements_without_torch_are_an_error_of_the_house(self):
+        plan = shardc.Plan("nowhere")
+        with mock.patch.dict(sys.modules, {"torch": None, "torch.distributed.tensor": None}):
+            with self.assertRaises(shardc.ShardcError) as raised:
+                plan.placements()
+        self.assertEqual(raised.exception.code, "missing-library")
+        self.assertTrue(any("pip install torch" in line for line in raised.exception.help))
 
     def test_the_module_is_the_command(self):
         words = [sys.executable, "-m", "shardc", "--version"]

@@ -13,6 +13,15 @@ use std::ffi::c_int;
 /// Most bytes of one message of MPI, whose counts are `int`s.
 const MOST: usize = i32::MAX as usize;
 
+/// What the MPI that is linked says of itself: vendor and version. It is not started.
+pub fn library() -> String {
+    let text = mpi::environment::library_version().unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    // Open MPI goes on with who packed it.
+    let words = line.split(", package").next().unwrap_or_default().split_whitespace();
+    words.collect::<Vec<_>>().join(" ").trim_end_matches('\0').to_string()
+}
+
 /// MPI, from its start to its end.
 pub struct World {
     universe: Universe,

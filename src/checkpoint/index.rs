@@ -6,11 +6,12 @@ use crate::plan_dir::{self, Stored};
 use crate::seal;
 use serde::{Deserialize, Serialize};
 use shardc_frontends::Checkpoint;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, count};
 use shardc_ir::files;
 use shardc_ir::func::RoleKind;
 use shardc_ir::loss_scale::{LossScale, ScaleState};
 use shardc_ir::plan::LrSchedule;
+use shardc_passes::options::Options;
 use shardc_runtime::holdings::Holding;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -59,6 +60,9 @@ pub struct RunState {
     pub seed: u64,
     /// Rows of data that its steps have taken, since training began.
     pub rows: u64,
+    /// What tells its data from others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
 }
 
 fn is_none(n: &usize) -> bool {
@@ -250,6 +254,14 @@ impl Saved {
         Ok(stored)
     }
 
+    /// What the plan that wrote it was made with, of which nothing else is read.
+    ///
+    /// # Errors
+    /// `plan`.
+    pub fn options(&self) -> Result<Options> {
+        plan_dir::options(&self.dir.join("plan"))
+    }
+
     /// Compares the data of files with their hashes: of each `of`-th file from `first` on, so that
     /// processes share the work.
     ///
@@ -281,10 +293,10 @@ impl Saved {
     ) -> Result<()> {
         let at = self.dir.display().to_string();
         let Some(t) = self.tensors.get(&(kind.to_string(), name.to_string())) else {
-            let n = self.tensors.len();
+            let tensors = count(self.tensors.len(), "tensor", "tensors");
             let what = format!("the checkpoint has no {kind} `{name}`");
             return Err(Diag::new("missing-tensor", what).at(at).help(format!(
-                "resume with the model and the optimizer that wrote its {n} tensors"
+                "resume with the model and the optimizer that wrote its {tensors}"
             )));
         };
         if t.shape != shape {

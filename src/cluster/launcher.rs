@@ -1,6 +1,6 @@
 //! Which process of a job this is, from the variables that launchers set.
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, count};
 
 /// A launcher, and its variables for: this process, how many there are, the process among those of
 /// its host, how many these are.
@@ -119,15 +119,18 @@ impl Launched {
             let even = world > 0 && ranks % world == 0 && ranks / world > 1;
             (even && self.local == Some(0) && self.locals.is_none()).then_some(ranks / world)
         });
-        let mut d = refuse(format!("{name} is {world}, the plan has {ranks} ranks"));
+        let mut d =
+            refuse(format!("{name} is {world}, the plan has {}", count(ranks, "rank", "ranks")));
         if let Some(per) = per {
             d = d.why(format!(
                 "{name} seems to count nodes: {world} nodes of {per} ranks are {ranks}"
             ));
         }
         Err(d.help(format!(
-            "start {ranks} processes by {}, or compile for a mesh of {world} ranks",
-            self.launcher
+            "start {} by {}, or compile for a mesh of {}",
+            count(ranks, "process", "processes"),
+            self.launcher,
+            count(world, "rank", "ranks")
         )))
     }
 }

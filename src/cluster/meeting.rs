@@ -4,7 +4,7 @@
 use super::launcher::Launched;
 use super::secret;
 use super::store::Store;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, count};
 use shardc_runtime::control::{Door, Secret};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::time::Duration;
@@ -112,11 +112,11 @@ pub fn by_mpi(l: &Launched) -> Result<Meeting> {
     let world = shardc_runtime::mpi::World::start()?.expect("MPI starts once");
     let (process, processes) = world.place();
     if (process, processes) != (l.rank, l.world) {
-        let (name, n) = (l.launcher, l.world);
-        let message = format!("{name} has started {n} processes, this MPI knows {processes}");
+        let (name, all) = (l.launcher, count(l.world, "process", "processes"));
+        let message = format!("{name} has started {all}, this MPI knows {processes}");
         return Err(Diag::new("mpi", message)
             .rule("shardc is built with the MPI whose launcher starts it")
-            .help(format!("build it again where mpicc is that of {name}, for {n} processes"))
+            .help(format!("build it again where mpicc is that of {name}, for {all}"))
             .exit(Exit::Environment));
     }
     use shardc_runtime::control;

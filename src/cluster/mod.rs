@@ -10,7 +10,7 @@ use crate::terminal::{note, say_error, warn};
 use comfy_table::{Table, presets};
 use launcher::Launched;
 use meeting::Meeting;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, count};
 use shardc_ir::files;
 use shardc_ir::plan::Plan;
 pub use shardc_passes::options::Transport;
@@ -89,7 +89,8 @@ pub fn join(transport: Transport, how: &Connections) -> Result<Option<Job>> {
     let launched = Launched::detect(var);
     match (transport, launched) {
         (Transport::Threads, Ok(Some(l))) if l.world > 1 => {
-            let message = format!("{} has started {} processes", l.launcher, l.world);
+            let processes = count(l.world, "process", "processes");
+            let message = format!("{} has started {processes}", l.launcher);
             Err(Diag::new("launcher", message)
                 .rule("ranks that are threads are in 1 process")
                 .help("run with --transport mpi or nccl, or start 1 process")
@@ -168,7 +169,14 @@ fn start(
     let terms = Terms { secret, insecure, timeout: START, silence };
     let control = Control::join(&me, door, &leader, terms, alarm.clone(), Box::new(print))?;
     let (wish, end) = (control.clone(), control.clone());
-    signals::handle(SAME, move |signal| wish.wish(signal), move |_| end.interrupt())?;
+    signals::handle(
+        SAME,
+        move |signal| wish.wish(signal),
+        move |signal| {
+            signals::say_lost(signal);
+            end.interrupt()
+        },
+    )?;
     Ok((control, alarm))
 }
 
@@ -250,8 +258,8 @@ impl Job {
         }
         let more = cards.len().saturating_sub(LISTED);
         let rest = if more > 0 { format!("\nand {more} more") } else { String::new() };
-        let n = cards.len();
-        format!("{n} processes, started by {}\n{table}{rest}", self.launched.launcher)
+        let n = count(cards.len(), "process", "processes");
+        format!("{n}, started by {}\n{table}{rest}", self.launched.launcher)
     }
 
     /// How many processes have the cores that this one may run on, itself among them: those of its host, but

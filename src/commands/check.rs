@@ -9,7 +9,7 @@ use crate::search::advice::{advise, gained};
 use crate::search::ways;
 use crate::terminal::note;
 use serde_json::json;
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Result, count};
 use std::path::Path;
 
 /// Prints the violations; exit status 1 if there are any.
@@ -84,8 +84,8 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
             let takes = price.map(|p| format!("a microbatch takes {}", time(p.time)));
             let more = takes.into_iter().chain(bubble_words).map(|l| format!("; {l}"));
             show(format!(
-                "ok: {family} on {} ranks{}\n",
-                asked.mesh.iter().map(|a| a.1).product::<usize>(),
+                "ok: {family} on {}{}\n",
+                count(asked.mesh.iter().map(|a| a.1).product(), "rank", "ranks"),
                 more.collect::<String>()
             ));
         }

@@ -11,7 +11,7 @@ use crate::search::advice::advise;
 use crate::terminal::{detail, note};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::Plan;
 use shardc_passes::pipeline::Manager;
 use std::collections::BTreeMap;
@@ -92,12 +92,8 @@ pub fn mesh_line(plan: &Plan) -> String {
     }
     let axes: Vec<String> = mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
     let inner = &mesh.axes[mesh.axes.len() - 1].name;
-    format!("{} = {} ranks, {inner} varies fastest", axes.join(" x "), mesh.ranks())
-}
-
-/// A number with its word.
-pub(crate) fn count(n: usize, one: &str, many: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { many })
+    let ranks = count(mesh.ranks(), "rank", "ranks");
+    format!("{} = {ranks}, {inner} varies fastest", axes.join(" x "))
 }
 
 fn human(stored: &Stored, r: &Report) -> String {
@@ -156,10 +152,10 @@ fn human(stored: &Stored, r: &Report) -> String {
     };
     let bubble = bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} sequences of {} tokens in {}\n{bubble}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} of {} in {}\n{bubble}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
-        s.global_batch,
-        s.seq,
+        count(s.global_batch, "sequence", "sequences"),
+        count(s.seq, "token", "tokens"),
         count(s.microbatches, "microbatch", "microbatches"),
         Chosen::of(&stored.options).line(),
         padding_lines(plan),

@@ -1,6 +1,7 @@
 //! `shardc doctor`: what this machine has of what commands can use, and how to get the rest.
 
 use crate::terminal::show;
+use rustix::fs::{Access, access};
 use serde_json::json;
 use shardc_codegen::nvrtc;
 use shardc_ir::diag::{Diag, Result};
@@ -23,10 +24,6 @@ fn look() -> Vec<Found> {
         Some(help) => format!("{}; {help}", d.message),
         None => d.message,
     };
-    let feature = |on: bool, name: &str| match on {
-        true => Ok("built in".to_string()),
-        false => Err(format!("cargo install --path . --features {name}")),
-    };
     let devices = || -> Result<String> {
         let names: Result<Vec<String>> =
             (0..Device::count()?).map(|i| Device::open(i)?.name()).collect();
@@ -41,13 +38,47 @@ fn look() -> Vec<Found> {
             nvrtc::is_here().map(|()| "found".into()).map_err(said),
         ),
         found("NCCL", "run --transport nccl", version().map(|n| n.to_string()).map_err(said)),
-        found("MPI", "run --transport mpi", feature(cfg!(feature = "mpi"), "mpi")),
+        found("MPI", "run --transport mpi", mpi()),
+        found("srun", "launch-script --for slurm", on_path("srun", "it comes with Slurm")),
+        found("mpirun", "launch-script --for mpirun", on_path("mpirun", "it comes with an MPI")),
+        found(
+            "torchrun",
+            "launch-script --for torchrun",
+            on_path("torchrun", "it comes with PyTorch"),
+        ),
         found(
             "tokenizers",
             "run --data text:FILES with a model's tokenizer.json",
-            feature(cfg!(feature = "tokenizers"), "tokenizers"),
+            match cfg!(feature = "tokenizers") {
+                true => Ok("built in".to_string()),
+                false => Err(with("tokenizers")),
+            },
         ),
     ]
+}
+
+/// How to get what a feature builds in.
+fn with(feature: &str) -> String {
+    format!("cargo install --path . --features {feature}")
+}
+
+/// The MPI that is built in.
+#[cfg(feature = "mpi")]
+fn mpi() -> std::result::Result<String, String> {
+    Ok(shardc_runtime::mpi::library())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn mpi() -> std::result::Result<String, String> {
+    Err(with("mpi"))
+}
+
+/// The first program of this name in the folders of PATH.
+fn on_path(name: &str, from: &str) -> std::result::Result<String, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut all = std::env::split_paths(&path).map(|dir| dir.join(name));
+    let found = all.find(|p| p.is_file() && access(p, Access::EXEC_OK).is_ok());
+    found.map(|p| p.display().to_string()).ok_or(format!("it is not on PATH; {from}"))
 }
 
 /// `CC`, or `cc`, by the first line of what it says of itself.

@@ -1,12 +1,11 @@
 //! `shardc export`: a plan as flags or files of other software.
 
-use super::compile::count;
 use super::show;
-use crate::export::{Target, export as files};
+use crate::export::{Target, beside, export as files};
 use crate::plan_dir;
 use crate::terminal::note;
 use clap::Args;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self as disk, io_error};
 use std::path::{Path, PathBuf};
 
@@ -28,7 +27,9 @@ pub struct Export {
 /// # Errors
 /// `export` with what the target lacks, `output`, and those of reading the plan.
 pub fn export(what: &Export) -> Result<i32> {
-    let all = files(&plan_dir::read(&what.plan)?, what.to)?;
+    let stored = plan_dir::read(&what.plan)?;
+    let all = files(&stored, what.to)?;
+    beside(&stored, what.to).iter().for_each(note);
     let Some(dir) = &what.output else {
         let [one] = &all[..] else {
             let names: Vec<&str> = all.iter().take(3).map(|f| f.name.as_str()).collect();

@@ -1,11 +1,10 @@
 //! `shardc import`: an archive of `torch.export` in, the text of a model out.
 
-use super::compile::count;
 use super::{show, warn};
 use crate::terminal::note;
 use clap::{Args, ValueEnum};
 use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes};
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Result, count};
 use shardc_ir::files;
 use shardc_ir::plan::Mode;
 use shardc_ir::text;

@@ -16,10 +16,9 @@ pub use ranks::{coordinates, group_text};
 pub use summary::{layers as layers_of, order, trimmed};
 pub use timeline::{measured, read as read_trace, title, unit};
 
-use super::compile::count;
 use crate::plan_dir::Stored;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
 use shardc_ir::text;
 

@@ -2,6 +2,8 @@
 
 use crate::cluster::Transport;
 use crate::plan_dir;
+use clap::ValueEnum as _;
+use serde_json::json;
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::path::Path;
 
@@ -25,6 +27,8 @@ struct Sizes {
     memory: usize,
     /// True if ranks exchange by NCCL, on a device each.
     nccl: bool,
+    /// True if the plan has it so; else it is the launcher that asks for it.
+    of_plan: bool,
 }
 
 impl Sizes {
@@ -41,15 +45,16 @@ const BESIDE: usize = 512;
 /// Memory of a process whose rank is on a device, in MiB: its weights pass through it, tensor by tensor.
 const BESIDE_DEVICE: usize = 8192;
 
-/// The script for a plan, of as many ranks per node as it was compiled with (`--node`), or all.
+/// The script for a plan, of as many ranks per node as it was compiled with (`--node`), or all; or JSON with it.
 ///
 /// # Errors
 /// `not-built` for Kubernetes if ranks exchange by NCCL, and those of reading the plan.
-pub fn launch_script(dir: &Path, launcher: For) -> Result<String> {
+pub fn launch_script(dir: &Path, launcher: For, as_json: bool) -> Result<String> {
     let stored = plan_dir::read(dir)?;
     let ranks = stored.plan.module.mesh.ranks();
     let per_node = stored.options.node.unwrap_or(ranks).clamp(1, ranks);
-    let nccl = launcher == For::Torchrun || stored.options.transport == Transport::Nccl;
+    let of_plan = stored.options.transport == Transport::Nccl;
+    let nccl = launcher == For::Torchrun || of_plan;
     let arena = if nccl { 0 } else { stored.plan.peak_bytes().div_ceil(1 << 20) };
     let s = Sizes {
         // Inside single quotes of a shell.
@@ -59,8 +64,9 @@ pub fn launch_script(dir: &Path, launcher: For) -> Result<String> {
         per_node,
         memory: arena + if nccl { BESIDE_DEVICE } else { BESIDE },
         nccl,
+        of_plan,
     };
-    Ok(match launcher {
+    let script = match launcher {
         For::Slurm => slurm(&s),
         For::K8s if s.nccl => {
             return Err(Diag::new(
@@ -74,6 +80,18 @@ pub fn launch_script(dir: &Path, launcher: For) -> Result<String> {
         For::K8s => k8s(&s),
         For::Mpirun => mpirun(&s),
         For::Torchrun => torchrun(&s),
+    };
+    let word = launcher.to_possible_value().expect("no variant is hidden");
+    let Sizes { ranks, nodes, per_node, .. } = s;
+    Ok(match as_json {
+        false => script,
+        true => {
+            let out = json!({
+                "for": word.get_name(), "ranks": ranks, "nodes": nodes, "ranks_per_node": per_node,
+                "script": script,
+            });
+            format!("{out}\n")
+        }
     })
 }
 
@@ -161,10 +179,16 @@ exec mpirun -n {ranks} --map-by slot --mca mpi_yield_when_idle 1{pass} ${{hosts[
 fn torchrun(s: &Sizes) -> String {
     let Sizes { nodes, per_node, .. } = s;
     let run = s.run();
+    let other = match s.of_plan {
+        true => "",
+        false => {
+            "# Not as the plan has it: torchrun hands on no MPI, so ranks exchange by NCCL, each on a CUDA device.\n"
+        }
+    };
     format!(
         "#!/bin/bash
 # Usage, on every host: [NODE_RANK=I MASTER_ADDR=HOST0] bash FILE [flags of shardc run]
-set -euo pipefail
+{other}set -euo pipefail
 {RESUME}
 {SECRET}exec torchrun --nnodes {nodes} --nproc-per-node {per_node} --node-rank \"${{NODE_RANK:-0}}\" \\
     --master-addr \"${{MASTER_ADDR:-127.0.0.1}}\" --master-port \"${{MASTER_PORT:-29500}}\" --no-python \\

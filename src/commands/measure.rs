@@ -4,7 +4,7 @@ use crate::measure::measure as of_machine;
 use crate::terminal::note;
 use clap::Args;
 use shardc_cost::device::{Constant, Device, Provenance};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat, io_error};
 use std::path::PathBuf;
 
@@ -39,9 +39,9 @@ pub fn measure(what: &Measure) -> Result<i32> {
     DEVICE.check(&what.output)?;
     let device = of_machine(what.ranks, &mut |text| note(text))?;
     let text = format!(
-        "# Measured by shardc: {} ranks at once, {} threads each. Whatever else ran, it slowed.\n{}",
-        what.ranks,
-        device.sms,
+        "# Measured by shardc: {} at once, {} each. Whatever else ran, it slowed.\n{}",
+        count(what.ranks, "rank", "ranks"),
+        count(device.sms as usize, "thread", "threads"),
         toml::to_string(&device).expect("plain data")
     );
     let to = &what.output;

@@ -47,7 +47,8 @@ pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SHARDC_BU
   shardc run my.plan --data 'bytes:src/**/*.rs' --steps 50
 
 Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment,
-6 a rank failed, 101 a bug of ours, 130 interrupted, 141 nobody reads standard output."
+6 a rank failed, or the loss is not a number, 101 a bug of ours, 128 + N ended by signal N (130 Ctrl-C, 143
+SIGTERM; 130 for each process of a job that does not save), 141 nobody reads standard output."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -232,7 +233,7 @@ fn command(cli: Cli) -> Result<i32> {
         }
         Command::Run { plan, how } => run::run(&plan, *how, json),
         Command::LaunchScript { plan, launcher } => {
-            show(launch_script::launch_script(&plan, launcher)?);
+            show(launch_script::launch_script(&plan, launcher, json)?);
             Ok(0)
         }
         Command::Diff(what) => diff::diff(&what, json),
@@ -241,7 +242,7 @@ fn command(cli: Cli) -> Result<i32> {
         Command::Plan(what) => plan::plan(&what, cli.format),
         Command::Price(what) => price::price(&what, json),
         Command::Report(what) => report::report(&what),
-        Command::Reshard(how) => reshard::reshard(&how),
+        Command::Reshard(how) => reshard::reshard(&how, json),
         Command::Prove { plan, by, text } => prove::prove(&plan, by, text, json),
         Command::Verify { plan, how } => verify::verify(&plan, how, json),
     }

@@ -12,6 +12,7 @@ use shardc_ir::source::Source;
 use shardc_ir::text;
 use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
+use shardc_passes::options::Options;
 use shardc_passes::pipeline::{self, Manager, PASSES, Pass};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -214,14 +215,34 @@ fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
     Ok((pass, read(path)?.module))
 }
 
+/// Refuses flags that ask for what an earlier pass makes of a program: its text has it as it is.
+///
+/// # Errors
+/// `mesh`, `flag`.
+fn carried(pass: &Pass, m: &Module, flags: &Flags, o: &Options) -> Result<()> {
+    let behind = |last: &str| place(pass.name) > place(last);
+    if behind("annotate") && flags.mesh.is_some() {
+        let word = flags.mesh.as_deref().unwrap_or_default();
+        pipeline::on_mesh(m, o).map_err(|d| d.at(format!("--mesh {word}")))?;
+    }
+    let given = |word: &&String| behind(if *word == "auto" { "partition" } else { "annotate" });
+    let Some(word) = flags.shard.iter().find(given) else { return Ok(()) };
+    let by = if word == "auto" { "partition" } else { "annotate" };
+    Err(Diag::new("flag", format!("--shard changes nothing in `{}`", pass.name))
+        .at(format!("--shard {word}"))
+        .rule(format!("layouts stand in the text of a program from `{by}` on"))
+        .help(format!("leave it out, or begin with `{by}` or a pass before it")))
+}
+
 /// Runs a pass on the program of a text, and prints what it leaves, or writes it to `out`.
 ///
 /// # Errors
-/// `unknown-pass`, `phase`, those of the text, and `pass` if the pass cannot do with this program.
+/// `unknown-pass`, `phase`, `mesh`, `flag`, those of the text, and `pass` if the pass cannot do with this program.
 pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>, json: bool) -> Result<i32> {
     let pass = find(name, "--pass")?;
     let source = read(path)?;
     let o = flags.options_of(&source.module)?;
+    carried(pass, &source.module, flags, &o)?;
     let module = source.module.clone();
     let done = attempt(&format!("`{name}`"), || pipeline::run_pass(pass, module, source, &o))?;
     let text = text::print_between(&done);

@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use shardc_cost::device::{Constant, Device, Provenance};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, count};
 use shardc_ir::mesh::PIPELINE;
 use shardc_passes::options::{Options, Order};
 use shardc_passes::pipeline::Manager;
@@ -35,7 +35,7 @@ pub struct Plan {
     /// Sequences per step over all ranks [default: one per rank]
     #[arg(long)]
     pub global_batch: Option<usize>,
-    /// Tokens per sequence [default: 512]
+    /// Tokens per sequence [default: 512, or as many as the model can have]
     #[arg(long)]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, bf16 or f16
@@ -208,7 +208,8 @@ fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
     let d = match found.put_off {
         0 => d,
         n => d.help(format!(
-            "{n} layouts were not compiled: --top {} tries twice as many",
+            "{} not compiled: --top {} tries twice as many",
+            count(n, "layout was", "layouts were"),
             2 * asked.top.max(10)
         )),
     };
@@ -261,11 +262,11 @@ fn table(asked: &Asked, found: &Found) -> String {
     let ties = found.fits.iter().filter(|c| tie(c)).count();
     let lines: Vec<String> = t.lines().map(|l| l.trim_end().to_string()).collect();
     let counted = format!(
-        "a step: {} x {} tokens, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
+        "a step: {} of {}, in {}\n{} legal, {} may fit in {}, all priced in closed form; {} \
          compiled, {} refused, {} passed over (a plan that needs less does not fit), {} not compiled that may be as \
          fast",
-        asked.options.global_batch,
-        asked.options.seq,
+        count(asked.options.global_batch, "sequence", "sequences"),
+        count(asked.options.seq, "token", "tokens"),
         asked.options.dtype.name(),
         found.legal,
         found.may_fit,

@@ -6,7 +6,8 @@ use crate::flags::Flags;
 use crate::lock;
 use crate::plan_dir::Stored;
 use crate::retarget;
-use crate::terminal::note;
+use crate::terminal::{note, show};
+use serde_json::json;
 use shardc_frontends::check_target;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
@@ -43,7 +44,7 @@ pub struct Reshard {
 /// # Errors
 /// `checkpoint` if it is none or its data are not those that were written; those of compiling for
 /// the mesh, and of writing.
-pub fn reshard(how: &Reshard) -> Result<i32> {
+pub fn reshard(how: &Reshard, as_json: bool) -> Result<i32> {
     let saved = Saved::open(&how.dir)?;
     saved.verify(0, 1)?;
     let stored = saved.plan()?;
@@ -51,7 +52,12 @@ pub fn reshard(how: &Reshard) -> Result<i32> {
         "hf" => to_model(&saved, &stored, how)?,
         mesh => to_mesh(&saved, &stored, mesh, how)?,
     };
-    note(format!("wrote {}, of step {}", written.display(), saved.step));
+    match as_json {
+        true => {
+            show(format!("{}\n", json!({ "written": written, "step": saved.step, "to": how.to })))
+        }
+        false => note(format!("wrote {}, of step {}", written.display(), saved.step)),
+    }
     Ok(0)
 }
 

@@ -371,9 +371,12 @@ pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
     }
 }
 
-/// A signal ends a run that saves after the step that is under way.
-fn save_at_signals(job: Option<&Job>) -> Result<()> {
-    signals::save_first();
+/// A signal ends a run that saves after the step that is under way, and any other at once.
+fn heed_signals(saves: bool, job: Option<&Job>) -> Result<()> {
+    if saves {
+        signals::save_first();
+    }
+    // A job listens since it began.
     if job.is_some() {
         return Ok(());
     }
@@ -381,7 +384,10 @@ fn save_at_signals(job: Option<&Job>) -> Result<()> {
         let name = signals::name(signal);
         note(format!("{name}: saving after this step; a second one ends at once"));
     };
-    signals::handle(Duration::ZERO, told, |s| std::process::exit(signals::status(s)))
+    signals::handle(Duration::ZERO, told, |signal| {
+        signals::say_lost(signal);
+        std::process::exit(signals::status(signal))
+    })
 }
 
 fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32> {
@@ -399,13 +405,11 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         // What checkpoints of this run come from.
         stored.origin = Some(weights.display().to_string());
     }
-    if how.save.is_some() {
-        save_at_signals(job)?;
-    }
+    heed_signals(how.save.is_some(), job)?;
     if let Some(proof) = Outcome::of(&stored).filter(|_| leads) {
         note(format!("plan {proof}"));
     }
-    let stored = if how.dump.is_some() { observed(&stored, leads)? } else { stored };
+    let stored = &if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;
     let s = &plan.settings;
     let trace = how.trace.as_deref().filter(|_| leads).map(trace::Trace::new).transpose()?;
@@ -417,8 +421,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     };
     let done = if let Start::Resumed(s) = &start { s.step } else { 0 };
     let keeps = place.as_ref().filter(|_| leads);
-    let run = how.given.begin(s, &start, job)?;
-    let keeper = keeps.map(|to| Keeper::open(dir, to, how, &stored, (done, &run)));
+    let mut run = how.given.begin(stored, &start, job)?;
+    let keeper = keeps.map(|to| Keeper::open(dir, to, how, stored, done));
     let keeper = keeper.transpose()?;
     if leads && matches!(start, Start::Random { .. }) {
         note(format!(
@@ -445,6 +449,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
     }
+    run.takes(&feed, &start).iter().filter(|_| leads).for_each(note);
     if leads && how.data.as_deref().is_some_and(is_text) {
         note(format!("text {}", feed.mark()));
     }
@@ -472,7 +477,6 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let events = how.tensorboard.as_deref().map(|dir| Metrics::events(dir, done));
     let metrics = lines.into_iter().chain(events).collect::<Result<_>>()?;
     let steps = how.steps.unwrap_or(if s.mode == Mode::Infer { 1 } else { 10 });
-    let stored = &stored;
     let leader = Leader {
         how,
         stored,

@@ -1,6 +1,6 @@
 //! Columns of the user's data: arrays of .npy and safetensors files, a row for each of a batch's.
 
-use super::npy;
+use super::{ends, npy, short};
 use half::f16;
 use shardc_frontends::batch::{IGNORED, tensors};
 use shardc_ir::diag::{Diag, Result};
@@ -92,6 +92,8 @@ pub struct Columns {
     arrays: BTreeMap<String, Array>,
     /// As the user wrote it, for messages.
     spec: String,
+    /// Of how its files begin and end.
+    hash: String,
 }
 
 fn wrong(place: &str, what: String) -> Diag {
@@ -133,7 +135,15 @@ impl Columns {
                 }
             }
         }
-        Ok(Columns { arrays, spec: spec.into() })
+        let mut whole: Vec<&Array> = arrays.values().collect();
+        whole.dedup_by(|a, b| Arc::ptr_eq(&a.file, &b.file));
+        let mut sample = vec![];
+        for a in whole {
+            let fail = |e| files::io_error("cannot read the column", &a.path, &e);
+            sample.extend(ends(&a.file).map_err(fail)?);
+        }
+        let hash = short(&sample);
+        Ok(Columns { arrays, spec: spec.into(), hash })
     }
 
     /// The array of an input; true if it is labels that stand at their own tokens.
@@ -240,10 +250,11 @@ impl Columns {
         Ok(Numbers::F32(all.into_iter().map(float).collect()))
     }
 
-    /// What tells these columns from others: their names and sizes.
+    /// What tells these columns from others: their names and sizes, and how their files begin and end.
     pub fn mark(&self) -> String {
         let one = |(name, a): (&String, &Array)| format!("{name} {:?}", a.shape);
-        format!("of columns {}", self.arrays.iter().map(one).collect::<Vec<_>>().join(", "))
+        let all = self.arrays.iter().map(one).collect::<Vec<_>>().join(", ");
+        format!("of columns {all}, hash {}", self.hash)
     }
 }
 

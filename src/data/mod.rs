@@ -10,13 +10,15 @@ mod tokens;
 
 use columns::Columns;
 pub use order::{Order, Picks};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::rng::Stream;
 use shardc_ir::types::DType;
 use shardc_runtime::Numbers;
+use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use text::Text;
 use tokens::TokenFile;
@@ -82,13 +84,16 @@ impl Data {
         }
     }
 
-    /// What tells these data from others: a hash of bytes or text, the number of tokens of a file.
+    /// What tells these data from others: their sizes, and a hash of bytes or text; of large files that of how they
+    /// begin and end.
     pub fn mark(&self) -> String {
         match self {
             Data::Bytes(b) => {
-                format!("of {} bytes, hash {}", b.len(), &blake3::hash(b).to_hex()[..16])
+                format!("of {}, hash {}", count(b.len(), "byte", "bytes"), short(b))
             }
-            Data::Tokens(t) => format!("of {} tokens", t.count),
+            Data::Tokens(t) => {
+                format!("of {}, hash {}", count(t.count as usize, "token", "tokens"), t.hash)
+            }
             Data::Text(t) => t.mark(),
             Data::Columns(c) => c.mark(),
             Data::Random { vocab } => format!("of {vocab} random tokens"),
@@ -205,7 +210,7 @@ impl Data {
         if there != rows {
             return Err(Diag::new(
                 "data",
-                format!("there are {there} rows, the plan takes {rows}"),
+                format!("the plan takes {rows} rows, the data have {there}"),
             )
             .help(format!("compile with --global-batch {there}")));
         }
@@ -241,6 +246,25 @@ impl Data {
         }
         Ok((ids, targets))
     }
+}
+
+/// The first digits of a hash.
+pub fn short(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..16].to_string()
+}
+
+/// How a file begins and ends, and its size: what tells it from others, without reading all of it.
+fn ends(file: &File) -> std::io::Result<Vec<u8>> {
+    const MOST: u64 = 1 << 16;
+    let size = file.metadata()?.len();
+    let mut out = size.to_le_bytes().to_vec();
+    let last = size.saturating_sub(MOST).max(size.min(MOST));
+    for (from, to) in [(0, size.min(MOST)), (last, size)] {
+        let mut part = vec![0; (to - from) as usize];
+        file.read_exact_at(&mut part, from)?;
+        out.extend(part);
+    }
+    Ok(out)
 }
 
 /// Random whole numbers that index nothing are below this: sums and products of them are numbers, too.

@@ -1,10 +1,11 @@
 //! Text as tokens, by a tokenizer of Hugging Face's form: all of it when a run begins.
 
+use super::short;
 #[cfg(feature = "tokenizers")]
 use super::tokenizer;
 #[cfg(not(feature = "tokenizers"))]
 use shardc_ir::diag::Exit;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use std::path::{Path, PathBuf};
 
 /// Bytes of documents that threads share at a time: the library needs 160 times as much memory.
@@ -72,9 +73,10 @@ impl Text {
 
     /// What tells it from other text.
     pub fn mark(&self) -> String {
-        let (documents, n) = (self.documents, self.tokens.len());
+        let documents = count(self.documents, "document", "documents");
+        let tokens = count(self.tokens.len(), "token", "tokens");
         let end = self.end.map_or("no end of text".into(), |t| format!("end of text {t}"));
-        let hash = blake3::hash(bytemuck::cast_slice(&self.tokens)).to_hex();
-        format!("of {documents} documents, {n} tokens, {end}, hash {}", &hash[..16])
+        let hash = short(bytemuck::cast_slice(&self.tokens));
+        format!("of {documents}, {tokens}, {end}, hash {hash}")
     }
 }

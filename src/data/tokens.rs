@@ -1,6 +1,6 @@
 //! Files of tokens: what they are is read from their headers, tokens from where they are needed.
 
-use super::npy;
+use super::{ends, npy, short};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use std::fs::File;
@@ -56,6 +56,8 @@ pub struct TokenFile {
     width: Width,
     /// Number of tokens.
     pub count: u64,
+    /// Of how the file begins and ends.
+    pub hash: String,
 }
 
 impl TokenFile {
@@ -88,7 +90,8 @@ impl TokenFile {
         if count == 0 {
             return Err(wrong(path, "it holds no tokens".into()));
         }
-        Ok(TokenFile { path: path.into(), file, start, width, count })
+        let hash = short(&ends(&file).map_err(|e| unreadable(path, &e))?);
+        Ok(TokenFile { path: path.into(), file, start, width, count, hash })
     }
 
     /// `n` tokens from `first` on; behind the last comes the first again.

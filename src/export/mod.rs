@@ -71,6 +71,24 @@ pub fn export(s: &Stored, to: Target) -> Result<Vec<File>> {
     e.done().map(|()| files)
 }
 
+/// What is told beside the files: what the plan does and a target does not say, though numbers and exchanges are the
+/// same.
+pub fn beside(s: &Stored, to: Target) -> Option<String> {
+    let name = match to {
+        Target::Megatron => "Megatron-LM",
+        Target::Deepspeed => "DeepSpeed",
+        Target::Nanotron => "nanotron",
+        // Its file says so itself, and the others are no trainings.
+        Target::Torchtitan | Target::HfTpPlan | Target::Dtensor | Target::Chakra => return None,
+    };
+    (s.options.recompute == Recompute::Elementwise).then(|| {
+        format!(
+            "{name} saves what its kernels save: the plan makes element-wise work again (--recompute elementwise), so it needs \
+             less memory (shardc compile --recompute none says how much more)"
+        )
+    })
+}
+
 /// A plan on its way out.
 struct Export<'a> {
     s: &'a Stored,

@@ -34,7 +34,7 @@ impl Brought {
 
 impl Flags {
     /// The options for a model: a text says itself what batch it is for, and perhaps on which mesh; an archive
-    /// may fix the batch. Where neither a text, nor words of an archive, nor a flag ask for a layout, layouts are
+    /// may fix the batch, and a config its sequence, if that is shorter than ours. Where neither a text, nor words of an archive, nor a flag ask for a layout, layouts are
     /// chosen by price.
     ///
     /// # Errors
@@ -46,6 +46,13 @@ impl Flags {
             None => crate::brought(model)?,
         };
         let mut o = self.options_with(own.as_ref())?;
+        // What is wrong with a config is said when it is compiled.
+        if self.seq.is_none()
+            && own.is_none()
+            && let Ok(facts) = shardc_frontends::facts(model)
+        {
+            o.seq = o.seq.min(facts.max_positions.max(1));
+        }
         o.auto |= match (&text, crate::is_archive(model)) {
             (Some(s), _) => s.sequence.is_empty() && self.leaves_layouts(s, &o),
             // What cannot be imported is said when it is compiled.

@@ -9,10 +9,9 @@
 use super::price::StageTimes;
 use super::{Price, Prices, against, all, trial};
 use crate::Input;
-use crate::commands::compile::count;
 use crate::commands::price::time;
 use crate::report::bytes;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Role, RoleKind};
 use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::Plan;
@@ -54,7 +53,7 @@ impl Candidate {
     fn name(&self) -> String {
         match self.name {
             Some(n) if n.default_chunks() == self.chunks => n.name().into(),
-            Some(n) => format!("{} of {} chunks", n.name(), self.chunks),
+            Some(n) => format!("{} of {}", n.name(), count(self.chunks, "chunk", "chunks")),
             None => format!("found, of {} per rank", count(self.chunks, "chunk", "chunks")),
         }
     }

@@ -98,8 +98,12 @@ fn checkpoints_and_logs_say_what_was_given() {
     let dir = lab.path("ckpt/step-00000002");
     let index: Json =
         serde_json::from_slice(&bytes(&lab, "ckpt/step-00000002/index.json")).expect("JSON");
-    let want = json!({ "lr": { "kind": "constant", "lr": 0.25 }, "order": "random", "seed": 7, "rows": 16 });
+    let want = json!({
+        "lr": { "kind": "constant", "lr": 0.25 }, "order": "random", "seed": 7, "rows": 16,
+        "data": index["run"]["data"],
+    });
     assert_eq!(index["run"], want);
+    assert!(index["run"]["data"].as_str().is_some_and(|d| d.contains("random tokens")), "{want}");
     // Forgotten, told; given again, nothing to tell but of the plan.
     let on = |more: &[&str]| run(&[&["--steps", "3", "--resume", "ckpt"], more].concat());
     let text = on(&[]);
@@ -121,6 +125,47 @@ fn checkpoints_and_logs_say_what_was_given() {
     let old = serde_json::to_string_pretty(&old).expect("JSON");
     std::fs::write(dir.join("index.json"), shardc::seal::seal(&old)).expect("a write");
     assert!(!on(&[]).contains("when the checkpoint"));
+}
+
+/// What a run that goes on has otherwise than the one that saved is told, each once, and the plan's is taken.
+#[test]
+fn what_is_another_on_resume_is_told() {
+    let lab = Lab::new("resume-told");
+    let model = format!("{FIXTURES}/gpt2");
+    let tokens = |last: u16| -> Vec<u8> {
+        (0..300u16)
+            .map(|i| if i == 299 { last } else { i % 7 })
+            .flat_map(u16::to_le_bytes)
+            .collect()
+    };
+    lab.write("a.bin", tokens(1));
+    lab.write("b.bin", tokens(2));
+    let other =
+        ["--weight-decay", "0.5", "--betas", "0.8,0.9", "--global-batch", "4", "--dtype", "bf16"];
+    lab.ok(&[&["compile", &model, "-o", "p"], &SIZES[..]].concat());
+    lab.ok(&[&["compile", &model, "-o", "q", "--seq", "8"], &other[..]].concat());
+    let run = |plan: &str, data: &str, more: &[&str]| {
+        let base = ["run", plan, "--data", data, "--kernels", "interpreted", "--steps"];
+        said(&lab.ok(&[&base[..], more].concat()))
+    };
+    run("p", "a.bin", &["2", "--save", "ckpt", "--save-every", "2"]);
+    let same = run("p", "a.bin", &["3", "--resume", "ckpt"]);
+    assert!(!same.contains("when the checkpoint"), "{same}");
+    let text = run("q", "b.bin", &["3", "--resume", "ckpt"]);
+    for line in [
+        "weight decay 0.5, the plan's (0.01 when the checkpoint was written)",
+        "global batch 4, the plan's (8 when the checkpoint was written)",
+        "seq 8, the plan's (16 when the checkpoint was written)",
+        "dtype bf16, the plan's (f32 when the checkpoint was written)",
+        "beta1 = 0.8",
+        "data of 300 tokens, hash ",
+    ] {
+        assert_eq!(text.matches(line).count(), 1, "`{line}` in {text}");
+    }
+    // One token of the data is enough.
+    let text = run("p", "b.bin", &["3", "--resume", "ckpt"]);
+    assert_eq!(text.matches("when the checkpoint was written").count(), 1, "{text}");
+    assert!(text.contains("data of 300 tokens, hash "), "{text}");
 }
 
 #[test]

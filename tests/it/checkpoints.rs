@@ -482,11 +482,13 @@ fn signals_save_first() {
     let step = number(&said, "after step ").to_string();
     train(&dir, "plan", &["--steps", &step, "--save", "whole"]);
     assert!(files(&dir.join("model")) == files(&dir.join("whole")), "not that of step {step}");
-    // Nobody saves: the signal is the end.
+    // Nobody saves: the signal is the end, and what is lost is said.
     let mut run = Going::start(&dir, &["--steps", "1000000"]);
-    run.steps(1);
+    run.steps(2);
     run.signal("TERM");
-    assert_eq!(run.end().0, None);
+    let (code, said) = run.end();
+    assert_eq!(code, Some(143), "{said}");
+    assert!(number(&said, "SIGTERM: nothing is saved, ") >= 1, "{said}");
     // What nohup ignores stays ignored.
     let args = ["-c", "trap '' HUP; exec \"$@\"", "sh", SHARDC, "run", "plan", "--steps", "300"];
     let mut child = Command::new("sh")
@@ -562,9 +564,26 @@ fn one_job_saves_to_a_folder() {
             r#"{"pid":7,"host":"elsewhere","since":"2026-01-31T12:00:00Z","plan":"/far/plan"}"#;
         std::fs::write(dir.join(lock), other).expect("a write");
         let rm = format!("rm {lock}");
-        refused(&dir, &again, 5, &["process 7 of host elsewhere", "/far/plan", &rm]);
+        let words = ["process 7 of host elsewhere", "/far/plan", &rm, "or start again in "];
+        refused(&dir, &again, 5, &words);
         assert_eq!(std::fs::read(dir.join(lock)).expect("still there"), other.as_bytes());
-        std::fs::remove_file(dir.join(lock)).expect("removed");
+        // Unless it has not been touched for long, or is of this job before it was put back into the queue.
+        let touch = ["-d", "11 minutes ago", lock];
+        let touched = Command::new("touch").args(touch).current_dir(&dir).status();
+        assert!(touched.expect("touch").success());
+        let o = shardc(&dir, &again);
+        let said = text(&o.stderr);
+        let silent = "from process 7 of host elsewhere, which has said nothing for 11 minutes";
+        assert!(o.status.success() && said.contains(silent), "{said}");
+        let job = other.replace("}", r#","job":{"id":"12","restarts":0}}"#);
+        std::fs::write(dir.join(lock), job).expect("a write");
+        refused(&dir, &again, 5, &["error[save-locked]"]);
+        let mut requeued = Command::new(SHARDC);
+        requeued.env("SLURM_JOB_ID", "12").env("SLURM_RESTART_COUNT", "1");
+        let o = requeued.args(&again).current_dir(&dir).output().expect("shardc starts");
+        let said = text(&o.stderr);
+        assert!(o.status.success() && said.contains("before it was requeued"), "{said}");
+        assert!(!dir.join(lock).exists(), "the lock is left");
     }
     // Both kinds of job, and all spellings, have one lock.
     std::fs::create_dir(dir.join("real")).expect("a folder");

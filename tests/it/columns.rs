@@ -368,7 +368,7 @@ fn columns_that_do_not_fit_are_refused() {
     lab.write("none6.npy", npy("<f4", &[0, 6], &[]));
     refuses("x=none6.npy,y=empty.npy", "no rows");
     let said = lab.refuses(&["run", "plan", "--batch", "all.safetensors"], 2, "data");
-    assert!(said.contains("there are 12 rows, the plan takes 8"), "{said}");
+    assert!(said.contains("the plan takes 8 rows, the data have 12"), "{said}");
     // Rows of the table that no step fills, or that speak of dims which are not there.
     for (from, to, code) in [
         ("input \"y\"", "input[labels, batch] \"y\"", "source"),

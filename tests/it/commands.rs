@@ -2,6 +2,7 @@
 
 use crate::lab::{FIXTURES, Lab};
 use serde_json::Value as Json;
+use std::os::unix::fs::PermissionsExt;
 
 fn text(out: &[u8]) -> String {
     String::from_utf8_lossy(out).into_owned()
@@ -72,7 +73,9 @@ fn the_version_and_what_the_machine_has() {
         serde_json::from_slice(&lab.ok(&["doctor", "--format", "json"]).stdout).expect("JSON");
     let all = json["found"].as_array().expect("a list");
     let names: Vec<&str> = all.iter().filter_map(|f| f["name"].as_str()).collect();
-    assert_eq!(names, ["C compiler", "CUDA driver", "NVRTC", "NCCL", "MPI", "tokenizers"]);
+    let launchers = ["srun", "mpirun", "torchrun"];
+    let want = ["C compiler", "CUDA driver", "NVRTC", "NCCL", "MPI"];
+    assert_eq!(names, [&want[..], &launchers, &["tokenizers"]].concat());
     assert!(all.iter().all(|f| f["found"].is_string() != f["missing"].is_string()), "{json}");
     let of = |name: &str| all.iter().find(|f| f["name"] == name).expect("it is listed");
     assert_eq!(of("tokenizers")["found"].is_string(), cfg!(feature = "tokenizers"));
@@ -82,7 +85,65 @@ fn the_version_and_what_the_machine_has() {
     let mut c = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"));
     let out = c.arg("doctor").env("CC", "no-such-compiler").output().expect("shardc starts");
     let said = text(&out.stdout);
+    // MPI says whose it is; a launcher is the first on the path that can be started.
+    let mpi = of("MPI")["found"].as_str().unwrap_or_default();
+    assert_eq!(
+        mpi.contains("MPI") && mpi.contains(|c: char| c.is_ascii_digit()),
+        cfg!(feature = "mpi"),
+        "{mpi}"
+    );
+    for (mode, found) in [(0o644, false), (0o755, true)] {
+        lab.write("bin/torchrun", "");
+        let file = lab.path("bin/torchrun");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).expect("a mode");
+        let mut c = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"));
+        let c = c.args(["doctor", "--format", "json"]).env("PATH", lab.path("bin"));
+        let json: Json = serde_json::from_slice(&c.output().expect("starts").stdout).expect("JSON");
+        let all = json["found"].as_array().expect("a list");
+        let one = all.iter().find(|f| f["name"] == "torchrun").expect("it is listed");
+        assert_eq!(one["found"].as_str(), found.then(|| file.to_str().expect("a path")));
+        assert!(all.iter().any(|f| f["name"] == "srun" && f["found"].is_null()));
+    }
     assert!(said.contains("`no-such-compiler` does not start; install"), "{said}");
+}
+
+/// Without --seq a sequence is no longer than the model's; one that is asked for may be refused.
+#[test]
+fn the_default_sequence_is_one_that_the_model_has() {
+    let lab = Lab::new("commands-seq");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/tiny-moe");
+    let said = text(&lab.ok(&["compile", model]).stdout);
+    assert!(said.contains("8 sequences of 128 tokens in 1 microbatch"), "{said}");
+    assert!(text(&lab.ok(&["check", model]).stdout).contains("ok: "));
+    lab.refuses(&["check", model, "--seq", "129"], 1, "sequence-too-long");
+    let one = ["compile", model, "--seq", "1", "--global-batch", "1"];
+    let said = text(&lab.ok(&one).stdout);
+    assert!(said.contains("1 sequence of 1 token in 1 microbatch"), "{said}");
+}
+
+/// A plan that replaces another one says so, and one that replaces itself does not; scales have all their digits.
+#[test]
+fn what_a_plan_replaces_is_told() {
+    let lab = Lab::new("commands-replaced");
+    lab.model("llama_mha");
+    let compile = ["compile", "llama_mha", "--seq", "16", "--dtype", "f16", "-o", "plan"];
+    let said = |more: &[&str]| text(&lab.ok(&[&compile[..], more].concat()).stderr);
+    for (more, replaces) in [(&[][..], false), (&[][..], false), (&["--mesh", "tp=2"][..], true)] {
+        let said = said(more);
+        let told =
+            said.contains("replaced the plan of ") && said.contains("llama_mha that was in plan");
+        assert_eq!(told, replaces, "{said}");
+    }
+    for file in ["plan/options.toml", "plan/plan.json"] {
+        let text = std::fs::read_to_string(lab.path(file)).expect("a file");
+        assert!(text.contains("4294967296.0") && !text.contains("42949673"), "{file}: {text}");
+    }
+    // As they were written before.
+    let mut old = shardc::plan_dir::options(&lab.path("plan")).expect("options");
+    let text = toml::to_string(&old).expect("text").replace("4294967296.0", "4294967300.0");
+    old.seed = 7;
+    let read: shardc_passes::options::Options = toml::from_str(&text).expect("options");
+    assert_eq!(read.loss_scaling, old.loss_scaling);
 }
 
 /// Names of folded layers are taken as `inspect` prints them; memory is that of a machine, too.

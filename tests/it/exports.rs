@@ -383,3 +383,74 @@ fn targets_start_with_what_is_written() {
     lab.ok(&[&["compile", &deep, "--seq", "16"][..], &half].concat());
     assert!(said("megatron", "s").contains("--initial-loss-scale 4294967296\n"));
 }
+
+/// Which families each target takes, of a plan for one rank: the table of the documentation.
+#[test]
+fn families_by_target_are_as_documented() {
+    use shardc::export::{Target, export};
+    let lab = Lab::new("exports-families");
+    let all = [
+        ("llama", "llama_mha"),
+        ("mistral", "mistral_window"),
+        ("qwen2", "qwen2"),
+        ("qwen3", "qwen3"),
+        ("gpt2", "gpt2"),
+        ("gemma2", "gemma2"),
+        ("mixtral", "mixtral"),
+        ("qwen3_moe", "qwen3_moe_raw"),
+        ("deepseek_v3", "deepseek_v3"),
+        ("olmo2", "olmo2"),
+        ("phi3", "phi3"),
+        ("gemma3", "gemma3"),
+        ("gpt_neox", "gpt_neox"),
+        ("glm4_moe", "glm4_moe"),
+    ];
+    let mut table =
+        format!("| family | {} |\n|-|{}\n", TARGETS.join(" | "), "-|".repeat(TARGETS.len()));
+    for (family, fixture) in all {
+        let model = lab.model(fixture);
+        // Windows are refused of every family; these two are without them, too.
+        let path = lab.path(&model).join("config.json");
+        let config = std::fs::read_to_string(&path).expect("a config");
+        let mut config: Json = serde_json::from_str(&config).expect("JSON");
+        if ["mistral", "phi3"].contains(&family) {
+            config["sliding_window"] = Json::Null;
+            std::fs::write(&path, config.to_string()).expect("a write");
+        }
+        let plan = format!("{family}.plan");
+        let flags = ["--seq", "16", "--weight-decay", "0", "--prove", "no", "-o", &plan];
+        lab.ok(&[&["compile", &model][..], &flags].concat());
+        let stored = plan_dir::read(&lab.path(&plan)).expect("a plan");
+        assert_eq!(stored.family, family);
+        let takes = TARGETS.map(|to| {
+            let to: Target = clap::ValueEnum::from_str(to, false).expect("a target");
+            match export(&stored, to) {
+                Ok(_) => "yes",
+                Err(d) if d.code == "export" => "no",
+                Err(d) => panic!("{family}: {d}"),
+            }
+        });
+        table += &format!("| {family} | {} |\n", takes.join(" | "));
+    }
+    assert_eq!(all.len(), shardc_frontends::family::FAMILIES.len());
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cost.md");
+    let page = std::fs::read_to_string(page).expect("a page");
+    assert!(page.contains(&table), "docs/cost.md has another table than\n{table}");
+}
+
+/// A recomputation that a config has no word for is told.
+#[test]
+fn what_is_made_again_is_told() {
+    let lab = Lab::new("exports-again");
+    let model = lab.model("llama_mha");
+    for (again, told) in [("elementwise", true), ("none", false)] {
+        let plan =
+            ["compile", &model, "--seq", "16", "--weight-decay", "0", "--recompute", again, "-o"];
+        lab.ok(&[&plan[..], &[again]].concat());
+        for to in ["megatron", "deepspeed", "nanotron"] {
+            let out = lab.ok(&["export", again, "--to", to]);
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(said.contains("--recompute elementwise"), told, "{to}: {said}");
+        }
+    }
+}

@@ -64,10 +64,13 @@ fn a_resumed_run_goes_on_with_its_file() {
     let text = std::fs::read_to_string(lab.path("m.jsonl")).expect("text");
     lab.write("m.jsonl", text + "{\"step\":5,\"lo");
     let from = ["--resume", "ckpt/step-00000002", "--metrics", "m.jsonl"];
-    lab.ok(&[&RUN[..], &["5"], &from].concat());
+    let said = |out: std::process::Output| String::from_utf8_lossy(&out.stderr).into_owned();
+    let text = said(lab.ok(&[&RUN[..], &["5"], &from].concat()));
+    assert!(text.contains("replaced 3 lines of steps behind 2 of metrics"), "{text}");
     assert_eq!(steps(&lines(&lab, "m.jsonl")), [1, 2, 3, 4, 5]);
-    // A run from the beginning begins the file.
-    lab.ok(&[&RUN[..], &["1"], &["--metrics", "m.jsonl"]].concat());
+    // A run from the beginning begins the file, and says what was there.
+    let text = said(lab.ok(&[&RUN[..], &["1"], &["--metrics", "m.jsonl"]].concat()));
+    assert!(text.contains("replaced 5 lines of metrics that were in m.jsonl"), "{text}");
     assert_eq!(steps(&lines(&lab, "m.jsonl")), [1]);
 }
 

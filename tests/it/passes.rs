@@ -90,6 +90,18 @@ fn passes_refuse_what_they_do_not_take() {
     let other = ["compile", &model, "--mesh", "dp=2", "--seq", "8", "--from"];
     refused(&[&other[..], &["split", "dump/10-ragged.ir"]].concat(), "mesh");
     assert!(!lab.path("plan").exists());
+    // What a text has already is not asked for again.
+    let opt = ["opt", "dump/10-ragged.ir", "--pass", "split"];
+    let said = lab.refuses(&[&opt[..], &["--mesh", "tp=2"]].concat(), 2, "mesh");
+    assert!(
+        said.contains("--> --mesh tp=2") && said.contains("give --mesh dp_shard=2,tp=2"),
+        "{said}"
+    );
+    lab.ok(&[&opt[..], &["--mesh", "dp_shard=2,tp=2", "--zero", "1"]].concat());
+    for word in ["auto", "lm_head.weight=tp,-"] {
+        let said = lab.refuses(&[&opt[..], &["--shard", word]].concat(), 2, "flag");
+        assert!(said.contains(&format!("--> --shard {word}")), "{said}");
+    }
     let ranked = std::fs::read_to_string(lab.path("dump/06-partition.ir")).expect("a dump");
     let layout = "layout \"model.norm.weight\"";
     for (from, to, code) in [

@@ -118,6 +118,14 @@ fn what_is_printed_is_as_the_schemas_have_it() {
     c.ends("check", &["check", &model, "--seq", "16", "--mesh", "tp=3"], 1);
     c.ends("compile", &["compile", &model, "--seq", "16", "--mesh", "tp=3"], 2);
     c.run("doctor", &["doctor"]);
+    for launcher in ["slurm", "k8s", "mpirun", "torchrun"] {
+        c.run("launch-script", &["launch-script", "0.plan", "--for", launcher]);
+    }
+    let save = ["--save", "ckpt", "--save-every", "1", "--kernels", "interpreted"];
+    c.run("run", &[&["run", "0.plan", "--steps", "1"][..], &save].concat());
+    for to in ["hf", "dp_shard=2"] {
+        c.run("reshard", &["reshard", "ckpt", "--to", to, "-o", &format!("to-{to}")]);
+    }
     c.run("diff", &["diff", "0.plan", "1.plan"]);
     let sized = ["--seq", "16", "--dump-all", "dump", "--dump-after", "partition"];
     c.run("compile", &[&["compile", &model][..], &sized].concat());

@@ -1,7 +1,7 @@
 //! Checks that a schedule is complete: each action once, on the rank that holds its stage.
 
 use super::{Action, ActionKind, Schedule};
-use crate::diag::{Diag, Result};
+use crate::diag::{Diag, Result, count};
 
 /// Most pairs of a stage and a microbatch.
 pub const MAX_PAIRS: usize = 1 << 22;
@@ -27,7 +27,12 @@ pub(super) fn check_size(ranks: usize, stages: usize, microbatches: usize) -> Re
     if fits && ranks <= MAX_RANKS {
         return Ok(());
     }
-    let what = format!("{ranks} ranks, {stages} stages and {microbatches} microbatches");
+    let what = format!(
+        "{}, {} and {}",
+        count(ranks, "rank", "ranks"),
+        count(stages, "stage", "stages"),
+        count(microbatches, "microbatch", "microbatches")
+    );
     Err(Diag::new("schedule", format!("a schedule of {what}"))
         .rule(format!(
             "ranks <= {MAX_RANKS}, stages <= {MAX_STAGES}, microbatches <= {MAX_MICROBATCHES}, \
@@ -36,7 +41,7 @@ pub(super) fn check_size(ranks: usize, stages: usize, microbatches: usize) -> Re
         .help(match stages {
             0..=MAX_STAGES => {
                 let most = (MAX_PAIRS / stages.max(1)).min(MAX_MICROBATCHES);
-                format!("nearest legal: {most} microbatches")
+                format!("nearest legal: {}", count(most, "microbatch", "microbatches"))
             }
             _ => format!(
                 "nearest legal: {MAX_STAGES} stages, {} microbatches",
@@ -50,8 +55,10 @@ pub(super) fn check(s: &Schedule) -> Result<()> {
     let (stages, m) = (s.owner.len(), s.microbatches);
     check_size(s.ranks.len(), stages, m)?;
     if stages == 0 || m == 0 {
-        return Err(problem(format!("{stages} stages and {m} microbatches leave nothing to do"))
-            .help("give at least 1 stage and 1 microbatch"));
+        return Err(problem(
+            "a schedule without stages or microbatches leaves nothing to do".into(),
+        )
+        .help("give at least 1 stage and 1 microbatch"));
     }
     let mut has_stage = vec![false; s.ranks.len()];
     for (stage, &rank) in s.owner.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Which numbers of ranks, chunks and microbatches a schedule takes.
 
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::schedule::{MAX_MICROBATCHES, MAX_PAIRS, MAX_STAGES};
 
 use super::Named;
@@ -23,11 +23,11 @@ pub fn legal(named: Named, p: usize, v: usize, m: usize) -> Result<()> {
     let word = |what: &str, n: usize| match what {
         "p" => format!("pp={n}"),
         "v" => format!("--chunks {n}"),
-        _ if n == 1 => "1 microbatch".into(),
-        _ => format!("{n} microbatches"),
+        _ => count(n, "microbatch", "microbatches"),
     };
     let nearest: Vec<String> = nearest.iter().map(|&(what, n)| word(what, n)).collect();
-    let numbers = format!("pp={p}, {v} chunks per rank, {}", word("m", m));
+    let chunks = count(v, "chunk", "chunks");
+    let numbers = format!("pp={p}, {chunks} per rank, {}", word("m", m));
     let d = Diag::new("schedule-rule", format!("`{name}` does not run with {numbers}"))
         .rule(format!("{rule} (p ranks, v chunks per rank, m microbatches)"))
         .help(format!("nearest legal: {}", nearest.join(" or ")));

@@ -1,7 +1,7 @@
 //! Cuts by hand: `--layers`.
 
 use super::Unit;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, count};
 
 /// What `--layers` says.
 #[derive(Clone, PartialEq, Debug)]
@@ -72,9 +72,15 @@ impl StageLayout {
                     let near = |s: usize| s.max(1);
                     let fits = (1..=layers).filter(|s| layers % s == 0);
                     let near = fits.min_by_key(|s| s.abs_diff(near(stages))).unwrap_or(1);
-                    return Err(bad(text, format!("{layers} layers in {stages} equal stages"))
-                        .rule("layers % (pp * chunks) == 0 with --layers equal")
-                        .help(format!("use {near} stages, or --layers balanced")));
+                    return Err(bad(
+                        text,
+                        format!("{} in {stages} equal stages", count(layers, "layer", "layers")),
+                    )
+                    .rule("layers % (pp * chunks) == 0 with --layers equal")
+                    .help(format!(
+                        "use {}, or --layers balanced",
+                        count(near, "stage", "stages")
+                    )));
                 }
                 vec![layers / stages; stages]
             }
@@ -86,9 +92,9 @@ impl StageLayout {
         };
         let total = counts.iter().fold(0usize, |n, &c| n.saturating_add(c));
         if counts.len() != stages || total != layers {
-            let what = format!("{} stages of {total} layers", counts.len());
+            let what = stages_of(counts.len(), total);
             return Err(bad(text, what)
-                .rule(format!("here: {stages} stages, {layers} layers"))
+                .rule(format!("here: {}", stages_of(stages, layers)))
                 .exit(Exit::Infeasible));
         }
         let mut cuts = vec![0];
@@ -110,6 +116,11 @@ fn check(cuts: Vec<usize>, text: &str) -> Result<Vec<usize>> {
     }
 }
 
+/// So many stages of so many layers.
+fn stages_of(stages: usize, layers: usize) -> String {
+    format!("{} of {}", count(stages, "stage", "stages"), count(layers, "layer", "layers"))
+}
+
 fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Result<Vec<usize>> {
     let mut cuts = vec![0];
     for name in names {
@@ -122,10 +133,13 @@ fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Resul
     }
     cuts.push(units.len());
     if cuts.len() != stages + 1 {
-        let cuts = |n: usize| if n == 1 { "1 cut".to_string() } else { format!("{n} cuts") };
+        let cuts = |n: usize| count(n, "cut", "cuts");
         let (given, makes) = (cuts(names.len()), if names.len() == 1 { "makes" } else { "make" });
-        return Err(bad(text, format!("{given} {makes} {} stages", names.len() + 1))
-            .rule(format!("here: {stages} stages, {}", cuts(stages - 1))));
+        return Err(bad(
+            text,
+            format!("{given} {makes} {}", count(names.len() + 1, "stage", "stages")),
+        )
+        .rule(format!("here: {}, {}", count(stages, "stage", "stages"), cuts(stages - 1))));
     }
     check(cuts, text)
 }
@@ -141,12 +155,9 @@ fn by_parts(
     let all: Vec<LayoutItem> = parts.concat();
     let of = |p: LayoutItem| all.iter().filter(|x| **x == p).count();
     if parts.len() != stages || of(LayoutItem::Layer) != layers {
-        return Err(bad(
-            text,
-            format!("{} stages of {} layers", parts.len(), of(LayoutItem::Layer)),
-        )
-        .rule(format!("here: {stages} stages, {layers} layers"))
-        .exit(Exit::Infeasible));
+        return Err(bad(text, stages_of(parts.len(), of(LayoutItem::Layer)))
+            .rule(format!("here: {}", stages_of(stages, layers)))
+            .exit(Exit::Infeasible));
     }
     let order =
         all.first() == Some(&LayoutItem::Embedding) && all.last() == Some(&LayoutItem::Loss);

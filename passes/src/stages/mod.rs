@@ -10,7 +10,7 @@ pub mod layout;
 use crate::depends::weighted;
 use crate::options::Options;
 use layout::StageLayout;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, count};
 use shardc_ir::func::{Func, RoleKind, Scope};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{Mesh, PIPELINE};
@@ -106,9 +106,10 @@ fn enough(units: usize, stages: usize) -> Result<()> {
     if units >= stages {
         return Ok(());
     }
-    Err(Diag::new("too-many-stages", format!("{stages} stages of {units} parts that can be cut"))
+    let parts = count(units, "part that can be cut", "parts that can be cut");
+    Err(Diag::new("too-many-stages", format!("{stages} stages of {parts}"))
         .rule("pp * chunks <= layers + the parts before and after them")
-        .help(format!("use at most {} stages", units.max(1)))
+        .help(format!("use at most {}", count(units.max(1), "stage", "stages")))
         .exit(Exit::Infeasible))
 }
 
@@ -163,7 +164,10 @@ fn forward_only(f: &Func, count: usize) -> Result<()> {
                     format!("{scope} is in stage {own} and uses {name} of stage {from}"),
                 )
                 .rule("a stage uses what it or an earlier stage makes")
-                .help(format!("cut elsewhere with --layers, or use {} stages", count - 1)));
+                .help(format!(
+                    "cut elsewhere with --layers, or use {}",
+                    shardc_ir::diag::count(count - 1, "stage", "stages")
+                )));
             }
         }
     }

@@ -7,7 +7,7 @@ use super::{Answer, some, words, zero};
 use crate::commands::inspect::{group_text, is_gradient, numbered};
 use crate::report::{Experts, bytes, phase_of};
 use serde_json::Value as Json;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Func, FuncKind, Node, Scope, Value};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::AtomSet;
@@ -44,8 +44,11 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
     let all = numbered(why.plan);
     let index = number.trim().parse::<usize>().ok().and_then(|n| n.checked_sub(1));
     let Some(&at) = index.and_then(|i| all.get(i)) else {
-        let d = Diag::new("unknown-collective", format!("the plan has {} collectives", all.len()))
-            .at(format!("collective:{number}"));
+        let d = Diag::new(
+            "unknown-collective",
+            format!("the plan has {}", count(all.len(), "collective", "collectives")),
+        )
+        .at(format!("collective:{number}"));
         return Err(match all.len() {
             0 => d.help("one rank exchanges nothing: compile with --mesh tp=2 to see some"),
             n => d.help(format!(
@@ -170,7 +173,7 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     let calls = why.plan.times(c.fi);
     let often = match why.plan.is_looped(c.fi) {
         true if calls == 1 => "once per microbatch, of which there is one".into(),
-        true => format!("once per microbatch: {calls} calls per step"),
+        true => format!("once per microbatch: {} per step", count(calls, "call", "calls")),
         false => "once per step".into(),
     };
     let step = bytes((ring * calls as f64) as usize);

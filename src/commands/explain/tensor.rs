@@ -4,7 +4,7 @@
 use super::trace::Why;
 use super::{Answer, price, some, value, words, zero};
 use crate::commands::inspect::numbered;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Func, FuncKind, RoleKind, Value};
 use shardc_ir::plan::{Instr, Transfer};
 use shardc_ir::text::type_text;
@@ -167,7 +167,7 @@ fn gradient(why: &Why, name: &str) -> Vec<String> {
         let (kind, atoms) = c.map_or(("", Default::default()), |c| (c.kind(), c.atoms()));
         let with = match n.ins.len() {
             1 => String::new(),
-            k => format!(" with {} others", k - 1),
+            k => format!(" with {}", count(k - 1, "other", "others")),
         };
         lines.push(format!(
             "then once per step {kind} over {}{with} (collective:{number}) to {}",
@@ -232,8 +232,8 @@ fn unknown(why: &Why, name: &str) -> Diag {
     Diag::new("unknown-tensor", format!("no tensor of the plan is called `{name}`"))
         .at(format!("tensor:{name}"))
         .help(format!(
-            "the plan has {} tensors, for example {}",
-            all.len(),
+            "the plan has {}, for example {}",
+            count(all.len(), "tensor", "tensors"),
             some(shown, MAX_NEAR).join(", ")
         ))
 }

@@ -4,6 +4,7 @@
 use super::trace::Why;
 use crate::commands::inspect::numbered;
 use crate::report::{bytes, collectives};
+use shardc_ir::diag::count;
 use shardc_ir::func::{Func, FuncKind, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Kind, Op};
@@ -99,7 +100,7 @@ pub fn reduced(why: &Why, param: &str) -> Vec<usize> {
 /// How often a function runs in a step.
 fn often(plan: &Plan, fi: usize) -> String {
     match plan.is_looped(fi) {
-        true => format!("once per microbatch, {} times per step", plan.times(fi)),
+        true => format!("once per microbatch, {} per step", count(plan.times(fi), "time", "times")),
         false => "once per step".into(),
     }
 }

@@ -6,6 +6,7 @@ use crate::report::{Chosen, Experts, bytes, phase_of};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::json;
+use shardc_ir::diag::count;
 use shardc_ir::func::Func;
 use shardc_ir::group::{Launch, launches};
 use shardc_ir::mesh::{AtomSet, Mesh};
@@ -36,7 +37,7 @@ fn name(f: &Func, x: &Launch) -> String {
     let outs: Vec<String> = kernels[0].outs.iter().map(|&v| f.name(v).to_string()).collect();
     let more = match kernels.len() {
         1 => String::new(),
-        n => format!(" and {} kernels more", n - 1),
+        n => format!(" and {} more", count(n - 1, "kernel", "kernels")),
     };
     format!("{} {}{more}", f.nodes[x.nodes.start].op.mnemonic(), outs.join(", "))
 }
@@ -241,5 +242,7 @@ fn far(all: &[Line], node: Option<usize>) -> String {
     axes.dedup();
     let over = if axes.is_empty() { String::new() } else { format!(", over {}", axes.join(", ")) };
     let bytes = bytes(far.iter().map(|l| of_step(l)).sum::<f64>() as usize);
-    format!("{every}; {} leave nodes of {node} ranks{over}: {bytes}\n", far.len())
+    let nodes = count(node, "rank", "ranks");
+    let leave = count(far.len(), "leaves", "leave");
+    format!("{every}; {leave} nodes of {nodes}{over}: {bytes}\n")
 }

@@ -158,8 +158,8 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
         let source = source.strip_prefix(c::HEADER).unwrap_or(&source).trim();
         let _ = write!(
             text,
-            "\n{name}: {} times, {least} B moved each, the least; {alone} B node by node\n  ops     {}\n  first   @{}: {} from {}\n  in      {}\n\n{source}\n",
-            e.runs,
+            "\n{name}: {}, {least} B moved each, the least; {alone} B node by node\n  ops     {}\n  first   @{}: {} from {}\n  in      {}\n\n{source}\n",
+            shardc_ir::diag::count(e.runs, "time", "times"),
             ops.join(", "),
             f.name,
             names(&x.outs).join(", "),

@@ -4,7 +4,7 @@ use super::summary::{lines, trimmed};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::RoleKind;
 use shardc_ir::mesh::{AtomSet, Mesh};
 use shardc_ir::plan::Plan;
@@ -133,9 +133,12 @@ impl Rank {
     pub fn of(plan: &Plan, rank: usize) -> Result<Rank> {
         let mesh = &plan.module.mesh;
         if rank >= mesh.ranks() {
-            return Err(Diag::new("unknown-rank", format!("the plan has {} ranks", mesh.ranks()))
-                .at(format!("--rank {rank}"))
-                .help(format!("use --rank 0 to --rank {}", mesh.ranks() - 1)));
+            return Err(Diag::new(
+                "unknown-rank",
+                format!("the plan has {}", count(mesh.ranks(), "rank", "ranks")),
+            )
+            .at(format!("--rank {rank}"))
+            .help(format!("use --rank 0 to --rank {}", mesh.ranks() - 1)));
         }
         let digits = mesh.coords(rank);
         let mut weights: Vec<Slice> = vec![];

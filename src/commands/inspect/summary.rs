@@ -1,7 +1,7 @@
 //! `inspect --summary`: the mesh, memory at the peak, collectives per layer, and what a step sends.
 
 use super::layers::{Calls, LayerCollectives, Section, Where, layer_collectives};
-use crate::commands::compile::{count, mesh_line};
+use crate::commands::compile::mesh_line;
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
@@ -9,6 +9,7 @@ use crate::report::{Chosen, CollectiveReport, Kept, bubble_line, bytes, layers_o
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
+use shardc_ir::diag::count;
 use shardc_ir::func::FuncKind;
 use shardc_ir::plan::{MemoryClass, Plan, RankClass};
 
@@ -174,12 +175,12 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     let mut out = format!(
         "model  {}, {parameters} parameters\n\
          mesh   {}; {}\n\
-         step   {} sequences of {} tokens in {}\n",
+         step   {} of {} in {}\n",
         s.family,
         mesh_line(plan),
         order(plan),
-        set.global_batch,
-        set.seq,
+        count(set.global_batch, "sequence", "sequences"),
+        count(set.seq, "token", "tokens"),
         count(set.microbatches, "microbatch", "microbatches"),
     );
     out += &bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
@@ -214,7 +215,7 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         out += &format!("  between stages, once per step\n{}", lines("   ", &between));
     }
     let (n, sent) = per_step(plan, class, c);
-    let calls = if n == 1 { "1 call".into() } else { format!("{n} calls") };
+    let calls = count(n, "call", "calls");
     out += &format!("  in all per step: {calls}, {} sent by one rank\n", bytes(sent as usize));
     if let Ok(kept) = Kept::deserialize(&s.report["zero_accumulate"]) {
         out += &format!("  {kept}\n");
@@ -237,7 +238,7 @@ fn calls(c: &Calls) -> Vec<String> {
     let more = if c.numbers.len() > MAX_NUMBERS { ", …" } else { "" };
     let mut what = format!("collective:{}{more}", some.join(","));
     if c.tensors != c.calls {
-        what += &format!("   {} tensors", c.tensors);
+        what += &format!("   {}", count(c.tensors, "tensor", "tensors"));
     }
     if c.gradients > 0 {
         what += &format!("   gradients of {}", count(c.gradients, "parameter", "parameters"));

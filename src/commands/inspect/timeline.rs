@@ -7,7 +7,7 @@ use crate::plan_dir::Stored;
 use crate::report::Chosen;
 use crate::terminal::colours;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat};
 use shardc_ir::plan::{Mode, Plan};
 use shardc_ir::schedule::{Timeline, Times};
@@ -80,7 +80,7 @@ pub fn title(s: &Stored) -> String {
         _ => format!(", {}", s.options.schedule.name()),
     };
     let m = s.plan.schedule.microbatches;
-    let microbatches = crate::commands::compile::count(m, "microbatch", "microbatches");
+    let microbatches = count(m, "microbatch", "microbatches");
     format!("{}, {mesh}{schedule}, {microbatches}, {}", s.family, s.options.dtype.name())
 }
 

@@ -1,9 +1,9 @@
 //! Where the data of a run come from.
 
 use super::Run;
-use crate::data::{Data, Order, Picks};
+use crate::data::{Data, Order, Picks, short};
 use shardc_frontends::{Batch, read_batch};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Fill, InputRow};
 use shardc_ir::plan::Settings;
 use shardc_runtime::{Columns, Numbers};
@@ -63,7 +63,12 @@ impl Feed {
     pub fn mark(&self) -> String {
         match &self.from {
             Source::Data(d) | Source::Columns(d) => d.mark(),
-            Source::Batch(b) => format!("of {} rows, {} tokens", b.rows, b.input_ids.len()),
+            Source::Batch(b) => {
+                let (ids, targets) = (&b.input_ids, b.targets());
+                let both = [bytemuck::cast_slice(ids), bytemuck::cast_slice(&targets)].concat();
+                let hash = short(&both);
+                format!("of {}, {} tokens, hash {hash}", count(b.rows, "row", "rows"), ids.len())
+            }
         }
     }
 
@@ -96,7 +101,10 @@ impl Feed {
             return Ok(None);
         };
         let steps = |rows| rows as f64 / s.global_batch as f64;
-        let said = |rows| format!("an epoch has {rows} rows, which is {:.1} steps", steps(rows));
+        let said = |rows| {
+            let all = count(rows as usize, "row", "rows");
+            format!("an epoch has {all}, which is {:.1} steps", steps(rows))
+        };
         Ok(d.epoch(table)?.map(said))
     }
 

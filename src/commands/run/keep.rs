@@ -24,13 +24,11 @@ pub struct Keeper {
     what: What,
     /// The step after which the run begins.
     begun: usize,
-    /// How it began.
-    run: RunState,
     /// The flags that it trains with, beside its plan.
     given: String,
     /// The last step that was saved.
     last: Option<usize>,
-    _lock: Lock,
+    lock: Lock,
 }
 
 enum What {
@@ -51,7 +49,7 @@ impl Keeper {
         place: &Place,
         how: &Run,
         stored: &Stored,
-        (done, run): (usize, &RunState),
+        done: usize,
     ) -> Result<Keeper> {
         let weights = how.weights.as_deref();
         let (what, lock) = match how.save_every {
@@ -74,18 +72,18 @@ impl Keeper {
             }
         };
         let place = place.clone();
-        let (run, given) = (run.clone(), how.given.words());
-        Ok(Keeper { place, written: None, what, begun: done, run, given, last: None, _lock: lock })
+        let given = how.given.words();
+        Ok(Keeper { place, written: None, what, begun: done, given, last: None, lock })
     }
 
     /// After a step: a checkpoint if it is time, and what to tell of it.
     ///
     /// # Errors
-    /// `save`, and those of the session.
+    /// `save`, `save-locked`, and those of the session.
     pub fn after(
         &mut self,
         session: &mut Session,
-        stored: &Stored,
+        (stored, run): (&Stored, &RunState),
         step: usize,
         is_last: bool,
     ) -> Result<Option<String>> {
@@ -93,10 +91,11 @@ impl Keeper {
         if self.last == Some(step) || !(is_last || step as u64 % *n == 0) {
             return Ok(None);
         }
+        self.lock.check()?;
         let since = Instant::now();
         let run = RunState {
-            rows: self.run.picks(self.begun).taken(step, stored.plan.settings.global_batch),
-            ..self.run.clone()
+            rows: run.picks(self.begun).taken(step, stored.plan.settings.global_batch),
+            ..run.clone()
         };
         let saved = saves.save(session, step, (stored, &run))?;
         self.last = Some(step);
@@ -113,16 +112,17 @@ impl Keeper {
     pub fn last(
         &mut self,
         session: &mut Session,
-        stored: &Stored,
+        (stored, run): (&Stored, &RunState),
         step: usize,
     ) -> Result<Option<String>> {
         let What::Model(saving) = &self.what else {
             return if self.begun == step {
                 Ok(None)
             } else {
-                self.after(session, stored, step, true)
+                self.after(session, (stored, run), step, true)
             };
         };
+        self.lock.check()?;
         let (config, weights) = (&stored.config, &stored.plan.weights);
         let get = |w: &Weight| parameter(session, &w.param);
         let dir = write(&self.place, config, weights, saving, get)?;

@@ -3,9 +3,9 @@
 
 use super::events;
 use crate::process::most_memory;
-use crate::terminal::{fail, warn};
+use crate::terminal::{fail, note, warn};
 use serde_json::{Value as Json, json};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat};
 use shardc_runtime::session::StepResult;
 use std::collections::BTreeMap;
@@ -43,19 +43,29 @@ pub(super) struct Step {
 }
 
 impl Metrics {
-    /// Begins the file, or goes on behind the lines of the steps that are done.
+    /// Begins the file, or goes on behind the lines of the steps that are done; says what it replaces.
     ///
     /// # Errors
     /// `file` and `output`, as [`files::replace`].
     pub fn open(path: &Path, done: usize) -> Result<Metrics> {
-        let there = path.exists() && done > 0;
-        let text = if there { files::read_text(path, MOST)? } else { String::new() };
+        METRICS.check(path)?;
+        let text = match (path.exists(), done) {
+            (false, _) => String::new(),
+            (true, 0) => files::read_text(path, MOST).unwrap_or_default(),
+            (true, _) => files::read_text(path, MOST)?,
+        };
         let step = |line: &str| serde_json::from_str::<Json>(line).ok()?["step"].as_u64();
         let kept = |line: &&str| step(line).is_some_and(|s| s <= done as u64);
         let fails = |e| files::io_error("cannot write the metrics", path, &e);
         files::replace(path, &METRICS, |out| {
             text.lines().filter(kept).try_for_each(|line| writeln!(out, "{line}").map_err(fails))
         })?;
+        let lost = text.lines().filter(|line| !kept(line)).count();
+        if lost > 0 {
+            let (lines, at) = (count(lost, "line", "lines"), path.display());
+            let behind = if done > 0 { format!(" of steps behind {done}") } else { String::new() };
+            note(format!("replaced {lines}{behind} of metrics that were in {at}"));
+        }
         let file = OpenOptions::new().append(true).open(path).map_err(fails)?;
         Ok(Metrics { path: path.to_path_buf(), file, events: false, lost: None })
     }

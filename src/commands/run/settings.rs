@@ -2,13 +2,17 @@
 //! plan stays as it is; checkpoints say what it was.
 
 use super::Start;
+use super::feed::Feed;
 use crate::checkpoint::RunState;
 use crate::cluster::Job;
 use crate::data::{Order, Picks};
 use crate::flags::Rate;
+use crate::plan_dir::Stored;
 use crate::terminal::note;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::plan::{LrSchedule, Mode, Settings};
+use shardc_ir::plan::{LrSchedule, Mode};
+use shardc_passes::options::Options;
+use toml::{Table, Value};
 
 /// Flags of `run` that go before what the plan says.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -58,12 +62,13 @@ impl Given {
         }
     }
 
-    /// What the run begins with. What is not as the plan, or the checkpoint that it goes on from, has it, is
-    /// told by the process that leads.
+    /// What the run begins with, but for its data. What is not as the plan, or the checkpoint that it goes on
+    /// from, has it, is told by the process that leads.
     ///
     /// # Errors
     /// `flag`, and `plans-differ` of processes with other flags.
-    pub fn begin(&self, s: &Settings, start: &Start, job: Option<&Job>) -> Result<RunState> {
+    pub fn begin(&self, stored: &Stored, start: &Start, job: Option<&Job>) -> Result<RunState> {
+        let s = &stored.plan.settings;
         let lr = self.rate.over(s.lr)?;
         self.check(s.mode, lr)?;
         let (order, seed) = (self.data_order.unwrap_or_default(), self.data_seed.unwrap_or(s.seed));
@@ -73,22 +78,80 @@ impl Given {
         };
         let rows =
             saved.map_or((done as u64).saturating_mul(s.global_batch as u64), |run| run.rows);
-        let run = RunState { lr, order, seed, rows };
+        let run = RunState { lr, order, seed, rows, data: None };
         if let Some(job) = job {
             job.same("the learning rate", &lr.to_string())?;
             job.same("the order of data", &format!("{}, seed {seed}", order.name()))?;
         }
         if job.is_none_or(|j| j.control.leads()) {
-            let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, rows };
+            let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, ..run.clone() };
             run.differs(&plan, "in the plan").iter().for_each(note);
-            let resumed = saved.map(|was| run.differs(was, "when the checkpoint was written"));
-            resumed.iter().flatten().for_each(note);
+            saved.iter().flat_map(|was| run.differs(was, WRITTEN)).for_each(note);
+            if let Start::Resumed(saved) = start {
+                // What cannot be read is not needed to go on.
+                let then = saved.options().ok();
+                then.iter().flat_map(|then| replaced(&stored.options, then)).for_each(note);
+            }
         }
         Ok(run)
     }
 }
 
+/// When a checkpoint had what a run has not.
+const WRITTEN: &str = "when the checkpoint was written";
+
+/// Options by which training comes to other numbers, but for the learning rate, by their names in options.toml.
+const TRAINING: [&str; 14] = [
+    "mode",
+    "global_batch",
+    "seq",
+    "dtype",
+    "grad_dtype",
+    "optimizer",
+    "weight_decay",
+    "decay",
+    "clip",
+    "freeze",
+    "loss_scaling",
+    "dropout",
+    "documents",
+    "balance",
+];
+
+/// What the plan asks for otherwise than that of a checkpoint: a line for each.
+fn replaced(plan: &Options, then: &Options) -> Vec<String> {
+    let table = |o: &Options| Table::try_from(o).expect("options are plain data");
+    let (plan, then) = (table(plan), table(then));
+    let text = |value: Option<&Value>| match value {
+        None => "none".into(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+    };
+    let other = TRAINING.into_iter().filter(|&key| plan.get(key) != then.get(key));
+    other
+        .map(|key| {
+            let (now, was) = (text(plan.get(key)), text(then.get(key)));
+            format!("{} {now}, the plan's ({was} {WRITTEN})", key.replace('_', " "))
+        })
+        .collect()
+}
+
 impl RunState {
+    /// These data from now on; what to tell where a checkpoint's run had others.
+    pub(super) fn takes(&mut self, feed: &Feed, start: &Start) -> Option<String> {
+        let now = feed.mark();
+        let said = match start {
+            Start::Resumed(saved) => {
+                let then = saved.run.as_ref().and_then(|run| run.data.as_ref());
+                then.filter(|then| **then != now)
+                    .map(|then| format!("data {now} ({then} {WRITTEN})"))
+            }
+            _new => None,
+        };
+        self.data = Some(now);
+        said
+    }
+
     /// What is not as it was: a line for each.
     fn differs(&self, was: &RunState, when: &str) -> Vec<String> {
         let seeds = (self.seed.to_string(), was.seed.to_string());

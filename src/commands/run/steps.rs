@@ -13,7 +13,7 @@ use crate::signals;
 use crate::terminal::{Progress, Volume, note, talks};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Result, count};
 use shardc_ir::func::{InputRow, RoleKind};
 use shardc_ir::plan::Mode;
 use shardc_runtime::session::{Session, StepBatch, StepResult};
@@ -75,8 +75,12 @@ impl Leader<'_> {
                 first = Some(r);
             }
             at = step;
+            if self.keeper.is_none() && s.mode == Mode::Train {
+                signals::step_unsaved();
+            }
             if let Some(k) = &mut self.keeper
-                && let Some(line) = k.after(&mut self.session, self.stored, step, step == steps)?
+                && let Some(line) =
+                    k.after(&mut self.session, (self.stored, &self.run), step, step == steps)?
             {
                 bar.suspend(|| note(&line));
             }
@@ -88,10 +92,12 @@ impl Leader<'_> {
         if skipped > 0 {
             let of = at - done;
             let none = if skipped == of { ": nothing was trained" } else { "" };
-            note(format!("{skipped} of {of} steps were skipped: gradients overflow{none}"));
+            let of = count(of, "step", "steps");
+            note(format!("{skipped} of {of} skipped: gradients overflow{none}"));
         }
         if done >= steps {
-            note(format!("nothing to do: {done} steps are done, and --steps is {steps}"));
+            let are = count(done, "step is", "steps are");
+            note(format!("nothing to do: {are} done, and --steps is {steps}"));
         }
         let stopped = asked().filter(|_| at < steps);
         self.finish(first.as_ref(), stopped.is_some() && at == done, at)?;
@@ -138,7 +144,7 @@ impl Leader<'_> {
     /// Saves, and writes what was asked for: first what is worth most.
     fn finish(&mut self, first: Option<&StepResult>, unchanged: bool, at: usize) -> Result<()> {
         let saved = match &mut self.keeper {
-            Some(k) if !unchanged => k.last(&mut self.session, self.stored, at)?,
+            Some(k) if !unchanged => k.last(&mut self.session, (self.stored, &self.run), at)?,
             _nothing_new => None,
         };
         saved.iter().for_each(note);
@@ -165,10 +171,14 @@ fn bar(steps: usize, as_json: bool) -> ProgressBar {
         Some(steps as u64),
         if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() },
     );
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
-        .expect("a fixed template");
-    bar.set_style(style);
+    bar.set_style(style());
     bar
+}
+
+/// What the line of progress shows: it is cut where a terminal ends, so that it stays one line.
+fn style() -> ProgressStyle {
+    let template = "{bar:12} {pos}/{len}  {eta} left  {wide_msg}";
+    ProgressStyle::with_template(template).expect("a fixed template")
 }
 
 fn show_step(
@@ -214,4 +224,63 @@ fn show_step(
     bar.set_message(format!("loss {}  {rate:.0} {unit}", number(r.loss)));
     bar.inc(1);
     bar.suspend(|| out.line(line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use indicatif::TermLike;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    /// A terminal of 48 columns, and what was written to it.
+    #[derive(Clone, Debug, Default)]
+    struct Narrow(Arc<Mutex<String>>);
+
+    impl TermLike for Narrow {
+        fn width(&self) -> u16 {
+            48
+        }
+        fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+            assert_eq!(n, 0, "the line is several");
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(&format!("{text}\n"))
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.write_str("\n")
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn progress_is_one_line_on_a_narrow_terminal() {
+        let seen = Narrow::default();
+        let target = ProgressDrawTarget::term_like(Box::new(seen.clone()));
+        let bar = ProgressBar::with_draw_target(Some(10_000), target);
+        bar.set_style(style());
+        bar.set_message("loss 11.7654  1234567 tokens/s, which is longer than there is room for");
+        bar.inc(9_999);
+        bar.tick();
+        let text = seen.0.lock().unwrap().clone();
+        let longest = text.lines().map(|l| l.trim_end().chars().count()).max();
+        assert!(text.contains("/10000") && text.contains("loss 11"), "{text}");
+        assert!(longest.is_some_and(|n| n <= 48), "{longest:?}: {text}");
+    }
 }

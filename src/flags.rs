@@ -3,6 +3,7 @@
 mod effect;
 mod options;
 mod rate;
+mod shared;
 mod text;
 mod values;
 
@@ -13,6 +14,7 @@ use shardc_ir::diag::{Diag, Exit, Result};
 use shardc_ir::files;
 use shardc_ir::hardware::Hardware;
 use shardc_passes::options::Options;
+pub use shared::Training;
 use std::collections::BTreeSet;
 use std::path::Path;
 pub use text::{Brought, default_microbatch};

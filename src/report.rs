@@ -1,6 +1,7 @@
 //! What a plan costs: collectives and memory per rank, as `compile --format json` prints them.
 
 mod chosen;
+pub mod moments;
 pub mod page;
 
 use crate::pictures::measure::{bubble_of, textbook_bubble};
@@ -357,6 +358,12 @@ pub fn report(plan: &Plan, phases: &[(&'static str, f64)], compile_ms: f64) -> R
         proof: None,
         per_class,
     }
+}
+
+/// What a GPU holds beside a plan, in words.
+pub fn beside_words(n: usize) -> String {
+    let n = bytes(n);
+    format!("beside the plan: up to {n} for the driver's context, NCCL's buffers and cuBLASLt")
 }
 
 /// The bubble in words; nothing where there is no pipeline.

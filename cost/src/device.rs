@@ -197,6 +197,11 @@ impl Device {
         FILES.iter().map(read).collect()
     }
 
+    /// True if it has a driver's context and NCCL's buffers beside a plan, as GPUs have.
+    pub fn is_gpu(&self) -> bool {
+        self.overlaps && !self.chip.starts_with("tpu")
+    }
+
     /// The machine of a name, in letters of any case.
     ///
     /// # Errors

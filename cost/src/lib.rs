@@ -4,6 +4,7 @@
 //! ([`kernel`]) and exchanges ([`collective`]) are pure functions; [`step`] puts them together in closed
 //! form, for layouts that are not compiled yet and for published runs of other software ([`table`]).
 
+pub mod beside;
 pub mod collective;
 pub mod device;
 pub mod kernel;

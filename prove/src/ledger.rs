@@ -5,6 +5,10 @@ use shardc_ir::func::Module;
 use shardc_ir::text::node_text;
 use std::collections::BTreeMap;
 
+/// How deep terms are written out, and most of those below that are named.
+const DEPTH: usize = 3;
+const NAMED: usize = 6;
+
 /// Something that is not as it must be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refuted {
@@ -109,10 +113,24 @@ impl Ledger {
             let gap = Gap { op: op.to_string(), place, lemma: lemma.to_string() };
             return self.gaps.push(gap);
         }
+        // What the text has numbers of: where each is made, or its outermost form.
+        let show = |t: Term| {
+            let mut numbered = vec![];
+            s.numbered(t, DEPTH, &mut numbered);
+            let more = numbered.len().saturating_sub(NAMED);
+            let one = |t: &Term| {
+                let made = at(*t).unwrap_or_else(|| s.show(*t, 1));
+                format!("; #{} is {made}", t.0)
+            };
+            let named: String = numbered.iter().take(NAMED).map(one).collect();
+            let rest =
+                if more > 0 { format!("; {more} more are not shown") } else { String::new() };
+            s.show(t, DEPTH) + &named + &rest
+        };
         let found = Refuted {
             what,
-            plan: s.show(a, 3),
-            textbook: s.show(b, 3),
+            plan: show(a),
+            textbook: show(b),
             plan_place: at(a),
             textbook_place: at(b),
         };

@@ -3,6 +3,9 @@
 use crate::number::Coef;
 use crate::term::{Node, Store, Term};
 
+/// Most terms of a sum that are shown.
+const MOST_TERMS: usize = 6;
+
 impl Store {
     /// The term as text, to a depth; what is deeper has its number.
     pub fn show(&self, t: Term, depth: usize) -> String {
@@ -34,12 +37,32 @@ impl Store {
                     Coef::ONE => inner(t),
                     _other => format!("{c}·{}", inner(t)),
                 };
-                let more =
-                    if s.len() > 6 { format!(" + {} more", s.len() - 6) } else { String::new() };
-                let all: Vec<String> = s.iter().take(6).map(one).collect();
+                let more = match s.len().saturating_sub(MOST_TERMS) {
+                    0 => String::new(),
+                    more => format!(" + {more} more"),
+                };
+                let all: Vec<String> = s.iter().take(MOST_TERMS).map(one).collect();
                 format!("({}{more})", all.join(" + "))
             }
         }
+    }
+
+    /// The terms of which the text has the numbers alone, in its order.
+    pub fn numbered(&self, t: Term, depth: usize, out: &mut Vec<Term>) {
+        let inner: Vec<Term> = match self.node(t) {
+            Node::Leaf(_) => return,
+            Node::Product(f) if f.is_empty() => return,
+            _deep if depth == 0 => {
+                if !out.contains(&t) {
+                    out.push(t);
+                }
+                return;
+            }
+            Node::Apply(_, args, _) => args.to_vec(),
+            Node::Product(f) => f.iter().map(|x| x.0).collect(),
+            Node::Sum(s) => s.iter().take(MOST_TERMS).map(|x| x.1).collect(),
+        };
+        inner.into_iter().for_each(|t| self.numbered(t, depth - 1, out));
     }
 
     /// The first place where two terms differ: as far down as only one operand, term or factor does.

@@ -2,10 +2,12 @@
 //! what a rule means.
 
 mod collective;
+mod memory;
 mod pages;
 mod price;
 mod tensor;
 mod trace;
+mod transfers;
 mod value;
 mod words;
 mod zero;
@@ -62,8 +64,22 @@ impl Answer {
     }
 }
 
+/// The page of a rule, which needs no plan.
+///
+/// # Errors
+/// `flag` if something else is asked, `unknown-rule`.
+pub fn explain_rule(what: &str, json: bool) -> Result<String> {
+    match what.trim().strip_prefix("rule:") {
+        Some(code) => rule(code, json),
+        None => Err(Diag::new("flag", "nothing says what of the plan is to be explained")
+            .at(what.to_string())
+            .rule("rule:CODE alone needs no plan")
+            .help(format!("for example: shardc explain {what} price"))),
+    }
+}
+
 /// Explains `%value` (the `%` may be left out, `@func %value` chooses a function),
-/// `collective:N`, `tensor:NAME` (or the name alone), `rule:CODE`, or `price`.
+/// `collective:N`, `tensor:NAME` (or the name alone), `rule:CODE`, `transfers`, `memory`, or `price`.
 ///
 /// # Errors
 /// `unknown-value`, `unknown-collective`, `unknown-tensor` or `unknown-rule`, with what there is.
@@ -75,6 +91,10 @@ pub fn explain(s: &Stored, what: &str, json: bool) -> Result<String> {
     let why = trace::Why::of(s)?;
     let answer = if what == "price" {
         Ok(price::explain(&why))
+    } else if what == "memory" {
+        Ok(memory::explain(s))
+    } else if what == "transfers" {
+        transfers::explain(&why)
     } else if let Some(n) = what.strip_prefix("collective:") {
         collective::explain(&why, n)
     } else if let Some(name) = what.strip_prefix("tensor:") {

@@ -136,8 +136,9 @@ pub enum Command {
     Explain {
         /// Folder that shardc compile wrote
         plan: PathBuf,
-        /// %value, collective:N, tensor:NAME, rule:CODE, or price
-        what: String,
+        /// %value, collective:N, tensor:NAME, rule:CODE (which needs no plan), transfers (sends and receives between
+        /// stages), memory, or price
+        what: Option<String>,
     },
     /// Run a plan: ranks as threads, or as processes that a launcher has started
     Run {
@@ -228,7 +229,10 @@ fn command(cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Explain { plan, what } => {
-            show(explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?);
+            show(match what {
+                Some(what) => explain::explain(&crate::plan_dir::read(&plan)?, &what, json)?,
+                None => explain::explain_rule(&plan.to_string_lossy(), json)?,
+            });
             Ok(0)
         }
         Command::Run { plan, how } => run::run(&plan, *how, json),

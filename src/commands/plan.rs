@@ -1,8 +1,11 @@
 //! `shardc plan`: which layouts fit a machine, how long a step takes in each, and where the time goes.
 
-use super::price::{lines, time, trust};
+mod lines;
+
+use super::price::{time, trust};
 use super::{Format, show};
-use crate::flags::{Flags, bytes_of, memory};
+use crate::export::Target;
+use crate::flags::{Flags, Training, bytes_of, memory};
 use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
@@ -14,10 +17,9 @@ use crate::terminal::note;
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
-use shardc_cost::device::{Constant, Device, Provenance};
+use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Exit, Result, count};
-use shardc_ir::mesh::PIPELINE;
-use shardc_passes::options::{Options, Order};
+use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
 
@@ -41,12 +43,13 @@ pub struct Plan {
     /// Element type of weights and activations: f32, bf16 or f16
     #[arg(long, default_value = "bf16")]
     pub dtype: String,
-    /// Rows of the buffers of experts, as `compile --moe-bound` [default: what may ever be needed]
-    #[arg(long, value_name = "F")]
-    pub moe_bound: Option<f64>,
-    /// Memory of one rank [default: the machine's]
+    /// Memory of one rank for its plan [default: the machine's, less what lies beside a plan on a GPU]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
+    /// Only layouts that `export --to` takes for this software; what it does itself is asked for (of megatron
+    /// --decay matrices and --cp-split zigzag, of nanotron --layers equal)
+    #[arg(long = "for", value_enum, value_name = "TARGET")]
+    pub target: Option<Target>,
     /// Plans that are compiled and fit
     #[arg(long, default_value_t = 10)]
     pub top: usize,
@@ -68,6 +71,8 @@ pub struct Plan {
     /// Folder for the plan of the first line
     #[arg(short, long)]
     pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub training: Training,
 }
 
 /// Most ranks and plans that are asked for.
@@ -109,6 +114,15 @@ impl Plan {
         Ok((d, ifs))
     }
 
+    /// The flags of `compile` that are given, with what the target does itself.
+    fn training(&self) -> Training {
+        let mut flags = self.training.0.clone();
+        if let Some(to) = self.target {
+            to.fill(&mut flags);
+        }
+        Training(flags)
+    }
+
     fn asked(&self) -> Result<Asked> {
         let (device, ifs) = self.machine()?;
         for (flag, n, most) in [("--gpus", self.gpus, MOST.0), ("--top", self.top, MOST.1)] {
@@ -126,8 +140,7 @@ impl Plan {
             global_batch: Some(self.global_batch.unwrap_or(self.gpus)),
             seq: self.seq,
             dtype: Some(self.dtype.clone()),
-            moe_bound: self.moe_bound,
-            ..Flags::default()
+            ..self.training().0
         };
         let memory = match &self.memory {
             Some(text) => memory(text)?,
@@ -138,7 +151,9 @@ impl Plan {
         let domain = device.domain as usize;
         let node = (self.gpus > domain && self.gpus.is_multiple_of(domain)).then_some(domain);
         let options = Options { node, ..flags.options_for(&self.model)? };
-        Ok(Asked { gpus: self.gpus, device, options, memory, top: self.top, fixed, ifs })
+        let of_device = self.memory.is_none() && device.is_gpu();
+        let (gpus, top, target) = (self.gpus, self.top, self.target);
+        Ok(Asked { gpus, device, options, memory, of_device, target, top, fixed, ifs })
     }
 }
 
@@ -177,9 +192,9 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         }
         Format::Human => {
             show(table(&asked, &found));
-            show(most.map_or(String::new(), |(of, all)| largest_text(of, &all)));
+            show(most.map_or(String::new(), |(of, all)| largest_text(of, &asked, &all)));
             if let Some(line) = what.explain {
-                show(explain(&asked, &found.fits[line - 1], what));
+                show(lines::explain(&asked, &found.fits[line - 1], what));
             }
             note(trust(&asked.device));
         }
@@ -200,7 +215,8 @@ fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
     let d = Diag::new("no-layout", what).rule("a layout fits if its compiled plan does");
     let d = match (&found.least, found.refused.first()) {
         (Some((c, peak)), _) => {
-            d.why(format!("of these {} needs least: {}", c.words(), bytes(*peak)))
+            let beside = if asked.of_device { ", beside what a GPU holds for others" } else { "" };
+            d.why(format!("of these {} needs least: {}{beside}", c.words(), bytes(*peak)))
         }
         (None, Some((c, why))) => d.why(format!("{}: {}", c.words(), why.message)),
         (None, None) => d.why("states and one microbatch alone need more in every layout"),
@@ -218,7 +234,8 @@ fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
 
 /// The first line compiled as `compile` does, and written.
 fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()> {
-    let o = shardc_passes::options::Options { memory: Some(asked.memory), ..best.options.clone() };
+    let memory = Some(asked.room(best.beside));
+    let o = Options { memory, ..best.options.clone() };
     let mut done = crate::compile_with(model, &o, Manager::new(&mut |_, _| {}))?;
     done.write(dir)
 }
@@ -278,15 +295,20 @@ fn table(asked: &Asked, found: &Found) -> String {
     );
     format!(
         "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {ties} within \
-         {:.0} % of it are a tie (~); * none is faster and smaller\n",
+         {:.0} % of it are a tie (~); * none is faster and smaller\n{}",
         lines.join("\n"),
-        100.0 * BAND
+        100.0 * BAND,
+        lines::assumed(asked, found)
     )
 }
 
-fn largest_text(of: Of, all: &[Largest]) -> String {
+fn largest_text(of: Of, asked: &Asked, all: &[Largest]) -> String {
     let name = of.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
-    let mut out = format!("\nlargest {name} of each line, by bisection over compiled plans\n");
+    let ifs = match asked.ifs.is_any() {
+        true => format!(" with {} (not executable)", asked.ifs.words().join(", ")),
+        false => String::new(),
+    };
+    let mut out = format!("\nlargest {name} of each line{ifs}, by bisection over compiled plans\n");
     for (i, m) in all.iter().enumerate() {
         let why = match &m.next {
             None => "no larger one is tried".to_string(),
@@ -316,68 +338,6 @@ fn shares(c: &Compiled) -> String {
     some.map(|(n, s)| format!("{n} {}", whole(s))).collect::<Vec<_>>().join(" · ")
 }
 
-/// The flags with which `shardc compile` makes a plan, by their names; one that takes no value is true.
-fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Value> {
-    let o = &c.options;
-    let staged = o.axis(PIPELINE) > 1;
-    let order = match &o.schedule {
-        Order::Named(name) => name.as_str(),
-        Order::Csv(_) => "",
-    };
-    let all = [
-        ("mesh", Some(json!(mesh_text(o))).filter(|m| m != "")),
-        ("global-batch", Some(json!(o.global_batch))),
-        ("microbatch", Some(json!(o.microbatch))),
-        ("seq", Some(json!(o.seq))),
-        ("dtype", Some(json!(what.dtype))),
-        ("zero", (o.zero > 0).then(|| json!(o.zero))),
-        ("sp", o.sp.then(|| json!(true))),
-        ("recompute", Some(json!(o.recompute.to_string()))),
-        ("schedule", staged.then(|| json!(order))),
-        ("chunks", o.chunks.filter(|_| staged).map(|n| json!(n))),
-        ("moe-bound", what.moe_bound.map(|x| json!(x))),
-        ("node", o.node.map(|n| json!(n))),
-        ("transport", Some(json!("nccl"))),
-    ];
-    all.into_iter().filter_map(|(name, v)| Some((name.to_string(), v?))).collect()
-}
-
-/// Them as a command.
-fn command(what: &Plan, c: &Compiled) -> String {
-    let one = |(name, v): (String, Value)| match v {
-        Value::Bool(_) => format!(" --{name}"),
-        Value::String(text) => format!(" --{name} {text}"),
-        number => format!(" --{name} {number}"),
-    };
-    let all: String = options(what, c).into_iter().map(one).collect();
-    format!("shardc compile {}{all}\n", what.model.display())
-}
-
-fn explain(asked: &Asked, c: &Compiled, what: &Plan) -> String {
-    let d = &asked.device;
-    let mut out =
-        format!("\n{}: {}\n{}", c.guess.candidate.words(), time(c.seconds), lines(&c.parts));
-    out += &format!("closed form: {}\n\nconstants of {}\n", time(c.guess.seconds), d.name);
-    let f = &d.fit;
-    let of = |name: &str, x: Constant, per: &str| {
-        let from = match x.from {
-            Provenance::Measured => "measured",
-            Provenance::Tables => "tables",
-            Provenance::Prior => "prior",
-        };
-        let [low, high] = x.range;
-        format!("{name:<7} {:>9} {per:<20} {from}, {low} to {high}\n", x.value)
-    };
-    out += &of("gemm", f.gemm, "of the peak");
-    out += &of("hbm", f.hbm, "of the bandwidth");
-    out += &of("link", f.link, "of the bandwidth");
-    out += &of("nic", f.nic, "of the bandwidth");
-    out += &of("hop", f.hop, "seconds");
-    out += &of("kernel", f.kernel, "seconds");
-    out += &of("step", f.step, "seconds");
-    out + "\n" + &command(what, c)
-}
-
 fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
     let best = found.fits[0].seconds;
     let one = |c: &Compiled| {
@@ -386,13 +346,14 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
         json!({
             "layout": c.guess.candidate.words(),
             "mesh": mesh_text(&c.options),
-            "options": options(what, c),
+            "options": lines::options(what, c),
             "step_s": c.seconds,
             "band": [c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)],
             "closed_form_s": c.guess.seconds,
             "mfu": c.mfu,
             "tokens_per_s": c.tokens_per_s,
             "peak_bytes": c.peak,
+            "beside_bytes": c.beside,
             "tie": c.seconds <= best * (1.0 + BAND),
             "pareto": is_front(&found.fits, c),
             "extrapolated": true,
@@ -410,6 +371,8 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
         "may_fit": found.may_fit,
         "compiled": found.compiled,
         "refused": found.refused.len(),
+        "left_out": found.left_out.count,
+        "left_out_most": found.left_out.most().map(|(why, n)| json!({ "why": why, "count": n })),
         "passed_over": found.passed_over,
         "put_off": found.put_off,
         "plans": found.fits.iter().map(one).collect::<Vec<_>>(),

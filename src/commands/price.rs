@@ -5,11 +5,12 @@ mod against;
 use super::show;
 use crate::machine::{device, precision, sizes};
 use crate::plan_dir::{self, Stored};
-use crate::report::Chosen;
+use crate::report::{Chosen, beside_words};
 use crate::terminal::note;
 use against::Against;
 use clap::Args;
 use serde_json::{Value, json};
+use shardc_cost::beside;
 use shardc_cost::device::{Device, Provenance};
 use shardc_cost::parts::Parts;
 use shardc_cost::plan::launch::Work;
@@ -18,6 +19,7 @@ use shardc_cost::table;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, FileFormat, io_error};
 use shardc_ir::plan::calls;
+use shardc_passes::options::Transport;
 use std::path::PathBuf;
 
 /// What is priced.
@@ -147,7 +149,27 @@ fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {
     let with = Chosen::of(&stored.options).line();
     let head =
         format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n{with}\n", time(p.total), d.name);
-    head + &lines(&p.parts)
+    head + &lines(&p.parts) + "\n" + &assumed(stored, d)
+}
+
+/// What the plan was compiled for, and what lies beside it.
+fn assumed(stored: &Stored, d: &Device) -> String {
+    let on = stored.options.transport.name();
+    let mut out = match (stored.options.transport, d.is_gpu()) {
+        (Transport::Nccl, _) => {
+            format!("compiled for --transport {on}: exchanges go on beside work\n")
+        }
+        (Transport::Threads | Transport::Mpi, false) => format!("compiled for --transport {on}\n"),
+        (Transport::Threads | Transport::Mpi, true) => format!(
+            "compiled for --transport {on}: exchanges are priced on the links of {}, and no work was put beside them; \
+             the plan that runs there is compiled with --transport nccl\n",
+            d.name
+        ),
+    };
+    if d.is_gpu() {
+        out += &(beside_words(beside::bytes(&stored.plan)) + "\n");
+    }
+    out
 }
 
 fn to_json(stored: &Stored, d: &Device, p: &PlanPrice, all: bool) -> Value {
@@ -157,6 +179,9 @@ fn to_json(stored: &Stored, d: &Device, p: &PlanPrice, all: bool) -> Value {
     let mut out = json!({
         "device": d.name,
         "options": Chosen::of(&stored.options),
+        "transport": stored.options.transport.name(),
+        "peak_bytes": stored.plan.peak_bytes(),
+        "beside_bytes": if d.is_gpu() { beside::bytes(&stored.plan) } else { 0 },
         "step_s": p.total,
         "parts": parts,
         "class": p.class,

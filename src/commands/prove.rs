@@ -76,7 +76,9 @@ fn for_people(by: &str, r: &Report) -> String {
         s += "   some forms differ whose numbers are too many to be computed\n";
     }
     for x in r.refuted.iter().chain(&r.unsure).take(SHOWN) {
-        s += &format!("{}\n   plan:     {}\n", x.what, x.plan);
+        let first = x.plan_place.as_ref().or(x.textbook_place.as_ref());
+        let first = first.map_or(String::new(), |p| format!(", which differs first at {p}"));
+        s += &format!("{}{first}\n   plan:     {}\n", x.what, x.plan);
         s += &x.plan_place.as_ref().map(|p| format!("      at {p}\n")).unwrap_or_default();
         s += &format!("   textbook: {}\n", x.textbook);
         s += &x.textbook_place.as_ref().map(|p| format!("      at {p}\n")).unwrap_or_default();

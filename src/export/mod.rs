@@ -10,6 +10,7 @@ mod megatron;
 mod nanotron;
 mod torchtitan;
 
+use crate::flags::Flags;
 use crate::plan_dir::Stored;
 use crate::report::layers_of;
 use serde_json::Value as Json;
@@ -41,6 +42,33 @@ pub enum Target {
     Chakra,
 }
 
+impl Target {
+    /// The name that `--to` has.
+    pub fn name(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self);
+        value.map_or(String::new(), |v| v.get_name().to_string())
+    }
+
+    /// What the target does itself whatever is asked, in flags that are not given.
+    pub fn fill(self, f: &mut Flags) {
+        let put = |to: &mut Option<String>, word: &str| {
+            to.get_or_insert_with(|| word.into());
+        };
+        match self {
+            Target::Megatron => {
+                put(&mut f.decay, "matrices");
+                put(&mut f.cp_split, "zigzag");
+            }
+            Target::Nanotron => put(&mut f.layers, "equal"),
+            Target::Torchtitan
+            | Target::Deepspeed
+            | Target::HfTpPlan
+            | Target::Dtensor
+            | Target::Chakra => {}
+        }
+    }
+}
+
 /// A file of an export.
 pub struct File {
     pub name: String,
@@ -58,7 +86,16 @@ impl File {
 /// # Errors
 /// `export` with all that the target lacks.
 pub fn export(s: &Stored, to: Target) -> Result<Vec<File>> {
-    let mut e = Export { s, o: &s.options, to, lacks: vec![], helps: vec![] };
+    with_options(s, &s.options, to)
+}
+
+/// The same of a plan with these options, or of one that is not compiled yet and has no programs: then what programs
+/// say is not looked at.
+///
+/// # Errors
+/// `export` with all that the target lacks.
+pub fn with_options(s: &Stored, o: &Options, to: Target) -> Result<Vec<File>> {
+    let mut e = Export { s, o, to, lacks: vec![], helps: vec![] };
     let files = match to {
         Target::Megatron => megatron::files(&mut e)?,
         Target::Torchtitan => torchtitan::files(&mut e)?,
@@ -131,8 +168,7 @@ impl<'a> Export<'a> {
         if self.lacks.is_empty() {
             return Ok(());
         }
-        let name = clap::ValueEnum::to_possible_value(&self.to);
-        let name = name.map_or(String::new(), |v| v.get_name().to_string());
+        let name = self.to.name();
         let d = Diag::new("export", format!("{name} has no words for all of this plan"))
             .at(format!("--to {name}"))
             .rule("what is exported is the plan, and nothing that is merely near");

@@ -50,8 +50,9 @@ pub(super) struct Form {
     pub job: Job,
     stack: Stack,
     pub ifs: Ifs,
-    /// How large the buffers of experts are.
+    /// How large the buffers of experts are, and bytes of a gradient.
     moe: Buffers,
+    gradient: f64,
 }
 
 impl Form {
@@ -66,7 +67,8 @@ impl Form {
             compiled: true,
         };
         let (job, stack) = (ifs.job(&plain), ifs.stack(Stack::named("shardc")));
-        Form { sizes: sizes(f, config), plain, job, stack, ifs, moe: o.moe }
+        let gradient = o.grad_dtype.bytes() as f64;
+        Form { sizes: sizes(f, config), plain, job, stack, ifs, moe: o.moe, gradient }
     }
 
     pub fn question<'a>(&'a self, device: &'a Device, c: &'a Candidate) -> Question<'a> {
@@ -75,7 +77,7 @@ impl Form {
     }
 
     fn memory(&self) -> memory::Form<'_> {
-        memory::Form::new(&self.sizes, &self.plain, &self.ifs, self.moe)
+        memory::Form::new(&self.sizes, &self.plain, &self.ifs, (self.moe, self.gradient))
     }
 }
 

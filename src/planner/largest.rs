@@ -60,7 +60,7 @@ pub fn largest(of: Of, asked: &Asked, input: &Input, of_layout: &Compiled) -> La
         }
         let o = with(value);
         match trial(input, read, &o).map(|plan| asked.ifs.peak(&plan)) {
-            Ok(peak) if peak <= asked.memory => Ok(peak),
+            Ok(peak) if peak <= asked.room(of_layout.beside) => Ok(peak),
             Ok(peak) => Err(Limit::Memory(peak)),
             Err(d) => Err(Limit::Refused(d.message)),
         }

@@ -63,6 +63,8 @@ pub struct Form<'a> {
     ifs: &'a Ifs,
     /// How large the buffers of experts are.
     moe: Buffers,
+    /// Bytes of a gradient.
+    gradient: f64,
     /// Parameters of a layer with dense MLP and of one with experts, without those of experts; of experts; of the
     /// embedding.
     params: [f64; 4],
@@ -79,11 +81,16 @@ struct Layer {
 }
 
 impl<'a> Form<'a> {
-    /// Of a model, a job and what no plan has.
-    pub fn new(sizes: &'a Sizes, job: &'a Job, ifs: &'a Ifs, moe: Buffers) -> Form<'a> {
+    /// Of a model, a job, what no plan has, and how large buffers of experts and gradients are.
+    pub fn new(
+        sizes: &'a Sizes,
+        job: &'a Job,
+        ifs: &'a Ifs,
+        (moe, gradient): (Buffers, f64),
+    ) -> Form<'a> {
         let [dense, with] = [true, false].map(|dense| sizes.layer_params(dense));
         let params = [dense, with, sizes.expert_params(), sizes.embedding_params()];
-        Form { sizes, job, ifs, moe, params }
+        Form { sizes, job, ifs, moe, gradient, params }
     }
 
     /// Bytes of what a rank has of the tokens of one microbatch.
@@ -169,7 +176,7 @@ impl<'a> Form<'a> {
     pub fn least(&self, c: &Candidate) -> f64 {
         let (s, l) = (self.sizes, &c.layout);
         // Gradients of one microbatch are not summed, and need not be there all at once.
-        let summed = if l.microbatches > 1 { 4.0 } else { 0.0 };
+        let summed = if l.microbatches > 1 { self.gradient } else { 0.0 };
         let mean = |n: usize| n as f64 / l.pp as f64;
         let layers = self.params(c, mean(s.layers - s.expert_layers()), mean(s.expert_layers()));
         self.states(c, layers, summed) + self.stream(c) * mean(s.layers)
@@ -201,7 +208,7 @@ impl<'a> Form<'a> {
             // One layer is computed again at a time; logits are there in f32, with their gradient.
             let logits = load[3] as f64 * 8.0 * tokens * s.vocab as f64 / l.tp as f64;
             let working = layer.inside.max(logits);
-            self.states(c, (own, experts), 4.0) + all.fold(0.0, f64::max) + working
+            self.states(c, (own, experts), self.gradient) + all.fold(0.0, f64::max) + working
         };
         loads.iter().zip(kept).map(rank).fold(0.0, f64::max)
     }

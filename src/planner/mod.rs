@@ -7,13 +7,16 @@ pub mod guess;
 pub mod largest;
 pub mod memory;
 pub mod space;
+pub mod target;
 pub mod what_if;
 
+use crate::export::Target;
 use crate::machine::precision;
 use crate::rules;
 use crate::search::{all, trial};
 use crate::{Input, read_model};
 use guess::{Form, Guess, Guesses};
+use shardc_cost::beside;
 use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
 use shardc_cost::layout::Recompute;
@@ -28,6 +31,7 @@ use space::Candidate;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
+use target::LeftOut;
 use what_if::Ifs;
 
 /// Candidates that are compiled at once.
@@ -56,12 +60,23 @@ pub struct Asked {
     pub options: Options,
     /// Bytes that a rank may need.
     pub memory: usize,
+    /// True if they are all of a GPU's: what lies beside a plan is in them, too.
+    pub of_device: bool,
+    /// Software that is to take the plans.
+    pub target: Option<Target>,
     /// Plans that are wanted.
     pub top: usize,
     /// Numbers of the layout that are given.
     pub fixed: Vec<(String, usize)>,
     /// What no plan has, and is priced.
     pub ifs: Ifs,
+}
+
+impl Asked {
+    /// Bytes that are left for a plan where so many lie beside it.
+    pub fn room(&self, beside: usize) -> usize {
+        self.memory.saturating_sub(if self.of_device { beside } else { 0 })
+    }
 }
 
 /// A layout that was compiled.
@@ -73,6 +88,8 @@ pub struct Compiled {
     pub mfu: f64,
     pub tokens_per_s: f64,
     pub peak: usize,
+    /// Bytes that lie beside the plan on a GPU, at most.
+    pub beside: usize,
     /// Seconds and bytes of the plan as it is: without what no plan has.
     pub plain: (f64, usize),
 }
@@ -86,6 +103,8 @@ pub struct Found {
     /// Compiled, fitting or not; and those whose compilation was refused.
     pub compiled: usize,
     pub refused: Vec<(Candidate, Diag)>,
+    /// Legal and not looked at: the target has no words for them.
+    pub left_out: LeftOut,
     /// Passed over: they need more than a layout that was compiled and did not fit.
     pub passed_over: usize,
     /// Not compiled although they seem faster: by formulas they need more than there is, or there are many.
@@ -146,9 +165,13 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         let all = space::candidates(&facts, base, asked.gpus, domain);
         return Err(nothing_legal(&facts, base, asked, &all));
     }
+    let mut left_out = LeftOut::default();
+    if let Some(to) = asked.target {
+        target::retain(to, &input, base, &mut legal, &mut left_out)?;
+    }
     asked.ifs.check(precision(base))?;
     let form = Form::of(&facts, &input.config, base, asked.ifs);
-    let mut guesses = Guesses::of(&form, &asked.device, &legal, asked.memory)?;
+    let mut guesses = Guesses::of(&form, &asked.device, &legal, asked.room(beside::CONTEXT))?;
     let closed_ms = since.elapsed().as_secs_f64() * 1e3;
     let (legal, may_fit) = (legal.len(), guesses.len());
     say(format!("{legal} legal, {may_fit} may fit, all priced in {closed_ms:.0} ms"));
@@ -168,6 +191,9 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     };
     let put_off = search.run(&mut guesses, say);
     let Search { refused, mut fits, least, compiled, passed_over, .. } = search;
+    let (untaken, refused): (Vec<_>, Vec<_>) =
+        refused.into_iter().partition(|(_, d)| asked.target.is_some() && d.code == "export");
+    untaken.into_iter().for_each(|(_, d)| left_out.add(d));
     fits.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
     fits.truncate(asked.top);
     Ok(Found {
@@ -176,6 +202,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         closed_ms,
         compiled,
         refused,
+        left_out,
         passed_over,
         put_off,
         fits,
@@ -299,7 +326,11 @@ impl Search<'_> {
     /// True if the formula of memory, scaled by what plans like it needed, says so.
     fn seems_to_fit(&self, g: &Guess) -> bool {
         let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
-        g.likely * ratio * MARGIN <= self.asked.memory as f64
+        let l = &g.candidate.layout;
+        let split = [l.tp, l.cp, l.dp / l.shards, l.shards].into_iter().filter(|n| *n > 1).count();
+        let edges = if l.pp > 1 { 2 } else { 0 };
+        let room = self.asked.room(beside::guess(split + edges));
+        g.likely * ratio * MARGIN <= room as f64
     }
 
     fn keep(&mut self, c: Compiled) {
@@ -315,7 +346,7 @@ impl Search<'_> {
         if self.least.is_none_or(|l| c.peak < l.1) {
             self.least = Some((c.guess.candidate, c.peak));
         }
-        if c.peak <= self.asked.memory {
+        if c.peak <= self.asked.room(c.beside) {
             self.fits.push(c);
         } else {
             self.failed.push(c.guess.candidate);
@@ -328,7 +359,12 @@ impl Search<'_> {
         let mut options = g.candidate.options(&base);
         options.hardware = device.hardware(&options.mesh, precision(&options))?;
         let plan = trial(self.input, &base, &options)?;
+        let plan = match self.asked.target {
+            None => plan,
+            Some(to) => target::taken(to, self.input, plan, &options)?,
+        };
         let price = of_plan::price(&plan, device, &options.speeds)?;
+        let beside = if device.is_gpu() { beside::bytes(&plan) } else { 0 };
         let plain = (price.total, plan.peak_bytes());
         let (parts, peak) = self.changed(g, &plan, price.parts)?;
         let seconds = parts.total();
@@ -337,7 +373,7 @@ impl Search<'_> {
         let fastest = device.peak.get(&self.form.job.precision).copied().unwrap_or(f64::INFINITY);
         let could = fastest * self.asked.gpus as f64 * seconds;
         let (mfu, tokens_per_s) = (needed / could, tokens / seconds);
-        Ok(Compiled { guess: *g, options, seconds, parts, mfu, tokens_per_s, peak, plain })
+        Ok(Compiled { guess: *g, options, seconds, parts, mfu, tokens_per_s, peak, beside, plain })
     }
 
     /// Parts of a plan's price and the bytes that it needs, with what no plan has.

@@ -151,18 +151,15 @@ fn completed(
     None
 }
 
-/// Changes as a user writes them: those of axes that may have another name in what the user wrote, as
-/// `dp`, as the whole mesh; with the microbatch that was compiled, if that is another.
+/// Changes as flags of `compile`: those of axes as the whole mesh; with the microbatch that was compiled, if that is
+/// another. A flag that is not to be there is named.
 fn written(o: &Options, new: &Options, all: &[&String]) -> String {
-    let has_dp = o.mesh.iter().any(|a| a.0.starts_with("dp"));
-    let renamed = |c: &str| {
-        about(c).iter().any(|w| w.starts_with("dp") || (has_dp && *w == "ep" && new.ep == 1))
-    };
     let of_mesh = |c: &str| !about(c).iter().any(|w| w.starts_with("--"));
     let mut words: Vec<String> = vec![];
-    let whole = all.iter().any(|c| renamed(c));
+    let whole = all.iter().any(|c| of_mesh(c));
     words.extend(whole.then(|| format!("--mesh {}", mesh_text(new))));
-    words.extend(all.iter().filter(|c| !(whole && of_mesh(c))).map(|c| c.to_string()));
+    let flags = all.iter().filter(|c| !of_mesh(c));
+    words.extend(flags.map(|c| c.replace("no --", "without --")));
     let silent = new.microbatch == o.microbatch || words.iter().any(|w| w.contains("--microbatch"));
     words.extend((!silent).then(|| format!("--microbatch {}", new.microbatch)));
     words.join(" ")

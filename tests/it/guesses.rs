@@ -67,7 +67,7 @@ fn guesses_of_memory_are_near_what_plans_need() {
             let pieces = Pieces::of(&question).expect("it has bf16");
             let loads = Closed { question, balanced: true }.loads(&pieces);
             let none = Ifs::default();
-            let form = Form::new(sizes, job, &none, Buffers::Worst);
+            let form = Form::new(sizes, job, &none, (Buffers::Worst, 4.0));
             let (named, p, v, m) = order(&c);
             let kept = kept(&make(named, p, v, m).expect("it is legal"));
             let (least, likely) = (form.least(&c), form.likely(&c, &loads, &kept));
@@ -99,7 +99,7 @@ fn no_plan_needs_less_than_the_least() {
             overlap: Overlap::default(),
             compiled: true,
         };
-        let form = Form::new(sizes, job, &none, Buffers::Worst);
+        let form = Form::new(sizes, job, &none, (Buffers::Worst, 4.0));
         for (cp, dp) in [(1, 4), (2, 1), (2, 2), (4, 1), (4, 2)] {
             for (zero, (ep, etp)) in (0..4).flat_map(|z| ways.iter().map(move |w| (z, *w))) {
                 if cp * dp % (ep * etp) != 0 {

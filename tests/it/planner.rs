@@ -248,6 +248,23 @@ fn options_of_a_line_make_its_plan() {
         ("llama_deep", &["--gpus", "4", "--fix", "pp=2,v=2"]),
         ("qwen3_moe", &["--gpus", "4", "--fix", "ep=2", "--moe-bound", "2"]),
         ("gpt2", &["--gpus", "4", "--fix", "cp=2"]),
+        (
+            "llama_gqa",
+            &[
+                "--gpus",
+                "2",
+                "--fix",
+                "cp=2,mb=4",
+                "--grad-dtype",
+                "bf16",
+                "--decay",
+                "matrices",
+                "--cp-split",
+                "zigzag",
+                "--clip",
+                "1",
+            ],
+        ),
         // There is no dp: ZeRO shards over cp alone.
         ("llama_gqa", &["--gpus", "2", "--fix", "cp=2,zero=3"]),
     ] {
@@ -279,6 +296,115 @@ fn options_of_a_line_make_its_plan() {
             .ok(&[&["plan", "m", "--device", "h100-sxm", "--explain", "1"], args, &rest].concat());
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
         assert!(said.contains("\nshardc compile m --mesh "), "{said}");
+    }
+}
+
+/// The first plan for a target is exported to it with no more flags; what the target does not take is not listed, and
+/// is counted.
+#[test]
+fn plans_for_a_target_are_exported() {
+    for target in ["megatron", "torchtitan", "deepspeed", "nanotron"] {
+        let lab = lab(&format!("plan-for-{target}"), "llama_mha");
+        let args = ["--gpus", "4", "--global-batch", "8", "--seq", "16", "--top", "2"];
+        let found = planned(&lab, &[&args[..], &["--for", target, "-o", "best"]].concat());
+        assert_eq!(found["plans"].as_array().map(Vec::len), Some(2), "{target}");
+        assert!(found["left_out"].as_u64() > Some(0), "{target}: {found}");
+        assert!(found["left_out_most"]["why"].is_string(), "{target}");
+        let all = planned(&lab, &args);
+        assert_eq!((&all["left_out"], &all["left_out_most"]), (&0.into(), &Json::Null));
+        let legal = |f: &Json| f["legal"].as_u64().expect("a number");
+        assert!(legal(&found) < legal(&all), "{target}");
+        lab.ok(&["export", "best", "--to", target, "-o", "files"]);
+        let said = lab.ok(&[
+            &["plan", "m", "--device", "h100-sxm", "--for", target, "--explain", "2"],
+            &args[..],
+        ]
+        .concat());
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.contains("left out: ") && said.contains("most often"), "{said}");
+        assert_eq!(said.contains(" --decay matrices"), target == "megatron", "{said}");
+    }
+    // What needs programs is looked at when there are some.
+    for target in ["hf-tp-plan", "dtensor", "chakra"] {
+        let lab = lab(&format!("plan-for-{target}"), "llama_mha");
+        let args = ["--gpus", "2", "--seq", "16", "--top", "1", "--for", target, "-o", "best"];
+        planned(&lab, &args);
+        lab.ok(&["export", "best", "--to", target, "-o", "files"]);
+    }
+    let lab = lab("plan-for-none", "llama_mha");
+    let none = ["plan", "m", "--device", "h100-sxm", "--gpus", "2", "--seq", "16", "--for"];
+    for (target, decay, word) in [
+        ("megatron", "all", "--decay matrices"),
+        ("deepspeed", "matrices", "weight decay of matrices alone"),
+    ] {
+        let args = [&none[..], &[target, "--decay", decay]].concat();
+        let said = lab.refuses(&args, 3, "no-layout");
+        assert!(said.contains(word), "{said}");
+    }
+}
+
+/// What a GPU holds beside a plan is part of the machine's memory, and no part of `--memory`.
+#[test]
+fn what_lies_beside_a_plan_is_counted() {
+    let lab = lab("plan-beside", "llama_gqa");
+    let args = ["--gpus", "2", "--global-batch", "4", "--seq", "16", "--fix", "tp=2"];
+    let all = planned(&lab, &[&args[..], &["--top", "100"]].concat());
+    let plans = all["plans"].as_array().expect("plans");
+    let of = |p: &Json, name: &str| p[name].as_u64().expect("bytes");
+    let needs = |p: &Json| of(p, "peak_bytes") + of(p, "beside_bytes");
+    let least = plans.iter().min_by_key(|p| needs(p)).expect("a plan");
+    // The context, and one communicator of tp.
+    assert_eq!(of(least, "beside_bytes"), (1 << 30) + (688 << 20));
+    let with = |flag: &str, n: u64| {
+        let n = if flag == "--memory" { n.to_string() } else { format!("memory={n}") };
+        [&args[..], &["--top", "1", flag]]
+            .concat()
+            .into_iter()
+            .map(String::from)
+            .chain([n])
+            .collect()
+    };
+    let finds = |flags: Vec<String>| {
+        planned(&lab, &flags.iter().map(String::as_str).collect::<Vec<_>>());
+    };
+    let refuses = |flags: Vec<String>| {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &flags[..]].concat(), 3, "no-layout");
+    };
+    finds(with("--what-if", needs(least)));
+    refuses(with("--what-if", needs(least) - 1));
+    let peak = plans.iter().map(|p| of(p, "peak_bytes")).min().expect("a plan");
+    finds(with("--memory", peak));
+    refuses(with("--memory", peak - 1));
+    let said = lab.ok(&[&["plan", "m", "--device", "h100-sxm"], &args[..]].concat()).stdout;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    for words in ["\nbeside the plan: up to 1.67 GiB", "--transport nccl on h100-sxm"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}
+
+/// A price says for which transport the plan was compiled, and what a GPU holds beside it.
+#[test]
+fn a_price_says_what_it_assumes() {
+    let lab = lab("price-assumes", "llama_gqa");
+    for (transport, device, words) in [
+        ("threads", "h100-sxm", "is compiled with --transport nccl\nbeside the plan: up to"),
+        ("nccl", "h100-sxm", "compiled for --transport nccl: exchanges go on beside work"),
+        ("threads", "cpu-zen5-2c", "compiled for --transport threads\n"),
+    ] {
+        let plan = format!("{transport}.plan");
+        let flags = ["--mesh", "tp=2", "--seq", "16", "--transport", transport, "-o", &plan];
+        lab.ok(&[&["compile", "m"], &flags[..]].concat());
+        let said = lab.ok(&["price", &plan, "--device", device]).stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.contains(words), "{words}: {said}");
+        assert_eq!(said.contains("beside the plan"), device == "h100-sxm", "{said}");
+        let json = lab.ok(&["price", &plan, "--device", device, "--format", "json"]).stdout;
+        let json: Json = serde_json::from_slice(&json).expect("JSON");
+        assert_eq!(json["transport"], transport);
+        let summary = lab.ok(&["inspect", &plan, "--summary"]).stdout;
+        let summary = String::from_utf8_lossy(&summary).into_owned();
+        assert_eq!(summary.contains("beside the plan"), transport == "nccl", "{summary}");
     }
 }
 

@@ -408,6 +408,21 @@ fn a_refutation_names_the_place() {
     let x = r.refuted.iter().find(|x| x.what == of_queries).expect("a gradient of queries");
     assert!(x.plan.contains("attention_grad[0.25"), "{x:#?}");
     assert!(x.textbook.contains("attention_grad[0.35355339059327373"), "{x:#?}");
+    // Every term that is shown as a number is named behind it.
+    let numbers = |t: &str| -> Vec<String> {
+        let all =
+            t.split('#').skip(1).map(|r| r.chars().take_while(char::is_ascii_digit).collect());
+        all.collect()
+    };
+    for n in
+        [&x.plan, &x.textbook].into_iter().flat_map(|t| numbers(t).into_iter().map(move |n| (t, n)))
+    {
+        assert!(
+            n.0.contains(&format!("; #{} is @", n.1)) || n.0.contains(&format!("; #{} is ", n.1)),
+            "{x:#?}"
+        );
+    }
+    assert!(!numbers(&x.plan).is_empty(), "{x:#?}");
     let place = x.plan_place.as_deref().unwrap_or_default();
     assert!(place.starts_with("@backward, model.layers.") && place.contains("self_attn"), "{x:#?}");
 }

@@ -96,7 +96,7 @@ fn what_is_printed_is_as_the_schemas_have_it() {
         ] {
             c.run(name, &[&["inspect", &plan][..], how].concat());
         }
-        for what in ["collective:1", "rule:mesh", "price"] {
+        for what in ["collective:1", "rule:mesh", "price", "memory"] {
             c.run("explain", &["explain", &plan, what]);
         }
         c.run("verify", &["verify", &plan]);
@@ -117,6 +117,8 @@ fn what_is_printed_is_as_the_schemas_have_it() {
     let model = format!("{FIXTURES}/llama_gqa");
     c.ends("check", &["check", &model, "--seq", "16", "--mesh", "tp=3"], 1);
     c.ends("compile", &["compile", &model, "--seq", "16", "--mesh", "tp=3"], 2);
+    c.run("explain", &["explain", "rule:mesh"]);
+    c.run("explain", &["explain", "1.plan", "transfers"]);
     c.run("doctor", &["doctor"]);
     for launcher in ["slurm", "k8s", "mpirun", "torchrun"] {
         c.run("launch-script", &["launch-script", "0.plan", "--for", launcher]);

@@ -97,6 +97,16 @@ fn what_fits_only_so_is_found_and_not_written() {
     let said = lab.ok(&[&gpus[..], &ifs, &["--memory", &less]].concat());
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("(not executable: offload=50)"), "{said}");
+    let more = ["--explain", "1", "--max", "microbatch"];
+    let said = lab.ok(&[&gpus[..], &ifs, &["--memory", &less], &more].concat());
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    for words in [
+        "largest microbatch of each line with offload=50 (not executable), by",
+        "not executable: offload=50; the plan without it takes",
+        "the plan without what is not executable:\nshardc compile ",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
     // The largest sequence is that of the changed bytes.
     let largest = |more: &[&str]| {
         let max = ["--max", "microbatch", "--memory", "400KiB"];

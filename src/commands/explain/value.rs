@@ -33,17 +33,27 @@ fn in_layer(name: &str, i: i64) -> Option<String> {
     Some(out + rest)
 }
 
-/// The name of a value: of a folded one, that of the first layer that has it.
-fn unfolded(why: &Why, name: &str) -> String {
+/// The name of a value: of a folded one, that of the first layer that has it, and what is said of the others.
+fn unfolded(why: &Why, name: &str) -> (String, String) {
     if !name.contains("{i") {
-        return name.into();
+        return (name.into(), String::new());
     }
     let funcs = &why.plan.module.funcs;
     let all: HashSet<String> =
         funcs.iter().flat_map(|f| f.values.iter().map(|v| v.name.to_string())).collect();
-    let layers = (0..all.len() as i64).filter_map(|i| in_layer(name, i));
-    let mut found = layers.filter(|n| all.contains(&format!("%{n}")));
-    found.next().unwrap_or_else(|| name.into())
+    let layers = (0..all.len() as i64).filter_map(|i| Some((i, in_layer(name, i)?)));
+    let found: Vec<(i64, String)> = layers.filter(|n| all.contains(&format!("%{}", n.1))).collect();
+    let Some((first, own)) = found.first().cloned() else { return (name.into(), String::new()) };
+    // Of every layer, what its value is in the first function that has it.
+    let types: HashSet<String> = found
+        .iter()
+        .filter_map(|(_, n)| {
+            let mut of = funcs.iter().filter_map(|f| Some(f.ty(find(f, n)?)));
+            of.next().map(|t| type_text(why.mesh, t))
+        })
+        .collect();
+    let same = if types.len() == 1 { "the same in all" } else { "others have other types" };
+    (own, format!(" (layer {first} of {}, {same})", found.len()))
 }
 
 /// Explains a value; `what` is `%name`, `name` or `@func %name`, folded or not.
@@ -55,7 +65,8 @@ pub fn explain(why: &Why, what: &str) -> Result<Answer> {
         None => ("", what),
     };
     let func = func.trim();
-    let name = &*unfolded(why, name.trim().trim_start_matches('%'));
+    let (name, layers) = unfolded(why, name.trim().trim_start_matches('%'));
+    let name = &*name;
     let funcs = &why.plan.module.funcs;
     let order = |f: &&(usize, Value)| FIRST.iter().position(|n| *n == funcs[f.0].name);
     let here = |(fi, f): (usize, &Func)| Some((fi, find(f, name)?));
@@ -67,7 +78,8 @@ pub fn explain(why: &Why, what: &str) -> Result<Answer> {
     let &(fi, v) = best.ok_or_else(|| unknown(why, what, name))?;
     let (f, mesh) = (why.func(fi), why.mesh);
     let maker = why.maker(fi, v);
-    let mut a = Answer::new(format!("{} in @{}: {}", f.name(v), f.name, type_text(mesh, f.ty(v))));
+    let ty = type_text(mesh, f.ty(v));
+    let mut a = Answer::new(format!("{}{layers} in @{}: {ty}", f.name(v), f.name));
     a.part("type", words::type_lines(mesh, f, maker, v));
     a.part("why", reasons(why, fi, v));
     a.part("price", price::of_value(why, fi, v));

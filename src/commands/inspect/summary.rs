@@ -5,13 +5,17 @@ use crate::commands::compile::mesh_line;
 use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
-use crate::report::{Chosen, CollectiveReport, Kept, bubble_line, bytes, layers_of, padding_lines};
+use crate::report::{
+    Chosen, CollectiveReport, Kept, beside_words, bubble_line, bytes, layers_of, moments, padding_lines,
+};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
+use shardc_cost::beside;
 use shardc_ir::diag::count;
 use shardc_ir::func::FuncKind;
 use shardc_ir::plan::{MemoryClass, Plan, RankClass};
+use shardc_passes::options::Transport;
 
 /// Most call numbers of one line.
 const MAX_NUMBERS: usize = 4;
@@ -62,7 +66,7 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         live.map(|(v, c, n)| json!({ "value": v, "class": c, "bytes": n })).collect();
     let (calls, sent) = per_step(plan, class, c);
     let between = transfers(plan, &plan.classes[class]);
-    let out = json!({
+    let mut out = json!({
         "family": s.family,
         "mesh": axes,
         "ranks": mesh.ranks(),
@@ -76,13 +80,41 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         "bubble": bubble_of(plan),
         "proof": s.report.get("proof"),
         "memory": {
-            "peak_bytes": memory.peak_bytes, "at_peak": by_class, "live_at_peak": live
+            "peak_bytes": memory.peak_bytes, "at_peak": by_class, "live_at_peak": live,
+            "beside_bytes": beside_of(s),
         },
         "collectives": c,
         "transfers": between,
         "per_step": { "calls": calls, "bytes": sent as u64 },
     });
+    for (name, value) in moments::json(plan, &plan.classes[class]) {
+        out["memory"][name] = value;
+    }
     format!("{out}\n")
+}
+
+/// Bytes that a GPU holds beside a plan that runs on one.
+fn beside_of(s: &Stored) -> Option<usize> {
+    (s.options.transport == Transport::Nccl).then(|| beside::bytes(&s.plan))
+}
+
+/// When a rank needs most, when it needs most of each kind, and what layers save.
+fn over_time(s: &Stored, class: usize) -> String {
+    let (plan, c) = (&s.plan, &s.plan.classes[class]);
+    let mut out = format!("peak at {}\n", moments::peak(plan, c));
+    if let Some(n) = beside_of(s) {
+        out += &format!("{}\n", beside_words(n));
+    }
+    out += "\nmost of each kind, at its own moment\n";
+    let rows = moments::most(plan, c).into_iter();
+    let rows = rows.map(|m| vec![m.class.name().to_string(), bytes(m.bytes), m.at]);
+    out += &lines(" ", &trimmed(&table(rows, &[1])));
+    let saved = moments::saved_lines(plan, c);
+    if !saved.is_empty() {
+        out += "\nsaved for backward, of one microbatch\n";
+        out += &lines(" ", &trimmed(&table(saved.into_iter().map(Vec::from), &[1])));
+    }
+    out
 }
 
 /// What is sent and received between stages, by phase and direction.
@@ -197,6 +229,7 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     };
     out += &format!("\nmemory of one rank{of_class} at the peak\n");
     out += &lines(" ", &trimmed(&classes));
+    out += &over_time(s, class);
     out += "\nlargest tensors alive at the peak\n";
     out += &lines(" ", &trimmed(&live));
     out += &format!("\ncollectives of one rank{of_class}\n");

@@ -286,3 +286,54 @@ fn compiled(name: &str, o: &Options) -> Stored {
     let config = Fixture::open(name).dir.join("config.json");
     shardc::compile(&config, o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored
 }
+
+/// What needs no plan is said without one; transfers, memory and folded names are explained.
+#[test]
+fn rules_transfers_memory_and_folded_names_are_explained() {
+    let lab = crate::lab::Lab::new("explained");
+    let said = |args: &[&str]| String::from_utf8_lossy(&lab.ok(args).stdout).into_owned();
+    assert!(said(&["explain", "rule:mesh"]).starts_with("# mesh"));
+    let wrong = lab.refuses(&["explain", "some.plan"], 2, "flag");
+    assert!(wrong.contains("shardc explain some.plan price"), "{wrong}");
+    lab.refuses(&["explain", "rule:nothing"], 2, "unknown-rule");
+    let staged = stored("llama_deep", &[("pp", 2)], false, 1);
+    let sends = answer(&staged, "transfers");
+    for words in ["from pipeline rank 0 to 1", "from pipeline rank 1 to 0", "8 times per step"] {
+        assert!(sends.contains(words), "{words}: {sends}");
+    }
+    let none = stored("llama_gqa", &[("tp", 2)], false, 2);
+    assert_eq!(explain(&none, "transfers", false).expect_err("no pp").code, "unknown-value");
+    let memory = answer(&staged, "memory");
+    for words in ["class 1: ", "backward of stage 1, microbatch", "layers 4-7, each: "] {
+        assert!(memory.contains(words), "{words}: {memory}");
+    }
+    let folded = answer(&none, "%l{i}.q");
+    assert!(folded.starts_with("%l0.q (layer 0 of 3, the same in all) in @forward"), "{folded}");
+}
+
+/// Each kind of memory is at its fullest at least what it is at the peak and through the step; what layers save is what
+/// enters them, if all else is made again.
+#[test]
+fn memory_is_told_moment_by_moment() {
+    use shardc::report::moments::{Saved, most, saved};
+    use shardc_passes::autodiff::recompute::Recompute;
+    for (name, mesh, microbatch) in [
+        ("llama_gqa", &[("tp", 2)][..], 2),
+        ("llama_deep", &[("pp", 2), ("tp", 2)], 1),
+        ("mixtral", &[("dp_shard", 2)], 2),
+    ] {
+        let s = stored(name, mesh, false, microbatch);
+        for c in &s.plan.classes {
+            let all = most(&s.plan, c);
+            for (class, n) in c.memory.at_peak.iter().chain(&c.memory.whole) {
+                let own = all.iter().find(|m| m.class == *class).map_or(0, |m| m.bytes);
+                assert!(own >= *n && own <= c.memory.peak_bytes, "{name} {class:?}: {own} {n}");
+            }
+        }
+    }
+    let o = Options { observe: false, recompute: Recompute::Full, ..options(&[], false, 2) };
+    let config = Fixture::open("llama_gqa").dir.join("config.json");
+    let s = shardc::compile(&config, &o, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}")).stored;
+    let bytes = 2 * SEQ * HIDDEN * 4;
+    assert_eq!(saved(&s.plan, &s.plan.classes[0]), [Saved { first: 0, last: 2, bytes }]);
+}

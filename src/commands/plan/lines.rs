@@ -1,0 +1,113 @@
+//! Lines of `shardc plan`: what they assume, the command that makes one, and where its time goes.
+
+use super::Plan;
+use crate::commands::compile::count;
+use crate::commands::price::{lines as parts, time};
+use crate::planner::{Asked, Compiled, Found};
+use crate::report::{beside_words, bytes};
+use crate::search::ways::mesh_text;
+use serde_json::{Value, json};
+use shardc_cost::device::{Constant, Provenance};
+use shardc_ir::mesh::PIPELINE;
+use shardc_passes::options::Order;
+
+/// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.
+pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
+    let mut out = format!("priced as plans for --transport nccl on {}\n", asked.device.name);
+    let best = &found.fits[0];
+    if best.beside > 0 {
+        let counted = match asked.of_device {
+            true => "what fits leaves room for it",
+            false => "not part of --memory",
+        };
+        out += &format!("{} (line 1; {counted})\n", beside_words(best.beside));
+    }
+    if let Some((to, (why, n))) = asked.target.zip(found.left_out.most()) {
+        out += &format!(
+            "left out: {} that {} does not take, most often ({n}) for {why}\n",
+            count(found.left_out.count, "layout", "layouts"),
+            to.name()
+        );
+    }
+    out
+}
+
+/// The flags with which `shardc compile` makes a plan, by their names; one that takes no value is true.
+pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Value> {
+    let o = &c.options;
+    let staged = o.axis(PIPELINE) > 1;
+    let order = match &o.schedule {
+        Order::Named(name) => name.as_str(),
+        Order::Csv(_) => "",
+    };
+    let all = [
+        ("mesh", Some(json!(mesh_text(o))).filter(|m| m != "")),
+        ("global-batch", Some(json!(o.global_batch))),
+        ("microbatch", Some(json!(o.microbatch))),
+        ("seq", Some(json!(o.seq))),
+        ("dtype", Some(json!(what.dtype))),
+        ("zero", (o.zero > 0).then(|| json!(o.zero))),
+        ("sp", o.sp.then(|| json!(true))),
+        ("recompute", Some(json!(o.recompute.to_string()))),
+        ("schedule", staged.then(|| json!(order))),
+        ("chunks", o.chunks.filter(|_| staged).map(|n| json!(n))),
+        ("node", o.node.map(|n| json!(n))),
+        ("transport", Some(json!("nccl"))),
+    ];
+    let all = all.into_iter().filter_map(|(name, v)| Some((name.to_string(), v?)));
+    // What has no meaning in this layout is left out.
+    let has = |name: &str| match name {
+        "cp-mode" | "cp-split" => o.axis("cp") > 1,
+        "layers" => staged,
+        _another => true,
+    };
+    let given = what.training().given().into_iter().filter(|(name, _)| has(name));
+    all.chain(given).collect()
+}
+
+/// Them as a command.
+fn command(what: &Plan, c: &Compiled) -> String {
+    let one = |(name, v): (String, Value)| match v {
+        Value::Bool(_) => format!(" --{name}"),
+        Value::String(text) => format!(" --{name} {text}"),
+        number => format!(" --{name} {number}"),
+    };
+    let all: String = options(what, c).into_iter().map(one).collect();
+    format!("shardc compile {}{all}\n", what.model.display())
+}
+
+pub(super) fn explain(asked: &Asked, c: &Compiled, what: &Plan) -> String {
+    let d = &asked.device;
+    let words = c.guess.candidate.words();
+    let mut out = format!("\n{words}: {}\n{}", time(c.seconds), parts(&c.parts));
+    if asked.ifs.is_any() {
+        out += &format!(
+            "not executable: {}; the plan without it takes {} and needs {}\n",
+            asked.ifs.words().join(", "),
+            time(c.plain.0),
+            bytes(c.plain.1)
+        );
+    }
+    out += &format!("closed form: {}\n\nconstants of {}\n", time(c.guess.seconds), d.name);
+    let f = &d.fit;
+    let of = |name: &str, x: Constant, per: &str| {
+        let from = match x.from {
+            Provenance::Measured => "measured",
+            Provenance::Tables => "tables",
+            Provenance::Prior => "prior",
+        };
+        let [low, high] = x.range;
+        format!("{name:<7} {:>9} {per:<20} {from}, {low} to {high}\n", x.value)
+    };
+    out += &of("gemm", f.gemm, "of the peak");
+    out += &of("hbm", f.hbm, "of the bandwidth");
+    out += &of("link", f.link, "of the bandwidth");
+    out += &of("nic", f.nic, "of the bandwidth");
+    out += &of("hop", f.hop, "seconds");
+    out += &of("kernel", f.kernel, "seconds");
+    out += &of("step", f.step, "seconds");
+    if asked.ifs.is_any() {
+        out += "\nthe plan without what is not executable:";
+    }
+    out + "\n" + &command(what, c)
+}

@@ -1,0 +1,124 @@
+//! `plan --for`: only layouts that other software takes, by what `export` refuses.
+
+use super::space::Candidate;
+use crate::Input;
+use crate::export::{Target, with_options};
+use crate::plan_dir::Stored;
+use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::func::Module;
+use shardc_ir::plan::{Plan, Settings, TokenOrder};
+use shardc_ir::schedule::Schedule;
+use shardc_passes::options::Options;
+use std::collections::BTreeMap;
+
+/// Most reasons that are said where nothing is taken.
+const REASONS: usize = 5;
+
+/// Layouts that the target does not take.
+#[derive(Clone, Debug, Default)]
+pub struct LeftOut {
+    pub count: usize,
+    /// How many each reason leaves out.
+    pub reasons: BTreeMap<String, usize>,
+    /// What else to ask for.
+    pub helps: Vec<String>,
+}
+
+impl LeftOut {
+    pub(super) fn add(&mut self, d: Diag) {
+        self.count += 1;
+        d.why.into_iter().for_each(|why| *self.reasons.entry(why).or_default() += 1);
+        for h in d.help {
+            if !self.helps.contains(&h) {
+                self.helps.push(h);
+            }
+        }
+    }
+
+    /// The reason that leaves out most.
+    pub fn most(&self) -> Option<(&str, usize)> {
+        let most = self.reasons.iter().max_by_key(|r| (*r.1, std::cmp::Reverse(r.0)));
+        most.map(|(why, n)| (&**why, *n))
+    }
+}
+
+/// A plan of a candidate, as exports read it.
+fn stored(input: &Input, plan: Plan, options: &Options) -> Stored {
+    Stored {
+        plan,
+        options: options.clone(),
+        source: String::new(),
+        family: input.family.clone(),
+        facts: input.facts,
+        config: input.config.clone(),
+        origin: input.origin.clone(),
+        report: serde_json::Value::Null,
+    }
+}
+
+/// What a layout has before it is compiled.
+fn no_plan(o: &Options) -> Plan {
+    Plan {
+        module: Module::default(),
+        classes: vec![],
+        schedule: Schedule::default(),
+        weights: vec![],
+        settings: Settings {
+            mode: o.mode,
+            global_batch: o.global_batch,
+            microbatches: 1,
+            seq: o.seq,
+            tokens: TokenOrder::default(),
+            vocab: 0,
+            lr: o.lr,
+            seed: o.seed,
+            documents: None,
+            loss_scaling: None,
+        },
+    }
+}
+
+/// Leaves those layouts that the target takes, as far as that is known before they are compiled.
+///
+/// # Errors
+/// `no-layout` if it takes none.
+pub(super) fn retain(
+    to: Target,
+    input: &Input,
+    base: &Options,
+    legal: &mut Vec<Candidate>,
+    left: &mut LeftOut,
+) -> Result<()> {
+    let probe = stored(input, no_plan(base), base);
+    legal.retain(|c| match with_options(&probe, &c.options(base), to) {
+        Ok(_) => true,
+        Err(d) => {
+            left.add(d);
+            false
+        }
+    });
+    match legal.is_empty() {
+        true => Err(nothing_taken(to, left)),
+        false => Ok(()),
+    }
+}
+
+/// A compiled plan, if the target takes it.
+///
+/// # Errors
+/// `export`, as exporting it has.
+pub(super) fn taken(to: Target, input: &Input, plan: Plan, o: &Options) -> Result<Plan> {
+    let s = stored(input, plan, o);
+    with_options(&s, o, to).map(|_| s.plan)
+}
+
+fn nothing_taken(to: Target, left: &LeftOut) -> Diag {
+    let what = format!("{} takes none of {} legal layouts", to.name(), left.count);
+    let mut reasons: Vec<_> = left.reasons.iter().collect();
+    reasons.sort_by_key(|r| (std::cmp::Reverse(*r.1), r.0));
+    let d = Diag::new("no-layout", what)
+        .at(format!("--for {}", to.name()))
+        .rule("what is exported is the plan, and nothing that is merely near");
+    let d = reasons.into_iter().take(REASONS).fold(d, |d, (why, n)| d.why(format!("{n}: {why}")));
+    left.helps.iter().fold(d, |d, h| d.help(h.clone())).exit(Exit::Infeasible)
+}

@@ -10,7 +10,7 @@ mod values;
 use clap::Args;
 pub use rate::Rate;
 use serde::{Deserialize, Serialize};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::hardware::Hardware;
 use shardc_passes::options::Options;
@@ -308,7 +308,6 @@ impl Flags {
                 v.parse::<f64>().is_ok_and(|x| x > 0.0) && later.contains(char::is_numeric);
             let d = if has(later, &v) || number {
                 Diag::new("not-built", format!("{flag} {v} is not built yet"))
-                    .exit(Exit::Unsupported)
             } else {
                 Diag::new("flag", format!("`{v}` is not a value of {flag}"))
             };

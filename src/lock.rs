@@ -8,7 +8,7 @@
 use crate::terminal::note;
 use rustix::fs::{Access, Timespec, Timestamps, UTIME_NOW, access, futimens};
 use serde::{Deserialize, Serialize};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Place};
 use shardc_runtime::spawn;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -259,8 +259,7 @@ fn lives(pid: u32) -> bool {
 fn refused(dir: &Path, path: &Path, text: &str, silent: Option<Duration>) -> Diag {
     let d = Diag::new("save-locked", "another job saves to this folder")
         .at(dir.display().to_string())
-        .rule("one job saves to a folder at a time")
-        .exit(Exit::Environment);
+        .rule("one job saves to a folder at a time");
     let remove = format!("if that job has ended, remove its lock: rm {}", path.display());
     let Ok(o) = serde_json::from_str::<Owner>(text) else {
         return d.why("its lock does not say who it is").help(remove);
@@ -310,7 +309,7 @@ mod tests {
     #[test]
     fn a_requeued_job_and_one_behind_a_silent_host_take_over() {
         let job = |restarts| Some(Job { id: "12".into(), restarts });
-        let minutes = |n| Some(Duration::from_secs(60 * n));
+        let minutes = |n: u64| Some(Duration::from_secs(60 * n));
         let why = |was, now: Option<Job>, silent| {
             free(&owner("elsewhere", was), true, now.as_ref(), silent).unwrap_or_default()
         };

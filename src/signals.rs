@@ -4,7 +4,7 @@
 //! A signal that is ignored when shardc starts (nohup, a shell's background jobs) stays ignored.
 
 use crate::terminal::note;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_runtime::spawn::refused;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -88,7 +88,6 @@ pub fn handle(
     let mut signals = Signals::new(wanted).map_err(|e| {
         Diag::new("cluster", format!("signals cannot be handled: {e}"))
             .help("start shardc as 1 process of its own")
-            .exit(Exit::Environment)
     })?;
     let waits = move || {
         let mut since: Option<Instant> = None;

@@ -6,7 +6,7 @@ use crate::cache::{self, Folder, MOST};
 use crate::cubin;
 use crate::cuda::HEADERS;
 use crate::nvrtc;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::launch::Source;
 use std::collections::BTreeMap;
@@ -37,7 +37,6 @@ fn cannot(dir: &Path, e: &std::io::Error) -> Diag {
     let what = format!("compiled kernels cannot be kept in {}: {e}", dir.display());
     Diag::new("cuda-compile", what)
         .help("name another folder for compiled kernels with SHARDC_CACHE")
-        .exit(Exit::Environment)
 }
 
 /// Code of a plan: its folder, and by name of file the hash that the plan states.
@@ -141,7 +140,6 @@ fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
     cubin::check(&code).map_err(|why| {
         Diag::new("cuda-compile", format!("the compiler made no code of a device: {why}"))
             .help("check which library SHARDC_NVRTC_DIR leads to")
-            .exit(Exit::Environment)
     })?;
     let kept = [&code[..], blake3::hash(&code).as_bytes()].concat();
     folder.keep(&name, &kept).map_err(|e| cannot(&dir, &e))?;

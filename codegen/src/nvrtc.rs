@@ -5,7 +5,7 @@
 use crate::cuda::HEADERS;
 use cudarc::nvrtc::{result, sys};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::launch::Source;
 use std::ffi::{CStr, CString};
 use std::path::Path;
@@ -138,7 +138,6 @@ fn missing(library: &str) -> Diag {
         .rule("kernels for CUDA are compiled by NVIDIA's run-time compiler (NVRTC)")
         .help(format!("install CUDA 12 or 13, or set {DIR} to the folder of the library"))
         .help("pip download --no-deps 'nvidia-cuda-nvrtc==13.0.*', and unzip it: no GPU is needed")
-        .exit(Exit::Environment)
 }
 
 /// A program of the compiler's.
@@ -192,14 +191,13 @@ impl Drop for Program {
 }
 
 fn failed(call: &str, e: &result::NvrtcError) -> Diag {
-    Diag::new("cuda-compile", format!("{call}: {:?}", e.0)).exit(Exit::Environment)
+    Diag::new("cuda-compile", format!("{call}: {:?}", e.0))
 }
 
 /// The compiler's first error, with the lines around it.
 fn refused(source: &Source, arch: &str, log: &str, e: &result::NvrtcError) -> Diag {
     let first = log.lines().find(|l| l.contains("error")).unwrap_or("").trim();
     let d = Diag::new("cuda-compile", format!("{} does not compile for {arch}", source.file))
-        .exit(Exit::Environment)
         .why(if first.is_empty() { format!("{:?}", e.0) } else { first.to_string() });
     let Some((file, line)) = place(first) else { return d };
     let text = HEADERS.iter().find(|(name, _)| *name == file).map(|(_, text)| *text);

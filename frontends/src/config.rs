@@ -2,7 +2,7 @@
 //! key.
 
 use serde_json::{Map, Value};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 
 /// Largest count in a config: token numbers are i32, and products of a few counts stay in range.
 pub const MAX_COUNT: u64 = 1 << 31;
@@ -46,7 +46,7 @@ impl<'a> Config<'a> {
         message: String,
         help: String,
     ) -> Diag {
-        Diag::new(code, message).at(self.place(key)).help(help).exit(Exit::Unsupported)
+        Diag::new(code, message).at(self.place(key)).help(help)
     }
 
     /// The value of a key; `None` if it is absent or null.

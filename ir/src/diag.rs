@@ -156,11 +156,6 @@ impl Diag {
         self.exit = Exit::ReaderGone;
         self
     }
-    pub fn exit(mut self, exit: Exit) -> Diag {
-        debug_assert_eq!(exit, self.exit, "{}", self.code);
-        self.exit = exit;
-        self
-    }
 
     /// The text a person reads.
     pub fn render(&self) -> String {

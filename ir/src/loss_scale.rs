@@ -6,7 +6,7 @@
 //! `ConstantGradScaler` (`megatron/core/optimizer/grad_scaler.py`); a run ends where a constant scale overflows, as
 //! there, and where the scale would have to fall below its minimum, which is ours.
 
-use crate::diag::{Diag, Exit, Result};
+use crate::diag::{Diag, Result};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// The name of the scale among the scalars of a step.
@@ -153,7 +153,6 @@ impl ScaleState {
                 Diag::new("nan-loss", what())
                     .rule("gradients are finite, or the scale of the loss can fall")
                     .help("compile again without --loss-scale, or with a lower one")
-                    .exit(Exit::RankFailed)
             };
             return if finite { Ok(()) } else { Err(end()) };
         };
@@ -181,8 +180,7 @@ impl ScaleState {
                     1 => "1 step was skipped".into(),
                     n => format!("{n} steps were skipped"),
                 })
-                .help("compile again with --dtype bf16, with a lower --lr, or with --clip 1.0")
-                .exit(Exit::RankFailed));
+                .help("compile again with --dtype bf16, with a lower --lr, or with --clip 1.0"));
         }
         now.scale = (now.scale / FACTOR).max(min);
         Ok(())

@@ -2,7 +2,7 @@
 //! parameters a glob means. All of them are names of the checkpoint's tensors, which users know;
 //! what parameters are called in programs is ours.
 
-use crate::diag::{Diag, Exit, Result};
+use crate::diag::{Diag, Result};
 use crate::weights::Weight;
 
 /// Longest name that is compared, in bytes: names come from strangers.
@@ -57,8 +57,7 @@ pub fn parameters(weights: &[Weight], pattern: &str) -> Result<Vec<usize>> {
                 return Err(Diag::new("part-of-stack", what)
                     .rule("the experts of a layer have one layout and are trained together")
                     .why(format!("the tensors {stack} are stacked as `{}`", w.param))
-                    .help(format!("name all {all} of them: '{stack}'"))
-                    .exit(Exit::Unsupported));
+                    .help(format!("name all {all} of them: '{stack}'")));
             }
         }
     }

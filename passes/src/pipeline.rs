@@ -6,7 +6,7 @@ use crate::schedule;
 use crate::shard::auto::{Choices, Price};
 use crate::shard::propagate::Cause;
 use crate::state::{Changed, State};
-use shardc_ir::diag::{Diag, Exit, Result, bytes, exact_bytes};
+use shardc_ir::diag::{Diag, Result, bytes, exact_bytes};
 use shardc_ir::func::Module;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
@@ -196,8 +196,7 @@ fn too_large(plan: &Plan, limit: usize) -> Diag {
     let what = format!("a rank needs {needs}, the limit is {most}");
     let mut d = Diag::new("out-of-memory", what)
         .at(format!("--memory {limit}"))
-        .rule("peak_bytes <= --memory")
-        .exit(Exit::Infeasible);
+        .rule("peak_bytes <= --memory");
     for (name, class, size) in &m.live_at_peak {
         d = d.why(format!("{name} holds {} ({}) at the peak", bytes(*size), class.name()));
     }

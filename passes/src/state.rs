@@ -29,7 +29,7 @@ use crate::warnings::warnings;
 use crate::window::ragged::ragged;
 use crate::window::ring::ring;
 use crate::window::summa::summa;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, FuncKind, Module, RoleKind};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::loss_scale::LOSS_SCALE;
@@ -223,7 +223,6 @@ impl<'a> State<'a> {
                     .at(format!("--loss-chunks {}", self.o.loss_chunks))
                     .rule(refusal.rule)
                     .help(refusal.help)
-                    .exit(Exit::Unsupported)
             })?;
         }
         Ok(asked)

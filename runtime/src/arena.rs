@@ -1,7 +1,7 @@
 //! A rank's memory: one mapping of the plan's peak, handed out by place.
 
 use memmap2::{MmapMut, MmapRaw};
-use shardc_ir::diag::{Diag, Exit, Result, exact_bytes};
+use shardc_ir::diag::{Diag, Result, exact_bytes};
 use std::ptr::NonNull;
 
 /// What poisoned memory is filled with: a NaN as f32, two as bf16, a large number as i32.
@@ -26,7 +26,6 @@ impl Arena {
             let needs = exact_bytes(bytes);
             Diag::new("no-memory", format!("this machine does not give a rank {needs}: {e}"))
                 .help("run fewer ranks on this machine, or compile with a smaller --memory")
-                .exit(Exit::Environment)
         })?;
         if poison {
             let words = memory[..bytes].chunks_exact_mut(4);

@@ -7,7 +7,7 @@ use crate::messages::{Peer, Post};
 use mpi::environment::{Threading, Universe, initialize_with_threading};
 use mpi::ffi;
 use mpi::traits::Communicator;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use std::ffi::c_int;
 
 /// Most bytes of one message of MPI, whose counts are `int`s.
@@ -39,8 +39,7 @@ impl World {
         if level < Threading::Serialized {
             return Err(Diag::new("mpi", "this MPI serves the first thread of a process only")
                 .rule("the thread of a rank calls MPI: MPI_THREAD_SERIALIZED")
-                .help("use an MPI built with --enable-mpi-threads, as 9 of 10 are")
-                .exit(Exit::Environment));
+                .help("use an MPI built with --enable-mpi-threads, as 9 of 10 are"));
         }
         Ok(Some(World { universe }))
     }
@@ -106,15 +105,13 @@ fn called(call: &str, code: c_int) -> Result<()> {
     let text = String::from_utf8_lossy(&text[..(len.max(0) as usize).min(text.len())]);
     Err(Diag::new("rank-failed", format!("{call}: {text}"))
         .rule("all ranks of a group run the same collectives, in the same order")
-        .help("run again with 1 rank to see whether the program itself fails")
-        .exit(Exit::RankFailed))
+        .help("run again with 1 rank to see whether the program itself fails"))
 }
 
 fn count(len: usize) -> Result<c_int> {
     c_int::try_from(len).map_err(|_| {
         Diag::new("rank-failed", format!("a message of {len} B is longer than {MOST} B"))
             .help("this is a bug of shardc: data move in segments of 4 MiB")
-            .exit(Exit::RankFailed)
     })
 }
 
@@ -184,8 +181,7 @@ impl Post for Mpi {
                     let message = format!("{len} B were expected, {found} B came");
                     return Err(Diag::new("rank-failed", message)
                         .rule("members of a group give tensors of the same sizes")
-                        .help("compile the plan again with 1 version of shardc for all ranks")
-                        .exit(Exit::RankFailed));
+                        .help("compile the plan again with 1 version of shardc for all ranks"));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Compiled kernels over rows: functions of a shared object, by name.
 
 use libloading::Library;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Kernel, Program};
 use std::collections::HashMap;
 use std::path::Path;
@@ -40,7 +40,6 @@ impl Native {
             )
             .rule("an object is kept for the processor and the compiler that made it")
             .help("remove that 1 file and run again: it is compiled anew")
-            .exit(Exit::Environment)
         };
         // SAFETY: the object was made of our text, and nobody but this user or root can have written it
         // since (`shardc_codegen::c::compile` opens and checks it); it runs nothing when it is loaded.

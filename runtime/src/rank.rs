@@ -13,7 +13,7 @@ use crate::region::{Region, copy, dense_block};
 use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, owns, piece};
 pub(crate) use asked::{Command, Order, OutputPiece, Reply};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
 use shardc_ir::kernel::{Elem, Kernel, Program};
 use shardc_ir::plan::{Call, Instr, Place, Transfer};
@@ -231,8 +231,7 @@ impl Rank {
         let who = self.wiring.rank_text(self.rank);
         let cause = Diag::new("rank-failed", format!("{who} panicked: {text}"))
             .at(self.flight.whereabouts(&self.wiring, self.rank, &[], None))
-            .help("this is a bug of shardc: report it with the plan and these 2 lines")
-            .exit(Exit::RankFailed);
+            .help("this is a bug of shardc: report it with the plan and these 2 lines");
         Failed { own: true, cause }
     }
 

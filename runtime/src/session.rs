@@ -17,7 +17,7 @@ use crate::transport::Transport;
 use crate::wiring::{Port, Wiring, whole};
 use array::batch_of;
 use crew::Crew;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, InputRow, Role, RoleKind};
 use shardc_ir::kernel::Program;
 use shardc_ir::loss_scale::ScaleState;
@@ -279,8 +279,7 @@ impl Session {
                     .help(format!(
                         "run with --lr {:e}, or compile with {other}",
                         (lr / 10.0) as f32
-                    ))
-                    .exit(Exit::RankFailed))
+                    )))
             }
         }
     }
@@ -436,8 +435,7 @@ impl Session {
                     };
                     let cause =
                         Diag::new("rank-failed", format!("{} {what}", self.wiring.rank_text(rank)))
-                            .help("start again from the last checkpoint, with 1 thread per rank")
-                            .exit(Exit::RankFailed);
+                            .help("start again from the last checkpoint, with 1 thread per rank");
                     failures.push((rank, Failed { own: e != RecvTimeoutError::Timeout, cause }));
                 }
             }

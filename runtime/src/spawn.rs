@@ -1,6 +1,6 @@
 //! Threads without which nothing runs: those of ranks, and those that listen to other processes.
 
-use shardc_ir::diag::{Diag, Exit};
+use shardc_ir::diag::Diag;
 
 /// That a thread did not start: `what` it is, and how many of its kind this process starts.
 pub fn refused(what: &str, count: usize, e: &std::io::Error) -> Diag {
@@ -11,5 +11,4 @@ pub fn refused(what: &str, count: usize, e: &std::io::Error) -> Diag {
              user, pids.max those of a container"
         ))
         .help("or compile for fewer ranks, or give each host fewer of them")
-        .exit(Exit::Environment)
 }

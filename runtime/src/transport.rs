@@ -1,7 +1,7 @@
 //! What ranks exchange, and how: the interface between the executor and a way to move bytes.
 
 pub use crate::region::Region;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::types::Reduction;
 
@@ -89,7 +89,6 @@ pub trait Transport: Send {
 /// The failure of an operation, which names the rank.
 pub(crate) fn failure(message: String) -> Diag {
     Diag::new("rank-failed", message)
-        .exit(Exit::RankFailed)
         .rule("all ranks of a group run the same collectives, in the same order")
         .help("run again with 1 rank to see whether the program itself fails")
 }

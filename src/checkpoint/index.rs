@@ -6,7 +6,7 @@ use crate::plan_dir::{self, Stored};
 use crate::seal;
 use serde::{Deserialize, Serialize};
 use shardc_frontends::Checkpoint;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::func::RoleKind;
 use shardc_ir::loss_scale::{LossScale, ScaleState};
@@ -121,7 +121,6 @@ fn broken(dir: &Path, what: String) -> Diag {
     Diag::new("checkpoint", what)
         .at(dir.display().to_string())
         .rule("a checkpoint is what shardc run --save-every wrote, unchanged")
-        .exit(Exit::Environment)
 }
 
 /// The same of one whose files are damaged, with the way on: the one before it, if it is one of several.

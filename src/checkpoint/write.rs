@@ -5,7 +5,7 @@ use super::{rank_file, step_folder, step_of, unfinished};
 use crate::plan_dir::{self, Stored};
 use crate::seal;
 use shardc_frontends::write_each;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::loss_scale::ScaleState;
 use shardc_runtime::Session;
@@ -22,7 +22,6 @@ fn failed(path: &Path, e: &dyn std::fmt::Display) -> Diag {
     Diag::new("save", format!("the checkpoint cannot be written: {e}"))
         .at(path.display().to_string())
         .help("make room or permissions there, and go on from the last one, with --resume")
-        .exit(Exit::RankFailed)
 }
 
 /// The checkpoints of a run. Older ones are taken apart while it goes on.

@@ -1,6 +1,6 @@
 //! Which process of a job this is, from the variables that launchers set.
 
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 
 /// A launcher, and its variables for: this process, how many there are, the process among those of
 /// its host, how many these are.
@@ -140,9 +140,7 @@ fn found(n: &Names, var: impl Fn(&str) -> Option<String>) -> &'static str {
 }
 
 fn refuse(message: String) -> Diag {
-    Diag::new("launcher", message)
-        .rule("a launcher starts one process per rank of the plan")
-        .exit(Exit::Environment)
+    Diag::new("launcher", message).rule("a launcher starts one process per rank of the plan")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use super::launcher::Launched;
 use super::secret;
 use super::store::Store;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_runtime::control::{Door, Secret};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::time::Duration;
@@ -56,7 +56,6 @@ pub fn meet(
     let number: u16 = port.parse().ok().filter(|p| *p > 0).ok_or_else(|| {
         Diag::new("launcher", format!("{PORT} is `{port}`, which is not a port"))
             .help(format!("set {PORT} to a free port of {host}, such as 29500"))
-            .exit(Exit::Environment)
     })?;
     let secret = secret::of(|name| std::env::var_os(name))?;
     let ipv6 = host.contains(':') && !host.starts_with('[');
@@ -76,7 +75,6 @@ pub fn meet(
         Diag::new("cluster", format!("the store of torchrun at {place} does not answer: {e}"))
             .rule(format!("with {STORE}=True, process 0 says in torchrun's store where it is"))
             .help("check that no firewall is between the hosts, or unset the variable")
-            .exit(Exit::Environment)
     })?;
     Ok(Meeting::of(door, leader, secret))
 }
@@ -100,7 +98,6 @@ fn nowhere(l: &Launched) -> Diag {
         .why(format!("{} has started {} processes, this one is {}", l.launcher, l.world, l.rank))
         .rule("processes find process 0 at the host and the port of these variables")
         .help(format!("export {ADDRESS}=HOST {PORT}=29500, with the host of process 0"))
-        .exit(Exit::Environment)
 }
 
 /// By MPI, which has started them.
@@ -116,8 +113,7 @@ pub fn by_mpi(l: &Launched) -> Result<Meeting> {
         let message = format!("{name} has started {all}, this MPI knows {processes}");
         return Err(Diag::new("mpi", message)
             .rule("shardc is built with the MPI whose launcher starts it")
-            .help(format!("build it again where mpicc is that of {name}, for {all}"))
-            .exit(Exit::Environment));
+            .help(format!("build it again where mpicc is that of {name}, for {all}")));
     }
     use shardc_runtime::control;
     let door = (l.rank == 0).then(|| Door::open(0, &addresses(l))).transpose()?;

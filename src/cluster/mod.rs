@@ -10,7 +10,7 @@ use crate::terminal::{note, say_error, warn};
 use comfy_table::{Table, presets};
 use launcher::Launched;
 use meeting::Meeting;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
 use shardc_ir::plan::Plan;
 pub use shardc_passes::options::Transport;
@@ -93,8 +93,7 @@ pub fn join(transport: Transport, how: &Connections) -> Result<Option<Job>> {
             let message = format!("{} has started {processes}", l.launcher);
             Err(Diag::new("launcher", message)
                 .rule("ranks that are threads are in 1 process")
-                .help("run with --transport mpi or nccl, or start 1 process")
-                .exit(Exit::Environment))
+                .help("run with --transport mpi or nccl, or start 1 process"))
         }
         (Transport::Threads, _) => {
             warn(&how.without_effect());
@@ -130,8 +129,7 @@ fn device_of(l: &Launched) -> Result<(usize, String)> {
 fn mpi(_: Option<Launched>, _: &Connections) -> Result<Job> {
     Err(Diag::new("mpi", "this shardc was built without MPI")
         .rule("an MPI is linked when shardc is built, and is that of the launcher")
-        .help("cargo build --release --features mpi, with 1 MPI and libclang installed")
-        .exit(Exit::Environment))
+        .help("cargo build --release --features mpi, with 1 MPI and libclang installed"))
 }
 
 #[cfg(feature = "mpi")]
@@ -140,7 +138,6 @@ fn mpi(launched: Option<Launched>, how: &Connections) -> Result<Job> {
         Diag::new("launcher", "no launcher has started this process")
             .rule("--transport mpi: one process per rank, started by mpirun or srun")
             .help("mpirun -n 4 shardc run PLAN --transport mpi")
-            .exit(Exit::Environment)
     })?;
     let mut meeting = meeting::by_mpi(&launched)?;
     let world = meeting.world.take().expect("it was just started");
@@ -214,8 +211,9 @@ impl Job {
             return Err(Diag::new("plans-differ", format!("process {p} ({card}) runs {theirs}"))
                 .why(format!("process 0 runs {ours}"))
                 .rule("all ranks run the same plan with the same shardc")
-                .help("copy 1 plan and 1 shardc to all hosts, or to a file system that they share")
-                .exit(Exit::Environment));
+                .help(
+                    "copy 1 plan and 1 shardc to all hosts, or to a file system that they share",
+                ));
         }
         self.control.barrier();
         if self.control.leads() {
@@ -236,8 +234,7 @@ impl Job {
             return Err(Diag::new("plans-differ", message)
                 .why(format!("process 0 has {own}"))
                 .rule("all processes of a job read the same files, with the same flags")
-                .help("keep 1 copy on a file system that all hosts share")
-                .exit(Exit::Environment));
+                .help("keep 1 copy on a file system that all hosts share"));
         }
         self.control.barrier();
         Ok(())
@@ -344,8 +341,7 @@ impl Job {
             return Err(Diag::new("launcher", message)
                 .rule("NCCL connects ranks that have a device each")
                 .why(format!("newer versions of NCCL can be told otherwise: {SHARED}=1"))
-                .help("start as many processes per host as it has devices; or 1 process without --transport nccl, whose ranks are threads that share devices")
-                .exit(Exit::Environment));
+                .help("start as many processes per host as it has devices; or 1 process without --transport nccl, whose ranks are threads that share devices"));
         }
         self.control.barrier();
         Ok(())

@@ -1,6 +1,6 @@
 //! What a job knows and others do not, from where a launcher hands it on.
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::trust;
 use shardc_runtime::control::{LEAST, Secret};
 use std::ffi::OsString;
@@ -32,8 +32,7 @@ pub fn of(var: impl Fn(&str) -> Option<OsString>) -> Result<Secret> {
             .rule(format!("a secret has {LEAST} random bytes or more"))
             .help(format!(
                 "export {SECRET}=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n')"
-            ))
-            .exit(Exit::Environment));
+            )));
     }
     Ok(Secret::of(text))
 }

@@ -4,7 +4,7 @@ use crate::cluster::Transport;
 use crate::plan_dir;
 use clap::ValueEnum as _;
 use serde_json::json;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use std::path::Path;
 
 /// The launcher of a site.
@@ -74,8 +74,7 @@ pub fn launch_script(dir: &Path, launcher: For, as_json: bool) -> Result<String>
                 "no file for Kubernetes starts ranks on devices yet",
             )
             .at("--for k8s, of a plan with --transport nccl")
-            .help("let a PyTorchJob run what --for torchrun prints")
-            .exit(Exit::Unsupported));
+            .help("let a PyTorchJob run what --for torchrun prints"));
         }
         For::K8s => k8s(&s),
         For::Mpirun => mpirun(&s),

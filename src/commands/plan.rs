@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use shardc_cost::device::Device;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
@@ -229,7 +229,7 @@ fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
             2 * asked.top.max(10)
         )),
     };
-    d.help("use more --gpus, or a machine with more memory").exit(Exit::Infeasible)
+    d.help("use more --gpus, or a machine with more memory")
 }
 
 /// The first line compiled as `compile` does, and written.

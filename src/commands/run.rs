@@ -28,7 +28,7 @@ use metrics::Metrics;
 pub use settings::Given;
 use shardc_frontends::import::Opened;
 use shardc_frontends::{Checkpoint, DUMP};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{InputRow, RoleKind, inputs};
 use shardc_ir::kernel::Program;
 use shardc_ir::plan::{Mode, Plan};
@@ -267,8 +267,7 @@ fn launch(
             "too-many-ranks",
             format!("{world} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"),
         )
-        .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here"))
-        .exit(Exit::Environment));
+        .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here")));
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
@@ -365,8 +364,7 @@ pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
         // What it was is said where it was.
         Err(_) => job.control.fail(
             &Diag::new("rank-failed", format!("process {} panicked", job.launched.rank))
-                .help("this is a bug of shardc: report it with the plan and these 2 lines")
-                .exit(Exit::RankFailed),
+                .help("this is a bug of shardc: report it with the plan and these 2 lines"),
         ),
     }
 }

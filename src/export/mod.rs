@@ -15,7 +15,7 @@ use crate::plan_dir::Stored;
 use crate::report::layers_of;
 use serde_json::Value as Json;
 use shardc_frontends::Facts;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::FuncKind;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_passes::autodiff::recompute::Recompute;
@@ -174,7 +174,7 @@ impl<'a> Export<'a> {
             .rule("what is exported is the plan, and nothing that is merely near");
         let d = self.lacks.iter().fold(d, |d, l| d.why(l.clone()));
         let d = self.helps.iter().fold(d, |d, h| d.help(*h));
-        Err(d.help("compile without them, or export to something else").exit(Exit::Unsupported))
+        Err(d.help("compile without them, or export to something else"))
     }
 
     /// What no software takes that has a config of its own for training.
@@ -266,7 +266,5 @@ impl<'a> Export<'a> {
 }
 
 fn unknown() -> Diag {
-    Diag::new("export", "a model that is a text has no sizes")
-        .help("compile a family's model")
-        .exit(Exit::Unsupported)
+    Diag::new("export", "a model that is a text has no sizes").help("compile a family's model")
 }

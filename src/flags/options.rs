@@ -5,7 +5,7 @@ use super::text::{Brought, default_microbatch, global_batch, rows_of};
 use super::values::*;
 use super::{Flags, read_hardware};
 use crate::machine;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::loss_scale::LossScaling;
@@ -63,8 +63,7 @@ impl Flags {
         if o.tp_mode != TpMode::OneD {
             return Err(Diag::new("not-built", "dropout on a grid of ranks is not built yet")
                 .at(place)
-                .help("use --tp-mode 1d, or --dropout 0")
-                .exit(Exit::Unsupported));
+                .help("use --tp-mode 1d, or --dropout 0"));
         }
         Ok(asked)
     }

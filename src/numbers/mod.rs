@@ -10,7 +10,7 @@ use crate::data::{Data, Picks};
 use crate::plan_dir::Stored;
 use crate::report::bytes;
 use crate::search::price::flops;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::func::{Fill, InputRow, Port, Role, RoleKind, Slot, inputs};
 use shardc_ir::interp::{Precision, State, gather, run_step};
@@ -303,8 +303,7 @@ fn affordable(s: &Stored, source: &Source, alone: &Reference) -> Result<()> {
         ))
         .help(
             "leave --numbers out; --tiny computes a smaller model on the same mesh, compiled alike",
-        )
-        .exit(Exit::Unsupported))
+        ))
 }
 
 /// All ranks of a plan in the interpreter.

@@ -24,7 +24,7 @@ use shardc_cost::parts::Parts;
 use shardc_cost::plan as of_plan;
 use shardc_cost::step::Closed;
 use shardc_frontends::Facts;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::Plan;
 use shardc_passes::options::Options;
 use space::Candidate;
@@ -119,7 +119,7 @@ pub struct Found {
 /// Why no layout is legal as asked, of all that are without `--fix`.
 fn nothing_legal(f: &Facts, base: &Options, asked: &Asked, all: &[Candidate]) -> Diag {
     let what = format!("no layout on {} is legal", count(asked.gpus, "rank", "ranks"));
-    let d = Diag::new("no-layout", what).exit(Exit::Infeasible);
+    let d = Diag::new("no-layout", what);
     let none = asked.fixed.iter().find(|(n, v)| all.iter().all(|c| c.number(n) != Some(*v)));
     // One rank: what is wrong with the model's own sizes.
     let one = Options { mesh: vec![], microbatch: 1, global_batch: 1, ..base.clone() };

@@ -4,7 +4,7 @@ use super::space::Candidate;
 use crate::Input;
 use crate::export::{Target, with_options};
 use crate::plan_dir::Stored;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Module;
 use shardc_ir::plan::{Plan, Settings, TokenOrder};
 use shardc_ir::schedule::Schedule;
@@ -120,5 +120,5 @@ fn nothing_taken(to: Target, left: &LeftOut) -> Diag {
         .at(format!("--for {}", to.name()))
         .rule("what is exported is the plan, and nothing that is merely near");
     let d = reasons.into_iter().take(REASONS).fold(d, |d, (why, n)| d.why(format!("{n}: {why}")));
-    left.helps.iter().fold(d, |d, h| d.help(h.clone())).exit(Exit::Infeasible)
+    left.helps.iter().fold(d, |d, h| d.help(h.clone()))
 }

@@ -5,7 +5,7 @@
 //! found is opened once, and what was checked is what is loaded.
 
 use crate::cache::{self, Folder, MOST, beside};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, trust};
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -51,7 +51,6 @@ fn failed(what: String) -> Diag {
         .rule("kernels over rows are compiled on the machine that runs them")
         .help("install a C compiler (gcc or clang), or name one with CC")
         .help("kernels may be interpreted, several times slower: --kernels interpreted")
-        .exit(Exit::Environment)
 }
 
 /// The processor, as far as the compiler looks at it.

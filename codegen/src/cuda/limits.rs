@@ -1,7 +1,7 @@
 //! What devices can launch, by architecture: CUDA C++ Programming Guide, "Technical Specifications per
 //! Compute Capability".
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::launch::Launch;
 
 /// Blocks along the dims of a grid.
@@ -61,7 +61,6 @@ impl Limits {
         let refused = |needs: String, has: String| {
             Diag::new("cuda-limit", format!("{} needs {needs}, {arch} has {has}", l.entry))
                 .at(format!("{}, in {}", l.source.file, l.entry))
-                .exit(Exit::Unsupported)
         };
         if let Some(dim) = (0..3).find(|&dim| l.grid[dim] > GRID[dim]) {
             let needs = format!("{} blocks along {}", l.grid[dim], ["x", "y", "z"][dim]);

@@ -8,7 +8,7 @@ pub mod save;
 
 pub(crate) use header::{Header, Info};
 use safetensors::Dtype;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files;
 use shardc_ir::names::nearest;
 use shardc_ir::weights::Weight;
@@ -250,7 +250,6 @@ impl Checkpoint {
 fn dtype_error(what: String) -> Diag {
     Diag::new("tensor-dtype", what)
         .help("the 3 readable element types are F32, BF16, F16: convert the weights")
-        .exit(Exit::Unsupported)
 }
 
 fn near_text(near: &[&str], tensors: usize) -> String {

@@ -7,7 +7,7 @@ use super::lower::{Lower, Val};
 use super::mask::{Odd, Rule};
 use super::padding::Cells;
 use super::view::{Dim, View};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::Value;
 use shardc_ir::ops::{Attention, Mask, Op};
 use shardc_ir::types::DType;
@@ -79,7 +79,6 @@ impl Lower<'_> {
             d.at(n.scope.to_string())
                 .rule("a mask is full, causal, a window or chunks, and the same for all rows and heads")
                 .help("use an architecture whose attention is so")
-                .exit(Exit::Unsupported)
         })
     }
 

@@ -4,7 +4,7 @@
 use super::lower::{Lower, Param};
 use super::names;
 use super::parts;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, Func, Module, Name, Node, Port, Role, RoleKind, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::ops::Op;
@@ -65,8 +65,7 @@ fn unmerged(p: &Param) -> Result<()> {
     .at(first.map_or("", |s| s).to_string())
     .rule("a parameter belongs to one module, or is tied under a name in each")
     .why("training would keep both equal")
-    .help("export with torch.export.export, which keeps every parameter's name")
-    .exit(Exit::Unsupported))
+    .help("export with torch.export.export, which keeps every parameter's name"))
 }
 
 /// The draft's live nodes in a function of their own, so that names have no holes.

@@ -3,7 +3,7 @@
 use super::Sizes;
 use super::graph::{Elem, Graph, Input};
 use super::lower::Lower;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, Input as Own, Role, RoleKind, Value};
 use shardc_ir::types::{DType, Type};
 
@@ -49,8 +49,7 @@ pub(super) fn meaning(
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
             .rule("inputs are floats, or whole numbers: tokens, labels, positions, masks, columns")
-            .help("export with other inputs")
-            .exit(Exit::Unsupported))
+            .help("export with other inputs"))
     };
     let is = |list: &[&str]| list.contains(&name);
     let of_tokens = shape == [sizes.rows, sizes.seq];

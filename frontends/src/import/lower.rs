@@ -14,7 +14,7 @@ use super::view::View;
 use super::{Raise, Sizes};
 use shardc_ir::attr::{Broadcast, RuleAttr};
 use shardc_ir::builder::Builder;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Role, RoleKind, Value};
 use shardc_ir::maps::HashMap;
 use shardc_ir::mesh::Mesh;
@@ -271,7 +271,6 @@ impl<'a> Lower<'a> {
             .at(self.archive.path().display().to_string())
             .rule("dims of inputs are numbers, or a symbol for rows and one for tokens")
             .help("export with dynamic_shapes of Dim(\"batch\") and Dim(\"seq\"), or without any")
-            .exit(Exit::Unsupported)
     }
 
     /// Remembers under which modules parameters are used.
@@ -294,8 +293,7 @@ impl<'a> Lower<'a> {
             return Err(Diag::new("import-loss", format!("`{name}` is a loss, but no output"))
                 .at(self.archive.path().display().to_string())
                 .rule("the loss is an output: the mean cross-entropy, and nothing is done to it")
-                .help("return it as it is, or export without labels")
-                .exit(Exit::Unsupported));
+                .help("return it as it is, or export without labels"));
         }
         let tokens = self.g.batch().is_some_and(|b| b.1.is_some());
         let rows = [self.sizes.rows, self.sizes.seq];
@@ -328,8 +326,7 @@ impl<'a> Lower<'a> {
             .at(self.archive.path().display().to_string())
             .help(
                 "return a scalar loss, or export a model with a head, such as AutoModelForCausalLM",
-            )
-            .exit(Exit::Unsupported)),
+            )),
         }
     }
 
@@ -483,7 +480,7 @@ impl<'a> Lower<'a> {
         let scope = if n.scope.is_empty() { "the model itself" } else { &n.scope };
         let d = Diag::new("import-op", format!("`{}` of `{name}`: {what}", n.op));
         let d = d.at(format!("{}: {scope}", self.archive.path().display()));
-        d.exit(Exit::Unsupported)
+        d
     }
 
     fn unknown(&self, n: &Node) -> Diag {

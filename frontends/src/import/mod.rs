@@ -43,7 +43,7 @@ use archive::Archive;
 use graph::{Elem, Graph, Size, Stores};
 use lower::Lower;
 use safetensors::Dtype;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::source::Source;
@@ -173,8 +173,7 @@ impl Opened {
             return Err(Diag::new("import-input", "the archive has no input of rows")
                 .at(self.archive.path().display().to_string())
                 .rule("an input is [rows, ...]: tokens are whole numbers [rows, tokens]")
-                .help("export with input_ids and labels, or with inputs whose dim 0 is the rows")
-                .exit(Exit::Unsupported));
+                .help("export with input_ids and labels, or with inputs whose dim 0 is the rows"));
         };
         let own = std::iter::once((rows, sizes.rows, "rows"));
         for (size, n, what) in own.chain(seq.map(|s| (s, sizes.seq, "tokens"))) {
@@ -231,8 +230,7 @@ impl Opened {
                 )
                 .at(self.archive.path().display().to_string())
                 .rule("a mask follows one rule, however many tokens there are")
-                .help("use an architecture whose masks are full, causal, a window or chunks")
-                .exit(Exit::Unsupported))
+                .help("use an architecture whose masks are full, causal, a window or chunks"))
             }
         }
     }

@@ -7,7 +7,7 @@ use super::graph::{Arg, Graph, Id, Input, IntArg, Node, Size, Source, Stores};
 use super::zip::{Zip, broken};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use std::collections::HashMap;
 use std::fmt;
 use std::io::BufReader;
@@ -39,8 +39,7 @@ pub(super) fn read(zip: &Zip, member: &str) -> Result<Graph> {
         return Err(Diag::new("archive-version", format!("its schema is version {got}"))
             .at(zip.path.display().to_string())
             .rule(format!("archives of schema {MAJOR} are read: those of torch 2.6 to 2.15"))
-            .help("export the model with such a torch")
-            .exit(Exit::Unsupported));
+            .help("export the model with such a torch"));
     }
     let p: Program = json(zip, member)?;
     let mut b = Build { zip, g: Graph::default() };

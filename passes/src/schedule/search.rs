@@ -4,7 +4,7 @@
 //! placements and limits of memory; each is replayed with the real times. The order in which they
 //! are tried is fixed, and so is their number, so the same question has the same answer.
 
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::schedule::{Held, Schedule, Times, replay};
 
 use super::list::{Order, Pattern, Policy, Task, Time, run};
@@ -192,7 +192,6 @@ fn consider(
 fn nothing_fits(p: usize, m: usize, cuts: &[Cut]) -> Diag {
     let mut d =
         Diag::new("schedule-memory", format!("no schedule for p={p}, m={m} fits in memory"))
-            .exit(Exit::Infeasible)
             .rule("a rank holds at least one microbatch in all of its stages");
     for cut in cuts {
         let needs = whole(p, cut).into_iter().zip(&cut.costs.limit).enumerate();

@@ -1,7 +1,7 @@
 //! Cuts by hand: `--layers`.
 
 use super::Unit;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 
 /// What `--layers` says.
 #[derive(Clone, PartialEq, Debug)]
@@ -93,9 +93,7 @@ impl StageLayout {
         let total = counts.iter().fold(0usize, |n, &c| n.saturating_add(c));
         if counts.len() != stages || total != layers {
             let what = stages_of(counts.len(), total);
-            return Err(bad(text, what)
-                .rule(format!("here: {}", stages_of(stages, layers)))
-                .exit(Exit::Infeasible));
+            return Err(bad(text, what).rule(format!("here: {}", stages_of(stages, layers))));
         }
         let mut cuts = vec![0];
         let mut at = first;
@@ -156,8 +154,7 @@ fn by_parts(
     let of = |p: LayoutItem| all.iter().filter(|x| **x == p).count();
     if parts.len() != stages || of(LayoutItem::Layer) != layers {
         return Err(bad(text, stages_of(parts.len(), of(LayoutItem::Layer)))
-            .rule(format!("here: {}", stages_of(stages, layers)))
-            .exit(Exit::Infeasible));
+            .rule(format!("here: {}", stages_of(stages, layers))));
     }
     let order =
         all.first() == Some(&LayoutItem::Embedding) && all.last() == Some(&LayoutItem::Loss);
@@ -221,8 +218,7 @@ impl Reader<'_> {
                 b'|' => vec![None],
                 b'm' => {
                     return Err(bad(self.text, "`m` is a layer for multi-token prediction")
-                        .help("take m out: 0 of them are in the models that are read today")
-                        .exit(Exit::Unsupported));
+                        .help("take m out: 0 of them are in the models that are read today"));
                 }
                 b'(' if depth < 8 => {
                     let inner = self.group(depth + 1)?;

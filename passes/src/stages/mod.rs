@@ -10,7 +10,7 @@ pub mod layout;
 use crate::depends::weighted;
 use crate::options::Options;
 use layout::StageLayout;
-use shardc_ir::diag::{Diag, Exit, Result, count};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Func, RoleKind, Scope};
 use shardc_ir::hardware::Hardware;
 use shardc_ir::mesh::{Mesh, PIPELINE};
@@ -109,8 +109,7 @@ fn enough(units: usize, stages: usize) -> Result<()> {
     let parts = count(units, "part that can be cut", "parts that can be cut");
     Err(Diag::new("too-many-stages", format!("{stages} stages of {parts}"))
         .rule("pp * chunks <= layers + the parts before and after them")
-        .help(format!("use at most {}", count(units.max(1), "stage", "stages")))
-        .exit(Exit::Infeasible))
+        .help(format!("use at most {}", count(units.max(1), "stage", "stages"))))
 }
 
 /// Refuses more stages than a model has parts, before a schedule is made for them.

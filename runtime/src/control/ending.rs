@@ -76,8 +76,7 @@ impl Shared {
             return self.succeed(&how);
         }
         let card = &self.cards[other];
-        let mut cause = Diag::new("rank-failed", format!("process {other} ({card}) {how}"))
-            .exit(Exit::RankFailed);
+        let mut cause = Diag::new("rank-failed", format!("process {other} ({card}) {how}"));
         if let Some((when, text)) = &held(self.inbox.lock()).last[other] {
             let ago = when.elapsed().as_secs_f64();
             cause = cause.at(format!("{text}, {ago:.1} s before"));
@@ -188,8 +187,7 @@ impl Shared {
         let start = Instant::now();
         let mut guests = vec![];
         let mut cause = Diag::new("rank-failed", format!("process 0 ({}) {how}", self.cards[0]))
-            .help("start again from the last checkpoint, with --resume DIR")
-            .exit(Exit::RankFailed);
+            .help("start again from the last checkpoint, with --resume DIR");
         let mut lobby = Lobby::new(&self.listeners, &self.terms.secret);
         while start.elapsed() < GATHERED && guests.len() + 2 < self.processes {
             let came = match lobby.look() {

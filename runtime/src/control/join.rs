@@ -4,7 +4,7 @@ use super::lobby::{Known, Lobby};
 use super::secret::{NONCE, Pair, Secret, random};
 use super::wire::{FrameKind, Incoming, MAGIC, Outgoing, calls, lines};
 use super::{Me, Terms};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -35,7 +35,6 @@ fn unreachable(message: String) -> Diag {
         .help(
             "check that 1 job runs per address and port, and that no firewall is between the hosts",
         )
-        .exit(Exit::Environment)
 }
 
 /// Where process 0 will be found: listeners, and how others find them.
@@ -298,7 +297,6 @@ pub fn no_secret(place: &str) -> Diag {
         .help("export SHARDC_SECRET_FILE=FILE on all hosts, a file of mode 0600 with 16 random bytes or more; shardc launch-script writes one")
         .help("on 1 host, export MASTER_ADDR=127.0.0.1")
         .help("--insecure-control, where nobody else can reach these hosts")
-        .exit(Exit::Environment)
 }
 
 #[cfg(test)]

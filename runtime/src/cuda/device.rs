@@ -1,7 +1,7 @@
 //! A device, its context, its streams and their events; errors of the driver as diagnostics.
 
 use cudarc::driver::{DriverError, result, sys};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ impl<T> Called<T> for std::result::Result<T, result::DriverError> {
 
 /// Why there is no device for this process.
 fn no_device(d: Diag) -> Diag {
-    d.exit(Exit::Environment).help("run with --device cpu")
+    d.help("run with --device cpu")
 }
 
 fn text(s: &std::ffi::CStr) -> String {
@@ -74,8 +74,7 @@ impl Device {
         if !unsafe { sys::is_culib_present() } {
             return Err(Diag::new("missing-library", "libcuda.so.1 is not here")
                 .rule("--device cuda needs NVIDIA's driver")
-                .help("install the driver, or run with --device cpu")
-                .exit(Exit::Environment));
+                .help("install the driver, or run with --device cpu"));
         }
         result::init().called("cuInit").map_err(no_device)
     }
@@ -100,8 +99,7 @@ impl Device {
                     ),
                 )
                 .rule("the ranks of one process exchange data between their devices' memories")
-                .help("run on 1 device: set CUDA_VISIBLE_DEVICES=0")
-                .exit(Exit::Environment));
+                .help("run on 1 device: set CUDA_VISIBLE_DEVICES=0"));
             }
             sys::cuCtxEnablePeerAccess(other.context, 0)
         };

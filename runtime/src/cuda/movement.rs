@@ -5,7 +5,7 @@ use super::device::{Event, Stream};
 use super::modules::{Modules, Own};
 use crate::region::Region;
 use crate::threads::Mover;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::Elem;
 use shardc_ir::launch::{LOOPS, Launch, PARTS, Source, Word};
 use shardc_ir::types::Reduction;
@@ -30,8 +30,7 @@ fn push(words: &mut Vec<Word>, r: &Region) -> Result<()> {
             "not-built",
             "a region of so many dims is not exchanged on a device",
         )
-        .rule(format!("regions have up to {LOOPS} loops"))
-        .exit(Exit::Unsupported));
+        .rule(format!("regions have up to {LOOPS} loops")));
     };
     let elem = match elem {
         Elem::F32 => 0,
@@ -97,8 +96,7 @@ impl Mover for OnDevice {
     ) -> Result<()> {
         if from.len() > PARTS {
             return Err(Diag::new("not-built", format!("{} ranks of one device", from.len()))
-                .rule(format!("groups of ranks that share a device have up to {PARTS}"))
-                .exit(Exit::Unsupported));
+                .rule(format!("groups of ranks that share a device have up to {PARTS}")));
         }
         let how = match how {
             Reduction::Sum => 0,

@@ -4,7 +4,7 @@
 use super::arena::Arena;
 use super::device::Stream;
 use cudarc::cublaslt::{result, sys};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::kernel::{Elem, Gemm, Matrix};
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -154,8 +154,7 @@ impl Products {
         if !unsafe { sys::is_culib_present() } {
             return Err(Diag::new("missing-library", "libcublasLt.so.13 is not here")
                 .rule("--products cublaslt needs NVIDIA's library of products")
-                .help("install CUDA 12 or 13, or leave --products out")
-                .exit(Exit::Environment));
+                .help("install CUDA 12 or 13, or leave --products out"));
         }
         stream.device.bind()?;
         let workspace = Arena::new(stream, WORKSPACE, false)?;

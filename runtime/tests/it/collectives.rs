@@ -454,7 +454,7 @@ fn a_failing_rank_ends_the_others_at_once() {
         let mut x = vec![0.0f32; 4000];
         for i in 0..10 {
             if r == 2 && i == 5 {
-                end.abort(Diag::new("test", "rank 2 gave up").exit(Exit::RankFailed));
+                end.abort(Diag::new("rank-failed", "rank 2 gave up"));
                 return None;
             }
             let t = Reduced {

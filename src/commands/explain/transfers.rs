@@ -2,9 +2,8 @@
 
 use super::trace::Why;
 use super::{Answer, words};
-use crate::commands::compile::count;
 use crate::report::bytes;
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::{Instr, Transfer};
 use shardc_ir::text::type_text;
 use std::collections::BTreeMap;

@@ -1,13 +1,13 @@
 //! Lines of `shardc plan`: what they assume, the command that makes one, and where its time goes.
 
 use super::Plan;
-use crate::commands::compile::count;
 use crate::commands::price::{lines as parts, time};
 use crate::planner::{Asked, Compiled, Found};
 use crate::report::{beside_words, bytes};
 use crate::search::ways::mesh_text;
 use serde_json::{Value, json};
 use shardc_cost::device::{Constant, Provenance};
+use shardc_ir::diag::count;
 use shardc_ir::mesh::PIPELINE;
 use shardc_passes::options::Order;
 

@@ -2,7 +2,7 @@
 
 use crate::alarm::Alarm;
 use libloading::Library as Object;
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
@@ -117,7 +117,6 @@ impl Library {
             Diag::new("missing-library", what)
                 .rule("--transport nccl needs NVIDIA's NCCL, 2.18 or later")
                 .help("install it (pip install nvidia-nccl-cu13) where LD_LIBRARY_PATH says")
-                .exit(Exit::Environment)
         };
         // SAFETY: NVIDIA's library, whose start has no conditions.
         let open = |name: &&str| unsafe { Object::new(*name) }.ok();
@@ -140,8 +139,7 @@ impl Library {
         let text = unsafe { CStr::from_ptr((self.text)(code)) }.to_string_lossy().into_owned();
         Err(Diag::new("rank-failed", format!("{}: {text} (code {code})", call()))
             .rule("all ranks of a group run the same collectives, in the same order")
-            .help("run again with NCCL_DEBUG=WARN to see what NCCL says of it")
-            .exit(Exit::RankFailed))
+            .help("run again with NCCL_DEBUG=WARN to see what NCCL says of it"))
     }
 
     /// As 22605 for 2.26.5.

@@ -5,7 +5,7 @@ use crate::plan_dir;
 use clap::ValueEnum as _;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
-use std::path::Path;
+use std::path::PathBuf;
 
 /// The launcher of a site.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,9 +16,58 @@ pub enum For {
     Torchrun,
 }
 
+/// What a script is written for.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct LaunchScript {
+    /// Folder that shardc compile wrote
+    pub plan: PathBuf,
+    /// The launcher
+    #[arg(long = "for", value_enum)]
+    pub launcher: For,
+    /// What run trains on: its --data [default: random tokens, or what the script is given]
+    #[arg(long, value_name = "DATA")]
+    pub data: Option<String>,
+    /// What run begins with where there is no checkpoint: its --weights [default: random weights]
+    #[arg(long, value_name = "DIR")]
+    pub weights: Option<PathBuf>,
+    /// How many steps run takes: its --steps [default: those of run, or what the script is given]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: Option<u64>,
+    /// How long the job may take, as Slurm has it (minutes, HH:MM:SS, D-HH:MM:SS); Slurm alone [default: the partition's]
+    #[arg(long, value_name = "TIME", value_parser = time_limit)]
+    pub time: Option<String>,
+    /// Cores of a process, which its threads share [default: the launcher's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub cpus_per_task: Option<u64>,
+}
+
+/// A limit of time in one of the forms of `sbatch --time`.
+fn time_limit(text: &str) -> std::result::Result<String, String> {
+    let (days, rest) = text.split_once('-').map_or((None, text), |(d, r)| (Some(d), r));
+    let number = |x: &str| !x.is_empty() && x.len() <= 6 && x.bytes().all(|b| b.is_ascii_digit());
+    let parts: Vec<&str> = rest.split(':').collect();
+    match days.is_none_or(number) && parts.len() <= 3 && parts.iter().all(|p| number(p)) {
+        true => Ok(text.to_string()),
+        false => Err("a time is minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS".into()),
+    }
+}
+
+/// Inside single quotes of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 /// What differs from plan to plan.
 struct Sizes {
+    /// In quotes of a shell.
     plan: String,
+    /// Flags of run that are always given.
+    flags: String,
+    /// Weights to begin with, in quotes.
+    weights: Option<String>,
+    time: Option<String>,
+    cpus: Option<u64>,
     ranks: usize,
     nodes: usize,
     per_node: usize,
@@ -35,7 +84,18 @@ impl Sizes {
     /// What every rank runs; more flags follow.
     fn run(&self) -> String {
         let how = if self.nccl { "--transport nccl --device cuda" } else { "--transport mpi" };
-        format!("shardc run '{}' {how} --save \"$SAVE\" --save-every \"$EVERY\"", self.plan)
+        let Sizes { plan, flags, .. } = self;
+        format!("shardc run {plan} {how}{flags} --save \"$SAVE\" --save-every \"$EVERY\"")
+    }
+
+    /// Goes on where the last job has ended.
+    fn resume(&self) -> String {
+        let first = self.weights.as_ref().map_or(String::new(), |w| format!("--weights {w}"));
+        format!(
+            "SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}} # where checkpoints go, and every how many steps\n\
+             resume=({first})\n\
+             if compgen -G \"$SAVE/step-*/index.json\" >/dev/null; then resume=(--resume \"$SAVE\"); fi\n"
+        )
     }
 }
 
@@ -49,16 +109,33 @@ const BESIDE_DEVICE: usize = 8192;
 ///
 /// # Errors
 /// `not-built` for Kubernetes if ranks exchange by NCCL, and those of reading the plan.
-pub fn launch_script(dir: &Path, launcher: For, as_json: bool) -> Result<String> {
+pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
+    let (dir, launcher) = (&how.plan, how.launcher);
     let stored = plan_dir::read(dir)?;
+    if launcher != For::Slurm && how.time.is_some() {
+        return Err(Diag::new("flag", "a limit of time is Slurm's alone")
+            .at("--time")
+            .help("leave it out, or use --for slurm"));
+    }
+    if launcher == For::Torchrun && stored.options.transport == Transport::Mpi {
+        return Err(Diag::new(
+            "flag",
+            "torchrun hands on no MPI, for which this plan was compiled",
+        )
+        .at("--for torchrun")
+        .help("use --for mpirun or slurm, or compile with --transport nccl"));
+    }
     let ranks = stored.plan.module.mesh.ranks();
     let per_node = stored.options.node.unwrap_or(ranks).clamp(1, ranks);
     let of_plan = stored.options.transport == Transport::Nccl;
     let nccl = launcher == For::Torchrun || of_plan;
     let arena = if nccl { 0 } else { stored.plan.peak_bytes().div_ceil(1 << 20) };
     let s = Sizes {
-        // Inside single quotes of a shell.
-        plan: dir.display().to_string().replace('\'', r"'\''"),
+        plan: quoted(&dir.display().to_string()),
+        flags: flags(how),
+        weights: how.weights.as_ref().map(|w| quoted(&w.display().to_string())),
+        time: how.time.clone(),
+        cpus: how.cpus_per_task,
         ranks,
         nodes: ranks.div_ceil(per_node),
         per_node,
@@ -94,11 +171,12 @@ pub fn launch_script(dir: &Path, launcher: For, as_json: bool) -> Result<String>
     })
 }
 
-/// Goes on where the last job has ended.
-const RESUME: &str = r#"SAVE=${SAVE:-ckpt} EVERY=${EVERY:-100} # where checkpoints go, and every how many steps
-resume=()
-if compgen -G "$SAVE/step-*/index.json" >/dev/null; then resume=(--resume "$SAVE"); fi
-"#;
+/// Flags of run that a script always gives.
+fn flags(how: &LaunchScript) -> String {
+    let data = how.data.as_ref().map(|d| format!(" --data {}", quoted(d)));
+    let steps = how.steps.map(|n| format!(" --steps {n}"));
+    data.into_iter().chain(steps).collect()
+}
 
 /// What the processes of a job know each other by, where MPI does not hand it on: a file that this user
 /// alone can read, which all hosts see.
@@ -113,8 +191,13 @@ fi
 "#;
 
 fn slurm(s: &Sizes) -> String {
-    let Sizes { ranks, nodes, per_node, memory, .. } = s;
-    let run = s.run();
+    let Sizes { ranks, nodes, per_node, .. } = s;
+    let (run, resume) = (s.run(), s.resume());
+    let memory = s.memory.div_ceil(s.cpus.map_or(1, |n| n as usize));
+    let cpus = s.cpus.map_or(String::new(), |n| format!("#SBATCH --cpus-per-task={n}\n"));
+    let time = s.time.as_ref().map_or(String::new(), |t| format!("#SBATCH --time={t}\n"));
+    // Of Slurm 22.05 and later srun does not take it over from sbatch.
+    let each = s.cpus.map_or(String::new(), |n| format!(" --cpus-per-task={n}"));
     // How ranks find each other.
     let (devices, meet, mpi) = match s.nccl {
         true => (
@@ -135,21 +218,22 @@ fn slurm(s: &Sizes) -> String {
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks={ranks}
 #SBATCH --ntasks-per-node={per_node}
-#SBATCH --mem-per-cpu={memory}M
-#SBATCH --requeue --open-mode=append
+{cpus}#SBATCH --mem-per-cpu={memory}M
+{time}#SBATCH --requeue --open-mode=append
 # Two minutes before its time is over the job saves, and ends; start it again to go on.
 #SBATCH --signal=TERM@120
 {devices}set -euo pipefail
-{RESUME}
+{resume}
 {meet}
-srun --kill-on-bad-exit=1{mpi} {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
+srun --kill-on-bad-exit=1{mpi}{each} {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
 "
     )
 }
 
 fn mpirun(s: &Sizes) -> String {
     let Sizes { ranks, per_node, .. } = s;
-    let run = s.run();
+    let (run, resume) = (s.run(), s.resume());
+    let map = s.cpus.map_or("slot".into(), |n| format!("slot:PE={n}"));
     let (meet, pass) = match s.nccl {
         true => (
             format!(
@@ -163,12 +247,12 @@ fn mpirun(s: &Sizes) -> String {
         "#!/bin/bash
 # Usage: HOSTS=host1:{per_node},host2:{per_node} bash FILE [flags of shardc run]
 set -euo pipefail
-{RESUME}
+{resume}
 {meet}hosts=()
 if [ -n \"${{HOSTS:-}}\" ]; then hosts=(--host \"$HOSTS\"); fi
 # On more ranks than cores, waiting ranks give way. mpirun misses a host that is gone some seconds after
 # shardc does (--silence, 30 s), which says why.
-exec mpirun -n {ranks} --map-by slot --mca mpi_yield_when_idle 1{pass} ${{hosts[@]+\"${{hosts[@]}}\"}} \\
+exec mpirun -n {ranks} --map-by {map} --mca mpi_yield_when_idle 1{pass} ${{hosts[@]+\"${{hosts[@]}}\"}} \\
     --mca oob_tcp_keepalive_time 20 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 4 \\
     {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
 "
@@ -177,7 +261,8 @@ exec mpirun -n {ranks} --map-by slot --mca mpi_yield_when_idle 1{pass} ${{hosts[
 
 fn torchrun(s: &Sizes) -> String {
     let Sizes { nodes, per_node, .. } = s;
-    let run = s.run();
+    let (run, resume) = (s.run(), s.resume());
+    let threads = s.cpus.map_or(String::new(), |n| format!(" --threads {n}"));
     let other = match s.of_plan {
         true => "",
         false => {
@@ -188,10 +273,10 @@ fn torchrun(s: &Sizes) -> String {
         "#!/bin/bash
 # Usage, on every host: [NODE_RANK=I MASTER_ADDR=HOST0] bash FILE [flags of shardc run]
 {other}set -euo pipefail
-{RESUME}
+{resume}
 {SECRET}exec torchrun --nnodes {nodes} --nproc-per-node {per_node} --node-rank \"${{NODE_RANK:-0}}\" \\
     --master-addr \"${{MASTER_ADDR:-127.0.0.1}}\" --master-port \"${{MASTER_PORT:-29500}}\" --no-python \\
-    {run} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
+    {run}{threads} ${{resume[@]+\"${{resume[@]}}\"}} \"$@\"
 "
     )
 }
@@ -200,9 +285,16 @@ fn k8s(s: &Sizes) -> String {
     let Sizes { ranks, nodes, per_node, memory, .. } = s;
     let run = s.run();
     let memory = memory * per_node;
+    let cpu = s.cpus.unwrap_or(1) as usize * per_node;
+    let first = s.weights.as_ref().map_or(String::new(), |w| format!("--weights {w}"));
+    let said = match s.flags.is_empty() {
+        true => {
+            "as it stands it trains on random tokens for 10 steps: put flags of shardc run, such as\n# --data FILE --steps N, between the quotes of FLAGS"
+        }
+        false => "more flags of shardc run go between the\n# quotes of FLAGS",
+    };
     format!(
-        "# kubectl apply -f FILE; as it stands it trains on random tokens for 10 steps: put flags of shardc run, such as
-# --data FILE --steps N --weights DIR, between the quotes of FLAGS. Needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
+        "# kubectl apply -f FILE; {said}. Needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
 # MPI and sshd; the claim `shared` is mounted at /shared, where jobs start.
 apiVersion: kubeflow.org/v2beta1
 kind: MPIJob
@@ -226,7 +318,7 @@ spec:
                 - >-
                   SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}} FLAGS='';
                   exec mpirun -n {ranks} {run}
-                  $(compgen -G \"$SAVE/step-*/index.json\" >/dev/null && echo --resume \"$SAVE\") $FLAGS
+                  $(compgen -G \"$SAVE/step-*/index.json\" >/dev/null && echo --resume \"$SAVE\" || echo {first}) $FLAGS
               volumeMounts: [{{name: shared, mountPath: /shared}}]
           volumes: [{{name: shared, persistentVolumeClaim: {{claimName: shared}}}}]
     Worker:
@@ -236,7 +328,7 @@ spec:
           containers:
             - name: worker
               image: shardc:latest
-              resources: {{requests: {{memory: {memory}Mi, cpu: {per_node}}}}}
+              resources: {{requests: {{memory: {memory}Mi, cpu: {cpu}}}}}
               volumeMounts: [{{name: shared, mountPath: /shared}}]
           volumes: [{{name: shared, persistentVolumeClaim: {{claimName: shared}}}}]
 "

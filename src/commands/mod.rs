@@ -148,13 +148,7 @@ pub enum Command {
         how: Box<run::Run>,
     },
     /// Print a file that starts a plan's ranks on a cluster
-    LaunchScript {
-        /// Folder that shardc compile wrote
-        plan: PathBuf,
-        /// The launcher
-        #[arg(long = "for", value_enum)]
-        launcher: launch_script::For,
-    },
+    LaunchScript(launch_script::LaunchScript),
     /// What two plans differ in: options, memory, exchanges, programs, price; and which option makes it
     Diff(diff::Diff),
     /// Print the manual page of shardc, or of a command: shardc man run | man -l -
@@ -236,8 +230,8 @@ fn command(cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Run { plan, how } => run::run(&plan, *how, json),
-        Command::LaunchScript { plan, launcher } => {
-            show(launch_script::launch_script(&plan, launcher, json)?);
+        Command::LaunchScript(how) => {
+            show(launch_script::launch_script(&how, json)?);
             Ok(0)
         }
         Command::Diff(what) => diff::diff(&what, json),

@@ -165,3 +165,67 @@ fn names_are_taken_as_they_are_printed() {
         lab.refuses(args, 2, code);
     }
 }
+
+/// What a job needs stands in its script: data, weights until there is a checkpoint, steps, cores, time; and a shell reads it.
+#[test]
+fn scripts_carry_what_a_job_needs() {
+    let lab = Lab::new("scripts");
+    let model = format!("{FIXTURES}/llama_mha");
+    let compile = ["compile", &model, "--seq", "16", "--mesh", "tp=2", "-o"];
+    lab.ok(&[&compile[..], &["p"]].concat());
+    lab.ok(&[&compile[..], &["m", "--transport", "mpi"]].concat());
+    let asked = [
+        "--data",
+        "bytes:it's/*.md",
+        "--weights",
+        "my model",
+        "--steps",
+        "7",
+        "--cpus-per-task",
+        "2",
+    ];
+    let script = |plan: &str, launcher: &str, more: &[&str]| {
+        let print = ["launch-script", plan, "--for", launcher];
+        String::from_utf8(lab.ok(&[&print[..], &asked, more].concat()).stdout).expect("text")
+    };
+    for (launcher, more, words) in [
+        (
+            "slurm",
+            &["--time", "1-02:30"][..],
+            &[
+                "#SBATCH --cpus-per-task=2\n",
+                "#SBATCH --time=1-02:30\n",
+                "srun --kill-on-bad-exit=1 --mpi=pmix --cpus-per-task=2 ",
+            ][..],
+        ),
+        ("mpirun", &[], &["--map-by slot:PE=2 "]),
+        ("torchrun", &[], &["--threads 2 "]),
+        ("k8s", &[], &["cpu: 4}"]),
+    ] {
+        let text = script("p", launcher, more);
+        for w in [&["--data 'bytes:it'\\''s/*.md' --steps 7", "--weights 'my model'"][..], words]
+            .concat()
+        {
+            assert!(text.contains(w), "{launcher}: no `{w}` in {text}");
+        }
+        if launcher != "k8s" {
+            std::fs::write(lab.path("job"), &text).expect("written");
+            let read =
+                std::process::Command::new("bash").args(["-n", "job"]).current_dir(&lab.0).status();
+            assert!(read.expect("bash").success(), "{launcher}: {text}");
+        }
+    }
+    let alone =
+        String::from_utf8(lab.ok(&["launch-script", "p", "--for", "slurm"]).stdout).expect("text");
+    assert!(
+        !alone.contains("--time=")
+            && !alone.contains("--cpus-per-task")
+            && !alone.contains("--weights")
+    );
+    lab.refuses(&["launch-script", "p", "--for", "mpirun", "--time", "30"], 2, "flag");
+    lab.refuses(&["launch-script", "m", "--for", "torchrun"], 2, "flag");
+    for time in ["", "1:2:3:4", "-1", "1 h", "1-"] {
+        let refused = lab.run(&["launch-script", "p", "--for", "slurm", &format!("--time={time}")]);
+        assert_eq!(refused.status.code(), Some(2), "{time}");
+    }
+}

@@ -141,7 +141,7 @@ impl ScaleState {
             let end = || {
                 Diag::new("nan-loss", what())
                     .rule("gradients are finite, or the scale of the loss can fall")
-                    .help("compile again without --loss-scale, or with a lower one")
+                    .help("recompile without --loss-scale, or with a lower one")
                     .exit(Exit::RankFailed)
             };
             return if finite { Ok(()) } else { Err(end()) };
@@ -164,7 +164,7 @@ impl ScaleState {
             return Err(Diag::new("nan-loss", what)
                 .rule("gradients are finite, or the scale of the loss can fall")
                 .why(format!("{} steps were skipped", self.skipped))
-                .help("compile again with --dtype bf16, with a lower --lr, or with --clip 1.0")
+                .help("recompile with --dtype bf16, with a lower --lr, or with --clip 1.0")
                 .exit(Exit::RankFailed));
         }
         now.scale = (now.scale / FACTOR).max(min);

@@ -46,7 +46,7 @@ pub(super) fn meaning(
     let told = g.inputs.iter().any(|o| LABELS.contains(&&*g.names[o.id.0 as usize]));
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
-            .rule("inputs are floats, or whole numbers: tokens, labels, positions, columns")
+            .rule("inputs are floats, or integers: tokens, labels, positions, columns")
             .help("export with other inputs: masks of padding are not read")
             .exit(Exit::Unsupported))
     };

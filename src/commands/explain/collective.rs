@@ -47,7 +47,7 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
         let d = Diag::new("unknown-collective", format!("the plan has {} collectives", all.len()))
             .at(format!("collective:{number}"));
         return Err(match all.len() {
-            0 => d.help("one rank exchanges nothing: compile with --mesh tp=2 to see some"),
+            0 => d.help("one rank exhas no effect: compile with --mesh tp=2 to see some"),
             n => d.help(format!(
                 "use collective:1 to collective:{n}; shardc inspect PLAN --summary lists them"
             )),

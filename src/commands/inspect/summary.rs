@@ -6,7 +6,8 @@ use crate::pictures::measure::bubble_of;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
 use crate::report::{
-    Chosen, CollectiveReport, Kept, beside_words, bubble_line, bytes, layers_of, moments, padding_lines,
+    Chosen, CollectiveReport, Kept, beside_words, bubble_line, bytes, layers_of, moments,
+    padding_lines,
 };
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;

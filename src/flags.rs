@@ -65,140 +65,143 @@ flags! {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 #[group(skip)]
 {
-    /// Axes and sizes, outer to inner: pp=2,dp=2,tp=2 (dp is short for dp_replicate, or with --zero
-    /// or ep for dp_shard). ep and etp, as in dp=4,tp=2,ep=4,etp=1, are not axes: they factorise
-    /// dp_shard, cp and tp again, for experts
+    /// Mesh axes and sizes, outermost first: pp=2,dp=2,tp=2 (dp is short for dp_replicate, or for dp_shard with
+    /// --zero or ep). ep and etp, as in dp=4,tp=2,ep=4,etp=1, are not axes of their own: they factorise the ranks
+    /// of dp_shard, cp and tp a second time, for experts
     #[arg(long, help_heading = "Layout")]
     pub mesh: Option<String>,
-    /// Ranks of the whole mesh, where one axis of --mesh is auto and takes what others leave:
-    /// --gpus 16 --mesh tp=2,dp=auto is --mesh tp=2,dp=8
+    /// Number of ranks of the mesh, if one axis of --mesh is auto and takes the remaining ranks: --gpus 16 --mesh
+    /// tp=2,dp=auto is --mesh tp=2,dp=8
     #[arg(long, value_name = "N", help_heading = "Layout")]
     pub gpus: Option<usize>,
-    /// Axes from the one that varies fastest, in Megatron's words [default: tp-cp-ep-dp-pp]
+    /// Order of the axes, fastest-varying first, with Megatron's names [default: tp-cp-ep-dp-pp]
     #[arg(long, help_heading = "Layout")]
     pub order: Option<String>,
-    /// Ranks of one node: warns where tp or cp leave it
+    /// Ranks per node; warns if a group of tp or cp crosses nodes
     #[arg(long, help_heading = "Layout")]
     pub node: Option<usize>,
-    /// train, or infer (forward to logits) [default: train]
+    /// train, or infer (forward pass to logits) [default: train]
     #[arg(long, help_heading = "Run")]
     pub mode: Option<String>,
-    /// Sequences per step over all ranks [default: 8, or the rows of a text]
+    /// Sequences per step over all ranks [default: 8, or the number of rows in a text model]
     #[arg(long, help_heading = "Run")]
     pub global_batch: Option<usize>,
-    /// Sequences per rank and microbatch [default: all, or with pp as many as give each of its ranks a
-    /// microbatch]
+    /// Sequences per rank and microbatch [default: all of a rank's, or with pp as many as give at least pp
+    /// microbatches]
     #[arg(long, help_heading = "Run")]
     pub microbatch: Option<usize>,
-    /// Tokens per sequence [default: 512 or as many as the model can have, or those of a text]
+    /// Tokens per sequence [default: 512, or the model's maximum if that is less, or those of a text model]
     #[arg(long, help_heading = "Run")]
     pub seq: Option<usize>,
-    /// Element type of weights and activations: f32, or bf16 or f16 (training keeps an f32 master copy; sums
-    /// and statistics are f32; with f16 the loss is scaled) [default: f32]
+    /// Element type of weights and activations: f32, bf16 or f16 (training keeps f32 master copies; sums and
+    /// statistics are f32; f16 uses loss scaling) [default: f32]
     #[arg(long, help_heading = "Run")]
     pub dtype: Option<String>,
-    /// Element type in which gradients of bf16 or f16 weights are kept and reduced: f32, or theirs [default:
-    /// f32]
+    /// Element type in which gradients of bf16 or f16 weights are accumulated and reduced: f32, or that of the
+    /// weights [default: f32]
     #[arg(long, help_heading = "Run")]
     pub grad_dtype: Option<String>,
-    /// Seed of initial weights and data order [default: 0]
+    /// Seed of initial weights and of the data order [default: 0]
     #[arg(long, help_heading = "Run")]
     pub seed: Option<u64>,
-    /// ZeRO stage: what is split over dp_shard: 1 optimizer state, 2 and gradients, 3 and
-    /// parameters [default: 0]
+    /// ZeRO stage, what is sharded over dp_shard: 1 the optimizer state, 2 also gradients, 3 also parameters
+    /// (FSDP) [default: 0]
     #[arg(long, help_heading = "Layout")]
     pub zero: Option<u8>,
-    /// What --zero 2 and 3 keep whole over the microbatches of a step, as FSDP's no_sync does: gradients
+    /// What --zero 2 and 3 keep unsharded over the microbatches of a step, like FSDP's no_sync: gradients
     /// (reduced once per step), weights (gathered once per step), both or none [default: none]
     #[arg(long, value_name = "WHAT", help_heading = "Layout")]
     pub zero_accumulate: Option<String>,
-    /// Split the residual stream over tp along the sequence (sequence parallelism)
+    /// Split the residual stream along the sequence over tp (sequence parallelism)
     #[arg(long, help_heading = "Layout")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sp: bool,
-    /// Rows of the buffers of experts, as a multiple of what balanced routing needs; a run that needs
-    /// more ends [default: what may ever be needed]
+    /// Size of the expert buffers, as a multiple of what balanced routing needs; a run that needs more is aborted
+    /// [default: enough for any routing]
     #[arg(long, value_name = "F", help_heading = "Layout")]
     pub moe_bound: Option<f64>,
-    /// Copies of tokens that an expert keeps, as a multiple of its share; others are dropped
-    /// [default: none are]
+    /// Capacity factor: token copies that an expert keeps, as a multiple of its balanced share; further copies
+    /// are dropped [default: none are dropped]
     #[arg(long, value_name = "F", help_heading = "Layout")]
     pub moe_capacity: Option<f64>,
-    /// Coefficient of the auxiliary loss that balances experts; 0 turns it off [default: the config's]
+    /// Coefficient of the auxiliary load-balancing loss; 0 turns it off [default: the config's]
     #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Optimizer")]
     pub moe_aux: Option<f64>,
-    /// Coefficient of the z-loss, which keeps the logits of routers small [default: 0]
+    /// Coefficient of the router z-loss, which keeps router logits small [default: 0]
     #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Optimizer")]
     pub moe_z_loss: Option<f64>,
-    /// By how much a step moves the biases of routers towards experts that were chosen too seldom
-    /// (families whose routers have one) [default: 0]
+    /// Update rate of router biases per step, towards experts that were chosen too rarely (for families whose
+    /// routers have a bias) [default: 0]
     #[arg(long, value_name = "F", allow_negative_numbers = true, help_heading = "Optimizer")]
     pub moe_bias_rate: Option<f64>,
-    /// Context parallelism over cp: all-gather (of keys and values), ring (blocks of keys and
-    /// values go around), or ulysses (heads against tokens) [default: all-gather]
+    /// Context parallelism over cp: all-gather (of keys and values), ring (ring attention), or ulysses (an
+    /// all-to-all of heads and tokens) [default: all-gather]
     #[arg(long, help_heading = "Layout")]
     pub cp_mode: Option<String>,
-    /// Which tokens a rank of cp has: contiguous, or zigzag (two chunks, as far from the beginning
-    /// as from the end: equal work) [default: zigzag with --cp-mode ring, else contiguous]
+    /// Which tokens a rank of cp has: contiguous, or zigzag (one chunk from the front and one from the back,
+    /// which balances causal attention) [default: zigzag with --cp-mode ring, else contiguous]
     #[arg(long, help_heading = "Layout")]
     pub cp_split: Option<String>,
     /// Tensor parallelism: 1d (Megatron), or blocks of weights and activations on a grid of tp ranks:
     /// 2d (tp = q²), 2.5d (tp = depth·q²), 3d (tp = q³) [default: 1d]
     #[arg(long, help_heading = "Layout")]
     pub tp_mode: Option<String>,
-    /// Grids of --tp-mode 2.5d, each with its rows of the batch [default: 2]
+    /// Number of grids of --tp-mode 2.5d, each with its own rows of the batch [default: 2]
     #[arg(long, help_heading = "Layout")]
     pub tp_depth: Option<usize>,
-    /// Operands of products with --tp-mode 2d and 2.5d: gathered (few calls), or summa (piece by piece,
-    /// in as many steps as a side has ranks: less memory) [default: gathered]
+    /// Operands of products with --tp-mode 2d and 2.5d: gathered (few calls), or summa (broadcast one piece at a
+    /// time, in as many steps as the grid is wide: less memory) [default: gathered]
     #[arg(long, help_heading = "Layout")]
     pub tp_steps: Option<String>,
     /// Pipeline schedule: naive, gpipe, 1f1b, interleaved, looped-bfs, zb-h1, zb-h2, zb-v, v-half,
     /// v-min, dualpipe-v, search (the fastest that fits --memory), or a CSV file [default: 1f1b]
     #[arg(long, help_heading = "Layout")]
     pub schedule: Option<String>,
-    /// Stages per rank of the pipeline [default: as the schedule wants, 1 or 2]
+    /// Stages per pipeline rank [default: what the schedule needs, 1 or 2]
     #[arg(long, help_heading = "Layout")]
     pub chunks: Option<usize>,
-    /// Where stages begin: balanced, equal, layers per stage (8,8,9,7), scopes that begin a stage,
-    /// or Megatron's layout, as in Et*3|(tt|)*2,tL [default: balanced]
+    /// Where stages begin: balanced, equal, layers per stage (8,8,9,7), the scopes that begin a stage, or
+    /// Megatron's layout notation, as in Et*3|(tt|)*2,tL [default: balanced]
     #[arg(long, help_heading = "Layout")]
     pub layers: Option<String>,
-    /// Relative speed of each rank of the pipeline, as in 1,1,0.5,1 [default: all equal]
+    /// Relative speed of each pipeline rank, as in 1,1,0.5,1 [default: all equal]
     #[arg(long, help_heading = "Layout")]
     pub speeds: Option<String>,
-    /// Drop parameters that ZeRO-3 or a grid gathered after forward, and gather them again in backward:
-    /// yes or no [default: yes]
+    /// Free the parameters gathered by ZeRO-3 or a grid after forward, and gather them again in backward: yes or
+    /// no [default: yes]
     #[arg(long, help_heading = "Layout")]
     pub reshard_after_forward: Option<String>,
-    /// Fuse element-wise work, reductions and sums into few kernels, also with the products they read:
-    /// yes, rows (not with products) or no [default: yes]
+    /// Kernel fusion of element-wise work, reductions and sums: yes (also with the products they read), rows (not
+    /// with products) or no [default: yes]
     #[arg(long, help_heading = "Run")]
     pub fuse: Option<String>,
-    /// Dropout of the embedding, of what blocks add to the residual stream and of probabilities of attention:
-    /// config (the rates of config.json), or a rate below 1 [default: 0]
+    /// Dropout of the embedding, of the output of blocks and of attention probabilities: config (the rates of
+    /// config.json), or a rate below 1 [default: 0]
     #[arg(long, help_heading = "Run")]
     pub dropout: Option<String>,
-    /// Documents that are packed in rows do not see each other, positions restart with each: eod=ID, the token that
-    /// ends one; eod=ID,pad=ID, also the token that fills rows up [default: a row is one document]
+    /// Document masking for packed rows: tokens attend only within their document, and positions restart. eod=ID
+    /// is the end-of-document token; eod=ID,pad=ID also names the padding token [default: a row is one document]
     #[arg(long, value_name = "eod=ID", help_heading = "Run")]
     pub documents: Option<String>,
-    /// What backward computes again: none, elementwise (element-wise work, where that saves bytes), selective,
-    /// full, every:N and layers:N (whole layers: each N-th, the first N of a stage), sqrt (runs of layers), mix:
-    /// (N*full+elementwise: so many layers of a stage by one, the others by the last), fit (the cheapest that fits
-    /// --memory), or ops: and names of ops, norms, activations, selective [default: elementwise]
+    /// Activation checkpointing, what backward recomputes: none, elementwise (element-wise work, where that saves
+    /// bytes), selective, full, every:N and layers:N (whole layers: every N-th, or the first N of a stage), sqrt
+    /// (runs of layers), mix: (N*full+elementwise: the first N layers of a stage by one policy, the rest by the
+    /// last), fit (the cheapest that fits --memory), or ops: with names of ops, norms, activations, selective
+    /// [default: elementwise]
     #[arg(long, help_heading = "Layout")]
     pub recompute: Option<String>,
-    /// Make the loss and its gradients in N chunks of tokens, so that logits are never whole [default: 1]
+    /// Compute the loss and its gradients in N chunks of tokens, so that the full logits are never in memory
+    /// [default: 1]
     #[arg(long, value_name = "N", help_heading = "Layout")]
     pub loss_chunks: Option<usize>,
-    /// Memory of one rank: 24GiB, 80e9, or a machine's (h100-sxm); a plan that needs more is refused
+    /// Memory of a rank: 24GiB, 80e9, or a machine's (h100-sxm); a plan that needs more is refused
     #[arg(long, value_name = "BYTES", help_heading = "Layout")]
     #[serde(deserialize_with = "number_or_text")]
     pub memory: Option<String>,
-    /// Speeds of a rank for what is chosen by price (--shard auto, --schedule search, --recompute fit): a machine as `shardc plan --device` takes it, or a TOML file with any of: link (bytes/s, and by axis in a table `links`),
-    /// memory (bytes/s), flops (1/s), latency, start, line (s) [default: link = 50e9, memory = 1e12,
-    /// flops = 50e12, latency = 10e-6, start = 1e-6, line = 50e-9]
+    /// Hardware for choices by estimated cost (--shard auto, --schedule search, --recompute fit): a machine as
+    /// for `shardc plan --device`, or a TOML file with any of: link (bytes/s, and by axis in a table `links`),
+    /// memory (bytes/s), flops (1/s), latency, start, line (s) [default: link = 50e9, memory = 1e12, flops =
+    /// 50e12, latency = 10e-6, start = 1e-6, line = 50e-9]
     #[arg(long, value_name = "NAME|FILE.toml", help_heading = "Layout")]
     pub hardware: Option<String>,
     /// adamw or sgd [default: adamw]
@@ -216,7 +219,7 @@ flags! {
     /// Step at which the cosine ends (warmup-cosine) [default: 1000]
     #[arg(long, help_heading = "Optimizer")]
     pub total_steps: Option<usize>,
-    /// Learning rate that the cosine ends at, and that stays from there on (warmup-cosine) [default: 0]
+    /// Learning rate at the end of the cosine and after it (warmup-cosine) [default: 0]
     #[arg(long, value_name = "LR", allow_negative_numbers = true, help_heading = "Optimizer")]
     pub min_lr: Option<f64>,
     /// AdamW's betas [default: 0.9,0.999]
@@ -228,47 +231,45 @@ flags! {
     /// Decoupled weight decay [default: 0.01]
     #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub weight_decay: Option<f64>,
-    /// Parameters that decay: all, or matrices [default: all]
+    /// Parameters with weight decay: all, or matrices [default: all]
     #[arg(long, help_heading = "Optimizer")]
     pub decay: Option<String>,
-    /// Largest global gradient norm [default: off]
+    /// Maximum global gradient norm, for gradient clipping [default: off]
     #[arg(long, allow_negative_numbers = true, help_heading = "Optimizer")]
     pub clip: Option<f64>,
-    /// What the loss is multiplied by in every step (f16), a power of 2 [default: a scale that adapts]
+    /// Constant loss scale (f16), a power of 2 [default: dynamic loss scaling]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true, help_heading = "Optimizer")]
     pub loss_scale: Option<f64>,
-    /// What the loss is multiplied by in the first step (f16), a power of 2 [default: 4294967296, 2^32]
+    /// Loss scale of the first step (f16), a power of 2 [default: 4294967296, 2^32]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true, help_heading = "Optimizer")]
     pub initial_loss_scale: Option<f64>,
-    /// The scale of the loss that overflowing gradients do not halve any more, but end the run (f16), a power
-    /// of 2 [default: 1]
+    /// Minimum loss scale (f16), a power of 2; the next overflow there ends the run [default: 1]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true, help_heading = "Optimizer")]
     pub min_loss_scale: Option<f64>,
-    /// Steps without overflowing gradients, one after the other, that double the scale of the loss (f16) [default:
-    /// 1000]
+    /// Consecutive steps without overflow after which the loss scale is doubled (f16) [default: 1000]
     #[arg(long, value_name = "STEPS", help_heading = "Optimizer")]
     pub loss_scale_window: Option<u32>,
-    /// Overflows, since the scale of the loss was doubled last, of which the last and all behind it halve it (f16)
-    /// [default: 2]
+    /// The number of overflows, counted since the loss scale was last doubled, from which on each overflow halves
+    /// it (f16) [default: 2]
     #[arg(long, value_name = "N", help_heading = "Optimizer")]
     pub hysteresis: Option<u32>,
-    /// Tensors of the checkpoint that are not trained; repeatable
+    /// Checkpoint tensors that are not trained; repeatable
     #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
     pub freeze: Vec<String>,
-    /// Sharding of a tensor of the checkpoint, or of a scope's last value: D is -, ?, an axis, a*b or
-    /// a:(k)n, then @pN; or one of the words colwise, rowwise, replicated, for a tensor or the weight
-    /// and bias of a scope; repeatable. auto: layouts of all values and parameters are chosen by price,
-    /// whatever the axes are called
+    /// Sharding of a checkpoint tensor, or of the last value of a scope: D is -, ?, an axis, a*b or a:(k)n, then
+    /// @pN; or one of the words colwise, rowwise, replicated, for a tensor or the weight and bias of a scope;
+    /// repeatable. auto: layouts of all values and parameters are chosen by estimated cost, regardless of the
+    /// names of the axes
     #[arg(long, value_name = "GLOB=D,D|auto", help_heading = "Layout")]
     pub shard: Vec<String>,
-    /// How ranks of the running plan exchange data: threads, mpi or nccl [default: threads]
+    /// How ranks communicate when the plan runs: threads, mpi or nccl [default: threads]
     #[arg(long, help_heading = "Run")]
     pub transport: Option<String>,
-    /// Device: cpu, or cuda, which puts code of the plan's kernels into its folder (run compiles them
-    /// where there is none) [default: cpu]
+    /// Device: cpu, or cuda, which adds compiled kernels to the plan's folder (run compiles them if they are
+    /// missing) [default: cpu]
     #[arg(long, help_heading = "Run")]
     pub device: Option<String>,
-    /// Architectures that --device cuda makes code for [default: sm_80,sm_90a]
+    /// Architectures for which --device cuda compiles kernels [default: sm_80,sm_90a]
     #[arg(long, value_name = "ARCH,..", help_heading = "Run")]
     pub arch: Option<String>,
 }
@@ -290,7 +291,7 @@ impl Flags {
             None if cuda => Ok(DEFAULT_ARCHS.map(String::from).into()),
             None => Ok(BTreeSet::new()),
             Some(all) if cuda => all.split(',').map(arch).collect(),
-            Some(all) => Err(Diag::new("flag", "--arch is for code of a device")
+            Some(all) => Err(Diag::new("flag", "--arch is for CUDA kernels")
                 .at(format!("--arch {all}"))
                 .help(format!("add --device cuda, or leave --arch {all} out"))),
         }

@@ -74,7 +74,7 @@ fn absent(name: &Name, cache: Option<&Path>) -> Diag {
     let of = if *revision == "main" { String::new() } else { format!(" --revision {revision}") };
     let d = Diag::new(
         "not-cached",
-        format!("there is no folder `{org}/{name}`, and no such model in the cache"),
+        format!("`{org}/{name}` is not a folder, and the model is not in the cache"),
     )
     .rule("a model is a path, or ORG/NAME in Hugging Face's cache (HF_HUB_CACHE, HF_HOME)")
     .help(format!("download it: hf download {org}/{name}{of}"));

@@ -43,16 +43,16 @@ pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
     if is_text(path) {
         let mut input = read_text(path)?;
         if o.balance.aux.is_some() || o.balance.z != 0.0 {
-            let what = "--moe-aux and --moe-z-loss change nothing: a text has the losses it has";
+            let what = "--moe-aux and --moe-z-loss change nothing: the losses of a text model are part of the text";
             input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
         }
         if o.dropout != Dropout::Nothing {
-            let what = "--dropout changes nothing: a text has the numbers that it draws";
+            let what = "--dropout has no effect: dropout of a text model is part of the text";
             input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
         }
         let mut roles = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
         if o.balance.rate != 0.0 && !roles.any(|r| r.kind == RoleKind::Load) {
-            let what = "--moe-bias-rate changes nothing: the text counts no choices of experts";
+            let what = "--moe-bias-rate has no effect: the text does not count choices of experts";
             input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
         }
         return Ok(input);

@@ -295,10 +295,8 @@ fn across_nodes(s: &Stored) -> Vec<Diag> {
             all.iter().filter(over).map(|c| c.bytes).sum::<f64>()
         });
         let most = sent.fold(0.0, f64::max) as usize;
-        let what = format!(
-            "groups over {name} reach over more than one node of {}",
-            count(node, "rank", "ranks")
-        );
+        let what =
+            format!("groups over {name} span several nodes of {}", count(node, "rank", "ranks"));
         let help = match name {
             "ep" => "use a smaller ep, or etp=1 so that ep takes the nearest ranks".into(),
             _ => {
@@ -329,10 +327,10 @@ fn roomy_buffers(s: &Stored) -> Option<Diag> {
         all.map(|n| f.ty(n.outs[0]).local_bytes(mesh))
     });
     let largest = buffers.max().filter(|_| worst > 2.0)?;
-    let what = format!("buffers of experts hold {worst:.1} times an even load");
+    let what = format!("buffers of experts hold {worst:.1} times a balanced load");
     Some(
         Diag::new("moe-buffers", what)
-            .rule("without --moe-bound a buffer holds what may ever be needed")
+            .rule("without --moe-bound a buffer is large enough for any routing")
             .why(format!("a buffer of one layer has {} on a rank", report::bytes(largest)))
             .help("use --moe-bound 2, or --moe-capacity 2 to drop what does not fit"),
     )

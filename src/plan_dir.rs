@@ -173,7 +173,7 @@ fn unchanged(dir: &Path, text: &str, head: &Head) -> Result<[String; TEXTS.len()
 fn not_a_plan(dir: &Path, file: &str, what: impl std::fmt::Display) -> Diag {
     Diag::new("plan", what.to_string())
         .at(dir.join(file).display().to_string())
-        .help("make the plan again with shardc compile")
+        .help("recompile the plan with shardc compile")
 }
 
 /// The texts of a plan but `plan.json`.
@@ -313,7 +313,7 @@ fn read_bytes(dir: &Path, name: &str) -> Result<Vec<u8>> {
     if !path.exists() {
         return Err(not_a_plan(dir, name, "a file of the plan is missing"));
     }
-    files::read(&path, MAX_FILE).map_err(|d| d.help("or make the plan again with shardc compile"))
+    files::read(&path, MAX_FILE).map_err(|d| d.help("or recompile the plan with shardc compile"))
 }
 
 /// A text of a plan, of at most [`MAX_FILE`] bytes.
@@ -346,9 +346,9 @@ pub fn read(dir: &Path) -> Result<Stored> {
             ("this is a file", "give the folder of the plan".to_string())
         } else if dir.join("config.json").is_file() {
             let help = format!("compile it first: shardc compile {place} -o {place}.plan");
-            ("this is a model, no plan", help)
+            ("this is a model, not a plan", help)
         } else {
-            ("there is no plan here", format!("shardc compile MODEL -o {place} makes one"))
+            ("no plan is here", format!("shardc compile MODEL -o {place} makes one"))
         };
         return Err(Diag::new("plan", what).at(place.to_string()).help(help));
     }
@@ -387,7 +387,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
     bounds::scaling(&head.settings, &module).map_err(|e| bad("plan.json", e))?;
     let (tokens, seq) = (head.settings.tokens, head.settings.seq);
     if !tokens.fits(seq) {
-        return Err(bad("plan.json", format!("{seq} tokens cannot be dealt as {tokens:?}")));
+        return Err(bad("plan.json", format!("{seq} tokens cannot be distributed as {tokens:?}")));
     }
     let schedule =
         parse_csv(&csv).map_err(|d| d.at(dir.join("schedule.csv").display().to_string()))?;

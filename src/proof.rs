@@ -54,7 +54,7 @@ impl Texts {
 /// Whether a plan is proved when it is compiled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Prove {
-    /// If that takes no longer than a second; a plan that is not understood is written, too.
+    /// If the proof takes a second or less; a plan that the prover does not understand is written anyway.
     Auto,
     Yes,
     No,
@@ -127,9 +127,10 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
     let help =
         "this is a bug of shardc: report it with the command; --prove no compiles without a proof";
     if let Some(r) = report.refuted.first() {
-        let mut d = Diag::new("refuted", format!("the plan is not its model: {}", r.what))
-            .why(format!("plan: {}", r.plan))
-            .why(format!("textbook: {}", r.textbook));
+        let mut d =
+            Diag::new("refuted", format!("the plan does not compute its model: {}", r.what))
+                .why(format!("plan: {}", r.plan))
+                .why(format!("textbook: {}", r.textbook));
         d.place.clone_from(&r.plan_place);
         return Err(d.help(help));
     }
@@ -146,7 +147,7 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
         }
         Some(g) => Err(Diag::new("not-understood", format!("`{}`: {}", g.op, g.lemma))
             .at(g.place)
-            .rule("--prove yes writes plans that are proved")
+            .rule("--prove yes writes only plans that are proved")
             .help("use --prove auto, which writes the plan and says so")),
     }
 }
@@ -213,7 +214,7 @@ pub fn of_texts(dir: &Path) -> Result<Texts> {
     let bad = |file: &str, m: String| {
         Diag::new("plan", m)
             .at(dir.join(file).display().to_string())
-            .help("make the plan again with shardc compile")
+            .help("recompile the plan with shardc compile")
     };
     let read = |file: &str| plan_dir::read_file(dir, file);
     let options: Options = toml::from_str(&read("options.toml")?)

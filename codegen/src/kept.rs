@@ -56,7 +56,7 @@ impl Own {
         let bad = |why: &str| {
             Diag::new("plan", format!("code for a device that is not as the plan states it: {why}"))
                 .at(path.display().to_string())
-                .help("make the plan again with shardc compile")
+                .help("recompile the plan with shardc compile")
         };
         let check = |code: Vec<u8>| match self.hashes.get(name) {
             Some(h) if *h == blake3::hash(&code).to_hex().as_str() => {
@@ -138,7 +138,7 @@ fn cached(source: &Source, arch: &str) -> Result<Vec<u8>> {
     let name = format!("{stem}-{}.cubin", version?);
     let code = nvrtc::compile(source, arch)?.cubin;
     cubin::check(&code).map_err(|why| {
-        Diag::new("cuda-compile", format!("the compiler made no code of a device: {why}"))
+        Diag::new("cuda-compile", format!("device code was not compiled: {why}"))
             .help("check which library SHARDC_NVRTC_DIR leads to")
     })?;
     let kept = [&code[..], blake3::hash(&code).as_bytes()].concat();

@@ -87,7 +87,7 @@ pub fn launch(mesh: &Mesh, func: &Func, x: &Launch, coords: &[usize]) -> Result<
     Err(Diag::new("plan", format!("no kernel does {} in one launch", names.join(", ")))
         .at(format!("@{}, {}", func.name, func.name(nodes[0].outs[0])))
         .rule(KERNEL_KINDS)
-        .help("compile the plan again with this version of shardc"))
+        .help("recompile the plan with this version of shardc"))
 }
 
 fn layout<'a>(

@@ -211,7 +211,7 @@ impl Device {
         let names: Vec<String> = all.iter().map(|d| d.name.clone()).collect();
         all.into_iter().find(|d| d.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
             let short: String = name.chars().take(40).collect();
-            let d = Diag::new("device", format!("there is no machine `{short}`"))
+            let d = Diag::new("device", format!("unknown machine `{short}`"))
                 .rule("a machine has a name, or is a TOML file");
             let d = match meant(&short.to_lowercase(), &names)[..] {
                 [] => d,

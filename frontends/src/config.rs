@@ -85,13 +85,13 @@ impl<'a> Config<'a> {
     /// A count of 1 to 2^31 that may be absent or null.
     pub fn count_if(&self, key: &str) -> Result<Option<usize>> {
         let Some(v) = self.get(key) else { return Ok(None) };
-        let help = format!("write a whole number of 1 to {MAX_COUNT}");
+        let help = format!("write an integer from 1 to {MAX_COUNT}");
         match v.as_u64() {
             Some(n @ 1..=MAX_COUNT) => Ok(Some(n as usize)),
             Some(n) => Err(self.error(key, format!("`{key}` is {n}"), help)),
             None if v.is_number() => Err(self.error(key, format!("`{key}` is {v}"), help)),
             None => {
-                let what = format!("`{key}` must be a whole number, not {}", kind(v));
+                let what = format!("`{key}` must be an integer, not {}", kind(v));
                 Err(self.error(key, what, help))
             }
         }
@@ -102,8 +102,8 @@ impl<'a> Config<'a> {
         let Some(v) = self.get(key) else { return Ok(None) };
         v.as_i64().map(Some).ok_or_else(|| {
             let got = if v.is_number() { v.to_string() } else { kind(v).to_string() };
-            let what = format!("`{key}` must be a whole number, not {got}");
-            self.error(key, what, "write a whole number such as 0, or null")
+            let what = format!("`{key}` must be an integer, not {got}");
+            self.error(key, what, "write an integer such as 0, or null")
         })
     }
 
@@ -196,7 +196,7 @@ impl<'a> Config<'a> {
         let Some(v) = self.get(key) else { return Ok(None) };
         let count = |v: &Value| v.as_u64().filter(|n| *n <= MAX_COUNT).map(|n| n as usize);
         let counts = v.as_array().and_then(|a| a.iter().map(count).collect());
-        counts.map(Some).ok_or_else(|| self.wrong(key, "a list of whole numbers", v, "[0, 1]"))
+        counts.map(Some).ok_or_else(|| self.wrong(key, "a list of integers", v, "[0, 1]"))
     }
 
     /// A list of strings that may be absent or null.

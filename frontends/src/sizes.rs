@@ -343,7 +343,7 @@ fn idle_balance(f: &Family, shape: &Shape, sparse: bool) -> Vec<Diag> {
         (Mode::Train, true) => None,
     };
     let idle = asked.into_iter().filter(|a| a.1).filter_map(|(flag, _, serves, lacks)| {
-        let what = format!("{flag} changes nothing: {}", why(serves, lacks)?);
+        let what = format!("{flag} has no effect: {}", why(serves, lacks)?);
         Some(Diag::new("no-effect", what).help("leave it out"))
     });
     idle.collect()

@@ -152,7 +152,7 @@ impl ScaleState {
             let end = || {
                 Diag::new("nan-loss", what())
                     .rule("gradients are finite, or the scale of the loss can fall")
-                    .help("compile again without --loss-scale, or with a lower one")
+                    .help("recompile without --loss-scale, or with a lower one")
             };
             return if finite { Ok(()) } else { Err(end()) };
         };
@@ -180,7 +180,7 @@ impl ScaleState {
                     1 => "1 step was skipped".into(),
                     n => format!("{n} steps were skipped"),
                 })
-                .help("compile again with --dtype bf16, with a lower --lr, or with --clip 1.0"));
+                .help("recompile with --dtype bf16, with a lower --lr, or with --clip 1.0"));
         }
         now.scale = (now.scale / FACTOR).max(min);
         Ok(())

@@ -219,7 +219,7 @@ impl<'a> Checker<'a> {
                 let m = format!("no kernel does {} in one launch", names.join(", "));
                 self.at_node("plan", &nodes[0], &[], m)
                     .rule(KERNEL_KINDS)
-                    .help("leave out the & of 1 of them, or compile the plan again")
+                    .help("leave out the & of 1 of them, or recompile the plan")
             });
         }
     }

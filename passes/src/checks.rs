@@ -47,7 +47,7 @@ pub fn check_source(mesh: &Mesh, f: &Func, o: &Options) -> Result<()> {
     if o.recompute == Recompute::Fit {
         return Err(Diag::new("flag", "what `fit` stands for is not chosen yet")
             .at("--recompute fit")
-            .help("use --recompute sqrt, or another that is said"));
+            .help("use --recompute sqrt, or another policy"));
     }
     check_arguments(f, o)?;
     check_results(f)?;

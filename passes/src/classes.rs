@@ -13,7 +13,7 @@ pub(crate) fn lists(m: &Module, s: &Schedule, mode: Mode) -> Result<(Index, Vec<
     let broken = |what: String| {
         Diag::new("plan", what)
             .rule("the functions of a plan are those of its schedule")
-            .help("compile the plan again with this version of shardc")
+            .help("recompile the plan with this version of shardc")
     };
     let timeline = replay(s, &Times::unit(s.owner.len()))?;
     let index = Index::of(m, s, mode).map_err(broken)?;

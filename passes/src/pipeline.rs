@@ -154,7 +154,7 @@ fn run(pass: &Pass, state: &mut State) -> Changed {
         let what = format!("`{}` takes modules of phase {}, not {phase}", pass.name, pass.from);
         return Err(Diag::new("phase", what)
             .rule("a pass takes what the passes before it leave")
-            .help(format!("give what stands before `{}`: --dump-all writes it", pass.name)));
+            .help(format!("give the program before `{}`: --dump-all writes it", pass.name)));
     }
     let changed = (pass.run)(state)?;
     state.module_mut().phase = pass.to;
@@ -172,7 +172,7 @@ pub fn on_mesh(m: &Module, o: &Options) -> Result<()> {
     }
     let own: Vec<String> = m.mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size)).collect();
     Err(Diag::new("mesh", format!("the program is for the mesh [{}]", own.join(", ")))
-        .rule("a program goes on with the flags that it was made with")
+        .rule("a program continues with the flags that it was compiled with")
         .help(format!("give --mesh {}, and the other flags as they were", own.join(","))))
 }
 

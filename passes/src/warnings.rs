@@ -97,14 +97,14 @@ fn no_effect(mesh: &Mesh, params: &[ParamLayout], o: &Options) -> Vec<Diag> {
         warn(format!("--zero {} splits nothing: the mesh has no dp_shard or cp", o.zero), help);
     }
     if o.cp_mode != CpMode::AllGather && mesh.axis("cp").is_none() {
-        warn("--cp-mode changes nothing: the mesh has no cp".into(), "add cp=2 to --mesh".into());
+        warn("--cp-mode has no effect: the mesh has no cp".into(), "add cp=2 to --mesh".into());
     }
     if o.cp_split.is_some() && mesh.axis("cp").is_none() {
-        warn("--cp-split changes nothing: the mesh has no cp".into(), "add cp=2 to --mesh".into());
+        warn("--cp-split has no effect: the mesh has no cp".into(), "add cp=2 to --mesh".into());
     }
     let grid = Grid::of(mesh, o.tp_mode).unwrap_or_default();
     if o.tp_mode != TpMode::OneD && !grid.cuts_stream() {
-        let what = format!("--tp-mode {} changes nothing: the mesh has no tp", o.tp_mode);
+        let what = format!("--tp-mode {} has no effect: the mesh has no tp", o.tp_mode);
         warn(what, "add tp=4 to --mesh".into());
     }
     if o.tp_steps == TpSteps::Summa
@@ -190,7 +190,7 @@ fn named_ops(m: &Module, o: &Options) -> Vec<Diag> {
         op => all().all(|n| n.op.mnemonic() != op),
     });
     let warn = |name: &String| {
-        let what = format!("--recompute ops:{name} changes nothing: no layer has such an op");
+        let what = format!("--recompute ops:{name} has no effect: no layer has such an op");
         Diag::new("no-effect", what).help(format!("leave {name} out"))
     };
     missing.map(warn).collect()

@@ -97,7 +97,7 @@ class Plan:
     def parameters(self) -> List[Parameter]:
         """How ranks hold each parameter: one entry for each rank class that has it.
 
-        Raises ShardcError where DTensor cannot say it: pieces in another order than the mesh's, or uneven ones.
+        Raises ShardcError where DTensor cannot say it: shards in an order other than the mesh's, or uneven ones.
         """
         found = json.loads(run(["export", str(self.path), "--to", "dtensor"]))
         mesh = tuple(zip(found["mesh_dim_names"], found["mesh_shape"]))

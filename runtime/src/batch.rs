@@ -152,10 +152,11 @@ fn in_range(s: &Settings, row: &InputRow, x: &[i32]) -> Result<()> {
 pub(crate) fn check_inputs(w: &Wiring) -> Result<Vec<InputRow>> {
     let s = &w.plan.settings;
     if !s.tokens.fits(s.seq) {
-        let message = format!("{} tokens cannot be dealt to the ranks as {:?}", s.seq, s.tokens);
+        let message =
+            format!("{} tokens cannot be distributed to the ranks as {:?}", s.seq, s.tokens);
         return Err(Diag::new("plan", message)
             .rule("zigzag deals 2 chunks of equal length to every rank of cp")
-            .help("compile the plan again with this version of shardc"));
+            .help("recompile the plan with this version of shardc"));
     }
     let table = inputs(&w.plan.module);
     for slot in w.inputs.iter().flatten() {

@@ -80,7 +80,7 @@ pub(crate) trait Engine: Send {
 /// A place outside of an arena.
 pub(crate) fn out_of_arena() -> Diag {
     Diag::new("plan", "a place of the plan is not in its arena")
-        .help("compile the plan again with this version of shardc")
+        .help("recompile the plan with this version of shardc")
 }
 
 /// The processor's.

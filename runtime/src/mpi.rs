@@ -181,7 +181,7 @@ impl Post for Mpi {
                     let message = format!("{len} B were expected, {found} B came");
                     return Err(Diag::new("rank-failed", message)
                         .rule("members of a group give tensors of the same sizes")
-                        .help("compile the plan again with 1 version of shardc for all ranks"));
+                        .help("recompile the plan with 1 version of shardc for all ranks"));
                 }
             }
         }

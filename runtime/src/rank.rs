@@ -83,7 +83,7 @@ fn fits(name: &str, all: &[f32]) -> Result<()> {
         Some(x) => {
             Err(Diag::new("weights", format!("`{name}` has {x}, which is too large for f16"))
                 .rule("f16 ends at 65504")
-                .help("compile again with --dtype bf16 or f32"))
+                .help("recompile with --dtype bf16 or f32"))
         }
     }
 }

@@ -435,7 +435,7 @@ impl Session {
                     };
                     let cause =
                         Diag::new("rank-failed", format!("{} {what}", self.wiring.rank_text(rank)))
-                            .help("start again from the last checkpoint, with 1 thread per rank");
+                            .help("restart from the latest checkpoint, with 1 thread per rank");
                     failures.push((rank, Failed { own: e != RecvTimeoutError::Timeout, cause }));
                 }
             }

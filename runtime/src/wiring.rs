@@ -62,7 +62,7 @@ pub(crate) struct Port<'a> {
 fn broken(message: String) -> Diag {
     Diag::new("plan", message)
         .rule("a plan states the place of every value, inside its arena")
-        .help("compile the plan again with this version of shardc")
+        .help("recompile the plan with this version of shardc")
 }
 
 impl Wiring {

@@ -129,17 +129,17 @@ fn damaged(dir: &Path, what: String) -> Diag {
     let Ok(whole) = dir.canonicalize() else { return d };
     let step = whole.file_name().and_then(|n| step_of(&n.to_string_lossy()));
     let (Some(step), Some(parent)) = (step, whole.parent()) else {
-        return d.help("go on from another one: name its folder step-NNNNNNNN");
+        return d.help("resume from another one: name its folder step-NNNNNNNN");
     };
     let before = all(parent).ok().and_then(|found| found.into_iter().rev().find(|x| x.0 < step));
     match before {
         Some((_, older)) => d.help(format!(
-            "move it away and go on from the one before, {}: mv {} {}",
+            "move it away and resume from the one before, {}: mv {} {}",
             older.file_name().unwrap_or_default().display(),
             dir.display(),
             dir.with_file_name(format!("damaged-{step:08}")).display()
         )),
-        None => d.help("there is no older one beside it"),
+        None => d.help("no older one is next to it"),
     }
 }
 
@@ -159,17 +159,19 @@ impl Saved {
     ///
     /// # Errors
     /// `checkpoint` if there is none, or its index is wrong, or its files cannot be read or do not fit it; `file` if
-    /// there is no such folder.
+    /// the folder does not exist.
     pub fn open(dir: &Path) -> Result<Saved> {
         if dir.is_file() {
             return Err(Diag::new("file", "this is a file, a checkpoint is a folder")
                 .at(dir.display().to_string())
-                .help("give the folder step-NNNNNNNN, or the one that it is in"));
+                .help("give the folder step-NNNNNNNN, or its parent folder"));
         }
         if !dir.exists() {
-            return Err(Diag::new("file", "there is no such folder")
+            return Err(Diag::new("file", "the folder does not exist")
                 .at(dir.display().to_string())
-                .help("check the path: a checkpoint is a folder step-NNNNNNNN, or the one that it is in"));
+                .help(
+                    "check the path: a checkpoint is a folder step-NNNNNNNN, or its parent folder",
+                ));
         }
         let dir = if dir.join("index.json").exists() { dir.to_path_buf() } else { last(dir)? };
         let path = dir.join("index.json");
@@ -181,7 +183,7 @@ impl Saved {
         let format = &json["format"];
         if !format.as_u64().is_some_and(|n| (OLDEST..=u64::from(FORMAT)).contains(&n)) {
             let what = format!("it has format {format}, this shardc reads {OLDEST} to {FORMAT}");
-            return Err(broken(&dir, what).help("go on with the shardc that wrote it"));
+            return Err(broken(&dir, what).help("use the version of shardc that wrote it"));
         }
         let index: Index =
             serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
@@ -197,7 +199,7 @@ impl Saved {
         if named.is_some_and(|step| step != index.step) {
             let what = format!("index.json is of step {}, the folder is not", index.step);
             return Err(broken(&dir, what)
-                .help(format!("give the folder the name that it had: step-{:08}", index.step)));
+                .help(format!("give the folder its original name: step-{:08}", index.step)));
         }
         if let Some(run) = index.run.as_ref().filter(|run| run.rows >= 1 << 62) {
             return Err(wrong(format!("index.json: {} rows", run.rows)));
@@ -248,7 +250,7 @@ impl Saved {
         let path = dir.join("plan.json");
         let head = if path.exists() { files::read(&path, MAX_INDEX)? } else { vec![] };
         if seal::hash(&head) != self.plan {
-            return Err(broken(&dir, "plan.json: this is another plan than wrote it".into()));
+            return Err(broken(&dir, "plan.json: this is not the plan that wrote it".into()));
         }
         Ok(stored)
     }
@@ -272,7 +274,7 @@ impl Saved {
             let wrong = |what: String| damaged(&self.dir, format!("{name}: {what}"));
             let found = hash(&path).map_err(|d| wrong(d.message))?;
             if found != (file.header.clone(), file.blake3.clone()) {
-                return Err(wrong("the data are not those that were written".into()));
+                return Err(wrong("the data is not what was written".into()));
             }
         }
         Ok(())
@@ -400,7 +402,7 @@ impl Tensor {
 fn last(dir: &Path) -> Result<PathBuf> {
     let mut found = all(dir).map_err(|e| broken(dir, e.to_string()))?;
     found.pop().map(|f| f.1).ok_or_else(|| {
-        Diag::new("file", "there is no checkpoint here")
+        Diag::new("file", "no checkpoint is here")
             .at(dir.display().to_string())
             .help("write some with shardc run PLAN --save DIR --save-every 100")
     })

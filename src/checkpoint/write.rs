@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 fn failed(path: &Path, e: &dyn std::fmt::Display) -> Diag {
     Diag::new("save", format!("the checkpoint cannot be written: {e}"))
         .at(path.display().to_string())
-        .help("make room or permissions there, and go on from the last one, with --resume")
+        .help("free space or fix the permissions there, and resume from the latest checkpoint with --resume")
 }
 
 /// The checkpoints of a run. Older ones are taken apart while it goes on.
@@ -124,7 +124,7 @@ pub fn check_steps(dir: &Path, done: usize) -> Result<()> {
     let (what, way) = match later.iter().rev().find(is_whole) {
         Some((last, _)) => (
             format!("it holds a checkpoint of step {last}, this run begins after step {done}"),
-            format!("go on from step {last} with --resume, {away}, or save to another folder"),
+            format!("resume from step {last} with --resume, {away}, or save to another folder"),
         ),
         None => (
             format!("{} has no index.json, so it is not a checkpoint", first.display()),
@@ -143,7 +143,7 @@ fn begin(dir: &Path, step: usize, stored: &Stored) -> Result<()> {
     let fail = |e: std::io::Error| failed(&new, &e);
     let there = step_folder(dir, step);
     if there.exists() {
-        return Err(Diag::new("save-target", "there is a checkpoint of this step already")
+        return Err(Diag::new("save-target", "a checkpoint of this step exists already")
             .at(there.display().to_string())
             .help("move it away, or name another folder"));
     }

@@ -86,8 +86,10 @@ impl Launched {
         };
         let needed = |name: &str| -> Result<usize> {
             number(name)?.ok_or_else(|| {
-                refuse(format!("{} is set and {name} is not", found(n, &var)))
-                    .help(format!("start all processes by {}, which sets 4 variables", n.launcher))
+                refuse(format!("{} is set and {name} is not", found(n, &var))).help(format!(
+                    "start all processes with {}, which sets 4 variables",
+                    n.launcher
+                ))
             })
         };
         let (rank, world) = (needed(n.rank)?, needed(n.world)?);
@@ -127,7 +129,7 @@ impl Launched {
             ));
         }
         Err(d.help(format!(
-            "start {} by {}, or compile for a mesh of {}",
+            "start {} with {}, or compile for a mesh of {}",
             count(ranks, "process", "processes"),
             self.launcher,
             count(world, "rank", "ranks")

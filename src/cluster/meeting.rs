@@ -73,8 +73,8 @@ pub fn meet(
     });
     let leader = said.map_err(|e| {
         Diag::new("cluster", format!("the store of torchrun at {place} does not answer: {e}"))
-            .rule(format!("with {STORE}=True, process 0 says in torchrun's store where it is"))
-            .help("check that no firewall is between the hosts, or unset the variable")
+            .rule(format!("with {STORE}=True, process 0 announces its address in torchrun's store"))
+            .help("check that no firewall blocks the hosts, or unset the variable")
     })?;
     Ok(Meeting::of(door, leader, secret))
 }

@@ -47,12 +47,12 @@ enum Links {
 #[derive(clap::Args, Clone, Default, Debug)]
 #[group(skip)]
 pub struct Connections {
-    /// Seconds after which a process that says nothing is lost, and the job ends; a day at most
+    /// Seconds without a sign of life after which a process counts as lost and the job ends; at most a day
     /// [default: 30]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub silence: Option<u64>,
-    /// Connect processes of several hosts although they have no secret: whoever reaches process 0's port
-    /// can end the job, or take part in it
+    /// Connect processes on several hosts without a secret: anyone who can reach process 0's port can end the
+    /// job, or take part in it
     #[arg(long)]
     pub insecure_control: bool,
 }
@@ -63,7 +63,7 @@ impl Connections {
         let given =
             [("--silence", self.silence.is_some()), ("--insecure-control", self.insecure_control)];
         let warning = |flag: &str| {
-            let message = format!("{flag} changes nothing: ranks are threads of one process");
+            let message = format!("{flag} has no effect: ranks are threads of one process");
             Diag::new("no-effect", message)
                 .help("leave it out, or run with --transport mpi or nccl")
         };
@@ -339,8 +339,8 @@ impl Job {
             let message =
                 format!("processes {a} ({}) and {b} ({}) share a device", cards[a], cards[b]);
             return Err(Diag::new("launcher", message)
-                .rule("NCCL connects ranks that have a device each")
-                .why(format!("newer versions of NCCL can be told otherwise: {SHARED}=1"))
+                .rule("NCCL needs a device for each rank")
+                .why(format!("newer versions of NCCL allow shared devices: {SHARED}=1"))
                 .help("start as many processes per host as it has devices; or 1 process without --transport nccl, whose ranks are threads that share devices"));
         }
         self.control.barrier();
@@ -375,7 +375,7 @@ mod tests {
             let how = Flags::try_parse_from(all).unwrap_or_else(|e| panic!("{e}")).all;
             how.without_effect().into_iter().map(|d| format!("{} {}", d.code, d.message)).collect()
         };
-        let why = "changes nothing: ranks are threads of one process";
+        let why = "has no effect: ranks are threads of one process";
         assert_eq!(said(&[]), [""; 0]);
         assert_eq!(said(&["--silence", "30"]), [format!("no-effect --silence {why}")]);
         assert_eq!(said(&["--silence", "9", "--insecure-control"]).len(), 2);

@@ -18,7 +18,7 @@ const MOST: u64 = 4096;
 /// be UTF-8: what is there is never taken for nothing.
 ///
 /// # Errors
-/// `no-secret` if it is short, `file` if its file is not this user's alone.
+/// `no-secret` if it is short, `trust` if other users can change its file.
 pub fn of(var: impl Fn(&str) -> Option<OsString>) -> Result<Secret> {
     let (name, text) = match (var(SECRET), var(FILE)) {
         (Some(text), _) => (SECRET, text.into_vec()),

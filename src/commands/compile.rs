@@ -29,7 +29,7 @@ pub fn compile(
     let (model, flags) = gather(model, flags)?;
     let (o, archs) = (flags.options_for(&model)?, flags.archs()?);
     if out.is_none() && !archs.is_empty() {
-        return Err(Diag::new("flag", "code of kernels is part of a plan's folder")
+        return Err(Diag::new("flag", "compiled kernels are part of a plan's folder")
             .at("--device cuda")
             .help("add -o DIR"));
     }
@@ -72,7 +72,7 @@ pub fn compile(
         }
         if let Some(ms) = done.report.kernel_ms {
             let archs: Vec<&str> = archs.iter().map(String::as_str).collect();
-            note(format!("made code of kernels for {} in {ms:.0} ms", archs.join(", ")));
+            note(format!("compiled kernels for {} in {ms:.0} ms", archs.join(", ")));
         }
     }
     if let Some(dir) = out.filter(|_| !json) {

@@ -19,11 +19,11 @@ use toml::Value;
 /// What is compared.
 #[derive(Args, Debug)]
 pub struct Diff {
-    /// Folder that shardc compile wrote
+    /// A plan: a folder that shardc compile wrote
     pub before: PathBuf,
-    /// Another one
+    /// Another plan
     pub after: PathBuf,
-    /// Compare prices too, on this machine: a name, or a TOML file as those of cost/hardware
+    /// Also compare estimated times, on this machine: a name, or a TOML file like those in cost/hardware
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub device: Option<String>,
 }
@@ -76,8 +76,7 @@ fn human(c: &Comparison) -> String {
     if let Some(why) = &c.no_causes {
         out += &format!("\ncauses are not known: {why}\n");
     } else if c.rows.iter().any(|r| r.causes.is_empty()) && !c.options.is_empty() {
-        out +=
-            "\n-: neither one option of the second plan makes this, nor is it gone without one\n";
+        out += "\n-: no single option of the second plan causes this, and it does not disappear without one\n";
     }
     out
 }

@@ -34,7 +34,7 @@ fn look() -> Vec<Found> {
         found("CUDA driver", "run --device cuda", devices().map_err(said)),
         found(
             "NVRTC",
-            "compile --device cuda: code of kernels",
+            "compile --device cuda: compiled kernels",
             nvrtc::is_here().map(|()| "found".into()).map_err(said),
         ),
         found("NCCL", "run --transport nccl", version().map(|n| n.to_string()).map_err(said)),

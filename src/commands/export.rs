@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 /// What is exported.
 #[derive(Args, Debug)]
 pub struct Export {
-    /// Folder that shardc compile wrote
+    /// A plan: a folder that shardc compile wrote
     pub plan: PathBuf,
-    /// The software that is to read it
+    /// The target software
     #[arg(long, value_enum)]
     pub to: Target,
-    /// A new folder for the files; else a single file is printed
+    /// A new folder for the files [default: a single file is printed]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
 }
@@ -67,5 +67,5 @@ fn new_folder(dir: &Path) -> Result<()> {
 fn unwritten(dir: &Path, why: &str) -> Diag {
     Diag::new("output", why.to_string())
         .at(dir.display().to_string())
-        .help("give -o a new folder where there is one to put it in")
+        .help("give -o a new folder inside a folder that exists")
 }

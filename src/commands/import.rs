@@ -27,9 +27,9 @@ Then `shardc compile model.pt2 --mesh tp=2 -o DIR` and `shardc run DIR --weights
 /// Flags of `shardc import`.
 #[derive(Args, Debug)]
 pub struct Import {
-    /// What torch.export.save wrote
+    /// An archive that torch.export.save wrote
     archive: PathBuf,
-    /// File to write; else the text is printed
+    /// File to write [default: standard output]
     #[arg(short, long)]
     output: Option<PathBuf>,
     /// Sequences per microbatch, over all ranks [default: those of the archive, or 8]
@@ -38,7 +38,7 @@ pub struct Import {
     /// Tokens per sequence [default: those of the archive, or 512]
     #[arg(long)]
     seq: Option<usize>,
-    /// With the loss, or the forward pass to logits
+    /// train (with the loss), or infer (the forward pass to logits)
     #[arg(long, value_enum, default_value_t = For::Train)]
     mode: For,
 }

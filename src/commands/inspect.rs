@@ -26,45 +26,44 @@ use shardc_ir::text;
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)] // the subcommand has this name already
 pub struct Inspect {
-    /// Show the program after a pass: source, annotate, propagate, partition, ..., ranked; or the
-    /// kernels of a rank, and their text
+    /// Show the program after a pass: source, annotate, propagate, partition, ..., ranked; or, with kernels, the
+    /// kernels of a rank and their text
     #[arg(long)]
     pub phase: Option<String>,
     /// Show the programs of this rank class
     #[arg(long, value_name = "C")]
     pub class: Option<usize>,
-    /// Show the programs with this rank's place in the mesh and its slice of every weight
+    /// Show the programs with this rank's coordinates in the mesh and its slice of every weight
     #[arg(long, value_name = "R", conflicts_with = "class")]
     pub rank: Option<usize>,
-    /// Add the size of a rank's piece to every line
+    /// Add the local size (of a rank's shard) to every line
     #[arg(long)]
     pub local: bool,
-    /// Show memory, and collectives per layer and microbatch (of the class, if one is given)
+    /// Show memory, and collectives per layer and microbatch (of the class, if given)
     #[arg(long, conflicts_with_all = ["phase", "local", "rank"])]
     pub summary: bool,
     /// Show ranks with their coordinates and groups: the first 64, or those asked for
     #[arg(long, value_name = "all|FROM-TO", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "", conflicts_with_all = ["phase", "local", "rank", "summary"])]
     pub ranks: Option<String>,
-    /// List every collective of a step: its group, nodes, bytes, and what goes on around it (of the class or
-    /// rank, if one is given)
+    /// List every collective of a step: its group, nodes, bytes, and what overlaps with it (of the class or rank,
+    /// if given)
     #[arg(long, conflicts_with_all = ["phase", "local", "summary", "ranks"])]
     pub collectives: bool,
-    /// Ranks of one node [default: what the plan was compiled with]
+    /// Ranks per node [default: those the plan was compiled with]
     #[arg(long, value_name = "N", requires = "collectives")]
     pub node: Option<usize>,
     /// List what the rank does in a step: receives, calls, sends, exchanges, the optimizer
     #[arg(long, requires = "rank", conflicts_with_all = ["phase", "local", "collectives"])]
     pub instructions: bool,
-    /// Draw the schedule: who does what when, with bubbles (of one pipeline rank with --class); F, I and W
-    /// take one unit of time
+    /// Draw the schedule with its bubbles (of one pipeline rank with --class); F, I and W take one unit of time
     #[arg(long, conflicts_with_all = ["phase", "local", "rank", "summary", "ranks", "collectives"])]
     pub timeline: bool,
-    /// Draw it with the times of a run: a file of run --trace, whose first step is left out if it has
-    /// more
+    /// Draw the schedule with the times of a run, from a file of run --trace; the first of several steps is left
+    /// out
     #[arg(long, value_name = "TRACE", requires = "timeline")]
     pub times: Option<std::path::PathBuf>,
-    /// Write the timeline and the memory of every rank over time as a picture
+    /// Write the timeline, and the memory of every rank over time, as an SVG picture
     #[arg(long, value_name = "FILE", requires = "timeline")]
     pub svg: Option<std::path::PathBuf>,
 }

@@ -11,10 +11,10 @@ use std::path::PathBuf;
 /// What is measured.
 #[derive(Args, Debug)]
 pub struct Measure {
-    /// Ranks that run at once, as threads of this process
+    /// Ranks that run concurrently, as threads of this process
     #[arg(long, default_value_t = 1)]
     pub ranks: usize,
-    /// The device file, which --device takes
+    /// The machine file to write, for --device
     #[arg(short, long)]
     pub output: PathBuf,
 }

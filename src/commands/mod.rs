@@ -47,19 +47,19 @@ pub const BUILD: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SHARDC_BU
   shardc run my.plan --data 'bytes:src/**/*.rs' --steps 50
 
 Exit status: 0 ok, 1 problems found, 2 usage, 3 infeasible, 4 unsupported input, 5 environment,
-6 a rank failed, or the loss is not a number, 101 a bug of ours, 128 + N ended by signal N (130 Ctrl-C, 143
-SIGTERM; 130 for each process of a job that does not save), 141 nobody reads standard output."
+6 a rank failed, or the loss is not a number, 101 internal error (a bug), 128 + N ended by signal N (130 Ctrl-C,
+143 SIGTERM; 130 for each process of a job that does not save), 141 standard output was closed."
 )]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
-    /// Results for people, or as JSON
+    /// Output format: human-readable, or JSON
     #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
     pub format: Format,
-    /// Say also how long it took, and how much memory
+    /// Also report times and memory use
     #[arg(short, long, global = true, conflicts_with = "quiet")]
     pub verbose: bool,
-    /// Say nothing but results, warnings and errors
+    /// Print only results, warnings and errors
     #[arg(short, long, global = true)]
     pub quiet: bool,
 }
@@ -88,61 +88,61 @@ pub enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
-    /// Compile a model to a plan: HF folder or its config.json, .ir, .pt2, shardc.toml
+    /// Compile a model to a plan, from an HF folder or its config.json, .ir, .pt2, shardc.toml
     Compile {
         /// HF folder, its config.json, a .ir text, a .pt2 archive or a shardc.toml
         model: PathBuf,
-        /// Folder of the plan
+        /// Folder to write the plan to
         #[arg(short, long)]
         output: Option<PathBuf>,
         #[command(flatten)]
         passes: passes::Watched,
-        /// Prove the plan: auto (with -o, if not said otherwise) if that takes a second or less
+        /// Prove the plan [default with -o: auto]
         #[arg(long, value_enum)]
         prove: Option<Prove>,
         #[command(flatten)]
         flags: Box<Flags>,
     },
-    /// Print completions for a shell: put them where it looks for them
+    /// Print shell completions
     Completions { shell: clap_complete::Shell },
-    /// Say what this machine has of what commands can use, and how to get the rest
+    /// Report which optional tools and libraries this machine has, and how to get the missing ones
     Doctor,
-    /// Turn an archive of torch.export (.pt2) into a model text (.ir)
+    /// Convert a torch.export archive (.pt2) to a text model (.ir)
     #[command(after_help = import::EXPORT)]
     Import(import::Import),
-    /// Run one pass on a program: what --dump-all wrote, or a text of that form
+    /// Run one pass on a program, as written by --dump-all
     Opt {
         /// Text of a program
         program: PathBuf,
         /// The pass
         #[arg(long)]
         pass: String,
-        /// File to write; else the program is printed
+        /// File to write [default: standard output]
         #[arg(short, long)]
         output: Option<PathBuf>,
         #[command(flatten)]
         flags: Box<Flags>,
     },
-    /// Write a plan as flags or files of other software, or say what that lacks
+    /// Write a plan as flags or files for other software, or report what that software cannot express
     Export(export::Export),
-    /// Show a plan: its programs, its summary, its ranks
+    /// Show a plan: its programs, a summary, its ranks
     Inspect {
-        /// Folder that shardc compile wrote
+        /// A plan: a folder that shardc compile wrote
         plan: PathBuf,
         #[command(flatten)]
         what: inspect::Inspect,
     },
-    /// Say why a value, a collective, a tensor or a rule is as it is
+    /// Explain why a value, a collective, a tensor or a rule is the way it is
     Explain {
-        /// Folder that shardc compile wrote
+        /// A plan: a folder that shardc compile wrote
         plan: PathBuf,
         /// %value, collective:N, tensor:NAME, rule:CODE (which needs no plan), transfers (sends and receives between
         /// stages), memory, or price
         what: Option<String>,
     },
-    /// Run a plan: ranks as threads, or as processes that a launcher has started
+    /// Run a plan, with ranks as threads or as processes started by a launcher
     Run {
-        /// Folder that shardc compile wrote
+        /// A plan: a folder that shardc compile wrote
         plan: PathBuf,
         #[command(flatten)]
         how: Box<run::Run>,
@@ -151,37 +151,37 @@ pub enum Command {
     LaunchScript(launch_script::LaunchScript),
     /// What two plans differ in: options, memory, exchanges, programs, price; and which option makes it
     Diff(diff::Diff),
-    /// Print the manual page of shardc, or of a command: shardc man run | man -l -
+    /// Print the manual page of shardc or of a command: shardc man run | man -l -
     Man {
         /// The command
         of: Option<String>,
     },
-    /// Time kernels and exchanges on this machine, and write it as a file that --device takes
+    /// Measure kernels and exchanges on this machine, and write a machine file for --device
     Measure(measure::Measure),
-    /// Which layouts of a model fit a machine, how long a step takes in each, and where the time goes
+    /// Find layouts of a model that fit a machine, with the estimated time of a step and where it goes
     Plan(Box<plan::Plan>),
-    /// What a step costs on a machine: of a compiled plan, or of the runs in a table
+    /// Estimate the time of a step on a machine, for a compiled plan or for the runs in a table
     Price(price::Price),
-    /// Write a plan as one page for a browser: settings, mesh, timeline, memory, collectives, program
+    /// Write a plan as an HTML page: settings, mesh, timeline, memory, collectives, program
     Report(report::Report),
-    /// Convert a checkpoint: to the pieces of another mesh, or to a Hugging Face folder
+    /// Convert a checkpoint to the shards of another mesh, or to a Hugging Face folder
     Reshard(reshard::Reshard),
-    /// Show that a plan computes what its model means, for all numbers: exit status 0 proved, 1 refuted,
-    /// 4 not understood
+    /// Prove that a plan computes what its model means, for all inputs: exit status 0 proved, 1 refuted, 4 not
+    /// understood
     Prove {
-        /// Folder that shardc compile wrote
+        /// A plan: a folder that shardc compile wrote
         plan: PathBuf,
-        /// By terms, for all numbers and plans of any size; by evaluation of all ranks over a field, for
-        /// small plans; or by both
+        /// symbolic, for all inputs and plans of any size; field, by evaluating all ranks over a finite field,
+        /// for small plans; or both
         #[arg(long, value_enum, default_value_t = By::Symbolic)]
         by: By,
-        /// Take the texts as they are: no hashes are compared
+        /// Read the texts as they are, without comparing hashes
         #[arg(long)]
         text: bool,
     },
-    /// Check a plan: that it is what its model compiles to, types, collective order, memory
+    /// Check a plan: that it is what its model compiles to, its types, order of collectives and memory
     Verify {
-        /// Folder that shardc compile wrote
+        /// A plan: a folder that shardc compile wrote
         plan: PathBuf,
         #[command(flatten)]
         how: verify::Verify,

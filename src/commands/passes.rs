@@ -30,7 +30,7 @@ pub struct Watched {
     /// Verify the program after each pass
     #[arg(long, help_heading = "Passes")]
     verify_each: bool,
-    /// Begin with a pass, at the program that --dump-all wrote before it
+    /// Start at a pass, with the program that --dump-all wrote before it
     #[arg(long, num_args = 2, value_names = ["PASS", "FILE"], help_heading = "Passes")]
     from: Option<Vec<String>>,
 }
@@ -49,10 +49,8 @@ impl Watched {
     pub fn said(&self, mut d: Diag) -> Diag {
         if let Some([pass, file]) = self.from.as_deref().filter(|_| d.code == "refuted") {
             d.help = vec![
-                format!(
-                    "with --from {pass}, the program of {file} computes something else than the model here"
-                ),
-                "take back what was changed of it; or --prove no, which writes it as it is".into(),
+                format!("with --from {pass}, the program of {file} does not compute this model"),
+                "undo the changes to it; or use --prove no, which writes it anyway".into(),
             ];
         }
         d
@@ -72,10 +70,10 @@ impl Watched {
         if let (Some(last), Some((first, _))) = (last, &from)
             && place(last.name) < place(first.name)
         {
-            let what = format!("`{}` does not run: it stands before `{}`", last.name, first.name);
+            let what = format!("`{}` does not run: it comes before `{}`", last.name, first.name);
             return Err(Diag::new("unknown-pass", what)
                 .at(format!("--dump-after {}", last.name))
-                .help(format!("name `{}` or one behind it", first.name)));
+                .help(format!("name `{}` or a later pass", first.name)));
         }
         if let Some(dir) = &self.dump_all {
             dumps(dir)?;
@@ -154,7 +152,7 @@ fn attempt<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
         Err(Diag::new("pass", format!("{what} cannot do with this program"))
             .rule("a pass takes what the passes before it leave")
             .why(words)
-            .help("begin with a text that --dump-all wrote with the same flags, and change little of it"))
+            .help("start from a text that --dump-all wrote with the same flags, with few changes"))
     })
 }
 
@@ -175,7 +173,7 @@ fn read(path: &Path) -> Result<Source> {
             Diag::new("phase", "the text does not say of which phase its program is")
                 .rule("a program between two passes says its phase")
                 .help(format!(
-                    "write `phase {}`, or another of docs/passes.md, behind the line of the mesh",
+                    "write `phase {}`, or another one from docs/passes.md, after the line of the mesh",
                     likely(&source.module)
                 )),
         ));
@@ -210,7 +208,7 @@ fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
         return Err(Diag::new("pass", format!("--from cannot begin with `{}`", pass.name))
             .at(format!("--from {}", pass.name))
             .rule("until `annotate` is done, a family's recipe is not in the text")
-            .help("use --from propagate, or a pass behind it; or change the model.ir of a plan"));
+            .help("use --from propagate or a later pass, or change the model.ir of a plan"));
     }
     Ok((pass, read(path)?.module))
 }

@@ -28,10 +28,10 @@ use std::path::{Path, PathBuf};
 pub struct Plan {
     /// HF folder, or its config.json
     pub model: PathBuf,
-    /// Ranks, one on each device
+    /// Number of ranks, one per device
     #[arg(long)]
     pub gpus: usize,
-    /// Machine of the ranks: a name, or a TOML file as those of cost/hardware
+    /// Machine that the ranks run on: a name, or a TOML file like those in cost/hardware
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub device: String,
     /// Sequences per step over all ranks [default: one per rank]
@@ -43,32 +43,33 @@ pub struct Plan {
     /// Element type of weights and activations: f32, bf16 or f16
     #[arg(long, default_value = "bf16")]
     pub dtype: String,
-    /// Memory of one rank for its plan [default: the machine's, less what lies beside a plan on a GPU]
+    /// Memory of a rank for its plan [default: the machine's, less what lies beside a plan on a GPU]
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
-    /// Only layouts that `export --to` takes for this software; what it does itself is asked for (of megatron
-    /// --decay matrices and --cp-split zigzag, of nanotron --layers equal)
+    /// Only layouts that `export --to` takes for this software; what it always does is the default (for megatron
+    /// --decay matrices and --cp-split zigzag, for nanotron --layers equal)
     #[arg(long = "for", value_enum, value_name = "TARGET")]
     pub target: Option<Target>,
-    /// Plans that are compiled and fit
+    /// Number of fitting plans to find
     #[arg(long, default_value_t = 10)]
     pub top: usize,
-    /// Numbers of the layout that are given: tp, cp, pp, dp, ep, etp, v (stages per rank), mb, zero, sp
+    /// Fixed numbers of the layout: tp, cp, pp, dp, ep, etp, v (stages per rank), mb, zero, sp
     #[arg(long, value_name = "tp=8,..", value_delimiter = ',')]
     pub fix: Vec<String>,
-    /// Numbers of the machine that are others: hbm, link, nic (GB/s), memory (bytes), domain. And what no plan
-    /// has, so that lines are priced and not executable: offload=GB/s (the optimizer's state on the host, over a
-    /// link as fast in each direction; 25 if nothing is said), optimizer=8bit or bf16 (its moments), weights=fp8
+    /// Changed numbers of the machine: hbm, link, nic (GB/s), memory (bytes), domain. Also features that shardc
+    /// does not have, with which lines are estimated but not executable: offload=GB/s (the optimizer state on the
+    /// host, over a link of this speed in each direction; 25 if no number is given), optimizer=8bit or bf16 (its
+    /// moments), weights=fp8
     #[arg(long, value_name = "nic=100,..", value_delimiter = ',')]
     pub what_if: Vec<String>,
-    /// Show where the time of a line goes, and what constants it rests on
+    /// Show where the time of a line goes, and the constants that the estimate uses
     #[arg(long, value_name = "LINE")]
     pub explain: Option<usize>,
-    /// Of each line the largest sequence (in steps of 64 tokens where --seq is a multiple of them, else of
-    /// --seq) or microbatch that fits, all else as it is, and what limits it
+    /// For each line, the largest sequence (in steps of 64 tokens if --seq is a multiple of 64, else of --seq) or
+    /// microbatch that fits with everything else unchanged, and what limits it
     #[arg(long, value_enum)]
     pub max: Option<Of>,
-    /// Folder for the plan of the first line
+    /// Folder to write the plan of the first line to
     #[arg(short, long)]
     pub output: Option<PathBuf>,
     #[command(flatten)]

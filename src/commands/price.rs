@@ -25,21 +25,21 @@ use std::path::PathBuf;
 /// What is priced.
 #[derive(Args, Debug)]
 pub struct Price {
-    /// Folder that shardc compile wrote
+    /// A plan: a folder that shardc compile wrote
     pub plan: Option<PathBuf>,
-    /// Machine of the ranks: a name, or a TOML file as those of cost/hardware
+    /// Machine that the ranks run on: a name, or a TOML file like those in cost/hardware
     #[arg(long, value_name = "NAME|FILE.toml", required_unless_present = "rows")]
     pub device: Option<String>,
     /// List every launch and exchange of the plan, with its sizes
     #[arg(long)]
     pub launches: bool,
-    /// Compare with a run of the plan: the file of `run --trace`
+    /// Compare with a run of the plan, from a file of `run --trace`
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Price the runs of a table (columns as cost/tests/data has them) in place of a plan
+    /// Estimate the runs of a table instead of a plan (columns as in cost/tests/data)
     #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "device", "launches", "trace"])]
     pub rows: Option<PathBuf>,
-    /// File to write the runs' `id,step_s` to; else they are printed
+    /// File to write the runs' `id,step_s` to [default: standard output]
     #[arg(short, long, requires = "rows")]
     pub output: Option<PathBuf>,
 }

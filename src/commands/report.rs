@@ -12,15 +12,15 @@ use std::path::PathBuf;
 /// What the page is of.
 #[derive(Args, Debug)]
 pub struct Report {
-    /// Folder that shardc compile wrote
+    /// A plan: a folder that shardc compile wrote
     pub plan: PathBuf,
-    /// Say where the time goes on this machine: a name, or a TOML file as those of cost/hardware
+    /// Estimate where the time goes on this machine: a name, or a TOML file like those in cost/hardware
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub device: Option<String>,
-    /// Show beside it what a run took: a file of run --trace
+    /// Also show the times of a run, from a file of run --trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Show beside it another plan: a folder that shardc compile wrote
+    /// Also show another plan: a folder that shardc compile wrote
     #[arg(long, value_name = "PLAN")]
     pub compare: Option<PathBuf>,
     /// The page to write

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Reshard {
-    /// A checkpoint, or a folder of them, of which the last is taken
+    /// A checkpoint, or a folder of checkpoints, of which the latest is taken
     pub dir: PathBuf,
     /// hf for a Hugging Face folder, or a mesh: dp_shard=8
     #[arg(long, value_name = "hf|MESH")]
@@ -28,11 +28,11 @@ pub struct Reshard {
     /// Folder to write: the model, or the folder of the checkpoint
     #[arg(short, long)]
     pub output: PathBuf,
-    /// Stage of ZeRO of the mesh [default: that of the checkpoint's plan]
+    /// ZeRO stage on that mesh [default: that of the checkpoint's plan]
     #[arg(long)]
     pub zero: Option<u8>,
-    /// With --to hf: the model folder whose tokenizer and element types the saved one gets [default: that
-    /// of the checkpoint's plan]
+    /// With --to hf, the model folder that provides the tokenizer and element types [default: that of the
+    /// checkpoint's plan]
     #[arg(long, value_name = "DIR")]
     pub base: Option<PathBuf>,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub fn reshard(how: &Reshard, as_json: bool) -> Result<i32> {
 
 fn to_model(saved: &Saved, stored: &Stored, how: &Reshard) -> Result<PathBuf> {
     if let Some(zero) = how.zero {
-        return Err(Diag::new("flag", "--zero is for checkpoints: a model is whole")
+        return Err(Diag::new("flag", "--zero is for checkpoints: a saved model is not sharded")
             .at(format!("--zero {zero}"))
             .help("leave --zero out"));
     }

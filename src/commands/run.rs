@@ -46,18 +46,18 @@ use steps::Leader;
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct Run {
-    /// HF folder with the weights to start from, or the .pt2 archive [default: random weights]
+    /// HF folder with the initial weights, or the .pt2 archive [default: random weights]
     #[arg(long, value_name = "PATH")]
     pub weights: Option<PathBuf>,
-    /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with
-    /// --tokenizer, bytes:GLOB, one token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,..
-    /// [default: random numbers]
+    /// Training data: a file of tokens (.bin of Megatron, llm.c or nanoGPT, .npy), text:GLOB with --tokenizer,
+    /// bytes:GLOB with one token per byte, or columns: FILE.safetensors, or NAME=FILE.npy,.. [default: random
+    /// data]
     #[arg(long)]
     pub data: Option<String>,
-    /// Folder with tokenizer.json, or that file: what makes tokens of text
+    /// Tokenizer for text: a folder with tokenizer.json, or that file
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
-    /// Data whose loss is shown every --eval-every steps, without training on it
+    /// Evaluation data, whose loss is shown every --eval-every steps
     #[arg(long, value_name = "DATA")]
     pub eval_data: Option<String>,
     /// Steps between evaluations [default: 10]
@@ -65,64 +65,64 @@ pub struct Run {
     pub eval_every: Option<u64>,
     #[command(flatten)]
     pub given: Given,
-    /// The last step, counted from the first one of training [default: 10]
+    /// Number of the last step, counted from the start of training [default: 10]
     #[arg(long)]
     pub steps: Option<usize>,
-    /// One batch for all steps: safetensors with input_ids and labels, i64 [global_batch, seq], or with the
+    /// A fixed batch for all steps: safetensors with input_ids and labels, i64 [global_batch, seq], or with the
     /// columns that the model takes
     #[arg(long, value_name = "FILE", conflicts_with = "data")]
     pub batch: Option<PathBuf>,
-    /// Write logits, loss, gradients and parameters there (recompiles the plan to observe them)
+    /// File for logits, loss, gradients and parameters (recompiles the plan to observe them)
     #[arg(long, value_name = "FILE", requires = "batch")]
     pub dump: Option<PathBuf>,
-    /// Write the model as an HF folder at the end, or when the run is interrupted; with --save-every,
+    /// Save the model as an HF folder at the end, or when the run is interrupted; with --save-every, save
     /// checkpoints instead
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     #[command(flatten)]
     pub saving: HowToSave,
-    /// Write checkpoints to --save DIR/step-NNNNNNNN every so many steps, and after the last one: what
-    /// --resume goes on from, on any mesh
+    /// Write checkpoints to --save DIR/step-NNNNNNNN every N steps and after the last step; --resume can continue
+    /// from them on any mesh
     #[arg(long, value_name = "N", requires = "save", value_parser = clap::value_parser!(u64).range(1..))]
     pub save_every: Option<u64>,
-    /// Checkpoints that are kept, the newest ones [default: 2]
+    /// Number of checkpoints to keep, newest first [default: 2]
     #[arg(long, value_name = "N", requires = "save_every", value_parser = clap::value_parser!(u64).range(1..))]
     pub keep: Option<u64>,
-    /// Go on after a checkpoint: the last one of a folder, or the one that is named
+    /// Resume from a checkpoint: the latest one in a folder, or a specific one
     #[arg(long, value_name = "DIR", conflicts_with = "weights")]
     pub resume: Option<PathBuf>,
-    /// Write what every rank did, and when, as a trace for Perfetto or chrome://tracing
+    /// Write a trace of what every rank did, for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Write what every step came to, an object of JSON a line: loss, learning rate, norm of gradients, time,
-    /// memory; with --resume behind the steps that the file has
+    /// Write a JSON object per step: loss, learning rate, gradient norm, time, memory; with --resume, append to
+    /// the steps in the file
     #[arg(long, value_name = "FILE.jsonl")]
     pub metrics: Option<PathBuf>,
     /// Write the same numbers as events for TensorBoard, to a new file in this folder
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
-    /// Seconds a rank may wait for another, and the C compiler may take
+    /// Seconds that a rank may wait for another, and that the C compiler may take
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
-    /// How ranks exchange data: threads of this process, or processes that a launcher has started, by
-    /// mpi, or by nccl with --device cuda [default: the plan's, threads]
+    /// How ranks communicate: threads of this process, or processes started by a launcher, over mpi, or over nccl
+    /// with --device cuda [default: the plan's, threads]
     #[arg(long, value_parser = words())]
     pub transport: Option<Transport>,
     #[command(flatten)]
     pub connections: Connections,
-    /// Threads of one rank, at most the cores [default: the cores that its process may use, by the ranks that
-    /// share them]
+    /// Threads per rank, at most the number of cores [default: the cores available to the process, divided by the
+    /// ranks that share them]
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where ranks run: cpu, or cuda, rank r on device r modulo their number
+    /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices [default: cpu]
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
-    /// Matrix products on a device: by our own kernels, or by NVIDIA's cuBLASLt (those of two equal
-    /// types in plain batches)
+    /// Matrix products on a device: own kernels, or NVIDIA's cuBLASLt (for two operands of the same type in plain
+    /// batches) [default: own]
     #[arg(long, value_enum, default_value_t)]
     pub products: Products,
-    /// Kernels over rows on the CPU: compiled by the machine's C compiler, or interpreted, several times
-    /// slower [default: compiled; interpreted, with a warning, where no compiler does it]
+    /// Row kernels on the CPU: compiled by the machine's C compiler, or interpreted, which is several times
+    /// slower [default: compiled; interpreted, with a warning, if there is no working compiler]
     #[arg(long, value_enum)]
     pub kernels: Option<Kernels>,
 }
@@ -181,7 +181,7 @@ impl Start {
         let is_archive = crate::is_archive(dir) && dir.is_file();
         let none = || {
             let what = match (dir.exists(), dir.is_dir()) {
-                (false, _) => "there is no such folder",
+                (false, _) => "the folder does not exist",
                 _ if is_archive => "the archive was made without weights",
                 (_, false) => "this is a file: give its folder",
                 _ => "the folder has no model.safetensors and no index",
@@ -214,7 +214,7 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
         (Some(_), None) => {}
     }
     if (how.device, how.products) == (On::Cpu, Products::Cublaslt) {
-        return Err(Diag::new("flag", "the CPU's products are our own")
+        return Err(Diag::new("flag", "on the CPU, products use shardc's own kernels")
             .at("--products cublaslt")
             .help("add --device cuda, or leave --products out"));
     }
@@ -234,7 +234,7 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
     }
     let text = [&how.data, &how.eval_data].into_iter().flatten().any(|d| is_text(d));
     if let Some(tokenizer) = how.tokenizer.as_ref().filter(|_| !text) {
-        return Err(Diag::new("flag", "no text is given that the tokenizer is for")
+        return Err(Diag::new("flag", "no text is given for the tokenizer")
             .at(format!("--tokenizer {}", tokenizer.display()))
             .help("add --data text:GLOB, or leave --tokenizer out"));
     }

@@ -20,14 +20,15 @@ pub const CHECKPOINTS: &str = "checkpoints, which are f32 and have a file of eac
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)]
 pub struct HowToSave {
-    /// Element type of a saved model: f32, bf16 or f16 [default: for each tensor that of the base model,
-    /// or else that of config.json]
+    /// Element type of a saved model: f32, bf16 or f16 [default: for each tensor that of the base model, or else
+    /// that of config.json]
     #[arg(long, value_name = "TYPE", value_parser = ["f32", "bf16", "f16"])]
     pub save_dtype: Option<String>,
-    /// Most bytes of one file of a saved model, which then has several and an index [default: 5GB]
+    /// Maximum size of a file of a saved model; larger models are split into several files with an index
+    /// [default: 5GB]
     #[arg(long, value_name = "BYTES")]
     pub max_shard_size: Option<String>,
-    /// Save even where that replaces the base model, or one that shardc did not write
+    /// Save even if that replaces the base model, or a model that shardc did not write
     #[arg(long)]
     pub force: bool,
 }
@@ -131,7 +132,7 @@ pub fn apart(to: &Path, weights: Option<&Path>, stored: &Stored, how: &HowToSave
     Err(Diag::new("save-base", what)
         .at(to.display().to_string())
         .why(format!("the base model is in {}", base.display()))
-        .rule("what a run begins from is not replaced by what it makes")
+        .rule("a run does not replace the model that it starts from")
         .help("save to a new folder, or add --force to replace the base model"))
 }
 
@@ -152,7 +153,7 @@ pub fn prepare(how: &HowToSave, weights: Option<&Path>, stored: &Stored) -> Resu
     };
     for name in &base.skipped {
         let from = from.as_deref().unwrap_or(Path::new(""));
-        note(format!("{} is not a file, and is not kept", from.join(name).display()));
+        note(format!("{} is not a regular file, and is left out", from.join(name).display()));
     }
     if !base.has_tokenizer() && stored.facts.is_some() {
         let place = match &from {

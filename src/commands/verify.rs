@@ -21,10 +21,10 @@ use std::path::Path;
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 #[group(skip)]
 pub struct Verify {
-    /// Compute: all ranks of the plan's programs, in f64, against its model.ir on one rank
+    /// Execute all ranks of the plan's programs in f64, and compare with its model.ir on one rank
     #[arg(long)]
     pub numbers: bool,
-    /// The same with a smaller model, compiled alike: it says nothing of this plan
+    /// The same with a smaller model, compiled with the same options: it does not check this plan itself
     #[arg(long, conflicts_with = "numbers")]
     pub tiny: bool,
 }

@@ -171,7 +171,7 @@ impl Columns {
                     continue;
                 }
                 let known: Vec<&str> = self.arrays.keys().take(8).map(String::as_str).collect();
-                let what = format!("there is no column `{}`", row.name);
+                let what = format!("the column `{}` is missing", row.name);
                 return Err(wrong(&self.spec, what).why(format!(
                     "{} are there: {}",
                     self.arrays.len(),
@@ -190,7 +190,7 @@ impl Columns {
             let float =
                 matches!(a.element, Element::F64 | Element::F32 | Element::Bf16 | Element::F16);
             if float && !row.dtype.is_float() {
-                let what = format!("`{}` is floats, the model takes whole numbers", row.name);
+                let what = format!("`{}` has floats, the model takes integers", row.name);
                 return Err(wrong(&a.place(), what));
             }
             if !row.input.batch {
@@ -222,7 +222,7 @@ impl Columns {
     pub fn read(&self, row: &InputRow, rows: &[usize]) -> Result<Numbers> {
         let (a, moves) = self
             .of(row)
-            .ok_or_else(|| wrong(&self.spec, format!("there is no column `{}`", row.name)))?;
+            .ok_or_else(|| wrong(&self.spec, format!("the column `{}` is missing", row.name)))?;
         let (n, shared) = (row.elements(), [0]);
         let rows = if row.input.batch { rows } else { &shared[..] };
         let mut all = Vec::with_capacity(n * rows.len());

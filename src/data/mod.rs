@@ -314,7 +314,7 @@ fn read(pattern: &str, wrong: &dyn Fn(String) -> Diag) -> Result<Vec<(PathBuf, V
         file.take(len.min(left + 1)).read_to_end(&mut bytes).map_err(unreadable)?;
         left = left.checked_sub(bytes.len() as u64).ok_or_else(|| {
             wrong(format!("the files that {pattern} names hold more than {MAX_BYTES} bytes"))
-                .help("name fewer files, or make a file of tokens of them")
+                .help("name fewer files, or tokenize them to a file")
         })?;
         if !bytes.is_empty() {
             files.push((path, bytes));

@@ -68,7 +68,7 @@ impl Text {
         Err(Diag::new("not-built", "this shardc was built without tokenizers")
             .at(place.display().to_string())
             .help("cargo build --release --features tokenizers")
-            .help("or make a file of tokens before: docs/data.md says which there are"))
+            .help("or tokenize the text to a file first: docs/data.md lists the formats"))
     }
 
     /// What tells it from other text.

@@ -41,14 +41,14 @@ fn call<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<
 pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
     let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
     if !path.exists() {
-        return Err(wrong(path, "there is no such file"));
+        return Err(wrong(path, "the file does not exist"));
     }
     let bytes = files::read(path, MOST_BYTES)?;
     let mut tokenizer = call(path, || Tokenizer::from_bytes(&bytes))?;
     if let ModelWrapper::BPE(model) = tokenizer.get_model()
         && let Some(p) = model.dropout.filter(|&p| p > 0.0)
     {
-        return Err(wrong(path, format!("its model leaves out merges at random (dropout {p})"))
+        return Err(wrong(path, format!("its model skips merges at random (dropout {p})"))
             .help("set model.dropout to null: tokens must be the same in every run"));
     }
     // What is kept there are lengths that somebody once wanted.

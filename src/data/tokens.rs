@@ -82,7 +82,7 @@ impl TokenFile {
             return Err(wrong(
                 path,
                 format!(
-                    "it has {size} B, and its header speaks of {count} tokens of {} B from byte {start} on",
+                    "it has {size} B, and its header declares {count} tokens of {} B from byte {start} on",
                     width.bytes()
                 ),
             ));
@@ -123,7 +123,7 @@ fn wrong(path: &Path, what: String) -> Diag {
     Diag::new("data", what)
         .at(path.display().to_string())
         .rule("tokens are in .npy, Megatron's .bin and .idx, llm.c's .bin, or 2 bytes each")
-        .help("write the file again; docs/data.md says what each form is")
+        .help("write the file again; docs/data.md describes each format")
 }
 
 /// Where tokens begin, how they are stored, and how many there are, if the header says so.
@@ -185,7 +185,7 @@ fn megatron(index: &Path, size: u64) -> Result<Header> {
         left -= now as u64 / 4;
     }
     if total.checked_mul(width.bytes()) != Some(size) {
-        let what = format!("it speaks of {total} tokens, the .bin file has {size} B");
+        let what = format!("it declares {total} tokens, the .bin file has {size} B");
         return Err(wrong(index, what));
     }
     Ok((0, width, Some(total)))

@@ -162,7 +162,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     };
     let each = mesh.ranks() / plan.classes.len().max(1);
     let nodes: usize = plan.classes.iter().map(|c| of_class(c).saturating_mul(each)).sum();
-    e.lack(nodes > MOST, format!("{nodes} nodes of all ranks, more than are written ({MOST})"));
+    e.lack(nodes > MOST, format!("{nodes} nodes over all ranks, more than the limit of {MOST}"));
     e.done()?;
     if plan.classes.is_empty() {
         return Ok(vec![]);

@@ -15,21 +15,24 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.facts()?;
     let o = e.o;
     let [tp, cp, pp, replicas, shards] = e.axes();
-    e.lack(pp > 1, "stages: a PipelineModule in the training script makes them, not the config");
-    e.lack(cp > 1, "context parallelism: the training script makes it, not the config");
-    e.lack(o.ep > 1, "ranks of experts: the model makes them, not the config");
-    e.lack(o.sp, "sequence parallelism (--sp) of its tensor parallelism");
     e.lack(
-        replicas > 1 && shards > 1 && o.zero > 0,
-        "replicas of shards, as ZeRO of this stage has them",
+        pp > 1,
+        "stages: they belong in a PipelineModule of the training script, not in the config",
     );
+    e.lack(cp > 1, "context parallelism: it belongs in the training script, not in the config");
+    e.lack(o.ep > 1, "expert parallelism: it belongs in the model, not in the config");
+    e.lack(o.sp, "sequence parallelism (--sp) of its tensor parallelism");
+    e.lack(replicas > 1 && shards > 1 && o.zero > 0, "replicated shards (HSDP) at this ZeRO stage");
     e.lack(tp > 1 && o.zero == 3, "tensor parallelism with ZeRO-3");
-    e.lack(o.recompute == Recompute::Full, "recomputation: the model makes it, not the config");
-    e.lack(o.zero == 3 && !o.reshard_after_forward, "gathered weights that stay after forward");
+    e.lack(
+        o.recompute == Recompute::Full,
+        "recomputation: it belongs in the model, not in the config",
+    );
+    e.lack(o.zero == 3 && !o.reshard_after_forward, "weights that stay gathered after forward");
     let spared = o.decay == Decay::Matrices && o.weight_decay != 0.0;
     e.lack(
         spared,
-        "weight decay of matrices alone (--decay matrices): the training script chooses",
+        "weight decay of matrices only (--decay matrices): it belongs in the training script",
     );
     let stage = if shards > 1 { o.zero } else { 0 };
     let mut config = json!({

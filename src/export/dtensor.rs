@@ -105,13 +105,16 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let n = turned.len();
     e.lack(
         n > 0,
-        format!("pieces in another order than the mesh's: {n} parameters, first {}", some(&turned)),
+        format!(
+            "shards in an order other than the mesh's: {n} parameters, first {}",
+            some(&turned)
+        ),
     );
     let n = uneven.len();
     e.lack(
         n > 0,
         format!(
-            "pieces that are not those of torch.chunk: {n} parameters, first {}",
+            "shards that differ from those of torch.chunk: {n} parameters, first {}",
             some(&uneven)
         ),
     );

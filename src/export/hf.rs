@@ -18,13 +18,16 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     e.lack(o.sp, "sequence parallelism (--sp)");
     e.lack(cp > 1, "context parallelism");
     e.lack(pp > 1, "training in stages: its pipelines are for inference");
-    e.lack(f.experts.is_some(), "experts, which are not written here yet");
-    e.lack(e.s.family == "gpt2", "the fused weights of GPT-2, which are not written here yet");
+    e.lack(f.experts.is_some(), "experts, which this export does not support yet");
+    e.lack(
+        e.s.family == "gpt2",
+        "the fused weights of GPT-2, which this export does not support yet",
+    );
     e.lack(
         matches!(o.zero, 1 | 2),
         "ZeRO-1 and 2: FSDP2 shards weights, gradients and states together",
     );
-    e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without shards of weights");
+    e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without sharded weights");
     e.lack(o.auto || !o.shard.is_empty(), "layouts of single tensors (--shard)");
     let mesh = &e.s.plan.module.mesh;
     let own = mesh.axis("tp").unwrap_or_default();
@@ -65,7 +68,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let (n, first) = (odd.len(), odd.first().cloned().unwrap_or_default());
     e.lack(
         n > 0,
-        format!("a part of the ranks of tp, or other layouts: {n} parameters, first {first}"),
+        format!("sharding over part of tp, or other layouts: {n} parameters, first {first}"),
     );
     let mut out = json!({ "tp_size": tp });
     if tp > 1 {

@@ -39,7 +39,7 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let mut out = Flags::default();
     let o = e.o;
     if o.decay == Decay::All && o.weight_decay != 0.0 {
-        e.lack(true, "weight decay of biases and norms: it spares them");
+        e.lack(true, "weight decay of biases and norms: it exempts them");
         e.helps.push("compile with --decay matrices, or --weight-decay 0");
     }
     out.0 += "# data, tokenizer, checkpoints and --train-iters are yours\n";
@@ -55,15 +55,18 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
     let known = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"];
     e.lack(
         !known.contains(&family),
-        format!("flags of the family {family}, which are not written here yet"),
+        format!("flags of the family {family}, which this export does not support yet"),
     );
     let (theta, scaled) = e.rope();
     let scaling = scaling(e, scaled.as_deref());
-    e.lack(theta.fract() != 0.0, "a base of rotary positions that is not a whole number");
+    e.lack(theta.fract() != 0.0, "a rotary base that is not an integer");
     let tanh =
         |key: &str| e.s.config.get(key).and_then(|v| v.as_str()).is_some_and(|a| a != "silu");
-    e.lack(tanh("hidden_act"), "another activation than SiLU, which is not written here yet");
-    e.lack(e.has_biases(), "biases of single products (attention_bias, mlp_bias)");
+    e.lack(
+        tanh("hidden_act"),
+        "an activation other than SiLU, which this export does not support yet",
+    );
+    e.lack(e.has_biases(), "biases of individual linears (attention_bias, mlp_bias)");
     out.put("num-layers", f.layers);
     out.put("hidden-size", f.hidden);
     out.put("ffn-hidden-size", f.ffn);
@@ -96,9 +99,9 @@ fn model(e: &mut Export, f: &Facts, out: &mut Flags) -> Result<()> {
         let dense = e.s.config.get("mlp_only_layers").and_then(|v| v.as_array());
         e.lack(
             !every || dense.is_some_and(|d| !d.is_empty()),
-            "layers without experts between others",
+            "dense layers between layers with experts",
         );
-        e.lack(x.shared > 0, "an MLP beside the experts, which is not written here yet");
+        e.lack(x.shared > 0, "an MLP beside the experts, which this export does not support yet");
         out.put("num-experts", x.experts);
         out.put("moe-router-topk", x.top_k);
         out.put("moe-ffn-hidden-size", x.ffn);
@@ -124,11 +127,11 @@ const SCALING: [(&str, f64); 3] = [
     ("original_max_position_embeddings", 8192.0),
 ];
 
-/// The factor of scaled rotary positions, if they are and it can have them.
+/// The factor of scaled rotary embeddings, if they are and it can have them.
 fn scaling(e: &mut Export, kind: Option<&str>) -> Option<f64> {
     let kind = kind?;
     if kind != "llama3" {
-        e.lack(true, format!("rotary positions of scaling {kind}: it has those of llama3"));
+        e.lack(true, format!("rotary scaling of type {kind}: it has that of llama3"));
         return None;
     }
     let own = e.rope_scaling()?;
@@ -139,7 +142,7 @@ fn scaling(e: &mut Export, kind: Option<&str>) -> Option<f64> {
         let value = of(key).or(absent.filter(|_| key == SCALING[2].0));
         e.lack(
             value != Some(theirs),
-            format!("scaled rotary positions with another {key} than {theirs}"),
+            format!("scaled rotary embeddings with a {key} other than {theirs}"),
         );
     }
     of("factor")
@@ -153,10 +156,13 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
     out.put("context-parallel-size", cp);
     out.on("sequence-parallel", o.sp);
     e.lack(f.experts.is_some() && tp > 1 && !o.sp, "experts with tp and without --sp");
-    e.lack(f.kv_heads % tp != 0 && tp % f.kv_heads != 0, "these heads over these ranks of tp");
+    e.lack(
+        f.kv_heads % tp != 0 && tp % f.kv_heads != 0,
+        "this number of heads over this number of tp ranks",
+    );
     if cp > 1 {
         let zigzag = matches!(o.tokens(), TokenOrder::Zigzag { .. });
-        e.lack(!zigzag, "consecutive tokens on a rank of cp: it takes --cp-split zigzag alone");
+        e.lack(!zigzag, "contiguous tokens on a rank of cp: it supports only --cp-split zigzag");
         out.put(
             "cp-comm-type",
             match o.cp_mode {
@@ -178,7 +184,7 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
         if replicas > 1 {
             e.lack(
                 o.zero > 1,
-                "replicas of shards with ZeRO-2 and 3, which are not written here yet",
+                "replicated shards (HSDP) with ZeRO-2 and 3, which this export does not support yet",
             );
             out.put("num-distributed-optimizer-instances", replicas);
         }
@@ -189,7 +195,7 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
             out.put("ckpt-format", "fsdp_dtensor");
             e.lack(
                 o.zero == 3 && !o.reshard_after_forward,
-                "gathered weights that stay (--zero 3 without resharding)",
+                "weights that stay gathered (--zero 3 without resharding)",
             );
         }
     }

@@ -26,19 +26,19 @@ use std::collections::BTreeMap;
 /// Software that reads an export.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// Flags of Megatron-LM
+    /// Megatron-LM flags
     Megatron,
-    /// A Python module that changes a config of torchtitan
+    /// A Python module that modifies a torchtitan config
     Torchtitan,
-    /// The JSON config of DeepSpeed
+    /// A DeepSpeed JSON config
     Deepspeed,
-    /// The YAML config of nanotron
+    /// A nanotron YAML config
     Nanotron,
-    /// Arguments of `DistributedConfig` of Hugging Face transformers
+    /// Arguments of `DistributedConfig` in Hugging Face transformers
     HfTpPlan,
-    /// Placements of every parameter as DTensors of PyTorch
+    /// DTensor placements of every parameter (PyTorch)
     Dtensor,
-    /// Execution traces of MLCommons Chakra, one of each rank
+    /// MLCommons Chakra execution traces, one per rank
     Chakra,
 }
 
@@ -169,12 +169,12 @@ impl<'a> Export<'a> {
             return Ok(());
         }
         let name = self.to.name();
-        let d = Diag::new("export", format!("{name} has no words for all of this plan"))
+        let d = Diag::new("export", format!("{name} cannot express all of this plan"))
             .at(format!("--to {name}"))
-            .rule("what is exported is the plan, and nothing that is merely near");
+            .rule("an export is exact: approximations are not written");
         let d = self.lacks.iter().fold(d, |d, l| d.why(l.clone()));
         let d = self.helps.iter().fold(d, |d, h| d.help(*h));
-        Err(d.help("compile without them, or export to something else"))
+        Err(d.help("compile without them, or export to another target"))
     }
 
     /// What no software takes that has a config of its own for training.
@@ -183,28 +183,31 @@ impl<'a> Export<'a> {
         let canonical: Vec<&str> =
             ORDER.into_iter().filter(|a| o.mesh.iter().any(|m| m.0 == *a)).collect();
         let order: Vec<&str> = o.mesh.iter().map(|a| a.0.as_str()).collect();
-        self.lack(order != canonical, "another order of ranks than tp-cp-ep-dp-pp (--order)");
-        self.lack(self.s.facts.is_none(), "a model that is a text and no family");
-        self.lack(o.mode == Mode::Infer, "plans that do not train (--mode infer)");
+        self.lack(order != canonical, "an order of ranks other than tp-cp-ep-dp-pp (--order)");
+        self.lack(self.s.facts.is_none(), "a text model, which belongs to no family");
+        self.lack(o.mode == Mode::Infer, "inference plans (--mode infer)");
         self.lack(o.tp_mode != TpMode::OneD, "tensor parallelism on a grid (--tp-mode)");
         self.lack(o.auto, "a layout for every op (--shard auto)");
         self.lack(!o.shard.is_empty(), "layouts of single tensors (--shard)");
         self.lack(!o.freeze.is_empty(), "parameters that are not trained, by name (--freeze)");
         let kept = o.zero_accumulate != Accumulate::None && o.zero >= 2;
-        self.lack(kept, "what is kept whole over microbatches (--zero-accumulate)");
+        self.lack(kept, "unsharded accumulation over microbatches (--zero-accumulate)");
         self.lack(o.loss_chunks > 1, "a loss in chunks of tokens (--loss-chunks)");
-        self.lack(o.balance.rate != 0.0, "biases of routers that move (--moe-bias-rate)");
+        self.lack(o.balance.rate != 0.0, "updates of router biases (--moe-bias-rate)");
         // Which element-wise results are saved is the target's own choice: numbers and exchanges are the same.
         let own = matches!(o.recompute, Recompute::None | Recompute::Elementwise);
         let some = !own && o.recompute != Recompute::Full;
-        self.lack(some, "what is computed again, op by op or in runs of layers (--recompute)");
+        self.lack(some, "recomputation by op or by runs of layers (--recompute)");
         let dropped = matches!(o.moe, Buffers::Capacity(_));
-        self.lack(dropped, "copies that are dropped by their place (--moe-capacity)");
-        self.lack(o.dropout != Dropout::Nothing, "dropout of these places (--dropout)");
-        self.lack(o.documents.is_some(), "documents that do not see each other (--documents)");
+        self.lack(dropped, "token dropping by capacity (--moe-capacity)");
+        self.lack(o.dropout != Dropout::Nothing, "dropout at these places (--dropout)");
+        self.lack(o.documents.is_some(), "document masking (--documents)");
         let window = self.s.config.get("sliding_window").is_some_and(|w| !w.is_null());
         let window = window && self.s.config.get("use_sliding_window") != Some(&Json::Bool(false));
-        self.lack(window, "windows of attention (sliding_window), which are not written here yet");
+        self.lack(
+            window,
+            "sliding-window attention (sliding_window), which this export does not support yet",
+        );
     }
 
     /// The name of the schedule, of plans with stages.
@@ -230,7 +233,7 @@ impl<'a> Export<'a> {
             }
         }
         let inside = by_layer.values().any(|s| s.len() > 1);
-        self.lack(inside, "stages that begin inside of a layer (--layers)");
+        self.lack(inside, "stages that begin inside a layer (--layers)");
         let count = self.s.plan.schedule.owner.len();
         let of = |stage: usize| {
             let own = by_layer.iter().filter(move |x| x.1.contains(&stage)).map(|x| *x.0);
@@ -266,5 +269,6 @@ impl<'a> Export<'a> {
 }
 
 fn unknown() -> Diag {
-    Diag::new("export", "a model that is a text has no sizes").help("compile a family's model")
+    Diag::new("export", "a text model has no table of sizes")
+        .help("compile a model of a built-in family")
 }

@@ -18,13 +18,16 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     let o = e.o;
     let [tp, cp, pp, replicas, shards] = e.axes();
     let family = e.s.family.clone();
-    e.lack(family != "llama", format!("the family {family}, which is not written here yet"));
-    e.lack(e.has_biases(), "biases of single products (attention_bias, mlp_bias)");
-    e.lack(cp > 1, "context parallelism, which is not written here yet");
-    e.lack(f.experts.is_some(), "experts, which are not written here yet");
-    e.lack(o.zero > 1, "ZeRO-2 and 3: it shards the states of the optimizer alone");
+    e.lack(
+        family != "llama",
+        format!("the family {family}, which this export does not support yet"),
+    );
+    e.lack(e.has_biases(), "biases of individual linears (attention_bias, mlp_bias)");
+    e.lack(cp > 1, "context parallelism, which this export does not support yet");
+    e.lack(f.experts.is_some(), "experts, which this export does not support yet");
+    e.lack(o.zero > 1, "ZeRO-2 and 3: it shards only the optimizer state");
     e.lack(o.zero > 0 && replicas > 1 && shards > 1, "replicas of shards");
-    e.lack(f.kv_heads % tp != 0, "fewer heads of keys than ranks of tp");
+    e.lack(f.kv_heads % tp != 0, "fewer KV heads than tp ranks");
     let name = e.schedule().map(String::from);
     let engine = match name.as_deref() {
         None | Some("1f1b") => "1f1b",
@@ -39,18 +42,18 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
     };
     let counts: Vec<usize> = e.stages().iter().map(|s| s.1).collect();
     let equal = counts.windows(2).all(|w| w[0] == w[1]);
-    e.lack(pp > 1 && !equal, "stages of unequal length: it cuts by its own costs");
+    e.lack(pp > 1 && !equal, "uneven stages: it splits layers by its own costs");
     let (theta, scaled) = e.rope();
-    e.lack(scaled.is_some(), "scaled rotary positions, which are not written here yet");
+    e.lack(scaled.is_some(), "scaled rotary embeddings, which this export does not support yet");
     let (lr, warmup, total, floor) = match o.lr {
         LrSchedule::Constant { lr } => (lr, 0, STEPS, lr),
         LrSchedule::WarmupCosine { lr, warmup, total, floor } => (lr, warmup, total, floor),
     };
     let Optimizer::AdamW { beta1, beta2, eps } = o.optimizer else {
-        e.lack(true, "SGD without momentum, which is not written here yet");
+        e.lack(true, "SGD without momentum, which this export does not support yet");
         return Ok(vec![]);
     };
-    e.lack(o.dtype == DType::F16, "f16: it scales no loss");
+    e.lack(o.dtype == DType::F16, "f16: it has no loss scaling");
     let spared: &[&str] = if o.decay == Decay::All { &[] } else { &[".*norm.*", ".*bias.*"] };
     let config = json!({
         "general": { "project": "shardc", "run": "plan", "seed": o.seed, "ignore_sanity_checks": true },

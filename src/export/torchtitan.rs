@@ -30,18 +30,18 @@ pub(super) fn files(e: &mut Export) -> Result<Vec<File>> {
         matches!(o.zero, 1 | 2),
         "ZeRO-1 and 2: it shards weights, gradients and states together",
     );
-    e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without shards of weights");
+    e.lack(o.zero == 0 && shards > 1, "data parallelism over dp_shard without sharded weights");
     e.lack(
         cp > 1 && o.zero != 3,
-        "weights that are whole on the ranks of cp: it shards them over cp, too",
+        "weights that are not sharded over cp: it shards them over cp too",
     );
-    e.lack(cp > 1 && o.cp_mode != CpMode::AllGather, "a choice of how cp exchanges (--cp-mode)");
+    e.lack(cp > 1 && o.cp_mode != CpMode::AllGather, "a choice of --cp-mode");
     e.lack(
         o.etp() > 1 && f.experts.is_some() && tp > 1,
-        "experts that tp splits: it has etp=1 alone",
+        "experts split over tp: it supports only etp=1",
     );
     e.lack(o.dtype == DType::BF16 && o.grad_dtype == DType::BF16, "gradients in bf16");
-    e.lack(o.dtype == DType::F16, "f16: it scales no loss");
+    e.lack(o.dtype == DType::F16, "f16: it has no loss scaling");
     let mut args: Vec<(String, String)> = vec![];
     let mut put = |name: &str, value: String| args.push((name.into(), value));
     put("data_parallel_replicate_degree", replicas.to_string());

@@ -95,13 +95,13 @@ impl Flags {
         let silent =
             rows.into_iter().chain(of_training).chain(no_f16).chain(fixed).filter(|r| r.1 && r.2);
         let warn = |(flag, _, _, why): Row| {
-            Diag::new("no-effect", format!("{flag} changes nothing: {why}")).help("leave it out")
+            Diag::new("no-effect", format!("{flag} has no effect: {why}")).help("leave it out")
         };
         silent.map(warn).collect()
     }
 }
 
-const NO_F16: &str = "a loss is scaled in a training with --dtype f16";
+const NO_F16: &str = "the loss is scaled only in training with --dtype f16";
 const FIXED: &str = "--loss-scale stays as it is";
 const CONSTANT: &str = "it belongs to --lr-schedule warmup-cosine";
 const ROOMY: &str = "no group of experts ever gets more than that";

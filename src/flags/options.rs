@@ -300,11 +300,12 @@ impl Flags {
         };
         match (self.moe_bound, self.moe_capacity) {
             (None, None) => Ok(Buffers::Worst),
-            (Some(x), None) if x > 0.0 && x < 1.0 => {
-                Err(Diag::new("flag", format!("--moe-bound {x} is less than an even load needs"))
-                    .at(format!("--moe-bound {x}"))
-                    .help("use --moe-bound 1.5, or --moe-capacity to drop what does not fit"))
-            }
+            (Some(x), None) if x > 0.0 && x < 1.0 => Err(Diag::new(
+                "flag",
+                format!("--moe-bound {x} is less than a balanced load needs"),
+            )
+            .at(format!("--moe-bound {x}"))
+            .help("use --moe-bound 1.5, or --moe-capacity to drop what does not fit")),
             (Some(x), None) => Ok(Buffers::Bound(factor("--moe-bound", x)?)),
             (None, Some(x)) => Ok(Buffers::Capacity(factor("--moe-capacity", x)?)),
             (Some(x), Some(y)) => Err(Diag::new("flag", "two sizes of the buffers of experts")
@@ -379,14 +380,14 @@ fn documents(text: &str) -> Result<Documents> {
         let id = id.trim().parse::<i32>().ok().filter(|&id| id >= 0);
         let id = id.ok_or_else(|| wrong(format!("`{word}` has no token's number")))?;
         if to.replace(id).is_some() {
-            return Err(wrong(format!("`{key}` is there twice")));
+            return Err(wrong(format!("`{key}` is given twice")));
         }
     }
     let end = end.ok_or_else(|| wrong("no token ends a document".into()))?;
     if padding == Some(end) {
-        let what = format!("token {end} cannot both end documents and fill rows up");
+        let what = format!("token {end} cannot both end documents and pad rows");
         return Err(wrong(what).help(format!(
-            "use --documents eod={end}: behind the first each is a document of 1 token, which is not scored"
+            "use --documents eod={end}: each one after the first is a document of 1 token, which is not scored"
         )));
     }
     Ok(Documents { end, padding })

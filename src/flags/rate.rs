@@ -20,7 +20,7 @@ pub struct Rate {
     /// Step at which the cosine ends (warmup-cosine) [default: the plan's]
     #[arg(long)]
     pub total_steps: Option<usize>,
-    /// Learning rate that the cosine ends at, and that stays from there on (warmup-cosine) [default: the plan's]
+    /// Learning rate at the end of the cosine and after it (warmup-cosine) [default: the plan's]
     #[arg(long, value_name = "LR", allow_negative_numbers = true)]
     pub min_lr: Option<f64>,
 }

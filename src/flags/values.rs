@@ -170,8 +170,10 @@ fn filled(text: &str, gpus: Option<usize>) -> Result<String> {
     let Some(gpus) = gpus else {
         return match open.first() {
             None => Ok(text.into()),
-            Some(name) => Err(of_mesh(format!("{name}=auto, and nobody says of how many ranks"))
-                .help(format!("add --gpus N (compile and check), or give {name} a number"))),
+            Some(name) => {
+                Err(of_mesh(format!("{name}=auto, but the number of ranks is not given"))
+                    .help(format!("add --gpus N (compile and check), or give {name} a number")))
+            }
         };
     };
     let no_flag =
@@ -182,7 +184,7 @@ fn filled(text: &str, gpus: Option<usize>) -> Result<String> {
         return no_flag(&format!("--gpus is not in 1..={most}"), example());
     }
     if all.is_empty() {
-        return no_flag("--gpus without --mesh says nothing of axes", example());
+        return no_flag("--gpus without --mesh does not determine axes", example());
     }
     let name = match &open[..] {
         [name] => *name,
@@ -205,12 +207,14 @@ fn filled(text: &str, gpus: Option<usize>) -> Result<String> {
     let others = all.iter().filter(|a| a.1 != AUTO && !["ep", "etp"].contains(&&*a.0));
     let sizes = others.filter_map(|a| a.1.parse::<usize>().ok());
     let ranks = sizes.fold(1usize, usize::saturating_mul);
-    // What is no size is said where sizes are read.
+    // What is not a size is reported where sizes are read.
     if ranks > 0 && !gpus.is_multiple_of(ranks) {
         let near = ranks * (gpus / ranks).max(1);
-        return Err(of_mesh(format!("{gpus} ranks are no multiple of the {ranks} of other axes"))
-            .rule("--gpus is the product of all axes")
-            .help(format!("for example --gpus {near}")));
+        return Err(of_mesh(format!(
+            "{gpus} ranks are not a multiple of the {ranks} of other axes"
+        ))
+        .rule("--gpus is the product of all axes")
+        .help(format!("for example --gpus {near}")));
     }
     let size = gpus / ranks.max(1);
     let known = |part: &str| match axis(part) {

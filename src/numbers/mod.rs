@@ -174,7 +174,7 @@ fn given(w: &Weight) -> Result<Tensor> {
     };
     let wrong = |what: &str| {
         Diag::new("plan", format!("weights.json: `{}` {what}", w.param))
-            .help("make the plan again with shardc compile")
+            .help("recompile the plan with shardc compile")
     };
     let own = usize::from(w.experts.is_some());
     let shape = w.shape.get(own..).ok_or_else(|| wrong("is not a stack"))?;
@@ -326,7 +326,7 @@ impl<'a> Ranks<'a> {
                     let of = of.filter(|w| w.shape[..] == ty.sizes()[..]);
                     let of = of.ok_or_else(|| {
                         let what = format!("weights.json does not describe `{}`", role.name);
-                        Diag::new("plan", what).help("make the plan again with shardc compile")
+                        Diag::new("plan", what).help("recompile the plan with shardc compile")
                     });
                     given(of?)?
                 }

@@ -109,7 +109,7 @@ impl Step {
     /// `plan` if functions and schedule do not fit, as of no plan that was read.
     pub fn clock(&self, plan: &Plan, rank: usize) -> Result<Vec<(f64, f64)>> {
         let index = Index::of(&plan.module, &plan.schedule, plan.settings.mode).map_err(|m| {
-            Diag::new("plan", m).help("compile the plan again with this version of shardc")
+            Diag::new("plan", m).help("recompile the plan with this version of shardc")
         })?;
         let mut slots = self.timeline.ranks[rank].iter();
         // What is left of an action that is two calls.

@@ -237,7 +237,7 @@ fn is_legal(f: &Facts, base: &Options, i: Inner) -> bool {
 }
 
 /// Stages, schedules, ZeRO and recomputation around what is inside. Of a layer `selective` keeps 8 bytes a token less
-/// than `elementwise` (docs/memory.md), which is no other layout to choose between.
+/// than `elementwise` (docs/memory.md), which is not a separate choice.
 fn outer(f: &Facts, base: &Options, pp: usize, i: Inner, out: &mut Vec<Candidate>) {
     let dp = i.shards * i.replicas;
     let microbatches = base.global_batch / dp / i.microbatch;

@@ -41,7 +41,7 @@ fn policies() -> Vec<Recompute> {
 /// needs least.
 pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     let Some(limit) = o.memory else {
-        return Err(Diag::new("flag", "there is no memory to fit in")
+        return Err(Diag::new("flag", "the memory limit is not given")
             .at("--recompute fit")
             .rule("--recompute fit is for a given --memory")
             .help("give --memory 24GiB, or what a rank has"));

@@ -189,7 +189,7 @@ fn what_is_no_whole_checkpoint_is_refused() {
     let again = ["run", "plan", "--steps", "5", "--resume"];
     let with = |name: &'static str| [&again[..], &[name]].concat();
     refused(&dir, &with("none"), 2, &["error[file]", "none", "check the path"]);
-    refused(&dir, &with("plan"), 2, &["there is no checkpoint here", "--save-every"]);
+    refused(&dir, &with("plan"), 2, &["no checkpoint is here", "--save-every"]);
     refused(&dir, &["run", "other", "--steps", "5", "--resume", "good"], 4, &["tensor-shape"]);
     refused(&dir, &with("stateless"), 4, &["missing-tensor", "exp_avg"]);
     // What was left in the middle of a save is not seen.
@@ -644,7 +644,7 @@ fn what_is_in_the_way_is_named() {
     // The first of those that are later, and the last that one can go on from.
     let more = ["--steps", "6", "--resume", "good", "--save", "good", "--save-every", "2"];
     train(&dir, "plan", &[&more[..], &["--keep", "9"]].concat());
-    let words = ["error[save-target]", "go on from step 6", "move good/step-00000004 and"];
+    let words = ["error[save-target]", "resume from step 6", "move good/step-00000004 and"];
     refused(&dir, &on("good/step-00000002"), 2, &words);
     std::fs::remove_dir_all(dir.join("good/step-00000006")).expect("removed");
     // A folder under another's name.

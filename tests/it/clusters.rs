@@ -278,7 +278,7 @@ fn what_does_not_fit_ends_the_job_with_one_message() {
     one_message(&text(&o.stderr), &["error[plans-differ]", "the checkpoint of step"]);
 
     let o = run(&mut base(2, &dir.join("none")));
-    one_message(&text(&o.stderr), &["error[plan]", "there is no plan here"]);
+    one_message(&text(&o.stderr), &["error[plan]", "no plan is here"]);
     assert_eq!(o.status.code(), Some(2));
 
     // A learning rate at which the loss is not a number soon.

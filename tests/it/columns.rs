@@ -250,7 +250,7 @@ fn a_model_without_tokens_has_what_others_have() {
     };
     let batch = ["--batch", "eight.safetensors"];
     let said = compile("one", &["--seq", "4"]);
-    assert!(said.contains("--seq changes nothing: the model takes no tokens"), "{said}");
+    assert!(said.contains("--seq has no effect: the model takes no tokens"), "{said}");
     let want = losses(&run(&lab, "one", &batch).0);
     // The gradient of everything, and what it shows.
     lab.ok(&[&["run", "one", "--steps", "1", "--dump", "d.safetensors"][..], &batch].concat());
@@ -352,7 +352,7 @@ fn columns_that_do_not_fit_are_refused() {
         let said = lab.refuses(&["run", "plan", "--data", data], 2, "data");
         assert!(said.contains(word), "{data}: no `{word}` in {said}");
     };
-    refuses("x=x.npy", "there is no column `y`");
+    refuses("x=x.npy", "the column `y` is missing");
     refuses("x=y.npy,y=x.npy", "the model takes rows of [6]");
     refuses("x=x.npy,x=y.npy", "two files");
     lab.refuses(&["run", "plan", "--data", "x=none.npy,y=y.npy"], 2, "file");

@@ -67,7 +67,7 @@ const CASES: [Case; 9] = [
         "mixtral",
         &["--mesh", "dp=4,ep=2", "--dtype", "bf16", "--decay", "matrices"],
         &[
-            ("torchtitan", "without shards of weights"),
+            ("torchtitan", "without sharded weights"),
             ("nanotron", "experts"),
             ("deepspeed", "experts"),
             ("hf-tp-plan", "experts"),
@@ -163,15 +163,15 @@ fn what_a_target_does_otherwise_is_refused() {
     };
     // Biases that these have not, or are not written with.
     refused("qwen2", &[], "nanotron", "the family qwen2");
-    refused("llama_bias_tied", &[], "nanotron", "biases of single products");
-    refused("llama_bias_tied", &[], "megatron", "biases of single products");
+    refused("llama_bias_tied", &[], "nanotron", "biases of individual linears");
+    refused("llama_bias_tied", &[], "megatron", "biases of individual linears");
     // What decays.
     let said = refused("llama_mha", &[], "megatron", "biases and norms");
     assert!(said.contains("--decay matrices"), "{said}");
     refused("llama_mha", &["--decay", "matrices"], "deepspeed", "--decay matrices");
     // FSDP2 shards over cp, whatever else it shards over.
     let cp = ["--mesh", "cp=2", "--cp-mode", "all-gather"];
-    let said = refused("llama_mha", &cp, "torchtitan", "over cp, too");
+    let said = refused("llama_mha", &cp, "torchtitan", "over cp too");
     assert!(!said.contains("dp_shard"), "{said}");
     let text = |flags: &[&str], to: &str| {
         lab.ok(&[&["compile", "llama_mha", "--seq", "16", "-o", "p"], flags].concat());

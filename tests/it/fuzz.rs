@@ -57,7 +57,7 @@ const fn covered(name: &'static str, command: &'static str, path: &'static str) 
 }
 const fn sealed(path: &'static str) -> Target {
     let what = What::Sealed(path, "plan");
-    Target { name: "plan, hashes made anew", what, ..file("", RUN, "") }
+    Target { name: "plan, hashes recomputed", what, ..file("", RUN, "") }
 }
 const fn word(name: &'static str, command: &'static str, number: usize) -> Target {
     Target { what: What::Word(number), ..file(name, command, "") }

@@ -199,13 +199,13 @@ fn one_axis_takes_the_ranks_that_are_left() {
         (Some(0), Some("dp=auto"), "flag", "not in 1..="),
         (Some(1 << 40), Some("dp=auto"), "flag", "not in 1..="),
         (Some(16), Some("tp=auto,dp=auto"), "mesh", "tp, dp are auto"),
-        (Some(12), Some("tp=8,dp=auto"), "mesh", "12 ranks are no multiple of the 8"),
-        (Some(4), Some("tp=8,dp=auto"), "mesh", "4 ranks are no multiple of the 8"),
+        (Some(12), Some("tp=8,dp=auto"), "mesh", "12 ranks are not a multiple of the 8"),
+        (Some(4), Some("tp=8,dp=auto"), "mesh", "4 ranks are not a multiple of the 8"),
         (Some(4), Some("tp=0,dp=auto"), "mesh", "0"),
-        (Some(4), Some("dp=auto,tp=18446744073709551615"), "mesh", "no multiple"),
+        (Some(4), Some("dp=auto,tp=18446744073709551615"), "mesh", "not a multiple"),
         (Some(4), Some("dp=4,ep=auto"), "mesh", "ep is not an axis"),
         (Some(4), Some("dp=auto,tp=x"), "mesh", "`x` is not a size"),
-        (None, Some("tp=2,dp=auto"), "mesh", "nobody says of how many"),
+        (None, Some("tp=2,dp=auto"), "mesh", "the number of ranks is not given"),
     ];
     for (gpus, mesh, code, said) in cases {
         let d = of(gpus, mesh, 0).expect_err(said);

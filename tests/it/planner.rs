@@ -335,7 +335,7 @@ fn plans_for_a_target_are_exported() {
     let none = ["plan", "m", "--device", "h100-sxm", "--gpus", "2", "--seq", "16", "--for"];
     for (target, decay, word) in [
         ("megatron", "all", "--decay matrices"),
-        ("deepspeed", "matrices", "weight decay of matrices alone"),
+        ("deepspeed", "matrices", "weight decay of matrices only"),
     ] {
         let args = [&none[..], &[target, "--decay", decay]].concat();
         let said = lab.refuses(&args, 3, "no-layout");

@@ -180,7 +180,10 @@ impl Compiler {
         let cc = &self.words;
         if ran.status.success() {
             let none = |d: Diag| {
-                failed(format!("the C compiler `{cc}` ends well and makes nothing: {}", d.message))
+                failed(format!(
+                    "the C compiler `{cc}` exits with status 0 and writes nothing: {}",
+                    d.message
+                ))
             };
             return files::read(object, MOST).map_err(none);
         }

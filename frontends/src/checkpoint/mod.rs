@@ -154,7 +154,7 @@ impl Checkpoint {
             let file = file.as_str().filter(|f| is_plain(f)).ok_or_else(|| {
                 let help = "write a plain name without `/` and `..`, such as model-1.safetensors";
                 wrong(
-                    format!("tensor `{tensor}` is said to be in {file}, no file of this folder"),
+                    format!("tensor `{tensor}` is listed in {file}, which is not in this folder"),
                     help,
                 )
             })?;

@@ -52,7 +52,7 @@ impl Checkpoint {
         out: &mut [f32],
     ) -> Result<()> {
         let Some(entry) = self.get(tensor) else {
-            return Err(Diag::new("missing-tensor", format!("there is no tensor `{tensor}`"))
+            return Err(Diag::new("missing-tensor", format!("no tensor is called `{tensor}`"))
                 .at(self.place())
                 .help("check its name: 1 of those in the index"));
         };

@@ -38,7 +38,7 @@ impl Lower<'_> {
     pub(super) fn not(&mut self, n: &Node) -> Result<Vec<Val>> {
         let x = self.data(n, "self")?;
         if !self.draft.ty(x.value).dtype.is_float() {
-            return Err(self.refuse(n, "bits of whole numbers"));
+            return Err(self.refuse(n, "bits of integers"));
         }
         Ok(vec![Val::Data(self.without(n, &x)?)])
     }

@@ -48,7 +48,7 @@ pub(super) fn meaning(
     let told = g.inputs.iter().any(|o| LABELS.contains(&&*g.names[o.id.0 as usize]));
     let refuse = |what: String| {
         Err(Diag::new("import-input", format!("input `{name}`: {what}"))
-            .rule("inputs are floats, or whole numbers: tokens, labels, positions, masks, columns")
+            .rule("inputs are floats, or integers: tokens, labels, positions, masks, columns")
             .help("export with other inputs"))
     };
     let is = |list: &[&str]| list.contains(&name);

@@ -103,7 +103,7 @@ impl Lower<'_> {
             }
             _ => Err(self.refuse(
                 n,
-                "labels, and logits without their last row, are for a cross-entropy alone",
+                "labels, and logits without their last row, are only for a cross-entropy",
             )),
         }
     }

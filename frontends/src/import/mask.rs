@@ -67,7 +67,7 @@ fn words(mask: Mask) -> String {
         }
         (left, right) => {
             let side = |n: Option<usize>| n.map_or("all".into(), |n| n.to_string());
-            format!("a query sees {} keys before its own and {} behind it", side(left), side(right))
+            format!("a query sees {} keys before its own and {} after it", side(left), side(right))
         }
     };
     mask.chunk.map_or(own.clone(), |n| format!("{own}, of its chunk of {n}"))

@@ -156,7 +156,7 @@ impl Opened {
         }
         l.run()?;
         if l.dropout != Dropout::Nothing && l.streams.is_empty() {
-            let what = "--dropout changes nothing: the archive drops nothing";
+            let what = "--dropout has no effect: the archive has no dropout";
             let help = "leave it out, or export in training, with rates above 0";
             l.warnings.push(Diag::new("no-effect", what).help(help));
         }
@@ -172,7 +172,7 @@ impl Opened {
         let Some((rows, seq)) = self.graph.batch() else {
             return Err(Diag::new("import-input", "the archive has no input of rows")
                 .at(self.archive.path().display().to_string())
-                .rule("an input is [rows, ...]: tokens are whole numbers [rows, tokens]")
+                .rule("an input is [rows, ...]: tokens are integers [rows, tokens]")
                 .help("export with input_ids and labels, or with inputs whose dim 0 is the rows"));
         };
         let own = std::iter::once((rows, sizes.rows, "rows"));

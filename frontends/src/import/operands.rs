@@ -36,7 +36,7 @@ impl Lower<'_> {
         f.scalar().map(|x| x as i64).ok_or_else(|| self.refuse(n, "a size is not a single number"))
     }
 
-    /// An attribute that is a list of whole numbers.
+    /// An attribute that is a list of integers.
     pub fn ints(&self, n: &Node, name: &str) -> Result<Vec<i64>> {
         let one = |i: &IntArg| match i {
             IntArg::Is(i) => Ok(*i),
@@ -46,7 +46,7 @@ impl Lower<'_> {
             Arg::Ints(all) if all.len() <= MAX_RANK => all.iter().map(one).collect(),
             Arg::None | Arg::Values(_) => Ok(vec![]),
             Arg::Int(i) => Ok(vec![*i]),
-            _ => Err(self.refuse(n, &format!("`{name}` is not a short list of whole numbers"))),
+            _ => Err(self.refuse(n, &format!("`{name}` is not a short list of integers"))),
         }
     }
 
@@ -157,16 +157,16 @@ impl Lower<'_> {
             }
             Val::Labels(_) => {
                 let help = "give them a tensor of their own: labels=input_ids.clone()";
-                Err(self.refuse(n, "labels are for a cross-entropy alone").help(help))
+                Err(self.refuse(n, "labels are only for a cross-entropy").help(help))
             }
             Val::Padded(_) => {
                 let help = "give position_ids, and what else the model makes of the mask, or export without it";
-                let what = "what follows from a mask of padding is read in attention alone";
+                let what = "what follows from a padding mask is only for attention";
                 Err(self.refuse(n, what).help(help))
             }
-            Val::Head(_) => Err(self.refuse(n, "a cut of logits is for a cross-entropy alone")),
+            Val::Head(_) => Err(self.refuse(n, "a slice of logits is only for a cross-entropy")),
             Val::Masked(..) | Val::Probs(..) => {
-                Err(self.refuse(n, "a mask is for the softmax of attention alone"))
+                Err(self.refuse(n, "a mask is only for the softmax of attention"))
             }
         }
     }
@@ -193,7 +193,7 @@ impl Lower<'_> {
             return Ok(along(v, *d, &f.shape));
         }
         if f.elem == Elem::Int {
-            return Err(self.refuse(n, "whole numbers that are not positions are not read"));
+            return Err(self.refuse(n, "integers that are not positions are not read"));
         }
         let d = match &moving[..] {
             [] => None,

@@ -31,7 +31,7 @@ impl Lower<'_> {
         Ok(Val::Data(match to {
             Some(Elem::Bool) => self.truth(n, &x)?,
             Some(Elem::Int) if float => {
-                return Err(self.refuse(n, "numbers that depend on data become whole numbers"));
+                return Err(self.refuse(n, "numbers that depend on data become integers"));
             }
             Some(Elem::Float | Elem::Double) if !float => self.float(n, &x)?,
             _ => x,

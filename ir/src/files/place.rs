@@ -38,12 +38,12 @@ impl Place {
             Ok(path) => path,
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(unreadable(e)),
             Err(_) if fs::symlink_metadata(target).is_ok() => {
-                return Err(refuse("this is a link to nothing"));
+                return Err(refuse("this is a dangling link"));
             }
             Err(_) => {
                 let parent =
                     folder(target.parent().unwrap_or(Path::new(""))).map_err(unreadable)?;
-                let none = "`..` stands behind a folder that does not exist, or a link to nothing";
+                let none = "`..` follows a folder that does not exist, or a dangling link";
                 parent.ok_or_else(|| refuse(none))?.join(name)
             }
         };
@@ -108,9 +108,9 @@ impl Place {
 
 /// What stands at a place is no longer what was checked.
 pub(super) fn changed(path: &Path) -> Diag {
-    Diag::new("file", "this is no longer what it was when it was checked")
+    Diag::new("file", "this has changed since it was checked")
         .at(path.display().to_string())
-        .rule("nothing is replaced but what was checked")
+        .rule("only what was checked is replaced")
         .help("look at what is there now, and give another path")
 }
 

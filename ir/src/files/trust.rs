@@ -23,14 +23,14 @@ pub const READABLE: u32 = 0o077;
 pub fn check(what: &str, path: &Path, meta: &Metadata, not: u32) -> Result<()> {
     let (own, mode) = (rustix::process::geteuid().as_raw(), meta.mode() & 0o7777);
     let refuse = |why: String, help: String| {
-        Err(Diag::new("trust", format!("{what} is not this user's alone: {why}"))
+        Err(Diag::new("trust", format!("{what} can be changed by other users: {why}"))
             .at(path.display().to_string())
-            .rule("it is believed only if nobody else can have changed it")
+            .rule("it is trusted only if nobody else can have changed it")
             .help(help))
     };
     if ![own, 0].contains(&meta.uid()) {
         let why = format!("its owner is user {}, not {own} or root", meta.uid());
-        return refuse(why, format!("use one that user {own} has made"));
+        return refuse(why, format!("use one created by user {own}"));
     }
     let groups = || super::read_text(Path::new("/etc/group"), 1 << 20).unwrap_or_default();
     let alone = not == WRITABLE && mode & 0o020 != 0 && is_private(meta.gid(), own, &groups());

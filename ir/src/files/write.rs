@@ -209,7 +209,7 @@ impl FileFormat {
         let name = self.name;
         Err(Diag::new("output", format!("this file is not a {name}, and would be replaced"))
             .at(path.display().to_string())
-            .rule(format!("a {name} replaces nothing but a {name} that shardc wrote"))
+            .rule(format!("a {name} replaces only a {name} that shardc wrote"))
             .help("name a new file, or remove this one"))
     }
 }

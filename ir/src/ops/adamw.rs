@@ -3,10 +3,10 @@
 use super::*;
 
 op! {
-    /// One step of AdamW (Loshchilov and Hutter, 2019) as torch computes it: the gradient is first
-    /// multiplied by `g_scale`, decay is decoupled, `eps` is added to √(v/(1-β2^step)). Results: new
-    /// parameter and moments, in place of the old ones. There may be one more scalar: where it is 0, they stay
-    /// as they are.
+    /// One step of AdamW (Loshchilov and Hutter, 2019) as torch computes it: the gradient is first multiplied
+    /// by `g_scale`, weight decay is decoupled, and `eps` is added to √(v/(1-β2^step)). Results: the new
+    /// parameter and moments, in place of the old ones. An optional last operand `applies` is a scalar: if it
+    /// is 0, parameter and moments do not change.
     AdamW = "adamw" (param, grad, exp_avg, exp_avg_sq, lr, step, g_scale, applies) { beta1: f64, beta2: f64, eps: f64, decay: f64 }
     facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["adamw[0.9; beta2=0.999; eps=1e-8; decay=0.01] f32[3,4], f32[3,4], f32[3,4], f32[3,4], f32[], f32[], f32[]",

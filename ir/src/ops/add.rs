@@ -5,7 +5,7 @@ use crate::attr::Broadcast;
 use crate::ops::mul::reduce_to;
 
 op! {
-    /// The sum of all operands, folded from the left; a rule spreads smaller operands.
+    /// The sum of all operands, from left to right; a rule broadcasts smaller operands.
     Add = "add" (a, b) { rule: Broadcast }
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["add f32[3,4], f32[3,4]", "add f32[5], f32[5], f32[5]", "add[bsh,h->bsh] f32[2,3,4], f32[4]", "add[bsh,bsh->hbs] f32[2,3,4], f32[2,3,4]", "add[ab,ba,b->ba] f32[3,3], f32[3,3], f32[3]"]

@@ -3,7 +3,7 @@
 use super::*;
 
 op! {
-    /// 1.0 where `x >= bound`, else 0.0, as f32. Counts valid labels and masks the others.
+    /// 1.0 where `x >= bound`, else 0.0, as f32. For example, it counts valid labels and masks the others.
     AtLeast = "at_least" (x) { bound: f64 }
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops }
     samples ["at_least[0.0] i32[3,4]"]

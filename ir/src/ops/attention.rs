@@ -4,18 +4,18 @@ use super::*;
 use crate::kernel::{Elem, Heads};
 
 op! {
-    /// Attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v `[b,t,g,e]`, n =
-    /// g·r heads, without a stored score matrix. Which keys a query sees, the mask says by their
-    /// positions: all (`full`), those up to its own (`causal`), those from 4 before it to 2 behind it
-    /// (`-4..2`), of these those of its chunk of 8 positions (`-4..2/8`). A score is x = scale q·k or,
-    /// with a softcap c, c tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). With `slopes=true` an
-    /// operand follows, f32 `[n]`, a number for each head: so many times the distance of query and key
-    /// is taken off a score (Press et al., 2022, *ALiBi*); slopes have no gradient. With `segments=true`
-    /// i32 `[b,s]` and `[b,t]` follow, of queries and keys: of what the mask allows, a query sees the keys of
-    /// its own segment. With `kept=0.9 h.0.attn` the run and the places of queries `[b,s]` follow, as `draw` has them: of the
-    /// probabilities some are 0 at random, by the place, the head's number and the key's position, and the
-    /// others larger ([`Kept`]). Results: the output `[b,s,n,e]` and the log-sum-exp of the scores `[b,s,n]`, in f32 (-inf, and output 0, where
-    /// nothing is seen).
+    /// Attention (Vaswani et al., 2017) of q `[b,s,n,d]` over k `[b,t,g,d]` and v `[b,t,g,e]`, with n = g·r
+    /// heads, without a stored score matrix. The mask says by positions which keys a query sees: all (`full`),
+    /// those up to its own position (`causal`), those from 4 before it to 2 after it (`-4..2`), or of these
+    /// only the ones in its chunk of 8 positions (`-4..2/8`). A score is x = scale q·k or, with a softcap c, c
+    /// tanh(x / c) (Gemma Team, 2024, *Gemma 2*, section 2). With `slopes=true` there is another operand, f32
+    /// `[n]`, one slope per head: the slope times the distance of query and key is subtracted from a score
+    /// (Press et al., 2022, *ALiBi*); slopes have no gradient. With `segments=true` i32 `[b,s]` and `[b,t]`
+    /// follow, the segments of queries and keys: a query sees only keys of its own segment, as far as the mask
+    /// allows. With `kept=0.9 h.0.attn` (dropout of probabilities) the run and the places of queries `[b,s]`
+    /// follow, as in `draw`: each probability is kept with that chance and divided by it, else 0, depending on
+    /// the place, the head and the position of the key. Results: the output `[b,s,n,e]` and the log-sum-exp of
+    /// the scores `[b,s,n]`, in f32 (-inf, and output 0, where a query sees no key).
     Attention = "attention" (q, k, v, q_pos, k_pos, slopes, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, segments: bool, kept: Option<Kept> }
     facts |o| { kind: Attention, fusion: None, precision: if o.slopes { Wants::Gated } else { Wants::Half }, gradient: Flows }
     samples [

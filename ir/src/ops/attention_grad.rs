@@ -4,8 +4,8 @@ use super::attention::Behind;
 use super::*;
 
 op! {
-    /// Gradients of q, k and v of `attention`, from its lse, the output's cotangent `d_o` and
-    /// `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
+    /// The gradients of q, k and v of `attention`, computed from its log-sum-exp, the cotangent `d_o` of the
+    /// output and `delta` = rowsum(d_o * o) - d_lse (Dao, 2023, algorithm 2). Linear in (`d_o`, `delta`).
     AttentionGrad = "attention_grad" (q, k, v, lse, d_o, delta, q_pos, k_pos, slopes, q_seg, k_seg, run, place) { scale: f64, mask: Mask, softcap: Option<f64>, slopes: bool, segments: bool, kept: Option<Kept> }
     facts { kind: Attention, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [

@@ -3,8 +3,8 @@
 use super::*;
 
 op! {
-    /// The sum over a token's copies of their rows times their gates: from rows `[g,z,c,h]` and
-    /// `slot` `[z,t,k]` to `[z,t,h]`. A copy whose slot names no row adds nothing.
+    /// The sum over the copies of a token of their rows times their gates: from rows `[g,z,c,h]` and `slot`
+    /// `[z,t,k]` to `[z,t,h]`. A copy without a row (slot -1) adds nothing.
     Combine = "combine" (rows, slot, gates) {}
     facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows }
     samples ["combine f32[2,2,3,4], i32[2,3,2], f32[2,3,2]"]

@@ -4,8 +4,8 @@ use super::*;
 use crate::attr::{Along, Sizes};
 
 op! {
-    /// The operands one after the other along a dim, the last if none is named; all other dims are the same.
-    /// The first attribute is the new size: `concat[d=6]`, `concat[d=7; dim=0]`.
+    /// The operands one after another along a dim, by default the last; all other dims are equal. The first
+    /// attribute is the new size: `concat[d=6]`, `concat[d=7; dim=0]`.
     Concat = "concat" (a, b) { sizes: Sizes, dim: Along }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
     samples ["concat[d=6] f32[2,3,4], f32[2,3,2]", "concat[d=7; dim=0] f32[2,3], f32[4,3], f32[1,3]",

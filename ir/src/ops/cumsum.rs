@@ -3,8 +3,7 @@
 use super::*;
 
 op! {
-    /// Along a dim the sum of all elements up to each, itself included, one after the other: `cumsum[1]`; with
-    /// `reverse=true` from the last on.
+    /// The inclusive cumulative sum along a dim, `cumsum[1]`; with `reverse=true` from the end.
     Cumsum = "cumsum" (x) { dim: usize, reverse: bool }
     facts { kind: Reduction, fusion: None, precision: Wants::Wide, gradient: Flows }
     samples ["cumsum[1] f32[3,4]", "cumsum[0] f32[3,4]", "cumsum[1; reverse=true] f32[2,5,3]",

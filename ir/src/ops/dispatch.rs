@@ -4,10 +4,10 @@ use super::*;
 use crate::attr::Sizes;
 
 op! {
-    /// Row `slot` of a buffer is the token that `slot` `[z,t,k]` is of, times its gate: from x
-    /// `[z,t,h]` to `[g,z,c,h]`. No two copies have one slot, a copy with slot -1, or any that
-    /// names no row, goes nowhere, and rows that no slot names are not defined: nobody may read
-    /// them.
+    /// Copies tokens to the buffers of experts: row `slot` of the result is the token for which `slot`
+    /// `[z,t,k]` names this row, times its gate, from x `[z,t,h]` to `[g,z,c,h]`. No two copies have the same
+    /// slot. A copy whose slot is -1, or outside the buffer, is dropped. Rows that no slot names are undefined
+    /// and must not be read.
     Dispatch = "dispatch" (x, slot, gates) { sizes: Sizes }
     facts { kind: Copies, fusion: None, precision: Wants::Gated, gradient: Flows }
     samples ["dispatch[g=2,c=3] f32[2,3,4], i32[2,3,2], f32[2,3,2]"]

@@ -4,7 +4,7 @@ use super::*;
 use crate::attr::Broadcast;
 
 op! {
-    /// `a / b`; a rule spreads a smaller operand.
+    /// `a / b`; a rule broadcasts a smaller operand.
     Div = "div" (a, b) { rule: Broadcast }
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Wide, gradient: Flows }
     samples ["div f32[3,4], f32[3,4]", "div[bs,b->bs] f32[3,4], f32[3]", "div[ab,ab->ba] f32[3,3], f32[3,3]", "div[b,abc->cab] f32[3], f32[2,3,4]"] positive ["b"]

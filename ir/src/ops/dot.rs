@@ -7,7 +7,7 @@ use crate::tensor::each_index;
 use std::sync::Arc;
 
 op! {
-    /// The product of two operands summed over the letters missing on the right (Einstein's sum).
+    /// The product of two operands, summed over the letters missing on the right (einsum).
     Dot = "dot" (a, b) { rule: RuleAttr }
     facts |o| { kind: Product, fusion: folds(&o.rule.0).then(|| folded(&o.rule.0)),
             precision: if folds(&o.rule.0) { Wants::Wide } else { Wants::Half }, gradient: Flows }

@@ -6,12 +6,13 @@ use crate::rng::{self, Distribution, Draws};
 use std::sync::Arc;
 
 op! {
-    /// Numbers at random, each made by Philox from the run, the name of a stream, the element's place and its
-    /// index there, so that every mesh and every computation draws the same. `run` is three i32, the seed in two
-    /// halves and the step, at least 0; of `place`, which has dims of the result, elements with one number
-    /// share their draws; the index counts the result's other dims, row by row. `from=uniform` is between 0
-    /// and 1, `from=normal` standard normal, and `from=keep 0.9` gives 1/0.9 with probability 0.9, else 0, but
-    /// 1 at step 0, which is an evaluation: `draw[k,bs->bsh; from=keep 0.9; stream=h.0.mlp; h=64]`.
+    /// Random numbers, each computed by Philox from the run, the name of a stream, the place of the element and
+    /// its index there, so that every mesh and every recomputation draws the same numbers. `run` is three i32:
+    /// the seed in two halves, and the step, which is at least 0. `place` has dims of the result; elements with
+    /// the same place number share their draws. The index counts the other dims of the result, row by row.
+    /// `from=uniform` is between 0 and 1, `from=normal` standard normal, and `from=keep 0.9` (dropout) is 1/0.9
+    /// with probability 0.9, else 0, but 1 at step 0, which is an evaluation: `draw[k,bs->bsh; from=keep 0.9;
+    /// stream=h.0.mlp; h=64]`.
     Draw = "draw" (run, place) { rule: RuleAttr, from: Distribution, stream: StreamName, sizes: Sizes }
     facts { kind: Constant, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["draw[k,bs->bsh; from=uniform; stream=a.0; h=4] i32[3], i32[2,3]",

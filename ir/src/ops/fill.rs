@@ -3,8 +3,8 @@
 use super::*;
 
 op! {
-    /// A tensor of the declared type, every element the same. Zeros may be of any type, a sum still
-    /// to be taken included; any other number only of an invariant, replicated or sharded one.
+    /// A tensor of the declared type with all elements equal. Zeros may have any type, including a pending sum;
+    /// any other number only an invariant, replicated or sharded type.
     Fill = "fill" () { value: f64 }
     facts { kind: Constant, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["fill[0.0] -> f32[3,4]", "fill[1.0] -> f32[]"]

@@ -3,9 +3,9 @@
 use super::*;
 
 op! {
-    /// Rows `[g,z,c,i]` times the weights `[(g e),o,i]` of their experts: `[g,z,c,o]`. In a buffer
-    /// stand the rows of expert 0, then those of expert 1, and so on, as many as `counts` `[g,e,z]`
-    /// says; rows beyond are not defined, here and in the result, and not read.
+    /// Rows `[g,z,c,i]` times the weights `[(g e),o,i]` of their experts: `[g,z,c,o]`. A buffer has the rows of
+    /// expert 0 first, then those of expert 1, and so on, as many as `counts` `[g,e,z]` says; the remaining
+    /// rows are undefined, here and in the result, and are not read.
     GroupedDot = "grouped_dot" (x, counts, w) {}
     facts { kind: GroupedProduct, fusion: None, precision: Wants::Half, gradient: Flows }
     samples ["grouped_dot f32[2,2,3,4], i32[2,2,2], f32[4,5,4]"]

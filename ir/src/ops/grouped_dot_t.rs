@@ -3,8 +3,8 @@
 use super::*;
 
 op! {
-    /// Rows `[g,z,c,o]` times the weights `[(g e),o,i]` of their experts, summed over o:
-    /// `[g,z,c,i]`. Rows and counts are those of `grouped_dot`.
+    /// Rows `[g,z,c,o]` times the weights `[(g e),o,i]` of their experts, summed over o: `[g,z,c,i]`. Rows and
+    /// counts are as in `grouped_dot`.
     GroupedDotT = "grouped_dot_t" (x, counts, w) {}
     facts { kind: GroupedProduct, fusion: None, precision: Wants::Half, gradient: Flows }
     samples ["grouped_dot_t f32[2,2,3,4], i32[2,2,2], f32[4,4,5]"]

@@ -3,8 +3,8 @@
 use super::*;
 
 op! {
-    /// For every expert the sum over its rows of the outer products of `y` `[g,z,c,o]` and `x`
-    /// `[g,z,c,i]`: `[(g e),o,i]`. Rows and counts are those of `grouped_dot`.
+    /// For each expert, the sum over its rows of the outer products of `y` `[g,z,c,o]` and `x` `[g,z,c,i]`:
+    /// `[(g e),o,i]`. Rows and counts are as in `grouped_dot`.
     GroupedOuter = "grouped_outer" (y, counts, x) {}
     facts { kind: GroupedProduct, fusion: None, precision: Wants::Half, gradient: Flows }
     samples ["grouped_outer f32[2,2,3,4], i32[2,2,2], f32[2,2,3,5]"]

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::Arc;
 
 op! {
-    /// A vector of f32 numbers, such as the inverse frequencies of rotary embeddings.
+    /// A vector of f32 constants, such as the inverse frequencies of rotary embeddings.
     Literal = "literal" () { values: Arc<[f32]> }
     facts { kind: Constant, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["literal[1.0, 0.5, 0.25]"]

@@ -3,10 +3,11 @@
 use super::*;
 
 op! {
-    /// Results of `attention` over the keys of a and over those of b, merged to those over all of
-    /// them, by the online softmax (Milakov and Gimelshein, 2018): lse = ln(e^lse_a + e^lse_b), out =
-    /// out_a e^(lse_a - lse) + out_b e^(lse_b - lse). An lse of -inf, where nothing was seen, weighs
-    /// nothing; if both are, the output is 0. Rings are made of differentiated programs: no gradient.
+    /// Merges the results of `attention` over the keys of a and over those of b into the result over all of
+    /// them, by online softmax (Milakov and Gimelshein, 2018): lse = ln(e^lse_a + e^lse_b), out = out_a
+    /// e^(lse_a - lse) + out_b e^(lse_b - lse). An lse of -inf, where no key was seen, has no weight; if both
+    /// are -inf, the output is 0. It has no gradient, because rings are made of programs that are already
+    /// differentiated.
     MergeAttention = "merge_attention" (out_a, lse_a, out_b, lse_b) {}
     facts { kind: Elementwise, fusion: Some(Each),
             precision: Wants::AsTheyAre, gradient: Unasked }

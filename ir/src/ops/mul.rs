@@ -6,7 +6,7 @@ use crate::rule::{Dims, has_letter};
 use std::sync::Arc;
 
 op! {
-    /// The product of two operands; a rule spreads a smaller operand.
+    /// The product of two operands; a rule broadcasts a smaller operand.
     Mul = "mul" (a, b) { rule: Broadcast }
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples [

@@ -4,8 +4,9 @@ use super::*;
 use crate::attr::{Along, Sizes, Step};
 
 op! {
-    /// Elements of a dim from `start`, as many as the first attribute says: `narrow[p=4; start=2]` of the last
-    /// dim, `narrow[p=4; start=2; dim=1]` of another, `narrow[p=4; start=2; step=3]` every third one.
+    /// A slice of a dim: as many elements as the first attribute says, from `start`: `narrow[p=4; start=2]` of
+    /// the last dim, `narrow[p=4; start=2; dim=1]` of another dim, `narrow[p=4; start=2; step=3]` every third
+    /// element.
     Narrow = "narrow" (x) { sizes: Sizes, start: usize, dim: Along, step: Step }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
     samples ["narrow[p=2; start=3] f32[2,3,6]", "narrow[p=3; start=1; dim=1] f32[2,5,3]",

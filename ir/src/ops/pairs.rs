@@ -56,24 +56,24 @@ macro_rules! pairs {
 }
 
 pairs! {
-    /// The larger of two elements, or the one that is a number; the gradient is the first one's where both are
-    /// equal. A rule spreads a smaller operand.
+    /// The larger of two elements, or the one that is not NaN; where both are equal, the gradient goes to the
+    /// first. A rule broadcasts a smaller operand.
     Max = "max" Same, Flows,
     samples ["max f32[3,4], f32[3,4]", "max[bsh,h->bsh] f32[2,3,4], f32[4]", "max[ab,ba->ba] f32[3,3], f32[3,3]"]
     |x, y| x.max(y);
     |b, x, y| b.binary(Binary::Max, x, y);
     numbers picks |a, b| [a, b];
 
-    /// The smaller of two elements, or the one that is a number; the gradient is the first one's where both are
-    /// equal. A rule spreads a smaller operand.
+    /// The smaller of two elements, or the one that is not NaN; where both are equal, the gradient goes to the
+    /// first. A rule broadcasts a smaller operand.
     Min = "min" Same, Flows,
     samples ["min f32[3,4], f32[3,4]", "min[bsh,h->bsh] f32[2,3,4], f32[4]", "min[ab,ba->ba] f32[3,3], f32[3,3]"]
     |x, y| x.min(y);
     |b, x, y| b.binary(Binary::Min, x, y);
     numbers picks |a, b| [b, a];
 
-    /// 1.0 where `a < b`, else 0.0, as f32; no gradient flows through it. Integers are compared as f32,
-    /// which has all of them below 2^24.
+    /// 1.0 where `a < b`, else 0.0, as f32; no gradient flows through it. Integers are compared as f32, which
+    /// is exact below 2^24.
     Less = "less" Wide, Stops,
     samples ["less f32[3,4], f32[3,4]", "less i32[3,4], i32[3,4]", "less[bsh,->bsh] f32[2,3,4], f32[]"]
     |x, y| if x < y { 1.0 } else { 0.0 };
@@ -84,8 +84,8 @@ pairs! {
     };
     alike;
 
-    /// 1.0 where both elements are equal, else 0.0, as f32; no gradient flows through it. Integers are
-    /// compared as f32, which has all of them below 2^24.
+    /// 1.0 where both elements are equal, else 0.0, as f32; no gradient flows through it. Integers are compared
+    /// as f32, which is exact below 2^24.
     Equal = "equal" Wide, Stops,
     samples ["equal f32[3,4], f32[3,4]", "equal i32[3,4], i32[3,4]", "equal[bs,bt->bst] i32[2,3], i32[2,4]"]
     |x, y| if x == y { 1.0 } else { 0.0 };

@@ -6,9 +6,9 @@ use crate::tensor::each_index;
 use std::sync::Arc;
 
 op! {
-    /// Adds every element of `x` at place `index` of a new letter, summing over the letters missing
-    /// on the right; places nobody names are 0, and so is place 7 with `padding=zero 7`. Of 16-bit
-    /// elements the sums are f32.
+    /// Scatter-add: adds every element of `x` at position `index` of a new letter, summing over the letters
+    /// missing on the right. Positions that no index names are 0, and so is position 7 with `padding=zero 7`.
+    /// For 16-bit elements the sums are f32.
     Put = "put" (x, index) { rule: RuleAttr, sizes: Sizes, padding: Padding }
     facts |o| { kind: Scatter, fusion: o.padding.zero().is_none().then_some(FusionClass::Put),
             precision: Wants::Same, gradient: Flows }

@@ -45,19 +45,19 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum over the letters missing on the right; the sum of nothing is 0.
+    /// The sum over the letters missing on the right; an empty sum is 0.
     ReduceSum = "reduce_sum" Sum, Flows,
     samples ["reduce_sum[bsh->bs] f32[2,3,4]", "reduce_sum[bsh->h] f32[2,3,4]", "reduce_sum[bs->] f32[2,3]", "reduce_sum[abc->ca] f32[3,4,3]", "reduce_sum[ab->ba] f32[3,4]"]
     |o, b, x, _y, d| Some(spread(&o.rule.0, b, x, d));
 
-    /// The largest element over the letters missing on the right; of nothing, -inf. Elements that equal it
-    /// share its gradient.
+    /// The largest element over the letters missing on the right; -inf if there are none. Equal largest
+    /// elements share the gradient.
     ReduceMax = "reduce_max" Max, Flows,
     samples ["reduce_max[bsv->bs] f32[2,3,4]", "reduce_max[abc->ca] f32[3,4,3]", "reduce_max[ab->ba] f32[3,4]"]
     |o, b, x, y, d| Some(shared(&o.rule.0, b, x, y, d));
 
-    /// The smallest element over the letters missing on the right; of nothing, inf. Elements that equal it
-    /// share its gradient.
+    /// The smallest element over the letters missing on the right; inf if there are none. Equal smallest
+    /// elements share the gradient.
     ReduceMin = "reduce_min" Min, Flows,
     samples ["reduce_min[bsv->bs] f32[2,3,4]", "reduce_min[abc->ca] f32[3,4,3]", "reduce_min[ab->ba] f32[3,4]"]
     |o, b, x, y, d| Some(shared(&o.rule.0, b, x, y, d));

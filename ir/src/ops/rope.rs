@@ -4,10 +4,11 @@ use super::*;
 use crate::attr::Attr;
 
 op! {
-    /// Rotates pairs of `x`'s last dim (Su et al., 2021), element j of its first half with element j
-    /// of its second half, as Hugging Face stores heads, or, if `adjacent`, element 2j with element
-    /// 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are f32 [s, r], or [b, s, r] where rows
-    /// have positions of their own; the first 2r elements turn, the rest stay.
+    /// Rotary embedding: rotates pairs of elements of the last dim of `x` (Su et al., 2021). Element j of the
+    /// first half is paired with element j of the second half, as Hugging Face stores heads, or, with
+    /// `adjacent`, element 2j with element 2j + 1: `a cos - b sin`, `b cos + a sin`. `cos` and `sin` are f32
+    /// [s, r], or [b, s, r] if rows have positions of their own; the first 2r elements are rotated, the rest is
+    /// unchanged.
     Rope = "rope" (x, cos, sin) { pairs: Pairs }
     facts { kind: Movement, fusion: None, precision: Wants::HalfFirst, gradient: Flows }
     samples [

@@ -4,13 +4,12 @@ use super::*;
 use crate::attr::Sizes;
 
 op! {
-    /// Places for the copies of tokens that experts are to treat. `index` `[z,t,k]` names the
-    /// experts of each token; the e experts of each of g groups share a buffer of `rows` rows for
-    /// each of z shards of tokens. Copies stand in the buffer by expert, then in the order of
-    /// tokens. Results: `slot` `[z,t,k]`, the group times `rows` plus the row, or -1 if the copy is
-    /// dropped, and `counts` `[g,e,z]`, the rows of each expert. With a `capacity`, an expert keeps
-    /// so many copies of a shard and drops the rest (Lepikhin et al., 2021, *GShard*, algorithm 1);
-    /// without one, a buffer that is too small is an error of the run.
+    /// Assigns copies of tokens to rows of the buffers of experts. `index` `[z,t,k]` names the experts of each
+    /// token; the e experts of each of g groups share a buffer of `rows` rows for each of z shards of tokens.
+    /// Copies are ordered by expert, then by token. Results: `slot` `[z,t,k]`, which is the group times `rows`
+    /// plus the row, or -1 if the copy is dropped; and `counts` `[g,e,z]`, the number of rows of each expert.
+    /// With a `capacity`, an expert keeps that many copies of a shard and drops the rest (Lepikhin et al.,
+    /// 2021, *GShard*, algorithm 1); without one, a buffer that is too small is an error at run time.
     Route = "route" (index) { sizes: Sizes, rows: usize, capacity: Option<usize> }
     facts { kind: Copies, fusion: None, precision: Wants::AsTheyAre, gradient: Unasked }
     samples [

@@ -3,8 +3,8 @@
 use super::*;
 
 op! {
-    /// For every copy of a token, the product of its row in `rows` `[g,z,c,h]` with the token's row
-    /// in `x` `[z,t,h]`, summed over h: f32 `[z,t,k]`; 0 for a copy whose slot names no row.
+    /// For each copy of a token, the dot product of its row in `rows` `[g,z,c,h]` with the token's row in `x`
+    /// `[z,t,h]`, summed over h: f32 `[z,t,k]`; 0 for a copy without a row (slot -1).
     RowDots = "row_dots" (rows, slot, x) {}
     facts { kind: Copies, fusion: None, precision: Wants::Half, gradient: Flows }
     samples ["row_dots f32[2,2,3,4], i32[2,3,2], f32[2,3,4]"]

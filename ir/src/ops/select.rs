@@ -4,8 +4,8 @@ use super::*;
 use crate::attr::Broadcast;
 
 op! {
-    /// `a` where `m` is not 0, else `b`; a rule spreads smaller operands. What is not selected is not used,
-    /// be it no number, and its gradient is 0; no gradient flows to `m`.
+    /// `a` where `m` is not 0, else `b`; a rule broadcasts smaller operands. The element that is not selected
+    /// has no effect, even if it is NaN, and its gradient is 0; no gradient flows to `m`.
     Select = "select" (m, a, b) { rule: Broadcast }
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["select f32[3,4], f32[3,4], f32[3,4]", "select[bs,bsh,->bsh] f32[2,3], f32[2,3,4], f32[]",

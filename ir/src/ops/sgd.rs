@@ -3,8 +3,8 @@
 use super::*;
 
 op! {
-    /// `param - lr (grad * g_scale + decay * param)`, in place of the old parameter. There may be one more scalar:
-    /// where it is 0, the parameter stays as it is.
+    /// `param - lr (grad * g_scale + decay * param)`, in place of the old parameter. An optional last operand
+    /// `applies` is a scalar: if it is 0, the parameter does not change.
     Sgd = "sgd" (param, grad, lr, g_scale, applies) { decay: f64 }
     facts { kind: Update, fusion: Some(Each), precision: Wants::AsTheyAre, gradient: Unasked }
     samples ["sgd[0.01] f32[3,4], f32[3,4], f32[], f32[]", "sgd[0.01] f32[3,4], f32[3,4], f32[], f32[], f32[]"]

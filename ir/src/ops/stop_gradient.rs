@@ -3,7 +3,7 @@
 use super::*;
 
 op! {
-    /// The operand, through which no gradient flows, element by element.
+    /// The operand, element by element; no gradient flows through it.
     StopGradient = "stop_gradient" (x) {}
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Stops }
     samples ["stop_gradient f32[3,4]"]

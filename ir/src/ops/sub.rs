@@ -4,7 +4,7 @@ use super::*;
 use crate::attr::Broadcast;
 
 op! {
-    /// `a - b`; a rule spreads a smaller operand.
+    /// `a - b`; a rule broadcasts a smaller operand.
     Sub = "sub" (a, b) { rule: Broadcast }
     facts { kind: Elementwise, fusion: Some(Each), precision: Wants::Same, gradient: Flows }
     samples ["sub f32[3,4], f32[3,4]", "sub[bsv,bs->bsv] f32[2,3,4], f32[2,3]", "sub[ab,ab->ba] f32[3,3], f32[3,3]", "sub[b,abc->cab] f32[3], f32[2,3,4]"]

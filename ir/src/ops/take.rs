@@ -5,11 +5,10 @@ use crate::attr::{Padding, RuleAttr, Sizes};
 use std::sync::Arc;
 
 op! {
-    /// Elements of `x` at `index` along the letter that only `x` has: an embedding
-    /// (`take[vh,bs->bsh]`) or the logit of a label (`take[bsv,bs->bs]`). An index that is not in
-    /// this rank's piece gives 0, so a split letter leaves a sum to be taken. With `padding=7` the
-    /// gradient of index 7 is 0 by definition, as that of an embedding's padding token; with
-    /// `padding=zero 7` the element is 0 too.
+    /// Gather: elements of `x` at `index` along the letter that only `x` has, as in an embedding
+    /// (`take[vh,bs->bsh]`) or the logit of a label (`take[bsv,bs->bs]`). An index outside this rank's shard
+    /// gives 0, so a split letter leaves a pending sum. With `padding=7` the gradient of index 7 is defined as
+    /// 0, as for the padding token of an embedding; with `padding=zero 7` the element is 0 too.
     Take = "take" (x, index) { rule: RuleAttr, padding: Padding }
     facts |o| { kind: Lookup, fusion: o.padding.zero().is_none().then_some(FusionClass::Take),
             precision: Wants::Same, gradient: Flows }

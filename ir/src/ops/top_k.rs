@@ -5,9 +5,9 @@ use crate::attr::{RuleAttr, Sizes};
 use crate::tensor::each_index;
 
 op! {
-    /// Indices of the largest elements of `x` along the letter that only `x` has, largest first:
-    /// `top_k[bse->bsk; k=2]`. Of equal elements the one with the lower index comes first. It has
-    /// no gradient: a choice is a step; what is chosen is taken with `take`.
+    /// The indices of the largest elements of `x` along the letter that only `x` has, largest first:
+    /// `top_k[bse->bsk; k=2]`. Among equal elements the one with the lower index comes first. It has no
+    /// gradient; use `take` to get the elements that were chosen.
     TopK = "top_k" (x) { rule: RuleAttr, sizes: Sizes }
     facts { kind: Choice, fusion: None, precision: Wants::Decides, gradient: Unasked }
     samples ["top_k[bse->bsk; k=2] f32[2,3,5]", "top_k[te->tk; k=3] f32[3,3]", "top_k[abe->kba; k=2] f32[3,3,5]"]

@@ -5,7 +5,7 @@ use crate::attr::RuleAttr;
 use std::sync::Arc;
 
 op! {
-    /// The operand with its dims in another order.
+    /// The operand with its dims in a different order.
     Transpose = "transpose" (x) { rule: RuleAttr }
     facts { kind: Movement, fusion: None, precision: Wants::Moved, gradient: Flows }
     samples ["transpose[abc->cab] f32[2,3,4]", "transpose[abc->cab] f32[3,3,3]"]

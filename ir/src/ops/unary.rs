@@ -98,7 +98,7 @@ unary! {
         Some(b.push("sqrt_grad", Div::same(), &[h, y]))
     };
 
-    /// One over the square root, element by element.
+    /// The reciprocal of the square root, element by element.
     Rsqrt = "rsqrt" {} Elementwise, Wide, Flows, NO,
     samples ["rsqrt f32[3,4]"] positive ["x"]
     |_, x| 1.0 / x.sqrt();
@@ -137,8 +137,8 @@ unary! {
         Some(b.push("logistic_grad", Mul::same(), &[d, ys]))
     };
 
-    /// SiLU, x * logistic(beta x) (Elfwing et al., 2017; with a beta, 1 if none is given, Ramachandran et al.,
-    /// 2017, *Searching for activation functions*: 1.702 is near GELU), element by element.
+    /// SiLU, x * logistic(beta x) (Elfwing et al., 2017; for the optional beta, by default 1, see Ramachandran
+    /// et al., 2017, *Searching for activation functions*: 1.702 approximates GELU), element by element.
     Silu = "silu" { beta: Option<f64> } Activation, Same, Flows, NO,
     samples ["silu f32[3,4]", "silu[1.702] f32[3,4]"]
     |o, x| x / (1.0 + (-o.beta.unwrap_or(1.0) * x).exp());
@@ -164,7 +164,8 @@ unary! {
         Some(b.push("silu_grad", Mul::same(), &[d, p]))
     };
 
-    /// GELU in its tanh form, x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks and Gimpel, 2016), element by element.
+    /// GELU by its tanh formula, x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) (Hendrycks and Gimpel, 2016), element
+    /// by element.
     Gelu = "gelu" {} Activation, Same, Flows, NO,
     samples ["gelu f32[3,4]"]
     |_, x| 0.5 * x * (1.0 + (ROOT * (x + CUBE * x * x * x)).tanh());
@@ -227,7 +228,8 @@ unary! {
         Some(b.push("abs_grad", Mul::same(), &[d, s]))
     };
 
-    /// 1 where the operand is positive, -1 where it is negative, else 0; no gradient flows through it, element by element.
+    /// 1 where the operand is positive, -1 where it is negative, else 0, element by element; no gradient flows
+    /// through it.
     Sign = "sign" {} Elementwise, Same, Stops, NO,
     samples ["sign f32[3,4]"]
     |_, x| f64::from(x > 0.0) - f64::from(x < 0.0);
@@ -238,8 +240,8 @@ unary! {
     };
     |_, _b, _, _, _| None;
 
-    /// The operand, at most `hi` and at least `lo`, element by element; its gradient flows where it is the
-    /// operand, bounds included.
+    /// The operand limited to the range from `lo` to `hi`, element by element; the gradient flows where the
+    /// operand is within the range, bounds included.
     Clamp = "clamp" { lo: f64, hi: f64 } Elementwise, Same, Flows, NO,
     samples ["clamp[-0.5; hi=0.5] f32[3,4]"]
     |o, x| x.max(o.lo).min(o.hi);
@@ -254,8 +256,8 @@ unary! {
         Some(b.push("clamp_grad", Mul::same(), &[d, kept]))
     };
 
-    /// The error function 2/√π ∫ exp(-t²) from 0 to x, element by element. GELU as it was defined is
-    /// x/2 (1 + erf(x/√2)).
+    /// The error function 2/√π ∫ exp(-t²) from 0 to x, element by element. The exact GELU is x/2 (1 +
+    /// erf(x/√2)).
     Erf = "erf" {} Activation, Same, Flows, NO,
     samples ["erf f32[3,4]"]
     |_, x| erf(x);
@@ -269,7 +271,7 @@ unary! {
         Some(b.push("erf_grad", Mul::same(), &[d, e]))
     };
 
-    /// The operand to the power of a constant, element by element: of negative operands a number where the
+    /// The operand to the power of a constant, element by element; for negative operands it is NaN unless the
     /// constant is an integer.
     Pow = "pow" { to: f64 } Elementwise, Wide, Flows, NO,
     samples ["pow[2.0] f32[3,4]", "pow[3.0] f32[3,4]", "pow[4.0] f32[3,4]", "pow[-0.5] f32[3,4]",
@@ -324,8 +326,8 @@ unary! {
         Some(b.push("softplus_grad", Mul::same(), &[d, s]))
     };
 
-    /// An integer near the operand, element by element: the largest that is no larger (`floor`), the smallest
-    /// that is no smaller (`ceil`), or the nearest, ties to even (`even`); no gradient flows through it.
+    /// Rounding to an integer, element by element: down (`floor`), up (`ceil`), or to nearest, ties to even
+    /// (`even`); no gradient flows through it.
     Round = "round" { to: Rounding } Elementwise, Same, Stops, NO,
     samples ["round[floor] f32[3,4]", "round[ceil] f32[3,4]", "round[even] f32[3,4]"]
     |o, x| match o.to {

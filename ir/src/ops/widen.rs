@@ -4,8 +4,9 @@ use super::*;
 use crate::attr::{Along, Sizes, Step};
 
 op! {
-    /// The elements of a dim from `start` of a larger one, which is 0 elsewhere: `widen[d=6; start=3]` along
-    /// the last dim, `widen[d=6; start=3; dim=1]` along another, `widen[d=9; start=0; step=3]` three apart.
+    /// Places the elements of a dim from `start` in a larger dim that is 0 elsewhere: `widen[d=6; start=3]`
+    /// along the last dim, `widen[d=6; start=3; dim=1]` along another dim, `widen[d=9; start=0; step=3]` with a
+    /// distance of three.
     Widen = "widen" (x) { sizes: Sizes, start: usize, dim: Along, step: Step }
     facts { kind: Movement, fusion: None, precision: Wants::Same, gradient: Flows }
     samples ["widen[d=6; start=3] f32[2,3,2]", "widen[d=5; start=1; dim=1] f32[2,3,3]",

@@ -91,7 +91,7 @@ impl Parser<'_> {
                 return Ok(());
             };
             if std::mem::replace(&mut seen[k], true) {
-                let m = format!("`{}` stands twice in one type", all[k]);
+                let m = format!("`{}` occurs twice in one type", all[k]);
                 let help = format!("join the axes, as in `{}dp*tp`", all[k]);
                 return Err(Fail::new("syntax", here, all[k].len(), m).help(help));
             }
@@ -151,7 +151,7 @@ impl Parser<'_> {
         let word = self.c.word();
         let Some(fill) = Fill::ALL.into_iter().find(|f| f.name() == word) else {
             let known = Fill::ALL.map(Fill::name).join(", ");
-            let m = format!("`{word}` is nothing that fills an input");
+            let m = format!("`{word}` is not a source of an input");
             return Err(Fail::new("syntax", at, word.len().max(1), m)
                 .help(format!("write one of {known}, as in `input[labels, batch] \"y\"`")));
         };
@@ -167,7 +167,7 @@ impl Parser<'_> {
                     own.seq = Some(self.number(MAX_DIMS - 1)? as u8);
                 }
                 word => {
-                    let m = format!("`{word}` says nothing of an input here");
+                    let m = format!("`{word}` is not an attribute of an input");
                     return Err(Fail::new("syntax", at, word.len().max(1), m)
                         .help("say `batch` if dim 0 is rows, then `seq=D` if dim D is tokens"));
                 }
@@ -182,7 +182,7 @@ impl Parser<'_> {
         let at = self.c.at;
         let word = self.c.word();
         let Some(slot) = Slot::ALL.into_iter().find(|s| s.name() == word) else {
-            let m = format!("`{word}` is nothing that an optimizer keeps");
+            let m = format!("`{word}` is not optimizer state");
             let known = Slot::ALL.map(Slot::name).join(", ");
             return Err(Fail::new("syntax", at, word.len(), m)
                 .help(format!("write one of {known}, as in `state[exp_avg] \"w\"`")));

@@ -171,7 +171,7 @@ impl Parser<'_> {
         // There is one beginning.
         let about = if matches!(word, "ones" | "zeros") { "normal" } else { word };
         if said.iter().any(|s| s == about) {
-            let m = format!("`{word}` says again what was said before it");
+            let m = format!("`{word}` repeats what was said before it");
             return Err(Fail::new("attribute", at, word.len(), m).help("say it once"));
         }
         said.push(about.into());

@@ -21,8 +21,8 @@ pub(super) fn between(m: &Module, phase: Phase, p: &mut Problems) {
         }
         let first = parts.clone().position(|p| p != Part::Forward).unwrap_or(f.nodes.len());
         if parts.skip(first).any(|p| p == Part::Forward) {
-            let what = "an op of forward stands behind one of backward".to_string();
-            say(format!("@{}", f.name), what, "forward stands before backward");
+            let what = "an op of forward comes after one of backward".to_string();
+            say(format!("@{}", f.name), what, "forward comes before backward");
         }
         if phase >= Phase::Staged && f.scopes.iter().any(|s| s.stage > 0) {
             let what = format!("stages of scopes in a module of phase {phase}");

@@ -5,5 +5,6 @@ mod fuzz;
 mod house;
 mod interp;
 mod ops;
+mod ops_page;
 mod text;
 mod verify;

@@ -90,7 +90,7 @@ impl Named {
         Named::ALL.into_iter().find(|n| n.name() == name).ok_or_else(|| {
             let known: Vec<&str> = Named::ALL.iter().map(|n| n.name()).collect();
             let short: String = name.chars().take(40).collect();
-            Diag::new("schedule-name", format!("there is no schedule `{short}`"))
+            Diag::new("schedule-name", format!("unknown schedule `{short}`"))
                 .rule("a schedule has a name, or is a CSV file")
                 .help(format!("one of {}", known.join(", ")))
         })

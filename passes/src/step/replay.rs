@@ -53,7 +53,7 @@ fn sums(m: &Module, f: &Func) -> Vec<AtomSet> {
 
 fn bug(d: Diag) -> Diag {
     d.rule("the lists of all ranks fit together")
-        .help("compile the plan again with this version of shardc")
+        .help("recompile the plan with this version of shardc")
 }
 
 impl Replay<'_> {

@@ -82,7 +82,7 @@ impl Shared {
             cause = cause.at(format!("{text}, {ago:.1} s before"));
         }
         let cause = cause.help(
-            "start again from the last checkpoint, with --resume DIR, on 1 host less or a new one",
+            "restart from the latest checkpoint, with --resume DIR, on 1 host less or a new one",
         );
         self.fail(other, cause.render(), cause.exit as i32)
     }
@@ -187,7 +187,7 @@ impl Shared {
         let start = Instant::now();
         let mut guests = vec![];
         let mut cause = Diag::new("rank-failed", format!("process 0 ({}) {how}", self.cards[0]))
-            .help("start again from the last checkpoint, with --resume DIR");
+            .help("restart from the latest checkpoint, with --resume DIR");
         let mut lobby = Lobby::new(&self.listeners, &self.terms.secret);
         while start.elapsed() < GATHERED && guests.len() + 2 < self.processes {
             let came = match lobby.look() {

@@ -293,7 +293,7 @@ fn attempt(
 /// A job without a secret that others than processes of this host could join.
 pub fn no_secret(place: &str) -> Diag {
     Diag::new("no-secret", format!("{place} can be reached from elsewhere, and the job has no secret"))
-        .rule("without a secret, processes connect over the loopback interface of 1 host alone")
+        .rule("without a secret, processes connect only over the loopback interface of 1 host")
         .help("export SHARDC_SECRET_FILE=FILE on all hosts, a file of mode 0600 with 16 random bytes or more; shardc launch-script writes one")
         .help("on 1 host, export MASTER_ADDR=127.0.0.1")
         .help("--insecure-control, where nobody else can reach these hosts")

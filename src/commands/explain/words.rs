@@ -55,19 +55,19 @@ pub fn type_lines(mesh: &Mesh, f: &Func, maker: Option<&Node>, v: Value) -> Vec<
     let line = |(atoms, state): (AtomSet, State)| {
         let (axis, ways) = (mesh.names(atoms, "*"), mesh.ways(atoms));
         let what = match state {
-            State::Invariant => "the same on all ranks, used the same way (I)".to_string(),
+            State::Invariant => {
+                "invariant: the same on all ranks, used in the same way (I)".to_string()
+            }
             State::Replicated => {
-                "the same on all ranks now, but they go on to use it differently (R)".into()
+                "replicated: the same on all ranks, which use it differently (R)".into()
             }
-            State::Varying => "each rank has its own (V)".into(),
-            State::Partial(Reduction::Sum) => {
-                "a part of a sum that is still to be taken (P)".into()
-            }
+            State::Varying => "varying: each rank has its own (V)".into(),
+            State::Partial(Reduction::Sum) => "partial: a term of a pending sum (P)".into(),
             State::Partial(Reduction::Max) => {
-                "a candidate for a maximum that is still to be taken (P)".into()
+                "partial: a candidate for a pending maximum (P)".into()
             }
             State::Partial(Reduction::Min) => {
-                "a candidate for a minimum that is still to be taken (P)".into()
+                "partial: a candidate for a pending minimum (P)".into()
             }
             State::Sharded(d) => format!(
                 "{} of {} is split, {} on a rank (S)",
@@ -120,7 +120,7 @@ pub fn memory(plan: &Plan, fi: usize, maker: Option<&Node>, v: Value) -> Vec<Str
     at.sort_unstable();
     at.dedup();
     if p.bytes == 0 && f.ty(v).local_bytes(&plan.module.mesh) > 0 {
-        return vec!["never stored: the kernel that makes it uses it up".into()];
+        return vec!["never stored: only the kernel that computes it reads it".into()];
     }
     let first = at.first().copied().unwrap_or(p.offset);
     let mut out = vec![format!("{} B at byte {first} of a rank's arena, {name}", p.bytes)];
@@ -149,12 +149,12 @@ pub fn role(kind: RoleKind, name: &str) -> String {
         RoleKind::Ready => format!("parameter {name}, ready for forward and backward"),
         RoleKind::Grad => format!("the gradient of {name}, of all microbatches"),
         RoleKind::GradFrom(rank) => {
-            format!("the gradient of {name} that the ranks with {PIPELINE}={rank} have made")
+            format!("the gradient of {name} from the ranks with {PIPELINE}={rank}")
         }
         RoleKind::State(slot) => format!("optimizer state {} of {name}", slot.name()),
         RoleKind::Input(_) => format!("input {name}"),
         RoleKind::Stash => format!("%{name} as forward saved it for backward"),
-        RoleKind::Edge => format!("{name}, handed from one stage of the pipeline to another"),
+        RoleKind::Edge => format!("{name}, sent from one pipeline stage to another"),
         RoleKind::Scalar => format!("the run-time scalar {name}"),
         RoleKind::Sum => format!("{name}, summed over microbatches"),
         RoleKind::Load => format!("how often the router of {name} chose each expert"),

@@ -20,11 +20,11 @@ use toml::{Table, Value};
 pub struct Given {
     #[command(flatten)]
     pub rate: Rate,
-    /// Seed of the order of data, and of random numbers where there are none [default: the plan's]
+    /// Seed of the data order, and of random data [default: the plan's]
     #[arg(long, value_name = "N", conflicts_with = "batch")]
     pub data_seed: Option<u64>,
-    /// Order of rows of data: random, from places that are drawn; shuffled, all once in every epoch; or
-    /// sequential [default: random]
+    /// Order of data rows: random (random offsets), shuffled (each row once per epoch), or sequential [default:
+    /// random]
     #[arg(long, value_name = "ORDER", hide_possible_values = true, requires = "data")]
     pub data_order: Option<Order>,
 }

@@ -111,7 +111,7 @@ impl Leader<'_> {
                 k.way_on()
             )),
             _ => note(format!(
-                "interrupted by {name} before step {first_step}: nothing is new to save"
+                "interrupted by {name} before step {first_step}: there is nothing new to save"
             )),
         }
         Ok(signals::status(signal))

@@ -55,13 +55,13 @@ pub fn settings(s: &Stored) -> Json {
         Optimizer::Sgd => ["SGD".into(), none(), none()],
     };
     let buffers = match o.moe {
-        Buffers::Worst => "as many as may be needed".into(),
-        Buffers::Bound(by) => format!("{by} times an even load"),
+        Buffers::Worst => "enough for any routing".into(),
+        Buffers::Bound(by) => format!("{by} times a balanced load"),
         Buffers::Capacity(by) => format!("capacity {by}"),
     };
     let dropout = match o.dropout {
         Dropout::Nothing => "none".into(),
-        Dropout::Config => "as the config says".into(),
+        Dropout::Config => "as in the config".into(),
         Dropout::Rate(p) => p.to_string(),
     };
     let of_experts = |x: String| if experts.is_some() { x } else { none() };
@@ -88,16 +88,16 @@ pub fn settings(s: &Stored) -> Json {
             ["tensor parallel mode", if tp { text(&o.tp_mode) } else { none() }],
             ["tensor parallel steps", if tp { word(&o.tp_steps) } else { none() }],
             ["context parallel mode", if o.axis("cp") > 1 { word(&o.cp_mode) } else { none() }],
-            ["layouts by price", yes(o.auto)], ["ranks of a node", maybe(o.node)],
+            ["layouts by estimated cost", yes(o.auto)], ["ranks per node", maybe(o.node)],
         ]},
         { "name": "Step", "rows": [
             ["mode", word(&o.mode)], ["global batch", s.plan.settings.global_batch.to_string()],
             ["microbatch × count", format!("{} × {}", o.microbatch, s.plan.settings.microbatches)],
             ["sequence", s.plan.settings.seq.to_string()],
-            ["documents of a row", o.documents.map_or("1".into(), |d| format!("each ends with token {}", d.end))],
+            ["documents per row", o.documents.map_or("1".into(), |d| format!("masked, each ends with token {}", d.end))],
             ["schedule", if pipelined { text(&o.schedule.name()) } else { none() }],
-            ["stages of a rank", (s.plan.schedule.owner.len() / s.plan.schedule.ranks.len().max(1)).to_string()],
-            ["layers of stages", if o.layers.is_empty() { "balanced".into() } else { o.layers.clone() }],
+            ["stages per rank", (s.plan.schedule.owner.len() / s.plan.schedule.ranks.len().max(1)).to_string()],
+            ["layers per stage", if o.layers.is_empty() { "balanced".into() } else { o.layers.clone() }],
             ["speeds", if speeds.is_empty() { none() } else { speeds.join(", ") }],
             ["recompute", of_training(text(&o.recompute))],
             ["memory limit", o.memory.map_or(none(), crate::report::bytes)],
@@ -107,19 +107,19 @@ pub fn settings(s: &Stored) -> Json {
             ["fused kernels", word(&o.fuse)], ["dropout", of_training(dropout)],
             ["seed", o.seed.to_string()], ["transport", o.transport.name()],
             ["expert buffers", of_experts(buffers)],
-            ["balance of experts", of_experts(format!("aux {}, z {}, rate {}",
-                o.balance.aux.map_or("of the config".into(), |x| x.to_string()), o.balance.z, o.balance.rate))],
+            ["expert balancing", of_experts(format!("aux {}, z {}, rate {}",
+                o.balance.aux.map_or("from the config".into(), |x| x.to_string()), o.balance.z, o.balance.rate))],
         ]},
         { "name": "Optimizer", "rows": [
             ["optimizer", of_training(optimizer[0].clone())], ["betas", of_training(optimizer[1].clone())],
             ["epsilon", of_training(optimizer[2].clone())], ["learning rate", of_training(text(&o.lr))],
             ["weight decay", of_training(o.weight_decay.to_string())],
-            ["decays", of_training(match o.decay { Decay::All => "all".into(), Decay::Matrices => "matrices".into() })],
+            ["decayed parameters", of_training(match o.decay { Decay::All => "all".into(), Decay::Matrices => "matrices".into() })],
             ["clip", of_training(o.clip.map_or(none(), |c| c.to_string()))],
-            ["scale of the loss", match s.plan.settings.loss_scaling {
+            ["loss scale", match s.plan.settings.loss_scaling {
                 None => none(),
                 Some(LossScaling::Constant { scale }) => f64::from(scale).to_string(),
-                Some(LossScaling::Dynamic { initial, .. }) => format!("from {} on, adapts", f64::from(initial)),
+                Some(LossScaling::Dynamic { initial, .. }) => format!("dynamic, from {}", f64::from(initial)),
             }],
             ["frozen", of_training(if o.freeze.is_empty() { none() } else { o.freeze.join(", ") })],
             ["other layouts", if o.shard.is_empty() { none() } else { format!("{} by --shard", o.shard.len()) }],

@@ -25,9 +25,8 @@ const LISTED: usize = 24;
 /// `plan` if the functions do not fit the schedule, as of no plan that was read.
 pub fn lengths(s: &Stored, p: &PlanPrice) -> Result<Lengths> {
     let plan = &s.plan;
-    let index = Index::of(&plan.module, &plan.schedule, plan.settings.mode).map_err(|m| {
-        Diag::new("plan", m).help("compile the plan again with this version of shardc")
-    })?;
+    let index = Index::of(&plan.module, &plan.schedule, plan.settings.mode)
+        .map_err(|m| Diag::new("plan", m).help("recompile the plan with this version of shardc"))?;
     let ms = |f: Option<usize>| f.map_or(0.0, |f| p.funcs[f].parts.total() * 1e3);
     let stages = 0..plan.schedule.owner.len();
     let split = |stage: usize| index.weight[stage].is_some();

@@ -288,7 +288,7 @@ fn compilers_that_fail() {
         ("nowhere/cc".to_string(), "does not start"),
         (compiler(&lab, "fails", "exit 3"), "exit status: 3"),
         (without(&lab, "no-fpic", "-fPIC"), "-fPIC"),
-        (compiler(&lab, "nothing", "exit 0"), "makes nothing"),
+        (compiler(&lab, "nothing", "exit 0"), "writes nothing"),
         (compiler(&lab, "garbage", write), "do not load"),
         (compiler(&lab, "endless", "exec yes error >&2"), "without end"),
         (compiler(&lab, "hangs", "[ \"$1\" = --version ] || exec sleep 1000"), "without end"),

@@ -207,7 +207,7 @@ fn mutant(dir: &Path, library: &Path, base: usize, draw: &mut Draw, tally: &Mute
         let plain = run(dir, &plan, ranks, how, None);
         let same = ran.outcome == plain.outcome && ran.results() == plain.results();
         if !same && PLANS[base].0 == RAGGED {
-            outcome = "rows of nobody".into();
+            outcome = "undefined rows".into();
         } else if !same {
             held(format!("{how:?}, poisoned: {}\n{}", ran.out, plain.out));
         }

@@ -29,7 +29,7 @@ impl Change for Exchange {
         let Some(to) = declared.filter(|to| to.dtype == t.dtype && to.sizes() == t.sizes()) else {
             return infer::err(
                 "collective",
-                "the layout that the result is to have is not said".into(),
+                "the layout of the result is not given".into(),
                 "give the result the operand's element type and sizes, and its new layout",
             );
         };

@@ -209,56 +209,54 @@ macro_rules! layouts {
 }
 
 layouts! {
-    /// The same data, from here on used differently by the ranks of the axes. Costs nothing; its
-    /// gradient is the `all_reduce` that a forgotten f would lose.
+    /// The same data, which the ranks of the axes use differently from here on (Megatron's f). Costs nothing;
+    /// its gradient is an `all_reduce`.
     FanOut = "fan_out" (x) { axes: AtomSet }
     fusion: Some(Each), gradient: Flows, view: true, takes: |_, x| one(x), dim: |_| None,
     sends: |_| Sends::Nothing, says: "", mirror: ["all_reduce"], reshards: true;
 
-    /// The sum (or max, min) over the ranks of the axes, folded from the left in group order. The
-    /// declared type says whether the result is invariant or replicated. Several operands are
-    /// reduced in one call.
+    /// The sum (or max, min) over the ranks of the axes, folded from the left in group order. The declared type
+    /// says whether the result is invariant or replicated. Several operands are reduced in one call.
     AllReduce = "all_reduce" (x) { axes: AtomSet }
     fusion: None, gradient: Flows, view: false, takes: |_, x| several_floats(x), dim: |_| None,
     sends: |_| Sends::SumToAll, says: "takes the {sum} of {ways} ranks' parts; the result is {after}",
     mirror: ["fan_out", "all_reduce"], reshards: true;
 
-    /// All pieces of a dim along its minor-most axes. The declared type says whether the result is
-    /// replicated (the default) or invariant.
+    /// The shards of a dim along its minor-most axes, concatenated. The declared type says whether the result
+    /// is replicated (the default) or invariant.
     AllGather = "all_gather" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
     sends: |_| Sends::ShareOfResult, says: "puts the pieces of {ways} ranks together; the result is {after}",
     mirror: ["reduce_scatter", "slice"], reshards: true;
 
-    /// This rank's piece of the sum over the ranks of the axes.
+    /// This rank's shard of the sum over the ranks of the axes.
     ReduceScatter = "reduce_scatter" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
     sends: |_| Sends::Share, says: "takes the {sum} of {ways} ranks' parts; each rank keeps its piece",
     mirror: ["all_gather"], reshards: true;
 
-    /// Piece number `from` of a dim that the axes cut evenly, on all ranks of the axes: the dim of the
-    /// result has the size of a piece. The rank that holds the piece gives it.
+    /// Piece number `from` of a dim that the axes split evenly, on all ranks of the axes: the dim of the result
+    /// has the size of a piece. The rank that holds the piece sends it.
     Broadcast = "broadcast" (x) { axes: AtomSet, dim: usize, from: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
     sends: |_| Sends::MeanShare, says: "one of {ways} ranks gives its piece to all; the result is {after}",
     mirror: ["reduce"], reshards: false;
 
-    /// The sum over the ranks of the axes as piece number `to` of a dim that the axes cut, zeros as all
-    /// other pieces: the dim of the operand has the size of a piece. Summed over all `to`, the results
-    /// are the whole.
+    /// The sum over the ranks of the axes, as piece number `to` of a dim that the axes split; all other pieces
+    /// are zeros, and the dim of the operand has the size of a piece. Added up over all `to`, the results are
+    /// the whole tensor.
     Reduce = "reduce" (x) { axes: AtomSet, dim: usize, to: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
     sends: |_| Sends::MeanShare, says: "takes the {sum} of {ways} ranks' parts, as the piece of one of them",
     mirror: ["broadcast"], reshards: false;
 
-    /// This rank's piece of a dim, along axes over which the operand is the same everywhere. No
-    /// data moves.
+    /// This rank's shard of a dim, along axes over which the operand is the same everywhere. Moves no data.
     Slice = "slice" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |o| Some(o.dim),
     sends: |_| Sends::Nothing, says: "", mirror: ["place", "all_gather"], reshards: true;
 
-    /// This rank's piece of a dim in its place, zeros elsewhere: the gradient of `slice` from a
-    /// replicated operand. No data moves.
+    /// This rank's shard of a dim at its place, with zeros elsewhere: the gradient of `slice` from a replicated
+    /// operand. Moves no data.
     Place = "place" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| floats(x, 1), dim: |o| Some(o.dim),
     sends: |_| Sends::Nothing, says: "", mirror: ["slice"], reshards: false;
@@ -269,55 +267,54 @@ layouts! {
     sends: |_| Sends::Pieces, says: "{ways} ranks exchange pieces: another dim is split afterwards",
     mirror: ["all_to_all"], reshards: true;
 
-    /// From any layout over the axes to any other: split dims change places, order and axes. Each of the
-    /// axes splits a dim of the operand or of the result; where it does not, the operand is invariant or
-    /// replicated, and the result invariant (or, as the mirror of replicated, a sum). Nobody receives what
-    /// it has. Axes that split a dim beside these are major to them.
+    /// From any layout over the axes to any other: split dims change places, order and axes. Each of the axes
+    /// splits a dim of the operand or of the result; if it splits none of the operand, the operand is invariant
+    /// or replicated over it; if it splits none of the result, the result is invariant (or, as the mirror of
+    /// replicated, a sum). No rank receives what it already has. Other axes that split the same dim are major
+    /// to these.
     Exchange = "exchange" (x) { axes: AtomSet }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
     sends: |_| Sends::Boxes, says: "{ways} ranks exchange boxes, each what it lacks; the result is {after}",
     mirror: ["exchange"], reshards: true;
 
-    /// What `all_to_all` does, for rows `[g,z,c,h]` of which few are there: the axes that split
-    /// groups split shards of tokens instead, or the other way round, and only rows travel that the
-    /// counts `[g,e,z]` name: of each group and shard the first, as many as its experts have.
-    /// Others are not defined in the result. `sent` are the counts as `x` is split, `received` as
-    /// the result is. A shard has `copies` copies of tokens: if all groups are used alike, each has
-    /// its share of them.
+    /// Like `all_to_all`, for rows `[g,z,c,h]` of which only a few are used: the axes that split groups split
+    /// shards of tokens instead, or the reverse, and only the rows that the counts `[g,e,z]` name are sent: in
+    /// each group and shard the first rows, as many as its experts have. Other rows of the result are
+    /// undefined. `sent` are the counts split as `x` is, `received` split as the result is. A shard has
+    /// `copies` copies of tokens; if all groups are used equally, each gets its share of them.
     AllToAllV = "all_to_all_v" (x, sent, received) { axes: AtomSet, from: usize, to: usize, copies: usize }
     fusion: None, gradient: Flows, view: false, takes: |o, x| o.takes(x), dim: |_| None,
     sends: |o| Sends::Rows { copies: o.copies },
     says: "{ways} ranks exchange the rows that the counts name: another dim is split afterwards",
     mirror: ["all_to_all_v"], reshards: false;
 
-    /// Each rank of a group receives the value of the rank `shift` places before it, around the ring.
+    /// Each rank of a group receives the value of the rank `shift` places before it in the ring.
     Permute = "permute" (x) { axes: AtomSet, shift: usize }
     fusion: None, gradient: Flows, view: false, takes: |_, x| one(x), dim: |_| None,
     sends: |_| Sends::Whole, says: "each of {ways} ranks hands its piece to another",
     mirror: ["permute"], reshards: false;
 
-    /// The operand as one term of a sum over the ranks of the pipeline. A function belongs to one
-    /// rank of the pipeline and its values say nothing of the others', so this costs nothing; the
-    /// sum is still to be taken.
+    /// The operand as one term of a sum over the pipeline ranks. A function belongs to one pipeline rank and
+    /// its values say nothing about the others, so this costs nothing; the sum is still pending.
     ToPartial = "to_partial" (x) { axes: AtomSet }
     fusion: Some(Each), gradient: Unasked, view: true, takes: |_, x| floats(x, 1), dim: |_| None,
     sends: |_| Sends::Nothing, says: "", mirror: [], reshards: false;
 
-    /// This rank's piece of a dim, no longer seen as part of the whole: what a ring hands around.
-    /// The axes split the dim alone and evenly. No data moves; `from_varying` is the way back.
+    /// This rank's shard of a dim, no longer treated as part of a whole: what a ring passes around. The axes
+    /// split the dim alone and evenly. Moves no data; `from_varying` is the inverse.
     ToVarying = "to_varying" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: true, takes: |_, x| one(x), dim: |o| Some(o.dim),
     sends: |_| Sends::Nothing, says: "", mirror: ["from_varying"], reshards: false;
 
-    /// The ranks' own values, seen as the pieces of a dim in group order. No data moves; it undoes
+    /// The ranks' own values as the shards of a dim, in group order. Moves no data; it is the inverse of
     /// `to_varying`.
     FromVarying = "from_varying" (x) { axes: AtomSet, dim: usize }
     fusion: None, gradient: Flows, view: true, takes: |_, x| one(x), dim: |o| Some(o.dim),
     sends: |_| Sends::Nothing, says: "", mirror: ["to_varying"], reshards: false;
 
-    /// The piece of a dim of the rank `shift` places before, around the ring: what `permute` would
-    /// bring of `to_varying` pieces, but no data moves, since all ranks have all of it. For indices
-    /// (positions of the tokens of a block); they have no gradient.
+    /// The shard of a dim that the rank `shift` places before in the ring would have: what `permute` of
+    /// `to_varying` shards would receive, but without moving data, since all ranks have the whole tensor. For
+    /// indices (positions of the tokens of a block), which have no gradient.
     Piece = "piece" (x) { axes: AtomSet, dim: usize, shift: usize }
     fusion: None, gradient: Unasked, view: false, takes: |_, x| rings::takes_indices(x), dim: |o| Some(o.dim),
     sends: |_| Sends::Nothing, says: "", mirror: [], reshards: false;

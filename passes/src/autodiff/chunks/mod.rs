@@ -130,7 +130,7 @@ impl Stage {
         let weights = only_weights(f);
         let data: Vec<Value> =
             f.nodes[head].ins.iter().copied().filter(|v| !weights[v.0 as usize]).collect();
-        let [x] = data[..] else { return Err("the logits are no product with a weight".into()) };
+        let [x] = data[..] else { return Err("the logits are not a product with a weight".into()) };
         let mut made = vec![false; f.values.len()];
         let mut nodes = vec![];
         for (i, n) in f.nodes[..from].iter().enumerate().skip(head) {
@@ -259,7 +259,7 @@ impl Stage {
                 continue;
             };
             if waits || !is_by_token(&n.op, &rule, letter) {
-                return Err(format!("{} is not made token by token", f.name(n.outs[0])));
+                return Err(format!("{} is not computed token by token", f.name(n.outs[0])));
             }
             parts.chunked.push(i);
             late.extend(n.outs.iter().filter(|o| !tokens.dims.contains_key(o)));
@@ -316,8 +316,8 @@ fn head(f: &Func, makers: &[Option<u32>], loss: Value) -> Result<usize, String> 
     }
     match found.iter().copied().collect::<Vec<_>>()[..] {
         [one] if f.nodes[one].op.is_matrix_product() => Ok(one),
-        [] | [_] => Err("the loss is not made of a product".into()),
-        _ => Err("the loss is made of several products".into()),
+        [] | [_] => Err("the loss is not computed from a product".into()),
+        _ => Err("the loss is computed from several products".into()),
     }
 }
 

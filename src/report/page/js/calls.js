@@ -2,7 +2,7 @@
 
 function explained(n) {
   const parts = D.explanations && D.explanations[n];
-  if (!parts) return h("p", { class: "none" }, "another class's plan explains it: choose its pipeline rank, or ask shardc explain");
+  if (!parts) return h("p", { class: "none" }, "explained for another rank class: select its pipeline rank, or run shardc explain");
   return h("div", {}, h("h3", {}, `collective:${n}`), h("dl", {}, parts.map(([name, lines]) => [h("dt", {}, name), h("dd", {}, lines.map((l) => h("div", { class: name === "line" ? "mono" : "" }, l)))])));
 }
 function collectives() {
@@ -33,7 +33,7 @@ function collectives() {
     }));
   };
   watchers.push(draw);
-  section("collectives", "Collectives", "What one rank sends, under the ring cost. Choose a row or a pill for why it is there, what mirrors it in backward and what would remove it.",
+  section("collectives", "Collectives", "What one rank sends, assuming ring algorithms. Select a row or a pill to see why the collective is there, its mirror in backward, and what would remove it.",
     h("div", { class: "row" }, rankChoice()), h("div", { class: "panel", style: "margin-bottom:12px" }, lane),
     h("div", { class: "panel scroll" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, ["Where", "Phase", "Call", "Axis", "Calls per step", "Sent each time", "Sent per step"].map((x, i) => h("th", { class: i > 3 && i < 6 ? "n" : "" }, x)))), body)));
 }
@@ -44,30 +44,30 @@ function times() {
   const t = D.time, m = D.measured, out = [];
   if (t) {
     const meter = (n, whole, colour) => h("td", { style: "width:34%" }, h("div", { class: "meter", style: `width:${(100 * n) / whole}%;background:var(--${colour})` }));
-    out.push(h("div", { class: "panel" }, h("p", { class: "label" }, `A step on ${t.device}, ${t.precision}; of pipeline rank ${t.class}, which ends last`), h("p", { class: "big", style: "font-size:32px;margin:0" }, seconds(t.step_s)),
+    out.push(h("div", { class: "panel" }, h("p", { class: "label" }, `A step on ${t.device}, ${t.precision}; for pipeline rank ${t.class}, which finishes last`), h("p", { class: "big", style: "font-size:32px;margin:0" }, seconds(t.step_s)),
       h("p", { class: "label" }, `${count(Math.round(t.tokens_per_s))} tokens/s${t.mfu === null ? "" : `, ${(100 * t.mfu).toFixed(1)} % of the peak`}. ${t.trust}.`),
       bar(t.parts.map(([name, n]) => [PARTS[name] || "edge", n, name, `${name} ${seconds(n)}`]), t.step_s),
       h("table", { class: "list" }, t.parts.map(([name, n]) => h("tr", {}, h("td", {}, swatch(PARTS[name] || "edge"), name), h("td", { class: "n" }, seconds(n)), h("td", { class: "n" }, percent(n, t.step_s)), meter(n, t.step_s, PARTS[name] || "edge"))))));
     const head = (names) => h("tr", {}, names.map((x, i) => h("th", { class: i ? "n" : "" }, x)));
     const longest = Math.max(...t.launches.map((l) => l.seconds), 1e-12);
-    out.push(h("div", { class: "panel scroll", style: "margin-top:12px" }, h("h3", {}, "Its functions, and what takes most of it"),
+    out.push(h("div", { class: "panel scroll", style: "margin-top:12px" }, h("h3", {}, "Its functions, and what takes most of the time"),
       h("table", { class: "list" }, head(["function", "calls", "each", "in all"]),
         t.functions.map((f) => h("tr", {}, h("td", { class: "mono" }, "@" + f.name),
           h("td", { class: "n" }, count(f.calls)), h("td", { class: "n" }, seconds(f.seconds)),
           h("td", { class: "n" }, seconds(f.seconds * f.calls))))),
       h("table", { class: "list", style: "margin-top:10px" },
-        head(["launch or exchange", "calls of its function", "in all, where nothing hides it", ""]),
+        head(["launch or exchange", "calls of its function", "total, if nothing overlaps", ""]),
         t.launches.map((l) => h("tr", {}, h("td", { class: "mono" }, l.what), h("td", { class: "n" }, count(l.calls)),
           h("td", { class: "n" }, seconds(l.seconds)), meter(l.seconds, longest, "accent"))))));
   }
   if (m) {
     const sum = m.rows.reduce((n, r) => n + r.measured_ms, 0), planned = m.rows.reduce((n, r) => n + (r.planned_ms || 0), 0);
-    out.push(h("div", { class: "panel scroll", style: "margin-top:12px" }, h("h3", {}, "As planned, and as a run took it: means over its steps and ranks"),
+    out.push(h("div", { class: "panel scroll", style: "margin-top:12px" }, h("h3", {}, "As planned, and as measured in a run: means over its steps and ranks"),
       h("table", { class: "list" }, h("tr", {}, ["stage or rank", "what", "planned", "share", "measured", "share", "measured ÷ planned"].map((x, i) => h("th", { class: i > 1 ? "n" : "" }, x))),
         m.rows.map((r) => h("tr", {}, h("td", {}, r.stage), h("td", {}, ACTIONS[r.kind] ? ACTIONS[r.kind][0] : r.kind), h("td", { class: "n" }, r.planned_ms === null ? "–" : seconds(r.planned_ms / 1e3)), h("td", { class: "n" }, r.planned_ms === null ? "–" : percent(r.planned_ms, planned)),
           h("td", { class: "n" }, seconds(r.measured_ms / 1e3)), h("td", { class: "n" }, percent(r.measured_ms, sum)), h("td", { class: "n" }, r.planned_ms ? (r.measured_ms / r.planned_ms).toFixed(2) : "–"))))));
   }
-  if (out.length) section("cost", "Where the time goes", t ? "By price: every launch and exchange of the programs on the clocks of all pipeline ranks." : "As a run took it; give --device for a price beside it.", ...out);
+  if (out.length) section("cost", "Where the time goes", t ? "Estimated times of every launch and exchange of the programs, simulated on all pipeline ranks." : "As measured in a run; give --device to compare with an estimate.", ...out);
 }
 
 function compare() {

@@ -64,7 +64,7 @@ function treemap() {
     });
     legend.replaceChildren(...kinds.map((k) => h("li", { "data-tip": exact(k.bytes) }, swatch(k.colour), `${k.name} `, h("b", {}, sized(k.bytes)), ` ${percent(k.bytes, c.peak_bytes)}`)));
     table.replaceChildren(h("caption", {}, "tensors alive at the peak"), ...c.tensors.map((t) => h("tr", {}, h("td", {}, t.kind), h("td", {}, t.name), h("td", {}, String(t.count)), h("td", {}, exact(t.bytes)))));
-  }, "treemap of memory at the peak; a hidden table has the same");
+  }, "treemap of memory at the peak; a hidden table has the same data");
   canvas.addEventListener("mousemove", (e) => {
     const found = boxes.find(([, , x, y, w, t]) => e.offsetX >= x && e.offsetX < x + w && e.offsetY >= y && e.offsetY < y + t);
     const before = hover;
@@ -75,7 +75,7 @@ function treemap() {
     say(`${t.name}\n${k.name}${t.type ? ", " + t.type : ""}\n${sized(t.bytes)} = ${exact(t.bytes)}${t.count > 1 ? `, ${count(t.count)} of ${sized(t.bytes / t.count)}` : ""}, ${percent(t.bytes, peak)} of the peak`, e.clientX, e.clientY);
   });
   canvas.addEventListener("mouseleave", () => { hover = null; say(""); canvas.paint(); });
-  section("memory", "Memory at the peak", "Area is bytes on one rank. Equal tensors of all layers and microbatches are one box.",
+  section("memory", "Memory at the peak", "Area is bytes on one rank. Corresponding tensors of all layers and microbatches share one box.",
     h("div", { class: "row" }, rankChoice(), limitChoice()), legend, h("div", { class: "panel", style: "padding:4px" }, canvas), aside);
 }
 /** Ink that is read on a colour. */

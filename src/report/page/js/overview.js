@@ -5,7 +5,7 @@ function overview() {
   const top = h("section", { id: "overview", "aria-label": "overview", style: "margin-top:0" },
     h("h1", {}, D.title), h("p", { class: "sub" }, `${count(mesh.ranks)} ranks = `,
       mesh.axes.length ? mesh.axes.map((a, i) => [i ? " × " : "", badge(a.name, count(a.size))]) : "one",
-      ` · ${count(f.parameters)} parameters · proof: ${f.proof || "none was asked for"}`));
+      ` · ${count(f.parameters)} parameters · proof: ${f.proof || "not requested"}`));
   document.getElementById("links").append(h("li", {}, h("a", { href: "#overview", "data-key": 1 }, "Overview")));
   const peak = h("div", { class: "panel card" }), sent = h("div", { class: "panel card" }), bubble = h("div", { class: "panel card" });
   top.append(h("div", { class: "cards" }, peak, sent, bubble));
@@ -25,7 +25,7 @@ function overview() {
   const idle = 100 * D.facts.bubble;
   bubble.append(h("p", { class: "label" }, "Bubble: idle ÷ total time of the pipeline"),
     h("p", { class: "big" }, idle.toFixed(1), h("small", {}, "\u202f%")), bar([["i", 1 - f.bubble, "work"], ["hatch", f.bubble, "idle"]], 1),
-    h("p", {}, f.textbook === null ? "no pipeline" : `(p−1)/(v·m) = ${(100 * f.textbook).toFixed(1)}\u202f% is idle ÷ ideal time, of 1F1B with p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}. Stages take equally long here.`));
+    h("p", {}, f.textbook === null ? "no pipeline" : `(p−1)/(v·m) = ${(100 * f.textbook).toFixed(1)}\u202f% is idle ÷ ideal time for 1F1B with p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}. Here all stages take equally long.`));
   top.append(h("div", { class: "settings" }, D.settings.map((g) => h("div", { class: "panel" }, h("h3", {}, g.name),
     h("table", {}, g.rows.map(([k, v]) => h("tr", {}, h("th", { scope: "row" }, k), h("td", { class: v === "–" ? "none" : "" }, /^\d{4,}$/.test(v) && k !== "seed" ? count(v) : v))))))));
   main.append(top);
@@ -113,12 +113,12 @@ function mesh() {
   };
   const shares = (rank, a, group) => (group ? [group] : m.groups).some((x) => groupOf(rank, x.dims) === groupOf(a, x.dims)) || rank === a;
   const tall = (width) => { const q = geometry(width); return 22 + q.rows * (q.tall + 3); };
-  const canvas = picture(tall, draw, `all ${m.ranks} ranks; arrow keys choose one`);
+  const canvas = picture(tall, draw, `all ${m.ranks} ranks; arrow keys select one`);
   const told = (rank) => {
     const node = m.node ? `, node ${Math.floor(rank / m.node)}` : "";
     const c = D.classes[classOf(rank)] || D.classes[0];
     return `rank ${rank}: ${m.axes.map((a) => `${a.name} ${coordinate(rank, a)}`).join(", ") || "alone"}${node}\npeak ${sized(c.peak_bytes)}` +
-      m.groups.map((x) => `\n${x.axis}: group of ${x.size} with rank ${groupOf(rank, x.dims)} as its first`).join("");
+      m.groups.map((x) => `\n${x.axis}: group of ${x.size}, starting with rank ${groupOf(rank, x.dims)}`).join("");
   };
   const pick = (rank, x, y) => {
     at = rank;
@@ -156,9 +156,9 @@ function mesh() {
         return h("tr", {}, h("td", {}, badge(x.axis, count(x.size))), h("td", { class: "n" }, count(x.groups)),
           h("td", { class: "n", "data-tip": exact(own.bytes) }, sized(own.bytes)),
           h("td", { class: "n", "data-tip": own.between_nodes === null ? "" : exact(own.between_nodes) }, own.between_nodes === null ? "–" : sized(own.between_nodes)));
-      }))), m.node ? h("p", { class: "label" }, `${m.node} ranks of a node. What leaves it is the mean over a group.`) : h("p", { class: "label" }, "Nothing is known of nodes: compile with ", h("code", { style: "white-space:nowrap" }, "--node"), "."), words);
+      }))), m.node ? h("p", { class: "label" }, `${m.node} ranks per node. The bytes that leave a node are the mean over a group.`) : h("p", { class: "label" }, "Nodes are not known: compile with ", h("code", { style: "white-space:nowrap" }, "--node"), "."), words);
   });
-  section("mesh", "Mesh and groups", `A cell is a ${each > 1 ? "run of " + each + " ranks" : "rank"}${outer.name ? `, a row ${outer.name}` : ""}. ${m.order}. Point at one for its groups; choose an axis to see which ranks exchange data.`,
+  section("mesh", "Mesh and groups", `A cell is a ${each > 1 ? "run of " + each + " ranks" : "rank"}${outer.name ? `, a row ${outer.name}` : ""}. ${m.order}. Point at a cell to see its groups; select an axis to see which ranks exchange data.`,
     h("div", { class: "row" }, buttons, limitChoice()), h("div", { class: "split" }, h("div", { class: "panel" }, canvas), side));
 }
 
@@ -204,6 +204,6 @@ function weights() {
       h("p", { class: "label" }, `[${(w.shape || []).map(count).join(" × ")}]${w.layers.length ? ` × ${w.layers.length} layers` : ""}`),
       h("div", { class: "pieces" }, one("stored", w.stored), one("in use", w.in_use || w.stored), one("gradient", w.gradient)))));
   });
-  section("weights", "How each weight is cut", "The filled corner is what the first rank holds; lines are the cuts, in the colour of their axis (every second or so where there are many). Weights that are cut alike share a card.",
+  section("weights", "How each weight is cut", "The filled corner is what the first rank holds; lines are the cuts, in the colour of their axis (only some of them if there are many). Weights that are split in the same way share a card.",
     h("div", { class: "row" }, rankChoice()), grid);
 }

@@ -92,7 +92,7 @@ function program(text) {
   });
   find.addEventListener("keydown", (e) => { if (e.key === "Enter") { e.preventDefault(); step(e.shiftKey ? -1 : 1); } if (e.key === "Escape") { find.value = ""; find.dispatchEvent(new Event("input")); find.blur(); } });
   const unfold = h("button", { type: "button", onclick: () => { const to = funcs.some((f) => f.folded); funcs.forEach((f) => { f.folded = !to && f.body - f.line > 2; }); unfold.textContent = to ? "Fold signatures" : "Unfold signatures"; layout(); draw(); } }, "Unfold signatures");
-  section("program", "Program", "What ranks run, with the types of all values. Layers that differ only in their numbers stand once, as repeat. Point at a value for its type; choose it for its definition and all its uses.",
+  section("program", "Program", "What ranks run, with the types of all values. Layers that differ only in their numbers are shown once, as repeat. Point at a value to see its type; select it to see its definition and all its uses.",
     h("div", { class: "row" }, find, h("button", { type: "button", "aria-label": "search backward", onclick: () => step(-1) }, "↑"), h("button", { type: "button", "aria-label": "search forward", onclick: () => step(1) }, "↓"), said, h("span", { class: "end" }, unfold)),
     h("div", { class: "program" }, h("div", { class: "panel funcs" }, funcs.map((f) => h("button", { type: "button", onclick: () => go(f.line) }, h("span", { class: "mono" }, "@" + f.name), h("span", { class: "none" }, String(f.end - f.line))))), code));
   draw();
@@ -101,8 +101,8 @@ function program(text) {
 function keys(time) {
   const all = [
     ["1 – 9", "sections"], ["J, K", "next, previous pipeline rank"], ["T", "theme: system, light, dark"],
-    ["/", "search the program; Enter, Shift-Enter step"], ["← → + − 0", "in the timeline: move, zoom, whole step"],
-    ["arrows", "in the mesh: choose a rank"], ["?", "these keys"], ["Esc", "close"],
+    ["/", "search the program; Enter, Shift-Enter step"], ["← → + − 0", "in the timeline: pan, zoom, whole step"],
+    ["arrows", "in the mesh: select a rank"], ["?", "these keys"], ["Esc", "close"],
   ];
   const box = document.getElementById("keys"), button = document.getElementById("help");
   box.append(h("table", {}, all.map(([k, w]) => h("tr", {}, h("td", {}, h("kbd", {}, k)), h("td", {}, w)))));
@@ -138,7 +138,7 @@ function keys(time) {
 (async () => {
   try {
     D = JSON.parse(await unpack("data"));
-    if (D.version !== 1) throw new Error(`data of version ${D.version}`);
+    if (D.version !== 1) throw new Error(`data version ${D.version}`);
     state.limit = D.facts.limit;
     state.rank = D.classes.reduce((a, b) => (b.peak_bytes > a.peak_bytes ? b : a)).class;
     theme = "system";
@@ -155,7 +155,7 @@ function keys(time) {
     performance.mark("usable");
     await new Promise((done) => setTimeout(done));
     program(await unpack("text"));
-    document.getElementById("page").append(h("footer", {}, `shardc ${D.shardc} · one file, nothing is fetched`));
+    document.getElementById("page").append(h("footer", {}, `shardc ${D.shardc} · a single file that loads nothing else`));
     keys(time);
     if (location.hash) { const e = document.querySelector(location.hash); if (e) e.scrollIntoView(); }
     performance.mark("ready");
@@ -163,7 +163,7 @@ function keys(time) {
   } catch (e) {
     const box = document.getElementById("failed");
     box.hidden = false;
-    box.textContent = "This page cannot be drawn: " + e.message + ". It needs a browser of 2023 or later.";
+    box.textContent = "This page cannot be displayed: " + e.message + ". It needs a browser from 2023 or later.";
     throw e;
   }
 })();

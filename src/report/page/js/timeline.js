@@ -168,7 +168,7 @@ function timeline() {
   }
   const lanes = picture(height, draw, "timeline of all pipeline ranks: arrow keys move, plus and minus zoom, 0 shows the whole step");
 
-  const memory = picture(210, (g, width) => drawMemory(g, width), "memory of the chosen pipeline rank over time");
+  const memory = picture(210, (g, width) => drawMemory(g, width), "memory of the selected pipeline rank over time");
   function drawMemory(g, width) {
     const m = D.classes[state.rank].memory, peak = D.classes[state.rank].peak_bytes, bottom = 184, high = 150;
     const limit = state.limit && state.limit <= 2.4 * peak ? state.limit : null;
@@ -302,13 +302,13 @@ function timeline() {
     });
   }
   const legend = [["f", "F forward"], ["i", "I backward, input"], ["w", "W backward, weight"], ["edge", "enter, finish: once per step"]];
-  const unit = measured ? `; below each row what a run did${scale === 1 ? "" : ", its clock scaled to the same length (no --device was given)"}` : "";
+  const unit = measured ? `; below each row, what was measured in a run${scale === 1 ? "" : ", its clock scaled to the same length (no --device was given)"}` : "";
   section("time", "Timeline and memory over time",
     `One step. A row is a pipeline rank: all ranks with that pp coordinate do the same. Time in ${T.unit}${unit}; ` +
-    "transfers take none here. Memory over time counts whole frames, each as one kind; what of the peak is above it " +
-    "are gaps. Drag to pan; click, then wheel, to zoom; click a row for its memory.",
+    "transfers take no time here. Memory over time counts whole frames, each as one kind; the part of the peak above it " +
+    "is gaps. Drag to pan; click, then use the wheel, to zoom; click a row to see its memory.",
     h("div", { class: "row" }, h("ul", { class: "legend", style: "margin:0" }, legend.map(([c, name]) => h("li", {}, swatch(c), name)), h("li", {}, h("span", { class: "swatch hatch" }), "idle"),
-      many ? h("li", {}, "paler: later chunk of a rank") : null, h("li", {}, h("span", { class: "swatch", style: "background:var(--over);height:3px;vertical-align:3px" }), "path of the microbatch pointed at")),
+      many ? h("li", {}, "paler: later chunk of a rank") : null, h("li", {}, h("span", { class: "swatch", style: "background:var(--over);height:3px;vertical-align:3px" }), "path of the microbatch under the pointer")),
       h("span", { class: "end row", style: "margin-bottom:0" }, rankChoice(), limitChoice(), h("button", { type: "button", onclick: () => zoom(1.4), "aria-label": "zoom out" }, "−"), h("button", { type: "button", onclick: () => zoom(0.7), "aria-label": "zoom in" }, "+"),
         h("button", { type: "button", onclick: all }, "Whole step ", h("kbd", {}, "0")))),
     h("div", { class: "split" }, h("div", { class: "panel" }, lanes, memory), panel));

@@ -147,9 +147,10 @@ pub enum Command {
         #[command(flatten)]
         how: Box<run::Run>,
     },
-    /// Print a file that starts a plan's ranks on a cluster
+    /// Print a job script that starts a plan's ranks on a cluster
     LaunchScript(launch_script::LaunchScript),
-    /// What two plans differ in: options, memory, exchanges, programs, price; and which option makes it
+    /// Compare two plans: options, memory, exchanges, programs, estimated times; and which option causes each
+    /// difference
     Diff(diff::Diff),
     /// Print the manual page of shardc or of a command: shardc man run | man -l -
     Man {

@@ -225,7 +225,8 @@ fn scripts_carry_what_a_job_needs() {
     lab.refuses(&["launch-script", "p", "--for", "mpirun", "--time", "30"], 2, "flag");
     lab.refuses(&["launch-script", "m", "--for", "torchrun"], 2, "flag");
     for time in ["", "1:2:3:4", "-1", "1 h", "1-"] {
-        let refused = lab.run(&["launch-script", "p", "--for", "slurm", &format!("--time={time}")]);
+        let refused =
+            lab.shardc(&["launch-script", "p", "--for", "slurm", &format!("--time={time}")]);
         assert_eq!(refused.status.code(), Some(2), "{time}");
     }
 }

@@ -62,10 +62,8 @@ fn quoted(text: &str) -> String {
 struct Sizes {
     /// In quotes of a shell.
     plan: String,
-    /// Flags of run that are always given.
-    flags: String,
-    /// Weights to begin with, in quotes.
-    weights: Option<String>,
+    /// Name, flag of run, and value in quotes.
+    variables: Vec<(&'static str, &'static str, String)>,
     time: Option<String>,
     cpus: Option<u64>,
     ranks: usize,
@@ -84,16 +82,28 @@ impl Sizes {
     /// What every rank runs; more flags follow.
     fn run(&self) -> String {
         let how = if self.nccl { "--transport nccl --device cuda" } else { "--transport mpi" };
-        let Sizes { plan, flags, .. } = self;
-        format!("shardc run {plan} {how}{flags} --save \"$SAVE\" --save-every \"$EVERY\"")
+        let flags: String = self.variables.iter().map(|v| v.1).collect();
+        format!("shardc run {} {how}{flags} --save \"$SAVE\" --save-every \"$EVERY\"", self.plan)
+    }
+
+    /// Variables with what they are where nobody sets them.
+    fn set(&self) -> String {
+        let own =
+            self.variables.iter().map(|(name, _, value)| format!(" {name}=${{{name}:-{value}}}"));
+        format!("SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}}{}", own.collect::<String>())
+    }
+
+    /// The flag of the weights to begin with.
+    fn first(&self) -> &'static str {
+        if self.variables.iter().any(|v| v.0 == "WEIGHTS") { "--weights \"$WEIGHTS\"" } else { "" }
     }
 
     /// Goes on where the last job has ended.
     fn resume(&self) -> String {
-        let first = self.weights.as_ref().map_or(String::new(), |w| format!("--weights {w}"));
+        let (set, first) = (self.set(), self.first());
         format!(
-            "SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}} # where checkpoints go, and every how many steps\n\
-             resume=({first})\n\
+            "# Where checkpoints go, and every how many steps; what is set when this starts, stays so.\n\
+             {set}\nresume=({first})\n\
              if compgen -G \"$SAVE/step-*/index.json\" >/dev/null; then resume=(--resume \"$SAVE\"); fi\n"
         )
     }
@@ -132,8 +142,7 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
     let arena = if nccl { 0 } else { stored.plan.peak_bytes().div_ceil(1 << 20) };
     let s = Sizes {
         plan: quoted(&dir.display().to_string()),
-        flags: flags(how),
-        weights: how.weights.as_ref().map(|w| quoted(&w.display().to_string())),
+        variables: variables(how),
         time: how.time.clone(),
         cpus: how.cpus_per_task,
         ranks,
@@ -171,11 +180,12 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
     })
 }
 
-/// Flags of run that a script always gives.
-fn flags(how: &LaunchScript) -> String {
-    let data = how.data.as_ref().map(|d| format!(" --data {}", quoted(d)));
-    let steps = how.steps.map(|n| format!(" --steps {n}"));
-    data.into_iter().chain(steps).collect()
+/// What a script says of data, steps and weights: variables, which whoever starts it may set otherwise.
+fn variables(how: &LaunchScript) -> Vec<(&'static str, &'static str, String)> {
+    let data = how.data.as_ref().map(|d| ("DATA", " --data \"$DATA\"", quoted(d)));
+    let steps = how.steps.map(|n| ("STEPS", " --steps \"$STEPS\"", n.to_string()));
+    let weights = how.weights.as_ref().map(|w| ("WEIGHTS", "", quoted(&w.display().to_string())));
+    data.into_iter().chain(steps).chain(weights).collect()
 }
 
 /// What the processes of a job know each other by, where MPI does not hand it on: a file that this user
@@ -286,12 +296,12 @@ fn k8s(s: &Sizes) -> String {
     let run = s.run();
     let memory = memory * per_node;
     let cpu = s.cpus.unwrap_or(1) as usize * per_node;
-    let first = s.weights.as_ref().map_or(String::new(), |w| format!("--weights {w}"));
-    let said = match s.flags.is_empty() {
-        true => {
+    let (set, first) = (s.set(), s.first());
+    let said = match s.variables.iter().any(|v| v.0 == "DATA") {
+        false => {
             "as it stands it trains on random tokens for 10 steps: put flags of shardc run, such as\n# --data FILE --steps N, between the quotes of FLAGS"
         }
-        false => "more flags of shardc run go between the\n# quotes of FLAGS",
+        true => "more flags of shardc run go between the\n# quotes of FLAGS",
     };
     format!(
         "# kubectl apply -f FILE; {said}. Needs the MPI operator (kubeflow.org/v2beta1). The image has shardc, its
@@ -316,7 +326,7 @@ spec:
               command: [bash, -c]
               args:
                 - >-
-                  SAVE=${{SAVE:-ckpt}} EVERY=${{EVERY:-100}} FLAGS='';
+                  {set} FLAGS='';
                   exec mpirun -n {ranks} {run}
                   $(compgen -G \"$SAVE/step-*/index.json\" >/dev/null && echo --resume \"$SAVE\" || echo {first}) $FLAGS
               volumeMounts: [{{name: shared, mountPath: /shared}}]

@@ -203,7 +203,7 @@ fn scripts_carry_what_a_job_needs() {
         ("k8s", &[], &["cpu: 4}"]),
     ] {
         let text = script("p", launcher, more);
-        for w in [&["--data 'bytes:it'\\''s/*.md' --steps 7", "--weights 'my model'"][..], words]
+        for w in [&["DATA=${DATA:-'bytes:it'\\''s/*.md'} STEPS=${STEPS:-7} WEIGHTS=${WEIGHTS:-'my model'}", "--data \"$DATA\" --steps \"$STEPS\"", "--weights \"$WEIGHTS\""][..], words]
             .concat()
         {
             assert!(text.contains(w), "{launcher}: no `{w}` in {text}");

@@ -199,7 +199,8 @@ impl Device {
 
     /// True if it has a driver's context and NCCL's buffers beside a plan, as GPUs have.
     pub fn is_gpu(&self) -> bool {
-        self.overlaps && !self.chip.starts_with("tpu")
+        // Machines that were measured are processors, on which nothing overlaps.
+        self.overlaps && !["tpu", "zen"].iter().any(|c| self.chip.starts_with(c))
     }
 
     /// The machine of a name, in letters of any case.

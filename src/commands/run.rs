@@ -403,7 +403,11 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         // What checkpoints of this run come from.
         stored.origin = Some(weights.display().to_string());
     }
-    heed_signals(how.save.is_some(), job)?;
+    let heeds = heed_signals(how.save.is_some(), job);
+    // Where nothing is saved, a signal that is not heeded ends the run as well.
+    if how.save.is_some() {
+        heeds?;
+    }
     if let Some(proof) = Outcome::of(&stored).filter(|_| leads) {
         note(format!("plan {proof}"));
     }

@@ -571,6 +571,9 @@ fn one_job_saves_to_a_folder() {
         let touch = ["-d", "11 minutes ago", lock];
         let touched = Command::new("touch").args(touch).current_dir(&dir).status();
         assert!(touched.expect("touch").success());
+        // What the one before has saved is in the way.
+        let begin = || drop(std::fs::remove_dir_all(dir.join("steps")));
+        begin();
         let o = shardc(&dir, &again);
         let said = text(&o.stderr);
         let silent = "from process 7 of host elsewhere, which has said nothing for 11 minutes";
@@ -578,6 +581,7 @@ fn one_job_saves_to_a_folder() {
         let job = other.replace("}", r#","job":{"id":"12","restarts":0}}"#);
         std::fs::write(dir.join(lock), job).expect("a write");
         refused(&dir, &again, 5, &["error[save-locked]"]);
+        begin();
         let mut requeued = Command::new(SHARDC);
         requeued.env("SLURM_JOB_ID", "12").env("SLURM_RESTART_COUNT", "1");
         let o = requeued.args(&again).current_dir(&dir).output().expect("shardc starts");

@@ -422,7 +422,7 @@ fn a_found_schedule_is_part_of_the_plan() {
     assert_eq!(text, again);
 }
 
-/// Arguments with a change as a rule offers it: `tp=2`, `--seq 16`, `no --sp`, several in a row.
+/// Arguments with a change as a rule offers it: `--mesh tp=2`, `--seq 16`, `without --sp`, several in a row.
 fn changed(args: &[String], change: &str) -> Vec<String> {
     let mut out = args.to_vec();
     let words: Vec<&str> = change.split(' ').collect();

@@ -28,7 +28,7 @@ impl<'a> Name<'a> {
 }
 
 /// The folder that Hugging Face's tools keep models in, by the variables that they read.
-fn cache() -> Option<PathBuf> {
+pub fn cache() -> Option<PathBuf> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let home = || var("HF_HOME").or_else(|| Some(var("XDG_CACHE_HOME")?.join("huggingface")));
     let home = || home().or_else(|| Some(var("HOME")?.join(".cache/huggingface")));

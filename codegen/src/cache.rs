@@ -16,8 +16,8 @@ pub(crate) const MOST: u64 = 1 << 30;
 /// A folder in which only the owner of a file renames it, such as /tmp.
 const STICKY: u32 = 0o1000;
 
-/// The user's cache: `SHARDC_CACHE`, else the user's folder for such.
-pub(crate) fn place() -> Option<PathBuf> {
+/// The user's cache of compiled kernels: `SHARDC_CACHE`, else the user's folder for such.
+pub fn place() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let own = set("SHARDC_CACHE");
     let user = || set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|h| h.join(".cache")));

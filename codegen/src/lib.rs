@@ -5,7 +5,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod c;
-mod cache;
+pub mod cache;
 mod collective;
 mod cubin;
 pub mod cuda;

@@ -1,11 +1,13 @@
 //! `shardc doctor`: what this machine has of what commands can use, and how to get the rest.
 
+use crate::hub;
 use crate::terminal::show;
 use rustix::fs::{Access, access};
 use serde_json::json;
-use shardc_codegen::nvrtc;
-use shardc_ir::diag::{Diag, Result};
+use shardc_codegen::{cache, nvrtc};
+use shardc_ir::diag::{Diag, Result, bytes, count};
 use shardc_runtime::cuda::{Device, version};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// One thing that commands use.
@@ -47,6 +49,16 @@ fn look() -> Vec<Found> {
             on_path("torchrun", "it comes with PyTorch"),
         ),
         found(
+            "kernel cache",
+            "compiled kernels, which may be deleted at any time; SHARDC_CACHE names another folder",
+            folder(cache::place(), true),
+        ),
+        found(
+            "model cache",
+            "models by ORG/NAME, as `hf download` keeps them; HF_HUB_CACHE names another folder",
+            folder(hub::cache(), false),
+        ),
+        found(
             "tokenizers",
             "run --data text:FILES with a model's tokenizer.json",
             match cfg!(feature = "tokenizers") {
@@ -71,6 +83,25 @@ fn mpi() -> std::result::Result<String, String> {
 #[cfg(not(feature = "mpi"))]
 fn mpi() -> std::result::Result<String, String> {
     Err(with("mpi"))
+}
+
+/// Where a cache is, what it holds, and whether it can be written, where it is.
+fn folder(place: Option<PathBuf>, written: bool) -> std::result::Result<String, String> {
+    let Some(dir) = place else { return Err("HOME is not set".into()) };
+    let at = dir.display();
+    if !dir.is_dir() {
+        let made = if written { ": it is made when it is needed" } else { "" };
+        return Err(format!("{at} does not exist{made}"));
+    }
+    if written && access(&dir, Access::WRITE_OK).is_err() {
+        return Err(format!("{at} cannot be written"));
+    }
+    let all = std::fs::read_dir(&dir).map_err(|e| format!("{at}: {e}"))?;
+    let files: Vec<_> = all.filter_map(|e| e.ok()?.metadata().ok()).collect();
+    let size: u64 = files.iter().filter(|m| m.is_file()).map(std::fs::Metadata::len).sum();
+    let entries = count(files.len(), "entry", "entries");
+    let size = if size > 0 { format!(", {}", bytes(size as usize)) } else { String::new() };
+    Ok(format!("{at}: {entries}{size}"))
 }
 
 /// The first program of this name in the folders of PATH.

@@ -75,7 +75,18 @@ fn the_version_and_what_the_machine_has() {
     let names: Vec<&str> = all.iter().filter_map(|f| f["name"].as_str()).collect();
     let launchers = ["srun", "mpirun", "torchrun"];
     let want = ["C compiler", "CUDA driver", "NVRTC", "NCCL", "MPI"];
-    assert_eq!(names, [&want[..], &launchers, &["tokenizers"]].concat());
+    let rest = ["kernel cache", "model cache", "tokenizers"];
+    assert_eq!(names, [&want[..], &launchers, &rest].concat());
+    // A cache says what it holds.
+    lab.write("cache/kernels.so", [0; 2048]);
+    let mut c = std::process::Command::new(env!("CARGO_BIN_EXE_shardc"));
+    let c = c
+        .arg("doctor")
+        .env("SHARDC_CACHE", lab.path("cache"))
+        .env("HF_HUB_CACHE", lab.path("none"));
+    let said = text(&c.output().expect("shardc starts").stdout);
+    assert!(said.contains("/cache: 1 entry, 2.00 KiB"), "{said}");
+    assert!(said.contains("/none does not exist"), "{said}");
     assert!(all.iter().all(|f| f["found"].is_string() != f["missing"].is_string()), "{json}");
     let of = |name: &str| all.iter().find(|f| f["name"] == name).expect("it is listed");
     assert_eq!(of("tokenizers")["found"].is_string(), cfg!(feature = "tokenizers"));

@@ -4,7 +4,7 @@ use super::compile::count;
 use super::show;
 use crate::export::{Target, export as files};
 use crate::plan_dir;
-use crate::terminal::note;
+use crate::terminal::{doing, note};
 use clap::Args;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self as disk, io_error};
@@ -28,7 +28,10 @@ pub struct Export {
 /// # Errors
 /// `export` with what the target lacks, `output`, and those of reading the plan.
 pub fn export(what: &Export) -> Result<i32> {
-    let all = files(&plan_dir::read(&what.plan)?, what.to)?;
+    doing("reading the plan");
+    let plan = plan_dir::read(&what.plan)?;
+    doing("exporting");
+    let all = files(&plan, what.to)?;
     let Some(dir) = &what.output else {
         let [one] = &all[..] else {
             let names: Vec<&str> = all.iter().take(3).map(|f| f.name.as_str()).collect();

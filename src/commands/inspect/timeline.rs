@@ -72,7 +72,7 @@ pub fn unit(s: &Stored, measured: bool) -> String {
 }
 
 /// What the picture is of: model, mesh, schedule, element type.
-pub fn title(s: &Stored) -> String {
+fn title(s: &Stored) -> String {
     let mesh = crate::commands::compile::mesh_line(&s.plan);
     let schedule = match s.plan.schedule.ranks.len() {
         1 => String::new(),

@@ -23,6 +23,8 @@ pub struct Input {
     pub config: serde_json::Value,
     /// The folder that it came from.
     pub origin: Option<String>,
+    /// What people call it: the name of its folder or file.
+    pub name: Option<String>,
     pub warnings: Vec<Diag>,
 }
 
@@ -33,6 +35,24 @@ const MAX_CONFIG: u64 = 16 << 20;
 
 /// Reads a Hugging Face folder, its config.json, an archive of `torch.export`, or a `.ir` file.
 pub fn read_model(path: &Path, o: &Options) -> Result<Input> {
+    Ok(Input { name: name_of(path), ..read(path, o)? })
+}
+
+/// What people call the model at a path: of a file its name, of a folder that of the folder, of one in Hugging
+/// Face's cache the name there.
+fn name_of(path: &Path) -> Option<String> {
+    let whole = std::fs::canonicalize(path).ok()?;
+    let text = |x: &std::ffi::OsStr| x.to_str().map(String::from);
+    let cached = path.components().rev().find_map(|c| {
+        let hub = c.as_os_str().to_str()?.strip_prefix("models--")?;
+        Some(hub.split_once("--").map_or(hub, |x| x.1).to_string())
+    });
+    let file = || whole.file_stem().filter(|stem| *stem != "config" && whole.is_file());
+    let folder = || if whole.is_dir() { whole.file_name() } else { whole.parent()?.file_name() };
+    cached.or_else(|| file().or_else(folder).and_then(text))
+}
+
+fn read(path: &Path, o: &Options) -> Result<Input> {
     if is_archive(path) {
         let sizes = Sizes { rows: o.microbatch_rows(), seq: o.seq };
         let opened = Opened::read(path)?.drops(o.dropout);
@@ -137,6 +157,7 @@ pub(crate) fn from_model(m: Model) -> Input {
         facts: Some(m.facts),
         config: m.config,
         origin: None,
+        name: None,
         warnings: m.warnings,
     }
 }
@@ -171,6 +192,7 @@ fn without_facts(source: Source, family: &str) -> Input {
         facts: None,
         config: serde_json::json!({}),
         origin: None,
+        name: None,
         warnings: vec![],
     }
 }

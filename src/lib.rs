@@ -237,6 +237,7 @@ pub fn recompile_watched(s: &Stored, o: &Options, watch: Watch) -> Result<Output
     let mut input = from_text(&s.source)?;
     (input.family, input.facts, input.config) = (s.family.clone(), s.facts, s.config.clone());
     input.origin.clone_from(&s.origin);
+    input.name.clone_from(&s.name);
     finish(input, o, Manager::new(watch), Instant::now(), vec![])
 }
 
@@ -396,7 +397,7 @@ fn finish(
     since: Instant,
     mut phases: Vec<(&'static str, f64)>,
 ) -> Result<Output> {
-    let Input { source, family, facts, config, origin, mut warnings } = input;
+    let Input { source, family, facts, config, origin, name, mut warnings } = input;
     let model = text::print_source(&source);
     // What it costs to keep something whole, beside a plan that does not.
     let without = Options { zero_accumulate: Accumulate::None, memory: None, ..o.clone() };
@@ -422,6 +423,7 @@ fn finish(
         facts,
         config,
         origin,
+        name,
         report: serde_json::Value::Null,
     };
     phases.append(&mut compiled.phases);

@@ -31,6 +31,9 @@ struct Head {
     facts: Option<Facts>,
     /// The folder that the model came from.
     origin: Option<String>,
+    /// What people call the model: the name of its folder or file.
+    #[serde(default)]
+    name: Option<String>,
     /// blake3 of every other file, by name.
     files: BTreeMap<String, String>,
     /// blake3 of this file without this hash: so it covers all that is in the folder.
@@ -53,6 +56,8 @@ pub struct Stored {
     pub config: Json,
     /// The folder that the model came from: a saved model takes its tokenizer from there.
     pub origin: Option<String>,
+    /// What people call the model: the name of its folder or file.
+    pub name: Option<String>,
     pub report: Json,
 }
 
@@ -278,6 +283,7 @@ pub fn write(dir: &Path, s: &Stored, report: &impl Serialize) -> Result<()> {
         settings: s.plan.settings.clone(),
         facts: s.facts,
         origin: s.origin.clone(),
+        name: s.name.clone(),
         files: TEXTS
             .iter()
             .map(|n| n.to_string())
@@ -417,6 +423,7 @@ pub fn read(dir: &Path) -> Result<Stored> {
         facts: head.facts,
         config,
         origin: head.origin,
+        name: head.name,
         report: head.report,
     })
 }

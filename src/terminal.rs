@@ -8,7 +8,8 @@ use serde_json::{Value as Json, json};
 use shardc_ir::diag::{Diag, Exit, Result};
 use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
-use std::sync::OnceLock;
+use std::sync::{Mutex, Once, OnceLock};
+use std::time::{Duration, Instant};
 
 /// What is said on standard error beside warnings and errors.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -49,9 +50,69 @@ pub fn colours() -> bool {
     said("NO_COLOR").is_none() && !dumb && std::io::stdout().is_terminal()
 }
 
+/// How long a phase of work says nothing of itself.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A line of a terminal that says what is being done.
+struct Doing {
+    /// Since when, and what; nothing if something else has been written since.
+    now: Option<(Instant, &'static str)>,
+    /// The line has a word.
+    shown: bool,
+}
+
+static DOING: Mutex<Doing> = Mutex::new(Doing { now: None, shown: false });
+
+impl Doing {
+    /// What to write so that the line is right, if it is not.
+    fn turn(&mut self, at: Instant) -> Option<String> {
+        let (since, word) = self.now?;
+        let seconds = at.saturating_duration_since(since).as_secs();
+        self.shown |= seconds >= PATIENCE.as_secs();
+        self.shown.then(|| format!("\r\x1b[K{word} … {seconds} s"))
+    }
+
+    /// What makes the line empty again; the work is done.
+    fn end(&mut self) -> &'static str {
+        self.now = None;
+        if std::mem::take(&mut self.shown) { "\r\x1b[K" } else { "" }
+    }
+}
+
+/// Says on a terminal what is being done, from a second on, until something else is written or [`rest`] is called.
+pub fn doing(word: &'static str) {
+    static TELLER: Once = Once::new();
+    if talks().volume == Volume::Quiet || talks().json || !std::io::stderr().is_terminal() {
+        return;
+    }
+    let mut doing = DOING.lock().unwrap_or_else(|e| e.into_inner());
+    let since = doing.now.map_or_else(Instant::now, |x| x.0);
+    doing.now = Some((since, word));
+    // Where no thread can be had, nothing is said.
+    TELLER.call_once(|| drop(std::thread::Builder::new().name("doing".into()).spawn(tell)));
+}
+
+/// Keeps the line of [`doing`] right.
+fn tell() {
+    loop {
+        std::thread::sleep(PATIENCE / 4);
+        let mut doing = DOING.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(text) = doing.turn(Instant::now()) {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+    }
+}
+
+/// Takes away what [`doing`] says.
+pub fn rest() {
+    let end = DOING.lock().unwrap_or_else(|e| e.into_inner()).end();
+    let _ = std::io::stderr().write_all(end.as_bytes());
+}
+
 /// Writes one message, if it can be written.
 fn say(text: String, object: impl FnOnce(&str) -> Json) {
     let line = if talks().json { object(&text).to_string() } else { text };
+    rest();
     // One write: lines of several processes and threads stay whole.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
@@ -106,6 +167,7 @@ pub fn fail(d: &Diag) -> i32 {
 /// # Errors
 /// `io`, with [`Exit::ReaderGone`] if the reader has gone away (`| head`).
 pub fn print(text: &str) -> Result<()> {
+    rest();
     let mut out = std::io::stdout().lock();
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
@@ -166,5 +228,25 @@ impl Progress {
     /// The exit status of a training that has done everything else.
     pub fn status(&self) -> i32 {
         self.lost.as_ref().map_or(0, fail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Doing, PATIENCE};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn work_is_named_after_a_second_and_leaves_nothing() {
+        let since = Instant::now();
+        let mut d = Doing { now: Some((since, "compiling")), shown: false };
+        assert_eq!(d.turn(since + PATIENCE - Duration::from_millis(1)), None);
+        assert_eq!(d.end(), "", "nothing was shown");
+        d.now = Some((since, "compiling"));
+        assert_eq!(d.turn(since + PATIENCE).as_deref(), Some("\r\x1b[Kcompiling … 1 s"));
+        d.now = Some((since, "proving"));
+        assert_eq!(d.turn(since + 3 * PATIENCE).as_deref(), Some("\r\x1b[Kproving … 3 s"));
+        assert_eq!((d.end(), d.turn(since + 4 * PATIENCE)), ("\r\x1b[K", None));
+        assert_eq!(d.end(), "");
     }
 }

@@ -8,7 +8,7 @@ use crate::plan_dir::Stored;
 use crate::proof::{Outcome, Prove};
 use crate::report::{Chosen, Report, bubble_line, bytes, padding_lines};
 use crate::search::advice::advise;
-use crate::terminal::{detail, note};
+use crate::terminal::{detail, doing, note};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
@@ -33,12 +33,15 @@ pub fn compile(
             .at("--device cuda")
             .help("add -o DIR"));
     }
+    doing("compiling");
     let (mut done, dump) = passes.compile(|manager: Manager| {
         crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o))
     })?;
+    doing("proving");
     if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {
         done.prove(how).map_err(|d| passes.said(d))?;
     }
+    doing("writing");
     let since = Instant::now();
     // What fails here leaves an earlier plan as it is.
     let kernels = (!archs.is_empty()).then(|| device::compile(&done.stored.plan, &archs));

@@ -7,6 +7,7 @@ use crate::compare::{Amount, Cause, Change, Comparison, How, Line, MODEL, Row, W
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::bytes;
+use crate::terminal::doing;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
@@ -34,8 +35,11 @@ pub struct Diff {
 /// `device`, and those of reading the plans.
 pub fn diff(what: &Diff, json: bool) -> Result<i32> {
     let device = what.device.as_deref().map(device).transpose()?;
+    doing("reading the plans");
     let [before, after] = [&what.before, &what.after].map(|dir| plan_dir::read(dir));
-    let found = compare(&before?, &after?, device.as_ref())?;
+    let (before, after) = (before?, after?);
+    doing("comparing the plans");
+    let found = compare(&before, &after, device.as_ref())?;
     if json {
         show(format!("{}\n", json!(found)));
     } else {

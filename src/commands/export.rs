@@ -3,7 +3,7 @@
 use super::show;
 use crate::export::{Target, beside, export as files};
 use crate::plan_dir;
-use crate::terminal::note;
+use crate::terminal::{doing, note};
 use clap::Args;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self as disk, io_error};
@@ -27,7 +27,9 @@ pub struct Export {
 /// # Errors
 /// `export` with what the target lacks, `output`, and those of reading the plan.
 pub fn export(what: &Export) -> Result<i32> {
+    doing("reading the plan");
     let stored = plan_dir::read(&what.plan)?;
+    doing("exporting");
     let all = files(&stored, what.to)?;
     beside(&stored, what.to).iter().for_each(note);
     let Some(dir) = &what.output else {

@@ -14,7 +14,7 @@ pub use layers::{
 };
 pub use ranks::{coordinates, group_text};
 pub use summary::{layers as layers_of, order, trimmed};
-pub use timeline::{measured, read as read_trace, title, unit};
+pub use timeline::{measured, read as read_trace, unit};
 
 use crate::plan_dir::Stored;
 use serde_json::json;

@@ -26,7 +26,7 @@ use crate::hub;
 use crate::process::most_memory;
 use crate::proof::Prove;
 use crate::report::bytes;
-use crate::terminal::{Talk, Volume, detail, show, talk, warn};
+use crate::terminal::{Talk, Volume, detail, doing, rest, show, talk, warn};
 use clap::{Parser, Subcommand, ValueEnum};
 use shardc_ir::diag::{Diag, Result};
 use std::path::{Path, PathBuf};
@@ -199,6 +199,7 @@ pub fn run(cli: Cli) -> Result<i32> {
     };
     talk(Talk { volume, json: cli.format == Format::Json });
     let status = command(cli)?;
+    rest();
     let memory =
         most_memory().map_or(String::new(), |n| format!(", at most {} of memory", bytes(n)));
     detail(format!("took {:.2} s{memory}", since.elapsed().as_secs_f64()));
@@ -220,6 +221,7 @@ fn command(cli: Cli) -> Result<i32> {
             passes::opt(&program, &pass, &flags, output.as_deref(), json)
         }
         Command::Inspect { plan, what } => {
+            doing("reading the plan");
             show(inspect::inspect(&crate::plan_dir::read(&plan)?, &what, json)?);
             Ok(0)
         }

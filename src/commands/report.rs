@@ -3,7 +3,7 @@
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::page::{Asked, page};
-use crate::terminal::note;
+use crate::terminal::{doing, note};
 use clap::Args;
 use shardc_ir::diag::Result;
 use shardc_ir::files::{self, FileFormat};
@@ -38,11 +38,13 @@ const PAGE: FileFormat =
 /// Those of reading the plans and of [`page()`]; `output` and `file` if it cannot be written.
 pub fn report(what: &Report) -> Result<i32> {
     PAGE.check(&what.output)?;
+    doing("reading the plan");
     let stored = plan_dir::read(&what.plan)?;
     let other = what.compare.as_deref().map(plan_dir::read).transpose()?;
     let machine = what.device.as_deref().map(device).transpose()?;
     let trace = what.trace.as_deref();
     let asked = Asked { device: machine.as_ref(), trace, other: other.as_ref() };
+    doing("explaining the plan");
     let text = page(&stored, &asked)?;
     let to = &what.output;
     files::replace(to, &PAGE, |out| {

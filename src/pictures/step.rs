@@ -4,7 +4,7 @@ use super::measure::timeline;
 use super::palette::STACK;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::FuncKind;
-use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass, Span};
+use shardc_ir::plan::{Instr, Memory, MemoryClass, Plan, RankClass, Span};
 use shardc_ir::schedule::{ActionKind, Timeline, Times};
 use shardc_passes::options::Options;
 use shardc_passes::step::instructions::Index;
@@ -191,6 +191,11 @@ impl Step {
         }
         Ok(out)
     }
+}
+
+/// What of the peak of an arena is between the tensors that are alive there.
+pub fn gaps(m: &Memory) -> usize {
+    m.peak_bytes.saturating_sub(m.alive.iter().map(|a| a.bytes).sum())
 }
 
 /// Moments of an instruction: one per node of a call, one before and one after them.

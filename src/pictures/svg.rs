@@ -18,6 +18,8 @@ pub struct Memory {
     pub ranks: Vec<Vec<Sample>>,
     /// Size of each rank's arena: what is shown, and gaps. Empty: what is shown.
     pub arenas: Vec<usize>,
+    /// What of each arena is between tensors at its peak. Empty: nothing.
+    pub gaps: Vec<usize>,
     /// Bytes a rank has.
     pub limit: Option<usize>,
 }

@@ -12,7 +12,6 @@ mod time;
 mod tests;
 
 use crate::commands::explain::Why;
-use crate::commands::inspect::title;
 use crate::pictures::palette;
 use crate::pictures::step::{Lengths, Step};
 use crate::pictures::svg::escape;
@@ -66,7 +65,7 @@ pub fn page(s: &Stored, asked: &Asked) -> Result<String> {
         ":root{{color-scheme:light;{light}}}\n:root[data-theme=dark]{{color-scheme:dark;{dark}}}\n{STYLE}"
     );
     let blocks = [
-        ("{{title}}", escape(&title(s))),
+        ("{{title}}", escape(&overview::title(s))),
         ("{{style}}", style),
         ("{{data}}", pack::packed(data.to_string().as_bytes())),
         ("{{program}}", pack::packed(program.as_bytes())),
@@ -96,7 +95,7 @@ fn of(s: &Stored, asked: &Asked, explained: bool) -> Result<Json> {
     let mut out = json!({
         "version": VERSION,
         "shardc": env!("CARGO_PKG_VERSION"),
-        "title": title(s),
+        "title": overview::title(s),
         "facts": overview::facts(s),
         "settings": overview::settings(s),
         "mesh": overview::mesh(s),

@@ -26,14 +26,56 @@ fn command(names: &[&str]) -> Option<String> {
     names.iter().find(there).map(|name| name.to_string())
 }
 
-/// A page as a browser leaves it when its scripts have run.
-fn drawn(browser: &str, page: &Path) -> String {
+/// A page as a browser of this width leaves it when its scripts have run; it says nothing meanwhile.
+fn drawn(browser: &str, page: &Path, width: usize) -> String {
     let mut c = Command::new(browser);
     c.args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"]);
+    c.args(["--enable-logging=stderr", &format!("--window-size={width},900")]);
     let url = format!("file://{}", page.display());
     let out = c.args(["--dump-dom", &url]).output().expect("the browser starts");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && !said.contains("CONSOLE"), "{said}");
     String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// What a page is asked when it is drawn, in an attribute: its marks, what it fetched, what is wider than it.
+const PROBE: &str = "<script>
+const look = setInterval(() => {
+  if (!document.documentElement.dataset.ready) return;
+  clearInterval(look);
+  const marks = performance.getEntriesByType('mark').map((m) => m.name);
+  const fetched = performance.getEntriesByType('resource').length;
+  const wider = document.documentElement.scrollWidth - innerWidth;
+  document.documentElement.dataset.probe = [marks.join('+'), fetched, wider > 0 ? wider : 0, innerWidth].join(' ');
+}, 10);
+</script></body>";
+
+/// Pages of large models draw all they have at both widths, say nothing, fetch nothing, and do not scroll sideways.
+#[test]
+fn pages_of_large_models_fit() {
+    let Some(browser) = command(&["chromium", "google-chrome", "chromium-browser"]) else {
+        return skip(Tool::Chromium, "pages of large models are not drawn");
+    };
+    let lab = Lab::new("report-large");
+    let size = ["--seq", "2048", "--global-batch", "64", "--microbatch", "1", "--dtype", "bf16"];
+    for (model, mesh) in [
+        ("llama-3.1-8b", &["--mesh", "tp=8", "--sp"][..]),
+        ("deepseek-v3", &["--mesh", "pp=8,dp=8,tp=4,ep=32,etp=1", "--node", "8"]),
+    ] {
+        let config = format!("{}/benches/configs/{model}.json", env!("CARGO_MANIFEST_DIR"));
+        let out = ["--prove", "no", "-o", model];
+        lab.ok(&[&["compile", &config][..], &size, mesh, &out].concat());
+        lab.ok(&["report", model, "-o", "page.html"]);
+        let page = std::fs::read_to_string(lab.path("page.html")).expect("a page");
+        lab.write("probed.html", page.replacen("</body>", PROBE, 1));
+        for width in [1280, 1920] {
+            let dom = drawn(&browser, &lab.path("probed.html"), width);
+            let probe = format!("data-probe=\"usable+ready 0 0 {width}\"");
+            let found = dom.split("data-probe").nth(1).unwrap_or_default();
+            assert!(dom.contains(&probe), "{model}: {}", &found[..found.len().min(80)]);
+            assert!(dom.contains(&format!("<h1>{model} ")), "{model}");
+        }
+    }
 }
 
 #[test]
@@ -61,7 +103,7 @@ fn a_page_is_written_and_drawn() {
     let peak = format!("data-bytes=\"{}\"", summary["memory"]["peak_bytes"]);
     let sections = ["overview", "mesh", "time", "memory", "weights", "collectives", "program"];
     for (page, more) in [("plan.html", &[][..]), ("all.html", &["cost", "compare"])] {
-        let dom = drawn(&browser, &lab.path(page));
+        let dom = drawn(&browser, &lab.path(page), 1280);
         assert!(dom.contains("data-ready=\"yes\""), "{page} is not ready: {}", &dom[..2000]);
         assert!(dom.contains("id=\"failed\" role=\"alert\" hidden"), "{page} failed");
         assert!(dom.contains(&peak), "{page}: {peak}");

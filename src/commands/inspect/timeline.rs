@@ -1,6 +1,6 @@
 //! `inspect --timeline`: the schedule drawn, with memory over time in the SVG.
 
-use crate::pictures::step::{Lengths, Step};
+use crate::pictures::step::{Lengths, Step, gaps};
 use crate::pictures::svg::{Drawn, Memory, svg};
 use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
@@ -41,10 +41,12 @@ pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
     let chunks = plan.schedule.owner.len() / plan.schedule.ranks.len().max(1);
     let unit = unit(s, asked.times.is_some());
     if let Some(file) = asked.svg {
+        crate::terminal::doing("drawing the plan");
         let ranks = 0..plan.classes.len();
         let ranks = ranks.map(|r| step.memory(plan, r)).collect::<Result<_>>()?;
         let arenas = plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
-        let memory = Memory { ranks, arenas, limit: s.options.memory };
+        let gaps = plan.classes.iter().map(|c| gaps(&c.memory)).collect();
+        let memory = Memory { ranks, arenas, gaps, limit: s.options.memory };
         let (title, memory) = (&title(s), Some(&memory));
         let text = svg(&step, &Drawn { chunks, title, unit: &unit, memory, only: asked.class });
         files::replace(file, &SVG, |out| {
@@ -73,7 +75,7 @@ pub fn unit(s: &Stored, measured: bool) -> String {
 }
 
 /// What the picture is of: model, mesh, schedule, element type.
-pub fn title(s: &Stored) -> String {
+fn title(s: &Stored) -> String {
     let mesh = crate::commands::compile::mesh_line(&s.plan);
     let schedule = match s.plan.schedule.ranks.len() {
         1 => String::new(),

@@ -6,13 +6,14 @@ use crate::pictures::measure::{Chunks, KINDS, number};
 use crate::pictures::palette::{action, named, pale};
 use crate::pictures::step::Step;
 use shardc_ir::schedule::{ActionKind, Slot};
+use std::collections::BTreeMap;
 
 /// Height of a lane.
 const LANE: f64 = 22.0;
 /// The part of a whole backward's height that stands for the gradients of the weights.
 const FOOT: f64 = 0.3;
-/// The smallest font of cells, in pixels: it is read when magnified.
-const SMALLEST: f64 = 2.0;
+/// The smallest font of cells, in pixels.
+const SMALLEST: f64 = 7.0;
 
 /// Legend, axis and lanes from `y` on. Returns the bottom.
 pub fn draw(out: &mut String, f: &Frame, step: &Step, d: &Drawn, y: f64) -> f64 {
@@ -32,9 +33,12 @@ pub fn draw(out: &mut String, f: &Frame, step: &Step, d: &Drawn, y: f64) -> f64 
         ));
         idle(out, f, step, rank, y);
         around(out, f, step, rank, y);
-        for s in slots {
-            cell(out, f, s, &chunks, rank, y);
-        }
+        let (wide, narrow): (Vec<&Slot>, Vec<&Slot>) =
+            slots.iter().partition(|s| label(f, s).is_some());
+        joined(out, f, &narrow, &chunks, rank, y);
+        wide.iter().for_each(|s| cell(out, f, s, &chunks, rank, y));
+        feet(out, f, slots, &chunks, rank, y);
+        wide.iter().for_each(|s| write(out, f, s, y));
     }
     f.grid(out, top, bottom);
     bottom
@@ -118,6 +122,52 @@ fn around(out: &mut String, f: &Frame, step: &Step, rank: usize, y: f64) {
     }
 }
 
+/// Paths of boxes that have one colour in a lane.
+#[derive(Default)]
+struct Boxes {
+    path: String,
+    count: usize,
+}
+
+impl Boxes {
+    fn add(&mut self, f: &Frame, s: &Slot, (top, tall): (f64, f64)) {
+        // Not even an action that takes no time is invisible.
+        let (from, width) = (f.x(s.start), px((f.x(s.end) - f.x(s.start) - 0.4).max(0.6)));
+        self.path += &format!("M{} {}h{width}v{}h-{width}z", px(from), px(top), px(tall));
+        self.count += 1;
+    }
+}
+
+/// Cells in which nothing can be read: all of one colour are one path.
+fn joined(out: &mut String, f: &Frame, slots: &[&Slot], chunks: &Chunks, rank: usize, y: f64) {
+    let mut all: BTreeMap<(usize, ActionKind), Boxes> = BTreeMap::new();
+    for s in slots {
+        let key = (chunks.of(rank, s.action.stage), s.action.kind);
+        all.entry(key).or_default().add(f, s, (y, LANE));
+    }
+    for ((chunk, kind), Boxes { path, count }) in all {
+        let of = if chunks.count > 1 { format!(" of chunk {chunk}") } else { String::new() };
+        out.push_str(&format!(
+            "<path fill=\"{}\" d=\"{path}\"><title>{count} × {}{of}, pipeline rank {rank}</title></path>\n",
+            shade(kind, chunk, chunks.count),
+            words(kind),
+        ));
+    }
+}
+
+/// The feet of all whole backwards.
+fn feet(out: &mut String, f: &Frame, slots: &[Slot], chunks: &Chunks, rank: usize, y: f64) {
+    let mut all: BTreeMap<usize, Boxes> = BTreeMap::new();
+    for s in slots.iter().filter(|s| s.action.kind == ActionKind::Backward) {
+        let of = all.entry(chunks.of(rank, s.action.stage)).or_default();
+        of.add(f, s, (y + LANE * (1.0 - FOOT), LANE * FOOT));
+    }
+    for (chunk, Boxes { path, .. }) in all {
+        let fill = shade(ActionKind::Weight, chunk, chunks.count);
+        out.push_str(&format!("<path class=\"s\" fill=\"{fill}\" d=\"{path}\"/>\n"));
+    }
+}
+
 fn cell(out: &mut String, f: &Frame, s: &Slot, chunks: &Chunks, rank: usize, y: f64) {
     let (a, chunk) = (s.action, chunks.of(rank, s.action.stage));
     let (from, to) = (f.x(s.start), f.x(s.end));
@@ -127,38 +177,24 @@ fn cell(out: &mut String, f: &Frame, s: &Slot, chunks: &Chunks, rank: usize, y: 
         _ => format!("stage {} (chunk {chunk})", a.stage),
     };
     let [start, end] = [s.start, s.end].map(|time| number(time - f.zero));
-    // Not even an action that takes no time is invisible.
-    let width = (to - from).max(0.6);
     out.push_str(&format!(
         "<rect class=\"c\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{LANE}\" fill=\"{}\">\
          <title>{letter}{m}: {} of microbatch {m}, {place}, pipeline rank {rank}, {start}–{end}</title>\
-         </rect>",
+         </rect>\n",
         px(from),
         px(y),
-        px(width),
+        px(to - from),
         shade(a.kind, chunk, chunks.count),
         words(a.kind),
         m = a.microbatch,
     ));
-    if a.kind == ActionKind::Backward {
-        out.push_str(&format!(
-            "<rect class=\"s\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"/>",
-            px(from + 0.4),
-            px(y + LANE * (1.0 - FOOT)),
-            px((width - 0.8).max(0.3)),
-            px(LANE * FOOT - 0.4),
-            shade(ActionKind::Weight, chunk, chunks.count),
-        ));
-    }
-    label(out, f, s, width, (from + to) / 2.0, y);
-    out.push('\n');
 }
 
-/// Letter and microbatch in a cell, in a font that has room there.
-fn label(out: &mut String, f: &Frame, s: &Slot, width: f64, x: f64, y: f64) {
+/// Letter and microbatch in a cell, with the font that has room there; nothing if none that is read has.
+fn label(f: &Frame, s: &Slot) -> Option<(String, f64)> {
     let number = s.action.microbatch.to_string();
-    let room = |digits: usize| (width - 2.0) / (digits as f64 * DIGIT);
-    let font = |digits: usize| 10.0 * room(digits).min(1.0);
+    let width = f.x(s.end) - f.x(s.start);
+    let font = |digits: usize| 10.0 * ((width - 2.0) / (digits as f64 * DIGIT)).min(1.0);
     // Cells of one length all have a letter, or none has.
     let with_letter = font(f.digits + 1) >= SMALLEST;
     let text = match with_letter {
@@ -166,9 +202,12 @@ fn label(out: &mut String, f: &Frame, s: &Slot, width: f64, x: f64, y: f64) {
         false => number,
     };
     let font = font(f.digits + usize::from(with_letter));
-    if font < SMALLEST {
-        return;
-    }
+    (font >= SMALLEST).then_some((text, font))
+}
+
+/// The label of a cell, above its foot.
+fn write(out: &mut String, f: &Frame, s: &Slot, y: f64) {
+    let Some((text, font)) = label(f, s) else { return };
     // A style, because the style sheet stands above attributes.
     let mut style = String::new();
     if font < 10.0 {
@@ -180,8 +219,8 @@ fn label(out: &mut String, f: &Frame, s: &Slot, width: f64, x: f64, y: f64) {
     let style = if style.is_empty() { style } else { format!(" style=\"{style}\"") };
     let up = if s.action.kind == ActionKind::Backward { LANE * FOOT / 2.0 } else { 0.0 };
     out.push_str(&format!(
-        "<text class=\"n\"{style} x=\"{}\" y=\"{}\">{text}</text>",
-        px(x),
+        "<text class=\"n\"{style} x=\"{}\" y=\"{}\">{text}</text>\n",
+        px((f.x(s.start) + f.x(s.end)) / 2.0),
         px(y + (LANE + font * 0.72) / 2.0 - up)
     ));
 }

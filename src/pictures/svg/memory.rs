@@ -51,7 +51,8 @@ pub fn draw(out: &mut String, f: &Frame, m: &Memory, d: &Drawn, y: f64) -> f64 {
                 bytes(most_of(rank, k).unwrap_or(0))
             ));
         }
-        panel.peak(out, arena(rank), m.limit, limit);
+        let gaps = m.gaps.get(rank).copied().unwrap_or(0);
+        panel.peak(out, (arena(rank), gaps), m.limit, limit);
     }
     let bottom = top + shown.len() as f64 * (PANEL + BETWEEN);
     f.grid(out, top, bottom - BETWEEN);
@@ -77,31 +78,33 @@ impl Panel<'_> {
         self.base - PANEL * n as f64 / self.full
     }
 
-    /// The upper end of a kind, in steps from change to change. Of those within half a pixel the highest and
-    /// the last stay.
+    /// The upper end of a kind, in steps from change to change. Of those within a pixel the highest stays, and
+    /// the last where both are seen.
     fn path(&self, samples: &[Sample], kind: usize) -> String {
         let top = |s: &Sample| s.bytes[..=kind].iter().fold(0usize, |a, b| a.saturating_add(*b));
+        let seen = |a: usize, b: usize| (self.y(a) - self.y(b)).abs() >= 0.3;
         let mut out = String::new();
         let mut drawn = 0;
         let mut last = LEFT;
         let mut i = 0;
         while i < samples.len() {
             let x = self.f.x(samples[i].time);
-            let near = samples[i..].iter().take_while(|s| self.f.x(s.time) - x < 0.5).count();
+            let near = samples[i..].iter().take_while(|s| self.f.x(s.time) - x < 1.0).count();
             let near = &samples[i..i + near.max(1)];
             let high = near.iter().map(top).max().unwrap_or(0);
             let end = near.last().map_or(0, top);
             if out.is_empty() {
                 out = format!("M{} {}", px(x), px(self.base));
             }
-            if high != drawn {
+            if seen(high, drawn) {
                 out.push_str(&format!("H{}V{}", px(x), px(self.y(high))));
+                (drawn, last) = (high, x + 1.0);
             }
-            if end != high {
-                // What lasts no time is half a pixel wide.
-                out.push_str(&format!("H{}V{}", px(x + 0.5), px(self.y(end))));
+            if seen(end, drawn) {
+                // What lasts no time is a pixel wide.
+                out.push_str(&format!("H{}V{}", px(x + 1.0), px(self.y(end))));
+                (drawn, last) = (end, x + 1.0);
             }
-            (drawn, last) = (end, x + 0.5);
             i += near.len();
         }
         out + &format!("H{}V{}Z", px(self.f.right().max(last)), px(self.base))
@@ -136,7 +139,13 @@ impl Panel<'_> {
     }
 
     /// The most at once, and the line that it must stay below.
-    fn peak(&self, out: &mut String, peak: usize, has: Option<usize>, line: Option<usize>) {
+    fn peak(
+        &self,
+        out: &mut String,
+        (peak, gaps): (usize, usize),
+        has: Option<usize>,
+        line: Option<usize>,
+    ) {
         if let Some(limit) = line {
             let d = format!("M{} {}H{}", px(LEFT), px(self.y(limit)), px(self.f.right()));
             out.push_str(&format!(
@@ -157,6 +166,13 @@ impl Panel<'_> {
             px(self.base - PANEL + 26.0),
             bytes(peak)
         ));
+        if gaps > 0 {
+            out.push_str(&format!(
+                "<text x=\"{x}\" y=\"{}\">gaps {}</text>\n",
+                px(self.base - PANEL + if over.is_some() { 70.0 } else { 42.0 }),
+                bytes(gaps)
+            ));
+        }
         if let Some(l) = over {
             out.push_str(&format!(
                 "<text class=\"over\" x=\"{x}\" y=\"{0}\">over by</text>\

@@ -14,6 +14,19 @@ use shardc_ir::plan::{Call, Dropout, Instr, Mode, Plan, RankClass};
 use shardc_passes::options::{Buffers, Decay, Optimizer};
 use std::collections::BTreeMap;
 
+/// What people call the model, else its family.
+fn name(s: &Stored) -> &str {
+    s.name.as_deref().unwrap_or(&s.family)
+}
+
+/// What the page is of: the model and its layout.
+pub fn title(s: &Stored) -> String {
+    let axes = s.plan.module.mesh.axes.iter().map(|a| format!("{}={}", a.name, a.size));
+    let layout: Vec<String> = axes.collect();
+    let layout = if layout.is_empty() { "1 rank".into() } else { layout.join(" ") };
+    format!("{}, {layout}", name(s))
+}
+
 /// Numbers of the model and of the step.
 pub fn facts(s: &Stored) -> Json {
     let p = &s.plan;
@@ -21,6 +34,7 @@ pub fn facts(s: &Stored) -> Json {
     let stages = p.schedule.owner.len();
     let (ranks, m) = (p.schedule.ranks.len(), p.schedule.microbatches);
     json!({
+        "name": name(s),
         "family": s.family,
         "parameters": parameters,
         "ranks": p.module.mesh.ranks(),

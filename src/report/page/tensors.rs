@@ -1,5 +1,6 @@
 //! What is alive at the peak, and how each weight is cut.
 
+use crate::pictures::step::gaps;
 use crate::plan_dir::Stored;
 use crate::report::Experts;
 use serde_json::{Value as Json, json};
@@ -85,8 +86,7 @@ pub fn alive(s: &Stored, class: usize) -> Json {
             "kind": kind(class), "name": name, "type": null, "count": count, "bytes": bytes,
         }));
     }
-    let listed: usize = memory.alive.iter().map(|a| a.bytes).sum();
-    let gaps = memory.peak_bytes.saturating_sub(listed);
+    let gaps = gaps(memory);
     out.push(json!({
         "kind": "temporary", "name": "gaps between tensors", "type": null, "count": 1, "bytes": gaps,
     }));

@@ -262,7 +262,7 @@ fn a_page_is_whole_small_and_alone() {
 fn names_are_text() {
     let mut s = fixture("llama_deep", &[("tp", 2)], |_| {});
     let bad = "</script><script>alert(1)</script>\"'<!--";
-    s.family = bad.into();
+    (s.family, s.name) = (bad.into(), Some(bad.into()));
     for w in &mut s.plan.weights {
         w.param = w.param.replace("mlp", bad);
     }
@@ -316,4 +316,51 @@ fn a_large_plan_is_a_small_page() {
     assert!(html.len() < 3_000_000, "{}", html.len());
     let unpacked = block(&html, "data").len() + block(&html, "text").len();
     assert!(unpacked < 10_000_000, "{unpacked}");
+}
+
+/// A backward that a schedule has as one action is one row, of the time of its function.
+#[test]
+fn a_whole_backward_is_one_row() {
+    let device = crate::machine::device("h100-sxm").expect("a machine");
+    let file = std::env::temp_dir().join(format!("shardc-page-trace-{}.json", std::process::id()));
+    for (at, kinds) in [(0, "FB"), (2, "FIW")] {
+        let s = &plans()[at];
+        let event = |stage: usize, kind: char| {
+            let (name, dur) =
+                (format!("{stage}{kind}0"), if kind == 'F' { 1000.0 } else { 3000.0 });
+            let args = json!({ "step": "1" });
+            json!({ "name": name, "ph": "X", "pid": 0, "ts": 0.0, "dur": dur, "args": args })
+        };
+        let stages = 0..s.plan.schedule.owner.len();
+        let events: Vec<Json> =
+            stages.flat_map(|i| kinds.chars().map(move |k| event(i, k))).collect();
+        std::fs::write(&file, json!({ "traceEvents": events }).to_string()).expect("a file");
+        let asked = Asked { device: Some(&device), trace: Some(&file), ..Asked::default() };
+        let d = data(s, &asked).expect("data");
+        let rows: Vec<&Json> =
+            list(&d["measured"]["rows"]).iter().filter(|r| r["stage"] == 0).collect();
+        let found: String = rows.iter().filter_map(|r| r["kind"].as_str()).collect();
+        assert_eq!(found, kinds);
+        if at == 0 {
+            assert_eq!(rows[1]["measured_ms"], 3.0);
+            let all = list(&d["time"]["functions"]).iter();
+            let backward =
+                all.filter(|f| f["name"].as_str().is_some_and(|n| n.starts_with("backward")));
+            let seconds: f64 = backward.filter_map(|f| f["seconds"].as_f64()).sum();
+            let planned = rows[1]["planned_ms"].as_f64().expect("a price");
+            assert!((planned / 1e3 / seconds - 1.0).abs() < 1e-9, "{planned} {seconds}");
+        }
+    }
+    std::fs::remove_file(&file).expect("the file");
+}
+
+/// A page is called as its model is, and its layout.
+#[test]
+fn a_page_has_the_name_of_its_model() {
+    let s = &plans()[1];
+    let d = data(s, &Asked::default()).expect("data");
+    assert_eq!(
+        (&d["title"], &d["facts"]["name"]),
+        (&json!("llama_deep, pp=4 tp=2"), &json!("llama_deep"))
+    );
 }

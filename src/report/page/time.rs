@@ -100,7 +100,14 @@ pub fn measured(s: &Stored, file: &Path, priced: Priced) -> Result<Json> {
     let stages = plan.schedule.owner.len();
     let mut rows = vec![];
     for stage in 0..stages {
-        for kind in [ActionKind::Forward, ActionKind::Input, ActionKind::Weight] {
+        // A backward that the schedule has as one action is one row: its halves are for drawing alone.
+        let mut all = plan.schedule.ranks.iter().flatten();
+        let split = all.any(|a| a.stage == stage && a.kind == ActionKind::Input);
+        let backward = match split {
+            true => &[ActionKind::Input, ActionKind::Weight][..],
+            false => &[ActionKind::Backward],
+        };
+        for &kind in [ActionKind::Forward].iter().chain(backward) {
             let ms = took.actions.of(kind, stage);
             if ms > 0.0 {
                 rows.push(json!({

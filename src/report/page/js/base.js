@@ -54,6 +54,22 @@ function family(axis) {
 }
 const badge = (axis, size) => h("span", { class: "axis", style: `color:var(--${family(axis)})` }, size === undefined ? axis : `${axis} ${size}`);
 
+/** What all names of layers begin with, as `model.layers.*.`, and its first part. */
+function prefixes() {
+  const of = (name) => name.slice(0, name.indexOf(".*.") + 3);
+  const names = D.classes.flatMap((c) => [...(c.weights || []), ...c.tensors].map((t) => t.name)).filter((n) => /^[^%]*\.\*\./.test(n));
+  const all = [...new Set(names.map(of))];
+  let same = all[0] || "";
+  while (same && !all.every((p) => p.startsWith(same))) same = same.replace(/[^.]*\.$/, "");
+  return [same, same.replace(/\..*$/, ".")];
+}
+/** A name without what all others begin with. */
+function short(name) {
+  D.prefixes = D.prefixes || prefixes();
+  const begin = D.prefixes.find((p) => p && name.startsWith(p)) || "";
+  return name.slice(begin.length).replace(/\.weight\b/, "");
+}
+
 /** Thousands by thin space. */
 function count(n) {
   return String(n).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");

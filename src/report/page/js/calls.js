@@ -25,7 +25,7 @@ function collectives() {
       const name = `${r.calls > 1 ? r.calls + " × " : ""}${r.kind.replace(/_/g, "-")}`;
       const unit = r.where === "once per step" ? "" : r.first !== null ? " per layer, microbatch" : " per microbatch";
       const style = `width:${(100 * r.bytes_per_step) / most}px;background:var(--${family(r.axis)})`;
-      return [h("tr", {}, h("td", {}, place), h("td", {}, r.phase), h("td", {}, n ? h("button", { type: "button", class: "link", "aria-expanded": open === i, onclick: () => { open = open === i ? null : i; draw(); } }, name) : name),
+      return [h("tr", {}, h("td", { class: "place", "data-tip": place }, place), h("td", {}, r.phase), h("td", {}, n ? h("button", { type: "button", class: "link", "aria-expanded": open === i, onclick: () => { open = open === i ? null : i; draw(); } }, name) : name),
         h("td", {}, badge(r.axis)), h("td", { class: "n" }, count(r.calls_per_step)), h("td", { class: "n", "data-tip": exact(r.bytes) }, r.kind === "recv" ? "–" : sized(r.bytes) + unit),
         h("td", { class: "n", "data-tip": exact(r.bytes_per_step), style: "min-width:190px" },
           h("div", { style: "display:flex;gap:8px;align-items:center" }, h("div", { class: "meter", style }),
@@ -35,7 +35,7 @@ function collectives() {
   watchers.push(draw);
   section("collectives", "Collectives", "What one rank sends, assuming ring algorithms. Select a row or a pill to see why the collective is there, its mirror in backward, and what would remove it.",
     h("div", { class: "row" }, rankChoice()), h("div", { class: "panel", style: "margin-bottom:12px" }, lane),
-    h("div", { class: "panel scroll" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, ["Where", "Phase", "Call", "Axis", "Calls per step", "Sent each time", "Sent per step"].map((x, i) => h("th", { class: i > 3 && i < 6 ? "n" : "" }, x)))), body)));
+    h("div", { class: "panel scroll" }, h("table", { class: "list" }, h("thead", {}, h("tr", {}, ["Where", "Phase", "Call", "Axis", "Calls per step", "Sent each time", "Sent per step"].map((x, i) => h("th", { class: i > 3 && i < 6 ? "n one" : "" }, x)))), body)));
 }
 
 const seconds = (t) => (t >= 1 ? `${t.toFixed(2)} s` : t >= 1e-3 ? `${(t * 1e3).toFixed(2)} ms` : `${(t * 1e6).toFixed(1)} µs`);
@@ -78,17 +78,17 @@ function compare() {
   const rows = [], row = (name, a, b, show) => rows.push([name, a, b, show]);
   row("peak memory of a rank", most(D).peak_bytes, most(o).peak_bytes, sized);
   for (const [k, name] of KINDS) row(name, most(D).at_peak[k] || 0, most(o).at_peak[k] || 0, sized);
-  row("sent by a rank per step", total(busiest(D).sent), total(busiest(o).sent), sized);
+  row("sent per step by the rank that sends most", total(busiest(D).sent), total(busiest(o).sent), sized);
   const axes = [...new Set([D, o].flatMap((d) => busiest(d).sent.map((x) => x.axis)))].sort();
   for (const axis of axes) row("over " + axis, ...[D, o].map((d) => (busiest(d).sent.find((x) => x.axis === axis) || { bytes: 0 }).bytes), sized);
-  row("bubble", D.facts.bubble, o.facts.bubble, (x) => (100 * x).toFixed(1) + " %");
+  row("bubble: idle ÷ total time, stages taking equally long", D.facts.bubble, o.facts.bubble, (x) => (100 * x).toFixed(1) + " %");
   if (D.time && o.time) {
-    row("step", D.time.step_s, o.time.step_s, seconds);
-    for (const name of new Set([...D.time.parts, ...o.time.parts].map((p) => p[0]))) row(name, ...[D, o].map((d) => (d.time.parts.find((p) => p[0] === name) || [0, 0])[1]), seconds);
+    row("step, by price", D.time.step_s, o.time.step_s, seconds);
+    for (const name of new Set([...D.time.parts, ...o.time.parts].map((p) => p[0]))) row("of it " + name, ...[D, o].map((d) => (d.time.parts.find((p) => p[0] === name) || [0, 0])[1]), seconds);
   }
   const meter = (n, whole) => h("td", { style: "width:22%" }, h("div", { class: "meter", style: `width:${whole ? (100 * n) / whole : 0}%;background:var(--accent)` }));
   const settings = D.settings.flatMap((g, i) => g.rows.map(([k, v], j) => [k, v, ((o.settings[i] || { rows: [] }).rows[j] || ["", "–"])[1]])).filter(([, a, b]) => a !== b);
   section("compare", "Two plans", `This plan, and ${o.title}.`, h("div", { class: "panel scroll" }, h("table", { class: "list" }, h("tr", {}, ["", "this plan", "", "the other", "", "other ÷ this"].map((x, i) => h("th", { class: i === 1 || i === 3 || i === 5 ? "n" : "" }, x))),
     rows.filter((r) => r[1] || r[2]).map(([name, a, b, show]) => h("tr", {}, h("td", {}, name), h("td", { class: "n" }, show(a)), meter(a, Math.max(a, b)), h("td", { class: "n" }, show(b)), meter(b, Math.max(a, b)), h("td", { class: "n" }, a ? (b / a).toFixed(2) : "–"))))),
-    h("div", { class: "panel", style: "margin-top:12px" }, h("h3", {}, "Settings that differ"), settings.length ? h("table", { class: "list" }, settings.map((r) => h("tr", {}, r.map((x) => h("td", {}, x))))) : h("p", { class: "none" }, "none")));
+    h("div", { class: "panel", style: "margin-top:12px" }, h("h3", {}, "Settings that differ"), settings.length ? h("table", { class: "list" }, h("tr", {}, ["setting", "this plan", "the other"].map((x) => h("th", {}, x))), settings.map((r) => h("tr", {}, r.map((x) => h("td", {}, x))))) : h("p", { class: "none" }, "none")));
 }

@@ -56,9 +56,9 @@ function treemap() {
         g.fillRect(bx + 0.5, by + 0.5, Math.max(0, bw - 1), Math.max(0, bt - 1));
         if (bw < 54 || bt < 15) return;
         g.fillStyle = light;
-        const short = tensor.name.replace(/^model\.|layers\.\*\.|\.weight\b/g, ""), times = tensor.count > 1 ? ` × ${tensor.count}` : "";
-        const fits = g.measureText(short + times).width <= bw - 8;
-        g.fillText(fits ? short + times : clipped(g, short, bw - 8), bx + 4, by + 9);
+        const name = short(tensor.name), times = tensor.count > 1 ? ` × ${tensor.count}` : "";
+        const fits = g.measureText(name + times).width <= bw - 8;
+        g.fillText(fits ? name + times : clipped(g, name, bw - 8), bx + 4, by + 9);
         if (bt >= 32) g.fillText(clipped(g, sized(tensor.bytes), bw - 8), bx + 4, by + 24);
       });
     });

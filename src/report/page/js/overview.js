@@ -3,9 +3,8 @@
 function overview() {
   const f = D.facts, main = document.getElementById("page"), mesh = D.mesh;
   const top = h("section", { id: "overview", "aria-label": "overview", style: "margin-top:0" },
-    h("h1", {}, D.title), h("p", { class: "sub" }, `${count(mesh.ranks)} ranks = `,
-      mesh.axes.length ? mesh.axes.map((a, i) => [i ? " × " : "", badge(a.name, count(a.size))]) : "one",
-      ` · ${count(f.parameters)} parameters · proof: ${f.proof || "not requested"}`));
+    h("h1", {}, f.name, " ", mesh.axes.map((a, i) => [i ? h("small", {}, " × ") : "", badge(a.name, count(a.size))])),
+    h("p", { class: "sub" }, `${count(mesh.ranks)} rank${mesh.ranks > 1 ? "s" : ""} · ${count(f.microbatches)} microbatch${f.microbatches > 1 ? "es" : ""} · ${count(f.parameters)} parameters · proof: ${f.proof || "not requested"}`));
   document.getElementById("links").append(h("li", {}, h("a", { href: "#overview", "data-key": 1 }, "Overview")));
   const peak = h("div", { class: "panel card" }), sent = h("div", { class: "panel card" }), bubble = h("div", { class: "panel card" });
   top.append(h("div", { class: "cards" }, peak, sent, bubble));
@@ -18,17 +17,23 @@ function overview() {
     fill(peak, "Peak memory of a rank", most.peak_bytes, KINDS.map(([k, name, c]) => [c, most.at_peak[k] || 0, name, `${name} ${exact(most.at_peak[k] || 0)}`]),
       h("p", {}, per, limit, most.peak_in ? `; in ${most.peak_in}` : ""));
     const busy = all.reduce((a, b) => (total(b.sent) > total(a.sent) ? b : a));
-    fill(sent, "Sent by a rank per step", total(busy.sent), busy.sent.map((x) => [family(x.axis), x.bytes, x.axis, `${x.axis} ${exact(x.bytes)}`]),
-      h("p", {}, busy.sent.length ? busy.sent.filter((x) => x.bytes > 0).map((x) => [badge(x.axis), ` ${sized(x.bytes)}  `]) : "one rank exchanges nothing",
-        f.pipeline > 1 ? `pipeline rank ${busy.class}` : ""));
+    fill(sent, f.pipeline > 1 ? `Sent per step by a rank with pp ${busy.class} (the most)` : "Sent per step by a rank", total(busy.sent), busy.sent.map((x) => [family(x.axis), x.bytes, x.axis, `${x.axis} ${exact(x.bytes)}`]),
+      h("p", {}, busy.sent.length ? busy.sent.filter((x) => x.bytes > 0).map((x) => [h("span", { class: "pair" }, badge(x.axis), ` ${sized(x.bytes)}`), " "]) : "one rank exchanges nothing"));
   });
   const idle = 100 * D.facts.bubble;
   bubble.append(h("p", { class: "label" }, "Bubble: idle ÷ total time of the pipeline"),
-    h("p", { class: "big" }, idle.toFixed(1), h("small", {}, "\u202f%")), bar([["i", 1 - f.bubble, "work"], ["hatch", f.bubble, "idle"]], 1),
+    h("p", { class: "big" }, idle.toFixed(1), h("small", {}, "\u202f%")), bar(work(1 - f.bubble).concat([["hatch", f.bubble, "idle"]]), 1),
     h("p", {}, f.textbook === null ? "no pipeline" : `(p−1)/(v·m) = ${(100 * f.textbook).toFixed(1)}\u202f% is idle ÷ ideal time for 1F1B with p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}. Here all stages take equally long.`));
   top.append(h("div", { class: "settings" }, D.settings.map((g) => h("div", { class: "panel" }, h("h3", {}, g.name),
     h("table", {}, g.rows.map(([k, v]) => h("tr", {}, h("th", { scope: "row" }, k), h("td", { class: v === "–" ? "none" : "" }, /^\d{4,}$/.test(v) && k !== "seed" ? count(v) : v))))))));
   main.append(top);
+}
+/** A time of work by kind of action; a whole backward is half of either kind. */
+function work(time) {
+  const n = { f: 0, i: 0, w: 0 };
+  for (const kind of D.timeline.ranks.map((r) => r.actions.kinds).join("")) for (const part of { F: "f", I: "i", W: "w", B: "iw" }[kind]) n[part]++;
+  const all = Math.max(1, n.f + n.i + n.w);
+  return [["f", "forward"], ["i", "backward, input"], ["w", "backward, weight"]].map(([k, name]) => [k, (time * n[k]) / all, name]);
 }
 const total = (sent) => sent.reduce((n, x) => n + x.bytes, 0);
 function fill(card, name, n, parts, ...more) {
@@ -71,35 +76,75 @@ function mesh() {
     return q.side ? [x + (k * (q.cell - gap)) / inner.size, y, (q.cell - gap) / inner.size - 0.6, q.tall]
       : [x, y + (k * q.tall) / inner.size, Math.max(0.5, q.cell - gap), Math.max(0.6, q.tall / inner.size - 0.4)];
   };
-  const draw = (g, width) => {
-    const q = geometry(width), peak = Math.max(...D.classes.map((c) => c.peak_bytes), 1);
-    const group = m.groups.find((x) => x.axis === state.group);
-    const order = new Map();
-    const [strong, over] = [css("accent"), css("over")];
-    for (let rank = 0; rank < m.ranks; rank += each) {
-      const c = D.classes[classOf(rank)] || D.classes[0];
-      if (group) {
+  /** The colour of every cell, as a function of its rank. */
+  const colours = () => {
+    const peak = Math.max(...D.classes.map((c) => c.peak_bytes), 1), group = m.groups.find((x) => x.axis === state.group);
+    if (group) {
+      const order = new Map(), shades = [0, 0.55, 0.28, 0.75].map((part) => pale(css(family(group.axis)), part));
+      return (rank) => {
         const id = groupOf(rank, group.dims);
         if (!order.has(id)) order.set(id, order.size);
-        g.fillStyle = pale(css(family(group.axis)), [0, 0.55, 0.28, 0.75][order.get(id) % 4]);
-      } else {
-        g.fillStyle = pale(state.limit && c.peak_bytes > state.limit ? over : strong, 0.78 * (1 - c.peak_bytes / peak) + 0.12);
-      }
-      g.globalAlpha = at === null || shares(rank, at, group) ? 1 : 0.28;
-      g.fillRect(...box(rank, q));
+        return shades[order.get(id) % 4];
+      };
     }
+    const [strong, over] = [css("accent"), css("over")];
+    const of = D.classes.map((c) => pale(state.limit && c.peak_bytes > state.limit ? over : strong, 0.78 * (1 - c.peak_bytes / peak) + 0.12));
+    return (rank) => of[classOf(rank)] || of[0];
+  };
+  /** The cells of a row that nodes have, outlined where there is room. */
+  const nodes = (g, q) => {
+    if (!m.node || m.node >= m.ranks || (m.ranks / q.rows) % m.node) return;
+    g.strokeStyle = css("muted");
+    g.lineWidth = 1;
+    for (let first = 0; first < m.ranks; first += m.node) {
+      // Columns fill a row from left to right, and cells their column.
+      const ends = [first, Math.min(first + inner.size, first + m.node) - 1, first + m.node - 1].map((r) => box(r, q));
+      const [x0, y0] = [0, 1].map((k) => Math.min(...ends.map((b) => b[k])));
+      const [x1, y1] = [0, 1].map((k) => Math.max(...ends.map((b) => b[k] + b[k + 2])));
+      if (x1 - x0 > 12) g.strokeRect(x0 - 0.5, y0 - 0.5, x1 - x0 + 0.5, y1 - y0 + 1);
+    }
+  };
+  /** The picture of all cells, which is drawn again only where something but the rank pointed at changes. */
+  let kept = null;
+  const cells = (g, width, tall) => {
+    const key = [width, tall, g.canvas.width, state.group, state.limit, document.documentElement.dataset.theme].join();
+    if (!kept || kept.key !== key) {
+      const all = h("canvas", { width: g.canvas.width, height: g.canvas.height }), k = all.getContext("2d"), q = geometry(width), colour = colours();
+      k.setTransform(g.getTransform());
+      for (let rank = 0; rank < m.ranks; rank += each) {
+        k.fillStyle = colour(rank);
+        k.fillRect(...box(rank, q));
+      }
+      nodes(k, q);
+      kept = { key, all };
+    }
+    return kept.all;
+  };
+  /** The members of the group of a rank. */
+  const members = (rank, x) => Array.from({ length: x.size }, (_, i) => {
+    let out = groupOf(rank, x.dims), rest = i;
+    for (const [size, stride] of [...x.dims].reverse()) { out += (rest % size) * stride; rest = Math.floor(rest / size); }
+    return out;
+  });
+  const draw = (g, width, tall) => {
+    const q = geometry(width), all = cells(g, width, tall), shown = m.groups.filter((x) => x.size <= 4096);
+    const fade = at !== null && m.groups.length === shown.length;
+    g.globalAlpha = fade ? 0.28 : 1;
+    g.drawImage(all, 0, 0, width, tall);
     g.globalAlpha = 1;
     if (at !== null) {
-      for (const x of m.groups) {
+      const ratio = all.width / width, group = shown.find((x) => x.axis === state.group);
+      for (const r of fade ? new Set((group ? [group] : shown).flatMap((x) => members(at, x)).concat(at)) : []) {
+        const [x, y, w, t] = box(r, q);
+        g.clearRect(x, y, w, t);
+        g.drawImage(all, x * ratio, y * ratio, w * ratio, t * ratio, x, y, w, t);
+      }
+      g.lineWidth = 1.5;
+      for (const x of shown) {
         g.strokeStyle = css(family(x.axis));
-        g.lineWidth = 1.5;
-        const dims = x.dims, count = x.size;
-        if (count > 4096) continue;
-        for (let i = 0, base = groupOf(at, dims); i < count; i++) {
-          let rank = base, rest = i;
-          for (const [size, stride] of [...dims].reverse()) { rank += (rest % size) * stride; rest = Math.floor(rest / size); }
-          g.strokeRect(...box(rank, q));
-        }
+        g.beginPath();
+        for (const r of members(at, x)) g.rect(...box(r, q));
+        g.stroke();
       }
       g.strokeStyle = css("ink");
       g.lineWidth = 2;
@@ -111,14 +156,14 @@ function mesh() {
     const named = middle.map((a) => a.name).join("·"), step = [1, 2, 4, 8, 16, 32, 64, 128].find((n) => n * q.cell > g.measureText(named + " 0000").width + 8) || 256;
     if (q.columns > 1) for (let c = 0; c < q.columns; c += step) g.fillText(`${named} ${c}`, q.left + c * q.cell, 8);
   };
-  const shares = (rank, a, group) => (group ? [group] : m.groups).some((x) => groupOf(rank, x.dims) === groupOf(a, x.dims)) || rank === a;
   const tall = (width) => { const q = geometry(width); return 22 + q.rows * (q.tall + 3); };
   const canvas = picture(tall, draw, `all ${m.ranks} ranks; arrow keys select one`);
+  const first = (rank, x) => members(rank, { ...x, size: Math.min(4, x.size) });
   const told = (rank) => {
     const node = m.node ? `, node ${Math.floor(rank / m.node)}` : "";
     const c = D.classes[classOf(rank)] || D.classes[0];
     return `rank ${rank}: ${m.axes.map((a) => `${a.name} ${coordinate(rank, a)}`).join(", ") || "alone"}${node}\npeak ${sized(c.peak_bytes)}` +
-      m.groups.map((x) => `\n${x.axis}: group of ${x.size}, starting with rank ${groupOf(rank, x.dims)}`).join("");
+      m.groups.map((x) => `\n${x.axis}: ${x.size > 4 ? `${first(rank, x).join(", ")}, … (${count(x.size)} ranks)` : `ranks ${first(rank, x).join(", ")}`}`).join("");
   };
   const pick = (rank, x, y) => {
     at = rank;
@@ -149,7 +194,7 @@ function mesh() {
   const side = h("div", { class: "panel" });
   watchers.push(() => {
     const sent = D.classes[state.rank].sent;
-    side.replaceChildren(h("h3", {}, "What a rank sends per step"), h("div", { class: "scroll" }, h("table", { class: "list" },
+    side.replaceChildren(h("h3", {}, `Sent per step by a rank${D.classes.length > 1 ? ` with pp ${state.rank}` : ""}`), h("div", { class: "scroll" }, h("table", { class: "list" },
       h("tr", {}, ["axis", "groups", "sent", "leaves node"].map((x, i) => h("th", { class: i ? "n" : "" }, x))),
       m.groups.map((x) => {
         const own = sent.find((y) => y.axis === x.axis) || { bytes: 0, between_nodes: null };
@@ -188,8 +233,8 @@ function cut(piece) {
 }
 function weights() {
   const grid = h("div", { class: "weights" });
-  const one = (name, piece) => h("div", {}, piece ? cut(piece) : h("p", { class: "none" }, "–"),
-    h("p", {}, h("b", {}, name), piece ? ` ${piece.dtype}` : ""),
+  const one = (name, piece) => h("div", {}, piece ? cut(piece) : s("svg", { width: 98, height: 68, viewBox: "0 0 98 68" }),
+    h("p", {}, h("b", {}, name), piece ? ` ${piece.dtype}` : ""), piece ? null : h("p", { class: "none" }, "–"),
     piece ? piece.dims.map((d, i) => (d.cut.length ? h("p", {}, `dim ${i} `, d.cut.map(([a, n]) => [badge(a, n), " "])) : null)) : null,
     piece && piece.sum ? h("p", {}, "partial sum over ", badge(piece.sum)) : null,
     piece ? h("p", { "data-tip": exact(piece.bytes) }, sized(piece.bytes)) : null);
@@ -198,7 +243,7 @@ function weights() {
     for (const w of D.classes[state.rank].weights || []) {
       const key = JSON.stringify([w.shape, w.stored.text, w.in_use && w.in_use.text, w.gradient && w.gradient.text, w.layers]);
       if (!alike.has(key)) alike.set(key, { ...w, names: [] });
-      alike.get(key).names.push(w.name.replace(/^model\.|\.weight$|layers\.\*\./g, ""));
+      alike.get(key).names.push(short(w.name));
     }
     grid.replaceChildren(...[...alike.values()].map((w) => h("article", { class: "panel" }, h("h3", {}, w.names.join(", ")),
       h("p", { class: "label" }, `[${(w.shape || []).map(count).join(" × ")}]${w.layers.length ? ` × ${w.layers.length} layers` : ""}`),

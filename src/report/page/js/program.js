@@ -14,7 +14,7 @@ function program(text) {
   const layout = () => { seen = []; for (let i = 0; i < lines.length; i++) { const f = ofLine(i); if (f && f.folded && i > f.line && i < f.body) continue; seen.push(i); } };
   layout();
   const pre = h("pre"), room = h("div", { style: "width:1px" }), code = h("div", { class: "panel code", tabindex: 0, role: "region", "aria-label": "program" }, room, pre);
-  const word = /(%[A-Za-z0-9_.{}\-+]+)|(\/\/.*$)|(@[A-Za-z_][\w.]*)|\b(func|mesh|repeat|return|in|is|at)\b|\b(all_reduce|all_gather|reduce_scatter|all_to_all_v|all_to_all|permute|fan_out)\b/g;
+  const word = /(%[A-Za-z0-9_.{}\-+]+)|(\/\/.*$)|(@[A-Za-z_][\w.]*)|\b(func|mesh|repeat|return|in|is|at)\b|\b(all_reduce|all_gather|reduce_scatter|all_to_all_v|all_to_all|permute)\b/g;
   const spans = (i) => {
     const out = [], l = lines[i];
     let at = 0;

@@ -229,12 +229,11 @@ function timeline() {
     const at = (kind) => (cross === null ? c.at_peak[kind] || 0 : typeof m.bytes[kind] === "number" ? m.bytes[kind] : m.bytes[kind][i]);
     const all = KINDS.map(([k, name, colour]) => [k, name, colour, at(k)]).filter((k) => k[3] > 0), sum = all.reduce((n, k) => n + k[3], 0);
     const tensors = c.tensors.slice(0, 14);
-    const short = (t) => t.name.replace(/^model\.|layers\.\*\.|\.weight\b/g, "") + (t.count > 1 ? " × " + t.count : "");
-    panel.replaceChildren(h("h3", {}, `${p > 1 ? `pp ${state.rank}, ` : ""}${cross === null ? "at the peak" : "at " + moment(cross)}  ${sized(sum)}`), bar(all.map((k) => [k[2], k[3], k[1]]), Math.max(1, sum)),
+    panel.replaceChildren(h("h3", {}, `${p > 1 ? `pp ${state.rank}, ` : ""}${cross === null ? "at the peak" : "at " + moment(cross)}: ${sized(sum)}`), bar(all.map((k) => [k[2], k[3], k[1]]), Math.max(1, sum)),
       h("table", {}, all.map((k) => h("tr", {}, h("td", {}, swatch(k[2]), k[1]), h("td", { "data-tip": exact(k[3]) }, sized(k[3]))))),
       h("h3", { style: "margin-top:10px" }, "Largest at the peak"),
       h("table", {}, tensors.map((t) => h("tr", {},
-        h("td", { class: "mono", "data-tip": t.name }, swatch(KINDS.find((k) => k[0] === t.kind)[2]), short(t)),
+        h("td", { class: "mono", "data-tip": t.name }, swatch(KINDS.find((k) => k[0] === t.kind)[2]), short(t.name) + (t.count > 1 ? " × " + t.count : "")),
         h("td", { "data-tip": exact(t.bytes) }, sized(t.bytes))))));
   }
   watchers.push(alive);

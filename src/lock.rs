@@ -13,7 +13,7 @@ use shardc_ir::files::{self, Place};
 use shardc_runtime::spawn;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt as _, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -39,6 +39,9 @@ struct Owner {
     /// The job of the scheduler that it is of, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     job: Option<Job>,
+    /// It touches its lock as long as it lives.
+    #[serde(default)]
+    beats: bool,
 }
 
 /// A job of a scheduler.
@@ -103,19 +106,29 @@ impl Drop for Lock {
     }
 }
 
-/// Touches a file every so often, in a thread of its own, until what is returned is dropped.
-fn beat(file: &File, every: Duration) -> Result<Sender<()>> {
+/// Sets the time of a file by the clock of its file system, if that can be.
+fn touch(file: &File) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    futimens(file, &Timestamps { last_access: now, last_modification: now }).is_ok()
+}
+
+/// Touches a file every so often, as long as it has this text, in a thread of its own, until what is returned is dropped.
+fn beat(file: &File, text: String, every: Duration) -> Result<Sender<()>> {
     let no_thread = |e| spawn::refused("the thread that keeps the lock of a folder", 1, &e);
     let file = file.try_clone().map_err(no_thread)?;
     let (alive, ended) = mpsc::channel::<()>();
-    let touch = move || {
+    let work = move || {
         while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(every) {
-            let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-            // By the clock of the file system; where that cannot be, the next time.
-            let _ = futimens(&file, &Timestamps { last_access: now, last_modification: now });
+            let mut own = vec![0; text.len()];
+            // The file may have been taken over, and say another owner.
+            if file.read_exact_at(&mut own, 0).is_ok() && own != text.as_bytes() {
+                return;
+            }
+            // Where that cannot be, the next time.
+            let _ = touch(&file);
         }
     };
-    std::thread::Builder::new().spawn(touch).map_err(no_thread)?;
+    std::thread::Builder::new().spawn(work).map_err(no_thread)?;
     Ok(alive)
 }
 
@@ -147,7 +160,8 @@ fn free(
     if before.is_some_and(|(was, now)| was.id == now.id && was.restarts < now.restarts) {
         return Some(format!("process {pid} of host {host}, of this job before it was requeued"));
     }
-    let silent = silent.filter(|s| *s >= SILENCE)?.as_secs() / 60;
+    // Silence of one that never said anything says nothing.
+    let silent = silent.filter(|s| owner.beats && *s >= SILENCE)?.as_secs() / 60;
     Some(format!("process {pid} of host {host}, which has said nothing for {silent} minutes"))
 }
 
@@ -206,7 +220,8 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
                     std::thread::sleep(Duration::from_millis(100));
                     text = read(&mut file);
                 }
-                return Err(refused(dir, path, &text, silence(path)));
+                // Who holds it is not dead to the system, whatever is not said.
+                return Err(refused(dir, path, &text, None));
             }
             // A file system without locks: what the file says must do.
             Err(TryLockError::Error(_)) => false,
@@ -219,7 +234,7 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
         let (text, job) = (read(&mut file), Job::own(|name| std::env::var(name).ok()));
         if !text.is_empty() {
             let owner: Option<Owner> = serde_json::from_str(&text).ok();
-            let silent = silence(path);
+            let silent = silence(path).filter(|_| owner.as_ref().is_some_and(|o| o.beats));
             let why = owner.as_ref().and_then(|o| free(o, locked, job.as_ref(), silent));
             let (Some(o), Some(why)) = (owner, why) else {
                 return Err(refused(dir, path, &text, silent));
@@ -233,11 +248,12 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
         }
         let (pid, host) = (std::process::id(), crate::cluster::host());
         let plan = fs::canonicalize(plan).unwrap_or_else(|_| plan.into()).display().to_string();
-        let owner = Owner { pid, host, since: utc(SystemTime::now()), plan, job };
+        let beats = touch(&file);
+        let owner = Owner { pid, host, since: utc(SystemTime::now()), plan, job, beats };
         let text = serde_json::to_string(&owner).expect("plain data") + "\n";
         let put = file.set_len(0).and_then(|()| file.rewind());
         let put = put.and_then(|()| file.write_all(text.as_bytes()));
-        let beat = put.map_err(fail).and_then(|()| beat(&file, BEAT));
+        let beat = put.map_err(fail).and_then(|()| beat(&file, text.clone(), BEAT));
         // Without a name it locks nobody out.
         let _beat = beat.inspect_err(|_| drop(fs::remove_file(path)))?;
         return Ok(Lock { path: path.into(), dir: dir.into(), text, _held: file, _beat });
@@ -303,7 +319,14 @@ mod tests {
 
     fn owner(host: &str, job: Option<(&str, u64)>) -> Owner {
         let job = job.map(|(id, restarts)| Job { id: id.into(), restarts });
-        Owner { pid: 7, host: host.into(), since: "then".into(), plan: "plan".into(), job }
+        Owner {
+            pid: 7,
+            host: host.into(),
+            since: "then".into(),
+            plan: "plan".into(),
+            job,
+            beats: true,
+        }
     }
 
     #[test]
@@ -337,7 +360,7 @@ mod tests {
         let old = SystemTime::now() - Duration::from_secs(3600);
         lock._held.set_modified(old).unwrap();
         assert!(silence(&path).unwrap() > Duration::from_secs(3500));
-        lock._beat = beat(&lock._held, Duration::from_millis(1)).unwrap();
+        lock._beat = beat(&lock._held, lock.text.clone(), Duration::from_millis(1)).unwrap();
         while silence(&path).unwrap() > Duration::from_secs(3500) {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -54,7 +54,7 @@ fn time_limit(text: &str) -> std::result::Result<String, String> {
 }
 
 /// Inside single quotes of a shell.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -327,8 +327,9 @@ spec:
               args:
                 - >-
                   {set} FLAGS='';
-                  exec mpirun -n {ranks} {run}
-                  $(compgen -G \"$SAVE/step-*/index.json\" >/dev/null && echo --resume \"$SAVE\" || echo {first}) $FLAGS
+                  resume=({first});
+                  if compgen -G \"$SAVE/step-*/index.json\" >/dev/null; then resume=(--resume \"$SAVE\"); fi;
+                  exec mpirun -n {ranks} {run} ${{resume[@]+\"${{resume[@]}}\"}} $FLAGS
               volumeMounts: [{{name: shared, mountPath: /shared}}]
           volumes: [{{name: shared, persistentVolumeClaim: {{claimName: shared}}}}]
     Worker:

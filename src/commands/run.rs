@@ -388,6 +388,37 @@ fn heed_signals(saves: bool, job: Option<&Job>) -> Result<()> {
     })
 }
 
+/// What of a run is random.
+fn random_words(
+    s: &shardc_ir::plan::Settings,
+    start: &Start,
+    feed: &Feed,
+    table: &[InputRow],
+) -> Vec<String> {
+    let mut out = vec![];
+    if matches!(start, Start::Random { .. }) {
+        out.push(format!(
+            "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
+            s.seed
+        ));
+    }
+    let unfed = feed.unfed(table);
+    if !unfed.is_empty() {
+        out.push(format!(
+            "random numbers for {} (--data FILE.safetensors or --data NAME=FILE.npy gives columns)",
+            unfed.join(", ")
+        ));
+    }
+    if feed.is_random() && table.iter().any(InputRow::of_tokens) {
+        out.push(format!(
+            "random tokens below {} (--data FILE trains on data): they have nothing to learn, and the loss stays near {:.2}",
+            s.vocab,
+            (s.vocab as f64).ln()
+        ));
+    }
+    out
+}
+
 fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32> {
     let leads = job.is_none_or(|j| j.control.leads());
     let mut stored = plan_dir::read(dir)?;
@@ -426,27 +457,10 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let mut run = how.given.begin(stored, &start, job)?;
     let keeper = keeps.map(|to| Keeper::open(dir, to, how, stored, done));
     let keeper = keeper.transpose()?;
-    if leads && matches!(start, Start::Random { .. }) {
-        note(format!(
-            "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
-            s.seed
-        ));
-    }
     let table = inputs(&plan.module);
     let feed = Feed::open(how, s, &table, run.picks(done))?;
-    let unfed = feed.unfed(&table);
-    if leads && !unfed.is_empty() {
-        note(format!(
-            "random numbers for {} (--data FILE.safetensors or --data NAME=FILE.npy gives columns)",
-            unfed.join(", ")
-        ));
-    }
-    if leads && feed.is_random() && table.iter().any(InputRow::of_tokens) {
-        note(format!(
-            "random tokens below {} (--data FILE trains on data): there is nothing to learn of them, and the loss stays near {:.2}",
-            s.vocab,
-            (s.vocab as f64).ln()
-        ));
+    if leads {
+        random_words(s, &start, &feed, &table).iter().for_each(note);
     }
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;

@@ -57,7 +57,7 @@ impl HowToSave {
 /// # Errors
 /// `save-target` if the path is none to save to.
 pub fn place_of(dir: &Path) -> Result<Place> {
-    Place::of(dir).map_err(|d| d.coded("save-target"))
+    Place::of(dir).map_err(|d| if d.code == "file" { d.coded("save-target") } else { d })
 }
 
 /// Saves a model, with a warning if that was elsewhere than asked; where it was.

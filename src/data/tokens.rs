@@ -282,7 +282,7 @@ mod tests {
             (17, 7, "element type 7"),
             (18, 5, "do not fill"),
             (25, 255, "do not fill"),
-            (34, 49, "speaks of 299 tokens"),
+            (34, 49, "declares 299 tokens"),
             (37, 255, "below 0"),
         ] {
             let mut bad = idx.clone();

@@ -221,6 +221,11 @@ fn batch(s: &Stored, source: &Source, step: usize) -> Result<Batch> {
         let t = match own.fill {
             Fill::Positions => Tensor::from_fn(&shape, |i| token(i) as f64),
             Fill::Places => Tensor::from_fn(&shape, |i| (i[0] * o.seq + token(i)) as f64),
+            // Of any two neighbours one is a token, and the first is.
+            Fill::Mask => {
+                let is = |i: &[usize]| token(i) == 0 || (i[0] + token(i)) % 3 != 0;
+                Tensor::from_fn(&shape, |i| f64::from(u8::from(is(i))))
+            }
             Fill::Run => {
                 let run = [o.seed as u32, (o.seed >> 32) as u32, step as u32];
                 Tensor::new(&shape, run.map(f64::from).to_vec())

@@ -45,6 +45,7 @@ impl LeftOut {
 /// A plan of a candidate, as exports read it.
 fn stored(input: &Input, plan: Plan, options: &Options) -> Stored {
     Stored {
+        name: None,
         plan,
         options: options.clone(),
         source: String::new(),

@@ -45,7 +45,7 @@ const CASES: [Case; 9] = [
             "--weight-decay",
             "0",
         ],
-        &[("nanotron", "unequal"), ("deepspeed", "stages"), ("hf-tp-plan", "stages")],
+        &[("nanotron", "uneven"), ("deepspeed", "stages"), ("hf-tp-plan", "stages")],
     ),
     (
         "llama_deep",
@@ -88,10 +88,10 @@ const CASES: [Case; 9] = [
         "llama_mha",
         &["--mesh", "dp=2,tp=2", "--zero", "1", "--recompute", "selective"],
         &[
-            ("megatron", "op by op"),
+            ("megatron", "a layout for every op"),
             ("torchtitan", SHARDED),
-            ("nanotron", "op by op"),
-            ("deepspeed", "op by op"),
+            ("nanotron", "a layout for every op"),
+            ("deepspeed", "a layout for every op"),
             ("hf-tp-plan", SHARDED),
         ],
     ),
@@ -104,7 +104,7 @@ const CASES: [Case; 9] = [
             ("nanotron", "grid"),
             ("deepspeed", "grid"),
             ("hf-tp-plan", "grid"),
-            ("dtensor", "another order"),
+            ("dtensor", "order other than the mesh"),
         ],
     ),
 ];
@@ -210,9 +210,9 @@ fn scaled_rotary_positions_are_exported_or_refused() {
     }
     lab.refuses(&["export", "p", "--to", "nanotron"], 4, "export");
     for (kind, high, original, word) in [
-        ("llama3", 8.0, 8192, "high_freq_factor than 4"),
-        ("llama3", 4.0, 4096, "original_max_position_embeddings than 8192"),
-        ("linear", 4.0, 8192, "scaling linear"),
+        ("llama3", 8.0, 8192, "high_freq_factor other than 4"),
+        ("llama3", 4.0, 4096, "original_max_position_embeddings other than 8192"),
+        ("linear", 4.0, 8192, "rotary scaling of type linear"),
     ] {
         compile(&lab.config("llama_mha", scaling(kind, high, original)));
         let said = lab.refuses(&["export", "p", "--to", "megatron"], 4, "export");
@@ -401,7 +401,7 @@ fn families_by_target_are_as_documented() {
         ("deepseek_v3", "deepseek_v3"),
         ("olmo2", "olmo2"),
         ("phi3", "phi3"),
-        ("gemma3", "gemma3"),
+        ("gemma3_text", "gemma3"),
         ("gpt_neox", "gpt_neox"),
         ("glm4_moe", "glm4_moe"),
     ];

@@ -26,15 +26,30 @@ impl Lower<'_> {
     /// 1 where two operands are in this order, else 0.
     pub(super) fn compare(&mut self, n: &Node, order: Order) -> Result<Vec<Val>> {
         let (a, b) = (self.term(n, "self")?, self.term(n, "other")?);
-        let y = match order {
-            Order::Less | Order::AtLeast => self.combined(n, Arithmetic::Less, a, b)?,
-            Order::Above | Order::AtMost => self.combined(n, Arithmetic::Less, b, a)?,
-            Order::Equal | Order::Other => self.combined(n, Arithmetic::Equal, a, b)?,
-        };
+        if [&a, &b].into_iter().any(|t| matches!(t, Term::Number(c) if !c.is_finite())) {
+            return Err(
+                self.refuse(n, "it compares with an infinity, or with what is not a number")
+            );
+        }
+        // What is not a number is in none of these orders, and is other than all.
         Ok(vec![Val::Data(match order {
-            Order::Less | Order::Above | Order::Equal => y,
-            Order::AtMost | Order::AtLeast | Order::Other => self.without(n, &y)?,
+            Order::Less => self.combined(n, Arithmetic::Less, a, b)?,
+            Order::Above => self.combined(n, Arithmetic::Less, b, a)?,
+            Order::Equal => self.combined(n, Arithmetic::Equal, a, b)?,
+            Order::Other => {
+                let y = self.combined(n, Arithmetic::Equal, a, b)?;
+                self.without(n, &y)?
+            }
+            Order::AtMost => self.at_most(n, a, b)?,
+            Order::AtLeast => self.at_most(n, b, a)?,
         })])
+    }
+
+    /// Less or equal, which exclude each other.
+    fn at_most(&mut self, n: &Node, a: Term, b: Term) -> Result<View> {
+        let less = self.combined(n, Arithmetic::Less, a.clone(), b.clone())?;
+        let equal = self.combined(n, Arithmetic::Equal, a, b)?;
+        self.both(n, Arithmetic::Add, &less, &equal)
     }
 
     /// A number of the element type of another operand.

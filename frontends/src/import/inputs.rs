@@ -1,7 +1,7 @@
 //! What the inputs of an archive mean: the one place that knows the names of inputs.
 
 use super::Sizes;
-use super::graph::{Elem, Graph, Input};
+use super::graph::{Elem, Graph, Input, Size};
 use super::lower::Lower;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Fill, Input as Own, Role, RoleKind, Value};
@@ -93,6 +93,28 @@ pub(super) fn meaning(
 }
 
 impl Lower<'_> {
+    /// The sizes of an input; symbols have theirs.
+    pub(super) fn shape(&self, name: &str, sizes: &[Size]) -> Result<Vec<usize>> {
+        let one = |s: &Size| match s {
+            Size::Fixed(n) => Ok(*n),
+            Size::Symbol(s) => match self.sizes.symbol(self.g, s) {
+                Some(n) => Ok(n),
+                None => {
+                    Err(self.dims(name, format!("symbol {s} is neither its rows nor its tokens")))
+                }
+            },
+            Size::Other(e) => Err(self.dims(name, format!("{e} is not a plain size"))),
+        };
+        sizes.iter().map(one).collect()
+    }
+
+    pub(super) fn dims(&self, name: &str, what: String) -> Diag {
+        Diag::new("import-input", format!("input `{name}`: {what}"))
+            .at(self.archive.path().display().to_string())
+            .rule("dims of inputs are numbers, or a symbol for rows and one for tokens")
+            .help("export with dynamic_shapes of Dim(\"batch\") and Dim(\"seq\"), or without any")
+    }
+
     /// The argument of a column of the user's data.
     pub(super) fn column(&mut self, name: &str, elem: Elem, shape: &[usize]) -> Value {
         let ty = Type::new(if elem == Elem::Float { DType::F32 } else { DType::I32 }, shape);

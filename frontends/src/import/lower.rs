@@ -4,7 +4,7 @@
 use super::archive::Archive;
 use super::fold;
 use super::folded::Folded;
-use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Size, Source};
+use super::graph::{Arg, Elem, Graph, Id, Input, IntArg, Node, Source};
 use super::inputs::{self, Meaning};
 use super::labels::Labels;
 use super::mask::Rule as MaskRule;
@@ -66,7 +66,7 @@ pub(super) struct Param {
 /// The state of an import.
 pub(super) struct Lower<'a> {
     pub g: &'a Graph,
-    archive: &'a Archive,
+    pub archive: &'a Archive,
     pub sizes: Sizes,
     pub raise: Raise,
     pub mesh: Mesh,
@@ -249,28 +249,6 @@ impl<'a> Lower<'a> {
         let v = self.draft.arg(ty, name, Some(role));
         self.makers.push(None);
         v
-    }
-
-    /// The sizes of an input; symbols have theirs.
-    fn shape(&self, name: &str, sizes: &[Size]) -> Result<Vec<usize>> {
-        let one = |s: &Size| match s {
-            Size::Fixed(n) => Ok(*n),
-            Size::Symbol(s) => match self.sizes.symbol(self.g, s) {
-                Some(n) => Ok(n),
-                None => {
-                    Err(self.dims(name, format!("symbol {s} is neither its rows nor its tokens")))
-                }
-            },
-            Size::Other(e) => Err(self.dims(name, format!("{e} is not a plain size"))),
-        };
-        sizes.iter().map(one).collect()
-    }
-
-    fn dims(&self, name: &str, what: String) -> Diag {
-        Diag::new("import-input", format!("input `{name}`: {what}"))
-            .at(self.archive.path().display().to_string())
-            .rule("dims of inputs are numbers, or a symbol for rows and one for tokens")
-            .help("export with dynamic_shapes of Dim(\"batch\") and Dim(\"seq\"), or without any")
     }
 
     /// Remembers under which modules parameters are used.
@@ -478,9 +456,8 @@ impl<'a> Lower<'a> {
     pub fn refuse(&self, n: &Node, what: &str) -> Diag {
         let name = n.outs.first().map_or("", |id| &self.g.names[id.0 as usize]);
         let scope = if n.scope.is_empty() { "the model itself" } else { &n.scope };
-        let d = Diag::new("import-op", format!("`{}` of `{name}`: {what}", n.op));
-        let d = d.at(format!("{}: {scope}", self.archive.path().display()));
-        d
+        Diag::new("import-op", format!("`{}` of `{name}`: {what}", n.op))
+            .at(format!("{}: {scope}", self.archive.path().display()))
     }
 
     fn unknown(&self, n: &Node) -> Diag {

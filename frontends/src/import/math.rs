@@ -18,6 +18,7 @@ use shardc_ir::ops::{
 use shardc_ir::types::Type;
 
 /// An operand of arithmetic: data, or one number.
+#[derive(Clone)]
 pub(super) enum Term {
     Data(View),
     Number(f64),
@@ -168,11 +169,13 @@ impl Lower<'_> {
         Ok(x.with(self.emit(n, "bounded", op, &[bound, x.value])?))
     }
 
-    /// log(1 + exp(b x)) / b. Where b x is large PyTorch gives x itself, which is the same number of f32.
+    /// log(1 + exp(b x)) / b. Where b x is above a threshold PyTorch gives x itself: from ln 2^24 on that is the same
+    /// number of f32.
     pub(super) fn softplus(&mut self, n: &Node) -> Result<Vec<Val>> {
         let by = self.number(n, "beta").unwrap_or(1.0);
-        if by == 0.0 {
-            return Err(self.refuse(n, "its beta is 0"));
+        if by == 0.0 || self.number(n, "threshold").unwrap_or(20.0) < 17.0 {
+            let what = "its beta is 0, or its threshold is below 17, where it is not smooth";
+            return Err(self.refuse(n, what));
         }
         let x = self.data(n, "input").or_else(|_| self.data(n, "self"))?;
         let x = self.scaled(n, &x, by)?;
@@ -441,7 +444,8 @@ impl Lower<'_> {
         };
         let sum = match old {
             Some(old) => old.zip(&c, |a, b| a.zip(b, Elem::Float, |a, b| a + b)),
-            None => Some(c),
+            // A truth value that is added is 1 or 0, and hides nothing.
+            None => c.map(|m| m.cast(Elem::Float)),
         };
         sum.map(|c| Some(Val::Masked(v, c)))
             .ok_or_else(|| self.refuse(n, "its operands do not fit"))

@@ -212,6 +212,16 @@ impl Opened {
         } else {
             sizes.seq.min(LONGEST) / 2 + 1
         };
+        // Rows whose padding was alike must differ now.
+        let alike = l.padding.is_some() && padding::alike(sizes.rows, sizes.seq);
+        let seq = if alike { seq.min(padding::longest(sizes.rows)) } else { seq };
+        if alike && (seq < low.max(2) || seq > high) {
+            let what =
+                format!("a mask of padding of {} rows is too large to be looked at", sizes.rows);
+            return Err(Diag::new("mask-rule", what)
+                .at(self.archive.path().display().to_string())
+                .help("import with fewer rows: a smaller --microbatch"));
+        }
         if seq == sizes.seq || seq < low || seq > high || l.rules.is_empty() {
             return Ok(());
         }

@@ -6,7 +6,7 @@
 
 use super::fold;
 use super::folded::Folded;
-use super::graph::{Arg, Elem, Id, IntArg, Node};
+use super::graph::{Arg, Elem, Id, IntArg, Node, Size};
 use super::lower::{Lower, Val};
 use super::mask::{FAR, Odd, Rule, classify, sees};
 use shardc_ir::diag;
@@ -15,6 +15,16 @@ use std::sync::Arc;
 
 /// Most cells of a trial whose rows differ.
 const MOST: usize = 1 << 22;
+
+/// Whether rows of a trial are too large to differ: what one row has of another is then not seen.
+pub(super) fn alike(rows: usize, seq: usize) -> bool {
+    rows > 1 && seq.saturating_mul(seq).saturating_mul(rows) > MOST
+}
+
+/// Most tokens of so many rows that differ.
+pub(super) fn longest(rows: usize) -> usize {
+    (MOST / rows.max(1)).isqrt()
+}
 
 /// The numbers of a mask: where nothing is padding, and if they depend on that, those of a trial.
 #[derive(Clone, Debug)]
@@ -70,6 +80,9 @@ impl Cells {
 /// The rule without the keys that are padding, or as it is if padding changes nothing.
 fn tries(rule: Rule, plain: &Folded, tried: &Folded, padding: &Folded) -> Result<Rule, Odd> {
     let outer = tried.shape.len() - 2;
+    if padding.shape[1] != tried.shape[outer + 1] {
+        return Err(Odd::Shape);
+    }
     let mut shape = vec![padding.shape[0], 1];
     shape.extend_from_slice(&tried.shape[outer..]);
     match tried.shape[..outer] {
@@ -126,8 +139,7 @@ fn agrees(
 
 /// A mask of padding of a trial: the first of a row is a token, the second is padding, the others are at random. Rows
 /// are alike where they would take too much room.
-pub(super) fn trial(elem: Elem, rows: usize, seq: usize) -> Folded {
-    let alike = seq.saturating_mul(seq).saturating_mul(rows) > MOST;
+fn trial(elem: Elem, rows: usize, seq: usize, alike: bool) -> Folded {
     let s = Stream::new(0, "padding", 0);
     let cell = |i: usize| {
         let token = match i % seq {
@@ -146,7 +158,9 @@ impl Lower<'_> {
     /// The mask of padding as an operand: its numbers are those of no padding, and of a trial.
     pub(super) fn padding_of(&mut self, name: &Arc<str>, elem: Elem) -> Val {
         let shape = [self.sizes.rows, self.sizes.seq];
-        let tried = trial(elem, shape[0], shape[1]);
+        // Rows may be alike where the model is looked at again with fewer tokens.
+        let again = matches!(self.g.batch(), Some((_, Some(Size::Symbol(_)))));
+        let tried = trial(elem, shape[0], shape[1], again && alike(shape[0], shape[1]));
         self.padding = Some((name.clone(), tried.clone()));
         Val::Padded(Cells { plain: Folded::full(elem, &shape, 1.0), tried: Some(tried) })
     }
@@ -223,7 +237,7 @@ mod tests {
 
     /// A mask by what it is of the mask of padding, as a model makes it.
     fn made(sees: impl Fn(&Folded, usize, usize, usize) -> bool) -> (Cells, Folded) {
-        let padding = trial(Elem::Bool, ROWS, N);
+        let padding = trial(Elem::Bool, ROWS, N, false);
         let none = Folded::full(Elem::Bool, &[ROWS, N], 1.0);
         let all = |p: &Folded| {
             cells(Elem::Bool, &[ROWS, 1, N, N], |b, q, k| f64::from(u8::from(sees(p, b, q, k))))
@@ -278,7 +292,7 @@ mod tests {
     /// Numbers that are added to scores may not depend on padding either.
     #[test]
     fn slopes_that_count_tokens_are_refused() {
-        let padding = trial(Elem::Float, ROWS, N);
+        let padding = trial(Elem::Float, ROWS, N, false);
         let of = |p: Option<&Folded>, counts: bool| {
             cells(Elem::Float, &[ROWS, 1, N, N], |b, q, k| {
                 let token = |k: usize| p.is_none_or(|p| p.at(&[b, k]) != 0.0);

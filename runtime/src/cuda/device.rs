@@ -33,7 +33,7 @@ impl<T> Called<T> for std::result::Result<T, result::DriverError> {
 
 /// Why there is no device for this process.
 fn no_device(d: Diag) -> Diag {
-    d.help("run with --device cpu")
+    d.coded("no-device").help("run with --device cpu")
 }
 
 fn text(s: &std::ffi::CStr) -> String {

@@ -1,6 +1,7 @@
 //! Lines of `shardc plan`: what they assume, the command that makes one, and where its time goes.
 
 use super::Plan;
+use crate::commands::launch_script::quoted;
 use crate::commands::price::{lines as parts, time};
 use crate::planner::{Asked, Compiled, Found};
 use crate::report::{beside_words, bytes};
@@ -69,11 +70,17 @@ pub(super) fn options(what: &Plan, c: &Compiled) -> serde_json::Map<String, Valu
 fn command(what: &Plan, c: &Compiled) -> String {
     let one = |(name, v): (String, Value)| match v {
         Value::Bool(_) => format!(" --{name}"),
-        Value::String(text) => format!(" --{name} {text}"),
+        Value::String(text) => format!(" --{name} {}", word(&text)),
         number => format!(" --{name} {number}"),
     };
     let all: String = options(what, c).into_iter().map(one).collect();
-    format!("shardc compile {}{all}\n", what.model.display())
+    format!("shardc compile {}{all}\n", word(&what.model.display().to_string()))
+}
+
+/// A word of a command, in quotes where a shell would read it otherwise.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_.,=:/+-%@".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text.into() } else { quoted(text) }
 }
 
 pub(super) fn explain(asked: &Asked, c: &Compiled, what: &Plan) -> String {

@@ -113,7 +113,7 @@ fn training_goes_on_without_its_log() {
     let (code, out) = run("full", full(), Stdio::piped());
     let said = said(&out);
     assert_eq!(code, Some(5), "{said}");
-    assert_eq!(said.matches("warning[output]: ").count(), 1, "{said}");
+    assert_eq!(said.matches("warning[io]: ").count(), 1, "{said}");
     assert!(said.contains("training goes on without printing"), "{said}");
     assert!(said.contains("saved full") && said.contains("error[io]: "), "{said}");
     assert_eq!(run("both", full(), full()).0, Some(5));

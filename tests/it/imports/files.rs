@@ -495,3 +495,44 @@ fn control_flow_is_refused() {
     assert!(d.message.contains("cond"), "{d}");
     assert!(d.help.iter().any(|h| h.contains("control flow")), "{d}");
 }
+
+/// The mask of another row is none of padding, also where rows are so many that those of the trial are alike; and a row of one
+/// token has no padding.
+#[test]
+fn masks_of_other_rows_are_refused() {
+    let scratch = Scratch::new("rows");
+    let at = |path: &Path, rows, seq| {
+        Opened::read(path)?.import(
+            shardc_frontends::import::Sizes { rows, seq },
+            Mode::Train,
+            Raise::default(),
+        )
+    };
+    let own = file("llama_padded.pt2");
+    for (rows, seq) in [(2, 1), (2, 16), (8192, 32)] {
+        at(&own, rows, seq).unwrap_or_else(|e| panic!("{rows} rows of {seq}: {e}"));
+    }
+    // All rows take the mask of row 0.
+    let _written = edited(&scratch, "llama_padded.pt2", |j| {
+        let index = node(j, "index.Tensor");
+        let text = index.to_string();
+        assert!(text.contains("\"unsqueeze_3\""), "{text}");
+        *index = serde_json::from_str(&text.replace("\"unsqueeze_3\"", "\"unsqueeze_6\""))
+            .expect("JSON");
+    });
+    for (rows, seq) in [(2, 16), (8192, 32)] {
+        let d = refused(at(&scratch.0.join("m.pt2"), rows, seq));
+        assert_eq!(d.code, "mask-rule", "{rows} rows of {seq}: {d}");
+    }
+}
+
+/// Plans with padding are computed in f64, too, with rows that have some.
+#[test]
+fn padded_plans_compute_their_model() {
+    let lab = crate::lab::Lab::new("padded-numbers");
+    let model = file("llama_padded.pt2").display().to_string();
+    let compile =
+        ["compile", &model, "--mesh", "dp=2,tp=2", "--seq", "16", "--microbatch", "2", "-o", "p"];
+    lab.ok(&compile);
+    lab.ok(&["verify", "p", "--numbers"]);
+}

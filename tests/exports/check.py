@@ -145,10 +145,10 @@ def torchtitan(folder, source):
     class Any:
         pass
 
-    from torchtitan.config.configs import TrainingConfig
+    from torchtitan.config.configs import CompileConfig, TrainingConfig
 
     config = Any()
-    config.training = TrainingConfig()
+    config.training, config.compile = TrainingConfig(), CompileConfig()
     # Its other modules want packages that a layout does not need.
     sys.modules.setdefault("torchtitan.distributed", type(sys)("torchtitan.distributed"))
     fake = type(sys)("torchtitan.distributed.activation_checkpoint")

@@ -205,7 +205,7 @@ fn what_is_no_whole_checkpoint_is_refused() {
     let last = bad.len() - 3;
     bad[last] ^= 0x40;
     std::fs::write(&file, &bad).expect("a write");
-    let words = ["error[checkpoint]", "rank-00001.safetensors", "not those that were written"];
+    let words = ["error[checkpoint]", "rank-00001.safetensors", "the data is not what was written"];
     refused(&dir, &with("good"), 5, &words);
     // The one before is good.
     let older = train(&dir, "plan", &["--steps", "3", "--resume", "good/step-00000002"]);
@@ -559,16 +559,21 @@ fn one_job_saves_to_a_folder() {
         assert!(o.status.success(), "{said}");
         assert!(said.contains("took over the lock") && said.contains(&pid[..12]), "{said}");
         assert!(!dir.join(lock).exists(), "the lock is left");
-        // One of another host is believed.
-        let other =
+        // One of another host is believed; for ever if it is of a job that never touches it.
+        let dumb =
             r#"{"pid":7,"host":"elsewhere","since":"2026-01-31T12:00:00Z","plan":"/far/plan"}"#;
+        std::fs::write(dir.join(lock), dumb).expect("a write");
+        let touch = ["-d", "11 minutes ago", lock];
+        let touched = Command::new("touch").args(touch).current_dir(&dir).status();
+        assert!(touched.expect("touch").success());
+        refused(&dir, &again, 5, &["process 7 of host elsewhere"]);
+        let other = &*dumb.replace('}', r#","beats":true}"#);
         std::fs::write(dir.join(lock), other).expect("a write");
         let rm = format!("rm {lock}");
         let words = ["process 7 of host elsewhere", "/far/plan", &rm, "or start again in "];
         refused(&dir, &again, 5, &words);
         assert_eq!(std::fs::read(dir.join(lock)).expect("still there"), other.as_bytes());
         // Unless it has not been touched for long, or is of this job before it was put back into the queue.
-        let touch = ["-d", "11 minutes ago", lock];
         let touched = Command::new("touch").args(touch).current_dir(&dir).status();
         assert!(touched.expect("touch").success());
         // What the one before has saved is in the way.

@@ -69,7 +69,7 @@ const CASES: [Case; 9] = [
         &[
             ("torchtitan", "without sharded weights"),
             ("nanotron", "experts"),
-            ("deepspeed", "experts"),
+            ("deepspeed", "expert parallelism"),
             ("hf-tp-plan", "experts"),
         ],
     ),

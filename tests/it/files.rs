@@ -264,7 +264,7 @@ fn a_plan_replaces_a_plan_and_no_file_of_a_user() {
     let out = on_a_full_disk(&lab, &again);
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(5), "{said}");
-    assert!(said.contains("error[output]: ") && said.contains("--> plan"), "{said}");
+    assert!(said.contains("error[io]: ") && said.contains("--> plan"), "{said}");
     assert_eq!((old("plan.json"), lab.names()), (before.clone(), names));
     lab.ok(&again);
     assert!(old("plan.json") != before && !lab.path("plan/kernels").exists());
@@ -521,7 +521,7 @@ fn a_model_that_shardc_did_not_write_is_not_replaced() {
     lab.write("m/tokenizer.json", "{}");
     let run = ["run", "plan", "--steps", "1", "--weights", "m", "--save", "kept"];
     let said = text(&lab.ok(&run));
-    assert!(said.contains("m/LICENSES is not a file") && said.contains("m/NOTICE is no"), "{said}");
+    assert!(said.contains("m/LICENSES is not a regular file") && said.contains("m/NOTICE is not"), "{said}");
     assert!(lab.path("kept/tokenizer.json").exists() && !lab.path("kept/LICENSES").exists());
 }
 

@@ -43,7 +43,10 @@ fn unfolded(why: &Why, name: &str) -> (String, String) {
         funcs.iter().flat_map(|f| f.values.iter().map(|v| v.name.to_string())).collect();
     let layers = (0..all.len() as i64).filter_map(|i| Some((i, in_layer(name, i)?)));
     let found: Vec<(i64, String)> = layers.filter(|n| all.contains(&format!("%{}", n.1))).collect();
-    let Some((first, own)) = found.first().cloned() else { return (name.into(), String::new()) };
+    let Some(own) = found.first().map(|f| f.1.clone()) else { return (name.into(), String::new()) };
+    // Of `{i-1}` that of the value, and not i.
+    let digit = |c: &char| c.is_ascii_digit();
+    let layer: String = own.chars().skip_while(|c| !digit(c)).take_while(digit).collect();
     // Of every layer, what its value is in the first function that has it.
     let types: HashSet<String> = found
         .iter()
@@ -53,7 +56,7 @@ fn unfolded(why: &Why, name: &str) -> (String, String) {
         })
         .collect();
     let same = if types.len() == 1 { "the same in all" } else { "others have other types" };
-    (own, format!(" (layer {first} of {}, {same})", found.len()))
+    (own, format!(" (layer {layer} of {}, {same})", found.len()))
 }
 
 /// Explains a value; `what` is `%name`, `name` or `@func %name`, folded or not.

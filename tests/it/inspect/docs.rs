@@ -27,6 +27,7 @@ fn codes(text: &str, is_rules: bool, out: &mut BTreeSet<String>) {
     let text = text.split("#[cfg(test)]").next().unwrap_or("");
     for call in [
         "Diag::new(",
+        ".coded(",
         " err(",
         ":err(",
         "Fail::new(",

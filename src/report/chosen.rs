@@ -26,6 +26,9 @@ pub struct Training {
     pub recompute: String,
 }
 
+/// Columns of a line.
+const WIDTH: usize = 80;
+
 impl Chosen {
     pub fn of(o: &Options) -> Chosen {
         let training = || Training {
@@ -47,9 +50,22 @@ impl Chosen {
         }
     }
 
-    /// As a line of a report, with a word before it.
+    /// As a line of a report, with a word before it, or as many as it takes.
     pub fn line(&self) -> String {
-        format!("with   {self}\n")
+        let said = self.to_string();
+        let mut out = String::from("with  ");
+        let mut width = out.len();
+        for part in said.split_inclusive(';') {
+            let part = part.trim();
+            if width + 1 + part.len() > WIDTH {
+                out.push_str("\n      ");
+                width = 6;
+            }
+            out.push(' ');
+            out.push_str(part);
+            width += 1 + part.len();
+        }
+        out + "\n"
     }
 }
 
@@ -95,6 +111,7 @@ mod tests {
         let said = Chosen::of(&o).to_string();
         assert!(said.contains("SGD; ZeRO-1; sequence parallel; recompute"), "{said}");
         assert!(said.contains("; schedule 1f1b"), "{said}");
+        assert!(Chosen::of(&o).line().lines().all(|l| l.len() <= WIDTH));
         o.mode = Mode::Infer;
         let said = Chosen::of(&o).to_string();
         assert!(!said.contains("SGD") && !said.contains("recompute"), "{said}");

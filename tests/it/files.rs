@@ -521,7 +521,10 @@ fn a_model_that_shardc_did_not_write_is_not_replaced() {
     lab.write("m/tokenizer.json", "{}");
     let run = ["run", "plan", "--steps", "1", "--weights", "m", "--save", "kept"];
     let said = text(&lab.ok(&run));
-    assert!(said.contains("m/LICENSES is not a regular file") && said.contains("m/NOTICE is not"), "{said}");
+    assert!(
+        said.contains("m/LICENSES is not a regular file") && said.contains("m/NOTICE is not"),
+        "{said}"
+    );
     assert!(lab.path("kept/tokenizer.json").exists() && !lab.path("kept/LICENSES").exists());
 }
 

@@ -615,7 +615,8 @@ fn plans_that_cannot_be_are_refused() {
     );
     let both = lab.refuses(&with(&["--fix", "tp=4,dp=4"]), 3, "no-layout");
     assert!(both.contains("none has all that --fix says together"), "{both}");
-    let long = lab.refuses(&plan(&["--gpus", "4", "--global-batch", "8"]), 3, "no-layout");
+    let long =
+        lab.refuses(&plan(&["--gpus", "4", "--global-batch", "8", "--seq", "512"]), 3, "no-layout");
     assert!(long.contains("seq") && !long.contains("--global-batch that"), "{long}");
     lab.refuses(&with(&["--fix", "tp"]), 2, "flag");
     lab.refuses(&with(&["--fix", "zp=2"]), 2, "flag");

@@ -282,7 +282,7 @@ fn what_is_no_whole_checkpoint_is_refused() {
     std::fs::remove_dir_all(older.join("plan")).expect("a removal");
     std::fs::rename(dir.join("sgd"), older.join("plan")).expect("a move");
     let reshard = ["reshard", "good/step-00000002", "--to", "hf", "-o", "hf"];
-    refused(&dir, &reshard, 5, &["plan", "another plan"]);
+    refused(&dir, &reshard, 5, &["plan", "not the plan that wrote it"]);
 }
 
 #[test]

@@ -88,10 +88,10 @@ const CASES: [Case; 9] = [
         "llama_mha",
         &["--mesh", "dp=2,tp=2", "--zero", "1", "--recompute", "selective"],
         &[
-            ("megatron", "a layout for every op"),
+            ("megatron", "recomputation by op"),
             ("torchtitan", SHARDED),
-            ("nanotron", "a layout for every op"),
-            ("deepspeed", "a layout for every op"),
+            ("nanotron", "recomputation by op"),
+            ("deepspeed", "recomputation by op"),
             ("hf-tp-plan", SHARDED),
         ],
     ),

@@ -43,7 +43,7 @@ pub fn talks() -> Talk {
     TALK.get().copied().unwrap_or_default()
 }
 
-/// Whether standard output is a terminal that shows colours, and nobody asks for none (https://no-color.org).
+/// Whether standard output is a terminal that shows colours, and nobody asks for none (<https://no-color.org>).
 pub fn colours() -> bool {
     let said = |name: &str| std::env::var_os(name).filter(|x| !x.is_empty());
     let dumb = said("TERM").is_some_and(|t| t == "dumb");

@@ -419,7 +419,7 @@ fn a_refutation_names_the_place() {
             .collect();
         let named: Vec<&str> = named.split("; #").collect();
         let is = |n: &&str| n.split_once(" is ").is_some_and(|n| numbers.contains(n.0));
-        assert!(named.iter().all(|n| is(n)), "{x:#?}");
+        assert!(named.iter().all(is), "{x:#?}");
         let rest = numbers.len() - named.len();
         assert_eq!(rest > 0, text.ends_with(&format!("; {rest} more are not shown")), "{x:#?}");
     }

@@ -4,7 +4,9 @@
 use super::launcher::Launched;
 use super::secret;
 use super::store::Store;
-use shardc_ir::diag::{Diag, Result, count};
+#[cfg(feature = "mpi")]
+use shardc_ir::diag::count;
+use shardc_ir::diag::{Diag, Result};
 use shardc_runtime::control::{Door, Secret};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::time::Duration;

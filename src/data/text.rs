@@ -3,8 +3,6 @@
 use super::short;
 #[cfg(feature = "tokenizers")]
 use super::tokenizer;
-#[cfg(not(feature = "tokenizers"))]
-use shardc_ir::diag::Exit;
 use shardc_ir::diag::{Diag, Result, count};
 use std::path::{Path, PathBuf};
 

@@ -160,8 +160,7 @@ fn free(
     if before.is_some_and(|(was, now)| was.id == now.id && was.restarts < now.restarts) {
         return Some(format!("process {pid} of host {host}, of this job before it was requeued"));
     }
-    // Silence of one that never said anything says nothing.
-    let silent = silent.filter(|s| owner.beats && *s >= SILENCE)?.as_secs() / 60;
+    let silent = silent.filter(|s| *s >= SILENCE)?.as_secs() / 60;
     Some(format!("process {pid} of host {host}, which has said nothing for {silent} minutes"))
 }
 
@@ -234,6 +233,7 @@ fn take(path: &Path, dir: &Path, plan: &Path) -> Result<Lock> {
         let (text, job) = (read(&mut file), Job::own(|name| std::env::var(name).ok()));
         if !text.is_empty() {
             let owner: Option<Owner> = serde_json::from_str(&text).ok();
+            // Silence of one that never said anything says nothing.
             let silent = silence(path).filter(|_| owner.as_ref().is_some_and(|o| o.beats));
             let why = owner.as_ref().and_then(|o| free(o, locked, job.as_ref(), silent));
             let (Some(o), Some(why)) = (owner, why) else {

@@ -235,14 +235,19 @@ mod tests {
         Folded::new(elem, shape, (0..shape.iter().product()).map(cell).collect())
     }
 
-    /// A mask by what it is of the mask of padding, as a model makes it.
+    /// What is the same for all rows, stored once as folding does it.
+    fn of_all_rows(cell: impl Fn(usize, usize) -> f64, elem: Elem) -> Folded {
+        cells(elem, &[1, 1, N, N], |_, q, k| cell(q, k)).expand(&[ROWS, 1, N, N]).unwrap()
+    }
+
+    /// A mask by what it is of the mask of padding, as a model makes it; without padding all rows are alike.
     fn made(sees: impl Fn(&Folded, usize, usize, usize) -> bool) -> (Cells, Folded) {
         let padding = trial(Elem::Bool, ROWS, N, false);
         let none = Folded::full(Elem::Bool, &[ROWS, N], 1.0);
-        let all = |p: &Folded| {
-            cells(Elem::Bool, &[ROWS, 1, N, N], |b, q, k| f64::from(u8::from(sees(p, b, q, k))))
-        };
-        (Cells { plain: all(&none), tried: Some(all(&padding)) }, padding)
+        let of = |p: &Folded, b: usize, q: usize, k: usize| f64::from(u8::from(sees(p, b, q, k)));
+        let plain = of_all_rows(|q, k| of(&none, 0, q, k), Elem::Bool);
+        let tried = cells(Elem::Bool, &[ROWS, 1, N, N], |b, q, k| of(&padding, b, q, k));
+        (Cells { plain, tried: Some(tried) }, padding)
     }
 
     #[test]
@@ -293,15 +298,17 @@ mod tests {
     #[test]
     fn slopes_that_count_tokens_are_refused() {
         let padding = trial(Elem::Float, ROWS, N, false);
-        let of = |p: Option<&Folded>, counts: bool| {
-            cells(Elem::Float, &[ROWS, 1, N, N], |b, q, k| {
-                let token = |k: usize| p.is_none_or(|p| p.at(&[b, k]) != 0.0);
+        let both = |counts: bool| {
+            let cell = |token: &dyn Fn(usize) -> bool, q: usize, k: usize| {
                 let place = if counts { (0..k).filter(|&k| token(k)).count() } else { k };
                 if k <= q && token(k) { 0.5 * place as f64 } else { f64::from(f32::MIN) }
-            })
+            };
+            let tried = cells(Elem::Float, &[ROWS, 1, N, N], |b, q, k| {
+                cell(&|k| padding.at(&[b, k]) != 0.0, q, k)
+            });
+            let plain = of_all_rows(|q, k| cell(&|_| true, q, k), Elem::Float);
+            Cells { plain, tried: Some(tried) }
         };
-        let both =
-            |counts| Cells { plain: of(None, counts), tried: Some(of(Some(&padding), counts)) };
         let rule = Rule { slopes: vec![0.5], padded: true, ..Rule::of(Mask::CAUSAL) };
         assert_eq!(both(false).rule(N, N, &padding), Ok(rule));
         let found = both(true).rule(N, N, &padding);

@@ -42,10 +42,9 @@ use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
 use shardc_passes::options::{Buffers, Options};
-use shardc_passes::pipeline::{self, Manager, Source, Watch};
-use shardc_passes::shard::auto::{Choices, Price};
+use shardc_passes::pipeline::{self, Manager, Propagated, Source, Watch};
+use shardc_passes::shard::auto::Price;
 use shardc_passes::shard::experts::{AxisPiece, ExpertRole, fold, ranks_of};
-use shardc_passes::shard::propagate::Cause;
 use shardc_passes::shard::zero::Accumulate;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -109,12 +108,7 @@ fn with_mesh(text: &Mesh, o: &Options) -> Result<Options> {
 pub struct Output {
     pub stored: Stored,
     pub report: Report,
-    /// The model with propagated shardings, and why each stands.
-    pub sharded: Module,
-    pub causes: Vec<Cause>,
-    /// What layouts cost that were chosen by price, and from what they were.
-    pub price: Option<Price>,
-    pub choices: Option<Choices>,
+    pub propagated: Propagated,
     pub warnings: Vec<Diag>,
     /// What was chosen where the options ask for a search.
     pub notes: Vec<String>,
@@ -225,6 +219,11 @@ pub(crate) fn variant(s: &Stored, o: &Options) -> Result<Plan> {
 /// The model that a plan was made of.
 pub(crate) fn model_of(s: &Stored) -> Result<Source> {
     from_text(&s.source).map(|i| i.source)
+}
+
+/// The shardings of a stored plan's model, and why each stands.
+pub(crate) fn propagated(s: &Stored) -> Result<Propagated> {
+    pipeline::propagated(model_of(s)?, &s.options)
 }
 
 /// Compiles a stored plan's source again with other options.
@@ -357,7 +356,7 @@ fn within_memory(source: &Source, o: &Options) -> Result<Options> {
     let mut last = Options { memory: None, ..o.clone() };
     for _ in 0..MOST_BUDGETS {
         let made = pipeline::compile(source.clone(), &last, &mut |_, _| {})?;
-        let (peak, price) = (made.plan.peak_bytes(), made.price);
+        let (peak, price) = (made.plan.peak_bytes(), made.propagated.price);
         let Some(price) = price.filter(|p| peak > limit && p.fits) else { break };
         // As much less as the plan needs more, and a little.
         let part = limit as f64 / peak as f64 * 0.98;
@@ -434,8 +433,7 @@ fn finish(
     stored.report = serde_json::to_value(&report).unwrap_or_default();
     warnings.extend(across_nodes(&stored));
     warnings.extend(roomy_buffers(&stored));
-    let notes = compiled.price.map(|p| chosen(&p, o, compared)).into_iter().collect();
-    let (sharded, causes) = (compiled.sharded, compiled.causes);
-    let (price, choices) = (compiled.price, compiled.choices);
-    Ok(Output { stored, report, sharded, causes, price, choices, warnings, notes })
+    let propagated = compiled.propagated;
+    let notes = propagated.price.map(|p| chosen(&p, o, compared)).into_iter().collect();
+    Ok(Output { stored, report, propagated, warnings, notes })
 }

@@ -62,6 +62,11 @@ pub struct Stored {
 }
 
 impl Stored {
+    /// The family, or of a model of none what people call it.
+    pub fn called(&self) -> &str {
+        self.name.as_deref().filter(|_| self.family == "ir").unwrap_or(&self.family)
+    }
+
     /// blake3 of all that ranks run by: equal plans have equal ones, whatever folder they are in.
     pub fn hash(&self) -> String {
         let p = &self.plan;

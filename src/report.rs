@@ -10,11 +10,12 @@ pub use chosen::{Chosen, Training};
 use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
 pub use shardc_ir::diag::bytes;
+use shardc_ir::diag::count;
 use shardc_ir::func::{Func, FuncKind, Node, Port, RoleKind, Value};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Op, Put};
-use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass};
+use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass, Settings};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The report of a compilation.
@@ -379,17 +380,53 @@ pub fn bubble_line(plan: &Plan) -> Option<String> {
     };
     (ranks > 1).then(|| {
         let mut line = format!(
-            "bubble {:.1} % of the time of {ranks} ranks of the pipeline (idle/total), {:.2} % of their work \
-             (idle/work; {formula}: {:.2} %), if stages take equally long",
+            "bubble {:.1} % of the time of {ranks} pipeline ranks (idle/total); {:.2} % of their work (idle/work); \
+             {formula}: {:.2} %; if all stages take equally long",
             100.0 * bubble,
             100.0 * bubble / (1.0 - bubble),
             100.0 * textbook_bubble(plan)
         );
         if has_layers && empty > 0 {
-            line += &format!("; stages without a layer: {empty} of {all}");
+            line += &format!("; but {empty} of {all} stages have no layer");
         }
         line
     })
+}
+
+/// What a step is of: `8 sequences of 2048 tokens in 4 microbatches`; of a model without tokens, rows.
+pub fn step_words(s: &Settings) -> String {
+    let each = match s.seq {
+        1 => count(s.global_batch, "row", "rows"),
+        n => {
+            let sequences = count(s.global_batch, "sequence", "sequences");
+            format!("{sequences} of {}", count(n, "token", "tokens"))
+        }
+    };
+    format!("{each} in {}", count(s.microbatches, "microbatch", "microbatches"))
+}
+
+/// Columns of a line that people read.
+const WIDTH: usize = 80;
+
+/// A text of parts that `;` separates, in lines of at most 80 columns behind a head, which the lines after the first
+/// leave blank.
+pub fn wrapped(head: &str, text: &str) -> String {
+    let mut out = String::from(head);
+    let mut width = out.chars().count();
+    for part in text.split_inclusive(';').map(str::trim) {
+        let own = part.chars().count();
+        if width > head.len() && width + 1 + own > WIDTH {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', head.len()));
+            width = head.len();
+        } else if width > head.len() {
+            out.push(' ');
+            width += 1;
+        }
+        out.push_str(part);
+        width += own;
+    }
+    out + "\n"
 }
 
 fn class_report(plan: &Plan, number: usize, c: &RankClass) -> ClassReport {

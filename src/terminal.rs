@@ -50,6 +50,20 @@ pub fn colours() -> bool {
     said("NO_COLOR").is_none() && !dumb && std::io::stdout().is_terminal()
 }
 
+/// The line of JSON that a command prints. It begins with the schema that it follows, of which
+/// `docs/schemas/NAME.json` has the fields: `shardc/NAME/1`.
+pub fn json_line(name: &str, of: Json) -> String {
+    let mut all = serde_json::Map::new();
+    all.insert("$schema".into(), format!("shardc/{name}/1").into());
+    match of {
+        Json::Object(fields) => all.extend(fields),
+        other => {
+            all.insert("value".into(), other);
+        }
+    }
+    format!("{}\n", Json::Object(all))
+}
+
 /// How long a phase of work says nothing of itself.
 const PATIENCE: Duration = Duration::from_secs(1);
 

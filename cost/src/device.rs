@@ -19,6 +19,16 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// As a plan and a file of a machine name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
+            Precision::Fp8 => "fp8",
+        }
+    }
+
     /// Bytes of an element.
     pub fn bytes(self) -> f64 {
         match self {
@@ -110,6 +120,9 @@ impl Default for Fit {
 #[serde(deny_unknown_fields)]
 pub struct Device {
     pub name: String,
+    /// What people also call it, if that names no other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<String>,
     /// Machines of one chip share the constants that a measurement on one of them gave.
     pub chip: String,
     /// Processors that a tile of a product occupies.
@@ -203,6 +216,11 @@ impl Device {
         self.overlaps && !["tpu", "zen"].iter().any(|c| self.chip.starts_with(c))
     }
 
+    /// Its name, and what people also call it.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name).chain(&self.also).map(String::as_str)
+    }
+
     /// The machine of a name, in letters of any case.
     ///
     /// # Errors
@@ -210,7 +228,8 @@ impl Device {
     pub fn named(name: &str) -> Result<Device> {
         let all = Device::known();
         let names: Vec<String> = all.iter().map(|d| d.name.clone()).collect();
-        all.into_iter().find(|d| d.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let is = |d: &Device| d.names().any(|n| n.eq_ignore_ascii_case(name));
+        all.into_iter().find(is).ok_or_else(|| {
             let short: String = name.chars().take(40).collect();
             let d = Diag::new("device", format!("unknown machine `{short}`"))
                 .rule("a machine has a name, or is a TOML file");
@@ -372,6 +391,8 @@ mod tests {
     fn every_number_of_every_machine_says_where_it_is_from() {
         let all = Device::known();
         assert_eq!(all.len(), FILES.len());
+        let names: Vec<&str> = all.iter().flat_map(Device::names).collect();
+        assert!((1..names.len()).all(|i| !names[..i].contains(&names[i])), "{names:?}");
         for d in &all {
             for of in ["peak", "sms", "hbm", "memory", "link", "nic"] {
                 assert!(d.source.contains_key(of), "{}: {of}", d.name);
@@ -414,8 +435,13 @@ mod tests {
     #[test]
     fn a_machine_that_is_meant_is_named() {
         let help = |name: &str| Device::named(name).expect_err("no machine").help[0].clone();
-        assert_eq!(help("H100"), "did you mean h100-96-500w or h100-sxm?");
         assert_eq!(help("h100-smx"), "did you mean h100-sxm?");
+        assert_eq!(
+            help("A100"),
+            "did you mean a100-40 or a100-80 or a100-80-ndm or a100-80-roce?",
+            "a GPU of two sizes is not guessed"
+        );
+        assert_eq!(Device::named("H100").expect("known").name, "h100-sxm");
         assert_eq!(Device::named("H100-SXM").expect("known").name, "h100-sxm");
         assert_eq!(help("mi300"), "did you mean mi300x?");
         assert!(help("abacus").starts_with("one of a100-40, "));

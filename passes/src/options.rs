@@ -50,7 +50,7 @@ impl Order {
     pub fn name(&self) -> &str {
         match self {
             Order::Named(name) => name,
-            Order::Csv(_) => "from a CSV file",
+            Order::Csv(_) => "custom (CSV)",
         }
     }
 }
@@ -98,6 +98,17 @@ pub enum CpMode {
     Ring,
     /// Attention splits heads instead of tokens (Jacobs et al., 2023, *DeepSpeed Ulysses*).
     Ulysses,
+}
+
+impl CpMode {
+    /// The word of the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            CpMode::AllGather => "all-gather",
+            CpMode::Ring => "ring",
+            CpMode::Ulysses => "ulysses",
+        }
+    }
 }
 
 /// Context parallelism: which tokens of a sequence a rank of `cp` has.

@@ -14,16 +14,21 @@ use shardc_ir::plan::{Mode, Plan};
 pub use shardc_ir::source::Source;
 use std::time::Instant;
 
-/// A plan, and what explains it.
+/// The model with propagated shardings, and why each stands.
 #[derive(Debug)]
-pub struct Compiled {
-    pub plan: Plan,
-    /// The model with propagated shardings, and why each stands.
+pub struct Propagated {
     pub sharded: Module,
     pub causes: Vec<Cause>,
     /// What layouts cost that were chosen by price, and from what they were.
     pub price: Option<Price>,
     pub choices: Option<Choices>,
+}
+
+/// A plan, and what explains it.
+#[derive(Debug)]
+pub struct Compiled {
+    pub plan: Plan,
+    pub propagated: Propagated,
     /// Milliseconds per pass, in order.
     pub phases: Vec<(&'static str, f64)>,
     pub warnings: Vec<Diag>,
@@ -112,7 +117,38 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 ///
 /// # Errors
 /// Also `phase` for a module of another phase than its pass takes, and those of verifying it.
-pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Result<Compiled> {
+pub fn compile_with(source: Source, o: &Options, manager: Manager) -> Result<Compiled> {
+    let (mut state, phases) = through(source, o, manager, PASSES[PASSES.len() - 1].name)?;
+    let plan = state.plan.take().expect("the last passes make it");
+    if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
+        return Err(too_large(&plan, limit));
+    }
+    let warnings = std::mem::take(&mut state.warnings);
+    Ok(Compiled { plan, propagated: of_state(state), phases, warnings })
+}
+
+/// The shardings of a model, without the plan that they lead to: passes run until each rank has its own program.
+///
+/// # Errors
+/// Those of these passes.
+pub fn propagated(source: Source, o: &Options) -> Result<Propagated> {
+    let mut nobody = |_: &str, _: &Module| {};
+    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
+    through(source, o, manager, "partition").map(|(state, _)| of_state(state))
+}
+
+fn of_state(s: State) -> Propagated {
+    let State { sharded, causes, price, choices, source, .. } = s;
+    Propagated { sharded: sharded.unwrap_or(source.module), causes, price, choices }
+}
+
+/// What the passes up to this one make, and the milliseconds of each.
+fn through<'o>(
+    mut source: Source,
+    o: &'o Options,
+    mut manager: Manager,
+    last: &str,
+) -> Result<(State<'o>, Vec<(&'static str, f64)>)> {
     check_source(&source.module.mesh, &source.module.funcs[0], o)?;
     check_documents(o, source.vocab)?;
     if o.mode == Mode::Infer {
@@ -137,14 +173,11 @@ pub fn compile_with(mut source: Source, o: &Options, mut manager: Manager) -> Re
             state.verified(pass.name);
         }
         (manager.watch)(pass.name, state.module());
+        if pass.name == last {
+            break;
+        }
     }
-    let State { plan, sharded, causes, price, choices, warnings, source, .. } = state;
-    let plan = plan.expect("the last passes make it");
-    if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
-        return Err(too_large(&plan, limit));
-    }
-    let sharded = sharded.unwrap_or(source.module);
-    Ok(Compiled { plan, sharded, causes, price, choices, phases, warnings })
+    Ok((state, phases))
 }
 
 /// Runs a pass, if the module is of the phase that it takes; whether it may have changed it.

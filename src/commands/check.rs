@@ -7,7 +7,7 @@ use crate::report::bubble_line;
 use crate::rules::{self, Violation};
 use crate::search::advice::{advise, gained};
 use crate::search::ways;
-use crate::terminal::note;
+use crate::terminal::{json_line, note};
 use serde_json::json;
 use shardc_ir::diag::{Result, count};
 use std::path::Path;
@@ -30,14 +30,14 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
                 super::warn(&done.warnings);
                 super::warn(&flags.without_effect(
                     &asked,
-                    &done.sharded.funcs[0],
+                    &done.propagated.sharded.funcs[0],
                     done.stored.facts.as_ref(),
                 ));
                 bubble = Some(done.report.bubble);
                 bubble_words = bubble_line(&done.stored.plan);
                 done.notes.iter().chain(&flags.unasked(&asked)).for_each(note);
                 gained(&done, &model, &asked).iter().for_each(note);
-                price = done.price;
+                price = done.propagated.price;
                 family = done.stored.family;
             }
             Err(d) if as_json => {
@@ -71,7 +71,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
         if !ok {
             out["meshes"] = json!(meshes);
         }
-        show(format!("{out}\n"));
+        show(json_line("check", out));
     } else {
         for v in &found {
             show(format!("{}\n", v.diag()));

@@ -6,9 +6,9 @@ use crate::device;
 use crate::flags::Flags;
 use crate::plan_dir::Stored;
 use crate::proof::{Outcome, Prove};
-use crate::report::{Chosen, Report, bubble_line, bytes, padding_lines};
+use crate::report::{Chosen, Report, bubble_line, bytes, padding_lines, step_words, wrapped};
 use crate::search::advice::advise;
-use crate::terminal::{detail, doing, note};
+use crate::terminal::{detail, doing, json_line, note};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
@@ -52,7 +52,7 @@ pub fn compile(
         done.report.kernel_ms = Some(took.as_secs_f64() * 1e3);
     }
     warn(&done.warnings);
-    warn(&flags.without_effect(&o, &done.sharded.funcs[0], done.stored.facts.as_ref()));
+    warn(&flags.without_effect(&o, &done.propagated.sharded.funcs[0], done.stored.facts.as_ref()));
     done.notes.iter().chain(&flags.unasked(&o)).for_each(note);
     if json {
         let mut report = serde_json::to_value(&done.report).expect("a report is plain data");
@@ -60,7 +60,7 @@ pub fn compile(
         if let Some(text) = dump {
             report["program"] = text.into();
         }
-        show(format!("{report}\n"));
+        show(json_line("compile", report));
     } else if let Some(text) = dump {
         show(text);
     } else {
@@ -100,7 +100,7 @@ pub fn mesh_line(plan: &Plan) -> String {
 }
 
 fn human(stored: &Stored, r: &Report) -> String {
-    let (plan, family) = (&stored.plan, &stored.family);
+    let (plan, family) = (&stored.plan, stored.called());
     let largest = r.per_class.iter().max_by_key(|c| (c.peak_bytes, std::cmp::Reverse(c.class)));
     let Some(c) = largest else { return String::new() };
     let mut t = Table::new();
@@ -123,7 +123,6 @@ fn human(stored: &Stored, r: &Report) -> String {
             c.set_cell_alignment(CellAlignment::Right);
         }
     }
-    let s = &plan.settings;
     let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let mut total: BTreeMap<(usize, &str, &str), (usize, f64)> = BTreeMap::new();
     let phases = ["forward", "backward", "step"];
@@ -144,7 +143,8 @@ fn human(stored: &Stored, r: &Report) -> String {
             kind.into(),
             axis.into(),
             count(calls, "call", "calls"),
-            bytes(sent as usize),
+            // Whoever sends counts them.
+            if kind == "recv" { "-".into() } else { bytes(sent as usize) },
         ]);
     }
     let of = match r.per_class.len() {
@@ -153,13 +153,11 @@ fn human(stored: &Stored, r: &Report) -> String {
             format!(" of class {}, which needs most of {n} (inspect --summary shows all)", c.class)
         }
     };
-    let bubble = bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
+    let bubble = bubble_line(plan).map_or(String::new(), |l| wrapped("       ", &l));
     let text = format!(
-        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {} of {} in {}\n{bubble}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
+        "model  {family}, {parameters} parameters\nmesh   {}\nstep   {}\n{bubble}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
-        count(s.global_batch, "sequence", "sequences"),
-        count(s.seq, "token", "tokens"),
-        count(s.microbatches, "microbatch", "microbatches"),
+        step_words(&plan.settings),
         Chosen::of(&stored.options).line(),
         padding_lines(plan),
         if of.is_empty() { "" } else { " of this class" },

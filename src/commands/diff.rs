@@ -7,7 +7,7 @@ use crate::compare::{Amount, Cause, Change, Comparison, How, Line, MODEL, Row, W
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::bytes;
-use crate::terminal::doing;
+use crate::terminal::{doing, json_line};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
@@ -41,7 +41,7 @@ pub fn diff(what: &Diff, json: bool) -> Result<i32> {
     doing("comparing the plans");
     let found = compare(&before, &after, device.as_ref())?;
     if json {
-        show(format!("{}\n", json!(found)));
+        show(json_line("diff", json!(found)));
     } else {
         show(human(&found));
     }

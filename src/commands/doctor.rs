@@ -1,7 +1,7 @@
 //! `shardc doctor`: what this machine has of what commands can use, and how to get the rest.
 
 use crate::hub;
-use crate::terminal::show;
+use crate::terminal::{json_line, show};
 use rustix::fs::{Access, access};
 use serde_json::json;
 use shardc_codegen::{cache, nvrtc};
@@ -133,7 +133,7 @@ pub fn doctor(as_json: bool) -> Result<i32> {
             json!({ "name": f.name, "serves": f.serves, "found": found, "missing": missing })
         };
         let list: Vec<_> = all.iter().map(one).collect();
-        show(format!("{}\n", json!({ "version": super::BUILD, "found": list })));
+        show(json_line("doctor", json!({ "version": super::BUILD, "found": list })));
         return Ok(0);
     }
     let mut out = format!("shardc {}\n", super::BUILD);

@@ -2,9 +2,11 @@
 //! what a rule means.
 
 mod collective;
+mod facts;
 mod memory;
 mod pages;
 mod price;
+mod schedule;
 mod tensor;
 mod trace;
 mod transfers;
@@ -18,6 +20,7 @@ pub use price::time;
 pub use trace::Why;
 
 use crate::plan_dir::Stored;
+use crate::terminal::json_line;
 use serde_json::{Map, Value as Json};
 use shardc_ir::diag::{Diag, Result};
 
@@ -27,11 +30,13 @@ pub struct Answer {
     /// One line that says what is explained.
     pub subject: String,
     pub parts: Vec<(&'static str, Vec<String>)>,
+    /// The same as data.
+    pub facts: Map<String, Json>,
 }
 
 impl Answer {
     fn new(subject: impl Into<String>) -> Answer {
-        Answer { subject: subject.into(), parts: vec![] }
+        Answer { subject: subject.into(), parts: vec![], facts: Map::new() }
     }
 
     /// Adds a part; one without lines is left out.
@@ -57,12 +62,17 @@ impl Answer {
     fn json(&self) -> String {
         let mut o = Map::new();
         o.insert("subject".into(), self.subject.clone().into());
+        o.insert("facts".into(), self.facts.clone().into());
         for (name, lines) in &self.parts {
             o.insert((*name).into(), lines.clone().into());
         }
-        format!("{}\n", Json::Object(o))
+        json_line("explain", Json::Object(o))
     }
 }
+
+/// What can be explained.
+const WHAT: &str = "collective:N, tensor:NAME, %value, schedule, memory, transfers or price of a plan; or rule:CODE, \
+                    which needs none";
 
 /// The page of a rule, which needs no plan.
 ///
@@ -71,15 +81,15 @@ impl Answer {
 pub fn explain_rule(what: &str, json: bool) -> Result<String> {
     match what.trim().strip_prefix("rule:") {
         Some(code) => rule(code, json),
-        None => Err(Diag::new("flag", "nothing says what of the plan is to be explained")
+        None => Err(Diag::new("flag", "say what is to be explained")
             .at(what.to_string())
-            .rule("rule:CODE alone needs no plan")
-            .help(format!("for example: shardc explain {what} price"))),
+            .rule(WHAT)
+            .help(format!("for example: shardc explain {what} collective:1"))),
     }
 }
 
 /// Explains `%value` (the `%` may be left out, `@func %value` chooses a function),
-/// `collective:N`, `tensor:NAME` (or the name alone), `rule:CODE`, `transfers`, `memory`, or `price`.
+/// `collective:N`, `tensor:NAME` (or the name alone), `rule:CODE`, `schedule`, `transfers`, `memory`, or `price`.
 ///
 /// # Errors
 /// `unknown-value`, `unknown-collective`, `unknown-tensor` or `unknown-rule`, with what there is.
@@ -93,6 +103,8 @@ pub fn explain(s: &Stored, what: &str, json: bool) -> Result<String> {
         Ok(price::explain(&why))
     } else if what == "memory" {
         Ok(memory::explain(s))
+    } else if what == "schedule" {
+        Ok(schedule::explain(s))
     } else if what == "transfers" {
         transfers::explain(&why)
     } else if let Some(n) = what.strip_prefix("collective:") {
@@ -118,7 +130,7 @@ fn rule(code: &str, json: bool) -> Result<String> {
     };
     if json {
         let out = serde_json::json!({ "subject": format!("rule:{code}"), "page": page });
-        return Ok(format!("{out}\n"));
+        return Ok(json_line("explain", out));
     }
     Ok((*page).into())
 }

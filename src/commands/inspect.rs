@@ -17,6 +17,7 @@ pub use summary::{layers as layers_of, order, trimmed};
 pub use timeline::{measured, read as read_trace, unit};
 
 use crate::plan_dir::Stored;
+use crate::terminal::json_line;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
@@ -151,7 +152,7 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
     if json {
         let phase = what.phase.as_deref().unwrap_or("ranked");
         let out = json!({ "phase": phase, "rank": rank, "text": program });
-        return Ok(format!("{out}\n"));
+        return Ok(json_line("inspect", out));
     }
     Ok(rank.map_or(String::new(), |r| r.header()) + &program)
 }

@@ -2,6 +2,7 @@
 
 use crate::cluster::Transport;
 use crate::plan_dir;
+use crate::terminal::json_line;
 use clap::ValueEnum as _;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
@@ -175,7 +176,7 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
                 "for": word.get_name(), "ranks": ranks, "nodes": nodes, "ranks_per_node": per_node,
                 "script": script,
             });
-            format!("{out}\n")
+            json_line("launch-script", out)
         }
     })
 }

@@ -136,8 +136,8 @@ pub enum Command {
     Explain {
         /// A plan: a folder that shardc compile wrote
         plan: PathBuf,
-        /// %value, collective:N, tensor:NAME, rule:CODE (which needs no plan), transfers (sends and receives between
-        /// stages), memory, or price
+        /// %value, collective:N, tensor:NAME, rule:CODE (which needs no plan), schedule (bubbles), transfers (sends and
+        /// receives between stages), memory, or price
         what: Option<String>,
     },
     /// Run a plan, with ranks as threads or as processes started by a launcher

@@ -2,6 +2,7 @@
 
 use super::show;
 use crate::flags::Flags;
+use crate::terminal::json_line;
 use clap::Args;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
@@ -248,7 +249,7 @@ pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>, json: boo
         Some(path) => write(path, &text)?,
         None if json => {
             let phase = done.phase.name();
-            show(format!("{}\n", json!({ "pass": name, "phase": phase, "text": text })));
+            show(json_line("opt", json!({ "pass": name, "phase": phase, "text": text })));
         }
         None => show(text),
     }

@@ -13,7 +13,7 @@ use crate::planner::what_if::Ifs;
 use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
-use crate::terminal::note;
+use crate::terminal::{json_line, note};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
@@ -189,13 +189,13 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
                     plan["largest"] = largest_json(*of, m);
                 }
             }
-            show(format!("{out}\n"));
+            show(json_line("plan", out));
         }
         Format::Human => {
             show(table(&asked, &found));
             show(most.map_or(String::new(), |(of, all)| largest_text(of, &asked, &all)));
             if let Some(line) = what.explain {
-                show(lines::explain(&asked, &found.fits[line - 1], what));
+                show(lines::explain(&asked, &found.input, &found.fits[line - 1], what)?);
             }
             note(trust(&asked.device));
         }

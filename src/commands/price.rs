@@ -1,26 +1,29 @@
 //! `shardc price`: seconds of a step, of a compiled plan or of the runs in a table.
 
 mod against;
+mod launches;
+mod why;
 
 use super::show;
 use crate::machine::{device, precision, sizes};
 use crate::plan_dir::{self, Stored};
 use crate::report::{Chosen, beside_words};
-use crate::terminal::note;
+use crate::terminal::{json_line, note};
 use against::Against;
 use clap::Args;
+use launches::each;
+pub use launches::words;
 use serde_json::{Value, json};
 use shardc_cost::beside;
 use shardc_cost::device::{Device, Provenance};
 use shardc_cost::parts::Parts;
-use shardc_cost::plan::launch::Work;
 use shardc_cost::plan::{self, PlanPrice};
 use shardc_cost::table;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, FileFormat, io_error};
-use shardc_ir::plan::calls;
 use shardc_passes::options::Transport;
 use std::path::PathBuf;
+pub use why::{constants, tables};
 
 /// What is priced.
 #[derive(Args, Debug)]
@@ -33,11 +36,14 @@ pub struct Price {
     /// List every launch and exchange of the plan, with its sizes
     #[arg(long)]
     pub launches: bool,
+    /// Show the time by part of the step with its formula, by scope of the model, and the constants
+    #[arg(long)]
+    pub explain: bool,
     /// Compare with a run of the plan, from a file of `run --trace`
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Estimate the runs of a table instead of a plan (columns as in cost/tests/data)
-    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "device", "launches", "trace"])]
+    #[arg(long, value_name = "FILE.csv", conflicts_with_all = ["plan", "device", "launches", "explain", "trace"])]
     pub rows: Option<PathBuf>,
     /// File to write the runs' `id,step_s` to [default: standard output]
     #[arg(short, long, requires = "rows")]
@@ -86,13 +92,16 @@ pub fn price(what: &Price, json: bool) -> Result<i32> {
         if let Some(a) = &against {
             out["trace"] = a.json();
         }
-        show(format!("{out}\n"));
+        show(json_line("price", out));
         return Ok(0);
     }
     show(human(&stored, &device, &priced));
+    if what.explain {
+        show(tables(&stored.plan, &priced) + &constants(&device));
+    }
     match against {
         Some(a) => show(a.human(what.launches)),
-        None if what.launches => show(launches(&stored, &priced)),
+        None if what.launches => show(launches::text(&each(&stored, &priced))),
         None => {}
     }
     note(trust(&device));
@@ -149,7 +158,19 @@ fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {
     let with = Chosen::of(&stored.options).line();
     let head =
         format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n{with}\n", time(p.total), d.name);
-    head + &lines(&p.parts) + "\n" + &assumed(stored, d)
+    head + &lines(&p.parts) + "\n" + &computed(p) + &assumed(stored, d)
+}
+
+/// FLOPs of a step by class.
+fn computed(p: &PlanPrice) -> String {
+    let text = |n: &f64| format!("{:.2}", n / 1e12);
+    let all: Vec<String> = p.flops.iter().map(text).collect();
+    let of = match all.len() {
+        0 | 1 => String::new(),
+        _ => format!(" (ranks of pp 0 to {}: {})", all.len() - 1, all.join(", ")),
+    };
+    let most = p.flops.iter().fold(0.0, |a: f64, &b| a.max(b));
+    format!("computed by a rank in products and attention: {} TFLOP per step{of}\n", text(&most))
 }
 
 /// What the plan was compiled for, and what lies beside it.
@@ -185,61 +206,13 @@ fn to_json(stored: &Stored, d: &Device, p: &PlanPrice, all: bool) -> Value {
         "step_s": p.total,
         "parts": parts,
         "class": p.class,
+        "flops": p.flops,
         "tokens_per_s": (s.global_batch * s.seq) as f64 / p.total,
         "mfu": utilisation(stored, d, p.total),
         "extrapolated": true,
     });
     if all {
-        let one = |(func, calls, i): (&str, usize, &plan::Item)| {
-            json!({ "function": func, "node": i.node, "calls": calls, "what": words(&i.work),
-                    "seconds": i.seconds, "seen_s": i.seen })
-        };
-        out["launches"] = each(stored, p).into_iter().map(one).collect();
+        out["launches"] = each(stored, p).iter().map(launches::json).collect();
     }
     out
-}
-
-/// All launches and exchanges: their function, how often a step calls it, and they.
-fn each<'a>(stored: &'a Stored, p: &'a PlanPrice) -> Vec<(&'a str, usize, &'a plan::Item)> {
-    let mut out = vec![];
-    for (i, (f, own)) in stored.plan.module.funcs.iter().zip(&p.funcs).enumerate() {
-        let all = stored.plan.classes.iter().flat_map(|c| calls(&c.step));
-        let count = all.filter(|c| c.func == i).count();
-        out.extend(own.items.iter().map(|item| (&*f.name, count, item)));
-    }
-    out
-}
-
-fn launches(stored: &Stored, p: &PlanPrice) -> String {
-    let mut out = "\nfunction             calls      each       seen  what\n".to_string();
-    for (func, count, i) in each(stored, p).into_iter().filter(|x| x.2.work != Work::View) {
-        let (each, seen) = (time(i.seconds), time(i.seen));
-        out += &format!("{func:<20} {count:>5} {each:>9} {seen:>10}  {}\n", words(&i.work));
-    }
-    out
-}
-
-/// A launch in words.
-pub fn words(w: &Work) -> String {
-    match w {
-        Work::View => "view".into(),
-        Work::Product { gemm: g, precision, .. } | Work::Grouped { gemm: g, precision } => {
-            let times = if g.batch > 1.0 { format!("{} x ", g.batch) } else { String::new() };
-            let p = format!("{precision:?}").to_lowercase();
-            format!("product {times}m={} n={} k={:.0} {p}", g.m, g.n, g.k)
-        }
-        Work::Attention { sizes: a, backward, .. } => {
-            let way = if *backward { "backward" } else { "forward" };
-            format!(
-                "attention {way} rows={} heads={} q={} k={} width={}",
-                a.rows, a.heads, a.queries, a.keys, a.width
-            )
-        }
-        Work::Rows { bytes } => format!("rows of {bytes} B"),
-        Work::Exchange { op, group, bytes, .. } => {
-            let (n, domains) = (group.size, group.domains());
-            let places = if domains == 1.0 { "domain" } else { "domains" };
-            format!("{op} over {n} ranks in {domains} {places}, {bytes} B")
-        }
-    }
 }

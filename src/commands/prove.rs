@@ -1,7 +1,7 @@
 //! `shardc prove`: shows that a plan computes what its model means, for all numbers.
 
 use super::{By, show};
-use crate::terminal::note;
+use crate::terminal::{json_line, note};
 use crate::{plan_dir, proof};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::Result;
@@ -42,7 +42,7 @@ pub fn prove(dir: &Path, by: By, by_text: bool, as_json: bool) -> Result<i32> {
     };
     if as_json {
         let proofs: Vec<Json> = all.iter().map(|(by, r)| in_json(by, r)).collect();
-        show(format!("{}\n", json!({ "verdict": word(verdict), "proofs": proofs })));
+        show(json_line("prove", json!({ "verdict": word(verdict), "proofs": proofs })));
     } else {
         let parts: Vec<String> = all.iter().map(|(by, r)| for_people(by, r)).collect();
         show(format!("{}\n{}", word(verdict), parts.concat()));

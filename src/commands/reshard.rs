@@ -6,7 +6,7 @@ use crate::flags::Flags;
 use crate::lock;
 use crate::plan_dir::Stored;
 use crate::retarget;
-use crate::terminal::{note, show};
+use crate::terminal::{json_line, note, show};
 use serde_json::json;
 use shardc_frontends::check_target;
 use shardc_ir::diag::{Diag, Result};
@@ -53,9 +53,10 @@ pub fn reshard(how: &Reshard, as_json: bool) -> Result<i32> {
         mesh => to_mesh(&saved, &stored, mesh, how)?,
     };
     match as_json {
-        true => {
-            show(format!("{}\n", json!({ "written": written, "step": saved.step, "to": how.to })))
-        }
+        true => show(json_line(
+            "reshard",
+            json!({ "written": written, "step": saved.step, "to": how.to }),
+        )),
         false => note(format!("wrote {}, of step {}", written.display(), saved.step)),
     }
     Ok(0)

@@ -4,6 +4,7 @@
 use super::show;
 use crate::numbers::{self, TOLERANCE};
 use crate::plan_dir::{self, Stored};
+use crate::terminal::json_line;
 use crate::{Output, recompile};
 use serde::Serialize;
 use serde_json::json;
@@ -48,7 +49,7 @@ pub fn verify(dir: &Path, how: Verify, as_json: bool) -> Result<i32> {
     let checks = checks(dir, how)?;
     let ok = checks.iter().all(|c| c.ok);
     if as_json {
-        show(format!("{}\n", json!({ "ok": ok, "checks": checks })));
+        show(json_line("verify", json!({ "ok": ok, "checks": checks })));
         return Ok(i32::from(!ok));
     }
     for c in &checks {

@@ -120,6 +120,7 @@ fn blank(ranks: usize, threads: usize) -> Device {
     .collect();
     Device {
         name: format!("measured-{ranks}"),
+        also: vec![],
         chip: std::env::consts::ARCH.into(),
         sms: threads as u32,
         hbm: 10e9,

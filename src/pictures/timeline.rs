@@ -40,10 +40,12 @@ pub fn text(t: &Timeline, chunks: usize, colour: bool, only: Option<usize>) -> S
     if !live.is_empty() {
         let words: Vec<String> = live.iter().map(usize::to_string).collect();
         let what = match chunks {
-            1 => "microbatches alive at the peak, by pipeline rank:",
-            _ => "microbatches alive at the peak, by pipeline rank, each chunk for itself:",
+            1 => "microbatches alive at the peak, by pipeline rank:".to_string(),
+            n => format!(
+                "microbatches alive at the peak, by pipeline rank, counted for each of its {n} stages:"
+            ),
         };
-        out.push_str(&wrap(what, &words, ""));
+        out.push_str(&wrap(&what, &words, ""));
     }
     out
 }

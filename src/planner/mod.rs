@@ -21,7 +21,7 @@ use shardc_cost::device::Device;
 use shardc_cost::layer::Question;
 use shardc_cost::layout::Recompute;
 use shardc_cost::parts::Parts;
-use shardc_cost::plan as of_plan;
+use shardc_cost::plan::{self as of_plan, PlanPrice};
 use shardc_cost::step::Closed;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result, count};
@@ -76,6 +76,26 @@ impl Asked {
     /// Bytes that are left for a plan where so many lie beside it.
     pub fn room(&self, beside: usize) -> usize {
         self.memory.saturating_sub(if self.of_device { beside } else { 0 })
+    }
+
+    /// A layout's plan, compiled as a trial.
+    fn trial(&self, input: &Input, options: &Options) -> Result<Plan> {
+        let base = Options { memory: None, ..self.options.clone() };
+        let plan = trial(input, &base, options)?;
+        match self.target {
+            None => Ok(plan),
+            Some(to) => target::taken(to, input, plan, options),
+        }
+    }
+
+    /// The plan of a layout that was found, and its price.
+    ///
+    /// # Errors
+    /// Those of compiling it.
+    pub fn priced(&self, c: &Compiled, input: &Input) -> Result<(Plan, PlanPrice)> {
+        let plan = self.trial(input, &c.options)?;
+        let price = of_plan::price(&plan, &self.device, &c.options.speeds)?;
+        Ok((plan, price))
     }
 }
 
@@ -358,11 +378,7 @@ impl Search<'_> {
         let device = &self.asked.device;
         let mut options = g.candidate.options(&base);
         options.hardware = device.hardware(&options.mesh, precision(&options))?;
-        let plan = trial(self.input, &base, &options)?;
-        let plan = match self.asked.target {
-            None => plan,
-            Some(to) => target::taken(to, self.input, plan, &options)?,
-        };
+        let plan = self.asked.trial(self.input, &options)?;
         let price = of_plan::price(&plan, device, &options.speeds)?;
         let beside = if device.is_gpu() { beside::bytes(&plan) } else { 0 };
         let plain = (price.total, plan.peak_bytes());

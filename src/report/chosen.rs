@@ -1,7 +1,7 @@
 //! What a plan was compiled with, in a line, as every report says it.
 
 use serde::Serialize;
-use shardc_ir::plan::Mode;
+use shardc_ir::plan::{Mode, TokenOrder};
 use shardc_passes::options::{Optimizer, Options};
 use std::fmt;
 
@@ -13,6 +13,12 @@ pub struct Chosen {
     /// Of what trains: the element type of gradients, the optimizer, the ZeRO stage, and what is recomputed.
     pub training: Option<Training>,
     pub sequence_parallel: bool,
+    /// Of tensor parallelism: `1d`, `2d`, `2.5d` or `3d`.
+    pub tensor_parallel: Option<String>,
+    /// Of context parallelism: `ring, zigzag`.
+    pub context_parallel: Option<String>,
+    /// Ranks of a group over which experts, and their widths, are split.
+    pub experts: Option<Experts>,
     /// Of pipelines.
     pub schedule: Option<String>,
     pub transport: &'static str,
@@ -26,8 +32,11 @@ pub struct Training {
     pub recompute: String,
 }
 
-/// Columns of a line.
-const WIDTH: usize = 80;
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Experts {
+    pub ep: usize,
+    pub etp: usize,
+}
 
 impl Chosen {
     pub fn of(o: &Options) -> Chosen {
@@ -45,6 +54,9 @@ impl Chosen {
             dtype: o.dtype.name(),
             training: (o.mode == Mode::Train).then(training),
             sequence_parallel: o.sp,
+            tensor_parallel: (o.axis("tp") > 1).then(|| o.tp_mode.to_string()),
+            context_parallel: (o.axis("cp") > 1).then(|| context(o)),
+            experts: (o.ep > 1 || o.etp.is_some()).then(|| Experts { ep: o.ep, etp: o.etp() }),
             schedule: (o.axis("pp") > 1).then(|| o.schedule.name().to_string()),
             transport: o.transport.name(),
         }
@@ -52,21 +64,17 @@ impl Chosen {
 
     /// As a line of a report, with a word before it, or as many as it takes.
     pub fn line(&self) -> String {
-        let said = self.to_string();
-        let mut out = String::from("with  ");
-        let mut width = out.len();
-        for part in said.split_inclusive(';') {
-            let part = part.trim();
-            if width + 1 + part.len() > WIDTH {
-                out.push_str("\n      ");
-                width = 6;
-            }
-            out.push(' ');
-            out.push_str(part);
-            width += 1 + part.len();
-        }
-        out + "\n"
+        super::wrapped("with   ", &self.to_string())
     }
+}
+
+/// How attention goes over cp, and how tokens are dealt.
+fn context(o: &Options) -> String {
+    let tokens = match o.tokens() {
+        TokenOrder::Zigzag { .. } => "zigzag",
+        TokenOrder::Contiguous => "contiguous",
+    };
+    format!("{}, {tokens}", o.cp_mode.name())
 }
 
 /// `bf16, gradients f32; AdamW; ZeRO-1; sequence parallel; recompute elementwise; 1f1b; nccl`.
@@ -85,6 +93,16 @@ impl fmt::Display for Chosen {
         if self.sequence_parallel {
             f.write_str("; sequence parallel")?;
         }
+        // Plain tensor parallelism goes without saying.
+        if let Some(mode) = self.tensor_parallel.as_ref().filter(|m| *m != "1d") {
+            write!(f, "; tensor parallel {mode}")?;
+        }
+        if let Some(mode) = &self.context_parallel {
+            write!(f, "; context parallel {mode}")?;
+        }
+        if let Some(Experts { ep, etp }) = self.experts {
+            write!(f, "; experts ep={ep}, etp={etp}")?;
+        }
         if let Some(t) = &self.training {
             write!(f, "; recompute {}", t.recompute)?;
         }
@@ -97,7 +115,9 @@ impl fmt::Display for Chosen {
 
 #[cfg(test)]
 mod tests {
+    use super::super::WIDTH;
     use super::*;
+    use shardc_passes::options::{CpMode, TpMode};
 
     #[test]
     fn a_line_says_what_was_chosen() {
@@ -112,6 +132,11 @@ mod tests {
         assert!(said.contains("SGD; ZeRO-1; sequence parallel; recompute"), "{said}");
         assert!(said.contains("; schedule 1f1b"), "{said}");
         assert!(Chosen::of(&o).line().lines().all(|l| l.len() <= WIDTH));
+        o.mesh = vec![("cp".into(), 2), ("tp".into(), 4)];
+        (o.tp_mode, o.cp_mode, o.ep, o.etp) = (TpMode::TwoD, CpMode::Ring, 2, Some(1));
+        let said = Chosen::of(&o).to_string();
+        let all = "; tensor parallel 2d; context parallel ring, zigzag; experts ep=2, etp=1; ";
+        assert!(said.contains(all), "{said}");
         o.mode = Mode::Infer;
         let said = Chosen::of(&o).to_string();
         assert!(!said.contains("SGD") && !said.contains("recompute"), "{said}");

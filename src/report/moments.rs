@@ -56,7 +56,7 @@ fn words(plan: &Plan, c: &RankClass, at: Moment) -> String {
                 false => String::new(),
             };
             let node = match at.node.checked_sub(1).map(|i| f.nodes.get(i)) {
-                None => ", at its begin".to_string(),
+                None => ", at its beginning".to_string(),
                 Some(None) => ", at its end".into(),
                 Some(Some(n)) => {
                     let all = node_text(&plan.module.mesh, f, n).text;

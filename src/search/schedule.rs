@@ -80,8 +80,13 @@ struct Known {
 pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     let prices = &Prices::of(o)?;
     let cuts = cuts(input, o, prices)?;
-    let with =
-        |c: &Candidate| Options { schedule: Order::Csv(write_csv(&c.schedule)), ..o.clone() };
+    let with = |c: &Candidate| match c.name {
+        Some(n) => {
+            let schedule = Order::Named(n.name().into());
+            Options { schedule, chunks: Some(c.chunks), ..o.clone() }
+        }
+        None => Options { schedule: Order::Csv(write_csv(&c.schedule)), ..o.clone() },
+    };
     let compile = |c: &Candidate| -> Result<Known> {
         let plan = trial(input, o, &with(c))?;
         let Price { step, .. } = prices.price(&plan, &o.speeds)?;
@@ -148,9 +153,10 @@ pub(super) fn resolve(input: &Input, o: &Options) -> Result<(Options, String)> {
     let base = base.map(|i| known.get(&i).map_or_else(|| compile(&tried[i]), |k| Ok(*k)));
     let base = base.transpose()?.map(|k| k.step);
     let mut text = format!("schedule: {}{}", best.name(), compared(prices, seconds, base));
-    if o.memory.is_some() {
-        text += &format!("; a rank needs {} of {}", bytes(needs), bytes(limit));
-    }
+    text += &match o.memory {
+        Some(limit) => format!("; a rank needs {} of {}", bytes(needs), bytes(limit)),
+        None => format!("; a rank needs {}", bytes(needs)),
+    };
     text += &format!("; {count} schedules tried, {compiled} compiled");
     Ok((with(best), text))
 }

@@ -78,8 +78,9 @@ fn three_axes_cost_no_more_than_two() {
             let o = auto(mesh, split(1e8), 8);
             let compiled = compile(&Fixture::open(name).model(&o), &o);
             // Each op, and what moves between two, is rounded to a picosecond.
-            roundings = compiled.sharded.funcs.iter().map(|f| f.nodes.len() as u64).sum();
-            compiled.price.expect("a price")
+            roundings =
+                compiled.propagated.sharded.funcs.iter().map(|f| f.nodes.len() as u64).sum();
+            compiled.propagated.price.expect("a price")
         };
         let three = price(&[("a", 2), ("b", 2), ("c", 2)]);
         let two = [price(&[("a", 4), ("b", 2)]), price(&[("a", 2), ("b", 4)])];
@@ -212,7 +213,7 @@ fn toy(name: &str, asked: Option<(&str, &str)>) -> shardc::Output {
 /// this layout is asked for.
 #[test]
 fn the_next_best_costs_what_is_said() {
-    let done = toy("next-best", None);
+    let done = toy("next-best", None).propagated;
     let (price, choices) = (done.price.expect("a price"), done.choices.expect("choices"));
     let f = &done.sharded.funcs[0];
     let mut tried = 0;

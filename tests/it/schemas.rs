@@ -96,7 +96,7 @@ fn what_is_printed_is_as_the_schemas_have_it() {
         ] {
             c.run(name, &[&["inspect", &plan][..], how].concat());
         }
-        for what in ["collective:1", "rule:mesh", "price", "memory"] {
+        for what in ["collective:1", "rule:mesh", "price", "memory", "schedule"] {
             c.run("explain", &["explain", &plan, what]);
         }
         c.run("verify", &["verify", &plan]);
@@ -118,7 +118,9 @@ fn what_is_printed_is_as_the_schemas_have_it() {
     c.ends("check", &["check", &model, "--seq", "16", "--mesh", "tp=3"], 1);
     c.ends("compile", &["compile", &model, "--seq", "16", "--mesh", "tp=3"], 2);
     c.run("explain", &["explain", "rule:mesh"]);
-    c.run("explain", &["explain", "1.plan", "transfers"]);
+    for what in ["transfers", "%h", "%l0.q", "tensor:lm_head.weight"] {
+        c.run("explain", &["explain", "1.plan", what]);
+    }
     c.run("doctor", &["doctor"]);
     for launcher in ["slurm", "k8s", "mpirun", "torchrun"] {
         c.run("launch-script", &["launch-script", "0.plan", "--for", launcher]);

@@ -13,7 +13,7 @@ use shardc_ir::group::launches;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{self, Sends};
 use shardc_ir::overlap::awaited;
-use shardc_ir::plan::{Plan, calls};
+use shardc_ir::plan::{Plan, RankClass, calls};
 use std::collections::HashSet;
 
 /// Part of an exchange that is seen although work goes on beside it.
@@ -29,7 +29,12 @@ pub struct Item {
     pub seen: f64,
     /// Number of its first node in its function.
     pub node: usize,
+    /// Under which part it is counted.
+    pub part: Part,
 }
+
+/// The part of a step's seconds under which a launch is counted.
+pub type Part = fn(&mut Parts) -> &mut f64;
 
 /// A function with the prices of all that it does.
 #[derive(Clone, Debug, Default)]
@@ -51,8 +56,8 @@ pub struct PlanPrice {
     pub class: usize,
     /// By function of the plan; empty where no step calls it.
     pub funcs: Vec<FuncPrice>,
-    /// FLOPs of products and attention of one rank of every class, what is computed twice included.
-    pub flops: f64,
+    /// By class: FLOPs of products and attention of one rank in a step, what is computed twice included.
+    pub flops: Vec<f64>,
 }
 
 /// The price of a step. `speeds` are those of `--speeds`: of each rank of the pipeline relative to the device, 1 where
@@ -84,13 +89,13 @@ pub fn price(plan: &Plan, device: &Device, speeds: &[f64]) -> Result<PlanPrice> 
                     Work::Exchange { .. } => pricer.seconds(&work)?,
                     _of_a_rank => pricer.seconds(&work)? / speed,
                 };
-                items.push(Item { work, seconds, seen: seconds, node: x.nodes.start });
+                let part = part_of(plan, f, x.nodes.clone(), &work, &forward, of_experts);
+                items.push(Item { work, seconds, seen: seconds, node: x.nodes.start, part });
             }
             hide(&mut items, &until);
             let mut own = FuncPrice::default();
-            for (x, item) in all.iter().zip(&items) {
-                let part = part_of(plan, f, x.nodes.clone(), &item.work, &forward, of_experts);
-                *part(&mut own.parts) += item.seen;
+            for item in &items {
+                *(item.part)(&mut own.parts) += item.seen;
                 own.flops += Pricer::flops(&item.work);
             }
             own.items = items;
@@ -98,8 +103,8 @@ pub fn price(plan: &Plan, device: &Device, speeds: &[f64]) -> Result<PlanPrice> 
         }
     }
     let (total, class, parts) = clock::run(plan, device, &funcs);
-    let all = plan.classes.iter().flat_map(|c| calls(&c.step)).map(|c| funcs[c.func].flops);
-    let flops = all.sum();
+    let of = |c: &RankClass| calls(&c.step).map(|c| funcs[c.func].flops).sum();
+    let flops = plan.classes.iter().map(of).collect();
     Ok(PlanPrice { total, parts, class, funcs, flops })
 }
 
@@ -168,8 +173,6 @@ fn axis_of(mesh: &Mesh, atoms: AtomSet) -> &'static str {
     ["dp_replicate", "dp_shard", "cp", "tp", PIPELINE].into_iter().find(has).unwrap_or("tp")
 }
 
-type Part = fn(&mut Parts) -> &mut f64;
-
 /// Under which part a launch is counted.
 fn part_of(
     plan: &Plan,
@@ -218,7 +221,7 @@ mod tests {
             true => Work::Exchange { op: "all_reduce", sends, group, stride: 1, bytes: 1.0, atoms },
             false => Work::Rows { bytes: 1.0 },
         };
-        Item { work, seconds, seen: seconds, node: 0 }
+        Item { work, seconds, seen: seconds, node: 0, part: |p| &mut p.memory }
     }
 
     fn seen(all: &[(bool, f64)], until: &[usize]) -> Vec<f64> {

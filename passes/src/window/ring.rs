@@ -267,7 +267,7 @@ impl<'a> Ring<'a> {
         self.around(blocks, k_pos, behind, |ring, [k, v, key_at], behind| {
             ring.b.grad = true;
             for i in [1, 2] {
-                let note = "ring: the sum goes on with its block";
+                let note = "ring: the gradient of a block of keys or values travels with it";
                 sums[i] = sums[i].map(|d| ring.pass(hints[i], d, note));
             }
             let ins = [&[q, k, v, lse, d_o, delta, at, key_at], behind].concat();

@@ -216,9 +216,9 @@ fn keep(
 }
 
 /// What was shown by rule.
-pub const BY_RULE: &str = "types: distinct obligations, by rule";
+pub const BY_RULE: &str = "distinct types of ops, by rule";
 /// What was shown by evaluation.
-pub const BY_EVALUATION: &str = "types: by evaluation on meshes of 2 and 3";
+pub const BY_EVALUATION: &str = "types of ops, by evaluation on meshes of 2 and 3";
 
 /// Shows that types are right; what is wrong comes into the report.
 pub fn prove(m: &Module, evaluated: bool, report: &mut Report) {

@@ -3,7 +3,7 @@
 
 use super::trace::Why;
 use super::value::users;
-use super::{Answer, some, words, zero};
+use super::{Answer, facts, some, words, zero};
 use crate::commands::inspect::{group_text, is_gradient, numbered};
 use crate::report::{Experts, bytes, phase_of};
 use serde_json::Value as Json;
@@ -13,7 +13,7 @@ use shardc_ir::group::begins_call;
 use shardc_ir::mesh::AtomSet;
 use shardc_ir::ops::{Collective, Sends};
 use shardc_ir::text::type_text;
-use shardc_passes::options::TpMode;
+use shardc_passes::options::{CpMode, TpMode};
 use shardc_passes::shard::reshard::{self, must_receive, ring_bytes, simple};
 
 /// Most items of a list in an answer.
@@ -66,6 +66,7 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
         c.kind,
         c.f.name
     ));
+    a.facts = facts::of_collective(why, index.map_or(0, |i| i + 1), (c.fi, c.n), of(&c));
     a.part("line", vec![words::node(mesh, c.f, c.n)]);
     a.part("what", what(why, &c));
     a.part("ranks", ranks(why, c.atoms));
@@ -172,7 +173,7 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     };
     let calls = why.plan.times(c.fi);
     let often = match why.plan.is_looped(c.fi) {
-        true if calls == 1 => "once per microbatch, of which there is one".into(),
+        true if calls == 1 => "once per step, which has one microbatch".into(),
         true => format!("once per microbatch: {} per step", count(calls, "call", "calls")),
         false => "once per step".into(),
     };
@@ -245,8 +246,7 @@ fn searched(why: &Why, c: &Call) -> Vec<String> {
         format!("the simple way, {}: {} B", names.join(", "), ring_bytes(mesh, from, &s))
     }));
     l.extend(
-        must_receive(mesh, from, to)
-            .map(|b| format!("the rank that lacks most must receive {b} B, whatever is sent how")),
+        must_receive(mesh, from, to).map(|b| format!("lower bound: some rank must receive {b} B")),
     );
     l
 }
@@ -258,7 +258,8 @@ fn reasons(why: &Why, c: &Call) -> Vec<String> {
     let gradients = (0..c.n.ins.len()).filter(|&i| is_gradient(f, c.n, i)).count();
     if gradients > 0 && matches!(c.kind, "all_reduce" | "reduce_scatter") {
         l.push(format!(
-            "{gradients} gradients: each rank has those of its own part of the batch or sequence"
+            "{}: each rank has its own part of the batch or sequence",
+            count(gradients, "gradient", "gradients")
         ));
     }
     l.push(format!("{} comes as {}", f.name(x), type_text(why.mesh, f.ty(x))));
@@ -401,6 +402,15 @@ fn remove(why: &Why, c: &Call) -> Vec<String> {
     if !why.plan.is_looped(c.fi) && !gradient {
         return vec![format!("a mesh without {axis}: it is a number about all ranks, {held} B")];
     }
+    let cp = mesh.axis("cp").unwrap_or_default();
+    if !gradient && c.atoms.meets(cp) {
+        let others: Vec<&str> = [CpMode::AllGather, CpMode::Ring, CpMode::Ulysses]
+            .into_iter()
+            .filter(|m| *m != o.cp_mode)
+            .map(CpMode::name)
+            .collect();
+        l.push(format!("--cp-mode {} sends something else", others.join(" or ")));
+    }
     let data = c.atoms.minus(tp);
     if !data.is_empty() {
         let (axis, ways) = (mesh.names(data, "+"), mesh.ways(data));
@@ -436,18 +446,19 @@ fn sequence(why: &Why, c: &Call, held: usize) -> Option<String> {
     let dim = of(c).dim();
     let ty = c.f.ty(c.n.outs[0]);
     let of_sequence = dim.is_some_and(|d| ty.dims[d].size == why.plan.settings.seq);
-    let layer = c.f.scope_info(c.n.scope).layer.is_some();
+    // What flows between layers, and not a number of each token.
+    let stream = ty.rank() == 3;
     let gradient = c.f.name(c.n.outs[0]).grad;
     match (why.s.options.sp, c.kind) {
         (true, "all_gather") if of_sequence && c.f.kind == FuncKind::Backward && !gradient => Some(
             format!("saving the whole in forward: {held} B more per rank, layer and microbatch"),
         ),
         (true, _) if of_sequence => Some(format!(
-            "no --sp: it and its counterpart become one all_reduce of the same bytes, and backward gathers nothing again; \
-             what is saved between them is {ways} times as large"
+            "no --sp: it and its counterpart become one all_reduce of the bytes of both, and backward gathers nothing \
+             again; what is saved between them is {ways} times as large"
         )),
-        (false, "all_reduce") if layer => Some(format!(
-            "--sp makes it a reduce_scatter and an all_gather of the same bytes, and backward gathers once more; \
+        (false, "all_reduce") if stream => Some(format!(
+            "--sp makes it a reduce_scatter and an all_gather of half the bytes each, and backward gathers once more; \
              what is saved between them is 1/{ways} as large"
         )),
         _ => None,

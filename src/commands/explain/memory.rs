@@ -1,8 +1,9 @@
 //! `explain memory`: of every rank class, when it needs most, of what, and what layers save.
 
-use super::{Answer, some};
+use super::{Answer, facts, some};
 use crate::plan_dir::Stored;
 use crate::report::{bytes, moments};
+use serde_json::{Value as Json, json};
 
 /// Most tensors of a class.
 const MAX_TENSORS: usize = 6;
@@ -13,6 +14,9 @@ pub fn explain(s: &Stored) -> Answer {
     let most = plan.peak_bytes();
     let mut a = Answer::new(format!("memory of a rank: at most {}", bytes(most)));
     let (mut peaks, mut kinds, mut tensors, mut saved) = (vec![], vec![], vec![], vec![]);
+    let classes: Vec<Json> =
+        plan.classes.iter().enumerate().map(|(i, c)| facts::of_memory(i, c)).collect();
+    a.facts = facts::map(json!({ "peak_bytes": most, "classes": classes }));
     for (i, c) in plan.classes.iter().enumerate() {
         let of = if plan.classes.len() > 1 { format!("class {i}: ") } else { String::new() };
         let m = &c.memory;

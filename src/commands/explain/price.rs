@@ -1,8 +1,9 @@
 //! `explain price`: what layouts cost that were chosen by price; and what another layout of a value would.
 
-use super::Answer;
 use super::trace::Why;
+use super::{Answer, facts};
 use crate::report::bytes;
+use serde_json::json;
 use shardc_ir::func::Value;
 use shardc_ir::text::type_text;
 use shardc_passes::shard::auto::Compared;
@@ -29,6 +30,10 @@ pub fn explain(why: &Why) -> Answer {
         a.part("price", std::iter::once(what).chain(more).map(String::from).collect());
         return a;
     };
+    a.facts = facts::map(json!({
+        "picoseconds": p.time, "bound_picoseconds": p.bound, "memory_bytes": p.memory,
+        "budget_bytes": why.s.options.budget, "fits": p.fits,
+    }));
     let less = match p.bound {
         None => "chosen two axes at a time; no lower bound is known".to_string(),
         Some(bound) if bound >= p.time => "no layouts take less".to_string(),

@@ -2,8 +2,9 @@
 //! the optimizer keeps for it.
 
 use super::trace::Why;
-use super::{Answer, price, some, value, words, zero};
+use super::{Answer, facts, price, some, value, words, zero};
 use crate::commands::inspect::numbered;
+use serde_json::Value as Json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::{Func, FuncKind, RoleKind, Value};
 use shardc_ir::plan::{Instr, Transfer};
@@ -35,6 +36,8 @@ pub fn explain(why: &Why, name: &str) -> Result<Answer> {
             first.tensor_shape,
             found.len()
         ));
+        let params: Vec<Json> = found.iter().map(|w| facts::of_parameter(why, w).into()).collect();
+        a.facts.insert("parameters".into(), params.into());
         let part = |w: &&Weight| {
             format!("{}: {}; shardc explain PLAN tensor:{}", w.param, cut(w), w.param)
         };
@@ -64,6 +67,7 @@ fn parameter(why: &Why, w: &Weight) -> Answer {
         w.shape,
         w.shape.iter().product::<usize>()
     ));
+    a.facts = facts::of_parameter(why, w);
     let start = match w.init {
         Init::Normal(sd) => format!("normal with standard deviation {sd}"),
         Init::Ones => "ones".into(),
@@ -107,7 +111,11 @@ fn ready(why: &Why, fi: usize, v: Value, name: &str) -> Vec<String> {
         at = x;
     }
     if lines.is_empty() {
-        lines.push("used as it is stored".into());
+        let gathers = why.s.options.zero == 3 && !zero::cut(why, name).is_empty();
+        lines.push(match gathers {
+            true => "passed on as it is stored: forward and backward gather it".into(),
+            false => "used as it is stored".into(),
+        });
     }
     for (class, _) in transfers(why, |t, f| {
         f.results.iter().any(|r| r.value == t.value && is(&r)) && t.microbatch.is_none()

@@ -50,9 +50,9 @@ enum At {
 }
 
 impl<'a> Why<'a> {
-    /// Compiles the plan's source again to learn the causes.
+    /// Propagates the shardings of the plan's source again to learn the causes.
     pub fn of(s: &'a Stored) -> Result<Why<'a>> {
-        let again = crate::recompile(s, &s.options)?;
+        let again = crate::propagated(s)?;
         let model = again.sharded;
         let causes = again.causes.iter().map(|c| ((c.value, c.dim, c.atom), c.from)).collect();
         let f = &model.funcs[0];
@@ -181,7 +181,14 @@ impl<'a> Why<'a> {
                     let State::Sharded(e) = t.state(atom) else { return false };
                     rule.ins[j][e].letters().iter().any(|l| letters.contains(l))
                 };
-                let j = (0..n.ins.len()).find(|&j| holds(j))?;
+                let Some(j) = (0..n.ins.len()).find(|&j| holds(j)) else {
+                    // Nothing brings it: a gradient is laid out as what it is the gradient of.
+                    let primal = self.split_of_result(fi, v, d, atom)?;
+                    let At::Model(m) = primal else { return Some(primal) };
+                    let of = self.model.funcs[0].name(m);
+                    out.push(format!("{} is split like {of}, whose gradient it is", f.name(v)));
+                    return Some(primal);
+                };
                 out.push(format!("{} has it, by `{text}`", f.name(n.ins[j])));
                 Some(At::Program(fi, n.ins[j]))
             }

@@ -1,8 +1,9 @@
 //! `explain transfers`: what the stages of a pipeline send each other, and who makes and uses it.
 
 use super::trace::Why;
-use super::{Answer, words};
+use super::{Answer, facts, words};
 use crate::report::bytes;
+use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::plan::{Instr, Transfer};
 use shardc_ir::text::type_text;
@@ -32,7 +33,7 @@ pub fn explain(why: &Why) -> Result<Answer> {
         all.len(),
         bytes(sent)
     ));
-    let (mut sends, mut made) = (vec![], vec![]);
+    let (mut sends, mut made, mut data) = (vec![], vec![], vec![]);
     for ((from, to, func, _), (n, t)) in &all {
         let f = why.func(*func);
         let name = f.name(t.value);
@@ -43,9 +44,14 @@ pub fn explain(why: &Why) -> Result<Answer> {
             bytes(t.bytes),
             count(*n, "time", "times")
         ));
+        data.push(json!({
+            "value": name.to_string(), "function": f.name, "from": from, "to": to,
+            "bytes": t.bytes, "times": n, "type": type_text(why.mesh, f.ty(t.value)),
+        }));
         let by = why.maker(*func, t.value).map(|n| words::node(why.mesh, f, n));
         made.extend(by.map(|by| format!("in @{}: {by}", f.name)));
     }
+    a.facts = facts::map(json!({ "sent_bytes": sent, "transfers": data }));
     a.part("sends", sends);
     a.part("made by", made);
     a.part("why", vec!["the next stage begins with what this one ends with".into()]);

@@ -1,7 +1,7 @@
 //! `explain %value`: its type in words, who asked for it, who makes and uses it, where it lies.
 
 use super::trace::Why;
-use super::{Answer, price, some, words};
+use super::{Answer, facts, price, some, words};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Value};
 use shardc_ir::text::type_text;
@@ -83,6 +83,7 @@ pub fn explain(why: &Why, what: &str) -> Result<Answer> {
     let maker = why.maker(fi, v);
     let ty = type_text(mesh, f.ty(v));
     let mut a = Answer::new(format!("{}{layers} in @{}: {ty}", f.name(v), f.name));
+    a.facts = facts::of_value(why, fi, v);
     a.part("type", words::type_lines(mesh, f, maker, v));
     a.part("why", reasons(why, fi, v));
     a.part("price", price::of_value(why, fi, v));

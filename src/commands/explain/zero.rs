@@ -130,12 +130,23 @@ pub fn lines(why: &Why, param: &str) -> Vec<String> {
         own.map(|(f, a)| f.ty(a.value).local_bytes(mesh)).sum()
     };
     let saved = |n: usize| bytes(n * (ways - 1));
-    out.push(format!(
-        "saves {} of the stored weight, {} of its gradient and {} of optimizer state on a rank",
-        saved(t.local_bytes(mesh)),
+    let stored = t.local_bytes(mesh);
+    let others = format!(
+        "{} of its gradient and {} of optimizer state on a rank",
         saved(held(|k| k == RoleKind::Grad)),
         saved(held(|k| matches!(k, RoleKind::State(_))))
-    ));
+    );
+    // What is gathered once per step is whole at all times: of the same type, it is what there would be without ZeRO.
+    let mut args = why.plan.module.funcs.iter().flat_map(|f| f.args.iter().map(move |a| (f, a)));
+    let ready = |r: &Role| r.kind == RoleKind::Ready && *r.name == *param;
+    let copy = args.find(|(_, a)| a.role.as_ref().is_some_and(ready)).map(|(f, a)| f.ty(a.value));
+    out.push(match copy.filter(|c| c.dtype == t.dtype && !c.sharded().meets(over)) {
+        Some(_) => format!(
+            "saves {others}; the shard of the weight that the optimizer updates takes {} beside the whole weight",
+            bytes(stored)
+        ),
+        None => format!("saves {} of the stored weight, {others}", saved(stored)),
+    });
     let all = made(why, param);
     for m in &all {
         let f = &why.func(m.func).name;

@@ -3,6 +3,7 @@
 use super::{group_text, numbered, trimmed};
 use crate::plan_dir::Stored;
 use crate::report::{Chosen, Experts, bytes, phase_of};
+use crate::terminal::json_line;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::json;
@@ -177,10 +178,8 @@ pub(super) fn collectives(
     let node = node.or(s.options.node);
     let all = list(s, &classes, node);
     if as_json {
-        return format!(
-            "{}\n",
-            json!({ "options": Chosen::of(&s.options), "node": node, "collectives": all })
-        );
+        let out = json!({ "options": Chosen::of(&s.options), "node": node, "collectives": all });
+        return json_line("inspect-collectives", out);
     }
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);

@@ -4,6 +4,7 @@
 use super::ranks::coordinates;
 use crate::plan_dir::Stored;
 use crate::report::{Experts, bytes};
+use crate::terminal::json_line;
 use serde::Serialize;
 use serde_json::json;
 use shardc_ir::func::{Func, FuncKind};
@@ -179,7 +180,7 @@ pub(super) fn instructions(s: &Stored, rank: usize, as_json: bool) -> String {
     let (plan, mesh) = (&s.plan, &s.plan.module.mesh);
     let all = steps(plan, rank);
     if as_json {
-        return format!("{}\n", json!({ "rank": rank, "instructions": all }));
+        return json_line("inspect-instructions", json!({ "rank": rank, "instructions": all }));
     }
     let at: Vec<String> = coordinates(mesh, rank).iter().map(|(a, i)| format!("{a}={i}")).collect();
     let mut out = format!("rank {rank} of {}   {}\n", mesh.ranks(), at.join(", "));

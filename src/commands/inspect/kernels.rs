@@ -4,6 +4,7 @@
 use super::collectives::between;
 use crate::compare::place;
 use crate::plan_dir::Stored;
+use crate::terminal::json_line;
 use serde_json::{Value as Json, json};
 use shardc_codegen::{c, program};
 use shardc_ir::diag::Result;
@@ -173,10 +174,8 @@ pub(super) fn kernels(s: &Stored, rank: usize, json: bool) -> Result<String> {
         }));
     }
     if json {
-        return Ok(format!(
-            "{}\n",
-            json!({ "phase": "kernels", "rank": rank, "kernels": rows, "others": others, "overlaps": overlaps })
-        ));
+        let out = json!({ "phase": "kernels", "rank": rank, "kernels": rows, "others": others, "overlaps": overlaps });
+        return Ok(json_line("inspect-kernels", out));
     }
     Ok(text)
 }

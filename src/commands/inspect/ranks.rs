@@ -1,6 +1,7 @@
 //! The ranks of a mesh: coordinates, groups, and slices of the weights.
 
 use super::summary::{lines, trimmed};
+use crate::terminal::json_line;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::json;
@@ -88,7 +89,7 @@ pub fn table(mesh: &Mesh, experts: Option<&Options>, asked: Range<usize>, as_jso
             json!({ "rank": r, "coordinates": at, "groups": groups })
         };
         let all: Vec<_> = asked.map(one).collect();
-        return format!("{}\n", json!({ "ranks": mesh.ranks(), "shown": all }));
+        return json_line("inspect-ranks", json!({ "ranks": mesh.ranks(), "shown": all }));
     }
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);

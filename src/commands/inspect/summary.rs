@@ -7,8 +7,9 @@ use crate::plan_dir::Stored;
 use crate::proof::Outcome;
 use crate::report::{
     Chosen, CollectiveReport, Kept, beside_words, bubble_line, bytes, layers_of, moments,
-    padding_lines,
+    padding_lines, step_words, wrapped,
 };
+use crate::terminal::json_line;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::json;
@@ -91,7 +92,7 @@ fn as_object(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     for (name, value) in moments::json(plan, &plan.classes[class]) {
         out["memory"][name] = value;
     }
-    format!("{out}\n")
+    json_line("inspect-summary", out)
 }
 
 /// Bytes that a GPU holds beside a plan that runs on one.
@@ -194,7 +195,7 @@ fn stages(plan: &Plan) -> String {
 
 fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     let plan = &s.plan;
-    let (set, m) = (&plan.settings, &plan.classes[class].memory);
+    let m = &plan.classes[class].memory;
     let parameters: usize = plan.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum();
     let share = |n: usize| format!("{:.1} %", n as f64 * 100.0 / m.peak_bytes.max(1) as f64);
     let classes = m.at_peak.iter().filter(|x| x.1 > 0).map(|&(c, n)| (c.name(), n));
@@ -208,15 +209,13 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     let mut out = format!(
         "model  {}, {parameters} parameters\n\
          mesh   {}; {}\n\
-         step   {} of {} in {}\n",
-        s.family,
+         step   {}\n",
+        s.called(),
         mesh_line(plan),
         order(plan),
-        count(set.global_batch, "sequence", "sequences"),
-        count(set.seq, "token", "tokens"),
-        count(set.microbatches, "microbatch", "microbatches"),
+        step_words(&plan.settings),
     );
-    out += &bubble_line(plan).map_or(String::new(), |l| format!("       {l}\n"));
+    out += &bubble_line(plan).map_or(String::new(), |l| wrapped("       ", &l));
     out += &Chosen::of(&s.options).line();
     out += &padding_lines(plan);
     out += &Outcome::of(s).map_or(String::new(), |p| format!("proof  {p}\n"));

@@ -5,7 +5,7 @@ use crate::pictures::svg::{Drawn, Memory, svg};
 use crate::pictures::timeline::text;
 use crate::plan_dir::Stored;
 use crate::report::Chosen;
-use crate::terminal::colours;
+use crate::terminal::{colours, json_line};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files::{self, FileFormat};
@@ -57,7 +57,7 @@ pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
     if asked.json {
         let mut out = as_object(&step, &unit, asked.class);
         out["options"] = json!(Chosen::of(&s.options));
-        return Ok(format!("{out}\n"));
+        return Ok(json_line("inspect-timeline", out));
     }
     let mut out = text(&step.timeline, chunks, colours(), asked.class);
     out += &format!("time in {unit}\n{}", Chosen::of(&s.options).line());
@@ -66,12 +66,21 @@ pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
 
 /// What a time of 1 is.
 pub fn unit(s: &Stored, measured: bool) -> String {
-    let slower = s.options.speeds.iter().any(|x| *x != 1.0);
-    match (measured, slower) {
-        (true, _) => "milliseconds, the means of the run".into(),
-        (false, true) => "units: F, I and W take 1 where the speed is 1".into(),
-        (false, false) => "units: F, I and W take 1".into(),
+    if measured {
+        return "milliseconds, the means of the run".into();
     }
+    let schedule = &s.plan.schedule;
+    let take = match schedule.splits_backward() {
+        true => "F, I and W take 1",
+        false => "F takes 1, B takes 2",
+    };
+    let of = match schedule.owner.len() / schedule.ranks.len().max(1) {
+        0 | 1 => String::new(),
+        chunks => format!(", each for one of the {chunks} stages of a rank"),
+    };
+    let slower = s.options.speeds.iter().any(|x| *x != 1.0);
+    let speed = if slower { ", where the speed is 1" } else { "" };
+    format!("units: {take}{of}{speed}")
 }
 
 /// What the picture is of: model, mesh, schedule, element type.
@@ -83,7 +92,7 @@ fn title(s: &Stored) -> String {
     };
     let m = s.plan.schedule.microbatches;
     let microbatches = count(m, "microbatch", "microbatches");
-    format!("{}, {mesh}{schedule}, {microbatches}, {}", s.family, s.options.dtype.name())
+    format!("{}, {mesh}{schedule}, {microbatches}, {}", s.called(), s.options.dtype.name())
 }
 
 /// What `--svg` writes.

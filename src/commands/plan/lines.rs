@@ -2,13 +2,13 @@
 
 use super::Plan;
 use crate::commands::launch_script::quoted;
-use crate::commands::price::{lines as parts, time};
+use crate::commands::price::{constants, lines as parts, tables, time};
+use crate::input::Input;
 use crate::planner::{Asked, Compiled, Found};
 use crate::report::{beside_words, bytes};
 use crate::search::ways::mesh_text;
 use serde_json::{Value, json};
-use shardc_cost::device::{Constant, Provenance};
-use shardc_ir::diag::count;
+use shardc_ir::diag::{Result, count};
 use shardc_ir::mesh::PIPELINE;
 use shardc_passes::options::Order;
 
@@ -83,7 +83,11 @@ fn word(text: &str) -> String {
     if !text.is_empty() && text.chars().all(plain) { text.into() } else { quoted(text) }
 }
 
-pub(super) fn explain(asked: &Asked, c: &Compiled, what: &Plan) -> String {
+/// Where the time of a line goes, and the command that makes its plan.
+///
+/// # Errors
+/// Those of compiling it.
+pub(super) fn explain(asked: &Asked, input: &Input, c: &Compiled, what: &Plan) -> Result<String> {
     let d = &asked.device;
     let words = c.guess.candidate.words();
     let mut out = format!("\n{words}: {}\n{}", time(c.seconds), parts(&c.parts));
@@ -95,26 +99,11 @@ pub(super) fn explain(asked: &Asked, c: &Compiled, what: &Plan) -> String {
             bytes(c.plain.1)
         );
     }
-    out += &format!("closed form: {}\n\nconstants of {}\n", time(c.guess.seconds), d.name);
-    let f = &d.fit;
-    let of = |name: &str, x: Constant, per: &str| {
-        let from = match x.from {
-            Provenance::Measured => "measured",
-            Provenance::Tables => "tables",
-            Provenance::Prior => "prior",
-        };
-        let [low, high] = x.range;
-        format!("{name:<7} {:>9} {per:<20} {from}, {low} to {high}\n", x.value)
-    };
-    out += &of("gemm", f.gemm, "of the peak");
-    out += &of("hbm", f.hbm, "of the bandwidth");
-    out += &of("link", f.link, "of the bandwidth");
-    out += &of("nic", f.nic, "of the bandwidth");
-    out += &of("hop", f.hop, "seconds");
-    out += &of("kernel", f.kernel, "seconds");
-    out += &of("step", f.step, "seconds");
+    out += &format!("closed form: {}\n", time(c.guess.seconds));
+    let (plan, price) = asked.priced(c, input)?;
+    out += &(tables(&plan, &price) + &constants(d));
     if asked.ifs.is_any() {
         out += "\nthe plan without what is not executable:";
     }
-    out + "\n" + &command(what, c)
+    Ok(out + "\n" + &command(what, c))
 }

@@ -1,6 +1,7 @@
 //! `shardc price --trace`: what launches are priced at, against what they took in a run.
 
-use super::{each, time, words};
+use super::launches::{each, words};
+use super::time;
 use crate::measure::{least_waiting, median};
 use crate::plan_dir::Stored;
 use serde::Deserialize;

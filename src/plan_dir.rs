@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use shardc_codegen::kept;
 use shardc_frontends::Facts;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::files::{self, Place, Staged};
+use shardc_ir::files::{self, Place, Staged, io_error};
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::{Plan, Settings};
 use shardc_ir::schedule::{parse_csv, write_csv};
@@ -19,6 +19,7 @@ use shardc_ir::weights::Weight;
 use shardc_passes::classes::rank_classes;
 use shardc_passes::options::Options;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// `plan.json`.
@@ -351,7 +352,13 @@ fn parsed(dir: &Path, options: &str) -> Result<Options> {
 /// Reads a plan: parses and verifies its programs and plans their memory again; all must agree with
 /// what `plan.json` says.
 pub fn read(dir: &Path) -> Result<Stored> {
-    if !dir.join("plan.json").exists() {
+    let found = std::fs::metadata(dir.join("plan.json"));
+    if let Err(e) = &found
+        && !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+    {
+        return Err(io_error("cannot read the plan", dir, e));
+    }
+    if found.is_err() {
         let place = dir.display();
         let (what, help) = if dir.is_file() {
             ("this is a file", "give the folder of the plan".to_string())

@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn more_than_there_can_be_is_refused() {
         let e = Arena::new(usize::MAX / 4, false).err().unwrap();
-        assert!(e.code == "out-of-memory", "{e}");
+        assert!(e.code == "no-memory", "{e}");
     }
 
     #[test]

@@ -7,14 +7,14 @@ use crate::seal;
 use serde::{Deserialize, Serialize};
 use shardc_frontends::Checkpoint;
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::files;
+use shardc_ir::files::{self, io_error};
 use shardc_ir::func::RoleKind;
 use shardc_ir::loss_scale::{LossScale, ScaleState};
 use shardc_ir::plan::LrSchedule;
 use shardc_passes::options::Options;
 use shardc_runtime::holdings::Holding;
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -143,6 +143,11 @@ fn damaged(dir: &Path, what: String) -> Diag {
     }
 }
 
+/// What the system refuses, as it is; what is read and wrong, as `otherwise` has it.
+fn unread(d: Diag, otherwise: impl FnOnce(Diag) -> Diag) -> Diag {
+    if d.code == "io" { d } else { otherwise(d) }
+}
+
 /// The checkpoints of a folder with their steps, the last one last.
 fn all(dir: &Path) -> std::io::Result<Vec<(usize, PathBuf)>> {
     let found = std::fs::read_dir(dir)?.flatten().filter_map(|e| {
@@ -166,7 +171,10 @@ impl Saved {
                 .at(dir.display().to_string())
                 .help("give the folder step-NNNNNNNN, or its parent folder"));
         }
-        if !dir.exists() {
+        if let Err(e) = std::fs::metadata(dir) {
+            if e.kind() != ErrorKind::NotFound {
+                return Err(io_error("cannot read the checkpoint", dir, &e));
+            }
             return Err(Diag::new("file", "the folder does not exist")
                 .at(dir.display().to_string())
                 .help(
@@ -177,7 +185,7 @@ impl Saved {
         let path = dir.join("index.json");
         let wrong = |what: String| damaged(&dir, what);
         let text = files::read_text(&path, MAX_INDEX)
-            .map_err(|d| wrong(format!("index.json: {}", d.message)))?;
+            .map_err(|d| unread(d, |d| wrong(format!("index.json: {}", d.message))))?;
         let json: serde_json::Value =
             serde_json::from_str(&text).map_err(|e| wrong(format!("index.json: {e}")))?;
         let format = &json["format"];
@@ -213,8 +221,10 @@ impl Saved {
         }
         let data = Checkpoint::of_files(&dir, index.files.keys().map(String::as_str));
         let data = data.map_err(|d| {
-            let place = d.place.unwrap_or_default();
-            wrong(format!("{place}: {}", d.message))
+            unread(d, |d| {
+                let place = d.place.unwrap_or_default();
+                wrong(format!("{place}: {}", d.message))
+            })
         })?;
         let mut tensors = BTreeMap::new();
         for t in index.tensors {
@@ -246,7 +256,10 @@ impl Saved {
     /// `checkpoint` if another one stands there, and those of reading a plan.
     pub fn plan(&self) -> Result<Stored> {
         let dir = self.dir.join("plan");
-        let stored = plan_dir::read(&dir)?;
+        let stored = plan_dir::read(&dir).map_err(|d| match d.code {
+            "plan" => damaged(&self.dir, format!("plan: {}", d.message)),
+            _ => d,
+        })?;
         let path = dir.join("plan.json");
         let head = if path.exists() { files::read(&path, MAX_INDEX)? } else { vec![] };
         if seal::hash(&head) != self.plan {
@@ -263,16 +276,26 @@ impl Saved {
         plan_dir::options(&self.dir.join("plan"))
     }
 
-    /// Compares the data of files with their hashes: of each `of`-th file from `first` on, so that
+    /// Compares the plan, by the first, and the data of files with their hashes: of each `of`-th file from `first` on, so that
     /// processes share the work.
     ///
     /// # Errors
     /// `checkpoint`, with the file's name.
     pub fn verify(&self, first: usize, of: usize) -> Result<()> {
+        if first == 0 {
+            let head = files::read(&self.dir.join("plan").join("plan.json"), MAX_INDEX);
+            let head = head.map_err(|d| {
+                unread(d, |d| damaged(&self.dir, format!("plan/plan.json: {}", d.message)))
+            })?;
+            if seal::hash(&head) != self.plan {
+                let what = "plan/plan.json: this is not the plan that wrote it";
+                return Err(damaged(&self.dir, what.into()));
+            }
+        }
         for (name, file) in self.files.iter().skip(first).step_by(of.max(1)) {
             let path = self.dir.join(name);
             let wrong = |what: String| damaged(&self.dir, format!("{name}: {what}"));
-            let found = hash(&path).map_err(|d| wrong(d.message))?;
+            let found = hash(&path).map_err(|d| unread(d, |d| wrong(d.message)))?;
             if found != (file.header.clone(), file.blake3.clone()) {
                 return Err(wrong("the data is not what was written".into()));
             }

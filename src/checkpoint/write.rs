@@ -39,7 +39,10 @@ impl Saves {
     /// `save`.
     pub fn new(dir: &Path, keep: usize) -> Result<Saves> {
         clean(dir)?;
-        Ok(Saves { dir: dir.into(), keep: keep.max(1), removal: None })
+        let keep = keep.max(1);
+        // Room for the next one is needed before it is written.
+        hide(dir, keep).iter().for_each(|path| drop(fs::remove_dir_all(path)));
+        Ok(Saves { dir: dir.into(), keep, removal: None })
     }
 
     /// Saves what all ranks hold after a step: the folder appears whole, or not at all.
@@ -56,9 +59,14 @@ impl Saves {
         let dir = &self.dir;
         begin(dir, step, stored)?;
         let number = u32::try_from(step).unwrap_or(u32::MAX);
-        let given = session.each(number, task(dir, step))?;
-        let reached = Reached { step, run: Some(run), scale: session.scale() };
-        finish(dir, reached, given)?;
+        let written = session.each(number, task(dir, step)).and_then(|given| {
+            finish(dir, Reached { step, run: Some(run), scale: session.scale() }, given)
+        });
+        if let Err(d) = written {
+            // What is there of it fills a disk that may be full.
+            let _ = fs::remove_dir_all(unfinished(dir, step));
+            return Err(d);
+        }
         let saved = step_folder(dir, step);
         let gone = hide(dir, self.keep);
         // What cannot be removed costs room alone, and the next save tries again.

@@ -79,12 +79,15 @@ pub struct Job {
     links: Links,
 }
 
-/// Connects the processes of the job that a launcher has started; `None` if ranks are threads of
-/// this one.
+/// Says how many ranks the plan has.
+type Ranks<'a> = &'a dyn Fn() -> Result<usize>;
+
+/// Connects the processes of the job that a launcher has started for a plan of so many ranks; `None` if ranks are
+/// threads of this one.
 ///
 /// # Errors
 /// `launcher`, `mpi`, `missing-library`, `cuda-driver`, `no-secret` and `cluster`.
-pub fn join(transport: Transport, how: &Connections) -> Result<Option<Job>> {
+pub fn join(transport: Transport, how: &Connections, ranks: Ranks) -> Result<Option<Job>> {
     let var = |name: &str| std::env::var(name).ok();
     let launched = Launched::detect(var);
     match (transport, launched) {
@@ -99,7 +102,7 @@ pub fn join(transport: Transport, how: &Connections) -> Result<Option<Job>> {
             warn(&how.without_effect());
             Ok(None)
         }
-        (Transport::Mpi, launched) => mpi(launched?, how).map(Some),
+        (Transport::Mpi, launched) => mpi(launched?, how, ranks).map(Some),
         (Transport::Nccl, launched) => {
             let launched = launched?.unwrap_or(Launched::alone());
             let device = device_of(&launched);
@@ -126,19 +129,20 @@ fn device_of(l: &Launched) -> Result<(usize, String)> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn mpi(_: Option<Launched>, _: &Connections) -> Result<Job> {
+fn mpi(_: Option<Launched>, _: &Connections, _: Ranks) -> Result<Job> {
     Err(Diag::new("mpi", "this shardc was built without MPI")
         .rule("an MPI is linked when shardc is built, and is that of the launcher")
         .help("cargo build --release --features mpi, with 1 MPI and libclang installed"))
 }
 
 #[cfg(feature = "mpi")]
-fn mpi(launched: Option<Launched>, how: &Connections) -> Result<Job> {
-    let launched = launched.ok_or_else(|| {
-        Diag::new("launcher", "no launcher has started this process")
+fn mpi(launched: Option<Launched>, how: &Connections, ranks: Ranks) -> Result<Job> {
+    let Some(launched) = launched else {
+        let ranks = ranks()?;
+        return Err(Diag::new("launcher", "no launcher has started this process")
             .rule("--transport mpi: one process per rank, started by mpirun or srun")
-            .help("mpirun -n 4 shardc run PLAN --transport mpi")
-    })?;
+            .help(format!("mpirun -n {ranks} shardc run PLAN --transport mpi")));
+    };
     let mut meeting = meeting::by_mpi(&launched)?;
     let world = meeting.world.take().expect("it was just started");
     let (control, alarm) = start(&launched, meeting, "", how)?;

@@ -138,6 +138,16 @@ pub fn launch_script(how: &LaunchScript, as_json: bool) -> Result<String> {
     }
     let ranks = stored.plan.module.mesh.ranks();
     let per_node = stored.options.node.unwrap_or(ranks).clamp(1, ranks);
+    if !ranks.is_multiple_of(per_node) {
+        let even = (1..=per_node).rev().find(|n| ranks.is_multiple_of(*n)).unwrap_or(1);
+        let what = format!("{ranks} ranks do not fill nodes of {per_node}");
+        return Err(Diag::new("flag", what)
+            .at(format!("--node {per_node}, of the plan"))
+            .rule("launchers start as many processes on each node")
+            .help(format!(
+                "compile with --node {even}, or for a mesh whose ranks fill its nodes"
+            )));
+    }
     let of_plan = stored.options.transport == Transport::Nccl;
     let nccl = launcher == For::Torchrun || of_plan;
     let arena = if nccl { 0 } else { stored.plan.peak_bytes().div_ceil(1 << 20) };
@@ -257,6 +267,8 @@ fn mpirun(s: &Sizes) -> String {
     format!(
         "#!/bin/bash
 # Usage: HOSTS=host1:{per_node},host2:{per_node} bash FILE [flags of shardc run]
+# On this machine alone, with fewer cores than ranks: HOSTS=localhost:{ranks}. Open MPI refuses to be started by root unless
+# OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 are set.
 set -euo pipefail
 {resume}
 {meet}hosts=()

@@ -6,14 +6,14 @@ mod feed;
 mod keep;
 mod metrics;
 mod settings;
+mod start;
 mod steps;
 mod trace;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
-use crate::checkpoint::{self, Saved};
+use crate::checkpoint;
 use crate::cluster::{self, Connections, Job, Transport};
 use crate::data::{Data, Picks, is_text};
-use crate::device;
 use crate::hub;
 use crate::plan_dir;
 use crate::proof::Outcome;
@@ -26,19 +26,14 @@ use feed::Feed;
 use keep::Keeper;
 use metrics::Metrics;
 pub use settings::Given;
-use shardc_frontends::import::Opened;
-use shardc_frontends::{Checkpoint, DUMP};
+use shardc_frontends::DUMP;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{InputRow, RoleKind, inputs};
-use shardc_ir::kernel::Program;
-use shardc_ir::plan::{Mode, Plan};
-use shardc_ir::weights::Weight;
-use shardc_runtime::native::Native;
-use shardc_runtime::{Options, Session, Wanted, fresh};
-use std::ops::Range;
+use shardc_ir::func::{InputRow, inputs};
+use shardc_ir::plan::Mode;
+pub use start::{Start, session};
+use start::{launch, resume};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 use steps::Leader;
 
@@ -114,11 +109,11 @@ pub struct Run {
     /// ranks that share them]
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices [default: cpu]
+    /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
     /// Matrix products on a device: own kernels, or NVIDIA's cuBLASLt (for two operands of the same type in plain
-    /// batches) [default: own]
+    /// batches)
     #[arg(long, value_enum, default_value_t)]
     pub products: Products,
     /// Row kernels on the CPU: compiled by the machine's C compiler, or interpreted, which is several times
@@ -159,53 +154,6 @@ pub enum Kernels {
 
 /// Every evaluation sees the batch of this step number, which no training step has.
 const EVALUATION: u32 = u32::MAX;
-/// Where the last instructions of every rank are written to if one fails.
-const RECORDS: &str = "shardc-failure";
-/// Most ranks run as threads of one process.
-const MAX_LOCAL_RANKS: usize = 256;
-
-/// Where the first values of parameters come from.
-pub enum Start {
-    Random {
-        seed: u64,
-    },
-    Checkpoint(Checkpoint),
-    /// Parameters and optimizer state.
-    Resumed(Box<Saved>),
-}
-
-impl Start {
-    /// The weights of a folder or archive, or random ones.
-    pub fn open(dir: Option<&Path>, plan: &Plan) -> Result<Start> {
-        let Some(dir) = dir else { return Ok(Start::Random { seed: plan.settings.seed }) };
-        let is_archive = crate::is_archive(dir) && dir.is_file();
-        let none = || {
-            let what = match (dir.exists(), dir.is_dir()) {
-                (false, _) => "the folder does not exist",
-                _ if is_archive => "the archive was made without weights",
-                (_, false) => "this is a file: give its folder",
-                _ => "the folder has no model.safetensors and no index",
-            };
-            Diag::new("missing-weights", what)
-                .at(dir.display().to_string())
-                .help("leave --weights out to start from random weights")
-        };
-        let c = match (is_archive, dir.is_dir()) {
-            (true, _) => Opened::read(dir)?.checkpoint(),
-            (_, true) => Checkpoint::open(dir)?,
-            _ => None,
-        };
-        let c = c.ok_or_else(none)?;
-        c.check(&plan.weights)?;
-        Ok(Start::Checkpoint(c))
-    }
-}
-
-/// Starts all ranks of a plan as threads.
-pub fn session(plan: &Plan, start: &Start, how: &Run) -> Result<Session> {
-    launch(plan, start, how, None, None)
-}
-
 /// Refuses what does not go together.
 fn check(how: &Run, transport: Transport) -> Result<()> {
     match (&how.save, how.save_every) {
@@ -249,102 +197,6 @@ fn check(how: &Run, transport: Transport) -> Result<()> {
     }
 }
 
-/// Starts the ranks of a plan: all as threads, or that of this process of a job. Code for devices may be
-/// in the plan's folder, `dir`.
-fn launch(
-    plan: &Plan,
-    start: &Start,
-    how: &Run,
-    job: Option<&Job>,
-    dir: Option<&Path>,
-) -> Result<Session> {
-    let world = plan.module.mesh.ranks();
-    let own = job.map_or(0..world, |j| j.launched.rank..j.launched.rank + 1);
-    // Those that share the cores of this process.
-    let ranks = job.map_or(world, Job::sharing);
-    if own.len() > MAX_LOCAL_RANKS {
-        return Err(Diag::new(
-            "too-many-ranks",
-            format!("{world} ranks do not run as threads of one process, {MAX_LOCAL_RANKS} do"),
-        )
-        .help(format!("compile for a mesh of at most {MAX_LOCAL_RANKS} ranks to run here")));
-    }
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = how.threads.unwrap_or(cores / ranks).clamp(1, cores);
-    let programs: Vec<Program> =
-        own.clone().map(|r| shardc_codegen::program(plan, r)).collect::<Result<_>>()?;
-    let native = match (how.device, how.kernels) {
-        (On::Cuda, _) | (_, Some(Kernels::Interpreted)) => None,
-        (On::Cpu, asked) => match native(&programs, how) {
-            Ok(made) => Some(Arc::new(made)),
-            Err(d) if asked.is_none() => {
-                warn(&[d.why("kernels are interpreted: the same numbers, several times slower")]);
-                None
-            }
-            Err(d) => return Err(d),
-        },
-    };
-    let devices = match how.device {
-        On::Cpu => None,
-        On::Cuda => {
-            let library = how.products == Products::Cublaslt;
-            let one = job.and_then(Job::device);
-            Some(device::open(plan, &programs, (own.start, one), dir, library)?)
-        }
-    };
-    let options = Options {
-        native,
-        devices,
-        threads,
-        crowded: threads * ranks > cores,
-        timeout: Duration::from_secs(how.timeout.max(1)),
-        trace: how.trace.is_some(),
-        ..Options::default()
-    };
-    let fresh = fresh(|w: &Weight, ranges: &[Range<usize>], out: &mut [f32]| match start {
-        Start::Checkpoint(c) => c.read(w, ranges, out),
-        Start::Random { seed } => shardc_frontends::init(w, ranges, *seed, out),
-        Start::Resumed(s) => s.read(RoleKind::Param, &w.param, &w.shape, ranges, out),
-    });
-    let load = |wanted: Wanted, ranges: &[Range<usize>], out: &mut [f32]| match (start, wanted) {
-        (Start::Resumed(s), Wanted::State { role, shape }) => {
-            s.read(role.kind, &role.name, shape, ranges, out)
-        }
-        _ => fresh(wanted, ranges, out),
-    };
-    let lower = |_: &Plan, rank: usize| Ok(programs[rank - own.start].clone());
-    match job {
-        None => Session::new(plan, options, &lower, &load),
-        Some(job) => {
-            let records = PathBuf::from(RECORDS);
-            let devices = options.devices.as_deref();
-            let process = job.process(plan, options.timeout, records, devices)?;
-            Session::join(plan, options, process, &lower, &load)
-        }
-    }
-}
-
-/// The kernels over rows of these programs, compiled.
-fn native(programs: &[Program], how: &Run) -> Result<Native> {
-    let text = shardc_codegen::c::print(programs.iter().flatten().flatten());
-    let object = shardc_codegen::c::compile(&text, Duration::from_secs(how.timeout.max(1)))?;
-    Native::load(&object, programs.iter())
-}
-
-/// Opens a checkpoint and checks its data; processes share this.
-fn resume(dir: &Path, job: Option<&Job>) -> Result<Start> {
-    let saved = Saved::open(dir)?;
-    if let Some(job) = job {
-        job.same("the checkpoint", &saved.mark())?;
-    }
-    let (first, of) = job.map_or((0, 1), |j| (j.launched.rank, j.launched.world));
-    saved.verify(first, of)?;
-    if first == 0 {
-        note(format!("resuming from {}, step {}", saved.dir().display(), saved.step));
-    }
-    Ok(Start::Resumed(Box::new(saved)))
-}
-
 /// Runs the command: alone, or as a process of a job, which ends as one.
 pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
     how.weights = how.weights.as_deref().map(hub::resolved).transpose()?;
@@ -353,7 +205,8 @@ pub fn run(dir: &Path, mut how: Run, as_json: bool) -> Result<i32> {
         None => plan_dir::read(dir)?.options.transport,
     };
     check(&how, transport)?;
-    let Some(job) = cluster::join(transport, &how.connections)? else {
+    let ranks = || plan_dir::read(dir).map(|s| s.plan.module.mesh.ranks());
+    let Some(job) = cluster::join(transport, &how.connections, &ranks)? else {
         return run_in(dir, &how, None, as_json);
     };
     let done =
@@ -465,7 +318,8 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;
     }
-    run.takes(&feed, &start).iter().filter(|_| leads).for_each(note);
+    let other = run.takes(&feed, &start).filter(|_| leads);
+    warn(&other.map(settings::otherwise).into_iter().collect::<Vec<_>>());
     if leads && how.data.as_deref().is_some_and(is_text) {
         note(format!("text {}", feed.mark()));
     }

@@ -171,12 +171,7 @@ impl Columns {
                     continue;
                 }
                 let known: Vec<&str> = self.arrays.keys().take(8).map(String::as_str).collect();
-                let what = format!("the column `{}` is missing", row.name);
-                return Err(wrong(&self.spec, what).why(format!(
-                    "{} are there: {}",
-                    self.arrays.len(),
-                    known.join(", ")
-                )));
+                return Err(self.missing(row).why(format!("there are {}", known.join(", "))));
             };
             let own = a.shape.get(usize::from(row.input.batch)..);
             if own != Some(&row.sizes[..]) {
@@ -210,6 +205,13 @@ impl Columns {
         }
     }
 
+    fn missing(&self, row: &InputRow) -> Diag {
+        // What a model calls targets is labels in data, which are not shifted.
+        let is_label = row.of_tokens() && row.input.fill != Fill::Tokens;
+        let other = if is_label { " (or `labels`, which are shifted by one)" } else { "" };
+        wrong(&self.spec, format!("the column `{}`{other} is missing", row.name))
+    }
+
     /// Whether there is a column for an input. Without one for a mask nothing is padding.
     pub fn has(&self, row: &InputRow) -> bool {
         self.of(row).is_some()
@@ -220,9 +222,7 @@ impl Columns {
     /// # Errors
     /// `data` for what cannot be read, or is not i32 where the model takes one.
     pub fn read(&self, row: &InputRow, rows: &[usize]) -> Result<Numbers> {
-        let (a, moves) = self
-            .of(row)
-            .ok_or_else(|| wrong(&self.spec, format!("the column `{}` is missing", row.name)))?;
+        let (a, moves) = self.of(row).ok_or_else(|| self.missing(row))?;
         let (n, shared) = (row.elements(), [0]);
         let rows = if row.input.batch { rows } else { &shared[..] };
         let mut all = Vec::with_capacity(n * rows.len());

@@ -79,13 +79,16 @@ impl TokenFile {
         let room = size.saturating_sub(start) / width.bytes();
         let count = stated.unwrap_or(room);
         if count != room || size < start || (size - start) % width.bytes() != 0 {
-            return Err(wrong(
-                path,
-                format!(
-                    "it has {size} B, and its header declares {count} tokens of {} B from byte {start} on",
-                    width.bytes()
+            let each = width.bytes();
+            let what = match stated {
+                Some(_) => format!(
+                    "it has {size} B, and its header declares {count} tokens of {each} B from byte {start} on"
                 ),
-            ));
+                None => format!(
+                    "it has {size} B, which is not a multiple of {each}: without a header it is tokens of {each} B"
+                ),
+            };
+            return Err(wrong(path, what));
         }
         if count == 0 {
             return Err(wrong(path, "it holds no tokens".into()));

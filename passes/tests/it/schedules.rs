@@ -311,7 +311,8 @@ fn what_is_refused_is_told_with_numbers_rule_and_way_out() {
             _ if n == 1 => "1 microbatch".into(),
             _ => format!("{n} microbatches"),
         };
-        let numbers = format!("pp={p}, {v} chunks per rank, {}", word("m", m));
+        let chunks = if v == 1 { "1 chunk".to_string() } else { format!("{v} chunks") };
+        let numbers = format!("pp={p}, {chunks} per rank, {}", word("m", m));
         assert_eq!(d.message, format!("`{name}` does not run with {numbers}"));
         assert!(d.rule.as_ref().is_some_and(|r| r.starts_with(rule)), "{d}");
         let said = nearest.split(" or ").map(|c| {

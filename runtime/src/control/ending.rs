@@ -57,7 +57,9 @@ impl Shared {
         let silence = self.terms.silence.as_secs();
         let how = match error.kind() {
             _ if is_late(error) => {
-                format!("was silent for {silence} s: its host or the way to it is down")
+                format!(
+                    "was silent for {silence} s: its host or the network is down, or the process is stopped"
+                )
             }
             ErrorKind::InvalidData => "sent what no process of this job sends".to_string(),
             _ => "ended without a word: it was killed, or its host is down".to_string(),
@@ -79,10 +81,10 @@ impl Shared {
         let mut cause = Diag::new("rank-failed", format!("process {other} ({card}) {how}"));
         if let Some((when, text)) = &held(self.inbox.lock()).last[other] {
             let ago = when.elapsed().as_secs_f64();
-            cause = cause.at(format!("{text}, {ago:.1} s before"));
+            cause = cause.at(format!("last heard of {ago:.1} s before: {text}"));
         }
         let cause = cause.help(
-            "restart from the latest checkpoint, with --resume DIR, on 1 host less or a new one",
+            "restart from the latest checkpoint with --resume DIR, if the run saved any (--save DIR --save-every N)",
         );
         self.fail(other, cause.render(), cause.exit as i32)
     }

@@ -19,7 +19,7 @@ pub const PAGES: &[(&str, &str)] = pages! {
     "no-layout" "no-loss" "no-memory"
     "not-built" "not-cached" "not-marked" "not-understood" "numbers-too-large" "operands" "out-of-memory" "output" "padding" "part-of-stack" "partial" "pass" "phase" "pipeline-axis"
     "no-secret"
-    "plan" "plans-differ" "rank" "rank-failed" "ranks-disagree" "redefined" "refuted" "repeat" "result-type" "ring" "role"
+    "plan" "plans-differ" "rank" "rank-failed" "ranks-disagree" "redefined" "refuted" "repeat" "result-type" "resume" "ring" "role"
     "rope-type" "rows" "safetensors" "save" "save-base" "save-locked" "save-target" "schedule" "schedule-csv" "schedule-memory"
     "schedule-name" "schedule-rule" "sequence-length" "sequence-not-divisible" "sequence-too-long"
     "shape" "shard" "sharding-conflict" "size" "slice" "source" "sp-needs-1d" "sp-needs-tp" "split" "ssa"

@@ -6,7 +6,7 @@ use crate::commands::saving::{prepare, write};
 use crate::lock::{self, Lock};
 use crate::plan_dir::Stored;
 use shardc_frontends::{Saving, check_target};
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, Place};
 use shardc_ir::weights::Weight;
 use shardc_runtime::Session;
@@ -38,6 +38,18 @@ enum What {
     Steps(Saves, u64),
 }
 
+/// Refuses to put checkpoints into a folder that is a plan or a model.
+fn no_other_use(dir: &Path) -> Result<()> {
+    let is = [("plan.json", "a plan"), ("config.json", "a model")];
+    match is.iter().find(|(file, _)| dir.join(file).exists()) {
+        None => Ok(()),
+        Some((_, what)) => Err(Diag::new("save-target", format!("this folder is {what}"))
+            .at(dir.display().to_string())
+            .rule("checkpoints have a folder of their own")
+            .help("name a new folder")),
+    }
+}
+
 impl Keeper {
     /// Finds out whether a run from step `done` on may save to a place. What runs that have died left of
     /// saving there is removed.
@@ -60,6 +72,7 @@ impl Keeper {
                 (What::Model(prepare(&how.saving, weights, stored)?), lock)
             }
             Some(n) => {
+                no_other_use(place.path())?;
                 let lock = lock::of_checkpoints(place, plan)?;
                 checkpoint::check_steps(place.path(), done)?;
                 (

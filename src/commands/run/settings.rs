@@ -8,7 +8,7 @@ use crate::cluster::Job;
 use crate::data::{Order, Picks};
 use crate::flags::Rate;
 use crate::plan_dir::Stored;
-use crate::terminal::note;
+use crate::terminal::{note, warn};
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::plan::{LrSchedule, Mode};
 use shardc_passes::options::Options;
@@ -86,15 +86,23 @@ impl Given {
         if job.is_none_or(|j| j.control.leads()) {
             let plan = RunState { lr: s.lr, order: Order::default(), seed: s.seed, ..run.clone() };
             run.differs(&plan, "in the plan").iter().for_each(note);
-            saved.iter().flat_map(|was| run.differs(was, WRITTEN)).for_each(note);
+            let mut other: Vec<String> =
+                saved.iter().flat_map(|was| run.differs(was, WRITTEN)).collect();
             if let Start::Resumed(saved) = start {
                 // What cannot be read is not needed to go on.
                 let then = saved.options().ok();
-                then.iter().flat_map(|then| replaced(&stored.options, then)).for_each(note);
+                other.extend(then.iter().flat_map(|then| replaced(&stored.options, then)));
             }
+            warn(&other.into_iter().map(otherwise).collect::<Vec<_>>());
         }
         Ok(run)
     }
+}
+
+/// A run goes on from a checkpoint with something that the run that saved it had not.
+pub(super) fn otherwise(what: String) -> Diag {
+    Diag::new("resume", format!("it goes on with {what}"))
+        .help("resume with the plan, the data and the flags of the run that saved, to train as it would have")
 }
 
 /// When a checkpoint had what a run has not.

@@ -78,6 +78,15 @@ impl Leader<'_> {
             if self.keeper.is_none() && s.mode == Mode::Train {
                 signals::step_unsaved();
             }
+            // Threads of this process hear of a signal at once.
+            if let Some(signal) =
+                job.and_then(|j| j.control.wished()).filter(|_| self.keeper.is_some())
+            {
+                let name = signals::name(signal);
+                bar.suspend(|| {
+                    note(format!("{name}: saving after this step; a second one ends at once"))
+                });
+            }
             if let Some(k) = &mut self.keeper
                 && let Some(line) =
                     k.after(&mut self.session, (self.stored, &self.run), step, step == steps)?

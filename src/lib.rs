@@ -157,6 +157,7 @@ pub fn compile(model: &Path, o: &Options, watch: Watch) -> Result<Output> {
 pub fn compile_with(model: &Path, o: &Options, manager: Manager) -> Result<Output> {
     // A program is made for a mesh: the rules come first.
     if let Some(f) = facts(model)? {
+        rules::misnamed(o)?;
         let found = rules::violations(&f, o);
         let first = found.into_iter().take(1).collect();
         if let Some(v) = search::ways::checked(model, &f, o, first).first() {

@@ -21,5 +21,5 @@ pub mod stages;
 mod state;
 pub mod step;
 pub mod threads;
-mod warnings;
+pub mod warnings;
 pub mod window;

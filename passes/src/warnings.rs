@@ -73,7 +73,7 @@ const ELSEWHERE: [(&str, &str); 14] = [
 ];
 
 /// What somebody means by an axis that nothing here is called: one of another program, or one misspelt.
-fn meant(axis: &str, size: usize) -> Option<String> {
+pub fn meant(axis: &str, size: usize) -> Option<String> {
     let known = ["pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"];
     let elsewhere = ELSEWHERE.iter().find(|(name, _)| *name == axis).map(|x| x.1);
     let lower = axis.to_lowercase();

@@ -4,7 +4,7 @@
 use super::show;
 use crate::numbers::{self, TOLERANCE};
 use crate::plan_dir::{self, Stored};
-use crate::terminal::json_line;
+use crate::terminal::{doing, json_line};
 use crate::{Output, recompile};
 use serde::Serialize;
 use serde_json::json;
@@ -197,6 +197,7 @@ fn order(plan: &Plan) -> Option<String> {
 
 /// A plan's numbers against those of its model on one rank.
 fn computed(s: &Stored, prefix: &str) -> Result<Vec<Check>> {
+    doing("computing the numbers of both");
     let all = match numbers::compare(s) {
         Ok(all) => all,
         Err(d) if d.exit == Exit::Unsupported => return Err(d),

@@ -230,6 +230,18 @@ fn what_is_no_whole_checkpoint_is_refused() {
     let away = ["rank-00001.safetensors", "step-00000002: mv good/step-00000004 good/damaged"];
     refused(&dir, &with("good"), 5, &away);
     std::fs::write(&file, &old).expect("a write");
+    // The plan that wrote it is part of it, for those who go on and those who reshard.
+    let head = step.join("plan/plan.json");
+    let whole = std::fs::read(&head).expect("a plan");
+    std::fs::write(&head, &whole[..100]).expect("a write");
+    let words = ["error[checkpoint]", "plan.json", "step-00000002: mv good/step-00000004"];
+    refused(&dir, &with("good"), 5, &words);
+    let words = ["error[checkpoint]", "plan", "step-00000002: mv good/step-00000004"];
+    refused(&dir, &["reshard", "good", "--to", "hf", "-o", "hf"], 5, &words);
+    std::fs::write(&head, &whole).expect("a write");
+    // A folder that is something else.
+    let save = ["run", "plan", "--steps", "1", "--save-every", "1", "--save"];
+    refused(&dir, &[&save[..], &["plan"]].concat(), 2, &["error[save-target]", "is a plan"]);
 
     // An index from a stranger.
     let index = step.join("index.json");

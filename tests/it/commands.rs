@@ -30,9 +30,14 @@ fn axes_of_other_programs_are_told() {
     let model = format!("{FIXTURES}/gpt2");
     for (axis, own) in [("fsdp", "dp_shard=2 --zero 3"), ("ddp", "dp=2"), ("dp_shrd", "dp_shard=2")]
     {
-        let out = lab.ok(&["compile", &model, "--seq", "16", "--mesh", &format!("{axis}=2")]);
-        let said = text(&out.stderr);
-        assert!(said.contains(&format!("did you mean --mesh {own}?")), "{axis}: {said}");
+        let mesh = ["--seq", "16", "--mesh", &format!("{axis}=2")];
+        for command in ["compile", "check"] {
+            let said = lab.refuses(&[&[command, &model][..], &mesh].concat(), 2, "mesh");
+            assert!(said.contains(&format!("did you mean --mesh {own}?")), "{axis}: {said}");
+        }
+        // Whoever says what it splits may call it so.
+        let shard = format!("*.mlp.c_fc.weight=-,{axis}");
+        lab.ok(&[&["compile", &model, "--shard", &shard][..], &mesh].concat());
     }
     let out = lab.ok(&["compile", &model, "--seq", "16", "--mesh", "zebra=2"]);
     assert!(!text(&out.stderr).contains("did you mean"), "{}", text(&out.stderr));
@@ -240,6 +245,14 @@ fn scripts_carry_what_a_job_needs() {
     );
     lab.refuses(&["launch-script", "p", "--for", "mpirun", "--time", "30"], 2, "flag");
     lab.refuses(&["launch-script", "m", "--for", "torchrun"], 2, "flag");
+    // As many processes on each node, by all launchers.
+    let model = format!("{FIXTURES}/gpt2");
+    let six = ["--seq", "16", "--mesh", "dp=6", "--global-batch", "6", "--node", "4", "-o", "six"];
+    lab.ok(&[&["compile", &model][..], &six].concat());
+    for launcher in ["slurm", "mpirun", "torchrun", "k8s"] {
+        let said = lab.refuses(&["launch-script", "six", "--for", launcher], 2, "flag");
+        assert!(said.contains("--node 3"), "{launcher}: {said}");
+    }
     for time in ["", "1:2:3:4", "-1", "1 h", "1-"] {
         let refused =
             lab.shardc(&["launch-script", "p", "--for", "slurm", &format!("--time={time}")]);

@@ -294,7 +294,7 @@ fn rules_transfers_memory_and_folded_names_are_explained() {
     let said = |args: &[&str]| String::from_utf8_lossy(&lab.ok(args).stdout).into_owned();
     assert!(said(&["explain", "rule:mesh"]).starts_with("# mesh"));
     let wrong = lab.refuses(&["explain", "some.plan"], 2, "flag");
-    assert!(wrong.contains("shardc explain some.plan price"), "{wrong}");
+    assert!(wrong.contains("shardc explain some.plan collective:1"), "{wrong}");
     lab.refuses(&["explain", "rule:nothing"], 2, "unknown-rule");
     let staged = stored("llama_deep", &[("pp", 2)], false, 1);
     let sends = answer(&staged, "transfers");
@@ -303,12 +303,52 @@ fn rules_transfers_memory_and_folded_names_are_explained() {
     }
     let none = stored("llama_gqa", &[("tp", 2)], false, 2);
     assert_eq!(explain(&none, "transfers", false).expect_err("no pp").code, "unknown-value");
+    // 1F1B of 8 microbatches on 2 ranks: a ninth of the time is idle, an eighth of the work.
+    let schedule = answer(&staged, "schedule");
+    for words in ["11.11 % of the time", "12.50 % of their work", "(p-1)/m = 12.50 %", "4 layers"] {
+        assert!(schedule.contains(words), "{words}: {schedule}");
+    }
+    assert!(answer(&none, "schedule").contains("no pipeline"));
     let memory = answer(&staged, "memory");
     for words in ["class 1: ", "backward of stage 1, microbatch", "layers 4-7, each: "] {
         assert!(memory.contains(words), "{words}: {memory}");
     }
     let folded = answer(&none, "%l{i}.q");
     assert!(folded.starts_with("%l0.q (layer 0 of 3, the same in all) in @forward"), "{folded}");
+}
+
+/// What is said of a collective and a value is also there as data, and says the same.
+#[test]
+fn facts_are_data() {
+    let s = stored("llama_gqa", &[("dp_shard", 2), ("tp", 2)], false, 2);
+    let facts = |what: &str| {
+        let text = explain(&s, what, true).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(json["$schema"], "shardc/explain/1");
+        json["facts"].clone()
+    };
+    let all = numbered(&s.plan);
+    for (i, &(fi, ni)) in all.iter().enumerate() {
+        let f = facts(&format!("collective:{}", i + 1));
+        let (func, node) = (&s.plan.module.funcs[fi], &s.plan.module.funcs[fi].nodes[ni]);
+        assert_eq!(f["function"], func.name.to_string());
+        assert_eq!(f["node"]["op"], node.op.mnemonic());
+        let groups = f["groups"].as_u64().expect("groups") * f["ranks"].as_u64().expect("ranks");
+        assert_eq!(groups, 4);
+        assert_eq!(f["first_group"].as_array().expect("a group").len() as u64, f["ranks"]);
+        let sent = f["sent_bytes"].as_f64().expect("bytes") * f["calls"].as_f64().expect("calls");
+        assert_eq!(f["step_bytes"].as_f64(), Some(sent));
+    }
+    let q = facts("%l1.q");
+    assert_eq!(q["made_by"]["op"], "dot");
+    let (whole, own) = (&q["type"]["shape"], &q["type"]["local_shape"]);
+    assert_ne!(whole, own, "{q}");
+    let w = facts("tensor:lm_head.weight");
+    let state = w["optimizer"].as_object().expect("a state");
+    assert!(state.contains_key("exp_avg") && state.contains_key("exp_avg_sq"), "{w}");
+    // A gradient that no operand splits is split as its value is.
+    let logits = answer(&s, "@backward %d_z");
+    assert!(logits.contains("whose gradient it is"), "{logits}");
 }
 
 /// Each kind of memory is at its fullest at least what it is at the peak and through the step; what layers save is what

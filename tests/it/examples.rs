@@ -11,6 +11,7 @@ const ALL: &[(&str, &str, &[&str])] = &[
     ("mlp-3d", "mlp.ir", &[]),
     ("toy", "toy.ir", &[]),
     ("gpipe", "tiny-llama", &["--global-batch", "8", "--seq", "64"]),
+    ("ring", "tiny-llama", &["--global-batch", "8", "--seq", "64"]),
     ("zero", "tiny-llama", &["--global-batch", "8", "--seq", "64"]),
     ("moe-5d", "tiny-moe", &["--global-batch", "8", "--seq", "64"]),
 ];

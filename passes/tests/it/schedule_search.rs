@@ -110,7 +110,11 @@ fn table(p: usize) -> String {
         }
         text.push('\n');
     }
-    let limits = [("any memory", u64::MAX), ("memory of 1F1B", p as u64), ("half of it", 0)];
+    let limits = [
+        ("any memory", u64::MAX),
+        ("memory of 1F1B", p as u64),
+        ("memory of v-half, (p + 2)/2", 0),
+    ];
     for (name, microbatches) in limits {
         let limit = match microbatches {
             0 => STAGE * (p as u64 + 2) / 2,

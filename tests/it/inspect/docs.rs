@@ -132,7 +132,9 @@ fn not_printed<'a>(shown: &'a str, printed: &str) -> Option<&'a str> {
 #[test]
 fn the_output_in_the_readme_is_printed() {
     let root = env!("CARGO_MANIFEST_DIR");
-    for (page, commands) in [("README.md", 1), ("docs/tutorial.md", 12)] {
+    for (page, commands) in
+        [("README.md", 1), ("docs/tutorial.md", 12), ("docs/context-parallelism.md", 6)]
+    {
         let lab = crate::lab::Lab::new(&format!("shown-{}", page.replace('/', "-")));
         let text = std::fs::read_to_string(format!("{root}/{page}")).expect("a page");
         let mut shown = 0;

@@ -82,7 +82,7 @@ fn steps() -> Vec<Step> {
             by: Terms { whole: -2, scores: -1, ..z },
         },
         Step { why: "no dropout: its result is the softmax itself", by: Terms { scores: -4, ..z } },
-        Step { why: "attention makes the softmax again", by: Terms { scores: -4, ..z } },
+        Step { why: "attention recomputes the softmax", by: Terms { scores: -4, ..z } },
         Step { why: "and keeps its log-sum-exp for it", by: Terms { heads: 4, ..z } },
         Step {
             why: "a norm is made of primitives: two keep x·rstd beside x − mean",
@@ -97,10 +97,10 @@ fn elementwise() -> Vec<Step> {
     let z = Terms::default();
     vec![
         Step {
-            why: "x·rstd and results of the norms are made again, of x − mean and rstd",
+            why: "x·rstd and results of the norms are recomputed, from x − mean and rstd",
             by: Terms { whole: -16, ..z },
         },
-        Step { why: "gelu is made again", by: Terms { split: -16, ..z } },
+        Step { why: "gelu is recomputed", by: Terms { split: -16, ..z } },
     ]
 }
 

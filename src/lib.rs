@@ -333,7 +333,7 @@ fn roomy_buffers(s: &Stored) -> Option<Diag> {
         Diag::new("moe-buffers", what)
             .rule("without --moe-bound a buffer is large enough for any routing")
             .why(format!("a buffer of one layer has {} on a rank", report::bytes(largest)))
-            .help("use --moe-bound 2, or --moe-capacity 2 to drop what does not fit"),
+            .help("use --moe-bound N, with which a run ends if a batch needs more, or --moe-capacity N to drop what does not fit"),
     )
 }
 

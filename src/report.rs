@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use shardc_ir::attr::Padding;
 pub use shardc_ir::diag::bytes;
 use shardc_ir::diag::count;
-use shardc_ir::func::{Func, FuncKind, Node, Port, RoleKind, Value};
+use shardc_ir::func::{Func, FuncKind, Node, Port, RoleKind, Value, inputs};
 use shardc_ir::group::begins_call;
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::ops::{Op, Put};
-use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass, Settings};
+use shardc_ir::plan::{Instr, MemoryClass, Plan, RankClass};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The report of a compilation.
@@ -394,12 +394,13 @@ pub fn bubble_line(plan: &Plan) -> Option<String> {
 }
 
 /// What a step is of: `8 sequences of 2048 tokens in 4 microbatches`; of a model without tokens, rows.
-pub fn step_words(s: &Settings) -> String {
-    let each = match s.seq {
-        1 => count(s.global_batch, "row", "rows"),
-        n => {
+pub fn step_words(plan: &Plan) -> String {
+    let s = &plan.settings;
+    let each = match inputs(&plan.module).iter().any(|r| r.input.seq.is_some()) {
+        false => count(s.global_batch, "row", "rows"),
+        true => {
             let sequences = count(s.global_batch, "sequence", "sequences");
-            format!("{sequences} of {}", count(n, "token", "tokens"))
+            format!("{sequences} of {}", count(s.seq, "token", "tokens"))
         }
     };
     format!("{each} in {}", count(s.microbatches, "microbatch", "microbatches"))

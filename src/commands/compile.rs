@@ -157,7 +157,7 @@ fn human(stored: &Stored, r: &Report) -> String {
     let text = format!(
         "model  {family}, {parameters} parameters\nmesh   {}\nstep   {}\n{bubble}{}{}memory of one rank{of} at the peak\n{t}\nsent by one rank{} per step\n{comm}\n",
         mesh_line(plan),
-        step_words(&plan.settings),
+        step_words(plan),
         Chosen::of(&stored.options).line(),
         padding_lines(plan),
         if of.is_empty() { "" } else { " of this class" },

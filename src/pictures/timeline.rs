@@ -42,7 +42,7 @@ pub fn text(t: &Timeline, chunks: usize, colour: bool, only: Option<usize>) -> S
         let what = match chunks {
             1 => "microbatches alive at the peak, by pipeline rank:".to_string(),
             n => format!(
-                "microbatches alive at the peak, by pipeline rank, counted for each of its {n} stages:"
+                "microbatches alive at the peak, by pipeline rank, for each of its {n} stages:"
             ),
         };
         out.push_str(&wrap(&what, &words, ""));

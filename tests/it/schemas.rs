@@ -118,7 +118,7 @@ fn what_is_printed_is_as_the_schemas_have_it() {
     c.ends("check", &["check", &model, "--seq", "16", "--mesh", "tp=3"], 1);
     c.ends("compile", &["compile", &model, "--seq", "16", "--mesh", "tp=3"], 2);
     c.run("explain", &["explain", "rule:mesh"]);
-    for what in ["transfers", "%h", "%l0.q", "tensor:lm_head.weight"] {
+    for what in ["transfers", "%hidden", "%l0.q", "tensor:model.norm.weight"] {
         c.run("explain", &["explain", "1.plan", what]);
     }
     c.run("doctor", &["doctor"]);

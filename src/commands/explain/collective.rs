@@ -119,9 +119,12 @@ fn what(why: &Why, c: &Call) -> Vec<String> {
         () => "sum",
     };
     let out = c.f.ty(c.n.outs[0]);
-    let after = match c.atoms.meets(out.replicated) {
-        true => "the same on all of them, and used differently from there (R)",
-        false => "the same on all of them (I)",
+    let after = match () {
+        () if c.atoms.meets(out.replicated) => {
+            "the same on all of them, and used differently from there (R)"
+        }
+        () if c.atoms.within(out.sharded()) => "split over them (S)",
+        () => "the same on all of them (I)",
     };
     let first = of(c).says().replace("{sum}", sum).replace("{after}", after);
     let first = first.replace("{ways}", &ways.to_string());
@@ -156,6 +159,12 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     let local = |v| c.f.ty(v).local_bytes(mesh);
     let (held, given): (usize, usize) =
         pairs().fold((0, 0), |(a, b), (&x, &y)| (a + local(x), b + local(y)));
+    let how = match coll.sends() {
+        Sends::SumToAll | Sends::Share | Sends::MeanShare | Sends::ShareOfResult => "ring",
+        Sends::Rows { .. } | Sends::Nothing | Sends::Pieces | Sends::Whole | Sends::Boxes => {
+            "directly"
+        }
+    };
     let formula = match coll.sends() {
         Sends::SumToAll => format!(" = 2*({p}-1)/{p} of its {held} B"),
         Sends::Share => format!(" = ({p}-1)/{p} of its {held} B"),
@@ -179,7 +188,7 @@ fn cost(why: &Why, c: &Call) -> Vec<String> {
     };
     let step = bytes((ring * calls as f64) as usize);
     let mut l = vec![
-        format!("a rank sends {ring} B per call (ring){formula}"),
+        format!("a rank sends {ring} B per call ({how}){formula}"),
         format!("{often}, {step} per rank and step"),
     ];
     l.extend(together(why, c));

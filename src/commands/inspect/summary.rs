@@ -213,7 +213,7 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
         s.called(),
         mesh_line(plan),
         order(plan),
-        step_words(&plan.settings),
+        step_words(plan),
     );
     out += &bubble_line(plan).map_or(String::new(), |l| wrapped("       ", &l));
     out += &Chosen::of(&s.options).line();

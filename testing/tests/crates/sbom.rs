@@ -1,5 +1,6 @@
 //! The bill of materials, `sbom.cdx.json` (CycloneDX 1.6): every crate of Cargo.lock with its licence, the hash of
-//! its archive, what needs it, and whether the command is built from it. `SHARDC_BLESS=1` writes it again.
+//! its archive, what needs it, and whether the command is built from it; and `THIRD-PARTY.md`, the licences of the
+//! crates of others that are built in. `SHARDC_BLESS=1` writes both again.
 
 use super::metadata;
 use serde_json::{Value as Json, json};
@@ -99,6 +100,47 @@ fn made() -> Json {
         "components": components.into_values().collect::<Vec<_>>(),
         "dependencies": depends.into_values().collect::<Vec<_>>(),
     })
+}
+
+/// What `THIRD-PARTY.md` says before its rows.
+const THIRD_PARTY: &str = "\
+# Third-party crates
+
+The command, and so the Python wheel, is built from these crates of others, beside shardc's own (Apache-2.0).
+`with a feature` means the features `mpi` and `tokenizers`, which are off by default. Crates that only another
+operating system needs are listed too; tests and their crates are not. Written by a test from `Cargo.lock`
+(see [CONTRIBUTING.md](CONTRIBUTING.md)).
+
+The text of a licence is in the crate's archive, as `LICENSE*`, `COPYING*` or `UNLICENSE`: `cargo vendor` puts
+the archives of all crates into one folder. This page does not contain the texts. Whoever gives the command or
+the wheel to others has to add those that the licences ask for; `cargo about generate` collects them.
+
+| crate | version | licence | built in |
+|-|-|-|-|
+";
+
+/// `THIRD-PARTY.md`: a row for each crate of others that the command is built from. Only these have a hash.
+fn third_party(made: &Json) -> String {
+    let all = made["components"].as_array().expect("components").iter();
+    let others = all.filter(|c| c["scope"] != "excluded" && c["hashes"].is_array());
+    let row = |c: &Json| {
+        let licence = text(&c["licenses"][0], "expression");
+        let built = if c["scope"] == "required" { "always" } else { "with a feature" };
+        format!("| {} | {} | {licence} | {built} |\n", text(c, "name"), text(c, "version"))
+    };
+    THIRD_PARTY.to_string() + &others.map(row).collect::<String>()
+}
+
+#[test]
+fn licences_of_other_crates_are_listed() {
+    let path = format!("{ROOT}/THIRD-PARTY.md");
+    let made = third_party(&made());
+    if std::env::var_os("SHARDC_BLESS").is_some() {
+        std::fs::write(&path, &made).expect("THIRD-PARTY.md");
+    }
+    let kept = std::fs::read_to_string(path).expect("THIRD-PARTY.md");
+    assert!(kept == made, "SHARDC_BLESS=1 cargo test -p shardc-testing --test crates");
+    assert!(made.contains("\n| clap |") && !made.contains("| proptest |"));
 }
 
 #[test]

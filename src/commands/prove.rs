@@ -66,8 +66,8 @@ fn word(v: Verdict) -> &'static str {
 const SHOWN: usize = 5;
 
 fn for_people(by: &str, r: &Report) -> String {
-    let kinds: Vec<String> = r.shown.iter().map(|(k, n)| format!("{k} {n}")).collect();
-    let kinds = if kinds.is_empty() { "nothing was shown".into() } else { kinds.join(", ") };
+    let kinds: Vec<String> = r.shown.iter().map(|(k, n)| format!("{k}: {n}")).collect();
+    let kinds = if kinds.is_empty() { "nothing was shown".into() } else { kinds.join("; ") };
     let mut s = match by {
         "field" => format!("   by evaluation of all ranks at these sizes: {kinds}\n"),
         _terms => format!("   by terms: {kinds}; {} nodes, {} terms\n", r.nodes, r.terms),

@@ -23,6 +23,7 @@ use shardc_runtime::StepBatch;
 use shardc_runtime::exec::Executor;
 use shardc_runtime::native::Native;
 use shardc_runtime::threads::Threads;
+use shardc_testing::taken;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -404,7 +405,8 @@ fn plans_train_to_the_same_bits() {
         ("deepseek_v3_yarn", &[("tp", 2)], |o| o.dtype = DType::BF16),
         ("qwen3_moe", &[("dp_shard", 2), ("tp", 2)], |o| (o.ep, o.etp, o.sp) = (4, Some(1), true)),
     ];
-    for (name, mesh, change) in cases {
+    let some = cases.into_iter().enumerate().filter(|(i, _)| taken(*i, 2));
+    for (name, mesh, change) in some.map(|c| c.1) {
         let fx = Fixture::open(name);
         let mut o = Options { observe: false, ..options(mesh, false, 2) };
         change(&mut o);

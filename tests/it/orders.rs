@@ -47,8 +47,9 @@ fn work_behind_collectives_changes_no_number() {
         (&[("cp", 2), ("dp_shard", 2)], false, 2, "1f1b"),
         (&[("pp", 2), ("dp_replicate", 2)], false, 1, "interleaved"),
     ];
-    for name in ["llama_deep", "gpt2", "qwen3"] {
-        for (mesh, sp, zero, schedule) in meshes {
+    for (i, name) in ["llama_deep", "gpt2", "qwen3"].into_iter().enumerate() {
+        let some = meshes.into_iter().enumerate().filter(|(k, _)| taken(i + k, 2));
+        for (mesh, sp, zero, schedule) in some.map(|m| m.1) {
             let schedule = Order::Named(schedule.into());
             let fuse = if name == "gpt2" { Fuse::No } else { Fuse::Yes };
             let plain = Options { zero, schedule, fuse, ..options(mesh, sp, 2) };

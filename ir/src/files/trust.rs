@@ -29,7 +29,8 @@ pub fn check(what: &str, path: &Path, meta: &Metadata, not: u32) -> Result<()> {
             .help(help))
     };
     if ![own, 0].contains(&meta.uid()) {
-        let why = format!("its owner is user {}, not {own} or root", meta.uid());
+        let us = if own == 0 { "root".to_string() } else { format!("user {own} or root") };
+        let why = format!("its owner is user {}, not {us}", meta.uid());
         return refuse(why, format!("use one created by user {own}"));
     }
     let groups = || super::read_text(Path::new("/etc/group"), 1 << 20).unwrap_or_default();

@@ -21,6 +21,7 @@ use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpSplit, Options, Order, TpMode, TpSteps};
 use shardc_prove::Verdict;
 use shardc_testing::samples;
+use shardc_testing::taken;
 use std::collections::BTreeMap;
 
 /// Seeded numbers.
@@ -473,7 +474,8 @@ fn classes_of_mistakes_are_refused() {
         all.push(("results crossed", crossed(&plain, true)));
         all.push(("arguments crossed", crossed(&plain, false)));
         for (class, mutants) in all {
-            for (mutant, place) in mutants {
+            let some = mutants.into_iter().enumerate().filter(|(k, _)| taken(*k, 2));
+            for (mutant, place) in some.map(|m| m.1) {
                 if verify(&mutant, Phase::Ranked).is_err() {
                     continue;
                 }

@@ -20,8 +20,7 @@ use shardc_ir::verify::verify;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpSplit, Options, Order, TpMode, TpSteps};
 use shardc_prove::Verdict;
-use shardc_testing::samples;
-use shardc_testing::taken;
+use shardc_testing::{samples, taken};
 use std::collections::BTreeMap;
 
 /// Seeded numbers.

@@ -63,15 +63,10 @@ fn look() -> Vec<Found> {
             "run --data text:FILES with a model's tokenizer.json",
             match cfg!(feature = "tokenizers") {
                 true => Ok("built in".to_string()),
-                false => Err(with("tokenizers")),
+                false => Err("cargo install --path ., without --no-default-features".into()),
             },
         ),
     ]
-}
-
-/// How to get what a feature builds in.
-fn with(feature: &str) -> String {
-    format!("cargo install --path . --features {feature}")
 }
 
 /// The MPI that is built in.
@@ -82,7 +77,7 @@ fn mpi() -> std::result::Result<String, String> {
 
 #[cfg(not(feature = "mpi"))]
 fn mpi() -> std::result::Result<String, String> {
-    Err(with("mpi"))
+    Err("cargo install --path . --features mpi".into())
 }
 
 /// Where a cache is, what it holds, and whether it can be written, where it is.

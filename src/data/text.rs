@@ -65,7 +65,7 @@ impl Text {
     pub fn open(place: &Path, _: &[(PathBuf, Vec<u8>)], _: usize) -> Result<Text> {
         Err(Diag::new("not-built", "this shardc was built without tokenizers")
             .at(place.display().to_string())
-            .help("cargo build --release --features tokenizers")
+            .help("cargo build --release builds with them: leave --no-default-features out")
             .help("or tokenize the text to a file first: docs/data.md lists the formats"))
     }
 

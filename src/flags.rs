@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 pub use text::{Brought, default_microbatch};
 use values::*;
-pub use values::{AXES, bytes_of, memory};
+pub use values::{AXES, bytes_of, memory, memory_of};
 
 /// Declares the flags, and how those of a file fill the holes of the command line's.
 macro_rules! flags {

@@ -33,9 +33,10 @@ pub fn compile(
             .at("--device cuda")
             .help("add -o DIR"));
     }
+    let typed = flags.memory.as_deref();
     doing("compiling");
     let (mut done, dump) = passes.compile(|manager: Manager| {
-        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o))
+        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, typed))
     })?;
     doing("proving");
     if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {

@@ -29,7 +29,7 @@ pub(super) fn recompute(text: &str) -> Result<Recompute> {
 /// `24GiB`, `80GB`, `1.5e9` or a number of bytes; or a machine, `h100-sxm`, whose memory it is.
 pub fn memory(text: &str) -> Result<usize> {
     if !text.trim().starts_with(|c: char| c.is_ascii_alphabetic()) {
-        return bytes_of("--memory", text);
+        return memory_of("--memory", text);
     }
     let device = Device::named(text.trim());
     device.map(|d| d.memory as usize).map_err(|d| {
@@ -37,7 +37,31 @@ pub fn memory(text: &str) -> Result<usize> {
     })
 }
 
-/// The same of a flag.
+/// Numbers below this have a unit where a rank's memory is meant.
+const BARE: f64 = (1 << 20) as f64;
+
+/// The memory of a rank, of which a small number without a unit is no amount that somebody means.
+///
+/// # Errors
+/// `flag`.
+pub fn memory_of(flag: &str, text: &str) -> Result<usize> {
+    let Some(n) = text.trim().parse::<f64>().ok().filter(|n| *n >= 1.0 && *n < BARE) else {
+        return bytes_of(flag, text);
+    };
+    // Tools of GPUs count in MiB, people in GiB.
+    let unit = if n < 4096.0 { "GiB" } else { "MiB" };
+    let given = text.trim();
+    Err(Diag::new("flag", format!("{given} is bytes: did you mean {given}{unit}?"))
+        .at(format!("{flag} {given}"))
+        .rule("less than 1 MiB is written with its unit")
+        .help(format!("use {flag} {given}{unit}, or {given}B for so few bytes")))
+}
+
+/// The units of bytes in lower case: of each power in its short form, of 1000 and of 1024.
+const UNITS: [[&str; 3]; 4] =
+    [["k", "kb", "kib"], ["m", "mb", "mib"], ["g", "gb", "gib"], ["t", "tb", "tib"]];
+
+/// An amount of bytes of a flag, whose unit may be in letters of any case.
 ///
 /// # Errors
 /// `flag`.
@@ -45,12 +69,15 @@ pub fn bytes_of(flag: &str, text: &str) -> Result<usize> {
     let t = text.trim();
     let digits = t.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E');
     let (number, unit) = t.split_at(digits.unwrap_or(t.len()));
-    let units = ["", "B", "KiB", "MiB", "GiB", "TiB", "kB", "MB", "GB", "TB"];
-    let scale = units.iter().position(|u| *u == unit.trim()).map(|i| match i {
-        0 | 1 => 1.0,
-        2..=5 => 1024f64.powi(i as i32 - 1),
-        _ => 1000f64.powi(i as i32 - 5),
-    });
+    let unit = unit.trim().to_ascii_lowercase();
+    let powers = UNITS.iter().zip(1..);
+    let scale = match unit.as_str() {
+        "" | "b" => Some(1.0),
+        u => powers
+            .filter(|(all, _)| all.contains(&u))
+            .map(|(all, power)| f64::powi(if u == all[2] { 1024.0 } else { 1000.0 }, power))
+            .next(),
+    };
     let bytes = scale.zip(number.trim().parse::<f64>().ok()).map(|(s, n)| s * n);
     match bytes.filter(|b| *b >= 1.0 && *b <= 2f64.powi(60)) {
         Some(b) => Ok(b as usize),

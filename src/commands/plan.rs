@@ -5,7 +5,7 @@ mod lines;
 use super::price::{time, trust};
 use super::{Format, show};
 use crate::export::Target;
-use crate::flags::{Flags, Training, bytes_of, memory};
+use crate::flags::{Flags, Training, memory, memory_of};
 use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
@@ -19,6 +19,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
@@ -101,7 +102,7 @@ impl Plan {
             let no = || bad("--what-if", given, "for example --what-if nic=100,memory=141GiB");
             let (name, value) = given.split_once('=').ok_or_else(no)?;
             let value = match name {
-                "memory" => bytes_of("--what-if memory", value)? as f64,
+                "memory" => memory_of("--what-if memory", value)? as f64,
                 _ => value.parse().map_err(|_| no())?,
             };
             d = d.with(name, value)?;
@@ -131,6 +132,10 @@ impl Plan {
                 return Err(bad(flag, &n.to_string(), &format!("a number from 1 to {most}")));
             }
         }
+        if let Some(line) = self.explain.filter(|n| *n == 0 || *n > self.top) {
+            let help = format!("{}, or a larger --top", lines_to(self.top));
+            return Err(bad("--explain", &line.to_string(), &help));
+        }
         let fix = |given: &String| -> Result<(String, usize)> {
             let no = || bad("--fix", given, &format!("numbers of {}", NUMBERS.join(", ")));
             let (name, value) = given.split_once('=').ok_or_else(no)?;
@@ -158,6 +163,10 @@ impl Plan {
     }
 }
 
+fn lines_to(last: usize) -> String {
+    format!("a line from 1 to {last}")
+}
+
 /// Plans and prints the table.
 ///
 /// # Errors
@@ -172,11 +181,7 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         }
     })?;
     if found.fits.is_empty() {
-        return Err(nothing_fits(&asked, &found));
-    }
-    if let Some(line) = what.explain.filter(|n| *n == 0 || *n > found.fits.len()) {
-        let help = format!("a line from 1 to {}", found.fits.len());
-        return Err(bad("--explain", &line.to_string(), &help));
+        return Err(nothing_fits(what, &asked, &found, quiet));
     }
     let of =
         |of: Of| (of, found.fits.iter().map(|c| largest(of, &asked, &found.input, c)).collect());
@@ -194,8 +199,8 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         Format::Human => {
             show(table(&asked, &found));
             show(most.map_or(String::new(), |(of, all)| largest_text(of, &asked, &all)));
-            if let Some(line) = what.explain {
-                show(lines::explain(&asked, &found.input, &found.fits[line - 1], what)?);
+            if let Some(c) = what.explain.and_then(|line| found.fits.get(line - 1)) {
+                show(lines::explain(&asked, &found.input, c, what)?);
             }
             note(trust(&asked.device));
         }
@@ -204,24 +209,58 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         write(&what.model, &asked, &found.fits[0], dir)?;
         note(format!("wrote {}", dir.display()));
     }
-    Ok(0)
+    match what.explain.filter(|n| *n > found.fits.len()) {
+        Some(line) => Err(bad("--explain", &line.to_string(), &lines_to(found.fits.len()))),
+        None => Ok(0),
+    }
 }
 
-fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
+/// The fastest layout that fits if gradients have the type of the weights, as flags say it; where they have not.
+fn narrow(what: &Plan, asked: &Asked, quiet: bool) -> Option<String> {
+    let o = &asked.options;
+    if o.mode != Mode::Train || !o.dtype.is_half() || o.grad_dtype == o.dtype {
+        return None;
+    }
+    let flag = format!("--grad-dtype {}", o.dtype.name());
+    let options = Options { grad_dtype: o.dtype, ..o.clone() };
+    let found = search(&what.model, &Asked { options, top: 1, ..asked.clone() }, &mut |text| {
+        if !quiet {
+            note(format!("with {flag}: {text}"));
+        }
+    });
+    let fits = found.ok()?.fits;
+    let best = fits.first()?;
+    Some(format!(
+        "use {flag}: {} then needs {}, and a step takes {}",
+        best.guess.candidate.words(),
+        needs(best.peak, if asked.of_device { best.beside } else { 0 }),
+        time(best.seconds)
+    ))
+}
+
+/// Bytes of a plan, and of what lies beside it.
+fn needs(peak: usize, beside: usize) -> String {
+    match beside {
+        0 => bytes(peak),
+        n => format!("{} and up to {} beside it = {}", bytes(peak), bytes(n), bytes(peak + n)),
+    }
+}
+
+fn nothing_fits(what: &Plan, asked: &Asked, found: &Found, quiet: bool) -> Diag {
     let limit = bytes(asked.memory);
-    let what = match found.compiled {
+    let message = match found.compiled {
         0 => format!("no layout fits in {limit}"),
         n => format!("none of {n} compiled layouts fits in {limit}"),
     };
-    let d = Diag::new("no-layout", what).rule("a layout fits if its compiled plan does");
+    let d = Diag::new("no-layout", message).rule("a layout fits if its compiled plan does");
     let d = match (&found.least, found.refused.first()) {
-        (Some((c, peak)), _) => {
-            let beside = if asked.of_device { ", beside what a GPU holds for others" } else { "" };
-            d.why(format!("of these {} needs least: {}{beside}", c.words(), bytes(*peak)))
+        (Some((c, peak, beside)), _) => {
+            d.why(format!("of these {} needs least: {}", c.words(), needs(*peak, *beside)))
         }
         (None, Some((c, why))) => d.why(format!("{}: {}", c.words(), why.message)),
         (None, None) => d.why("states and one microbatch alone need more in every layout"),
     };
+    let d = narrow(what, asked, quiet).into_iter().fold(d, Diag::help);
     let d = match found.put_off {
         0 => d,
         n => d.help(format!(

@@ -241,7 +241,7 @@ fn too_large(plan: &Plan, limit: usize) -> Diag {
     for alike in m.live_at_peak.chunk_by(|a, b| a.2 == b.2) {
         let mut names: Vec<&str> = alike.iter().map(|x| x.0.as_str()).take(NAMED).collect();
         let more = alike.len() - names.len();
-        let more = (more > 0).then(|| format!("{more} more"));
+        let more = (more > 0).then(|| format!("and {more} more"));
         names.extend(more.as_deref());
         let mut kinds: Vec<&str> = alike.iter().map(|x| x.1.name()).collect();
         kinds.sort_unstable();

@@ -114,11 +114,11 @@ pub struct Run {
     /// ranks that share them]
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices [default: cpu]
+    /// Where ranks run: cpu, or cuda, with rank r on device r modulo the number of devices
     #[arg(long, value_enum, default_value_t)]
     pub device: On,
     /// Matrix products on a device: own kernels, or NVIDIA's cuBLASLt (for two operands of the same type in plain
-    /// batches) [default: own]
+    /// batches)
     #[arg(long, value_enum, default_value_t)]
     pub products: Products,
     /// Row kernels on the CPU: compiled by the machine's C compiler, or interpreted, which is several times

@@ -15,14 +15,29 @@ use std::result::Result as Result2;
 /// Axis names in canonical order, outer to inner.
 pub const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 
+/// Policies of --recompute that are one word.
+const POLICIES: [&str; 6] = ["none", "elementwise", "selective", "full", "sqrt", "fit"];
+
 pub(super) fn recompute(text: &str) -> Result<Recompute> {
     Recompute::parse(text).map_err(|name| {
-        let (groups, ops) = (GROUPS.join(", "), shardc_ir::ops::NAMES.join(", "));
-        Diag::new("flag", format!("`{name}` is not a value of --recompute"))
-            .at(format!("--recompute {text}"))
-            .help(format!(
-                "use none, elementwise, selective, full, sqrt, fit, every:N, layers:N, mix:N*full+elementwise, or ops:NAME,NAME: {groups}, {ops}"
-            ))
+        let d = Diag::new("flag", format!("`{name}` is not a value of --recompute"))
+            .at(format!("--recompute {text}"));
+        let of_ops = text.starts_with("ops:");
+        let ops = || GROUPS.into_iter().chain(shardc_ir::ops::NAMES.iter().copied());
+        let known: Vec<&str> = if of_ops { ops().collect() } else { POLICIES.to_vec() };
+        let d = match nearest(&name, known.iter().copied(), 1)[..] {
+            [near, ..] if of_ops => d.help(format!("did you mean {near}?")),
+            [near, ..] => d.help(format!("did you mean --recompute {near}?")),
+            [] => d,
+        };
+        d.help(match of_ops {
+            true => format!("names after ops: are {}", known.join(", ")),
+            false => format!(
+                "use {}, every:N, layers:N, mix:N*full+elementwise, or ops:NAME,NAME with {} and names of ops",
+                known.join(", "),
+                GROUPS.join(", ")
+            ),
+        })
     })
 }
 
@@ -87,6 +102,22 @@ pub fn bytes_of(flag: &str, text: &str) -> Result<usize> {
     }
 }
 
+/// A whole number of a flag, which may not be written short.
+///
+/// # Errors
+/// What would be right in its place.
+pub fn whole(text: &str) -> Result2<usize, String> {
+    let thousands = |unit: &[char]| text.trim().strip_suffix(unit)?.parse::<usize>().ok();
+    match (text.parse(), thousands(&['k', 'K'])) {
+        (Ok(n), _) => Ok(n),
+        (Err(_), Some(n)) => {
+            let by = |k: usize| n.saturating_mul(k);
+            Err(format!("a number is written out: {} or {}", by(1024), by(1000)))
+        }
+        (Err(_), None) => Err("a whole number, for example 8192".into()),
+    }
+}
+
 /// Largest CSV file of a schedule that is read, in bytes.
 const MAX_CSV: u64 = 64 << 20;
 
@@ -95,7 +126,10 @@ pub(super) fn schedule(text: &str) -> Result<Order> {
     if !text.to_ascii_lowercase().ends_with(".csv") {
         let name = text.to_ascii_lowercase();
         if name != "search" {
-            Named::parse(&name).map_err(|d| {
+            Named::parse(&name).map_err(|mut d| {
+                let known = Named::ALL.iter().map(|n| n.name()).chain(["search"]);
+                let near = nearest(&name, known, 1).first().map(|n| format!("did you mean {n}?"));
+                d.help.splice(..0, near);
                 d.at(format!("--schedule {text}"))
                     .help("or search, which looks for an order, or FILE.csv with one")
             })?;

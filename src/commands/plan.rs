@@ -5,11 +5,11 @@ mod lines;
 use super::price::{time, trust};
 use super::{Format, show};
 use crate::export::Target;
-use crate::flags::{Flags, Training, memory, memory_of};
+use crate::flags::{Flags, Training, memory, memory_of, whole};
 use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
-use crate::planner::what_if::Ifs;
+use crate::planner::what_if::{self, Ifs};
 use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
@@ -36,10 +36,10 @@ pub struct Plan {
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub device: String,
     /// Sequences per step over all ranks [default: one per rank]
-    #[arg(long)]
+    #[arg(long, value_parser = whole)]
     pub global_batch: Option<usize>,
     /// Tokens per sequence [default: 512, or as many as the model can have]
-    #[arg(long)]
+    #[arg(long, value_parser = whole)]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, bf16 or f16
     #[arg(long, default_value = "bf16")]
@@ -94,7 +94,7 @@ fn bad(flag: &str, given: &str, help: &str) -> Diag {
 impl Plan {
     /// The machine with its other numbers, and what no plan has.
     fn machine(&self) -> Result<(Device, Ifs)> {
-        let (mut d, mut ifs) = (device(&self.device)?, Ifs::default());
+        let (mut d, mut ifs, mut changed) = (device(&self.device)?, Ifs::default(), vec![]);
         for given in &self.what_if {
             if ifs.take(given)? {
                 continue;
@@ -105,7 +105,15 @@ impl Plan {
                 "memory" => memory_of("--what-if memory", value)? as f64,
                 _ => value.parse().map_err(|_| no())?,
             };
-            d = d.with(name, value)?;
+            d = d.with(name, value).map_err(|d| match Device::NUMBERS.contains(&name) {
+                true => d.at(format!("--what-if {given}")),
+                false => what_if::unknown(name, d.at(format!("--what-if {given}"))),
+            })?;
+            let unit = if ["hbm", "link", "nic"].contains(&name) { " GB/s" } else { "" };
+            changed.push(format!("{given}{unit}"));
+        }
+        if !changed.is_empty() {
+            d.name = format!("{} with {}", d.name, changed.join(", "));
         }
         if let Some(dir) = self.output.as_ref().filter(|_| ifs.is_any()) {
             return Err(Diag::new("flag", format!("no plan has {}", ifs.words().join(", ")))
@@ -277,6 +285,8 @@ fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()>
     let memory = Some(asked.room(best.beside));
     let o = Options { memory, ..best.options.clone() };
     let mut done = crate::compile_with(model, &o, Manager::new(&mut |_, _| {}))?;
+    // As the command that is printed makes it.
+    done.stored.options.memory = None;
     done.write(dir)
 }
 
@@ -292,7 +302,8 @@ fn table(asked: &Asked, found: &Found) -> String {
     t.load_preset(presets::NOTHING);
     t.set_header(["", "step", "MFU", "tokens/s", "memory", "layout", "where the time goes"]);
     let best = found.fits[0].seconds;
-    let tie = |c: &Compiled| c.seconds <= best * (1.0 + BAND);
+    let guessed = asked.device.is_guessed();
+    let tie = |c: &Compiled| !guessed && c.seconds <= best * (1.0 + BAND);
     let ifs = asked.ifs.words().join(", ");
     let not = |words: String| match asked.ifs.is_any() {
         true => format!("{words} (not executable: {ifs})"),
@@ -303,7 +314,10 @@ fn table(asked: &Asked, found: &Found) -> String {
         let tied = if tie(c) { "~" } else { " " };
         t.add_row([
             format!("{}{front}{tied}", i + 1),
-            format!("{} ±{:.0} %", time(c.seconds), 100.0 * BAND),
+            match guessed {
+                true => format!("{} (guess)", time(c.seconds)),
+                false => format!("{} ±{:.0} %", time(c.seconds), 100.0 * BAND),
+            },
             format!("{:.1} %", 100.0 * c.mfu),
             format!("{:.0}", c.tokens_per_s),
             bytes(c.peak),
@@ -333,11 +347,14 @@ fn table(asked: &Asked, found: &Found) -> String {
         found.passed_over,
         found.put_off
     );
+    let within = match guessed {
+        true => "how far it is off is not known (guess)".to_string(),
+        false => format!("{ties} within {:.0} % of it are a tie (~)", 100.0 * BAND),
+    };
     format!(
-        "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {ties} within \
-         {:.0} % of it are a tie (~); * none is faster and smaller\n{}",
+        "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {within}; * none \
+         is faster and smaller\n{}",
         lines.join("\n"),
-        100.0 * BAND,
         lines::assumed(asked, found)
     )
 }
@@ -380,6 +397,7 @@ fn shares(c: &Compiled) -> String {
 
 fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
     let best = found.fits[0].seconds;
+    let guessed = asked.device.is_guessed();
     let one = |c: &Compiled| {
         let parts: serde_json::Map<String, Value> =
             c.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
@@ -388,13 +406,13 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
             "mesh": mesh_text(&c.options),
             "options": lines::options(what, c),
             "step_s": c.seconds,
-            "band": [c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)],
+            "band": (!guessed).then_some([c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)]),
             "closed_form_s": c.guess.seconds,
             "mfu": c.mfu,
             "tokens_per_s": c.tokens_per_s,
             "peak_bytes": c.peak,
             "beside_bytes": c.beside,
-            "tie": c.seconds <= best * (1.0 + BAND),
+            "tie": !guessed && c.seconds <= best * (1.0 + BAND),
             "pareto": is_front(&found.fits, c),
             "extrapolated": true,
             "executable": !asked.ifs.is_any(),

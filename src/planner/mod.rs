@@ -39,8 +39,10 @@ const AT_ONCE: usize = 2;
 /// Compilations for one plan that is asked for, fitting or not, and for how many plans at least.
 const TRIES: usize = 6;
 const FEW: usize = 10;
-/// The same of layouts that need too much by formulas that plans like them have corrected.
-const LATE: usize = 2;
+/// The same of layouts that need too much by formulas that plans like them have corrected; and of those that may fit
+/// although formulas are believed to be too high, while nothing has fitted.
+const LATE: usize = 1;
+const HOPES: usize = 2;
 /// Compilations for one plan that is asked for, and for [`FEW`] at least, of layouts that may be faster than what was
 /// found.
 const MORE: usize = 1;
@@ -361,7 +363,9 @@ impl Search<'_> {
     /// True if the formula of memory, scaled by what plans like it needed, says so.
     fn seems_to_fit(&self, g: &Guess) -> bool {
         let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
-        g.likely * ratio * MARGIN <= self.asked.room_of(&g.candidate) as f64
+        let many = self.compiled >= HOPES * self.asked.top.max(FEW);
+        let margin = if self.fits.is_empty() && many { 1.0 } else { MARGIN };
+        g.likely * ratio * margin <= self.asked.room_of(&g.candidate) as f64
     }
 
     /// True if enough were compiled that did not seem to fit, and by plans like it this one does not either.
@@ -394,8 +398,7 @@ impl Search<'_> {
     fn compile(&self, g: &Guess) -> Result<Compiled> {
         let base = Options { memory: None, ..self.asked.options.clone() };
         let device = &self.asked.device;
-        let mut options = g.candidate.options(&base);
-        options.hardware = device.hardware(&options.mesh, precision(&options))?;
+        let options = g.candidate.options(&base);
         let plan = self.asked.trial(self.input, &options)?;
         let price = of_plan::price(&plan, device, &options.speeds)?;
         let beside = if device.is_gpu() { beside::bytes(&plan) } else { 0 };

@@ -230,7 +230,7 @@ fn the_next_best_costs_what_is_said() {
         let cut = |d: &shardc_ir::types::Dim| if d.atoms.is_empty() { "-" } else { "tp" };
         let layout: Vec<&str> = other.dims.iter().map(cut).collect();
         let forced = toy(&format!("next-best{name}"), Some((name, &layout.join(","))));
-        assert_eq!(forced.price.expect("a price").time, next, "{name} as {layout:?}");
+        assert_eq!(forced.propagated.price.expect("a price").time, next, "{name} as {layout:?}");
         tried += 1;
     }
     assert!(tried > 0);

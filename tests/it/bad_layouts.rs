@@ -241,7 +241,12 @@ fn grids_of_tensor_parallelism() {
     let rows = "--tp-mode 3d --microbatch 2 --mesh tp=8";
     refuses(mha, rows, "grid-not-divisible", &["microbatch=2", "(q * q)", "--microbatch 4"]);
     let odd = lab.config("llama_mha", json!({ "intermediate_size": 33 }));
-    refuses(&odd, "--mesh tp=4 --tp-mode 2d", "grid-not-divisible", &["ffn=33", "q=2", "without --mesh"]);
+    refuses(
+        &odd,
+        "--mesh tp=4 --tp-mode 2d",
+        "grid-not-divisible",
+        &["ffn=33", "q=2", "without --mesh"],
+    );
     let odd = lab.config("llama_mha", json!({ "hidden_size": 62, "head_dim": 16 }));
     refuses(&odd, "--mesh tp=8 --tp-mode 3d", "grid-not-divisible", &["hidden=62", "(q * q)"]);
     refuses(mha, "--mesh tp=4 --tp-mode 2d --sp", "sp-needs-1d", &["tp=4", "--tp-mode 1d"]);

@@ -118,7 +118,7 @@ pub struct Change {
     pub option: String,
     pub before: Option<Value>,
     pub after: Option<Value>,
-    /// It only bounds what is compiled, and is not a cause.
+    /// It only bounds what is compiled, or nothing was chosen by it, and is not a cause.
     pub bound: bool,
     /// Why its change alone cannot be compiled.
     pub refused_alone: Option<String>,
@@ -138,6 +138,33 @@ pub struct Line {
     pub after: Option<String>,
 }
 
+/// Exchanges of an axis and kind in a step, of all scopes and phases together; or without both, all that is sent.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sent {
+    pub of: Option<(String, &'static str)>,
+    pub before: Amount,
+    pub after: Amount,
+}
+
+/// What both plans send, by axis and kind, and all together.
+fn sent(first: &Digest, second: &Digest) -> Vec<Sent> {
+    let mut all: BTreeMap<Option<(String, &'static str)>, [Amount; 2]> = BTreeMap::new();
+    for (i, digest) in [first, second].into_iter().enumerate() {
+        for (what, amount) in digest {
+            let What::Exchange { axis, kind, .. } = what else { continue };
+            for of in [Some((axis.clone(), *kind)), None] {
+                let to = &mut all.entry(of).or_default()[i];
+                (to.count, to.bytes) = (to.count + amount.count, to.bytes + amount.bytes);
+            }
+        }
+    }
+    let mut all: Vec<Sent> =
+        all.into_iter().map(|(of, [before, after])| Sent { of, before, after }).collect();
+    // The sum comes last.
+    all.sort_by_key(|s| s.of.is_none());
+    all
+}
+
 /// Two plans, compared.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Comparison {
@@ -147,6 +174,9 @@ pub struct Comparison {
     /// Why causes are not known, if they are not.
     pub no_causes: Option<String>,
     pub rows: Vec<Row>,
+    /// All exchanges of both plans, also those that do not differ.
+    #[serde(skip)]
+    pub sent: Vec<Sent>,
     /// Where the texts differ, if there are no rows.
     pub texts: Vec<Line>,
 }
@@ -220,8 +250,14 @@ pub fn compare(a: &Stored, b: &Stored, device: Option<&Device>) -> Result<Compar
         })
         .collect();
     let same = a.hash() == b.hash();
-    let mut out =
-        Comparison { same, options: changed, no_causes: None, rows: vec![], texts: vec![] };
+    let mut out = Comparison {
+        same,
+        options: changed,
+        no_causes: None,
+        rows: vec![],
+        sent: sent(&first, &second),
+        texts: vec![],
+    };
     let again = [(a, &first), (b, &second)].into_iter().find_map(|(s, own)| {
         match variant(s, &s.options).and_then(|p| digest(&p, &s.options, device)) {
             Ok(d) if d == *own => None,
@@ -300,6 +336,9 @@ fn add(rows: &mut [Row], option: &str, how: impl Fn(&Row) -> Option<How>) {
 /// The option that only bounds a compilation.
 const BOUND: &str = "memory";
 
+/// The option that makes a plan only where layouts are chosen by price.
+pub const PRICES: &str = "hardware";
+
 /// Options by their names in options.toml.
 fn table(o: &Options) -> Table {
     Table::try_from(o).expect("options are plain data")
@@ -309,11 +348,12 @@ fn table(o: &Options) -> Table {
 fn changes(a: &Stored, b: &Stored) -> Vec<Change> {
     let (first, second) = (table(&a.options), table(&b.options));
     let names: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
+    let priced = a.options.auto || b.options.auto;
     let one = |name: &String| Change {
         option: name.clone(),
         before: first.get(name).cloned(),
         after: second.get(name).cloned(),
-        bound: name == BOUND,
+        bound: name == BOUND || (name == PRICES && !priced),
         refused_alone: None,
         refused_without: None,
     };

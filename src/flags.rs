@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 pub use text::{Brought, default_microbatch};
 use values::*;
-pub use values::{AXES, bytes_of, memory};
+pub use values::{AXES, bytes_of, memory, memory_of, whole};
 
 /// Declares the flags, and how those of a file fill the holes of the command line's.
 macro_rules! flags {
@@ -84,14 +84,14 @@ flags! {
     #[arg(long, help_heading = "Run")]
     pub mode: Option<String>,
     /// Sequences per step over all ranks [default: 8, or the number of rows in a text model]
-    #[arg(long, help_heading = "Run")]
+    #[arg(long, value_parser = whole, help_heading = "Run")]
     pub global_batch: Option<usize>,
     /// Sequences per rank and microbatch [default: all of a rank's, or with pp as many as give at least pp
     /// microbatches]
-    #[arg(long, help_heading = "Run")]
+    #[arg(long, value_parser = whole, help_heading = "Run")]
     pub microbatch: Option<usize>,
     /// Tokens per sequence [default: 512, or the model's maximum if that is less, or those of a text model]
-    #[arg(long, help_heading = "Run")]
+    #[arg(long, value_parser = whole, help_heading = "Run")]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, bf16 or f16 (training keeps f32 master copies; sums and
     /// statistics are f32; f16 uses loss scaling) [default: f32]

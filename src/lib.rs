@@ -162,7 +162,7 @@ pub fn compile_with(model: &Path, o: &Options, manager: Manager) -> Result<Outpu
         let first = found.into_iter().take(1).collect();
         if let Some(v) = search::ways::checked(model, &f, o, first).first() {
             let all = match v.nearest.is_empty() {
-                true => search::ways::meshes(model, &f, o),
+                true => search::ways::meshes(model, &f, o, std::slice::from_ref(v)),
                 false => vec![],
             };
             return Err(all.iter().fold(v.diag(), |d, m| d.help(format!("use --mesh {m}"))));
@@ -303,7 +303,9 @@ fn across_nodes(s: &Stored) -> Vec<Diag> {
             _ => {
                 let ways = mesh.ways(atoms);
                 let fits = (1..=ways.min(node)).rev().find(|n| ways % n == 0).unwrap_or(1);
-                format!("use {name}={fits} or less, or --order {name}-…")
+                let first =
+                    if ways <= node { format!(", or --order {name}-…") } else { String::new() };
+                format!("use {name}={fits} or less{first}")
             }
         };
         out.push(

@@ -4,7 +4,9 @@ use crate::search::ways;
 use serde::Serialize;
 use shardc_frontends::Facts;
 use shardc_ir::diag::Diag;
+use shardc_ir::mesh::PIPELINE;
 use shardc_ir::plan::TokenOrder;
+use shardc_ir::schedule::MAX_STAGES;
 use shardc_passes::options::{CpMode, Options, Order, TpMode};
 use shardc_passes::schedule::chosen;
 use shardc_passes::shard::experts::fold;
@@ -23,6 +25,9 @@ pub struct Violation {
     pub values: Vec<(&'static str, usize)>,
     /// What would be legal instead.
     pub nearest: Vec<String>,
+    /// Where other rules are violated, too: values that are legal by this one.
+    #[serde(skip)]
+    pub alone: Vec<String>,
     /// What violates no rule and was not compiled: that would take too long for a refusal.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub untried: Vec<String>,
@@ -47,6 +52,9 @@ impl Violation {
             Diag::new(self.code, what).rule(self.rule.clone())
         });
         d.help.clear();
+        if !self.alone.is_empty() && !self.beyond {
+            d = d.help(format!("legal by this rule alone: {}", self.alone.join(", ")));
+        }
         match (self.nearest.is_empty(), self.untried.is_empty()) {
             _ if self.beyond => d.help("stay within the limit that the rule says"),
             (false, _) => d.help(format!("nearest legal: {}", self.nearest.join(", "))),
@@ -61,6 +69,9 @@ impl Violation {
     }
 }
 
+/// Most parts of a model before and after its layers that a stage can be made of.
+pub const AROUND: usize = 16;
+
 /// Values of a kind that are looked at; those that are offered were compiled.
 const LOOKED_AT: usize = 12;
 
@@ -72,15 +83,26 @@ fn divisors_near(n: usize, near: usize, ok: impl Fn(usize) -> bool) -> Vec<usize
     all
 }
 
-/// Legal global batches and microbatches near those asked for.
-fn batches(global: usize, dp: usize, microbatch: usize) -> Vec<String> {
-    let rows = dp * microbatch.max(1);
+/// Legal global batches, ranks of dp and microbatches near those asked for.
+fn batches(o: &Options, dp: usize) -> Vec<String> {
+    let (global, rows) = (o.global_batch, (dp * o.microbatch).max(1));
     let mut out = vec![format!("--global-batch {}", global.div_ceil(rows).max(1) * rows)];
     if global > 0 && global % dp == 0 {
-        let fits = divisors_near(global / dp, microbatch, |_| true);
+        let fits = divisors_near(global / dp, o.microbatch, |_| true);
         out.extend(fits.iter().map(|m| format!("--microbatch {m}")));
     }
+    let of_dp = ["dp_replicate", "dp_shard"].map(|a| (a, o.axis(a)));
+    if let [(_, 1), (axis, n @ 2..)] | [(axis, n @ 2..), (_, 1)] = of_dp {
+        let fits = divisors_near(global, n, |d| d != n);
+        out.extend(powers_first(fits).iter().map(|d| format!("{axis}={d}")));
+    }
     out
+}
+
+/// Numbers of ranks as people have them first: powers of two, which machines have.
+fn powers_first(all: Vec<usize>) -> Vec<usize> {
+    let (powers, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|n| n.is_power_of_two());
+    [powers, others].concat()
 }
 
 /// True if a model's sizes can be cut by a grid of side `q`.
@@ -103,6 +125,7 @@ pub fn violations(f: &Facts, o: &Options) -> Vec<Violation> {
     rules.sequence_parallel();
     rules.experts();
     rules.factors();
+    rules.stages();
     rules.schedule();
     rules.out
 }
@@ -181,7 +204,7 @@ impl Rules<'_> {
         let (f, o, tp) = (self.f, self.o, self.o.axis("tp"));
         let legal = match self.on_grid() {
             true => o.tp_mode.nearest(tp, LOOKED_AT, |q| on_side(f, o.tp_mode, q)),
-            false => divisors_near(f.heads, tp, |t| self.kv_fits(t)),
+            false => powers_first(divisors_near(f.heads, tp, |t| self.kv_fits(t))),
         };
         legal.iter().map(|t| format!("tp={t}")).collect()
     }
@@ -258,7 +281,7 @@ impl Rules<'_> {
             "batch-not-divisible",
             "global_batch % (dp * microbatch) == 0",
             &[("global_batch", o.global_batch), ("dp", dp), ("microbatch", o.microbatch)],
-            batches(o.global_batch, dp, o.microbatch),
+            batches(o, dp),
         );
     }
 
@@ -391,8 +414,28 @@ impl Rules<'_> {
         self.refused(d, values, foldings(f, o));
     }
 
+    /// Stages are made of layers and what is around them: how much that is, compiling says.
+    fn stages(&mut self) {
+        let (f, o, pp) = (self.f, self.o, self.o.axis(PIPELINE));
+        let chunks = o.chunks.unwrap_or(1).max(1);
+        // As many stages as layers are always possible; what is beyond all limits is refused by those.
+        let stages = pp.saturating_mul(chunks);
+        let most = (f.layers / chunks).max(1);
+        let fewer = divisors_near(f.layers, most, |n| n < most);
+        self.add(
+            pp == 1 || stages > MAX_STAGES || stages <= f.layers + AROUND,
+            "too-many-stages",
+            "pp * chunks <= layers + the parts before and after them",
+            &[("pp", pp), ("chunks", chunks), ("layers", f.layers)],
+            [most].into_iter().chain(fewer).map(|n| format!("pp={n}")).collect(),
+        );
+    }
+
     fn schedule(&mut self) {
         let (f, o) = (self.f, self.o);
+        if self.out.iter().any(|v| v.code == "too-many-stages") {
+            return;
+        }
         let batch = self.out.iter().all(|v| v.code != "batch-not-divisible");
         let searched = o.schedule == Order::Named("search".into());
         let Some(d) = chosen(o).err().filter(|_| batch && !searched) else { return };
@@ -434,8 +477,8 @@ fn schedules(f: &Facts, o: &Options) -> Vec<String> {
     out
 }
 
-/// Meshes of as many ranks that violate nothing, the nearest to the one asked for first. Near is where
-/// few axes change by small factors.
+/// Meshes of as many ranks that violate nothing, the nearest to the one asked for first. Near is where no axis is new,
+/// sizes that are new are powers of two, and few axes change by small factors.
 pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<Options> {
     let both = o.axis("dp_replicate") > 1 && o.axis("dp_shard") > 1;
     let shards = o.zero > 0 || o.ep > 1 || o.axis("dp_shard") > 1;
@@ -446,7 +489,7 @@ pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<Options> {
     };
     let ranks: usize = o.mesh.iter().map(|a| a.1).product();
     let other = o.mesh.iter().any(|a| a.1 > 1 && !axes.contains(&&*a.0));
-    if ranks == 0 || ranks > 1 << 16 || other {
+    if ranks <= 1 || ranks > 1 << 16 || other {
         return vec![];
     }
     let divisors: Vec<usize> = (1..=ranks).filter(|d| ranks % d == 0).collect();
@@ -466,7 +509,15 @@ pub fn nearest_meshes(f: &Facts, o: &Options) -> Vec<Options> {
         let one = |(a, n): (&&str, &usize)| (*n as f64 / o.axis(a) as f64).log2().abs();
         axes.iter().zip(sizes).map(one).sum()
     };
-    all.sort_by(|a, b| apart(a).total_cmp(&apart(b)).then(a.cmp(b)));
+    let strange = |sizes: &Vec<usize>| -> (usize, usize) {
+        let pairs = || axes.iter().zip(sizes).filter(|(a, n)| **n > 1 && **n != o.axis(a));
+        let new = pairs().filter(|(a, _)| o.axis(a) == 1).count();
+        (new, pairs().filter(|(_, n)| !n.is_power_of_two()).count())
+    };
+    all.sort_by(|a, b| {
+        let by_size = apart(a).total_cmp(&apart(b)).then(a.cmp(b));
+        strange(a).cmp(&strange(b)).then(by_size)
+    });
     let options = |sizes: Vec<usize>| {
         let some = axes.iter().zip(sizes).filter(|(_, n)| *n > 1);
         let mesh: Vec<(String, usize)> = some.map(|(a, n)| (a.to_string(), n)).collect();

@@ -216,6 +216,11 @@ impl Device {
         self.overlaps && !["tpu", "zen"].iter().any(|c| self.chip.starts_with(c))
     }
 
+    /// True if the share of its peak that products reach is a guess, and so is every price.
+    pub fn is_guessed(&self) -> bool {
+        self.fit.gemm.from == Provenance::Prior
+    }
+
     /// Its name, and what people also call it.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.name).chain(&self.also).map(String::as_str)
@@ -328,6 +333,9 @@ impl Device {
         let each = f64::from(self.nics_per_domain) / f64::from(self.domain);
         self.nic * each.min(1.0) * self.fit.nic.value
     }
+
+    /// Numbers that [`Device::with`] changes.
+    pub const NUMBERS: [&str; 5] = ["hbm", "link", "nic", "memory", "domain"];
 
     /// With one number changed, as in `nic=100`: GB/s of hbm, link and nic, bytes of memory, counts.
     ///

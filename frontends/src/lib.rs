@@ -303,11 +303,29 @@ fn build(
     Ok((model, family))
 }
 
+/// The JSON files of a folder that has no config.json: one of them may be meant.
+fn others(file: &Path) -> Option<String> {
+    let dir = file.parent().filter(|_| file.ends_with("config.json"))?;
+    let all = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path());
+    let mut all: Vec<String> = all
+        .filter(|p| p.extension().is_some_and(|e| e == "json") && p.is_file())
+        .map(|p| p.display().to_string())
+        .collect();
+    all.sort();
+    let more = if all.len() > MOST_OTHERS { ", …" } else { "" };
+    all.truncate(MOST_OTHERS);
+    (!all.is_empty())
+        .then(|| format!("give one of its JSON files by name: {}{more}", all.join(", ")))
+}
+
+/// Most files that are named in place of one that is not there.
+const MOST_OTHERS: usize = 5;
+
 fn read_config(file: &Path) -> Result<serde_json::Value> {
     let place = file.display().to_string();
     let bytes = files::read(file, MAX_CONFIG).map_err(|d| {
         let help = "give a folder that holds config.json, such as examples/tiny-llama";
-        if file.exists() { d } else { d.help(help) }
+        if file.exists() { d } else { others(file).into_iter().fold(d, Diag::help).help(help) }
     })?;
     serde_json::from_slice(&bytes).map_err(|e| {
         Diag::new("config", format!("config.json is not JSON: {e}")).at(place).help(format!(

@@ -221,17 +221,36 @@ pub fn run_pass(pass: &Pass, module: Module, source: Source, o: &Options) -> Res
     Ok(state.into_module())
 }
 
+/// Tensors of a size that are named.
+const NAMED: usize = 3;
+
 /// A plan that needs more memory than a rank has. Other ways out are for the driver to find.
 fn too_large(plan: &Plan, limit: usize) -> Diag {
     let m = plan.classes.iter().map(|c| &c.memory).max_by_key(|m| m.peak_bytes);
     let m = m.expect("a plan has ranks");
     let (needs, most) = (exact_bytes(m.peak_bytes), exact_bytes(limit));
     let what = format!("a rank needs {needs}, the limit is {most}");
+    let mut kinds = m.at_peak.clone();
+    kinds.sort_by_key(|k| std::cmp::Reverse(k.1));
+    let kinds: Vec<String> =
+        kinds.iter().map(|(kind, n)| format!("{} {}", kind.name(), bytes(*n))).collect();
     let mut d = Diag::new("out-of-memory", what)
         .at(format!("--memory {limit}"))
-        .rule("peak_bytes <= --memory");
-    for (name, class, size) in &m.live_at_peak {
-        d = d.why(format!("{name} holds {} ({}) at the peak", bytes(*size), class.name()));
+        .rule("peak_bytes <= --memory")
+        .why(format!("at the peak: {}", kinds.join(", ")));
+    for alike in m.live_at_peak.chunk_by(|a, b| a.2 == b.2) {
+        let mut names: Vec<&str> = alike.iter().map(|x| x.0.as_str()).take(NAMED).collect();
+        let more = alike.len() - names.len();
+        let more = (more > 0).then(|| format!("and {more} more"));
+        names.extend(more.as_deref());
+        let mut kinds: Vec<&str> = alike.iter().map(|x| x.1.name()).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let (kinds, each) = (kinds.join(", "), bytes(alike[0].2));
+        d = d.why(match &names[..] {
+            [one] => format!("{one} holds {each} ({kinds}) at the peak"),
+            all => format!("{} hold {each} each ({kinds}) at the peak", all.join(", ")),
+        });
     }
-    d.help(format!("use --memory {}", m.peak_bytes))
+    d.help(format!("use --memory {}B", m.peak_bytes))
 }

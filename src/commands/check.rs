@@ -42,7 +42,7 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
                 family = done.stored.family;
             }
             Err(d) if as_json => {
-                let d = advise(d, &model, &asked);
+                let d = advise(d, &model, &asked, flags.memory.as_deref());
                 let rule = d.rule.unwrap_or(d.message);
                 let values = vec![];
                 found.push(Violation {
@@ -53,11 +53,11 @@ pub fn check(model: &Path, flags: Flags, as_json: bool) -> Result<i32> {
                     ..Violation::default()
                 });
             }
-            Err(d) => return Err(advise(d, &model, &asked)),
+            Err(d) => return Err(advise(d, &model, &asked, flags.memory.as_deref())),
         }
     }
     let meshes = match &facts {
-        Some(f) if !found.is_empty() => ways::meshes(&model, f, &asked),
+        Some(f) if !found.is_empty() => ways::meshes(&model, f, &asked, &found),
         _ => vec![],
     };
     if as_json {

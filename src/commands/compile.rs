@@ -7,12 +7,14 @@ use crate::flags::Flags;
 use crate::plan_dir::Stored;
 use crate::proof::{Outcome, Prove};
 use crate::report::{Chosen, Report, bubble_line, bytes, padding_lines, step_words, wrapped};
+use crate::rules;
 use crate::search::advice::advise;
 use crate::terminal::{detail, doing, json_line, note};
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
-use shardc_ir::plan::Plan;
+use shardc_ir::plan::{MemoryClass, Plan};
+use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,9 +35,10 @@ pub fn compile(
             .at("--device cuda")
             .help("add -o DIR"));
     }
+    let typed = flags.memory.as_deref();
     doing("compiling");
     let (mut done, dump) = passes.compile(|manager: Manager| {
-        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o))
+        crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, typed))
     })?;
     doing("proving");
     if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {
@@ -53,7 +56,7 @@ pub fn compile(
     }
     warn(&done.warnings);
     warn(&flags.without_effect(&o, &done.propagated.sharded.funcs[0], done.stored.facts.as_ref()));
-    done.notes.iter().chain(&flags.unasked(&o)).for_each(note);
+    done.notes.iter().chain(&flags.unasked(&o)).chain(&in_pieces(&done.stored)).for_each(note);
     if json {
         let mut report = serde_json::to_value(&done.report).expect("a report is plain data");
         report["options"] = json!(Chosen::of(&done.stored.options));
@@ -85,6 +88,26 @@ pub fn compile(
     // The process ends now: to give back a large plan node by node would take longer than to write it.
     std::mem::forget(done);
     Ok(0)
+}
+
+/// Activations from which on a smaller microbatch is worth a word, in bytes.
+const MANY: usize = 1 << 30;
+
+/// That a smaller microbatch needs less, where activations are most of the memory.
+fn in_pieces(s: &Stored) -> Option<String> {
+    let memory = s.plan.classes.iter().map(|c| &c.memory).max_by_key(|m| m.peak_bytes)?;
+    let of = memory.at_peak.iter().find(|k| k.0 == MemoryClass::Activation)?.1;
+    let few = of < MANY || of <= 2 * (memory.peak_bytes - of);
+    let facts = s.facts.as_ref().filter(|_| !few && s.options.microbatch > 1)?;
+    let one = Options { microbatch: 1, ..s.options.clone() };
+    rules::violations(facts, &one).is_empty().then(|| {
+        format!(
+            "activations are {} of {}: with --microbatch 1 a rank has those of 1 sequence at a time, here {}",
+            bytes(of),
+            bytes(memory.peak_bytes),
+            s.options.microbatch
+        )
+    })
 }
 
 /// The mesh as people write it, with the order of ranks.

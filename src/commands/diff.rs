@@ -3,15 +3,18 @@
 use super::inspect::trimmed;
 use super::price::time;
 use super::show;
-use crate::compare::{Amount, Cause, Change, Comparison, How, Line, MODEL, Row, What, compare};
+use crate::compare::{
+    Amount, Cause, Change, Comparison, How, Line, MODEL, PRICES, Row, Sent, What, compare,
+};
+use crate::flags::Flags;
 use crate::machine::device;
 use crate::plan_dir;
 use crate::report::bytes;
-use crate::terminal::{doing, json_line};
+use crate::terminal::{Volume, doing, json_line, talks};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
-use shardc_ir::diag::Result;
+use shardc_ir::diag::{Result, count};
 use shardc_passes::options::ShardRule;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -43,46 +46,92 @@ pub fn diff(what: &Diff, json: bool) -> Result<i32> {
     if json {
         show(json_line("diff", json!(found)));
     } else {
-        show(human(&found));
+        show(human(&found, talks().volume == Volume::Verbose));
     }
     Ok(0)
 }
 
 /// The sections, in order.
 const TITLES: [&str; 4] = [
-    "memory of a rank at the peak",
-    "exchanges of a step, of one rank of every stage together",
-    "programs: ops of a layer",
     "price of a step",
+    "memory of a rank at the peak",
+    "exchanges of a step by scope, of one rank of every stage together",
+    "programs: ops of a layer",
 ];
 
 fn title(w: &What) -> &'static str {
     match w {
-        What::Memory { .. } => TITLES[0],
-        What::Exchange { .. } => TITLES[1],
-        What::Ops { .. } => TITLES[2],
-        What::Price { .. } => TITLES[3],
+        What::Price { .. } => TITLES[0],
+        What::Memory { .. } => TITLES[1],
+        What::Exchange { .. } => TITLES[2],
+        What::Ops { .. } => TITLES[3],
     }
 }
 
-fn human(c: &Comparison) -> String {
+/// True of what is a part of other rows: rank classes, scopes and layers.
+fn is_detail(w: &What) -> bool {
+    match w {
+        What::Price { .. } => false,
+        What::Memory { class, .. } => class.is_some(),
+        What::Exchange { .. } | What::Ops { .. } => true,
+    }
+}
+
+/// What differs: price, memory and what is sent; with `all` by layer, too, and with what each option makes by itself.
+fn human(c: &Comparison, all: bool) -> String {
     let mut out = options(&c.options);
     if c.rows.is_empty() {
         return out + &texts(c);
     }
+    let mut hidden = 0;
     for title in TITLES {
-        let own: Vec<&Row> = c.rows.iter().filter(|r| self::title(&r.what) == title).collect();
-        if own.is_empty() {
-            continue;
+        let of = |r: &&Row| self::title(&r.what) == title;
+        let (own, more): (Vec<&Row>, Vec<&Row>) =
+            c.rows.iter().filter(of).partition(|r| all || !is_detail(&r.what));
+        if title == TITLES[2] {
+            out += &sent(c);
         }
-        out += &format!("\n{title}\n{}", section(&own));
+        if !own.is_empty() {
+            out += &format!("\n{title}\n{}", table(&section(&own, all)));
+        }
+        hidden += section(&more, all).len();
     }
     if let Some(why) = &c.no_causes {
         out += &format!("\ncauses are not known: {why}\n");
     } else if c.rows.iter().any(|r| r.causes.is_empty()) && !c.options.is_empty() {
         out += "\n-: no single option of the second plan causes this, and it does not disappear without one\n";
     }
+    if hidden > 0 {
+        let rows = count(hidden, "more row", "more rows");
+        out += &format!("\n{rows} by layer, and what each option makes by itself: -v\n");
+    }
     out
+}
+
+/// All that a rank sends, by axis and kind, if that differs.
+fn sent(c: &Comparison) -> String {
+    let differ = |s: &&Sent| s.before != s.after;
+    let mut rows: Vec<[String; 5]> = vec![];
+    for s in c.sent.iter().filter(differ) {
+        let of_row = |r: &&Row| match (&r.what, &s.of) {
+            (What::Exchange { axis, kind, .. }, Some(of)) => (axis, *kind) == (&of.0, of.1),
+            (What::Exchange { .. }, None) => true,
+            _another => false,
+        };
+        let causes = c.rows.iter().filter(of_row).flat_map(|r| &r.causes);
+        let causes: BTreeSet<&str> = causes.map(|c| c.option.as_str()).collect();
+        let what = s.of.as_ref().map_or("all".into(), |(axis, kind)| format!("{kind} over {axis}"));
+        let [before, after] = [s.before, s.after].map(exchanged);
+        let by = signed(s.before.bytes, s.after.bytes, |by| bytes(by as usize));
+        rows.push([what, before, after, by, named(causes)]);
+    }
+    match rows.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nsent in a step by one rank (in a pipeline, of every stage)\n{}",
+            table(&rows)
+        ),
+    }
 }
 
 /// Functions whose lines are shown.
@@ -116,7 +165,7 @@ fn texts(c: &Comparison) -> String {
 fn options(all: &[Change]) -> String {
     let mut t = Table::new();
     t.load_preset(presets::NOTHING);
-    for c in all {
+    for c in all.iter().filter(|c| !(c.bound && c.option == PRICES)) {
         let values = values(c);
         let refused = match (&c.refused_alone, &c.refused_without) {
             (None, _) if c.bound => "a bound: it makes no difference".into(),
@@ -124,11 +173,20 @@ fn options(all: &[Change]) -> String {
             (Some(why), None) => format!("not by itself: {why}"),
             (Some(why), Some(_)) => format!("neither by itself nor left out: {why}"),
         };
-        t.add_row([c.option.clone(), values, refused]);
+        t.add_row([flag(&c.option), values, refused]);
     }
-    match all.is_empty() {
+    match t.is_empty() {
         true => "the options are the same\n".into(),
         false => format!("options\n{}", trimmed(&t)),
+    }
+}
+
+/// The flag of an option of options.toml; what has no flag of this name stays as it is.
+fn flag(option: &str) -> String {
+    let all = Flags::augment_args(clap::Command::new("flags"));
+    match all.get_arguments().any(|a| a.get_id() == option) {
+        true => format!("--{}", option.replace('_', "-")),
+        false => option.into(),
     }
 }
 
@@ -148,14 +206,18 @@ fn values(c: &Change) -> String {
         let names: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
         let differ = names.into_iter().filter(|n| first.get(*n) != second.get(*n));
         let said = |name: &str, v: Option<&Value>| match (c.option.as_str(), v) {
-            ("hardware", Some(Value::Float(x))) => speed(name, *x),
+            (PRICES, Some(Value::Float(x))) => speed(name, *x),
             _another => value(v),
         };
         let one =
             |n: &String| format!("{n} {} -> {}", said(n, first.get(n)), said(n, second.get(n)));
         return differ.map(one).collect::<Vec<_>>().join(", ");
     }
-    format!("{} -> {}", value(before), value(after))
+    let one = |v: Option<&Value>| match (c.option.as_str(), v.and_then(Value::as_integer)) {
+        ("memory", Some(n)) => bytes(n as usize),
+        _another => value(v),
+    };
+    format!("{} -> {}", one(before), one(after))
 }
 
 /// Values of a table and of the tables in it, by their names; true, as it is one.
@@ -209,7 +271,7 @@ fn shard_flag(r: &ShardRule) -> String {
 }
 
 /// Rows of a table; those of neighbouring layers, and of neighbouring stages, that are alike are one.
-fn section(rows: &[&Row]) -> String {
+fn section(rows: &[&Row], all: bool) -> Vec<[String; 5]> {
     let mut joined: Vec<(Vec<usize>, &Row)> = vec![];
     for r in rows {
         let like = joined.iter_mut().find(|(at, first)| {
@@ -223,19 +285,28 @@ fn section(rows: &[&Row]) -> String {
             None => joined.push((number(&r.what).into_iter().collect(), r)),
         }
     }
-    let mut t = Table::new();
-    t.load_preset(presets::NOTHING);
-    t.set_header(["", "before", "after", "", "by"]);
-    for (at, r) in joined {
+    let line = |(at, r): (Vec<usize>, &Row)| {
         let range = match at[..] {
             [] => String::new(),
             [one] => one.to_string(),
             [first, .., last] => format!("{first}-{last}"),
         };
         let show = |a: &Amount| amount(&r.what, *a);
-        let difference = difference(r);
-        let causes = causes(r);
-        t.add_row([words(&r.what, &range), show(&r.before), show(&r.after), difference, causes]);
+        let causes = match all {
+            true => causes(r),
+            false => named(r.causes.iter().map(|c| c.option.as_str())),
+        };
+        [words(&r.what, &range), show(&r.before), show(&r.after), difference(r), causes]
+    };
+    joined.into_iter().map(line).collect()
+}
+
+fn table(rows: &[[String; 5]]) -> String {
+    let mut t = Table::new();
+    t.load_preset(presets::NOTHING);
+    t.set_header(["", "before", "after", "", "by"]);
+    for r in rows {
+        t.add_row(r);
     }
     for column in [1, 2, 3] {
         if let Some(c) = t.column_mut(column) {
@@ -243,6 +314,12 @@ fn section(rows: &[&Row]) -> String {
         }
     }
     trimmed(&t)
+}
+
+/// Options that have a part in a difference.
+fn named<'a>(options: impl IntoIterator<Item = &'a str>) -> String {
+    let all: Vec<&str> = options.into_iter().collect();
+    if all.is_empty() { "-".into() } else { all.join(", ") }
 }
 
 /// The layer or stage of a row.
@@ -279,17 +356,18 @@ fn words(w: &What, range: &str) -> String {
     }
 }
 
+fn exchanged(a: Amount) -> String {
+    match (a.count, bytes(a.bytes as usize)) {
+        (0.0, _) if a.bytes == 0.0 => "none".into(),
+        (0.0, sent) => format!("{sent} in calls of others"),
+        (n, sent) => format!("{n} {}, {sent}", if n == 1.0 { "call" } else { "calls" }),
+    }
+}
+
 fn amount(w: &What, a: Amount) -> String {
     match w {
         What::Memory { .. } => bytes(a.count as usize),
-        What::Exchange { .. } if a.count == 0.0 && a.bytes == 0.0 => "none".into(),
-        What::Exchange { .. } if a.count == 0.0 => {
-            format!("{} in calls of others", bytes(a.bytes as usize))
-        }
-        What::Exchange { .. } => {
-            let calls = if a.count == 1.0 { "call" } else { "calls" };
-            format!("{} {calls}, {}", a.count, bytes(a.bytes as usize))
-        }
+        What::Exchange { .. } => exchanged(a),
         What::Ops { .. } => a.count.to_string(),
         What::Price { .. } => time(a.count),
     }
@@ -303,13 +381,15 @@ fn difference(r: &Row) -> String {
             (r.before.count, r.after.count)
         }
     };
-    let (sign, by) = if b < a { ("-", a - b) } else { ("+", b - a) };
-    let text = match r.what {
+    signed(a, b, |by| match r.what {
         What::Memory { .. } | What::Exchange { .. } => bytes(by as usize),
         What::Ops { .. } => by.to_string(),
         What::Price { .. } => time(by),
-    };
-    format!("{sign}{text}")
+    })
+}
+
+fn signed(a: f64, b: f64, text: impl Fn(f64) -> String) -> String {
+    if b < a { format!("-{}", text(a - b)) } else { format!("+{}", text(b - a)) }
 }
 
 fn causes(r: &Row) -> String {

@@ -23,6 +23,7 @@ use crate::plan_dir::Stored;
 use crate::terminal::json_line;
 use serde_json::{Map, Value as Json};
 use shardc_ir::diag::{Diag, Result};
+use shardc_ir::names::nearest;
 
 /// An answer: named parts of a few lines each.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +75,19 @@ impl Answer {
 const WHAT: &str = "collective:N, tensor:NAME, %value, schedule, memory, transfers or price of a plan; or rule:CODE, \
                     which needs none";
 
+/// A word that is nearly one of those that need no name of a value.
+fn meant(what: &str, mut d: Diag) -> Diag {
+    let words = ["collective", "tensor", "schedule", "memory", "transfers", "price", "rule"];
+    let near = nearest(what, words.into_iter(), 1).first().map(|near| match *near {
+        "collective" => "did you mean collective:1, or another number?".to_string(),
+        "tensor" => "did you mean tensor:NAME, with a name of the checkpoint?".into(),
+        "rule" => "did you mean rule:CODE, with the code of a message?".into(),
+        word => format!("did you mean {word}?"),
+    });
+    d.help.splice(..0, near);
+    d
+}
+
 /// The page of a rule, which needs no plan.
 ///
 /// # Errors
@@ -114,7 +128,7 @@ pub fn explain(s: &Stored, what: &str, json: bool) -> Result<String> {
     } else if tensor::is_one(&why, what) {
         tensor::explain(&why, what)
     } else {
-        value::explain(&why, what)
+        value::explain(&why, what).map_err(|d| meant(what, d))
     }?;
     Ok(if json { answer.json() } else { answer.text() })
 }

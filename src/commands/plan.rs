@@ -5,11 +5,11 @@ mod lines;
 use super::price::{time, trust};
 use super::{Format, show};
 use crate::export::Target;
-use crate::flags::{Flags, Training, bytes_of, memory};
+use crate::flags::{Flags, Training, memory, memory_of, whole};
 use crate::machine::device;
 use crate::planner::largest::{Largest, Limit, Of, largest};
 use crate::planner::space::NUMBERS;
-use crate::planner::what_if::Ifs;
+use crate::planner::what_if::{self, Ifs};
 use crate::planner::{Asked, Compiled, Found, plan as search};
 use crate::report::bytes;
 use crate::search::ways::mesh_text;
@@ -19,6 +19,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use shardc_cost::device::Device;
 use shardc_ir::diag::{Diag, Result, count};
+use shardc_ir::plan::Mode;
 use shardc_passes::options::Options;
 use shardc_passes::pipeline::Manager;
 use std::path::{Path, PathBuf};
@@ -35,10 +36,10 @@ pub struct Plan {
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub device: String,
     /// Sequences per step over all ranks [default: one per rank]
-    #[arg(long)]
+    #[arg(long, value_parser = whole)]
     pub global_batch: Option<usize>,
     /// Tokens per sequence [default: 512, or as many as the model can have]
-    #[arg(long)]
+    #[arg(long, value_parser = whole)]
     pub seq: Option<usize>,
     /// Element type of weights and activations: f32, bf16 or f16
     #[arg(long, default_value = "bf16")]
@@ -93,7 +94,7 @@ fn bad(flag: &str, given: &str, help: &str) -> Diag {
 impl Plan {
     /// The machine with its other numbers, and what no plan has.
     fn machine(&self) -> Result<(Device, Ifs)> {
-        let (mut d, mut ifs) = (device(&self.device)?, Ifs::default());
+        let (mut d, mut ifs, mut changed) = (device(&self.device)?, Ifs::default(), vec![]);
         for given in &self.what_if {
             if ifs.take(given)? {
                 continue;
@@ -101,10 +102,18 @@ impl Plan {
             let no = || bad("--what-if", given, "for example --what-if nic=100,memory=141GiB");
             let (name, value) = given.split_once('=').ok_or_else(no)?;
             let value = match name {
-                "memory" => bytes_of("--what-if memory", value)? as f64,
+                "memory" => memory_of("--what-if memory", value)? as f64,
                 _ => value.parse().map_err(|_| no())?,
             };
-            d = d.with(name, value)?;
+            d = d.with(name, value).map_err(|d| match Device::NUMBERS.contains(&name) {
+                true => d.at(format!("--what-if {given}")),
+                false => what_if::unknown(name, d.at(format!("--what-if {given}"))),
+            })?;
+            let unit = if ["hbm", "link", "nic"].contains(&name) { " GB/s" } else { "" };
+            changed.push(format!("{given}{unit}"));
+        }
+        if !changed.is_empty() {
+            d.name = format!("{} with {}", d.name, changed.join(", "));
         }
         if let Some(dir) = self.output.as_ref().filter(|_| ifs.is_any()) {
             return Err(Diag::new("flag", format!("no plan has {}", ifs.words().join(", ")))
@@ -130,6 +139,10 @@ impl Plan {
             if n == 0 || n > most {
                 return Err(bad(flag, &n.to_string(), &format!("a number from 1 to {most}")));
             }
+        }
+        if let Some(line) = self.explain.filter(|n| *n == 0 || *n > self.top) {
+            let help = format!("{}, or a larger --top", lines_to(self.top));
+            return Err(bad("--explain", &line.to_string(), &help));
         }
         let fix = |given: &String| -> Result<(String, usize)> {
             let no = || bad("--fix", given, &format!("numbers of {}", NUMBERS.join(", ")));
@@ -158,6 +171,10 @@ impl Plan {
     }
 }
 
+fn lines_to(last: usize) -> String {
+    format!("a line from 1 to {last}")
+}
+
 /// Plans and prints the table.
 ///
 /// # Errors
@@ -172,11 +189,7 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         }
     })?;
     if found.fits.is_empty() {
-        return Err(nothing_fits(&asked, &found));
-    }
-    if let Some(line) = what.explain.filter(|n| *n == 0 || *n > found.fits.len()) {
-        let help = format!("a line from 1 to {}", found.fits.len());
-        return Err(bad("--explain", &line.to_string(), &help));
+        return Err(nothing_fits(what, &asked, &found, quiet));
     }
     let of =
         |of: Of| (of, found.fits.iter().map(|c| largest(of, &asked, &found.input, c)).collect());
@@ -194,8 +207,8 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         Format::Human => {
             show(table(&asked, &found));
             show(most.map_or(String::new(), |(of, all)| largest_text(of, &asked, &all)));
-            if let Some(line) = what.explain {
-                show(lines::explain(&asked, &found.input, &found.fits[line - 1], what)?);
+            if let Some(c) = what.explain.and_then(|line| found.fits.get(line - 1)) {
+                show(lines::explain(&asked, &found.input, c, what)?);
             }
             note(trust(&asked.device));
         }
@@ -204,24 +217,58 @@ pub fn plan(what: &Plan, format: Format) -> Result<i32> {
         write(&what.model, &asked, &found.fits[0], dir)?;
         note(format!("wrote {}", dir.display()));
     }
-    Ok(0)
+    match what.explain.filter(|n| *n > found.fits.len()) {
+        Some(line) => Err(bad("--explain", &line.to_string(), &lines_to(found.fits.len()))),
+        None => Ok(0),
+    }
 }
 
-fn nothing_fits(asked: &Asked, found: &Found) -> Diag {
+/// The fastest layout that fits if gradients have the type of the weights, as flags say it; where they have not.
+fn narrow(what: &Plan, asked: &Asked, quiet: bool) -> Option<String> {
+    let o = &asked.options;
+    if o.mode != Mode::Train || !o.dtype.is_half() || o.grad_dtype == o.dtype {
+        return None;
+    }
+    let flag = format!("--grad-dtype {}", o.dtype.name());
+    let options = Options { grad_dtype: o.dtype, ..o.clone() };
+    let found = search(&what.model, &Asked { options, top: 1, ..asked.clone() }, &mut |text| {
+        if !quiet {
+            note(format!("with {flag}: {text}"));
+        }
+    });
+    let fits = found.ok()?.fits;
+    let best = fits.first()?;
+    Some(format!(
+        "use {flag}: {} then needs {}, and a step takes {}",
+        best.guess.candidate.words(),
+        needs(best.peak, if asked.of_device { best.beside } else { 0 }),
+        time(best.seconds)
+    ))
+}
+
+/// Bytes of a plan, and of what lies beside it.
+fn needs(peak: usize, beside: usize) -> String {
+    match beside {
+        0 => bytes(peak),
+        n => format!("{} and up to {} beside it = {}", bytes(peak), bytes(n), bytes(peak + n)),
+    }
+}
+
+fn nothing_fits(what: &Plan, asked: &Asked, found: &Found, quiet: bool) -> Diag {
     let limit = bytes(asked.memory);
-    let what = match found.compiled {
+    let message = match found.compiled {
         0 => format!("no layout fits in {limit}"),
         n => format!("none of {n} compiled layouts fits in {limit}"),
     };
-    let d = Diag::new("no-layout", what).rule("a layout fits if its compiled plan does");
+    let d = Diag::new("no-layout", message).rule("a layout fits if its compiled plan does");
     let d = match (&found.least, found.refused.first()) {
-        (Some((c, peak)), _) => {
-            let beside = if asked.of_device { ", beside what a GPU holds for others" } else { "" };
-            d.why(format!("of these {} needs least: {}{beside}", c.words(), bytes(*peak)))
+        (Some((c, peak, beside)), _) => {
+            d.why(format!("of these {} needs least: {}", c.words(), needs(*peak, *beside)))
         }
         (None, Some((c, why))) => d.why(format!("{}: {}", c.words(), why.message)),
         (None, None) => d.why("states and one microbatch alone need more in every layout"),
     };
+    let d = narrow(what, asked, quiet).into_iter().fold(d, Diag::help);
     let d = match found.put_off {
         0 => d,
         n => d.help(format!(
@@ -238,6 +285,8 @@ fn write(model: &Path, asked: &Asked, best: &Compiled, dir: &Path) -> Result<()>
     let memory = Some(asked.room(best.beside));
     let o = Options { memory, ..best.options.clone() };
     let mut done = crate::compile_with(model, &o, Manager::new(&mut |_, _| {}))?;
+    // As the command that is printed makes it.
+    done.stored.options.memory = None;
     done.write(dir)
 }
 
@@ -253,7 +302,8 @@ fn table(asked: &Asked, found: &Found) -> String {
     t.load_preset(presets::NOTHING);
     t.set_header(["", "step", "MFU", "tokens/s", "memory", "layout", "where the time goes"]);
     let best = found.fits[0].seconds;
-    let tie = |c: &Compiled| c.seconds <= best * (1.0 + BAND);
+    let guessed = asked.device.is_guessed();
+    let tie = |c: &Compiled| !guessed && c.seconds <= best * (1.0 + BAND);
     let ifs = asked.ifs.words().join(", ");
     let not = |words: String| match asked.ifs.is_any() {
         true => format!("{words} (not executable: {ifs})"),
@@ -264,7 +314,10 @@ fn table(asked: &Asked, found: &Found) -> String {
         let tied = if tie(c) { "~" } else { " " };
         t.add_row([
             format!("{}{front}{tied}", i + 1),
-            format!("{} ±{:.0} %", time(c.seconds), 100.0 * BAND),
+            match guessed {
+                true => format!("{} (guess)", time(c.seconds)),
+                false => format!("{} ±{:.0} %", time(c.seconds), 100.0 * BAND),
+            },
             format!("{:.1} %", 100.0 * c.mfu),
             format!("{:.0}", c.tokens_per_s),
             bytes(c.peak),
@@ -294,11 +347,14 @@ fn table(asked: &Asked, found: &Found) -> String {
         found.passed_over,
         found.put_off
     );
+    let within = match guessed {
+        true => "how far it is off is not known (guess)".to_string(),
+        false => format!("{ties} within {:.0} % of it are a tie (~)", 100.0 * BAND),
+    };
     format!(
-        "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {ties} within \
-         {:.0} % of it are a tie (~); * none is faster and smaller\n{}",
+        "{}\n\n{counted}\nof those compiled, line 1 is the fastest that fits, by this model of costs; {within}; * none \
+         is faster and smaller\n{}",
         lines.join("\n"),
-        100.0 * BAND,
         lines::assumed(asked, found)
     )
 }
@@ -341,6 +397,7 @@ fn shares(c: &Compiled) -> String {
 
 fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
     let best = found.fits[0].seconds;
+    let guessed = asked.device.is_guessed();
     let one = |c: &Compiled| {
         let parts: serde_json::Map<String, Value> =
             c.parts.list().into_iter().map(|(n, s)| (n.to_string(), json!(s))).collect();
@@ -349,13 +406,13 @@ fn to_json(asked: &Asked, found: &Found, what: &Plan) -> Value {
             "mesh": mesh_text(&c.options),
             "options": lines::options(what, c),
             "step_s": c.seconds,
-            "band": [c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)],
+            "band": (!guessed).then_some([c.seconds * (1.0 - BAND), c.seconds * (1.0 + BAND)]),
             "closed_form_s": c.guess.seconds,
             "mfu": c.mfu,
             "tokens_per_s": c.tokens_per_s,
             "peak_bytes": c.peak,
             "beside_bytes": c.beside,
-            "tie": c.seconds <= best * (1.0 + BAND),
+            "tie": !guessed && c.seconds <= best * (1.0 + BAND),
             "pareto": is_front(&found.fits, c),
             "extrapolated": true,
             "executable": !asked.ifs.is_any(),

@@ -156,8 +156,8 @@ fn human(stored: &Stored, d: &Device, p: &PlanPrice) -> String {
     let mfu = utilisation(stored, d, p.total);
     let mfu = mfu.map_or(String::new(), |u| format!("   {:.1} % of the peak", 100.0 * u));
     let with = Chosen::of(&stored.options).line();
-    let head =
-        format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n{with}\n", time(p.total), d.name);
+    let step = format!("step {} on {}   {tokens:.0} tokens/s{mfu}\n", time(p.total), d.name);
+    let head = step + &elsewhere(stored, d) + &format!("{with}\n");
     head + &lines(&p.parts) + "\n" + &computed(p) + &assumed(stored, d)
 }
 
@@ -173,6 +173,20 @@ fn computed(p: &PlanPrice) -> String {
     format!("computed by a rank in products and attention: {} TFLOP per step{of}\n", text(&most))
 }
 
+/// That the plan is not one for this machine.
+fn elsewhere(stored: &Stored, d: &Device) -> String {
+    let transport = stored.options.transport;
+    if transport == Transport::Nccl || !d.is_gpu() {
+        return String::new();
+    }
+    format!(
+        "warning: compiled for --transport {}: exchanges are priced on the links of {}, and no work was put beside them; \
+         the plan that runs there is compiled with --transport nccl\n",
+        transport.name(),
+        d.name
+    )
+}
+
 /// What the plan was compiled for, and what lies beside it.
 fn assumed(stored: &Stored, d: &Device) -> String {
     let on = stored.options.transport.name();
@@ -181,11 +195,7 @@ fn assumed(stored: &Stored, d: &Device) -> String {
             format!("compiled for --transport {on}: exchanges go on beside work\n")
         }
         (Transport::Threads | Transport::Mpi, false) => format!("compiled for --transport {on}\n"),
-        (Transport::Threads | Transport::Mpi, true) => format!(
-            "compiled for --transport {on}: exchanges are priced on the links of {}, and no work was put beside them; \
-             the plan that runs there is compiled with --transport nccl\n",
-            d.name
-        ),
+        (Transport::Threads | Transport::Mpi, true) => String::new(),
     };
     if d.is_gpu() {
         out += &(beside_words(beside::bytes(&stored.plan)) + "\n");

@@ -41,7 +41,8 @@ fn call<T>(path: &Path, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<
 pub fn open(place: &Path) -> Result<(Tokenizer, Option<u32>)> {
     let path = if place.is_dir() { &place.join("tokenizer.json") } else { place };
     if !path.exists() {
-        return Err(wrong(path, "the file does not exist"));
+        return Err(wrong(path, "the file does not exist")
+            .help("or train on bytes, which need no tokenizer: --data 'bytes:GLOB'"));
     }
     let bytes = files::read(path, MOST_BYTES)?;
     let mut tokenizer = call(path, || Tokenizer::from_bytes(&bytes))?;

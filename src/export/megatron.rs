@@ -1,11 +1,12 @@
 //! Flags of Megatron-LM.
 
 use super::{Export, File};
+use crate::plan_dir::Stored;
+use crate::report::bytes;
 use shardc_frontends::{Facts, gating};
 use shardc_ir::diag::Result;
 use shardc_ir::loss_scale::LossScaling;
-use shardc_ir::plan::LrSchedule;
-use shardc_ir::plan::TokenOrder;
+use shardc_ir::plan::{LrSchedule, MemoryClass, TokenOrder};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::recompute::Recompute;
 use shardc_passes::options::{CpMode, Decay, Optimizer};
@@ -231,6 +232,27 @@ fn layout(e: &mut Export, f: &Facts, out: &mut Flags) {
     if (1..1 << 32).contains(&o.seed) {
         out.put("seed", o.seed);
     }
+}
+
+/// What its optimizer copies of gradients that are not f32, and plans do not: `main_param.grad = main_grad.float()` of
+/// `Float16OptimizerWithFloat16Params`, and the same of a shard in `DistributedOptimizer`.
+pub(super) fn copied(s: &Stored) -> Option<String> {
+    let o = &s.options;
+    if o.dtype == DType::F32 || o.grad_dtype != o.dtype {
+        return None;
+    }
+    // The state of each parameter that a rank updates has an f32 copy of it, and with AdamW two moments as large.
+    let whole = s.plan.classes.iter().map(|c| &c.memory.whole);
+    let state = whole.flatten().filter(|w| w.0 == MemoryClass::Optimizer).map(|w| w.1).max()?;
+    let parts = match o.optimizer {
+        Optimizer::AdamW { .. } => 3,
+        Optimizer::Sgd => 1,
+    };
+    Some(format!(
+        "Megatron-LM copies gradients to f32 for the step of its optimizer: 4 B for each parameter that a rank updates, {} that \
+         are not part of the plan's memory (with --grad-dtype f32 there is no such copy)",
+        bytes(state / parts)
+    ))
 }
 
 fn stages(e: &mut Export, out: &mut Flags) {

@@ -110,20 +110,22 @@ pub fn with_options(s: &Stored, o: &Options, to: Target) -> Result<Vec<File>> {
 
 /// What is told beside the files: what the plan does and a target does not say, though numbers and exchanges are the
 /// same.
-pub fn beside(s: &Stored, to: Target) -> Option<String> {
+pub fn beside(s: &Stored, to: Target) -> Vec<String> {
     let name = match to {
         Target::Megatron => "Megatron-LM",
         Target::Deepspeed => "DeepSpeed",
         Target::Nanotron => "nanotron",
         // Its file says so itself, and the others are no trainings.
-        Target::Torchtitan | Target::HfTpPlan | Target::Dtensor | Target::Chakra => return None,
+        Target::Torchtitan | Target::HfTpPlan | Target::Dtensor | Target::Chakra => return vec![],
     };
-    (s.options.recompute == Recompute::Elementwise).then(|| {
+    let copy = (to == Target::Megatron).then(|| megatron::copied(s)).flatten();
+    let again = (s.options.recompute == Recompute::Elementwise).then(|| {
         format!(
             "{name} saves what its kernels save: the plan makes element-wise work again (--recompute elementwise), so it needs \
              less memory (shardc compile --recompute none says how much more)"
         )
-    })
+    });
+    copy.into_iter().chain(again).collect()
 }
 
 /// A plan on its way out.
@@ -174,7 +176,11 @@ impl<'a> Export<'a> {
             .rule("an export is exact: approximations are not written");
         let d = self.lacks.iter().fold(d, |d, l| d.why(l.clone()));
         let d = self.helps.iter().fold(d, |d, h| d.help(*h));
-        Err(d.help("compile without them, or export to another target"))
+        Err(d.help(match self.helps.len() {
+            0 => "compile without them, or export to another target",
+            n if n < self.lacks.len() => "compile without the others, or export to another target",
+            _ => "or export to another target",
+        }))
     }
 
     /// What no software takes that has a config of its own for training.

@@ -15,21 +15,36 @@ use std::result::Result as Result2;
 /// Axis names in canonical order, outer to inner.
 pub const AXES: [&str; 5] = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
 
+/// Policies of --recompute that are one word.
+const POLICIES: [&str; 6] = ["none", "elementwise", "selective", "full", "sqrt", "fit"];
+
 pub(super) fn recompute(text: &str) -> Result<Recompute> {
     Recompute::parse(text).map_err(|name| {
-        let (groups, ops) = (GROUPS.join(", "), shardc_ir::ops::NAMES.join(", "));
-        Diag::new("flag", format!("`{name}` is not a value of --recompute"))
-            .at(format!("--recompute {text}"))
-            .help(format!(
-                "use none, elementwise, selective, full, sqrt, fit, every:N, layers:N, mix:N*full+elementwise, or ops:NAME,NAME: {groups}, {ops}"
-            ))
+        let d = Diag::new("flag", format!("`{name}` is not a value of --recompute"))
+            .at(format!("--recompute {text}"));
+        let of_ops = text.starts_with("ops:");
+        let ops = || GROUPS.into_iter().chain(shardc_ir::ops::NAMES.iter().copied());
+        let known: Vec<&str> = if of_ops { ops().collect() } else { POLICIES.to_vec() };
+        let d = match nearest(&name, known.iter().copied(), 1)[..] {
+            [near, ..] if of_ops => d.help(format!("did you mean {near}?")),
+            [near, ..] => d.help(format!("did you mean --recompute {near}?")),
+            [] => d,
+        };
+        d.help(match of_ops {
+            true => format!("names after ops: are {}", known.join(", ")),
+            false => format!(
+                "use {}, every:N, layers:N, mix:N*full+elementwise, or ops:NAME,NAME with {} and names of ops",
+                known.join(", "),
+                GROUPS.join(", ")
+            ),
+        })
     })
 }
 
 /// `24GiB`, `80GB`, `1.5e9` or a number of bytes; or a machine, `h100-sxm`, whose memory it is.
 pub fn memory(text: &str) -> Result<usize> {
     if !text.trim().starts_with(|c: char| c.is_ascii_alphabetic()) {
-        return bytes_of("--memory", text);
+        return memory_of("--memory", text);
     }
     let device = Device::named(text.trim());
     device.map(|d| d.memory as usize).map_err(|d| {
@@ -37,7 +52,31 @@ pub fn memory(text: &str) -> Result<usize> {
     })
 }
 
-/// The same of a flag.
+/// Numbers below this have a unit where a rank's memory is meant.
+const BARE: f64 = (1 << 20) as f64;
+
+/// The memory of a rank, of which a small number without a unit is no amount that somebody means.
+///
+/// # Errors
+/// `flag`.
+pub fn memory_of(flag: &str, text: &str) -> Result<usize> {
+    let Some(n) = text.trim().parse::<f64>().ok().filter(|n| *n >= 1.0 && *n < BARE) else {
+        return bytes_of(flag, text);
+    };
+    // Tools of GPUs count in MiB, people in GiB.
+    let unit = if n < 4096.0 { "GiB" } else { "MiB" };
+    let given = text.trim();
+    Err(Diag::new("flag", format!("{given} is bytes: did you mean {given}{unit}?"))
+        .at(format!("{flag} {given}"))
+        .rule("less than 1 MiB is written with its unit")
+        .help(format!("use {flag} {given}{unit}, or {given}B for so few bytes")))
+}
+
+/// The units of bytes in lower case: of each power in its short form, of 1000 and of 1024.
+const UNITS: [[&str; 3]; 4] =
+    [["k", "kb", "kib"], ["m", "mb", "mib"], ["g", "gb", "gib"], ["t", "tb", "tib"]];
+
+/// An amount of bytes of a flag, whose unit may be in letters of any case.
 ///
 /// # Errors
 /// `flag`.
@@ -45,18 +84,37 @@ pub fn bytes_of(flag: &str, text: &str) -> Result<usize> {
     let t = text.trim();
     let digits = t.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E');
     let (number, unit) = t.split_at(digits.unwrap_or(t.len()));
-    let units = ["", "B", "KiB", "MiB", "GiB", "TiB", "kB", "MB", "GB", "TB"];
-    let scale = units.iter().position(|u| *u == unit.trim()).map(|i| match i {
-        0 | 1 => 1.0,
-        2..=5 => 1024f64.powi(i as i32 - 1),
-        _ => 1000f64.powi(i as i32 - 5),
-    });
+    let unit = unit.trim().to_ascii_lowercase();
+    let powers = UNITS.iter().zip(1..);
+    let scale = match unit.as_str() {
+        "" | "b" => Some(1.0),
+        u => powers
+            .filter(|(all, _)| all.contains(&u))
+            .map(|(all, power)| f64::powi(if u == all[2] { 1024.0 } else { 1000.0 }, power))
+            .next(),
+    };
     let bytes = scale.zip(number.trim().parse::<f64>().ok()).map(|(s, n)| s * n);
     match bytes.filter(|b| *b >= 1.0 && *b <= 2f64.powi(60)) {
         Some(b) => Ok(b as usize),
         None => Err(Diag::new("flag", format!("`{text}` is not an amount of memory"))
             .at(format!("{flag} {text}"))
             .help(format!("for example {flag} 24GiB, 80GB or 1500000000"))),
+    }
+}
+
+/// A whole number of a flag, which may not be written short.
+///
+/// # Errors
+/// What would be right in its place.
+pub fn whole(text: &str) -> Result2<usize, String> {
+    let thousands = |unit: &[char]| text.trim().strip_suffix(unit)?.parse::<usize>().ok();
+    match (text.parse(), thousands(&['k', 'K'])) {
+        (Ok(n), _) => Ok(n),
+        (Err(_), Some(n)) => {
+            let by = |k: usize| n.saturating_mul(k);
+            Err(format!("a number is written out: {} or {}", by(1024), by(1000)))
+        }
+        (Err(_), None) => Err("a whole number, for example 8192".into()),
     }
 }
 
@@ -68,7 +126,10 @@ pub(super) fn schedule(text: &str) -> Result<Order> {
     if !text.to_ascii_lowercase().ends_with(".csv") {
         let name = text.to_ascii_lowercase();
         if name != "search" {
-            Named::parse(&name).map_err(|d| {
+            Named::parse(&name).map_err(|mut d| {
+                let known = Named::ALL.iter().map(|n| n.name()).chain(["search"]);
+                let near = nearest(&name, known, 1).first().map(|n| format!("did you mean {n}?"));
+                d.help.splice(..0, near);
                 d.at(format!("--schedule {text}"))
                     .help("or search, which looks for an order, or FILE.csv with one")
             })?;

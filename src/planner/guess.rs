@@ -131,7 +131,7 @@ pub(super) struct Guesses<'a> {
 }
 
 impl<'a> Guesses<'a> {
-    /// Of layouts that may fit in so many bytes.
+    /// Of layouts that may fit in the bytes that each of them is left.
     ///
     /// # Errors
     /// `device` if the device lacks products of an element type.
@@ -139,7 +139,7 @@ impl<'a> Guesses<'a> {
         form: &'a Form,
         device: &'a Device,
         all: &'a [Candidate],
-        limit: usize,
+        room: &(dyn Fn(&Candidate) -> usize + Sync),
     ) -> Result<Guesses<'a>> {
         let (inside, first) = numbered(all, Candidate::inside);
         let of = |i: &u32| Pieces::of(&form.question(device, &all[*i as usize]));
@@ -169,7 +169,7 @@ impl<'a> Guesses<'a> {
                 let (c, ranks) = (&all[i], &ranks[around[i] as usize]);
                 let moved = form.ifs.moved(|| memory.host(c, ranks.params()));
                 let seconds = closed(i).parts(ranks).total() + moved;
-                (seconds, memory.least(c) <= limit as f64)
+                (seconds, memory.least(c) <= room(c) as f64)
             };
             (*start..all.len().min(start + RUN)).map(one).collect()
         };

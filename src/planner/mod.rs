@@ -39,6 +39,10 @@ const AT_ONCE: usize = 2;
 /// Compilations for one plan that is asked for, fitting or not, and for how many plans at least.
 const TRIES: usize = 6;
 const FEW: usize = 10;
+/// The same of layouts that need too much by formulas that plans like them have corrected; and of those that may fit
+/// although formulas are believed to be too high, while nothing has fitted.
+const LATE: usize = 1;
+const HOPES: usize = 2;
 /// Compilations for one plan that is asked for, and for [`FEW`] at least, of layouts that may be faster than what was
 /// found.
 const MORE: usize = 1;
@@ -53,6 +57,7 @@ const MARGIN: f64 = 0.9;
 const TIME_MARGIN: f64 = 0.95;
 
 /// What is asked.
+#[derive(Clone)]
 pub struct Asked {
     pub gpus: usize,
     pub device: Device,
@@ -76,6 +81,11 @@ impl Asked {
     /// Bytes that are left for a plan where so many lie beside it.
     pub fn room(&self, beside: usize) -> usize {
         self.memory.saturating_sub(if self.of_device { beside } else { 0 })
+    }
+
+    /// Bytes that are left for a layout's plan, as far as that is known before it is compiled.
+    fn room_of(&self, c: &Candidate) -> usize {
+        self.room(beside::guess(c.communicators()))
     }
 
     /// A layout's plan, compiled as a trial.
@@ -131,8 +141,8 @@ pub struct Found {
     pub put_off: usize,
     /// Those that fit, the fastest first.
     pub fits: Vec<Compiled>,
-    /// The least that a compiled plan needs, if none fits.
-    pub least: Option<(Candidate, usize)>,
+    /// The layout of the compiled plan that needs least, with what lies beside it, and the bytes of both.
+    pub least: Option<(Candidate, usize, usize)>,
     pub input: Input,
 }
 
@@ -191,7 +201,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
     }
     asked.ifs.check(precision(base))?;
     let form = Form::of(&facts, &input.config, base, asked.ifs);
-    let mut guesses = Guesses::of(&form, &asked.device, &legal, asked.room(beside::CONTEXT))?;
+    let mut guesses = Guesses::of(&form, &asked.device, &legal, &|c| asked.room_of(c))?;
     let closed_ms = since.elapsed().as_secs_f64() * 1e3;
     let (legal, may_fit) = (legal.len(), guesses.len());
     say(format!("{legal} legal, {may_fit} may fit, all priced in {closed_ms:.0} ms"));
@@ -206,6 +216,7 @@ pub fn plan(model: &Path, asked: &Asked, say: &mut dyn FnMut(String)) -> Result<
         fits: vec![],
         least: None,
         compiled: 0,
+        late: 0,
         passed_over: 0,
         last: None,
     };
@@ -244,8 +255,10 @@ struct Search<'a> {
     times: BTreeMap<((Recompute, u8), bool), f64>,
     refused: Vec<(Candidate, Diag)>,
     fits: Vec<Compiled>,
-    least: Option<(Candidate, usize)>,
+    least: Option<(Candidate, usize, usize)>,
     compiled: usize,
+    /// Of them, those that were late.
+    late: usize,
     passed_over: usize,
     /// What was compiled last, and the bytes that it needs.
     last: Option<(String, usize)>,
@@ -268,13 +281,17 @@ impl Search<'_> {
                     }
                     continue;
                 }
-                if late.len() == 0 {
+                if late.len() == 0 && self.late == 0 {
                     put_off.sort_by(|a, b| a.likely.total_cmp(&b.likely));
                     late = std::mem::take(&mut put_off).into_iter();
                 }
                 match late.next() {
                     Some(g) if self.is_hopeless(&g) => self.passed_over += 1,
-                    Some(g) => some.push(g),
+                    Some(g) if self.is_too_late(&g) => put_off.push(g),
+                    Some(g) => {
+                        self.late += usize::from(!self.seems_to_fit(&g));
+                        some.push(g);
+                    }
                     None => break,
                 }
             }
@@ -346,11 +363,15 @@ impl Search<'_> {
     /// True if the formula of memory, scaled by what plans like it needed, says so.
     fn seems_to_fit(&self, g: &Guess) -> bool {
         let ratio = self.ratios.get(&likeness(g)).copied().unwrap_or(FIRST_RATIO);
-        let l = &g.candidate.layout;
-        let split = [l.tp, l.cp, l.dp / l.shards, l.shards].into_iter().filter(|n| *n > 1).count();
-        let edges = if l.pp > 1 { 2 } else { 0 };
-        let room = self.asked.room(beside::guess(split + edges));
-        g.likely * ratio * MARGIN <= room as f64
+        let many = self.compiled >= HOPES * self.asked.top.max(FEW);
+        let margin = if self.fits.is_empty() && many { 1.0 } else { MARGIN };
+        g.likely * ratio * margin <= self.asked.room_of(&g.candidate) as f64
+    }
+
+    /// True if enough were compiled that did not seem to fit, and by plans like it this one does not either.
+    fn is_too_late(&self, g: &Guess) -> bool {
+        let known = self.ratios.contains_key(&likeness(g));
+        known && !self.seems_to_fit(g) && self.late >= LATE * self.asked.top.max(FEW)
     }
 
     fn keep(&mut self, c: Compiled) {
@@ -363,8 +384,9 @@ impl Search<'_> {
         let known = (likeness(&c.guess), c.guess.candidate.layout.tp > 1);
         let known = self.times.entry(known).or_insert(ratio);
         *known = known.min(ratio);
-        if self.least.is_none_or(|l| c.peak < l.1) {
-            self.least = Some((c.guess.candidate, c.peak));
+        let beside = if self.asked.of_device { c.beside } else { 0 };
+        if self.least.is_none_or(|l| c.peak + beside < l.1 + l.2) {
+            self.least = Some((c.guess.candidate, c.peak, beside));
         }
         if c.peak <= self.asked.room(c.beside) {
             self.fits.push(c);
@@ -376,8 +398,7 @@ impl Search<'_> {
     fn compile(&self, g: &Guess) -> Result<Compiled> {
         let base = Options { memory: None, ..self.asked.options.clone() };
         let device = &self.asked.device;
-        let mut options = g.candidate.options(&base);
-        options.hardware = device.hardware(&options.mesh, precision(&options))?;
+        let options = g.candidate.options(&base);
         let plan = self.asked.trial(self.input, &options)?;
         let price = of_plan::price(&plan, device, &options.speeds)?;
         let beside = if device.is_gpu() { beside::bytes(&plan) } else { 0 };

@@ -73,6 +73,13 @@ impl Candidate {
         (l.tp, l.cp, l.ep, l.etp, l.microbatch, l.sp, l.recompute)
     }
 
+    /// Communicators that its plan has at least: of each axis, and of each direction to other stages.
+    pub fn communicators(&self) -> usize {
+        let l = &self.layout;
+        let split = [l.tp, l.cp, l.dp / l.shards, l.shards].into_iter().filter(|n| *n > 1).count();
+        split + if l.pp > 1 { 2 } else { 0 }
+    }
+
     /// The layout in words: axes, and what is not as by default.
     pub fn words(&self) -> String {
         let l = &self.layout;

@@ -6,6 +6,7 @@ use shardc_cost::layout::{Job, Stack};
 use shardc_cost::parts::Parts;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::RoleKind;
+use shardc_ir::names::nearest;
 use shardc_ir::plan::{MemoryClass, Plan, RankClass};
 use std::collections::BTreeMap;
 
@@ -14,6 +15,16 @@ const HOST: f64 = 25e9;
 
 /// What the words are.
 const WORDS: &str = "offload, offload=GB/s, optimizer=8bit, optimizer=bf16, weights=fp8";
+
+/// What `--what-if` knows beside the numbers of a machine, for a word that is none of both.
+pub fn unknown(name: &str, d: Diag) -> Diag {
+    let all = Device::NUMBERS.into_iter().chain(["offload", "optimizer", "weights"]);
+    let d = match nearest(name, all, 1)[..] {
+        [near, ..] => d.help(format!("did you mean {near}?")),
+        [] => d,
+    };
+    d.help(format!("or what no plan has, and is priced: {WORDS}"))
+}
 
 /// In what format AdamW's two moments are kept, of which plans have f32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

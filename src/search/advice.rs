@@ -1,4 +1,5 @@
-//! Ways out of a plan that does not fit: changes of the options, each compiled, the cheapest first.
+//! Ways out of a plan that does not fit: changes of the options, each compiled; the cheapest, and of them what needs
+//! least first.
 
 use super::ways::mesh_text;
 use super::{Price, Prices, all, searches, settled, trial};
@@ -12,7 +13,7 @@ use shardc_passes::schedule::Named;
 use shardc_passes::shard::auto::MOST_EXACT;
 use std::path::Path;
 
-/// Most changes that are proposed.
+/// Most changes that are proposed, beside all stages of ZeRO that are enough.
 const PROPOSED: usize = 3;
 /// Sets of changes that are tried with one more if none is enough: those that need least.
 const PAIRED: usize = 6;
@@ -93,8 +94,12 @@ struct Tried {
     price: Price,
 }
 
-/// The refusal of a plan that does not fit, with ways out.
-pub fn advise(d: Diag, model: &Path, o: &Options) -> Diag {
+/// The refusal of a plan that does not fit, with ways out; `typed` is what `--memory` was given.
+pub fn advise(d: Diag, model: &Path, o: &Options, typed: Option<&str>) -> Diag {
+    let d = match typed.filter(|_| d.code == "out-of-memory") {
+        Some(text) => d.at(format!("--memory {text}")),
+        None => d,
+    };
     // What is chosen by price was chosen for this memory.
     let asked = o.memory.filter(|_| d.code == "out-of-memory" && !o.auto);
     let Some(limit) = asked else { return d };
@@ -159,7 +164,11 @@ fn lines(input: &Input, asked: &Options, limit: usize) -> Result<Vec<String>> {
         line
     };
     if !fit.is_empty() {
-        return Ok(fit.iter().take(PROPOSED).map(line).collect());
+        let zero = |t: &Tried| matches!(t.changes[..], [Change::Zero(_)]);
+        let mut some: Vec<&Tried> = fit.iter().take(PROPOSED).collect();
+        some.extend(fit.iter().skip(PROPOSED).filter(|t| zero(t)));
+        some.sort_by_key(|t| t.peak);
+        return Ok(some.into_iter().map(line).collect());
     }
     rest.sort_by_key(|t| t.peak);
     let least = rest.first().filter(|t| t.peak < peak);

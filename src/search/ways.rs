@@ -68,6 +68,7 @@ pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> V
         }
         (out.into_iter().map(|x| x.1).collect::<Vec<_>>(), untried)
     };
+    let several = found.len() > 1;
     // Numbers beyond all limits: the rule says the limit, and nothing near it is tried.
     let beyond = is_beyond(o);
     let one = |v: &Violation| {
@@ -75,18 +76,23 @@ pub fn checked(model: &Path, f: &Facts, o: &Options, found: Vec<Violation>) -> V
             return Violation { nearest: vec![], untried: vec![], beyond, ..v.clone() };
         }
         let (nearest, untried) = offered(v);
-        Violation { nearest, untried, ..v.clone() }
+        let alone = v.nearest.iter().filter(|_| several).take(OFFERED).cloned().collect();
+        Violation { nearest, untried, alone, ..v.clone() }
     };
     found.iter().map(one).collect()
 }
 
 /// Meshes of as many ranks that compile, the nearest to the one asked for first, as `--mesh` takes
-/// them; with the microbatch that they need if that is another.
-pub fn meshes(model: &Path, f: &Facts, o: &Options) -> Vec<String> {
+/// them; with the microbatch that they need if that is another. Those with an axis that nobody asked for are what
+/// is left where nothing else is legal.
+pub fn meshes(model: &Path, f: &Facts, o: &Options, found: &[Violation]) -> Vec<String> {
     if is_beyond(o) {
         return vec![];
     }
-    let near = rules::nearest_meshes(f, o).into_iter().take(COMPILED);
+    let helped = found.iter().all(|v| !v.nearest.is_empty());
+    let has = |new: &Options| new.mesh.iter().all(|a| o.axis(&a.0) > 1);
+    let near = rules::nearest_meshes(f, o).into_iter();
+    let near = near.filter(|new| !helped || has(new)).take(COMPILED);
     let mut room = ACTIONS;
     let tried = |new: &Options| {
         let rest = room.checked_sub(actions(new));
@@ -157,7 +163,7 @@ fn written(o: &Options, new: &Options, all: &[&String]) -> String {
     let of_mesh = |c: &str| !about(c).iter().any(|w| w.starts_with("--"));
     let mut words: Vec<String> = vec![];
     let whole = all.iter().any(|c| of_mesh(c));
-    words.extend(whole.then(|| format!("--mesh {}", mesh_text(new))));
+    words.extend(whole.then(|| mesh_flag(new)));
     let flags = all.iter().filter(|c| !of_mesh(c));
     words.extend(flags.map(|c| c.replace("no --", "without --")));
     let silent = new.microbatch == o.microbatch || words.iter().any(|w| w.contains("--microbatch"));
@@ -173,10 +179,19 @@ fn about(change: &str) -> Vec<&str> {
 
 /// Axes and numbers of experts as `--mesh` takes them.
 pub fn mesh_text(o: &Options) -> String {
-    let mut all: Vec<String> = o.mesh.iter().map(|(name, n)| format!("{name}={n}")).collect();
+    let axes = o.mesh.iter().filter(|a| a.1 > 1);
+    let mut all: Vec<String> = axes.map(|(name, n)| format!("{name}={n}")).collect();
     all.extend((o.ep > 1).then(|| format!("ep={}", o.ep)));
     all.extend(o.etp.map(|n| format!("etp={n}")));
     all.join(",")
+}
+
+/// The flag of a mesh; one rank has none.
+pub fn mesh_flag(o: &Options) -> String {
+    match mesh_text(o) {
+        text if text.is_empty() => "without --mesh".into(),
+        text => format!("--mesh {text}"),
+    }
 }
 
 /// Options on another mesh; the microbatch stays the default if it was.

@@ -348,12 +348,33 @@ fn what_is_not_built_or_does_not_fit() {
         lab.refuses(&compile(mha, flags), 2, "flag");
     }
     let said =
-        lab.refuses(&compile(mha, &["--mesh", "tp=2", "--memory", "4096"]), 3, "out-of-memory");
+        lab.refuses(&compile(mha, &["--mesh", "tp=2", "--memory", "4096B"]), 3, "out-of-memory");
+    for (flags, word) in [
+        (["--schedule", "zbh1"], "did you mean zb-h1?"),
+        (["--recompute", "ful"], "did you mean --recompute full?"),
+        (["--recompute", "ops:gelux"], "did you mean gelu?"),
+    ] {
+        let out = lab.shardc(&compile(mha, &flags));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.code() == Some(2) && said.contains(word), "{said}");
+        assert!(said.lines().all(|l| l.len() < 250) || word.contains("gelu"), "{said}");
+    }
+    let out = lab.shardc(&["compile", mha, "--seq", "8k"]);
+    let short = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(2) && short.contains("8192 or 8000"), "{short}");
+    // A number that nobody means is asked about at once, and a unit may be in letters of any case.
+    let asked = lab.refuses(&compile(mha, &["--memory", "80"]), 2, "flag");
+    assert!(asked.contains("80 is bytes: did you mean 80GiB?"), "{asked}");
+    for amount in ["80G", "80gb", "80gib", "80GiB"] {
+        lab.ok(&compile(mha, &["--memory", amount]));
+    }
     // The tensors alive at the peak are named, and the limit that would do.
-    assert!(said.matches("= why: %").count() >= 3, "{said}");
+    assert!(said.contains("= why: at the peak: ") && said.contains("= why: %"), "{said}");
+    assert!(said.contains("--> --memory 4096B\n"), "as it was given: {said}");
     let enough = said.rsplit_once("--memory ").expect("a limit").1.trim().to_string();
     lab.ok(&["compile", mha, "--seq", "16", "--mesh", "tp=2", "--memory", &enough, "-o", "fits"]);
-    let less = (enough.parse::<usize>().expect("a number") - 1).to_string();
+    let bytes: usize = enough.trim_end_matches('B').parse().expect("a number");
+    let less = format!("{}B", bytes - 1);
     lab.refuses(&compile(mha, &["--mesh", "tp=2", "--memory", &less]), 3, "out-of-memory");
     // The limit is that of the plan's ranks: what a check or a dump makes beside it has its own.
     lab.ok(&["verify", "fits", "--numbers"]);

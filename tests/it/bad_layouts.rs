@@ -4,6 +4,7 @@
 use crate::lab::*;
 use serde_json::{Value as Json, json};
 use shardc_ir::plan::LrSchedule;
+use shardc_passes::options::Options;
 use shardc_testing::taken;
 
 #[test]
@@ -227,7 +228,7 @@ fn grids_of_tensor_parallelism() {
         assert!(words.iter().all(|w| said.contains(w)), "{said}");
     };
     refuses(mha, "--mesh tp=6 --tp-mode 2d", "tp-grid", &["tp=6", "tp=4"]);
-    refuses(mha, "--mesh tp=4 --tp-mode 3d", "tp-grid", &["tp=4", "tp=1"]);
+    refuses(mha, "--mesh tp=4 --tp-mode 3d", "tp-grid", &["tp=4", "without --mesh"]);
     refuses(mha, "--mesh tp=4 --tp-mode 2.5d", "tp-grid", &["tp=4", "depth=2", "tp=8"]);
     refuses(mha, "--mesh tp=8 --tp-mode 2.5d --tp-depth 3", "tp-grid", &["depth=3", "tp=12"]);
     // 4 heads, 3 of a side.
@@ -240,7 +241,12 @@ fn grids_of_tensor_parallelism() {
     let rows = "--tp-mode 3d --microbatch 2 --mesh tp=8";
     refuses(mha, rows, "grid-not-divisible", &["microbatch=2", "(q * q)", "--microbatch 4"]);
     let odd = lab.config("llama_mha", json!({ "intermediate_size": 33 }));
-    refuses(&odd, "--mesh tp=4 --tp-mode 2d", "grid-not-divisible", &["ffn=33", "q=2", "tp=1"]);
+    refuses(
+        &odd,
+        "--mesh tp=4 --tp-mode 2d",
+        "grid-not-divisible",
+        &["ffn=33", "q=2", "without --mesh"],
+    );
     let odd = lab.config("llama_mha", json!({ "hidden_size": 62, "head_dim": 16 }));
     refuses(&odd, "--mesh tp=8 --tp-mode 3d", "grid-not-divisible", &["hidden=62", "(q * q)"]);
     refuses(mha, "--mesh tp=4 --tp-mode 2d --sp", "sp-needs-1d", &["tp=4", "--tp-mode 1d"]);
@@ -363,7 +369,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("--recompute", "full"),
     ("--loss-chunks", "2"),
     ("--zero-accumulate", "gradients"),
-    ("--memory", "1000"),
+    ("--memory", "1000B"),
     ("--hardware", "fast.toml"),
     ("--shard", "auto"),
     ("--optimizer", "sgd"),
@@ -576,4 +582,45 @@ fn experts_that_do_not_fit() {
         lab.refuses(&[&["compile", &c, "-o", "out"][..], &flags].concat(), 3, "out-of-memory");
     assert!(!said.contains("tp=16") && !said.contains(" time"), "{said}");
     assert!(said.contains("= help: use --") || said.contains("= help: the least"), "{said}");
+}
+
+/// What is offered is legal by all rules, those of stages among them; and what each rule alone wants is said, too.
+#[test]
+fn offers_keep_to_the_stages_there_are() {
+    let lab = Lab::new("offers-of-stages");
+    let c = lab.config("llama_gqa", json!({}));
+    let said = |flags: &[&str]| {
+        let out = lab.shardc(&[&["check", &c, "--seq", "16"], flags].concat());
+        assert_eq!(out.status.code(), Some(1), "{flags:?}");
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    };
+    let deep = said(&["--mesh", "pp=100,tp=3", "--global-batch", "200", "--microbatch", "1"]);
+    assert!(deep.contains("error[too-many-stages]") && !deep.contains("--mesh pp=100"), "{deep}");
+    assert!(deep.contains("legal by this rule alone: tp="), "{deep}");
+    let one = said(&["--mesh", "ep=8"]);
+    assert!(one.contains("nearest legal: without --mesh"), "{one}");
+    // Axes that nobody asked for are offered only where nothing else is legal.
+    let other = said(&["--mesh", "tp=3"]);
+    assert!(
+        !other.contains("--mesh cp=") && other.contains("nearest legal: --mesh tp=2"),
+        "{other}"
+    );
+}
+
+/// No family has more parts around its layers than the rule of stages takes for possible.
+#[test]
+fn no_family_has_more_parts_than_the_rule_allows() {
+    for entry in std::fs::read_dir(crate::lab::FIXTURES).expect("fixtures") {
+        let dir = entry.expect("a fixture").path();
+        if !dir.join("config.json").is_file() {
+            continue;
+        }
+        let Ok(Some(f)) = shardc::facts(&dir) else { continue };
+        let pp = f.layers + shardc::rules::AROUND + 1;
+        let mesh = vec![("pp".to_string(), pp)];
+        let o = Options { mesh, microbatch: 1, global_batch: 1, seq: 8, ..Options::default() };
+        let Ok(input) = shardc::read_model(&dir, &o) else { continue };
+        let d = shardc_passes::stages::not_too_many(&input.source.module.funcs[0], &o);
+        assert_eq!(d.map_err(|d| d.code), Err("too-many-stages"), "{}", dir.display());
+    }
 }

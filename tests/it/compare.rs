@@ -163,14 +163,29 @@ fn plans_of_texts_experts_and_pipelines_are_compared() {
         }
         let text = lab.ok(&["diff", x, y, "--device", "h100-sxm"]);
         let text = String::from_utf8_lossy(&text.stdout).into_owned();
-        for word in ["options\n", "memory of a rank", "exchanges of a step", "programs", "price"] {
-            assert!(text.contains(word), "{word}: {text}");
+        let all = lab.ok(&["diff", x, y, "--device", "h100-sxm", "-v"]);
+        let all = String::from_utf8_lossy(&all.stdout).into_owned();
+        let short = ["options\n", "\nprice of a step", "\nmemory of a rank", "\nsent in a step"];
+        let long = ["\nexchanges of a step by scope", "\nprograms: ops of a layer"];
+        for said in [&text, &all] {
+            let at = short.map(|word| said.find(word).unwrap_or_else(|| panic!("{word}: {said}")));
+            assert!(at.is_sorted(), "{said}");
         }
+        for word in long {
+            assert!(all.contains(word) && !text.contains(word), "{word}: {all}");
+        }
+        let hidden = text.lines().last().and_then(|l| l.split_once(" more row"));
+        let hidden: usize = hidden.and_then(|l| l.0.parse().ok()).expect("how many more");
+        let lines = |t: &str| t.lines().filter(|l| !l.is_empty()).count();
+        assert!(hidden > 0 && lines(&all) >= lines(&text) + hidden - 1, "{hidden}: {all}");
     }
     compile(&["--mesh", "dp=2", "--memory", "64GiB"], "bounded.plan");
     for (other, said) in [
         ("a.plan", &["the options are the same", "the plans are the same"][..]),
-        ("bounded.plan", &["memory", "a bound", "nothing that is compared differs"]),
+        (
+            "bounded.plan",
+            &["--memory", "none -> 64.00 GiB", "a bound", "nothing that is compared differs"],
+        ),
     ] {
         let text = lab.ok(&["diff", "a.plan", other]);
         let text = String::from_utf8_lossy(&text.stdout).into_owned();

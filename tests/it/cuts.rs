@@ -91,6 +91,7 @@ fn cuts_by_hand_that_do_not_fit_are_refused() {
     let code = |text: &str| by_hand(text).expect_err("refused");
     let d = code("3,3,2");
     assert!(d.code == "layers" && d.rule.as_deref() == Some("here: 4 stages of 8 layers"), "{d}");
+    assert_eq!(d.help, ["for example --layers 2,2,2,2"], "of this model");
     assert_eq!(code("3,3,2,1").code, "layers");
     assert_eq!(code("Ett|tt|tt|tt").code, "layers");
     let d = code("model.layers.2,model.layers.4,model.layers.99");

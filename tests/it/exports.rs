@@ -379,6 +379,12 @@ fn targets_start_with_what_is_written() {
         .concat());
     let config: Json = serde_json::from_str(&said("deepspeed", "h")).expect("JSON");
     assert_eq!(config["communication_data_type"], "bf16");
+    // The f32 gradients that Megatron-LM's optimizer makes are in no plan.
+    for (plan, told) in [("q", false), ("h", true)] {
+        let out = lab.ok(&["export", plan, "--to", "megatron"]);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(said.contains("copies gradients to f32"), told, "{plan}: {said}");
+    }
     let half = ["--mesh", "dp=2", "--dtype", "f16", "--weight-decay", "0", "-o", "s"];
     lab.ok(&[&["compile", &deep, "--seq", "16"][..], &half].concat());
     assert!(said("megatron", "s").contains("--initial-loss-scale 4294967296\n"));

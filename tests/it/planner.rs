@@ -356,7 +356,7 @@ fn what_lies_beside_a_plan_is_counted() {
     // The context, and one communicator of tp.
     assert_eq!(of(least, "beside_bytes"), (1 << 30) + (688 << 20));
     let with = |flag: &str, n: u64| {
-        let n = if flag == "--memory" { n.to_string() } else { format!("memory={n}") };
+        let n = if flag == "--memory" { format!("{n}B") } else { format!("memory={n}") };
         [&args[..], &["--top", "1", flag]]
             .concat()
             .into_iter()
@@ -369,17 +369,38 @@ fn what_lies_beside_a_plan_is_counted() {
     };
     let refuses = |flags: Vec<String>| {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &flags[..]].concat(), 3, "no-layout");
+        lab.refuses(&[&["plan", "m", "--device", "h100-sxm"], &flags[..]].concat(), 3, "no-layout")
     };
     finds(with("--what-if", needs(least)));
-    refuses(with("--what-if", needs(least) - 1));
+    let said = refuses(with("--what-if", needs(least) - 1));
+    assert!(said.contains(" beside it = "), "{said}");
     let peak = plans.iter().map(|p| of(p, "peak_bytes")).min().expect("a plan");
     finds(with("--memory", peak));
-    refuses(with("--memory", peak - 1));
+    let said = refuses(with("--memory", peak - 1));
+    assert!(said.contains("use --grad-dtype bf16: "), "gradients of half the size fit: {said}");
     let said = lab.ok(&[&["plan", "m", "--device", "h100-sxm"], &args[..]].concat()).stdout;
     let said = String::from_utf8_lossy(&said).into_owned();
     for words in ["\nbeside the plan: up to 1.67 GiB", "--transport nccl on h100-sxm"] {
         assert!(said.contains(words), "{words}: {said}");
+    }
+}
+
+/// Of a machine whose constants are guesses no band is shown, and of one without NCCL none of its transport.
+#[test]
+fn a_guess_has_no_band() {
+    let lab = lab("plan-guess", "llama_gqa");
+    let args = ["--gpus", "2", "--global-batch", "4", "--seq", "16", "--top", "2"];
+    for (device, guess, nccl) in
+        [("h100-sxm", false, true), ("b200", true, true), ("tpu-v5p", true, false)]
+    {
+        let said = lab.ok(&[&["plan", "m", "--device", device], &args[..]].concat()).stdout;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert_eq!((said.contains("(guess)"), said.contains('±')), (guess, !guess), "{said}");
+        assert_eq!(said.contains("priced as plans for --transport nccl"), nccl, "{said}");
+        let json = ["plan", "m", "--device", device, "--format", "json"];
+        let json = lab.ok(&[&json[..], &args].concat()).stdout;
+        let json: Json = serde_json::from_slice(&json).expect("JSON");
+        assert_eq!(json["plans"][0]["band"].is_null(), guess, "{json}");
     }
 }
 
@@ -388,7 +409,7 @@ fn what_lies_beside_a_plan_is_counted() {
 fn a_price_says_what_it_assumes() {
     let lab = lab("price-assumes", "llama_gqa");
     for (transport, device, words) in [
-        ("threads", "h100-sxm", "is compiled with --transport nccl\nbeside the plan: up to"),
+        ("threads", "h100-sxm", "\nwarning: compiled for --transport threads: exchanges"),
         ("nccl", "h100-sxm", "compiled for --transport nccl: exchanges go on beside work"),
         ("threads", "cpu-zen5-2c", "compiled for --transport threads\n"),
     ] {
@@ -425,6 +446,17 @@ fn what_is_said_of_a_layout_is_what_its_plan_says() {
     let priced: Json = serde_json::from_slice(&priced.stdout).expect("JSON");
     assert_eq!(priced["step_s"], plans[0]["step_s"]);
     lab.ok(&["verify", "best"]);
+    // It is what the command of the line makes, options and all.
+    let options = plans[0]["options"].as_object().expect("flags");
+    let mut command = vec!["compile".to_string(), "m".into(), "-o".into(), "again".into()];
+    for (flag, v) in options {
+        command.push(format!("--{flag}"));
+        command.extend((*v != true).then(|| v.as_str().map_or(v.to_string(), String::from)));
+    }
+    lab.ok(&command.iter().map(String::as_str).collect::<Vec<_>>());
+    let said = lab.ok(&["diff", "best", "again"]).stdout;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(said.contains("the plans are the same"), "{said}");
     // The same question has the same answer.
     let again = planned(&lab, &[&args[..8], &["--memory", "1MiB"]].concat());
     assert_eq!(found, again);
@@ -606,7 +638,7 @@ fn plans_that_cannot_be_are_refused() {
         let gpus = ["--gpus", "4", "--global-batch", "8", "--seq", "16"];
         plan(&[&gpus[..], more].concat())
     }
-    let memory = lab.refuses(&with(&["--memory", "4096"]), 3, "no-layout");
+    let memory = lab.refuses(&with(&["--memory", "4096B"]), 3, "no-layout");
     assert!(memory.contains("= why: "), "{memory}");
     let fixed = lab.refuses(&with(&["--fix", "tp=3"]), 3, "no-layout");
     assert!(
@@ -623,8 +655,14 @@ fn plans_that_cannot_be_are_refused() {
     lab.refuses(&with(&["--what-if", "nic=fast"]), 2, "flag");
     lab.refuses(&with(&["--what-if", "nic=-1"]), 2, "device");
     lab.refuses(&with(&["--what-if", "cost=1"]), 2, "device");
+    let near = lab.refuses(&with(&["--what-if", "nick=100"]), 2, "device");
+    assert!(near.contains("did you mean nic?") && near.contains("optimizer=8bit"), "{near}");
     lab.refuses(&with(&["--top", "0"]), 2, "flag");
-    lab.refuses(&with(&["--explain", "99", "--top", "1"]), 2, "flag");
+    let early = lab.refuses(&with(&["--explain", "99", "--top", "1"]), 2, "flag");
+    assert!(early.contains("a line from 1 to 1") && !early.contains(" compiled"), "{early}");
+    let few = with(&["--explain", "9", "--top", "9", "--fix", "tp=4,sp=1,mb=8"]);
+    let few = lab.refuses(&few, 2, "flag");
+    assert!(few.contains("a line from 1 to ") && few.contains(" compiled"), "{few}");
     lab.refuses(&plan(&["--gpus", "0"]), 2, "flag");
     let batch = ["--gpus", "7", "--global-batch", "5", "--seq", "16"];
     let batch = lab.refuses(&plan(&batch), 3, "no-layout");

@@ -93,7 +93,7 @@ impl StageLayout {
         let total = counts.iter().fold(0usize, |n, &c| n.saturating_add(c));
         if counts.len() != stages || total != layers {
             let what = stages_of(counts.len(), total);
-            return Err(bad(text, what).rule(format!("here: {}", stages_of(stages, layers))));
+            return Err(not_here(bad(text, what), stages, layers));
         }
         let mut cuts = vec![0];
         let mut at = first;
@@ -117,6 +117,15 @@ fn check(cuts: Vec<usize>, text: &str) -> Result<Vec<usize>> {
 /// So many stages of so many layers.
 fn stages_of(stages: usize, layers: usize) -> String {
     format!("{} of {}", count(stages, "stage", "stages"), count(layers, "layer", "layers"))
+}
+
+/// Other numbers than those of the model, with an example of its own.
+fn not_here(d: Diag, stages: usize, layers: usize) -> Diag {
+    let each = |i: usize| layers / stages + usize::from(i < layers % stages);
+    let even: Vec<String> = (0..stages).map(|i| each(i).to_string()).collect();
+    let d = Diag { help: vec![], ..d };
+    d.rule(format!("here: {}", stages_of(stages, layers)))
+        .help(format!("for example --layers {}", even.join(",")))
 }
 
 fn by_name(names: &[String], units: &[Unit], stages: usize, text: &str) -> Result<Vec<usize>> {
@@ -153,8 +162,8 @@ fn by_parts(
     let all: Vec<LayoutItem> = parts.concat();
     let of = |p: LayoutItem| all.iter().filter(|x| **x == p).count();
     if parts.len() != stages || of(LayoutItem::Layer) != layers {
-        return Err(bad(text, stages_of(parts.len(), of(LayoutItem::Layer)))
-            .rule(format!("here: {}", stages_of(stages, layers))));
+        let what = stages_of(parts.len(), of(LayoutItem::Layer));
+        return Err(not_here(bad(text, what), stages, layers));
     }
     let order =
         all.first() == Some(&LayoutItem::Embedding) && all.last() == Some(&LayoutItem::Loss);

@@ -14,7 +14,14 @@ use shardc_passes::options::Order;
 
 /// What all lines are priced with, what lies beside the plan of the first, and what the target does not take.
 pub(super) fn assumed(asked: &Asked, found: &Found) -> String {
-    let mut out = format!("priced as plans for --transport nccl on {}\n", asked.device.name);
+    let name = &asked.device.name;
+    let mut out = match asked.device.is_gpu() {
+        true => format!("priced as plans for --transport nccl on {name}\n"),
+        false => format!(
+            "priced on {name} as plans whose exchanges may go on beside work (--transport nccl); no plan runs so there: \
+             on CPUs they run with --transport threads or mpi\n"
+        ),
+    };
     let best = &found.fits[0];
     if best.beside > 0 {
         let counted = match asked.of_device {
@@ -99,7 +106,12 @@ pub(super) fn explain(asked: &Asked, input: &Input, c: &Compiled, what: &Plan) -
             bytes(c.plain.1)
         );
     }
-    out += &format!("closed form: {}\n", time(c.guess.seconds));
+    let more = 100.0 * (c.guess.seconds / c.plain.0 - 1.0);
+    out += &format!(
+        "closed form: {}, {more:+.0} % (formulas that only order candidates; the time of the line is that of the \
+         compiled plan, launch by launch)\n",
+        time(c.guess.seconds)
+    );
     let (plan, price) = asked.priced(c, input)?;
     out += &(tables(&plan, &price) + &constants(d));
     if asked.ifs.is_any() {

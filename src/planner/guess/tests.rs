@@ -74,7 +74,8 @@ fn layouts_priced_together_are_those_priced_one_by_one() {
         least.sort_by(f64::total_cmp);
         // Half of them have no chance.
         let limit = least[least.len() / 2].ceil() as usize;
-        let mut guesses = Guesses::of(&case.form, &case.device, &case.all, limit).expect("prices");
+        let mut guesses =
+            Guesses::of(&case.form, &case.device, &case.all, &|_| limit).expect("prices");
         let may_fit: Vec<usize> =
             (0..case.all.len()).filter(|i| memory.least(&case.all[*i]) <= limit as f64).collect();
         assert_eq!(guesses.len(), may_fit.len(), "{model}");

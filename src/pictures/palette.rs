@@ -19,8 +19,8 @@ const fn colour(name: &'static str, light: &'static str, dark: &'static str) -> 
     Colour { name, light, dark }
 }
 
-/// All colours. Text and ground first, then actions, memory, axes.
-pub const COLOURS: [Colour; 26] = [
+/// All colours. Text and ground first, then actions, memory, axes, and what takes the time of a step.
+pub const COLOURS: [Colour; 31] = [
     colour("ink", "#1a1f26", "#e7eaee"),
     colour("muted", "#5a636e", "#9ba5b1"),
     colour("ground", "#f7f7f5", "#0f1216"),
@@ -28,7 +28,7 @@ pub const COLOURS: [Colour; 26] = [
     colour("line", "#e1e3e2", "#2a3038"),
     colour("over", "#b0203a", "#ff7b8a"),
     colour("idle", "#eceded", "#1d2228"),
-    colour("hatch", "#d5d8da", "#2d343d"),
+    colour("hatch", "#d5d8da", "#55606d"),
     colour("f", "#3f97dc", "#62b5f5"),
     colour("i", "#e69f00", "#f0b23e"),
     colour("w", "#00604c", "#2b8a68"),
@@ -46,6 +46,11 @@ pub const COLOURS: [Colour; 26] = [
     colour("cp", "#8f6607", "#b98f52"),
     colour("ep", "#12440f", "#9ac08d"),
     colour("several", "#38383c", "#8a8989"),
+    colour("products", "#2f86d6", "#3f7fd6"),
+    colour("attention", "#7fb7e8", "#bcd9f7"),
+    colour("kernels", "#e0b64a", "#e8d24a"),
+    colour("recompute", "#e8743b", "#ea6a3a"),
+    colour("update", "#9aa4ad", "#8e99a6"),
     colour("accent", "#2f6db5", "#6fb1ff"),
 ];
 
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn colours_of_a_family_stay_apart() {
-        let families: [(&[&str], f64); 3] = [
+        let families: [(&[&str], f64); 4] = [
             (&["f", "i", "w"], 24.0),
             (
                 &[
@@ -150,6 +155,22 @@ mod tests {
                 19.0,
             ),
             (&["tp", "dp", "pp", "cp", "ep", "several"], 15.0),
+            (
+                &[
+                    "products",
+                    "attention",
+                    "kernels",
+                    "recompute",
+                    "update",
+                    "tp",
+                    "dp",
+                    "pp",
+                    "cp",
+                    "ep",
+                    "hatch",
+                ],
+                14.0,
+            ),
         ];
         for (names, least) in families {
             for (i, a) in names.iter().enumerate() {

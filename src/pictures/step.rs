@@ -4,8 +4,8 @@ use super::measure::timeline;
 use super::palette::STACK;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::FuncKind;
-use shardc_ir::plan::{Instr, Memory, MemoryClass, Plan, RankClass, Span};
-use shardc_ir::schedule::{ActionKind, Timeline, Times};
+use shardc_ir::plan::{Instr, Memory, MemoryClass, Mode, Plan, RankClass, Span};
+use shardc_ir::schedule::{ActionKind, Slot, Timeline, Times};
 use shardc_passes::options::Options;
 use shardc_passes::step::instructions::Index;
 
@@ -43,79 +43,143 @@ impl Sample {
     }
 }
 
+/// From when to when something is done.
+pub type Moments = (f64, f64);
+
 /// A step of all pipeline ranks.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Step {
-    /// Actions; the first begins at 0.
     pub timeline: Timeline,
-    /// By pipeline rank: how long it works before its first action, and after its last.
-    pub enter: Vec<f64>,
-    pub finish: Vec<f64>,
+    /// By pipeline rank: from when to when it works before its first action, and after its last.
+    pub enter: Vec<Moments>,
+    pub finish: Vec<Moments>,
+    /// By pipeline rank, every instruction of its step.
+    pub clock: Vec<Vec<Moments>>,
 }
 
 impl Step {
     /// The actions of a schedule alone.
     pub fn of_actions(timeline: Timeline) -> Step {
-        Step { timeline, enter: vec![], finish: vec![] }
+        Step { timeline, ..Step::default() }
     }
 
-    /// The step of a plan; without a backward, what an inference does.
+    /// The step of a plan, whose first action begins at 0; without a backward, what an inference does.
     ///
     /// # Errors
-    /// Those of the replay of a schedule; a plan that was made or read has been replayed.
+    /// Those of the replay of a schedule, and `plan` if functions and schedule do not fit; a plan that was made or
+    /// read has been replayed.
     pub fn of(plan: &Plan, l: Lengths) -> Result<Step> {
+        let timeline = timeline(plan, l.actions)?;
         let has = |kind: FuncKind, c: &RankClass| {
             let mut calls = c.calls().filter(|c| c.microbatch.is_none());
             calls.any(|c| plan.module.funcs[c.func].kind == kind)
         };
-        let part = |lengths: Vec<f64>, kind: FuncKind| -> Vec<f64> {
-            let all = lengths.into_iter().zip(&plan.classes);
-            all.map(|(length, c)| if has(kind, c) { length } else { 0.0 }).collect()
+        let length = |all: &[f64], rank: usize, kind: FuncKind| match has(kind, &plan.classes[rank])
+        {
+            true => all.get(rank).copied().unwrap_or(0.0),
+            false => 0.0,
         };
-        Ok(Step {
-            timeline: timeline(plan, l.actions)?,
-            enter: part(l.enter, FuncKind::Enter),
-            finish: part(l.finish, FuncKind::Finish),
-        })
+        let before = |rank: usize| {
+            let first = timeline.ranks[rank].first().map(|s| s.start.min(0.0));
+            let end = first.filter(|t| t.is_finite()).unwrap_or(0.0);
+            (end - length(&l.enter, rank, FuncKind::Enter), end)
+        };
+        let after = |rank: usize| {
+            let last = timeline.ranks[rank].last().map(|s| s.end);
+            let begin = last.filter(|t| t.is_finite()).unwrap_or(0.0);
+            (begin, begin + length(&l.finish, rank, FuncKind::Finish))
+        };
+        let ranks = 0..plan.classes.len();
+        let (enter, finish) =
+            (ranks.clone().map(before).collect(), ranks.clone().map(after).collect());
+        let mut step = Step { timeline, enter, finish, clock: vec![] };
+        let index = indexed(plan)?;
+        step.clock = ranks.map(|rank| step.instructions(plan, &index, rank)).collect();
+        Ok(step)
+    }
+
+    /// The step of a plan in which every instruction has its moments. An action goes from its first call to its
+    /// last.
+    ///
+    /// # Errors
+    /// `plan` if functions and schedule do not fit, as of no plan that was read.
+    pub fn of_moments(plan: &Plan, clock: Vec<Vec<Moments>>) -> Result<Step> {
+        let index = indexed(plan)?;
+        let mut step = Step { clock, ..Step::default() };
+        for (rank, c) in plan.classes.iter().enumerate() {
+            let calls = |looped: bool| {
+                let all = c.step.iter().zip(&step.clock[rank]);
+                all.filter_map(move |(i, at)| match i {
+                    Instr::Call(call) if call.microbatch.is_some() == looped => Some((call, *at)),
+                    _other => None,
+                })
+            };
+            let once = |kind: FuncKind| {
+                let found = calls(false).find(|x| plan.module.funcs[x.0.func].kind == kind);
+                found.map(|x| x.1)
+            };
+            let (enter, finish) = (once(FuncKind::Enter), once(FuncKind::Finish));
+            let mut looped = calls(true);
+            let mut slots = vec![];
+            for &action in &plan.schedule.ranks[rank] {
+                if plan.settings.mode != Mode::Train && action.kind != ActionKind::Forward {
+                    continue;
+                }
+                let two =
+                    action.kind == ActionKind::Backward && index.weight[action.stage].is_some();
+                let Some((_, (start, first))) = looped.next() else { break };
+                let last = if two { looped.next() } else { None };
+                slots.push(Slot { action, start, end: last.map_or(first, |x| x.1.1) });
+            }
+            let ends = step.clock[rank].iter().fold(0.0f64, |a, x| a.max(x.1));
+            step.enter.push(enter.unwrap_or((0.0, 0.0)));
+            step.finish.push(finish.unwrap_or((ends, ends)));
+            step.timeline.ranks.push(slots);
+        }
+        Ok(step)
+    }
+
+    /// The part of all ranks' time, from 0 to 1, in which they do not work, from the beginning of the first to the
+    /// end of the last.
+    pub fn idle(&self) -> f64 {
+        let (begin, end) = self.span();
+        let slots = self.timeline.ranks.iter().flatten().map(|s| s.end - s.start);
+        let around = self.enter.iter().chain(&self.finish).map(|x| x.1 - x.0);
+        let whole = (end - begin) * self.timeline.ranks.len() as f64;
+        let busy = slots.chain(around).sum::<f64>();
+        if whole > 0.0 { (1.0 - busy / whole).clamp(0.0, 1.0) } else { 0.0 }
     }
 
     /// From when to when a pipeline rank works before its first action.
-    pub fn enter(&self, rank: usize) -> (f64, f64) {
-        let first = self.timeline.ranks[rank].first().map(|s| s.start.min(0.0));
-        let begin = first.filter(|t| t.is_finite()).unwrap_or(0.0);
-        (begin - self.enter.get(rank).copied().unwrap_or(0.0), begin)
+    pub fn enter(&self, rank: usize) -> Moments {
+        self.enter.get(rank).copied().unwrap_or_default()
     }
 
     /// From when to when it works after its last action.
-    pub fn finish(&self, rank: usize) -> (f64, f64) {
-        let last = self.timeline.ranks[rank].last().map(|s| s.end);
-        let end = last.filter(|t| t.is_finite()).unwrap_or(0.0);
-        (end, end + self.finish.get(rank).copied().unwrap_or(0.0))
+    pub fn finish(&self, rank: usize) -> Moments {
+        let none = || {
+            let last = self.timeline.ranks[rank].last().map(|s| s.end).filter(|t| t.is_finite());
+            last.map_or((0.0, 0.0), |end| (end, end))
+        };
+        self.finish.get(rank).copied().unwrap_or_else(none)
     }
 
     /// When the first of all ranks begins and the last ends.
     pub fn span(&self) -> (f64, f64) {
         let (begin, length) = super::measure::span(&self.timeline);
-        let ranks = 0..self.timeline.ranks.len();
-        ranks.fold((begin, begin + length), |(from, to), r| {
-            (from.min(self.enter(r).0), to.max(self.finish(r).1))
-        })
+        let around = self.enter.iter().chain(&self.finish);
+        let all = around.chain(self.clock.iter().flatten());
+        all.fold((begin, begin + length), |(from, to), x| (from.min(x.0), to.max(x.1)))
     }
 
     /// When every instruction of a pipeline rank begins and ends: calls as their actions do, what is sent
     /// when the call before it ends, what is received when the call after it begins.
-    ///
-    /// # Errors
-    /// `plan` if functions and schedule do not fit, as of no plan that was read.
-    pub fn clock(&self, plan: &Plan, rank: usize) -> Result<Vec<(f64, f64)>> {
-        let index = Index::of(&plan.module, &plan.schedule, plan.settings.mode).map_err(|m| {
-            Diag::new("plan", m).help("recompile the plan with this version of shardc")
-        })?;
+    fn instructions(&self, plan: &Plan, index: &Index, rank: usize) -> Vec<Moments> {
         let mut slots = self.timeline.ranks[rank].iter();
         // What is left of an action that is two calls.
-        let mut rest: Option<(f64, f64)> = None;
+        let mut rest: Option<Moments> = None;
         let mut now = self.enter(rank).0;
-        let mut out: Vec<(f64, f64)> = vec![];
+        let mut out: Vec<Moments> = vec![];
         let step = &plan.classes[rank].step;
         for i in step {
             let at = match i {
@@ -154,16 +218,13 @@ impl Step {
             *at = (now, now.max(at.1));
             now = at.1;
         }
-        Ok(out)
+        out
     }
 
     /// Bytes of a pipeline rank over time, moment by moment of its calls. Of what happens at one time all
     /// is there, in its order.
-    ///
-    /// # Errors
-    /// Those of [`Step::clock`].
-    pub fn memory(&self, plan: &Plan, rank: usize) -> Result<Vec<Sample>> {
-        let (c, clock) = (&plan.classes[rank], self.clock(plan, rank)?);
+    pub fn memory(&self, plan: &Plan, rank: usize) -> Vec<Sample> {
+        let (c, clock) = (&plan.classes[rank], &self.clock[rank]);
         let mut bytes = [0usize; STACK.len()];
         c.memory.whole.iter().for_each(|&(class, n)| bytes[place(class)] += n);
         // At one moment, what ends goes before what begins.
@@ -189,8 +250,14 @@ impl Step {
             };
             out.push(Sample { time, bytes });
         }
-        Ok(out)
+        out
     }
+}
+
+/// The functions of a plan, by what they are for.
+fn indexed(plan: &Plan) -> Result<Index> {
+    Index::of(&plan.module, &plan.schedule, plan.settings.mode)
+        .map_err(|m| Diag::new("plan", m).help("recompile the plan with this version of shardc"))
 }
 
 /// What of the peak of an arena is between the tensors that are alive there.

@@ -86,11 +86,10 @@ pub fn data(s: &Stored, asked: &Asked) -> Result<Json> {
 fn of(s: &Stored, asked: &Asked, explained: bool) -> Result<Json> {
     let priced =
         asked.device.map(|d| Ok((d, price(&s.plan, d, &s.options.speeds)?))).transpose()?;
-    let lengths = match &priced {
-        Some((_, p)) => time::lengths(s, p)?,
-        None => Lengths::unit(&s.plan, &s.options),
+    let step = match &priced {
+        Some((_, p)) => time::step(s, p)?,
+        None => Step::of(&s.plan, Lengths::unit(&s.plan, &s.options))?,
     };
-    let step = Step::of(&s.plan, lengths)?;
     let why = explained.then(|| Why::of(s)).transpose()?;
     let mut out = json!({
         "version": VERSION,
@@ -100,7 +99,7 @@ fn of(s: &Stored, asked: &Asked, explained: bool) -> Result<Json> {
         "settings": overview::settings(s),
         "mesh": overview::mesh(s),
         "timeline": course::timeline(s, &step, priced.is_some()),
-        "classes": classes(s, &step, why.as_ref())?,
+        "classes": classes(s, &step, why.as_ref()),
     });
     if let Some(why) = &why {
         out["explanations"] = calls::explanations(why, &out["classes"]);
@@ -115,10 +114,10 @@ fn of(s: &Stored, asked: &Asked, explained: bool) -> Result<Json> {
 }
 
 /// By pipeline rank: what it holds, sends and does.
-fn classes(s: &Stored, step: &Step, why: Option<&Why>) -> Result<Json> {
-    let one = |i: usize| -> Result<Json> {
+fn classes(s: &Stored, step: &Step, why: Option<&Why>) -> Json {
+    let one = |i: usize| {
         let mut out = overview::class(s, i);
-        out["memory"] = course::memory(s, step, i)?;
+        out["memory"] = course::memory(s, step, i);
         out["tensors"] = tensors::alive(s, i);
         out["sent"] = overview::sent(s, i);
         out["calls"] = calls::rows(s, i);
@@ -126,9 +125,9 @@ fn classes(s: &Stored, step: &Step, why: Option<&Why>) -> Result<Json> {
             out["weights"] = tensors::weights(s, i);
             out["lane"] = calls::lane(s, i);
         }
-        Ok(out)
+        out
     };
-    (0..s.plan.classes.len()).map(one).collect::<Result<Vec<_>>>().map(Json::from)
+    (0..s.plan.classes.len()).map(one).collect()
 }
 
 /// A text with what stands for words in it, each once; what is filled in is not looked at again.

@@ -14,26 +14,45 @@ struct Offers {
     taken: VecDeque<f64>,
 }
 
-/// Seconds until all ranks have ended, the class that ends last, and its parts. A value is offered when
-/// it is made, and moves when it is taken; who offered it goes on, until it needs the memory.
-pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> (f64, usize, Parts) {
+/// When an instruction of a step begins and ends, in seconds since the step began.
+pub type Moments = (f64, f64);
+
+/// A step that was run against the clock.
+pub(super) struct Run {
+    /// Seconds until all ranks have ended.
+    pub total: f64,
+    /// The class that ends last.
+    pub class: usize,
+    /// What that class does in the time.
+    pub parts: Parts,
+    /// By class and instruction. What is waited for is in none of them.
+    pub moments: Vec<Vec<Moments>>,
+}
+
+/// A value is offered when it is made, and moves when it is taken; who offered it goes on, until it needs the
+/// memory.
+pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> Run {
     let n = plan.classes.len();
-    let (mut at, mut clock, mut parts) = (vec![0; n], vec![0.0f64; n], vec![Parts::default(); n]);
+    let (mut clock, mut parts) = (vec![0.0f64; n], vec![Parts::default(); n]);
+    let mut moments: Vec<Vec<Moments>> = vec![vec![]; n];
     let mut between: BTreeMap<(usize, usize), Offers> = BTreeMap::new();
     let mut waiting = n;
     // Until no rank can go on: a plan's lists were checked, so then all have ended.
     while waiting > 0 {
         waiting = 0;
         for c in 0..n {
-            while let Some(i) = plan.classes[c].step.get(at[c]) {
+            while let Some(i) = plan.classes[c].step.get(moments[c].len()) {
                 let (now, own) = (&mut clock[c], &mut parts[c]);
-                match i {
+                let from = match i {
                     Instr::Call(call) => {
+                        let from = *now;
                         *own += funcs[call.func].parts;
                         *now += funcs[call.func].parts.total();
+                        from
                     }
                     Instr::Send(t) => {
                         between.entry((c, t.with)).or_default().offered.push_back(*now);
+                        *now
                     }
                     Instr::Recv(t) => {
                         let all = between.entry((t.with, c)).or_default();
@@ -42,22 +61,26 @@ pub(super) fn run(plan: &Plan, device: &Device, funcs: &[FuncPrice]) -> (f64, us
                         let moves = send(device, far, t.bytes as f64);
                         own.bubble += (offered - *now).max(0.0);
                         own.send += moves;
-                        *now = now.max(offered) + moves;
+                        let from = now.max(offered);
+                        *now = from + moves;
                         all.taken.push_back(*now);
+                        from
                     }
                     Instr::Sent { to } => {
                         let all = between.entry((c, *to)).or_default();
                         let Some(taken) = all.taken.pop_front() else { break };
                         own.bubble += (taken - *now).max(0.0);
                         *now = now.max(taken);
+                        *now
                     }
-                }
-                at[c] += 1;
+                };
+                moments[c].push((from, *now));
                 waiting += 1;
             }
         }
     }
-    let last = (0..n).max_by(|a, b| clock[*a].total_cmp(&clock[*b]).then(b.cmp(a))).unwrap_or(0);
-    let total = parts.get(last).map_or(0.0, Parts::total);
-    (total, last, parts.get(last).copied().unwrap_or_default())
+    let last = |a: &usize, b: &usize| clock[*a].total_cmp(&clock[*b]).then(b.cmp(a));
+    let class = (0..n).max_by(last).unwrap_or(0);
+    let parts = parts.get(class).copied().unwrap_or_default();
+    Run { total: parts.total(), class, parts, moments }
 }

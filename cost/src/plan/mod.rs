@@ -6,6 +6,7 @@ pub mod launch;
 
 use crate::device::Device;
 use crate::parts::Parts;
+pub use clock::Moments;
 use launch::{Pricer, Work};
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, FuncKind};
@@ -58,6 +59,8 @@ pub struct PlanPrice {
     pub funcs: Vec<FuncPrice>,
     /// By class: FLOPs of products and attention of one rank in a step, what is computed twice included.
     pub flops: Vec<f64>,
+    /// By class and instruction of its step: when it begins and ends.
+    pub moments: Vec<Vec<Moments>>,
 }
 
 /// The price of a step. `speeds` are those of `--speeds`: of each rank of the pipeline relative to the device, 1 where
@@ -102,10 +105,10 @@ pub fn price(plan: &Plan, device: &Device, speeds: &[f64]) -> Result<PlanPrice> 
             funcs[call.func] = own;
         }
     }
-    let (total, class, parts) = clock::run(plan, device, &funcs);
+    let clock::Run { total, class, parts, moments } = clock::run(plan, device, &funcs);
     let of = |c: &RankClass| calls(&c.step).map(|c| funcs[c.func].flops).sum();
     let flops = plan.classes.iter().map(of).collect();
-    Ok(PlanPrice { total, parts, class, funcs, flops })
+    Ok(PlanPrice { total, parts, class, funcs, flops, moments })
 }
 
 /// An exchange that goes on: its item, the launch that waits for it, seconds that are left of it.

@@ -43,7 +43,7 @@ pub fn timeline(s: &Stored, asked: Asked) -> Result<String> {
     if let Some(file) = asked.svg {
         crate::terminal::doing("drawing the plan");
         let ranks = 0..plan.classes.len();
-        let ranks = ranks.map(|r| step.memory(plan, r)).collect::<Result<_>>()?;
+        let ranks = ranks.map(|r| step.memory(plan, r)).collect();
         let arenas = plan.classes.iter().map(|c| c.memory.peak_bytes).collect();
         let gaps = plan.classes.iter().map(|c| gaps(&c.memory)).collect();
         let memory = Memory { ranks, arenas, gaps, limit: s.options.memory };

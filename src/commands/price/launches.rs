@@ -2,6 +2,7 @@
 
 use super::time;
 use crate::plan_dir::Stored;
+use crate::report::bytes;
 use serde_json::{Value, json};
 use shardc_cost::plan::launch::{Pricer, Work};
 use shardc_cost::plan::{Item, PlanPrice};
@@ -88,11 +89,11 @@ pub fn words(w: &Work) -> String {
                 a.rows, a.heads, a.queries, a.keys, a.width
             )
         }
-        Work::Rows { bytes } => format!("rows of {bytes} B"),
-        Work::Exchange { op, group, bytes, .. } => {
+        Work::Rows { bytes: n } => format!("row-wise kernels, {}", bytes(*n as usize)),
+        Work::Exchange { op, group, bytes: sent, .. } => {
             let (n, domains) = (group.size, group.domains());
             let places = if domains == 1.0 { "domain" } else { "domains" };
-            format!("{op} over {n} ranks in {domains} {places}, {bytes} B")
+            format!("{op} over {n} ranks in {domains} {places}, {}", bytes(*sent as usize))
         }
     }
 }

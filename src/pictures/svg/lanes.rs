@@ -73,7 +73,7 @@ fn legend(step: &Step, chunks: &Chunks) -> Vec<(Vec<String>, String)> {
             (0..chunks.count).map(|c| shade(ActionKind::Forward, c, chunks.count)).collect();
         all.push((fills, format!("the {} chunks of a rank, first to last", chunks.count)));
     }
-    if step.enter.iter().chain(&step.finish).any(|x| *x > 0.0) {
+    if step.enter.iter().chain(&step.finish).any(|x| x.1 > x.0) {
         all.push((vec![named("edge").light.into()], "once per step: enter, finish".into()));
     }
     all.push((vec!["url(#idle)".into()], "idle".into()));

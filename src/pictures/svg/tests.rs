@@ -207,7 +207,8 @@ fn odd_times_stay_inside() {
 fn before_and_after_and_one_rank() {
     let t = sample::one_f_one_b(4, 8);
     let mut step = Step::of_actions(t.clone());
-    (step.enter, step.finish) = (vec![1.0; 4], vec![2.0; 4]);
+    step.enter = vec![(-1.0, 0.0); 4];
+    step.finish = (0..4).map(|rank| step.finish(rank).0).map(|end| (end, end + 2.0)).collect();
     let m = memory(&t, None);
     let draw = |only| {
         let d = Drawn { chunks: 1, title: "t", unit: "ms", memory: Some(&m), only };

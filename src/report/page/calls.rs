@@ -33,8 +33,9 @@ pub fn rows(s: &Stored, class: usize) -> Json {
     let between = collectives(plan, &plan.classes[class]).into_iter();
     for t in between.filter(|t| matches!(t.kind, "send" | "recv")) {
         let each = if t.count > 0 { t.bytes as u64 / t.count as u64 } else { 0 };
+        let place = if t.scope.is_empty() { "once per step" } else { &*t.scope };
         out.push(json!({
-            "where": t.scope, "first": null, "last": null, "phase": t.phase, "kind": t.kind,
+            "where": place, "first": null, "last": null, "phase": t.phase, "kind": t.kind,
             "axis": t.axis, "tensors": 1, "gradients": 0, "calls": 1, "bytes": each,
             "calls_per_step": t.count, "bytes_per_step": t.bytes as u64, "numbers": [],
         }));

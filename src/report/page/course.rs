@@ -1,12 +1,11 @@
 //! A step over time: actions, transfers between stages, memory.
 
-use crate::pictures::measure::{bubble, number};
+use crate::pictures::measure::bubble;
 use crate::pictures::palette::STACK;
-use crate::pictures::step::{Sample, Step};
+use crate::pictures::step::{Moments, Sample, Step};
 use crate::plan_dir::Stored;
 use crate::report::phase_of;
 use serde_json::{Map, Value as Json, json};
-use shardc_ir::diag::Result;
 use shardc_ir::plan::Instr;
 use shardc_ir::schedule::Slot;
 use std::collections::BTreeSet;
@@ -26,40 +25,38 @@ fn short(time: f64) -> f64 {
 /// Actions of all pipeline ranks, and what crosses between them for one microbatch. `priced`: times are
 /// milliseconds, and not units.
 pub fn timeline(s: &Stored, step: &Step, priced: bool) -> Json {
-    let t = &step.timeline;
     let unit = match priced {
         true => "milliseconds, by price".into(),
         false => crate::commands::inspect::unit(s, false),
     };
-    let edge = |(start, end): (f64, f64)| json!([short(start), short(end)]);
-    let rank = |r: usize| {
-        json!({
-            "enter": edge(step.enter(r)), "finish": edge(step.finish(r)), "actions": actions(&t.ranks[r]),
-        })
-    };
+    let t = &step.timeline;
+    let rank = |r: usize| row(step.enter(r), step.finish(r), &t.ranks[r]);
     let (begin, end) = step.span();
     json!({
         "unit": unit,
         "begin": short(begin),
         "end": short(end),
-        "makespan": short(t.makespan()),
-        "makespan_text": number(t.makespan()),
-        "bubble": bubble(t),
+        "bubble": if priced { step.idle() } else { bubble(t) },
         "owner": s.plan.schedule.owner,
         "ranks": (0..t.ranks.len()).map(rank).collect::<Vec<_>>(),
         "transfers": transfers(s),
     })
 }
 
-/// Actions as columns: kinds as one text of letters, and lists of numbers as long.
-pub fn actions(slots: &[Slot]) -> Json {
+/// What a pipeline rank does, actions as columns: kinds as one text of letters, and lists of numbers as long.
+pub fn row(enter: Moments, finish: Moments, slots: &[Slot]) -> Json {
     let of = |f: fn(&Slot) -> usize| slots.iter().map(f).collect::<Vec<_>>();
+    let edge = |(start, end): Moments| json!([short(start), short(end)]);
     json!({
-        "kinds": slots.iter().map(|s| s.action.kind.letter()).collect::<String>(),
-        "stages": of(|s| s.action.stage),
-        "microbatches": of(|s| s.action.microbatch),
-        "start": slots.iter().map(|s| short(s.start)).collect::<Vec<_>>(),
-        "end": slots.iter().map(|s| short(s.end)).collect::<Vec<_>>(),
+        "enter": edge(enter),
+        "finish": edge(finish),
+        "actions": {
+            "kinds": slots.iter().map(|s| s.action.kind.letter()).collect::<String>(),
+            "stages": of(|s| s.action.stage),
+            "microbatches": of(|s| s.action.microbatch),
+            "start": slots.iter().map(|s| short(s.start)).collect::<Vec<_>>(),
+            "end": slots.iter().map(|s| short(s.end)).collect::<Vec<_>>(),
+        },
     })
 }
 
@@ -84,11 +81,8 @@ fn transfers(s: &Stored) -> Vec<Json> {
 
 /// Bytes of a pipeline rank over time, by kind: of every moment the most and the last. A kind that does not
 /// change is one number.
-///
-/// # Errors
-/// Those of [`Step::clock`].
-pub fn memory(s: &Stored, step: &Step, rank: usize) -> Result<Json> {
-    let all = thin(&step.memory(&s.plan, rank)?, step.span());
+pub fn memory(s: &Stored, step: &Step, rank: usize) -> Json {
+    let all = thin(&step.memory(&s.plan, rank), step.span());
     let mut kinds = Map::new();
     for (k, class) in STACK.iter().enumerate() {
         let values: Vec<usize> = all.iter().map(|x| x.bytes[k]).collect();
@@ -102,7 +96,7 @@ pub fn memory(s: &Stored, step: &Step, rank: usize) -> Result<Json> {
         kinds.insert(name.as_str().unwrap_or_default().into(), value);
     }
     let times: Vec<f64> = all.iter().map(|x| short(x.time)).collect();
-    Ok(json!({ "t": times, "bytes": kinds }))
+    json!({ "t": times, "bytes": kinds })
 }
 
 /// At most two samples of each of [`MOMENTS`]: that of most bytes and the last, in their order.

@@ -2,6 +2,7 @@
 
 use crate::commands::inspect::{layers_of, order};
 use crate::pictures::measure::{bubble_of, textbook_bubble};
+use crate::pictures::step::gaps;
 use crate::plan_dir::Stored;
 use crate::proof::Outcome;
 use crate::report::Experts;
@@ -10,7 +11,7 @@ use shardc_ir::group::begins_call;
 use shardc_ir::loss_scale::LossScaling;
 use shardc_ir::mesh::{AtomSet, PIPELINE};
 use shardc_ir::ops::Sends;
-use shardc_ir::plan::{Call, Dropout, Instr, Mode, Plan, RankClass};
+use shardc_ir::plan::{Call, Dropout, Instr, MemoryClass, Mode, Plan, RankClass};
 use shardc_passes::options::{Buffers, Decay, Optimizer};
 use std::collections::BTreeMap;
 
@@ -42,11 +43,18 @@ pub fn facts(s: &Stored) -> Json {
         "stages": stages,
         "microbatches": m,
         "bubble": bubble_of(p),
-        "textbook": (ranks > 1).then(|| textbook_bubble(p)),
+        "textbook": textbook(s),
         "limit": s.options.memory,
         "proof": Outcome::of(s).map(|o| o.to_string()),
         "facts": s.facts,
     })
+}
+
+/// Idle over total time of 1F1B, if the schedule is that, with one stage per rank or several.
+fn textbook(s: &Stored) -> Option<f64> {
+    let known = matches!(s.options.schedule.name(), "1f1b" | "interleaved");
+    let ratio = textbook_bubble(&s.plan);
+    (known && s.plan.schedule.ranks.len() > 1).then(|| ratio / (1.0 + ratio))
 }
 
 /// All settings in columns: name, value, and whether it is other than the default.
@@ -64,7 +72,7 @@ pub fn settings(s: &Stored) -> Json {
     let experts = f.and_then(|f| f.experts);
     let optimizer = match o.optimizer {
         Optimizer::AdamW { beta1, beta2, eps } => {
-            ["AdamW".to_string(), format!("{beta1}, {beta2}"), eps.to_string()]
+            ["AdamW".to_string(), format!("{beta1}, {beta2}"), format!("{eps:e}")]
         }
         Optimizer::Sgd => ["SGD".into(), none(), none()],
     };
@@ -199,12 +207,16 @@ fn groups(s: &Stored) -> BTreeMap<String, AtomSet> {
 /// One pipeline rank: what it is and what it needs.
 pub fn class(s: &Stored, i: usize) -> Json {
     let (c, mesh) = (&s.plan.classes[i], &s.plan.module.mesh);
-    let at_peak: BTreeMap<_, usize> = c
-        .memory
-        .at_peak
-        .iter()
-        .map(|(k, n)| (serde_json::to_value(k).map_or(String::new(), word), *n))
-        .collect();
+    // What a plan counts as temporary has the gaps in it.
+    let gaps = gaps(&c.memory);
+    let own = |k: MemoryClass, n: usize| {
+        if k == MemoryClass::Temporary { n.saturating_sub(gaps) } else { n }
+    };
+    let kind = |&(k, n): &(MemoryClass, usize)| {
+        (serde_json::to_value(k).map_or(String::new(), word), own(k, n))
+    };
+    let mut at_peak: BTreeMap<_, usize> = c.memory.at_peak.iter().map(kind).collect();
+    at_peak.insert("gaps".into(), gaps);
     json!({
         "class": i,
         "stages": c.stages,

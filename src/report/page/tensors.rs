@@ -88,7 +88,7 @@ pub fn alive(s: &Stored, class: usize) -> Json {
     }
     let gaps = gaps(memory);
     out.push(json!({
-        "kind": "temporary", "name": "gaps between tensors", "type": null, "count": 1, "bytes": gaps,
+        "kind": "gaps", "name": "gaps between tensors", "type": null, "count": 1, "bytes": gaps,
     }));
     out.into()
 }

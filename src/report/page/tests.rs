@@ -100,7 +100,7 @@ fn the_data_are_the_plans() {
             // Memory over time counts frames: its top is that of all moments, between what is alive
             // at once in a step and the arena; a kind that lies in no frame is its bytes at the peak.
             let most = most_of(&c["memory"]);
-            let all = step.memory(&s.plan, rank).expect("a plan's memory");
+            let all = step.memory(&s.plan, rank);
             assert_eq!(Some(most), all.iter().map(|x| x.total() as u64).max());
             assert!(own.memory.live_bytes as u64 <= most && most <= peak, "{most} {peak}");
             for &(kind, n) in &own.memory.whole {
@@ -332,15 +332,19 @@ fn a_whole_backward_is_one_row() {
             json!({ "name": name, "ph": "X", "pid": 0, "ts": 0.0, "dur": dur, "args": args })
         };
         let stages = 0..s.plan.schedule.owner.len();
-        let events: Vec<Json> =
+        let mut events: Vec<Json> =
             stages.flat_map(|i| kinds.chars().map(move |k| event(i, k))).collect();
+        events.push(json!({
+            "name": "finish", "ph": "X", "pid": 0, "ts": 5000.0, "dur": 250.0, "args": { "step": "1" },
+        }));
         std::fs::write(&file, json!({ "traceEvents": events }).to_string()).expect("a file");
         let asked = Asked { device: Some(&device), trace: Some(&file), ..Asked::default() };
         let d = data(s, &asked).expect("data");
         let rows: Vec<&Json> =
             list(&d["measured"]["rows"]).iter().filter(|r| r["stage"] == 0).collect();
         let found: String = rows.iter().filter_map(|r| r["kind"].as_str()).collect();
-        assert_eq!(found, kinds);
+        assert_eq!(found.replace("finish", ""), kinds);
+        assert_eq!(d["measured"]["ranks"][0]["finish"], json!([5.0, 5.25]));
         if at == 0 {
             assert_eq!(rows[1]["measured_ms"], 3.0);
             let all = list(&d["time"]["functions"]).iter();
@@ -352,6 +356,37 @@ fn a_whole_backward_is_one_row() {
         }
     }
     std::fs::remove_file(&file).expect("the file");
+}
+
+/// With a device, the drawing is the step that was priced: it ends when the step does, and all calls take what they
+/// are priced at.
+#[test]
+fn the_drawing_is_the_priced_step() {
+    let device = crate::machine::device("h100-sxm").expect("a machine");
+    for s in plans() {
+        let p = shardc_cost::plan::price(&s.plan, &device, &s.options.speeds).expect("a price");
+        let d = data(&s, &Asked { device: Some(&device), ..Asked::default() }).expect("data");
+        let (t, step) = (&d["timeline"], p.total * 1e3);
+        let near = |x: f64, y: f64| (x - y).abs() <= 1e-4 * step;
+        let number = |x: &Json| x.as_f64().expect("a number");
+        assert!(t["begin"] == 0.0 && near(number(&t["end"]), step), "{} {step}", t["end"]);
+        let mut busy = 0.0;
+        for (rank, c) in s.plan.classes.iter().enumerate() {
+            let calls = c.step.iter().zip(&p.moments[rank]);
+            let calls = calls.filter(|x| matches!(x.0, shardc_ir::plan::Instr::Call(_)));
+            let priced: f64 = calls.map(|x| (x.1.1 - x.1.0) * 1e3).sum();
+            let row = &t["ranks"][rank];
+            let long = |x: &Json| number(&x[1]) - number(&x[0]);
+            let ends = list(&row["actions"]["end"]).iter().map(number).sum::<f64>();
+            let starts = list(&row["actions"]["start"]).iter().map(number).sum::<f64>();
+            let drawn = ends - starts + long(&row["enter"]) + long(&row["finish"]);
+            assert!(near(drawn, priced), "pipeline rank {rank}: {drawn} {priced}");
+            busy += priced;
+        }
+        let idle = 1.0 - busy / (step * s.plan.classes.len() as f64);
+        assert!((number(&t["bubble"]) - idle).abs() < 1e-3, "{} {idle}", t["bubble"]);
+        assert_eq!(d["time"]["memory"], device.memory);
+    }
 }
 
 /// A page is called as its model is, and its layout.

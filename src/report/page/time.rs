@@ -1,12 +1,13 @@
 //! Where the time goes: by price on a machine, and as a run took it.
 
-use super::{Priced, course::actions};
+use super::{Priced, course::row};
 use crate::commands::inspect::measured as means;
 use crate::commands::price::{trust, utilisation, words};
 use crate::machine::precision;
-use crate::pictures::step::Lengths;
+use crate::pictures::step::{Lengths, Moments, Step};
 use crate::plan_dir::Stored;
 use serde_json::{Value as Json, json};
+use shardc_cost::beside;
 use shardc_cost::device::Device;
 use shardc_cost::plan::{FuncPrice, PlanPrice, launch::Work};
 use shardc_ir::diag::{Diag, Result};
@@ -19,11 +20,20 @@ use std::path::Path;
 /// Launches that are listed, those that take most of a step.
 const LISTED: usize = 24;
 
-/// Milliseconds of every action, of a step on a machine.
+/// A step on a machine, in milliseconds.
 ///
 /// # Errors
 /// `plan` if the functions do not fit the schedule, as of no plan that was read.
-pub fn lengths(s: &Stored, p: &PlanPrice) -> Result<Lengths> {
+pub fn step(s: &Stored, p: &PlanPrice) -> Result<Step> {
+    let ms = |all: &Vec<Moments>| all.iter().map(|x| (x.0 * 1e3, x.1 * 1e3)).collect();
+    Step::of_moments(&s.plan, p.moments.iter().map(ms).collect())
+}
+
+/// Milliseconds of every action on a machine.
+///
+/// # Errors
+/// Those of [`step`].
+fn lengths(s: &Stored, p: &PlanPrice) -> Result<Lengths> {
     let plan = &s.plan;
     let index = Index::of(&plan.module, &plan.schedule, plan.settings.mode)
         .map_err(|m| Diag::new("plan", m).help("recompile the plan with this version of shardc"))?;
@@ -82,6 +92,8 @@ pub fn parts(s: &Stored, d: &Device, p: &PlanPrice) -> Json {
         "tokens_per_s": (set.global_batch * set.seq) as f64 / p.total,
         "mfu": utilisation(s, d, p.total),
         "trust": trust(d),
+        "memory": d.memory,
+        "beside": if d.is_gpu() { beside::bytes(&s.plan) } else { 0 },
         "parts": parts,
         "functions": p.funcs.iter().enumerate().filter_map(func).collect::<Vec<_>>(),
         "launches": launches.collect::<Vec<_>>(),
@@ -132,40 +144,68 @@ pub fn measured(s: &Stored, file: &Path, priced: Priced) -> Result<Json> {
     Ok(json!({ "unit": "milliseconds", "rows": rows, "ranks": last_step(&trace, s) }))
 }
 
-/// The actions of the last step of a trace, on the first rank of each class, from the first of them on.
+/// The last step of a trace on the first rank of each class, from when the first of them begins.
 fn last_step(trace: &Json, s: &Stored) -> Json {
     let plan = &s.plan;
     let events = || trace["traceEvents"].as_array().into_iter().flatten();
     let step = |e: &Json| e["args"]["step"].as_str().and_then(|s| s.parse::<usize>().ok());
     let last = events().filter_map(step).max();
-    let action = |name: &str| -> Option<Action> {
-        let at = name.find(|c: char| "FBIW".contains(c))?;
-        let kind = match &name[at..at + 1] {
-            "F" => ActionKind::Forward,
-            "B" => ActionKind::Backward,
-            "I" => ActionKind::Input,
-            _ => ActionKind::Weight,
-        };
-        let (stage, microbatch) = (name[..at].parse().ok()?, name[at + 1..].parse().ok()?);
-        Some(Action { kind, stage, microbatch })
-    };
-    let mut ranks: Vec<Vec<Slot>> = vec![vec![]; plan.classes.len()];
+    let mut ranks: Vec<Run> = vec![Run::default(); plan.classes.len()];
     for e in events().filter(|e| step(e).is_some() && step(e) == last) {
         let class =
             (0..plan.classes.len()).find(|&c| e["pid"].as_u64() == Some(plan.peer(0, c) as u64));
-        let found = e["name"].as_str().and_then(action).zip(class);
         let times = e["ts"].as_f64().zip(e["dur"].as_f64());
-        if let (Some((action, class)), Some((ts, dur))) = (found, times)
-            && ts.is_finite()
-            && dur.is_finite()
-        {
-            ranks[class].push(Slot { action, start: ts / 1e3, end: (ts + dur) / 1e3 });
+        let (Some(class), Some((ts, dur))) = (class, times) else { continue };
+        let at = (ts / 1e3, (ts + dur) / 1e3);
+        if !at.0.is_finite() || !at.1.is_finite() {
+            continue;
+        }
+        let own = &mut ranks[class];
+        match e["name"].as_str().unwrap_or_default() {
+            "enter" if e["args"]["value"].is_null() => own.enter = Some(at),
+            "finish" if e["args"]["value"].is_null() => own.finish = Some(at),
+            name => {
+                own.slots.extend(action(name).map(|action| Slot { action, start: at.0, end: at.1 }))
+            }
         }
     }
-    let zero = ranks.iter().flatten().map(|s| s.start).fold(f64::INFINITY, f64::min);
-    for slots in &mut ranks {
-        slots.sort_by(|a, b| a.start.total_cmp(&b.start));
-        slots.iter_mut().for_each(|s| (s.start, s.end) = (s.start - zero, s.end - zero));
+    let zero = ranks.iter().flat_map(Run::begins).fold(f64::INFINITY, f64::min);
+    ranks.into_iter().map(|r| r.row(zero)).collect()
+}
+
+/// The action that is called so in a trace.
+fn action(name: &str) -> Option<Action> {
+    let at = name.find(|c: char| "FBIW".contains(c))?;
+    let kind = match &name[at..at + 1] {
+        "F" => ActionKind::Forward,
+        "B" => ActionKind::Backward,
+        "I" => ActionKind::Input,
+        _ => ActionKind::Weight,
+    };
+    let (stage, microbatch) = (name[..at].parse().ok()?, name[at + 1..].parse().ok()?);
+    Some(Action { kind, stage, microbatch })
+}
+
+/// A pipeline rank in a run, in milliseconds.
+#[derive(Clone, Default)]
+struct Run {
+    enter: Option<Moments>,
+    finish: Option<Moments>,
+    slots: Vec<Slot>,
+}
+
+impl Run {
+    /// When everything in it begins.
+    fn begins(&self) -> Vec<f64> {
+        let around = self.enter.iter().chain(&self.finish).map(|x| x.0);
+        around.chain(self.slots.iter().map(|s| s.start)).collect()
     }
-    ranks.iter().map(|r| actions(r)).collect::<Vec<_>>().into()
+
+    /// As a page has it, from `zero` on.
+    fn row(mut self, zero: f64) -> Json {
+        let moved = |at: Option<Moments>| at.map_or((0.0, 0.0), |x| (x.0 - zero, x.1 - zero));
+        self.slots.sort_by(|a, b| a.start.total_cmp(&b.start));
+        self.slots.iter_mut().for_each(|s| (s.start, s.end) = (s.start - zero, s.end - zero));
+        row(moved(self.enter), moved(self.finish), &self.slots)
+    }
 }

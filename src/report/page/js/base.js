@@ -16,6 +16,7 @@ const KINDS = [
   ["activation", "activations", "activations"],
   ["temporary", "temporaries", "temporaries"],
   ["input", "inputs", "inputs"],
+  ["gaps", "gaps between tensors", "hatch"],
 ];
 const ACTIONS = { F: ["forward", "f"], B: ["backward", "i"], I: ["backward, input", "i"], W: ["backward, weight", "w"] };
 
@@ -89,14 +90,25 @@ function moment(x) {
   if (Math.abs(x - Math.round(x)) < 1e-9) return String(Math.round(x));
   return String(Number(x.toPrecision(4)));
 }
+const seconds = (t) => (t >= 1 ? `${t.toFixed(2)} s` : t >= 1e-3 ? `${(t * 1e3).toFixed(2)} ms` : `${(t * 1e6).toFixed(1)} µs`);
+/** A moment of the timeline with its unit, if it has one. */
+function stamp(x) {
+  if (!D.time) return moment(x);
+  const [scale, unit] = Math.abs(x) >= 1000 ? [1e-3, "s"] : Math.abs(x) >= 1 || !x ? [1, "ms"] : [1e3, "µs"];
+  return `${Number((x * scale).toPrecision(5))} ${unit}`;
+}
 const percent = (part, whole) => `${whole ? ((100 * part) / whole).toFixed(part / whole < 0.0995 ? 1 : 0) : 0}\u202f%`;
 
+/** Attributes of an element that has a colour, `rest` its own style: what is idle or a gap is hatched. */
+const coloured = (name, colour, rest = "") => ({ class: colour === "hatch" ? (name + " hatch").trim() : name || null, style: colour === "hatch" ? rest : `${rest};background:var(--${colour})` });
 /** A bar of parts: colour, amount, words. */
 function bar(parts, whole) {
   return h("div", { class: "bar", role: "img", "aria-label": parts.map((p) => `${p[2]} ${percent(p[1], whole)}`).join(", ") },
-    parts.filter((p) => p[1] > 0).map((p) => h("i", { style: `width:${(100 * p[1]) / whole}%;background:var(--${p[0]})`, "data-tip": p[3] || p[2] })));
+    parts.filter((p) => p[1] > 0).map((p) => h("i", { ...coloured("", p[0], `width:${(100 * p[1]) / whole}%`), "data-tip": p[3] || p[2] })));
 }
-const swatch = (colour) => h("span", { class: "swatch", style: `background:var(--${colour})` });
+const swatch = (colour) => h("span", coloured("swatch", colour));
+/** A part of a whole as a length; nothing has none. */
+const meter = (n, whole, colour) => (n > 0 && whole > 0 ? h("div", coloured("meter", colour, `width:${(100 * n) / whole}%`)) : null);
 
 const SHORT = { mesh: "Mesh", time: "Timeline", memory: "Memory", weights: "Weights", cost: "Time", compare: "Compare" };
 /** A section with its heading, in the order in which it is made. */
@@ -117,12 +129,14 @@ function rankChoice() {
   watchers.push(() => { e.value = state.rank; });
   return D.classes.length > 1 ? h("label", {}, "Pipeline rank ", e) : null;
 }
+/** A limit of memory, by the device that has it. */
+const limitName = (n) => sized(n) + (D.time && n === D.time.memory ? ` (${D.time.device})` : "");
 /** A choice of the limit of memory. */
 function limitChoice() {
-  const own = D.facts.limit;
-  const all = [...new Set([24, 40, 48, 80, 96, 141, 192].map((n) => n * 2 ** 30).concat(own ? [own] : []))].sort((a, b) => a - b);
+  const own = [D.facts.limit, D.time && D.time.memory].filter(Boolean);
+  const all = [...new Set([24, 40, 48, 80, 96, 141, 192].map((n) => n * 2 ** 30).concat(own))].sort((a, b) => a - b);
   const e = h("select", { "aria-label": "limit of memory", onchange: () => { state.limit = Number(e.value) || null; changed(); } },
-    h("option", { value: "" }, "none"), all.map((n) => h("option", { value: n }, sized(n))));
+    h("option", { value: "" }, "none"), all.map((n) => h("option", { value: n }, limitName(n))));
   watchers.push(() => { e.value = state.limit || ""; });
   return h("label", {}, "Limit ", e);
 }
@@ -159,6 +173,9 @@ function clipped(g, text, room) {
   while (n > 1 && g.measureText(text.slice(0, n) + "…").width > room) n--;
   return n > 1 ? text.slice(0, n) + "…" : "";
 }
+
+/** The fill of a colour on a canvas. */
+const fillOn = (g, colour) => (colour === "hatch" ? hatch(g) : css(colour));
 
 const tip = document.getElementById("tip");
 /** Shows words near a point; none hides them. */

@@ -30,6 +30,17 @@ function squares(items, x, y, w, t, put) {
     at = end;
   }
 }
+/** A name that fits with its count: without its first parts, or the last one without its middle. */
+function label(g, name, times, room) {
+  const fits = (text) => g.measureText(text + times).width <= room, parts = name.split(".");
+  for (let k = 0; k < parts.length; k++) if (fits(parts.slice(k).join("."))) return parts.slice(k).join(".") + times;
+  const last = parts[parts.length - 1];
+  for (let n = last.length - 1; n >= 5; n--) {
+    const text = last.slice(0, Math.ceil(n / 2)) + "…" + last.slice(last.length - Math.floor(n / 2));
+    if (fits(text)) return text + times;
+  }
+  return "";
+}
 function treemap() {
   let boxes = [], hover = null;
   const table = h("table", {}), aside = h("div", { class: "hidden" }, table);
@@ -40,26 +51,28 @@ function treemap() {
     kinds.sort((a, b) => b.bytes - a.bytes);
     squares(kinds, 0, 0, width, tall, (k, x, y, w, t) => {
       const head = w > 54 && t > 34 ? 17 : 0;
-      g.fillStyle = css(k.colour);
+      g.fillStyle = fillOn(g, k.colour);
       g.fillRect(x, y, Math.max(0, w - 2), Math.max(0, t - 2));
       const light = onDark(css(k.colour));
       if (head) {
         g.fillStyle = light;
         g.font = "600 12px " + getComputedStyle(document.body).fontFamily;
-        g.fillText(clipped(g, `${k.name} ${sized(k.bytes)}`, w - 10), x + 5, y + 9);
+        const names = [`${k.name} ${sized(k.bytes)}`, k.name, k.name.split(" ")[0]];
+        g.fillText(names.find((n) => g.measureText(n).width <= w - 10) || clipped(g, k.name, w - 10), x + 5, y + 9);
         g.font = "12px " + getComputedStyle(document.body).fontFamily;
       }
       const own = c.tensors.filter((x) => x.kind === k.kind && x.bytes > 0).sort((a, b) => b.bytes - a.bytes);
       squares(own, x + 2, y + head, w - 6, t - head - 4, (tensor, bx, by, bw, bt) => {
         boxes.push([tensor, k, bx, by, bw, bt]);
+        if (k.kind === "gaps") return;
         g.fillStyle = pale(css(k.colour), hover === tensor ? 0.45 : 0.12);
         g.fillRect(bx + 0.5, by + 0.5, Math.max(0, bw - 1), Math.max(0, bt - 1));
         if (bw < 54 || bt < 15) return;
         g.fillStyle = light;
-        const name = short(tensor.name), times = tensor.count > 1 ? ` × ${tensor.count}` : "";
-        const fits = g.measureText(name + times).width <= bw - 8;
-        g.fillText(fits ? name + times : clipped(g, name, bw - 8), bx + 4, by + 9);
-        if (bt >= 32) g.fillText(clipped(g, sized(tensor.bytes), bw - 8), bx + 4, by + 24);
+        const name = short(tensor.name).replace(k.kind === "grads" ? / gradient$/ : "", ""), times = tensor.count > 1 ? ` × ${tensor.count}` : "";
+        const words = label(g, name, times, bw - 8);
+        g.fillText(words, bx + 4, by + 9);
+        if (words && bt >= 32 && g.measureText(sized(tensor.bytes)).width <= bw - 8) g.fillText(sized(tensor.bytes), bx + 4, by + 24);
       });
     });
     legend.replaceChildren(...kinds.map((k) => h("li", { "data-tip": exact(k.bytes) }, swatch(k.colour), `${k.name} `, h("b", {}, sized(k.bytes)), ` ${percent(k.bytes, c.peak_bytes)}`)));
@@ -76,7 +89,7 @@ function treemap() {
   });
   canvas.addEventListener("mouseleave", () => { hover = null; say(""); canvas.paint(); });
   section("memory", "Memory at the peak", "Area is bytes on one rank. Corresponding tensors of all layers and microbatches share one box.",
-    h("div", { class: "row" }, rankChoice(), limitChoice()), legend, h("div", { class: "panel", style: "padding:4px" }, canvas), aside);
+    h("div", { class: "row" }, rankChoice()), legend, h("div", { class: "panel", style: "padding:4px" }, canvas), aside);
 }
 /** Ink that is read on a colour. */
 function onDark(colour) {

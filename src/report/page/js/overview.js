@@ -4,7 +4,7 @@ function overview() {
   const f = D.facts, main = document.getElementById("page"), mesh = D.mesh;
   const top = h("section", { id: "overview", "aria-label": "overview", style: "margin-top:0" },
     h("h1", {}, f.name, " ", mesh.axes.map((a, i) => [i ? h("small", {}, " × ") : "", badge(a.name, count(a.size))])),
-    h("p", { class: "sub" }, `${count(mesh.ranks)} rank${mesh.ranks > 1 ? "s" : ""} · ${count(f.microbatches)} microbatch${f.microbatches > 1 ? "es" : ""} · ${count(f.parameters)} parameters · proof: ${f.proof || "not requested"}`));
+    h("p", { class: "sub" }, `${count(mesh.ranks)} rank${mesh.ranks > 1 ? "s" : ""} · ${count(f.microbatches)} microbatch${f.microbatches > 1 ? "es" : ""} · ${count(f.parameters)} parameters · proof: ${f.proof ? f.proof.replace(/^not proved: (--.*)$/, "none ($1)") : "not requested"}`));
   document.getElementById("links").append(h("li", {}, h("a", { href: "#overview", "data-key": 1 }, "Overview")));
   const peak = h("div", { class: "panel card" }), sent = h("div", { class: "panel card" }), bubble = h("div", { class: "panel card" });
   top.append(h("div", { class: "cards" }, peak, sent, bubble));
@@ -13,17 +13,20 @@ function overview() {
     const over = state.limit ? all.filter((c) => c.peak_bytes > state.limit).length : 0;
     const per = f.pipeline > 1 ? `largest of ${f.pipeline}: pipeline rank ${most.class}` : "all ranks alike";
     const limit = state.limit ? [", ", h("span", { class: over ? "over" : "" },
-      over ? `over ${sized(state.limit)} on ${over} of ${f.pipeline} pipeline ranks` : `under ${sized(state.limit)} on all`)] : "";
+      over ? `over ${limitName(state.limit)}${f.pipeline > 1 ? ` on ${over} of ${f.pipeline} pipeline ranks` : ""}` : `under ${limitName(state.limit)}${f.pipeline > 1 ? " on all" : ""}`)] : "";
     fill(peak, "Peak memory of a rank", most.peak_bytes, KINDS.map(([k, name, c]) => [c, most.at_peak[k] || 0, name, `${name} ${exact(most.at_peak[k] || 0)}`]),
       h("p", {}, per, limit, most.peak_in ? `; in ${most.peak_in}` : ""));
     const busy = all.reduce((a, b) => (total(b.sent) > total(a.sent) ? b : a));
     fill(sent, f.pipeline > 1 ? `Sent per step by a rank with pp ${busy.class} (the most)` : "Sent per step by a rank", total(busy.sent), busy.sent.map((x) => [family(x.axis), x.bytes, x.axis, `${x.axis} ${exact(x.bytes)}`]),
       h("p", {}, busy.sent.length ? busy.sent.filter((x) => x.bytes > 0).map((x) => [h("span", { class: "pair" }, badge(x.axis), ` ${sized(x.bytes)}`), " "]) : "one rank exchanges nothing"));
   });
-  const idle = 100 * D.facts.bubble;
-  bubble.append(h("p", { class: "label" }, "Bubble: idle ÷ total time of the pipeline"),
-    h("p", { class: "big" }, idle.toFixed(1), h("small", {}, "\u202f%")), bar(work(1 - f.bubble).concat([["hatch", f.bubble, "idle"]]), 1),
-    h("p", {}, f.textbook === null ? "no pipeline" : `(p−1)/(v·m) = ${(100 * f.textbook).toFixed(1)}\u202f% is idle ÷ ideal time for 1F1B with p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}. Here all stages take equally long.`));
+  const share = (x) => `${(100 * x).toFixed(1)}\u202f%`, idle = D.time ? D.timeline.bubble : f.bubble;
+  const formula = `${share(f.textbook)} = (p−1) ÷ (v·m+p−1)`, sizes = `p=${f.pipeline}, v=${f.stages / f.pipeline}, m=${f.microbatches}`;
+  const known = f.textbook !== null, same = known && Math.abs(f.textbook - f.bubble) < 5e-4;
+  const even = (same ? `${formula} with ${sizes}` : share(f.bubble)) + " if all stages take equally long" + (known && !same ? `; ${formula} for 1F1B with ${sizes}` : "");
+  bubble.append(h("p", { class: "label" }, `Bubble: idle ÷ total time of the pipeline${D.time ? ", as priced" : ""}`),
+    h("p", { class: "big" }, (100 * idle).toFixed(1), h("small", {}, "\u202f%")), bar(D.time ? spent(idle) : work(1 - idle).concat([["hatch", idle, "idle"]]), 1),
+    h("p", {}, f.pipeline > 1 ? even + "." : "no pipeline"));
   top.append(h("div", { class: "settings" }, D.settings.map((g) => h("div", { class: "panel" }, h("h3", {}, g.name),
     h("table", {}, g.rows.map(([k, v]) => h("tr", {}, h("th", { scope: "row" }, k), h("td", { class: v === "–" ? "none" : "" }, /^\d{4,}$/.test(v) && k !== "seed" ? count(v) : v))))))));
   main.append(top);
@@ -34,6 +37,16 @@ function work(time) {
   for (const kind of D.timeline.ranks.map((r) => r.actions.kinds).join("")) for (const part of { F: "f", I: "i", W: "w", B: "iw" }[kind]) n[part]++;
   const all = Math.max(1, n.f + n.i + n.w);
   return [["f", "forward"], ["i", "backward, input"], ["w", "backward, weight"]].map(([k, name]) => [k, (time * n[k]) / all, name]);
+}
+/** Shares of the time of all pipeline ranks by price. */
+function spent(idle) {
+  const T = D.timeline, n = { f: 0, i: 0, w: 0, edge: 0 };
+  for (const r of T.ranks) {
+    [...r.actions.kinds].forEach((kind, k) => { const parts = { F: "f", I: "i", W: "w", B: "iw" }[kind]; for (const p of parts) n[p] += (r.actions.end[k] - r.actions.start[k]) / parts.length; });
+    for (const [a, b] of [r.enter, r.finish]) n.edge += b - a;
+  }
+  const whole = T.ranks.length * (T.end - T.begin) || 1;
+  return [["f", "forward"], ["i", "backward, input"], ["w", "backward, weight"], ["edge", "enter, finish"]].map(([k, name]) => [k, n[k] / whole, name]).concat([["hatch", idle, "idle"]]);
 }
 const total = (sent) => sent.reduce((n, x) => n + x.bytes, 0);
 function fill(card, name, n, parts, ...more) {
@@ -59,7 +72,8 @@ function mesh() {
   // Above 65 536 ranks a cell stands for a node, or for a run of ranks.
   const each = m.ranks > 65536 ? m.node || inner.size : 1;
   let at = null;
-  const words = h("p", { class: "label", "aria-live": "polite" }, "Point at a rank.");
+  // As tall as it is with words, so that nothing moves when there are some.
+  const words = h("p", { class: "label", "aria-live": "polite", style: `min-height:${1.45 * (3 + m.groups.length)}em` }, "Point at a rank.");
   const geometry = (width) => {
     const rows = outer.size, columns = m.ranks / rows / inner.size, left = outer.name ? 58 : 4;
     const cell = (width - left - 4) / Math.max(1, columns);
@@ -76,9 +90,12 @@ function mesh() {
     return q.side ? [x + (k * (q.cell - gap)) / inner.size, y, (q.cell - gap) / inner.size - 0.6, q.tall]
       : [x, y + (k * q.tall) / inner.size, Math.max(0.5, q.cell - gap), Math.max(0.6, q.tall / inner.size - 0.4)];
   };
+  /** The colour of a peak of memory, between the least and the most of all. */
+  const [least, most] = [Math.min, Math.max].map((of) => of(...D.classes.map((c) => c.peak_bytes)));
+  const shade = (n) => pale(css(state.limit && n > state.limit ? "over" : "accent"), most > least ? 0.72 * (1 - (n - least) / (most - least)) + 0.06 : 0.3);
   /** The colour of every cell, as a function of its rank. */
   const colours = () => {
-    const peak = Math.max(...D.classes.map((c) => c.peak_bytes), 1), group = m.groups.find((x) => x.axis === state.group);
+    const group = m.groups.find((x) => x.axis === state.group);
     if (group) {
       const order = new Map(), shades = [0, 0.55, 0.28, 0.75].map((part) => pale(css(family(group.axis)), part));
       return (rank) => {
@@ -87,8 +104,7 @@ function mesh() {
         return shades[order.get(id) % 4];
       };
     }
-    const [strong, over] = [css("accent"), css("over")];
-    const of = D.classes.map((c) => pale(state.limit && c.peak_bytes > state.limit ? over : strong, 0.78 * (1 - c.peak_bytes / peak) + 0.12));
+    const of = D.classes.map((c) => shade(c.peak_bytes));
     return (rank) => of[classOf(rank)] || of[0];
   };
   /** The cells of a row that nodes have, outlined where there is room. */
@@ -195,16 +211,24 @@ function mesh() {
   watchers.push(() => {
     const sent = D.classes[state.rank].sent;
     side.replaceChildren(h("h3", {}, `Sent per step by a rank${D.classes.length > 1 ? ` with pp ${state.rank}` : ""}`), h("div", { class: "scroll" }, h("table", { class: "list" },
-      h("tr", {}, ["axis", "groups", "sent", "leaves node"].map((x, i) => h("th", { class: i ? "n" : "" }, x))),
+      h("tr", {}, ["axis", "groups", "sent"].concat(m.node ? "leaves node" : []).map((x, i) => h("th", { class: i ? "n" : "" }, x))),
       m.groups.map((x) => {
         const own = sent.find((y) => y.axis === x.axis) || { bytes: 0, between_nodes: null };
         return h("tr", {}, h("td", {}, badge(x.axis, count(x.size))), h("td", { class: "n" }, count(x.groups)),
           h("td", { class: "n", "data-tip": exact(own.bytes) }, sized(own.bytes)),
-          h("td", { class: "n", "data-tip": own.between_nodes === null ? "" : exact(own.between_nodes) }, own.between_nodes === null ? "–" : sized(own.between_nodes)));
+          m.node ? h("td", { class: "n", "data-tip": exact(own.between_nodes || 0) }, sized(own.between_nodes || 0)) : null);
       }))), m.node ? h("p", { class: "label" }, `${m.node} ranks per node. The bytes that leave a node are the mean over a group.`) : h("p", { class: "label" }, "Nodes are not known: compile with ", h("code", { style: "white-space:nowrap" }, "--node"), "."), words);
   });
-  section("mesh", "Mesh and groups", `A cell is a ${each > 1 ? "run of " + each + " ranks" : "rank"}${outer.name ? `, a row ${outer.name}` : ""}. ${m.order}. Point at a cell to see its groups; select an axis to see which ranks exchange data.`,
-    h("div", { class: "row" }, buttons, limitChoice()), h("div", { class: "split" }, h("div", { class: "panel" }, canvas), side));
+  const scale = h("span", { class: "row end", style: "margin-bottom:0" });
+  watchers.push(() => {
+    if (state.group !== "memory") { scale.replaceChildren("neighbouring groups differ in shade"); return; }
+    const ends = least < most ? [sized(least), h("span", { class: "ramp", style: `background:linear-gradient(to right,${shade(least)},${shade(most)})` }), sized(most)] : [h("span", { class: "ramp", style: `background:${shade(most)}` }), sized(most)];
+    scale.replaceChildren(...ends);
+  });
+  const rows = outer.name ? `, each row ${outer.name === "pp" ? "a pipeline rank" : `a coordinate of ${outer.name}`}` : "";
+  const inside = axes.length > 1 ? `; cells within a column are ${inner.name} 0–${inner.size - 1}` : "";
+  section("mesh", "Mesh and groups", `Each cell is a ${each > 1 ? "run of " + each + " ranks" : "rank"}${rows}${inside}. ${m.order}. Point at a cell to see its groups; select an axis to see which ranks exchange data.`,
+    h("div", { class: "row" }, buttons, limitChoice(), scale), h("div", { class: "split" }, h("div", { class: "panel" }, canvas), side));
 }
 
 /** A tensor as a rectangle: its last two dims (of a stack that is cut, the stack and the last), with the cuts of each and the first rank's piece. */
@@ -214,30 +238,31 @@ function cut(piece) {
   const [rows, columns] = dims.length > 1 ? dims : [{ size: 1, cut: [] }, dims[0] || { size: 1, cut: [] }];
   const ratio = stack ? 1.5 : Math.max(0.25, Math.min(4, columns.size / rows.size));
   const w = ratio >= 1 ? wide : Math.max(16, wide * ratio), t = dims.length > 1 ? (ratio >= 1 ? Math.max(12, tall / ratio) : tall) : 12;
-  const out = s("svg", { width: wide + 2, height: tall + 2, viewBox: `0 0 ${wide + 2} ${tall + 2}`, role: "img" });
+  const out = s("svg", { width: wide + 2, height: t + 2, viewBox: `0 0 ${wide + 2} ${t + 2}`, role: "img" });
   out.append(s("title", {}));
   out.firstChild.textContent = piece.text;
   const ways = (d) => d.cut.reduce((n, c) => n * c[1], 1);
   out.append(s("rect", { x: 1, y: 1, width: w, height: t, fill: "var(--idle)", stroke: "var(--muted)" }));
   const colour = (d) => `var(--${d.cut.length === 1 ? family(d.cut[0][0]) : "several"})`;
   const cutter = rows.cut.length && columns.cut.length ? "var(--several)" : rows.cut.length ? colour(rows) : columns.cut.length ? colour(columns) : "var(--muted)";
-  out.append(s("rect", { x: 1, y: 1, width: Math.max(1.5, w / ways(columns)), height: Math.max(1.5, t / ways(rows)), fill: cutter, opacity: 0.8 }));
   // Of more cuts than can be told apart, every second one, or every third, and so on.
   const lines = (n, length) => {
     const each = Math.ceil((2.5 * n) / length);
     return Array.from({ length: Math.max(0, Math.ceil(n / each) - 1) }, (_, i) => ((i + 1) * each * length) / n);
   };
+  // The piece is never too small to be seen, and stands above the cuts.
   for (const y of lines(ways(rows), t)) out.append(s("path", { d: `M1 ${1 + y}h${w}`, stroke: colour(rows), "stroke-width": 0.8 }));
   for (const x of lines(ways(columns), w)) out.append(s("path", { d: `M${1 + x} 1v${t}`, stroke: colour(columns), "stroke-width": 0.8 }));
+  out.append(s("rect", { x: 1, y: 1, width: Math.max(5, w / ways(columns)), height: Math.max(5, t / ways(rows)), fill: cutter }));
   return out;
 }
 function weights() {
   const grid = h("div", { class: "weights" });
-  const one = (name, piece) => h("div", {}, piece ? cut(piece) : s("svg", { width: 98, height: 68, viewBox: "0 0 98 68" }),
+  const one = (name, piece, each) => h("div", {}, piece ? cut(piece) : null,
     h("p", {}, h("b", {}, name), piece ? ` ${piece.dtype}` : ""), piece ? null : h("p", { class: "none" }, "–"),
-    piece ? piece.dims.map((d, i) => (d.cut.length ? h("p", {}, `dim ${i} `, d.cut.map(([a, n]) => [badge(a, n), " "])) : null)) : null,
+    piece ? piece.dims.map((d, i) => (d.cut.length ? h("p", {}, `dim ${i} `, d.cut.flatMap(([a, n]) => [badge(a, n), " "])) : null)) : null,
     piece && piece.sum ? h("p", {}, "partial sum over ", badge(piece.sum)) : null,
-    piece ? h("p", { "data-tip": exact(piece.bytes) }, sized(piece.bytes)) : null);
+    piece ? h("p", { "data-tip": exact(piece.bytes) }, sized(piece.bytes) + each) : null);
   watchers.push(() => {
     const alike = new Map();
     for (const w of D.classes[state.rank].weights || []) {
@@ -245,9 +270,9 @@ function weights() {
       if (!alike.has(key)) alike.set(key, { ...w, names: [] });
       alike.get(key).names.push(short(w.name));
     }
-    grid.replaceChildren(...[...alike.values()].map((w) => h("article", { class: "panel" }, h("h3", {}, w.names.join(", ")),
-      h("p", { class: "label" }, `[${(w.shape || []).map(count).join(" × ")}]${w.layers.length ? ` × ${w.layers.length} layers` : ""}`),
-      h("div", { class: "pieces" }, one("stored", w.stored), one("in use", w.in_use || w.stored), one("gradient", w.gradient)))));
+    grid.replaceChildren(...[...alike.values()].map((w) => [w, w.layers.length > 1 || w.names.length > 1 ? " each" : ""]).map(([w, each]) => h("article", { class: "panel" }, h("h3", {}, w.names.join(", ")),
+      h("p", { class: "label" }, `[${(w.shape || []).map(count).join(" × ")}]${w.layers.length > 1 ? ` × ${w.layers.length} layers` : w.layers.length ? `, layer ${w.layers[0]}` : ""}`),
+      h("div", { class: "pieces" }, one("stored", w.stored, each), one("in use", w.in_use || w.stored, each), one("gradient", w.gradient, each)))));
   });
   section("weights", "How each weight is cut", "The filled corner is what the first rank holds; lines are the cuts, in the colour of their axis (only some of them if there are many). Weights that are split in the same way share a card.",
     h("div", { class: "row" }, rankChoice()), grid);

@@ -139,7 +139,7 @@ function keys(time) {
   try {
     D = JSON.parse(await unpack("data"));
     if (D.version !== 1) throw new Error(`data version ${D.version}`);
-    state.limit = D.facts.limit;
+    state.limit = D.facts.limit || (D.time && D.time.memory) || null;
     state.rank = D.classes.reduce((a, b) => (b.peak_bytes > a.peak_bytes ? b : a)).class;
     theme = "system";
     document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";

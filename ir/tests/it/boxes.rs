@@ -251,8 +251,8 @@ fn what_is_no_exchange_is_refused() {
     };
     assert!(text("f32[12@x,6]", "x", "f32[12,6@x]").is_ok());
     for (from, axes, to, why) in [
-        ("f32[12@x,6]", "x", "f32[12,7@x]", "not said"),
-        ("f32[12@x,6]", "x", "bf16[12,6@x]", "not said"),
+        ("f32[12@x,6]", "x", "f32[12,7@x]", "not given"),
+        ("f32[12@x,6]", "x", "bf16[12,6@x]", "not given"),
         ("f32[12@x,6]", "x", "f32[12,6]~x", "fan it out"),
         ("f32[12,6]+x", "x", "f32[12@x,6]", "reduce it before"),
         ("f32[12,6]!x", "x", "f32[12@x,6]", "neither"),

@@ -8,7 +8,7 @@ use crate::ops::{DOCS, NAMES};
 const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["matmul", "einsum", "mm", "bmm", "linear", "dot_general"], "`dot[mk,kn->mn] %x, %w`"),
     (&["sigmoid"], "`logistic %x`"),
-    (&["relu"], "`max %x, %zero`, with `%zero = fill[0.0]` of the same type"),
+    (&["relu"], "`max[,bs->bs] %zero, %x`, with `%zero = fill[0.0] : f32[]`"),
     (&["maximum", "minimum"], "`max %x, %y` or `min %x, %y`"),
     (&["swish"], "`silu %x`"),
     (&["neg", "negate", "negative"], "`scale[-1.0] %x`"),

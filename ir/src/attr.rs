@@ -7,6 +7,10 @@ use smallvec::SmallVec;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+mod fields;
+
+pub use fields::{AttrError, AttrReader, AttrWriter};
+
 /// What reading an attribute may depend on.
 pub struct AttrCx<'a> {
     pub mesh: &'a Mesh,
@@ -194,6 +198,9 @@ impl Attr for AtomSet {
     }
 }
 
+/// How the message ends about an axis of which something is named twice.
+pub(crate) const TWICE: &str = "is named twice";
+
 /// Reads `dp*tp:(1)2` as atoms.
 pub fn read_atoms(text: &str, mesh: &Mesh) -> Result<AtomList, String> {
     let mut list = AtomList::EMPTY;
@@ -216,7 +223,7 @@ pub fn read_atoms(text: &str, mesh: &Mesh) -> Result<AtomList, String> {
             if a.pre == at && at < end {
                 let atom = crate::mesh::Atom(i as u8);
                 if list.set().has(atom) {
-                    return Err(format!("`{name}` is named twice"));
+                    return Err(format!("`{name}` {TWICE}"));
                 }
                 list = list
                     .push(atom)
@@ -436,60 +443,5 @@ impl Attr for Arc<[f32]> {
     fn read(text: &str, _: &AttrCx) -> Result<Self, String> {
         let one = |t: &str| t.trim().parse().map_err(|_| format!("`{t}` is not a number"));
         text.split(',').map(one).collect()
-    }
-}
-
-/// Writes attributes in order: bare ones as they are, the first always bare.
-pub struct AttrWriter<'a> {
-    pub mesh: &'a Mesh,
-    pub out: &'a mut String,
-    pub count: usize,
-}
-
-impl AttrWriter<'_> {
-    pub fn attr<A: Attr>(&mut self, name: &str, a: &A) {
-        if a.is_implied() {
-            return;
-        }
-        self.out.push_str(if self.count == 0 { "[" } else { "; " });
-        if self.count > 0 && !A::BARE {
-            self.out.push_str(name);
-            self.out.push('=');
-        }
-        a.write(self.mesh, self.out);
-        self.count += 1;
-    }
-}
-
-/// Reads attributes in the order they are written.
-pub struct AttrReader<'a> {
-    pub cx: AttrCx<'a>,
-    pub rest: Option<&'a str>,
-    pub first: bool,
-}
-
-impl AttrReader<'_> {
-    pub fn attr<A: Attr>(&mut self, name: &str) -> Result<A, String> {
-        let Some(rest) = self.rest else {
-            return A::implied().ok_or_else(|| format!("attribute `{name}` is missing"));
-        };
-        let (head, tail) = match rest.split_once(';') {
-            Some((h, t)) => (h, Some(t)),
-            None => (rest, None),
-        };
-        let mut head = head.trim();
-        if !self.first && !A::BARE {
-            let named = head.strip_prefix(name).and_then(|h| h.trim_start().strip_prefix('='));
-            match (named, A::implied()) {
-                (Some(own), _) => head = own.trim(),
-                // It is that of an attribute behind this one, which is not written.
-                (None, Some(implied)) => return Ok(implied),
-                (None, None) => {
-                    return Err(format!("attribute `{name}=` is expected, not `{head}`"));
-                }
-            }
-        }
-        (self.rest, self.first) = (tail, false);
-        A::read(head, &self.cx)
     }
 }

@@ -26,6 +26,17 @@ pub struct Diag {
     /// Ways out, with numbers.
     pub help: Vec<String>,
     pub exit: Exit,
+    /// Of a text, what it is about.
+    pub spot: Option<Box<Spot>>,
+}
+
+/// What of a text a message is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Spot {
+    /// The place where a function defines a value, by their names.
+    Value { func: String, value: String },
+    /// A line and a column of it, from 1; of a file, if it is one.
+    Text { file: Option<String>, line: usize, column: usize },
 }
 
 /// Exit status of the command that ends with this diagnostic.
@@ -129,10 +140,16 @@ impl Diag {
             why: vec![],
             help: vec![],
             exit: status(code),
+            spot: None,
         }
     }
     pub fn at(mut self, place: impl Into<String>) -> Diag {
         self.place = Some(place.into());
+        self
+    }
+    /// About what stands somewhere in a text.
+    pub fn of(mut self, spot: Spot) -> Diag {
+        self.spot = Some(Box::new(spot));
         self
     }
     pub fn rule(mut self, rule: impl Into<String>) -> Diag {

@@ -112,12 +112,8 @@ pub fn sizes(
                     Some(s) => {
                         return err(
                             "size",
-                            format!(
-                                "`{}` is {} in operand {i} and {s} elsewhere",
-                                l.name(),
-                                d.size
-                            ),
-                            format!("make both sizes of `{}` equal", l.name()),
+                            format!("{} is {} in operand {i} and {s} elsewhere", l.said(), d.size),
+                            format!("make both sizes of {} equal", l.said()),
                         );
                     }
                 }
@@ -136,9 +132,9 @@ pub fn sizes(
                         return err(
                             "size",
                             format!(
-                                "sizes of `{}` and `{}` are not known",
-                                open.map_or(' ', Letter::name),
-                                l.name()
+                                "sizes of {} and {} are not known",
+                                open.map_or(String::new(), Letter::said),
+                                l.said()
                             ),
                             "name one of them in the attributes",
                         );
@@ -190,11 +186,7 @@ pub fn project(
                 }
                 return err(
                     "split",
-                    format!(
-                        "`{}` of {size} cannot be split {} ways",
-                        l.name(),
-                        ways * mesh.size(a)
-                    ),
+                    format!("{} of {size} cannot be split {} ways", l.said(), ways * mesh.size(a)),
                     format!("split it over a part of the axis that divides {size}"),
                 );
             }
@@ -205,7 +197,7 @@ pub fn project(
         if k + 1 < letters.len() && ways != size && rest.peek().is_some() {
             return err(
                 "split",
-                format!("`{}` of {size} is split only {ways} ways before a minor letter", l.name()),
+                format!("{} of {size} is split only {ways} ways before a minor letter", l.said()),
                 "split the major letter first",
             );
         }
@@ -259,7 +251,7 @@ pub fn infer(q: &Query) -> Result<SmallVec<[Type; 2]>, TypeError> {
             if l.atoms.set().meets(lost) && has_letter(dims, l.letter) {
                 return err(
                     "split",
-                    format!("`{}` is split below a letter that is not full", l.letter.name()),
+                    format!("{} is split below a letter that is not full", l.letter.said()),
                     "split the major letter first",
                 );
             }
@@ -299,8 +291,8 @@ pub fn loops(q: &Query) -> Result<Loops, TypeError> {
                 err(
                     "sharding-conflict",
                     format!(
-                        "`{}` is {} in operand {} and {} in operand {from}",
-                        l.name(),
+                        "{} is {} in operand {} and {} in operand {from}",
+                        l.said(),
                         show(x.atoms),
                         s.1,
                         show(atoms)
@@ -366,8 +358,8 @@ fn split_once(q: &Query, loops: &Loops) -> Result<(), TypeError> {
             return err(
                 "sharding-conflict",
                 format!(
-                    "`{}` and another dim are both split over {}",
-                    l.letter.name(),
+                    "{} and another dim are both split over {}",
+                    l.letter.said(),
                     q.mesh.names(s.and(used), "*")
                 ),
                 "an axis can split one dim of an op: reshard one operand first",
@@ -377,8 +369,8 @@ fn split_once(q: &Query, loops: &Loops) -> Result<(), TypeError> {
             return err(
                 "needs-whole",
                 format!(
-                    "`{}` is split over {}, but the op needs it whole",
-                    l.letter.name(),
+                    "{} is split over {}, but the op needs it whole",
+                    l.letter.said(),
                     q.mesh.names(s, "*")
                 ),
                 "all_gather it first",
@@ -396,14 +388,14 @@ fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, Typ
         let Some(x) = loops.get(l) else {
             return err(
                 "size",
-                format!("the size of `{}` is not known", l.name()),
+                format!("the size of {} is not known", l.said()),
                 "name it in the attributes",
             );
         };
         let Some(size) = d.size.checked_mul(x.size) else {
             return err(
                 "size",
-                format!("a dim made of `{}` is too large", l.name()),
+                format!("a dim made of {} is too large", l.said()),
                 "use smaller sizes",
             );
         };
@@ -413,7 +405,7 @@ fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, Typ
             let Some(atoms) = joined else {
                 return err(
                     "split",
-                    format!("`{}` is split below a letter that is not full", l.name()),
+                    format!("{} is split below a letter that is not full", l.said()),
                     "split the major letter first",
                 );
             };
@@ -422,8 +414,8 @@ fn result_dim(mesh: &Mesh, letters: &[Letter], loops: &Loops) -> Result<Dim, Typ
                 return err(
                     "split",
                     format!(
-                        "`{}` of {} cannot be split {ways} ways inside a joined dim",
-                        l.name(),
+                        "{} of {} cannot be split {ways} ways inside a joined dim",
+                        l.said(),
                         x.size
                     ),
                     format!("split it over an axis that divides {}", x.size),

@@ -186,6 +186,18 @@ impl Mesh {
         Some(self.atoms_where(|a| a.axis as usize == i))
     }
 
+    /// A list of axes as it is written, with `dp` for the data-parallel axes where no axis has this name.
+    pub fn spelled(&self, atoms: &str) -> String {
+        let is_dp = |part: &str| part.split(':').next() == Some("dp") && self.axis("dp").is_none();
+        let own = ["dp_replicate", "dp_shard"].into_iter().filter(|a| self.axis(a).is_some());
+        let own: Vec<&str> = own.collect();
+        let one = |part: &str| match is_dp(part) && !own.is_empty() {
+            true => own.iter().map(|a| part.replacen("dp", a, 1)).collect(),
+            false => vec![part.to_string()],
+        };
+        atoms.split('*').flat_map(|part| one(part.trim())).collect::<Vec<_>>().join("*")
+    }
+
     fn atoms_where(&self, f: impl Fn(&AtomInfo) -> bool) -> AtomSet {
         let ids = (0..self.atoms.len()).filter(|&i| f(&self.atoms[i]));
         ids.map(|i| Atom(i as u8)).collect()

@@ -68,13 +68,18 @@ pub fn parameters(weights: &[Weight], pattern: &str) -> Result<Vec<usize>> {
 pub fn suggestion(weights: &[Weight], pattern: &str) -> String {
     let names: Vec<String> = weights.iter().flat_map(Weight::tensors).take(MAX_NAMES).collect();
     let near = nearest(pattern, names.iter().map(String::as_str), 3);
-    match near[..] {
+    let wild = match pattern.contains(['[', '{']) {
+        true => "; of all characters only `*` and `?` are wildcards",
+        false => "",
+    };
+    let names = match near[..] {
         [] => {
             let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
             format!("name some of the checkpoint's tensors: {}, …", some.join(", "))
         }
         _ => format!("the nearest of the checkpoint's names: `{}`", near.join("`, `")),
-    }
+    };
+    names + wild
 }
 
 /// Up to `n` of `known`, nearest first; only names that are near at all. Of a glob, `*` and `?` stand
@@ -188,6 +193,8 @@ mod tests {
         assert!(suggestion(&w, "*c_attn.bias.q").contains("`h.0.c_attn.bias`"));
         assert!(suggestion(&w, "*.experts.up.weight").contains("`h.0.experts.0.up.weight`"));
         assert!(suggestion(&w, "nothing like it").contains("h.0.c_attn.bias, "));
+        assert!(!suggestion(&w, "nothing like it").contains("wildcards"));
+        assert!(suggestion(&w, "h.0.c_attn.bias[qk]").ends_with("`*` and `?` are wildcards"));
     }
 
     #[test]

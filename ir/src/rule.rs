@@ -59,6 +59,13 @@ impl Letter {
             _ => None,
         }
     }
+    /// As messages have it: in quotes, and where rules give a leading dim no letter its number.
+    pub fn said(self) -> String {
+        match self.0.checked_sub(LEADING) {
+            Some(dim) => format!("dim {dim}"),
+            None => format!("`{}`", self.name()),
+        }
+    }
     pub fn name(self) -> char {
         match self.0 {
             0..=25 => (b'a' + self.0) as char,
@@ -107,8 +114,8 @@ impl Rule {
     /// whole on every rank. Other dims may be 8.
     pub fn along(rank: usize, dim: usize, ins: &[Letter], out: Letter) -> Rule {
         let one = |own: Letter| -> Dims {
-            let other = |d: usize| Letter(LEADING + (d - usize::from(d > dim)) as u8);
-            (0..rank).map(|d| Group::one(if d == dim { own } else { other(d) })).collect()
+            let letter = |d: usize| if d == dim { own } else { Letter(LEADING + d as u8) };
+            (0..rank).map(|d| Group::one(letter(d))).collect()
         };
         let mut rule = Rule {
             ins: ins.iter().map(|&l| one(l)).collect(),
@@ -132,20 +139,16 @@ impl Rule {
         let mut rule = Rule { ins: SmallVec::new(), outs: SmallVec::new(), whole: 0 };
         let mut leading = None;
         if !(left.is_empty() && ranks.is_empty()) {
-            for (i, t) in left.split(',').enumerate() {
-                let rank = *ranks
-                    .get(i)
-                    .ok_or_else(|| format!("the rule has more than {} operands", ranks.len()))?;
+            let of = left.split(',').count();
+            if of != ranks.len() {
+                let operands = if of == 1 { "operand" } else { "operands" };
+                let given = if ranks.len() == 1 { "is" } else { "are" };
+                return Err(format!("the rule has {of} {operands}, {} {given} given", ranks.len()));
+            }
+            for (t, &rank) in left.split(',').zip(ranks) {
                 let dims = parse_dims(t, Some(rank), &mut leading, &mut rule.whole)?;
                 rule.ins.push(dims);
             }
-        }
-        if rule.ins.len() != ranks.len() {
-            return Err(format!(
-                "the rule has {} operands, the op {}",
-                rule.ins.len(),
-                ranks.len()
-            ));
         }
         for t in right.split(',') {
             let dims = parse_dims(t, None, &mut leading, &mut rule.whole)?;

@@ -6,7 +6,7 @@ mod between;
 mod messages;
 mod problems;
 
-use crate::diag::Diag;
+use crate::diag::{Diag, Spot};
 use crate::func::{Func, Module, Name, Node, Port, Role, RoleKind, Value};
 use crate::group::{HorizontalFusion, KERNEL_KINDS, launches};
 use crate::infer::TypeError;
@@ -90,7 +90,21 @@ impl<'a> Checker<'a> {
             place += &"^".repeat(r.len());
             at = r.end;
         }
-        Diag::new(code, message).at(place)
+        let d = Diag::new(code, message).at(place);
+        match n.outs.first() {
+            Some(&o) => d.of(self.spot(self.f.name(o))),
+            None => d,
+        }
+    }
+
+    /// Where a value is defined.
+    fn spot(&self, name: &Name) -> Spot {
+        Spot::Value { func: self.f.name.to_string(), value: name.to_string() }
+    }
+
+    /// A message about a value.
+    fn at_value(&self, code: &'static str, name: &Name, message: String) -> Diag {
+        self.diag(code, message).of(self.spot(name))
     }
 
     fn type_of(&self, v: Value) -> String {
@@ -169,6 +183,16 @@ impl<'a> Checker<'a> {
                 });
                 return false;
             }
+            let of_dims = || a.dims.iter().map(|d| d.atoms.set());
+            let all = of_dims().fold(AtomSet::EMPTY, AtomSet::union);
+            if self.phase == Phase::Source && of_dims().map(AtomSet::len).sum::<usize>() > all.len()
+            {
+                let name = f.name(*v);
+                p.push(name.layer, || {
+                    let m = "an axis splits two dims of one tensor".to_string();
+                    self.at_value("mixed", name, m).help("use each axis once")
+                });
+            }
         }
         true
     }
@@ -180,7 +204,7 @@ impl<'a> Checker<'a> {
                 let axis = self.mesh.names(AtomSet::one(a), "*");
                 let m =
                     format!("`{name}` has two states over {axis}: {}", type_text(self.mesh, ty));
-                self.diag("mixed", m)
+                self.at_value("mixed", name, m)
                     .rule("over each axis a value is in one state")
                     .help(format!("name {axis} once in its type"))
             });
@@ -189,18 +213,24 @@ impl<'a> Checker<'a> {
             p.push(name.layer, || {
                 let m =
                     format!("`{name}` is {}, but nothing is sharded yet", type_text(self.mesh, ty));
-                self.diag("phase", m).rule("a source program is for one device").help(format!(
-                    "declare `{}`, and ask for shardings with `@(…)`",
-                    type_text(self.mesh, &erased(ty))
-                ))
+                self.at_value("phase", name, m).rule("a source program is for one device").help(
+                    format!(
+                        "declare `{}`, and ask for shardings with `@(…)`",
+                        type_text(self.mesh, &erased(ty))
+                    ),
+                )
             });
         }
         let elements = ty.dims.iter().fold(1usize, |n, d| n.saturating_mul(d.size.max(1)));
         if elements > MAX_ELEMENTS || ty.rank() > MAX_DIMS {
             p.push(name.layer, || {
-                self.diag("size", format!("`{name}` is too large: {}", type_text(self.mesh, ty)))
-                    .rule(format!("dims <= {MAX_DIMS}, elements <= {MAX_ELEMENTS}"))
-                    .help(format!("use at most {MAX_ELEMENTS} elements"))
+                self.at_value(
+                    "size",
+                    name,
+                    format!("`{name}` is too large: {}", type_text(self.mesh, ty)),
+                )
+                .rule(format!("dims <= {MAX_DIMS}, elements <= {MAX_ELEMENTS}"))
+                .help(format!("use at most {MAX_ELEMENTS} elements"))
             });
         }
     }
@@ -330,7 +360,7 @@ impl<'a> Checker<'a> {
             let name = self.f.name(a.value);
             p.push(name.layer, || {
                 let m = format!("`{name}` is input[{own}] and has {rank} dims");
-                self.diag("role", m)
+                self.at_value("role", name, m)
                     .rule("the dim of tokens is there, and behind dim 0 if that is rows")
                     .help("say `batch` if dim 0 is rows, and `seq=D` if dim D is tokens")
             });

@@ -227,6 +227,12 @@ pub fn differentiable(f: &Func, on: &[bool]) -> Result<()> {
     Ok(())
 }
 
+/// A type without marks, as text.
+fn plain(ty: &Type) -> String {
+    let sizes: Vec<String> = ty.sizes().iter().map(usize::to_string).collect();
+    format!("{}[{}]", ty.dtype.name(), sizes.join(","))
+}
+
 /// What a model shows and sums up: of roles that one has, and scalars where they are losses.
 fn check_results(f: &Func) -> Result<()> {
     let bad = |what: String, rule: &str, help: String| {
@@ -237,11 +243,10 @@ fn check_results(f: &Func) -> Result<()> {
         let Some(role) = &r.role else { continue };
         match role.kind {
             RoleKind::Output => {}
-            // What is missing of a loss is said below.
-            RoleKind::Sum if *ty == Type::f32(&[]) || &*role.name == "loss" => {}
+            RoleKind::Sum if *ty == Type::f32(&[]) => {}
             RoleKind::Sum => {
                 return bad(
-                    format!("{role} is {} {:?}", ty.dtype.name(), ty.sizes().to_vec()),
+                    format!("{role} is {}, it must be f32[]", plain(ty)),
                     "a sum is a loss: f32[]",
                     format!("reduce {name} to f32[] with reduce_sum, or make it an output"),
                 );

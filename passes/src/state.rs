@@ -16,6 +16,7 @@ use crate::rewrite::orders::orders;
 use crate::rewrite::{RuleSet, rewrite};
 use crate::schedule;
 use crate::shard::annotate::annotate;
+use crate::shard::asked::overridden;
 use crate::shard::auto::{Asked, Choices, Price};
 use crate::shard::grid::Grid;
 use crate::shard::partition::{How, partition};
@@ -156,6 +157,7 @@ impl<'a> State<'a> {
 
     pub fn annotate(&mut self) -> Changed {
         let Source { weights, sequence, .. } = &self.source;
+        self.warnings.extend(overridden(&self.m.mesh, &self.m.funcs[0], weights, self.o)?);
         self.m.mesh = annotate(&self.m.mesh, &mut self.m.funcs[0], weights, sequence, self.o)?;
         Ok(true)
     }

@@ -104,7 +104,7 @@ pub struct Report {
 
 impl Report {
     pub fn verdict(&self) -> Verdict {
-        match (self.refuted.is_empty() && self.unsure.is_empty(), self.gaps.is_empty()) {
+        match (self.refuted.is_empty(), self.gaps.is_empty() && self.unsure.is_empty()) {
             (true, true) => Verdict::Proved,
             (false, _) => Verdict::Refuted,
             (true, false) => Verdict::NotUnderstood,

@@ -1,7 +1,7 @@
 //! `shardc prove`: shows that a plan computes what its model means, for all numbers.
 
 use super::{By, show};
-use crate::terminal::{json_line, note};
+use crate::terminal::{doing, json_line, note};
 use crate::{plan_dir, proof};
 use serde_json::{Value as Json, json};
 use shardc_ir::diag::Result;
@@ -16,15 +16,18 @@ const SILENT: Duration = Duration::from_secs(1);
 /// Proves a plan: exit status 0 proved, 1 refuted, 4 not understood. By both ways it is proved if it is
 /// in both.
 pub fn prove(dir: &Path, by: By, by_text: bool, as_json: bool) -> Result<i32> {
+    doing("reading the plan");
     let texts = match by_text {
         true => proof::of_texts(dir)?,
         false => proof::of_stored(&plan_dir::read(dir)?)?,
     };
     let mut all: Vec<(&str, Report)> = vec![];
     if by != By::Field {
+        doing("proving by terms");
         all.push(("symbolic", texts.prove()));
     }
     if by != By::Symbolic {
+        doing("proving by evaluation");
         let mut last = Instant::now();
         let mut watch = |p: Progress| {
             if !as_json && last.elapsed() >= SILENT {

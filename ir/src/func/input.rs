@@ -82,9 +82,14 @@ pub struct Input {
 }
 
 impl Input {
+    /// The names that mean something by themselves.
+    pub const KNOWN: [&str; 7] =
+        ["input_ids", "targets", "positions", "offsets", "segments", "places", "run"];
+
     /// What a name means of which nothing else is said: that of the inputs of language models, or a
     /// column of the data with a row for each of the batch.
     pub fn named(name: &str) -> Input {
+        // All of them are in `KNOWN`.
         let (fill, batch, seq) = match name {
             "input_ids" => (Fill::Tokens, true, Some(1)),
             "targets" => (Fill::Labels, true, Some(1)),

@@ -7,7 +7,8 @@ use crate::tensor::each_index;
 use std::sync::Arc;
 
 op! {
-    /// The product of two operands, summed over the letters missing on the right (einsum).
+    /// The product of two operands, summed over the letters missing on the right (einsum). The result has the
+    /// element type of `a`, also where that of `b` is another.
     Dot = "dot" (a, b) { rule: RuleAttr }
     facts |o| { kind: Product, fusion: folds(&o.rule.0).then(|| folded(&o.rule.0)),
             precision: if folds(&o.rule.0) { Wants::Wide } else { Wants::Half }, gradient: Flows }
@@ -39,17 +40,23 @@ impl OpDef for Dot {
             return Err("two operands with the dims of the rule are needed".into());
         }
         let plain = r.ins.iter().chain(&r.outs).flatten().all(|g| g.single().is_some());
-        let [a, b] = [&r.ins[0], &r.ins[1]];
-        let alone = |x: &Dims, y: &Dims| {
-            x.iter().any(|g| {
-                g.letters().iter().any(|&l| !has_letter(y, l) && !has_letter(&r.outs[0], l))
-            })
-        };
-        let fresh = r.outs[0].iter().any(|g| !a.contains(g) && !b.contains(g));
-        if !plain || fresh || alone(a, b) || alone(b, a) {
-            return Err("each letter of a dot is in two of its three tensors, or in one operand and the result".into());
+        if !plain {
+            return Err("a dim of a dot is one letter".into());
         }
-        Ok(())
+        let tensors = || r.ins.iter().chain(&r.outs);
+        let once = |&l: &Letter| tensors().filter(|t| has_letter(t, l)).count() == 1;
+        let once: Vec<String> =
+            r.letters().into_iter().filter(once).map(|l| format!("`{}`", l.name())).collect();
+        match &once[..] {
+            [] => Ok(()),
+            names => Err(format!(
+                "{} in one tensor alone: each letter of a dot is in two of its operands and result",
+                match names {
+                    [one] => format!("{one} is"),
+                    many => format!("{} are each", many.join(" and ")),
+                }
+            )),
+        }
     }
     fn rule(&self, _: &[usize]) -> Rule {
         (*self.rule.0).clone()

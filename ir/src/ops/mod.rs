@@ -9,7 +9,7 @@ pub use kept::Kept;
 pub use layout::{Collective, Sends};
 pub use mask::Mask;
 
-use crate::attr::{AttrCx, AttrReader, AttrWriter};
+use crate::attr::{AttrCx, AttrError, AttrReader, AttrWriter};
 use crate::builder::Builder;
 use crate::func::Value;
 use crate::infer::{self, Linear, Query, TypeError};
@@ -53,7 +53,7 @@ macro_rules! op {
                 all.into_iter().flatten().next()
             }
             fn write_attrs(&self, _w: &mut $crate::attr::AttrWriter) { $(_w.attr(stringify!($field), &self.$field);)* }
-            fn read_attrs(_r: &mut $crate::attr::AttrReader) -> Result<Self, String> {
+            fn read_attrs(_r: &mut $crate::attr::AttrReader) -> Result<Self, $crate::attr::AttrError> {
                 Ok($op { $($field: _r.attr(stringify!($field))?),* })
             }
         }
@@ -74,7 +74,7 @@ pub trait OpText: Sized {
     /// The attribute that gives letters their sizes, if there is one.
     fn sizes_mut(&mut self) -> Option<&mut crate::attr::Sizes>;
     fn write_attrs(&self, w: &mut AttrWriter);
-    fn read_attrs(r: &mut AttrReader) -> Result<Self, String>;
+    fn read_attrs(r: &mut AttrReader) -> Result<Self, AttrError>;
 }
 
 /// Where an op runs: the mesh, the rank's coordinates, and the operand and result types.
@@ -256,14 +256,14 @@ macro_rules! ops {
                 if w.count > 0 { out.push(']'); }
             }
             /// Reads the attributes of the op called `name`; `attrs` is the text between brackets.
-            pub fn read(name: &str, attrs: Option<&str>, cx: AttrCx) -> Result<Op, String> {
+            pub fn read(name: &str, attrs: Option<&str>, cx: AttrCx) -> Result<Op, AttrError> {
                 let mut r = AttrReader { cx, rest: attrs, first: true };
                 let op = match name {
                     $($module::$op::NAME => Op::$op(OpText::read_attrs(&mut r)?),)*
-                    _ => return Err(format!("no op is called `{name}`; the ops are {}", NAMES.join(", "))),
+                    _ => return Err(format!("no op is called `{name}`; the ops are {}", NAMES.join(", ")).into()),
                 };
                 if r.rest.is_some_and(|t| !t.trim().is_empty()) {
-                    return Err(format!("`{name}` has no attribute `{}`", r.rest.unwrap_or("").trim()));
+                    return Err(format!("`{name}` has no attribute `{}`", r.rest.unwrap_or("").trim()).into());
                 }
                 Ok(op)
             }

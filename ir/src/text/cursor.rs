@@ -1,7 +1,7 @@
 //! A place in a text, what can be read there, and why it cannot.
 
 use super::expand::Expanded;
-use crate::diag::Diag;
+use crate::diag::{Diag, Spot};
 
 /// Why a text cannot be read, and where.
 #[derive(Debug)]
@@ -61,7 +61,8 @@ impl Fail {
             place += &" ".repeat((column - 1).saturating_sub(indent));
             place += &"^".repeat(self.len.clamp(1, (end - at).max(1)));
         }
-        let mut d = Diag::new(self.code, self.message).at(place);
+        let spot = Spot::Text { file: None, line, column };
+        let mut d = Diag::new(self.code, self.message).at(place).of(spot);
         d.rule = self.rule;
         d.help = self.help;
         d

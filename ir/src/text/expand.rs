@@ -1,7 +1,7 @@
 //! Writes every iteration of the `repeat` blocks of a text out: the inverse of folding.
 
 use super::types::push_number;
-use crate::diag::Diag;
+use crate::diag::{Diag, Spot};
 use std::borrow::Cow;
 
 /// Most bytes of a text, before and after expansion.
@@ -150,6 +150,7 @@ fn is_head(line: &str) -> bool {
 fn bad_repeat(message: String, line: usize) -> Diag {
     Diag::new("repeat", message)
         .at(format!("line {}", line + 1))
+        .of(Spot::Text { file: None, line: line + 1, column: 1 })
         .rule("repeat i in FIRST..=LAST [by N] {, %name at K is %other} { lines }")
         .help("for example `repeat i in 0..=31, %l{i-1}.y at 0 is %h {`, closed by a line `}`")
 }
@@ -157,6 +158,7 @@ fn bad_repeat(message: String, line: usize) -> Diag {
 fn too_large(what: String, line: usize) -> Diag {
     Diag::new("too-large", format!("{what} are more than this compiler reads"))
         .at(format!("line {line}"))
+        .of(Spot::Text { file: None, line, column: 1 })
         .rule(format!("lines <= {MAX_LINES}, iterations <= {MAX_COUNT}, bytes <= {MAX_BYTES}"))
         .help(format!("repeat fewer layers, at most {MAX_COUNT}"))
 }

@@ -4,7 +4,7 @@ use super::cursor::{Cursor, Fail, Res};
 use super::expand::Expanded;
 use super::near::nearest;
 use super::parse::Parser;
-use crate::attr::{MAX_SIZE, read_atoms};
+use crate::attr::{MAX_SIZE, TWICE, read_atoms};
 use crate::diag::Diag;
 use crate::func::{AnnotatedDim, Annotation, Fill, Input, Role, RoleKind, Slot};
 use crate::mesh::Mesh;
@@ -104,7 +104,24 @@ impl Parser<'_> {
         self.c.spaces();
         let at = self.c.at;
         let text = self.c.atoms();
-        read_atoms(text, &self.mesh).map_err(|m| axis_error(m, text, &self.mesh, at))
+        self.atoms_of(text, at)
+    }
+
+    /// The atoms that words name which stand at a place, perhaps under other names.
+    fn atoms_of(&self, text: &str, at: usize) -> Res<AtomList> {
+        read_atoms(text, &self.mesh).map_err(|m| {
+            atoms_error(&m, text, &self.mesh, at).unwrap_or_else(|| {
+                let near = "for example `dp*tp`, or a part of an axis as `tp:(2)4`";
+                Fail::new("sub-axis", at, text.len(), m).help(near)
+            })
+        })
+    }
+
+    /// The same of what is asked: `dp` is the data-parallel axes, as for `--shard`.
+    fn asked_atoms(&mut self) -> Res<AtomList> {
+        let at = self.c.at;
+        let text = self.c.atoms();
+        self.atoms_of(&self.mesh.spelled(text), at)
     }
 
     /// A role, if one stands here.
@@ -209,7 +226,7 @@ impl Parser<'_> {
             }
             let whole = self.c.eat("-");
             let named = self.c.peek().is_some_and(|c| c.is_ascii_alphabetic());
-            let atoms = if named { self.atoms()? } else { AtomList::EMPTY };
+            let atoms = if named { self.asked_atoms()? } else { AtomList::EMPTY };
             let open = self.c.eat("?");
             if whole == (named || open) {
                 let f = self.c.needs("`?`, `-` or the names of axes");
@@ -228,8 +245,18 @@ impl Parser<'_> {
     }
 }
 
-/// An error about the atoms named in `text`.
-pub(super) fn axis_error(message: String, text: &str, mesh: &Mesh, at: usize) -> Box<Fail> {
+/// The error of reading the atoms named in `text`, if it is about the names of axes.
+pub(super) fn atoms_error(message: &str, text: &str, mesh: &Mesh, at: usize) -> Option<Box<Fail>> {
+    match () {
+        () if message.ends_with(TWICE) => {
+            Some(Fail::new("mixed", at, text.len(), message).help("use each axis once"))
+        }
+        () if message.starts_with("no axis") => Some(axis_error(message, text, mesh, at)),
+        () => None,
+    }
+}
+
+fn axis_error(message: &str, text: &str, mesh: &Mesh, at: usize) -> Box<Fail> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let mut unknown = words.filter(|w| w.starts_with(|c: char| c.is_ascii_alphabetic()));
     let unknown = unknown.find(|w| mesh.axis(w).is_none()).unwrap_or("");

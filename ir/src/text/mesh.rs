@@ -31,6 +31,9 @@ impl Parser<'_> {
 
     /// Cuts axes into the atoms that the whole text names, before any type is read.
     pub fn cuts(&mut self) -> Res<()> {
+        if self.mesh.axes.is_empty() {
+            return Ok(());
+        }
         let mut cuts: Vec<(usize, usize, usize)> = vec![];
         let b = self.c.text.as_bytes();
         let mut at = self.c.at;

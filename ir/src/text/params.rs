@@ -155,7 +155,7 @@ impl Parser<'_> {
     fn op(&mut self, ranks: &[usize]) -> Res<Op> {
         let (mnemonic, attrs, attrs_at) = self.mnemonic()?;
         let op = Op::read(mnemonic, attrs, AttrCx { mesh: &self.mesh, ranks });
-        op.map_err(|m| self.bad_attribute(m, mnemonic, attrs_at, attrs.unwrap_or("")))
+        op.map_err(|m| self.bad_attribute(&m, mnemonic, attrs_at, attrs.unwrap_or("")))
     }
 }
 

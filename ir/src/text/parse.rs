@@ -3,19 +3,20 @@
 
 use super::cursor::{Cursor, Fail, Res};
 use super::expand::{Expanded, expand};
-use super::items::axis_error;
+use super::items::atoms_error;
 use super::marks::Read;
 use super::near::nearest;
 use super::params::unsaid;
 use super::types::type_text;
-use crate::attr::AttrCx;
+use super::unknown::{said_of, unknown_op};
+use crate::attr::{AttrCx, AttrError};
 use crate::diag::Diag;
 use crate::func::{
     Annotation, Func, FusedWithNext, Module, Name, Node, Part, Port, Role, Scope, Value, ValueInfo,
 };
 use crate::maps::{HashMap, HashSet};
 use crate::mesh::Mesh;
-use crate::ops::{DOCS, NAMES, Op, SAMPLES};
+use crate::ops::{NAMES, Op, SAMPLES};
 use crate::phase::Phase;
 use crate::source::Source;
 use crate::types::Type;
@@ -32,7 +33,7 @@ use std::borrow::Cow;
 /// `unknown-axis`, `attribute`, `size`, `arity`, `result-type`, `repeat`, `too-large`, `mesh` or
 /// `sub-axis`.
 pub fn parse(text: &str) -> Result<Module, Diag> {
-    read(text, None).map(|r| r.0)
+    read(text, None, &Mesh::default()).map(|r| r.0)
 }
 
 /// Reads a model: a module, and what its text says of parameters and of the residual stream. What a
@@ -41,14 +42,23 @@ pub fn parse(text: &str) -> Result<Module, Diag> {
 /// # Errors
 /// Those of [`parse`]; `attribute` also for what is said of parameters.
 pub fn parse_source(text: &str) -> Result<Source, Diag> {
-    let (module, marks) = read(text, Some(Read::default()))?;
+    parse_source_on(text, &Mesh::default())
+}
+
+/// The same of a text whose annotations are for `mesh` if it has no mesh itself. What asks for no sharding stays
+/// without a mesh.
+///
+/// # Errors
+/// Those of [`parse_source`].
+pub fn parse_source_on(text: &str, mesh: &Mesh) -> Result<Source, Diag> {
+    let (module, marks) = read(text, Some(Read::default()), mesh)?;
     Ok(marks.unwrap_or_default().source(module))
 }
 
-fn read(text: &str, source: Option<Read>) -> Result<(Module, Option<Read>), Diag> {
+fn read(text: &str, source: Option<Read>, mesh: &Mesh) -> Result<(Module, Option<Read>), Diag> {
     let e: Expanded = expand(text)?;
     let c = Cursor { text: &e.text, at: 0 };
-    let mut p = Parser { c, mesh: Mesh::default(), func: None, source };
+    let mut p = Parser { c, mesh: mesh.clone(), func: None, source };
     match p.module() {
         Ok(module) => Ok((module, p.source)),
         Err(f) => Err(f.diag(&e, p.func)),
@@ -78,10 +88,11 @@ type Declared<'t> = (Option<(usize, &'t str)>, Type, Option<Role>);
 impl<'t> Parser<'t> {
     fn module(&mut self) -> Res<Module> {
         self.c.blank();
-        if self.c.eat("mesh") {
+        let given = self.c.eat("mesh");
+        if given {
             self.mesh()?;
-            self.cuts()?;
         }
+        self.cuts()?;
         let (phase, params) = (self.phase()?, self.layouts()?);
         let mut funcs: Vec<Func> = vec![];
         let mut seen = HashSet::default();
@@ -91,7 +102,11 @@ impl<'t> Parser<'t> {
                 let of_model = self.source.is_some();
                 let unsaid = || if of_model { Phase::Source } else { unsaid(&funcs) };
                 let phase = phase.unwrap_or_else(unsaid);
-                return Ok(Module { mesh: std::mem::take(&mut self.mesh), phase, params, funcs });
+                let split = |f: &Func| f.values.iter().any(|v| !v.ty.marked().is_empty());
+                let used = given || funcs.iter().any(|f| !f.annotations.is_empty() || split(f));
+                let mesh = std::mem::take(&mut self.mesh);
+                let mesh = if used { mesh } else { Mesh::default() };
+                return Ok(Module { mesh, phase, params, funcs });
             }
             let at = self.c.at;
             if !self.c.eat("func") {
@@ -299,7 +314,7 @@ impl<'t> Parser<'t> {
         }
         let ranks: SmallVec<[usize; 4]> = ins.iter().map(|&v| f.ty(v).rank()).collect();
         let op = Op::read(mnemonic, attrs, AttrCx { mesh: &self.mesh, ranks: &ranks })
-            .map_err(|m| self.bad_attribute(m, mnemonic, attrs_at, attrs.unwrap_or("")))?;
+            .map_err(|m| self.bad_attribute(&m, mnemonic, attrs_at, attrs.unwrap_or("")))?;
         self.c.must(":")?;
         let mut outs: SmallVec<[Value; 2]> = SmallVec::new();
         let wrong_number = |at: usize, n: &str| {
@@ -424,14 +439,13 @@ impl<'t> Parser<'t> {
         Ok(value)
     }
 
-    pub fn bad_attribute(&self, message: String, op: &str, at: usize, attrs: &str) -> Box<Fail> {
-        if message.starts_with("no axis") {
-            return axis_error(message, attrs, &self.mesh, at);
+    pub fn bad_attribute(&self, e: &AttrError, op: &str, at: usize, attrs: &str) -> Box<Fail> {
+        if let Some(f) = atoms_error(&e.message, attrs, &self.mesh, at) {
+            return f;
         }
-        let doc = DOCS.iter().find(|d| d.0 == op).map_or("", |d| d.1);
         let sample = SAMPLES.iter().find(|s| s.0 == op).and_then(|s| s.1.first());
-        Fail::new("attribute", at, attrs.len(), format!("`{op}`: {message}"))
-            .rule(doc.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.'))
+        Fail::new("attribute", at, attrs.len(), format!("`{op}`: {}", e.message))
+            .rule(said_of(op, e.attr))
             .help(match sample {
                 Some(s) => format!("for example `{s}`"),
                 None => format!("for example `{op}[tp]`, with `; dim=0` where a dim is needed"),
@@ -463,14 +477,4 @@ const MAX_STAGES: usize = 1 << 20;
 pub fn is_path(path: &str) -> bool {
     let plain = |c: u8| c.is_ascii_graphic() && !matches!(c, b'%' | b'{' | b'}' | b'"' | b':');
     path.bytes().all(plain) && !path.contains("//")
-}
-
-fn unknown_op(name: &str, at: usize) -> Box<Fail> {
-    let near = nearest(name, NAMES.iter().copied());
-    Fail::new("unknown-op", at, name.len(), format!("no op is called `{name}`"))
-        .rule(format!("the ops are {}", NAMES.join(", ")))
-        .help(match near.is_empty() {
-            false => format!("did you mean `{}`?", near.join("` or `")),
-            true => "build it of these: a mean is a `reduce_sum` and a `scale`".into(),
-        })
 }

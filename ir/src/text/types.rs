@@ -48,6 +48,13 @@ pub fn write_type(mesh: &Mesh, ty: &Type, out: &mut String) {
     mark(" min:", ty.min);
 }
 
+/// What is asked of a sharding as text, for example `(dp,?,-,tp?)p1`.
+pub fn annotation_text(mesh: &Mesh, a: &Annotation) -> String {
+    let mut out = String::new();
+    write_annotation(mesh, a, &mut out);
+    out.trim_start_matches([' ', '@']).into()
+}
+
 /// Appends ` @(dp,?,-,tp?)p1`: per dim its atoms, `?` if it may be split further, `-` if it is
 /// whole; priority 0 is not written.
 pub(super) fn write_annotation(mesh: &Mesh, a: &Annotation, out: &mut String) {

@@ -1,10 +1,12 @@
-//! `docs/ops.md` lists every op; its tables are made from the table of ops. `SHARDC_BLESS=1` writes them again.
+//! `docs/ops.md` lists every op, and `docs/types.md` those that are linear; both are made from the table of ops. `SHARDC_BLESS=1` writes them again.
 
 use shardc_ir::attr::AttrCx;
+use shardc_ir::infer::Linear;
 use shardc_ir::mesh::Mesh;
 use shardc_ir::ops::{DOCS, Gradient, Kind, Op, SAMPLES};
 use shardc_ir::samples::Sample;
 use shardc_ir::text::type_text;
+use shardc_ir::types::Reduction;
 use std::fmt::Write as _;
 
 /// Attributes of the ops that have no samples, because they need a mesh: here pp=2, tp=2.
@@ -108,14 +110,59 @@ fn listed() -> String {
     text + "\n"
 }
 
+/// In which operands ops are linear, by how: together, each, or neither.
+fn linear() -> String {
+    let mut ways: [Vec<String>; 2] = Default::default();
+    for ((name, _), (_, samples)) in DOCS.iter().zip(SAMPLES) {
+        let all: Vec<Op> = samples
+            .iter()
+            .map(|s| Sample::parse(s).unwrap_or_else(|e| panic!("{s}: {e}")).op)
+            .collect();
+        let Some(op) = all.first().filter(|op| op.layout().is_none()) else { continue };
+        let how = op.def().linear();
+        assert!(
+            all.iter().all(|o| o.def().linear() == how),
+            "`{name}` is linear as its attributes say"
+        );
+        let (way, mask) = match how {
+            Linear::No => continue,
+            Linear::Together(mask) => (0, mask),
+            Linear::Each(mask) => (1, mask),
+        };
+        let operands = op.operands().iter().enumerate();
+        let own: Vec<&str> = operands.filter(|(i, _)| mask >> i & 1 == 1).map(|x| *x.1).collect();
+        let whole = mask == !0 || own.len() == op.operands().len();
+        let of = if whole { String::new() } else { format!(" in {}", own.join(" and ")) };
+        let of_max = match op.def().reduction() {
+            Reduction::Sum => "",
+            Reduction::Max => " (P(max))",
+            Reduction::Min => " (P(min))",
+        };
+        ways[way].push(format!("`{name}`{of}{of_max}"));
+    }
+    let [together, each] = ways.map(|w| w.join(", "));
+    format!(
+        "\n- **together** (these operands are all P, or there is one): {together}.\n\
+         - **each** (one of these operands is P, all others R): {each}.\n\n"
+    )
+}
+
 #[test]
 fn the_page_of_ops_is_current() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ops.md");
-    let page = std::fs::read_to_string(&path).expect("docs/ops.md");
+    current("docs/ops.md", &listed());
+}
+
+#[test]
+fn the_list_of_linear_ops_is_current() {
+    current("docs/types.md", &linear());
+}
+
+fn current(page: &str, now: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page);
+    let page = std::fs::read_to_string(&path).expect("a page");
     let (begin, end) = ("<!-- generated: begin -->\n", "<!-- generated: end -->");
     let (head, rest) = page.split_once(begin).expect("the begin of the list");
     let (was, tail) = rest.split_once(end).expect("the end of the list");
-    let now = listed();
     if std::env::var_os("SHARDC_BLESS").is_some() {
         std::fs::write(&path, format!("{head}{begin}{now}{end}{tail}")).expect("writable");
     } else {

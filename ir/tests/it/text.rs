@@ -14,7 +14,9 @@ use shardc_ir::ops::{
 };
 use shardc_ir::phase::Phase;
 use shardc_ir::samples;
-use shardc_ir::text::{self, Repeat, expand, parse, parse_source, print, print_source, print_with};
+use shardc_ir::text::{
+    self, Repeat, expand, parse, parse_source, parse_source_on, print, print_source, print_with,
+};
 use shardc_ir::types::{AtomList, DType, Type};
 use shardc_ir::weights::{Init, TensorSlice, Weight};
 
@@ -221,7 +223,8 @@ fn errors_say_where_and_what() {
         ("unknown-op", f("  %y = all_reducd[tp] %x : f32[4,8]\n  return %y")),
         ("unknown-axis", f("  %y = fan_out[tq] %x : f32[4,8]\n  return %y")),
         ("unknown-axis", f("  %y = gelu %x : f32[4,8@pt]\n  return %y")),
-        ("unknown-axis", f("  %y = gelu %x : f32[4,8@tp*tp]\n  return %y")),
+        ("mixed", f("  %y = gelu %x : f32[4,8@tp*tp]\n  return %y")),
+        ("mixed", f("  %y = gelu %x : f32[4,8] @(-,tp*tp)\n  return %y")),
         ("attribute", f("  %y = dot[mk,kn->] %x : f32[4,8]\n  return %y")),
         ("attribute", f("  %y = scale[fast] %x : f32[4,8]\n  return %y")),
         ("attribute", f("  %y = gelu[1.0] %x : f32[4,8]\n  return %y")),
@@ -398,4 +401,57 @@ fn what_models_cannot_say_is_refused() {
         assert!(e.message.contains(said) && e.place.is_some(), "{to}: {e}");
         assert!(matches!(e.code, "syntax" | "attribute" | "size"), "{to}: {e}");
     }
+}
+
+/// A text without a mesh asks for shardings on the one that it is given, and `dp` is the data-parallel axes there;
+/// what asks for none stays as it is.
+#[test]
+fn a_text_without_a_mesh_takes_the_given_one() {
+    let mesh = Mesh::new(&[("dp_replicate", 2), ("tp", 4)]).expect("a mesh");
+    let text = |asked: &str| {
+        format!(
+            "func @f(%x: f32[8,8]{asked}) -> (%y: f32[8,8]) {{\n  %y = gelu %x : f32[8,8]\n}}\n"
+        )
+    };
+    let asked = parse_source_on(&text(" @(dp,tp:(2)2)"), &mesh).unwrap_or_else(|e| panic!("{e}"));
+    let shown = print_source(&asked);
+    assert!(shown.starts_with("mesh [dp_replicate=2, tp=4]\n"), "{shown}");
+    assert!(shown.contains(" @(dp_replicate,tp:(2)2)"), "{shown}");
+    let plain = parse_source_on(&text(""), &mesh).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(print_source(&plain), print_source(&parse_source(&text("")).expect("a model")));
+    // Its own mesh comes first.
+    let own = format!("mesh [dp=2]\n{}", text(" @(dp,-)"));
+    let own = print_source(&parse_source_on(&own, &mesh).unwrap_or_else(|e| panic!("{e}")));
+    assert!(own.contains("mesh [dp=2]") && own.contains(" @(dp,-)"), "{own}");
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let f = |line: &str| {
+        let head = "func @f(%x: f32[4,8], %w: f32[8,4]) -> f32[4,4] {\n  %y = ";
+        fails(&format!("mesh []\n{head}{line} : f32[4,4]\n  return %y\n}}\n")).1
+    };
+    let said = [
+        ("dot[mk,kn->mn] %x", "the rule has 2 operands, 1 is given"),
+        ("matmul %x, %w", "write `dot[mk,kn->mn] %x, %w`"),
+        ("sigmoid %x", "write `logistic %x`"),
+        ("narow[d=3] %x", "did you mean `narrow`?"),
+        ("clamp[low] %x", "`low` is not a number"),
+    ];
+    for (line, part) in said {
+        let message = f(line);
+        assert!(message.contains(part) && !message.contains("the ops are"), "{message}");
+    }
+    let text = "mesh []\nfunc @f(%x: f32[4,8], %w: f32[8,4]) -> f32[4,4] {\n  \
+        %y = dot[mk,kn->mz] %x, %w : f32[4,4]\n  return %y\n}\n";
+    let wrong = shardc_ir::verify::verify(&read(text), shardc_ir::phase::Phase::Source);
+    let d = wrong.expect_err("a wrong rule").swap_remove(0);
+    assert!(d.message.contains("`n` and `z` are each in one tensor alone"), "{d}");
+    let d = shardc_ir::text::in_file(d, text, "a.ir");
+    assert!(d.place.as_deref().is_some_and(|p| p.starts_with("a.ir:3:3, @f")), "{d}");
+    let text = "mesh [tp=2]\nfunc @f(\n  %x: f32[4,8] @(tp,tp)\n) -> () {\n  return\n}\n";
+    let twice = shardc_ir::verify::verify(&read(text), shardc_ir::phase::Phase::Source);
+    let d = shardc_ir::text::in_file(twice.expect_err("tp twice").swap_remove(0), text, "a.ir");
+    assert_eq!((d.code, d.place.as_deref()), ("mixed", Some("a.ir:3:3, @f")), "{d}");
+    assert!(d.message.contains("an axis splits two dims of one tensor"), "{d}");
 }

@@ -12,6 +12,7 @@ use shardc_ir::func::{AnnotatedDim, Annotation, Func, Node, RoleKind, Value};
 use shardc_ir::mesh::{AtomSet, Mesh, PIPELINE};
 use shardc_ir::names::{self, glob};
 use shardc_ir::ops::Kind;
+use shardc_ir::text::annotation_text;
 use shardc_ir::types::AtomList;
 use shardc_ir::weights::Weight;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,19 +43,13 @@ pub(super) fn cut_sub_axes(mesh: &mut Mesh, rules: &[ShardRule]) -> Result<()> {
 
 /// A dim as written, with `dp` for the data-parallel axes and axes of one rank left out.
 fn spelled(body: &str, mesh: &Mesh, o: &Options) -> String {
-    let one = |p: &str| -> Vec<String> {
-        let name = p.split(':').next().unwrap_or(p);
-        match name {
-            "dp" if mesh.axis("dp").is_none() => ["dp_replicate", "dp_shard"]
-                .iter()
-                .filter(|a| mesh.axis(a).is_some())
-                .map(|a| p.replacen("dp", a, 1))
-                .collect(),
-            _ if o.mesh.iter().any(|a| a.0 == name && a.1 == 1) => vec![],
-            _ => vec![p.to_string()],
-        }
+    let of_one = |name: &str| o.mesh.iter().any(|a| a.0 == name && a.1 == 1);
+    let no_dp = ["dp", "dp_replicate", "dp_shard"].iter().all(|a| mesh.axis(a).is_none());
+    let stays = |p: &&str| {
+        let name = p.trim().split(':').next().unwrap_or(p);
+        !(of_one(name) || name == "dp" && no_dp)
     };
-    body.split('*').flat_map(|p| one(p.trim())).collect::<Vec<_>>().join("*")
+    mesh.spelled(&body.split('*').filter(stays).collect::<Vec<_>>().join("*"))
 }
 
 /// Applies one `--shard`: dims to the parameters and inputs it matches, or else to the last values of
@@ -74,6 +69,47 @@ pub(super) fn apply(
         f.annotations.insert(v, a);
     }
     Ok(())
+}
+
+/// A warning for each `--shard` that a later one takes the place of, and for annotations of a text in whose place
+/// one stands.
+///
+/// # Errors
+/// Those of [`apply`].
+pub(crate) fn overridden(
+    mesh: &Mesh,
+    f: &Func,
+    weights: &[Weight],
+    o: &Options,
+) -> Result<Vec<Diag>> {
+    // By value what was asked of it so far: the words, and the number of the rule, if it is none of the text.
+    let mut asked: BTreeMap<Value, (String, Option<usize>)> = BTreeMap::new();
+    for (v, a) in &f.annotations {
+        asked.insert(*v, (annotation_text(mesh, a), None));
+    }
+    let mut found: BTreeMap<(Option<usize>, usize), (Value, String, usize)> = BTreeMap::new();
+    for (i, rule) in o.shard.iter().enumerate() {
+        for (v, dims) in hits(f, weights, rule)? {
+            let own = format!("({})", dims.join(","));
+            let before = asked.insert(v, (own.clone(), Some(i)));
+            if let Some((text, from)) = before.filter(|b| b.0 != own) {
+                found.entry((from, i)).or_insert((v, text, 0)).2 += 1;
+            }
+        }
+    }
+    let warn = |((from, by), (v, text, n)): ((Option<usize>, usize), (Value, String, usize))| {
+        let was = from.map_or(format!("`@{text}` in the text"), |i| place(&o.shard[i]));
+        let of = match n {
+            1 => f.name(v).to_string(),
+            n => format!("{} and {} more", f.name(v), n - 1),
+        };
+        let by = place(&o.shard[by]);
+        Diag::new("no-effect", format!("{was} has no effect on {of}"))
+            .rule("of all that is asked of a tensor the last holds: --shard before the text, a later one before an \
+                   earlier one")
+            .help(format!("leave it out, or {by}, which takes its place"))
+    };
+    Ok(found.into_iter().map(warn).collect())
 }
 
 /// The word that a rule is, if it is one.

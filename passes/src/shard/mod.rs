@@ -1,7 +1,7 @@
 //! Shardings: where they come from, how they spread, and the collectives they need.
 
 pub mod annotate;
-mod asked;
+pub(crate) mod asked;
 pub mod auto;
 mod defer;
 pub mod experts;

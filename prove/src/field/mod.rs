@@ -6,6 +6,7 @@
 //! Sums and products are exact, so equal means equal: a wrong plan has other elements but with a chance
 //! of some degree / 2^61. It says nothing of other sizes.
 
+mod cost;
 pub(crate) mod functions;
 mod inputs;
 pub(crate) mod ranks;
@@ -21,6 +22,7 @@ use crate::term::{Leaf, Mentions, Node, Store, Term};
 use crate::textbook::Textbook;
 use crate::whole::Whole;
 use crate::{Report, Subject, Verdict, local};
+use cost::{LARGEST, cost};
 use functions::{Begins, oracle, results, seed};
 use inputs::Inputs;
 use ranks::{Pieces, Ranks};
@@ -32,6 +34,7 @@ use shardc_ir::types::Type;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use tensor::{Tensor, einsum, times};
+use witness::Witness;
 
 /// Data of a step.
 #[derive(Clone, Copy, Debug)]
@@ -329,12 +332,9 @@ pub fn prove_watched(subject: &Subject, data: Data, watch: &mut dyn FnMut(Progre
     if report.verdict() != Verdict::Proved {
         return report;
     }
-    let ranks = Ranks::new(&subject.programs.mesh);
-    let of = |f: &Func| elements_of(f, &ranks, subject.schedule);
-    let large = subject.programs.funcs.iter().map(of).sum::<f64>() > LARGEST;
-    let done = match large {
-        true => compare_smaller(subject, data, &mut report, watch),
-        false => compare(subject, data, &mut report, watch),
+    let done = match compare(subject, data, &mut report, watch) {
+        Ok(Some(_)) => compare_smaller(subject, data, &mut report, watch),
+        done => done.map(|_| ()),
     };
     if let Err(gap) = done {
         report.gaps.push(gap);
@@ -373,17 +373,23 @@ fn compare_smaller(
         return Err(Gap { op: x.what.clone(), place, lemma });
     }
     types.gaps.into_iter().next().map_or(Ok(()), Err)?;
-    compare(&subject, small.data, report, watch)?;
+    if let Some(count) = compare(&subject, small.data, report, watch)? {
+        let lemma = format!(
+            "{count:.0} elements and multiplications are too many to compute, at most {LARGEST:.0}"
+        );
+        return Err(Gap { op: "plan".into(), place: "programs".into(), lemma });
+    }
     report.shown.insert("ranks of the plan made smaller", subject.programs.mesh.ranks());
     Ok(())
 }
 
+/// Compares ranks with the textbook; or does nothing if it takes too long, and says how much that is.
 fn compare(
     subject: &Subject,
     data: Data,
     report: &mut Report,
     watch: &mut Watch,
-) -> Result<(), Gap> {
+) -> Result<Option<f64>, Gap> {
     let (m, schedule) = (subject.programs, subject.schedule);
     let inputs = || Inputs::new(subject, data);
     let texts = Texts { programs: m, model: subject.model };
@@ -399,10 +405,10 @@ fn compare(
         return Err(Gap { op: "finish".into(), place: "programs".into(), lemma });
     }
     let ranks = Ranks::new(&m.mesh);
-    let count = m.funcs.iter().map(|f| elements_of(f, &ranks, schedule)).sum::<f64>();
+    let terms: Vec<Term> = book.step.values().copied().collect();
+    let count = cost(m, &ranks, schedule) + Witness::new(subject).on(&w.s).whole_cost(&terms);
     if count > LARGEST {
-        let lemma = format!("{count:.0} elements are too many to compute, at most {LARGEST:.0}");
-        return Err(Gap { op: "plan".into(), place: "programs".into(), lemma });
+        return Ok(Some(count));
     }
     let mut run =
         Run { m, schedule, ranks, inputs: inputs(), own: HashMap::new(), edges: HashMap::new() };
@@ -444,18 +450,7 @@ fn compare(
     }
     report.shown.insert("results on all ranks", equal);
     report.shown.insert("elements compared", elements);
-    Ok(())
-}
-
-/// Most elements of values, over all ranks and microbatches, that are computed.
-const LARGEST: f64 = (1u64 << 31) as f64;
-
-/// Elements of all values of a function, on all ranks and for all microbatches.
-fn elements_of(f: &Func, ranks: &Ranks, schedule: &Schedule) -> f64 {
-    let calls = if f.kind.is_looped() { schedule.microbatches } else { 1 };
-    let of = |t: &Type| t.chunks(&ranks.mesh).iter().map(|&n| n as f64).product::<f64>();
-    let all: f64 = f.nodes.iter().flat_map(|n| &n.outs).map(|&v| of(f.ty(v))).sum();
-    all * (calls * ranks.count()) as f64
+    Ok(None)
 }
 
 fn differs(role: &Role, plan: String, textbook: String) -> Refuted {

@@ -44,11 +44,20 @@ impl Witness {
 impl Computed<'_> {
     /// What both sides cost that is not computed yet, and their terms; more than is left, if it is more.
     pub fn cost(&self, sides: [Term; 2]) -> (f64, BTreeSet<Term>) {
-        let (mut cost, mut new, mut open) = (0.0, BTreeSet::new(), sides.to_vec());
+        self.cost_within(&sides, self.left)
+    }
+
+    /// What terms cost together that are not computed yet.
+    pub fn whole_cost(&self, terms: &[Term]) -> f64 {
+        self.cost_within(terms, f64::MAX).0
+    }
+
+    fn cost_within(&self, terms: &[Term], most: f64) -> (f64, BTreeSet<Term>) {
+        let (mut cost, mut new, mut open) = (0.0, BTreeSet::new(), terms.to_vec());
         while let Some(t) = open.pop() {
             if !self.seen.contains(&t) && new.insert(t) {
                 cost += self.one(t);
-                if cost > self.left {
+                if cost > most {
                     return (f64::MAX, new);
                 }
                 open.extend(self.values.s.made_of(t));

@@ -1,0 +1,52 @@
+//! What it takes to evaluate a plan, before it is done.
+
+use super::ranks::Ranks;
+use crate::meaning::rule;
+use shardc_ir::func::{Func, Module, Node};
+use shardc_ir::ops::Kind;
+use shardc_ir::rule::{Letter, has_letter};
+use shardc_ir::schedule::Schedule;
+use shardc_ir::types::Type;
+
+/// Most elements and multiplications, over all ranks and microbatches and for the textbook, that are computed: some
+/// ten seconds.
+pub const LARGEST: f64 = (1u64 << 30) as f64;
+
+/// Elements of all values and multiplications for them, on all ranks and for all microbatches.
+pub fn cost(m: &Module, ranks: &Ranks, schedule: &Schedule) -> f64 {
+    m.funcs.iter().map(|f| of_func(f, ranks, schedule)).sum()
+}
+
+fn of_func(f: &Func, ranks: &Ranks, schedule: &Schedule) -> f64 {
+    let calls = if f.kind.is_looped() { schedule.microbatches } else { 1 };
+    let all: f64 = f.nodes.iter().map(|n| of_node(f, n, ranks)).sum();
+    all * (calls * ranks.count()) as f64
+}
+
+/// Of one rank: the elements of the results, each made of as many products as the letters have places that no
+/// result has.
+fn of_node(f: &Func, n: &Node, ranks: &Ranks) -> f64 {
+    let of = |t: &Type| t.chunks(&ranks.mesh).iter().map(|&n| n as f64).product::<f64>();
+    let made: f64 = n.outs.iter().map(|&v| of(f.ty(v))).sum();
+    let summed = match n.op.facts().kind {
+        Kind::Layout | Kind::Update => 1.0,
+        _computed => lost(f, n, ranks).iter().map(|x| x.1 as f64).product(),
+    };
+    made * summed
+}
+
+/// The letters of operands that no result has, with their sizes on a rank.
+fn lost(f: &Func, n: &Node, ranks: &Ranks) -> Vec<(Letter, usize)> {
+    let ins: Vec<&Type> = n.ins.iter().map(|&v| f.ty(v)).collect();
+    let r = rule(&n.op, &ins);
+    let mut out: Vec<(Letter, usize)> = vec![];
+    for (dims, t) in r.ins.iter().zip(&ins) {
+        for (g, size) in dims.iter().zip(t.chunks(&ranks.mesh)) {
+            let letter = g.single().filter(|&l| !r.outs.iter().any(|o| has_letter(o, l)));
+            if let Some(l) = letter.filter(|&l| out.iter().all(|x| x.0 != l)) {
+                out.push((l, size));
+            }
+        }
+    }
+    out
+}

@@ -83,7 +83,8 @@ flags! {
     /// train, or infer (forward pass to logits) [default: train]
     #[arg(long, help_heading = "Run")]
     pub mode: Option<String>,
-    /// Sequences per step over all ranks [default: 8, or the number of rows in a text model]
+    /// Sequences per step over all ranks [default: 8; of a text model whose rows do not divide 8, its
+    /// rows]
     #[arg(long, value_parser = whole, help_heading = "Run")]
     pub global_batch: Option<usize>,
     /// Sequences per rank and microbatch [default: all of a rank's, or with pp as many as give at least pp
@@ -257,8 +258,8 @@ flags! {
     #[arg(long, value_name = "GLOB", help_heading = "Optimizer")]
     pub freeze: Vec<String>,
     /// Sharding of a checkpoint tensor, or of the last value of a scope: D is -, ?, an axis, a*b or a:(k)n, then
-    /// @pN; or one of the words colwise, rowwise, replicated, for a tensor or the weight and bias of a scope;
-    /// repeatable. auto: layouts of all values and parameters are chosen by estimated cost, regardless of the
+    /// @pN; or one of the words colwise, rowwise, replicated, for a tensor or the weight and bias of a scope. In a
+    /// GLOB `*` and `?` are wildcards, and nothing else; repeatable, the last one holds. auto: layouts of all values and parameters are chosen by estimated cost, regardless of the
     /// names of the axes
     #[arg(long, value_name = "GLOB=D,D|auto", help_heading = "Layout")]
     pub shard: Vec<String>,

@@ -4,9 +4,11 @@ use crate::flags::Brought;
 use crate::shape;
 use shardc_frontends::import::{DEFAULT, Opened, Raise, Sizes, split_as};
 use shardc_frontends::{Facts, Model};
-use shardc_ir::diag::{Diag, Result};
+use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::files;
-use shardc_ir::func::{Func, Part, RoleKind};
+use shardc_ir::func::{Fill, Func, Input as Filled, Part, Port, RoleKind};
+use shardc_ir::mesh::Mesh;
+use shardc_ir::names::nearest;
 use shardc_ir::phase::Phase;
 use shardc_ir::plan::Dropout;
 use shardc_ir::source::Source;
@@ -61,7 +63,8 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
         return Ok(Input { warnings: m.warnings, ..without_facts(m.source, "pt2") });
     }
     if is_text(path) {
-        let mut input = read_text(path)?;
+        let axes: Vec<(&str, usize)> = o.mesh.iter().map(|(n, s)| (n.as_str(), *s)).collect();
+        let mut input = read_text(path, &Mesh::new(&axes)?)?;
         if o.balance.aux.is_some() || o.balance.z != 0.0 {
             let what = "--moe-aux and --moe-z-loss change nothing: the losses of a text model are part of the text";
             input.warnings.push(Diag::new("no-effect", what).help("leave them out"));
@@ -70,6 +73,7 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
             let what = "--dropout has no effect: dropout of a text model is part of the text";
             input.warnings.push(Diag::new("no-effect", what).help("leave it out"));
         }
+        input.warnings.extend(unused(&input.source.module.funcs[0]));
         let mut roles = input.source.module.funcs[0].results.iter().filter_map(|r| r.role.as_ref());
         if o.balance.rate != 0.0 && !roles.any(|r| r.kind == RoleKind::Load) {
             let what = "--moe-bias-rate has no effect: the text does not count choices of experts";
@@ -84,19 +88,71 @@ fn read(path: &Path, o: &Options) -> Result<Input> {
     Ok(input)
 }
 
-/// Reads a `.ir` file.
-fn read_text(path: &Path) -> Result<Input> {
+/// Reads a `.ir` file; a text without a mesh asks for shardings on this one.
+fn read_text(path: &Path, mesh: &Mesh) -> Result<Input> {
     let text = files::read_text(path, MAX_TEXT)?;
-    from_text(&text)
-        .map_err(|d| if d.place.is_some() { d } else { d.at(path.display().to_string()) })
+    let file = path.display().to_string();
+    model_of_text(&text, mesh).map_err(|d| text::in_file(d, &text, &file))
 }
 
-/// The model of a `.ir` file; nothing if the model is not text.
+/// A warning for what a text has and no result depends on, and for each input whose name is nearly one that means
+/// something by itself.
+fn unused(f: &Func) -> Vec<Diag> {
+    let mut read = vec![false; f.values.len()];
+    f.results.iter().for_each(|r| read[r.value.0 as usize] = true);
+    for n in f.nodes.iter().rev().filter(|n| !n.outs.is_empty()) {
+        if n.outs.iter().any(|o| read[o.0 as usize]) {
+            n.ins.iter().for_each(|v| read[v.0 as usize] = true);
+        }
+    }
+    let args = f.args.iter().map(|a| a.value);
+    // Of a node that has several results some may be left.
+    let made = f.nodes.iter().filter(|n| n.outs.iter().all(|o| !read[o.0 as usize]));
+    let all = args.filter(|v| !read[v.0 as usize]).chain(made.map(|n| n.outs[0]));
+    let names: Vec<String> = all.map(|v| format!("`{}`", f.name(v))).collect();
+    let what = |names: &str, is: &str| {
+        Diag::new("no-effect", format!("{names} {is} no effect: no result depends on it"))
+            .at(format!("@{}", f.name))
+            .help("take it out of the text, or use it")
+    };
+    let mut out: Vec<Diag> = match &names[..] {
+        [] => vec![],
+        [one] => vec![what(one, "has")],
+        [first, rest @ ..] => {
+            let more = rest.len();
+            let others = count(more, "other value", "other values");
+            let all =
+                if more < LISTED { names.join(", ") } else { format!("{first} and {others}") };
+            vec![what(&all, "have")]
+        }
+    };
+    for a in &f.args {
+        let Some((role, own)) = a.role.as_ref().zip(a.input()) else { continue };
+        let named = |p: &Port, name: &str| {
+            p.role.as_ref().is_some_and(|r| r.kind.input().is_some() && &*r.name == name)
+        };
+        let there = |name: &str| f.args.iter().any(|p| named(p, name));
+        let known = Filled::KNOWN.into_iter().filter(|n| !there(n));
+        let near = nearest(&role.name, known.filter(|n| n.len() > 3), 1);
+        if let (Fill::Column, Some(near)) = (own.fill, near.first()) {
+            let what = format!("input \"{}\" is a column of the data", role.name);
+            let help =
+                format!("did you mean \"{near}\", which is filled by itself? Then rename it");
+            out.push(Diag::new("no-effect", what).at(format!("@{}", f.name)).help(help));
+        }
+    }
+    out
+}
+
+/// Most values that a warning lists.
+const LISTED: usize = 8;
+
+/// The model of a `.ir` file, for this mesh if it has none; nothing if the model is not text.
 ///
 /// # Errors
 /// Those of reading and parsing it.
-pub fn text_source(path: &Path) -> Result<Option<Source>> {
-    if is_text(path) { Ok(Some(read_text(path)?.source)) } else { Ok(None) }
+pub fn text_source(path: &Path, mesh: &Mesh) -> Result<Option<Source>> {
+    if is_text(path) { Ok(Some(read_text(path, mesh)?.source)) } else { Ok(None) }
 }
 
 /// Rows of a microbatch over all ranks and tokens of a row, where an archive fixes them; nothing if the model is
@@ -164,7 +220,11 @@ pub(crate) fn from_model(m: Model) -> Input {
 
 /// Reads a model of one function; parameters are its arguments with role `param`.
 pub(crate) fn from_text(text: &str) -> Result<Input> {
-    let source = text::parse_source(text)?;
+    model_of_text(text, &Mesh::default())
+}
+
+fn model_of_text(text: &str, mesh: &Mesh) -> Result<Input> {
+    let source = text::parse_source_on(text, mesh)?;
     verify(&source.module, Phase::Source).map_err(|mut all| all.swap_remove(0))?;
     let m = &source.module;
     let is_cut = |f: &Func| {

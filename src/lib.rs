@@ -42,7 +42,7 @@ use shardc_ir::ops::Op;
 use shardc_ir::plan::Plan;
 use shardc_ir::text;
 use shardc_passes::options::{Buffers, Options};
-use shardc_passes::pipeline::{self, Manager, Propagated, Source, Watch};
+use shardc_passes::pipeline::{self, Compiled, Manager, Propagated, Source, Watch};
 use shardc_passes::shard::auto::Price;
 use shardc_passes::shard::experts::{AxisPiece, ExpertRole, fold, ranks_of};
 use shardc_passes::shard::zero::Accumulate;
@@ -222,9 +222,12 @@ pub(crate) fn model_of(s: &Stored) -> Result<Source> {
     from_text(&s.source).map(|i| i.source)
 }
 
-/// The shardings of a stored plan's model, and why each stands.
-pub(crate) fn propagated(s: &Stored) -> Result<Propagated> {
-    pipeline::propagated(model_of(s)?, &s.options)
+/// A stored plan's model compiled again, and not checked as a plan that is written: its shardings, and why each
+/// stands.
+pub(crate) fn made_again(s: &Stored) -> Result<Compiled> {
+    let mut nobody = |_: &str, _: &Module| {};
+    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
+    pipeline::compile_with(model_of(s)?, &s.options, manager)
 }
 
 /// Compiles a stored plan's source again with other options.

@@ -265,7 +265,7 @@ fn check_target(place: &Place) -> Result<()> {
 /// The hash of the plan that a folder holds, and what that is a plan of; nothing if there is none.
 pub fn held(dir: &Path) -> Option<(String, String)> {
     let head: Head = serde_json::from_str(&read_file(dir, "plan.json").ok()?).ok()?;
-    Some((head.hash, head.origin.unwrap_or(head.family)))
+    Some((head.hash, head.origin.or(head.name).unwrap_or(head.family)))
 }
 
 /// Writes the directory beside its place and renames it; replaces only what is a plan.

@@ -15,7 +15,7 @@ use shardc_ir::verify::verify;
 use shardc_ir::weights::Weight;
 use shardc_passes::options::{self, Decay, Options};
 use shardc_prove::field::{Data, Progress};
-use shardc_prove::ledger::Gap;
+use shardc_prove::ledger::{Gap, Refuted};
 use shardc_prove::{Optimizer, Recipe, Report, Subject, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -40,9 +40,21 @@ impl Texts {
         }
     }
 
-    /// By terms.
+    /// By terms; where these are too large to compute whether they differ, the plan made smaller is evaluated,
+    /// which may refute it.
     pub fn prove(&self) -> Report {
-        shardc_prove::prove(&self.subject())
+        let mut report = shardc_prove::prove(&self.subject());
+        if report.refuted.is_empty() && !report.unsure.is_empty() {
+            let small = shardc_prove::field::prove_smaller(&self.subject(), self.data);
+            if small.verdict() == Verdict::Refuted {
+                let differs = |x: &Refuted| small.refuted.iter().any(|y| y.what == x.what);
+                let all = std::mem::take(&mut report.unsure);
+                let known = all.iter().any(|x| differs(x));
+                (report.refuted, report.unsure) =
+                    all.into_iter().partition(|x| !known || differs(x));
+            }
+        }
+        report
     }
 
     /// By evaluation of all ranks; `watch` hears how far it is.
@@ -89,6 +101,20 @@ impl Outcome {
     pub fn of(s: &Stored) -> Option<Outcome> {
         serde_json::from_value(s.report.get("proof")?.clone()).ok()
     }
+}
+
+/// What a plan's report says that was proved, and the proof does not find again; nothing if it says no such thing.
+pub fn not_found_again(s: &Stored) -> Option<Result<Option<String>>> {
+    let Some(stored @ Outcome::Proved { .. }) = Outcome::of(s) else { return None };
+    Some(of_stored(s).map(|texts| {
+        let report = texts.prove();
+        let now = match report.verdict() {
+            Verdict::Proved => Outcome::Proved { obligations: report.shown.values().sum() },
+            Verdict::Refuted => return Some(format!("recorded: {stored}; now: refuted")),
+            Verdict::NotUnderstood => return Some(format!("recorded: {stored}; now: not proved")),
+        };
+        (now != stored).then(|| format!("recorded: {stored}; now: {now}"))
+    }))
 }
 
 impl std::fmt::Display for Outcome {
@@ -148,7 +174,7 @@ pub fn of_compiled(s: &Stored, how: Prove) -> Result<Outcome> {
         Some(g) => Err(Diag::new("not-understood", format!("`{}`: {}", g.op, g.lemma))
             .at(g.place)
             .rule("--prove yes writes only plans that are proved")
-            .help("use --prove auto, which writes the plan and says so")),
+            .help("use --prove auto, which writes the plan and says so; or --prove no")),
     }
 }
 

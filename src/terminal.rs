@@ -5,7 +5,7 @@
 //! ends because of its log. (A standard stream that is closed when the command starts is /dev/null.)
 
 use serde_json::{Value as Json, json};
-use shardc_ir::diag::{Diag, Exit, Result};
+use shardc_ir::diag::{Diag, Exit, Result, Spot};
 use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::sync::{Mutex, Once, OnceLock};
@@ -153,9 +153,14 @@ pub fn say_error(text: impl Display) {
 
 /// A diagnostic as JSON, with the text that people read and the status that it ends the command with.
 fn object(level: &str, d: &Diag, exit: i32, rendered: &str) -> Json {
+    let (file, line, column) = match d.spot.as_deref() {
+        Some(Spot::Text { file, line, column }) => (file.as_deref(), Some(line), Some(column)),
+        Some(Spot::Value { .. }) | None => (None, None, None),
+    };
     json!({
-        "level": level, "code": d.code, "message": d.message, "place": d.place, "rule": d.rule,
-        "why": d.why, "help": d.help, "exit": exit, "rendered": rendered,
+        "level": level, "code": d.code, "message": d.message, "place": d.place, "file": file,
+        "line": line, "column": column, "rule": d.rule, "why": d.why, "help": d.help, "exit": exit,
+        "rendered": rendered,
     })
 }
 

@@ -118,7 +118,7 @@ pub fn compile(source: Source, o: &Options, watch: Watch) -> Result<Compiled> {
 /// # Errors
 /// Also `phase` for a module of another phase than its pass takes, and those of verifying it.
 pub fn compile_with(source: Source, o: &Options, manager: Manager) -> Result<Compiled> {
-    let (mut state, phases) = through(source, o, manager, PASSES[PASSES.len() - 1].name)?;
+    let (mut state, phases) = through(source, o, manager)?;
     let plan = state.plan.take().expect("the last passes make it");
     if let Some(limit) = o.memory.filter(|&l| plan.peak_bytes() > l) {
         return Err(too_large(&plan, limit));
@@ -127,27 +127,16 @@ pub fn compile_with(source: Source, o: &Options, manager: Manager) -> Result<Com
     Ok(Compiled { plan, propagated: of_state(state), phases, warnings })
 }
 
-/// The shardings of a model, without the plan that they lead to: passes run until each rank has its own program.
-///
-/// # Errors
-/// Those of these passes.
-pub fn propagated(source: Source, o: &Options) -> Result<Propagated> {
-    let mut nobody = |_: &str, _: &Module| {};
-    let manager = Manager { trial: true, ..Manager::new(&mut nobody) };
-    through(source, o, manager, "partition").map(|(state, _)| of_state(state))
-}
-
 fn of_state(s: State) -> Propagated {
     let State { sharded, causes, price, choices, source, .. } = s;
     Propagated { sharded: sharded.unwrap_or(source.module), causes, price, choices }
 }
 
-/// What the passes up to this one make, and the milliseconds of each.
+/// What the passes make, and the milliseconds of each.
 fn through<'o>(
     mut source: Source,
     o: &'o Options,
     mut manager: Manager,
-    last: &str,
 ) -> Result<(State<'o>, Vec<(&'static str, f64)>)> {
     check_source(&source.module.mesh, &source.module.funcs[0], o)?;
     check_documents(o, source.vocab)?;
@@ -173,9 +162,6 @@ fn through<'o>(
             state.verified(pass.name);
         }
         (manager.watch)(pass.name, state.module());
-        if pass.name == last {
-            break;
-        }
     }
     Ok((state, phases))
 }

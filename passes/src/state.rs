@@ -276,7 +276,8 @@ impl<'a> State<'a> {
         // Of a module that begins behind propagation nothing is known of why it is so.
         if let Some(sharded) = &self.sharded {
             let weights = &self.source.weights;
-            self.warnings = warnings(&self.m, &sharded.funcs[0], &params, weights, self.o);
+            let more = warnings(&self.m, &sharded.funcs[0], &params, weights, self.o);
+            self.warnings.extend(more);
         }
         Ok(true)
     }

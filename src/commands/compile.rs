@@ -37,12 +37,12 @@ pub fn compile(
     }
     let typed = flags.memory.as_deref();
     doing("compiling");
-    let (mut done, dump) = passes.compile(|manager: Manager| {
+    let (mut done, dump) = passes.compile(&flags.own_mesh()?, |manager: Manager| {
         crate::compile_with(&model, &o, manager).map_err(|d| advise(d, &model, &o, typed))
     })?;
     doing("proving");
-    if let Some(how) = prove.or(out.map(|_| Prove::Auto)) {
-        done.prove(how).map_err(|d| passes.said(d))?;
+    if prove.is_some() || out.is_some() {
+        done.prove(passes.proof(prove)).map_err(|d| passes.said(d))?;
     }
     doing("writing");
     let since = Instant::now();

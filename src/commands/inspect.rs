@@ -17,18 +17,19 @@ pub use summary::{layers as layers_of, order, trimmed};
 pub use timeline::{measured, read as read_trace, unit};
 
 use crate::plan_dir::Stored;
-use crate::terminal::json_line;
+use crate::terminal::{json_line, warn};
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result, count};
 use shardc_ir::func::Module;
+use shardc_ir::phase::Phase;
 use shardc_ir::text;
 
 /// What to show of a plan; without flags, its programs.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[group(skip)] // the subcommand has this name already
 pub struct Inspect {
-    /// Show the program after a pass: source, annotate, propagate, partition, ..., ranked; or, with kernels, the
-    /// kernels of a rank and their text
+    /// Show the program after a pass: source, annotate, propagate, partition, ...; or, with kernels, the kernels of
+    /// a rank and their text [default: the stored programs, of phase step]
     #[arg(long)]
     pub phase: Option<String>,
     /// Show the programs of this rank class
@@ -81,7 +82,7 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
             1 => "use --class 0: all ranks run the same programs".to_string(),
             n => format!("use --class 0 to --class {}", n - 1),
         };
-        return Err(Diag::new("unknown-class", format!("the plan has {n}, not {}", c + 1))
+        return Err(Diag::new("unknown-class", format!("no rank class {c}: the plan has {n}"))
             .at(format!("--class {c}"))
             .help(known));
     }
@@ -140,34 +141,47 @@ pub fn inspect(s: &Stored, what: &Inspect, json: bool) -> Result<String> {
         local::annotate(m);
     }
     let mesh = m.mesh.clone();
-    let mut program = match (&source, &what.phase) {
-        (Some(s), _) => text::print_source(s),
-        (None, Some(_)) => text::print_between(&of_pass),
-        (None, None) => text::print(&of_pass),
+    let mut program = match &source {
+        Some(s) => text::print_source(s),
+        None => text::print_between(&of_pass),
     };
     if what.local {
         program = local::arguments(&mesh, &program);
     }
     let rank = what.rank.map(|r| ranks::Rank::of(&s.plan, r)).transpose()?;
     if json {
-        let phase = what.phase.as_deref().unwrap_or("ranked");
+        let phase = what.phase.as_deref().unwrap_or(Phase::Step.name());
         let out = json!({ "phase": phase, "rank": rank, "text": program });
         return Ok(json_line("inspect", out));
     }
     Ok(rank.map_or(String::new(), |r| r.header()) + &program)
 }
 
+/// A warning where a plan's programs are not those that its model compiles to.
+pub fn other_programs(stored: &Module, again: &Module) -> Vec<Diag> {
+    let differ = text::print(stored) != text::print(again);
+    let what =
+        "this plan's programs differ from those that its model.ir and options.toml compile to";
+    let d = || {
+        Diag::new("plan", what)
+            .why("what passes leave, and why, is made again from model.ir")
+            .help("without --phase, shardc inspect shows the stored programs; shardc verify says where they differ")
+    };
+    differ.then(d).into_iter().collect()
+}
+
 /// The module as a pass leaves it: stored, or made again from the source.
 fn module(s: &Stored, phase: Option<&str>) -> Result<Module> {
-    let Some(phase) = phase.filter(|p| *p != "ranked") else { return Ok(s.plan.module.clone()) };
+    let Some(phase) = phase else { return Ok(s.plan.module.clone()) };
     let (mut known, mut found) = (vec!["source".to_string()], None);
-    crate::recompile_watched(s, &s.options, &mut |pass, m| {
+    let again = crate::recompile_watched(s, &s.options, &mut |pass, m| {
         known.push(pass.into());
         if pass == phase {
             found = Some(m.clone());
         }
     })?;
-    known.extend(["ranked".into(), "kernels".into()]);
+    warn(&other_programs(&s.plan.module, &again.stored.plan.module));
+    known.push("kernels".into());
     found.ok_or_else(|| {
         Diag::new("unknown-pass", format!("no phase is called `{phase}`"))
             .at(format!("--phase {phase}"))

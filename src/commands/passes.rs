@@ -2,12 +2,14 @@
 
 use super::show;
 use crate::flags::Flags;
+use crate::proof::Prove;
 use crate::terminal::json_line;
 use clap::Args;
 use serde_json::json;
 use shardc_ir::diag::{Diag, Result};
 use shardc_ir::files::{self, FileFormat};
 use shardc_ir::func::Module;
+use shardc_ir::mesh::Mesh;
 use shardc_ir::phase::Phase;
 use shardc_ir::source::Source;
 use shardc_ir::text;
@@ -46,27 +48,41 @@ const PROGRAM: FileFormat = FileFormat {
 };
 
 impl Watched {
+    /// How a plan is proved: of a program that somebody may have changed it is not left open what it computes.
+    pub fn proof(&self, asked: Option<Prove>) -> Prove {
+        match (asked, &self.from) {
+            (None | Some(Prove::Auto), Some(_)) => Prove::Yes,
+            (asked, _) => asked.unwrap_or(Prove::Auto),
+        }
+    }
+
     /// What a proof says of a program that somebody may have changed: a difference is then none of ours.
     pub fn said(&self, mut d: Diag) -> Diag {
-        if let Some([pass, file]) = self.from.as_deref().filter(|_| d.code == "refuted") {
-            d.help = vec![
-                format!("with --from {pass}, the program of {file} does not compute this model"),
-                "undo the changes to it; or use --prove no, which writes it anyway".into(),
-            ];
-        }
+        let Some([pass, file]) = self.from.as_deref() else { return d };
+        let what = match d.code {
+            "refuted" => "does not compute this model",
+            "not-understood" => "is not known to compute this model",
+            _other => return d,
+        };
+        d.rule = Some("with --from only a program that is proved becomes a plan".into());
+        d.help = vec![
+            format!("with --from {pass}, the program of {file} {what}"),
+            "undo the changes to it; or use --prove no, which writes it anyway".into(),
+        ];
         d
     }
 
-    /// Compiles with these wishes: what `done` gives, and the program that is to be printed.
+    /// Compiles with these wishes, on this mesh where a text has none: what `done` gives, and the program that is to be printed.
     ///
     /// # Errors
     /// `unknown-pass`, `phase`, those of reading and verifying `--from`'s file, of writing, and of `done`.
     pub fn compile<T>(
         &self,
+        mesh: &Mesh,
         done: impl FnOnce(Manager) -> Result<T>,
     ) -> Result<(T, Option<String>)> {
         let last = self.dump_after.as_deref().map(|p| find(p, "--dump-after")).transpose()?;
-        let from = self.from.as_deref().map(|from| begin(&from[0], Path::new(&from[1])));
+        let from = self.from.as_deref().map(|from| begin(&from[0], Path::new(&from[1]), mesh));
         let from = from.transpose()?;
         if let (Some(last), Some((first, _))) = (last, &from)
             && place(last.name) < place(first.name)
@@ -164,12 +180,15 @@ fn write(path: &Path, text: &str) -> Result<()> {
     })
 }
 
-/// The program of a file, and what its text says of a model.
-fn read(path: &Path) -> Result<Source> {
+/// The program of a file, and what its text says of a model; one that has no mesh is for this one. A text of one
+/// function that says no phase is a model.
+fn read(path: &Path, mesh: &Mesh) -> Result<Source> {
     let text = files::read_text(path, MAX_TEXT)?;
-    let placed = |d: Diag| if d.place.is_some() { d } else { d.at(path.display().to_string()) };
-    let mut source = text::parse_source(&text).map_err(placed)?;
-    if !text::says_phase(&text) {
+    let file = path.display().to_string();
+    let placed = |d: Diag| text::in_file(d, &text, &file);
+    let mut source = text::parse_source_on(&text, mesh).map_err(placed)?;
+    let is_model = source.module.params.is_empty() && source.module.funcs.len() == 1;
+    if !text::says_phase(&text) && !is_model {
         return Err(placed(
             Diag::new("phase", "the text does not say of which phase its program is")
                 .rule("a program between two passes says its phase")
@@ -203,7 +222,7 @@ fn likely(m: &Module) -> Phase {
     }
 }
 
-fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
+fn begin(pass: &str, path: &Path, mesh: &Mesh) -> Result<(&'static Pass, Module)> {
     let pass = find(pass, "--from")?;
     if place(pass.name) < place("propagate") {
         return Err(Diag::new("pass", format!("--from cannot begin with `{}`", pass.name))
@@ -211,7 +230,7 @@ fn begin(pass: &str, path: &Path) -> Result<(&'static Pass, Module)> {
             .rule("until `annotate` is done, a family's recipe is not in the text")
             .help("use --from propagate or a later pass, or change the model.ir of a plan"));
     }
-    Ok((pass, read(path)?.module))
+    Ok((pass, read(path, mesh)?.module))
 }
 
 /// Refuses flags that ask for what an earlier pass makes of a program: its text has it as it is.
@@ -239,11 +258,16 @@ fn carried(pass: &Pass, m: &Module, flags: &Flags, o: &Options) -> Result<()> {
 /// `unknown-pass`, `phase`, `mesh`, `flag`, those of the text, and `pass` if the pass cannot do with this program.
 pub fn opt(path: &Path, name: &str, flags: &Flags, out: Option<&Path>, json: bool) -> Result<i32> {
     let pass = find(name, "--pass")?;
-    let source = read(path)?;
+    let source = read(path, &flags.own_mesh()?)?;
     let o = flags.options_of(&source.module)?;
     carried(pass, &source.module, flags, &o)?;
     let module = source.module.clone();
-    let done = attempt(&format!("`{name}`"), || pipeline::run_pass(pass, module, source, &o))?;
+    // What is of another phase than that of a step was verified for its own when it was read.
+    let verified = pass.name == "verify" && module.phase != pass.from;
+    let done = match verified {
+        true => module,
+        false => attempt(&format!("`{name}`"), || pipeline::run_pass(pass, module, source, &o))?,
+    };
     let text = text::print_between(&done);
     match out {
         Some(path) => write(path, &text)?,

@@ -9,6 +9,7 @@ mod settings;
 mod start;
 mod steps;
 mod trace;
+mod words;
 
 use super::saving::{CHECKPOINTS, HowToSave, apart, place_of};
 use crate::checkpoint;
@@ -28,7 +29,7 @@ use metrics::Metrics;
 pub use settings::Given;
 use shardc_frontends::DUMP;
 use shardc_ir::diag::{Diag, Result};
-use shardc_ir::func::{InputRow, inputs};
+use shardc_ir::func::inputs;
 use shardc_ir::plan::Mode;
 pub use start::{Start, session};
 use start::{launch, resume};
@@ -241,37 +242,6 @@ fn heed_signals(saves: bool, job: Option<&Job>) -> Result<()> {
     })
 }
 
-/// What of a run is random.
-fn random_words(
-    s: &shardc_ir::plan::Settings,
-    start: &Start,
-    feed: &Feed,
-    table: &[InputRow],
-) -> Vec<String> {
-    let mut out = vec![];
-    if matches!(start, Start::Random { .. }) {
-        out.push(format!(
-            "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
-            s.seed
-        ));
-    }
-    let unfed = feed.unfed(table);
-    if !unfed.is_empty() {
-        out.push(format!(
-            "random numbers for {} (--data FILE.safetensors or --data NAME=FILE.npy gives columns)",
-            unfed.join(", ")
-        ));
-    }
-    if feed.is_random() && table.iter().any(InputRow::of_tokens) {
-        out.push(format!(
-            "random tokens below {} (--data FILE trains on data): they have nothing to learn, and the loss stays near {:.2}",
-            s.vocab,
-            (s.vocab as f64).ln()
-        ));
-    }
-    out
-}
-
 fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32> {
     let leads = job.is_none_or(|j| j.control.leads());
     let mut stored = plan_dir::read(dir)?;
@@ -293,7 +263,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
         heeds?;
     }
     if let Some(proof) = Outcome::of(&stored).filter(|_| leads) {
-        note(format!("plan {proof}"));
+        note(format!("plan {proof} when it was compiled (verify makes the proof again)"));
     }
     let stored = &if how.dump.is_some() { observed(&stored, leads)? } else { stored };
     let plan = &stored.plan;
@@ -313,7 +283,7 @@ fn run_in(dir: &Path, how: &Run, job: Option<&Job>, as_json: bool) -> Result<i32
     let table = inputs(&plan.module);
     let feed = Feed::open(how, s, &table, run.picks(done))?;
     if leads {
-        random_words(s, &start, &feed, &table).iter().for_each(note);
+        words::random(stored, &start, &feed, &table).iter().for_each(note);
     }
     if let Some(job) = job {
         job.same("the data", &feed.mark())?;

@@ -4,6 +4,7 @@
 use super::show;
 use crate::numbers::{self, TOLERANCE};
 use crate::plan_dir::{self, Stored};
+use crate::proof;
 use crate::terminal::{doing, json_line};
 use crate::{Output, recompile};
 use serde::Serialize;
@@ -91,6 +92,10 @@ pub fn checks(dir: &Path, how: Verify) -> Result<Vec<Check>> {
         exact("collective-order", order(&s.plan)),
         exact("memory", replay::replay(&s.plan).err()),
     ];
+    if let Some(again) = proof::not_found_again(&s) {
+        let problem = again.unwrap_or_else(|d| Some(d.to_string()));
+        checks.push(exact("proof", problem.map(|p| format!("   {p}"))));
+    }
     // Of options with which the model does not compile there are no numbers.
     if !compiles {
         return Ok(checks);

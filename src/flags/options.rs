@@ -9,6 +9,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::documents::Documents;
 use shardc_ir::hardware::Hardware;
 use shardc_ir::loss_scale::LossScaling;
+use shardc_ir::mesh::Mesh;
 use shardc_ir::plan::{Dropout, Mode};
 use shardc_ir::types::DType;
 use shardc_passes::autodiff::chunks::MOST_CHUNKS;
@@ -68,6 +69,21 @@ impl Flags {
         Ok(asked)
     }
 
+    /// The mesh that flags name; that of a text is not among them.
+    ///
+    /// # Errors
+    /// `mesh`, `flag`.
+    pub(crate) fn own_mesh(&self) -> Result<Mesh> {
+        let word = self.mesh.as_deref().unwrap_or("");
+        let (axes, _) = parse_mesh(word, self.gpus, self.zero.unwrap_or(0))?;
+        let axes = self.ordered(axes)?;
+        Mesh::new(&axes.iter().map(|(n, s)| (n.as_str(), *s)).collect::<Vec<_>>())
+    }
+
+    fn ordered(&self, axes: Vec<(String, usize)>) -> Result<Vec<(String, usize)>> {
+        self.order.as_ref().map_or(Ok(axes.clone()), |order| in_order(axes, order))
+    }
+
     /// Mesh, nodes, transport and ZeRO, which says what dp means.
     fn ranks(&self, o: &mut Options, text: Option<&Brought>) -> Result<()> {
         o.zero = self.zero.unwrap_or(0);
@@ -81,10 +97,7 @@ impl Flags {
         if let (None, Some(text)) = (&self.mesh, text) {
             mesh.clone_from(&text.mesh);
         }
-        o.mesh = match &self.order {
-            Some(order) => in_order(mesh, order)?,
-            None => mesh,
-        };
+        o.mesh = self.ordered(mesh)?;
         (o.ep, o.etp, o.node) = (ep.unwrap_or(1), etp, self.node);
         if o.node == Some(0) {
             return Err(Diag::new("flag", "a node of 0 ranks")

@@ -40,7 +40,7 @@ impl Flags {
     /// # Errors
     /// Those of [`Flags::options`], and of reading the text or archive.
     pub fn options_for(&self, model: &Path) -> Result<Options> {
-        let text = crate::text_source(model)?;
+        let text = crate::text_source(model, &self.own_mesh()?)?;
         let own = match &text {
             Some(s) => Brought::of(&s.module),
             None => crate::brought(model)?,

@@ -1,5 +1,6 @@
 //! The integration tests of the command and of whole plans, in one program.
 
+mod asked;
 mod at_run;
 mod auto;
 mod bad_input;

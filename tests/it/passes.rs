@@ -73,9 +73,9 @@ fn passes_refuse_what_they_do_not_take() {
     };
     let passes = &shardc_passes::pipeline::PASSES;
     let file = |n: usize| format!("dump/{:02}-{}.ir", n + 1, passes[n].name);
-    // Every program, by every pass that takes another phase: a program says its own.
+    // Every program, by every pass that takes another phase: a program says its own. What is verified may be of any.
     for n in 0..passes.len() {
-        for p in passes.iter().filter(|p| p.from != passes[n].to) {
+        for p in passes.iter().filter(|p| p.from != passes[n].to && p.name != "verify") {
             refused(&["opt", &file(n), "--pass", p.name], "phase");
         }
     }
@@ -159,7 +159,17 @@ fn what_inspect_shows_of_a_pass_is_taken() {
     let programs = "plan/programs/all.ir";
     let opt = |path: &str| lab.refuses(&["opt", path, "--pass", "propagate"], 2, "phase");
     assert!(opt(programs).contains("write `phase step`"), "{}", opt(programs));
-    assert!(opt("plan/model.ir").contains("write `phase source`"), "{}", opt("plan/model.ir"));
+    // A model is one function, of phase source.
+    lab.ok(&["opt", "plan/model.ir", "--pass", "propagate"]);
+    let said = lab.refuses(&["opt", "plan/model.ir", "--pass", "partition"], 2, "phase");
+    assert!(said.contains("takes modules of phase sharded, not source"), "{said}");
+    // `verify` takes any phase, also what `inspect` shows of a plan.
+    let programs = text(&lab.ok(&["inspect", "plan"]).stdout);
+    assert!(programs.contains("\nphase step\n"), "{programs}");
+    lab.write("programs.ir", programs);
+    for file in ["programs.ir", "plan/model.ir", "dump/06-partition.ir"] {
+        lab.ok(&["opt", file, "--pass", "verify"]);
+    }
 }
 
 /// A program that somebody has changed is not the model's any more: that is said, and is no bug.
@@ -179,4 +189,35 @@ fn a_changed_program_is_refuted_as_changed() {
     assert!(said.contains("--prove no") && !said.contains("a bug of shardc"), "{said}");
     assert!(said.contains("0.004") && !said.contains("mod 2^61"), "{said}");
     lab.ok(&[&from[..], &["--prove", "no"]].concat());
+    // What is shown of it is made again from the model: that is said.
+    let warns = |args: &[&str], warned: bool| {
+        let said = String::from_utf8_lossy(&lab.ok(args).stderr).into_owned();
+        assert_eq!(said.contains("this plan's programs differ"), warned, "{args:?}: {said}");
+    };
+    warns(&["inspect", "plan", "--phase", "partition"], true);
+    warns(&["explain", "plan", "%loss"], true);
+    warns(&["inspect", "plan"], false);
+    lab.ok(&[&base[..], &["-o", "plan"]].concat());
+    warns(&["inspect", "plan", "--phase", "partition"], false);
+    warns(&["explain", "plan", "%loss"], false);
+}
+
+/// A changed program whose terms are too large to compute is refuted all the same, by `compile` and by `prove`.
+#[test]
+fn a_large_changed_program_is_refuted() {
+    let lab = Lab::new("passes-large");
+    let model = format!("{FIXTURES}/../../examples/tiny-llama");
+    let base = ["compile", &model, "--mesh", "dp=2,tp=2", "--seq", "64"];
+    lab.ok(&[&base[..], &["--dump-all", "dump"]].concat());
+    let program = std::fs::read_to_string(lab.path("dump/06-partition.ir")).expect("a dump");
+    lab.write("same.ir", &program);
+    assert!(program.contains("= silu "), "{program}");
+    lab.write("new.ir", program.replace("= silu ", "= gelu "));
+    let from = |file| [&base[..], &["--from", "differentiate", file, "-o", "plan"]].concat();
+    let said = lab.refuses(&from("new.ir"), 2, "refuted");
+    assert!(said.contains("the program of new.ir does not compute this model"), "{said}");
+    assert!(!lab.path("plan").exists());
+    lab.ok(&[&from("new.ir")[..], &["--prove", "no"]].concat());
+    assert_eq!(lab.shardc(&["prove", "plan"]).status.code(), Some(1));
+    lab.ok(&from("same.ir"));
 }

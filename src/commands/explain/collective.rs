@@ -44,11 +44,12 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
     let all = numbered(why.plan);
     let index = number.trim().parse::<usize>().ok().and_then(|n| n.checked_sub(1));
     let Some(&at) = index.and_then(|i| all.get(i)) else {
-        let d = Diag::new(
-            "unknown-collective",
-            format!("the plan has {}", count(all.len(), "collective", "collectives")),
-        )
-        .at(format!("collective:{number}"));
+        let has = count(all.len(), "collective", "collectives");
+        let what = match number.trim().parse::<usize>() {
+            Ok(_) => format!("the plan has {has}"),
+            Err(_) => format!("`{}` is not a number; the plan has {has}", number.trim()),
+        };
+        let d = Diag::new("unknown-collective", what).at(format!("collective:{number}"));
         return Err(match all.len() {
             0 => d.help("one rank exchanges nothing: compile with --mesh tp=2 to see some"),
             n => d.help(format!(
@@ -61,10 +62,11 @@ pub fn explain(why: &Why, number: &str) -> Result<Answer> {
     let axes = Experts::of(why.plan).axis(mesh, c.f, c.n, c.atoms);
     let scope = &c.f.scope_info(c.n.scope).path;
     let mut a = Answer::new(format!(
-        "collective:{} is {} over {axes} in @{}, {scope}",
+        "collective:{} is {} over {axes} in @{}{}{scope}",
         number.trim(),
         c.kind,
-        c.f.name
+        c.f.name,
+        if scope.is_empty() { "" } else { ", " },
     ));
     a.facts = facts::of_collective(why, index.map_or(0, |i| i + 1), (c.fi, c.n), of(&c));
     a.part("line", vec![words::node(mesh, c.f, c.n)]);

@@ -6,7 +6,9 @@
 //! along the causes to an annotation.
 
 use super::{words, zero};
+use crate::commands::inspect::other_programs;
 use crate::plan_dir::Stored;
+use crate::terminal::warn;
 use shardc_ir::diag::Result;
 use shardc_ir::func::{Func, FuncKind, Module, Node, Role, RoleKind, Value};
 use shardc_ir::mesh::Atom;
@@ -50,9 +52,11 @@ enum At {
 }
 
 impl<'a> Why<'a> {
-    /// Propagates the shardings of the plan's source again to learn the causes.
+    /// Compiles the plan's source again to learn the causes.
     pub fn of(s: &'a Stored) -> Result<Why<'a>> {
-        let again = crate::propagated(s)?;
+        let compiled = crate::made_again(s)?;
+        warn(&other_programs(&s.plan.module, &compiled.plan.module));
+        let again = compiled.propagated;
         let model = again.sharded;
         let causes = again.causes.iter().map(|c| ((c.value, c.dim, c.atom), c.from)).collect();
         let f = &model.funcs[0];

@@ -6,7 +6,7 @@ use shardc_ir::diag::{Diag, Result};
 use shardc_ir::func::{Func, Value};
 use shardc_ir::text::type_text;
 use shardc_ir::types::State;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Most users that are shown.
 const MAX_USERS: usize = 8;
@@ -71,7 +71,9 @@ pub fn explain(why: &Why, what: &str) -> Result<Answer> {
     let (name, layers) = unfolded(why, name.trim().trim_start_matches('%'));
     let name = &*name;
     let funcs = &why.plan.module.funcs;
-    let order = |f: &&(usize, Value)| FIRST.iter().position(|n| *n == funcs[f.0].name);
+    let order = |f: &&(usize, Value)| {
+        FIRST.iter().position(|n| *n == funcs[f.0].name).unwrap_or(FIRST.len())
+    };
     let here = |(fi, f): (usize, &Func)| Some((fi, find(f, name)?));
     let used = |&(fi, v): &(usize, Value)| why.maker(fi, v).is_some() || why.role(fi, v).is_some();
     let all: Vec<(usize, Value)> = funcs.iter().enumerate().filter_map(here).filter(used).collect();
@@ -163,16 +165,16 @@ pub fn users(why: &Why, fi: usize, v: Value) -> Vec<String> {
 
 fn unknown(why: &Why, what: &str, name: &str) -> Diag {
     let d = Diag::new("unknown-value", format!("no value is called `%{name}`")).at(what);
-    let mut near: Vec<String> = vec![];
     let stem = name.rsplit('.').find(|p| p.parse::<u32>().is_err()).unwrap_or(name);
-    for f in &why.plan.module.funcs {
-        for v in &f.values {
-            let n = v.name.to_string();
-            if !stem.is_empty() && n.contains(stem) && !near.contains(&n) && near.len() < MAX_NEAR {
-                near.push(n);
-            }
-        }
-    }
+    let all = why.plan.module.funcs.iter().flat_map(|f| &f.values).map(|v| v.name.to_string());
+    let all: BTreeSet<String> = all.collect();
+    // The same name of another layer first, then one that begins alike.
+    let last = |n: &str| n.rsplit('.').next().unwrap_or(n).trim_start_matches('%').to_string();
+    let far = |n: &String| (last(n) != stem, !last(n).starts_with(stem), n.len());
+    let mut near: Vec<String> =
+        all.into_iter().filter(|n| !stem.is_empty() && n.contains(stem)).collect();
+    near.sort_by_key(far);
+    near.truncate(MAX_NEAR);
     let funcs: Vec<&str> = why.plan.module.funcs.iter().map(|f| &*f.name).collect();
     let d = match near[..] {
         [] => d,

@@ -218,7 +218,8 @@ fn human(s: &Stored, class: usize, c: &LayerCollectives) -> String {
     out += &bubble_line(plan).map_or(String::new(), |l| wrapped("       ", &l));
     out += &Chosen::of(&s.options).line();
     out += &padding_lines(plan);
-    out += &Outcome::of(s).map_or(String::new(), |p| format!("proof  {p}\n"));
+    out += &Outcome::of(s)
+        .map_or(String::new(), |p| format!("proof  {p}, as recorded when compiled\n"));
     let of_class = match plan.classes.len() {
         1 => String::new(),
         _ => {

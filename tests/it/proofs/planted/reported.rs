@@ -28,6 +28,25 @@ fn a_plan_says_what_came_of_its_proof() {
         let run = said(&lab.ok(&["run", "out", "--steps", "1"]));
         assert!(run.contains(&format!("plan {words}")), "{how:?}: {run}");
     }
+    // What is recorded is proved again.
+    compile(&[]);
+    let verify = said(&lab.ok(&["verify", "out"]));
+    assert!(verify.lines().any(|l| l.starts_with("proof ") && l.ends_with(" ok")), "{verify}");
+    let path = lab.path("out/plan.json");
+    let written = std::fs::read_to_string(&path).expect("plan.json");
+    let (begin, rest) = written.split_once("\"obligations\": ").expect("a proof");
+    let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+    let written = format!("{begin}\"obligations\": 9999{rest}");
+    std::fs::write(&path, written).expect("written");
+    shardc::plan_dir::reseal(&lab.path("out")).expect("a plan");
+    let out = lab.shardc(&["verify", "out"]);
+    assert_eq!(out.status.code(), Some(1), "{}", said(&out));
+    assert!(
+        said(&out).contains("recorded: proved by terms: 9999 obligations; now: proved"),
+        "{}",
+        said(&out)
+    );
+    compile(&["--prove", "no"]);
     let text = lab.ok(&["inspect", "out", "--summary", "--format", "json"]).stdout;
     let json: Json = serde_json::from_slice(&text).expect("JSON");
     assert_eq!(json["proof"]["verdict"], "not-tried");

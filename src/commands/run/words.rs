@@ -1,0 +1,42 @@
+//! What is said of a run before it begins.
+
+use super::Start;
+use super::feed::Feed;
+use crate::plan_dir::Stored;
+use shardc_ir::func::InputRow;
+
+/// What of a run is random.
+pub(super) fn random(
+    stored: &Stored,
+    start: &Start,
+    feed: &Feed,
+    table: &[InputRow],
+) -> Vec<String> {
+    let s = &stored.plan.settings;
+    let mut out = vec![];
+    if matches!(start, Start::Random { .. }) {
+        out.push(format!(
+            "starting from random weights, seed {} (--weights DIR starts from a checkpoint)",
+            s.seed
+        ));
+    }
+    let unfed = feed.unfed(table);
+    if !unfed.is_empty() {
+        out.push(format!(
+            "random numbers for {} (--data FILE.safetensors or --data NAME=FILE.npy gives columns)",
+            unfed.join(", ")
+        ));
+    }
+    if feed.is_random() && table.iter().any(InputRow::of_tokens) {
+        // What the loss of a text is, nobody knows.
+        let near = match stored.family == "ir" {
+            false => format!(", and the loss stays near {:.2}", (s.vocab as f64).ln()),
+            true => String::new(),
+        };
+        out.push(format!(
+            "random tokens below {} (--data FILE trains on data): they have nothing to learn{near}",
+            s.vocab,
+        ));
+    }
+    out
+}
